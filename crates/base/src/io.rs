@@ -1,0 +1,115 @@
+//! The seams for disks and wires: what an engine asks of the world below it.
+
+use std::io;
+use std::os::fd::RawFd;
+
+/// One buffer of a vectored operation; the layout of `struct iovec`.
+pub type IoSlice = libc::iovec;
+
+/// What a disk is asked to do. Offsets and lengths are bytes.
+#[derive(Debug, Clone, Copy)]
+pub enum DiskOp {
+    /// Fill the buffers from `offset`.
+    Read {
+        /// First byte on the disk.
+        offset: u64,
+        /// First of the buffers.
+        bufs: *const IoSlice,
+        /// How many buffers.
+        count: u32,
+        /// Bytes in all buffers.
+        len_bytes: u32,
+    },
+    /// Store the buffers at `offset`.
+    Write {
+        /// First byte on the disk.
+        offset: u64,
+        /// First of the buffers.
+        bufs: *const IoSlice,
+        /// How many buffers.
+        count: u32,
+        /// Bytes in all buffers.
+        len_bytes: u32,
+    },
+    /// Make every completed write durable.
+    Flush,
+    /// The range's content is no longer needed.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Length.
+        len_bytes: u64,
+    },
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Length.
+        len_bytes: u64,
+        /// The blocks may be given back to the file system.
+        may_unmap: bool,
+    },
+}
+
+/// A finished operation: the caller's token, and bytes moved (0 for flush, discard and zeroes) or
+/// the positive errno.
+#[derive(Debug, Clone, Copy)]
+pub struct DiskDone {
+    /// The token given at [`Disk::submit`].
+    pub token: u32,
+    /// Bytes, or errno.
+    pub result: Result<u32, i32>,
+}
+
+/// The disk seam: asynchronous, batched, owned by one thread.
+pub trait Disk: Send {
+    /// Takes one operation. `Err(WouldBlock)` when no more fit before the next
+    /// [`Disk::reap`]. Nothing need start before [`Disk::flush_submissions`].
+    ///
+    /// # Safety
+    /// The buffer array and the buffers stay valid, at the same addresses, until the operation's
+    /// [`DiskDone`] has been reaped.
+    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()>;
+
+    /// Starts everything submitted: at most one system call.
+    fn flush_submissions(&mut self) -> io::Result<()>;
+
+    /// Moves finished operations into `done` (up to its spare capacity; never grows it). No
+    /// system call.
+    fn reap(&mut self, done: &mut Vec<DiskDone>);
+
+    /// A descriptor that becomes readable (edge) when something finishes; none for disks that
+    /// finish within `submit`.
+    fn event_fd(&self) -> Option<RawFd>;
+
+    /// Size in bytes.
+    fn len_bytes(&self) -> u64;
+}
+
+/// The wire seam: frames in and out of the host. A frame here is a virtio-net header
+/// (12 bytes) followed by the Ethernet frame.
+pub trait Wire: Send {
+    /// Queues one frame made of `bufs`; it is sent at the next [`Wire::flush`] at the latest.
+    /// `Err(WouldBlock)` when full.
+    ///
+    /// # Safety
+    /// The buffers stay valid until the next [`Wire::flush`] returns.
+    unsafe fn send(&mut self, bufs: &[IoSlice]) -> io::Result<()>;
+
+    /// Sends what is queued (at most one system call); afterwards no buffer is in use. Returns
+    /// how many frames the wire refused.
+    fn flush(&mut self) -> io::Result<u32>;
+
+    /// The next received frame, if any; valid until [`Wire::release`]. No system call.
+    fn receive(&mut self) -> Option<&[u8]>;
+
+    /// Gives back the frame last received, so that its buffer can take another.
+    fn release(&mut self);
+
+    /// Hands empty buffers to the kernel: at most one system call, none when there is nothing to
+    /// hand.
+    fn refill(&mut self) -> io::Result<()>;
+
+    /// A descriptor that becomes readable (edge) when a frame arrives.
+    fn event_fd(&self) -> Option<RawFd>;
+}

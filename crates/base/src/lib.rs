@@ -1,0 +1,18 @@
+//! What every room of Millrace stands on: time, randomness, I/O seams, counters, limits.
+//!
+//! # Theory of operation
+//! The data path never asks the operating system for the time, for randomness, for a disk or for
+//! a wire by itself: it is handed a [`clock::Clock`], a [`random::Random`], a [`io::Disk`] or a
+//! [`io::Wire`]. The product hands in the real ones; the simulator hands in its own and can replay
+//! a run from a seed. Counters ([`counter`]) are plain shared memory: one thread writes, everybody
+//! reads, nobody waits. Limits that more than one crate needs are in [`limits`], each with its
+//! reason.
+
+pub mod clock;
+pub mod counter;
+pub mod cpu;
+pub mod event;
+pub mod io;
+pub mod limits;
+pub mod random;
+pub mod shm;

@@ -1,0 +1,26 @@
+//! Limits shared by several crates, each with its reason.
+
+/// Largest virtqueue, in descriptors. QEMU and DPDK stop at 1,024 for network and disk; a power of
+/// two, because split rings need one.
+pub const MAX_QUEUE_SIZE: u16 = 1024;
+
+/// Most virtqueues of one port. 16 queue pairs, or 32 disk queues; vhost-user indexes fit in a byte.
+pub const MAX_QUEUES: u16 = 32;
+
+/// Most segments (guest buffers after translation) of one descriptor chain. Linux sends at most 19
+/// for a frame and `seg_max` + 2 for a disk request, and we announce `seg_max` = 254; DPDK has 256.
+pub const MAX_CHAIN_SEGS: usize = 256;
+
+/// Most bytes of one descriptor chain, readable and writable together. A disk request of 254
+/// segments of 64 KiB is 16 MiB; 64 MiB leaves room and stays far from 32-bit overflow.
+pub const MAX_CHAIN_LEN_BYTES: u32 = 64 << 20;
+
+/// Most memory regions of one VM. The specification allows 32 with memory slots announced 509 by
+/// some VMMs; QEMU with memory hot-plug uses at most 256 and we announce this number.
+pub const MAX_MEMORY_REGIONS: usize = 64;
+
+/// Most ports of one daemon: each session has one (mostly sleeping) thread.
+pub const MAX_PORTS: usize = 1024;
+
+/// Most bytes of a port's or VM's name: it becomes a metric label and a file name.
+pub const MAX_NAME_LEN_BYTES: usize = 64;

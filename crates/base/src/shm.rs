@@ -1,0 +1,109 @@
+//! Shared memory files (memfds): what outlives a daemon in the holder.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// A mapped memfd, read and write, sealed against shrinking so that an access can never fault.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory owned by this value; whoever accesses it through `as_ptr`
+// is responsible for ordering, and moving the value between threads changes nothing.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above; `&SharedMemory` only gives out the address.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// A new zeroed memfd of `len_bytes` (above 0), sealed against shrinking.
+    pub fn new(name: &str, len_bytes: usize) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::ftruncate(&fd, len_bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK)?;
+        Self::map(fd, len_bytes)
+    }
+
+    /// Maps a memfd made by [`SharedMemory::new`] (in an earlier daemon). Refused unless it is
+    /// sealed against shrinking.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(&fd)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "shared memory file is not sealed against shrinking",
+            ));
+        }
+        let len_bytes = rustix::fs::fstat(&fd)?.st_size as usize;
+        Self::map(fd, len_bytes)
+    }
+
+    fn map(fd: OwnedFd, len_bytes: usize) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address chosen by the kernel; it aliases nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast())
+            .ok_or_else(|| io::Error::other("mmap returned address 0"))?;
+        Ok(Self { fd, base, len_bytes })
+    }
+
+    /// The first byte of the mapping; valid for [`SharedMemory::len_bytes`] while `self` lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length of the mapping.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+}
+
+impl AsFd for SharedMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len_bytes` are those of the mapping made in `map`, unmapped once.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_show_the_same_bytes() {
+        let a = SharedMemory::new("test", 4096).unwrap();
+        let b = SharedMemory::from_fd(a.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        // SAFETY: both mappings are 4,096 bytes and only this thread uses them.
+        unsafe {
+            a.as_ptr().add(100).write_volatile(7);
+            assert_eq!(b.as_ptr().add(100).read_volatile(), 7);
+        }
+    }
+
+    #[test]
+    fn an_unsealed_file_is_refused() {
+        let fd = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(SharedMemory::from_fd(fd).is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! Preallocated room for popped descriptor chains.
+
+use std::sync::Arc;
+
+use crate::memory::GuestMemory;
+use crate::seg::Seg;
+
+/// One descriptor chain, translated: what the device may read, then what it may write.
+#[derive(Debug, Clone, Copy)]
+pub struct Chain<'b> {
+    /// Head index (split) or buffer id (packed); goes back in the completion.
+    pub id: u16,
+    /// Descriptors taken from the ring (1 for an indirect table); goes back in the completion.
+    pub ndesc: u16,
+    /// Device-readable segments, in order.
+    pub readable: &'b [Seg],
+    /// Device-writable segments, in order.
+    pub writable: &'b [Seg],
+    /// Bytes in `readable`.
+    pub readable_len: u32,
+    /// Bytes in `writable`.
+    pub writable_len: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Entry {
+    pub id: u16,
+    pub ndesc: u16,
+    pub first_seg: u32,
+    pub readable_segs: u16,
+    pub writable_segs: u16,
+    pub readable_len: u32,
+    pub writable_len: u32,
+}
+
+/// Room for `max_chains` chains with `max_segs` segments together, filled by
+/// [`crate::Queue::pop`] and reused. Keeps the memory table of its chains alive.
+#[derive(Debug)]
+pub struct Batch {
+    pub(crate) segs: Vec<Seg>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) memory: Option<Arc<GuestMemory>>,
+    pub(crate) max_chains: usize,
+    pub(crate) max_segs: usize,
+}
+
+impl Batch {
+    /// An empty batch; all its memory is allocated here. `max_segs` is raised to
+    /// [`base::limits::MAX_CHAIN_SEGS`] so that any legal chain fits alone.
+    pub fn new(max_chains: usize, max_segs: usize) -> Self {
+        let max_segs = max_segs.max(base::limits::MAX_CHAIN_SEGS);
+        Self {
+            segs: Vec::with_capacity(max_segs),
+            entries: Vec::with_capacity(max_chains),
+            memory: None,
+            max_chains,
+            max_segs,
+        }
+    }
+
+    /// Chains in the batch.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True when there is none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The chain at `index` (below [`Batch::len`]).
+    pub fn get(&self, index: usize) -> Chain<'_> {
+        let e = &self.entries[index];
+        let first = e.first_seg as usize;
+        let middle = first + usize::from(e.readable_segs);
+        let end = middle + usize::from(e.writable_segs);
+        Chain {
+            id: e.id,
+            ndesc: e.ndesc,
+            readable: &self.segs[first..middle],
+            writable: &self.segs[middle..end],
+            readable_len: e.readable_len,
+            writable_len: e.writable_len,
+        }
+    }
+
+    /// Forgets all chains (they should have been completed or given back).
+    pub fn clear(&mut self) {
+        self.segs.clear();
+        self.entries.clear();
+    }
+}
+
+/// One chain that outlives its batch (a disk request in flight): a copy of its segments, at a
+/// fixed address, with the memory table that keeps them mapped.
+#[derive(Debug)]
+pub struct ChainBuf {
+    pub(crate) segs: Box<[Seg]>,
+    pub(crate) entry: Entry,
+    pub(crate) memory: Option<Arc<GuestMemory>>,
+}
+
+impl ChainBuf {
+    /// Room for one chain of up to `max_segs` segments.
+    pub fn new(max_segs: usize) -> Self {
+        let _ = max_segs;
+        unimplemented!("owner of crate queue")
+    }
+
+    /// Takes chain `index` of `batch`; false when it has more segments than there is room for.
+    pub fn load(&mut self, batch: &Batch, index: usize) -> bool {
+        let _ = (batch, index);
+        unimplemented!("owner of crate queue")
+    }
+
+    /// The chain.
+    pub fn chain(&self) -> Chain<'_> {
+        unimplemented!("owner of crate queue")
+    }
+
+    /// Lets go of the memory table (call when the request is done).
+    pub fn release(&mut self) {
+        self.memory = None;
+    }
+}

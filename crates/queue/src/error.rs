@@ -1,0 +1,171 @@
+//! What can be wrong with guest memory and with rings: every text names what, where and the limit.
+
+use thiserror::Error;
+
+/// A wrong memory table or address.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum MemoryError {
+    /// The range is not (wholly) inside the VM's memory.
+    #[error("guest address {addr:#x}+{len:#x} is not in the VM's memory")]
+    NotMapped {
+        /// First guest (or front-end user) address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The range wraps around 2^64.
+    #[error("guest range {addr:#x}+{len:#x} wraps around")]
+    Wraps {
+        /// First address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// A region overlaps one that is there.
+    #[error("memory region {addr:#x}+{len:#x} overlaps another")]
+    Overlaps {
+        /// First guest address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Too many regions.
+    #[error("{count} memory regions; the limit is {limit}")]
+    TooMany {
+        /// Asked for.
+        count: usize,
+        /// Limit.
+        limit: usize,
+    },
+    /// The region to remove is not in the table.
+    #[error("no memory region {addr:#x}+{len:#x} to remove")]
+    NoSuchRegion {
+        /// First guest address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The file behind a region is shorter than the region, or not mappable.
+    #[error("memory region {addr:#x}+{len:#x} cannot be mapped: {reason}")]
+    Unmappable {
+        /// First guest address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Why.
+        reason: String,
+    },
+    /// An access hit a truncated file (SIGBUS): the region's content is gone.
+    #[error("memory region {addr:#x}+{len:#x} was truncated by its owner")]
+    Truncated {
+        /// First guest address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+/// A wrong ring. The port that has it stops.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum RingError {
+    /// Queue size outside the rules.
+    #[error("queue size {size}: must be {rule} and at most {limit}")]
+    BadSize {
+        /// Given.
+        size: u32,
+        /// "a power of two" or "above 0".
+        rule: &'static str,
+        /// Limit.
+        limit: u16,
+    },
+    /// A ring's address is not aligned as the specification says.
+    #[error("{part} ring at {addr:#x} is not aligned to {align} bytes")]
+    Misaligned {
+        /// descriptor, driver or device.
+        part: &'static str,
+        /// Address.
+        addr: u64,
+        /// Alignment wanted.
+        align: u64,
+    },
+    /// Ring parts overlap each other.
+    #[error("{part} ring overlaps another part of the queue")]
+    OverlappingParts {
+        /// Which.
+        part: &'static str,
+    },
+    /// Available index ran ahead by more than the queue holds.
+    #[error("available index {avail} is {ahead} ahead of ours ({seen}); the queue has {size}")]
+    AvailJump {
+        /// The guest's index.
+        avail: u16,
+        /// Our position.
+        seen: u16,
+        /// Distance.
+        ahead: u16,
+        /// Queue size.
+        size: u16,
+    },
+    /// A descriptor index outside its table.
+    #[error("descriptor index {index} is outside the table of {size}")]
+    BadIndex {
+        /// Given.
+        index: u16,
+        /// Table size.
+        size: u16,
+    },
+    /// A chain longer than its table (a loop) or than our limit.
+    #[error("descriptor chain at {head} has more than {limit} {unit}")]
+    ChainTooLong {
+        /// Head index or buffer id.
+        head: u16,
+        /// Limit.
+        limit: u64,
+        /// segments, descriptors or bytes.
+        unit: &'static str,
+    },
+    /// A device-readable descriptor after a writable one.
+    #[error("readable descriptor after a writable one in the chain at {head}")]
+    ReadableAfterWritable {
+        /// Head index or buffer id.
+        head: u16,
+    },
+    /// An indirect descriptor that breaks a rule.
+    #[error("indirect descriptor in the chain at {head}: {rule}")]
+    BadIndirect {
+        /// Head index or buffer id.
+        head: u16,
+        /// The broken rule.
+        rule: &'static str,
+    },
+    /// An empty descriptor or chain.
+    #[error("descriptor {index} in the chain at {head} has length 0")]
+    ZeroLength {
+        /// Head.
+        head: u16,
+        /// Descriptor.
+        index: u16,
+    },
+    /// The driver used a feature that was not negotiated.
+    #[error("driver uses {feature}, which was not negotiated")]
+    NotNegotiated {
+        /// Which.
+        feature: &'static str,
+    },
+    /// Something a request needs is missing (found by a device engine).
+    #[error("request at {head}: {what}")]
+    BadRequest {
+        /// Head.
+        head: u16,
+        /// What is wrong, with the limit.
+        what: &'static str,
+    },
+    /// A memory error at a place.
+    #[error("{place}: {source}")]
+    Memory {
+        /// descriptor ring, descriptor, indirect table, …
+        place: &'static str,
+        /// The cause.
+        source: MemoryError,
+    },
+}

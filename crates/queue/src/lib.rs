@@ -1,0 +1,28 @@
+//! Guest memory and the one descriptor walker.
+//!
+//! # Theory of operation
+//! (the owner of this crate completes this text)
+//!
+//! [`memory::GuestMemory`] is an immutable table of mapped regions; a change makes a new table, and
+//! an `Arc` of the old one keeps it mapped while anything still uses it. [`ring::Queue`] walks
+//! split and packed rings: it copies each descriptor once, checks it, translates it into
+//! [`seg::Seg`]s of a preallocated [`batch::Batch`], and publishes completions in batches.
+//! [`vring::Vring`] adds the doorbells, the counters and the saved position to a queue: it is what
+//! device engines hold.
+
+pub mod batch;
+pub mod dirty;
+pub mod error;
+pub mod inflight;
+pub mod memory;
+pub mod ring;
+pub mod seg;
+pub mod slot;
+pub mod vring;
+
+pub use batch::{Batch, Chain, ChainBuf};
+pub use error::{MemoryError, RingError};
+pub use memory::GuestMemory;
+pub use ring::{Completion, Layout, Position, Queue, RingAddrs, RingSetup};
+pub use seg::Seg;
+pub use vring::Vring;

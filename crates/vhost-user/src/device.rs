@@ -1,0 +1,121 @@
+//! What a session asks of a device engine. A session never sees a packet; a device never sees a
+//! socket.
+
+use std::sync::Arc;
+
+use queue::{GuestMemory, Vring};
+use thiserror::Error;
+
+/// The kinds of device we serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// virtio-net (device id 1).
+    Net,
+    /// virtio-blk (device id 2).
+    Block,
+    /// virtio-vsock (device id 19).
+    Vsock,
+}
+
+impl DeviceKind {
+    /// The name used in metrics, listings and the vhost-user back-end description.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Net => "net",
+            Self::Block => "block",
+            Self::Vsock => "vsock",
+        }
+    }
+}
+
+/// Why a device refuses something.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// An argument is outside what the device allows.
+    #[error("{what}: {value} is outside the limit {limit}")]
+    OutOfRange {
+        /// Which.
+        what: &'static str,
+        /// Given.
+        value: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// The device cannot do it.
+    #[error("{0} is not supported by this device")]
+    Unsupported(&'static str),
+    /// The sidecore is gone, or the world below failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Tells the VMM that the device's config space changed (disk resized, link state). Given to the
+/// device by the session; a no-op while no front end with a back-end channel is connected.
+pub trait ConfigNotifier: Send + Sync {
+    /// Sends `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
+    fn config_changed(&self);
+}
+
+/// One port as its session sees it. Methods are called from the session's thread, one at a time;
+/// none may block longer than it takes a sidecore to answer and in-flight I/O to finish.
+///
+/// Order: `activate`, then any mix of `start_queue`/`stop_queue`/`update_memory`, finally `reset`.
+/// The session starts a queue when it has addresses, a kick (or polling) and is enabled, and stops
+/// it on `GET_VRING_BASE`, on disable, before a memory region under its rings goes, and at the end.
+pub trait Device: Send + Sync {
+    /// Which kind.
+    fn kind(&self) -> DeviceKind;
+
+    /// Virtio feature bits offered (device bits and ring bits: VERSION_1, RING_PACKED, EVENT_IDX,
+    /// INDIRECT_DESC, IN_ORDER as far as the device keeps order). The session adds
+    /// `VHOST_USER_F_PROTOCOL_FEATURES` and `VHOST_F_LOG_ALL`.
+    fn features(&self) -> u64;
+
+    /// Most queues of this port.
+    fn queue_count(&self) -> u16;
+
+    /// Whether requests finish out of order, so that inflight tracking is offered.
+    fn wants_inflight(&self) -> bool {
+        false
+    }
+
+    /// Whether the device has a config space to serve over vhost-user (`PROTOCOL_F_CONFIG`).
+    fn has_config(&self) -> bool;
+
+    /// Network MTU to announce (`PROTOCOL_F_NET_MTU` is offered when some).
+    fn set_mtu(&self, mtu: u16) -> Result<(), DeviceError> {
+        let _ = mtu;
+        Err(DeviceError::Unsupported("setting the MTU"))
+    }
+
+    /// Fills `out` from config space at `offset`.
+    fn read_config(&self, offset: u32, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// The driver writes config space.
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError>;
+
+    /// The driver's features are known (a subset of what was offered). May come again after a
+    /// reset.
+    fn activate(&self, features: u64) -> Result<(), DeviceError>;
+
+    /// Runs a queue on its sidecore from now on.
+    fn start_queue(&self, vring: Vring) -> Result<(), DeviceError>;
+
+    /// Stops a queue: on return nothing of it is in flight. None when it was not running.
+    fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError>;
+
+    /// Moves all running queues to a changed memory table; requests in flight keep the old one.
+    fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError>;
+
+    /// Where to report config changes; none when the front end is gone.
+    fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>);
+
+    /// All queues stopped and dropped, features forgotten.
+    fn reset(&self);
+
+    /// vhost-vsock front ends name no CID over vhost-user; network and disk ignore this. Called
+    /// when the session is up (true) and when the front end is gone (false): link state.
+    fn connected(&self, up: bool) {
+        let _ = up;
+    }
+}
