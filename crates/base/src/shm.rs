@@ -57,8 +57,8 @@ impl SharedMemory {
                 0,
             )?
         };
-        let base = NonNull::new(base.cast())
-            .ok_or_else(|| io::Error::other("mmap returned address 0"))?;
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
         Ok(Self { fd, base, len_bytes })
     }
 

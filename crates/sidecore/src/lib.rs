@@ -8,9 +8,21 @@
 //! relaxed load and no lock. When no worker has had work for `spin_us`, every worker arms its kicks
 //! (and says if work came meanwhile), and the thread sleeps in `epoll_wait`. Descriptors are watched
 //! edge-triggered: a kick costs no `read`.
+//!
+//! # Limits
+//! - A worker stays on the sidecore it was added to; moving by load comes later.
+//! - A call waits for the end of the current round: at most one batch of every worker there.
+//! - 64 wake-ups are taken from the kernel at once (one page of events); more take another call.
+//! - A sleep arms every worker and a wake-up disarms every worker, so its cost grows with the
+//!   number of workers. A switch or a vsock domain is one worker however many ports it has; a disk
+//!   queue is one.
 
 pub mod core;
+mod run;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats, WorkerRef};
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! The thread of a sidecore: rounds, jobs, sleep.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+
+use base::clock::Clock;
+use rustix::event::{Timespec, epoll};
+
+use crate::core::{Job, Mailbox, SidecoreConfig};
+use crate::worker::{Arm, Poller, Watcher, Worker};
+
+/// Wake-ups taken from the kernel at once; more simply take another call.
+const WAKE_EVENTS: usize = 64;
+
+/// Empty rounds between two yields: a yield costs as much as a few empty rounds.
+const YIELD_EVERY: u32 = 4;
+
+/// Names a worker on its sidecore; never reused, so that a late handle cannot reach a stranger.
+pub(crate) type WorkerId = u32;
+
+/// The mailbox' own descriptor in the epoll set.
+const BELL: u64 = u64::MAX;
+
+/// A worker whose type is known to its handle only.
+trait AnyWorker: Worker {
+    fn as_any(&mut self) -> &mut dyn Any;
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
+}
+
+impl<W: Worker> AnyWorker for W {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+struct Slot {
+    id: WorkerId,
+    worker: Box<dyn AnyWorker>,
+}
+
+/// The state of the thread.
+pub(crate) struct Run {
+    config: SidecoreConfig,
+    clock: Arc<dyn Clock>,
+    mailbox: Arc<Mailbox>,
+    inbox: mpsc::Receiver<Job>,
+    poller: Poller,
+    slots: Vec<Slot>,
+    next_id: WorkerId,
+    stopping: bool,
+    events: Vec<epoll::Event>,
+}
+
+impl Run {
+    pub(crate) fn new(
+        config: SidecoreConfig,
+        clock: Arc<dyn Clock>,
+        mailbox: Arc<Mailbox>,
+        inbox: mpsc::Receiver<Job>,
+    ) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(poller.fd(), &mailbox.bell, epoll::EventData::new_u64(BELL), flags)?;
+        Ok(Self {
+            config,
+            clock,
+            mailbox,
+            inbox,
+            poller,
+            slots: Vec::new(),
+            next_id: 0,
+            stopping: false,
+            events: Vec::with_capacity(WAKE_EVENTS),
+        })
+    }
+
+    pub(crate) fn add<W: Worker>(&mut self, worker: Box<W>) -> WorkerId {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.slots.push(Slot { id, worker });
+        self.mailbox.stats.workers.set(self.slots.len() as u64);
+        id
+    }
+
+    pub(crate) fn remove(&mut self, id: WorkerId) -> Option<Box<dyn Any + Send>> {
+        let at = self.slots.iter().position(|s| s.id == id)?;
+        let slot = self.slots.remove(at);
+        self.mailbox.stats.workers.set(self.slots.len() as u64);
+        Some(slot.worker.into_any())
+    }
+
+    pub(crate) fn with_worker<W: Worker, R>(
+        &mut self,
+        id: WorkerId,
+        f: impl FnOnce(&mut W, &Watcher<'_>) -> R,
+    ) -> Option<R> {
+        let watcher = Watcher { epoll: self.poller.fd(), worker: id };
+        let slot = self.slots.iter_mut().find(|s| s.id == id)?;
+        // `AnyWorker` is implemented for the box' content, not for the box: reach through it.
+        let worker = (*slot.worker).as_any().downcast_mut::<W>()?;
+        Some(f(worker, &watcher))
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.stopping = true;
+        self.slots.clear();
+        self.mailbox.stats.workers.set(0);
+    }
+
+    /// Until stopped: rounds while there is work, `spin_us` longer, then sleep.
+    pub(crate) fn run(&mut self) {
+        let spin_ns = u64::from(self.config.spin_us) * 1000;
+        let mut last_work_ns = self.clock.now_ns();
+        let mut round_start_ns = last_work_ns;
+        let mut idle_rounds = 0u32;
+        while !self.stopping {
+            if self.mailbox.pending.load(Ordering::Relaxed) {
+                self.take_jobs();
+                last_work_ns = self.clock.now_ns();
+                round_start_ns = last_work_ns;
+                continue;
+            }
+            let done = self.round(round_start_ns);
+            let now_ns = self.clock.now_ns();
+            let stats = &self.mailbox.stats;
+            stats.rounds.add(1);
+            if done > 0 {
+                stats.busy_rounds.add(1);
+                stats.busy_ns.add(now_ns - round_start_ns);
+                last_work_ns = now_ns;
+                idle_rounds = 0;
+            } else if now_ns - last_work_ns >= spin_ns {
+                self.sleep(now_ns);
+                last_work_ns = self.clock.now_ns();
+                round_start_ns = last_work_ns;
+                continue;
+            } else {
+                idle_rounds = idle_rounds.wrapping_add(1);
+                self.relax(idle_rounds);
+            }
+            round_start_ns = now_ns;
+        }
+    }
+
+    /// One poll of every worker. A worker that panics is a bug of ours: it goes, the others stay.
+    fn round(&mut self, now_ns: u64) -> usize {
+        let mut done = 0;
+        let mut at = 0;
+        while let Some(slot) = self.slots.get_mut(at) {
+            match catch_unwind(AssertUnwindSafe(|| slot.worker.poll(now_ns))) {
+                Ok(n) => {
+                    done += n;
+                    at += 1;
+                }
+                Err(_) => self.drop_panicked(at),
+            }
+        }
+        done
+    }
+
+    fn drop_panicked(&mut self, at: usize) {
+        let slot = self.slots.remove(at);
+        tracing::error!(
+            sidecore = self.config.index,
+            worker = slot.id,
+            "worker panicked and was taken off; its ports are dead until re-attached"
+        );
+        self.mailbox.stats.panics.add(1);
+        self.mailbox.stats.workers.set(self.slots.len() as u64);
+        // Its drop may panic on the same broken state; that must not take the thread along.
+        let _ = catch_unwind(AssertUnwindSafe(move || drop(slot)));
+    }
+
+    fn relax(&self, idle_rounds: u32) {
+        if self.config.yield_when_idle && idle_rounds.is_multiple_of(YIELD_EVERY) {
+            rustix::thread::sched_yield();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn take_jobs(&mut self) {
+        // Cleared before the look: a job sent after the look sets it again.
+        self.mailbox.pending.swap(false, Ordering::Acquire);
+        while let Ok(job) = self.inbox.try_recv() {
+            job(self);
+            if self.stopping {
+                return;
+            }
+        }
+    }
+
+    /// Arms every worker, sleeps unless one is busy, disarms those that were armed.
+    fn sleep(&mut self, now_ns: u64) {
+        let mut wake_at_ns = None;
+        let mut armed = 0;
+        let mut busy = false;
+        for slot in &mut self.slots {
+            armed += 1;
+            match slot.worker.arm(now_ns) {
+                Arm::Busy => {
+                    busy = true;
+                    break;
+                }
+                Arm::Idle => {}
+                Arm::Until(at_ns) => {
+                    wake_at_ns = Some(wake_at_ns.map_or(at_ns, |w: u64| w.min(at_ns)));
+                }
+            }
+        }
+        if !busy {
+            self.mailbox.stats.sleeps.add(1);
+            self.wait(now_ns, wake_at_ns);
+        }
+        for slot in self.slots.iter_mut().take(armed) {
+            slot.worker.disarm();
+        }
+    }
+
+    fn wait(&mut self, now_ns: u64, wake_at_ns: Option<u64>) {
+        let timeout = wake_at_ns.map(|at_ns| {
+            let left_ns = at_ns.saturating_sub(now_ns);
+            Timespec {
+                tv_sec: (left_ns / 1_000_000_000) as i64,
+                tv_nsec: (left_ns % 1_000_000_000) as i64,
+            }
+        });
+        self.events.clear();
+        let spare = rustix::buffer::spare_capacity(&mut self.events);
+        match epoll::wait(self.poller.fd(), spare, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                // Only a bug of ours gets here; do not burn the core over it.
+                tracing::error!(sidecore = self.config.index, "epoll_wait: {e}");
+                std::thread::yield_now();
+            }
+        }
+        self.tell_fired();
+    }
+
+    fn tell_fired(&mut self) {
+        for event in &self.events {
+            let data = event.data.u64();
+            if data == BELL {
+                self.mailbox.bell.drain();
+                continue;
+            }
+            let (id, fd) = ((data >> 32) as WorkerId, data as u32 as RawFd);
+            if let Some(slot) = self.slots.iter_mut().find(|s| s.id == id) {
+                slot.worker.fired(fd);
+            }
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        tracing::debug!(
+            sidecore = self.config.index,
+            bell = self.mailbox.bell.as_raw_fd(),
+            "stopped"
+        );
+    }
+}
