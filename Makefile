@@ -1,0 +1,58 @@
+# make demo   the main job on real VMs, with a table and out/report.html
+# make test   everything that must hold (what CI runs)
+# make help   the rest
+
+.DEFAULT_GOAL := help
+CARGO ?= cargo
+ROUNDS ?= 7
+NAME ?= demo
+FUZZ_SECONDS ?= 60
+
+.PHONY: help prepare build test lint unit vm demo bench soak fuzz clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make demo              boot VMs on Millrace and on QEMU's own devices, compare, write out/report.html
+demo: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-lab
+	./target/release/bench demo --rounds $(ROUNDS) --out out
+
+## make test              format, lints, unit, property, API and VM tests
+test: lint unit vm
+
+prepare:
+	@./scripts/prepare
+
+lint: prepare
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+unit: prepare
+	$(CARGO) test --locked --workspace --exclude millrace-lab --exclude millrace
+
+## make vm                only the tests on real VMs
+vm: prepare
+	$(CARGO) test --locked -p millrace-lab -p millrace
+
+## make build             the daemon, optimised
+build: prepare
+	$(CARGO) build --release --locked -p millrace
+
+## make bench NAME=demo   one benchmark, JSON and plots in out/
+bench: demo
+
+## make soak              the VM tests with the full amounts of data (an hour or more)
+soak: prepare
+	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab
+
+## make fuzz              every fuzz target for FUZZ_SECONDS each
+fuzz: prepare
+	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
+	cd fuzz && for t in $$(cargo fuzz list); do \
+	    RUSTC_BOOTSTRAP=1 cargo fuzz run -s none $$t -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+## make clean             remove what was built and made
+clean:
+	$(CARGO) clean
+	rm -rf out
