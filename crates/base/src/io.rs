@@ -82,6 +82,13 @@ pub trait Disk: Send {
     /// finish within `submit`.
     fn event_fd(&self) -> Option<RawFd>;
 
+    /// Whether finished operations shall ring [`Disk::event_fd`]: off while the owner polls (a ring
+    /// nobody waits for costs time), on before it sleeps. What finished before this call may not
+    /// ring: the owner reaps once more after switching on. On at first.
+    fn set_wakeups(&mut self, on: bool) {
+        let _ = on;
+    }
+
     /// Size in bytes.
     fn len_bytes(&self) -> u64;
 }
