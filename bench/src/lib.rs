@@ -1,0 +1,33 @@
+//! Compares Millrace with its peers, on one machine, in one run.
+//!
+//! # Theory of operation
+//! A [`runner::Case`] puts one load on one side at a time: ours, or the peer's. [`runner::compare`]
+//! runs cases in short interleaved rounds (ours, peer, ours, peer, …), throws each case's first
+//! round away and publishes the median of the rounds' own ratios ([`stats`]), because the machine's
+//! speed drifts more between minutes than between two neighbouring seconds. Beside each value it
+//! accounts host CPU per operation ([`cpu`]), which is steadier than throughput. Results are
+//! written in the published format ([`results`]), as a table ([`table`]), as plots ([`svg`]) and as
+//! one HTML page ([`report`]).
+//!
+//! # Limits
+//! - Rounds: 1 to 99. More takes hours and moves no median.
+//! - Load: 0.2 s to 60 s. Below, the guest's program start dominates; above, the machine drifts
+//!   within a round.
+//! - CPU time has the kernel's grain of 10 ms a process: 0.5 % of a 2 s window.
+//! - A round with more than 15 % foreign load is named in the report, not repeated: a busy machine
+//!   would never finish.
+
+pub mod cpu;
+pub mod error;
+pub mod machine;
+pub mod progress;
+pub mod report;
+pub mod results;
+pub mod runner;
+pub mod spinner;
+pub mod stats;
+pub mod svg;
+pub mod table;
+
+#[cfg(test)]
+mod samples;

@@ -1,0 +1,341 @@
+//! Runs cases in interleaved rounds and makes rows of them.
+//!
+//! A round is ours, then the peer, within seconds of each other. The first round of a case is
+//! thrown away: it fills caches, translates guest code and lets TCP windows grow. CPU time is read
+//! only in the middle of a load, so that neither its start nor its end counts.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpu::{Accounts, Usage};
+use crate::error::BenchError;
+use crate::progress::Progress;
+use crate::results::{CpuPerOp, Measured, Row};
+use crate::spinner::Spinners;
+use crate::stats::{Better, ratio, significant, spread};
+use crate::table::quantity;
+
+/// Significant digits in result files: measurements are not better than that.
+const DIGITS: i32 = 5;
+
+/// Which of the two is being measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Millrace.
+    Ours,
+    /// What it is compared with.
+    Peer,
+}
+
+impl Side {
+    /// For messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Ours => "ours",
+            Side::Peer => "peer",
+        }
+    }
+}
+
+/// What a case is.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Case name in results.
+    pub name: &'static str,
+    /// Unit of the measured value.
+    pub unit: &'static str,
+    /// What one operation is, for CPU per operation.
+    pub operation: &'static str,
+    /// Direction of the value.
+    pub better: Better,
+    /// Floor.
+    pub target: Option<f64>,
+    /// Aim.
+    pub aim: Option<f64>,
+    /// Our name in results.
+    pub ours: &'static str,
+    /// The peer's name in results.
+    pub peer: &'static str,
+    /// How both sides are set up.
+    pub mode: String,
+    /// Whether host CPUs must be kept awake.
+    pub latency: bool,
+}
+
+/// How long one load runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// From the start until CPU time counts.
+    pub settle: Duration,
+    /// How long it counts.
+    pub length: Duration,
+}
+
+/// What a load reports.
+#[derive(Debug, Clone, Copy)]
+pub struct Rate {
+    /// The value of the row, in its unit.
+    pub value: f64,
+    /// Operations per second.
+    pub ops_per_s: f64,
+    /// Fraction of what was sent that did not arrive, where the case can lose something.
+    pub lost: Option<f64>,
+}
+
+/// One comparison. `run` puts the load on one side for `settle` + `length`.
+pub trait Case {
+    /// What it is.
+    fn spec(&self) -> &Spec;
+    /// Runs the load once.
+    fn run(&mut self, side: Side, window: Window) -> Result<Rate, BenchError>;
+}
+
+/// Where the sides live.
+pub trait Bed {
+    /// Whose CPU time belongs to `side`.
+    fn accounts(&self, side: Side) -> Accounts;
+}
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Rounds that count; one more is run first and thrown away.
+    pub rounds: u32,
+    /// Length of each load.
+    pub window: Window,
+}
+
+/// One side of one round, as measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// In the case's unit.
+    pub value: f64,
+    /// CPU of the side's processes, microseconds per operation.
+    pub cpu_us_per_op: f64,
+    /// CPU of the whole machine but idle time and spinners, microseconds per operation.
+    pub machine_cpu_us_per_op: f64,
+    /// Fraction of the machine that strangers used.
+    pub foreign: f64,
+    /// Fraction lost, where the case can lose something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<f64>,
+}
+
+/// Both sides of one round.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// From 1; 0 is the one thrown away.
+    pub round: u32,
+    /// Millrace.
+    pub ours: Sample,
+    /// The peer.
+    pub peer: Sample,
+}
+
+/// Everything measured for a case, for those who doubt the row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseRounds {
+    /// Case name.
+    pub case: String,
+    /// What one operation is.
+    pub operation: String,
+    /// All rounds, the thrown-away one included.
+    pub rounds: Vec<Round>,
+    /// Why the case has no row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// Rows and what they were made of.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outcome {
+    /// One row per case that completed.
+    pub rows: Vec<Row>,
+    /// One entry per case.
+    pub rounds: Vec<CaseRounds>,
+}
+
+impl Outcome {
+    /// Names of cases below their floor.
+    pub fn missed(&self) -> Vec<&str> {
+        self.rows.iter().filter(|r| r.missed()).map(|r| r.case.as_str()).collect()
+    }
+
+    /// Cases that did not complete, with the reason.
+    pub fn failed(&self) -> Vec<(&str, &str)> {
+        self.rounds.iter().filter_map(|c| Some((c.case.as_str(), c.failed.as_deref()?))).collect()
+    }
+}
+
+/// Runs all cases. A case that fails is noted and the others go on.
+pub fn compare(
+    cases: &mut [Box<dyn Case + '_>],
+    bed: &dyn Bed,
+    plan: Plan,
+    progress: &mut Progress,
+) -> Outcome {
+    let mut outcome = Outcome::default();
+    let loads = cases.len() * (plan.rounds as usize + 1) * 2;
+    let mut done = 0;
+    for case in cases {
+        let spec = case.spec().clone();
+        let mut rounds = Vec::new();
+        let mut watch = |event: Event| match event {
+            Event::Load { round, side } => {
+                progress.bar(done, loads, &format!("{} round {round} {}", spec.name, side.name()));
+                done += 1;
+            }
+            Event::Round(round) => progress.step(&round_line(&spec, round)),
+        };
+        let ran = run_case(case.as_mut(), bed, plan, &mut rounds, &mut watch);
+        let made = ran.and_then(|()| row(&spec, &rounds));
+        let failed = match made {
+            Ok(row) => {
+                outcome.rows.push(row);
+                None
+            }
+            Err(e) => {
+                progress.step(&format!("{} failed: {e}", spec.name));
+                Some(e.to_string())
+            }
+        };
+        outcome.rounds.push(CaseRounds {
+            case: spec.name.into(),
+            operation: spec.operation.into(),
+            rounds,
+            failed,
+        });
+    }
+    progress.end_bar();
+    outcome
+}
+
+fn round_line(spec: &Spec, r: &Round) -> String {
+    let ratio = ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN);
+    let what = if r.round == 0 { "warm-up".into() } else { format!("round {}", r.round) };
+    format!(
+        "{} {what}: {} against {}, {ratio:.2}×",
+        spec.name,
+        quantity(r.ours.value, spec.unit),
+        quantity(r.peer.value, spec.unit)
+    )
+}
+
+/// What happens while a case runs.
+enum Event<'a> {
+    /// A load begins.
+    Load { round: u32, side: Side },
+    /// A round is complete.
+    Round(&'a Round),
+}
+
+fn run_case(
+    case: &mut dyn Case,
+    bed: &dyn Bed,
+    plan: Plan,
+    rounds: &mut Vec<Round>,
+    watch: &mut dyn FnMut(Event),
+) -> Result<(), BenchError> {
+    let spec = case.spec().clone();
+    let spinners = spec.latency.then(Spinners::start).transpose()?;
+    let tids = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
+    for round in 0..=plan.rounds {
+        let mut side = |side: Side| {
+            watch(Event::Load { round, side });
+            let accounts = Accounts { spinners: tids.clone(), ..bed.accounts(side) };
+            let (rate, usage) = metered(case, side, plan.window, &accounts)?;
+            sample(&spec, round, side, rate, usage)
+        };
+        let (ours, peer) = (side(Side::Ours)?, side(Side::Peer)?);
+        let round = Round { round, ours, peer };
+        watch(Event::Round(&round));
+        rounds.push(round);
+    }
+    Ok(())
+}
+
+/// Runs a load and reads CPU time from `settle` after its start for `length`, or to its end if
+/// that comes first.
+fn metered(
+    case: &mut dyn Case,
+    side: Side,
+    window: Window,
+    accounts: &Accounts,
+) -> Result<(Rate, Usage), BenchError> {
+    let (over, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let meter = scope.spawn(move || -> Result<Usage, BenchError> {
+            // Either way the answer is the same: take the counters now.
+            let _ = ended.recv_timeout(window.settle);
+            let first = accounts.snapshot()?;
+            let _ = ended.recv_timeout(window.length);
+            Ok(accounts.between(&first, &accounts.snapshot()?))
+        });
+        let rate = case.run(side, window);
+        drop(over);
+        let usage = meter.join().map_err(|_| BenchError::lab("CPU meter", "it panicked"))?;
+        // A load that failed says more than counters of a process that is gone.
+        Ok((rate?, usage?))
+    })
+}
+
+fn sample(
+    spec: &Spec,
+    round: u32,
+    side: Side,
+    rate: Rate,
+    usage: Usage,
+) -> Result<Sample, BenchError> {
+    for value in [rate.value, rate.ops_per_s] {
+        if !value.is_finite() || value <= 0.0 {
+            let (case, side) = (spec.name.to_string(), side.name());
+            return Err(BenchError::Value { case, round, side, value });
+        }
+    }
+    let per_op = |share: f64| significant(share * 1e6 / rate.ops_per_s, DIGITS);
+    Ok(Sample {
+        value: significant(rate.value, DIGITS),
+        cpu_us_per_op: per_op(usage.side),
+        machine_cpu_us_per_op: per_op(usage.machine),
+        foreign: significant(usage.foreign, 3),
+        lost: rate.lost.map(|l| significant(l, 3)),
+    })
+}
+
+/// Makes the row of a case from its rounds; round 0 does not count.
+pub fn row(spec: &Spec, rounds: &[Round]) -> Result<Row, BenchError> {
+    let counted: Vec<&Round> = rounds.iter().filter(|r| r.round > 0).collect();
+    let none = || BenchError::NoRounds { case: spec.name.into() };
+    let middle = |of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
+        spread(&counted.iter().map(|r| of(r)).collect::<Vec<f64>>()).ok_or_else(none)
+    };
+    let ratios = middle(&|r| ratio(r.ours.value, r.peer.value, spec.better).unwrap_or(f64::NAN))?;
+    let side = |name: &str, of: &dyn Fn(&Round) -> f64| -> Result<_, BenchError> {
+        let value = significant(middle(of)?.median, DIGITS);
+        Ok(Measured { name: name.into(), value, unit: spec.unit.into() })
+    };
+    let cpu = CpuPerOp {
+        ours: significant(middle(&|r| r.ours.cpu_us_per_op)?.median, DIGITS),
+        peer: significant(middle(&|r| r.peer.cpu_us_per_op)?.median, DIGITS),
+    };
+    Ok(Row {
+        case: spec.name.into(),
+        ours: side(spec.ours, &|r| r.ours.value)?,
+        peer: side(spec.peer, &|r| r.peer.value)?,
+        better: spec.better,
+        ratio: significant(ratios.median, DIGITS),
+        ratio_min: significant(ratios.min, DIGITS),
+        ratio_max: significant(ratios.max, DIGITS),
+        rounds: counted.len() as u32,
+        host_cpu_us_per_op: Some(cpu),
+        target: spec.target,
+        aim: spec.aim,
+        mode: (!spec.mode.is_empty()).then(|| spec.mode.clone()),
+    })
+}
+
+#[cfg(test)]
+#[path = "runner_tests.rs"]
+mod tests;

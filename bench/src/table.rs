@@ -1,0 +1,243 @@
+//! The result table as Markdown, for the terminal, and inside a document between two markers.
+
+use std::path::Path;
+
+use crate::error::BenchError;
+use crate::results::{Results, Row};
+
+/// First marker line in a document.
+pub const BEGIN: &str = "<!-- bench:demo -->";
+/// Second marker line; a second [`BEGIN`] does as well.
+pub const END: &str = "<!-- /bench:demo -->";
+
+const HEAD: [&str; 7] =
+    ["Case", "Millrace", "Peer", "Ratio (min–max)", "Floor", "Host CPU per op, µs", "How"];
+
+/// A number for people: at most four significant digits, thousands separated.
+pub fn number(value: f64) -> String {
+    let decimals = match value.abs() {
+        v if v >= 100.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 0.1 || v == 0.0 => 2,
+        _ => 4,
+    };
+    let plain = format!("{value:.decimals$}");
+    let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));
+    let digits = whole.trim_start_matches('-');
+    let mut out = String::from(if whole.starts_with('-') { "-" } else { "" });
+    for (i, d) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(d);
+    }
+    if !fraction.is_empty() {
+        out.push('.');
+        out.push_str(fraction);
+    }
+    out
+}
+
+/// A number with its unit: `2,600/s`, `1.10 Gbit/s`.
+pub fn quantity(value: f64, unit: &str) -> String {
+    match unit.strip_prefix('1') {
+        Some(per) => format!("{}{per}", number(value)),
+        None => format!("{} {unit}", number(value)),
+    }
+}
+
+/// Where the row stands against its floor, in few words.
+pub fn verdict(row: &Row) -> &'static str {
+    match (row.missed(), row.target, row.aim) {
+        (true, ..) => "below floor",
+        (_, _, Some(aim)) if row.ratio >= aim => "aim reached",
+        (_, Some(_), _) => "floor reached",
+        _ => "no floor",
+    }
+}
+
+fn cells(row: &Row) -> [String; 7] {
+    let cpu = match (row.host_cpu_us_per_op, row.cpu_ratio()) {
+        (Some(c), Some(r)) => {
+            format!("{} against {} ({r:.2}× less)", number(c.ours), number(c.peer))
+        }
+        _ => "not measured".into(),
+    };
+    let floor = match row.target {
+        Some(t) => format!("{t:.1}×, {}", if row.missed() { "missed" } else { "reached" }),
+        None => "none".into(),
+    };
+    [
+        row.case.clone(),
+        quantity(row.ours.value, &row.ours.unit),
+        format!("{} ({})", quantity(row.peer.value, &row.peer.unit), row.peer.name),
+        format!("{:.2}× ({:.2}–{:.2})", row.ratio, row.ratio_min, row.ratio_max),
+        floor,
+        cpu,
+        row.mode.clone().unwrap_or_default(),
+    ]
+}
+
+/// The table as Markdown, with a line that says where the numbers come from.
+pub fn markdown(results: &Results) -> String {
+    let mut out = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
+    for row in &results.rows {
+        let line: Vec<String> = cells(row).iter().map(|c| c.replace('|', "\\|")).collect();
+        out.push_str(&format!("| {} |\n", line.join(" | ")));
+    }
+    out.push_str(&format!("\n{}\n", origin(results)));
+    out
+}
+
+fn origin(results: &Results) -> String {
+    let m = &results.machine;
+    let mut rounds: Vec<u32> = results.rows.iter().map(|r| r.rounds).collect();
+    rounds.sort_unstable();
+    rounds.dedup();
+    let rounds: Vec<String> = rounds.iter().map(u32::to_string).collect();
+    format!(
+        "Measured on {}, {} cores, Linux {}, commit {}; medians of {} interleaved rounds. \
+         Ratios above 1 are better for Millrace.",
+        m.cpu,
+        m.cores,
+        m.kernel,
+        results.commit,
+        rounds.join(" or ")
+    )
+}
+
+/// The table for a terminal, columns aligned.
+pub fn terminal(results: &Results) -> String {
+    let mut lines: Vec<Vec<String>> = vec![HEAD.iter().map(|h| h.to_string()).collect()];
+    lines.extend(results.rows.iter().map(|r| cells(r).to_vec()));
+    let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
+    let mut out = String::new();
+    for (i, line) in lines.iter().enumerate() {
+        let mut text = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            text.push_str(&format!("{cell:<width$}  "));
+        }
+        out.push_str(text.trim_end());
+        out.push('\n');
+        if i == 0 {
+            let rule: Vec<String> = widths.iter().map(|w| "─".repeat(*w)).collect();
+            out.push_str(&rule.join("  "));
+            out.push('\n');
+        }
+    }
+    out.push_str(&origin(results));
+    out.push('\n');
+    out
+}
+
+/// Puts the table between the markers of `document`; the markers stay. `None` without markers.
+pub fn replace(document: &str, table: &str) -> Option<String> {
+    let is = |line: &str, marker: &str| line.trim() == marker;
+    let mut offset = 0;
+    let mut begin = None;
+    for line in document.split_inclusive('\n') {
+        match begin {
+            None if is(line, BEGIN) => begin = Some(offset + line.len()),
+            Some(start) if is(line, END) || is(line, BEGIN) => {
+                let head = document[..start].trim_end_matches('\n');
+                let tail = &document[offset..];
+                return Some(format!("{head}\n{}\n{tail}", table.trim_end()));
+            }
+            _ => {}
+        }
+        offset += line.len();
+    }
+    None
+}
+
+/// Rewrites the part between the markers of the file at `path`.
+pub fn rewrite_file(path: &Path, results: &Results) -> Result<(), BenchError> {
+    let old = std::fs::read_to_string(path).map_err(|e| BenchError::file("read", path, e))?;
+    let new = replace(&old, &markdown(results)).ok_or_else(|| BenchError::Markers {
+        path: path.to_owned(),
+        begin: BEGIN,
+        end: END,
+    })?;
+    if new == old {
+        return Ok(());
+    }
+    std::fs::write(path, new).map_err(|e| BenchError::file("write", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn numbers_are_short_and_separated() {
+        for (value, text) in [
+            (2600.0, "2,600"),
+            (1234567.8, "1,234,568"),
+            (999.6, "1,000"),
+            (98.76, "98.8"),
+            (1.006, "1.01"),
+            (0.01234, "0.0123"),
+            (0.0, "0.00"),
+            (-1500.0, "-1,500"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+        assert_eq!(quantity(2600.0, "1/s"), "2,600/s");
+        assert_eq!(quantity(1.1, "Gbit/s"), "1.10 Gbit/s");
+    }
+
+    #[test]
+    fn markdown_is_as_expected() {
+        let golden = "\
+| Case | Millrace | Peer | Ratio (min–max) | Floor | Host CPU per op, µs | How |
+|---|---|---|---|---|---|---|
+| tcp_rr | 2,600/s | 1,450/s (tap-bridge) | 1.79× (1.40–2.20) | 1.0×, reached | 310 against 560 (1.81× less) | 1 vCPU each |
+| udp_rr | 3,010/s | 2,990/s (tap-bridge) | 1.01× (0.92–1.11) | 1.0×, reached | 260 against 255 (0.98× less) | 1 vCPU each |
+| tcp_stream | 1.10 Gbit/s | 1.20 Gbit/s (tap-bridge) | 0.92× (0.85–0.99) | 1.2×, missed | 910 against 820 (0.90× less) | 1 vCPU each |
+| udp_small | 51,234/s | 40,000/s (tap-bridge) | 1.28× (1.20–1.33) | none | 17.2 against 22.4 (1.30× less) |  |
+
+Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 interleaved rounds. Ratios above 1 are better for Millrace.
+";
+        assert_eq!(markdown(&samples::results()), golden);
+    }
+
+    #[test]
+    fn terminal_columns_line_up() {
+        let text = terminal(&samples::results());
+        let lines: Vec<&str> = text.lines().collect();
+        let place = |line: &str, what: &str| {
+            line.find(what).map(|byte| line[..byte].chars().count()).unwrap()
+        };
+        assert_eq!(place(lines[0], "Ratio"), place(lines[2], "1.79×"));
+        assert_eq!(place(lines[0], "Floor"), place(lines[4], "1.2×, missed"));
+        assert_eq!(lines.len(), 2 + 4 + 1);
+    }
+
+    #[test]
+    fn only_the_part_between_the_markers_changes() {
+        let table = "| new |\n";
+        let doc = "# T\n\n<!-- bench:demo -->\nold\nold\n<!-- /bench:demo -->\n\nafter\n";
+        let new = "# T\n\n<!-- bench:demo -->\n| new |\n<!-- /bench:demo -->\n\nafter\n";
+        assert_eq!(replace(doc, table).unwrap(), new);
+        assert_eq!(replace(new, table).unwrap(), new, "a second time changes nothing");
+        let same = "<!-- bench:demo -->\n<!-- bench:demo -->\n";
+        assert_eq!(
+            replace(same, table).unwrap(),
+            "<!-- bench:demo -->\n| new |\n<!-- bench:demo -->\n"
+        );
+        assert!(replace("<!-- bench:demo -->\nno end\n", table).is_none());
+        assert!(replace("text about <!-- bench:demo --> inline\n", table).is_none());
+    }
+
+    #[test]
+    fn a_document_without_markers_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("README.md");
+        std::fs::write(&path, "# nothing\n").unwrap();
+        let text = rewrite_file(&path, &samples::results()).unwrap_err().to_string();
+        assert!(text.contains("README.md") && text.contains(BEGIN), "{text}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "# nothing\n");
+    }
+}
