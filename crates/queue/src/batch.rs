@@ -33,6 +33,23 @@ pub(crate) struct Entry {
     pub writable_len: u32,
 }
 
+impl Entry {
+    #[inline]
+    fn chain<'b>(&self, segs: &'b [Seg]) -> Chain<'b> {
+        let first = self.first_seg as usize;
+        let middle = first + usize::from(self.readable_segs);
+        let end = middle + usize::from(self.writable_segs);
+        Chain {
+            id: self.id,
+            ndesc: self.ndesc,
+            readable: &segs[first..middle],
+            writable: &segs[middle..end],
+            readable_len: self.readable_len,
+            writable_len: self.writable_len,
+        }
+    }
+}
+
 /// Room for `max_chains` chains with `max_segs` segments together, filled by
 /// [`crate::Queue::pop`] and reused. Keeps the memory table of its chains alive.
 #[derive(Debug)]
@@ -69,25 +86,38 @@ impl Batch {
     }
 
     /// The chain at `index` (below [`Batch::len`]).
+    #[inline]
     pub fn get(&self, index: usize) -> Chain<'_> {
-        let e = &self.entries[index];
-        let first = e.first_seg as usize;
-        let middle = first + usize::from(e.readable_segs);
-        let end = middle + usize::from(e.writable_segs);
-        Chain {
-            id: e.id,
-            ndesc: e.ndesc,
-            readable: &self.segs[first..middle],
-            writable: &self.segs[middle..end],
-            readable_len: e.readable_len,
-            writable_len: e.writable_len,
-        }
+        self.entries[index].chain(&self.segs)
     }
 
     /// Forgets all chains (they should have been completed or given back).
     pub fn clear(&mut self) {
         self.segs.clear();
         self.entries.clear();
+    }
+
+    /// Forgets all chains and lets go of the memory table: a VM that is gone must not keep its
+    /// memory because of a batch that is not used any more. (A pop that finds nothing does this.)
+    pub fn release(&mut self) {
+        self.clear();
+        self.memory = None;
+    }
+
+    /// Makes `memory` the table of the chains to come. Cheap when it is that already.
+    #[inline]
+    pub(crate) fn begin(&mut self, memory: &Arc<GuestMemory>) {
+        self.clear();
+        match &self.memory {
+            Some(m) if Arc::ptr_eq(m, memory) => {}
+            _ => self.memory = Some(Arc::clone(memory)),
+        }
+    }
+
+    /// Chains that still fit.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.max_chains - self.entries.len()
     }
 }
 
@@ -103,23 +133,35 @@ pub struct ChainBuf {
 impl ChainBuf {
     /// Room for one chain of up to `max_segs` segments.
     pub fn new(max_segs: usize) -> Self {
-        let _ = max_segs;
-        unimplemented!("owner of crate queue")
+        let segs = (0..max_segs).map(|_| Seg { ptr: std::ptr::null_mut(), len: 0 }).collect();
+        Self { segs, entry: Entry::default(), memory: None }
     }
 
     /// Takes chain `index` of `batch`; false when it has more segments than there is room for.
     pub fn load(&mut self, batch: &Batch, index: usize) -> bool {
-        let _ = (batch, index);
-        unimplemented!("owner of crate queue")
+        let from = &batch.entries[index];
+        let first = from.first_seg as usize;
+        let count = usize::from(from.readable_segs) + usize::from(from.writable_segs);
+        if count > self.segs.len() {
+            return false;
+        }
+        for (to, seg) in self.segs.iter_mut().zip(&batch.segs[first..first + count]) {
+            *to = Seg { ptr: seg.ptr, len: seg.len };
+        }
+        self.entry = Entry { first_seg: 0, ..*from };
+        self.memory.clone_from(&batch.memory);
+        true
     }
 
-    /// The chain.
+    /// The chain; empty when nothing is loaded.
     pub fn chain(&self) -> Chain<'_> {
-        unimplemented!("owner of crate queue")
+        self.entry.chain(&self.segs)
     }
 
     /// Lets go of the memory table (call when the request is done).
     pub fn release(&mut self) {
+        // The segments may not outlive the table that keeps them mapped.
+        self.entry = Entry::default();
         self.memory = None;
     }
 }

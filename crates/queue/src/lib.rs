@@ -14,11 +14,19 @@ pub mod batch;
 pub mod dirty;
 pub mod error;
 pub mod inflight;
+mod mapping;
 pub mod memory;
+mod packed;
+mod parts;
 pub mod ring;
 pub mod seg;
+mod sigbus;
 pub mod slot;
+mod split;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod vring;
+mod walk;
 
 pub use batch::{Batch, Chain, ChainBuf};
 pub use error::{MemoryError, RingError};

@@ -3,8 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use base::limits::MAX_MEMORY_REGIONS;
+
 use crate::dirty::DirtyLog;
 use crate::error::MemoryError;
+use crate::mapping::Mapping;
 
 /// One region as a vhost-user front end describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +22,51 @@ pub struct RegionSpec {
     pub mmap_offset: u64,
 }
 
+#[derive(Debug, Clone)]
+struct Region {
+    spec: RegionSpec,
+    mapping: Arc<Mapping>,
+}
+
+/// One region as the hot path sees it: a range of guest addresses and where it is mapped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    start: u64,
+    len: u64,
+    host: *mut u8,
+}
+
+// SAFETY: an address; whoever uses it keeps the table that it came from.
+unsafe impl Send for Window {}
+
+impl Window {
+    /// A window that holds nothing.
+    pub const NONE: Self = Self { start: 0, len: 0, host: std::ptr::null_mut() };
+
+    /// The host address of a guest range that lies wholly in this window. `len` is above 0.
+    #[inline(always)]
+    pub fn get(&self, addr: u64, len: u32) -> Option<*mut u8> {
+        let offset = addr.wrapping_sub(self.start);
+        if offset < self.len && u64::from(len) <= self.len - offset {
+            return Some(self.host.wrapping_add(offset as usize));
+        }
+        None
+    }
+
+    /// Bytes from `addr` to the end of the window and the host address of `addr`, which is inside.
+    fn rest(&self, addr: u64) -> (*mut u8, u64) {
+        let offset = addr - self.start;
+        (self.host.wrapping_add(offset as usize), self.len - offset)
+    }
+}
+
 /// An immutable table of mapped regions. Changing it makes a new one; mappings are shared between
 /// the old and the new table and unmapped with the last of them.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
-    // (private: sorted regions, dirty log)
+    /// Sorted by guest address.
+    regions: Vec<Region>,
+    log: Option<Arc<DirtyLog>>,
 }
 
 impl GuestMemory {
@@ -32,38 +75,153 @@ impl GuestMemory {
         Arc::new(Self::default())
     }
 
-    /// This table and one region more.
+    /// This table and one region more. The file's offset must be page aligned and, for a regular
+    /// file, the file must hold the whole region.
     pub fn with_region(&self, spec: RegionSpec, fd: &OwnedFd) -> Result<Arc<Self>, MemoryError> {
-        let _ = (spec, fd);
-        unimplemented!("owner of crate queue")
+        self.check_new(&spec)?;
+        let mapping = Mapping::new(fd, spec.mmap_offset, spec.len_bytes).map_err(|reason| {
+            MemoryError::Unmappable { addr: spec.guest_addr, len: spec.len_bytes, reason }
+        })?;
+        let mut regions = self.regions.clone();
+        let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
+        regions.insert(at, Region { spec, mapping: Arc::new(mapping) });
+        Ok(Arc::new(Self { regions, log: self.log.clone() }))
+    }
+
+    fn check_new(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
+        let (addr, len) = (spec.guest_addr, spec.len_bytes);
+        if self.regions.len() >= MAX_MEMORY_REGIONS {
+            let count = self.regions.len() + 1;
+            return Err(MemoryError::TooMany { count, limit: MAX_MEMORY_REGIONS });
+        }
+        if len == 0 || usize::try_from(len).is_err() {
+            let reason = format!("length {len:#x} is 0 or does not fit in an address space");
+            return Err(MemoryError::Unmappable { addr, len, reason });
+        }
+        for start in [addr, spec.user_addr, spec.mmap_offset] {
+            if start.checked_add(len).is_none() {
+                return Err(MemoryError::Wraps { addr: start, len });
+            }
+        }
+        let overlaps = |a: u64, a_len: u64, b: u64| a < b + len && b < a + a_len;
+        let taken = self.regions.iter().any(|r| {
+            overlaps(r.spec.guest_addr, r.spec.len_bytes, addr)
+                || overlaps(r.spec.user_addr, r.spec.len_bytes, spec.user_addr)
+        });
+        if taken { Err(MemoryError::Overlaps { addr, len }) } else { Ok(()) }
     }
 
     /// This table without the region that has these guest and user addresses and length.
     pub fn without_region(&self, spec: RegionSpec) -> Result<Arc<Self>, MemoryError> {
-        let _ = spec;
-        unimplemented!("owner of crate queue")
+        let at = self.regions.iter().position(|r| {
+            r.spec.guest_addr == spec.guest_addr
+                && r.spec.user_addr == spec.user_addr
+                && r.spec.len_bytes == spec.len_bytes
+        });
+        let Some(at) = at else {
+            return Err(MemoryError::NoSuchRegion { addr: spec.guest_addr, len: spec.len_bytes });
+        };
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Ok(Arc::new(Self { regions, log: self.log.clone() }))
     }
 
     /// The same regions, with dirty pages logged (or not any more).
     pub fn with_log(&self, log: Option<Arc<DirtyLog>>) -> Arc<Self> {
-        let _ = log;
-        unimplemented!("owner of crate queue")
+        Arc::new(Self { regions: self.regions.clone(), log })
     }
 
     /// The regions, by guest address.
     pub fn regions(&self) -> Vec<RegionSpec> {
-        unimplemented!("owner of crate queue")
+        self.regions.iter().map(|r| r.spec).collect()
     }
 
     /// The guest-physical address behind a front-end user address, when the whole range is in one
     /// region. Vring addresses arrive as user addresses.
     pub fn user_to_guest(&self, user_addr: u64, len_bytes: u64) -> Result<u64, MemoryError> {
-        let _ = (user_addr, len_bytes);
-        unimplemented!("owner of crate queue")
+        let (addr, len) = (user_addr, len_bytes);
+        let end = user_addr.checked_add(len_bytes).ok_or(MemoryError::Wraps { addr, len })?;
+        self.regions
+            .iter()
+            .map(|r| r.spec)
+            .find(|s| s.user_addr <= user_addr && end <= s.user_addr + s.len_bytes)
+            .map(|s| s.guest_addr + (user_addr - s.user_addr))
+            .ok_or(MemoryError::NotMapped { addr, len })
     }
 
     /// Fails when a region's file was truncated under us.
     pub fn check_intact(&self) -> Result<(), MemoryError> {
-        unimplemented!("owner of crate queue")
+        if self.log().is_some_and(DirtyLog::was_truncated) {
+            return Err(MemoryError::Truncated { addr: 0, len: 0 });
+        }
+        match self.regions.iter().find(|r| r.mapping.was_truncated()) {
+            None => Ok(()),
+            Some(r) => {
+                let (addr, len) = (r.spec.guest_addr, r.spec.len_bytes);
+                Err(MemoryError::Truncated { addr, len })
+            }
+        }
+    }
+
+    /// The dirty log, while a migration runs.
+    pub(crate) fn log(&self) -> Option<&DirtyLog> {
+        self.log.as_deref()
+    }
+
+    /// The region that holds `addr`.
+    pub(crate) fn window(&self, addr: u64) -> Option<Window> {
+        let at = self.regions.partition_point(|r| r.spec.guest_addr <= addr);
+        let r = self.regions.get(at.checked_sub(1)?)?;
+        if addr - r.spec.guest_addr >= r.spec.len_bytes {
+            return None;
+        }
+        Some(Window { start: r.spec.guest_addr, len: r.spec.len_bytes, host: r.mapping.as_ptr() })
+    }
+
+    /// The host address of a range that lies wholly in one region (ring parts must).
+    pub(crate) fn contiguous(&self, addr: u64, len: u64) -> Result<*mut u8, MemoryError> {
+        if addr.checked_add(len).is_none() {
+            return Err(MemoryError::Wraps { addr, len });
+        }
+        let (host, rest) =
+            self.window(addr).ok_or(MemoryError::NotMapped { addr, len })?.rest(addr);
+        if len > rest {
+            return Err(MemoryError::NotMapped { addr, len });
+        }
+        Ok(host)
+    }
+
+    /// Calls `piece` for each host-contiguous piece of a range that may cross adjacent regions;
+    /// stops when it returns false (and returns `Ok(false)`).
+    pub(crate) fn pieces(
+        &self,
+        addr: u64,
+        len: u64,
+        mut piece: impl FnMut(*mut u8, usize) -> bool,
+    ) -> Result<bool, MemoryError> {
+        if addr.checked_add(len).is_none() {
+            return Err(MemoryError::Wraps { addr, len });
+        }
+        let mut done = 0;
+        while done < len {
+            let (host, rest) = self
+                .window(addr + done)
+                .ok_or(MemoryError::NotMapped { addr, len })?
+                .rest(addr + done);
+            let part = rest.min(len - done);
+            if !piece(host, part as usize) {
+                return Ok(false);
+            }
+            done += part;
+        }
+        Ok(true)
+    }
+
+    /// The guest address behind a host address inside one of the regions.
+    pub(crate) fn host_to_guest(&self, host: *const u8) -> Option<u64> {
+        self.regions.iter().find_map(|r| {
+            let offset = (host as usize).checked_sub(r.mapping.as_ptr() as usize)? as u64;
+            (offset < r.spec.len_bytes).then(|| r.spec.guest_addr + offset)
+        })
     }
 }

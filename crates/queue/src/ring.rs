@@ -2,9 +2,20 @@
 
 use std::sync::Arc;
 
+use base::limits::MAX_QUEUE_SIZE;
+
 use crate::batch::Batch;
+use crate::dirty::DirtyLog;
 use crate::error::RingError;
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, Window};
+use crate::packed::PackedRing;
+use crate::parts::SplitParts;
+use crate::slot::{PositionSlot, SLOT_LOG_ENTRIES};
+use crate::split::SplitRing;
+use crate::walk::Walk;
+
+/// The wrap counter's place beside a ring offset, in vring bases and event offsets.
+pub(crate) const WRAP_BIT: u16 = 1 << 15;
 
 /// Ring format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,14 +62,28 @@ impl Position {
     /// the caller), packed = avail in bits 0–15, used in bits 16–31, wrap counter in the top bit
     /// of each half. Some front ends send 0 for a fresh packed ring: taken as fresh.
     pub fn from_vring_base(layout: Layout, base: u32) -> Self {
-        let _ = (layout, base);
-        unimplemented!("owner of crate queue")
+        let (low, high) = (base as u16, (base >> 16) as u16);
+        match layout {
+            Layout::Split => Self { avail: low, used: low, avail_wrap: true, used_wrap: true },
+            Layout::Packed if base == 0 => Self::fresh(),
+            Layout::Packed => Self {
+                avail: low & !WRAP_BIT,
+                used: high & !WRAP_BIT,
+                avail_wrap: low & WRAP_BIT != 0,
+                used_wrap: high & WRAP_BIT != 0,
+            },
+        }
     }
 
     /// For the reply to `GET_VRING_BASE`.
     pub fn to_vring_base(self, layout: Layout) -> u32 {
-        let _ = layout;
-        unimplemented!("owner of crate queue")
+        let half = |at: u16, wrap: bool| u32::from(at | if wrap { WRAP_BIT } else { 0 });
+        match layout {
+            Layout::Split => u32::from(self.avail),
+            Layout::Packed => {
+                half(self.avail, self.avail_wrap) | half(self.used, self.used_wrap) << 16
+            }
+        }
     }
 }
 
@@ -94,75 +119,286 @@ pub struct Completion {
     pub written: u32,
 }
 
+#[derive(Debug)]
+enum Ring {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
 /// A virtqueue. Not a doorbell in sight: see [`crate::Vring`].
 #[derive(Debug)]
 pub struct Queue {
-    // (private)
+    memory: Arc<GuestMemory>,
+    setup: RingSetup,
+    /// The region that the last buffer was in: the next one usually is, too.
+    window: Window,
+    ring: Ring,
+    /// Completions published since the last `take_notify`.
+    unsignalled: u32,
 }
 
 impl Queue {
     /// Checks the setup (sizes, alignment, ranges, overlaps) and makes the queue.
     pub fn new(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
-        let _ = (memory, setup);
-        unimplemented!("owner of crate queue")
+        check_size(&setup)?;
+        let ring = match setup.layout {
+            Layout::Split => Ring::Split(SplitRing::new(&memory, &setup)?),
+            Layout::Packed => Ring::Packed(PackedRing::new(&memory, &setup)?),
+        };
+        Ok(Self { memory, setup, window: Window::NONE, ring, unsignalled: 0 })
+    }
+
+    /// The used index in a split ring's memory: the `used` half of a start position, which vhost-user
+    /// does not carry. For a packed ring it is the one of `setup.start`.
+    pub fn read_used_index(memory: &GuestMemory, setup: &RingSetup) -> Result<u16, RingError> {
+        check_size(setup)?;
+        match setup.layout {
+            Layout::Split => Ok(SplitParts::find(memory, setup)?.used_idx()),
+            Layout::Packed => Ok(setup.start.used),
+        }
+    }
+
+    /// Takes over a queue that an earlier daemon served, in whatever instruction it was killed, for
+    /// devices that complete in order: chains that were taken and not completed are taken again
+    /// (`setup.start` is ignored). Split: the used index in guest memory is the truth. Packed: the
+    /// slot is; a publication that was begun is finished first. A packed ring whose slot was never
+    /// written goes on at `setup.start`.
+    pub fn resume(
+        memory: Arc<GuestMemory>,
+        setup: RingSetup,
+        slot: &PositionSlot,
+    ) -> Result<Self, RingError> {
+        if setup.layout == Layout::Split {
+            let used = Self::read_used_index(&memory, &setup)?;
+            let start = Position { avail: used, used, avail_wrap: true, used_wrap: true };
+            return Self::new(memory, RingSetup { start, ..setup });
+        }
+        let Some(start) = slot.load() else {
+            return Self::new(memory, setup);
+        };
+        let mut queue = Self::new(memory, RingSetup { start, ..setup })?;
+        if let Ring::Packed(ring) = &mut queue.ring
+            && let Some((next, done)) = slot.unfinished(setup.size)
+        {
+            ring.finish(next, &done)?;
+            queue.log_used(start.used, &done);
+            slot.commit(next);
+        }
+        Ok(queue)
     }
 
     /// Takes up to `max` available chains (and as many as `batch` has room for) into `batch`,
     /// after clearing it. Returns how many. An error means that the ring is broken: chains before
     /// the broken one are in the batch and may be completed.
+    #[inline]
     pub fn pop(&mut self, batch: &mut Batch, max: usize) -> Result<usize, RingError> {
-        let _ = (batch, max);
-        unimplemented!("owner of crate queue")
+        batch.begin(&self.memory);
+        let max = max.min(batch.room());
+        let mut walk = Walk {
+            memory: &self.memory,
+            window: &mut self.window,
+            indirect: self.setup.indirect,
+            layout: self.setup.layout,
+        };
+        let result = match &mut self.ring {
+            Ring::Split(ring) => ring.pop(&mut walk, batch, max),
+            Ring::Packed(ring) => ring.pop(&mut walk, batch, max),
+        };
+        if batch.is_empty() {
+            batch.release();
+        }
+        match result {
+            Ok(()) => Ok(batch.len()),
+            Err(error) => Err(*error),
+        }
     }
 
-    /// Gives the last `n` chains of `batch` back, untouched: the next pop returns them again.
+    /// Gives the last `n` chains of `batch` back, untouched: the next pop returns them again. Only
+    /// for the batch that was popped last, and only while none of the `n` has been completed.
     pub fn unpop(&mut self, batch: &mut Batch, n: usize) {
-        let _ = (batch, n);
-        unimplemented!("owner of crate queue")
+        let keep = batch.len().saturating_sub(n);
+        for entry in &batch.entries[keep..] {
+            match &mut self.ring {
+                Ring::Split(ring) => ring.unpop(),
+                Ring::Packed(ring) => ring.unpop(entry.ndesc),
+            }
+        }
+        if let Some(entry) = batch.entries.get(keep) {
+            batch.segs.truncate(entry.first_seg as usize);
+        }
+        batch.entries.truncate(keep);
     }
 
-    /// Publishes completions, in the order given, all visible at once to the driver.
+    /// Publishes completions, in the order given, all visible at once to the driver. The caller
+    /// answers for `written`: a length above what was really written would hand the guest stale
+    /// bytes of its own memory as if they were data.
+    #[inline]
     pub fn push(&mut self, done: &[Completion]) {
-        let _ = done;
-        unimplemented!("owner of crate queue")
+        if done.is_empty() {
+            return;
+        }
+        let before = self.position();
+        match &mut self.ring {
+            Ring::Split(ring) => ring.push(done),
+            Ring::Packed(ring) => ring.push(done),
+        }
+        self.unsignalled = self.unsignalled.saturating_add(done.len() as u32);
+        self.log_used(before.used, done);
+    }
+
+    /// As [`Queue::push`], keeping `slot` such that [`Queue::resume`] finds its way from every
+    /// instruction in between.
+    #[inline]
+    pub(crate) fn push_saved(&mut self, done: &[Completion], slot: &PositionSlot) {
+        if let Ring::Split(_) = self.ring {
+            self.push(done);
+            slot.commit(self.position());
+            return;
+        }
+        for part in done.chunks(SLOT_LOG_ENTRIES) {
+            if let Ring::Packed(ring) = &self.ring {
+                slot.announce(ring.after(part), part);
+            }
+            self.push(part);
+            slot.commit(self.position());
+        }
+    }
+
+    /// Marks what `push` wrote dirty, while a migration logs.
+    #[inline]
+    fn log_used(&self, used: u16, done: &[Completion]) {
+        if let (Some(log), Some(base)) = (self.memory.log(), self.setup.log_used_addr) {
+            match &self.ring {
+                Ring::Split(ring) => ring.log_used(log, base, used, done.len()),
+                Ring::Packed(ring) => ring.log_used(log, self.setup.addrs.desc, used, done),
+            }
+        }
     }
 
     /// Marks the first `written` bytes of a chain's writable part dirty (only does something while
     /// a migration logs).
+    #[inline]
     pub fn mark_written(&self, writable: &[crate::Seg], written: usize) {
-        let _ = (writable, written);
-        unimplemented!("owner of crate queue")
+        if let Some(log) = self.memory.log() {
+            mark_segs(&self.memory, log, writable, written);
+        }
     }
 
     /// Whether the driver wants a notification for what was pushed since the last call.
+    #[inline]
     pub fn take_notify(&mut self) -> bool {
-        unimplemented!("owner of crate queue")
+        if self.unsignalled == 0 {
+            return false;
+        }
+        self.unsignalled = 0;
+        match &mut self.ring {
+            Ring::Split(ring) => ring.take_notify(),
+            Ring::Packed(ring) => ring.take_notify(),
+        }
+    }
+
+    /// Whether anything was pushed since the last [`Queue::take_notify`].
+    #[inline]
+    pub(crate) fn has_unsignalled(&self) -> bool {
+        self.unsignalled != 0
     }
 
     /// Asks the driver for kicks. True when chains are (already) available: do not sleep.
     pub fn enable_kicks(&mut self) -> bool {
-        unimplemented!("owner of crate queue")
+        let available = match &mut self.ring {
+            Ring::Split(ring) => ring.enable_kicks(),
+            Ring::Packed(ring) => ring.enable_kicks(),
+        };
+        self.log_event();
+        available
     }
 
     /// Tells the driver that kicks are not needed.
     pub fn disable_kicks(&mut self) {
-        unimplemented!("owner of crate queue")
+        match &mut self.ring {
+            Ring::Split(ring) => ring.disable_kicks(),
+            Ring::Packed(ring) => ring.disable_kicks(),
+        }
+        self.log_event();
+    }
+
+    /// Marks the part that tells the driver about kicks dirty, while a migration logs.
+    fn log_event(&self) {
+        if let (Some(log), Some(base)) = (self.memory.log(), self.setup.log_used_addr) {
+            match &self.ring {
+                Ring::Split(_) => {
+                    log.mark(base, 2);
+                    log.mark(base.saturating_add(4 + 8 * u64::from(self.setup.size)), 2);
+                }
+                Ring::Packed(_) => log.mark(self.setup.addrs.device, 4),
+            }
+        }
     }
 
     /// Where the ring stands.
+    #[inline]
     pub fn position(&self) -> Position {
-        unimplemented!("owner of crate queue")
+        match &self.ring {
+            Ring::Split(ring) => ring.position(),
+            Ring::Packed(ring) => ring.position(),
+        }
     }
 
     /// Number of descriptors.
+    #[inline]
     pub fn size(&self) -> u16 {
-        unimplemented!("owner of crate queue")
+        self.setup.size
+    }
+
+    /// What the queue was made from, with the position it stands at now.
+    pub fn setup(&self) -> RingSetup {
+        RingSetup { start: self.position(), ..self.setup }
+    }
+
+    /// Sets (or ends) the logging of writes to the used ring: `SET_VRING_ADDR` with
+    /// `VHOST_VRING_F_LOG` while the queue runs.
+    pub fn set_log_used(&mut self, log_used_addr: Option<u64>) {
+        self.setup.log_used_addr = log_used_addr;
+    }
+
+    /// Fails when the memory behind the queue was truncated.
+    pub(crate) fn check_intact(&self) -> Result<(), RingError> {
+        self.memory
+            .check_intact()
+            .map_err(|source| RingError::Memory { place: "guest memory", source })
     }
 
     /// Moves the queue to a changed memory table. Fails (and the queue must stop) when its rings
     /// are no longer in it.
     pub fn set_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), RingError> {
-        let _ = memory;
-        unimplemented!("owner of crate queue")
+        match &mut self.ring {
+            Ring::Split(ring) => ring.move_to(&memory, &self.setup)?,
+            Ring::Packed(ring) => ring.move_to(&memory, &self.setup)?,
+        }
+        self.window = Window::NONE;
+        self.memory = memory;
+        Ok(())
+    }
+}
+
+fn check_size(setup: &RingSetup) -> Result<(), RingError> {
+    let bad =
+        |rule| Err(RingError::BadSize { size: u32::from(setup.size), rule, limit: MAX_QUEUE_SIZE });
+    match setup.layout {
+        Layout::Split if !setup.size.is_power_of_two() => bad("a power of two"),
+        _ if setup.size == 0 || setup.size > MAX_QUEUE_SIZE => bad("above 0"),
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn mark_segs(memory: &GuestMemory, log: &DirtyLog, writable: &[crate::Seg], written: usize) {
+    let mut left = written;
+    for seg in writable {
+        let len = seg.len.min(left);
+        if let Some(addr) = memory.host_to_guest(seg.ptr) {
+            log.mark(addr, len as u64);
+        }
+        left -= len;
     }
 }

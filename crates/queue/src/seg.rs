@@ -1,5 +1,7 @@
 //! Guest buffers after translation, and the only functions that copy guest bytes.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 /// One host-contiguous piece of guest memory; the layout of `struct iovec`. Neither constructible
 /// nor clonable outside this crate: a `Seg` lives in a [`crate::Batch`] or [`crate::ChainBuf`],
 /// which keeps its memory table mapped.
@@ -35,38 +37,156 @@ pub fn as_iovecs(segs: &[Seg]) -> &[libc::iovec] {
 }
 
 /// Sum of the lengths.
+#[inline]
 pub fn total_len(segs: &[Seg]) -> usize {
     segs.iter().map(|s| s.len).sum()
 }
 
 /// Copies guest bytes, from `offset` in `src`, into `dst`; returns how many there were.
+#[inline]
 pub fn copy_out(src: &[Seg], offset: usize, dst: &mut [u8]) -> usize {
-    let _ = (src, offset, dst);
-    unimplemented!("owner of crate queue")
+    let mut done = 0;
+    walk(src, offset, dst.len(), |ptr, len| {
+        // SAFETY: `ptr..ptr + len` lies in a segment, mapped while its owner lives; `done + len`
+        // is at most `dst.len()`; `dst` is ours and therefore not guest memory.
+        unsafe { std::ptr::copy_nonoverlapping(ptr, dst.as_mut_ptr().add(done), len) };
+        done += len;
+    });
+    // The guest may change the bytes at any time: nothing after this line may be answered from
+    // the source again instead of from our copy.
+    compiler_fence(Ordering::SeqCst);
+    done
 }
 
 /// Copies our bytes into the guest's, from `offset` in `dst`; returns how many fitted.
+#[inline]
 pub fn copy_in(dst: &[Seg], offset: usize, src: &[u8]) -> usize {
-    let _ = (dst, offset, src);
-    unimplemented!("owner of crate queue")
+    let mut done = 0;
+    walk(dst, offset, src.len(), |ptr, len| {
+        // SAFETY: as in `copy_out`, with the roles exchanged.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr().add(done), ptr, len) };
+        done += len;
+    });
+    done
 }
 
 /// Copies up to `len` bytes from one guest's buffers to another's; returns how many. The one copy
 /// of the switch.
-pub fn copy_across(src: &[Seg], src_offset: usize, dst: &[Seg], dst_offset: usize, len: usize) -> usize {
-    let _ = (src, src_offset, dst, dst_offset, len);
-    unimplemented!("owner of crate queue")
+#[inline]
+pub fn copy_across(
+    src: &[Seg],
+    src_offset: usize,
+    dst: &[Seg],
+    dst_offset: usize,
+    len: usize,
+) -> usize {
+    let (mut from, mut to) = (Cursor::new(src, src_offset), Cursor::new(dst, dst_offset));
+    let mut done = 0;
+    while done < len {
+        let part = from.rest().min(to.rest()).min(len - done);
+        if part == 0 {
+            break;
+        }
+        // SAFETY: both ranges lie in segments, mapped while their owners live. `copy` and not
+        // `copy_nonoverlapping`: a hostile guest may name the same bytes on both sides.
+        unsafe { std::ptr::copy(from.ptr(), to.ptr(), part) };
+        from.advance(part);
+        to.advance(part);
+        done += part;
+    }
+    done
 }
 
 /// Writes zeroes; returns how many fitted.
 pub fn fill_zero(dst: &[Seg], offset: usize, len: usize) -> usize {
-    let _ = (dst, offset, len);
-    unimplemented!("owner of crate queue")
+    walk(dst, offset, len, |ptr, len| {
+        // SAFETY: `ptr..ptr + len` lies in a segment, mapped while its owner lives.
+        unsafe { std::ptr::write_bytes(ptr, 0, len) };
+    })
 }
 
 /// Appends the sub-range `offset..offset + len` of `src` to `out` as iovecs (no copy of bytes).
 /// Returns how many bytes are described; stops when `out` is at its capacity (never grows it).
 pub fn subrange(src: &[Seg], offset: usize, len: usize, out: &mut Vec<libc::iovec>) -> usize {
-    let _ = (src, offset, len, out);
-    unimplemented!("owner of crate queue")
+    let mut cursor = Cursor::new(src, offset);
+    let mut done = 0;
+    while done < len && out.len() < out.capacity() {
+        let part = cursor.rest().min(len - done);
+        if part == 0 {
+            break;
+        }
+        out.push(libc::iovec { iov_base: cursor.ptr().cast(), iov_len: part });
+        cursor.advance(part);
+        done += part;
+    }
+    done
+}
+
+/// Calls `piece` for the parts of `offset..offset + len`; returns how many bytes there were.
+#[inline(always)]
+fn walk(segs: &[Seg], offset: usize, len: usize, mut piece: impl FnMut(*mut u8, usize)) -> usize {
+    // Most headers and frames lie in the first segment.
+    if let Some(first) = segs.first()
+        && offset <= first.len
+        && len <= first.len - offset
+    {
+        piece(first.ptr.wrapping_add(offset), len);
+        return len;
+    }
+    let mut cursor = Cursor::new(segs, offset);
+    let mut done = 0;
+    while done < len {
+        let part = cursor.rest().min(len - done);
+        if part == 0 {
+            break;
+        }
+        piece(cursor.ptr(), part);
+        cursor.advance(part);
+        done += part;
+    }
+    done
+}
+
+/// A place in a list of segments. Between calls it stands on a byte, or at the end (`rest` is 0).
+struct Cursor<'a> {
+    segs: &'a [Seg],
+    offset: usize,
+}
+
+impl<'a> Cursor<'a> {
+    #[inline]
+    fn new(segs: &'a [Seg], offset: usize) -> Self {
+        let mut cursor = Self { segs, offset };
+        cursor.settle();
+        cursor
+    }
+
+    #[inline]
+    fn settle(&mut self) {
+        while let Some((first, rest)) = self.segs.split_first() {
+            if self.offset < first.len {
+                return;
+            }
+            self.offset -= first.len;
+            self.segs = rest;
+        }
+    }
+
+    /// Bytes left in this segment.
+    #[inline]
+    fn rest(&self) -> usize {
+        self.segs.first().map_or(0, |s| s.len - self.offset)
+    }
+
+    #[inline]
+    fn ptr(&self) -> *mut u8 {
+        self.segs.first().map_or(std::ptr::null_mut(), |s| s.ptr.wrapping_add(self.offset))
+    }
+
+    /// Moves on by `n`, at most `rest`.
+    #[inline]
+    fn advance(&mut self, n: usize) {
+        self.offset += n;
+        self.settle();
+    }
 }

@@ -11,7 +11,8 @@ use base::event::Event;
 use crate::batch::Batch;
 use crate::error::RingError;
 use crate::inflight::InflightRegion;
-use crate::ring::{Completion, Queue};
+use crate::ring::{Completion, Position, Queue};
+use crate::sigbus;
 use crate::slot::PositionSlot;
 
 /// Whether a port still works; shared by all its queues and its session. A broken ring breaks the
@@ -96,48 +97,129 @@ pub struct Vring {
     pub queue: Queue,
     /// The rest.
     pub parts: VringParts,
+    /// Faults in mapped files that this queue has looked into.
+    faults_seen: u64,
 }
 
 impl Vring {
     /// Puts the two together. With an inflight region: re-reads it, so that the first pops return
     /// the requests that an earlier back end took and did not complete (in their order), and
     /// finishes a half-done completion.
+    ///
+    /// A queue that does not start fresh rings the driver once: an earlier back end may have died
+    /// between publishing and notifying.
     pub fn new(queue: Queue, parts: VringParts) -> Result<Self, RingError> {
-        Ok(Self { queue, parts })
+        if let Some(slot) = &parts.slot {
+            slot.begin(queue.position());
+        }
+        let vring = Self { queue, parts, faults_seen: 0 };
+        if vring.queue.position() != Position::fresh() {
+            vring.ring_driver();
+        }
+        Ok(vring)
     }
 
     /// As [`Queue::pop`]; counts batches and requests, records inflight. A broken ring breaks the
-    /// port (see [`PortHealth`]), is reported on the err event, and yields 0 from then on.
+    /// port (see [`PortHealth`]), is reported on the err event, and yields 0 from then on (the
+    /// chains before the broken one are returned first).
+    #[inline]
     pub fn pop(&mut self, batch: &mut Batch, max: usize) -> usize {
-        let _ = (batch, max);
-        unimplemented!("owner of crate queue")
+        if !self.parts.health.is_live() || !self.is_intact() {
+            batch.release();
+            return 0;
+        }
+        let popped = match self.queue.pop(batch, max) {
+            Ok(n) => n,
+            Err(error) => {
+                self.fail(&error);
+                batch.len()
+            }
+        };
+        if popped > 0 {
+            self.parts.stats.batches.add(1);
+            self.parts.stats.requests.add(popped as u64);
+        }
+        popped
+    }
+
+    /// One load while nothing happened; a look at the table after a fault anywhere.
+    #[inline]
+    fn is_intact(&mut self) -> bool {
+        let faults = sigbus::faults();
+        if faults == self.faults_seen {
+            return true;
+        }
+        self.faults_seen = faults;
+        match self.queue.check_intact() {
+            Ok(()) => true,
+            Err(error) => {
+                self.fail(&error);
+                false
+            }
+        }
     }
 
     /// As [`Queue::unpop`].
     pub fn unpop(&mut self, batch: &mut Batch, n: usize) {
-        let _ = (batch, n);
-        unimplemented!("owner of crate queue")
+        let before = batch.len();
+        self.queue.unpop(batch, n);
+        let given_back = (before - batch.len()) as u64;
+        let requests = &self.parts.stats.requests;
+        requests.set(requests.get().saturating_sub(given_back));
     }
 
     /// As [`Queue::push`], then saves the position and clears inflight.
+    #[inline]
     pub fn push(&mut self, done: &[Completion]) {
-        let _ = done;
-        unimplemented!("owner of crate queue")
+        match &self.parts.slot {
+            Some(slot) => self.queue.push_saved(done, slot),
+            None => self.queue.push(done),
+        }
     }
 
     /// Notifies the driver if it wants it (counted either way). Call once per batch, after pushes.
+    #[inline]
     pub fn notify(&mut self) {
-        unimplemented!("owner of crate queue")
+        if !self.queue.has_unsignalled() {
+            return;
+        }
+        if self.queue.take_notify() {
+            self.parts.stats.notifications_sent.add(1);
+            self.ring_driver();
+        } else {
+            self.parts.stats.notifications_suppressed.add(1);
+        }
     }
 
-    /// Before sleeping: asks for kicks. True when work is there already.
+    fn ring_driver(&self) {
+        if let Some(call) = &self.parts.call
+            && let Err(error) = call.signal()
+        {
+            let index = self.parts.index;
+            self.parts.health.fail(Some(index), &format_args!("call event: {error}"));
+        }
+    }
+
+    /// Counts a kick: the engine calls this when the kick descriptor fired. Reads nothing: the
+    /// descriptor is watched edge-triggered.
+    pub fn kicked(&self) {
+        self.parts.stats.kicks.add(1);
+    }
+
+    /// Before sleeping: asks for kicks. True when work is there already, and always where the
+    /// front end gave no kick to wake us by.
     pub fn arm(&mut self) -> bool {
-        unimplemented!("owner of crate queue")
+        if !self.parts.health.is_live() {
+            return false;
+        }
+        self.queue.enable_kicks() || self.parts.kick.is_none()
     }
 
     /// After waking: kicks are not needed.
     pub fn disarm(&mut self) {
-        unimplemented!("owner of crate queue")
+        if self.parts.health.is_live() {
+            self.queue.disable_kicks();
+        }
     }
 
     /// The descriptor to watch for kicks.
@@ -147,8 +229,12 @@ impl Vring {
     }
 
     /// Breaks the port for a reason found by a device engine.
+    #[cold]
     pub fn fail(&mut self, error: &RingError) {
-        let _ = error;
-        unimplemented!("owner of crate queue")
+        self.parts.health.fail(Some(self.parts.index), error);
+        if let Some(err) = &self.parts.err {
+            // The VMM is told as far as it can be; the port has stopped either way.
+            let _ = err.signal();
+        }
     }
 }

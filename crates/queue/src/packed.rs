@@ -1,0 +1,312 @@
+//! The packed ring (virtio 2.8): positions with wrap counters, and the rules of taking and giving
+//! back.
+//!
+//! A completion overwrites length, id and flags of a descriptor with one 8-byte store, the batch's
+//! first descriptor last. The driver looks at the first one first, so the batch appears at once;
+//! and a daemon killed between two stores leaves whole completions only, which
+//! [`crate::Queue::resume`] can finish from its log.
+
+use std::sync::atomic::{Ordering, fence};
+
+use crate::batch::Batch;
+use crate::dirty::DirtyLog;
+use crate::error::RingError;
+use crate::memory::GuestMemory;
+use crate::parts::{Desc, PackedParts};
+use crate::ring::{Completion, Position, RingSetup, WRAP_BIT};
+use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, too_long};
+
+/// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED` (2.8.1).
+const F_AVAIL: u16 = 1 << 7;
+const F_USED: u16 = 1 << 15;
+
+/// Event suppression (2.8.14): on, off, at one descriptor.
+const EVENT_ENABLE: u16 = 0;
+const EVENT_DISABLE: u16 = 1;
+const EVENT_DESC: u16 = 2;
+
+/// A ring offset and the wrap counter of its lap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    at: u16,
+    wrap: bool,
+}
+
+impl Place {
+    #[inline]
+    fn advance(&mut self, n: u16, size: u16) {
+        // Both are at most 1024: no overflow.
+        self.at += n;
+        if self.at >= size {
+            self.at -= size;
+            self.wrap = !self.wrap;
+        }
+    }
+
+    #[inline]
+    fn retreat(&mut self, n: u16, size: u16) {
+        if self.at < n {
+            self.at += size;
+            self.wrap = !self.wrap;
+        }
+        self.at -= n;
+    }
+
+    /// From this place to `other`, which is ahead by at most one lap.
+    #[inline]
+    fn distance(self, other: Self, size: u16) -> u16 {
+        if self.wrap == other.wrap {
+            other.at.wrapping_sub(self.at)
+        } else {
+            other.at.wrapping_add(size).wrapping_sub(self.at)
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedRing {
+    parts: PackedParts,
+    size: u16,
+    event_idx: bool,
+    avail: Place,
+    used: Place,
+    /// Descriptors used since the driver's wishes were last looked at; none at the start, when the
+    /// notification of an earlier daemon may be missing.
+    unsignalled: Option<u32>,
+}
+
+impl PackedRing {
+    pub fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<Self, RingError> {
+        let parts = PackedParts::find(memory, setup)?;
+        let (start, size) = (setup.start, setup.size);
+        for index in [start.avail, start.used] {
+            if index >= size {
+                return Err(RingError::BadIndex { index, size });
+            }
+        }
+        let avail = Place { at: start.avail, wrap: start.avail_wrap };
+        let used = Place { at: start.used, wrap: start.used_wrap };
+        let ahead = used.distance(avail, size);
+        if ahead > size {
+            return Err(RingError::AvailJump { avail: avail.at, seen: used.at, ahead, size });
+        }
+        let event_idx = setup.event_idx;
+        Ok(Self { parts, size, event_idx, avail, used, unsignalled: None })
+    }
+
+    pub fn move_to(&mut self, memory: &GuestMemory, setup: &RingSetup) -> Result<(), RingError> {
+        self.parts = PackedParts::find(memory, setup)?;
+        Ok(())
+    }
+
+    #[inline]
+    pub fn position(&self) -> Position {
+        Position {
+            avail: self.avail.at,
+            used: self.used.at,
+            avail_wrap: self.avail.wrap,
+            used_wrap: self.used.wrap,
+        }
+    }
+
+    /// Appends up to `max` chains to the batch.
+    #[inline]
+    pub fn pop(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        max: usize,
+    ) -> Result<(), Box<RingError>> {
+        for _ in 0..max {
+            match self.take(walk, batch) {
+                Ok(0) | Err(Stop::Full) => break,
+                Ok(ndesc) => self.avail.advance(ndesc, self.size),
+                Err(Stop::Broken(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the next chain to the batch, or leaves the batch as it was. Returns how many
+    /// descriptors it has; 0 when there is none.
+    #[inline]
+    fn take(&self, walk: &mut Walk<'_>, batch: &mut Batch) -> Result<u16, Stop> {
+        let in_flight = self.used.distance(self.avail, self.size);
+        if in_flight >= self.size {
+            // The descriptor here is one of ours that is not completed: nothing new.
+            return Ok(0);
+        }
+        let first = self.parts.desc(self.avail.at);
+        if !self.is_available(first.flags) {
+            return Ok(0);
+        }
+        let mut build = Build::new(batch, self.avail.at);
+        match self.walk_chain(walk, batch, &mut build, first, self.size - in_flight) {
+            Ok((id, ndesc)) => {
+                batch.entries.push(build.entry(id, ndesc));
+                Ok(ndesc)
+            }
+            Err(stop) => {
+                batch.segs.truncate(build.first());
+                Err(stop)
+            }
+        }
+    }
+
+    #[inline]
+    fn is_available(&self, flags: u16) -> bool {
+        (flags & F_AVAIL != 0) == self.avail.wrap && (flags & F_USED != 0) != self.avail.wrap
+    }
+
+    /// Walks a chain of at most `room` descriptors; returns its id and length.
+    #[inline]
+    fn walk_chain(
+        &self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        build: &mut Build,
+        first: Desc,
+        room: u16,
+    ) -> Result<(u16, u16), Stop> {
+        let (mut desc, mut place) = (first, self.avail);
+        for ndesc in 1..=room {
+            build.add(walk, batch, desc, place.at)?;
+            if desc.flags & (F_NEXT | F_INDIRECT) != F_NEXT {
+                // The last descriptor has the id (2.8.6).
+                let id = desc.tail;
+                if id >= self.size {
+                    return Err(RingError::BadIndex { index: id, size: self.size }.into());
+                }
+                return Ok((id, ndesc));
+            }
+            place.advance(1, self.size);
+            desc = self.parts.desc(place.at);
+        }
+        Err(too_long(build.head, u64::from(room), "descriptors"))
+    }
+
+    #[inline]
+    pub fn unpop(&mut self, ndesc: u16) {
+        self.avail.retreat(ndesc, self.size);
+    }
+
+    #[inline]
+    pub fn push(&mut self, done: &[Completion]) {
+        let Some((first, rest)) = done.split_first() else {
+            return;
+        };
+        let start = self.used;
+        let mut place = start;
+        place.advance(self.step(first), self.size);
+        for completion in rest {
+            self.set_used(place, completion);
+            place.advance(self.step(completion), self.size);
+        }
+        self.set_used(start, first);
+        let count = start.distance(place, self.size);
+        // Any full lap shows as distance `size`: the wrap counter differs, the offset does not.
+        if let Some(n) = &mut self.unsignalled {
+            *n = n.saturating_add(u32::from(count));
+        }
+        self.used = place;
+    }
+
+    /// How far a completion moves us. A chain has 1 to `size` descriptors; anything else in the
+    /// argument would be an engine's bug, which must not take us off the ring.
+    #[inline]
+    fn step(&self, completion: &Completion) -> u16 {
+        completion.ndesc.clamp(1, self.size)
+    }
+
+    #[inline]
+    fn set_used(&self, place: Place, completion: &Completion) {
+        let written = if completion.written > 0 { F_WRITE } else { 0 };
+        let lap = if place.wrap { F_AVAIL | F_USED } else { 0 };
+        self.parts.set_used(place.at, completion.id, completion.written, lap | written);
+    }
+
+    /// Where `push(done)` will take us.
+    #[inline]
+    pub fn after(&self, done: &[Completion]) -> Position {
+        let mut place = self.used;
+        for completion in done {
+            place.advance(self.step(completion), self.size);
+        }
+        Position { used: place.at, used_wrap: place.wrap, ..self.position() }
+    }
+
+    /// Finishes the publication of `done` that an earlier daemon began at our position and meant to
+    /// end at `next`. Idempotent until its last store, which the driver waits for.
+    pub fn finish(&mut self, next: Position, done: &[Completion]) -> Result<(), RingError> {
+        let after = self.after(done);
+        if (after.used, after.used_wrap) != (next.used, next.used_wrap) {
+            return Err(RingError::BadIndex { index: next.used, size: self.size });
+        }
+        // Published: the driver's side of the first descriptor says "used in this lap", or it was
+        // made available again for the next lap, which leaves the used bit as it is.
+        let flags = self.parts.flags(self.used.at);
+        if (flags & F_USED != 0) == self.used.wrap {
+            self.used = Place { at: next.used, wrap: next.used_wrap };
+        } else {
+            self.push(done);
+        }
+        self.avail = self.used;
+        Ok(())
+    }
+
+    /// Marks the descriptors that `done` used from `used` on dirty.
+    #[cold]
+    pub fn log_used(&self, log: &DirtyLog, ring: u64, used: u16, done: &[Completion]) {
+        let mut place = Place { at: used, wrap: true };
+        for completion in done {
+            log.mark(ring.saturating_add(16 * u64::from(place.at)), 16);
+            place.advance(self.step(completion), self.size);
+        }
+    }
+
+    /// Whether the driver wants to hear of what was pushed (2.8.10).
+    #[inline]
+    pub fn take_notify(&mut self) -> bool {
+        // See `SplitRing::take_notify`.
+        fence(Ordering::SeqCst);
+        let pushed = self.unsignalled.replace(0);
+        let (off_wrap, flags) = self.parts.driver_event();
+        match flags & 3 {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.event_idx => match pushed {
+                Some(pushed) => self.passed(off_wrap, pushed),
+                None => true,
+            },
+            _ => true,
+        }
+    }
+
+    /// Whether the descriptor at `off_wrap` is among the last `pushed` used ones.
+    #[inline]
+    fn passed(&self, off_wrap: u16, pushed: u32) -> bool {
+        let same_lap = (off_wrap & WRAP_BIT != 0) == self.used.wrap;
+        let lap = if same_lap { 0 } else { i64::from(self.size) };
+        let event = i64::from(off_wrap & !WRAP_BIT) - lap;
+        let new = i64::from(self.used.at);
+        event < new && event >= new - i64::from(pushed)
+    }
+
+    /// Turns kicks on; true when chains wait already.
+    pub fn enable_kicks(&mut self) -> bool {
+        if self.event_idx {
+            let wrap = if self.avail.wrap { WRAP_BIT } else { 0 };
+            self.parts.set_device_event(Some(self.avail.at | wrap), EVENT_DESC);
+        } else {
+            self.parts.set_device_event(None, EVENT_ENABLE);
+        }
+        // See `SplitRing::enable_kicks`.
+        fence(Ordering::SeqCst);
+        self.used.distance(self.avail, self.size) != self.size
+            && self.is_available(self.parts.flags(self.avail.at))
+    }
+
+    /// Turns kicks off.
+    pub fn disable_kicks(&mut self) {
+        self.parts.set_device_event(None, EVENT_DISABLE);
+    }
+}

@@ -1,0 +1,14 @@
+//! The driver's side of a ring, for tests: what a guest does, and what a hostile guest may do.
+//!
+//! Everything here panics on misuse; nothing of it is in a product build (feature `testing`).
+#![allow(clippy::unwrap_used)]
+
+mod driver;
+mod packed;
+mod ram;
+mod raw;
+mod split;
+
+pub use driver::{ModelDriver, ModelOptions};
+pub use ram::{GUEST_BASE, GuestRam, USER_BASE};
+pub use raw::RawDesc;

@@ -1,0 +1,306 @@
+//! Turns descriptors into segments of a batch, with every check on the way.
+
+use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS, MAX_QUEUE_SIZE};
+
+use crate::batch::{Batch, Entry};
+use crate::error::{MemoryError, RingError};
+use crate::memory::{GuestMemory, Window};
+use crate::parts::Desc;
+use crate::ring::Layout;
+use crate::seg::Seg;
+
+/// The buffer continues in another descriptor (virtio 2.7.5).
+pub(crate) const F_NEXT: u16 = 1;
+/// The device may write.
+pub(crate) const F_WRITE: u16 = 2;
+/// The buffer is a table of descriptors.
+pub(crate) const F_INDIRECT: u16 = 4;
+
+/// Bytes of a descriptor, in every table.
+pub(crate) const DESC_BYTES: u32 = 16;
+
+/// Why a chain was not taken. Boxed: an error ends the port, success is the hot path.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// No room left in the batch: take the chain next time.
+    Full,
+    /// The ring is broken.
+    Broken(Box<RingError>),
+}
+
+impl From<RingError> for Stop {
+    #[cold]
+    fn from(error: RingError) -> Self {
+        Self::Broken(Box::new(error))
+    }
+}
+
+/// What walking a chain needs besides the ring.
+pub(crate) struct Walk<'a> {
+    pub memory: &'a GuestMemory,
+    pub window: &'a mut Window,
+    pub indirect: bool,
+    pub layout: Layout,
+}
+
+/// A chain under construction at the end of a batch. Dropped segments are rolled back by the
+/// caller, who truncates `batch.segs` to `first`.
+pub(crate) struct Build {
+    /// For error texts.
+    pub head: u16,
+    first: usize,
+    readable_segs: u16,
+    writable_segs: u16,
+    readable_len: u32,
+    writable_len: u32,
+}
+
+impl Build {
+    #[inline]
+    pub fn new(batch: &Batch, head: u16) -> Self {
+        Self {
+            head,
+            first: batch.segs.len(),
+            readable_segs: 0,
+            writable_segs: 0,
+            readable_len: 0,
+            writable_len: 0,
+        }
+    }
+
+    /// Where the chain's segments begin in the batch.
+    #[inline]
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// The finished chain.
+    #[inline]
+    pub fn entry(&self, id: u16, ndesc: u16) -> Entry {
+        Entry {
+            id,
+            ndesc,
+            first_seg: self.first as u32,
+            readable_segs: self.readable_segs,
+            writable_segs: self.writable_segs,
+            readable_len: self.readable_len,
+            writable_len: self.writable_len,
+        }
+    }
+
+    /// Adds a buffer, or the buffers of an indirect table. `index` is for error texts.
+    #[inline]
+    pub fn add(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        desc: Desc,
+        index: u16,
+    ) -> Result<(), Stop> {
+        if desc.flags & F_INDIRECT != 0 {
+            return self.add_table(walk, batch, desc);
+        }
+        self.add_buffer(walk, batch, desc, index)
+    }
+
+    #[inline]
+    fn add_buffer(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        desc: Desc,
+        index: u16,
+    ) -> Result<(), Stop> {
+        let head = self.head;
+        if desc.len == 0 {
+            return Err(RingError::ZeroLength { head, index }.into());
+        }
+        let total = u64::from(self.readable_len) + u64::from(self.writable_len);
+        if total + u64::from(desc.len) > u64::from(MAX_CHAIN_LEN_BYTES) {
+            return Err(too_long(head, u64::from(MAX_CHAIN_LEN_BYTES), "bytes"));
+        }
+        let segs = if let Some(ptr) = walk.window.get(desc.addr, desc.len) {
+            push_seg(batch, self.first, head, ptr, desc.len as usize)?;
+            1
+        } else {
+            add_crossing(walk, batch, self.first, head, desc)?
+        };
+        if desc.flags & F_WRITE != 0 {
+            self.writable_segs += segs;
+            self.writable_len += desc.len;
+        } else if self.writable_segs != 0 {
+            return Err(RingError::ReadableAfterWritable { head }.into());
+        } else {
+            self.readable_segs += segs;
+            self.readable_len += desc.len;
+        }
+        Ok(())
+    }
+
+    /// An indirect table (2.7.5.3, 2.8.7): the descriptor's own WRITE flag is ignored.
+    fn add_table(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        table: Desc,
+    ) -> Result<(), Stop> {
+        let head = self.head;
+        let bad = |rule| RingError::BadIndirect { head, rule };
+        if !walk.indirect {
+            return Err(RingError::NotNegotiated { feature: "INDIRECT_DESC" }.into());
+        }
+        if table.flags & F_NEXT != 0 {
+            return Err(bad("INDIRECT and NEXT are both set").into());
+        }
+        if table.len == 0 || !table.len.is_multiple_of(DESC_BYTES) {
+            return Err(bad("length is 0 or not a multiple of 16").into());
+        }
+        let count = table.len / DESC_BYTES;
+        if count > u32::from(MAX_QUEUE_SIZE) {
+            return Err(bad("the table has more than 1024 entries").into());
+        }
+        let count = count as u16;
+        match walk.layout {
+            Layout::Split => self.add_linked(walk, batch, table.addr, count),
+            Layout::Packed => self.add_listed(walk, batch, table.addr, count),
+        }
+    }
+
+    /// Split: the table's entries are linked by `next`, from entry 0.
+    fn add_linked(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        table: u64,
+        count: u16,
+    ) -> Result<(), Stop> {
+        let head = self.head;
+        let mut index = 0;
+        for _ in 0..count {
+            let desc = read_entry(walk, table, index)?;
+            self.add_inner(walk, batch, desc, index)?;
+            if desc.flags & F_NEXT == 0 {
+                return Ok(());
+            }
+            index = desc.tail;
+            if index >= count {
+                return Err(RingError::BadIndex { index, size: count }.into());
+            }
+        }
+        Err(too_long(head, u64::from(count), "descriptors"))
+    }
+
+    /// Packed: every entry of the table, in order.
+    fn add_listed(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        table: u64,
+        count: u16,
+    ) -> Result<(), Stop> {
+        for index in 0..count {
+            let desc = Desc::from_packed(read_entry(walk, table, index)?);
+            self.add_inner(walk, batch, desc, index)?;
+        }
+        Ok(())
+    }
+
+    fn add_inner(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        desc: Desc,
+        index: u16,
+    ) -> Result<(), Stop> {
+        if desc.flags & F_INDIRECT != 0 {
+            let rule = "a table inside a table";
+            return Err(RingError::BadIndirect { head: self.head, rule }.into());
+        }
+        self.add_buffer(walk, batch, desc, index)
+    }
+}
+
+#[cold]
+pub(crate) fn too_long(head: u16, limit: u64, unit: &'static str) -> Stop {
+    RingError::ChainTooLong { head, limit, unit }.into()
+}
+
+/// Appends one segment of the chain that began at `first`.
+#[inline]
+fn push_seg(
+    batch: &mut Batch,
+    first: usize,
+    head: u16,
+    ptr: *mut u8,
+    len: usize,
+) -> Result<(), Stop> {
+    let count = batch.segs.len();
+    if count - first >= MAX_CHAIN_SEGS {
+        return Err(too_long(head, MAX_CHAIN_SEGS as u64, "segments"));
+    }
+    if count >= batch.max_segs {
+        return Err(Stop::Full);
+    }
+    batch.segs.push(Seg { ptr, len });
+    Ok(())
+}
+
+/// A buffer that is not in the last-hit region: moves the window there, or splits the buffer where
+/// it crosses from one region into the next. Returns the number of segments.
+#[cold]
+fn add_crossing(
+    walk: &mut Walk<'_>,
+    batch: &mut Batch,
+    first: usize,
+    head: u16,
+    desc: Desc,
+) -> Result<u16, Stop> {
+    if let Some(window) = walk.memory.window(desc.addr) {
+        *walk.window = window;
+    }
+    let mut segs = 0;
+    let mut failed = None;
+    let walked = walk.memory.pieces(desc.addr, u64::from(desc.len), |ptr, len| {
+        segs += 1;
+        failed = push_seg(batch, first, head, ptr, len).err();
+        failed.is_none()
+    });
+    walked.map_err(|source| RingError::Memory { place: "descriptor", source })?;
+    match failed {
+        Some(stop) => Err(stop),
+        None => Ok(segs),
+    }
+}
+
+/// Entry `index` of an indirect table, copied once (fields as in a split ring).
+#[inline]
+fn read_entry(walk: &mut Walk<'_>, table: u64, index: u16) -> Result<Desc, Stop> {
+    let addr = table.wrapping_add(u64::from(index) * u64::from(DESC_BYTES));
+    if let Some(ptr) = walk.window.get(addr, DESC_BYTES)
+        && (ptr as usize).is_multiple_of(8)
+    {
+        // SAFETY: 16 bytes inside a region that `walk.memory` keeps mapped, 8-byte aligned.
+        return Ok(unsafe { Desc::read(ptr) });
+    }
+    read_entry_slow(walk.memory, table, addr)
+        .map_err(|source| RingError::Memory { place: "indirect table", source }.into())
+}
+
+/// As `read_entry`, for entries in another region, across two, or not aligned.
+#[cold]
+fn read_entry_slow(memory: &GuestMemory, table: u64, addr: u64) -> Result<Desc, MemoryError> {
+    if addr < table {
+        return Err(MemoryError::Wraps { addr: table, len: addr.wrapping_sub(table) });
+    }
+    let mut bytes = [0u8; DESC_BYTES as usize];
+    let mut at = 0;
+    memory.pieces(addr, u64::from(DESC_BYTES), |ptr, len| {
+        for i in 0..len {
+            // SAFETY: `ptr..ptr + len` is mapped while `memory` lives.
+            bytes[at + i] = unsafe { ptr.add(i).read_volatile() };
+        }
+        at += len;
+        true
+    })?;
+    Ok(Desc::from_bytes(bytes))
+}
