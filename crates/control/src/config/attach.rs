@@ -1,0 +1,168 @@
+//! Ports that come and go while the daemon runs: checked by the same rules as those of the files.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use thiserror::Error;
+
+use super::check::check;
+use super::decode;
+use super::model::{Config, PortConfig, VmConfig};
+use super::node::{Node, Value, from_json};
+use super::ports::{self, Home};
+use super::problem::{Problem, Problems};
+use super::reader::{Context, Reader};
+use super::value::check_name;
+
+/// Why a port was not attached.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// The VM has a port of this name.
+    #[error("VM {vm} already has a port {port}")]
+    Exists {
+        /// VM.
+        vm: String,
+        /// Port.
+        port: String,
+    },
+    /// Something is wrong with the request.
+    #[error(transparent)]
+    Invalid(#[from] Problems),
+}
+
+/// A port as it was attached, in the shape that [`Config::attach`] takes: for the list of run-time
+/// ports that survives the daemon.
+#[derive(Debug, Clone, Serialize)]
+pub struct AttachBody<'a> {
+    /// The port, under its kind.
+    #[serde(flatten)]
+    pub port: &'a PortConfig,
+    /// The VM's trust domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_domain: Option<&'a str>,
+    /// The VM's weight.
+    pub weight: u32,
+}
+
+impl Config {
+    /// Takes in a port described by `body`: `{"net": {...}}`, `{"disk": {...}}` or
+    /// `{"vsock": {...}}`, the inner table as in a config file. A VM that is not there is made;
+    /// `trust_domain` and `weight` beside the port are for it. On error nothing is changed.
+    pub fn attach(&mut self, vm: &str, body: &Json) -> Result<PortConfig, AttachError> {
+        let mut ctx = Context::default();
+        if let Err(what) = check_name(vm) {
+            ctx.note("vm", what, "use letters, digits, `.`, `_` and `-`, at most 64".into(), None);
+        }
+        let node = from_json(body);
+        let Some(request) = request(&mut ctx, &node, &self.daemon.run_dir, vm) else {
+            return Err(ctx.problems.into());
+        };
+        let name = request.port.name().to_string();
+        let old = self.vms.iter().position(|v| v.name == vm);
+        if old.is_some_and(|at| self.vms[at].ports().any(|p| p.name() == name)) {
+            return Err(AttachError::Exists { vm: vm.into(), port: name });
+        }
+        let mut next = self.clone();
+        let at = old.unwrap_or_else(|| {
+            next.vms.push(VmConfig::new(vm));
+            next.vms.len() - 1
+        });
+        request.apply_to(&mut ctx, &mut next.vms[at], old.is_none());
+        let prefix = prefix(at, &next.vms[at], &request.port);
+        next.vms[at].push_port(request.port.clone());
+        check(&mut ctx, &next);
+        if !ctx.problems.is_empty() {
+            return Err(relative_to(ctx.problems, &prefix).into());
+        }
+        *self = next;
+        Ok(request.port)
+    }
+
+    /// Forgets a port, and its VM with the last one. None when there is no such port.
+    pub fn detach(&mut self, vm: &str, port: &str) -> Option<PortConfig> {
+        let at = self.vms.iter().position(|v| v.name == vm)?;
+        let found = self.vms[at].ports().find(|p| p.name() == port)?;
+        self.vms[at].remove_port(port);
+        if self.vms[at].ports().next().is_none() {
+            self.vms.remove(at);
+        }
+        Some(found)
+    }
+}
+
+struct Request {
+    port: PortConfig,
+    trust_domain: Option<String>,
+    weight: Option<u32>,
+}
+
+impl Request {
+    /// Sets what a new VM is made with; an existing one keeps its own.
+    fn apply_to(&self, ctx: &mut Context, vm: &mut VmConfig, new: bool) {
+        if new {
+            vm.trust_domain.clone_from(&self.trust_domain);
+            vm.weight = self.weight.unwrap_or(1);
+            return;
+        }
+        let fix = "leave it out: it is set when the VM is made";
+        if self.trust_domain.is_some() && self.trust_domain != vm.trust_domain {
+            let what = format!("VM {} is in another trust domain", vm.name);
+            ctx.note("trust_domain", what, fix.into(), None);
+        }
+        if self.weight.is_some_and(|w| w != vm.weight) {
+            let what = format!("VM {} has weight {}", vm.name, vm.weight);
+            ctx.note("weight", what, fix.into(), None);
+        }
+    }
+}
+
+fn request(ctx: &mut Context, node: &Node, run_dir: &Path, vm: &str) -> Option<Request> {
+    let mut r = Reader::new(ctx, String::new(), node);
+    if !matches!(node.value, Value::Table(_)) {
+        return None;
+    }
+    let trust_domain = decode::trust_domain(&mut r);
+    let weight = decode::weight(&mut r);
+    let home = Home { run_dir, vm };
+    let kinds = [r.get("net"), r.get("disk"), r.get("vsock")];
+    r.finish();
+    let port = match kinds {
+        [Some(node), None, None] => {
+            PortConfig::Net(ports::net(Reader::new(ctx, "net".into(), node), &home))
+        }
+        [None, Some(node), None] => {
+            PortConfig::Disk(ports::disk(Reader::new(ctx, "disk".into(), node), &home))
+        }
+        [None, None, Some(node)] => {
+            PortConfig::Vsock(ports::vsock(Reader::new(ctx, "vsock".into(), node), &home))
+        }
+        _ => {
+            let fix = "give exactly one of `net`, `disk` and `vsock`".to_string();
+            ctx.note("", "the request does not name one port".into(), fix, None);
+            return None;
+        }
+    };
+    ctx.problems.is_empty().then_some(Request { port, trust_domain, weight })
+}
+
+/// Where the new port will stand in the config.
+fn prefix(at: usize, vm: &VmConfig, port: &PortConfig) -> String {
+    match port {
+        PortConfig::Net(_) => format!("vm[{at}].net[{}]", vm.nets.len()),
+        PortConfig::Disk(_) => format!("vm[{at}].disk[{}]", vm.disks.len()),
+        PortConfig::Vsock(_) => format!("vm[{at}].vsock"),
+    }
+}
+
+/// Names the fields as the sender of the request wrote them.
+fn relative_to(mut all: Problems, prefix: &str) -> Problems {
+    let kind = prefix.rsplit('.').next().unwrap_or(prefix);
+    let kind = kind.split('[').next().unwrap_or(kind);
+    for Problem { field, .. } in &mut all.problems {
+        if let Some(rest) = field.strip_prefix(prefix) {
+            *field = format!("{kind}{rest}");
+        }
+    }
+    all
+}

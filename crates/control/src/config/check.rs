@@ -1,0 +1,192 @@
+//! What can only be seen with the whole config in view: duplicates and references.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::path::{Component, Path, PathBuf};
+
+use base::limits::MAX_PORTS;
+
+use super::model::{Config, DiskConfig, HolderConfig, VmConfig};
+use super::reader::Context;
+use super::value::format_mac;
+
+/// Who first used each value of one kind.
+struct Taken<K> {
+    what: &'static str,
+    fix: &'static str,
+    by: HashMap<K, String>,
+}
+
+impl<K: Eq + Hash> Taken<K> {
+    fn new(what: &'static str, fix: &'static str) -> Self {
+        Self { what, fix, by: HashMap::new() }
+    }
+
+    /// Takes `key`, shown as `shown`, for `field`; a second taker is noted.
+    fn take(&mut self, ctx: &mut Context, key: K, shown: &str, field: &str) {
+        if let Some(first) = self.by.get(&key) {
+            let what = format!("{} {shown} is taken by {first}", self.what);
+            ctx.note(field, what, self.fix.into(), None);
+        } else {
+            self.by.insert(key, field.into());
+        }
+    }
+}
+
+/// Notes everything that two entries of the config contradict each other in.
+pub(crate) fn check(ctx: &mut Context, config: &Config) {
+    count(ctx, config);
+    names(ctx, config);
+    taps(ctx, config);
+    nets(ctx, config);
+    disks(ctx, config);
+    vsocks(ctx, config);
+    sockets(ctx, config);
+}
+
+fn count(ctx: &mut Context, config: &Config) {
+    let ports: usize = config.vms.iter().map(|vm| vm.ports().count()).sum();
+    if ports > MAX_PORTS {
+        let what = format!("all VMs together have {ports} ports");
+        let fix = format!("the limit of one daemon is {MAX_PORTS}");
+        ctx.note("vm", what, fix, Some(MAX_PORTS.to_string()));
+    }
+}
+
+fn names(ctx: &mut Context, config: &Config) {
+    let fix = "names must differ";
+    let mut switches = Taken::new("the name", fix);
+    for (i, switch) in config.switches.iter().enumerate() {
+        let name = switch.name.as_str();
+        switches.take(ctx, name, &format!("{name:?}"), &format!("switch[{i}].name"));
+    }
+    let mut vms = Taken::new("the name", fix);
+    for (i, vm) in config.vms.iter().enumerate() {
+        vms.take(ctx, vm.name.as_str(), &format!("{:?}", vm.name), &format!("vm[{i}].name"));
+        let mut ports = Taken::new("the name", fix);
+        for (field, name) in port_names(i, vm) {
+            ports.take(ctx, name, &format!("{name:?}"), &field);
+        }
+    }
+}
+
+fn port_names(i: usize, vm: &VmConfig) -> impl Iterator<Item = (String, &str)> {
+    let nets = vm.nets.iter().enumerate();
+    let disks = vm.disks.iter().enumerate();
+    nets.map(move |(j, net)| (format!("vm[{i}].net[{j}].name"), net.name.as_str()))
+        .chain(disks.map(move |(j, d)| (format!("vm[{i}].disk[{j}].name"), d.name.as_str())))
+        // A missing name was noted when it was read.
+        .filter(|(_, name)| !name.is_empty())
+}
+
+fn taps(ctx: &mut Context, config: &Config) {
+    let mut taps = Taken::new("the TAP", "give each switch its own");
+    for (i, switch) in config.switches.iter().enumerate() {
+        let Some(uplink) = &switch.uplink else {
+            continue;
+        };
+        let field = format!("switch[{i}].uplink.tap");
+        taps.take(ctx, uplink.tap.as_str(), &uplink.tap, &field);
+        if uplink.bridge.as_deref() == Some(uplink.tap.as_str()) {
+            let field = format!("switch[{i}].uplink.bridge");
+            let what = "is the TAP itself".to_string();
+            ctx.note(&field, what, "name the bridge it goes into".into(), None);
+        }
+    }
+}
+
+fn nets(ctx: &mut Context, config: &Config) {
+    let fix = "each address belongs to one port of a switch";
+    let mut macs = Taken::new("the MAC address", fix);
+    let mut ips = Taken::new("the IP address", fix);
+    for (i, vm) in config.vms.iter().enumerate() {
+        for (j, net) in vm.nets.iter().enumerate() {
+            let field = format!("vm[{i}].net[{j}]");
+            let switch = net.switch.as_str();
+            if !switch.is_empty() && !config.switches.iter().any(|s| s.name == switch) {
+                let what = format!("there is no switch {switch:?}");
+                let known: Vec<&str> = config.switches.iter().map(|s| s.name.as_str()).collect();
+                let fix = match known.as_slice() {
+                    [] => "add a [[switch]] with this name".into(),
+                    names => format!("add it, or name one of: {}", names.join(", ")),
+                };
+                ctx.note(&format!("{field}.switch"), what, fix, None);
+            }
+            if let Some(mac) = net.mac {
+                let shown = format_mac(mac);
+                macs.take(ctx, (switch, mac), &shown, &format!("{field}.mac"));
+            }
+            for ip in &net.addresses {
+                ips.take(ctx, (switch, *ip), &ip.to_string(), &format!("{field}.addresses"));
+            }
+        }
+    }
+}
+
+/// One image behind two disks destroys it, unless nobody writes.
+fn disks(ctx: &mut Context, config: &Config) {
+    let mut images: HashMap<PathBuf, (&DiskConfig, String)> = HashMap::new();
+    for (i, vm) in config.vms.iter().enumerate() {
+        for (j, disk) in vm.disks.iter().enumerate() {
+            let Some(path) = disk.format.path().filter(|p| !p.as_os_str().is_empty()) else {
+                continue;
+            };
+            let field = format!("vm[{i}].disk[{j}].path");
+            match images.get(&plain(path)) {
+                Some((first, by)) if !(first.read_only && disk.read_only) => {
+                    let what = format!("the image {} is used by {by}", path.display());
+                    let fix = "give each disk its own image, or make both read_only";
+                    ctx.note(&field, what, fix.into(), None);
+                }
+                Some(_) => {}
+                None => {
+                    images.insert(plain(path), (disk, field));
+                }
+            }
+        }
+    }
+}
+
+fn vsocks(ctx: &mut Context, config: &Config) {
+    let mut cids = Taken::new("the context id", "each VM of a host needs its own");
+    for (i, vm) in config.vms.iter().enumerate() {
+        // 0: missing, noted when it was read.
+        if let Some(vsock) = vm.vsock.as_ref().filter(|v| v.cid != 0) {
+            cids.take(ctx, vsock.cid, &vsock.cid.to_string(), &format!("vm[{i}].vsock.cid"));
+        }
+    }
+}
+
+fn sockets(ctx: &mut Context, config: &Config) {
+    let mut paths = Taken::new("the socket", "each needs its own path");
+    let mut take = |ctx: &mut Context, path: &Path, field: String| {
+        if !path.as_os_str().is_empty() {
+            paths.take(ctx, plain(path), &path.display().to_string(), &field);
+        }
+    };
+    let daemon = &config.daemon;
+    take(ctx, &daemon.control_socket, "daemon.control_socket".into());
+    match &daemon.holder {
+        HolderConfig::None => {}
+        HolderConfig::Own => take(ctx, &daemon.run_dir.join("holder.sock"), "daemon.holder".into()),
+        HolderConfig::External(path) => take(ctx, path, "daemon.holder".into()),
+    }
+    for (i, vm) in config.vms.iter().enumerate() {
+        for (j, net) in vm.nets.iter().enumerate() {
+            take(ctx, &net.endpoint.socket, format!("vm[{i}].net[{j}].socket"));
+        }
+        for (j, disk) in vm.disks.iter().enumerate() {
+            take(ctx, &disk.endpoint.socket, format!("vm[{i}].disk[{j}].socket"));
+        }
+        if let Some(vsock) = &vm.vsock {
+            take(ctx, &vsock.endpoint.socket, format!("vm[{i}].vsock.socket"));
+            take(ctx, &vsock.path, format!("vm[{i}].vsock.path"));
+        }
+    }
+}
+
+/// The path without `.` and doubled slashes. Links are not followed: the file may not exist yet,
+/// and the engine's lock on the image catches two ways to the same file.
+fn plain(path: &Path) -> PathBuf {
+    path.components().filter(|c| !matches!(c, Component::CurDir)).collect()
+}

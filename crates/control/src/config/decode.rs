@@ -1,0 +1,219 @@
+//! From a table to the config: `[daemon]`, `[sidecore]`, `[[switch]]`, `[[vm]]`.
+
+use std::path::{Path, PathBuf};
+
+use super::model::{
+    Config, DaemonConfig, HolderConfig, Placement, SidecoreConfig, SwitchConfig, UplinkConfig,
+    VmConfig,
+};
+use super::node::{Node, Value};
+use super::ports;
+use super::reader::{Context, Reader};
+
+/// Most sidecores: more threads than that polling is a typing error.
+const MAX_SIDECORES: u64 = 64;
+
+/// Highest CPU number taken (the size of the kernel's default CPU set).
+const MAX_CPU: u64 = 1023;
+
+/// Longest poll without work: beyond 10 ms a sleep costs nothing in comparison.
+const MAX_SPIN_US: u64 = 10_000;
+
+/// Longest name of an interface (`IFNAMSIZ` is 16 with the closing zero).
+const MAX_IF_NAME_LEN_BYTES: usize = 15;
+
+/// Largest weight of a VM.
+const MAX_WEIGHT: u64 = 1000;
+
+/// Where sockets are made when the config does not say.
+pub const DEFAULT_RUN_DIR: &str = "/run/millrace";
+
+static EMPTY: Node = Node { place: None, value: Value::Table(Vec::new()) };
+
+/// Reads the whole config.
+pub(crate) fn config(ctx: &mut Context, root: &Node) -> Config {
+    let mut reader = Reader::new(ctx, String::new(), root);
+    let daemon_node = reader.get("daemon").unwrap_or(&EMPTY);
+    let sidecore_node = reader.get("sidecore").unwrap_or(&EMPTY);
+    let switch_nodes = reader.list("switch");
+    let vm_nodes = reader.list("vm");
+    reader.finish();
+    let daemon = daemon(Reader::new(ctx, "daemon".into(), daemon_node));
+    let sidecore = sidecore(Reader::new(ctx, "sidecore".into(), sidecore_node));
+    let switches = switch_nodes.into_iter().map(|(p, n)| switch(Reader::new(ctx, p, n))).collect();
+    let vms = vm_nodes.into_iter().map(|(p, n)| vm(ctx, p, n, &daemon.run_dir)).collect();
+    Config { daemon, sidecore, switches, vms }
+}
+
+fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
+    let run_dir = r.path("run_dir").unwrap_or_else(|| DEFAULT_RUN_DIR.into());
+    let control_socket = r.path("control_socket").unwrap_or_else(|| run_dir.join("control.sock"));
+    r.socket_fits("control_socket", &control_socket, 0);
+    let holder = holder(&mut r);
+    if holder == HolderConfig::Own {
+        r.socket_fits("run_dir", &run_dir.join("holder.sock"), 0);
+    }
+    let log = log(&mut r);
+    r.finish();
+    DaemonConfig { run_dir, control_socket, holder, log }
+}
+
+fn holder(r: &mut Reader<'_, '_>) -> HolderConfig {
+    match r.get("holder").map(|n| &n.value) {
+        None | Some(Value::Bool(false)) => HolderConfig::None,
+        Some(Value::Bool(true)) => HolderConfig::Own,
+        Some(Value::Str(path)) => {
+            let path = PathBuf::from(path);
+            r.absolute("holder", &path);
+            r.socket_fits("holder", &path, 0);
+            HolderConfig::External(path)
+        }
+        Some(other) => {
+            let fix = "write true, false or the path of a holder's socket";
+            r.bad("holder", format!("is {}", other.kind()), fix);
+            HolderConfig::None
+        }
+    }
+}
+
+/// A level, or `target=level` directives with commas between.
+fn log(r: &mut Reader<'_, '_>) -> String {
+    let log = r.string("log").unwrap_or("info");
+    let level = |w: &str| matches!(w, "off" | "error" | "warn" | "info" | "debug" | "trace");
+    let target = |t: &str| {
+        !t.is_empty() && t.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':'))
+    };
+    let good = log.split(',').all(|word| match word.trim().split_once('=') {
+        Some((t, l)) => target(t) && level(l),
+        None => level(word.trim()),
+    });
+    if !good {
+        let fix = "write off, error, warn, info, debug or trace, or `info,net=debug`";
+        r.bad("log", format!("{log:?} is unknown"), fix);
+    }
+    log.into()
+}
+
+fn sidecore(mut r: Reader<'_, '_>) -> SidecoreConfig {
+    let count = match r.get("count") {
+        None => None,
+        Some(Node { value: Value::Str(s), .. }) if s == "auto" => Some(Placement::Auto),
+        Some(node) => r
+            .int_of("count", node, 1..=MAX_SIDECORES)
+            .and_then(|n| usize::try_from(n).ok())
+            .map(Placement::Count),
+    };
+    let cpus = cpus(&mut r);
+    let spin_us = match r.get("spin_us") {
+        None => None,
+        Some(Node { value: Value::Str(s), .. }) if s == "auto" => None,
+        Some(node) => {
+            r.int_of("spin_us", node, 0..=MAX_SPIN_US).and_then(|n| u32::try_from(n).ok())
+        }
+    };
+    let placement = match (count, cpus) {
+        (Some(Placement::Count(_)), Some(_)) => {
+            r.bad("count", "is given together with `cpus`", "keep one: `cpus` implies the count");
+            Placement::Auto
+        }
+        (_, Some(cpus)) => Placement::Cpus(cpus),
+        (Some(placement), None) => placement,
+        (None, None) => Placement::Auto,
+    };
+    r.finish();
+    SidecoreConfig { placement, spin_us }
+}
+
+fn cpus(r: &mut Reader<'_, '_>) -> Option<Vec<usize>> {
+    if let Some(Node { value: Value::Str(s), .. }) = r.get("cpus")
+        && s == "auto"
+    {
+        return None;
+    }
+    let here = r.get("cpus").is_some();
+    let mut cpus: Vec<usize> = Vec::new();
+    for (_, node) in r.list("cpus") {
+        let Some(cpu) = r.int_of("cpus", node, 0..=MAX_CPU) else {
+            continue;
+        };
+        let cpu = cpu as usize;
+        if cpus.contains(&cpu) {
+            r.bad("cpus", format!("names CPU {cpu} twice"), "name each CPU once");
+        }
+        cpus.push(cpu);
+    }
+    if here && cpus.is_empty() {
+        r.bad("cpus", "names no CPU", "name at least one, or take it out");
+    }
+    (!cpus.is_empty()).then_some(cpus)
+}
+
+fn switch(mut r: Reader<'_, '_>) -> SwitchConfig {
+    let name = r.name();
+    let hold_us = r.int("hold_us", 20_000, 0..=1_000_000) as u32;
+    let mac_age_s = r.int("mac_age_s", 300, 1..=86_400) as u32;
+    let uplink = r.get("uplink");
+    let path = format!("{}.uplink", r.path);
+    let uplink = uplink.map(|node| self::uplink(Reader::new(&mut *r.ctx, path, node)));
+    r.finish();
+    SwitchConfig { name, hold_us, mac_age_s, uplink }
+}
+
+fn uplink(mut r: Reader<'_, '_>) -> UplinkConfig {
+    let tap = r.required("tap", "\"mr0\"").unwrap_or("");
+    interface(&mut r, "tap", tap);
+    let bridge = r.string("bridge");
+    if let Some(bridge) = bridge {
+        interface(&mut r, "bridge", bridge);
+    }
+    let offloads = r.bool("offloads", true);
+    r.finish();
+    UplinkConfig { tap: tap.into(), bridge: bridge.map(Into::into), offloads }
+}
+
+/// What the kernel takes as an interface's name (`dev_valid_name`), and no `%`, which it would
+/// replace by a number.
+fn interface(r: &mut Reader<'_, '_>, key: &'static str, name: &str) {
+    let bad = |c: char| c.is_ascii_whitespace() || matches!(c, '/' | ':' | '%');
+    let missing = name.is_empty() && key == "tap" && r.get("tap").is_none();
+    let valid = !name.is_empty()
+        && name.len() <= MAX_IF_NAME_LEN_BYTES
+        && !name.contains(bad)
+        && name != "."
+        && name != "..";
+    if !valid && !missing {
+        let fix = "use 1 to 15 bytes without space, `/`, `:` and `%`";
+        r.bad(key, format!("{name:?} is no interface name"), fix);
+    }
+}
+
+fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig {
+    let mut r = Reader::new(ctx, path, node);
+    let name = r.name();
+    let weight = r.int("weight", 1, 1..=MAX_WEIGHT) as u32;
+    let trust_domain = trust_domain(&mut r);
+    let net_nodes = r.list("net");
+    let disk_nodes = r.list("disk");
+    let vsock_node = r.get("vsock");
+    let vsock_path = format!("{}.vsock", r.path);
+    r.finish();
+    let home = ports::Home { run_dir, vm: &name };
+    let nets =
+        net_nodes.into_iter().map(|(p, n)| ports::net(Reader::new(ctx, p, n), &home)).collect();
+    let disks =
+        disk_nodes.into_iter().map(|(p, n)| ports::disk(Reader::new(ctx, p, n), &home)).collect();
+    let vsock = vsock_node.map(|n| ports::vsock(Reader::new(ctx, vsock_path, n), &home));
+    VmConfig { weight, trust_domain, nets, disks, vsock, name }
+}
+
+/// The optional `trust_domain` of a VM.
+pub(crate) fn trust_domain(r: &mut Reader<'_, '_>) -> Option<String> {
+    let name = r.string("trust_domain")?;
+    Some(r.checked_name("trust_domain", name))
+}
+
+/// The optional `weight` in a request that attaches a port to a new VM.
+pub(crate) fn weight(r: &mut Reader<'_, '_>) -> Option<u32> {
+    r.get("weight")?;
+    Some(r.int("weight", 1, 1..=MAX_WEIGHT) as u32)
+}

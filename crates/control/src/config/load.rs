@@ -1,0 +1,146 @@
+//! Finding and reading the files.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::check::check;
+use super::decode;
+use super::model::Config;
+use super::node::{Node, Value, from_toml, merge};
+use super::problem::{Problem, Problems, Source};
+use super::reader::Context;
+
+/// Where the config is looked for.
+pub const DEFAULT_CONFIG: &str = "/etc/millrace/millrace.toml";
+
+/// Largest config file: 1,024 ports with every setting written out take half of it.
+pub const MAX_FILE_LEN_BYTES: u64 = 1 << 20;
+
+/// Most drop-in files: one per port, when a tool writes them.
+pub const MAX_DROP_INS: usize = 1024;
+
+/// Reads `path` and the drop-ins beside it (for `millrace.toml`: `millrace.d/*.toml`, in the order
+/// of their names), and checks everything. The error holds every problem of all files.
+pub fn load(path: &Path) -> Result<Config, Problems> {
+    let mut problems = Problems::default();
+    let mut sources = Vec::new();
+    match read(path) {
+        Ok(source) => sources.push(source),
+        Err(problem) => problems.push(problem),
+    }
+    for file in drop_ins(path, &mut problems) {
+        match read(&file) {
+            Ok(source) => sources.push(source),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    from_sources(sources, problems)
+}
+
+/// Checks one text, named `file` in problems.
+pub fn parse(file: &Path, text: &str) -> Result<Config, Problems> {
+    let source = Source { file: file.into(), text: text.into() };
+    from_sources(vec![Arc::new(source)], Problems::default())
+}
+
+fn from_sources(sources: Vec<Arc<Source>>, problems: Problems) -> Result<Config, Problems> {
+    let mut ctx = Context { problems, ..Context::default() };
+    let mut root = Node { place: None, value: Value::Table(Vec::new()) };
+    for source in &sources {
+        let node = from_toml(source, &mut ctx.problems);
+        merge(&mut root, node);
+    }
+    let config = decode::config(&mut ctx, &root);
+    check(&mut ctx, &config);
+    if ctx.problems.is_empty() { Ok(config) } else { Err(in_file_order(ctx.problems)) }
+}
+
+/// Problems are found by kind; a person mends them from top to bottom.
+fn in_file_order(mut all: Problems) -> Problems {
+    let files: Vec<PathBuf> = {
+        let mut seen = Vec::new();
+        for problem in all.problems.iter().filter_map(|p| p.location.as_ref()) {
+            if !seen.contains(&problem.file) {
+                seen.push(problem.file.clone());
+            }
+        }
+        seen
+    };
+    all.problems.sort_by_key(|p| {
+        p.location.as_ref().map(|l| {
+            let file = files.iter().position(|f| *f == l.file);
+            (file, l.line, l.column)
+        })
+    });
+    all
+}
+
+fn drop_ins(path: &Path, problems: &mut Problems) -> Vec<PathBuf> {
+    let folder = path.with_extension("d");
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
+        Err(e) => {
+            problems.push(unreadable(&folder, &e.to_string()));
+            return Vec::new();
+        }
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        match entry {
+            Ok(entry) => files.push(entry.path()),
+            Err(e) => problems.push(unreadable(&folder, &e.to_string())),
+        }
+    }
+    files.retain(|f| f.extension().is_some_and(|e| e == "toml"));
+    files.sort();
+    if files.len() > MAX_DROP_INS {
+        let mut problem = unreadable(&folder, &format!("it has {} drop-ins", files.len()));
+        problem.fix = format!("the limit is {MAX_DROP_INS}");
+        problem.limit = Some(MAX_DROP_INS.to_string());
+        problems.push(problem);
+        files.truncate(MAX_DROP_INS);
+    }
+    files
+}
+
+fn read(path: &Path) -> Result<Arc<Source>, Problem> {
+    let file = fs::File::open(path).map_err(|e| {
+        let mut problem = unreadable(path, &e.to_string());
+        if e.kind() == std::io::ErrorKind::NotFound {
+            problem.fix = "make it (millrace.toml.example shows every setting), or name another \
+                           with --config"
+                .into();
+        }
+        problem
+    })?;
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE_LEN_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| unreadable(path, &e.to_string()))?;
+    if bytes.len() as u64 > MAX_FILE_LEN_BYTES {
+        let mut problem =
+            unreadable(path, &format!("it is larger than {MAX_FILE_LEN_BYTES} bytes"));
+        problem.fix = "split it into drop-ins".into();
+        problem.limit = Some(MAX_FILE_LEN_BYTES.to_string());
+        return Err(problem);
+    }
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let mut problem = unreadable(path, &format!("it is not UTF-8: {}", e.utf8_error()));
+        problem.fix = "save it as UTF-8".into();
+        problem
+    })?;
+    Ok(Arc::new(Source { file: path.into(), text }))
+}
+
+fn unreadable(path: &Path, why: &str) -> Problem {
+    Problem {
+        field: String::new(),
+        what: format!("cannot read {}: {why}", path.display()),
+        fix: "make it readable for this user".into(),
+        limit: None,
+        location: None,
+    }
+}

@@ -1,0 +1,30 @@
+//! The config file: reading, checking, and the result.
+//!
+//! TOML and JSON are brought into one tree, from which settings are read one by one; a bad setting
+//! is noted and its default taken, so that one run finds every problem. What only the whole config
+//! shows (duplicates, references) is checked after.
+
+mod attach;
+mod check;
+mod decode;
+mod load;
+mod model;
+mod node;
+mod ports;
+mod problem;
+mod reader;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+pub use attach::{AttachBody, AttachError};
+pub use decode::DEFAULT_RUN_DIR;
+pub use load::{DEFAULT_CONFIG, MAX_DROP_INS, MAX_FILE_LEN_BYTES, load, parse};
+pub use model::{
+    BindMode, Config, DaemonConfig, DiskConfig, DiskFormat, EndpointConfig, HolderConfig,
+    NetConfig, Placement, PortConfig, SidecoreConfig, SocketMode, SwitchConfig, UplinkConfig,
+    VSOCK_PORT_NAME, VmConfig, VsockConfig,
+};
+pub use problem::{Location, MAX_PROBLEMS, Problem, Problems};
+pub use value::{MAX_SOCKET_PATH_LEN_BYTES, format_mac, parse_size};

@@ -1,0 +1,347 @@
+//! The config as the daemon uses it: defaults filled in, every value inside its limits.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Serialize, Serializer};
+
+use super::value::format_mac;
+
+/// Everything.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Config {
+    /// The daemon itself.
+    pub daemon: DaemonConfig,
+    /// Its polling threads.
+    pub sidecore: SidecoreConfig,
+    /// Switches, by their order in the files.
+    #[serde(rename = "switch")]
+    pub switches: Vec<SwitchConfig>,
+    /// VMs, by their order in the files.
+    #[serde(rename = "vm")]
+    pub vms: Vec<VmConfig>,
+}
+
+/// `[daemon]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DaemonConfig {
+    /// Where sockets are made by default.
+    pub run_dir: PathBuf,
+    /// The control API's socket.
+    pub control_socket: PathBuf,
+    /// Who keeps the sessions across a restart.
+    pub holder: HolderConfig,
+    /// What is logged: a level, or directives such as `info,net=debug`.
+    pub log: String,
+}
+
+/// Who keeps the sessions while the daemon restarts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HolderConfig {
+    /// Nobody: a restart disconnects the VMMs.
+    None,
+    /// A process that the daemon starts, at `run_dir/holder.sock`, and that outlives it.
+    Own,
+    /// A holder started by somebody else (its own systemd unit), at this socket.
+    External(PathBuf),
+}
+
+/// `[sidecore]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SidecoreConfig {
+    /// How many, and where.
+    pub placement: Placement,
+    /// Microseconds to poll without work before sleeping; none: by the machine's size.
+    pub spin_us: Option<u32>,
+}
+
+/// How many sidecores, and on which CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// By the machine's size, not pinned.
+    Auto,
+    /// So many, not pinned.
+    Count(usize),
+    /// One on each of these CPUs.
+    Cpus(Vec<usize>),
+}
+
+/// `[[switch]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SwitchConfig {
+    /// Name.
+    pub name: String,
+    /// How long frames wait for a receiver without buffers, in microseconds.
+    pub hold_us: u32,
+    /// How long a learned MAC lives without traffic, in seconds.
+    pub mac_age_s: u32,
+    /// The way out of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<UplinkConfig>,
+}
+
+/// `[switch.uplink]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UplinkConfig {
+    /// Name of the TAP interface, made when it is not there.
+    pub tap: String,
+    /// Bridge to put it into.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
+    /// Whether super-packets and partial checksums may cross it.
+    pub offloads: bool,
+}
+
+/// `[[vm]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VmConfig {
+    /// Name.
+    pub name: String,
+    /// Share of the host's I/O under contention (kept for credits, which come later).
+    pub weight: u32,
+    /// VMs of one trust domain may talk over vsock; none: this VM talks to the host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_domain: Option<String>,
+    /// Network ports.
+    #[serde(rename = "net")]
+    pub nets: Vec<NetConfig>,
+    /// Disks.
+    #[serde(rename = "disk")]
+    pub disks: Vec<DiskConfig>,
+    /// The vsock port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockConfig>,
+}
+
+/// Where the vhost-user socket is, and who makes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EndpointConfig {
+    /// Path of the socket.
+    pub socket: PathBuf,
+    /// Who listens.
+    pub mode: SocketMode,
+}
+
+/// Which side of a vhost-user socket we are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SocketMode {
+    /// We listen, the VMM connects.
+    Listen,
+    /// The VMM listens, we connect.
+    Dial,
+}
+
+/// What a network port checks of a frame's source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BindMode {
+    /// Nothing.
+    Off,
+    /// The MAC address.
+    Mac,
+    /// MAC and IP addresses, in IP, ARP and NDP.
+    MacAndIp,
+}
+
+/// `[[vm.net]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetConfig {
+    /// Name of the port, unique in the VM.
+    pub name: String,
+    /// The switch it is on.
+    pub switch: String,
+    /// The VM's MAC address; none: the first one seen.
+    #[serde(serialize_with = "mac_text", skip_serializing_if = "Option::is_none")]
+    pub mac: Option<[u8; 6]>,
+    /// Its IP addresses; empty: learned.
+    pub addresses: Vec<IpAddr>,
+    /// What is checked of a frame's source.
+    pub bind: BindMode,
+    /// Pairs of queues.
+    pub queue_pairs: u16,
+    /// Largest packet in bytes, without the Ethernet header.
+    pub mtu: u16,
+    /// Whether checksum and segmentation offloads are offered.
+    pub offloads: bool,
+    /// Whether packed rings are offered.
+    pub packed: bool,
+    /// The vhost-user socket.
+    #[serde(flatten)]
+    pub endpoint: EndpointConfig,
+}
+
+fn mac_text<S: Serializer>(mac: &Option<[u8; 6]>, s: S) -> Result<S::Ok, S::Error> {
+    mac.map(format_mac).serialize(s)
+}
+
+/// `[[vm.disk]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DiskConfig {
+    /// Name of the port, unique in the VM.
+    pub name: String,
+    /// What is behind it.
+    #[serde(flatten)]
+    pub format: DiskFormat,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Queues.
+    pub queues: u16,
+    /// Logical block size in bytes: 512, 1024, 2048 or 4096.
+    pub block_size: u32,
+    /// Serial number shown to the guest, at most 20 bytes.
+    pub serial: String,
+    /// Whether the write cache is on when the driver does not say.
+    pub writeback: bool,
+    /// Whether packed rings are offered.
+    pub packed: bool,
+    /// The vhost-user socket.
+    #[serde(flatten)]
+    pub endpoint: EndpointConfig,
+}
+
+/// What is behind a disk. Named by the config, never guessed from content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase", tag = "format")]
+pub enum DiskFormat {
+    /// A file or block device, byte for byte.
+    Raw {
+        /// Its path.
+        path: PathBuf,
+        /// Whether the page cache is passed by.
+        direct: bool,
+    },
+    /// A qcow2 image.
+    Qcow2 {
+        /// Its path.
+        path: PathBuf,
+        /// Whether the page cache is passed by.
+        direct: bool,
+        /// The only folder from which backing files are opened; none: images with one are refused.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        backing_dir: Option<PathBuf>,
+    },
+    /// Memory of the daemon, gone with it.
+    Memory {
+        /// Size in bytes.
+        #[serde(rename = "size")]
+        len_bytes: u64,
+    },
+    /// Nothing: writes are forgotten, reads are zeroes. For measurements.
+    Null {
+        /// Size in bytes.
+        #[serde(rename = "size")]
+        len_bytes: u64,
+    },
+}
+
+impl DiskFormat {
+    /// The word used in the config.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Raw { .. } => "raw",
+            Self::Qcow2 { .. } => "qcow2",
+            Self::Memory { .. } => "memory",
+            Self::Null { .. } => "null",
+        }
+    }
+
+    /// The image's path, for formats that have one.
+    pub fn path(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Raw { path, .. } | Self::Qcow2 { path, .. } => Some(path),
+            Self::Memory { .. } | Self::Null { .. } => None,
+        }
+    }
+}
+
+/// `[vm.vsock]`. The port's name is `vsock`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VsockConfig {
+    /// The VM's context id, unique on the host.
+    pub cid: u64,
+    /// Base of the host's Unix sockets: guests reach `<path>_<port>`, programs on the host connect
+    /// to `<path>` and ask for a port.
+    pub path: PathBuf,
+    /// The vhost-user socket.
+    #[serde(flatten)]
+    pub endpoint: EndpointConfig,
+}
+
+/// A port of any kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PortConfig {
+    /// A network port.
+    Net(NetConfig),
+    /// A disk.
+    Disk(DiskConfig),
+    /// The vsock port.
+    Vsock(VsockConfig),
+}
+
+/// Name of every VM's vsock port: there is one at most.
+pub const VSOCK_PORT_NAME: &str = "vsock";
+
+impl PortConfig {
+    /// Name within the VM.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Net(net) => &net.name,
+            Self::Disk(disk) => &disk.name,
+            Self::Vsock(_) => VSOCK_PORT_NAME,
+        }
+    }
+
+    /// The vhost-user socket.
+    pub fn endpoint(&self) -> &EndpointConfig {
+        match self {
+            Self::Net(net) => &net.endpoint,
+            Self::Disk(disk) => &disk.endpoint,
+            Self::Vsock(vsock) => &vsock.endpoint,
+        }
+    }
+}
+
+impl VmConfig {
+    /// A VM without ports.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            weight: 1,
+            trust_domain: None,
+            nets: Vec::new(),
+            disks: Vec::new(),
+            vsock: None,
+        }
+    }
+
+    /// All its ports: nets, disks, vsock.
+    pub fn ports(&self) -> impl Iterator<Item = PortConfig> + '_ {
+        let nets = self.nets.iter().cloned().map(PortConfig::Net);
+        let disks = self.disks.iter().cloned().map(PortConfig::Disk);
+        nets.chain(disks).chain(self.vsock.iter().cloned().map(PortConfig::Vsock))
+    }
+
+    /// Takes one port in, without any check.
+    pub(crate) fn push_port(&mut self, port: PortConfig) {
+        match port {
+            PortConfig::Net(net) => self.nets.push(net),
+            PortConfig::Disk(disk) => self.disks.push(disk),
+            PortConfig::Vsock(vsock) => self.vsock = Some(vsock),
+        }
+    }
+
+    /// Forgets one port; false when there is none of this name.
+    pub(crate) fn remove_port(&mut self, name: &str) -> bool {
+        let before = self.nets.len() + self.disks.len() + usize::from(self.vsock.is_some());
+        self.nets.retain(|n| n.name != name);
+        self.disks.retain(|d| d.name != name);
+        if name == VSOCK_PORT_NAME {
+            self.vsock = None;
+        }
+        before != self.nets.len() + self.disks.len() + usize::from(self.vsock.is_some())
+    }
+}

@@ -1,0 +1,266 @@
+//! From a table to a port: `[[vm.net]]`, `[[vm.disk]]`, `[vm.vsock]`.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use base::limits::MAX_QUEUES;
+
+use super::model::{
+    BindMode, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, VSOCK_PORT_NAME,
+    VsockConfig,
+};
+use super::node::Value;
+use super::reader::Reader;
+use super::value::parse_mac;
+
+/// Largest disk of memory: a typing error beyond.
+const MAX_MEMORY_DISK_LEN_BYTES: u64 = 1 << 40;
+
+/// Largest null disk (1 PiB): sectors stay far from 64-bit overflow.
+const MAX_NULL_DISK_LEN_BYTES: u64 = 1 << 50;
+
+/// A disk's serial number: `VIRTIO_BLK_ID_BYTES`.
+const MAX_SERIAL_LEN_BYTES: usize = 20;
+
+/// Most IP addresses bound to one port.
+const MAX_ADDRESSES: usize = 64;
+
+/// Bytes that `_4294967295`, the longest port, adds to the base of a vsock's Unix sockets.
+const VSOCK_SUFFIX_LEN_BYTES: usize = 11;
+
+/// Where a port lives: what its default socket is made of.
+pub(crate) struct Home<'a> {
+    pub(crate) run_dir: &'a Path,
+    pub(crate) vm: &'a str,
+}
+
+fn endpoint(r: &mut Reader<'_, '_>, home: &Home<'_>, port: &str) -> EndpointConfig {
+    let given = r.path("socket");
+    let socket = given.unwrap_or_else(|| home.run_dir.join(format!("{}-{port}.sock", home.vm)));
+    r.socket_fits("socket", &socket, 0);
+    let mode = r.choice("mode", &[("listen", SocketMode::Listen), ("dial", SocketMode::Dial)]);
+    EndpointConfig { socket, mode }
+}
+
+/// The name of a net or disk.
+fn port_name(r: &mut Reader<'_, '_>) -> String {
+    let name = r.name();
+    if name == VSOCK_PORT_NAME {
+        r.bad("name", "\"vsock\" is the name of every VM's vsock port", "take another name");
+    }
+    name
+}
+
+pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
+    let name = port_name(&mut r);
+    let switch = r.required("switch", "\"...\"").unwrap_or("").into();
+    let mac = mac(&mut r);
+    let addresses = addresses(&mut r);
+    let bind = r.choice(
+        "bind",
+        &[("mac-and-ip", BindMode::MacAndIp), ("mac", BindMode::Mac), ("off", BindMode::Off)],
+    );
+    if !addresses.is_empty() && bind != BindMode::MacAndIp {
+        let fix = "write bind = \"mac-and-ip\", or take the addresses out";
+        r.bad("addresses", "are checked only with bind = \"mac-and-ip\"", fix);
+    }
+    let queue_pairs = r.int("queue_pairs", 1, 1..=u64::from(MAX_QUEUES / 2)) as u16;
+    let mtu = r.int("mtu", 1500, 68..=65_535) as u16;
+    let offloads = r.bool("offloads", true);
+    let packed = r.bool("packed", true);
+    let endpoint = endpoint(&mut r, home, &name);
+    r.finish();
+    NetConfig { name, switch, mac, addresses, bind, queue_pairs, mtu, offloads, packed, endpoint }
+}
+
+fn mac(r: &mut Reader<'_, '_>) -> Option<[u8; 6]> {
+    let text = r.string("mac")?;
+    let mac = parse_mac(text);
+    match mac {
+        None => r.bad("mac", format!("{text:?} is no MAC address"), "write six hex bytes with `:`"),
+        Some([first, ..]) if first & 1 != 0 => {
+            r.bad("mac", format!("{text} is a group address"), "make the first byte even: 02:...");
+        }
+        Some([0, 0, 0, 0, 0, 0]) => r.bad("mac", "is all zero", "write an address: 02:..."),
+        Some(_) => {}
+    }
+    mac
+}
+
+fn addresses(r: &mut Reader<'_, '_>) -> Vec<IpAddr> {
+    let mut all: Vec<IpAddr> = Vec::new();
+    for (_, node) in r.list("addresses") {
+        let parsed = match &node.value {
+            Value::Str(s) => s.parse::<IpAddr>().map_err(|_| format!("{s:?} is no IP address")),
+            other => Err(format!("has {}", other.kind())),
+        };
+        match parsed {
+            Err(what) => r.bad("addresses", what, "write strings: [\"192.0.2.1\", \"fe80::1\"]"),
+            Ok(ip) if ip.is_multicast() || ip.is_unspecified() => {
+                r.bad("addresses", format!("{ip} belongs to no host"), "write the VM's own");
+            }
+            Ok(ip) if all.contains(&ip) => {
+                r.bad("addresses", format!("names {ip} twice"), "name it once");
+            }
+            Ok(ip) => all.push(ip),
+        }
+    }
+    if all.len() > MAX_ADDRESSES {
+        let what = format!("has {} entries", all.len());
+        r.bad("addresses", what, format!("the limit is {MAX_ADDRESSES}"));
+    }
+    all
+}
+
+pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
+    let name = port_name(&mut r);
+    let block_size = block_size(&mut r);
+    let format = format(&mut r, block_size);
+    let read_only = r.bool("read_only", false);
+    let queues = r.int("queues", 1, 1..=u64::from(MAX_QUEUES)) as u16;
+    let serial = r.string("serial").unwrap_or("").to_string();
+    if serial.len() > MAX_SERIAL_LEN_BYTES || !serial.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        r.bad("serial", format!("{serial:?} is no serial number"), "use at most 20 ASCII bytes");
+    }
+    let writeback = r.bool("writeback", true);
+    let packed = r.bool("packed", true);
+    let endpoint = endpoint(&mut r, home, &name);
+    r.finish();
+    DiskConfig { name, format, read_only, queues, block_size, serial, writeback, packed, endpoint }
+}
+
+fn block_size(r: &mut Reader<'_, '_>) -> u32 {
+    let size = r.int("block_size", 512, 512..=4096) as u32;
+    if !size.is_power_of_two() {
+        r.bad("block_size", format!("is {size}"), "write 512, 1024, 2048 or 4096");
+        return 512;
+    }
+    size
+}
+
+fn format(r: &mut Reader<'_, '_>, block_size: u32) -> DiskFormat {
+    #[derive(Clone, Copy)]
+    enum Word {
+        Missing,
+        Raw,
+        Qcow2,
+        Memory,
+        Null,
+    }
+    let words = [
+        ("raw", Word::Raw),
+        ("qcow2", Word::Qcow2),
+        ("memory", Word::Memory),
+        ("null", Word::Null),
+    ];
+    let word = if r.get("format").is_none() {
+        let fix = "add `format = \"raw\"`, \"qcow2\", \"memory\" or \"null\": it is never guessed, \
+                   since a guest can write any header";
+        r.bad("format", "is missing", fix);
+        Word::Missing
+    } else {
+        r.choice("format", &words)
+    };
+    let fields = FormatFields {
+        path: r.path("path"),
+        path_here: r.get("path").is_some(),
+        size: r.size("size"),
+        size_here: r.get("size").is_some(),
+        direct: r.bool("direct", false),
+        backing_dir: r.path("backing_dir"),
+    };
+    match word {
+        Word::Raw => fields.raw(r),
+        Word::Qcow2 => fields.qcow2(r),
+        Word::Memory => DiskFormat::Memory {
+            len_bytes: fields.sized(r, "memory", block_size, MAX_MEMORY_DISK_LEN_BYTES),
+        },
+        Word::Null => DiskFormat::Null {
+            len_bytes: fields.sized(r, "null", block_size, MAX_NULL_DISK_LEN_BYTES),
+        },
+        // Already noted; which of the other settings fit cannot be said.
+        Word::Missing => DiskFormat::Null { len_bytes: 0 },
+    }
+}
+
+/// The settings that only some formats have.
+struct FormatFields {
+    path: Option<PathBuf>,
+    path_here: bool,
+    size: Option<u64>,
+    size_here: bool,
+    direct: bool,
+    backing_dir: Option<PathBuf>,
+}
+
+impl FormatFields {
+    fn file(&self, r: &mut Reader<'_, '_>, format: &str) -> PathBuf {
+        if !self.path_here {
+            r.bad("path", "is missing", format!("a {format} disk needs the path of its image"));
+        }
+        if self.size_here {
+            let what = format!("does not go with format = \"{format}\"");
+            r.bad("size", what, "take it out: the size is that of the file");
+        }
+        self.path.clone().unwrap_or_default()
+    }
+
+    fn raw(self, r: &mut Reader<'_, '_>) -> DiskFormat {
+        let path = self.file(r, "raw");
+        if self.backing_dir.is_some() {
+            r.bad(
+                "backing_dir",
+                "does not go with format = \"raw\"",
+                "only qcow2 has backing files",
+            );
+        }
+        DiskFormat::Raw { path, direct: self.direct }
+    }
+
+    fn qcow2(self, r: &mut Reader<'_, '_>) -> DiskFormat {
+        let path = self.file(r, "qcow2");
+        DiskFormat::Qcow2 { path, direct: self.direct, backing_dir: self.backing_dir }
+    }
+
+    fn sized(self, r: &mut Reader<'_, '_>, format: &str, block_size: u32, limit: u64) -> u64 {
+        let unfit = format!("does not go with format = \"{format}\"");
+        for (key, here) in [
+            ("path", self.path_here),
+            ("direct", self.direct),
+            ("backing_dir", self.backing_dir.is_some()),
+        ] {
+            if here {
+                r.bad(key, unfit.as_str(), "take it out: there is no file");
+            }
+        }
+        if !self.size_here {
+            r.bad("size", "is missing", format!("a {format} disk needs one: `size = \"64MiB\"`"));
+        }
+        let Some(size) = self.size else {
+            return 0;
+        };
+        if size == 0 || size > limit || size % u64::from(block_size) != 0 {
+            let fix = format!("write a multiple of block_size {block_size} from 1 to {limit}");
+            r.bad("size", format!("is {size} bytes"), fix);
+        }
+        size
+    }
+}
+
+pub(crate) fn vsock(mut r: Reader<'_, '_>, home: &Home<'_>) -> VsockConfig {
+    // 0 to 2 name the hypervisor, the local and the host; 2^32 - 1 is "any".
+    let here = r.get("cid").is_some();
+    let cid = r.int("cid", 0, 3..=u64::from(u32::MAX) - 1);
+    if !here {
+        r.bad("cid", "is missing", "add `cid = 3` or another number unique on this host");
+    }
+    let path = r.path("path");
+    if r.get("path").is_none() {
+        r.bad("path", "is missing", "add the base of the host's Unix sockets, an absolute path");
+    }
+    let path = path.unwrap_or_default();
+    r.socket_fits("path", &path, VSOCK_SUFFIX_LEN_BYTES);
+    let endpoint = endpoint(&mut r, home, VSOCK_PORT_NAME);
+    r.finish();
+    VsockConfig { cid, path, endpoint }
+}

@@ -1,0 +1,320 @@
+//! What the control API asks of the daemon. The binary implements it on top of the engines; this
+//! crate knows none of them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base::counter::QueueStats;
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use thiserror::Error;
+
+use crate::config::{AttachError, SocketMode};
+
+/// The daemon, as the API sees it. Methods may block for as long as a device takes to answer.
+pub trait Plane: Send + Sync + 'static {
+    /// Everything worth showing.
+    fn status(&self) -> Status;
+
+    /// All ports, in the order of the config.
+    fn ports(&self) -> Vec<PortStatus>;
+
+    /// The counters.
+    fn metrics(&self) -> Metrics;
+
+    /// Makes a port and serves it. `body` is as in [`crate::config::Config::attach`].
+    fn attach(&self, vm: &str, body: &Json) -> Result<PortStatus, PlaneError>;
+
+    /// Stops a port, and drops it.
+    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError>;
+
+    /// Takes over a disk's new size: that of the file, or `len_bytes` where there is none. Returns
+    /// the size in bytes.
+    fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError>;
+
+    /// Plugs the cable in or out.
+    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError>;
+
+    /// Begins to stop the daemon, and returns. `forget`: sessions in the holder are dropped too.
+    fn shutdown(&self, forget: bool);
+}
+
+/// Why the daemon did not do what was asked.
+#[derive(Debug, Error)]
+pub enum PlaneError {
+    /// There is no such VM or port.
+    #[error("there is no {what} {name}")]
+    NotFound {
+        /// `VM`, `port`, `disk` or `net`.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The port cannot be attached as described.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A value of the request is wrong.
+    #[error("{field}: {what}")]
+    Invalid {
+        /// Which.
+        field: &'static str,
+        /// What is wrong with it, and the limit.
+        what: String,
+        /// The limit.
+        limit: Option<String>,
+    },
+    /// The request does not go with the daemon's state.
+    #[error("{0}")]
+    Conflict(String),
+    /// The engine or the operating system refused.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Answer of `GET /v1/status`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Process id.
+    pub pid: u32,
+    /// Seconds since the start.
+    pub uptime_s: u64,
+    /// Config file.
+    pub config: Option<PathBuf>,
+    /// Who keeps the sessions across a restart.
+    pub holder: HolderStatus,
+    /// Polling threads.
+    pub sidecores: Vec<SidecoreStatus>,
+    /// Switches.
+    pub switches: Vec<SwitchStatus>,
+    /// VMs.
+    pub vms: Vec<VmStatus>,
+}
+
+/// The holder.
+#[derive(Debug, Clone, Serialize)]
+pub struct HolderStatus {
+    /// Whether there is one.
+    pub enabled: bool,
+    /// Its socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+}
+
+/// One polling thread.
+#[derive(Debug, Clone, Serialize)]
+pub struct SidecoreStatus {
+    /// Number.
+    pub index: usize,
+    /// CPU it is pinned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<usize>,
+    /// Microseconds it polls without work before it sleeps.
+    pub spin_us: u32,
+    /// Workers on it.
+    pub workers: u64,
+    /// Rounds over all workers.
+    pub rounds: u64,
+    /// Rounds in which something was done.
+    pub busy_rounds: u64,
+    /// Times it went to sleep.
+    pub sleeps: u64,
+    /// Nanoseconds spent in busy rounds.
+    pub busy_ns: u64,
+    /// Workers lost to a panic.
+    pub panics: u64,
+}
+
+/// One switch.
+#[derive(Debug, Clone, Serialize)]
+pub struct SwitchStatus {
+    /// Name.
+    pub name: String,
+    /// Sidecore it runs on.
+    pub sidecore: usize,
+    /// The TAP it goes out through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<String>,
+    /// Addresses it knows.
+    pub macs: Vec<MacStatus>,
+}
+
+/// One line of a switch's table.
+#[derive(Debug, Clone, Serialize)]
+pub struct MacStatus {
+    /// MAC address.
+    pub mac: String,
+    /// VLAN, where the table is kept per VLAN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// Port, or `uplink`.
+    pub port: String,
+    /// Seconds since it was last seen.
+    pub age_s: u64,
+}
+
+/// One VM.
+#[derive(Debug, Clone, Serialize)]
+pub struct VmStatus {
+    /// Name.
+    pub name: String,
+    /// Weight.
+    pub weight: u32,
+    /// Trust domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_domain: Option<String>,
+    /// Ports.
+    pub ports: Vec<PortStatus>,
+}
+
+/// The kinds of port, as the API names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PortKind {
+    /// A network port.
+    Net,
+    /// A disk.
+    Disk,
+    /// A vsock port.
+    Vsock,
+}
+
+impl PortKind {
+    /// The name in listings and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Net => "net",
+            Self::Disk => "disk",
+            Self::Vsock => "vsock",
+        }
+    }
+}
+
+/// Whether a port works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// It does.
+    Ok,
+    /// The guest or the VMM broke a rule; it works again after a reset of the device.
+    Broken,
+}
+
+/// One port.
+#[derive(Debug, Clone, Serialize)]
+pub struct PortStatus {
+    /// VM.
+    pub vm: String,
+    /// Port.
+    pub port: String,
+    /// Kind.
+    pub kind: PortKind,
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Who listens on it.
+    pub mode: SocketMode,
+    /// Whether a VMM is connected.
+    pub connected: bool,
+    /// Whether it works.
+    pub health: Health,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Virtio features that the driver took, in hexadecimal.
+    pub features: String,
+    /// Queues it has.
+    pub queues: u16,
+    /// Queues that run.
+    pub queues_running: u16,
+    /// Regions of guest memory.
+    pub memory_regions: usize,
+    /// Connections since the start.
+    pub connections: u64,
+    /// Requests, frames or packets of all queues.
+    pub requests: u64,
+    /// Their payload bytes.
+    pub bytes: u64,
+    /// Drops and refusals.
+    pub drops: u64,
+    /// What only a network port has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub net: Option<NetStatus>,
+    /// What only a disk has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskStatus>,
+    /// What only a vsock port has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockStatus>,
+}
+
+/// What only a network port has.
+#[derive(Debug, Clone, Serialize)]
+pub struct NetStatus {
+    /// Switch.
+    pub switch: String,
+    /// MAC address of the config.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// Whether the cable is in.
+    pub link: bool,
+}
+
+/// What only a disk has.
+#[derive(Debug, Clone, Serialize)]
+pub struct DiskStatus {
+    /// Format.
+    pub format: String,
+    /// Image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Size.
+    pub len_bytes: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// What only a vsock port has.
+#[derive(Debug, Clone, Serialize)]
+pub struct VsockStatus {
+    /// Context id.
+    pub cid: u64,
+    /// Base of the host's Unix sockets.
+    pub path: PathBuf,
+    /// Open connections.
+    pub open_connections: u64,
+}
+
+/// Everything that `GET /v1/metrics` shows.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Version of the daemon.
+    pub version: String,
+    /// Seconds since the start.
+    pub uptime_s: u64,
+    /// Polling threads.
+    pub sidecores: Vec<SidecoreStatus>,
+    /// Ports.
+    pub ports: Vec<PortMetrics>,
+    /// Uplinks of switches: switch, counters.
+    pub uplinks: Vec<(String, Arc<QueueStats>)>,
+}
+
+/// One port's counters.
+#[derive(Debug)]
+pub struct PortMetrics {
+    /// VM.
+    pub vm: String,
+    /// Port.
+    pub port: String,
+    /// Kind.
+    pub kind: PortKind,
+    /// Whether a VMM is connected.
+    pub connected: bool,
+    /// Whether it works.
+    pub healthy: bool,
+    /// Connections since the start.
+    pub connections: u64,
+    /// One per queue, in order.
+    pub queues: Vec<Arc<QueueStats>>,
+}

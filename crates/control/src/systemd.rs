@@ -1,0 +1,147 @@
+//! What systemd wants to hear: `sd_notify(3)` in a few lines.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Speaks to the service manager that started us; silent when there is none.
+#[derive(Debug, Clone, Default)]
+pub struct Notifier {
+    socket: Option<OsString>,
+    watchdog: Option<Duration>,
+}
+
+impl Notifier {
+    /// From `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
+    pub fn from_env() -> Self {
+        let watchdog = watchdog(
+            std::env::var("WATCHDOG_USEC").ok().as_deref(),
+            std::env::var("WATCHDOG_PID").ok().as_deref(),
+            std::process::id(),
+        );
+        Self { socket: std::env::var_os("NOTIFY_SOCKET"), watchdog }
+    }
+
+    /// Speaks to `socket`: a path, or `@` and an abstract name.
+    pub fn to_socket(socket: impl Into<OsString>) -> Self {
+        Self { socket: Some(socket.into()), watchdog: None }
+    }
+
+    /// How often [`Notifier::alive`] is to be called: half of what the manager allows.
+    pub fn watchdog_interval(&self) -> Option<Duration> {
+        self.socket.as_ref()?;
+        self.watchdog.map(|w| w / 2)
+    }
+
+    /// Everything is up.
+    pub fn ready(&self, status: &str) {
+        self.send(&format!("READY=1\nSTATUS={}", line(status)));
+    }
+
+    /// The daemon stops.
+    pub fn stopping(&self) {
+        self.send("STOPPING=1\nSTATUS=stopping");
+    }
+
+    /// One line for `systemctl status`.
+    pub fn status(&self, status: &str) {
+        self.send(&format!("STATUS={}", line(status)));
+    }
+
+    /// Still alive.
+    pub fn alive(&self) {
+        self.send("WATCHDOG=1");
+    }
+
+    fn send(&self, text: &str) {
+        let Some(socket) = &self.socket else {
+            return;
+        };
+        if let Err(e) = send(socket, text.as_bytes()) {
+            tracing::warn!("telling the service manager at {}: {e}", socket.display());
+        }
+    }
+}
+
+/// A status must not smuggle in another assignment.
+fn line(status: &str) -> String {
+    status.replace(['\n', '\r'], " ")
+}
+
+fn watchdog(usec: Option<&str>, pid: Option<&str>, own_pid: u32) -> Option<Duration> {
+    // Without WATCHDOG_PID it is meant for us; with it only when it names us.
+    if pid.is_some_and(|pid| pid.parse() != Ok(own_pid)) {
+        return None;
+    }
+    usec?.parse().ok().filter(|us| *us > 0).map(Duration::from_micros)
+}
+
+fn send(socket: &OsStr, text: &[u8]) -> std::io::Result<()> {
+    let bytes = socket.as_bytes();
+    let address = match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+        None => SocketAddrUnix::new(bytes)?,
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    rustix::net::sendto(&fd, text, SendFlags::NOSIGNAL, &address)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+    use super::*;
+
+    fn receive(socket: &UnixDatagram) -> String {
+        let mut buffer = [0u8; 256];
+        let n = socket.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..n].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn messages_arrive_at_a_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let notifier = Notifier::to_socket(&path);
+        notifier.ready("3 ports\nMAINPID=1");
+        assert_eq!(receive(&manager), "READY=1\nSTATUS=3 ports MAINPID=1");
+        notifier.alive();
+        assert_eq!(receive(&manager), "WATCHDOG=1");
+        notifier.stopping();
+        assert_eq!(receive(&manager), "STOPPING=1\nSTATUS=stopping");
+    }
+
+    #[test]
+    fn messages_arrive_at_an_abstract_name() {
+        let name = format!("millrace-test-{}", std::process::id());
+        let manager = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap());
+        let manager = manager.unwrap();
+        Notifier::to_socket(format!("@{name}")).status("hello");
+        assert_eq!(receive(&manager), "STATUS=hello");
+    }
+
+    #[test]
+    fn without_a_manager_nothing_happens() {
+        Notifier::default().ready("x");
+        assert_eq!(Notifier::default().watchdog_interval(), None);
+        // A manager that went away is no reason to stop serving.
+        Notifier::to_socket("/nonexistent/notify").alive();
+    }
+
+    #[test]
+    fn the_watchdog_is_for_the_named_process_only() {
+        let ten = Some(Duration::from_secs(10));
+        assert_eq!(watchdog(Some("10000000"), None, 7), ten);
+        assert_eq!(watchdog(Some("10000000"), Some("7"), 7), ten);
+        assert_eq!(watchdog(Some("10000000"), Some("8"), 7), None);
+        assert_eq!(watchdog(Some("0"), None, 7), None);
+        assert_eq!(watchdog(Some("soon"), None, 7), None);
+        assert_eq!(watchdog(None, None, 7), None);
+    }
+}
