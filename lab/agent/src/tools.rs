@@ -1,0 +1,121 @@
+//! Network test tools; each prints one JSON object, so that tests and benchmarks read numbers and
+//! not prose.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use crate::AgentError;
+
+pub mod rr;
+pub mod stream;
+pub mod xfer;
+
+mod xfer_udp;
+
+/// Port of the echo server ([`rr::server`]), TCP and UDP.
+pub const RR_PORT: u16 = 7000;
+/// Port of the sink ([`stream::sink`]), TCP and UDP.
+pub const SINK_PORT: u16 = 7001;
+
+const USAGE: &str = "\
+rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES] | sink [PORT] | \
+tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
+xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
+
+/// Runs a tool by its command line; `None` when the name is no tool's.
+///
+/// # Errors
+/// The tool's own error, or its usage.
+pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
+    let usage = || AgentError::Usage(USAGE.into());
+    Some(match arguments {
+        ["rr-server", rest @ ..] => number(rest, 0, RR_PORT).and_then(|port| {
+            let server = rr::server(port)?;
+            println!("{}", serde_json::json!({"listening": server.port()}));
+            server.wait()
+        }),
+        ["rr", kind @ ("tcp" | "udp"), addr, secs, rest @ ..] => {
+            let run = || {
+                let (to, secs) = (address(addr, RR_PORT)?, seconds(secs)?);
+                let bytes = number(rest, 0, 1)?;
+                print(&if *kind == "tcp" {
+                    rr::tcp(to, secs, bytes)?
+                } else {
+                    rr::udp(to, secs, bytes)?
+                });
+                Ok(())
+            };
+            run()
+        }
+        ["sink", rest @ ..] => number(rest, 0, SINK_PORT).and_then(|port| {
+            let sink = stream::sink(port)?;
+            println!("{}", serde_json::json!({"listening": sink.port()}));
+            sink.wait()
+        }),
+        ["tcp-stream", addr, secs, rest @ ..] => {
+            let run = || {
+                let (to, secs) = (address(addr, SINK_PORT)?, seconds(secs)?);
+                print(&stream::tcp(to, secs, number(rest, 0, 128 * 1024)?)?);
+                Ok(())
+            };
+            run()
+        }
+        ["udp-small", addr, secs, rest @ ..] => {
+            let run = || {
+                let (to, secs) = (address(addr, SINK_PORT)?, seconds(secs)?);
+                print(&stream::udp(to, secs, number(rest, 0, 16)?)?);
+                Ok(())
+            };
+            run()
+        }
+        ["xfer", side, kind, role, addr, bytes, rest @ ..] => {
+            let run = || {
+                let bytes = bytes.parse().map_err(|_| usage())?;
+                let seed = number(rest, 0, 1)?;
+                let report = xfer::run(side, kind, role, addr, xfer::Content { bytes, seed })?;
+                print(&report.json());
+                Ok(())
+            };
+            run()
+        }
+        ["rr" | "tcp-stream" | "udp-small" | "xfer", ..] => Err(usage()),
+        _ => return None,
+    })
+}
+
+fn print(value: &serde_json::Value) {
+    println!("{value}");
+}
+
+fn number<T: std::str::FromStr>(rest: &[&str], at: usize, default: T) -> Result<T, AgentError> {
+    match rest.get(at) {
+        None => Ok(default),
+        Some(text) => text.parse().map_err(|_| AgentError::Usage(USAGE.into())),
+    }
+}
+
+fn seconds(text: &str) -> Result<std::time::Duration, AgentError> {
+    let secs: f64 = text.parse().map_err(|_| AgentError::Usage(USAGE.into()))?;
+    std::time::Duration::try_from_secs_f64(secs).map_err(|_| AgentError::Usage(USAGE.into()))
+}
+
+/// `10.0.0.1`, `10.0.0.1:80`, `fd00::1`, `[fd00::1]:80` or `[fe80::1%2]:80`.
+pub(crate) fn address(text: &str, port: u16) -> Result<SocketAddr, AgentError> {
+    if let Ok(ip) = text.parse::<std::net::IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    text.to_socket_addrs()
+        .ok()
+        .and_then(|mut all| all.next())
+        .ok_or_else(|| AgentError::Usage(format!("{text:?} is no address; {USAGE}")))
+}
+
+/// Mean, 50th and 99th percentile of a list of nanoseconds, in microseconds.
+pub(crate) fn percentiles(mut nanos: Vec<u32>) -> (f64, f64, f64) {
+    if nanos.is_empty() {
+        return (0.0, 0.0, 0.0);
+    }
+    nanos.sort_unstable();
+    let at = |part: f64| f64::from(nanos[(((nanos.len() - 1) as f64) * part) as usize]) / 1e3;
+    let mean = nanos.iter().map(|&nanos| f64::from(nanos)).sum::<f64>() / nanos.len() as f64 / 1e3;
+    (mean, at(0.5), at(0.99))
+}
