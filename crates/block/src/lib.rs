@@ -1,1 +1,65 @@
-//! block
+//! The block device engine: virtio-blk requests on raw, qcow2, memory and null back ends.
+//!
+//! # Theory of operation
+//! A [`BlockPort`] is one disk of a VM: to its session a `vhost_user::Device`, below it a
+//! [`Backend`]. Each virtqueue that runs is one worker on a sidecore with a disk of its own (for
+//! files: an io_uring), so that queues share nothing but counters of the size and the write cache.
+//!
+//! A poll of a queue has four parts. Steps that wait from earlier polls are given to the disk. New
+//! chains are popped, each into a slot that was allocated when the queue started: the slot's
+//! `ChainBuf` keeps the segments at a fixed address and the memory table mapped until the request
+//! is done. The request is copied once, checked and given to the disk, which reads and writes guest
+//! memory directly. One call starts everything, finished operations are taken in, and their chains
+//! are completed together, with one notification. Nothing of this allocates, and only the start is
+//! a system call.
+//!
+//! A request is a list of ranges, done in steps, each in as many operations as the disk needs. That
+//! one loop serves short reads and writes, direct I/O with unaligned guest buffers (through bounce
+//! buffers), zeroes on file systems that cannot zero, stages, and fairness: a large request is many
+//! steps, and others have their turn in between.
+//!
+//! Durability: a FLUSH completes after `fdatasync`, which covers every write that completed before
+//! it was started. Without the write cache (`writeback` off, switched off by the driver, or a
+//! driver that cannot flush) each write is followed by such a flush before it completes.
+//!
+//! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
+//!
+//! # Limits
+//! See [`limits`]: each number with its reason.
+//!
+//! - 256 requests in flight per queue, 64 taken at once, 1 MiB per operation and per poll.
+//! - 254 data segments and 64 MiB per request; 16 ranges of at most 1 GiB per DISCARD or WRITE
+//!   ZEROES.
+//! - 32 bounce buffers of 128 KiB per queue, only for direct I/O and for ports with stages.
+//! - Memory disks up to 64 GiB; qcow2 chains up to 8 images.
+//! - One daemon per image: a lock that another holder has is an error, never waited for.
+//! - SECURE ERASE, zones and lifetime are not offered.
+
+pub mod backend;
+mod bytes;
+pub mod config;
+mod device;
+mod done;
+mod engine;
+pub mod error;
+mod file;
+mod flight;
+pub mod limits;
+mod log;
+pub mod memory;
+pub mod metrics;
+pub mod null;
+pub mod qcow2;
+pub mod raw;
+mod request;
+mod slab;
+
+pub use backend::{Backend, Demands};
+pub use config::{BackendConfig, BlockPortConfig, Topology};
+pub use device::BlockPort;
+pub use error::BlockError;
+pub use metrics::{BlockStats, QueueSnapshot};
+pub use request::Refusal;
+
+#[cfg(test)]
+mod test_support;

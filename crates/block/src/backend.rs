@@ -1,0 +1,50 @@
+//! What a port needs from the world below: one [`Disk`] per queue, over the same bytes.
+
+use base::io::Disk;
+
+use crate::error::BlockError;
+
+/// How the disks of a back end want to be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demands {
+    /// Buffers must start at, and be, multiples of this; 1: no demand. Else data that a guest did
+    /// not align goes through bounce buffers.
+    pub mem_align: u32,
+    /// Offsets and lengths must be multiples of this (never more than the port's block size).
+    pub offset_align: u32,
+    /// Most bytes of one DISCARD or WRITE ZEROES operation. Disks that do them while the sidecore
+    /// waits ask for little.
+    pub max_range_bytes: u64,
+    /// Each operation copies data with the CPU (for the counters).
+    pub copies: bool,
+}
+
+impl Demands {
+    /// No demands at all.
+    pub const NONE: Self =
+        Self { mem_align: 1, offset_align: 1, max_range_bytes: u64::MAX, copies: false };
+}
+
+/// The bytes of a disk, shared by all queues of a port. Called from the session's thread, never
+/// from a sidecore.
+pub trait Backend: Send + Sync {
+    /// `raw`, `qcow2`, `memory`, `null`.
+    fn kind(&self) -> &'static str;
+
+    /// A disk for one queue, with room for `depth` operations at a time.
+    fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError>;
+
+    /// Size in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// Demands of the disks made by [`Backend::open_queue`].
+    fn demands(&self) -> Demands {
+        Demands::NONE
+    }
+
+    /// Looks at the size again (`None`), or changes it, where the back end can. Returns the size.
+    fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError>;
+
+    /// Makes all completed writes durable; waits for it.
+    fn sync(&self) -> Result<(), BlockError>;
+}

@@ -1,0 +1,359 @@
+//! A disk port: what a session sees, and the hands of the administrator.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base::clock::Clock;
+use base::counter::QueueStats;
+use queue::{GuestMemory, Vring};
+use sidecore::{Sidecore, SidecoreError, WorkerRef};
+use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
+
+use crate::backend::Backend;
+use crate::config::{
+    BackendConfig, BlockPortConfig, ConfigSpace, MAX_CONFIG_LEN_BYTES, Topology, WRITEBACK_OFFSET,
+    feature,
+};
+use crate::engine::{Engine, PortState};
+use crate::error::BlockError;
+use crate::memory::MemoryBackend;
+use crate::metrics::{BlockStats, QueueSnapshot};
+use crate::null::NullBackend;
+use crate::qcow2::Qcow2Backend;
+use crate::raw::RawBackend;
+use crate::slab;
+
+/// How often the end of a queue says that it still waits for its disk.
+const DRAIN_REPORT: Duration = Duration::from_secs(10);
+
+/// One queue as the port knows it.
+#[derive(Default)]
+struct QueueState {
+    worker: Option<WorkerRef<Engine>>,
+    ring_stats: Option<Arc<QueueStats>>,
+}
+
+/// See the module's text.
+pub struct BlockPort {
+    name: String,
+    state: Arc<PortState>,
+    backend: Arc<dyn Backend>,
+    cores: Vec<Sidecore>,
+    features: u64,
+    topology: Topology,
+    /// The write cache as configured: what a reset goes back to.
+    writeback: bool,
+    /// Features acknowledged by the driver.
+    driver_features: AtomicU64,
+    queues: Mutex<Vec<QueueState>>,
+    block_stats: Vec<Arc<BlockStats>>,
+    notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
+}
+
+impl std::fmt::Debug for BlockPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlockPort")
+            .field("name", &self.name)
+            .field("backend", &self.backend.kind())
+            .finish_non_exhaustive()
+    }
+}
+
+impl BlockPort {
+    /// Opens the back end and makes the port; queue *i* will run on core *i* modulo their number
+    /// (all on the first when there are stages). The clock is part of every port's constructor;
+    /// a disk gets the time from its sidecores.
+    pub fn new(
+        config: BlockPortConfig,
+        cores: &[Sidecore],
+        _clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>, BlockError> {
+        config.check()?;
+        let backend: Arc<dyn Backend> = match &config.backend {
+            BackendConfig::Raw { path, direct } => {
+                Arc::new(RawBackend::open(path, *direct, config.read_only, config.block_size)?)
+            }
+            BackendConfig::Qcow2 { path, backing_dir, direct } => Arc::new(Qcow2Backend::open(
+                path,
+                backing_dir.as_deref(),
+                *direct,
+                config.read_only,
+            )?),
+            BackendConfig::Memory { len_bytes } => Arc::new(MemoryBackend::new(*len_bytes)?),
+            BackendConfig::Null { len_bytes } => Arc::new(NullBackend::new(*len_bytes)?),
+        };
+        Self::with_backend(config, backend, cores)
+    }
+
+    /// A port over any back end (`config.backend` is not looked at): for simulators and for back
+    /// ends of other crates.
+    pub fn with_backend(
+        config: BlockPortConfig,
+        backend: Arc<dyn Backend>,
+        cores: &[Sidecore],
+    ) -> Result<Arc<Self>, BlockError> {
+        config.check()?;
+        if cores.is_empty() {
+            return Err(BlockError::Config {
+                port: config.name,
+                what: "the number of sidecores",
+                value: "0".into(),
+                rule: "at least 1".into(),
+            });
+        }
+        let features = config.features();
+        let cores = if config.stages.is_empty() { cores } else { &cores[..1] };
+        let state = Arc::new(PortState {
+            len_bytes: AtomicU64::new(backend.len_bytes()),
+            writeback: AtomicBool::new(config.writeback),
+            read_only: config.read_only,
+            discard: features & feature::DISCARD != 0,
+            block_size: config.block_size,
+            serial: slab::serial(&config.serial),
+            demands: backend.demands(),
+            has_stages: !config.stages.is_empty(),
+            stages: Mutex::new(config.stages),
+        });
+        let count = usize::from(config.queues);
+        Ok(Arc::new(Self {
+            name: config.name,
+            state,
+            backend,
+            cores: cores.to_vec(),
+            features,
+            topology: config.topology,
+            writeback: config.writeback,
+            driver_features: AtomicU64::new(0),
+            queues: Mutex::new((0..count).map(|_| QueueState::default()).collect()),
+            block_stats: (0..count).map(|_| Arc::default()).collect(),
+            notifier: Mutex::new(None),
+        }))
+    }
+
+    /// The port's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `raw`, `qcow2`, `memory`, `null`.
+    pub fn backend_kind(&self) -> &'static str {
+        self.backend.kind()
+    }
+
+    /// Size of the disk in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.state.len_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the write cache is on now.
+    pub fn writeback(&self) -> bool {
+        self.state.writeback.load(Ordering::Relaxed)
+    }
+
+    /// Counters, queue by queue.
+    pub fn stats(&self) -> Vec<QueueSnapshot> {
+        let queues = self.lock();
+        let snapshot =
+            |(index, (queue, block)): (usize, (&QueueState, &Arc<BlockStats>))| QueueSnapshot {
+                index: index as u16,
+                running: queue.worker.is_some(),
+                block: Arc::clone(block),
+                ring: queue.ring_stats.clone(),
+            };
+        queues.iter().zip(&self.block_stats).enumerate().map(snapshot).collect()
+    }
+
+    /// Looks at the size of the image again (`None`), or changes the size of a memory or null disk,
+    /// and tells the guest when it changed. Returns the size. Requests beyond a smaller size fail
+    /// from then on.
+    pub fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
+        let len = self.backend.resize(new_len_bytes)?;
+        if self.state.len_bytes.swap(len, Ordering::Relaxed) != len {
+            tracing::info!(port = %self.name, len_bytes = len, "disk resized");
+            let notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(notifier) = notifier {
+                notifier.config_changed();
+            }
+        }
+        Ok(len)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<QueueState>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The write cache that holds for a driver with these features, until it says otherwise. A
+    /// driver that cannot flush gets write-through (virtio 1.2, 5.2.6.2).
+    fn initial_writeback(&self, features: u64) -> bool {
+        self.writeback && features & feature::FLUSH != 0
+    }
+
+    /// Waits for the requests in flight, then takes the worker off its sidecore.
+    fn take_off(&self, index: usize, worker: &WorkerRef<Engine>) -> Result<Vring, DeviceError> {
+        let (notice, drained) = mpsc::channel();
+        worker.call(move |engine, _| engine.drain(notice)).map_err(failed)?;
+        loop {
+            match drained.recv_timeout(DRAIN_REPORT) {
+                Ok(()) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!(port = %self.name, queue = index, "waiting for the disk");
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(DeviceError::Failed(format!(
+                        "disk {}: queue {index} went with its sidecore",
+                        self.name
+                    )));
+                }
+            }
+        }
+        worker
+            .call(|engine, watcher| engine.watched().into_iter().for_each(|fd| watcher.unwatch(fd)))
+            .map_err(failed)?;
+        Ok(worker.remove().map_err(failed)?.into_vring())
+    }
+}
+
+fn failed(e: SidecoreError) -> DeviceError {
+    DeviceError::Failed(e.to_string())
+}
+
+impl Device for BlockPort {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Block
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.block_stats.len() as u16
+    }
+
+    fn wants_inflight(&self) -> bool {
+        true
+    }
+
+    fn has_config(&self) -> bool {
+        true
+    }
+
+    fn read_config(&self, offset: u32, out: &mut [u8]) -> Result<(), DeviceError> {
+        let space = ConfigSpace {
+            len_bytes: self.len_bytes(),
+            block_size: self.state.block_size,
+            topology: self.topology,
+            writeback: self.writeback(),
+            queues: self.queue_count(),
+            features: self.features,
+        };
+        if space.read(offset, out) {
+            return Ok(());
+        }
+        Err(DeviceError::OutOfRange {
+            what: "end of a disk's config read",
+            value: u64::from(offset) + out.len() as u64,
+            limit: u64::from(MAX_CONFIG_LEN_BYTES),
+        })
+    }
+
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
+        let &[value] = data else {
+            return Err(DeviceError::Unsupported("writing disk config other than the write cache"));
+        };
+        if offset != WRITEBACK_OFFSET {
+            return Err(DeviceError::Unsupported("writing disk config other than the write cache"));
+        }
+        if self.driver_features.load(Ordering::Relaxed) & feature::CONFIG_WCE == 0 {
+            return Err(DeviceError::Unsupported("switching the write cache without CONFIG_WCE"));
+        }
+        if value > 1 {
+            let (what, limit) = ("write cache", 1);
+            return Err(DeviceError::OutOfRange { what, value: value.into(), limit });
+        }
+        let was_on = self.state.writeback.swap(value == 1, Ordering::SeqCst);
+        if was_on && value == 0 {
+            // What completed while the cache was on must not stay volatile now that the driver
+            // believes in write-through.
+            self.backend.sync().map_err(|e| DeviceError::Failed(e.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn activate(&self, features: u64) -> Result<(), DeviceError> {
+        self.driver_features.store(features, Ordering::Relaxed);
+        self.state.writeback.store(self.initial_writeback(features), Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
+        let index = usize::from(vring.parts.index);
+        let mut queues = self.lock();
+        let count = queues.len() as u64;
+        let Some(queue) = queues.get_mut(index) else {
+            let (what, value, limit) = ("disk queue", index as u64, count - 1);
+            return Err(DeviceError::OutOfRange { what, value, limit });
+        };
+        if queue.worker.is_some() {
+            return Err(DeviceError::Failed(format!("queue {index} is already running")));
+        }
+        queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
+        let open = |depth| self.backend.open_queue(depth);
+        let stats = Arc::clone(&self.block_stats[index]);
+        let engine = Engine::new(vring, Arc::clone(&self.state), stats, open)
+            .map_err(|e| DeviceError::Failed(e.to_string()))?;
+        let worker = self.cores[index % self.cores.len()].add(engine).map_err(failed)?;
+        let watched = worker
+            .call(|engine, watcher| {
+                engine.watched().into_iter().try_for_each(|fd| watcher.watch(fd))
+            })
+            .map_err(failed)
+            .and_then(|r| r.map_err(|e| DeviceError::Failed(format!("watching a kick: {e}"))));
+        if let Err(e) = watched {
+            // Not started is not half started.
+            let _ = worker.remove();
+            return Err(e);
+        }
+        queue.worker = Some(worker);
+        Ok(())
+    }
+
+    fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
+        let index = usize::from(index);
+        let worker = self.lock().get_mut(index).and_then(|q| q.worker.take());
+        worker.map(|w| self.take_off(index, &w)).transpose()
+    }
+
+    fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
+        let workers: Vec<WorkerRef<Engine>> =
+            self.lock().iter().filter_map(|q| q.worker.clone()).collect();
+        for worker in workers {
+            let memory = Arc::clone(&memory);
+            worker.call(move |engine, _| engine.set_memory(memory)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>) {
+        *self.notifier.lock().unwrap_or_else(PoisonError::into_inner) = notifier;
+    }
+
+    fn reset(&self) {
+        for index in 0..self.queue_count() {
+            if let Err(e) = self.stop_queue(index) {
+                tracing::warn!(port = %self.name, queue = index, "stopping at reset: {e}");
+            }
+        }
+        self.driver_features.store(0, Ordering::Relaxed);
+        self.state.writeback.store(self.writeback, Ordering::SeqCst);
+    }
+}
+
+impl Drop for BlockPort {
+    fn drop(&mut self) {
+        // A port that nobody holds must not leave workers on the sidecores.
+        self.reset();
+    }
+}

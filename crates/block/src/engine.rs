@@ -1,0 +1,393 @@
+//! One virtqueue of a disk on its sidecore: takes requests, drives them through the disk, completes
+//! them in whatever order they finish.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, PoisonError};
+
+use base::io::{Disk, DiskDone};
+use queue::{Batch, Completion, RingError, Vring};
+use sidecore::{Arm, Worker};
+use stage::{BlockStage, Direction, Verdict};
+
+use crate::backend::Demands;
+use crate::error::BlockError;
+use crate::flight::{Flight, Issue, Next};
+use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, POLL_BUDGET_BYTES};
+use crate::log::ErrorLog;
+use crate::metrics::BlockStats;
+use crate::request::{self, Geometry, Refusal, Request, Status};
+use crate::slab::{Bounces, Job, Serial, Slab, Work};
+
+/// What all queues of a port share. Written by the session's thread, read by sidecores.
+pub(crate) struct PortState {
+    /// Size of the disk.
+    pub len_bytes: AtomicU64,
+    /// The write cache is on: writes are durable after a flush only.
+    pub writeback: AtomicBool,
+    pub read_only: bool,
+    pub discard: bool,
+    pub block_size: u32,
+    pub serial: Serial,
+    pub demands: Demands,
+    /// First to last on the way from the VM. All queues of a port with stages are on one sidecore,
+    /// so this lock is never waited for; ports without stages never take it.
+    pub stages: Mutex<Vec<Box<dyn BlockStage>>>,
+    pub has_stages: bool,
+}
+
+impl PortState {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            len_bytes: self.len_bytes.load(Ordering::Relaxed),
+            block_size: self.block_size,
+            read_only: self.read_only,
+            discard: self.discard,
+        }
+    }
+
+    /// Shows `data` to all stages; false when one refuses it.
+    pub fn run_stages(&self, direction: Direction, offset: u64, data: &mut [u8]) -> bool {
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pass =
+            |stage: &mut Box<dyn BlockStage>| stage.push(direction, offset, data) == Verdict::Pass;
+        match direction {
+            Direction::FromVm => stages.iter_mut().all(&mut pass),
+            Direction::ToVm => stages.iter_mut().rev().all(&mut pass),
+        }
+    }
+}
+
+/// The worker of one queue.
+pub(crate) struct Engine {
+    pub vring: Vring,
+    pub(crate) flight: Flight,
+    port: Arc<PortState>,
+    stats: Arc<BlockStats>,
+    batch: Batch,
+    done: Vec<DiskDone>,
+    completions: Vec<Completion>,
+    log: ErrorLog,
+    /// Told when the last request is done; from then on nothing is taken.
+    drained: Option<Sender<()>>,
+}
+
+impl Engine {
+    /// Allocates everything that the queue will ever need.
+    pub fn new(
+        vring: Vring,
+        port: Arc<PortState>,
+        stats: Arc<BlockStats>,
+        open: impl FnOnce(u16) -> Result<Box<dyn Disk>, BlockError>,
+    ) -> Result<Self, BlockError> {
+        let depth = Self::depth(&vring);
+        let bounce = port.has_stages || port.demands.mem_align > 1;
+        let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
+        Ok(Self {
+            vring,
+            flight: Flight::new(open(depth)?, Slab::new(depth), bounces),
+            port,
+            stats,
+            batch: Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8),
+            done: Vec::with_capacity(usize::from(depth)),
+            completions: Vec::with_capacity(usize::from(depth)),
+            log: ErrorLog::default(),
+            drained: None,
+        })
+    }
+
+    fn depth(vring: &Vring) -> u16 {
+        vring.queue.size().clamp(1, MAX_IN_FLIGHT)
+    }
+
+    /// Takes no more requests; tells `notice` when those in flight are done.
+    pub fn drain(&mut self, notice: Sender<()>) {
+        self.drained = Some(notice);
+        self.check_drained();
+    }
+
+    /// Moves the queue to a changed memory table. Requests in flight keep theirs.
+    pub fn set_memory(&mut self, memory: Arc<queue::GuestMemory>) {
+        // The batch is empty between polls, but holds the table of its last chains.
+        self.batch = Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8);
+        if let Err(e) = self.vring.queue.set_memory(memory) {
+            self.vring.fail(&e);
+        }
+    }
+
+    /// Descriptors that wake this worker.
+    pub fn watched(&self) -> Vec<RawFd> {
+        self.vring.kick_fd().into_iter().chain(self.flight.disk.event_fd()).collect()
+    }
+
+    /// The queue, after a drain.
+    pub fn into_vring(self) -> Vring {
+        self.vring
+    }
+
+    fn check_drained(&mut self) {
+        if self.flight.slab.taken() == 0
+            && let Some(notice) = &self.drained
+        {
+            // A second notice finds nobody listening, or a channel that is read once.
+            let _ = notice.send(());
+        }
+    }
+
+    /// Takes what fits from the ring.
+    fn take(&mut self) -> usize {
+        let room = self.flight.slab.free.len().min(BATCH_CHAINS);
+        if room == 0 || self.drained.is_some() {
+            return 0;
+        }
+        let taken = self.vring.pop(&mut self.batch, room);
+        for index in 0..taken {
+            self.start(index);
+        }
+        if taken > 0 {
+            self.batch.clear();
+        }
+        taken
+    }
+
+    /// Loads a popped chain into a slot and begins its request.
+    fn start(&mut self, index: usize) {
+        let Some(slot) = self.flight.slab.free.pop() else { return };
+        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        if !s.chain.load(&self.batch, index) {
+            self.flight.slab.free.push(slot);
+            return self.break_port(index, "more segments than a request may have (256)");
+        }
+        s.taken = true;
+        if s.chain.chain().writable_len == 0 {
+            self.flight.release(slot);
+            return self.break_port(index, "no room for the status byte");
+        }
+        match request::parse(&s.chain.chain(), &self.port.geometry(), &mut s.ranges) {
+            Ok(request) => self.begin(slot, request),
+            Err((status, refusal)) => self.refuse(slot, status, refusal),
+        }
+    }
+
+    fn break_port(&mut self, index: usize, what: &'static str) {
+        let head = self.batch.get(index).id;
+        self.vring.fail(&RingError::BadRequest { head, what });
+    }
+
+    fn begin(&mut self, slot: u16, request: Request) {
+        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        let first = s.ranges[0];
+        s.job = match request {
+            Request::Read(range) => Job::new(Work::Read, range),
+            Request::Write(range) => Job::new(Work::Write, range),
+            Request::Flush => Job::new(Work::Flush, request::Range::default()),
+            Request::GetId => return self.get_id(slot),
+            Request::Discard(n) => Job { range_count: n, ..Job::new(Work::Discard, first) },
+            Request::WriteZeroes(n) => Job {
+                range_count: n,
+                // Stages see what is written: zeroes then pass through them as data.
+                by_writing: self.port.has_stages,
+                ..Job::new(Work::WriteZeroes, first)
+            },
+        };
+        if s.job.work != Work::Flush && self.flight.skip_empty_ranges(slot) {
+            // Nothing to move, but write-through still promises durability: nothing was written.
+            return self.finish(slot, Status::Ok);
+        }
+        self.flight.slab.ready.push_back(slot);
+    }
+
+    /// GET ID: the serial number, then zeroes up to the status byte.
+    fn get_id(&mut self, slot: u16) {
+        let chain = self.flight.slab.slots[usize::from(slot)].chain.chain();
+        let room = chain.writable_len as usize - 1;
+        let id_len = self.port.serial.len().min(room);
+        queue::seg::copy_in(chain.writable, 0, &self.port.serial[..id_len]);
+        queue::seg::fill_zero(chain.writable, id_len, room - id_len);
+        self.stats.get_ids.add(1);
+        self.complete(slot, Status::Ok, room as u32 + 1);
+    }
+
+    fn refuse(&mut self, slot: u16, status: Status, refusal: Refusal) {
+        self.stats.refused[refusal as usize].add(1);
+        self.log.refused(self.vring.parts.health.name(), self.vring.parts.index, refusal);
+        self.complete(slot, status, 1);
+    }
+
+    /// Ends a request that was begun.
+    fn finish(&mut self, slot: u16, status: Status) {
+        let s = &self.flight.slab.slots[usize::from(slot)];
+        let chain = s.chain.chain();
+        let mut written = 1;
+        match s.job.work {
+            Work::Read => {
+                self.stats.reads.add(1);
+                if status == Status::Ok {
+                    written = chain.writable_len;
+                    self.count_bytes(u64::from(written) - 1, true);
+                }
+            }
+            Work::Write => {
+                self.stats.writes.add(1);
+                if status == Status::Ok {
+                    self.count_bytes(s.job.range.len, false);
+                }
+            }
+            Work::Flush => self.stats.flushes.add(1),
+            Work::Discard => self.stats.discards.add(1),
+            Work::WriteZeroes => self.stats.write_zeroes.add(1),
+        }
+        self.complete(slot, status, written);
+    }
+
+    fn count_bytes(&self, len: u64, read: bool) {
+        let counter = if read { &self.stats.read_bytes } else { &self.stats.written_bytes };
+        counter.add(len);
+        self.vring.parts.stats.bytes.add(len);
+        if self.port.demands.copies {
+            self.vring.parts.stats.copied_bytes.add(len);
+        }
+    }
+
+    /// Writes the status byte and frees the slot; the completion is published with its batch.
+    fn complete(&mut self, slot: u16, status: Status, written: u32) {
+        let chain = self.flight.slab.slots[usize::from(slot)].chain.chain();
+        let last = chain.writable_len as usize - 1;
+        queue::seg::copy_in(chain.writable, last, &[status as u8]);
+        // The status byte is the last one, and failed reads may have written too: all is dirty.
+        self.vring.queue.mark_written(chain.writable, chain.writable_len as usize);
+        self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
+        self.flight.release(slot);
+    }
+
+    /// Gives waiting requests to the disk until it is full, a bounce buffer is missing, or this
+    /// poll's share is used up.
+    fn issue(&mut self, budget: &mut u64) -> usize {
+        let mut issued = 0;
+        while *budget > 0 {
+            let Some(&slot) = self.flight.slab.ready.front() else { break };
+            match self.flight.issue(slot, &self.port) {
+                Issue::Sent(bytes) => {
+                    *budget = budget.saturating_sub(bytes);
+                    self.stats.disk_ops.add(1);
+                }
+                Issue::Blocked => break,
+                Issue::StageRefused => {
+                    self.stats.stage_refused.add(1);
+                    self.finish(slot, Status::IoErr);
+                }
+                Issue::Failed(errno) => self.fail(slot, errno),
+            }
+            self.flight.slab.ready.pop_front();
+            issued += 1;
+        }
+        issued
+    }
+
+    /// Starts what was issued and takes in what has finished.
+    fn collect(&mut self) -> usize {
+        if self.flight.in_disk == 0 {
+            return 0;
+        }
+        if let Err(e) = self.flight.disk.flush_submissions() {
+            self.log.broken_disk(self.vring.parts.health.name(), self.vring.parts.index, &e);
+        }
+        self.done.clear();
+        self.flight.disk.reap(&mut self.done);
+        for k in 0..self.done.len() {
+            let DiskDone { token, result } = self.done[k];
+            self.advance(token, result);
+        }
+        self.done.len()
+    }
+
+    /// One operation finished: the request goes on, or ends.
+    fn advance(&mut self, token: u32, result: Result<u32, i32>) {
+        let Some(slot) = self.flight.returned(token) else { return };
+        match self.flight.advance(slot, result, &self.port, &self.stats, &self.vring) {
+            Next::Again => self.flight.slab.ready.push_front(slot),
+            Next::Step => self.flight.slab.ready.push_back(slot),
+            Next::Finished => self.finish(slot, Status::Ok),
+            Next::StageRefused => {
+                self.stats.stage_refused.add(1);
+                self.finish(slot, Status::IoErr);
+            }
+            Next::Failed(errno) => self.fail(slot, errno),
+        }
+    }
+
+    /// The disk refused or failed: the guest sees an I/O error, the log sees the cause.
+    fn fail(&mut self, slot: u16, errno: i32) {
+        self.stats.io_errors.add(1);
+        if errno == libc::ENOSPC || errno == libc::EDQUOT {
+            self.stats.no_space.add(1);
+        }
+        let job = self.flight.slab.slots[usize::from(slot)].job;
+        self.log.failed(self.vring.parts.health.name(), self.vring.parts.index, &job, errno);
+        self.finish(slot, Status::IoErr);
+    }
+
+    /// Makes this poll's completions visible and rings once.
+    fn publish(&mut self) {
+        self.stats.in_flight.set(self.flight.slab.taken() as u64);
+        if self.completions.is_empty() {
+            return;
+        }
+        self.vring.push(&self.completions);
+        self.completions.clear();
+        self.vring.notify();
+        self.check_drained();
+    }
+}
+
+impl Worker for Engine {
+    fn poll(&mut self, now_ns: u64) -> usize {
+        self.log.now_ns = now_ns;
+        let mut budget = POLL_BUDGET_BYTES;
+        // Steps of earlier requests first: they wait longest.
+        let mut work = self.issue(&mut budget);
+        if budget > 0 {
+            work += self.take();
+            work += self.issue(&mut budget);
+        }
+        work += self.collect();
+        if work > 0 {
+            self.publish();
+        }
+        work
+    }
+
+    fn arm(&mut self, now_ns: u64) -> Arm {
+        self.log.now_ns = now_ns;
+        self.flight.disk.set_wakeups(true);
+        // What finished before the disk was told to ring.
+        if self.collect() > 0 {
+            self.publish();
+            return Arm::Busy;
+        }
+        if !self.flight.slab.ready.is_empty() && self.flight.in_disk == 0 {
+            return Arm::Busy;
+        }
+        // With every slot taken the next event is a completion, not a kick.
+        if self.flight.slab.free.is_empty() || self.drained.is_some() {
+            return Arm::Idle;
+        }
+        if self.vring.arm() { Arm::Busy } else { Arm::Idle }
+    }
+
+    fn disarm(&mut self) {
+        self.flight.disk.set_wakeups(false);
+        self.vring.disarm();
+    }
+
+    fn fired(&mut self, fd: RawFd) {
+        if self.vring.kick_fd() == Some(fd) {
+            self.vring.kicked();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! What can be wrong with a disk port: every text names what, where and the limit.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a disk port could not be made or changed.
+#[derive(Debug, Error)]
+pub enum BlockError {
+    /// A value of the config is outside its limits.
+    #[error("disk port {port}: {what} is {value}; it must be {rule}")]
+    Config {
+        /// The port's name.
+        port: String,
+        /// Which value.
+        what: &'static str,
+        /// What was given.
+        value: String,
+        /// The rule it breaks, with the limit.
+        rule: String,
+    },
+    /// The operating system refused something about a file.
+    #[error("{what} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("{} is a {found}; a disk image must be a regular file or a block device", path.display())]
+    NotAFile {
+        /// Which file.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// Someone else serves this image.
+    #[error(
+        "{} is in use: another process holds a lock on it; two daemons must never serve one image",
+        path.display()
+    )]
+    Locked {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// Direct I/O needs larger blocks than the disk has.
+    #[error(
+        "{}: direct I/O works in units of {align} bytes there, but the disk's block size is \
+         {block_size}: raise block_size or switch direct off",
+        path.display()
+    )]
+    DirectAlignment {
+        /// Which file.
+        path: PathBuf,
+        /// Unit of the file system, in bytes.
+        align: u32,
+        /// Block size of the port, in bytes.
+        block_size: u32,
+    },
+    /// A qcow2 image that is refused.
+    #[error("qcow2 image {}: {reason}", path.display())]
+    Image {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A memory file, an io_uring, an event or a thread could not be made.
+    #[error("disk back end: {what}: {source}")]
+    Resource {
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The new size is not possible.
+    #[error("cannot resize to {len_bytes} bytes: {reason}")]
+    Resize {
+        /// The size asked for.
+        len_bytes: u64,
+        /// Why, with the limit.
+        reason: String,
+    },
+}
+
+impl BlockError {
+    /// For `map_err` on file operations.
+    pub(crate) fn file(
+        what: &'static str,
+        path: &std::path::Path,
+    ) -> impl FnOnce(io::Error) -> BlockError {
+        let path = path.to_path_buf();
+        move |source| BlockError::File { what, path, source }
+    }
+
+    /// For `map_err` on everything else the system may refuse.
+    pub(crate) fn resource(what: &'static str) -> impl FnOnce(io::Error) -> BlockError {
+        move |source| BlockError::Resource { what, source }
+    }
+}

@@ -1,0 +1,146 @@
+//! Opening image files: once, without blocking, checked by descriptor, locked.
+//!
+//! A path is looked at exactly once (`open`); everything after that, type, size, alignment, lock,
+//! uses the descriptor, so that nothing can be exchanged in between (F2). The lock is an
+//! open-file-description lock over the whole file: for writing, or shared for read-only disks.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+
+use crate::error::BlockError;
+
+/// How to open an image.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OpenMode {
+    pub read_only: bool,
+    pub direct: bool,
+}
+
+impl OpenMode {
+    /// Non-blocking for the open itself only: a FIFO must not hang the daemon before it is refused.
+    fn flags(self) -> OFlags {
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        flags |= if self.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        if self.direct {
+            flags |= OFlags::DIRECT;
+        }
+        flags
+    }
+}
+
+/// An open, checked and locked image.
+#[derive(Debug)]
+pub(crate) struct Image(File);
+
+impl Image {
+    /// The file.
+    pub fn get(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        // Closing would release the lock too, but the kernel takes a ring apart in the background
+        // and holds the file until then: the next daemon must not find it locked.
+        let _ = set_lock(&self.0, libc::F_UNLCK);
+    }
+}
+
+/// Opens, checks and locks an image that the administrator named. Symbolic links are followed:
+/// volume managers name block devices by them.
+pub(crate) fn open_image(path: &Path, mode: OpenMode) -> Result<Image, BlockError> {
+    let fd = rustix::fs::open(path, mode.flags(), Mode::empty())
+        .map_err(|e| BlockError::file("cannot open", path)(e.into()))?;
+    admit(fd, path, mode)
+}
+
+/// Opens, checks and locks an image that another image named: below `dir`, with no symbolic link
+/// on the way and no way out (F1). `relative` is relative to `dir`.
+pub(crate) fn open_beneath(
+    dir: &OwnedFd,
+    relative: &Path,
+    mode: OpenMode,
+) -> Result<Image, BlockError> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let fd = rustix::fs::openat2(dir, relative, mode.flags(), Mode::empty(), resolve)
+        .map_err(|e| BlockError::file("cannot open the backing file", relative)(e.into()))?;
+    admit(fd, relative, mode)
+}
+
+/// Type check, lock, and back to blocking: io_uring fails operations on non-blocking files with
+/// EAGAIN instead of waiting for the disk.
+fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Image, BlockError> {
+    let stat =
+        rustix::fs::fstat(&fd).map_err(|e| BlockError::file("cannot stat", path)(e.into()))?;
+    let found = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::BlockDevice => None,
+        FileType::Directory => Some("directory"),
+        FileType::Fifo => Some("FIFO"),
+        FileType::Socket => Some("socket"),
+        FileType::CharacterDevice => Some("character device"),
+        _ => Some("special file"),
+    };
+    if let Some(found) = found {
+        return Err(BlockError::NotAFile { path: path.to_path_buf(), found });
+    }
+    lock(&fd, path, mode.read_only)?;
+    let clear = rustix::fs::fcntl_getfl(&fd)
+        .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags & !OFlags::NONBLOCK));
+    clear.map_err(|e| BlockError::file("cannot set flags of", path)(e.into()))?;
+    Ok(Image(File::from(fd)))
+}
+
+/// Takes the lock, or says who cannot have it. Released by the kernel with the last descriptor of
+/// this opening, also after `kill -9`.
+fn lock(fd: &OwnedFd, path: &Path, read_only: bool) -> Result<(), BlockError> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let Err(error) = set_lock(fd, kind) else { return Ok(()) };
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(BlockError::Locked { path: path.to_path_buf() }),
+        _ => Err(BlockError::file("cannot lock", path)(error)),
+    }
+}
+
+/// Sets the whole-file lock of this opening to `kind`.
+fn set_lock(fd: &impl AsRawFd, kind: libc::c_int) -> io::Result<()> {
+    let request = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the descriptor is open and `request` a valid `struct flock` for the call.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Size of a regular file or block device (which `stat` gives as 0).
+pub(crate) fn len_bytes(file: &File) -> io::Result<u64> {
+    let stat = rustix::fs::fstat(file)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        // Seeking moves the offset of the description; positioned I/O does not use it.
+        return Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?);
+    }
+    Ok(stat.st_size as u64)
+}
+
+/// Alignment of memory and of offsets that direct I/O asks for, as the kernel reports it (Linux
+/// 6.1); else what every disk accepts for memory, and 512 for offsets.
+pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {
+    let unknown = (4096, 512);
+    let mask = StatxFlags::from_bits_retain(libc::STATX_DIOALIGN);
+    match rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, mask) {
+        Ok(s) if s.stx_mask & libc::STATX_DIOALIGN != 0 && s.stx_dio_offset_align != 0 => {
+            (s.stx_dio_mem_align.max(1), s.stx_dio_offset_align)
+        }
+        _ => unknown,
+    }
+}

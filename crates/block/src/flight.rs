@@ -1,0 +1,427 @@
+//! Requests on their way through the disk: steps, bounce buffers, short operations, fallbacks.
+//!
+//! A range is done in steps of at most [`STEP_LEN_BYTES`] (or a bounce buffer), and a step in as
+//! many operations as the disk needs: one that moves less than asked goes on where it stopped. Steps
+//! are the unit of fairness between requests; within a step nothing else of the request is in
+//! flight.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use base::io::{Disk, DiskDone, DiskOp, IoSlice};
+use queue::{Seg, Vring};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use stage::Direction;
+
+use crate::engine::PortState;
+use crate::limits::{BOUNCE_LEN_BYTES, MAX_RETRIES, STEP_LEN_BYTES};
+use crate::metrics::BlockStats;
+use crate::request::HEADER_LEN_BYTES;
+use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
+
+/// How long the end of a queue waits for the disk before it gives its buffers up for lost. Kernels
+/// give a disk 30 s to answer, several times over.
+const SETTLE_LIMIT: Duration = Duration::from_secs(300);
+
+/// What became of an attempt to give a request to the disk.
+#[derive(Debug)]
+pub(crate) enum Issue {
+    /// The disk has it; so many bytes will move.
+    Sent(u64),
+    /// No bounce buffer, or the disk is full: try again when something finishes.
+    Blocked,
+    /// A stage does not let the data pass.
+    StageRefused,
+    /// The disk refused, with this errno.
+    Failed(i32),
+}
+
+/// How a request goes on after an operation.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// The same step goes on.
+    Again,
+    /// The next step, after others had their turn.
+    Step,
+    /// All done.
+    Finished,
+    /// A stage does not let the data pass.
+    StageRefused,
+    /// The disk failed, with this errno.
+    Failed(i32),
+}
+
+/// The disk of a queue with the requests that it works on.
+pub(crate) struct Flight {
+    // Dropped before the buffers it uses.
+    pub disk: Box<dyn Disk>,
+    pub slab: Slab,
+    bounces: Bounces,
+    /// Operations with the disk.
+    pub in_disk: usize,
+}
+
+impl Flight {
+    pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces) -> Self {
+        Self { disk, slab, bounces, in_disk: 0 }
+    }
+
+    /// Frees a slot, its bounce buffer and its hold on guest memory.
+    pub fn release(&mut self, slot: u16) {
+        let s = &mut self.slab.slots[usize::from(slot)];
+        s.chain.release();
+        s.iov.0.clear();
+        s.taken = false;
+        if let Some(bounce) = s.bounce.take() {
+            self.bounces.give(bounce);
+        }
+        self.slab.free.push(slot);
+    }
+
+    /// Moves on over ranges without bytes; true when nothing is left.
+    pub fn skip_empty_ranges(&mut self, slot: u16) -> bool {
+        let s = &mut self.slab.slots[usize::from(slot)];
+        while s.job.range.len == s.job.done {
+            s.job.range_index += 1;
+            if s.job.range_index >= s.job.range_count {
+                return true;
+            }
+            s.job.range = s.ranges[usize::from(s.job.range_index)];
+            s.job.done = 0;
+        }
+        false
+    }
+
+    /// Gives the request's next operation to the disk.
+    pub fn issue(&mut self, slot: u16, port: &PortState) -> Issue {
+        let s = &mut self.slab.slots[usize::from(slot)];
+        if s.job.step_len == 0 && !s.job.flushing && s.job.work != Work::Flush {
+            if s.job.done == 0 && s.job.range_index == 0 {
+                s.job.bouncing = needs_bounce(s, port);
+            }
+            if let Err(refused) = begin_step(s, &mut self.bounces, port) {
+                return refused;
+            }
+        }
+        let op = next_op(s, &mut self.bounces);
+        let bytes = match op {
+            DiskOp::Read { len_bytes, .. } | DiskOp::Write { len_bytes, .. } => len_bytes.into(),
+            DiskOp::Discard { .. } | DiskOp::WriteZeroes { .. } | DiskOp::Flush => 4096,
+        };
+        // SAFETY: list and buffers belong to the slot: guest memory held by its `ChainBuf`, a
+        // bounce buffer it has taken, or the static zeroes. None is touched or freed while
+        // `in_disk` is set, and dropping a `Flight` waits for the disk first.
+        match unsafe { self.disk.submit(u32::from(slot), op) } {
+            Ok(()) => {
+                s.job.in_disk = true;
+                self.in_disk += 1;
+                Issue::Sent(bytes)
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.in_disk > 0 => Issue::Blocked,
+            Err(e) => Issue::Failed(e.raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+
+    /// The slot of a finished operation; none for a token that is not with the disk.
+    pub fn returned(&mut self, token: u32) -> Option<u16> {
+        let slot = u16::try_from(token).ok()?;
+        let job = &mut self.slab.slots.get_mut(usize::from(slot))?.job;
+        if !std::mem::take(&mut job.in_disk) {
+            return None;
+        }
+        self.in_disk -= 1;
+        Some(slot)
+    }
+
+    /// Takes in the result of an operation.
+    pub fn advance(
+        &mut self,
+        slot: u16,
+        result: Result<u32, i32>,
+        port: &PortState,
+        stats: &BlockStats,
+        vring: &Vring,
+    ) -> Next {
+        let s = &mut self.slab.slots[usize::from(slot)];
+        let moved = match result {
+            Ok(moved) => moved,
+            Err(errno) => match recover(&mut s.job, errno) {
+                Recovery::Retry => return Next::Again,
+                Recovery::Ignore => s.job.step_len,
+                Recovery::Fail => return Next::Failed(errno),
+            },
+        };
+        if s.job.flushing || s.job.work == Work::Flush {
+            return Next::Finished;
+        }
+        if let Err(errno) = move_on(s, moved, &mut self.bounces, port.demands.offset_align) {
+            return Next::Failed(errno);
+        }
+        if s.job.step_done < s.job.step_len {
+            stats.short_ops.add(1);
+            return Next::Again;
+        }
+        if s.bounce.is_some() {
+            if s.job.done == 0 {
+                stats.bounced.add(1);
+            }
+            vring.parts.stats.copied_bytes.add(u64::from(s.job.step_len));
+        }
+        if !self.end_step(slot, port) {
+            return Next::StageRefused;
+        }
+        if !self.skip_empty_ranges(slot) {
+            return Next::Step;
+        }
+        let job = &mut self.slab.slots[usize::from(slot)].job;
+        if job.work != Work::Read && !port.writeback.load(std::sync::atomic::Ordering::Relaxed) {
+            job.flushing = true;
+            return Next::Step;
+        }
+        Next::Finished
+    }
+
+    /// A step is done: bounced data reaches the guest, the buffer is free for others. False when a
+    /// stage does not let it pass.
+    fn end_step(&mut self, slot: u16, port: &PortState) -> bool {
+        let s = &mut self.slab.slots[usize::from(slot)];
+        let job = &mut s.job;
+        let mut pass = true;
+        if let Some(bounce) = s.bounce.take() {
+            if job.work == Work::Read {
+                let data = &mut self.bounces.bytes(bounce)[..job.step_len as usize];
+                let offset = job.range.offset + job.done;
+                pass = !port.has_stages || port.run_stages(Direction::ToVm, offset, data);
+                if pass {
+                    queue::seg::copy_in(s.chain.chain().writable, job.done as usize, data);
+                }
+            }
+            self.bounces.give(bounce);
+        }
+        job.done += u64::from(job.step_len);
+        job.step_len = 0;
+        job.step_done = 0;
+        job.retries = 0;
+        pass
+    }
+
+    /// Waits until the disk uses none of our buffers any more; false when it does not answer.
+    fn settle(&mut self) -> bool {
+        let mut done: Vec<DiskDone> = Vec::with_capacity(self.slab.slots.len());
+        let mut waited = Duration::ZERO;
+        let step = Duration::from_secs(1);
+        self.disk.set_wakeups(true);
+        while self.in_disk > 0 && waited < SETTLE_LIMIT {
+            // An error here shows as a disk that never answers.
+            let _ = self.disk.flush_submissions();
+            done.clear();
+            self.disk.reap(&mut done);
+            for d in &done {
+                self.returned(d.token);
+            }
+            if done.is_empty() {
+                wait_for(&*self.disk, step);
+                waited += step;
+            }
+        }
+        self.in_disk == 0
+    }
+}
+
+/// Waits until the disk's event is readable, at most `limit`.
+fn wait_for(disk: &dyn Disk, limit: Duration) {
+    let Some(fd) = disk.event_fd() else { return };
+    // SAFETY: the descriptor belongs to the disk, which is borrowed for the length of this call.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: 0 };
+    // A signal or an error only makes the caller look again.
+    let _ = rustix::event::poll(&mut fds, Some(&limit));
+    // The event stays readable until read; looking again at once would spin.
+    let _ = rustix::io::read(fd, &mut [0u8; 8]);
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if !self.settle() {
+            // The kernel may still write to these buffers: memory lost is better than memory
+            // reused (D3).
+            tracing::error!(in_disk = self.in_disk, "disk does not answer; its buffers are leaked");
+            std::mem::forget(std::mem::take(&mut self.slab.slots));
+            std::mem::forget(std::mem::replace(&mut self.bounces, Bounces::none()));
+        }
+    }
+}
+
+enum Recovery {
+    Retry,
+    Ignore,
+    Fail,
+}
+
+/// What to do about an errno.
+fn recover(job: &mut Job, errno: i32) -> Recovery {
+    if matches!(errno, libc::EINTR | libc::EAGAIN) && job.retries < MAX_RETRIES {
+        job.retries += 1;
+        return Recovery::Retry;
+    }
+    // EINVAL: block devices and some file systems answer so where they lack the operation.
+    let missing = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY | libc::EINVAL);
+    match job.work {
+        // A discard is a hint.
+        Work::Discard if missing && !job.flushing => Recovery::Ignore,
+        Work::WriteZeroes if missing && !job.flushing && !job.by_writing => {
+            job.by_writing = true;
+            job.step_len = 0;
+            job.step_done = 0;
+            Recovery::Retry
+        }
+        _ => Recovery::Fail,
+    }
+}
+
+/// Whether the data of a request must go through a bounce buffer.
+fn needs_bounce(s: &Slot, port: &PortState) -> bool {
+    let chain = s.chain.chain();
+    let (segs, skip) = match s.job.work {
+        Work::Read => (chain.writable, 0),
+        Work::Write => (chain.readable, HEADER_LEN_BYTES),
+        Work::WriteZeroes => return port.has_stages,
+        Work::Flush | Work::Discard => return false,
+    };
+    port.has_stages || !aligned(segs, skip, s.job.range.len, u64::from(port.demands.mem_align))
+}
+
+/// Whether each piece of the data (`len` bytes after `skip`) starts at, and is, a multiple of
+/// `align`.
+fn aligned(segs: &[Seg], skip: usize, len: u64, align: u64) -> bool {
+    if align <= 1 {
+        return true;
+    }
+    let (mut skip, mut left) = (skip as u64, len);
+    for iov in queue::seg::as_iovecs(segs) {
+        let seg_len = iov.iov_len as u64;
+        let skipped = skip.min(seg_len);
+        let used = (seg_len - skipped).min(left);
+        let start = iov.iov_base as u64 + skipped;
+        if used > 0 && !(start | used).is_multiple_of(align) {
+            return false;
+        }
+        skip -= skipped;
+        left -= used;
+    }
+    true
+}
+
+/// Sets the length of the next step and prepares its bounce buffer.
+fn begin_step(s: &mut Slot, bounces: &mut Bounces, port: &PortState) -> Result<(), Issue> {
+    let job = &mut s.job;
+    let native = job.work == Work::Discard || (job.work == Work::WriteZeroes && !job.by_writing);
+    let most = match (native, job.bouncing) {
+        (true, _) => port.demands.max_range_bytes.min(1 << 30),
+        (_, true) => u64::from(BOUNCE_LEN_BYTES),
+        _ => u64::from(STEP_LEN_BYTES),
+    };
+    let len = (job.range.len - job.done).min(most) as u32;
+    if job.bouncing && !native {
+        let bounce = match s.bounce {
+            Some(bounce) => bounce,
+            None => bounces.take().ok_or(Issue::Blocked)?,
+        };
+        s.bounce = Some(bounce);
+        let data = &mut bounces.bytes(bounce)[..len as usize];
+        match job.work {
+            Work::Write => {
+                let from = HEADER_LEN_BYTES + job.done as usize;
+                queue::seg::copy_out(s.chain.chain().readable, from, data);
+            }
+            Work::WriteZeroes => data.fill(0),
+            _ => {}
+        }
+        let offset = job.range.offset + job.done;
+        let write = job.work != Work::Read;
+        if write && port.has_stages && !port.run_stages(Direction::FromVm, offset, data) {
+            return Err(Issue::StageRefused);
+        }
+    }
+    job.step_len = len;
+    job.step_done = 0;
+    Ok(())
+}
+
+/// The operation that continues the step in work.
+fn next_op(s: &mut Slot, bounces: &mut Bounces) -> DiskOp {
+    let job = &s.job;
+    if job.flushing {
+        return DiskOp::Flush;
+    }
+    let offset = job.range.offset + job.done + u64::from(job.step_done);
+    let left = job.step_len - job.step_done;
+    let (range, may_unmap) = (u64::from(left), job.range.unmap);
+    match job.work {
+        Work::Flush => return DiskOp::Flush,
+        Work::Discard => return DiskOp::Discard { offset, len_bytes: range },
+        Work::WriteZeroes if !job.by_writing => {
+            return DiskOp::WriteZeroes { offset, len_bytes: range, may_unmap };
+        }
+        _ => {}
+    }
+    let iov = &mut s.iov.0;
+    iov.clear();
+    let at = job.done as usize + job.step_done as usize;
+    let chain = s.chain.chain();
+    let len_bytes = match (s.bounce, job.work) {
+        (Some(bounce), _) => {
+            let data = &mut bounces.bytes(bounce)[job.step_done as usize..job.step_len as usize];
+            iov.push(IoSlice { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() });
+            left
+        }
+        (None, Work::Read) => queue::seg::subrange(chain.writable, at, left as usize, iov) as u32,
+        (None, Work::WriteZeroes) => ZEROES.describe(left, iov),
+        (None, _) => {
+            queue::seg::subrange(chain.readable, HEADER_LEN_BYTES + at, left as usize, iov) as u32
+        }
+    };
+    let (bufs, count) = (iov.as_ptr(), iov.len() as u32);
+    match job.work {
+        Work::Read => DiskOp::Read { offset, bufs, count, len_bytes },
+        _ => DiskOp::Write { offset, bufs, count, len_bytes },
+    }
+}
+
+/// Adds what an operation moved to the step. Errors are errnos.
+fn move_on(s: &mut Slot, moved: u32, bounces: &mut Bounces, align: u32) -> Result<(), i32> {
+    let job = &mut s.job;
+    let left = job.step_len - job.step_done;
+    let mut moved = moved.min(left);
+    match job.work {
+        // These report no bytes.
+        Work::Discard => moved = left,
+        Work::WriteZeroes if !job.by_writing => moved = left,
+        Work::Read => {
+            // Nothing, or an odd rest from a direct read: the file ends here, the disk does not.
+            if moved < left && (moved == 0 || !moved.is_multiple_of(align)) {
+                let from = job.step_done + moved;
+                if let Some(bounce) = s.bounce {
+                    bounces.bytes(bounce)[from as usize..job.step_len as usize].fill(0);
+                } else {
+                    let at = job.done as usize + from as usize;
+                    queue::seg::fill_zero(s.chain.chain().writable, at, (left - moved) as usize);
+                }
+                moved = left;
+            }
+        }
+        _ => {
+            // A direct write goes on at a whole block; that part is written again.
+            if moved < left {
+                moved -= moved % align;
+            }
+            if moved == 0 {
+                return Err(libc::EIO);
+            }
+        }
+    }
+    job.step_done += moved;
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! The numbers of this crate, each with its reason.
+
+/// Bytes of a sector: the unit of the protocol, whatever the block size (virtio 1.2, 5.2.4).
+pub const SECTOR_LEN_BYTES: u64 = 512;
+
+/// Most data segments of a request that we announce (`seg_max`): with the header and the status
+/// byte a chain then just fits [`base::limits::MAX_CHAIN_SEGS`].
+pub const SEG_MAX: u32 = base::limits::MAX_CHAIN_SEGS as u32 - 2;
+
+/// Most requests of one queue in flight. Each holds 8 KiB of segment lists; SPDK and the kernel
+/// gain nothing beyond 256 on one queue, and the rest waits in the ring, where it costs nothing.
+pub const MAX_IN_FLIGHT: u16 = 256;
+
+/// Most chains taken from the ring at once: enough to spread one system call over many requests,
+/// few enough that another port's turn comes soon.
+pub const BATCH_CHAINS: usize = 64;
+
+/// Most bytes of one operation below us. Larger requests go in steps, so that one of them cannot
+/// hold up a sidecore for the time of a 64 MiB copy.
+pub const STEP_LEN_BYTES: u32 = 1 << 20;
+
+/// Bytes started in one poll, for the same reason: about 100 µs of copying. A step that was begun
+/// below it is still started.
+pub const POLL_BUDGET_BYTES: u64 = 1 << 20;
+
+/// Length of a bounce buffer: 128 KiB is what file systems read ahead and disks take at once.
+pub const BOUNCE_LEN_BYTES: u32 = 128 << 10;
+
+/// Bounce buffers of a queue: 4 MiB, allocated only for direct I/O and for ports with stages.
+pub const BOUNCE_COUNT: u16 = 32;
+
+/// Most ranges in one DISCARD or WRITE ZEROES request: Linux merges at most so many bios into one
+/// usefully, and they are stored in the request's slot.
+pub const MAX_RANGES: usize = 16;
+
+/// Most sectors of one range: 1 GiB, so that the file system gives them back in one go without
+/// being held for seconds.
+pub const MAX_RANGE_SECTORS: u32 = 2 << 20;
+
+/// Times an operation is repeated after EINTR or EAGAIN before the guest gets an error.
+pub const MAX_RETRIES: u8 = 8;
+
+/// Bytes of a serial number (virtio 1.2, 5.2.6: VIRTIO_BLK_ID_BYTES).
+pub const SERIAL_LEN_BYTES: usize = 20;
+
+/// Largest disk: 2^63 bytes is what a file offset can say; one MiB less keeps sums in range.
+pub const MAX_DISK_LEN_BYTES: u64 = (1 << 63) - (1 << 20);
+
+/// Largest memory disk, and how far one can grow: only touched pages cost memory.
+pub const MAX_MEMORY_DISK_LEN_BYTES: u64 = 64 << 30;
+
+/// Least nanoseconds between two log lines of a queue about failed requests: a guest can cause
+/// as many as it likes.
+pub const LOG_INTERVAL_NS: u64 = 1_000_000_000;

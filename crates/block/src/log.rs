@@ -1,0 +1,72 @@
+//! Log lines about failed requests, at most one a second and queue: a guest can cause as many
+//! failures as it likes.
+
+use std::io;
+
+use crate::limits::LOG_INTERVAL_NS;
+use crate::request::Refusal;
+use crate::slab::Job;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct ErrorLog {
+    /// Time of this poll.
+    pub now_ns: u64,
+    /// Time of the last line; none: never.
+    last_ns: Option<u64>,
+    left_out: u64,
+}
+
+impl ErrorLog {
+    /// Whether a line may be written now, and how many were left out before it.
+    fn admit(&mut self) -> Option<u64> {
+        let early = |last: u64| self.now_ns.saturating_sub(last) < LOG_INTERVAL_NS;
+        if self.last_ns.is_some_and(early) {
+            self.left_out += 1;
+            return None;
+        }
+        self.last_ns = Some(self.now_ns);
+        Some(std::mem::take(&mut self.left_out))
+    }
+
+    /// The guest asked for something it cannot have.
+    pub fn refused(&mut self, port: &str, queue: u16, refusal: Refusal) {
+        if let Some(left_out) = self.admit() {
+            let reason = refusal.name();
+            tracing::warn!(port, queue, reason, left_out, "disk request refused");
+        }
+    }
+
+    /// The back end failed.
+    pub fn failed(&mut self, port: &str, queue: u16, job: &Job, errno: i32) {
+        if let Some(left_out) = self.admit() {
+            let error = io::Error::from_raw_os_error(errno);
+            let offset = job.range.offset + job.done;
+            tracing::warn!(port, queue, work = ?job.work, offset, %error, left_out, "disk I/O failed");
+        }
+    }
+
+    /// The disk cannot start anything.
+    pub fn broken_disk(&mut self, port: &str, queue: u16, error: &io::Error) {
+        if let Some(left_out) = self.admit() {
+            tracing::error!(port, queue, %error, left_out, "disk takes no operations");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_a_second_and_the_rest_is_counted() {
+        let mut log = ErrorLog { now_ns: 5, ..ErrorLog::default() };
+        assert_eq!(log.admit(), Some(0));
+        assert_eq!(log.admit(), None);
+        log.now_ns += LOG_INTERVAL_NS - 1;
+        assert_eq!(log.admit(), None);
+        log.now_ns += 1;
+        assert_eq!(log.admit(), Some(2));
+        assert_eq!(log.admit(), None);
+    }
+}

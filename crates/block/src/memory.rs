@@ -1,0 +1,173 @@
+//! A disk in the daemon's memory: a sparse shared memory file, copied to and from guests.
+//!
+//! The file is mapped once, as large as such a disk may ever be; only touched pages cost memory.
+//! Ranges that are discarded or zeroed are given back to the kernel when they are large: one system
+//! call for such a request, the only one of this back end.
+
+use std::io;
+use std::os::fd::{AsFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::io::{Disk, DiskDone, DiskOp};
+use base::shm::SharedMemory;
+use rustix::fs::FallocateFlags;
+
+use crate::backend::{Backend, Demands};
+use crate::bytes::{gather, scatter};
+use crate::done::DoneList;
+use crate::error::BlockError;
+use crate::limits::{MAX_MEMORY_DISK_LEN_BYTES, STEP_LEN_BYTES};
+
+/// Ranges from this size on are given back to the kernel; smaller ones are overwritten.
+const PUNCH_LEN_BYTES: u64 = 64 << 10;
+
+#[derive(Debug)]
+struct Shared {
+    memory: SharedMemory,
+    len_bytes: AtomicU64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct MemoryBackend(Arc<Shared>);
+
+impl MemoryBackend {
+    /// A zeroed disk of that size.
+    pub fn new(len_bytes: u64) -> Result<Self, BlockError> {
+        check_len(len_bytes)?;
+        let memory = SharedMemory::new("millrace-disk", MAX_MEMORY_DISK_LEN_BYTES as usize)
+            .map_err(BlockError::resource("making its memory file"))?;
+        Ok(Self(Arc::new(Shared { memory, len_bytes: AtomicU64::new(len_bytes) })))
+    }
+}
+
+fn check_len(len_bytes: u64) -> Result<(), BlockError> {
+    if len_bytes > MAX_MEMORY_DISK_LEN_BYTES {
+        let reason = format!("a memory disk has at most {MAX_MEMORY_DISK_LEN_BYTES} bytes");
+        return Err(BlockError::Resize { len_bytes, reason });
+    }
+    Ok(())
+}
+
+impl Shared {
+    /// Makes `offset..offset + len` (inside the mapping) read as zeroes.
+    fn zero(&self, offset: u64, len: u64) -> Result<(), i32> {
+        if len >= PUNCH_LEN_BYTES {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            return rustix::fs::fallocate(self.memory.as_fd(), flags, offset, len)
+                .map_err(|e| e.raw_os_error());
+        }
+        // SAFETY: the caller checked the range against the size, which never exceeds the mapping;
+        // bytes are shared memory that several queues may write, as on a real disk.
+        unsafe {
+            std::ptr::write_bytes(self.memory.as_ptr().add(offset as usize), 0, len as usize)
+        };
+        Ok(())
+    }
+
+    /// True when the range is on the disk (the engine checked; this guards the mapping).
+    fn holds(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.memory.len_bytes() as u64)
+    }
+}
+
+impl Backend for MemoryBackend {
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
+    fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
+        Ok(Box::new(MemoryDisk { shared: Arc::clone(&self.0), done: DoneList::new(depth) }))
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes.load(Ordering::Relaxed)
+    }
+
+    fn demands(&self) -> Demands {
+        Demands { max_range_bytes: u64::from(STEP_LEN_BYTES), copies: true, ..Demands::NONE }
+    }
+
+    fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
+        if let Some(len_bytes) = new_len_bytes {
+            check_len(len_bytes)?;
+            let old = self.0.len_bytes.swap(len_bytes, Ordering::Relaxed);
+            if len_bytes < old {
+                // What was cut off must not come back when the disk grows again.
+                self.0.zero(len_bytes, (old - len_bytes).max(PUNCH_LEN_BYTES)).map_err(|e| {
+                    let source = io::Error::from_raw_os_error(e);
+                    BlockError::Resource { what: "giving back the cut part", source }
+                })?;
+            }
+        }
+        Ok(self.len_bytes())
+    }
+
+    fn sync(&self) -> Result<(), BlockError> {
+        Ok(())
+    }
+}
+
+/// One queue's view.
+struct MemoryDisk {
+    shared: Arc<Shared>,
+    done: DoneList,
+}
+
+impl MemoryDisk {
+    /// Does one operation.
+    ///
+    /// # Safety
+    /// As [`Disk::submit`].
+    unsafe fn run(&self, op: DiskOp) -> Result<u32, i32> {
+        let (offset, len) = match op {
+            DiskOp::Read { offset, len_bytes, .. } | DiskOp::Write { offset, len_bytes, .. } => {
+                (offset, u64::from(len_bytes))
+            }
+            DiskOp::Discard { offset, len_bytes } => (offset, len_bytes),
+            DiskOp::WriteZeroes { offset, len_bytes, .. } => (offset, len_bytes),
+            DiskOp::Flush => return Ok(0),
+        };
+        if !self.shared.holds(offset, len) {
+            return Err(libc::EIO);
+        }
+        // The offset fits: `holds` compared it with a mapping's length.
+        let at = self.shared.memory.as_ptr().wrapping_add(offset as usize);
+        match op {
+            // SAFETY: the caller vouches for the buffers, which hold `len` bytes together; `at` is
+            // valid for `len` bytes (checked above); guest memory is never this private mapping.
+            DiskOp::Read { bufs, count, .. } => unsafe { scatter(at, bufs, count) },
+            // SAFETY: as for reads.
+            DiskOp::Write { bufs, count, .. } => unsafe { gather(bufs, count, at) },
+            _ => return self.shared.zero(offset, len).map(|()| 0),
+        }
+        Ok(len as u32)
+    }
+}
+
+impl Disk for MemoryDisk {
+    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
+        self.done.check_room()?;
+        // SAFETY: the same contract.
+        let result = unsafe { self.run(op) };
+        self.done.push(DiskDone { token, result });
+        Ok(())
+    }
+
+    fn flush_submissions(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reap(&mut self, done: &mut Vec<DiskDone>) {
+        self.done.reap(done);
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.shared.len_bytes.load(Ordering::Relaxed)
+    }
+}

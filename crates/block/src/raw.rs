@@ -1,0 +1,253 @@
+//! A file or block device that holds the disk byte by byte, through io_uring.
+//!
+//! Guest memory goes into the kernel directly: no copy of ours. Each queue has its own ring and one
+//! `io_uring_enter` per batch. Completions are read from the shared ring; with cooperative task
+//! running the kernel does not interrupt the polling sidecore, it sets a flag that the next
+//! [`Disk::flush_submissions`] answers with an enter. The ring rings an eventfd only while its owner
+//! sleeps.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use base::event::Event;
+use base::io::{Disk, DiskDone, DiskOp};
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::backend::{Backend, Demands};
+use crate::error::BlockError;
+use crate::file::{self, Image, OpenMode};
+use crate::limits::MAX_DISK_LEN_BYTES;
+
+/// The one registered file of each ring.
+const FILE: types::Fixed = types::Fixed(0);
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct RawBackend {
+    file: Arc<Image>,
+    path: PathBuf,
+    len_bytes: Arc<AtomicU64>,
+    demands: Demands,
+}
+
+impl RawBackend {
+    /// Opens and locks the image.
+    pub fn open(
+        path: &Path,
+        direct: bool,
+        read_only: bool,
+        block_size: u32,
+    ) -> Result<Self, BlockError> {
+        let file = file::open_image(path, OpenMode { read_only, direct })?;
+        let mut demands = Demands::NONE;
+        if direct {
+            let (mem_align, offset_align) = file::direct_alignment(file.get());
+            if offset_align > block_size {
+                let path = path.to_path_buf();
+                return Err(BlockError::DirectAlignment { path, align: offset_align, block_size });
+            }
+            demands = Demands { mem_align, offset_align, ..demands };
+        }
+        let this = Self {
+            file: Arc::new(file),
+            path: path.to_path_buf(),
+            len_bytes: Arc::default(),
+            demands,
+        };
+        this.resize(None)?;
+        Ok(this)
+    }
+}
+
+impl Backend for RawBackend {
+    fn kind(&self) -> &'static str {
+        "raw"
+    }
+
+    fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
+        let disk = RawDisk::new(Arc::clone(&self.file), Arc::clone(&self.len_bytes), depth)
+            .map_err(BlockError::resource("making an io_uring"))?;
+        Ok(Box::new(disk))
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Relaxed)
+    }
+
+    fn demands(&self) -> Demands {
+        self.demands
+    }
+
+    /// Only looks again: whoever owns the file changes its size.
+    fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
+        let len = file::len_bytes(self.file.get())
+            .map_err(BlockError::file("cannot read the size of", &self.path))?
+            .min(MAX_DISK_LEN_BYTES);
+        if let Some(asked) = new_len_bytes.filter(|&asked| asked != len) {
+            let reason = format!("the file has {len} bytes; change the file, then ask again");
+            return Err(BlockError::Resize { len_bytes: asked, reason });
+        }
+        self.len_bytes.store(len, Ordering::Relaxed);
+        Ok(len)
+    }
+
+    fn sync(&self) -> Result<(), BlockError> {
+        self.file.get().sync_data().map_err(BlockError::file("cannot sync", &self.path))
+    }
+}
+
+/// One queue's ring.
+struct RawDisk {
+    ring: IoUring,
+    event: Event,
+    /// Open (and locked) as long as any ring uses it.
+    _file: Arc<Image>,
+    len_bytes: Arc<AtomicU64>,
+    /// Operations taken and not reaped, at most `depth`: the completion ring cannot overflow.
+    in_flight: u32,
+    depth: u32,
+}
+
+impl RawDisk {
+    fn new(file: Arc<Image>, len_bytes: Arc<AtomicU64>, depth: u16) -> io::Result<Self> {
+        let depth = u32::from(depth.max(1));
+        let ring = build_ring(depth)?;
+        let event = Event::new()?;
+        ring.submitter().register_files(&[file.get().as_raw_fd()])?;
+        ring.submitter().register_eventfd(event.as_raw_fd())?;
+        Ok(Self { ring, event, _file: file, len_bytes, in_flight: 0, depth })
+    }
+}
+
+/// A ring with cooperative task running (Linux 5.19), or a plain one. Not DEFER_TASKRUN: it ties
+/// the ring to one thread, and queues move between sidecores.
+fn build_ring(depth: u32) -> io::Result<IoUring> {
+    let entries = depth.next_power_of_two();
+    let cooperative = IoUring::builder()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .build(entries);
+    match cooperative {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+        other => other,
+    }
+}
+
+/// The submission entry of one operation.
+fn entry(op: DiskOp) -> squeue::Entry {
+    match op {
+        DiskOp::Read { offset, bufs, count, .. } => {
+            opcode::Readv::new(FILE, bufs, count).offset(offset).build()
+        }
+        DiskOp::Write { offset, bufs, count, .. } => {
+            opcode::Writev::new(FILE, bufs, count).offset(offset).build()
+        }
+        DiskOp::Flush => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
+        DiskOp::Discard { offset, len_bytes } => {
+            fallocate(offset, len_bytes, libc::FALLOC_FL_PUNCH_HOLE)
+        }
+        DiskOp::WriteZeroes { offset, len_bytes, may_unmap } => {
+            let mode =
+                if may_unmap { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+            fallocate(offset, len_bytes, mode)
+        }
+    }
+}
+
+/// Both modes read as zeroes afterwards, on files and on block devices; the size stays.
+fn fallocate(offset: u64, len: u64, mode: i32) -> squeue::Entry {
+    let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+    opcode::Fallocate::new(FILE, len).offset(offset).mode(mode).build()
+}
+
+/// A single buffer needs no list: the kernel then copies no `iovec`.
+///
+/// # Safety
+/// `bufs` points at `count` buffers.
+unsafe fn single(op: DiskOp) -> Option<squeue::Entry> {
+    match op {
+        DiskOp::Read { offset, bufs, count: 1, .. } => {
+            // SAFETY: by the contract there is one.
+            let buf = unsafe { bufs.read() };
+            let len = u32::try_from(buf.iov_len).ok()?;
+            Some(opcode::Read::new(FILE, buf.iov_base.cast(), len).offset(offset).build())
+        }
+        DiskOp::Write { offset, bufs, count: 1, .. } => {
+            // SAFETY: as above.
+            let buf = unsafe { bufs.read() };
+            let len = u32::try_from(buf.iov_len).ok()?;
+            Some(opcode::Write::new(FILE, buf.iov_base.cast(), len).offset(offset).build())
+        }
+        _ => None,
+    }
+}
+
+impl Disk for RawDisk {
+    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
+        if self.in_flight >= self.depth {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        // SAFETY: the caller vouches for the buffer list.
+        let entry = unsafe { single(op) }.unwrap_or_else(|| entry(op)).user_data(u64::from(token));
+        // SAFETY: list and buffers stay valid until the completion is reaped, says the caller; the
+        // file is registered with this ring and kept open by `self._file`.
+        unsafe { self.ring.submission().push(&entry) }
+            .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn flush_submissions(&mut self) -> io::Result<()> {
+        let queue = self.ring.submission();
+        let needed = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
+        drop(queue);
+        if !needed {
+            return Ok(());
+        }
+        match self.ring.submit() {
+            Ok(_) => Ok(()),
+            // Nothing is lost: what was not taken is still in the ring for the next call.
+            Err(e) if transient(&e) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<DiskDone>) {
+        let mut room = done.capacity() - done.len();
+        let mut queue = self.ring.completion();
+        while room > 0 {
+            let Some(cqe) = queue.next() else { break };
+            room -= 1;
+            let result = u32::try_from(cqe.result()).map_err(|_| -cqe.result());
+            done.push(DiskDone { token: cqe.user_data() as u32, result });
+            self.in_flight -= 1;
+        }
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.event.as_raw_fd())
+    }
+
+    fn set_wakeups(&mut self, on: bool) {
+        let queue = self.ring.completion();
+        if on {
+            queue.enable_eventfd();
+            // The owner's next look at the ring must come after the kernel can see the flag.
+            fence(Ordering::SeqCst);
+        } else {
+            queue.disable_eventfd();
+        }
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Relaxed)
+    }
+}
+
+fn transient(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}

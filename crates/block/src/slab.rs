@@ -1,0 +1,235 @@
+//! The requests of one queue in flight, and the buffers they may borrow.
+
+use std::collections::VecDeque;
+
+use base::io::IoSlice;
+use queue::ChainBuf;
+use zerocopy::{FromBytes, FromZeros, IntoBytes, KnownLayout};
+
+use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, SERIAL_LEN_BYTES};
+use crate::request::{Range, Ranges};
+
+/// Segment lists handed to the disk; at fixed addresses, because they never grow.
+#[derive(Debug)]
+pub(crate) struct IoVecs(pub Vec<IoSlice>);
+
+// SAFETY: the addresses are those of guest memory or of the queue's bounce buffers, which the
+// slot's owner keeps mapped and which any thread may use; the list is a plain value.
+unsafe impl Send for IoVecs {}
+
+impl IoVecs {
+    /// An empty list with room for every legal chain.
+    fn new() -> Self {
+        Self(Vec::with_capacity(base::limits::MAX_CHAIN_SEGS))
+    }
+}
+
+/// What a slot is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    WriteZeroes,
+}
+
+/// Where a request stands. A request is a list of ranges; a range is done in steps; a step may take
+/// several operations when the disk moves less than asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Job {
+    pub work: Work,
+    /// The range in work (READ and WRITE have one).
+    pub range: Range,
+    /// Ranges of the slot that are done, and how many there are.
+    pub range_index: u8,
+    pub range_count: u8,
+    /// Bytes of the range that are done.
+    pub done: u64,
+    /// Bytes of the step in work; 0: none is begun.
+    pub step_len: u32,
+    /// Bytes of the step that are done.
+    pub step_done: u32,
+    /// The data is there, a flush makes it durable (write-through).
+    pub flushing: bool,
+    /// WRITE ZEROES: the disk has no such operation, zeroes are written.
+    pub by_writing: bool,
+    /// The data goes through a bounce buffer.
+    pub bouncing: bool,
+    /// Repeats after EINTR or EAGAIN.
+    pub retries: u8,
+    /// An operation is with the disk.
+    pub in_disk: bool,
+}
+
+impl Job {
+    /// A request of one range (or none).
+    pub fn new(work: Work, range: Range) -> Self {
+        Self {
+            work,
+            range,
+            range_index: 0,
+            range_count: 1,
+            done: 0,
+            step_len: 0,
+            step_done: 0,
+            flushing: false,
+            by_writing: false,
+            bouncing: false,
+            retries: 0,
+            in_disk: false,
+        }
+    }
+}
+
+/// One request in flight.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub chain: ChainBuf,
+    pub iov: IoVecs,
+    pub job: Job,
+    pub ranges: Ranges,
+    /// The bounce buffer it holds.
+    pub bounce: Option<u16>,
+    /// It holds a request.
+    pub taken: bool,
+}
+
+/// All slots of a queue, made once.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    pub slots: Vec<Slot>,
+    /// Free slots, last in first out: the warmest first.
+    pub free: Vec<u16>,
+    /// Slots that wait for their turn at the disk.
+    pub ready: VecDeque<u16>,
+}
+
+impl Slab {
+    /// `count` free slots.
+    pub fn new(count: u16) -> Self {
+        let slot = |_| Slot {
+            chain: ChainBuf::new(base::limits::MAX_CHAIN_SEGS),
+            iov: IoVecs::new(),
+            job: Job::new(Work::Flush, Range::default()),
+            ranges: Ranges::default(),
+            bounce: None,
+            taken: false,
+        };
+        Self {
+            slots: (0..count).map(slot).collect(),
+            free: (0..count).rev().collect(),
+            ready: VecDeque::with_capacity(usize::from(count)),
+        }
+    }
+
+    /// Requests in flight.
+    pub fn taken(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+/// One page of a bounce buffer, aligned as strictly as any disk asks for.
+#[derive(FromBytes, IntoBytes, KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+/// Aligned buffers for data that must not, or cannot, go directly to guest memory.
+pub(crate) struct Bounces {
+    pages: Box<[Page]>,
+    free: Vec<u16>,
+}
+
+impl Bounces {
+    /// [`BOUNCE_COUNT`] buffers when they are `wanted`; else none.
+    pub fn new(wanted: bool) -> Result<Self, std::io::Error> {
+        let count = if wanted { BOUNCE_COUNT } else { 0 };
+        let pages = usize::from(count) * BOUNCE_LEN_BYTES as usize / size_of::<Page>();
+        let pages = <[Page]>::new_box_zeroed_with_elems(pages)
+            .map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
+        Ok(Self { pages, free: (0..count).rev().collect() })
+    }
+
+    /// No buffers.
+    pub fn none() -> Self {
+        Self { pages: Box::default(), free: Vec::new() }
+    }
+
+    /// A free buffer.
+    pub fn take(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// Gives a buffer back.
+    pub fn give(&mut self, index: u16) {
+        self.free.push(index);
+    }
+
+    /// The bytes of a buffer (one that was taken).
+    pub fn bytes(&mut self, index: u16) -> &mut [u8] {
+        let len = BOUNCE_LEN_BYTES as usize;
+        let all = self.pages.as_mut_bytes();
+        &mut all[usize::from(index) * len..][..len]
+    }
+}
+
+/// Zeroes to write where the disk cannot zero by itself: one page-aligned block, named many times.
+#[repr(C, align(4096))]
+pub(crate) struct Zeroes([u8; 65536]);
+
+pub(crate) static ZEROES: Zeroes = Zeroes([0; 65536]);
+
+impl Zeroes {
+    /// Describes `len_bytes` of zeroes in `out`, as far as its capacity goes; returns how many.
+    pub fn describe(&'static self, len_bytes: u32, out: &mut Vec<IoSlice>) -> u32 {
+        let mut left = len_bytes;
+        while left > 0 && out.len() < out.capacity() {
+            let len = left.min(self.0.len() as u32);
+            let base = self.0.as_ptr().cast_mut().cast();
+            out.push(IoSlice { iov_base: base, iov_len: len as usize });
+            left -= len;
+        }
+        len_bytes - left
+    }
+}
+
+/// A serial number, padded with zero bytes.
+pub(crate) type Serial = [u8; SERIAL_LEN_BYTES];
+
+/// Pads or cuts a text to a serial number.
+pub(crate) fn serial(text: &str) -> Serial {
+    let mut serial = [0u8; SERIAL_LEN_BYTES];
+    for (to, from) in serial.iter_mut().zip(text.bytes()) {
+        *to = from;
+    }
+    serial
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounces_are_aligned_distinct_and_counted() {
+        let mut bounces = Bounces::new(true).unwrap();
+        let all: Vec<u16> = std::iter::from_fn(|| bounces.take()).collect();
+        assert_eq!(all.len(), usize::from(BOUNCE_COUNT));
+        let mut starts: Vec<usize> =
+            all.iter().map(|&i| bounces.bytes(i).as_ptr() as usize).collect();
+        starts.sort_unstable();
+        assert!(starts.iter().all(|s| s.is_multiple_of(4096)));
+        assert!(starts.windows(2).all(|w| w[1] - w[0] == BOUNCE_LEN_BYTES as usize));
+        bounces.give(3);
+        assert_eq!(bounces.take(), Some(3));
+        assert!(Bounces::new(false).unwrap().take().is_none());
+    }
+
+    #[test]
+    fn zeroes_are_described_up_to_the_capacity() {
+        let mut out = Vec::with_capacity(2);
+        assert_eq!(ZEROES.describe(70_000, &mut out), 70_000);
+        assert_eq!(out.iter().map(|v| v.iov_len).sum::<usize>(), 70_000);
+        out.clear();
+        assert_eq!(ZEROES.describe(1 << 20, &mut out), 131_072);
+    }
+}
