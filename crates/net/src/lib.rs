@@ -1,1 +1,69 @@
-//! net
+//! The network engine: a learning switch between VM ports and one optional uplink.
+//!
+//! # Theory of operation
+//! A [`Switch`] is one worker of one sidecore. In each round it takes a batch of frames from every
+//! transmit queue and from the uplink. For each frame it copies the virtio-net header and the
+//! first 128 bytes into memory of its own ([`header`]), checks that copy (never the guest's bytes
+//! again), asks the binding of the port whether it may send from these addresses ([`binding`]),
+//! looks the destination up ([`fdb`]; by MAC address alone, VLAN tags pass as they are) and fills
+//! receive buffers of the destination: our header bytes, then the rest straight from the sender's
+//! buffers, so that payload is copied exactly once. All frames of a round become visible to a
+//! receiver at once, with one notification. Super-packets and partial checksums pass untouched to
+//! receivers that negotiated them; for others the frame is finished in software ([`offload`]).
+//!
+//! **No buffers.** A frame for one receiver that has no buffers stays in its sender's ring, with
+//! all frames behind it, and is tried again when the receiver posts buffers. After `hold_us`
+//! without any, the receiver is stalled: frames to it are dropped and counted until it posts
+//! buffers again. So a dead receiver costs each sender (and the uplink) at most one hold time.
+//! Broadcasts, multicasts and frames to unknown addresses are never held: a full receiver misses
+//! its copy.
+//!
+//! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
+//! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.
+//!
+//! **Bindings.** See [`BindMode`]. Learned addresses survive the guest reloading its driver; the
+//! end of the session forgets them. An address that another port of the switch owns cannot be
+//! learned. Who must not trust the first use (a guest that claims the gateway's address before
+//! anyone else) configures the addresses.
+//!
+//! **Sleeping.** An idle switch arms the kicks of its transmit queues and has no timer; tables age
+//! when they are looked at. Only a held sender brings a wake-up, at the end of its hold.
+//!
+//! # Limits
+//! - One sidecore per switch; several switches spread over sidecores.
+//! - 1,024 ports ([`base::limits::MAX_PORTS`]), 16 queue pairs each: indexes of a session.
+//! - 64 frames or 256 KiB from one transmit queue per round: fairness, and the cache.
+//! - 65,557 bytes per frame: the largest IP packet behind two VLAN tags.
+//! - 256 buffers per frame at the receiver: 64 KiB in the smallest buffers in use take 43.
+//! - 128 segments when a super-packet is cut in software: 64 KiB at an MSS of 536 is 122.
+//! - Headers of a super-packet end within 128 bytes; third VLAN tags and longer IPv6 extension
+//!   headers make a super-packet, or a packet of an IP-bound port, malformed.
+//! - 4,096 MAC addresses and 64 per port by default; 16 learned IP addresses per port, 4,096 per
+//!   switch, kept for an hour of silence.
+//! - IP addresses are bound per switch, not per VLAN.
+//! - 01-80-C2-00-00-0x (spanning tree, pause, LLDP) is never forwarded.
+//! - Stages run once per frame: room at the receiver is looked for before them. A frame whose
+//!   destination a stage changes is dropped when the new receiver has no room.
+//! - A TAP hands up one frame per system call on kernels before 6.4 (no `RWF_NOWAIT` there).
+
+pub mod binding;
+pub mod device;
+mod engine;
+pub mod error;
+pub mod fdb;
+pub mod features;
+mod forward;
+pub mod header;
+pub mod metrics;
+pub mod offload;
+mod port;
+mod rxq;
+pub mod switch;
+pub mod tap;
+mod uplink;
+
+pub use binding::BindMode;
+pub use device::{NetPort, NetPortConfig};
+pub use error::NetError;
+pub use metrics::SwitchStats;
+pub use switch::{MacEntry, Switch, SwitchConfig};

@@ -1,0 +1,262 @@
+//! Which addresses a port may send from.
+//!
+//! A port with a binding owns one MAC address: the configured one, or the first it uses. With
+//! [`BindMode::MacAndIp`] it also owns IP addresses: the configured ones, or the first few it uses
+//! that no other port owns. Judged are our own copies of the headers, behind up to two VLAN tags;
+//! a packet whose sender cannot be judged (headers beyond [`crate::header::HEAD_LEN`]) is dropped.
+
+use base::counter::DropReason;
+
+use crate::fdb::{Ip, Learn, LearnRules, PortId, Table};
+use crate::header::{Head, L4, Mac, be16, ether_type};
+
+/// How strictly a port's source addresses are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BindMode {
+    /// Not at all: the VM may be a bridge or a router. Its MAC addresses are learned up to a limit.
+    Off,
+    /// One MAC address.
+    Mac,
+    /// One MAC address and the port's own IP addresses; router advertisements and redirects from
+    /// the VM are dropped.
+    #[default]
+    MacAndIp,
+}
+
+/// Most learned IP addresses of one port: one IPv4 and, per prefix, a stable and a few temporary
+/// IPv6 addresses (Linux keeps up to 16 per interface).
+pub const MAX_LEARNED_IPS: u32 = 16;
+
+/// The switch's tables and limits that a check needs.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub macs: Table<Mac>,
+    pub ips: Table<Ip>,
+    pub max_macs_per_port: u32,
+}
+
+/// The binding of one port.
+#[derive(Debug, Clone)]
+pub(crate) struct Binding {
+    pub mode: BindMode,
+    /// The bound address: configured or first seen.
+    pub mac: Option<Mac>,
+    /// From the configuration: survives a reset.
+    pub mac_configured: bool,
+    /// No addresses configured: learn them.
+    pub learn_ips: bool,
+}
+
+impl Binding {
+    /// May this port send this frame? Learns what it may learn.
+    #[inline]
+    pub fn admit(
+        &mut self,
+        port: PortId,
+        head: &Head,
+        tables: &mut Tables,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        let src = head.src();
+        if self.mode == BindMode::Off {
+            return self.learn_mac(port, src, tables, now_ns);
+        }
+        match self.mac {
+            Some(mac) if mac == src => {}
+            Some(_) => return Err(DropReason::Spoofed),
+            None => self.bind_first(port, src, tables, now_ns)?,
+        }
+        match self.mode {
+            BindMode::MacAndIp => self.admit_ip(port, head.eth(), src, tables, now_ns),
+            _ => Ok(()),
+        }
+    }
+
+    fn learn_mac(
+        &self,
+        port: PortId,
+        src: Mac,
+        tables: &mut Tables,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        if src.is_group() || src.is_zero() {
+            return Err(DropReason::Malformed);
+        }
+        let rules = LearnRules { owner_limit: tables.max_macs_per_port, may_move: true };
+        match tables.macs.learn(src, port, now_ns, rules) {
+            // A full table costs flooding, as in any switch; a full port costs the port.
+            Learn::Known | Learn::New | Learn::TableFull => Ok(()),
+            Learn::Taken => Err(DropReason::Spoofed),
+            Learn::OwnerFull => Err(DropReason::TableFull),
+        }
+    }
+
+    /// The first frame of a port without a configured address binds it.
+    fn bind_first(
+        &mut self,
+        port: PortId,
+        src: Mac,
+        tables: &mut Tables,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        if src.is_group() || src.is_zero() {
+            return Err(DropReason::Malformed);
+        }
+        match tables.macs.fix(src, port, now_ns) {
+            Learn::Known | Learn::New => self.mac = Some(src),
+            Learn::TableFull => return Err(DropReason::TableFull),
+            _ => return Err(DropReason::Spoofed),
+        }
+        Ok(())
+    }
+
+    fn admit_ip(
+        &self,
+        port: PortId,
+        eth: &[u8],
+        mac: Mac,
+        tables: &mut Tables,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        let (kind, at) = ether_type(eth).ok_or(DropReason::Malformed)?;
+        let mut owns = |ip| self.owns(port, ip, tables, now_ns);
+        match kind {
+            0x0806 => admit_arp(&eth[at..], mac, &mut owns),
+            0x0800 => admit_v4(eth, &mut owns),
+            0x86dd => admit_v6(eth, mac, &mut owns),
+            // RARP claims addresses the way ARP does and no guest needs it (QEMU's announcement
+            // after a migration carries no IP address: 0.0.0.0).
+            0x8035 => match eth.get(at + 14..at + 18) {
+                Some([0, 0, 0, 0]) => Ok(()),
+                _ => Err(DropReason::Spoofed),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the port may use `ip`, learning it when allowed.
+    fn owns(&self, port: PortId, ip: Ip, tables: &mut Tables, now_ns: u64) -> bool {
+        let may_learn = self.learn_ips || is_v6_link_local(ip);
+        let owner_limit = if may_learn { MAX_LEARNED_IPS } else { 0 };
+        let rules = LearnRules { owner_limit, may_move: false };
+        matches!(tables.ips.learn(ip, port, now_ns, rules), Learn::Known | Learn::New)
+    }
+}
+
+fn is_v6_link_local(ip: Ip) -> bool {
+    ip.0 >> 118 == 0xfe80 >> 6
+}
+
+fn ip_v4(bytes: &[u8]) -> Option<[u8; 4]> {
+    bytes.get(..4)?.try_into().ok()
+}
+
+fn ip_v6(bytes: &[u8]) -> Option<Ip> {
+    Some(Ip(u128::from_be_bytes(bytes.get(..16)?.try_into().ok()?)))
+}
+
+fn v4_key(addr: [u8; 4]) -> Ip {
+    Ip::from(std::net::IpAddr::from(addr))
+}
+
+/// A source nobody may own: this network, loopback, multicast, broadcast.
+fn is_bad_v4_source(addr: [u8; 4]) -> bool {
+    addr[0] == 0 || addr[0] == 127 || addr[0] >= 224
+}
+
+fn judged(ok: bool) -> Result<(), DropReason> {
+    if ok { Ok(()) } else { Err(DropReason::Spoofed) }
+}
+
+/// Sender hardware and protocol address must be the port's; a probe (RFC 5227) names no address.
+fn admit_arp(arp: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
+    if arp.len() < 28 || arp[..6] != [0, 1, 8, 0, 6, 4] {
+        return Err(DropReason::Malformed);
+    }
+    let spa = ip_v4(&arp[14..]).ok_or(DropReason::Malformed)?;
+    if Mac::read(&arp[8..]) != mac {
+        return Err(DropReason::Spoofed);
+    }
+    judged(spa == [0; 4] || (!is_bad_v4_source(spa) && owns(v4_key(spa))))
+}
+
+fn admit_v4(eth: &[u8], owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
+    let l4 = L4::find(eth).ok_or(DropReason::Malformed)?;
+    let src = ip_v4(&eth[l4.ip + 12..]).ok_or(DropReason::Malformed)?;
+    if src == [0; 4] {
+        // No address yet: DHCP (RFC 2131) and IGMP joins (RFC 4541) only.
+        let dhcp = l4.proto == 17
+            && !l4.fragment
+            && be16(eth, l4.offset) == Some(68)
+            && be16(eth, l4.offset + 2) == Some(67);
+        return judged(dhcp || l4.proto == 2);
+    }
+    judged(!is_bad_v4_source(src) && owns(v4_key(src)))
+}
+
+/// ICMPv6 types that matter here (RFC 4861, RFC 3810).
+const ROUTER_SOLICIT: u8 = 133;
+const ROUTER_ADVERT: u8 = 134;
+const NEIGHBOUR_SOLICIT: u8 = 135;
+const NEIGHBOUR_ADVERT: u8 = 136;
+const REDIRECT: u8 = 137;
+const MLD2_REPORT: u8 = 143;
+
+fn admit_v6(eth: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
+    let l4 = L4::find(eth).ok_or(DropReason::Malformed)?;
+    let src = ip_v6(&eth[l4.ip + 8..]).ok_or(DropReason::Malformed)?;
+    let icmp = if l4.proto == 58 { Some(&eth[l4.offset.min(eth.len())..]) } else { None };
+    // A neighbour discovery message must not come in fragments (RFC 6980): where the type is out
+    // of sight the receiver drops it, and every other fragment is judged by its source.
+    let kind = match icmp {
+        Some(_) if l4.fragment => None,
+        Some(icmp) => Some(*icmp.first().ok_or(DropReason::Malformed)?),
+        None => None,
+    };
+    if src.0 == 0 {
+        return judged(matches!(
+            kind,
+            Some(ROUTER_SOLICIT | NEIGHBOUR_SOLICIT | MLD2_REPORT | 131)
+        ));
+    }
+    if src.0 >> 120 == 0xff || src.0 == 1 || !owns(src) {
+        return Err(DropReason::Spoofed);
+    }
+    let icmp = icmp.unwrap_or_default();
+    match kind {
+        Some(ROUTER_ADVERT | REDIRECT) => Err(DropReason::Spoofed),
+        Some(NEIGHBOUR_SOLICIT) => judged(option_is_own(icmp, 1, mac)?),
+        Some(NEIGHBOUR_ADVERT) => {
+            let target = icmp.get(8..).and_then(ip_v6).ok_or(DropReason::Malformed)?;
+            judged(owns(target) && option_is_own(icmp, 2, mac)?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether every link-layer address option of type `wanted` in a neighbour message names `mac`.
+/// The options start 24 bytes into the message; at most as many as we copied are there.
+fn option_is_own(icmp: &[u8], wanted: u8, mac: Mac) -> Result<bool, DropReason> {
+    let mut at = 24;
+    while at < icmp.len() {
+        let len = icmp.get(at + 1).map_or(0, |n| usize::from(*n) * 8);
+        // A length of 0 makes the message invalid (RFC 4861, 4.6); padding behind a short frame
+        // looks like that too, and the receiver ignores the whole message or the padding.
+        if len == 0 {
+            return Ok(icmp[at..].iter().all(|b| *b == 0));
+        }
+        if icmp[at] == wanted {
+            let addr = icmp.get(at + 2..at + 8).ok_or(DropReason::Malformed)?;
+            if Mac::read(addr) != mac {
+                return Ok(false);
+            }
+        }
+        at += len;
+    }
+    // Options that go beyond our copy cannot be judged: only an exact end is a good one.
+    if at == icmp.len() { Ok(true) } else { Err(DropReason::Malformed) }
+}
+
+#[cfg(test)]
+#[path = "binding/tests.rs"]
+mod tests;

@@ -1,0 +1,358 @@
+//! A port as its session sees it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::counter::{Counter, QueueStats};
+use queue::{GuestMemory, Vring};
+use sidecore::{Watcher, WorkerRef};
+use stage::FrameStage;
+use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
+
+use crate::binding::BindMode;
+use crate::engine::Engine;
+use crate::fdb::PortId;
+use crate::features;
+use crate::port::{Port, TxQueue};
+use crate::rxq::{RxQueue, vnet_len};
+
+/// Smallest MTU: what IPv4 asks of every link (RFC 791).
+pub const MIN_MTU: u16 = 68;
+
+/// What a port is.
+pub struct NetPortConfig {
+    /// Name, for logs and metrics (`vm/port`).
+    pub name: String,
+    /// Its MAC address; none: the first it uses.
+    pub mac: Option<[u8; 6]>,
+    /// Its IP addresses; empty: learned, up to [`crate::binding::MAX_LEARNED_IPS`]. IPv6
+    /// link-local addresses are always learned.
+    pub addresses: Vec<IpAddr>,
+    /// How strictly source addresses are checked.
+    pub bind: BindMode,
+    /// Queue pairs, 1 to 16.
+    pub queue_pairs: u16,
+    /// Longest IP packet the VM takes, in bytes.
+    pub mtu: u16,
+    /// Offer checksum and segmentation offloads.
+    pub offloads: bool,
+    /// Offer packed rings.
+    pub packed: bool,
+    /// Offer in-order use of buffers.
+    pub in_order: bool,
+    /// Stages, the first next to the VM.
+    pub stages: Vec<Box<dyn FrameStage>>,
+}
+
+impl NetPortConfig {
+    /// A port with one queue pair, everything offered, addresses learned and bound.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            mac: None,
+            addresses: Vec::new(),
+            bind: BindMode::default(),
+            queue_pairs: 1,
+            mtu: 1500,
+            offloads: true,
+            packed: true,
+            in_order: true,
+            stages: Vec::new(),
+        }
+    }
+}
+
+impl fmt::Debug for NetPortConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NetPortConfig").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Where a port lives: its number in the switch, and the serial that tells it from an earlier port
+/// with the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub id: PortId,
+    pub serial: u64,
+}
+
+/// A network port. Made by [`crate::Switch::add_port`]; its session drives it as a [`Device`].
+pub struct NetPort {
+    pub(crate) worker: WorkerRef<Engine>,
+    pub(crate) place: Place,
+    pub(crate) name: String,
+    pub(crate) offered: u64,
+    pub(crate) queue_pairs: u16,
+    pub(crate) features: AtomicU64,
+    pub(crate) link_up: AtomicBool,
+    pub(crate) stats: Vec<Arc<QueueStats>>,
+    pub(crate) stage_names: Vec<String>,
+    pub(crate) stage_drops: Arc<[Counter]>,
+    pub(crate) notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
+}
+
+impl fmt::Debug for NetPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NetPort").field("name", &self.name).field("place", &self.place).finish()
+    }
+}
+
+/// The features a port offers.
+pub(crate) fn offered(config: &NetPortConfig) -> u64 {
+    let mut bits = features::ALWAYS;
+    let mut add = |yes, more| bits |= if yes { more } else { 0 };
+    add(config.offloads, features::OFFLOADS);
+    add(config.packed, features::RING_PACKED);
+    add(config.in_order, features::IN_ORDER);
+    add(config.queue_pairs > 1, features::MQ);
+    bits
+}
+
+fn failed(e: impl fmt::Display) -> DeviceError {
+    DeviceError::Failed(e.to_string())
+}
+
+impl NetPort {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counters of its queues: receive queue of pair `i` at `2 * i`, transmit queue behind it.
+    pub fn stats(&self) -> Vec<Arc<QueueStats>> {
+        self.stats.clone()
+    }
+
+    /// Frames dropped by each of its stages.
+    pub fn stage_drops(&self) -> Vec<(String, u64)> {
+        let counts = self.stage_drops.iter().map(Counter::get);
+        self.stage_names.iter().cloned().zip(counts).collect()
+    }
+
+    /// The features its driver negotiated; 0 while there is none.
+    pub fn negotiated(&self) -> u64 {
+        self.features.load(Ordering::Relaxed)
+    }
+
+    /// Whether its link is up.
+    pub fn link_up(&self) -> bool {
+        self.link_up.load(Ordering::Relaxed)
+    }
+
+    /// Takes the link down (frames both ways are dropped and counted) or up again.
+    pub fn set_link(&self, up: bool) -> Result<(), DeviceError> {
+        self.with(move |port, _, _| port.link_up = up)?;
+        if self.link_up.swap(up, Ordering::Relaxed) != up {
+            let notifier = self.notifier.lock().unwrap_or_else(|e| e.into_inner()).clone();
+            if let Some(notifier) = notifier {
+                notifier.config_changed();
+            }
+        }
+        Ok(())
+    }
+
+    /// Its MAC address, once known, and the IP addresses bound to it.
+    pub fn addresses(&self) -> Result<(Option<[u8; 6]>, Vec<IpAddr>), DeviceError> {
+        let place = self.place;
+        let answer = self.worker.call(move |engine, _| {
+            let port = engine.port_mut(place)?;
+            let mac = port.binding.mac.map(crate::header::Mac::bytes);
+            let all = engine.fabric.tables.ips.list(0);
+            let own = all.into_iter().filter(|l| l.owner == place.id).map(|l| l.key.into());
+            Some((mac, own.collect()))
+        });
+        answer.map_err(failed)?.ok_or_else(|| self.gone())
+    }
+
+    fn gone(&self) -> DeviceError {
+        DeviceError::Failed(format!("port {} was removed from its switch", self.name))
+    }
+
+    /// Runs `f` on the sidecore with the port, its place and the descriptors it is woken by.
+    fn with<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Port, &mut Kicks<'_>, Place) -> R + Send + 'static,
+    ) -> Result<R, DeviceError> {
+        let place = self.place;
+        let answer = self.worker.call(move |engine, watcher| {
+            let Engine { fabric, kicks, .. } = engine;
+            let port = fabric.ports.get_mut(usize::from(place.id))?.as_deref_mut()?;
+            if port.serial != place.serial {
+                return None;
+            }
+            Some(f(port, &mut Kicks { kicks, watcher }, place))
+        });
+        answer.map_err(failed)?.ok_or_else(|| self.gone())
+    }
+}
+
+/// The kicks of a switch, and the epoll set behind them.
+pub(crate) struct Kicks<'a> {
+    pub kicks: &'a mut std::collections::HashMap<std::os::fd::RawFd, (PortId, u16)>,
+    pub watcher: &'a Watcher<'a>,
+}
+
+impl Kicks<'_> {
+    fn watch(&mut self, vring: &Vring, place: Place) -> Result<(), DeviceError> {
+        if let Some(fd) = vring.kick_fd() {
+            self.watcher.watch(fd).map_err(failed)?;
+            self.kicks.insert(fd, (place.id, vring.parts.index));
+        }
+        Ok(())
+    }
+
+    fn unwatch(&mut self, vring: &Vring) {
+        if let Some(fd) = vring.kick_fd() {
+            self.watcher.unwatch(fd);
+            self.kicks.remove(&fd);
+        }
+    }
+}
+
+/// Takes a queue off the port; on return nothing of it is in flight.
+pub(crate) fn take_queue(port: &mut Port, index: u16, kicks: &mut Kicks<'_>) -> Option<Vring> {
+    let at = usize::from(index / 2);
+    let vring = if index.is_multiple_of(2) {
+        let rxq = port.rx.get_mut(at)?.take();
+        port.find_running();
+        rxq?.stop()
+    } else {
+        port.tx.get_mut(at)?.take()?.vring
+    };
+    kicks.unwatch(&vring);
+    Some(vring)
+}
+
+/// A queue ready to run, made on the session's thread: the sidecore only moves a pointer.
+enum Ready {
+    Rx(Box<RxQueue>),
+    Tx(Box<TxQueue>),
+}
+
+impl Device for NetPort {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Net
+    }
+
+    fn features(&self) -> u64 {
+        self.offered
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.queue_pairs * 2
+    }
+
+    fn has_config(&self) -> bool {
+        false
+    }
+
+    fn set_mtu(&self, mtu: u16) -> Result<(), DeviceError> {
+        if mtu < MIN_MTU {
+            return Err(DeviceError::OutOfRange {
+                what: "MTU",
+                value: mtu.into(),
+                limit: MIN_MTU.into(),
+            });
+        }
+        self.with(move |port, _, _| port.mtu = mtu)
+    }
+
+    fn read_config(&self, _offset: u32, _out: &mut [u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported("reading config space (the VMM keeps it)"))
+    }
+
+    fn write_config(&self, _offset: u32, _data: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported("writing config space (the VMM keeps it)"))
+    }
+
+    fn activate(&self, features: u64) -> Result<(), DeviceError> {
+        // Bits of the transport (30: protocol features, 26: dirty log) are the session's.
+        let own = features & !(1 << 30 | 1 << 26);
+        let unknown = own & !self.offered;
+        if unknown != 0 {
+            return Err(DeviceError::Failed(format!(
+                "the driver acknowledged feature bits {unknown:#x}, which were not offered"
+            )));
+        }
+        self.with(move |port, _, _| port.set_features(own))?;
+        self.features.store(own, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
+        let index = vring.parts.index;
+        if index >= self.queue_count() {
+            return Err(DeviceError::OutOfRange {
+                what: "queue index",
+                value: index.into(),
+                limit: u64::from(self.queue_count()) - 1,
+            });
+        }
+        let features = self.negotiated();
+        let ready = if index.is_multiple_of(2) {
+            let mergeable = features & features::MRG_RXBUF != 0;
+            Ready::Rx(Box::new(RxQueue::new(vring, vnet_len(features), mergeable)))
+        } else {
+            Ready::Tx(Box::new(TxQueue::new(vring)))
+        };
+        self.with(move |port, kicks, place| {
+            let at = usize::from(index / 2);
+            match ready {
+                Ready::Rx(_) if port.rx[at].is_some() => Err(running(index)),
+                Ready::Tx(_) if port.tx[at].is_some() => Err(running(index)),
+                Ready::Rx(mut rxq) => {
+                    kicks.watch(&rxq.vring, place)?;
+                    rxq.vring.disarm();
+                    port.rx[at] = Some(rxq);
+                    port.find_running();
+                    Ok(())
+                }
+                Ready::Tx(mut txq) => {
+                    kicks.watch(&txq.vring, place)?;
+                    txq.vring.disarm();
+                    port.tx[at] = Some(txq);
+                    Ok(())
+                }
+            }
+        })?
+    }
+
+    fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
+        self.with(move |port, kicks, _| take_queue(port, index, kicks))
+    }
+
+    fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
+        self.with(move |port, _, _| {
+            let mut answer = Ok(());
+            let rx = port.rx.iter_mut().flatten().map(|q| {
+                q.publish();
+                q.give_back();
+                &mut q.vring
+            });
+            for vring in rx.chain(port.tx.iter_mut().flatten().map(|q| &mut q.vring)) {
+                if let Err(e) = vring.queue.set_memory(Arc::clone(&memory)) {
+                    vring.fail(&e);
+                    answer = Err(failed(e));
+                }
+            }
+            answer
+        })?
+    }
+
+    fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>) {
+        *self.notifier.lock().unwrap_or_else(|e| e.into_inner()) = notifier;
+    }
+
+    fn reset(&self) {
+        let place = self.place;
+        self.features.store(0, Ordering::Relaxed);
+        // A sidecore that is gone has no queue of ours left.
+        let _ = self.worker.call(move |engine, watcher| engine.reset_port(place, watcher));
+    }
+}
+
+fn running(index: u16) -> DeviceError {
+    DeviceError::Failed(format!("queue {index} is running already"))
+}

@@ -1,0 +1,356 @@
+//! The switch's worker: polls every transmit queue and the uplink, round robin.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use base::counter::{DropReason, QueueStats};
+use queue::{Chain, Completion};
+use sidecore::{Arm, Worker};
+use stage::{Direction, FrameView};
+
+use crate::binding::Tables;
+use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
+use crate::forward::{Dest, Fabric, Outcome, Staging, rx_mut};
+use crate::header::{Allowed, Head, flow_hash};
+use crate::metrics::SwitchStats;
+use crate::port::{Port, TX_BATCH, TxQueue};
+use crate::rxq::{Body, Frame};
+use crate::uplink::Uplink;
+
+/// Bytes taken from one transmit queue in a round: four super-packets. More would push the other
+/// queues' frames out of the cache and let one sender hold up a round for long.
+const TX_ROUND_BYTES: usize = 256 << 10;
+
+/// Frames taken from the uplink in a round.
+const UPLINK_BATCH: usize = 64;
+
+/// See the module's text. Lives on one sidecore.
+pub(crate) struct Engine {
+    pub fabric: Fabric,
+    /// Our copies of the frames of one batch; the uplink reads from them until it is flushed.
+    heads: Box<[Head]>,
+    /// A sender's whole frame, for its stages that want payload.
+    outgoing: Staging,
+    /// Which port is polled first in this round.
+    turn: usize,
+    /// Which queue a kick belongs to.
+    pub kicks: HashMap<RawFd, (PortId, u16)>,
+}
+
+impl Engine {
+    pub fn new(tables: Tables, hold_ns: u64, max_touched: usize, stats: Arc<SwitchStats>) -> Self {
+        let fabric = Fabric {
+            ports: Vec::new(),
+            uplink: None,
+            tables,
+            touched: Vec::with_capacity(max_touched),
+            staging: Staging::new(),
+            hold_ns,
+            stats,
+        };
+        Self {
+            fabric,
+            heads: vec![Head::default(); TX_BATCH].into_boxed_slice(),
+            outgoing: Staging::new(),
+            turn: 0,
+            kicks: HashMap::new(),
+        }
+    }
+
+    fn poll_port(&mut self, port: &mut Port, now_ns: u64) -> usize {
+        let mut work = 0;
+        for index in 0..port.tx.len() {
+            if let Some(mut txq) = port.tx[index].take() {
+                work += self.poll_tx(port, &mut txq, index, now_ns);
+                port.tx[index] = Some(txq);
+            }
+        }
+        work
+    }
+
+    fn poll_tx(&mut self, port: &mut Port, txq: &mut TxQueue, lane: usize, now_ns: u64) -> usize {
+        if txq.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns)) {
+            return 0;
+        }
+        let was_held = txq.held_on.take().is_some();
+        let popped = txq.vring.pop(&mut txq.batch, TX_BATCH);
+        if popped == 0 {
+            return 0;
+        }
+        let (mut bytes, mut wire_used) = (0, false);
+        for at in 0..popped {
+            let chain = txq.batch.get(at);
+            // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
+            // before the uplink is flushed below.
+            let (outcome, to_wire) = unsafe { self.send(port, &chain, at, lane, now_ns) };
+            wire_used |= to_wire;
+            match outcome {
+                Outcome::Hold(awaited) => {
+                    txq.held_on = Some(awaited);
+                    self.fabric.stats.holds.add(u64::from(!was_held || at > 0));
+                    break;
+                }
+                Outcome::Dropped(reason) => txq.vring.parts.stats.drop_one(reason),
+                Outcome::Done => {
+                    let stats = &txq.vring.parts.stats;
+                    let head = &self.heads[at];
+                    stats.bytes.add(head.frame_len() as u64);
+                    stats.copied_bytes.add(head.eth().len() as u64);
+                }
+            }
+            txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
+            bytes += chain.readable_len as usize;
+            if bytes >= TX_ROUND_BYTES {
+                break;
+            }
+        }
+        if wire_used {
+            self.fabric.flush_uplink();
+        }
+        let done = txq.done.len();
+        txq.vring.unpop(&mut txq.batch, popped - done);
+        if done > 0 {
+            txq.vring.push(&txq.done);
+            txq.done.clear();
+            txq.vring.notify();
+        }
+        done
+    }
+
+    /// Judges and delivers one chain of a sender; also says whether the uplink may be using it.
+    ///
+    /// # Safety
+    /// The chain stays mapped, and head `at` unused, until the uplink is flushed.
+    #[inline]
+    unsafe fn send(
+        &mut self,
+        port: &mut Port,
+        chain: &Chain<'_>,
+        at: usize,
+        lane: usize,
+        now_ns: u64,
+    ) -> (Outcome, bool) {
+        let Self { fabric, heads, outgoing, .. } = self;
+        let head = &mut heads[at];
+        let admitted = head
+            .load_chain(chain, port.tx_vnet_len, port.allowed)
+            .and_then(|()| if port.link_up { Ok(()) } else { Err(DropReason::LinkDown) })
+            .and_then(|()| port.binding.admit(port.id, head, &mut fabric.tables, now_ns));
+        if let Err(reason) = admitted {
+            return (Outcome::Dropped(reason), false);
+        }
+        let dest = fabric.lookup(head.dst(), port.id, now_ns);
+        if !port.stages.is_empty() {
+            let outcome = staged(fabric, port, chain, head, outgoing, dest, lane, now_ns);
+            return (outcome, false);
+        }
+        let frame = chain_frame(chain, head, port.tx_vnet_len);
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { fabric.deliver(dest, lane, &frame, now_ns) };
+        (outcome, matches!(dest, Dest::Uplink | Dest::All))
+    }
+
+    fn poll_uplink(&mut self, now_ns: u64) -> usize {
+        let Some(mut uplink) = self.fabric.uplink.take() else { return 0 };
+        let work = self.receive(&mut uplink, now_ns);
+        if uplink.wire.refill().is_err() {
+            uplink.stats.drop_one(DropReason::WireError);
+        }
+        self.fabric.uplink = Some(uplink);
+        work
+    }
+
+    fn receive(&mut self, uplink: &mut Uplink, now_ns: u64) -> usize {
+        if uplink.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns)) {
+            return 0;
+        }
+        uplink.held_on = None;
+        let mut work = 0;
+        while work < UPLINK_BATCH {
+            let Some(bytes) = uplink.wire.receive() else { break };
+            match self.inject(bytes, &uplink.stats, now_ns) {
+                Outcome::Hold(awaited) => {
+                    uplink.held_on = Some(awaited);
+                    self.fabric.stats.holds.add(1);
+                    break;
+                }
+                Outcome::Dropped(reason) => uplink.stats.drop_one(reason),
+                Outcome::Done => {}
+            }
+            uplink.wire.release();
+            work += 1;
+        }
+        if work > 0 {
+            uplink.stats.batches.add(1);
+        }
+        work
+    }
+
+    /// One frame from the uplink.
+    fn inject(&mut self, bytes: &[u8], stats: &QueueStats, now_ns: u64) -> Outcome {
+        let Self { fabric, heads, .. } = self;
+        let head = &mut heads[0];
+        if let Err(reason) = head.load_slice(bytes, Allowed::ALL) {
+            return Outcome::Dropped(reason);
+        }
+        let src = head.src();
+        if src.is_group() || src.is_zero() {
+            return Outcome::Dropped(DropReason::Malformed);
+        }
+        // Bound addresses stay where they are; a full table only costs flooding.
+        let rules = LearnRules { owner_limit: u32::MAX, may_move: true };
+        if fabric.tables.macs.learn(src, UPLINK, now_ns, rules) == Learn::Taken {
+            return Outcome::Dropped(DropReason::Spoofed);
+        }
+        let dest = fabric.lookup(head.dst(), UPLINK, now_ns);
+        let lane = flow_hash(head.eth()) as usize;
+        let wire = head.wire();
+        let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
+        // SAFETY: the uplink is not in the fabric now, so nothing outlives the call.
+        let outcome = unsafe { fabric.deliver(dest, lane, &frame, now_ns) };
+        if outcome == Outcome::Done {
+            stats.requests.add(1);
+            stats.bytes.add(head.frame_len() as u64);
+        }
+        outcome
+    }
+}
+
+/// The frame of a chain whose beginning is in `head`.
+#[inline]
+fn chain_frame<'a>(chain: &Chain<'a>, head: &'a Head, vnet_len: usize) -> Frame<'a> {
+    let offset = vnet_len + head.eth().len();
+    let len = head.frame_len() - head.eth().len();
+    let body = Body::Guest { segs: chain.readable, offset, len };
+    Frame { vnet: head.vnet(), wire: head.wire(), body }
+}
+
+/// A frame of a port with stages. Stages judge a frame once, so room is looked for before; a frame
+/// that they redirect to a full receiver is dropped.
+#[allow(clippy::too_many_arguments)]
+fn staged(
+    fabric: &mut Fabric,
+    port: &mut Port,
+    chain: &Chain<'_>,
+    head: &mut Head,
+    outgoing: &mut Staging,
+    dest: Dest,
+    lane: usize,
+    now_ns: u64,
+) -> Outcome {
+    let frame = chain_frame(chain, head, port.tx_vnet_len);
+    if let Dest::Port(to) = dest {
+        match fabric.probe(to, lane, &frame, now_ns) {
+            Outcome::Done => {}
+            other => return other,
+        }
+    }
+    let (vnet, len_bytes) = (frame.vnet, frame.len() as u32);
+    let passed = if port.stages.want_payload {
+        if !outgoing.load(&frame) {
+            return Outcome::Dropped(DropReason::Malformed);
+        }
+        port.stages.pass(Direction::FromVm, &mut outgoing.view())
+    } else {
+        let mut view = FrameView { header: head.eth_mut(), payload: &mut [], len_bytes };
+        port.stages.pass(Direction::FromVm, &mut view)
+    };
+    if !passed {
+        return Outcome::Done;
+    }
+    let frame = match port.stages.want_payload {
+        true => outgoing.frame(vnet),
+        false => chain_frame(chain, head, port.tx_vnet_len),
+    };
+    let dest = fabric.lookup(crate::header::Mac::read(frame.eth()), port.id, now_ns);
+    // SAFETY: flushed right here, while `outgoing`, `head` and the chain are still untouched.
+    let outcome = unsafe { fabric.deliver(dest, lane, &frame, now_ns) };
+    fabric.flush_uplink();
+    match outcome {
+        Outcome::Hold(_) => Outcome::Dropped(DropReason::ReceiverStalled),
+        other => other,
+    }
+}
+
+impl Worker for Engine {
+    fn poll(&mut self, now_ns: u64) -> usize {
+        let count = self.fabric.ports.len();
+        let mut work = 0;
+        self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
+        for k in 0..count {
+            let at = if self.turn + k < count { self.turn + k } else { self.turn + k - count };
+            if let Some(mut port) = self.fabric.ports[at].take() {
+                work += self.poll_port(&mut port, now_ns);
+                self.fabric.ports[at] = Some(port);
+            }
+        }
+        work += self.poll_uplink(now_ns);
+        self.fabric.publish();
+        work
+    }
+
+    fn arm(&mut self, now_ns: u64) -> Arm {
+        let Fabric { ports, uplink, hold_ns, .. } = &mut self.fabric;
+        let mut wake_at_ns: Option<u64> = None;
+        let mut wait = |ports: &mut [Option<Box<Port>>], at| {
+            let Some(rxq) = rx_mut(ports, at) else { return Arm::Busy };
+            match rxq.hold_ends_ns(*hold_ns) {
+                Some(end_ns) if end_ns > now_ns && !rxq.vring.arm() => {
+                    wake_at_ns = Some(wake_at_ns.map_or(end_ns, |w| w.min(end_ns)));
+                    Arm::Idle
+                }
+                _ => Arm::Busy,
+            }
+        };
+        for at in 0..ports.len() {
+            for index in 0..ports[at].as_ref().map_or(0, |p| p.tx.len()) {
+                let Some(txq) = ports[at].as_mut().and_then(|p| p.tx[index].as_mut()) else {
+                    continue;
+                };
+                let busy = match txq.held_on {
+                    Some(awaited) => wait(ports, awaited) == Arm::Busy,
+                    None => txq.vring.arm(),
+                };
+                if busy {
+                    return Arm::Busy;
+                }
+            }
+        }
+        if let Some(uplink) = uplink {
+            let busy = match uplink.held_on {
+                Some(awaited) => wait(ports, awaited) == Arm::Busy,
+                None => uplink.wire.receive().is_some(),
+            };
+            if busy {
+                return Arm::Busy;
+            }
+        }
+        wake_at_ns.map_or(Arm::Idle, Arm::Until)
+    }
+
+    fn disarm(&mut self) {
+        for port in self.fabric.ports.iter_mut().flatten() {
+            for txq in port.tx.iter_mut().flatten() {
+                txq.vring.disarm();
+            }
+            for rxq in port.rx.iter_mut().flatten() {
+                rxq.vring.disarm();
+            }
+        }
+    }
+
+    fn fired(&mut self, fd: RawFd) {
+        let Some(&(port, queue)) = self.kicks.get(&fd) else { return };
+        let Some(Some(port)) = self.fabric.ports.get_mut(usize::from(port)) else { return };
+        let at = usize::from(queue / 2);
+        let stats = if queue.is_multiple_of(2) {
+            port.rx[at].as_ref().map(|q| &q.vring.parts.stats)
+        } else {
+            port.tx[at].as_ref().map(|q| &q.vring.parts.stats)
+        };
+        if let Some(stats) = stats {
+            stats.kicks.add(1);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What can go wrong when a switch, a port or an uplink is set up. Bad frames are not errors: they
+//! are dropped and counted (see [`base::counter::DropReason`]).
+
+use std::io;
+
+use sidecore::SidecoreError;
+use thiserror::Error;
+
+/// Why a switch did not do what it was asked.
+#[derive(Debug, Error)]
+pub enum NetError {
+    /// A number of the configuration is outside its limits.
+    #[error("{what}: {value} is outside {min}..={max}")]
+    OutOfRange {
+        /// Which.
+        what: &'static str,
+        /// Given.
+        value: u64,
+        /// Smallest allowed.
+        min: u64,
+        /// Largest allowed.
+        max: u64,
+    },
+    /// The switch has as many ports as it can have.
+    #[error("switch {switch}: no room for another port; the limit is {limit}")]
+    TooManyPorts {
+        /// Switch name.
+        switch: String,
+        /// Limit.
+        limit: usize,
+    },
+    /// A configured MAC address that cannot be one port's own.
+    #[error("port {port}: MAC address {mac} is {why}")]
+    BadMac {
+        /// Port name.
+        port: String,
+        /// The address.
+        mac: String,
+        /// "a group address", "bound to another port" or "one more than the table holds".
+        why: &'static str,
+    },
+    /// A configured IP address that cannot be one port's own.
+    #[error("port {port}: address {address} is {why}")]
+    BadAddress {
+        /// Port name.
+        port: String,
+        /// The address.
+        address: std::net::IpAddr,
+        /// "bound to another port" or "one more than the table holds".
+        why: &'static str,
+    },
+    /// A TAP could not be opened or set up.
+    #[error("TAP {name}: {what}: {source}")]
+    Tap {
+        /// Interface name.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The uplink could not be watched.
+    #[error("uplink of switch {switch}: {source}")]
+    Uplink {
+        /// Switch name.
+        switch: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The sidecore is gone.
+    #[error(transparent)]
+    Sidecore(#[from] SidecoreError),
+}

@@ -1,0 +1,413 @@
+//! Delivery: from one frame to its receivers.
+
+use std::sync::Arc;
+
+use base::counter::DropReason;
+use queue::seg::copy_out;
+use stage::{Direction, FrameView};
+
+use crate::binding::Tables;
+use crate::fdb::{PortId, UPLINK};
+use crate::features;
+use crate::header::{F_DATA_VALID, HEAD_LEN, MAX_FRAME, Mac, VNET_LEN, Vnet};
+use crate::metrics::SwitchStats;
+use crate::offload::{Need, Plan, complete_checksum, needed};
+use crate::port::{Awaited, Port};
+use crate::rxq::{Body, Frame, Refusal, Room, RxQueue};
+use crate::uplink::Uplink;
+
+/// Bytes in front of an IP packet that the MTU does not count: Ethernet and two VLAN tags.
+const L2_OVERHEAD: usize = 14 + 8;
+
+/// Where a frame goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dest {
+    Port(PortId),
+    Uplink,
+    All,
+    Nowhere,
+}
+
+/// What became of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Sent, or dropped by a stage (which has counted it).
+    Done,
+    /// Its receiver has no buffers: keep it.
+    Hold(Awaited),
+    /// Not sent.
+    Dropped(DropReason),
+}
+
+/// A frame in memory of ours, virtio-net header first.
+pub(crate) struct Staging {
+    bytes: Box<[u8]>,
+    len: usize,
+}
+
+impl Staging {
+    pub fn new() -> Self {
+        Self { bytes: vec![0; VNET_LEN + MAX_FRAME].into_boxed_slice(), len: VNET_LEN }
+    }
+
+    /// Copies a whole frame here. False when its sender's memory fell short.
+    pub fn load(&mut self, frame: &Frame<'_>) -> bool {
+        let (head, total) = (frame.wire.len(), VNET_LEN + frame.len());
+        self.bytes[..head].copy_from_slice(frame.wire);
+        self.len = total;
+        let rest = &mut self.bytes[head..total];
+        match frame.body {
+            Body::Guest { segs, offset, .. } => copy_out(segs, offset, rest) == rest.len(),
+            Body::Ours(bytes) => {
+                rest.copy_from_slice(bytes);
+                true
+            }
+        }
+    }
+
+    fn split(&self) -> usize {
+        self.len.min(VNET_LEN + HEAD_LEN)
+    }
+
+    /// The frame without virtio-net header.
+    pub fn eth(&self) -> &[u8] {
+        &self.bytes[VNET_LEN..self.len]
+    }
+
+    pub fn eth_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[VNET_LEN..self.len]
+    }
+
+    /// The frame, with this virtio-net header.
+    pub fn frame(&mut self, vnet: Vnet) -> Frame<'_> {
+        self.bytes[..VNET_LEN].copy_from_slice(&vnet.to_bytes(1));
+        let (wire, rest) = self.bytes[..self.len].split_at(self.split());
+        Frame { vnet, wire, body: Body::Ours(rest) }
+    }
+
+    /// As stages see it.
+    pub fn view(&mut self) -> FrameView<'_> {
+        let split = self.split();
+        let len_bytes = (self.len - VNET_LEN) as u32;
+        let (head, payload) = self.bytes[VNET_LEN..self.len].split_at_mut(split - VNET_LEN);
+        FrameView { header: head, payload, len_bytes }
+    }
+}
+
+/// Everything a sender's frames may go to. A sender is taken out of it while its frames are sent,
+/// so that no frame can come back to it.
+pub(crate) struct Fabric {
+    pub ports: Vec<Option<Box<Port>>>,
+    pub uplink: Option<Box<Uplink>>,
+    pub tables: Tables,
+    /// Receive queues with something to publish.
+    pub touched: Vec<Awaited>,
+    pub staging: Staging,
+    pub hold_ns: u64,
+    pub stats: Arc<SwitchStats>,
+}
+
+impl Fabric {
+    /// Where frames from `from` to `dst` go.
+    #[inline]
+    pub fn lookup(&self, dst: Mac, from: PortId, now_ns: u64) -> Dest {
+        if dst.is_group() {
+            return if dst.is_link_local_group() { Dest::Nowhere } else { Dest::All };
+        }
+        match self.tables.macs.owner(dst, now_ns) {
+            None => Dest::All,
+            // Its own address: a frame never goes back.
+            Some(owner) if owner == from => Dest::Nowhere,
+            Some(UPLINK) => Dest::Uplink,
+            Some(owner) => Dest::Port(owner),
+        }
+    }
+
+    /// Sends one frame.
+    ///
+    /// # Safety
+    /// The frame's bytes stay valid until [`Fabric::flush_uplink`].
+    #[inline]
+    pub unsafe fn deliver(
+        &mut self,
+        dest: Dest,
+        lane: usize,
+        frame: &Frame<'_>,
+        now_ns: u64,
+    ) -> Outcome {
+        match dest {
+            Dest::Port(to) => self.to_port(to, lane, frame, Some(now_ns)),
+            // SAFETY: the caller's promise.
+            Dest::Uplink => unsafe { self.to_uplink(frame) },
+            // SAFETY: the caller's promise.
+            Dest::All => unsafe { self.to_all(lane, frame) },
+            Dest::Nowhere => Outcome::Dropped(DropReason::NoDestination),
+        }
+    }
+
+    /// # Safety
+    /// As [`Fabric::deliver`].
+    unsafe fn to_all(&mut self, lane: usize, frame: &Frame<'_>) -> Outcome {
+        self.stats.floods.add(1);
+        let mut receivers = 0;
+        for to in 0..self.ports.len() {
+            match self.to_port(to as PortId, lane, frame, None) {
+                Outcome::Done => receivers += 1,
+                Outcome::Dropped(DropReason::LinkDown | DropReason::NoDestination) => {}
+                Outcome::Dropped(_) | Outcome::Hold(_) => {
+                    receivers += 1;
+                    self.stats.flood_drops.add(1);
+                }
+            }
+        }
+        if self.uplink.is_some() {
+            receivers += 1;
+            // SAFETY: the caller's promise.
+            if let Outcome::Dropped(reason) = unsafe { self.to_uplink(frame) } {
+                self.count_uplink_drop(reason);
+            }
+        }
+        match receivers {
+            0 => Outcome::Dropped(DropReason::NoDestination),
+            _ => Outcome::Done,
+        }
+    }
+
+    fn count_uplink_drop(&self, reason: DropReason) {
+        if let Some(uplink) = &self.uplink {
+            uplink.stats.drop_one(reason);
+        }
+    }
+
+    /// Whether a frame could be delivered to `to` now; `Done` means yes.
+    pub fn probe(&mut self, to: PortId, lane: usize, frame: &Frame<'_>, now_ns: u64) -> Outcome {
+        let hold_ns = self.hold_ns;
+        let stats = &self.stats;
+        match self.ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) {
+            Some(port) => match Way::find(port, lane, frame) {
+                Ok(way) => way.room(port, frame, Some(now_ns), hold_ns, stats),
+                Err(reason) => Outcome::Dropped(reason),
+            },
+            None => Outcome::Dropped(DropReason::NoDestination),
+        }
+    }
+
+    /// Sends a frame to one port. With `now_ns` it may be held; without (floods) it is dropped for
+    /// a full receiver and counted there.
+    fn to_port(
+        &mut self,
+        to: PortId,
+        lane: usize,
+        frame: &Frame<'_>,
+        now_ns: Option<u64>,
+    ) -> Outcome {
+        let Self { ports, staging, touched, hold_ns, stats, .. } = self;
+        let Some(port) = ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) else {
+            return Outcome::Dropped(DropReason::NoDestination);
+        };
+        let way = match Way::find(port, lane, frame) {
+            Ok(way) => way,
+            Err(reason) => return Outcome::Dropped(reason),
+        };
+        match way.room(port, frame, now_ns, *hold_ns, stats) {
+            Outcome::Done => {}
+            other => return other,
+        }
+        let Port { stages, rx, .. } = port;
+        let Some(rxq) = rx[usize::from(way.queue)].as_deref_mut() else {
+            return Outcome::Dropped(DropReason::LinkDown);
+        };
+        if !rxq.touched {
+            rxq.touched = true;
+            touched.push((to, way.queue));
+        }
+        if stages.is_empty() && way.need == Need::Nothing {
+            rxq.put(frame, &way.vnet);
+            return Outcome::Done;
+        }
+        if way.need == Need::Nothing && !stages.want_payload {
+            return way.put_staged_head(rxq, frame, |view| stages.pass(Direction::ToVm, view));
+        }
+        if !staging.load(frame) {
+            return Outcome::Dropped(DropReason::Malformed);
+        }
+        if !stages.is_empty() && !stages.pass(Direction::ToVm, &mut staging.view()) {
+            return Outcome::Done;
+        }
+        way.put_own(rxq, staging, stats)
+    }
+
+    /// # Safety
+    /// As [`Fabric::deliver`].
+    unsafe fn to_uplink(&mut self, frame: &Frame<'_>) -> Outcome {
+        let Self { uplink, staging, stats, .. } = self;
+        let Some(uplink) = uplink.as_deref_mut() else {
+            return Outcome::Dropped(DropReason::NoDestination);
+        };
+        let cut = frame.vnet.gso_kind() == crate::header::GSO_UDP_L4 && !uplink.uso;
+        let sent = if cut {
+            stats.software_segmented.add(1);
+            match Plan::new(frame.eth(), frame.len(), &frame.vnet) {
+                Ok(plan) if staging.load(frame) => uplink.send_segments(staging.eth(), &plan),
+                Ok(_) => Err(DropReason::Malformed),
+                Err(reason) => Err(reason),
+            }
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { uplink.send(frame) }
+        };
+        match sent {
+            Ok(()) => Outcome::Done,
+            Err(reason) => Outcome::Dropped(reason),
+        }
+    }
+
+    /// Sends what is queued on the uplink: at most one system call.
+    #[inline]
+    pub fn flush_uplink(&mut self) {
+        if let Some(uplink) = &mut self.uplink {
+            uplink.flush();
+        }
+    }
+
+    /// Publishes every touched receive queue, with one notification each.
+    pub fn publish(&mut self) {
+        let Self { ports, touched, .. } = self;
+        for (port, queue) in touched.drain(..) {
+            if let Some(rxq) = rx_mut(ports, (port, queue)) {
+                rxq.publish();
+            }
+        }
+    }
+
+    /// Whether a sender held on `awaited` should go on waiting.
+    pub fn still_full(&mut self, awaited: Awaited, now_ns: u64) -> bool {
+        let hold_ns = self.hold_ns;
+        rx_mut(&mut self.ports, awaited).is_some_and(|rxq| rxq.still_full(now_ns, hold_ns))
+    }
+}
+
+/// The receive queue a sender waits for, if it still runs.
+pub(crate) fn rx_mut(ports: &mut [Option<Box<Port>>], at: Awaited) -> Option<&mut RxQueue> {
+    let port = ports.get_mut(usize::from(at.0))?.as_deref_mut()?;
+    port.rx.get_mut(usize::from(at.1))?.as_deref_mut()
+}
+
+/// How one frame reaches one port.
+struct Way {
+    port: PortId,
+    queue: u16,
+    need: Need,
+    plan: Option<Plan>,
+    /// The header it arrives with, unless it needs something.
+    vnet: Vnet,
+}
+
+impl Way {
+    #[inline]
+    fn find(port: &Port, lane: usize, frame: &Frame<'_>) -> Result<Self, DropReason> {
+        let queue = port.rx_for(lane).ok_or(DropReason::LinkDown)?;
+        if !port.link_up {
+            return Err(DropReason::LinkDown);
+        }
+        let mut vnet = frame.vnet;
+        if !vnet.is_gso() && frame.len() > usize::from(port.mtu) + L2_OVERHEAD {
+            return Err(DropReason::TooBig);
+        }
+        if vnet.flags == F_DATA_VALID && port.features & features::GUEST_CSUM == 0 {
+            vnet.flags = 0;
+        }
+        let need = needed(&vnet, frame.eth(), port.features);
+        let plan = match need {
+            Need::Segments => Some(Plan::new(frame.eth(), frame.len(), &vnet)?),
+            _ => None,
+        };
+        Ok(Self { port: port.id, queue, need, plan, vnet })
+    }
+
+    #[inline]
+    fn room(
+        &self,
+        port: &mut Port,
+        frame: &Frame<'_>,
+        now_ns: Option<u64>,
+        hold_ns: u64,
+        stats: &SwitchStats,
+    ) -> Outcome {
+        let Some(rxq) = port.rx[usize::from(self.queue)].as_deref_mut() else {
+            return Outcome::Dropped(DropReason::LinkDown);
+        };
+        if !rxq.vring.parts.health.is_live() {
+            return Outcome::Dropped(DropReason::LinkDown);
+        }
+        let room = match &self.plan {
+            Some(plan) => rxq.room(plan.count(), plan.longest()),
+            None => rxq.room(1, frame.len()),
+        };
+        let (reason, flooded) = match (room, now_ns) {
+            (Room::Yes, _) => return Outcome::Done,
+            (Room::No(reason), now_ns) => (reason, now_ns.is_none()),
+            (Room::Wait, None) => (DropReason::ReceiverStalled, true),
+            (Room::Wait, Some(now_ns)) => match rxq.refuse(now_ns, hold_ns) {
+                Refusal::Hold => return Outcome::Hold((self.port, self.queue)),
+                Refusal::Stalled { new } => {
+                    stats.stalls.add(u64::from(new));
+                    (DropReason::ReceiverStalled, false)
+                }
+            },
+        };
+        if flooded {
+            rxq.vring.parts.stats.drop_one(reason);
+        }
+        Outcome::Dropped(reason)
+    }
+
+    /// Stages that see headers only: they get a copy of ours, the rest stays where it is.
+    fn put_staged_head(
+        &self,
+        rxq: &mut RxQueue,
+        frame: &Frame<'_>,
+        pass: impl FnOnce(&mut FrameView<'_>) -> bool,
+    ) -> Outcome {
+        let mut wire = [0; VNET_LEN + HEAD_LEN];
+        let wire = &mut wire[..frame.wire.len()];
+        wire.copy_from_slice(frame.wire);
+        let header = &mut wire[VNET_LEN..];
+        let len_bytes = frame.len() as u32;
+        if pass(&mut FrameView { header, payload: &mut [], len_bytes }) {
+            rxq.put(&Frame { wire, ..*frame }, &self.vnet);
+        }
+        Outcome::Done
+    }
+
+    /// Puts a frame that is in memory of ours, after doing what the receiver cannot.
+    fn put_own(&self, rxq: &mut RxQueue, staging: &mut Staging, stats: &SwitchStats) -> Outcome {
+        let plain = Vnet::default();
+        match (self.need, &self.plan) {
+            (Need::Segments, Some(plan)) => {
+                stats.software_segmented.add(1);
+                put_segments(rxq, staging.eth(), plan);
+            }
+            (Need::Checksum, _) => {
+                stats.software_checksums.add(1);
+                if let Err(reason) = complete_checksum(staging.eth_mut(), &self.vnet) {
+                    return Outcome::Dropped(reason);
+                }
+                rxq.put(&staging.frame(plain), &plain);
+            }
+            _ => rxq.put(&staging.frame(self.vnet), &self.vnet),
+        }
+        Outcome::Done
+    }
+}
+
+fn put_segments(rxq: &mut RxQueue, frame: &[u8], plan: &Plan) {
+    let plain = Vnet::default();
+    let mut wire = [0; VNET_LEN + HEAD_LEN];
+    wire[..VNET_LEN].copy_from_slice(&plain.to_bytes(1));
+    for index in 0..plan.count() {
+        let n = plan.headers(frame, index, &mut wire[VNET_LEN..]);
+        let body = Body::Ours(plan.payload(frame, index));
+        rxq.put(&Frame { vnet: plain, wire: &wire[..VNET_LEN + n], body }, &plain);
+    }
+}

@@ -1,0 +1,428 @@
+//! The first bytes of a frame: copied once from the guest, then checked, then used. What is
+//! delivered is this copy, so that nobody can change a header after it was judged.
+
+use base::counter::DropReason;
+use queue::Chain;
+use queue::seg::copy_out;
+
+/// Length of `struct virtio_net_hdr_v1` (virtio 1.2, 5.1.6): what every frame starts with here.
+pub const VNET_LEN: usize = 12;
+
+/// Length of the legacy header of drivers that negotiated neither VERSION_1 nor MRG_RXBUF.
+pub const VNET_LEN_LEGACY: usize = 10;
+
+/// Bytes of a frame that we copy before looking at it. The longest headers a check reads are two
+/// VLAN tags, IPv6 and a full TCP header: 14 + 8 + 40 + 60 = 122.
+pub const HEAD_LEN: usize = 128;
+
+/// Length of an Ethernet header without tags.
+pub const ETH_LEN: usize = 14;
+
+/// Longest frame: the largest IP packet (65,535) behind an Ethernet header with two VLAN tags.
+pub const MAX_FRAME: usize = 65_535 + ETH_LEN + 8;
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the checksum is still to be filled in.
+pub const F_NEEDS_CSUM: u8 = 1;
+/// `VIRTIO_NET_HDR_F_DATA_VALID`: somebody has checked the checksum.
+pub const F_DATA_VALID: u8 = 2;
+/// No segmentation.
+pub const GSO_NONE: u8 = 0;
+/// TCP over IPv4.
+pub const GSO_TCPV4: u8 = 1;
+/// TCP over IPv6.
+pub const GSO_TCPV6: u8 = 4;
+/// UDP over IPv4 or IPv6, cut at datagram borders.
+pub const GSO_UDP_L4: u8 = 5;
+/// The TCP flow uses ECN (a flag on top of the type).
+pub const GSO_ECN: u8 = 0x80;
+
+const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
+
+/// A checked virtio-net header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Vnet {
+    /// `F_*` bits.
+    pub flags: u8,
+    /// `GSO_*`, perhaps with [`GSO_ECN`].
+    pub gso_type: u8,
+    /// Bytes of headers in front of the payload, when segmented.
+    pub hdr_len: u16,
+    /// Payload bytes per segment.
+    pub gso_size: u16,
+    /// Where the checksum starts.
+    pub csum_start: u16,
+    /// Where it goes, from `csum_start`.
+    pub csum_offset: u16,
+}
+
+/// Which header features a sender may use: virtio feature bits of its side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowed {
+    /// NEEDS_CSUM.
+    pub csum: bool,
+    /// TCP segmentation over IPv4.
+    pub tso4: bool,
+    /// TCP segmentation over IPv6.
+    pub tso6: bool,
+    /// The ECN flag.
+    pub ecn: bool,
+    /// UDP segmentation.
+    pub uso: bool,
+    /// DATA_VALID is believed: only from the host's kernel.
+    pub data_valid: bool,
+}
+
+impl Allowed {
+    /// Everything: frames from the host's kernel.
+    pub const ALL: Self =
+        Self { csum: true, tso4: true, tso6: true, ecn: true, uso: true, data_valid: true };
+}
+
+impl Vnet {
+    /// The bytes that go before a frame, with the number of buffers it takes at the receiver.
+    pub fn to_bytes(self, num_buffers: u16) -> [u8; VNET_LEN] {
+        let mut out = [0; VNET_LEN];
+        out[0] = self.flags;
+        out[1] = self.gso_type;
+        out[2..4].copy_from_slice(&self.hdr_len.to_le_bytes());
+        out[4..6].copy_from_slice(&self.gso_size.to_le_bytes());
+        out[6..8].copy_from_slice(&self.csum_start.to_le_bytes());
+        out[8..10].copy_from_slice(&self.csum_offset.to_le_bytes());
+        out[10..12].copy_from_slice(&num_buffers.to_le_bytes());
+        out
+    }
+
+    /// True when the frame is to be cut into segments.
+    pub fn is_gso(&self) -> bool {
+        self.gso_type != GSO_NONE
+    }
+
+    /// The type without the ECN flag.
+    pub fn gso_kind(&self) -> u8 {
+        self.gso_type & !GSO_ECN
+    }
+
+    /// Checks a header against the frame and what its sender may use. Unknown flag bits are
+    /// cleared, as the specification asks (5.1.6.2.1).
+    fn check(
+        raw: &[u8; VNET_LEN],
+        head: &[u8],
+        frame_len: usize,
+        ok: Allowed,
+    ) -> Result<Self, DropReason> {
+        // The common case, a plain frame, costs one compare.
+        if raw[0] == 0 && raw[1] == GSO_NONE {
+            return Ok(Self::default());
+        }
+        let word = |at: usize| u16::from_le_bytes([raw[at], raw[at + 1]]);
+        let mut vnet = Self::default();
+        if raw[0] & F_NEEDS_CSUM != 0 {
+            if !ok.csum {
+                return Err(DropReason::Malformed);
+            }
+            (vnet.csum_start, vnet.csum_offset) = (word(6), word(8));
+            let end = usize::from(vnet.csum_start) + usize::from(vnet.csum_offset) + 2;
+            if usize::from(vnet.csum_start) < ETH_LEN || end > frame_len {
+                return Err(DropReason::Malformed);
+            }
+            vnet.flags = F_NEEDS_CSUM;
+        } else if raw[0] & F_DATA_VALID != 0 && ok.data_valid {
+            vnet.flags = F_DATA_VALID;
+        }
+        if raw[1] != GSO_NONE {
+            vnet.gso_type = raw[1];
+            vnet.gso_size = word(4);
+            vnet.hdr_len = vnet.check_gso(head, frame_len, ok)?;
+        }
+        Ok(vnet)
+    }
+
+    /// Checks a super-packet; returns the length of its headers. The sender's own `hdr_len` is
+    /// never used: it is a hint, and a wrong one has hurt others (CVE-2024-11614).
+    fn check_gso(&self, head: &[u8], frame_len: usize, ok: Allowed) -> Result<u16, DropReason> {
+        let l4 = L4::find(head).ok_or(DropReason::Malformed)?;
+        let (allowed, proto, v6_right) = match self.gso_kind() {
+            GSO_TCPV4 => (ok.tso4, IPPROTO_TCP, !l4.v6),
+            GSO_TCPV6 => (ok.tso6, IPPROTO_TCP, l4.v6),
+            GSO_UDP_L4 => (ok.uso, IPPROTO_UDP, true),
+            _ => return Err(DropReason::Malformed),
+        };
+        let ecn_ok = self.gso_type & GSO_ECN == 0 || (ok.ecn && proto == IPPROTO_TCP);
+        let sum_ok = self.flags & F_NEEDS_CSUM != 0 && usize::from(self.csum_start) == l4.offset;
+        let place_ok = self.csum_offset == if proto == IPPROTO_TCP { 16 } else { 6 };
+        let fits = allowed && ecn_ok && sum_ok && place_ok && v6_right;
+        if !fits || l4.proto != proto || l4.fragment || self.gso_size == 0 {
+            return Err(DropReason::Malformed);
+        }
+        let l4_len = match proto {
+            IPPROTO_TCP => {
+                let offset = head.get(l4.offset + 12).ok_or(DropReason::Malformed)?;
+                usize::from(offset >> 4) * 4
+            }
+            _ => 8,
+        };
+        let min = if proto == IPPROTO_TCP { 20 } else { 8 };
+        let hdr_len = l4.offset + l4_len;
+        if l4_len < min || hdr_len > head.len() || hdr_len >= frame_len {
+            return Err(DropReason::Malformed);
+        }
+        Ok(hdr_len as u16)
+    }
+}
+
+/// Our copy of a frame's beginning, in the layout it is delivered in.
+#[derive(Debug, Clone)]
+pub struct Head {
+    raw: [u8; VNET_LEN + HEAD_LEN],
+    head_len: usize,
+    frame_len: usize,
+    vnet: Vnet,
+}
+
+impl Default for Head {
+    fn default() -> Self {
+        Self { raw: [0; VNET_LEN + HEAD_LEN], head_len: 0, frame_len: 0, vnet: Vnet::default() }
+    }
+}
+
+impl Head {
+    /// Copies and checks the beginning of a frame that a driver sent. `vnet_len` is the length of
+    /// the header the driver uses.
+    pub fn load_chain(
+        &mut self,
+        chain: &Chain<'_>,
+        vnet_len: usize,
+        ok: Allowed,
+    ) -> Result<(), DropReason> {
+        self.set_len(chain.readable_len as usize, vnet_len)?;
+        let end = VNET_LEN + self.head_len;
+        let copied = if vnet_len == VNET_LEN {
+            copy_out(chain.readable, 0, &mut self.raw[..end])
+        } else {
+            self.raw[VNET_LEN_LEGACY..VNET_LEN].fill(0);
+            copy_out(chain.readable, 0, &mut self.raw[..VNET_LEN_LEGACY])
+                + copy_out(chain.readable, vnet_len, &mut self.raw[VNET_LEN..end])
+        };
+        if copied != vnet_len + self.head_len {
+            return Err(DropReason::Malformed);
+        }
+        self.check(ok)
+    }
+
+    /// Copies and checks the beginning of a frame in memory of ours (12-byte header first).
+    pub fn load_slice(&mut self, bytes: &[u8], ok: Allowed) -> Result<(), DropReason> {
+        self.set_len(bytes.len(), VNET_LEN)?;
+        let end = VNET_LEN + self.head_len;
+        self.raw[..end].copy_from_slice(&bytes[..end]);
+        self.check(ok)
+    }
+
+    fn set_len(&mut self, total: usize, vnet_len: usize) -> Result<(), DropReason> {
+        if total < vnet_len + ETH_LEN {
+            return Err(DropReason::Malformed);
+        }
+        self.frame_len = total - vnet_len;
+        if self.frame_len > MAX_FRAME {
+            return Err(DropReason::TooBig);
+        }
+        self.head_len = self.frame_len.min(HEAD_LEN);
+        Ok(())
+    }
+
+    fn check(&mut self, ok: Allowed) -> Result<(), DropReason> {
+        let mut raw = [0; VNET_LEN];
+        raw.copy_from_slice(&self.raw[..VNET_LEN]);
+        self.vnet = Vnet::check(&raw, self.eth(), self.frame_len, ok)?;
+        self.raw[..VNET_LEN].copy_from_slice(&self.vnet.to_bytes(1));
+        Ok(())
+    }
+
+    /// The checked virtio-net header.
+    pub fn vnet(&self) -> Vnet {
+        self.vnet
+    }
+
+    /// The copied part of the frame, from the destination address on.
+    pub fn eth(&self) -> &[u8] {
+        &self.raw[VNET_LEN..VNET_LEN + self.head_len]
+    }
+
+    /// As [`Head::eth`], for stages.
+    pub fn eth_mut(&mut self) -> &mut [u8] {
+        &mut self.raw[VNET_LEN..VNET_LEN + self.head_len]
+    }
+
+    /// Virtio-net header (one buffer) and [`Head::eth`], as one piece.
+    pub fn wire(&self) -> &[u8] {
+        &self.raw[..VNET_LEN + self.head_len]
+    }
+
+    /// Length of the whole frame, without the virtio-net header.
+    pub fn frame_len(&self) -> usize {
+        self.frame_len
+    }
+
+    /// Destination address.
+    pub fn dst(&self) -> Mac {
+        Mac::read(&self.raw[VNET_LEN..])
+    }
+
+    /// Source address.
+    pub fn src(&self) -> Mac {
+        Mac::read(&self.raw[VNET_LEN + 6..])
+    }
+}
+
+/// An Ethernet address in the low 48 bits, first byte highest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Mac(u64);
+
+impl Mac {
+    /// From its six bytes.
+    pub fn new(bytes: [u8; 6]) -> Self {
+        Self::read(&bytes)
+    }
+
+    /// From the first six bytes of `bytes` (which has them).
+    #[inline]
+    pub(crate) fn read(bytes: &[u8]) -> Self {
+        let mut word = [0; 8];
+        word[2..].copy_from_slice(&bytes[..6]);
+        Self(u64::from_be_bytes(word))
+    }
+
+    /// Its six bytes.
+    pub fn bytes(self) -> [u8; 6] {
+        let b = self.0.to_be_bytes();
+        [b[2], b[3], b[4], b[5], b[6], b[7]]
+    }
+
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Multicast or broadcast.
+    #[inline]
+    pub fn is_group(self) -> bool {
+        self.0 & (1 << 40) != 0
+    }
+
+    /// All zeroes.
+    pub fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// 01-80-C2-00-00-0x: for the next bridge only, never forwarded (IEEE 802.1Q, table 8-1).
+    #[inline]
+    pub fn is_link_local_group(self) -> bool {
+        self.0 & !0xf == 0x0180_c200_0000
+    }
+}
+
+impl std::fmt::Display for Mac {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let b = self.bytes();
+        write!(f, "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}", b[0], b[1], b[2], b[3], b[4], b[5])
+    }
+}
+
+/// Type of the packet and where it starts, behind up to two VLAN tags; none when the frame is too
+/// short or has more tags.
+pub fn ether_type(head: &[u8]) -> Option<(u16, usize)> {
+    let mut at = 12;
+    for _ in 0..3 {
+        let kind = be16(head, at)?;
+        at += 2;
+        if !matches!(kind, 0x8100 | 0x88a8 | 0x9100) {
+            return Some((kind, at));
+        }
+        at += 2;
+    }
+    None
+}
+
+/// Big-endian 16 bits at `at`.
+pub(crate) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// The transport header of an IP packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct L4 {
+    /// Where the IP header starts.
+    pub ip: usize,
+    /// Where the transport header starts.
+    pub offset: usize,
+    /// IP protocol number.
+    pub proto: u8,
+    /// IPv6.
+    pub v6: bool,
+    /// A fragment: the transport header may be elsewhere.
+    pub fragment: bool,
+}
+
+impl L4 {
+    /// Finds it; none when this is not IP or the headers go beyond what we copied.
+    pub fn find(head: &[u8]) -> Option<Self> {
+        match ether_type(head)? {
+            (0x0800, ip) => Self::find_v4(head, ip),
+            (0x86dd, ip) => Self::find_v6(head, ip),
+            _ => None,
+        }
+    }
+
+    fn find_v4(head: &[u8], ip: usize) -> Option<Self> {
+        let ihl = usize::from(head.get(ip)? & 0xf) * 4;
+        if head[ip] >> 4 != 4 || ihl < 20 || head.len() < ip + ihl {
+            return None;
+        }
+        let fragment = be16(head, ip + 6)? & 0x3fff != 0;
+        Some(Self { ip, offset: ip + ihl, proto: head[ip + 9], v6: false, fragment })
+    }
+
+    /// Walks at most four extension headers (RFC 8200 lists four that may precede a payload).
+    fn find_v6(head: &[u8], ip: usize) -> Option<Self> {
+        if head.len() < ip + 40 || head[ip] >> 4 != 6 {
+            return None;
+        }
+        let (mut proto, mut offset, mut fragment) = (head[ip + 6], ip + 40, false);
+        for _ in 0..5 {
+            let len = match proto {
+                0 | 43 | 60 => (usize::from(*head.get(offset + 1)?) + 1) * 8,
+                44 => {
+                    fragment |= be16(head, offset + 2)? & 0xfff9 != 0;
+                    8
+                }
+                _ => return Some(Self { ip, offset, proto, v6: true, fragment }),
+            };
+            // Behind the border of a later fragment there is payload, not a header.
+            if proto == 44 && be16(head, offset + 2)? & 0xfff8 != 0 {
+                let proto = *head.get(offset)?;
+                return Some(Self { ip, offset: offset + len, proto, v6: true, fragment });
+            }
+            proto = *head.get(offset)?;
+            offset += len;
+        }
+        None
+    }
+}
+
+/// A number that is equal for all frames of one flow: picks the receive queue of frames from the
+/// uplink, so that a flow stays in order.
+pub fn flow_hash(head: &[u8]) -> u64 {
+    let mut hash = Mac::read(head).bits() ^ Mac::read(&head[6..]).bits().rotate_left(17);
+    if let Some(l4) = L4::find(head) {
+        let addrs = if l4.v6 { l4.ip + 8..l4.ip + 40 } else { l4.ip + 12..l4.ip + 20 };
+        for word in head[addrs].chunks_exact(4) {
+            hash = (hash ^ u64::from(u32::from_le_bytes([word[0], word[1], word[2], word[3]])))
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+        if !l4.fragment && matches!(l4.proto, IPPROTO_TCP | IPPROTO_UDP) {
+            let ports = u64::from(be16(head, l4.offset).unwrap_or(0)) << 16
+                | u64::from(be16(head, l4.offset + 2).unwrap_or(0));
+            hash = (hash ^ ports).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+    }
+    hash >> 32
+}

@@ -1,0 +1,166 @@
+//! A port as the switch's thread sees it.
+
+use std::sync::Arc;
+
+use base::counter::Counter;
+use queue::{Batch, Completion, Vring};
+use stage::{Direction, FrameStage, FrameView, Verdict};
+
+use crate::binding::Binding;
+use crate::fdb::PortId;
+use crate::features;
+use crate::header::{Allowed, VNET_LEN};
+use crate::rxq::{RxQueue, vnet_len};
+
+/// Frames taken from a transmit queue at once.
+pub const TX_BATCH: usize = 64;
+
+/// Segments of one batch: Linux sends up to 19 for a frame.
+const TX_SEGS: usize = TX_BATCH * 20;
+
+/// Which receive queue a sender waits for.
+pub(crate) type Awaited = (PortId, u16);
+
+/// One running transmit queue.
+#[derive(Debug)]
+pub(crate) struct TxQueue {
+    pub vring: Vring,
+    pub batch: Batch,
+    pub done: Vec<Completion>,
+    /// The receiver that has no buffers for the first frame.
+    pub held_on: Option<Awaited>,
+}
+
+impl TxQueue {
+    pub fn new(vring: Vring) -> Self {
+        Self {
+            vring,
+            batch: Batch::new(TX_BATCH, TX_SEGS),
+            done: Vec::with_capacity(TX_BATCH),
+            held_on: None,
+        }
+    }
+}
+
+/// The stages of a port and what they dropped.
+pub(crate) struct Stages {
+    list: Vec<Box<dyn FrameStage>>,
+    drops: Arc<[Counter]>,
+    pub want_payload: bool,
+}
+
+impl Stages {
+    pub fn new(list: Vec<Box<dyn FrameStage>>) -> Self {
+        let drops = list.iter().map(|_| Counter::default()).collect();
+        let want_payload = list.iter().any(|s| s.wants_payload());
+        Self { list, drops, want_payload }
+    }
+
+    pub fn drops(&self) -> Arc<[Counter]> {
+        Arc::clone(&self.drops)
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.list.iter().map(|s| s.name().to_owned()).collect()
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Whether the frame goes on. The VM's frames meet the stages in order, frames to the VM in
+    /// reverse order, so that the first stage is always next to the VM.
+    pub fn pass(&mut self, way: Direction, view: &mut FrameView<'_>) -> bool {
+        for k in 0..self.list.len() {
+            let at = if way == Direction::FromVm { k } else { self.list.len() - 1 - k };
+            if self.list[at].push(way, view) == Verdict::Drop {
+                self.drops[at].add(1);
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Port {
+    pub id: PortId,
+    /// Tells this port from an earlier one with the same number.
+    pub serial: u64,
+    pub name: Arc<str>,
+    pub link_up: bool,
+    pub mtu: u16,
+    pub features: u64,
+    pub allowed: Allowed,
+    pub tx_vnet_len: usize,
+    pub binding: Binding,
+    pub stages: Stages,
+    pub tx: Vec<Option<Box<TxQueue>>>,
+    pub rx: Vec<Option<Box<RxQueue>>>,
+    /// Indexes of the receive queues that run, ascending.
+    pub rx_running: Vec<u16>,
+}
+
+impl Port {
+    pub fn new(
+        serial: u64,
+        name: Arc<str>,
+        pairs: u16,
+        mtu: u16,
+        binding: Binding,
+        stages: Stages,
+    ) -> Self {
+        let mut port = Self {
+            id: 0,
+            serial,
+            name,
+            link_up: true,
+            mtu,
+            features: 0,
+            allowed: allowed(0),
+            tx_vnet_len: VNET_LEN,
+            binding,
+            stages,
+            tx: (0..pairs).map(|_| None).collect(),
+            rx: (0..pairs).map(|_| None).collect(),
+            rx_running: Vec::with_capacity(usize::from(pairs)),
+        };
+        port.set_features(0);
+        port
+    }
+
+    pub fn set_features(&mut self, features: u64) {
+        self.features = features;
+        self.allowed = allowed(features);
+        self.tx_vnet_len = vnet_len(features);
+    }
+
+    /// The receive queue for frames of `lane` (the sender's transmit queue, or a flow's hash).
+    #[inline]
+    pub fn rx_for(&self, lane: usize) -> Option<u16> {
+        match self.rx_running.len() {
+            0 => None,
+            1 => Some(self.rx_running[0]),
+            n => Some(self.rx_running[lane % n]),
+        }
+    }
+
+    pub fn find_running(&mut self) {
+        self.rx_running.clear();
+        let running = self.rx.iter().enumerate().filter(|(_, q)| q.is_some());
+        self.rx_running.extend(running.map(|(i, _)| i as u16));
+    }
+}
+
+fn allowed(negotiated: u64) -> Allowed {
+    let has = |bit| negotiated & bit != 0;
+    Allowed {
+        csum: has(features::CSUM),
+        tso4: has(features::HOST_TSO4),
+        tso6: has(features::HOST_TSO6),
+        ecn: has(features::HOST_ECN),
+        uso: has(features::HOST_USO),
+        data_valid: false,
+    }
+}

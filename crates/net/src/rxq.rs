@@ -1,0 +1,332 @@
+//! One receive queue: the buffers a driver has posted, and filling them.
+//!
+//! Posted chains are taken in batches and kept in [`RxQueue::batch`] until used; whoever stops the
+//! queue gives the unused ones back. Completions gather in [`RxQueue::done`] and are published
+//! together, so that all frames of a round become visible at once with one notification.
+
+use base::counter::DropReason;
+use queue::seg::{copy_across, copy_in};
+use queue::{Batch, Completion, RingError, Seg, Vring};
+
+use crate::header::{VNET_LEN, VNET_LEN_LEGACY, Vnet};
+
+/// Chains taken from the ring at once in the common case.
+const POP_CHAINS: usize = 64;
+
+/// Most receive chains held, and so the most buffers one frame may take: 64 KiB in the smallest
+/// buffers in use (1,526 bytes) are 43, and a software-cut super-packet has 128 segments.
+pub const RX_BATCH: usize = 256;
+
+/// Segments held for them: drivers without mergeable buffers post 64 KiB in up to 19 pieces.
+const RX_SEGS: usize = 2048;
+
+/// A frame on its way to a receiver: our header bytes, then the rest where it lies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame<'a> {
+    pub vnet: Vnet,
+    /// Virtio-net header (12 bytes, one buffer) and the first bytes of the frame.
+    pub wire: &'a [u8],
+    pub body: Body<'a>,
+}
+
+/// The part of a frame behind our copy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Body<'a> {
+    /// In the sender's memory, from `offset` bytes on, `len` of them.
+    Guest { segs: &'a [Seg], offset: usize, len: usize },
+    /// In memory of ours.
+    Ours(&'a [u8]),
+}
+
+impl Frame<'_> {
+    /// Length of the whole frame without the virtio-net header.
+    #[inline]
+    pub fn len(&self) -> usize {
+        let body = match self.body {
+            Body::Guest { len, .. } => len,
+            Body::Ours(bytes) => bytes.len(),
+        };
+        self.wire.len() - VNET_LEN + body
+    }
+
+    /// The copied part of the frame.
+    pub fn eth(&self) -> &[u8] {
+        &self.wire[VNET_LEN..]
+    }
+}
+
+impl Body<'_> {
+    #[inline]
+    fn put(&self, from: usize, len: usize, dst: &[Seg], at: usize) -> usize {
+        match *self {
+            Body::Guest { segs, offset, .. } => copy_across(segs, offset + from, dst, at, len),
+            Body::Ours(bytes) => copy_in(dst, at, &bytes[from..from + len]),
+        }
+    }
+}
+
+/// Whether frames fit now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Yes.
+    Yes,
+    /// Not yet: more buffers are needed.
+    Wait,
+    /// Never.
+    No(DropReason),
+}
+
+/// Waiting for a receiver that is out of buffers.
+#[derive(Debug, Clone, Copy, Default)]
+struct Hold {
+    since_ns: Option<u64>,
+    stalled: bool,
+}
+
+/// What to do with a frame that does not fit now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Keep it; try again.
+    Hold,
+    /// The receiver has been out of buffers for too long: drop.
+    Stalled {
+        /// It was declared stalled just now.
+        new: bool,
+    },
+}
+
+/// One running receive queue; see the module's text.
+#[derive(Debug)]
+pub(crate) struct RxQueue {
+    pub vring: Vring,
+    batch: Batch,
+    /// First unused chain of `batch`.
+    next: usize,
+    done: Vec<Completion>,
+    vnet_len: usize,
+    mergeable: bool,
+    hold: Hold,
+    /// In the switch's list of queues to publish.
+    pub touched: bool,
+}
+
+impl RxQueue {
+    pub fn new(vring: Vring, vnet_len: usize, mergeable: bool) -> Self {
+        Self {
+            vring,
+            batch: Batch::new(RX_BATCH, RX_SEGS),
+            next: 0,
+            done: Vec::with_capacity(RX_BATCH),
+            vnet_len,
+            mergeable,
+            hold: Hold::default(),
+            touched: false,
+        }
+    }
+
+    /// Publishes what is done and gives unused chains back: nothing is in flight afterwards.
+    pub fn stop(mut self) -> Vring {
+        self.publish();
+        self.give_back();
+        self.vring
+    }
+
+    /// Gives unused chains back, so that they are translated anew (memory table changed).
+    pub fn give_back(&mut self) {
+        let left = self.batch.len() - self.next;
+        if left > 0 {
+            self.vring.unpop(&mut self.batch, left);
+        }
+        self.batch.clear();
+        self.next = 0;
+    }
+
+    /// Takes posted chains; true when there are more than before.
+    #[inline]
+    fn top_up(&mut self, max: usize) -> bool {
+        let left = self.batch.len() - self.next;
+        if left > 0 {
+            self.vring.unpop(&mut self.batch, left);
+        }
+        let n = self.vring.pop(&mut self.batch, max);
+        self.next = 0;
+        if n > left {
+            self.hold = Hold::default();
+        }
+        n > left
+    }
+
+    /// Whether `count` frames of up to `len` bytes each fit.
+    #[inline]
+    pub fn room(&mut self, count: usize, len: usize) -> Room {
+        loop {
+            let answer = self.count_room(count, self.vnet_len + len);
+            if answer != Room::Wait {
+                return answer;
+            }
+            let left = self.batch.len() - self.next;
+            if left >= RX_BATCH {
+                return Room::No(DropReason::TooBig);
+            }
+            if !self.top_up(if left == 0 { POP_CHAINS } else { RX_BATCH }) {
+                return Room::Wait;
+            }
+        }
+    }
+
+    #[inline]
+    fn count_room(&mut self, count: usize, need: usize) -> Room {
+        let mut at = self.next;
+        for _ in 0..count {
+            let mut have = 0;
+            while have < need {
+                if at == self.batch.len() {
+                    return Room::Wait;
+                }
+                let len = self.batch.get(at).writable_len as usize;
+                if len < self.vnet_len {
+                    return self.break_port(self.batch.get(at).id);
+                }
+                have += len;
+                at += 1;
+                if have < need && !self.mergeable {
+                    return Room::No(DropReason::TooBig);
+                }
+            }
+        }
+        Room::Yes
+    }
+
+    /// A receive buffer that cannot even hold the header: the ring makes no sense.
+    fn break_port(&mut self, head: u16) -> Room {
+        let what = "receive buffer is shorter than the virtio-net header (12 bytes)";
+        self.vring.fail(&RingError::BadRequest { head, what });
+        Room::No(DropReason::LinkDown)
+    }
+
+    /// Fills buffers with a frame for which there is [`Room::Yes`].
+    #[inline]
+    pub fn put(&mut self, frame: &Frame<'_>, vnet: &Vnet) {
+        let len = frame.len();
+        let need = self.vnet_len + len;
+        let mut used = 1;
+        let mut have = self.batch.get(self.next).writable_len as usize;
+        while have < need {
+            have += self.batch.get(self.next + used).writable_len as usize;
+            used += 1;
+        }
+        if self.done.len() + used > self.done.capacity() {
+            self.publish_quietly();
+        }
+        if used == 1 && self.vnet_len == VNET_LEN && *vnet == frame.vnet {
+            self.put_whole(frame, need);
+        } else {
+            self.put_pieces(frame, &vnet.to_bytes(used as u16), need);
+        }
+        if self.hold.since_ns.is_some() && !self.hold.stalled {
+            self.hold.since_ns = None;
+        }
+        let stats = &self.vring.parts.stats;
+        stats.bytes.add(len as u64);
+        stats.copied_bytes.add(len as u64);
+    }
+
+    /// The common case: one buffer, header and copied bytes in one piece.
+    #[inline]
+    fn put_whole(&mut self, frame: &Frame<'_>, need: usize) {
+        let chain = self.batch.get(self.next);
+        let mut at = copy_in(chain.writable, 0, frame.wire);
+        if need > at {
+            at += frame.body.put(0, need - at, chain.writable, at);
+        }
+        self.vring.queue.mark_written(chain.writable, at);
+        self.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: at as u32 });
+        self.next += 1;
+    }
+
+    /// Several buffers, or another header than the frame came with.
+    fn put_pieces(&mut self, frame: &Frame<'_>, vnet: &[u8; VNET_LEN], need: usize) {
+        let eth = frame.eth();
+        let mut put = 0;
+        while put < need {
+            let chain = self.batch.get(self.next);
+            let end = need.min(put + chain.writable_len as usize);
+            let start = put;
+            while put < end {
+                let at = put - start;
+                let n = if put < self.vnet_len {
+                    let to = self.vnet_len.min(end);
+                    copy_in(chain.writable, at, &vnet[put..to])
+                } else if put < self.vnet_len + eth.len() {
+                    let to = (self.vnet_len + eth.len()).min(end);
+                    let piece = &eth[put - self.vnet_len..to - self.vnet_len];
+                    copy_in(chain.writable, at, piece)
+                } else {
+                    let from = put - self.vnet_len - eth.len();
+                    frame.body.put(from, end - put, chain.writable, at)
+                };
+                // Cannot be: the lengths were added up before. A stuck loop would be worse than a
+                // short frame.
+                if n == 0 {
+                    break;
+                }
+                put += n;
+            }
+            let written = put - start;
+            self.vring.queue.mark_written(chain.writable, written);
+            let done = Completion { id: chain.id, ndesc: chain.ndesc, written: written as u32 };
+            self.done.push(done);
+            self.next += 1;
+            if put < end {
+                return;
+            }
+        }
+    }
+
+    /// A frame did not fit: keep it or drop it?
+    pub fn refuse(&mut self, now_ns: u64, hold_ns: u64) -> Refusal {
+        if self.hold.stalled {
+            return Refusal::Stalled { new: false };
+        }
+        let since_ns = *self.hold.since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) < hold_ns {
+            return Refusal::Hold;
+        }
+        self.hold.stalled = true;
+        Refusal::Stalled { new: true }
+    }
+
+    /// Whether a held sender should go on waiting: no new buffers, and the hold time not over.
+    pub fn still_full(&mut self, now_ns: u64, hold_ns: u64) -> bool {
+        let Some(since_ns) = self.hold.since_ns else { return false };
+        if self.hold.stalled || now_ns.saturating_sub(since_ns) >= hold_ns {
+            return false;
+        }
+        self.batch.len() - self.next >= RX_BATCH || !self.top_up(RX_BATCH)
+    }
+
+    /// When the hold is over.
+    pub fn hold_ends_ns(&self, hold_ns: u64) -> Option<u64> {
+        Some(self.hold.since_ns?.saturating_add(hold_ns))
+    }
+
+    fn publish_quietly(&mut self) {
+        if !self.done.is_empty() {
+            self.vring.push(&self.done);
+            self.done.clear();
+        }
+    }
+
+    /// Publishes what is done and notifies once.
+    pub fn publish(&mut self) {
+        self.publish_quietly();
+        self.vring.notify();
+        self.touched = false;
+    }
+}
+
+/// The header length of a driver with these features (virtio 1.2, 5.1.6.1).
+pub(crate) fn vnet_len(features: u64) -> usize {
+    let new = crate::features::VERSION_1 | crate::features::MRG_RXBUF;
+    if features & new != 0 { VNET_LEN } else { VNET_LEN_LEGACY }
+}

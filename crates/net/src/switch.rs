@@ -1,0 +1,370 @@
+//! A switch as the rest of the daemon sees it: ports come and go, the uplink is set, addresses are
+//! listed. Everything here runs between two rounds of the sidecore.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use base::clock::Clock;
+use base::counter::QueueStats;
+use base::io::Wire;
+use base::limits::{MAX_NAME_LEN_BYTES, MAX_PORTS, MAX_QUEUES};
+use base::random::{OsRandom, Random};
+use sidecore::{Sidecore, Watcher, WorkerRef};
+
+use crate::binding::{Binding, Tables};
+use crate::device::{Kicks, MIN_MTU, NetPort, NetPortConfig, Place, offered, take_queue};
+use crate::engine::Engine;
+use crate::error::NetError;
+use crate::fdb::{Ip, Learn, PortId, Table, UPLINK};
+use crate::header::Mac;
+use crate::metrics::SwitchStats;
+use crate::port::{Port, Stages};
+use crate::uplink::Uplink;
+
+/// Most MAC addresses a switch can be told to hold: 64 entries per port of a full daemon.
+const MAX_MACS: usize = 65_536;
+
+/// IP addresses a switch holds, learned and configured: four per port of a full daemon.
+const MAX_IPS: usize = 4 * MAX_PORTS;
+
+/// How long a learned IP address stays with a silent port. Longer than any neighbour cache, so
+/// that an address does not change hands while others still send to its owner.
+const IP_AGE_S: u64 = 3600;
+
+/// What a switch is.
+#[derive(Debug, Clone)]
+pub struct SwitchConfig {
+    /// Name, for logs and metrics.
+    pub name: String,
+    /// How long a sender is held for a receiver without buffers before that receiver counts as
+    /// stalled and its frames are dropped, in microseconds.
+    pub hold_us: u32,
+    /// How long a learned MAC address is kept unseen, in seconds.
+    pub mac_age_s: u32,
+    /// Most MAC addresses of the switch.
+    pub max_macs: usize,
+    /// Most learned MAC addresses of one port.
+    pub max_macs_per_port: u32,
+}
+
+impl SwitchConfig {
+    /// A switch with the defaults. 20 ms of holding outlasts a guest that is descheduled for a few
+    /// ticks; 300 s is the ageing time of IEEE 802.1Q.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            hold_us: 20_000,
+            mac_age_s: 300,
+            max_macs: 4096,
+            max_macs_per_port: 64,
+        }
+    }
+}
+
+/// One known MAC address, for listings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MacEntry {
+    /// The address.
+    pub mac: [u8; 6],
+    /// The port's name; none: the uplink.
+    pub port: Option<String>,
+    /// Configured or bound: does not age.
+    pub fixed: bool,
+    /// Seconds since it was last seen.
+    pub age_s: u64,
+}
+
+/// A switch; see the crate's text. Dropping the last handle leaves it running: see
+/// [`Switch::shutdown`].
+#[derive(Clone)]
+pub struct Switch {
+    config: Arc<SwitchConfig>,
+    worker: WorkerRef<Engine>,
+    clock: Arc<dyn Clock>,
+    stats: Arc<SwitchStats>,
+    serials: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for Switch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Switch").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+fn in_range(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), NetError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(NetError::OutOfRange { what, value, min, max })
+}
+
+impl Switch {
+    /// A switch without ports on a sidecore. `clock` is the sidecore's.
+    pub fn new(
+        core: &Sidecore,
+        config: SwitchConfig,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, NetError> {
+        let name_len = config.name.len() as u64;
+        in_range("switch name (bytes)", name_len, 1, MAX_NAME_LEN_BYTES as u64)?;
+        in_range("hold_us", config.hold_us.into(), 0, 10_000_000)?;
+        in_range("mac_age_s", config.mac_age_s.into(), 1, 1_000_000)?;
+        in_range("max_macs", config.max_macs as u64, 1, MAX_MACS as u64)?;
+        in_range("max_macs_per_port", config.max_macs_per_port.into(), 1, MAX_MACS as u64)?;
+        let stats = Arc::new(SwitchStats::default());
+        let worker = core.add(engine(&config, Arc::clone(&stats)))?;
+        let serials = Arc::new(AtomicU64::new(1));
+        Ok(Self { config: Arc::new(config), worker, clock, stats, serials })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> &SwitchStats {
+        &self.stats
+    }
+
+    /// Sets the way out of the host, or takes it away. All offloads are assumed on the wire; see
+    /// [`Switch::set_uplink_with`].
+    pub fn set_uplink(
+        &self,
+        wire: Option<Box<dyn Wire>>,
+        stats: Arc<QueueStats>,
+    ) -> Result<(), NetError> {
+        self.set_uplink_with(wire, stats, true)
+    }
+
+    /// As [`Switch::set_uplink`]; `uso`: the wire takes UDP super-packets (else they are cut in
+    /// software). Checksum and TCP offloads are asked of every wire.
+    pub fn set_uplink_with(
+        &self,
+        wire: Option<Box<dyn Wire>>,
+        stats: Arc<QueueStats>,
+        uso: bool,
+    ) -> Result<(), NetError> {
+        let uplink = wire.map(|wire| Box::new(Uplink::new(wire, stats, uso)));
+        let old =
+            self.worker.call(move |engine, watcher| engine.replace_uplink(uplink, watcher))?;
+        // A wire may wait for the kernel when it goes: not on the sidecore.
+        let (old, watched) = old;
+        drop(old);
+        watched.map_err(|source| NetError::Uplink { switch: self.config.name.clone(), source })
+    }
+
+    /// A new port, without a driver yet.
+    pub fn add_port(&self, config: NetPortConfig) -> Result<Arc<NetPort>, NetError> {
+        in_range("port name (bytes)", config.name.len() as u64, 1, MAX_NAME_LEN_BYTES as u64)?;
+        in_range("queue_pairs", config.queue_pairs.into(), 1, u64::from(MAX_QUEUES / 2))?;
+        in_range("mtu", config.mtu.into(), MIN_MTU.into(), u16::MAX.into())?;
+        let (offered, pairs) = (offered(&config), config.queue_pairs);
+        let serial = self.serials.fetch_add(1, Ordering::Relaxed);
+        let NetPortConfig { name, mac, addresses, bind, mtu, stages, .. } = config;
+        let mac = mac.map(Mac::new);
+        if let Some(mac) = mac.filter(|m| m.is_group() || m.is_zero()) {
+            let why = "a group address or zero";
+            return Err(NetError::BadMac { port: name, mac: mac.to_string(), why });
+        }
+        let binding = Binding {
+            mode: bind,
+            mac,
+            mac_configured: mac.is_some(),
+            learn_ips: addresses.is_empty(),
+        };
+        let stages = Stages::new(stages);
+        let (stage_names, stage_drops) = (stages.names(), stages.drops());
+        let port = Box::new(Port::new(serial, name.as_str().into(), pairs, mtu, binding, stages));
+        let now_ns = self.clock.now_ns();
+        let switch = self.config.name.clone();
+        let id = self.worker.call(move |e, _| e.add_port(port, &addresses, &switch, now_ns))??;
+        Ok(Arc::new(NetPort {
+            worker: self.worker.clone(),
+            place: Place { id, serial },
+            name,
+            offered,
+            queue_pairs: pairs,
+            features: AtomicU64::new(0),
+            link_up: AtomicBool::new(true),
+            stats: (0..pairs * 2).map(|_| Arc::default()).collect(),
+            stage_names,
+            stage_drops,
+            notifier: std::sync::Mutex::new(None),
+        }))
+    }
+
+    /// Takes a port away; its queues stop, its addresses are free. A port that is not there is no
+    /// error.
+    pub fn remove_port(&self, port: &NetPort) -> Result<(), NetError> {
+        let place = port.place;
+        let port = self.worker.call(move |engine, watcher| engine.remove_port(place, watcher))?;
+        // Queues are unmapped here, not on the sidecore.
+        drop(port);
+        Ok(())
+    }
+
+    /// Every known MAC address. Learning is by address alone, shared by all VLANs.
+    pub fn macs(&self) -> Result<Vec<MacEntry>, NetError> {
+        let now_ns = self.clock.now_ns();
+        let macs = self.worker.call(move |engine, _| engine.list_macs(now_ns))?;
+        Ok(macs)
+    }
+
+    /// Takes the switch off its sidecore; ports fail from then on.
+    pub fn shutdown(&self) -> Result<(), NetError> {
+        drop(self.worker.remove()?);
+        Ok(())
+    }
+}
+
+fn engine(config: &SwitchConfig, stats: Arc<SwitchStats>) -> Engine {
+    let age_ns = |s: u64| s * 1_000_000_000;
+    let tables = Tables {
+        macs: Table::new(config.max_macs, age_ns(config.mac_age_s.into()), OsRandom.next_u64()),
+        ips: Table::new(MAX_IPS, age_ns(IP_AGE_S), OsRandom.next_u64()),
+        max_macs_per_port: config.max_macs_per_port,
+    };
+    let max_touched = MAX_PORTS * usize::from(MAX_QUEUES / 2);
+    Engine::new(tables, u64::from(config.hold_us) * 1000, max_touched, stats)
+}
+
+impl Engine {
+    /// The port at a place, unless another has taken it.
+    pub(crate) fn port_mut(&mut self, place: Place) -> Option<&mut Port> {
+        let port = self.fabric.ports.get_mut(usize::from(place.id))?.as_deref_mut()?;
+        (port.serial == place.serial).then_some(port)
+    }
+
+    fn add_port(
+        &mut self,
+        mut port: Box<Port>,
+        addresses: &[IpAddr],
+        switch: &str,
+        now_ns: u64,
+    ) -> Result<PortId, NetError> {
+        let ports = &mut self.fabric.ports;
+        let at = match ports.iter().position(Option::is_none) {
+            Some(at) => at,
+            None if ports.len() < MAX_PORTS => {
+                ports.push(None);
+                ports.len() - 1
+            }
+            None => {
+                let switch = switch.to_owned();
+                return Err(NetError::TooManyPorts { switch, limit: MAX_PORTS });
+            }
+        };
+        let id = at as PortId;
+        port.id = id;
+        if let Err(e) = self.fix_addresses(&port, addresses, now_ns) {
+            self.forget(id, true);
+            return Err(e);
+        }
+        self.fabric.ports[at] = Some(port);
+        Ok(id)
+    }
+
+    fn fix_addresses(
+        &mut self,
+        port: &Port,
+        addresses: &[IpAddr],
+        now_ns: u64,
+    ) -> Result<(), NetError> {
+        let why = |answer| match answer {
+            Learn::Known | Learn::New => None,
+            Learn::Taken => Some("bound to another port"),
+            _ => Some("one more than the table holds"),
+        };
+        let name = || port.name.to_string();
+        if let Some(mac) = port.binding.mac
+            && let Some(why) = why(self.fabric.tables.macs.fix(mac, port.id, now_ns))
+        {
+            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
+        }
+        for address in addresses {
+            let answer = self.fabric.tables.ips.fix(Ip::from(*address), port.id, now_ns);
+            if let Some(why) = why(answer) {
+                return Err(NetError::BadAddress { port: name(), address: *address, why });
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a port's addresses: all, or those that are not from the configuration.
+    fn forget(&mut self, id: PortId, all: bool) {
+        let port = self.fabric.ports.get(usize::from(id)).and_then(Option::as_ref);
+        let keep = port.and_then(|p| p.binding.mac.filter(|_| p.binding.mac_configured && !all));
+        self.fabric.tables.macs.forget(id, |mac, _| Some(mac) != keep);
+        self.fabric.tables.ips.forget(id, |_, fixed| all || !fixed);
+    }
+
+    fn stop_queues(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<queue::Vring> {
+        let Engine { fabric, kicks, .. } = self;
+        let Some(Some(port)) = fabric.ports.get_mut(usize::from(place.id)) else {
+            return Vec::new();
+        };
+        let mut kicks = Kicks { kicks, watcher };
+        let count = port.rx.len() as u16 * 2;
+        (0..count).filter_map(|index| take_queue(port, index, &mut kicks)).collect()
+    }
+
+    /// All queues stopped, features and learned addresses forgotten.
+    pub(crate) fn reset_port(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<queue::Vring> {
+        if self.port_mut(place).is_none() {
+            return Vec::new();
+        }
+        let stopped = self.stop_queues(place, watcher);
+        self.forget(place.id, false);
+        if let Some(port) = self.port_mut(place) {
+            port.set_features(0);
+            if !port.binding.mac_configured {
+                port.binding.mac = None;
+            }
+        }
+        stopped
+    }
+
+    fn remove_port(
+        &mut self,
+        place: Place,
+        watcher: &Watcher<'_>,
+    ) -> Option<(Box<Port>, Vec<queue::Vring>)> {
+        self.port_mut(place)?;
+        let stopped = self.stop_queues(place, watcher);
+        self.forget(place.id, true);
+        let port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
+        Some((port, stopped))
+    }
+
+    fn replace_uplink(
+        &mut self,
+        uplink: Option<Box<Uplink>>,
+        watcher: &Watcher<'_>,
+    ) -> (Option<Box<Uplink>>, std::io::Result<()>) {
+        let old = std::mem::replace(&mut self.fabric.uplink, uplink);
+        if let Some(fd) = old.as_ref().and_then(|u| u.wire.event_fd()) {
+            watcher.unwatch(fd);
+        }
+        self.fabric.tables.macs.forget(UPLINK, |_, _| true);
+        let fd = self.fabric.uplink.as_ref().and_then(|u| u.wire.event_fd());
+        (old, fd.map_or(Ok(()), |fd| watcher.watch(fd)))
+    }
+
+    fn list_macs(&self, now_ns: u64) -> Vec<MacEntry> {
+        let name = |owner: PortId| {
+            let port = self.fabric.ports.get(usize::from(owner))?.as_ref()?;
+            Some(port.name.to_string())
+        };
+        let list = self.fabric.tables.macs.list(now_ns);
+        list.into_iter()
+            .map(|l| MacEntry {
+                mac: l.key.bytes(),
+                port: name(l.owner),
+                fixed: l.fixed,
+                age_s: l.age_ns / 1_000_000_000,
+            })
+            .collect()
+    }
+}
