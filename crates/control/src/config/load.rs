@@ -54,25 +54,15 @@ fn from_sources(sources: Vec<Arc<Source>>, problems: Problems) -> Result<Config,
     }
     let config = decode::config(&mut ctx, &root);
     check(&mut ctx, &config);
-    if ctx.problems.is_empty() { Ok(config) } else { Err(in_file_order(ctx.problems)) }
+    if ctx.problems.is_empty() { Ok(config) } else { Err(in_file_order(ctx.problems, &sources)) }
 }
 
 /// Problems are found by kind; a person mends them from top to bottom.
-fn in_file_order(mut all: Problems) -> Problems {
-    let files: Vec<PathBuf> = {
-        let mut seen = Vec::new();
-        for problem in all.problems.iter().filter_map(|p| p.location.as_ref()) {
-            if !seen.contains(&problem.file) {
-                seen.push(problem.file.clone());
-            }
-        }
-        seen
-    };
+fn in_file_order(mut all: Problems, sources: &[Arc<Source>]) -> Problems {
     all.problems.sort_by_key(|p| {
-        p.location.as_ref().map(|l| {
-            let file = files.iter().position(|f| *f == l.file);
-            (file, l.line, l.column)
-        })
+        p.location
+            .as_ref()
+            .map(|at| (sources.iter().position(|s| s.file == at.file), at.line, at.column))
     });
     all
 }

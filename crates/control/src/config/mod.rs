@@ -15,9 +15,6 @@ mod problem;
 mod reader;
 mod value;
 
-#[cfg(test)]
-mod tests;
-
 pub use attach::{AttachBody, AttachError};
 pub use decode::DEFAULT_RUN_DIR;
 pub use load::{DEFAULT_CONFIG, MAX_DROP_INS, MAX_FILE_LEN_BYTES, load, parse};

@@ -1,0 +1,267 @@
+//! The config file: what is refused, with which words and where; drop-ins; defaults.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use control::config::{
+    BindMode, Config, DiskFormat, HolderConfig, Placement, Problems, SocketMode, load, parse,
+};
+
+fn errors(text: &str) -> Vec<String> {
+    let problems = parse(Path::new("m.toml"), text).expect_err(text);
+    problems.problems.iter().map(ToString::to_string).collect()
+}
+
+/// Each case: a config, and the problems it has, in order: where, and words of the text.
+#[test]
+fn bad_configs_are_told_with_place_and_fix() {
+    let lan = "[[switch]]\nname=\"lan\"\n";
+    let cases: &[(&str, &[(&str, &str)])] = &[
+        ("[daemon", &[("m.toml:1:", "not TOML")]),
+        ("[daemons]", &[("m.toml:1:2: daemons:", "did you mean `daemon`?")]),
+        ("[daemon]\nrundir=\"/x\"", &[("m.toml:2:1: daemon.rundir:", "did you mean `run_dir`?")]),
+        ("daemon = 3", &[("m.toml:1:10: daemon:", "is an integer, not a table")]),
+        ("[daemon]\nrun_dir=\"run\"", &[("m.toml:2:9:", "absolute path; begin it with `/`")]),
+        ("[daemon]\nholder=1", &[("m.toml:2:8: daemon.holder:", "write true, false")]),
+        ("[daemon]\nlog=\"loud\"", &[("m.toml:2:5: daemon.log:", "\"loud\" is unknown")]),
+        ("[sidecore]\ncount=0", &[("m.toml:2:7:", "is 0; the limit is 1 to 64")]),
+        ("[sidecore]\ncount=2\ncpus=[1]", &[("m.toml:2:7:", "together with `cpus`")]),
+        ("[sidecore]\ncpus=[1,1]", &[("m.toml:2:6:", "CPU 1 twice")]),
+        ("[sidecore]\ncpus=[]", &[("m.toml:2:6:", "names no CPU")]),
+        ("[sidecore]\nspin_us=1.5", &[("m.toml:2:9:", "is a float; write an integer")]),
+        ("[[switch]]\nname=\"a/b\"", &[("m.toml:2:6: switch[0].name:", "'/'")]),
+        ("[[switch]]", &[("m.toml:1:1: switch[0].name:", "is missing; add `name")]),
+        (
+            "[[switch]]\nname=\"a\"\n[[switch]]\nname=\"a\"",
+            &[("m.toml:4:6: switch[1].name:", "\"a\" is taken by switch[0].name")],
+        ),
+        (
+            "[[switch]]\nname=\"a\"\nuplink={tap=\"far-too-long-name\"}",
+            &[("m.toml:3:13: switch[0].uplink.tap:", "no interface name")],
+        ),
+        ("[[vm]]\nname=\"v\"\nweight=1001", &[("m.toml:3:8:", "the limit is 1 to 1000")]),
+        ("[[vm]]\nname=\"v\"\n[[vm]]\nname=\"v\"", &[("m.toml:4:6:", "taken by vm[0].name")]),
+        (
+            "[[vm]]\nname=\"v\"\nnet=[{name=\"n\",switch=\"lan\"}]",
+            &[(
+                "m.toml:3:23: vm[0].net[0].switch:",
+                "there is no switch \"lan\"; add a [[switch]]",
+            )],
+        ),
+        (
+            &format!(
+                "{lan}[[vm]]\nname=\"v\"\n[[vm.net]]\nname=\"n\"\nswitch=\"lan\"\nmac=\"01:00:00:00:00:01\"\nmtu=67\nbind=\"ip\""
+            ),
+            &[
+                ("m.toml:8:5: vm[0].net[0].mac:", "group address"),
+                ("m.toml:9:5: vm[0].net[0].mtu:", "is 67; the limit is 68 to 65535"),
+                ("m.toml:10:6:", "write \"mac-and-ip\" or \"mac\" or \"off\""),
+            ],
+        ),
+        (
+            &format!(
+                "{lan}[[vm]]\nname=\"v\"\n[[vm.net]]\nname=\"vsock\"\nswitch=\"lan\"\nbind=\"mac\"\naddresses=[\"10.0.0.1\"]\nqueue_pairs=17"
+            ),
+            &[
+                ("m.toml:6:6:", "name of every VM's vsock port"),
+                ("m.toml:9:11:", "checked only with bind"),
+                ("m.toml:10:13:", "the limit is 1 to 16"),
+            ],
+        ),
+        (
+            &format!(
+                "{lan}[[vm]]\nname=\"v\"\n[[vm.net]]\nname=\"n\"\nswitch=\"lan\"\naddresses=[\"10.0.0\", \"224.0.0.1\", 7]"
+            ),
+            &[("m.toml:8:11:", "no IP"), ("m.toml:8:11:", "no host"), ("m.toml:8:11:", "integer")],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"",
+            &[("m.toml:3:1: vm[0].disk[0].format:", "never guessed")],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"raw\"\nsize=\"1MiB\"\nbacking_dir=\"/b\"",
+            &[
+                ("m.toml:3:1: vm[0].disk[0].path:", "needs the path"),
+                ("m.toml:6:6:", "the size is that of the file"),
+                ("m.toml:7:13:", "only qcow2"),
+            ],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"null\"\npath=\"/x\"\nsize=\"1MB\"",
+            &[("m.toml:6:6:", "there is no file"), ("m.toml:7:6:", "\"1MB\" is no size")],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"memory\"\nsize=1000\nblock_size=1000\nserial=\"123456789012345678901\"",
+            &[
+                ("m.toml:6:6:", "multiple of block_size"),
+                ("m.toml:7:12:", "write 512, 1024, 2048 or 4096"),
+                ("m.toml:8:8:", "at most 20 ASCII bytes"),
+            ],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\nvsock={cid=2,path=\"/s\"}",
+            &[("m.toml:3:12:", "the limit is 3 to 4294967294")],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\nvsock={}",
+            &[
+                ("m.toml:3:7: vm[0].vsock.cid:", "add `cid = 3`"),
+                ("m.toml:3:7: vm[0].vsock.path:", "missing"),
+            ],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\nvsock={cid=3,path=\"/s\"}\n[[vm]]\nname=\"w\"\nvsock={cid=3,path=\"/s\"}",
+            &[
+                ("m.toml:6:12: vm[1].vsock.cid:", "3 is taken by vm[0].vsock.cid"),
+                ("m.toml:6:19: vm[1].vsock.path:", "/s is taken by vm[0].vsock.path"),
+            ],
+        ),
+    ];
+    for (text, expected) in cases {
+        let found = errors(text);
+        assert_eq!(found.len(), expected.len(), "{text}\n=> {found:#?}");
+        for (problem, (place, words)) in found.iter().zip(*expected) {
+            assert!(problem.starts_with(place), "{text}\n=> {problem}\nnot at {place}");
+            assert!(problem.contains(words), "{text}\n=> {problem}\nwithout {words}");
+        }
+    }
+}
+
+#[test]
+fn a_syntax_error_does_not_hide_the_others() {
+    let found = errors("[sidecore]\ncount = 99\n[daemon]\nlog = = 3\n[[vm]]\nnam = \"x\"\n");
+    assert!(found.iter().any(|p| p.starts_with("m.toml:2:9: sidecore.count")), "{found:#?}");
+    assert!(found.iter().any(|p| p.starts_with("m.toml:4:7: not TOML")), "{found:#?}");
+    assert!(found.iter().any(|p| p.contains("did you mean `name`?")), "{found:#?}");
+}
+
+#[test]
+fn one_image_behind_two_disks_is_refused_unless_read_only() {
+    let config = |a: bool, b: bool| {
+        format!(
+            "[[vm]]\nname='v'\n[[vm.disk]]\nname='a'\nformat='raw'\npath='/i'\nread_only={a}\n\
+             [[vm.disk]]\nname='b'\nformat='raw'\npath='/./i'\nread_only={b}\n"
+        )
+    };
+    assert!(errors(&config(false, true))[0].contains("used by vm[0].disk[0].path"));
+    assert!(parse(Path::new("m.toml"), &config(true, true)).is_ok());
+}
+
+#[test]
+fn names_that_make_the_same_socket_are_refused() {
+    let disk = |vm: &str, disk: &str| {
+        format!("[[vm]]\nname='{vm}'\n[[vm.disk]]\nname='{disk}'\nformat='null'\nsize='1MiB'\n")
+    };
+    let found = errors(&format!("{}{}", disk("a-b", "c"), disk("a", "b-c")));
+    assert!(found[0].contains("/run/millrace/a-b-c.sock is taken"), "{found:?}");
+}
+
+#[test]
+fn socket_paths_are_measured() {
+    let long = format!("/{}", "x".repeat(107));
+    assert!(errors(&format!("[daemon]\ncontrol_socket='{long}'"))[0].contains("at most 107"));
+    // A vsock's base needs room for the port.
+    let base = &long[..100];
+    let found = errors(&format!("[[vm]]\nname='v'\nvsock={{cid=3,path='{base}'}}"));
+    assert!(found[0].contains("at most 96"), "{found:?}");
+}
+
+#[test]
+fn the_example_is_good_and_names_every_setting() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/millrace.toml.example");
+    let text = fs::read_to_string(&path).unwrap();
+    let config = parse(&path, &text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((config.switches.len(), config.vms.len()), (1, 2));
+    let json = serde_json::to_string(&config).unwrap();
+    // Every key that the daemon shows of its config is explained in the example.
+    for (key, _) in json.match_indices("\":").map(|(end, _)| {
+        let start = json[..end].rfind('"').unwrap() + 1;
+        (&json[start..end], ())
+    }) {
+        let internal = matches!(key, "placement" | "external");
+        assert!(internal || text.contains(key), "{key} is not in the example");
+    }
+}
+
+#[test]
+fn an_empty_config_has_defaults() {
+    let config = parse(Path::new("m.toml"), "").unwrap();
+    assert_eq!(config.daemon.control_socket, PathBuf::from("/run/millrace/control.sock"));
+    assert_eq!(config.daemon.holder, HolderConfig::None);
+    assert_eq!(config.sidecore.placement, Placement::Auto);
+    assert_eq!(config.sidecore.spin_us, None);
+}
+
+#[test]
+fn ports_have_defaults() {
+    let text = "[[switch]]\nname='lan'\n[[vm]]\nname='v'\n[[vm.net]]\nname='n'\nswitch='lan'\n\
+                [[vm.disk]]\nname='d'\nformat='memory'\nsize='1MiB'\nmode='dial'\n";
+    let config = parse(Path::new("m.toml"), text).unwrap();
+    let (net, disk) = (&config.vms[0].nets[0], &config.vms[0].disks[0]);
+    assert_eq!((net.mtu, net.queue_pairs, net.bind), (1500, 1, BindMode::MacAndIp));
+    assert!(net.offloads && net.packed);
+    assert_eq!(net.endpoint.socket, PathBuf::from("/run/millrace/v-n.sock"));
+    assert_eq!(net.endpoint.mode, SocketMode::Listen);
+    assert_eq!(disk.format, DiskFormat::Memory { len_bytes: 1 << 20 });
+    assert_eq!((disk.block_size, disk.endpoint.mode), (512, SocketMode::Dial));
+}
+
+fn write(dir: &Path, files: &[(&str, &str)]) -> PathBuf {
+    fs::create_dir_all(dir.join("m.d")).unwrap();
+    for (name, text) in files {
+        fs::write(dir.join(name), text).unwrap();
+    }
+    dir.join("m.toml")
+}
+
+fn load_files(files: &[(&str, &str)]) -> Result<Config, Problems> {
+    let dir = tempfile::tempdir().unwrap();
+    load(&write(dir.path(), files))
+}
+
+#[test]
+fn drop_ins_add_entries_and_override_scalars() {
+    let config = load_files(&[
+        ("m.toml", "[daemon]\nlog='info'\nrun_dir='/a'\n[sidecore]\ncpus=[1,2]\n[[vm]]\nname='a'"),
+        ("m.d/20-late.toml", "[daemon]\nlog='error'\n[[vm]]\nname='c'"),
+        ("m.d/10-early.toml", "[daemon]\nlog='debug'\n[sidecore]\ncpus=[3]\n[[vm]]\nname='b'"),
+        ("m.d/README", "not TOML and not read"),
+    ])
+    .unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config.daemon.log, "error");
+    assert_eq!(config.daemon.run_dir, PathBuf::from("/a"));
+    assert_eq!(config.sidecore.placement, Placement::Cpus(vec![3]));
+    let names: Vec<&str> = config.vms.iter().map(|v| v.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+}
+
+#[test]
+fn problems_of_all_files_are_told_in_their_order() {
+    let problems = load_files(&[
+        ("m.toml", "[[vm]]\nname='a'\nweight=0"),
+        ("m.d/10.toml", "[[vm]]\nname='a'"),
+        ("m.d/20.toml", "[daemon]\nlog='x'\nlogg='y'"),
+    ])
+    .unwrap_err();
+    let places: Vec<String> = problems
+        .problems
+        .iter()
+        .map(|p| {
+            let at = p.location.as_ref().unwrap();
+            format!("{}:{}:{}", at.file.file_name().unwrap().display(), at.line, at.column)
+        })
+        .collect();
+    assert_eq!(places, ["m.toml:3:8", "10.toml:2:6", "20.toml:2:5", "20.toml:3:1"]);
+}
+
+#[test]
+fn files_that_cannot_be_read_are_problems() {
+    let missing = load(Path::new("/nonexistent/m.toml")).unwrap_err().to_string();
+    assert!(missing.contains("/nonexistent/m.toml") && missing.contains("--config"), "{missing}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), &[]);
+    fs::write(&path, [0xff, 0xfe]).unwrap();
+    assert!(load(&path).unwrap_err().to_string().contains("not UTF-8"));
+    fs::write(&path, "#".repeat((1 << 20) + 1)).unwrap();
+    assert!(load(&path).unwrap_err().to_string().contains("larger than 1048576"));
+}

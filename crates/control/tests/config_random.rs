@@ -1,0 +1,184 @@
+//! Random configs: whatever comes in, an answer comes out; and what was attached can be attached
+//! again from its own description.
+
+use std::path::Path;
+
+use control::config::{AttachBody, AttachError, Config, parse};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// Words that settings are made of, so that random texts reach deep.
+const WORDS: &[&str] = &[
+    "[daemon]",
+    "[sidecore]",
+    "[[switch]]",
+    "[[vm]]",
+    "[[vm.net]]",
+    "[[vm.disk]]",
+    "[vm.vsock]",
+    "[switch.uplink]",
+    "name",
+    "switch",
+    "mac",
+    "addresses",
+    "format",
+    "size",
+    "path",
+    "cid",
+    "cpus",
+    "count",
+    "=",
+    "\"lan\"",
+    "\"raw\"",
+    "\"64MiB\"",
+    "\"02:00:00:00:00:01\"",
+    "[",
+    "]",
+    "{",
+    "}",
+    "1",
+    "-1",
+    "99999999999999999999",
+    "1.5",
+    "true",
+    "\n",
+    ",",
+    "'",
+    "\"\"\"",
+    "#",
+    "ä",
+    "1979-05-27",
+];
+
+fn empty() -> Config {
+    parse(Path::new("m.toml"), "[[switch]]\nname='lan'").unwrap()
+}
+
+fn leaf() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop::sample::select(vec!["lan", "raw", "memory", "64MiB", "/a", "02:00:00:00:00:01", "n"])
+            .prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+    ]
+}
+
+fn body() -> impl Strategy<Value = Value> {
+    let key = prop::sample::select(vec![
+        "net",
+        "disk",
+        "vsock",
+        "name",
+        "switch",
+        "mac",
+        "addresses",
+        "format",
+        "size",
+        "path",
+        "cid",
+        "weight",
+        "trust_domain",
+        "mode",
+        "queues",
+        "x",
+    ]);
+    leaf().prop_recursive(4, 64, 12, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::hash_map(key.clone().prop_map(String::from), inner, 0..8)
+                .prop_map(|m| Value::Object(m.into_iter().collect())),
+        ]
+    })
+}
+
+fn good_body() -> impl Strategy<Value = Value> {
+    let net = (any::<[u8; 5]>(), 1u16..=16, 68u16..=65535, any::<bool>()).prop_map(
+        |(mac, queue_pairs, mtu, packed)| {
+            let [a, b, c, d, e] = mac;
+            let mac = format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}");
+            json!({"net": {"name": "n", "switch": "lan", "mac": mac, "queue_pairs": queue_pairs,
+                           "mtu": mtu, "packed": packed, "addresses": ["10.0.0.1", "fe80::1"]}})
+        },
+    );
+    let disk = (0u64..1 << 20, any::<bool>(), 0..3usize).prop_map(|(mib, read_only, kind)| {
+        let mut disk = json!({"name": "d", "read_only": read_only, "mode": "dial"});
+        let more = match kind {
+            0 => json!({"format": "memory", "size": (mib + 1) << 20}),
+            1 => json!({"format": "qcow2", "path": "/i", "backing_dir": "/b"}),
+            _ => json!({"format": "raw", "path": "/i", "direct": true}),
+        };
+        let fields = disk.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        json!({ "disk": disk, "weight": 7, "trust_domain": "t" })
+    });
+    let vsock = (3u64..0xffff_ffff).prop_map(|cid| json!({"vsock": {"cid": cid, "path": "/v"}}));
+    prop_oneof![net, disk, vsock]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn random_words_never_panic(words in prop::collection::vec(prop::sample::select(WORDS), 0..60)) {
+        let text = words.join(" ");
+        if let Err(problems) = parse(Path::new("m.toml"), &text) {
+            prop_assert!(!problems.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn random_text_never_panics(text in "(?s).{0,200}") {
+        let _ = parse(Path::new("m.toml"), &text);
+    }
+
+    #[test]
+    fn random_bodies_never_panic_and_change_nothing_when_refused(body in body()) {
+        let mut config = empty();
+        if config.attach("v", &body).is_err() {
+            prop_assert_eq!(config, empty());
+        }
+    }
+
+    #[test]
+    fn an_attached_port_can_be_attached_from_its_description(body in good_body()) {
+        let mut config = empty();
+        let port = config.attach("v", &body).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let vm = &config.vms[0];
+        let again = serde_json::to_value(AttachBody {
+            port: &port,
+            trust_domain: vm.trust_domain.as_deref(),
+            weight: vm.weight,
+        })
+        .unwrap();
+        let mut second = empty();
+        second.attach("v", &again).map_err(|e| TestCaseError::fail(format!("{again}: {e}")))?;
+        prop_assert_eq!(&second, &config);
+        prop_assert!(config.detach("v", port.name()).is_some());
+        prop_assert_eq!(config, empty());
+    }
+}
+
+#[test]
+fn attaching_checks_against_the_config_and_names_fields_of_the_body() {
+    let mut config = empty();
+    let net = json!({"net": {"name": "n", "switch": "lan", "mac": "02:00:00:00:00:01"}});
+    config.attach("a", &net).unwrap();
+    assert!(matches!(config.attach("a", &net), Err(AttachError::Exists { .. })));
+
+    let Err(AttachError::Invalid(problems)) = config.attach("b", &net) else {
+        panic!("the same MAC twice");
+    };
+    assert_eq!(problems.problems[0].field, "net.mac");
+
+    let more = json!({"disk": {"name": "d", "format": "null", "size": 512}, "weight": 2});
+    let Err(AttachError::Invalid(problems)) = config.attach("a", &more) else {
+        panic!("another weight for a VM that is there");
+    };
+    assert_eq!(problems.problems[0].field, "weight");
+    let two = json!({"vsock": {"cid": 3, "path": "/v"}, "disk": {}});
+    assert!(config.attach("a", &two).unwrap_err().to_string().contains("exactly one"));
+    assert!(config.attach("a/../b", &net).unwrap_err().to_string().contains("'/'"));
+}
