@@ -1,1 +1,73 @@
-//! vsock
+//! The vsock device engine: guest to host, host to guest, guest to guest inside a trust domain.
+//!
+//! # Theory of operation
+//! One trust domain is one [`Domain`], one worker on one sidecore. It serves the receive and
+//! transmit queues of all its guests (virtio 1.2, section 5.10) in rounds: packets off every
+//! transmit queue, then packets into every receive queue.
+//!
+//! *Host programs* use the convention that other VMMs have: a guest that connects to CID 2, port P
+//! reaches whoever listens at `<socket>_P`; a program that connects to `<socket>` and writes
+//! `CONNECT P\n` reaches the guest's port P and reads `OK <port>\n` once the guest has accepted.
+//!
+//! *Credit ends here.* Towards each guest the device is the other end of every connection
+//! (`connection`): the guest sees the space in our fixed buffer, and we keep to the space
+//! that the guest announces. A connection between two guests is two of these back to back, so no
+//! guest depends on another's numbers. Bytes skip the buffer when the other end takes them at once:
+//! a guest's packets for one Unix socket leave in one `sendmsg` straight from its memory, bytes of
+//! a Unix socket arrive in one `recvmsg` straight in the guest's buffers, and between guests there
+//! is one copy.
+//!
+//! *Nothing queues up.* What is owed to a guest is a set of bits in its connection, not a list of
+//! packets. Connections with something to send stand in a list through the table, each at most
+//! once, and take turns. Resets for packets of no connection have a small fixed queue. When a guest
+//! gives no receive buffers, everything waits in that bounded state, and only towards that guest.
+//!
+//! *System calls* on the hot path are one `sendmsg` or `recvmsg` per connection and batch, and one
+//! `epoll_wait` at most every 5 µs: Unix sockets are in an epoll set of the worker's own, whose
+//! descriptor wakes the sidecore. Opening a connection costs a socket, a buffer (allocated, or
+//! reused) and an `epoll_ctl`.
+//!
+//! *A guest that starts anew* is known by its fresh rings: its old connections end then, and on
+//! reset. A paused VM keeps them.
+//!
+//! # Limits
+//! All numbers, each with its reason, are in [`limits`]. Beyond those:
+//! - Streams only. Datagrams and `SOCK_SEQPACKET` are refused with a reset: QEMU 7.2 does not pass
+//!   the seqpacket feature on to vhost-user devices.
+//! - Connections do not outlive the daemon: their Unix sockets end with it. After a restart through
+//!   the holder the device goes on and answers packets of old connections with resets, so a guest
+//!   sees `ECONNRESET` on the next thing it sends; one that only waits sees nothing.
+//! - Nor do they survive migration; vsock devices are unplugged around it.
+//! - A paused VM whose ring indices stand exactly where a fresh ring's do is taken for one that
+//!   starts anew, and its connections end: one pause in 65,536 (split) or in twice the ring's size
+//!   (packed).
+//! - A guest cannot connect to its own CID through the device; Linux does that by itself.
+//! - CIDs are unique within a domain; keeping them unique in a host is the configuration's task.
+
+mod buffer;
+pub mod connection;
+pub mod device;
+pub mod domain;
+mod engine;
+pub mod error;
+mod host;
+mod hostio;
+mod life;
+pub mod limits;
+pub mod listing;
+pub mod metrics;
+pub mod packet;
+mod queues;
+mod rx;
+mod table;
+mod tx;
+
+pub use device::{HostPorts, VsockPort, VsockPortConfig};
+pub use domain::{Domain, DomainConfig};
+pub use engine::Engine;
+pub use error::{PacketError, VsockError};
+pub use listing::{ConnectionInfo, Peer};
+pub use metrics::VsockStats;
+
+#[cfg(test)]
+mod tests;

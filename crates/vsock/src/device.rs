@@ -1,0 +1,259 @@
+//! A port as its vhost-user session sees it.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use queue::{GuestMemory, Vring};
+use sidecore::{SidecoreError, WorkerRef};
+use vhost_user::device::{ConfigNotifier, Device, DeviceError, DeviceKind};
+
+use crate::engine::{EVENT, Engine};
+use crate::limits::{DEFAULT_BUFFER_BYTES, DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_HALF_OPEN};
+use crate::listing::ConnectionInfo;
+use crate::metrics::VsockStats;
+use crate::table::Id;
+
+/// Ring features: VERSION_1 (32), INDIRECT_DESC (28), EVENT_IDX (29), RING_PACKED (34), IN_ORDER
+/// (35). No device feature: without any of its own, a vsock device serves streams (virtio 1.2,
+/// 5.10.3).
+const FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29 | 1 << 34 | 1 << 35;
+
+/// Bytes of config space: the guest's CID (virtio 1.2, 5.10.4).
+const CONFIG_LEN_BYTES: usize = 8;
+
+/// Receive, transmit, event (virtio 1.2, 5.10.2). QEMU keeps the event queue to itself.
+const QUEUES: u16 = 3;
+
+/// Which ports of the host a guest may connect to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostPorts {
+    /// Every port somebody listens on.
+    All,
+    /// Only these.
+    Only(Vec<RangeInclusive<u32>>),
+}
+
+impl HostPorts {
+    /// True when the guest may connect to `port`.
+    pub fn allows(&self, port: u32) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(ranges) => ranges.iter().any(|r| r.contains(&port)),
+        }
+    }
+}
+
+/// How a port is set up; [`VsockPortConfig::new`] has the defaults.
+#[derive(Debug, Clone)]
+pub struct VsockPortConfig {
+    /// The port's name (`vm/port`), unique in the domain.
+    pub name: String,
+    /// The guest's CID: 3 to 2^32 - 2, unique in the domain.
+    pub cid: u64,
+    /// Where host programs connect with `CONNECT <port>`; they listen at `<socket>_<port>`.
+    pub socket: PathBuf,
+    /// Most connections at a time.
+    pub max_connections: u32,
+    /// Most connections that wait for an answer at a time.
+    pub max_half_open: u32,
+    /// Buffer per connection, which is the credit that the guest sees.
+    pub buffer_bytes: u32,
+    /// Which ports of the host the guest may connect to.
+    pub host_ports: HostPorts,
+    /// Whether host programs may connect to the guest; without, nothing listens at `socket`.
+    pub host_connects: bool,
+}
+
+impl VsockPortConfig {
+    /// A port with default limits that may connect, and be connected to, freely.
+    pub fn new(name: impl Into<String>, cid: u64, socket: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            cid,
+            socket: socket.into(),
+            max_connections: DEFAULT_MAX_CONNECTIONS,
+            max_half_open: DEFAULT_MAX_HALF_OPEN,
+            buffer_bytes: DEFAULT_BUFFER_BYTES,
+            host_ports: HostPorts::All,
+            host_connects: true,
+        }
+    }
+}
+
+/// One guest's vsock device. Made by [`crate::Domain::add_port`].
+pub struct VsockPort {
+    name: String,
+    cid: u64,
+    id: Id,
+    worker: WorkerRef<Engine>,
+    stats: Arc<VsockStats>,
+    features: AtomicU64,
+}
+
+impl fmt::Debug for VsockPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VsockPort").field("name", &self.name).field("cid", &self.cid).finish()
+    }
+}
+
+impl VsockPort {
+    pub(crate) fn new(
+        name: String,
+        cid: u64,
+        id: Id,
+        worker: WorkerRef<Engine>,
+        stats: Arc<VsockStats>,
+    ) -> Self {
+        Self { name, cid, id, worker, stats, features: AtomicU64::new(0) }
+    }
+
+    /// The port's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The guest's CID.
+    pub fn cid(&self) -> u64 {
+        self.cid
+    }
+
+    /// Counters of the device; those of its queues are in the queues' own `QueueStats`.
+    pub fn stats(&self) -> &VsockStats {
+        &self.stats
+    }
+
+    /// The features that the driver took.
+    pub fn driver_features(&self) -> u64 {
+        self.features.load(Ordering::Relaxed)
+    }
+
+    /// The port's connections now. Fails when the sidecore or the domain is gone.
+    pub fn connections(&self) -> Result<Vec<ConnectionInfo>, SidecoreError> {
+        let id = self.id;
+        self.worker.call(move |engine, _| engine.connections(id))
+    }
+
+    pub(crate) fn id(&self) -> Id {
+        self.id
+    }
+
+    fn call<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Engine, &sidecore::Watcher<'_>) -> R + Send + 'static,
+    ) -> Result<R, DeviceError> {
+        self.worker
+            .call(f)
+            .map_err(|e| DeviceError::Failed(format!("vsock port {}: {e}", self.name)))
+    }
+
+    fn failed(&self, e: impl fmt::Display) -> DeviceError {
+        DeviceError::Failed(format!("vsock port {}: {e}", self.name))
+    }
+}
+
+impl Device for VsockPort {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Vsock
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn queue_count(&self) -> u16 {
+        QUEUES
+    }
+
+    fn has_config(&self) -> bool {
+        // QEMU's vhost-user-vsock asks for the CID when it starts, and fails without.
+        true
+    }
+
+    fn read_config(&self, offset: u32, out: &mut [u8]) -> Result<(), DeviceError> {
+        let config = self.cid.to_le_bytes();
+        let end = (offset as usize).saturating_add(out.len());
+        let Some(part) = config.get(offset as usize..end) else {
+            return Err(DeviceError::OutOfRange {
+                what: "end of a read of config space",
+                value: end as u64,
+                limit: CONFIG_LEN_BYTES as u64,
+            });
+        };
+        out.copy_from_slice(part);
+        Ok(())
+    }
+
+    fn write_config(&self, _offset: u32, _data: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported("writing the config space"))
+    }
+
+    fn activate(&self, features: u64) -> Result<(), DeviceError> {
+        // Connections are kept: front ends come here when a paused VM goes on. A driver that
+        // starts anew shows itself by its fresh rings.
+        self.features.store(features, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
+        let index = vring.parts.index;
+        if index > EVENT {
+            return Err(DeviceError::OutOfRange {
+                what: "queue index",
+                value: index.into(),
+                limit: EVENT.into(),
+            });
+        }
+        let id = self.id;
+        self.call(move |engine, watcher| {
+            let kick = engine.start_queue(id, vring)?;
+            let watched = kick.map_or(Ok(()), |fd| watcher.watch(fd));
+            if let Err(e) = watched {
+                drop(engine.stop_queue(id, index));
+                return Err(format!("watching the kick of queue {index}: {e}"));
+            }
+            Ok(())
+        })?
+        .map_err(|e| self.failed(e))
+    }
+
+    fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
+        if index > EVENT {
+            return Ok(None);
+        }
+        let id = self.id;
+        self.call(move |engine, watcher| {
+            let vring = engine.stop_queue(id, index);
+            if let Some(fd) = vring.as_ref().and_then(Vring::kick_fd) {
+                watcher.unwatch(fd);
+            }
+            vring
+        })
+    }
+
+    fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
+        let id = self.id;
+        self.call(move |engine, _| engine.set_memory(id, &memory))?.map_err(|e| self.failed(e))
+    }
+
+    fn set_notifier(&self, _notifier: Option<Arc<dyn ConfigNotifier>>) {
+        // The CID never changes while a driver runs.
+    }
+
+    fn reset(&self) {
+        let id = self.id;
+        self.features.store(0, Ordering::Relaxed);
+        // A worker that is gone has no queues and no connections any more.
+        let _ = self.call(move |engine, watcher| {
+            for index in 0..QUEUES {
+                let vring = engine.stop_queue(id, index);
+                if let Some(fd) = vring.as_ref().and_then(Vring::kick_fd) {
+                    watcher.unwatch(fd);
+                }
+            }
+            engine.reset_port(id);
+        });
+    }
+}

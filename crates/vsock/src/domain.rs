@@ -1,0 +1,182 @@
+//! A trust domain: one worker on one sidecore that serves all its vsock ports.
+
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::clock::Clock;
+use sidecore::{Sidecore, WorkerRef};
+
+use crate::device::{VsockPort, VsockPortConfig};
+use crate::engine::{Engine, PortSpec};
+use crate::error::VsockError;
+use crate::host::Listener;
+use crate::limits::{
+    DEFAULT_DOMAIN_BUFFER_BYTES, HIGHEST_BUFFER_BYTES, HIGHEST_CID, HIGHEST_MAX_CONNECTIONS,
+    LOWEST_BUFFER_BYTES, LOWEST_CID, MAX_PATH_BYTES, MAX_PORTS,
+};
+use crate::metrics::VsockStats;
+
+/// How a domain is set up; [`DomainConfig::new`] has the defaults.
+#[derive(Debug, Clone)]
+pub struct DomainConfig {
+    /// Name, for errors and logs.
+    pub name: String,
+    /// Whether its guests may connect to each other.
+    pub guest_to_guest: bool,
+    /// Most memory for the buffers of all connections.
+    pub max_buffer_bytes: u64,
+}
+
+impl DomainConfig {
+    /// A domain with the default limit.
+    pub fn new(name: impl Into<String>, guest_to_guest: bool) -> Self {
+        Self { name: name.into(), guest_to_guest, max_buffer_bytes: DEFAULT_DOMAIN_BUFFER_BYTES }
+    }
+}
+
+/// See the module's text. Dropping it takes the worker off its sidecore and closes everything.
+#[derive(Debug)]
+pub struct Domain {
+    name: String,
+    worker: WorkerRef<Engine>,
+    ports: Mutex<Vec<Arc<VsockPort>>>,
+}
+
+impl Domain {
+    /// Puts a worker for the domain on `core`; `clock` is the sidecore's.
+    pub fn new(
+        core: &Sidecore,
+        config: DomainConfig,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, VsockError> {
+        let io = |what| {
+            let name = config.name.clone();
+            move |source| VsockError::Io { name, what, source }
+        };
+        let engine = Engine::new(config.guest_to_guest, config.max_buffer_bytes, clock.now_ns())
+            .map_err(io("making its epoll set"))?;
+        let worker = core.add(engine)?;
+        worker
+            .call(|engine, watcher| watcher.watch(engine.epoll.as_raw_fd()))?
+            .map_err(io("watching its epoll set"))?;
+        Ok(Self { name: config.name, worker, ports: Mutex::new(Vec::new()) })
+    }
+
+    /// The domain's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Adds a guest; its Unix socket listens on return (mode 0600). Fails on a CID or name that is
+    /// taken, a number outside its limits, or a path that is in use.
+    pub fn add_port(&self, config: VsockPortConfig) -> Result<Arc<VsockPort>, VsockError> {
+        check(&config)?;
+        let mut ports = self.lock();
+        in_range(&self.name, "number of ports", ports.len() as u64 + 1, 1, MAX_PORTS as u64)?;
+        if let Some(other) = ports.iter().find(|p| p.cid() == config.cid || p.name() == config.name)
+        {
+            return Err(VsockError::CidTaken {
+                name: config.name,
+                cid: config.cid,
+                taken_by: other.name().to_owned(),
+            });
+        }
+        let listener = match config.host_connects {
+            true => Some(Listener::bind(&config.name, &config.socket)?),
+            false => None,
+        };
+        let stats = Arc::new(VsockStats::default());
+        let spec = PortSpec {
+            // `check` has seen that it fits.
+            cid: config.cid as u32,
+            base: config.socket,
+            max_connections: config.max_connections,
+            max_half_open: config.max_half_open,
+            buffer_bytes: config.buffer_bytes,
+            host_ports: config.host_ports,
+            listener,
+            stats: Arc::clone(&stats),
+        };
+        let id = self.worker.call(move |engine, _| engine.add_port(spec))?.map_err(|source| {
+            let what = "watching its Unix socket";
+            VsockError::Io { name: config.name.clone(), what, source }
+        })?;
+        let port = VsockPort::new(config.name, config.cid, id, self.worker.clone(), stats);
+        let port = Arc::new(port);
+        ports.push(Arc::clone(&port));
+        Ok(port)
+    }
+
+    /// Removes a guest: its connections end, its Unix socket goes. Its session should have been
+    /// ended before; a session that is still there finds its device failing.
+    pub fn remove_port(&self, name: &str) -> Result<(), VsockError> {
+        let mut ports = self.lock();
+        let Some(at) = ports.iter().position(|p| p.name() == name) else {
+            return Err(VsockError::NoPort(name.to_owned()));
+        };
+        let port = ports.remove(at);
+        vhost_user::device::Device::reset(&*port);
+        let id = port.id();
+        self.worker.call(move |engine, _| engine.remove_port(id))?;
+        Ok(())
+    }
+
+    /// The domain's ports.
+    pub fn ports(&self) -> Vec<Arc<VsockPort>> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<VsockPort>>> {
+        // The list is whole at every step, so a panic elsewhere does not spoil it.
+        self.ports.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // Already gone with its sidecore is what we want.
+        let _ = self.worker.remove();
+    }
+}
+
+fn check(config: &VsockPortConfig) -> Result<(), VsockError> {
+    let name = &config.name;
+    if !(LOWEST_CID..=HIGHEST_CID).contains(&config.cid) {
+        return Err(VsockError::BadCid {
+            name: name.clone(),
+            cid: config.cid,
+            lowest: LOWEST_CID,
+            highest: HIGHEST_CID,
+        });
+    }
+    let most = HIGHEST_MAX_CONNECTIONS.into();
+    in_range(name, "max_connections", config.max_connections.into(), 1, most)?;
+    let most = config.max_connections.into();
+    in_range(name, "max_half_open", config.max_half_open.into(), 1, most)?;
+    let (least, most) = (LOWEST_BUFFER_BYTES.into(), HIGHEST_BUFFER_BYTES.into());
+    in_range(name, "buffer_bytes", config.buffer_bytes.into(), least, most)?;
+    let len = config.socket.as_os_str().len();
+    if len > MAX_PATH_BYTES {
+        return Err(VsockError::PathTooLong { name: name.clone(), len, limit: MAX_PATH_BYTES });
+    }
+    in_range(
+        name,
+        "length of the name",
+        name.len() as u64,
+        1,
+        base::limits::MAX_NAME_LEN_BYTES as u64,
+    )
+}
+
+fn in_range(
+    name: &str,
+    what: &'static str,
+    value: u64,
+    lowest: u64,
+    highest: u64,
+) -> Result<(), VsockError> {
+    if (lowest..=highest).contains(&value) {
+        return Ok(());
+    }
+    Err(VsockError::OutOfRange { name: name.to_owned(), what, value, lowest, highest })
+}

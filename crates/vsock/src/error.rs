@@ -1,0 +1,147 @@
+//! What can be wrong with a domain, a port or a packet: every text names what, where and the limit.
+
+use std::io;
+use std::path::PathBuf;
+
+use sidecore::SidecoreError;
+use thiserror::Error;
+
+/// Why a domain or a port could not be made or changed.
+#[derive(Debug, Error)]
+pub enum VsockError {
+    /// The CID is reserved or above 32 bits (virtio 1.2, 5.10.4).
+    #[error("port {name}: CID {cid} is outside {lowest}..={highest}")]
+    BadCid {
+        /// Port.
+        name: String,
+        /// Asked for.
+        cid: u64,
+        /// Lowest allowed.
+        lowest: u64,
+        /// Highest allowed.
+        highest: u64,
+    },
+    /// Another port of the domain has this CID.
+    #[error("port {name}: CID {cid} is taken by port {taken_by}")]
+    CidTaken {
+        /// Port.
+        name: String,
+        /// Asked for.
+        cid: u64,
+        /// Who has it.
+        taken_by: String,
+    },
+    /// A number in the configuration is outside its limits.
+    #[error("{name}: {what} {value} is outside {lowest}..={highest}")]
+    OutOfRange {
+        /// Domain or port.
+        name: String,
+        /// Which number.
+        what: &'static str,
+        /// Given.
+        value: u64,
+        /// Lowest allowed.
+        lowest: u64,
+        /// Highest allowed.
+        highest: u64,
+    },
+    /// The socket's path leaves no room for `_<port>`.
+    #[error("port {name}: socket path of {len} bytes; the limit is {limit}")]
+    PathTooLong {
+        /// Port.
+        name: String,
+        /// Given, in bytes.
+        len: usize,
+        /// Limit, in bytes.
+        limit: usize,
+    },
+    /// Something else listens there, or it is not a socket.
+    #[error("port {name}: {path} is in use: {what}")]
+    PathTaken {
+        /// Port.
+        name: String,
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
+    /// The operating system refused.
+    #[error("{name}: {what}: {source}")]
+    Io {
+        /// Domain or port.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The port is not (or no longer) in this domain.
+    #[error("port {0} is not in this vsock domain")]
+    NoPort(String),
+    /// The sidecore does not answer.
+    #[error(transparent)]
+    Sidecore(#[from] SidecoreError),
+}
+
+/// Why a packet of a guest is refused. The port goes on; the packet's connection, if it can be
+/// named, is reset.
+#[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
+pub enum PacketError {
+    /// The chain is too short for a header.
+    #[error("packet of {len} bytes; a header has {header}")]
+    Short {
+        /// Readable bytes in the chain.
+        len: u32,
+        /// Bytes in a header.
+        header: u32,
+    },
+    /// The source is not this guest (spoofed).
+    #[error("source CID {cid} is not this guest's ({expected})")]
+    ForeignSource {
+        /// Claimed.
+        cid: u64,
+        /// The port's.
+        expected: u32,
+    },
+    /// The destination cannot be a CID.
+    #[error("destination CID {cid} is above the limit {limit}")]
+    BadDestination {
+        /// Given.
+        cid: u64,
+        /// Limit.
+        limit: u32,
+    },
+    /// More payload announced than the chain has.
+    #[error("payload of {len} bytes announced, the chain has {have}")]
+    BeyondChain {
+        /// Announced.
+        len: u32,
+        /// In the chain after the header.
+        have: u32,
+    },
+    /// More payload than a packet may have.
+    #[error("payload of {len} bytes; the limit is {limit}")]
+    TooLong {
+        /// Announced.
+        len: u32,
+        /// Limit.
+        limit: u32,
+    },
+    /// Neither stream nor anything else that we serve.
+    #[error("socket type {0} is not served (1, stream, is)")]
+    UnknownType(u16),
+    /// No such operation.
+    #[error("operation {0} does not exist (1 to 7 do)")]
+    UnknownOp(u16),
+}
+
+impl PacketError {
+    /// True when the header was whole and honest about its source, so that a reset can be sent to
+    /// the connection it names.
+    pub fn names_connection(self) -> bool {
+        !matches!(
+            self,
+            Self::Short { .. } | Self::ForeignSource { .. } | Self::BadDestination { .. }
+        )
+    }
+}

@@ -1,0 +1,96 @@
+//! Every limit of this crate, with its reason.
+
+/// Lowest CID of a guest: 0 and 1 are reserved, 2 is the host (virtio 1.2, 5.10.4).
+pub const LOWEST_CID: u64 = 3;
+
+/// Highest CID of a guest: 2^32 - 1 means "any", and the upper 32 bits are reserved.
+pub const HIGHEST_CID: u64 = (1 << 32) - 2;
+
+/// Most connections of one port that a configuration may ask for: each may hold a descriptor of
+/// the daemon and a buffer.
+pub const HIGHEST_MAX_CONNECTIONS: u32 = 16_384;
+
+/// Connections of one port unless configured otherwise: more than any agent opens, and 1,024
+/// buffers of the default size are 128 MiB.
+pub const DEFAULT_MAX_CONNECTIONS: u32 = 1024;
+
+/// Connections of one port that wait for an answer, unless configured otherwise: half of the
+/// backlog of 128 that listeners commonly ask for.
+pub const DEFAULT_MAX_HALF_OPEN: u32 = 64;
+
+/// Buffer of one connection, for bytes that a guest sent and the other end does not take yet,
+/// unless configured otherwise. It is the credit that the guest sees: two packets of the largest
+/// size, so that one can be under way while the other is taken.
+pub const DEFAULT_BUFFER_BYTES: u32 = 128 << 10;
+
+/// Smallest buffer: one page.
+pub const LOWEST_BUFFER_BYTES: u32 = 4 << 10;
+
+/// Largest buffer: more credit than this gives no more speed on one machine.
+pub const HIGHEST_BUFFER_BYTES: u32 = 1 << 20;
+
+/// Memory for the buffers of all connections of a domain, unless configured otherwise.
+pub const DEFAULT_DOMAIN_BUFFER_BYTES: u64 = 512 << 20;
+
+/// Freed buffers kept for the next connections, so that a busy server does not allocate.
+pub const SPARE_BUFFERS: usize = 16;
+
+/// Most ports of one domain: a round looks at each.
+pub const MAX_PORTS: usize = 256;
+
+/// Accepted Unix sockets of one port that have not sent their `CONNECT` line yet.
+pub const MAX_HANDSHAKES: u32 = 64;
+
+/// Longest `CONNECT <port>` line, with its newline; the longest sensible one has 19 bytes.
+pub const MAX_LINE_BYTES: usize = 32;
+
+/// How long a host program may take for its `CONNECT` line.
+pub const HANDSHAKE_TIMEOUT_NS: u64 = 5_000_000_000;
+
+/// How long a guest may take to answer a connection request. Linux itself gives up after 2 s.
+pub const CONNECT_TIMEOUT_NS: u64 = 10_000_000_000;
+
+/// How long a guest may take to confirm that both directions are shut. Linux itself waits 8 s.
+pub const CLOSE_TIMEOUT_NS: u64 = 8_000_000_000;
+
+/// How long bytes of a guest that has closed wait for a host program that does not read; every
+/// byte taken starts it anew.
+pub const DRAIN_TIMEOUT_NS: u64 = 30_000_000_000;
+
+/// Least time between two looks at all deadlines: a look costs a walk over all connections.
+pub const SCAN_INTERVAL_NS: u64 = 100_000_000;
+
+/// Least time between two looks at the Unix sockets while polling: one system call each.
+pub const LOOK_INTERVAL_NS: u64 = 5_000;
+
+/// Unix socket events taken per look.
+pub const LOOK_EVENTS: usize = 64;
+
+/// New Unix connections accepted per port and round.
+pub const ACCEPT_BATCH: u32 = 16;
+
+/// Longest queue of Unix connections not yet accepted.
+pub const LISTEN_BACKLOG: i32 = 128;
+
+/// Packets taken from a guest, or receive buffers taken from it, per batch.
+pub const BATCH: usize = 64;
+
+/// Most bytes that one connection moves to its guest before the next one's turn.
+pub const QUANTUM_BYTES: u32 = 128 << 10;
+
+/// Most connections served towards one guest per round.
+pub const READY_BUDGET: usize = 256;
+
+/// Resets owed to a guest for packets that belong to no connection. More are dropped and counted:
+/// only a guest that gives no receive buffers gets there.
+pub const MAX_STRAYS: usize = 256;
+
+/// Most buffers in one system call (Linux' `UIO_MAXIOV`).
+pub const MAX_IOVECS: usize = 1024;
+
+/// Longest path that `sockaddr_un` holds, less `_4294967295` and a final zero.
+pub const MAX_PATH_BYTES: usize = 108 - 1 - 11;
+
+/// First host-side port number given to connections that host programs open; below are the
+/// numbers that guests connect to.
+pub const FIRST_HOST_PORT: u32 = 1 << 30;

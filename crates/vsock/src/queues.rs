@@ -1,0 +1,167 @@
+//! A port's two virtqueues as the engine works on them.
+
+use base::counter::DropReason;
+use queue::{Batch, Chain, Completion, Seg, Vring};
+use zerocopy::IntoBytes;
+
+use crate::limits::BATCH;
+use crate::packet::{HEADER_LEN_BYTES, RawHeader};
+
+const HEADER: usize = HEADER_LEN_BYTES as usize;
+
+/// Segments of a batch: Linux uses one or two per packet; bigger chains just make smaller batches.
+const BATCH_SEGS: usize = BATCH * 4;
+
+/// Device → driver. Takes empty buffers in batches, keeps those not needed yet, completes in order.
+#[derive(Debug)]
+pub(crate) struct RxQueue {
+    vring: Vring,
+    batch: Batch,
+    next: usize,
+    done: Vec<Completion>,
+    /// Completions were pushed since the last notification.
+    owes_notify: bool,
+}
+
+impl RxQueue {
+    pub fn new(vring: Vring) -> Self {
+        Self {
+            vring,
+            batch: Batch::new(BATCH, BATCH_SEGS),
+            next: 0,
+            done: Vec::with_capacity(BATCH),
+            owes_notify: false,
+        }
+    }
+
+    /// True when a buffer for header and payload is at hand. Buffers without room for one byte of
+    /// payload are given back empty.
+    pub fn ready(&mut self) -> bool {
+        loop {
+            if self.next >= self.batch.len() {
+                self.push();
+                self.next = 0;
+                if self.vring.pop(&mut self.batch, BATCH) == 0 {
+                    return false;
+                }
+            }
+            if self.batch.get(self.next).writable_len > HEADER_LEN_BYTES {
+                return true;
+            }
+            self.vring.parts.stats.drop_one(DropReason::Malformed);
+            self.complete(0);
+        }
+    }
+
+    /// The buffer that is `ahead` places after the next one, if it is at hand and good.
+    pub fn peek(&self, ahead: usize) -> Option<Chain<'_>> {
+        let at = self.next + ahead;
+        if at >= self.batch.len() {
+            return None;
+        }
+        Some(self.batch.get(at)).filter(|c| c.writable_len > HEADER_LEN_BYTES)
+    }
+
+    /// Completes the next buffer with `header` and `payload_len` bytes that lie behind it already.
+    /// Call only after [`RxQueue::ready`] or [`RxQueue::peek`] found it.
+    pub fn put(&mut self, header: &RawHeader, payload_len: u32) {
+        let chain = self.batch.get(self.next);
+        // Fewer only if the buffer were smaller than `ready` saw it.
+        let head = queue::seg::copy_in(chain.writable, 0, header.as_bytes());
+        let written = head as u32 + payload_len;
+        self.vring.queue.mark_written(chain.writable, written as usize);
+        self.vring.parts.stats.bytes.add(u64::from(payload_len));
+        self.complete(written);
+    }
+
+    fn complete(&mut self, written: u32) {
+        let chain = self.batch.get(self.next);
+        self.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
+        self.next += 1;
+    }
+
+    fn push(&mut self) {
+        if !self.done.is_empty() {
+            self.vring.push(&self.done);
+            self.done.clear();
+            self.owes_notify = true;
+        }
+    }
+
+    /// Publishes what was completed and notifies the driver.
+    pub fn finish(&mut self) {
+        self.push();
+        if std::mem::take(&mut self.owes_notify) {
+            self.vring.notify();
+        }
+    }
+
+    /// Gives buffers that were not used back to the ring.
+    pub fn give_back(&mut self) {
+        self.finish();
+        let unused = self.batch.len() - self.next;
+        if unused > 0 {
+            self.vring.unpop(&mut self.batch, unused);
+        }
+        self.batch.clear();
+        self.next = 0;
+    }
+
+    /// The ring, with nothing of it in use.
+    pub fn into_vring(mut self) -> Vring {
+        self.give_back();
+        self.vring
+    }
+
+    pub fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    pub fn count_copied(&self, bytes: u32) {
+        self.vring.parts.stats.copied_bytes.add(u64::from(bytes));
+    }
+}
+
+/// Driver → device. A batch is taken, worked off and completed within one poll.
+#[derive(Debug)]
+pub(crate) struct TxQueue {
+    pub vring: Vring,
+    pub batch: Batch,
+    done: Vec<Completion>,
+}
+
+impl TxQueue {
+    pub fn new(vring: Vring) -> Self {
+        Self { vring, batch: Batch::new(BATCH, BATCH_SEGS), done: Vec::with_capacity(BATCH) }
+    }
+
+    /// Takes the next packets; returns how many.
+    pub fn pop(&mut self) -> usize {
+        self.vring.pop(&mut self.batch, BATCH)
+    }
+
+    /// Our copy of a packet's header, made once; none when the packet is shorter.
+    pub fn header(&self, index: usize) -> Option<RawHeader> {
+        let chain = self.batch.get(index);
+        let mut bytes = [0u8; HEADER];
+        (queue::seg::copy_out(chain.readable, 0, &mut bytes) == HEADER)
+            .then(|| RawHeader::from_wire(&bytes))
+    }
+
+    /// The bytes of a packet; payload starts at [`HEADER_LEN_BYTES`].
+    pub fn bytes(&self, index: usize) -> &[Seg] {
+        self.batch.get(index).readable
+    }
+
+    /// Completes the whole batch and notifies the driver.
+    pub fn finish(&mut self) {
+        self.done.clear();
+        for i in 0..self.batch.len() {
+            let chain = self.batch.get(i);
+            self.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
+        }
+        self.vring.push(&self.done);
+        self.vring.notify();
+        self.batch.clear();
+    }
+}

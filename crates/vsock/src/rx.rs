@@ -1,0 +1,247 @@
+//! To the guests: packets into the buffers of the RX queues.
+
+use std::os::fd::AsFd;
+
+use queue::seg::copy_in;
+use rustix::io::Errno;
+
+use crate::engine::{Engine, Far};
+use crate::limits::{QUANTUM_BYTES, READY_BUDGET};
+use crate::packet::{HEADER_LEN_BYTES, Op, RawHeader, SHUT_SEND};
+use crate::queues::RxQueue;
+use crate::table::Id;
+use crate::tx::send_payload;
+
+const HEADER: usize = HEADER_LEN_BYTES as usize;
+
+/// What became of a connection's turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Nothing more for now.
+    Idle,
+    /// It has more than its share.
+    More,
+    /// No receive buffers.
+    Starved,
+}
+
+impl Engine {
+    /// One round towards a port's guest. Returns how many packets and connections were served.
+    pub(crate) fn serve_rx(&mut self, port: Id) -> usize {
+        let Some(mut rx) = self.ports.get_mut(port).and_then(|p| p.rx.take()) else { return 0 };
+        if let Some(p) = self.ports.get_mut(port) {
+            p.starved = false;
+        }
+        let mut done = self.send_strays(port, &mut rx);
+        let mut budget = READY_BUDGET;
+        while budget > 0 {
+            budget -= 1;
+            let Some(p) = self.ports.get_mut(port) else { break };
+            let Some(id) = p.ready.pop_front(&mut self.endpoints) else { break };
+            match self.serve_connection(&mut rx, id) {
+                Turn::Idle => {}
+                Turn::More => self.enqueue(id),
+                Turn::Starved => {
+                    if let Some(p) = self.ports.get_mut(port) {
+                        p.ready.push_front(&mut self.endpoints, id);
+                        p.spec.stats.buffer_waits.add(1);
+                        p.starved = true;
+                    }
+                    break;
+                }
+            }
+            done += 1;
+        }
+        rx.finish();
+        if let Some(p) = self.ports.get_mut(port) {
+            p.rx = Some(rx);
+        }
+        done
+    }
+
+    fn send_strays(&mut self, port: Id, rx: &mut RxQueue) -> usize {
+        let Some(p) = self.ports.get_mut(port) else { return 0 };
+        let mut done = 0;
+        while let Some(&(key, kind)) = p.strays.front() {
+            if !rx.ready() {
+                p.starved = true;
+                break;
+            }
+            rx.put(&RawHeader::reset(key, p.spec.cid, kind), 0);
+            p.spec.stats.resets_sent.add(1);
+            p.strays.pop_front();
+            done += 1;
+        }
+        done
+    }
+
+    /// True when bytes of the other end wait for the guest.
+    fn far_has_bytes(&self, id: Id) -> bool {
+        match self.endpoints.get(id).map(|ep| &ep.far) {
+            Some(Far::Guest(peer)) => {
+                self.endpoints.get(*peer).is_some_and(|other| !other.ring.is_empty())
+            }
+            _ => false,
+        }
+    }
+
+    /// True when there is a packet to send to the guest, buffers aside.
+    pub(crate) fn has_work(&self, id: Id) -> bool {
+        let Some(ep) = self.endpoints.get(id) else { return false };
+        let bytes = self.far_has_bytes(id);
+        let readable = matches!(&ep.far, Far::Host(end) if end.readable);
+        ep.conn.next_op(!bytes).is_some() || ((bytes || readable) && ep.conn.send_room() > 0)
+    }
+
+    fn serve_connection(&mut self, rx: &mut RxQueue, id: Id) -> Turn {
+        let mut moved = 0;
+        loop {
+            if let Some(turn) = self.send_ops(rx, id) {
+                return turn;
+            }
+            if moved >= QUANTUM_BYTES {
+                return Turn::More;
+            }
+            let far_has_bytes = self.far_has_bytes(id);
+            let Some(ep) = self.endpoints.get_mut(id) else { return Turn::Idle };
+            let readable = matches!(&ep.far, Far::Host(end) if end.readable);
+            if !(readable || far_has_bytes) || !ep.conn.may_send() {
+                return Turn::Idle;
+            }
+            let room = ep.conn.send_room().min(QUANTUM_BYTES - moved);
+            if room == 0 {
+                ep.conn.want_credit();
+                if ep.conn.next_op(false).is_none() {
+                    return Turn::Idle;
+                }
+                if let Some(p) = self.ports.get(ep.port) {
+                    p.spec.stats.credit_waits.add(1);
+                }
+                continue;
+            }
+            if !rx.ready() {
+                return Turn::Starved;
+            }
+            let n = match &ep.far {
+                Far::Guest(peer) => {
+                    let peer = *peer;
+                    self.send_buffered(rx, id, peer, room)
+                }
+                _ => self.send_from_host(rx, id, room),
+            };
+            if n == 0 && far_has_bytes {
+                return Turn::Idle;
+            }
+            moved += n;
+            if let Some(p) = self.endpoints.get(id).and_then(|ep| self.ports.get(ep.port)) {
+                p.spec.stats.bytes_to_guest.add(u64::from(n));
+            }
+        }
+    }
+
+    /// Sends the packets without payload that are due. Some: the turn is over.
+    fn send_ops(&mut self, rx: &mut RxQueue, id: Id) -> Option<Turn> {
+        loop {
+            let far_empty = !self.far_has_bytes(id);
+            let Some(ep) = self.endpoints.get_mut(id) else { return Some(Turn::Idle) };
+            ep.conn.next_op(far_empty)?;
+            if !rx.ready() {
+                return Some(Turn::Starved);
+            }
+            let Some(p) = self.ports.get(ep.port) else { return Some(Turn::Idle) };
+            let (op, header) = ep.conn.take_op(far_empty, p.spec.cid, self.now_ns)?;
+            rx.put(&header, 0);
+            if op == Op::Rst {
+                p.spec.stats.resets_sent.add(1);
+                self.guest_done(id);
+                return Some(Turn::Idle);
+            }
+            let deadline_ns = ep.conn.deadline_ns();
+            self.note_deadline(deadline_ns);
+        }
+    }
+
+    /// Bytes out of the sending guest's buffer, up to `room`; one receive buffer is at hand.
+    fn send_buffered(&mut self, rx: &mut RxQueue, id: Id, peer: Id, room: u32) -> u32 {
+        let Some(cid) = self.cid_of(id) else { return 0 };
+        let mut moved = 0;
+        while moved < room && rx.ready() {
+            let Some(sender) = self.endpoints.get_mut(peer).filter(|s| !s.ring.is_empty()) else {
+                break;
+            };
+            let Some(chain) = rx.peek(0) else { break };
+            let most = (chain.writable_len - HEADER_LEN_BYTES).min(room - moved);
+            let (a, b) = sender.ring.front(most as usize);
+            let mut n = copy_in(chain.writable, HEADER, a);
+            n += copy_in(chain.writable, HEADER + n, b);
+            sender.ring.consume(n);
+            sender.conn.passed_on(n as u32);
+            let Some(ep) = self.endpoints.get_mut(id) else { break };
+            send_payload(rx, ep, cid, n as u32);
+            rx.count_copied(n as u32);
+            moved += n as u32;
+        }
+        self.try_free(peer);
+        if self.has_work(peer) {
+            self.enqueue(peer);
+        }
+        moved
+    }
+
+    fn cid_of(&self, id: Id) -> Option<u32> {
+        let ep = self.endpoints.get(id)?;
+        self.ports.get(ep.port).map(|p| p.spec.cid)
+    }
+
+    /// Bytes straight from the Unix socket into the guest's buffers, up to `room`: one system call
+    /// for as many buffers as are at hand.
+    fn send_from_host(&mut self, rx: &mut RxQueue, id: Id, room: u32) -> u32 {
+        let Some(cid) = self.cid_of(id) else { return 0 };
+        let Some(ep) = self.endpoints.get_mut(id) else { return 0 };
+        let Far::Host(end) = &mut ep.far else { return 0 };
+        self.iovecs.clear();
+        let mut asked = 0;
+        let mut ahead = 0;
+        while let Some(chain) = rx.peek(ahead).filter(|_| asked < room) {
+            let most = (chain.writable_len - HEADER_LEN_BYTES).min(room - asked);
+            let got = self.iovecs.add(chain.writable, HEADER, most as usize) as u32;
+            asked += got;
+            ahead += 1;
+            if got < most {
+                break;
+            }
+        }
+        // SAFETY: the buffers are those of `rx`'s batch, which keeps them mapped; guest memory is
+        // never referenced, only copied.
+        let received = match unsafe { self.iovecs.receive(end.fd.as_fd()) } {
+            Ok(0) => {
+                end.readable = false;
+                ep.conn.far_shutdown(if end.hung_up {
+                    crate::packet::SHUT_BOTH
+                } else {
+                    SHUT_SEND
+                });
+                return 0;
+            }
+            Ok(n) => n as u32,
+            Err(Errno::AGAIN) => {
+                end.readable = false;
+                return 0;
+            }
+            Err(_) => {
+                self.reset(id);
+                return 0;
+            }
+        };
+        // Less than asked for: the socket is empty, and more bytes or the end make a new event.
+        end.readable = received == asked || end.ending;
+        let mut left = received;
+        while left > 0 {
+            let Some(chain) = rx.peek(0) else { break };
+            let n = left.min(chain.writable_len - HEADER_LEN_BYTES);
+            send_payload(rx, ep, cid, n);
+            left -= n;
+        }
+        received
+    }
+}

@@ -1,0 +1,359 @@
+//! From the guests: packets off the TX queues.
+
+use rustix::io::Errno;
+
+use base::counter::DropReason;
+use queue::seg::copy_across;
+
+use crate::connection::{Event, Phase};
+use crate::engine::{Endpoint, Engine, Far};
+use crate::host;
+use crate::packet::{HEADER_LEN_BYTES, Header, Key, Op, SHUT_RECEIVE, SHUT_SEND};
+use crate::queues::{RxQueue, TxQueue};
+use crate::table::Id;
+
+const HEADER: usize = HEADER_LEN_BYTES as usize;
+
+impl Engine {
+    /// One batch of a port's packets. Returns how many there were.
+    pub(crate) fn serve_tx(&mut self, port: Id) -> usize {
+        // Taken out of the table for the batch, so that its packets can be read while other ports
+        // and connections change. A guest never sends to itself through here.
+        let Some(mut tx) = self.ports.get_mut(port).and_then(|p| p.tx.take()) else { return 0 };
+        let count = tx.pop();
+        if count > 0 {
+            let mut last = None;
+            for index in 0..count {
+                self.take_packet(port, &tx, index, &mut last);
+            }
+            self.flush_run(&tx);
+            tx.finish();
+        }
+        if let Some(p) = self.ports.get_mut(port) {
+            p.tx = Some(tx);
+        }
+        count
+    }
+
+    /// Checks one packet and finds its connection. `last`: the connection of the packet before,
+    /// since packets come in trains.
+    fn take_packet(&mut self, port: Id, tx: &TxQueue, index: usize, last: &mut Option<(Key, Id)>) {
+        let Some(p) = self.ports.get(port) else { return };
+        let readable = tx.batch.get(index).readable_len;
+        let Some(raw) = tx.header(index) else {
+            return self.malformed(port, tx);
+        };
+        // `header` found all its bytes, so there are not fewer.
+        let header = match raw.check(p.spec.cid, readable.saturating_sub(HEADER_LEN_BYTES)) {
+            Ok(header) => header,
+            Err(e) => {
+                self.malformed(port, tx);
+                if e.names_connection() && raw.op.get() != Op::Rst as u16 {
+                    self.refuse_packet(port, tx, raw.key(), raw.kind.get());
+                }
+                return;
+            }
+        };
+        let cached =
+            last.filter(|(key, id)| *key == header.key && self.endpoints.get(*id).is_some());
+        let known = cached.map(|(_, id)| id).or_else(|| p.keys.get(&header.key).copied());
+        match known {
+            Some(id) if header.op != Op::Request => {
+                *last = Some((header.key, id));
+                self.on_packet(tx, index, id, &header);
+            }
+            Some(id) => {
+                // The guest has forgotten the old connection of this name (it was restarted).
+                *last = None;
+                self.flush_run(tx);
+                self.reset_by_guest(id);
+                self.open_from_guest(port, &header);
+            }
+            None if header.op == Op::Request => self.open_from_guest(port, &header),
+            None if header.op == Op::Rst => {}
+            None => {
+                tx.vring.parts.stats.drop_one(DropReason::NoDestination);
+                self.stray_reset(port, header.key, raw.kind.get());
+            }
+        }
+    }
+
+    fn malformed(&mut self, port: Id, tx: &TxQueue) {
+        tx.vring.parts.stats.drop_one(DropReason::Malformed);
+        if let Some(p) = self.ports.get(port) {
+            p.spec.stats.malformed.add(1);
+        }
+    }
+
+    /// A packet that names a connection and makes no sense: the connection, if there is one, ends.
+    fn refuse_packet(&mut self, port: Id, tx: &TxQueue, key: Key, kind: u16) {
+        let known = self.ports.get(port).and_then(|p| p.keys.get(&key).copied());
+        match known.filter(|_| kind == crate::packet::TYPE_STREAM) {
+            Some(id) => {
+                self.flush_run(tx);
+                self.reset(id);
+            }
+            None => self.stray_reset(port, key, kind),
+        }
+    }
+
+    fn on_packet(&mut self, tx: &TxQueue, index: usize, id: Id, header: &Header) {
+        let Some(ep) = self.endpoints.get_mut(id) else { return };
+        let port = ep.port;
+        let event = ep.conn.on_packet(header);
+        // Packets of one connection stay in order: its data goes out before anything else acts.
+        if !matches!(event, Event::Data(_) | Event::Nothing) && self.run.endpoint == Some(id) {
+            self.flush_run(tx);
+        }
+        match event {
+            Event::Nothing => {}
+            Event::Accepted => self.on_accepted(id),
+            Event::Data(len) => self.on_data(tx, index, id, len),
+            Event::Shutdown(new) => self.on_shutdown(id, new),
+            Event::Reset => {
+                if let Some(p) = self.ports.get(port) {
+                    p.spec.stats.resets_received.add(1);
+                }
+                self.reset_by_guest(id);
+            }
+            Event::Violation(what) => {
+                tracing::debug!(?header, "connection reset: {what}");
+                if let Some(p) = self.ports.get(port) {
+                    p.spec.stats.violations.add(1);
+                }
+                self.reset(id);
+            }
+        }
+        // Every packet may bring credit, and may have made an answer due.
+        if self.has_work(id) {
+            self.enqueue(id);
+        }
+    }
+
+    fn on_accepted(&mut self, id: Id) {
+        self.settle_half_open(id);
+        let Some(ep) = self.endpoints.get_mut(id) else { return };
+        match &mut ep.far {
+            Far::Host(end) => {
+                let told = !std::mem::take(&mut end.awaits_ok)
+                    || host::send_ok(&end.fd, ep.conn.key().peer_port);
+                if !told {
+                    self.reset(id);
+                }
+            }
+            Far::Guest(peer) => {
+                let peer = *peer;
+                if let Some(other) = self.endpoints.get_mut(peer) {
+                    other.conn.accept();
+                }
+                self.settle_half_open(peer);
+                self.enqueue(peer);
+            }
+            Far::Gone => self.reset(id),
+        }
+    }
+
+    fn on_data(&mut self, tx: &TxQueue, index: usize, id: Id, len: u32) {
+        let Some(ep) = self.endpoints.get_mut(id) else { return };
+        ep.bytes_from_guest += u64::from(len);
+        tx.vring.parts.stats.bytes.add(u64::from(len));
+        if let Some(p) = self.ports.get(ep.port) {
+            p.spec.stats.bytes_from_guest.add(u64::from(len));
+        }
+        match ep.far {
+            Far::Host(_) if ep.conn.far_shut() & SHUT_RECEIVE == 0 => {
+                if self.run.endpoint != Some(id) {
+                    self.flush_run(tx);
+                    self.run.endpoint = Some(id);
+                    self.run.pieces.clear();
+                }
+                self.run.pieces.push((index, len));
+            }
+            Far::Guest(peer) => self.pass_to_guest(tx, index, id, peer, len),
+            // Nobody takes bytes any more; the guest has been told or is about to be.
+            Far::Host(_) | Far::Gone => ep.conn.passed_on(len),
+        }
+    }
+
+    /// Sends the packets gathered for one Unix socket: one system call, unless they have more
+    /// pieces than it takes. What does not fit goes to the connection's buffer.
+    pub(crate) fn flush_run(&mut self, tx: &TxQueue) {
+        let Some(id) = self.run.endpoint.take() else { return };
+        let total: u32 = self.run.pieces.iter().map(|(_, len)| len).sum();
+        let Some(ep) = self.endpoints.get_mut(id) else { return };
+        let mut sent = 0;
+        let mut broken = false;
+        if let Far::Host(end) = &mut ep.far {
+            while ep.ring.is_empty() && end.writable && sent < total {
+                self.iovecs.clear();
+                let wanted = gather(&self.run.pieces, sent, |i, offset, len| {
+                    self.iovecs.add(tx.bytes(i), offset, len)
+                });
+                // SAFETY: the buffers are those of `tx`'s batch, which keeps them mapped.
+                match unsafe { self.iovecs.send(std::os::fd::AsFd::as_fd(&end.fd)) } {
+                    Ok(n) => {
+                        sent += n as u32;
+                        end.writable = n == wanted && n > 0;
+                    }
+                    Err(Errno::AGAIN) => end.writable = false,
+                    Err(_) => {
+                        broken = true;
+                        break;
+                    }
+                }
+            }
+        }
+        ep.conn.passed_on(sent);
+        if broken {
+            return self.host_takes_no_more(id);
+        }
+        if sent < total {
+            let ring = &mut ep.ring;
+            let kept = gather(&self.run.pieces, sent, |i, offset, len| {
+                ring.push(tx.bytes(i), offset, len)
+            });
+            self.count_buffered(tx, id, kept);
+        }
+    }
+
+    /// Bytes that went through a connection's buffer were copied once more.
+    fn count_buffered(&self, tx: &TxQueue, id: Id, bytes: usize) {
+        tx.vring.parts.stats.copied_bytes.add(bytes as u64);
+        let port = self.endpoints.get(id).and_then(|ep| self.ports.get(ep.port));
+        if let Some(p) = port {
+            p.spec.stats.buffered_bytes.add(bytes as u64);
+        }
+    }
+
+    /// From guest to guest: one copy when the receiver has buffers and gives credit, else through
+    /// the sender's buffer, which its credit never exceeds.
+    fn pass_to_guest(&mut self, tx: &TxQueue, index: usize, id: Id, peer: Id, len: u32) {
+        let other = self.endpoints.get(peer);
+        let takes = other.is_some_and(|o| {
+            o.conn.phase() == Phase::Open && o.conn.guest_shut() & SHUT_RECEIVE == 0
+        });
+        let behind = self.endpoints.get(id).is_some_and(|ep| !ep.ring.is_empty());
+        let mut done = 0;
+        if takes && !behind {
+            done = self.copy_to_guest(tx, index, peer, len);
+        }
+        let Some(ep) = self.endpoints.get_mut(id) else { return };
+        if !takes {
+            return ep.conn.passed_on(len);
+        }
+        ep.conn.passed_on(done);
+        if done < len {
+            let kept = ep.ring.push(tx.bytes(index), HEADER + done as usize, (len - done) as usize);
+            self.count_buffered(tx, id, kept);
+            self.enqueue(peer);
+        }
+    }
+
+    /// Copies a packet's payload into the receiver's buffers, as far as there are buffers and
+    /// credit. Returns how many bytes went.
+    fn copy_to_guest(&mut self, tx: &TxQueue, index: usize, peer: Id, len: u32) -> u32 {
+        let Some(other) = self.endpoints.get_mut(peer) else { return 0 };
+        let Some(port) = self.ports.get_mut(other.port) else { return 0 };
+        // Those who waited longer for buffers come first.
+        if port.starved {
+            return 0;
+        }
+        let Some(rx) = &mut port.rx else { return 0 };
+        let (cid, mut done) = (port.spec.cid, 0);
+        while done < len {
+            let room = other.conn.send_room().min(len - done);
+            if room == 0 {
+                break;
+            }
+            if !rx.ready() {
+                port.starved = true;
+                break;
+            }
+            let Some(chain) = rx.peek(0) else { break };
+            let n = room.min(chain.writable_len - HEADER_LEN_BYTES);
+            let from = HEADER + done as usize;
+            let n = copy_across(tx.bytes(index), from, chain.writable, HEADER, n as usize) as u32;
+            if n == 0 {
+                break;
+            }
+            send_payload(rx, other, cid, n);
+            rx.count_copied(n);
+            port.spec.stats.bytes_to_guest.add(u64::from(n));
+            done += n;
+        }
+        done
+    }
+
+    fn on_shutdown(&mut self, id: Id, new: u8) {
+        let Some(ep) = self.endpoints.get_mut(id) else { return };
+        match ep.far {
+            Far::Host(_) => self.shut_host(id, new),
+            Far::Guest(peer) => {
+                if let Some(other) = self.endpoints.get_mut(peer) {
+                    other.conn.far_shutdown(new);
+                    if new & SHUT_RECEIVE != 0 {
+                        // What waits there for this guest is for nobody.
+                        other.conn.passed_on(other.ring.len() as u32);
+                        other.ring.clear();
+                    }
+                }
+                self.try_free(peer);
+                self.enqueue(peer);
+            }
+            Far::Gone => {}
+        }
+        self.enqueue(id);
+    }
+
+    fn shut_host(&mut self, id: Id, new: u8) {
+        let Some(ep) = self.endpoints.get_mut(id) else { return };
+        let closing = ep.conn.phase() == Phase::Closing;
+        let Far::Host(end) = &mut ep.far else { return };
+        if new & SHUT_RECEIVE != 0 {
+            end.readable = false;
+            host::shut(&end.fd, rustix::net::Shutdown::Read);
+            if end.hung_up {
+                ep.conn.far_shutdown(crate::packet::SHUT_BOTH);
+            }
+        }
+        if new & SHUT_SEND != 0 && ep.ring.is_empty() {
+            host::shut(&end.fd, rustix::net::Shutdown::Write);
+        }
+        if closing && ep.ring.is_empty() {
+            ep.far = Far::Gone;
+        }
+    }
+}
+
+/// Completes the receiver's next buffer as a data packet of `len` bytes that lie in it already.
+pub(crate) fn send_payload(rx: &mut RxQueue, ep: &mut Endpoint, cid: u32, len: u32) {
+    let header = ep.conn.header(Op::Rw, cid, len);
+    rx.put(&header, len);
+    ep.conn.sent(len);
+    ep.bytes_to_guest += u64::from(len);
+}
+
+/// Walks the payload of a run's pieces behind the first `skip` bytes; `f` gets batch index, offset
+/// and length, and says how much it took. Stops when it takes less. Returns the sum.
+fn gather(
+    pieces: &[(usize, u32)],
+    skip: u32,
+    mut f: impl FnMut(usize, usize, usize) -> usize,
+) -> usize {
+    let mut skip = skip as usize;
+    let mut sum = 0;
+    for &(index, len) in pieces {
+        let len = len as usize;
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let took = f(index, HEADER + skip, len - skip);
+        sum += took;
+        if took < len - skip {
+            break;
+        }
+        skip = 0;
+    }
+    sum
+}
