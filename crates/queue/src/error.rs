@@ -160,6 +160,9 @@ pub enum RingError {
         /// What is wrong, with the limit.
         what: &'static str,
     },
+    /// The inflight region (shared with the front end) makes no sense.
+    #[error("inflight region: {0}")]
+    BadInflight(String),
     /// A memory error at a place.
     #[error("{place}: {source}")]
     Memory {

@@ -11,6 +11,7 @@
 //! device engines hold.
 
 pub mod batch;
+mod crash;
 pub mod dirty;
 pub mod error;
 pub mod inflight;
@@ -18,13 +19,16 @@ mod mapping;
 pub mod memory;
 mod packed;
 mod parts;
+mod resubmit;
 pub mod ring;
 pub mod seg;
 mod sigbus;
 pub mod slot;
 mod split;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
+#[cfg(test)]
+mod tests;
 pub mod vring;
 mod walk;
 

@@ -18,7 +18,7 @@ use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, too_long};
 
 /// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED` (2.8.1).
 const F_AVAIL: u16 = 1 << 7;
-const F_USED: u16 = 1 << 15;
+pub(crate) const F_USED: u16 = 1 << 15;
 
 /// Event suppression (2.8.14): on, off, at one descriptor.
 const EVENT_ENABLE: u16 = 0;
@@ -141,6 +141,7 @@ impl PackedRing {
             return Ok(0);
         }
         let mut build = Build::new(batch, self.avail.at);
+        let recorded = walk.record.as_ref().map_or(0, |r| r.len());
         match self.walk_chain(walk, batch, &mut build, first, self.size - in_flight) {
             Ok((id, ndesc)) => {
                 batch.entries.push(build.entry(id, ndesc));
@@ -148,6 +149,9 @@ impl PackedRing {
             }
             Err(stop) => {
                 batch.segs.truncate(build.first());
+                if let Some(record) = &mut walk.record {
+                    record.truncate(recorded);
+                }
                 Err(stop)
             }
         }
@@ -171,6 +175,9 @@ impl PackedRing {
         let (mut desc, mut place) = (first, self.avail);
         for ndesc in 1..=room {
             build.add(walk, batch, desc, place.at)?;
+            if let Some(record) = &mut walk.record {
+                record.push(desc);
+            }
             if desc.flags & (F_NEXT | F_INDIRECT) != F_NEXT {
                 // The last descriptor has the id (2.8.6).
                 let id = desc.tail;
@@ -235,6 +242,18 @@ impl PackedRing {
         Position { used: place.at, used_wrap: place.wrap, ..self.position() }
     }
 
+    /// Flags of the descriptor at `index`, which is below the queue size.
+    pub fn flags_at(&self, index: u16) -> u16 {
+        self.parts.flags(index)
+    }
+
+    /// Stands where `used` says, with the next `in_flight` descriptors taken.
+    pub fn restart(&mut self, used: u16, wrap: bool, in_flight: u16) {
+        self.used = Place { at: used, wrap };
+        self.avail = self.used;
+        self.avail.advance(in_flight, self.size);
+    }
+
     /// Finishes the publication of `done` that an earlier daemon began at our position and meant to
     /// end at `next`. Idempotent until its last store, which the driver waits for.
     pub fn finish(&mut self, next: Position, done: &[Completion]) -> Result<(), RingError> {
@@ -244,8 +263,7 @@ impl PackedRing {
         }
         // Published: the driver's side of the first descriptor says "used in this lap", or it was
         // made available again for the next lap, which leaves the used bit as it is.
-        let flags = self.parts.flags(self.used.at);
-        if (flags & F_USED != 0) == self.used.wrap {
+        if self.is_used(self.used.at, self.used.wrap) {
             self.used = Place { at: next.used, wrap: next.used_wrap };
         } else {
             self.push(done);

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
+use crate::crash;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::ring::{Layout, RingSetup};
@@ -136,6 +137,7 @@ impl SplitParts {
 
     #[inline]
     fn store(ptr: *mut u8, value: u16, order: Ordering) {
+        crash::point();
         // SAFETY: the invariant; all u16 fields are 2-byte aligned.
         unsafe { AtomicU16::from_ptr(ptr.cast()) }.store(value.to_le(), order);
     }
@@ -176,10 +178,12 @@ impl SplitParts {
 
     #[inline]
     pub fn set_used(&self, index: u16, id: u16, len: u32) {
+        crash::point();
         // SAFETY: the invariant and the mask; used elements are 4-byte aligned.
         unsafe {
             let element = self.used.add(4 + 8 * usize::from(index & self.mask)).cast::<u32>();
             element.write_volatile(u32::from(id).to_le());
+            crash::point();
             element.add(1).write_volatile(len.to_le());
         }
     }
@@ -259,6 +263,7 @@ impl PackedParts {
     #[inline]
     pub fn set_used(&self, index: u16, id: u16, len: u32, flags: u16) {
         let value = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48;
+        crash::point();
         self.half(index).store(value.to_le(), Ordering::Release);
     }
 
@@ -278,6 +283,7 @@ impl PackedParts {
     /// Device event suppression, flags last.
     #[inline]
     pub fn set_device_event(&self, off_wrap: Option<u16>, flags: u16) {
+        crash::point();
         // SAFETY: the invariant; both fields are 2-byte aligned.
         unsafe {
             let fields = self.device.cast::<u16>();

@@ -7,9 +7,11 @@ use base::limits::MAX_QUEUE_SIZE;
 use crate::batch::Batch;
 use crate::dirty::DirtyLog;
 use crate::error::RingError;
+use crate::inflight::Redelivery;
 use crate::memory::{GuestMemory, Window};
 use crate::packed::PackedRing;
-use crate::parts::SplitParts;
+use crate::parts::{Desc, SplitParts};
+use crate::resubmit::Resubmit;
 use crate::slot::{PositionSlot, SLOT_LOG_ENTRIES};
 use crate::split::SplitRing;
 use crate::walk::Walk;
@@ -133,6 +135,10 @@ pub struct Queue {
     /// The region that the last buffer was in: the next one usually is, too.
     window: Window,
     ring: Ring,
+    /// What an earlier back end left unfinished.
+    resubmit: Resubmit,
+    /// The ring descriptors of the chains popped last, where an inflight region needs them.
+    record: Option<Vec<Desc>>,
     /// Completions published since the last `take_notify`.
     unsignalled: u32,
 }
@@ -145,7 +151,15 @@ impl Queue {
             Layout::Split => Ring::Split(SplitRing::new(&memory, &setup)?),
             Layout::Packed => Ring::Packed(PackedRing::new(&memory, &setup)?),
         };
-        Ok(Self { memory, setup, window: Window::NONE, ring, unsignalled: 0 })
+        Ok(Self {
+            memory,
+            setup,
+            window: Window::NONE,
+            ring,
+            resubmit: Resubmit::default(),
+            record: None,
+            unsignalled: 0,
+        })
     }
 
     /// The used index in a split ring's memory: the `used` half of a start position, which vhost-user
@@ -194,13 +208,23 @@ impl Queue {
     pub fn pop(&mut self, batch: &mut Batch, max: usize) -> Result<usize, RingError> {
         batch.begin(&self.memory);
         let max = max.min(batch.room());
+        if let Some(record) = &mut self.record {
+            record.clear();
+        }
         let mut walk = Walk {
             memory: &self.memory,
             window: &mut self.window,
             indirect: self.setup.indirect,
             layout: self.setup.layout,
+            record: self.record.as_mut(),
         };
+        let again = self.resubmit.is_pending();
+        if !again {
+            self.resubmit.pass();
+        }
         let result = match &mut self.ring {
+            Ring::Split(ring) if again => self.resubmit.pop_split(ring, &mut walk, batch, max),
+            Ring::Packed(_) if again => self.resubmit.pop_packed(&mut walk, batch, max),
             Ring::Split(ring) => ring.pop(&mut walk, batch, max),
             Ring::Packed(ring) => ring.pop(&mut walk, batch, max),
         };
@@ -217,8 +241,13 @@ impl Queue {
     /// for the batch that was popped last, and only while none of the `n` has been completed.
     pub fn unpop(&mut self, batch: &mut Batch, n: usize) {
         let keep = batch.len().saturating_sub(n);
+        let again = self.resubmit.is_delivering();
+        if again {
+            self.resubmit.unpop(batch.len() - keep);
+        }
         for entry in &batch.entries[keep..] {
             match &mut self.ring {
+                _ if again => {}
                 Ring::Split(ring) => ring.unpop(),
                 Ring::Packed(ring) => ring.unpop(entry.ndesc),
             }
@@ -310,7 +339,7 @@ impl Queue {
             Ring::Packed(ring) => ring.enable_kicks(),
         };
         self.log_event();
-        available
+        available || self.resubmit.is_pending()
     }
 
     /// Tells the driver that kicks are not needed.
@@ -378,6 +407,68 @@ impl Queue {
         self.window = Window::NONE;
         self.memory = memory;
         Ok(())
+    }
+}
+
+/// What the inflight region needs of a queue.
+impl Queue {
+    /// The ring's format.
+    pub(crate) fn layout(&self) -> Layout {
+        self.setup.layout
+    }
+
+    /// Split: the available and used index in guest memory. Packed: zeroes.
+    pub(crate) fn split_indices(&self) -> (u16, u16) {
+        match &self.ring {
+            Ring::Split(ring) => ring.shared_indices(),
+            Ring::Packed(_) => (0, 0),
+        }
+    }
+
+    /// Packed: whether the descriptor at `index` (below the size) was used in the lap of `wrap`.
+    pub(crate) fn packed_is_used(&self, index: u16, wrap: bool) -> bool {
+        match &self.ring {
+            Ring::Split(_) => false,
+            Ring::Packed(ring) => ring.is_used(index, wrap),
+        }
+    }
+
+    /// Where `push` of this completion will take us.
+    #[inline]
+    pub(crate) fn packed_after(&self, done: &Completion) -> Position {
+        match &self.ring {
+            Ring::Split(ring) => ring.position(),
+            Ring::Packed(ring) => ring.after(std::slice::from_ref(done)),
+        }
+    }
+
+    /// Goes on at `used`, with `requests` in flight and to be delivered (again) first.
+    pub(crate) fn resubmit(&mut self, used: u16, wrap: bool, requests: Vec<Redelivery>) {
+        match &mut self.ring {
+            Ring::Split(ring) => ring.restart(used, requests.len() as u16),
+            Ring::Packed(ring) => {
+                let in_flight: usize = requests.iter().map(|r| r.descs.len()).sum();
+                ring.restart(used, wrap, in_flight as u16);
+            }
+        }
+        self.resubmit = Resubmit::new(requests);
+    }
+
+    /// From now on the ring descriptors of popped chains are kept until the next pop.
+    pub(crate) fn start_recording(&mut self) {
+        self.record = Some(Vec::with_capacity(usize::from(self.setup.size)));
+    }
+
+    /// The ring descriptors of the chains popped last, in order.
+    #[inline]
+    pub(crate) fn recorded(&self) -> &[Desc] {
+        self.record.as_deref().unwrap_or(&[])
+    }
+
+    /// Whether the last pop delivered what an earlier back end left.
+    #[inline]
+    pub(crate) fn is_redelivering(&self) -> bool {
+        self.resubmit.is_delivering()
     }
 }
 

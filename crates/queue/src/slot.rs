@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::shm::SharedMemory;
 
+use crate::crash;
 use crate::ring::{Completion, Position};
 
 /// Bytes per slot: one page, so that two sidecores never share a cache line and a batch's log fits.
@@ -63,6 +64,12 @@ impl PositionSlot {
         WRITTEN | wrap | u64::from(position.used)
     }
 
+    #[inline]
+    fn set(&self, at: usize, value: u64) {
+        crash::point();
+        self.word(at).store(value, Ordering::Release);
+    }
+
     fn decode(word: u64) -> Option<Position> {
         let (used, used_wrap) = (word as u16, word & WRAP != 0);
         (word & WRITTEN_MASK == WRITTEN).then_some(Position {
@@ -82,20 +89,20 @@ impl PositionSlot {
     /// Forgets the position (ring reset).
     pub fn clear(&self) {
         // The announcement goes first: without it, the other word is always right.
-        self.word(ANNOUNCED).store(0, Ordering::Release);
-        self.word(COMMITTED).store(0, Ordering::Release);
+        self.set(ANNOUNCED, 0);
+        self.set(COMMITTED, 0);
     }
 
     /// A queue starts at `position`: nothing is announced.
     pub(crate) fn begin(&self, position: Position) {
-        self.clear();
+        self.set(ANNOUNCED, 0);
         self.commit(position);
     }
 
     /// Everything up to `position` is published.
     #[inline]
     pub(crate) fn commit(&self, position: Position) {
-        self.word(COMMITTED).store(Self::encode(position), Ordering::Release);
+        self.set(COMMITTED, Self::encode(position));
     }
 
     /// `done` (at most [`SLOT_LOG_ENTRIES`]) is about to be published, up to `next`.
@@ -104,10 +111,10 @@ impl PositionSlot {
         let done = &done[..done.len().min(SLOT_LOG_ENTRIES)];
         for (i, c) in done.iter().enumerate() {
             let entry = u64::from(c.written) | u64::from(c.id) << 32 | u64::from(c.ndesc) << 48;
-            self.word(HEADER_WORDS + i).store(entry, Ordering::Relaxed);
+            self.set(HEADER_WORDS + i, entry);
         }
         let count = (done.len() as u64) << COUNT_SHIFT;
-        self.word(ANNOUNCED).store(Self::encode(next) | count, Ordering::Release);
+        self.set(ANNOUNCED, Self::encode(next) | count);
     }
 
     /// The publication that was announced and not committed: where it ends, and its completions.

@@ -129,6 +129,17 @@ impl SplitRing {
         Err(too_long(build.head, u64::from(self.size), "descriptors"))
     }
 
+    /// The driver's available index, and ours in the used ring.
+    pub fn shared_indices(&self) -> (u16, u16) {
+        (self.parts.avail_idx(), self.parts.used_idx())
+    }
+
+    /// Stands where `used` says, with the next `in_flight` chains taken.
+    pub fn restart(&mut self, used: u16, in_flight: u16) {
+        self.next_used = used;
+        self.next_avail = used.wrapping_add(in_flight);
+    }
+
     #[inline]
     pub fn unpop(&mut self) {
         self.next_avail = self.next_avail.wrapping_sub(1);

@@ -10,7 +10,7 @@ use base::event::Event;
 
 use crate::batch::Batch;
 use crate::error::RingError;
-use crate::inflight::InflightRegion;
+use crate::inflight::{InflightRegion, Tracker};
 use crate::ring::{Completion, Position, Queue};
 use crate::sigbus;
 use crate::slot::PositionSlot;
@@ -99,6 +99,7 @@ pub struct Vring {
     pub parts: VringParts,
     /// Faults in mapped files that this queue has looked into.
     faults_seen: u64,
+    tracker: Option<Tracker>,
 }
 
 impl Vring {
@@ -108,11 +109,15 @@ impl Vring {
     ///
     /// A queue that does not start fresh rings the driver once: an earlier back end may have died
     /// between publishing and notifying.
-    pub fn new(queue: Queue, parts: VringParts) -> Result<Self, RingError> {
+    pub fn new(mut queue: Queue, parts: VringParts) -> Result<Self, RingError> {
+        let tracker = match &parts.inflight {
+            Some(region) => Some(Tracker::attach(Arc::clone(region), parts.index, &mut queue)?),
+            None => None,
+        };
         if let Some(slot) = &parts.slot {
             slot.begin(queue.position());
         }
-        let vring = Self { queue, parts, faults_seen: 0 };
+        let vring = Self { queue, parts, faults_seen: 0, tracker };
         if vring.queue.position() != Position::fresh() {
             vring.ring_driver();
         }
@@ -135,11 +140,34 @@ impl Vring {
                 batch.len()
             }
         };
+        if popped > 0 && !self.track(batch) {
+            return 0;
+        }
         if popped > 0 {
             self.parts.stats.batches.add(1);
             self.parts.stats.requests.add(popped as u64);
         }
         popped
+    }
+
+    /// Notes what was taken in the inflight region. False when that broke the port.
+    #[inline]
+    fn track(&mut self, batch: &mut Batch) -> bool {
+        let Some(tracker) = &mut self.tracker else {
+            return true;
+        };
+        if self.queue.is_redelivering() {
+            // Noted already, by whoever took them first.
+            return true;
+        }
+        match tracker.popped(batch, &self.queue) {
+            Ok(()) => true,
+            Err(error) => {
+                batch.release();
+                self.fail(&error);
+                false
+            }
+        }
     }
 
     /// One load while nothing happened; a look at the table after a fault anywhere.
@@ -150,6 +178,10 @@ impl Vring {
             return true;
         }
         self.faults_seen = faults;
+        if self.tracker.as_ref().is_some_and(Tracker::was_truncated) {
+            self.fail(&RingError::BadInflight("truncated by its owner".into()));
+            return false;
+        }
         match self.queue.check_intact() {
             Ok(()) => true,
             Err(error) => {
@@ -162,6 +194,11 @@ impl Vring {
     /// As [`Queue::unpop`].
     pub fn unpop(&mut self, batch: &mut Batch, n: usize) {
         let before = batch.len();
+        if let Some(tracker) = &mut self.tracker
+            && !self.queue.is_redelivering()
+        {
+            tracker.unpopped(batch, before.saturating_sub(n));
+        }
         self.queue.unpop(batch, n);
         let given_back = (before - batch.len()) as u64;
         let requests = &self.parts.stats.requests;
@@ -171,9 +208,11 @@ impl Vring {
     /// As [`Queue::push`], then saves the position and clears inflight.
     #[inline]
     pub fn push(&mut self, done: &[Completion]) {
-        match &self.parts.slot {
-            Some(slot) => self.queue.push_saved(done, slot),
-            None => self.queue.push(done),
+        match (&mut self.tracker, &self.parts.slot) {
+            // The region knows more than the slot: requests that finish out of order.
+            (Some(tracker), _) => tracker.push(done, &mut self.queue),
+            (None, Some(slot)) => self.queue.push_saved(done, slot),
+            (None, None) => self.queue.push(done),
         }
     }
 

@@ -41,6 +41,9 @@ pub(crate) struct Walk<'a> {
     pub window: &'a mut Window,
     pub indirect: bool,
     pub layout: Layout,
+    /// Where a packed ring's descriptors are noted for the inflight region; never grows beyond the
+    /// queue size.
+    pub record: Option<&'a mut Vec<Desc>>,
 }
 
 /// A chain under construction at the end of a batch. Dropped segments are rolled back by the

@@ -1,0 +1,117 @@
+//! Requests that an earlier back end took and did not complete: delivered before anything new.
+
+use crate::batch::Batch;
+use crate::error::RingError;
+use crate::inflight::Redelivery;
+use crate::packed::PackedRing;
+use crate::split::SplitRing;
+use crate::walk::{Build, Stop, Walk};
+
+/// The requests, in the order in which they were taken.
+#[derive(Debug, Default)]
+pub(crate) struct Resubmit {
+    requests: Vec<Redelivery>,
+    next: usize,
+    /// The last pop delivered from here, so an unpop gives back to here.
+    delivering: bool,
+}
+
+impl Resubmit {
+    pub fn new(requests: Vec<Redelivery>) -> Self {
+        Self { requests, next: 0, delivering: false }
+    }
+
+    /// Whether requests wait.
+    #[inline]
+    pub fn is_pending(&self) -> bool {
+        self.next < self.requests.len()
+    }
+
+    /// Whether the last pop delivered from here.
+    #[inline]
+    pub fn is_delivering(&self) -> bool {
+        self.delivering
+    }
+
+    /// Notes that the next pop takes new chains.
+    #[inline]
+    pub fn pass(&mut self) {
+        self.delivering = false;
+    }
+
+    /// Gives the last `n` delivered ones back.
+    pub fn unpop(&mut self, n: usize) {
+        self.next = self.next.saturating_sub(n);
+    }
+
+    /// Appends up to `max` requests of a split ring: their descriptors are still in the table.
+    #[cold]
+    pub fn pop_split(
+        &mut self,
+        ring: &SplitRing,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        max: usize,
+    ) -> Result<(), Box<RingError>> {
+        self.pop(max, |request| ring.take(walk, batch, request.head))
+    }
+
+    /// Appends up to `max` requests of a packed ring, from the copies of their descriptors.
+    #[cold]
+    pub fn pop_packed(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        max: usize,
+    ) -> Result<(), Box<RingError>> {
+        self.pop(max, |request| {
+            let mut build = Build::new(batch, request.head);
+            match build_from(&mut build, walk, batch, request) {
+                Ok(()) => {
+                    let id = request.descs.last().map_or(0, |d| d.tail);
+                    batch.entries.push(build.entry(id, request.descs.len() as u16));
+                    Ok(())
+                }
+                Err(stop) => {
+                    batch.segs.truncate(build.first());
+                    Err(stop)
+                }
+            }
+        })
+    }
+
+    fn pop(
+        &mut self,
+        max: usize,
+        mut take: impl FnMut(&Redelivery) -> Result<(), Stop>,
+    ) -> Result<(), Box<RingError>> {
+        self.delivering = true;
+        for request in self.requests.iter().skip(self.next).take(max) {
+            match take(request) {
+                Ok(()) => self.next += 1,
+                Err(Stop::Full) => break,
+                Err(Stop::Broken(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn build_from(
+    build: &mut Build,
+    walk: &mut Walk<'_>,
+    batch: &mut Batch,
+    request: &Redelivery,
+) -> Result<(), Stop> {
+    for (i, desc) in request.descs.iter().enumerate() {
+        build.add(walk, batch, *desc, i as u16)?;
+    }
+    Ok(())
+}
+
+impl PackedRing {
+    /// Whether the descriptor at `index` says "used" in the lap of `wrap`.
+    pub fn is_used(&self, index: u16, wrap: bool) -> bool {
+        (self.flags_at(index) & crate::packed::F_USED != 0) == wrap
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests that need the inside of the crate. Those that do not are in `tests/`.
+
+mod crash;
