@@ -388,6 +388,3 @@ impl Worker for Engine {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

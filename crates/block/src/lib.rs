@@ -63,3 +63,5 @@ pub use request::Refusal;
 
 #[cfg(test)]
 mod test_support;
+#[cfg(test)]
+mod tests;

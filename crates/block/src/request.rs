@@ -219,6 +219,3 @@ impl Geometry {
         Ok(Range { unmap: flags & 1 != 0, ..range })
     }
 }
-
-#[cfg(test)]
-mod tests;

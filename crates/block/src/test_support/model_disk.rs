@@ -1,0 +1,160 @@
+//! A disk whose every misdeed is told to it: order, short operations, errors, a volatile cache.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::io::{Disk, DiskDone, DiskOp};
+use base::random::{Random, Seeded};
+
+use crate::bytes::{gather, scatter};
+
+/// What a test sees of the disk.
+#[derive(Default)]
+pub(crate) struct State {
+    /// What reads give.
+    pub cache: Vec<u8>,
+    /// What a power cut leaves.
+    pub durable: Vec<u8>,
+    /// Operations that were started and are held.
+    pub held: Vec<(u32, DiskOp)>,
+    /// Results for the next operations to finish, before anything else.
+    pub script: VecDeque<Result<u32, i32>>,
+    /// Every operation that was submitted: `read`, `write`, …, with offset and length.
+    pub log: Vec<(&'static str, u64, u64)>,
+    /// Hold operations until [`ModelDisk::finish_one`].
+    pub hold: bool,
+    /// Move only part of what is asked, in multiples of 512 bytes.
+    pub short: Option<Seeded>,
+    done: Vec<DiskDone>,
+}
+
+// SAFETY: the addresses in held operations are used under the contract of `Disk::submit` only.
+unsafe impl Send for State {}
+
+#[derive(Clone)]
+pub(crate) struct ModelDisk(Arc<Mutex<State>>);
+
+impl ModelDisk {
+    pub fn new(len: usize) -> Self {
+        let state = State { cache: vec![0; len], durable: vec![0; len], ..State::default() };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    pub fn boxed(&self) -> Box<dyn Disk> {
+        Box::new(self.clone())
+    }
+
+    /// Finishes the held operation at `index`.
+    pub fn finish_one(&self, index: usize) {
+        let mut state = self.state();
+        let (token, op) = state.held.swap_remove(index);
+        state.finish(token, op);
+    }
+
+    /// Stops holding, and finishes what is held.
+    pub fn let_go(&self) {
+        self.state().hold = false;
+        while !self.state().held.is_empty() {
+            self.finish_one(0);
+        }
+    }
+}
+
+impl State {
+    fn finish(&mut self, token: u32, op: DiskOp) {
+        let result = match self.script.pop_front() {
+            Some(Err(errno)) => Err(errno),
+            Some(Ok(limit)) => Ok(self.perform(op, Some(limit))),
+            None => {
+                let limit = self.short_limit(op);
+                Ok(self.perform(op, limit))
+            }
+        };
+        self.done.push(DiskDone { token, result });
+    }
+
+    fn short_limit(&mut self, op: DiskOp) -> Option<u32> {
+        let random = self.short.as_mut()?;
+        match op {
+            DiskOp::Read { len_bytes, .. } | DiskOp::Write { len_bytes, .. } => {
+                Some((1 + random.below(len_bytes / 512)) * 512)
+            }
+            _ => None,
+        }
+    }
+
+    fn perform(&mut self, op: DiskOp, limit: Option<u32>) -> u32 {
+        match op {
+            DiskOp::Read { offset, bufs, count, len_bytes } => {
+                let n = len_bytes.min(limit.unwrap_or(len_bytes)) as usize;
+                let mut data = vec![0u8; len_bytes as usize];
+                // SAFETY: valid until reaped, by the contract of `submit`.
+                unsafe { gather(bufs, count, data.as_mut_ptr()) };
+                data[..n].copy_from_slice(&self.cache[offset as usize..][..n]);
+                // SAFETY: as above.
+                unsafe { scatter(data.as_ptr(), bufs, count) };
+                n as u32
+            }
+            DiskOp::Write { offset, bufs, count, len_bytes } => {
+                let n = len_bytes.min(limit.unwrap_or(len_bytes)) as usize;
+                let mut data = vec![0u8; len_bytes as usize];
+                // SAFETY: as above.
+                unsafe { gather(bufs, count, data.as_mut_ptr()) };
+                self.cache[offset as usize..][..n].copy_from_slice(&data[..n]);
+                n as u32
+            }
+            DiskOp::Flush => {
+                self.durable.clone_from(&self.cache);
+                0
+            }
+            DiskOp::Discard { .. } => 0,
+            DiskOp::WriteZeroes { offset, len_bytes, .. } => {
+                self.cache[offset as usize..][..len_bytes as usize].fill(0);
+                0
+            }
+        }
+    }
+}
+
+impl Disk for ModelDisk {
+    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
+        let mut state = self.state();
+        state.log.push(match op {
+            DiskOp::Read { offset, len_bytes, .. } => ("read", offset, len_bytes.into()),
+            DiskOp::Write { offset, len_bytes, .. } => ("write", offset, len_bytes.into()),
+            DiskOp::Flush => ("flush", 0, 0),
+            DiskOp::Discard { offset, len_bytes } => ("discard", offset, len_bytes),
+            DiskOp::WriteZeroes { offset, len_bytes, .. } => ("zeroes", offset, len_bytes),
+        });
+        if state.hold {
+            state.held.push((token, op));
+        } else {
+            state.finish(token, op);
+        }
+        Ok(())
+    }
+
+    fn flush_submissions(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reap(&mut self, done: &mut Vec<DiskDone>) {
+        let mut state = self.state();
+        let n = state.done.len().min(done.capacity() - done.len());
+        done.extend(state.done.drain(..n));
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.state().cache.len() as u64
+    }
+}

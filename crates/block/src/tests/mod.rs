@@ -1,0 +1,12 @@
+//! Tests of the engine on one thread, with a model driver.
+
+#[allow(non_snake_case)]
+mod abuse;
+mod allocations;
+mod durability;
+#[allow(non_snake_case)]
+mod files;
+#[allow(non_snake_case)]
+mod port;
+mod requests;
+mod steps;

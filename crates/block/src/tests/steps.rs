@@ -1,0 +1,177 @@
+//! Steps, short operations, bounce buffers, stages, order: against a disk that does as told.
+
+use std::sync::{Arc, Mutex};
+
+use base::random::Seeded;
+use sidecore::Worker;
+use stage::{BlockStage, Direction, Verdict};
+
+use crate::backend::Demands;
+use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, POLL_BUDGET_BYTES};
+use crate::request::kind;
+use crate::test_support::model_disk::ModelDisk;
+use crate::test_support::{BOTH, Rig, RigOptions, pattern, range};
+
+const LEN: usize = 16 << 20;
+
+#[test]
+fn short_operations_go_on_where_they_stopped() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        disk.state().short = Some(Seeded::new(5));
+        let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
+        let data = pattern(9, 5 << 20);
+        rig.write(100, &data);
+        assert!(rig.read(100, 5 << 20) == data);
+        assert!(rig.stats.short_ops.get() > 10);
+        assert!(disk.state().cache[51200..51200 + (5 << 20)] == data);
+    }
+}
+
+#[test]
+fn completions_come_in_the_order_of_the_disk() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        disk.state().hold = true;
+        let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
+        let ids: Vec<u16> = (0..3).map(|i| rig.send(kind::OUT, i, &pattern(i, 512)).id).collect();
+        rig.engine.poll(0);
+        assert_eq!(rig.driver.used(), None, "nothing completes before the disk did");
+        // `finish_one` fills the gap with the last one.
+        for (index, id) in [(1, ids[1]), (1, ids[2]), (0, ids[0])] {
+            disk.finish_one(index);
+            rig.engine.poll(0);
+            assert_eq!(rig.driver.used(), Some((id, 1)));
+        }
+    }
+}
+
+#[test]
+fn a_large_request_leaves_turns_to_others() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
+        let large = rig.send(kind::OUT, 0, &pattern(1, 8 << 20));
+        let small = rig.send(kind::OUT, 20000, &pattern(2, 512));
+        let mut order = Vec::new();
+        for _ in 0..100 {
+            let before: u64 = disk.state().log.iter().map(|l| l.2).sum();
+            rig.engine.poll(0);
+            let after: u64 = disk.state().log.iter().map(|l| l.2).sum();
+            assert!(after - before <= 2 * POLL_BUDGET_BYTES, "a poll has a budget");
+            order.extend(std::iter::from_fn(|| rig.driver.used()).map(|u| u.0));
+        }
+        assert_eq!(order, [small.id, large.id]);
+        assert!(disk.state().cache[..8 << 20] == pattern(1, 8 << 20));
+    }
+}
+
+#[test]
+fn more_bounced_requests_than_bounce_buffers_all_finish() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        disk.state().hold = true;
+        let demands = Demands { mem_align: 512, offset_align: 512, ..Demands::NONE };
+        let options = RigOptions { demands, ..RigOptions::default() };
+        let mut rig = Rig::sized(layout, 256, disk.boxed(), options);
+        let count = u64::from(BOUNCE_COUNT) + 10;
+        let len = BOUNCE_LEN_BYTES as usize + 512;
+        let mut sent = Vec::new();
+        for i in 0..count {
+            // One byte off any alignment.
+            let data = rig.driver.buffer(&[vec![0], pattern(i, len)].concat());
+            let header = rig.header(kind::OUT, i * 257);
+            let status = rig.status_byte();
+            let id = rig.driver.offer(&[header, (data.0 + 1, len as u32)], &[status]);
+            sent.push((id, status.0));
+        }
+        for _ in 0..1000 {
+            rig.engine.poll(0);
+            assert!(disk.state().held.len() <= usize::from(BOUNCE_COUNT));
+            if !disk.state().held.is_empty() {
+                disk.finish_one(0);
+            }
+        }
+        let used = std::iter::from_fn(|| rig.driver.used()).count();
+        assert_eq!(used as u64, count);
+        for (i, (_, status)) in sent.iter().enumerate() {
+            assert_eq!(rig.driver.read(*status, 1), [0]);
+            assert!(disk.state().cache[i * 257 * 512..][..len] == pattern(i as u64, len));
+        }
+        assert_eq!(rig.stats.bounced.get(), count);
+    }
+}
+
+/// Inverts all bytes, notes what it saw, and refuses one offset.
+struct Inverter {
+    seen: Arc<Mutex<Vec<(Direction, u64, usize)>>>,
+    refuse: Option<u64>,
+}
+
+impl BlockStage for Inverter {
+    fn name(&self) -> &str {
+        "inverter"
+    }
+    fn changes_content(&self) -> bool {
+        true
+    }
+    fn push(&mut self, direction: Direction, offset: u64, data: &mut [u8]) -> Verdict {
+        self.seen.lock().unwrap().push((direction, offset, data.len()));
+        data.iter_mut().for_each(|b| *b = !*b);
+        if self.refuse == Some(offset) { Verdict::Drop } else { Verdict::Pass }
+    }
+}
+
+#[test]
+fn stages_see_every_byte_once_and_own_it() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        disk.state().short = Some(Seeded::new(3));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let stage = Inverter { seen: Arc::clone(&seen), refuse: Some(1 << 20) };
+        let options = RigOptions { stages: vec![Box::new(stage)], ..RigOptions::default() };
+        let mut rig = Rig::with_disk(layout, disk.boxed(), options);
+        let data = pattern(4, 300 << 10);
+        rig.write(8, &data);
+        let stored: Vec<u8> = data.iter().map(|b| !b).collect();
+        assert!(disk.state().cache[4096..4096 + data.len()] == stored);
+        let bytes: usize = seen.lock().unwrap().iter().map(|s| s.2).sum();
+        assert_eq!(bytes, data.len(), "once per byte, also when the disk is short");
+        assert!(rig.read(8, data.len()) == data);
+        // Zeroes pass through the stage like any data.
+        let zeroes = rig.send(kind::WRITE_ZEROES, 0, &range(8, 8, 1));
+        assert_eq!(rig.finish(zeroes), (0, 1));
+        assert_eq!(disk.state().cache[4096..8192], vec![0xff; 4096]);
+        assert_eq!(rig.read(8, 4096), vec![0; 4096]);
+        // A refusal is an I/O error; nothing reaches disk or guest.
+        let refused = rig.send(kind::OUT, 2048, &[1; 512]);
+        assert_eq!(rig.finish(refused), (1, 1));
+        assert_eq!(disk.state().cache[1 << 20..][..512], vec![0; 512]);
+        let refused = rig.ask(kind::IN, 2048, 512);
+        assert_eq!(rig.finish(refused), (1, 1));
+        assert_eq!(rig.driver.read(refused.data, 512), vec![0xee; 512]);
+        assert_eq!(rig.stats.stage_refused.get(), 2);
+    }
+}
+
+#[test]
+fn a_drain_waits_for_requests_in_flight_and_takes_no_more() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        disk.state().hold = true;
+        let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
+        let first = rig.send(kind::OUT, 0, &pattern(1, 512));
+        rig.engine.poll(0);
+        let (notice, drained) = std::sync::mpsc::channel();
+        rig.engine.drain(notice);
+        let second = rig.send(kind::OUT, 1, &pattern(2, 512));
+        rig.engine.poll(0);
+        assert!(drained.try_recv().is_err(), "one is in flight");
+        disk.finish_one(0);
+        rig.engine.poll(0);
+        assert!(drained.try_recv().is_ok());
+        assert_eq!(rig.driver.used(), Some((first.id, 1)));
+        assert_eq!(rig.driver.used(), None);
+        assert_eq!(rig.status(second), crate::test_support::UNTOUCHED);
+    }
+}
