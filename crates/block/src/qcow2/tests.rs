@@ -1,1 +1,260 @@
+//! qcow2 images: what is served, and what is refused (F1).
 
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+
+use base::io::{Disk, DiskDone, DiskOp, IoSlice};
+use imago::FormatCreateBuilder;
+use imago::file::File as Storage;
+use imago::qcow2::Qcow2;
+
+use super::Qcow2Backend;
+use crate::backend::Backend;
+use crate::error::BlockError;
+use crate::raw::RawBackend;
+use crate::request::kind;
+use crate::test_support::{BOTH, Rig, pattern, range};
+
+const LEN: u64 = 8 << 20;
+
+/// Makes an image, with a backing file named as given.
+fn create(path: &Path, backing: Option<(&str, &str)>) {
+    let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+    let storage = Storage::try_from(file).unwrap();
+    let mut builder = Qcow2::<Storage>::create_builder(storage).size(LEN);
+    if let Some((name, format)) = backing {
+        builder = builder.backing(name.into(), format.into());
+    }
+    builder.create().unwrap();
+}
+
+fn open(path: &Path, dir: Option<&Path>) -> Result<Qcow2Backend, BlockError> {
+    Qcow2Backend::open(path, dir, false, false)
+}
+
+fn refusal(path: &Path, dir: Option<&Path>) -> String {
+    open(path, dir).err().expect("must be refused").to_string()
+}
+
+/// `images/` (where backing files may be) and `private/`, with a secret in the latter.
+struct Dirs {
+    root: tempfile::TempDir,
+    images: PathBuf,
+    private: PathBuf,
+}
+
+fn dirs() -> Dirs {
+    let root = tempfile::tempdir().unwrap();
+    let (images, private) = (root.path().join("images"), root.path().join("private"));
+    fs::create_dir(&images).unwrap();
+    fs::create_dir(&private).unwrap();
+    fs::write(images.join("base.raw"), pattern(1, LEN as usize)).unwrap();
+    fs::write(private.join("secret"), pattern(2, LEN as usize)).unwrap();
+    Dirs { root, images, private }
+}
+
+#[test]
+fn reads_writes_flushes_zeroes_and_discards() {
+    let dirs = dirs();
+    for (n, layout) in BOTH.into_iter().enumerate() {
+        let path = dirs.images.join(format!("disk{n}.qcow2"));
+        create(&path, None);
+        let mut rig = Rig::new(layout, &open(&path, None).unwrap());
+        let data = pattern(5, 3 << 20);
+        assert_eq!(rig.read(0, 4096), vec![0; 4096]);
+        rig.write(100, &data);
+        assert!(rig.read(100, 3 << 20) == data);
+        let flush = rig.send(kind::FLUSH, 0, &[]);
+        assert_eq!(rig.finish(flush), (0, 1));
+        let zeroes = rig.send(kind::WRITE_ZEROES, 0, &range(100, 8, 0));
+        assert_eq!(rig.finish(zeroes), (0, 1));
+        assert_eq!(rig.read(100, 4096), vec![0; 4096]);
+        let discard = rig.send(kind::DISCARD, 0, &range(1024, 1024, 0));
+        assert_eq!(rig.finish(discard), (0, 1));
+        assert!(rig.read(108, 4096) == data[4096..8192]);
+        drop(rig);
+        // A second daemon finds what was written.
+        let mut rig = Rig::new(layout, &open(&path, None).unwrap());
+        assert!(rig.read(108, 4096) == data[4096..8192]);
+    }
+}
+
+#[test]
+fn many_requests_at_once_finish_with_their_own_data() {
+    let dirs = dirs();
+    let path = dirs.images.join("disk.qcow2");
+    create(&path, None);
+    for layout in BOTH {
+        let mut rig = Rig::new(layout, &open(&path, None).unwrap());
+        for round in 0..20u64 {
+            let blocks: Vec<_> = (0..16).map(|i| pattern(round * 16 + i, 4096)).collect();
+            let sent: Vec<_> = blocks
+                .iter()
+                .enumerate()
+                .map(|(i, data)| rig.send(kind::OUT, i as u64 * 1000, data))
+                .collect();
+            assert_eq!(rig.settle().len(), 16);
+            assert!(sent.iter().all(|&o| rig.status(o) == 0));
+            for (i, data) in blocks.iter().enumerate() {
+                assert!(&rig.read(i as u64 * 1000, 4096) == data);
+            }
+        }
+    }
+}
+
+#[test]
+fn backing_files_in_the_directory_are_served_and_not_written() {
+    let dirs = dirs();
+    create(&dirs.images.join("middle.qcow2"), Some(("base.raw", "raw")));
+    let top = dirs.root.path().join("top.qcow2");
+    create(&top, Some(("images/middle.qcow2", "qcow2")));
+    for layout in BOTH {
+        let mut rig = Rig::new(layout, &open(&top, Some(&dirs.images)).unwrap());
+        rig.write(0, &[9; 512]);
+        let mut expect = pattern(1, LEN as usize);
+        expect[..512].fill(9);
+        assert!(rig.read(0, 1 << 20) == expect[..1 << 20]);
+    }
+    assert!(fs::read(dirs.images.join("base.raw")).unwrap() == pattern(1, LEN as usize));
+    // A backing file is locked against writers, and shared with other readers.
+    let served = open(&top, Some(&dirs.images)).unwrap();
+    let base = dirs.images.join("base.raw");
+    assert!(matches!(RawBackend::open(&base, false, false, 512), Err(BlockError::Locked { .. })));
+    RawBackend::open(&base, false, true, 512).unwrap();
+    drop(served);
+    RawBackend::open(&base, false, false, 512).unwrap();
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_F1_backing_files_outside_their_directory_are_refused() {
+    let dirs = dirs();
+    let secret = dirs.private.join("secret");
+    symlink(&secret, dirs.images.join("link.raw")).unwrap();
+    symlink(&dirs.private, dirs.images.join("dir")).unwrap();
+    let absolute = secret.to_str().unwrap();
+    let names = [
+        absolute,
+        "../private/secret",
+        "../images/../private/secret",
+        "link.raw",
+        "dir/secret",
+        "/proc/self/environ",
+        "/etc/passwd",
+        "json:{\"driver\":\"file\",\"filename\":\"/etc/passwd\"}",
+        "nbd://localhost/secret",
+    ];
+    for (n, name) in names.into_iter().enumerate() {
+        let path = dirs.images.join(format!("evil{n}.qcow2"));
+        create(&path, Some((name, "raw")));
+        let text = refusal(&path, Some(&dirs.images));
+        assert!(text.contains("outside") || text.contains("resolved"), "{name}: {text}");
+        assert!(refusal(&path, None).contains("no backing directory"), "{name}");
+    }
+    // Without a directory the harmless ones are refused too.
+    let path = dirs.images.join("good.qcow2");
+    create(&path, Some(("base.raw", "raw")));
+    assert!(refusal(&path, None).contains("no backing directory"));
+    open(&path, Some(&dirs.images)).unwrap();
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_F1_formats_are_never_guessed() {
+    let dirs = dirs();
+    // A guest wrote a qcow2 header, naming a secret, into its raw disk, which became a base.
+    let planted = dirs.images.join("planted.raw");
+    create(&planted, Some((dirs.private.join("secret").to_str().unwrap(), "raw")));
+    File::options().write(true).open(&planted).unwrap().set_len(LEN).unwrap();
+    let top = dirs.images.join("top.qcow2");
+    create(&top, Some(("planted.raw", "raw")));
+    let mut rig = Rig::new(BOTH[0], &open(&top, Some(&dirs.images)).unwrap());
+    assert!(rig.read(0, 512) == fs::read(&planted).unwrap()[..512], "served as it is: raw");
+    drop(rig);
+    // The same bytes as the image itself: raw stays raw, and raw is not taken for qcow2.
+    let mut rig = Rig::new(BOTH[0], &RawBackend::open(&planted, false, false, 512).unwrap());
+    assert_eq!(rig.read(0, 512)[..4], *b"QFI\xfb");
+    let text = refusal(&dirs.images.join("base.raw"), Some(&dirs.images));
+    assert!(text.contains("not a qcow2 image"), "{text}");
+    // Other formats, and none.
+    for format in ["vmdk", "file", "host_device", ""] {
+        let path = dirs.images.join(format!("format-{format}.qcow2"));
+        create(&path, Some(("base.raw", format)));
+        let text = refusal(&path, Some(&dirs.images));
+        assert!(text.contains("format"), "{format}: {text}");
+    }
+}
+
+/// Changes bytes of an image's header.
+fn patch(path: &Path, at: u64, bytes: &[u8]) {
+    File::options().write(true).open(path).unwrap().write_all_at(bytes, at).unwrap();
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_F1_encrypted_external_and_broken_images_are_refused() {
+    let dirs = dirs();
+    let refused = |name: &str, at: u64, bytes: &[u8], expect: &str| {
+        let path = dirs.images.join(name);
+        create(&path, None);
+        patch(&path, at, bytes);
+        let text = refusal(&path, Some(&dirs.images));
+        assert!(text.contains(expect), "{name}: {text}");
+    };
+    refused("encrypted", 32, &2u32.to_be_bytes(), "encrypted");
+    refused("external", 72, &4u64.to_be_bytes(), "external data file");
+    refused("version", 4, &9u32.to_be_bytes(), "version 9");
+    refused("unknown", 72, &(1u64 << 40).to_be_bytes(), "incompatible");
+    let empty = dirs.images.join("empty");
+    File::create(&empty).unwrap();
+    assert!(refusal(&empty, None).contains("not a qcow2 image"));
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_F1_backing_chains_end() {
+    let dirs = dirs();
+    // Longer than the limit.
+    create(&dirs.images.join("0.qcow2"), None);
+    for n in 1..=8 {
+        let path = dirs.images.join(format!("{n}.qcow2"));
+        create(&path, Some((&format!("{}.qcow2", n - 1), "qcow2")));
+    }
+    open(&dirs.images.join("7.qcow2"), Some(&dirs.images)).unwrap();
+    let text = refusal(&dirs.images.join("8.qcow2"), Some(&dirs.images));
+    assert!(text.contains("more than 8 images"), "{text}");
+    // A loop.
+    create(&dirs.images.join("a.qcow2"), Some(("b.qcow2", "qcow2")));
+    create(&dirs.images.join("b.qcow2"), Some(("a.qcow2", "qcow2")));
+    refusal(&dirs.images.join("a.qcow2"), Some(&dirs.images));
+    let read_only =
+        Qcow2Backend::open(&dirs.images.join("a.qcow2"), Some(&dirs.images), false, true);
+    assert!(read_only.err().unwrap().to_string().contains("more than 8 images"));
+}
+
+#[test]
+fn a_read_only_image_cannot_be_written_even_past_the_engine() {
+    let dirs = dirs();
+    let path = dirs.images.join("disk.qcow2");
+    create(&path, None);
+    let backend = Qcow2Backend::open(&path, None, false, true).unwrap();
+    let mut disk = backend.open_queue(1).unwrap();
+    let mut data = [1u8; 512];
+    let buf = IoSlice { iov_base: data.as_mut_ptr().cast(), iov_len: 512 };
+    let op = DiskOp::Write { offset: 0, bufs: &raw const buf, count: 1, len_bytes: 512 };
+    assert!(matches!(run(&mut *disk, op), Err(e) if e > 0));
+}
+
+/// Runs one operation to its end.
+fn run(disk: &mut dyn Disk, op: DiskOp) -> Result<u32, i32> {
+    // SAFETY: the caller's buffers live across this call, which reaps the operation.
+    unsafe { disk.submit(1, op) }.unwrap();
+    disk.flush_submissions().unwrap();
+    let mut done: Vec<DiskDone> = Vec::with_capacity(1);
+    while done.is_empty() {
+        disk.reap(&mut done);
+        std::thread::yield_now();
+    }
+    done[0].result
+}

@@ -80,8 +80,7 @@ impl Rig {
         });
         let stats = Arc::new(BlockStats::default());
         let open = |_| Ok::<_, BlockError>(disk);
-        let engine =
-            Engine::new(driver.vring(0), port, Arc::clone(&stats), open).unwrap();
+        let engine = Engine::new(driver.vring(0), port, Arc::clone(&stats), open).unwrap();
         Self { driver, engine, stats }
     }
 

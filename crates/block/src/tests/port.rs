@@ -202,8 +202,7 @@ fn stopping_a_queue_waits_for_what_is_in_flight_without_holding_up_its_sidecore(
 fn the_write_cache_follows_config_features_and_driver() {
     let disk = ModelDisk::new(1 << 20);
     let config = BlockPortConfig::new("vm/disk", BackendConfig::Null { len_bytes: 0 });
-    let port =
-        BlockPort::with_backend(config, Arc::new(Held(disk.clone())), &cores(1, 0)).unwrap();
+    let port = BlockPort::with_backend(config, Arc::new(Held(disk.clone())), &cores(1, 0)).unwrap();
     let wce = |port: &BlockPort| {
         let mut byte = [9];
         port.read_config(32, &mut byte).unwrap();
