@@ -62,6 +62,9 @@ pub mod switch;
 pub mod tap;
 mod uplink;
 
+#[cfg(test)]
+mod tests;
+
 pub use binding::BindMode;
 pub use device::{NetPort, NetPortConfig};
 pub use error::NetError;

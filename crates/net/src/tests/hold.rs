@@ -1,0 +1,160 @@
+//! Receivers without buffers.
+
+use base::counter::DropReason;
+use queue::Layout;
+use sidecore::{Arm, Worker};
+
+use super::lab::{BROADCAST, HOLD_NS, Lab, Spec, frame, mac, no_offload};
+use crate::features;
+
+fn lens(lab: &mut Lab, guest: usize) -> Vec<usize> {
+    lab.guests[guest].recv_all(0).iter().map(Vec::len).collect()
+}
+
+fn send(lab: &mut Lab, from: usize, to: usize, len: usize) {
+    lab.guests[from].send(0, &no_offload(), &frame(mac(to), mac(from), len), 1);
+}
+
+#[test]
+fn a_frame_waits_for_buffers_and_order_is_kept() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let make = || Spec { layout, ..Spec::default() };
+        let mut lab = Lab::new(vec![make(), make(), make()]);
+        lab.introduce();
+        lab.guests[1].post(0, 2, 1600, 1);
+        lab.guests[2].post(0, 4, 1600, 1);
+        for n in 0..5 {
+            send(&mut lab, 0, 1, 100 + n);
+        }
+        send(&mut lab, 0, 2, 200);
+        assert_eq!(lab.poll(), 2);
+        assert_eq!(lens(&mut lab, 1), [100, 101]);
+        // What is behind the held frame waits too.
+        assert_eq!((lab.poll(), lab.poll()), (0, 0));
+        assert_eq!(lens(&mut lab, 2), [0; 0]);
+        assert_eq!(lab.stats.holds.get(), 1);
+        lab.guests[1].post(0, 1, 1600, 1);
+        assert_eq!(lab.poll(), 1);
+        lab.advance(HOLD_NS - 1);
+        assert_eq!(lab.poll(), 0);
+        // New buffers start a new hold time.
+        lab.guests[1].post(0, 8, 1600, 1);
+        assert_eq!(lab.poll(), 3);
+        assert_eq!(lens(&mut lab, 1), [102, 103, 104]);
+        assert_eq!(lens(&mut lab, 2), [200]);
+        assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 0);
+        assert_eq!(lab.stats.stalls.get(), 0);
+    }
+}
+
+#[test]
+fn a_stalled_receiver_costs_one_hold_and_comes_back_with_buffers() {
+    let mut lab = Lab::pair();
+    send(&mut lab, 0, 1, 100);
+    send(&mut lab, 0, 1, 101);
+    assert_eq!(lab.poll(), 0);
+    lab.advance(HOLD_NS);
+    assert_eq!(lab.poll(), 2);
+    assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 2);
+    assert_eq!(lab.stats.stalls.get(), 1);
+    // Still stalled: no second hold.
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 102)), Some(DropReason::ReceiverStalled));
+    lab.guests[1].post(0, 1, 1600, 1);
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 103)), None);
+    assert_eq!(lens(&mut lab, 1), [103]);
+    // And it may be waited for again.
+    send(&mut lab, 0, 1, 104);
+    assert_eq!(lab.poll(), 0);
+}
+
+#[test]
+fn a_frame_that_needs_several_buffers_waits_for_all_of_them() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 2, 256, 1);
+    send(&mut lab, 0, 1, 1000);
+    assert_eq!(lab.poll(), 0);
+    lab.guests[1].post(0, 1, 256, 1);
+    assert_eq!(lab.poll(), 0);
+    lab.guests[1].post(0, 1, 256, 1);
+    assert_eq!(lab.poll(), 1);
+    assert_eq!(lens(&mut lab, 1), [1000]);
+}
+
+#[test]
+fn without_mergeable_buffers_a_frame_that_does_not_fit_is_dropped() {
+    let plain = Spec { features: features::VERSION_1, ..Spec::default() };
+    let mut lab = Lab::new(vec![Spec::default(), plain]);
+    lab.introduce();
+    lab.guests[1].post(0, 2, 500, 1);
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 489)), Some(DropReason::TooBig));
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 488)), None);
+    assert_eq!(lens(&mut lab, 1), [488]);
+}
+
+#[test]
+fn a_flood_is_never_held() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec::default(), Spec::default()]);
+    lab.introduce();
+    lab.guests[2].post(0, 4, 1600, 1);
+    let before = lab.rx_drops(1, DropReason::ReceiverStalled);
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(0), 60)), None);
+    assert_eq!(lens(&mut lab, 2), [60]);
+    assert_eq!(lab.rx_drops(1, DropReason::ReceiverStalled), before + 1);
+}
+
+#[test]
+fn sleeping_waits_for_kicks_and_for_the_end_of_a_hold() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let make = || Spec { layout, ..Spec::default() };
+        let mut lab = Lab::new(vec![make(), make()]);
+        lab.introduce();
+        // Idle: no timer at all.
+        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Idle);
+        send(&mut lab, 0, 1, 100);
+        assert!(lab.guests[0].tx[0].kick_event().drain(), "the kick was wanted");
+        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Busy);
+        lab.engine.disarm();
+        // Awake: no kicks.
+        send(&mut lab, 0, 1, 101);
+        assert!(!lab.guests[0].tx[0].kick_event().drain());
+        assert_eq!(lab.poll(), 0);
+        let start_ns = lab.now_ns;
+        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Until(start_ns + HOLD_NS));
+        // Buffers posted while asleep ring the receive queue's kick.
+        lab.guests[1].post(0, 4, 1600, 1);
+        assert!(lab.guests[1].rx[0].kick_event().drain());
+        lab.engine.disarm();
+        assert_eq!(lab.poll(), 2);
+        assert_eq!(lens(&mut lab, 1), [100, 101]);
+        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Idle);
+    }
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_P10_no_kick_is_lost_between_the_last_poll_and_sleep() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 64, 1600, 1);
+    for n in 0..50 {
+        assert_eq!(lab.poll(), 0);
+        // The driver sees kicks off, so it does not kick; arming must find the frame.
+        send(&mut lab, 0, 1, 60 + n);
+        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Busy);
+        lab.engine.disarm();
+        assert_eq!(lab.poll(), 1);
+        assert_eq!(lens(&mut lab, 1), [60 + n]);
+    }
+}
+
+#[test]
+fn a_receiver_that_goes_away_frees_its_waiters() {
+    let mut lab = Lab::pair();
+    send(&mut lab, 0, 1, 100);
+    assert_eq!(lab.poll(), 0);
+    lab.port(1).rx[0] = None;
+    lab.port(1).find_running();
+    assert_eq!(lab.engine.arm(lab.now_ns), Arm::Busy);
+    lab.engine.disarm();
+    assert_eq!(lab.poll(), 1);
+    assert_eq!(lab.drops(0, DropReason::LinkDown), 1);
+}

@@ -1,0 +1,12 @@
+//! The switch as a whole, driven by hand: model drivers on every queue, a clock that moves when
+//! told to, one poll at a time.
+
+mod abuse;
+mod alloc;
+mod basic;
+mod device;
+mod hold;
+mod lab;
+mod offloads;
+mod stages;
+mod uplink;
