@@ -1,0 +1,282 @@
+//! What a guest is made of, and QEMU's command line for it.
+
+use std::path::{Path, PathBuf};
+
+use crate::device::{Arguments, Disk, Net, Vsock, quoted};
+use crate::{Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError};
+
+/// Most guests' memory.
+pub const DEFAULT_MEMORY_MB: u32 = 128;
+/// Least memory a kernel with its initramfs boots in, besides twice the image.
+const KERNEL_MB: u64 = 80;
+/// Longest guest name: it is part of socket paths.
+const MAX_NAME_BYTES: usize = 16;
+
+/// Describes a guest; [`start`](Self::start) boots it.
+#[derive(Clone, Debug)]
+pub struct GuestBuilder {
+    pub(crate) name: String,
+    memory_mb: u32,
+    vcpus: u32,
+    pub(crate) host_cpus: Vec<usize>,
+    kernel: KernelChoice,
+    image: ImageBuilder,
+    cmdline: Vec<String>,
+    nets: Vec<Net>,
+    disks: Vec<Disk>,
+    vsock: Option<Vsock>,
+    root_disk: bool,
+    modules: Vec<String>,
+    qemu_arguments: Vec<String>,
+    pub(crate) addresses: Vec<(usize, String)>,
+}
+
+/// The places of one guest's files in the run folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    pub(crate) agent: PathBuf,
+    pub(crate) qmp: PathBuf,
+    pub(crate) console: PathBuf,
+    pub(crate) stderr: PathBuf,
+}
+
+impl Files {
+    pub(crate) fn new(lab: &Lab, name: &str) -> Self {
+        let path = |end: &str| lab.path(&format!("{name}.{end}"));
+        Self {
+            agent: path("agent"),
+            qmp: path("qmp"),
+            console: path("console"),
+            stderr: path("stderr"),
+        }
+    }
+}
+
+impl GuestBuilder {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            memory_mb: DEFAULT_MEMORY_MB,
+            vcpus: 1,
+            host_cpus: Vec::new(),
+            kernel: KernelChoice::default(),
+            image: Image::builder(),
+            cmdline: Vec::new(),
+            nets: Vec::new(),
+            disks: Vec::new(),
+            vsock: None,
+            root_disk: false,
+            modules: Vec::new(),
+            qemu_arguments: Vec::new(),
+            addresses: Vec::new(),
+        }
+    }
+
+    /// Memory in MiB; [`DEFAULT_MEMORY_MB`] unless set, more when the image needs it.
+    #[must_use]
+    pub fn memory_mb(mut self, memory_mb: u32) -> Self {
+        self.memory_mb = memory_mb;
+        self
+    }
+
+    /// Virtual CPUs; 1 unless set.
+    #[must_use]
+    pub fn vcpus(mut self, vcpus: u32) -> Self {
+        self.vcpus = vcpus;
+        self
+    }
+
+    /// Host CPUs that QEMU may run on; all unless set.
+    #[must_use]
+    pub fn host_cpus(mut self, cpus: &[usize]) -> Self {
+        self.host_cpus = cpus.to_vec();
+        self
+    }
+
+    /// The kernel; 6.1 unless set.
+    #[must_use]
+    pub fn kernel(mut self, kernel: KernelChoice) -> Self {
+        self.kernel = kernel;
+        self
+    }
+
+    /// The initramfs' recipe; busybox, agent and virtio modules unless set.
+    #[must_use]
+    pub fn image(mut self, image: ImageBuilder) -> Self {
+        self.image = image;
+        self
+    }
+
+    /// Adds words to the kernel command line.
+    #[must_use]
+    pub fn cmdline(mut self, words: impl Into<String>) -> Self {
+        self.cmdline.push(words.into());
+        self
+    }
+
+    /// Adds a network card: `eth0`, `eth1`, … in order.
+    #[must_use]
+    pub fn net(mut self, net: impl Into<Net>) -> Self {
+        self.nets.push(net.into());
+        self
+    }
+
+    /// Gives the network card added last an address such as `10.0.0.1/24` or `fd00::1/64`, set
+    /// (and the card brought up) when the guest is ready.
+    #[must_use]
+    pub fn address(mut self, address: impl Into<String>) -> Self {
+        let slot = self.nets.iter().filter(|net| **net != Net::None).count().saturating_sub(1);
+        self.addresses.push((slot, address.into()));
+        self
+    }
+
+    /// Adds a disk: `/dev/vda`, `/dev/vdb`, … in order.
+    #[must_use]
+    pub fn disk(mut self, disk: impl Into<Disk>) -> Self {
+        self.disks.push(disk.into());
+        self
+    }
+
+    /// Adds the vsock device.
+    #[must_use]
+    pub fn vsock(mut self, vsock: Vsock) -> Self {
+        self.vsock = Some(vsock);
+        self
+    }
+
+    /// Commands and files live on the first disk, an ext4 root (see [`crate::rootfs`]).
+    #[must_use]
+    pub fn root_on_first_disk(mut self) -> Self {
+        self.root_disk = true;
+        self
+    }
+
+    /// Loads a module of the image at boot.
+    #[must_use]
+    pub fn load_module(mut self, name: impl Into<String>) -> Self {
+        self.modules.push(name.into());
+        self
+    }
+
+    /// Adds raw QEMU arguments at the end of the command line.
+    #[must_use]
+    pub fn qemu_args<S: Into<String>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.qemu_arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Boots the guest; returns when QEMU runs. Use [`Guest::wait_ready`] next.
+    ///
+    /// # Errors
+    /// A wrong name; kernel or image cannot be had; QEMU ends at once (its text is in the error).
+    pub fn start(self, lab: &Lab) -> Result<Guest, LabError> {
+        let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if self.name.is_empty() || self.name.len() > MAX_NAME_BYTES || !self.name.chars().all(fine)
+        {
+            return Err(LabError::Refused(format!(
+                "guest name {:?}: 1 to {MAX_NAME_BYTES} letters, digits, '-' or '_'",
+                self.name
+            )));
+        }
+        let kernel = lab.kernel(self.kernel)?;
+        let image = lab.image(&self.image, self.kernel)?;
+        let files = Files::new(lab, &self.name);
+        let arguments = self.arguments(&kernel, &image, &files);
+        Guest::launch(lab, self, files, &arguments)
+    }
+
+    /// Memory that lets the image unpack: it is there twice for a moment.
+    fn enough_memory_mb(&self, image: &Image) -> u64 {
+        u64::from(self.memory_mb).max(KERNEL_MB + (image.len_bytes() >> 20) * 5 / 2)
+    }
+
+    fn kernel_cmdline(&self) -> String {
+        let mut modules: Vec<&str> = Vec::new();
+        if self.nets.iter().any(|net| *net != Net::None) {
+            modules.push("virtio_net");
+        }
+        if !self.disks.is_empty() {
+            modules.push("virtio_blk");
+        }
+        if self.vsock.is_some() {
+            modules.push("vmw_vsock_virtio_transport");
+        }
+        modules.extend(self.modules.iter().map(String::as_str));
+        // Each word saves boot time under TCG or makes a crash end the VM at once.
+        let mut words = format!(
+            "console=ttyS0 quiet loglevel=4 panic=-1 tsc=reliable mitigations=off no_timer_check \
+             cryptomgr.notests random.trust_cpu=on net.ifnames=0 lab.name={} lab.mods={}",
+            self.name,
+            modules.join(",")
+        );
+        if self.root_disk {
+            words.push_str(" lab.root=vda");
+        }
+        for more in &self.cmdline {
+            words.push(' ');
+            words.push_str(more);
+        }
+        words
+    }
+
+    fn arguments(&self, kernel: &Kernel, image: &Image, files: &Files) -> Vec<String> {
+        let mut arguments = Arguments::default();
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        arguments.0.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(String::from));
+        let memory = self.enough_memory_mb(image);
+        arguments.add("display", "none");
+        arguments.add("machine", "q35,memory-backend=mem");
+        arguments.add("accel", "tcg");
+        // With `rep movsb` TCG copies byte by byte and seems to hang.
+        arguments.add("cpu", "max,-erms,-fsrm");
+        arguments.add("smp", self.vcpus);
+        arguments.add("m", memory);
+        // Shared, so that vhost-user back ends can map it.
+        arguments.add("object", format!("memory-backend-memfd,id=mem,size={memory}M,share=on"));
+        arguments.add("kernel", path(&kernel.image()));
+        arguments.add("initrd", path(image.path()));
+        arguments.add("append", self.kernel_cmdline());
+        arguments.add("serial", format!("file:{}", path(&files.console)));
+        arguments.add("device", "isa-debug-exit,iobase=0xf4,iosize=4");
+        // QEMU is the client of both sockets, so nobody has to look for them.
+        arguments.add("chardev", format!("socket,id=qmp,path={}", quoted(&files.qmp)));
+        arguments.add("mon", "chardev=qmp,mode=control");
+        arguments.add("chardev", format!("socket,id=agent,path={}", quoted(&files.agent)));
+        arguments.add("device", "virtio-serial-pci,id=serial");
+        arguments.add("device", "virtserialport,bus=serial.0,nr=1,chardev=agent,name=agent");
+        for (slot, net) in self.nets.iter().enumerate() {
+            arguments.net(&self.name, slot, net);
+        }
+        for (slot, disk) in self.disks.iter().enumerate() {
+            arguments.disk(slot, disk);
+        }
+        if let Some(vsock) = &self.vsock {
+            arguments.vsock(vsock);
+        }
+        arguments.0.extend(self.qemu_arguments.iter().cloned());
+        arguments.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_follow_devices_and_addresses_follow_cards() {
+        let guest = GuestBuilder::new("a")
+            .net(Net::None)
+            .net(Net::tap("t0"))
+            .address("10.0.0.1/24")
+            .net(Net::tap("t1"))
+            .address("fd00::1/64")
+            .vsock(Vsock::vhost_user("/s"))
+            .cmdline("extra=1");
+        let words = guest.kernel_cmdline();
+        assert!(words.contains("lab.mods=virtio_net,vmw_vsock_virtio_transport "), "{words}");
+        assert!(words.ends_with(" extra=1"), "{words}");
+        assert_eq!(guest.addresses, [(0, "10.0.0.1/24".into()), (1, "fd00::1/64".into())]);
+        let words = GuestBuilder::new("b").kernel_cmdline();
+        assert!(words.ends_with("lab.name=b lab.mods="), "{words}");
+    }
+}

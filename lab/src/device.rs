@@ -1,0 +1,367 @@
+//! The devices a guest can have, and QEMU's arguments for each.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// A network card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Net {
+    /// QEMU's own device on a TAP of the lab's network namespace.
+    Tap {
+        /// The TAP's name; it must exist ([`crate::NetLab::tap`]).
+        ifname: String,
+    },
+    /// A vhost-user back end.
+    VhostUser(VhostUserNet),
+    /// A slot without a card, so that the next card keeps its number.
+    None,
+}
+
+/// A vhost-user network card. MAC addresses follow the guest and slot unless given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserNet {
+    /// The socket.
+    pub socket: PathBuf,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Offer packed rings.
+    pub packed: bool,
+    /// Offer mergeable receive buffers.
+    pub mergeable: bool,
+    /// QEMU listens and the daemon dials (`mode = "dial"` in the daemon's config).
+    pub server: bool,
+    /// Seconds between QEMU's own attempts to connect again; 0 for none. QEMU refuses it together
+    /// with `server`.
+    pub reconnect_s: u32,
+    /// The card's MAC address.
+    pub mac: Option<String>,
+    /// More properties of the QEMU device, such as `host_mtu=9000`.
+    pub properties: Vec<String>,
+}
+
+impl Net {
+    /// A TAP.
+    #[must_use]
+    pub fn tap(ifname: impl Into<String>) -> Self {
+        Self::Tap { ifname: ifname.into() }
+    }
+
+    /// A vhost-user card with one queue pair, split rings, mergeable buffers, QEMU connecting and
+    /// reconnecting every second.
+    #[must_use]
+    pub fn vhost_user(socket: impl Into<PathBuf>) -> VhostUserNet {
+        VhostUserNet {
+            socket: socket.into(),
+            queues: 1,
+            packed: false,
+            mergeable: true,
+            server: false,
+            reconnect_s: 1,
+            mac: None,
+            properties: Vec::new(),
+        }
+    }
+}
+
+impl From<VhostUserNet> for Net {
+    fn from(net: VhostUserNet) -> Self {
+        Self::VhostUser(net)
+    }
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// QEMU's own virtio-blk on a file.
+    QemuFile(QemuFile),
+    /// A vhost-user back end.
+    VhostUser(VhostUserDisk),
+}
+
+/// The format of a disk image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Plain bytes.
+    Raw,
+    /// QEMU's copy-on-write format.
+    Qcow2,
+}
+
+/// How QEMU uses the host's page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Through it, flushing when the guest asks.
+    Writeback,
+    /// Around it (`O_DIRECT`).
+    None,
+    /// Through it, never flushing.
+    Unsafe,
+}
+
+/// How QEMU waits for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aio {
+    /// A pool of threads.
+    Threads,
+    /// Linux AIO; needs [`CacheMode::None`].
+    Native,
+    /// io_uring.
+    IoUring,
+}
+
+/// A file behind QEMU's own virtio-blk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QemuFile {
+    /// The image.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// The page cache.
+    pub cache: CacheMode,
+    /// Asynchronous I/O.
+    pub aio: Aio,
+    /// Serve it in a thread of its own.
+    pub iothread: bool,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+/// A vhost-user disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserDisk {
+    /// The socket.
+    pub socket: PathBuf,
+    /// Queues.
+    pub queues: u16,
+    /// Offer packed rings.
+    pub packed: bool,
+    /// QEMU listens and the daemon dials.
+    pub server: bool,
+    /// Seconds between QEMU's own attempts to connect again; 0 for none.
+    pub reconnect_s: u32,
+    /// More properties of the QEMU device, such as `queue-size=256`.
+    pub properties: Vec<String>,
+}
+
+impl Disk {
+    /// A raw file through the page cache with io_uring and a thread of its own.
+    #[must_use]
+    pub fn file(path: impl Into<PathBuf>) -> QemuFile {
+        QemuFile {
+            path: path.into(),
+            format: Format::Raw,
+            cache: CacheMode::Writeback,
+            aio: Aio::IoUring,
+            iothread: true,
+            read_only: false,
+        }
+    }
+
+    /// A vhost-user disk with one queue and split rings, QEMU connecting and reconnecting every
+    /// second.
+    #[must_use]
+    pub fn vhost_user(socket: impl Into<PathBuf>) -> VhostUserDisk {
+        VhostUserDisk {
+            socket: socket.into(),
+            queues: 1,
+            packed: false,
+            server: false,
+            reconnect_s: 1,
+            properties: Vec::new(),
+        }
+    }
+}
+
+impl From<QemuFile> for Disk {
+    fn from(file: QemuFile) -> Self {
+        Self::QemuFile(file)
+    }
+}
+
+impl From<VhostUserDisk> for Disk {
+    fn from(disk: VhostUserDisk) -> Self {
+        Self::VhostUser(disk)
+    }
+}
+
+/// A vsock device; the guest's CID comes from the back end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vsock {
+    /// The back end's socket.
+    pub socket: PathBuf,
+}
+
+impl Vsock {
+    /// A vhost-user back end.
+    #[must_use]
+    pub fn vhost_user(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+}
+
+/// A path in a QEMU option list, where a comma separates and two stand for one.
+pub(crate) fn quoted(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+fn on(yes: bool) -> &'static str {
+    if yes { "on" } else { "off" }
+}
+
+fn chardev(id: &str, socket: &Path, server: bool, reconnect_s: u32) -> String {
+    let mut text = format!("socket,id={id},path={}", quoted(socket));
+    if server {
+        text.push_str(",server=on,wait=off");
+    } else if reconnect_s > 0 {
+        text.push_str(&format!(",reconnect={reconnect_s}"));
+    }
+    text
+}
+
+/// A locally administered MAC address from a guest's name and a slot: the same every time.
+#[must_use]
+pub fn mac_of(guest: &str, slot: usize) -> String {
+    let hash = xxhash_rust::xxh3::xxh3_64(guest.as_bytes()).to_le_bytes();
+    format!("52:54:{:02x}:{:02x}:{:02x}:{slot:02x}", hash[0], hash[1], hash[2])
+}
+
+/// Arguments in the making.
+#[derive(Default)]
+pub(crate) struct Arguments(pub(crate) Vec<String>);
+
+impl Arguments {
+    pub(crate) fn add(&mut self, option: &str, value: impl fmt::Display) {
+        self.0.extend([format!("-{option}"), value.to_string()]);
+    }
+
+    pub(crate) fn net(&mut self, guest: &str, slot: usize, net: &Net) {
+        let mut device = format!("virtio-net-pci,id=net{slot},netdev=nd{slot},romfile=");
+        match net {
+            Net::None => return,
+            Net::Tap { ifname } => {
+                let options = "script=no,downscript=no,vhost=off";
+                self.add("netdev", format!("tap,id=nd{slot},ifname={ifname},{options}"));
+                device.push_str(&format!(",mac={}", mac_of(guest, slot)));
+            }
+            Net::VhostUser(net) => {
+                let (id, queues) = (format!("nc{slot}"), net.queues);
+                self.add("chardev", chardev(&id, &net.socket, net.server, net.reconnect_s));
+                let netdev = format!("vhost-user,id=nd{slot},chardev={id},queues={queues}");
+                self.add("netdev", netdev);
+                let mac = net.mac.clone().unwrap_or_else(|| mac_of(guest, slot));
+                // MSI-X vectors crash QEMU 7.2's vhost-user-net under TCG (vhost_net_start).
+                device.push_str(&format!(
+                    ",mac={mac},vectors=0,mq={},packed={},mrg_rxbuf={}",
+                    on(queues > 1),
+                    on(net.packed),
+                    on(net.mergeable)
+                ));
+                for property in &net.properties {
+                    device.push_str(&format!(",{property}"));
+                }
+            }
+        }
+        self.add("device", device);
+    }
+
+    pub(crate) fn disk(&mut self, slot: usize, disk: &Disk) {
+        match disk {
+            Disk::QemuFile(file) => self.qemu_file(slot, file),
+            Disk::VhostUser(disk) => {
+                let id = format!("dc{slot}");
+                self.add("chardev", chardev(&id, &disk.socket, disk.server, disk.reconnect_s));
+                let mut device = format!(
+                    "vhost-user-blk-pci,id=disk{slot},chardev={id},num-queues={},packed={}",
+                    disk.queues,
+                    on(disk.packed)
+                );
+                for property in &disk.properties {
+                    device.push_str(&format!(",{property}"));
+                }
+                self.add("device", device);
+            }
+        }
+    }
+
+    fn qemu_file(&mut self, slot: usize, file: &QemuFile) {
+        let aio = match file.aio {
+            Aio::Threads => "threads",
+            Aio::Native => "native",
+            Aio::IoUring => "io_uring",
+        };
+        let direct = on(file.cache == CacheMode::None);
+        let no_flush = on(file.cache == CacheMode::Unsafe);
+        let read_only = on(file.read_only);
+        let path = quoted(&file.path);
+        self.add(
+            "blockdev",
+            format!(
+                "driver=file,node-name=file{slot},filename={path},aio={aio},read-only={read_only},\
+                 cache.direct={direct},cache.no-flush={no_flush},discard=unmap"
+            ),
+        );
+        let driver = match file.format {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        };
+        self.add(
+            "blockdev",
+            format!(
+                "driver={driver},node-name=image{slot},file=file{slot},read-only={read_only},\
+                 cache.direct={direct},cache.no-flush={no_flush},discard=unmap"
+            ),
+        );
+        let mut device = format!("virtio-blk-pci,id=disk{slot},drive=image{slot}");
+        if file.iothread {
+            self.add("object", format!("iothread,id=io{slot}"));
+            device.push_str(&format!(",iothread=io{slot}"));
+        }
+        self.add("device", device);
+    }
+
+    pub(crate) fn vsock(&mut self, vsock: &Vsock) {
+        self.add("chardev", chardev("vsock-c", &vsock.socket, false, 0));
+        self.add("device", "vhost-user-vsock-pci,id=vsock,chardev=vsock-c");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(build: impl FnOnce(&mut Arguments)) -> String {
+        let mut arguments = Arguments::default();
+        build(&mut arguments);
+        arguments.0.join(" ")
+    }
+
+    #[test]
+    fn vhost_user_net_has_no_vectors_and_listens_when_told() {
+        let mut net = Net::vhost_user("/run/a.sock");
+        let got = text(|arguments| arguments.net("a", 0, &net.clone().into()));
+        assert!(got.contains("path=/run/a.sock,reconnect=1 "), "{got}");
+        assert!(got.contains("vectors=0,mq=off,packed=off,mrg_rxbuf=on"), "{got}");
+        net.server = true;
+        net.queues = 2;
+        net.mac = Some("52:00:00:00:00:09".into());
+        let got = text(|arguments| arguments.net("a", 0, &net.into()));
+        assert!(got.contains("server=on,wait=off ") && !got.contains("reconnect"), "{got}");
+        assert!(got.contains("queues=2") && got.contains("mq=on"), "{got}");
+        assert!(got.contains("mac=52:00:00:00:00:09"), "{got}");
+        assert_eq!(text(|arguments| arguments.net("a", 0, &Net::None)), "");
+    }
+
+    #[test]
+    fn macs_differ_between_guests_and_slots_and_stay() {
+        assert_eq!(mac_of("a", 0), mac_of("a", 0));
+        assert_ne!(mac_of("a", 0), mac_of("b", 0));
+        assert_ne!(mac_of("a", 0), mac_of("a", 1));
+    }
+
+    #[test]
+    fn a_comma_in_a_path_does_not_end_the_option() {
+        let got = text(|arguments| arguments.disk(0, &Disk::file("/a,b").into()));
+        assert!(got.contains("filename=/a,,b,aio=io_uring"), "{got}");
+        assert!(got.contains("drive=image0,iothread=io0"), "{got}");
+    }
+}

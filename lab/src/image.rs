@@ -1,0 +1,288 @@
+//! Initramfs images: a recipe, hashed, written once and kept in the cache.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::cpio::Archive;
+use crate::process::run;
+use crate::{Cache, Kernel, LabError, apt, program};
+
+/// Raise when the image's layout changes, so that cached images are made anew.
+const LAYOUT: u32 = 1;
+
+/// Modules that every image carries, for every device the lab can attach.
+const MODULES: [&str; 5] =
+    ["virtio_pci", "virtio_console", "virtio_net", "virtio_blk", "vmw_vsock_virtio_transport"];
+
+/// A finished image.
+#[derive(Clone, Debug)]
+pub struct Image {
+    path: PathBuf,
+    len_bytes: u64,
+}
+
+impl Image {
+    /// Starts a recipe: busybox, the agent and the virtio modules are always in.
+    #[must_use]
+    pub fn builder() -> ImageBuilder {
+        ImageBuilder::default()
+    }
+
+    /// The archive.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size; a guest needs about twice this much memory besides its own.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+}
+
+/// A recipe for an initramfs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageBuilder {
+    programs: BTreeSet<String>,
+    modules: BTreeSet<String>,
+    files: BTreeMap<String, PathBuf>,
+}
+
+impl ImageBuilder {
+    /// Adds a host program, by name or path, with its libraries, at the same path in the guest and
+    /// in `/bin`.
+    #[must_use]
+    pub fn program(mut self, name: impl Into<String>) -> Self {
+        self.programs.insert(name.into());
+        self
+    }
+
+    /// Adds a kernel module with what it needs; the guest loads it with `modprobe NAME` or when
+    /// something asks for it.
+    #[must_use]
+    pub fn module(mut self, name: impl Into<String>) -> Self {
+        self.modules.insert(name.into());
+        self
+    }
+
+    /// Adds a host file at a path in the guest, with the host file's permissions.
+    #[must_use]
+    pub fn file(mut self, guest: impl Into<String>, host: impl Into<PathBuf>) -> Self {
+        self.files.insert(guest.into(), host.into());
+        self
+    }
+
+    /// Tools for network tests: iperf3, ethtool and the full `ip`.
+    #[must_use]
+    pub fn net_tools(self) -> Self {
+        self.program("iperf3").program("ethtool").program("ip")
+    }
+
+    /// Tools for file system tests: ext4, xfs and btrfs with their checkers.
+    #[must_use]
+    pub fn disk_tools(self) -> Self {
+        let tools = ["mke2fs", "e2fsck", "mkfs.xfs", "xfs_repair", "mkfs.btrfs", "btrfs"];
+        tools.into_iter().fold(self, ImageBuilder::program).module("xfs").module("btrfs")
+    }
+
+    /// Builds the image, or finds it in the cache.
+    ///
+    /// # Errors
+    /// A program, library, module or file is missing; the agent does not compile; the disk is
+    /// full.
+    pub fn build(&self, cache: &Cache, kernel: &Kernel) -> Result<Image, LabError> {
+        let agent = program::agent(cache)?;
+        let content = self.collect(&agent)?;
+        let name = format!("image-{:032x}.cpio", self.hash(&content, kernel)?);
+        let path = cache.get(&name, |part| self.write(part, &content, kernel))?;
+        let len_bytes =
+            fs::metadata(&path).map_err(LabError::io(format!("stat {}", path.display())))?.len();
+        Ok(Image { path, len_bytes })
+    }
+
+    /// Guest path → host file, for everything but modules.
+    fn collect(&self, agent: &Path) -> Result<BTreeMap<String, PathBuf>, LabError> {
+        let mut content = BTreeMap::new();
+        content.insert("/bin/busybox".to_owned(), apt::need("busybox")?);
+        content.insert("/lab/agent".to_owned(), agent.to_owned());
+        for name in &self.programs {
+            let path = apt::need(name)?;
+            for library in program::libraries(&path)? {
+                content.insert(library.to_string_lossy().into_owned(), library);
+            }
+            content.insert(path.to_string_lossy().into_owned(), path);
+        }
+        // mke2fs takes its defaults from here.
+        for settings in ["/etc/mke2fs.conf"].map(PathBuf::from) {
+            if self.programs.contains("mke2fs") && settings.is_file() {
+                content.insert(settings.to_string_lossy().into_owned(), settings);
+            }
+        }
+        content.extend(self.files.clone());
+        Ok(content)
+    }
+
+    /// Identifies the content without reading it: a changed file has another size or time.
+    fn hash(&self, content: &BTreeMap<String, PathBuf>, kernel: &Kernel) -> Result<u128, LabError> {
+        let mut hash = Xxh3::new();
+        let about = (LAYOUT, kernel.package(), kernel.version(), &self.modules, &self.programs);
+        hash.update(format!("{about:?}").as_bytes());
+        for (guest, host) in content {
+            let what = format!("stat {}", host.display());
+            let found = fs::metadata(host).map_err(LabError::io(what))?;
+            let times = (found.len(), found.mtime(), found.mtime_nsec(), found.mode());
+            hash.update(format!("{guest:?} {host:?} {times:?}").as_bytes());
+        }
+        Ok(hash.digest128())
+    }
+
+    fn write(
+        &self,
+        path: &Path,
+        content: &BTreeMap<String, PathBuf>,
+        kernel: &Kernel,
+    ) -> Result<(), LabError> {
+        let what = format!("write {}", path.display());
+        let file = File::create(path).map_err(LabError::io(&what))?;
+        let mut tree = Tree::new(BufWriter::with_capacity(1 << 20, file), what);
+        for folder in ["bin", "dev", "etc", "proc", "root", "run", "sbin", "sys", "tmp", "lab"] {
+            tree.folder(folder)?;
+        }
+        tree.put(|out| out.character_device("dev/console", 0o600, 5, 1))?;
+        for (guest, host) in content {
+            tree.host_file(guest, host)?;
+        }
+        self.write_links(&mut tree, content)?;
+        self.write_modules(&mut tree, kernel)?;
+        tree.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")?;
+        tree.text("etc/group", "root:x:0:\n")?;
+        tree.text("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")?;
+        tree.finish()
+    }
+
+    /// `/init`, the agent's names, the programs' names in `/bin`, and busybox for all others.
+    fn write_links(
+        &self,
+        tree: &mut Tree,
+        content: &BTreeMap<String, PathBuf>,
+    ) -> Result<(), LabError> {
+        for name in ["init", "bin/agent", "sbin/modprobe"] {
+            tree.link(name, "/lab/agent")?;
+        }
+        for guest in content.keys() {
+            let name = guest.rsplit('/').next().unwrap_or(guest);
+            let from_program = self.programs.iter().any(|program| program.ends_with(name));
+            if from_program && !guest.starts_with("/bin/") {
+                tree.link(&format!("bin/{name}"), guest)?;
+            }
+        }
+        let applets = run(std::process::Command::new(apt::need("busybox")?).arg("--list"))?;
+        for applet in String::from_utf8_lossy(&applets).lines() {
+            if applet != "busybox" {
+                tree.link(&format!("bin/{applet}"), "/bin/busybox")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The modules and the list from which the agent loads them.
+    fn write_modules(&self, tree: &mut Tree, kernel: &Kernel) -> Result<(), LabError> {
+        let table = kernel.modules()?;
+        let folder = kernel.modules_folder();
+        let mut list = String::new();
+        let mut listed = BTreeSet::new();
+        let wanted = MODULES.into_iter().chain(self.modules.iter().map(String::as_str));
+        let mut todo: Vec<String> = wanted.map(str::to_owned).collect();
+        while let Some(name) = todo.pop() {
+            let Some(module) = table.resolve(&name)? else { continue };
+            if !listed.insert(module.name.clone()) {
+                continue;
+            }
+            let names = [vec![module.name], module.aliases].concat().join(" ");
+            let paths: Vec<String> =
+                module.paths.iter().map(|path| format!("/lab/modules/{path}")).collect();
+            list.push_str(&format!("{names} : {}\n", paths.join(" ")));
+            for path in module.paths {
+                tree.host_file(&format!("/lab/modules/{path}"), &folder.join(&path))?;
+                // Dependencies are loadable by their own names as well.
+                let file = path.rsplit('/').next().unwrap_or(&path);
+                todo.extend(file.split(".ko").next().map(str::to_owned));
+            }
+        }
+        tree.text("lab/modules.list", &list)
+    }
+}
+
+/// An archive under construction; every path is written once, folders before what is in them.
+struct Tree {
+    archive: Archive<BufWriter<File>>,
+    there: BTreeSet<String>,
+    what: String,
+}
+
+impl Tree {
+    fn new(out: BufWriter<File>, what: String) -> Self {
+        Self { archive: Archive::new(out), there: BTreeSet::new(), what }
+    }
+
+    fn put(
+        &mut self,
+        write: impl FnOnce(&mut Archive<BufWriter<File>>) -> std::io::Result<()>,
+    ) -> Result<(), LabError> {
+        write(&mut self.archive).map_err(LabError::io(&self.what))
+    }
+
+    /// True the first time a path is seen; its folders are made first.
+    fn first(&mut self, path: &str) -> Result<bool, LabError> {
+        if let Some((folder, _)) = path.rsplit_once('/') {
+            self.folder(folder)?;
+        }
+        Ok(self.there.insert(path.to_owned()))
+    }
+
+    fn folder(&mut self, path: &str) -> Result<(), LabError> {
+        let path = path.trim_start_matches('/');
+        if !path.is_empty() && self.first(path)? {
+            let permissions = if path == "tmp" { 0o1777 } else { 0o755 };
+            self.put(|out| out.directory(path, permissions))?;
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, path: &str, target: &str) -> Result<(), LabError> {
+        if self.first(path)? {
+            self.put(|out| out.symlink(path, target))?;
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, path: &str, content: &str) -> Result<(), LabError> {
+        if self.first(path)? {
+            self.put(|out| out.file(path, 0o644, content.as_bytes()))?;
+        }
+        Ok(())
+    }
+
+    fn host_file(&mut self, guest: &str, host: &Path) -> Result<(), LabError> {
+        let guest = guest.trim_start_matches('/');
+        if !self.first(guest)? {
+            return Ok(());
+        }
+        let what = format!("read {}", host.display());
+        let mode = fs::metadata(host).map_err(LabError::io(&what))?.mode() & 0o777;
+        let content = fs::read(host).map_err(LabError::io(what))?;
+        // A program that cargo has just built may lack the execute bit only by accident.
+        let mode = if guest == "lab/agent" { 0o755 } else { mode };
+        self.put(|out| out.file(guest, mode, &content))
+    }
+
+    fn finish(self) -> Result<(), LabError> {
+        self.archive.finish().map_err(LabError::io(self.what)).map(|_| ())
+    }
+}
