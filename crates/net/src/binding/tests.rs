@@ -1,1 +1,296 @@
+#![allow(non_snake_case)]
 
+use std::net::IpAddr;
+
+use base::counter::DropReason::{self, Malformed, Spoofed, TableFull};
+use etherparse::PacketBuilder;
+
+use crate::binding::BindMode;
+use crate::tests::lab::{BROADCAST, Lab, Spec, frame, mac};
+
+const V4: [u8; 4] = [10, 0, 0, 5];
+const OTHER: [u8; 4] = [10, 0, 0, 6];
+
+fn v6(last: u16) -> [u8; 16] {
+    let mut out = [0; 16];
+    (out[0], out[1]) = (0xfd, 0x01);
+    out[14..].copy_from_slice(&last.to_be_bytes());
+    out
+}
+
+fn link_local(last: u8) -> [u8; 16] {
+    let mut out = [0; 16];
+    (out[0], out[1], out[15]) = (0xfe, 0x80, last);
+    out
+}
+
+fn udp(src_mac: [u8; 6], src: [u8; 4]) -> Vec<u8> {
+    let mut out = Vec::new();
+    PacketBuilder::ethernet2(src_mac, BROADCAST)
+        .ipv4(src, [10, 0, 0, 9], 64)
+        .udp(1000, 2000)
+        .write(&mut out, b"hello")
+        .unwrap();
+    out
+}
+
+fn udp6(src_mac: [u8; 6], src: [u8; 16]) -> Vec<u8> {
+    let mut out = Vec::new();
+    PacketBuilder::ethernet2(src_mac, BROADCAST)
+        .ipv6(src, v6(9), 64)
+        .udp(1000, 2000)
+        .write(&mut out, b"hello")
+        .unwrap();
+    out
+}
+
+fn arp(eth_src: [u8; 6], sha: [u8; 6], spa: [u8; 4]) -> Vec<u8> {
+    let head: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 2];
+    [&BROADCAST[..], &eth_src, &[8, 6], &head, &sha, &spa, &[0; 6], &[10, 0, 0, 1]].concat()
+}
+
+/// An ICMPv6 message of `kind` with a body (from its fifth byte on).
+fn icmp6(src: [u8; 16], kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = [&BROADCAST[..], &mac(0), &[0x86, 0xdd, 0x60, 0, 0, 0]].concat();
+    out.extend(((body.len() + 4) as u16).to_be_bytes());
+    out.extend([58, 255]);
+    out.extend(src);
+    out.extend(v6(9));
+    out.extend([kind, 0, 0, 0]);
+    out.extend(body);
+    out
+}
+
+fn advert(target: [u8; 16], option_mac: [u8; 6]) -> Vec<u8> {
+    [&[0x60, 0, 0, 0][..], &target, &[2, 1], &option_mac].concat()
+}
+
+fn tagged(frame: &[u8], tags: &[[u8; 4]]) -> Vec<u8> {
+    let mut out = frame[..12].to_vec();
+    tags.iter().for_each(|t| out.extend(t));
+    out.extend(&frame[12..]);
+    out
+}
+
+fn bound(addresses: &[IpAddr]) -> Spec {
+    Spec {
+        bind: BindMode::MacAndIp,
+        mac: Some(mac(0)),
+        addresses: addresses.to_vec(),
+        ..Spec::default()
+    }
+}
+
+/// A bound port and a listener.
+fn lab(addresses: &[IpAddr]) -> Lab {
+    let mut lab = Lab::new(vec![bound(addresses), Spec::default()]);
+    lab.guests[1].post(0, 200, 1600, 1);
+    lab
+}
+
+fn configured() -> Lab {
+    lab(&[IpAddr::from(V4), IpAddr::from(v6(5))])
+}
+
+fn check(lab: &mut Lab, cases: &[(&str, Vec<u8>, Option<DropReason>)]) {
+    for (name, bytes, wanted) in cases {
+        assert_eq!(lab.judge(0, bytes), *wanted, "{name}");
+        assert_eq!(lab.guests[1].recv_all(0).len(), usize::from(wanted.is_none()), "{name}");
+    }
+}
+
+#[test]
+fn abuse_C3_mac_spoofing() {
+    let mut lab = configured();
+    check(
+        &mut lab,
+        &[
+            ("own", frame(BROADCAST, mac(0), 60), None),
+            ("another's", frame(BROADCAST, mac(1), 60), Some(Spoofed)),
+            ("group", frame(BROADCAST, [1, 0, 0, 0, 0, 1], 60), Some(Spoofed)),
+            ("zero", frame(BROADCAST, [0; 6], 60), Some(Spoofed)),
+        ],
+    );
+}
+
+#[test]
+fn abuse_C3_first_mac_is_bound_and_nobody_elses() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec::default()]);
+    for guest in &mut lab.guests {
+        guest.post(0, 32, 1600, 1);
+    }
+    assert_eq!(lab.judge(0, &frame(BROADCAST, [1, 0, 0, 0, 0, 1], 60)), Some(Malformed));
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(0), 60)), None);
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(5), 60)), Some(Spoofed));
+    // Another port cannot take it, and is not bound by the attempt.
+    assert_eq!(lab.judge(1, &frame(BROADCAST, mac(0), 60)), Some(Spoofed));
+    assert_eq!(lab.judge(1, &frame(BROADCAST, mac(1), 60)), None);
+}
+
+#[test]
+fn abuse_C3_mac_flooding_stops_at_the_ports_limit() {
+    let free = Spec { bind: BindMode::Off, ..Spec::default() };
+    let mut lab = Lab::new(vec![free, Spec::default()]);
+    lab.guests[1].post(0, 32, 1600, 1);
+    for n in 0..4 {
+        assert_eq!(lab.judge(0, &frame(BROADCAST, mac(100 + n), 60)), None);
+    }
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(200), 60)), Some(TableFull));
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(100), 60)), None);
+    // Without a binding another's bound address still cannot be taken.
+    assert_eq!(lab.judge(1, &frame(BROADCAST, mac(1), 60)), None);
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(1), 60)), Some(Spoofed));
+    // Aged ones make room.
+    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(200), 60)), None);
+}
+
+#[test]
+fn abuse_C3_ip_spoofing() {
+    let mut lab = configured();
+    check(
+        &mut lab,
+        &[
+            ("own v4", udp(mac(0), V4), None),
+            ("other v4", udp(mac(0), OTHER), Some(Spoofed)),
+            ("no address", udp(mac(0), [0; 4]), Some(Spoofed)),
+            ("loopback", udp(mac(0), [127, 0, 0, 1]), Some(Spoofed)),
+            ("broadcast", udp(mac(0), [255; 4]), Some(Spoofed)),
+            ("own v6", udp6(mac(0), v6(5)), None),
+            ("other v6", udp6(mac(0), v6(6)), Some(Spoofed)),
+            ("unspecified v6", udp6(mac(0), [0; 16]), Some(Spoofed)),
+            ("multicast v6", udp6(mac(0), [0xff; 16]), Some(Spoofed)),
+            ("link local v6", udp6(mac(0), link_local(7)), None),
+            ("cut short", udp(mac(0), V4)[..30].to_vec(), Some(Malformed)),
+            ("not IP", frame(BROADCAST, mac(0), 60), None),
+        ],
+    );
+}
+
+#[test]
+fn abuse_C3_vlan_tags_hide_nothing() {
+    let mut lab = configured();
+    let (q, ad) = ([0x81, 0, 0, 5], [0x88, 0xa8, 0, 7]);
+    check(
+        &mut lab,
+        &[
+            ("own", tagged(&udp(mac(0), V4), &[q]), None),
+            ("own, two tags", tagged(&udp(mac(0), V4), &[ad, q]), None),
+            ("other", tagged(&udp(mac(0), OTHER), &[q]), Some(Spoofed)),
+            ("other, two tags", tagged(&udp(mac(0), OTHER), &[ad, q]), Some(Spoofed)),
+            ("three tags", tagged(&udp(mac(0), V4), &[ad, q, q]), Some(Malformed)),
+            ("ARP", tagged(&arp(mac(0), mac(0), OTHER), &[q]), Some(Spoofed)),
+        ],
+    );
+}
+
+#[test]
+fn abuse_C3_arp_poisoning() {
+    let mut lab = configured();
+    let mut odd = arp(mac(0), mac(0), V4);
+    odd[18] = 8;
+    check(
+        &mut lab,
+        &[
+            ("own", arp(mac(0), mac(0), V4), None),
+            ("probe", arp(mac(0), mac(0), [0; 4]), None),
+            ("other address", arp(mac(0), mac(0), OTHER), Some(Spoofed)),
+            ("other hardware address", arp(mac(0), mac(1), V4), Some(Spoofed)),
+            ("probe for another", arp(mac(0), mac(1), [0; 4]), Some(Spoofed)),
+            ("odd lengths", odd, Some(Malformed)),
+            ("cut short", arp(mac(0), mac(0), V4)[..41].to_vec(), Some(Malformed)),
+        ],
+    );
+}
+
+#[test]
+fn abuse_C3_ndp_poisoning() {
+    let mut lab = configured();
+    let own = v6(5);
+    let solicit = |option: [u8; 6]| [&[0; 4][..], &v6(9), &[1, 1], &option].concat();
+    let plain = [&[0x60, 0, 0, 0][..], &own].concat();
+    check(
+        &mut lab,
+        &[
+            ("own", icmp6(own, 136, &advert(own, mac(0))), None),
+            ("own, no option", icmp6(own, 136, &plain), None),
+            ("other target", icmp6(own, 136, &advert(v6(6), mac(0))), Some(Spoofed)),
+            ("other hardware address", icmp6(own, 136, &advert(own, mac(1))), Some(Spoofed)),
+            ("other source", icmp6(v6(6), 136, &advert(own, mac(0))), Some(Spoofed)),
+            ("solicitation", icmp6(own, 135, &solicit(mac(0))), None),
+            ("solicitation for another", icmp6(own, 135, &solicit(mac(1))), Some(Spoofed)),
+            ("duplicate detection", icmp6([0; 16], 135, &[&[0; 4][..], &own].concat()), None),
+            ("router solicitation", icmp6([0; 16], 133, &[0; 4]), None),
+            ("router advertisement", icmp6(link_local(1), 134, &[0; 12]), Some(Spoofed)),
+            ("redirect", icmp6(own, 137, &[0; 36]), Some(Spoofed)),
+            ("advertisement cut short", icmp6(own, 136, &[0; 10]), Some(Malformed)),
+            ("echo", icmp6(own, 128, b"ping"), None),
+        ],
+    );
+    // The same behind an extension header.
+    let mut hidden = icmp6(own, 136, &advert(v6(6), mac(0)));
+    hidden[20] = 0;
+    hidden.splice(54..54, [58, 0, 1, 4, 0, 0, 0, 0]);
+    check(&mut lab, &[("behind hop-by-hop options", hidden, Some(Spoofed))]);
+    // And behind more than we look at.
+    let mut long = icmp6(own, 136, &advert(v6(6), mac(0)));
+    long[20] = 60;
+    long.splice(54..54, [&[58, 11][..], &[0; 94]].concat());
+    check(&mut lab, &[("behind 96 bytes of options", long, Some(Malformed))]);
+}
+
+#[test]
+fn abuse_C3_fragments_pass_by_their_source() {
+    let mut lab = configured();
+    let fragment = |src, offset: u16| {
+        let mut out = udp(mac(0), src);
+        out[20..22].copy_from_slice(&offset.to_be_bytes());
+        out
+    };
+    let fragment6 = |src| {
+        let mut out = udp6(mac(0), src);
+        out[20] = 44;
+        out.splice(54..54, [17, 0, 0, 0xb9, 0, 0, 0, 1]);
+        out
+    };
+    check(
+        &mut lab,
+        &[
+            ("first", fragment(V4, 0x2000), None),
+            ("later", fragment(V4, 0x20b9), None),
+            ("of another", fragment(OTHER, 0x20b9), Some(Spoofed)),
+            ("v6", fragment6(v6(5)), None),
+            ("v6 of another", fragment6(v6(6)), Some(Spoofed)),
+        ],
+    );
+}
+
+#[test]
+fn dhcp_and_igmp_need_no_address() {
+    let mut lab = configured();
+    let mut dhcp = udp(mac(0), [0; 4]);
+    dhcp[34..38].copy_from_slice(&[0, 68, 0, 67]);
+    let mut igmp = udp(mac(0), [0; 4]);
+    igmp[23] = 2;
+    check(&mut lab, &[("DHCP", dhcp, None), ("IGMP", igmp, None)]);
+}
+
+#[test]
+fn abuse_C3_learned_addresses_belong_to_the_first() {
+    let learn = || Spec { bind: BindMode::MacAndIp, ..Spec::default() };
+    let mut lab = Lab::new(vec![learn(), learn()]);
+    for guest in &mut lab.guests {
+        guest.post(0, 100, 1600, 1);
+    }
+    assert_eq!(lab.judge(0, &arp(mac(0), mac(0), V4)), None);
+    assert_eq!(lab.judge(0, &udp(mac(0), V4)), None);
+    assert_eq!(lab.judge(1, &udp(mac(1), V4)), Some(Spoofed));
+    assert_eq!(lab.judge(1, &arp(mac(1), mac(1), V4)), Some(Spoofed));
+    assert_eq!(lab.judge(1, &udp(mac(1), OTHER)), None);
+    // No more than the limit.
+    for n in 1..16 {
+        assert_eq!(lab.judge(0, &udp(mac(0), [10, 1, 0, n])), None);
+    }
+    assert_eq!(lab.judge(0, &udp(mac(0), [10, 1, 0, 16])), Some(Spoofed));
+    assert_eq!(lab.judge(0, &udp(mac(0), V4)), None);
+}

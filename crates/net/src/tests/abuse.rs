@@ -1,1 +1,255 @@
+//! What a guest may try (ABUSE classes R3, R10, D1, C1, I; C3 is in `binding/tests.rs`).
+#![allow(non_snake_case)]
 
+use base::counter::DropReason;
+use queue::Layout;
+
+use super::lab::{Lab, MODERN, Spec, frame, mac, no_offload, vnet};
+use crate::features;
+use crate::header::{GSO_TCPV4, MAX_FRAME};
+
+const MALFORMED: Option<DropReason> = Some(DropReason::Malformed);
+
+#[test]
+fn abuse_R3_chain_shorter_than_its_header() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut lab = Lab::new(vec![Spec { layout, ..Spec::default() }, Spec::default()]);
+        lab.introduce();
+        lab.guests[1].post(0, 4, 1600, 1);
+        for len in [1, 9, 10, 11, 12, 13, 25] {
+            assert_eq!(lab.judge_with(0, &vec![0xff; len], &[]), MALFORMED, "{len}");
+        }
+        // A chain with nothing to read at all.
+        let (addr, len) = (lab.guests[0].tx[0].alloc(100), 100);
+        lab.guests[0].tx[0].offer(&[], &[(addr, len)]);
+        let before = lab.drops(0, DropReason::Malformed);
+        lab.poll();
+        assert_eq!(lab.drops(0, DropReason::Malformed), before + 1);
+        assert_eq!(lab.guests[0].tx[0].used().unwrap().1, 0);
+        // The port lives.
+        assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 14)), None);
+        assert_eq!(lab.guests[1].recv_all(0).len(), 1);
+    }
+}
+
+#[test]
+fn abuse_R3_header_split_over_many_descriptors() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 8, 1600, 1);
+    let sent = frame(mac(1), mac(0), 300);
+    for pieces in [12, 40, 104, 156] {
+        lab.guests[0].send(0, &no_offload(), &sent, pieces);
+        lab.poll();
+        assert_eq!(lab.guests[1].recv(0).unwrap().1, sent, "{pieces}");
+        lab.guests[0].tx[0].used().unwrap();
+    }
+}
+
+#[test]
+fn abuse_R3_receive_buffer_shorter_than_the_header_breaks_only_its_port() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec::default(), Spec::default()]);
+    lab.introduce();
+    lab.guests[1].post(0, 1, 11, 1);
+    lab.guests[2].post(0, 4, 1600, 1);
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 60)), Some(DropReason::LinkDown));
+    let reason = lab.guests[1].rx[0].health().reason().unwrap();
+    assert!(reason.contains("12 bytes"), "{reason}");
+    assert!(lab.guests[1].rx[0].err_event().drain());
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 60)), Some(DropReason::LinkDown));
+    assert_eq!(lab.judge(0, &frame(mac(2), mac(0), 60)), None);
+    assert_eq!(lab.guests[2].recv_all(0).len(), 1);
+}
+
+#[test]
+fn abuse_R3_receive_chain_with_nothing_to_write_breaks_only_its_port() {
+    let mut lab = Lab::pair();
+    let (addr, len) = (lab.guests[1].rx[0].alloc(2000), 2000);
+    lab.guests[1].rx[0].offer(&[(addr, len)], &[]);
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 60)), Some(DropReason::LinkDown));
+    assert!(!lab.guests[1].rx[0].health().is_live());
+    assert!(lab.guests[0].tx[0].health().is_live());
+}
+
+#[test]
+fn abuse_R10_longest_frame_and_one_byte_more() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec { mtu: 65_535, ..Spec::default() }]);
+    lab.introduce();
+    lab.guests[1].post(0, 60, 1600, 1);
+    let longest = frame(mac(1), mac(0), MAX_FRAME);
+    assert_eq!(lab.judge(0, &longest), None);
+    assert_eq!(lab.guests[1].recv(0).unwrap().1, longest);
+    let longer = frame(mac(1), mac(0), MAX_FRAME + 1);
+    assert_eq!(lab.judge(0, &longer), Some(DropReason::TooBig));
+    // Megabytes in one chain are not copied anywhere.
+    let huge = (lab.guests[0].tx[0].alloc(16 << 20), 16 << 20);
+    lab.guests[0].tx[0].offer(&[huge], &[]);
+    lab.poll();
+    assert_eq!(lab.drops(0, DropReason::TooBig), 2);
+}
+
+#[test]
+fn abuse_R10_tiny_receive_buffers_end_in_a_drop_not_in_a_wait_for_ever() {
+    let mut lab =
+        Lab::new(vec![Spec::default(), Spec { ring: 1024, mtu: 9000, ..Spec::default() }]);
+    lab.introduce();
+    lab.guests[1].post(0, 600, 16, 1);
+    // 256 buffers of 16 bytes hold 4,096 bytes with the header.
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 4085)), Some(DropReason::TooBig));
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 4084)), None);
+    assert_eq!(lab.guests[1].recv(0).unwrap().1.len(), 4084);
+}
+
+/// The header that is delivered is the one that was judged, whatever the guest does meanwhile:
+/// the bytes are taken once, so a frame held in the ring is judged anew with its new bytes.
+#[test]
+fn abuse_D1_a_header_rewritten_while_held_is_judged_again() {
+    let mut lab = Lab::pair();
+    let good = frame(mac(1), mac(0), 60);
+    let driver = &mut lab.guests[0].tx[0];
+    let whole = [&no_offload()[..], &good].concat();
+    let (addr, len) = driver.buffer(&whole);
+    driver.offer(&[(addr, len)], &[]);
+    assert_eq!(lab.poll(), 0);
+    // Held for want of buffers. Now the guest makes itself somebody else.
+    lab.guests[0].tx[0].write(addr + 12 + 6, &mac(7));
+    lab.guests[1].post(0, 2, 1600, 1);
+    assert_eq!(lab.poll(), 1);
+    assert_eq!(lab.drops(0, DropReason::Spoofed), 1);
+    assert_eq!(lab.guests[1].recv_all(0).len(), 0);
+}
+
+/// Another thread rewrites the header all the time: every frame that arrives carries exactly an
+/// address that was judged good, and a virtio-net header that makes sense.
+#[test]
+fn abuse_D1_headers_changed_while_they_are_read() {
+    let mut lab = Lab::pair();
+    let whole = [&no_offload()[..], &frame(mac(1), mac(0), 60)].concat();
+    let (addr, len) = lab.guests[0].tx[0].buffer(&whole);
+    let ram = lab.guests[0].ram.clone();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = stop.clone();
+    let attacker = std::thread::spawn(move || {
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            ram.write(addr, &vnet(1, GSO_TCPV4, 1, 0xffff, 0xffff));
+            ram.write(addr + 12 + 6, &mac(7));
+            ram.write(addr + 12 + 6, &mac(0));
+            ram.write(addr, &no_offload());
+        }
+    });
+    let mut arrived = 0;
+    for _ in 0..20_000 {
+        lab.guests[1].post_up_to(0, 4, 1600, 1);
+        lab.guests[0].tx[0].offer(&[(addr, len)], &[]);
+        lab.poll();
+        lab.guests[0].tx[0].used().unwrap();
+        if let Some((vnet, got)) = lab.guests[1].recv(0) {
+            assert_eq!(vnet, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+            assert_eq!(got[6..12], mac(0));
+            arrived += 1;
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    attacker.join().unwrap();
+    assert!(arrived > 0);
+}
+
+#[test]
+fn abuse_C1_checksum_and_segmentation_fields_beyond_the_frame() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 16, 1600, 1);
+    let plain = frame(mac(1), mac(0), 100);
+    let mut bad = |header: Vec<u8>, why: &str| {
+        assert_eq!(lab.judge_with(0, &header, &plain), MALFORMED, "{why}");
+        assert!(lab.guests[1].recv(0).is_none());
+    };
+    bad(vnet(1, 0, 0, 100, 0), "sum starts at the end");
+    bad(vnet(1, 0, 0, 98, 1), "sum placed across the end");
+    bad(vnet(1, 0, 0, 0xffff, 0xffff), "sum beyond everything");
+    bad(vnet(1, 0, 0, 0, 0), "sum in the Ethernet header");
+    bad(vnet(1, GSO_TCPV4, 100, 34, 16), "segmentation of what is not IP");
+    bad(vnet(0, GSO_TCPV4, 100, 34, 16), "segmentation without checksum");
+    bad(vnet(1, 3, 100, 34, 6), "fragmentation offload, which is not offered");
+    bad(vnet(1, 0x7f, 100, 34, 6), "a type that does not exist");
+    bad(vnet(1, 0x80, 100, 34, 6), "ECN without a type");
+    assert_eq!(lab.judge_with(0, &vnet(1, 0, 0, 98, 0), &plain), None);
+    assert_eq!(lab.judge_with(0, &vnet(0xfe, 0, 0, 0xffff, 0xffff), &plain), None);
+    let (header, _) = lab.guests[1].recv(0).unwrap();
+    assert_eq!(
+        header,
+        vnet(1, 0, 0, 98, 0).iter().take(10).chain(&[1, 0]).copied().collect::<Vec<_>>()
+    );
+    // Flags that nobody defined do not reach the receiver.
+    let (header, _) = lab.guests[1].recv(0).unwrap();
+    assert_eq!(header[..10], [0; 10]);
+}
+
+#[test]
+fn abuse_C1_offloads_that_were_not_negotiated() {
+    let bare = Spec { features: MODERN & !features::OFFLOADS, ..Spec::default() };
+    let mut lab = Lab::new(vec![bare, Spec::default()]);
+    lab.introduce();
+    lab.guests[1].post(0, 2, 1600, 1);
+    let plain = frame(mac(1), mac(0), 100);
+    assert_eq!(lab.judge_with(0, &vnet(1, 0, 0, 34, 16), &plain), MALFORMED);
+    assert_eq!(lab.judge_with(0, &vnet(1, GSO_TCPV4, 100, 34, 16), &plain), MALFORMED);
+    assert_eq!(lab.judge_with(0, &vnet(0, 0, 0, 0, 0), &plain), None);
+}
+
+/// The used length is what was written, and what is behind it was not touched: a receiver never
+/// sees bytes of ours or of another VM.
+#[test]
+fn abuse_I_used_length_is_what_was_written() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut lab = Lab::new(vec![Spec::default(), Spec { layout, ..Spec::default() }]);
+        lab.introduce();
+        for len in [14, 60, 127, 128, 129, 499, 500, 501, 1500] {
+            lab.guests[1].post_up_to(0, 8, 512, 1);
+            lab.guests[0].send(0, &no_offload(), &frame(mac(1), mac(0), len), 1);
+            lab.poll();
+            // `raw_recv` and `recv` check the tails; here the sum of the lengths.
+            let mut got = 0;
+            while let Some((written, bytes)) = lab.guests[1].raw_recv(0) {
+                assert!(written <= bytes.len());
+                assert!(bytes[written..].iter().all(|b| *b == 0xee), "{layout:?} {len}");
+                got += written;
+            }
+            assert_eq!(got, 12 + len);
+        }
+    }
+}
+
+#[test]
+fn abuse_I_a_writable_part_of_a_transmit_chain_stays_untouched() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 1, 1600, 1);
+    let driver = &mut lab.guests[0].tx[0];
+    let sent = driver.buffer(&[&no_offload()[..], &frame(mac(1), mac(0), 60)].concat());
+    let extra = driver.buffer(&[0xee; 64]);
+    driver.offer(&[sent], &[extra]);
+    lab.poll();
+    assert_eq!(lab.guests[0].tx[0].used().unwrap().1, 0);
+    assert_eq!(lab.guests[0].tx[0].read(extra.0, 64), [0xee; 64]);
+    assert_eq!(lab.guests[1].recv_all(0).len(), 1);
+}
+
+#[test]
+fn abuse_R1_a_looping_transmit_chain_breaks_only_its_port() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec::default(), Spec::default()]);
+    lab.introduce();
+    lab.guests[2].post(0, 1, 1600, 1);
+    let driver = &mut lab.guests[0].tx[0];
+    let (addr, len) = driver.buffer(&[0; 64]);
+    let head = driver.stage(&[(addr, len)], &[]);
+    let mut desc = driver.desc(head);
+    (desc.flags, desc.tail) = (1, head);
+    driver.set_desc(head, desc);
+    driver.publish();
+    lab.poll();
+    assert!(!lab.guests[0].tx[0].health().is_live());
+    // Arming a broken port must not keep the sidecore awake.
+    use sidecore::Worker;
+    assert_eq!(lab.engine.arm(lab.now_ns), sidecore::Arm::Idle);
+    lab.engine.disarm();
+    assert_eq!(lab.judge(1, &frame(mac(2), mac(1), 60)), None);
+    assert_eq!(lab.guests[2].recv_all(0).len(), 1);
+}

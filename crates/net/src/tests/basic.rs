@@ -36,7 +36,7 @@ fn frames_cross_in_every_kind_of_ring_and_buffer() {
         for round in 0..20 {
             let lens = [14, 15, 60, 127, 128, 129, 243, 244, 245, 500, 501, 1000, 1514];
             for pieces in [1, 2, 5] {
-                lab.guests[1].post(0, 100, buffer, if indirect { 3 } else { 1 });
+                lab.guests[1].post_up_to(0, 100, buffer, if indirect { 3 } else { 1 });
                 for len in lens {
                     let sent = frame(mac(1), mac(0), len);
                     let pieces = if indirect { pieces } else { 1 };
@@ -51,20 +51,6 @@ fn frames_cross_in_every_kind_of_ring_and_buffer() {
                     assert_eq!(lab.guests[0].tx[0].used().map(|u| u.1), Some(0));
                 }
                 assert!(lab.guests[1].recv(0).is_none());
-                // Give the leftovers back to the model by using them up.
-                let left = 256 - lab.guests[1].rx[0].free_descriptors();
-                for _ in 0..left.min(if indirect || !mergeable { left } else { 0 }) {
-                    lab.guests[0].send(0, &no_offload(), &frame(mac(1), mac(0), 60), 1);
-                    lab.poll();
-                    lab.guests[0].tx[0].used().unwrap();
-                    lab.guests[1].recv(0).unwrap();
-                }
-                while lab.guests[1].rx[0].free_descriptors() < 100 {
-                    lab.guests[0].send(0, &no_offload(), &frame(mac(1), mac(0), 60), 1);
-                    lab.poll();
-                    lab.guests[0].tx[0].used().unwrap();
-                    lab.guests[1].recv(0).unwrap();
-                }
             }
         }
     }

@@ -57,7 +57,6 @@ impl Default for Spec {
 }
 
 pub struct Guest {
-    pub id: usize,
     pub ram: Arc<GuestRam>,
     pub rx: Vec<ModelDriver>,
     pub tx: Vec<ModelDriver>,
@@ -154,7 +153,7 @@ impl Lab {
         self.engine.fabric.ports.push(Some(Box::new(port)));
         let posted = (0..spec.pairs).map(|_| HashMap::new()).collect();
         let indirect = spec.options.indirect;
-        self.guests.push(Guest { id, ram, rx, tx, posted, vnet_len, mergeable, indirect });
+        self.guests.push(Guest { ram, rx, tx, posted, vnet_len, mergeable, indirect });
     }
 
     /// Every guest says hello once, with nobody listening, so that all addresses are known.
@@ -245,6 +244,11 @@ impl Guest {
             self.posted[queue].insert(id, bufs);
         }
         self.rx[queue].kick();
+    }
+
+    /// Posts what is missing to `count` buffers.
+    pub fn post_up_to(&mut self, queue: usize, count: usize, len: usize, pieces: usize) {
+        self.post(queue, count - self.posted[queue].len(), len, pieces);
     }
 
     /// The next used receive buffer: what was written, and the whole of it.

@@ -6,7 +6,7 @@ mod alloc;
 mod basic;
 mod device;
 mod hold;
-mod lab;
+pub mod lab;
 mod offloads;
 mod stages;
 mod uplink;
