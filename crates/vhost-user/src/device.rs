@@ -88,6 +88,12 @@ pub trait Device: Send + Sync {
         Err(DeviceError::Unsupported("setting the MTU"))
     }
 
+    /// The VM came from another host and cannot announce itself (`SEND_RARP`): a network may tell
+    /// its surroundings where `mac` is now.
+    fn announce(&self, mac: [u8; 6]) {
+        let _ = mac;
+    }
+
     /// Fills `out` from config space at `offset`.
     fn read_config(&self, offset: u32, out: &mut [u8]) -> Result<(), DeviceError>;
 

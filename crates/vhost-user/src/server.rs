@@ -1,0 +1,392 @@
+//! A port's thread: connections one after the other, sessions on them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::counter::QueueStats;
+use base::event::Event;
+use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
+use queue::vring::PortHealth;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::device::Device;
+use crate::endpoint::{Endpoint, Listener, dial};
+use crate::error::VhostUserError;
+use crate::keeper::Keeper;
+use crate::session::{End, Port, Session};
+use crate::status::PortStatus;
+use crate::wire::retry;
+
+/// Stack of a session's thread: the deepest path (a message's control data, a JSON blob) needs
+/// about 30 KiB; there may be a thousand such threads.
+const STACK_LEN_BYTES: usize = 256 << 10;
+/// First pause between two attempts to dial.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause between two attempts to dial.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How a port meets its front end.
+#[derive(Debug)]
+pub struct PortConfig {
+    /// The port's name (`vm/port`): in logs, and in the holder.
+    pub name: String,
+    /// Where the front end is.
+    pub endpoint: Endpoint,
+    /// Mode of the socket file, for [`Endpoint::Listen`].
+    pub socket_mode: u32,
+}
+
+/// A port being served; its thread ends when this is dropped (as by [`PortServer::stop`]).
+pub struct PortServer {
+    port: Arc<Port>,
+    status: Arc<Mutex<PortStatus>>,
+    forget: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for PortServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PortServer").field("port", &self.port.name).finish_non_exhaustive()
+    }
+}
+
+/// Serves `device` at the configured place, from its own thread. A session that `keeper` has for
+/// this name is gone on with first. `stats` has one entry per queue.
+///
+/// Fails when the configuration is wrong or the socket cannot be listened on; everything later is
+/// in [`PortServer::status`].
+pub fn serve_port(
+    config: PortConfig,
+    device: Arc<dyn Device>,
+    stats: Vec<Arc<QueueStats>>,
+    keeper: Arc<dyn Keeper>,
+) -> Result<PortServer, VhostUserError> {
+    check_port(&config, device.as_ref(), stats.len())?;
+    let endpoint = config.endpoint.describe();
+    let source = Source::new(config.endpoint, config.socket_mode)?;
+    let status = PortStatus {
+        name: config.name.clone(),
+        kind: device.kind().name(),
+        endpoint,
+        ..PortStatus::default()
+    };
+    let port = Arc::new(Port {
+        health: PortHealth::new(&config.name),
+        name: config.name,
+        device,
+        stats,
+        keeper,
+        stop: Event::new().map_err(VhostUserError::std_io("making an eventfd"))?,
+        stopping: AtomicBool::new(false),
+    });
+    let mut server = PortServer {
+        port: port.clone(),
+        status: Arc::new(Mutex::new(status)),
+        forget: Arc::default(),
+        thread: None,
+    };
+    let (status, forget) = (server.status.clone(), server.forget.clone());
+    let mut runner = Runner { port, status, forget, source };
+    let thread = std::thread::Builder::new()
+        .name("vhost-user".to_owned())
+        .stack_size(STACK_LEN_BYTES)
+        .spawn(move || runner.run())
+        .map_err(VhostUserError::std_io("starting a session thread"))?;
+    server.thread = Some(thread);
+    Ok(server)
+}
+
+fn check_port(
+    config: &PortConfig,
+    device: &dyn Device,
+    stats: usize,
+) -> Result<(), VhostUserError> {
+    let bad = |what, value: String, rule: String| {
+        Err(VhostUserError::BadPort { port: config.name.clone(), what, value, rule })
+    };
+    let name = config.name.len();
+    if name == 0 || name > 2 * MAX_NAME_LEN_BYTES + 1 {
+        let rule = format!("1 to {} bytes", 2 * MAX_NAME_LEN_BYTES + 1);
+        return bad("the name's length", name.to_string(), rule);
+    }
+    let queues = device.queue_count();
+    if queues == 0 || queues > MAX_QUEUES {
+        return bad("the number of queues", queues.to_string(), format!("1 to {MAX_QUEUES}"));
+    }
+    if stats != usize::from(queues) {
+        return bad(
+            "the number of counters",
+            stats.to_string(),
+            format!("one for each of {queues} queues"),
+        );
+    }
+    Ok(())
+}
+
+impl PortServer {
+    /// What the port says of itself now.
+    pub fn status(&self) -> PortStatus {
+        let mut status = lock(&self.status).clone();
+        status.broken = self.port.health.reason();
+        status
+    }
+
+    /// Whether the port works; shared with its queues.
+    pub fn health(&self) -> Arc<PortHealth> {
+        self.port.health.clone()
+    }
+
+    /// Ends the session and the thread; on return nothing is in flight. A session that the holder
+    /// has stays there, for the next daemon; without a holder the front end sees a disconnect.
+    pub fn stop(self) {
+        drop(self);
+    }
+
+    /// As [`PortServer::stop`], but the holder forgets the session: the front end sees a
+    /// disconnect.
+    pub fn stop_and_forget(self) {
+        self.forget.store(true, Ordering::SeqCst);
+        drop(self);
+    }
+
+    /// Waits until the port serves no more by itself: only a port on a connected
+    /// [`Endpoint::Fd`] does.
+    pub fn wait(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(port = %self.port.name, "the session thread panicked");
+        }
+    }
+}
+
+impl Drop for PortServer {
+    fn drop(&mut self) {
+        self.port.stopping.store(true, Ordering::SeqCst);
+        if let Err(error) = self.port.stop.signal() {
+            tracing::error!(port = %self.port.name, "cannot stop the session thread: {error}");
+            return;
+        }
+        self.join();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is half done in these values when a thread panics.
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Where the next connection comes from.
+enum Source {
+    Listener(Listener),
+    Dial { path: PathBuf, pause: Duration },
+    Socket(Option<OwnedFd>),
+}
+
+impl Source {
+    fn new(endpoint: Endpoint, mode: u32) -> Result<Self, VhostUserError> {
+        Ok(match endpoint {
+            Endpoint::Listen(path) => Self::Listener(Listener::bind(&path, mode)?),
+            Endpoint::Dial(path) => Self::Dial { path, pause: Duration::ZERO },
+            Endpoint::Fd(fd) => {
+                let listens = rustix::net::sockopt::socket_acceptconn(&fd)
+                    .map_err(VhostUserError::io("looking at the socket descriptor"))?;
+                if listens {
+                    let listener = Listener::from_fd(fd);
+                    Self::Listener(
+                        listener.map_err(VhostUserError::std_io("the listening socket"))?,
+                    )
+                } else {
+                    Self::Socket(Some(fd))
+                }
+            }
+        })
+    }
+
+    fn listener(&self) -> Option<&Listener> {
+        match self {
+            Self::Listener(listener) => Some(listener),
+            _ => None,
+        }
+    }
+}
+
+/// The thread's own.
+struct Runner {
+    port: Arc<Port>,
+    status: Arc<Mutex<PortStatus>>,
+    forget: Arc<AtomicBool>,
+    source: Source,
+}
+
+impl Runner {
+    fn run(&mut self) {
+        if let Some(session) = self.take_over() {
+            self.serve(session);
+        }
+        while !self.port.is_stopping() {
+            let socket = match self.next_connection() {
+                Ok(Some(socket)) => socket,
+                Ok(None) => break,
+                Err(error) => {
+                    self.note_error(&error);
+                    // Out of descriptors, most likely; do not spin.
+                    self.pause(LONGEST_PAUSE);
+                    continue;
+                }
+            };
+            match Session::new(self.port.clone(), socket, self.publisher()) {
+                Ok(session) => self.serve(session),
+                Err(error) => self.note_error(&error),
+            }
+        }
+        if self.forget.load(Ordering::SeqCst)
+            && let Err(error) = self.port.keeper.forget(&self.port.name)
+        {
+            tracing::warn!(port = %self.port.name, "the holder still has the session: {error}");
+        }
+        lock(&self.status).finished = true;
+    }
+
+    /// The session of an earlier daemon, if the holder has one that can be gone on with.
+    fn take_over(&mut self) -> Option<Session> {
+        let name = &self.port.name;
+        let (saved, fds) = match self.port.keeper.load(name) {
+            Ok(found) => found?,
+            Err(error) => {
+                self.note_error(&error);
+                return None;
+            }
+        };
+        match Session::restore(self.port.clone(), &saved, fds, self.publisher()) {
+            Ok(session) => {
+                tracing::info!(port = %name, "going on with the session of an earlier daemon");
+                lock(&self.status).resumed += 1;
+                Some(session)
+            }
+            Err(error) => {
+                self.note_error(&error);
+                if let Err(error) = self.port.keeper.forget(name) {
+                    self.note_error(&error);
+                }
+                None
+            }
+        }
+    }
+
+    fn serve(&mut self, mut session: Session) {
+        tracing::info!(port = %self.port.name, "front end connected");
+        let mut status = lock(&self.status);
+        status.connected = true;
+        status.sessions += 1;
+        drop(status);
+        let end = session.run(|socket| self.idle(socket));
+        drop(session);
+        let mut status = lock(&self.status);
+        status.disconnected();
+        status.last_error = None;
+        drop(status);
+        match end {
+            End::Closed => {
+                tracing::info!(port = %self.port.name, "front end disconnected");
+                self.reset_pause();
+            }
+            End::Stopped => {}
+            // The pause goes on growing: dialling a front end that we cannot talk to is no use.
+            End::Failed(error) => self.note_error(&error),
+        }
+    }
+
+    fn reset_pause(&mut self) {
+        if let Source::Dial { pause, .. } = &mut self.source {
+            *pause = Duration::ZERO;
+        }
+    }
+
+    fn note_error(&self, error: &VhostUserError) {
+        tracing::warn!(port = %self.port.name, "{error}");
+        lock(&self.status).last_error = Some(error.to_string());
+    }
+
+    fn publisher(&self) -> Box<dyn Fn(&Session) + Send> {
+        let status = self.status.clone();
+        Box::new(move |session| session.describe(&mut lock(&status)))
+    }
+
+    /// The next connection; none when there will be none any more.
+    fn next_connection(&mut self) -> Result<Option<OwnedFd>, VhostUserError> {
+        loop {
+            if self.port.is_stopping() {
+                return Ok(None);
+            }
+            let (path, wait) = match &mut self.source {
+                Source::Socket(socket) => return Ok(socket.take()),
+                Source::Listener(listener) => match listener.accept()? {
+                    Some(socket) => return Ok(Some(socket)),
+                    None => {
+                        wait_for(&[listener.as_fd(), self.port.stop.as_fd()], None)?;
+                        continue;
+                    }
+                },
+                Source::Dial { path, pause } => {
+                    let wait = *pause;
+                    *pause = (*pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+                    (path.clone(), wait)
+                }
+            };
+            self.pause(wait);
+            if self.port.is_stopping() {
+                return Ok(None);
+            }
+            if let Some(socket) = dial(&path)? {
+                return Ok(Some(socket));
+            }
+        }
+    }
+
+    /// Waits, but not longer than until the stop.
+    fn pause(&self, wait: Duration) {
+        if wait > Duration::ZERO {
+            // A failed poll is a short pause.
+            let _ = wait_for(&[self.port.stop.as_fd()], Some(wait));
+        }
+    }
+
+    /// Waits until the session's socket has something, sending away whoever else comes.
+    fn idle(&self, socket: BorrowedFd<'_>) -> Result<(), VhostUserError> {
+        let stop = self.port.stop.as_fd();
+        let Some(listener) = self.source.listener() else {
+            return wait_for(&[socket, stop], None).map(drop);
+        };
+        let ready = wait_for(&[socket, stop, listener.as_fd()], None)?;
+        // What the session's socket says comes first: when the front end has hung up and come
+        // again, the new connection is not a second one.
+        if ready[0] || !ready[2] || self.port.is_stopping() {
+            return Ok(());
+        }
+        if let Some(second) = listener.accept()? {
+            drop(second);
+            lock(&self.status).refused += 1;
+            tracing::warn!(port = %self.port.name, "second connection refused: one front end is connected");
+        }
+        Ok(())
+    }
+}
+
+/// Which of the descriptors are readable (or hung up), waiting until one is.
+fn wait_for(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<Vec<bool>, VhostUserError> {
+    let mut set: Vec<PollFd<'_>> =
+        fds.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    let limit = limit
+        .map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) });
+    retry(|| poll(&mut set, limit.as_ref())).map_err(VhostUserError::io("waiting"))?;
+    Ok(set.iter().map(|p| !p.revents().is_empty()).collect())
+}

@@ -1,0 +1,265 @@
+//! Features, ownership, status, config space, MTU, the back-end channel.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::{Fault, Reply, Session};
+use crate::backend_channel::BackendChannel;
+use crate::codec::{
+    CONFIG_HEADER_LEN_BYTES, ConfigHeader, MAX_CONFIG_LEN_BYTES, Request, feature, payload,
+    protocol,
+};
+use crate::device::DeviceKind;
+use crate::error::VhostUserError;
+
+/// Bits of `flags` in `SET_CONFIG`: 0 from the driver, 1 for live migration.
+const CONFIG_FLAGS_MAX: u32 = 1;
+
+impl Session {
+    /// Everything but what the device does not do.
+    pub(super) fn offered_protocol_features(&self) -> u64 {
+        let device = &self.port.device;
+        let net = device.kind() == DeviceKind::Net;
+        let always = protocol::MQ
+            | protocol::LOG_SHMFD
+            | protocol::REPLY_ACK
+            | protocol::BACKEND_REQ
+            | protocol::BACKEND_SEND_FD
+            | protocol::RESET_DEVICE
+            | protocol::CONFIGURE_MEM_SLOTS
+            | protocol::STATUS;
+        let when = |yes: bool, bits: u64| if yes { bits } else { 0 };
+        always
+            | when(net, protocol::RARP | protocol::MTU)
+            | when(device.has_config(), protocol::CONFIG)
+            | when(device.wants_inflight(), protocol::INFLIGHT_SHMFD)
+    }
+
+    pub(super) fn offered_features(&self) -> u64 {
+        self.port.device.features() | feature::PROTOCOL_FEATURES | feature::LOG_ALL
+    }
+
+    pub(super) fn check_negotiated(&self, request: Request) -> Result<(), Fault> {
+        let Some(needs) = request.shape().needs else { return Ok(()) };
+        let have = if needs.negotiated {
+            self.protocol_features
+        } else {
+            self.offered_protocol_features()
+        };
+        if have & needs.bit == 0 {
+            let message = request.message();
+            return Err(VhostUserError::NotNegotiated { message, feature: needs.name }.into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn misplaced(request: Request, why: impl Into<String>) -> VhostUserError {
+        VhostUserError::Misplaced { message: request.message(), why: why.into() }
+    }
+
+    pub(super) fn set_features(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
+        let wanted: u64 = payload(Request::SetFeatures, bytes)?;
+        let unknown = wanted & !(self.offered_features() | feature::HARMLESS);
+        if unknown != 0 {
+            return Err(VhostUserError::BadField {
+                message: Request::SetFeatures.message(),
+                field: "bits that were not offered",
+                value: unknown,
+                rule: format!("offered are {:#x}", self.offered_features()),
+            }
+            .into());
+        }
+        let features = wanted & !feature::HARMLESS;
+        let changed = self.features.map_or(u64::MAX, |old| old ^ features);
+        if changed & !feature::LOG_ALL != 0 {
+            if self.is_any_running() {
+                let why = "features changed while queues are running";
+                return Err(Self::misplaced(Request::SetFeatures, why).into());
+            }
+            self.activate(Request::SetFeatures, features)?;
+        }
+        self.features = Some(features);
+        let logging = features & feature::LOG_ALL != 0;
+        if logging != self.memory.wants_logging() {
+            self.change_memory(Request::SetFeatures, self.memory.with_logging(logging))?;
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Tells the device its features.
+    pub(super) fn activate(&mut self, request: Request, features: u64) -> Result<(), Fault> {
+        if self.features.is_some() {
+            self.port.device.reset();
+        }
+        let own = feature::PROTOCOL_FEATURES | feature::LOG_ALL;
+        self.port.device.activate(features & !own).map_err(|source| {
+            Fault::Fatal(VhostUserError::Device { message: request.message(), source })
+        })
+    }
+
+    pub(super) fn set_protocol_features(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
+        let wanted: u64 = payload(Request::SetProtocolFeatures, bytes)?;
+        let offered = self.offered_protocol_features();
+        if wanted & !offered != 0 {
+            return Err(VhostUserError::BadField {
+                message: Request::SetProtocolFeatures.message(),
+                field: "bits that were not offered",
+                value: wanted & !offered,
+                rule: format!("offered are {offered:#x}"),
+            }
+            .into());
+        }
+        if wanted != self.protocol_features && self.is_any_running() {
+            let why = "protocol features changed while queues are running";
+            return Err(Self::misplaced(Request::SetProtocolFeatures, why).into());
+        }
+        self.protocol_features = wanted;
+        self.port.device.set_notifier(self.notifier());
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn set_owner(&mut self) -> Result<Reply, Fault> {
+        if self.owned && !self.may_be_repeated {
+            return Err(Self::misplaced(Request::SetOwner, "the session has its owner").into());
+        }
+        self.owned = true;
+        Ok(Reply::Done)
+    }
+
+    /// Deprecated; "use it to disable all rings".
+    pub(super) fn reset_owner(&mut self) -> Result<Reply, Fault> {
+        self.stop_all();
+        for vring in &mut self.vrings {
+            vring.kick = Default::default();
+        }
+        self.owned = false;
+        self.rings_were_reset();
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn reset_device(&mut self) -> Result<Reply, Fault> {
+        self.stop_all();
+        for vring in &mut self.vrings {
+            vring.forget_ring();
+        }
+        self.port.device.reset();
+        self.features = None;
+        self.device_status = 0;
+        self.memory = self.memory.with_logging(false);
+        self.inflight = None;
+        self.rings_were_reset();
+        Ok(Reply::Done)
+    }
+
+    /// Status 0 is the driver's reset. QEMU sends it at every stop (also a pause), and negotiates
+    /// anew before the next start: so the rings stop, and the device keeps its state.
+    pub(super) fn set_status(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
+        let status: u64 = payload(Request::SetStatus, bytes)?;
+        let Ok(status) = u8::try_from(status) else {
+            return Err(VhostUserError::BadField {
+                message: Request::SetStatus.message(),
+                field: "status",
+                value: status,
+                rule: "a status is one byte".to_owned(),
+            }
+            .into());
+        };
+        self.device_status = status;
+        if status == 0 {
+            self.stop_all();
+            for vring in &mut self.vrings {
+                vring.kick = Default::default();
+            }
+            self.rings_were_reset();
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn send_rarp(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
+        let word: [u8; 8] = payload(Request::SendRarp, bytes)?;
+        let mut mac = [0u8; 6];
+        mac.copy_from_slice(&word[..6]);
+        self.port.device.announce(mac);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn set_mtu(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
+        let message = Request::NetSetMtu.message();
+        let value: u64 = payload(Request::NetSetMtu, bytes)?;
+        let mtu = u16::try_from(value).map_err(|_| {
+            Fault::Refused(VhostUserError::BadField {
+                message,
+                field: "MTU",
+                value,
+                rule: format!("at most {}", u16::MAX),
+            })
+        })?;
+        let refused = |source| Fault::Refused(VhostUserError::Device { message, source });
+        self.port.device.set_mtu(mtu).map_err(refused)?;
+        self.mtu = Some(mtu);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
+        let channel = fds.into_iter().next();
+        self.backend = channel.map(|fd| Arc::new(BackendChannel::new(fd, &self.port.name)));
+        self.port.device.set_notifier(self.notifier());
+        Ok(Reply::Done)
+    }
+
+    /// Offset and content of a config message, checked: the whole lies in the 256 bytes that the
+    /// protocol knows, and the sizes agree.
+    fn config_part(request: Request, bytes: &[u8]) -> Result<(ConfigHeader, &[u8]), Fault> {
+        let header: ConfigHeader = payload(request, bytes)?;
+        let content = &bytes[CONFIG_HEADER_LEN_BYTES as usize..];
+        if header.size as usize != content.len() {
+            return Err(VhostUserError::BadSize {
+                message: request.message(),
+                got: bytes.len() as u32,
+                want: format!("{CONFIG_HEADER_LEN_BYTES} and the {} named in it", header.size),
+            }
+            .into());
+        }
+        let fits =
+            header.offset.checked_add(header.size).is_some_and(|e| e <= MAX_CONFIG_LEN_BYTES);
+        if !fits {
+            return Err(VhostUserError::BadField {
+                message: request.message(),
+                field: "offset",
+                value: u64::from(header.offset),
+                rule: format!("offset and size together are at most {MAX_CONFIG_LEN_BYTES}"),
+            }
+            .into());
+        }
+        Ok((header, content))
+    }
+
+    pub(super) fn get_config(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
+        let (header, _) = Self::config_part(Request::GetConfig, bytes)?;
+        let mut body = bytes.to_vec();
+        let content = &mut body[CONFIG_HEADER_LEN_BYTES as usize..];
+        content.fill(0);
+        self.port.device.read_config(header.offset, content).map_err(|source| {
+            let message = Request::GetConfig.message();
+            Fault::Refused(VhostUserError::Device { message, source })
+        })?;
+        Ok(Reply::Body(body))
+    }
+
+    pub(super) fn set_config(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
+        let message = Request::SetConfig.message();
+        let (header, content) = Self::config_part(Request::SetConfig, bytes)?;
+        if header.flags > CONFIG_FLAGS_MAX {
+            return Err(VhostUserError::BadField {
+                message,
+                field: "flags",
+                value: u64::from(header.flags),
+                rule: "0 (driver) or 1 (migration)".to_owned(),
+            }
+            .into());
+        }
+        let refused = |source| Fault::Refused(VhostUserError::Device { message, source });
+        self.port.device.write_config(header.offset, content).map_err(refused)?;
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,148 @@
+//! The memory table of a session, with the descriptors it came from. Every change makes a new
+//! value, so that a change that fails leaves nothing behind.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use queue::dirty::DirtyLog;
+use queue::memory::RegionSpec;
+use queue::{GuestMemory, Layout, MemoryError, RingAddrs};
+
+use crate::codec::{Region, VringAddr};
+
+/// The dirty log and where it came from.
+#[derive(Debug, Clone)]
+pub(crate) struct LogArea {
+    pub fd: Arc<OwnedFd>,
+    pub size: u64,
+    pub offset: u64,
+    map: Arc<DirtyLog>,
+}
+
+/// See the module's text.
+#[derive(Debug, Clone)]
+pub(crate) struct MemoryTable {
+    table: Arc<GuestMemory>,
+    pub regions: Vec<(RegionSpec, Arc<OwnedFd>)>,
+    pub log: Option<LogArea>,
+    logging: bool,
+}
+
+impl Default for MemoryTable {
+    fn default() -> Self {
+        Self { table: GuestMemory::empty(), regions: Vec::new(), log: None, logging: false }
+    }
+}
+
+impl MemoryTable {
+    /// The table for devices.
+    pub fn table(&self) -> &Arc<GuestMemory> {
+        &self.table
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// Whether `VHOST_F_LOG_ALL` is on.
+    pub fn wants_logging(&self) -> bool {
+        self.logging
+    }
+
+    pub fn is_logging(&self) -> bool {
+        self.logging && self.log.is_some()
+    }
+
+    /// These regions instead of ours, with the same log.
+    pub fn replaced(&self, regions: Vec<(RegionSpec, OwnedFd)>) -> Result<Self, MemoryError> {
+        let mut next = Self { regions: Vec::new(), table: GuestMemory::empty(), ..self.clone() };
+        for (spec, fd) in regions {
+            next.table = next.table.with_region(spec, &fd)?;
+            next.regions.push((spec, Arc::new(fd)));
+        }
+        Ok(next.with_log_applied())
+    }
+
+    /// One region more.
+    pub fn with_region(&self, spec: RegionSpec, fd: OwnedFd) -> Result<Self, MemoryError> {
+        let mut next = self.clone();
+        next.table = self.table.with_region(spec, &fd)?;
+        next.regions.push((spec, Arc::new(fd)));
+        Ok(next)
+    }
+
+    /// Whether exactly this region is there.
+    pub fn has(&self, spec: &RegionSpec) -> bool {
+        self.regions.iter().any(|(s, _)| s == spec)
+    }
+
+    /// One region less; the file offset does not matter.
+    pub fn without_region(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
+        let mut next = self.clone();
+        next.table = self.table.without_region(spec)?;
+        next.regions.retain(|(s, _)| {
+            (s.guest_addr, s.user_addr, s.len_bytes)
+                != (spec.guest_addr, spec.user_addr, spec.len_bytes)
+        });
+        Ok(next)
+    }
+
+    /// Another dirty log.
+    pub fn with_log(&self, fd: OwnedFd, size: u64, offset: u64) -> Result<Self, MemoryError> {
+        let map = Arc::new(DirtyLog::new(
+            fd.try_clone().map_err(|e| unmappable(size, &e))?,
+            size,
+            offset,
+        )?);
+        let log = LogArea { fd: Arc::new(fd), size, offset, map };
+        Ok(Self { log: Some(log), ..self.clone() }.with_log_applied())
+    }
+
+    /// Logging on or off; without a log, on has no effect until one comes.
+    pub fn with_logging(&self, on: bool) -> Self {
+        Self { logging: on, ..self.clone() }.with_log_applied()
+    }
+
+    fn with_log_applied(mut self) -> Self {
+        let log = if self.logging { self.log.as_ref().map(|l| Arc::clone(&l.map)) } else { None };
+        self.table = self.table.with_log(log);
+        self
+    }
+
+    /// Guest addresses of a ring of `size`; the error names the part that is outside (never the
+    /// front end's address).
+    pub fn resolve(
+        &self,
+        addrs: &VringAddr,
+        size: u16,
+        layout: Layout,
+    ) -> Result<RingAddrs, &'static str> {
+        let n = u64::from(size);
+        let (desc_len, avail_len, used_len) = match layout {
+            Layout::Split => (16 * n, 6 + 2 * n, 6 + 8 * n),
+            Layout::Packed => (16 * n, 4, 4),
+        };
+        let find = |addr, len, part| self.table.user_to_guest(addr, len).map_err(|_| part);
+        Ok(RingAddrs {
+            desc: find(addrs.desc, desc_len, "descriptor ring")?,
+            driver: find(addrs.avail, avail_len, "available ring")?,
+            device: find(addrs.used, used_len, "used ring")?,
+        })
+    }
+}
+
+fn unmappable(size: u64, error: &std::io::Error) -> MemoryError {
+    MemoryError::Unmappable { addr: 0, len: size, reason: error.to_string() }
+}
+
+impl Region {
+    /// As crate queue wants it.
+    pub(crate) fn spec(&self) -> RegionSpec {
+        RegionSpec {
+            guest_addr: self.guest_addr,
+            user_addr: self.user_addr,
+            len_bytes: self.len_bytes,
+            mmap_offset: self.mmap_offset,
+        }
+    }
+}

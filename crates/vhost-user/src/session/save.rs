@@ -1,0 +1,305 @@
+//! A session into the holder's hands and out of them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use base::event::Event;
+use base::shm::SharedMemory;
+use queue::Layout;
+use queue::inflight::InflightRegion;
+use queue::memory::RegionSpec;
+
+use super::inflight::Inflight;
+use super::vring::{Kick, VringState, layout};
+use super::{End, Port, Session};
+use crate::backend_channel::BackendChannel;
+use crate::codec::{Request, VringAddr, feature};
+use crate::error::VhostUserError;
+use crate::keeper::{
+    SAVED_VERSION, SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring,
+};
+
+impl Session {
+    /// Gives the holder what the next daemon needs. A holder that fails costs the session its life
+    /// after death, not its life.
+    pub(super) fn save(&mut self) {
+        if !self.port.keeper.is_persistent() {
+            return;
+        }
+        let state = self.saved();
+        let result = self.port.keeper.save(&self.port.name, &state, &self.saved_fds());
+        if let Err(error) = &result {
+            tracing::warn!(port = %self.port.name, "session not saved: {error}");
+        }
+        self.held = result.is_ok();
+    }
+
+    fn saved(&self) -> SavedSession {
+        let region = |(s, _): &(RegionSpec, Arc<OwnedFd>)| SavedRegion {
+            guest_addr: s.guest_addr,
+            user_addr: s.user_addr,
+            len_bytes: s.len_bytes,
+            mmap_offset: s.mmap_offset,
+        };
+        SavedSession {
+            version: SAVED_VERSION,
+            protocol_features: self.protocol_features,
+            features: self.features,
+            owned: self.owned,
+            status: self.device_status,
+            mtu: self.mtu,
+            has_slots: self.slots.is_some(),
+            regions: self.memory.regions.iter().map(region).collect(),
+            log: self.memory.log.as_ref().map(|l| (l.size, l.offset)),
+            inflight: self.inflight.as_ref().map(saved_inflight),
+            has_backend: self.backend.is_some(),
+            vrings: self.vrings.iter().map(saved_vring).collect(),
+        }
+    }
+
+    /// In the order that [`SavedSession::fd_count`] names.
+    fn saved_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let mut fds = vec![self.socket.as_fd()];
+        fds.extend(self.slots.as_ref().map(|s| s.as_fd()));
+        fds.extend(self.memory.regions.iter().map(|(_, fd)| fd.as_fd()));
+        fds.extend(self.memory.log.as_ref().map(|l| l.fd.as_fd()));
+        fds.extend(self.inflight.as_ref().map(|i| i.region.as_parts().0));
+        fds.extend(self.backend.as_ref().map(|b| b.as_fd()));
+        for vring in &self.vrings {
+            if let Kick::Event(kick) = &vring.kick {
+                fds.push(kick.as_fd());
+            }
+            fds.extend(vring.call.as_ref().map(AsFd::as_fd));
+            fds.extend(vring.err.as_ref().map(AsFd::as_fd));
+        }
+        fds
+    }
+
+    /// Goes on with the session of an earlier daemon: its queues run again on return.
+    pub fn restore(
+        port: Arc<Port>,
+        saved: &SavedSession,
+        fds: Vec<OwnedFd>,
+        publish: Box<dyn Fn(&Session) + Send>,
+    ) -> Result<Self, VhostUserError> {
+        check_saved(&port, saved, fds.len())?;
+        let mut fds = fds.into_iter();
+        let socket = next(&mut fds)?;
+        port.health.reset();
+        let mut session = Self::blank(port, socket, publish);
+        if let Err(error) = session.refill(saved, &mut fds) {
+            session.finish(&End::Stopped);
+            return Err(error);
+        }
+        session.may_be_repeated = true;
+        Ok(session)
+    }
+
+    fn refill(
+        &mut self,
+        saved: &SavedSession,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), VhostUserError> {
+        self.protocol_features = saved.protocol_features;
+        self.owned = saved.owned;
+        self.device_status = saved.status;
+        if saved.has_slots {
+            let shm = SharedMemory::from_fd(next(fds)?)
+                .map_err(VhostUserError::std_io("mapping the positions file"))?;
+            self.slots = Some(Arc::new(shm));
+        }
+        self.refill_memory(saved, fds)?;
+        self.refill_inflight(saved, fds)?;
+        if saved.has_backend {
+            self.backend = Some(Arc::new(BackendChannel::new(next(fds)?, &self.port.name)));
+        }
+        for (vring, saved) in self.vrings.iter_mut().zip(&saved.vrings) {
+            refill_vring(vring, saved, fds)?;
+        }
+        self.refill_device(saved)?;
+        self.restart(saved)
+    }
+
+    fn refill_memory(
+        &mut self,
+        saved: &SavedSession,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), VhostUserError> {
+        let message = Request::SetMemTable.message();
+        let failed = |source| VhostUserError::Memory { message, source };
+        let mut regions = Vec::with_capacity(saved.regions.len());
+        for r in &saved.regions {
+            let spec = RegionSpec {
+                guest_addr: r.guest_addr,
+                user_addr: r.user_addr,
+                len_bytes: r.len_bytes,
+                mmap_offset: r.mmap_offset,
+            };
+            regions.push((spec, next(fds)?));
+        }
+        self.memory = self.memory.replaced(regions).map_err(failed)?;
+        if let Some((size, offset)) = saved.log {
+            self.memory = self.memory.with_log(next(fds)?, size, offset).map_err(failed)?;
+        }
+        let logging = saved.features.unwrap_or(0) & feature::LOG_ALL != 0;
+        self.memory = self.memory.with_logging(logging);
+        Ok(())
+    }
+
+    fn refill_inflight(
+        &mut self,
+        saved: &SavedSession,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), VhostUserError> {
+        let Some(i) = saved.inflight else { return Ok(()) };
+        let layout = if i.packed { Layout::Packed } else { Layout::Split };
+        let (num_queues, queue_size) = (i.num_queues, i.queue_size);
+        let region = InflightRegion::from_fd(
+            next(fds)?,
+            i.mmap_size,
+            i.mmap_offset,
+            num_queues,
+            queue_size,
+            layout,
+        )
+        .map_err(|source| VhostUserError::Ring {
+            message: Request::SetInflightFd.message(),
+            source,
+        })?;
+        self.inflight =
+            Some(Inflight { region, num_queues, queue_size, layout, private: i.private });
+        Ok(())
+    }
+
+    fn refill_device(&mut self, saved: &SavedSession) -> Result<(), VhostUserError> {
+        let device = &self.port.device;
+        if let Some(features) = saved.features {
+            let own = feature::PROTOCOL_FEATURES | feature::LOG_ALL;
+            device.activate(features & !own).map_err(|source| VhostUserError::Device {
+                message: Request::SetFeatures.message(),
+                source,
+            })?;
+        }
+        self.features = saved.features;
+        if let Some(mtu) = saved.mtu {
+            device.set_mtu(mtu).map_err(|source| VhostUserError::Device {
+                message: Request::NetSetMtu.message(),
+                source,
+            })?;
+            self.mtu = Some(mtu);
+        }
+        device.set_notifier(self.notifier());
+        Ok(())
+    }
+
+    /// Every queue that ran runs again.
+    fn restart(&mut self, saved: &SavedSession) -> Result<(), VhostUserError> {
+        let layout = layout(self.features.unwrap_or(0));
+        let mut ready = Vec::new();
+        for (index, vring) in saved.vrings.iter().enumerate().filter(|(_, v)| v.running) {
+            let message = Request::SetVringAddr.message();
+            let misplaced = |why: String| VhostUserError::Misplaced { message, why };
+            let (Some(size), Some(addrs)) = (vring.size, self.vrings[index].addrs) else {
+                return Err(misplaced(format!("saved queue {index} has no size or addresses")));
+            };
+            let addrs = self.memory.resolve(&addrs, size, layout).map_err(|part| {
+                misplaced(format!("the {part} of saved queue {index} is not in the VM's memory"))
+            })?;
+            ready.push(self.build(index, addrs, true)?);
+        }
+        self.start_prepared(ready);
+        Ok(())
+    }
+}
+
+/// What would make the take-over wrong, before anything is touched.
+fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), VhostUserError> {
+    let nonsense = |text: String| Err(VhostUserError::Holder(format!("{}: {text}", port.name)));
+    if saved.version != SAVED_VERSION {
+        let version = saved.version;
+        return nonsense(format!("saved session of version {version}, ours is {SAVED_VERSION}"));
+    }
+    if saved.fd_count() != fds {
+        return nonsense(format!("{fds} saved descriptors; {} expected", saved.fd_count()));
+    }
+    if saved.vrings.len() != usize::from(port.device.queue_count()) {
+        let (saved, now) = (saved.vrings.len(), port.device.queue_count());
+        return nonsense(format!("the saved session has {saved} queues, the port has {now} now"));
+    }
+    let own = feature::PROTOCOL_FEATURES | feature::LOG_ALL;
+    let lost = saved.features.unwrap_or(0) & !(port.device.features() | own);
+    if lost != 0 {
+        return nonsense(format!("the driver uses features {lost:#x}, which the port lost"));
+    }
+    Ok(())
+}
+
+fn next(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd, VhostUserError> {
+    fds.next().ok_or_else(|| VhostUserError::Holder("too few saved descriptors".to_owned()))
+}
+
+fn next_event(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Event, VhostUserError> {
+    Event::from_fd(next(fds)?).map_err(VhostUserError::std_io("making an eventfd non-blocking"))
+}
+
+fn refill_vring(
+    vring: &mut VringState,
+    saved: &SavedVring,
+    fds: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<(), VhostUserError> {
+    vring.size = saved.size;
+    vring.addrs = saved.addrs.map(|a| VringAddr {
+        index: 0,
+        flags: a.flags,
+        desc: a.desc,
+        used: a.used,
+        avail: a.avail,
+        log: a.log,
+    });
+    vring.base = saved.base;
+    vring.enabled = saved.enabled;
+    if saved.has_kick {
+        vring.kick = Kick::Event(next_event(fds)?);
+    } else if saved.polled {
+        vring.kick = Kick::Polled;
+    }
+    if saved.has_call {
+        vring.call = Some(next_event(fds)?);
+    }
+    if saved.has_err {
+        vring.err = Some(next_event(fds)?);
+    }
+    Ok(())
+}
+
+fn saved_inflight(i: &Inflight) -> SavedInflight {
+    let (_, mmap_size, mmap_offset) = i.region.as_parts();
+    SavedInflight {
+        mmap_size,
+        mmap_offset,
+        num_queues: i.num_queues,
+        queue_size: i.queue_size,
+        packed: i.layout == Layout::Packed,
+        private: i.private,
+    }
+}
+
+fn saved_vring(vring: &VringState) -> SavedVring {
+    SavedVring {
+        size: vring.size,
+        addrs: vring.addrs.map(|a| SavedAddrs {
+            flags: a.flags,
+            desc: a.desc,
+            used: a.used,
+            avail: a.avail,
+            log: a.log,
+        }),
+        base: vring.base,
+        enabled: vring.enabled,
+        polled: matches!(vring.kick, Kick::Polled),
+        has_kick: matches!(vring.kick, Kick::Event(_)),
+        has_call: vring.call.is_some(),
+        has_err: vring.err.is_some(),
+        running: vring.running.is_some(),
+    }
+}
