@@ -80,7 +80,7 @@ mod qmp;
 pub use builder::GuestBuilder;
 pub use cache::Cache;
 pub use command::{Output, Running};
-pub use daemon::{Daemon, DaemonBuilder};
+pub use daemon::{Daemon, DaemonBuilder, Vm};
 pub use device::{Aio, CacheMode, Disk, Format, Net, QemuFile, VhostUserDisk, VhostUserNet, Vsock};
 pub use error::LabError;
 pub use guest::{DEFAULT_TIMEOUT, Guest};

@@ -21,7 +21,7 @@ fn two_guests() {
     lab.net().bridge("br0").unwrap();
     lab.net().tap("tap0", Some("br0")).unwrap();
     lab.net().tap("tap1", Some("br0")).unwrap();
-    let t=std::time::Instant::now();
+    let t = std::time::Instant::now();
     let a = Guest::builder("a").net(Net::tap("tap0")).address("10.0.0.1/24").start(&lab).unwrap();
     let b = Guest::builder("b").net(Net::tap("tap1")).address("10.0.0.2/24").start(&lab).unwrap();
     a.wait_ready(BOOT).unwrap();
