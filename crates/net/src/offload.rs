@@ -198,4 +198,4 @@ impl Plan {
 
 #[cfg(test)]
 #[path = "offload/tests.rs"]
-mod tests;
+pub(crate) mod tests;

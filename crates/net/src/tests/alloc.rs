@@ -1,1 +1,102 @@
+//! The hot path allocates nothing.
 
+use std::alloc::{GlobalAlloc, Layout as Shape, System};
+use std::cell::Cell;
+
+use queue::Layout;
+use sidecore::Worker;
+
+use super::lab::{BROADCAST, HOLD_NS, Lab, MODERN, Spec, frame, mac, no_offload};
+use crate::features as f;
+use crate::offload::tests::{make_partial, super_packet};
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+fn count() {
+    // A thread that is ending has no counter any more, and none of these tests runs on it.
+    let _ = COUNT.try_with(|c| c.set(c.get() + 1));
+}
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, shape: Shape) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(shape) }
+    }
+    unsafe fn alloc_zeroed(&self, shape: Shape) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(shape) }
+    }
+    unsafe fn realloc(&self, ptr: *mut u8, shape: Shape, len: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(ptr, shape, len) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, shape: Shape) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, shape) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(f: impl FnOnce()) -> u64 {
+    let before = COUNT.with(Cell::get);
+    f();
+    COUNT.with(Cell::get) - before
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
+    assert_eq!(allocations(|| ()), 0);
+}
+
+/// Plain frames, floods, drops, holds, super-packets passed and cut, sleeps: none allocates.
+#[test]
+fn a_busy_switch_allocates_nothing() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let make = |features| Spec { layout, features, ..Spec::default() };
+        let plain = MODERN & !f::OFFLOADS;
+        let mut lab = Lab::new(vec![make(MODERN), make(MODERN), make(plain)]);
+        lab.introduce();
+        let (mut tso, vnet) = super_packet(false, false, 9000, 1400);
+        tso[6..12].copy_from_slice(&mac(0));
+        make_partial(&mut tso, &vnet);
+        for round in 0..200 {
+            for n in 1..3 {
+                lab.guests[n].post_up_to(0, if round < 20 { 3 } else { 100 }, 1600, 1);
+            }
+            let guest = &mut lab.guests[0];
+            for to in [mac(1), mac(2)] {
+                tso[..6].copy_from_slice(&to);
+                guest.send(0, &vnet.to_bytes(0), &tso, 3);
+                guest.send(0, &no_offload(), &frame(to, mac(0), 1500), 2);
+            }
+            guest.send(0, &no_offload(), &frame(BROADCAST, mac(0), 60), 1);
+            guest.send(0, &no_offload(), &frame(mac(1), mac(9), 60), 1);
+            let (now_ns, engine) = (lab.now_ns, &mut lab.engine);
+            let count = allocations(|| {
+                engine.poll(now_ns);
+                engine.poll(now_ns);
+                engine.arm(now_ns);
+                engine.disarm();
+                engine.poll(now_ns + HOLD_NS);
+                engine.poll(now_ns + HOLD_NS);
+            });
+            assert_eq!(count, 0, "{layout:?} round {round}");
+            lab.advance(HOLD_NS);
+            while lab.guests[0].tx[0].used().is_some() {}
+            assert!(lab.guests[1].recv_all(0).len() + lab.guests[2].recv_all(0).len() > 0);
+        }
+        assert!(lab.stats.software_segmented.get() > 0 && lab.stats.holds.get() > 0);
+    }
+}

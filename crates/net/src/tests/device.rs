@@ -1,1 +1,256 @@
+//! Ports as sessions drive them, on a real sidecore.
 
+use std::sync::Arc;
+
+use base::clock::MonotonicClock;
+use queue::Layout;
+use queue::testing::{GuestRam, ModelDriver, ModelOptions};
+use sidecore::{Sidecore, SidecoreConfig};
+use vhost_user::{Device, DeviceKind};
+
+use super::lab::{BROADCAST, MODERN, frame, mac, no_offload};
+use crate::features as f;
+use crate::{BindMode, NetError, NetPort, NetPortConfig, Switch, SwitchConfig};
+
+fn core() -> Sidecore {
+    let config = SidecoreConfig { index: 0, cpu: None, spin_us: 0, yield_when_idle: true };
+    Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap()
+}
+
+fn switch(core: &Sidecore) -> Switch {
+    let config = SwitchConfig { hold_us: 10_000_000, ..SwitchConfig::new("sw") };
+    Switch::new(core, config, Arc::new(MonotonicClock)).unwrap()
+}
+
+/// A guest driven through its port, woken by real kicks and interrupts.
+struct Vm {
+    port: Arc<NetPort>,
+    rx: ModelDriver,
+    tx: ModelDriver,
+    posted: std::collections::HashMap<u16, (u64, u32)>,
+}
+
+impl Vm {
+    fn start(port: Arc<NetPort>, layout: Layout) -> Self {
+        let ram = GuestRam::new(16 << 20);
+        let driver = || ModelDriver::in_ram(ram.clone(), layout, 256, ModelOptions::default());
+        let (rx, tx) = (driver(), driver());
+        port.activate(MODERN | 1 << 30).unwrap();
+        port.start_queue(rx.vring(0)).unwrap();
+        port.start_queue(tx.vring(1)).unwrap();
+        Self { port, rx, tx, posted: Default::default() }
+    }
+
+    fn post(&mut self, count: usize) {
+        for _ in 0..count {
+            let buf = (self.rx.alloc(1600), 1600);
+            let id = self.rx.offer(&[], &[buf]);
+            self.posted.insert(id, buf);
+        }
+        self.rx.kick();
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        let buf = self.tx.buffer(&[&no_offload()[..], bytes].concat());
+        self.tx.offer(&[buf], &[]);
+        self.tx.kick();
+    }
+
+    /// Waits for the interrupt of the next frame.
+    fn recv(&mut self) -> Vec<u8> {
+        loop {
+            if let Some((id, len)) = self.rx.used() {
+                let (addr, _) = self.posted.remove(&id).unwrap();
+                return self.rx.read(addr, len as usize).split_off(12);
+            }
+            wait(&self.rx);
+        }
+    }
+
+    fn wait_sent(&mut self) {
+        while self.tx.used().is_none() {
+            wait(&self.tx);
+        }
+    }
+}
+
+fn wait(driver: &ModelDriver) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    poll(&mut [PollFd::new(driver.call_event(), PollFlags::IN)], None).unwrap();
+    driver.interrupted();
+}
+
+#[test]
+fn two_guests_talk_through_kicks_and_interrupts() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let core = core();
+        let switch = switch(&core);
+        let port = |name: &str| switch.add_port(NetPortConfig::new(name)).unwrap();
+        let mut a = Vm::start(port("vm/a"), layout);
+        let mut b = Vm::start(port("vm/b"), layout);
+        a.post(8);
+        b.post(8);
+        let arp = |n: usize| {
+            let head: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 1];
+            let ip = [10, 0, 0, n as u8 + 1];
+            [&BROADCAST[..], &mac(n), &[8, 6], &head, &mac(n), &ip, &[0; 10]].concat()
+        };
+        a.send(&arp(0));
+        assert_eq!(b.recv(), arp(0));
+        b.send(&arp(1));
+        assert_eq!(a.recv(), arp(1));
+        for n in 0..200 {
+            let there = frame(mac(1), mac(0), 60 + n);
+            a.send(&there);
+            assert_eq!(b.recv(), there);
+            a.wait_sent();
+            b.post(1);
+        }
+        let (mac_a, ips) = a.port.addresses().unwrap();
+        assert_eq!((mac_a, ips), (Some(mac(0)), vec![[10, 0, 0, 1].into()]));
+        let mut macs = switch.macs().unwrap();
+        macs.sort_by_key(|m| m.mac);
+        assert_eq!(macs.len(), 2);
+        assert_eq!((macs[1].mac, macs[1].port.as_deref()), (mac(1), Some("vm/b")));
+        assert!(core.stats().sleeps.get() > 0);
+        core.shutdown();
+    }
+}
+
+#[test]
+fn a_held_sender_is_woken_by_the_receivers_kick() {
+    let core = core();
+    let switch = switch(&core);
+    let port = |name: &str| {
+        switch.add_port(NetPortConfig { bind: BindMode::Mac, ..NetPortConfig::new(name) }).unwrap()
+    };
+    let mut a = Vm::start(port("a"), Layout::Split);
+    let mut b = Vm::start(port("b"), Layout::Packed);
+    a.post(4);
+    b.send(&frame(BROADCAST, mac(1), 60));
+    a.recv();
+    a.send(&frame(mac(1), mac(0), 99));
+    // Nothing but b's kick can let it go on within the hold time of ten seconds.
+    while switch.stats().holds.get() == 0 {
+        std::thread::yield_now();
+    }
+    b.post(1);
+    assert_eq!(b.recv().len(), 99);
+    core.shutdown();
+}
+
+#[test]
+fn queues_stop_and_start_again_where_they_were() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let core = core();
+        let switch = switch(&core);
+        let port = |name: &str| {
+            let config = NetPortConfig { bind: BindMode::Mac, ..NetPortConfig::new(name) };
+            switch.add_port(config).unwrap()
+        };
+        let mut a = Vm::start(port("a"), layout);
+        let mut b = Vm::start(port("b"), layout);
+        a.post(8);
+        b.post(8);
+        b.send(&frame(BROADCAST, mac(1), 60));
+        a.recv();
+        for n in 0..6 {
+            let there = frame(mac(1), mac(0), 100 + n);
+            a.send(&there);
+            assert_eq!(b.recv(), there);
+            a.wait_sent();
+            let vring = b.port.stop_queue(0).unwrap().unwrap();
+            assert!(b.port.stop_queue(0).unwrap().is_none());
+            // Unused buffers were given back: avail and used agree.
+            let at = vring.queue.position();
+            assert_eq!((at.avail, at.avail_wrap), (at.used, at.used_wrap));
+            b.port.start_queue(vring).unwrap();
+            a.port.update_memory(a.rx.memory()).unwrap();
+            b.port.update_memory(b.rx.memory()).unwrap();
+        }
+        // A driver reload does not forget the first address; the session's end does.
+        a.send(&frame(mac(1), mac(7), 60));
+        a.wait_sent();
+        assert_eq!(a.tx.stats().drops[0].get(), 1);
+        a.port.reset();
+        assert_eq!(a.port.addresses().unwrap(), (None, vec![]));
+        assert!(a.port.stop_queue(1).unwrap().is_none());
+        core.shutdown();
+    }
+}
+
+#[test]
+fn a_removed_port_frees_its_place_and_addresses() {
+    let core = core();
+    let switch = switch(&core);
+    let config = |name: &str| NetPortConfig {
+        mac: Some(mac(3)),
+        addresses: vec![[10, 0, 0, 3].into()],
+        ..NetPortConfig::new(name)
+    };
+    let first = switch.add_port(config("first")).unwrap();
+    let taken = switch.add_port(config("second")).unwrap_err();
+    assert!(matches!(taken, NetError::BadMac { .. }), "{taken}");
+    let other = NetPortConfig { mac: Some(mac(4)), ..config("second") };
+    let taken = switch.add_port(other).unwrap_err();
+    assert!(taken.to_string().contains("10.0.0.3 is bound to another port"), "{taken}");
+    first.reset();
+    assert_eq!(first.addresses().unwrap(), (Some(mac(3)), vec![[10, 0, 0, 3].into()]));
+    switch.remove_port(&first).unwrap();
+    switch.remove_port(&first).unwrap();
+    let second = switch.add_port(config("second")).unwrap();
+    // The old handle does not reach the new port.
+    assert!(first.set_link(false).unwrap_err().to_string().contains("removed"));
+    assert!(first.activate(0).is_err());
+    first.reset();
+    assert_eq!(second.addresses().unwrap().0, Some(mac(3)));
+    core.shutdown();
+    assert!(second.set_link(false).is_err());
+}
+
+#[test]
+fn wrong_settings_are_refused_with_their_limits() {
+    let core = core();
+    let switch = switch(&core);
+    let base = || NetPortConfig::new("p");
+    let refused = |config| switch.add_port(config).unwrap_err().to_string();
+    assert!(refused(NetPortConfig::new("")).contains("1..=64"));
+    assert!(refused(NetPortConfig { queue_pairs: 17, ..base() }).contains("1..=16"));
+    assert!(refused(NetPortConfig { mtu: 67, ..base() }).contains("68..="));
+    assert!(refused(NetPortConfig { mac: Some([1; 6]), ..base() }).contains("group"));
+    let port = switch.add_port(base()).unwrap();
+    assert!(port.set_mtu(67).is_err());
+    port.set_mtu(9000).unwrap();
+    let driver = ModelDriver::new(Layout::Split, 16);
+    assert!(port.start_queue(driver.vring(2)).unwrap_err().to_string().contains("limit 1"));
+    port.start_queue(driver.vring(0)).unwrap();
+    assert!(port.start_queue(driver.vring(0)).unwrap_err().to_string().contains("already"));
+    assert!(port.activate(1 << 10).unwrap_err().to_string().contains("0x400"));
+    assert!(port.read_config(0, &mut [0; 4]).is_err() && port.write_config(0, &[0]).is_err());
+    let bad = SwitchConfig { max_macs: 0, ..SwitchConfig::new("x") };
+    assert!(Switch::new(&core, bad, Arc::new(MonotonicClock)).is_err());
+    core.shutdown();
+}
+
+#[test]
+fn features_follow_the_configuration() {
+    let core = core();
+    let switch = switch(&core);
+    let features = |config| {
+        let port = switch.add_port(config).unwrap();
+        assert_eq!((port.kind(), port.has_config()), (DeviceKind::Net, false));
+        assert!(!port.wants_inflight());
+        (port.features(), port.queue_count(), port.stats().len())
+    };
+    let all = features(NetPortConfig { queue_pairs: 4, ..NetPortConfig::new("all") });
+    assert_eq!(all.0, f::ALWAYS | f::OFFLOADS | f::RING_PACKED | f::IN_ORDER | f::MQ);
+    assert_eq!((all.1, all.2), (8, 8));
+    let bare = NetPortConfig {
+        offloads: false,
+        packed: false,
+        in_order: false,
+        ..NetPortConfig::new("bare")
+    };
+    assert_eq!(features(bare), (f::ALWAYS, 2, 2));
+    core.shutdown();
+}

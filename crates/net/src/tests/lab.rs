@@ -248,7 +248,7 @@ impl Guest {
 
     /// Posts what is missing to `count` buffers.
     pub fn post_up_to(&mut self, queue: usize, count: usize, len: usize, pieces: usize) {
-        self.post(queue, count - self.posted[queue].len(), len, pieces);
+        self.post(queue, count.saturating_sub(self.posted[queue].len()), len, pieces);
     }
 
     /// The next used receive buffer: what was written, and the whole of it.
