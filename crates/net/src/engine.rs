@@ -135,16 +135,15 @@ impl Engine {
         let head = &mut heads[at];
         let admitted = head
             .load_chain(chain, port.tx_vnet_len, port.allowed)
-            .and_then(|()| if port.link_up { Ok(()) } else { Err(DropReason::LinkDown) })
+            .and(if port.link_up { Ok(()) } else { Err(DropReason::LinkDown) })
             .and_then(|()| port.binding.admit(port.id, head, &mut fabric.tables, now_ns));
         if let Err(reason) = admitted {
             return (Outcome::Dropped(reason), false);
         }
-        let dest = fabric.lookup(head.dst(), port.id, now_ns);
         if !port.stages.is_empty() {
-            let outcome = staged(fabric, port, chain, head, outgoing, dest, lane, now_ns);
-            return (outcome, false);
+            return (staged(fabric, port, chain, head, outgoing, lane, now_ns), false);
         }
+        let dest = fabric.lookup(head.dst(), port.id, now_ns);
         let frame = chain_frame(chain, head, port.tx_vnet_len);
         // SAFETY: the caller's promise.
         let outcome = unsafe { fabric.deliver(dest, lane, &frame, now_ns) };
@@ -228,19 +227,17 @@ fn chain_frame<'a>(chain: &Chain<'a>, head: &'a Head, vnet_len: usize) -> Frame<
 
 /// A frame of a port with stages. Stages judge a frame once, so room is looked for before; a frame
 /// that they redirect to a full receiver is dropped.
-#[allow(clippy::too_many_arguments)]
 fn staged(
     fabric: &mut Fabric,
     port: &mut Port,
     chain: &Chain<'_>,
     head: &mut Head,
     outgoing: &mut Staging,
-    dest: Dest,
     lane: usize,
     now_ns: u64,
 ) -> Outcome {
     let frame = chain_frame(chain, head, port.tx_vnet_len);
-    if let Dest::Port(to) = dest {
+    if let Dest::Port(to) = fabric.lookup(head.dst(), port.id, now_ns) {
         match fabric.probe(to, lane, &frame, now_ns) {
             Outcome::Done => {}
             other => return other,

@@ -136,22 +136,22 @@ impl Fabric {
         now_ns: u64,
     ) -> Outcome {
         match dest {
-            Dest::Port(to) => self.to_port(to, lane, frame, Some(now_ns)),
+            Dest::Port(to) => self.send_to_port(to, lane, frame, Some(now_ns)),
             // SAFETY: the caller's promise.
-            Dest::Uplink => unsafe { self.to_uplink(frame) },
+            Dest::Uplink => unsafe { self.send_to_uplink(frame) },
             // SAFETY: the caller's promise.
-            Dest::All => unsafe { self.to_all(lane, frame) },
+            Dest::All => unsafe { self.flood(lane, frame) },
             Dest::Nowhere => Outcome::Dropped(DropReason::NoDestination),
         }
     }
 
     /// # Safety
     /// As [`Fabric::deliver`].
-    unsafe fn to_all(&mut self, lane: usize, frame: &Frame<'_>) -> Outcome {
+    unsafe fn flood(&mut self, lane: usize, frame: &Frame<'_>) -> Outcome {
         self.stats.floods.add(1);
         let mut receivers = 0;
         for to in 0..self.ports.len() {
-            match self.to_port(to as PortId, lane, frame, None) {
+            match self.send_to_port(to as PortId, lane, frame, None) {
                 Outcome::Done => receivers += 1,
                 Outcome::Dropped(DropReason::LinkDown | DropReason::NoDestination) => {}
                 Outcome::Dropped(_) | Outcome::Hold(_) => {
@@ -163,7 +163,7 @@ impl Fabric {
         if self.uplink.is_some() {
             receivers += 1;
             // SAFETY: the caller's promise.
-            if let Outcome::Dropped(reason) = unsafe { self.to_uplink(frame) } {
+            if let Outcome::Dropped(reason) = unsafe { self.send_to_uplink(frame) } {
                 self.count_uplink_drop(reason);
             }
         }
@@ -194,7 +194,7 @@ impl Fabric {
 
     /// Sends a frame to one port. With `now_ns` it may be held; without (floods) it is dropped for
     /// a full receiver and counted there.
-    fn to_port(
+    fn send_to_port(
         &mut self,
         to: PortId,
         lane: usize,
@@ -239,7 +239,7 @@ impl Fabric {
 
     /// # Safety
     /// As [`Fabric::deliver`].
-    unsafe fn to_uplink(&mut self, frame: &Frame<'_>) -> Outcome {
+    unsafe fn send_to_uplink(&mut self, frame: &Frame<'_>) -> Outcome {
         let Self { uplink, staging, stats, .. } = self;
         let Some(uplink) = uplink.as_deref_mut() else {
             return Outcome::Dropped(DropReason::NoDestination);
