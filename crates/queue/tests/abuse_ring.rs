@@ -1,0 +1,444 @@
+//! What a hostile driver may put into a ring. Each test is named after its class in the list of
+//! known bugs of the field.
+#![allow(non_snake_case)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS};
+use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions, RawDesc};
+use queue::{Batch, Completion, Layout, MemoryError, Queue, RingError, RingSetup};
+
+const LAYOUTS: [Layout; 2] = [Layout::Split, Layout::Packed];
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+fn desc(addr: u64, len: u32, flags: u16) -> RawDesc {
+    RawDesc { addr, len, flags, tail: 0 }
+}
+
+/// A good chain and then one made of `descs`: the error of the pop, after checking that the good
+/// chain is in the batch, that nothing of the bad one is, and that the ring stays broken.
+fn broken_by(driver: &mut ModelDriver, descs: &[RawDesc]) -> RingError {
+    let good = driver.buffer(b"good");
+    let id = driver.offer(&[good], &[]);
+    driver.offer_raw(descs);
+    broken(driver, id)
+}
+
+fn broken(driver: &ModelDriver, good: u16) -> RingError {
+    let mut queue = driver.queue();
+    let mut batch = Batch::new(8, 64);
+    let error = queue.pop(&mut batch, 8).unwrap_err();
+    assert_eq!(batch.len(), 1);
+    assert_eq!((batch.get(0).id, batch.get(0).readable_len), (good, 4));
+    assert_eq!(queue.pop(&mut batch, 8).unwrap_err(), error);
+    assert!(batch.is_empty());
+    assert!(!error.to_string().is_empty());
+    error
+}
+
+#[test]
+fn abuse_R1_self_loop() {
+    let mut driver = ModelDriver::new(Layout::Split, 8);
+    let good = driver.buffer(b"good");
+    let id = driver.offer(&[good], &[]);
+    let head = driver.offer(&[good], &[]);
+    driver.set_desc(head, RawDesc { addr: good.0, len: 4, flags: NEXT, tail: head });
+    assert!(matches!(
+        broken(&driver, id),
+        RingError::ChainTooLong { head: h, limit: 8, unit: "descriptors" } if h == head
+    ));
+}
+
+#[test]
+fn abuse_R1_loop_inside_a_table() {
+    let mut driver = ModelDriver::new(Layout::Split, 8);
+    let (addr, len) = driver.buffer(b"x");
+    let entry = |tail| RawDesc { addr, len, flags: NEXT, tail };
+    let table = driver.ram().table(Layout::Split, &[entry(1), entry(2), entry(0)]);
+    let error = broken_by(&mut driver, &[desc(table, 48, INDIRECT)]);
+    assert!(matches!(error, RingError::ChainTooLong { limit: 3, .. }));
+}
+
+#[test]
+fn abuse_R1_packed_chain_without_end() {
+    let mut driver = ModelDriver::new(Layout::Packed, 8);
+    let good = driver.buffer(b"good");
+    let id = driver.offer(&[good], &[]);
+    driver.offer_raw(&[desc(good.0, 4, 0); 7]);
+    for i in 0..8 {
+        let d = driver.desc(i);
+        driver.set_desc(i, RawDesc { flags: if i == 0 { d.flags } else { d.flags | NEXT }, ..d });
+    }
+    assert!(matches!(broken(&driver, id), RingError::ChainTooLong { limit: 7, .. }));
+}
+
+#[test]
+fn abuse_R2_index_outside_the_table() {
+    let mut driver = ModelDriver::new(Layout::Split, 8);
+    let good = driver.buffer(b"good");
+    let id = driver.offer(&[good], &[]);
+    let head = driver.offer(&[good], &[]);
+    driver.set_desc(head, RawDesc { addr: good.0, len: 4, flags: NEXT, tail: 8 });
+    assert_eq!(broken(&driver, id), RingError::BadIndex { index: 8, size: 8 });
+    driver.set_avail_entry(1, 0xffff);
+    assert_eq!(broken(&driver, id), RingError::BadIndex { index: 0xffff, size: 8 });
+    let entry = RawDesc { addr: good.0, len: 4, flags: NEXT, tail: 2 };
+    let table = driver.ram().table(Layout::Split, &[entry, entry]);
+    driver.set_avail_entry(1, head);
+    driver.set_desc(head, desc(table, 32, INDIRECT));
+    assert_eq!(broken(&driver, id), RingError::BadIndex { index: 2, size: 2 });
+}
+
+#[test]
+fn abuse_R2_buffer_id_outside_the_ring() {
+    let mut driver = ModelDriver::new(Layout::Packed, 8);
+    let good = driver.buffer(b"good");
+    let id = driver.offer(&[good], &[]);
+    driver.offer(&[good], &[]);
+    driver.set_desc(1, RawDesc { tail: 8, ..driver.desc(1) });
+    assert_eq!(broken(&driver, id), RingError::BadIndex { index: 8, size: 8 });
+}
+
+#[test]
+fn abuse_R4_indirect_rules() {
+    for layout in LAYOUTS {
+        let options = ModelOptions { mem_bytes: 1 << 20, ..Default::default() };
+        let driver = || ModelDriver::with_options(layout, 8, options);
+        let rule = |make: &dyn Fn(&ModelDriver) -> RawDesc| {
+            let mut driver = driver();
+            let bad = make(&driver);
+            broken_by(&mut driver, &[bad])
+        };
+        for len in [0, 1, 15, 17, 16 * 1025] {
+            let error = rule(&|d| desc(d.alloc(64), len, INDIRECT));
+            assert!(matches!(error, RingError::BadIndirect { .. }), "{layout:?} {len}: {error}");
+        }
+        let nested = rule(&|d| {
+            let inner = d.ram().table(layout, &[desc(d.alloc(8), 8, 0)]);
+            desc(d.ram().table(layout, &[desc(inner, 16, INDIRECT)]), 16, INDIRECT)
+        });
+        assert!(matches!(nested, RingError::BadIndirect { rule: "a table inside a table", .. }));
+        let unmapped = rule(&|d| desc(d.unmapped_addr(), 16, INDIRECT));
+        assert!(matches!(unmapped, RingError::Memory { place: "indirect table", .. }));
+        let end = GUEST_BASE + options.mem_bytes as u64;
+        let beyond = rule(&|_| desc(end - 8, 16, INDIRECT));
+        assert!(matches!(beyond, RingError::Memory { place: "indirect table", .. }));
+        let wraps = rule(&|_| desc(u64::MAX - 15, 32, INDIRECT));
+        assert!(matches!(wraps, RingError::Memory { place: "indirect table", .. }));
+        // Both INDIRECT and NEXT.
+        let mut both = driver();
+        let buffer = both.buffer(b"x");
+        let table = both.ram().table(layout, &[desc(buffer.0, 1, 0)]);
+        let error = {
+            let id = both.offer(&[both.buffer(b"good")], &[]);
+            let next = both.offer_raw(&[desc(table, 16, INDIRECT)]);
+            let at = if layout == Layout::Split { next } else { 1 };
+            both.set_desc(at, RawDesc { flags: both.desc(at).flags | NEXT, ..both.desc(at) });
+            broken(&both, id)
+        };
+        assert!(matches!(error, RingError::BadIndirect { .. }), "{error}");
+    }
+}
+
+#[test]
+fn abuse_R4_indirect_not_negotiated() {
+    for layout in LAYOUTS {
+        let options = ModelOptions { indirect: false, ..Default::default() };
+        let mut driver = ModelDriver::with_options(layout, 8, options);
+        let table = driver.ram().table(layout, &[desc(driver.alloc(8), 8, 0)]);
+        let error = broken_by(&mut driver, &[desc(table, 16, INDIRECT)]);
+        assert_eq!(error, RingError::NotNegotiated { feature: "INDIRECT_DESC" });
+    }
+}
+
+#[test]
+fn abuse_R5_range_not_fully_mapped() {
+    for layout in LAYOUTS {
+        let end = GUEST_BASE + ModelOptions::default().mem_bytes as u64;
+        for (addr, len) in [
+            (end, 1),
+            (end - 1, 2),
+            (0, 4),
+            (GUEST_BASE - 1, 2),
+            (u64::MAX, 1),
+            (u64::MAX, 2),
+            (end - 4096, u32::MAX >> 8),
+        ] {
+            let mut driver = ModelDriver::new(layout, 8);
+            let error = broken_by(&mut driver, &[desc(addr, len, 0)]);
+            let RingError::Memory { place: "descriptor", source } = &error else {
+                panic!("{layout:?} {addr:#x}+{len}: {error}");
+            };
+            assert!(matches!(source, MemoryError::NotMapped { .. } | MemoryError::Wraps { .. }));
+        }
+    }
+}
+
+#[test]
+fn abuse_R6_length_zero() {
+    for layout in LAYOUTS {
+        for addr in [0, GUEST_BASE, u64::MAX] {
+            for flags in [0, WRITE] {
+                let mut driver = ModelDriver::new(layout, 8);
+                let error = broken_by(&mut driver, &[desc(addr, 0, flags)]);
+                assert!(matches!(error, RingError::ZeroLength { .. }), "{error}");
+                let table = driver.ram().table(layout, &[desc(addr, 0, flags)]);
+                let mut driver =
+                    ModelDriver::in_ram(driver.ram().clone(), layout, 8, ModelOptions::default());
+                let error = broken_by(&mut driver, &[desc(table, 16, INDIRECT)]);
+                assert!(matches!(error, RingError::ZeroLength { .. }), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn abuse_R7_available_index_jumps() {
+    let mut driver = ModelDriver::new(Layout::Split, 8);
+    let buffer = driver.buffer(b"x");
+    let mut queue = driver.queue();
+    let mut batch = Batch::new(8, 64);
+    for avail in [9, 0x8000, 0xffff] {
+        driver.set_avail_idx(avail);
+        assert_eq!(
+            queue.pop(&mut batch, 8),
+            Err(RingError::AvailJump { avail, seen: 0, ahead: avail, size: 8 })
+        );
+    }
+    // With chains in flight, the room is smaller.
+    driver.set_avail_idx(0);
+    for _ in 0..3 {
+        driver.offer(&[buffer], &[]);
+    }
+    assert_eq!(queue.pop(&mut batch, 8), Ok(3));
+    driver.set_avail_idx(8);
+    assert_eq!(queue.pop(&mut batch, 8), Ok(5));
+    driver.set_avail_idx(9);
+    assert!(matches!(queue.pop(&mut batch, 8), Err(RingError::AvailJump { .. })));
+    // Backwards.
+    driver.set_avail_idx(2);
+    assert!(matches!(queue.pop(&mut batch, 8), Err(RingError::AvailJump { .. })));
+}
+
+#[test]
+fn abuse_R7_packed_descriptors_offered_again_in_flight() {
+    let mut driver = ModelDriver::new(Layout::Packed, 4);
+    let buffer = driver.buffer(b"x");
+    for _ in 0..4 {
+        driver.offer(&[buffer], &[]);
+    }
+    let mut queue = driver.queue();
+    let mut batch = Batch::new(8, 64);
+    assert_eq!(queue.pop(&mut batch, 8), Ok(4));
+    // All made available for the next lap while we still have them.
+    for i in 0..4 {
+        driver.set_desc(i, RawDesc { flags: 0x8000, ..driver.desc(i) });
+    }
+    assert_eq!(queue.pop(&mut batch, 8), Ok(0));
+    assert!(!queue.enable_kicks());
+}
+
+#[test]
+fn abuse_R7_overlapping_or_misaligned_parts() {
+    for layout in LAYOUTS {
+        let driver = ModelDriver::new(layout, 8);
+        let good = driver.setup();
+        let with = |change: &dyn Fn(&mut RingSetup)| {
+            let mut setup = good;
+            change(&mut setup);
+            Queue::new(driver.memory(), setup).err()
+        };
+        assert_eq!(with(&|_| {}), None);
+        let overlap = with(&|s| s.addrs.driver = s.addrs.desc + 16);
+        assert_eq!(overlap, Some(RingError::OverlappingParts { part: "driver" }));
+        let overlap = with(&|s| s.addrs.device = s.addrs.driver);
+        assert_eq!(overlap, Some(RingError::OverlappingParts { part: "device" }));
+        for (part, change) in [
+            ("descriptor", &(|s: &mut RingSetup| s.addrs.desc += 8) as &dyn Fn(&mut RingSetup)),
+            ("driver", &|s| s.addrs.driver += 1),
+            ("device", &|s| s.addrs.device += 2),
+        ] {
+            let error = with(change);
+            assert!(
+                matches!(error, Some(RingError::Misaligned { part: p, .. }) if p == part),
+                "{layout:?} {part}: {error:?}"
+            );
+        }
+        let end = GUEST_BASE + driver.region().len_bytes;
+        for addr in [0, end, end - 16, u64::MAX - 15] {
+            for part in 0..3 {
+                let error = with(&|s| match part {
+                    0 => s.addrs.desc = addr,
+                    1 => s.addrs.driver = addr,
+                    _ => s.addrs.device = addr,
+                });
+                // The last 16 bytes hold a packed ring's event structures, and nothing else.
+                let fits = addr == end - 16 && part != 0 && layout == Layout::Packed;
+                assert_eq!(
+                    matches!(error, Some(RingError::Memory { place: "ring", .. })),
+                    !fits,
+                    "{layout:?} {addr:#x} {part}: {error:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn abuse_R8_queue_sizes() {
+    for layout in LAYOUTS {
+        let driver = ModelDriver::new(layout, 8);
+        for (size, split_ok, packed_ok) in [
+            (0, false, false),
+            (1, true, true),
+            (3, false, true),
+            (8, true, true),
+            (1000, false, true),
+            (1024, true, true),
+            (1025, false, false),
+            (2048, false, false),
+            (0x8000, false, false),
+            (0xffff, false, false),
+        ] {
+            let mut setup = RingSetup { size, ..driver.setup() };
+            // Room for the largest parts.
+            setup.addrs.desc = driver.alloc(1 << 20).next_multiple_of(4096);
+            setup.addrs.driver = driver.alloc(1 << 17).next_multiple_of(4096);
+            setup.addrs.device = driver.alloc(1 << 20).next_multiple_of(4096);
+            let result = Queue::new(driver.memory(), setup).err();
+            let ok = if layout == Layout::Split { split_ok } else { packed_ok };
+            assert_eq!(result.is_none(), ok, "{layout:?} {size}: {result:?}");
+            if !ok {
+                assert!(matches!(result, Some(RingError::BadSize { .. })));
+            }
+        }
+    }
+}
+
+#[test]
+fn abuse_R8_start_beyond_the_ring() {
+    let driver = ModelDriver::new(Layout::Packed, 8);
+    for (avail, used, wraps) in [(8, 0, true), (0, 8, true), (0x7fff, 0, true), (0, 1, true)] {
+        let mut setup = driver.setup();
+        setup.start.avail = avail;
+        setup.start.used = used;
+        setup.start.avail_wrap = wraps;
+        assert!(Queue::new(driver.memory(), setup).is_err(), "{avail} {used}");
+    }
+    let driver = ModelDriver::new(Layout::Split, 8);
+    let mut setup = driver.setup();
+    setup.start.avail = 9;
+    assert!(matches!(
+        Queue::new(driver.memory(), setup),
+        Err(RingError::AvailJump { ahead: 9, .. })
+    ));
+}
+
+#[test]
+fn abuse_R9_too_many_bytes_or_segments() {
+    for layout in LAYOUTS {
+        // As many bytes as allowed, from the same guest memory over and over; then one more.
+        let options = ModelOptions { mem_bytes: 8 << 20, ..Default::default() };
+        let part = MAX_CHAIN_LEN_BYTES / 16;
+        for (extra, ok) in [(0, true), (1, false)] {
+            let mut driver = ModelDriver::with_options(layout, 32, options);
+            let mut descs = vec![desc(GUEST_BASE, part, 0); 8];
+            descs.extend(vec![desc(GUEST_BASE, part, WRITE); 8]);
+            if extra > 0 {
+                descs.push(desc(GUEST_BASE, extra, WRITE));
+            }
+            driver.offer_raw(&descs);
+            let mut batch = Batch::new(8, 64);
+            let result = driver.queue().pop(&mut batch, 8);
+            assert_eq!(result.is_ok(), ok, "{layout:?} {extra}: {result:?}");
+            if !ok {
+                assert!(matches!(result, Err(RingError::ChainTooLong { unit: "bytes", .. })));
+            }
+        }
+        // Lengths whose sum is beyond 32 bits.
+        let mut driver = ModelDriver::with_options(layout, 32, options);
+        let error = broken_by(&mut driver, &[desc(GUEST_BASE, u32::MAX, 0); 3]);
+        assert!(matches!(error, RingError::ChainTooLong { unit: "bytes", .. }), "{error}");
+        for (segs, ok) in [(MAX_CHAIN_SEGS, true), (MAX_CHAIN_SEGS + 1, false)] {
+            let mut driver = ModelDriver::with_options(layout, 512, options);
+            driver.offer_raw(&vec![desc(GUEST_BASE, 1, 0); segs]);
+            let mut batch = Batch::new(8, 64);
+            let result = driver.queue().pop(&mut batch, 8);
+            assert_eq!(result.is_ok(), ok, "{layout:?} {segs}: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn abuse_R3_readable_after_writable() {
+    for layout in LAYOUTS {
+        let mut driver = ModelDriver::new(layout, 8);
+        let addr = driver.alloc(64);
+        let error = broken_by(&mut driver, &[desc(addr, 8, WRITE), desc(addr, 8, 0)]);
+        assert!(matches!(error, RingError::ReadableAfterWritable { .. }));
+    }
+}
+
+/// The driver changes a descriptor all the time between a good and a bad length: whatever we take
+/// must be what we checked.
+#[test]
+fn abuse_D1_descriptor_changes_while_it_is_read() {
+    for layout in LAYOUTS {
+        let mut driver = ModelDriver::new(layout, 8);
+        let addr = driver.alloc(64);
+        driver.offer(&[(addr, 64)], &[]);
+        let mut queue = driver.queue();
+        let mut batch = Batch::new(8, 64);
+        assert_eq!(queue.pop(&mut batch, 8), Ok(1));
+        // What was popped does not follow the guest any more.
+        let len_addr = driver.desc_addr(0) + 8;
+        driver.ram().store_u32(len_addr, 1);
+        assert_eq!(batch.get(0).readable_len, 64);
+        queue.unpop(&mut batch, 1);
+        driver.ram().store_u32(len_addr, 64);
+        let stop = AtomicBool::new(false);
+        let ram = driver.ram();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    ram.store_u32(len_addr, 0xffff_fff0);
+                    ram.store_u32(len_addr, 64);
+                }
+            });
+            let mut taken = Vec::new();
+            for _ in 0..20_000 {
+                if queue.pop(&mut batch, 8).is_ok() {
+                    let chain = batch.get(0);
+                    taken.push((chain.readable_len, chain.readable[0].len()));
+                    queue.unpop(&mut batch, 1);
+                }
+            }
+            // Asserting before this would leave the other thread running.
+            stop.store(true, Ordering::Relaxed);
+            assert!(taken.iter().all(|&t| t == (64, 64)));
+        });
+    }
+}
+
+#[test]
+fn a_broken_ring_breaks_its_port_only_once() {
+    let mut driver = ModelDriver::new(Layout::Split, 8);
+    let mut vring = driver.vring(3);
+    let mut batch = Batch::new(8, 64);
+    let good = driver.buffer(b"good");
+    driver.offer(&[good], &[]);
+    driver.offer_raw(&[desc(driver.unmapped_addr(), 1, 0)]);
+    assert_eq!(vring.pop(&mut batch, 8), 1);
+    let chain = batch.get(0);
+    vring.push(&[Completion { id: chain.id, ndesc: chain.ndesc, written: 0 }]);
+    vring.notify();
+    assert!(driver.used().is_some());
+    assert!(!driver.health().is_live());
+    assert!(driver.health().reason().is_some_and(|r| r.starts_with("queue 3: descriptor: ")));
+    assert!(driver.err_event().drain());
+    assert_eq!(vring.pop(&mut batch, 8), 0);
+    assert!(!vring.arm());
+    assert!(!driver.err_event().drain());
+}
