@@ -378,7 +378,7 @@ impl Worker for Engine {
                     .flatten()
             {
                 if vring.kick_fd() == Some(fd) {
-                    vring.parts.stats.kicks.add(1);
+                    vring.kicked();
                 }
             }
             0

@@ -103,7 +103,7 @@ impl RxQueue {
         if unused > 0 {
             self.vring.unpop(&mut self.batch, unused);
         }
-        self.batch.clear();
+        self.batch.release();
         self.next = 0;
     }
 

@@ -248,13 +248,13 @@ fn abuse_I_a_reused_buffer_shows_nothing_of_its_last_user() {
     d.buf_alloc = 10;
     d.send(&mut world.guests[0], Op::Response, 0, &[]);
     world.feed(2, &mut c);
-    c.send(&mut world.guests[2], Op::Rw, 0, &[b'c'; 5000]);
+    c.send(&mut world.guests[2], Op::Rw, 0, &[b'c'; 5003]);
     for _ in 0..600 {
         world.feed(0, &mut d);
         d.take();
         d.send(&mut world.guests[0], Op::CreditUpdate, 0, &[]);
     }
-    assert_eq!(d.received, [b'c'; 5000]);
+    assert_eq!(d.received, [b'c'; 5003]);
     assert!(world.stats[2].buffered_bytes.get() > 0);
 }
 

@@ -121,6 +121,25 @@ fn a_receiver_without_buffers_or_credit_loses_nothing() {
 }
 
 #[test]
+fn new_bytes_never_overtake_those_that_wait() {
+    let mut world = World::with_guests(2);
+    let (mut a, mut b) = join(&mut world);
+    a.buf_alloc = 10;
+    a.send(&mut world.guests[0], Op::CreditUpdate, 0, &[]);
+    world.settle();
+    b.send(&mut world.guests[1], Op::Rw, 0, b"0123456789wait");
+    world.feed(0, &mut a);
+    assert_eq!(a.received, b"0123456789");
+    // In one round, first the receiver's credit, then more bytes.
+    a.take();
+    a.buf_alloc = 1000;
+    a.send(&mut world.guests[0], Op::CreditUpdate, 0, &[]);
+    b.send(&mut world.guests[1], Op::Rw, 0, b"new");
+    world.feed(0, &mut a);
+    assert_eq!(a.received, b"0123456789waitnew");
+}
+
+#[test]
 fn a_refusing_guest_is_a_reset_for_the_asking_one() {
     let mut world = World::with_guests(2);
     let (mut a, request) = ask(&mut world, 1000, 81);

@@ -203,6 +203,10 @@ fn the_end_of_a_programs_bytes_is_told_after_them() {
     let mut got = Vec::new();
     assert!(!drain(&mut stream, &mut got));
     assert_eq!(got, b"still here");
+    // The other half ends later, with nothing to read.
+    drop(stream);
+    world.feed(0, &mut sock);
+    assert_eq!(sock.peer_shut, 3);
 }
 
 #[test]

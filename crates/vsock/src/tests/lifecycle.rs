@@ -249,6 +249,25 @@ fn a_paused_guest_keeps_its_connections_and_a_restarted_one_does_not() {
 }
 
 #[test]
+fn abuse_D3_held_receive_buffers_move_to_a_changed_memory_table() {
+    let mut world = World::with_guests(1);
+    let (mut sock, mut stream) = world.connect_in(0, 1);
+    let id = world.ids[0];
+    let old = world.guests[0].rx.memory();
+    let new = old.with_log(None);
+    let users = Arc::strong_count(&old);
+    let rx = world.engine.ports.get_mut(id).unwrap().rx.as_mut().unwrap();
+    assert!(rx.peek(1).is_some(), "buffers are held");
+    world.engine.set_memory(id, &new).unwrap();
+    let rx = world.engine.ports.get_mut(id).unwrap().rx.as_mut().unwrap();
+    assert!(rx.peek(0).is_none(), "none is held by an address of the old table");
+    assert!(Arc::strong_count(&old) < users);
+    stream.write_all(b"after").unwrap();
+    world.feed(0, &mut sock);
+    assert_eq!(sock.received, b"after");
+}
+
+#[test]
 fn a_guest_that_asks_again_under_the_same_name_has_forgotten_the_old_connection() {
     let mut world = World::with_guests(1);
     let listener = world.listen(0, 52);
