@@ -132,6 +132,13 @@ pub(crate) fn len_bytes(file: &File) -> io::Result<u64> {
     Ok(stat.st_size as u64)
 }
 
+/// Whether the file's bytes are always in memory: tmpfs (0x01021994) or ramfs (0x858458f6), whose
+/// numbers statfs(2) lists. Memory files are on the former.
+pub(crate) fn is_resident(file: &File) -> bool {
+    let magic = rustix::fs::fstatfs(file).map(|s| s.f_type as u32);
+    matches!(magic, Ok(0x0102_1994 | 0x8584_58f6))
+}
+
 /// Alignment of memory and of offsets that direct I/O asks for, as the kernel reports it (Linux
 /// 6.1); else what every disk accepts for memory, and 512 for offsets.
 pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {

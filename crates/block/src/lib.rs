@@ -22,6 +22,9 @@
 //! it was started. Without the write cache (`writeback` off, switched off by the driver, or a
 //! driver that cannot flush) each write is followed by such a flush before it completes.
 //!
+//! Files on tmpfs are the exception to one system call per batch: each operation is a call, which is
+//! cheaper there than the kernel thread that io_uring would use (see `resident.rs`).
+//!
 //! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
 //!
 //! # Limits
@@ -52,6 +55,7 @@ pub mod null;
 pub mod qcow2;
 pub mod raw;
 mod request;
+mod resident;
 mod slab;
 
 pub use backend::{Backend, Demands};

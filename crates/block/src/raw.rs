@@ -19,7 +19,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
 use crate::file::{self, Image, OpenMode};
-use crate::limits::MAX_DISK_LEN_BYTES;
+use crate::limits::{MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
+use crate::resident::ResidentDisk;
 
 /// The one registered file of each ring.
 const FILE: types::Fixed = types::Fixed(0);
@@ -31,6 +32,8 @@ pub struct RawBackend {
     path: PathBuf,
     len_bytes: Arc<AtomicU64>,
     demands: Demands,
+    /// On tmpfs or ramfs.
+    resident: bool,
 }
 
 impl RawBackend {
@@ -42,7 +45,10 @@ impl RawBackend {
         block_size: u32,
     ) -> Result<Self, BlockError> {
         let file = file::open_image(path, OpenMode { read_only, direct })?;
-        let mut demands = Demands::NONE;
+        // Such a disk is served while the sidecore waits: zeroing goes in small pieces.
+        let max_range_bytes =
+            if file::is_resident(file.get()) { u64::from(STEP_LEN_BYTES) } else { u64::MAX };
+        let mut demands = Demands { max_range_bytes, ..Demands::NONE };
         if direct {
             let (mem_align, offset_align) = file::direct_alignment(file.get());
             if offset_align > block_size {
@@ -52,6 +58,7 @@ impl RawBackend {
             demands = Demands { mem_align, offset_align, ..demands };
         }
         let this = Self {
+            resident: file::is_resident(file.get()),
             file: Arc::new(file),
             path: path.to_path_buf(),
             len_bytes: Arc::default(),
@@ -68,6 +75,10 @@ impl Backend for RawBackend {
     }
 
     fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
+        if self.resident {
+            let (file, len) = (Arc::clone(&self.file), Arc::clone(&self.len_bytes));
+            return Ok(Box::new(ResidentDisk::new(file, len, depth)));
+        }
         let disk = RawDisk::new(Arc::clone(&self.file), Arc::clone(&self.len_bytes), depth)
             .map_err(BlockError::resource("making an io_uring"))?;
         Ok(Box::new(disk))

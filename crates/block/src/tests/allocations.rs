@@ -44,9 +44,11 @@ fn no_allocation_on_the_null_disk() {
 }
 
 #[test]
-fn no_allocation_on_a_file_in_tmpfs() {
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let path = dir.path().join("disk.img");
-    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-    allocations(&RawBackend::open(&path, false, false, 512).unwrap());
+fn no_allocation_on_files() {
+    for place in ["/dev/shm", "/var/tmp"] {
+        let dir = tempfile::tempdir_in(place).unwrap();
+        let path = dir.path().join("disk.img");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        allocations(&RawBackend::open(&path, false, false, 512).unwrap());
+    }
 }

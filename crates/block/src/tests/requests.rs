@@ -13,7 +13,11 @@ const LEN: u64 = 8 << 20;
 
 /// A raw image in a temporary directory (on a real file system), and the directory.
 fn raw(direct: bool) -> (RawBackend, tempfile::TempDir) {
-    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    raw_in("/var/tmp", direct)
+}
+
+fn raw_in(place: &str, direct: bool) -> (RawBackend, tempfile::TempDir) {
+    let dir = tempfile::tempdir_in(place).unwrap();
     let path = dir.path().join("disk.img");
     std::fs::File::create(&path).unwrap().set_len(LEN).unwrap();
     let backend = RawBackend::open(&path, direct, false, 4096).unwrap();
@@ -25,6 +29,7 @@ fn every_backend(check: impl Fn(Layout, &dyn Backend)) {
         check(layout, &MemoryBackend::new(LEN).unwrap());
         check(layout, &raw(false).0);
         check(layout, &raw(true).0);
+        check(layout, &raw_in("/dev/shm", false).0);
     }
 }
 
@@ -169,8 +174,8 @@ fn zeroes_are_written_where_the_file_system_cannot_zero() {
 
 #[test]
 fn a_file_that_ends_early_reads_as_zeroes() {
-    let (backend, dir) = raw(false);
-    for layout in BOTH {
+    for (place, layout) in ["/var/tmp", "/dev/shm"].into_iter().flat_map(|p| BOTH.map(|l| (p, l))) {
+        let (backend, dir) = raw_in(place, false);
         let mut rig = Rig::new(layout, &backend);
         let file = std::fs::File::options().write(true).open(dir.path().join("disk.img")).unwrap();
         file.set_len(0).unwrap();

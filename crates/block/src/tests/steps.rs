@@ -29,6 +29,28 @@ fn short_operations_go_on_where_they_stopped() {
 }
 
 #[test]
+fn zeroes_fall_back_to_writing_and_discards_to_nothing() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
+        disk.state().cache.fill(7);
+        disk.state().script.push_back(Err(libc::EOPNOTSUPP));
+        let zeroes = rig.send(kind::WRITE_ZEROES, 0, &range(1, 5000, 1));
+        assert_eq!(rig.finish(zeroes), (0, 1));
+        let zeroed = 512..5001 * 512;
+        assert!(disk.state().cache[zeroed.clone()].iter().all(|&b| b == 0));
+        assert!(disk.state().cache[..512].iter().all(|&b| b == 7));
+        assert!(disk.state().cache[zeroed.end..].iter().all(|&b| b == 7));
+        disk.state().script.push_back(Err(libc::EOPNOTSUPP));
+        let discard = rig.send(kind::DISCARD, 0, &range(0, 8, 0));
+        assert_eq!(rig.finish(discard), (0, 1));
+        let ops: Vec<&str> = disk.state().log.iter().map(|l| l.0).collect();
+        assert_eq!(ops, ["zeroes", "write", "write", "write", "discard"]);
+        assert_eq!(rig.stats.io_errors.get(), 0);
+    }
+}
+
+#[test]
 fn completions_come_in_the_order_of_the_disk() {
     for layout in BOTH {
         let disk = ModelDisk::new(LEN);
