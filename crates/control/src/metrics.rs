@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use base::counter::{DropReason, QueueStats};
 
-use crate::plane::{Metrics, SidecoreStatus};
+use crate::plane::{Family, Metrics, PortMetrics, SidecoreStatus};
 
 /// The content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -14,6 +14,9 @@ type QueueMetric = (&'static str, &'static str, fn(&QueueStats) -> u64);
 
 /// A sidecore's value: name, type, help text, and where it is read.
 type SidecoreMetric = (&'static str, &'static str, &'static str, fn(&SidecoreStatus) -> u64);
+
+/// A port's value: name, type, help text, and where it is read.
+type PortMetric = (&'static str, &'static str, &'static str, fn(&PortMetrics) -> u64);
 
 const QUEUE_METRICS: [QueueMetric; 7] = [
     ("requests", "Descriptor chains completed: frames, packets or requests.", |q| q.requests.get()),
@@ -78,7 +81,23 @@ fn write_all(out: &mut String, m: &Metrics) -> fmt::Result {
     }
     write_ports(out, m)?;
     write_queues(out, m)?;
-    write_uplinks(out, m)
+    write_uplinks(out, m)?;
+    m.families.iter().try_for_each(|family| write_family(out, family))
+}
+
+fn write_family(out: &mut String, family: &Family) -> fmt::Result {
+    let name = &family.name;
+    head(out, name, if name.ends_with("_total") { "counter" } else { "gauge" }, family.help)?;
+    for (labels, value) in &family.samples {
+        out.push_str(name);
+        for (i, (key, text)) in labels.iter().enumerate() {
+            let open = if i == 0 { '{' } else { ',' };
+            write!(out, "{open}{key}=\"{}\"", Label(text))?;
+        }
+        let close = if labels.is_empty() { "" } else { "}" };
+        writeln!(out, "{close} {value}")?;
+    }
+    Ok(())
 }
 
 fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
@@ -87,7 +106,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
 }
 
 fn write_ports(out: &mut String, m: &Metrics) -> fmt::Result {
-    let gauges: [(&str, &str, &str, fn(&crate::plane::PortMetrics) -> u64); 3] = [
+    let gauges: [PortMetric; 3] = [
         ("connected", "gauge", "1 while a VMM is connected.", |p| u64::from(p.connected)),
         ("healthy", "gauge", "0 when the guest or VMM broke a rule.", |p| u64::from(p.healthy)),
         ("connections_total", "counter", "Connections of VMMs.", |p| p.connections),

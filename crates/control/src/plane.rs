@@ -1,6 +1,7 @@
 //! What the control API asks of the daemon. The binary implements it on top of the engines; this
 //! crate knows none of them.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -66,7 +67,11 @@ pub enum PlaneError {
     /// The request does not go with the daemon's state.
     #[error("{0}")]
     Conflict(String),
-    /// The engine or the operating system refused.
+    /// The request is good, but the engine or the operating system cannot do it: no such file, a
+    /// lock on the image, a socket in use.
+    #[error("{0}")]
+    Refused(String),
+    /// Something of the daemon is gone.
     #[error("{0}")]
     Failed(String),
 }
@@ -145,11 +150,10 @@ pub struct SwitchStatus {
 pub struct MacStatus {
     /// MAC address.
     pub mac: String,
-    /// VLAN, where the table is kept per VLAN.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan: Option<u16>,
     /// Port, or `uplink`.
     pub port: String,
+    /// Configured or bound: does not age.
+    pub fixed: bool,
     /// Seconds since it was last seen.
     pub age_s: u64,
 }
@@ -159,8 +163,9 @@ pub struct MacStatus {
 pub struct VmStatus {
     /// Name.
     pub name: String,
-    /// Weight.
-    pub weight: u32,
+    /// Weight; left out while a change of the config is under way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
     /// Trust domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,
@@ -229,8 +234,15 @@ pub struct PortStatus {
     pub queues_running: u16,
     /// Regions of guest memory.
     pub memory_regions: usize,
-    /// Connections since the start.
-    pub connections: u64,
+    /// Why the last session ended, when it did not end well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// Whether the holder has the session, so that a restart does not disconnect the VMM.
+    pub held: bool,
+    /// Sessions since the start; each above the first is a reconnect.
+    pub sessions: u64,
+    /// Sessions taken over from an earlier daemon.
+    pub resumed: u64,
     /// Requests, frames or packets of all queues.
     pub requests: u64,
     /// Their payload bytes.
@@ -253,9 +265,11 @@ pub struct PortStatus {
 pub struct NetStatus {
     /// Switch.
     pub switch: String,
-    /// MAC address of the config.
+    /// MAC address, configured or learned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
+    /// IP addresses bound to the port, configured or learned.
+    pub addresses: Vec<IpAddr>,
     /// Whether the cable is in.
     pub link: bool,
 }
@@ -298,6 +312,8 @@ pub struct Metrics {
     pub ports: Vec<PortMetrics>,
     /// Uplinks of switches: switch, counters.
     pub uplinks: Vec<(String, Arc<QueueStats>)>,
+    /// What single engines count beyond that.
+    pub families: Vec<Family>,
 }
 
 /// One port's counters.
@@ -317,4 +333,34 @@ pub struct PortMetrics {
     pub connections: u64,
     /// One per queue, in order.
     pub queues: Vec<Arc<QueueStats>>,
+}
+
+/// One metric of an engine with all its samples.
+#[derive(Debug)]
+pub struct Family {
+    /// Full name, `_total` at the end of counters.
+    pub name: String,
+    /// What it says.
+    pub help: &'static str,
+    /// Labels and value of each sample.
+    pub samples: Vec<(Vec<(&'static str, String)>, u64)>,
+}
+
+impl Metrics {
+    /// Adds one sample to the family `name`, which is made when it is new.
+    pub fn sample(
+        &mut self,
+        name: &str,
+        help: &'static str,
+        labels: Vec<(&'static str, String)>,
+        value: u64,
+    ) {
+        match self.families.iter_mut().find(|f| f.name == name) {
+            Some(family) => family.samples.push((labels, value)),
+            None => {
+                let samples = vec![(labels, value)];
+                self.families.push(Family { name: name.into(), help, samples });
+            }
+        }
+    }
 }

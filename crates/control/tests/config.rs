@@ -24,6 +24,7 @@ fn bad_configs_are_told_with_place_and_fix() {
         ("[daemon]\nrun_dir=\"run\"", &[("m.toml:2:9:", "absolute path; begin it with `/`")]),
         ("[daemon]\nholder=1", &[("m.toml:2:8: daemon.holder:", "write true, false")]),
         ("[daemon]\nlog=\"loud\"", &[("m.toml:2:5: daemon.log:", "\"loud\" is unknown")]),
+        ("[daemon]\nsocket_mode=\"660x\"", &[("m.toml:2:13:", "write octal digits")]),
         ("[sidecore]\ncount=0", &[("m.toml:2:7:", "is 0; the limit is 1 to 64")]),
         ("[sidecore]\ncount=2\ncpus=[1]", &[("m.toml:2:7:", "together with `cpus`")]),
         ("[sidecore]\ncpus=[1,1]", &[("m.toml:2:6:", "CPU 1 twice")]),
@@ -154,6 +155,15 @@ fn names_that_make_the_same_socket_are_refused() {
     };
     let found = errors(&format!("{}{}", disk("a-b", "c"), disk("a", "b-c")));
     assert!(found[0].contains("/run/millrace/a-b-c.sock is taken"), "{found:?}");
+}
+
+#[test]
+fn a_port_s_full_name_is_measured() {
+    let (vm, disk) = ("v".repeat(40), "d".repeat(24));
+    let text =
+        format!("[[vm]]\nname='{vm}'\n[[vm.disk]]\nname='{disk}'\nformat='null'\nsize=512\n");
+    let found = errors(&text);
+    assert!(found[0].contains("has 65 bytes, the limit is 64"), "{found:?}");
 }
 
 #[test]

@@ -1,1 +1,70 @@
-fn main() {}
+//! `millrace`: the daemon and the command. It assembles the rooms below and has no logic of its
+//! own.
+//!
+//! # Theory of operation
+//! `millrace serve` reads the config, starts sidecores, puts switches, disks and vsock domains on
+//! them and serves each port on its vhost-user socket; [`host`] is that assembly and answers the
+//! control API. Every other command is a client of that API, except `check` (reads a config) and
+//! `holder` (keeps sessions while the daemon restarts). Called as `millrace-blk`, `millrace-net` or
+//! `millrace-vsock` it is a single vhost-user back end in the sense of QEMU's conventions.
+//!
+//! # Limits
+//! - 1,024 ports per daemon ([`base::limits::MAX_PORTS`]).
+//! - A switch runs on one sidecore; switches, vsock domains and disk queues are spread over the
+//!   sidecores in the order of the config and stay where they are.
+//! - The config is read at the start; later changes go through the control API.
+
+mod backend;
+mod cli;
+mod commands;
+mod exit;
+mod holder;
+mod host;
+mod process;
+mod render;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if let Some(code) = backend::called_as(&arguments) {
+        return ExitCode::from(code);
+    }
+    ExitCode::from(run(Cli::parse_from(arguments)))
+}
+
+fn run(cli: Cli) -> u8 {
+    let done = match cli.command {
+        Command::Serve(args) => serve::serve(&args),
+        Command::Check(args) => commands::check(&args),
+        Command::Status(args) => commands::status(&args),
+        Command::Ports(args) => commands::ports(&args),
+        Command::Attach(args) => commands::attach(&args),
+        Command::Detach(args) => commands::detach(&args),
+        Command::Resize(args) => commands::resize(&args),
+        Command::Link(args) => commands::link(&args),
+        Command::Metrics(args) => commands::metrics(&args),
+        Command::Stop(args) => commands::stop(&args),
+        Command::Version(args) => commands::version(&args),
+        Command::Holder(args) => holder::run(&args),
+        Command::Completions(args) => commands::completions(&args),
+        Command::VhostUserBlk(args) => return backend::run_blk(&args),
+        Command::VhostUserNet(args) => return backend::run_net(&args),
+        Command::VhostUserVsock(args) => return backend::run_vsock(&args),
+    };
+    done.unwrap_or_else(|e| report(&e))
+}
+
+/// Tells an error with its causes, and the exit code for it.
+fn report(error: &anyhow::Error) -> u8 {
+    eprintln!("millrace: {error:#}");
+    match error.downcast_ref() {
+        Some(control::ControlError::Unreachable { .. }) => exit::UNREACHABLE,
+        _ => exit::FAILED,
+    }
+}

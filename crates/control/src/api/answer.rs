@@ -71,6 +71,7 @@ impl From<PlaneError> for ApiError {
                 this.body.problems = problems.problems;
                 this
             }
+            PlaneError::Refused(_) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, text),
             PlaneError::Failed(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, text),
         }
     }

@@ -49,13 +49,27 @@ fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
     let run_dir = r.path("run_dir").unwrap_or_else(|| DEFAULT_RUN_DIR.into());
     let control_socket = r.path("control_socket").unwrap_or_else(|| run_dir.join("control.sock"));
     r.socket_fits("control_socket", &control_socket, 0);
+    let socket_mode = socket_mode(&mut r);
     let holder = holder(&mut r);
     if holder == HolderConfig::Own {
         r.socket_fits("run_dir", &run_dir.join("holder.sock"), 0);
     }
     let log = log(&mut r);
     r.finish();
-    DaemonConfig { run_dir, control_socket, holder, log }
+    DaemonConfig { run_dir, control_socket, socket_mode, holder, log }
+}
+
+/// Octal in a string, as for `chmod`: TOML's own octal numbers are too easily written in decimal.
+fn socket_mode(r: &mut Reader<'_, '_>) -> u32 {
+    let text = r.string("socket_mode").unwrap_or("0600");
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode & !0o777 == 0 && mode & 0o600 == 0o600 => mode,
+        _ => {
+            let fix = "write octal digits with 6 for the owner: \"0600\", \"0660\"";
+            r.bad("socket_mode", format!("{text:?} is no mode for a socket"), fix);
+            0o600
+        }
+    }
 }
 
 fn holder(r: &mut Reader<'_, '_>) -> HolderConfig {

@@ -28,12 +28,12 @@ pub fn load(path: &Path) -> Result<Config, Problems> {
     let mut sources = Vec::new();
     match read(path) {
         Ok(source) => sources.push(source),
-        Err(problem) => problems.push(problem),
+        Err(problem) => problems.push(*problem),
     }
     for file in drop_ins(path, &mut problems) {
         match read(&file) {
             Ok(source) => sources.push(source),
-            Err(problem) => problems.push(problem),
+            Err(problem) => problems.push(*problem),
         }
     }
     from_sources(sources, problems)
@@ -96,7 +96,7 @@ fn drop_ins(path: &Path, problems: &mut Problems) -> Vec<PathBuf> {
     files
 }
 
-fn read(path: &Path) -> Result<Arc<Source>, Problem> {
+fn read(path: &Path) -> Result<Arc<Source>, Box<Problem>> {
     let file = fs::File::open(path).map_err(|e| {
         let mut problem = unreadable(path, &e.to_string());
         if e.kind() == std::io::ErrorKind::NotFound {
@@ -104,23 +104,23 @@ fn read(path: &Path) -> Result<Arc<Source>, Problem> {
                            with --config"
                 .into();
         }
-        problem
+        Box::new(problem)
     })?;
     let mut bytes = Vec::new();
     file.take(MAX_FILE_LEN_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(|e| unreadable(path, &e.to_string()))?;
+        .map_err(|e| Box::new(unreadable(path, &e.to_string())))?;
     if bytes.len() as u64 > MAX_FILE_LEN_BYTES {
         let mut problem =
             unreadable(path, &format!("it is larger than {MAX_FILE_LEN_BYTES} bytes"));
         problem.fix = "split it into drop-ins".into();
         problem.limit = Some(MAX_FILE_LEN_BYTES.to_string());
-        return Err(problem);
+        return Err(Box::new(problem));
     }
     let text = String::from_utf8(bytes).map_err(|e| {
         let mut problem = unreadable(path, &format!("it is not UTF-8: {}", e.utf8_error()));
         problem.fix = "save it as UTF-8".into();
-        problem
+        Box::new(problem)
     })?;
     Ok(Arc::new(Source { file: path.into(), text }))
 }

@@ -29,10 +29,17 @@ pub struct DaemonConfig {
     pub run_dir: PathBuf,
     /// The control API's socket.
     pub control_socket: PathBuf,
+    /// File mode of the vhost-user sockets: who may be the VMM.
+    #[serde(serialize_with = "mode_text")]
+    pub socket_mode: u32,
     /// Who keeps the sessions across a restart.
     pub holder: HolderConfig,
     /// What is logged: a level, or directives such as `info,net=debug`.
     pub log: String,
+}
+
+fn mode_text<S: Serializer>(mode: &u32, s: S) -> Result<S::Ok, S::Error> {
+    format!("{mode:04o}").serialize(s)
 }
 
 /// Who keeps the sessions while the daemon restarts.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use base::limits::MAX_QUEUES;
+use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 
 use super::model::{
     BindMode, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, VSOCK_PORT_NAME,
@@ -13,8 +13,8 @@ use super::node::Value;
 use super::reader::Reader;
 use super::value::parse_mac;
 
-/// Largest disk of memory: a typing error beyond.
-const MAX_MEMORY_DISK_LEN_BYTES: u64 = 1 << 40;
+/// Largest disk of memory: what the block engine takes.
+const MAX_MEMORY_DISK_LEN_BYTES: u64 = 64 << 30;
 
 /// Largest null disk (1 PiB): sectors stay far from 64-bit overflow.
 const MAX_NULL_DISK_LEN_BYTES: u64 = 1 << 50;
@@ -42,9 +42,19 @@ fn endpoint(r: &mut Reader<'_, '_>, home: &Home<'_>, port: &str) -> EndpointConf
     EndpointConfig { socket, mode }
 }
 
+/// Engines, the holder and logs name a port `vm/port`.
+fn full_name_fits(r: &mut Reader<'_, '_>, home: &Home<'_>, port: &str) {
+    let len = home.vm.len() + 1 + port.len();
+    if len > MAX_NAME_LEN_BYTES && home.vm.len() <= MAX_NAME_LEN_BYTES {
+        let what = format!("{}/{port} has {len} bytes, the limit is {MAX_NAME_LEN_BYTES}", home.vm);
+        r.bad("name", what, "shorten the VM's name or the port's");
+    }
+}
+
 /// The name of a net or disk.
-fn port_name(r: &mut Reader<'_, '_>) -> String {
+fn port_name(r: &mut Reader<'_, '_>, home: &Home<'_>) -> String {
     let name = r.name();
+    full_name_fits(r, home, &name);
     if name == VSOCK_PORT_NAME {
         r.bad("name", "\"vsock\" is the name of every VM's vsock port", "take another name");
     }
@@ -52,7 +62,7 @@ fn port_name(r: &mut Reader<'_, '_>) -> String {
 }
 
 pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
-    let name = port_name(&mut r);
+    let name = port_name(&mut r, home);
     let switch = r.required("switch", "\"...\"").unwrap_or("").into();
     let mac = mac(&mut r);
     let addresses = addresses(&mut r);
@@ -113,7 +123,7 @@ fn addresses(r: &mut Reader<'_, '_>) -> Vec<IpAddr> {
 }
 
 pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
-    let name = port_name(&mut r);
+    let name = port_name(&mut r, home);
     let block_size = block_size(&mut r);
     let format = format(&mut r, block_size);
     let read_only = r.bool("read_only", false);
@@ -260,6 +270,7 @@ pub(crate) fn vsock(mut r: Reader<'_, '_>, home: &Home<'_>) -> VsockConfig {
     }
     let path = path.unwrap_or_default();
     r.socket_fits("path", &path, VSOCK_SUFFIX_LEN_BYTES);
+    full_name_fits(&mut r, home, VSOCK_PORT_NAME);
     let endpoint = endpoint(&mut r, home, VSOCK_PORT_NAME);
     r.finish();
     VsockConfig { cid, path, endpoint }

@@ -1,0 +1,208 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use control::config::{DEFAULT_CONFIG, DEFAULT_RUN_DIR};
+
+use crate::backend;
+
+/// One host-side I/O plane for Linux VMs.
+#[derive(Debug, Parser)]
+#[command(name = "millrace", version, about, after_help = AFTER_HELP)]
+#[command(arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Exit status: 0 ok, 1 the config is wrong or the daemon could not start, 2 wrong command line,
+3 no daemon answers, 4 the daemon refused. The manual page millrace(1) says more.";
+
+/// Commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon
+    Serve(Serve),
+    /// Check a config and tell everything that is wrong with it
+    Check(Check),
+    /// Show sidecores, switches, VMs and ports
+    Status(Listing),
+    /// List ports
+    Ports(Listing),
+    /// Attach a port to a VM while the daemon runs
+    Attach(Attach),
+    /// Detach a port
+    Detach(Named),
+    /// Take over a disk's new size
+    Resize(Resize),
+    /// Plug a network port's cable in or out
+    Link(Link),
+    /// Print the counters in Prometheus' text format
+    Metrics(Socket),
+    /// Stop the daemon
+    Stop(Stop),
+    /// Show the version
+    Version(Version),
+    /// Keep sessions while the daemon restarts
+    Holder(Holder),
+    /// Print a completion script for a shell
+    Completions(Completions),
+    /// A single vhost-user disk (see millrace-blk)
+    #[command(hide = true)]
+    VhostUserBlk(backend::Blk),
+    /// A single vhost-user network port (see millrace-net)
+    #[command(hide = true)]
+    VhostUserNet(backend::Net),
+    /// A single vhost-user vsock port (see millrace-vsock)
+    #[command(hide = true)]
+    VhostUserVsock(backend::Vsock),
+}
+
+/// Which config.
+#[derive(Debug, Args)]
+pub struct ConfigFile {
+    /// Config file; drop-ins are read from the folder of the same name with .d
+    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
+}
+
+/// `serve`.
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// The config.
+    #[command(flatten)]
+    pub file: ConfigFile,
+    /// Check the config and end
+    #[arg(long)]
+    pub check_only: bool,
+    /// Log as JSON, one object per line
+    #[arg(long)]
+    pub log_json: bool,
+}
+
+/// `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// The config.
+    #[command(flatten)]
+    pub file: ConfigFile,
+    /// Print the config with all defaults, or the problems, as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the daemon listens.
+#[derive(Debug, Args)]
+pub struct Socket {
+    /// The daemon's control socket
+    #[arg(long, value_name = "PATH", env = "MILLRACE_SOCKET", default_value_os_t = default_socket())]
+    pub socket: PathBuf,
+}
+
+fn default_socket() -> PathBuf {
+    PathBuf::from(DEFAULT_RUN_DIR).join("control.sock")
+}
+
+/// A listing.
+#[derive(Debug, Args)]
+pub struct Listing {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A port by name.
+#[derive(Debug, Args)]
+pub struct Named {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// VM
+    pub vm: String,
+    /// Port
+    pub port: String,
+}
+
+/// `attach`.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// VM; made when there is none of this name
+    pub vm: String,
+    /// The port as JSON, in the shape of the config: {"disk": {"name": "d", "format": "raw",
+    /// "path": "/d.img"}}; or @FILE; or - for the standard input
+    #[arg(value_name = "JSON")]
+    pub body: String,
+    /// Print the new port as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `resize`.
+#[derive(Debug, Args)]
+pub struct Resize {
+    /// The disk.
+    #[command(flatten)]
+    pub named: Named,
+    /// New size, such as 64MiB, for disks without a file; others have the size of their file
+    pub size: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `link`.
+#[derive(Debug, Args)]
+pub struct Link {
+    /// The network port.
+    #[command(flatten)]
+    pub named: Named,
+    /// Whether the cable is in
+    #[arg(value_parser = ["up", "down"])]
+    pub state: String,
+}
+
+/// `stop`.
+#[derive(Debug, Args)]
+pub struct Stop {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// Drop the sessions that the holder keeps, too
+    #[arg(long)]
+    pub forget: bool,
+}
+
+/// `version`.
+#[derive(Debug, Args)]
+pub struct Version {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `holder`.
+#[derive(Debug, Args)]
+pub struct Holder {
+    /// Socket to listen on
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// Leave the session of the process that started it
+    #[arg(long, hide = true)]
+    pub detach: bool,
+}
+
+/// `completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// Shell
+    pub shell: clap_complete::Shell,
+}

@@ -1,0 +1,193 @@
+//! The commands that are clients of the control API, and `check`, `version`, `completions`.
+
+use std::io::Read;
+
+use anyhow::{Context, bail};
+use clap::CommandFactory;
+use control::client::{Answer, Client, encode};
+use control::config;
+use serde_json::{Value, json};
+
+use crate::cli::{
+    Attach, Check, Cli, Completions, Link, Listing, Named, Resize, Socket, Stop, Version,
+};
+use crate::process::{print, print_line};
+use crate::{exit, render};
+
+/// Largest description of a port read from a file: the API takes no more.
+const MAX_BODY_LEN_BYTES: u64 = control::api::MAX_BODY_LEN_BYTES as u64;
+
+type Done = anyhow::Result<u8>;
+
+fn ask(socket: &Socket, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
+    Ok(Client::new(&socket.socket).request(method, path, body)?)
+}
+
+/// Shows a refusal and gives its exit code.
+fn refused(answer: &Answer) -> u8 {
+    eprintln!("millrace: {}", answer.error());
+    exit::REFUSED
+}
+
+fn pretty(value: &Value) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)?)
+}
+
+fn port_path(named: &Named, kind: &str) -> String {
+    format!("/v1/vms/{}/{kind}/{}", encode(&named.vm), encode(&named.port))
+}
+
+/// `check`.
+pub fn check(args: &Check) -> Done {
+    match config::load(&args.file.config) {
+        Ok(config) if args.json => {
+            print_line(&serde_json::to_string_pretty(&config)?)?;
+            Ok(exit::OK)
+        }
+        Ok(config) => {
+            let ports: usize = config.vms.iter().map(|vm| vm.ports().count()).sum();
+            let (vms, switches) = (config.vms.len(), config.switches.len());
+            let file = args.file.config.display();
+            print_line(&format!("{file}: good: {switches} switches, {vms} VMs, {ports} ports"))?;
+            Ok(exit::OK)
+        }
+        Err(problems) if args.json => {
+            print_line(&serde_json::to_string_pretty(&problems)?)?;
+            Ok(exit::FAILED)
+        }
+        Err(problems) => {
+            eprintln!("{problems}");
+            Ok(exit::FAILED)
+        }
+    }
+}
+
+/// `status`.
+pub fn status(args: &Listing) -> Done {
+    list(args, "/v1/status", render::status)
+}
+
+/// `ports`.
+pub fn ports(args: &Listing) -> Done {
+    list(args, "/v1/ports", render::ports)
+}
+
+fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> Done {
+    let answer = ask(&args.socket, "GET", path, None)?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    let value = answer.json();
+    if args.json {
+        print_line(&pretty(&value)?)?;
+    } else {
+        print(&show(&value))?;
+    }
+    Ok(exit::OK)
+}
+
+/// `attach`.
+pub fn attach(args: &Attach) -> Done {
+    let text = body_text(&args.body)?;
+    let body: Value = serde_json::from_str(&text).context("the port's description is not JSON")?;
+    let path = format!("/v1/vms/{}/ports", encode(&args.vm));
+    let answer = ask(&args.socket, "POST", &path, Some(&body))?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    let value = answer.json();
+    if args.json {
+        print_line(&pretty(&value)?)?;
+    } else {
+        print_line(value["socket"].as_str().unwrap_or_default())?;
+    }
+    Ok(exit::OK)
+}
+
+/// The argument itself, `@FILE`, or `-` for the standard input.
+fn body_text(argument: &str) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let read = if argument == "-" {
+        std::io::stdin().take(MAX_BODY_LEN_BYTES + 1).read_to_string(&mut text)
+    } else if let Some(path) = argument.strip_prefix('@') {
+        std::fs::File::open(path)
+            .and_then(|f| f.take(MAX_BODY_LEN_BYTES + 1).read_to_string(&mut text))
+    } else {
+        return Ok(argument.into());
+    };
+    read.with_context(|| format!("reading the port's description from {argument}"))?;
+    if text.len() as u64 > MAX_BODY_LEN_BYTES {
+        bail!("{argument} is larger than {MAX_BODY_LEN_BYTES} bytes");
+    }
+    Ok(text)
+}
+
+/// `detach`.
+pub fn detach(args: &Named) -> Done {
+    let answer = ask(&args.socket, "DELETE", &port_path(args, "ports"), None)?;
+    Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
+}
+
+/// `resize`.
+pub fn resize(args: &Resize) -> Done {
+    let body = match &args.size {
+        Some(size) => json!({ "size": size }),
+        None => json!({}),
+    };
+    let path = format!("{}/resize", port_path(&args.named, "disks"));
+    let answer = ask(&args.named.socket, "POST", &path, Some(&body))?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    let value = answer.json();
+    if args.json {
+        print_line(&pretty(&value)?)?;
+    } else {
+        print_line(&format!("{} bytes", value["len_bytes"]))?;
+    }
+    Ok(exit::OK)
+}
+
+/// `link`.
+pub fn link(args: &Link) -> Done {
+    let body = json!({ "up": args.state == "up" });
+    let path = format!("{}/link", port_path(&args.named, "nets"));
+    let answer = ask(&args.named.socket, "PUT", &path, Some(&body))?;
+    Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
+}
+
+/// `metrics`.
+pub fn metrics(socket: &Socket) -> Done {
+    let answer = ask(socket, "GET", "/v1/metrics", None)?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    print(&answer.body)?;
+    Ok(exit::OK)
+}
+
+/// `stop`.
+pub fn stop(args: &Stop) -> Done {
+    let body = json!({ "forget": args.forget });
+    let answer = ask(&args.socket, "POST", "/v1/shutdown", Some(&body))?;
+    Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
+}
+
+/// `version`.
+pub fn version(args: &Version) -> Done {
+    let version = env!("CARGO_PKG_VERSION");
+    if args.json {
+        print_line(&json!({ "version": version, "api": "v1" }).to_string())?;
+    } else {
+        print_line(&format!("millrace {version}"))?;
+    }
+    Ok(exit::OK)
+}
+
+/// `completions`.
+pub fn completions(args: &Completions) -> Done {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "millrace", &mut script);
+    print(&String::from_utf8(script)?)?;
+    Ok(exit::OK)
+}

@@ -1,0 +1,123 @@
+//! The holder: the command that is one, and how the daemon finds or starts one.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use control::config::{Config, HolderConfig};
+use vhost_user::holder::HolderKeeper;
+use vhost_user::{Keeper, NullKeeper};
+
+use crate::cli;
+use crate::{exit, process};
+
+/// How long our own holder may take to listen: it does nothing else before.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often we look whether it listens.
+const START_POLL: Duration = Duration::from_millis(5);
+
+/// `millrace holder`.
+pub fn run(args: &cli::Holder) -> anyhow::Result<u8> {
+    process::init_logging("info", false)?;
+    if args.detach {
+        // Leaves the daemon's session and folder, so that neither its terminal nor a file system
+        // that is to be unmounted takes the holder along.
+        rustix::process::setsid().context("leaving the daemon's session")?;
+        std::env::set_current_dir("/").context("changing to /")?;
+    }
+    vhost_user::holder::run(&args.socket)?;
+    Ok(exit::OK)
+}
+
+/// Who keeps sessions for this daemon, and on which socket. Sessions of ports that the config
+/// (with the ports attached at run time, `attached`) no longer has are dropped.
+pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBuf>)> {
+    let path = match &config.daemon.holder {
+        HolderConfig::None => return Ok((Arc::new(NullKeeper), None)),
+        HolderConfig::External(path) => {
+            HolderKeeper::new(path.clone()).list().with_context(|| {
+                format!("no holder answers on {} (daemon.holder)", path.display())
+            })?;
+            path.clone()
+        }
+        HolderConfig::Own => {
+            let path = config.daemon.run_dir.join("holder.sock");
+            start_own(&path)?;
+            path
+        }
+    };
+    Ok((Arc::new(HolderKeeper::new(path.clone())), Some(path)))
+}
+
+/// Drops kept sessions whose port is not in `names` any more: their VMMs see a disconnect instead
+/// of a device that never answers.
+pub fn forget_others(path: &Path, names: &HashSet<String>) {
+    let keeper = HolderKeeper::new(path.into());
+    let kept = keeper.list().unwrap_or_else(|e| {
+        tracing::error!("listing the holder's sessions: {e}");
+        Vec::new()
+    });
+    for name in kept.iter().filter(|n| !names.contains(*n)) {
+        tracing::warn!(port = %name, "the holder has a session of a port that is gone; dropped");
+        if let Err(e) = keeper.forget(name) {
+            tracing::error!(port = %name, "dropping the session: {e}");
+        }
+    }
+}
+
+/// Finds the holder of an earlier daemon, or starts one.
+fn start_own(path: &Path) -> anyhow::Result<()> {
+    let keeper = HolderKeeper::new(path.into());
+    if keeper.list().is_ok() {
+        tracing::info!("found the holder on {}", path.display());
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("finding this program for the holder")?;
+    let mut child = Command::new(&program)
+        .arg("holder")
+        .arg("--detach")
+        .arg("--socket")
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        // Its own service manager socket would make systemd take its messages for ours.
+        .env_remove("NOTIFY_SOCKET")
+        .spawn()
+        .with_context(|| format!("starting {} holder", program.display()))?;
+    wait_until_it_answers(&keeper, &mut child)?;
+    tracing::info!(process = child.id(), "started a holder on {}", path.display());
+    watch(child);
+    Ok(())
+}
+
+fn wait_until_it_answers(keeper: &HolderKeeper, child: &mut Child) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    loop {
+        let Err(last) = keeper.list() else {
+            return Ok(());
+        };
+        if let Some(status) = child.try_wait().context("waiting for the holder")? {
+            bail!("the holder ended at once: {status}");
+        }
+        if begin.elapsed() > START_TIMEOUT {
+            let _ = child.kill();
+            return Err(last).context("the holder does not answer");
+        }
+        std::thread::sleep(START_POLL);
+    }
+}
+
+/// Says so when the holder ends before us.
+fn watch(mut child: Child) {
+    let watcher = std::thread::Builder::new().name("holder-watch".into()).spawn(move || {
+        let ended = child.wait();
+        tracing::error!(?ended, "the holder ended: a restart will disconnect the VMMs");
+    });
+    if let Err(e) = watcher {
+        tracing::warn!("no thread to watch the holder: {e}");
+    }
+}

@@ -1,0 +1,414 @@
+//! The assembly: sidecores, switches, vsock domains and ports, and the control API's plane on top.
+
+mod cores;
+pub mod engine;
+mod port;
+mod status;
+pub mod switches;
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
+
+use anyhow::Context;
+use base::clock::{Clock, MonotonicClock};
+use control::attached::{AttachedList, AttachedPort};
+use control::config::{AttachBody, Config, PortConfig};
+use control::plane::{HolderStatus, Metrics, Plane, PlaneError, PortStatus, Status, VmStatus};
+use serde_json::Value;
+use sidecore::Sidecore;
+use tokio::sync::Notify;
+use vhost_user::Keeper;
+use vsock::{Domain, DomainConfig, VsockPortConfig};
+
+use self::cores::Core;
+use self::engine::Engine;
+use self::port::{Live, Port, full_name};
+use self::switches::SwitchEntry;
+
+/// What changes when ports come and go. Its lock is held for the length of a change, which may
+/// wait for a disk; listings do not take it.
+struct Change {
+    config: Config,
+    attached: AttachedList,
+    /// By trust domain; none: VMs that are in none, which may not talk to each other.
+    domains: HashMap<Option<String>, Domain>,
+}
+
+/// The running daemon.
+pub struct Host {
+    config_path: PathBuf,
+    started: Instant,
+    clock: Arc<dyn Clock>,
+    cores: Vec<Core>,
+    /// Where the next disk or domain goes.
+    next_core: AtomicUsize,
+    switches: Vec<SwitchEntry>,
+    keeper: Arc<dyn Keeper>,
+    holder: Option<PathBuf>,
+    change: Mutex<Change>,
+    ports: RwLock<Vec<Arc<Port>>>,
+    stop: Notify,
+    forget: AtomicBool,
+}
+
+impl Host {
+    /// Starts everything in `config`. A port that cannot be started is shown as broken, and does
+    /// not keep the others from their VMs; sidecores and switches must start.
+    pub fn start(
+        config_path: PathBuf,
+        config: Config,
+        attached: AttachedList,
+        keeper: Arc<dyn Keeper>,
+        holder: Option<PathBuf>,
+    ) -> anyhow::Result<Arc<Self>> {
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
+        let cores = cores::start(&config.sidecore, &clock)?;
+        let mut switches = Vec::new();
+        for (i, wanted) in config.switches.iter().enumerate() {
+            switches.push(switches::start(wanted, &cores[i % cores.len()], &clock)?);
+        }
+        let next_core = AtomicUsize::new(switches.len());
+        let host = Self {
+            config_path,
+            started: Instant::now(),
+            clock,
+            cores,
+            next_core,
+            switches,
+            keeper,
+            holder,
+            change: Mutex::new(Change { config, attached, domains: HashMap::new() }),
+            ports: RwLock::default(),
+            stop: Notify::new(),
+            forget: AtomicBool::new(false),
+        };
+        host.start_ports();
+        Ok(Arc::new(host))
+    }
+
+    fn start_ports(&self) {
+        let mut change = self.lock();
+        self.restore_attached(&mut change);
+        let all: Vec<(String, PortConfig)> = change
+            .config
+            .vms
+            .iter()
+            .flat_map(|vm| vm.ports().map(|p| (vm.name.clone(), p)))
+            .collect();
+        for (vm, config) in all {
+            let live = self.start_port(&mut change, &vm, &config).map_err(|e| {
+                let name = full_name(&vm, config.name());
+                tracing::error!(port = %name, "not started: {e:#}");
+                format!("{e:#}")
+            });
+            self.push(Port { vm, config, live });
+        }
+    }
+
+    /// Ports attached to an earlier daemon. One that no longer fits the config is left out.
+    fn restore_attached(&self, change: &mut Change) {
+        let Change { config, attached, .. } = change;
+        for entry in attached.ports() {
+            if let Err(e) = config.attach(&entry.vm, &entry.body) {
+                let name = full_name(&entry.vm, &entry.port);
+                tracing::error!(port = %name, "was attached at run time, is left out now: {e}");
+            }
+        }
+    }
+
+    fn push(&self, port: Port) -> Arc<Port> {
+        let port = Arc::new(port);
+        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        ports.push(Arc::clone(&port));
+        port
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Change> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn list(&self) -> Vec<Arc<Port>> {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn find(&self, what: &'static str, vm: &str, port: &str) -> Result<Arc<Port>, PlaneError> {
+        let name = full_name(vm, port);
+        let ports = self.list();
+        ports
+            .into_iter()
+            .find(|p| p.vm == vm && p.config.name() == port)
+            .ok_or(PlaneError::NotFound { what, name })
+    }
+
+    /// The sidecores, beginning with the one whose turn it is.
+    fn cores_in_turn(&self) -> Vec<Sidecore> {
+        let first = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.len();
+        let (before, after) = self.cores.split_at(first);
+        after.iter().chain(before).map(|c| c.handle.clone()).collect()
+    }
+
+    /// Makes the device and serves it. On error nothing is left behind.
+    fn start_port(
+        &self,
+        change: &mut Change,
+        vm: &str,
+        config: &PortConfig,
+    ) -> anyhow::Result<Live> {
+        let name = full_name(vm, config.name());
+        let engine = self.engine(change, vm, &name, config)?;
+        let mode = change.config.daemon.socket_mode;
+        let live = Live::serve(&name, engine.clone(), config.endpoint(), mode, &self.keeper);
+        if live.is_err() {
+            self.drop_engine(change, vm, &engine);
+        }
+        live
+    }
+
+    fn engine(
+        &self,
+        change: &mut Change,
+        vm: &str,
+        name: &str,
+        config: &PortConfig,
+    ) -> anyhow::Result<Engine> {
+        match config {
+            PortConfig::Net(net) => {
+                let entry = self.switches.iter().find(|s| s.switch.name() == net.switch);
+                let entry = entry.with_context(|| format!("switch {} does not run", net.switch))?;
+                engine::net(name, net, &entry.switch)
+            }
+            PortConfig::Disk(disk) => engine::disk(name, disk, &self.cores_in_turn(), &self.clock),
+            PortConfig::Vsock(vsock) => {
+                let key = trust_domain(&change.config, vm);
+                if !change.domains.contains_key(&key) {
+                    change.domains.insert(key.clone(), self.domain(key.as_deref())?);
+                }
+                let domain = change.domains.get(&key).context("the vsock domain is gone")?;
+                let port = VsockPortConfig::new(name, vsock.cid, vsock.path.clone());
+                Ok(Engine::Vsock(domain.add_port(port)?))
+            }
+        }
+    }
+
+    fn domain(&self, trust_domain: Option<&str>) -> anyhow::Result<Domain> {
+        let config = DomainConfig::new(trust_domain.unwrap_or("(none)"), trust_domain.is_some());
+        Ok(Domain::new(&self.cores_in_turn()[0], config, Arc::clone(&self.clock))?)
+    }
+
+    /// Takes a device off its switch or domain; a domain goes with its last port.
+    fn drop_engine(&self, change: &mut Change, vm: &str, engine: &Engine) {
+        let dropped = match engine {
+            Engine::Net(port, switch) => switch.remove_port(port).map_err(anyhow::Error::from),
+            Engine::Disk(_) => Ok(()),
+            Engine::Vsock(port) => {
+                let key = trust_domain(&change.config, vm);
+                let domain = change.domains.get(&key);
+                let removed = domain.map_or(Ok(()), |d| d.remove_port(port.name()));
+                if domain.is_some_and(|d| d.ports().is_empty()) {
+                    change.domains.remove(&key);
+                }
+                removed.map_err(anyhow::Error::from)
+            }
+        };
+        if let Err(e) = dropped {
+            tracing::error!(%vm, "taking a port off its engine: {e:#}");
+        }
+    }
+
+    /// How many ports there are, and how many of them could not be started.
+    pub fn counts(&self) -> (usize, usize) {
+        let ports = self.list();
+        (ports.len(), ports.iter().filter(|p| p.live.is_err()).count())
+    }
+
+    /// The names of all ports, as the holder knows them.
+    pub fn names(&self) -> HashSet<String> {
+        self.list().iter().map(|p| full_name(&p.vm, p.config.name())).collect()
+    }
+
+    /// Waits until somebody asked over the API to stop.
+    pub async fn stop_asked(&self) {
+        self.stop.notified().await;
+    }
+
+    /// Ends every session, requests in flight finished, and the sidecores. With a holder the
+    /// sessions stay there for the next daemon, unless a stop with `forget` was asked for.
+    pub fn stop(&self) {
+        let forget = self.forget.load(Ordering::Relaxed);
+        // Keeps a late attach out while everything goes.
+        let mut change = self.lock();
+        for port in self.list() {
+            if let Ok(live) = &port.live {
+                live.stop(forget);
+            }
+        }
+        change.domains.clear();
+        for core in &self.cores {
+            core.handle.shutdown();
+        }
+    }
+}
+
+fn trust_domain(config: &Config, vm: &str) -> Option<String> {
+    config.vms.iter().find(|v| v.name == vm).and_then(|v| v.trust_domain.clone())
+}
+
+fn refused(e: &anyhow::Error) -> PlaneError {
+    PlaneError::Refused(format!("{e:#}"))
+}
+
+impl Plane for Host {
+    fn status(&self) -> Status {
+        let ports = self.ports();
+        let change = self.change.try_lock();
+        // A change that waits for a disk must not hold up `status`: then the VMs' own settings are
+        // those of the ports' names alone.
+        let vms = match &change {
+            Ok(change) => vms_of(&change.config, ports),
+            Err(_) => vms_by_name(ports),
+        };
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            config: Some(self.config_path.clone()),
+            holder: HolderStatus { enabled: self.holder.is_some(), socket: self.holder.clone() },
+            sidecores: self.cores.iter().map(status::sidecore).collect(),
+            switches: self.switches.iter().map(status::switch).collect(),
+            vms,
+        }
+    }
+
+    fn ports(&self) -> Vec<PortStatus> {
+        self.list().iter().map(|p| status::port(p)).collect()
+    }
+
+    fn metrics(&self) -> Metrics {
+        let mut all = Metrics {
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.started.elapsed().as_secs(),
+            sidecores: self.cores.iter().map(status::sidecore).collect(),
+            ..Metrics::default()
+        };
+        self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
+        self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
+        all
+    }
+
+    fn attach(&self, vm: &str, body: &Value) -> Result<PortStatus, PlaneError> {
+        let mut change = self.lock();
+        let config = change.config.attach(vm, body)?;
+        let live = match self.start_port(&mut change, vm, &config) {
+            Ok(live) => live,
+            Err(e) => {
+                change.config.detach(vm, config.name());
+                return Err(refused(&e));
+            }
+        };
+        remember(&mut change, vm, &config);
+        tracing::info!(port = %full_name(vm, config.name()), "attached");
+        let port = self.push(Port { vm: vm.into(), config, live: Ok(live) });
+        Ok(status::port(&port))
+    }
+
+    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError> {
+        let mut change = self.lock();
+        let found = self.find("port", vm, port)?;
+        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        ports.retain(|p| !Arc::ptr_eq(p, &found));
+        drop(ports);
+        if let Ok(live) = &found.live {
+            live.stop(true);
+            self.drop_engine(&mut change, vm, &live.engine);
+        }
+        change.config.detach(vm, port);
+        if let Err(e) = change.attached.remove(vm, port) {
+            tracing::error!("{e}; a restart will bring {vm}/{port} back");
+        }
+        tracing::info!(port = %full_name(vm, port), "detached");
+        Ok(())
+    }
+
+    fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError> {
+        let found = self.find("disk", vm, port)?;
+        match found.live.as_ref().map(|l| &l.engine) {
+            Ok(Engine::Disk(disk)) => {
+                disk.resize(len_bytes).map_err(|e| PlaneError::Refused(e.to_string()))
+            }
+            Ok(_) => Err(PlaneError::NotFound { what: "disk", name: full_name(vm, port) }),
+            Err(why) => Err(PlaneError::Conflict(format!("the disk was not started: {why}"))),
+        }
+    }
+
+    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError> {
+        let found = self.find("net", vm, port)?;
+        match found.live.as_ref().map(|l| &l.engine) {
+            Ok(Engine::Net(net, _)) => {
+                net.set_link(up).map_err(|e| PlaneError::Failed(e.to_string()))
+            }
+            Ok(_) => Err(PlaneError::NotFound { what: "net", name: full_name(vm, port) }),
+            Err(why) => Err(PlaneError::Conflict(format!("the port was not started: {why}"))),
+        }
+    }
+
+    fn shutdown(&self, forget: bool) {
+        self.forget.store(forget, Ordering::Relaxed);
+        self.stop.notify_one();
+    }
+}
+
+/// Notes a port for the next daemon. When that fails the port runs all the same.
+fn remember(change: &mut Change, vm: &str, config: &PortConfig) {
+    let entry = change.config.vms.iter().find(|v| v.name == vm);
+    let body = serde_json::to_value(AttachBody {
+        port: config,
+        trust_domain: entry.and_then(|v| v.trust_domain.as_deref()),
+        weight: entry.map_or(1, |v| v.weight),
+    });
+    let noted = body.map_err(|e| e.to_string()).and_then(|body| {
+        let port = AttachedPort { vm: vm.into(), port: config.name().into(), body };
+        change.attached.add(port).map_err(|e| e.to_string())
+    });
+    if let Err(e) = noted {
+        let name = full_name(vm, config.name());
+        tracing::error!(port = %name, "{e}; a restart will not bring it back");
+    }
+}
+
+fn vms_of(config: &Config, ports: Vec<PortStatus>) -> Vec<VmStatus> {
+    let mut vms: Vec<VmStatus> = config
+        .vms
+        .iter()
+        .map(|vm| VmStatus {
+            name: vm.name.clone(),
+            weight: Some(vm.weight),
+            trust_domain: vm.trust_domain.clone(),
+            ports: Vec::new(),
+        })
+        .collect();
+    sort_in(&mut vms, ports);
+    vms
+}
+
+fn vms_by_name(ports: Vec<PortStatus>) -> Vec<VmStatus> {
+    let mut vms = Vec::new();
+    sort_in(&mut vms, ports);
+    vms
+}
+
+fn sort_in(vms: &mut Vec<VmStatus>, ports: Vec<PortStatus>) {
+    for port in ports {
+        match vms.iter_mut().find(|vm| vm.name == port.vm) {
+            Some(vm) => vm.ports.push(port),
+            None => vms.push(VmStatus {
+                name: port.vm.clone(),
+                weight: None,
+                trust_domain: None,
+                ports: vec![port],
+            }),
+        }
+    }
+}

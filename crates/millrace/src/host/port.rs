@@ -1,0 +1,75 @@
+//! One port of the daemon: its config, its device, its session.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::counter::QueueStats;
+use control::config::{EndpointConfig, PortConfig, SocketMode};
+use vhost_user::{Endpoint, Keeper, PortServer, PortStatus};
+
+use super::engine::Engine;
+
+/// A port that runs.
+pub struct Live {
+    /// The engine's side.
+    pub engine: Engine,
+    /// Counters, queue by queue.
+    pub stats: Vec<Arc<QueueStats>>,
+    /// The session's side; none once stopped.
+    server: Mutex<Option<PortServer>>,
+}
+
+/// A port: running, or with the reason why it could not be started.
+pub struct Port {
+    /// Its VM.
+    pub vm: String,
+    /// As configured.
+    pub config: PortConfig,
+    /// What runs, or why nothing does.
+    pub live: Result<Live, String>,
+}
+
+/// The name that engines, logs and the holder use.
+pub fn full_name(vm: &str, port: &str) -> String {
+    format!("{vm}/{port}")
+}
+
+impl Live {
+    /// Serves `engine`'s device on its socket.
+    pub fn serve(
+        name: &str,
+        engine: Engine,
+        endpoint: &EndpointConfig,
+        socket_mode: u32,
+        keeper: &Arc<dyn Keeper>,
+    ) -> anyhow::Result<Self> {
+        let socket = endpoint.socket.clone();
+        let config = vhost_user::PortConfig {
+            name: name.into(),
+            endpoint: match endpoint.mode {
+                SocketMode::Listen => Endpoint::Listen(socket),
+                SocketMode::Dial => Endpoint::Dial(socket),
+            },
+            socket_mode,
+        };
+        let stats = engine.queue_stats();
+        let server =
+            vhost_user::serve_port(config, engine.device(), stats.clone(), Arc::clone(keeper))?;
+        Ok(Self { engine, stats, server: Mutex::new(Some(server)) })
+    }
+
+    /// What the session says; none once stopped.
+    pub fn status(&self) -> Option<PortStatus> {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        server.as_ref().map(PortServer::status)
+    }
+
+    /// Ends the session; with a holder it is left there for the next daemon, unless `forget`.
+    pub fn stop(&self, forget: bool) {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match server {
+            Some(server) if forget => server.stop_and_forget(),
+            Some(server) => server.stop(),
+            None => {}
+        }
+    }
+}

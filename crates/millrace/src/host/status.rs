@@ -1,0 +1,224 @@
+//! What the daemon shows of itself.
+
+use control::config::{DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
+use control::plane::{
+    DiskStatus, Health, MacStatus, Metrics, NetStatus, PortKind, PortMetrics, PortStatus,
+    SidecoreStatus, SwitchStatus, VsockStatus,
+};
+
+use super::cores::Core;
+use super::engine::Engine;
+use super::port::{Live, Port};
+use super::switches::SwitchEntry;
+
+fn kind(config: &PortConfig) -> PortKind {
+    match config {
+        PortConfig::Net(_) => PortKind::Net,
+        PortConfig::Disk(_) => PortKind::Disk,
+        PortConfig::Vsock(_) => PortKind::Vsock,
+    }
+}
+
+/// A sidecore's settings and counters.
+pub fn sidecore(core: &Core) -> SidecoreStatus {
+    let stats = core.handle.stats();
+    SidecoreStatus {
+        index: core.config.index,
+        cpu: core.config.cpu,
+        spin_us: core.config.spin_us,
+        workers: stats.workers.get(),
+        rounds: stats.rounds.get(),
+        busy_rounds: stats.busy_rounds.get(),
+        sleeps: stats.sleeps.get(),
+        busy_ns: stats.busy_ns.get(),
+        panics: stats.panics.get(),
+    }
+}
+
+/// A switch with its addresses; none of them when its sidecore is gone.
+pub fn switch(entry: &SwitchEntry) -> SwitchStatus {
+    let macs = entry.switch.macs().unwrap_or_default();
+    SwitchStatus {
+        name: entry.switch.name().to_owned(),
+        sidecore: entry.sidecore,
+        uplink: entry.uplink.as_ref().map(|(name, _)| name.clone()),
+        macs: macs
+            .into_iter()
+            .map(|m| MacStatus {
+                mac: format_mac(m.mac),
+                fixed: m.fixed,
+                port: m.port.unwrap_or_else(|| "uplink".into()),
+                age_s: m.age_s,
+            })
+            .collect(),
+    }
+}
+
+/// A port with its session and its counters.
+pub fn port(port: &Port) -> PortStatus {
+    let endpoint = port.config.endpoint();
+    let live = port.live.as_ref().ok();
+    let session = live.and_then(Live::status).unwrap_or_default();
+    let reason = match &port.live {
+        Err(why) => Some(format!("not started: {why}")),
+        Ok(_) => session.broken.clone(),
+    };
+    let sum = |get: fn(&base::counter::QueueStats) -> u64| -> u64 {
+        live.map_or(0, |l| l.stats.iter().map(|s| get(s)).sum())
+    };
+    let (net, disk, vsock) = details(&port.config, live);
+    PortStatus {
+        vm: port.vm.clone(),
+        port: port.config.name().to_owned(),
+        kind: kind(&port.config),
+        socket: endpoint.socket.clone(),
+        mode: endpoint.mode,
+        connected: session.connected,
+        health: if reason.is_some() { Health::Broken } else { Health::Ok },
+        reason,
+        last_error: session.last_error.clone(),
+        held: session.held,
+        features: format!("{:#x}", session.features.unwrap_or(0)),
+        queues: live.map_or(0, |l| l.stats.len() as u16),
+        queues_running: session.queues.iter().filter(|q| q.running).count() as u16,
+        memory_regions: session.memory_regions.len(),
+        sessions: session.sessions,
+        resumed: session.resumed,
+        requests: sum(|s| s.requests.get()),
+        bytes: sum(|s| s.bytes.get()),
+        drops: sum(|s| s.drops.iter().map(base::counter::Counter::get).sum()),
+        net,
+        disk,
+        vsock,
+    }
+}
+
+type Details = (Option<NetStatus>, Option<DiskStatus>, Option<VsockStatus>);
+
+fn details(config: &PortConfig, live: Option<&Live>) -> Details {
+    let engine = live.map(|l| &l.engine);
+    match config {
+        PortConfig::Net(net) => (Some(net_status(net, engine)), None, None),
+        PortConfig::Disk(disk) => (None, Some(disk_status(disk, engine)), None),
+        PortConfig::Vsock(vsock) => (None, None, Some(vsock_status(vsock, engine))),
+    }
+}
+
+fn net_status(config: &NetConfig, engine: Option<&Engine>) -> NetStatus {
+    let Some(Engine::Net(port, _)) = engine else {
+        let mac = config.mac.map(format_mac);
+        return NetStatus {
+            switch: config.switch.clone(),
+            mac,
+            addresses: Vec::new(),
+            link: false,
+        };
+    };
+    let (mac, addresses) = port.addresses().unwrap_or_default();
+    NetStatus {
+        switch: config.switch.clone(),
+        mac: mac.or(config.mac).map(format_mac),
+        addresses,
+        link: port.link_up(),
+    }
+}
+
+fn disk_status(config: &DiskConfig, engine: Option<&Engine>) -> DiskStatus {
+    let len_bytes = match engine {
+        Some(Engine::Disk(port)) => port.len_bytes(),
+        _ => 0,
+    };
+    DiskStatus {
+        format: config.format.name().into(),
+        path: config.format.path().cloned(),
+        len_bytes,
+        read_only: config.read_only,
+    }
+}
+
+fn vsock_status(config: &VsockConfig, engine: Option<&Engine>) -> VsockStatus {
+    let open_connections = match engine {
+        Some(Engine::Vsock(port)) => port.stats().connections.get(),
+        _ => 0,
+    };
+    VsockStatus { cid: config.cid, path: config.path.clone(), open_connections }
+}
+
+/// A port's counters, with those that only its engine has.
+pub fn port_metrics(port: &Port, all: &mut Metrics) {
+    let live = port.live.as_ref().ok();
+    let session = live.and_then(Live::status).unwrap_or_default();
+    all.ports.push(PortMetrics {
+        vm: port.vm.clone(),
+        port: port.config.name().to_owned(),
+        kind: kind(&port.config),
+        connected: session.connected,
+        healthy: live.is_some() && session.broken.is_none(),
+        connections: session.sessions,
+        queues: live.map(|l| l.stats.clone()).unwrap_or_default(),
+    });
+    let labels = || vec![("vm", port.vm.clone()), ("port", port.config.name().to_owned())];
+    match live.map(|l| &l.engine) {
+        Some(Engine::Disk(disk)) => disk_metrics(disk, &labels, all),
+        Some(Engine::Vsock(vsock)) => {
+            for (name, value) in vsock.stats().values() {
+                let gauge = matches!(name, "connections" | "half_open");
+                let total = if gauge { "" } else { "_total" };
+                let name = format!("millrace_vsock_{name}{total}");
+                all.sample(&name, "A counter of the vsock engine.", labels(), value);
+            }
+        }
+        Some(Engine::Net(..)) | None => {}
+    }
+}
+
+fn disk_metrics(
+    disk: &block::BlockPort,
+    labels: &dyn Fn() -> Vec<(&'static str, String)>,
+    all: &mut Metrics,
+) {
+    let name = "millrace_disk_size_bytes";
+    all.sample(name, "Size of the disk.", labels(), disk.len_bytes());
+    for queue in disk.stats() {
+        let b = &queue.block;
+        let values = [
+            ("reads_total", "Reads completed.", b.reads.get()),
+            ("writes_total", "Writes completed.", b.writes.get()),
+            ("flushes_total", "Flushes completed.", b.flushes.get()),
+            ("discards_total", "Discards completed.", b.discards.get()),
+            ("write_zeroes_total", "Write-zeroes requests completed.", b.write_zeroes.get()),
+            ("read_bytes_total", "Bytes read by the guest.", b.read_bytes.get()),
+            ("written_bytes_total", "Bytes written by the guest.", b.written_bytes.get()),
+            ("bounced_total", "Requests copied because of direct I/O.", b.bounced.get()),
+            ("io_errors_total", "Requests failed by the back end.", b.io_errors.get()),
+            ("no_space_total", "Of those, for lack of space.", b.no_space.get()),
+            ("in_flight", "Requests in flight.", b.in_flight.get()),
+        ];
+        for (name, help, value) in values {
+            let mut labels = labels();
+            labels.push(("queue", queue.index.to_string()));
+            all.sample(&format!("millrace_disk_{name}"), help, labels, value);
+        }
+    }
+}
+
+/// A switch's counters.
+pub fn switch_metrics(entry: &SwitchEntry, all: &mut Metrics) {
+    let name = entry.switch.name().to_owned();
+    if let Some((_, stats)) = &entry.uplink {
+        all.uplinks.push((name.clone(), stats.clone()));
+    }
+    let s = entry.switch.stats();
+    let values = [
+        ("floods", "Frames sent to every port.", s.floods.get()),
+        ("flood_drops", "Copies of those that a full receiver missed.", s.flood_drops.get()),
+        ("holds", "Times a sender waited for a receiver's buffers.", s.holds.get()),
+        ("stalls", "Times a receiver was declared stalled.", s.stalls.get()),
+        ("software_segmented", "Super-packets cut in software.", s.software_segmented.get()),
+        ("software_checksums", "Checksums filled in in software.", s.software_checksums.get()),
+    ];
+    for (key, help, value) in values {
+        let labels = vec![("switch", name.clone())];
+        all.sample(&format!("millrace_switch_{key}_total"), help, labels, value);
+    }
+}

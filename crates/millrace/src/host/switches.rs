@@ -1,0 +1,54 @@
+//! Switches and their uplinks.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use base::clock::Clock;
+use base::counter::QueueStats;
+use control::config::{SwitchConfig as Wanted, UplinkConfig};
+use net::tap::{Tap, TapConfig};
+use net::{Switch, SwitchConfig};
+
+use super::cores::Core;
+
+/// A running switch.
+pub struct SwitchEntry {
+    /// Its handle.
+    pub switch: Switch,
+    /// The sidecore it runs on.
+    pub sidecore: usize,
+    /// The uplink's interface and counters.
+    pub uplink: Option<(String, Arc<QueueStats>)>,
+}
+
+/// Starts a switch on `core`.
+pub fn start(wanted: &Wanted, core: &Core, clock: &Arc<dyn Clock>) -> anyhow::Result<SwitchEntry> {
+    let config = SwitchConfig {
+        hold_us: wanted.hold_us,
+        mac_age_s: wanted.mac_age_s,
+        ..SwitchConfig::new(&wanted.name)
+    };
+    let switch = Switch::new(&core.handle, config, Arc::clone(clock))
+        .with_context(|| format!("starting switch {}", wanted.name))?;
+    let uplink = match &wanted.uplink {
+        None => None,
+        Some(uplink) => Some(
+            plug(&switch, uplink)
+                .with_context(|| format!("the uplink of switch {}", wanted.name))?,
+        ),
+    };
+    Ok(SwitchEntry { switch, sidecore: core.config.index, uplink })
+}
+
+/// Opens the TAP and makes it the switch's way out.
+pub fn plug(switch: &Switch, uplink: &UplinkConfig) -> anyhow::Result<(String, Arc<QueueStats>)> {
+    let tap = Tap::open(&TapConfig {
+        name: uplink.tap.clone(),
+        bridge: uplink.bridge.clone(),
+        offloads: uplink.offloads,
+    })?;
+    let (name, uso) = (tap.name().to_owned(), tap.takes_uso());
+    let stats = Arc::new(QueueStats::default());
+    switch.set_uplink_with(Some(Box::new(tap)), Arc::clone(&stats), uso)?;
+    Ok((name, stats))
+}

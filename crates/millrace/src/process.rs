@@ -1,0 +1,61 @@
+//! What the process needs before it serves: logs, limits.
+
+use std::io::IsTerminal;
+
+use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing_subscriber::EnvFilter;
+
+/// Logs to the standard error. Under journald (`JOURNAL_STREAM`) without times and colours: the
+/// journal has its own.
+pub fn init_logging(directives: &str, json: bool) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(directives)
+        .with_context(|| format!("daemon.log: {directives:?} is no log filter"))?;
+    let journal = std::env::var_os("JOURNAL_STREAM").is_some();
+    let base = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    let started = if json {
+        base.json().try_init()
+    } else if journal {
+        base.without_time().try_init()
+    } else {
+        base.try_init()
+    };
+    started.map_err(|e| anyhow::anyhow!("starting the log: {e}"))
+}
+
+/// Raises the number of open files to what is allowed: a port has about 20 descriptors, a vsock
+/// connection one. Notes a low limit on locked memory, which io_uring counts on older kernels.
+pub fn raise_limits() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+            tracing::warn!("raising the limit of open files: {e}");
+        }
+    }
+    let locked = getrlimit(Resource::Memlock).current;
+    if locked.is_some_and(|bytes| bytes < 8 << 20) {
+        tracing::info!(
+            "RLIMIT_MEMLOCK is below 8 MiB: kernels before 5.12 may refuse io_uring; set \
+             LimitMEMLOCK= in the unit"
+        );
+    }
+}
+
+/// Prints to the standard output; a reader that went away (`| head`) is no error.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match written {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("writing to the standard output"),
+    }
+}
+
+/// [`print()`] with a line feed.
+pub fn print_line(text: &str) -> anyhow::Result<()> {
+    print(&format!("{text}\n"))
+}

@@ -1,0 +1,167 @@
+//! Listings for people, made from the API's JSON.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+/// A table with columns as wide as their widest cell.
+fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = head.iter().map(|h| h.len()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    let mut line = |cells: &[&str]| {
+        let mut text = String::new();
+        for (cell, width) in cells.iter().zip(&widths) {
+            let _ = write!(text, "{cell:<width$}  ");
+        }
+        out.push_str(text.trim_end());
+        out.push('\n');
+    };
+    line(head);
+    for row in rows {
+        line(&row.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    out
+}
+
+fn cell(value: &Value, key: &str) -> String {
+    match &value[key] {
+        Value::Null => "-".into(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// What matters most of a port, beyond what all have.
+fn detail(port: &Value) -> String {
+    if let Some(reason) = port["reason"].as_str() {
+        return reason.into();
+    }
+    if let Some(net) = port.get("net") {
+        let link = if net["link"] == Value::Bool(true) { "" } else { " (link down)" };
+        return format!("switch {} {}{link}", cell(net, "switch"), cell(net, "mac"));
+    }
+    if let Some(disk) = port.get("disk") {
+        return format!(
+            "{} {} {} bytes",
+            cell(disk, "format"),
+            cell(disk, "path"),
+            disk["len_bytes"]
+        );
+    }
+    if let Some(vsock) = port.get("vsock") {
+        return format!("CID {}, {} connections", vsock["cid"], vsock["open_connections"]);
+    }
+    String::new()
+}
+
+/// `millrace ports`.
+pub fn ports(list: &Value) -> String {
+    let head =
+        ["VM", "PORT", "KIND", "VMM", "HEALTH", "QUEUES", "REQUESTS", "BYTES", "DROPS", "DETAIL"];
+    let rows: Vec<Vec<String>> = items(list)
+        .iter()
+        .map(|p| {
+            let vmm = if p["connected"] == Value::Bool(true) { "connected" } else { "-" };
+            vec![
+                cell(p, "vm"),
+                cell(p, "port"),
+                cell(p, "kind"),
+                vmm.into(),
+                cell(p, "health"),
+                format!("{}/{}", p["queues_running"], p["queues"]),
+                cell(p, "requests"),
+                cell(p, "bytes"),
+                cell(p, "drops"),
+                detail(p),
+            ]
+        })
+        .collect();
+    table(&head, &rows)
+}
+
+/// `millrace status`.
+pub fn status(status: &Value) -> String {
+    let mut out = format!(
+        "millrace {}, process {}, up {} s, config {}\n",
+        cell(status, "version"),
+        cell(status, "pid"),
+        cell(status, "uptime_s"),
+        cell(status, "config"),
+    );
+    let holder = match &status["holder"]["socket"] {
+        Value::String(socket) => format!("at {socket}"),
+        _ => "none: a restart disconnects the VMMs".into(),
+    };
+    let _ = writeln!(out, "holder {holder}\n");
+    out.push_str(&sidecores(&status["sidecores"]));
+    if !items(&status["switches"]).is_empty() {
+        out.push('\n');
+        out.push_str(&switches(&status["switches"]));
+    }
+    let all: Vec<Value> =
+        items(&status["vms"]).iter().flat_map(|vm| items(&vm["ports"]).to_vec()).collect();
+    if !all.is_empty() {
+        out.push('\n');
+        out.push_str(&ports(&Value::Array(all)));
+    }
+    out
+}
+
+fn sidecores(list: &Value) -> String {
+    let head = ["SIDECORE", "CPU", "SPIN_US", "WORKERS", "BUSY_ROUNDS", "SLEEPS", "PANICS"];
+    let keys = ["index", "cpu", "spin_us", "workers", "busy_rounds", "sleeps", "panics"];
+    let rows: Vec<Vec<String>> =
+        items(list).iter().map(|s| keys.iter().map(|k| cell(s, k)).collect()).collect();
+    table(&head, &rows)
+}
+
+fn switches(list: &Value) -> String {
+    let head = ["SWITCH", "SIDECORE", "UPLINK", "ADDRESSES"];
+    let rows: Vec<Vec<String>> = items(list)
+        .iter()
+        .map(|s| {
+            let macs = items(&s["macs"]).len().to_string();
+            vec![cell(s, "name"), cell(s, "sidecore"), cell(s, "uplink"), macs]
+        })
+        .collect();
+    table(&head, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_absent_values_are_dashes() {
+        let list = json!([
+            {"vm": "web", "port": "net0", "kind": "net", "connected": true, "health": "ok",
+             "queues_running": 2, "queues": 2, "requests": 10, "bytes": 1000, "drops": 0,
+             "net": {"switch": "lan", "link": false}},
+            {"vm": "a-long-name", "port": "d", "kind": "disk", "connected": false,
+             "health": "broken", "reason": "why", "queues_running": 0, "queues": 1,
+             "requests": 0, "bytes": 0, "drops": 0},
+        ]);
+        let text = ports(&list);
+        let lines: Vec<&str> = text.lines().collect();
+        let column = lines[0].find("PORT").unwrap();
+        assert_eq!(&lines[1][column..column + 4], "net0");
+        assert!(lines[1].ends_with("switch lan - (link down)"), "{text}");
+        assert!(lines[2].ends_with("why"), "{text}");
+    }
+
+    #[test]
+    fn an_answer_of_another_daemon_shows_what_it_has() {
+        assert!(status(&json!({"version": "9"})).starts_with("millrace 9, process -"));
+    }
+}
