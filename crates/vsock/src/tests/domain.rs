@@ -110,7 +110,12 @@ fn a_sleeping_sidecore_wakes_for_guests_and_host_programs() {
     assert_eq!((list[0].guest_port, list[0].peer, list[0].state), (1234, Peer::Host, "open"));
     assert_eq!((list[0].bytes_to_guest, list[0].bytes_from_guest), (5000, 3500));
     assert_eq!(port.stats().connections.get(), 1);
-    assert!(guest.tx.stats().kicks.get() > 0, "kicks are counted");
+    // A kick is counted when the sidecore next sleeps; after each call it tries to.
+    let counted = (0..10_000).any(|_| {
+        port.connections().unwrap();
+        guest.tx.stats().kicks.get() > 0
+    });
+    assert!(counted, "kicks are counted");
     port.reset();
     assert_eq!(stream.read(&mut line).unwrap(), 0, "a reset ends the connections");
     assert!(port.connections().unwrap().is_empty());
