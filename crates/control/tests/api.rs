@@ -1,0 +1,242 @@
+//! The control API on a real Unix socket, over a plane without engines. Every answer is checked
+//! against the schema that the API publishes.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use common::Served;
+use control::ControlError;
+use control::api::{ApiServer, MAX_BODY_LEN_BYTES, SCHEMA};
+use control::client::Answer;
+use serde_json::{Value, json};
+
+/// Checks `value` against a schema of the published description.
+fn conforms(name: &str, value: &Value) {
+    let api: Value = serde_json::from_str(SCHEMA).unwrap();
+    let schema = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$ref": format!("#/components/schemas/{name}"),
+        "components": api["components"],
+    });
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let errors: Vec<String> =
+        validator.iter_errors(value).map(|e| format!("{}: {e}", e.instance_path())).collect();
+    assert!(errors.is_empty(), "{name}: {errors:#?}\n{value:#}");
+}
+
+fn ask(served: &Served, method: &str, path: &str, body: Option<Value>) -> Answer {
+    served.client.request(method, path, body.as_ref()).unwrap()
+}
+
+/// Asks and checks status and schema of the answer.
+fn expect(
+    served: &Served,
+    (method, path, body): (&str, &str, Option<Value>),
+    (status, schema): (u16, &str),
+) -> Value {
+    let answer = ask(served, method, path, body);
+    assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+    let value = answer.json();
+    conforms(schema, &value);
+    value
+}
+
+fn disk(name: &str) -> Value {
+    json!({"disk": {"name": name, "format": "null", "size": "1MiB"}})
+}
+
+#[test]
+fn listings_conform_to_the_schema() {
+    let served = Served::start();
+    let version = expect(&served, ("GET", "/v1/version", None), (200, "Version"));
+    assert_eq!(version["api"], "v1");
+    let status = expect(&served, ("GET", "/v1/status", None), (200, "Status"));
+    assert_eq!(status["vms"][0]["ports"].as_array().unwrap().len(), 3);
+    let ports = ask(&served, "GET", "/v1/ports", None).json();
+    ports.as_array().unwrap().iter().for_each(|p| conforms("Port", p));
+    let schema = ask(&served, "GET", "/v1/schema", None).json();
+    assert_eq!(schema["openapi"], "3.1.0");
+}
+
+#[test]
+fn the_schema_names_every_route() {
+    let served = Served::start();
+    let api: Value = serde_json::from_str(SCHEMA).unwrap();
+    for (path, methods) in api["paths"].as_object().unwrap() {
+        for method in ["get", "post", "put", "delete"].iter().filter(|m| methods.get(**m).is_some())
+        {
+            let real = path.replace("{vm}", "nobody").replace("{port}", "nothing");
+            let answer = ask(&served, &method.to_uppercase(), &real, Some(json!({"up": true})));
+            assert_ne!(answer.status, 405, "{method} {path}");
+            assert!(!answer.body.contains("no route"), "{method} {path}: {}", answer.body);
+        }
+    }
+}
+
+#[test]
+fn a_port_comes_and_goes() {
+    let served = Served::start();
+    let body = disk("data");
+    conforms("Attach", &body);
+    let port = expect(&served, ("POST", "/v1/vms/new/ports", Some(body)), (201, "Port"));
+    assert_eq!(port["disk"]["format"], "null");
+    let again = ("POST", "/v1/vms/new/ports", Some(disk("data")));
+    expect(&served, again, (409, "Error"));
+    assert_eq!(ask(&served, "DELETE", "/v1/vms/new/ports/data", None).status, 204);
+    expect(&served, ("DELETE", "/v1/vms/new/ports/data", None), (404, "Error"));
+}
+
+#[test]
+fn a_bad_port_is_refused_with_its_field_and_limit() {
+    let served = Served::start();
+    let body = json!({"net": {"name": "n", "switch": "lan", "mtu": 67, "mak": "x"}});
+    let error = expect(&served, ("POST", "/v1/vms/web/ports", Some(body)), (400, "Error"));
+    assert_eq!((&error["field"], &error["limit"]), (&json!("net.mtu"), &json!("68 to 65535")));
+    assert_eq!(error["problems"].as_array().unwrap().len(), 2);
+    for body in [json!(null), json!([]), json!({}), json!({"disk": 3}), json!("x")] {
+        expect(&served, ("POST", "/v1/vms/web/ports", Some(body)), (400, "Error"));
+    }
+    expect(&served, ("POST", "/v1/vms/a%2Fb/ports", Some(disk("d"))), (400, "Error"));
+    expect(&served, ("POST", "/v1/vms/web/ports", Some(disk("refused"))), (422, "Error"));
+}
+
+#[test]
+fn disks_are_resized_and_cables_pulled() {
+    let served = Served::start();
+    let path = "/v1/vms/web/disks/root/resize";
+    for (body, len_bytes) in [
+        (None, 1 << 20),
+        (Some(json!({})), 1 << 20),
+        (Some(json!({"size": "2MiB"})), 2 << 20),
+        (Some(json!({"size": 4096})), 4096),
+    ] {
+        let answer = expect(&served, ("POST", path, body), (200, "Resized"));
+        assert_eq!(answer["len_bytes"], len_bytes);
+    }
+    for body in [json!({"size": "2MB"}), json!({"size": -1}), json!({"size": 0}), json!([])] {
+        expect(&served, ("POST", path, Some(body)), (400, "Error"));
+    }
+    let error = expect(&served, ("POST", path, Some(json!({"sise": 1}))), (400, "Error"));
+    assert_eq!(error["field"], "sise");
+
+    let path = "/v1/vms/web/nets/net0/link";
+    expect(&served, ("PUT", path, Some(json!({"up": false}))), (200, "Link"));
+    expect(&served, ("PUT", path, Some(json!({"up": 1}))), (400, "Error"));
+    expect(&served, ("PUT", path, None), (400, "Error"));
+    expect(&served, ("PUT", "/v1/vms/web/nets/x/link", Some(json!({"up": true}))), (404, "Error"));
+    assert_eq!(served.fake.asked.lock().unwrap().last().unwrap(), "link false");
+}
+
+#[test]
+fn shutdown_is_passed_on() {
+    let served = Served::start();
+    expect(&served, ("POST", "/v1/shutdown", None), (202, "Stopping"));
+    expect(&served, ("POST", "/v1/shutdown", Some(json!({"forget": true}))), (202, "Stopping"));
+    expect(&served, ("POST", "/v1/shutdown", Some(json!({"forget": 1}))), (400, "Error"));
+    assert_eq!(*served.fake.asked.lock().unwrap(), ["shutdown false", "shutdown true"]);
+}
+
+#[test]
+fn wrong_routes_methods_and_bodies_are_json_errors() {
+    let served = Served::start();
+    expect(&served, ("GET", "/v2/status", None), (404, "Error"));
+    expect(&served, ("DELETE", "/v1/status", None), (405, "Error"));
+    let big = json!({ "disk": "x".repeat(MAX_BODY_LEN_BYTES) });
+    let error = expect(&served, ("POST", "/v1/vms/web/ports", Some(big)), (413, "Error"));
+    assert_eq!(error["limit"], MAX_BODY_LEN_BYTES.to_string());
+}
+
+#[test]
+fn a_panic_of_the_plane_ends_its_request_only() {
+    let served = Served::start();
+    expect(&served, ("POST", "/v1/vms/web/ports", Some(disk("panic"))), (500, "Error"));
+    expect(&served, ("GET", "/v1/version", None), (200, "Version"));
+}
+
+/// Sends raw bytes and reads until the server closes.
+fn raw(served: &Served, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(&served.socket).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn nonsense_on_the_socket_harms_nobody() {
+    let served = Served::start();
+    let post = |body: &str| {
+        let len = body.len();
+        format!(
+            "POST /v1/vms/v/ports HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len}\r\n\r\n{body}"
+        )
+    };
+    assert!(raw(&served, post("{").as_bytes()).contains("is not JSON"));
+    assert!(raw(&served, post(&"[".repeat(5000)).as_bytes()).contains("is not JSON"));
+    let cut = b"POST /v1/shutdown HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{";
+    raw(&served, cut);
+    raw(&served, b"\x16\x03\x01\x00\xff\x00");
+    raw(&served, &[b'A'; 300_000]);
+    expect(&served, ("GET", "/v1/version", None), (200, "Version"));
+    assert!(served.fake.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn metrics_are_read_back() {
+    let served = Served::start();
+    let text = ask(&served, "GET", "/v1/metrics", None).body;
+    let mut typed = std::collections::HashMap::new();
+    let mut samples = std::collections::HashMap::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(typed.insert(name.to_string(), kind).is_none(), "{name} is typed twice");
+        } else if !line.starts_with("# HELP ") {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            let name = series.split('{').next().unwrap();
+            let kind = typed.get(name).unwrap_or_else(|| panic!("{name} has no TYPE"));
+            assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
+            let value: u64 = value.parse().unwrap();
+            assert!(samples.insert(series.to_string(), value).is_none(), "{series} twice");
+        }
+    }
+    let vm = r#"vm="we\"b\\\n",port="net0",kind="net""#;
+    let get = |series: &str| samples[series];
+    assert_eq!(get(&format!("millrace_queue_requests_total{{{vm},queue=\"1\"}}")), 42);
+    assert_eq!(get(&format!("millrace_queue_requests_total{{{vm},queue=\"0\"}}")), 0);
+    let drops = format!("millrace_queue_drops_total{{{vm},queue=\"1\",reason=\"spoofed\"}}");
+    assert_eq!(get(&drops), 1);
+    assert_eq!(get(&format!("millrace_port_connected{{{vm}}}")), 1);
+    assert_eq!(get("millrace_sidecore_sleeps_total{sidecore=\"0\"}"), 2);
+    assert_eq!(get("millrace_uplink_requests_total{switch=\"lan\"}"), 42);
+    assert_eq!(get("millrace_disk_size_bytes{vm=\"db\"}"), 8);
+    assert_eq!(get("millrace_build_info{version=\"0.0.0\"}"), 1);
+}
+
+#[test]
+fn the_socket_is_for_its_owner_and_goes_with_the_daemon() {
+    let served = Served::start();
+    let socket = served.socket.clone();
+    assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(matches!(ApiServer::bind(&socket), Err(ControlError::AlreadyRunning(_))));
+    drop(served);
+    assert!(!socket.exists());
+    let gone = control::client::Client::new(&socket).request("GET", "/v1/version", None);
+    assert!(matches!(gone, Err(ControlError::Unreachable { .. })));
+}
+
+#[test]
+fn only_a_dead_socket_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
+    // A daemon that was killed leaves its socket behind.
+    drop(UnixListener::bind(&path).unwrap());
+    drop(ApiServer::bind(&path).unwrap());
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(ApiServer::bind(&path), Err(ControlError::NotASocket(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}

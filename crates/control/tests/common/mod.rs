@@ -1,0 +1,243 @@
+//! A plane without engines, served on a real Unix socket.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use base::counter::{DropReason, QueueStats};
+use control::api::ApiServer;
+use control::client::Client;
+use control::config::{Config, PortConfig, SocketMode, parse};
+use control::plane::{
+    DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, Plane, PlaneError, PortKind,
+    PortMetrics, PortStatus, SidecoreStatus, Status, SwitchStatus, VmStatus, VsockStatus,
+};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+/// What the fake was asked, and the config it keeps.
+pub struct Fake {
+    pub config: Mutex<Config>,
+    pub asked: Mutex<Vec<String>>,
+}
+
+impl Fake {
+    fn new() -> Self {
+        let text = "[[switch]]\nname='lan'\n[[vm]]\nname='web'\ntrust_domain='t'\n[[vm.net]]\n\
+                    name='net0'\nswitch='lan'\n[[vm.disk]]\nname='root'\nformat='memory'\n\
+                    size='1MiB'\n[vm.vsock]\ncid=3\npath='/v'\n";
+        Self {
+            config: Mutex::new(parse(Path::new("m.toml"), text).unwrap()),
+            asked: Mutex::default(),
+        }
+    }
+
+    fn note(&self, what: String) {
+        self.asked.lock().unwrap().push(what);
+    }
+
+    fn known(&self, what: &'static str, vm: &str, port: &str) -> Result<PortConfig, PlaneError> {
+        let config = self.config.lock().unwrap();
+        let found = config.vms.iter().find(|v| v.name == vm);
+        found
+            .and_then(|v| v.ports().find(|p| p.name() == port))
+            .ok_or(PlaneError::NotFound { what, name: format!("{vm}/{port}") })
+    }
+}
+
+fn port(vm: &str, config: &PortConfig) -> PortStatus {
+    let (mut net, mut disk, mut vsock) = (None, None, None);
+    let kind = match config {
+        PortConfig::Net(c) => {
+            let addresses = vec!["10.0.0.1".parse().unwrap()];
+            net = Some(NetStatus { switch: c.switch.clone(), mac: None, addresses, link: true });
+            PortKind::Net
+        }
+        PortConfig::Disk(c) => {
+            let path = c.format.path().cloned();
+            let format = c.format.name().into();
+            disk = Some(DiskStatus { format, path, len_bytes: 1 << 20, read_only: c.read_only });
+            PortKind::Disk
+        }
+        PortConfig::Vsock(c) => {
+            vsock = Some(VsockStatus { cid: c.cid, path: c.path.clone(), open_connections: 0 });
+            PortKind::Vsock
+        }
+    };
+    PortStatus {
+        vm: vm.into(),
+        port: config.name().into(),
+        kind,
+        socket: config.endpoint().socket.clone(),
+        mode: SocketMode::Listen,
+        connected: false,
+        health: Health::Broken,
+        reason: Some("not started".into()),
+        last_error: Some("cut".into()),
+        held: false,
+        sessions: 2,
+        resumed: 1,
+        features: "0x130000000".into(),
+        queues: 2,
+        queues_running: 0,
+        memory_regions: 0,
+        requests: 5,
+        bytes: 6,
+        drops: 0,
+        net,
+        disk,
+        vsock,
+    }
+}
+
+fn sidecore() -> SidecoreStatus {
+    SidecoreStatus {
+        index: 0,
+        cpu: Some(1),
+        spin_us: 50,
+        workers: 3,
+        rounds: 10,
+        busy_rounds: 4,
+        sleeps: 2,
+        busy_ns: 1000,
+        panics: 0,
+    }
+}
+
+impl Plane for Fake {
+    fn status(&self) -> Status {
+        let macs = vec![MacStatus {
+            mac: "02:00:00:00:00:01".into(),
+            port: "uplink".into(),
+            fixed: false,
+            age_s: 7,
+        }];
+        let config = self.config.lock().unwrap();
+        let vms = config.vms.iter().map(|vm| VmStatus {
+            name: vm.name.clone(),
+            weight: Some(vm.weight),
+            trust_domain: vm.trust_domain.clone(),
+            ports: vm.ports().map(|p| port(&vm.name, &p)).collect(),
+        });
+        Status {
+            version: "0.0.0".into(),
+            pid: 1,
+            uptime_s: 3,
+            config: None,
+            holder: HolderStatus { enabled: true, socket: Some("/h".into()) },
+            sidecores: vec![sidecore()],
+            switches: vec![SwitchStatus {
+                name: "lan".into(),
+                sidecore: 0,
+                uplink: Some("mr0".into()),
+                macs,
+            }],
+            vms: vms.collect(),
+        }
+    }
+
+    fn ports(&self) -> Vec<PortStatus> {
+        self.status().vms.into_iter().flat_map(|vm| vm.ports).collect()
+    }
+
+    fn metrics(&self) -> Metrics {
+        let stats = Arc::new(QueueStats::default());
+        stats.requests.add(42);
+        stats.drop_one(DropReason::Spoofed);
+        let mut metrics = Metrics {
+            version: "0.0.0".into(),
+            uptime_s: 3,
+            sidecores: vec![sidecore()],
+            ports: vec![PortMetrics {
+                vm: "we\"b\\\n".into(),
+                port: "net0".into(),
+                kind: PortKind::Net,
+                connected: true,
+                healthy: true,
+                connections: 1,
+                queues: vec![Arc::default(), Arc::clone(&stats)],
+            }],
+            uplinks: vec![("lan".into(), stats)],
+            families: Vec::new(),
+        };
+        metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "web".into())], 9);
+        metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "db".into())], 8);
+        metrics
+    }
+
+    fn attach(&self, vm: &str, body: &Value) -> Result<PortStatus, PlaneError> {
+        let config = self.config.lock().unwrap().attach(vm, body)?;
+        if config.name() == "refused" {
+            return Err(PlaneError::Refused("no such file".into()));
+        }
+        assert_ne!(config.name(), "panic", "a bug of ours");
+        Ok(port(vm, &config))
+    }
+
+    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError> {
+        self.known("port", vm, port)?;
+        self.config.lock().unwrap().detach(vm, port);
+        Ok(())
+    }
+
+    fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError> {
+        self.known("disk", vm, port)?;
+        if len_bytes == Some(0) {
+            let limit = Some("1".into());
+            return Err(PlaneError::Invalid { field: "size", what: "is 0".into(), limit });
+        }
+        self.note(format!("resize {len_bytes:?}"));
+        Ok(len_bytes.unwrap_or(1 << 20))
+    }
+
+    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError> {
+        self.known("net", vm, port)?;
+        self.note(format!("link {up}"));
+        Ok(())
+    }
+
+    fn shutdown(&self, forget: bool) {
+        self.note(format!("shutdown {forget}"));
+    }
+}
+
+/// A served fake; it stops when this goes.
+pub struct Served {
+    pub fake: Arc<Fake>,
+    pub client: Client,
+    pub socket: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Served {
+    pub fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("control.sock");
+        let fake = Arc::new(Fake::new());
+        // Bound here, so that a client can connect as soon as this returns.
+        let server = ApiServer::bind(&socket).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let plane: Arc<dyn Plane> = fake.clone();
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let stopped = async {
+                let _ = stopped.await;
+            };
+            runtime.block_on(server.serve(plane, stopped)).unwrap();
+        });
+        let client = Client::new(&socket);
+        Self { fake, client, socket, stop: Some(stop), thread: Some(thread), _dir: dir }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let thread = self.thread.take().unwrap();
+        if thread.join().is_err() && !std::thread::panicking() {
+            panic!("the server panicked");
+        }
+    }
+}
