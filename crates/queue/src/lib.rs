@@ -1,14 +1,52 @@
 //! Guest memory and the one descriptor walker.
 //!
 //! # Theory of operation
-//! (the owner of this crate completes this text)
-//!
 //! [`memory::GuestMemory`] is an immutable table of mapped regions; a change makes a new table, and
 //! an `Arc` of the old one keeps it mapped while anything still uses it. [`ring::Queue`] walks
 //! split and packed rings: it copies each descriptor once, checks it, translates it into
 //! [`seg::Seg`]s of a preallocated [`batch::Batch`], and publishes completions in batches.
 //! [`vring::Vring`] adds the doorbells, the counters and the saved position to a queue: it is what
 //! device engines hold.
+//!
+//! **Hostile memory.** All fields of a ring are read and written with atomic or volatile accesses,
+//! in one file (`parts`); payload is copied by the functions of [`seg`] only. A number from the
+//! guest is used from our copy, never read again. The queue remembers the region that the last
+//! buffer was in, so that a translation is usually a subtraction and two comparisons. A broken rule
+//! is an error that stops the port ([`vring::PortHealth`]); the chains before it are still served.
+//! A file that its owner truncates under us raises SIGBUS: a process-wide handler (`sigbus`) puts
+//! zero pages there, and the port stops at its next batch.
+//!
+//! **Order.** Split: the used index is stored last, with Release. Packed: each used descriptor is
+//! one 8-byte store, the batch's first one last. Either way a batch appears at once. Between our
+//! index and the other side's wish to be notified stands a full fence, on both sides.
+//!
+//! **Death.** The daemon may be killed between any two instructions. Devices that complete in order
+//! keep a [`slot::PositionSlot`]: [`ring::Queue::resume`] takes unfinished chains again and finishes
+//! a publication that was begun. Devices that do not keep an [`inflight::InflightRegion`], in the
+//! layout of the vhost-user specification: [`vring::Vring::new`] delivers its requests first. A
+//! test kills the daemon before every store there is.
+//!
+//! **What is left to the engines.** The written length of a [`ring::Completion`] must not be above
+//! what was really written: the bytes beyond it are whatever the buffer held before. Chains given
+//! back with `unpop` must be the last popped.
+//!
+//! The feature `testing` adds [`testing`](crate): the driver's side, for tests of all crates.
+//!
+//! # Limits
+//! | what | number | why |
+//! |---|---|---|
+//! | descriptors of a queue | 1,024 ([`base::limits::MAX_QUEUE_SIZE`]) | what QEMU and DPDK stop at |
+//! | segments of a chain | 256 ([`base::limits::MAX_CHAIN_SEGS`]) | more than any driver sends; bounds a batch |
+//! | bytes of a chain | 64 MiB ([`base::limits::MAX_CHAIN_LEN_BYTES`]) | 254 segments of 64 KiB fit; far from 32-bit overflow |
+//! | entries of an indirect table | 1,024 | as the queue's descriptors |
+//! | chains in flight | the queue's size | a driver has no more descriptors; engines can size by it |
+//! | memory regions of a VM | 64 ([`base::limits::MAX_MEMORY_REGIONS`]) | the number announced to the VMM |
+//! | mappings of the process | 16,384 | the table of the SIGBUS handler is static |
+//! | dirty log | 2 GiB ([`dirty::MAX_LOG_BYTES`]) | tells of 64 TiB |
+//! | completions published at once with a slot | 504 | what a page holds; more are published in parts |
+//! | packed completions published at once with an inflight region | 1 | see `inflight::packed` |
+//!
+//! Little-endian guests only (virtio 1.x); no vIOMMU: addresses in rings are guest-physical.
 
 pub mod batch;
 mod crash;

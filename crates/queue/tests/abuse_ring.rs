@@ -1,6 +1,8 @@
 //! What a hostile driver may put into a ring. Each test is named after its class in the list of
 //! known bugs of the field.
 #![allow(non_snake_case)]
+// Helpers of tests may unwrap as the tests themselves do.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,5 +1,7 @@
 //! Memory tables, logs and inflight regions: what a front end may send.
 #![allow(non_snake_case)]
+// Helpers of tests may unwrap as the tests themselves do.
+#![allow(clippy::unwrap_used)]
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
