@@ -138,6 +138,28 @@ fn a_received_frame_stays_until_released() {
 }
 
 #[test]
+fn with_all_buffers_full_nothing_more_is_read_and_nothing_lost() {
+    in_namespace(|| {
+        let mut tap = open();
+        let socket = UdpSocket::bind("10.99.0.1:4000").unwrap();
+        for n in 0..100u8 {
+            socket.send_to(&[n], "10.99.0.2:7").unwrap();
+        }
+        // The first of them is read by the waiter, the others by bursts: no wait is needed, since
+        // all of them are in the kernel's queue.
+        while tap.receiver.ready.len() < BUFFERS {
+            tap.refill().unwrap();
+        }
+        assert!(tap.receiver.free.is_empty());
+        tap.refill().unwrap();
+        assert_eq!((tap.receiver.in_kernel, tap.receiver.waiting), (0, false));
+        for n in 0..100u8 {
+            assert_eq!(next_udp(&mut tap)[54], n);
+        }
+    });
+}
+
+#[test]
 fn super_packets_come_up_whole() {
     in_namespace(|| {
         let mut tap = open();

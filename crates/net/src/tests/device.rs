@@ -136,6 +136,7 @@ fn a_held_sender_is_woken_by_the_receivers_kick() {
     }
     b.post(1);
     assert_eq!(b.recv().len(), 99);
+    assert!(b.rx.stats().kicks.get() > 0, "the kick woke it, not the end of the hold");
     core.shutdown();
 }
 
