@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::io::Disk;
-use queue::Layout;
 use queue::testing::{ModelDriver, ModelOptions};
+use queue::{Layout, Vring};
 use sidecore::Worker;
 use stage::BlockStage;
 
@@ -67,21 +67,14 @@ impl Rig {
     pub fn sized(layout: Layout, size: u16, disk: Box<dyn Disk>, options: RigOptions) -> Self {
         let model = ModelOptions { event_idx: true, mem_bytes: 256 << 20, ..Default::default() };
         let driver = ModelDriver::with_options(layout, size, model);
-        let port = Arc::new(PortState {
-            len_bytes: AtomicU64::new(disk.len_bytes()),
-            writeback: AtomicBool::new(options.writeback),
-            read_only: options.read_only,
-            discard: options.stages.is_empty() && !options.read_only,
-            block_size: options.block_size,
-            serial: slab::serial("serial-1"),
-            demands: options.demands,
-            has_stages: !options.stages.is_empty(),
-            stages: options.stages.into(),
-        });
         let stats = Arc::new(BlockStats::default());
-        let open = |_| Ok::<_, BlockError>(disk);
-        let engine = Engine::new(driver.vring(0), port, Arc::clone(&stats), open).unwrap();
+        let engine = engine(driver.vring(0), disk, options, Arc::clone(&stats));
         Self { driver, engine, stats }
+    }
+
+    /// An engine around a vring that the test made.
+    pub fn around(vring: Vring, disk: &model_disk::ModelDisk, options: RigOptions) -> Engine {
+        engine(vring, disk.boxed(), options, Arc::default())
     }
 
     pub fn new(layout: Layout, backend: &dyn Backend) -> Self {
@@ -168,6 +161,26 @@ impl Rig {
         assert_eq!(self.finish(offered), (0, len as u32 + 1));
         self.driver.read(offered.data, len)
     }
+}
+
+fn engine(
+    vring: Vring,
+    disk: Box<dyn Disk>,
+    options: RigOptions,
+    stats: Arc<BlockStats>,
+) -> Engine {
+    let port = Arc::new(PortState {
+        len_bytes: AtomicU64::new(disk.len_bytes()),
+        writeback: AtomicBool::new(options.writeback),
+        read_only: options.read_only,
+        discard: options.stages.is_empty() && !options.read_only,
+        block_size: options.block_size,
+        serial: slab::serial("serial-1"),
+        demands: options.demands,
+        has_stages: !options.stages.is_empty(),
+        stages: options.stages.into(),
+    });
+    Engine::new(vring, port, stats, |_| Ok::<_, BlockError>(disk)).unwrap()
 }
 
 /// Bytes that differ from block to block and from seed to seed.

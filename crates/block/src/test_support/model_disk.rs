@@ -27,6 +27,10 @@ pub(crate) struct State {
     pub hold: bool,
     /// Move only part of what is asked, in multiples of 512 bytes.
     pub short: Option<Seeded>,
+    /// Finish what is held at this many more starts from now.
+    pub let_go_after: Option<u32>,
+    /// The engine let go of the disk while operations were held.
+    pub abandoned: bool,
     done: Vec<DiskDone>,
 }
 
@@ -46,8 +50,9 @@ impl ModelDisk {
         self.0.lock().unwrap()
     }
 
+    /// The engine's end of it.
     pub fn boxed(&self) -> Box<dyn Disk> {
-        Box::new(self.clone())
+        Box::new(EngineSide(self.clone()))
     }
 
     /// Finishes the held operation at `index`.
@@ -122,9 +127,19 @@ impl State {
     }
 }
 
-impl Disk for ModelDisk {
+/// What an engine holds; notes when it is dropped too early.
+struct EngineSide(ModelDisk);
+
+impl Drop for EngineSide {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.abandoned = !state.held.is_empty();
+    }
+}
+
+impl Disk for EngineSide {
     unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.0.state();
         state.log.push(match op {
             DiskOp::Read { offset, len_bytes, .. } => ("read", offset, len_bytes.into()),
             DiskOp::Write { offset, len_bytes, .. } => ("write", offset, len_bytes.into()),
@@ -141,11 +156,16 @@ impl Disk for ModelDisk {
     }
 
     fn flush_submissions(&mut self) -> io::Result<()> {
+        let left = self.0.state().let_go_after;
+        self.0.state().let_go_after = left.and_then(|n| n.checked_sub(1));
+        if left == Some(0) {
+            self.0.let_go();
+        }
         Ok(())
     }
 
     fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        let mut state = self.state();
+        let mut state = self.0.state();
         let n = state.done.len().min(done.capacity() - done.len());
         done.extend(state.done.drain(..n));
     }
@@ -155,6 +175,6 @@ impl Disk for ModelDisk {
     }
 
     fn len_bytes(&self) -> u64 {
-        self.state().cache.len() as u64
+        self.0.state().cache.len() as u64
     }
 }

@@ -230,19 +230,57 @@ fn abuse_D3_an_engine_dropped_with_requests_in_flight_waits_for_the_disk() {
     rig.ask(kind::IN, 0, 4096);
     rig.engine.poll(0);
     assert_eq!(rig.engine.flight.in_disk, 1);
-    let holder = disk.clone();
-    let Rig { engine, driver, .. } = rig;
-    let (begin, begun) = std::sync::mpsc::channel();
-    let dropper = std::thread::spawn(move || {
-        begin.send(()).unwrap();
-        drop(engine);
-    });
-    begun.recv().unwrap();
-    // The operation can only be finished while its buffers are there; the drop ends after it.
-    holder.let_go();
-    dropper.join().unwrap();
+    // The disk answers only while somebody waits for it.
+    disk.state().let_go_after = Some(3);
+    drop(rig.engine);
+    assert!(!disk.state().abandoned, "buffers were freed under the disk");
     assert!(disk.state().held.is_empty());
-    drop(driver);
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(64))]
+
+    /// Whatever the bytes of the requests are: each is answered with a legal status, nothing
+    /// outside its buffers is touched, and the queue goes on.
+    #[test]
+    fn abuse_R3_C4_any_bytes_are_answered(
+        requests in proptest::collection::vec(
+            (
+                proptest::prelude::any::<[u8; 16]>(),
+                0u32..16,
+                0u64..4096,
+                proptest::collection::vec(proptest::prelude::any::<u8>(), 0..600),
+                0usize..1100,
+                0usize..3,
+            ),
+            1..20,
+        ),
+    ) {
+        let (mut rig, _disk) = rig(Layout::Packed);
+        for (mut header, kind, sector, data, room, tame) in requests {
+            // From wholly random to nearly right.
+            if tame > 0 {
+                header[..4].copy_from_slice(&kind.to_le_bytes());
+            }
+            if tame > 1 {
+                header[8..].copy_from_slice(&sector.to_le_bytes());
+            }
+            let bytes = [&header[..], &data].concat();
+            let readable = rig.driver.buffer(&bytes);
+            let guarded = rig.driver.buffer(&vec![UNTOUCHED; room + 2]);
+            let id = rig.driver.offer(&[readable], &[(guarded.0, room as u32 + 1)]);
+            let used = rig.settle();
+            assert_eq!(used.len(), 1);
+            assert_eq!(used[0].0, id);
+            assert!(used[0].1 as usize <= room + 1);
+            let after = rig.driver.read(guarded.0, room + 2);
+            assert!(after[room] <= 2, "a status");
+            assert_eq!(after[room + 1], UNTOUCHED);
+            assert_eq!(rig.driver.read(readable.0, bytes.len()), bytes);
+        }
+        rig.write(0, &[1; 512]);
+        assert!(rig.driver.health().is_live());
+    }
 }
 
 #[test]

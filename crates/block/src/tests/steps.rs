@@ -3,6 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use base::random::Seeded;
+use queue::inflight::InflightRegion;
+use queue::testing::{ModelDriver, ModelOptions};
+use queue::vring::VringParts;
+use queue::{Queue, RingSetup, Vring};
 use sidecore::Worker;
 use stage::{BlockStage, Direction, Verdict};
 
@@ -10,7 +14,7 @@ use crate::backend::Demands;
 use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, POLL_BUDGET_BYTES};
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Rig, RigOptions, pattern, range};
+use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, pattern, range};
 
 const LEN: usize = 16 << 20;
 
@@ -194,6 +198,52 @@ fn a_drain_waits_for_requests_in_flight_and_takes_no_more() {
         assert!(drained.try_recv().is_ok());
         assert_eq!(rig.driver.used(), Some((first.id, 1)));
         assert_eq!(rig.driver.used(), None);
-        assert_eq!(rig.status(second), crate::test_support::UNTOUCHED);
+        assert_eq!(rig.status(second), UNTOUCHED);
+    }
+}
+
+#[test]
+fn requests_that_a_killed_daemon_had_taken_are_done_by_the_next() {
+    for layout in BOTH {
+        let options = ModelOptions { event_idx: true, ..Default::default() };
+        let mut driver = ModelDriver::with_options(layout, 64, options);
+        let region = InflightRegion::new(1, 64, layout).unwrap();
+        let vring = |driver: &ModelDriver, setup| {
+            let queue = Queue::new(driver.memory(), setup).unwrap();
+            let parts = VringParts { inflight: Some(Arc::clone(&region)), ..driver.parts(0) };
+            Vring::new(queue, parts).unwrap()
+        };
+        let dead = ModelDisk::new(LEN);
+        dead.state().hold = true;
+        let setup = driver.setup();
+        let mut first = Rig::around(vring(&driver, setup), &dead, RigOptions::default());
+        let mut status = Vec::new();
+        for i in 0..5u8 {
+            let mut header = [0u8; 16];
+            header[0] = kind::OUT as u8;
+            header[8] = i;
+            let readable = [driver.buffer(&header), driver.buffer(&[i + 1; 512])];
+            status.push(driver.buffer(&[UNTOUCHED]));
+            driver.offer(&readable, &[status[usize::from(i)]]);
+        }
+        first.poll(0);
+        // One of them completes, the others die with the daemon.
+        dead.finish_one(2);
+        first.poll(0);
+        assert!(driver.used().is_some());
+        let start = first.vring.queue.position();
+        std::mem::forget(first);
+
+        let disk = ModelDisk::new(LEN);
+        let setup = RingSetup { start, ..setup };
+        let mut second = Rig::around(vring(&driver, setup), &disk, RigOptions::default());
+        while second.poll(0) > 0 {}
+        assert_eq!(std::iter::from_fn(|| driver.used()).count(), 4);
+        for (i, (addr, _)) in status.iter().enumerate() {
+            assert_eq!(driver.read(*addr, 1), [0]);
+            let stored = if i == 2 { 0 } else { i as u8 + 1 };
+            assert_eq!(disk.state().cache[i * 512], stored, "each once, none doubled");
+        }
+        assert_eq!(disk.state().log.len(), 4);
     }
 }
