@@ -1,4 +1,5 @@
 //! The uplink, with a wire in memory.
+#![allow(non_snake_case)]
 
 use base::counter::DropReason;
 use sidecore::{Arm, Worker};
@@ -76,7 +77,7 @@ fn refused_frames_are_counted() {
 }
 
 #[test]
-fn abuse_c3_an_outsider_cannot_take_a_bound_address() {
+fn abuse_C3_an_outsider_cannot_take_a_bound_address() {
     let mut lab = Lab::pair();
     let wire = lab.set_wire();
     lab.guests[1].post(0, 4, 1600, 1);
