@@ -17,9 +17,13 @@
 //! - A round with more than 15 % foreign load is named in the report, not repeated: a busy machine
 //!   would never finish.
 
+pub mod cases;
+pub mod cli;
 pub mod cpu;
+pub mod demo;
 pub mod error;
 pub mod machine;
+pub mod output;
 pub mod progress;
 pub mod report;
 pub mod results;

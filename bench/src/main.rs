@@ -1,2 +1,5 @@
-//! The command `bench`.
-fn main() {}
+//! The command `bench`; see the library for how it measures.
+
+fn main() -> std::process::ExitCode {
+    bench::cli::main()
+}

@@ -62,12 +62,14 @@ pub struct Spec {
     pub mode: String,
     /// Whether host CPUs must be kept awake.
     pub latency: bool,
+    /// From the start of the guest's program until its load is steady.
+    pub settle: Duration,
 }
 
 /// How long one load runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
-    /// From the start until CPU time counts.
+    /// From the start until CPU time counts, as the case's [`Spec`] says.
     pub settle: Duration,
     /// How long it counts.
     pub length: Duration,
@@ -103,8 +105,8 @@ pub trait Bed {
 pub struct Plan {
     /// Rounds that count; one more is run first and thrown away.
     pub rounds: u32,
-    /// Length of each load.
-    pub window: Window,
+    /// How long each load counts.
+    pub length: Duration,
 }
 
 /// One side of one round, as measured.
@@ -241,11 +243,12 @@ fn run_case(
     let spec = case.spec().clone();
     let spinners = spec.latency.then(Spinners::start).transpose()?;
     let tids = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
+    let window = Window { settle: spec.settle, length: plan.length };
     for round in 0..=plan.rounds {
         let mut side = |side: Side| {
             watch(Event::Load { round, side });
             let accounts = Accounts { spinners: tids.clone(), ..bed.accounts(side) };
-            let (rate, usage) = metered(case, side, plan.window, &accounts)?;
+            let (rate, usage) = metered(case, side, window, &accounts)?;
             sample(&spec, round, side, rate, usage)
         };
         let (ours, peer) = (side(Side::Ours)?, side(Side::Peer)?);

@@ -43,12 +43,12 @@ pub(crate) fn spec(name: &'static str, better: Better, target: Option<f64>) -> S
         peer: "tap-bridge",
         mode: String::new(),
         latency: false,
+        settle: Duration::from_millis(1),
     }
 }
 
 fn plan(rounds: u32) -> Plan {
-    let short = Duration::from_millis(1);
-    Plan { rounds, window: Window { settle: short, length: short } }
+    Plan { rounds, length: Duration::from_millis(1) }
 }
 
 fn run(cases: Vec<(Spec, Vec<f64>)>, rounds: u32) -> (Outcome, Vec<String>) {

@@ -122,10 +122,10 @@ pub fn ratios(results: &Results) -> String {
         c.text(x, bottom + 16.0, "mr-small mr-mid", &format!("{}×", trimmed(at)));
         at += step;
     }
+    c.line((LEFT + scale, TOP - 6.0), (LEFT + scale, bottom), "mr-one");
     for (i, row) in rows.iter().enumerate() {
         ratio_row(&mut c, row, TOP + i as f64 * ROW_HEIGHT, scale);
     }
-    c.line((LEFT + scale, TOP - 6.0), (LEFT + scale, bottom), "mr-one");
     c.line((LEFT, height - 12.0), (LEFT + 18.0, height - 12.0), "mr-floor");
     c.text(LEFT + 24.0, height - 8.0, "mr-small", "floor");
     c.line((LEFT + 70.0, height - 12.0), (LEFT + 88.0, height - 12.0), "mr-aim");

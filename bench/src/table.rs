@@ -10,8 +10,15 @@ pub const BEGIN: &str = "<!-- bench:demo -->";
 /// Second marker line; a second [`BEGIN`] does as well.
 pub const END: &str = "<!-- /bench:demo -->";
 
-const HEAD: [&str; 7] =
-    ["Case", "Millrace", "Peer", "Ratio (min–max)", "Floor", "Host CPU per op, µs", "How"];
+const HEAD: [&str; 7] = [
+    "Case",
+    "Millrace",
+    "Peer",
+    "Ratio (min–max)",
+    "Floor",
+    "Host CPU per op, µs: ours / peer’s",
+    "How",
+];
 
 /// A number for people: at most four significant digits, thousands separated.
 pub fn number(value: f64) -> String {
@@ -59,7 +66,7 @@ pub fn verdict(row: &Row) -> &'static str {
 fn cells(row: &Row) -> [String; 7] {
     let cpu = match (row.host_cpu_us_per_op, row.cpu_ratio()) {
         (Some(c), Some(r)) => {
-            format!("{} against {} ({r:.2}× less)", number(c.ours), number(c.peer))
+            format!("{} / {} ({r:.2}×)", number(c.ours), number(c.peer))
         }
         _ => "not measured".into(),
     };
@@ -191,12 +198,12 @@ mod tests {
     #[test]
     fn markdown_is_as_expected() {
         let golden = "\
-| Case | Millrace | Peer | Ratio (min–max) | Floor | Host CPU per op, µs | How |
+| Case | Millrace | Peer | Ratio (min–max) | Floor | Host CPU per op, µs: ours / peer’s | How |
 |---|---|---|---|---|---|---|
-| tcp_rr | 2,600/s | 1,450/s (tap-bridge) | 1.79× (1.40–2.20) | 1.0×, reached | 310 against 560 (1.81× less) | 1 vCPU each |
-| udp_rr | 3,010/s | 2,990/s (tap-bridge) | 1.01× (0.92–1.11) | 1.0×, reached | 260 against 255 (0.98× less) | 1 vCPU each |
-| tcp_stream | 1.10 Gbit/s | 1.20 Gbit/s (tap-bridge) | 0.92× (0.85–0.99) | 1.2×, missed | 910 against 820 (0.90× less) | 1 vCPU each |
-| udp_small | 51,234/s | 40,000/s (tap-bridge) | 1.28× (1.20–1.33) | none | 17.2 against 22.4 (1.30× less) |  |
+| tcp_rr | 2,600/s | 1,450/s (tap-bridge) | 1.79× (1.40–2.20) | 1.0×, reached | 310 / 560 (1.81×) | 1 vCPU each |
+| udp_rr | 3,010/s | 2,990/s (tap-bridge) | 1.01× (0.92–1.11) | 1.0×, reached | 260 / 255 (0.98×) | 1 vCPU each |
+| tcp_stream | 1.10 Gbit/s | 1.20 Gbit/s (tap-bridge) | 0.92× (0.85–0.99) | 1.2×, missed | 910 / 820 (0.90×) | 1 vCPU each |
+| udp_small | 51,234/s | 40,000/s (tap-bridge) | 1.28× (1.20–1.33) | none | 17.2 / 22.4 (1.30×) |  |
 
 Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 interleaved rounds. Ratios above 1 are better for Millrace.
 ";

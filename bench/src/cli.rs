@@ -1,0 +1,227 @@
+//! The command line of `bench`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::cases;
+use crate::demo;
+use crate::error::BenchError;
+use crate::machine;
+use crate::output::write_all;
+use crate::progress::Progress;
+use crate::report::Context;
+use crate::results::Results;
+use crate::runner::{Outcome, Plan, compare};
+use crate::table;
+
+/// Exit code of a run that completed with a case below its floor.
+pub const EXIT_MISSED: u8 = 3;
+
+#[derive(Parser)]
+#[command(name = "bench", version, about = "Compares Millrace with its peers on this machine")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Boot four VMs, two on Millrace and two on QEMU's own devices, and compare them.
+    ///
+    /// Exit code: 0 complete, 1 something failed, 2 usage, 3 complete and a floor was missed.
+    Demo(DemoArgs),
+    /// Print the table of an earlier run, or put it into a document.
+    Table {
+        /// Result file.
+        #[arg(long, default_value = "out/demo.json")]
+        from: PathBuf,
+        /// Document whose part between `<!-- bench:demo -->` and `<!-- /bench:demo -->` is rewritten.
+        #[arg(long)]
+        readme: Option<PathBuf>,
+        /// Print Markdown.
+        #[arg(long)]
+        markdown: bool,
+    },
+}
+
+#[derive(Args)]
+struct DemoArgs {
+    /// Rounds that count; one more is run first and thrown away.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: u32,
+    /// Seconds of each load (0.2 to 60).
+    #[arg(long, default_value = "2", value_parser = seconds)]
+    secs: Duration,
+    /// Only these cases.
+    #[arg(long, value_delimiter = ',')]
+    cases: Vec<String>,
+    /// Folder for results, plots and the report.
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+    /// Three rounds of 0.8 s: to see that it works, not to measure.
+    #[arg(long, conflicts_with_all = ["rounds", "secs"])]
+    quick: bool,
+    /// Guest kernel: 6.1 or 6.12.
+    #[arg(long, default_value = "6.1")]
+    kernel: String,
+    /// The daemon; beside this program when left out.
+    #[arg(long)]
+    millrace: Option<PathBuf>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let secs: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if !(0.2..=60.0).contains(&secs) {
+        return Err(format!("{secs} s; 0.2 to 60 allowed"));
+    }
+    Ok(Duration::from_secs_f64(secs))
+}
+
+impl DemoArgs {
+    fn plan(&self) -> Plan {
+        let (rounds, length) =
+            if self.quick { (3, Duration::from_millis(800)) } else { (self.rounds, self.secs) };
+        Plan { rounds, length }
+    }
+
+    /// The names asked for, in the order in which cases run; all when none is.
+    fn names(&self) -> Result<Vec<&'static str>, BenchError> {
+        let known = cases::NAMES;
+        if let Some(name) = self.cases.iter().find(|n| !known.contains(&n.as_str())) {
+            return Err(BenchError::UnknownCase { name: name.clone(), known: known.join(", ") });
+        }
+        let wanted = |n: &&str| self.cases.is_empty() || self.cases.iter().any(|c| c == n);
+        Ok(known.into_iter().filter(wanted).collect())
+    }
+}
+
+/// Runs the command; what `main` does.
+pub fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Demo(args) => run_demo(&args),
+        Command::Table { from, readme, markdown } => {
+            print_table(&from, readme.as_deref(), markdown).map(|()| 0)
+        }
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            eprintln!("bench: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_table(from: &Path, readme: Option<&Path>, markdown: bool) -> Result<(), BenchError> {
+    let results = Results::read(from)?;
+    match readme {
+        Some(path) => table::rewrite_file(path, &results)?,
+        None if markdown => print!("{}", table::markdown(&results)),
+        None => print!("{}", table::terminal(&results)),
+    }
+    Ok(())
+}
+
+fn run_demo(args: &DemoArgs) -> Result<u8, BenchError> {
+    let (names, plan) = (args.names()?, args.plan());
+    let commit = machine::commit(Path::new("."));
+    let mut progress = Progress::stderr();
+    let setup = demo::Setup::new(&args.kernel, args.millrace.as_deref(), &args.out)?;
+    let bed = demo::Bed::boot(&setup, &mut progress)?;
+    let modes = bed.modes();
+    let mut all = Vec::new();
+    for name in names {
+        all.push(cases::make(name, &bed, &modes)?);
+    }
+    let outcome = compare(&mut all, &bed, plan, &mut progress);
+    drop(all);
+    let mut setup = bed.setup_text();
+    setup.push(format!(
+        "{} rounds of {:.1} s each, after one thrown away.",
+        plan.rounds,
+        plan.length.as_secs_f64()
+    ));
+    drop(bed);
+    let context = Context { setup, took_s: progress.elapsed().as_secs_f64() };
+    let (results, written) = write_all(&args.out, machine::machine(), commit, &outcome, &context)?;
+    println!("\n{}", table::terminal(&results));
+    for path in written {
+        progress.step(&format!("wrote {}", path.display()));
+    }
+    Ok(verdict(&outcome, &mut progress))
+}
+
+/// Says what failed and what was missed; returns the exit code.
+fn verdict(outcome: &Outcome, progress: &mut Progress) -> u8 {
+    for (case, why) in outcome.failed() {
+        progress.step(&format!("FAILED {case}: {why}"));
+    }
+    for row in outcome.rows.iter().filter(|r| r.missed()) {
+        let floor = row.target.unwrap_or_default();
+        progress.step(&format!("BELOW FLOOR {}: {:.2}× of {floor:.1}×", row.case, row.ratio));
+    }
+    match (outcome.failed().is_empty(), outcome.missed().is_empty()) {
+        (false, _) => 1,
+        (true, false) => EXIT_MISSED,
+        (true, true) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::CaseRounds;
+    use crate::samples;
+
+    fn demo(args: &[&str]) -> Result<DemoArgs, String> {
+        let all = ["bench", "demo"].iter().chain(args);
+        match Cli::try_parse_from(all).map_err(|e| e.to_string())?.command {
+            Command::Demo(args) => Ok(args),
+            Command::Table { .. } => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn limits_are_kept_and_told() {
+        let e = |args: &[&str]| demo(args).err().unwrap();
+        assert!(e(&["--rounds", "0"]).contains("1..=99"));
+        assert!(e(&["--secs", "0.1"]).contains("0.2 to 60 allowed"));
+        assert!(e(&["--secs", "NaN"]).contains("allowed"));
+        assert!(e(&["--quick", "--rounds", "3"]).contains("cannot be used with"));
+        assert_eq!(demo(&["--quick"]).unwrap().plan().rounds, 3);
+        assert_eq!(demo(&[]).unwrap().plan().rounds, 7);
+    }
+
+    #[test]
+    fn cases_run_in_their_own_order_and_unknown_ones_are_told() {
+        let names = |list: &str| demo(&["--cases", list]).unwrap().names();
+        assert_eq!(names("udp_rr,tcp_rr").unwrap(), ["tcp_rr", "udp_rr"]);
+        assert_eq!(demo(&[]).unwrap().names().unwrap(), cases::NAMES);
+        assert!(names("tcp_rr,nope").unwrap_err().to_string().contains("named nope"));
+    }
+
+    #[test]
+    fn exit_codes_tell_complete_missed_and_failed() {
+        let mut quiet = Progress::to(Box::new(std::io::sink()), false);
+        let mut rows = samples::results().rows;
+        let mut code = |rows: &[crate::results::Row], failed: Option<&str>| {
+            let (case, operation) = ("x".to_string(), String::new());
+            let failed = failed.map(Into::into);
+            let rounds = vec![CaseRounds { case, operation, rounds: Vec::new(), failed }];
+            verdict(&Outcome { rows: rows.to_vec(), rounds }, &mut quiet)
+        };
+        assert_eq!(code(&rows, None), EXIT_MISSED);
+        assert_eq!(code(&rows, Some("guest died")), 1);
+        rows.retain(|r| !r.missed());
+        assert_eq!(code(&rows, None), 0);
+    }
+}

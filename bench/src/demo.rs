@@ -1,0 +1,154 @@
+//! The bed of the demo: four VMs at once, two on Millrace and two on QEMU's own devices.
+
+mod disk;
+mod pair;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lab::{Daemon, ImageBuilder, KernelChoice, Lab};
+
+use crate::cases::{Modes, Shell};
+use crate::cpu::Accounts;
+use crate::error::BenchError;
+use crate::progress::Progress;
+use crate::runner::{self, Side};
+use pair::{Pair, READY};
+
+/// Bytes of each disk image: more than the guest's memory, so that nobody serves it from there.
+const DISK_LEN_BYTES: u64 = 256 << 20;
+/// Address of the guest that puts on the load; both pairs have a network of their own.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+/// Address of the guest that answers.
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+
+/// What is to be booted.
+#[derive(Debug)]
+pub struct Setup {
+    kernel: KernelChoice,
+    millrace: PathBuf,
+    folder: PathBuf,
+}
+
+impl Setup {
+    /// `kernel` is "6.1" or "6.12"; `millrace` the daemon's program, beside this one when left
+    /// out; disk images are made in a folder within `out` and removed at the end.
+    pub fn new(kernel: &str, millrace: Option<&Path>, out: &Path) -> Result<Setup, BenchError> {
+        let kernel = kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?;
+        let millrace = match millrace {
+            Some(path) => path.to_owned(),
+            None => beside_us("millrace")?,
+        };
+        if !millrace.is_file() {
+            let why =
+                format!("there is no {}; build it, or name it with --millrace", millrace.display());
+            return Err(BenchError::lab("find the daemon", why));
+        }
+        Ok(Setup { kernel, millrace, folder: out.join("demo-disks") })
+    }
+}
+
+fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
+    let us = std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))?;
+    Ok(us.with_file_name(name))
+}
+
+/// The VMs, running. They go when this is dropped.
+pub struct Bed {
+    ours: Pair,
+    peer: Pair,
+    daemon: Daemon,
+    qemu: String,
+    cores: u32,
+    /// Last, so that the images go after their users.
+    _disks: disk::Folder,
+}
+
+impl Bed {
+    /// Makes disks, starts the daemon and boots all four VMs at once.
+    pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<Bed, BenchError> {
+        progress.step("preparing kernel, guest image and disks");
+        let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
+        let image = ImageBuilder::default().program("fio");
+        // Here, and not within the boot: the first run downloads and compiles.
+        lab.image(&image, setup.kernel).map_err(|e| BenchError::lab("make the image", e))?;
+        let disks = disk::Folder::new(&setup.folder)?;
+        let base = pair::Base { lab: &lab, kernel: setup.kernel, image, disks: &disks };
+        progress.step("starting the daemon and four VMs");
+        let daemon = pair::daemon(&base, &setup.millrace)?;
+        let (ours, peer) = (pair::millrace(&base, &daemon)?, pair::qemu(&base)?);
+        for pair in [&ours, &peer] {
+            pair.wait_ready(READY)?;
+        }
+        progress.step(&format!("four VMs run Linux {}", ours.client.release()));
+        for pair in [&ours, &peer] {
+            pair.start_servers()?;
+        }
+        let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
+        let qemu = pair::qemu_version(&peer.client)?;
+        Ok(Bed { ours, peer, daemon, qemu, cores, _disks: disks })
+    }
+
+    fn pair(&self, side: Side) -> &Pair {
+        match side {
+            Side::Ours => &self.ours,
+            Side::Peer => &self.peer,
+        }
+    }
+
+    /// What the rows tell of the set-up.
+    pub fn modes(&self) -> Modes {
+        Modes {
+            net: "1 vCPU, 1 queue pair, offloads on".into(),
+            disk: "raw, O_DIRECT, io_uring, 1 queue".into(),
+            server: IpAddr::V4(SERVER),
+            disk_path: "/dev/vda".into(),
+            disk_len_bytes: DISK_LEN_BYTES,
+        }
+    }
+
+    /// What the report tells of the set-up.
+    pub fn setup_text(&self) -> Vec<String> {
+        vec![
+            format!(
+                "Four VMs run at once, two a side; only one pair is loaded at a time. Each: {}, \
+                 TCG, 1 vCPU, Linux {}, a network card and a disk of {} MB.",
+                self.qemu,
+                self.ours.client.release(),
+                DISK_LEN_BYTES >> 20
+            ),
+            "Millrace: one daemon with its defaults for this machine; vhost-user network on one \
+             switch (split rings, mergeable buffers), vhost-user disk (raw, O_DIRECT), vsock. \
+             Its network card has no MSI-X vectors, since QEMU 7.2 crashes with them under TCG; \
+             the peer's has."
+                .into(),
+            "Peer: QEMU’s virtio-net on TAP (vnet_hdr, checksum and segmentation offloads) in a \
+             Linux bridge, without vhost, which this machine’s kernel lacks; QEMU’s virtio-blk \
+             on a file of the same content in the same folder (cache=none, aio=io_uring, a thread \
+             of its own)."
+                .into(),
+        ]
+    }
+}
+
+impl Shell for Bed {
+    fn run(&self, side: Side, script: &str, timeout: Duration) -> Result<String, BenchError> {
+        let guest = &self.pair(side).client;
+        let output = guest.run_for(script, timeout).and_then(lab::Output::ok);
+        output.map_err(|e| BenchError::lab(format!("load on {}", guest.name()), e))
+    }
+}
+
+impl runner::Bed for Bed {
+    fn accounts(&self, side: Side) -> Accounts {
+        let mut ours = self.ours.pids();
+        ours.push(self.daemon.pid());
+        let peer = self.peer.pids();
+        let (side, other) = match side {
+            Side::Ours => (ours, peer),
+            Side::Peer => (peer, ours),
+        };
+        Accounts { side, other, spinners: Vec::new(), cores: self.cores }
+    }
+}

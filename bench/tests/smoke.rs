@@ -1,0 +1,71 @@
+//! The whole way from cases to files, with guests that only pretend.
+
+use std::time::Duration;
+
+use bench::cases::{self, Modes, Shell};
+use bench::cpu::Accounts;
+use bench::error::BenchError;
+use bench::output::write_all;
+use bench::progress::Progress;
+use bench::report::Context;
+use bench::results::{Machine, Results};
+use bench::runner::{Bed, Plan, Side, compare};
+
+/// Ours is twice the peer, in every program's own words; sequential reads fail on the peer.
+struct Pretend;
+
+impl Shell for Pretend {
+    fn run(&self, side: Side, script: &str, _: Duration) -> Result<String, BenchError> {
+        let speed = if side == Side::Ours { 2000 } else { 1000 };
+        if script.contains("--rw=read ") && side == Side::Peer {
+            return Err(BenchError::lab("guest d", "Kernel panic - not syncing"));
+        }
+        Ok(match script.split_whitespace().nth(1) {
+            Some("fio") => format!(
+                r#"{{"jobs":[{{"error":0,"read":{{"iops":{speed},"bw_bytes":{speed}}},
+                   "write":{{"iops":0}}}}]}}"#
+            ),
+            _ => format!(r#"{{"rate":{speed},"count":10,"sent":20,"lost":10,"mbit_s":{speed}}}"#),
+        })
+    }
+}
+
+impl Bed for Pretend {
+    fn accounts(&self, _: Side) -> Accounts {
+        Accounts { side: vec![std::process::id()], cores: 1, ..Default::default() }
+    }
+}
+
+#[test]
+fn all_cases_run_and_the_files_tell_the_same() {
+    let modes = Modes {
+        net: "1 vCPU".into(),
+        disk: "raw".into(),
+        server: [10, 0, 0, 2].into(),
+        disk_path: "/dev/vda".into(),
+        disk_len_bytes: 1 << 20,
+    };
+    let mut all: Vec<_> =
+        cases::NAMES.iter().map(|n| cases::make(n, &Pretend, &modes).unwrap()).collect();
+    let plan = Plan { rounds: 2, length: Duration::from_millis(1) };
+    let mut quiet = Progress::to(Box::new(std::io::sink()), false);
+    let outcome = compare(&mut all, &Pretend, plan, &mut quiet);
+
+    let dir = tempfile::tempdir().unwrap();
+    let machine = Machine { cpu: "c".into(), cores: 1, kernel: "k".into() };
+    let context = Context::default();
+    write_all(dir.path(), machine, "abc".into(), &outcome, &context).unwrap();
+    let read = Results::read(&dir.path().join("demo.json")).unwrap();
+    let rows: Vec<(&str, f64, u32)> =
+        read.rows.iter().map(|r| (r.case.as_str(), r.ratio, r.rounds)).collect();
+    let complete = ["tcp_rr", "udp_rr", "tcp_stream", "udp_small", "disk_rand_4k"];
+    assert_eq!(rows, complete.map(|name| (name, 2.0, 2)));
+    let page = std::fs::read_to_string(dir.path().join("report.html")).unwrap();
+    for part in [
+        "4 of 4 floors reached; faster than the peer in 5 of 5 cases. 1 did not complete.",
+        "disk_seq_1m failed: guest d: Kernel panic - not syncing",
+        "udp_small: packets sent and not received, median: Millrace 50.0 %, peer 50.0 %",
+    ] {
+        assert!(page.contains(part), "the report lacks {part}");
+    }
+}
