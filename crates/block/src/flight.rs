@@ -325,10 +325,7 @@ fn begin_step(s: &mut Slot, bounces: &mut Bounces, port: &PortState) -> Result<(
     };
     let len = (job.range.len - job.done).min(most) as u32;
     if job.bouncing && !native {
-        let bounce = match s.bounce {
-            Some(bounce) => bounce,
-            None => bounces.take().ok_or(Issue::Blocked)?,
-        };
+        let bounce = bounces.take().ok_or(Issue::Blocked)?;
         s.bounce = Some(bounce);
         let data = &mut bounces.bytes(bounce)[..len as usize];
         match job.work {

@@ -8,6 +8,7 @@ use sidecore::Worker;
 use crate::Refusal;
 use crate::backend::Demands;
 use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES};
+use crate::null::NullBackend;
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
 use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, pattern, range};
@@ -158,6 +159,19 @@ fn abuse_C4_ranges_of_discard_and_write_zeroes() {
         let discard = rig.send(kind::DISCARD, 0, &range(0, 1, 1));
         assert_eq!(rig.finish(discard), (2, 1));
         assert!(disk.state().log.is_empty(), "nothing reached the disk");
+    }
+}
+
+#[test]
+fn abuse_C4_ranges_longer_than_announced_on_a_disk_that_has_room() {
+    for layout in BOTH {
+        let mut rig = Rig::new(layout, &NullBackend::new(1 << 40).unwrap());
+        for kind in [kind::DISCARD, kind::WRITE_ZEROES] {
+            let most = rig.send(kind, 0, &range(0, MAX_RANGE_SECTORS, 0));
+            assert_eq!(rig.finish(most), (0, 1));
+            let more = rig.send(kind, 0, &range(0, MAX_RANGE_SECTORS + 1, 0));
+            assert_eq!(rig.finish(more), (1, 1));
+        }
     }
 }
 
