@@ -485,3 +485,6 @@ pub struct Inflight {
     /// Not always sent.
     pub padding: u32,
 }
+
+#[cfg(test)]
+mod tests;

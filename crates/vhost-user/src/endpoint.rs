@@ -167,6 +167,3 @@ pub(crate) fn dial(path: &Path) -> Result<Option<OwnedFd>, VhostUserError> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

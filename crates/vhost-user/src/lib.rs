@@ -1,9 +1,57 @@
-//! vhost-user sessions.
+//! vhost-user sessions: what stands between a VMM's socket and a device engine.
 //!
 //! # Theory of operation
-//! (to be completed)
+//! [`serve_port`] gives a port one thread that sleeps in `poll`. The thread takes one connection
+//! after the other ([`Endpoint`]: we listen, we dial, or we are handed a descriptor), and runs a
+//! session on each. A session never sees a packet: it learns memory, rings and doorbells from the
+//! front end, makes [`queue::Vring`]s of them and hands these to a [`Device`], which runs them on
+//! its sidecores.
+//!
+//! A session is a list of what the front end said. A message changes the list; queues that must not
+//! run any more are stopped; then every queue that has all it needs (features, size, addresses in
+//! memory, a kick, enabled) and does not run is started. So the order of messages matters only
+//! where the specification says so, and a ring whose memory was taken away starts again when the
+//! memory is back.
+//!
+//! Each message goes through the same steps: *peeked* at in the socket, checked ([`codec`]: size,
+//! number of descriptors, version; then every field), obeyed, *saved* with the [`Keeper`], answered,
+//! and only then taken off the socket. A daemon killed at any of these steps leaves the message to
+//! the next one, and messages may be obeyed twice without harm.
+//!
+//! The [`holder`] is a separate, tiny process. Per port it keeps a JSON state and the descriptors:
+//! the session's own socket, memory, doorbells, the inflight region, and a file with the rings'
+//! positions. The next daemon's [`serve_port`] of the same name takes them, maps the same memory,
+//! and starts the same queues where the dead one was; the VMM sees no disconnect. Where a ring
+//! stood: devices that complete in order find it in the position slot or in the ring; others in the
+//! inflight region, which the session makes itself when the front end has none.
+//!
+//! What is wrong with a *message* ends the session, with a reason in the status and the log: the
+//! listener takes the next connection. What is wrong with a *ring* breaks the port
+//! ([`queue::vring::PortHealth`]): its queues stop, the err descriptor rings, the session stays,
+//! and a reset of the rings heals it. Refusals that a front end can live with (a memory slot that
+//! cannot be mapped, an MTU, a config write) are only told.
+//!
+//! # Limits
+//! - 4,096 bytes a message: the largest legal one has 2,056 ([`codec::MAX_PAYLOAD_LEN_BYTES`]).
+//! - 64 descriptors a message and 64 memory regions a VM ([`base::limits::MAX_MEMORY_REGIONS`]).
+//! - 32 queues a port, 1,024 descriptors a queue ([`base::limits`]).
+//! - 256 bytes of config space in a message: QEMU's limit.
+//! - One front end a port; a second connection is closed at once.
+//! - 256 KiB of stack a port: there may be a thousand.
+//! - Holder: 1,024 ports, 64 KiB and 165 descriptors each (what 64 regions and 32 queues need), 16
+//!   connections, 2 s for an answer: after that the session goes on unsaved, and says so.
+//! - Dialling again: after 50 ms, doubled up to 1 s.
+//! - A daemon killed in the microsecond between answering a message and taking it off the socket
+//!   answers it a second time. Nothing on a socket can close this gap from our side; front ends
+//!   take the second answer for a wrong reply and close the connection.
+//! - A message that does not lie in the socket in one piece is consumed as it comes: a daemon
+//!   killed meanwhile loses it. Real front ends send each message in one write.
+//! - Not offered: postcopy, IOMMU, in-band notifications, host notifiers, cross-endian, crypto,
+//!   shared objects and device state. The eventfd of `SET_LOG_FD` is accepted and never rung (it is
+//!   optional). A systemd fd store is not used; [`Keeper`] is where it would go.
 
 mod backend_channel;
+pub mod capabilities;
 pub mod codec;
 pub mod device;
 mod endpoint;

@@ -289,7 +289,6 @@ impl Runner {
         status.sessions += 1;
         drop(status);
         let end = session.run(|socket| self.idle(socket));
-        drop(session);
         let mut status = lock(&self.status);
         status.disconnected();
         status.last_error = None;
@@ -303,6 +302,8 @@ impl Runner {
             // The pause goes on growing: dialling a front end that we cannot talk to is no use.
             End::Failed(error) => self.note_error(&error),
         }
+        // Last: a front end that sees the hang-up finds the reason in the status.
+        drop(session);
     }
 
     fn reset_pause(&mut self) {
@@ -372,8 +373,7 @@ impl Runner {
         if ready[0] || !ready[2] || self.port.is_stopping() {
             return Ok(());
         }
-        if let Some(second) = listener.accept()? {
-            drop(second);
+        if let Some(_second) = listener.accept()? {
             lock(&self.status).refused += 1;
             tracing::warn!(port = %self.port.name, "second connection refused: one front end is connected");
         }

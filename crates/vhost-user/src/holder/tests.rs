@@ -1,1 +1,190 @@
+use std::os::fd::BorrowedFd;
 
+use rustix::net::{SocketAddrUnix, connect, send as send_bytes};
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::keeper::{Keeper, SavedSession, SavedVring};
+
+struct Running {
+    dir: tempfile::TempDir,
+    stop: std::sync::Arc<Event>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Running {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let stop = std::sync::Arc::new(Event::new().unwrap());
+        let path = dir.path().join("holder.sock");
+        let mut holder = Holder::listen(&path).unwrap();
+        let end = stop.clone();
+        let thread = std::thread::spawn(move || while holder.turn(&end).unwrap() {});
+        Self { dir, stop, thread: Some(thread) }
+    }
+
+    fn keeper(&self) -> HolderKeeper {
+        HolderKeeper::new(self.dir.path().join("holder.sock"))
+    }
+
+    fn raw(&self) -> OwnedFd {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let path = self.dir.path().join("holder.sock");
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        socket
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.signal().unwrap();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn session() -> SavedSession {
+    let vring = SavedVring { has_kick: true, size: Some(256), base: 7, ..Default::default() };
+    SavedSession { version: 1, vrings: vec![vring; 2], ..Default::default() }
+}
+
+#[test]
+fn what_is_put_comes_back_with_its_descriptors() {
+    let holder = Running::start();
+    let events: Vec<Event> = (0..3).map(|_| Event::new().unwrap()).collect();
+    let fds: Vec<BorrowedFd<'_>> = events.iter().map(AsFd::as_fd).collect();
+    assert_eq!(session().fd_count(), fds.len());
+    holder.keeper().save("vm/a", &session(), &fds).unwrap();
+    holder.keeper().save("vm/b", &session(), &fds[..1]).unwrap();
+    holder.keeper().save("vm/b", &session(), &fds[1..]).unwrap();
+    assert_eq!(holder.keeper().list().unwrap(), ["vm/a", "vm/b"]);
+
+    let (state, back) = holder.keeper().load("vm/a").unwrap().unwrap();
+    assert_eq!((state, back.len()), (session(), 3));
+    events[2].signal().unwrap();
+    let twin = Event::from_fd(back.into_iter().nth(2).unwrap()).unwrap();
+    assert!(twin.drain());
+
+    assert_eq!(holder.keeper().load("vm/b").unwrap().unwrap().1.len(), 2);
+    holder.keeper().forget("vm/a").unwrap();
+    holder.keeper().forget("vm/a").unwrap();
+    assert!(holder.keeper().load("vm/a").unwrap().is_none());
+    assert_eq!(holder.keeper().list().unwrap(), ["vm/b"]);
+}
+
+#[test]
+fn the_largest_port_fits() {
+    let holder = Running::start();
+    let event = Event::new().unwrap();
+    let fds = vec![event.as_fd(); MAX_FDS];
+    let region = crate::keeper::SavedRegion {
+        guest_addr: u64::MAX,
+        user_addr: u64::MAX,
+        len_bytes: u64::MAX,
+        mmap_offset: u64::MAX,
+    };
+    let addrs = crate::keeper::SavedAddrs {
+        flags: 1,
+        desc: u64::MAX,
+        used: u64::MAX,
+        avail: u64::MAX,
+        log: u64::MAX,
+    };
+    let vring = SavedVring {
+        size: Some(u16::MAX),
+        addrs: Some(addrs),
+        base: u32::MAX,
+        enabled: Some(false),
+        polled: false,
+        has_kick: true,
+        has_call: true,
+        has_err: true,
+        running: false,
+    };
+    let state = SavedSession {
+        regions: vec![region; base::limits::MAX_MEMORY_REGIONS],
+        vrings: vec![vring; usize::from(base::limits::MAX_QUEUES)],
+        has_slots: true,
+        has_backend: true,
+        log: Some((u64::MAX, u64::MAX)),
+        ..session()
+    };
+    assert!(state.fd_count() <= MAX_FDS);
+    holder.keeper().save("vm/large", &state, &fds).unwrap();
+    let (back, fds) = holder.keeper().load("vm/large").unwrap().unwrap();
+    assert_eq!((back, fds.len()), (state, MAX_FDS));
+    assert!(
+        holder.keeper().save("vm/large", &session(), &vec![event.as_fd(); MAX_FDS + 1]).is_err()
+    );
+}
+
+#[test]
+fn nonsense_closes_its_own_connection_only() {
+    let holder = Running::start();
+    let keeper = holder.keeper();
+    let event = Event::new().unwrap();
+    keeper.save("vm/a", &session(), &[event.as_fd()]).unwrap();
+    let header = |magic: u32, version: u16, op: u16, name: u32, blob: u32| {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(magic.as_bytes());
+        bytes.extend_from_slice(version.as_bytes());
+        bytes.extend_from_slice(op.as_bytes());
+        bytes.extend_from_slice(name.as_bytes());
+        bytes.extend_from_slice(blob.as_bytes());
+        bytes
+    };
+    let bad = [
+        vec![1, 2, 3],
+        header(0, 1, 4, 0, 0),
+        header(protocol::MAGIC, 9, 4, 0, 0),
+        header(protocol::MAGIC, 1, 77, 0, 0),
+        header(protocol::MAGIC, 1, 2, 4, 0),
+        header(protocol::MAGIC, 1, 2, u32::MAX, 1),
+        header(protocol::MAGIC, 1, 2, 0, u32::MAX),
+        vec![0; MAX_BLOB_LEN_BYTES + 200],
+    ];
+    for bytes in bad {
+        let socket = holder.raw();
+        send_bytes(&socket, &bytes, rustix::net::SendFlags::NOSIGNAL).unwrap();
+        let answer = receive(socket.as_fd(), RecvFlags::empty()).unwrap();
+        assert!(matches!(answer, Received::Closed), "{answer:?}");
+    }
+    // Refused, but the connection lives: an answer as a question, a port without a name.
+    let socket = holder.raw();
+    for (op, port) in [(Op::Done, "vm/a"), (Op::Put, ""), (Op::Put, "a\nb")] {
+        send(socket.as_fd(), op, port, b"", &[]).unwrap();
+        let Received::Packet(answer) = receive(socket.as_fd(), RecvFlags::empty()).unwrap() else {
+            panic!("closed");
+        };
+        assert_eq!(answer.op, Op::Refused);
+    }
+    assert_eq!(keeper.list().unwrap(), ["vm/a"]);
+}
+
+#[test]
+fn the_number_of_ports_and_of_connections_is_limited() {
+    let holder = Running::start();
+    let keeper = holder.keeper();
+    for i in 0..MAX_PORTS {
+        keeper.save(&format!("vm{i}/p"), &session(), &[]).unwrap();
+    }
+    let error = keeper.save("one/more", &session(), &[]).unwrap_err().to_string();
+    assert!(error.contains("1024"), "{error}");
+    keeper.save("vm0/p", &session(), &[]).unwrap();
+    assert_eq!(keeper.list().unwrap().len(), MAX_PORTS);
+
+    let mut others: Vec<OwnedFd> = (0..MAX_CLIENTS).map(|_| holder.raw()).collect();
+    let last = others.pop().unwrap();
+    let answer = receive(last.as_fd(), RecvFlags::empty()).unwrap();
+    assert!(matches!(answer, Received::Closed));
+    assert!(keeper.list().is_ok());
+}
+
+#[test]
+fn a_second_holder_is_refused() {
+    let holder = Running::start();
+    let path = holder.dir.path().join("holder.sock");
+    let error = Holder::listen(&path).err().unwrap().to_string();
+    assert!(error.contains("somebody listens"), "{error}");
+}

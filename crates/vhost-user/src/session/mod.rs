@@ -167,8 +167,8 @@ impl Session {
         &mut self,
         mut idle: impl FnMut(BorrowedFd<'_>) -> Result<(), VhostUserError>,
     ) -> End {
-        self.port.device.connected(true);
         self.save();
+        self.port.device.connected(true);
         (self.publish)(self);
         let end = loop {
             if self.port.is_stopping() {
@@ -209,6 +209,8 @@ impl Session {
         {
             tracing::warn!(port = %self.port.name, "refused: {error}");
         }
+        // Whoever has the answer also finds the new status.
+        (self.publish)(self);
         let sent = self.answer(request, &header, reply)?;
         if let (true, Some(error)) = (fatal, error) {
             return Err(error);
@@ -217,7 +219,6 @@ impl Session {
             return Ok(false);
         }
         message.consume(self.socket.as_fd())?;
-        (self.publish)(self);
         Ok(true)
     }
 

@@ -114,7 +114,7 @@ impl Session {
         let queue = match &slot {
             Some(slot) if resume => Queue::resume(memory, setup, slot),
             _ => self
-                .start_position(&setup)
+                .start_position(&setup, resume)
                 .and_then(|start| Queue::new(memory, RingSetup { start, ..setup })),
         }
         .map_err(ring_error)?;
@@ -153,12 +153,12 @@ impl Session {
     }
 
     /// Where a queue begins: `SET_VRING_BASE`, completed by the used index, which a split ring has
-    /// in its memory. A device that completes in order takes whatever another back end took and
-    /// did not complete again.
-    fn start_position(&self, setup: &RingSetup) -> Result<Position, RingError> {
+    /// in its memory. What an earlier back end took and did not complete is taken again: from the
+    /// ring by a device that completes in order, else from the inflight region.
+    fn start_position(&self, setup: &RingSetup, resume: bool) -> Result<Position, RingError> {
         let mut start = setup.start;
         start.used = Queue::read_used_index(self.memory.table(), setup)?;
-        if !self.port.device.wants_inflight() {
+        if resume || !self.port.device.wants_inflight() {
             (start.avail, start.avail_wrap) = (start.used, start.used_wrap);
         }
         Ok(start)

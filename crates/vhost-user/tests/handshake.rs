@@ -1,0 +1,293 @@
+//! Sessions that go well: handshakes, rings up and down, config, status.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::os::fd::AsFd;
+
+use base::event::Event;
+use common::*;
+use queue::Layout;
+use queue::testing::ModelDriver;
+use vhost_user::DeviceKind;
+use vhost_user::codec::{self, Request, feature, protocol};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Offers `n` buffers and sees them served and completed.
+fn io(device: &FakeDevice, driver: &mut ModelDriver, index: u16, n: usize) {
+    for _ in 0..n {
+        let buffer = (driver.alloc(64), 64);
+        let id = driver.offer(&[buffer], &[]);
+        assert_eq!(device.serve(index, 8), 1);
+        assert_eq!(driver.used(), Some((id, 0)));
+    }
+}
+
+#[test]
+fn a_session_from_first_message_to_io_to_stop() {
+    for (layout, bits) in [(Layout::Split, 0), (Layout::Packed, feature::RING_PACKED)] {
+        let (device, server, front) = simple(DeviceKind::Net);
+        let mut driver = ModelDriver::new(layout, 16);
+        front.start(BASIC | bits, &driver);
+        assert_eq!(device.running(), [0]);
+        io(&device, &mut driver, 0, 40);
+        assert!(driver.interrupted());
+
+        let status = server.status();
+        assert!(status.connected && status.queues[0].running && !status.queues[1].running);
+        assert_eq!(status.packed, layout == Layout::Packed);
+        assert_eq!(status.memory_regions.len(), 1);
+
+        // 40 on a ring of 16: two laps and 8, for a packed ring on the third lap (wrap again 1).
+        let base = front.get_base(0);
+        let packed_base = 0x8008_8008;
+        assert_eq!(base, if layout == Layout::Packed { packed_base } else { 40 });
+        assert_eq!(device.running(), [] as [u16; 0]);
+        assert!(!server.status().queues[0].running);
+
+        // And on from there, as after a pause of the VM.
+        front.set_ring(0, &driver, base);
+        front.set_doorbells(0, &driver);
+        assert_eq!(device.running(), [0]);
+        io(&device, &mut driver, 0, 3);
+        server.stop();
+        assert!(front.try_reply().is_none(), "a stopped port hangs up");
+        assert_eq!(device.running(), [] as [u16; 0]);
+    }
+}
+
+#[test]
+fn qemus_network_device_enables_before_it_negotiates() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    let protocols = protocols(&front);
+    front.send(Request::SetProtocolFeatures, &protocols.to_ne_bytes(), &[]);
+    front.ok(Request::SetOwner, &[], &[]);
+    front.state(Request::SetVringEnable, 0, 1);
+    front.ok(Request::SetFeatures, &BASIC.to_ne_bytes(), &[]);
+    front.set_memory(&driver);
+    front.set_ring(0, &driver, 0);
+    front.set_doorbells(0, &driver);
+    assert_eq!(device.running(), [0]);
+    // The next queue pair repeats the features while this one runs.
+    front.ok(Request::SetFeatures, &BASIC.to_ne_bytes(), &[]);
+    assert_eq!(device.calls().iter().filter(|c| matches!(c, Call::Activate(_))).count(), 1);
+}
+
+#[test]
+fn the_device_sees_its_own_features_only() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    front.hello(BASIC | feature::LOG_ALL);
+    device.wait_for(&Call::Activate(VERSION_1 | feature::INDIRECT_DESC));
+}
+
+#[test]
+fn bits_that_a_vmm_adds_by_itself_are_ignored() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    front.hello(BASIC);
+    let more = BASIC | feature::HARMLESS;
+    front.ok(Request::SetFeatures, &more.to_ne_bytes(), &[]);
+    assert_eq!(device.calls().iter().filter(|c| matches!(c, Call::Activate(_))).count(), 1);
+}
+
+#[test]
+fn without_protocol_features_rings_start_enabled() {
+    let (device, server, front) = simple(DeviceKind::Net);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    let features = VERSION_1.to_ne_bytes();
+    front.send(Request::SetOwner, &[], &[]);
+    front.send(Request::SetFeatures, &features, &[]);
+    front.send(Request::SetMemTable, &table(&[region(&driver)]), &[driver.fd().as_fd()]);
+    let num = codec::VringState { index: 0, num: 16 };
+    front.send(Request::SetVringNum, num.as_bytes(), &[]);
+    front.send(Request::SetVringAddr, addr(0, &driver).as_bytes(), &[]);
+    let word = 0u64.to_ne_bytes();
+    front.send(Request::SetVringCall, &word, &[driver.call_event().as_fd()]);
+    front.send(Request::SetVringKick, &word, &[driver.kick_event().as_fd()]);
+    device.wait_for(&Call::Start(0));
+    assert!(server.status().queues[0].enabled);
+}
+
+#[test]
+fn a_ring_is_polled_when_its_kick_has_no_descriptor() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    front.hello(BASIC);
+    front.set_memory(&driver);
+    front.set_ring(1, &driver, 0);
+    front.state(Request::SetVringEnable, 1, 1);
+    let word = (1 | codec::VRING_NO_FD).to_ne_bytes();
+    front.ok(Request::SetVringKick, &word, &[]);
+    assert_eq!(device.running(), [1]);
+    device.with_vring(1, |v| assert!(v.kick_fd().is_none() && v.parts.call.is_none()));
+}
+
+#[test]
+fn disabling_stops_and_enabling_goes_on() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    let mut driver = ModelDriver::new(Layout::Packed, 8);
+    front.start(BASIC | feature::RING_PACKED, &driver);
+    io(&device, &mut driver, 0, 11);
+    front.state(Request::SetVringEnable, 0, 0);
+    assert_eq!(device.running(), [] as [u16; 0]);
+    front.state(Request::SetVringEnable, 0, 1);
+    io(&device, &mut driver, 0, 11);
+}
+
+/// QEMU masks and unmasks interrupts by changing the call descriptor of a running ring.
+#[test]
+fn a_new_call_descriptor_on_a_running_ring_is_used_and_rung() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    let mut driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    io(&device, &mut driver, 0, 2);
+    let call = Event::new().unwrap();
+    front.ok(Request::SetVringCall, &0u64.to_ne_bytes(), &[call.as_fd()]);
+    assert_eq!(device.running(), [0]);
+    // A completion may have gone to the old descriptor while the VMM looked away.
+    assert!(call.drain());
+    io(&device, &mut driver, 0, 1);
+    assert!(call.drain());
+}
+
+#[test]
+fn config_space_is_read_and_written() {
+    let (device, _server, front) = simple(DeviceKind::Vsock);
+    front.hello(BASIC);
+    let ask = |offset: u32, size: u32| {
+        let header = codec::ConfigHeader { offset, size, flags: 0 };
+        [header.as_bytes(), &vec![0u8; size as usize]].concat()
+    };
+    let reply = front.ask(Request::GetConfig, &ask(8, 4));
+    assert_eq!(reply.body[12..], [8, 9, 10, 11]);
+    // What the device refuses has no payload, and the session lives.
+    assert!(front.ask(Request::GetConfig, &ask(58, 8)).body.is_empty());
+
+    let write = |offset: u32| {
+        let header = codec::ConfigHeader { offset, size: 1, flags: 0 };
+        [header.as_bytes(), &[7]].concat()
+    };
+    front.ok(Request::SetConfig, &write(32), &[]);
+    device.wait_for(&Call::WriteConfig(32, vec![7]));
+    assert_eq!(front.ack(Request::SetConfig, &write(0), &[]), Some(1));
+    assert_eq!(front.get_u64(Request::GetStatus), 0);
+}
+
+#[test]
+fn config_changes_reach_the_vmm() {
+    let (device, _server, front) = simple(DeviceKind::Vsock);
+    front.hello(BASIC);
+    let (ours, theirs) = pair();
+    front.ok(Request::SetBackendReqFd, &[], &[theirs.as_fd()]);
+    device.notifier().expect("no channel").config_changed();
+    let channel = FrontEnd::on(ours);
+    let message = channel.reply();
+    assert_eq!((message.header.request, message.header.flags, message.header.size), (2, 1, 0));
+    drop(front);
+    device.wait_for(&Call::Connected(false));
+    assert!(device.notifier().is_none());
+}
+
+#[test]
+fn a_network_port_takes_an_mtu_and_an_announcement() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    front.hello(BASIC);
+    front.ok(Request::NetSetMtu, &1500u64.to_ne_bytes(), &[]);
+    device.wait_for(&Call::Mtu(1500));
+    for bad in [9001u64, 1 << 20] {
+        assert_eq!(front.ack(Request::NetSetMtu, &bad.to_ne_bytes(), &[]), Some(1), "{bad}");
+    }
+    front.ok(Request::SendRarp, &[1, 2, 3, 4, 5, 6, 0, 0], &[]);
+    device.wait_for(&Call::Announce([1, 2, 3, 4, 5, 6]));
+}
+
+#[test]
+fn what_is_offered_depends_on_the_device() {
+    let offered = |kind| simple(kind).2.get_u64(Request::GetProtocolFeatures);
+    let (net, block, vsock) =
+        (offered(DeviceKind::Net), offered(DeviceKind::Block), offered(DeviceKind::Vsock));
+    let has = |all: u64, bit: u64| all & bit != 0;
+    assert!(has(net, protocol::MTU) && has(net, protocol::RARP) && !has(net, protocol::CONFIG));
+    assert!(has(block, protocol::INFLIGHT_SHMFD) && !has(net, protocol::INFLIGHT_SHMFD));
+    assert!(has(vsock, protocol::CONFIG) && !has(vsock, protocol::MTU));
+    // Postcopy, in-band notifications, host notifiers, shared memory: never.
+    for bit in [6, 7, 8, 11, 14, 17, 18, 19, 20] {
+        assert!(!has(net | block | vsock, 1 << bit), "bit {bit}");
+    }
+}
+
+#[test]
+fn counts_and_status() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    assert_eq!(front.get_u64(Request::GetQueueNum), 2);
+    front.start(BASIC, &driver);
+    assert_eq!(front.get_u64(Request::GetMaxMemSlots), 64);
+    front.ok(Request::SetStatus, &15u64.to_ne_bytes(), &[]);
+    assert_eq!(front.get_u64(Request::GetStatus), 15);
+    assert_eq!(device.running(), [0]);
+    // The driver's reset: everything stops, and starts only with new kicks.
+    front.ok(Request::SetStatus, &0u64.to_ne_bytes(), &[]);
+    assert_eq!(device.running(), [] as [u16; 0]);
+    front.set_doorbells(0, &driver);
+    assert_eq!(device.running(), [0]);
+}
+
+#[test]
+fn reset_device_forgets_everything_but_the_session() {
+    let (device, server, front) = simple(DeviceKind::Net);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    front.ok(Request::ResetDevice, &[], &[]);
+    assert!(device.calls().contains(&Call::Reset));
+    assert_eq!(server.status().features, None);
+    front.ok(Request::SetFeatures, &BASIC.to_ne_bytes(), &[]);
+    front.start_ring(0, &driver, 0);
+    assert_eq!(device.running(), [0]);
+}
+
+#[test]
+fn reset_owner_disables_all_rings() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    front.ok(Request::ResetOwner, &[], &[]);
+    assert_eq!(device.running(), [] as [u16; 0]);
+    front.ok(Request::SetOwner, &[], &[]);
+}
+
+#[test]
+fn an_inflight_region_goes_to_the_front_end_and_comes_back() {
+    let device = FakeDevice::new(DeviceKind::Block, 2);
+    let mut driver = ModelDriver::new(Layout::Split, 16);
+    let (server, front) = connected(&device);
+    front.hello(BASIC);
+    let ask =
+        codec::Inflight { mmap_size: 0, mmap_offset: 0, num_queues: 2, queue_size: 16, padding: 0 };
+    // QEMU and DPDK send the C structure with its padding, others without.
+    let short = front.ask(Request::GetInflightFd, &ask.as_bytes()[..20]);
+    assert_eq!((short.body.len(), short.fds.len()), (20, 1));
+    let reply = front.ask(Request::GetInflightFd, ask.as_bytes());
+    let region = codec::Inflight::read_from_bytes(&reply.body).unwrap();
+    assert!(region.mmap_size > 0 && reply.fds.len() == 1);
+    front.ok(Request::SetInflightFd, region.as_bytes(), &[reply.fds[0].as_fd()]);
+    front.set_memory(&driver);
+    front.start_ring(0, &driver, 0);
+
+    // Two requests are taken, one is completed (the second), then the back end dies.
+    let ids: Vec<u16> = (0..2).map(|_| driver.offer(&[(driver.alloc(8), 8)], &[])).collect();
+    assert_eq!(device.take(0, 2), ids);
+    let done = queue::Completion { id: ids[1], ndesc: 1, written: 0 };
+    device.with_vring(0, |v| v.push(&[done]));
+    assert_eq!(driver.used(), Some((ids[1], 0)));
+    device.vanish();
+    drop(server);
+
+    let (_server, front) = connected(&device);
+    front.hello(BASIC);
+    front.ok(Request::SetInflightFd, region.as_bytes(), &[reply.fds[0].as_fd()]);
+    front.set_memory(&driver);
+    // QEMU gives the used index after a disconnect.
+    front.start_ring(0, &driver, 1);
+    assert_eq!(device.take(0, 8), [ids[0]], "exactly the unfinished one comes again");
+}
