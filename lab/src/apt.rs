@@ -7,11 +7,12 @@ use crate::LabError;
 use crate::process::run;
 
 /// Host programs and the package each comes from.
-pub const PROGRAMS: [(&str, &str); 24] = [
+pub const PROGRAMS: [(&str, &str); 25] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("cpio", "cpio"),
     ("busybox", "busybox-static"),
+    ("dash", "dash"),
     ("depmod", "kmod"),
     ("ip", "iproute2"),
     ("nsenter", "util-linux"),

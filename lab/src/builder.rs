@@ -202,10 +202,12 @@ impl GuestBuilder {
             modules.push("vmw_vsock_virtio_transport");
         }
         modules.extend(self.modules.iter().map(String::as_str));
-        // Each word saves boot time under TCG or makes a crash end the VM at once.
+        // Each word saves boot time under TCG or makes a crash end the VM at once; a ramfs root
+        // takes an image of more than half the memory, which a tmpfs does not.
         let mut words = format!(
             "console=ttyS0 quiet loglevel=4 panic=-1 tsc=reliable mitigations=off no_timer_check \
-             cryptomgr.notests random.trust_cpu=on net.ifnames=0 lab.name={} lab.mods={}",
+             cryptomgr.notests random.trust_cpu=on net.ifnames=0 rootfstype=ramfs lab.name={} \
+             lab.mods={}",
             self.name,
             modules.join(",")
         );
@@ -237,6 +239,7 @@ impl GuestBuilder {
         arguments.add("initrd", path(image.path()));
         arguments.add("append", self.kernel_cmdline());
         arguments.add("serial", format!("file:{}", path(&files.console)));
+        // Lets a kernel module under test end the VM with a code.
         arguments.add("device", "isa-debug-exit,iobase=0xf4,iosize=4");
         // QEMU is the client of both sockets, so nobody has to look for them.
         arguments.add("chardev", format!("socket,id=qmp,path={}", quoted(&files.qmp)));

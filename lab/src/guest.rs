@@ -300,9 +300,8 @@ impl Guest {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         let status = child.wait().map_err(LabError::io(what))?;
         drop(child);
-        // isa-debug-exit turns the value written into an odd exit code.
-        let wanted = i32::from(lab_agent::init::EXIT_SHUTDOWN) << 1 | 1;
-        if status.code() == Some(wanted) { Ok(()) } else { Err(self.death()) }
+        let crash = fatal_line(&self.console_tail(usize::MAX)).is_some();
+        if status.success() && !crash { Ok(()) } else { Err(self.death()) }
     }
 
     /// Kills QEMU at once, as a host's crash would.

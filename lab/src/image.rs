@@ -13,7 +13,7 @@ use crate::process::run;
 use crate::{Cache, Kernel, LabError, apt, program};
 
 /// Raise when the image's layout changes, so that cached images are made anew.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// Modules that every image carries, for every device the lab can attach.
 const MODULES: [&str; 5] =
@@ -111,13 +111,17 @@ impl ImageBuilder {
         let mut content = BTreeMap::new();
         content.insert("/bin/busybox".to_owned(), apt::need("busybox")?);
         content.insert("/lab/agent".to_owned(), agent.to_owned());
-        for name in &self.programs {
-            let path = apt::need(name)?;
+        // Debian's busybox shell takes its own applets before the programs of the same name.
+        let shell = apt::need("dash")?;
+        let programs = self.programs.iter().map(|name| apt::need(name));
+        for path in std::iter::once(Ok(shell.clone())).chain(programs) {
+            let path = path?;
             for library in program::libraries(&path)? {
                 content.insert(library.to_string_lossy().into_owned(), library);
             }
             content.insert(path.to_string_lossy().into_owned(), path);
         }
+        content.insert("/bin/sh".to_owned(), shell);
         // mke2fs takes its defaults from here.
         for settings in ["/etc/mke2fs.conf"].map(PathBuf::from) {
             if self.programs.contains("mke2fs") && settings.is_file() {

@@ -178,7 +178,12 @@ fn boot(lab: &Lab, options: &Boot) -> Result<Booted, LabError> {
     for guest in &guests {
         guest.wait_ready(BOOT_TIMEOUT)?;
     }
-    eprintln!("lab: {} guests in {:.1} s", guests.len(), start.elapsed().as_secs_f64());
+    let mut cpu = Duration::ZERO;
+    for guest in &guests {
+        cpu += guest.cpu_time()?;
+    }
+    let (took, cpu) = (start.elapsed().as_secs_f64(), cpu.as_secs_f64());
+    eprintln!("lab: {} guests in {took:.1} s ({cpu:.1} s of CPU)", guests.len());
     Ok(Booted { guests, _daemon: daemon })
 }
 

@@ -5,7 +5,6 @@
 //! and run all commands inside it).
 
 use std::fs::{self, File};
-use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,41 +15,23 @@ use rustix::mount::{MountFlags, mount, mount_bind};
 
 use crate::{AgentError, modprobe, serve};
 
-/// The value `lab` gives QEMU's `isa-debug-exit` for an orderly end.
-pub const EXIT_SHUTDOWN: u8 = 0x10;
-/// The same for an init that could not go on.
-pub const EXIT_FAILED: u8 = 0x11;
-/// The I/O port of `isa-debug-exit`.
-pub const EXIT_PORT: u64 = 0xf4;
-
 const PATH: &str = "/sbin:/usr/sbin:/bin:/usr/bin";
 
 /// Runs as process 1 and never returns to the kernel: when something fails, the text goes to the
-/// console and the VM ends.
+/// console (where the lab looks for `lab-init:`) and the VM ends.
 pub fn main() -> ! {
     if let Err(error) = start() {
         eprintln!("lab-init: {error}");
     }
-    end(EXIT_FAILED)
+    shutdown()
 }
 
-/// Flushes the file systems and ends the VM.
+/// Flushes the file systems and powers the VM off.
 pub fn shutdown() -> ! {
     rustix::fs::sync();
-    end(EXIT_SHUTDOWN)
-}
-
-/// Ends QEMU through its debug exit port; powers off where there is none.
-fn end(code: u8) -> ! {
-    let exit = File::options().write(true).open("/dev/port").and_then(|mut port| {
-        port.seek(SeekFrom::Start(EXIT_PORT))?;
-        port.write_all(&[code])
-    });
-    if let Err(error) = exit {
-        eprintln!("lab-init: debug exit: {error}");
+    if let Err(error) = rustix::system::reboot(rustix::system::RebootCommand::PowerOff) {
+        eprintln!("lab-init: power off: {error}");
     }
-    // Without the debug exit device the write above does nothing.
-    let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
     loop {
         sleep(Duration::from_secs(3600));
     }
@@ -76,6 +57,8 @@ fn start() -> Result<(), AgentError> {
     for module in modules {
         modprobe::load(module)?;
     }
+    let up = Command::new("/bin/busybox").args(["ip", "link", "set", "lo", "up"]).status();
+    up.map_err(AgentError::io("bring the loopback up"))?;
     let root = match option("lab.root=") {
         "" => None,
         disk => Some(mount_root(disk)?),
