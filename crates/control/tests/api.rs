@@ -1,5 +1,6 @@
 //! The control API on a real Unix socket, over a plane without engines. Every answer is checked
 //! against the schema that the API publishes.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -159,8 +160,9 @@ fn a_panic_of_the_plane_ends_its_request_only() {
 /// Sends raw bytes and reads until the server closes.
 fn raw(served: &Served, bytes: &[u8]) -> String {
     let mut stream = UnixStream::connect(&served.socket).unwrap();
-    stream.write_all(bytes).unwrap();
-    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    // The server may have seen enough before all is written.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()

@@ -1,4 +1,5 @@
 //! The config file: what is refused, with which words and where; drop-ins; defaults.
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! Random configs: whatever comes in, an answer comes out; and what was attached can be attached
 //! again from its own description.
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 

@@ -12,6 +12,7 @@ use clap::{Args, Parser, ValueEnum};
 use control::config::{
     DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, UplinkConfig,
 };
+use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
 use sidecore::{Sidecore, SidecoreConfig};
 use tokio::signal::unix::{SignalKind, signal};
@@ -216,7 +217,7 @@ fn run(
     match serve(name, convention, device) {
         Ok(()) => exit::OK,
         Err(e) => {
-            eprintln!("millrace-{name}: {e:#}");
+            eprintln!("millrace-{name}: {}", process::describe(&e));
             exit::FAILED
         }
     }
@@ -238,6 +239,7 @@ fn serve(
     let config = PortConfig { name: name.into(), endpoint, socket_mode: 0o600 };
     let keeper = Arc::new(NullKeeper);
     let server = vhost_user::serve_port(config, engine.device(), engine.queue_stats(), keeper)?;
+    Notifier::from_env().ready(&format!("serving one {name} device"));
     until_told(server, own)?;
     match keep {
         Keep::Nothing => {}

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use control::config::{Config, HolderConfig};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::Signal;
 use vhost_user::holder::HolderKeeper;
 use vhost_user::{Keeper, NullKeeper};
 
@@ -33,8 +36,7 @@ pub fn run(args: &cli::Holder) -> anyhow::Result<u8> {
     Ok(exit::OK)
 }
 
-/// Who keeps sessions for this daemon, and on which socket. Sessions of ports that the config
-/// (with the ports attached at run time, `attached`) no longer has are dropped.
+/// Who keeps sessions for this daemon, and on which socket.
 pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBuf>)> {
     let path = match &config.daemon.holder {
         HolderConfig::None => return Ok((Arc::new(NullKeeper), None)),
@@ -109,6 +111,23 @@ fn wait_until_it_answers(keeper: &HolderKeeper, child: &mut Child) -> anyhow::Re
         }
         std::thread::sleep(START_POLL);
     }
+}
+
+/// Ends the holder that we, or a daemon before us, started on `path`: nothing is to be kept.
+pub fn end_own(path: &Path) {
+    if let Err(e) = end(path) {
+        tracing::error!("ending the holder on {}: {}", path.display(), process::describe(&e));
+    }
+}
+
+fn end(path: &Path) -> anyhow::Result<()> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?).context("reaching it")?;
+    // The process that listens; it is alive, since it was connected to.
+    let holder = socket_peercred(&socket).context("asking who it is")?;
+    rustix::process::kill_process(holder.pid, Signal::TERM).context("ending its process")?;
+    std::fs::remove_file(path).context("removing its socket")
 }
 
 /// Says so when the holder ends before us.

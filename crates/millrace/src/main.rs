@@ -62,7 +62,7 @@ fn run(cli: Cli) -> u8 {
 
 /// Tells an error with its causes, and the exit code for it.
 fn report(error: &anyhow::Error) -> u8 {
-    eprintln!("millrace: {error:#}");
+    eprintln!("millrace: {}", process::describe(error));
     match error.downcast_ref() {
         Some(control::ControlError::Unreachable { .. }) => exit::UNREACHABLE,
         _ => exit::FAILED,

@@ -44,6 +44,21 @@ pub fn raise_limits() {
     }
 }
 
+/// An error with its causes on one line. Many errors of the rooms tell their cause themselves; a
+/// cause whose text was said already is left out.
+pub fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
 /// Prints to the standard output; a reader that went away (`| head`) is no error.
 pub fn print(text: &str) -> anyhow::Result<()> {
     use std::io::Write;
@@ -58,4 +73,17 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 /// [`print()`] with a line feed.
 pub fn print_line(text: &str) -> anyhow::Result<()> {
     print(&format!("{text}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let disk = anyhow::anyhow!("no such file");
+        let told = disk.context("cannot open /x: no such file").context("disk root");
+        assert_eq!(describe(&told), "disk root: cannot open /x: no such file");
+        assert_eq!(describe(&anyhow::anyhow!("b").context("a")), "a: b");
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use control::api::ApiServer;
 use control::attached::AttachedList;
-use control::config::{self, Config};
+use control::config::{self, Config, HolderConfig};
 use control::systemd::Notifier;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -75,6 +75,7 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let notifier = Notifier::from_env();
     let run_dir = config.daemon.run_dir.clone();
+    let own_holder = config.daemon.holder == HolderConfig::Own;
     std::fs::create_dir_all(&run_dir)
         .with_context(|| format!("making daemon.run_dir {}", run_dir.display()))?;
     // Bound first: it is also the lock against a second daemon. Served when all is up.
@@ -102,10 +103,14 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
         notifier.stopping();
     };
     let served = api.serve(Arc::clone(&host) as Arc<_>, stop).await;
+    let forget = host.forgets();
     let stopped = tokio::task::spawn_blocking(move || host.stop()).await;
     watchdog.abort();
     served?;
     stopped.context("stopping the ports")?;
+    if let Some(path) = holder.filter(|_| own_holder && forget) {
+        holder::end_own(&path);
+    }
     tracing::info!("stopped");
     Ok(())
 }

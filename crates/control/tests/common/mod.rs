@@ -1,4 +1,5 @@
 //! A plane without engines, served on a real Unix socket.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -27,6 +27,7 @@ use self::cores::Core;
 use self::engine::Engine;
 use self::port::{Live, Port, full_name};
 use self::switches::SwitchEntry;
+use crate::process::describe;
 
 /// What changes when ports come and go. Its lock is held for the length of a change, which may
 /// wait for a disk; listings do not take it.
@@ -101,8 +102,9 @@ impl Host {
         for (vm, config) in all {
             let live = self.start_port(&mut change, &vm, &config).map_err(|e| {
                 let name = full_name(&vm, config.name());
-                tracing::error!(port = %name, "not started: {e:#}");
-                format!("{e:#}")
+                let why = describe(&e);
+                tracing::error!(port = %name, "not started: {why}");
+                why
             });
             self.push(Port { vm, config, live });
         }
@@ -214,7 +216,7 @@ impl Host {
             }
         };
         if let Err(e) = dropped {
-            tracing::error!(%vm, "taking a port off its engine: {e:#}");
+            tracing::error!(%vm, "taking a port off its engine: {}", describe(&e));
         }
     }
 
@@ -229,6 +231,11 @@ impl Host {
         self.list().iter().map(|p| full_name(&p.vm, p.config.name())).collect()
     }
 
+    /// Whether a stop was asked for that drops the sessions in the holder, too.
+    pub fn forgets(&self) -> bool {
+        self.forget.load(Ordering::Relaxed)
+    }
+
     /// Waits until somebody asked over the API to stop.
     pub async fn stop_asked(&self) {
         self.stop.notified().await;
@@ -237,7 +244,7 @@ impl Host {
     /// Ends every session, requests in flight finished, and the sidecores. With a holder the
     /// sessions stay there for the next daemon, unless a stop with `forget` was asked for.
     pub fn stop(&self) {
-        let forget = self.forget.load(Ordering::Relaxed);
+        let forget = self.forgets();
         // Keeps a late attach out while everything goes.
         let mut change = self.lock();
         for port in self.list() {
@@ -257,7 +264,7 @@ fn trust_domain(config: &Config, vm: &str) -> Option<String> {
 }
 
 fn refused(e: &anyhow::Error) -> PlaneError {
-    PlaneError::Refused(format!("{e:#}"))
+    PlaneError::Refused(describe(e))
 }
 
 impl Plane for Host {

@@ -1,0 +1,255 @@
+//! A real daemon in a folder of its own, and disk requests of a scripted front end.
+#![allow(dead_code, unused_imports, clippy::unwrap_used)]
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use control::client::{Answer, Client};
+use queue::Layout;
+use queue::testing::{ModelDriver, ModelOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// The front end of the sessions' own tests.
+#[path = "../../../vhost-user/tests/common/mod.rs"]
+pub mod session;
+
+pub use session::{BASIC, FrontEnd};
+
+/// After this a test has failed; nothing waits for it in the good case.
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub fn millrace() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command.env_remove("MILLRACE_SOCKET").env_remove("NOTIFY_SOCKET");
+    command
+}
+
+pub fn run(args: &[&str]) -> Output {
+    millrace().args(args).output().unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A folder with a config, in which daemons run one after the other.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+    notify: UnixDatagram,
+}
+
+impl Place {
+    /// `config` with `@` for the folder.
+    pub fn new(config: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display().to_string();
+        let text = format!("[daemon]\nrun_dir='{at}/run'\n{}", config.replace('@', &at));
+        std::fs::write(dir.path().join("m.toml"), text).unwrap();
+        let notify = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+        notify.set_read_timeout(Some(LIMIT)).unwrap();
+        Self { dir, notify }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.path("run").join(name)
+    }
+
+    /// Starts a daemon and waits until it says that it is ready.
+    pub fn start(&self) -> Daemon {
+        let log =
+            std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        let mut child = millrace()
+            .args(["serve", "-c"])
+            .arg(self.path("m.toml"))
+            .env("NOTIFY_SOCKET", self.path("notify"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.wait_for("READY=1", &mut child);
+        Daemon { child: Some(child), client: Client::new(&self.socket("control.sock")) }
+    }
+
+    /// Waits for a message to the service manager.
+    pub fn wait_for(&self, wanted: &str, child: &mut Child) -> String {
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("the daemon ended: {status}\n{}", self.log());
+            }
+            let mut buffer = [0u8; 1024];
+            match self.notify.recv(&mut buffer) {
+                Ok(n) => {
+                    let message = text(&buffer[..n]);
+                    if message.contains(wanted) {
+                        return message;
+                    }
+                }
+                Err(e) => panic!("no {wanted} from the daemon: {e}\n{}", self.log()),
+            }
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+/// A running daemon; killed when it goes.
+pub struct Daemon {
+    child: Option<Child>,
+    pub client: Client,
+}
+
+impl Daemon {
+    pub fn ask(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+        self.client.request(method, path, body.as_ref()).unwrap()
+    }
+
+    /// The answer's JSON, which must be a success.
+    pub fn get(&self, path: &str) -> Value {
+        let answer = self.ask("GET", path, None);
+        assert!(answer.is_success(), "{path}: {}", answer.body);
+        answer.json()
+    }
+
+    /// The status of one port.
+    pub fn port(&self, vm: &str, port: &str) -> Value {
+        let ports = self.get("/v1/ports");
+        let all = ports.as_array().unwrap();
+        all.iter().find(|p| p["vm"] == vm && p["port"] == port).cloned().unwrap_or(Value::Null)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().unwrap().id() as i32;
+        kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+
+    pub fn terminate(mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.child.take().unwrap().wait().unwrap()
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn ended(mut self) -> ExitStatus {
+        self.child.take().unwrap().wait().unwrap()
+    }
+
+    /// SIGKILL: it cannot clean up.
+    pub fn kill(mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Ends a program and returns how it ended.
+pub fn terminate(mut child: Child) -> ExitStatus {
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
+    child.wait().unwrap()
+}
+
+/// Reads to the end what a program prints.
+pub fn all_of(mut stream: impl Read) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// A driver with a small memory.
+pub fn driver(layout: Layout) -> ModelDriver {
+    ModelDriver::with_options(
+        layout,
+        16,
+        ModelOptions { mem_bytes: 4 << 20, ..ModelOptions::default() },
+    )
+}
+
+/// Waits until `driver` has a used buffer.
+pub fn wait_used(driver: &mut ModelDriver) -> (u16, u32) {
+    loop {
+        if let Some(used) = driver.used() {
+            return used;
+        }
+        let call = driver.call_event();
+        let mut set = [PollFd::new(call, PollFlags::IN)];
+        let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+        assert_ne!(poll(&mut set, Some(&limit)).unwrap(), 0, "nothing used");
+        call.drain();
+    }
+}
+
+/// Types of disk requests (virtio 1.2, 5.2.6).
+pub const IN: u32 = 0;
+pub const OUT: u32 = 1;
+
+/// A disk request under way.
+pub struct Request {
+    data: u64,
+    status: u64,
+}
+
+/// Offers a request of one sector. The driver has to be kicked.
+pub fn offer_sector(driver: &mut ModelDriver, kind: u32, sector: u64, fill: u8) -> Request {
+    let mut header = Vec::new();
+    header.extend_from_slice(&kind.to_le_bytes());
+    header.extend_from_slice(&0u32.to_le_bytes());
+    header.extend_from_slice(&sector.to_le_bytes());
+    let header = driver.buffer(&header);
+    let data = driver.buffer(&[fill; 512]);
+    let status = driver.buffer(&[0xff]);
+    match kind {
+        OUT => driver.offer(&[header, data], &[status]),
+        _ => driver.offer(&[header], &[data, status]),
+    };
+    Request { data: data.0, status: status.0 }
+}
+
+impl Request {
+    /// The sector's first byte, once the request has been done well.
+    pub fn byte(&self, driver: &ModelDriver) -> u8 {
+        assert_eq!(driver.read(self.status, 1), [0], "the request failed");
+        let data = driver.read(self.data, 512);
+        assert!(data.iter().all(|b| *b == data[0]), "a sector in pieces");
+        data[0]
+    }
+}
+
+/// One request from begin to end.
+pub fn sector(driver: &mut ModelDriver, kind: u32, sector: u64, fill: u8) -> u8 {
+    let request = offer_sector(driver, kind, sector, fill);
+    driver.kick();
+    wait_used(driver);
+    request.byte(driver)
+}
+
+/// A descriptor for a child, without close-on-exec.
+pub fn inheritable(fd: impl AsFd) -> std::os::fd::RawFd {
+    use std::os::fd::AsRawFd;
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty()).unwrap();
+    fd.as_fd().as_raw_fd()
+}
+
+/// Whether a path is a socket that somebody listens on.
+pub fn listens(path: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(path).is_ok()
+}

@@ -1,0 +1,186 @@
+//! The real daemon: ports of every kind, listings, attach and detach, a clean end.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::session::FrontEnd;
+use common::{BASIC, IN, OUT, Place, driver, millrace, sector, text};
+use queue::Layout;
+use serde_json::{Value, json};
+
+const ALL: &str = "
+[[switch]]
+name='lan'
+[[vm]]
+name='web'
+trust_domain='shop'
+[[vm.net]]
+name='net0'
+switch='lan'
+mac='02:00:00:00:00:01'
+[[vm.disk]]
+name='root'
+format='memory'
+size='1MiB'
+[[vm.disk]]
+name='null'
+format='null'
+size='1GiB'
+[vm.vsock]
+cid=3
+path='@/web.vsock'
+[[vm]]
+name='db'
+[[vm.disk]]
+name='broken'
+format='raw'
+path='@/missing.img'
+";
+
+#[test]
+fn the_daemon_shows_serves_and_ends_cleanly() {
+    let place = Place::new(ALL);
+    let daemon = place.start();
+    let status = daemon.get("/v1/status");
+    assert_eq!(status["vms"].as_array().unwrap().len(), 2);
+    assert_eq!(status["switches"][0]["macs"][0]["mac"], "02:00:00:00:00:01");
+    for port in ["net0", "root", "null", "vsock"] {
+        assert_eq!(daemon.port("web", port)["health"], "ok", "{port}");
+        assert!(common::listens(&place.socket(&format!("web-{port}.sock"))), "{port}");
+    }
+    // An image that is missing breaks its port and no other.
+    let broken = daemon.port("db", "broken");
+    assert_eq!(broken["health"], "broken");
+    assert!(broken["reason"].as_str().unwrap().contains("missing.img"), "{broken}");
+
+    let metrics = daemon.ask("GET", "/v1/metrics", None).body;
+    for series in [
+        "millrace_queue_requests_total{vm=\"web\",port=\"net0\",kind=\"net\",queue=\"1\"} 0",
+        "millrace_disk_size_bytes{vm=\"web\",port=\"root\"} 1048576",
+        "millrace_vsock_connections{vm=\"web\",port=\"vsock\"} 0",
+        "millrace_switch_holds_total{switch=\"lan\"} 0",
+        "millrace_port_healthy{vm=\"db\",port=\"broken\",kind=\"disk\"} 0",
+        "millrace_sidecore_panics_total{sidecore=\"0\"} 0",
+    ] {
+        assert!(metrics.contains(series), "{series} is not in\n{metrics}");
+    }
+    assert_eq!(daemon.terminate().code(), Some(0), "{}", place.log());
+    let left: Vec<_> = std::fs::read_dir(place.path("run")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(!place.path("web.vsock").exists());
+}
+
+#[test]
+fn a_disk_is_attached_used_resized_and_detached() {
+    let place = Place::new("");
+    let daemon = place.start();
+    let body = json!({"disk": {"name": "d", "format": "memory", "size": "1MiB", "serial": "x"}});
+    let answer = daemon.ask("POST", "/v1/vms/new/ports", Some(body.clone()));
+    assert_eq!(answer.status, 201, "{}", answer.body);
+    assert_eq!(daemon.ask("POST", "/v1/vms/new/ports", Some(body)).status, 409);
+
+    let front = FrontEnd::dial(&place.socket("new-d.sock"));
+    let mut ring = driver(Layout::Split);
+    front.start(BASIC, &ring);
+    sector(&mut ring, OUT, 7, 0x5a);
+    assert_eq!(sector(&mut ring, IN, 7, 0), 0x5a);
+    let port = daemon.port("new", "d");
+    assert_eq!((&port["connected"], &port["queues_running"]), (&json!(true), &json!(1)));
+    assert_eq!((&port["requests"], &port["held"]), (&json!(2), &json!(false)));
+
+    let answer = daemon.ask("POST", "/v1/vms/new/disks/d/resize", Some(json!({"size": "2MiB"})));
+    assert_eq!(answer.json(), json!({"len_bytes": 2 << 20}), "{}", answer.body);
+    sector(&mut ring, OUT, 4095, 0x77);
+
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/new/ports/d", None).status, 204);
+    assert!(front.try_reply().is_none(), "the VMM sees the disconnect");
+    assert!(!place.socket("new-d.sock").exists());
+    assert_eq!(daemon.get("/v1/ports"), json!([]));
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/new/ports/d", None).status, 404);
+}
+
+#[test]
+fn what_cannot_be_started_is_refused_and_leaves_nothing() {
+    let place = Place::new("[[switch]]\nname='lan'\n");
+    let daemon = place.start();
+    let attach = |body: Value| daemon.ask("POST", "/v1/vms/v/ports", Some(body));
+    let missing = json!({"disk": {"name": "d", "format": "raw", "path": place.path("missing")}});
+    let answer = attach(missing);
+    assert_eq!(answer.status, 422, "{}", answer.body);
+    assert!(answer.error().contains("missing"), "{}", answer.body);
+    // The socket is taken by a file: the device was made, and must go again.
+    std::fs::write(place.socket("v-d.sock"), "in the way").unwrap();
+    let vsock = json!({"vsock": {"cid": 3, "path": place.path("v"),
+                                 "socket": place.socket("v-d.sock")}});
+    assert_eq!(attach(vsock).status, 422);
+    let net = json!({"net": {"name": "n", "switch": "lan", "mac": "02:00:00:00:00:01",
+                             "socket": place.socket("v-d.sock")}});
+    assert_eq!(attach(net).status, 422);
+    assert_eq!(daemon.get("/v1/status")["vms"], json!([]));
+
+    for body in [
+        json!({"disk": {"name": "d", "format": "null", "size": 512, "socket": place.socket("d")}}),
+        json!({"vsock": {"cid": 3, "path": place.path("v")}}),
+        json!({"net": {"name": "n", "switch": "lan", "mac": "02:00:00:00:00:01"}}),
+    ] {
+        let answer = attach(body);
+        assert_eq!(answer.status, 201, "{}", answer.body);
+    }
+}
+
+#[test]
+fn one_image_is_served_once_even_under_two_names() {
+    let place = Place::new("");
+    std::fs::write(place.path("a.img"), vec![0u8; 1 << 20]).unwrap();
+    std::os::unix::fs::symlink(place.path("a.img"), place.path("b.img")).unwrap();
+    std::fs::hard_link(place.path("a.img"), place.path("c.img")).unwrap();
+    let daemon = place.start();
+    let attach = |name: &str, file: &str| {
+        let body = json!({"disk": {"name": name, "format": "raw", "path": place.path(file)}});
+        daemon.ask("POST", "/v1/vms/v/ports", Some(body)).status
+    };
+    assert_eq!(attach("a", "a.img"), 201);
+    assert_eq!(attach("c", "c.img"), 422);
+}
+
+#[test]
+fn a_cable_is_pulled_and_a_second_daemon_is_refused() {
+    let place = Place::new(ALL);
+    let daemon = place.start();
+    let link = "/v1/vms/web/nets/net0/link";
+    assert_eq!(daemon.ask("PUT", link, Some(json!({"up": false}))).status, 200);
+    assert_eq!(daemon.port("web", "net0")["net"]["link"], json!(false));
+    assert_eq!(
+        daemon.ask("PUT", "/v1/vms/web/nets/root/link", Some(json!({"up": true}))).status,
+        404
+    );
+    assert_eq!(daemon.ask("POST", "/v1/vms/db/disks/broken/resize", None).status, 409);
+
+    let second = millrace().args(["serve", "-c"]).arg(place.path("m.toml")).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(text(&second.stderr).contains("another daemon answers on"), "{}", text(&second.stderr));
+    assert_eq!(daemon.get("/v1/version")["api"], "v1");
+}
+
+#[test]
+fn the_command_line_drives_the_daemon() {
+    let place = Place::new(ALL);
+    let daemon = place.start();
+    let socket = place.socket("control.sock");
+    let run = |args: &[&str]| millrace().args(args).arg("--socket").arg(&socket).output().unwrap();
+    assert!(text(&run(&["status"]).stdout).contains("switch lan 02:00:00:00:00:01"));
+    let ports: Value = serde_json::from_slice(&run(&["ports", "--json"]).stdout).unwrap();
+    assert_eq!(ports.as_array().unwrap().len(), 5);
+    let body = r#"{"disk": {"name": "x", "format": "null", "size": "1MiB"}}"#;
+    let attached = run(&["attach", "db", body]);
+    assert_eq!(text(&attached.stdout).trim_end(), place.socket("db-x.sock").to_str().unwrap());
+    assert_eq!(text(&run(&["resize", "db", "x", "2MiB"]).stdout), "2097152 bytes\n");
+    assert_eq!(run(&["link", "web", "net0", "down"]).status.code(), Some(0));
+    assert_eq!(run(&["detach", "db", "x"]).status.code(), Some(0));
+    let again = run(&["detach", "db", "x"]);
+    assert_eq!(again.status.code(), Some(4));
+    assert_eq!(text(&again.stderr), "millrace: there is no port db/x\n");
+    assert!(text(&run(&["metrics"]).stdout).contains("# TYPE millrace_build_info gauge"));
+    assert_eq!(run(&["stop"]).status.code(), Some(0));
+    assert_eq!(daemon.ended().code(), Some(0));
+}

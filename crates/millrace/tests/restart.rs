@@ -1,0 +1,245 @@
+//! Daemons that are killed and started again, with and without a holder.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::session::FrontEnd;
+use common::{BASIC, Daemon, IN, OUT, Place, driver, offer_sector, sector, wait_used};
+use queue::Layout;
+use queue::testing::ModelDriver;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Signal, kill_process};
+use serde_json::json;
+
+const HELD: &str = "
+holder=true
+[[switch]]
+name='lan'
+[[vm]]
+name='a'
+[[vm.disk]]
+name='d'
+format='raw'
+path='@/d.img'
+[[vm.net]]
+name='n'
+switch='lan'
+[[vm]]
+name='b'
+[[vm.net]]
+name='n'
+switch='lan'
+";
+
+/// VIRTIO_F_RING_PACKED.
+const PACKED: u64 = 1 << 34;
+
+fn place() -> Place {
+    let place = Place::new(HELD);
+    std::fs::write(place.path("d.img"), vec![0u8; 1 << 20]).unwrap();
+    place
+}
+
+/// Ends the holder that a test has started, however the test ends.
+struct EndHolder<'a>(&'a Place);
+
+impl Drop for EndHolder<'_> {
+    fn drop(&mut self) {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let address = SocketAddrUnix::new(self.0.socket("holder.sock")).unwrap();
+        if connect(&socket, &address).is_ok() {
+            kill_process(socket_peercred(&socket).unwrap().pid, Signal::TERM).unwrap();
+        }
+    }
+}
+
+fn disk_survives(layout: Layout, features: u64, end: impl Fn(Daemon)) {
+    let place = place();
+    let _end = EndHolder(&place);
+    let mut daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    let mut ring = driver(layout);
+    front.start(features, &ring);
+    for round in 0..3u8 {
+        sector(&mut ring, OUT, u64::from(round), round + 1);
+        assert_eq!(daemon.port("a", "d")["held"], json!(true));
+        end(daemon);
+        // The guest goes on while nobody serves it; its kick is lost or not.
+        let late = offer_sector(&mut ring, OUT, 100 + u64::from(round), 0x40 + round);
+        ring.kick();
+        daemon = place.start();
+        wait_used(&mut ring);
+        late.byte(&ring);
+        assert_eq!(sector(&mut ring, IN, u64::from(round), 0), round + 1);
+        assert_eq!(sector(&mut ring, IN, 100 + u64::from(round), 0), 0x40 + round);
+        assert!(ring.used().is_none(), "nothing is done twice");
+        let port = daemon.port("a", "d");
+        assert_eq!((&port["connected"], &port["resumed"]), (&json!(true), &json!(1)), "{port}");
+    }
+}
+
+#[test]
+fn a_split_disk_survives_kills() {
+    disk_survives(Layout::Split, BASIC, Daemon::kill);
+}
+
+#[test]
+fn a_packed_disk_survives_kills() {
+    disk_survives(Layout::Packed, BASIC | PACKED, Daemon::kill);
+}
+
+#[test]
+fn a_disk_survives_a_clean_restart() {
+    disk_survives(Layout::Packed, BASIC | PACKED, |daemon| {
+        assert_eq!(daemon.terminate().code(), Some(0));
+    });
+}
+
+/// A network port's two rings in one memory, receive first.
+struct NetGuest {
+    _front: FrontEnd,
+    rx: ModelDriver,
+    tx: ModelDriver,
+    mac: [u8; 6],
+}
+
+impl NetGuest {
+    fn start(place: &Place, vm: &str, last_mac_byte: u8) -> Self {
+        let front = FrontEnd::dial(&place.socket(&format!("{vm}-n.sock")));
+        let rx = driver(Layout::Split);
+        let options = queue::testing::ModelOptions::default();
+        let tx = ModelDriver::in_ram(rx.ram().clone(), Layout::Split, 16, options);
+        // VIRTIO_NET_F_MRG_RXBUF is left out: one buffer takes one frame.
+        front.hello(BASIC);
+        front.set_memory(&rx);
+        front.start_ring(0, &rx, 0);
+        front.start_ring(1, &tx, 0);
+        Self { _front: front, rx, tx, mac: [2, 0, 0, 0, 0, last_mac_byte] }
+    }
+
+    /// Sends a broadcast frame of 60 bytes filled with `fill`.
+    fn send(&mut self, fill: u8) {
+        let mut frame = vec![0u8; 12];
+        frame.extend_from_slice(&[0xff; 6]);
+        frame.extend_from_slice(&self.mac);
+        frame.extend_from_slice(&[0x88, 0xb5]);
+        frame.resize(12 + 60, fill);
+        let buffer = self.tx.buffer(&frame);
+        self.tx.offer(&[buffer], &[]);
+        self.tx.kick();
+    }
+
+    /// Posts a receive buffer and returns where it is.
+    fn post(&mut self) -> u64 {
+        let buffer = self.rx.alloc(2048);
+        self.rx.offer(&[], &[(buffer, 2048)]);
+        self.rx.kick();
+        buffer
+    }
+
+    /// The last byte of the frame received in `buffer`.
+    fn receive(&mut self, buffer: u64) -> u8 {
+        let (_, len) = wait_used(&mut self.rx);
+        assert_eq!(len, 72);
+        self.rx.read(buffer, 72)[71]
+    }
+}
+
+/// Waits until a resumed port runs all its queues. Sessions are taken over one by one, and a frame
+/// for a port that is not there yet is dropped, as on any network.
+fn wait_running(daemon: &Daemon, vm: &str) {
+    while daemon.port(vm, "n")["queues_running"] != json!(2) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_network_survives_kills() {
+    let place = place();
+    let _end = EndHolder(&place);
+    let mut daemon = place.start();
+    let mut a = NetGuest::start(&place, "a", 1);
+    let mut b = NetGuest::start(&place, "b", 2);
+    for round in 0..3u8 {
+        let buffer = b.post();
+        a.send(round);
+        assert_eq!(b.receive(buffer), round);
+        wait_used(&mut a.tx);
+        let posted = b.post();
+        daemon.kill();
+        daemon = place.start();
+        wait_running(&daemon, "a");
+        wait_running(&daemon, "b");
+        a.send(0x80 + round);
+        assert_eq!(b.receive(posted), 0x80 + round);
+        wait_used(&mut a.tx);
+        assert!(b.rx.used().is_none(), "nothing arrives twice");
+    }
+    assert_eq!(daemon.port("b", "n")["resumed"], json!(1));
+}
+
+#[test]
+fn without_a_holder_the_vmm_sees_a_disconnect_and_comes_back() {
+    let place = Place::new("[[vm]]\nname='a'\n[[vm.disk]]\nname='d'\nformat='null'\nsize='1MiB'\n");
+    for _ in 0..2 {
+        let daemon = place.start();
+        let front = FrontEnd::dial(&place.socket("a-d.sock"));
+        front.start(BASIC, &driver(Layout::Split));
+        daemon.kill();
+        assert!(front.try_reply().is_none());
+    }
+}
+
+#[test]
+fn a_port_attached_at_run_time_survives_a_kill_and_a_detached_one_does_not() {
+    let place = Place::new("");
+    let daemon = place.start();
+    for name in ["keep", "drop"] {
+        let body = json!({"disk": {"name": name, "format": "null", "size": "1MiB"},
+                          "trust_domain": "t", "weight": 5});
+        assert_eq!(daemon.ask("POST", "/v1/vms/v/ports", Some(body)).status, 201);
+    }
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/v/ports/drop", None).status, 204);
+    daemon.kill();
+    let daemon = place.start();
+    let vm = &daemon.get("/v1/status")["vms"][0];
+    assert_eq!((&vm["weight"], &vm["trust_domain"]), (&json!(5), &json!("t")));
+    assert_eq!(daemon.get("/v1/ports").as_array().unwrap().len(), 1);
+    daemon.kill();
+    // Nonsense in the list does not keep the daemon from its other ports.
+    std::fs::write(place.socket("attached.json"), "{").unwrap();
+    let daemon = place.start();
+    assert_eq!(daemon.get("/v1/ports"), json!([]));
+    assert!(place.socket("attached.json.bad").exists());
+}
+
+#[test]
+fn stop_with_forget_ends_sessions_and_the_holder() {
+    let place = place();
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC, &driver(Layout::Split));
+    let answer = daemon.ask("POST", "/v1/shutdown", Some(json!({"forget": true})));
+    assert_eq!(answer.status, 202);
+    assert_eq!(daemon.ended().code(), Some(0));
+    assert!(front.try_reply().is_none());
+    assert!(!place.socket("holder.sock").exists(), "{}", place.log());
+}
+
+#[test]
+fn a_session_of_a_port_that_is_gone_is_dropped() {
+    let place = place();
+    let _end = EndHolder(&place);
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC, &driver(Layout::Split));
+    daemon.kill();
+    let config = std::fs::read_to_string(place.path("m.toml")).unwrap();
+    let without = config
+        .replace("[[vm.disk]]\nname='d'\nformat='raw'", "[[vm.disk]]\nname='e'\nformat='raw'");
+    std::fs::write(place.path("m.toml"), without).unwrap();
+    let _daemon = place.start();
+    assert!(front.try_reply().is_none(), "its VMM must not wait for ever");
+}
