@@ -62,7 +62,7 @@ fn body() -> impl Strategy<Value = Body> {
 
 /// A message whose body mostly has its message's shape.
 fn message() -> impl Strategy<Value = Message> {
-    let id = prop_oneof![8 => None.boxed(), 1 => (0u32..50).prop_map(Some).boxed()];
+    let id = prop_oneof![8 => Just(None), 1 => (0u32..50).prop_map(Some)];
     let fds = prop_oneof![8 => Just(None), 1 => (0usize..4).prop_map(Some)];
     (id, body(), any::<prop::sample::Index>(), fds, any::<bool>()).prop_map(
         |(id, body, pick, fds, need_reply)| {

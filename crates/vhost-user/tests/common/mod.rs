@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 mod device;
+mod judge;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -24,7 +25,10 @@ use vhost_user::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+#[allow(unused_imports)]
 pub use device::{Call, FakeDevice};
+#[allow(unused_imports)]
+pub use judge::*;
 
 /// After this a test has failed; nothing waits for it in the good case.
 pub const LIMIT: Duration = Duration::from_secs(5);
