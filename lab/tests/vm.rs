@@ -166,3 +166,22 @@ fn a_killed_guest_is_gone() {
     assert!(!std::path::Path::new(&process).exists());
     assert!(!run.exists());
 }
+
+#[test]
+fn commands_live_on_a_root_disk_made_of_packages() {
+    let lab = Lab::new().unwrap();
+    let packages = ["busybox-static", "dash", "libc6", "base-files"];
+    let root = lab::rootfs::ext4_from_packages(lab.cache(), &packages, 64).unwrap();
+    let disk = lab.path("root.raw");
+    std::fs::copy(root, &disk).unwrap();
+    let guest = Guest::builder("a").disk(Disk::file(disk)).root_on_first_disk();
+    let guest = guest.start(&lab).unwrap();
+    guest.wait_ready(BOOT).unwrap();
+    // The agent and its tools stay reachable; everything else is the disk's own.
+    guest.put_bytes("/kept", 0o644, b"kept").unwrap();
+    let script = "/bin/busybox cat /kept /etc/debian_version && test -x /lab/agent && \
+                  /bin/busybox grep -c '^/dev/vda / ext4' /proc/mounts";
+    let output = guest.sh(script).unwrap();
+    assert!(output.starts_with("kept") && output.ends_with("\n1"), "{output}");
+    guest.shutdown(LONG).unwrap();
+}
