@@ -12,7 +12,7 @@ use crate::error::BenchError;
 use crate::machine;
 use crate::output::write_all;
 use crate::progress::Progress;
-use crate::report::Context;
+use crate::report::{self, Context};
 use crate::results::Results;
 use crate::runner::{Outcome, Plan, compare};
 use crate::table;
@@ -154,8 +154,11 @@ fn run_demo(args: &DemoArgs) -> Result<u8, BenchError> {
     Ok(verdict(&outcome, &mut progress))
 }
 
-/// Says what failed and what was missed; returns the exit code.
+/// Says what was lost, what failed and what was missed; returns the exit code.
 fn verdict(outcome: &Outcome, progress: &mut Progress) -> u8 {
+    for loss in outcome.rounds.iter().flat_map(report::losses_of) {
+        progress.step(&loss);
+    }
     for (case, why) in outcome.failed() {
         progress.step(&format!("FAILED {case}: {why}"));
     }

@@ -124,7 +124,7 @@ impl Bed {
              the peer's has."
                 .into(),
             "Peer: QEMU’s virtio-net on TAP (vnet_hdr, checksum and segmentation offloads) in a \
-             Linux bridge, without vhost, which this machine’s kernel lacks; QEMU’s virtio-blk \
+             Linux bridge of a private network namespace, without vhost; QEMU’s virtio-blk \
              on a file of the same content in the same folder (cache=none, aio=io_uring, a thread \
              of its own)."
                 .into(),

@@ -130,7 +130,8 @@ fn lost(results: &Results, outcome: &Outcome) -> String {
     out
 }
 
-fn losses_of(case: &CaseRounds) -> Vec<String> {
+/// Lost packets and disturbed rounds of a case, one sentence each.
+pub fn losses_of(case: &CaseRounds) -> Vec<String> {
     let counted: Vec<_> = case.rounds.iter().filter(|r| r.round > 0).collect();
     let mut out = Vec::new();
     let lost = |pick: &dyn Fn(&crate::runner::Round) -> Option<f64>| {
