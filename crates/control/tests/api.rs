@@ -1,6 +1,6 @@
 //! The control API on a real Unix socket, over a plane without engines. Every answer is checked
 //! against the schema that the API publishes.
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -12,6 +12,7 @@ use common::Served;
 use control::ControlError;
 use control::api::{ApiServer, MAX_BODY_LEN_BYTES, SCHEMA};
 use control::client::Answer;
+use control::config::MAX_PROBLEMS;
 use serde_json::{Value, json};
 
 /// Checks `value` against a schema of the published description.
@@ -145,6 +146,16 @@ fn wrong_routes_methods_and_bodies_are_json_errors() {
     let served = Served::start();
     expect(&served, ("GET", "/v2/status", None), (404, "Error"));
     expect(&served, ("DELETE", "/v1/status", None), (405, "Error"));
+}
+
+#[test]
+fn abuse_R10_bodies_and_problems_are_bounded() {
+    let served = Served::start();
+    let many: serde_json::Map<String, Value> =
+        (0..3000).map(|i| (format!("k{i}"), json!(0))).collect();
+    let error =
+        expect(&served, ("POST", "/v1/vms/v/ports", Some(json!({ "net": many }))), (400, "Error"));
+    assert_eq!(error["problems"].as_array().unwrap().len(), MAX_PROBLEMS);
     let big = json!({ "disk": "x".repeat(MAX_BODY_LEN_BYTES) });
     let error = expect(&served, ("POST", "/v1/vms/web/ports", Some(big)), (413, "Error"));
     assert_eq!(error["limit"], MAX_BODY_LEN_BYTES.to_string());

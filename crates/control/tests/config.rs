@@ -1,5 +1,5 @@
 //! The config file: what is refused, with which words and where; drop-ins; defaults.
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -137,8 +137,21 @@ fn a_syntax_error_does_not_hide_the_others() {
     assert!(found.iter().any(|p| p.contains("did you mean `name`?")), "{found:#?}");
 }
 
+/// A guest can write any header into a raw image: whoever guesses the format from content gives it
+/// the host's files.
 #[test]
-fn one_image_behind_two_disks_is_refused_unless_read_only() {
+fn abuse_F1_the_format_of_an_image_is_never_guessed() {
+    let disk = "[[vm]]\nname='v'\n[[vm.disk]]\nname='d'\npath='/d.qcow2'\n";
+    assert!(errors(disk)[0].contains("never guessed"));
+    // And without a folder for backing files there are none.
+    let config = parse(Path::new("m.toml"), &format!("{disk}format='qcow2'\n")).unwrap();
+    let path = PathBuf::from("/d.qcow2");
+    let wanted = DiskFormat::Qcow2 { path, direct: false, backing_dir: None };
+    assert_eq!(config.vms[0].disks[0].format, wanted);
+}
+
+#[test]
+fn abuse_F2_one_image_behind_two_disks_is_refused_unless_read_only() {
     let config = |a: bool, b: bool| {
         format!(
             "[[vm]]\nname='v'\n[[vm.disk]]\nname='a'\nformat='raw'\npath='/i'\nread_only={a}\n\

@@ -30,10 +30,11 @@ pub fn init_logging(directives: &str, json: bool) -> anyhow::Result<()> {
 /// connection one. Notes a low limit on locked memory, which io_uring counts on older kernels.
 pub fn raise_limits() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum {
-        if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-            tracing::warn!("raising the limit of open files: {e}");
-        }
+    let raised = Rlimit { current: maximum, maximum };
+    if current != maximum
+        && let Err(e) = setrlimit(Resource::Nofile, raised)
+    {
+        tracing::warn!("raising the limit of open files: {e}");
     }
     let locked = getrlimit(Resource::Memlock).current;
     if locked.is_some_and(|bytes| bytes < 8 << 20) {

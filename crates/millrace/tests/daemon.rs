@@ -1,5 +1,5 @@
 //! The real daemon: ports of every kind, listings, attach and detach, a clean end.
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -129,7 +129,7 @@ fn what_cannot_be_started_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn one_image_is_served_once_even_under_two_names() {
+fn abuse_F2_one_image_is_served_once_even_under_two_names() {
     let place = Place::new("");
     std::fs::write(place.path("a.img"), vec![0u8; 1 << 20]).unwrap();
     std::os::unix::fs::symlink(place.path("a.img"), place.path("b.img")).unwrap();
@@ -140,7 +140,8 @@ fn one_image_is_served_once_even_under_two_names() {
         daemon.ask("POST", "/v1/vms/v/ports", Some(body)).status
     };
     assert_eq!(attach("a", "a.img"), 201);
-    assert_eq!(attach("c", "c.img"), 422);
+    assert_eq!(attach("c", "c.img"), 422, "a hard link");
+    assert_eq!(attach("b", "b.img"), 422, "a symbolic link");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Daemons that are killed and started again, with and without a holder.
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -70,6 +70,8 @@ fn disk_survives(layout: Layout, features: u64, end: impl Fn(Daemon)) {
         let late = offer_sector(&mut ring, OUT, 100 + u64::from(round), 0x40 + round);
         ring.kick();
         daemon = place.start();
+        let port = daemon.port("a", "d");
+        assert_eq!(port["health"], "ok", "{port}\n{}", place.log());
         wait_used(&mut ring);
         late.byte(&ring);
         assert_eq!(sector(&mut ring, IN, u64::from(round), 0), round + 1);
@@ -81,12 +83,12 @@ fn disk_survives(layout: Layout, features: u64, end: impl Fn(Daemon)) {
 }
 
 #[test]
-fn a_split_disk_survives_kills() {
+fn abuse_X_a_split_disk_survives_kills() {
     disk_survives(Layout::Split, BASIC, Daemon::kill);
 }
 
 #[test]
-fn a_packed_disk_survives_kills() {
+fn abuse_X_a_packed_disk_survives_kills() {
     disk_survives(Layout::Packed, BASIC | PACKED, Daemon::kill);
 }
 
@@ -156,7 +158,7 @@ fn wait_running(daemon: &Daemon, vm: &str) {
 }
 
 #[test]
-fn a_network_survives_kills() {
+fn abuse_X_a_network_survives_kills() {
     let place = place();
     let _end = EndHolder(&place);
     let mut daemon = place.start();

@@ -1,15 +1,24 @@
 //! From a port's config to a device of one of the engines.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use base::clock::Clock;
 use base::counter::QueueStats;
-use block::{BackendConfig, BlockPort, BlockPortConfig};
+use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig};
 use control::config::{BindMode, DiskConfig, DiskFormat, NetConfig};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::Sidecore;
 use vhost_user::Device;
 use vsock::VsockPort;
+
+/// How long the lock of a killed daemon may outlive it. The kernel takes its io_uring apart in the
+/// background, finishes the writes in it, and only then closes the image: until that has happened
+/// the lock rightly keeps us out. It takes milliseconds, unless the disk is slow.
+const LOCK_LINGER: Duration = Duration::from_secs(2);
+
+/// How often we look. The kernel tells nobody without waiting for ever.
+const LOCK_POLL: Duration = Duration::from_millis(2);
 
 /// A port's device, and the handle of its engine.
 #[derive(Clone)]
@@ -77,14 +86,30 @@ pub fn disk(
         DiskFormat::Memory { len_bytes } => BackendConfig::Memory { len_bytes },
         DiskFormat::Null { len_bytes } => BackendConfig::Null { len_bytes },
     };
-    let config = BlockPortConfig {
-        read_only: config.read_only,
-        queues: config.queues,
-        block_size: config.block_size,
-        serial: config.serial.clone(),
-        writeback: config.writeback,
-        packed: config.packed,
-        ..BlockPortConfig::new(name, backend)
+    let open = || {
+        let config = BlockPortConfig {
+            read_only: config.read_only,
+            queues: config.queues,
+            block_size: config.block_size,
+            serial: config.serial.clone(),
+            writeback: config.writeback,
+            packed: config.packed,
+            ..BlockPortConfig::new(name, backend.clone())
+        };
+        BlockPort::new(config, cores, Arc::clone(clock))
     };
-    Ok(Engine::Disk(BlockPort::new(config, cores, Arc::clone(clock))?))
+    Ok(Engine::Disk(once_unlocked(open)?))
+}
+
+/// Opens a disk as soon as its image is unlocked, for [`LOCK_LINGER`] at most.
+fn once_unlocked<T>(mut open: impl FnMut() -> Result<T, BlockError>) -> Result<T, BlockError> {
+    let begin = Instant::now();
+    loop {
+        match open() {
+            Err(BlockError::Locked { .. }) if begin.elapsed() < LOCK_LINGER => {
+                std::thread::sleep(LOCK_POLL);
+            }
+            other => return other,
+        }
+    }
 }
