@@ -57,6 +57,7 @@ mod mapping;
 pub mod memory;
 mod packed;
 mod parts;
+mod position;
 mod resubmit;
 pub mod ring;
 pub mod seg;

@@ -13,7 +13,8 @@ use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::parts::{Desc, PackedParts};
-use crate::ring::{Completion, Position, RingSetup, WRAP_BIT};
+use crate::position::WRAP_BIT;
+use crate::ring::{Completion, Position, RingSetup};
 use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, too_long};
 
 /// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED` (2.8.1).

@@ -11,13 +11,11 @@ use crate::inflight::Redelivery;
 use crate::memory::{GuestMemory, Window};
 use crate::packed::PackedRing;
 use crate::parts::{Desc, SplitParts};
+pub use crate::position::Position;
 use crate::resubmit::Resubmit;
 use crate::slot::{PositionSlot, SLOT_LOG_ENTRIES};
 use crate::split::SplitRing;
 use crate::walk::Walk;
-
-/// The wrap counter's place beside a ring offset, in vring bases and event offsets.
-pub(crate) const WRAP_BIT: u16 = 1 << 15;
 
 /// Ring format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,55 +36,6 @@ pub struct RingAddrs {
     pub driver: u64,
     /// Used ring or device event suppression.
     pub device: u64,
-}
-
-/// Where both sides of a ring stand. Split: indices that wrap at 65,536 (wrap flags unused).
-/// Packed: ring offsets with their wrap counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
-    /// Next available entry to take.
-    pub avail: u16,
-    /// Next used entry to write.
-    pub used: u16,
-    /// Packed: driver ring wrap counter at `avail`.
-    pub avail_wrap: bool,
-    /// Packed: device ring wrap counter at `used`.
-    pub used_wrap: bool,
-}
-
-impl Position {
-    /// The position of a fresh ring.
-    pub fn fresh() -> Self {
-        Self { avail: 0, used: 0, avail_wrap: true, used_wrap: true }
-    }
-
-    /// From vhost-user `SET_VRING_BASE`: split = next avail index (used is read from the ring by
-    /// the caller), packed = avail in bits 0–15, used in bits 16–31, wrap counter in the top bit
-    /// of each half. Some front ends send 0 for a fresh packed ring: taken as fresh.
-    pub fn from_vring_base(layout: Layout, base: u32) -> Self {
-        let (low, high) = (base as u16, (base >> 16) as u16);
-        match layout {
-            Layout::Split => Self { avail: low, used: low, avail_wrap: true, used_wrap: true },
-            Layout::Packed if base == 0 => Self::fresh(),
-            Layout::Packed => Self {
-                avail: low & !WRAP_BIT,
-                used: high & !WRAP_BIT,
-                avail_wrap: low & WRAP_BIT != 0,
-                used_wrap: high & WRAP_BIT != 0,
-            },
-        }
-    }
-
-    /// For the reply to `GET_VRING_BASE`.
-    pub fn to_vring_base(self, layout: Layout) -> u32 {
-        let half = |at: u16, wrap: bool| u32::from(at | if wrap { WRAP_BIT } else { 0 });
-        match layout {
-            Layout::Split => u32::from(self.avail),
-            Layout::Packed => {
-                half(self.avail, self.avail_wrap) | half(self.used, self.used_wrap) << 16
-            }
-        }
-    }
 }
 
 /// Everything needed to make a [`Queue`].

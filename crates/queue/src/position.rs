@@ -1,0 +1,87 @@
+//! Where a ring stands.
+
+use crate::ring::Layout;
+
+/// The wrap counter's place beside a ring offset, in vring bases and event offsets.
+pub(crate) const WRAP_BIT: u16 = 1 << 15;
+
+/// Where both sides of a ring stand. Split: indices that wrap at 65,536 (wrap flags unused).
+/// Packed: ring offsets with their wrap counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Next available entry to take.
+    pub avail: u16,
+    /// Next used entry to write.
+    pub used: u16,
+    /// Packed: driver ring wrap counter at `avail`.
+    pub avail_wrap: bool,
+    /// Packed: device ring wrap counter at `used`.
+    pub used_wrap: bool,
+}
+
+impl Position {
+    /// The position of a fresh ring.
+    pub fn fresh() -> Self {
+        Self { avail: 0, used: 0, avail_wrap: true, used_wrap: true }
+    }
+
+    /// From vhost-user `SET_VRING_BASE`: split = next avail index (used is read from the ring by
+    /// the caller), packed = avail in bits 0–15, used in bits 16–31, wrap counter in the top bit
+    /// of each half. Some front ends send 0 for a fresh packed ring: taken as fresh. DPDK's
+    /// virtio-user names the available side only and leaves the upper half 0: taken as "nothing in
+    /// flight". (Literally it would mean that a whole lap is in flight, which no back end hands
+    /// back.)
+    pub fn from_vring_base(layout: Layout, base: u32) -> Self {
+        let (low, high) = (base as u16, (base >> 16) as u16);
+        match layout {
+            Layout::Split => Self { avail: low, used: low, avail_wrap: true, used_wrap: true },
+            Layout::Packed if base == 0 => Self::fresh(),
+            Layout::Packed if high == 0 && low & WRAP_BIT != 0 => {
+                let at = low & !WRAP_BIT;
+                Self { avail: at, used: at, avail_wrap: true, used_wrap: true }
+            }
+            Layout::Packed => Self {
+                avail: low & !WRAP_BIT,
+                used: high & !WRAP_BIT,
+                avail_wrap: low & WRAP_BIT != 0,
+                used_wrap: high & WRAP_BIT != 0,
+            },
+        }
+    }
+
+    /// For the reply to `GET_VRING_BASE`.
+    pub fn to_vring_base(self, layout: Layout) -> u32 {
+        let half = |at: u16, wrap: bool| u32::from(at | if wrap { WRAP_BIT } else { 0 });
+        match layout {
+            Layout::Split => u32::from(self.avail),
+            Layout::Packed => {
+                half(self.avail, self.avail_wrap) | half(self.used, self.used_wrap) << 16
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_position_survives_the_way_over_the_socket() {
+        for (avail, used, avail_wrap, used_wrap) in
+            [(0, 0, true, true), (5, 3, true, true), (1, 250, false, true), (7, 7, false, false)]
+        {
+            let position = Position { avail, used, avail_wrap, used_wrap };
+            let base = position.to_vring_base(Layout::Packed);
+            assert_eq!(Position::from_vring_base(Layout::Packed, base), position);
+        }
+    }
+
+    #[test]
+    fn a_front_end_that_names_the_available_side_only_has_nothing_in_flight() {
+        let fresh = Position::from_vring_base(Layout::Packed, 0x8000);
+        assert_eq!(fresh, Position::fresh());
+        assert_eq!(Position::from_vring_base(Layout::Packed, 0), Position::fresh());
+        let later = Position::from_vring_base(Layout::Packed, 0x8007);
+        assert_eq!((later.used, later.used_wrap), (7, true));
+    }
+}
