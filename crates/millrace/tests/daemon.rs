@@ -84,9 +84,9 @@ fn a_disk_is_attached_used_resized_and_detached() {
     front.start(BASIC, &ring);
     sector(&mut ring, OUT, 7, 0x5a);
     assert_eq!(sector(&mut ring, IN, 7, 0), 0x5a);
-    let port = daemon.port("new", "d");
-    assert_eq!((&port["connected"], &port["queues_running"]), (&json!(true), &json!(1)));
-    assert_eq!((&port["requests"], &port["held"]), (&json!(2), &json!(false)));
+    let wanted = [("connected", json!(true)), ("queues_running", json!(1)), ("requests", json!(2))];
+    daemon.wait_port("new", "d", &wanted);
+    daemon.wait_port("new", "d", &[("held", json!(false)), ("bytes", json!(1024))]);
 
     let answer = daemon.ask("POST", "/v1/vms/new/disks/d/resize", Some(json!({"size": "2MiB"})));
     assert_eq!(answer.json(), json!({"len_bytes": 2 << 20}), "{}", answer.body);

@@ -130,6 +130,19 @@ impl Daemon {
         all.iter().find(|p| p["vm"] == vm && p["port"] == port).cloned().unwrap_or(Value::Null)
     }
 
+    /// Asks until a port's status is as `wanted`: a session tells it shortly after its answer.
+    pub fn wait_port(&self, vm: &str, port: &str, wanted: &[(&str, Value)]) {
+        let begin = std::time::Instant::now();
+        loop {
+            let status = self.port(vm, port);
+            if wanted.iter().all(|(key, value)| status[*key] == *value) {
+                return;
+            }
+            assert!(begin.elapsed() < LIMIT, "not {wanted:?}: {status:#}");
+            std::thread::yield_now();
+        }
+    }
+
     fn signal(&self, signal: Signal) {
         let pid = self.child.as_ref().unwrap().id() as i32;
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();

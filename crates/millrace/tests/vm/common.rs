@@ -1,0 +1,110 @@
+//! What all VM tests share: one lab at a time, guests on the daemon, transfers compared by hash.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use lab::{Daemon, DaemonBuilder, Guest, GuestBuilder, Lab};
+use serde_json::Value;
+
+/// Boot under emulation takes 3 s on a quiet machine.
+pub const BOOT: Duration = Duration::from_secs(90);
+/// Anything that only moves data.
+pub const LONG: Duration = Duration::from_secs(3600);
+const READY: Duration = Duration::from_secs(60);
+
+/// Guests are emulated on two cores: one test at a time, whatever the test runner does.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+pub fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The full amount in a soak run, a hundredth (of a whole MiB) otherwise.
+pub fn amount(full_bytes: u64) -> u64 {
+    if std::env::var_os("MILLRACE_SOAK").is_some() {
+        return full_bytes;
+    }
+    (full_bytes / 64).max(4 << 20) >> 20 << 20
+}
+
+pub const GIB: u64 = 1 << 30;
+pub const MIB: u64 = 1 << 20;
+
+pub fn daemon(name: &str) -> DaemonBuilder {
+    Daemon::builder(name).binary(env!("CARGO_BIN_EXE_millrace"))
+}
+
+/// Boots all guests at once.
+pub fn boot<const N: usize>(lab: &Lab, guests: [GuestBuilder; N]) -> [Guest; N] {
+    let guests = guests.map(|guest| guest.start(lab).unwrap());
+    for guest in &guests {
+        guest.wait_ready(BOOT).unwrap();
+    }
+    guests
+}
+
+/// A transfer's result as the agent prints it; the sender has compared the hashes already.
+fn same_hash(sent: &Value, received: &Value, len_bytes: u64) {
+    assert_eq!(sent["hash"], received["hash"]);
+    assert_eq!(sent["bytes"], len_bytes);
+    assert_eq!(received["bytes"], len_bytes);
+}
+
+/// `from` sends to `to`, which listens at `address`.
+pub fn transfer(from: &Guest, to: &Guest, kind: &str, address: &str, len_bytes: u64) {
+    let mut receiver =
+        to.spawn(&format!("agent xfer recv {kind} listen {address} {len_bytes}")).unwrap();
+    receiver.wait_line("listening", READY).unwrap();
+    let send = format!("agent xfer send {kind} connect {address} {len_bytes}");
+    let sent = from.run_for(&send, LONG).unwrap().json().unwrap();
+    let received = receiver.wait(READY).unwrap().json().unwrap();
+    same_hash(&sent, &received, len_bytes);
+    println!("{} -> {} {kind} {address}: {sent}", from.name(), to.name());
+}
+
+/// A guest sends to a receiver in this process, on the host.
+pub fn transfer_to_host(
+    guest: &Guest,
+    host: (&str, &str),
+    peer: (&str, &str),
+    len_bytes: u64,
+    inside: impl Fn(&(dyn Fn() -> Value + Sync)) -> Value + Sync,
+) {
+    let ((host_kind, host_address), (guest_kind, guest_address)) = (host, peer);
+    let content = lab_agent::tools::xfer::Content { bytes: len_bytes, seed: 1 };
+    std::thread::scope(|scope| {
+        let receive = || {
+            inside(&|| {
+                lab_agent::tools::xfer::run("recv", host_kind, "listen", host_address, content)
+                    .unwrap()
+                    .json()
+            })
+        };
+        let receiver = scope.spawn(receive);
+        // The receiver in this process says nothing when it listens: the guest tries until it does.
+        let send = format!(
+            "until agent xfer send {guest_kind} connect {guest_address} {len_bytes}; do \
+             n=$((n+1)); [ $n -lt 50 ] || exit 1; sleep 0.1; done"
+        );
+        let sent = guest.run_for(&send, LONG).unwrap().json().unwrap();
+        same_hash(&sent, &receiver.join().unwrap(), len_bytes);
+        println!("{} -> host {host_kind}: {sent}", guest.name());
+    });
+}
+
+/// A sender in this process sends to a guest.
+pub fn transfer_from_host(
+    guest: &Guest,
+    listen: (&str, &str),
+    len_bytes: u64,
+    send: impl FnOnce(lab_agent::tools::xfer::Content) -> Value,
+) {
+    let (kind, address) = listen;
+    let mut receiver =
+        guest.spawn(&format!("agent xfer recv {kind} listen {address} {len_bytes}")).unwrap();
+    receiver.wait_line("listening", READY).unwrap();
+    let sent = send(lab_agent::tools::xfer::Content { bytes: len_bytes, seed: 1 });
+    let received = receiver.wait(READY).unwrap().json().unwrap();
+    same_hash(&sent, &received, len_bytes);
+    println!("host -> {} {kind}: {sent}", guest.name());
+}

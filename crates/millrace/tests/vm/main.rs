@@ -1,0 +1,10 @@
+//! The main job on real VMs: guests boot with Debian's kernels under QEMU 7.2 and use the network,
+//! disk and vsock devices of a real daemon. `MILLRACE_SOAK=1` runs the full amounts of data.
+
+mod common;
+mod disk;
+mod net;
+mod quiet;
+mod restart;
+mod testpmd;
+mod vsock;

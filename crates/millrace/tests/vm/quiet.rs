@@ -1,0 +1,78 @@
+//! What the daemon costs: nothing when idle, no system call per packet when busy.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use lab::Vm;
+use lab::{Daemon, Disk, Guest, Lab, Net, Vsock};
+
+use crate::common::{MIB, alone, boot, daemon, transfer};
+
+const WATCHED: Duration = Duration::from_secs(10);
+
+fn two_guests(lab: &Lab) -> (Daemon, [Guest; 2]) {
+    let vm = |name: &str, cid| {
+        let disk = "format = \"memory\"\nsize = \"64MiB\"";
+        Vm::new(name, "").net("n", "switch = \"lan\"").disk("d", disk).vsock(cid)
+    };
+    let daemon = daemon("d").switch("lan", "").vm(vm("a", 11)).vm(vm("b", 12)).start(lab).unwrap();
+    let guest = |name: &str, last: u8| {
+        Guest::builder(name)
+            .net(Net::vhost_user(daemon.socket(name, "n")))
+            .address(format!("10.0.0.{last}/24"))
+            .disk(Disk::vhost_user(daemon.socket(name, "d")))
+            .vsock(Vsock::vhost_user(daemon.socket(name, "vsock")))
+    };
+    let guests = boot(lab, [guest("a", 1), guest("b", 2)]);
+    (daemon, guests)
+}
+
+#[test]
+fn idle_under_one_percent_of_a_core() {
+    let _alone = alone();
+    let lab = Lab::new().unwrap();
+    let (daemon, [a, b]) = two_guests(&lab);
+    transfer(&a, &b, "tcp", "10.0.0.2", 4 * MIB);
+    let before = daemon.cpu_time().unwrap();
+    // The amount is CPU time, not time: a busy machine makes it smaller, never larger.
+    std::thread::sleep(WATCHED);
+    let used = daemon.cpu_time().unwrap() - before;
+    println!("idle: {used:?} of CPU in {WATCHED:?}");
+    assert!(used * 100 < WATCHED, "{used:?} of CPU in {WATCHED:?}");
+}
+
+fn frames(daemon: &Daemon) -> f64 {
+    let text = daemon.metrics().unwrap();
+    let mine =
+        |l: &&str| l.starts_with("millrace_queue_requests_total{") && l.contains("kind=\"net\"");
+    text.lines().filter(mine).filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[test]
+fn busy_without_a_system_call_per_packet() {
+    let _alone = alone();
+    let lab = Lab::new().unwrap();
+    let (daemon, [a, b]) = two_guests(&lab);
+    let mut sink = b.spawn("agent sink").unwrap();
+    sink.wait_line("listening", WATCHED).unwrap();
+    let summary = lab.path("strace.txt");
+    let mut strace = Command::new("strace")
+        .args(["-c", "-f", "-qq", "-o"])
+        .arg(&summary)
+        .args(["-p", &daemon.pid().to_string()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let before = frames(&daemon);
+    let result = a.run_for("agent udp-small 10.0.0.2 5", WATCHED * 6).unwrap().json().unwrap();
+    let moved = frames(&daemon) - before;
+    let pid = rustix::process::Pid::from_child(&strace);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    strace.wait().unwrap();
+    let text = std::fs::read_to_string(&summary).unwrap();
+    let total = text.lines().rev().find(|line| line.ends_with("total")).unwrap();
+    // "100.00    1.23        10      1234        5 total": calls are the fourth column.
+    let calls: f64 = total.split_whitespace().nth(3).unwrap().parse().unwrap();
+    println!("{calls} system calls for {moved} frames ({result})\n{text}");
+    assert!(calls < moved / 4.0, "{calls} system calls for {moved} frames\n{text}");
+}
