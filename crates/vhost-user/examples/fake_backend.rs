@@ -1,5 +1,6 @@
 //! A disk without a disk: reads give zeroes, writes go nowhere. For trying sessions against a real
-//! VMM: `fake_backend PATH [HOLDER-SOCKET]`. One slow thread serves all queues.
+//! VMM: `fake_backend PATH [HOLDER-SOCKET]`, after `fake_backend --holder HOLDER-SOCKET`. One slow
+//! thread serves all queues.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,6 +122,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
     let mut args = std::env::args().skip(1);
     let path = args.next().ok_or("usage: fake_backend PATH [HOLDER-SOCKET]")?;
+    if path == "--holder" {
+        let socket = args.next().ok_or("usage: fake_backend --holder HOLDER-SOCKET")?;
+        return Ok(vhost_user::holder::run(&PathBuf::from(socket))?);
+    }
     let keeper: Arc<dyn Keeper> = match args.next() {
         Some(holder) => Arc::new(HolderKeeper::new(PathBuf::from(holder))),
         None => Arc::new(NullKeeper),
