@@ -20,7 +20,10 @@ fn guest(lab: &Lab, daemon: &Daemon, packed: bool, more: &[&str]) -> Guest {
         (disk.packed, disk.queues) = (packed, 2);
         disk
     };
-    let image = Image::builder().program("fio").disk_tools();
+    let image = ["ext4", "xfs", "btrfs"]
+        .into_iter()
+        .fold(Image::builder().program("fio").program("blkdiscard"), |i, m| i.module(m))
+        .disk_tools();
     let mut builder = Guest::builder("a").memory_mb(512).image(image).disk(disk("d"));
     for port in more {
         builder = builder.disk(disk(port));
@@ -31,7 +34,7 @@ fn guest(lab: &Lab, daemon: &Daemon, packed: bool, more: &[&str]) -> Guest {
 
 /// Random reads and writes of mixed sizes with checksums, flushes, then discards between writes.
 fn fio_verify(guest: &Guest) {
-    let len_mib = amount(4 * GIB) / MIB;
+    let len_mib = amount(2 * GIB) / MIB;
     let common = "--filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 --verify=crc32c \
                   --verify_fatal=1 --randseed=7 --group_reporting --output-format=terse";
     let mix = format!(
