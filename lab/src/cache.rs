@@ -124,6 +124,9 @@ mod tests {
                     let path = cache
                         .get("thing", |part| {
                             builds.fetch_add(1, Ordering::Relaxed);
+                            let lock = File::open(folder.path().join(".thing.lock")).unwrap();
+                            let again = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+                            assert!(again.is_err(), "a build holds the lock");
                             fs::write(part, "whole").map_err(LabError::io("write"))
                         })
                         .unwrap();

@@ -110,21 +110,26 @@ mod tests {
         while cpu_time(pid).unwrap() <= before {}
     }
 
+    /// One byte to `cat` and back.
+    fn echo(child: &mut Child) -> io::Result<()> {
+        io::Write::write_all(child.stdin.as_mut().unwrap(), b"x")?;
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0])
+    }
+
     #[test]
     fn children_of_a_finished_thread_live_on() {
         let mut child = thread::spawn(|| {
             let mut command = Command::new(DIE_WITH_PARENT[0]);
             command.args(&DIE_WITH_PARENT[1..]).arg("cat");
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            spawn(command).unwrap()
+            let mut child = spawn(command).unwrap();
+            // It runs, so its parent-death signal is armed when this thread ends.
+            echo(&mut child).unwrap();
+            child
         })
         .join()
         .unwrap();
-        // The echo proves that it runs after its starter's end; without the spawning thread the
-        // kernel has killed it, and the read finds the end of the pipe.
-        io::Write::write_all(child.stdin.as_mut().unwrap(), b"x").unwrap();
-        let mut byte = [0];
-        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut byte).unwrap();
+        echo(&mut child).unwrap();
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     }

@@ -1,6 +1,8 @@
 //! Guests on a real `millrace` daemon. Needs root, what `lab setup` prepares, and the program
 //! (built before, or named by `MILLRACE_BIN`).
 
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use lab::{Daemon, Disk, Guest, Lab, LabError, Net, Vm, Vsock};

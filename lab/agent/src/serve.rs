@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 use crate::command;
 use crate::files::{self, Incoming};
@@ -45,7 +45,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves one host until it closes the connection.
+/// Serves one host until it closes the connection, which kills the commands that still run.
 ///
 /// # Errors
 /// A frame that does not decode, a version that differs, an I/O error. A failed request is not an
@@ -56,7 +56,7 @@ pub fn serve<R: Read, W: Write + Send + 'static>(mut from: R, to: W) -> Result<(
     let mut incoming: HashMap<u32, Incoming> = HashMap::new();
     loop {
         let (id, request) = match proto::read_frame(&mut from) {
-            Err(AgentError::Closed { .. }) => return Ok(()),
+            Err(AgentError::Closed { .. }) => break,
             other => other?,
         };
         match request {
@@ -95,6 +95,12 @@ pub fn serve<R: Read, W: Write + Send + 'static>(mut from: R, to: W) -> Result<(
             }
         }
     }
+    // Nobody is left who could end them or read what they print.
+    for pid in lock(&groups).values().flatten() {
+        // It may have ended by itself.
+        let _ = command::signal_group(*pid, Signal::KILL.as_raw());
+    }
+    Ok(())
 }
 
 /// Steps of putting a file; an answer when the file is complete or failed.

@@ -104,6 +104,20 @@ fn commands_run_side_by_side_and_a_signal_ends_one() {
 }
 
 #[test]
+fn commands_end_with_their_host() {
+    let mut host = agent();
+    let script = "sleep 1000".to_string();
+    write_frame(&mut host, 5, &Request::Run { timeout_ms: 0, script }).unwrap();
+    let (_, Reply::Started { pid }) = read_frame::<Reply>(&mut host).unwrap() else { panic!() };
+    let pid = Pid::from_raw(pid as i32).unwrap();
+    let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    drop(host);
+    let fd = rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN);
+    // Fails by hanging if the command lives on.
+    assert_eq!(rustix::event::poll(&mut [fd], None).unwrap(), 1);
+}
+
+#[test]
 fn a_file_goes_in_and_comes_back_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new/file").to_str().unwrap().to_owned();
