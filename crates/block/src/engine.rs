@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 
 use base::io::{Disk, DiskDone};
-use queue::{Batch, Completion, RingError, Vring};
+use queue::{Batch, Completion, Lazy, RingError, Vring};
 use sidecore::{Arm, Worker};
 use stage::{BlockStage, Direction, Verdict};
 
@@ -20,6 +20,17 @@ use crate::log::ErrorLog;
 use crate::metrics::BlockStats;
 use crate::request::{self, Geometry, Refusal, Request, Status};
 use crate::slab::{Bounces, Job, Serial, Slab, Work};
+
+/// While other requests are in the disk, completions gather: the driver would only be told again
+/// when those finish.
+const TELL: Lazy = Lazy { max_pending: 16, max_wait_ns: 100_000 };
+
+/// From so many requests in the disk on the queue counts as busy: completions gather, and the driver
+/// need not kick, since new requests are found when one of those finishes.
+const BUSY_DEPTH: usize = 2;
+
+/// How long new requests of a busy queue may go unseen.
+const LOOK_AGAIN_NS: u64 = 50_000;
 
 /// What all queues of a port share. Written by the session's thread, read by sidecores.
 pub(crate) struct PortState {
@@ -329,7 +340,11 @@ impl Engine {
         self.finish(slot, Status::IoErr);
     }
 
-    /// Makes this poll's completions visible and rings once.
+    fn is_busy(&self) -> bool {
+        self.flight.in_disk >= BUSY_DEPTH && self.drained.is_none()
+    }
+
+    /// Makes this poll's completions visible.
     fn publish(&mut self) {
         self.stats.in_flight.set(self.flight.slab.taken() as u64);
         if self.completions.is_empty() {
@@ -337,8 +352,18 @@ impl Engine {
         }
         self.vring.push(&self.completions);
         self.completions.clear();
-        self.vring.notify();
-        self.check_drained();
+    }
+
+    /// Tells the driver of completions: at once, or together with those to come.
+    fn tell(&mut self, now_ns: u64) {
+        if self.is_busy() {
+            self.vring.notify_lazily(now_ns, TELL);
+        } else {
+            self.vring.notify();
+        }
+        if self.drained.is_some() {
+            self.check_drained();
+        }
     }
 }
 
@@ -356,6 +381,7 @@ impl Worker for Engine {
         if work > 0 {
             self.publish();
         }
+        self.tell(now_ns);
         work
     }
 
@@ -365,14 +391,20 @@ impl Worker for Engine {
         // What finished before the disk was told to ring.
         if self.collect() > 0 {
             self.publish();
+            self.tell(now_ns);
             return Arm::Busy;
         }
         if !self.flight.slab.ready.is_empty() && self.flight.in_disk == 0 {
             return Arm::Busy;
         }
         // With every slot taken the next event is a completion, not a kick.
+        let due_ns = self.vring.notify_due_ns(TELL);
         if self.flight.slab.free.is_empty() || self.drained.is_some() {
-            return Arm::Idle;
+            return due_ns.map_or(Arm::Idle, Arm::Until);
+        }
+        if self.is_busy() {
+            let look_ns = now_ns + LOOK_AGAIN_NS;
+            return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
         }
         if self.vring.arm() { Arm::Busy } else { Arm::Idle }
     }

@@ -219,7 +219,9 @@ pub(crate) fn take_queue(port: &mut Port, index: u16, kicks: &mut Kicks<'_>) -> 
         port.find_running();
         rxq?.stop()
     } else {
-        port.tx.get_mut(at)?.take()?.vring
+        let mut vring = port.tx.get_mut(at)?.take()?.vring;
+        vring.notify();
+        vring
     };
     kicks.unwatch(&vring);
     Some(vring)

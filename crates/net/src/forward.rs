@@ -271,11 +271,17 @@ impl Fabric {
     }
 
     /// Publishes every touched receive queue, with one notification each.
-    pub fn publish(&mut self) {
+    pub fn publish(&mut self, now_ns: u64) {
         let Self { ports, touched, .. } = self;
         for (port, queue) in touched.drain(..) {
-            if let Some(rxq) = rx_mut(ports, (port, queue)) {
+            let Some(port) = ports.get_mut(usize::from(port)).and_then(Option::as_deref_mut) else {
+                continue;
+            };
+            if let Some(Some(rxq)) = port.rx.get_mut(usize::from(queue)) {
                 rxq.publish();
+            }
+            if let Some(Some(txq)) = port.tx.get_mut(usize::from(queue)) {
+                txq.vring.excuse(now_ns);
             }
         }
     }

@@ -76,4 +76,4 @@ pub use error::{MemoryError, RingError};
 pub use memory::GuestMemory;
 pub use ring::{Completion, Layout, Position, Queue, RingAddrs, RingSetup};
 pub use seg::Seg;
-pub use vring::Vring;
+pub use vring::{Lazy, Vring};

@@ -90,6 +90,37 @@ pub struct VringParts {
     pub inflight: Option<Arc<InflightRegion>>,
 }
 
+/// How long completions may wait for a common notification.
+#[derive(Debug, Clone, Copy)]
+pub struct Lazy {
+    /// So many completions are told at once.
+    pub max_pending: u32,
+    /// The oldest of them waits no longer than this.
+    pub max_wait_ns: u64,
+}
+
+/// Completions that the driver has not been told of.
+#[derive(Debug, Default)]
+struct Untold {
+    count: u32,
+    /// When the first was seen waiting.
+    since_ns: Option<u64>,
+    /// When the driver last had another reason to look.
+    excused_ns: u64,
+}
+
+impl Untold {
+    fn due_ns(&self, lazy: Lazy) -> Option<u64> {
+        let since_ns = self.since_ns.filter(|_| self.count > 0)?;
+        let from_ns = self.excused_ns.clamp(since_ns, since_ns + EXCUSES * lazy.max_wait_ns);
+        Some(from_ns.saturating_add(lazy.max_wait_ns))
+    }
+}
+
+/// How many times longer than its wait a completion may be excused: a driver that does not look at
+/// this queue when it is told of another one must not wait for ever.
+const EXCUSES: u64 = 3;
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Vring {
@@ -100,6 +131,7 @@ pub struct Vring {
     /// Faults in mapped files that this queue has looked into.
     faults_seen: u64,
     tracker: Option<Tracker>,
+    untold: Untold,
 }
 
 impl Vring {
@@ -117,7 +149,8 @@ impl Vring {
         if let Some(slot) = &parts.slot {
             slot.begin(queue.position());
         }
-        let vring = Self { queue, parts, faults_seen: 0, tracker };
+        let untold = Untold::default();
+        let vring = Self { queue, parts, faults_seen: 0, tracker, untold };
         if vring.queue.position() != Position::fresh() {
             vring.ring_driver();
         }
@@ -208,6 +241,7 @@ impl Vring {
     /// As [`Queue::push`], then saves the position and clears inflight.
     #[inline]
     pub fn push(&mut self, done: &[Completion]) {
+        self.untold.count = self.untold.count.saturating_add(done.len() as u32);
         match (&mut self.tracker, &self.parts.slot) {
             // The region knows more than the slot: requests that finish out of order.
             (Some(tracker), _) => tracker.push(done, &mut self.queue),
@@ -219,6 +253,7 @@ impl Vring {
     /// Notifies the driver if it wants it (counted either way). Call once per batch, after pushes.
     #[inline]
     pub fn notify(&mut self) {
+        (self.untold.count, self.untold.since_ns) = (0, None);
         if !self.queue.has_unsignalled() {
             return;
         }
@@ -228,6 +263,33 @@ impl Vring {
         } else {
             self.parts.stats.notifications_suppressed.add(1);
         }
+    }
+
+    /// As [`Vring::notify`], but lets completions gather first. Call it in every poll, with or
+    /// without new completions, and wake by [`Vring::notify_due_ns`].
+    #[inline]
+    pub fn notify_lazily(&mut self, now_ns: u64, lazy: Lazy) {
+        if self.untold.count == 0 {
+            return;
+        }
+        self.untold.since_ns.get_or_insert(now_ns);
+        let max_pending = lazy.max_pending.min(u32::from(self.queue.size()) / 4);
+        let is_due = self.untold.due_ns(lazy).is_some_and(|due_ns| now_ns >= due_ns);
+        if self.untold.count >= max_pending || is_due {
+            self.notify();
+        }
+    }
+
+    /// When completions that wait must be told of; none when none wait.
+    pub fn notify_due_ns(&self, lazy: Lazy) -> Option<u64> {
+        self.untold.due_ns(lazy)
+    }
+
+    /// The driver was just notified for another queue, whose handler looks at this one too: what
+    /// waits here may wait anew.
+    #[inline]
+    pub fn excuse(&mut self, now_ns: u64) {
+        self.untold.excused_ns = now_ns;
     }
 
     fn ring_driver(&self) {

@@ -14,7 +14,7 @@ use crate::buffer::ByteRing;
 use crate::connection::{Connection, NEVER_NS};
 use crate::device::HostPorts;
 use crate::host::{Iovecs, Listener};
-use crate::limits::{BATCH, LOOK_INTERVAL_NS, MAX_STRAYS, SPARE_BUFFERS};
+use crate::limits::{BATCH, IDLE_LOOK_INTERVAL_NS, LOOK_INTERVAL_NS, MAX_STRAYS, SPARE_BUFFERS};
 use crate::metrics::VsockStats;
 use crate::packet::Key;
 use crate::queues::{RxQueue, TxQueue};
@@ -172,7 +172,7 @@ pub struct Engine {
     pub(crate) iovecs: Iovecs,
     pub(crate) run: Run,
     pub(crate) now_ns: u64,
-    pub(crate) next_look_ns: u64,
+    pub(crate) looked_ns: Option<u64>,
     pub(crate) next_deadline_ns: u64,
 }
 
@@ -195,7 +195,7 @@ impl Engine {
             iovecs: Iovecs::new(),
             run: Run { endpoint: None, pieces: Vec::with_capacity(BATCH) },
             now_ns,
-            next_look_ns: 0,
+            looked_ns: None,
             next_deadline_ns: NEVER_NS,
         })
     }
@@ -332,7 +332,7 @@ impl Worker for Engine {
         if now_ns >= self.next_deadline_ns {
             self.scan();
         }
-        if now_ns >= self.next_look_ns {
+        if self.should_look() {
             done += self.look();
         }
         done += self.each_port(Self::accept_waiting);
@@ -342,8 +342,9 @@ impl Worker for Engine {
 
     fn arm(&mut self, now_ns: u64) -> Arm {
         self.now_ns = now_ns;
-        // Events that are in the set already do not fire its descriptor again.
-        let events = self.look();
+        // Events that are in the set already do not fire its descriptor again. With listeners only,
+        // every event fires it: each is looked at before the next sleep.
+        let events = if self.has_sockets() { self.look() } else { 0 };
         let busy_ports = self.each_port(|e, id| usize::from(e.arm_port(id)));
         if events + busy_ports > 0 {
             Arm::Busy
@@ -369,7 +370,7 @@ impl Worker for Engine {
     }
 
     fn fired(&mut self, fd: RawFd) {
-        self.next_look_ns = 0;
+        self.looked_ns = None;
         self.each_port(|e, id| {
             let Some(port) = e.ports.get_mut(id) else { return 0 };
             for vring in
@@ -387,8 +388,14 @@ impl Worker for Engine {
 }
 
 impl Engine {
-    /// When the Unix sockets are looked at next while polling.
-    pub(crate) fn looked(&mut self) {
-        self.next_look_ns = self.now_ns.saturating_add(LOOK_INTERVAL_NS);
+    /// Whether it is time to look at the Unix sockets, while polling.
+    fn should_look(&self) -> bool {
+        let interval_ns = if self.has_sockets() { LOOK_INTERVAL_NS } else { IDLE_LOOK_INTERVAL_NS };
+        self.looked_ns.is_none_or(|at_ns| self.now_ns.saturating_sub(at_ns) >= interval_ns)
+    }
+
+    /// Whether there are Unix sockets besides the listeners.
+    fn has_sockets(&self) -> bool {
+        self.endpoints.len() + self.handshakes.len() > 0
     }
 }

@@ -36,7 +36,7 @@ impl Engine {
 
     /// Takes what happened on the Unix sockets: one system call. Returns how many events.
     pub(crate) fn look(&mut self) -> usize {
-        self.looked();
+        self.looked_ns = Some(self.now_ns);
         let mut room = [const { MaybeUninit::uninit() }; LOOK_EVENTS];
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut room[..], Some(&epoll_now())) else {
             // Interrupted: the events are still there the next time.
@@ -56,7 +56,7 @@ impl Engine {
         }
         let count = events.len();
         if count == LOOK_EVENTS {
-            self.next_look_ns = 0;
+            self.looked_ns = None;
         }
         count
     }

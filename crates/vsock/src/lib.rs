@@ -23,7 +23,7 @@
 //! gives no receive buffers, everything waits in that bounded state, and only towards that guest.
 //!
 //! *System calls* on the hot path are one `sendmsg` or `recvmsg` per connection and batch, and one
-//! `epoll_wait` at most every 5 µs: Unix sockets are in an epoll set of the worker's own, whose
+//! `epoll_wait` at most every 20 µs: Unix sockets are in an epoll set of the worker's own, whose
 //! descriptor wakes the sidecore. Opening a connection costs a socket, a buffer (allocated, or
 //! reused) and an `epoll_ctl`.
 //!

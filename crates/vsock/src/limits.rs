@@ -61,7 +61,11 @@ pub const DRAIN_TIMEOUT_NS: u64 = 30_000_000_000;
 pub const SCAN_INTERVAL_NS: u64 = 100_000_000;
 
 /// Least time between two looks at the Unix sockets while polling: one system call each.
-pub const LOOK_INTERVAL_NS: u64 = 5_000;
+pub const LOOK_INTERVAL_NS: u64 = 20_000;
+
+/// The same while there are only listeners: a new connection can wait a little on a sidecore that
+/// never sleeps, and the other devices on it need not pay for looking.
+pub const IDLE_LOOK_INTERVAL_NS: u64 = 1_000_000;
 
 /// Unix socket events taken per look.
 pub const LOOK_EVENTS: usize = 64;

@@ -56,7 +56,6 @@ impl<T> Slab<T> {
         Self { slots: Vec::new(), free: Vec::new(), len: 0 }
     }
 
-    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
     }

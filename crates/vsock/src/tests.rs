@@ -16,6 +16,7 @@ use zerocopy::IntoBytes;
 use crate::device::{HostPorts, VsockPortConfig};
 use crate::engine::{Engine, PortSpec, RX, TX};
 use crate::host::Listener;
+use crate::limits::IDLE_LOOK_INTERVAL_NS;
 use crate::metrics::VsockStats;
 use crate::packet::{HEADER_LEN_BYTES, HOST_CID, Key, Op, RawHeader, TYPE_STREAM};
 use crate::table::Id;
@@ -289,7 +290,8 @@ impl World {
     pub fn settle(&mut self) {
         let mut quiet = 0;
         for _ in 0..100_000 {
-            self.now_ns += 10_000;
+            // Three of them are longer than any pause between looks at Unix sockets.
+            self.now_ns += IDLE_LOOK_INTERVAL_NS / 2;
             let done = self.engine.poll(self.now_ns);
             self.guests.iter_mut().for_each(Guest::collect);
             quiet = if done == 0 { quiet + 1 } else { 0 };

@@ -5,6 +5,7 @@ use queue::Layout;
 use sidecore::{Arm, Worker};
 
 use super::lab::{BROADCAST, HOLD_NS, Lab, Spec, frame, mac, no_offload};
+use crate::engine::TX_TELL;
 use crate::features;
 
 fn lens(lab: &mut Lab, guest: usize) -> Vec<usize> {
@@ -126,8 +127,40 @@ fn sleeping_waits_for_kicks_and_for_the_end_of_a_hold() {
         lab.engine.disarm();
         assert_eq!(lab.poll(), 2);
         assert_eq!(lens(&mut lab, 1), [100, 101]);
+        lab.tell();
         assert_eq!(lab.engine.arm(lab.now_ns), Arm::Idle);
     }
+}
+
+/// A sender is told of its frames when it is told of received ones anyway, or after a while: not
+/// with an interrupt for each.
+#[test]
+fn transmit_completions_are_told_together() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 32, 1600, 1);
+    let told = |lab: &Lab| {
+        let stats = lab.guests[0].tx[0].stats();
+        stats.notifications_sent.get() + stats.notifications_suppressed.get()
+    };
+    let before = told(&lab);
+    let max_pending = u64::from(TX_TELL.max_pending);
+    for sent in 1..max_pending {
+        send(&mut lab, 0, 1, 100);
+        lab.poll();
+        assert_eq!(told(&lab), before, "after {sent} frames");
+    }
+    // It sleeps no longer than until the first of them is due.
+    let due_ns = lab.now_ns + TX_TELL.max_wait_ns;
+    assert_eq!(lab.engine.arm(lab.now_ns), Arm::Until(due_ns));
+    lab.engine.disarm();
+    send(&mut lab, 0, 1, 100);
+    lab.poll();
+    assert_eq!(told(&lab), before + 1, "enough of them");
+    send(&mut lab, 0, 1, 100);
+    lab.poll();
+    lab.advance(TX_TELL.max_wait_ns);
+    lab.poll();
+    assert_eq!(told(&lab), before + 2, "after a while");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use sidecore::Worker;
 
 use crate::binding::{BindMode, Binding, Tables};
-use crate::engine::Engine;
+use crate::engine::{Engine, TX_TELL};
 use crate::fdb::{Ip, Table};
 use crate::features;
 use crate::header::{Mac, VNET_LEN, Vnet};
@@ -164,6 +164,15 @@ impl Lab {
         self.poll();
         for guest in &mut self.guests {
             while guest.tx[0].used().is_some() {}
+        }
+        self.tell();
+    }
+
+    /// Lets every transmit completion that waits for company be told.
+    pub fn tell(&mut self) {
+        for _ in 0..4 {
+            self.advance(TX_TELL.max_wait_ns);
+            self.poll();
         }
     }
 
