@@ -86,6 +86,28 @@ fn a_refused_slot_changes_nothing() {
     round(&device, &mut driver);
 }
 
+/// QEMU 7.2 tells a back end of every region once per queue pair.
+#[test]
+fn a_card_with_several_queue_pairs_hears_of_a_region_more_than_once() {
+    let device = FakeDevice::new(DeviceKind::Net, 8);
+    let (server, front) = connected(&device);
+    let mut driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    for _ in 0..3 {
+        front.ok(Request::AddMemReg, &single(region(&driver)), &[driver.fd().as_fd()]);
+    }
+    assert_eq!(server.status().memory_regions.len(), 1);
+    round(&device, &mut driver);
+    for _ in 0..4 {
+        front.ok(Request::RemMemReg, &single(region(&driver)), &[]);
+    }
+    assert_eq!(server.status().memory_regions.len(), 0);
+    // Another region at the same place is still an error.
+    front.ok(Request::AddMemReg, &single(region(&driver)), &[driver.fd().as_fd()]);
+    let other = Region { len_bytes: 4096, ..region(&driver) };
+    assert_eq!(front.ack(Request::AddMemReg, &single(other), &[driver.fd().as_fd()]), Some(1));
+}
+
 #[test]
 fn as_many_slots_as_announced_and_not_one_more() {
     let (_device, _server, front) = simple(DeviceKind::Net);

@@ -7,6 +7,7 @@ use queue::memory::RegionSpec;
 use super::memory::MemoryTable;
 use super::vring::layout;
 use super::{Fault, Reply, Session};
+use crate::DeviceKind;
 use crate::codec::{Log, Region, Request, SingleRegion, payload};
 use crate::error::VhostUserError;
 
@@ -48,7 +49,7 @@ impl Session {
         let Some(fd) = fds.into_iter().next() else {
             return Err(Self::misplaced(request, "no descriptor").into());
         };
-        if self.may_be_repeated && self.memory.has(&spec) {
+        if self.may_repeat_regions() && self.memory.has(&spec) {
             return Ok(Reply::Done);
         }
         // Memory hot-plug that we cannot follow: the VMM can undo it, so the session goes on.
@@ -58,13 +59,22 @@ impl Session {
         Ok(Reply::Done)
     }
 
+    /// Whether a region that is there may be added, and one that is not there removed: after a
+    /// take-over, and always by a card with several queue pairs: QEMU before 8.0 sends these
+    /// messages once for each.
+    fn may_repeat_regions(&self) -> bool {
+        let device = &self.port.device;
+        let several_pairs = device.kind() == DeviceKind::Net && device.queue_count() > 2;
+        self.may_be_repeated || several_pairs
+    }
+
     /// Queues whose rings are in the region stop; the others go on without it.
     pub(super) fn remove_region(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
         let request = Request::RemMemReg;
         let spec = single_region(request, bytes)?;
         match self.memory.without_region(spec) {
             Ok(next) => self.change_memory(request, next)?,
-            Err(_) if self.may_be_repeated => {}
+            Err(_) if self.may_repeat_regions() => {}
             Err(e) => return Err(Fault::Refused(memory_error(request)(e))),
         }
         Ok(Reply::Done)
