@@ -361,9 +361,7 @@ impl Engine {
         } else {
             self.vring.notify();
         }
-        if self.drained.is_some() {
-            self.check_drained();
-        }
+        self.check_drained();
     }
 }
 

@@ -19,7 +19,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The full amount in a soak run, a hundredth (of a whole MiB) otherwise.
+/// The full amount in a soak run; otherwise a 64th of it, in whole MiB and at least 4.
 pub fn amount(full_bytes: u64) -> u64 {
     if std::env::var_os("MILLRACE_SOAK").is_some() {
         return full_bytes;
