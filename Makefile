@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 CARGO ?= cargo
-ROUNDS ?= 7
+ROUNDS ?= 15
 NAME ?= demo
 FUZZ_SECONDS ?= 60
 

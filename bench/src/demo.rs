@@ -60,6 +60,8 @@ pub struct Bed {
     peer: Pair,
     daemon: Daemon,
     qemu: String,
+    /// What the storage can do, where it is known.
+    ceiling: Option<String>,
     cores: u32,
     /// Last, so that the images go after their users.
     _disks: disk::Folder,
@@ -75,6 +77,8 @@ impl Bed {
         lab.image(&image, setup.kernel).map_err(|e| BenchError::lab("make the image", e))?;
         let disks = disk::Folder::new(&setup.folder)?;
         let base = pair::Base { lab: &lab, kernel: setup.kernel, image, disks: &disks };
+        progress.step("asking what the storage can do");
+        let ceiling = disk::ceiling(&disks.image("ceiling.raw", DISK_LEN_BYTES)?);
         progress.step("starting the daemon and four VMs");
         let daemon = pair::daemon(&base, &setup.millrace)?;
         let (ours, peer) = (pair::millrace(&base, &daemon)?, pair::qemu(&base)?);
@@ -87,7 +91,7 @@ impl Bed {
         }
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
         let qemu = pair::qemu_version(&peer.client)?;
-        Ok(Bed { ours, peer, daemon, qemu, cores, _disks: disks })
+        Ok(Bed { ours, peer, daemon, qemu, ceiling, cores, _disks: disks })
     }
 
     fn pair(&self, side: Side) -> &Pair {
@@ -110,7 +114,7 @@ impl Bed {
 
     /// What the report tells of the set-up.
     pub fn setup_text(&self) -> Vec<String> {
-        vec![
+        let mut text = vec![
             format!(
                 "Four VMs run at once, two a side; only one pair is loaded at a time. Each: {}, \
                  TCG, 1 vCPU, Linux {}, a network card and a disk of {} MB.",
@@ -128,7 +132,9 @@ impl Bed {
              on a file of the same content in the same folder (cache=none, aio=io_uring, a thread \
              of its own)."
                 .into(),
-        ]
+        ];
+        text.extend(self.ceiling.clone());
+        text
     }
 }
 

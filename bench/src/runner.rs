@@ -1,7 +1,8 @@
 //! Runs cases in interleaved rounds and makes rows of them.
 //!
-//! A round is ours, then the peer, within seconds of each other. The first round of a case is
-//! thrown away: it fills caches, translates guest code and lets TCP windows grow. CPU time is read
+//! A round is both sides within seconds of each other: ours first in even rounds, the peer first in
+//! odd ones, so that a machine that gets slower or faster favours nobody. The first round of a case
+//! is thrown away: it fills caches, translates guest code and lets TCP windows grow. CPU time is read
 //! only in the middle of a load, so that neither its start nor its end counts.
 
 use std::sync::mpsc;
@@ -251,7 +252,12 @@ fn run_case(
             let (rate, usage) = metered(case, side, window, &accounts)?;
             sample(&spec, round, side, rate, usage)
         };
-        let (ours, peer) = (side(Side::Ours)?, side(Side::Peer)?);
+        let (ours, peer) = if round.is_multiple_of(2) {
+            (side(Side::Ours)?, side(Side::Peer)?)
+        } else {
+            let peer = side(Side::Peer)?;
+            (side(Side::Ours)?, peer)
+        };
         let round = Round { round, ours, peer };
         watch(Event::Round(&round));
         rounds.push(round);

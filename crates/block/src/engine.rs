@@ -18,6 +18,7 @@ use crate::flight::{Flight, Issue, Next};
 use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, POLL_BUDGET_BYTES};
 use crate::log::ErrorLog;
 use crate::metrics::BlockStats;
+use crate::pace::Pace;
 use crate::request::{self, Geometry, Refusal, Request, Status};
 use crate::slab::{Bounces, Job, Serial, Slab, Work};
 
@@ -81,6 +82,7 @@ pub(crate) struct Engine {
     done: Vec<DiskDone>,
     completions: Vec<Completion>,
     log: ErrorLog,
+    pace: Pace,
     /// Told when the last request is done; from then on nothing is taken.
     drained: Option<Sender<()>>,
 }
@@ -105,6 +107,7 @@ impl Engine {
             done: Vec::with_capacity(usize::from(depth)),
             completions: Vec::with_capacity(usize::from(depth)),
             log: ErrorLog::default(),
+            pace: Pace::default(),
             drained: None,
         })
     }
@@ -148,7 +151,7 @@ impl Engine {
     }
 
     /// Takes what fits from the ring.
-    fn take(&mut self) -> usize {
+    fn take(&mut self, now_ns: u64) -> usize {
         let room = self.flight.slab.free.len().min(BATCH_CHAINS);
         if room == 0 || self.drained.is_some() {
             return 0;
@@ -159,6 +162,8 @@ impl Engine {
         }
         if taken > 0 {
             self.batch.clear();
+            let outstanding = self.outstanding();
+            self.pace.took(now_ns, taken, outstanding);
         }
         taken
     }
@@ -356,12 +361,34 @@ impl Engine {
 
     /// Tells the driver of completions: at once, or together with those to come.
     fn tell(&mut self, now_ns: u64) {
-        if self.is_busy() {
-            self.vring.notify_lazily(now_ns, TELL);
-        } else {
-            self.vring.notify();
+        match self.lazy(now_ns) {
+            Some(lazy) => self.vring.notify_lazily(now_ns, lazy),
+            None => self.vring.notify(),
         }
         self.check_drained();
+    }
+
+    /// How long completions may gather now; none: not at all.
+    fn lazy(&mut self, now_ns: u64) -> Option<Lazy> {
+        let slack_ns = self.slack_ns(now_ns);
+        if slack_ns > 0 {
+            return Some(Lazy { max_wait_ns: slack_ns, ..TELL });
+        }
+        self.is_busy().then_some(TELL)
+    }
+
+    /// See [`Pace`].
+    fn slack_ns(&mut self, now_ns: u64) -> u64 {
+        if self.drained.is_some() {
+            return 0;
+        }
+        let outstanding = self.outstanding();
+        self.pace.slack_ns(now_ns, outstanding)
+    }
+
+    /// Requests that the driver sees as not done.
+    fn outstanding(&self) -> u32 {
+        self.flight.slab.taken() as u32 + self.vring.untold()
     }
 }
 
@@ -372,7 +399,7 @@ impl Worker for Engine {
         // Steps of earlier requests first: they wait longest.
         let mut work = self.issue(&mut budget);
         if budget > 0 {
-            work += self.take();
+            work += self.take(now_ns);
             work += self.issue(&mut budget);
         }
         work += self.collect();
@@ -396,6 +423,14 @@ impl Worker for Engine {
             return Arm::Busy;
         }
         // With every slot taken the next event is a completion, not a kick.
+        let slack_ns = self.slack_ns(now_ns);
+        if slack_ns > 0 {
+            let due_ns = self.vring.notify_due_ns(Lazy { max_wait_ns: slack_ns, ..TELL });
+            // The timer finds what finishes meanwhile.
+            self.flight.disk.set_wakeups(false);
+            let look_ns = now_ns + slack_ns / 2;
+            return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.clamp(now_ns, look_ns)));
+        }
         let due_ns = self.vring.notify_due_ns(TELL);
         if self.flight.slab.free.is_empty() || self.drained.is_some() {
             return due_ns.map_or(Arm::Idle, Arm::Until);
@@ -404,6 +439,8 @@ impl Worker for Engine {
             let look_ns = now_ns + LOOK_AGAIN_NS;
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
         }
+        // The slack may have ended since the poll, which left completions to a later one.
+        self.vring.notify();
         if self.vring.arm() { Arm::Busy } else { Arm::Idle }
     }
 

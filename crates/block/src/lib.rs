@@ -25,6 +25,9 @@
 //! Files on tmpfs are the exception to one system call per batch: each operation is a call, which is
 //! cheaper there than the kernel thread that io_uring would use (see `resident.rs`).
 //!
+//! A driver that works through a pile of completions is neither interrupted for each further one nor
+//! asked to kick: see `pace.rs`.
+//!
 //! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
 //!
 //! # Limits
@@ -52,6 +55,7 @@ mod log;
 pub mod memory;
 pub mod metrics;
 pub mod null;
+mod pace;
 pub mod qcow2;
 pub mod raw;
 mod request;

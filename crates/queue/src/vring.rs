@@ -285,6 +285,11 @@ impl Vring {
         self.untold.due_ns(lazy)
     }
 
+    /// Completions that were pushed and not told.
+    pub fn untold(&self) -> u32 {
+        self.untold.count
+    }
+
     /// The driver was just notified for another queue, whose handler looks at this one too: what
     /// waits here may wait anew.
     #[inline]

@@ -7,7 +7,7 @@ use queue::inflight::InflightRegion;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::vring::VringParts;
 use queue::{Queue, RingSetup, Vring};
-use sidecore::Worker;
+use sidecore::{Arm, Worker};
 use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
@@ -245,5 +245,41 @@ fn requests_that_a_killed_daemon_had_taken_are_done_by_the_next() {
             assert_eq!(disk.state().cache[i * 512], stored, "each once, none doubled");
         }
         assert_eq!(disk.state().log.len(), 4);
+    }
+}
+
+#[test]
+fn a_driver_with_a_pile_in_hand_is_told_late_but_told() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(LEN);
+        let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
+        let queue = Arc::clone(&rig.engine.vring.parts.stats);
+        let told = || queue.notifications_sent.get() + queue.notifications_suppressed.get();
+        let mut now_ns = 1_000_000;
+        // 16 at once, then one each 50 µs: the driver works through what it got.
+        for i in 0..16 {
+            rig.send(kind::OUT, i, &pattern(i, 512));
+        }
+        rig.engine.poll(now_ns);
+        for i in 0..40 {
+            now_ns += 50_000;
+            rig.send(kind::OUT, i, &pattern(i, 512));
+            rig.engine.poll(now_ns);
+            while rig.driver.used().is_some() {}
+        }
+        assert!(told() < 20, "{} times for 56 requests", told());
+        // Told of all so far, and one more soon after.
+        rig.engine.vring.notify();
+        let before = told();
+        rig.send(kind::OUT, 1, &pattern(1, 512));
+        rig.engine.poll(now_ns + 1000);
+        assert_eq!(told(), before, "one more is no reason to interrupt");
+        let arm = rig.engine.arm(now_ns + 1000);
+        let Arm::Until(wake_ns) = arm else { panic!("no timer") };
+        assert!(wake_ns <= now_ns + 300_000);
+        rig.engine.disarm();
+        // Idle by now, which only the arming sees: it must not sleep on what is untold.
+        assert!(matches!(rig.engine.arm(now_ns + 1_000_000), Arm::Idle));
+        assert_eq!(told(), before + 1, "an idle driver is told");
     }
 }

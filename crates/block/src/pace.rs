@@ -1,0 +1,138 @@
+//! How busy the driver is: whether it would even notice what it is told.
+//!
+//! A guest that keeps many requests in flight works through completions one by one: for each it
+//! wakes a program and submits the next request. While it has a pile of them in hand, one more
+//! interrupt only delays that work, and so does each kick that we ask for. How high the pile is
+//! follows from what we see: the most requests that were lately outstanding, less those that are
+//! outstanding now. How fast it shrinks is the time between two requests. Half the time that the
+//! pile will last is the driver's *slack*: for so long completions may gather and new requests may
+//! wait, and it never runs dry.
+//!
+//! Where the guess is wrong (the program ended, or waits for exactly these completions), they come
+//! at most [`MAX_SLACK_NS`] late. A driver with one request at a time never has slack.
+
+/// Most slack: what a completion may be late when the guess is wrong.
+const MAX_SLACK_NS: u64 = 300_000;
+
+/// Less is no slack: a timer costs as much.
+const MIN_SLACK_NS: u64 = 20_000;
+
+/// Fewer requests in the driver's hands may be chance.
+const MIN_HELD: u32 = 4;
+
+/// Without a request for so many usual gaps the driver does something else, or nothing.
+const IDLE_GAPS: u64 = 4;
+
+/// The peak is that of this and of the last period.
+const PERIOD_NS: u64 = 10_000_000;
+
+/// Weight of what was before against a new gap, of 8.
+const OLD_WEIGHT: u64 = 7;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    /// Mean time between two requests while the driver had completions in hand.
+    gap_ns: u64,
+    last_take_ns: u64,
+    held: u32,
+    /// Most requests outstanding in the last and in this period.
+    peaks: [u32; 2],
+    period_end_ns: u64,
+}
+
+impl Pace {
+    /// `taken` requests came; with them `outstanding` are in our hands, those included that are done
+    /// and not told.
+    pub fn took(&mut self, now_ns: u64, taken: usize, outstanding: u32) {
+        if now_ns >= self.period_end_ns {
+            let skipped = now_ns - self.period_end_ns >= PERIOD_NS;
+            self.peaks = [if skipped { 0 } else { self.peaks[1] }, 0];
+            self.period_end_ns = now_ns + PERIOD_NS;
+        }
+        self.peaks[1] = self.peaks[1].max(outstanding);
+        // A gap in which the driver waited for us says nothing of its speed.
+        if self.held > 0 {
+            let gap_ns = now_ns.saturating_sub(self.last_take_ns) / taken.max(1) as u64;
+            self.gap_ns = match self.gap_ns {
+                0 => gap_ns,
+                old => (old * OLD_WEIGHT + gap_ns) / (OLD_WEIGHT + 1),
+            };
+        }
+        self.last_take_ns = now_ns;
+        self.note(outstanding);
+    }
+
+    /// How long the driver can be left alone; 0: it may be waiting for us.
+    pub fn slack_ns(&mut self, now_ns: u64, outstanding: u32) -> u64 {
+        self.note(outstanding);
+        let is_idle = now_ns.saturating_sub(self.last_take_ns) > IDLE_GAPS * self.gap_ns;
+        if self.held < MIN_HELD || is_idle {
+            return 0;
+        }
+        let slack_ns = (u64::from(self.held) * self.gap_ns / 2).min(MAX_SLACK_NS);
+        if slack_ns < MIN_SLACK_NS { 0 } else { slack_ns }
+    }
+
+    fn note(&mut self, outstanding: u32) {
+        self.held = self.peaks[0].max(self.peaks[1]).saturating_sub(outstanding);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GAP_NS: u64 = 50_000;
+
+    /// A driver that had 32 requests outstanding and brings one each gap while we keep `ours`.
+    fn pile(ours: u32, gap_ns: u64) -> (Pace, u64) {
+        let mut pace = Pace::default();
+        let mut now_ns = 1_000_000;
+        pace.took(now_ns, 32, 32);
+        pace.slack_ns(now_ns, ours);
+        for _ in 0..50 {
+            now_ns += gap_ns;
+            pace.took(now_ns, 1, ours + 1);
+            pace.slack_ns(now_ns, ours);
+            // Without a full queue now and then the peak would be forgotten.
+            pace.peaks[1] = 32;
+        }
+        (pace, now_ns)
+    }
+
+    #[test]
+    fn one_request_at_a_time_has_no_slack() {
+        let mut pace = Pace::default();
+        for k in 0..100 {
+            pace.took(k * GAP_NS, 1, 1);
+            assert_eq!(pace.slack_ns(k * GAP_NS + 10_000, 1), 0, "in the disk");
+            assert_eq!(pace.slack_ns(k * GAP_NS + 20_000, 1), 0, "done and not told");
+        }
+    }
+
+    #[test]
+    fn slack_is_half_of_what_the_pile_lasts_up_to_the_limit() {
+        let (mut pace, now_ns) = pile(22, GAP_NS);
+        assert_eq!(pace.slack_ns(now_ns, 22), 10 * GAP_NS / 2);
+        let (mut pace, now_ns) = pile(2, GAP_NS);
+        assert_eq!(pace.slack_ns(now_ns, 2), MAX_SLACK_NS);
+    }
+
+    #[test]
+    fn a_driver_that_waits_for_us_or_is_fast_or_idle_has_none() {
+        let (mut pace, now_ns) = pile(2, GAP_NS);
+        assert_eq!(pace.slack_ns(now_ns, 30), 0, "nearly all requests are in our hands");
+        assert_eq!(pace.slack_ns(now_ns + 5 * GAP_NS, 2), 0, "idle for five gaps");
+        let (mut pace, now_ns) = pile(16, 1000);
+        assert_eq!(pace.slack_ns(now_ns, 16), 0, "8 µs is not worth a timer");
+    }
+
+    #[test]
+    fn old_peaks_are_forgotten() {
+        let (mut pace, now_ns) = pile(2, GAP_NS);
+        let later_ns = now_ns + 3 * PERIOD_NS;
+        pace.took(later_ns, 1, 1);
+        assert_eq!(pace.slack_ns(later_ns, 0), 0);
+    }
+}
