@@ -150,7 +150,7 @@ impl Vring {
             slot.begin(queue.position());
         }
         let untold = Untold::default();
-        let vring = Self { queue, parts, faults_seen: 0, tracker, untold };
+        let mut vring = Self { queue, parts, faults_seen: 0, tracker, untold };
         if vring.queue.position() != Position::fresh() {
             vring.ring_driver();
         }
@@ -297,12 +297,15 @@ impl Vring {
         self.untold.excused_ns = now_ns;
     }
 
-    fn ring_driver(&self) {
+    /// A call that fails (a watchdog interrupted it, above all) breaks the port and is not rung
+    /// again: it could block the sidecore each time.
+    fn ring_driver(&mut self) {
         if let Some(call) = &self.parts.call
             && let Err(error) = call.signal()
         {
             let index = self.parts.index;
             self.parts.health.fail(Some(index), &format_args!("call event: {error}"));
+            self.parts.call = None;
         }
     }
 
@@ -338,9 +341,11 @@ impl Vring {
     #[cold]
     pub fn fail(&mut self, error: &RingError) {
         self.parts.health.fail(Some(self.parts.index), error);
-        if let Some(err) = &self.parts.err {
-            // The VMM is told as far as it can be; the port has stopped either way.
-            let _ = err.signal();
+        if let Some(err) = &self.parts.err
+            && err.signal().is_err()
+        {
+            // The VMM was told as far as it can be; the port has stopped either way.
+            self.parts.err = None;
         }
     }
 }

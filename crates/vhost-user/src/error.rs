@@ -109,6 +109,18 @@ pub enum VhostUserError {
         /// What is allowed.
         rule: String,
     },
+    /// A doorbell that is no eventfd.
+    #[error("{message}: port {port}, queue {queue}: {source}")]
+    BadDoorbell {
+        /// The message.
+        message: MessageName,
+        /// The port's name.
+        port: String,
+        /// Which queue.
+        queue: usize,
+        /// What it is instead.
+        source: io::Error,
+    },
     /// The memory table refused a change.
     #[error("{message}: {source}")]
     Memory {

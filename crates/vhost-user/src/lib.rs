@@ -36,6 +36,9 @@
 //! - 64 descriptors a message and 64 memory regions a VM ([`base::limits::MAX_MEMORY_REGIONS`]).
 //! - 32 queues a port, 1,024 descriptors a queue ([`base::limits`]).
 //! - 256 bytes of config space in a message: QEMU's limit.
+//! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
+//!   rings or watches it. An eventfd can be made blocking by its other owner; a sidecore that sleeps
+//!   in one is interrupted by its watchdog, and the port breaks.
 //! - One front end a port; a second connection is closed at once.
 //! - 256 KiB of stack a port: there may be a thousand.
 //! - Holder: 1,024 ports, 64 KiB and 165 descriptors each (what 64 regions and 32 queues need), 16

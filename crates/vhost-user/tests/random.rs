@@ -156,7 +156,12 @@ fn converse(kind: DeviceKind, hello: bool, messages: &[Message], tail: &[u8]) {
     }
     let fd = driver.fd();
     for message in messages {
-        let fds: Vec<BorrowedFd<'_>> = (0..message.fds).map(|_| fd.as_fd()).collect();
+        let bell = matches!(
+            Request::from_id(message.id),
+            Some(Request::SetVringKick | Request::SetVringCall | Request::SetVringErr)
+        );
+        let fd = if bell { driver.kick_event().as_fd() } else { fd.as_fd() };
+        let fds: Vec<BorrowedFd<'_>> = (0..message.fds).map(|_| fd).collect();
         front.send_id(message.id, &bytes(&message.body, &driver), &fds, message.need_reply);
     }
     let _ = front.send_raw(tail, &[]);

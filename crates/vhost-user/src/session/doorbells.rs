@@ -30,7 +30,12 @@ impl Session {
         }
         let index = self.index(request, word & INDEX_MASK)?;
         let event = fds.into_iter().next().map(Event::from_fd).transpose();
-        let event = event.map_err(VhostUserError::std_io("making an eventfd non-blocking"))?;
+        let event = event.map_err(|source| VhostUserError::BadDoorbell {
+            message: request.message(),
+            port: self.port.name.clone(),
+            queue: index,
+            source,
+        })?;
         Ok((index, event))
     }
 

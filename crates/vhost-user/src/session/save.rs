@@ -239,7 +239,7 @@ fn next(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd, VhostUserErr
 }
 
 fn next_event(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Event, VhostUserError> {
-    Event::from_fd(next(fds)?).map_err(VhostUserError::std_io("making an eventfd non-blocking"))
+    Event::from_fd(next(fds)?).map_err(VhostUserError::std_io("taking a saved eventfd"))
 }
 
 fn refill_vring(
