@@ -45,6 +45,8 @@ pub struct BlockPort {
     topology: Topology,
     /// The write cache as configured: what a reset goes back to.
     writeback: bool,
+    /// A driver switched the write cache off, and none has switched it on since.
+    switched_off: AtomicBool,
     /// Features acknowledged by the driver.
     driver_features: AtomicU64,
     queues: Mutex<Vec<QueueState>>,
@@ -125,6 +127,7 @@ impl BlockPort {
             features,
             topology: config.topology,
             writeback: config.writeback,
+            switched_off: AtomicBool::new(false),
             driver_features: AtomicU64::new(0),
             queues: Mutex::new((0..count).map(|_| QueueState::default()).collect()),
             block_stats: (0..count).map(|_| Arc::default()).collect(),
@@ -186,8 +189,16 @@ impl BlockPort {
 
     /// The write cache that holds for a driver with these features, until it says otherwise. A
     /// driver that cannot flush gets write-through (virtio 1.2, 5.2.6.2).
+    ///
+    /// What a driver switched off stays off over resets and reconnects. QEMU keeps a copy of the
+    /// config space that it changes on writes of the driver only, over resets of the device too: the
+    /// next driver reads "off" there and never flushes.
     fn initial_writeback(&self, features: u64) -> bool {
-        self.writeback && features & feature::FLUSH != 0
+        self.default_writeback() && features & feature::FLUSH != 0
+    }
+
+    fn default_writeback(&self) -> bool {
+        self.writeback && !self.switched_off.load(Ordering::SeqCst)
     }
 
     /// Waits for the requests in flight, then takes the worker off its sidecore.
@@ -273,13 +284,23 @@ impl Device for BlockPort {
             let (what, limit) = ("write cache", 1);
             return Err(DeviceError::OutOfRange { what, value: value.into(), limit });
         }
-        let was_on = self.state.writeback.swap(value == 1, Ordering::SeqCst);
-        if was_on && value == 0 {
+        self.switched_off.store(value == 0, Ordering::SeqCst);
+        self.state.writeback.store(value == 1, Ordering::SeqCst);
+        if value == 0 {
             // What completed while the cache was on must not stay volatile now that the driver
-            // believes in write-through.
+            // believes in write-through. Also when it is off already: the last sync may have failed.
             self.backend.sync().map_err(|e| DeviceError::Failed(e.to_string()))?;
         }
         Ok(())
+    }
+
+    fn writes_through(&self) -> bool {
+        self.switched_off.load(Ordering::SeqCst)
+    }
+
+    fn keep_writing_through(&self) {
+        self.switched_off.store(true, Ordering::SeqCst);
+        self.state.writeback.store(false, Ordering::SeqCst);
     }
 
     fn activate(&self, features: u64) -> Result<(), DeviceError> {
@@ -347,7 +368,7 @@ impl Device for BlockPort {
             }
         }
         self.driver_features.store(0, Ordering::Relaxed);
-        self.state.writeback.store(self.writeback, Ordering::SeqCst);
+        self.state.writeback.store(self.default_writeback(), Ordering::SeqCst);
     }
 }
 

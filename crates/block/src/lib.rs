@@ -20,7 +20,9 @@
 //!
 //! Durability: a FLUSH completes after `fdatasync`, which covers every write that completed before
 //! it was started. Without the write cache (`writeback` off, switched off by the driver, or a
-//! driver that cannot flush) each write is followed by such a flush before it completes.
+//! driver that cannot flush) each write is followed by such a flush before it completes. What a driver
+//! switched off stays off until a driver switches it on: over resets and reconnects, and, through
+//! the session that the holder keeps, in the next daemon.
 //!
 //! Files on tmpfs are the exception to one system call per batch: each operation is a call, which is
 //! cheaper there than the kernel thread that io_uring would use (see `resident.rs`).
@@ -38,6 +40,9 @@
 //!   ZEROES.
 //! - 32 bounce buffers of 128 KiB per queue, only for direct I/O and for ports with stages.
 //! - Memory disks up to 64 GiB; qcow2 chains up to 8 images.
+//! - A write cache that a driver switched off is on again when the daemon ends without a held session
+//!   (no holder, or no front end connected) and the same driver comes back. Where drivers do that,
+//!   configure `writeback = false`.
 //! - One daemon per image: a lock that another holder has is an error, never waited for.
 //! - SECURE ERASE, zones and lifetime are not offered.
 

@@ -100,6 +100,16 @@ pub trait Device: Send + Sync {
     /// The driver writes config space.
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError>;
 
+    /// Whether a driver was promised that each write is durable when it completes. The session
+    /// saves it before the driver has the answer.
+    fn writes_through(&self) -> bool {
+        false
+    }
+
+    /// An earlier daemon made that promise. Comes before `activate`, and holds until the driver
+    /// itself takes it back: it does not ask again.
+    fn keep_writing_through(&self) {}
+
     /// The driver's features are known (a subset of what was offered). May come again after a
     /// reset.
     fn activate(&self, features: u64) -> Result<(), DeviceError>;

@@ -36,6 +36,9 @@ pub struct SavedSession {
     pub inflight: Option<SavedInflight>,
     /// A back-end channel is there.
     pub has_backend: bool,
+    /// The driver switched the write cache off (see [`crate::Device::writes_through`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub write_through: bool,
     /// The queues.
     pub vrings: Vec<SavedVring>,
 }

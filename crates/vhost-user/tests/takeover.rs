@@ -195,6 +195,59 @@ fn a_disk_without_an_inflight_region_loses_and_doubles_nothing() {
     }
 }
 
+/// The driver switched the write cache off and flushes no more: every later daemon must know.
+#[test]
+fn abuse_X_a_write_cache_that_is_off_stays_off_in_the_next_daemon() {
+    let holder = Holder::start();
+    let device = FakeDevice::new(DeviceKind::Block, 1);
+    let (server, front) = connected_with(&device, holder.keeper());
+    let driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    let set_cache = |value: u8| {
+        let header = codec::ConfigHeader { offset: 32, size: 1, flags: 0 };
+        front.ok(Request::SetConfig, &[header.as_bytes(), &[value]].concat(), &[]);
+    };
+    // Saved when it is answered: no other message follows.
+    set_cache(0);
+    device.vanish();
+    server.stop();
+    for _ in 0..2 {
+        let device = FakeDevice::new(DeviceKind::Block, 1);
+        let server = serve(&device, nowhere(), holder.keeper());
+        device.wait_for(&Call::Start(0));
+        let calls = device.calls();
+        let at = |call: &Call| calls.iter().position(|c| c == call);
+        let told = at(&Call::KeepWritingThrough).expect("the driver's choice was forgotten");
+        assert!(told < at(&Call::Start(0)).unwrap(), "{calls:?}");
+        device.vanish();
+        server.stop();
+    }
+    let device = FakeDevice::new(DeviceKind::Block, 1);
+    let server = serve(&device, nowhere(), holder.keeper());
+    set_cache(1);
+    device.vanish();
+    server.stop();
+    let device = FakeDevice::new(DeviceKind::Block, 1);
+    let _server = serve(&device, nowhere(), holder.keeper());
+    device.wait_for(&Call::Start(0));
+    assert!(!device.calls().contains(&Call::KeepWritingThrough));
+}
+
+/// A session that the port cannot go on with: its driver lives, and its VMM connects anew.
+#[test]
+fn abuse_X_a_write_cache_that_is_off_stays_off_when_the_session_does_not_fit() {
+    let holder = Holder::start();
+    let device = FakeDevice::new(DeviceKind::Block, 1);
+    let (server, front) = connected_with(&device, holder.keeper());
+    front.hello(BASIC);
+    let header = codec::ConfigHeader { offset: 32, size: 1, flags: 0 };
+    front.ok(Request::SetConfig, &[header.as_bytes(), &[0]].concat(), &[]);
+    server.stop();
+    let device = FakeDevice::new(DeviceKind::Block, 2);
+    serve(&device, nowhere(), holder.keeper()).wait();
+    assert!(device.calls().contains(&Call::KeepWritingThrough));
+}
+
 /// The daemon dies after each of the saves of a whole handshake; the next one sees the message
 /// that was not answered, and the handshake goes on as if nothing had happened.
 #[test]

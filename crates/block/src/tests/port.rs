@@ -222,10 +222,42 @@ fn the_write_cache_follows_config_features_and_driver() {
     for (offset, data) in [(0, &[1u8][..]), (33, &[1]), (32, &[2]), (32, &[1, 0]), (32, &[])] {
         assert!(port.write_config(offset, data).is_err(), "{offset} {data:?}");
     }
-    port.write_config(32, &[0]).unwrap();
     port.reset();
     assert_eq!(wce(&port), 1, "a reset goes back to the config");
     assert!(port.read_config(250, &mut [0; 7]).is_err());
+}
+
+/// A front end that connects again, or a next daemon, says nothing of the write cache; the driver
+/// that switched it off sends no flush any more.
+#[test]
+fn abuse_X_a_write_cache_that_a_driver_switched_off_stays_off() {
+    let all = feature::VERSION_1 | feature::FLUSH | feature::CONFIG_WCE;
+    let memory = || port(BackendConfig::Memory { len_bytes: 1 << 20 }, |_| {});
+    let first = memory();
+    first.activate(all).unwrap();
+    assert!(!first.writes_through());
+    first.write_config(32, &[0]).unwrap();
+    assert!(first.writes_through());
+    // The front end goes, comes again, and starts the same driver, or firmware and then a driver.
+    first.reset();
+    assert!(!first.writeback());
+    first.activate(feature::VERSION_1 | feature::FLUSH).unwrap();
+    assert!(!first.writeback());
+    first.activate(all).unwrap();
+    assert!(!first.writeback() && first.writes_through());
+
+    // The next daemon.
+    let next = memory();
+    next.keep_writing_through();
+    assert!(!next.writeback() && next.writes_through());
+    next.activate(all).unwrap();
+    assert!(!next.writeback());
+    // Only the driver takes it back.
+    next.write_config(32, &[1]).unwrap();
+    assert!(next.writeback() && !next.writes_through());
+    next.reset();
+    next.activate(all).unwrap();
+    assert!(next.writeback());
 }
 
 #[test]

@@ -366,7 +366,6 @@ fn changes_state(request: Request) -> bool {
             | Request::GetQueueNum
             | Request::GetMaxMemSlots
             | Request::GetConfig
-            | Request::SetConfig
             | Request::GetStatus
             | Request::SendRarp
             | Request::SetLogFd

@@ -53,6 +53,7 @@ impl Session {
             log: self.memory.log.as_ref().map(|l| (l.size, l.offset)),
             inflight: self.inflight.as_ref().map(saved_inflight),
             has_backend: self.backend.is_some(),
+            write_through: self.port.device.writes_through(),
             vrings: self.vrings.iter().map(saved_vring).collect(),
         }
     }
@@ -82,6 +83,10 @@ impl Session {
         fds: Vec<OwnedFd>,
         publish: Box<dyn Fn(&Session) + Send>,
     ) -> Result<Self, VhostUserError> {
+        // First: also a driver whose session cannot go on, and whose VMM connects anew, relies on it.
+        if saved.write_through {
+            port.device.keep_writing_through();
+        }
         check_saved(&port, saved, fds.len())?;
         let mut fds = fds.into_iter();
         let socket = next(&mut fds)?;

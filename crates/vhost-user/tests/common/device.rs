@@ -19,6 +19,7 @@ pub enum Call {
     Mtu(u16),
     Announce([u8; 6]),
     WriteConfig(u32, Vec<u8>),
+    KeepWritingThrough,
     Reset,
     Connected(bool),
 }
@@ -28,6 +29,7 @@ struct Inner {
     calls: Vec<Call>,
     vrings: Vec<Vring>,
     notifier: Option<Arc<dyn ConfigNotifier>>,
+    write_through: bool,
 }
 
 pub struct FakeDevice {
@@ -172,8 +174,18 @@ impl Device for FakeDevice {
         if offset != 32 {
             return Err(DeviceError::Unsupported("writing there"));
         }
+        self.inner.lock().unwrap().write_through = data == [0];
         self.note(Call::WriteConfig(offset, data.to_vec()));
         Ok(())
+    }
+
+    fn writes_through(&self) -> bool {
+        self.inner.lock().unwrap().write_through
+    }
+
+    fn keep_writing_through(&self) {
+        self.inner.lock().unwrap().write_through = true;
+        self.note(Call::KeepWritingThrough);
     }
 
     fn activate(&self, features: u64) -> Result<(), DeviceError> {
