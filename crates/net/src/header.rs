@@ -38,6 +38,7 @@ pub const GSO_ECN: u8 = 0x80;
 
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
+const IPPROTO_ICMPV6: u8 = 58;
 
 /// A checked virtio-net header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -117,13 +118,11 @@ impl Vnet {
         }
         let word = |at: usize| u16::from_le_bytes([raw[at], raw[at + 1]]);
         let mut vnet = Self::default();
+        let mut l4 = None;
         if raw[0] & F_NEEDS_CSUM != 0 {
-            if !ok.csum {
-                return Err(DropReason::Malformed);
-            }
+            l4 = L4::find(head);
             (vnet.csum_start, vnet.csum_offset) = (word(6), word(8));
-            let end = usize::from(vnet.csum_start) + usize::from(vnet.csum_offset) + 2;
-            if usize::from(vnet.csum_start) < ETH_LEN || end > frame_len {
+            if !ok.csum || !l4.is_some_and(|l4| vnet.sum_is_behind_headers(l4, frame_len)) {
                 return Err(DropReason::Malformed);
             }
             vnet.flags = F_NEEDS_CSUM;
@@ -133,15 +132,37 @@ impl Vnet {
         if raw[1] != GSO_NONE {
             vnet.gso_type = raw[1];
             vnet.gso_size = word(4);
-            vnet.hdr_len = vnet.check_gso(head, frame_len, ok)?;
+            let l4 = l4.ok_or(DropReason::Malformed)?;
+            vnet.hdr_len = vnet.check_gso(head, l4, frame_len, ok)?;
         }
         Ok(vnet)
     }
 
-    /// Checks a super-packet; returns the length of its headers. The sender's own `hdr_len` is
+    /// Whether the checksum goes where it can change nothing that was judged. Whoever completes
+    /// it (we, the host's kernel, a network card) writes 16 bits that the sender chooses by its
+    /// payload: in the IP header or a neighbour message they would be another's address. Behind
+    /// UDP, GRE and the like it may be that of a packet in a tunnel. A fragment has no sum.
+    #[inline]
+    fn sum_is_behind_headers(&self, l4: L4, frame_len: usize) -> bool {
+        let (start, offset) = (usize::from(self.csum_start), self.csum_offset);
+        let place_ok = match l4.proto {
+            IPPROTO_TCP => start == l4.offset && offset == 16,
+            IPPROTO_UDP => (start == l4.offset && offset == 6) || start >= l4.offset + 8,
+            IPPROTO_ICMPV6 => start == l4.offset && offset == 2,
+            _ => start >= l4.offset,
+        };
+        place_ok && !l4.fragment && start + usize::from(offset) + 2 <= frame_len
+    }
+
+    /// Checks a super-packet with a checksum to fill in; returns the length of its headers. The sender's own `hdr_len` is
     /// never used: it is a hint, and a wrong one has hurt others (CVE-2024-11614).
-    fn check_gso(&self, head: &[u8], frame_len: usize, ok: Allowed) -> Result<u16, DropReason> {
-        let l4 = L4::find(head).ok_or(DropReason::Malformed)?;
+    fn check_gso(
+        &self,
+        head: &[u8],
+        l4: L4,
+        frame_len: usize,
+        ok: Allowed,
+    ) -> Result<u16, DropReason> {
         let (allowed, proto, v6_right) = match self.gso_kind() {
             GSO_TCPV4 => (ok.tso4, IPPROTO_TCP, !l4.v6),
             GSO_TCPV6 => (ok.tso6, IPPROTO_TCP, l4.v6),
@@ -149,10 +170,10 @@ impl Vnet {
             _ => return Err(DropReason::Malformed),
         };
         let ecn_ok = self.gso_type & GSO_ECN == 0 || (ok.ecn && proto == IPPROTO_TCP);
-        let sum_ok = self.flags & F_NEEDS_CSUM != 0 && usize::from(self.csum_start) == l4.offset;
-        let place_ok = self.csum_offset == if proto == IPPROTO_TCP { 16 } else { 6 };
-        let fits = allowed && ecn_ok && sum_ok && place_ok && v6_right;
-        if !fits || l4.proto != proto || l4.fragment || self.gso_size == 0 {
+        // The rest of the checksum's place was judged: see `sum_is_behind_headers`.
+        let sum_ok = usize::from(self.csum_start) == l4.offset;
+        let fits = allowed && ecn_ok && sum_ok && v6_right;
+        if !fits || l4.proto != proto || self.gso_size == 0 {
             return Err(DropReason::Malformed);
         }
         let l4_len = match proto {

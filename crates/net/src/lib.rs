@@ -37,7 +37,9 @@
 //! - 256 buffers per frame at the receiver: 64 KiB in the smallest buffers in use take 43.
 //! - 128 segments when a super-packet is cut in software: 64 KiB at an MSS of 536 is 122.
 //! - Headers of a super-packet end within 128 bytes; third VLAN tags and longer IPv6 extension
-//!   headers make a super-packet, or a packet of an IP-bound port, malformed.
+//!   headers make a super-packet, a packet of an IP-bound port, or one whose checksum is to be
+//!   filled in, malformed. So does a checksum that would go in front of the transport header, into
+//!   a fragment or into what is not IP: it is written after the frame was judged.
 //! - 4,096 MAC addresses and 64 per port by default; 16 learned IP addresses per port, 4,096 per
 //!   switch, kept for an hour of silence.
 //! - IP addresses are bound per switch, not per VLAN.

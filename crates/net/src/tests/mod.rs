@@ -4,6 +4,7 @@
 mod abuse;
 mod alloc;
 mod basic;
+mod checksum;
 mod device;
 mod hold;
 pub mod lab;
