@@ -22,6 +22,12 @@
 //! once, and take turns. Resets for packets of no connection have a small fixed queue. When a guest
 //! gives no receive buffers, everything waits in that bounded state, and only towards that guest.
 //!
+//! *Rounds are short* whatever a guest posts: packets and bytes towards one guest in one round have
+//! an upper bound ([`limits::ROUND_PACKETS`], [`limits::ROUND_BYTES`]). Its connections draw on it
+//! in turn; other guests copy straight into its buffers with what is left, and else through the
+//! buffer of the sending connection. A receive buffer without room for a header and a byte stops
+//! the port.
+//!
 //! *System calls* on the hot path are one `sendmsg` or `recvmsg` per connection and batch, and one
 //! `epoll_wait` at most every 20 µs: Unix sockets are in an epoll set of the worker's own, whose
 //! descriptor wakes the sidecore. Opening a connection costs a socket, a buffer (allocated, or

@@ -82,6 +82,16 @@ pub const BATCH: usize = 64;
 /// Most bytes that one connection moves to its guest before the next one's turn.
 pub const QUANTUM_BYTES: u32 = 128 << 10;
 
+/// Most packets that go to one guest per round, whatever buffers it posts and whoever sends them: a
+/// guest may post buffers with room for a single byte, and would else keep the sidecore in one round
+/// for as long as it likes. Four batches: what a guest with Linux' 4 KiB buffers takes of
+/// [`ROUND_BYTES`] is a quarter of that.
+pub const ROUND_PACKETS: u32 = 256;
+
+/// Most payload bytes that go to one guest per round: two connections' turns, about 50 µs of
+/// copying.
+pub const ROUND_BYTES: u32 = 2 * QUANTUM_BYTES;
+
 /// Most connections served towards one guest per round.
 pub const READY_BUDGET: usize = 256;
 

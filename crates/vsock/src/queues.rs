@@ -1,10 +1,10 @@
 //! A port's two virtqueues as the engine works on them.
 
 use base::counter::DropReason;
-use queue::{Batch, Chain, Completion, Seg, Vring};
+use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 use zerocopy::IntoBytes;
 
-use crate::limits::BATCH;
+use crate::limits::{BATCH, ROUND_BYTES, ROUND_PACKETS};
 use crate::packet::{HEADER_LEN_BYTES, RawHeader};
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
@@ -21,6 +21,18 @@ pub(crate) struct RxQueue {
     done: Vec<Completion>,
     /// Completions were pushed since the last notification.
     owes_notify: bool,
+    /// Packets and payload bytes that may still go to the guest in this round.
+    packets_left: u32,
+    bytes_left: u32,
+}
+
+/// Why a packet cannot go to the guest now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// The guest has posted no buffers.
+    Buffers,
+    /// The port has had its share of this round.
+    Round,
 }
 
 impl RxQueue {
@@ -31,32 +43,54 @@ impl RxQueue {
             next: 0,
             done: Vec::with_capacity(BATCH),
             owes_notify: false,
+            packets_left: ROUND_PACKETS,
+            bytes_left: ROUND_BYTES,
         }
     }
 
-    /// True when a buffer for header and payload is at hand. Buffers without room for one byte of
-    /// payload are given back empty.
-    pub fn ready(&mut self) -> bool {
-        loop {
-            if self.next >= self.batch.len() {
-                self.push();
-                self.next = 0;
-                if self.vring.pop(&mut self.batch, BATCH) == 0 {
-                    return false;
-                }
-            }
-            if self.batch.get(self.next).writable_len > HEADER_LEN_BYTES {
-                return true;
-            }
-            self.vring.parts.stats.drop_one(DropReason::Malformed);
-            self.complete(0);
-        }
+    /// A new round: the port's share of it is whole again.
+    pub fn begin_round(&mut self) {
+        (self.packets_left, self.bytes_left) = (ROUND_PACKETS, ROUND_BYTES);
     }
 
-    /// The buffer that is `ahead` places after the next one, if it is at hand and good.
+    /// Payload bytes that may still go to the guest in this round.
+    pub fn bytes_left(&self) -> u32 {
+        self.bytes_left
+    }
+
+    /// Ok when a buffer for header and payload is at hand and the port's share of the round is not
+    /// used up. A buffer without room for one byte of payload breaks the port: no driver posts
+    /// such, and completing them empty would never end while the guest posts more.
+    pub fn ready(&mut self) -> Result<(), Wait> {
+        if !self.vring.parts.health.is_live() {
+            return Err(Wait::Buffers);
+        }
+        if self.packets_left == 0 || self.bytes_left == 0 {
+            return Err(Wait::Round);
+        }
+        if self.next >= self.batch.len() {
+            self.push();
+            self.next = 0;
+            if self.vring.pop(&mut self.batch, BATCH) == 0 {
+                return Err(Wait::Buffers);
+            }
+        }
+        let chain = self.batch.get(self.next);
+        if chain.writable_len > HEADER_LEN_BYTES {
+            return Ok(());
+        }
+        let head = chain.id;
+        self.vring.parts.stats.drop_one(DropReason::Malformed);
+        let what = "a receive buffer has no room for a header and one byte";
+        self.vring.fail(&RingError::BadRequest { head, what });
+        Err(Wait::Buffers)
+    }
+
+    /// The buffer that is `ahead` places after the next one, if it is at hand, good, and within the
+    /// port's share of the round.
     pub fn peek(&self, ahead: usize) -> Option<Chain<'_>> {
         let at = self.next + ahead;
-        if at >= self.batch.len() {
+        if at >= self.batch.len() || ahead >= self.packets_left as usize {
             return None;
         }
         Some(self.batch.get(at)).filter(|c| c.writable_len > HEADER_LEN_BYTES)
@@ -71,6 +105,8 @@ impl RxQueue {
         let written = head as u32 + payload_len;
         self.vring.queue.mark_written(chain.writable, written as usize);
         self.vring.parts.stats.bytes.add(u64::from(payload_len));
+        self.packets_left = self.packets_left.saturating_sub(1);
+        self.bytes_left = self.bytes_left.saturating_sub(payload_len);
         self.complete(written);
     }
 

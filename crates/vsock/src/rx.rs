@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::engine::{Engine, Far};
 use crate::limits::{QUANTUM_BYTES, READY_BUDGET};
 use crate::packet::{HEADER_LEN_BYTES, Op, RawHeader, SHUT_SEND};
-use crate::queues::RxQueue;
+use crate::queues::{RxQueue, Wait};
 use crate::table::Id;
 use crate::tx::send_payload;
 
@@ -23,6 +23,17 @@ enum Turn {
     More,
     /// No receive buffers.
     Starved,
+    /// The port has had its share of this round.
+    Spent,
+}
+
+impl From<Wait> for Turn {
+    fn from(wait: Wait) -> Self {
+        match wait {
+            Wait::Buffers => Self::Starved,
+            Wait::Round => Self::Spent,
+        }
+    }
 }
 
 impl Engine {
@@ -32,6 +43,9 @@ impl Engine {
         if let Some(p) = self.ports.get_mut(port) {
             p.starved = false;
         }
+        // Before those who copy straight into the buffers in the next round: they get what is left,
+        // so that a busy neighbour cannot keep the guest's other connections waiting.
+        rx.begin_round();
         let mut done = self.send_strays(port, &mut rx);
         let mut budget = READY_BUDGET;
         while budget > 0 {
@@ -41,6 +55,10 @@ impl Engine {
             match self.serve_connection(&mut rx, id) {
                 Turn::Idle => {}
                 Turn::More => self.enqueue(id),
+                Turn::Spent => {
+                    self.enqueue(id);
+                    break;
+                }
                 Turn::Starved => {
                     if let Some(p) = self.ports.get_mut(port) {
                         p.ready.push_front(&mut self.endpoints, id);
@@ -63,8 +81,8 @@ impl Engine {
         let Some(p) = self.ports.get_mut(port) else { return 0 };
         let mut done = 0;
         while let Some(&(key, kind)) = p.strays.front() {
-            if !rx.ready() {
-                p.starved = true;
+            if let Err(wait) = rx.ready() {
+                p.starved = wait == Wait::Buffers;
                 break;
             }
             rx.put(&RawHeader::reset(key, p.spec.cid, kind), 0);
@@ -119,9 +137,10 @@ impl Engine {
                 }
                 continue;
             }
-            if !rx.ready() {
-                return Turn::Starved;
+            if let Err(wait) = rx.ready() {
+                return wait.into();
             }
+            let room = room.min(rx.bytes_left());
             let n = match &ep.far {
                 Far::Guest(peer) => {
                     let peer = *peer;
@@ -145,8 +164,8 @@ impl Engine {
             let far_empty = !self.far_has_bytes(id);
             let Some(ep) = self.endpoints.get_mut(id) else { return Some(Turn::Idle) };
             ep.conn.next_op(far_empty)?;
-            if !rx.ready() {
-                return Some(Turn::Starved);
+            if let Err(wait) = rx.ready() {
+                return Some(wait.into());
             }
             let Some(p) = self.ports.get(ep.port) else { return Some(Turn::Idle) };
             let (op, header) = ep.conn.take_op(far_empty, p.spec.cid, self.now_ns)?;
@@ -165,7 +184,7 @@ impl Engine {
     fn send_buffered(&mut self, rx: &mut RxQueue, id: Id, peer: Id, room: u32) -> u32 {
         let Some(cid) = self.cid_of(id) else { return 0 };
         let mut moved = 0;
-        while moved < room && rx.ready() {
+        while moved < room && rx.ready().is_ok() {
             let Some(sender) = self.endpoints.get_mut(peer).filter(|s| !s.ring.is_empty()) else {
                 break;
             };

@@ -26,6 +26,8 @@ mod domain;
 mod guests;
 mod hosts;
 mod lifecycle;
+mod marks;
+mod rounds;
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
 

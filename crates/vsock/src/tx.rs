@@ -9,7 +9,7 @@ use crate::connection::{Event, Phase};
 use crate::engine::{Endpoint, Engine, Far};
 use crate::host;
 use crate::packet::{HEADER_LEN_BYTES, Header, Key, Op, SHUT_RECEIVE, SHUT_SEND};
-use crate::queues::{RxQueue, TxQueue};
+use crate::queues::{RxQueue, TxQueue, Wait};
 use crate::table::Id;
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
@@ -249,8 +249,8 @@ impl Engine {
         }
     }
 
-    /// Copies a packet's payload into the receiver's buffers, as far as there are buffers and
-    /// credit. Returns how many bytes went.
+    /// Copies a packet's payload into the receiver's buffers, as far as there are buffers, credit
+    /// and something left of the receiver's share of the round. Returns how many bytes went.
     fn copy_to_guest(&mut self, tx: &TxQueue, index: usize, peer: Id, len: u32) -> u32 {
         let Some(other) = self.endpoints.get_mut(peer) else { return 0 };
         let Some(port) = self.ports.get_mut(other.port) else { return 0 };
@@ -265,12 +265,12 @@ impl Engine {
             if room == 0 {
                 break;
             }
-            if !rx.ready() {
-                port.starved = true;
+            if let Err(wait) = rx.ready() {
+                port.starved = wait == Wait::Buffers;
                 break;
             }
             let Some(chain) = rx.peek(0) else { break };
-            let n = room.min(chain.writable_len - HEADER_LEN_BYTES);
+            let n = room.min(rx.bytes_left()).min(chain.writable_len - HEADER_LEN_BYTES);
             let from = HEADER + done as usize;
             let n = copy_across(tx.bytes(index), from, chain.writable, HEADER, n as usize) as u32;
             if n == 0 {
