@@ -1,6 +1,7 @@
 //! Which addresses a port may send from.
 //!
-//! A port with a binding owns one MAC address: the configured one, or the first it uses. With
+//! A port with a binding owns one MAC address: the configured one, or the first it uses that nobody
+//! else is using. With
 //! [`BindMode::MacAndIp`] it also owns IP addresses: the configured ones, or the first few it uses
 //! that no other port owns. Judged are our own copies of the headers, behind up to two VLAN tags;
 //! a packet whose sender cannot be judged (headers beyond [`crate::header::HEAD_LEN`]) is dropped.
@@ -41,7 +42,7 @@ pub(crate) struct Binding {
     pub mode: BindMode,
     /// The bound address: configured or first seen.
     pub mac: Option<Mac>,
-    /// From the configuration: survives a reset.
+    /// From the configuration: survives the end of a session.
     pub mac_configured: bool,
     /// No addresses configured: learn them.
     pub learn_ips: bool,
@@ -91,7 +92,8 @@ impl Binding {
         }
     }
 
-    /// The first frame of a port without a configured address binds it.
+    /// The first frame of a port without a configured address binds it, unless somebody else is
+    /// using that address: one frame would cut off the gateway, or any port without a binding.
     fn bind_first(
         &mut self,
         port: PortId,
@@ -101,6 +103,9 @@ impl Binding {
     ) -> Result<(), DropReason> {
         if src.is_group() || src.is_zero() {
             return Err(DropReason::Malformed);
+        }
+        if tables.macs.owner(src, now_ns).is_some_and(|owner| owner != port) {
+            return Err(DropReason::Spoofed);
         }
         match tables.macs.fix(src, port, now_ns) {
             Learn::Known | Learn::New => self.mac = Some(src),

@@ -354,6 +354,15 @@ impl Device for NetPort {
         // A sidecore that is gone has no queue of ours left.
         let _ = self.worker.call(move |engine, watcher| engine.reset_port(place, watcher));
     }
+
+    /// The end of the session forgets what was learned; a reset must not: a driver can ask for one
+    /// at will (by negotiating other features), and would choose new addresses that way.
+    fn connected(&self, up: bool) {
+        if !up {
+            let place = self.place;
+            let _ = self.worker.call(move |engine, _| engine.forget_learned(place));
+        }
+    }
 }
 
 fn running(index: u16) -> DeviceError {

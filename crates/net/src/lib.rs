@@ -21,10 +21,13 @@
 //! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
 //! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.
 //!
-//! **Bindings.** See [`BindMode`]. Learned addresses survive the guest reloading its driver; the
-//! end of the session forgets them. An address that another port of the switch owns cannot be
-//! learned. Who must not trust the first use (a guest that claims the gateway's address before
-//! anyone else) configures the addresses.
+//! **Bindings.** See [`BindMode`]. Learned addresses survive the guest reloading its driver, also
+//! with other features; the end of the session forgets them. An address that another port of the
+//! switch owns cannot be learned, nor a MAC address that the uplink or a port without a binding
+//! has shown within the ageing time. (So a VM without a configured MAC that moves here from behind
+//! the uplink is cut off until the switch has not seen it there for that long.) Who must not trust
+//! the first use (a guest that claims the gateway's address before anyone else), or moves VMs,
+//! configures the addresses.
 //!
 //! **Sleeping.** An idle switch arms the kicks of its transmit queues and has no timer; tables age
 //! when they are looked at. Only a held sender brings a wake-up, at the end of its hold.

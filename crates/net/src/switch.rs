@@ -310,20 +310,29 @@ impl Engine {
         (0..count).filter_map(|index| take_queue(port, index, &mut kicks)).collect()
     }
 
-    /// All queues stopped, features and learned addresses forgotten.
+    /// All queues stopped, features forgotten. Addresses stay: see [`Engine::forget_learned`].
     pub(crate) fn reset_port(&mut self, place: Place, watcher: &Watcher<'_>) -> Vec<queue::Vring> {
         if self.port_mut(place).is_none() {
             return Vec::new();
         }
         let stopped = self.stop_queues(place, watcher);
-        self.forget(place.id, false);
         if let Some(port) = self.port_mut(place) {
             port.set_features(0);
-            if !port.binding.mac_configured {
-                port.binding.mac = None;
-            }
         }
         stopped
+    }
+
+    /// Forgets the addresses of a port that are not from the configuration.
+    pub(crate) fn forget_learned(&mut self, place: Place) {
+        if self.port_mut(place).is_none() {
+            return;
+        }
+        self.forget(place.id, false);
+        if let Some(port) = self.port_mut(place)
+            && !port.binding.mac_configured
+        {
+            port.binding.mac = None;
+        }
     }
 
     fn remove_port(

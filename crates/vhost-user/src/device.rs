@@ -129,7 +129,7 @@ pub trait Device: Send + Sync {
     /// All queues stopped and dropped, features forgotten.
     fn reset(&self);
 
-    /// vhost-vsock front ends name no CID over vhost-user; network and disk ignore this. Called
+    /// vhost-vsock front ends name no CID over vhost-user; disks ignore this. Called
     /// when the session is up (true) and when the front end is gone (false): link state.
     fn connected(&self, up: bool) {
         let _ = up;

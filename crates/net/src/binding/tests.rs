@@ -127,6 +127,39 @@ fn abuse_C3_first_mac_is_bound_and_nobody_elses() {
     assert_eq!(lab.judge(1, &frame(BROADCAST, mac(1), 60)), None);
 }
 
+/// Without a configured address a port takes the first it uses, but nobody else's: not the
+/// gateway's behind the uplink, and not that of a port without a binding.
+#[test]
+fn abuse_C3_a_live_learned_address_is_not_taken_by_a_first_frame() {
+    let free = Spec { bind: BindMode::Off, ..Spec::default() };
+    let mut lab = Lab::new(vec![Spec::default(), free]);
+    for guest in &mut lab.guests {
+        guest.post(0, 32, 1600, 1);
+    }
+    let wire = lab.set_wire();
+    let gateway = [2, 0, 0, 0, 0, 0x77];
+    let hello = [&[0; 12][..], &frame(BROADCAST, gateway, 60)].concat();
+    wire.lock().unwrap().incoming.push_back(hello.clone());
+    lab.poll();
+    assert_eq!(lab.judge(1, &frame(BROADCAST, mac(5), 60)), None);
+    for taken in [gateway, mac(5)] {
+        assert_eq!(lab.judge(0, &frame(BROADCAST, taken, 60)), Some(Spoofed));
+    }
+    // The gateway is still heard and reached, and the port may be somebody of its own.
+    wire.lock().unwrap().incoming.push_back(hello);
+    assert_eq!(lab.poll(), 1);
+    assert_eq!(lab.uplink_stats().drops[Spoofed as usize].get(), 0);
+    assert_eq!(lab.judge(0, &frame(gateway, mac(0), 60)), None);
+    // What has not been seen for the ageing time is nobody's.
+    let mut lab = Lab::new(vec![Spec::default()]);
+    let wire = lab.set_wire();
+    let hello = [&[0; 12][..], &frame(BROADCAST, gateway, 60)].concat();
+    wire.lock().unwrap().incoming.push_back(hello);
+    lab.poll();
+    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    assert_eq!(lab.judge(0, &frame(BROADCAST, gateway, 60)), None);
+}
+
 #[test]
 fn abuse_C3_mac_flooding_stops_at_the_ports_limit() {
     let free = Spec { bind: BindMode::Off, ..Spec::default() };

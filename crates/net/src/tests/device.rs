@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::clock::MonotonicClock;
+use base::counter::DropReason;
 use queue::Layout;
 use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use sidecore::{Sidecore, SidecoreConfig};
@@ -174,10 +175,37 @@ fn queues_stop_and_start_again_where_they_were() {
         a.wait_sent();
         assert_eq!(a.tx.stats().drops[0].get(), 1);
         a.port.reset();
+        assert_eq!(a.port.addresses().unwrap().0, Some(mac(0)));
+        a.port.connected(false);
         assert_eq!(a.port.addresses().unwrap(), (None, vec![]));
         assert!(a.port.stop_queue(1).unwrap().is_none());
         core.shutdown();
     }
+}
+
+/// A driver that negotiates other features makes its session reset the device: its binding stays.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_C3_a_binding_is_not_shed_by_other_features() {
+    let core = core();
+    let switch = switch(&core);
+    let mut vm = Vm::start(switch.add_port(NetPortConfig::new("vm/a")).unwrap(), Layout::Split);
+    let ip = [10, 0, 0, 1];
+    let arp = |n: usize| {
+        let head: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 1];
+        [&BROADCAST[..], &mac(n), &[8, 6], &head, &mac(n), &ip, &[0; 10]].concat()
+    };
+    vm.send(&arp(0));
+    vm.wait_sent();
+    let before = vm.port.addresses().unwrap();
+    assert_eq!(before, (Some(mac(0)), vec![ip.into()]));
+    vm.port.reset();
+    let mut again = Vm::start(Arc::clone(&vm.port), Layout::Packed);
+    again.send(&arp(7));
+    again.wait_sent();
+    assert_eq!(again.tx.stats().drops[DropReason::Spoofed as usize].get(), 1);
+    assert_eq!(again.port.addresses().unwrap(), before);
+    core.shutdown();
 }
 
 #[test]
@@ -196,6 +224,7 @@ fn a_removed_port_frees_its_place_and_addresses() {
     let taken = switch.add_port(other).unwrap_err();
     assert!(taken.to_string().contains("10.0.0.3 is bound to another port"), "{taken}");
     first.reset();
+    first.connected(false);
     assert_eq!(first.addresses().unwrap(), (Some(mac(3)), vec![[10, 0, 0, 3].into()]));
     switch.remove_port(&first).unwrap();
     switch.remove_port(&first).unwrap();
