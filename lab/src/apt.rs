@@ -167,4 +167,19 @@ mod tests {
         let error = need("no-such-program-at-all").unwrap_err().to_string();
         assert!(error.contains("no-such-program-at-all"), "{error}");
     }
+
+    /// A machine that has only what `scripts/prepare` installs must boot the guests.
+    #[test]
+    fn prepare_installs_every_package() {
+        /// Essential in Debian: always there.
+        const ESSENTIAL: [&str; 6] = ["dash", "dpkg", "gzip", "libc-bin", "tar", "util-linux"];
+        let prepare = include_str!("../../scripts/prepare");
+        let (_, list) = prepare.split_once("PACKAGES=(").unwrap();
+        let (list, _) = list.split_once(')').unwrap();
+        let installed: Vec<&str> = list.split_whitespace().collect();
+        for (program, package) in PROGRAMS {
+            let known = installed.contains(&package) || ESSENTIAL.contains(&package);
+            assert!(known, "scripts/prepare does not install {package} for {program}");
+        }
+    }
 }
