@@ -151,3 +151,43 @@ pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {
         _ => unknown,
     }
 }
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Callers resolve names before they come here; whoever exchanges a part of the path between
+    /// the two must still not get out.
+    #[test]
+    fn abuse_F2_opening_beneath_follows_no_link_and_leads_nowhere_else() {
+        let root = tempfile::tempdir().unwrap();
+        let images = root.path().join("images");
+        fs::create_dir_all(images.join("sub")).unwrap();
+        for name in ["secret", "images/base.raw", "images/sub/base.raw"] {
+            fs::write(root.path().join(name), [7; 512]).unwrap();
+        }
+        // Out of the folder, and within it: names that were resolved have no links at all.
+        symlink(root.path().join("secret"), images.join("out.raw")).unwrap();
+        symlink("base.raw", images.join("in.raw")).unwrap();
+        symlink("sub", images.join("dir")).unwrap();
+        let dir: OwnedFd = File::open(&images).unwrap().into();
+        let mode = OpenMode { read_only: true, direct: false };
+        let open = |name: &str| open_beneath(&dir, Path::new(name), mode);
+        open("base.raw").unwrap();
+        open("sub/base.raw").unwrap();
+        let absolute = root.path().join("secret");
+        let absolute = absolute.to_str().unwrap();
+        let names =
+            ["out.raw", "in.raw", "dir/base.raw", "../secret", "sub/../../secret", absolute];
+        for name in names {
+            let text = open(name).expect_err(name).to_string();
+            assert!(text.contains("cannot open the backing file"), "{text}");
+        }
+        let itself = format!("/proc/self/fd/{}", dir.as_raw_fd());
+        assert!(open(&itself).is_err());
+    }
+}

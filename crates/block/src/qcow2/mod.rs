@@ -34,8 +34,8 @@ impl Qcow2Backend {
         direct: bool,
         read_only: bool,
     ) -> Result<Self, BlockError> {
-        let Opened { access, images } = open::open(path, backing_dir, direct, read_only)?;
-        let len_bytes = access.size();
+        let Opened { access, images, len_bytes } =
+            open::open(path, backing_dir, direct, read_only)?;
         let pool = Pool::start(access, images)
             .map_err(BlockError::resource("starting the qcow2 helper threads"))?;
         Ok(Self { pool: Arc::new(pool), path: path.to_path_buf(), len_bytes })
@@ -127,5 +127,7 @@ impl Disk for Qcow2Disk {
     }
 }
 
+#[cfg(test)]
+mod malformed;
 #[cfg(test)]
 mod tests;

@@ -3,11 +3,13 @@
 //! The header of an image is guest-made data as soon as a guest had the image as a raw disk, and
 //! user-made data when users upload images. So (F1): formats are never probed, not of the image and
 //! not of backing files; a backing file must lie in the configured directory, reached without any
-//! symbolic link; encrypted images and external data files are refused.
+//! symbolic link; encrypted images and external data files are refused. The library itself is not
+//! believed either: a panic in it is an error.
 
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use imago::FormatAccess;
@@ -31,10 +33,28 @@ pub(super) struct Opened {
     pub access: FormatAccess<File>,
     /// Keeps the locks.
     pub images: Vec<Image>,
+    pub len_bytes: u64,
 }
 
-/// Opens `path` as qcow2.
+/// Opens `path` as qcow2. A header that makes the library panic is an image that is refused, not the
+/// end of a daemon that serves other VMs.
 pub(super) fn open(
+    path: &Path,
+    backing_dir: Option<&Path>,
+    direct: bool,
+    read_only: bool,
+) -> Result<Opened, BlockError> {
+    // Nothing of ours is shared with the closure: what a panic leaves half done is dropped with it.
+    let run = AssertUnwindSafe(|| open_chain(path, backing_dir, direct, read_only));
+    catch_unwind(run).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        let reason = format!("it, or a backing file of it, makes the qcow2 library panic: {text}");
+        Err(refused(path, reason))
+    })
+}
+
+fn open_chain(
     path: &Path,
     backing_dir: Option<&Path>,
     direct: bool,
@@ -47,7 +67,8 @@ pub(super) fn open(
     // Relative backing names start at the image, wherever links to it are.
     let real = fs::canonicalize(path).map_err(BlockError::file("cannot resolve", path))?;
     let access = open_qcow2(image, &real, mode, &rule, &mut images)?;
-    Ok(Opened { access, images })
+    let len_bytes = access.size();
+    Ok(Opened { access, images, len_bytes })
 }
 
 /// Where backing files may be.
@@ -78,6 +99,9 @@ impl BackingRule {
         let relative = real
             .strip_prefix(dir)
             .map_err(|_| refuse(format!("is outside the backing directory {}", dir.display())))?;
+        if relative.as_os_str().is_empty() {
+            return Err(refuse("is the backing directory itself".into()));
+        }
         let mode = OpenMode { read_only: true, direct: self.direct };
         Ok((file::open_beneath(fd, relative, mode)?, real))
     }
