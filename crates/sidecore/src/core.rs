@@ -141,13 +141,18 @@ impl Sidecore {
             // The asker waits below; if it died there is nobody to tell.
             let _ = answer.send(f(run));
         });
-        self.jobs.send(job).map_err(|_| gone())?;
+        self.post(job)?;
+        wait.recv().map_err(|_| gone())
+    }
+
+    /// Leaves a job for the thread.
+    pub(crate) fn post(&self, job: Job) -> Result<(), SidecoreError> {
+        self.jobs.send(job).map_err(|_| SidecoreError::Gone(self.index))?;
         self.mailbox.pending.store(true, Ordering::Release);
         self.mailbox
             .bell
             .signal()
-            .map_err(|source| SidecoreError::Io { what: "waking its thread", source })?;
-        wait.recv().map_err(|_| gone())
+            .map_err(|source| SidecoreError::Io { what: "waking its thread", source })
     }
 }
 

@@ -11,7 +11,10 @@
 //!
 //! # Limits
 //! - A worker stays on the sidecore it was added to; moving by load comes later.
-//! - A call waits for the end of the current round: at most one batch of every worker there.
+//! - A call waits for the end of the current round: at most one batch of every worker there, and
+//!   one more such round for each 16 calls before it.
+//! - A worker that panics, in whatever it does, is dropped: its ports are dead until they are
+//!   attached anew.
 //! - 64 wake-ups are taken from the kernel at once (one page of events); more take another call.
 //! - A sleep arms every worker and a wake-up disarms every worker, so its cost grows with the
 //!   number of workers. A switch or a vsock domain is one worker however many ports it has; a disk

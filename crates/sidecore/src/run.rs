@@ -16,6 +16,10 @@ use crate::worker::{Arm, Poller, Watcher, Worker};
 /// Wake-ups taken from the kernel at once; more simply take another call.
 const WAKE_EVENTS: usize = 64;
 
+/// Jobs run between two rounds; more wait for the next gap. A front end can make its session send
+/// jobs without an end, and the workers must go on all the same.
+pub(crate) const JOBS_PER_ROUND: usize = 16;
+
 /// Empty rounds between two yields: a yield costs as much as a few empty rounds.
 const YIELD_EVERY: u32 = 4;
 
@@ -101,16 +105,26 @@ impl Run {
         id: WorkerId,
         f: impl FnOnce(&mut W, &Watcher<'_>) -> R,
     ) -> Option<R> {
-        let watcher = Watcher { epoll: self.poller.fd(), worker: id };
-        let slot = self.slots.iter_mut().find(|s| s.id == id)?;
+        let at = self.slots.iter().position(|s| s.id == id)?;
+        let epoll = &self.poller;
+        let slot = self.slots.get_mut(at)?;
         // `AnyWorker` is implemented for the box' content, not for the box: reach through it.
         let worker = (*slot.worker).as_any().downcast_mut::<W>()?;
-        Some(f(worker, &watcher))
+        let watcher = Watcher { epoll: epoll.fd(), worker: id };
+        match catch_unwind(AssertUnwindSafe(|| f(worker, &watcher))) {
+            Ok(answer) => Some(answer),
+            Err(_) => {
+                self.drop_panicked(at);
+                None
+            }
+        }
     }
 
     pub(crate) fn stop(&mut self) {
         self.stopping = true;
-        self.slots.clear();
+        for slot in self.slots.drain(..) {
+            drop_guarded(slot);
+        }
         self.mailbox.stats.workers.set(0);
     }
 
@@ -123,9 +137,11 @@ impl Run {
         while !self.stopping {
             if self.mailbox.pending.load(Ordering::Relaxed) {
                 self.take_jobs();
+                if self.stopping {
+                    return;
+                }
                 last_work_ns = self.clock.now_ns();
                 round_start_ns = last_work_ns;
-                continue;
             }
             let done = self.round(round_start_ns);
             let now_ns = self.clock.now_ns();
@@ -136,7 +152,7 @@ impl Run {
                 stats.busy_ns.add(now_ns - round_start_ns);
                 last_work_ns = now_ns;
                 idle_rounds = 0;
-            } else if now_ns - last_work_ns >= spin_ns {
+            } else if now_ns - last_work_ns >= spin_ns && !self.has_jobs() {
                 self.sleep(now_ns);
                 last_work_ns = self.clock.now_ns();
                 round_start_ns = last_work_ns;
@@ -149,20 +165,35 @@ impl Run {
         }
     }
 
-    /// One poll of every worker. A worker that panics is a bug of ours: it goes, the others stay.
+    /// Whether jobs wait that no bell may tell of: what a drain left, or what came since.
+    fn has_jobs(&self) -> bool {
+        self.mailbox.pending.load(Ordering::Relaxed)
+    }
+
+    /// One poll of every worker.
     fn round(&mut self, now_ns: u64) -> usize {
         let mut done = 0;
         let mut at = 0;
-        while let Some(slot) = self.slots.get_mut(at) {
-            match catch_unwind(AssertUnwindSafe(|| slot.worker.poll(now_ns))) {
-                Ok(n) => {
-                    done += n;
-                    at += 1;
-                }
-                Err(_) => self.drop_panicked(at),
+        while at < self.slots.len() {
+            if let Some(n) = self.guarded(at, |worker| worker.poll(now_ns)) {
+                done += n;
+                at += 1;
             }
         }
         done
+    }
+
+    /// Has a worker do something. One that panics is a bug of ours: it goes (none), and the others
+    /// stay.
+    fn guarded<R>(&mut self, at: usize, f: impl FnOnce(&mut dyn AnyWorker) -> R) -> Option<R> {
+        let slot = self.slots.get_mut(at)?;
+        match catch_unwind(AssertUnwindSafe(|| f(&mut *slot.worker))) {
+            Ok(answer) => Some(answer),
+            Err(_) => {
+                self.drop_panicked(at);
+                None
+            }
+        }
     }
 
     fn drop_panicked(&mut self, at: usize) {
@@ -174,8 +205,7 @@ impl Run {
         );
         self.mailbox.stats.panics.add(1);
         self.mailbox.stats.workers.set(self.slots.len() as u64);
-        // Its drop may panic on the same broken state; that must not take the thread along.
-        let _ = catch_unwind(AssertUnwindSafe(move || drop(slot)));
+        drop_guarded(slot);
     }
 
     fn relax(&self, idle_rounds: u32) {
@@ -189,12 +219,18 @@ impl Run {
     fn take_jobs(&mut self) {
         // Cleared before the look: a job sent after the look sets it again.
         self.mailbox.pending.swap(false, Ordering::Acquire);
-        while let Ok(job) = self.inbox.try_recv() {
-            job(self);
+        for _ in 0..JOBS_PER_ROUND {
+            let Ok(job) = self.inbox.try_recv() else { return };
+            // Whoever asked sees its answer's channel close. A worker that panicked in it is gone
+            // already; what else can panic is the making or dropping of one.
+            if catch_unwind(AssertUnwindSafe(|| job(self))).is_err() {
+                tracing::error!(sidecore = self.config.index, "a call panicked");
+            }
             if self.stopping {
                 return;
             }
         }
+        self.mailbox.pending.store(true, Ordering::Relaxed);
     }
 
     /// Arms every worker, sleeps unless one is busy, disarms those that were armed.
@@ -202,25 +238,30 @@ impl Run {
         let mut wake_at_ns = None;
         let mut armed = 0;
         let mut busy = false;
-        for slot in &mut self.slots {
-            armed += 1;
-            match slot.worker.arm(now_ns) {
-                Arm::Busy => {
-                    busy = true;
-                    break;
-                }
-                Arm::Idle => {}
-                Arm::Until(at_ns) => {
+        while armed < self.slots.len() && !busy {
+            match self.guarded(armed, |worker| worker.arm(now_ns)) {
+                // Gone; the next one is in its place.
+                None => continue,
+                Some(Arm::Busy) => busy = true,
+                Some(Arm::Idle) => {}
+                Some(Arm::Until(at_ns)) => {
                     wake_at_ns = Some(wake_at_ns.map_or(at_ns, |w: u64| w.min(at_ns)));
                 }
             }
+            armed += 1;
         }
         if !busy {
             self.mailbox.stats.sleeps.add(1);
             self.wait(now_ns, wake_at_ns);
+            // All of them, less those that a panic has taken meanwhile.
+            armed = self.slots.len();
         }
-        for slot in self.slots.iter_mut().take(armed) {
-            slot.worker.disarm();
+        let mut at = 0;
+        while at < armed {
+            match self.guarded(at, |worker| worker.disarm()) {
+                Some(()) => at += 1,
+                None => armed -= 1,
+            }
         }
     }
 
@@ -246,18 +287,23 @@ impl Run {
     }
 
     fn tell_fired(&mut self) {
-        for event in &self.events {
-            let data = event.data.u64();
+        for i in 0..self.events.len() {
+            let data = self.events[i].data.u64();
             if data == BELL {
                 self.mailbox.bell.drain();
                 continue;
             }
             let (id, fd) = ((data >> 32) as WorkerId, data as u32 as RawFd);
-            if let Some(slot) = self.slots.iter_mut().find(|s| s.id == id) {
-                slot.worker.fired(fd);
+            if let Some(at) = self.slots.iter().position(|s| s.id == id) {
+                let _ = self.guarded(at, |worker| worker.fired(fd));
             }
         }
     }
+}
+
+/// Drops a worker. Its drop may panic on a broken state; that must not take the thread along.
+fn drop_guarded(slot: Slot) {
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(slot)));
 }
 
 impl Drop for Run {

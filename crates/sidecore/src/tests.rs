@@ -1,13 +1,20 @@
 //! A sidecore with small workers on real threads and real eventfds.
 
+#![allow(non_snake_case)]
+
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 use base::clock::MonotonicClock;
 use base::event::Event;
 
 use crate::{Arm, Sidecore, SidecoreConfig, Worker};
+
+/// Longer than anything takes that is not stuck.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Counts the rings of an event; tells the test of everything that happens to it.
 struct Counting {
@@ -129,6 +136,155 @@ fn a_panicking_worker_goes_and_the_others_stay() {
     assert!(bad.call(|w, _| w.rung).is_err());
     assert_eq!(good.call(|w, _| w.rung).unwrap(), 1);
     assert_eq!(core.stats().panics.get(), 1);
+    core.shutdown();
+}
+
+/// Where a [`Panicking`] worker panics, besides its drop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Where {
+    Poll,
+    Arm,
+    Disarm,
+    Fired,
+    Call,
+}
+
+/// Panics as soon as its event was rung. The channel closes when it is dropped.
+struct Panicking {
+    place: Where,
+    event: Event,
+    _alive: SyncSender<()>,
+}
+
+impl Panicking {
+    fn at(&self, here: Where) {
+        assert!(self.place != here || !self.event.drain(), "as the test wants");
+    }
+}
+
+impl Worker for Panicking {
+    fn poll(&mut self, _now_ns: u64) -> usize {
+        self.at(Where::Poll);
+        0
+    }
+    fn arm(&mut self, _now_ns: u64) -> Arm {
+        self.at(Where::Arm);
+        Arm::Idle
+    }
+    fn disarm(&mut self) {
+        self.at(Where::Disarm);
+    }
+    fn fired(&mut self, _fd: RawFd) {
+        self.at(Where::Fired);
+    }
+}
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        panic!("in its drop, too: as the test wants");
+    }
+}
+
+#[test]
+fn a_panic_anywhere_takes_off_its_worker_only() {
+    for place in [Where::Poll, Where::Arm, Where::Disarm, Where::Fired, Where::Call] {
+        let core = sidecore(0);
+        let (first, first_bell, first_tells) = counting(false);
+        let first_fd = first.event.as_raw_fd();
+        let first = core.add(first).unwrap();
+        let event = Event::new().unwrap();
+        let (bell, fd) = (event.try_clone().unwrap(), event.as_raw_fd());
+        let (alive, dropped) = sync_channel(1);
+        let bad = core.add(Panicking { place, event, _alive: alive }).unwrap();
+        let (last, last_bell, last_tells) = counting(false);
+        let last_fd = last.event.as_raw_fd();
+        let last = core.add(last).unwrap();
+        for (worker, fd) in [(&first, first_fd), (&last, last_fd)] {
+            worker.call(move |_, watcher| watcher.watch(fd)).unwrap().unwrap();
+        }
+        bad.call(move |_, watcher| watcher.watch(fd)).unwrap().unwrap();
+        bell.signal().unwrap();
+        if place == Where::Call {
+            let answer = bad.call(|worker, _| worker.at(Where::Call));
+            assert!(matches!(answer, Err(crate::SidecoreError::NoWorker(0))), "{answer:?}");
+        }
+        while dropped.recv().is_ok() {}
+        // `assert!(!self.armed)` in their poll: both are disarmed as often as they were armed.
+        for (bell, tells) in [(first_bell, first_tells), (last_bell, last_tells)] {
+            bell.signal().unwrap();
+            wait_for(&tells, &Told::Polled);
+        }
+        assert!(bad.call(|_, _| ()).is_err(), "{place:?}");
+        assert_eq!(last.call(|w, _| w.rung).unwrap(), 1);
+        assert_eq!((core.stats().panics.get(), core.stats().workers.get()), (1, 2), "{place:?}");
+        core.shutdown();
+    }
+}
+
+#[test]
+fn shutting_down_survives_a_worker_that_panics_in_its_drop() {
+    let core = sidecore(0);
+    let (alive, dropped) = sync_channel(1);
+    let event = Event::new().unwrap();
+    let _bad = core.add(Panicking { place: Where::Poll, event, _alive: alive }).unwrap();
+    let (good, _bell, tells) = counting(false);
+    let _good = core.add(good).unwrap();
+    core.shutdown();
+    while dropped.recv().is_ok() {}
+    while tells.recv().is_ok() {}
+}
+
+/// Says whether it was polled.
+struct Polled(Arc<AtomicBool>);
+
+impl Worker for Polled {
+    fn poll(&mut self, _now_ns: u64) -> usize {
+        self.0.store(true, Ordering::SeqCst);
+        0
+    }
+    fn arm(&mut self, _now_ns: u64) -> Arm {
+        Arm::Idle
+    }
+    fn disarm(&mut self) {}
+}
+
+/// A job that comes again until `polled`.
+fn post_again(core: Sidecore, polled: Arc<AtomicBool>, done: SyncSender<()>) {
+    let next = core.clone();
+    let job = move |_: &mut crate::run::Run| match polled.load(Ordering::SeqCst) {
+        true => drop(done.send(())),
+        false => post_again(next, polled, done),
+    };
+    core.post(Box::new(job)).unwrap();
+}
+
+#[test]
+fn abuse_R10_jobs_without_an_end_leave_the_workers_their_rounds() {
+    let core = sidecore(0);
+    let polled = Arc::new(AtomicBool::new(false));
+    let _worker = core.add(Polled(Arc::clone(&polled))).unwrap();
+    polled.store(false, Ordering::SeqCst);
+    let (done, wait) = sync_channel(1);
+    post_again(core.clone(), polled, done);
+    assert!(wait.recv_timeout(PATIENCE).is_ok(), "the worker is never polled");
+    core.shutdown();
+}
+
+#[test]
+fn jobs_that_a_drain_leaves_are_run_though_no_bell_tells_of_them() {
+    let core = sidecore(0);
+    let (done, wait) = sync_channel(1000);
+    // They wait until the last has come: then one ring of the bell is all there is.
+    let (go, start) = sync_channel::<()>(0);
+    core.post(Box::new(move |_| start.recv().unwrap())).unwrap();
+    for _ in 0..10 * crate::run::JOBS_PER_ROUND {
+        let done = done.clone();
+        core.post(Box::new(move |_| done.send(()).unwrap())).unwrap();
+    }
+    go.send(()).unwrap();
+    for i in 0..10 * crate::run::JOBS_PER_ROUND {
+        assert!(wait.recv_timeout(PATIENCE).is_ok(), "job {i} is not run");
+    }
     core.shutdown();
 }
 
