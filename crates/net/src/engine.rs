@@ -11,7 +11,7 @@ use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
 use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
-use crate::forward::{Dest, Fabric, Outcome, Staging, rx_mut};
+use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull, rx_mut};
 use crate::header::{Allowed, Head, flow_hash};
 use crate::metrics::SwitchStats;
 use crate::port::{Port, TX_BATCH, TxQueue};
@@ -151,7 +151,7 @@ impl Engine {
         let dest = fabric.lookup(head.dst(), port.id, now_ns);
         let frame = chain_frame(chain, head, port.tx_vnet_len);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { fabric.deliver(dest, lane, &frame, now_ns) };
+        let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Hold, now_ns) };
         (outcome, matches!(dest, Dest::Uplink | Dest::All))
     }
 
@@ -166,21 +166,11 @@ impl Engine {
     }
 
     fn receive(&mut self, uplink: &mut Uplink, now_ns: u64) -> usize {
-        if uplink.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns)) {
-            return 0;
-        }
-        uplink.held_on = None;
         let mut work = 0;
         while work < UPLINK_BATCH {
             let Some(bytes) = uplink.wire.receive() else { break };
-            match self.inject(bytes, &uplink.stats, now_ns) {
-                Outcome::Hold(awaited) => {
-                    uplink.held_on = Some(awaited);
-                    self.fabric.stats.holds.add(1);
-                    break;
-                }
-                Outcome::Dropped(reason) => uplink.stats.drop_one(reason),
-                Outcome::Done => {}
+            if let Outcome::Dropped(reason) = self.inject(bytes, &uplink.stats, now_ns) {
+                uplink.stats.drop_one(reason);
             }
             uplink.wire.release();
             work += 1;
@@ -211,8 +201,10 @@ impl Engine {
         let lane = flow_hash(head.eth()) as usize;
         let wire = head.wire();
         let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
+        // Never held: behind this frame are those for all other VMs, and nobody out there would
+        // slow down for a pause here.
         // SAFETY: the uplink is not in the fabric now, so nothing outlives the call.
-        let outcome = unsafe { fabric.deliver(dest, lane, &frame, now_ns) };
+        let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) };
         if outcome == Outcome::Done {
             stats.requests.add(1);
             stats.bytes.add(head.frame_len() as u64);
@@ -267,12 +259,9 @@ fn staged(
     };
     let dest = fabric.lookup(crate::header::Mac::read(frame.eth()), port.id, now_ns);
     // SAFETY: flushed right here, while `outgoing`, `head` and the chain are still untouched.
-    let outcome = unsafe { fabric.deliver(dest, lane, &frame, now_ns) };
+    let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) };
     fabric.flush_uplink();
-    match outcome {
-        Outcome::Hold(_) => Outcome::Dropped(DropReason::ReceiverStalled),
-        other => other,
-    }
+    outcome
 }
 
 impl Worker for Engine {
@@ -322,14 +311,8 @@ impl Worker for Engine {
                 }
             }
         }
-        if let Some(uplink) = uplink {
-            let busy = match uplink.held_on {
-                Some(awaited) => wait(ports, awaited) == Arm::Busy,
-                None => uplink.wire.receive().is_some(),
-            };
-            if busy {
-                return Arm::Busy;
-            }
+        if uplink.as_mut().is_some_and(|uplink| uplink.wire.receive().is_some()) {
+            return Arm::Busy;
         }
         match tell_at_ns.min(wake_at_ns.unwrap_or(u64::MAX)) {
             u64::MAX => Arm::Idle,

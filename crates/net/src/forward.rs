@@ -10,10 +10,11 @@ use crate::binding::Tables;
 use crate::fdb::{PortId, UPLINK};
 use crate::features;
 use crate::header::{F_DATA_VALID, HEAD_LEN, MAX_FRAME, Mac, VNET_LEN, Vnet};
+use crate::hold::Refusal;
 use crate::metrics::SwitchStats;
 use crate::offload::{Need, Plan, complete_checksum, needed};
 use crate::port::{Awaited, Port};
-use crate::rxq::{Body, Frame, Refusal, Room, RxQueue};
+use crate::rxq::{Body, Frame, Room, RxQueue};
 use crate::uplink::Uplink;
 
 /// Bytes in front of an IP packet that the MTU does not count: Ethernet and two VLAN tags.
@@ -26,6 +27,15 @@ pub(crate) enum Dest {
     Uplink,
     All,
     Nowhere,
+}
+
+/// What a frame does at a receiver without buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// It may wait: see [`crate::hold`].
+    Hold,
+    /// It is dropped, and counted at the receiver too.
+    Drop,
 }
 
 /// What became of a frame.
@@ -133,25 +143,26 @@ impl Fabric {
         dest: Dest,
         lane: usize,
         frame: &Frame<'_>,
+        when_full: WhenFull,
         now_ns: u64,
     ) -> Outcome {
         match dest {
-            Dest::Port(to) => self.send_to_port(to, lane, frame, Some(now_ns)),
+            Dest::Port(to) => self.send_to_port(to, lane, frame, when_full, now_ns),
             // SAFETY: the caller's promise.
             Dest::Uplink => unsafe { self.send_to_uplink(frame) },
             // SAFETY: the caller's promise.
-            Dest::All => unsafe { self.flood(lane, frame) },
+            Dest::All => unsafe { self.flood(lane, frame, now_ns) },
             Dest::Nowhere => Outcome::Dropped(DropReason::NoDestination),
         }
     }
 
     /// # Safety
     /// As [`Fabric::deliver`].
-    unsafe fn flood(&mut self, lane: usize, frame: &Frame<'_>) -> Outcome {
+    unsafe fn flood(&mut self, lane: usize, frame: &Frame<'_>, now_ns: u64) -> Outcome {
         self.stats.floods.add(1);
         let mut receivers = 0;
         for to in 0..self.ports.len() {
-            match self.send_to_port(to as PortId, lane, frame, None) {
+            match self.send_to_port(to as PortId, lane, frame, WhenFull::Drop, now_ns) {
                 Outcome::Done => receivers += 1,
                 Outcome::Dropped(DropReason::LinkDown | DropReason::NoDestination) => {}
                 Outcome::Dropped(_) | Outcome::Hold(_) => {
@@ -185,21 +196,21 @@ impl Fabric {
         let stats = &self.stats;
         match self.ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) {
             Some(port) => match Way::find(port, lane, frame) {
-                Ok(way) => way.room(port, frame, Some(now_ns), hold_ns, stats),
+                Ok(way) => way.room(port, frame, WhenFull::Hold, now_ns, hold_ns, stats),
                 Err(reason) => Outcome::Dropped(reason),
             },
             None => Outcome::Dropped(DropReason::NoDestination),
         }
     }
 
-    /// Sends a frame to one port. With `now_ns` it may be held; without (floods) it is dropped for
-    /// a full receiver and counted there.
+    /// Sends a frame to one port.
     fn send_to_port(
         &mut self,
         to: PortId,
         lane: usize,
         frame: &Frame<'_>,
-        now_ns: Option<u64>,
+        when_full: WhenFull,
+        now_ns: u64,
     ) -> Outcome {
         let Self { ports, staging, touched, hold_ns, stats, .. } = self;
         let Some(port) = ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) else {
@@ -209,7 +220,7 @@ impl Fabric {
             Ok(way) => way,
             Err(reason) => return Outcome::Dropped(reason),
         };
-        match way.room(port, frame, now_ns, *hold_ns, stats) {
+        match way.room(port, frame, when_full, now_ns, *hold_ns, stats) {
             Outcome::Done => {}
             other => return other,
         }
@@ -336,7 +347,8 @@ impl Way {
         &self,
         port: &mut Port,
         frame: &Frame<'_>,
-        now_ns: Option<u64>,
+        when_full: WhenFull,
+        now_ns: u64,
         hold_ns: u64,
         stats: &SwitchStats,
     ) -> Outcome {
@@ -347,22 +359,22 @@ impl Way {
             return Outcome::Dropped(DropReason::LinkDown);
         }
         let room = match &self.plan {
-            Some(plan) => rxq.room(plan.count(), plan.longest()),
-            None => rxq.room(1, frame.len()),
+            Some(plan) => rxq.room(plan.count(), plan.longest(), now_ns),
+            None => rxq.room(1, frame.len(), now_ns),
         };
-        let (reason, flooded) = match (room, now_ns) {
+        let reason = match (room, when_full) {
             (Room::Yes, _) => return Outcome::Done,
-            (Room::No(reason), now_ns) => (reason, now_ns.is_none()),
-            (Room::Wait, None) => (DropReason::ReceiverStalled, true),
-            (Room::Wait, Some(now_ns)) => match rxq.refuse(now_ns, hold_ns) {
+            (Room::No(reason), _) => reason,
+            (Room::Wait, WhenFull::Drop) => DropReason::ReceiverStalled,
+            (Room::Wait, WhenFull::Hold) => match rxq.refuse(now_ns, hold_ns) {
                 Refusal::Hold => return Outcome::Hold((self.port, self.queue)),
                 Refusal::Stalled { new } => {
                     stats.stalls.add(u64::from(new));
-                    (DropReason::ReceiverStalled, false)
+                    DropReason::ReceiverStalled
                 }
             },
         };
-        if flooded {
+        if when_full == WhenFull::Drop {
             rxq.vring.parts.stats.drop_one(reason);
         }
         Outcome::Dropped(reason)

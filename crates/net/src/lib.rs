@@ -11,12 +11,14 @@
 //! receiver at once, with one notification. Super-packets and partial checksums pass untouched to
 //! receivers that negotiated them; for others the frame is finished in software ([`offload`]).
 //!
-//! **No buffers.** A frame for one receiver that has no buffers stays in its sender's ring, with
-//! all frames behind it, and is tried again when the receiver posts buffers. After `hold_us`
-//! without any, the receiver is stalled: frames to it are dropped and counted until it posts
-//! buffers again. So a dead receiver costs each sender (and the uplink) at most one hold time.
-//! Broadcasts, multicasts and frames to unknown addresses are never held: a full receiver misses
-//! its copy.
+//! **No buffers.** A VM's frame for one receiver that has no buffers stays in its sender's ring,
+//! with all frames behind it, and is tried again when the receiver posts buffers. Each receive
+//! queue has a budget of `hold_us` for that: waiting spends it, taking frames (and, slowly, time)
+//! refills it. With none left the receiver is stalled: what finds no buffers is dropped and
+//! counted. So a busy receiver slows its senders down without loss, a dead one costs each sender
+//! one hold time, and one that posts a buffer now and then an eighth of the time ([`hold`]).
+//! Broadcasts, multicasts, frames to unknown addresses and frames from the uplink are never held:
+//! a full receiver misses them.
 //!
 //! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
 //! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.
@@ -59,6 +61,7 @@ pub mod fdb;
 pub mod features;
 mod forward;
 pub mod header;
+mod hold;
 pub mod metrics;
 pub mod offload;
 mod port;

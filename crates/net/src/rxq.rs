@@ -9,6 +9,7 @@ use queue::seg::{copy_across, copy_in};
 use queue::{Batch, Completion, RingError, Seg, Vring};
 
 use crate::header::{VNET_LEN, VNET_LEN_LEGACY, Vnet};
+use crate::hold::{Hold, Refusal};
 
 /// Chains taken from the ring at once in the common case.
 const POP_CHAINS: usize = 64;
@@ -76,25 +77,6 @@ pub(crate) enum Room {
     No(DropReason),
 }
 
-/// Waiting for a receiver that is out of buffers.
-#[derive(Debug, Clone, Copy, Default)]
-struct Hold {
-    since_ns: Option<u64>,
-    stalled: bool,
-}
-
-/// What to do with a frame that does not fit now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// Keep it; try again.
-    Hold,
-    /// The receiver has been out of buffers for too long: drop.
-    Stalled {
-        /// It was declared stalled just now.
-        new: bool,
-    },
-}
-
 /// One running receive queue; see the module's text.
 #[derive(Debug)]
 pub(crate) struct RxQueue {
@@ -143,7 +125,7 @@ impl RxQueue {
 
     /// Takes posted chains; true when there are more than before.
     #[inline]
-    fn top_up(&mut self, max: usize) -> bool {
+    fn top_up(&mut self, max: usize, now_ns: u64) -> bool {
         let left = self.batch.len() - self.next;
         if left > 0 {
             self.vring.unpop(&mut self.batch, left);
@@ -151,14 +133,14 @@ impl RxQueue {
         let n = self.vring.pop(&mut self.batch, max);
         self.next = 0;
         if n > left {
-            self.hold = Hold::default();
+            self.hold.end(now_ns);
         }
         n > left
     }
 
     /// Whether `count` frames of up to `len` bytes each fit.
     #[inline]
-    pub fn room(&mut self, count: usize, len: usize) -> Room {
+    pub fn room(&mut self, count: usize, len: usize, now_ns: u64) -> Room {
         loop {
             let answer = self.count_room(count, self.vnet_len + len);
             if answer != Room::Wait {
@@ -168,7 +150,7 @@ impl RxQueue {
             if left >= RX_BATCH {
                 return Room::No(DropReason::TooBig);
             }
-            if !self.top_up(if left == 0 { POP_CHAINS } else { RX_BATCH }) {
+            if !self.top_up(if left == 0 { POP_CHAINS } else { RX_BATCH }, now_ns) {
                 return Room::Wait;
             }
         }
@@ -223,9 +205,7 @@ impl RxQueue {
         } else {
             self.put_pieces(frame, &vnet.to_bytes(used as u16), need);
         }
-        if self.hold.since_ns.is_some() && !self.hold.stalled {
-            self.hold.since_ns = None;
-        }
+        self.hold.frame_taken(len);
         let stats = &self.vring.parts.stats;
         stats.bytes.add(len as u64);
         stats.copied_bytes.add(len as u64);
@@ -285,29 +265,18 @@ impl RxQueue {
 
     /// A frame did not fit: keep it or drop it?
     pub fn refuse(&mut self, now_ns: u64, hold_ns: u64) -> Refusal {
-        if self.hold.stalled {
-            return Refusal::Stalled { new: false };
-        }
-        let since_ns = *self.hold.since_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(since_ns) < hold_ns {
-            return Refusal::Hold;
-        }
-        self.hold.stalled = true;
-        Refusal::Stalled { new: true }
+        self.hold.refuse(now_ns, hold_ns)
     }
 
-    /// Whether a held sender should go on waiting: no new buffers, and the hold time not over.
+    /// Whether a held sender should go on waiting: no new buffers, and the hold not over.
     pub fn still_full(&mut self, now_ns: u64, hold_ns: u64) -> bool {
-        let Some(since_ns) = self.hold.since_ns else { return false };
-        if self.hold.stalled || now_ns.saturating_sub(since_ns) >= hold_ns {
-            return false;
-        }
-        self.batch.len() - self.next >= RX_BATCH || !self.top_up(RX_BATCH)
+        self.hold.is_on(now_ns, hold_ns)
+            && (self.batch.len() - self.next >= RX_BATCH || !self.top_up(RX_BATCH, now_ns))
     }
 
     /// When the hold is over.
     pub fn hold_ends_ns(&self, hold_ns: u64) -> Option<u64> {
-        Some(self.hold.since_ns?.saturating_add(hold_ns))
+        self.hold.ends_ns(hold_ns)
     }
 
     fn publish_quietly(&mut self) {

@@ -10,7 +10,6 @@ use queue::seg::subrange;
 
 use crate::header::{GSO_UDP_L4, HEAD_LEN, VNET_LEN, Vnet};
 use crate::offload::Plan;
-use crate::port::Awaited;
 use crate::rxq::{Body, Frame};
 
 /// A wire with what the switch keeps beside it.
@@ -19,8 +18,6 @@ pub(crate) struct Uplink {
     pub stats: Arc<QueueStats>,
     /// The wire takes UDP super-packets.
     pub uso: bool,
-    /// The receiver that has no buffers for the frame at hand.
-    pub held_on: Option<Awaited>,
     bufs: Vec<IoSlice>,
     unflushed: bool,
 }
@@ -32,7 +29,7 @@ unsafe impl Send for Uplink {}
 impl Uplink {
     pub fn new(wire: Box<dyn Wire>, stats: Arc<QueueStats>, uso: bool) -> Self {
         let bufs = Vec::with_capacity(MAX_CHAIN_SEGS + 2);
-        Self { wire, stats, uso, held_on: None, bufs, unflushed: false }
+        Self { wire, stats, uso, bufs, unflushed: false }
     }
 
     /// Queues a frame.

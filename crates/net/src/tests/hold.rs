@@ -63,9 +63,58 @@ fn a_stalled_receiver_costs_one_hold_and_comes_back_with_buffers() {
     lab.guests[1].post(0, 1, 1600, 1);
     assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 103)), None);
     assert_eq!(lens(&mut lab, 1), [103]);
-    // And it may be waited for again.
-    send(&mut lab, 0, 1, 104);
+    // It may be waited for again after some time, not at once.
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 104)), Some(DropReason::ReceiverStalled));
+    lab.advance(2 * HOLD_NS);
+    send(&mut lab, 0, 1, 105);
     assert_eq!(lab.poll(), 0);
+    assert_eq!(lab.stats.stalls.get(), 1);
+}
+
+/// A receiver that posts one buffer in a hold time costs a sender an eighth of its time, not all
+/// of it.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_R10_a_buffer_now_and_then_does_not_hold_a_sender_up() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec::default(), Spec::default()]);
+    lab.introduce();
+    const STEPS: u64 = 2000;
+    let step_ns = HOLD_NS / 20;
+    let mut waited = 0;
+    for step in 0..STEPS {
+        if step % 19 == 0 {
+            lab.guests[1].post(0, 1, 1600, 1);
+        }
+        lab.guests[2].post_up_to(0, 16, 1600, 1);
+        if lab.guests[0].tx[0].free_descriptors() > 200 {
+            send(&mut lab, 0, 1, 100);
+            send(&mut lab, 0, 2, 200);
+        }
+        waited += u64::from(lab.poll() == 0);
+        while lab.guests[0].tx[0].used().is_some() {}
+        lab.guests[1].recv_all(0);
+        lab.guests[2].recv_all(0);
+        lab.advance(step_ns);
+    }
+    // The first budget, an eighth of the time, and what taken frames give back.
+    assert!(waited > 0 && waited * 100 < STEPS * 17, "waited in {waited} of {STEPS} polls");
+    assert!(lab.stats.stalls.get() > 1);
+}
+
+/// Buffers of 13 bytes make a frame wait for many postings: each of them is no new hold time.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_R10_tiny_buffers_do_not_prolong_a_hold() {
+    let mut lab = Lab::pair();
+    send(&mut lab, 0, 1, 1000);
+    let mut polls = 0;
+    while lab.poll() == 0 {
+        lab.advance(HOLD_NS / 4);
+        lab.guests[1].post(0, 1, 13, 1);
+        polls += 1;
+    }
+    assert!(polls <= 4, "held for {polls} quarters of a hold time");
+    assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 1);
 }
 
 #[test]
