@@ -25,6 +25,10 @@ const TX_ROUND_BYTES: usize = 256 << 10;
 /// Frames taken from the uplink in a round.
 const UPLINK_BATCH: usize = 64;
 
+/// A wire that could not take its receive buffers (no memory) cannot wake anybody either: it is
+/// asked again so soon. A tick of the kernel, which may have freed some by then.
+const REFILL_AGAIN_NS: u64 = 1_000_000;
+
 /// Nobody waits for the end of a transmission: drivers free the buffers, and Linux does so whenever
 /// it is told of received frames too. A request and its answer then cost each guest one interrupt
 /// and not two. 1 ms is what TCP small queues let a sender have in its device.
@@ -158,7 +162,8 @@ impl Engine {
     fn poll_uplink(&mut self, now_ns: u64) -> usize {
         let Some(mut uplink) = self.fabric.uplink.take() else { return 0 };
         let work = self.receive(&mut uplink, now_ns);
-        if uplink.wire.refill().is_err() {
+        uplink.unfilled = uplink.wire.refill().is_err();
+        if uplink.unfilled {
             uplink.stats.drop_one(DropReason::WireError);
         }
         self.fabric.uplink = Some(uplink);
@@ -311,8 +316,13 @@ impl Worker for Engine {
                 }
             }
         }
-        if uplink.as_mut().is_some_and(|uplink| uplink.wire.receive().is_some()) {
-            return Arm::Busy;
+        if let Some(uplink) = uplink {
+            if uplink.wire.receive().is_some() {
+                return Arm::Busy;
+            }
+            if uplink.unfilled {
+                tell_at_ns = tell_at_ns.min(now_ns + REFILL_AGAIN_NS);
+            }
         }
         match tell_at_ns.min(wake_at_ns.unwrap_or(u64::MAX)) {
             u64::MAX => Arm::Idle,

@@ -119,8 +119,11 @@ struct Receiver {
     free: Vec<u16>,
     ready: VecDeque<(u16, u32)>,
     in_kernel: usize,
+    /// The waiter is posted.
     waiting: bool,
     burst: usize,
+    /// Reads are posted that the kernel has not taken yet: a burst of so many, and the waiter.
+    unsubmitted: Option<usize>,
     /// The kernel knows `RWF_NOWAIT` for this file.
     nowait: bool,
     failed: Option<i32>,
@@ -141,6 +144,7 @@ impl Receiver {
             in_kernel: 0,
             waiting: false,
             burst: 1,
+            unsubmitted: None,
             nowait: true,
             failed: None,
             failure_told: false,
@@ -203,16 +207,27 @@ impl Receiver {
             let told = std::mem::replace(&mut self.failure_told, true);
             return if told { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
         }
-        if self.waiting || self.free.is_empty() {
-            return Ok(());
+        if !self.waiting && !self.free.is_empty() {
+            let burst = if self.nowait { self.burst.min(self.free.len() - 1) } else { 0 };
+            for _ in 0..burst {
+                self.post(file, 0, libc::RWF_NOWAIT)?;
+            }
+            self.post(file, WAITER, 0)?;
+            self.waiting = true;
+            self.unsubmitted = Some(burst);
         }
-        let burst = if self.nowait { self.burst.min(self.free.len() - 1) } else { 0 };
-        for _ in 0..burst {
-            self.post(file, 0, libc::RWF_NOWAIT)?;
-        }
-        self.post(file, WAITER, 0)?;
-        self.waiting = true;
+        self.submit()
+    }
+
+    /// Submits what is posted. What fails (no memory) stays posted, and the next call tries again:
+    /// until then nothing is read.
+    fn submit(&mut self) -> io::Result<()> {
+        let Some(burst) = self.unsubmitted else { return Ok(()) };
         self.ring.submit()?;
+        if !self.ring.submission().is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.unsubmitted = None;
         let (got, empty) = self.reap();
         if empty > 0 {
             self.burst /= 2;

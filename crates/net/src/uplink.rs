@@ -18,6 +18,8 @@ pub(crate) struct Uplink {
     pub stats: Arc<QueueStats>,
     /// The wire takes UDP super-packets.
     pub uso: bool,
+    /// It could not get its receive buffers at the last try.
+    pub unfilled: bool,
     bufs: Vec<IoSlice>,
     unflushed: bool,
 }
@@ -29,7 +31,7 @@ unsafe impl Send for Uplink {}
 impl Uplink {
     pub fn new(wire: Box<dyn Wire>, stats: Arc<QueueStats>, uso: bool) -> Self {
         let bufs = Vec::with_capacity(MAX_CHAIN_SEGS + 2);
-        Self { wire, stats, uso, bufs, unflushed: false }
+        Self { wire, stats, uso, unfilled: false, bufs, unflushed: false }
     }
 
     /// Queues a frame.

@@ -118,6 +118,28 @@ fn a_frame_the_kernel_cannot_take_is_counted() {
     });
 }
 
+/// A ring that refuses to submit stands in for a kernel without memory.
+#[test]
+fn reads_that_could_not_be_submitted_are_submitted_later() {
+    in_namespace(|| {
+        let mut tap = open();
+        let ring = IoUring::builder().setup_r_disabled().build(2 * BUFFERS as u32).unwrap();
+        tap.receiver = Receiver::new(ring);
+        for _ in 0..3 {
+            assert!(tap.refill().is_err());
+            assert_eq!((tap.receiver.in_kernel, tap.receiver.waiting), (2, true));
+        }
+        tap.receiver.ring.submitter().register_enable_rings().unwrap();
+        let socket = UdpSocket::bind("10.99.0.1:4000").unwrap();
+        for n in 0..100u8 {
+            socket.send_to(&[n], "10.99.0.2:7").unwrap();
+        }
+        for n in 0..100u8 {
+            assert_eq!(next_udp(&mut tap)[54], n);
+        }
+    });
+}
+
 #[test]
 fn a_received_frame_stays_until_released() {
     in_namespace(|| {

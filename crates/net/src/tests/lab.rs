@@ -304,6 +304,7 @@ pub struct Model {
     pub sent: Vec<Vec<u8>>,
     pub flushes: usize,
     pub refuse: bool,
+    pub refill_fails: bool,
 }
 
 /// A wire in memory. Frames are read at the flush, as a kernel would.
@@ -354,7 +355,10 @@ impl Wire for ModelWire {
     }
 
     fn refill(&mut self) -> io::Result<()> {
-        Ok(())
+        match self.model.lock().unwrap().refill_fails {
+            true => Err(io::ErrorKind::WouldBlock.into()),
+            false => Ok(()),
+        }
     }
 
     fn event_fd(&self) -> Option<RawFd> {

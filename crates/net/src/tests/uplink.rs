@@ -112,6 +112,20 @@ fn abuse_R10_a_full_receiver_does_not_hold_up_the_uplink() {
     assert_eq!(lab.guests[1].recv_all(0).len(), 1);
 }
 
+/// A wire without receive buffers wakes nobody: the switch must ask again by itself.
+#[test]
+fn a_wire_that_could_not_refill_is_asked_again() {
+    let mut lab = Lab::pair();
+    let wire = lab.set_wire();
+    for fails in [true, false] {
+        wire.lock().unwrap().refill_fails = fails;
+        lab.poll();
+        let armed = lab.engine.arm(lab.now_ns);
+        assert_eq!(armed, if fails { Arm::Until(lab.now_ns + 1_000_000) } else { Arm::Idle });
+        lab.engine.disarm();
+    }
+}
+
 #[test]
 fn super_packets_pass_both_ways_and_are_cut_for_a_plain_receiver() {
     let plain = Spec { features: MODERN & !f::OFFLOADS, ..Spec::default() };
