@@ -19,6 +19,15 @@ pub const MAX_CHAIN_LEN_BYTES: u32 = 64 << 20;
 /// some VMMs; QEMU with memory hot-plug uses at most 256 and we announce this number.
 pub const MAX_MEMORY_REGIONS: usize = 64;
 
+/// Most bytes of one VM's memory regions, together. More than any host has; a sparse file costs its
+/// owner nothing, so without a limit one VM could fill the daemon's address space.
+pub const MAX_MEMORY_BYTES: u64 = 16 << 40;
+
+/// Most bytes of other people's files that the process maps at a time: half of the 128 TiB that
+/// user space has on x86-64 and arm64. The rest is for our own rings, stacks and heap, whose failure
+/// to map would end more than one port.
+pub const MAX_MAPPED_BYTES: u64 = 64 << 40;
+
 /// Most ports of one daemon: each session has one (mostly sleeping) thread.
 pub const MAX_PORTS: usize = 1024;
 

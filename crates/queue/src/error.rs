@@ -37,6 +37,21 @@ pub enum MemoryError {
         /// Limit.
         limit: usize,
     },
+    /// The regions are too large together.
+    #[error(
+        "memory region {addr:#x}+{len:#x} makes {total:#x} bytes of memory; the limit of a port is \
+         {limit:#x}"
+    )]
+    TooLarge {
+        /// First guest address of the region that is too much.
+        addr: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// All regions of the port.
+        total: u64,
+        /// Limit.
+        limit: u64,
+    },
     /// The region to remove is not in the table.
     #[error("no memory region {addr:#x}+{len:#x} to remove")]
     NoSuchRegion {

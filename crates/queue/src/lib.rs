@@ -41,10 +41,17 @@
 //! | entries of an indirect table | 1,024 | as the queue's descriptors |
 //! | chains in flight | the queue's size | a driver has no more descriptors; engines can size by it |
 //! | memory regions of a VM | 64 ([`base::limits::MAX_MEMORY_REGIONS`]) | the number announced to the VMM |
+//! | memory of a VM | 16 TiB ([`base::limits::MAX_MEMORY_BYTES`]) | a sparse file costs its owner nothing, our address space is everybody's |
+//! | mapped by the process | 64 TiB ([`base::limits::MAX_MAPPED_BYTES`]) | half of the address space |
+//! | files mapped | tmpfs (memfd), hugetlbfs, ramfs, ext4, xfs, btrfs, overlay | a page fault on FUSE or on the network waits for a server |
 //! | mappings of the process | 16,384 | the table of the SIGBUS handler is static |
 //! | dirty log | 2 GiB ([`dirty::MAX_LOG_BYTES`]) | tells of 64 TiB |
 //! | completions published at once with a slot | 504 | what a page holds; more are published in parts |
 //! | packed completions published at once with an inflight region | 1 | see `inflight::packed` |
+//!
+//! Pages of a sparse memory file that we touch first (disk reads, received frames) are charged to the
+//! daemon's control group, not to the VMM's: have VMMs allocate memory beforehand, or leave the
+//! daemon's group without a memory limit.
 //!
 //! Little-endian guests only (virtio 1.x); no vIOMMU: addresses in rings are guest-physical.
 

@@ -2,7 +2,9 @@
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use base::limits::MAX_MAPPED_BYTES;
 use rustix::fs::FileType;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -14,6 +16,67 @@ const PAGE_BYTES: u64 = 4096;
 /// `f_type` of hugetlbfs (statfs(2)).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
+/// File systems whose pages come from memory or a local disk, by `f_type`. Memory files (memfds) are
+/// on the first two; QEMU's `memory-backend-file` may be on any. Overlay: what can be written there
+/// is on its upper layer, which the kernel wants local.
+const ALLOWED: [(u64, &str); 7] = [
+    (0x0102_1994, "tmpfs"),
+    (HUGETLBFS_MAGIC, "hugetlbfs"),
+    (0x8584_58f6, "ramfs"),
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0x794c_7630, "overlay"),
+];
+
+/// What is asked for most often beyond these, for the error.
+const REFUSED: [(u64, &str); 7] = [
+    (0x6573_5546, "FUSE"),
+    (0x6969, "NFS"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB"),
+    (0x0102_1997, "9p"),
+    (0x00c3_6400, "Ceph"),
+    (0x9fa0, "proc"),
+];
+
+/// How much of other people's files is mapped, against a limit.
+#[derive(Debug)]
+struct Budget {
+    used: AtomicU64,
+    limit: u64,
+}
+
+/// The whole process's.
+static BUDGET: Budget = Budget { used: AtomicU64::new(0), limit: MAX_MAPPED_BYTES };
+
+impl Budget {
+    fn take(&'static self, len: u64) -> Result<Share, String> {
+        let more = |used: u64| used.checked_add(len).filter(|&sum| sum <= self.limit);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Share { budget: self, len }),
+            Err(used) => Err(format!(
+                "{len:#x} bytes more than the {used:#x} that all ports map now; the limit of the \
+                 daemon is {:#x}",
+                self.limit
+            )),
+        }
+    }
+}
+
+/// A part of a budget; given back when dropped.
+#[derive(Debug)]
+struct Share {
+    budget: &'static Budget,
+    len: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.len, Ordering::Relaxed);
+    }
+}
+
 /// A shared, writable mapping of a part of somebody else's file, guarded against truncation.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -23,6 +86,8 @@ pub(crate) struct Mapping {
     map_len: usize,
     /// From the start of the mapping to the first byte asked for (huge pages only).
     head: usize,
+    /// Given back after the unmapping: fields are dropped after `drop`.
+    _share: Share,
 }
 
 // SAFETY: plain shared memory; ordering is the business of whoever accesses it through `as_ptr`.
@@ -43,6 +108,7 @@ impl Mapping {
         let start = offset & !(page_bytes - 1);
         let end = end.checked_next_multiple_of(page_bytes).ok_or("file range wraps around")?;
         let map_len = usize::try_from(end - start).map_err(|e| e.to_string())?;
+        let share = BUDGET.take(end - start)?;
         // SAFETY: a new mapping at an address that the kernel chooses; it replaces nothing.
         let map = unsafe {
             rustix::mm::mmap(
@@ -58,7 +124,8 @@ impl Mapping {
         let map = NonNull::new(map.cast::<u8>()).ok_or("mmap returned address 0")?;
         match Guarded::new(map.as_ptr() as usize, map_len, page_bytes as usize) {
             Ok(guard) => {
-                Ok(Self { guard: Some(guard), map, map_len, head: (offset - start) as usize })
+                let head = (offset - start) as usize;
+                Ok(Self { guard: Some(guard), map, map_len, head, _share: share })
             }
             Err(reason) => {
                 unmap(map, map_len);
@@ -92,9 +159,25 @@ fn unmap(map: NonNull<u8>, map_len: usize) {
     let _ = unsafe { rustix::mm::munmap(map.as_ptr().cast(), map_len) };
 }
 
+/// Refuses file systems where a page fault waits for somebody: a sidecore that touches such a page
+/// stands still, with all VMs on it, for as long as a server on the network, or an attacker's own
+/// FUSE process, likes.
+fn check_file_system(magic: u64) -> Result<(), String> {
+    let named = |list: &[(u64, &'static str)]| list.iter().find(|f| f.0 == magic).map(|f| f.1);
+    if named(&ALLOWED).is_some() {
+        return Ok(());
+    }
+    let allowed = ALLOWED.map(|f| f.1).join(", ");
+    let name = named(&REFUSED).unwrap_or("another file system");
+    Err(format!("the file is on {name} (type {magic:#x}); allowed are {allowed}"))
+}
+
 fn page_bytes(fd: &OwnedFd) -> Result<u64, String> {
     let stat = rustix::fs::fstatfs(fd).map_err(|e| format!("fstatfs: {e}"))?;
-    if stat.f_type as u64 != HUGETLBFS_MAGIC {
+    // The kernel's numbers have 32 bits; where the field is signed they may be extended.
+    let magic = stat.f_type as u64 & 0xffff_ffff;
+    check_file_system(magic)?;
+    if magic != HUGETLBFS_MAGIC {
         return Ok(PAGE_BYTES);
     }
     let bytes = stat.f_bsize as u64;
@@ -119,5 +202,38 @@ fn check_size(fd: &OwnedFd, end: u64) -> Result<(), String> {
         }
         FileType::BlockDevice | FileType::CharacterDevice => Ok(()),
         other => Err(format!("a descriptor of type {other:?} is not memory")),
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn abuse_P9_file_systems_that_wait_for_somebody_are_refused_by_name() {
+        for (magic, name) in [(0x6573_5546, "FUSE"), (0x6969, "NFS"), (0x0102_1997, "9p")] {
+            let text = check_file_system(magic).unwrap_err();
+            assert!(text.contains(name) && text.contains("allowed are tmpfs, hugetlbfs"), "{text}");
+        }
+        assert!(check_file_system(0xdead).unwrap_err().contains("0xdead"));
+        for (magic, _) in ALLOWED {
+            check_file_system(magic).unwrap();
+        }
+    }
+
+    #[test]
+    fn abuse_R10_the_budget_is_never_exceeded_and_comes_back() {
+        static SMALL: Budget = Budget { used: AtomicU64::new(0), limit: 100 };
+        let first = SMALL.take(60).unwrap();
+        let text = SMALL.take(41).unwrap_err();
+        assert!(text.contains("0x29") && text.contains("0x3c") && text.contains("0x64"), "{text}");
+        assert!(SMALL.take(u64::MAX).is_err());
+        let second = SMALL.take(40).unwrap();
+        drop(first);
+        let third = SMALL.take(60).unwrap();
+        assert!(SMALL.take(1).is_err());
+        drop((second, third));
+        assert_eq!(SMALL.used.load(Ordering::Relaxed), 0);
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use base::limits::MAX_MEMORY_REGIONS;
+use base::limits::{MAX_MEMORY_BYTES, MAX_MEMORY_REGIONS};
 
 use crate::dirty::DirtyLog;
 use crate::error::MemoryError;
@@ -102,6 +102,11 @@ impl GuestMemory {
             if start.checked_add(len).is_none() {
                 return Err(MemoryError::Wraps { addr: start, len });
             }
+        }
+        let mapped: u64 = self.regions.iter().map(|r| r.spec.len_bytes).sum();
+        let (total, limit) = (mapped.saturating_add(len), MAX_MEMORY_BYTES);
+        if total > limit {
+            return Err(MemoryError::TooLarge { addr, len, total, limit });
         }
         let overlaps = |a: u64, a_len: u64, b: u64| a < b + len && b < a + a_len;
         let taken = self.regions.iter().any(|r| {
