@@ -34,6 +34,8 @@ pub(crate) struct Tables {
     pub macs: Table<Mac>,
     pub ips: Table<Ip>,
     pub max_macs_per_port: u32,
+    /// Most learned MAC addresses of the uplink: it must leave room for the ports.
+    pub max_macs_uplink: u32,
 }
 
 /// The binding of one port.

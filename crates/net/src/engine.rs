@@ -198,7 +198,7 @@ impl Engine {
             return Outcome::Dropped(DropReason::Malformed);
         }
         // Bound addresses stay where they are; a full table only costs flooding.
-        let rules = LearnRules { owner_limit: u32::MAX, may_move: true };
+        let rules = LearnRules { owner_limit: fabric.tables.max_macs_uplink, may_move: true };
         if fabric.tables.macs.learn(src, UPLINK, now_ns, rules) == Learn::Taken {
             return Outcome::Dropped(DropReason::Spoofed);
         }

@@ -2,8 +2,8 @@
 //! one for IP addresses (bindings).
 //!
 //! Sets of eight entries, chosen by a keyed hash: a lookup reads one set, an insertion takes a free
-//! or aged entry of its set or fails, nothing ever moves, nothing is allocated after the start. The
-//! key comes from the kernel, so that a guest cannot aim at one set.
+//! or aged entry of its set or fails, nothing ever moves, nothing is allocated after the start. A
+//! fixed entry takes a learned one's place when it must. The key comes from the kernel, so that a guest cannot aim at one set.
 
 use std::net::IpAddr;
 
@@ -122,6 +122,12 @@ pub struct LearnRules {
     pub may_move: bool,
 }
 
+/// The learned entry of a set that was not seen for longest, and when it was.
+fn oldest<K: Key>(set: &[Entry<K>; WAYS]) -> Option<(usize, u64)> {
+    let learned = set.iter().enumerate().filter(|(_, e)| e.kind == Kind::Learned);
+    learned.map(|(way, e)| (way, e.seen_ns)).min_by_key(|(_, seen_ns)| *seen_ns)
+}
+
 /// The table; see the module's text.
 #[derive(Debug)]
 pub struct Table<K> {
@@ -130,6 +136,8 @@ pub struct Table<K> {
     age_ns: u64,
     max: usize,
     len: usize,
+    /// Fixed entries among them.
+    fixed: usize,
     /// Learned entries by owner.
     counts: Box<[u32]>,
     last_sweep_ns: u64,
@@ -145,6 +153,7 @@ impl<K: Key> Table<K> {
             age_ns,
             max,
             len: 0,
+            fixed: 0,
             counts: vec![0; MAX_PORTS + 1].into_boxed_slice(),
             last_sweep_ns: 0,
         }
@@ -240,6 +249,9 @@ impl<K: Key> Table<K> {
         if entry.kind == Kind::Learned {
             self.counts[usize::from(entry.owner)] -= 1;
         }
+        if entry.kind == Kind::Fixed {
+            self.fixed -= 1;
+        }
         if entry.kind != Kind::Free {
             self.len -= 1;
         }
@@ -262,9 +274,9 @@ impl<K: Key> Table<K> {
         }
     }
 
-    /// Gives `key` to `owner` until it is forgotten; replaces what was learned about it. False
-    /// when it is another's fixed entry or the table is full ([`Learn::Taken`],
-    /// [`Learn::TableFull`]).
+    /// Gives `key` to `owner` until it is forgotten; replaces what was learned about it, and makes
+    /// room by forgetting what was learned and not seen for longest. Refused when it is another's
+    /// fixed entry ([`Learn::Taken`]) or there are only fixed ones ([`Learn::TableFull`]).
     pub fn fix(&mut self, key: K, owner: PortId, now_ns: u64) -> Learn {
         let at = self.set_of(key);
         let set = &self.sets[at];
@@ -275,16 +287,33 @@ impl<K: Key> Table<K> {
             }
             self.free(at, way);
         }
-        let Some(way) = self.sets[at].iter().position(|e| !self.is_live(e, now_ns)) else {
+        // Before any search: a guest can ask with every frame while there is nothing to evict.
+        if self.fixed >= self.max {
+            return Learn::TableFull;
+        }
+        let free = self.sets[at].iter().position(|e| e.kind == Kind::Free);
+        let Some(way) = free.or_else(|| oldest(&self.sets[at]).map(|(way, _)| way)) else {
             return Learn::TableFull;
         };
         self.free(at, way);
         if self.len >= self.max {
-            return Learn::TableFull;
+            self.evict_oldest();
         }
         self.sets[at][way] = Entry { key, seen_ns: now_ns, owner, kind: Kind::Fixed };
         self.len += 1;
+        self.fixed += 1;
         Learn::New
+    }
+
+    /// Forgets the learned entry that was not seen for longest. Reads the whole table: only for a
+    /// new fixed entry, of which a port brings few.
+    fn evict_oldest(&mut self) {
+        let candidates = self.sets.iter().enumerate();
+        let found =
+            candidates.filter_map(|(at, set)| oldest(set).map(|(way, seen)| (seen, at, way)));
+        if let Some((_, at, way)) = found.min() {
+            self.free(at, way);
+        }
     }
 
     /// Forgets entries of `owner` for which `which(key, fixed)` says so.

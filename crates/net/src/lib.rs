@@ -45,7 +45,10 @@
 //!   headers make a super-packet, a packet of an IP-bound port, or one whose checksum is to be
 //!   filled in, malformed. So does a checksum that would go in front of the transport header, into
 //!   a fragment or into what is not IP: it is written after the frame was judged.
-//! - 4,096 MAC addresses and 64 per port by default; 16 learned IP addresses per port, 4,096 per
+//! - 4,096 MAC addresses by default, 64 of them per port and half from the uplink, so that forged
+//!   ones from outside leave room for the ports. A bound or configured one takes the place of the
+//!   learned one that was not seen for longest.
+//! - 16 learned IP addresses per port, 4,096 per
 //!   switch, kept for an hour of silence.
 //! - IP addresses are bound per switch, not per VLAN.
 //! - 01-80-C2-00-00-0x (spanning tree, pause, LLDP) is never forwarded.

@@ -42,7 +42,7 @@ pub struct SwitchConfig {
     pub hold_us: u32,
     /// How long a learned MAC address is kept unseen, in seconds.
     pub mac_age_s: u32,
-    /// Most MAC addresses of the switch.
+    /// Most MAC addresses of the switch; half of them may be learned from the uplink.
     pub max_macs: usize,
     /// Most learned MAC addresses of one port.
     pub max_macs_per_port: u32,
@@ -225,6 +225,7 @@ fn engine(config: &SwitchConfig, stats: Arc<SwitchStats>) -> Engine {
         macs: Table::new(config.max_macs, age_ns(config.mac_age_s.into()), OsRandom.next_u64()),
         ips: Table::new(MAX_IPS, age_ns(IP_AGE_S), OsRandom.next_u64()),
         max_macs_per_port: config.max_macs_per_port,
+        max_macs_uplink: (config.max_macs as u32).div_ceil(2),
     };
     let max_touched = MAX_PORTS * usize::from(MAX_QUEUES / 2);
     Engine::new(tables, u64::from(config.hold_us) * 1000, max_touched, stats)

@@ -58,6 +58,33 @@ fn fixed_entries_neither_age_nor_move() {
     assert_eq!(t.owner(mac(1), S), None);
 }
 
+/// A flood of learned addresses, live or aged, never keeps a bound one out.
+#[test]
+fn a_fixed_entry_takes_the_place_of_the_oldest_learned_one() {
+    let rules = LearnRules { owner_limit: u32::MAX, may_move: true };
+    let mut t = table(32);
+    let mut n = 0;
+    while t.list(S).len() < 32 {
+        t.learn(mac(n), n % 5, S + u64::from(n), rules);
+        n += 1;
+    }
+    assert_eq!(t.owner(mac(0), S), Some(0));
+    for k in 0..16 {
+        let at_ns = if k % 2 == 0 { 2 * S } else { 900 * S };
+        assert_eq!(t.fix(mac(5000 + k), 9, at_ns), Learn::New, "{k}");
+        assert_eq!((t.len, t.fixed), (32, usize::from(k) + 1));
+    }
+    assert_eq!(t.owner(mac(0), S), None, "the oldest one is gone");
+    assert_eq!(t.counts.iter().sum::<u32>(), 16);
+    // Only what is fixed is in the way.
+    let mut t = table(4);
+    (0..4).for_each(|k| assert_eq!(t.fix(mac(k), 9, S), Learn::New));
+    assert_eq!(t.fix(mac(4), 9, 900 * S), Learn::TableFull);
+    assert_eq!(t.learn(mac(4), 9, 900 * S, rules), Learn::TableFull);
+    t.forget(9, |key, _| key == mac(0));
+    assert_eq!(t.fix(mac(4), 9, 900 * S), Learn::New);
+}
+
 #[test]
 fn a_full_table_says_so_and_counts_stay_right() {
     let rules = LearnRules { owner_limit: u32::MAX, may_move: true };

@@ -74,6 +74,8 @@ pub struct Lab {
 }
 
 pub const HOLD_NS: u64 = 20_000_000;
+/// MAC addresses of the switch.
+pub const MAX_MACS: u32 = 256;
 pub const MAC_AGE_NS: u64 = 300_000_000_000;
 
 /// The address guest `n` uses.
@@ -97,9 +99,10 @@ pub fn no_offload() -> [u8; VNET_LEN] {
 impl Lab {
     pub fn new(specs: Vec<Spec>) -> Self {
         let tables = Tables {
-            macs: Table::new(256, MAC_AGE_NS, 1),
+            macs: Table::new(MAX_MACS as usize, MAC_AGE_NS, 1),
             ips: Table::new(256, MAC_AGE_NS, 2),
             max_macs_per_port: 4,
+            max_macs_uplink: MAX_MACS / 2,
         };
         let stats = Arc::new(SwitchStats::default());
         let engine = Engine::new(tables, HOLD_NS, 1024, Arc::clone(&stats));

@@ -4,7 +4,8 @@
 use base::counter::DropReason;
 use sidecore::{Arm, Worker};
 
-use super::lab::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
+use super::lab::{BROADCAST, Lab, MAX_MACS, MODERN, Spec, frame, mac, no_offload, vnet};
+use crate::binding::BindMode;
 use crate::features as f;
 use crate::header::{F_DATA_VALID, Vnet};
 use crate::offload::tests::{make_partial, super_packet, verify};
@@ -85,6 +86,25 @@ fn abuse_C3_an_outsider_cannot_take_a_bound_address() {
     assert_eq!(lab.poll(), 1);
     assert_eq!(lab.guests[1].recv_all(0).len(), 0);
     assert_eq!(lab.uplink_stats().drops[DropReason::Spoofed as usize].get(), 1);
+}
+
+/// Forged sources from outside neither fill the table nor keep a port from binding its address.
+#[test]
+fn abuse_C3_a_flood_of_addresses_from_outside_leaves_room_for_the_ports() {
+    let free = Spec { bind: BindMode::Off, ..Spec::default() };
+    let mut lab = Lab::new(vec![Spec::default(), free]);
+    let wire = lab.set_wire();
+    for n in 0..2 * MAX_MACS as u16 {
+        let [a, b] = n.to_be_bytes();
+        let forged = frame(mac(1), [2, 0, 0, 1, a, b], 60);
+        wire.lock().unwrap().incoming.push_back(wired(&forged));
+        lab.poll();
+    }
+    let known = |lab: &Lab| lab.engine.fabric.tables.macs.list(lab.now_ns).len();
+    assert_eq!(known(&lab), MAX_MACS as usize / 2);
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(0), 60)), None);
+    assert_eq!(lab.judge(1, &frame(BROADCAST, mac(1), 60)), None);
+    assert_eq!(known(&lab), MAX_MACS as usize / 2 + 2);
 }
 
 /// A receiver without buffers loses its own frames; those behind them, for others, do not wait.
