@@ -43,7 +43,8 @@
 //! - 256 KiB of stack a port: there may be a thousand.
 //! - Holder: 1,024 ports, 64 KiB and 165 descriptors each (what 64 regions and 32 queues need), 16
 //!   connections, 2 s for an answer: after that the session goes on unsaved, and says so.
-//! - Dialling again: after 50 ms, doubled up to 1 s.
+//! - Dialling again: after 50 ms, doubled up to 1 s; at once after a session of 1 s or more, after
+//!   50 ms when a shorter one brought a message.
 //! - A daemon killed in the microsecond between answering a message and taking it off the socket
 //!   answers it a second time. Nothing on a socket can close this gap from our side; front ends
 //!   take the second answer for a wrong reply and close the connection.

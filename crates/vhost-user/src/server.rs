@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::counter::QueueStats;
 use base::event::Event;
@@ -288,6 +288,7 @@ impl Runner {
         status.connected = true;
         status.sessions += 1;
         drop(status);
+        let begin = Instant::now();
         let end = session.run(|socket| self.idle(socket));
         let mut status = lock(&self.status);
         status.disconnected();
@@ -296,7 +297,7 @@ impl Runner {
         match end {
             End::Closed => {
                 tracing::info!(port = %self.port.name, "front end disconnected");
-                self.reset_pause();
+                self.shorten_pause(begin.elapsed(), session.was_heard());
             }
             End::Stopped => {}
             // The pause goes on growing: dialling a front end that we cannot talk to is no use.
@@ -306,9 +307,15 @@ impl Runner {
         drop(session);
     }
 
-    fn reset_pause(&mut self) {
+    /// After a session that was one: dial again at once, or, when it was a short one, soon. A front
+    /// end that accepts, says nothing and closes is dialled ever more seldom.
+    fn shorten_pause(&mut self, lived: Duration, heard: bool) {
         if let Source::Dial { pause, .. } = &mut self.source {
-            *pause = Duration::ZERO;
+            match (lived >= LONGEST_PAUSE, heard) {
+                (true, _) => *pause = Duration::ZERO,
+                (false, true) => *pause = FIRST_PAUSE,
+                (false, false) => {}
+            }
         }
     }
 
@@ -373,9 +380,18 @@ impl Runner {
         if ready[0] || !ready[2] || self.port.is_stopping() {
             return Ok(());
         }
-        if let Some(_second) = listener.accept()? {
-            lock(&self.status).refused += 1;
-            tracing::warn!(port = %self.port.name, "second connection refused: one front end is connected");
+        match listener.accept() {
+            Ok(None) => {}
+            Ok(Some(_second)) => {
+                lock(&self.status).refused += 1;
+                tracing::warn!(port = %self.port.name, "second connection refused: one front end is connected");
+            }
+            Err(error) => {
+                // Out of descriptors or memory: no reason to end the session that works. The
+                // stranger stays in the queue, so it is not looked at for a while.
+                tracing::warn!(port = %self.port.name, "a second connection: {error}");
+                wait_for(&[socket, stop], Some(LONGEST_PAUSE))?;
+            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::*;
 use queue::Layout;
@@ -99,6 +100,32 @@ fn a_dialling_port_waits_for_its_front_end_and_dials_again() {
     // Gone for good: the port goes on dialling, and stops when told.
     drop(listener);
     device.wait_for(&Call::Connected(false));
+    server.stop();
+}
+
+/// Somebody accepts and hangs up: that is no reason to dial as fast as the machine can.
+#[test]
+fn abuse_P10_a_front_end_that_hangs_up_at_once_is_dialled_ever_more_seldom() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = listening(&dir);
+    let listener = UnixListener::bind(&path).unwrap();
+    let device = FakeDevice::new(DeviceKind::Net, 2);
+    let begin = Instant::now();
+    let server = serve(&device, Endpoint::Dial(path.clone()), Arc::new(NullKeeper));
+    for _ in 0..5 {
+        drop(listener.accept().unwrap());
+    }
+    // 0, 50, 100, 200 and 400 ms apart.
+    assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
+    // One that says something is worth another try soon, but not a loop.
+    let hello = || FrontEnd::on(listener.accept().unwrap().0.into()).get_u64(Request::GetFeatures);
+    hello();
+    let begin = Instant::now();
+    for _ in 0..4 {
+        hello();
+    }
+    let took = begin.elapsed();
+    assert!(took >= Duration::from_millis(190) && took < Duration::from_secs(2), "{took:?}");
     server.stop();
 }
 

@@ -375,6 +375,67 @@ fn a_session_that_does_not_fit_the_port_any_more_is_dropped() {
     assert!(holder.keeper().list().unwrap().is_empty());
 }
 
+/// The VMM ended while no daemon was there: nobody owns the memory that the queues would write.
+#[test]
+fn abuse_X_the_queues_of_a_dead_front_end_do_not_run_again() {
+    let holder = Holder::start();
+    let device = FakeDevice::new(DeviceKind::Block, 1);
+    let (server, front) = connected_with(&device, holder.keeper());
+    let mut driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    offer(&mut driver);
+    device.take(0, 8);
+    device.vanish();
+    server.stop();
+    // Words that nobody has read do not keep it alive.
+    front.send(Request::GetFeatures, &[], &[]);
+    drop(front);
+    let device = FakeDevice::new(DeviceKind::Block, 1);
+    serve(&device, nowhere(), holder.keeper()).wait();
+    assert!(!device.calls().contains(&Call::Start(0)), "{:?}", device.calls());
+    assert!(holder.keeper().list().unwrap().is_empty());
+}
+
+/// Refuses saves from a number on, as a holder that is full does.
+struct Full {
+    inner: Arc<HolderKeeper>,
+    left: Mutex<usize>,
+}
+
+impl Keeper for Full {
+    fn is_persistent(&self) -> bool {
+        true
+    }
+    fn save(
+        &self,
+        port: &str,
+        state: &SavedSession,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), VhostUserError> {
+        let mut left = self.left.lock().unwrap();
+        *left = left.checked_sub(1).ok_or(VhostUserError::Holder("full".to_owned()))?;
+        self.inner.save(port, state, fds)
+    }
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+        self.inner.load(port)
+    }
+    fn forget(&self, port: &str) -> Result<(), VhostUserError> {
+        self.inner.forget(port)
+    }
+}
+
+#[test]
+fn abuse_X_a_state_that_cannot_be_saved_takes_the_older_one_with_it() {
+    let holder = Holder::start();
+    let device = FakeDevice::new(DeviceKind::Net, 2);
+    let keeper = Full { inner: holder.keeper(), left: Mutex::new(3) };
+    let (server, front) = connected_with(&device, Arc::new(keeper));
+    front.hello(BASIC);
+    assert_eq!(holder.keeper().list().unwrap(), [] as [&str; 0]);
+    assert!(!server.status().held);
+    assert_ne!(front.get_u64(Request::GetFeatures), 0);
+}
+
 #[test]
 fn a_port_that_is_taken_away_is_forgotten() {
     let holder = Holder::start();

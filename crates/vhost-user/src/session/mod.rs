@@ -114,6 +114,10 @@ pub(crate) struct Session {
     /// The first message after a take-over may be one that the dead daemon had half done.
     may_be_repeated: bool,
     held: bool,
+    /// The holder may have a state of this session, the newest or an older one.
+    kept: bool,
+    /// A message came.
+    heard: bool,
     /// Tells the port's owner what changed.
     publish: Box<dyn Fn(&Session) + Send>,
 }
@@ -157,8 +161,15 @@ impl Session {
             vrings: (0..queues).map(|_| VringState::default()).collect(),
             may_be_repeated: false,
             held: false,
+            kept: false,
+            heard: false,
             publish,
         }
+    }
+
+    /// Whether the front end said anything in this session.
+    pub fn was_heard(&self) -> bool {
+        self.heard
     }
 
     /// Serves until the end. `idle` waits until the socket is readable (or the stop event is rung)
@@ -195,6 +206,7 @@ impl Session {
 
     /// One message from arrival to consumption; false when the port stopped meanwhile.
     fn serve(&mut self, mut message: Incoming) -> Result<bool, VhostUserError> {
+        self.heard = true;
         let (request, header) = (message.request, message.header);
         let fds = std::mem::take(&mut message.fds);
         let result = self.obey(request, &message.payload, fds);

@@ -8,6 +8,7 @@ use base::shm::SharedMemory;
 use queue::Layout;
 use queue::inflight::InflightRegion;
 use queue::memory::RegionSpec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::inflight::Inflight;
 use super::vring::{Kick, VringState, layout};
@@ -18,10 +19,12 @@ use crate::error::VhostUserError;
 use crate::keeper::{
     SAVED_VERSION, SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring,
 };
+use crate::wire::retry;
 
 impl Session {
     /// Gives the holder what the next daemon needs. A holder that fails costs the session its life
-    /// after death, not its life.
+    /// after death, not its life: an older state is taken away, since the next daemon would go on
+    /// with memory and rings that are no longer so.
     pub(super) fn save(&mut self) {
         if !self.port.keeper.is_persistent() {
             return;
@@ -32,6 +35,16 @@ impl Session {
             tracing::warn!(port = %self.port.name, "session not saved: {error}");
         }
         self.held = result.is_ok();
+        // A save that failed on the way may have arrived.
+        let was_kept = std::mem::replace(&mut self.kept, true);
+        if !self.held && was_kept {
+            match self.port.keeper.forget(&self.port.name) {
+                Ok(()) => self.kept = false,
+                Err(error) => {
+                    tracing::warn!(port = %self.port.name, "an older state may be left: {error}");
+                }
+            }
+        }
     }
 
     fn saved(&self) -> SavedSession {
@@ -90,6 +103,11 @@ impl Session {
         check_saved(&port, saved, fds.len())?;
         let mut fds = fds.into_iter();
         let socket = next(&mut fds)?;
+        if has_hung_up(&socket) {
+            // Nobody waits for what its queues would do: not even for the requests begun.
+            let why = format!("{}: the front end of the saved session is gone", port.name);
+            return Err(VhostUserError::Holder(why));
+        }
         port.health.reset();
         let mut session = Self::blank(port, socket, publish);
         if let Err(error) = session.refill(saved, &mut fds) {
@@ -97,6 +115,7 @@ impl Session {
             return Err(error);
         }
         session.may_be_repeated = true;
+        session.kept = true;
         Ok(session)
     }
 
@@ -237,6 +256,14 @@ fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), Vhos
         return nonsense(format!("the driver uses features {lost:#x}, which the port lost"));
     }
     Ok(())
+}
+
+/// Whether the other end is closed. What it said before may still be in the socket.
+fn has_hung_up(socket: &OwnedFd) -> bool {
+    let mut set = [PollFd::new(socket, PollFlags::empty())];
+    let polled = retry(|| poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })));
+    // When this fails, the session's own reads tell.
+    polled.is_ok() && set[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 fn next(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd, VhostUserError> {
