@@ -137,6 +137,7 @@ impl Binding {
                 Some([0, 0, 0, 0]) => Ok(()),
                 _ => Err(DropReason::Spoofed),
             },
+            0..MIN_ETHER_TYPE => judged(!is_snap_of_ip(&eth[at..])),
             _ => Ok(()),
         }
     }
@@ -148,6 +149,17 @@ impl Binding {
         let rules = LearnRules { owner_limit, may_move: false };
         matches!(tables.ips.learn(ip, port, now_ns, rules), Learn::Known | Learn::New)
     }
+}
+
+/// Below it, the type is a length and an LLC header follows (IEEE 802.3, 3.2.6).
+const MIN_ETHER_TYPE: u16 = 0x600;
+
+/// Whether an LLC frame carries what is judged above, or tags, in SNAP (RFC 1042). Some systems
+/// take IP from such frames, none sends it on Ethernet: not worth a judgement of its own.
+fn is_snap_of_ip(llc: &[u8]) -> bool {
+    let kind = be16(llc, 6);
+    matches!(llc, [0xaa | 0xab, 0xaa | 0xab, ..])
+        && matches!(kind, Some(0x0800 | 0x0806 | 0x86dd | 0x8035 | 0x8100 | 0x88a8 | 0x9100))
 }
 
 fn is_v6_link_local(ip: Ip) -> bool {
@@ -175,7 +187,9 @@ fn judged(ok: bool) -> Result<(), DropReason> {
     if ok { Ok(()) } else { Err(DropReason::Spoofed) }
 }
 
-/// Sender hardware and protocol address must be the port's; a probe (RFC 5227) names no address.
+/// Sender hardware and protocol address must be the port's. A probe (RFC 5227) names no sender,
+/// and is passed for what the port may own alone: a probe for the address that another one is
+/// probing for makes that one give it up.
 fn admit_arp(arp: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
     if arp.len() < 28 || arp[..6] != [0, 1, 8, 0, 6, 4] {
         return Err(DropReason::Malformed);
@@ -184,7 +198,11 @@ fn admit_arp(arp: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<
     if Mac::read(&arp[8..]) != mac {
         return Err(DropReason::Spoofed);
     }
-    judged(spa == [0; 4] || (!is_bad_v4_source(spa) && owns(v4_key(spa))))
+    let claimed = match spa {
+        [0, 0, 0, 0] => ip_v4(&arp[24..]).ok_or(DropReason::Malformed)?,
+        _ => spa,
+    };
+    judged(!is_bad_v4_source(claimed) && owns(v4_key(claimed)))
 }
 
 fn admit_v4(eth: &[u8], owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
@@ -201,12 +219,13 @@ fn admit_v4(eth: &[u8], owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropRea
     judged(!is_bad_v4_source(src) && owns(v4_key(src)))
 }
 
-/// ICMPv6 types that matter here (RFC 4861, RFC 3810).
+/// ICMPv6 types that matter here (RFC 4861, RFC 2710, RFC 3810).
 const ROUTER_SOLICIT: u8 = 133;
 const ROUTER_ADVERT: u8 = 134;
 const NEIGHBOUR_SOLICIT: u8 = 135;
 const NEIGHBOUR_ADVERT: u8 = 136;
 const REDIRECT: u8 = 137;
+const MLD_REPORT: u8 = 131;
 const MLD2_REPORT: u8 = 143;
 
 fn admit_v6(eth: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
@@ -220,31 +239,43 @@ fn admit_v6(eth: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<(
         Some(icmp) => Some(*icmp.first().ok_or(DropReason::Malformed)?),
         None => None,
     };
+    let icmp = icmp.unwrap_or_default();
     if src.0 == 0 {
-        return judged(matches!(
-            kind,
-            Some(ROUTER_SOLICIT | NEIGHBOUR_SOLICIT | MLD2_REPORT | 131)
-        ));
+        return match kind {
+            // Duplicate detection, as an ARP probe: see there.
+            Some(NEIGHBOUR_SOLICIT) => judged(may_claim(target_of(icmp)?, owns)),
+            Some(ROUTER_SOLICIT) => judged(option_is_own(icmp, 8, 1, mac)?),
+            _ => judged(matches!(kind, Some(MLD_REPORT | MLD2_REPORT))),
+        };
     }
-    if src.0 >> 120 == 0xff || src.0 == 1 || !owns(src) {
+    if !may_claim(src, owns) {
         return Err(DropReason::Spoofed);
     }
-    let icmp = icmp.unwrap_or_default();
     match kind {
         Some(ROUTER_ADVERT | REDIRECT) => Err(DropReason::Spoofed),
-        Some(NEIGHBOUR_SOLICIT) => judged(option_is_own(icmp, 1, mac)?),
+        Some(ROUTER_SOLICIT) => judged(option_is_own(icmp, 8, 1, mac)?),
+        Some(NEIGHBOUR_SOLICIT) => judged(option_is_own(icmp, 24, 1, mac)?),
         Some(NEIGHBOUR_ADVERT) => {
-            let target = icmp.get(8..).and_then(ip_v6).ok_or(DropReason::Malformed)?;
-            judged(owns(target) && option_is_own(icmp, 2, mac)?)
+            judged(may_claim(target_of(icmp)?, owns) && option_is_own(icmp, 24, 2, mac)?)
         }
         _ => Ok(()),
     }
 }
 
+/// The address that a neighbour solicitation or advertisement is about.
+fn target_of(icmp: &[u8]) -> Result<Ip, DropReason> {
+    icmp.get(8..).and_then(ip_v6).ok_or(DropReason::Malformed)
+}
+
+/// Not multicast, loopback or unspecified, and the port's or free.
+fn may_claim(ip: Ip, owns: &mut impl FnMut(Ip) -> bool) -> bool {
+    ip.0 >> 120 != 0xff && ip.0 > 1 && owns(ip)
+}
+
 /// Whether every link-layer address option of type `wanted` in a neighbour message names `mac`.
-/// The options start 24 bytes into the message; at most as many as we copied are there.
-fn option_is_own(icmp: &[u8], wanted: u8, mac: Mac) -> Result<bool, DropReason> {
-    let mut at = 24;
+/// The options start `at` bytes into the message; at most as many as we copied are there.
+fn option_is_own(icmp: &[u8], at: usize, wanted: u8, mac: Mac) -> Result<bool, DropReason> {
+    let mut at = at;
     while at < icmp.len() {
         let len = icmp.get(at + 1).map_or(0, |n| usize::from(*n) * 8);
         // A length of 0 makes the message invalid (RFC 4861, 4.6); padding behind a short frame

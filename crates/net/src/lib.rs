@@ -27,9 +27,10 @@
 //! with other features; the end of the session forgets them. An address that another port of the
 //! switch owns cannot be learned, nor a MAC address that the uplink or a port without a binding
 //! has shown within the ageing time. (So a VM without a configured MAC that moves here from behind
-//! the uplink is cut off until the switch has not seen it there for that long.) Who must not trust
-//! the first use (a guest that claims the gateway's address before anyone else), or moves VMs,
-//! configures the addresses.
+//! the uplink is cut off until the switch has not seen it there for that long.) A probe
+//! for an address (ARP probe, IPv6 duplicate detection) claims it as its use does. Who must not
+//! trust the first use (a guest that claims the gateway's address before anyone else), or moves
+//! VMs, configures the addresses. IP over SNAP is dropped on IP-bound ports.
 //!
 //! **Sleeping.** An idle switch arms the kicks of its transmit queues and has no timer; tables age
 //! when they are looked at. Only a held sender brings a wake-up, at the end of its hold.

@@ -49,6 +49,14 @@ fn arp(eth_src: [u8; 6], sha: [u8; 6], spa: [u8; 4]) -> Vec<u8> {
     [&BROADCAST[..], &eth_src, &[8, 6], &head, &sha, &spa, &[0; 6], &[10, 0, 0, 1]].concat()
 }
 
+/// A probe (RFC 5227) for an address.
+fn arp_probe(eth_src: [u8; 6], sha: [u8; 6], target: [u8; 4]) -> Vec<u8> {
+    let mut out = arp(eth_src, sha, [0; 4]);
+    out[21] = 1;
+    out[38..42].copy_from_slice(&target);
+    out
+}
+
 /// An ICMPv6 message of `kind` with a body (from its fifth byte on).
 fn icmp6(src: [u8; 16], kind: u8, body: &[u8]) -> Vec<u8> {
     let mut out = [&BROADCAST[..], &mac(0), &[0x86, 0xdd, 0x60, 0, 0, 0]].concat();
@@ -226,10 +234,12 @@ fn abuse_C3_arp_poisoning() {
         &mut lab,
         &[
             ("own", arp(mac(0), mac(0), V4), None),
-            ("probe", arp(mac(0), mac(0), [0; 4]), None),
+            ("probe", arp_probe(mac(0), mac(0), V4), None),
+            ("probe for another's", arp_probe(mac(0), mac(0), OTHER), Some(Spoofed)),
+            ("probe for nothing", arp_probe(mac(0), mac(0), [0; 4]), Some(Spoofed)),
             ("other address", arp(mac(0), mac(0), OTHER), Some(Spoofed)),
             ("other hardware address", arp(mac(0), mac(1), V4), Some(Spoofed)),
-            ("probe for another", arp(mac(0), mac(1), [0; 4]), Some(Spoofed)),
+            ("probe from another", arp_probe(mac(0), mac(1), V4), Some(Spoofed)),
             ("odd lengths", odd, Some(Malformed)),
             ("cut short", arp(mac(0), mac(0), V4)[..41].to_vec(), Some(Malformed)),
         ],
@@ -241,6 +251,7 @@ fn abuse_C3_ndp_poisoning() {
     let mut lab = configured();
     let own = v6(5);
     let solicit = |option: [u8; 6]| [&[0; 4][..], &v6(9), &[1, 1], &option].concat();
+    let router_solicit = |option: [u8; 6]| [&[0, 0, 0, 0, 1, 1][..], &option].concat();
     let plain = [&[0x60, 0, 0, 0][..], &own].concat();
     check(
         &mut lab,
@@ -253,7 +264,17 @@ fn abuse_C3_ndp_poisoning() {
             ("solicitation", icmp6(own, 135, &solicit(mac(0))), None),
             ("solicitation for another", icmp6(own, 135, &solicit(mac(1))), Some(Spoofed)),
             ("duplicate detection", icmp6([0; 16], 135, &[&[0; 4][..], &own].concat()), None),
+            ("for another's", icmp6([0; 16], 135, &[&[0; 4][..], &v6(6)].concat()), Some(Spoofed)),
+            ("for a group", icmp6([0; 16], 135, &[0xff; 20]), Some(Spoofed)),
+            ("for nothing", icmp6([0; 16], 135, &[0; 20]), Some(Spoofed)),
+            ("detection cut short", icmp6([0; 16], 135, &[0; 19]), Some(Malformed)),
             ("router solicitation", icmp6([0; 16], 133, &[0; 4]), None),
+            ("with its option", icmp6(own, 133, &router_solicit(mac(0))), None),
+            ("link local", icmp6(link_local(5), 133, &router_solicit(mac(0))), None),
+            ("another's option", icmp6(own, 133, &router_solicit(mac(1))), Some(Spoofed)),
+            ("the same from ::", icmp6([0; 16], 133, &router_solicit(mac(1))), Some(Spoofed)),
+            ("listener reports", icmp6([0; 16], 143, &[0; 24]), None),
+            ("other messages from ::", icmp6([0; 16], 128, b"ping"), Some(Spoofed)),
             ("router advertisement", icmp6(link_local(1), 134, &[0; 12]), Some(Spoofed)),
             ("redirect", icmp6(own, 137, &[0; 36]), Some(Spoofed)),
             ("advertisement cut short", icmp6(own, 136, &[0; 10]), Some(Malformed)),
@@ -270,6 +291,68 @@ fn abuse_C3_ndp_poisoning() {
     long[20] = 60;
     long.splice(54..54, [&[58, 11][..], &[0; 94]].concat());
     check(&mut lab, &[("behind 96 bytes of options", long, Some(Malformed))]);
+}
+
+#[test]
+fn abuse_C3_snap_hides_nothing() {
+    let mut lab = configured();
+    let llc = |sap: u8, kind: [u8; 2], inner: &[u8]| {
+        let len = (inner.len() + 8) as u16;
+        let head = [&BROADCAST[..], &mac(0), &len.to_be_bytes()].concat();
+        [&head[..], &[sap, sap, 3, 0, 0, 0], &kind, inner].concat()
+    };
+    let other = udp(mac(0), OTHER);
+    check(
+        &mut lab,
+        &[
+            ("IP", llc(0xaa, [8, 0], &other[14..]), Some(Spoofed)),
+            ("IP, group SAP", llc(0xab, [8, 0], &other[14..]), Some(Spoofed)),
+            ("ARP", llc(0xaa, [8, 6], &arp(mac(0), mac(0), OTHER)[14..]), Some(Spoofed)),
+            ("IPv6", llc(0xaa, [0x86, 0xdd], &[0; 60]), Some(Spoofed)),
+            ("a tag", llc(0xaa, [0x81, 0], &[0; 60]), Some(Spoofed)),
+            ("tagged", tagged(&llc(0xaa, [8, 0], &other[14..]), &[[0x81, 0, 0, 5]]), Some(Spoofed)),
+            ("AppleTalk", llc(0xaa, [0x80, 0x9b], &[0; 60]), None),
+            ("spanning tree", llc(0x42, [8, 0], &[0; 60]), None),
+        ],
+    );
+}
+
+/// A Linux guest that configures itself: each address is probed for and then used, IPv4 by DHCP,
+/// IPv6 with a link-local, a stable and a temporary address in each of five prefixes.
+#[test]
+fn a_guest_that_learns_its_addresses_may_probe_for_them() {
+    let learn = || Spec { bind: BindMode::MacAndIp, ..Spec::default() };
+    let mut lab = Lab::new(vec![learn(), learn()]);
+    lab.guests[1].post(0, 100, 1600, 1);
+    let dad = |target: [u8; 16]| icmp6([0; 16], 135, &[&[0; 4][..], &target].concat());
+    let mut pass = |name: &str, bytes: &[u8]| {
+        assert_eq!(lab.judge(0, bytes), None, "{name}");
+        assert_eq!(lab.guests[1].recv_all(0).len(), 1, "{name}");
+        lab.guests[1].post(0, 1, 1600, 1);
+    };
+    pass("link local", &dad(link_local(5)));
+    pass("groups", &icmp6([0; 16], 143, &[0; 24]));
+    pass("routers", &icmp6(link_local(5), 133, &[&[0, 0, 0, 0, 1, 1][..], &mac(0)].concat()));
+    for n in 0..10 {
+        pass("probe", &dad(v6(n)));
+        pass("announcement", &icmp6(v6(n), 136, &advert(v6(n), mac(0))));
+        pass("use", &udp6(mac(0), v6(n)));
+    }
+    let mut dhcp = udp(mac(0), [0; 4]);
+    dhcp[34..38].copy_from_slice(&[0, 68, 0, 67]);
+    pass("DHCP", &dhcp);
+    pass("probe", &arp_probe(mac(0), mac(0), V4));
+    pass("announcement", &arp(mac(0), mac(0), V4));
+    pass("use", &udp(mac(0), V4));
+    // The other one can neither take them nor talk their owner out of them.
+    let as_other = |mut bytes: Vec<u8>| {
+        bytes[6..12].copy_from_slice(&mac(1));
+        bytes
+    };
+    assert_eq!(lab.judge(1, &arp_probe(mac(1), mac(1), V4)), Some(Spoofed));
+    assert_eq!(lab.judge(1, &as_other(dad(v6(3)))), Some(Spoofed));
+    assert_eq!(lab.judge(1, &as_other(dad(link_local(5)))), Some(Spoofed));
+    assert_eq!(lab.judge(1, &as_other(dad(link_local(6)))), None);
 }
 
 #[test]
