@@ -269,11 +269,12 @@ impl Engine {
 
     /// Writes the status byte and frees the slot; the completion is published with its batch.
     fn complete(&mut self, slot: u16, status: Status, written: u32) {
-        let chain = self.flight.slab.slots[usize::from(slot)].chain.chain();
+        let held = &self.flight.slab.slots[usize::from(slot)].chain;
+        let chain = held.chain();
         let last = chain.writable_len as usize - 1;
         queue::seg::copy_in(chain.writable, last, &[status as u8]);
         // The status byte is the last one, and failed reads may have written too: all is dirty.
-        self.vring.queue.mark_written(chain.writable, chain.writable_len as usize);
+        self.vring.queue.mark_held(held, chain.writable_len as usize);
         self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
         self.flight.release(slot);
     }

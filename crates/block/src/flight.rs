@@ -107,6 +107,12 @@ impl Flight {
         let op = next_op(s, &mut self.bounces);
         let bytes = match op {
             DiskOp::Read { len_bytes, .. } | DiskOp::Write { len_bytes, .. } => len_bytes.into(),
+            // Done while the sidecore waits: it costs what the same length of copying does.
+            DiskOp::Discard { len_bytes, .. } | DiskOp::WriteZeroes { len_bytes, .. }
+                if port.demands.max_range_bytes != u64::MAX =>
+            {
+                len_bytes
+            }
             DiskOp::Discard { .. } | DiskOp::WriteZeroes { .. } | DiskOp::Flush => 4096,
         };
         // SAFETY: list and buffers belong to the slot: guest memory held by its `ChainBuf`, a

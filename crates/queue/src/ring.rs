@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::limits::MAX_QUEUE_SIZE;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, ChainBuf};
 use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::inflight::Redelivery;
@@ -259,6 +259,14 @@ impl Queue {
     pub fn mark_written(&self, writable: &[crate::Seg], written: usize) {
         if let Some(log) = self.memory.log() {
             mark_segs(&self.memory, log, writable, written);
+        }
+    }
+
+    /// As [`Queue::mark_written`], for a chain that was held: its memory table may be an older one.
+    #[inline]
+    pub fn mark_held(&self, held: &ChainBuf, written: usize) {
+        if let (Some(log), Some(memory)) = (self.memory.log(), &held.memory) {
+            mark_segs(memory, log, held.chain().writable, written);
         }
     }
 

@@ -7,6 +7,8 @@ mod durability;
 #[allow(non_snake_case)]
 mod files;
 #[allow(non_snake_case)]
+mod migration;
+#[allow(non_snake_case)]
 mod port;
 mod requests;
 mod steps;

@@ -248,6 +248,27 @@ fn requests_that_a_killed_daemon_had_taken_are_done_by_the_next() {
     }
 }
 
+/// A disk that works while the sidecore waits: ranges count in full against a poll's share.
+#[test]
+fn ranges_that_are_done_at_once_are_charged_by_their_length() {
+    let count = |max_range_bytes| {
+        let disk = ModelDisk::new(LEN);
+        let demands = Demands { max_range_bytes, ..Demands::NONE };
+        let options = RigOptions { demands, ..RigOptions::default() };
+        let mut rig = Rig::with_disk(BOTH[0], disk.boxed(), options);
+        for i in 0..8 {
+            let kind = if i % 2 == 0 { kind::DISCARD } else { kind::WRITE_ZEROES };
+            rig.send(kind, 0, &range(i * 2048, 2048, 0));
+        }
+        rig.engine.poll(0);
+        let started = disk.state().log.len();
+        assert_eq!(rig.settle().len(), 8);
+        started
+    };
+    assert_eq!(count(POLL_BUDGET_BYTES), 1);
+    assert_eq!(count(u64::MAX), 8, "the kernel does it meanwhile");
+}
+
 #[test]
 fn a_driver_with_a_pile_in_hand_is_told_late_but_told() {
     for layout in BOTH {
