@@ -334,7 +334,11 @@ impl Device for NetPort {
                 q.give_back();
                 &mut q.vring
             });
-            for vring in rx.chain(port.tx.iter_mut().flatten().map(|q| &mut q.vring)) {
+            let tx = port.tx.iter_mut().flatten().map(|q| {
+                q.batch.release();
+                &mut q.vring
+            });
+            for vring in rx.chain(tx) {
                 if let Err(e) = vring.queue.set_memory(Arc::clone(&memory)) {
                     vring.fail(&e);
                     answer = Err(failed(e));

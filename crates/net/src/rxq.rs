@@ -113,13 +113,15 @@ impl RxQueue {
         self.vring
     }
 
-    /// Gives unused chains back, so that they are translated anew (memory table changed).
+    /// Gives unused chains back, so that they are translated anew (memory table changed), and lets
+    /// go of the table they came with: a region that was removed must not stay mapped for an idle
+    /// queue.
     pub fn give_back(&mut self) {
         let left = self.batch.len() - self.next;
         if left > 0 {
             self.vring.unpop(&mut self.batch, left);
         }
-        self.batch.clear();
+        self.batch.release();
         self.next = 0;
     }
 

@@ -6,6 +6,7 @@ mod alloc;
 mod basic;
 mod checksum;
 mod device;
+mod dirty;
 mod hold;
 pub mod lab;
 mod offloads;
