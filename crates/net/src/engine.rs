@@ -18,9 +18,10 @@ use crate::port::{Port, TX_BATCH, TxQueue};
 use crate::rxq::{Body, Frame};
 use crate::uplink::Uplink;
 
-/// Bytes taken from one transmit queue in a round: four super-packets. More would push the other
-/// queues' frames out of the cache and let one sender hold up a round for long.
-const TX_ROUND_BYTES: usize = 256 << 10;
+/// Bytes taken from one transmit queue, or from the uplink, in a round: four super-packets. More
+/// would push the other queues' frames out of the cache and let one sender hold up a round for
+/// long. A flood counts once for each receiver: each has its copy made.
+const ROUND_BYTES: usize = 256 << 10;
 
 /// Frames taken from the uplink in a round.
 const UPLINK_BATCH: usize = 64;
@@ -56,6 +57,7 @@ impl Engine {
             touched: Vec::with_capacity(max_touched),
             staging: Staging::new(),
             hold_ns,
+            flooded_bytes: 0,
             stats,
         };
         Self {
@@ -110,8 +112,8 @@ impl Engine {
                 }
             }
             txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
-            bytes += chain.readable_len as usize;
-            if bytes >= TX_ROUND_BYTES {
+            bytes += chain.readable_len as usize + std::mem::take(&mut self.fabric.flooded_bytes);
+            if bytes >= ROUND_BYTES {
                 break;
             }
         }
@@ -171,12 +173,13 @@ impl Engine {
     }
 
     fn receive(&mut self, uplink: &mut Uplink, now_ns: u64) -> usize {
-        let mut work = 0;
-        while work < UPLINK_BATCH {
+        let (mut work, mut flooded) = (0, 0);
+        while work < UPLINK_BATCH && flooded < ROUND_BYTES {
             let Some(bytes) = uplink.wire.receive() else { break };
             if let Outcome::Dropped(reason) = self.inject(bytes, &uplink.stats, now_ns) {
                 uplink.stats.drop_one(reason);
             }
+            flooded += std::mem::take(&mut self.fabric.flooded_bytes);
             uplink.wire.release();
             work += 1;
         }

@@ -114,6 +114,8 @@ pub(crate) struct Fabric {
     pub touched: Vec<Awaited>,
     pub staging: Staging,
     pub hold_ns: u64,
+    /// Bytes of floods beyond their first copy; whoever sent them takes and clears it.
+    pub flooded_bytes: usize,
     pub stats: Arc<SwitchStats>,
 }
 
@@ -160,7 +162,7 @@ impl Fabric {
     /// As [`Fabric::deliver`].
     unsafe fn flood(&mut self, lane: usize, frame: &Frame<'_>, now_ns: u64) -> Outcome {
         self.stats.floods.add(1);
-        let mut receivers = 0;
+        let mut receivers = 0_usize;
         for to in 0..self.ports.len() {
             match self.send_to_port(to as PortId, lane, frame, WhenFull::Drop, now_ns) {
                 Outcome::Done => receivers += 1,
@@ -180,7 +182,10 @@ impl Fabric {
         }
         match receivers {
             0 => Outcome::Dropped(DropReason::NoDestination),
-            _ => Outcome::Done,
+            n => {
+                self.flooded_bytes += (n - 1) * frame.len();
+                Outcome::Done
+            }
         }
     }
 
@@ -328,7 +333,8 @@ impl Way {
             return Err(DropReason::LinkDown);
         }
         let mut vnet = frame.vnet;
-        if !vnet.is_gso() && frame.len() > usize::from(port.mtu) + L2_OVERHEAD {
+        let longest = usize::from(port.mtu) + L2_OVERHEAD;
+        if !vnet.is_gso() && frame.len() > longest {
             return Err(DropReason::TooBig);
         }
         if vnet.flags == F_DATA_VALID && port.features & features::GUEST_CSUM == 0 {
@@ -339,6 +345,9 @@ impl Way {
             Need::Segments => Some(Plan::new(frame.eth(), frame.len(), &vnet)?),
             _ => None,
         };
+        if plan.as_ref().is_some_and(|plan| plan.longest() > longest) {
+            return Err(DropReason::TooBig);
+        }
         Ok(Self { port: port.id, queue, need, plan, vnet })
     }
 

@@ -38,7 +38,8 @@
 //! # Limits
 //! - One sidecore per switch; several switches spread over sidecores.
 //! - 1,024 ports ([`base::limits::MAX_PORTS`]), 16 queue pairs each: indexes of a session.
-//! - 64 frames or 256 KiB from one transmit queue per round: fairness, and the cache.
+//! - 64 frames or 256 KiB from one transmit queue per round, floods counted once per receiver:
+//!   fairness, and the cache. From the uplink 64 frames, or those that 256 KiB of floods end.
 //! - 65,557 bytes per frame: the largest IP packet behind two VLAN tags.
 //! - 256 buffers per frame at the receiver: 64 KiB in the smallest buffers in use take 43.
 //! - 128 segments when a super-packet is cut in software: 64 KiB at an MSS of 536 is 122.

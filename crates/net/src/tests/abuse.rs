@@ -4,9 +4,9 @@
 use base::counter::DropReason;
 use queue::Layout;
 
-use super::lab::{Lab, MODERN, Spec, frame, mac, no_offload, vnet};
+use super::lab::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
 use crate::features;
-use crate::header::{GSO_TCPV4, MAX_FRAME};
+use crate::header::{GSO_TCPV4, MAX_FRAME, VNET_LEN};
 
 const MALFORMED: Option<DropReason> = Some(DropReason::Malformed);
 
@@ -97,6 +97,35 @@ fn abuse_R10_tiny_receive_buffers_end_in_a_drop_not_in_a_wait_for_ever() {
     assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 4085)), Some(DropReason::TooBig));
     assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 4084)), None);
     assert_eq!(lab.guests[1].recv(0).unwrap().1.len(), 4084);
+}
+
+/// Each copy of a flood counts: a round with thousands of copies would hold all others up.
+#[test]
+fn abuse_R10_a_flood_ends_a_round_by_its_copies() {
+    let mut lab = Lab::new((0..5).map(|_| Spec::default()).collect());
+    lab.introduce();
+    let (whole, receivers) = (1514, 4);
+    for _ in 0..64 {
+        lab.guests[0].send(0, &no_offload(), &frame(BROADCAST, mac(0), whole), 1);
+    }
+    let cost = VNET_LEN + whole * receivers;
+    assert_eq!(lab.poll(), (256_usize << 10).div_ceil(cost));
+    while lab.poll() > 0 {}
+    // From outside: all five get it.
+    let wire = lab.set_wire();
+    let outside = frame(BROADCAST, [2, 0, 0, 0, 0, 0x77], whole);
+    for _ in 0..64 {
+        wire.lock().unwrap().incoming.push_back([&no_offload()[..], &outside].concat());
+    }
+    assert_eq!(lab.poll(), (256_usize << 10).div_ceil(whole * receivers));
+    // A frame for one receiver costs what it is long.
+    while lab.poll() > 0 {}
+    while lab.guests[0].tx[0].used().is_some() {}
+    lab.guests[1].post(0, 64, 1600, 1);
+    for _ in 0..64 {
+        lab.guests[0].send(0, &no_offload(), &frame(mac(1), mac(0), whole), 1);
+    }
+    assert_eq!(lab.poll(), 64);
 }
 
 /// The header that is delivered is the one that was judged, whatever the guest does meanwhile:

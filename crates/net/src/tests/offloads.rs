@@ -126,6 +126,24 @@ fn a_super_packet_of_too_many_segments_is_dropped_where_it_must_be_cut() {
     assert_eq!(lab.judge_with(0, &written(vnet), &bytes), Some(DropReason::TooBig));
 }
 
+/// A card would not get a frame above its MTU; pieces we cut are no different.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_C1_segments_above_the_receivers_mtu_are_dropped() {
+    for (v6, udp) in KINDS {
+        for (mtu, fits) in [(1500, false), (4100, true)] {
+            let receiver = Spec { mtu, features: MODERN & !f::OFFLOADS, ..Spec::default() };
+            let mut lab = Lab::new(vec![Spec::default(), receiver]);
+            lab.introduce();
+            lab.guests[1].post(0, 50, 1536, 1);
+            let (bytes, vnet) = prepared(v6, udp, 12_000, 4000);
+            let verdict = lab.judge_with(0, &written(vnet), &bytes);
+            assert_eq!(verdict, (!fits).then_some(DropReason::TooBig));
+            assert_eq!(lab.guests[1].recv_all(0).len(), if fits { 3 } else { 0 });
+        }
+    }
+}
+
 #[test]
 fn a_super_packet_whose_type_lies_is_malformed() {
     let mut lab = lab(MODERN);
