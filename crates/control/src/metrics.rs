@@ -34,12 +34,15 @@ const QUEUE_METRICS: [QueueMetric; 7] = [
     }),
 ];
 
-const SIDECORE_METRICS: [SidecoreMetric; 6] = [
+const SIDECORE_METRICS: [SidecoreMetric; 7] = [
     ("rounds_total", "counter", "Rounds over all workers.", |s| s.rounds),
     ("busy_rounds_total", "counter", "Rounds in which something was done.", |s| s.busy_rounds),
     ("sleeps_total", "counter", "Times the thread went to sleep.", |s| s.sleeps),
     ("busy_nanoseconds_total", "counter", "Time spent in busy rounds.", |s| s.busy_ns),
     ("panics_total", "counter", "Workers lost to a panic.", |s| s.panics),
+    ("stalls_total", "counter", "Times it neither slept nor finished a round for a second.", |s| {
+        s.stalls
+    }),
     ("workers", "gauge", "Workers on the sidecore.", |s| s.workers),
 ];
 

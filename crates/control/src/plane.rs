@@ -129,6 +129,8 @@ pub struct SidecoreStatus {
     pub busy_ns: u64,
     /// Workers lost to a panic.
     pub panics: u64,
+    /// Times it hung for a second or more.
+    pub stalls: u64,
 }
 
 /// One switch.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use control::api::ApiServer;
@@ -93,7 +94,10 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
     };
     tracing::info!("ready: {summary}");
     notifier.ready(&summary);
-    let watchdog = tokio::spawn(watchdog(notifier.clone()));
+    let watched = Arc::clone(&host);
+    let watchdog = notifier
+        .watchdog_interval()
+        .map(|every| tokio::spawn(watchdog(notifier.clone(), every, move || watched.is_stalled())));
     let stop = async {
         let why = tokio::select! {
             signal = signals.end() => signal,
@@ -105,7 +109,9 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
     let served = api.serve(Arc::clone(&host) as Arc<_>, stop).await;
     let forget = host.forgets();
     let stopped = tokio::task::spawn_blocking(move || host.stop()).await;
-    watchdog.abort();
+    if let Some(task) = watchdog {
+        task.abort();
+    }
     served?;
     stopped.context("stopping the ports")?;
     if let Some(path) = holder.filter(|_| own_holder && forget) {
@@ -126,14 +132,50 @@ fn attached(run_dir: &Path) -> AttachedList {
     })
 }
 
-/// Tells systemd that the control thread lives, for as long as it does.
-async fn watchdog(notifier: Notifier) {
-    let Some(interval) = notifier.watchdog_interval() else {
-        return;
-    };
-    let mut ticks = tokio::time::interval(interval);
+/// Tells systemd that the control thread lives, for as long as it does and no sidecore hangs. One
+/// that no signal gets free is a case for a restart: the holder keeps the sessions.
+async fn watchdog(notifier: Notifier, every: Duration, is_stalled: impl Fn() -> bool) {
+    let mut ticks = tokio::time::interval(every);
     loop {
         ticks.tick().await;
-        notifier.alive();
+        if !is_stalled() {
+            notifier.alive();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn systemd_hears_nothing_while_a_sidecore_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let stalled = Arc::new(AtomicBool::new(true));
+        let seen = Arc::clone(&stalled);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let tick = Duration::from_millis(5);
+            let is_stalled = move || seen.load(Ordering::SeqCst);
+            let task = tokio::spawn(watchdog(Notifier::to_socket(&path), tick, is_stalled));
+            tokio::time::sleep(20 * tick).await;
+            let mut text = [0u8; 32];
+            assert!(manager.recv(&mut text).is_err(), "the manager is told we live");
+            stalled.store(false, Ordering::SeqCst);
+            let told = loop {
+                tokio::time::sleep(tick).await;
+                if let Ok(n) = manager.recv(&mut text) {
+                    break n;
+                }
+            };
+            assert_eq!(&text[..told], b"WATCHDOG=1");
+            task.abort();
+        });
     }
 }

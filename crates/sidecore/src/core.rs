@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc;
 
 use base::clock::Clock;
@@ -43,6 +43,20 @@ pub struct SidecoreStats {
     pub workers: Counter,
     /// Workers that were taken off because they panicked (a bug of ours).
     pub panics: Counter,
+    /// Times that it neither slept nor finished a round for about a second. Counted by the
+    /// [`crate::Watchdog`], where there is one.
+    pub stalls: Counter,
+}
+
+/// What a [`crate::Watchdog`] goes by, besides the counters of rounds and sleeps.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse {
+    /// The thread; 0 before it runs.
+    pub(crate) thread: AtomicI32,
+    /// It sleeps, or has ended as it should: nothing is to be expected of it.
+    pub(crate) rests: AtomicBool,
+    /// The watchdog's verdict.
+    pub(crate) stalled: AtomicBool,
 }
 
 /// A closure for the sidecore's thread.
@@ -55,6 +69,7 @@ pub(crate) struct Mailbox {
     /// Wakes a sleeping thread.
     pub(crate) bell: Event,
     pub(crate) stats: SidecoreStats,
+    pub(crate) pulse: Pulse,
 }
 
 /// A handle on a running sidecore. The thread ends when [`Sidecore::shutdown`] is called.
@@ -81,6 +96,7 @@ impl Sidecore {
             pending: AtomicBool::new(false),
             bell: Event::new().map_err(io("making its wake-up event"))?,
             stats: SidecoreStats::default(),
+            pulse: Pulse::default(),
         });
         let (jobs, inbox) = mpsc::channel();
         let (ready, started) = mpsc::sync_channel(1);
@@ -115,6 +131,15 @@ impl Sidecore {
     /// Counters.
     pub fn stats(&self) -> &SidecoreStats {
         &self.mailbox.stats
+    }
+
+    /// True while a [`crate::Watchdog`] sees it hang, or its thread was lost.
+    pub fn is_stalled(&self) -> bool {
+        self.mailbox.pulse.stalled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.mailbox.pulse
     }
 
     /// Moves a worker onto this sidecore.

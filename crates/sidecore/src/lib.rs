@@ -9,6 +9,9 @@
 //! (and says if work came meanwhile), and the thread sleeps in `epoll_wait`. Descriptors are watched
 //! edge-triggered: a kick costs no `read`.
 //!
+//! Workers never block, but a doorbell shared with a hostile VMM may make them. A [`Watchdog`]
+//! interrupts a sidecore that neither slept nor finished a round for about a second.
+//!
 //! # Limits
 //! - A worker stays on the sidecore it was added to; moving by load comes later.
 //! - A call waits for the end of the current round: at most one batch of every worker there, and
@@ -21,10 +24,13 @@
 //!   queue is one.
 
 pub mod core;
+mod interrupt;
 mod run;
+pub mod watchdog;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats, WorkerRef};
+pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
 
 #[cfg(test)]

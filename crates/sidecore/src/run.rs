@@ -130,6 +130,14 @@ impl Run {
 
     /// Until stopped: rounds while there is work, `spin_us` longer, then sleep.
     pub(crate) fn run(&mut self) {
+        crate::interrupt::accept();
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.mailbox.pulse.thread.store(thread, Ordering::Relaxed);
+        self.rounds();
+        self.mailbox.pulse.rests.store(true, Ordering::Relaxed);
+    }
+
+    fn rounds(&mut self) {
         let spin_ns = u64::from(self.config.spin_us) * 1000;
         let mut last_work_ns = self.clock.now_ns();
         let mut round_start_ns = last_work_ns;
@@ -275,7 +283,11 @@ impl Run {
         });
         self.events.clear();
         let spare = rustix::buffer::spare_capacity(&mut self.events);
-        match epoll::wait(self.poller.fd(), spare, timeout.as_ref()) {
+        let rests = &self.mailbox.pulse.rests;
+        rests.store(true, Ordering::Relaxed);
+        let woken = epoll::wait(self.poller.fd(), spare, timeout.as_ref());
+        rests.store(false, Ordering::Relaxed);
+        match woken {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
                 // Only a bug of ours gets here; do not burn the core over it.

@@ -101,6 +101,7 @@ fn sidecore() -> SidecoreStatus {
         sleeps: 2,
         busy_ns: 1000,
         panics: 0,
+        stalls: 0,
     }
 }
 

@@ -18,7 +18,7 @@ use control::attached::{AttachedList, AttachedPort};
 use control::config::{AttachBody, Config, PortConfig};
 use control::plane::{HolderStatus, Metrics, Plane, PlaneError, PortStatus, Status, VmStatus};
 use serde_json::Value;
-use sidecore::Sidecore;
+use sidecore::{Sidecore, Watchdog};
 use tokio::sync::Notify;
 use vhost_user::Keeper;
 use vsock::{Domain, DomainConfig, VsockPortConfig};
@@ -44,6 +44,8 @@ pub struct Host {
     started: Instant,
     clock: Arc<dyn Clock>,
     cores: Vec<Core>,
+    /// Gets sidecores free that a doorbell blocks; for as long as the host is there.
+    _watchdog: Watchdog,
     /// Where the next disk or domain goes.
     next_core: AtomicUsize,
     switches: Vec<SwitchEntry>,
@@ -67,6 +69,7 @@ impl Host {
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
         let cores = cores::start(&config.sidecore, &clock)?;
+        let watchdog = Watchdog::start(cores.iter().map(|c| c.handle.clone()).collect())?;
         let mut switches = Vec::new();
         for (i, wanted) in config.switches.iter().enumerate() {
             switches.push(switches::start(wanted, &cores[i % cores.len()], &clock)?);
@@ -77,6 +80,7 @@ impl Host {
             started: Instant::now(),
             clock,
             cores,
+            _watchdog: watchdog,
             next_core,
             switches,
             keeper,
@@ -224,6 +228,11 @@ impl Host {
     pub fn counts(&self) -> (usize, usize) {
         let ports = self.list();
         (ports.len(), ports.iter().filter(|p| p.live.is_err()).count())
+    }
+
+    /// Whether a sidecore hangs, and its VMs with it.
+    pub fn is_stalled(&self) -> bool {
+        self.cores.iter().any(|c| c.handle.is_stalled())
     }
 
     /// The names of all ports, as the holder knows them.

@@ -32,6 +32,7 @@ pub fn sidecore(core: &Core) -> SidecoreStatus {
         sleeps: stats.sleeps.get(),
         busy_ns: stats.busy_ns.get(),
         panics: stats.panics.get(),
+        stalls: stats.stalls.get(),
     }
 }
 
