@@ -172,6 +172,37 @@ fn names_that_make_the_same_socket_are_refused() {
 }
 
 #[test]
+fn abuse_C3_no_socket_is_a_port_of_the_host_for_another_guest() {
+    let vm = |name: &str, cid: u32, path: &str| {
+        format!("[[vm]]\nname='{name}'\nvsock={{cid={cid},path='{path}'}}\n")
+    };
+    let config = |other: &str| format!("{}{other}", vm("a", 3, "/m/a"));
+    let reached = "is what a guest reaches as a port of the host under vm[0].vsock.path";
+    // Another guest's own socket, however it is written; its vhost-user socket; the control socket.
+    let listen = "[[vm]]\nname='b'\nvsock={cid=4,path='/m/b',socket='/m/a_70000'}\n";
+    let control = "[daemon]\ncontrol_socket='/m/a_1'\n";
+    let cases = [
+        (config(&vm("b", 4, "/m/a_5")), "vm[1].vsock.path", "/m/a_5"),
+        (config(&vm("b", 4, "/m/./a_5")), "vm[1].vsock.path", "/m/./a_5"),
+        (config(listen), "vm[1].vsock.socket", "/m/a_70000"),
+        (format!("{control}{}", config("")), "daemon.control_socket", "/m/a_1"),
+        // The order does not matter.
+        (format!("{}{}", vm("b", 4, "/m/a_5"), config("")), "vm[0].vsock.path", "/m/a_5"),
+    ];
+    for (text, field, path) in cases {
+        let found = errors(&text);
+        let reached =
+            reached.replace('0', if text.starts_with("[[vm]]\nname='b'") { "1" } else { "0" });
+        assert_eq!(found.len(), 1, "{text}\n=> {found:#?}");
+        assert!(found[0].contains(&format!("{field}: {path} {reached}")), "{found:?}");
+    }
+    for good in ["/m/a_", "/m/a_5x", "/m/a5", "/n/a_5", "/m/b_5", "/m/a/_5"] {
+        let text = config(&vm("b", 4, good));
+        assert!(parse(Path::new("m.toml"), &text).is_ok(), "{good}");
+    }
+}
+
+#[test]
 fn a_port_s_full_name_is_measured() {
     let (vm, disk) = ("v".repeat(40), "d".repeat(24));
     let text =

@@ -158,31 +158,59 @@ fn vsocks(ctx: &mut Context, config: &Config) {
 }
 
 fn sockets(ctx: &mut Context, config: &Config) {
+    let all = all_sockets(config);
     let mut paths = Taken::new("the socket", "each needs its own path");
-    let mut take = |ctx: &mut Context, path: &Path, field: String| {
-        if !path.as_os_str().is_empty() {
-            paths.take(ctx, plain(path), &path.display().to_string(), &field);
+    for (path, field) in &all {
+        paths.take(ctx, plain(path), &path.display().to_string(), field);
+    }
+    // A guest that connects to port 5 of the host is connected to `<path>_5`, whoever listens there.
+    let bases = config.vms.iter().enumerate().filter_map(|(i, vm)| {
+        Some((plain(&vm.vsock.as_ref()?.path), format!("vm[{i}].vsock.path")))
+    });
+    let bases: HashMap<PathBuf, String> = bases.collect();
+    for (path, field) in &all {
+        let base = without_port(&plain(path)).and_then(|base| bases.get(&base));
+        if let Some(base) = base {
+            let shown = path.display();
+            let what =
+                format!("{shown} is what a guest reaches as a port of the host under {base}");
+            let fix = "choose a path that is not another vsock path, `_` and digits";
+            ctx.note(field, what, fix.into(), None);
         }
-    };
+    }
+}
+
+/// The sockets that the daemon itself makes, or is told to connect to, and the fields they are in.
+fn all_sockets(config: &Config) -> Vec<(PathBuf, String)> {
     let daemon = &config.daemon;
-    take(ctx, &daemon.control_socket, "daemon.control_socket".into());
+    let mut all = vec![(daemon.control_socket.clone(), "daemon.control_socket".into())];
     match &daemon.holder {
         HolderConfig::None => {}
-        HolderConfig::Own => take(ctx, &daemon.run_dir.join("holder.sock"), "daemon.holder".into()),
-        HolderConfig::External(path) => take(ctx, path, "daemon.holder".into()),
+        HolderConfig::Own => all.push((daemon.run_dir.join("holder.sock"), "daemon.holder".into())),
+        HolderConfig::External(path) => all.push((path.clone(), "daemon.holder".into())),
     }
     for (i, vm) in config.vms.iter().enumerate() {
         for (j, net) in vm.nets.iter().enumerate() {
-            take(ctx, &net.endpoint.socket, format!("vm[{i}].net[{j}].socket"));
+            all.push((net.endpoint.socket.clone(), format!("vm[{i}].net[{j}].socket")));
         }
         for (j, disk) in vm.disks.iter().enumerate() {
-            take(ctx, &disk.endpoint.socket, format!("vm[{i}].disk[{j}].socket"));
+            all.push((disk.endpoint.socket.clone(), format!("vm[{i}].disk[{j}].socket")));
         }
         if let Some(vsock) = &vm.vsock {
-            take(ctx, &vsock.endpoint.socket, format!("vm[{i}].vsock.socket"));
-            take(ctx, &vsock.path, format!("vm[{i}].vsock.path"));
+            all.push((vsock.endpoint.socket.clone(), format!("vm[{i}].vsock.socket")));
+            all.push((vsock.path.clone(), format!("vm[{i}].vsock.path")));
         }
     }
+    // A missing path was noted when it was read.
+    all.retain(|(path, _)| !path.as_os_str().is_empty());
+    all
+}
+
+/// The path before `_` and digits at its end; none when it does not end so.
+fn without_port(path: &Path) -> Option<PathBuf> {
+    let (base, port) = path.file_name()?.to_str()?.rsplit_once('_')?;
+    let is_port = !base.is_empty() && !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    is_port.then(|| path.with_file_name(base))
 }
 
 /// The path without `.` and doubled slashes. Links are not followed: the file may not exist yet,
