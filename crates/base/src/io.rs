@@ -1,7 +1,7 @@
 //! The seams for disks and wires: what an engine asks of the world below it.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 /// One buffer of a vectored operation; the layout of `struct iovec`.
 pub type IoSlice = libc::iovec;
@@ -87,6 +87,14 @@ pub trait Disk: Send {
     /// ring: the owner reaps once more after switching on. On at first.
     fn set_wakeups(&mut self, on: bool) {
         let _ = on;
+    }
+
+    /// Keeps this opening of a file until the last operation is over, also when the process is
+    /// killed before that: a lock on it tells when guest memory is left alone. Nothing to do for
+    /// disks whose operations end with the process.
+    fn keep_open(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = file;
+        Ok(())
     }
 
     /// Size in bytes.

@@ -1,5 +1,6 @@
 //! A disk port: what a session sees, and the hands of the administrator.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,11 +8,13 @@ use std::time::Duration;
 
 use base::clock::Clock;
 use base::counter::QueueStats;
+use queue::inflight::InflightRegion;
 use queue::{GuestMemory, Vring};
 use sidecore::{Sidecore, SidecoreError, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::backend::Backend;
+use crate::claim::{self, Claim};
 use crate::config::{
     BackendConfig, BlockPortConfig, ConfigSpace, MAX_CONFIG_LEN_BYTES, Topology, WRITEBACK_OFFSET,
     feature,
@@ -51,6 +54,8 @@ pub struct BlockPort {
     driver_features: AtomicU64,
     queues: Mutex<Vec<QueueState>>,
     block_stats: Vec<Arc<BlockStats>>,
+    /// On the inflight region of the session.
+    claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
 }
 
@@ -131,6 +136,7 @@ impl BlockPort {
             driver_features: AtomicU64::new(0),
             queues: Mutex::new((0..count).map(|_| QueueState::default()).collect()),
             block_stats: (0..count).map(|_| Arc::default()).collect(),
+            claim: Mutex::new(None),
             notifier: Mutex::new(None),
         }))
     }
@@ -199,6 +205,24 @@ impl BlockPort {
 
     fn default_writeback(&self) -> bool {
         self.writeback && !self.switched_off.load(Ordering::SeqCst)
+    }
+
+    /// The claim on the inflight region that a queue starts with; all queues of a session share it.
+    fn claim(&self, region: &InflightRegion) -> Result<Option<Arc<Claim>>, DeviceError> {
+        let (fd, ..) = region.as_parts();
+        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        if !claim.as_ref().is_some_and(|c| c.is_on(fd)) {
+            let new = Claim::new(fd, claim::LIMIT).map_err(|e| {
+                DeviceError::Failed(format!(
+                    "disk {}: requests of an earlier daemon have not ended within {:?} (its inflight \
+                     region is locked): {e}",
+                    self.name,
+                    claim::LIMIT
+                ))
+            })?;
+            *claim = new.map(Arc::new);
+        }
+        Ok(claim.clone())
     }
 
     /// Waits for the requests in flight, then takes the worker off its sidecore.
@@ -311,6 +335,8 @@ impl Device for BlockPort {
 
     fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
         let index = usize::from(vring.parts.index);
+        // Before the lock: this may wait.
+        let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let mut queues = self.lock();
         let count = queues.len() as u64;
         let Some(queue) = queues.get_mut(index) else {
@@ -321,7 +347,14 @@ impl Device for BlockPort {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
         queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
-        let open = |depth| self.backend.open_queue(depth);
+        let open = |depth| {
+            let mut disk = self.backend.open_queue(depth)?;
+            if let Some(claim) = &claim {
+                disk.keep_open(claim.file().as_fd())
+                    .map_err(BlockError::resource("keeping the inflight region's lock"))?;
+            }
+            Ok(disk)
+        };
         let stats = Arc::clone(&self.block_stats[index]);
         let engine = Engine::new(vring, Arc::clone(&self.state), stats, open)
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
@@ -367,6 +400,7 @@ impl Device for BlockPort {
                 tracing::warn!(port = %self.name, queue = index, "stopping at reset: {e}");
             }
         }
+        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.driver_features.store(0, Ordering::Relaxed);
         self.state.writeback.store(self.default_writeback(), Ordering::SeqCst);
     }

@@ -30,6 +30,8 @@
 //! A driver that works through a pile of completions is neither interrupted for each further one nor
 //! asked to kick: see `pace.rs`.
 //!
+//! Before a queue starts, an earlier daemon's requests must be out of the disk: see `claim.rs`.
+//!
 //! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
 //!
 //! # Limits
@@ -44,10 +46,12 @@
 //!   (no holder, or no front end connected) and the same driver comes back. Where drivers do that,
 //!   configure `writeback = false`.
 //! - One daemon per image: a lock that another holder has is an error, never waited for.
+//! - 5 s for the requests of a killed daemon to end; then the queue does not start, and says so.
 //! - SECURE ERASE, zones and lifetime are not offered.
 
 pub mod backend;
 mod bytes;
+mod claim;
 pub mod config;
 mod device;
 mod done;

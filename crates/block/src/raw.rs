@@ -7,7 +7,7 @@
 //! sleeps.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -22,8 +22,11 @@ use crate::file::{self, Image, OpenMode};
 use crate::limits::{MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
 use crate::resident::ResidentDisk;
 
-/// The one registered file of each ring.
+/// The registered file of each ring that operations are done on.
 const FILE: types::Fixed = types::Fixed(0);
+
+/// The place of the file that is only kept open ([`Disk::keep_open`]); empty at first.
+const KEPT: u32 = 1;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -127,7 +130,7 @@ impl RawDisk {
         let depth = u32::from(depth.max(1));
         let ring = build_ring(depth)?;
         let event = Event::new()?;
-        ring.submitter().register_files(&[file.get().as_raw_fd()])?;
+        ring.submitter().register_files(&[file.get().as_raw_fd(), -1])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(Self { ring, event, _file: file, len_bytes, in_flight: 0, depth })
     }
@@ -252,6 +255,11 @@ impl Disk for RawDisk {
         } else {
             queue.disable_eventfd();
         }
+    }
+
+    /// The kernel closes registered files when the ring's last request is done.
+    fn keep_open(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.ring.submitter().register_files_update(KEPT, &[file.as_raw_fd()]).map(drop)
     }
 
     fn len_bytes(&self) -> u64 {

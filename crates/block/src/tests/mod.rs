@@ -3,6 +3,8 @@
 #[allow(non_snake_case)]
 mod abuse;
 mod allocations;
+#[allow(non_snake_case)]
+mod claims;
 mod durability;
 #[allow(non_snake_case)]
 mod files;
