@@ -33,7 +33,8 @@
 //!
 //! # Limits
 //! - 4,096 bytes a message: the largest legal one has 2,056 ([`codec::MAX_PAYLOAD_LEN_BYTES`]).
-//! - 64 descriptors a message and 64 memory regions a VM ([`base::limits::MAX_MEMORY_REGIONS`]).
+//! - 64 descriptors a message and 64 memory regions a VM ([`base::limits::MAX_MEMORY_REGIONS`]),
+//!   16 TiB together, 64 TiB for all ports ([`base::limits::MAX_MAPPED_BYTES`]).
 //! - 32 queues a port, 1,024 descriptors a queue ([`base::limits`]).
 //! - 256 bytes of config space in a message: QEMU's limit.
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
