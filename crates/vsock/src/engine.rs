@@ -56,6 +56,8 @@ pub(crate) struct Port {
     /// Its endpoints, those without a key included.
     pub open: u32,
     pub half_open: u32,
+    /// Of those, by the CID of the guest that asked for them.
+    pub asked_by: HashMap<u32, Asked>,
     pub handshakes: u32,
     /// The listener may have connections for us, but not before this time.
     pub accept_ready: bool,
@@ -63,6 +65,13 @@ pub(crate) struct Port {
     /// Packets wait for receive buffers.
     pub starved: bool,
     pub next_host_port: u32,
+}
+
+/// What one guest has asked of another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub open: u32,
+    pub half_open: u32,
 }
 
 impl Port {
@@ -77,6 +86,7 @@ impl Port {
             strays: VecDeque::with_capacity(MAX_STRAYS),
             open: 0,
             half_open: 0,
+            asked_by: HashMap::new(),
             handshakes: 0,
             accept_ready: false,
             accept_after_ns: 0,
@@ -130,6 +140,8 @@ pub(crate) struct Endpoint {
     /// The guest has forgotten it; only bytes in `ring` may keep it.
     pub guest_done: bool,
     pub counted_half_open: bool,
+    /// The CID of the guest that asked for it, on the side of the guest that was asked.
+    pub asked_by: Option<u32>,
     pub opened_ns: u64,
     pub bytes_from_guest: u64,
     pub bytes_to_guest: u64,

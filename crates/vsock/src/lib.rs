@@ -28,6 +28,10 @@
 //! buffer of the sending connection. A receive buffer without room for a header and a byte stops
 //! the port.
 //!
+//! *Nobody takes it all.* Of a domain's buffers each port is sure of an equal share and may borrow
+//! what the others' shares leave; of a port's connections another guest gets as many as it leaves
+//! free. VMs that are in no trust domain have a [`Domain`] each.
+//!
 //! *System calls* on the hot path are one `sendmsg` or `recvmsg` per connection and batch, and one
 //! `epoll_wait` at most every 20 µs: Unix sockets are in an epoll set of the worker's own, whose
 //! descriptor wakes the sidecore. Opening a connection costs a socket, a buffer (allocated, or
@@ -47,6 +51,8 @@
 //! - A paused VM whose ring indices stand exactly where a fresh ring's do is taken for one that
 //!   starts anew, and its connections end: one pause in 65,536 (split) or in twice the ring's size
 //!   (packed).
+//! - Each domain with Unix sockets costs one `epoll_wait` per sleep of its sidecore: a host with a
+//!   hundred VMs outside of trust domains, each with an open connection, pays for a hundred.
 //! - A guest cannot connect to its own CID through the device; Linux does that by itself.
 //! - CIDs are unique within a domain; keeping them unique in a host is the configuration's task.
 

@@ -2,7 +2,7 @@
 
 use crate::buffer::ByteRing;
 use crate::connection::{Connection, NEVER_NS};
-use crate::engine::{Endpoint, Engine, Far, HostEnd, Port};
+use crate::engine::{Asked, Endpoint, Engine, Far, HostEnd, Port};
 use crate::host;
 use crate::limits::{
     CONNECT_TIMEOUT_NS, DRAIN_TIMEOUT_NS, FIRST_HOST_PORT, MAX_STRAYS, SCAN_INTERVAL_NS,
@@ -16,6 +16,31 @@ impl Port {
     fn has_room(&self, half_open: bool) -> bool {
         self.open < self.spec.max_connections
             && (!half_open || self.half_open < self.spec.max_half_open)
+    }
+
+    /// Whether the guest `cid` may have one more connection here. It may have as many as it leaves
+    /// free, so that there is always something left for the next one: a single guest gets half of
+    /// the port's limits, two a third each.
+    fn has_room_for(&self, cid: u32) -> bool {
+        let asked = self.asked_by.get(&cid).copied().unwrap_or_default();
+        asked.open < self.spec.max_connections.saturating_sub(self.open)
+            && asked.half_open < self.spec.max_half_open.saturating_sub(self.half_open)
+    }
+
+    /// Bytes of its connections' buffers.
+    fn buffer_bytes(&self) -> u64 {
+        u64::from(self.open) * u64::from(self.spec.buffer_bytes)
+    }
+
+    /// One connection less that another guest asked for, or one half-open one.
+    fn uncount_asked(&mut self, by: Option<u32>, uncount: impl FnOnce(&mut Asked)) {
+        let Some(cid) = by else { return };
+        if let Some(asked) = self.asked_by.get_mut(&cid) {
+            uncount(asked);
+            if *asked == Asked::default() {
+                self.asked_by.remove(&cid);
+            }
+        }
     }
 
     fn count(&self) {
@@ -85,7 +110,7 @@ impl Engine {
         let q = self.ports.get(peer)?;
         let possible = peer != port
             && p.has_room(true)
-            && q.has_room(true)
+            && q.has_room_for(p.spec.cid)
             && q.is_running()
             && !q.keys.contains_key(&peer_key);
         if !possible {
@@ -145,11 +170,15 @@ impl Engine {
     }
 
     fn insert(&mut self, port: Id, conn: Connection, far: Far) -> Option<Id> {
-        let p = self.ports.get_mut(port)?;
-        let len = u64::from(p.spec.buffer_bytes);
-        if self.buffer_bytes + len > self.max_buffer_bytes {
+        if !self.has_buffer_for(port) {
             return None;
         }
+        let asked_by = match far {
+            Far::Guest(near) => self.cid_of(near),
+            Far::Host(_) | Far::Gone => None,
+        };
+        let p = self.ports.get_mut(port)?;
+        let len = u64::from(p.spec.buffer_bytes);
         let spare = self.spare.pop().filter(|r| r.capacity() as u64 == len);
         let key = conn.key();
         let half = conn.is_half_open();
@@ -161,6 +190,7 @@ impl Engine {
             links: Links::default(),
             guest_done: false,
             counted_half_open: half,
+            asked_by,
             opened_ns: self.now_ns,
             bytes_from_guest: 0,
             bytes_to_guest: 0,
@@ -169,8 +199,30 @@ impl Engine {
         p.keys.insert(key, id);
         p.open += 1;
         p.half_open += u32::from(half);
+        if let Some(cid) = asked_by {
+            let asked = p.asked_by.entry(cid).or_default();
+            asked.open += 1;
+            asked.half_open += u32::from(half);
+        }
         p.count();
         Some(id)
+    }
+
+    /// Whether a port may have one more buffer: within its share of the domain's always, beyond it
+    /// as long as that leaves every other port its own share.
+    fn has_buffer_for(&self, port: Id) -> bool {
+        let Some(p) = self.ports.get(port) else { return false };
+        let share = self.max_buffer_bytes / self.ports.len().max(1) as u64;
+        let wanted = p.buffer_bytes() + u64::from(p.spec.buffer_bytes);
+        if wanted <= share {
+            return true;
+        }
+        let others = (0..self.ports.slots())
+            .filter_map(|index| self.ports.id_at(index).filter(|id| *id != port))
+            .filter_map(|id| self.ports.get(id))
+            .map(|other| other.buffer_bytes().max(share))
+            .sum::<u64>();
+        others.saturating_add(wanted) <= self.max_buffer_bytes
     }
 
     /// Owes the guest a reset for a packet of no connection.
@@ -190,8 +242,10 @@ impl Engine {
             return;
         }
         ep.counted_half_open = false;
+        let asked_by = ep.asked_by;
         if let Some(p) = self.ports.get_mut(ep.port) {
             p.half_open -= 1;
+            p.uncount_asked(asked_by, |asked| asked.half_open -= 1);
             p.count();
         }
     }
@@ -288,7 +342,7 @@ impl Engine {
     fn forget(&mut self, id: Id) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
         ep.guest_done = true;
-        let (port, key) = (ep.port, ep.conn.key());
+        let (port, key, asked_by) = (ep.port, ep.conn.key(), ep.asked_by);
         self.settle_half_open(id);
         if let Some(p) = self.ports.get_mut(port) {
             p.ready.remove(&mut self.endpoints, id);
@@ -296,6 +350,7 @@ impl Engine {
                 p.keys.remove(&key);
             }
             p.open -= 1;
+            p.uncount_asked(asked_by, |asked| asked.open -= 1);
             p.count();
         }
         if let Some(mut ep) = self.endpoints.remove(id) {

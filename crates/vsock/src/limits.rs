@@ -11,11 +11,13 @@ pub const HIGHEST_CID: u64 = (1 << 32) - 2;
 pub const HIGHEST_MAX_CONNECTIONS: u32 = 16_384;
 
 /// Connections of one port unless configured otherwise: more than any agent opens, and 1,024
-/// buffers of the default size are 128 MiB.
+/// buffers of the default size are 128 MiB. Another guest may have as many of them as it leaves
+/// free: one alone half of them.
 pub const DEFAULT_MAX_CONNECTIONS: u32 = 1024;
 
 /// Connections of one port that wait for an answer, unless configured otherwise: half of the
-/// backlog of 128 that listeners commonly ask for.
+/// backlog of 128 that listeners commonly ask for. Another guest may have as many of them as it
+/// leaves free, as above.
 pub const DEFAULT_MAX_HALF_OPEN: u32 = 64;
 
 /// Buffer of one connection, for bytes that a guest sent and the other end does not take yet,
@@ -29,7 +31,10 @@ pub const LOWEST_BUFFER_BYTES: u32 = 4 << 10;
 /// Largest buffer: more credit than this gives no more speed on one machine.
 pub const HIGHEST_BUFFER_BYTES: u32 = 1 << 20;
 
-/// Memory for the buffers of all connections of a domain, unless configured otherwise.
+/// Memory for the buffers of all connections of a domain, unless configured otherwise. Each port is
+/// sure of its equal share, and may have more while that leaves the others theirs. Ports that join
+/// a domain whose memory is in use have their share all the same: until connections end, the domain
+/// may then hold up to twice this.
 pub const DEFAULT_DOMAIN_BUFFER_BYTES: u64 = 512 << 20;
 
 /// Freed buffers kept for the next connections, so that a busy server does not allocate.

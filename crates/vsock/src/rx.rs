@@ -207,7 +207,7 @@ impl Engine {
         moved
     }
 
-    fn cid_of(&self, id: Id) -> Option<u32> {
+    pub(crate) fn cid_of(&self, id: Id) -> Option<u32> {
         let ep = self.endpoints.get(id)?;
         self.ports.get(ep.port).map(|p| p.spec.cid)
     }

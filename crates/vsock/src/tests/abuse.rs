@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::engine::Asked;
 use crate::limits::{MAX_HANDSHAKES, MAX_STRAYS};
 
 /// The tables agree with each other and with the counters.
@@ -10,6 +11,7 @@ fn check_books(world: &World) {
     let e = &world.engine;
     let mut buffers = 0;
     let mut open: HashMap<Id, (u32, u32)> = HashMap::new();
+    let mut asked: HashMap<(Id, u32), Asked> = HashMap::new();
     for id in (0..e.endpoints.slots()).filter_map(|i| e.endpoints.id_at(i)) {
         let ep = e.endpoints.get(id).unwrap();
         assert_eq!(ep.ring.len(), ep.conn.unread() as usize, "buffer and credit agree");
@@ -17,6 +19,11 @@ fn check_books(world: &World) {
         buffers += ep.ring.capacity() as u64;
         let count = open.entry(ep.port).or_default();
         *count = (count.0 + 1, count.1 + u32::from(ep.counted_half_open));
+        if let Some(cid) = ep.asked_by {
+            let asked = asked.entry((ep.port, cid)).or_default();
+            asked.open += 1;
+            asked.half_open += u32::from(ep.counted_half_open);
+        }
         let port = e.ports.get(ep.port).unwrap();
         let named = port.keys.get(&ep.conn.key()) == Some(&id);
         assert!(named || ep.guest_done, "a connection the guest knows has its name");
@@ -28,6 +35,9 @@ fn check_books(world: &World) {
         assert!(port.open <= port.spec.max_connections);
         assert!(port.keys.len() <= port.open as usize);
         assert!(port.strays.len() <= MAX_STRAYS);
+        let of_port = asked.iter().filter(|((at, _), _)| *at == id);
+        let of_port: HashMap<u32, Asked> = of_port.map(|((_, cid), n)| (*cid, *n)).collect();
+        assert_eq!(port.asked_by, of_port);
     }
 }
 
@@ -145,9 +155,91 @@ fn abuse_R10_unanswered_requests_end_at_their_limit() {
             .header(Key { guest_port, peer_cid: 4, peer_port: guest_port }, Op::Request);
         world.guests[0].send(&header, &[]);
     }
-    assert_eq!(resets(&mut world, 0), 15);
-    assert_eq!(world.stats[1].half_open.get(), 5);
+    // As many as one guest leaves free of another's five.
+    assert_eq!(resets(&mut world, 0), 17);
+    assert_eq!(world.stats[1].half_open.get(), 3);
     check_books(&world);
+}
+
+/// Guest `from` asks guest `to` for `count` connections, which are accepted; how many it gets.
+fn ask_for(world: &mut World, from: usize, to: usize, count: u32) -> usize {
+    for guest_port in 0..count {
+        let key = Key { guest_port, peer_cid: world.guests[to].cid, peer_port: 80 };
+        let header = world.guests[from].header(key, Op::Request);
+        world.guests[from].send(&header, &[]);
+        world.settle();
+        while let Some(p) = world.guests[to].inbox.pop_front() {
+            if p.op() == Op::Request as u16 {
+                let header = world.guests[to].header(p.key(), Op::Response);
+                world.guests[to].send(&header, &[]);
+            }
+        }
+        world.settle();
+    }
+    world.guests[from].inbox.drain(..).filter(|p| p.op() == Op::Response as u16).count()
+}
+
+#[test]
+fn abuse_R10_a_guest_leaves_connections_of_another_to_the_others() {
+    let mut world = World::new();
+    for layout in [Layout::Split, Layout::Packed, Layout::Split] {
+        world.add_guest(layout, |c| c.max_connections = 20);
+    }
+    assert_eq!(ask_for(&mut world, 0, 1, 20), 10);
+    assert_eq!(ask_for(&mut world, 2, 1, 20), 5);
+    let (_sock, _stream) = world.connect_in(1, 22);
+    check_books(&world);
+    // What the first gives back is there for the other.
+    let id = world.ids[0];
+    world.engine.drop_connections(id);
+    world.settle();
+    world.guests[2].inbox.clear();
+    world.guests[1].inbox.clear();
+    assert!(world.stats[1].connections.get() <= 6);
+    check_books(&world);
+    assert_eq!(ask_for(&mut world, 0, 1, 20), 7);
+}
+
+#[test]
+fn abuse_R10_a_guest_leaves_buffers_to_the_others() {
+    let mut world = World::with_guests(3);
+    world.engine.max_buffer_bytes = 12 * (128 << 10);
+    let listeners = [world.listen(0, 52), world.listen(1, 52)];
+    let ask = |world: &mut World, guest: usize| {
+        for guest_port in 0..12 {
+            let key = Key { guest_port, peer_cid: HOST_CID, peer_port: 52 };
+            let header = world.guests[guest].header(key, Op::Request);
+            world.guests[guest].send(&header, &[]);
+        }
+        12 - resets(world, guest)
+    };
+    // Its own four, and nothing of the other two's.
+    assert_eq!(ask(&mut world, 0), 4);
+    assert_eq!(ask(&mut world, 1), 4);
+    check_books(&world);
+    // Nobody is there to leave it for: all is lent.
+    let (second, third) = (world.ids[1], world.ids[2]);
+    world.engine.remove_port(second);
+    world.engine.remove_port(third);
+    world.ids.truncate(1);
+    world.engine.drop_connections(world.ids[0]);
+    assert_eq!(ask(&mut world, 0), 12);
+    check_books(&world);
+    drop(listeners);
+}
+
+#[test]
+fn abuse_R10_a_guest_that_comes_late_has_its_share_of_the_buffers() {
+    let mut world = World::with_guests(1);
+    world.engine.max_buffer_bytes = 4 * (128 << 10);
+    let listener = world.listen(0, 52);
+    let early: Vec<_> = (0..4).map(|from| world.connect_out(0, &listener, from, 52)).collect();
+    world.add_guest(Layout::Split, |_| {});
+    let listener = world.listen(1, 52);
+    let late: Vec<_> = (0..2).map(|from| world.connect_out(1, &listener, from, 52)).collect();
+    assert_eq!(world.engine.buffer_bytes, 6 * (128 << 10));
+    check_books(&world);
+    drop((early, late));
 }
 
 #[test]
