@@ -1,12 +1,16 @@
 //! The assembly: sidecores, switches, vsock domains and ports, and the control API's plane on top.
 
 mod cores;
+mod domains;
 pub mod engine;
+mod guard;
 mod port;
 mod status;
 pub mod switches;
+#[cfg(test)]
+mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -21,10 +25,12 @@ use serde_json::Value;
 use sidecore::{Sidecore, Watchdog};
 use tokio::sync::Notify;
 use vhost_user::Keeper;
-use vsock::{Domain, DomainConfig, VsockPortConfig};
+use vsock::{Domain, VsockPortConfig};
 
 use self::cores::Core;
+use self::domains::{Domains, Key};
 use self::engine::Engine;
+use self::guard::guarded;
 use self::port::{Live, Port, full_name};
 use self::switches::SwitchEntry;
 use crate::process::describe;
@@ -34,8 +40,7 @@ use crate::process::describe;
 struct Change {
     config: Config,
     attached: AttachedList,
-    /// By trust domain; none: VMs that are in none, which may not talk to each other.
-    domains: HashMap<Option<String>, Domain>,
+    domains: Domains,
 }
 
 /// The running daemon.
@@ -85,7 +90,7 @@ impl Host {
             switches,
             keeper,
             holder,
-            change: Mutex::new(Change { config, attached, domains: HashMap::new() }),
+            change: Mutex::new(Change { config, attached, domains: Domains::default() }),
             ports: RwLock::default(),
             stop: Notify::new(),
             forget: AtomicBool::new(false),
@@ -156,7 +161,7 @@ impl Host {
         after.iter().chain(before).map(|c| c.handle.clone()).collect()
     }
 
-    /// Makes the device and serves it. On error nothing is left behind.
+    /// Makes the device and serves it. On error, a panic included, nothing is left behind.
     fn start_port(
         &self,
         change: &mut Change,
@@ -164,9 +169,10 @@ impl Host {
         config: &PortConfig,
     ) -> anyhow::Result<Live> {
         let name = full_name(vm, config.name());
-        let engine = self.engine(change, vm, &name, config)?;
+        let engine = guarded(|| self.engine(change, vm, &name, config))?;
         let mode = change.config.daemon.socket_mode;
-        let live = Live::serve(&name, engine.clone(), config.endpoint(), mode, &self.keeper);
+        let serve = || Live::serve(&name, engine.clone(), config.endpoint(), mode, &self.keeper);
+        let live = guarded(serve);
         if live.is_err() {
             self.drop_engine(change, vm, &engine);
         }
@@ -188,20 +194,13 @@ impl Host {
             }
             PortConfig::Disk(disk) => engine::disk(name, disk, &self.cores_in_turn(), &self.clock),
             PortConfig::Vsock(vsock) => {
-                let key = trust_domain(&change.config, vm);
-                if !change.domains.contains_key(&key) {
-                    change.domains.insert(key.clone(), self.domain(key.as_deref())?);
-                }
-                let domain = change.domains.get(&key).context("the vsock domain is gone")?;
+                let key = Key::of(&change.config, vm);
                 let port = VsockPortConfig::new(name, vsock.cid, vsock.path.clone());
-                Ok(Engine::Vsock(domain.add_port(port)?))
+                let make =
+                    |config| Domain::new(&self.cores_in_turn()[0], config, Arc::clone(&self.clock));
+                Ok(Engine::Vsock(change.domains.add_port(key, port, make)?))
             }
         }
-    }
-
-    fn domain(&self, trust_domain: Option<&str>) -> anyhow::Result<Domain> {
-        let config = DomainConfig::new(trust_domain.unwrap_or("(none)"), trust_domain.is_some());
-        Ok(Domain::new(&self.cores_in_turn()[0], config, Arc::clone(&self.clock))?)
     }
 
     /// Takes a device off its switch or domain; a domain goes with its last port.
@@ -210,13 +209,8 @@ impl Host {
             Engine::Net(port, switch) => switch.remove_port(port).map_err(anyhow::Error::from),
             Engine::Disk(_) => Ok(()),
             Engine::Vsock(port) => {
-                let key = trust_domain(&change.config, vm);
-                let domain = change.domains.get(&key);
-                let removed = domain.map_or(Ok(()), |d| d.remove_port(port.name()));
-                if domain.is_some_and(|d| d.ports().is_empty()) {
-                    change.domains.remove(&key);
-                }
-                removed.map_err(anyhow::Error::from)
+                let key = Key::of(&change.config, vm);
+                change.domains.remove_port(&key, port.name()).map_err(anyhow::Error::from)
             }
         };
         if let Err(e) = dropped {
@@ -268,10 +262,6 @@ impl Host {
     }
 }
 
-fn trust_domain(config: &Config, vm: &str) -> Option<String> {
-    config.vms.iter().find(|v| v.name == vm).and_then(|v| v.trust_domain.clone())
-}
-
 fn refused(e: &anyhow::Error) -> PlaneError {
     PlaneError::Refused(describe(e))
 }
@@ -316,11 +306,13 @@ impl Plane for Host {
 
     fn attach(&self, vm: &str, body: &Value) -> Result<PortStatus, PlaneError> {
         let mut change = self.lock();
+        // A failed attach leaves the config as it was, VMs without ports included.
+        let before = change.config.clone();
         let config = change.config.attach(vm, body)?;
         let live = match self.start_port(&mut change, vm, &config) {
             Ok(live) => live,
             Err(e) => {
-                change.config.detach(vm, config.name());
+                change.config = before;
                 return Err(refused(&e));
             }
         };

@@ -1,0 +1,103 @@
+//! The assembly in this process: what a port that fails leaves behind, and who shares a domain.
+
+#![allow(non_snake_case)]
+
+use serde_json::json;
+use vhost_user::NullKeeper;
+
+use super::*;
+
+struct House {
+    host: Arc<Host>,
+    dir: tempfile::TempDir,
+}
+
+impl House {
+    /// A host with the VMs described by `text`, in which `DIR` is the run directory.
+    fn new(text: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().to_str().unwrap();
+        let daemon = format!("[daemon]\nrun_dir='{place}'\ncontrol_socket='{place}/c.sock'\n");
+        let text = format!("{daemon}[sidecore]\ncount=1\n{}", text.replace("DIR", place));
+        let config = control::config::parse("m.toml".as_ref(), &text).unwrap();
+        let attached = AttachedList::empty(dir.path());
+        let host = Host::start("m.toml".into(), config, attached, Arc::new(NullKeeper), None);
+        Self { host: host.unwrap(), dir }
+    }
+
+    fn config(&self) -> String {
+        format!("{:?}", self.host.lock().config)
+    }
+
+    fn domains(&self) -> usize {
+        self.host.lock().domains.len()
+    }
+
+    fn vsock(&self, name: &str, cid: u64) -> Value {
+        let path = self.dir.path().join(name);
+        json!({ "vsock": { "cid": cid, "path": path } })
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        self.host.stop();
+    }
+}
+
+#[test]
+fn abuse_F1_a_step_that_panics_is_an_error() {
+    let error = guarded::<()>(|| panic!("range start {} in a header", 2)).unwrap_err();
+    assert_eq!(error.to_string(), "panicked, which is a bug: range start 2 in a header");
+    let error = guarded::<()>(|| panic!("short")).unwrap_err();
+    assert!(error.to_string().ends_with("short"));
+    assert_eq!(guarded(|| Ok(7)).unwrap(), 7);
+}
+
+#[test]
+fn a_port_that_does_not_start_leaves_the_others_running() {
+    let house = House::new(
+        "[[vm]]\nname='v'\n[[vm.disk]]\nname='bad'\nformat='qcow2'\npath='/dev/null'\n\
+         [[vm.disk]]\nname='good'\nformat='null'\nsize='1MiB'\n",
+    );
+    assert_eq!(house.host.counts(), (2, 1));
+    let ports = house.host.ports();
+    assert!(ports[0].reason.as_ref().unwrap().starts_with("not started"), "{:?}", ports[0].reason);
+    assert_eq!(ports[1].reason, None);
+}
+
+#[test]
+fn a_failed_attach_leaves_no_trace() {
+    let house = House::new("[[vm]]\nname='empty'\ntrust_domain='t'\n");
+    let before = house.config();
+    let nowhere = json!({ "disk": { "name": "d", "format": "raw", "path": "/nonexistent/x" } });
+    for vm in ["empty", "new"] {
+        for _ in 0..2 {
+            let refused = house.host.attach(vm, &nowhere);
+            assert!(matches!(refused, Err(PlaneError::Refused(_))), "{refused:?}");
+        }
+        let refused = house.host.attach(vm, &house.vsock("no/such/folder", 3));
+        assert!(matches!(refused, Err(PlaneError::Refused(_))), "{refused:?}");
+        assert_eq!((house.config(), house.domains()), (before.clone(), 0));
+    }
+    let good = json!({ "disk": { "name": "d", "format": "null", "size": "1MiB" } });
+    house.host.attach("new", &good).unwrap();
+}
+
+#[test]
+fn a_vm_without_trust_domain_has_a_vsock_domain_of_its_own() {
+    let house = House::new(
+        "[[vm]]\nname='a'\nvsock={cid=3,path='DIR/a'}\n\
+         [[vm]]\nname='b'\nvsock={cid=4,path='DIR/b'}\n\
+         [[vm]]\nname='c'\ntrust_domain='a'\nvsock={cid=5,path='DIR/c'}\n\
+         [[vm]]\nname='d'\ntrust_domain='a'\nvsock={cid=6,path='DIR/d'}\n",
+    );
+    assert_eq!(house.host.counts(), (4, 0));
+    assert_eq!(house.domains(), 3);
+    house.host.attach("e", &house.vsock("e", 7)).unwrap();
+    assert_eq!(house.domains(), 4);
+    for (vm, left) in [("e", 3), ("c", 3), ("d", 2)] {
+        house.host.detach(vm, "vsock").unwrap();
+        assert_eq!(house.domains(), left, "after {vm}");
+    }
+}
