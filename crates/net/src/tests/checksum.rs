@@ -71,6 +71,11 @@ fn abuse_C1_checksum_placed_in_an_address() {
     {
         assert_eq!(judge(&mut lab, &v4, start, offset), Some(Malformed), "{start} {offset}");
     }
+    let mut gre = v4.clone();
+    gre[23] = 47;
+    for (start, offset) in [(26, 0), (26, 2), (33, 2)] {
+        assert_eq!(judge(&mut lab, &gre, start, offset), Some(Malformed), "GRE {start} {offset}");
+    }
     let mut later = v4.clone();
     later[20..22].copy_from_slice(&[0x20, 0xb9]);
     assert_eq!(judge(&mut lab, &later, 34, 6), Some(Malformed), "a fragment");

@@ -71,6 +71,27 @@ fn a_stalled_receiver_costs_one_hold_and_comes_back_with_buffers() {
     assert_eq!(lab.stats.stalls.get(), 1);
 }
 
+/// A receiver that is slower than its sender, but at work, slows it down and loses nothing.
+#[test]
+fn a_busy_receiver_is_waited_for_as_long_as_it_goes_on() {
+    let mut lab = Lab::pair();
+    let mut sent = 0;
+    for _ in 0..5000 {
+        while lab.guests[0].tx[0].used().is_some() {}
+        while lab.guests[0].tx[0].free_descriptors() > 250 {
+            send(&mut lab, 0, 1, 100);
+            sent += 1;
+        }
+        assert_eq!(lab.poll(), 0);
+        lab.advance(40_000);
+        lab.guests[1].post(0, 1, 1600, 1);
+        assert_eq!(lab.poll(), 1);
+        assert_eq!(lens(&mut lab, 1), [100]);
+    }
+    assert!(sent > 5000);
+    assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 0);
+}
+
 /// A receiver that posts one buffer in a hold time costs a sender an eighth of its time, not all
 /// of it.
 #[test]
