@@ -221,3 +221,30 @@ fn a_dropped_domain_takes_its_sockets_along() {
     port.reset();
     assert_eq!(house.core.stats().panics.get(), 0);
 }
+
+#[test]
+fn abuse_P1_a_call_that_blocks_stops_its_port_and_the_others_go_on() {
+    let house = House::new();
+    let _watchdog = sidecore::Watchdog::start(vec![house.core.clone()]).unwrap();
+    let (mut bad, _bad_port) = house.running_guest(3);
+    let (mut good, _good_port) = house.running_guest(4);
+    // The VMM fills its eventfd, and takes back what we set when we got it.
+    let call = bad.rx.call_event();
+    let flags = rustix::fs::fcntl_getfl(call).unwrap();
+    rustix::fs::fcntl_setfl(call, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
+    rustix::io::write(call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+    for guest in [&mut bad, &mut good] {
+        let header = guest.header(key, Op::Request);
+        guest.send(&header, &[]);
+        guest.tx.kick_event().signal().unwrap();
+    }
+    assert_eq!(packet(&mut good).op(), 3);
+    while bad.rx.health().is_live() {
+        std::thread::yield_now();
+    }
+    let reason = bad.rx.health().reason();
+    assert!(reason.as_ref().is_some_and(|r| r.contains("call event")), "{reason:?}");
+    assert!(house.core.stats().stalls.get() >= 1);
+    assert!(good.rx.health().is_live());
+}
