@@ -42,26 +42,62 @@ pub struct VsockStats {
 }
 
 impl VsockStats {
-    /// Names and values, for a metrics page.
-    pub fn values(&self) -> [(&'static str, u64); 17] {
+    /// Names, values and what they mean, for a metrics page.
+    pub fn values(&self) -> [(&'static str, u64, &'static str); 17] {
         [
-            ("connections", self.connections.get()),
-            ("half_open", self.half_open.get()),
-            ("opened_by_guest", self.opened_by_guest.get()),
-            ("opened_to_guest", self.opened_to_guest.get()),
-            ("refused", self.refused.get()),
-            ("handshakes_dropped", self.handshakes_dropped.get()),
-            ("bytes_from_guest", self.bytes_from_guest.get()),
-            ("bytes_to_guest", self.bytes_to_guest.get()),
-            ("buffered_bytes", self.buffered_bytes.get()),
-            ("resets_sent", self.resets_sent.get()),
-            ("resets_received", self.resets_received.get()),
-            ("resets_dropped", self.resets_dropped.get()),
-            ("malformed", self.malformed.get()),
-            ("violations", self.violations.get()),
-            ("timeouts", self.timeouts.get()),
-            ("credit_waits", self.credit_waits.get()),
-            ("buffer_waits", self.buffer_waits.get()),
+            (
+                "connections",
+                self.connections.get(),
+                "Connections now, those being opened and closed included.",
+            ),
+            ("half_open", self.half_open.get(), "Connections that wait for an answer now."),
+            ("opened_by_guest", self.opened_by_guest.get(), "Opened by the guest."),
+            (
+                "opened_to_guest",
+                self.opened_to_guest.get(),
+                "Opened towards the guest, by the host or by another guest.",
+            ),
+            (
+                "refused",
+                self.refused.get(),
+                "Requests of the guest that were refused (no listener, not allowed, a limit).",
+            ),
+            (
+                "handshakes_dropped",
+                self.handshakes_dropped.get(),
+                "Unix connections dropped before the guest was asked (bad line, time-out, a limit).",
+            ),
+            ("bytes_from_guest", self.bytes_from_guest.get(), "Payload bytes that the guest sent."),
+            ("bytes_to_guest", self.bytes_to_guest.get(), "Payload bytes that the guest received."),
+            (
+                "buffered_bytes",
+                self.buffered_bytes.get(),
+                "Bytes of the guest that went through a connection's buffer: one more copy.",
+            ),
+            ("resets_sent", self.resets_sent.get(), "Resets sent to the guest."),
+            ("resets_received", self.resets_received.get(), "Resets received from the guest."),
+            (
+                "resets_dropped",
+                self.resets_dropped.get(),
+                "Resets dropped because the guest gave no receive buffers for 256 of them.",
+            ),
+            ("malformed", self.malformed.get(), "Packets of the guest that made no sense."),
+            (
+                "violations",
+                self.violations.get(),
+                "Connections reset because the guest broke the protocol (credit, order).",
+            ),
+            ("timeouts", self.timeouts.get(), "Connections ended by a time-out."),
+            (
+                "credit_waits",
+                self.credit_waits.get(),
+                "Times that bytes for the guest waited for its credit.",
+            ),
+            (
+                "buffer_waits",
+                self.buffer_waits.get(),
+                "Times that packets for the guest waited for its receive buffers.",
+            ),
         ]
     }
 }

@@ -162,11 +162,11 @@ pub fn port_metrics(port: &Port, all: &mut Metrics) {
     match live.map(|l| &l.engine) {
         Some(Engine::Disk(disk)) => disk_metrics(disk, &labels, all),
         Some(Engine::Vsock(vsock)) => {
-            for (name, value) in vsock.stats().values() {
+            for (name, value, help) in vsock.stats().values() {
                 let gauge = matches!(name, "connections" | "half_open");
                 let total = if gauge { "" } else { "_total" };
                 let name = format!("millrace_vsock_{name}{total}");
-                all.sample(&name, "A counter of the vsock engine.", labels(), value);
+                all.sample(&name, help, labels(), value);
             }
         }
         Some(Engine::Net(..)) | None => {}
