@@ -5,10 +5,9 @@
 .DEFAULT_GOAL := help
 CARGO ?= cargo
 ROUNDS ?= 15
-NAME ?= demo
 FUZZ_SECONDS ?= 60
 
-.PHONY: help prepare build test lint unit vm demo bench soak fuzz clean
+.PHONY: help prepare build test lint unit vm demo soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -38,9 +37,6 @@ vm: prepare
 ## make build             the daemon, optimised
 build: prepare
 	$(CARGO) build --release --locked -p millrace
-
-## make bench NAME=demo   one benchmark, JSON and plots in out/
-bench: demo
 
 ## make soak              the VM tests with the full amounts of data (an hour or more)
 soak: prepare

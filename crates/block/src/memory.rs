@@ -17,7 +17,7 @@ use crate::backend::{Backend, Demands};
 use crate::bytes::{gather, scatter};
 use crate::done::DoneList;
 use crate::error::BlockError;
-use crate::limits::{MAX_MEMORY_DISK_LEN_BYTES, STEP_LEN_BYTES};
+use crate::limits::{MAX_MEMORY_DISK_LEN_BYTES, SECTOR_LEN_BYTES, STEP_LEN_BYTES};
 
 /// Ranges from this size on are given back to the kernel; smaller ones are overwritten.
 const PUNCH_LEN_BYTES: u64 = 64 << 10;
@@ -45,6 +45,10 @@ impl MemoryBackend {
 fn check_len(len_bytes: u64) -> Result<(), BlockError> {
     if len_bytes > MAX_MEMORY_DISK_LEN_BYTES {
         let reason = format!("a memory disk has at most {MAX_MEMORY_DISK_LEN_BYTES} bytes");
+        return Err(BlockError::Resize { len_bytes, reason });
+    }
+    if len_bytes == 0 || !len_bytes.is_multiple_of(SECTOR_LEN_BYTES) {
+        let reason = format!("a disk has whole sectors of {SECTOR_LEN_BYTES} bytes, at least one");
         return Err(BlockError::Resize { len_bytes, reason });
     }
     Ok(())
@@ -169,5 +173,20 @@ impl Disk for MemoryDisk {
 
     fn len_bytes(&self) -> u64 {
         self.shared.len_bytes.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_whole_sectors_within_the_limit() {
+        let disk = MemoryBackend::new(4096).unwrap();
+        for len_bytes in [0, 1000, MAX_MEMORY_DISK_LEN_BYTES + 512] {
+            assert!(MemoryBackend::new(len_bytes).is_err(), "{len_bytes}");
+            assert!(disk.resize(Some(len_bytes)).is_err(), "{len_bytes}");
+        }
+        assert_eq!(disk.resize(Some(8192)).unwrap(), 8192);
     }
 }

@@ -17,7 +17,7 @@ use vhost_user::{Keeper, NullKeeper};
 use crate::cli;
 use crate::{exit, process};
 
-/// How long our own holder may take to listen: it does nothing else before.
+/// How long a holder may take to listen: it does nothing else before.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often we look whether it listens.
@@ -41,7 +41,7 @@ pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBu
     let path = match &config.daemon.holder {
         HolderConfig::None => return Ok((Arc::new(NullKeeper), None)),
         HolderConfig::External(path) => {
-            HolderKeeper::new(path.clone()).list().with_context(|| {
+            wait_for(path).with_context(|| {
                 format!("no holder answers on {} (daemon.holder)", path.display())
             })?;
             path.clone()
@@ -53,6 +53,18 @@ pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBu
         }
     };
     Ok((Arc::new(HolderKeeper::new(path.clone())), Some(path)))
+}
+
+/// Waits until a holder that was started with this daemon listens: its unit does not say when.
+fn wait_for(path: &Path) -> Result<(), vhost_user::VhostUserError> {
+    let until = Instant::now() + START_TIMEOUT;
+    loop {
+        match HolderKeeper::new(path.into()).list() {
+            Ok(_) => return Ok(()),
+            Err(e) if Instant::now() >= until => return Err(e),
+            Err(_) => std::thread::sleep(START_POLL),
+        }
+    }
 }
 
 /// Drops kept sessions whose port is not in `names` any more: their VMMs see a disconnect instead

@@ -65,8 +65,10 @@ fn detail(port: &Value) -> String {
 
 /// `millrace ports`.
 pub fn ports(list: &Value) -> String {
-    let head =
-        ["VM", "PORT", "KIND", "VMM", "HEALTH", "QUEUES", "REQUESTS", "BYTES", "DROPS", "DETAIL"];
+    let head = [
+        "VM", "PORT", "KIND", "VMM", "HEALTH", "QUEUES", "REQUESTS", "BYTES", "DROPS", "DETAIL",
+        "SOCKET",
+    ];
     let rows: Vec<Vec<String>> = items(list)
         .iter()
         .map(|p| {
@@ -82,6 +84,7 @@ pub fn ports(list: &Value) -> String {
                 cell(p, "bytes"),
                 cell(p, "drops"),
                 detail(p),
+                cell(p, "socket"),
             ]
         })
         .collect();
@@ -148,7 +151,7 @@ mod tests {
         let list = json!([
             {"vm": "web", "port": "net0", "kind": "net", "connected": true, "health": "ok",
              "queues_running": 2, "queues": 2, "requests": 10, "bytes": 1000, "drops": 0,
-             "net": {"switch": "lan", "link": false}},
+             "socket": "/run/web.sock", "net": {"switch": "lan", "link": false}},
             {"vm": "a-long-name", "port": "d", "kind": "disk", "connected": false,
              "health": "broken", "reason": "why", "queues_running": 0, "queues": 1,
              "requests": 0, "bytes": 0, "drops": 0},
@@ -157,8 +160,8 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let column = lines[0].find("PORT").unwrap();
         assert_eq!(&lines[1][column..column + 4], "net0");
-        assert!(lines[1].ends_with("switch lan - (link down)"), "{text}");
-        assert!(lines[2].ends_with("why"), "{text}");
+        assert!(lines[1].ends_with("switch lan - (link down)  /run/web.sock"), "{text}");
+        assert_eq!(lines[2].split_whitespace().rev().nth(1), Some("why"), "{text}");
     }
 
     #[test]
