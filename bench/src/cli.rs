@@ -50,10 +50,10 @@ enum Command {
 #[derive(Args)]
 struct DemoArgs {
     /// Rounds that count; one more is run first and thrown away.
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=99))]
+    #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
     /// Seconds of each load (0.2 to 60).
-    #[arg(long, default_value = "1", value_parser = seconds)]
+    #[arg(long, default_value = "0.7", value_parser = seconds)]
     secs: Duration,
     /// Only these cases.
     #[arg(long, value_delimiter = ',')]
@@ -201,7 +201,7 @@ mod tests {
         assert!(e(&["--secs", "NaN"]).contains("allowed"));
         assert!(e(&["--quick", "--rounds", "3"]).contains("cannot be used with"));
         assert_eq!(demo(&["--quick"]).unwrap().plan().rounds, 3);
-        assert_eq!(demo(&[]).unwrap().plan().rounds, 15);
+        assert_eq!(demo(&[]).unwrap().plan().rounds, 21);
     }
 
     #[test]
