@@ -216,6 +216,15 @@ impl Daemon {
         Ok(self.answer("GET", "/v1/metrics", None)?.body)
     }
 
+    /// Sum of a metric over all its series that have these labels, for example
+    /// `metric_sum("millrace_queue_requests_total", &[("kind", "net")])`.
+    ///
+    /// # Errors
+    /// As [`metrics`](Self::metrics).
+    pub fn metric_sum(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64, LabError> {
+        Ok(sum(&self.metrics()?, name, labels))
+    }
+
     fn answer(
         &self,
         method: &str,
@@ -390,5 +399,28 @@ fn wait_notified(notices: &UnixDatagram, child: &Child) -> Result<(), String> {
         if text.lines().any(|line| line == "READY=1") {
             return Ok(());
         }
+    }
+}
+
+/// See [`Daemon::metric_sum`].
+fn sum(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let wanted: Vec<String> = labels.iter().map(|(k, v)| format!("{k}=\"{v}\"")).collect();
+    let series = text.lines().filter(|line| {
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+            && wanted.iter().all(|label| line.contains(label.as_str()))
+    });
+    series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_takes_the_series_with_all_labels() {
+        let text = "# HELP a x\na{vm=\"x\",queue=\"0\"} 1\na{vm=\"x\",queue=\"1\"} 2\n\
+                    a{vm=\"y\",queue=\"1\"} 4\nab{vm=\"x\"} 8\n";
+        assert_eq!(sum(text, "a", &[]), 7.0);
+        assert_eq!(sum(text, "a", &[("vm", "x"), ("queue", "1")]), 2.0);
     }
 }

@@ -54,13 +54,6 @@ fn pair(options: Options) -> Pair {
     Pair { a, b, daemon, lab }
 }
 
-/// Sum of a metric over all queues of network ports.
-fn metric(daemon: &Daemon, name: &str) -> f64 {
-    let text = daemon.metrics().unwrap();
-    let values = text.lines().filter(|line| line.starts_with(name) && !line.starts_with('#'));
-    values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
-}
-
 #[test]
 fn two_guests_exchange_data_over_every_protocol() {
     let _alone = alone();
@@ -71,14 +64,16 @@ fn two_guests_exchange_data_over_every_protocol() {
     transfer(&a, &b, "udp", "10.0.0.2", amount(256 * MIB));
     transfer(&b, &a, "udp", "fd00::1", amount(256 * MIB));
     // One copy from sender to receiver, and super-packets: far fewer frames than segments.
-    let copied = metric(&daemon, "millrace_queue_copied_bytes_total");
-    let bytes = metric(&daemon, "millrace_queue_bytes_total");
-    let requests = metric(&daemon, "millrace_queue_requests_total");
+    let sum = |name| daemon.metric_sum(name, &[]).unwrap();
+    let copied = sum("millrace_queue_copied_bytes_total");
+    let bytes = sum("millrace_queue_bytes_total");
+    let requests = sum("millrace_queue_requests_total");
     println!("bytes {bytes} copied {copied} requests {requests}");
     // Bytes are counted at the sender's and at the receiver's queue, copies once; header bytes go
     // through a copy of ours, which is what a small frame consists of.
     assert!(copied <= bytes / 2.0 * 1.05, "copied {copied} of {bytes}");
-    assert_eq!(metric(&daemon, "millrace_queue_drops_total{reason=\"spoofed\""), 0.0);
+    let spoofed = daemon.metric_sum("millrace_queue_drops_total", &[("reason", "spoofed")]);
+    assert_eq!(spoofed.unwrap(), 0.0);
 }
 
 #[test]
@@ -137,8 +132,6 @@ fn a_spoofed_source_is_dropped_and_counted() {
     .unwrap();
     let ping = a.run("ping -c 1 -W 1 10.0.0.2").unwrap();
     assert_ne!(ping.code, 0, "{}", ping.text());
-    let text = daemon.metrics().unwrap();
-    let spoofed = text.lines().filter(|l| l.contains("spoofed") && l.contains("vm=\"a\""));
-    let count: f64 = spoofed.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-    assert!(count >= 1.0, "{text}");
+    let spoofed = [("vm", "a"), ("reason", "spoofed")];
+    assert!(daemon.metric_sum("millrace_queue_drops_total", &spoofed).unwrap() >= 1.0);
 }

@@ -42,10 +42,7 @@ fn idle_under_one_percent_of_a_core() {
 }
 
 fn frames(daemon: &Daemon) -> f64 {
-    let text = daemon.metrics().unwrap();
-    let mine =
-        |l: &&str| l.starts_with("millrace_queue_requests_total{") && l.contains("kind=\"net\"");
-    text.lines().filter(mine).filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    daemon.metric_sum("millrace_queue_requests_total", &[("kind", "net")]).unwrap()
 }
 
 #[test]

@@ -55,14 +55,8 @@ fn circulate(ring: &str) {
 /// Looks at the counters until both VMs have received that many frames.
 fn wait_for_frames(daemon: &lab::Daemon, least: f64) -> bool {
     let received = |vm: &str| {
-        let want = format!("vm=\"{vm}\"");
-        let text = daemon.metrics().unwrap();
-        let mine = |l: &&str| {
-            l.starts_with("millrace_queue_requests_total{")
-                && l.contains(&want)
-                && l.contains("queue=\"0\"")
-        };
-        text.lines().filter(mine).filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        let labels = [("vm", vm), ("queue", "0")];
+        daemon.metric_sum("millrace_queue_requests_total", &labels).unwrap()
     };
     (0..600).any(|_| {
         let enough = [received("a"), received("b")].iter().all(|&n: &f64| n >= least);
