@@ -196,8 +196,14 @@ impl Engine {
         let s = &mut self.flight.slab.slots[usize::from(slot)];
         let first = s.ranges[0];
         s.job = match request {
-            Request::Read(range) => Job::new(Work::Read, range),
-            Request::Write(range) => Job::new(Work::Write, range),
+            Request::Read(range) => {
+                self.pace.began(range.len);
+                Job::new(Work::Read, range)
+            }
+            Request::Write(range) => {
+                self.pace.began(range.len);
+                Job::new(Work::Write, range)
+            }
             Request::Flush => Job::new(Work::Flush, request::Range::default()),
             Request::GetId => return self.get_id(slot),
             Request::Discard(n) => Job { range_count: n, ..Job::new(Work::Discard, first) },

@@ -9,7 +9,8 @@
 //! wait, and it never runs dry.
 //!
 //! Where the guess is wrong (the program ended, or waits for exactly these completions), they come
-//! at most [`MAX_SLACK_NS`] late. A driver with one request at a time never has slack.
+//! at most [`MAX_SLACK_NS`] late. A driver with one request at a time never has slack, nor one with
+//! large requests: there the storage is what must not run dry.
 
 /// Most slack: what a completion may be late when the guess is wrong.
 const MAX_SLACK_NS: u64 = 300_000;
@@ -23,6 +24,9 @@ const MIN_HELD: u32 = 4;
 /// Without a request for so many usual gaps the driver does something else, or nothing.
 const IDLE_GAPS: u64 = 4;
 
+/// Requests of more bytes on average keep the storage busy for longer than an interrupt takes.
+const LARGE_BYTES: u64 = 64 << 10;
+
 /// The peak is that of this and of the last period.
 const PERIOD_NS: u64 = 10_000_000;
 
@@ -35,6 +39,8 @@ pub(crate) struct Pace {
     /// Mean time between two requests while the driver had completions in hand.
     gap_ns: u64,
     last_take_ns: u64,
+    /// Mean bytes of a request.
+    len_bytes: u64,
     held: u32,
     /// Most requests outstanding in the last and in this period.
     peaks: [u32; 2],
@@ -42,6 +48,12 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
+    /// A request of that size began.
+    #[inline]
+    pub fn began(&mut self, len_bytes: u64) {
+        self.len_bytes = (self.len_bytes * OLD_WEIGHT + len_bytes) / (OLD_WEIGHT + 1);
+    }
+
     /// `taken` requests came; with them `outstanding` are in our hands, those included that are done
     /// and not told.
     pub fn took(&mut self, now_ns: u64, taken: usize, outstanding: u32) {
@@ -67,7 +79,7 @@ impl Pace {
     pub fn slack_ns(&mut self, now_ns: u64, outstanding: u32) -> u64 {
         self.note(outstanding);
         let is_idle = now_ns.saturating_sub(self.last_take_ns) > IDLE_GAPS * self.gap_ns;
-        if self.held < MIN_HELD || is_idle {
+        if self.held < MIN_HELD || is_idle || self.len_bytes > LARGE_BYTES {
             return 0;
         }
         let slack_ns = (u64::from(self.held) * self.gap_ns / 2).min(MAX_SLACK_NS);
@@ -126,6 +138,17 @@ mod tests {
         assert_eq!(pace.slack_ns(now_ns + 5 * GAP_NS, 2), 0, "idle for five gaps");
         let (mut pace, now_ns) = pile(16, 1000);
         assert_eq!(pace.slack_ns(now_ns, 16), 0, "8 µs is not worth a timer");
+    }
+
+    #[test]
+    fn large_requests_never_wait() {
+        let (mut pace, now_ns) = pile(22, GAP_NS);
+        pace.began(4096);
+        assert!(pace.slack_ns(now_ns, 22) > 0);
+        for _ in 0..20 {
+            pace.began(1 << 20);
+        }
+        assert_eq!(pace.slack_ns(now_ns, 22), 0);
     }
 
     #[test]
