@@ -219,7 +219,13 @@ mod tests {
         let mut code = |rows: &[crate::results::Row], failed: Option<&str>| {
             let (case, operation) = ("x".to_string(), String::new());
             let failed = failed.map(Into::into);
-            let rounds = vec![CaseRounds { case, operation, rounds: Vec::new(), failed }];
+            let rounds = vec![CaseRounds {
+                case,
+                operation,
+                rounds: Vec::new(),
+                repeated: Vec::new(),
+                failed,
+            }];
             verdict(&Outcome { rows: rows.to_vec(), rounds }, &mut quiet)
         };
         assert_eq!(code(&rows, None), EXIT_MISSED);

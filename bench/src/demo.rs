@@ -3,6 +3,7 @@
 mod disk;
 mod pair;
 
+use std::cell::{Ref, RefCell};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::cpu::Accounts;
 use crate::error::BenchError;
 use crate::progress::Progress;
 use crate::runner::{self, Side};
-use pair::{Pair, READY};
+use pair::Pair;
 
 /// Bytes of each disk image: more than the guest's memory, so that nobody serves it from there.
 const DISK_LEN_BYTES: u64 = 256 << 20;
@@ -56,15 +57,20 @@ fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
 
 /// The VMs, running. They go when this is dropped.
 pub struct Bed {
-    ours: Pair,
-    peer: Pair,
+    ours: RefCell<Pair>,
+    peer: RefCell<Pair>,
     daemon: Daemon,
+    lab: Lab,
+    kernel: KernelChoice,
+    image: ImageBuilder,
+    /// QEMU's version, and that of the guests' kernel.
     qemu: String,
+    release: String,
     /// What the storage can do, where it is known.
     ceiling: Option<String>,
     cores: u32,
     /// Last, so that the images go after their users.
-    _disks: disk::Folder,
+    disks: disk::Folder,
 }
 
 impl Bed {
@@ -76,28 +82,31 @@ impl Bed {
         // Here, and not within the boot: the first run downloads and compiles.
         lab.image(&image, setup.kernel).map_err(|e| BenchError::lab("make the image", e))?;
         let disks = disk::Folder::new(&setup.folder)?;
-        let base = pair::Base { lab: &lab, kernel: setup.kernel, image, disks: &disks };
         progress.step("asking what the storage can do");
         let ceiling = disk::ceiling(&disks.image("ceiling.raw", DISK_LEN_BYTES)?);
         progress.step("starting the daemon and four VMs");
+        let base = pair::Base { lab: &lab, kernel: setup.kernel, image: &image, disks: &disks };
+        pair::bridge(&lab)?;
         let daemon = pair::daemon(&base, &setup.millrace)?;
         let (ours, peer) = (pair::millrace(&base, &daemon)?, pair::qemu(&base)?);
         for pair in [&ours, &peer] {
-            pair.wait_ready(READY)?;
+            pair.wait_ready()?;
         }
-        progress.step(&format!("four VMs run Linux {}", ours.client.release()));
+        let release = ours.client.release().to_string();
+        progress.step(&format!("four VMs run Linux {release}"));
         for pair in [&ours, &peer] {
             pair.start_servers()?;
         }
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
         let qemu = pair::qemu_version(&peer.client)?;
-        Ok(Bed { ours, peer, daemon, qemu, ceiling, cores, _disks: disks })
+        let (ours, peer, kernel) = (RefCell::new(ours), RefCell::new(peer), setup.kernel);
+        Ok(Bed { ours, peer, daemon, lab, kernel, image, qemu, release, ceiling, cores, disks })
     }
 
-    fn pair(&self, side: Side) -> &Pair {
+    fn pair(&self, side: Side) -> Ref<'_, Pair> {
         match side {
-            Side::Ours => &self.ours,
-            Side::Peer => &self.peer,
+            Side::Ours => self.ours.borrow(),
+            Side::Peer => self.peer.borrow(),
         }
     }
 
@@ -119,7 +128,7 @@ impl Bed {
                 "Four VMs run at once, two a side; only one pair is loaded at a time. Each: {}, \
                  TCG, 1 vCPU, Linux {}, a network card and a disk of {} MB.",
                 self.qemu,
-                self.ours.client.release(),
+                self.release,
                 DISK_LEN_BYTES >> 20
             ),
             "Millrace: one daemon with its defaults for this machine; vhost-user network on one \
@@ -140,7 +149,8 @@ impl Bed {
 
 impl Shell for Bed {
     fn run(&self, side: Side, script: &str, timeout: Duration) -> Result<String, BenchError> {
-        let guest = &self.pair(side).client;
+        let pair = self.pair(side);
+        let guest = &pair.client;
         let output = guest.run_for(script, timeout).and_then(lab::Output::ok);
         output.map_err(|e| BenchError::lab(format!("load on {}", guest.name()), e))
     }
@@ -148,13 +158,26 @@ impl Shell for Bed {
 
 impl runner::Bed for Bed {
     fn accounts(&self, side: Side) -> Accounts {
-        let mut ours = self.ours.pids();
+        let mut ours = self.pair(Side::Ours).pids();
         ours.push(self.daemon.pid());
-        let peer = self.peer.pids();
+        let peer = self.pair(Side::Peer).pids();
         let (side, other) = match side {
             Side::Ours => (ours, peer),
             Side::Peer => (peer, ours),
         };
         Accounts { side, other, spinners: Vec::new(), cores: self.cores }
+    }
+    fn renew(&self, side: Side) -> Result<(), BenchError> {
+        self.pair(side).kill();
+        let (image, disks) = (&self.image, &self.disks);
+        let base = pair::Base { lab: &self.lab, kernel: self.kernel, image, disks };
+        let (place, fresh) = match side {
+            Side::Ours => (&self.ours, pair::millrace(&base, &self.daemon)?),
+            Side::Peer => (&self.peer, pair::qemu(&base)?),
+        };
+        fresh.wait_ready()?;
+        fresh.start_servers()?;
+        place.replace(fresh);
+        Ok(())
     }
 }

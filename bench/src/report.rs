@@ -158,12 +158,16 @@ pub fn losses_of(case: &CaseRounds) -> Vec<String> {
             most * 100.0
         ));
     }
+    out.extend(case.repeated.iter().map(|why| {
+        format!("{}: a load failed and was put on again, on new guests: {why}", case.case)
+    }));
     out
 }
 
 fn how(context: &Context) -> String {
     let fixed = [
-        "A round is Millrace, then the peer. The first round of each case is thrown away. The ratio \
+        "A round is both sides within seconds of each other, in turns Millrace first and the peer \
+         first. The first round of each case is longer and thrown away. The ratio \
          is the median of the rounds’ own ratios, turned so that above 1 is better for Millrace; \
          the values are medians over the rounds.",
         "Host CPU per operation is user and system time of the side’s QEMU processes (and the \
@@ -233,6 +237,7 @@ mod tests {
             case: name.into(),
             operation: "round trip".into(),
             rounds: vec![round(0), round(1), round(2)],
+            repeated: Vec::new(),
             failed: failed.map(Into::into),
         };
         let rounds = vec![case("tcp_rr", None), case("disk_seq_1m", Some("guest c: <gone>"))];

@@ -22,6 +22,10 @@ use crate::table::quantity;
 /// faster for six seconds of round trips, and not both sides alike.
 const WARM_UP_TIMES: u32 = 6;
 
+/// How many loads of a case may be put on again after they failed: an emulated guest that loses an
+/// interrupt must not end the comparison, one that fails again and again must. Each is told.
+const MAX_REPEATS: usize = 2;
+
 /// Significant digits in result files: measurements are not better than that.
 const DIGITS: i32 = 5;
 
@@ -103,6 +107,8 @@ pub trait Case {
 pub trait Bed {
     /// Whose CPU time belongs to `side`.
     fn accounts(&self, side: Side) -> Accounts;
+    /// Replaces the guests of `side`, whatever state they are in.
+    fn renew(&self, side: Side) -> Result<(), BenchError>;
 }
 
 /// How much to measure.
@@ -150,6 +156,9 @@ pub struct CaseRounds {
     pub operation: String,
     /// All rounds, the thrown-away one included.
     pub rounds: Vec<Round>,
+    /// Loads that failed and were put on again: which, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repeated: Vec<String>,
     /// Why the case has no row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
@@ -188,11 +197,16 @@ pub fn compare(
     let mut done = 0;
     for case in cases {
         let spec = case.spec().clone();
-        let mut rounds = Vec::new();
+        let (mut rounds, mut repeated) = (Vec::new(), Vec::new());
         let mut watch = |event: Event| match event {
             Event::Load { round, side } => {
                 progress.bar(done, loads, &format!("{} round {round} {}", spec.name, side.name()));
                 done += 1;
+            }
+            Event::Again(why) => {
+                progress.step(&format!("{} again: {why}", spec.name));
+                // The rest is the guest's console.
+                repeated.extend(why.lines().next().map(Into::into));
             }
             Event::Round(round) => progress.step(&round_line(&spec, round)),
         };
@@ -212,6 +226,7 @@ pub fn compare(
             case: spec.name.into(),
             operation: spec.operation.into(),
             rounds,
+            repeated,
             failed,
         });
     }
@@ -234,6 +249,8 @@ fn round_line(spec: &Spec, r: &Round) -> String {
 enum Event<'a> {
     /// A load begins.
     Load { round: u32, side: Side },
+    /// It failed, for this reason, and begins again.
+    Again(String),
     /// A round is complete.
     Round(&'a Round),
 }
@@ -247,27 +264,64 @@ fn run_case(
 ) -> Result<(), BenchError> {
     let spec = case.spec().clone();
     let spinners = spec.latency.then(Spinners::start).transpose()?;
-    let tids = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
+    let spinners = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
+    let mut loads = Loads { case, bed, plan, spec, spinners, repeats: 0, watch };
     for round in 0..=plan.rounds {
-        let length = if round == 0 { plan.length * WARM_UP_TIMES } else { plan.length };
-        let window = Window { settle: spec.settle, length };
-        let mut side = |side: Side| {
-            watch(Event::Load { round, side });
-            let accounts = Accounts { spinners: tids.clone(), ..bed.accounts(side) };
-            let (rate, usage) = metered(case, side, window, &accounts)?;
-            sample(&spec, round, side, rate, usage)
-        };
         let (ours, peer) = if round.is_multiple_of(2) {
-            (side(Side::Ours)?, side(Side::Peer)?)
+            (loads.load(round, Side::Ours)?, loads.load(round, Side::Peer)?)
         } else {
-            let peer = side(Side::Peer)?;
-            (side(Side::Ours)?, peer)
+            let peer = loads.load(round, Side::Peer)?;
+            (loads.load(round, Side::Ours)?, peer)
         };
         let round = Round { round, ours, peer };
-        watch(Event::Round(&round));
+        (loads.watch)(Event::Round(&round));
         rounds.push(round);
     }
     Ok(())
+}
+
+/// The loads of one case.
+struct Loads<'a> {
+    case: &'a mut dyn Case,
+    bed: &'a dyn Bed,
+    plan: Plan,
+    spec: Spec,
+    /// Threads that keep CPUs awake.
+    spinners: Vec<i32>,
+    /// How many loads were put on again.
+    repeats: usize,
+    watch: &'a mut dyn FnMut(Event),
+}
+
+impl Loads<'_> {
+    /// One side of one round; put on again, on new guests, where it fails.
+    fn load(&mut self, round: u32, side: Side) -> Result<Sample, BenchError> {
+        (self.watch)(Event::Load { round, side });
+        loop {
+            match self.once(round, side) {
+                Err(e) if self.repeats < MAX_REPEATS => {
+                    self.repeats += 1;
+                    (self.watch)(Event::Again(format!("round {round}, {}: {e}", side.name())));
+                    self.bed.renew(side)?;
+                    // New guests are as cold as in the first round. A failure shows again below.
+                    let _ = self.case.run(side, self.window(0));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn once(&mut self, round: u32, side: Side) -> Result<Sample, BenchError> {
+        let (bed, window) = (self.bed, self.window(round));
+        let accounts = Accounts { spinners: self.spinners.clone(), ..bed.accounts(side) };
+        let (rate, usage) = metered(self.case, side, window, &accounts)?;
+        sample(&self.spec, round, side, rate, usage)
+    }
+
+    fn window(&self, round: u32) -> Window {
+        let times = if round == 0 { WARM_UP_TIMES } else { 1 };
+        Window { settle: self.spec.settle, length: self.plan.length * times }
+    }
 }
 
 /// Runs a load and reads CPU time from `settle` after its start for `length`, or to its end if

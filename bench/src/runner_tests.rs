@@ -35,6 +35,10 @@ impl Bed for NoBed {
     fn accounts(&self, _: Side) -> Accounts {
         Accounts { side: vec![std::process::id()], cores: 1, ..Default::default() }
     }
+
+    fn renew(&self, _: Side) -> Result<(), BenchError> {
+        Ok(())
+    }
 }
 
 pub(crate) fn spec(name: &'static str, better: Better, target: Option<f64>) -> Spec {
@@ -98,9 +102,20 @@ fn a_case_that_breaks_does_not_end_the_others() {
     let rows: Vec<&str> = outcome.rows.iter().map(|r| r.case.as_str()).collect();
     assert_eq!(rows, ["fine"]);
     let failed = outcome.failed();
-    assert_eq!(failed[0], ("broken", "guest a: panicked"));
-    assert_eq!(failed[1].0, "zero");
-    assert!(failed[1].1.contains("round 1, peer: measured 0"), "{failed:?}");
+    assert_eq!(failed, [("broken", "guest a: panicked"), ("zero", "guest a: panicked")]);
+    let repeated = |case: usize| outcome.rounds[case].repeated.len();
+    assert_eq!((repeated(0), repeated(1), repeated(2)), (MAX_REPEATS, MAX_REPEATS, 0));
+}
+
+#[test]
+fn a_load_that_fails_once_is_put_on_again_and_told() {
+    // The third value of ours is that of the new guests' warm-up.
+    let values = vec![1.0, 1.0, 0.0, 1.0, 9.0, 1.0, 3.0, 1.0];
+    let (outcome, log) = run(vec![(spec("x", Better::Higher, None), values)], 1);
+    assert_eq!(log, ["x ours", "x peer", "x peer", "x ours", "x ours", "x ours"]);
+    assert_eq!((outcome.rows[0].ratio, outcome.failed().len()), (3.0, 0));
+    let told = &outcome.rounds[0].repeated;
+    assert!(told[0].starts_with("round 1, ours: ") && told[0].contains("measured 0"), "{told:?}");
 }
 
 #[test]

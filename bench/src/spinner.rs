@@ -96,8 +96,10 @@ mod tests {
             assert_eq!(class_of(*tid), Some(libc::SCHED_IDLE));
         }
         drop(spinners);
-        for tid in &tids {
-            assert_eq!(class_of(*tid), None, "thread {tid} is still there");
+        // The kernel lets a thread be joined a moment before it takes its entry away; a spinner
+        // that goes on would hang here.
+        while tids.iter().any(|tid| class_of(*tid).is_some()) {
+            std::thread::yield_now();
         }
     }
 }

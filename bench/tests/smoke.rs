@@ -34,6 +34,10 @@ impl Bed for Pretend {
     fn accounts(&self, _: Side) -> Accounts {
         Accounts { side: vec![std::process::id()], cores: 1, ..Default::default() }
     }
+
+    fn renew(&self, _: Side) -> Result<(), BenchError> {
+        Ok(())
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::{CLIENT, DISK_LEN_BYTES, SERVER, disk::Folder};
 use crate::error::BenchError;
 
 /// Time for a guest to boot, on a busy machine.
-pub const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(60);
 /// Memory of a guest: fio comes with 90 MB of libraries, and they are in memory twice while the
 /// image unpacks, in a file system that may take half of it.
 const MEMORY_MB: u32 = 384;
@@ -26,7 +26,7 @@ pub struct Base<'a> {
     /// Kernel of all guests.
     pub kernel: KernelChoice,
     /// Image of all guests.
-    pub image: ImageBuilder,
+    pub image: &'a ImageBuilder,
     /// Where disks are made.
     pub disks: &'a Folder,
 }
@@ -56,12 +56,18 @@ impl Base<'_> {
 
 impl Pair {
     /// Waits until both guests answer.
-    pub fn wait_ready(&self, time: Duration) -> Result<(), BenchError> {
+    pub fn wait_ready(&self) -> Result<(), BenchError> {
         for guest in [&self.client, &self.server] {
             let failed = |e| BenchError::lab(format!("boot guest {}", guest.name()), e);
-            guest.wait_ready(time).map_err(failed)?;
+            guest.wait_ready(READY).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Ends both guests at once, whatever they do.
+    pub fn kill(&self) {
+        self.client.kill();
+        self.server.kill();
     }
 
     /// Starts what the loads talk to.
@@ -81,18 +87,28 @@ impl Pair {
     }
 }
 
-/// QEMU's own devices: TAP and bridge, virtio-blk on a file.
-pub fn qemu(base: &Base) -> Result<Pair, BenchError> {
-    let net = base.lab.net();
+/// TAP devices of the peer's guests, by their names.
+const PEERS: [(&str, &str); 2] = [("peer-a", "tap0"), ("peer-b", "tap1")];
+
+/// The bridge with the peer's TAP devices.
+pub fn bridge(lab: &Lab) -> Result<(), BenchError> {
+    let net = lab.net();
     net.bridge("br0").map_err(|e| BenchError::lab("make the bridge", e))?;
-    let boot = |name: &str, address: std::net::Ipv4Addr, tap: &str| {
+    for (_, tap) in PEERS {
         net.tap(tap, Some("br0")).map_err(|e| BenchError::lab(format!("make {tap}"), e))?;
+    }
+    Ok(())
+}
+
+/// Guests on QEMU's own devices: TAP of [`bridge`], virtio-blk on a file.
+pub fn qemu(base: &Base) -> Result<Pair, BenchError> {
+    let boot = |(name, tap): (&str, &str), address: std::net::Ipv4Addr| {
         let mut disk = Disk::file(base.disks.image(&format!("{name}.raw"), DISK_LEN_BYTES)?);
         disk.cache = CacheMode::None;
         disk.aio = Aio::IoUring;
         base.start(base.guest(name, address, Net::tap(tap)).disk(disk))
     };
-    Ok(Pair { client: boot("peer-a", CLIENT, "tap0")?, server: boot("peer-b", SERVER, "tap1")? })
+    Ok(Pair { client: boot(PEERS[0], CLIENT)?, server: boot(PEERS[1], SERVER)? })
 }
 
 /// Names of our guests, in the daemon's configuration as well.
@@ -110,7 +126,7 @@ pub fn daemon(base: &Base, program: &Path) -> Result<Daemon, BenchError> {
     daemon.start(base.lab).map_err(|e| BenchError::lab("start the daemon", e))
 }
 
-/// Millrace's devices.
+/// Guests on Millrace's devices.
 pub fn millrace(base: &Base, daemon: &Daemon) -> Result<Pair, BenchError> {
     let boot = |name: &str, address: std::net::Ipv4Addr| {
         let net = Net::vhost_user(daemon.socket(name, "net0")).into();
