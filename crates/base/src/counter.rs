@@ -27,6 +27,29 @@ impl Counter {
     }
 }
 
+/// Makes a struct of [`Counter`]s whose one-line docs are also what a metrics page says of them.
+#[macro_export]
+macro_rules! counter_set {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident { $(#[doc = $help:literal] $field:ident,)+ }
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Default)]
+        pub struct $name {
+            $(#[doc = $help] pub $field: $crate::counter::Counter,)+
+        }
+
+        impl $name {
+            /// Names, values and what they mean, for a metrics page.
+            pub fn values(&self) -> impl Iterator<Item = (&'static str, u64, &'static str)> {
+                let all = [$((stringify!($field), self.$field.get(), $help.trim_ascii())),+];
+                all.into_iter()
+            }
+        }
+    };
+}
+
 /// Why a frame, packet or request was dropped or refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]

@@ -209,16 +209,7 @@ pub fn switch_metrics(entry: &SwitchEntry, all: &mut Metrics) {
     if let Some((_, stats)) = &entry.uplink {
         all.uplinks.push((name.clone(), stats.clone()));
     }
-    let s = entry.switch.stats();
-    let values = [
-        ("floods", "Frames sent to every port.", s.floods.get()),
-        ("flood_drops", "Copies of those that a full receiver missed.", s.flood_drops.get()),
-        ("holds", "Times a sender waited for a receiver's buffers.", s.holds.get()),
-        ("stalls", "Times a receiver was declared stalled.", s.stalls.get()),
-        ("software_segmented", "Super-packets cut in software.", s.software_segmented.get()),
-        ("software_checksums", "Checksums filled in in software.", s.software_checksums.get()),
-    ];
-    for (key, help, value) in values {
+    for (key, value, help) in entry.switch.stats().values() {
         let labels = vec![("switch", name.clone())];
         all.sample(&format!("millrace_switch_{key}_total"), help, labels, value);
     }
