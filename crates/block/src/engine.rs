@@ -26,6 +26,11 @@ use crate::slab::{Bounces, Job, Serial, Slab, Work};
 /// when those finish.
 const TELL: Lazy = Lazy { max_pending: 16, max_wait_ns: 100_000 };
 
+/// As [`TELL`], for the time that the driver's pile gives, see [`Pace`].
+const fn within(slack_ns: u64) -> Lazy {
+    Lazy { max_wait_ns: slack_ns, ..TELL }
+}
+
 /// From so many requests in the disk on the queue counts as busy: completions gather, and the driver
 /// need not kick, since new requests are found when one of those finishes.
 const BUSY_DEPTH: usize = 2;
@@ -379,7 +384,7 @@ impl Engine {
     fn lazy(&mut self, now_ns: u64) -> Option<Lazy> {
         let slack_ns = self.slack_ns(now_ns);
         if slack_ns > 0 {
-            return Some(Lazy { max_wait_ns: slack_ns, ..TELL });
+            return Some(within(slack_ns));
         }
         self.is_busy().then_some(TELL)
     }
@@ -432,7 +437,7 @@ impl Worker for Engine {
         // With every slot taken the next event is a completion, not a kick.
         let slack_ns = self.slack_ns(now_ns);
         if slack_ns > 0 {
-            let due_ns = self.vring.notify_due_ns(Lazy { max_wait_ns: slack_ns, ..TELL });
+            let due_ns = self.vring.notify_due_ns(within(slack_ns));
             // The timer finds what finishes meanwhile.
             self.flight.disk.set_wakeups(false);
             let look_ns = now_ns + slack_ns / 2;
