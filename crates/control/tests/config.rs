@@ -30,6 +30,10 @@ fn bad_configs_are_told_with_place_and_fix() {
         ("[sidecore]\ncount=2\ncpus=[1]", &[("m.toml:2:7:", "together with `cpus`")]),
         ("[sidecore]\ncpus=[1,1]", &[("m.toml:2:6:", "CPU 1 twice")]),
         ("[sidecore]\ncpus=[]", &[("m.toml:2:6:", "names no CPU")]),
+        (
+            "[vm]\nname=\"web\"",
+            &[("m.toml:1:1:", "is a table; write it in double brackets, [[...]]")],
+        ),
         ("[sidecore]\nspin_us=1.5", &[("m.toml:2:9:", "is a float; write an integer")]),
         ("[[switch]]\nname=\"a/b\"", &[("m.toml:2:6: switch[0].name:", "'/'")]),
         ("[[switch]]", &[("m.toml:1:1: switch[0].name:", "is missing; add `name")]),

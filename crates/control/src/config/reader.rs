@@ -256,7 +256,11 @@ impl<'c, 'n> Reader<'c, 'n> {
             return Vec::new();
         };
         let Value::Array(items) = &node.value else {
-            self.wrong_kind(key, &node.value, "a list");
+            let wanted = match node.value {
+                Value::Table(_) => "it in double brackets, [[...]], once for each entry",
+                _ => "a list",
+            };
+            self.wrong_kind(key, &node.value, wanted);
             return Vec::new();
         };
         if items.len() > MAX_LIST_LEN {
