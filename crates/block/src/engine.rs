@@ -358,7 +358,7 @@ impl Engine {
     }
 
     fn is_busy(&self) -> bool {
-        self.flight.in_disk >= BUSY_DEPTH && self.drained.is_none()
+        self.flight.in_disk >= BUSY_DEPTH && self.drained.is_none() && !self.pace.is_large()
     }
 
     /// Makes this poll's completions visible.

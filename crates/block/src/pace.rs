@@ -79,11 +79,16 @@ impl Pace {
     pub fn slack_ns(&mut self, now_ns: u64, outstanding: u32) -> u64 {
         self.note(outstanding);
         let is_idle = now_ns.saturating_sub(self.last_take_ns) > IDLE_GAPS * self.gap_ns;
-        if self.held < MIN_HELD || is_idle || self.len_bytes > LARGE_BYTES {
+        if self.held < MIN_HELD || is_idle || self.is_large() {
             return 0;
         }
         let slack_ns = (u64::from(self.held) * self.gap_ns / 2).min(MAX_SLACK_NS);
         if slack_ns < MIN_SLACK_NS { 0 } else { slack_ns }
+    }
+
+    /// Requests are so large that each is worth a kick and an interrupt.
+    pub fn is_large(&self) -> bool {
+        self.len_bytes > LARGE_BYTES
     }
 
     fn note(&mut self, outstanding: u32) {

@@ -304,3 +304,24 @@ fn a_driver_with_a_pile_in_hand_is_told_late_but_told() {
         assert_eq!(told(), before + 1, "an idle driver is told");
     }
 }
+
+#[test]
+fn large_requests_are_told_and_kicked_for_one_by_one() {
+    for (len, large) in [(512, false), (1 << 20, true)] {
+        let disk = ModelDisk::new(LEN);
+        disk.state().hold = true;
+        let mut rig = Rig::with_disk(BOTH[0], disk.boxed(), RigOptions::default());
+        for _ in 0..4 {
+            rig.send(kind::OUT, 0, &pattern(1, len));
+        }
+        while rig.engine.poll(1000) > 0 {}
+        let arm = rig.engine.arm(1000);
+        assert_eq!(matches!(arm, Arm::Idle), large, "no timer beside a kick: {arm:?}");
+        rig.engine.disarm();
+        disk.finish_one(0);
+        rig.engine.poll(2000);
+        let queue = &rig.engine.vring.parts.stats;
+        let told = queue.notifications_sent.get() + queue.notifications_suppressed.get();
+        assert_eq!(told, u64::from(large), "the others are still in the disk");
+    }
+}
