@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 CARGO ?= cargo
-ROUNDS ?= 21
+ROUNDS ?= 17
 FUZZ_SECONDS ?= 60
 
 .PHONY: help prepare build test lint unit vm demo soak fuzz clean

@@ -50,7 +50,7 @@ enum Command {
 #[derive(Args)]
 struct DemoArgs {
     /// Rounds that count; one more is run first and thrown away.
-    #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=99))]
+    #[arg(long, default_value_t = 17, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
     /// Seconds of each load (0.2 to 60).
     #[arg(long, default_value = "0.7", value_parser = seconds)]
@@ -201,7 +201,7 @@ mod tests {
         assert!(e(&["--secs", "NaN"]).contains("allowed"));
         assert!(e(&["--quick", "--rounds", "3"]).contains("cannot be used with"));
         assert_eq!(demo(&["--quick"]).unwrap().plan().rounds, 3);
-        assert_eq!(demo(&[]).unwrap().plan().rounds, 21);
+        assert_eq!(demo(&[]).unwrap().plan().rounds, 17);
     }
 
     #[test]
