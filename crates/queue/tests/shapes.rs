@@ -3,17 +3,13 @@
 
 use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS};
 use proptest::prelude::*;
-use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions, RawDesc};
+use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions};
 use queue::{Batch, Layout, RingError};
 
 const QUEUE_SIZE: u16 = 512;
 /// Every descriptor may name the same buffer, so this need not hold the longest chain.
 const MEM_BYTES: usize = 4 << 20;
 const MAX_BUFFER_BYTES: u32 = 3 << 20;
-
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
 
 #[derive(Debug, Clone)]
 struct Shape {
@@ -54,46 +50,27 @@ fn shape() -> impl Strategy<Value = Shape> {
 }
 
 impl Shape {
-    fn descs(&self) -> Vec<RawDesc> {
-        let flags = |i: usize| if i < self.readable { 0 } else { WRITE };
-        let desc = |i| RawDesc { addr: GUEST_BASE, len: self.len_bytes, flags: flags(i), tail: 0 };
-        (0..self.count).map(desc).collect()
-    }
-
     fn offer(&self) -> ModelDriver {
         let options = ModelOptions { indirect: true, mem_bytes: MEM_BYTES, ..Default::default() };
         let mut driver = ModelDriver::with_options(self.layout, QUEUE_SIZE, options);
-        if self.in_table {
-            self.offer_table(&mut driver)
+        let buffers = vec![(GUEST_BASE, self.len_bytes); self.count];
+        let (readable, writable) = buffers.split_at(self.readable);
+        let head = if self.in_table {
+            driver.offer_indirect(readable, writable)
         } else {
-            self.offer_chain(&mut driver)
+            driver.offer(readable, writable)
+        };
+        if let Some((place, past)) = self.stray {
+            let (desc_addr, table_len) = if self.in_table {
+                (driver.desc(head).addr + 16 * place as u64, self.count as u16)
+            } else {
+                let at = (0..place).fold(head, |at, _| driver.desc(at).tail);
+                (driver.desc_addr(at), QUEUE_SIZE)
+            };
+            // `next` of a split descriptor (virtio 2.7.5).
+            driver.ram().store_u16(desc_addr + 14, table_len + past);
         }
         driver
-    }
-
-    fn offer_chain(&self, driver: &mut ModelDriver) {
-        let mut at = driver.offer_raw(&self.descs());
-        if let Some((place, past)) = self.stray {
-            for _ in 0..place {
-                at = driver.desc(at).tail;
-            }
-            driver.set_desc(at, RawDesc { tail: QUEUE_SIZE + past, ..driver.desc(at) });
-        }
-    }
-
-    fn offer_table(&self, driver: &mut ModelDriver) {
-        let mut descs = self.descs();
-        if self.layout == Layout::Split {
-            for (i, desc) in descs.iter_mut().enumerate().take(self.count - 1) {
-                (desc.flags, desc.tail) = (desc.flags | NEXT, i as u16 + 1);
-            }
-        }
-        if let Some((place, past)) = self.stray {
-            descs[place].tail = self.count as u16 + past;
-        }
-        let addr = driver.ram().table(self.layout, &descs);
-        let len = 16 * self.count as u32;
-        driver.offer_raw(&[RawDesc { addr, len, flags: INDIRECT, tail: 0 }]);
     }
 
     /// What must come of it: the first rule that the chain breaks, in the order of its descriptors.
