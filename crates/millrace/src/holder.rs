@@ -41,9 +41,9 @@ pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBu
     let path = match &config.daemon.holder {
         HolderConfig::None => return Ok((Arc::new(NullKeeper), None)),
         HolderConfig::External(path) => {
-            wait_for(path).with_context(|| {
-                format!("no holder answers on {} (daemon.holder)", path.display())
-            })?;
+            // One that was started with this daemon may not listen yet: its unit does not say when.
+            let late = format!("no holder answers on {} (daemon.holder)", path.display());
+            wait_until_it_answers(&HolderKeeper::new(path.clone()), late, || Ok(()))?;
             path.clone()
         }
         HolderConfig::Own => {
@@ -53,18 +53,6 @@ pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBu
         }
     };
     Ok((Arc::new(HolderKeeper::new(path.clone())), Some(path)))
-}
-
-/// Waits until a holder that was started with this daemon listens: its unit does not say when.
-fn wait_for(path: &Path) -> Result<(), vhost_user::VhostUserError> {
-    let until = Instant::now() + START_TIMEOUT;
-    loop {
-        match HolderKeeper::new(path.into()).list() {
-            Ok(_) => return Ok(()),
-            Err(e) if Instant::now() >= until => return Err(e),
-            Err(_) => std::thread::sleep(START_POLL),
-        }
-    }
 }
 
 /// Drops kept sessions whose port is not in `names` any more: their VMMs see a disconnect instead
@@ -102,24 +90,37 @@ fn start_own(path: &Path) -> anyhow::Result<()> {
         .env_remove("NOTIFY_SOCKET")
         .spawn()
         .with_context(|| format!("starting {} holder", program.display()))?;
-    wait_until_it_answers(&keeper, &mut child)?;
+    let late = "the holder does not answer".into();
+    let answers = wait_until_it_answers(&keeper, late, || {
+        match child.try_wait().context("waiting for the holder")? {
+            Some(status) => bail!("the holder ended at once: {status}"),
+            None => Ok(()),
+        }
+    });
+    if answers.is_err() {
+        // Fails only when it has ended already.
+        let _ = child.kill();
+    }
+    answers?;
     tracing::info!(process = child.id(), "started a holder on {}", path.display());
     watch(child);
     Ok(())
 }
 
-fn wait_until_it_answers(keeper: &HolderKeeper, child: &mut Child) -> anyhow::Result<()> {
+/// Ends early, with its error, when `check` fails; after [`START_TIMEOUT`] the error begins with `late`.
+fn wait_until_it_answers(
+    keeper: &HolderKeeper,
+    late: String,
+    mut check: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let begin = Instant::now();
     loop {
         let Err(last) = keeper.list() else {
             return Ok(());
         };
-        if let Some(status) = child.try_wait().context("waiting for the holder")? {
-            bail!("the holder ended at once: {status}");
-        }
+        check()?;
         if begin.elapsed() > START_TIMEOUT {
-            let _ = child.kill();
-            return Err(last).context("the holder does not answer");
+            return Err(last).context(late);
         }
         std::thread::sleep(START_POLL);
     }
