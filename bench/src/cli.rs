@@ -217,15 +217,9 @@ mod tests {
         let mut quiet = Progress::to(Box::new(std::io::sink()), false);
         let mut rows = samples::results().rows;
         let mut code = |rows: &[crate::results::Row], failed: Option<&str>| {
-            let (case, operation) = ("x".to_string(), String::new());
+            let case = "x".to_string();
             let failed = failed.map(Into::into);
-            let rounds = vec![CaseRounds {
-                case,
-                operation,
-                rounds: Vec::new(),
-                repeated: Vec::new(),
-                failed,
-            }];
+            let rounds = vec![CaseRounds { case, failed, ..Default::default() }];
             verdict(&Outcome { rows: rows.to_vec(), rounds }, &mut quiet)
         };
         assert_eq!(code(&rows, None), EXIT_MISSED);

@@ -94,9 +94,6 @@ impl Bed {
         }
         let release = ours.client.release().to_string();
         progress.step(&format!("four VMs run Linux {release}"));
-        for pair in [&ours, &peer] {
-            pair.start_servers()?;
-        }
         let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
         let qemu = pair::qemu_version(&peer.client)?;
         let (ours, peer, kernel) = (RefCell::new(ours), RefCell::new(peer), setup.kernel);
@@ -167,6 +164,7 @@ impl runner::Bed for Bed {
         };
         Accounts { side, other, spinners: Vec::new(), cores: self.cores }
     }
+
     fn renew(&self, side: Side) -> Result<(), BenchError> {
         self.pair(side).kill();
         let (image, disks) = (&self.image, &self.disks);
@@ -176,7 +174,6 @@ impl runner::Bed for Bed {
             Side::Peer => (&self.peer, pair::qemu(&base)?),
         };
         fresh.wait_ready()?;
-        fresh.start_servers()?;
         place.replace(fresh);
         Ok(())
     }

@@ -237,8 +237,8 @@ mod tests {
             case: name.into(),
             operation: "round trip".into(),
             rounds: vec![round(0), round(1), round(2)],
-            repeated: Vec::new(),
             failed: failed.map(Into::into),
+            ..Default::default()
         };
         let rounds = vec![case("tcp_rr", None), case("disk_seq_1m", Some("guest c: <gone>"))];
         let outcome = Outcome { rows: results.rows.clone(), rounds };

@@ -148,7 +148,7 @@ pub struct Round {
 }
 
 /// Everything measured for a case, for those who doubt the row.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CaseRounds {
     /// Case name.
     pub case: String,
@@ -264,8 +264,8 @@ fn run_case(
 ) -> Result<(), BenchError> {
     let spec = case.spec().clone();
     let spinners = spec.latency.then(Spinners::start).transpose()?;
-    let spinners = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
-    let mut loads = Loads { case, bed, plan, spec, spinners, repeats: 0, watch };
+    let tids = spinners.as_ref().map(|s| s.tids().to_vec()).unwrap_or_default();
+    let mut loads = Loads { case, bed, plan, spec, tids, repeats: 0, watch };
     for round in 0..=plan.rounds {
         let (ours, peer) = if round.is_multiple_of(2) {
             (loads.load(round, Side::Ours)?, loads.load(round, Side::Peer)?)
@@ -287,7 +287,7 @@ struct Loads<'a> {
     plan: Plan,
     spec: Spec,
     /// Threads that keep CPUs awake.
-    spinners: Vec<i32>,
+    tids: Vec<i32>,
     /// How many loads were put on again.
     repeats: usize,
     watch: &'a mut dyn FnMut(Event),
@@ -313,7 +313,7 @@ impl Loads<'_> {
 
     fn once(&mut self, round: u32, side: Side) -> Result<Sample, BenchError> {
         let (bed, window) = (self.bed, self.window(round));
-        let accounts = Accounts { spinners: self.spinners.clone(), ..bed.accounts(side) };
+        let accounts = Accounts { spinners: self.tids.clone(), ..bed.accounts(side) };
         let (rate, usage) = metered(self.case, side, window, &accounts)?;
         sample(&self.spec, round, side, rate, usage)
     }

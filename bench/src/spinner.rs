@@ -80,11 +80,22 @@ fn idle_class() -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Field 41 of a thread's stat line: the scheduling class.
-    fn class_of(tid: i32) -> Option<i32> {
+    /// Set from when a thread begins to exit (include/linux/sched.h).
+    const PF_EXITING: i64 = 4;
+
+    /// A field of a thread's stat line, counted as in proc(5), from the third on.
+    fn field(tid: i32, number: usize) -> Option<i64> {
         let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
         let (_, rest) = text.rsplit_once(')')?;
-        rest.split_whitespace().nth(38)?.parse().ok()
+        rest.split_whitespace().nth(number - 3)?.parse().ok()
+    }
+
+    fn class_of(tid: i32) -> Option<i32> {
+        field(tid, 41)?.try_into().ok()
+    }
+
+    fn is_running(tid: i32) -> bool {
+        field(tid, 9).is_some_and(|flags| flags & PF_EXITING == 0)
     }
 
     #[test]
@@ -96,10 +107,9 @@ mod tests {
             assert_eq!(class_of(*tid), Some(libc::SCHED_IDLE));
         }
         drop(spinners);
-        // The kernel lets a thread be joined a moment before it takes its entry away; a spinner
-        // that goes on would hang here.
-        while tids.iter().any(|tid| class_of(*tid).is_some()) {
-            std::thread::yield_now();
+        // The kernel lets a thread be joined a moment before it takes its entry away.
+        for tid in &tids {
+            assert!(!is_running(*tid), "thread {tid} is still there");
         }
     }
 }

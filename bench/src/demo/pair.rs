@@ -55,13 +55,13 @@ impl Base<'_> {
 }
 
 impl Pair {
-    /// Waits until both guests answer.
+    /// Waits until both guests answer, and starts what the loads talk to.
     pub fn wait_ready(&self) -> Result<(), BenchError> {
         for guest in [&self.client, &self.server] {
             let failed = |e| BenchError::lab(format!("boot guest {}", guest.name()), e);
             guest.wait_ready(READY).map_err(failed)?;
         }
-        Ok(())
+        self.start_servers()
     }
 
     /// Ends both guests at once, whatever they do.
@@ -70,8 +70,7 @@ impl Pair {
         self.server.kill();
     }
 
-    /// Starts what the loads talk to.
-    pub fn start_servers(&self) -> Result<(), BenchError> {
+    fn start_servers(&self) -> Result<(), BenchError> {
         for tool in ["agent rr-server", "agent sink"] {
             let failed = |e| BenchError::lab(format!("{tool} on {}", self.server.name()), e);
             let mut running = self.server.spawn(tool).map_err(failed)?;
