@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
 use queue::{Chain, Completion, Lazy};
-use sidecore::{Arm, Worker};
+use sidecore::{Arm, Ledger, Worker};
 use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
@@ -273,7 +273,7 @@ fn staged(
 }
 
 impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64) -> usize {
+    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
         let count = self.fabric.ports.len();
         let mut work = 0;
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
@@ -289,7 +289,7 @@ impl Worker for Engine {
         work
     }
 
-    fn arm(&mut self, now_ns: u64) -> Arm {
+    fn arm(&mut self, now_ns: u64, _ledger: &mut Ledger) -> Arm {
         let Fabric { ports, uplink, hold_ns, .. } = &mut self.fabric;
         let mut wake_at_ns: Option<u64> = None;
         let mut wait = |ports: &mut [Option<Box<Port>>], at| {
