@@ -361,6 +361,8 @@ impl Device for BlockPort {
         let worker = self.cores[index % self.cores.len()].add(engine).map_err(failed)?;
         let watched = worker
             .call(|engine, watcher| {
+                // The sidecore is awake: a driver that never lets it sleep would kick for ever.
+                engine.vring.disarm();
                 engine.watched().into_iter().try_for_each(|fd| watcher.watch(fd))
             })
             .map_err(failed)
