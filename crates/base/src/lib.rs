@@ -12,6 +12,7 @@ pub mod clock;
 pub mod counter;
 pub mod cpu;
 pub mod event;
+pub mod histogram;
 pub mod io;
 pub mod limits;
 pub mod random;

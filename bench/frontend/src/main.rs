@@ -1,0 +1,5 @@
+//! The command `frontend`.
+
+fn main() -> std::process::ExitCode {
+    frontend::cli::main()
+}
