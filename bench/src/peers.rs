@@ -14,7 +14,7 @@
 //!
 //! # Limits
 //! - Two CPUs at least: two threads that spin on one measure the scheduler.
-//! - A front end that has not answered 10 s after its load is killed, and its back end failed. A
+//! - A front end that has not answered 15 s after its load is killed, and its back end failed. A
 //!   back end that failed twice in a case is left out of the rest of it: a peer that hangs must not
 //!   cost hours.
 //! - A load during which a busy thread waited for its CPU for more than 3 % of the time is called

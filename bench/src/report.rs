@@ -6,7 +6,7 @@ use crate::results::Results;
 use crate::runner::{CaseRounds, Outcome};
 use crate::stats::spread;
 use crate::svg::{self, escape};
-use crate::table::{number, quantity, verdict};
+use crate::table::{floor_text, number, quantity, verdict};
 
 /// Share of the machine used by strangers above which a round is called disturbed.
 pub const FOREIGN_LIMIT: f64 = 0.15;
@@ -99,7 +99,8 @@ pub(crate) fn table(results: &Results) -> String {
         let class = if row.missed() || row.ratio < 1.0 { "bad" } else { "good" };
         let cpu = row.host_cpu_us_per_op.map(|c| (number(c.ours), number(c.peer)));
         let (cpu_ours, cpu_peer) = cpu.unwrap_or_default();
-        let floor = row.target.map_or("none".into(), |t| format!("{t:.1}×: {}", verdict(row)));
+        let floor =
+            row.target.map_or("none".into(), |t| format!("{}: {}", floor_text(t), verdict(row)));
         let _ = writeln!(
             out,
             "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"soft\">{}</td>\

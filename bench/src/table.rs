@@ -93,6 +93,12 @@ pub fn verdict(row: &Row) -> &'static str {
     }
 }
 
+/// A floor: one decimal where that says it all, otherwise two.
+pub fn floor_text(floor: f64) -> String {
+    let one = (floor * 10.0).round() / 10.0;
+    if (one - floor).abs() < 1e-9 { format!("{floor:.1}×") } else { format!("{floor:.2}×") }
+}
+
 fn cells(row: &Row) -> [String; 7] {
     let cpu = match (row.host_cpu_us_per_op, row.cpu_ratio()) {
         (Some(c), Some(r)) => {
@@ -101,7 +107,9 @@ fn cells(row: &Row) -> [String; 7] {
         _ => "not measured".into(),
     };
     let floor = match row.target {
-        Some(t) => format!("{t:.1}×, {}", if row.missed() { "missed" } else { "reached" }),
+        Some(t) => {
+            format!("{}, {}", floor_text(t), if row.missed() { "missed" } else { "reached" })
+        }
         None => "none".into(),
     };
     [
@@ -139,7 +147,7 @@ pub fn by_case(results: &Results) -> String {
         };
         let floor = |r: &Row| {
             let met = if r.missed() { "**missed**" } else { "reached" };
-            Some(format!("{} {:.2}× {met}", r.peer.name, r.target?))
+            Some(format!("{} {} {met}", r.peer.name, floor_text(r.target?)))
         };
         let peers: Vec<String> = rows.iter().map(peer).collect();
         let floors: Vec<String> = rows.iter().filter_map(floor).collect();
@@ -266,6 +274,7 @@ mod tests {
         ] {
             assert_eq!(number(value), text);
         }
+        assert_eq!((floor_text(0.9), floor_text(1.0 / 1.2)), ("0.9×".into(), "0.83×".into()));
         assert_eq!(quantity(2600.0, "1/s"), "2,600/s");
         assert_eq!(quantity(1.1, "Gbit/s"), "1.10 Gbit/s");
     }
@@ -332,7 +341,7 @@ Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 
 | Case | Millrace | Ratio to each peer (its own value) | Floors |
 |---|---|---|---|
 | tcp_rr | 2,600/s | tap-bridge **1.79×** (1,450/s), ovs\\|normal **1.01×** (2,990/s) \
-| tap-bridge 1.00× reached, ovs\\|normal 1.30× **missed** |
+| tap-bridge 1.0× reached, ovs\\|normal 1.3× **missed** |
 
 vpp: not installed (tcp_rr, udp_rr).
 

@@ -68,7 +68,7 @@ pub struct TapArgs {
     a: String,
     #[arg(long)]
     b: String,
-    #[arg(long, value_parser = clap::value_parser!(u32).range(64..=65_549))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(64..=65_535))]
     frame_bytes: u32,
     #[arg(long, value_delimiter = ',', num_args = 1..)]
     cpus: Vec<usize>,

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,15 +13,16 @@ use crate::error::BenchError;
 
 use super::Bed;
 use super::case::{Case, Load};
-use super::meter::{self, Usage};
+use super::meter::{self, Snapshot, Usage};
 use super::process::{self, Process, tail};
 
 /// Descriptors of each ring.
 const QUEUE_SIZE: &str = "256";
 /// Time for a front end beyond its load: connecting, and its report. Then it hangs.
-const GRACE: Duration = Duration::from_secs(10);
-/// From a front end's start until its rings run, its own warm-up not counted.
-const CONNECT: Duration = Duration::from_millis(100);
+const GRACE: Duration = Duration::from_secs(15);
+/// How often the counters are read. A back end may take a second to notice its front end, so when
+/// a load began to count is only known when it has ended. Reading takes some 50 µs.
+const READ_EVERY: Duration = Duration::from_millis(100);
 
 /// What a front end says. Fields that it leaves out are not measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -60,6 +61,9 @@ pub struct Reading {
     pub errors: f64,
     /// How long the front end was ready to run and did not.
     pub cpu_delay_ns: f64,
+    /// CPU time of an operation, from a load that is its own back end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_us_per_op: Option<f64>,
 }
 
 /// A load, ready to start.
@@ -68,8 +72,6 @@ pub struct Program {
     pub command: Command,
     /// Takes the result from what it printed.
     pub parse: fn(&str) -> Option<Reading>,
-    /// The load is its own back end: its CPU time is the peer's.
-    pub is_back_end: bool,
 }
 
 /// How long a load runs.
@@ -106,7 +108,7 @@ pub fn net(bed: &Bed, case: &Case, window: Window, a: &Path, b: &Path) -> Progra
     if bed.hugepages {
         command.arg("--hugepages");
     }
-    Program { command, parse, is_back_end: false }
+    Program { command, parse }
 }
 
 /// The front end on a disk.
@@ -115,7 +117,7 @@ pub fn disk(bed: &Bed, case: &Case, window: Window, socket: &Path) -> Program {
     let depth = if let Load::Read { depth, .. } = case.load { depth } else { 1 };
     command.args(["--op", "read", "--block-bytes", "4096", "--depth", &depth.to_string()]);
     command.arg("--socket").arg(socket);
-    Program { command, parse, is_back_end: false }
+    Program { command, parse }
 }
 
 fn common(bed: &Bed, what: &str, case: &Case, window: Window) -> Command {
@@ -143,10 +145,7 @@ pub fn run(
     let command = program.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
     let child = command.spawn().map_err(|e| BenchError::lab("start the front end", e))?;
     let mut child = Killed(child);
-    let pids: Vec<u32> = match program.is_back_end {
-        true => vec![child.0.id()],
-        false => back_ends.iter().map(Process::pid).collect(),
-    };
+    let pids: Vec<u32> = back_ends.iter().map(Process::pid).collect();
     let ended = output_of(&mut child.0);
     let (answer, usage) = watch(&ended, &pids, window);
     for back_end in back_ends.iter_mut() {
@@ -163,32 +162,34 @@ pub fn run(
     Ok(Measure { reading: reading.ok_or_else(wrong)?, usage })
 }
 
-/// Waits for the output; none when it does not come in time. Reads the counters when the load
-/// begins to count and shortly before it ends.
+/// Waits for the output; none when it does not come in time. Reads the counters meanwhile, and
+/// tells the usage of the time that counted: the last of it.
 fn watch(
     ended: &Receiver<String>,
     pids: &[u32],
     window: Window,
 ) -> (Option<String>, Option<Usage>) {
-    let early = ended.recv_timeout(window.warm_up + CONNECT);
-    let first = meter::snapshot(pids);
-    let counted = window.length.saturating_sub(CONNECT);
-    let answer = early.or_else(|e| if_time(e, ended, counted));
-    let usage = meter::snapshot(pids).since(&first);
-    let answer = answer.or_else(|e| if_time(e, ended, GRACE));
-    (answer.ok(), usage)
+    let until = Instant::now() + window.warm_up + window.length + GRACE;
+    let mut reads = Vec::new();
+    let answer = loop {
+        match ended.recv_timeout(READ_EVERY) {
+            Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
+            done => break done.ok(),
+        }
+        reads.push(meter::snapshot(pids));
+    };
+    let end = Instant::now();
+    reads.push(meter::snapshot(pids));
+    (answer, usage(&reads, end, window.length))
 }
 
-/// Waits on, unless there is nobody left to wait for.
-fn if_time(
-    error: RecvTimeoutError,
-    ended: &Receiver<String>,
-    time: Duration,
-) -> Result<String, RecvTimeoutError> {
-    match error {
-        RecvTimeoutError::Timeout => ended.recv_timeout(time),
-        gone => Err(gone),
-    }
+/// Between the first and the last of the counters read within `length` before `end`; none without
+/// a back end.
+fn usage(reads: &[Snapshot], end: Instant, length: Duration) -> Option<Usage> {
+    let counted = |s: &&Snapshot| !s.is_empty() && end.duration_since(s.at()) <= length;
+    let first = reads.iter().find(counted)?;
+    let last = reads.iter().rfind(counted)?;
+    if last.at() == first.at() { None } else { last.since(first) }
 }
 
 /// The child's whole output, when it has closed it.

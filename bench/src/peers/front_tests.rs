@@ -5,7 +5,7 @@ const WINDOW: Window = Window { warm_up: Duration::ZERO, length: Duration::from_
 fn shell(script: &str) -> Program {
     let mut command = process::command("sh", None);
     command.args(["-c", script]);
-    Program { command, parse, is_back_end: true }
+    Program { command, parse }
 }
 
 fn run_shell(script: &str) -> Result<Measure, BenchError> {
@@ -73,4 +73,15 @@ fn the_command_line_says_the_case() {
         "--pdeathsig KILL /t/frontend disk --ring split --cpu 1 --secs 1 --warmup 0.2 --op read \
          --block-bytes 4096 --depth 32 --socket /t/a"
     );
+}
+
+#[test]
+fn usage_is_of_the_time_that_counted() {
+    let us = [std::process::id()];
+    let reads: Vec<Snapshot> = (0..4).map(|_| meter::snapshot(&us)).collect();
+    let (first, last) = (reads[1].at(), reads[3].at());
+    let u = usage(&reads, last, last - first).unwrap();
+    assert_eq!(u, reads[3].since(&reads[1]).unwrap());
+    assert_eq!(usage(&reads, last, Duration::ZERO), None, "one reading is no usage");
+    assert_eq!(usage(&[meter::snapshot(&[])], last, Duration::from_secs(9)), None);
 }

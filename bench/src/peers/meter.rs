@@ -27,6 +27,18 @@ pub struct Usage {
     pub delay: f64,
 }
 
+impl Snapshot {
+    /// When it was taken.
+    pub fn at(&self) -> Instant {
+        self.at
+    }
+
+    /// Whether there was no thread to read.
+    pub fn is_empty(&self) -> bool {
+        self.threads.is_empty()
+    }
+}
+
 /// Reads the counters of all threads of `pids`. A thread that is gone is left out.
 pub fn snapshot(pids: &[u32]) -> Snapshot {
     let mut threads = BTreeMap::new();

@@ -92,8 +92,8 @@ pub fn losses(outcome: &Outcome) -> Vec<String> {
     let mut out: Vec<String> = rows
         .filter(|r| r.missed())
         .map(|r| {
-            let floor = r.target.unwrap_or_default();
-            format!("{}: {:.2}× of {}, floor {floor:.2}×", r.case, r.ratio, r.peer.name)
+            let floor = table::floor_text(r.target.unwrap_or_default());
+            format!("{}: {:.2}× of {}, floor {floor}", r.case, r.ratio, r.peer.name)
         })
         .collect();
     out.extend(outcome.failed.iter().cloned());
@@ -225,7 +225,7 @@ mod tests {
         let page = std::fs::read_to_string(dir.path().join("bench-peers.html")).unwrap();
         for golden in [
             "0 of 1 floors reached; the aim in 0 of 1 comparisons.",
-            "<li>flood64_split: 0.90× of ovs-normal, floor 1.00×</li>",
+            "<li>flood64_split: 0.90× of ovs-normal, floor 1.0×</li>",
             "<li>flood64_split: in 2 of 4 loads a busy thread waited",
             "<li>vpp: not installed (flood64_split).</li>",
             "<li>Two CPUs.</li>",

@@ -195,10 +195,11 @@ fn sample(back_end: &str, measure: &Measure) -> Sample {
     let front_delay = r.cpu_delay_ns / 1e9 / r.seconds.max(1e-9);
     let back_delay = measure.usage.map(|u| u.delay);
     let digits = |v: f64| significant(v, DIGITS);
+    let cpu_us_per_op = measure.usage.map(|u| u.cpu * 1e6 / r.ops_per_s).or(r.cpu_us_per_op);
     Sample {
         back_end: back_end.into(),
         reading: r,
-        cpu_us_per_op: measure.usage.map(|u| digits(u.cpu * 1e6 / r.ops_per_s)),
+        cpu_us_per_op: cpu_us_per_op.map(digits),
         back_delay: back_delay.map(digits),
         front_delay: digits(front_delay),
         disturbed: front_delay.max(back_delay.unwrap_or(0.0)) > DELAY_LIMIT,

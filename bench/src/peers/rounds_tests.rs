@@ -106,4 +106,6 @@ fn a_thread_that_waits_for_its_cpu_disturbs() {
     assert!(sample("x", &m).disturbed);
     m.usage = None;
     assert_eq!(sample("x", &m).cpu_us_per_op, None);
+    m.reading.cpu_us_per_op = Some(3.0);
+    assert_eq!(sample("x", &m).cpu_us_per_op, Some(3.0), "its own word, where there is no other");
 }

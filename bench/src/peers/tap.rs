@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::front::Reading;
+use super::meter;
 
 /// Bytes of the virtio-net header before each frame.
 const HEADER: usize = 12;
@@ -24,6 +25,8 @@ const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xa], [2, 0, 0, 0, 0, 0xb]];
 const MAX_SAMPLES: usize = 1 << 24;
 /// Loss ends a round trip's wait.
 const LOST: Duration = Duration::from_millis(100);
+/// Time for a bridge to forward: the kernel tells it of new links once a second.
+const FORWARDS: Duration = Duration::from_secs(5);
 
 /// What to do.
 #[derive(Debug, Clone)]
@@ -64,23 +67,20 @@ fn receive(setup: &Setup, b: &mut File, len: usize) -> io::Result<Reading> {
     base::cpu::pin_current_thread(setup.cpus[0])?;
     let mut buffer = vec![0; HEADER + (1 << 16)];
     let from = Instant::now() + setup.warm_up;
-    let (mut started, mut delay_ns, mut count) = (None, 0, 0u64);
+    let (mut started, mut count) = (None, 0u64);
     loop {
         let n = read_now(b, &mut buffer)?.unwrap_or(0);
         let now = Instant::now();
-        let Some(begin) = started else {
+        let Some((begin, meter)) = &started else {
             if now >= from {
-                started = Some(now);
-                delay_ns = waited_ns();
+                started = Some((now, Meter::start()));
             }
             continue;
         };
         count += u64::from(n == len);
-        let seconds = now.duration_since(begin).as_secs_f64();
+        let seconds = now.duration_since(*begin).as_secs_f64();
         if seconds >= setup.length.as_secs_f64() {
-            let cpu_delay_ns = (waited_ns() - delay_ns) as f64;
-            let bytes = setup.frame_bytes as f64;
-            return Ok(Reading { cpu_delay_ns, ..reading(count, seconds, bytes) });
+            return Ok(meter.add(reading(count, seconds, setup.frame_bytes as f64)));
         }
     }
 }
@@ -96,29 +96,25 @@ pub fn round_trips(setup: &Setup) -> io::Result<Reading> {
     let mut took_ns: Vec<u32> = Vec::new();
     let begin = Instant::now();
     let mut last = begin;
-    let mut delay_ns = waited_ns();
+    let mut meter = None;
     while last.duration_since(begin) < setup.warm_up + setup.length && took_ns.len() < MAX_SAMPLES {
         a.write_all(&there)?;
         await_frame(&mut b, &mut buffer, &there)?;
         b.write_all(&back)?;
         await_frame(&mut a, &mut buffer, &back)?;
         let now = Instant::now();
-        if last.duration_since(begin) < setup.warm_up {
-            delay_ns = waited_ns();
-        } else {
+        if last.duration_since(begin) >= setup.warm_up {
+            meter.get_or_insert_with(Meter::start);
             took_ns.push(now.duration_since(last).as_nanos().min(u128::from(u32::MAX)) as u32);
         }
         last = now;
     }
+    let seconds = took_ns.iter().map(|ns| f64::from(*ns)).sum::<f64>() / 1e9;
+    let r = reading(took_ns.len() as u64, seconds, setup.frame_bytes as f64);
+    let r = meter.map_or(r, |m| m.add(r));
     took_ns.sort_unstable();
     let at = |percent: usize| took_ns.get(took_ns.len() * percent / 100).map(|ns| f64::from(*ns));
-    let seconds = took_ns.iter().map(|ns| f64::from(*ns)).sum::<f64>() / 1e9;
-    Ok(Reading {
-        p50_ns: at(50),
-        p99_ns: at(99),
-        cpu_delay_ns: (waited_ns() - delay_ns) as f64,
-        ..reading(took_ns.len() as u64, seconds, setup.frame_bytes as f64)
-    })
+    Ok(Reading { p50_ns: at(50), p99_ns: at(99), ..r })
 }
 
 fn reading(count: u64, seconds: f64, frame_bytes: f64) -> Reading {
@@ -132,7 +128,7 @@ fn await_frame(tap: &mut File, buffer: &mut [u8], want: &[u8]) -> io::Result<()>
     let since = Instant::now();
     loop {
         match read_now(tap, buffer)? {
-            Some(n) if buffer[HEADER..n] == want[HEADER..] => return Ok(()),
+            Some(n) if buffer.get(HEADER..n) == Some(&want[HEADER..]) => return Ok(()),
             None if since.elapsed() > LOST => return Err(ErrorKind::TimedOut.into()),
             _ => {}
         }
@@ -161,24 +157,46 @@ fn frame(len: usize, from: [u8; 6], to: [u8; 6]) -> Vec<u8> {
     eth[..6].copy_from_slice(&to);
     eth[6..12].copy_from_slice(&from);
     eth[12..14].copy_from_slice(&[8, 0]);
-    // IPv4 without options, TCP without options; the bridge looks no deeper.
+    // IPv4 and TCP without options. The bridge may look at the IPv4 header (br_netfilter), and no
+    // deeper.
     eth[ETH] = 0x45;
     let ip_len = (eth.len() - ETH) as u16;
     eth[ETH + 2..ETH + 4].copy_from_slice(&ip_len.to_be_bytes());
     eth[ETH + 8..ETH + 10].copy_from_slice(&[64, 6]);
+    for (at, mac) in [(12, from), (16, to)] {
+        eth[ETH + at..ETH + at + 4].copy_from_slice(&[10, 99, 0, mac[5]]);
+    }
+    let sum = checksum(&eth[ETH..ETH + 20]);
+    eth[ETH + 10..ETH + 12].copy_from_slice(&sum.to_be_bytes());
     eth[ETH + 20 + 12] = 5 << 4;
     f
 }
 
-/// Opens both devices and lets the bridge learn who is behind them.
+/// The Internet checksum of a header of even length.
+fn checksum(header: &[u8]) -> u16 {
+    let words = header.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+    let sum: u32 = words.sum();
+    !((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+/// Opens both devices and lets the bridge learn who is behind them. The bridge forwards only some
+/// time after a device has come up, so the first frames may be lost.
 fn open_both(setup: &Setup) -> io::Result<(File, File)> {
     let (mut a, mut b) = (open(&setup.taps[0])?, open(&setup.taps[1])?);
     let mut buffer = vec![0; HEADER + (1 << 16)];
     let (from_a, from_b) = (frame(64, MACS[0], MACS[1]), frame(64, MACS[1], MACS[0]));
-    a.write_all(&from_a)?;
-    await_frame(&mut b, &mut buffer, &from_a)?;
+    let since = Instant::now();
+    loop {
+        a.write_all(&from_a)?;
+        match await_frame(&mut b, &mut buffer, &from_a) {
+            Err(e) if e.kind() == ErrorKind::TimedOut && since.elapsed() < FORWARDS => {}
+            done => break done?,
+        }
+    }
     b.write_all(&from_b)?;
     await_frame(&mut a, &mut buffer, &from_b)?;
+    // What was sent in vain may still come, and is not counted.
+    while read_now(&mut b, &mut buffer)?.is_some() {}
     Ok((a, b))
 }
 
@@ -211,10 +229,19 @@ fn open(name: &str) -> io::Result<File> {
     if done.iter().all(|rc| *rc >= 0) { Ok(file) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How long this thread has been ready to run and did not.
-fn waited_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split_ascii_whitespace().nth(1).and_then(|f| f.parse().ok()).unwrap_or(0)
+/// CPU time of all threads, and how long the busiest was ready to run and did not.
+struct Meter(meter::Snapshot);
+
+impl Meter {
+    fn start() -> Meter {
+        Meter(meter::snapshot(&[std::process::id()]))
+    }
+
+    fn add(&self, r: Reading) -> Reading {
+        let Some(usage) = meter::snapshot(&[std::process::id()]).since(&self.0) else { return r };
+        let cpu_us_per_op = Some(usage.cpu * 1e6 / r.ops_per_s.max(1e-9));
+        Reading { cpu_delay_ns: usage.delay * r.seconds * 1e9, cpu_us_per_op, ..r }
+    }
 }
 
 #[cfg(test)]
@@ -227,9 +254,10 @@ mod tests {
         assert_eq!(small.len(), HEADER + 64);
         assert_eq!(small[..HEADER], [0; HEADER]);
         assert_eq!(small[HEADER..HEADER + 6], MACS[1]);
-        let large = frame(65_536, MACS[0], MACS[1]);
+        assert_eq!(checksum(&small[HEADER + ETH..HEADER + ETH + 20]), 0, "it is in there");
+        let large = frame(65_535, MACS[0], MACS[1]);
         assert_eq!(large[..6], [1, 1, 54, 0, 0xa8, 5]);
-        assert_eq!(large[HEADER + 16..HEADER + 18], 65_522u16.to_be_bytes());
+        assert_eq!(large[HEADER + 16..HEADER + 18], 65_521u16.to_be_bytes());
     }
 
     #[test]

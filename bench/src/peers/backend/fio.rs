@@ -46,7 +46,7 @@ impl Backend for Fio {
         command.arg(format!("--filename={}", bed.disk_file.display()));
         command.arg(format!("--ramp_time={}ms", window.warm_up.as_millis()));
         command.arg(format!("--runtime={}ms", window.length.as_millis()));
-        let load = Program { command, parse, is_back_end: true };
+        let load = Program { command, parse };
         Ok(Running { processes: Vec::new(), load })
     }
 }
@@ -57,14 +57,17 @@ fn parse(text: &str) -> Option<Reading> {
     if job["error"].as_i64() != Some(0) {
         return None;
     }
+    let busy = (job["usr_cpu"].as_f64()? + job["sys_cpu"].as_f64()?) / 100.0;
+    let ops_per_s = read["iops"].as_f64()?;
     let percentile = |name: &str| read["clat_ns"]["percentile"][name].as_f64();
     Some(Reading {
         ops: read["total_ios"].as_f64()?,
-        ops_per_s: read["iops"].as_f64()?,
+        ops_per_s,
         bytes_per_s: read["bw_bytes"].as_f64()?,
         seconds: read["runtime"].as_f64()? / 1e3,
         p50_ns: percentile("50.000000"),
         p99_ns: percentile("99.000000"),
+        cpu_us_per_op: Some(busy * 1e6 / ops_per_s),
         ..Reading::default()
     })
 }
@@ -76,10 +79,11 @@ mod tests {
     #[test]
     fn reads_fios_answer() {
         let text = r#"fio: warning
-            {"jobs":[{"error":0,"read":{"total_ios":10,"iops":5.0,"bw_bytes":20480,"runtime":2000,
+            {"jobs":[{"error":0,"usr_cpu":1.5,"sys_cpu":0.5,"read":{"total_ios":10,"iops":5.0,"bw_bytes":20480,"runtime":2000,
             "clat_ns":{"percentile":{"50.000000":900,"99.000000":4000}}}}]}"#;
         let r = parse(text).unwrap();
         assert_eq!((r.ops_per_s, r.seconds, r.p99_ns), (5.0, 2.0, Some(4000.0)));
+        assert_eq!(r.cpu_us_per_op, Some(4000.0));
         assert_eq!(parse(&text.replace("\"error\":0", "\"error\":5")), None);
     }
 }

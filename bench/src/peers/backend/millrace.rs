@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::error::BenchError;
 use crate::peers::Bed;
-use crate::peers::case::{Case, Load, Medium};
+use crate::peers::case::{Case, LARGE_FRAME_BYTES, Load, Medium};
 use crate::peers::front::{self, Window};
 use crate::peers::process::{self, Process};
 
@@ -64,10 +64,13 @@ fn text(bed: &Bed, case: &Case, folder: &Path) -> String {
         Load::Read { medium: Medium::Tmpfs, .. } => raw(&bed.tmpfs_file, false),
         Load::Read { medium: Medium::Disk, .. } => raw(&bed.disk_file, true),
         _ => {
+            // Frames above the MTU are dropped where no segmentation offload is asked for.
+            let long = case.load == Load::Flood { frame_bytes: LARGE_FRAME_BYTES };
+            let mtu = if long { u16::MAX } else { 1500 };
             let vm = |name, mac, ip, socket| {
                 format!(
                     "[[vm]]\nname = \"{name}\"\n[[vm.net]]\nname = \"net0\"\nswitch = \"lan\"\n\
-                     mac = \"{mac}\"\naddresses = [\"{ip}\"]\nbind = \"mac-and-ip\"\n\
+                     mtu = {mtu}\nmac = \"{mac}\"\naddresses = [\"{ip}\"]\nbind = \"mac-and-ip\"\n\
                      socket = {socket:?}\n"
                 )
             };

@@ -10,6 +10,9 @@ use crate::peers::process::{self, Process};
 
 use super::{Backend, NOT_MINE, Running, ports};
 
+/// Size of the disk that is not there, as ours.
+const NULL_LEN_BYTES: u64 = 1 << 40;
+
 /// What it does with a request.
 pub enum Qsd {
     /// Answers it at once.
@@ -67,7 +70,9 @@ impl Qsd {
     fn disk(&self, bed: &Bed, case: &Case) -> String {
         let aio = match self {
             // It does not even clear the buffers.
-            Qsd::Null => return "driver=null-co,node-name=n,size=1T,read-zeroes=off".into(),
+            Qsd::Null => {
+                return format!("driver=null-co,node-name=n,size={NULL_LEN_BYTES},read-zeroes=off");
+            }
             Qsd::IoUring => "io_uring",
             Qsd::Threads => "threads",
         };
@@ -75,8 +80,10 @@ impl Qsd {
             Some(Medium::Disk) => (&bed.disk_file, "on"),
             _ => (&bed.tmpfs_file, "off"),
         };
+        // The kernel keeps the lock of one that was killed until its io_uring is gone, a moment later.
         format!(
-            "driver=file,node-name=n,filename={},aio={aio},cache.direct={direct},read-only=on",
+            "driver=file,node-name=n,filename={},aio={aio},cache.direct={direct},read-only=on,\
+             locking=off",
             file.display()
         )
     }
@@ -93,7 +100,8 @@ mod tests {
         let bed = Bed::pretend();
         assert_eq!(
             Qsd::Threads.disk(&bed, &case("disk_d1")),
-            "driver=file,node-name=n,filename=/t/disk.raw,aio=threads,cache.direct=on,read-only=on"
+            "driver=file,node-name=n,filename=/t/disk.raw,aio=threads,cache.direct=on,read-only=on,\
+             locking=off"
         );
         let text = Qsd::IoUring.disk(&bed, &case("tmpfs_d1"));
         assert!(text.contains("/t/shm/disk.raw,aio=io_uring,cache.direct=off"), "{text}");

@@ -12,6 +12,8 @@ use crate::peers::process;
 use super::{Backend, NOT_MINE, Running};
 
 const BRIDGE: &str = "br0";
+/// The kernel cuts packets from 64 KiB on into segments, Ethernet header included.
+const MAX_FRAME_BYTES: u32 = 65_535;
 const TAPS: [&str; 2] = ["tap-a", "tap-b"];
 
 /// The reference; made once, idle devices cost nothing.
@@ -67,12 +69,17 @@ impl Backend for TapBridge {
         };
         let mut command = process::command("nsenter", None);
         command.arg(format!("--net={}", net.path().display())).arg(us).arg("tap");
-        command.args(["--mode", mode, "--frame-bytes", &frame_bytes.to_string()]);
+        command.args([
+            "--mode",
+            mode,
+            "--frame-bytes",
+            &frame_bytes.min(MAX_FRAME_BYTES).to_string(),
+        ]);
         command.args(["--a", TAPS[0], "--b", TAPS[1]]);
         command.arg(format!("--cpus={},{}", bed.back_cpu, bed.front_cpu));
         command.args(["--warmup", &window.warm_up.as_secs_f64().to_string()]);
         command.args(["--secs", &window.length.as_secs_f64().to_string()]);
-        let load = Program { command, parse, is_back_end: true };
+        let load = Program { command, parse };
         Ok(Running { processes: Vec::new(), load })
     }
 }
