@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use base::io::{Disk, DiskDone};
 use queue::{Batch, Completion, Lazy, RingError, Vring};
-use sidecore::{Arm, Worker};
+use sidecore::{Arm, Ledger, Worker};
 use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
@@ -405,7 +405,7 @@ impl Engine {
 }
 
 impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64) -> usize {
+    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
         self.log.now_ns = now_ns;
         let mut budget = POLL_BUDGET_BYTES;
         // Steps of earlier requests first: they wait longest.
@@ -422,7 +422,7 @@ impl Worker for Engine {
         work
     }
 
-    fn arm(&mut self, now_ns: u64) -> Arm {
+    fn arm(&mut self, now_ns: u64, _ledger: &mut Ledger) -> Arm {
         self.log.now_ns = now_ns;
         self.flight.disk.set_wakeups(true);
         // What finished before the disk was told to ring.

@@ -38,6 +38,14 @@ pub(crate) struct Tables {
     pub max_macs_uplink: u32,
 }
 
+impl Tables {
+    /// Changes with every change of an owner.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.macs.generation() + self.ips.generation()
+    }
+}
+
 /// The binding of one port.
 #[derive(Debug, Clone)]
 pub(crate) struct Binding {

@@ -1,18 +1,20 @@
 //! The switch's worker: polls every transmit queue and the uplink, round robin.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
-use queue::{Chain, Completion, Lazy};
-use sidecore::{Arm, Worker};
+use queue::seg::prefetch_head;
+use queue::{Batch, Chain, Completion, Lazy};
+use sidecore::{Arm, Ledger, Worker};
 use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
 use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
 use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull, rx_mut};
-use crate::header::{Allowed, Head, flow_hash};
+use crate::header::{Allowed, Head, Mac, VNET_LEN, flow_hash};
 use crate::metrics::SwitchStats;
 use crate::port::{Port, TX_BATCH, TxQueue};
 use crate::rxq::{Body, Frame};
@@ -22,6 +24,23 @@ use crate::uplink::Uplink;
 /// would push the other queues' frames out of the cache and let one sender hold up a round for
 /// long. A flood counts once for each receiver: each has its copy made.
 const ROUND_BYTES: usize = 256 << 10;
+
+/// Frames whose headers are fetched together: enough to wait for memory once for all of them, few
+/// enough that a round's end throws little away.
+const CHUNK: usize = 16;
+
+/// What became of a batch.
+#[derive(Default)]
+struct Sent {
+    /// Bytes of the frames that were sent.
+    bytes: u64,
+    /// Those that were copied to us first.
+    head_bytes: u64,
+    /// Bytes that count for the end of the round.
+    work: usize,
+    wire_used: bool,
+    held: bool,
+}
 
 /// Frames taken from the uplink in a round.
 const UPLINK_BATCH: usize = 64;
@@ -40,6 +59,8 @@ pub(crate) struct Engine {
     pub fabric: Fabric,
     /// Our copies of the frames of one batch; the uplink reads from them until it is flushed.
     heads: Box<[Head]>,
+    /// Whether each of them makes sense.
+    verdicts: Box<[Result<(), DropReason>]>,
     /// A sender's whole frame, for its stages that want payload.
     outgoing: Staging,
     /// Which port is polled first in this round.
@@ -63,6 +84,7 @@ impl Engine {
         Self {
             fabric,
             heads: vec![Head::default(); TX_BATCH].into_boxed_slice(),
+            verdicts: vec![Ok(()); TX_BATCH].into_boxed_slice(),
             outgoing: Staging::new(),
             turn: 0,
             kicks: HashMap::new(),
@@ -90,33 +112,27 @@ impl Engine {
         if popped == 0 {
             return 0;
         }
-        let (mut bytes, mut wire_used) = (0, false);
-        for at in 0..popped {
-            let chain = txq.batch.get(at);
-            // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
-            // before the uplink is flushed below.
-            let (outcome, to_wire) = unsafe { self.send(port, &chain, at, lane, now_ns) };
-            wire_used |= to_wire;
-            match outcome {
-                Outcome::Hold(awaited) => {
-                    txq.held_on = Some(awaited);
-                    self.fabric.stats.holds.add(u64::from(!was_held || at > 0));
-                    break;
-                }
-                Outcome::Dropped(reason) => txq.vring.parts.stats.drop_one(reason),
-                Outcome::Done => {
-                    let stats = &txq.vring.parts.stats;
-                    let head = &self.heads[at];
-                    stats.bytes.add(head.frame_len() as u64);
-                    stats.copied_bytes.add(head.eth().len() as u64);
-                }
+        let mut sent = Sent::default();
+        port.lately.refresh(&self.fabric.tables, now_ns);
+        prefetch(&txq.batch, 0);
+        for first in (0..popped).step_by(CHUNK) {
+            // The headers of all frames of a chunk are on their way to us before one is judged.
+            prefetch(&txq.batch, first + CHUNK);
+            let chunk = first..popped.min(first + CHUNK);
+            for at in chunk.clone() {
+                let chain = txq.batch.get(at);
+                self.verdicts[at] =
+                    self.heads[at].load_chain(&chain, port.tx_vnet_len, port.allowed);
             }
-            txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
-            bytes += chain.readable_len as usize + std::mem::take(&mut self.fabric.flooded_bytes);
-            if bytes >= ROUND_BYTES {
+            if !self.send_chunk(port, txq, chunk, lane, now_ns, &mut sent) {
                 break;
             }
         }
+        let Sent { bytes, wire_used, held, .. } = sent;
+        self.fabric.stats.holds.add(u64::from(held && (!was_held || !txq.done.is_empty())));
+        let stats = &txq.vring.parts.stats;
+        stats.bytes.add(bytes);
+        stats.copied_bytes.add(sent.head_bytes);
         if wire_used {
             self.fabric.flush_uplink();
         }
@@ -127,6 +143,46 @@ impl Engine {
             txq.done.clear();
         }
         done
+    }
+
+    /// Sends frames whose beginnings are loaded. False: enough for this round.
+    #[inline]
+    fn send_chunk(
+        &mut self,
+        port: &mut Port,
+        txq: &mut TxQueue,
+        chunk: Range<usize>,
+        lane: usize,
+        now_ns: u64,
+        sent: &mut Sent,
+    ) -> bool {
+        for at in chunk {
+            let chain = txq.batch.get(at);
+            // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
+            // before the uplink is flushed, at the end of the batch.
+            let (outcome, to_wire) = unsafe { self.send(port, &chain, at, lane, now_ns) };
+            sent.wire_used |= to_wire;
+            match outcome {
+                Outcome::Hold(awaited) => {
+                    txq.held_on = Some(awaited);
+                    sent.held = true;
+                    return false;
+                }
+                Outcome::Dropped(reason) => txq.vring.parts.stats.drop_one(reason),
+                Outcome::Done => {
+                    let head = &self.heads[at];
+                    sent.bytes += head.frame_len() as u64;
+                    sent.head_bytes += head.eth().len() as u64;
+                }
+            }
+            txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
+            sent.work +=
+                chain.readable_len as usize + std::mem::take(&mut self.fabric.flooded_bytes);
+            if sent.work >= ROUND_BYTES {
+                return false;
+            }
+        }
+        true
     }
 
     /// Judges and delivers one chain of a sender; also says whether the uplink may be using it.
@@ -142,19 +198,23 @@ impl Engine {
         lane: usize,
         now_ns: u64,
     ) -> (Outcome, bool) {
-        let Self { fabric, heads, outgoing, .. } = self;
+        let Self { fabric, heads, verdicts, outgoing, .. } = self;
         let head = &mut heads[at];
-        let admitted = head
-            .load_chain(chain, port.tx_vnet_len, port.allowed)
-            .and(if port.link_up { Ok(()) } else { Err(DropReason::LinkDown) })
-            .and_then(|()| port.binding.admit(port.id, head, &mut fabric.tables, now_ns));
+        let admitted = verdicts[at].and_then(|()| admit(port, head, &mut fabric.tables, now_ns));
         if let Err(reason) = admitted {
             return (Outcome::Dropped(reason), false);
         }
         if !port.stages.is_empty() {
             return (staged(fabric, port, chain, head, outgoing, lane, now_ns), false);
         }
-        let dest = fabric.lookup(head.dst(), port.id, now_ns);
+        let dest = destination(fabric, port, head.dst(), now_ns);
+        if let Dest::Port(to) = dest
+            && head.vnet().is_plain()
+            && port.tx_vnet_len == VNET_LEN
+            && fabric.send_plain(to, lane, chain, head, now_ns)
+        {
+            return (Outcome::Done, false);
+        }
         let frame = chain_frame(chain, head, port.tx_vnet_len);
         // SAFETY: the caller's promise.
         let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Hold, now_ns) };
@@ -221,6 +281,40 @@ impl Engine {
     }
 }
 
+/// Has the cache fetch the headers of a chunk of frames.
+#[inline]
+fn prefetch(batch: &Batch, first: usize) {
+    for at in first..batch.len().min(first + CHUNK) {
+        prefetch_head(batch.get(at).readable);
+    }
+}
+
+/// Whether a port may send this frame.
+#[inline]
+fn admit(port: &mut Port, head: &Head, tables: &mut Tables, now_ns: u64) -> Result<(), DropReason> {
+    if !port.link_up {
+        return Err(DropReason::LinkDown);
+    }
+    let mode = port.binding.mode;
+    if port.lately.admitted(head, mode, tables) {
+        return Ok(());
+    }
+    port.binding.admit(port.id, head, tables, now_ns)?;
+    port.lately.note_admitted(head, mode, tables);
+    Ok(())
+}
+
+/// Where a port's frames to `dst` go.
+#[inline]
+fn destination(fabric: &Fabric, port: &mut Port, dst: Mac, now_ns: u64) -> Dest {
+    if let Some(dest) = port.lately.way(dst, &fabric.tables) {
+        return dest;
+    }
+    let dest = fabric.lookup(dst, port.id, now_ns);
+    port.lately.note_way(dst, dest, &fabric.tables);
+    dest
+}
+
 /// The frame of a chain whose beginning is in `head`.
 #[inline]
 fn chain_frame<'a>(chain: &Chain<'a>, head: &'a Head, vnet_len: usize) -> Frame<'a> {
@@ -273,7 +367,7 @@ fn staged(
 }
 
 impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64) -> usize {
+    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
         let count = self.fabric.ports.len();
         let mut work = 0;
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
@@ -289,7 +383,7 @@ impl Worker for Engine {
         work
     }
 
-    fn arm(&mut self, now_ns: u64) -> Arm {
+    fn arm(&mut self, now_ns: u64, _ledger: &mut Ledger) -> Arm {
         let Fabric { ports, uplink, hold_ns, .. } = &mut self.fabric;
         let mut wake_at_ns: Option<u64> = None;
         let mut wait = |ports: &mut [Option<Box<Port>>], at| {

@@ -141,6 +141,8 @@ pub struct Table<K> {
     /// Learned entries by owner.
     counts: Box<[u32]>,
     last_sweep_ns: u64,
+    /// Counts the changes of owners.
+    generation: u64,
 }
 
 impl<K: Key> Table<K> {
@@ -156,7 +158,15 @@ impl<K: Key> Table<K> {
             fixed: 0,
             counts: vec![0; MAX_PORTS + 1].into_boxed_slice(),
             last_sweep_ns: 0,
+            generation: 0,
         }
+    }
+
+    /// A number that changes whenever a key gets, loses or changes its owner. Ageing alone, which
+    /// shows when a key is looked for, does not change it.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     #[inline]
@@ -239,6 +249,7 @@ impl<K: Key> Table<K> {
 
     fn fill(&mut self, at: usize, way: usize, key: K, owner: PortId, now_ns: u64) -> Learn {
         self.sets[at][way] = Entry { key, seen_ns: now_ns, owner, kind: Kind::Learned };
+        self.generation += 1;
         self.counts[usize::from(owner)] += 1;
         self.len += 1;
         Learn::New
@@ -246,6 +257,7 @@ impl<K: Key> Table<K> {
 
     fn free(&mut self, at: usize, way: usize) {
         let entry = std::mem::take(&mut self.sets[at][way]);
+        self.generation += 1;
         if entry.kind == Kind::Learned {
             self.counts[usize::from(entry.owner)] -= 1;
         }
@@ -300,6 +312,7 @@ impl<K: Key> Table<K> {
             self.evict_oldest();
         }
         self.sets[at][way] = Entry { key, seen_ns: now_ns, owner, kind: Kind::Fixed };
+        self.generation += 1;
         self.len += 1;
         self.fixed += 1;
         Learn::New

@@ -3,22 +3,20 @@
 use std::sync::Arc;
 
 use base::counter::DropReason;
+use queue::Chain;
 use queue::seg::copy_out;
 use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
 use crate::fdb::{PortId, UPLINK};
 use crate::features;
-use crate::header::{F_DATA_VALID, HEAD_LEN, MAX_FRAME, Mac, VNET_LEN, Vnet};
+use crate::header::{F_DATA_VALID, HEAD_LEN, Head, MAX_FRAME, Mac, VNET_LEN, Vnet};
 use crate::hold::Refusal;
 use crate::metrics::SwitchStats;
 use crate::offload::{Need, Plan, complete_checksum, needed};
 use crate::port::{Awaited, Port};
 use crate::rxq::{Body, Frame, Room, RxQueue};
 use crate::uplink::Uplink;
-
-/// Bytes in front of an IP packet that the MTU does not count: Ethernet and two VLAN tags.
-const L2_OVERHEAD: usize = 14 + 8;
 
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +131,33 @@ impl Fabric {
             Some(UPLINK) => Dest::Uplink,
             Some(owner) => Dest::Port(owner),
         }
+    }
+
+    /// Sends a frame that needs nothing done to it to a port that has room for it in one buffer:
+    /// what nearly all frames are. False: nothing was done, [`Fabric::deliver`] has to see to it.
+    #[inline]
+    pub fn send_plain(
+        &mut self,
+        to: PortId,
+        lane: usize,
+        chain: &Chain<'_>,
+        head: &Head,
+        now_ns: u64,
+    ) -> bool {
+        let Some(Some(port)) = self.ports.get_mut(usize::from(to)) else { return false };
+        let Some(queue) = port.rx_for(lane) else { return false };
+        if !port.takes_plain(head.frame_len()) {
+            return false;
+        }
+        let Some(Some(rxq)) = port.rx.get_mut(usize::from(queue)) else { return false };
+        if !rxq.put_plain(chain, head, now_ns) {
+            return false;
+        }
+        if !rxq.touched {
+            rxq.touched = true;
+            self.touched.push((to, queue));
+        }
+        true
     }
 
     /// Sends one frame.
@@ -333,7 +358,7 @@ impl Way {
             return Err(DropReason::LinkDown);
         }
         let mut vnet = frame.vnet;
-        let longest = usize::from(port.mtu) + L2_OVERHEAD;
+        let longest = port.longest();
         if !vnet.is_gso() && frame.len() > longest {
             return Err(DropReason::TooBig);
         }

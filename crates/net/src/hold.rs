@@ -94,6 +94,9 @@ impl Hold {
     /// The receiver took a frame.
     #[inline]
     pub fn frame_taken(&mut self, len_bytes: usize) {
+        if self.spent_ns == 0 {
+            return;
+        }
         let back_ns = FRAME_REFILL_NS + len_bytes as u64 * BYTE_REFILL_NS;
         self.spent_ns = self.spent_ns.saturating_sub(back_ns);
     }

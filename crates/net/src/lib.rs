@@ -67,6 +67,7 @@ pub mod features;
 mod forward;
 pub mod header;
 mod hold;
+mod lately;
 pub mod metrics;
 pub mod offload;
 mod port;

@@ -10,6 +10,7 @@ use crate::binding::Binding;
 use crate::fdb::PortId;
 use crate::features;
 use crate::header::{Allowed, VNET_LEN};
+use crate::lately::Lately;
 use crate::rxq::{RxQueue, vnet_len};
 
 /// Frames taken from a transmit queue at once.
@@ -17,6 +18,9 @@ pub const TX_BATCH: usize = 64;
 
 /// Segments of one batch: Linux sends up to 19 for a frame.
 const TX_SEGS: usize = TX_BATCH * 20;
+
+/// Bytes in front of an IP packet that the MTU does not count: Ethernet and two VLAN tags.
+const L2_OVERHEAD: usize = 14 + 8;
 
 /// Which receive queue a sender waits for.
 pub(crate) type Awaited = (PortId, u16);
@@ -96,6 +100,7 @@ pub(crate) struct Port {
     pub tx_vnet_len: usize,
     pub binding: Binding,
     pub stages: Stages,
+    pub lately: Lately,
     pub tx: Vec<Option<Box<TxQueue>>>,
     pub rx: Vec<Option<Box<RxQueue>>>,
     /// Indexes of the receive queues that run, ascending.
@@ -122,6 +127,7 @@ impl Port {
             tx_vnet_len: VNET_LEN,
             binding,
             stages,
+            lately: Lately::default(),
             tx: (0..pairs).map(|_| None).collect(),
             rx: (0..pairs).map(|_| None).collect(),
             rx_running: Vec::with_capacity(usize::from(pairs)),
@@ -144,6 +150,18 @@ impl Port {
             1 => Some(self.rx_running[0]),
             n => Some(self.rx_running[lane % n]),
         }
+    }
+
+    /// Whether a frame of this length can be put as it came: neither stages nor segmentation.
+    #[inline]
+    pub fn takes_plain(&self, frame_len: usize) -> bool {
+        self.link_up && self.stages.is_empty() && frame_len <= self.longest()
+    }
+
+    /// Length of the longest frame that is not to be cut.
+    #[inline]
+    pub fn longest(&self) -> usize {
+        usize::from(self.mtu) + L2_OVERHEAD
     }
 
     pub fn find_running(&mut self) {

@@ -15,7 +15,7 @@ use crate::memory::GuestMemory;
 use crate::parts::{Desc, PackedParts};
 use crate::position::WRAP_BIT;
 use crate::ring::{Completion, Position, RingSetup};
-use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, too_long};
+use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED` (2.8.1).
 const F_AVAIL: u16 = 1 << 7;
@@ -25,6 +25,9 @@ pub(crate) const F_USED: u16 = 1 << 15;
 const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;
+
+/// Descriptors that are on their way to the cache while one is looked at: two lines of them.
+const AHEAD: u16 = 8;
 
 /// A ring offset and the wrap counter of its lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +144,25 @@ impl PackedRing {
         if !self.is_available(first.flags) {
             return Ok(0);
         }
+        // A position beyond the ring's end is only a wasted fetch.
+        self.parts.prefetch(self.avail.at + AHEAD);
+        // A lone descriptor has its id, and no inflight region wants to know of it.
+        if walk.record.is_none()
+            && first.tail < self.size
+            && add_single(walk, batch, first.tail, first)
+        {
+            return Ok(1);
+        }
+        self.take_chain(walk, batch, first, in_flight)
+    }
+
+    fn take_chain(
+        &self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        first: Desc,
+        in_flight: u16,
+    ) -> Result<u16, Stop> {
         let mut build = Build::new(batch, self.avail.at);
         let recorded = walk.record.as_ref().map_or(0, |r| r.len());
         match self.walk_chain(walk, batch, &mut build, first, self.size - in_flight) {

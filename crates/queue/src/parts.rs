@@ -7,6 +7,7 @@ use crate::crash;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::ring::{Layout, RingSetup};
+use crate::seg::prefetch;
 
 /// Our copy of one descriptor. `tail` is the last field but flags: `next` (split) or `id` (packed).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,6 +150,12 @@ impl SplitParts {
         unsafe { Desc::read(self.desc.add(usize::from(index & self.mask) * 16)) }
     }
 
+    /// Has the cache fetch descriptor `index`.
+    #[inline]
+    pub fn prefetch(&self, index: u16) {
+        prefetch(self.desc.wrapping_add(usize::from(index & self.mask) * 16));
+    }
+
     #[inline]
     pub fn avail_flags(&self) -> u16 {
         Self::load(self.avail, Ordering::Relaxed)
@@ -251,6 +258,12 @@ impl PackedParts {
         // SAFETY: the invariant; `half` checked the index.
         let addr = unsafe { self.desc.add(usize::from(index) * 16).cast::<u64>().read_volatile() };
         Desc::from_packed(Desc::split(u64::from_le(addr), rest))
+    }
+
+    /// Has the cache fetch descriptor `index`, wherever that is.
+    #[inline]
+    pub fn prefetch(&self, index: u16) {
+        prefetch(self.desc.wrapping_add(usize::from(index) * 16));
     }
 
     /// Flags of descriptor `index`.

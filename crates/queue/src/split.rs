@@ -6,12 +6,15 @@ use crate::batch::Batch;
 use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
-use crate::parts::SplitParts;
+use crate::parts::{Desc, SplitParts};
 use crate::ring::{Completion, Position, RingSetup};
-use crate::walk::{Build, F_INDIRECT, F_NEXT, Stop, Walk, too_long};
+use crate::walk::{Build, F_INDIRECT, F_NEXT, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY` (2.7.6, 2.7.8).
 const F_QUIET: u16 = 1;
+
+/// Descriptors that are on their way to the cache while one is looked at: two lines of them.
+const AHEAD: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct SplitRing {
@@ -62,7 +65,12 @@ impl SplitRing {
         max: usize,
     ) -> Result<(), Box<RingError>> {
         let pending = self.pending()?;
-        for _ in 0..usize::from(pending).min(max) {
+        let count = usize::from(pending).min(max);
+        for at in 0..count {
+            if at + AHEAD < count {
+                let next = self.parts.avail_entry(self.next_avail.wrapping_add(AHEAD as u16));
+                self.parts.prefetch(next);
+            }
             let head = self.parts.avail_entry(self.next_avail);
             match self.take(walk, batch, head) {
                 Ok(()) => self.next_avail = self.next_avail.wrapping_add(1),
@@ -93,8 +101,25 @@ impl SplitRing {
     /// Appends the chain at `head` to the batch, or leaves the batch as it was.
     #[inline]
     pub fn take(&self, walk: &mut Walk<'_>, batch: &mut Batch, head: u16) -> Result<(), Stop> {
+        if head >= self.size {
+            return Err(RingError::BadIndex { index: head, size: self.size }.into());
+        }
+        let first = self.parts.desc(head);
+        if add_single(walk, batch, head, first) {
+            return Ok(());
+        }
+        self.take_chain(walk, batch, head, first)
+    }
+
+    fn take_chain(
+        &self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        head: u16,
+        first: Desc,
+    ) -> Result<(), Stop> {
         let mut build = Build::new(batch, head);
-        match self.walk_chain(walk, batch, &mut build) {
+        match self.walk_chain(walk, batch, &mut build, first) {
             Ok(ndesc) => {
                 batch.entries.push(build.entry(head, ndesc));
                 Ok(())
@@ -112,19 +137,20 @@ impl SplitRing {
         walk: &mut Walk<'_>,
         batch: &mut Batch,
         build: &mut Build,
+        first: Desc,
     ) -> Result<u16, Stop> {
-        let mut index = build.head;
+        let (mut index, mut desc) = (build.head, first);
         // A chain visits each descriptor at most once: more steps than descriptors are a loop.
         for ndesc in 1..=self.size {
-            if index >= self.size {
-                return Err(RingError::BadIndex { index, size: self.size }.into());
-            }
-            let desc = self.parts.desc(index);
             build.add(walk, batch, desc, index)?;
             if desc.flags & (F_NEXT | F_INDIRECT) != F_NEXT {
                 return Ok(ndesc);
             }
             index = desc.tail;
+            if index >= self.size {
+                return Err(RingError::BadIndex { index, size: self.size }.into());
+            }
+            desc = self.parts.desc(index);
         }
         Err(too_long(build.head, u64::from(self.size), "descriptors"))
     }

@@ -52,10 +52,12 @@ pub(crate) struct Build {
     /// For error texts.
     pub head: u16,
     first: usize,
-    readable_segs: u16,
-    writable_segs: u16,
-    readable_len: u32,
-    writable_len: u32,
+    // Wider than in an `Entry`, so that the compiler converts one by one: reading several fields at
+    // once, just after they were written one by one, stalls (no store forwarding).
+    readable_segs: usize,
+    writable_segs: usize,
+    readable_len: u64,
+    writable_len: u64,
 }
 
 impl Build {
@@ -84,10 +86,10 @@ impl Build {
             id,
             ndesc,
             first_seg: self.first as u32,
-            readable_segs: self.readable_segs,
-            writable_segs: self.writable_segs,
-            readable_len: self.readable_len,
-            writable_len: self.writable_len,
+            readable_segs: self.readable_segs as u16,
+            writable_segs: self.writable_segs as u16,
+            readable_len: self.readable_len as u32,
+            writable_len: self.writable_len as u32,
         }
     }
 
@@ -118,7 +120,7 @@ impl Build {
         if desc.len == 0 {
             return Err(RingError::ZeroLength { head, index }.into());
         }
-        let total = u64::from(self.readable_len) + u64::from(self.writable_len);
+        let total = self.readable_len + self.writable_len;
         if total + u64::from(desc.len) > u64::from(MAX_CHAIN_LEN_BYTES) {
             return Err(too_long(head, u64::from(MAX_CHAIN_LEN_BYTES), "bytes"));
         }
@@ -126,16 +128,16 @@ impl Build {
             push_seg(batch, self.first, head, ptr, desc.len as usize)?;
             1
         } else {
-            add_crossing(walk, batch, self.first, head, desc)?
+            usize::from(add_crossing(walk, batch, self.first, head, desc)?)
         };
         if desc.flags & F_WRITE != 0 {
             self.writable_segs += segs;
-            self.writable_len += desc.len;
+            self.writable_len += u64::from(desc.len);
         } else if self.writable_segs != 0 {
             return Err(RingError::ReadableAfterWritable { head }.into());
         } else {
             self.readable_segs += segs;
-            self.readable_len += desc.len;
+            self.readable_len += u64::from(desc.len);
         }
         Ok(())
     }
@@ -221,6 +223,35 @@ impl Build {
         }
         self.add_buffer(walk, batch, desc, index)
     }
+}
+
+/// The common case: a chain of one buffer in the region that the last one was in. False: the long
+/// way has to look at it, which takes the same copy of the descriptor.
+#[inline]
+pub(crate) fn add_single(walk: &Walk<'_>, batch: &mut Batch, id: u16, desc: Desc) -> bool {
+    if desc.flags & (F_NEXT | F_INDIRECT) != 0 || desc.len == 0 || desc.len > MAX_CHAIN_LEN_BYTES {
+        return false;
+    }
+    let Some(ptr) = walk.window.get(desc.addr, desc.len) else { return false };
+    if batch.segs.len() >= batch.max_segs {
+        return false;
+    }
+    let first_seg = batch.segs.len() as u32;
+    batch.segs.push(Seg { ptr, len: desc.len as usize });
+    let write = desc.flags & F_WRITE != 0;
+    let (writable_segs, readable_segs) = if write { (1, 0) } else { (0, 1) };
+    let (writable_len, readable_len) = if write { (desc.len, 0) } else { (0, desc.len) };
+    let ndesc = 1;
+    batch.entries.push(Entry {
+        id,
+        ndesc,
+        first_seg,
+        readable_segs,
+        writable_segs,
+        readable_len,
+        writable_len,
+    });
+    true
 }
 
 #[cold]

@@ -24,12 +24,14 @@
 //!   queue is one.
 
 pub mod core;
+pub mod credit;
 mod interrupt;
 mod run;
 pub mod watchdog;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats, WorkerRef};
+pub use credit::Ledger;
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
 

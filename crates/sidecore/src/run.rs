@@ -11,6 +11,7 @@ use base::clock::Clock;
 use rustix::event::{Timespec, epoll};
 
 use crate::core::{Job, Mailbox, SidecoreConfig};
+use crate::credit::Ledger;
 use crate::worker::{Arm, Poller, Watcher, Worker};
 
 /// Wake-ups taken from the kernel at once; more simply take another call.
@@ -60,6 +61,7 @@ pub(crate) struct Run {
     next_id: WorkerId,
     stopping: bool,
     events: Vec<epoll::Event>,
+    ledger: Ledger,
 }
 
 impl Run {
@@ -82,6 +84,7 @@ impl Run {
             next_id: 0,
             stopping: false,
             events: Vec::with_capacity(WAKE_EVENTS),
+            ledger: Ledger::default(),
         })
     }
 
@@ -183,19 +186,25 @@ impl Run {
         let mut done = 0;
         let mut at = 0;
         while at < self.slots.len() {
-            if let Some(n) = self.guarded(at, |worker| worker.poll(now_ns)) {
+            if let Some(n) = self.guarded(at, |worker, ledger| worker.poll(now_ns, ledger)) {
                 done += n;
                 at += 1;
             }
         }
+        self.ledger.end_round();
         done
     }
 
     /// Has a worker do something. One that panics is a bug of ours: it goes (none), and the others
     /// stay.
-    fn guarded<R>(&mut self, at: usize, f: impl FnOnce(&mut dyn AnyWorker) -> R) -> Option<R> {
+    fn guarded<R>(
+        &mut self,
+        at: usize,
+        f: impl FnOnce(&mut dyn AnyWorker, &mut Ledger) -> R,
+    ) -> Option<R> {
         let slot = self.slots.get_mut(at)?;
-        match catch_unwind(AssertUnwindSafe(|| f(&mut *slot.worker))) {
+        let ledger = &mut self.ledger;
+        match catch_unwind(AssertUnwindSafe(|| f(&mut *slot.worker, ledger))) {
             Ok(answer) => Some(answer),
             Err(_) => {
                 self.drop_panicked(at);
@@ -247,7 +256,7 @@ impl Run {
         let mut armed = 0;
         let mut busy = false;
         while armed < self.slots.len() && !busy {
-            match self.guarded(armed, |worker| worker.arm(now_ns)) {
+            match self.guarded(armed, |worker, ledger| worker.arm(now_ns, ledger)) {
                 // Gone; the next one is in its place.
                 None => continue,
                 Some(Arm::Busy) => busy = true,
@@ -266,7 +275,7 @@ impl Run {
         }
         let mut at = 0;
         while at < armed {
-            match self.guarded(at, |worker| worker.disarm()) {
+            match self.guarded(at, |worker, _| worker.disarm()) {
                 Some(()) => at += 1,
                 None => armed -= 1,
             }
@@ -307,7 +316,7 @@ impl Run {
             }
             let (id, fd) = ((data >> 32) as WorkerId, data as u32 as RawFd);
             if let Some(at) = self.slots.iter().position(|s| s.id == id) {
-                let _ = self.guarded(at, |worker| worker.fired(fd));
+                let _ = self.guarded(at, |worker, _| worker.fired(fd));
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::clock::MonotonicClock;
 use base::event::Event;
 
-use crate::{Arm, Sidecore, SidecoreConfig, Worker};
+use crate::{Arm, Ledger, Sidecore, SidecoreConfig, Worker};
 
 /// Longer than anything takes that is not stuck.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,7 +33,7 @@ enum Told {
 }
 
 impl Worker for Counting {
-    fn poll(&mut self, _now_ns: u64) -> usize {
+    fn poll(&mut self, _now_ns: u64, _: &mut Ledger) -> usize {
         assert!(!self.armed, "polled while armed");
         if !self.event.drain() {
             return 0;
@@ -44,7 +44,7 @@ impl Worker for Counting {
         1
     }
 
-    fn arm(&mut self, _now_ns: u64) -> Arm {
+    fn arm(&mut self, _now_ns: u64, _: &mut Ledger) -> Arm {
         self.armed = true;
         let _ = self.told.try_send(Told::Slept);
         Arm::Idle
@@ -163,11 +163,11 @@ impl Panicking {
 }
 
 impl Worker for Panicking {
-    fn poll(&mut self, _now_ns: u64) -> usize {
+    fn poll(&mut self, _now_ns: u64, _: &mut Ledger) -> usize {
         self.at(Where::Poll);
         0
     }
-    fn arm(&mut self, _now_ns: u64) -> Arm {
+    fn arm(&mut self, _now_ns: u64, _: &mut Ledger) -> Arm {
         self.at(Where::Arm);
         Arm::Idle
     }
@@ -238,11 +238,11 @@ fn shutting_down_survives_a_worker_that_panics_in_its_drop() {
 struct Polled(Arc<AtomicBool>);
 
 impl Worker for Polled {
-    fn poll(&mut self, _now_ns: u64) -> usize {
+    fn poll(&mut self, _now_ns: u64, _: &mut Ledger) -> usize {
         self.0.store(true, Ordering::SeqCst);
         0
     }
-    fn arm(&mut self, _now_ns: u64) -> Arm {
+    fn arm(&mut self, _now_ns: u64, _: &mut Ledger) -> Arm {
         Arm::Idle
     }
     fn disarm(&mut self) {}
@@ -313,7 +313,7 @@ fn a_missing_cpu_is_an_error() {
 struct Timed(SyncSender<u64>, u64);
 
 impl Worker for Timed {
-    fn poll(&mut self, now_ns: u64) -> usize {
+    fn poll(&mut self, now_ns: u64, _: &mut Ledger) -> usize {
         if self.1 != 0 && now_ns >= self.1 {
             let _ = self.0.try_send(now_ns);
             self.1 = u64::MAX;
@@ -321,7 +321,7 @@ impl Worker for Timed {
         0
     }
 
-    fn arm(&mut self, now_ns: u64) -> Arm {
+    fn arm(&mut self, now_ns: u64, _: &mut Ledger) -> Arm {
         match self.1 {
             u64::MAX => Arm::Idle,
             0 => {

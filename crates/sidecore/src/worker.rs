@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::event::epoll;
 use thiserror::Error;
 
+use crate::credit::Ledger;
+
 /// A worker's answer to "may we sleep?".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arm {
@@ -22,10 +24,12 @@ pub trait Worker: Send + 'static {
     /// Does at most one batch per queue. Returns how much was done (0: idle). Never blocks, never
     /// allocates, takes no lock; system calls only once per batch and only where a device below
     /// needs one.
-    fn poll(&mut self, now_ns: u64) -> usize;
+    /// It asks `ledger` before it takes a VM's work, and charges what it took.
+    fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize;
 
-    /// The sidecore wants to sleep: turn kicks on, then look again.
-    fn arm(&mut self, now_ns: u64) -> Arm;
+    /// The sidecore wants to sleep: turn kicks on, then look again. Work of a VM that `ledger` holds
+    /// back until some time is no reason to stay awake.
+    fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm;
 
     /// The sidecore is awake (always called after an [`Worker::arm`]): turn kicks off.
     fn disarm(&mut self);

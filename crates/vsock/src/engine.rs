@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use queue::{Position, RingError, Vring};
 use rustix::event::epoll;
-use sidecore::{Arm, Worker};
+use sidecore::{Arm, Ledger, Worker};
 
 use crate::buffer::ByteRing;
 use crate::connection::{Connection, NEVER_NS};
@@ -338,7 +338,7 @@ impl Engine {
 }
 
 impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64) -> usize {
+    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
         self.now_ns = now_ns;
         let mut done = 0;
         if now_ns >= self.next_deadline_ns {
@@ -352,7 +352,7 @@ impl Worker for Engine {
         done + self.each_port(Self::serve_rx)
     }
 
-    fn arm(&mut self, now_ns: u64) -> Arm {
+    fn arm(&mut self, now_ns: u64, _ledger: &mut Ledger) -> Arm {
         self.now_ns = now_ns;
         // Events that are in the set already do not fire its descriptor again. With listeners only,
         // every event fires it: each is looked at before the next sleep.

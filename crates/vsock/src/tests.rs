@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use queue::Layout;
 use queue::testing::{GuestRam, ModelDriver, ModelOptions};
-use sidecore::Worker;
+use sidecore::{Ledger, Worker};
 use zerocopy::IntoBytes;
 
 use crate::device::{HostPorts, VsockPortConfig};
@@ -220,6 +220,7 @@ impl Sock {
 
 pub struct World {
     pub engine: Engine,
+    pub ledger: Ledger,
     pub guests: Vec<Guest>,
     pub ids: Vec<Id>,
     pub stats: Vec<Arc<VsockStats>>,
@@ -231,6 +232,7 @@ impl World {
     pub fn new() -> Self {
         Self {
             engine: Engine::new(true, 512 << 20, 0).unwrap(),
+            ledger: Ledger::default(),
             guests: Vec::new(),
             ids: Vec::new(),
             stats: Vec::new(),
@@ -282,7 +284,7 @@ impl World {
     /// One round of the engine, and of the guests' interrupt handlers.
     pub fn turn(&mut self) {
         self.now_ns += 10_000;
-        self.engine.poll(self.now_ns);
+        self.engine.poll(self.now_ns, &mut self.ledger);
         for guest in &mut self.guests {
             guest.collect();
         }
@@ -294,7 +296,7 @@ impl World {
         for _ in 0..100_000 {
             // Three of them are longer than any pause between looks at Unix sockets.
             self.now_ns += IDLE_LOOK_INTERVAL_NS / 2;
-            let done = self.engine.poll(self.now_ns);
+            let done = self.engine.poll(self.now_ns, &mut self.ledger);
             self.guests.iter_mut().for_each(Guest::collect);
             quiet = if done == 0 { quiet + 1 } else { 0 };
             if quiet == 3 {

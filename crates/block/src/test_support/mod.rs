@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use base::io::Disk;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::{Layout, Vring};
-use sidecore::Worker;
+use sidecore::{Ledger, Worker};
 use stage::BlockStage;
 
 use crate::backend::{Backend, Demands};
@@ -45,6 +45,7 @@ impl Default for RigOptions {
 pub(crate) struct Rig {
     pub driver: ModelDriver,
     pub engine: Engine,
+    pub ledger: Ledger,
     pub stats: Arc<BlockStats>,
 }
 
@@ -69,7 +70,7 @@ impl Rig {
         let driver = ModelDriver::with_options(layout, size, model);
         let stats = Arc::new(BlockStats::default());
         let engine = engine(driver.vring(0), disk, options, Arc::clone(&stats));
-        Self { driver, engine, stats }
+        Self { driver, engine, ledger: Ledger::default(), stats }
     }
 
     /// An engine around a vring that the test made.
@@ -121,7 +122,7 @@ impl Rig {
         let mut now_ns = 0;
         loop {
             now_ns += 1;
-            let work = self.engine.poll(now_ns);
+            let work = self.engine.poll(now_ns, &mut self.ledger);
             if work == 0 && self.engine.flight.slab.taken() == 0 {
                 break;
             }

@@ -201,7 +201,7 @@ fn abuse_D1_a_request_rewritten_after_the_check_stays_what_it_was() {
         let zero_header = rig.header(kind::WRITE_ZEROES, 0);
         let zero_status = rig.status_byte();
         rig.driver.offer(&[zero_header, ranges], &[zero_status]);
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         // Both were taken and checked; now the guest points them elsewhere.
         rig.driver.write(header.0, &[0xff; 16]);
         rig.driver.write(ranges.0, &[0xff; 16]);
@@ -221,14 +221,14 @@ fn abuse_D3_memory_removed_under_a_request_stays_mapped_until_it_is_done() {
         disk.state().hold = true;
         disk.state().cache[..4096].fill(9);
         let read = rig.ask(kind::IN, 0, 4096);
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         // The VM unplugs all its memory while the disk holds addresses into it.
         let table = Arc::downgrade(&rig.driver.memory());
         rig.engine.set_memory(GuestMemory::empty());
         assert!(!rig.driver.health().is_live(), "a ring without memory stops");
         let in_flight = table.strong_count();
         disk.let_go();
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         assert_eq!(rig.driver.read(read.data, 4096), vec![9; 4096]);
         assert_eq!(rig.engine.flight.slab.taken(), 0);
         let after = table.strong_count();
@@ -242,7 +242,7 @@ fn abuse_D3_an_engine_dropped_with_requests_in_flight_waits_for_the_disk() {
     disk.state().hold = true;
     let mut rig = Rig::with_disk(Layout::Split, disk.boxed(), RigOptions::default());
     rig.ask(kind::IN, 0, 4096);
-    rig.engine.poll(0);
+    rig.engine.poll(0, &mut rig.ledger);
     assert_eq!(rig.engine.flight.in_disk, 1);
     // The disk answers only while somebody waits for it.
     disk.state().let_go_after = Some(3);

@@ -22,7 +22,7 @@ fn allocations(backend: &dyn Backend) {
             let mut finished = 0;
             while finished < 20 {
                 let before = alloc::count();
-                rig.engine.poll(round);
+                rig.engine.poll(round, &mut rig.ledger);
                 if round > 0 {
                     in_polls += alloc::count() - before;
                 }

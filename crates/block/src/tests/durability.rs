@@ -109,13 +109,13 @@ impl Run {
 
     fn step(&mut self) {
         self.offer();
-        self.rig.engine.poll(0);
+        self.rig.engine.poll(0, &mut self.rig.ledger);
         let held = self.disk.state().held.len() as u32;
         if held > 0 && self.random.below(2) == 0 {
             let index = self.random.below(held) as usize;
             self.disk.finish_one(index);
         }
-        self.rig.engine.poll(0);
+        self.rig.engine.poll(0, &mut self.rig.ledger);
         while let Some((id, _)) = self.rig.driver.used() {
             self.acknowledge(id);
         }

@@ -101,7 +101,7 @@ fn abuse_P11_a_read_in_flight_over_a_new_memory_table_is_marked() {
         let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
         let bitmap = Bitmap::new(&rig);
         let read = ask(&mut rig, kind::IN, &[], 8192);
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         assert_eq!(disk.state().held.len(), 1);
         let again =
             GuestMemory::empty().with_region(rig.driver.region(), &rig.driver.fd()).unwrap();

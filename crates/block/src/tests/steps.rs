@@ -7,7 +7,7 @@ use queue::inflight::InflightRegion;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::vring::VringParts;
 use queue::{Queue, RingSetup, Vring};
-use sidecore::{Arm, Worker};
+use sidecore::{Arm, Ledger, Worker};
 use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
@@ -61,12 +61,12 @@ fn completions_come_in_the_order_of_the_disk() {
         disk.state().hold = true;
         let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
         let ids: Vec<u16> = (0..3).map(|i| rig.send(kind::OUT, i, &pattern(i, 512)).id).collect();
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         assert_eq!(rig.driver.used(), None, "nothing completes before the disk did");
         // `finish_one` fills the gap with the last one.
         for (index, id) in [(1, ids[1]), (1, ids[2]), (0, ids[0])] {
             disk.finish_one(index);
-            rig.engine.poll(0);
+            rig.engine.poll(0, &mut rig.ledger);
             assert_eq!(rig.driver.used(), Some((id, 1)));
         }
     }
@@ -82,7 +82,7 @@ fn a_large_request_leaves_turns_to_others() {
         let mut order = Vec::new();
         for _ in 0..100 {
             let before: u64 = disk.state().log.iter().map(|l| l.2).sum();
-            rig.engine.poll(0);
+            rig.engine.poll(0, &mut rig.ledger);
             let after: u64 = disk.state().log.iter().map(|l| l.2).sum();
             assert!(after - before <= 2 * POLL_BUDGET_BYTES, "a poll has a budget");
             order.extend(std::iter::from_fn(|| rig.driver.used()).map(|u| u.0));
@@ -112,7 +112,7 @@ fn more_bounced_requests_than_bounce_buffers_all_finish() {
             sent.push((id, status.0));
         }
         for _ in 0..1000 {
-            rig.engine.poll(0);
+            rig.engine.poll(0, &mut rig.ledger);
             assert!(disk.state().held.len() <= usize::from(BOUNCE_COUNT));
             if !disk.state().held.is_empty() {
                 disk.finish_one(0);
@@ -187,14 +187,14 @@ fn a_drain_waits_for_requests_in_flight_and_takes_no_more() {
         disk.state().hold = true;
         let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
         let first = rig.send(kind::OUT, 0, &pattern(1, 512));
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         let (notice, drained) = std::sync::mpsc::channel();
         rig.engine.drain(notice);
         let second = rig.send(kind::OUT, 1, &pattern(2, 512));
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         assert!(drained.try_recv().is_err(), "one is in flight");
         disk.finish_one(0);
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         assert!(drained.try_recv().is_ok());
         assert_eq!(rig.driver.used(), Some((first.id, 1)));
         assert_eq!(rig.driver.used(), None);
@@ -226,10 +226,10 @@ fn requests_that_a_killed_daemon_had_taken_are_done_by_the_next() {
             status.push(driver.buffer(&[UNTOUCHED]));
             driver.offer(&readable, &[status[usize::from(i)]]);
         }
-        first.poll(0);
+        first.poll(0, &mut Ledger::default());
         // One of them completes, the others die with the daemon.
         dead.finish_one(2);
-        first.poll(0);
+        first.poll(0, &mut Ledger::default());
         assert!(driver.used().is_some());
         let start = first.vring.queue.position();
         std::mem::forget(first);
@@ -237,7 +237,7 @@ fn requests_that_a_killed_daemon_had_taken_are_done_by_the_next() {
         let disk = ModelDisk::new(LEN);
         let setup = RingSetup { start, ..setup };
         let mut second = Rig::around(vring(&driver, setup), &disk, RigOptions::default());
-        while second.poll(0) > 0 {}
+        while second.poll(0, &mut Ledger::default()) > 0 {}
         assert_eq!(std::iter::from_fn(|| driver.used()).count(), 4);
         for (i, (addr, _)) in status.iter().enumerate() {
             assert_eq!(driver.read(*addr, 1), [0]);
@@ -260,7 +260,7 @@ fn ranges_that_are_done_at_once_are_charged_by_their_length() {
             let kind = if i % 2 == 0 { kind::DISCARD } else { kind::WRITE_ZEROES };
             rig.send(kind, 0, &range(i * 2048, 2048, 0));
         }
-        rig.engine.poll(0);
+        rig.engine.poll(0, &mut rig.ledger);
         let started = disk.state().log.len();
         assert_eq!(rig.settle().len(), 8);
         started
@@ -281,11 +281,11 @@ fn a_driver_with_a_pile_in_hand_is_told_late_but_told() {
         for i in 0..16 {
             rig.send(kind::OUT, i, &pattern(i, 512));
         }
-        rig.engine.poll(now_ns);
+        rig.engine.poll(now_ns, &mut rig.ledger);
         for i in 0..40 {
             now_ns += 50_000;
             rig.send(kind::OUT, i, &pattern(i, 512));
-            rig.engine.poll(now_ns);
+            rig.engine.poll(now_ns, &mut rig.ledger);
             while rig.driver.used().is_some() {}
         }
         assert!(told() < 20, "{} times for 56 requests", told());
@@ -293,14 +293,14 @@ fn a_driver_with_a_pile_in_hand_is_told_late_but_told() {
         rig.engine.vring.notify();
         let before = told();
         rig.send(kind::OUT, 1, &pattern(1, 512));
-        rig.engine.poll(now_ns + 1000);
+        rig.engine.poll(now_ns + 1000, &mut rig.ledger);
         assert_eq!(told(), before, "one more is no reason to interrupt");
-        let arm = rig.engine.arm(now_ns + 1000);
+        let arm = rig.engine.arm(now_ns + 1000, &mut rig.ledger);
         let Arm::Until(wake_ns) = arm else { panic!("no timer") };
         assert!(wake_ns <= now_ns + 300_000);
         rig.engine.disarm();
         // Idle by now, which only the arming sees: it must not sleep on what is untold.
-        assert!(matches!(rig.engine.arm(now_ns + 1_000_000), Arm::Idle));
+        assert!(matches!(rig.engine.arm(now_ns + 1_000_000, &mut rig.ledger), Arm::Idle));
         assert_eq!(told(), before + 1, "an idle driver is told");
     }
 }
@@ -314,12 +314,12 @@ fn large_requests_are_told_and_kicked_for_one_by_one() {
         for _ in 0..4 {
             rig.send(kind::OUT, 0, &pattern(1, len));
         }
-        while rig.engine.poll(1000) > 0 {}
-        let arm = rig.engine.arm(1000);
+        while rig.engine.poll(1000, &mut rig.ledger) > 0 {}
+        let arm = rig.engine.arm(1000, &mut rig.ledger);
         assert_eq!(matches!(arm, Arm::Idle), large, "no timer beside a kick: {arm:?}");
         rig.engine.disarm();
         disk.finish_one(0);
-        rig.engine.poll(2000);
+        rig.engine.poll(2000, &mut rig.ledger);
         let queue = &rig.engine.vring.parts.stats;
         let told = queue.notifications_sent.get() + queue.notifications_suppressed.get();
         assert_eq!(told, u64::from(large), "the others are still in the disk");

@@ -277,7 +277,7 @@ fn abuse_R1_a_looping_transmit_chain_breaks_only_its_port() {
     assert!(!lab.guests[0].tx[0].health().is_live());
     // Arming a broken port must not keep the sidecore awake.
     use sidecore::Worker;
-    assert_eq!(lab.engine.arm(lab.now_ns), sidecore::Arm::Idle);
+    assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), sidecore::Arm::Idle);
     lab.engine.disarm();
     assert_eq!(lab.judge(1, &frame(mac(2), mac(1), 60)), None);
     assert_eq!(lab.guests[2].recv_all(0).len(), 1);

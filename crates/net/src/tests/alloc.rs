@@ -83,14 +83,14 @@ fn a_busy_switch_allocates_nothing() {
             }
             guest.send(0, &no_offload(), &frame(BROADCAST, mac(0), 60), 1);
             guest.send(0, &no_offload(), &frame(mac(1), mac(9), 60), 1);
-            let (now_ns, engine) = (lab.now_ns, &mut lab.engine);
+            let (now_ns, engine, ledger) = (lab.now_ns, &mut lab.engine, &mut lab.ledger);
             let count = allocations(|| {
-                engine.poll(now_ns);
-                engine.poll(now_ns);
-                engine.arm(now_ns);
+                engine.poll(now_ns, ledger);
+                engine.poll(now_ns, ledger);
+                engine.arm(now_ns, ledger);
                 engine.disarm();
-                engine.poll(now_ns + HOLD_NS);
-                engine.poll(now_ns + HOLD_NS);
+                engine.poll(now_ns + HOLD_NS, ledger);
+                engine.poll(now_ns + HOLD_NS, ledger);
             });
             assert_eq!(count, 0, "{layout:?} round {round}");
             lab.advance(HOLD_NS);

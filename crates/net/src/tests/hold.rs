@@ -180,17 +180,17 @@ fn sleeping_waits_for_kicks_and_for_the_end_of_a_hold() {
         let mut lab = Lab::new(vec![make(), make()]);
         lab.introduce();
         // Idle: no timer at all.
-        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Idle);
+        assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Idle);
         send(&mut lab, 0, 1, 100);
         assert!(lab.guests[0].tx[0].kick_event().drain(), "the kick was wanted");
-        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Busy);
+        assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Busy);
         lab.engine.disarm();
         // Awake: no kicks.
         send(&mut lab, 0, 1, 101);
         assert!(!lab.guests[0].tx[0].kick_event().drain());
         assert_eq!(lab.poll(), 0);
         let start_ns = lab.now_ns;
-        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Until(start_ns + HOLD_NS));
+        assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Until(start_ns + HOLD_NS));
         // Buffers posted while asleep ring the receive queue's kick.
         lab.guests[1].post(0, 4, 1600, 1);
         assert!(lab.guests[1].rx[0].kick_event().drain());
@@ -198,7 +198,7 @@ fn sleeping_waits_for_kicks_and_for_the_end_of_a_hold() {
         assert_eq!(lab.poll(), 2);
         assert_eq!(lens(&mut lab, 1), [100, 101]);
         lab.tell();
-        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Idle);
+        assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Idle);
     }
 }
 
@@ -221,7 +221,7 @@ fn transmit_completions_are_told_together() {
     }
     // It sleeps no longer than until the first of them is due.
     let due_ns = lab.now_ns + TX_TELL.max_wait_ns;
-    assert_eq!(lab.engine.arm(lab.now_ns), Arm::Until(due_ns));
+    assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Until(due_ns));
     lab.engine.disarm();
     send(&mut lab, 0, 1, 100);
     lab.poll();
@@ -242,7 +242,7 @@ fn abuse_P10_no_kick_is_lost_between_the_last_poll_and_sleep() {
         assert_eq!(lab.poll(), 0);
         // The driver sees kicks off, so it does not kick; arming must find the frame.
         send(&mut lab, 0, 1, 60 + n);
-        assert_eq!(lab.engine.arm(lab.now_ns), Arm::Busy);
+        assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Busy);
         lab.engine.disarm();
         assert_eq!(lab.poll(), 1);
         assert_eq!(lens(&mut lab, 1), [60 + n]);
@@ -256,7 +256,7 @@ fn a_receiver_that_goes_away_frees_its_waiters() {
     assert_eq!(lab.poll(), 0);
     lab.port(1).rx[0] = None;
     lab.port(1).find_running();
-    assert_eq!(lab.engine.arm(lab.now_ns), Arm::Busy);
+    assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Busy);
     lab.engine.disarm();
     assert_eq!(lab.poll(), 1);
     assert_eq!(lab.drops(0, DropReason::LinkDown), 1);

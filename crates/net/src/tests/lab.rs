@@ -10,7 +10,7 @@ use base::counter::{DropReason, QueueStats};
 use base::io::{IoSlice, Wire};
 use queue::Layout;
 use queue::testing::{GuestRam, ModelDriver, ModelOptions};
-use sidecore::Worker;
+use sidecore::{Ledger, Worker};
 
 use crate::binding::{BindMode, Binding, Tables};
 use crate::engine::{Engine, TX_TELL};
@@ -68,6 +68,7 @@ pub struct Guest {
 
 pub struct Lab {
     pub engine: Engine,
+    pub ledger: Ledger,
     pub stats: Arc<SwitchStats>,
     pub guests: Vec<Guest>,
     pub now_ns: u64,
@@ -106,7 +107,13 @@ impl Lab {
         };
         let stats = Arc::new(SwitchStats::default());
         let engine = Engine::new(tables, HOLD_NS, 1024, Arc::clone(&stats));
-        let mut lab = Self { engine, stats, guests: Vec::new(), now_ns: 1_000_000 };
+        let mut lab = Self {
+            engine,
+            ledger: Ledger::default(),
+            stats,
+            guests: Vec::new(),
+            now_ns: 1_000_000,
+        };
         for spec in specs {
             lab.add(spec);
         }
@@ -180,7 +187,7 @@ impl Lab {
     }
 
     pub fn poll(&mut self) -> usize {
-        self.engine.poll(self.now_ns)
+        self.engine.poll(self.now_ns, &mut self.ledger)
     }
 
     pub fn advance(&mut self, ns: u64) {

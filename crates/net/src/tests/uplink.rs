@@ -116,7 +116,7 @@ fn abuse_R10_a_full_receiver_does_not_hold_up_the_uplink() {
     for to in [1, 0, 1, 0] {
         wire.lock().unwrap().incoming.push_back(wired(&frame(mac(to), OUTSIDE, 60)));
     }
-    assert_eq!(lab.engine.arm(lab.now_ns), Arm::Busy);
+    assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Busy);
     lab.engine.disarm();
     let before = lab.rx_drops(1, DropReason::ReceiverStalled);
     assert_eq!(lab.poll(), 4);
@@ -124,7 +124,7 @@ fn abuse_R10_a_full_receiver_does_not_hold_up_the_uplink() {
     assert_eq!(lab.uplink_stats().drops[DropReason::ReceiverStalled as usize].get(), 2);
     assert_eq!(lab.rx_drops(1, DropReason::ReceiverStalled), before + 2);
     // Nothing is waited for, and buffers are used at once.
-    assert_eq!(lab.engine.arm(lab.now_ns), Arm::Idle);
+    assert_eq!(lab.engine.arm(lab.now_ns, &mut lab.ledger), Arm::Idle);
     lab.engine.disarm();
     lab.guests[1].post(0, 1, 1600, 1);
     wire.lock().unwrap().incoming.push_back(wired(&frame(mac(1), OUTSIDE, 60)));
@@ -140,7 +140,7 @@ fn a_wire_that_could_not_refill_is_asked_again() {
     for fails in [true, false] {
         wire.lock().unwrap().refill_fails = fails;
         lab.poll();
-        let armed = lab.engine.arm(lab.now_ns);
+        let armed = lab.engine.arm(lab.now_ns, &mut lab.ledger);
         assert_eq!(armed, if fails { Arm::Until(lab.now_ns + 1_000_000) } else { Arm::Idle });
         lab.engine.disarm();
     }

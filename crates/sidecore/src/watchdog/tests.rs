@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use super::*;
-use crate::{Arm, SidecoreConfig, Worker};
+use crate::{Arm, Ledger, SidecoreConfig, Worker};
 
 /// Longer than anything takes that is not stuck.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -31,7 +31,7 @@ struct Ringing {
 }
 
 impl Worker for Ringing {
-    fn poll(&mut self, _now_ns: u64) -> usize {
+    fn poll(&mut self, _now_ns: u64, _: &mut Ledger) -> usize {
         if let Some(bell) = &self.bell {
             let rung = rustix::io::write(bell, &1u64.to_ne_bytes());
             self.bell = None;
@@ -39,7 +39,7 @@ impl Worker for Ringing {
         }
         0
     }
-    fn arm(&mut self, _now_ns: u64) -> Arm {
+    fn arm(&mut self, _now_ns: u64, _: &mut Ledger) -> Arm {
         Arm::Idle
     }
     fn disarm(&mut self) {}

@@ -123,7 +123,11 @@ fn a_guest_that_never_answers_ends_after_its_time() {
     assert_eq!(ops, [3, 3]);
     assert_eq!((world.stats[0].half_open.get(), world.stats[0].connections.get()), (0, 0));
     assert_eq!(world.engine.endpoints.len(), 0);
-    assert_eq!(world.engine.arm(world.now_ns), sidecore::Arm::Idle, "no deadline is left");
+    assert_eq!(
+        world.engine.arm(world.now_ns, &mut world.ledger),
+        sidecore::Arm::Idle,
+        "no deadline is left"
+    );
 }
 
 #[test]
@@ -200,11 +204,11 @@ fn nothing_is_lost_or_piled_up_while_a_guest_gives_no_buffers() {
     world.wait_ns(HANDSHAKE_TIMEOUT_NS);
     world.wait_ns(CONNECT_TIMEOUT_NS);
     // Asleep, it waits for the guest's kick and for nothing else.
-    assert_eq!(world.engine.arm(world.now_ns), sidecore::Arm::Idle);
+    assert_eq!(world.engine.arm(world.now_ns, &mut world.ledger), sidecore::Arm::Idle);
     world.engine.disarm();
     world.guests[0].refill = true;
     world.guests[0].give_buffers(32, HEADER + 4096);
-    assert_eq!(world.engine.arm(world.now_ns), sidecore::Arm::Busy);
+    assert_eq!(world.engine.arm(world.now_ns, &mut world.ledger), sidecore::Arm::Busy);
     world.engine.disarm();
     for _ in 0..1000 {
         if let Ok(n) = stream.write(&data[sent..]) {

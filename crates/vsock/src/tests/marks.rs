@@ -41,7 +41,7 @@ fn logged_bytes(world: &mut World, guest: usize, log: &Log) -> u32 {
     let mut packets = 0;
     for _ in 0..10 {
         world.now_ns += IDLE_LOOK_INTERVAL_NS;
-        world.engine.poll(world.now_ns);
+        world.engine.poll(world.now_ns, &mut world.ledger);
         while let Some((id, written)) = world.guests[guest].rx.used() {
             let (addr, _) = world.guests[guest].buffers.remove(&id).unwrap();
             assert!(written >= HEADER as u32);

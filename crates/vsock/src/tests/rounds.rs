@@ -117,6 +117,6 @@ fn with_its_share_used_up_the_engine_does_not_sleep() {
     world.turn();
     world.turn();
     assert!(!world.guests[0].inbox.is_empty());
-    assert_eq!(world.engine.arm(world.now_ns), sidecore::Arm::Busy);
+    assert_eq!(world.engine.arm(world.now_ns, &mut world.ledger), sidecore::Arm::Busy);
     world.engine.disarm();
 }
