@@ -5,9 +5,11 @@
 .DEFAULT_GOAL := help
 CARGO ?= cargo
 ROUNDS ?= 17
+PEER_ROUNDS ?= 9
+NAME ?= peers
 FUZZ_SECONDS ?= 60
 
-.PHONY: help prepare build test lint unit vm demo soak fuzz clean
+.PHONY: help prepare build test lint unit vm demo bench bench-demo bench-peers soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -16,6 +18,16 @@ help:
 demo: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-lab
 	./target/release/bench demo --rounds $(ROUNDS) --out out
+
+## make bench NAME=peers  network and disk back ends against DPDK, OVS, qemu-storage-daemon: out/bench-peers.html
+bench: bench-$(NAME)
+
+bench-demo: demo
+
+bench-peers: prepare
+	@./scripts/peers
+	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
+	./target/release/bench peers --rounds $(PEER_ROUNDS) --out out
 
 ## make test              format, lints, unit, property, API and VM tests
 test: lint unit vm

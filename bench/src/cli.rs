@@ -15,7 +15,9 @@ use crate::progress::Progress;
 use crate::report::{self, Context};
 use crate::results::Results;
 use crate::runner::{Outcome, Plan, compare};
-use crate::table;
+use crate::table::{self, Section};
+
+mod peers;
 
 /// Exit code of a run that completed with a case below its floor.
 pub const EXIT_MISSED: u8 = 3;
@@ -33,14 +35,25 @@ enum Command {
     ///
     /// Exit code: 0 complete, 1 something failed, 2 usage, 3 complete and a floor was missed.
     Demo(DemoArgs),
+    /// Run our back end and its peers in turns under one front end, without VMs.
+    ///
+    /// Exit code: as `demo`.
+    Peers(peers::PeersArgs),
+    /// The load of the TAP and bridge reference.
+    #[command(hide = true)]
+    Tap(peers::TapArgs),
     /// Print the table of an earlier run, or put it into a document.
     Table {
         /// Result file.
         #[arg(long, default_value = "out/demo.json")]
         from: PathBuf,
-        /// Document whose part between `<!-- bench:demo -->` and `<!-- /bench:demo -->` is rewritten.
+        /// Document whose part between `<!-- bench:SECTION -->` and `<!-- /bench:SECTION -->` is
+        /// rewritten.
         #[arg(long)]
         readme: Option<PathBuf>,
+        /// Which section, and so which kind of table.
+        #[arg(long, value_enum, default_value_t = Section::Demo)]
+        section: Section,
         /// Print Markdown.
         #[arg(long)]
         markdown: bool,
@@ -102,8 +115,10 @@ impl DemoArgs {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(args) => run_demo(&args),
-        Command::Table { from, readme, markdown } => {
-            print_table(&from, readme.as_deref(), markdown).map(|()| 0)
+        Command::Peers(args) => peers::run(&args),
+        Command::Tap(args) => peers::tap(&args).map(|()| 0),
+        Command::Table { from, readme, section, markdown } => {
+            print_table(&from, readme.as_deref(), section, markdown).map(|()| 0)
         }
     };
     match done {
@@ -115,11 +130,16 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn print_table(from: &Path, readme: Option<&Path>, markdown: bool) -> Result<(), BenchError> {
+fn print_table(
+    from: &Path,
+    readme: Option<&Path>,
+    section: Section,
+    markdown: bool,
+) -> Result<(), BenchError> {
     let results = Results::read(from)?;
     match readme {
-        Some(path) => table::rewrite_file(path, &results)?,
-        None if markdown => print!("{}", table::markdown(&results)),
+        Some(path) => table::rewrite_file(path, section, &results)?,
+        None if markdown => print!("{}", section.markdown(&results)),
         None => print!("{}", table::terminal(&results)),
     }
     Ok(())
@@ -183,7 +203,7 @@ mod tests {
         let all = ["bench", "demo"].iter().chain(args);
         match Cli::try_parse_from(all).map_err(|e| e.to_string())?.command {
             Command::Demo(args) => Ok(args),
-            Command::Table { .. } => unreachable!(),
+            _ => unreachable!(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The bed of the demo: four VMs at once, two on Millrace and two on QEMU's own devices.
 
-mod disk;
+pub(crate) mod disk;
 mod pair;
 
 use std::cell::{Ref, RefCell};
@@ -50,7 +50,7 @@ impl Setup {
     }
 }
 
-fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
+pub(crate) fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
     let us = std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))?;
     Ok(us.with_file_name(name))
 }

@@ -59,6 +59,14 @@ pub enum BenchError {
         /// All names, comma separated.
         known: String,
     },
+    /// The command line asks for a peer that does not exist.
+    #[error("no peer's name begins with {name}; there are: {known}")]
+    UnknownPeer {
+        /// What was asked for.
+        name: String,
+        /// All names, comma separated.
+        known: String,
+    },
     /// Something in a guest, QEMU or the daemon failed.
     #[error("{what}: {why}")]
     Lab {

@@ -9,6 +9,8 @@
 //! written in the published format ([`results`]), as a table ([`table`]), as plots ([`svg`]) and as
 //! one HTML page ([`report`]).
 //!
+//! [`peers`] compares back ends without VMs: many of them in each round, under one front end.
+//!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
 //! - Load: 0.2 s to 60 s. Below, the guest's program start dominates; above, the machine drifts
@@ -24,6 +26,7 @@ pub mod demo;
 pub mod error;
 pub mod machine;
 pub mod output;
+pub mod peers;
 pub mod progress;
 pub mod report;
 pub mod results;

@@ -18,7 +18,7 @@ pub fn write_all(
     context: &Context,
 ) -> Result<(Results, Vec<PathBuf>), BenchError> {
     std::fs::create_dir_all(folder).map_err(|e| BenchError::file("make folder", folder, e))?;
-    let results = Results { machine, commit, rows: outcome.rows.clone() };
+    let results = Results { machine, commit, rows: outcome.rows.clone(), missing: Vec::new() };
     let mut written = Vec::new();
     let mut path = |name: &str| {
         written.push(folder.join(name));

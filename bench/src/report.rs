@@ -6,7 +6,7 @@ use crate::results::Results;
 use crate::runner::{CaseRounds, Outcome};
 use crate::stats::spread;
 use crate::svg::{self, escape};
-use crate::table::{number, quantity, verdict};
+use crate::table::{floor_text, number, quantity, verdict};
 
 /// Share of the machine used by strangers above which a round is called disturbed.
 pub const FOREIGN_LIMIT: f64 = 0.15;
@@ -33,8 +33,24 @@ pub struct Context {
 
 /// The whole page.
 pub fn html(results: &Results, outcome: &Outcome, context: &Context) -> String {
+    let mut page = head(results, context.took_s, &headline(results, outcome));
+    page.push_str(&table(results));
+    page.push_str(&svg::ratios(results));
+    page.push_str(&svg::cpu(results));
+    page.push_str(&lost(results, outcome));
+    page.push_str(&how(context));
+    page.push_str(&all_rounds(&outcome.rounds));
+    page.push_str(TAIL);
+    page
+}
+
+/// The end of every page.
+pub(crate) const TAIL: &str = "</body></html>\n";
+
+/// The start of every page, down to its first sentence.
+pub(crate) fn head(results: &Results, took_s: f64, headline: &str) -> String {
     let m = &results.machine;
-    let mut page = format!(
+    format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
          <title>Millrace comparison</title><style>{STYLE}</style></head><body>\n\
@@ -44,17 +60,19 @@ pub fn html(results: &Results, outcome: &Outcome, context: &Context) -> String {
         m.cores,
         escape(&m.kernel),
         escape(&results.commit),
-        context.took_s,
-        escape(&headline(results, outcome)),
-    );
-    page.push_str(&table(results));
-    page.push_str(&svg::ratios(results));
-    page.push_str(&svg::cpu(results));
-    page.push_str(&lost(results, outcome));
-    page.push_str(&how(context));
-    page.push_str(&all_rounds(&outcome.rounds));
-    page.push_str("</body></html>\n");
-    page
+        took_s,
+        escape(headline),
+    )
+}
+
+/// A heading and a list of sentences.
+pub(crate) fn list<S: AsRef<str>>(title: &str, items: impl IntoIterator<Item = S>) -> String {
+    let mut out = format!("<h2>{}</h2>\n<ul>\n", escape(title));
+    for item in items {
+        let _ = writeln!(out, "<li>{}</li>", escape(item.as_ref()));
+    }
+    out.push_str("</ul>\n");
+    out
 }
 
 fn headline(results: &Results, outcome: &Outcome) -> String {
@@ -71,7 +89,7 @@ fn headline(results: &Results, outcome: &Outcome) -> String {
     text
 }
 
-fn table(results: &Results) -> String {
+pub(crate) fn table(results: &Results) -> String {
     let mut out = String::from(
         "<div class=\"scroll\"><table><thead><tr><th>Case</th><th class=\"n\">Millrace</th>\
          <th class=\"n\">Peer</th><th></th><th class=\"n\">Ratio</th><th class=\"n\">min–max</th>\
@@ -81,7 +99,8 @@ fn table(results: &Results) -> String {
         let class = if row.missed() || row.ratio < 1.0 { "bad" } else { "good" };
         let cpu = row.host_cpu_us_per_op.map(|c| (number(c.ours), number(c.peer)));
         let (cpu_ours, cpu_peer) = cpu.unwrap_or_default();
-        let floor = row.target.map_or("none".into(), |t| format!("{t:.1}×: {}", verdict(row)));
+        let floor =
+            row.target.map_or("none".into(), |t| format!("{}: {}", floor_text(t), verdict(row)));
         let _ = writeln!(
             out,
             "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"soft\">{}</td>\
@@ -116,18 +135,13 @@ fn lost(results: &Results, outcome: &Outcome) -> String {
     }
     items.extend(outcome.failed().iter().map(|(case, why)| format!("{case} failed: {why}")));
     items.extend(outcome.rounds.iter().flat_map(losses_of));
-    let mut out = String::from("<h2>What was lost</h2>\n<ul>\n");
     if items.is_empty() {
         items.push(
             "Nothing: no case below its peer, no failure, no lost packets, no disturbed round."
                 .into(),
         );
     }
-    for item in items {
-        let _ = writeln!(out, "<li>{}</li>", escape(&item));
-    }
-    out.push_str("</ul>\n");
-    out
+    list("What was lost", items)
 }
 
 /// Lost packets and disturbed rounds of a case, one sentence each.
@@ -178,13 +192,7 @@ fn how(context: &Context) -> String {
          its time is left out.",
         "Foreign is the part of the machine that neither side nor the measuring program used.",
     ];
-    let mut out = String::from("<h2>How it was measured</h2>\n<ul>\n");
-    let setup = context.setup.iter().map(String::as_str);
-    for line in setup.chain(fixed) {
-        let _ = writeln!(out, "<li>{}</li>", escape(line));
-    }
-    out.push_str("</ul>\n");
-    out
+    list("How it was measured", context.setup.iter().map(String::as_str).chain(fixed))
 }
 
 fn all_rounds(cases: &[CaseRounds]) -> String {

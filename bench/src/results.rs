@@ -20,6 +20,20 @@ pub struct Results {
     pub commit: String,
     /// One row per case.
     pub rows: Vec<Row>,
+    /// Comparisons without a row.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<Missing>,
+}
+
+/// A comparison that could not be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Case name.
+    pub case: String,
+    /// Which implementation was not measured.
+    pub name: String,
+    /// Why: `not installed`, or what it said.
+    pub why: String,
 }
 
 /// The machine of a run. Absolute values are only comparable on the same one.

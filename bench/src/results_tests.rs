@@ -54,6 +54,13 @@ fn the_schema_refuses_what_programs_could_not_compare() {
     refused(&|row| row["ratio"] = 0.into(), "less than or equal to the minimum of 0");
     refused(&|row| row["better"] = "sideways".into(), "not one of");
     refused(&|row| row["rounds"] = 2.5.into(), "integer");
+    let mut lost = samples::results();
+    let (case, name, why) = ("flood64_split".into(), "vpp".into(), "not installed".into());
+    lost.missing.push(crate::results::Missing { case, name, why });
+    let mut lost = serde_json::to_value(lost).unwrap();
+    assert_eq!(complaint(&lost), None);
+    lost["missing"][0]["why"] = 3.into();
+    assert!(complaint(&lost).unwrap().starts_with("/missing/0/why"));
     refused(&|row| row["winner"] = "us".into(), "winner");
     assert_eq!(complaint(&good), None);
 }

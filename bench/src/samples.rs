@@ -39,5 +39,6 @@ pub fn results() -> Results {
         machine: Machine { cpu: "Test <CPU> & Co".into(), cores: 2, kernel: "6.1.0".into() },
         commit: "0123abc".into(),
         rows,
+        missing: Vec::new(),
     }
 }

@@ -6,7 +6,7 @@
 use crate::results::{Results, Row};
 use crate::table::{number, quantity};
 
-const WIDTH: f64 = 860.0;
+pub(crate) const WIDTH: f64 = 860.0;
 const ROW_HEIGHT: f64 = 54.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 40.0;
@@ -43,12 +43,12 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-struct Canvas {
-    body: String,
+pub(crate) struct Canvas {
+    pub(crate) body: String,
 }
 
 impl Canvas {
-    fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
+    pub(crate) fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
         let text = escape(text);
         self.body.push_str(&format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{text}</text>\n"
@@ -61,7 +61,7 @@ impl Canvas {
         ));
     }
 
-    fn bar(&mut self, (x, y): (f64, f64), (w, h): (f64, f64), class: &str) {
+    pub(crate) fn bar(&mut self, (x, y): (f64, f64), (w, h): (f64, f64), class: &str) {
         let w = w.max(0.5);
         self.body.push_str(&format!(
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"2\" class=\"{class}\"/>\n"
@@ -73,7 +73,7 @@ impl Canvas {
             .push_str(&format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" class=\"mr-dot\"/>\n"));
     }
 
-    fn finish(self, height: f64, title: &str) -> String {
+    pub(crate) fn finish(self, height: f64, title: &str) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH:.0} {height:.0}\" \
              width=\"{WIDTH:.0}\" height=\"{height:.0}\" role=\"img\" aria-label=\"{}\">\n{STYLE}\n\

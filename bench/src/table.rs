@@ -5,10 +5,40 @@ use std::path::Path;
 use crate::error::BenchError;
 use crate::results::{Results, Row};
 
-/// First marker line in a document.
-pub const BEGIN: &str = "<!-- bench:demo -->";
-/// Second marker line; a second [`BEGIN`] does as well.
-pub const END: &str = "<!-- /bench:demo -->";
+/// A part of a document that is ours: the lines between two markers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Section {
+    /// Between `<!-- bench:demo -->` and `<!-- /bench:demo -->`: a line for each case.
+    Demo,
+    /// The same with `bench:peers`: a line for each case with all of its peers.
+    Peers,
+}
+
+impl Section {
+    /// First marker line.
+    pub fn begin(self) -> &'static str {
+        match self {
+            Section::Demo => "<!-- bench:demo -->",
+            Section::Peers => "<!-- bench:peers -->",
+        }
+    }
+
+    /// Second marker line; a second first one does as well.
+    pub fn end(self) -> &'static str {
+        match self {
+            Section::Demo => "<!-- /bench:demo -->",
+            Section::Peers => "<!-- /bench:peers -->",
+        }
+    }
+
+    /// The section's table as Markdown.
+    pub fn markdown(self, results: &Results) -> String {
+        match self {
+            Section::Demo => markdown(results),
+            Section::Peers => by_case(results),
+        }
+    }
+}
 
 const HEAD: [&str; 7] = [
     "Case",
@@ -63,6 +93,12 @@ pub fn verdict(row: &Row) -> &'static str {
     }
 }
 
+/// A floor: one decimal where that says it all, otherwise two.
+pub fn floor_text(floor: f64) -> String {
+    let one = (floor * 10.0).round() / 10.0;
+    if (one - floor).abs() < 1e-9 { format!("{floor:.1}×") } else { format!("{floor:.2}×") }
+}
+
 fn cells(row: &Row) -> [String; 7] {
     let cpu = match (row.host_cpu_us_per_op, row.cpu_ratio()) {
         (Some(c), Some(r)) => {
@@ -71,7 +107,9 @@ fn cells(row: &Row) -> [String; 7] {
         _ => "not measured".into(),
     };
     let floor = match row.target {
-        Some(t) => format!("{t:.1}×, {}", if row.missed() { "missed" } else { "reached" }),
+        Some(t) => {
+            format!("{}, {}", floor_text(t), if row.missed() { "missed" } else { "reached" })
+        }
         None => "none".into(),
     };
     [
@@ -94,6 +132,49 @@ pub fn markdown(results: &Results) -> String {
     }
     out.push_str(&format!("\n{}\n", origin(results)));
     out
+}
+
+/// A line for each case with the ratios to all of its peers, as Markdown.
+pub fn by_case(results: &Results) -> String {
+    let mut out = String::from(
+        "| Case | Millrace | Ratio to each peer (its own value) | Floors |\n|---|---|---|---|\n",
+    );
+    for rows in results.rows.chunk_by(|a, b| a.case == b.case) {
+        let Some(first) = rows.first() else { continue };
+        let peer = |r: &Row| {
+            let value = quantity(r.peer.value, &r.peer.unit);
+            format!("{} **{:.2}×** ({value})", r.peer.name, r.ratio)
+        };
+        let floor = |r: &Row| {
+            let met = if r.missed() { "**missed**" } else { "reached" };
+            Some(format!("{} {} {met}", r.peer.name, floor_text(r.target?)))
+        };
+        let peers: Vec<String> = rows.iter().map(peer).collect();
+        let floors: Vec<String> = rows.iter().filter_map(floor).collect();
+        let ours = quantity(first.ours.value, &first.ours.unit);
+        let cells = [first.case.clone(), ours, peers.join(", "), floors.join(", ")];
+        out.push_str(&format!("| {} |\n", cells.map(|c| c.replace('|', "\\|")).join(" | ")));
+    }
+    for line in not_measured(results) {
+        out.push_str(&format!("\n{line}\n"));
+    }
+    out.push_str(&format!("\n{}\n", origin(results)));
+    out
+}
+
+/// Who was not measured and why, a sentence for each.
+pub fn not_measured(results: &Results) -> Vec<String> {
+    let mut all: Vec<(&str, &str, Vec<&str>)> = Vec::new();
+    for m in &results.missing {
+        match all.iter_mut().find(|(name, why, _)| *name == m.name && *why == m.why) {
+            Some((.., cases)) => cases.push(&m.case),
+            None => all.push((&m.name, &m.why, vec![&m.case])),
+        }
+    }
+    let text = |(name, why, cases): &(&str, &str, Vec<&str>)| {
+        format!("{name}: {why} ({}).", cases.join(", "))
+    };
+    all.iter().map(text).collect()
 }
 
 fn origin(results: &Results) -> String {
@@ -138,15 +219,16 @@ pub fn terminal(results: &Results) -> String {
     out
 }
 
-/// Puts the table between the markers of `document`; the markers stay. `None` without markers.
-pub fn replace(document: &str, table: &str) -> Option<String> {
+/// Puts the table between the section's markers in `document`; the markers stay. `None` without
+/// markers.
+pub fn replace(document: &str, section: Section, table: &str) -> Option<String> {
     let is = |line: &str, marker: &str| line.trim() == marker;
     let mut offset = 0;
     let mut begin = None;
     for line in document.split_inclusive('\n') {
         match begin {
-            None if is(line, BEGIN) => begin = Some(offset + line.len()),
-            Some(start) if is(line, END) || is(line, BEGIN) => {
+            None if is(line, section.begin()) => begin = Some(offset + line.len()),
+            Some(start) if is(line, section.end()) || is(line, section.begin()) => {
                 let head = document[..start].trim_end_matches('\n');
                 let tail = &document[offset..];
                 return Some(format!("{head}\n{}\n{tail}", table.trim_end()));
@@ -158,13 +240,14 @@ pub fn replace(document: &str, table: &str) -> Option<String> {
     None
 }
 
-/// Rewrites the part between the markers of the file at `path`.
-pub fn rewrite_file(path: &Path, results: &Results) -> Result<(), BenchError> {
+/// Rewrites the section of the file at `path`.
+pub fn rewrite_file(path: &Path, section: Section, results: &Results) -> Result<(), BenchError> {
     let old = std::fs::read_to_string(path).map_err(|e| BenchError::file("read", path, e))?;
-    let new = replace(&old, &markdown(results)).ok_or_else(|| BenchError::Markers {
+    let table = section.markdown(results);
+    let new = replace(&old, section, &table).ok_or_else(|| BenchError::Markers {
         path: path.to_owned(),
-        begin: BEGIN,
-        end: END,
+        begin: section.begin(),
+        end: section.end(),
     })?;
     if new == old {
         return Ok(());
@@ -191,6 +274,7 @@ mod tests {
         ] {
             assert_eq!(number(value), text);
         }
+        assert_eq!((floor_text(0.9), floor_text(1.0 / 1.2)), ("0.9×".into(), "0.83×".into()));
         assert_eq!(quantity(2600.0, "1/s"), "2,600/s");
         assert_eq!(quantity(1.1, "Gbit/s"), "1.10 Gbit/s");
     }
@@ -227,15 +311,50 @@ Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 
         let table = "| new |\n";
         let doc = "# T\n\n<!-- bench:demo -->\nold\nold\n<!-- /bench:demo -->\n\nafter\n";
         let new = "# T\n\n<!-- bench:demo -->\n| new |\n<!-- /bench:demo -->\n\nafter\n";
-        assert_eq!(replace(doc, table).unwrap(), new);
-        assert_eq!(replace(new, table).unwrap(), new, "a second time changes nothing");
+        assert_eq!(replace(doc, Section::Demo, table).unwrap(), new);
+        assert_eq!(
+            replace(new, Section::Demo, table).unwrap(),
+            new,
+            "a second time changes nothing"
+        );
         let same = "<!-- bench:demo -->\n<!-- bench:demo -->\n";
         assert_eq!(
-            replace(same, table).unwrap(),
+            replace(same, Section::Demo, table).unwrap(),
             "<!-- bench:demo -->\n| new |\n<!-- bench:demo -->\n"
         );
-        assert!(replace("<!-- bench:demo -->\nno end\n", table).is_none());
-        assert!(replace("text about <!-- bench:demo --> inline\n", table).is_none());
+        assert!(replace("<!-- bench:demo -->\nno end\n", Section::Demo, table).is_none());
+        assert!(replace("text about <!-- bench:demo --> inline\n", Section::Demo, table).is_none());
+    }
+
+    #[test]
+    fn peers_of_a_case_share_a_line_and_the_absent_are_told() {
+        let mut r = samples::results();
+        r.rows.truncate(2);
+        r.rows[1].case = r.rows[0].case.clone();
+        r.rows[1].peer.name = "ovs|normal".into();
+        r.rows[1].target = Some(1.3);
+        for case in ["tcp_rr", "udp_rr"] {
+            let (case, name, why) = (case.into(), "vpp".into(), "not installed".into());
+            r.missing.push(crate::results::Missing { case, name, why });
+        }
+        let golden = "\
+| Case | Millrace | Ratio to each peer (its own value) | Floors |
+|---|---|---|---|
+| tcp_rr | 2,600/s | tap-bridge **1.79×** (1,450/s), ovs\\|normal **1.01×** (2,990/s) \
+| tap-bridge 1.0× reached, ovs\\|normal 1.3× **missed** |
+
+vpp: not installed (tcp_rr, udp_rr).
+
+";
+        let text = by_case(&r);
+        assert!(text.starts_with(golden), "{text}");
+    }
+
+    #[test]
+    fn sections_are_told_apart() {
+        let doc = "<!-- bench:demo -->\nd\n<!-- /bench:demo -->\n<!-- bench:peers -->\np\n<!-- /bench:peers -->\n";
+        let new = replace(doc, Section::Peers, "new").unwrap();
+        assert_eq!(new, doc.replace("\np\n", "\nnew\n"));
     }
 
     #[test]
@@ -243,8 +362,8 @@ Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("README.md");
         std::fs::write(&path, "# nothing\n").unwrap();
-        let text = rewrite_file(&path, &samples::results()).unwrap_err().to_string();
-        assert!(text.contains("README.md") && text.contains(BEGIN), "{text}");
+        let text = rewrite_file(&path, Section::Demo, &samples::results()).unwrap_err().to_string();
+        assert!(text.contains("README.md") && text.contains(Section::Demo.begin()), "{text}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "# nothing\n");
     }
 }

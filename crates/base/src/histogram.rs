@@ -21,7 +21,10 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { buckets: (0..BUCKETS).map(|_| Counter::default()).collect(), sum: Counter::default() }
+        Self {
+            buckets: (0..BUCKETS).map(|_| Counter::default()).collect(),
+            sum: Counter::default(),
+        }
     }
 }
 
@@ -116,7 +119,8 @@ mod tests {
 
     #[test]
     fn every_value_is_known_to_within_a_step() {
-        for value in (0..200).chain((8..36).flat_map(|b| [1u64 << b, (1 << b) + 77, (2 << b) - 1])) {
+        for value in (0..200).chain((8..36).flat_map(|b| [1u64 << b, (1 << b) + 77, (2 << b) - 1]))
+        {
             let found = value_of(bucket_of(value));
             assert!(found <= value && value - found <= value / STEPS as u64, "{value}: {found}");
         }

@@ -1,0 +1,222 @@
+//! The command line of `bench peers` and of its TAP reference.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{EXIT_MISSED, seconds};
+use crate::demo::beside_us;
+use crate::error::BenchError;
+use crate::machine;
+use crate::peers::front::Window;
+use crate::peers::output::{self, Outcome};
+use crate::peers::rounds::Plan;
+use crate::peers::{self, Setup, case, tap};
+use crate::progress::Progress;
+use crate::report::Context;
+use crate::table;
+
+#[derive(Args)]
+pub struct PeersArgs {
+    /// Rounds that count; one more is run first and thrown away.
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: u32,
+    /// Seconds of each load (0.2 to 60).
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    secs: Duration,
+    /// Seconds before it counts (0.2 to 60).
+    #[arg(long, default_value = "0.2", value_parser = seconds)]
+    warmup: Duration,
+    /// Only these cases, each by name (flood64_split) or by group (flood64).
+    #[arg(long, value_delimiter = ',')]
+    cases: Vec<String>,
+    /// Only these peers, each by name or the start of it (ovs).
+    #[arg(long, value_delimiter = ',')]
+    peers: Vec<String>,
+    /// Folder for results, plots and the report.
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+    /// Three rounds of 0.3 s: to see that it works, not to measure.
+    #[arg(long, conflicts_with_all = ["rounds", "secs"])]
+    quick: bool,
+    /// CPUs of the back ends and of the front end.
+    #[arg(long, value_delimiter = ',', num_args = 1.., default_values_t = [0, 1])]
+    cpus: Vec<usize>,
+    /// Do without huge pages.
+    #[arg(long)]
+    no_hugepages: bool,
+    /// The daemon; beside this program when left out.
+    #[arg(long)]
+    millrace: Option<PathBuf>,
+    /// The front end; beside this program when left out.
+    #[arg(long)]
+    front: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum TapMode {
+    Flood,
+    Rr,
+}
+
+#[derive(Args)]
+pub struct TapArgs {
+    #[arg(long, value_enum)]
+    mode: TapMode,
+    #[arg(long)]
+    a: String,
+    #[arg(long)]
+    b: String,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(64..=65_535))]
+    frame_bytes: u32,
+    #[arg(long, value_delimiter = ',', num_args = 1..)]
+    cpus: Vec<usize>,
+    #[arg(long, value_parser = seconds)]
+    secs: Duration,
+    #[arg(long, value_parser = seconds)]
+    warmup: Duration,
+}
+
+impl PeersArgs {
+    fn setup(&self) -> Result<Setup, BenchError> {
+        let cases = case::select(&self.cases).map_err(|name| {
+            let known: Vec<String> = case::ALL.iter().map(case::Case::name).collect();
+            BenchError::UnknownCase { name, known: known.join(", ") }
+        })?;
+        let beside = |given: &Option<PathBuf>, name| match given {
+            Some(path) => Ok(path.clone()),
+            None => beside_us(name),
+        };
+        let (rounds, length) =
+            if self.quick { (3, Duration::from_millis(300)) } else { (self.rounds, self.secs) };
+        Ok(Setup {
+            cases,
+            peers: self.peers.clone(),
+            plan: Plan { rounds, window: Window { warm_up: self.warmup, length } },
+            cpus: two_cpus(&self.cpus)?,
+            millrace: beside(&self.millrace, "millrace")?,
+            front: beside(&self.front, "frontend")?,
+            out: self.out.clone(),
+            hugepages: !self.no_hugepages,
+        })
+    }
+}
+
+/// Two different CPUs of this machine.
+fn two_cpus(given: &[usize]) -> Result<(usize, usize), BenchError> {
+    let allowed = base::cpu::allowed_cpus().map_err(|e| BenchError::lab("list CPUs", e))?;
+    match given {
+        [a, b] if a != b && allowed.contains(a) && allowed.contains(b) => Ok((*a, *b)),
+        _ => {
+            let why = format!("two different ones of {allowed:?} are needed, not {given:?}");
+            Err(BenchError::lab("--cpus", why))
+        }
+    }
+}
+
+/// Runs the comparison; returns the exit code.
+pub fn run(args: &PeersArgs) -> Result<u8, BenchError> {
+    let setup = args.setup()?;
+    let commit = machine::commit(Path::new("."));
+    let mut progress = Progress::stderr();
+    let (runs, mut text) = peers::run(&setup, &mut progress)?;
+    let window = setup.plan.window;
+    text.push(format!(
+        "{} rounds of {:.1} s each, after one thrown away; each load runs {:.1} s before it counts.",
+        setup.plan.rounds,
+        window.length.as_secs_f64(),
+        window.warm_up.as_secs_f64()
+    ));
+    let outcome = Outcome::new(machine::machine(), commit, runs);
+    let context = Context { setup: text, took_s: progress.elapsed().as_secs_f64() };
+    let written = output::write_all(&args.out, &outcome, &context)?;
+    println!("\n{}", table::terminal(&outcome.results));
+    for line in table::not_measured(&outcome.results) {
+        println!("{line}");
+    }
+    for line in output::losses(&outcome) {
+        progress.step(&line);
+    }
+    for path in written {
+        progress.step(&format!("wrote {}", path.display()));
+    }
+    Ok(exit_code(&outcome))
+}
+
+fn exit_code(outcome: &Outcome) -> u8 {
+    let missed = outcome.results.rows.iter().any(|r| r.missed());
+    match (outcome.failed.is_empty(), missed) {
+        (false, _) => 1,
+        (true, true) => EXIT_MISSED,
+        (true, false) => 0,
+    }
+}
+
+/// Puts load on two TAP devices and prints what a front end prints.
+pub fn tap(args: &TapArgs) -> Result<(), BenchError> {
+    let cpus = two_cpus(&args.cpus)?;
+    let setup = tap::Setup {
+        taps: [args.a.clone(), args.b.clone()],
+        frame_bytes: args.frame_bytes as usize,
+        cpus: [cpus.0, cpus.1],
+        warm_up: args.warmup,
+        length: args.secs,
+    };
+    let reading = match args.mode {
+        TapMode::Flood => tap::flood(&setup),
+        TapMode::Rr => tap::round_trips(&setup),
+    };
+    let reading = reading.map_err(|e| BenchError::lab("load on TAP devices", e))?;
+    let text = serde_json::to_string(&reading).map_err(|e| BenchError::lab("print", e))?;
+    println!("{text}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Cli, Command};
+    use super::*;
+    use crate::samples;
+
+    fn setup(args: &[&str]) -> Result<Setup, String> {
+        let all = ["bench", "peers"].iter().chain(args);
+        match Cli::try_parse_from(all).map_err(|e| e.to_string())?.command {
+            Command::Peers(args) => args.setup().map_err(|e| e.to_string()),
+            _ => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn nine_rounds_of_a_second_on_all_cases_unless_told() {
+        if base::cpu::allowed_cpus().unwrap().len() < 2 {
+            return;
+        }
+        let s = setup(&[]).unwrap();
+        assert_eq!((s.plan.rounds, s.cases.len(), s.cpus), (9, case::ALL.len(), (0, 1)));
+        assert!(s.front.ends_with("frontend") && s.hugepages);
+        let s = setup(&["--quick", "--cases", "null", "--cpus", "1,0"]).unwrap();
+        assert_eq!((s.plan.rounds, s.cases.len(), s.cpus), (3, 2, (1, 0)));
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        let e = |args: &[&str]| setup(args).err().unwrap();
+        assert!(e(&["--cases", "flod"]).starts_with("no case is named flod; there are: flood64_"));
+        assert!(e(&["--cpus", "0"]).contains("two different ones of"));
+        assert!(e(&["--cpus", "0,0"]).contains("two different ones of"));
+        assert!(e(&["--rounds", "0"]).contains("1..=99"));
+    }
+
+    #[test]
+    fn exit_codes_tell_complete_missed_and_failed() {
+        let mut outcome = Outcome::new(samples::results().machine, "c".into(), Vec::new());
+        assert_eq!(exit_code(&outcome), 0);
+        outcome.results.rows = samples::results().rows;
+        assert_eq!(exit_code(&outcome), EXIT_MISSED);
+        outcome.failed.push("tmpfs_d1 millrace: died".into());
+        assert_eq!(exit_code(&outcome), 1);
+    }
+}

@@ -1,0 +1,219 @@
+//! Our back end and its peers under the same front end, on the same two CPUs, in turns.
+//!
+//! # Theory of operation
+//! A [`case::Case`] is a load on one kind of ring. A [`backend::Backend`] knows how to start one
+//! server for it: a network back end with two vhost-user ports, or one with a disk, pinned to one
+//! CPU. The front end ([`front`]) is a program of its own that drives the rings, pinned to another
+//! CPU. [`rounds`] starts each back end anew for every case and round, one at a time, in an order
+//! that moves on by one each round, and kills it afterwards ([`process`]): none of them spins while
+//! another is measured. Beside the front end's figures [`meter`] reads how long the back end's busy
+//! thread waited for its CPU. [`rows`] makes rows out of the rounds, [`output`] writes them.
+//!
+//! Nothing stays behind: processes carry a parent-death signal, network devices live in a namespace
+//! of their own, and huge pages and folders are given back by [`cleanup`], whatever ends us.
+//!
+//! # Limits
+//! - Two CPUs at least: two threads that spin on one measure the scheduler.
+//! - A front end that has not answered 15 s after its load is killed, and its back end failed. A
+//!   back end that failed twice in a case is left out of the rest of it: a peer that hangs must not
+//!   cost hours.
+//! - A load during which a busy thread waited for its CPU for more than 3 % of the time is called
+//!   disturbed, counted, and not repeated: a busy machine would never finish.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use lab::NetLab;
+
+use crate::demo::disk::Folder;
+use crate::error::BenchError;
+use crate::progress::Progress;
+
+pub mod backend;
+pub mod case;
+pub mod cleanup;
+pub mod front;
+pub mod meter;
+pub mod output;
+pub mod plot;
+pub mod process;
+pub mod rounds;
+pub mod rows;
+pub mod tap;
+
+use cleanup::Cleanup;
+
+/// Huge pages of 2 MiB: a front end and a DPDK back end with its buffers.
+const HUGE_PAGES: u64 = 512;
+/// Bytes of each disk's file: many times what a read-ahead or a device's cache holds.
+const DISK_LEN_BYTES: u64 = 512 << 20;
+
+/// What was asked for.
+#[derive(Debug)]
+pub struct Setup {
+    /// Cases to run.
+    pub cases: Vec<case::Case>,
+    /// Peers by name or the start of it; all when empty.
+    pub peers: Vec<String>,
+    /// How often and how long.
+    pub plan: rounds::Plan,
+    /// CPUs of back end and front end.
+    pub cpus: (usize, usize),
+    /// Our daemon.
+    pub millrace: PathBuf,
+    /// The front end.
+    pub front: PathBuf,
+    /// Where the results and, meanwhile, the disk's file are.
+    pub out: PathBuf,
+    /// Use huge pages if the machine has them.
+    pub hugepages: bool,
+}
+
+/// Where back ends run.
+pub struct Bed {
+    /// CPU of the back end's polling thread.
+    pub back_cpu: usize,
+    /// CPU of the front end.
+    pub front_cpu: usize,
+    /// The front end.
+    pub front: PathBuf,
+    /// Our daemon.
+    pub millrace: PathBuf,
+    /// Whether front end and back ends use huge pages.
+    pub hugepages: bool,
+    /// A file on tmpfs and one on the disk; empty paths when no case needs them.
+    pub tmpfs_file: PathBuf,
+    /// See `tmpfs_file`.
+    pub disk_file: PathBuf,
+    /// Network devices live in there.
+    pub net: Option<NetLab>,
+    /// Sockets and logs, one folder for each start.
+    run: PathBuf,
+    next: AtomicU32,
+    /// The folders of the files, removed with them.
+    _folders: Vec<Folder>,
+    /// Last: it gives back what all others use.
+    _cleanup: Option<Cleanup>,
+}
+
+impl Bed {
+    /// Makes files, reserves huge pages and a network namespace.
+    pub fn new(setup: &Setup, progress: &mut Progress) -> Result<Bed, BenchError> {
+        for program in [&setup.millrace, &setup.front] {
+            if !program.is_file() {
+                let why = format!("there is no {}; build it, or name it", program.display());
+                return Err(BenchError::lab("find what is measured", why));
+            }
+        }
+        let mut cleanup = Cleanup::new()?;
+        // Unix socket paths hold 107 bytes, so not within the output folder.
+        let run = std::env::temp_dir().join(format!("millrace-peers-{}", std::process::id()));
+        cleanup.remove(&run)?;
+        std::fs::create_dir_all(&run).map_err(|e| BenchError::file("make folder", &run, e))?;
+        let hugepages = setup.hugepages && cleanup.reserve_huge_pages(HUGE_PAGES)?;
+        let mut bed = Bed {
+            back_cpu: setup.cpus.0,
+            front_cpu: setup.cpus.1,
+            front: absolute(&setup.front)?,
+            millrace: absolute(&setup.millrace)?,
+            hugepages,
+            tmpfs_file: PathBuf::new(),
+            disk_file: PathBuf::new(),
+            net: Some(NetLab::new().map_err(|e| BenchError::lab("make a namespace", e))?),
+            run,
+            next: AtomicU32::new(0),
+            _folders: Vec::new(),
+            _cleanup: None,
+        };
+        let on = |medium| setup.cases.iter().any(|c| c.medium() == Some(medium));
+        if on(case::Medium::Tmpfs) {
+            progress.step("filling a file on tmpfs");
+            let folder = format!("/dev/shm/millrace-peers-{}", std::process::id());
+            bed.tmpfs_file = bed.file(Path::new(&folder), &mut cleanup)?;
+        }
+        if on(case::Medium::Disk) {
+            progress.step("filling a file on the disk");
+            std::fs::create_dir_all(&setup.out)
+                .map_err(|e| BenchError::file("make folder", &setup.out, e))?;
+            bed.disk_file = bed.file(&absolute(&setup.out)?.join("peers-disk"), &mut cleanup)?;
+        }
+        bed._cleanup = Some(cleanup);
+        Ok(bed)
+    }
+
+    fn file(&mut self, folder: &Path, cleanup: &mut Cleanup) -> Result<PathBuf, BenchError> {
+        cleanup.remove(folder)?;
+        let folder = Folder::new(folder)?;
+        let file = folder.image("disk.raw", DISK_LEN_BYTES)?;
+        self._folders.push(folder);
+        Ok(file)
+    }
+
+    /// A folder for the sockets and logs of one start.
+    pub fn folder(&self) -> Result<PathBuf, BenchError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let folder = self.run.join(number.to_string());
+        std::fs::create_dir(&folder).map_err(|e| BenchError::file("make folder", &folder, e))?;
+        Ok(folder)
+    }
+
+    /// What the report tells of the set-up.
+    pub fn setup_text(&self) -> Vec<String> {
+        let memory = match self.hugepages {
+            true => "huge pages of 2 MiB for the front end’s rings and buffers and for DPDK",
+            false => "pages of 4 KiB everywhere: no huge pages could be had",
+        };
+        vec![
+            format!(
+                "Every back end polls on CPU {}, the front end on CPU {}, with the same front end, \
+                 queues of 256 and {memory}. Each is started anew for each case and round, alone.",
+                self.back_cpu, self.front_cpu
+            ),
+            "Millrace runs as it is shipped: a learning switch with MAC lookup, bound MAC and IP \
+             addresses and counters; disks through its engine. DPDK’s testpmd forwards between two \
+             fixed ports (`io`), or also rewrites the MAC addresses (`mac`). Open vSwitch with \
+             DPDK has one flow a direction (`ovs-flow`), or its learning action (`ovs-normal`)."
+                .into(),
+            "References are measured without vhost-user, for orientation: `tap-bridge` writes into \
+             one TAP device and reads from another in the same Linux bridge, from two CPUs, with \
+             no VM; `fio` reads the disk’s file itself through io_uring."
+                .into(),
+        ]
+    }
+
+    /// A bed for tests that only look at command lines.
+    #[cfg(test)]
+    pub fn pretend() -> Bed {
+        Bed {
+            back_cpu: 0,
+            front_cpu: 1,
+            front: "/t/frontend".into(),
+            millrace: "/t/millrace".into(),
+            hugepages: false,
+            tmpfs_file: "/t/shm/disk.raw".into(),
+            disk_file: "/t/disk.raw".into(),
+            net: None,
+            run: std::env::temp_dir(),
+            next: AtomicU32::new(0),
+            _folders: Vec::new(),
+            _cleanup: None,
+        }
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, BenchError> {
+    std::path::absolute(path).map_err(|e| BenchError::file("find", path, e))
+}
+
+/// Runs the whole comparison: one [`rounds::CaseRuns`] for each case.
+pub fn run(
+    setup: &Setup,
+    progress: &mut Progress,
+) -> Result<(Vec<rounds::CaseRuns>, Vec<String>), BenchError> {
+    let bed = Bed::new(setup, progress)?;
+    let all = backend::all();
+    let chosen = backend::select(&all, &setup.peers)
+        .map_err(|name| BenchError::UnknownPeer { name, known: backend::names(&all) })?;
+    let runs = rounds::compare(&setup.cases, &chosen, &bed, setup.plan, progress);
+    Ok((runs, bed.setup_text()))
+}

@@ -1,0 +1,117 @@
+//! Our own daemon, with one sidecore that does not sleep.
+
+use std::path::Path;
+
+use crate::error::BenchError;
+use crate::peers::Bed;
+use crate::peers::case::{Case, LARGE_FRAME_BYTES, Load, Medium};
+use crate::peers::front::{self, Window};
+use crate::peers::process::{self, Process};
+
+use super::{Backend, IP_A, IP_B, MAC_A, MAC_B, OURS, Running, ports};
+
+/// The daemon as it is shipped.
+pub struct Millrace;
+
+impl Backend for Millrace {
+    fn name(&self) -> &'static str {
+        OURS
+    }
+
+    fn needs(&self) -> &'static str {
+        // The bed has found it.
+        "setpriv"
+    }
+
+    fn refuses(&self, _: &Case) -> Option<&'static str> {
+        None
+    }
+
+    fn start(
+        &self,
+        bed: &Bed,
+        case: &Case,
+        window: Window,
+        folder: &Path,
+    ) -> Result<Running, BenchError> {
+        let config = folder.join("millrace.toml");
+        std::fs::write(&config, text(bed, case, folder))
+            .map_err(|e| BenchError::file("write", &config, e))?;
+        let mut command = process::command(&bed.millrace, None);
+        command.args(["serve", "-c"]).arg(&config);
+        let mut daemon = Process::start(OURS, &mut command, folder)?;
+        let (a, b) = ports(folder);
+        let load = if case.is_net() {
+            daemon.wait_listening(&[&a, &b])?;
+            front::net(bed, case, window, &a, &b)
+        } else {
+            daemon.wait_listening(&[&a])?;
+            front::disk(bed, case, window, &a)
+        };
+        Ok(Running { processes: vec![daemon], load })
+    }
+}
+
+fn text(bed: &Bed, case: &Case, folder: &Path) -> String {
+    let (a, b) = ports(folder);
+    let head = format!(
+        "[daemon]\nrun_dir = {folder:?}\nlog = \"warn\"\n\
+         [sidecore]\ncpus = [{}]\nspin_us = 10000\n",
+        bed.back_cpu
+    );
+    let disk = match case.load {
+        Load::Read { medium: Medium::Null, .. } => "format = \"null\"\nsize = \"1TiB\"".into(),
+        Load::Read { medium: Medium::Tmpfs, .. } => raw(&bed.tmpfs_file, false),
+        Load::Read { medium: Medium::Disk, .. } => raw(&bed.disk_file, true),
+        _ => {
+            // Frames above the MTU are dropped where no segmentation offload is asked for.
+            let long = case.load == Load::Flood { frame_bytes: LARGE_FRAME_BYTES };
+            let mtu = if long { u16::MAX } else { 1500 };
+            let vm = |name, mac, ip, socket| {
+                format!(
+                    "[[vm]]\nname = \"{name}\"\n[[vm.net]]\nname = \"net0\"\nswitch = \"lan\"\n\
+                     mtu = {mtu}\nmac = \"{mac}\"\naddresses = [\"{ip}\"]\nbind = \"mac-and-ip\"\n\
+                     socket = {socket:?}\n"
+                )
+            };
+            let both = vm("a", MAC_A, IP_A, a) + &vm("b", MAC_B, IP_B, b);
+            return format!("{head}[[switch]]\nname = \"lan\"\n{both}");
+        }
+    };
+    format!("{head}[[vm]]\nname = \"a\"\n[[vm.disk]]\nname = \"d\"\n{disk}\nsocket = {a:?}\n")
+}
+
+fn raw(path: &Path, direct: bool) -> String {
+    format!("format = \"raw\"\npath = {path:?}\ndirect = {direct}\nread_only = true")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::case;
+
+    #[test]
+    fn addresses_are_bound_and_the_sidecore_is_pinned() {
+        let case = case::ALL.into_iter().find(|c| c.name() == "flood64_split").unwrap();
+        let text = text(&Bed::pretend(), &case, Path::new("/t/0"));
+        for golden in [
+            "run_dir = \"/t/0\"\n",
+            "cpus = [0]\nspin_us = 10000\n",
+            "mac = \"02:00:00:00:00:0b\"\naddresses = [\"10.99.0.11\"]\nbind = \"mac-and-ip\"\n\
+             socket = \"/t/0/b.sock\"\n",
+        ] {
+            assert!(text.contains(golden), "lacks {golden}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_disk_goes_past_the_cache_and_the_tmpfs_file_does_not() {
+        let text = |name: &str| {
+            let case = case::ALL.into_iter().find(|c| c.name() == name).unwrap();
+            text(&Bed::pretend(), &case, Path::new("/t/0"))
+        };
+        assert!(text("disk_d1").contains("path = \"/t/disk.raw\"\ndirect = true\n"));
+        assert!(text("tmpfs_d1").contains("path = \"/t/shm/disk.raw\"\ndirect = false\n"));
+        assert!(text("null_d1").contains("format = \"null\"\n"));
+    }
+}

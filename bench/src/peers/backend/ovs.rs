@@ -1,0 +1,175 @@
+//! Open vSwitch on DPDK, with a database of its own and no system service.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::error::BenchError;
+use crate::peers::Bed;
+use crate::peers::case::{Case, LARGE_FRAME_BYTES, Load};
+use crate::peers::front::{self, Window};
+use crate::peers::process::{self, Process};
+
+use super::{Backend, MAC_A, MAC_B, NOT_MINE, Running, dpdk_memory};
+
+/// Debian keeps the build with DPDK beside the other.
+const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+const BRIDGE: &str = "mrbench0";
+
+/// How frames find their port.
+pub enum Ovs {
+    /// One OpenFlow rule for each direction.
+    Flow,
+    /// The action "normal": a learning switch.
+    Normal,
+}
+
+impl Backend for Ovs {
+    fn name(&self) -> &'static str {
+        match self {
+            Ovs::Flow => "ovs-flow",
+            Ovs::Normal => "ovs-normal",
+        }
+    }
+
+    fn needs(&self) -> &'static str {
+        VSWITCHD
+    }
+
+    fn refuses(&self, case: &Case) -> Option<&'static str> {
+        match case.load {
+            Load::Flood { frame_bytes: LARGE_FRAME_BYTES } => {
+                Some("drops plain frames above the MTU")
+            }
+            Load::Read { .. } => NOT_MINE,
+            _ => None,
+        }
+    }
+
+    fn start(
+        &self,
+        bed: &Bed,
+        case: &Case,
+        window: Window,
+        folder: &Path,
+    ) -> Result<Running, BenchError> {
+        let (db, ctl) = (folder.join("db.sock"), folder.join("vs.ctl"));
+        let database = database(folder, &db)?;
+        vsctl(&db, &["--no-wait", "init"])?;
+        let mut set =
+            vec!["--no-wait".to_string(), "set".into(), "Open_vSwitch".into(), ".".into()];
+        set.extend(dpdk_settings(bed).iter().map(|s| format!("other_config:{s}")));
+        vsctl(&db, &set)?;
+        let mut command = process::command("unshare", None);
+        // Its TAP devices belong to nobody else.
+        command.args(["--net", VSWITCHD]).arg(format!("unix:{}", db.display()));
+        command.arg(format!("--unixctl={}", ctl.display()));
+        environment(&mut command, folder);
+        let mut switch = Process::start(self.name(), &mut command, folder)?;
+        switch.wait_listening(&[&ctl])?;
+        vsctl(&db, &bridge())?;
+        // Ports are named by their sockets, which are in the run folder.
+        let (a, b) = (folder.join("a"), folder.join("b"));
+        switch.wait_listening(&[&a, &b])?;
+        self.forward(folder, &ctl)?;
+        let load = front::net(bed, case, window, &a, &b);
+        Ok(Running { processes: vec![switch, database], load })
+    }
+}
+
+impl Ovs {
+    /// Tells it where frames go.
+    fn forward(&self, folder: &Path, ctl: &Path) -> Result<(), BenchError> {
+        let bridge = folder.join(format!("{BRIDGE}.mgmt")).display().to_string();
+        match self {
+            Ovs::Flow => {
+                let ofctl = |args: &[&str]| process::run(Command::new("ovs-ofctl").args(args));
+                ofctl(&["del-flows", &bridge])?;
+                for flow in ["in_port=1,actions=output:2", "in_port=2,actions=output:1"] {
+                    ofctl(&["add-flow", &bridge, flow])?;
+                }
+            }
+            // A front end that only receives is never learned, and its frames would be flooded
+            // through the slow path.
+            Ovs::Normal => {
+                for (port, mac) in [("a", MAC_A), ("b", MAC_B)] {
+                    let mut command = Command::new("ovs-appctl");
+                    command.arg(format!("--target={}", ctl.display()));
+                    process::run(command.args(["fdb/add", BRIDGE, port, "0", mac]))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn database(folder: &Path, socket: &Path) -> Result<Process, BenchError> {
+    let file = folder.join("conf.db");
+    process::run(Command::new("ovsdb-tool").arg("create").arg(&file).arg(SCHEMA))?;
+    let mut command = process::command("ovsdb-server", None);
+    command.arg(format!("--remote=punix:{}", socket.display()));
+    command.arg(format!("--unixctl={}", folder.join("db.ctl").display())).arg(&file);
+    environment(&mut command, folder);
+    let mut database = Process::start("ovsdb-server", &mut command, folder)?;
+    database.wait_listening(&[socket])?;
+    Ok(database)
+}
+
+/// Keeps all of its files in our folder.
+fn environment(command: &mut Command, folder: &Path) {
+    for name in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "RUNTIME_DIRECTORY"] {
+        command.env(name, folder);
+    }
+}
+
+fn vsctl<S: AsRef<std::ffi::OsStr>>(db: &Path, args: &[S]) -> Result<String, BenchError> {
+    let mut command = Command::new("ovs-vsctl");
+    command.arg(format!("--db=unix:{}", db.display())).arg("--timeout=15");
+    process::run(command.args(args))
+}
+
+fn dpdk_settings(bed: &Bed) -> Vec<String> {
+    let mask = |cpu: usize| format!("{:#x}", 1u64 << cpu);
+    let mut settings = vec![
+        "dpdk-init=true".into(),
+        format!("dpdk-lcore-mask={}", mask(bed.front_cpu)),
+        format!("pmd-cpu-mask={}", mask(bed.back_cpu)),
+        format!("dpdk-extra=\"--no-pci {}\"", dpdk_memory(bed).join(" ")),
+    ];
+    // Its default, 1 GiB, may be more than we reserved.
+    settings.extend(bed.hugepages.then(|| "dpdk-socket-mem=256".into()));
+    settings
+}
+
+/// One command, so that it is done when it returns.
+fn bridge() -> Vec<String> {
+    let mut words = format!("add-br {BRIDGE} -- set bridge {BRIDGE} datapath_type=netdev");
+    for (number, port) in [(1, "a"), (2, "b")] {
+        words += &format!(
+            " -- add-port {BRIDGE} {port} -- set Interface {port} type=dpdkvhostuser \
+             ofport_request={number}"
+        );
+    }
+    words.split_whitespace().map(Into::into).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_poll_thread_on_the_back_ends_cpu() {
+        let bed = Bed { back_cpu: 4, front_cpu: 1, hugepages: true, ..Bed::pretend() };
+        assert_eq!(
+            dpdk_settings(&bed),
+            [
+                "dpdk-init=true",
+                "dpdk-lcore-mask=0x2",
+                "pmd-cpu-mask=0x10",
+                "dpdk-extra=\"--no-pci --in-memory\"",
+                "dpdk-socket-mem=256"
+            ]
+        );
+        assert!(bridge().ends_with(&["type=dpdkvhostuser".into(), "ofport_request=2".into()]));
+    }
+}

@@ -1,0 +1,224 @@
+//! The front end: a program that drives the rings of a back end and prints one JSON object.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+
+use super::Bed;
+use super::case::{Case, Load};
+use super::meter::{self, Snapshot, Usage};
+use super::process::{self, Process, tail};
+
+/// Descriptors of each ring.
+const QUEUE_SIZE: &str = "256";
+/// Time for a front end beyond its load: connecting, and its report. Then it hangs.
+const GRACE: Duration = Duration::from_secs(15);
+/// How often the counters are read. A back end may take a second to notice its front end, so when
+/// a load began to count is only known when it has ended. Reading takes some 50 µs.
+const READ_EVERY: Duration = Duration::from_millis(100);
+
+/// What a front end says. Fields that it leaves out are not measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reading {
+    /// Frames received, round trips or requests done in the measured time.
+    pub ops: f64,
+    /// The same per second.
+    pub ops_per_s: f64,
+    /// Bytes of them per second.
+    pub bytes_per_s: f64,
+    /// Measured time.
+    pub seconds: f64,
+    /// Median latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50_ns: Option<f64>,
+    /// 99th percentile of the latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_ns: Option<f64>,
+    /// Operations per second in the window of 10 ms that 10 % of the windows stay below.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_p10_per_s: Option<f64>,
+    /// The median window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_p50_per_s: Option<f64>,
+    /// The window that 90 % stay below.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_p90_per_s: Option<f64>,
+    /// Notifications to the back end.
+    pub kicks: f64,
+    /// Notifications from it.
+    pub interrupts: f64,
+    /// Frames sent and not received.
+    pub lost: f64,
+    /// Requests or frames that came back wrong.
+    pub errors: f64,
+    /// How long the front end was ready to run and did not.
+    pub cpu_delay_ns: f64,
+    /// CPU time of an operation, from a load that is its own back end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_us_per_op: Option<f64>,
+}
+
+/// A load, ready to start.
+pub struct Program {
+    /// Prints its result.
+    pub command: Command,
+    /// Takes the result from what it printed.
+    pub parse: fn(&str) -> Option<Reading>,
+}
+
+/// How long a load runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// Before it counts.
+    pub warm_up: Duration,
+    /// While it counts.
+    pub length: Duration,
+}
+
+/// One load as measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measure {
+    /// What the front end said.
+    pub reading: Reading,
+    /// The back end's CPU meanwhile; none where it could not be read.
+    pub usage: Option<Usage>,
+}
+
+/// The front end on two network ports.
+pub fn net(bed: &Bed, case: &Case, window: Window, a: &Path, b: &Path) -> Program {
+    let mut command = common(bed, "net", case, window);
+    let (mode, frame_bytes) = match case.load {
+        Load::RoundTrip { frame_bytes } => ("rr", frame_bytes),
+        Load::Flood { frame_bytes } => ("flood", frame_bytes),
+        Load::Read { .. } => ("flood", 0),
+    };
+    command.args(["--mode", mode, "--frame-bytes", &frame_bytes.to_string()]);
+    command.arg("--a").arg(a).arg("--b").arg(b).args(["--queue-size", QUEUE_SIZE]);
+    if frame_bytes > 4096 {
+        command.arg("--mergeable");
+    }
+    if bed.hugepages {
+        command.arg("--hugepages");
+    }
+    Program { command, parse }
+}
+
+/// The front end on a disk.
+pub fn disk(bed: &Bed, case: &Case, window: Window, socket: &Path) -> Program {
+    let mut command = common(bed, "disk", case, window);
+    let depth = if let Load::Read { depth, .. } = case.load { depth } else { 1 };
+    command.args(["--op", "read", "--block-bytes", "4096", "--depth", &depth.to_string()]);
+    command.arg("--socket").arg(socket);
+    Program { command, parse }
+}
+
+fn common(bed: &Bed, what: &str, case: &Case, window: Window) -> Command {
+    let mut command = process::command(&bed.front, None);
+    command.args([what, "--ring", case.ring.name(), "--cpu", &bed.front_cpu.to_string()]);
+    command.args(["--secs", &window.length.as_secs_f64().to_string()]);
+    command.args(["--warmup", &window.warm_up.as_secs_f64().to_string()]);
+    command
+}
+
+/// The JSON object in a front end's output; programs may warn before it.
+pub fn parse(text: &str) -> Option<Reading> {
+    serde_json::from_str(text.get(text.find('{')?..)?.trim()).ok()
+}
+
+/// Runs a load against running back ends and reads their CPU time while it counts.
+pub fn run(
+    mut program: Program,
+    back_ends: &mut [Process],
+    window: Window,
+    folder: &Path,
+) -> Result<Measure, BenchError> {
+    let log = folder.join("front-end.log");
+    let stderr = File::create(&log).map_err(|e| BenchError::file("make", &log, e))?;
+    let command = program.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+    let child = command.spawn().map_err(|e| BenchError::lab("start the front end", e))?;
+    let mut child = Killed(child);
+    let pids: Vec<u32> = back_ends.iter().map(Process::pid).collect();
+    let ended = output_of(&mut child.0);
+    let (answer, usage) = watch(&ended, &pids, window);
+    for back_end in back_ends.iter_mut() {
+        back_end.alive()?;
+    }
+    let said = || tail(&std::fs::read_to_string(&log).unwrap_or_default());
+    let text = answer.ok_or_else(|| BenchError::lab("the front end hung", said()))?;
+    let status = child.0.wait().map_err(|e| BenchError::lab("wait for the front end", e))?;
+    if !status.success() {
+        return Err(BenchError::lab(format!("the front end ended with {status}"), said()));
+    }
+    let reading = (program.parse)(&text).filter(|r| r.ops_per_s.is_finite() && r.ops_per_s > 0.0);
+    let wrong = || BenchError::lab("the front end's answer is not as expected", tail(&text));
+    Ok(Measure { reading: reading.ok_or_else(wrong)?, usage })
+}
+
+/// Waits for the output; none when it does not come in time. Reads the counters meanwhile, and
+/// tells the usage of the time that counted: the last of it.
+fn watch(
+    ended: &Receiver<String>,
+    pids: &[u32],
+    window: Window,
+) -> (Option<String>, Option<Usage>) {
+    let until = Instant::now() + window.warm_up + window.length + GRACE;
+    let mut reads = Vec::new();
+    let answer = loop {
+        match ended.recv_timeout(READ_EVERY) {
+            Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
+            done => break done.ok(),
+        }
+        reads.push(meter::snapshot(pids));
+    };
+    let end = Instant::now();
+    reads.push(meter::snapshot(pids));
+    (answer, usage(&reads, end, window.length))
+}
+
+/// Between the first and the last of the counters read within `length` before `end`; none without
+/// a back end.
+fn usage(reads: &[Snapshot], end: Instant, length: Duration) -> Option<Usage> {
+    let counted = |s: &&Snapshot| !s.is_empty() && end.duration_since(s.at()) <= length;
+    let first = reads.iter().find(counted)?;
+    let last = reads.iter().rfind(counted)?;
+    if last.at() == first.at() { None } else { last.since(first) }
+}
+
+/// The child's whole output, when it has closed it.
+fn output_of(child: &mut Child) -> Receiver<String> {
+    let (done, ended) = channel();
+    let stdout = child.stdout.take();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        if let Some(mut stdout) = stdout {
+            // What cannot be read is not as expected, and told so.
+            let _ = stdout.read_to_string(&mut text);
+        }
+        // Nobody listens when the front end was given up.
+        let _ = done.send(text);
+    });
+    ended
+}
+
+/// A child that is killed when it is given up.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Ended already: nothing to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+#[path = "front_tests.rs"]
+mod tests;
