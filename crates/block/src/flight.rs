@@ -70,13 +70,28 @@ impl Flight {
     /// Frees a slot, its bounce buffer and its hold on guest memory.
     pub fn release(&mut self, slot: u16) {
         let s = &mut self.slab.slots[usize::from(slot)];
-        s.chain.release();
+        if std::mem::take(&mut s.stale) {
+            s.chain.release();
+        } else {
+            s.chain.retire();
+        }
         s.iov.0.clear();
         s.taken = false;
         if let Some(bounce) = s.bounce.take() {
             self.bounces.give(bounce);
         }
         self.slab.free.push(slot);
+    }
+
+    /// The queue's memory table has changed: no slot keeps the old one for longer than its request.
+    pub fn forget_tables(&mut self) {
+        for slot in &mut self.slab.slots {
+            if slot.taken {
+                slot.stale = true;
+            } else {
+                slot.chain.release();
+            }
+        }
     }
 
     /// Moves on over ranges without bytes; true when nothing is left.

@@ -93,6 +93,8 @@ pub(crate) struct Slot {
     pub bounce: Option<u16>,
     /// It holds a request.
     pub taken: bool,
+    /// The memory table of its request is not the queue's any more.
+    pub stale: bool,
 }
 
 /// All slots of a queue, made once.
@@ -115,6 +117,7 @@ impl Slab {
             ranges: Ranges::default(),
             bounce: None,
             taken: false,
+            stale: false,
         };
         Self {
             slots: (0..count).map(slot).collect(),

@@ -149,7 +149,11 @@ impl ChainBuf {
             *to = Seg { ptr: seg.ptr, len: seg.len };
         }
         self.entry = Entry { first_seg: 0, ..*from };
-        self.memory.clone_from(&batch.memory);
+        // Nearly always the same table as last time: no atomic count then.
+        match (&self.memory, &batch.memory) {
+            (Some(ours), Some(theirs)) if Arc::ptr_eq(ours, theirs) => {}
+            _ => self.memory.clone_from(&batch.memory),
+        }
         true
     }
 
@@ -158,7 +162,14 @@ impl ChainBuf {
         self.entry.chain(&self.segs)
     }
 
-    /// Lets go of the memory table (call when the request is done).
+    /// Forgets the chain (call when the request is done) and keeps its memory table for the next
+    /// one: whoever changes the queue's table must [`ChainBuf::release`] those that are not in use.
+    #[inline]
+    pub fn retire(&mut self) {
+        self.entry = Entry::default();
+    }
+
+    /// Forgets the chain and lets go of the memory table.
     pub fn release(&mut self) {
         // The segments may not outlive the table that keeps them mapped.
         self.entry = Entry::default();
