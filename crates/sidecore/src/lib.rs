@@ -31,7 +31,7 @@ pub mod watchdog;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats, WorkerRef};
-pub use credit::Ledger;
+pub use credit::{Account, Accounts, Allowance, Ledger, Settings, Spent, VmId};
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
 
