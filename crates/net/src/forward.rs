@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::counter::DropReason;
 use queue::seg::copy_out;
+use sidecore::VmId;
 use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
@@ -133,6 +134,12 @@ impl Fabric {
             Some(UPLINK) => Dest::Uplink,
             Some(owner) => Dest::Port(owner),
         }
+    }
+
+    /// Whose account is charged for what `to` receives.
+    #[inline]
+    pub fn vm_of(&self, to: PortId) -> VmId {
+        self.ports.get(usize::from(to)).and_then(Option::as_ref).map_or(VmId::NONE, |p| p.vm)
     }
 
     /// Sends one frame.

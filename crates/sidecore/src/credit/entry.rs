@@ -1,7 +1,7 @@
 //! One VM in one ledger.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::account::Account;
 use super::{
@@ -70,11 +70,13 @@ pub(super) struct Entry {
     pub(super) active: bool,
     /// In the list of those to look at.
     pub(super) listed: bool,
+    /// In the ledger of a device, beside that of the sidecore.
+    is_device: bool,
     pub(super) account: Arc<Account>,
 }
 
 impl Entry {
-    pub(super) fn new(account: Arc<Account>, level: u64) -> Self {
+    pub(super) fn new(account: Arc<Account>, level: u64, is_device: bool) -> Self {
         Self {
             weight: 1,
             burst: BURST_BYTES,
@@ -93,6 +95,7 @@ impl Entry {
             seen_total: 0,
             active: false,
             listed: false,
+            is_device,
             account,
         }
     }
@@ -104,9 +107,10 @@ impl Entry {
         self.weight = weight;
         self.burst = part(BURST_BYTES, weight, top).max(MIN_BURST_BYTES);
         self.balance = self.balance.min(self.burst);
-        self.has_floor = self.account.floor.rate().is_some();
-        self.has_ceiling =
-            self.account.bytes.rate().is_some() || self.account.requests.rate().is_some();
+        let Account { floor, bytes, requests, .. } = &*self.account;
+        self.has_floor = floor.rate().is_some();
+        // Counted once, by the sidecore's ledger.
+        self.has_ceiling = !self.is_device && (bytes.rate().is_some() || requests.rate().is_some());
         self.until_ns = 0;
         self.debts = Debts::default();
     }
@@ -299,7 +303,10 @@ impl Entry {
     /// what was charged.
     fn pay_from_floor(&mut self, bytes: u64, now_ns: u64) -> i64 {
         let due = bytes.saturating_add(self.floor_debt);
-        let paid = self.account.floor.take(due, now_ns);
+        let floor = &self.account.floor;
+        // Counted once, by the sidecore's ledger; what the device's lets through is covered by it.
+        let paid =
+            if self.is_device { due.min(floor.available(now_ns)) } else { floor.take(due, now_ns) };
         // Only what the floor let through is its debt.
         self.floor_debt = if self.low { due - paid } else { 0 };
         let paid = paid.min(bytes) as i64;
@@ -327,8 +334,10 @@ impl Entry {
     #[inline]
     fn count(&mut self, spent: Spent) {
         self.active = true;
-        self.untold.bytes += spent.bytes;
-        self.untold.requests += u64::from(spent.requests);
+        if !self.is_device {
+            self.untold.bytes += spent.bytes;
+            self.untold.requests += u64::from(spent.requests);
+        }
     }
 
     /// It has work and may not do it. True when that is for want of credit.
@@ -356,28 +365,29 @@ impl Entry {
     /// Tells the account what happened here, and owes what it was charged elsewhere meanwhile.
     pub(super) fn look(&mut self) {
         self.active = false;
+        let untold = std::mem::take(&mut self.untold);
         let stats = &self.account.stats;
-        let own = self.untold.bytes;
-        // Not a counter of one writer: every ledger adds, once in a look.
-        let total = stats.charged_bytes.fetch_add(own, Ordering::Relaxed).wrapping_add(own);
-        let elsewhere = total.wrapping_sub(self.seen_total).wrapping_sub(own);
-        self.seen_total = total;
-        let elsewhere = i64::try_from(elsewhere).unwrap_or(0).min(i64::MAX / 4);
-        // What could not be kept back within two looks is forgotten, so that a VM that is busy
-        // elsewhere while nobody competes here does not pay for it for long.
-        let most = (2 * elsewhere).max(4 * self.burst);
-        self.owed = (self.owed + elsewhere).min(most);
-        let add = |counter: &std::sync::atomic::AtomicU64, n: u64| {
+        let add = |counter: &AtomicU64, n: u64| {
             if n > 0 {
                 counter.fetch_add(n, Ordering::Relaxed);
             }
         };
-        let untold = std::mem::take(&mut self.untold);
         add(&stats.charged_requests, untold.requests);
         add(&stats.refills, untold.refills);
         add(&stats.held_by_weight, untold.held_by_weight);
         add(&stats.held_by_weight_ns, untold.held_by_weight_ns);
         add(&stats.held_by_ceiling, untold.held_by_ceiling);
         add(&stats.held_by_ceiling_ns, untold.held_by_ceiling_ns);
+        if self.is_device {
+            return;
+        }
+        // Not a counter of one writer: every ledger adds, once in a look.
+        let before = stats.charged_bytes.fetch_add(untold.bytes, Ordering::Relaxed);
+        let elsewhere = before.wrapping_sub(self.seen_total);
+        self.seen_total = before.wrapping_add(untold.bytes);
+        let elsewhere = i64::try_from(elsewhere).unwrap_or(0).min(i64::MAX / 4);
+        // What could not be kept back within two looks is forgotten, so that a VM that is busy
+        // elsewhere while nobody competes here does not pay for it for long.
+        self.owed = (self.owed + elsewhere).min((2 * elsewhere).max(4 * self.burst));
     }
 }

@@ -74,6 +74,10 @@ pub struct Ledger {
     listed: VecDeque<VmId>,
     looked_ns: u64,
     rises: u64,
+    /// Of a device: it only knows weights.
+    is_device: bool,
+    /// Of devices below, by their numbers.
+    devices: Vec<(u64, Self)>,
 }
 
 impl Default for Ledger {
@@ -90,6 +94,8 @@ impl Default for Ledger {
             listed: VecDeque::new(),
             looked_ns: 0,
             rises: 0,
+            is_device: false,
+            devices: Vec::new(),
         }
     }
 }
@@ -98,6 +104,7 @@ impl Ledger {
     /// Takes an account in, or takes over its new settings. Not for the data path: it allocates,
     /// and looks at every account.
     pub fn enrol(&mut self, account: Arc<Account>) {
+        self.devices.iter_mut().for_each(|(_, device)| device.enrol(Arc::clone(&account)));
         let id = account.id();
         if self.entries.len() <= id.at() {
             self.entries.resize_with(id.at() + 1, || None);
@@ -105,13 +112,14 @@ impl Ledger {
         }
         match &mut self.entries[id.at()] {
             Some(entry) if Arc::ptr_eq(&entry.account, &account) => {}
-            place => *place = Some(Entry::new(account, self.level)),
+            place => *place = Some(Entry::new(account, self.level, self.is_device)),
         }
         self.rescale();
     }
 
     /// Forgets an account.
     pub fn expel(&mut self, vm: VmId) {
+        self.devices.iter_mut().for_each(|(_, device)| device.expel(vm));
         self.listed.retain(|&listed| listed != vm);
         if let Some(mut entry) = self.entries.get_mut(vm.at()).and_then(Option::take) {
             entry.look();
@@ -124,6 +132,21 @@ impl Ledger {
         let top = weights.max().unwrap_or(1);
         let level = self.level;
         self.entries.iter_mut().flatten().for_each(|e| e.scale(top, level));
+    }
+
+    /// The ledger of a device below, for what waits for that device and not for this thread: who
+    /// has used up its share of a slow disk may still use the network. Made when it is first asked
+    /// for.
+    pub fn device(&mut self, number: u64) -> &mut Self {
+        let known = self.devices.iter().position(|(n, _)| *n == number);
+        let at = known.unwrap_or_else(|| {
+            let mut device = Self { is_device: true, ..Self::default() };
+            let accounts = self.entries.iter().flatten().map(|e| Arc::clone(&e.account));
+            accounts.for_each(|account| device.enrol(account));
+            self.devices.push((number, device));
+            self.devices.len() - 1
+        });
+        &mut self.devices[at].1
     }
 
     #[inline]
@@ -189,7 +212,9 @@ impl Ledger {
     /// Work of `vm` waits for something else than credit, such as the device below: who has none
     /// must not get some for that.
     pub fn blocked(&mut self, vm: VmId) {
+        let (level, top) = (self.level, self.top);
         let Some(entry) = self.entry(vm) else { return };
+        entry.refill(level, top);
         let low = entry.is_low();
         self.round.crowd.join(vm);
         self.round.backlogged |= !low;
@@ -265,11 +290,16 @@ impl Ledger {
             self.top = std::mem::take(&mut self.top_seen);
             self.look(LOOK_VMS);
         }
-        rise
+        let mut goes_on = rise;
+        for (_, device) in &mut self.devices {
+            goes_on |= device.end_round(now_ns);
+        }
+        goes_on
     }
 
     /// The sidecore goes to sleep: what was counted is told.
     pub fn settle(&mut self) {
+        self.devices.iter_mut().for_each(|(_, device)| device.settle());
         self.look(usize::MAX);
     }
 

@@ -15,6 +15,10 @@
 //! rises by what the next of those held back needs. So nothing waits for VMs that are idle, and a
 //! VM that was alone in two rounds is not even made to wait for the end of its round.
 //!
+//! **Devices.** What waits for a slow device below does not wait for the thread. So a ledger has one
+//! more of its kind for each such device ([`Ledger::device`]), with weights and floors only: a VM
+//! has its share of each resource by itself, and of the thread for everything together.
+//!
 //! **Several ledgers.** About once a millisecond a ledger publishes what it charged, and finds what
 //! the same VMs were charged elsewhere. That is *owed*: it is kept back from what the VM earns here,
 //! up to [`OWED_SHARE`] of it, so that no queue starves.
@@ -46,6 +50,11 @@ pub struct VmId(pub(crate) u32);
 impl VmId {
     /// Nobody: never charged, never held back.
     pub const NONE: Self = Self(u32::MAX);
+
+    /// A number that no other open account has.
+    pub fn number(self) -> u32 {
+        self.0
+    }
 
     pub(crate) fn at(self) -> usize {
         self.0 as usize

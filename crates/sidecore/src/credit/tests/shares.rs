@@ -66,6 +66,21 @@ fn network_and_disk_are_one_account() {
 }
 
 #[test]
+fn who_waits_for_a_device_may_use_the_network() {
+    // Both want all of a slow disk; one has a network port besides.
+    let queues =
+        [Queue::new(0, SLOW, 16 << 10), Queue::new(1, SLOW, 16 << 10), Queue::new(0, NET, 1500)];
+    let mut sim = Sim::weights(&[100, 400], &queues);
+    sim.run(20 * MS);
+    let before = [0, 1].map(|at| sim.on_queue(0, at));
+    let got = sim.run(SECOND);
+    let disks = [0, 1].map(|at| sim.on_queue(0, at) - before[at]);
+    assert_shares("disks", &disks, &[100, 400], 0.05);
+    let net = got[0] - disks[0];
+    assert!(net as f64 > 0.9 * uncontrolled(&queues[2..], SECOND) as f64, "{net}");
+}
+
+#[test]
 fn more_queues_are_not_a_larger_share() {
     let mut queues = each(NET, 64, 256, 10_000);
     queues.extend(vec![queues[0].clone(); 7]);
@@ -216,12 +231,13 @@ fn one_account_over_several_cores() {
 fn work_elsewhere_starves_no_queue() {
     // The second core is much faster than what the VM gets of the first.
     let mut queues = spread(&[&[0, 1], &[0]]);
-    (queues[0].kind, queues[2].kind) = (SLOW, SLOW);
+    let slow = Kind { request_ns: 20_000, ..DISK };
+    (queues[0].kind, queues[2].kind) = (slow, slow);
     let mut sim = Sim::weights(&[100; 2], &queues);
     sim.run(100 * MS);
-    let before = sim.on_queue(0);
+    let before = sim.on_queue(0, 0);
     let got = sim.run(SECOND);
-    let slow = sim.on_queue(0) - before;
+    let slow = sim.on_queue(0, 0) - before;
     let part = slow as f64 / (slow + got[1]) as f64;
     assert!((0.04..0.1).contains(&part), "{part}");
 }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::credit::{Accounts, Ledger, Settings, Spent, VmId};
+use crate::credit::{Accounts, Allowance, Ledger, Settings, Spent, VmId};
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1000 * MS;
@@ -151,9 +151,9 @@ impl Sim {
         self.cores.iter_mut().for_each(|c| c.ledger.enrol(account.clone()));
     }
 
-    /// Bytes charged for the first queue of a core.
-    pub fn on_queue(&self, core: usize) -> u64 {
-        self.cores[core].queues[0].bytes
+    /// Bytes charged for a queue.
+    pub fn on_queue(&self, core: usize, at: usize) -> u64 {
+        self.cores[core].queues[at].bytes
     }
 
     pub fn wasted(&self) -> u64 {
@@ -221,15 +221,25 @@ impl Core {
             return (Spent::default(), waits);
         }
         if room == 0 {
-            ledger.blocked(vm);
+            ledger.device(1).blocked(vm);
             return (Spent::default(), false);
         }
-        let most = allowance.batch(q.spec.len_bytes.max(min_bytes), BATCH.min(room));
+        let each = q.spec.len_bytes.max(min_bytes);
+        let by_thread = allowance.batch(each, BATCH);
+        let below = match device {
+            Some(_) => ledger.device(1).allowance(vm, *now_ns),
+            None => Allowance::UNLIMITED,
+        };
+        let most = below.batch(each, by_thread).min(room);
+        if below.is_none() {
+            ledger.device(1).held_back(vm, *now_ns);
+            return (Spent::default(), room > 0);
+        }
         let mut spent = Spent::default();
         let begin_ns = *now_ns;
         while q.available > 0
             && (spent.requests as usize) < most
-            && spent.bytes < allowance.bytes.min(ROUND_BYTES)
+            && spent.bytes < allowance.bytes.min(below.bytes).min(ROUND_BYTES)
         {
             spent.add(q.spec.len_bytes, min_bytes);
             q.available -= 1;
@@ -246,7 +256,12 @@ impl Core {
             q.back.push_back(back_ns);
         }
         q.bytes += spent.bytes;
-        ledger.charge(vm, spent, q.available > 0, begin_ns);
+        let more = q.available > 0;
+        let by_thread = spent.requests as usize == by_thread;
+        ledger.charge(vm, spent, more && (device.is_none() || by_thread), begin_ns);
+        if device.is_some() {
+            ledger.device(1).charge(vm, spent, more, begin_ns);
+        }
         (spent, false)
     }
 }
