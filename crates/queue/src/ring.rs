@@ -289,6 +289,15 @@ impl Queue {
         self.unsignalled != 0
     }
 
+    /// Whether chains wait to be popped. Takes the driver's word for it: popping them may fail.
+    pub fn has_work(&self) -> bool {
+        let available = match &self.ring {
+            Ring::Split(ring) => ring.has_work(),
+            Ring::Packed(ring) => ring.has_work(),
+        };
+        available || self.resubmit.is_pending()
+    }
+
     /// Asks the driver for kicks. True when chains are (already) available: do not sleep.
     pub fn enable_kicks(&mut self) -> bool {
         let available = match &mut self.ring {
