@@ -68,6 +68,8 @@ pub(super) struct Entry {
     seen_total: u64,
     /// Did anything since the last look.
     pub(super) active: bool,
+    /// The last round in which it had more to do than it was served, with credit left.
+    pub(super) backlogged_in: u64,
     /// In the list of those to look at.
     pub(super) listed: bool,
     /// In the ledger of a device, beside that of the sidecore.
@@ -94,6 +96,7 @@ impl Entry {
             untold: Untold::default(),
             seen_total: 0,
             active: false,
+            backlogged_in: 0,
             listed: false,
             is_device,
             account,

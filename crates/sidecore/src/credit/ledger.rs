@@ -37,14 +37,14 @@ impl Crowd {
 #[derive(Debug, Clone, Copy)]
 struct Round {
     crowd: Crowd,
-    /// A VM with credit has more to do than it was served.
-    backlogged: bool,
+    /// VMs with credit that have more to do than they were served.
+    backlogged: usize,
     /// The least rise of the level that lets a VM go on that was held back; 0: none was.
     needed: u64,
 }
 
 impl Round {
-    const EMPTY: Self = Self { crowd: Crowd::NOBODY, backlogged: false, needed: 0 };
+    const EMPTY: Self = Self { crowd: Crowd::NOBODY, backlogged: 0, needed: 0 };
 
     #[inline]
     fn want(&mut self, rise: u64) {
@@ -62,6 +62,8 @@ pub struct Ledger {
     level: u64,
     entries: Vec<Option<Entry>>,
     round: Round,
+    /// Number of the round.
+    number: u64,
     last: Crowd,
     /// The largest weight of those that did anything lately.
     top: u32,
@@ -86,6 +88,7 @@ impl Default for Ledger {
             level: 0,
             entries: Vec::new(),
             round: Round::EMPTY,
+            number: 1,
             last: Crowd::NOBODY,
             top: 0,
             top_seen: 0,
@@ -192,18 +195,22 @@ impl Ledger {
     /// Charges a batch that was taken. `more`: the queue has, or may have, more than was taken.
     #[inline]
     pub fn charge(&mut self, vm: VmId, spent: Spent, more: bool, now_ns: u64) {
-        let top = self.top;
+        let (top, number) = (self.top, self.number);
         let Some(entry) = self.entry(vm) else { return };
         entry.charge(spent, now_ns);
         let (listed, weight) = (entry.listed, entry.weight());
-        let (more, low) = (more && !entry.is_at_ceiling(now_ns), entry.is_low());
-        let need = if more && low { entry.need(top) } else { 0 };
+        // Another of its queues may have said so before this one took the rest of its credit.
+        let was = entry.backlogged_in == number;
+        let more = (more || was) && !entry.is_at_ceiling(now_ns);
+        let need = if more && entry.is_low() { entry.need(top) } else { 0 };
+        let is = more && need == 0;
+        entry.backlogged_in = if is { number } else { 0 };
+        self.round.backlogged = self.round.backlogged + usize::from(is) - usize::from(was);
         self.round.crowd.join(vm);
         self.top_seen = self.top_seen.max(weight);
-        if more && low {
+        if need > 0 {
             self.round.want(need);
         }
-        self.round.backlogged |= more && !low;
         if !listed {
             self.list(vm);
         }
@@ -212,12 +219,15 @@ impl Ledger {
     /// Work of `vm` waits for something else than credit, such as the device below: who has none
     /// must not get some for that.
     pub fn blocked(&mut self, vm: VmId) {
-        let (level, top) = (self.level, self.top);
+        let (level, top, number) = (self.level, self.top, self.number);
         let Some(entry) = self.entry(vm) else { return };
         entry.refill(level, top);
-        let low = entry.is_low();
+        let is_new = !entry.is_low() && entry.backlogged_in != number;
+        if is_new {
+            entry.backlogged_in = number;
+        }
         self.round.crowd.join(vm);
-        self.round.backlogged |= !low;
+        self.round.backlogged += usize::from(is_new);
     }
 
     /// Whether `vm` may be given something that came by itself. False when it owes more than a
@@ -273,13 +283,14 @@ impl Ledger {
     /// has work.
     pub fn end_round(&mut self, now_ns: u64) -> bool {
         let Round { crowd, backlogged, needed } = std::mem::replace(&mut self.round, Round::EMPTY);
-        let rise = needed > 0 && !backlogged;
-        self.contended = needed > 0 && backlogged;
+        let rise = needed > 0 && backlogged == 0;
+        self.contended = needed > 0 && backlogged > 0;
         if rise {
             self.level = self.level.wrapping_add(needed);
             self.rises += 1;
         }
         self.last = crowd;
+        self.number += 1;
         self.top = self.top.max(self.top_seen);
         // Marsaglia's xorshift.
         self.lot ^= self.lot << 13;
