@@ -70,11 +70,13 @@ pub enum DropReason {
     TableFull,
     /// The wire below us refused it.
     WireError,
+    /// The receiver has had its share, or is at its ceiling.
+    Throttled,
 }
 
 impl DropReason {
     /// How many reasons there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 9;
 
     /// All reasons, in the order of their counters.
     pub const ALL: [Self; Self::COUNT] = [
@@ -86,6 +88,7 @@ impl DropReason {
         Self::LinkDown,
         Self::TableFull,
         Self::WireError,
+        Self::Throttled,
     ];
 
     /// The name used in metrics and listings.
@@ -99,6 +102,7 @@ impl DropReason {
             Self::LinkDown => "link_down",
             Self::TableFull => "table_full",
             Self::WireError => "wire_error",
+            Self::Throttled => "throttled",
         }
     }
 }

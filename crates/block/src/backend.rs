@@ -1,8 +1,11 @@
 //! What a port needs from the world below: one [`Disk`] per queue, over the same bytes.
 
+use std::sync::Arc;
+
 use base::io::Disk;
 
 use crate::error::BlockError;
+use crate::gate::Gate;
 
 /// How the disks of a back end want to be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,11 @@ pub trait Backend: Send + Sync {
     /// Demands of the disks made by [`Backend::open_queue`].
     fn demands(&self) -> Demands {
         Demands::NONE
+    }
+
+    /// The gate of the device below, where requests wait in one.
+    fn gate(&self) -> Option<Arc<Gate>> {
+        None
     }
 
     /// Looks at the size again (`None`), or changes it, where the back end can. Returns the size.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sidecore::VmId;
 use stage::BlockStage;
 
 use crate::error::BlockError;
@@ -86,6 +87,8 @@ pub enum BackendConfig {
 pub struct BlockPortConfig {
     /// `vm/port`, for logs and metrics.
     pub name: String,
+    /// The VM's account.
+    pub vm: VmId,
     /// Where the bytes are.
     pub backend: BackendConfig,
     /// Refuse whatever would change the disk.
@@ -115,6 +118,7 @@ impl BlockPortConfig {
     pub fn new(name: impl Into<String>, backend: BackendConfig) -> Self {
         Self {
             name: name.into(),
+            vm: VmId::NONE,
             backend,
             read_only: false,
             queues: 1,

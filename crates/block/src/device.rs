@@ -19,7 +19,7 @@ use crate::config::{
     BackendConfig, BlockPortConfig, ConfigSpace, MAX_CONFIG_LEN_BYTES, Topology, WRITEBACK_OFFSET,
     feature,
 };
-use crate::engine::{Engine, PortState};
+use crate::engine::Engine;
 use crate::error::BlockError;
 use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
@@ -27,6 +27,7 @@ use crate::null::NullBackend;
 use crate::qcow2::Qcow2Backend;
 use crate::raw::RawBackend;
 use crate::slab;
+use crate::state::PortState;
 
 /// How often the end of a queue says that it still waits for its disk.
 const DRAIN_REPORT: Duration = Duration::from_secs(10);
@@ -113,6 +114,8 @@ impl BlockPort {
         let features = config.features();
         let cores = if config.stages.is_empty() { cores } else { &cores[..1] };
         let state = Arc::new(PortState {
+            vm: config.vm,
+            gate: backend.gate(),
             len_bytes: AtomicU64::new(backend.len_bytes()),
             writeback: AtomicBool::new(config.writeback),
             read_only: config.read_only,

@@ -3,24 +3,22 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
 
 use base::io::{Disk, DiskDone};
 use queue::{Batch, Completion, Lazy, RingError, Vring};
-use sidecore::{Arm, Ledger, Worker};
-use stage::{BlockStage, Direction, Verdict};
+use sidecore::{Arm, Ledger, Spent, Worker};
 
-use crate::backend::Demands;
 use crate::error::BlockError;
 use crate::flight::{Flight, Issue, Next};
-use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, POLL_BUDGET_BYTES};
+use crate::gate::Pass;
+use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
 use crate::log::ErrorLog;
 use crate::metrics::BlockStats;
 use crate::pace::Pace;
-use crate::request::{self, Geometry, Refusal, Request, Status};
-use crate::slab::{Bounces, Job, Serial, Slab, Work};
+use crate::request::{self, Refusal, Request, Status};
+use crate::slab::{Bounces, Job, Slab, Work};
+use crate::state::PortState;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
 /// when those finish.
@@ -39,47 +37,11 @@ const BUSY_DEPTH: usize = 2;
 /// call to share, and the driver works through one batch while we do the next.
 const IMMEDIATE_BATCH: usize = 16;
 
+/// Header and status byte of a request.
+const FRAME_LEN_BYTES: u64 = 17;
+
 /// How long new requests of a busy queue may go unseen.
 const LOOK_AGAIN_NS: u64 = 50_000;
-
-/// What all queues of a port share. Written by the session's thread, read by sidecores.
-pub(crate) struct PortState {
-    /// Size of the disk.
-    pub len_bytes: AtomicU64,
-    /// The write cache is on: writes are durable after a flush only.
-    pub writeback: AtomicBool,
-    pub read_only: bool,
-    pub discard: bool,
-    pub block_size: u32,
-    pub serial: Serial,
-    pub demands: Demands,
-    /// First to last on the way from the VM. All queues of a port with stages are on one sidecore,
-    /// so this lock is never waited for; ports without stages never take it.
-    pub stages: Mutex<Vec<Box<dyn BlockStage>>>,
-    pub has_stages: bool,
-}
-
-impl PortState {
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            len_bytes: self.len_bytes.load(Ordering::Relaxed),
-            block_size: self.block_size,
-            read_only: self.read_only,
-            discard: self.discard,
-        }
-    }
-
-    /// Shows `data` to all stages; false when one refuses it.
-    pub fn run_stages(&self, direction: Direction, offset: u64, data: &mut [u8]) -> bool {
-        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut pass =
-            |stage: &mut Box<dyn BlockStage>| stage.push(direction, offset, data) == Verdict::Pass;
-        match direction {
-            Direction::FromVm => stages.iter_mut().all(&mut pass),
-            Direction::ToVm => stages.iter_mut().rev().all(&mut pass),
-        }
-    }
-}
 
 /// The worker of one queue.
 pub(crate) struct Engine {
@@ -94,6 +56,11 @@ pub(crate) struct Engine {
     completions: Vec<Completion>,
     log: ErrorLog,
     pace: Pace,
+    pass: Pass,
+    /// Requests wait for credit, or for room in the device.
+    waits: bool,
+    /// What a request of the last batch was charged.
+    mean_cost: u64,
     /// Told when the last request is done; from then on nothing is taken.
     drained: Option<Sender<()>>,
 }
@@ -108,6 +75,7 @@ impl Engine {
     ) -> Result<Self, BlockError> {
         let depth = Self::depth(&vring);
         let bounce = port.has_stages || port.demands.mem_align > 1;
+        let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
         let disk = open(depth)?;
         let batch_max = if disk.event_fd().is_some() { BATCH_CHAINS } else { IMMEDIATE_BATCH };
@@ -122,6 +90,9 @@ impl Engine {
             completions: Vec::with_capacity(usize::from(depth)),
             log: ErrorLog::default(),
             pace: Pace::default(),
+            pass,
+            waits: false,
+            mean_cost: MIN_CHARGE_BYTES,
             drained: None,
         })
     }
@@ -166,24 +137,57 @@ impl Engine {
     }
 
     /// Takes what fits from the ring.
-    fn take(&mut self, now_ns: u64) -> usize {
-        let room = self.flight.slab.free.len().min(self.batch_max);
-        if room == 0 || self.drained.is_some() {
+    fn take(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
+        let free = self.flight.slab.free.len().min(self.batch_max);
+        if free == 0 || self.drained.is_some() {
             return 0;
         }
-        let taken = self.vring.pop(&mut self.batch, room);
-        for index in 0..taken {
+        let vm = self.port.vm;
+        let allowance = ledger.allowance(vm, now_ns);
+        let by_thread = allowance.batch(self.mean_cost, free);
+        let below = self.pass.allowance(ledger, now_ns);
+        let most = below.batch(self.mean_cost, by_thread);
+        if allowance.is_none() || below.is_none() {
+            self.wait(now_ns, ledger, allowance.is_none());
+            return 0;
+        }
+        let bytes = allowance.bytes.min(below.bytes);
+        let popped = self.vring.pop(&mut self.batch, most);
+        for index in 0..popped {
             queue::seg::prefetch_head(self.batch.get(index).readable);
         }
-        for index in 0..taken {
+        let mut spent = Spent::default();
+        while (spent.requests as usize) < popped && spent.bytes < bytes {
+            let index = spent.requests as usize;
+            let chain = self.batch.get(index);
+            let len = u64::from(chain.readable_len) + u64::from(chain.writable_len);
+            spent.add(len.saturating_sub(FRAME_LEN_BYTES), MIN_CHARGE_BYTES);
             self.start(index);
+        }
+        let taken = spent.requests as usize;
+        if taken < popped {
+            self.vring.unpop(&mut self.batch, popped - taken);
         }
         if taken > 0 {
             self.batch.clear();
+            // Who waits for the device does not wait for this thread.
+            ledger.charge(vm, spent, popped == by_thread || taken < popped, now_ns);
+            self.pass.charge(ledger, spent, popped == most, now_ns);
+            self.mean_cost = spent.bytes / u64::from(spent.requests.max(1));
             let outstanding = self.outstanding();
             self.pace.took(now_ns, taken, outstanding);
         }
         taken
+    }
+
+    /// Nothing may be taken: says so, if anything waits.
+    fn wait(&mut self, now_ns: u64, ledger: &mut Ledger, by_thread: bool) {
+        self.waits = self.vring.has_work();
+        match by_thread {
+            _ if !self.waits => {}
+            true => ledger.held_back(self.port.vm, now_ns),
+            false => self.pass.wait(ledger, now_ns),
+        }
     }
 
     /// Loads a popped chain into a slot and begins its request.
@@ -377,6 +381,7 @@ impl Engine {
     /// Makes this poll's completions visible.
     fn publish(&mut self) {
         self.stats.in_flight.set(self.flight.slab.taken() as u64);
+        self.pass.hold(self.flight.slab.taken());
         if self.completions.is_empty() {
             return;
         }
@@ -418,13 +423,14 @@ impl Engine {
 }
 
 impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
+    fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         self.log.now_ns = now_ns;
+        self.waits = false;
         let mut budget = POLL_BUDGET_BYTES;
         // Steps of earlier requests first: they wait longest.
         let mut work = self.issue(&mut budget);
         if budget > 0 {
-            work += self.take(now_ns);
+            work += self.take(now_ns, ledger);
             work += self.issue(&mut budget);
         }
         work += self.collect();
@@ -435,7 +441,7 @@ impl Worker for Engine {
         work
     }
 
-    fn arm(&mut self, now_ns: u64, _ledger: &mut Ledger) -> Arm {
+    fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         self.log.now_ns = now_ns;
         self.flight.disk.set_wakeups(true);
         // What finished before the disk was told to ring.
@@ -460,7 +466,10 @@ impl Worker for Engine {
         if self.flight.slab.free.is_empty() || self.drained.is_some() {
             return due_ns.map_or(Arm::Idle, Arm::Until);
         }
-        if self.is_busy() {
+        if let Some(until_ns) = ledger.until_ns(self.port.vm, now_ns) {
+            return Arm::Until(due_ns.map_or(until_ns, |due_ns| due_ns.min(until_ns)));
+        }
+        if self.is_busy() || self.waits {
             let look_ns = now_ns + LOOK_AGAIN_NS;
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
         }

@@ -14,11 +14,11 @@ use queue::{Seg, Vring};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use stage::Direction;
 
-use crate::engine::PortState;
 use crate::limits::{BOUNCE_LEN_BYTES, MAX_RETRIES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
+use crate::state::PortState;
 
 /// How long the end of a queue waits for the disk before it gives its buffers up for lost. Kernels
 /// give a disk 30 s to answer, several times over.

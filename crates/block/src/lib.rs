@@ -30,6 +30,10 @@
 //! A driver that works through a pile of completions is neither interrupted for each further one nor
 //! asked to kick: see `pace.rs`.
 //!
+//! A queue asks its VM's account before it takes requests, and charges what it took, at least 4 KiB
+//! for each. While several VMs use one device, most of what they want of it waits in the rings: see
+//! `gate.rs`.
+//!
 //! Before a queue starts, an earlier daemon's requests must be out of the disk: see `claim.rs`.
 //!
 //! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
@@ -38,6 +42,8 @@
 //! See [`limits`]: each number with its reason.
 //!
 //! - 256 requests in flight per queue, 64 taken at once, 1 MiB per operation and per poll.
+//! - 64 requests in a device while several VMs use it, and 2 of each queue in any case. Queues that
+//!   wait for a device without having anything in it look again every 50 µs.
 //! - 254 data segments and 64 MiB per request; 16 ranges of at most 1 GiB per DISCARD or WRITE
 //!   ZEROES.
 //! - 32 bounce buffers of 128 KiB per queue, only for direct I/O and for ports with stages.
@@ -59,6 +65,7 @@ mod engine;
 pub mod error;
 mod file;
 mod flight;
+mod gate;
 pub mod limits;
 mod log;
 pub mod memory;
@@ -70,11 +77,13 @@ pub mod raw;
 mod request;
 mod resident;
 mod slab;
+mod state;
 
 pub use backend::{Backend, Demands};
 pub use config::{BackendConfig, BlockPortConfig, Topology};
 pub use device::BlockPort;
 pub use error::BlockError;
+pub use gate::Gate;
 pub use metrics::{BlockStats, QueueSnapshot};
 pub use request::Refusal;
 

@@ -23,6 +23,10 @@ pub const STEP_LEN_BYTES: u32 = 1 << 20;
 /// below it is still started.
 pub const POLL_BUDGET_BYTES: u64 = 1 << 20;
 
+/// What a request is charged at least: taking one through its steps costs about as much as copying
+/// so many bytes.
+pub const MIN_CHARGE_BYTES: u64 = 4096;
+
 /// Length of a bounce buffer: 128 KiB is what file systems read ahead and disks take at once.
 pub const BOUNCE_LEN_BYTES: u32 = 128 << 10;
 

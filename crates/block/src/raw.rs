@@ -19,6 +19,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
 use crate::file::{self, Image, OpenMode};
+use crate::gate::Gate;
 use crate::limits::{MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
 use crate::resident::ResidentDisk;
 
@@ -37,6 +38,7 @@ pub struct RawBackend {
     demands: Demands,
     /// On tmpfs or ramfs.
     resident: bool,
+    gate: Option<Arc<Gate>>,
 }
 
 impl RawBackend {
@@ -60,8 +62,12 @@ impl RawBackend {
             }
             demands = Demands { mem_align, offset_align, ..demands };
         }
+        let resident = file::is_resident(file.get());
+        // A tmpfs is no device: nothing waits there.
+        let gate = if resident { None } else { Gate::of(file.get()).ok() };
         let this = Self {
-            resident: file::is_resident(file.get()),
+            resident,
+            gate,
             file: Arc::new(file),
             path: path.to_path_buf(),
             len_bytes: Arc::default(),
@@ -93,6 +99,10 @@ impl Backend for RawBackend {
 
     fn demands(&self) -> Demands {
         self.demands
+    }
+
+    fn gate(&self) -> Option<Arc<Gate>> {
+        self.gate.clone()
     }
 
     /// Only looks again: whoever owns the file changes its size.

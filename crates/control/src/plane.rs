@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use thiserror::Error;
 
-use crate::config::{AttachError, SocketMode};
+use crate::config::{AttachError, CreditConfig, Problems, SocketMode};
 
 /// The daemon, as the API sees it. Methods may block for as long as a device takes to answer.
 pub trait Plane: Send + Sync + 'static {
@@ -36,6 +36,9 @@ pub trait Plane: Send + Sync + 'static {
     /// Plugs the cable in or out.
     fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError>;
 
+    /// Changes what a VM is granted: the settings that `body` names. Returns what holds now.
+    fn set_credit(&self, vm: &str, body: &Json) -> Result<CreditConfig, PlaneError>;
+
     /// Begins to stop the daemon, and returns. `forget`: sessions in the holder are dropped too.
     fn shutdown(&self, forget: bool);
 }
@@ -54,6 +57,9 @@ pub enum PlaneError {
     /// The port cannot be attached as described.
     #[error(transparent)]
     Attach(#[from] AttachError),
+    /// Settings of a VM are wrong.
+    #[error(transparent)]
+    Settings(#[from] Problems),
     /// A value of the request is wrong.
     #[error("{field}: {what}")]
     Invalid {
@@ -165,14 +171,36 @@ pub struct MacStatus {
 pub struct VmStatus {
     /// Name.
     pub name: String,
-    /// Weight; left out while a change of the config is under way.
+    /// What it is granted; left out while a change of the config is under way.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub credit: Option<CreditConfig>,
+    /// What it used; left out when it has no account.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight: Option<u32>,
+    pub usage: Option<CreditUsage>,
     /// Trust domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,
     /// Ports.
     pub ports: Vec<PortStatus>,
+}
+
+/// What a VM used of what it is granted, since its first port was made.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct CreditUsage {
+    /// Bytes charged, each request counted with its minimum.
+    pub charged_bytes: u64,
+    /// Requests charged.
+    pub charged_requests: u64,
+    /// Times it came to new credit after it had run out.
+    pub refills: u64,
+    /// Times it was held back by its weight.
+    pub held_by_weight: u64,
+    /// Nanoseconds of that, of all sidecores together.
+    pub held_by_weight_ns: u64,
+    /// Times it was held back at its ceiling.
+    pub held_by_ceiling: u64,
+    /// Nanoseconds of that.
+    pub held_by_ceiling_ns: u64,
 }
 
 /// The kinds of port, as the API names them.

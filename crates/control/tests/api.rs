@@ -133,6 +133,31 @@ fn disks_are_resized_and_cables_pulled() {
 }
 
 #[test]
+fn a_vms_settings_change_one_by_one() {
+    let served = Served::start();
+    let path = "/v1/vms/web";
+    let body = json!({"weight": 300, "ceiling_bytes_per_s": "1MiB", "ceiling_ops_per_s": 7});
+    let now = expect(&served, ("PATCH", path, Some(body)), (200, "Credit"));
+    assert_eq!((&now["weight"], &now["ceiling_bytes_per_s"]), (&json!(300), &json!(1 << 20)));
+    let now = expect(&served, ("PATCH", path, Some(json!({"weight": 1}))), (200, "Credit"));
+    assert_eq!((&now["weight"], &now["ceiling_ops_per_s"]), (&json!(1), &json!(7)));
+    for (body, field) in [
+        (json!({"weight": 0}), "weight"),
+        (json!({"weight": 10_001}), "weight"),
+        (json!({"floor_bytes_per_s": "2MiB"}), "floor_bytes_per_s"),
+        (json!({"ceiling_bytes_per_s": "many"}), "ceiling_bytes_per_s"),
+        (json!({"ceiling_burst_ms": 0}), "ceiling_burst_ms"),
+        (json!({"wait": 5}), "wait"),
+    ] {
+        let error = expect(&served, ("PATCH", path, Some(body)), (400, "Error"));
+        assert_eq!(error["field"], field);
+    }
+    expect(&served, ("PATCH", path, None), (400, "Error"));
+    expect(&served, ("PATCH", path, Some(json!([1]))), (400, "Error"));
+    expect(&served, ("PATCH", "/v1/vms/nobody", Some(json!({}))), (404, "Error"));
+}
+
+#[test]
 fn shutdown_is_passed_on() {
     let served = Served::start();
     expect(&served, ("POST", "/v1/shutdown", None), (202, "Stopping"));

@@ -45,7 +45,7 @@ fn bad_configs_are_told_with_place_and_fix() {
             "[[switch]]\nname=\"a\"\nuplink={tap=\"far-too-long-name\"}",
             &[("m.toml:3:13: switch[0].uplink.tap:", "no interface name")],
         ),
-        ("[[vm]]\nname=\"v\"\nweight=1001", &[("m.toml:3:8:", "the limit is 1 to 1000")]),
+        ("[[vm]]\nname=\"v\"\nweight=10001", &[("m.toml:3:8:", "the limit is 1 to 10000")]),
         ("[[vm]]\nname=\"v\"\n[[vm]]\nname=\"v\"", &[("m.toml:4:6:", "taken by vm[0].name")]),
         (
             "[[vm]]\nname=\"v\"\nnet=[{name=\"n\",switch=\"lan\"}]",

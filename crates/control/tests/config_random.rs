@@ -151,7 +151,7 @@ proptest! {
         let again = serde_json::to_value(AttachBody {
             port: &port,
             trust_domain: vm.trust_domain.as_deref(),
-            weight: vm.weight,
+            weight: vm.credit.weight,
         })
         .unwrap();
         let mut second = empty();

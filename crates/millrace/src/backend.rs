@@ -14,7 +14,7 @@ use control::config::{
 };
 use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
-use sidecore::{Sidecore, SidecoreConfig};
+use sidecore::{Sidecore, SidecoreConfig, VmId};
 use tokio::signal::unix::{SignalKind, signal};
 use vhost_user::{Endpoint, NullKeeper, PortConfig, PortServer};
 use vsock::{Domain, DomainConfig, VsockPortConfig};
@@ -161,7 +161,10 @@ pub fn run_blk(args: &Blk) -> u8 {
         endpoint: no_endpoint(),
     };
     run("blk", &args.convention, |core, clock| {
-        Ok((engine::disk("blk", &config, std::slice::from_ref(core), clock)?, Keep::Nothing))
+        Ok((
+            engine::disk("blk", VmId::NONE, &config, std::slice::from_ref(core), clock)?,
+            Keep::Nothing,
+        ))
     })
 }
 
@@ -185,7 +188,7 @@ pub fn run_net(args: &Net) -> u8 {
     run("net", &args.convention, |core, clock| {
         let switch = Switch::new(core, SwitchConfig::new("net"), Arc::clone(clock))?;
         switches::plug(&switch, &uplink)?;
-        Ok((engine::net("net", &config, &switch)?, Keep::Nothing))
+        Ok((engine::net("net", VmId::NONE, &config, &switch)?, Keep::Nothing))
     })
 }
 

@@ -40,6 +40,9 @@ pub enum Command {
     Resize(Resize),
     /// Plug a network port's cable in or out
     Link(Link),
+    /// Change what a VM is granted of the host's I/O
+    #[command(subcommand)]
+    Vm(VmCommand),
     /// Print the counters in Prometheus' text format
     Metrics(Socket),
     /// Stop the daemon
@@ -168,6 +171,38 @@ pub struct Link {
     /// Whether the cable is in
     #[arg(value_parser = ["up", "down"])]
     pub state: String,
+}
+
+/// `vm`.
+#[derive(Debug, Subcommand)]
+pub enum VmCommand {
+    /// Set weight, floor and ceilings until the daemon ends; what is left out stays
+    Set(VmSet),
+}
+
+/// `vm set`.
+#[derive(Debug, Args)]
+pub struct VmSet {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// VM
+    pub vm: String,
+    /// Share under contention, 1 to 10000
+    #[arg(long)]
+    pub weight: Option<u64>,
+    /// Bytes per second that its weight never keeps it from, such as 100MiB; 0: none
+    #[arg(long, value_name = "RATE")]
+    pub floor: Option<String>,
+    /// Bytes per second that it never exceeds; 0: no ceiling
+    #[arg(long, value_name = "RATE")]
+    pub ceiling: Option<String>,
+    /// Requests per second that it never exceeds; 0: no ceiling
+    #[arg(long, value_name = "N")]
+    pub ceiling_ops: Option<u64>,
+    /// What of the ceilings it may use at once after a pause
+    #[arg(long, value_name = "MS")]
+    pub ceiling_burst_ms: Option<u64>,
 }
 
 /// `stop`.

@@ -9,7 +9,7 @@ use control::config;
 use serde_json::{Value, json};
 
 use crate::cli::{
-    Attach, Check, Cli, Completions, Link, Listing, Named, Resize, Socket, Stop, Version,
+    Attach, Check, Cli, Completions, Link, Listing, Named, Resize, Socket, Stop, Version, VmCommand,
 };
 use crate::process::{print, print_line};
 use crate::{exit, render};
@@ -154,6 +154,25 @@ pub fn link(args: &Link) -> Done {
     let path = format!("{}/link", port_path(&args.named, "nets"));
     let answer = ask(&args.named.socket, "PUT", &path, Some(&body))?;
     Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
+}
+
+/// `vm set`.
+pub fn vm(command: &VmCommand) -> Done {
+    let VmCommand::Set(args) = command;
+    let mut body = serde_json::Map::new();
+    let mut add = |key: &str, value: Option<Value>| body.extend(value.map(|v| (key.into(), v)));
+    add("weight", args.weight.map(Value::from));
+    add("floor_bytes_per_s", args.floor.clone().map(Value::from));
+    add("ceiling_bytes_per_s", args.ceiling.clone().map(Value::from));
+    add("ceiling_ops_per_s", args.ceiling_ops.map(Value::from));
+    add("ceiling_burst_ms", args.ceiling_burst_ms.map(Value::from));
+    let path = format!("/v1/vms/{}", encode(&args.vm));
+    let answer = ask(&args.socket, "PATCH", &path, Some(&Value::Object(body)))?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    print_line(&pretty(&answer.json())?)?;
+    Ok(exit::OK)
 }
 
 /// `metrics`.

@@ -48,6 +48,7 @@ fn run(cli: Cli) -> u8 {
         Command::Detach(args) => commands::detach(&args),
         Command::Resize(args) => commands::resize(&args),
         Command::Link(args) => commands::link(&args),
+        Command::Vm(command) => commands::vm(&command),
         Command::Metrics(args) => commands::metrics(&args),
         Command::Stop(args) => commands::stop(&args),
         Command::Version(args) => commands::version(&args),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use base::counter::{Counter, QueueStats};
 use queue::{GuestMemory, Vring};
-use sidecore::{Watcher, WorkerRef};
+use sidecore::{VmId, Watcher, WorkerRef};
 use stage::FrameStage;
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
@@ -25,6 +25,8 @@ pub const MIN_MTU: u16 = 68;
 pub struct NetPortConfig {
     /// Name, for logs and metrics (`vm/port`).
     pub name: String,
+    /// The VM's account.
+    pub vm: VmId,
     /// Its MAC address; none: the first it uses.
     pub mac: Option<[u8; 6]>,
     /// Its IP addresses; empty: learned, up to [`crate::binding::MAX_LEARNED_IPS`]. IPv6
@@ -51,6 +53,7 @@ impl NetPortConfig {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
+            vm: VmId::NONE,
             mac: None,
             addresses: Vec::new(),
             bind: BindMode::default(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base::counter::{DropReason, QueueStats};
 use queue::seg::prefetch_head;
 use queue::{Batch, Chain, Completion, Lazy};
-use sidecore::{Arm, Ledger, Worker};
+use sidecore::{Arm, Ledger, Spent, VmId, Worker};
 use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
@@ -16,14 +16,14 @@ use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
 use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull, rx_mut};
 use crate::header::{Allowed, Head, Mac, VNET_LEN, flow_hash};
 use crate::metrics::SwitchStats;
-use crate::port::{Port, TX_BATCH, TxQueue};
+use crate::port::{MIN_CHARGE_BYTES, Port, TX_BATCH, TxQueue};
 use crate::rxq::{Body, Frame};
 use crate::uplink::Uplink;
 
 /// Bytes taken from one transmit queue, or from the uplink, in a round: four super-packets. More
 /// would push the other queues' frames out of the cache and let one sender hold up a round for
 /// long. A flood counts once for each receiver: each has its copy made.
-const ROUND_BYTES: usize = 256 << 10;
+const ROUND_BYTES: u64 = 256 << 10;
 
 /// Frames whose headers are fetched together: enough to wait for memory once for all of them, few
 /// enough that a round's end throws little away.
@@ -36,8 +36,10 @@ struct Sent {
     bytes: u64,
     /// Those that were copied to us first.
     head_bytes: u64,
-    /// Bytes that count for the end of the round.
-    work: usize,
+    /// What the sender is charged: with the least for each frame, and the copies of floods.
+    cost_bytes: u64,
+    /// It ends when that is reached.
+    most_bytes: u64,
     wire_used: bool,
     held: bool,
 }
@@ -91,11 +93,14 @@ impl Engine {
         }
     }
 
-    fn poll_port(&mut self, port: &mut Port, now_ns: u64) -> usize {
-        let mut work = 0;
-        for index in 0..port.tx.len() {
+    fn poll_port(&mut self, port: &mut Port, now_ns: u64, ledger: &mut Ledger) -> usize {
+        let (mut work, count) = (0, port.tx.len());
+        // Credit that is short goes to the first one: another each time.
+        let first = ledger.lot().checked_rem(count).unwrap_or(0);
+        for k in 0..count {
+            let index = if first + k < count { first + k } else { first + k - count };
             if let Some(mut txq) = port.tx[index].take() {
-                work += self.poll_tx(port, &mut txq, index, now_ns);
+                work += self.poll_tx(port, &mut txq, index, now_ns, ledger);
                 txq.vring.notify_lazily(now_ns, TX_TELL);
                 port.tx[index] = Some(txq);
             }
@@ -103,16 +108,32 @@ impl Engine {
         work
     }
 
-    fn poll_tx(&mut self, port: &mut Port, txq: &mut TxQueue, lane: usize, now_ns: u64) -> usize {
+    fn poll_tx(
+        &mut self,
+        port: &mut Port,
+        txq: &mut TxQueue,
+        lane: usize,
+        now_ns: u64,
+        ledger: &mut Ledger,
+    ) -> usize {
         if txq.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns)) {
             return 0;
         }
+        let allowance = ledger.allowance(port.vm, now_ns);
+        if allowance.is_none() {
+            if txq.vring.has_work() {
+                ledger.held_back(port.vm, now_ns);
+            }
+            return 0;
+        }
         let was_held = txq.held_on.take().is_some();
-        let popped = txq.vring.pop(&mut txq.batch, TX_BATCH);
+        let most = allowance.batch(MIN_CHARGE_BYTES, TX_BATCH);
+        let popped = txq.vring.pop(&mut txq.batch, most);
         if popped == 0 {
             return 0;
         }
-        let mut sent = Sent::default();
+        let most_bytes = allowance.bytes.min(ROUND_BYTES);
+        let mut sent = Sent { most_bytes, ..Sent::default() };
         port.lately.refresh(&self.fabric.tables, now_ns);
         prefetch(&txq.batch, 0);
         for first in (0..popped).step_by(CHUNK) {
@@ -128,7 +149,7 @@ impl Engine {
                 break;
             }
         }
-        let Sent { bytes, wire_used, held, .. } = sent;
+        let Sent { bytes, cost_bytes, wire_used, held, .. } = sent;
         self.fabric.stats.holds.add(u64::from(held && (!was_held || !txq.done.is_empty())));
         let stats = &txq.vring.parts.stats;
         stats.bytes.add(bytes);
@@ -139,6 +160,9 @@ impl Engine {
         let done = txq.done.len();
         txq.vring.unpop(&mut txq.batch, popped - done);
         if done > 0 {
+            let more = txq.held_on.is_none() && (popped == most || done < popped);
+            let spent = Spent { bytes: cost_bytes, requests: done as u32 };
+            ledger.charge(port.vm, spent, more, now_ns);
             txq.vring.push(&txq.done);
             txq.done.clear();
         }
@@ -176,9 +200,9 @@ impl Engine {
                 }
             }
             txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
-            sent.work +=
-                chain.readable_len as usize + std::mem::take(&mut self.fabric.flooded_bytes);
-            if sent.work >= ROUND_BYTES {
+            sent.cost_bytes += u64::from(chain.readable_len).max(MIN_CHARGE_BYTES);
+            sent.cost_bytes += std::mem::take(&mut self.fabric.flooded_bytes);
+            if sent.cost_bytes >= sent.most_bytes {
                 return false;
             }
         }
@@ -221,9 +245,9 @@ impl Engine {
         (outcome, matches!(dest, Dest::Uplink | Dest::All))
     }
 
-    fn poll_uplink(&mut self, now_ns: u64) -> usize {
+    fn poll_uplink(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         let Some(mut uplink) = self.fabric.uplink.take() else { return 0 };
-        let work = self.receive(&mut uplink, now_ns);
+        let work = self.receive(&mut uplink, now_ns, ledger);
         uplink.unfilled = uplink.wire.refill().is_err();
         if uplink.unfilled {
             uplink.stats.drop_one(DropReason::WireError);
@@ -232,11 +256,11 @@ impl Engine {
         work
     }
 
-    fn receive(&mut self, uplink: &mut Uplink, now_ns: u64) -> usize {
+    fn receive(&mut self, uplink: &mut Uplink, now_ns: u64, ledger: &mut Ledger) -> usize {
         let (mut work, mut flooded) = (0, 0);
         while work < UPLINK_BATCH && flooded < ROUND_BYTES {
             let Some(bytes) = uplink.wire.receive() else { break };
-            if let Outcome::Dropped(reason) = self.inject(bytes, &uplink.stats, now_ns) {
+            if let Outcome::Dropped(reason) = self.inject(bytes, &uplink.stats, now_ns, ledger) {
                 uplink.stats.drop_one(reason);
             }
             flooded += std::mem::take(&mut self.fabric.flooded_bytes);
@@ -250,7 +274,13 @@ impl Engine {
     }
 
     /// One frame from the uplink.
-    fn inject(&mut self, bytes: &[u8], stats: &QueueStats, now_ns: u64) -> Outcome {
+    fn inject(
+        &mut self,
+        bytes: &[u8],
+        stats: &QueueStats,
+        now_ns: u64,
+        ledger: &mut Ledger,
+    ) -> Outcome {
         let Self { fabric, heads, .. } = self;
         let head = &mut heads[0];
         if let Err(reason) = head.load_slice(bytes, Allowed::ALL) {
@@ -266,6 +296,11 @@ impl Engine {
             return Outcome::Dropped(DropReason::Spoofed);
         }
         let dest = fabric.lookup(head.dst(), UPLINK, now_ns);
+        // A flood is not charged: none of its receivers has asked for it.
+        let vm = if let Dest::Port(to) = dest { fabric.vm_of(to) } else { VmId::NONE };
+        if !ledger.may_receive(vm, now_ns) {
+            return Outcome::Dropped(DropReason::Throttled);
+        }
         let lane = flow_hash(head.eth()) as usize;
         let wire = head.wire();
         let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
@@ -276,6 +311,9 @@ impl Engine {
         if outcome == Outcome::Done {
             stats.requests.add(1);
             stats.bytes.add(head.frame_len() as u64);
+            let mut spent = Spent::default();
+            spent.add(head.frame_len() as u64, MIN_CHARGE_BYTES);
+            ledger.debit(vm, spent, now_ns);
         }
         outcome
     }
@@ -367,23 +405,23 @@ fn staged(
 }
 
 impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
+    fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         let count = self.fabric.ports.len();
         let mut work = 0;
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
         for k in 0..count {
             let at = if self.turn + k < count { self.turn + k } else { self.turn + k - count };
             if let Some(mut port) = self.fabric.ports[at].take() {
-                work += self.poll_port(&mut port, now_ns);
+                work += self.poll_port(&mut port, now_ns, ledger);
                 self.fabric.ports[at] = Some(port);
             }
         }
-        work += self.poll_uplink(now_ns);
+        work += self.poll_uplink(now_ns, ledger);
         self.fabric.publish(now_ns);
         work
     }
 
-    fn arm(&mut self, now_ns: u64, _ledger: &mut Ledger) -> Arm {
+    fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         let Fabric { ports, uplink, hold_ns, .. } = &mut self.fabric;
         let mut wake_at_ns: Option<u64> = None;
         let mut wait = |ports: &mut [Option<Box<Port>>], at| {
@@ -398,6 +436,8 @@ impl Worker for Engine {
         };
         let mut tell_at_ns = u64::MAX;
         for at in 0..ports.len() {
+            let vm = ports[at].as_ref().map_or(VmId::NONE, |p| p.vm);
+            let ceiling_ns = ledger.until_ns(vm, now_ns);
             for index in 0..ports[at].as_ref().map_or(0, |p| p.tx.len()) {
                 let Some(txq) = ports[at].as_mut().and_then(|p| p.tx[index].as_mut()) else {
                     continue;
@@ -405,6 +445,10 @@ impl Worker for Engine {
                 let due_ns = txq.vring.notify_due_ns(TX_TELL);
                 tell_at_ns = tell_at_ns.min(due_ns.unwrap_or(u64::MAX));
                 let busy = match txq.held_on {
+                    _ if ceiling_ns.is_some() => {
+                        tell_at_ns = tell_at_ns.min(ceiling_ns.unwrap_or(u64::MAX));
+                        false
+                    }
                     Some(awaited) => wait(ports, awaited) == Arm::Busy,
                     None => txq.vring.arm(),
                 };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::counter::DropReason;
 use queue::Chain;
 use queue::seg::copy_out;
+use sidecore::VmId;
 use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
@@ -14,7 +15,7 @@ use crate::header::{F_DATA_VALID, HEAD_LEN, Head, MAX_FRAME, Mac, VNET_LEN, Vnet
 use crate::hold::Refusal;
 use crate::metrics::SwitchStats;
 use crate::offload::{Need, Plan, complete_checksum, needed};
-use crate::port::{Awaited, Port};
+use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
 use crate::rxq::{Body, Frame, Room, RxQueue};
 use crate::uplink::Uplink;
 
@@ -112,8 +113,9 @@ pub(crate) struct Fabric {
     pub touched: Vec<Awaited>,
     pub staging: Staging,
     pub hold_ns: u64,
-    /// Bytes of floods beyond their first copy; whoever sent them takes and clears it.
-    pub flooded_bytes: usize,
+    /// Cost of floods beyond their first copy, each with the least that a frame costs; whoever sent
+    /// them takes and clears it.
+    pub flooded_bytes: u64,
     pub stats: Arc<SwitchStats>,
 }
 
@@ -158,6 +160,12 @@ impl Fabric {
             self.touched.push((to, queue));
         }
         true
+    }
+
+    /// Whose account is charged for what `to` receives.
+    #[inline]
+    pub fn vm_of(&self, to: PortId) -> VmId {
+        self.ports.get(usize::from(to)).and_then(Option::as_ref).map_or(VmId::NONE, |p| p.vm)
     }
 
     /// Sends one frame.
@@ -208,7 +216,8 @@ impl Fabric {
         match receivers {
             0 => Outcome::Dropped(DropReason::NoDestination),
             n => {
-                self.flooded_bytes += (n - 1) * frame.len();
+                let copies = n as u64 - 1;
+                self.flooded_bytes += copies * (frame.len() as u64).max(MIN_CHARGE_BYTES);
                 Outcome::Done
             }
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::counter::Counter;
 use queue::{Batch, Completion, Vring};
+use sidecore::VmId;
 use stage::{Direction, FrameStage, FrameView, Verdict};
 
 use crate::binding::Binding;
@@ -15,6 +16,9 @@ use crate::rxq::{RxQueue, vnet_len};
 
 /// Frames taken from a transmit queue at once.
 pub const TX_BATCH: usize = 64;
+
+/// What a frame is charged at least: handling one takes as long as copying so much.
+pub(crate) const MIN_CHARGE_BYTES: u64 = 512;
 
 /// Segments of one batch: Linux sends up to 19 for a frame.
 const TX_SEGS: usize = TX_BATCH * 20;
@@ -93,6 +97,8 @@ pub(crate) struct Port {
     /// Tells this port from an earlier one with the same number.
     pub serial: u64,
     pub name: Arc<str>,
+    /// Whose account its frames are charged to.
+    pub vm: VmId,
     pub link_up: bool,
     pub mtu: u16,
     pub features: u64,
@@ -120,6 +126,7 @@ impl Port {
             id: 0,
             serial,
             name,
+            vm: VmId::NONE,
             link_up: true,
             mtu,
             features: 0,

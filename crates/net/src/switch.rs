@@ -162,7 +162,7 @@ impl Switch {
         in_range("mtu", config.mtu.into(), MIN_MTU.into(), u16::MAX.into())?;
         let (offered, pairs) = (offered(&config), config.queue_pairs);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed);
-        let NetPortConfig { name, mac, addresses, bind, mtu, stages, .. } = config;
+        let NetPortConfig { name, vm, mac, addresses, bind, mtu, stages, .. } = config;
         let mac = mac.map(Mac::new);
         if let Some(mac) = mac.filter(|m| m.is_group() || m.is_zero()) {
             let why = "a group address or zero";
@@ -176,7 +176,8 @@ impl Switch {
         };
         let stages = Stages::new(stages);
         let (stage_names, stage_drops) = (stages.names(), stages.drops());
-        let port = Box::new(Port::new(serial, name.as_str().into(), pairs, mtu, binding, stages));
+        let port = Port::new(serial, name.as_str().into(), pairs, mtu, binding, stages);
+        let port = Box::new(Port { vm, ..port });
         let now_ns = self.clock.now_ns();
         let switch = self.config.name.clone();
         let id = self.worker.call(move |e, _| e.add_port(port, &addresses, &switch, now_ns))??;

@@ -332,6 +332,12 @@ impl PackedRing {
         event < new && event >= new - i64::from(pushed)
     }
 
+    /// Whether chains wait.
+    pub fn has_work(&self) -> bool {
+        self.used.distance(self.avail, self.size) != self.size
+            && self.is_available(self.parts.flags(self.avail.at))
+    }
+
     /// Turns kicks on; true when chains wait already.
     pub fn enable_kicks(&mut self) -> bool {
         if self.event_idx {
@@ -342,8 +348,7 @@ impl PackedRing {
         }
         // See `SplitRing::enable_kicks`.
         fence(Ordering::SeqCst);
-        self.used.distance(self.avail, self.size) != self.size
-            && self.is_available(self.parts.flags(self.avail.at))
+        self.has_work()
     }
 
     /// Turns kicks off.

@@ -155,6 +155,12 @@ impl Queue {
     /// the broken one are in the batch and may be completed.
     #[inline]
     pub fn pop(&mut self, batch: &mut Batch, max: usize) -> Result<usize, RingError> {
+        // An empty look costs one load, and no count of the memory table's users.
+        if !self.has_work() {
+            self.resubmit.pass();
+            batch.release();
+            return Ok(0);
+        }
         batch.begin(&self.memory);
         let max = max.min(batch.room());
         if let Some(record) = &mut self.record {
@@ -287,6 +293,15 @@ impl Queue {
     #[inline]
     pub(crate) fn has_unsignalled(&self) -> bool {
         self.unsignalled != 0
+    }
+
+    /// Whether chains wait to be popped. Takes the driver's word for it: popping them may fail.
+    pub fn has_work(&self) -> bool {
+        let available = match &self.ring {
+            Ring::Split(ring) => ring.has_work(),
+            Ring::Packed(ring) => ring.has_work(),
+        };
+        available || self.resubmit.is_pending()
     }
 
     /// Asks the driver for kicks. True when chains are (already) available: do not sleep.

@@ -208,6 +208,11 @@ impl SplitRing {
         past_event < pushed
     }
 
+    /// Whether chains wait.
+    pub fn has_work(&self) -> bool {
+        self.parts.avail_idx() != self.next_avail
+    }
+
     /// Turns kicks on; true when chains wait already.
     pub fn enable_kicks(&mut self) -> bool {
         if self.event_idx {
@@ -217,7 +222,7 @@ impl SplitRing {
         }
         // As in `take_notify`, with the roles exchanged.
         fence(Ordering::SeqCst);
-        self.parts.avail_idx() != self.next_avail
+        self.has_work()
     }
 
     /// Turns kicks off. With EVENT_IDX there is nothing to do: the event index stays behind, and

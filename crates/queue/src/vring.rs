@@ -315,6 +315,11 @@ impl Vring {
         self.parts.stats.kicks.add(1);
     }
 
+    /// As [`Queue::has_work`]; false when the port is broken.
+    pub fn has_work(&self) -> bool {
+        self.parts.health.is_live() && self.queue.has_work()
+    }
+
     /// Before sleeping: asks for kicks. True when work is there already, and always where the
     /// front end gave no kick to wake us by.
     pub fn arm(&mut self) -> bool {

@@ -11,6 +11,7 @@ use base::clock::Clock;
 use base::counter::Counter;
 use base::event::Event;
 
+use crate::credit::{Account, VmId};
 use crate::run::{Run, WorkerId};
 use crate::worker::{SidecoreError, Watcher, Worker};
 
@@ -146,6 +147,16 @@ impl Sidecore {
     pub fn add<W: Worker>(&self, worker: W) -> Result<WorkerRef<W>, SidecoreError> {
         let id = self.ask(move |run| run.add(Box::new(worker)))?;
         Ok(WorkerRef { core: self.clone(), id, _worker: PhantomData })
+    }
+
+    /// Takes an account into the ledger of this sidecore, or takes over its new settings.
+    pub fn enrol(&self, account: Arc<Account>) -> Result<(), SidecoreError> {
+        self.ask(move |run| run.ledger().enrol(account))
+    }
+
+    /// Forgets an account.
+    pub fn expel(&self, vm: VmId) -> Result<(), SidecoreError> {
+        self.ask(move |run| run.ledger().expel(vm))
     }
 
     /// Ends the thread and waits until its workers are dropped. Later calls on its workers fail

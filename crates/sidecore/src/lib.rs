@@ -9,6 +9,10 @@
 //! (and says if work came meanwhile), and the thread sleeps in `epoll_wait`. Descriptors are watched
 //! edge-triggered: a kick costs no `read`.
 //!
+//! Each sidecore has a [`Ledger`] that says which VM's work is done next when there is more than
+//! fits: see [`credit`]. A round begins with another worker each time, and a round after which
+//! somebody may go on who was held back counts as busy.
+//!
 //! Workers never block, but a doorbell shared with a hostile VMM may make them. A [`Watchdog`]
 //! interrupts a sidecore that neither slept nor finished a round for about a second.
 //!
@@ -22,6 +26,9 @@
 //! - A sleep arms every worker and a wake-up disarms every worker, so its cost grows with the
 //!   number of workers. A switch or a vsock domain is one worker however many ports it has; a disk
 //!   queue is one.
+//! - Shares hold per resource: of each sidecore's bytes, and of each device. Over sidecores they hold
+//!   up to the sixteenth of its share that a VM keeps everywhere, whatever it does elsewhere.
+//! - A VM's floor is not checked against what the host can do, nor against the others' floors.
 
 pub mod core;
 pub mod credit;
@@ -31,7 +38,7 @@ pub mod watchdog;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats, WorkerRef};
-pub use credit::Ledger;
+pub use credit::{Account, Accounts, Allowance, Ledger, Settings, Spent, VmId};
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
 

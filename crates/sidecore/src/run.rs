@@ -123,6 +123,11 @@ impl Run {
         }
     }
 
+    /// The credits of this thread.
+    pub(crate) fn ledger(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+
     pub(crate) fn stop(&mut self) {
         self.stopping = true;
         for slot in self.slots.drain(..) {
@@ -183,15 +188,24 @@ impl Run {
 
     /// One poll of every worker.
     fn round(&mut self, now_ns: u64) -> usize {
+        // From another one each time: credit that is short goes to the first of a VM's queues.
+        let first = self.ledger.lot().checked_rem(self.slots.len()).unwrap_or(0);
+        let mut done = self.poll_workers(first, usize::MAX, now_ns);
+        done += self.poll_workers(0, first, now_ns);
+        // Who may go on after this round has work in the next one.
+        done + usize::from(self.ledger.end_round(now_ns))
+    }
+
+    /// Polls the workers from `at` up to `end`.
+    fn poll_workers(&mut self, mut at: usize, mut end: usize, now_ns: u64) -> usize {
         let mut done = 0;
-        let mut at = 0;
-        while at < self.slots.len() {
-            if let Some(n) = self.guarded(at, |worker, ledger| worker.poll(now_ns, ledger)) {
-                done += n;
-                at += 1;
+        while at < end.min(self.slots.len()) {
+            match self.guarded(at, |worker, ledger| worker.poll(now_ns, ledger)) {
+                Some(n) => (done, at) = (done + n, at + 1),
+                // Gone; the next one is in its place.
+                None => end -= 1,
             }
         }
-        self.ledger.end_round();
         done
     }
 
@@ -252,6 +266,7 @@ impl Run {
 
     /// Arms every worker, sleeps unless one is busy, disarms those that were armed.
     fn sleep(&mut self, now_ns: u64) {
+        self.ledger.settle();
         let mut wake_at_ns = None;
         let mut armed = 0;
         let mut busy = false;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use queue::{GuestMemory, Vring};
-use sidecore::{SidecoreError, WorkerRef};
+use sidecore::{SidecoreError, VmId, WorkerRef};
 use vhost_user::device::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::engine::{EVENT, Engine};
@@ -51,6 +51,8 @@ impl HostPorts {
 pub struct VsockPortConfig {
     /// The port's name (`vm/port`), unique in the domain.
     pub name: String,
+    /// The VM's account.
+    pub vm: VmId,
     /// The guest's CID: 3 to 2^32 - 2, unique in the domain.
     pub cid: u64,
     /// Where host programs connect with `CONNECT <port>`; they listen at `<socket>_<port>`.
@@ -72,6 +74,7 @@ impl VsockPortConfig {
     pub fn new(name: impl Into<String>, cid: u64, socket: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
+            vm: VmId::NONE,
             cid,
             socket: socket.into(),
             max_connections: DEFAULT_MAX_CONNECTIONS,

@@ -88,6 +88,7 @@ impl Domain {
         let stats = Arc::new(VsockStats::default());
         let spec = PortSpec {
             // `check` has seen that it fits.
+            vm: config.vm,
             cid: config.cid as u32,
             base: config.socket,
             max_connections: config.max_connections,

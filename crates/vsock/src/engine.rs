@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use queue::{Position, RingError, Vring};
 use rustix::event::epoll;
-use sidecore::{Arm, Ledger, Worker};
+use sidecore::{Arm, Ledger, VmId, Worker};
 
 use crate::buffer::ByteRing;
 use crate::connection::{Connection, NEVER_NS};
@@ -30,6 +30,8 @@ pub(crate) const EVENT: u16 = 2;
 /// What a port is made of.
 #[derive(Debug)]
 pub(crate) struct PortSpec {
+    /// Whose account packets are charged to.
+    pub vm: VmId,
     pub cid: u32,
     pub base: PathBuf,
     pub max_connections: u32,
@@ -309,7 +311,7 @@ impl Engine {
     }
 
     /// Applies `f` to every port and adds up what it did.
-    fn each_port(&mut self, f: impl Fn(&mut Self, Id) -> usize) -> usize {
+    fn each_port(&mut self, mut f: impl FnMut(&mut Self, Id) -> usize) -> usize {
         let mut done = 0;
         for index in 0..self.ports.slots() {
             if let Some(id) = self.ports.id_at(index) {
@@ -319,11 +321,12 @@ impl Engine {
         done
     }
 
-    fn arm_port(&mut self, id: Id) -> bool {
+    /// `at_ceiling`: its packets need not be looked at now.
+    fn arm_port(&mut self, id: Id, at_ceiling: bool) -> bool {
         let now_ns = self.now_ns;
         let Some(port) = self.ports.get_mut(id) else { return false };
         let mut busy = port.can_accept(now_ns);
-        if let Some(tx) = &mut port.tx {
+        if let Some(tx) = port.tx.as_mut().filter(|_| !at_ceiling) {
             // A queue without a kick wants to be polled.
             busy |=
                 tx.vring.arm() || (tx.vring.kick_fd().is_none() && tx.vring.parts.health.is_live());
@@ -338,7 +341,7 @@ impl Engine {
 }
 
 impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
+    fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         self.now_ns = now_ns;
         let mut done = 0;
         if now_ns >= self.next_deadline_ns {
@@ -348,22 +351,28 @@ impl Worker for Engine {
             done += self.look();
         }
         done += self.each_port(Self::accept_waiting);
-        done += self.each_port(Self::serve_tx);
-        done + self.each_port(Self::serve_rx)
+        done += self.each_port(|e, id| e.serve_tx(id, ledger));
+        done + self.each_port(|e, id| e.serve_rx(id, ledger))
     }
 
-    fn arm(&mut self, now_ns: u64, _ledger: &mut Ledger) -> Arm {
+    fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         self.now_ns = now_ns;
         // Events that are in the set already do not fire its descriptor again. With listeners only,
         // every event fires it: each is looked at before the next sleep.
         let events = if self.has_sockets() { self.look() } else { 0 };
-        let busy_ports = self.each_port(|e, id| usize::from(e.arm_port(id)));
+        let mut wake_at_ns = self.next_deadline_ns;
+        let busy_ports = self.each_port(|e, id| {
+            let vm = e.ports.get(id).map_or(VmId::NONE, |p| p.spec.vm);
+            let ceiling_ns = ledger.until_ns(vm, now_ns);
+            wake_at_ns = wake_at_ns.min(ceiling_ns.unwrap_or(NEVER_NS));
+            usize::from(e.arm_port(id, ceiling_ns.is_some()))
+        });
         if events + busy_ports > 0 {
             Arm::Busy
-        } else if self.next_deadline_ns == NEVER_NS {
+        } else if wake_at_ns == NEVER_NS {
             Arm::Idle
         } else {
-            Arm::Until(self.next_deadline_ns)
+            Arm::Until(wake_at_ns)
         }
     }
 

@@ -81,6 +81,13 @@ pub const ACCEPT_BATCH: u32 = 16;
 /// Longest queue of Unix connections not yet accepted.
 pub const LISTEN_BACKLOG: i32 = 128;
 
+/// What a packet is charged at least: handling one takes as long as copying so much.
+pub const MIN_CHARGE_BYTES: u64 = 512;
+
+/// Packets are about so long when it is guessed how many a VM's credit is worth: what is wrong with
+/// that is a debt.
+pub const TYPICAL_BYTES: u64 = 4096;
+
 /// Packets taken from a guest, or receive buffers taken from it, per batch.
 pub const BATCH: usize = 64;
 

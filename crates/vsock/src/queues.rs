@@ -2,9 +2,10 @@
 
 use base::counter::DropReason;
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
+use sidecore::Spent;
 use zerocopy::IntoBytes;
 
-use crate::limits::{BATCH, ROUND_BYTES, ROUND_PACKETS};
+use crate::limits::{BATCH, MIN_CHARGE_BYTES, ROUND_BYTES, ROUND_PACKETS};
 use crate::packet::{HEADER_LEN_BYTES, RawHeader};
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
@@ -51,6 +52,13 @@ impl RxQueue {
     /// A new round: the port's share of it is whole again.
     pub fn begin_round(&mut self) {
         (self.packets_left, self.bytes_left) = (ROUND_PACKETS, ROUND_BYTES);
+    }
+
+    /// What went to the guest since the round began.
+    pub fn spent(&self) -> Spent {
+        let requests = ROUND_PACKETS - self.packets_left;
+        let bytes = u64::from(ROUND_BYTES - self.bytes_left);
+        Spent { bytes: bytes.max(u64::from(requests) * MIN_CHARGE_BYTES), requests }
     }
 
     /// Payload bytes that may still go to the guest in this round.
@@ -171,9 +179,18 @@ impl TxQueue {
         Self { vring, batch: Batch::new(BATCH, BATCH_SEGS), done: Vec::with_capacity(BATCH) }
     }
 
-    /// Takes the next packets; returns how many.
-    pub fn pop(&mut self) -> usize {
-        self.vring.pop(&mut self.batch, BATCH)
+    /// Takes the next packets, `max` at most; returns how many.
+    pub fn pop(&mut self, max: usize) -> usize {
+        self.vring.pop(&mut self.batch, max)
+    }
+
+    /// What the batch is charged.
+    pub fn spent(&self) -> Spent {
+        let mut spent = Spent::default();
+        for i in 0..self.batch.len() {
+            spent.add(self.batch.get(i).readable_len.into(), MIN_CHARGE_BYTES);
+        }
+        spent
     }
 
     /// Our copy of a packet's header, made once; none when the packet is shorter.

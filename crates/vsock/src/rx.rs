@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 
 use queue::seg::copy_in;
 use rustix::io::Errno;
+use sidecore::Ledger;
 
 use crate::engine::{Engine, Far};
 use crate::limits::{QUANTUM_BYTES, READY_BUDGET};
@@ -38,7 +39,7 @@ impl From<Wait> for Turn {
 
 impl Engine {
     /// One round towards a port's guest. Returns how many packets and connections were served.
-    pub(crate) fn serve_rx(&mut self, port: Id) -> usize {
+    pub(crate) fn serve_rx(&mut self, port: Id, ledger: &mut Ledger) -> usize {
         let Some(mut rx) = self.ports.get_mut(port).and_then(|p| p.rx.take()) else { return 0 };
         if let Some(p) = self.ports.get_mut(port) {
             p.starved = false;
@@ -72,6 +73,11 @@ impl Engine {
         }
         rx.finish();
         if let Some(p) = self.ports.get_mut(port) {
+            let spent = rx.spent();
+            if spent.requests > 0 {
+                // Never held back: answers and credit of connections are among it.
+                ledger.debit(p.spec.vm, spent, self.now_ns);
+            }
             p.rx = Some(rx);
         }
         done

@@ -262,6 +262,7 @@ impl World {
         change(&mut config);
         let stats = Arc::new(VsockStats::default());
         let spec = PortSpec {
+            vm: sidecore::VmId::NONE,
             cid,
             listener: Some(Listener::bind(&config.name, &config.socket).unwrap()),
             base: config.socket,

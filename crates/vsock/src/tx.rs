@@ -5,9 +5,12 @@ use rustix::io::Errno;
 use base::counter::DropReason;
 use queue::seg::copy_across;
 
+use sidecore::{Ledger, VmId};
+
 use crate::connection::{Event, Phase};
 use crate::engine::{Endpoint, Engine, Far};
 use crate::host;
+use crate::limits::{BATCH, TYPICAL_BYTES};
 use crate::packet::{HEADER_LEN_BYTES, Header, Key, Op, SHUT_RECEIVE, SHUT_SEND};
 use crate::queues::{RxQueue, TxQueue, Wait};
 use crate::table::Id;
@@ -16,12 +19,19 @@ const HEADER: usize = HEADER_LEN_BYTES as usize;
 
 impl Engine {
     /// One batch of a port's packets. Returns how many there were.
-    pub(crate) fn serve_tx(&mut self, port: Id) -> usize {
+    pub(crate) fn serve_tx(&mut self, port: Id, ledger: &mut Ledger) -> usize {
         // Taken out of the table for the batch, so that its packets can be read while other ports
         // and connections change. A guest never sends to itself through here.
         let Some(mut tx) = self.ports.get_mut(port).and_then(|p| p.tx.take()) else { return 0 };
-        let count = tx.pop();
+        let vm = self.ports.get(port).map_or(VmId::NONE, |p| p.spec.vm);
+        let allowance = ledger.allowance(vm, self.now_ns);
+        let most = allowance.batch(TYPICAL_BYTES, BATCH);
+        let count = if most > 0 { tx.pop(most) } else { 0 };
+        if most == 0 && tx.vring.has_work() {
+            ledger.held_back(vm, self.now_ns);
+        }
         if count > 0 {
+            ledger.charge(vm, tx.spent(), count == most, self.now_ns);
             let mut last = None;
             for index in 0..count {
                 self.take_packet(port, &tx, index, &mut last);

@@ -10,14 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use base::io::Disk;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::{Layout, Vring};
-use sidecore::{Ledger, Worker};
+use sidecore::{Ledger, VmId, Worker};
 use stage::BlockStage;
 
 use crate::backend::{Backend, Demands};
-use crate::engine::{Engine, PortState};
+use crate::engine::Engine;
 use crate::error::BlockError;
+use crate::gate::Gate;
 use crate::metrics::BlockStats;
 use crate::slab;
+use crate::state::PortState;
 
 pub(crate) const BOTH: [Layout; 2] = [Layout::Split, Layout::Packed];
 
@@ -28,6 +30,8 @@ pub(crate) struct RigOptions {
     pub writeback: bool,
     pub demands: Demands,
     pub stages: Vec<Box<dyn BlockStage>>,
+    pub vm: VmId,
+    pub gate: Option<Arc<Gate>>,
 }
 
 impl Default for RigOptions {
@@ -38,6 +42,8 @@ impl Default for RigOptions {
             writeback: true,
             demands: Demands::NONE,
             stages: Vec::new(),
+            vm: VmId::NONE,
+            gate: None,
         }
     }
 }
@@ -171,6 +177,8 @@ fn engine(
     stats: Arc<BlockStats>,
 ) -> Engine {
     let port = Arc::new(PortState {
+        vm: options.vm,
+        gate: options.gate,
         len_bytes: AtomicU64::new(disk.len_bytes()),
         writeback: AtomicBool::new(options.writeback),
         read_only: options.read_only,

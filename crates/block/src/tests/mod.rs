@@ -5,6 +5,7 @@ mod abuse;
 mod allocations;
 #[allow(non_snake_case)]
 mod claims;
+mod credits;
 mod durability;
 #[allow(non_snake_case)]
 mod files;

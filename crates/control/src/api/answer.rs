@@ -62,7 +62,7 @@ impl From<PlaneError> for ApiError {
                 this.body.limit = limit;
                 this
             }
-            PlaneError::Attach(AttachError::Invalid(problems)) => {
+            PlaneError::Attach(AttachError::Invalid(problems)) | PlaneError::Settings(problems) => {
                 let mut this = Self::new(StatusCode::BAD_REQUEST, text);
                 if let Some(first) = problems.problems.first() {
                     this.body.field = Some(first.field.clone());

@@ -8,7 +8,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post, put};
+use axum::routing::{delete, get, patch, post, put};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde_json::Value;
@@ -48,6 +48,7 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(prometheus))
         .route("/v1/ports", get(ports))
+        .route("/v1/vms/{vm}", patch(set_vm))
         .route("/v1/vms/{vm}/ports", post(attach))
         .route("/v1/vms/{vm}/ports/{port}", delete(detach))
         .route("/v1/vms/{vm}/disks/{port}/resize", post(resize))
@@ -147,6 +148,12 @@ async fn attach(State(plane): Shared, Path(vm): Path<String>, body: Body) -> Ans
     let body = json(body).await?.unwrap_or(Value::Null);
     let port = ask(plane, move |p| p.attach(&vm, &body)).await??;
     Ok((StatusCode::CREATED, Json(port)).into_response())
+}
+
+async fn set_vm(State(plane): Shared, Path(vm): Path<String>, body: Body) -> Answer {
+    let body = json(body).await?.unwrap_or(Value::Null);
+    let credit = ask(plane, move |p| p.set_credit(&vm, &body)).await??;
+    Ok(Json(credit).into_response())
 }
 
 async fn detach(State(plane): Shared, Path((vm, port)): Path<(String, String)>) -> Answer {

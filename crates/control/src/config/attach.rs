@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::check::check;
 use super::decode;
-use super::model::{Config, PortConfig, VmConfig};
+use super::model::{Config, CreditConfig, PortConfig, VmConfig};
 use super::node::{Node, Value, from_json};
 use super::ports::{self, Home};
 use super::problem::{Problem, Problems};
@@ -79,6 +79,22 @@ impl Config {
         Ok(request.port)
     }
 
+    /// Changes what a VM is granted: those settings that `body` names. None when there is no such
+    /// VM. On error nothing is changed.
+    pub fn set_credit(&mut self, vm: &str, body: &Json) -> Result<Option<CreditConfig>, Problems> {
+        let Some(vm) = self.vms.iter_mut().find(|v| v.name == vm) else { return Ok(None) };
+        let mut ctx = Context::default();
+        let node = from_json(body);
+        let mut r = Reader::new(&mut ctx, String::new(), &node);
+        let credit = decode::credit(&mut r, vm.credit);
+        r.finish();
+        if !ctx.problems.is_empty() {
+            return Err(ctx.problems);
+        }
+        vm.credit = credit;
+        Ok(Some(credit))
+    }
+
     /// Forgets a port, and its VM with the last one. None when there is no such port.
     pub fn detach(&mut self, vm: &str, port: &str) -> Option<PortConfig> {
         let at = self.vms.iter().position(|v| v.name == vm)?;
@@ -102,7 +118,7 @@ impl Request {
     fn apply_to(&self, ctx: &mut Context, vm: &mut VmConfig, new: bool) {
         if new {
             vm.trust_domain.clone_from(&self.trust_domain);
-            vm.weight = self.weight.unwrap_or(1);
+            vm.credit.weight = self.weight.unwrap_or(vm.credit.weight);
             return;
         }
         let fix = "leave it out: it is set when the VM is made";
@@ -110,8 +126,8 @@ impl Request {
             let what = format!("VM {} is in another trust domain", vm.name);
             ctx.note("trust_domain", what, fix.into(), None);
         }
-        if self.weight.is_some_and(|w| w != vm.weight) {
-            let what = format!("VM {} has weight {}", vm.name, vm.weight);
+        if self.weight.is_some_and(|w| w != vm.credit.weight) {
+            let what = format!("VM {} has weight {}", vm.name, vm.credit.weight);
             ctx.note("weight", what, fix.into(), None);
         }
     }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::model::{
-    Config, DaemonConfig, HolderConfig, Placement, SidecoreConfig, SwitchConfig, UplinkConfig,
-    VmConfig,
+    Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, Placement, SidecoreConfig,
+    SwitchConfig, UplinkConfig, VmConfig,
 };
 use super::node::{Node, Value};
 use super::ports;
@@ -23,7 +23,16 @@ const MAX_SPIN_US: u64 = 10_000;
 const MAX_IF_NAME_LEN_BYTES: usize = 15;
 
 /// Largest weight of a VM.
-const MAX_WEIGHT: u64 = 1000;
+const MAX_WEIGHT: u64 = 10_000;
+
+/// Largest floor or ceiling, in bytes per second: no host moves more.
+const MAX_BYTES_PER_S: u64 = 1 << 40;
+
+/// Largest ceiling of requests per second.
+const MAX_OPS_PER_S: u64 = 1 << 32;
+
+/// Longest burst in milliseconds: beyond, a ceiling would hold back nobody.
+const MAX_BURST_MS: u64 = 10_000;
 
 /// Where sockets are made when the config does not say.
 pub const DEFAULT_RUN_DIR: &str = "/run/millrace";
@@ -204,7 +213,7 @@ fn interface(r: &mut Reader<'_, '_>, key: &'static str, name: &str) {
 fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig {
     let mut r = Reader::new(ctx, path, node);
     let name = r.name();
-    let weight = r.int("weight", 1, 1..=MAX_WEIGHT) as u32;
+    let credit = credit(&mut r, CreditConfig::default());
     let trust_domain = trust_domain(&mut r);
     let net_nodes = r.list("net");
     let disk_nodes = r.list("disk");
@@ -217,7 +226,7 @@ fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig 
     let disks =
         disk_nodes.into_iter().map(|(p, n)| ports::disk(Reader::new(ctx, p, n), &home)).collect();
     let vsock = vsock_node.map(|n| ports::vsock(Reader::new(ctx, vsock_path, n), &home));
-    VmConfig { weight, trust_domain, nets, disks, vsock, name }
+    VmConfig { credit, trust_domain, nets, disks, vsock, name }
 }
 
 /// The optional `trust_domain` of a VM.
@@ -229,5 +238,30 @@ pub(crate) fn trust_domain(r: &mut Reader<'_, '_>) -> Option<String> {
 /// The optional `weight` in a request that attaches a port to a new VM.
 pub(crate) fn weight(r: &mut Reader<'_, '_>) -> Option<u32> {
     r.get("weight")?;
-    Some(r.int("weight", 1, 1..=MAX_WEIGHT) as u32)
+    Some(r.int("weight", DEFAULT_WEIGHT.into(), 1..=MAX_WEIGHT) as u32)
+}
+
+/// What a VM is granted; `now`: what holds where nothing is said.
+pub(crate) fn credit(r: &mut Reader<'_, '_>, now: CreditConfig) -> CreditConfig {
+    let mut rate = |key, now| {
+        let Some(rate) = r.size(key) else { return now };
+        if rate > MAX_BYTES_PER_S {
+            r.limit(key, format!("is {rate}"), format!("{MAX_BYTES_PER_S} (1 TiB)"));
+        }
+        rate.min(MAX_BYTES_PER_S)
+    };
+    let floor_bytes_per_s = rate("floor_bytes_per_s", now.floor_bytes_per_s);
+    let ceiling_bytes_per_s = rate("ceiling_bytes_per_s", now.ceiling_bytes_per_s);
+    if ceiling_bytes_per_s > 0 && floor_bytes_per_s > ceiling_bytes_per_s {
+        let what = format!("is {floor_bytes_per_s}, above the ceiling of {ceiling_bytes_per_s}");
+        r.bad("floor_bytes_per_s", what, "give a floor below `ceiling_bytes_per_s`");
+    }
+    CreditConfig {
+        weight: r.int("weight", now.weight.into(), 1..=MAX_WEIGHT) as u32,
+        floor_bytes_per_s,
+        ceiling_bytes_per_s,
+        ceiling_ops_per_s: r.int("ceiling_ops_per_s", now.ceiling_ops_per_s, 0..=MAX_OPS_PER_S),
+        ceiling_burst_ms: r.int("ceiling_burst_ms", now.ceiling_burst_ms.into(), 1..=MAX_BURST_MS)
+            as u32,
+    }
 }

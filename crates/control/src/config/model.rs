@@ -106,8 +106,9 @@ pub struct UplinkConfig {
 pub struct VmConfig {
     /// Name.
     pub name: String,
-    /// Share of the host's I/O under contention (kept for credits, which come later).
-    pub weight: u32,
+    /// Its share of I/O under contention, what it has in any case, and what it never exceeds.
+    #[serde(flatten)]
+    pub credit: CreditConfig,
     /// VMs of one trust domain may talk over vsock; none: this VM talks to the host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,
@@ -121,6 +122,36 @@ pub struct VmConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
 }
+
+/// What a VM is granted of the host's I/O, network and disks together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct CreditConfig {
+    /// Share under contention.
+    pub weight: u32,
+    /// Bytes per second that it is never kept from by its weight; 0: none.
+    pub floor_bytes_per_s: u64,
+    /// Bytes per second that it is kept from exceeding; 0: no ceiling.
+    pub ceiling_bytes_per_s: u64,
+    /// Frames, packets and disk requests per second that it is kept from exceeding; 0: no ceiling.
+    pub ceiling_ops_per_s: u64,
+    /// Milliseconds of its ceilings that it may use at once after a pause.
+    pub ceiling_burst_ms: u32,
+}
+
+impl Default for CreditConfig {
+    fn default() -> Self {
+        Self {
+            weight: DEFAULT_WEIGHT,
+            floor_bytes_per_s: 0,
+            ceiling_bytes_per_s: 0,
+            ceiling_ops_per_s: 0,
+            ceiling_burst_ms: 100,
+        }
+    }
+}
+
+/// Weight of a VM whose config does not say: room for lighter ones.
+pub const DEFAULT_WEIGHT: u32 = 100;
 
 /// Where the vhost-user socket is, and who makes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -317,7 +348,7 @@ impl VmConfig {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
-            weight: 1,
+            credit: CreditConfig::default(),
             trust_domain: None,
             nets: Vec::new(),
             disks: Vec::new(),

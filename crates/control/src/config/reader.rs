@@ -112,7 +112,7 @@ impl<'c, 'n> Reader<'c, 'n> {
         }
     }
 
-    fn limit(&mut self, key: &str, what: String, limit: impl ToString) {
+    pub(crate) fn limit(&mut self, key: &str, what: String, limit: impl ToString) {
         let field = self.field(key);
         let limit = limit.to_string();
         self.ctx.note(&field, what, format!("the limit is {limit}"), Some(limit));

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 use base::counter::{DropReason, QueueStats};
 use control::api::ApiServer;
 use control::client::Client;
-use control::config::{Config, PortConfig, SocketMode, parse};
+use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
-    DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, Plane, PlaneError, PortKind,
-    PortMetrics, PortStatus, SidecoreStatus, Status, SwitchStatus, VmStatus, VsockStatus,
+    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, Plane,
+    PlaneError, PortKind, PortMetrics, PortStatus, SidecoreStatus, Status, SwitchStatus, VmStatus,
+    VsockStatus,
 };
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -116,7 +117,8 @@ impl Plane for Fake {
         let config = self.config.lock().unwrap();
         let vms = config.vms.iter().map(|vm| VmStatus {
             name: vm.name.clone(),
-            weight: Some(vm.weight),
+            credit: Some(vm.credit),
+            usage: Some(CreditUsage::default()),
             trust_domain: vm.trust_domain.clone(),
             ports: vm.ports().map(|p| port(&vm.name, &p)).collect(),
         });
@@ -195,6 +197,11 @@ impl Plane for Fake {
         self.known("net", vm, port)?;
         self.note(format!("link {up}"));
         Ok(())
+    }
+
+    fn set_credit(&self, vm: &str, body: &Value) -> Result<CreditConfig, PlaneError> {
+        let set = self.config.lock().unwrap().set_credit(vm, body)?;
+        set.ok_or(PlaneError::NotFound { what: "VM", name: vm.into() })
     }
 
     fn shutdown(&self, forget: bool) {

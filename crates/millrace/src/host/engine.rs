@@ -8,7 +8,7 @@ use base::counter::QueueStats;
 use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig};
 use control::config::{BindMode, DiskConfig, DiskFormat, NetConfig};
 use net::{NetPort, NetPortConfig, Switch};
-use sidecore::Sidecore;
+use sidecore::{Sidecore, VmId};
 use vhost_user::Device;
 use vsock::VsockPort;
 
@@ -53,8 +53,9 @@ impl Engine {
 }
 
 /// A network port on `switch`.
-pub fn net(name: &str, config: &NetConfig, switch: &Switch) -> anyhow::Result<Engine> {
+pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow::Result<Engine> {
     let port = switch.add_port(NetPortConfig {
+        vm,
         mac: config.mac,
         addresses: config.addresses.clone(),
         bind: match config.bind {
@@ -74,6 +75,7 @@ pub fn net(name: &str, config: &NetConfig, switch: &Switch) -> anyhow::Result<En
 /// A disk whose first queue runs on the first of `cores`.
 pub fn disk(
     name: &str,
+    vm: VmId,
     config: &DiskConfig,
     cores: &[Sidecore],
     clock: &Arc<dyn Clock>,
@@ -88,6 +90,7 @@ pub fn disk(
     };
     let open = || {
         let config = BlockPortConfig {
+            vm,
             read_only: config.read_only,
             queues: config.queues,
             block_size: config.block_size,

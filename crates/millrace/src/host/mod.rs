@@ -1,5 +1,6 @@
 //! The assembly: sidecores, switches, vsock domains and ports, and the control API's plane on top.
 
+mod accounts;
 mod cores;
 mod domains;
 pub mod engine;
@@ -19,10 +20,10 @@ use std::time::Instant;
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use control::attached::{AttachedList, AttachedPort};
-use control::config::{AttachBody, Config, PortConfig};
+use control::config::{AttachBody, Config, CreditConfig, DEFAULT_WEIGHT, PortConfig};
 use control::plane::{HolderStatus, Metrics, Plane, PlaneError, PortStatus, Status, VmStatus};
 use serde_json::Value;
-use sidecore::{Sidecore, Watchdog};
+use sidecore::{Accounts, Sidecore, Watchdog};
 use tokio::sync::Notify;
 use vhost_user::Keeper;
 use vsock::{Domain, VsockPortConfig};
@@ -51,6 +52,8 @@ pub struct Host {
     cores: Vec<Core>,
     /// Gets sidecores free that a doorbell blocks; for as long as the host is there.
     _watchdog: Watchdog,
+    /// One per VM with ports.
+    accounts: Accounts,
     /// Where the next disk or domain goes.
     next_core: AtomicUsize,
     switches: Vec<SwitchEntry>,
@@ -86,6 +89,7 @@ impl Host {
             clock,
             cores,
             _watchdog: watchdog,
+            accounts: Accounts::default(),
             next_core,
             switches,
             keeper,
@@ -169,12 +173,14 @@ impl Host {
         config: &PortConfig,
     ) -> anyhow::Result<Live> {
         let name = full_name(vm, config.name());
-        let engine = guarded(|| self.engine(change, vm, &name, config))?;
+        let engine = guarded(|| self.engine(change, vm, &name, config))
+            .inspect_err(|_| self.release_account(vm))?;
         let mode = change.config.daemon.socket_mode;
         let serve = || Live::serve(&name, engine.clone(), config.endpoint(), mode, &self.keeper);
         let live = guarded(serve);
         if live.is_err() {
             self.drop_engine(change, vm, &engine);
+            self.release_account(vm);
         }
         live
     }
@@ -186,16 +192,22 @@ impl Host {
         name: &str,
         config: &PortConfig,
     ) -> anyhow::Result<Engine> {
+        let account = self.account(&change.config, vm)?;
         match config {
             PortConfig::Net(net) => {
                 let entry = self.switches.iter().find(|s| s.switch.name() == net.switch);
                 let entry = entry.with_context(|| format!("switch {} does not run", net.switch))?;
-                engine::net(name, net, &entry.switch)
+                engine::net(name, account, net, &entry.switch)
             }
-            PortConfig::Disk(disk) => engine::disk(name, disk, &self.cores_in_turn(), &self.clock),
+            PortConfig::Disk(disk) => {
+                engine::disk(name, account, disk, &self.cores_in_turn(), &self.clock)
+            }
             PortConfig::Vsock(vsock) => {
                 let key = Key::of(&change.config, vm);
-                let port = VsockPortConfig::new(name, vsock.cid, vsock.path.clone());
+                let port = VsockPortConfig {
+                    vm: account,
+                    ..VsockPortConfig::new(name, vsock.cid, vsock.path.clone())
+                };
                 let make =
                     |config| Domain::new(&self.cores_in_turn()[0], config, Arc::clone(&self.clock));
                 Ok(Engine::Vsock(change.domains.add_port(key, port, make)?))
@@ -272,10 +284,13 @@ impl Plane for Host {
         let change = self.change.try_lock();
         // A change that waits for a disk must not hold up `status`: then the VMs' own settings are
         // those of the ports' names alone.
-        let vms = match &change {
+        let mut vms = match &change {
             Ok(change) => vms_of(&change.config, ports),
             Err(_) => vms_by_name(ports),
         };
+        for vm in &mut vms {
+            vm.usage = self.accounts.find(&vm.name).map(|a| accounts::usage(&a));
+        }
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -301,6 +316,7 @@ impl Plane for Host {
         };
         self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
         self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
+        self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));
         all
     }
 
@@ -332,6 +348,7 @@ impl Plane for Host {
             live.stop(true);
             self.drop_engine(&mut change, vm, &live.engine);
         }
+        self.release_account(vm);
         change.config.detach(vm, port);
         if let Err(e) = change.attached.remove(vm, port) {
             tracing::error!("{e}; a restart will bring {vm}/{port} back");
@@ -362,6 +379,16 @@ impl Plane for Host {
         }
     }
 
+    fn set_credit(&self, vm: &str, body: &Value) -> Result<CreditConfig, PlaneError> {
+        let mut change = self.lock();
+        let Some(credit) = change.config.set_credit(vm, body)? else {
+            return Err(PlaneError::NotFound { what: "VM", name: vm.into() });
+        };
+        self.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
+        tracing::info!(%vm, ?credit, "granted");
+        Ok(credit)
+    }
+
     fn shutdown(&self, forget: bool) {
         self.forget.store(forget, Ordering::Relaxed);
         self.stop.notify_one();
@@ -374,7 +401,7 @@ fn remember(change: &mut Change, vm: &str, config: &PortConfig) {
     let body = serde_json::to_value(AttachBody {
         port: config,
         trust_domain: entry.and_then(|v| v.trust_domain.as_deref()),
-        weight: entry.map_or(1, |v| v.weight),
+        weight: entry.map_or(DEFAULT_WEIGHT, |v| v.credit.weight),
     });
     let noted = body.map_err(|e| e.to_string()).and_then(|body| {
         let port = AttachedPort { vm: vm.into(), port: config.name().into(), body };
@@ -392,7 +419,8 @@ fn vms_of(config: &Config, ports: Vec<PortStatus>) -> Vec<VmStatus> {
         .iter()
         .map(|vm| VmStatus {
             name: vm.name.clone(),
-            weight: Some(vm.weight),
+            credit: Some(vm.credit),
+            usage: None,
             trust_domain: vm.trust_domain.clone(),
             ports: Vec::new(),
         })
@@ -413,7 +441,8 @@ fn sort_in(vms: &mut Vec<VmStatus>, ports: Vec<PortStatus>) {
             Some(vm) => vm.ports.push(port),
             None => vms.push(VmStatus {
                 name: port.vm.clone(),
-                weight: None,
+                credit: None,
+                usage: None,
                 trust_domain: None,
                 ports: vec![port],
             }),

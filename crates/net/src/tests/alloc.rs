@@ -68,6 +68,7 @@ fn a_busy_switch_allocates_nothing() {
         let plain = MODERN & !f::OFFLOADS;
         let mut lab = Lab::new(vec![make(MODERN), make(MODERN), make(plain)]);
         lab.introduce();
+        super::credits::open(&mut lab, &[sidecore::Settings::default(); 3]);
         let (mut tso, vnet) = super_packet(false, false, 9000, 1400);
         tso[6..12].copy_from_slice(&mac(0));
         make_partial(&mut tso, &vnet);
@@ -91,6 +92,7 @@ fn a_busy_switch_allocates_nothing() {
                 engine.disarm();
                 engine.poll(now_ns + HOLD_NS, ledger);
                 engine.poll(now_ns + HOLD_NS, ledger);
+                ledger.end_round(now_ns + HOLD_NS);
             });
             assert_eq!(count, 0, "{layout:?} round {round}");
             lab.advance(HOLD_NS);

@@ -5,6 +5,7 @@ mod abuse;
 mod alloc;
 mod basic;
 mod checksum;
+mod credits;
 mod device;
 mod dirty;
 mod hold;

@@ -12,7 +12,7 @@ use crate::offload::tests::{make_partial, super_packet, verify};
 
 const OUTSIDE: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
 
-fn wired(bytes: &[u8]) -> Vec<u8> {
+pub fn wired(bytes: &[u8]) -> Vec<u8> {
     [&no_offload()[..], bytes].concat()
 }
 

@@ -1,10 +1,339 @@
 //! The ledger of one sidecore: the credits of every VM there.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::account::Account;
+use super::entry::Entry;
+use super::{Allowance, LOOK_INTERVAL_NS, LOOK_VMS, Spent, VmId};
+
+/// Which VMs took part in a round.
+#[derive(Debug, Clone, Copy)]
+struct Crowd {
+    /// The first one.
+    first: VmId,
+    /// There was another.
+    many: bool,
+}
+
+impl Crowd {
+    const NOBODY: Self = Self { first: VmId::NONE, many: false };
+
+    #[inline]
+    fn join(&mut self, vm: VmId) {
+        if self.first == VmId::NONE {
+            self.first = vm;
+        }
+        self.many |= self.first != vm;
+    }
+
+    #[inline]
+    fn is_only(&self, vm: VmId) -> bool {
+        !self.many && (self.first == vm || self.first == VmId::NONE)
+    }
+}
+
+/// What the ledger has seen since the round began.
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    crowd: Crowd,
+    /// VMs with credit that have more to do than they were served.
+    backlogged: usize,
+    /// The least rise of the level that lets a VM go on that was held back; 0: none was.
+    needed: u64,
+}
+
+impl Round {
+    const EMPTY: Self = Self { crowd: Crowd::NOBODY, backlogged: 0, needed: 0 };
+
+    #[inline]
+    fn want(&mut self, rise: u64) {
+        if self.needed == 0 || rise < self.needed {
+            self.needed = rise;
+        }
+    }
+}
+
 /// See the module's text. Belongs to one thread, which hands it to its workers.
-#[derive(Debug, Default)]
-pub struct Ledger {}
+#[derive(Debug)]
+pub struct Ledger {
+    /// Bytes earned per unit of weight, with fraction bits; wraps around, which costs a VM that
+    /// was idle for that long its saved burst.
+    level: u64,
+    entries: Vec<Option<Entry>>,
+    round: Round,
+    /// Number of the round.
+    number: u64,
+    last: Crowd,
+    /// The largest weight of those that did anything lately.
+    top: u32,
+    /// Of those since the last look.
+    top_seen: u32,
+    /// In the last round some had to wait for others.
+    contended: bool,
+    lot: u32,
+    /// VMs that do something, to be looked at in turn.
+    listed: VecDeque<VmId>,
+    looked_ns: u64,
+    rises: u64,
+    /// Of a device: it only knows weights.
+    is_device: bool,
+    /// Of devices below, by their numbers.
+    devices: Vec<(u64, Self)>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            level: 0,
+            entries: Vec::new(),
+            round: Round::EMPTY,
+            number: 1,
+            last: Crowd::NOBODY,
+            top: 0,
+            top_seen: 0,
+            contended: false,
+            lot: 1,
+            listed: VecDeque::new(),
+            looked_ns: 0,
+            rises: 0,
+            is_device: false,
+            devices: Vec::new(),
+        }
+    }
+}
 
 impl Ledger {
-    /// The sidecore has asked every worker once.
-    pub fn end_round(&mut self) {}
+    /// Takes an account in, or takes over its new settings. Not for the data path: it allocates,
+    /// and looks at every account.
+    pub fn enrol(&mut self, account: Arc<Account>) {
+        self.devices.iter_mut().for_each(|(_, device)| device.enrol(Arc::clone(&account)));
+        let id = account.id();
+        if self.entries.len() <= id.at() {
+            self.entries.resize_with(id.at() + 1, || None);
+            self.listed.reserve(self.entries.len());
+        }
+        match &mut self.entries[id.at()] {
+            Some(entry) if Arc::ptr_eq(&entry.account, &account) => {}
+            place => *place = Some(Entry::new(account, self.level, self.is_device)),
+        }
+        self.rescale();
+    }
+
+    /// Forgets an account.
+    pub fn expel(&mut self, vm: VmId) {
+        self.devices.iter_mut().for_each(|(_, device)| device.expel(vm));
+        self.listed.retain(|&listed| listed != vm);
+        if let Some(mut entry) = self.entries.get_mut(vm.at()).and_then(Option::take) {
+            entry.look();
+        }
+        self.rescale();
+    }
+
+    fn rescale(&mut self) {
+        let weights = self.entries.iter().flatten().map(|e| e.account.weight());
+        let top = weights.max().unwrap_or(1);
+        let level = self.level;
+        self.entries.iter_mut().flatten().for_each(|e| e.scale(top, level));
+    }
+
+    /// The ledger of a device below, for what waits for that device and not for this thread: who
+    /// has used up its share of a slow disk may still use the network. Made when it is first asked
+    /// for.
+    pub fn device(&mut self, number: u64) -> &mut Self {
+        let known = self.devices.iter().position(|(n, _)| *n == number);
+        let at = known.unwrap_or_else(|| {
+            let mut device = Self { is_device: true, ..Self::default() };
+            let accounts = self.entries.iter().flatten().map(|e| Arc::clone(&e.account));
+            accounts.for_each(|account| device.enrol(account));
+            self.devices.push((number, device));
+            self.devices.len() - 1
+        });
+        &mut self.devices[at].1
+    }
+
+    #[inline]
+    fn entry(&mut self, vm: VmId) -> Option<&mut Entry> {
+        self.entries.get_mut(vm.at())?.as_mut()
+    }
+
+    /// What `vm` may take now. Asked once before a batch is taken from one of its queues. Whoever
+    /// finds that work waits and nothing is allowed tells so by [`Ledger::held_back`]. A VM that is
+    /// not enrolled may take everything.
+    #[inline]
+    pub fn allowance(&mut self, vm: VmId, now_ns: u64) -> Allowance {
+        let is_alone = self.last.is_only(vm) && self.round.crowd.is_only(vm);
+        let (mut level, top) = (self.level, self.top);
+        let Some(entry) = self.entry(vm) else { return Allowance::UNLIMITED };
+        entry.refill(level, top);
+        if !is_alone {
+            return entry.allowance(now_ns);
+        }
+        // Nobody else wants anything: nobody is to be waited for.
+        if entry.is_short() {
+            level = level.wrapping_add(entry.need_for_burst());
+            entry.refill(level, top);
+        }
+        let allowance = entry.allowance_alone(now_ns);
+        self.level = level;
+        allowance
+    }
+
+    /// Work of `vm` waits that [`Ledger::allowance`] does not allow.
+    pub fn held_back(&mut self, vm: VmId, now_ns: u64) {
+        let top = self.top;
+        let Some(entry) = self.entry(vm) else { return };
+        if entry.hold(now_ns) {
+            let (need, weight) = (entry.need(top), entry.weight());
+            self.round.crowd.join(vm);
+            self.round.want(need);
+            self.top_seen = self.top_seen.max(weight);
+        }
+        self.list(vm);
+    }
+
+    /// Charges a batch that was taken. `more`: the queue has, or may have, more than was taken.
+    #[inline]
+    pub fn charge(&mut self, vm: VmId, spent: Spent, more: bool, now_ns: u64) {
+        let (top, number) = (self.top, self.number);
+        let Some(entry) = self.entry(vm) else { return };
+        entry.charge(spent, now_ns);
+        let (listed, weight) = (entry.listed, entry.weight());
+        // Another of its queues may have said so before this one took the rest of its credit.
+        let was = entry.backlogged_in == number;
+        let more = (more || was) && !entry.is_at_ceiling(now_ns);
+        let need = if more && entry.is_low() { entry.need(top) } else { 0 };
+        let is = more && need == 0;
+        entry.backlogged_in = if is { number } else { 0 };
+        self.round.backlogged = self.round.backlogged + usize::from(is) - usize::from(was);
+        self.round.crowd.join(vm);
+        self.top_seen = self.top_seen.max(weight);
+        if need > 0 {
+            self.round.want(need);
+        }
+        if !listed {
+            self.list(vm);
+        }
+    }
+
+    /// Work of `vm` waits for something else than credit, such as the device below: who has none
+    /// must not get some for that.
+    pub fn blocked(&mut self, vm: VmId) {
+        let (level, top, number) = (self.level, self.top, self.number);
+        let Some(entry) = self.entry(vm) else { return };
+        entry.refill(level, top);
+        let is_new = !entry.is_low() && entry.backlogged_in != number;
+        if is_new {
+            entry.backlogged_in = number;
+        }
+        self.round.crowd.join(vm);
+        self.round.backlogged += usize::from(is_new);
+    }
+
+    /// Whether `vm` may be given something that came by itself. False when it owes more than a
+    /// burst while others have to wait, or is at its ceiling.
+    #[inline]
+    pub fn may_receive(&mut self, vm: VmId, now_ns: u64) -> bool {
+        let (level, top, contended) = (self.level, self.top, self.contended);
+        let Some(entry) = self.entry(vm) else { return true };
+        entry.refill(level, top);
+        if entry.is_at_ceiling(now_ns) {
+            return false;
+        }
+        if !entry.owes_much() {
+            return true;
+        }
+        let need = entry.need_to_receive();
+        self.round.crowd.join(vm);
+        self.round.want(need);
+        !contended
+    }
+
+    /// Charges what came by itself.
+    #[inline]
+    pub fn debit(&mut self, vm: VmId, spent: Spent, now_ns: u64) {
+        let Some(entry) = self.entry(vm) else { return };
+        entry.debit(spent, now_ns);
+        let listed = entry.listed;
+        self.round.crowd.join(vm);
+        if !listed {
+            self.list(vm);
+        }
+    }
+
+    /// Until when `vm` is held back by its ceiling: its queues need not be looked at before.
+    pub fn until_ns(&mut self, vm: VmId, now_ns: u64) -> Option<u64> {
+        let entry = self.entry(vm)?;
+        entry.is_at_ceiling(now_ns).then(|| entry.until_ns())
+    }
+
+    /// A number that differs from round to round without a pattern: where to begin, when not all
+    /// queues of a VM can be served.
+    #[inline]
+    pub fn lot(&self) -> usize {
+        self.lot as usize
+    }
+
+    /// Times that the level rose because those with credit had nothing to do.
+    pub fn rises(&self) -> u64 {
+        self.rises
+    }
+
+    /// Every worker was asked once. True when somebody who was held back may go on: the next round
+    /// has work.
+    pub fn end_round(&mut self, now_ns: u64) -> bool {
+        let Round { crowd, backlogged, needed } = std::mem::replace(&mut self.round, Round::EMPTY);
+        let rise = needed > 0 && backlogged == 0;
+        self.contended = needed > 0 && backlogged > 0;
+        if rise {
+            self.level = self.level.wrapping_add(needed);
+            self.rises += 1;
+        }
+        self.last = crowd;
+        self.number += 1;
+        self.top = self.top.max(self.top_seen);
+        // Marsaglia's xorshift.
+        self.lot ^= self.lot << 13;
+        self.lot ^= self.lot >> 17;
+        self.lot ^= self.lot << 5;
+        if now_ns.saturating_sub(self.looked_ns) >= LOOK_INTERVAL_NS {
+            self.looked_ns = now_ns;
+            self.top = std::mem::take(&mut self.top_seen);
+            self.look(LOOK_VMS);
+        }
+        let mut goes_on = rise;
+        for (_, device) in &mut self.devices {
+            goes_on |= device.end_round(now_ns);
+        }
+        goes_on
+    }
+
+    /// The sidecore goes to sleep: what was counted is told.
+    pub fn settle(&mut self) {
+        self.devices.iter_mut().for_each(|(_, device)| device.settle());
+        self.look(usize::MAX);
+    }
+
+    fn list(&mut self, vm: VmId) {
+        let Some(entry) = self.entry(vm) else { return };
+        if !std::mem::replace(&mut entry.listed, true) {
+            entry.begin_looks();
+            // There is room for every entry: see `enrol`.
+            self.listed.push_back(vm);
+        }
+    }
+
+    /// Looks at the next `max` of those listed; who did nothing since the last look is taken off.
+    fn look(&mut self, max: usize) {
+        for _ in 0..self.listed.len().min(max) {
+            let Some(vm) = self.listed.pop_front() else { return };
+            let Some(entry) = self.entry(vm) else { continue };
+            let stays = entry.active;
+            entry.look();
+            entry.listed = stays;
+            if stays {
+                self.listed.push_back(vm);
+            }
+        }
+    }
 }

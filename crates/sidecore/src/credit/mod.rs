@@ -1,5 +1,164 @@
 //! Credits: who may move how many bytes next.
+//!
+//! # Theory of operation
+//! Every VM has one [`Account`], whatever its devices are and wherever they run; [`Accounts`] names
+//! them. Each sidecore has a [`Ledger`] with an entry per account. An engine asks the ledger once
+//! before it takes a batch from a VM's queue, stops when the [`Allowance`] is used up, and charges
+//! what it took once. The currency is bytes, at least an engine's minimum for each request, so that
+//! small ones are not free.
+//!
+//! **Weights.** A ledger has a *level*: bytes earned per unit of weight since it began. What a VM
+//! has earned is its weight times the rise of the level since it was last looked at, capped at its
+//! *burst*; so a rise is one addition, whatever the number of VMs, and nobody saves up while idle.
+//! A VM in debt is held back until it has earned a *quantum*. When a round over all workers ends in
+//! which a VM was held back, and no VM with credit has more to do than it was served, the level
+//! rises by what the next of those held back needs. So nothing waits for VMs that are idle, and a
+//! VM that was alone in two rounds is not even made to wait for the end of its round.
+//!
+//! **Devices.** What waits for a slow device below does not wait for the thread. So a ledger has one
+//! more of its kind for each such device ([`Ledger::device`]), with weights and floors only: a VM
+//! has its share of each resource by itself, and of the thread for everything together.
+//!
+//! **Several ledgers.** About once a millisecond a ledger publishes what it charged, and finds what
+//! the same VMs were charged elsewhere. That is *owed*: it is kept back from what the VM earns here,
+//! up to [`OWED_SHARE`] of it, so that no queue starves.
+//!
+//! **Bytes that came by themselves** (frames from outside) are owed as well. Beyond a burst of debt,
+//! and only while others have to wait, they are refused ([`Ledger::may_receive`]).
+//!
+//! **Floor.** A VM that moved less than its floor lately is never held back by its weight.
+//!
+//! **Ceiling.** Bytes and requests per second, in token buckets that all ledgers share and draw from
+//! once per batch. A VM at its ceiling is held back until a time that is known, so that its
+//! sidecore can sleep.
 
+pub mod account;
+pub mod bucket;
+mod entry;
 pub mod ledger;
 
+#[cfg(test)]
+mod tests;
+
+pub use account::{Account, AccountStats, Accounts, Settings};
 pub use ledger::Ledger;
+
+/// Names a VM's account in every ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VmId(pub(crate) u32);
+
+impl VmId {
+    /// Nobody: never charged, never held back.
+    pub const NONE: Self = Self(u32::MAX);
+
+    /// A number that no other open account has.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    pub(crate) fn at(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Default for VmId {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// What a VM may take now. The last request may go beyond `bytes`: what is missing is a debt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// Bytes, each request counted with its minimum.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u32,
+}
+
+impl Allowance {
+    /// Nothing now.
+    pub const NONE: Self = Self { bytes: 0, requests: 0 };
+    /// Everything.
+    pub const UNLIMITED: Self = Self { bytes: u64::MAX, requests: u32::MAX };
+
+    /// Whether nothing may be taken.
+    #[inline]
+    pub fn is_none(&self) -> bool {
+        self.bytes == 0 || self.requests == 0
+    }
+
+    /// How many requests of about `each` bytes to take from a queue, `max` at most.
+    #[inline]
+    pub fn batch(&self, each: u64, max: usize) -> usize {
+        let by_bytes = match self.bytes / each.max(1) {
+            n if n >= max as u64 => max,
+            n => n as usize + 1,
+        };
+        by_bytes.min(self.requests as usize).min(max)
+    }
+}
+
+/// What a batch cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Bytes, each request counted with its minimum.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u32,
+}
+
+impl Spent {
+    /// Counts a request of `bytes`, at least `min`.
+    #[inline]
+    pub fn add(&mut self, bytes: u64, min: u64) {
+        self.bytes = self.bytes.saturating_add(bytes.max(min));
+        self.requests = self.requests.saturating_add(1);
+    }
+}
+
+/// Lowest, highest and usual weight.
+pub const MIN_WEIGHT: u32 = 1;
+/// See [`MIN_WEIGHT`].
+pub const MAX_WEIGHT: u32 = 10_000;
+/// See [`MIN_WEIGHT`].
+pub const DEFAULT_WEIGHT: u32 = 100;
+
+/// What a VM that ran out of credit must earn to go on: this for the largest weight among those that
+/// do anything, in proportion for others. One
+/// super-packet, or two batches of small frames: large enough for full batches, small enough that
+/// three VMs take turns in well under 0.1 ms at the speed of a core.
+const QUANTUM_BYTES: i64 = 64 << 10;
+
+/// Least quantum, for VMs of small weight: batches of 10 frames still pay.
+const MIN_QUANTUM_BYTES: i64 = 16 << 10;
+
+/// What the VM of the largest weight can have saved; others in proportion. It bridges the time in
+/// which a driver has not refilled its ring: 100 µs at the 10 GB/s of a fast core.
+const BURST_BYTES: i64 = 1 << 20;
+
+/// Least burst: a few super-packets.
+const MIN_BURST_BYTES: i64 = 256 << 10;
+
+/// All but one part in so many of what a VM earns may be kept back for what it owes.
+const OWED_SHARE: i64 = 16;
+
+/// How often a ledger looks at the others.
+const LOOK_INTERVAL_NS: u64 = 1_000_000;
+
+/// VMs looked at each time, so that a look costs a few microseconds at most: with 1,000 busy VMs on
+/// a sidecore each is looked at every 16 ms.
+const LOOK_VMS: usize = 64;
+
+/// What a VM with a ceiling may receive before its buckets are asked: they are shared with other
+/// threads, and frames from outside come one by one.
+const UNSETTLED_BYTES: u64 = 32 << 10;
+/// As [`UNSETTLED_BYTES`].
+const UNSETTLED_REQUESTS: u64 = 32;
+
+/// A VM at its ceiling is let on when tokens for so long are there, and not for each single request:
+/// each time may be a wake-up. Half a burst, where that is less.
+const PACE_NS: u64 = 500_000;
+
+/// Burst of a floor: what was not used within this time is lost.
+const FLOOR_BURST_NS: u64 = 10_000_000;

@@ -1,0 +1,179 @@
+//! How much of a device's time waits inside of it.
+//!
+//! Requests that were given to a disk are out of our hands: whatever the weights of their VMs, it
+//! serves them as it likes. So while several VMs use one device, only so many requests are given to
+//! it at a time; the rest waits in the rings, where who has credit goes next (SFQ(D): Jin, Chase and
+//! Kaur, SIGMETRICS 2004). That is credit of the device's own ledger: see [`Ledger::device`]. A VM that is alone on a device is not limited. A gate is shared by all
+//! disks on a device and by all sidecores: one atomic addition for each poll that changes anything.
+
+use std::fs::File;
+use std::os::linux::fs::MetadataExt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use sidecore::{Allowance, Ledger, Spent, VmId};
+
+/// Requests in a device while several VMs use it: what an SSD needs to work at its full rate.
+const DEPTH: u32 = 64;
+
+/// Requests that every queue may have in the device, however full it is: who has few at a time does
+/// not wait for those who have many.
+const OWN: u32 = 2;
+
+/// So long after a device last changed hands it counts as shared.
+const SHARED_NS: u64 = 100_000_000;
+
+/// The gate of a device. See the module's text.
+#[derive(Debug)]
+pub struct Gate {
+    /// The device's number.
+    device: u64,
+    in_flight: AtomicU32,
+    /// Who used it last, as [`VmId::number`], and until when it counts as shared. Writes of several
+    /// threads may cross: then it is seen as shared a poll later.
+    user: AtomicU32,
+    shared_until_ns: AtomicU64,
+}
+
+/// The gates of devices in use, by device number. A process has one kernel below it, and so one
+/// such list.
+static GATES: Mutex<Vec<(u64, Weak<Gate>)>> = Mutex::new(Vec::new());
+
+impl Gate {
+    /// The gate of the device that a file is on, or is.
+    pub fn of(file: &File) -> std::io::Result<Arc<Self>> {
+        let meta = file.metadata()?;
+        let is_device = meta.st_mode() & libc::S_IFMT == libc::S_IFBLK;
+        let device = if is_device { meta.st_rdev() } else { meta.st_dev() };
+        let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.retain(|(_, gate)| gate.strong_count() > 0);
+        let known = gates.iter().find(|(number, _)| *number == device);
+        if let Some(gate) = known.and_then(|(_, gate)| gate.upgrade()) {
+            return Ok(gate);
+        }
+        let gate = Arc::new(Self::new(device));
+        gates.push((device, Arc::downgrade(&gate)));
+        Ok(gate)
+    }
+
+    pub(crate) fn new(device: u64) -> Self {
+        Self {
+            device,
+            in_flight: AtomicU32::new(0),
+            user: AtomicU32::new(VmId::NONE.number()),
+            shared_until_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+/// One queue's place at a gate; it gives back what it holds when it goes.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    gate: Option<Arc<Gate>>,
+    vm: VmId,
+    held: u32,
+}
+
+impl Pass {
+    /// `gate`: none where nothing waits below us.
+    pub fn new(gate: Option<Arc<Gate>>, vm: VmId) -> Self {
+        Self { gate, vm, held: 0 }
+    }
+
+    /// How many more requests may be given to the device.
+    fn room(&self, now_ns: u64) -> u32 {
+        let Some(gate) = &self.gate else { return u32::MAX };
+        if now_ns >= gate.shared_until_ns.load(Ordering::Relaxed) {
+            return u32::MAX;
+        }
+        let room = DEPTH.saturating_sub(gate.in_flight.load(Ordering::Relaxed));
+        room.max(OWN.saturating_sub(self.held))
+    }
+
+    /// What the VM may give to the device now.
+    pub fn allowance(&self, ledger: &mut Ledger, now_ns: u64) -> Allowance {
+        let Some(gate) = &self.gate else { return Allowance::UNLIMITED };
+        let allowance = ledger.device(gate.device).allowance(self.vm, now_ns);
+        Allowance { requests: allowance.requests.min(self.room(now_ns)), ..allowance }
+    }
+
+    /// Work waits that [`Pass::allowance`] does not allow.
+    pub fn wait(&self, ledger: &mut Ledger, now_ns: u64) {
+        let Some(gate) = &self.gate else { return };
+        self.uses(gate, now_ns);
+        let ledger = ledger.device(gate.device);
+        match ledger.allowance(self.vm, now_ns).is_none() {
+            true => ledger.held_back(self.vm, now_ns),
+            false => ledger.blocked(self.vm),
+        }
+    }
+
+    /// Charges what is given to the device.
+    pub fn charge(&self, ledger: &mut Ledger, spent: Spent, more: bool, now_ns: u64) {
+        let Some(gate) = &self.gate else { return };
+        self.uses(gate, now_ns);
+        ledger.device(gate.device).charge(self.vm, spent, more, now_ns);
+    }
+
+    fn uses(&self, gate: &Gate, now_ns: u64) {
+        let (before, now) = (gate.user.load(Ordering::Relaxed), self.vm.number());
+        if before != now {
+            gate.user.store(now, Ordering::Relaxed);
+            if before != VmId::NONE.number() {
+                gate.shared_until_ns.store(now_ns + SHARED_NS, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// So many of the queue's requests are with the device now.
+    pub fn hold(&mut self, count: usize) {
+        let Some(gate) = &self.gate else { return };
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        if count != self.held {
+            gate.in_flight.fetch_add(count.wrapping_sub(self.held), Ordering::Relaxed);
+            self.held = count;
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.hold(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore::{Accounts, Settings};
+
+    use super::*;
+
+    #[test]
+    fn who_is_alone_is_not_limited_and_who_has_little_does_not_wait() {
+        let accounts = Accounts::default();
+        let vm = |name| accounts.open(name, Settings::default()).id();
+        let gate = Arc::new(Gate::new(1));
+        let [mut a, mut b] = ["a", "b"].map(|name| Pass::new(Some(gate.clone()), vm(name)));
+        a.uses(&gate, 0);
+        a.hold(200);
+        assert_eq!(a.room(0), u32::MAX);
+        b.uses(&gate, 10);
+        assert_eq!((a.room(10), b.room(10)), (0, 2));
+        b.hold(1);
+        assert_eq!(b.room(10), 1);
+        a.hold(60);
+        assert_eq!((a.room(10), b.room(10)), (3, 3));
+        b.hold(0);
+        assert_eq!(a.room(10 + SHARED_NS), u32::MAX);
+        drop(a);
+        assert_eq!(gate.in_flight.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_device_has_one_gate_while_it_is_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| File::create(dir.path().join(name)).unwrap();
+        let (a, b) = (Gate::of(&file("a")).unwrap(), Gate::of(&file("b")).unwrap());
+        assert!(Arc::ptr_eq(&a, &b));
+    }
+}

@@ -1,0 +1,91 @@
+//! The VMs' accounts on the sidecores: opened with the first port, closed with the last.
+
+use control::config::{Config, CreditConfig};
+use control::plane::{CreditUsage, Metrics};
+use sidecore::{Account, Settings, VmId};
+
+use super::Host;
+
+fn settings(credit: &CreditConfig) -> Settings {
+    Settings {
+        weight: credit.weight,
+        floor_bytes_per_s: credit.floor_bytes_per_s,
+        ceiling_bytes_per_s: credit.ceiling_bytes_per_s,
+        ceiling_ops_per_s: credit.ceiling_ops_per_s,
+        ceiling_burst_ms: credit.ceiling_burst_ms,
+    }
+}
+
+/// What an account was charged.
+pub fn usage(account: &Account) -> CreditUsage {
+    use std::sync::atomic::Ordering::Relaxed;
+    let s = &account.stats;
+    CreditUsage {
+        charged_bytes: s.charged_bytes.load(Relaxed),
+        charged_requests: s.charged_requests.load(Relaxed),
+        refills: s.refills.load(Relaxed),
+        held_by_weight: s.held_by_weight.load(Relaxed),
+        held_by_weight_ns: s.held_by_weight_ns.load(Relaxed),
+        held_by_ceiling: s.held_by_ceiling.load(Relaxed),
+        held_by_ceiling_ns: s.held_by_ceiling_ns.load(Relaxed),
+    }
+}
+
+/// An account's counters and its weight.
+pub fn metrics(account: &Account, all: &mut Metrics) {
+    let u = usage(account);
+    let values = [
+        ("charged_bytes_total", u.charged_bytes, "Bytes charged, requests with their minimum."),
+        ("charged_requests_total", u.charged_requests, "Requests charged."),
+        ("refills_total", u.refills, "Times it came to new credit after it had run out."),
+        ("held_by_weight_total", u.held_by_weight, "Times it was held back by its weight."),
+        ("held_by_weight_ns_total", u.held_by_weight_ns, "Nanoseconds held back by its weight."),
+        ("held_by_ceiling_total", u.held_by_ceiling, "Times it was held back at its ceiling."),
+        ("held_by_ceiling_ns_total", u.held_by_ceiling_ns, "Nanoseconds held back at its ceiling."),
+        ("weight", account.settings().weight.into(), "Its weight."),
+    ];
+    for (name, value, help) in values {
+        let labels = vec![("vm", account.name().to_owned())];
+        all.sample(&format!("millrace_vm_{name}"), help, labels, value);
+    }
+}
+
+impl Host {
+    /// The account of a VM, opened when there is none.
+    pub(super) fn account(&self, config: &Config, vm: &str) -> anyhow::Result<VmId> {
+        if let Some(account) = self.accounts.find(vm) {
+            return Ok(account.id());
+        }
+        let entry = config.vms.iter().find(|v| v.name == vm);
+        let credit = entry.map(|v| v.credit).unwrap_or_default();
+        let account = self.accounts.open(vm, settings(&credit));
+        for core in &self.cores {
+            core.handle.enrol(account.clone())?;
+        }
+        Ok(account.id())
+    }
+
+    /// Takes over what a VM is granted now.
+    pub(super) fn grant(&self, vm: &str, credit: &CreditConfig) -> anyhow::Result<()> {
+        // One without ports gets its settings with its first port.
+        let Some(account) = self.accounts.find(vm) else { return Ok(()) };
+        account.set(settings(credit));
+        for core in &self.cores {
+            core.handle.enrol(account.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Closes the account of a VM that has no port left.
+    pub(super) fn release_account(&self, vm: &str) {
+        if self.list().iter().any(|p| p.vm == vm && p.live.is_ok()) {
+            return;
+        }
+        let Some(account) = self.accounts.find(vm) else { return };
+        for core in &self.cores {
+            // A sidecore that is gone knows nobody.
+            let _ = core.handle.expel(account.id());
+        }
+        self.accounts.close(account.id());
+    }
+}

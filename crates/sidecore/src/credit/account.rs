@@ -1,0 +1,184 @@
+//! Accounts: what VMs have been granted, and what they have used, over all sidecores.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::bucket::Bucket;
+use super::{DEFAULT_WEIGHT, FLOOR_BURST_NS, MAX_WEIGHT, MIN_WEIGHT, VmId};
+
+/// What a VM is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Its share under contention: 1 to 10,000. Values beyond are taken as the nearest.
+    pub weight: u32,
+    /// What it is never kept from by its weight, in bytes per second; 0: nothing.
+    pub floor_bytes_per_s: u64,
+    /// What it is kept from exceeding, in bytes per second; 0: no ceiling.
+    pub ceiling_bytes_per_s: u64,
+    /// As `ceiling_bytes_per_s`, for requests: frames, packets, disk operations.
+    pub ceiling_ops_per_s: u64,
+    /// Milliseconds of both ceilings that it may use at once after a pause; at least 1.
+    pub ceiling_burst_ms: u32,
+}
+
+impl Default for Settings {
+    /// A usual VM: weight 100, no floor, no ceiling.
+    fn default() -> Self {
+        Self {
+            weight: DEFAULT_WEIGHT,
+            floor_bytes_per_s: 0,
+            ceiling_bytes_per_s: 0,
+            ceiling_ops_per_s: 0,
+            ceiling_burst_ms: 100,
+        }
+    }
+}
+
+/// Counters of an account. Ledgers add to them about once a millisecond.
+#[derive(Debug, Default)]
+pub struct AccountStats {
+    /// Bytes charged, each request counted with its minimum.
+    pub charged_bytes: AtomicU64,
+    /// Requests charged.
+    pub charged_requests: AtomicU64,
+    /// Times it came to new credit.
+    pub refills: AtomicU64,
+    /// Times it was held back for want of credit.
+    pub held_by_weight: AtomicU64,
+    /// Nanoseconds of that.
+    pub held_by_weight_ns: AtomicU64,
+    /// Times it was held back at its ceiling.
+    pub held_by_ceiling: AtomicU64,
+    /// Nanoseconds of that.
+    pub held_by_ceiling_ns: AtomicU64,
+}
+
+/// One VM's account; shared by all ledgers.
+#[derive(Debug)]
+pub struct Account {
+    id: VmId,
+    name: String,
+    weight: AtomicU32,
+    settings: Mutex<Settings>,
+    pub(super) floor: Bucket,
+    pub(super) bytes: Bucket,
+    pub(super) requests: Bucket,
+    /// Counters.
+    pub stats: AccountStats,
+}
+
+impl Account {
+    fn new(id: VmId, name: &str, settings: Settings) -> Arc<Self> {
+        let account = Self {
+            id,
+            name: name.into(),
+            weight: AtomicU32::new(DEFAULT_WEIGHT),
+            settings: Mutex::new(settings),
+            floor: Bucket::default(),
+            bytes: Bucket::default(),
+            requests: Bucket::default(),
+            stats: AccountStats::default(),
+        };
+        account.set(settings);
+        Arc::new(account)
+    }
+
+    /// Its name in ledgers.
+    pub fn id(&self) -> VmId {
+        self.id
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it is granted.
+    pub fn settings(&self) -> Settings {
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn weight(&self) -> u32 {
+        self.weight.load(Ordering::Relaxed)
+    }
+
+    /// Grants something else. Sidecores go by it once they are told with
+    /// [`crate::Sidecore::enrol`].
+    pub fn set(&self, settings: Settings) {
+        let mut current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = settings;
+        let weight = settings.weight.clamp(MIN_WEIGHT, MAX_WEIGHT);
+        self.weight.store(weight, Ordering::Relaxed);
+        let burst_ns = u64::from(settings.ceiling_burst_ms.max(1)) * 1_000_000;
+        self.floor.set(settings.floor_bytes_per_s, FLOOR_BURST_NS);
+        self.bytes.set(settings.ceiling_bytes_per_s, burst_ns);
+        self.requests.set(settings.ceiling_ops_per_s, burst_ns);
+    }
+}
+
+/// All accounts of the process.
+#[derive(Debug, Default)]
+pub struct Accounts {
+    list: Mutex<Vec<Option<Arc<Account>>>>,
+}
+
+impl Accounts {
+    /// A new account. Sidecores know it once they are told with [`crate::Sidecore::enrol`].
+    pub fn open(&self, name: &str, settings: Settings) -> Arc<Account> {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = list.iter().position(Option::is_none).unwrap_or_else(|| {
+            list.push(None);
+            list.len() - 1
+        });
+        let account = Account::new(VmId(at as u32), name, settings);
+        list[at] = Some(Arc::clone(&account));
+        account
+    }
+
+    /// Closes an account: its id may be given to another. Sidecores must have forgotten it
+    /// ([`crate::Sidecore::expel`]).
+    pub fn close(&self, id: VmId) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = list.get_mut(id.at()) {
+            *place = None;
+        }
+    }
+
+    /// All that are open.
+    pub fn list(&self) -> Vec<Arc<Account>> {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().flatten().cloned().collect()
+    }
+
+    /// The open account of that name.
+    pub fn find(&self, name: &str) -> Option<Arc<Account>> {
+        self.list().into_iter().find(|a| a.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_used_again_only_after_they_were_closed() {
+        let accounts = Accounts::default();
+        let [a, b] = ["a", "b"].map(|name| accounts.open(name, Settings::default()));
+        assert_ne!(a.id(), b.id());
+        accounts.close(a.id());
+        let c = accounts.open("c", Settings::default());
+        assert_eq!(c.id(), a.id());
+        assert!(accounts.find("a").is_none() && accounts.find("c").is_some());
+        accounts.close(VmId::NONE);
+        assert_eq!(accounts.list().len(), 2);
+    }
+
+    #[test]
+    fn weights_beyond_the_range_are_taken_as_the_nearest() {
+        let accounts = Accounts::default();
+        let account = accounts.open("a", Settings { weight: 0, ..Settings::default() });
+        assert_eq!(account.weight(), 1);
+        account.set(Settings { weight: u32::MAX, ..Settings::default() });
+        assert_eq!(account.weight(), MAX_WEIGHT);
+    }
+}

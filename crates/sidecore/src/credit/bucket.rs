@@ -1,0 +1,141 @@
+//! A token bucket that several threads draw from without a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const SECOND_NS: u128 = 1_000_000_000;
+
+/// See the module's text. All its state is the moment at which it was empty; what has come in since
+/// then is there, up to the burst.
+#[derive(Debug, Default)]
+pub struct Bucket {
+    /// Tokens per second; 0: no bucket at all.
+    per_s: AtomicU64,
+    burst_ns: AtomicU64,
+    empty_at_ns: AtomicU64,
+}
+
+impl Bucket {
+    /// Sets rate (0: off) and burst. Tokens that are there stay.
+    pub fn set(&self, per_s: u64, burst_ns: u64) {
+        self.burst_ns.store(burst_ns, Ordering::Relaxed);
+        self.per_s.store(per_s, Ordering::Relaxed);
+    }
+
+    /// Tokens per second; none when it is off.
+    #[inline]
+    pub fn rate(&self) -> Option<u64> {
+        Some(self.per_s.load(Ordering::Relaxed)).filter(|&rate| rate > 0)
+    }
+
+    /// How long `tokens` take to come in, in nanoseconds, rounded up.
+    fn time_ns(tokens: u64, per_s: u64) -> u64 {
+        let ns = (u128::from(tokens) * SECOND_NS).div_ceil(u128::from(per_s.max(1)));
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    fn in_ns(time_ns: u64, per_s: u64) -> u64 {
+        let tokens = u128::from(time_ns) * u128::from(per_s) / SECOND_NS;
+        u64::try_from(tokens).unwrap_or(u64::MAX)
+    }
+
+    /// Tokens that come in within a time, half a burst at most, one at least.
+    pub fn pace(&self, time_ns: u64) -> u64 {
+        let time_ns = time_ns.min(self.burst_ns.load(Ordering::Relaxed) / 2);
+        Self::in_ns(time_ns, self.per_s.load(Ordering::Relaxed)).max(1)
+    }
+
+    fn since_ns(&self, empty_at_ns: u64, now_ns: u64) -> u64 {
+        empty_at_ns.max(now_ns.saturating_sub(self.burst_ns.load(Ordering::Relaxed)))
+    }
+
+    /// Tokens that are there.
+    pub fn available(&self, now_ns: u64) -> u64 {
+        let since_ns = self.since_ns(self.empty_at_ns.load(Ordering::Relaxed), now_ns);
+        Self::in_ns(now_ns.saturating_sub(since_ns), self.per_s.load(Ordering::Relaxed))
+    }
+
+    /// Takes `wanted` tokens, or as many as there are.
+    pub fn take(&self, wanted: u64, now_ns: u64) -> u64 {
+        let per_s = self.per_s.load(Ordering::Relaxed);
+        let mut empty_at_ns = self.empty_at_ns.load(Ordering::Relaxed);
+        loop {
+            let since_ns = self.since_ns(empty_at_ns, now_ns);
+            let here = Self::in_ns(now_ns.saturating_sub(since_ns), per_s);
+            let taken = wanted.min(here);
+            if taken == 0 {
+                return 0;
+            }
+            // Rounded up, it may be a nanosecond in the future.
+            let next_ns = since_ns.saturating_add(Self::time_ns(taken, per_s));
+            match self.empty_at_ns.compare_exchange_weak(
+                empty_at_ns,
+                next_ns,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return taken,
+                Err(other_ns) => empty_at_ns = other_ns,
+            }
+        }
+    }
+
+    /// When `tokens` will be there, if nobody takes any.
+    pub fn when_ns(&self, tokens: u64, now_ns: u64) -> u64 {
+        let since_ns = self.since_ns(self.empty_at_ns.load(Ordering::Relaxed), now_ns);
+        since_ns.saturating_add(Self::time_ns(tokens, self.per_s.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BURST_NS: u64 = 10_000_000;
+
+    fn bucket(per_s: u64) -> Bucket {
+        let bucket = Bucket::default();
+        bucket.set(per_s, BURST_NS);
+        bucket
+    }
+
+    #[test]
+    fn a_burst_is_there_and_no_more() {
+        let bucket = bucket(1_000_000);
+        let now_ns = 5_000_000_000;
+        assert_eq!(bucket.available(now_ns), 10_000);
+        assert_eq!(bucket.take(4_000, now_ns), 4_000);
+        assert_eq!(bucket.take(u64::MAX, now_ns), 6_000);
+        assert_eq!(bucket.take(1, now_ns), 0);
+        assert_eq!(bucket.when_ns(500, now_ns), now_ns + 500_000);
+        assert_eq!(bucket.take(u64::MAX, now_ns + 500_000), 500);
+    }
+
+    #[test]
+    fn off_is_empty_and_never_divides_by_zero() {
+        let bucket = Bucket::default();
+        assert_eq!((bucket.rate(), bucket.take(1, 1 << 40), bucket.pace(1)), (None, 0, 1));
+    }
+
+    proptest! {
+        /// Whatever is asked when: never more than a burst and what has come in.
+        #[test]
+        fn the_rate_holds(
+            per_s in 1u64..1 << 40,
+            steps in prop::collection::vec((0u64..3_000_000, 0u64..1 << 20), 1..200),
+        ) {
+            let bucket = bucket(per_s);
+            let start_ns = 1 << 40;
+            let (mut now_ns, mut taken) = (start_ns, 0u64);
+            for (step_ns, wanted) in steps {
+                now_ns += step_ns;
+                let got = bucket.take(wanted, now_ns);
+                prop_assert!(got <= wanted);
+                taken += got;
+            }
+            let most = Bucket::in_ns(now_ns - start_ns + BURST_NS, per_s);
+            prop_assert!(taken <= most + 1, "{taken} > {most}");
+        }
+    }
+}

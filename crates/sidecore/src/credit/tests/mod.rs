@@ -1,0 +1,5 @@
+//! The scheme in virtual time.
+
+mod limits;
+mod shares;
+mod sim;
