@@ -29,3 +29,4 @@ pub mod ring;
 pub mod session;
 
 pub use error::FrontendError;
+pub use port::Reach;

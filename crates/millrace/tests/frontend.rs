@@ -1,0 +1,98 @@
+//! Every ring format in use at full speed, every byte compared: the real daemon under the driver in
+//! user space that the benchmarks use.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::Place;
+use frontend::Reach;
+use frontend::disk::{DiskLoad, DiskRun, Op};
+use frontend::net::{Mode, NetPair, NetRun};
+use frontend::ring::RingShape;
+
+const CONFIG: &str = "
+[sidecore]
+count=1
+spin_us=1000
+[[switch]]
+name='lan'
+[[vm]]
+name='a'
+[[vm.net]]
+name='n'
+switch='lan'
+mac='02:00:00:00:00:0a'
+addresses=['10.99.0.10']
+mtu=65535
+[[vm]]
+name='b'
+[[vm.net]]
+name='n'
+switch='lan'
+mac='02:00:00:00:00:0b'
+addresses=['10.99.0.11']
+mtu=65535
+[[vm.disk]]
+name='d'
+format='memory'
+size='4MiB'
+";
+
+/// Long enough that rings wrap many times; what is compared does not depend on it.
+const RUN_NS: u64 = 20_000_000;
+
+fn shapes() -> impl Iterator<Item = RingShape> {
+    (0..16).map(|bits| RingShape {
+        size: 64,
+        packed: bits & 1 != 0,
+        in_order: bits & 2 != 0,
+        event_idx: bits & 4 != 0,
+        indirect: bits & 8 != 0,
+    })
+}
+
+#[test]
+fn frames_arrive_whole_and_in_order_in_every_ring_format() {
+    let place = Place::new(CONFIG);
+    let daemon = place.start();
+    let (a, b) = (place.socket("a-n.sock"), place.socket("b-n.sock"));
+    let run = |run: NetRun| {
+        let mut pair = NetPair::start(Reach::Dial(&a), Reach::Dial(&b), run).unwrap();
+        let report = pair.run(RUN_NS).unwrap();
+        pair.stop().unwrap();
+        assert!(report.verified && report.ops > 10, "{run:?}: {report:?}");
+        // A full receiver makes its senders wait: nothing is dropped between two VMs.
+        assert_eq!(report.lost, 0, "{run:?}");
+    };
+    for shape in shapes() {
+        for (mergeable, frame_bytes) in [(false, 64), (true, 1500), (true, 65_000)] {
+            for (mode, wait) in [(Mode::Flood, false), (Mode::Flood, true), (Mode::RoundTrip, true)]
+            {
+                let huge = false;
+                run(NetRun { mode, shape, mergeable, frame_bytes, verify: true, wait, huge });
+            }
+        }
+    }
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn blocks_keep_their_content_in_every_ring_format() {
+    let place = Place::new(CONFIG);
+    let daemon = place.start();
+    let socket = place.socket("b-d.sock");
+    // Disks finish in any order: in-order rings are not offered.
+    for shape in shapes().filter(|s| !s.in_order) {
+        for (op, depth, wait) in [(Op::Mixed, 8, false), (Op::Mixed, 16, true), (Op::Read, 1, true)]
+        {
+            let (block_bytes, huge, seed) = (4096, false, 7);
+            let run = DiskRun { op, shape, block_bytes, depth, verify: true, wait, huge, seed };
+            let mut load = DiskLoad::start(Reach::Dial(&socket), run).unwrap();
+            let report = load.run(RUN_NS).unwrap();
+            load.stop().unwrap();
+            assert!(report.verified && report.ops > 10, "{run:?}: {report:?}");
+            assert_eq!(report.errors, 0, "{run:?}");
+        }
+    }
+    assert!(daemon.terminate().success());
+}
