@@ -25,11 +25,14 @@
 
 pub mod core;
 mod interrupt;
+mod load;
 mod run;
+mod seat;
 pub mod watchdog;
 pub mod worker;
 
-pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats, WorkerRef};
+pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats};
+pub use seat::{Group, WorkerRef, WorkerStats};
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
 

@@ -1,6 +1,7 @@
 //! The thread of a sidecore: rounds, jobs, sleep.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,8 +11,10 @@ use std::sync::{Arc, mpsc};
 use base::clock::Clock;
 use rustix::event::{Timespec, epoll};
 
-use crate::core::{Job, Mailbox, SidecoreConfig};
-use crate::worker::{Arm, Poller, Watcher, Worker};
+use crate::core::{Job, Mailbox, Sidecore, SidecoreConfig};
+use crate::load::Sampler;
+use crate::seat::Seat;
+use crate::worker::{Arm, Watcher, Worker, WorkerId};
 
 /// Wake-ups taken from the kernel at once; more simply take another call.
 const WAKE_EVENTS: usize = 64;
@@ -22,9 +25,6 @@ pub(crate) const JOBS_PER_ROUND: usize = 16;
 
 /// Empty rounds between two yields: a yield costs as much as a few empty rounds.
 const YIELD_EVERY: u32 = 4;
-
-/// Names a worker on its sidecore; never reused, so that a late handle cannot reach a stranger.
-pub(crate) type WorkerId = u32;
 
 /// The mailbox' own descriptor in the epoll set.
 const BELL: u64 = u64::MAX;
@@ -44,9 +44,11 @@ impl<W: Worker> AnyWorker for W {
     }
 }
 
-struct Slot {
-    id: WorkerId,
+/// A worker with what moves along.
+pub(crate) struct Slot {
+    seat: Arc<Seat>,
     worker: Box<dyn AnyWorker>,
+    watched: RefCell<Vec<RawFd>>,
 }
 
 /// The state of the thread.
@@ -55,9 +57,8 @@ pub(crate) struct Run {
     clock: Arc<dyn Clock>,
     mailbox: Arc<Mailbox>,
     inbox: mpsc::Receiver<Job>,
-    poller: Poller,
     slots: Vec<Slot>,
-    next_id: WorkerId,
+    sampler: Sampler,
     stopping: bool,
     events: Vec<epoll::Event>,
 }
@@ -69,48 +70,56 @@ impl Run {
         mailbox: Arc<Mailbox>,
         inbox: mpsc::Receiver<Job>,
     ) -> io::Result<Self> {
-        let poller = Poller::new()?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(poller.fd(), &mailbox.bell, epoll::EventData::new_u64(BELL), flags)?;
+        epoll::add(mailbox.poller.fd(), &mailbox.bell, epoll::EventData::new_u64(BELL), flags)?;
         Ok(Self {
             config,
             clock,
             mailbox,
             inbox,
-            poller,
             slots: Vec::new(),
-            next_id: 0,
+            sampler: Sampler::default(),
             stopping: false,
             events: Vec::with_capacity(WAKE_EVENTS),
         })
     }
 
-    pub(crate) fn add<W: Worker>(&mut self, worker: Box<W>) -> WorkerId {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.slots.push(Slot { id, worker });
-        self.mailbox.stats.workers.set(self.slots.len() as u64);
-        id
+    pub(crate) fn add<W: Worker>(&mut self, worker: Box<W>, seat: Arc<Seat>) {
+        self.slots.push(Slot { seat, worker, watched: RefCell::default() });
+        self.show_seats();
     }
 
-    pub(crate) fn remove(&mut self, id: WorkerId) -> Option<Box<dyn Any + Send>> {
-        let at = self.slots.iter().position(|s| s.id == id)?;
-        let slot = self.slots.remove(at);
-        self.mailbox.stats.workers.set(self.slots.len() as u64);
+    /// Whether `core` is a handle on this thread.
+    pub(crate) fn is_core(&self, core: &Sidecore) -> bool {
+        std::ptr::eq(core.mailbox(), &*self.mailbox)
+    }
+
+    pub(crate) fn has(&self, seat: &Arc<Seat>) -> bool {
+        self.position(seat).is_some()
+    }
+
+    fn position(&self, seat: &Arc<Seat>) -> Option<usize> {
+        self.slots.iter().position(|s| Arc::ptr_eq(&s.seat, seat))
+    }
+
+    pub(crate) fn remove(&mut self, seat: &Arc<Seat>) -> Option<Box<dyn Any + Send>> {
+        let slot = self.slots.remove(self.position(seat)?);
+        self.show_seats();
+        self.unwatch(&slot);
         Some(slot.worker.into_any())
     }
 
     pub(crate) fn with_worker<W: Worker, R>(
         &mut self,
-        id: WorkerId,
+        seat: &Arc<Seat>,
         f: impl FnOnce(&mut W, &Watcher<'_>) -> R,
     ) -> Option<R> {
-        let at = self.slots.iter().position(|s| s.id == id)?;
-        let epoll = &self.poller;
+        let at = self.position(seat)?;
         let slot = self.slots.get_mut(at)?;
         // `AnyWorker` is implemented for the box' content, not for the box: reach through it.
         let worker = (*slot.worker).as_any().downcast_mut::<W>()?;
-        let watcher = Watcher { epoll: epoll.fd(), worker: id };
+        let poller = &self.mailbox.poller;
+        let watcher = Watcher { poller, id: slot.seat.id, watched: &slot.watched };
         match catch_unwind(AssertUnwindSafe(|| f(worker, &watcher))) {
             Ok(answer) => Some(answer),
             Err(_) => {
@@ -120,12 +129,28 @@ impl Run {
         }
     }
 
+    /// Its descriptors outlive it where a VMM has them too: without this they would wake the thread
+    /// for nobody.
+    fn unwatch(&self, slot: &Slot) {
+        for &fd in slot.watched.borrow().iter() {
+            self.mailbox.poller.unwatch(fd);
+        }
+    }
+
+    fn show_seats(&self) {
+        let mut seats = self.mailbox.seats();
+        seats.clear();
+        seats.extend(self.slots.iter().map(|s| Arc::clone(&s.seat)));
+        self.mailbox.stats.workers.set(self.slots.len() as u64);
+    }
+
     pub(crate) fn stop(&mut self) {
+        self.mailbox.close();
         self.stopping = true;
-        for slot in self.slots.drain(..) {
+        for slot in std::mem::take(&mut self.slots) {
             drop_guarded(slot);
         }
-        self.mailbox.stats.workers.set(0);
+        self.show_seats();
     }
 
     /// Until stopped: rounds while there is work, `spin_us` longer, then sleep.
@@ -180,6 +205,9 @@ impl Run {
 
     /// One poll of every worker.
     fn round(&mut self, now_ns: u64) -> usize {
+        if let Some(weight) = self.sampler.next() {
+            return self.sampled_round(now_ns, weight);
+        }
         let mut done = 0;
         let mut at = 0;
         while at < self.slots.len() {
@@ -187,6 +215,24 @@ impl Run {
                 done += n;
                 at += 1;
             }
+        }
+        done
+    }
+
+    /// The same, with the time that each worker takes. It stands for `weight` rounds.
+    fn sampled_round(&mut self, now_ns: u64, weight: u64) -> usize {
+        let mut done = 0;
+        let mut at = 0;
+        let mut start_ns = self.clock.now_ns();
+        while at < self.slots.len() {
+            let Some(n) = self.guarded(at, |worker| worker.poll(now_ns)) else { continue };
+            let end_ns = self.clock.now_ns();
+            if n > 0 {
+                self.slots[at].seat.stats.busy_ns.add((end_ns - start_ns) * weight);
+            }
+            start_ns = end_ns;
+            done += n;
+            at += 1;
         }
         done
     }
@@ -208,11 +254,12 @@ impl Run {
         let slot = self.slots.remove(at);
         tracing::error!(
             sidecore = self.config.index,
-            worker = slot.id,
+            worker = slot.seat.id,
             "worker panicked and was taken off; its ports are dead until re-attached"
         );
         self.mailbox.stats.panics.add(1);
-        self.mailbox.stats.workers.set(self.slots.len() as u64);
+        self.show_seats();
+        self.unwatch(&slot);
         drop_guarded(slot);
     }
 
@@ -285,7 +332,7 @@ impl Run {
         let spare = rustix::buffer::spare_capacity(&mut self.events);
         let rests = &self.mailbox.pulse.rests;
         rests.store(true, Ordering::Relaxed);
-        let woken = epoll::wait(self.poller.fd(), spare, timeout.as_ref());
+        let woken = epoll::wait(self.mailbox.poller.fd(), spare, timeout.as_ref());
         rests.store(false, Ordering::Relaxed);
         match woken {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -306,12 +353,14 @@ impl Run {
                 continue;
             }
             let (id, fd) = ((data >> 32) as WorkerId, data as u32 as RawFd);
-            if let Some(at) = self.slots.iter().position(|s| s.id == id) {
+            if let Some(at) = self.slots.iter().position(|s| s.seat.id == id) {
                 let _ = self.guarded(at, |worker| worker.fired(fd));
             }
         }
     }
 }
+
+mod moves;
 
 /// Drops a worker. Its drop may panic on a broken state; that must not take the thread along.
 fn drop_guarded(slot: Slot) {

@@ -41,7 +41,7 @@ pub fn switch(entry: &SwitchEntry) -> SwitchStatus {
     let macs = entry.switch.macs().unwrap_or_default();
     SwitchStatus {
         name: entry.switch.name().to_owned(),
-        sidecore: entry.sidecore,
+        sidecore: entry.switch.sidecore(),
         uplink: entry.uplink.as_ref().map(|(name, _)| name.clone()),
         macs: macs
             .into_iter()

@@ -2,6 +2,8 @@
 
 #![allow(non_snake_case)]
 
+mod moves;
+
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +31,7 @@ struct Counting {
 enum Told {
     Polled,
     Slept,
+    Called,
     Fired(RawFd),
 }
 
@@ -60,7 +63,7 @@ impl Worker for Counting {
 }
 
 fn sidecore(spin_us: u32) -> Sidecore {
-    let config = SidecoreConfig { index: 0, cpu: None, spin_us, yield_when_idle: true };
+    let config = SidecoreConfig { spin_us, yield_when_idle: true, ..SidecoreConfig::default() };
     Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap()
 }
 
@@ -303,8 +306,7 @@ fn after_shutdown_calls_fail() {
 
 #[test]
 fn a_missing_cpu_is_an_error() {
-    let config =
-        SidecoreConfig { index: 3, cpu: Some(1 << 20), spin_us: 0, yield_when_idle: false };
+    let config = SidecoreConfig { index: 3, cpu: Some(1 << 20), ..SidecoreConfig::default() };
     let text = Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap_err().to_string();
     assert!(text.contains("pinning"), "{text}");
 }
