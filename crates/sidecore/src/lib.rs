@@ -26,12 +26,15 @@
 pub mod core;
 mod interrupt;
 mod load;
+pub mod placement;
+mod placer;
 mod run;
 mod seat;
 pub mod watchdog;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats};
+pub use placer::{Placer, PlacerStats};
 pub use seat::{Group, WorkerRef, WorkerStats};
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
