@@ -8,6 +8,7 @@ use base::clock::Clock;
 use base::counter::Counter;
 use base::event::Event;
 
+use crate::pause::Pause;
 use crate::run::Run;
 use crate::seat::Seat;
 use crate::worker::{Poller, SidecoreError};
@@ -19,8 +20,13 @@ pub struct SidecoreConfig {
     pub index: usize,
     /// CPU to pin to; none: the scheduler decides.
     pub cpu: Option<usize>,
-    /// How long to poll without work before sleeping, in microseconds; 0 sleeps at once.
+    /// Longest poll without work before sleeping, in microseconds; 0 sleeps at once. See
+    /// [`crate::Spin`] for how the time adapts.
     pub spin_us: u32,
+    /// Always poll for `spin_us`.
+    pub fixed_spin: bool,
+    /// How to wait between two empty rounds.
+    pub pause: Pause,
     /// Give the CPU away between polls that found nothing: for hosts where the guests need the
     /// same cores. Costs one system call per empty round, none per busy one.
     pub yield_when_idle: bool,
@@ -35,8 +41,18 @@ pub struct SidecoreStats {
     pub busy_rounds: Counter,
     /// Times it went to sleep.
     pub sleeps: Counter,
+    /// Times that something woke it: a watched descriptor or a call, not a deadline.
+    pub wakeups: Counter,
+    /// Times that work was found by polling on, which else would have had to wake it.
+    pub spin_hits: Counter,
     /// Nanoseconds spent in rounds that did something.
     pub busy_ns: Counter,
+    /// Nanoseconds spent in rounds that found nothing.
+    pub spin_ns: Counter,
+    /// Nanoseconds asleep, falling asleep and waking up included.
+    pub asleep_ns: Counter,
+    /// How long it polls now before it sleeps, in nanoseconds (a gauge).
+    pub spin_limit_ns: Counter,
     /// Workers on it now.
     pub workers: Counter,
     /// Workers that were taken off because they panicked (a bug of ours).

@@ -11,9 +11,10 @@ use std::sync::{Arc, mpsc};
 use base::clock::Clock;
 use rustix::event::{Timespec, epoll};
 
-use crate::core::{Job, Mailbox, Sidecore, SidecoreConfig};
+use crate::core::{Job, Mailbox, Sidecore, SidecoreConfig, SidecoreStats};
 use crate::load::Sampler;
 use crate::seat::Seat;
+use crate::spin::Spin;
 use crate::worker::{Arm, Watcher, Worker, WorkerId};
 
 /// Wake-ups taken from the kernel at once; more simply take another call.
@@ -70,6 +71,7 @@ impl Run {
         mailbox: Arc<Mailbox>,
         inbox: mpsc::Receiver<Job>,
     ) -> io::Result<Self> {
+        let config = SidecoreConfig { pause: config.pause.resolve(), ..config };
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(mailbox.poller.fd(), &mailbox.bell, epoll::EventData::new_u64(BELL), flags)?;
         Ok(Self {
@@ -153,7 +155,7 @@ impl Run {
         self.show_seats();
     }
 
-    /// Until stopped: rounds while there is work, `spin_us` longer, then sleep.
+    /// Until stopped: rounds while there is work, a while longer, then sleep.
     pub(crate) fn run(&mut self) {
         crate::interrupt::accept();
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -163,18 +165,18 @@ impl Run {
     }
 
     fn rounds(&mut self) {
-        let spin_ns = u64::from(self.config.spin_us) * 1000;
-        let mut last_work_ns = self.clock.now_ns();
-        let mut round_start_ns = last_work_ns;
-        let mut idle_rounds = 0u32;
+        let mut spin = Spin::new(u64::from(self.config.spin_us) * 1000, !self.config.fixed_spin);
+        let mut idle = Idle::new(self.clock.now_ns());
+        let mut round_start_ns = idle.last_work_ns;
+        self.mailbox.stats.spin_limit_ns.set(spin.limit_ns());
         while !self.stopping {
-            if self.mailbox.pending.load(Ordering::Relaxed) {
+            if self.has_jobs() {
                 self.take_jobs();
                 if self.stopping {
                     return;
                 }
-                last_work_ns = self.clock.now_ns();
-                round_start_ns = last_work_ns;
+                round_start_ns = self.clock.now_ns();
+                idle.since_ns = round_start_ns;
             }
             let done = self.round(round_start_ns);
             let now_ns = self.clock.now_ns();
@@ -183,18 +185,22 @@ impl Run {
             if done > 0 {
                 stats.busy_rounds.add(1);
                 stats.busy_ns.add(now_ns - round_start_ns);
-                last_work_ns = now_ns;
-                idle_rounds = 0;
-            } else if now_ns - last_work_ns >= spin_ns && !self.has_jobs() {
-                self.sleep(now_ns);
-                last_work_ns = self.clock.now_ns();
-                round_start_ns = last_work_ns;
+                idle.end(round_start_ns, &mut spin, stats);
+                idle = Idle::new(now_ns);
+                round_start_ns = now_ns;
                 continue;
-            } else {
-                idle_rounds = idle_rounds.wrapping_add(1);
-                self.relax(idle_rounds);
             }
-            round_start_ns = now_ns;
+            stats.spin_ns.add(now_ns - round_start_ns);
+            if now_ns - idle.since_ns >= spin.limit_ns() && !self.has_jobs() {
+                idle.slept |= self.sleep(now_ns);
+                round_start_ns = self.clock.now_ns();
+                self.mailbox.stats.asleep_ns.add(round_start_ns - now_ns);
+                idle.since_ns = round_start_ns;
+            } else {
+                idle.rounds = idle.rounds.wrapping_add(1);
+                self.relax(idle.rounds);
+                round_start_ns = now_ns;
+            }
         }
     }
 
@@ -267,7 +273,7 @@ impl Run {
         if self.config.yield_when_idle && idle_rounds.is_multiple_of(YIELD_EVERY) {
             rustix::thread::sched_yield();
         } else {
-            std::hint::spin_loop();
+            self.config.pause.wait(idle_rounds);
         }
     }
 
@@ -288,8 +294,8 @@ impl Run {
         self.mailbox.pending.store(true, Ordering::Relaxed);
     }
 
-    /// Arms every worker, sleeps unless one is busy, disarms those that were armed.
-    fn sleep(&mut self, now_ns: u64) {
+    /// Arms every worker, sleeps unless one is busy, disarms those that were armed. Whether it slept.
+    fn sleep(&mut self, now_ns: u64) -> bool {
         let mut wake_at_ns = None;
         let mut armed = 0;
         let mut busy = false;
@@ -318,6 +324,7 @@ impl Run {
                 None => armed -= 1,
             }
         }
+        !busy
     }
 
     fn wait(&mut self, now_ns: u64, wake_at_ns: Option<u64>) {
@@ -335,7 +342,8 @@ impl Run {
         let woken = epoll::wait(self.mailbox.poller.fd(), spare, timeout.as_ref());
         rests.store(false, Ordering::Relaxed);
         match woken {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => self.mailbox.stats.wakeups.add(1),
             Err(e) => {
                 // Only a bug of ours gets here; do not burn the core over it.
                 tracing::error!(sidecore = self.config.index, "epoll_wait: {e}");
@@ -361,6 +369,31 @@ impl Run {
 }
 
 mod moves;
+
+/// The time since there was work.
+struct Idle {
+    last_work_ns: u64,
+    /// From when to count the polling before a sleep: a sleep or a call begins it anew.
+    since_ns: u64,
+    rounds: u32,
+    slept: bool,
+}
+
+impl Idle {
+    fn new(now_ns: u64) -> Self {
+        Self { last_work_ns: now_ns, since_ns: now_ns, rounds: 0, slept: false }
+    }
+
+    /// Work came in the round that began at `now_ns`.
+    fn end(&self, now_ns: u64, spin: &mut Spin, stats: &SidecoreStats) {
+        if self.slept {
+            spin.woke_to_work(now_ns - self.last_work_ns);
+            stats.spin_limit_ns.set(spin.limit_ns());
+        } else if self.rounds > 0 {
+            stats.spin_hits.add(1);
+        }
+    }
+}
 
 /// Drops a worker. Its drop may panic on a broken state; that must not take the thread along.
 fn drop_guarded(slot: Slot) {

@@ -22,7 +22,7 @@ use control::attached::{AttachedList, AttachedPort};
 use control::config::{AttachBody, Config, PortConfig};
 use control::plane::{HolderStatus, Metrics, Plane, PlaneError, PortStatus, Status, VmStatus};
 use serde_json::Value;
-use sidecore::{Sidecore, Watchdog};
+use sidecore::{Placer, Sidecore, Watchdog};
 use tokio::sync::Notify;
 use vhost_user::Keeper;
 use vsock::{Domain, VsockPortConfig};
@@ -51,6 +51,8 @@ pub struct Host {
     cores: Vec<Core>,
     /// Gets sidecores free that a doorbell blocks; for as long as the host is there.
     _watchdog: Watchdog,
+    /// Moves workers between sidecores; ends with the host's stop.
+    placer: Mutex<Option<Placer>>,
     /// Where the next disk or domain goes.
     next_core: AtomicUsize,
     switches: Vec<SwitchEntry>,
@@ -73,11 +75,14 @@ impl Host {
         holder: Option<PathBuf>,
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
-        let cores = cores::start(&config.sidecore, &clock)?;
+        let (cores, limits) = cores::start(&config.sidecore, &clock)?;
         let watchdog = Watchdog::start(cores.iter().map(|c| c.handle.clone()).collect())?;
+        let handles = cores.iter().map(|c| c.handle.clone()).collect();
+        let placer = Placer::start(handles, limits, Arc::clone(&clock))?;
+        let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();
         for (i, wanted) in config.switches.iter().enumerate() {
-            switches.push(switches::start(wanted, &cores[i % cores.len()], &clock)?);
+            switches.push(switches::start(wanted, active[i % active.len()], &clock)?);
         }
         let next_core = AtomicUsize::new(switches.len());
         let host = Self {
@@ -86,6 +91,7 @@ impl Host {
             clock,
             cores,
             _watchdog: watchdog,
+            placer: Mutex::new(Some(placer)),
             next_core,
             switches,
             keeper,
@@ -141,6 +147,10 @@ impl Host {
         self.change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn placer(&self) -> MutexGuard<'_, Option<Placer>> {
+        self.placer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn list(&self) -> Vec<Arc<Port>> {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -154,11 +164,14 @@ impl Host {
             .ok_or(PlaneError::NotFound { what, name })
     }
 
-    /// The sidecores, beginning with the one whose turn it is.
+    /// The active sidecores, beginning with the one whose turn it is.
     fn cores_in_turn(&self) -> Vec<Sidecore> {
-        let first = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.len();
-        let (before, after) = self.cores.split_at(first);
-        after.iter().chain(before).map(|c| c.handle.clone()).collect()
+        let mut active: Vec<Sidecore> =
+            self.cores.iter().map(|c| c.handle.clone()).filter(Sidecore::is_active).collect();
+        // There is always one.
+        let count = active.len().max(1);
+        active.rotate_left(self.next_core.fetch_add(1, Ordering::Relaxed) % count);
+        active
     }
 
     /// Makes the device and serves it. On error, a panic included, nothing is left behind.
@@ -256,6 +269,7 @@ impl Host {
             }
         }
         change.domains.clear();
+        drop(self.placer().take());
         for core in &self.cores {
             core.handle.shutdown();
         }
@@ -299,6 +313,9 @@ impl Plane for Host {
             sidecores: self.cores.iter().map(status::sidecore).collect(),
             ..Metrics::default()
         };
+        if let Some(placer) = &*self.placer() {
+            status::placer_metrics(placer, &mut all);
+        }
         self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
         self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
         all

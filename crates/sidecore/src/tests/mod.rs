@@ -92,8 +92,10 @@ fn a_kick_wakes_a_sleeping_sidecore() {
         wait_for(&tells, &Told::Polled);
     }
     assert_eq!(worker.call(|w, _| w.rung).unwrap(), 100);
-    assert!(core.stats().sleeps.get() >= 100);
     core.shutdown();
+    let stats = core.stats();
+    assert!(stats.sleeps.get() >= 100 && stats.wakeups.get() >= 100);
+    assert!(stats.asleep_ns.get() > 0);
 }
 
 #[test]
@@ -104,8 +106,10 @@ fn while_spinning_work_is_found_without_a_kick() {
     bell.signal().unwrap();
     wait_for(&tells, &Told::Polled);
     assert_eq!(worker.call(|w, _| w.rung).unwrap(), 1);
-    assert_eq!(core.stats().sleeps.get(), 0);
     core.shutdown();
+    let stats = core.stats();
+    assert_eq!((stats.sleeps.get(), stats.asleep_ns.get()), (0, 0));
+    assert!(stats.spin_hits.get() >= 1 && stats.spin_ns.get() > 0);
 }
 
 #[test]
