@@ -47,8 +47,8 @@ impl Sampler {
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Smoothed(Option<f64>);
 
-/// The newest look's part: the last four looks weigh three quarters.
-const NEWEST: f64 = 0.3;
+/// The newest look's part: the last three looks weigh seven eighths.
+const NEWEST: f64 = 0.5;
 
 impl Smoothed {
     /// Takes in one look. The first one counts fully.
@@ -108,6 +108,6 @@ mod tests {
         for _ in 0..4 {
             load.add(1.0);
         }
-        assert!((0.87..0.9).contains(&load.get()), "{}", load.get());
+        assert_eq!(load.get(), 1.0 - 0.5 / 16.0);
     }
 }

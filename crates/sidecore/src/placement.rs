@@ -6,9 +6,9 @@
 //!
 //! In each look, in this order:
 //! 1. A unit that was put onto a parked sidecore moves to an active one.
-//! 2. A saturated sidecore gives a unit to another that has room, or a parked one is activated
-//!    for it.
-//! 3. When one sidecore has much and another little, the unit that evens them best moves.
+//! 2. A saturated sidecore gives units to another that has room, or half of its load to a parked
+//!    one that is activated for it.
+//! 3. When one sidecore has much and another little, units that even them move.
 //! 4. When the load of one fits the others with room to spare, it moves there and that one parks.
 //!
 //! What keeps it calm: conditions must hold in several looks, a unit that moved stays for a while,
@@ -57,9 +57,9 @@ pub struct Limits {
     pub room: f64,
     /// Load below which a sidecore is not worth relieving for evenness.
     pub even_above: f64,
-    /// By how much the busier of two sidecores must get better for a move.
+    /// By how much the busier of two sidecores must get better for the moves between them.
     pub min_gain: f64,
-    /// Looks for which a unit stays where it was moved to.
+    /// Looks for which a unit stays where it was moved to, unless one is activated for it.
     pub min_stay_looks: u64,
     /// Of the last [`Limits::window_looks`] looks, so many must show saturation or unevenness.
     pub needed_looks: u32,
@@ -67,7 +67,8 @@ pub struct Limits {
     pub window_looks: u32,
     /// Looks in a row that must show that one sidecore fewer would do.
     pub park_looks: u32,
-    /// Most moves of one look: each costs two sidecores the length of a call.
+    /// Most moves of one look: each costs two sidecores the length of a call. Enough for half of the
+    /// workers of a sidecore that has hundreds.
     pub max_moves: usize,
 }
 
@@ -86,7 +87,7 @@ impl Limits {
             needed_looks: 3,
             window_looks: 5,
             park_looks: 20,
-            max_moves: 8,
+            max_moves: 256,
         }
     }
 }

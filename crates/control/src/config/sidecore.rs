@@ -34,10 +34,10 @@ pub(super) fn sidecore(mut r: Reader<'_, '_>) -> SidecoreConfig {
         Placement::Count(count) => Some(*count),
         Placement::Cpus(cpus) => Some(cpus.len()),
     };
-    if let (Some(max), Some(threads)) = (max, threads)
-        && max > threads
+    if let (Some(max), Placement::Cpus(cpus)) = (max, &placement)
+        && max > cpus.len()
     {
-        let what = format!("is {max}, and there are {threads} in `cpus`");
+        let what = format!("is {max}, and there are {} in `cpus`", cpus.len());
         r.bad("max", what, "name more CPUs, or lower `max`");
     }
     if let (Some(min), Some(most)) = (min, max.or(threads))

@@ -18,13 +18,14 @@ pub struct UnitReading {
     pub movable: bool,
 }
 
-/// Turns counters, look by look, into smoothed loads.
+/// Turns counters, look by look, into loads. Those of units are smoothed, those of sidecores are
+/// not: what is decided from them must hold in several looks anyway.
 ///
 /// A sidecore's busy time is exact; that of its units is sampled. So the samples only say how the
 /// sidecore's time is shared out.
 #[derive(Debug, Default)]
 pub struct Meter {
-    cores: Vec<(u64, Smoothed)>,
+    cores: Vec<u64>,
     units: BTreeMap<u32, Unit>,
     looks: u64,
 }
@@ -48,19 +49,14 @@ impl Meter {
         self.looks += 1;
         let is_first = self.cores.len() < busy_ns.len();
         self.cores.resize_with(busy_ns.len(), Default::default);
-        let mut now = vec![0.0; busy_ns.len()];
-        for ((busy_ns, (before_ns, load)), now) in busy_ns.iter().zip(&mut self.cores).zip(&mut now)
-        {
+        let load = |(busy_ns, before_ns): (&u64, &mut u64)| {
             let spent_ns = busy_ns.saturating_sub(*before_ns);
             *before_ns = *busy_ns;
-            if !is_first {
-                *now = (spent_ns as f64 / elapsed_ns.max(1) as f64).min(1.0);
-                load.add(*now);
-            }
-        }
+            if is_first { 0.0 } else { (spent_ns as f64 / elapsed_ns.max(1) as f64).min(1.0) }
+        };
+        let now: Vec<f64> = busy_ns.iter().zip(&mut self.cores).map(load).collect();
         let units = self.read_units(&now, units);
-        let core = |(_, load): &(u64, Smoothed)| CoreLoad { load: load.get(), usable: true };
-        (self.cores.iter().map(core).collect(), units)
+        (now.into_iter().map(|load| CoreLoad { load, usable: true }).collect(), units)
     }
 
     fn read_units(&mut self, cores: &[f64], units: &[UnitReading]) -> Vec<UnitLoad> {

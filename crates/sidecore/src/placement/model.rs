@@ -10,15 +10,16 @@ pub(super) struct Model<'a> {
     pub(super) plan: Plan,
 }
 
-/// A move that would be good: place in the list of units, target, gain.
-#[derive(Clone, Copy)]
+/// Moves that would be good together: places in the list of units, target.
 struct Candidate {
-    unit: usize,
+    units: Vec<usize>,
     to: usize,
-    gain: f64,
-    /// The target's load after it.
+    /// The target's load after them.
     fills: f64,
 }
+
+/// Less than this part of a sidecore is not worth a move.
+const LEAST_LOAD: f64 = 0.0005;
 
 impl<'a> Model<'a> {
     pub(super) fn new(
@@ -66,23 +67,42 @@ impl<'a> Model<'a> {
         self.plan.moves.len() < self.limits.max_moves
     }
 
-    /// The unit of `from` whose move to one of `targets` leaves the busier of the two with the
-    /// least.
-    fn best_move(&self, from: usize, targets: &[usize]) -> Option<Candidate> {
+    /// The units of `from` whose move to the least busy of `targets` evens the two, largest first;
+    /// none when the busier of them would gain too little. `stay`: those that moved lately stay.
+    fn best_moves(&self, from: usize, targets: &[usize], stay: bool) -> Option<Candidate> {
         let to = *targets
             .iter()
             .filter(|&&core| core != from)
             .min_by(|&&a, &&b| self.cores[a].load.total_cmp(&self.cores[b].load))?;
         let before = self.cores[from].load;
-        let mine = self.units.iter().enumerate().filter(|(_, u)| u.core == from && u.movable);
-        let settled = mine.filter(|(_, u)| self.history.is_settled(u.id));
-        let candidates = settled.map(|(unit, u)| {
-            let fills = self.cores[to].load + u.load;
-            Candidate { unit, to, fills, gain: before - fills.max(before - u.load) }
-        });
-        let good = candidates.filter(|c| c.gain >= self.limits.min_gain);
-        // Of equals the first: a later one must be better.
-        good.reduce(|best, c| if c.gain > best.gain { c } else { best })
+        let (mut left, mut fills) = (before, self.cores[to].load);
+        let can_move = |&unit: &usize| {
+            let UnitLoad { id, core, load, movable } = self.units[unit];
+            let may = movable && (!stay || self.history.is_settled(id));
+            core == from && may && load >= LEAST_LOAD
+        };
+        let mut mine: Vec<usize> = (0..self.units.len()).filter(can_move).collect();
+        mine.sort_by(|&a, &b| self.units[b].load.total_cmp(&self.units[a].load));
+        let mut units = Vec::new();
+        for unit in mine {
+            if units.len() + self.plan.moves.len() >= self.limits.max_moves
+                || left - fills < self.limits.min_gain
+            {
+                break;
+            }
+            let load = self.units[unit].load;
+            // One that would only change the roles of the two stays.
+            if load < left - fills {
+                (left, fills) = (left - load, fills + load);
+                units.push(unit);
+            }
+        }
+        let gain = before - left.max(fills);
+        (gain >= self.limits.min_gain).then_some(Candidate { units, to, fills })
+    }
+
+    fn shift_all(&mut self, moves: &Candidate, reason: Reason) {
+        moves.units.iter().for_each(|&unit| self.shift(unit, moves.to, reason));
     }
 
     /// Units on parked sidecores go to the least busy active one; one that must stay activates its
@@ -110,42 +130,29 @@ impl<'a> Model<'a> {
             if !History::holds(self.history.saturated[core], self.limits) {
                 continue;
             }
-            let mut moved = false;
-            while self.has_moves_left() && self.cores[core].load >= self.limits.saturated {
-                if !self.relieve_once(core) {
-                    break;
-                }
-                moved = true;
-            }
-            if moved {
+            if self.relieve_one(core) {
                 self.history.saturated[core] = 0;
             }
         }
     }
 
-    fn relieve_once(&mut self, core: usize) -> bool {
-        let among = self.best_move(core, &self.by_load());
-        if let Some(c) = among.filter(|c| c.fills < self.limits.saturated) {
-            self.shift(c.unit, c.to, Reason::Saturated);
+    fn relieve_one(&mut self, core: usize) -> bool {
+        let among = self.best_moves(core, &self.by_load(), true);
+        if let Some(moves) = among.filter(|moves| moves.fills < self.limits.saturated) {
+            self.shift_all(&moves, Reason::Saturated);
             return true;
         }
         let parked = (0..self.cores.len()).find(|&c| !self.is_active(c) && self.cores[c].usable);
         let Some(parked) = parked.filter(|_| self.active_count() < self.limits.max_active) else {
             return false;
         };
-        // Half of the load at once: what was asked of a saturated sidecore is more than it could
-        // show.
-        let mut moved = false;
-        while self.has_moves_left()
-            && let Some(c) = self.best_move(core, &[parked])
-        {
-            if !moved {
-                self.activate(parked);
-            }
-            moved = true;
-            self.shift(c.unit, c.to, Reason::Saturated);
-        }
-        moved
+        // Half of the load: what was asked of a saturated sidecore is more than it could show. It
+        // cannot swing back before one is parked, so what moved lately may move again: without that
+        // many small units would spread one sidecore a second.
+        let Some(moves) = self.best_moves(core, &[parked], false) else { return false };
+        self.activate(parked);
+        self.shift_all(&moves, Reason::Saturated);
+        true
     }
 
     /// The busiest gives to the least busy.
@@ -153,46 +160,56 @@ impl<'a> Model<'a> {
         let order = self.by_load();
         let Some(&busiest) = order.first() else { return };
         let best = self
-            .best_move(busiest, &order)
+            .best_moves(busiest, &order, true)
             .filter(|_| self.cores[busiest].load >= self.limits.even_above);
         self.history.uneven = self.history.uneven << 1 | u32::from(best.is_some());
-        if let Some(c) = best
+        if let Some(moves) = best
             && History::holds(self.history.uneven, self.limits)
         {
             self.history.uneven = 0;
-            self.shift(c.unit, c.to, Reason::Even);
+            self.shift_all(&moves, Reason::Even);
         }
     }
 
-    /// The least busy gives everything to the others and parks.
+    /// The least busy give everything to the others and park: one after the other, as long as that
+    /// leaves room, once it has been so for a while.
     pub(super) fn consolidate(&mut self) {
-        let order = self.by_load();
-        let Some(&core) = order.last() else { return };
-        let has_spare = self.plan.is_empty() && self.active_count() > self.limits.min_active;
-        let targets = if has_spare { self.fit(core, &order[..order.len() - 1]) } else { None };
-        let Some(targets) = targets else {
+        if !self.plan.is_empty() || self.spare().is_none() {
             self.history.spare = 0;
             return;
-        };
+        }
         self.history.spare += 1;
         if self.history.spare < self.limits.park_looks {
             return;
         }
         self.history.spare = 0;
-        for (unit, to) in targets {
-            self.shift(unit, to, Reason::Consolidate);
+        while let Some((core, places)) = self.spare()
+            && self.plan.moves.len() + places.len() <= self.limits.max_moves
+        {
+            for (unit, to) in places {
+                self.shift(unit, to, Reason::Consolidate);
+            }
+            self.history.active[core] = false;
+            self.plan.park.push(core);
         }
-        self.history.active[core] = false;
-        self.plan.park.push(core);
+    }
+
+    /// A sidecore that is not needed, and where each of its units has a place.
+    fn spare(&self) -> Option<(usize, Vec<(usize, usize)>)> {
+        if self.active_count() <= self.limits.min_active {
+            return None;
+        }
+        let order = self.by_load();
+        order.iter().rev().find_map(|&core| Some((core, self.fit(core, &order)?)))
     }
 
     /// A place for each unit of `core`, largest first, with room to spare.
-    fn fit(&self, core: usize, others: &[usize]) -> Option<Vec<(usize, usize)>> {
+    fn fit(&self, core: usize, order: &[usize]) -> Option<Vec<(usize, usize)>> {
         let mut mine: Vec<usize> =
             (0..self.units.len()).filter(|&u| self.units[u].core == core).collect();
         mine.sort_by(|&a, &b| self.units[b].load.total_cmp(&self.units[a].load));
         let mut loads: Vec<(usize, f64)> =
-            others.iter().map(|&other| (other, self.cores[other].load)).collect();
+            order.iter().filter(|&&c| c != core).map(|&c| (c, self.cores[c].load)).collect();
         if loads.is_empty() {
             return None;
         }
@@ -202,12 +219,11 @@ impl<'a> Model<'a> {
             if !movable || !self.history.is_settled(id) {
                 return None;
             }
-            // Onto the least busy that remain: parking must not make one core hot.
-            let (to, filled) = loads.iter_mut().min_by(|a, b| a.1.total_cmp(&b.1))?;
+            // Onto the busiest that has room: the others are the next to be parked.
+            let has_room = |(_, filled): &&mut (usize, f64)| *filled + load <= self.limits.room;
+            let (to, filled) =
+                loads.iter_mut().filter(has_room).max_by(|a, b| a.1.total_cmp(&b.1))?;
             *filled += load;
-            if *filled > self.limits.room {
-                return None;
-            }
             places.push((unit, *to));
         }
         Some(places)

@@ -226,6 +226,7 @@ fn a_pinned_worker_and_one_without_a_target_stay() {
     sleeps_again(&worker, &tells);
     bell.signal().unwrap();
     wait_for(&tells, &Told::Fired(fd));
+    wait_for(&tells, &Told::Polled);
     assert_eq!(worker.call(|w, _| w.rung).unwrap(), 1);
     a.shutdown();
 }
