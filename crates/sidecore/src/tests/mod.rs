@@ -103,6 +103,10 @@ fn while_spinning_work_is_found_without_a_kick() {
     let core = sidecore(u32::MAX);
     let (worker, bell, tells) = counting(false);
     let worker = core.add(worker).unwrap();
+    // Polling has begun: what comes now is found by it.
+    while core.stats().spin_ns.get() == 0 {
+        std::thread::yield_now();
+    }
     bell.signal().unwrap();
     wait_for(&tells, &Told::Polled);
     assert_eq!(worker.call(|w, _| w.rung).unwrap(), 1);
