@@ -76,8 +76,9 @@ fn plan(wanted: &Wanted, cpus: usize) -> Vec<SidecoreConfig> {
             spin_us,
             fixed_spin: wanted.spin == SpinKind::Fixed,
             pause,
-            // A CPU of its own is not asked back; a shared one is, by the guests.
-            yield_when_idle: wanted.yields.unwrap_or(cpu.is_none() || small),
+            // A CPU that was named is the sidecore's own: nobody asks it back, and a yield costs the
+            // latency of a system call. A shared one is asked back, by the guests.
+            yield_when_idle: wanted.yields.unwrap_or(cpu.is_none()),
         })
         .collect()
 }
@@ -127,14 +128,17 @@ mod tests {
     }
 
     #[test]
-    fn a_small_machine_yields_where_it_polls() {
+    fn only_shared_cpus_are_given_away_unless_told_otherwise() {
         let wanted = Wanted { spin_us: Some(20), ..Wanted::default() };
-        assert!(plan(&wanted, 4)[0].yield_when_idle);
-        let pinned = Wanted { placement: Placement::Cpus(vec![1]), ..wanted };
-        assert!(plan(&pinned, 4)[0].yield_when_idle);
-        assert!(!plan(&pinned, 5)[0].yield_when_idle);
-        let never = Wanted { yields: Some(false), ..pinned };
-        assert!(!plan(&never, 2)[0].yield_when_idle);
+        for cpus in [2, 64] {
+            assert!(plan(&wanted, cpus)[0].yield_when_idle);
+            let pinned = Wanted { placement: Placement::Cpus(vec![1]), ..wanted.clone() };
+            assert!(!plan(&pinned, cpus)[0].yield_when_idle);
+            let told = Wanted { yields: Some(true), ..pinned };
+            assert!(plan(&told, cpus)[0].yield_when_idle);
+            let never = Wanted { yields: Some(false), ..wanted.clone() };
+            assert!(!plan(&never, cpus)[0].yield_when_idle);
+        }
     }
 
     #[test]
