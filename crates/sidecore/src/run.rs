@@ -110,6 +110,7 @@ impl Run {
     pub(crate) fn remove(&mut self, seat: &Arc<Seat>) -> Option<Box<dyn Any + Send>> {
         let slot = self.slots.remove(self.position(seat)?);
         self.show_seats();
+        self.ledger.worker_left(self.clock.now_ns());
         self.unwatch(&slot);
         Some(slot.worker.into_any())
     }
@@ -282,6 +283,7 @@ impl Run {
         );
         self.mailbox.stats.panics.add(1);
         self.show_seats();
+        self.ledger.worker_left(self.clock.now_ns());
         self.unwatch(&slot);
         drop_guarded(slot);
     }

@@ -36,6 +36,8 @@ impl Run {
             self.slots.extract_if(.., |slot| Arc::ptr_eq(&slot.seat.unit, unit)).collect();
         let count = slots.len();
         slots.iter().for_each(|slot| self.unwatch(slot));
+        // Before it is charged elsewhere: what it was charged here is told by then.
+        self.ledger.worker_left(self.clock.now_ns());
         let parcel: Parcel = Arc::new(Mutex::new(slots));
         let job = {
             let parcel = Arc::clone(&parcel);

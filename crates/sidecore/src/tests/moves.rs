@@ -270,3 +270,53 @@ fn each_worker_is_told_its_own_time() {
     let sampled = (short + long) as f64 / (after.2 - before.2) as f64;
     assert!((0.9..1.1).contains(&sampled), "{sampled}");
 }
+
+/// Charges its VM for a request whenever it may.
+struct Charged(crate::VmId, SyncSender<Told>);
+
+impl Worker for Charged {
+    fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
+        let allowance = ledger.allowance(self.0, now_ns);
+        if allowance.is_none() {
+            ledger.held_back(self.0, now_ns);
+            let _ = self.1.try_send(Told::Polled);
+            return 0;
+        }
+        ledger.charge(self.0, crate::Spent { bytes: 3000, requests: 1 }, true, now_ns);
+        1
+    }
+    fn arm(&mut self, _now_ns: u64, _ledger: &mut Ledger) -> Arm {
+        Arm::Idle
+    }
+    fn disarm(&mut self) {}
+}
+
+#[test]
+fn who_is_at_its_ceiling_still_is_after_a_move() {
+    let clock = base::clock::ManualClock::default();
+    clock.advance_ns(5_000_000_000);
+    let core = || Sidecore::spawn(SidecoreConfig::default(), Arc::new(clock.clone())).unwrap();
+    let cores = [core(), core()];
+    let settings = crate::Settings {
+        ceiling_bytes_per_s: 100_000,
+        ceiling_burst_ms: 100,
+        ..crate::Settings::default()
+    };
+    let account = crate::Accounts::default().open("vm", settings);
+    cores.iter().for_each(|core| core.enrol(Arc::clone(&account)).unwrap());
+    let (told, tells) = sync_channel(1024);
+    let worker = cores[0].add(Charged(account.id(), told)).unwrap();
+    wait_for(&tells, &Told::Polled);
+    // A debt of 2,000 bytes goes with it, and a wait of 10 ms does not stay behind.
+    clock.advance_ns(10_000_000);
+    worker.move_to(&cores[1]).unwrap();
+    let stats = &account.stats;
+    assert_eq!(stats.charged_requests.load(Ordering::Relaxed), 4);
+    assert_eq!(stats.held_by_ceiling_ns.load(Ordering::Relaxed), 10_000_000);
+    while tells.try_recv().is_ok() {}
+    worker.call(|_, _| ()).unwrap();
+    wait_for(&tells, &Told::Polled);
+    worker.remove().unwrap();
+    assert_eq!(stats.charged_requests.load(Ordering::Relaxed), 4);
+    cores.iter().for_each(Sidecore::shutdown);
+}
