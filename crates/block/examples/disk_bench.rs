@@ -29,8 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     for layout in [Layout::Split, Layout::Packed] {
         let clock = Arc::new(MonotonicClock);
-        let config =
-            SidecoreConfig { index: 0, cpu: Some(0), spin_us: 1000, yield_when_idle: false };
+        let config = SidecoreConfig { cpu: Some(0), spin_us: 1000, ..SidecoreConfig::default() };
         let core = Sidecore::spawn(config, clock.clone())?;
         let mut config = BlockPortConfig::new("bench/disk", backend.clone());
         config.block_size = 4096;

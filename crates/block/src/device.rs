@@ -10,7 +10,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use queue::inflight::InflightRegion;
 use queue::{GuestMemory, Vring};
-use sidecore::{Sidecore, SidecoreError, WorkerRef};
+use sidecore::{Group, Sidecore, SidecoreError, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::backend::Backend;
@@ -45,6 +45,8 @@ pub struct BlockPort {
     state: Arc<PortState>,
     backend: Arc<dyn Backend>,
     cores: Vec<Sidecore>,
+    /// Of the queues of a port with stages, which share those.
+    group: Option<Group>,
     features: u64,
     topology: Topology,
     /// The write cache as configured: what a reset goes back to.
@@ -70,8 +72,8 @@ impl std::fmt::Debug for BlockPort {
 }
 
 impl BlockPort {
-    /// Opens the back end and makes the port; queue *i* will run on core *i* modulo their number
-    /// (all on the first when there are stages). The clock is part of every port's constructor;
+    /// Opens the back end and makes the port; queue *i* begins on core *i* modulo their number (all
+    /// on the first when there are stages, and they stay together). The clock is part of every port's constructor;
     /// a disk gets the time from its sidecores.
     pub fn new(
         config: BlockPortConfig,
@@ -112,7 +114,7 @@ impl BlockPort {
             });
         }
         let features = config.features();
-        let cores = if config.stages.is_empty() { cores } else { &cores[..1] };
+        let group = (!config.stages.is_empty()).then(|| Group::new(&cores[0]));
         let state = Arc::new(PortState {
             vm: config.vm,
             gate: backend.gate(),
@@ -132,6 +134,7 @@ impl BlockPort {
             state,
             backend,
             cores: cores.to_vec(),
+            group,
             features,
             topology: config.topology,
             writeback: config.writeback,
@@ -361,7 +364,11 @@ impl Device for BlockPort {
         let stats = Arc::clone(&self.block_stats[index]);
         let engine = Engine::new(vring, Arc::clone(&self.state), stats, open)
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
-        let worker = self.cores[index % self.cores.len()].add(engine).map_err(failed)?;
+        let worker = match &self.group {
+            Some(group) => group.add(engine),
+            None => self.cores[index % self.cores.len()].add(engine),
+        };
+        let worker = worker.map_err(failed)?;
         let watched = worker
             .call(|engine, watcher| {
                 // The sidecore is awake: a driver that never lets it sleep would kick for ever.

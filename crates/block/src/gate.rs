@@ -56,6 +56,12 @@ impl Gate {
         Ok(gate)
     }
 
+    /// Requests in the device.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn new(device: u64) -> Self {
         Self {
             device,

@@ -34,11 +34,17 @@ const QUEUE_METRICS: [QueueMetric; 7] = [
     }),
 ];
 
-const SIDECORE_METRICS: [SidecoreMetric; 7] = [
+const SIDECORE_METRICS: [SidecoreMetric; 13] = [
     ("rounds_total", "counter", "Rounds over all workers.", |s| s.rounds),
     ("busy_rounds_total", "counter", "Rounds in which something was done.", |s| s.busy_rounds),
     ("sleeps_total", "counter", "Times the thread went to sleep.", |s| s.sleeps),
+    ("wakeups_total", "counter", "Times that a kick or a call woke it.", |s| s.wakeups),
+    ("spin_hits_total", "counter", "Times that polling on found work.", |s| s.spin_hits),
     ("busy_nanoseconds_total", "counter", "Time spent in busy rounds.", |s| s.busy_ns),
+    ("spin_nanoseconds_total", "counter", "Time spent in rounds without work.", |s| s.spin_ns),
+    ("asleep_nanoseconds_total", "counter", "Time spent asleep.", |s| s.asleep_ns),
+    ("spin_limit_nanoseconds", "gauge", "How long it polls before a sleep.", |s| s.spin_limit_ns),
+    ("active", "gauge", "1 while it takes workers, 0 while parked.", |s| u64::from(s.active)),
     ("panics_total", "counter", "Workers lost to a panic.", |s| s.panics),
     ("stalls_total", "counter", "Times it neither slept nor finished a round for a second.", |s| {
         s.stalls

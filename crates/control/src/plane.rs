@@ -121,8 +121,12 @@ pub struct SidecoreStatus {
     /// CPU it is pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<usize>,
-    /// Microseconds it polls without work before it sleeps.
+    /// Whether it takes workers; false while it is parked.
+    pub active: bool,
+    /// Most microseconds it polls without work before it sleeps.
     pub spin_us: u32,
+    /// Nanoseconds it polls now.
+    pub spin_limit_ns: u64,
     /// Workers on it.
     pub workers: u64,
     /// Rounds over all workers.
@@ -131,8 +135,16 @@ pub struct SidecoreStatus {
     pub busy_rounds: u64,
     /// Times it went to sleep.
     pub sleeps: u64,
+    /// Times that a watched descriptor or a call woke it.
+    pub wakeups: u64,
+    /// Times that polling on found work.
+    pub spin_hits: u64,
     /// Nanoseconds spent in busy rounds.
     pub busy_ns: u64,
+    /// Nanoseconds spent in rounds that found nothing.
+    pub spin_ns: u64,
+    /// Nanoseconds asleep.
+    pub asleep_ns: u64,
     /// Workers lost to a panic.
     pub panics: u64,
     /// Times it hung for a second or more.

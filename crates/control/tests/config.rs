@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use control::config::{
-    BindMode, Config, DiskFormat, HolderConfig, Placement, Problems, SocketMode, load, parse,
+    BindMode, Config, DiskFormat, HolderConfig, PauseKind, Placement, Problems, SidecoreConfig,
+    SocketMode, SpinKind, load, parse,
 };
 
 fn errors(text: &str) -> Vec<String> {
@@ -29,6 +30,14 @@ fn bad_configs_are_told_with_place_and_fix() {
         ("[sidecore]\ncount=0", &[("m.toml:2:7:", "is 0; the limit is 1 to 64")]),
         ("[sidecore]\ncount=2\ncpus=[1]", &[("m.toml:2:7:", "together with `cpus`")]),
         ("[sidecore]\ncpus=[1,1]", &[("m.toml:2:6:", "CPU 1 twice")]),
+        ("[sidecore]\ncount=2\nmax=4", &[("m.toml:3:5:", "together with `count`")]),
+        ("[sidecore]\ncpus=[1,2]\nmax=3", &[("m.toml:3:5:", "there are 2 in `cpus`")]),
+        ("[sidecore]\ncount=2\nmin=3", &[("m.toml:3:5:", "lower `min` to 2 at most")]),
+        ("[sidecore]\nmin=3\nmax=2", &[("m.toml:2:5:", "at most 2 may be active")]),
+        ("[sidecore]\nmin=0", &[("m.toml:2:5:", "is 0; the limit is 1 to 64")]),
+        ("[sidecore]\nspin=\"on\"", &[("m.toml:2:6:", "write \"adaptive\" or \"fixed\"")]),
+        ("[sidecore]\npause=\"c6\"", &[("m.toml:2:7:", "\"c6\" is unknown")]),
+        ("[sidecore]\nyield=1", &[("m.toml:2:7:", "\"auto\", true or false")]),
         ("[sidecore]\ncpus=[]", &[("m.toml:2:6:", "names no CPU")]),
         (
             "[vm]\nname=\"web\"",
@@ -247,8 +256,20 @@ fn an_empty_config_has_defaults() {
     let config = parse(Path::new("m.toml"), "").unwrap();
     assert_eq!(config.daemon.control_socket, PathBuf::from("/run/millrace/control.sock"));
     assert_eq!(config.daemon.holder, HolderConfig::None);
-    assert_eq!(config.sidecore.placement, Placement::Auto);
-    assert_eq!(config.sidecore.spin_us, None);
+    assert_eq!(config.sidecore, SidecoreConfig::default());
+}
+
+#[test]
+fn a_most_without_a_count_is_the_count() {
+    let sidecore =
+        |text: &str| parse(Path::new("m.toml"), &format!("[sidecore]\n{text}")).unwrap().sidecore;
+    let found = sidecore("min=1\nmax=4\nyield=true\npause='c0.2'\nspin='fixed'");
+    assert_eq!(found.placement, Placement::Count(4));
+    assert_eq!((found.min, found.max, found.yields), (Some(1), Some(4), Some(true)));
+    assert_eq!((found.pause, found.spin), (PauseKind::C02, SpinKind::Fixed));
+    let found = sidecore("cpus=[3,4,5]\nmin=1\nmax=2");
+    assert_eq!(found.placement, Placement::Cpus(vec![3, 4, 5]));
+    assert_eq!((found.min, found.max), (Some(1), Some(2)));
 }
 
 #[test]

@@ -235,7 +235,8 @@ fn serve(
     process::init_logging("warn", false)?;
     process::raise_limits();
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
-    let config = SidecoreConfig { index: 0, cpu: None, spin_us: SPIN_US, yield_when_idle: true };
+    let config =
+        SidecoreConfig { spin_us: SPIN_US, yield_when_idle: true, ..SidecoreConfig::default() };
     let core = Sidecore::spawn(config, Arc::clone(&clock))?;
     let (engine, keep) = device(&core, &clock)?;
     let own = own_socket(&endpoint)?;

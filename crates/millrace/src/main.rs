@@ -10,8 +10,8 @@
 //!
 //! # Limits
 //! - 1,024 ports per daemon ([`base::limits::MAX_PORTS`]).
-//! - A switch runs on one sidecore; switches, vsock domains and disk queues are spread over the
-//!   sidecores in the order of the config and stay where they are.
+//! - A switch runs on one sidecore; switches, vsock domains and disk queues begin on the active
+//!   sidecores in turn and move by load.
 //! - The config is read at the start; later changes go through the control API.
 
 mod backend;

@@ -120,9 +120,28 @@ pub fn status(status: &Value) -> String {
 }
 
 fn sidecores(list: &Value) -> String {
-    let head =
-        ["SIDECORE", "CPU", "SPIN_US", "WORKERS", "BUSY_ROUNDS", "SLEEPS", "PANICS", "STALLS"];
-    let keys = ["index", "cpu", "spin_us", "workers", "busy_rounds", "sleeps", "panics", "stalls"];
+    let head = [
+        "SIDECORE",
+        "CPU",
+        "ACTIVE",
+        "SPIN_US",
+        "WORKERS",
+        "BUSY_ROUNDS",
+        "SLEEPS",
+        "PANICS",
+        "STALLS",
+    ];
+    let keys = [
+        "index",
+        "cpu",
+        "active",
+        "spin_us",
+        "workers",
+        "busy_rounds",
+        "sleeps",
+        "panics",
+        "stalls",
+    ];
     let rows: Vec<Vec<String>> =
         items(list).iter().map(|s| keys.iter().map(|k| cell(s, k)).collect()).collect();
     table(&head, &rows)

@@ -123,6 +123,11 @@ impl Switch {
         &self.config.name
     }
 
+    /// The number of the sidecore that it is on now.
+    pub fn sidecore(&self) -> usize {
+        self.worker.core().index()
+    }
+
     /// Its counters.
     pub fn stats(&self) -> &SwitchStats {
         &self.stats

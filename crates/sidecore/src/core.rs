@@ -1,29 +1,33 @@
 //! A handle on a sidecore: starting it, its mailbox, its counters.
 
-use std::any::Any;
 use std::fmt;
-use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use base::clock::Clock;
 use base::counter::Counter;
 use base::event::Event;
 
 use crate::credit::{Account, VmId};
-use crate::run::{Run, WorkerId};
-use crate::worker::{SidecoreError, Watcher, Worker};
+use crate::pause::Pause;
+use crate::run::Run;
+use crate::seat::Seat;
+use crate::worker::{Poller, SidecoreError};
 
-/// How a sidecore runs.
-#[derive(Debug, Clone)]
+/// How a sidecore runs. The default sleeps at once.
+#[derive(Debug, Clone, Default)]
 pub struct SidecoreConfig {
     /// Number, for names and metrics.
     pub index: usize,
     /// CPU to pin to; none: the scheduler decides.
     pub cpu: Option<usize>,
-    /// How long to poll without work before sleeping, in microseconds; 0 sleeps at once.
+    /// Longest poll without work before sleeping, in microseconds; 0 sleeps at once. See
+    /// [`crate::Spin`] for how the time adapts.
     pub spin_us: u32,
+    /// Always poll for `spin_us`.
+    pub fixed_spin: bool,
+    /// How to wait between two empty rounds.
+    pub pause: Pause,
     /// Give the CPU away between polls that found nothing: for hosts where the guests need the
     /// same cores. Costs one system call per empty round, none per busy one.
     pub yield_when_idle: bool,
@@ -38,12 +42,25 @@ pub struct SidecoreStats {
     pub busy_rounds: Counter,
     /// Times it went to sleep.
     pub sleeps: Counter,
+    /// Times that something woke it: a watched descriptor or a call, not a deadline.
+    pub wakeups: Counter,
+    /// Times that work was found by polling on, which else would have had to wake it.
+    pub spin_hits: Counter,
     /// Nanoseconds spent in rounds that did something.
     pub busy_ns: Counter,
+    /// Nanoseconds spent in rounds that found nothing.
+    pub spin_ns: Counter,
+    /// Nanoseconds asleep, falling asleep and waking up included.
+    pub asleep_ns: Counter,
+    /// How long it polls now before it sleeps, in nanoseconds (a gauge).
+    pub spin_limit_ns: Counter,
     /// Workers on it now.
     pub workers: Counter,
     /// Workers that were taken off because they panicked (a bug of ours).
     pub panics: Counter,
+    /// 1 while it takes workers, 0 while it is parked. Written by the [`crate::Placer`], where there
+    /// is one.
+    pub active: Counter,
     /// Times that it neither slept nor finished a round for about a second. Counted by the
     /// [`crate::Watchdog`], where there is one.
     pub stalls: Counter,
@@ -65,19 +82,39 @@ pub(crate) type Job = Box<dyn FnOnce(&mut Run) + Send>;
 
 /// What the handles share with the thread.
 pub(crate) struct Mailbox {
+    /// The way to the inbox; none once it has stopped, so that nothing is left there unseen.
+    jobs: Mutex<Option<mpsc::Sender<Job>>>,
     /// Set when a job may be waiting; read once per round.
     pub(crate) pending: AtomicBool,
     /// Wakes a sleeping thread.
     pub(crate) bell: Event,
     pub(crate) stats: SidecoreStats,
     pub(crate) pulse: Pulse,
+    /// What wakes the thread. Here, so that a worker's descriptors can be watched before it comes.
+    pub(crate) poller: Poller,
+    /// Who is on it, for readers; changed by the thread, and never in a round.
+    seats: Mutex<Vec<Arc<Seat>>>,
+}
+
+impl Mailbox {
+    fn jobs(&self) -> MutexGuard<'_, Option<mpsc::Sender<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes no more jobs.
+    pub(crate) fn close(&self) {
+        *self.jobs() = None;
+    }
+
+    pub(crate) fn seats(&self) -> MutexGuard<'_, Vec<Arc<Seat>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A handle on a running sidecore. The thread ends when [`Sidecore::shutdown`] is called.
 #[derive(Clone)]
 pub struct Sidecore {
     index: usize,
-    jobs: mpsc::Sender<Job>,
     mailbox: Arc<Mailbox>,
 }
 
@@ -93,13 +130,16 @@ impl Sidecore {
     pub fn spawn(config: SidecoreConfig, clock: Arc<dyn Clock>) -> Result<Self, SidecoreError> {
         let index = config.index;
         let io = |what| move |source| SidecoreError::Io { what, source };
+        let (jobs, inbox) = mpsc::channel();
         let mailbox = Arc::new(Mailbox {
+            jobs: Mutex::new(Some(jobs)),
             pending: AtomicBool::new(false),
             bell: Event::new().map_err(io("making its wake-up event"))?,
             stats: SidecoreStats::default(),
             pulse: Pulse::default(),
+            poller: Poller::new().map_err(io("making its epoll set"))?,
+            seats: Mutex::default(),
         });
-        let (jobs, inbox) = mpsc::channel();
         let (ready, started) = mpsc::sync_channel(1);
         let shared = Arc::clone(&mailbox);
         std::thread::Builder::new()
@@ -117,11 +157,11 @@ impl Sidecore {
                 }
             })
             .map_err(io("starting its thread"))?;
-        started
-            .recv()
-            .map_err(|_| SidecoreError::Gone(index))?
-            .map_err(io("pinning its thread to the configured CPU, or making its epoll set"))?;
-        Ok(Self { index, jobs, mailbox })
+        started.recv().map_err(|_| SidecoreError::Gone(index))?.map_err(io(
+            "pinning its thread to the configured CPU, or watching its wake-up event",
+        ))?;
+        mailbox.stats.active.set(1);
+        Ok(Self { index, mailbox })
     }
 
     /// Number.
@@ -143,12 +183,6 @@ impl Sidecore {
         &self.mailbox.pulse
     }
 
-    /// Moves a worker onto this sidecore.
-    pub fn add<W: Worker>(&self, worker: W) -> Result<WorkerRef<W>, SidecoreError> {
-        let id = self.ask(move |run| run.add(Box::new(worker)))?;
-        Ok(WorkerRef { core: self.clone(), id, _worker: PhantomData })
-    }
-
     /// Takes an account into the ledger of this sidecore, or takes over its new settings.
     pub fn enrol(&self, account: Arc<Account>) -> Result<(), SidecoreError> {
         self.ask(move |run| run.ledger().enrol(account))
@@ -166,8 +200,33 @@ impl Sidecore {
         let _ = self.ask(Run::stop);
     }
 
+    /// Whether it is to be given workers; false while it is parked.
+    pub fn is_active(&self) -> bool {
+        self.mailbox.stats.active.get() != 0
+    }
+
+    /// CPU time of its thread, in nanoseconds; none before it runs and after it ended.
+    pub(crate) fn cpu_ns(&self) -> Option<u64> {
+        let thread = self.mailbox.pulse.thread.load(Ordering::Relaxed);
+        crate::interrupt::cpu_ns(thread)
+    }
+
+    /// Whether both are handles on the same sidecore.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.mailbox, &other.mailbox)
+    }
+
+    /// The workers on it now, or on their way to it.
+    pub(crate) fn seats(&self) -> Vec<Arc<Seat>> {
+        self.mailbox.seats().clone()
+    }
+
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
     /// Runs `f` on the thread, between two rounds, and waits for the answer.
-    fn ask<R: Send + 'static>(
+    pub(crate) fn ask<R: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Run) -> R + Send + 'static,
     ) -> Result<R, SidecoreError> {
@@ -181,61 +240,15 @@ impl Sidecore {
         wait.recv().map_err(|_| gone())
     }
 
-    /// Leaves a job for the thread.
+    /// Leaves a job for the thread. With [`SidecoreError::Gone`] it is dropped and never runs; with
+    /// any other error it waits for somebody else to wake the thread.
     pub(crate) fn post(&self, job: Job) -> Result<(), SidecoreError> {
-        self.jobs.send(job).map_err(|_| SidecoreError::Gone(self.index))?;
+        let gone = || SidecoreError::Gone(self.index);
+        self.mailbox.jobs().as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(gone)?;
         self.mailbox.pending.store(true, Ordering::Release);
         self.mailbox
             .bell
             .signal()
             .map_err(|source| SidecoreError::Io { what: "waking its thread", source })
-    }
-}
-
-/// A handle on a worker that lives on a sidecore.
-pub struct WorkerRef<W> {
-    core: Sidecore,
-    id: WorkerId,
-    _worker: PhantomData<fn(W)>,
-}
-
-impl<W> fmt::Debug for WorkerRef<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerRef").field("core", &self.core).field("id", &self.id).finish()
-    }
-}
-
-impl<W> Clone for WorkerRef<W> {
-    fn clone(&self) -> Self {
-        Self { core: self.core.clone(), id: self.id, _worker: PhantomData }
-    }
-}
-
-impl<W: Worker> WorkerRef<W> {
-    /// Runs `f` on the sidecore, between two rounds, and waits for its result. `f` must not block:
-    /// it holds up every worker of that sidecore. Never call it from a sidecore's own thread.
-    pub fn call<R: Send + 'static>(
-        &self,
-        f: impl FnOnce(&mut W, &Watcher<'_>) -> R + Send + 'static,
-    ) -> Result<R, SidecoreError> {
-        let id = self.id;
-        self.core
-            .ask(move |run| run.with_worker(id, f))?
-            .ok_or(SidecoreError::NoWorker(self.core.index))
-    }
-
-    /// Takes the worker off the sidecore.
-    pub fn remove(&self) -> Result<W, SidecoreError> {
-        let id = self.id;
-        let worker: Option<Box<dyn Any + Send>> = self.core.ask(move |run| run.remove(id))?;
-        worker
-            .and_then(|w| w.downcast::<W>().ok())
-            .map(|w| *w)
-            .ok_or(SidecoreError::NoWorker(self.core.index))
-    }
-
-    /// The sidecore it lives on.
-    pub fn core(&self) -> &Sidecore {
-        &self.core
     }
 }

@@ -5,9 +5,15 @@
 //! runs them round robin, each to completion of one batch. Nothing is shared between sidecores:
 //! whoever wants to change a worker sends a closure ([`WorkerRef::call`]) that the sidecore runs
 //! between two rounds; an atomic flag tells it that one is waiting, so that a busy round costs one
-//! relaxed load and no lock. When no worker has had work for `spin_us`, every worker arms its kicks
-//! (and says if work came meanwhile), and the thread sleeps in `epoll_wait`. Descriptors are watched
-//! edge-triggered: a kick costs no `read`.
+//! relaxed load and no lock. When no worker has had work for a while ([`Spin`] adapts it, up to
+//! `spin_us`), every worker arms its kicks (and says if work came meanwhile), and the thread sleeps
+//! in `epoll_wait`. Descriptors are watched edge-triggered: a kick costs no `read`.
+//!
+//! A worker may move to another sidecore between two rounds, alone or with its [`Group`]; handles
+//! follow it, and its descriptors are watched by both for a moment, so that no kick is lost. Every
+//! 32nd round or so the time of each worker is taken. The [`Placer`] goes by that: it moves workers
+//! from busy to less busy sidecores, and lets as many be active as the load needs
+//! ([`placement`] has the rules). A parked one has no workers and sleeps.
 //!
 //! Each sidecore has a [`Ledger`] that says which VM's work is done next when there is more than
 //! fits: see [`credit`]. A round begins with another worker each time, and a round after which
@@ -17,28 +23,49 @@
 //! interrupts a sidecore that neither slept nor finished a round for about a second.
 //!
 //! # Limits
-//! - A worker stays on the sidecore it was added to; moving by load comes later.
+//! - A worker is the least that moves. A switch or a vsock domain is one worker however many ports
+//!   it has: all of them move, and none of them gets more than one sidecore. A disk queue is one;
+//!   all queues of a disk with stages are a group, since they share the stages.
 //! - A call waits for the end of the current round: at most one batch of every worker there, and
-//!   one more such round for each 16 calls before it.
+//!   one more such round for each 16 calls before it. A move waits for two sidecores; its worker is
+//!   not polled meanwhile.
+//! - Each watched descriptor may count one kick too many, or too few, when its worker moves: the
+//!   new watch fires when the descriptor was ever rung, and an event of the old one has no owner.
+//! - Requests of a disk that are in flight while its queue moves complete on the old thread, which
+//!   is the one that the kernel runs their last step on: a timer tick later at most. So sidecores
+//!   are parked, never ended, while the daemon runs.
+//! - Load is time spent in rounds that did something. A sidecore that is given single packets shows
+//!   a high load that batches would lower; it is relieved all the same.
 //! - A worker that panics, in whatever it does, is dropped: its ports are dead until they are
 //!   attached anew.
 //! - 64 wake-ups are taken from the kernel at once (one page of events); more take another call.
 //! - A sleep arms every worker and a wake-up disarms every worker, so its cost grows with the
-//!   number of workers. A switch or a vsock domain is one worker however many ports it has; a disk
-//!   queue is one.
+//!   number of workers.
 //! - Shares hold per resource: of each sidecore's bytes, and of each device. Over sidecores they hold
 //!   up to the sixteenth of its share that a VM keeps everywhere, whatever it does elsewhere.
 //! - A VM's floor is not checked against what the host can do, nor against the others' floors.
+//! - Workers are numbered with 32 bits: 4 billion over the life of the daemon, then numbers repeat.
 
 pub mod core;
 pub mod credit;
 mod interrupt;
+mod load;
+mod pause;
+pub mod placement;
+mod placer;
 mod run;
+mod seat;
+mod spin;
 pub mod watchdog;
 pub mod worker;
 
-pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats, WorkerRef};
+pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats};
 pub use credit::{Account, Accounts, Allowance, Ledger, Settings, Spent, VmId};
+pub use load::Smoothed;
+pub use pause::{Pause, has_waitpkg};
+pub use placer::{Placer, PlacerStats};
+pub use seat::{Group, WorkerRef, WorkerStats};
+pub use spin::Spin;
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
 

@@ -1,6 +1,7 @@
 //! The thread of a sidecore: rounds, jobs, sleep.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,9 +11,12 @@ use std::sync::{Arc, mpsc};
 use base::clock::Clock;
 use rustix::event::{Timespec, epoll};
 
-use crate::core::{Job, Mailbox, SidecoreConfig};
+use crate::core::{Job, Mailbox, Sidecore, SidecoreConfig, SidecoreStats};
 use crate::credit::Ledger;
-use crate::worker::{Arm, Poller, Watcher, Worker};
+use crate::load::Sampler;
+use crate::seat::Seat;
+use crate::spin::Spin;
+use crate::worker::{Arm, Watcher, Worker, WorkerId};
 
 /// Wake-ups taken from the kernel at once; more simply take another call.
 const WAKE_EVENTS: usize = 64;
@@ -23,9 +27,6 @@ pub(crate) const JOBS_PER_ROUND: usize = 16;
 
 /// Empty rounds between two yields: a yield costs as much as a few empty rounds.
 const YIELD_EVERY: u32 = 4;
-
-/// Names a worker on its sidecore; never reused, so that a late handle cannot reach a stranger.
-pub(crate) type WorkerId = u32;
 
 /// The mailbox' own descriptor in the epoll set.
 const BELL: u64 = u64::MAX;
@@ -45,9 +46,11 @@ impl<W: Worker> AnyWorker for W {
     }
 }
 
-struct Slot {
-    id: WorkerId,
+/// A worker with what moves along.
+pub(crate) struct Slot {
+    seat: Arc<Seat>,
     worker: Box<dyn AnyWorker>,
+    watched: RefCell<Vec<RawFd>>,
 }
 
 /// The state of the thread.
@@ -56,9 +59,8 @@ pub(crate) struct Run {
     clock: Arc<dyn Clock>,
     mailbox: Arc<Mailbox>,
     inbox: mpsc::Receiver<Job>,
-    poller: Poller,
     slots: Vec<Slot>,
-    next_id: WorkerId,
+    sampler: Sampler,
     stopping: bool,
     events: Vec<epoll::Event>,
     ledger: Ledger,
@@ -71,49 +73,59 @@ impl Run {
         mailbox: Arc<Mailbox>,
         inbox: mpsc::Receiver<Job>,
     ) -> io::Result<Self> {
-        let poller = Poller::new()?;
+        let config = SidecoreConfig { pause: config.pause.resolve(), ..config };
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(poller.fd(), &mailbox.bell, epoll::EventData::new_u64(BELL), flags)?;
+        epoll::add(mailbox.poller.fd(), &mailbox.bell, epoll::EventData::new_u64(BELL), flags)?;
         Ok(Self {
             config,
             clock,
             mailbox,
             inbox,
-            poller,
             slots: Vec::new(),
-            next_id: 0,
+            sampler: Sampler::default(),
             stopping: false,
             events: Vec::with_capacity(WAKE_EVENTS),
             ledger: Ledger::default(),
         })
     }
 
-    pub(crate) fn add<W: Worker>(&mut self, worker: Box<W>) -> WorkerId {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.slots.push(Slot { id, worker });
-        self.mailbox.stats.workers.set(self.slots.len() as u64);
-        id
+    pub(crate) fn add<W: Worker>(&mut self, worker: Box<W>, seat: Arc<Seat>) {
+        self.slots.push(Slot { seat, worker, watched: RefCell::default() });
+        self.show_seats();
     }
 
-    pub(crate) fn remove(&mut self, id: WorkerId) -> Option<Box<dyn Any + Send>> {
-        let at = self.slots.iter().position(|s| s.id == id)?;
-        let slot = self.slots.remove(at);
-        self.mailbox.stats.workers.set(self.slots.len() as u64);
+    /// Whether `core` is a handle on this thread.
+    pub(crate) fn is_core(&self, core: &Sidecore) -> bool {
+        std::ptr::eq(core.mailbox(), &*self.mailbox)
+    }
+
+    pub(crate) fn has(&self, seat: &Arc<Seat>) -> bool {
+        self.position(seat).is_some()
+    }
+
+    fn position(&self, seat: &Arc<Seat>) -> Option<usize> {
+        self.slots.iter().position(|s| Arc::ptr_eq(&s.seat, seat))
+    }
+
+    pub(crate) fn remove(&mut self, seat: &Arc<Seat>) -> Option<Box<dyn Any + Send>> {
+        let slot = self.slots.remove(self.position(seat)?);
+        self.show_seats();
+        self.ledger.worker_left(self.clock.now_ns());
+        self.unwatch(&slot);
         Some(slot.worker.into_any())
     }
 
     pub(crate) fn with_worker<W: Worker, R>(
         &mut self,
-        id: WorkerId,
+        seat: &Arc<Seat>,
         f: impl FnOnce(&mut W, &Watcher<'_>) -> R,
     ) -> Option<R> {
-        let at = self.slots.iter().position(|s| s.id == id)?;
-        let epoll = &self.poller;
+        let at = self.position(seat)?;
         let slot = self.slots.get_mut(at)?;
         // `AnyWorker` is implemented for the box' content, not for the box: reach through it.
         let worker = (*slot.worker).as_any().downcast_mut::<W>()?;
-        let watcher = Watcher { epoll: epoll.fd(), worker: id };
+        let poller = &self.mailbox.poller;
+        let watcher = Watcher { poller, id: slot.seat.id, watched: &slot.watched };
         match catch_unwind(AssertUnwindSafe(|| f(worker, &watcher))) {
             Ok(answer) => Some(answer),
             Err(_) => {
@@ -128,15 +140,31 @@ impl Run {
         &mut self.ledger
     }
 
-    pub(crate) fn stop(&mut self) {
-        self.stopping = true;
-        for slot in self.slots.drain(..) {
-            drop_guarded(slot);
+    /// Its descriptors outlive it where a VMM has them too: without this they would wake the thread
+    /// for nobody.
+    fn unwatch(&self, slot: &Slot) {
+        for &fd in slot.watched.borrow().iter() {
+            self.mailbox.poller.unwatch(fd);
         }
-        self.mailbox.stats.workers.set(0);
     }
 
-    /// Until stopped: rounds while there is work, `spin_us` longer, then sleep.
+    fn show_seats(&self) {
+        let mut seats = self.mailbox.seats();
+        seats.clear();
+        seats.extend(self.slots.iter().map(|s| Arc::clone(&s.seat)));
+        self.mailbox.stats.workers.set(self.slots.len() as u64);
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.mailbox.close();
+        self.stopping = true;
+        for slot in std::mem::take(&mut self.slots) {
+            drop_guarded(slot);
+        }
+        self.show_seats();
+    }
+
+    /// Until stopped: rounds while there is work, a while longer, then sleep.
     pub(crate) fn run(&mut self) {
         crate::interrupt::accept();
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -146,18 +174,18 @@ impl Run {
     }
 
     fn rounds(&mut self) {
-        let spin_ns = u64::from(self.config.spin_us) * 1000;
-        let mut last_work_ns = self.clock.now_ns();
-        let mut round_start_ns = last_work_ns;
-        let mut idle_rounds = 0u32;
+        let mut spin = Spin::new(u64::from(self.config.spin_us) * 1000, !self.config.fixed_spin);
+        let mut idle = Idle::new(self.clock.now_ns());
+        let mut round_start_ns = idle.last_work_ns;
+        self.mailbox.stats.spin_limit_ns.set(spin.limit_ns());
         while !self.stopping {
-            if self.mailbox.pending.load(Ordering::Relaxed) {
+            if self.has_jobs() {
                 self.take_jobs();
                 if self.stopping {
                     return;
                 }
-                last_work_ns = self.clock.now_ns();
-                round_start_ns = last_work_ns;
+                round_start_ns = self.clock.now_ns();
+                idle.since_ns = round_start_ns;
             }
             let done = self.round(round_start_ns);
             let now_ns = self.clock.now_ns();
@@ -166,18 +194,22 @@ impl Run {
             if done > 0 {
                 stats.busy_rounds.add(1);
                 stats.busy_ns.add(now_ns - round_start_ns);
-                last_work_ns = now_ns;
-                idle_rounds = 0;
-            } else if now_ns - last_work_ns >= spin_ns && !self.has_jobs() {
-                self.sleep(now_ns);
-                last_work_ns = self.clock.now_ns();
-                round_start_ns = last_work_ns;
+                idle.end(round_start_ns, &mut spin, stats);
+                idle = Idle::new(now_ns);
+                round_start_ns = now_ns;
                 continue;
-            } else {
-                idle_rounds = idle_rounds.wrapping_add(1);
-                self.relax(idle_rounds);
             }
-            round_start_ns = now_ns;
+            stats.spin_ns.add(now_ns - round_start_ns);
+            if now_ns - idle.since_ns >= spin.limit_ns() && !self.has_jobs() {
+                idle.slept |= self.sleep(now_ns);
+                round_start_ns = self.clock.now_ns();
+                self.mailbox.stats.asleep_ns.add(round_start_ns - now_ns);
+                idle.since_ns = round_start_ns;
+            } else {
+                idle.rounds = idle.rounds.wrapping_add(1);
+                self.relax(idle.rounds);
+                round_start_ns = now_ns;
+            }
         }
     }
 
@@ -186,25 +218,40 @@ impl Run {
         self.mailbox.pending.load(Ordering::Relaxed)
     }
 
-    /// One poll of every worker.
+    /// One poll of every worker. In some rounds the time that each of them takes is measured.
     fn round(&mut self, now_ns: u64) -> usize {
+        let sampled = self.sampler.next();
         // From another one each time: credit that is short goes to the first of a VM's queues.
         let first = self.ledger.lot().checked_rem(self.slots.len()).unwrap_or(0);
-        let mut done = self.poll_workers(first, usize::MAX, now_ns);
-        done += self.poll_workers(0, first, now_ns);
+        let mut done = self.poll_workers(first, usize::MAX, now_ns, sampled);
+        done += self.poll_workers(0, first, now_ns, sampled);
         // Who may go on after this round has work in the next one.
         done + usize::from(self.ledger.end_round(now_ns))
     }
 
-    /// Polls the workers from `at` up to `end`.
-    fn poll_workers(&mut self, mut at: usize, mut end: usize, now_ns: u64) -> usize {
+    /// Polls the workers from `at` up to `end`. `sampled`: for how many rounds their times stand.
+    fn poll_workers(
+        &mut self,
+        mut at: usize,
+        mut end: usize,
+        now_ns: u64,
+        sampled: Option<u64>,
+    ) -> usize {
         let mut done = 0;
+        let mut start_ns = sampled.map_or(0, |_| self.clock.now_ns());
         while at < end.min(self.slots.len()) {
-            match self.guarded(at, |worker, ledger| worker.poll(now_ns, ledger)) {
-                Some(n) => (done, at) = (done + n, at + 1),
+            let Some(n) = self.guarded(at, |worker, ledger| worker.poll(now_ns, ledger)) else {
                 // Gone; the next one is in its place.
-                None => end -= 1,
+                end -= 1;
+                continue;
+            };
+            if let Some(weight) = sampled {
+                let end_ns = self.clock.now_ns();
+                let spent_ns = if n > 0 { (end_ns - start_ns) * weight } else { 0 };
+                self.slots[at].seat.stats.busy_ns.add(spent_ns);
+                start_ns = end_ns;
             }
+            (done, at) = (done + n, at + 1);
         }
         done
     }
@@ -231,11 +278,13 @@ impl Run {
         let slot = self.slots.remove(at);
         tracing::error!(
             sidecore = self.config.index,
-            worker = slot.id,
+            worker = slot.seat.id,
             "worker panicked and was taken off; its ports are dead until re-attached"
         );
         self.mailbox.stats.panics.add(1);
-        self.mailbox.stats.workers.set(self.slots.len() as u64);
+        self.show_seats();
+        self.ledger.worker_left(self.clock.now_ns());
+        self.unwatch(&slot);
         drop_guarded(slot);
     }
 
@@ -243,7 +292,7 @@ impl Run {
         if self.config.yield_when_idle && idle_rounds.is_multiple_of(YIELD_EVERY) {
             rustix::thread::sched_yield();
         } else {
-            std::hint::spin_loop();
+            self.config.pause.wait(idle_rounds);
         }
     }
 
@@ -264,8 +313,8 @@ impl Run {
         self.mailbox.pending.store(true, Ordering::Relaxed);
     }
 
-    /// Arms every worker, sleeps unless one is busy, disarms those that were armed.
-    fn sleep(&mut self, now_ns: u64) {
+    /// Arms every worker, sleeps unless one is busy, disarms those that were armed. Whether it slept.
+    fn sleep(&mut self, now_ns: u64) -> bool {
         self.ledger.settle();
         let mut wake_at_ns = None;
         let mut armed = 0;
@@ -295,6 +344,7 @@ impl Run {
                 None => armed -= 1,
             }
         }
+        !busy
     }
 
     fn wait(&mut self, now_ns: u64, wake_at_ns: Option<u64>) {
@@ -309,10 +359,11 @@ impl Run {
         let spare = rustix::buffer::spare_capacity(&mut self.events);
         let rests = &self.mailbox.pulse.rests;
         rests.store(true, Ordering::Relaxed);
-        let woken = epoll::wait(self.poller.fd(), spare, timeout.as_ref());
+        let woken = epoll::wait(self.mailbox.poller.fd(), spare, timeout.as_ref());
         rests.store(false, Ordering::Relaxed);
         match woken {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => self.mailbox.stats.wakeups.add(1),
             Err(e) => {
                 // Only a bug of ours gets here; do not burn the core over it.
                 tracing::error!(sidecore = self.config.index, "epoll_wait: {e}");
@@ -330,9 +381,36 @@ impl Run {
                 continue;
             }
             let (id, fd) = ((data >> 32) as WorkerId, data as u32 as RawFd);
-            if let Some(at) = self.slots.iter().position(|s| s.id == id) {
+            if let Some(at) = self.slots.iter().position(|s| s.seat.id == id) {
                 let _ = self.guarded(at, |worker, _| worker.fired(fd));
             }
+        }
+    }
+}
+
+mod moves;
+
+/// The time since there was work.
+struct Idle {
+    last_work_ns: u64,
+    /// From when to count the polling before a sleep: a sleep or a call begins it anew.
+    since_ns: u64,
+    rounds: u32,
+    slept: bool,
+}
+
+impl Idle {
+    fn new(now_ns: u64) -> Self {
+        Self { last_work_ns: now_ns, since_ns: now_ns, rounds: 0, slept: false }
+    }
+
+    /// Work came in the round that began at `now_ns`.
+    fn end(&self, now_ns: u64, spin: &mut Spin, stats: &SidecoreStats) {
+        if self.slept {
+            spin.woke_to_work(now_ns - self.last_work_ns);
+            stats.spin_limit_ns.set(spin.limit_ns());
+        } else if self.rounds > 0 {
+            stats.spin_hits.add(1);
         }
     }
 }

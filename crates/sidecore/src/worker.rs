@@ -1,5 +1,6 @@
 //! What runs on a sidecore.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -7,6 +8,9 @@ use rustix::event::epoll;
 use thiserror::Error;
 
 use crate::credit::Ledger;
+
+/// Names a worker in the process; never reused, so that a late event cannot reach a stranger.
+pub(crate) type WorkerId = u32;
 
 /// A worker's answer to "may we sleep?".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +23,14 @@ pub enum Arm {
     Until(u64),
 }
 
-/// One thing to poll: a switch, a disk queue, a vsock domain. Lives on one thread.
+/// One thing to poll: a switch, a disk queue, a vsock domain. One thread at a time has it; between
+/// two rounds it may move to another sidecore, with its watched descriptors and with kicks off.
 pub trait Worker: Send + 'static {
+    /// Asked once, when it is added: true keeps it on its sidecore for ever.
+    fn is_pinned(&self) -> bool {
+        false
+    }
+
     /// Does at most one batch per queue. Returns how much was done (0: idle). Never blocks, never
     /// allocates, takes no lock; system calls only once per batch and only where a device below
     /// needs one.
@@ -49,6 +59,9 @@ pub enum SidecoreError {
     /// The worker was removed.
     #[error("the worker is no longer on sidecore {0}")]
     NoWorker(usize),
+    /// The worker says that it must stay, see [`Worker::is_pinned`].
+    #[error("the worker is pinned to sidecore {0}")]
+    Pinned(usize),
     /// The operating system refused.
     #[error("sidecore: {what}: {source}")]
     Io {
@@ -62,33 +75,31 @@ pub enum SidecoreError {
 /// The descriptors that wake a sidecore, as one worker sees them.
 #[derive(Debug)]
 pub struct Watcher<'a> {
-    pub(crate) epoll: BorrowedFd<'a>,
-    pub(crate) worker: u32,
+    pub(crate) poller: &'a Poller,
+    pub(crate) id: WorkerId,
+    /// They move with the worker.
+    pub(crate) watched: &'a RefCell<Vec<RawFd>>,
 }
 
 impl Watcher<'_> {
     /// Wakes the sidecore when `fd` becomes readable (edge). Watching twice is no error.
     pub fn watch(&self, fd: RawFd) -> io::Result<()> {
-        // SAFETY: the descriptor is open for the length of this call: the caller owns it.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        let data = epoll::EventData::new_u64(u64::from(self.worker) << 32 | fd as u32 as u64);
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        match epoll::add(self.epoll, borrowed, data, flags) {
-            Err(rustix::io::Errno::EXIST) => Ok(epoll::modify(self.epoll, borrowed, data, flags)?),
-            other => Ok(other?),
+        self.poller.watch(fd, self.id)?;
+        let mut watched = self.watched.borrow_mut();
+        if !watched.contains(&fd) {
+            watched.push(fd);
         }
+        Ok(())
     }
 
     /// Stops watching; call before the descriptor is closed.
     pub fn unwatch(&self, fd: RawFd) {
-        // SAFETY: as in `watch`.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        // Not watched is as good as no longer watched.
-        let _ = epoll::delete(self.epoll, borrowed);
+        self.watched.borrow_mut().retain(|&other| other != fd);
+        self.poller.unwatch(fd);
     }
 }
 
-/// The epoll set itself.
+/// The epoll set itself. Any thread may change it.
 #[derive(Debug)]
 pub(crate) struct Poller(OwnedFd);
 
@@ -99,5 +110,25 @@ impl Poller {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+
+    /// Watches a worker's descriptor, by edges. One that is readable fires at once.
+    pub(crate) fn watch(&self, fd: RawFd, id: WorkerId) -> io::Result<()> {
+        // SAFETY: the descriptor is open for the length of this call: the caller or its worker
+        // owns it.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        let data = epoll::EventData::new_u64(u64::from(id) << 32 | fd as u32 as u64);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        match epoll::add(&self.0, borrowed, data, flags) {
+            Err(rustix::io::Errno::EXIST) => Ok(epoll::modify(&self.0, borrowed, data, flags)?),
+            other => Ok(other?),
+        }
+    }
+
+    pub(crate) fn unwatch(&self, fd: RawFd) {
+        // SAFETY: as in `watch`.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        // Not watched is as good as no longer watched.
+        let _ = epoll::delete(&self.0, borrowed);
     }
 }

@@ -68,7 +68,7 @@ fn abuse_D3_a_claim_lives_as_long_as_the_ring() {
 #[test]
 fn abuse_D3_a_queue_starts_when_the_dead_daemons_requests_have_ended() {
     let (_dir, path) = image();
-    let config = SidecoreConfig { index: 0, cpu: None, spin_us: 0, yield_when_idle: true };
+    let config = SidecoreConfig { yield_when_idle: true, ..SidecoreConfig::default() };
     let core = Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap();
     let backend = BackendConfig::Raw { path, direct: false };
     let config = BlockPortConfig { read_only: true, ..BlockPortConfig::new("vm/disk", backend) };

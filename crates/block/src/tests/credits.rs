@@ -8,6 +8,7 @@ use crate::backend::Backend;
 use crate::gate::Gate;
 use crate::memory::MemoryBackend;
 use crate::request::kind;
+use crate::test_support::model_disk::ModelDisk;
 use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED};
 
 /// Enough for more than a share in each round.
@@ -83,4 +84,50 @@ fn a_disk_at_its_ceiling_waits_asleep() {
     now_ns = at_ns + 1_000_000;
     while rig.engine.poll(now_ns, &mut ledger) > 0 {}
     assert!(rig.driver.used().is_some());
+}
+
+#[test]
+fn requests_in_flight_move_along_with_their_place_in_the_device() {
+    let gate = Arc::new(Gate::new(9));
+    let accounts = Accounts::default();
+    let mut ledgers = [Ledger::default(), Ledger::default()];
+    let disks = [ModelDisk::new(1 << 20), ModelDisk::new(1 << 20)];
+    let mut rigs = [0, 1].map(|n| {
+        disks[n].state().hold = true;
+        let account = accounts.open("vm", weight(100));
+        ledgers.iter_mut().for_each(|ledger| ledger.enrol(account.clone()));
+        let options =
+            RigOptions { vm: account.id(), gate: Some(gate.clone()), ..RigOptions::default() };
+        Rig::sized(BOTH[0], 256, disks[n].boxed(), options)
+    });
+    // Seen by two VMs, the device takes 64 requests at a time.
+    let poll = |rig: &mut Rig, ledger: &mut Ledger| {
+        for now_ns in 1..20 {
+            rig.engine.poll(now_ns, ledger);
+            ledger.end_round(now_ns);
+        }
+    };
+    rigs[1].ask(kind::IN, 0, 512);
+    poll(&mut rigs[1], &mut ledgers[0]);
+    for _ in 0..80 {
+        rigs[0].ask(kind::IN, 0, 512);
+    }
+    poll(&mut rigs[0], &mut ledgers[0]);
+    let taken = |rig: &Rig| rig.engine.flight.slab.taken();
+    let held = taken(&rigs[0]);
+    assert!(gate.in_flight() as usize == held + 1 && held < 80, "{held}");
+
+    // The first one moves with what it has in the device. There is no more room there than before.
+    ledgers[0].worker_left(20);
+    poll(&mut rigs[0], &mut ledgers[1]);
+    assert_eq!((taken(&rigs[0]), gate.in_flight() as usize), (held, held + 1));
+    // What finishes there makes room, there and where it was.
+    disks[0].let_go();
+    poll(&mut rigs[0], &mut ledgers[1]);
+    assert_eq!(std::iter::from_fn(|| rigs[0].driver.used()).count(), 80);
+    assert_eq!(gate.in_flight(), 1);
+    rigs[1].ask(kind::IN, 0, 512);
+    poll(&mut rigs[1], &mut ledgers[0]);
+    assert_eq!((taken(&rigs[1]), gate.in_flight()), (2, 2));
+    disks[1].let_go();
 }

@@ -19,7 +19,8 @@ use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 fn cores(count: usize, spin_us: u32) -> Vec<Sidecore> {
     let spawn = |index| {
-        let config = SidecoreConfig { index, cpu: None, spin_us, yield_when_idle: true };
+        let config =
+            SidecoreConfig { index, spin_us, yield_when_idle: true, ..SidecoreConfig::default() };
         Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap()
     };
     (0..count).map(spawn).collect()

@@ -1,23 +1,15 @@
-//! From a table to the config: `[daemon]`, `[sidecore]`, `[[switch]]`, `[[vm]]`.
+//! From a table to the config: `[daemon]`, `[[switch]]`, `[[vm]]`.
 
 use std::path::{Path, PathBuf};
 
 use super::model::{
-    Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, Placement, SidecoreConfig,
-    SwitchConfig, UplinkConfig, VmConfig,
+    Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, SwitchConfig, UplinkConfig,
+    VmConfig,
 };
 use super::node::{Node, Value};
 use super::ports;
 use super::reader::{Context, Reader};
-
-/// Most sidecores: more threads than that polling is a typing error.
-const MAX_SIDECORES: u64 = 64;
-
-/// Highest CPU number taken (the size of the kernel's default CPU set).
-const MAX_CPU: u64 = 1023;
-
-/// Longest poll without work: beyond 10 ms a sleep costs nothing in comparison.
-const MAX_SPIN_US: u64 = 10_000;
+use super::sidecore::sidecore;
 
 /// Longest name of an interface (`IFNAMSIZ` is 16 with the closing zero).
 const MAX_IF_NAME_LEN_BYTES: usize = 15;
@@ -115,60 +107,6 @@ fn log(r: &mut Reader<'_, '_>) -> String {
         r.bad("log", format!("{log:?} is unknown"), fix);
     }
     log.into()
-}
-
-fn sidecore(mut r: Reader<'_, '_>) -> SidecoreConfig {
-    let count = match r.get("count") {
-        None => None,
-        Some(Node { value: Value::Str(s), .. }) if s == "auto" => Some(Placement::Auto),
-        Some(node) => r
-            .int_of("count", node, 1..=MAX_SIDECORES)
-            .and_then(|n| usize::try_from(n).ok())
-            .map(Placement::Count),
-    };
-    let cpus = cpus(&mut r);
-    let spin_us = match r.get("spin_us") {
-        None => None,
-        Some(Node { value: Value::Str(s), .. }) if s == "auto" => None,
-        Some(node) => {
-            r.int_of("spin_us", node, 0..=MAX_SPIN_US).and_then(|n| u32::try_from(n).ok())
-        }
-    };
-    let placement = match (count, cpus) {
-        (Some(Placement::Count(_)), Some(_)) => {
-            r.bad("count", "is given together with `cpus`", "keep one: `cpus` implies the count");
-            Placement::Auto
-        }
-        (_, Some(cpus)) => Placement::Cpus(cpus),
-        (Some(placement), None) => placement,
-        (None, None) => Placement::Auto,
-    };
-    r.finish();
-    SidecoreConfig { placement, spin_us }
-}
-
-fn cpus(r: &mut Reader<'_, '_>) -> Option<Vec<usize>> {
-    if let Some(Node { value: Value::Str(s), .. }) = r.get("cpus")
-        && s == "auto"
-    {
-        return None;
-    }
-    let here = r.get("cpus").is_some();
-    let mut cpus: Vec<usize> = Vec::new();
-    for (_, node) in r.list("cpus") {
-        let Some(cpu) = r.int_of("cpus", node, 0..=MAX_CPU) else {
-            continue;
-        };
-        let cpu = cpu as usize;
-        if cpus.contains(&cpu) {
-            r.bad("cpus", format!("names CPU {cpu} twice"), "name each CPU once");
-        }
-        cpus.push(cpu);
-    }
-    if here && cpus.is_empty() {
-        r.bad("cpus", "names no CPU", "name at least one, or take it out");
-    }
-    (!cpus.is_empty()).then_some(cpus)
 }
 
 fn switch(mut r: Reader<'_, '_>) -> SwitchConfig {

@@ -55,18 +55,59 @@ pub enum HolderConfig {
 }
 
 /// `[sidecore]`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct SidecoreConfig {
     /// How many, and where.
     pub placement: Placement,
-    /// Microseconds to poll without work before sleeping; none: by the machine's size.
+    /// Fewest that are active; none: 1 with [`Placement::Auto`] and with `max`, else all.
+    pub min: Option<usize>,
+    /// Most that are active; none: all.
+    pub max: Option<usize>,
+    /// Longest poll without work before sleeping, in microseconds; none: by the machine's size.
     pub spin_us: Option<u32>,
+    /// Whether the polling time adapts.
+    pub spin: SpinKind,
+    /// What is done between two empty polls.
+    pub pause: PauseKind,
+    /// Whether the CPU is given away between empty polls; none: by the machine's size.
+    #[serde(rename = "yield")]
+    pub yields: Option<bool>,
+}
+
+/// Whether the polling time adapts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SpinKind {
+    /// Between 0 and `spin_us`.
+    #[default]
+    Adaptive,
+    /// Always `spin_us`.
+    Fixed,
+}
+
+/// What is done between two empty polls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub enum PauseKind {
+    /// `C01` where the CPU can, else `Spin`.
+    #[default]
+    #[serde(rename = "auto")]
+    Auto,
+    /// The `pause` instruction.
+    #[serde(rename = "spin")]
+    Spin,
+    /// `tpause` into C0.1.
+    #[serde(rename = "c0.1")]
+    C01,
+    /// `tpause` into C0.2.
+    #[serde(rename = "c0.2")]
+    C02,
 }
 
 /// How many sidecores, and on which CPUs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
+    #[default]
     /// By the machine's size, not pinned.
     Auto,
     /// So many, not pinned.

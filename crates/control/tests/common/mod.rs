@@ -95,12 +95,18 @@ fn sidecore() -> SidecoreStatus {
     SidecoreStatus {
         index: 0,
         cpu: Some(1),
+        active: true,
         spin_us: 50,
+        spin_limit_ns: 20_000,
         workers: 3,
         rounds: 10,
         busy_rounds: 4,
         sleeps: 2,
+        wakeups: 1,
+        spin_hits: 3,
         busy_ns: 1000,
+        spin_ns: 500,
+        asleep_ns: 7000,
         panics: 0,
         stalls: 0,
     }

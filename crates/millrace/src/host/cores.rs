@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use base::clock::Clock;
-use control::config::{Placement, SidecoreConfig as Wanted};
-use sidecore::{Sidecore, SidecoreConfig};
+use control::config::{PauseKind, Placement, SidecoreConfig as Wanted, SpinKind};
+use sidecore::placement::Limits;
+use sidecore::{Pause, Sidecore, SidecoreConfig};
 
 /// Up to so many CPUs a machine is small: guests need every core, polling must be short.
 const SMALL_MACHINE_CPUS: usize = 4;
@@ -31,14 +32,41 @@ pub struct Core {
     pub config: SidecoreConfig,
 }
 
+/// How many sidecores, and how many of them may be active.
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    threads: usize,
+    min: usize,
+    max: usize,
+}
+
+fn counts(wanted: &Wanted, cpus: usize) -> Counts {
+    let least = wanted.min.unwrap_or(1);
+    let threads = match &wanted.placement {
+        Placement::Auto => (cpus / CPUS_PER_SIDECORE).clamp(1, MAX_AUTO).max(least),
+        Placement::Count(count) => *count,
+        Placement::Cpus(cpus) => cpus.len(),
+    };
+    let max = wanted.max.unwrap_or(threads).min(threads);
+    // Who says how many wants so many, unless told otherwise.
+    let follows = wanted.placement == Placement::Auto || wanted.max.is_some();
+    let min = wanted.min.unwrap_or(if follows { 1 } else { threads }).min(max);
+    Counts { threads, min, max }
+}
+
 /// Settings for each sidecore on a machine with `cpus` CPUs.
 fn plan(wanted: &Wanted, cpus: usize) -> Vec<SidecoreConfig> {
     let small = cpus <= SMALL_MACHINE_CPUS;
     let spin_us = wanted.spin_us.unwrap_or(if small { SPIN_US.0 } else { SPIN_US.1 });
     let pins: Vec<Option<usize>> = match &wanted.placement {
-        Placement::Auto => vec![None; (cpus / CPUS_PER_SIDECORE).clamp(1, MAX_AUTO)],
-        Placement::Count(count) => vec![None; *count],
         Placement::Cpus(cpus) => cpus.iter().copied().map(Some).collect(),
+        _ => vec![None; counts(wanted, cpus).threads],
+    };
+    let pause = match wanted.pause {
+        PauseKind::Auto => Pause::Auto,
+        PauseKind::Spin => Pause::Spin,
+        PauseKind::C01 => Pause::C01,
+        PauseKind::C02 => Pause::C02,
     };
     pins.into_iter()
         .enumerate()
@@ -46,15 +74,19 @@ fn plan(wanted: &Wanted, cpus: usize) -> Vec<SidecoreConfig> {
             index,
             cpu,
             spin_us,
-            // A CPU of its own is not asked back; a shared one is, by the guests.
-            yield_when_idle: cpu.is_none() || small,
+            fixed_spin: wanted.spin == SpinKind::Fixed,
+            pause,
+            // A CPU that was named is the sidecore's own: nobody asks it back, and a yield costs the
+            // latency of a system call. A shared one is asked back, by the guests.
+            yield_when_idle: wanted.yields.unwrap_or(cpu.is_none()),
         })
         .collect()
 }
 
-/// Starts all sidecores.
-pub fn start(wanted: &Wanted, clock: &Arc<dyn Clock>) -> anyhow::Result<Vec<Core>> {
+/// Starts all sidecores; the limits say how many of them may be active.
+pub fn start(wanted: &Wanted, clock: &Arc<dyn Clock>) -> anyhow::Result<(Vec<Core>, Limits)> {
     let cpus = base::cpu::allowed_cpus().context("asking for the CPUs of this process")?.len();
+    let Counts { min, max, .. } = counts(wanted, cpus);
     let mut cores = Vec::new();
     for config in plan(wanted, cpus) {
         let (index, cpu) = (config.index, config.cpu);
@@ -65,7 +97,7 @@ pub fn start(wanted: &Wanted, clock: &Arc<dyn Clock>) -> anyhow::Result<Vec<Core
             })?;
         cores.push(Core { handle, config });
     }
-    Ok(cores)
+    Ok((cores, Limits::new(min, max)))
 }
 
 #[cfg(test)]
@@ -73,7 +105,7 @@ mod tests {
     use super::*;
 
     fn auto(cpus: usize) -> Vec<SidecoreConfig> {
-        plan(&Wanted { placement: Placement::Auto, spin_us: None }, cpus)
+        plan(&Wanted::default(), cpus)
     }
 
     #[test]
@@ -86,11 +118,40 @@ mod tests {
 
     #[test]
     fn cpus_are_pinned_and_only_own_cpus_are_kept() {
-        let wanted = Wanted { placement: Placement::Cpus(vec![5, 7]), spin_us: Some(3) };
+        let placement = Placement::Cpus(vec![5, 7]);
+        let wanted = Wanted { placement, spin_us: Some(3), ..Wanted::default() };
         let cores = plan(&wanted, 8);
         let pins: Vec<_> = cores.iter().map(|c| (c.index, c.cpu, c.spin_us)).collect();
         assert_eq!(pins, [(0, Some(5), 3), (1, Some(7), 3)]);
         assert!(cores.iter().all(|c| !c.yield_when_idle));
         assert!(auto(8)[0].yield_when_idle);
+    }
+
+    #[test]
+    fn only_shared_cpus_are_given_away_unless_told_otherwise() {
+        let wanted = Wanted { spin_us: Some(20), ..Wanted::default() };
+        for cpus in [2, 64] {
+            assert!(plan(&wanted, cpus)[0].yield_when_idle);
+            let pinned = Wanted { placement: Placement::Cpus(vec![1]), ..wanted.clone() };
+            assert!(!plan(&pinned, cpus)[0].yield_when_idle);
+            let told = Wanted { yields: Some(true), ..pinned };
+            assert!(plan(&told, cpus)[0].yield_when_idle);
+            let never = Wanted { yields: Some(false), ..wanted.clone() };
+            assert!(!plan(&never, cpus)[0].yield_when_idle);
+        }
+    }
+
+    #[test]
+    fn as_many_are_active_as_was_said() {
+        let counts_of =
+            |placement, min, max| counts(&Wanted { placement, min, max, ..Wanted::default() }, 64);
+        let all = |threads, min, max| Counts { threads, min, max };
+        assert_eq!(counts_of(Placement::Auto, None, None), all(8, 1, 8));
+        assert_eq!(counts_of(Placement::Auto, Some(10), None), all(10, 10, 10));
+        assert_eq!(counts_of(Placement::Count(4), None, None), all(4, 4, 4));
+        assert_eq!(counts_of(Placement::Count(4), Some(2), None), all(4, 2, 4));
+        assert_eq!(counts_of(Placement::Count(4), None, Some(4)), all(4, 1, 4));
+        assert_eq!(counts_of(Placement::Cpus(vec![1, 2, 3]), None, None), all(3, 3, 3));
+        assert_eq!(counts_of(Placement::Cpus(vec![1, 2, 3]), Some(1), Some(2)), all(3, 1, 2));
     }
 }

@@ -23,7 +23,7 @@ use control::attached::{AttachedList, AttachedPort};
 use control::config::{AttachBody, Config, CreditConfig, DEFAULT_WEIGHT, PortConfig};
 use control::plane::{HolderStatus, Metrics, Plane, PlaneError, PortStatus, Status, VmStatus};
 use serde_json::Value;
-use sidecore::{Accounts, Sidecore, Watchdog};
+use sidecore::{Accounts, Placer, Sidecore, Watchdog};
 use tokio::sync::Notify;
 use vhost_user::Keeper;
 use vsock::{Domain, VsockPortConfig};
@@ -54,6 +54,8 @@ pub struct Host {
     _watchdog: Watchdog,
     /// One per VM with ports.
     accounts: Accounts,
+    /// Moves workers between sidecores; ends with the host's stop.
+    placer: Mutex<Option<Placer>>,
     /// Where the next disk or domain goes.
     next_core: AtomicUsize,
     switches: Vec<SwitchEntry>,
@@ -76,11 +78,14 @@ impl Host {
         holder: Option<PathBuf>,
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
-        let cores = cores::start(&config.sidecore, &clock)?;
+        let (cores, limits) = cores::start(&config.sidecore, &clock)?;
         let watchdog = Watchdog::start(cores.iter().map(|c| c.handle.clone()).collect())?;
+        let handles = cores.iter().map(|c| c.handle.clone()).collect();
+        let placer = Placer::start(handles, limits, Arc::clone(&clock))?;
+        let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();
         for (i, wanted) in config.switches.iter().enumerate() {
-            switches.push(switches::start(wanted, &cores[i % cores.len()], &clock)?);
+            switches.push(switches::start(wanted, active[i % active.len()], &clock)?);
         }
         let next_core = AtomicUsize::new(switches.len());
         let host = Self {
@@ -90,6 +95,7 @@ impl Host {
             cores,
             _watchdog: watchdog,
             accounts: Accounts::default(),
+            placer: Mutex::new(Some(placer)),
             next_core,
             switches,
             keeper,
@@ -145,6 +151,10 @@ impl Host {
         self.change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn placer(&self) -> MutexGuard<'_, Option<Placer>> {
+        self.placer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn list(&self) -> Vec<Arc<Port>> {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -158,11 +168,14 @@ impl Host {
             .ok_or(PlaneError::NotFound { what, name })
     }
 
-    /// The sidecores, beginning with the one whose turn it is.
+    /// The active sidecores, beginning with the one whose turn it is.
     fn cores_in_turn(&self) -> Vec<Sidecore> {
-        let first = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.len();
-        let (before, after) = self.cores.split_at(first);
-        after.iter().chain(before).map(|c| c.handle.clone()).collect()
+        let mut active: Vec<Sidecore> =
+            self.cores.iter().map(|c| c.handle.clone()).filter(Sidecore::is_active).collect();
+        // There is always one.
+        let count = active.len().max(1);
+        active.rotate_left(self.next_core.fetch_add(1, Ordering::Relaxed) % count);
+        active
     }
 
     /// Makes the device and serves it. On error, a panic included, nothing is left behind.
@@ -268,6 +281,7 @@ impl Host {
             }
         }
         change.domains.clear();
+        drop(self.placer().take());
         for core in &self.cores {
             core.handle.shutdown();
         }
@@ -314,6 +328,9 @@ impl Plane for Host {
             sidecores: self.cores.iter().map(status::sidecore).collect(),
             ..Metrics::default()
         };
+        if let Some(placer) = &*self.placer() {
+            status::placer_metrics(placer, &mut all);
+        }
         self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
         self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
         self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));

@@ -6,6 +6,9 @@ use control::plane::{
     SidecoreStatus, SwitchStatus, VsockStatus,
 };
 
+use sidecore::Placer;
+use sidecore::placement::Reason;
+
 use super::cores::Core;
 use super::engine::Engine;
 use super::port::{Live, Port};
@@ -25,12 +28,18 @@ pub fn sidecore(core: &Core) -> SidecoreStatus {
     SidecoreStatus {
         index: core.config.index,
         cpu: core.config.cpu,
+        active: core.handle.is_active(),
         spin_us: core.config.spin_us,
+        spin_limit_ns: stats.spin_limit_ns.get(),
         workers: stats.workers.get(),
         rounds: stats.rounds.get(),
         busy_rounds: stats.busy_rounds.get(),
         sleeps: stats.sleeps.get(),
+        wakeups: stats.wakeups.get(),
+        spin_hits: stats.spin_hits.get(),
         busy_ns: stats.busy_ns.get(),
+        spin_ns: stats.spin_ns.get(),
+        asleep_ns: stats.asleep_ns.get(),
         panics: stats.panics.get(),
         stalls: stats.stalls.get(),
     }
@@ -41,7 +50,7 @@ pub fn switch(entry: &SwitchEntry) -> SwitchStatus {
     let macs = entry.switch.macs().unwrap_or_default();
     SwitchStatus {
         name: entry.switch.name().to_owned(),
-        sidecore: entry.sidecore,
+        sidecore: entry.switch.sidecore(),
         uplink: entry.uplink.as_ref().map(|(name, _)| name.clone()),
         macs: macs
             .into_iter()
@@ -200,6 +209,26 @@ fn disk_metrics(
             labels.push(("queue", queue.index.to_string()));
             all.sample(&format!("millrace_disk_{name}"), help, labels, value);
         }
+    }
+}
+
+/// What the placer decided.
+pub fn placer_metrics(placer: &Placer, all: &mut Metrics) {
+    let stats = placer.stats();
+    for reason in Reason::ALL {
+        let labels = vec![("reason", reason.name().to_owned())];
+        let help = "Workers moved to another sidecore, by reason.";
+        let count = stats.moves[reason as usize].get();
+        all.sample("millrace_sidecore_moves_total", help, labels, count);
+    }
+    let values = [
+        ("failed_moves_total", "Moves that failed; the worker stayed.", &stats.failed_moves),
+        ("activations_total", "Parked sidecores activated.", &stats.activations),
+        ("parks_total", "Sidecores parked.", &stats.parks),
+        ("active_count", "Active sidecores.", &stats.active),
+    ];
+    for (name, help, value) in values {
+        all.sample(&format!("millrace_sidecore_{name}"), help, Vec::new(), value.get());
     }
 }
 

@@ -15,8 +15,6 @@ use super::cores::Core;
 pub struct SwitchEntry {
     /// Its handle.
     pub switch: Switch,
-    /// The sidecore it runs on.
-    pub sidecore: usize,
     /// The uplink's interface and counters.
     pub uplink: Option<(String, Arc<QueueStats>)>,
 }
@@ -37,7 +35,7 @@ pub fn start(wanted: &Wanted, core: &Core, clock: &Arc<dyn Clock>) -> anyhow::Re
                 .with_context(|| format!("the uplink of switch {}", wanted.name))?,
         ),
     };
-    Ok(SwitchEntry { switch, sidecore: core.config.index, uplink })
+    Ok(SwitchEntry { switch, uplink })
 }
 
 /// Opens the TAP and makes it the switch's way out.

@@ -14,7 +14,7 @@ use crate::features as f;
 use crate::{BindMode, NetError, NetPort, NetPortConfig, Switch, SwitchConfig};
 
 fn core() -> Sidecore {
-    let config = SidecoreConfig { index: 0, cpu: None, spin_us: 0, yield_when_idle: true };
+    let config = SidecoreConfig { yield_when_idle: true, ..SidecoreConfig::default() };
     Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap()
 }
 

@@ -79,6 +79,20 @@ impl Bucket {
         }
     }
 
+    /// Takes tokens that are still to come: those of the next second at most, so that a higher rate
+    /// that is set meanwhile counts soon.
+    pub fn owe(&self, tokens: u64, now_ns: u64) {
+        let Some(per_s) = self.rate().filter(|_| tokens > 0) else { return };
+        let latest_ns = now_ns.saturating_add(SECOND_NS as u64);
+        let next_ns = |empty_at_ns| {
+            let since_ns = self.since_ns(empty_at_ns, now_ns);
+            let due_ns = since_ns.saturating_add(Self::time_ns(tokens, per_s));
+            Some(due_ns.min(latest_ns.max(since_ns)))
+        };
+        // The closure always has a value.
+        let _ = self.empty_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_ns);
+    }
+
     /// When `tokens` will be there, if nobody takes any.
     pub fn when_ns(&self, tokens: u64, now_ns: u64) -> u64 {
         let since_ns = self.since_ns(self.empty_at_ns.load(Ordering::Relaxed), now_ns);
@@ -98,6 +112,21 @@ mod tests {
         let bucket = Bucket::default();
         bucket.set(per_s, BURST_NS);
         bucket
+    }
+
+    #[test]
+    fn what_is_owed_comes_first_up_to_a_second() {
+        let bucket = bucket(1_000_000);
+        let now_ns = 5_000_000_000;
+        bucket.owe(12_000, now_ns);
+        assert_eq!(bucket.available(now_ns), 0);
+        assert_eq!(bucket.when_ns(1_000, now_ns), now_ns + 3_000_000);
+        bucket.owe(u64::MAX, now_ns);
+        bucket.owe(1, now_ns);
+        assert_eq!(bucket.when_ns(1_000, now_ns), now_ns + 1_001_000_000);
+        let off = Bucket::default();
+        off.owe(5, now_ns);
+        assert_eq!(off.rate(), None);
     }
 
     #[test]

@@ -360,6 +360,19 @@ impl Entry {
         self.low
     }
 
+    /// It may have no work here any more: it does not wait until it is found waiting again, and
+    /// whoever is charged next, here or elsewhere, finds what the ceilings' buckets have not given
+    /// yet.
+    pub(super) fn leave(&mut self, now_ns: u64) {
+        self.let_go(now_ns);
+        if let Some(since_ns) = self.by_ceiling_since_ns.take() {
+            self.untold.held_by_ceiling_ns += now_ns.saturating_sub(since_ns);
+        }
+        let Debts { bytes, requests } = std::mem::take(&mut self.debts);
+        self.account.bytes.owe(bytes, now_ns);
+        self.account.requests.owe(requests, now_ns);
+    }
+
     /// Begins to count what others charge it.
     pub(super) fn begin_looks(&mut self) {
         self.seen_total = self.account.stats.charged_bytes.load(Ordering::Relaxed);

@@ -314,6 +314,15 @@ impl Ledger {
         self.look(usize::MAX);
     }
 
+    /// Between two rounds a worker went away, maybe to another sidecore, with requests in flight or
+    /// held back. Its VMs' work may be all there was of them here. Not for the data path: it looks
+    /// at every account.
+    pub fn worker_left(&mut self, now_ns: u64) {
+        self.devices.iter_mut().for_each(|(_, device)| device.worker_left(now_ns));
+        self.entries.iter_mut().flatten().for_each(|entry| entry.leave(now_ns));
+        self.look(usize::MAX);
+    }
+
     fn list(&mut self, vm: VmId) {
         let Some(entry) = self.entry(vm) else { return };
         if !std::mem::replace(&mut entry.listed, true) {

@@ -31,6 +31,12 @@
 //! **Ceiling.** Bytes and requests per second, in token buckets that all ledgers share and draw from
 //! once per batch. A VM at its ceiling is held back until a time that is known, so that its
 //! sidecore can sleep.
+//!
+//! **Moves.** A worker keeps nothing of a ledger from one round to the next, and a place in a
+//! device's depth is its own: so it moves like any other. The ledger that it leaves
+//! ([`Ledger::worker_left`]) tells what it has counted, and hands what a ceiling has not paid yet to
+//! the shared bucket. Earned credit and debts stay behind: where the worker comes, its VM has what
+//! it has there, a burst if it was never seen.
 
 pub mod account;
 pub mod bucket;

@@ -20,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const SOON: Duration = Duration::from_millis(100);
 
 fn sidecore(index: usize, spin_us: u32) -> Sidecore {
-    let config = SidecoreConfig { index, cpu: None, spin_us, yield_when_idle: true };
+    let config =
+        SidecoreConfig { index, spin_us, yield_when_idle: true, ..SidecoreConfig::default() };
     Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap()
 }
 

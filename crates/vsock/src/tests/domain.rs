@@ -8,7 +8,7 @@ use super::*;
 use crate::{Domain, DomainConfig, Peer, VsockError, VsockPort};
 
 fn sidecore() -> Sidecore {
-    let config = SidecoreConfig { index: 0, cpu: None, spin_us: 0, yield_when_idle: true };
+    let config = SidecoreConfig { yield_when_idle: true, ..SidecoreConfig::default() };
     Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap()
 }
 

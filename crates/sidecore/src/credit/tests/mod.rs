@@ -1,5 +1,6 @@
 //! The scheme in virtual time.
 
 mod limits;
+mod moves;
 mod shares;
 mod sim;

@@ -151,9 +151,26 @@ impl Sim {
         self.cores.iter_mut().for_each(|c| c.ledger.enrol(account.clone()));
     }
 
+    /// Moves a queue between two rounds, as a worker moves; its requests in the device stay there.
+    pub fn shift(&mut self, from: usize, at: usize, to: usize) {
+        let live = self.cores[from].queues.remove(at);
+        let now_ns = self.cores[from].now_ns;
+        self.cores[from].ledger.worker_left(now_ns);
+        self.cores[to].queues.push(live);
+    }
+
     /// Bytes charged for a queue.
     pub fn on_queue(&self, core: usize, at: usize) -> u64 {
         self.cores[core].queues[at].bytes
+    }
+
+    /// Queues on a core.
+    pub fn len(&self, core: usize) -> usize {
+        self.cores[core].queues.len()
+    }
+
+    pub fn wasted_on(&self, core: usize) -> u64 {
+        self.cores[core].wasted
     }
 
     pub fn wasted(&self) -> u64 {
@@ -177,7 +194,7 @@ impl Core {
         let round_ns = self.now_ns;
         self.now_ns += 30;
         let (mut done, mut waiting) = (0, false);
-        let first = self.ledger.lot() % self.queues.len();
+        let first = self.ledger.lot().checked_rem(self.queues.len()).unwrap_or(0);
         for k in 0..self.queues.len() {
             let at = (first + k) % self.queues.len();
             while self.in_device.front().is_some_and(|&at_ns| at_ns <= self.now_ns) {

@@ -2,6 +2,8 @@
 
 #![allow(non_snake_case)]
 
+mod moves;
+
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +31,7 @@ struct Counting {
 enum Told {
     Polled,
     Slept,
+    Called,
     Fired(RawFd),
 }
 
@@ -60,7 +63,7 @@ impl Worker for Counting {
 }
 
 fn sidecore(spin_us: u32) -> Sidecore {
-    let config = SidecoreConfig { index: 0, cpu: None, spin_us, yield_when_idle: true };
+    let config = SidecoreConfig { spin_us, yield_when_idle: true, ..SidecoreConfig::default() };
     Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap()
 }
 
@@ -89,8 +92,10 @@ fn a_kick_wakes_a_sleeping_sidecore() {
         wait_for(&tells, &Told::Polled);
     }
     assert_eq!(worker.call(|w, _| w.rung).unwrap(), 100);
-    assert!(core.stats().sleeps.get() >= 100);
     core.shutdown();
+    let stats = core.stats();
+    assert!(stats.sleeps.get() >= 100 && stats.wakeups.get() >= 100);
+    assert!(stats.asleep_ns.get() > 0);
 }
 
 #[test]
@@ -98,11 +103,17 @@ fn while_spinning_work_is_found_without_a_kick() {
     let core = sidecore(u32::MAX);
     let (worker, bell, tells) = counting(false);
     let worker = core.add(worker).unwrap();
+    // Polling has begun: what comes now is found by it.
+    while core.stats().spin_ns.get() == 0 {
+        std::thread::yield_now();
+    }
     bell.signal().unwrap();
     wait_for(&tells, &Told::Polled);
     assert_eq!(worker.call(|w, _| w.rung).unwrap(), 1);
-    assert_eq!(core.stats().sleeps.get(), 0);
     core.shutdown();
+    let stats = core.stats();
+    assert_eq!((stats.sleeps.get(), stats.asleep_ns.get()), (0, 0));
+    assert!(stats.spin_hits.get() >= 1 && stats.spin_ns.get() > 0);
 }
 
 #[test]
@@ -303,8 +314,7 @@ fn after_shutdown_calls_fail() {
 
 #[test]
 fn a_missing_cpu_is_an_error() {
-    let config =
-        SidecoreConfig { index: 3, cpu: Some(1 << 20), spin_us: 0, yield_when_idle: false };
+    let config = SidecoreConfig { index: 3, cpu: Some(1 << 20), ..SidecoreConfig::default() };
     let text = Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap_err().to_string();
     assert!(text.contains("pinning"), "{text}");
 }

@@ -1,0 +1,138 @@
+//! Results, as JSON.
+
+use serde::Serialize;
+use sidecore::placement::Reason;
+
+use crate::engine::{Outcome, Setup};
+use crate::histogram::Histogram;
+use crate::scenario::Options;
+
+/// All runs of a scenario.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Its name.
+    pub scenario: String,
+    /// Of all random numbers.
+    pub seed: u64,
+    /// Virtual seconds counted.
+    pub seconds: u64,
+    /// What was compared.
+    pub runs: Vec<Run>,
+}
+
+/// One run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Run {
+    /// What was different.
+    pub name: String,
+    /// Threads.
+    pub cores: usize,
+    /// Requests a second.
+    pub requests_per_s: f64,
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// CPUs used on average: service, polling and wake-ups.
+    pub cpus: f64,
+    /// Of that, polling without work.
+    pub spin_cpus: f64,
+    /// Wake-ups a second.
+    pub wakeups_per_s: f64,
+    /// Moves, by reason.
+    pub moves: Vec<(&'static str, u64)>,
+    /// When the number of active sidecores changed, in milliseconds, with the new number.
+    pub active: Vec<(u64, usize)>,
+    /// VMs that ask alike.
+    pub classes: Vec<Class>,
+}
+
+/// VMs that ask alike.
+#[derive(Debug, Clone, Serialize)]
+pub struct Class {
+    /// Their name.
+    pub class: &'static str,
+    /// How many.
+    pub vms: usize,
+    /// Requests a second, together.
+    pub requests_per_s: f64,
+    /// Requests dropped because a queue was full.
+    pub dropped: u64,
+    /// Half of the latencies are below, in microseconds.
+    pub p50_us: f64,
+    /// 99 of 100 are below.
+    pub p99_us: f64,
+    /// Furthest that a VM's bytes are from what was expected of it: the class's mean, where all VMs
+    /// ask for the same.
+    pub share_error: f64,
+}
+
+/// Rounded, so that no last digit differs between machines.
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+impl Report {
+    /// Of these runs.
+    pub fn new(scenario: &str, options: &Options, runs: Vec<Run>) -> Self {
+        let Options { seed, seconds, .. } = *options;
+        Self { scenario: scenario.into(), seed, seconds, runs }
+    }
+
+    /// With a line feed at the end.
+    pub fn to_json(&self) -> String {
+        // Numbers and text cannot fail to be written.
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+}
+
+impl Run {
+    /// What came out of `setup`.
+    pub fn new(name: &str, setup: &Setup, out: &Outcome) -> Self {
+        let seconds = setup.length_ns as f64 / 1e9;
+        let per_s = |count: u64| rounded(count as f64 / seconds);
+        let cpus = |ns: u64| rounded(ns as f64 / setup.length_ns as f64);
+        let mut names: Vec<&'static str> = setup.vms.iter().map(|vm| vm.class).collect();
+        names.sort_unstable();
+        names.dedup();
+        Self {
+            name: name.into(),
+            cores: setup.cores,
+            requests_per_s: per_s(out.vms.iter().map(|v| v.requests).sum()),
+            bytes_per_s: per_s(out.vms.iter().map(|v| v.bytes).sum()),
+            cpus: cpus(out.busy_ns + out.spin_ns + out.waking_ns),
+            spin_cpus: cpus(out.spin_ns),
+            wakeups_per_s: per_s(out.wakeups),
+            moves: Reason::ALL.iter().map(|r| (r.name(), out.moves[*r as usize])).collect(),
+            active: out.active.iter().map(|(at_ns, n)| (at_ns / 1_000_000, *n)).collect(),
+            classes: names.into_iter().map(|class| Class::new(class, setup, out)).collect(),
+        }
+    }
+}
+
+impl Class {
+    fn new(class: &'static str, setup: &Setup, out: &Outcome) -> Self {
+        let all = setup.vms.iter().zip(&out.vms).filter(|(vm, _)| vm.class == class);
+        let mut latency_ns = Histogram::default();
+        let (mut vms, mut requests, mut dropped) = (0, 0, 0);
+        let mut bytes: Vec<f64> = Vec::new();
+        for (_, vm) in all {
+            latency_ns.merge(&vm.latency_ns);
+            vms += 1;
+            requests += vm.requests;
+            dropped += vm.dropped;
+            bytes.push(vm.bytes as f64);
+        }
+        let mean = (bytes.iter().sum::<f64>() / f64::from(vms)).max(1.0);
+        let furthest = bytes.iter().map(|b| (b / mean - 1.0).abs()).fold(0.0, f64::max);
+        let is_alike =
+            setup.vms.windows(2).all(|w| w[0].class != w[1].class || w[0].source == w[1].source);
+        Self {
+            class,
+            vms: vms as usize,
+            requests_per_s: rounded(requests as f64 * 1e9 / setup.length_ns as f64),
+            dropped,
+            p50_us: rounded(latency_ns.percentile(50.0) as f64 / 1000.0),
+            p99_us: rounded(latency_ns.percentile(99.0) as f64 / 1000.0),
+            share_error: if is_alike { rounded(furthest) } else { 0.0 },
+        }
+    }
+}

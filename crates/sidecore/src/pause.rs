@@ -1,0 +1,104 @@
+//! What a polling thread does between two looks that found nothing.
+
+/// How to wait between two empty rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pause {
+    /// The best that the CPU has: `C01` where there is WAITPKG, else `Spin`.
+    #[default]
+    Auto,
+    /// The instruction `pause`: some ten to hundred cycles, no power saved to speak of.
+    Spin,
+    /// `tpause` into C0.1: less power, and more of the core for its other hyper-thread.
+    C01,
+    /// `tpause` into C0.2: still less power, and slower to leave.
+    C02,
+}
+
+/// Empty rounds that are polled at full speed: a packet on its way is met at once.
+const EAGER_ROUNDS: u32 = 64;
+
+/// Length of one `tpause` in cycles of the time-stamp counter: about a microsecond, which is added
+/// to the latency of what comes meanwhile. The kernel's own limit is 100,000
+/// (`/sys/devices/system/cpu/umwait_control`).
+const PAUSE_TSC_CYCLES: u64 = 2000;
+
+impl Pause {
+    /// The same, as far as this CPU can: never `Auto`.
+    pub fn resolve(self) -> Self {
+        match self {
+            Self::Auto | Self::C01 if has_waitpkg() => Self::C01,
+            Self::C02 if has_waitpkg() => Self::C02,
+            _ => Self::Spin,
+        }
+    }
+
+    /// Waits a moment, after `idle_rounds` empty rounds. `self` was resolved.
+    #[inline]
+    pub(crate) fn wait(self, idle_rounds: u32) {
+        match self {
+            Self::C01 if idle_rounds > EAGER_ROUNDS => tpause(1),
+            Self::C02 if idle_rounds > EAGER_ROUNDS => tpause(0),
+            _ => std::hint::spin_loop(),
+        }
+    }
+}
+
+/// Whether the CPU has `tpause`: CPUID leaf 7, ECX bit 5 (Intel SDM volume 2, CPUID).
+#[cfg(target_arch = "x86_64")]
+pub fn has_waitpkg() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    let has_leaf_7 = __cpuid(0).eax >= 7;
+    has_leaf_7 && __cpuid_count(7, 0).ecx & 1 << 5 != 0
+}
+
+/// Only x86 has it.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn has_waitpkg() -> bool {
+    false
+}
+
+/// Waits in C0.1 (`state` 1) or C0.2 (0) until the time-stamp counter has moved on, or for less: an
+/// interrupt ends it.
+#[cfg(target_arch = "x86_64")]
+fn tpause(state: u32) {
+    // SAFETY: reads a counter; every x86-64 has it.
+    let until = unsafe { std::arch::x86_64::_rdtsc() }.wrapping_add(PAUSE_TSC_CYCLES);
+    // SAFETY: reached only where `has_waitpkg` said yes; it touches no memory and changes flags only.
+    unsafe {
+        std::arch::asm!(
+            "tpause {state:e}",
+            state = in(reg) state,
+            in("edx") (until >> 32) as u32,
+            in("eax") until as u32,
+            options(nomem, nostack),
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tpause(_state: u32) {
+    let _ = PAUSE_TSC_CYCLES;
+    std::hint::spin_loop();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_sees_the_same_cpu() {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let flags = info.lines().find(|l| l.starts_with("flags")).unwrap_or_default();
+        assert_eq!(has_waitpkg(), flags.split_whitespace().any(|f| f == "waitpkg"));
+    }
+
+    #[test]
+    fn without_the_instruction_it_is_never_used() {
+        for pause in [Pause::Auto, Pause::Spin, Pause::C01, Pause::C02] {
+            let resolved = pause.resolve();
+            assert_eq!(resolved == Pause::Spin, !has_waitpkg() || pause == Pause::Spin);
+            // Where there is one, this runs it.
+            (0..2 * EAGER_ROUNDS).for_each(|round| resolved.wait(round));
+        }
+    }
+}

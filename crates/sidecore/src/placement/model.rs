@@ -1,0 +1,231 @@
+//! The load as it would be after the decisions so far.
+
+use super::{CoreLoad, History, Limits, Move, Plan, Reason, UnitLoad};
+
+pub(super) struct Model<'a> {
+    cores: Vec<CoreLoad>,
+    units: Vec<UnitLoad>,
+    limits: &'a Limits,
+    history: &'a mut History,
+    pub(super) plan: Plan,
+}
+
+/// Moves that would be good together: places in the list of units, target.
+struct Candidate {
+    units: Vec<usize>,
+    to: usize,
+    /// The target's load after them.
+    fills: f64,
+}
+
+/// Less than this part of a sidecore is not worth a move.
+const LEAST_LOAD: f64 = 0.0005;
+
+impl<'a> Model<'a> {
+    pub(super) fn new(
+        cores: &[CoreLoad],
+        units: &[UnitLoad],
+        limits: &'a Limits,
+        history: &'a mut History,
+    ) -> Self {
+        let (cores, units) = (cores.to_vec(), units.to_vec());
+        Self { cores, units, limits, history, plan: Plan::default() }
+    }
+
+    fn is_active(&self, core: usize) -> bool {
+        self.history.active[core]
+    }
+
+    fn active_count(&self) -> usize {
+        self.history.active.iter().filter(|active| **active).count()
+    }
+
+    /// Active sidecores that can be moved to and from, busiest first; of equals the lower number.
+    fn by_load(&self) -> Vec<usize> {
+        let good = |&core: &usize| self.is_active(core) && self.cores[core].usable;
+        let mut all: Vec<usize> = (0..self.cores.len()).filter(good).collect();
+        all.sort_by(|&a, &b| self.cores[b].load.total_cmp(&self.cores[a].load));
+        all
+    }
+
+    fn shift(&mut self, unit: usize, to: usize, reason: Reason) {
+        let UnitLoad { id, core: from, load, .. } = self.units[unit];
+        self.cores[from].load = (self.cores[from].load - load).max(0.0);
+        self.cores[to].load += load;
+        self.units[unit].core = to;
+        self.history.moved.insert(id, self.history.look);
+        self.plan.moves.push(Move { unit: id, from, to, reason });
+    }
+
+    fn activate(&mut self, core: usize) {
+        self.history.active[core] = true;
+        self.history.saturated[core] = 0;
+        self.plan.activate.push(core);
+    }
+
+    fn has_moves_left(&self) -> bool {
+        self.plan.moves.len() < self.limits.max_moves
+    }
+
+    /// The units of `from` whose move to the least busy of `targets` evens the two, largest first;
+    /// none when the busier of them would gain too little. `stay`: those that moved lately stay.
+    fn best_moves(&self, from: usize, targets: &[usize], stay: bool) -> Option<Candidate> {
+        let to = *targets
+            .iter()
+            .filter(|&&core| core != from)
+            .min_by(|&&a, &&b| self.cores[a].load.total_cmp(&self.cores[b].load))?;
+        let before = self.cores[from].load;
+        let (mut left, mut fills) = (before, self.cores[to].load);
+        let can_move = |&unit: &usize| {
+            let UnitLoad { id, core, load, movable } = self.units[unit];
+            let may = movable && (!stay || self.history.is_settled(id));
+            core == from && may && load >= LEAST_LOAD
+        };
+        let mut mine: Vec<usize> = (0..self.units.len()).filter(can_move).collect();
+        mine.sort_by(|&a, &b| self.units[b].load.total_cmp(&self.units[a].load));
+        let mut units = Vec::new();
+        for unit in mine {
+            if units.len() + self.plan.moves.len() >= self.limits.max_moves
+                || left - fills < self.limits.min_gain
+            {
+                break;
+            }
+            let load = self.units[unit].load;
+            // One that would only change the roles of the two stays.
+            if load < left - fills {
+                (left, fills) = (left - load, fills + load);
+                units.push(unit);
+            }
+        }
+        let gain = before - left.max(fills);
+        (gain >= self.limits.min_gain).then_some(Candidate { units, to, fills })
+    }
+
+    fn shift_all(&mut self, moves: &Candidate, reason: Reason) {
+        moves.units.iter().for_each(|&unit| self.shift(unit, moves.to, reason));
+    }
+
+    /// Units on parked sidecores go to the least busy active one; one that must stay activates its
+    /// sidecore.
+    pub(super) fn leave_parked(&mut self) {
+        for unit in 0..self.units.len() {
+            let UnitLoad { core, movable, .. } = self.units[unit];
+            if self.is_active(core) {
+                continue;
+            }
+            if !movable {
+                self.activate(core);
+            } else if self.cores[core].usable
+                && self.has_moves_left()
+                && let Some(&to) = self.by_load().last()
+            {
+                self.shift(unit, to, Reason::Parked);
+            }
+        }
+    }
+
+    /// Saturated sidecores give away, busiest first.
+    pub(super) fn relieve(&mut self) {
+        for core in self.by_load() {
+            if !History::holds(self.history.saturated[core], self.limits) {
+                continue;
+            }
+            if self.relieve_one(core) {
+                self.history.saturated[core] = 0;
+            }
+        }
+    }
+
+    fn relieve_one(&mut self, core: usize) -> bool {
+        let among = self.best_moves(core, &self.by_load(), true);
+        if let Some(moves) = among.filter(|moves| moves.fills < self.limits.saturated) {
+            self.shift_all(&moves, Reason::Saturated);
+            return true;
+        }
+        let parked = (0..self.cores.len()).find(|&c| !self.is_active(c) && self.cores[c].usable);
+        let Some(parked) = parked.filter(|_| self.active_count() < self.limits.max_active) else {
+            return false;
+        };
+        // Half of the load: what was asked of a saturated sidecore is more than it could show. It
+        // cannot swing back before one is parked, so what moved lately may move again: without that
+        // many small units would spread one sidecore a second.
+        let Some(moves) = self.best_moves(core, &[parked], false) else { return false };
+        self.activate(parked);
+        self.shift_all(&moves, Reason::Saturated);
+        true
+    }
+
+    /// The busiest gives to the least busy.
+    pub(super) fn even(&mut self) {
+        let order = self.by_load();
+        let Some(&busiest) = order.first() else { return };
+        let best = self
+            .best_moves(busiest, &order, true)
+            .filter(|_| self.cores[busiest].load >= self.limits.even_above);
+        self.history.uneven = self.history.uneven << 1 | u32::from(best.is_some());
+        if let Some(moves) = best
+            && History::holds(self.history.uneven, self.limits)
+        {
+            self.history.uneven = 0;
+            self.shift_all(&moves, Reason::Even);
+        }
+    }
+
+    /// The least busy give everything to the others and park: one after the other, as long as that
+    /// leaves room, once it has been so for a while.
+    pub(super) fn consolidate(&mut self) {
+        if !self.plan.is_empty() || self.spare().is_none() {
+            self.history.spare = 0;
+            return;
+        }
+        self.history.spare += 1;
+        if self.history.spare < self.limits.park_looks {
+            return;
+        }
+        self.history.spare = 0;
+        while let Some((core, places)) = self.spare()
+            && self.plan.moves.len() + places.len() <= self.limits.max_moves
+        {
+            for (unit, to) in places {
+                self.shift(unit, to, Reason::Consolidate);
+            }
+            self.history.active[core] = false;
+            self.plan.park.push(core);
+        }
+    }
+
+    /// A sidecore that is not needed, and where each of its units has a place.
+    fn spare(&self) -> Option<(usize, Vec<(usize, usize)>)> {
+        if self.active_count() <= self.limits.min_active {
+            return None;
+        }
+        let order = self.by_load();
+        order.iter().rev().find_map(|&core| Some((core, self.fit(core, &order)?)))
+    }
+
+    /// A place for each unit of `core`, largest first, with room to spare.
+    fn fit(&self, core: usize, order: &[usize]) -> Option<Vec<(usize, usize)>> {
+        let mut mine: Vec<usize> =
+            (0..self.units.len()).filter(|&u| self.units[u].core == core).collect();
+        mine.sort_by(|&a, &b| self.units[b].load.total_cmp(&self.units[a].load));
+        let mut loads: Vec<(usize, f64)> =
+            order.iter().filter(|&&c| c != core).map(|&c| (c, self.cores[c].load)).collect();
+        if loads.is_empty() {
+            return None;
+        }
+        let mut places = Vec::new();
+        for unit in mine {
+            let UnitLoad { id, load, movable, .. } = self.units[unit];
+            if !movable || !self.history.is_settled(id) {
+                return None;
+            }
+            // Onto the busiest that has room: the others are the next to be parked.
+            let has_room = |(_, filled): &&mut (usize, f64)| *filled + load <= self.limits.room;
+            let (to, filled) =
+                loads.iter_mut().filter(has_room).max_by(|a, b| a.1.total_cmp(&b.1))?;
+            *filled += load;
+            places.push((unit, *to));
+        }
+        Some(places)
+    }
+}

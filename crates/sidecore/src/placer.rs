@@ -1,0 +1,222 @@
+//! The thread that measures sidecores and moves workers between them.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::clock::Clock;
+use base::counter::Counter;
+
+use crate::core::Sidecore;
+use crate::placement::{CoreLoad, History, Limits, Meter, Plan, Reason, UnitReading, plan};
+use crate::seat::Unit;
+use crate::worker::SidecoreError;
+
+/// How often loads are measured: ten small wake-ups a second for the whole daemon. Sidecores are
+/// not woken for it, only their counters are read.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What was decided so far. Written by the placer's thread.
+#[derive(Debug, Default)]
+pub struct PlacerStats {
+    /// Units moved, by [`Reason`].
+    pub moves: [Counter; Reason::ALL.len()],
+    /// Moves that failed; the unit stayed where it was.
+    pub failed_moves: Counter,
+    /// Sidecores that were activated.
+    pub activations: Counter,
+    /// Sidecores that were parked.
+    pub parks: Counter,
+    /// Active sidecores now.
+    pub active: Counter,
+}
+
+/// Moves workers by measured load, and lets the number of active sidecores follow it, until
+/// dropped. See [`crate::placement`] for the rules.
+///
+/// It has a thread of its own: a move waits for two sidecores, and the [`crate::Watchdog`] is who
+/// frees one that hangs.
+#[derive(Debug)]
+pub struct Placer {
+    stats: Arc<PlacerStats>,
+    /// Never used; its drop tells the thread to end.
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Placer {
+    /// Starts it for `cores`, of which the first `limits.min_active` are active from now on. Add
+    /// workers to active ones: they leave parked ones at the next look.
+    pub fn start(
+        cores: Vec<Sidecore>,
+        limits: Limits,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, SidecoreError> {
+        Self::with_interval(cores, limits, clock, LOOK_EVERY)
+    }
+
+    fn with_interval(
+        cores: Vec<Sidecore>,
+        limits: Limits,
+        clock: Arc<dyn Clock>,
+        every: Duration,
+    ) -> Result<Self, SidecoreError> {
+        let stats = Arc::new(PlacerStats::default());
+        let (stop, stopped) = mpsc::channel();
+        let mut looks = Looks {
+            history: History::new(cores.len(), &limits),
+            meter: Meter::default(),
+            times: vec![Times::default(); cores.len()],
+            last_ns: clock.now_ns(),
+            stats: Arc::clone(&stats),
+            cores,
+            limits,
+            clock,
+        };
+        looks.show_active();
+        let run = move || {
+            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                looks.look();
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("placer".into())
+            .spawn(run)
+            .map_err(|source| SidecoreError::Io { what: "starting the placer's thread", source })?;
+        Ok(Self { stats, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// What was decided so far.
+    pub fn stats(&self) -> &PlacerStats {
+        &self.stats
+    }
+}
+
+impl Drop for Placer {
+    fn drop(&mut self) {
+        self.stop = None;
+        // It ends at once, or with the move that it makes; one that panicked has ended already.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A sidecore's times at the last look.
+#[derive(Debug, Clone, Copy, Default)]
+struct Times {
+    busy_ns: u64,
+    cpu_ns: u64,
+    /// Sum of what was less of the two, look by look.
+    load_ns: u64,
+}
+
+struct Looks {
+    cores: Vec<Sidecore>,
+    limits: Limits,
+    clock: Arc<dyn Clock>,
+    history: History,
+    meter: Meter,
+    times: Vec<Times>,
+    last_ns: u64,
+    stats: Arc<PlacerStats>,
+}
+
+impl Looks {
+    fn look(&mut self) {
+        let now_ns = self.clock.now_ns();
+        let elapsed_ns = now_ns.saturating_sub(self.last_ns);
+        self.last_ns = now_ns;
+        let busy_ns = self.busy_ns();
+        let units = self.units();
+        let readings: Vec<UnitReading> = units.iter().map(|(reading, _)| *reading).collect();
+        let (mut loads, unit_loads) = self.meter.read(elapsed_ns, &busy_ns, &readings);
+        for (load, core) in loads.iter_mut().zip(&self.cores) {
+            load.usable = !core.is_stalled();
+        }
+        let plan = plan(&loads, &unit_loads, &self.limits, &mut self.history);
+        if !plan.is_empty() {
+            self.apply(&plan, &loads, &units);
+        }
+    }
+
+    /// Busy time of each sidecore, less what the scheduler gave to others meanwhile: a thread that
+    /// waits for its CPU is not relieved by another that waits for one.
+    fn busy_ns(&mut self) -> Vec<u64> {
+        let load = |(core, last): (&Sidecore, &mut Times)| {
+            let busy_ns = core.stats().busy_ns.get();
+            let cpu_ns = core.cpu_ns().unwrap_or(last.cpu_ns);
+            let ran_ns = cpu_ns.saturating_sub(last.cpu_ns);
+            let load_ns = last.load_ns + busy_ns.saturating_sub(last.busy_ns).min(ran_ns);
+            *last = Times { busy_ns, cpu_ns, load_ns };
+            load_ns
+        };
+        self.cores.iter().zip(&mut self.times).map(load).collect()
+    }
+
+    /// All units with their counters: the sums over their workers.
+    fn units(&self) -> Vec<(UnitReading, Arc<Unit>)> {
+        let mut all: Vec<(UnitReading, Arc<Unit>)> = Vec::new();
+        for (core, handle) in self.cores.iter().enumerate() {
+            for seat in handle.seats() {
+                let busy_ns = seat.stats.busy_ns.get();
+                let known = all.iter_mut().find(|(_, unit)| Arc::ptr_eq(unit, &seat.unit));
+                match known {
+                    Some((reading, _)) => reading.busy_ns += busy_ns,
+                    None => {
+                        let unit = Arc::clone(&seat.unit);
+                        let (id, movable) = (unit.id, !unit.is_pinned());
+                        all.push((UnitReading { id, core, busy_ns, movable }, unit));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn apply(&mut self, plan: &Plan, loads: &[CoreLoad], units: &[(UnitReading, Arc<Unit>)]) {
+        let percent = |core: usize| (loads[core].load * 100.0).round();
+        for &core in &plan.activate {
+            self.stats.activations.add(1);
+            tracing::info!(sidecore = core, "sidecore activated");
+        }
+        for step in &plan.moves {
+            let Some((_, unit)) = units.iter().find(|(u, _)| u.id == step.unit) else { continue };
+            let reason = step.reason.name();
+            let (from, to) = (step.from, step.to);
+            match unit.move_to(&self.cores[to]) {
+                Ok(()) => {
+                    self.stats.moves[step.reason as usize].add(1);
+                    tracing::info!(
+                        unit = step.unit,
+                        from,
+                        from_percent = percent(from),
+                        to,
+                        to_percent = percent(to),
+                        reason,
+                        "worker moved"
+                    );
+                }
+                Err(e) => {
+                    self.stats.failed_moves.add(1);
+                    tracing::warn!(unit = step.unit, from, to, reason, "worker not moved: {e}");
+                }
+            }
+        }
+        for &core in &plan.park {
+            self.stats.parks.add(1);
+            tracing::info!(sidecore = core, "sidecore parked");
+        }
+        self.show_active();
+    }
+
+    fn show_active(&self) {
+        let active = self.history.active();
+        for (core, active) in self.cores.iter().zip(active) {
+            core.stats().active.set(u64::from(*active));
+        }
+        self.stats.active.set(active.iter().filter(|a| **a).count() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests;

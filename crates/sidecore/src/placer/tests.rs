@@ -1,0 +1,72 @@
+//! Real sidecores under measured load.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use base::clock::MonotonicClock;
+
+use super::*;
+use crate::{Arm, Ledger, SidecoreConfig, Worker, WorkerRef};
+
+/// Longer than anything takes that is not stuck.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Has something to do in so many of 100 polls.
+struct Loaded(Arc<AtomicU64>, u64);
+
+impl Worker for Loaded {
+    fn poll(&mut self, now_ns: u64, _ledger: &mut Ledger) -> usize {
+        self.1 += 1;
+        if self.1 % 100 >= self.0.load(Ordering::Relaxed) {
+            return 0;
+        }
+        while MonotonicClock.now_ns() < now_ns + 1000 {}
+        1
+    }
+    fn arm(&mut self, _now_ns: u64, _ledger: &mut Ledger) -> Arm {
+        if self.0.load(Ordering::Relaxed) > 0 { Arm::Busy } else { Arm::Idle }
+    }
+    fn disarm(&mut self) {}
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "not {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn workers_spread_under_load_and_come_together_without() {
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
+    let core = |index| {
+        let config = SidecoreConfig { index, yield_when_idle: true, ..SidecoreConfig::default() };
+        Sidecore::spawn(config, Arc::clone(&clock)).unwrap()
+    };
+    let cores = vec![core(0), core(1)];
+    // Two threads on a shared CPU each get half of it: that, too, is to count as saturated here.
+    let limits = Limits { saturated: 0.2, room: 0.1, even_above: 0.2, ..Limits::new(1, 2) };
+    let every = Duration::from_millis(20);
+    let placer = Placer::with_interval(cores.clone(), limits, clock, every).unwrap();
+    assert_eq!((cores[0].is_active(), cores[1].is_active()), (true, false));
+    let load = Arc::new(AtomicU64::new(100));
+    let add = |_| cores[0].add(Loaded(Arc::clone(&load), 0)).unwrap();
+    let workers: Vec<WorkerRef<Loaded>> = (0..4).map(add).collect();
+    until("spread", || cores.iter().all(|c| c.stats().workers.get() > 0));
+    until("active", || placer.stats().active.get() == 2);
+    assert!(placer.stats().moves[Reason::Saturated as usize].get() > 0);
+    load.store(0, Ordering::Relaxed);
+    for worker in &workers {
+        // Wakes a sleeper, which sees that there is nothing to do.
+        worker.call(|_, _| ()).unwrap();
+    }
+    until("together", || placer.stats().active.get() == 1);
+    until("parked", || cores.iter().filter(|c| c.is_active()).count() == 1);
+    let busy = cores.iter().find(|c| c.is_active()).unwrap();
+    assert_eq!(busy.stats().workers.get(), 4);
+    assert_eq!((placer.stats().activations.get(), placer.stats().parks.get()), (1, 1));
+    assert_eq!(placer.stats().failed_moves.get(), 0);
+    drop(placer);
+    cores.iter().for_each(Sidecore::shutdown);
+}
