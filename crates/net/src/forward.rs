@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use base::counter::DropReason;
-use queue::Chain;
 use queue::seg::copy_out;
 use sidecore::VmId;
 use stage::{Direction, FrameView};
@@ -11,7 +10,7 @@ use stage::{Direction, FrameView};
 use crate::binding::Tables;
 use crate::fdb::{PortId, UPLINK};
 use crate::features;
-use crate::header::{F_DATA_VALID, HEAD_LEN, Head, MAX_FRAME, Mac, VNET_LEN, Vnet};
+use crate::header::{F_DATA_VALID, HEAD_LEN, MAX_FRAME, Mac, VNET_LEN, Vnet};
 use crate::hold::Refusal;
 use crate::metrics::SwitchStats;
 use crate::offload::{Need, Plan, complete_checksum, needed};
@@ -133,33 +132,6 @@ impl Fabric {
             Some(UPLINK) => Dest::Uplink,
             Some(owner) => Dest::Port(owner),
         }
-    }
-
-    /// Sends a frame that needs nothing done to it to a port that has room for it in one buffer:
-    /// what nearly all frames are. False: nothing was done, [`Fabric::deliver`] has to see to it.
-    #[inline]
-    pub fn send_plain(
-        &mut self,
-        to: PortId,
-        lane: usize,
-        chain: &Chain<'_>,
-        head: &Head,
-        now_ns: u64,
-    ) -> bool {
-        let Some(Some(port)) = self.ports.get_mut(usize::from(to)) else { return false };
-        let Some(queue) = port.rx_for(lane) else { return false };
-        if !port.takes_plain(head.frame_len()) {
-            return false;
-        }
-        let Some(Some(rxq)) = port.rx.get_mut(usize::from(queue)) else { return false };
-        if !rxq.put_plain(chain, head, now_ns) {
-            return false;
-        }
-        if !rxq.touched {
-            rxq.touched = true;
-            self.touched.push((to, queue));
-        }
-        true
     }
 
     /// Whose account is charged for what `to` receives.

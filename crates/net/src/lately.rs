@@ -17,40 +17,71 @@ const WAYS: usize = 16;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 
-/// The source of a frame, as far as a binding judges it. Frames of which more is judged have none.
+/// What a binding judges a frame by, as it lies in the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Source {
-    mac: Mac,
-    kind: u16,
-    ip: u128,
+enum Judged {
+    /// The MAC address only.
+    Mac,
+    /// An IPv4 packet without options, so that no header can lie beyond our copy.
+    V4([u8; 4]),
+    /// An IPv6 packet of TCP or UDP: neighbour messages are judged one by one.
+    V6([u8; 16]),
 }
 
+/// The source of frames of which no more is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Source {
+    /// Source address and type: eight bytes of the Ethernet header.
+    start: u64,
+    judged: Judged,
+}
+
+/// The source address in [`Source::start`].
+const MAC_BITS: u64 = (1 << 48) - 1;
+
 impl Source {
-    #[inline]
+    /// None when more than addresses is judged of such a frame.
     fn of(head: &Head, mode: BindMode) -> Option<Self> {
-        let (eth, mac) = (head.eth(), head.src());
+        let eth = head.eth();
+        let start = start_of(eth)?;
         if mode != BindMode::MacAndIp {
-            return Some(Self { mac, kind: 0, ip: 0 });
+            return Some(Self { start, judged: Judged::Mac });
         }
-        let kind = be16(eth, 12)?;
-        let ip = match kind {
-            // Without options, so that no header can lie beyond our copy.
-            0x0800 if eth.len() >= 34 && eth[14] == 0x45 => {
-                u128::from(u32::from_be_bytes([eth[26], eth[27], eth[28], eth[29]]))
-            }
-            // Transport headers only: neighbour messages are judged one by one.
-            0x86dd
-                if eth.len() >= 54
-                    && eth[14] >> 4 == 6
-                    && matches!(eth[20], IPPROTO_TCP | IPPROTO_UDP) =>
-            {
-                u128::from_be_bytes(eth[22..38].try_into().ok()?)
-            }
+        let judged = match be16(eth, 12)? {
+            0x0800 => Judged::V4(eth.get(26..30)?.try_into().ok()?),
+            0x86dd => Judged::V6(eth.get(22..38)?.try_into().ok()?),
             _ => return None,
         };
         // The unspecified address is nobody's: what comes from it is judged by its content.
-        (ip != 0).then_some(Self { mac, kind, ip })
+        let is_nobody = matches!(judged, Judged::V4([0, 0, 0, 0]))
+            || matches!(judged, Judged::V6(ip) if ip == [0; 16]);
+        let source = Self { start, judged };
+        (!is_nobody && source.is_of(head)).then_some(source)
     }
+
+    #[inline]
+    fn is_of(&self, head: &Head) -> bool {
+        let eth = head.eth();
+        let Some(start) = start_of(eth) else { return false };
+        match self.judged {
+            Judged::Mac => (start ^ self.start) & MAC_BITS == 0,
+            Judged::V4(ip) => {
+                start == self.start && eth.len() >= 34 && eth[14] == 0x45 && eth[26..30] == ip
+            }
+            Judged::V6(ip) => {
+                start == self.start
+                    && eth.len() >= 54
+                    && eth[14] >> 4 == 6
+                    && matches!(eth[20], IPPROTO_TCP | IPPROTO_UDP)
+                    && eth[22..38] == ip
+            }
+        }
+    }
+}
+
+#[inline]
+fn start_of(eth: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(eth.get(6..14)?.try_into().ok()?))
 }
 
 /// See the module's text. One per port.
@@ -72,16 +103,15 @@ impl Lately {
         }
     }
 
-    /// Whether a frame from the same source was admitted, under the same owners.
+    /// Whether the frame's source was admitted. Only while [`Lately::way`] finds something: the same
+    /// change ends both.
     #[inline]
-    pub fn admitted(&self, head: &Head, mode: BindMode, tables: &Tables) -> bool {
-        self.source.is_some()
-            && self.generation == tables.generation()
-            && self.source == Source::of(head, mode)
+    pub fn is_from(&self, head: &Head) -> bool {
+        self.source.is_some_and(|source| source.is_of(head))
     }
 
     /// The tables have just admitted this frame.
-    pub fn note_admitted(&mut self, head: &Head, mode: BindMode, tables: &Tables) {
+    pub fn note_source(&mut self, head: &Head, mode: BindMode, tables: &Tables) {
         // A frame that changed an owner is not worth it: it will not be the last.
         if self.generation == tables.generation() {
             self.source = Source::of(head, mode);

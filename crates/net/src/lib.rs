@@ -74,6 +74,7 @@ mod port;
 mod rxq;
 pub mod switch;
 pub mod tap;
+mod transmit;
 mod uplink;
 
 #[cfg(test)]

@@ -159,10 +159,10 @@ impl Port {
         }
     }
 
-    /// Whether a frame of this length can be put as it came: neither stages nor segmentation.
+    /// Whether its frames may leave without a look at more than their addresses.
     #[inline]
-    pub fn takes_plain(&self, frame_len: usize) -> bool {
-        self.link_up && self.stages.is_empty() && frame_len <= self.longest()
+    pub fn sends_plain(&self) -> bool {
+        self.link_up && self.stages.is_empty() && self.tx_vnet_len == VNET_LEN
     }
 
     /// Length of the longest frame that is not to be cut.

@@ -199,18 +199,17 @@ impl RxQueue {
             return false;
         }
         let (eth, len) = (head.eth(), head.frame_len());
-        let chain = self.batch.get(self.next);
-        let fits = chain.writable_len as usize >= VNET_LEN + len;
+        let Some((id, ndesc, to)) = self.batch.lone_writable(self.next) else { return false };
+        let fits = to[0].len() >= VNET_LEN + len;
         if !fits || self.vnet_len != VNET_LEN || self.done.len() == self.done.capacity() {
             return false;
         }
-        let to = chain.writable;
         let mut written = copy_in(to, 0, &PLAIN) + copy_in(to, VNET_LEN, eth);
         if len > eth.len() {
             written += copy_across(from.readable, written, to, written, len - eth.len());
         }
         self.vring.queue.mark_written(to, written);
-        self.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: written as u32 });
+        self.done.push(Completion { id, ndesc, written: written as u32 });
         self.next += 1;
         self.count_frame(len);
         true

@@ -91,6 +91,15 @@ impl Batch {
         self.entries[index].chain(&self.segs)
     }
 
+    /// The chain at `index` when it is a single buffer for the device to write, as receive buffers
+    /// are: its id, its descriptors and the buffer.
+    #[inline]
+    pub fn lone_writable(&self, index: usize) -> Option<(u16, u16, &[Seg])> {
+        let Entry { id, ndesc, first_seg, readable_segs, writable_segs, .. } = self.entries[index];
+        let at = first_seg as usize;
+        (readable_segs == 0 && writable_segs == 1).then(|| (id, ndesc, &self.segs[at..=at]))
+    }
+
     /// Forgets all chains (they should have been completed or given back).
     pub fn clear(&mut self) {
         self.segs.clear();

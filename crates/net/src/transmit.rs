@@ -1,0 +1,348 @@
+//! From a transmit queue into the switch: a batch of frames is loaded, judged and delivered.
+
+use std::ops::Range;
+
+use base::counter::DropReason;
+use queue::seg::prefetch_head;
+use queue::{Batch, Chain, Completion};
+use sidecore::{Ledger, Spent};
+use stage::{Direction, FrameView};
+
+use crate::binding::Tables;
+use crate::engine::Engine;
+use crate::fdb::PortId;
+use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull};
+use crate::header::{Head, Mac};
+use crate::port::{MIN_CHARGE_BYTES, Port, TX_BATCH, TxQueue};
+use crate::rxq::{Body, Frame, RxQueue};
+
+/// Bytes taken from one transmit queue, or from the uplink, in a round: four super-packets. More
+/// would push the other queues' frames out of the cache and let one sender hold up a round for
+/// long. A flood counts once for each receiver: each has its copy made.
+pub(crate) const ROUND_BYTES: u64 = 256 << 10;
+
+/// Frames whose headers are fetched together: enough to wait for memory once for all of them, few
+/// enough that a round's end throws little away.
+const CHUNK: usize = 16;
+
+/// What became of a batch.
+#[derive(Default)]
+struct Sent {
+    /// Bytes of the frames that were sent.
+    bytes: u64,
+    /// Those that were copied to us first.
+    head_bytes: u64,
+    /// What the sender is charged: with the least for each frame, and the copies of floods.
+    cost_bytes: u64,
+    /// It ends when that is reached.
+    most_bytes: u64,
+    wire_used: bool,
+    held: bool,
+}
+
+impl Sent {
+    /// A frame was sent, in a chain of so many bytes.
+    #[inline]
+    fn count(&mut self, head: &Head, chain_bytes: u64) {
+        self.bytes += head.frame_len() as u64;
+        self.head_bytes += head.eth().len() as u64;
+        self.charge(chain_bytes);
+    }
+
+    #[inline]
+    fn charge(&mut self, chain_bytes: u64) {
+        self.cost_bytes += chain_bytes.max(MIN_CHARGE_BYTES);
+    }
+}
+
+impl Engine {
+    pub(crate) fn poll_tx(
+        &mut self,
+        port: &mut Port,
+        txq: &mut TxQueue,
+        lane: usize,
+        now_ns: u64,
+        ledger: &mut Ledger,
+    ) -> usize {
+        if txq.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns)) {
+            return 0;
+        }
+        let allowance = ledger.allowance(port.vm, now_ns);
+        if allowance.is_none() {
+            if txq.vring.has_work() {
+                ledger.held_back(port.vm, now_ns);
+            }
+            return 0;
+        }
+        let was_held = txq.held_on.take().is_some();
+        let most = allowance.batch(MIN_CHARGE_BYTES, TX_BATCH);
+        let popped = txq.vring.pop(&mut txq.batch, most);
+        if popped == 0 {
+            return 0;
+        }
+        let most_bytes = allowance.bytes.min(ROUND_BYTES);
+        let mut sent = Sent { most_bytes, ..Sent::default() };
+        port.lately.refresh(&self.fabric.tables, now_ns);
+        prefetch(&txq.batch, 0);
+        for first in (0..popped).step_by(CHUNK) {
+            let chunk = first..popped.min(first + CHUNK);
+            self.load(port, txq, chunk.clone());
+            if !self.send_chunk(port, txq, chunk, lane, now_ns, &mut sent) {
+                break;
+            }
+        }
+        let Sent { bytes, cost_bytes, wire_used, held, .. } = sent;
+        self.fabric.stats.holds.add(u64::from(held && (!was_held || !txq.done.is_empty())));
+        let stats = &txq.vring.parts.stats;
+        stats.bytes.add(bytes);
+        stats.copied_bytes.add(sent.head_bytes);
+        if wire_used {
+            self.fabric.flush_uplink();
+        }
+        let done = txq.done.len();
+        txq.vring.unpop(&mut txq.batch, popped - done);
+        if done > 0 {
+            let more = txq.held_on.is_none() && (popped == most || done < popped);
+            let spent = Spent { bytes: cost_bytes, requests: done as u32 };
+            ledger.charge(port.vm, spent, more, now_ns);
+            txq.vring.push(&txq.done);
+            txq.done.clear();
+        }
+        done
+    }
+
+    /// Copies the beginnings of a chunk's frames and judges them; those of the next chunk are on
+    /// their way to the cache meanwhile.
+    #[inline]
+    fn load(&mut self, port: &Port, txq: &TxQueue, chunk: Range<usize>) {
+        prefetch(&txq.batch, chunk.end);
+        for at in chunk {
+            let chain = txq.batch.get(at);
+            self.verdicts[at] = self.heads[at].load_chain(&chain, port.tx_vnet_len, port.allowed);
+        }
+    }
+
+    /// Sends frames whose beginnings are loaded. False: enough for this round.
+    #[inline]
+    fn send_chunk(
+        &mut self,
+        port: &mut Port,
+        txq: &mut TxQueue,
+        chunk: Range<usize>,
+        lane: usize,
+        now_ns: u64,
+        sent: &mut Sent,
+    ) -> bool {
+        let mut at = chunk.start;
+        while at < chunk.end && sent.cost_bytes < sent.most_bytes {
+            at += self.send_run(port, txq, at..chunk.end, lane, now_ns, sent);
+            if at == chunk.end || sent.cost_bytes >= sent.most_bytes {
+                break;
+            }
+            if !self.send_one(port, txq, at, lane, now_ns, sent) {
+                return false;
+            }
+            at += 1;
+        }
+        sent.cost_bytes < sent.most_bytes
+    }
+
+    /// Sends the first of these frames that need nothing done to them and go from and to the
+    /// addresses that the last ones did: nearly all. Returns how many.
+    #[inline]
+    fn send_run(
+        &mut self,
+        port: &Port,
+        txq: &mut TxQueue,
+        run: Range<usize>,
+        lane: usize,
+        now_ns: u64,
+        sent: &mut Sent,
+    ) -> usize {
+        if !port.sends_plain() {
+            return 0;
+        }
+        let Fabric { ports, tables, touched, .. } = &mut self.fabric;
+        let (first, dst) = (run.start, self.heads[run.start].dst());
+        let Some(Dest::Port(to)) = port.lately.way(dst, tables) else { return 0 };
+        let Some((longest, queue, rxq)) = open(ports, to, lane) else { return 0 };
+        let mut at = first;
+        while at < run.end && sent.cost_bytes < sent.most_bytes {
+            let (head, chain) = (&self.heads[at], txq.batch.get(at));
+            let is_alike = self.verdicts[at].is_ok()
+                && head.vnet().is_plain()
+                && head.dst() == dst
+                && head.frame_len() <= longest
+                && port.lately.is_from(head);
+            if !is_alike || !rxq.put_plain(&chain, head, now_ns) {
+                break;
+            }
+            txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
+            sent.count(head, u64::from(chain.readable_len));
+            at += 1;
+        }
+        if at > first && !std::mem::replace(&mut rxq.touched, true) {
+            touched.push((to, queue));
+        }
+        at - first
+    }
+
+    /// Sends any frame. False when it has to stay where it is.
+    fn send_one(
+        &mut self,
+        port: &mut Port,
+        txq: &mut TxQueue,
+        at: usize,
+        lane: usize,
+        now_ns: u64,
+        sent: &mut Sent,
+    ) -> bool {
+        let chain = txq.batch.get(at);
+        // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
+        // before the uplink is flushed, at the end of the batch.
+        let (outcome, to_wire) = unsafe { self.send(port, &chain, at, lane, now_ns) };
+        sent.wire_used |= to_wire;
+        let cost_bytes = u64::from(chain.readable_len);
+        match outcome {
+            Outcome::Hold(awaited) => {
+                txq.held_on = Some(awaited);
+                sent.held = true;
+                return false;
+            }
+            Outcome::Dropped(reason) => {
+                txq.vring.parts.stats.drop_one(reason);
+                sent.charge(cost_bytes);
+            }
+            Outcome::Done => sent.count(&self.heads[at], cost_bytes),
+        }
+        txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
+        sent.cost_bytes += std::mem::take(&mut self.fabric.flooded_bytes);
+        true
+    }
+
+    /// Judges and delivers one chain of a sender; also says whether the uplink may be using it.
+    ///
+    /// # Safety
+    /// The chain stays mapped, and head `at` unused, until the uplink is flushed.
+    #[inline]
+    unsafe fn send(
+        &mut self,
+        port: &mut Port,
+        chain: &Chain<'_>,
+        at: usize,
+        lane: usize,
+        now_ns: u64,
+    ) -> (Outcome, bool) {
+        let Self { fabric, heads, verdicts, outgoing, .. } = self;
+        let head = &mut heads[at];
+        let admitted = verdicts[at].and_then(|()| admit(port, head, &mut fabric.tables, now_ns));
+        if let Err(reason) = admitted {
+            return (Outcome::Dropped(reason), false);
+        }
+        if !port.stages.is_empty() {
+            return (staged(fabric, port, chain, head, outgoing, lane, now_ns), false);
+        }
+        let dest = destination(fabric, port, head.dst(), now_ns);
+        let frame = chain_frame(chain, head, port.tx_vnet_len);
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Hold, now_ns) };
+        (outcome, matches!(dest, Dest::Uplink | Dest::All))
+    }
+}
+
+/// Has the cache fetch the headers of a chunk of frames.
+#[inline]
+fn prefetch(batch: &Batch, first: usize) {
+    for at in first..batch.len().min(first + CHUNK) {
+        prefetch_head(batch.get(at).readable);
+    }
+}
+
+/// Whether a port may send this frame.
+#[inline]
+fn admit(port: &mut Port, head: &Head, tables: &mut Tables, now_ns: u64) -> Result<(), DropReason> {
+    if !port.link_up {
+        return Err(DropReason::LinkDown);
+    }
+    port.binding.admit(port.id, head, tables, now_ns)?;
+    port.lately.note_source(head, port.binding.mode, tables);
+    Ok(())
+}
+
+/// Where a port's frames to `dst` go.
+#[inline]
+fn destination(fabric: &Fabric, port: &mut Port, dst: Mac, now_ns: u64) -> Dest {
+    if let Some(dest) = port.lately.way(dst, &fabric.tables) {
+        return dest;
+    }
+    let dest = fabric.lookup(dst, port.id, now_ns);
+    port.lately.note_way(dst, dest, &fabric.tables);
+    dest
+}
+
+/// The queue of a port that takes plain frames as they come, with the length of the longest.
+#[inline]
+fn open(
+    ports: &mut [Option<Box<Port>>],
+    to: PortId,
+    lane: usize,
+) -> Option<(usize, u16, &mut RxQueue)> {
+    let port = ports.get_mut(usize::from(to))?.as_deref_mut()?;
+    if !port.link_up || !port.stages.is_empty() {
+        return None;
+    }
+    let (longest, queue) = (port.longest(), port.rx_for(lane)?);
+    let rxq = port.rx.get_mut(usize::from(queue))?.as_deref_mut()?;
+    Some((longest, queue, rxq))
+}
+
+/// The frame of a chain whose beginning is in `head`.
+#[inline]
+fn chain_frame<'a>(chain: &Chain<'a>, head: &'a Head, vnet_len: usize) -> Frame<'a> {
+    let offset = vnet_len + head.eth().len();
+    let len = head.frame_len() - head.eth().len();
+    let body = Body::Guest { segs: chain.readable, offset, len };
+    Frame { vnet: head.vnet(), wire: head.wire(), body }
+}
+
+/// A frame of a port with stages. Stages judge a frame once, so room is looked for before; a frame
+/// that they redirect to a full receiver is dropped.
+fn staged(
+    fabric: &mut Fabric,
+    port: &mut Port,
+    chain: &Chain<'_>,
+    head: &mut Head,
+    outgoing: &mut Staging,
+    lane: usize,
+    now_ns: u64,
+) -> Outcome {
+    let frame = chain_frame(chain, head, port.tx_vnet_len);
+    if let Dest::Port(to) = fabric.lookup(head.dst(), port.id, now_ns) {
+        match fabric.probe(to, lane, &frame, now_ns) {
+            Outcome::Done => {}
+            other => return other,
+        }
+    }
+    let (vnet, len_bytes) = (frame.vnet, frame.len() as u32);
+    let passed = if port.stages.want_payload {
+        if !outgoing.load(&frame) {
+            return Outcome::Dropped(DropReason::Malformed);
+        }
+        port.stages.pass(Direction::FromVm, &mut outgoing.view())
+    } else {
+        let mut view = FrameView { header: head.eth_mut(), payload: &mut [], len_bytes };
+        port.stages.pass(Direction::FromVm, &mut view)
+    };
+    if !passed {
+        return Outcome::Done;
+    }
+    let frame = match port.stages.want_payload {
+        true => outgoing.frame(vnet),
+        false => chain_frame(chain, head, port.tx_vnet_len),
+    };
+    let dest = fabric.lookup(crate::header::Mac::read(frame.eth()), port.id, now_ns);
+    // SAFETY: flushed right here, while `outgoing`, `head` and the chain are still untouched.
+    let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) };
+    fabric.flush_uplink();
+    outcome
+}
