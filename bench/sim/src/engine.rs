@@ -2,15 +2,17 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
 
-use sidecore::Spin;
 use sidecore::placement::{History, Limits, Meter, Reason, UnitReading, plan};
+use sidecore::{Account, Accounts, Allowance, Ledger, Spent, Spin};
 
 use crate::histogram::Histogram;
 use crate::load::{Draw, Kind, Source, Vm};
 
-/// Requests of one batch, as the engines of the product take them.
-pub const BATCH: usize = 32;
+/// Requests of one batch, and their bytes, as the engines of the product take them.
+const BATCH: usize = 64;
+const BATCH_BYTES: u64 = 256 << 10;
 
 /// Requests that a queue holds: the largest virtqueue.
 const QUEUE_LEN: usize = 1024;
@@ -48,27 +50,11 @@ impl Cost {
     }
 }
 
-/// Who may be served, and how much. One account per VM, whatever sidecore it is on.
-pub trait Credits {
-    /// Most requests that `vm` may be served now; 0: none before [`Credits::retry_ns`].
-    fn grant(&mut self, vm: usize, now_ns: u64) -> usize;
-    /// It was served.
-    fn charge(&mut self, vm: usize, now_ns: u64, bytes: u64, requests: u64);
-    /// When to ask again after nobody got any.
-    fn retry_ns(&self, now_ns: u64) -> u64;
-}
-
-/// Everybody may always be served.
-#[derive(Debug, Default)]
-pub struct NoCredits;
-
-impl Credits for NoCredits {
-    fn grant(&mut self, _vm: usize, _now_ns: u64) -> usize {
-        BATCH
-    }
-    fn charge(&mut self, _vm: usize, _now_ns: u64, _bytes: u64, _requests: u64) {}
-    fn retry_ns(&self, now_ns: u64) -> u64 {
-        now_ns + 1
+/// What a request is charged at least, as in the product.
+fn least_bytes(kind: Kind) -> u64 {
+    match kind {
+        Kind::Net => 512,
+        Kind::Disk => 4096,
     }
 }
 
@@ -108,6 +94,8 @@ pub struct VmOut {
     pub requests: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// The same, small requests with the least that they cost.
+    pub charged_bytes: u64,
     /// Requests that found the queue full.
     pub dropped: u64,
 }
@@ -134,7 +122,7 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrival { vm: usize, len_bytes: u32, is_disk: bool },
-    Step { core: usize },
+    Step { core: usize, turn: u64 },
     Look,
     Count,
 }
@@ -152,16 +140,32 @@ struct VmState {
 
 struct Core {
     ready: VecDeque<usize>,
-    /// Since when it has nothing to do; none while it serves.
+    /// Since when it has nothing that it may do; none while it serves.
     idle_since_ns: Option<u64>,
+    /// The last step that was planned: an earlier one does not count any more.
+    turn: u64,
+    ledger: Ledger,
+    /// By VM: the ledger knows it.
+    knows: Vec<bool>,
+    round: Round,
     spin: Spin,
     busy_ns: u64,
+}
+
+/// A round over the VMs that had something to do when it began.
+#[derive(Default)]
+struct Round {
+    /// To be asked yet.
+    left: usize,
+    did: bool,
+    /// Somebody who waits may go on then.
+    later_ns: Option<u64>,
 }
 
 /// A run.
 pub struct Engine<'a> {
     setup: &'a Setup,
-    credits: &'a mut dyn Credits,
+    accounts: Vec<Arc<Account>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     count: u64,
     now_ns: u64,
@@ -173,12 +177,14 @@ pub struct Engine<'a> {
 }
 
 /// Simulates.
-pub fn run(setup: &Setup, credits: &mut dyn Credits) -> Outcome {
-    Engine::new(setup, credits).run()
+pub fn run(setup: &Setup) -> Outcome {
+    Engine::new(setup).run()
 }
 
 impl<'a> Engine<'a> {
-    fn new(setup: &'a Setup, credits: &'a mut dyn Credits) -> Self {
+    fn new(setup: &'a Setup) -> Self {
+        let accounts = Accounts::default();
+        let open = |(n, vm): (usize, &Vm)| accounts.open(&n.to_string(), vm.grant);
         let vm = |vm: usize| VmState {
             draw: Draw::new(setup.seed, vm),
             queue: VecDeque::new(),
@@ -190,6 +196,10 @@ impl<'a> Engine<'a> {
         let core = |_| Core {
             ready: VecDeque::new(),
             idle_since_ns: Some(0),
+            turn: 0,
+            ledger: Ledger::default(),
+            knows: vec![false; setup.vms.len()],
+            round: Round::default(),
             spin: Spin::new(setup.spin_ns, setup.adapts),
             busy_ns: 0,
         };
@@ -200,7 +210,7 @@ impl<'a> Engine<'a> {
         let out = Outcome { vms, active: vec![(0, active)], ..Outcome::default() };
         let mut engine = Self {
             setup,
-            credits,
+            accounts: setup.vms.iter().enumerate().map(open).collect(),
             events: BinaryHeap::new(),
             count: 0,
             now_ns: 0,
@@ -215,10 +225,13 @@ impl<'a> Engine<'a> {
             engine.at(LOOK_NS, Event::Look);
         }
         for vm in 0..engine.vms.len() {
+            engine.enrol(vm);
+            engine.now_ns = setup.vms[vm].from_ns;
             for _ in 0..Draw::parallel(&setup.vms[vm]) {
                 engine.ask(vm);
             }
         }
+        engine.now_ns = 0;
         engine
     }
 
@@ -240,7 +253,8 @@ impl<'a> Engine<'a> {
                     let kind = if is_disk { Kind::Disk } else { Kind::Net };
                     self.arrive(vm, len_bytes, kind);
                 }
-                Event::Step { core } => self.step(core),
+                Event::Step { core, turn } if turn == self.cores[core].turn => self.step(core),
+                Event::Step { .. } => {}
                 Event::Look => self.look(),
                 Event::Count => self.begin_to_count(),
             }
@@ -297,6 +311,8 @@ impl<'a> Engine<'a> {
     /// An idle sidecore begins: at once while it polls, later when it slept.
     fn wake(&mut self, core: usize) {
         let Some(since_ns) = self.cores[core].idle_since_ns.take() else { return };
+        // The round that ends was one that found nothing.
+        self.cores[core].round = Round { did: true, ..Round::default() };
         let idle_ns = self.now_ns - since_ns;
         let limit_ns = self.cores[core].spin.limit_ns();
         let mut begin_ns = self.now_ns;
@@ -307,65 +323,119 @@ impl<'a> Engine<'a> {
             self.out.waking_ns += self.setup.cost.wake_ns;
             self.out.wakeups += 1;
         }
-        self.at(begin_ns, Event::Step { core });
+        self.plan_step(core, begin_ns);
+    }
+
+    fn plan_step(&mut self, core: usize, at_ns: u64) {
+        self.cores[core].turn += 1;
+        let turn = self.cores[core].turn;
+        self.at(at_ns, Event::Step { core, turn });
     }
 
     /// A batch of the VM whose turn it is.
     fn step(&mut self, core: usize) {
-        let mut later_ns = u64::MAX;
-        for _ in 0..self.cores[core].ready.len() {
-            let Some(vm) = self.cores[core].ready.pop_front() else { break };
-            let free_at_ns = self.vms[vm].free_at_ns;
-            let most = match free_at_ns > self.now_ns {
-                true => {
-                    later_ns = later_ns.min(free_at_ns);
-                    0
-                }
-                false => self.credits.grant(vm, self.now_ns).min(BATCH),
-            };
-            if most > 0 {
-                return self.serve(core, vm, most);
+        if self.cores[core].idle_since_ns.is_some() {
+            // Somebody who waited may go on.
+            return self.wake(core);
+        }
+        loop {
+            if self.cores[core].round.left == 0 && !self.next_round(core) {
+                return;
             }
-            self.cores[core].ready.push_back(vm);
+            let c = &mut self.cores[core];
+            c.round.left -= 1;
+            // Who left meanwhile is not asked.
+            let Some(vm) = c.ready.pop_front() else { continue };
+            match self.allowance(core, vm) {
+                Some(allowance) => return self.serve(core, vm, allowance),
+                None => self.cores[core].ready.push_back(vm),
+            }
         }
-        if self.cores[core].ready.is_empty() {
-            self.cores[core].idle_since_ns = Some(self.now_ns);
-            return;
-        }
-        let retry_ns = self.credits.retry_ns(self.now_ns).max(self.now_ns + 1);
-        self.at(later_ns.min(retry_ns), Event::Step { core });
     }
 
-    fn serve(&mut self, core: usize, vm: usize, most: usize) {
-        let count = self.vms[vm].queue.len().min(most);
-        let batch: Vec<(u64, u32, Kind)> = self.vms[vm].queue.drain(..count).collect();
-        let cost = |(_, len_bytes, kind): &(u64, u32, Kind)| self.setup.cost.of(*kind, *len_bytes);
-        let spent_ns: u64 = batch.iter().map(cost).sum();
-        let begin_ns = self.now_ns;
-        let end_ns = begin_ns + spent_ns;
-        let out = &mut self.out.vms[vm];
-        for (arrived_ns, len_bytes, _) in &batch {
-            out.latency_ns.add(end_ns - arrived_ns);
-            out.bytes += u64::from(*len_bytes);
+    /// Ends a round. False when there is nothing to do now: the sidecore idles, until the time when
+    /// somebody who waits may go on.
+    fn next_round(&mut self, core: usize) -> bool {
+        let c = &mut self.cores[core];
+        let goes_on = c.ledger.end_round(self.now_ns);
+        let Round { did, later_ns, .. } = std::mem::take(&mut c.round);
+        if !c.ready.is_empty() && (goes_on || did) {
+            c.round.left = c.ready.len();
+            return true;
         }
-        out.requests += count as u64;
-        let bytes = batch.iter().map(|(_, len_bytes, _)| u64::from(*len_bytes)).sum();
-        self.credits.charge(vm, begin_ns, bytes, count as u64);
+        c.ledger.settle();
+        c.idle_since_ns = Some(self.now_ns);
+        if let Some(later_ns) = later_ns.filter(|_| !c.ready.is_empty()) {
+            self.plan_step(core, later_ns.max(self.now_ns + 1));
+        }
+        false
+    }
+
+    /// What a VM may be served now; none: it waits.
+    fn allowance(&mut self, core: usize, vm: usize) -> Option<Allowance> {
+        let (now_ns, free_at_ns) = (self.now_ns, self.vms[vm].free_at_ns);
+        let Core { ledger, round, .. } = &mut self.cores[core];
+        let mut wait = |at_ns: u64| {
+            round.later_ns = Some(round.later_ns.map_or(at_ns, |other_ns| other_ns.min(at_ns)));
+        };
+        if free_at_ns > now_ns {
+            wait(free_at_ns);
+            return None;
+        }
+        let id = self.accounts[vm].id();
+        let allowance = ledger.allowance(id, now_ns);
+        if allowance.is_none() {
+            ledger.held_back(id, now_ns);
+            ledger.until_ns(id, now_ns).into_iter().for_each(wait);
+            return None;
+        }
+        Some(allowance)
+    }
+
+    fn serve(&mut self, core: usize, vm: usize, allowance: Allowance) {
+        let begin_ns = self.now_ns;
+        let mut end_ns = begin_ns;
+        let mut spent = Spent::default();
+        let mut arrivals_ns = Vec::with_capacity(BATCH);
+        let most = allowance.bytes.min(BATCH_BYTES);
+        while spent.requests < allowance.requests.min(BATCH as u32) && spent.bytes < most {
+            let Some((arrived_ns, len_bytes, kind)) = self.vms[vm].queue.pop_front() else { break };
+            spent.add(len_bytes.into(), least_bytes(kind));
+            end_ns += self.setup.cost.of(kind, len_bytes);
+            arrivals_ns.push(arrived_ns);
+            self.out.vms[vm].bytes += u64::from(len_bytes);
+        }
+        let out = &mut self.out.vms[vm];
+        arrivals_ns.iter().for_each(|arrived_ns| out.latency_ns.add(end_ns - arrived_ns));
+        out.requests += u64::from(spent.requests);
+        out.charged_bytes += spent.bytes;
+        let spent_ns = end_ns - begin_ns;
         self.out.busy_ns += spent_ns;
-        self.cores[core].busy_ns += spent_ns;
         self.vms[vm].busy_ns += spent_ns;
         self.vms[vm].free_at_ns = end_ns;
+        let more = !self.vms[vm].queue.is_empty();
+        let c = &mut self.cores[core];
+        c.busy_ns += spent_ns;
+        c.round.did = true;
+        c.ledger.charge(self.accounts[vm].id(), spent, more, begin_ns);
         if matches!(self.setup.vms[vm].source, Source::Closed { .. }) {
             self.now_ns = end_ns;
-            (0..count).for_each(|_| self.ask(vm));
+            arrivals_ns.iter().for_each(|_| self.ask(vm));
             self.now_ns = begin_ns;
         }
-        if self.vms[vm].queue.is_empty() {
-            self.vms[vm].is_ready = false;
-        } else {
+        self.vms[vm].is_ready = more;
+        if more {
             self.cores[core].ready.push_back(vm);
         }
-        self.at(end_ns, Event::Step { core });
+        self.plan_step(core, end_ns);
+    }
+
+    /// Tells the sidecore of a VM about its account.
+    fn enrol(&mut self, vm: usize) {
+        let core = &mut self.cores[self.vms[vm].core];
+        if !std::mem::replace(&mut core.knows[vm], true) {
+            core.ledger.enrol(Arc::clone(&self.accounts[vm]));
+        }
     }
 
     fn look(&mut self) {
@@ -394,10 +464,12 @@ impl<'a> Engine<'a> {
     fn shift(&mut self, vm: usize, to: usize) {
         let from = self.vms[vm].core;
         self.cores[from].ready.retain(|other| *other != vm);
+        self.cores[from].ledger.worker_left(self.now_ns);
         let state = &mut self.vms[vm];
         state.core = to;
         state.is_ready = false;
         state.free_at_ns = state.free_at_ns.max(self.now_ns) + self.setup.cost.move_ns;
+        self.enrol(vm);
         self.make_ready(vm);
     }
 

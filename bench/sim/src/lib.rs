@@ -1,9 +1,9 @@
-//! Drives the sidecores' placement and sleep in virtual time.
+//! Drives the sidecores' placement, credits and sleep in virtual time.
 //!
 //! # Theory of operation
 //! Loads ([`load`]) are generated from a seed, or read from a recording. The engine ([`engine`])
 //! keeps an event queue: arrivals, ends of batches, and the placer's looks. A sidecore serves its
-//! VMs round robin, a batch of each; when none has work it polls for as long as
+//! VMs round robin, a batch of each, as long as its [`sidecore::Ledger`] allows; when none has work it polls for as long as
 //! [`sidecore::Spin`] says, then sleeps, and a wake-up costs time. Ten times a virtual second
 //! [`sidecore::placement`] decides, with the code of the product. The same seed gives the same
 //! bytes of output ([`report`], [`plot`]).
@@ -14,7 +14,7 @@
 //! - Interrupts, exits and the guests' own CPU time are not modelled.
 //! - A queue holds 1,024 requests, the largest virtqueue; more are dropped and counted.
 //! - Latencies are kept in buckets of 1/16 of a power of two: 6 % is the precision of percentiles.
-//! - Credits come in through [`engine::Credits`]; without them VMs share by their batches.
+//! - A disk is a cost of the sidecore's: there is no device whose time is shared out.
 
 pub mod engine;
 pub mod histogram;

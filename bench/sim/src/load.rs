@@ -4,6 +4,7 @@ use std::io::BufRead;
 
 use base::random::{Random, Seeded};
 use serde::{Deserialize, Serialize};
+use sidecore::Settings;
 use thiserror::Error;
 
 /// What a request is.
@@ -56,6 +57,17 @@ pub struct Vm {
     pub kind: Kind,
     /// Bytes of a request.
     pub len_bytes: u32,
+    /// Asks for nothing before, in nanoseconds; a recording has its own times.
+    pub from_ns: u64,
+    /// What it is granted.
+    pub grant: Settings,
+}
+
+impl Vm {
+    /// One that asks from the beginning, and is granted what is usual.
+    pub fn new(class: &'static str, kind: Kind, len_bytes: u32, source: Source) -> Self {
+        Self { class, source, kind, len_bytes, from_ns: 0, grant: Settings::default() }
+    }
 }
 
 /// A random time with this mean.
@@ -180,8 +192,7 @@ pub fn recorded(input: impl BufRead) -> Result<Vec<Vm>, LoadError> {
     }
     let vm = |mut all: Vec<(u64, u32, Kind)>| {
         all.sort_by_key(|(t_ns, ..)| *t_ns);
-        let source = Source::Recorded(all);
-        Vm { class: "recorded", source, kind: Kind::Net, len_bytes: 0 }
+        Vm::new("recorded", Kind::Net, 0, Source::Recorded(all))
     };
     Ok(vms.into_iter().map(vm).collect())
 }
@@ -191,7 +202,7 @@ mod tests {
     use super::*;
 
     fn rate(source: Source) -> f64 {
-        let vm = Vm { class: "t", source, kind: Kind::Net, len_bytes: 64 };
+        let vm = Vm::new("t", Kind::Net, 64, source);
         let mut draw = Draw::new(1, 0);
         let (mut now_ns, mut count) = (0, 0u64);
         while now_ns < 20_000_000_000 {

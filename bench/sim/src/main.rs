@@ -13,7 +13,7 @@ use sim::scenario::{self, Options};
 use sim::{load, plot};
 
 #[derive(Parser)]
-#[command(name = "sim", version, about = "Simulates placement and sleep of sidecores")]
+#[command(name = "sim", version, about = "Simulates placement, credits and sleep of sidecores")]
 struct Cli {
     #[command(flatten)]
     common: Common,
@@ -52,6 +52,8 @@ enum Scenario {
     Consolidate,
     /// 1,000 VMs on up to 64 sidecores, with a load that falls and rises
     Scale,
+    /// One sidecore, asked for more than it can do: weights, a newcomer, one alone, a ceiling
+    Shares,
     /// Polling times against latency and CPU
     Sleep,
     /// A recorded load, as in consolidate: JSON lines with t_ns, vm, bytes, kind (net, disk)
@@ -74,6 +76,7 @@ fn run(cli: &Cli) -> Result<Report, Box<dyn Error>> {
     let report = match &cli.scenario {
         Scenario::Consolidate => scenario::consolidate(&options),
         Scenario::Scale => scenario::scale(&options),
+        Scenario::Shares => scenario::shares(&options),
         Scenario::Sleep => scenario::sleep(&options),
         Scenario::Replay { file } => {
             let input = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -101,7 +104,13 @@ fn main() -> ExitCode {
                     run.cpus,
                 );
                 for c in &run.classes {
-                    println!("    {:10} p50 {:>9.1} p99 {:>9.1} µs", c.class, c.p50_us, c.p99_us);
+                    println!(
+                        "    {:10} p50 {:>9.1} p99 {:>9.1} µs, shares off by {:.1} % at most",
+                        c.class,
+                        c.p50_us,
+                        c.p99_us,
+                        c.share_error * 100.0,
+                    );
                 }
             }
             ExitCode::SUCCESS

@@ -5,6 +5,7 @@ use sidecore::placement::Reason;
 
 use crate::engine::{Outcome, Setup};
 use crate::histogram::Histogram;
+use crate::load::Source;
 use crate::scenario::Options;
 
 /// All runs of a scenario.
@@ -60,8 +61,10 @@ pub struct Class {
     pub p50_us: f64,
     /// 99 of 100 are below.
     pub p99_us: f64,
-    /// Furthest that a VM's bytes are from what was expected of it: the class's mean, where all VMs
-    /// ask for the same.
+    /// Bytes a second, together.
+    pub bytes_per_s: f64,
+    /// Furthest that what a VM was charged is from its weight's part of the class's; 0 where not all
+    /// have the same closed source, which asks for as much as it gets.
     pub share_error: f64,
 }
 
@@ -113,18 +116,26 @@ impl Class {
         let all = setup.vms.iter().zip(&out.vms).filter(|(vm, _)| vm.class == class);
         let mut latency_ns = Histogram::default();
         let (mut vms, mut requests, mut dropped) = (0, 0, 0);
-        let mut bytes: Vec<f64> = Vec::new();
-        for (_, vm) in all {
+        let (mut bytes, mut charged) = (0, 0.0);
+        let mut parts: Vec<(f64, f64)> = Vec::new();
+        for (asked, vm) in all {
             latency_ns.merge(&vm.latency_ns);
             vms += 1;
             requests += vm.requests;
             dropped += vm.dropped;
-            bytes.push(vm.bytes as f64);
+            bytes += vm.bytes;
+            charged += vm.charged_bytes as f64;
+            parts.push((vm.charged_bytes as f64, f64::from(asked.grant.weight)));
         }
-        let mean = (bytes.iter().sum::<f64>() / f64::from(vms)).max(1.0);
-        let furthest = bytes.iter().map(|b| (b / mean - 1.0).abs()).fold(0.0, f64::max);
-        let is_alike =
-            setup.vms.windows(2).all(|w| w[0].class != w[1].class || w[0].source == w[1].source);
+        let weights: f64 = parts.iter().map(|(_, weight)| weight).sum();
+        let off = |(part, weight): &(f64, f64)| {
+            let due = (charged * weight / weights).max(1.0);
+            (part / due - 1.0).abs()
+        };
+        let furthest = parts.iter().map(off).fold(0.0, f64::max);
+        let mut sources = setup.vms.iter().filter(|vm| vm.class == class).map(|vm| &vm.source);
+        let first = sources.next().filter(|s| matches!(s, Source::Closed { .. }));
+        let is_alike = first.is_some_and(|first| sources.all(|source| source == first));
         Self {
             class,
             vms: vms as usize,
@@ -132,6 +143,7 @@ impl Class {
             dropped,
             p50_us: rounded(latency_ns.percentile(50.0) as f64 / 1000.0),
             p99_us: rounded(latency_ns.percentile(99.0) as f64 / 1000.0),
+            bytes_per_s: rounded(bytes as f64 * 1e9 / setup.length_ns as f64),
             share_error: if is_alike { rounded(furthest) } else { 0.0 },
         }
     }

@@ -1,8 +1,9 @@
 //! What is simulated, by name.
 
+use sidecore::Settings;
 use sidecore::placement::Limits;
 
-use crate::engine::{Cost, NoCredits, Setup, run};
+use crate::engine::{Cost, Setup, run};
 use crate::load::{Kind, Source, Vm};
 use crate::report::{Report, Run};
 
@@ -15,10 +16,6 @@ pub struct Options {
     pub seconds: u64,
     /// What things cost.
     pub cost: Cost,
-}
-
-fn vm(class: &'static str, kind: Kind, len_bytes: u32, source: Source) -> Vm {
-    Vm { class, source, kind, len_bytes }
 }
 
 fn setup(options: &Options, vms: Vec<Vm>) -> Setup {
@@ -38,7 +35,7 @@ fn setup(options: &Options, vms: Vec<Vm>) -> Setup {
 }
 
 fn simulate(name: &str, setup: &Setup) -> Run {
-    Run::new(name, setup, &run(setup, &mut NoCredits))
+    Run::new(name, setup, &run(setup))
 }
 
 /// One I/O thread per VM, each with a CPU of its own and asleep when idle, as vhost has it; against
@@ -65,10 +62,10 @@ pub fn consolidate(options: &Options) -> Report {
     let answers = Source::Closed { window: 1, think_ns: 20_000.0 };
     let disk = Source::Closed { window: 32, think_ns: 200_000.0 };
     let vms = [
-        vm("bulk", Kind::Net, 65_536, bulk),
-        vm("burst", Kind::Net, 1500, burst),
-        vm("request", Kind::Net, 64, answers),
-        vm("disk", Kind::Disk, 4096, disk),
+        Vm::new("bulk", Kind::Net, 65_536, bulk),
+        Vm::new("burst", Kind::Net, 1500, burst),
+        Vm::new("request", Kind::Net, 64, answers),
+        Vm::new("disk", Kind::Disk, 4096, disk),
     ];
     let vms = vms.iter().cycle().take(8).cloned().collect();
     Report::new("consolidate", options, against_threads(options, vms))
@@ -99,7 +96,8 @@ fn crowd(options: &Options) -> Setup {
     let sum: f64 = shares.iter().sum();
     let each_ns = (options.cost.net_ns + 1024 * options.cost.net_kib_ns) as f64;
     let source = |share: &f64| Source::Poisson { rate: ASKED * share / sum * 1e9 / each_ns };
-    let vms = shares.iter().map(|share| vm("zipf", Kind::Net, len_bytes, source(share))).collect();
+    let vms =
+        shares.iter().map(|share| Vm::new("zipf", Kind::Net, len_bytes, source(share))).collect();
     let base = setup(options, vms);
     let third_ns = base.length_ns / 3;
     let factors = vec![(base.warm_up_ns + third_ns, 0.25), (base.warm_up_ns + 2 * third_ns, 1.0)];
@@ -124,13 +122,60 @@ pub fn sleep(options: &Options) -> Report {
     ];
     let mut runs = Vec::new();
     for (load, source) in loads {
-        let base = setup(options, vec![vm("request", Kind::Net, 64, source)]);
+        let base = setup(options, vec![Vm::new("request", Kind::Net, 64, source)]);
         for (spin, spin_ns, adapts) in spins {
             let one = Setup { spin_ns, adapts, ..base.clone() };
             runs.push(simulate(&format!("{load}: {spin}"), &one));
         }
     }
     Report::new("sleep", options, runs)
+}
+
+/// One sidecore that is asked for more than it can do: who gets how much. `share_error` is how far
+/// a VM's bytes are from what its weight gives it of its class's. Every ring holds more than a
+/// quantum: a VM that has less to do in a round than its weight is worth leaves the rest to others.
+pub fn shares(options: &Options) -> Report {
+    let ask = Source::Closed { window: 256, think_ns: 10_000.0 };
+    let weighed = |class, len_bytes, weight| {
+        let grant = Settings { weight, ..Settings::default() };
+        Vm { grant, ..Vm::new(class, Kind::Net, len_bytes, ask.clone()) }
+    };
+    let three = |len_bytes| [100, 200, 400].map(|w| weighed("bulk", len_bytes, w)).to_vec();
+    let all = |vms| Setup { warm_up_ns: 200_000_000, ..setup(options, vms) };
+    let one = |name: &str, vms| simulate(name, &all(vms));
+
+    let mut mixed = three(1500);
+    mixed[1].kind = Kind::Disk;
+    (mixed[0].len_bytes, mixed[1].len_bytes) = (64, 16 << 10);
+    let newcomer = {
+        let mut vms = three(1500);
+        let base = all(Vec::new());
+        vms[2].from_ns = base.warm_up_ns;
+        Setup { vms, length_ns: 100_000_000, ..base }
+    };
+    let alone = vec![weighed("bulk", 1500, 1)];
+    let mut active = alone.clone();
+    let idle = Source::Poisson { rate: 10.0 };
+    active.extend(vec![Vm { source: idle, ..weighed("idle", 64, 10_000) }; 99]);
+    let mut ceiling = three(1500);
+    ceiling[2].class = "ceiling";
+    ceiling[2].grant.ceiling_bytes_per_s = 100_000_000;
+    let thousand = |n: u32| Vm {
+        source: Source::Closed { window: 128, think_ns: 100_000.0 },
+        ..weighed("bulk", 1500, 100u32 << (n % 3))
+    };
+    let runs = vec![
+        one("1:2:4, 64 bytes", three(64)),
+        one("1:2:4, 1500 bytes", three(1500)),
+        one("1:2:4, 64 KiB", three(65_536)),
+        one("1:2:4, mixed", mixed),
+        simulate("a newcomer's 100 ms", &newcomer),
+        one("alone", alone),
+        one("one active of 100", active),
+        one("ceiling 100 MB/s", ceiling),
+        one("1,000 VMs, 1:2:4", (0..1000).map(thousand).collect()),
+    ];
+    Report::new("shares", options, runs)
 }
 
 /// A recording, as [`consolidate`] does it with its own loads.

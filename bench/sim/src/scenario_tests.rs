@@ -49,3 +49,18 @@ fn a_thousand_vms_get_the_sidecores_they_need_and_no_more() {
     assert!(high >= 24, "24 CPUs of load on {high}");
     assert!((6..=high / 2).contains(&low) && again >= 24, "{:?}", follows.active);
 }
+
+#[test]
+fn shares_are_those_of_weights() {
+    let report = shares(&options(1));
+    let find = |name: &str| report.runs.iter().find(|r| r.name == name).unwrap();
+    for run in report.runs.iter().filter(|r| r.name.contains("1:2:4")) {
+        let error = run.classes[0].share_error;
+        assert!(error <= 0.05, "{}: {error}", run.name);
+    }
+    assert!(find("a newcomer's 100 ms").classes[0].share_error <= 0.1);
+    let (alone, active) = (find("alone").bytes_per_s, find("one active of 100").bytes_per_s);
+    assert!(active > 0.99 * alone, "{active} of {alone}");
+    let ceiling = find("ceiling 100 MB/s").classes.iter().find(|c| c.class == "ceiling").unwrap();
+    assert!((ceiling.bytes_per_s / 1e8 - 1.0).abs() < 0.02, "{}", ceiling.bytes_per_s);
+}

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::{Group, SidecoreError, WorkerRef};
+use crate::{Group, SidecoreError};
 
 /// Moves of the test that hammers.
 const MOVES: usize = 10_000;
@@ -118,13 +118,6 @@ fn no_kick_is_lost_while_a_worker_moves_10_000_times() {
     let workers: Vec<u64> = cores.iter().map(|c| c.stats().workers.get()).collect();
     assert_eq!((workers, worker.core().is(&cores[0])), (vec![1, 0], true));
     cores.iter().for_each(Sidecore::shutdown);
-}
-
-/// Waits until the worker is armed after this; what was told before is read away.
-fn sleeps_again(worker: &WorkerRef<Counting>, tells: &Receiver<Told>) {
-    worker.call(|w, _| w.told.try_send(Told::Called).unwrap()).unwrap();
-    wait_for(tells, &Told::Called);
-    wait_for(tells, &Told::Slept);
 }
 
 #[test]
