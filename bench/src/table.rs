@@ -12,6 +12,10 @@ pub enum Section {
     Demo,
     /// The same with `bench:peers`: a line for each case with all of its peers.
     Peers,
+    /// The same with `bench:consolidate`: a line for each value.
+    Consolidate,
+    /// The same with `bench:events`, in a form of its own ([`crate::events::output`]).
+    Events,
 }
 
 impl Section {
@@ -20,6 +24,8 @@ impl Section {
         match self {
             Section::Demo => "<!-- bench:demo -->",
             Section::Peers => "<!-- bench:peers -->",
+            Section::Consolidate => "<!-- bench:consolidate -->",
+            Section::Events => "<!-- bench:events -->",
         }
     }
 
@@ -28,14 +34,16 @@ impl Section {
         match self {
             Section::Demo => "<!-- /bench:demo -->",
             Section::Peers => "<!-- /bench:peers -->",
+            Section::Consolidate => "<!-- /bench:consolidate -->",
+            Section::Events => "<!-- /bench:events -->",
         }
     }
 
-    /// The section's table as Markdown.
+    /// The table of results in the published format as Markdown.
     pub fn markdown(self, results: &Results) -> String {
         match self {
-            Section::Demo => markdown(results),
             Section::Peers => by_case(results),
+            _ => markdown(results),
         }
     }
 }
@@ -241,10 +249,9 @@ pub fn replace(document: &str, section: Section, table: &str) -> Option<String> 
 }
 
 /// Rewrites the section of the file at `path`.
-pub fn rewrite_file(path: &Path, section: Section, results: &Results) -> Result<(), BenchError> {
+pub fn rewrite_file(path: &Path, section: Section, table: &str) -> Result<(), BenchError> {
     let old = std::fs::read_to_string(path).map_err(|e| BenchError::file("read", path, e))?;
-    let table = section.markdown(results);
-    let new = replace(&old, section, &table).ok_or_else(|| BenchError::Markers {
+    let new = replace(&old, section, table).ok_or_else(|| BenchError::Markers {
         path: path.to_owned(),
         begin: section.begin(),
         end: section.end(),
@@ -362,7 +369,7 @@ vpp: not installed (tcp_rr, udp_rr).
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("README.md");
         std::fs::write(&path, "# nothing\n").unwrap();
-        let text = rewrite_file(&path, Section::Demo, &samples::results()).unwrap_err().to_string();
+        let text = rewrite_file(&path, Section::Demo, "t").unwrap_err().to_string();
         assert!(text.contains("README.md") && text.contains(Section::Demo.begin()), "{text}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "# nothing\n");
     }
