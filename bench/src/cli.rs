@@ -18,6 +18,7 @@ use crate::results::Results;
 use crate::runner::{Outcome, Plan, compare};
 use crate::table::{self, Section};
 
+mod consolidate;
 mod events;
 mod peers;
 
@@ -43,6 +44,8 @@ enum Command {
     Peers(peers::PeersArgs),
     /// Count exits, interrupts, wake-ups and system calls per request on real VMs.
     Events(events::EventsArgs),
+    /// Load eight VMs unevenly, on one sidecore and on one I/O thread per VM, and compare.
+    Consolidate(consolidate::ConsolidateArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Command::Demo(args) => run_demo(&args),
         Command::Peers(args) => peers::run(&args),
         Command::Events(args) => events::run(&args).map(|()| 0),
+        Command::Consolidate(args) => consolidate::run(&args).map(|()| 0),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {
             print_table(&from, readme.as_deref(), section, markdown).map(|()| 0)

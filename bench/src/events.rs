@@ -39,7 +39,7 @@ use crate::cases::GRACE;
 use crate::demo::disk::Folder;
 use crate::error::BenchError;
 use crate::fleet::{Base, Devices, Fleet, address};
-use crate::host::{self, SystemCalls, Thread};
+use crate::host::{self, Calls, SystemCalls, Thread};
 use crate::progress::Progress;
 use guest::Seen;
 
@@ -97,8 +97,10 @@ pub struct Counts {
     pub guest_interrupts: f64,
     /// Times that a thread doing I/O was woken.
     pub io_wakeups: f64,
-    /// System calls of these threads.
+    /// System calls of these threads, without the next.
     pub io_system_calls: f64,
+    /// Times that a polling thread let others run (`sched_yield`), on a machine of few CPUs.
+    pub io_yields: f64,
     /// Interrupts of the host's CPUs, without local timers.
     pub host_interrupts: f64,
     /// Copies of the payload by the CPU of the host.
@@ -239,7 +241,7 @@ fn measure(
     let before = Moment::now(fleet, &threads)?;
     let calls = SystemCalls::start(&threads.io)?;
     let (answer, mut seen) = guest::around(client, &load.script(length), length + GRACE)?;
-    let io_system_calls = calls.count()?;
+    let calls = calls.count()?;
     let after = Moment::now(fleet, &threads)?;
     if load.guests() > 1 {
         seen = seen.and(&guest::read(server)?.since(&server_before));
@@ -248,13 +250,13 @@ fn measure(
     let (Some(requests), Some(rate)) = (number("count"), number("rate")) else {
         return Err(BenchError::lab(load.script(length), format!("it answered {answer}")));
     };
-    let io = Io { io_system_calls, copies: load.copies(back_end), requests, rate };
+    let io = Io { calls, copies: load.copies(back_end), requests, rate };
     Ok(counts(&before, &after, &seen, &io))
 }
 
 /// What else is known of a load.
 struct Io {
-    io_system_calls: u64,
+    calls: Calls,
     copies: f64,
     requests: f64,
     rate: f64,
@@ -269,7 +271,8 @@ fn counts(before: &Moment, after: &Moment, seen: &Seen, io: &Io) -> Counts {
         exits: per(seen.kicks),
         guest_interrupts: per(seen.interrupts),
         io_wakeups: grown(before.io_wakeups, after.io_wakeups),
-        io_system_calls: per(io.io_system_calls),
+        io_system_calls: per(io.calls.work),
+        io_yields: per(io.calls.yields),
         host_interrupts: grown(before.interrupts, after.interrupts),
         copies: io.copies,
         emulation_exits: per(seen.acknowledged),
@@ -318,11 +321,13 @@ mod tests {
             daemon,
         };
         let seen = Seen { kicks: 40, interrupts: 20, acknowledged: 10 };
-        let io = Io { io_system_calls: 60, copies: 2.0, requests: 10.0, rate: 500.0 };
+        let calls = Calls { work: 60, yields: 30 };
+        let io = Io { calls, copies: 2.0, requests: 10.0, rate: 500.0 };
         let got =
             counts(&moment(100, Some((5.0, 7.0))), &moment(120, Some((25.0, 17.0))), &seen, &io);
         assert_eq!((got.exits, got.guest_interrupts, got.emulation_exits), (4.0, 2.0, 1.0));
         assert_eq!((got.io_wakeups, got.emulation_wakeups, got.host_interrupts), (2.0, 4.0, 6.0));
+        assert_eq!(got.io_yields, 3.0);
         assert_eq!((got.io_system_calls, got.copies, got.requests_per_s), (6.0, 2.0, 500.0));
         assert_eq!((got.daemon_kicks, got.daemon_notifications), (Some(2.0), Some(1.0)));
         let without = counts(&moment(9, None), &moment(9, None), &seen, &io);

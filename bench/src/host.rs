@@ -85,7 +85,17 @@ fn all_but_timers(text: &str) -> Option<u64> {
 /// Counts the system calls of threads from when it is made, through the kernel's tracepoint: the
 /// threads run on undisturbed, which they do not under `strace`.
 pub struct SystemCalls {
-    counters: Vec<OwnedFd>,
+    all: Vec<OwnedFd>,
+    yields: Vec<OwnedFd>,
+}
+
+/// System calls of some threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Calls {
+    /// All but the next.
+    pub work: u64,
+    /// `sched_yield`: a polling thread that lets others run. They come with time, not with work.
+    pub yields: u64,
 }
 
 /// `struct perf_event_attr` in its first version (`PERF_ATTR_SIZE_VER0`, include/uapi/linux/
@@ -118,25 +128,33 @@ impl SystemCalls {
     /// # Errors
     /// No tracing file system, or no right to use it.
     pub fn start(threads: &[Thread]) -> Result<SystemCalls, BenchError> {
-        let id = tracepoint("raw_syscalls/sys_enter")?;
-        let counters = threads.iter().map(|t| open_counter(id, t.tid));
-        Ok(SystemCalls { counters: counters.collect::<Result<_, _>>()? })
+        let open = |name| {
+            let id = tracepoint(name)?;
+            threads.iter().map(|t| open_counter(id, t.tid)).collect::<Result<Vec<_>, _>>()
+        };
+        let all = open("raw_syscalls/sys_enter")?;
+        Ok(SystemCalls { all, yields: open("syscalls/sys_enter_sched_yield")? })
     }
 
     /// System calls of all threads since the start.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn count(&self) -> Result<u64, BenchError> {
-        self.counters.iter().try_fold(0, |sum, fd| {
-            let mut word = [0; 8];
-            let len = rustix::io::read(fd, &mut word).map_err(|e| accounting("a counter", e))?;
-            match len {
-                8 => Ok(sum + u64::from_ne_bytes(word)),
-                _ => Err(accounting("a counter", format!("{len} bytes instead of 8"))),
-            }
-        })
+    pub fn count(&self) -> Result<Calls, BenchError> {
+        let (all, yields) = (sum(&self.all)?, sum(&self.yields)?);
+        Ok(Calls { work: all.saturating_sub(yields), yields })
     }
+}
+
+fn sum(counters: &[OwnedFd]) -> Result<u64, BenchError> {
+    counters.iter().try_fold(0, |sum, fd| {
+        let mut word = [0; 8];
+        let len = rustix::io::read(fd, &mut word).map_err(|e| accounting("a counter", e))?;
+        match len {
+            8 => Ok(sum + u64::from_ne_bytes(word)),
+            _ => Err(accounting("a counter", format!("{len} bytes instead of 8"))),
+        }
+    })
 }
 
 fn tracepoint(name: &str) -> Result<u64, BenchError> {

@@ -21,6 +21,7 @@
 
 pub mod cases;
 pub mod cli;
+pub mod consolidate;
 pub mod cpu;
 pub mod demo;
 pub mod error;

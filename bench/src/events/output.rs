@@ -70,14 +70,14 @@ impl Results {
     pub fn markdown(&self) -> String {
         let mut out = String::from(
             "| Per request | Exits | Guest interrupts | Wake-ups of I/O threads | Sum \
-             | System calls of I/O threads | Copies | Host interrupts \
+             | System calls of I/O threads (and yields) | Copies | Host interrupts \
              | Only under emulation: exits, wake-ups | Requests/s |\n",
         );
         out.push_str(&format!("|{}\n", "---|".repeat(10)));
         for row in &self.rows {
             let c = &row.counts;
             out.push_str(&format!(
-                "| {}, {} | {} | {} | {} | **{}** | {} | {} | {} | {}, {} | {} |\n",
+                "| {}, {} | {} | {} | {} | **{}** | {} ({}) | {} | {} | {}, {} | {} |\n",
                 load_text(row.load),
                 back_end_text(row),
                 number(c.exits),
@@ -85,6 +85,7 @@ impl Results {
                 number(c.io_wakeups),
                 number(row.sum()),
                 number(c.io_system_calls),
+                number(c.io_yields),
                 c.copies,
                 number(c.host_interrupts),
                 number(c.emulation_exits),
@@ -134,6 +135,7 @@ fn medians(all: &[Counts]) -> Option<Counts> {
         guest_interrupts: middle(&|c| c.guest_interrupts)?,
         io_wakeups: middle(&|c| c.io_wakeups)?,
         io_system_calls: middle(&|c| c.io_system_calls)?,
+        io_yields: middle(&|c| c.io_yields)?,
         host_interrupts: middle(&|c| c.host_interrupts)?,
         copies: middle(&|c| c.copies)?,
         emulation_exits: middle(&|c| c.emulation_exits)?,
@@ -168,6 +170,7 @@ mod tests {
             guest_interrupts: 2.0,
             io_wakeups: 3.0,
             io_system_calls: 8.0,
+            io_yields: 7.0,
             host_interrupts: 5.0,
             copies: load.copies(back_end),
             emulation_exits: 0.0,
@@ -202,7 +205,7 @@ mod tests {
     fn the_table_has_a_line_for_each_row() {
         let text = results().0.markdown();
         let line = "| TCP round trip of 1 byte, QEMU’s virtio-net, TAP, bridge | 3.00 | 2.00 | 3.00 \
-                    | **8.00** | 8.00 | 6 | 5.00 | 0.00, 1.00 | 1,500 |\n";
+                    | **8.00** | 8.00 (7.00) | 6 | 5.00 | 0.00, 1.00 | 1,500 |\n";
         assert!(text.contains(line), "{text}");
         let columns: Vec<usize> = text
             .lines()
