@@ -99,7 +99,7 @@ pub struct Counts {
     pub io_wakeups: f64,
     /// System calls of these threads, without the next.
     pub io_system_calls: f64,
-    /// Times that a polling thread let others run (`sched_yield`), on a machine of few CPUs.
+    /// Times that a polling thread let others run (`sched_yield`).
     pub io_yields: f64,
     /// Interrupts of the host's CPUs, without local timers.
     pub host_interrupts: f64,

@@ -43,6 +43,7 @@ impl Section {
     pub fn markdown(self, results: &Results) -> String {
         match self {
             Section::Peers => by_case(results),
+            Section::Consolidate => by_value(results),
             _ => markdown(results),
         }
     }
@@ -137,6 +138,18 @@ pub fn markdown(results: &Results) -> String {
     for row in &results.rows {
         let line: Vec<String> = cells(row).iter().map(|c| c.replace('|', "\\|")).collect();
         out.push_str(&format!("| {} |\n", line.join(" | ")));
+    }
+    out.push_str(&format!("\n{}\n", origin(results)));
+    out
+}
+
+/// A line for each value, for runs where all of them belong to one load, as Markdown.
+pub fn by_value(results: &Results) -> String {
+    let mut out = String::from("| Value | Millrace | Peer | Ratio (min–max) | Of what |\n");
+    out.push_str("|---|---|---|---|---|\n");
+    for row in &results.rows {
+        let [case, ours, peer, ratio, _, _, how] = cells(row).map(|c| c.replace('|', "\\|"));
+        out.push_str(&format!("| {case} | {ours} | {peer} | {ratio} | {how} |\n"));
     }
     out.push_str(&format!("\n{}\n", origin(results)));
     out
@@ -355,6 +368,15 @@ vpp: not installed (tcp_rr, udp_rr).
 ";
         let text = by_case(&r);
         assert!(text.starts_with(golden), "{text}");
+    }
+
+    #[test]
+    fn values_have_no_columns_for_what_they_lack() {
+        let text = by_value(&samples::results());
+        let line =
+            "| tcp_rr | 2,600/s | 1,450/s (tap-bridge) | 1.79× (1.40–2.20) | 1 vCPU each |\n";
+        assert!(text.contains(line), "{text}");
+        assert!(!text.contains("Floor"), "{text}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ const RR: &str = "2 VMs, TCP round trips of 1 byte";
 const DISK: &str = "2 VMs, random reads of 4 KiB, O_DIRECT, depth 1";
 const IDLE: &str = "2 VMs, a TCP round trip every 20 ms";
 
-const VALUES: [Value; 12] = [
+const VALUES: [Value; 13] = [
     rate("rr", |s| s.values.rr_per_s, RR),
     time("rr_p50", |s| s.values.rr_p50_us, RR),
     time("rr_p99", |s| s.values.rr_p99_us, RR),
@@ -60,6 +60,13 @@ const VALUES: [Value; 12] = [
         "the daemon and QEMU’s main loops, which pass interrupts on where there is no KVM; \
          QEMU’s main loops and disk threads",
     ),
+    Value {
+        name: "cpu_share",
+        unit: "of all",
+        better: Better::Lower,
+        of: |s| s.cpu.back_end / s.cpu.all,
+        how: "cpu_back_end over cpu_all: what the guests cannot have",
+    },
     cpu("cpu_all", |s| s.cpu.all, "eight QEMU processes with their guests, and the daemon"),
 ];
 
