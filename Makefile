@@ -9,7 +9,7 @@ PEER_ROUNDS ?= 9
 NAME ?= peers
 FUZZ_SECONDS ?= 60
 
-.PHONY: help prepare build test lint unit vm demo bench bench-demo bench-peers soak fuzz clean
+.PHONY: help prepare build test lint unit vm demo bench bench-demo bench-peers bench-events bench-consolidate soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -28,6 +28,16 @@ bench-peers: prepare
 	@./scripts/peers
 	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
 	./target/release/bench peers --rounds $(PEER_ROUNDS) --out out
+
+## make bench NAME=events  exits, interrupts, wake-ups and system calls per request: out/bench-events.json
+bench-events: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench
+	./target/release/bench events --out out
+
+## make bench NAME=consolidate  eight VMs on one sidecore against one I/O thread per VM
+bench-consolidate: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench
+	./target/release/bench consolidate --out out
 
 ## make test              format, lints, unit, property, API and VM tests
 test: lint unit vm

@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::cases;
 use crate::demo;
 use crate::error::BenchError;
+use crate::events::output::Results as EventsResults;
 use crate::machine;
 use crate::output::write_all;
 use crate::progress::Progress;
@@ -17,6 +18,8 @@ use crate::results::Results;
 use crate::runner::{Outcome, Plan, compare};
 use crate::table::{self, Section};
 
+mod consolidate;
+mod events;
 mod peers;
 
 /// Exit code of a run that completed with a case below its floor.
@@ -39,6 +42,10 @@ enum Command {
     ///
     /// Exit code: as `demo`.
     Peers(peers::PeersArgs),
+    /// Count exits, interrupts, wake-ups and system calls per request on real VMs.
+    Events(events::EventsArgs),
+    /// Load eight VMs unevenly, on one sidecore and on one I/O thread per VM, and compare.
+    Consolidate(consolidate::ConsolidateArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
@@ -116,6 +123,8 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(args) => run_demo(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Events(args) => events::run(&args).map(|()| 0),
+        Command::Consolidate(args) => consolidate::run(&args).map(|()| 0),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {
             print_table(&from, readme.as_deref(), section, markdown).map(|()| 0)
@@ -136,11 +145,20 @@ fn print_table(
     section: Section,
     markdown: bool,
 ) -> Result<(), BenchError> {
-    let results = Results::read(from)?;
+    let (text, plain) = match section {
+        Section::Events => {
+            let text = EventsResults::read(from)?.markdown();
+            (text.clone(), text)
+        }
+        _ => {
+            let results = Results::read(from)?;
+            (section.markdown(&results), table::terminal(&results))
+        }
+    };
     match readme {
-        Some(path) => table::rewrite_file(path, section, &results)?,
-        None if markdown => print!("{}", section.markdown(&results)),
-        None => print!("{}", table::terminal(&results)),
+        Some(path) => table::rewrite_file(path, section, &text)?,
+        None if markdown => print!("{text}"),
+        None => print!("{plain}"),
     }
     Ok(())
 }

@@ -37,17 +37,23 @@ impl Setup {
     /// out; disk images are made in a folder within `out` and removed at the end.
     pub fn new(kernel: &str, millrace: Option<&Path>, out: &Path) -> Result<Setup, BenchError> {
         let kernel = kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?;
-        let millrace = match millrace {
-            Some(path) => path.to_owned(),
-            None => beside_us("millrace")?,
-        };
-        if !millrace.is_file() {
-            let why =
-                format!("there is no {}; build it, or name it with --millrace", millrace.display());
-            return Err(BenchError::lab("find the daemon", why));
-        }
+        let millrace = daemon_program(millrace)?;
         Ok(Setup { kernel, millrace, folder: out.join("demo-disks") })
     }
+}
+
+/// The daemon: the one named, or the one beside this program.
+pub(crate) fn daemon_program(named: Option<&Path>) -> Result<PathBuf, BenchError> {
+    let program = match named {
+        Some(path) => path.to_owned(),
+        None => beside_us("millrace")?,
+    };
+    if !program.is_file() {
+        let why =
+            format!("there is no {}; build it, or name it with --millrace", program.display());
+        return Err(BenchError::lab("find the daemon", why));
+    }
+    Ok(program)
 }
 
 pub(crate) fn beside_us(name: &str) -> Result<PathBuf, BenchError> {

@@ -10,20 +10,28 @@
 //! one HTML page ([`report`]).
 //!
 //! [`peers`] compares back ends without VMs: many of them in each round, under one front end.
+//! [`events`] counts what one request costs in exits, interrupts, wake-ups and system calls, and
+//! [`consolidate`] loads eight VMs a side at once; both boot a [`fleet`] of guests a side and read
+//! single threads of the host ([`host`]).
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
 //! - Load: 0.2 s to 60 s. Below, the guest's program start dominates; above, the machine drifts
 //!   within a round.
 //! - CPU time has the kernel's grain of 10 ms a process: 0.5 % of a 2 s window.
+//! - System calls are counted through the kernel's tracepoint: root, and tracefs mounted.
 //! - A round with more than 15 % foreign load is named in the report, not repeated: a busy machine
 //!   would never finish.
 
 pub mod cases;
 pub mod cli;
+pub mod consolidate;
 pub mod cpu;
 pub mod demo;
 pub mod error;
+pub mod events;
+pub mod fleet;
+pub mod host;
 pub mod machine;
 pub mod output;
 pub mod peers;

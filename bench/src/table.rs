@@ -12,6 +12,10 @@ pub enum Section {
     Demo,
     /// The same with `bench:peers`: a line for each case with all of its peers.
     Peers,
+    /// The same with `bench:consolidate`: a line for each value.
+    Consolidate,
+    /// The same with `bench:events`, in a form of its own ([`crate::events::output`]).
+    Events,
 }
 
 impl Section {
@@ -20,6 +24,8 @@ impl Section {
         match self {
             Section::Demo => "<!-- bench:demo -->",
             Section::Peers => "<!-- bench:peers -->",
+            Section::Consolidate => "<!-- bench:consolidate -->",
+            Section::Events => "<!-- bench:events -->",
         }
     }
 
@@ -28,14 +34,17 @@ impl Section {
         match self {
             Section::Demo => "<!-- /bench:demo -->",
             Section::Peers => "<!-- /bench:peers -->",
+            Section::Consolidate => "<!-- /bench:consolidate -->",
+            Section::Events => "<!-- /bench:events -->",
         }
     }
 
-    /// The section's table as Markdown.
+    /// The table of results in the published format as Markdown.
     pub fn markdown(self, results: &Results) -> String {
         match self {
-            Section::Demo => markdown(results),
             Section::Peers => by_case(results),
+            Section::Consolidate => by_value(results),
+            _ => markdown(results),
         }
     }
 }
@@ -129,6 +138,18 @@ pub fn markdown(results: &Results) -> String {
     for row in &results.rows {
         let line: Vec<String> = cells(row).iter().map(|c| c.replace('|', "\\|")).collect();
         out.push_str(&format!("| {} |\n", line.join(" | ")));
+    }
+    out.push_str(&format!("\n{}\n", origin(results)));
+    out
+}
+
+/// A line for each value, for runs where all of them belong to one load, as Markdown.
+pub fn by_value(results: &Results) -> String {
+    let mut out = String::from("| Value | Millrace | Peer | Ratio (min–max) | Of what |\n");
+    out.push_str("|---|---|---|---|---|\n");
+    for row in &results.rows {
+        let [case, ours, peer, ratio, _, _, how] = cells(row).map(|c| c.replace('|', "\\|"));
+        out.push_str(&format!("| {case} | {ours} | {peer} | {ratio} | {how} |\n"));
     }
     out.push_str(&format!("\n{}\n", origin(results)));
     out
@@ -241,10 +262,9 @@ pub fn replace(document: &str, section: Section, table: &str) -> Option<String> 
 }
 
 /// Rewrites the section of the file at `path`.
-pub fn rewrite_file(path: &Path, section: Section, results: &Results) -> Result<(), BenchError> {
+pub fn rewrite_file(path: &Path, section: Section, table: &str) -> Result<(), BenchError> {
     let old = std::fs::read_to_string(path).map_err(|e| BenchError::file("read", path, e))?;
-    let table = section.markdown(results);
-    let new = replace(&old, section, &table).ok_or_else(|| BenchError::Markers {
+    let new = replace(&old, section, table).ok_or_else(|| BenchError::Markers {
         path: path.to_owned(),
         begin: section.begin(),
         end: section.end(),
@@ -351,6 +371,15 @@ vpp: not installed (tcp_rr, udp_rr).
     }
 
     #[test]
+    fn values_have_no_columns_for_what_they_lack() {
+        let text = by_value(&samples::results());
+        let line =
+            "| tcp_rr | 2,600/s | 1,450/s (tap-bridge) | 1.79× (1.40–2.20) | 1 vCPU each |\n";
+        assert!(text.contains(line), "{text}");
+        assert!(!text.contains("Floor"), "{text}");
+    }
+
+    #[test]
     fn sections_are_told_apart() {
         let doc = "<!-- bench:demo -->\nd\n<!-- /bench:demo -->\n<!-- bench:peers -->\np\n<!-- /bench:peers -->\n";
         let new = replace(doc, Section::Peers, "new").unwrap();
@@ -362,7 +391,7 @@ vpp: not installed (tcp_rr, udp_rr).
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("README.md");
         std::fs::write(&path, "# nothing\n").unwrap();
-        let text = rewrite_file(&path, Section::Demo, &samples::results()).unwrap_err().to_string();
+        let text = rewrite_file(&path, Section::Demo, "t").unwrap_err().to_string();
         assert!(text.contains("README.md") && text.contains(Section::Demo.begin()), "{text}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "# nothing\n");
     }

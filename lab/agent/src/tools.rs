@@ -5,6 +5,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 use crate::AgentError;
 
+pub mod disk;
 pub mod rr;
 pub mod stream;
 pub mod xfer;
@@ -17,8 +18,9 @@ pub const RR_PORT: u16 = 7000;
 pub const SINK_PORT: u16 = 7001;
 
 const USAGE: &str = "\
-rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES] | sink [PORT] | \
+rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES [PAUSE_MS]] | sink [PORT] | \
 tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
+disk-read PATH SECS [BYTES [SEED]] | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
 
 /// Runs a tool by its command line; `None` when the name is no tool's.
@@ -37,10 +39,11 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             let run = || {
                 let (to, secs) = (address(addr, RR_PORT)?, seconds(secs)?);
                 let bytes = number(rest, 0, 1)?;
+                let pause = std::time::Duration::from_millis(number(rest, 1, 0)?);
                 print(&if *kind == "tcp" {
-                    rr::tcp(to, secs, bytes)?
+                    rr::tcp(to, secs, bytes, pause)?
                 } else {
-                    rr::udp(to, secs, bytes)?
+                    rr::udp(to, secs, bytes, pause)?
                 });
                 Ok(())
             };
@@ -67,6 +70,14 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
+        ["disk-read", path, secs, rest @ ..] => {
+            let run = || {
+                let (bytes, seed) = (number(rest, 0, 4096)?, number(rest, 1, 1)?);
+                print(&disk::read(path.as_ref(), seconds(secs)?, bytes, seed)?);
+                Ok(())
+            };
+            run()
+        }
         ["xfer", side, kind, role, addr, bytes, rest @ ..] => {
             let run = || {
                 let bytes = bytes.parse().map_err(|_| usage())?;
@@ -77,7 +88,7 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
-        ["rr" | "tcp-stream" | "udp-small" | "xfer", ..] => Err(usage()),
+        ["rr" | "tcp-stream" | "udp-small" | "disk-read" | "xfer", ..] => Err(usage()),
         _ => return None,
     })
 }

@@ -106,15 +106,28 @@ fn report(op: &str, bytes: usize, times: Vec<u32>, lost: u64, took: Duration) ->
     })
 }
 
+/// Sleeping for no time is a system call all the same.
+fn wait(pause: Duration) {
+    if !pause.is_zero() {
+        thread::sleep(pause);
+    }
+}
+
 fn nanos(since: Instant) -> u32 {
     u32::try_from(since.elapsed().as_nanos()).unwrap_or(u32::MAX)
 }
 
-/// One request at a time over one TCP connection for a while.
+/// One request at a time over one TCP connection for a while, each `pause` after the last answer:
+/// with a pause, a guest that is nearly idle.
 ///
 /// # Errors
 /// The connection fails, or an answer differs from its request.
-pub fn tcp(to: SocketAddr, time: Duration, bytes: usize) -> Result<Value, AgentError> {
+pub fn tcp(
+    to: SocketAddr,
+    time: Duration,
+    bytes: usize,
+    pause: Duration,
+) -> Result<Value, AgentError> {
     check_size(bytes)?;
     let mut stream = TcpStream::connect(to).map_err(AgentError::io(format!("connect to {to}")))?;
     stream.set_nodelay(true).map_err(AgentError::io("TCP_NODELAY"))?;
@@ -130,15 +143,21 @@ pub fn tcp(to: SocketAddr, time: Duration, bytes: usize) -> Result<Value, AgentE
             return Err(AgentError::Mismatch("answer differs from the request".into()));
         }
         times.push(nanos(sent));
+        wait(pause);
     }
     Ok(report("tcp_rr", bytes, times, 0, start.elapsed()))
 }
 
-/// One datagram at a time; an answer that does not come within a second is counted as lost.
+/// One datagram at a time, each `pause` after the last; an answer that does not come within a second is counted as lost.
 ///
 /// # Errors
 /// The socket fails.
-pub fn udp(to: SocketAddr, time: Duration, bytes: usize) -> Result<Value, AgentError> {
+pub fn udp(
+    to: SocketAddr,
+    time: Duration,
+    bytes: usize,
+    pause: Duration,
+) -> Result<Value, AgentError> {
     check_size(bytes)?;
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).map_err(AgentError::io("bind"))?;
@@ -167,6 +186,7 @@ pub fn udp(to: SocketAddr, time: Duration, bytes: usize) -> Result<Value, AgentE
                 Err(error) => return Err(AgentError::io("receive an answer")(error)),
             }
         }
+        wait(pause);
     }
     Ok(report("udp_rr", bytes, times, lost, start.elapsed()))
 }
@@ -180,12 +200,12 @@ mod tests {
         let port = server(0).unwrap().port();
         for to in [SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([0; 8], port))] {
             for bytes in [1, 3000] {
-                let got = tcp(to, Duration::from_millis(5), bytes).unwrap();
+                let got = tcp(to, Duration::from_millis(5), bytes, Duration::ZERO).unwrap();
                 assert!(got["count"].as_u64().unwrap() > 0, "{got}");
-                let got = udp(to, Duration::from_millis(5), bytes).unwrap();
+                let got = udp(to, Duration::from_millis(5), bytes, Duration::ZERO).unwrap();
                 assert!(got["count"].as_u64().unwrap() > 0, "{got}");
             }
         }
-        assert!(tcp(([127, 0, 0, 1], port).into(), Duration::ZERO, 0).is_err());
+        assert!(tcp(([127, 0, 0, 1], port).into(), Duration::ZERO, 0, Duration::ZERO).is_err());
     }
 }
