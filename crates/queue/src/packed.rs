@@ -26,8 +26,11 @@ const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;
 
-/// Descriptors that are on their way to the cache while one is looked at: two lines of them.
-const AHEAD: u16 = 8;
+/// Descriptors that are on their way to the cache while one is looked at: eight lines of them, since
+/// another core has just written each.
+const AHEAD: u16 = 32;
+/// Descriptors of a line.
+const PER_LINE: usize = 4;
 
 /// A ring offset and the wrap counter of its lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +80,8 @@ pub(crate) struct PackedRing {
     /// Descriptors used since the driver's wishes were last looked at; none at the start, when the
     /// notification of an earlier daemon may be missing.
     unsignalled: Option<u32>,
+    /// Chains taken last time.
+    expected: u16,
 }
 
 impl PackedRing {
@@ -95,7 +100,7 @@ impl PackedRing {
             return Err(RingError::AvailJump { avail: avail.at, seen: used.at, ahead, size });
         }
         let event_idx = setup.event_idx;
-        Ok(Self { parts, size, event_idx, avail, used, unsignalled: None })
+        Ok(Self { parts, size, event_idx, avail, used, unsignalled: None, expected: 0 })
     }
 
     pub fn move_to(&mut self, memory: &GuestMemory, setup: &RingSetup) -> Result<(), RingError> {
@@ -121,7 +126,31 @@ impl PackedRing {
         batch: &mut Batch,
         max: usize,
     ) -> Result<(), Box<RingError>> {
-        for _ in 0..max {
+        // As many as last time are there, most likely; fetching what the driver still writes would
+        // take it away from it.
+        for ahead in (0..self.expected.min(AHEAD)).step_by(PER_LINE) {
+            self.parts.prefetch(self.avail.at + ahead);
+        }
+        let first = batch.entries.len();
+        let result = self.take_all(walk, batch, max);
+        self.expected = (batch.entries.len() - first) as u16;
+        result
+    }
+
+    #[inline]
+    fn take_all(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        max: usize,
+    ) -> Result<(), Box<RingError>> {
+        for taken in 0..max {
+            if taken.is_multiple_of(PER_LINE)
+                && taken + usize::from(AHEAD) < usize::from(self.expected)
+            {
+                // A position beyond the ring's end is only a wasted fetch.
+                self.parts.prefetch(self.avail.at + AHEAD);
+            }
             match self.take(walk, batch) {
                 Ok(0) | Err(Stop::Full) => break,
                 Ok(ndesc) => self.avail.advance(ndesc, self.size),
@@ -144,8 +173,6 @@ impl PackedRing {
         if !self.is_available(first.flags) {
             return Ok(0);
         }
-        // A position beyond the ring's end is only a wasted fetch.
-        self.parts.prefetch(self.avail.at + AHEAD);
         // A lone descriptor has its id, and no inflight region wants to know of it.
         if walk.record.is_none()
             && first.tail < self.size

@@ -13,8 +13,9 @@ use crate::walk::{Build, F_INDIRECT, F_NEXT, Stop, Walk, add_single, too_long};
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY` (2.7.6, 2.7.8).
 const F_QUIET: u16 = 1;
 
-/// Descriptors that are on their way to the cache while one is looked at: two lines of them.
-const AHEAD: usize = 8;
+/// Descriptors that are on their way to the cache while one is looked at: eight lines of them, since
+/// another core has just written each.
+const AHEAD: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct SplitRing {
@@ -66,6 +67,9 @@ impl SplitRing {
     ) -> Result<(), Box<RingError>> {
         let pending = self.pending()?;
         let count = usize::from(pending).min(max);
+        for at in 0..count.min(AHEAD) {
+            self.parts.prefetch(self.parts.avail_entry(self.next_avail.wrapping_add(at as u16)));
+        }
         for at in 0..count {
             if at + AHEAD < count {
                 let next = self.parts.avail_entry(self.next_avail.wrapping_add(AHEAD as u16));
