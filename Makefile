@@ -29,6 +29,16 @@ bench-peers: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
 	./target/release/bench peers --rounds $(PEER_ROUNDS) --out out
 
+## make bench NAME=shares many VMs on one sidecore: shares, newcomers, victims: out/bench-shares.html
+bench-shares: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
+	./target/release/bench shares --rounds $(PEER_ROUNDS) --out out
+
+## make bench NAME=idle   what ports cost that do nothing, and what remains of those that go
+bench-idle: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
+	./target/release/bench idle --out out
+
 ## make test              format, lints, unit, property, API and VM tests
 test: lint unit vm
 

@@ -18,6 +18,7 @@ use crate::runner::{Outcome, Plan, compare};
 use crate::table::{self, Section};
 
 mod peers;
+mod shares;
 
 /// Exit code of a run that completed with a case below its floor.
 pub const EXIT_MISSED: u8 = 3;
@@ -39,6 +40,14 @@ enum Command {
     ///
     /// Exit code: as `demo`.
     Peers(peers::PeersArgs),
+    /// Many VMs on one sidecore: does each get what is due to it?
+    ///
+    /// Exit code: as `demo`.
+    Shares(shares::SharesArgs),
+    /// What ports cost that do nothing, and what remains of those that go.
+    ///
+    /// Exit code: as `demo`.
+    Idle(shares::IdleArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
@@ -116,6 +125,8 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(args) => run_demo(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Shares(args) => shares::run(&args),
+        Command::Idle(args) => shares::idle(&args),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {
             print_table(&from, readme.as_deref(), section, markdown).map(|()| 0)

@@ -10,6 +10,8 @@
 //! one HTML page ([`report`]).
 //!
 //! [`peers`] compares back ends without VMs: many of them in each round, under one front end.
+//! [`shares`] asks whether many VMs on one sidecore get what is due to them, and [`idle`] what ports
+//! cost that do nothing.
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
@@ -24,6 +26,7 @@ pub mod cli;
 pub mod cpu;
 pub mod demo;
 pub mod error;
+pub mod idle;
 pub mod machine;
 pub mod output;
 pub mod peers;
@@ -31,6 +34,7 @@ pub mod progress;
 pub mod report;
 pub mod results;
 pub mod runner;
+pub mod shares;
 pub mod spinner;
 pub mod stats;
 pub mod svg;

@@ -12,6 +12,10 @@ pub enum Section {
     Demo,
     /// The same with `bench:peers`: a line for each case with all of its peers.
     Peers,
+    /// The same with `bench:shares`: a line for each case.
+    Shares,
+    /// The same with `bench:idle`: a line for each case.
+    Idle,
 }
 
 impl Section {
@@ -20,6 +24,8 @@ impl Section {
         match self {
             Section::Demo => "<!-- bench:demo -->",
             Section::Peers => "<!-- bench:peers -->",
+            Section::Shares => "<!-- bench:shares -->",
+            Section::Idle => "<!-- bench:idle -->",
         }
     }
 
@@ -28,6 +34,8 @@ impl Section {
         match self {
             Section::Demo => "<!-- /bench:demo -->",
             Section::Peers => "<!-- /bench:peers -->",
+            Section::Shares => "<!-- /bench:shares -->",
+            Section::Idle => "<!-- /bench:idle -->",
         }
     }
 
@@ -36,6 +44,7 @@ impl Section {
         match self {
             Section::Demo => markdown(results),
             Section::Peers => by_case(results),
+            Section::Shares | Section::Idle => against_due(results),
         }
     }
 }
@@ -157,6 +166,20 @@ pub fn by_case(results: &Results) -> String {
     }
     for line in not_measured(results) {
         out.push_str(&format!("\n{line}\n"));
+    }
+    out.push_str(&format!("\n{}\n", origin(results)));
+    out
+}
+
+/// A line for each case with what was due, as Markdown.
+pub fn against_due(results: &Results) -> String {
+    let mut out = String::from(
+        "| Case | Measured | Due | Ratio (min–max) | Floor | How |\n|---|---|---|---|---|---|\n",
+    );
+    for row in &results.rows {
+        let [case, ours, peer, ratio, floor, _, how] = cells(row);
+        let line = [case, ours, peer, ratio, floor, how].map(|c| c.replace('|', "\\|"));
+        out.push_str(&format!("| {} |\n", line.join(" | ")));
     }
     out.push_str(&format!("\n{}\n", origin(results)));
     out
