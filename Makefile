@@ -9,7 +9,7 @@ PEER_ROUNDS ?= 9
 NAME ?= peers
 FUZZ_SECONDS ?= 60
 
-.PHONY: help prepare build test lint unit vm demo bench bench-demo bench-peers bench-events bench-consolidate soak fuzz clean
+.PHONY: help prepare build test lint unit vm demo bench bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -38,6 +38,16 @@ bench-events: prepare
 bench-consolidate: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench
 	./target/release/bench consolidate --out out
+
+## make bench NAME=shares many VMs on one sidecore: shares, newcomers, victims: out/bench-shares.html
+bench-shares: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
+	./target/release/bench shares --rounds $(PEER_ROUNDS) --out out
+
+## make bench NAME=idle   what ports cost that do nothing, and what remains of those that go
+bench-idle: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
+	./target/release/bench idle --out out
 
 ## make test              format, lints, unit, property, API and VM tests
 test: lint unit vm

@@ -21,6 +21,7 @@ use crate::table::{self, Section};
 mod consolidate;
 mod events;
 mod peers;
+mod shares;
 
 /// Exit code of a run that completed with a case below its floor.
 pub const EXIT_MISSED: u8 = 3;
@@ -46,6 +47,14 @@ enum Command {
     Events(events::EventsArgs),
     /// Load eight VMs unevenly, on one sidecore and on one I/O thread per VM, and compare.
     Consolidate(consolidate::ConsolidateArgs),
+    /// Many VMs on one sidecore: does each get what is due to it?
+    ///
+    /// Exit code: as `demo`.
+    Shares(shares::SharesArgs),
+    /// What ports cost that do nothing, and what remains of those that go.
+    ///
+    /// Exit code: as `demo`.
+    Idle(shares::IdleArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
@@ -125,6 +134,8 @@ pub fn main() -> ExitCode {
         Command::Peers(args) => peers::run(&args),
         Command::Events(args) => events::run(&args).map(|()| 0),
         Command::Consolidate(args) => consolidate::run(&args).map(|()| 0),
+        Command::Shares(args) => shares::run(&args),
+        Command::Idle(args) => shares::idle(&args),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {
             print_table(&from, readme.as_deref(), section, markdown).map(|()| 0)

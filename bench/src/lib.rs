@@ -13,6 +13,8 @@
 //! [`events`] counts what one request costs in exits, interrupts, wake-ups and system calls, and
 //! [`consolidate`] loads eight VMs a side at once; both boot a [`fleet`] of guests a side and read
 //! single threads of the host ([`host`]).
+//! [`shares`] asks whether many VMs on one sidecore get what is due to them, and [`idle`] what ports
+//! cost that do nothing.
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
@@ -32,6 +34,7 @@ pub mod error;
 pub mod events;
 pub mod fleet;
 pub mod host;
+pub mod idle;
 pub mod machine;
 pub mod output;
 pub mod peers;
@@ -39,6 +42,7 @@ pub mod progress;
 pub mod report;
 pub mod results;
 pub mod runner;
+pub mod shares;
 pub mod spinner;
 pub mod stats;
 pub mod svg;

@@ -22,6 +22,8 @@ const STYLE: &str = "<style>
 .mr-whisker{stroke:#1b2328;stroke-width:1.5}.mr-dot{fill:#1b2328}
 .mr-floor{stroke:#c2410c;stroke-width:2.5}.mr-aim{stroke:#c2410c;stroke-width:1.5;stroke-dasharray:3 3}
 .mr-good{fill:#2f9e8f}.mr-bad{fill:#d9634c}.mr-peer{fill:#a9b4bb}
+.mr-s0,.mr-s1,.mr-s2,.mr-s3{fill:none;stroke-width:1.5}
+.mr-s0{stroke:#2f9e8f}.mr-s1{stroke:#d97706}.mr-s2{stroke:#6366f1}.mr-s3{stroke:#d9634c}
 @media(prefers-color-scheme:dark){.mr-bg{fill:#151a1e}.mr-text{fill:#e6ebee}.mr-small{fill:#9aa7af}
 .mr-grid{stroke:#2b343a}.mr-one{stroke:#9aa7af}.mr-whisker{stroke:#e6ebee}.mr-dot{fill:#e6ebee}
 .mr-floor,.mr-aim{stroke:#fb923c}.mr-good{fill:#2a8f81}.mr-bad{fill:#c4553f}.mr-peer{fill:#5f6b73}}
@@ -55,7 +57,7 @@ impl Canvas {
         ));
     }
 
-    fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), class: &str) {
+    pub(crate) fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), class: &str) {
         self.body.push_str(&format!(
             "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" class=\"{class}\"/>\n"
         ));
@@ -66,6 +68,14 @@ impl Canvas {
         self.body.push_str(&format!(
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"2\" class=\"{class}\"/>\n"
         ));
+    }
+
+    /// A line through many points, in one of the four colours of series.
+    pub(crate) fn path(&mut self, points: &[(f64, f64)], series: usize) {
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let class = series % 4;
+        let points = points.join(" ");
+        self.body.push_str(&format!("<polyline points=\"{points}\" class=\"mr-s{class}\"/>\n"));
     }
 
     fn dot(&mut self, x: f64, y: f64) {

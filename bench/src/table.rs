@@ -16,6 +16,10 @@ pub enum Section {
     Consolidate,
     /// The same with `bench:events`, in a form of its own ([`crate::events::output`]).
     Events,
+    /// The same with `bench:shares`: a line for each case.
+    Shares,
+    /// The same with `bench:idle`: a line for each case.
+    Idle,
 }
 
 impl Section {
@@ -26,6 +30,8 @@ impl Section {
             Section::Peers => "<!-- bench:peers -->",
             Section::Consolidate => "<!-- bench:consolidate -->",
             Section::Events => "<!-- bench:events -->",
+            Section::Shares => "<!-- bench:shares -->",
+            Section::Idle => "<!-- bench:idle -->",
         }
     }
 
@@ -36,6 +42,8 @@ impl Section {
             Section::Peers => "<!-- /bench:peers -->",
             Section::Consolidate => "<!-- /bench:consolidate -->",
             Section::Events => "<!-- /bench:events -->",
+            Section::Shares => "<!-- /bench:shares -->",
+            Section::Idle => "<!-- /bench:idle -->",
         }
     }
 
@@ -44,6 +52,7 @@ impl Section {
         match self {
             Section::Peers => by_case(results),
             Section::Consolidate => by_value(results),
+            Section::Shares | Section::Idle => against_due(results),
             _ => markdown(results),
         }
     }
@@ -178,6 +187,20 @@ pub fn by_case(results: &Results) -> String {
     }
     for line in not_measured(results) {
         out.push_str(&format!("\n{line}\n"));
+    }
+    out.push_str(&format!("\n{}\n", origin(results)));
+    out
+}
+
+/// A line for each case with what was due, as Markdown.
+pub fn against_due(results: &Results) -> String {
+    let mut out = String::from(
+        "| Case | Measured | Due | Ratio (min–max) | Floor | How |\n|---|---|---|---|---|---|\n",
+    );
+    for row in &results.rows {
+        let [case, ours, peer, ratio, floor, _, how] = cells(row);
+        let line = [case, ours, peer, ratio, floor, how].map(|c| c.replace('|', "\\|"));
+        out.push_str(&format!("| {} |\n", line.join(" | ")));
     }
     out.push_str(&format!("\n{}\n", origin(results)));
     out

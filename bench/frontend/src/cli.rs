@@ -4,9 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 use crate::disk::{DiskLoad, DiskRun, Op};
 use crate::error::FrontendError;
+use crate::idle::Idle;
+use crate::many::plan::Plan;
+use crate::many::{self, ManyReport};
 use crate::net::{Mode, NetPair, NetRun};
 use crate::port::Reach;
 use crate::report::Report;
@@ -27,6 +31,10 @@ enum Load {
     Net(NetArgs),
     /// Requests to a disk
     Disk(DiskArgs),
+    /// Many VMs' ports at once, as a plan says
+    Many(ManyArgs),
+    /// Ports that are attached and left alone, until standard input ends
+    Idle(IdleArgs),
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -117,6 +125,29 @@ struct DiskArgs {
     common: Common,
 }
 
+#[derive(Debug, Args)]
+struct ManyArgs {
+    /// JSON (see the library's `many::plan::Plan`); "-" is standard input
+    #[arg(long)]
+    plan: PathBuf,
+    /// CPU to run on
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct IdleArgs {
+    /// Ports in all: half of them network ports, half disks
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=1024))]
+    count: u32,
+    /// Sockets of the network ports, with {} for 0 to half the count
+    #[arg(long)]
+    net: String,
+    /// Sockets of the disks
+    #[arg(long)]
+    disk: String,
+}
+
 fn mode(text: &str) -> Result<Mode, String> {
     match text {
         "flood" => Ok(Mode::Flood),
@@ -158,9 +189,13 @@ impl Common {
     }
 
     fn pin(&self) -> Result<(), FrontendError> {
-        let io = FrontendError::io("pinning to the CPU asked for");
-        self.cpu.map_or(Ok(()), base::cpu::pin_current_thread).map_err(io)
+        pin(self.cpu)
     }
+}
+
+fn pin(cpu: Option<usize>) -> Result<(), FrontendError> {
+    let io = FrontendError::io("pinning to the CPU asked for");
+    cpu.map_or(Ok(()), base::cpu::pin_current_thread).map_err(io)
 }
 
 fn reach(path: &Path, listen: bool) -> Result<Reach<'_>, FrontendError> {
@@ -206,19 +241,46 @@ fn run_disk(args: &DiskArgs) -> Result<Report, FrontendError> {
     Ok(report)
 }
 
+fn run_many(args: &ManyArgs) -> Result<ManyReport, FrontendError> {
+    let text = match args.plan.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin()),
+        _ => std::fs::read_to_string(&args.plan),
+    };
+    let text = text.map_err(FrontendError::io("reading the plan"))?;
+    let plan: Plan =
+        serde_json::from_str(&text).map_err(|e| FrontendError::Usage(format!("the plan: {e}")))?;
+    pin(args.cpu)?;
+    many::run(&plan)
+}
+
+/// Attaches all ports, says so, and waits until standard input ends.
+fn run_idle(args: &IdleArgs) -> Result<(), FrontendError> {
+    let sockets = |pattern: &str| -> Vec<PathBuf> {
+        (0..args.count / 2).map(|i| pattern.replace("{}", &i.to_string()).into()).collect()
+    };
+    let ports = Idle::attach(&sockets(&args.net), &sockets(&args.disk))?;
+    println!("{{\"attached\":{}}}", ports.count());
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())
+        .map_err(FrontendError::io("waiting for the end of standard input"))?;
+    ports.detach()
+}
+
+fn json<T: Serialize>(report: &T) -> Result<String, FrontendError> {
+    serde_json::to_string(report)
+        .map_err(|e| FrontendError::io("writing the report")(std::io::Error::other(e)))
+}
+
 /// The command. Exit code: 0 fine, 1 something failed, 2 usage.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().load {
-        Load::Net(args) => run_net(&args),
-        Load::Disk(args) => run_disk(&args),
+    let text = match Cli::parse().load {
+        Load::Net(args) => run_net(&args).and_then(|r| json(&r)),
+        Load::Disk(args) => run_disk(&args).and_then(|r| json(&r)),
+        Load::Many(args) => run_many(&args).and_then(|r| json(&r)),
+        Load::Idle(args) => run_idle(&args).map(|()| String::new()),
     };
-    let text = result.and_then(|report| {
-        serde_json::to_string(&report)
-            .map_err(|e| FrontendError::io("writing the report")(std::io::Error::other(e)))
-    });
     match text {
         Ok(text) => {
-            println!("{text}");
+            print!("{text}{}", if text.is_empty() { "" } else { "\n" });
             ExitCode::SUCCESS
         }
         Err(e) => {

@@ -1,5 +1,7 @@
 //! A disk: a number of requests always under way, each followed by the next at once.
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::FrontendError;
 use crate::frame::pattern;
 use crate::memory::Memory;
@@ -20,7 +22,8 @@ const VERIFY_SPAN_BYTES: u64 = 64 << 20;
 const CONFIG_LEN: usize = 36;
 
 /// What requests do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Op {
     /// Random reads.
     Read,
@@ -65,7 +68,7 @@ struct Slot {
 /// A disk in use.
 pub struct DiskLoad {
     run: DiskRun,
-    port: Port,
+    pub(crate) port: Port,
     slots: Vec<Slot>,
     /// Blocks in use.
     blocks: u64,
@@ -74,7 +77,8 @@ pub struct DiskLoad {
     /// A request for the block is under way.
     busy: Vec<bool>,
     random: u64,
-    errors: u64,
+    /// Requests that failed.
+    pub(crate) errors: u64,
 }
 
 impl DiskLoad {
@@ -183,7 +187,7 @@ impl DiskLoad {
 
     /// Takes one finished request; its slot.
     #[inline]
-    fn finish(&mut self) -> Result<Option<usize>, FrontendError> {
+    pub(crate) fn finish(&mut self) -> Result<Option<usize>, FrontendError> {
         let Some(used) = self.port.queues[0].ring.used()? else { return Ok(None) };
         let k = usize::from(used.token);
         let Slot { status, block, write, .. } = self.slots[k];
@@ -202,6 +206,19 @@ impl DiskLoad {
             }
         }
         Ok(Some(k))
+    }
+
+    /// Starts a request from slot `k` for a block that is its turn.
+    #[inline]
+    pub(crate) fn next(&mut self, k: usize, now_ns: u64) {
+        let (block, write) = self.pick();
+        self.begin(k, block, write, now_ns);
+    }
+
+    /// When the request in slot `k` was started.
+    #[inline]
+    pub(crate) fn started_ns(&self, k: usize) -> u64 {
+        self.slots[k].start_ns
     }
 
     fn pick(&mut self) -> (u64, bool) {

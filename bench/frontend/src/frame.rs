@@ -9,10 +9,18 @@ pub struct Station {
     pub ip: [u8; 4],
 }
 
+impl Station {
+    /// The station with a number.
+    pub const fn number(n: u16) -> Self {
+        let [high, low] = n.to_be_bytes();
+        Self { mac: [2, 0, 0, 0, high, low], ip: [10, 99, high, low] }
+    }
+}
+
 /// The sender of a flood.
-pub const STATION_A: Station = Station { mac: [2, 0, 0, 0, 0, 0xa], ip: [10, 99, 0, 10] };
+pub const STATION_A: Station = Station::number(10);
 /// Its receiver.
-pub const STATION_B: Station = Station { mac: [2, 0, 0, 0, 0, 0xb], ip: [10, 99, 0, 11] };
+pub const STATION_B: Station = Station::number(11);
 
 /// Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
@@ -59,6 +67,27 @@ pub fn write_payload(frame: &mut [u8], seq: u64) {
     }
 }
 
+/// The number of the station that sent a frame; none when it is no frame of ours.
+#[inline]
+pub fn sender(frame: &[u8]) -> Option<u16> {
+    match frame.get(6..12)? {
+        [2, 0, 0, 0, high, low] => Some(u16::from_be_bytes([*high, *low])),
+        _ => None,
+    }
+}
+
+/// Writes the sequence number alone: a frame whose pattern nobody checks.
+#[inline]
+pub fn write_seq(frame: &mut [u8], seq: u64) {
+    frame[HEADERS..MIN_FRAME].copy_from_slice(&seq.to_be_bytes());
+}
+
+/// The sequence number of a frame, its pattern unchecked.
+#[inline]
+pub fn read_seq(frame: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(frame.get(HEADERS..MIN_FRAME)?.try_into().ok()?))
+}
+
 /// The sequence number of a frame whose pattern is right.
 pub fn check_payload(frame: &[u8]) -> Option<u64> {
     let seq = u64::from_be_bytes(frame.get(HEADERS..MIN_FRAME)?.try_into().ok()?);
@@ -79,6 +108,18 @@ pub fn pattern(a: u64, b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stations_have_numbers_and_frames_tell_their_sender() {
+        assert_eq!(Station::number(0x0203).mac, [2, 0, 0, 0, 2, 3]);
+        assert_eq!(Station::number(0x0203).ip, [10, 99, 2, 3]);
+        let mut frame = vec![0; MIN_FRAME];
+        write_headers(&mut frame, Station::number(515), STATION_B);
+        write_seq(&mut frame, 99);
+        assert_eq!((sender(&frame), read_seq(&frame)), (Some(515), Some(99)));
+        frame[6] = 0;
+        assert_eq!((sender(&frame), sender(&[0; 11]), read_seq(&[0; 49])), (None, None, None));
+    }
 
     #[test]
     fn a_changed_byte_is_noticed() {

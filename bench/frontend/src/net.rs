@@ -4,22 +4,13 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::driver::{Asked, Buffers, Driver, RX, TX, VNET_LEN};
 use crate::error::FrontendError;
-use crate::frame::{
-    MAX_FRAME, MIN_FRAME, STATION_A, STATION_B, Station, check_payload, write_headers,
-    write_payload,
-};
-use crate::memory::Memory;
-use crate::port::{Port, Queue, Reach, SILENCE_S, features_of, sleep_on};
+use crate::frame::{MAX_FRAME, MIN_FRAME, STATION_A, STATION_B, check_payload, write_payload};
+use crate::port::{Reach, SILENCE_S, sleep_on};
 use crate::report::{Meter, Report};
-use crate::ring::{Buf, MAX_CHAIN, RingShape, Used};
+use crate::ring::{RingShape, Used};
 
-/// Bytes of the virtio-net header (virtio 1.2, 5.1.6).
-const VNET_LEN: usize = 12;
-/// `VIRTIO_NET_F_MRG_RXBUF`.
-const MRG_RXBUF: u64 = 1 << 15;
-/// Size of a mergeable receive buffer, and of the pieces of a long frame that is sent.
-const PIECE: usize = 4096;
 /// Frames handled between two looks at the other direction.
 const BATCH: usize = 32;
 /// Looks at the clock are this many rounds apart.
@@ -27,9 +18,6 @@ const ROUNDS_PER_LOOK: u32 = 8;
 
 /// How long a first frame is waited for before it is sent again.
 const GREETING: Duration = Duration::from_millis(100);
-
-const RX: usize = 0;
-const TX: usize = 1;
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -57,106 +45,6 @@ pub struct NetRun {
     pub wait: bool,
     /// Guest memory of huge pages.
     pub huge: bool,
-}
-
-/// One device as a guest's driver sees it.
-struct Driver {
-    port: Port,
-    rx: Buffers,
-    tx: Buffers,
-}
-
-/// The buffers of a queue: chain `k` begins `k * stride` bytes into the memory at `base`.
-#[derive(Debug, Clone, Copy)]
-struct Buffers {
-    base: *mut u8,
-    guest: u64,
-    stride: usize,
-    /// Bytes of a chain, and of its pieces.
-    len: usize,
-    piece: usize,
-    write: bool,
-    count: usize,
-}
-
-impl Buffers {
-    fn new(
-        memory: &mut Memory,
-        count: usize,
-        len: usize,
-        piece: usize,
-        write: bool,
-    ) -> Result<Self, FrontendError> {
-        // Not a multiple of a page: pages of equal offset would share the same cache sets.
-        let stride = len.next_multiple_of(64) + if len > PIECE / 2 { 64 } else { 0 };
-        let base = memory.alloc(stride * count, 64)?;
-        let guest = memory.guest_addr(base);
-        Ok(Self { base, guest, stride, len, piece, write, count })
-    }
-
-    fn chain_len(&self) -> usize {
-        self.len.div_ceil(self.piece)
-    }
-
-    /// The bytes of chain `k`. Only while the device does not own them.
-    fn bytes(&mut self, k: usize) -> &mut [u8] {
-        assert!(k < self.count);
-        // SAFETY: the chain lies in the memory that `base` was allocated from, which lives as long
-        // as its port; nobody else has a reference, and the device is done with it.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(k * self.stride), self.len) }
-    }
-
-    /// Posts chain `k`.
-    #[inline]
-    fn post(&self, k: usize, queue: &mut Queue) {
-        let start = self.guest + (k * self.stride) as u64;
-        if self.len <= self.piece {
-            let buf = Buf { addr: start, len: self.len as u32, write: self.write };
-            return queue.ring.post(&[buf], k as u16);
-        }
-        let mut bufs = [Buf { addr: 0, len: 0, write: self.write }; MAX_CHAIN];
-        let count = self.chain_len();
-        for (i, buf) in bufs[..count].iter_mut().enumerate() {
-            let at = i * self.piece;
-            buf.addr = start + at as u64;
-            buf.len = self.piece.min(self.len - at) as u32;
-        }
-        queue.ring.post(&bufs[..count], k as u16);
-    }
-}
-
-impl Driver {
-    fn new(
-        reach: Reach<'_>,
-        run: &NetRun,
-        me: Station,
-        peer: Station,
-    ) -> Result<Self, FrontendError> {
-        let mut session = reach.session()?;
-        let mergeable = if run.mergeable { MRG_RXBUF } else { 0 };
-        session.negotiate(features_of(run.shape) | mergeable)?;
-        let size = usize::from(run.shape.size);
-        let full = VNET_LEN + run.frame_bytes;
-        let (tx_len, rx_len) =
-            (full, if run.mergeable { PIECE.min(full.max(2048)) } else { full.max(1536) });
-        let tx_count = (size / full.div_ceil(PIECE)).max(1);
-        let tables = if run.shape.indirect { size * MAX_CHAIN * 16 * 2 } else { 0 };
-        let bytes = (tx_len + 128) * tx_count + (rx_len + 128) * size + tables + (1 << 20);
-        let mut memory = Memory::new(bytes, run.huge)?;
-        let rx = Buffers::new(&mut memory, size, rx_len, rx_len, true)?;
-        let mut tx = Buffers::new(&mut memory, tx_count, tx_len, PIECE, false)?;
-        for k in 0..tx_count {
-            let frame = &mut tx.bytes(k)[VNET_LEN..];
-            write_headers(frame, me, peer);
-            write_payload(frame, 0);
-        }
-        let mut port = Port::start(session, memory, run.shape, 2)?;
-        for k in 0..size {
-            rx.post(k, &mut port.queues[RX]);
-        }
-        port.queues[RX].publish()?;
-        Ok(Self { port, rx, tx })
-    }
 }
 
 /// The receiving side: puts mergeable buffers together and checks what came.
@@ -241,8 +129,16 @@ impl NetPair {
             let text = format!("frame of {len} bytes: {MIN_FRAME} to {MAX_FRAME} allowed");
             return Err(FrontendError::Usage(text));
         }
-        let a = Driver::new(a, &run, STATION_A, STATION_B)?;
-        let b = Driver::new(b, &run, STATION_B, STATION_A)?;
+        let asked = Asked {
+            shape: run.shape,
+            mergeable: run.mergeable,
+            frame_bytes: run.frame_bytes,
+            huge: run.huge,
+        };
+        let mut a = Driver::new(a, asked, STATION_A, STATION_B)?;
+        let mut b = Driver::new(b, asked, STATION_B, STATION_A)?;
+        a.post_all()?;
+        b.post_all()?;
         let free = (0..a.tx.count as u16).rev().collect();
         let receiver = Receiver::default();
         let mut pair = Self { run, a, b, receiver, free, sent: 0, received: 0 };
@@ -436,7 +332,7 @@ fn pass(
 }
 
 /// Sends a frame, again and again until it arrives: a back end may not be ready at first.
-fn greet(from: &mut Driver, to: &mut Driver) -> Result<(), FrontendError> {
+pub(crate) fn greet(from: &mut Driver, to: &mut Driver) -> Result<(), FrontendError> {
     let start = Instant::now();
     let (mut arrived, mut out, mut sent_at) = (false, 0, None::<Instant>);
     while !arrived || out > 0 {

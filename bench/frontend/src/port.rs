@@ -62,11 +62,13 @@ impl Queue {
     /// Makes what was posted visible, and kicks when that is wanted.
     #[inline]
     pub fn publish(&mut self) -> Result<(), FrontendError> {
-        if self.ring.publish() {
-            self.kicks += 1;
-            self.bells.kick.signal().map_err(FrontendError::io("kicking"))?;
-        }
-        Ok(())
+        if self.ring.publish() { self.kick() } else { Ok(()) }
+    }
+
+    /// Rings the doorbell, whether that is wanted or not.
+    pub fn kick(&mut self) -> Result<(), FrontendError> {
+        self.kicks += 1;
+        self.bells.kick.signal().map_err(FrontendError::io("kicking"))
     }
 
     /// Takes the interrupts that came.

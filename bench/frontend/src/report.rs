@@ -133,7 +133,7 @@ impl Meter {
 }
 
 /// How long this thread has waited in the run queue (proc(5), `schedstat`).
-fn run_delay_ns() -> Result<u64, FrontendError> {
+pub(crate) fn run_delay_ns() -> Result<u64, FrontendError> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")
         .map_err(FrontendError::io("reading the thread's schedstat"))?;
     Ok(text.split_whitespace().nth(1).and_then(|w| w.parse().ok()).unwrap_or_default())

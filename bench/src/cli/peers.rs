@@ -104,7 +104,7 @@ impl PeersArgs {
 }
 
 /// Two different CPUs of this machine.
-fn two_cpus(given: &[usize]) -> Result<(usize, usize), BenchError> {
+pub(super) fn two_cpus(given: &[usize]) -> Result<(usize, usize), BenchError> {
     let allowed = base::cpu::allowed_cpus().map_err(|e| BenchError::lab("list CPUs", e))?;
     match given {
         [a, b] if a != b && allowed.contains(a) && allowed.contains(b) => Ok((*a, *b)),

@@ -130,6 +130,10 @@ impl Daemon {
         all.iter().find(|p| p["vm"] == vm && p["port"] == port).cloned().unwrap_or(Value::Null)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
     /// Asks until a port's status is as `wanted`: a session tells it shortly after its answer.
     pub fn wait_port(&self, vm: &str, port: &str, wanted: &[(&str, Value)]) {
         let begin = std::time::Instant::now();
