@@ -9,6 +9,9 @@ const STEP_BITS: u32 = STEPS.trailing_zeros();
 /// Values from here on share the last bucket: 2^36 ns are more than a minute.
 const MAX_BITS: u32 = 36;
 
+/// Buckets that [`Snapshot::coarse`] takes together.
+const COARSE: usize = STEPS / 8;
+
 const BUCKETS: usize = (MAX_BITS - STEP_BITS + 1) as usize * STEPS;
 
 /// Counts values (nanoseconds, say) by size. Recording is two additions to memory of its own, so it
@@ -94,6 +97,34 @@ impl Snapshot {
         Self { counts, sum: self.sum.wrapping_sub(earlier.sum) }
     }
 
+    /// Adds the values of another histogram.
+    pub fn add(&mut self, other: &Self) {
+        if self.counts.len() < other.counts.len() {
+            self.counts.resize(other.counts.len(), 0);
+        }
+        for (mine, others) in self.counts.iter_mut().zip(&other.counts) {
+            *mine += others;
+        }
+        self.sum = self.sum.wrapping_add(other.sum);
+    }
+
+    /// How many values are at most `bound`, give or take those within 1/32 above it.
+    pub fn count_up_to(&self, bound: u64) -> u64 {
+        let below = self.counts.len().min(bucket_of(bound) + 1);
+        self.counts[..below].iter().sum()
+    }
+
+    /// How many values there are by size, for readers who subtract: smallest value of a bucket and
+    /// its count, without empty buckets. Coarser than the histogram, to be short: 8 buckets in each
+    /// octave, so that a bucket from `low` on ends at `low` and an eighth of the power of two at or
+    /// below it, or 4 where that is more.
+    pub fn coarse(&self) -> impl Iterator<Item = (u64, u64)> {
+        let groups = self.counts.chunks(COARSE).enumerate();
+        groups
+            .map(|(group, counts)| (value_of(group * COARSE), counts.iter().sum()))
+            .filter(|(_, count)| *count > 0)
+    }
+
     /// The value below which `share` (0 to 1) of all lie, to within 1/32; 0 when there are none.
     pub fn quantile(&self, share: f64) -> u64 {
         let want = ((self.count() as f64 * share).ceil() as u64).max(1);
@@ -141,6 +172,34 @@ mod tests {
             assert!(got <= exact && got >= exact * 0.96, "{share}: {got}");
         }
         assert_eq!(s.max(), s.quantile(1.0));
+    }
+
+    #[test]
+    fn coarse_buckets_have_every_value_and_end_where_they_say() {
+        let h = Histogram::default();
+        let values: Vec<u64> = (0..36).flat_map(|b| [1u64 << b, (1 << b) + (1 << b) / 3]).collect();
+        values.iter().for_each(|v| h.record(*v));
+        let coarse: Vec<(u64, u64)> = h.snapshot().coarse().collect();
+        for &(low, count) in &coarse {
+            let width = low.checked_ilog2().map_or(0, |bits| (1u64 << bits) / 8).max(4);
+            let inside = values.iter().filter(|v| (low..low + width).contains(v)).count();
+            assert_eq!(inside as u64, count, "from {low}");
+        }
+        assert_eq!(coarse.iter().map(|(_, n)| n).sum::<u64>(), values.len() as u64);
+    }
+
+    #[test]
+    fn histograms_add_up_and_count_up_to_a_bound() {
+        let (a, b) = (Histogram::default(), Histogram::default());
+        a.record_many(1000, 3);
+        b.record(5000);
+        let mut sum = Snapshot::default();
+        sum.add(&a.snapshot());
+        sum.add(&b.snapshot());
+        assert_eq!((sum.count(), sum.sum()), (4, 8000));
+        let up_to = [0, 900, 1000, 2000, 5000, u64::MAX].map(|bound| sum.count_up_to(bound));
+        assert_eq!(up_to, [0, 0, 3, 3, 4, 4]);
+        assert_eq!(Snapshot::default().count_up_to(1), 0);
     }
 
     #[test]

@@ -364,9 +364,10 @@ impl Device for BlockPort {
         let stats = Arc::clone(&self.block_stats[index]);
         let engine = Engine::new(vring, Arc::clone(&self.state), stats, open)
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
+        let name = format!("disk {} queue {index}", self.name);
         let worker = match &self.group {
-            Some(group) => group.add(engine),
-            None => self.cores[index % self.cores.len()].add(engine),
+            Some(group) => group.add_named(name, engine),
+            None => self.cores[index % self.cores.len()].add_named(name, engine),
         };
         let worker = worker.map_err(failed)?;
         let watched = worker

@@ -12,12 +12,13 @@ use sidecore::{Arm, Ledger, Spent, Worker};
 use crate::error::BlockError;
 use crate::flight::{Flight, Issue, Next};
 use crate::gate::Pass;
+use crate::latency::Finished;
 use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
 use crate::log::ErrorLog;
 use crate::metrics::BlockStats;
 use crate::pace::Pace;
 use crate::request::{self, Refusal, Request, Status};
-use crate::slab::{Bounces, Job, Slab, Work};
+use crate::slab::{Bounces, Job, Slab, Slot, Work};
 use crate::state::PortState;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
@@ -54,6 +55,7 @@ pub(crate) struct Engine {
     batch_max: usize,
     done: Vec<DiskDone>,
     completions: Vec<Completion>,
+    finished: Finished,
     log: ErrorLog,
     pace: Pace,
     pass: Pass,
@@ -88,6 +90,7 @@ impl Engine {
             batch: Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8),
             done: Vec::with_capacity(usize::from(depth)),
             completions: Vec::with_capacity(usize::from(depth)),
+            finished: Finished::new(depth),
             log: ErrorLog::default(),
             pace: Pace::default(),
             pass,
@@ -162,7 +165,7 @@ impl Engine {
             let chain = self.batch.get(index);
             let len = u64::from(chain.readable_len) + u64::from(chain.writable_len);
             spent.add(len.saturating_sub(FRAME_LEN_BYTES), MIN_CHARGE_BYTES);
-            self.start(index);
+            self.start(index, now_ns);
         }
         let taken = spent.requests as usize;
         if taken < popped {
@@ -191,14 +194,14 @@ impl Engine {
     }
 
     /// Loads a popped chain into a slot and begins its request.
-    fn start(&mut self, index: usize) {
+    fn start(&mut self, index: usize, now_ns: u64) {
         let Some(slot) = self.flight.slab.free.pop() else { return };
         let s = &mut self.flight.slab.slots[usize::from(slot)];
         if !s.chain.load(&self.batch, index) {
             self.flight.slab.free.push(slot);
             return self.break_port(index, "more segments than a request may have (256)");
         }
-        s.taken = true;
+        (s.taken, s.taken_ns) = (true, now_ns);
         if s.chain.chain().writable_len == 0 {
             self.flight.release(slot);
             return self.break_port(index, "no room for the status byte");
@@ -297,7 +300,8 @@ impl Engine {
 
     /// Writes the status byte and frees the slot; the completion is published with its batch.
     fn complete(&mut self, slot: u16, status: Status, written: u32) {
-        let held = &self.flight.slab.slots[usize::from(slot)].chain;
+        let Slot { chain: held, taken_ns, .. } = &self.flight.slab.slots[usize::from(slot)];
+        self.finished.add(*taken_ns);
         let chain = held.chain();
         let last = chain.writable_len as usize - 1;
         queue::seg::copy_in(chain.writable, last, &[status as u8]);
@@ -425,6 +429,7 @@ impl Engine {
 impl Worker for Engine {
     fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         self.log.now_ns = now_ns;
+        self.finished.record(now_ns, &self.stats.latency_ns);
         self.waits = false;
         let mut budget = POLL_BUDGET_BYTES;
         // Steps of earlier requests first: they wait longest.

@@ -34,6 +34,8 @@
 //! for each. While several VMs use one device, most of what they want of it waits in the rings: see
 //! `gate.rs`.
 //!
+//! The time of each request is counted, with the clock that a poll is given: see `latency.rs`.
+//!
 //! Before a queue starts, an earlier daemon's requests must be out of the disk: see `claim.rs`.
 //!
 //! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
@@ -53,6 +55,7 @@
 //!   configure `writeback = false`.
 //! - One daemon per image: a lock that another holder has is an error, never waited for.
 //! - 5 s for the requests of a killed daemon to end; then the queue does not start, and says so.
+//! - A request's time is known to within the rest of a round, and 1/32.
 //! - SECURE ERASE, zones and lifetime are not offered.
 
 pub mod backend;
@@ -66,6 +69,7 @@ pub mod error;
 mod file;
 mod flight;
 mod gate;
+mod latency;
 pub mod limits;
 mod log;
 pub mod memory;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::counter::{Counter, QueueStats};
+use base::histogram::Histogram;
 
 use crate::request::Refusal;
 
@@ -41,6 +42,9 @@ pub struct BlockStats {
     pub refused: [Counter; Refusal::COUNT],
     /// Requests that a stage refused.
     pub stage_refused: Counter,
+    /// Nanoseconds from the poll that took a request to the poll after its completion, refused ones
+    /// included.
+    pub latency_ns: Histogram,
 }
 
 /// What [`crate::BlockPort::stats`] gives for each queue.

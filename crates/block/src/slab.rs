@@ -91,6 +91,8 @@ pub(crate) struct Slot {
     pub ranges: Ranges,
     /// The bounce buffer it holds.
     pub bounce: Option<u16>,
+    /// When its request was taken from the ring.
+    pub taken_ns: u64,
     /// It holds a request.
     pub taken: bool,
     /// The memory table of its request is not the queue's any more.
@@ -116,6 +118,7 @@ impl Slab {
             job: Job::new(Work::Flush, Range::default()),
             ranges: Ranges::default(),
             bounce: None,
+            taken_ns: 0,
             taken: false,
             stale: false,
         };

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use base::counter::{DropReason, QueueStats};
 
-use crate::plane::{Family, Metrics, PortMetrics, SidecoreStatus};
+use crate::plane::{Family, Metrics, PortMetrics, SidecoreStatus, WorkerStatus};
 
 /// The content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -52,6 +52,27 @@ const SIDECORE_METRICS: [SidecoreMetric; 13] = [
     ("workers", "gauge", "Workers on the sidecore.", |s| s.workers),
 ];
 
+/// A worker's counter: name, help text, and where it is read.
+type WorkerMetric = (&'static str, &'static str, fn(&WorkerStatus) -> u64);
+
+const WORKER_METRICS: [WorkerMetric; 2] = [
+    ("busy_nanoseconds_total", "Time spent in polls that did something, sampled.", |w| w.busy_ns),
+    ("moves_total", "Times it was moved to another sidecore.", |w| w.moves),
+];
+
+/// Upper bounds of the buckets of a disk's latencies, in nanoseconds: from what a disk in memory
+/// takes to what makes guests reset theirs.
+const LATENCY_BOUNDS_NS: [u64; 22] = {
+    let mut bounds = [0; 22];
+    let (mut i, mut decade) = (0, 1000);
+    while i < bounds.len() {
+        bounds[i] = decade * [1, 2, 5][i % 3];
+        decade *= if i % 3 == 2 { 10 } else { 1 };
+        i += 1;
+    }
+    bounds
+};
+
 /// A label value with `\`, `"` and line feeds escaped.
 struct Label<'a>(&'a str);
 
@@ -88,10 +109,40 @@ fn write_all(out: &mut String, m: &Metrics) -> fmt::Result {
             writeln!(out, "millrace_sidecore_{name}{{sidecore=\"{}\"}} {}", s.index, get(s))?;
         }
     }
+    for (name, help, get) in WORKER_METRICS {
+        let name = format!("millrace_worker_{name}");
+        head(out, &name, "counter", help)?;
+        for w in &m.workers {
+            let (worker, sidecore) = (Label(&w.name), w.sidecore);
+            let value = get(w);
+            writeln!(out, "{name}{{worker=\"{worker}\",sidecore=\"{sidecore}\"}} {value}")?;
+        }
+    }
     write_ports(out, m)?;
     write_queues(out, m)?;
     write_uplinks(out, m)?;
-    m.families.iter().try_for_each(|family| write_family(out, family))
+    m.families.iter().try_for_each(|family| write_family(out, family))?;
+    write_latencies(out, m)
+}
+
+fn write_latencies(out: &mut String, m: &Metrics) -> fmt::Result {
+    let name = "millrace_disk_latency_nanoseconds";
+    let help = "Time of requests, from the poll that took them to the poll after completion.";
+    head(out, name, "histogram", help)?;
+    for (labels, times) in &m.latencies {
+        let text: Vec<String> =
+            labels.iter().map(|(key, text)| format!("{key}=\"{}\"", Label(text))).collect();
+        let labels = text.join(",");
+        for bound_ns in LATENCY_BOUNDS_NS {
+            let count = times.count_up_to(bound_ns);
+            writeln!(out, "{name}_bucket{{{labels},le=\"{bound_ns}\"}} {count}")?;
+        }
+        let count = times.count();
+        writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}")?;
+        writeln!(out, "{name}_sum{{{labels}}} {}", times.sum())?;
+        writeln!(out, "{name}_count{{{labels}}} {count}")?;
+    }
+    Ok(())
 }
 
 fn write_family(out: &mut String, family: &Family) -> fmt::Result {

@@ -1,11 +1,13 @@
 //! What the control API asks of the daemon. The binary implements it on top of the engines; this
 //! crate knows none of them.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::counter::QueueStats;
+use base::histogram::Snapshot;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use thiserror::Error;
@@ -97,6 +99,10 @@ pub struct Status {
     pub holder: HolderStatus,
     /// Polling threads.
     pub sidecores: Vec<SidecoreStatus>,
+    /// What they poll.
+    pub workers: Vec<WorkerStatus>,
+    /// What was decided about where workers run.
+    pub placement: PlacementStatus,
     /// Switches.
     pub switches: Vec<SwitchStatus>,
     /// VMs.
@@ -151,6 +157,34 @@ pub struct SidecoreStatus {
     pub stalls: u64,
 }
 
+/// What a sidecore polls: a switch, a disk queue, a vsock domain.
+#[derive(Debug, Clone, Serialize)]
+pub struct WorkerStatus {
+    /// Such as `switch lan`, `disk web/root queue 0`, `vsock shop`.
+    pub name: String,
+    /// Sidecore it is on.
+    pub sidecore: usize,
+    /// Whether it stays there.
+    pub pinned: bool,
+    /// Nanoseconds spent in its polls that did something, extrapolated from samples.
+    pub busy_ns: u64,
+    /// Times it was moved.
+    pub moves: u64,
+}
+
+/// What the placer did since the start.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct PlacementStatus {
+    /// Workers (or groups that move together) moved to another sidecore.
+    pub moves: u64,
+    /// Moves that failed.
+    pub failed_moves: u64,
+    /// Parked sidecores activated.
+    pub activations: u64,
+    /// Sidecores parked.
+    pub parks: u64,
+}
+
 /// One switch.
 #[derive(Debug, Clone, Serialize)]
 pub struct SwitchStatus {
@@ -161,6 +195,10 @@ pub struct SwitchStatus {
     /// The TAP it goes out through.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
+    /// Times a sender was held because its receiver had no buffers.
+    pub holds: u64,
+    /// Nanoseconds of that, summed over the senders' queues.
+    pub held_ns: u64,
     /// Addresses it knows.
     pub macs: Vec<MacStatus>,
 }
@@ -328,6 +366,37 @@ pub struct DiskStatus {
     pub len_bytes: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// How long requests took since the start; left out for a disk that was not started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<LatencyStatus>,
+}
+
+/// How long requests took, from the poll that took them to the poll after their completion.
+#[derive(Debug, Clone, Serialize)]
+pub struct LatencyStatus {
+    /// Requests.
+    pub count: u64,
+    /// Sum of their times.
+    pub sum_ns: u64,
+    /// Half of them were faster, to within 1/32.
+    pub p50_ns: u64,
+    /// 99 of 100 were faster, to within 1/32.
+    pub p99_ns: u64,
+    /// Smallest time of a bucket and requests in it, see [`Snapshot::coarse`]. Those of two answers
+    /// subtract to what came between.
+    pub buckets: BTreeMap<u64, u64>,
+}
+
+impl From<&Snapshot> for LatencyStatus {
+    fn from(times: &Snapshot) -> Self {
+        Self {
+            count: times.count(),
+            sum_ns: times.sum(),
+            p50_ns: times.quantile(0.5),
+            p99_ns: times.quantile(0.99),
+            buckets: times.coarse().collect(),
+        }
+    }
 }
 
 /// What only a vsock port has.
@@ -350,12 +419,16 @@ pub struct Metrics {
     pub uptime_s: u64,
     /// Polling threads.
     pub sidecores: Vec<SidecoreStatus>,
+    /// What they poll.
+    pub workers: Vec<WorkerStatus>,
     /// Ports.
     pub ports: Vec<PortMetrics>,
     /// Uplinks of switches: switch, counters.
     pub uplinks: Vec<(String, Arc<QueueStats>)>,
     /// What single engines count beyond that.
     pub families: Vec<Family>,
+    /// How long requests took: labels of a disk queue, and its times in nanoseconds.
+    pub latencies: Vec<(Vec<(&'static str, String)>, Snapshot)>,
 }
 
 /// One port's counters.

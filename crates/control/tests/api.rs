@@ -236,6 +236,10 @@ fn metrics_are_read_back() {
         } else if !line.starts_with("# HELP ") {
             let (series, value) = line.rsplit_once(' ').unwrap();
             let name = series.split('{').next().unwrap();
+            let family =
+                ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            let is_histogram = |f: &&str| typed.get(*f).is_some_and(|kind| *kind == "histogram");
+            let name = family.filter(is_histogram).unwrap_or(name);
             let kind = typed.get(name).unwrap_or_else(|| panic!("{name} has no TYPE"));
             assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
             let value: u64 = value.parse().unwrap();
@@ -252,6 +256,14 @@ fn metrics_are_read_back() {
     assert_eq!(get("millrace_sidecore_sleeps_total{sidecore=\"0\"}"), 2);
     assert_eq!(get("millrace_uplink_requests_total{switch=\"lan\"}"), 42);
     assert_eq!(get("millrace_disk_size_bytes{vm=\"db\"}"), 8);
+    let worker = r#"worker="disk we\"b/root queue 0",sidecore="0""#;
+    assert_eq!(get(&format!("millrace_worker_busy_nanoseconds_total{{{worker}}}")), 700);
+    let latency = |end: &str| get(&format!("millrace_disk_latency_nanoseconds_{end}"));
+    let up_to = |le: &str| latency(&format!("bucket{{vm=\"web\",queue=\"0\",le=\"{le}\"}}"));
+    let all = ["1000", "2000", "5000", "10000000000", "+Inf"].map(up_to);
+    assert_eq!(all, [1, 1, 2, 2, 2]);
+    assert_eq!(latency("sum{vm=\"web\",queue=\"0\"}"), 4000);
+    assert_eq!(latency("count{vm=\"web\",queue=\"0\"}"), 2);
     assert_eq!(get("millrace_build_info{version=\"0.0.0\"}"), 1);
 }
 

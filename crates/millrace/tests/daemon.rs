@@ -59,6 +59,10 @@ fn the_daemon_shows_serves_and_ends_cleanly() {
         "millrace_disk_size_bytes{vm=\"web\",port=\"root\"} 1048576",
         "millrace_vsock_connections{vm=\"web\",port=\"vsock\"} 0",
         "millrace_switch_holds_total{switch=\"lan\"} 0",
+        "millrace_switch_held_ns_total{switch=\"lan\"} 0",
+        "millrace_worker_moves_total{worker=\"switch lan\",sidecore=\"0\"} 0",
+        "millrace_worker_moves_total{worker=\"vsock shop\",sidecore=\"0\"} 0",
+        "millrace_disk_latency_nanoseconds_count{vm=\"web\",port=\"root\",queue=\"0\"} 0",
         "millrace_port_healthy{vm=\"db\",port=\"broken\",kind=\"disk\"} 0",
         "millrace_sidecore_panics_total{sidecore=\"0\"} 0",
     ] {
@@ -84,9 +88,18 @@ fn a_disk_is_attached_used_resized_and_detached() {
     front.start(BASIC, &ring);
     sector(&mut ring, OUT, 7, 0x5a);
     assert_eq!(sector(&mut ring, IN, 7, 0), 0x5a);
+    let worker = &daemon.get("/v1/status")["workers"][0];
+    assert_eq!(worker["name"], json!("disk new/d queue 0"));
+    assert_eq!(worker["sidecore"], json!(0));
     let wanted = [("connected", json!(true)), ("queues_running", json!(1)), ("requests", json!(2))];
     daemon.wait_port("new", "d", &wanted);
     daemon.wait_port("new", "d", &[("held", json!(false)), ("bytes", json!(1024))]);
+
+    // The second one's time is known once the queue has been polled again, which may be later.
+    let latency = &daemon.port("new", "d")["disk"]["latency"];
+    assert!(latency["count"].as_u64().is_some_and(|n| (1..=2).contains(&n)), "{latency}");
+    let in_buckets = latency["buckets"].as_object().unwrap().values();
+    assert_eq!(in_buckets.map(|n| n.as_u64().unwrap()).sum::<u64>(), latency["count"]);
 
     let answer = daemon.ask("POST", "/v1/vms/new/disks/d/resize", Some(json!({"size": "2MiB"})));
     assert_eq!(answer.json(), json!({"len_bytes": 2 << 20}), "{}", answer.body);

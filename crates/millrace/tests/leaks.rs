@@ -55,7 +55,7 @@ fn once(daemon: &Daemon, sockets: &[PathBuf; 2], i: usize) {
     }
     let idle = Idle::attach(&sockets[..1], &sockets[1..]).unwrap();
     // Every second time the sessions still run when their ports go.
-    let idle = if i % 2 == 0 { idle.detach().map(|()| None).unwrap() } else { Some(idle) };
+    let idle = if i.is_multiple_of(2) { idle.detach().map(|()| None).unwrap() } else { Some(idle) };
     for port in ["n", "d"] {
         let answer = daemon.ask("DELETE", &format!("/v1/vms/v/ports/{port}"), None);
         assert_eq!(answer.status, 204, "{}", answer.body);

@@ -9,6 +9,8 @@ base::counter_set! {
         flood_drops,
         /// Times a sender was held because its receiver had no buffers.
         holds,
+        /// Nanoseconds that senders were held, summed over their queues.
+        held_ns,
         /// Times a receiver was declared stalled.
         stalls,
         /// Super-packets cut in software for a receiver without the offload.

@@ -12,6 +12,7 @@ use crate::fdb::PortId;
 use crate::features;
 use crate::header::{Allowed, VNET_LEN};
 use crate::lately::Lately;
+use crate::metrics::SwitchStats;
 use crate::rxq::{RxQueue, vnet_len};
 
 /// Frames taken from a transmit queue at once.
@@ -37,6 +38,8 @@ pub(crate) struct TxQueue {
     pub done: Vec<Completion>,
     /// The receiver that has no buffers for the first frame.
     pub held_on: Option<Awaited>,
+    /// Since when, while there is one.
+    held_since_ns: u64,
 }
 
 impl TxQueue {
@@ -46,6 +49,25 @@ impl TxQueue {
             batch: Batch::new(TX_BATCH, TX_SEGS),
             done: Vec::with_capacity(TX_BATCH),
             held_on: None,
+            held_since_ns: 0,
+        }
+    }
+
+    /// Counts holds, and their time when they end. Called after a batch: `was_held` says whether its
+    /// first frame had been waiting.
+    #[inline]
+    pub fn count_hold(&mut self, was_held: bool, now_ns: u64, stats: &SwitchStats) {
+        let is_held = self.held_on.is_some();
+        if was_held && is_held && self.done.is_empty() {
+            // It still waits.
+            return;
+        }
+        if was_held {
+            stats.held_ns.add(now_ns.saturating_sub(self.held_since_ns));
+        }
+        if is_held {
+            stats.holds.add(1);
+            self.held_since_ns = now_ns;
         }
     }
 }

@@ -113,7 +113,8 @@ impl Switch {
         in_range("max_macs", config.max_macs as u64, 1, MAX_MACS as u64)?;
         in_range("max_macs_per_port", config.max_macs_per_port.into(), 1, MAX_MACS as u64)?;
         let stats = Arc::new(SwitchStats::default());
-        let worker = core.add(engine(&config, Arc::clone(&stats)))?;
+        let worker =
+            core.add_named(format!("switch {}", config.name), engine(&config, Arc::clone(&stats)))?;
         let serials = Arc::new(AtomicU64::new(1));
         Ok(Self { config: Arc::new(config), worker, clock, stats, serials })
     }

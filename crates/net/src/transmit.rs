@@ -37,7 +37,6 @@ struct Sent {
     /// It ends when that is reached.
     most_bytes: u64,
     wire_used: bool,
-    held: bool,
 }
 
 impl Sent {
@@ -91,8 +90,8 @@ impl Engine {
                 break;
             }
         }
-        let Sent { bytes, cost_bytes, wire_used, held, .. } = sent;
-        self.fabric.stats.holds.add(u64::from(held && (!was_held || !txq.done.is_empty())));
+        let Sent { bytes, cost_bytes, wire_used, .. } = sent;
+        txq.count_hold(was_held, now_ns, &self.fabric.stats);
         let stats = &txq.vring.parts.stats;
         stats.bytes.add(bytes);
         stats.copied_bytes.add(sent.head_bytes);
@@ -206,7 +205,6 @@ impl Engine {
         match outcome {
             Outcome::Hold(awaited) => {
                 txq.held_on = Some(awaited);
-                sent.held = true;
                 return false;
             }
             Outcome::Dropped(reason) => {

@@ -64,7 +64,7 @@ pub use credit::{Account, Accounts, Allowance, Ledger, Settings, Spent, VmId};
 pub use load::Smoothed;
 pub use pause::{Pause, has_waitpkg};
 pub use placer::{Placer, PlacerStats};
-pub use seat::{Group, WorkerRef, WorkerStats};
+pub use seat::{Group, WorkerInfo, WorkerRef, WorkerStats};
 pub use spin::Spin;
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};

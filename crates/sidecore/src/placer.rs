@@ -173,6 +173,13 @@ impl Looks {
         all
     }
 
+    /// The names of a unit's workers, for the log.
+    fn names(&self, core: usize, unit: &Arc<Unit>) -> String {
+        let seats = self.cores[core].seats();
+        let mine = seats.iter().filter(|seat| Arc::ptr_eq(&seat.unit, unit));
+        mine.map(|seat| seat.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
     fn apply(&mut self, plan: &Plan, loads: &[CoreLoad], units: &[(UnitReading, Arc<Unit>)]) {
         let percent = |core: usize| (loads[core].load * 100.0).round();
         for &core in &plan.activate {
@@ -183,11 +190,12 @@ impl Looks {
             let Some((_, unit)) = units.iter().find(|(u, _)| u.id == step.unit) else { continue };
             let reason = step.reason.name();
             let (from, to) = (step.from, step.to);
+            let worker = self.names(from, unit);
             match unit.move_to(&self.cores[to]) {
                 Ok(()) => {
                     self.stats.moves[step.reason as usize].add(1);
                     tracing::info!(
-                        unit = step.unit,
+                        worker,
                         from,
                         from_percent = percent(from),
                         to,
@@ -198,7 +206,7 @@ impl Looks {
                 }
                 Err(e) => {
                     self.stats.failed_moves.add(1);
-                    tracing::warn!(unit = step.unit, from, to, reason, "worker not moved: {e}");
+                    tracing::warn!(worker, from, to, reason, "worker not moved: {e}");
                 }
             }
         }

@@ -278,7 +278,7 @@ impl Run {
         let slot = self.slots.remove(at);
         tracing::error!(
             sidecore = self.config.index,
-            worker = slot.seat.id,
+            worker = slot.seat.name,
             "worker panicked and was taken off; its ports are dead until re-attached"
         );
         self.mailbox.stats.panics.add(1);

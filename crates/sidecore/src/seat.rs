@@ -11,6 +11,9 @@ use crate::core::Sidecore;
 use crate::run::Run;
 use crate::worker::{SidecoreError, Watcher, Worker, WorkerId};
 
+/// The name of a worker that was given none.
+const UNNAMED: &str = "worker";
+
 /// What moves as one: a worker, or a group of them that must share a sidecore.
 pub(crate) struct Unit {
     /// For logs, and for those who plan moves.
@@ -112,22 +115,57 @@ pub struct WorkerStats {
 /// A worker's place, shared by its slot and its handles.
 pub(crate) struct Seat {
     pub(crate) id: WorkerId,
+    pub(crate) name: String,
     pub(crate) unit: Arc<Unit>,
     pub(crate) stats: WorkerStats,
 }
 
+/// What [`Sidecore::workers`] tells of each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerInfo {
+    /// The name that it was added with.
+    pub name: String,
+    /// See [`WorkerStats::busy_ns`].
+    pub busy_ns: u64,
+    /// See [`WorkerStats::moves`].
+    pub moves: u64,
+    /// Whether it stays on its sidecore.
+    pub is_pinned: bool,
+}
+
 impl Seat {
-    fn new(unit: &Arc<Unit>) -> Arc<Self> {
+    fn new(unit: &Arc<Unit>, name: String) -> Arc<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { id, unit: Arc::clone(unit), stats: WorkerStats::default() })
+        Arc::new(Self { id, name, unit: Arc::clone(unit), stats: WorkerStats::default() })
     }
 }
 
 impl Sidecore {
     /// Puts a worker onto this sidecore, from where it may be moved.
     pub fn add<W: Worker>(&self, worker: W) -> Result<WorkerRef<W>, SidecoreError> {
-        Group { unit: Unit::new(self, worker.is_pinned()) }.add(worker)
+        self.add_named(UNNAMED, worker)
+    }
+
+    /// As [`Sidecore::add`], with a name for listings, metrics and logs.
+    pub fn add_named<W: Worker>(
+        &self,
+        name: impl Into<String>,
+        worker: W,
+    ) -> Result<WorkerRef<W>, SidecoreError> {
+        Group { unit: Unit::new(self, worker.is_pinned()) }.add_named(name, worker)
+    }
+
+    /// The workers on it now, in the order in which they are polled. No call of the thread: what is
+    /// read may be a moment old, and a worker on its way may be on none.
+    pub fn workers(&self) -> Vec<WorkerInfo> {
+        let info = |seat: &Arc<Seat>| WorkerInfo {
+            name: seat.name.clone(),
+            busy_ns: seat.stats.busy_ns.get(),
+            moves: seat.stats.moves.get(),
+            is_pinned: seat.unit.is_pinned(),
+        };
+        self.seats().iter().map(info).collect()
     }
 }
 
@@ -151,7 +189,16 @@ impl Group {
 
     /// Adds a worker where the others are.
     pub fn add<W: Worker>(&self, worker: W) -> Result<WorkerRef<W>, SidecoreError> {
-        let seat = Seat::new(&self.unit);
+        self.add_named(UNNAMED, worker)
+    }
+
+    /// As [`Group::add`], with a name for listings, metrics and logs.
+    pub fn add_named<W: Worker>(
+        &self,
+        name: impl Into<String>,
+        worker: W,
+    ) -> Result<WorkerRef<W>, SidecoreError> {
+        let seat = Seat::new(&self.unit, name.into());
         let handle = WorkerRef { seat: Arc::clone(&seat), _worker: PhantomData };
         self.unit.ask(worker, move |run, here, worker| {
             let worker = if run.is_core(here) { worker.take()? } else { return None };

@@ -55,7 +55,7 @@ impl Domain {
         };
         let engine = Engine::new(config.guest_to_guest, config.max_buffer_bytes, clock.now_ns())
             .map_err(io("making its epoll set"))?;
-        let worker = core.add(engine)?;
+        let worker = core.add_named(format!("vsock {}", config.name), engine)?;
         worker
             .call(|engine, watcher| watcher.watch(engine.epoll.as_raw_fd()))?
             .map_err(io("watching its epoll set"))?;

@@ -9,6 +9,7 @@ mod credits;
 mod durability;
 #[allow(non_snake_case)]
 mod files;
+mod latency;
 #[allow(non_snake_case)]
 mod migration;
 #[allow(non_snake_case)]

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use base::counter::{DropReason, QueueStats};
+use base::histogram::{Histogram, Snapshot};
 use control::api::ApiServer;
 use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
-    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, Plane,
-    PlaneError, PortKind, PortMetrics, PortStatus, SidecoreStatus, Status, SwitchStatus, VmStatus,
-    VsockStatus,
+    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, PlacementStatus,
+    Plane, PlaneError, PortKind, PortMetrics, PortStatus, SidecoreStatus, Status, SwitchStatus,
+    VmStatus, VsockStatus, WorkerStatus,
 };
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -57,7 +58,9 @@ fn port(vm: &str, config: &PortConfig) -> PortStatus {
         PortConfig::Disk(c) => {
             let path = c.format.path().cloned();
             let format = c.format.name().into();
-            disk = Some(DiskStatus { format, path, len_bytes: 1 << 20, read_only: c.read_only });
+            let (len_bytes, read_only) = (1 << 20, c.read_only);
+            let latency = Some((&latency()).into());
+            disk = Some(DiskStatus { format, path, len_bytes, read_only, latency });
             PortKind::Disk
         }
         PortConfig::Vsock(c) => {
@@ -112,6 +115,19 @@ fn sidecore() -> SidecoreStatus {
     }
 }
 
+fn worker() -> WorkerStatus {
+    let name = "disk we\"b/root queue 0".into();
+    WorkerStatus { name, sidecore: 0, pinned: false, busy_ns: 700, moves: 1 }
+}
+
+/// One request of a microsecond and one of three.
+fn latency() -> Snapshot {
+    let times = Histogram::default();
+    times.record(1000);
+    times.record(3000);
+    times.snapshot()
+}
+
 impl Plane for Fake {
     fn status(&self) -> Status {
         let macs = vec![MacStatus {
@@ -135,10 +151,14 @@ impl Plane for Fake {
             config: None,
             holder: HolderStatus { enabled: true, socket: Some("/h".into()) },
             sidecores: vec![sidecore()],
+            workers: vec![worker()],
+            placement: PlacementStatus::default(),
             switches: vec![SwitchStatus {
                 name: "lan".into(),
                 sidecore: 0,
                 uplink: Some("mr0".into()),
+                holds: 2,
+                held_ns: 900,
                 macs,
             }],
             vms: vms.collect(),
@@ -157,6 +177,7 @@ impl Plane for Fake {
             version: "0.0.0".into(),
             uptime_s: 3,
             sidecores: vec![sidecore()],
+            workers: vec![worker()],
             ports: vec![PortMetrics {
                 vm: "we\"b\\\n".into(),
                 port: "net0".into(),
@@ -168,6 +189,7 @@ impl Plane for Fake {
             }],
             uplinks: vec![("lan".into(), stats)],
             families: Vec::new(),
+            latencies: vec![(vec![("vm", "web".into()), ("queue", "0".into())], latency())],
         };
         metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "web".into())], 9);
         metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "db".into())], 8);

@@ -30,7 +30,8 @@ impl Key {
     fn config(&self) -> DomainConfig {
         match self {
             Self::Trust(name) => DomainConfig::new(name, true),
-            Self::Vm(name) => DomainConfig::new(name, false),
+            // Not to be taken for the trust domain of that name.
+            Self::Vm(name) => DomainConfig::new(format!("VM {name}"), false),
         }
     }
 }

@@ -312,6 +312,8 @@ impl Plane for Host {
             config: Some(self.config_path.clone()),
             holder: HolderStatus { enabled: self.holder.is_some(), socket: self.holder.clone() },
             sidecores: self.cores.iter().map(status::sidecore).collect(),
+            workers: self.cores.iter().flat_map(status::workers).collect(),
+            placement: self.placer().as_ref().map(status::placement).unwrap_or_default(),
             switches: self.switches.iter().map(status::switch).collect(),
             vms,
         }
@@ -326,6 +328,7 @@ impl Plane for Host {
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: self.started.elapsed().as_secs(),
             sidecores: self.cores.iter().map(status::sidecore).collect(),
+            workers: self.cores.iter().flat_map(status::workers).collect(),
             ..Metrics::default()
         };
         if let Some(placer) = &*self.placer() {

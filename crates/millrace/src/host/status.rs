@@ -1,9 +1,10 @@
 //! What the daemon shows of itself.
 
+use base::histogram::Snapshot;
 use control::config::{DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
-    DiskStatus, Health, MacStatus, Metrics, NetStatus, PortKind, PortMetrics, PortStatus,
-    SidecoreStatus, SwitchStatus, VsockStatus,
+    DiskStatus, Health, LatencyStatus, MacStatus, Metrics, NetStatus, PlacementStatus, PortKind,
+    PortMetrics, PortStatus, SidecoreStatus, SwitchStatus, VsockStatus, WorkerStatus,
 };
 
 use sidecore::Placer;
@@ -45,6 +46,29 @@ pub fn sidecore(core: &Core) -> SidecoreStatus {
     }
 }
 
+/// What a sidecore polls.
+pub fn workers(core: &Core) -> impl Iterator<Item = WorkerStatus> {
+    let sidecore = core.config.index;
+    core.handle.workers().into_iter().map(move |w| WorkerStatus {
+        name: w.name,
+        sidecore,
+        pinned: w.is_pinned,
+        busy_ns: w.busy_ns,
+        moves: w.moves,
+    })
+}
+
+/// What the placer did.
+pub fn placement(placer: &Placer) -> PlacementStatus {
+    let stats = placer.stats();
+    PlacementStatus {
+        moves: stats.moves.iter().map(base::counter::Counter::get).sum(),
+        failed_moves: stats.failed_moves.get(),
+        activations: stats.activations.get(),
+        parks: stats.parks.get(),
+    }
+}
+
 /// A switch with its addresses; none of them when its sidecore is gone.
 pub fn switch(entry: &SwitchEntry) -> SwitchStatus {
     let macs = entry.switch.macs().unwrap_or_default();
@@ -52,6 +76,8 @@ pub fn switch(entry: &SwitchEntry) -> SwitchStatus {
         name: entry.switch.name().to_owned(),
         sidecore: entry.switch.sidecore(),
         uplink: entry.uplink.as_ref().map(|(name, _)| name.clone()),
+        holds: entry.switch.stats().holds.get(),
+        held_ns: entry.switch.stats().held_ns.get(),
         macs: macs
             .into_iter()
             .map(|m| MacStatus {
@@ -134,16 +160,24 @@ fn net_status(config: &NetConfig, engine: Option<&Engine>) -> NetStatus {
 }
 
 fn disk_status(config: &DiskConfig, engine: Option<&Engine>) -> DiskStatus {
-    let len_bytes = match engine {
-        Some(Engine::Disk(port)) => port.len_bytes(),
-        _ => 0,
+    let (len_bytes, latency) = match engine {
+        Some(Engine::Disk(port)) => (port.len_bytes(), Some(latency(port))),
+        _ => (0, None),
     };
     DiskStatus {
         format: config.format.name().into(),
         path: config.format.path().cloned(),
         len_bytes,
         read_only: config.read_only,
+        latency,
     }
+}
+
+/// The times of all queues of a disk.
+fn latency(disk: &block::BlockPort) -> LatencyStatus {
+    let mut times = Snapshot::default();
+    disk.stats().iter().for_each(|queue| times.add(&queue.block.latency_ns.snapshot()));
+    LatencyStatus::from(&times)
 }
 
 fn vsock_status(config: &VsockConfig, engine: Option<&Engine>) -> VsockStatus {
@@ -191,6 +225,9 @@ fn disk_metrics(
     all.sample(name, "Size of the disk.", labels(), disk.len_bytes());
     for queue in disk.stats() {
         let b = &queue.block;
+        let mut labels_of_queue = labels();
+        labels_of_queue.push(("queue", queue.index.to_string()));
+        all.latencies.push((labels_of_queue.clone(), b.latency_ns.snapshot()));
         let values = [
             ("reads_total", "Reads completed.", b.reads.get()),
             ("writes_total", "Writes completed.", b.writes.get()),
@@ -205,9 +242,7 @@ fn disk_metrics(
             ("in_flight", "Requests in flight.", b.in_flight.get()),
         ];
         for (name, help, value) in values {
-            let mut labels = labels();
-            labels.push(("queue", queue.index.to_string()));
-            all.sample(&format!("millrace_disk_{name}"), help, labels, value);
+            all.sample(&format!("millrace_disk_{name}"), help, labels_of_queue.clone(), value);
         }
     }
 }

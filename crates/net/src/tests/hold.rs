@@ -40,7 +40,9 @@ fn a_frame_waits_for_buffers_and_order_is_kept() {
         assert_eq!(lab.poll(), 0);
         // New buffers start a new hold time.
         lab.guests[1].post(0, 8, 1600, 1);
+        assert_eq!(lab.stats.held_ns.get(), 0);
         assert_eq!(lab.poll(), 3);
+        assert_eq!((lab.stats.holds.get(), lab.stats.held_ns.get()), (2, HOLD_NS - 1));
         assert_eq!(lens(&mut lab, 1), [102, 103, 104]);
         assert_eq!(lens(&mut lab, 2), [200]);
         assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 0);

@@ -51,7 +51,7 @@ fn workers_spread_under_load_and_come_together_without() {
     let placer = Placer::with_interval(cores.clone(), limits, clock, every).unwrap();
     assert_eq!((cores[0].is_active(), cores[1].is_active()), (true, false));
     let load = Arc::new(AtomicU64::new(100));
-    let add = |_| cores[0].add(Loaded(Arc::clone(&load), 0)).unwrap();
+    let add = |_| cores[0].add_named("load", Loaded(Arc::clone(&load), 0)).unwrap();
     let workers: Vec<WorkerRef<Loaded>> = (0..4).map(add).collect();
     until("spread", || cores.iter().all(|c| c.stats().workers.get() > 0));
     until("active", || placer.stats().active.get() == 2);
@@ -65,6 +65,10 @@ fn workers_spread_under_load_and_come_together_without() {
     until("parked", || cores.iter().filter(|c| c.is_active()).count() == 1);
     let busy = cores.iter().find(|c| c.is_active()).unwrap();
     assert_eq!(busy.stats().workers.get(), 4);
+    let shown = busy.workers();
+    assert!(shown.len() == 4 && shown.iter().all(|w| w.name == "load" && !w.is_pinned));
+    let moved: u64 = workers.iter().map(|w| w.stats().moves.get()).sum();
+    assert_eq!(shown.iter().map(|w| w.moves).sum::<u64>(), moved);
     assert_eq!((placer.stats().activations.get(), placer.stats().parks.get()), (1, 1));
     assert_eq!(placer.stats().failed_moves.get(), 0);
     drop(placer);

@@ -90,7 +90,7 @@ impl Run {
             let id: WorkerId = slot.seat.id;
             for &fd in slot.watched.borrow().iter() {
                 if let Err(e) = self.mailbox.poller.watch(fd, id) {
-                    tracing::error!(sidecore = self.config.index, worker = id, "{e}");
+                    tracing::error!(sidecore = self.config.index, worker = slot.seat.name, "{e}");
                 }
             }
             self.slots.push(slot);
