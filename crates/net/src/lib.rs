@@ -11,6 +11,11 @@
 //! receiver at once, with one notification. Super-packets and partial checksums pass untouched to
 //! receivers that negotiated them; for others the frame is finished in software ([`offload`]).
 //!
+//! **The short way.** Nearly all frames need nothing done to them and follow others between the same
+//! two addresses. A port remembers what its last source was found to be and where its last
+//! destinations went ([`lately`]), until a table changes an owner; a run of such frames goes from
+//! ring to ring in one loop ([`transmit`]). Everything else takes the long way through [`forward`].
+//!
 //! **No buffers.** A VM's frame for one receiver that has no buffers stays in its sender's ring,
 //! with all frames behind it, and is tried again when the receiver posts buffers. Each receive
 //! queue has a budget of `hold_us` for that: waiting spends it, taking frames (and, slowly, time)

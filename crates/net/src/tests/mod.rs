@@ -10,6 +10,7 @@ mod device;
 mod dirty;
 mod hold;
 pub mod lab;
+mod lately;
 mod offloads;
 mod stages;
 mod uplink;
