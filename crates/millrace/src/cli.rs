@@ -32,6 +32,8 @@ pub enum Command {
     Status(Listing),
     /// List ports
     Ports(Listing),
+    /// Show live what VMs, ports and sidecores do
+    Top(Top),
     /// Attach a port to a VM while the daemon runs
     Attach(Attach),
     /// Detach a port
@@ -116,6 +118,24 @@ pub struct Listing {
     #[command(flatten)]
     pub socket: Socket,
     /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// Time between two samples
+    #[arg(long, value_name = "MS", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(100..=3_600_000))]
+    pub interval_ms: u32,
+    /// Print one snapshot as text, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print one snapshot as JSON, and end
     #[arg(long)]
     pub json: bool,
 }
