@@ -13,6 +13,8 @@ use serde_json::json;
 /// Until allocator and thread pool have what they keep.
 const WARM_UP: usize = 100;
 const TIMES: usize = 200;
+/// A leak grows each time; the allocator takes another arena now and then, when threads meet.
+const ROUNDS: usize = 3;
 /// Growth of the daemon's own memory that is no leak: an arena of the allocator, not a page each
 /// time.
 const SLACK_BYTES: u64 = 512 << 10;
@@ -85,10 +87,17 @@ fn ports_that_come_and_go_leave_nothing() {
     let threads = holdings(pid).threads;
     let sockets = [place.socket("v-n.sock"), place.socket("v-d.sock")];
     (0..WARM_UP).for_each(|i| once(&daemon, &sockets, i));
-    let (before, before_bytes) = (at_rest(pid, threads), anonymous_bytes(pid));
-    (0..TIMES).for_each(|i| once(&daemon, &sockets, i));
-    let (after, after_bytes) = (at_rest(pid, threads), anonymous_bytes(pid));
-    println!("{before:?}, {before_bytes} bytes before; {after:?}, {after_bytes} bytes after");
-    assert_eq!(before, after);
-    assert!(after_bytes <= before_bytes + SLACK_BYTES, "{before_bytes} -> {after_bytes} bytes");
+    let before = at_rest(pid, threads);
+    let mut grew = Vec::new();
+    for _ in 0..ROUNDS {
+        let before_bytes = anonymous_bytes(pid);
+        (0..TIMES).for_each(|i| once(&daemon, &sockets, i));
+        assert_eq!(at_rest(pid, threads), before);
+        let after_bytes = anonymous_bytes(pid);
+        if after_bytes <= before_bytes + SLACK_BYTES {
+            return;
+        }
+        grew.push(after_bytes - before_bytes);
+    }
+    panic!("the daemon's memory grew by {grew:?} bytes, each time in {TIMES} attachments");
 }
