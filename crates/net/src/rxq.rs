@@ -243,7 +243,7 @@ impl RxQueue {
         self.count_frame(len);
     }
 
-    /// The common case: one buffer, header and copied bytes in one piece.
+    /// One buffer, with the header that the frame came with.
     #[inline]
     fn put_whole(&mut self, frame: &Frame<'_>, need: usize) {
         let chain = self.batch.get(self.next);

@@ -12,7 +12,7 @@ use crate::batch::Batch;
 use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
-use crate::parts::{Desc, PackedParts};
+use crate::parts::{AHEAD, Desc, PackedParts};
 use crate::position::WRAP_BIT;
 use crate::ring::{Completion, Position, RingSetup};
 use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, add_single, too_long};
@@ -26,9 +26,6 @@ const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;
 
-/// Descriptors that are on their way to the cache while one is looked at: eight lines of them, since
-/// another core has just written each.
-const AHEAD: u16 = 32;
 /// Descriptors of a line.
 const PER_LINE: usize = 4;
 
@@ -365,8 +362,8 @@ impl PackedRing {
             && self.is_available(self.parts.flags(self.avail.at))
     }
 
-    /// Turns kicks on; true when chains wait already.
-    pub fn enable_kicks(&mut self) -> bool {
+    /// Turns kicks on, before a look at what waits already.
+    pub fn enable_kicks(&mut self) {
         if self.event_idx {
             let wrap = if self.avail.wrap { WRAP_BIT } else { 0 };
             self.parts.set_device_event(Some(self.avail.at | wrap), EVENT_DESC);
@@ -375,7 +372,6 @@ impl PackedRing {
         }
         // See `SplitRing::enable_kicks`.
         fence(Ordering::SeqCst);
-        self.has_work()
     }
 
     /// Turns kicks off.

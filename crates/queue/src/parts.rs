@@ -9,6 +9,10 @@ use crate::memory::GuestMemory;
 use crate::ring::{Layout, RingSetup};
 use crate::seg::prefetch;
 
+/// Descriptors that are on their way to the cache while one is looked at: eight lines of them, since
+/// another core has just written each.
+pub(crate) const AHEAD: u16 = 32;
+
 /// Our copy of one descriptor. `tail` is the last field but flags: `next` (split) or `id` (packed).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Desc {

@@ -306,12 +306,12 @@ impl Queue {
 
     /// Asks the driver for kicks. True when chains are (already) available: do not sleep.
     pub fn enable_kicks(&mut self) -> bool {
-        let available = match &mut self.ring {
+        match &mut self.ring {
             Ring::Split(ring) => ring.enable_kicks(),
             Ring::Packed(ring) => ring.enable_kicks(),
-        };
+        }
         self.log_event();
-        available || self.resubmit.is_pending()
+        self.has_work()
     }
 
     /// Tells the driver that kicks are not needed.

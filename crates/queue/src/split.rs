@@ -6,16 +6,12 @@ use crate::batch::Batch;
 use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
-use crate::parts::{Desc, SplitParts};
+use crate::parts::{AHEAD, Desc, SplitParts};
 use crate::ring::{Completion, Position, RingSetup};
 use crate::walk::{Build, F_INDIRECT, F_NEXT, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY` (2.7.6, 2.7.8).
 const F_QUIET: u16 = 1;
-
-/// Descriptors that are on their way to the cache while one is looked at: eight lines of them, since
-/// another core has just written each.
-const AHEAD: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct SplitRing {
@@ -67,12 +63,12 @@ impl SplitRing {
     ) -> Result<(), Box<RingError>> {
         let pending = self.pending()?;
         let count = usize::from(pending).min(max);
-        for at in 0..count.min(AHEAD) {
-            self.parts.prefetch(self.parts.avail_entry(self.next_avail.wrapping_add(at as u16)));
+        for at in 0..AHEAD.min(count as u16) {
+            self.parts.prefetch(self.parts.avail_entry(self.next_avail.wrapping_add(at)));
         }
         for at in 0..count {
-            if at + AHEAD < count {
-                let next = self.parts.avail_entry(self.next_avail.wrapping_add(AHEAD as u16));
+            if at + usize::from(AHEAD) < count {
+                let next = self.parts.avail_entry(self.next_avail.wrapping_add(AHEAD));
                 self.parts.prefetch(next);
             }
             let head = self.parts.avail_entry(self.next_avail);
@@ -217,8 +213,8 @@ impl SplitRing {
         self.parts.avail_idx() != self.next_avail
     }
 
-    /// Turns kicks on; true when chains wait already.
-    pub fn enable_kicks(&mut self) -> bool {
+    /// Turns kicks on, before a look at what waits already.
+    pub fn enable_kicks(&mut self) {
         if self.event_idx {
             self.parts.set_avail_event(self.next_avail);
         } else {
@@ -226,7 +222,6 @@ impl SplitRing {
         }
         // As in `take_notify`, with the roles exchanged.
         fence(Ordering::SeqCst);
-        self.has_work()
     }
 
     /// Turns kicks off. With EVENT_IDX there is nothing to do: the event index stays behind, and
