@@ -16,11 +16,14 @@ use crate::header::{Allowed, Head, flow_hash};
 use crate::metrics::SwitchStats;
 use crate::port::{MIN_CHARGE_BYTES, Port, TX_BATCH};
 use crate::rxq::{Body, Frame};
-use crate::transmit::ROUND_BYTES;
 use crate::uplink::Uplink;
 
 /// Frames taken from the uplink in a round.
 const UPLINK_BATCH: usize = 64;
+
+/// Bytes of them, with the copies of floods: two super-packets. It is for all VMs, and each of them
+/// may take half of a super-packet in a round when there are several.
+const UPLINK_BYTES: u64 = 128 << 10;
 
 /// A wire that could not take its receive buffers (no memory) cannot wake anybody either: it is
 /// asked again so soon. A tick of the kernel, which may have freed some by then.
@@ -56,6 +59,7 @@ impl Engine {
             staging: Staging::new(),
             hold_ns,
             flooded_bytes: 0,
+            unpublished_bytes: 0,
             stats,
         };
         Self {
@@ -95,13 +99,14 @@ impl Engine {
     }
 
     fn receive(&mut self, uplink: &mut Uplink, now_ns: u64, ledger: &mut Ledger) -> usize {
-        let (mut work, mut flooded) = (0, 0);
-        while work < UPLINK_BATCH && flooded < ROUND_BYTES {
+        let (mut work, mut taken) = (0, 0);
+        while work < UPLINK_BATCH && taken < UPLINK_BYTES {
             let Some(bytes) = uplink.wire.receive() else { break };
+            taken += bytes.len() as u64;
             if let Outcome::Dropped(reason) = self.inject(bytes, &uplink.stats, now_ns, ledger) {
                 uplink.stats.drop_one(reason);
             }
-            flooded += std::mem::take(&mut self.fabric.flooded_bytes);
+            taken += std::mem::take(&mut self.fabric.flooded_bytes);
             uplink.wire.release();
             work += 1;
         }
@@ -167,6 +172,7 @@ impl Worker for Engine {
             if let Some(mut port) = self.fabric.ports[at].take() {
                 work += self.poll_port(&mut port, now_ns, ledger);
                 self.fabric.ports[at] = Some(port);
+                self.fabric.publish_in_time(now_ns);
             }
         }
         work += self.poll_uplink(now_ns, ledger);

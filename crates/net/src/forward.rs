@@ -18,6 +18,10 @@ use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
 use crate::rxq::{Body, Frame, Room, RxQueue};
 use crate::uplink::Uplink;
 
+/// What may be moved while frames wait to be published, in bytes as they are charged: 2 µs. With
+/// less, receivers of small frames from many senders would be notified for a few each.
+const UNPUBLISHED_BYTES: u64 = 16 << 10;
+
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dest {
@@ -115,6 +119,8 @@ pub(crate) struct Fabric {
     /// Cost of floods beyond their first copy, each with the least that a frame costs; whoever sent
     /// them takes and clears it.
     pub flooded_bytes: u64,
+    /// What was moved since queues were published the last time.
+    pub unpublished_bytes: u64,
     pub stats: Arc<SwitchStats>,
 }
 
@@ -292,9 +298,19 @@ impl Fabric {
         }
     }
 
+    /// Publishes once enough was moved that frames which are in place should not wait for the rest of
+    /// the round.
+    #[inline]
+    pub fn publish_in_time(&mut self, now_ns: u64) {
+        if self.unpublished_bytes >= UNPUBLISHED_BYTES {
+            self.publish(now_ns);
+        }
+    }
+
     /// Publishes every touched receive queue, with one notification each.
     pub fn publish(&mut self, now_ns: u64) {
         let Self { ports, touched, .. } = self;
+        self.unpublished_bytes = 0;
         for (port, queue) in touched.drain(..) {
             let Some(port) = ports.get_mut(usize::from(port)).and_then(Option::as_deref_mut) else {
                 continue;

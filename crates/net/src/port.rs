@@ -36,6 +36,9 @@ pub(crate) struct TxQueue {
     pub vring: Vring,
     pub batch: Batch,
     pub done: Vec<Completion>,
+    /// What a frame of the last batch was charged on average: not many more are taken from the ring
+    /// than may be sent.
+    pub mean_cost: u64,
     /// The receiver that has no buffers for the first frame.
     pub held_on: Option<Awaited>,
     /// Since when, while there is one.
@@ -48,6 +51,7 @@ impl TxQueue {
             vring,
             batch: Batch::new(TX_BATCH, TX_SEGS),
             done: Vec::with_capacity(TX_BATCH),
+            mean_cost: MIN_CHARGE_BYTES,
             held_on: None,
             held_since_ns: 0,
         }

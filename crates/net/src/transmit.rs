@@ -5,7 +5,7 @@ use std::ops::Range;
 use base::counter::DropReason;
 use queue::seg::prefetch_head;
 use queue::{Batch, Chain, Completion};
-use sidecore::{Ledger, Spent};
+use sidecore::{Allowance, Ledger, Spent};
 use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
@@ -16,10 +16,10 @@ use crate::header::{Head, Mac};
 use crate::port::{MIN_CHARGE_BYTES, Port, TX_BATCH, TxQueue};
 use crate::rxq::{Body, Frame, RxQueue};
 
-/// Bytes taken from one transmit queue, or from the uplink, in a round: four super-packets. More
-/// would push the other queues' frames out of the cache and let one sender hold up a round for
-/// long. A flood counts once for each receiver: each has its copy made.
-pub(crate) const ROUND_BYTES: u64 = 256 << 10;
+/// Bytes taken from one transmit queue in a round, if its VM is the only one that does anything:
+/// four super-packets. More would push its other queues' frames out of the cache. A flood counts
+/// once for each receiver: each has its copy made.
+const ROUND_BYTES: u64 = 256 << 10;
 
 /// Frames whose headers are fetched together: enough to wait for memory once for all of them, few
 /// enough that a round's end throws little away.
@@ -74,13 +74,13 @@ impl Engine {
             return 0;
         }
         let was_held = txq.held_on.take().is_some();
-        let most = allowance.batch(MIN_CHARGE_BYTES, TX_BATCH);
+        let allowance = Allowance { bytes: allowance.bytes.min(ROUND_BYTES), ..allowance };
+        let most = allowance.batch(txq.mean_cost, TX_BATCH);
         let popped = txq.vring.pop(&mut txq.batch, most);
         if popped == 0 {
             return 0;
         }
-        let most_bytes = allowance.bytes.min(ROUND_BYTES);
-        let mut sent = Sent { most_bytes, ..Sent::default() };
+        let mut sent = Sent { most_bytes: allowance.bytes, ..Sent::default() };
         port.lately.refresh(&self.fabric.tables, now_ns);
         prefetch(&txq.batch, 0);
         for first in (0..popped).step_by(CHUNK) {
@@ -104,6 +104,8 @@ impl Engine {
             let more = txq.held_on.is_none() && (popped == most || done < popped);
             let spent = Spent { bytes: cost_bytes, requests: done as u32 };
             ledger.charge(port.vm, spent, more, now_ns);
+            self.fabric.unpublished_bytes += cost_bytes;
+            txq.mean_cost = cost_bytes / done as u64;
             txq.vring.push(&txq.done);
             txq.done.clear();
         }

@@ -224,3 +224,35 @@ fn unused_buffers_go_back_when_a_queue_stops() {
         assert_eq!((at.avail, at.used), (1, 1), "{layout:?}");
     }
 }
+
+#[test]
+fn frames_are_shown_before_a_long_round_is_over() {
+    // Two senders and one receiver: it is told once of what is small, and of each long batch.
+    for (len, told) in [(60, 1), (1514, 2)] {
+        let mut lab = Lab::new(vec![Spec::default(), Spec::default(), Spec::default()]);
+        lab.introduce();
+        lab.guests[2].post(0, 60, 1600, 1);
+        for n in 0..2 {
+            for _ in 0..15 {
+                lab.guests[n].send(0, &no_offload(), &frame(mac(2), mac(n), len), 1);
+            }
+        }
+        let before = lab.guests[2].rx[0].stats().notifications_sent.get();
+        assert_eq!(lab.poll(), 30);
+        assert_eq!(lab.guests[2].rx[0].stats().notifications_sent.get() - before, told, "{len}");
+        assert_eq!(lab.guests[2].recv_all(0).len(), 30);
+    }
+}
+
+#[test]
+fn no_more_frames_are_taken_from_a_ring_than_may_be_sent() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 64, 70_000, 1);
+    for _ in 0..8 {
+        lab.guests[0].send(0, &no_offload(), &frame(mac(1), mac(0), 65_000), 1);
+    }
+    // What they are like is only known after the first.
+    assert_eq!(lab.poll(), 5);
+    assert_eq!(lab.port(0).tx[0].as_ref().map(|q| q.mean_cost), Some(65_012));
+    assert_eq!(lab.poll(), 3);
+}

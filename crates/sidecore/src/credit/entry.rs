@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::account::Account;
 use super::{
     Allowance, BURST_BYTES, MIN_BURST_BYTES, MIN_QUANTUM_BYTES, OWED_SHARE, PACE_NS, QUANTUM_BYTES,
-    Spent, UNSETTLED_BYTES, UNSETTLED_REQUESTS,
+    Spent, TURN_BYTES, UNSETTLED_BYTES, UNSETTLED_REQUESTS,
 };
 
 /// Fraction bits of the level: a VM of the largest weight earns less than two bytes of a quantum
@@ -35,6 +35,13 @@ struct Debts {
     requests: u64,
 }
 
+impl Debts {
+    fn add(&mut self, spent: Spent) {
+        self.bytes = self.bytes.saturating_add(spent.bytes);
+        self.requests = self.requests.saturating_add(spent.requests.into());
+    }
+}
+
 /// The part of `of` that falls to `weight` beside `top`.
 fn part(of: i64, weight: i64, top: u32) -> i64 {
     (of * weight / i64::from(top.max(1))).min(of)
@@ -44,7 +51,6 @@ fn part(of: i64, weight: i64, top: u32) -> i64 {
 #[derive(Debug)]
 pub(super) struct Entry {
     weight: i64,
-
     burst: i64,
     /// The level at which it was last looked at.
     seen: u64,
@@ -70,6 +76,8 @@ pub(super) struct Entry {
     pub(super) active: bool,
     /// The last round in which it had more to do than it was served, with credit left.
     pub(super) backlogged_in: u64,
+    /// The last round in which it was charged, and how much then.
+    turn: (u64, u64),
     /// In the list of those to look at.
     pub(super) listed: bool,
     /// In the ledger of a device, beside that of the sidecore.
@@ -97,6 +105,7 @@ impl Entry {
             seen_total: 0,
             active: false,
             backlogged_in: 0,
+            turn: (0, 0),
             listed: false,
             is_device,
             account,
@@ -203,7 +212,7 @@ impl Entry {
     /// What it may take now, as the only one that wants anything.
     pub(super) fn allowance_alone(&mut self, now_ns: u64) -> Allowance {
         if self.by_weight_since_ns.is_some() {
-            self.let_go(now_ns);
+            self.let_go_by_weight(now_ns);
         }
         if self.has_ceiling { self.below_ceiling(now_ns) } else { Allowance::UNLIMITED }
     }
@@ -224,15 +233,21 @@ impl Entry {
             true => return Allowance::NONE,
         };
         if self.by_weight_since_ns.is_some() && bytes > 0 {
-            self.let_go(now_ns);
+            self.let_go_by_weight(now_ns);
         }
         Allowance { bytes: allowance.bytes.min(bytes), ..allowance }
     }
 
     #[cold]
-    fn let_go(&mut self, now_ns: u64) {
+    fn let_go_by_weight(&mut self, now_ns: u64) {
         if let Some(since_ns) = self.by_weight_since_ns.take() {
             self.untold.held_by_weight_ns += now_ns.saturating_sub(since_ns);
+        }
+    }
+
+    fn let_go_by_ceiling(&mut self, now_ns: u64) {
+        if let Some(since_ns) = self.by_ceiling_since_ns.take() {
+            self.untold.held_by_ceiling_ns += now_ns.saturating_sub(since_ns);
         }
     }
 
@@ -252,9 +267,7 @@ impl Entry {
         if now_ns < self.until_ns {
             return Allowance::NONE;
         }
-        if let Some(since_ns) = self.by_ceiling_since_ns.take() {
-            self.untold.held_by_ceiling_ns += now_ns.saturating_sub(since_ns);
-        }
+        self.let_go_by_ceiling(now_ns);
         let Account { bytes, requests, .. } = &*self.account;
         let left = |bucket: &super::bucket::Bucket| match bucket.rate() {
             Some(_) => bucket.available(now_ns),
@@ -284,10 +297,20 @@ impl Entry {
         }
     }
 
-    /// Charges a batch.
+    /// What is left of its turn in round `number`.
     #[inline]
-    pub(super) fn charge(&mut self, spent: Spent, now_ns: u64) {
+    pub(super) fn turn_left(&self, number: u64) -> u64 {
+        let (charged_in, bytes) = self.turn;
+        if charged_in == number { TURN_BYTES.saturating_sub(bytes) } else { TURN_BYTES }
+    }
+
+    /// Charges a batch of round `number`.
+    #[inline]
+    pub(super) fn charge(&mut self, spent: Spent, number: u64, now_ns: u64) {
         self.count(spent);
+        let (charged_in, before) = self.turn;
+        let before = if charged_in == number { before } else { 0 };
+        self.turn = (number, before.saturating_add(spent.bytes));
         let mut bytes = i64::try_from(spent.bytes).unwrap_or(i64::MAX);
         if self.has_floor {
             bytes -= self.pay_from_floor(spent.bytes, now_ns);
@@ -295,8 +318,7 @@ impl Entry {
         self.balance = self.balance.saturating_sub(bytes);
         self.low |= self.balance <= 0;
         if self.has_ceiling {
-            self.debts.bytes = self.debts.bytes.saturating_add(spent.bytes);
-            self.debts.requests = self.debts.requests.saturating_add(spent.requests.into());
+            self.debts.add(spent);
             self.settle_ceiling(now_ns);
         }
     }
@@ -326,8 +348,7 @@ impl Entry {
         let bytes = i64::try_from(spent.bytes).unwrap_or(most).min(most);
         self.owed = self.owed.max((self.owed + bytes).min(most));
         if self.has_ceiling {
-            self.debts.bytes = self.debts.bytes.saturating_add(spent.bytes);
-            self.debts.requests = self.debts.requests.saturating_add(spent.requests.into());
+            self.debts.add(spent);
             if self.debts.bytes > UNSETTLED_BYTES || self.debts.requests > UNSETTLED_REQUESTS {
                 self.settle_ceiling(now_ns);
             }
@@ -364,10 +385,8 @@ impl Entry {
     /// whoever is charged next, here or elsewhere, finds what the ceilings' buckets have not given
     /// yet.
     pub(super) fn leave(&mut self, now_ns: u64) {
-        self.let_go(now_ns);
-        if let Some(since_ns) = self.by_ceiling_since_ns.take() {
-            self.untold.held_by_ceiling_ns += now_ns.saturating_sub(since_ns);
-        }
+        self.let_go_by_weight(now_ns);
+        self.let_go_by_ceiling(now_ns);
         let Debts { bytes, requests } = std::mem::take(&mut self.debts);
         self.account.bytes.owe(bytes, now_ns);
         self.account.requests.owe(requests, now_ns);

@@ -163,20 +163,28 @@ impl Ledger {
     #[inline]
     pub fn allowance(&mut self, vm: VmId, now_ns: u64) -> Allowance {
         let is_alone = self.last.is_only(vm) && self.round.crowd.is_only(vm);
-        let (mut level, top) = (self.level, self.top);
+        let (mut level, top, number) = (self.level, self.top, self.number);
+        let in_turn = self.is_crowded();
         let Some(entry) = self.entry(vm) else { return Allowance::UNLIMITED };
+        let turn = if in_turn { entry.turn_left(number) } else { u64::MAX };
         entry.refill(level, top);
         if !is_alone {
-            return entry.allowance(now_ns);
+            return entry.allowance(now_ns).within(turn);
         }
         // Nobody else wants anything: nobody is to be waited for.
         if entry.is_short() {
             level = level.wrapping_add(entry.need_for_burst());
             entry.refill(level, top);
         }
-        let allowance = entry.allowance_alone(now_ns);
+        let allowance = entry.allowance_alone(now_ns).within(turn);
         self.level = level;
         allowance
+    }
+
+    /// Whether more than one VM did anything lately. A device has its own order.
+    #[inline]
+    pub fn is_crowded(&self) -> bool {
+        self.listed.len() > 1 && !self.is_device
     }
 
     /// Work of `vm` waits that [`Ledger::allowance`] does not allow.
@@ -188,6 +196,9 @@ impl Ledger {
             self.round.crowd.join(vm);
             self.round.want(need);
             self.top_seen = self.top_seen.max(weight);
+        } else if !entry.is_at_ceiling(now_ns) {
+            // Its turn is over.
+            self.blocked(vm);
         }
         self.list(vm);
     }
@@ -197,7 +208,7 @@ impl Ledger {
     pub fn charge(&mut self, vm: VmId, spent: Spent, more: bool, now_ns: u64) {
         let (top, number) = (self.top, self.number);
         let Some(entry) = self.entry(vm) else { return };
-        entry.charge(spent, now_ns);
+        entry.charge(spent, number, now_ns);
         let (listed, weight) = (entry.listed, entry.weight());
         // Another of its queues may have said so before this one took the rest of its credit.
         let was = entry.backlogged_in == number;

@@ -4,3 +4,4 @@ mod limits;
 mod moves;
 mod shares;
 mod sim;
+mod turns;
