@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
+use base::histogram::Histogram;
 use sidecore::placement::{History, Limits, Meter, Reason, UnitReading, plan};
 use sidecore::{Account, Accounts, Allowance, Ledger, Spent, Spin};
 
-use crate::histogram::Histogram;
 use crate::load::{Draw, Kind, Source, Vm};
 
 /// Requests of one batch, and their bytes, as the engines of the product take them.
@@ -86,7 +86,7 @@ pub struct Setup {
 }
 
 /// What came out for one VM.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct VmOut {
     /// From arrival to completion.
     pub latency_ns: Histogram,
@@ -206,7 +206,7 @@ impl<'a> Engine<'a> {
         let fixed = Limits::new(setup.begin_on, setup.begin_on);
         let history = History::new(setup.cores, setup.limits.as_ref().unwrap_or(&fixed));
         let active = history.active().iter().filter(|a| **a).count();
-        let vms = vec![VmOut::default(); setup.vms.len()];
+        let vms = setup.vms.iter().map(|_| VmOut::default()).collect();
         let out = Outcome { vms, active: vec![(0, active)], ..Outcome::default() };
         let mut engine = Self {
             setup,
@@ -406,7 +406,7 @@ impl<'a> Engine<'a> {
             self.out.vms[vm].bytes += u64::from(len_bytes);
         }
         let out = &mut self.out.vms[vm];
-        arrivals_ns.iter().for_each(|arrived_ns| out.latency_ns.add(end_ns - arrived_ns));
+        arrivals_ns.iter().for_each(|arrived_ns| out.latency_ns.record(end_ns - arrived_ns));
         out.requests += u64::from(spent.requests);
         out.charged_bytes += spent.bytes;
         let spent_ns = end_ns - begin_ns;
@@ -484,7 +484,7 @@ impl<'a> Engine<'a> {
 
     fn begin_to_count(&mut self) {
         let active = std::mem::take(&mut self.out.active);
-        let vms = vec![VmOut::default(); self.vms.len()];
+        let vms = self.vms.iter().map(|_| VmOut::default()).collect();
         self.out = Outcome { vms, active, ..Outcome::default() };
         for core in &mut self.cores {
             if let Some(since_ns) = &mut core.idle_since_ns
