@@ -1,6 +1,7 @@
 //! The engine against what can be worked out by hand.
 
 use super::*;
+use crate::setup::Cost;
 
 fn setup(vms: Vec<Vm>) -> Setup {
     Setup {

@@ -2,11 +2,12 @@
 //!
 //! # Theory of operation
 //! Loads ([`load`]) are generated from a seed, or read from a recording. The engine ([`engine`])
-//! keeps an event queue: arrivals, ends of batches, and the placer's looks. A sidecore serves its
-//! VMs round robin, a batch of each, as long as its [`sidecore::Ledger`] allows; when none has work it polls for as long as
-//! [`sidecore::Spin`] says, then sleeps, and a wake-up costs time. Ten times a virtual second
-//! [`sidecore::placement`] decides, with the code of the product. The same seed gives the same
-//! bytes of output ([`report`], [`plot`]).
+//! runs what [`setup`] describes: it keeps an event queue of arrivals, ends of batches, and the
+//! placer's looks. A sidecore serves its VMs round robin, a batch of each, as long as its
+//! [`sidecore::Ledger`] allows; when none has work it polls for as long as [`sidecore::Spin`] says,
+//! then sleeps, and a wake-up costs time. Ten times a virtual second [`sidecore::placement`]
+//! decides, with the code of the product. The same seed gives the same bytes of output ([`report`],
+//! [`plot`]).
 //!
 //! # Limits
 //! - Service is a cost per request and per KiB, whatever the cache: two sidecores do not slow each
@@ -22,3 +23,4 @@ pub mod load;
 pub mod plot;
 pub mod report;
 pub mod scenario;
+pub mod setup;

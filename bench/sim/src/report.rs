@@ -4,9 +4,9 @@ use base::histogram::Snapshot;
 use serde::Serialize;
 use sidecore::placement::Reason;
 
-use crate::engine::{Outcome, Setup};
 use crate::load::Source;
 use crate::scenario::Options;
+use crate::setup::{Outcome, Setup};
 
 /// All runs of a scenario.
 #[derive(Debug, Clone, Serialize)]
