@@ -12,6 +12,7 @@ use lab::{Daemon, ImageBuilder, KernelChoice, Lab};
 
 use crate::cases::{Modes, Shell};
 use crate::cpu::Accounts;
+use crate::daemon;
 use crate::error::BenchError;
 use crate::progress::Progress;
 use crate::runner::{self, Side};
@@ -37,28 +38,9 @@ impl Setup {
     /// out; disk images are made in a folder within `out` and removed at the end.
     pub fn new(kernel: &str, millrace: Option<&Path>, out: &Path) -> Result<Setup, BenchError> {
         let kernel = kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?;
-        let millrace = daemon_program(millrace)?;
+        let millrace = daemon::program(millrace)?;
         Ok(Setup { kernel, millrace, folder: out.join("demo-disks") })
     }
-}
-
-/// The daemon: the one named, or the one beside this program.
-pub(crate) fn daemon_program(named: Option<&Path>) -> Result<PathBuf, BenchError> {
-    let program = match named {
-        Some(path) => path.to_owned(),
-        None => beside_us("millrace")?,
-    };
-    if !program.is_file() {
-        let why =
-            format!("there is no {}; build it, or name it with --millrace", program.display());
-        return Err(BenchError::lab("find the daemon", why));
-    }
-    Ok(program)
-}
-
-pub(crate) fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
-    let us = std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))?;
-    Ok(us.with_file_name(name))
 }
 
 /// The VMs, running. They go when this is dropped.

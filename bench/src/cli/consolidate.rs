@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::seconds;
 use crate::consolidate::{self, Setup, output};
-use crate::demo::daemon_program;
+use crate::daemon;
 use crate::error::BenchError;
 use crate::machine;
 use crate::progress::Progress;
@@ -47,7 +47,7 @@ pub fn run(args: &ConsolidateArgs) -> Result<(), BenchError> {
         rounds,
         length,
         kernel: args.kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?,
-        millrace: daemon_program(args.millrace.as_deref())?,
+        millrace: daemon::program(args.millrace.as_deref())?,
         sidecore: args.spin_us.map_or(String::new(), |us| format!("spin_us = {us}")),
         out: args.out.clone(),
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::seconds;
-use crate::demo::daemon_program;
+use crate::daemon;
 use crate::error::BenchError;
 use crate::events::output::{Results, write_all};
 use crate::events::{self, Setup};
@@ -43,7 +43,7 @@ pub fn run(args: &EventsArgs) -> Result<(), BenchError> {
         rounds,
         length,
         kernel: args.kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?,
-        millrace: daemon_program(args.millrace.as_deref())?,
+        millrace: daemon::program(args.millrace.as_deref())?,
         out: args.out.clone(),
     };
     let mut progress = Progress::stderr();
