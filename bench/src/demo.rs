@@ -12,7 +12,6 @@ use lab::{Daemon, ImageBuilder, KernelChoice, Lab};
 
 use crate::cases::{Modes, Shell};
 use crate::cpu::Accounts;
-use crate::daemon;
 use crate::error::BenchError;
 use crate::progress::Progress;
 use crate::runner::{self, Side};
@@ -34,12 +33,10 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// `kernel` is "6.1" or "6.12"; `millrace` the daemon's program, beside this one when left
-    /// out; disk images are made in a folder within `out` and removed at the end.
-    pub fn new(kernel: &str, millrace: Option<&Path>, out: &Path) -> Result<Setup, BenchError> {
-        let kernel = kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?;
-        let millrace = daemon::program(millrace)?;
-        Ok(Setup { kernel, millrace, folder: out.join("demo-disks") })
+    /// `millrace` is the daemon's program; disk images are made in a folder within `out` and
+    /// removed at the end.
+    pub fn new(kernel: KernelChoice, millrace: PathBuf, out: &Path) -> Setup {
+        Setup { kernel, millrace, folder: out.join("demo-disks") }
     }
 }
 
