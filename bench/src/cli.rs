@@ -22,6 +22,9 @@ mod consolidate;
 mod events;
 mod peers;
 mod shares;
+mod vms;
+
+use vms::VmArgs;
 
 /// Exit code of a run that completed with a case below its floor.
 pub const EXIT_MISSED: u8 = 3;
@@ -87,18 +90,11 @@ struct DemoArgs {
     /// Only these cases.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// Folder for results, plots and the report.
-    #[arg(long, default_value = "out")]
-    out: PathBuf,
     /// Three rounds of 0.8 s: to see that it works, not to measure.
     #[arg(long, conflicts_with_all = ["rounds", "secs"])]
     quick: bool,
-    /// Guest kernel: 6.1 or 6.12.
-    #[arg(long, default_value = "6.1")]
-    kernel: String,
-    /// The daemon; beside this program when left out.
-    #[arg(long)]
-    millrace: Option<PathBuf>,
+    #[command(flatten)]
+    vms: VmArgs,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -178,7 +174,7 @@ fn run_demo(args: &DemoArgs) -> Result<u8, BenchError> {
     let (names, plan) = (args.names()?, args.plan());
     let commit = machine::commit(Path::new("."));
     let mut progress = Progress::stderr();
-    let setup = demo::Setup::new(&args.kernel, args.millrace.as_deref(), &args.out)?;
+    let setup = demo::Setup::new(args.vms.kernel()?, args.vms.millrace()?, &args.vms.out);
     let bed = demo::Bed::boot(&setup, &mut progress)?;
     let modes = bed.modes();
     let mut all = Vec::new();
@@ -195,7 +191,8 @@ fn run_demo(args: &DemoArgs) -> Result<u8, BenchError> {
     ));
     drop(bed);
     let context = Context { setup, took_s: progress.elapsed().as_secs_f64() };
-    let (results, written) = write_all(&args.out, machine::machine(), commit, &outcome, &context)?;
+    let (results, written) =
+        write_all(&args.vms.out, machine::machine(), commit, &outcome, &context)?;
     println!("\n{}", table::terminal(&results));
     for path in written {
         progress.step(&format!("wrote {}", path.display()));

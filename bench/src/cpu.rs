@@ -12,6 +12,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
+use crate::host::{self, Thread};
 
 /// Ticks per second in /proc: fixed by the kernel's interface to programs.
 const TICKS_PER_S: f64 = 100.0;
@@ -24,7 +25,7 @@ pub struct Accounts {
     /// Processes of the other side; idle, but they have timers.
     pub other: Vec<u32>,
     /// Threads of this process that only keep CPUs awake.
-    pub spinners: Vec<i32>,
+    pub spinners: Vec<Thread>,
     /// CPUs of the machine.
     pub cores: u32,
 }
@@ -55,16 +56,13 @@ impl Accounts {
     /// Reads all counters. A process that is gone is an error: its side cannot be measured.
     pub fn snapshot(&self) -> Result<Snapshot, BenchError> {
         let sum = |pids: &[u32]| pids.iter().try_fold(0.0, |s, p| Ok(s + process_s(*p)?));
-        let mut spinners_s = 0.0;
-        for tid in &self.spinners {
-            spinners_s += thread_s(*tid)?;
-        }
+        let spinners_ns = host::cpu_ns(&self.spinners)?;
         Ok(Snapshot {
             at: Instant::now(),
             side_s: sum(&self.side)?,
             other_s: sum(&self.other)?,
             own_s: process_s(std::process::id())?,
-            spinners_s,
+            spinners_s: spinners_ns as f64 / 1e9,
             idle_s: idle_s(&read("/proc/stat")?)?,
         })
     }
@@ -109,17 +107,6 @@ fn stat_s(line: &str) -> Option<f64> {
     let user: f64 = fields.next()?.parse().ok()?;
     let system: f64 = fields.next()?.parse().ok()?;
     Some((user + system) / TICKS_PER_S)
-}
-
-fn thread_s(tid: i32) -> Result<f64, BenchError> {
-    let path = format!("/proc/self/task/{tid}/schedstat");
-    let text = read(&path)?;
-    let ns: f64 = text
-        .split_whitespace()
-        .next()
-        .and_then(|s| s.parse().ok())
-        .ok_or_else(|| malformed(&path))?;
-    Ok(ns / 1e9)
 }
 
 /// Idle time of all CPUs, waiting for a disk included.

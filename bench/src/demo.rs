@@ -33,32 +33,11 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// `kernel` is "6.1" or "6.12"; `millrace` the daemon's program, beside this one when left
-    /// out; disk images are made in a folder within `out` and removed at the end.
-    pub fn new(kernel: &str, millrace: Option<&Path>, out: &Path) -> Result<Setup, BenchError> {
-        let kernel = kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?;
-        let millrace = daemon_program(millrace)?;
-        Ok(Setup { kernel, millrace, folder: out.join("demo-disks") })
+    /// `millrace` is the daemon's program; disk images are made in a folder within `out` and
+    /// removed at the end.
+    pub fn new(kernel: KernelChoice, millrace: PathBuf, out: &Path) -> Setup {
+        Setup { kernel, millrace, folder: out.join("demo-disks") }
     }
-}
-
-/// The daemon: the one named, or the one beside this program.
-pub(crate) fn daemon_program(named: Option<&Path>) -> Result<PathBuf, BenchError> {
-    let program = match named {
-        Some(path) => path.to_owned(),
-        None => beside_us("millrace")?,
-    };
-    if !program.is_file() {
-        let why =
-            format!("there is no {}; build it, or name it with --millrace", program.display());
-        return Err(BenchError::lab("find the daemon", why));
-    }
-    Ok(program)
-}
-
-pub(crate) fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
-    let us = std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))?;
-    Ok(us.with_file_name(name))
 }
 
 /// The VMs, running. They go when this is dropped.

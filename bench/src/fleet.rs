@@ -16,7 +16,7 @@ use crate::host::Thread;
 pub const DISK_LEN_BYTES: u64 = 128 << 20;
 /// Time for a guest to boot, on a busy machine with many of them.
 const READY: Duration = Duration::from_secs(120);
-/// Time for a server to listen.
+/// Time for a server to listen, on a machine busy with many guests.
 const LISTEN: Duration = Duration::from_secs(30);
 /// Guests that boot at once: more take longer together than one after the other.
 const BOOT_AT_ONCE: usize = 2;
@@ -137,14 +137,9 @@ impl Fleet {
         guests.chain(self.daemon.as_ref().map(Daemon::pid)).collect()
     }
 
-    /// Starts a server of the agent's tools and waits until it listens.
+    /// See [`serve`].
     pub fn serve(&self, number: usize, tool: &str) -> Result<(), BenchError> {
-        let guest = self.guest(number)?;
-        let what = || format!("{tool} on {}", guest.name());
-        let mut running = guest.spawn(tool).map_err(|e| BenchError::lab(what(), e))?;
-        // Dropping it afterwards leaves the command running.
-        running.wait_line("listening", LISTEN).map_err(|e| BenchError::lab(what(), e))?;
-        Ok(())
+        serve(self.guest(number)?, tool)
     }
 
     /// Runs a tool on a guest and reads the JSON that it prints last.
@@ -183,6 +178,15 @@ impl Fleet {
     pub fn sidecores(&self) -> Result<Vec<Thread>, BenchError> {
         self.daemon.as_ref().map_or(Ok(Vec::new()), |d| crate::host::named(d.pid(), "sidecore-"))
     }
+}
+
+/// Starts a server of the agent's tools on a guest and waits until it listens.
+pub fn serve(guest: &Guest, tool: &str) -> Result<(), BenchError> {
+    let failed = |e| BenchError::lab(format!("{tool} on {}", guest.name()), e);
+    let mut running = guest.spawn(tool).map_err(failed)?;
+    // Dropping it afterwards leaves the command running.
+    running.wait_line("listening", LISTEN).map_err(failed)?;
+    Ok(())
 }
 
 fn failed(name: &str, error: impl std::fmt::Display) -> BenchError {

@@ -1,17 +1,25 @@
-//! What single threads of the host did: CPU time, wake-ups, system calls; and the machine's
-//! interrupts.
+//! What single threads of the host did: CPU time and waiting for it, wake-ups, system calls; and
+//! the machine's interrupts.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::error::BenchError;
 
-/// A thread of another process.
+/// A thread of any process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thread {
     /// Its process.
     pub pid: u32,
     /// Itself; a process's first thread has the process's number.
     pub tid: u32,
+}
+
+impl Thread {
+    /// The calling one.
+    pub fn current() -> Thread {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        Thread { pid: std::process::id(), tid: tid.unsigned_abs() }
+    }
 }
 
 fn read(path: &str) -> Result<String, BenchError> {
@@ -42,14 +50,29 @@ pub fn named(pid: u32, prefix: &str) -> Result<Vec<Thread>, BenchError> {
     }
 }
 
+/// What a thread's `schedstat` tells (proc(5)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// CPU time.
+    pub ran_ns: u64,
+    /// How long it was ready and did not run.
+    pub waited_ns: u64,
+}
+
+/// Times of a thread so far.
+pub fn times(thread: Thread) -> Result<Times, BenchError> {
+    let path = format!("/proc/{}/task/{}/schedstat", thread.pid, thread.tid);
+    schedstat(&read(&path)?).ok_or_else(|| accounting(&path, "unexpected format"))
+}
+
+fn schedstat(text: &str) -> Option<Times> {
+    let mut fields = text.split_ascii_whitespace().map_while(|f| f.parse().ok());
+    Some(Times { ran_ns: fields.next()?, waited_ns: fields.next()? })
+}
+
 /// CPU time of some threads so far, nanoseconds.
 pub fn cpu_ns(threads: &[Thread]) -> Result<u64, BenchError> {
-    threads.iter().try_fold(0, |sum, t| {
-        let path = format!("/proc/{}/task/{}/schedstat", t.pid, t.tid);
-        let text = read(&path)?;
-        let ns = text.split_ascii_whitespace().next().and_then(|f| f.parse::<u64>().ok());
-        Ok(sum + ns.ok_or_else(|| accounting(&path, "unexpected format"))?)
-    })
+    threads.iter().try_fold(0, |sum, t| Ok(sum + times(*t)?.ran_ns))
 }
 
 /// How often some threads went to sleep so far, and so were woken: voluntary context switches.

@@ -1,10 +1,5 @@
 use super::*;
 
-fn us() -> Thread {
-    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    Thread { pid: std::process::id(), tid }
-}
-
 #[test]
 fn interrupts_are_summed_without_timers() {
     let text = "           CPU0       CPU1\n 24:          1          2  IO-APIC   5-edge      x7\n\
@@ -14,6 +9,15 @@ fn interrupts_are_summed_without_timers() {
     assert_eq!(all_but_timers(text), Some(36));
     assert_eq!(all_but_timers(""), None);
     assert!(interrupts().unwrap() > 0);
+}
+
+#[test]
+fn schedstat_tells_two_times() {
+    assert_eq!(schedstat("12 34 5\n"), Some(Times { ran_ns: 12, waited_ns: 34 }));
+    assert_eq!(schedstat("12"), None);
+    assert!(times(Thread::current()).is_ok());
+    let text = times(Thread { pid: Thread::current().pid, tid: u32::MAX }).unwrap_err().to_string();
+    assert!(text.contains("/task/4294967295/schedstat"), "{text}");
 }
 
 #[test]
@@ -28,7 +32,7 @@ fn a_thread_that_sleeps_is_counted() {
     let (ours, theirs) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel());
     let worker = std::thread::spawn(move || {
         for () in ours.1 {
-            theirs.0.send(us()).unwrap();
+            theirs.0.send(Thread::current()).unwrap();
         }
     });
     ours.0.send(()).unwrap();
@@ -47,7 +51,7 @@ fn a_thread_that_sleeps_is_counted() {
     assert!(asleep() > before);
     drop(ours.0);
     worker.join().unwrap();
-    assert!(sleeps(&[Thread { pid: us().pid, tid: u32::MAX }]).is_err());
+    assert!(sleeps(&[Thread { pid: Thread::current().pid, tid: u32::MAX }]).is_err());
 }
 
 #[test]
@@ -55,7 +59,7 @@ fn threads_are_found_by_name() {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();
     let body = move || {
-        tell.send(us()).unwrap();
+        tell.send(Thread::current()).unwrap();
         let _ = stopped.recv();
     };
     let thread = std::thread::Builder::new().name("find-me-1".into()).spawn(body).unwrap();
@@ -70,7 +74,7 @@ fn threads_are_found_by_name() {
 #[test]
 fn our_own_system_calls_are_counted() {
     // Needs root and a tracing file system, as a measurement does.
-    let Ok(calls) = SystemCalls::start(&[us()]) else { return };
+    let Ok(calls) = SystemCalls::start(&[Thread::current()]) else { return };
     let before = calls.count().unwrap();
     for _ in 0..100 {
         let _ = rustix::process::getppid();
@@ -80,5 +84,5 @@ fn our_own_system_calls_are_counted() {
     std::thread::yield_now();
     let yielded = calls.count().unwrap();
     assert_eq!(yielded.yields, after.yields + 1);
-    assert!(cpu_ns(&[us()]).unwrap() > 0);
+    assert!(cpu_ns(&[Thread::current()]).unwrap() > 0);
 }

@@ -14,6 +14,7 @@ use control::client::Client;
 use frontend::idle::Idle;
 use serde_json::json;
 
+use crate::daemon;
 use crate::error::BenchError;
 use crate::peers::meter;
 use crate::peers::process::{self, Process};
@@ -89,15 +90,10 @@ fn own_bytes(rollup: &str) -> f64 {
 
 /// Runs both parts; one row for each figure.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Row>, BenchError> {
-    let config = setup.folder.join("millrace.toml");
-    std::fs::write(&config, config_text(setup))
-        .map_err(|e| BenchError::file("write", &config, e))?;
-    let mut command = process::command(&setup.millrace, None);
-    command.args(["serve", "-c"]).arg(&config);
-    let mut daemon = Process::start("millrace", &mut command, &setup.folder)?;
     let control = setup.folder.join("control.sock");
     let last = setup.folder.join(format!("v{}-d.sock", setup.ports / 2 - 1));
-    daemon.wait_listening(&[&control, &last])?;
+    let (config, sockets): (_, [&Path; 2]) = (config_text(setup), [&control, &last]);
+    let mut daemon = daemon::start(&setup.millrace, &config, &setup.folder, &sockets)?;
     progress.step(&format!("{} ports attached and left alone", setup.ports));
     let mut rows = idle(setup, &daemon)?;
     progress.step(&format!("two ports attached and detached {} times", setup.times));
@@ -107,11 +103,7 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Row>, BenchErro
 }
 
 fn config_text(setup: &Setup) -> String {
-    let mut text = format!(
-        "[daemon]\nrun_dir = {:?}\nlog = \"warn\"\n[sidecore]\ncpus = [{}]\n\
-         [[switch]]\nname = \"lan\"\n",
-        setup.folder, setup.cpu
-    );
+    let mut text = daemon::head(&setup.folder, setup.cpu, None) + "[[switch]]\nname = \"lan\"\n";
     for vm in 0..setup.ports / 2 {
         let _ = write!(
             text,

@@ -14,7 +14,7 @@
 //! [`consolidate`] loads eight VMs a side at once; both boot a [`fleet`] of guests a side and read
 //! single threads of the host ([`host`]).
 //! [`shares`] asks whether many VMs on one sidecore get what is due to them, and [`idle`] what ports
-//! cost that do nothing.
+//! cost that do nothing; both, as [`peers`], start a [`daemon`] without VMs.
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
@@ -29,6 +29,7 @@ pub mod cases;
 pub mod cli;
 pub mod consolidate;
 pub mod cpu;
+pub mod daemon;
 pub mod demo;
 pub mod error;
 pub mod events;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::{Accounts, Usage};
 use crate::error::BenchError;
+use crate::host::Thread;
 use crate::progress::Progress;
 use crate::results::{CpuPerOp, Measured, Row};
 use crate::spinner::Spinners;
@@ -287,7 +288,7 @@ struct Loads<'a> {
     plan: Plan,
     spec: Spec,
     /// Threads that keep CPUs awake.
-    tids: Vec<i32>,
+    tids: Vec<Thread>,
     /// How many loads were put on again.
     repeats: usize,
     watch: &'a mut dyn FnMut(Event),

@@ -12,12 +12,13 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use crate::error::BenchError;
+use crate::host::Thread;
 
 /// Busy loops on all CPUs; they stop when this is dropped.
 pub struct Spinners {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    tids: Vec<i32>,
+    tids: Vec<Thread>,
 }
 
 impl Spinners {
@@ -34,9 +35,8 @@ impl Spinners {
             let body = move || {
                 let prepared = base::cpu::pin_current_thread(cpu).and_then(|()| idle_class());
                 let go = prepared.is_ok();
-                let tid = rustix::thread::gettid().as_raw_nonzero().get();
                 // The starter waits for this; it cannot be gone.
-                let _ = ready.send(prepared.map(|()| tid));
+                let _ = ready.send(prepared.map(|()| Thread::current()));
                 while go && !stop.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
@@ -52,8 +52,8 @@ impl Spinners {
         Ok(all)
     }
 
-    /// Thread ids, to leave their CPU time out of the accounts.
-    pub fn tids(&self) -> &[i32] {
+    /// The threads, to leave their CPU time out of the accounts.
+    pub fn tids(&self) -> &[Thread] {
         &self.tids
     }
 }
@@ -84,24 +84,24 @@ mod tests {
     const PF_EXITING: i64 = 4;
 
     /// A field of a thread's stat line, counted as in proc(5), from the third on.
-    fn field(tid: i32, number: usize) -> Option<i64> {
+    fn field(tid: u32, number: usize) -> Option<i64> {
         let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
         let (_, rest) = text.rsplit_once(')')?;
         rest.split_whitespace().nth(number - 3)?.parse().ok()
     }
 
-    fn class_of(tid: i32) -> Option<i32> {
+    fn class_of(tid: u32) -> Option<i32> {
         field(tid, 41)?.try_into().ok()
     }
 
-    fn is_running(tid: i32) -> bool {
+    fn is_running(tid: u32) -> bool {
         field(tid, 9).is_some_and(|flags| flags & PF_EXITING == 0)
     }
 
     #[test]
     fn one_per_cpu_in_the_idle_class_and_gone_after_drop() {
         let spinners = Spinners::start().unwrap();
-        let tids = spinners.tids().to_vec();
+        let tids: Vec<u32> = spinners.tids().iter().map(|t| t.tid).collect();
         assert_eq!(tids.len(), base::cpu::allowed_cpus().unwrap().len());
         for tid in &tids {
             assert_eq!(class_of(*tid), Some(libc::SCHED_IDLE));

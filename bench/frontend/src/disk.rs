@@ -1,5 +1,6 @@
 //! A disk: a number of requests always under way, each followed by the next at once.
 
+use base::random::{Random, Seeded};
 use serde::{Deserialize, Serialize};
 
 use crate::error::FrontendError;
@@ -76,7 +77,7 @@ pub struct DiskLoad {
     versions: Vec<u32>,
     /// A request for the block is under way.
     busy: Vec<bool>,
-    random: u64,
+    random: Seeded,
     /// Requests that failed.
     pub(crate) errors: u64,
 }
@@ -112,20 +113,12 @@ impl DiskLoad {
         let port = Port::start(session, memory, run.shape, 1)?;
         let tracked = if run.verify { blocks as usize } else { 0 };
         let (versions, busy) = (vec![0; tracked], vec![false; tracked]);
-        let mut load =
-            Self { run, port, slots, blocks, versions, busy, random: run.seed | 1, errors: 0 };
+        let random = Seeded::new(run.seed);
+        let mut load = Self { run, port, slots, blocks, versions, busy, random, errors: 0 };
         if run.verify {
             load.fill()?;
         }
         Ok(load)
-    }
-
-    fn next_random(&mut self) -> u64 {
-        // xorshift64*: the order only has to be the same every time and hit everything.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
     }
 
     /// Writes version 1 of every block, in order.
@@ -225,10 +218,11 @@ impl DiskLoad {
         let write = match self.run.op {
             Op::Read => false,
             Op::Write => true,
-            Op::Mixed => self.next_random() & 1 == 0,
+            Op::Mixed => self.random.next_u64() & 1 == 0,
         };
         loop {
-            let block = self.next_random() % self.blocks;
+            // At most SPAN_BYTES / SECTOR.
+            let block = u64::from(self.random.below(self.blocks as u32));
             // Two requests for one block at a time have no order that could be checked.
             if !self.run.verify || !self.busy[block as usize] {
                 return (block, write);

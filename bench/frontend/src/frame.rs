@@ -1,5 +1,7 @@
 //! The frames of a flood: Ethernet, IPv4 and UDP with a sequence number and a pattern.
 
+use base::random::{Random, Seeded};
+
 /// A port's addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct Station {
@@ -99,10 +101,7 @@ pub fn check_payload(frame: &[u8]) -> Option<u64> {
 
 /// 64 bits that depend on all bits of both numbers.
 pub fn pattern(a: u64, b: u64) -> u64 {
-    let x = (a ^ b.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    Seeded::new(a ^ b.rotate_left(32)).next_u64()
 }
 
 #[cfg(test)]

@@ -35,6 +35,19 @@ pub struct RingShape {
     pub indirect: bool,
 }
 
+impl RingShape {
+    /// All formats with this number of descriptors: for tests.
+    pub fn all(size: u16) -> impl Iterator<Item = Self> {
+        (0..16).map(move |bits| Self {
+            size,
+            packed: bits & 1 != 0,
+            in_order: bits & 2 != 0,
+            event_idx: bits & 4 != 0,
+            indirect: bits & 8 != 0,
+        })
+    }
+}
+
 /// One buffer of a chain, by its guest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buf {

@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use sidecore::placement::{History, Limits, Meter, Reason, UnitReading, plan};
+use sidecore::placement::{History, Limits, Meter, UnitReading, plan};
 use sidecore::{Account, Accounts, Allowance, Ledger, Spent, Spin};
 
-use crate::histogram::Histogram;
 use crate::load::{Draw, Kind, Source, Vm};
+use crate::setup::{Outcome, Setup, VmOut};
 
 /// Requests of one batch, and their bytes, as the engines of the product take them.
 const BATCH: usize = 64;
@@ -20,103 +20,12 @@ const QUEUE_LEN: usize = 1024;
 /// Between two looks of the placer, as in the product.
 const LOOK_NS: u64 = 100_000_000;
 
-/// What things cost, in nanoseconds.
-#[derive(Debug, Clone)]
-pub struct Cost {
-    /// A frame.
-    pub net_ns: u64,
-    /// A KiB of it.
-    pub net_kib_ns: u64,
-    /// A disk request.
-    pub disk_ns: u64,
-    /// From a kick to a running thread.
-    pub wake_ns: u64,
-    /// A move, in which the VM is not served.
-    pub move_ns: u64,
-}
-
-impl Default for Cost {
-    fn default() -> Self {
-        Self { net_ns: 80, net_kib_ns: 30, disk_ns: 200, wake_ns: 5_000, move_ns: 20_000 }
-    }
-}
-
-impl Cost {
-    fn of(&self, kind: Kind, len_bytes: u32) -> u64 {
-        match kind {
-            Kind::Net => self.net_ns + u64::from(len_bytes) * self.net_kib_ns / 1024,
-            Kind::Disk => self.disk_ns,
-        }
-    }
-}
-
 /// What a request is charged at least, as in the product.
 fn least_bytes(kind: Kind) -> u64 {
     match kind {
         Kind::Net => 512,
         Kind::Disk => 4096,
     }
-}
-
-/// What is simulated.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// The VMs; number *i* begins on sidecore *i* modulo `begin_on`.
-    pub vms: Vec<Vm>,
-    /// Sidecores.
-    pub cores: usize,
-    /// How many of them have VMs at the start.
-    pub begin_on: usize,
-    /// Moves and activations; none: VMs stay where they begin.
-    pub limits: Option<Limits>,
-    /// Longest poll before a sleep, in nanoseconds.
-    pub spin_ns: u64,
-    /// Whether the polling adapts.
-    pub adapts: bool,
-    /// What things cost.
-    pub cost: Cost,
-    /// Of all random numbers.
-    pub seed: u64,
-    /// Not counted, in nanoseconds.
-    pub warm_up_ns: u64,
-    /// Counted, in nanoseconds.
-    pub length_ns: u64,
-    /// From when on open sources ask for so many times their rate.
-    pub factors: Vec<(u64, f64)>,
-}
-
-/// What came out for one VM.
-#[derive(Debug, Clone, Default)]
-pub struct VmOut {
-    /// From arrival to completion.
-    pub latency_ns: Histogram,
-    /// Requests completed.
-    pub requests: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// The same, small requests with the least that they cost.
-    pub charged_bytes: u64,
-    /// Requests that found the queue full.
-    pub dropped: u64,
-}
-
-/// What came out.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// By VM.
-    pub vms: Vec<VmOut>,
-    /// Nanoseconds of service, over all sidecores.
-    pub busy_ns: u64,
-    /// Nanoseconds of polling without work.
-    pub spin_ns: u64,
-    /// Nanoseconds of waking up.
-    pub waking_ns: u64,
-    /// Wake-ups.
-    pub wakeups: u64,
-    /// Moves by [`Reason`].
-    pub moves: [u64; Reason::ALL.len()],
-    /// When the number of active sidecores changed, from the beginning of the warm-up.
-    pub active: Vec<(u64, usize)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -206,7 +115,7 @@ impl<'a> Engine<'a> {
         let fixed = Limits::new(setup.begin_on, setup.begin_on);
         let history = History::new(setup.cores, setup.limits.as_ref().unwrap_or(&fixed));
         let active = history.active().iter().filter(|a| **a).count();
-        let vms = vec![VmOut::default(); setup.vms.len()];
+        let vms = setup.vms.iter().map(|_| VmOut::default()).collect();
         let out = Outcome { vms, active: vec![(0, active)], ..Outcome::default() };
         let mut engine = Self {
             setup,
@@ -406,7 +315,7 @@ impl<'a> Engine<'a> {
             self.out.vms[vm].bytes += u64::from(len_bytes);
         }
         let out = &mut self.out.vms[vm];
-        arrivals_ns.iter().for_each(|arrived_ns| out.latency_ns.add(end_ns - arrived_ns));
+        arrivals_ns.iter().for_each(|arrived_ns| out.latency_ns.record(end_ns - arrived_ns));
         out.requests += u64::from(spent.requests);
         out.charged_bytes += spent.bytes;
         let spent_ns = end_ns - begin_ns;
@@ -484,7 +393,7 @@ impl<'a> Engine<'a> {
 
     fn begin_to_count(&mut self) {
         let active = std::mem::take(&mut self.out.active);
-        let vms = vec![VmOut::default(); self.vms.len()];
+        let vms = self.vms.iter().map(|_| VmOut::default()).collect();
         self.out = Outcome { vms, active, ..Outcome::default() };
         for core in &mut self.cores {
             if let Some(since_ns) = &mut core.idle_since_ns

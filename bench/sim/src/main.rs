@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use sim::engine::Cost;
 use sim::report::Report;
 use sim::scenario::{self, Options};
+use sim::setup::Cost;
 use sim::{load, plot};
 
 #[derive(Parser)]

@@ -1,12 +1,12 @@
 //! Results, as JSON.
 
+use base::histogram::Snapshot;
 use serde::Serialize;
 use sidecore::placement::Reason;
 
-use crate::engine::{Outcome, Setup};
-use crate::histogram::Histogram;
 use crate::load::Source;
 use crate::scenario::Options;
+use crate::setup::{Outcome, Setup};
 
 /// All runs of a scenario.
 #[derive(Debug, Clone, Serialize)]
@@ -114,12 +114,12 @@ impl Run {
 impl Class {
     fn new(class: &'static str, setup: &Setup, out: &Outcome) -> Self {
         let all = setup.vms.iter().zip(&out.vms).filter(|(vm, _)| vm.class == class);
-        let mut latency_ns = Histogram::default();
+        let mut latency_ns = Snapshot::default();
         let (mut vms, mut requests, mut dropped) = (0, 0, 0);
         let (mut bytes, mut charged) = (0, 0.0);
         let mut parts: Vec<(f64, f64)> = Vec::new();
         for (asked, vm) in all {
-            latency_ns.merge(&vm.latency_ns);
+            latency_ns.add(&vm.latency_ns.snapshot());
             vms += 1;
             requests += vm.requests;
             dropped += vm.dropped;
@@ -141,8 +141,8 @@ impl Class {
             vms: vms as usize,
             requests_per_s: rounded(requests as f64 * 1e9 / setup.length_ns as f64),
             dropped,
-            p50_us: rounded(latency_ns.percentile(50.0) as f64 / 1000.0),
-            p99_us: rounded(latency_ns.percentile(99.0) as f64 / 1000.0),
+            p50_us: rounded(latency_ns.quantile(0.5) as f64 / 1000.0),
+            p99_us: rounded(latency_ns.quantile(0.99) as f64 / 1000.0),
             bytes_per_s: rounded(bytes as f64 * 1e9 / setup.length_ns as f64),
             share_error: if is_alike { rounded(furthest) } else { 0.0 },
         }

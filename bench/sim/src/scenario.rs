@@ -3,9 +3,10 @@
 use sidecore::Settings;
 use sidecore::placement::Limits;
 
-use crate::engine::{Cost, Setup, run};
+use crate::engine::run;
 use crate::load::{Kind, Source, Vm};
 use crate::report::{Report, Run};
+use crate::setup::{Cost, Setup};
 
 /// What can be told from outside.
 #[derive(Debug, Clone)]

@@ -1,13 +1,13 @@
 //! The command line of `bench consolidate`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::seconds;
+use super::vms::VmArgs;
 use crate::consolidate::{self, Setup, output};
-use crate::demo::daemon_program;
 use crate::error::BenchError;
 use crate::machine;
 use crate::progress::Progress;
@@ -25,18 +25,11 @@ pub struct ConsolidateArgs {
     /// Microseconds that the sidecore polls before it sleeps; the daemon's default when left out.
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     spin_us: Option<u32>,
-    /// Folder for results, plot and report.
-    #[arg(long, default_value = "out")]
-    out: PathBuf,
     /// Two rounds of 1 s: to see that it works, not to measure.
     #[arg(long, conflicts_with_all = ["rounds", "secs"])]
     quick: bool,
-    /// Guest kernel: 6.1 or 6.12.
-    #[arg(long, default_value = "6.1")]
-    kernel: String,
-    /// The daemon; beside this program when left out.
-    #[arg(long)]
-    millrace: Option<PathBuf>,
+    #[command(flatten)]
+    vms: VmArgs,
 }
 
 /// Runs the comparison.
@@ -46,10 +39,10 @@ pub fn run(args: &ConsolidateArgs) -> Result<(), BenchError> {
     let setup = Setup {
         rounds,
         length,
-        kernel: args.kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?,
-        millrace: daemon_program(args.millrace.as_deref())?,
+        kernel: args.vms.kernel()?,
+        millrace: args.vms.millrace()?,
         sidecore: args.spin_us.map_or(String::new(), |us| format!("spin_us = {us}")),
-        out: args.out.clone(),
+        out: args.vms.out.clone(),
     };
     let mut progress = Progress::stderr();
     let all = consolidate::run(&setup, &mut progress)?;
@@ -59,7 +52,7 @@ pub fn run(args: &ConsolidateArgs) -> Result<(), BenchError> {
     for line in output::disturbed(&all) {
         progress.step(&line);
     }
-    for path in output::write_all(&args.out, &results, &all, &context)? {
+    for path in output::write_all(&args.vms.out, &results, &all, &context)? {
         progress.step(&format!("wrote {}", path.display()));
     }
     Ok(())

@@ -1,12 +1,12 @@
 //! The command line of `bench events`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::seconds;
-use crate::demo::daemon_program;
+use super::vms::VmArgs;
 use crate::error::BenchError;
 use crate::events::output::{Results, write_all};
 use crate::events::{self, Setup};
@@ -21,18 +21,11 @@ pub struct EventsArgs {
     /// Seconds of each load (0.2 to 60).
     #[arg(long, default_value = "2", value_parser = seconds)]
     secs: Duration,
-    /// Folder for the results.
-    #[arg(long, default_value = "out")]
-    out: PathBuf,
     /// One round of 0.5 s: to see that it works, not to measure.
     #[arg(long, conflicts_with_all = ["rounds", "secs"])]
     quick: bool,
-    /// Guest kernel: 6.1 or 6.12.
-    #[arg(long, default_value = "6.1")]
-    kernel: String,
-    /// The daemon; beside this program when left out.
-    #[arg(long)]
-    millrace: Option<PathBuf>,
+    #[command(flatten)]
+    vms: VmArgs,
 }
 
 /// Runs the comparison.
@@ -42,15 +35,15 @@ pub fn run(args: &EventsArgs) -> Result<(), BenchError> {
     let setup = Setup {
         rounds,
         length,
-        kernel: args.kernel.parse().map_err(|e| BenchError::lab("--kernel", e))?,
-        millrace: daemon_program(args.millrace.as_deref())?,
-        out: args.out.clone(),
+        kernel: args.vms.kernel()?,
+        millrace: args.vms.millrace()?,
+        out: args.vms.out.clone(),
     };
     let mut progress = Progress::stderr();
     let samples = events::run(&setup, &mut progress)?;
     let results = Results::new(machine::machine(), machine::commit(Path::new(".")), &samples);
     print!("\n{}", results.markdown());
-    for path in write_all(&args.out, &results, &samples)? {
+    for path in write_all(&args.vms.out, &results, &samples)? {
         progress.step(&format!("wrote {}", path.display()));
     }
     Ok(())

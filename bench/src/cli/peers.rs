@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{EXIT_MISSED, seconds};
-use crate::demo::beside_us;
+use crate::daemon::beside_us;
 use crate::error::BenchError;
 use crate::machine;
 use crate::peers::front::Window;

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::peers::two_cpus;
 use super::{EXIT_MISSED, seconds};
-use crate::demo::beside_us;
+use crate::daemon::beside_us;
 use crate::demo::disk::Folder;
 use crate::error::BenchError;
 use crate::progress::Progress;

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use base::random::{Random, Seeded};
+
 use crate::error::BenchError;
 
 const BLOCK_BYTES: usize = 1 << 20;
@@ -35,15 +37,11 @@ impl Folder {
         let fail = |e| BenchError::file("write", &path, e);
         let mut file = File::create(&path).map_err(fail)?;
         let mut block = vec![0u8; BLOCK_BYTES];
-        let (mut state, mut left) = (0x9e37_79b9_7f4a_7c15_u64, len_bytes as usize);
+        let (mut random, mut left) = (Seeded::new(0), len_bytes as usize);
         while left > 0 {
             let now = left.min(BLOCK_BYTES);
             for word in block.chunks_exact_mut(8) {
-                // xorshift64: any stream that does not repeat will do.
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                word.copy_from_slice(&state.to_le_bytes());
+                word.copy_from_slice(&random.next_u64().to_le_bytes());
             }
             file.write_all(&block[..now]).map_err(fail)?;
             left -= now;

@@ -10,14 +10,13 @@ use lab::{
 
 use super::{CLIENT, DISK_LEN_BYTES, SERVER, disk::Folder};
 use crate::error::BenchError;
+use crate::fleet::serve;
 
 /// Time for a guest to boot, on a busy machine.
 const READY: Duration = Duration::from_secs(60);
 /// Memory of a guest: fio comes with 90 MB of libraries, and they are in memory twice while the
 /// image unpacks, in a file system that may take half of it.
 const MEMORY_MB: u32 = 384;
-/// Time for a server to listen.
-const LISTEN: Duration = Duration::from_secs(20);
 
 /// What both sides share.
 pub struct Base<'a> {
@@ -71,13 +70,7 @@ impl Pair {
     }
 
     fn start_servers(&self) -> Result<(), BenchError> {
-        for tool in ["agent rr-server", "agent sink"] {
-            let failed = |e| BenchError::lab(format!("{tool} on {}", self.server.name()), e);
-            let mut running = self.server.spawn(tool).map_err(failed)?;
-            // Dropping it afterwards leaves the command running.
-            running.wait_line("listening", LISTEN).map_err(failed)?;
-        }
-        Ok(())
+        ["agent rr-server", "agent sink"].iter().try_for_each(|tool| serve(&self.server, tool))
     }
 
     /// The QEMU processes.

@@ -1,4 +1,4 @@
-//! CPU time and run-queue delay of threads, in nanoseconds, from `/proc/PID/task/TID/schedstat`.
+//! CPU time and run-queue delay of all threads of some processes, as [`host::times`] has them.
 //!
 //! A back end that polls uses its core whatever it does, so its CPU time says little; the time it
 //! was ready to run and did not get its core says whether the machine was ours alone.
@@ -6,16 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use crate::host::{self, Thread, Times};
+
 /// Counters of all threads of some processes at one moment.
 pub struct Snapshot {
     at: Instant,
     threads: BTreeMap<(u32, u32), Times>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Times {
-    ran_ns: u64,
-    waited_ns: u64,
 }
 
 /// What happened between two snapshots, per second.
@@ -46,18 +42,13 @@ pub fn snapshot(pids: &[u32]) -> Snapshot {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
         for task in tasks.into_iter().flatten().flatten() {
             let tid = task.file_name().to_str().and_then(|t| t.parse().ok());
-            let text = std::fs::read_to_string(task.path().join("schedstat"));
-            if let (Some(tid), Some(times)) = (tid, text.ok().and_then(|t| parse(&t))) {
+            let Some(tid) = tid else { continue };
+            if let Ok(times) = host::times(Thread { pid: *pid, tid }) {
                 threads.insert((*pid, tid), times);
             }
         }
     }
     Snapshot { at: Instant::now(), threads }
-}
-
-fn parse(schedstat: &str) -> Option<Times> {
-    let mut fields = schedstat.split_ascii_whitespace().map_while(|f| f.parse().ok());
-    Some(Times { ran_ns: fields.next()?, waited_ns: fields.next()? })
 }
 
 impl Snapshot {
@@ -109,7 +100,5 @@ mod tests {
         let us = [std::process::id()];
         let first = snapshot(&us);
         assert!(snapshot(&us).since(&first).is_some());
-        assert_eq!(parse("12 34 5\n"), Some(Times { ran_ns: 12, waited_ns: 34 }));
-        assert_eq!(parse("12"), None);
     }
 }

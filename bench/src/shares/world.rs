@@ -8,9 +8,10 @@ use frontend::disk::Op;
 use frontend::many::ManyReport;
 use frontend::many::plan::{Behaviour, DevicePlan, DiskPlan, LoadPlan, NetPlan, Plan, PortPlan};
 
+use crate::daemon::{self, POLLS_ON_US};
 use crate::error::BenchError;
 use crate::peers::meter;
-use crate::peers::process::{self, Process};
+use crate::peers::process;
 use crate::peers::rounds::DELAY_LIMIT;
 
 /// Share of turns with an empty ring above which the front end was too slow.
@@ -100,21 +101,15 @@ impl World {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let folder = self.folder.join(number.to_string());
         std::fs::create_dir(&folder).map_err(|e| BenchError::file("make folder", &folder, e))?;
-        let write = |name: &str, text: String| {
-            let path = folder.join(name);
-            std::fs::write(&path, text).map_err(|e| BenchError::file("write", &path, e))?;
-            Ok(path)
-        };
-        let config = write("millrace.toml", config(setting, &folder, self.cpus.0))?;
-        let plan = serde_json::to_string(&plan(setting, &folder))
+        let text = serde_json::to_string(&plan(setting, &folder))
             .map_err(|e| BenchError::lab("write the plan", e))?;
-        let plan = write("plan.json", plan)?;
-        let mut command = process::command(&self.millrace, None);
-        let mut daemon =
-            Process::start("millrace", command.args(["serve", "-c"]).arg(config), &folder)?;
+        let plan = folder.join("plan.json");
+        std::fs::write(&plan, text).map_err(|e| BenchError::file("write", &plan, e))?;
         let sockets: Vec<PathBuf> =
             (0..setting.vms.len()).flat_map(|vm| sockets(&folder, vm)).collect();
-        daemon.wait_listening(&sockets.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
+        let sockets: Vec<&Path> = sockets.iter().map(PathBuf::as_path).collect();
+        let config = config(setting, &folder, self.cpus.0);
+        let mut daemon = daemon::start(&self.millrace, &config, &folder, &sockets)?;
         let before = meter::snapshot(&[daemon.pid()]);
         let limit_s = setting.length_ms.div_ceil(1000) + GRACE_S;
         let mut command = process::command("timeout", None);
@@ -184,10 +179,7 @@ fn stations(vm: usize) -> [u16; 2] {
 
 /// The daemon's config.
 fn config(setting: &Setting, folder: &Path, cpu: usize) -> String {
-    let mut text = format!(
-        "[daemon]\nrun_dir = {folder:?}\nlog = \"warn\"\n\
-         [sidecore]\ncpus = [{cpu}]\nspin_us = 10000\n[[switch]]\nname = \"lan\"\n"
-    );
+    let mut text = daemon::head(folder, cpu, Some(POLLS_ON_US)) + "[[switch]]\nname = \"lan\"\n";
     for (vm, Vm { weight, settings }) in setting.vms.iter().enumerate() {
         let _ = write!(text, "[[vm]]\nname = \"v{vm}\"\nweight = {weight}\n{settings}");
         let [a, b, disk] = sockets(folder, vm);

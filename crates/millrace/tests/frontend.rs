@@ -41,6 +41,8 @@ size='4MiB'
 
 /// Between two looks at how much was done.
 const RUN_NS: u64 = 10_000_000;
+/// Of all rings.
+const QUEUE_SIZE: u16 = 64;
 /// Rings wrap several times.
 const ENOUGH: u64 = 200;
 
@@ -57,16 +59,6 @@ fn run_enough(mut run: impl FnMut(u64) -> Report) {
     }
 }
 
-fn shapes() -> impl Iterator<Item = RingShape> {
-    (0..16).map(|bits| RingShape {
-        size: 64,
-        packed: bits & 1 != 0,
-        in_order: bits & 2 != 0,
-        event_idx: bits & 4 != 0,
-        indirect: bits & 8 != 0,
-    })
-}
-
 #[test]
 fn frames_arrive_whole_and_in_order_in_every_ring_format() {
     let place = Place::new(CONFIG);
@@ -77,7 +69,7 @@ fn frames_arrive_whole_and_in_order_in_every_ring_format() {
         run_enough(|ns| pair.run(ns).unwrap_or_else(|e| panic!("{run:?}: {e}")));
         pair.stop().unwrap();
     };
-    for shape in shapes() {
+    for shape in RingShape::all(QUEUE_SIZE) {
         for (mergeable, frame_bytes) in [(false, 64), (true, 1500), (true, 65_000)] {
             for (mode, wait) in [(Mode::Flood, false), (Mode::Flood, true), (Mode::RoundTrip, true)]
             {
@@ -95,7 +87,7 @@ fn blocks_keep_their_content_in_every_ring_format() {
     let daemon = place.start();
     let socket = place.socket("b-d.sock");
     // Disks finish in any order: in-order rings are not offered.
-    for shape in shapes().filter(|s| !s.in_order) {
+    for shape in RingShape::all(QUEUE_SIZE).filter(|s| !s.in_order) {
         for (op, depth, wait) in [(Op::Mixed, 8, false), (Op::Mixed, 16, true), (Op::Read, 1, true)]
         {
             let (block_bytes, huge, seed) = (4096, false, 7);

@@ -7,16 +7,6 @@ use queue::{Batch, Completion, Layout, Position, Queue, RingAddrs, RingSetup};
 use super::*;
 use crate::memory::GUEST_BASE;
 
-fn shapes() -> impl Iterator<Item = RingShape> {
-    (0..16).map(|bits| RingShape {
-        size: 16,
-        packed: bits & 1 != 0,
-        in_order: bits & 2 != 0,
-        event_idx: bits & 4 != 0,
-        indirect: bits & 8 != 0,
-    })
-}
-
 fn device(memory: &Memory, ring: &Ring) -> Queue {
     let spec = RegionSpec {
         guest_addr: GUEST_BASE,
@@ -43,7 +33,7 @@ fn device(memory: &Memory, ring: &Ring) -> Queue {
 
 #[test]
 fn chains_go_round_in_every_format() {
-    for shape in shapes() {
+    for shape in RingShape::all(16) {
         let mut memory = Memory::new(1 << 20, false).unwrap();
         let mut ring = Ring::new(&mut memory, shape).unwrap();
         let mut queue = device(&memory, &ring);
@@ -76,7 +66,7 @@ fn chains_go_round_in_every_format() {
 
 #[test]
 fn both_sides_tell_each_other_exactly_when_asked() {
-    for shape in shapes() {
+    for shape in RingShape::all(16) {
         let mut memory = Memory::new(1 << 20, false).unwrap();
         let mut ring = Ring::new(&mut memory, shape).unwrap();
         let mut queue = device(&memory, &ring);

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use crate::daemon::{self, POLLS_ON_US};
 use crate::error::BenchError;
 use crate::peers::Bed;
 use crate::peers::case::{Case, LARGE_FRAME_BYTES, Load, Medium};
 use crate::peers::front::{self, Window};
-use crate::peers::process::{self, Process};
 
 use super::{Backend, IP_A, IP_B, MAC_A, MAC_B, OURS, Running, ports};
 
@@ -34,31 +34,21 @@ impl Backend for Millrace {
         window: Window,
         folder: &Path,
     ) -> Result<Running, BenchError> {
-        let config = folder.join("millrace.toml");
-        std::fs::write(&config, text(bed, case, folder))
-            .map_err(|e| BenchError::file("write", &config, e))?;
-        let mut command = process::command(&bed.millrace, None);
-        command.args(["serve", "-c"]).arg(&config);
-        let mut daemon = Process::start(OURS, &mut command, folder)?;
         let (a, b) = ports(folder);
-        let load = if case.is_net() {
-            daemon.wait_listening(&[&a, &b])?;
-            front::net(bed, case, window, &a, &b)
+        let (sockets, load): (&[&Path], _) = if case.is_net() {
+            (&[&a, &b], front::net(bed, case, window, &a, &b))
         } else {
-            daemon.wait_listening(&[&a])?;
-            front::disk(bed, case, window, &a)
+            (&[&a], front::disk(bed, case, window, &a))
         };
+        let config = text(bed, case, folder);
+        let daemon = daemon::start(&bed.millrace, &config, folder, sockets)?;
         Ok(Running { processes: vec![daemon], load })
     }
 }
 
 fn text(bed: &Bed, case: &Case, folder: &Path) -> String {
     let (a, b) = ports(folder);
-    let head = format!(
-        "[daemon]\nrun_dir = {folder:?}\nlog = \"warn\"\n\
-         [sidecore]\ncpus = [{}]\nspin_us = 10000\n",
-        bed.back_cpu
-    );
+    let head = daemon::head(folder, bed.back_cpu, Some(POLLS_ON_US));
     let disk = match case.load {
         Load::Read { medium: Medium::Null, .. } => "format = \"null\"\nsize = \"1TiB\"".into(),
         Load::Read { medium: Medium::Tmpfs, .. } => raw(&bed.tmpfs_file, false),
