@@ -61,6 +61,9 @@ enum Command {
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
+    /// DPDK's virtio-user driver as the front end of `peers`.
+    #[command(hide = true)]
+    VirtioUser(peers::VirtioUserArgs),
     /// Print the table of an earlier run, or put it into a document.
     Table {
         /// Result file.
@@ -133,6 +136,7 @@ pub fn main() -> ExitCode {
         Command::Shares(args) => shares::run(&args),
         Command::Idle(args) => shares::idle(&args),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
+        Command::VirtioUser(args) => peers::virtio_user(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {
             print_table(&from, readme.as_deref(), section, markdown).map(|()| 0)
         }

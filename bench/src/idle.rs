@@ -219,6 +219,7 @@ fn row(case: &str, unit: &str, (ours, due): (f64, f64), name: &str, ratio: f64) 
         host_cpu_us_per_op: None,
         target: None,
         aim: None,
+        front: None,
         mode: None,
     }
 }

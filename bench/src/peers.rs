@@ -40,6 +40,7 @@ pub mod process;
 pub mod rounds;
 pub mod rows;
 pub mod tap;
+pub mod virtio_user;
 
 use cleanup::Cleanup;
 
@@ -61,7 +62,9 @@ pub struct Setup {
     pub cpus: (usize, usize),
     /// Our daemon.
     pub millrace: PathBuf,
-    /// The front end.
+    /// Which front end.
+    pub kind: front::Kind,
+    /// Its program: for virtio-user this one, which drives testpmd.
     pub front: PathBuf,
     /// Where the results and, meanwhile, the disk's file are.
     pub out: PathBuf,
@@ -75,7 +78,9 @@ pub struct Bed {
     pub back_cpu: usize,
     /// CPU of the front end.
     pub front_cpu: usize,
-    /// The front end.
+    /// Which front end.
+    pub kind: front::Kind,
+    /// Its program.
     pub front: PathBuf,
     /// Our daemon.
     pub millrace: PathBuf,
@@ -105,6 +110,10 @@ impl Bed {
                 return Err(BenchError::lab("find what is measured", why));
             }
         }
+        if setup.kind == front::Kind::VirtioUser && process::find(virtio_user::PROGRAM).is_none() {
+            let why = format!("{} is not installed; scripts/peers does it", virtio_user::PROGRAM);
+            return Err(BenchError::lab("find the front end", why));
+        }
         let mut cleanup = Cleanup::new()?;
         // Unix socket paths hold 107 bytes, so not within the output folder.
         let run = std::env::temp_dir().join(format!("millrace-peers-{}", std::process::id()));
@@ -114,6 +123,7 @@ impl Bed {
         let mut bed = Bed {
             back_cpu: setup.cpus.0,
             front_cpu: setup.cpus.1,
+            kind: setup.kind,
             front: absolute(&setup.front)?,
             millrace: absolute(&setup.millrace)?,
             hugepages,
@@ -163,12 +173,17 @@ impl Bed {
             true => "huge pages of 2 MiB for the front end’s rings and buffers and for DPDK",
             false => "pages of 4 KiB everywhere: no huge pages could be had",
         };
-        vec![
-            format!(
-                "Every back end polls on CPU {}, the front end on CPU {}, with the same front end, \
-                 queues of 256 and {memory}. Each is started anew for each case and round, alone.",
-                self.back_cpu, self.front_cpu
-            ),
+        let mut text = vec![format!(
+            "Every back end polls on CPU {}, the front end on CPU {}, with the same front end, \
+             queues of 256 and {memory}. Each is started anew for each case and round, alone.",
+            self.back_cpu, self.front_cpu
+        )];
+        text.extend((self.kind == front::Kind::VirtioUser).then(|| {
+            "The front end is DPDK’s virtio-user in testpmd: 192 frames circulate, sent on one \
+             port, received on the other and sent again as they are."
+                .into()
+        }));
+        text.extend([
             "Millrace runs as it is shipped: a learning switch with MAC lookup, bound MAC and IP \
              addresses and counters; disks through its engine. DPDK’s testpmd forwards between two \
              fixed ports (`io`), or also rewrites the MAC addresses (`mac`). Open vSwitch with \
@@ -178,7 +193,8 @@ impl Bed {
              one TAP device and reads from another in the same Linux bridge, from two CPUs, with \
              no VM; `fio` reads the disk’s file itself through io_uring."
                 .into(),
-        ]
+        ]);
+        text
     }
 
     /// A bed for tests that only look at command lines.
@@ -187,6 +203,7 @@ impl Bed {
         Bed {
             back_cpu: 0,
             front_cpu: 1,
+            kind: front::Kind::Ours,
             front: "/t/frontend".into(),
             millrace: "/t/millrace".into(),
             hugepages: false,

@@ -107,7 +107,7 @@ pub(crate) fn table(results: &Results) -> String {
              <td class=\"n {class}\"><strong>{:.2}×</strong></td><td class=\"n\">{:.2}–{:.2}</td>\
              <td class=\"n\">{cpu_ours}</td><td class=\"n\">{cpu_peer}</td><td>{floor}</td>\
              <td class=\"soft\">{}</td></tr>",
-            escape(&row.case),
+            escape(&row.title()),
             escape(&quantity(row.ours.value, &row.ours.unit)),
             escape(&quantity(row.peer.value, &row.peer.unit)),
             escape(&row.peer.name),

@@ -75,6 +75,9 @@ pub struct Row {
     /// Where we are going; left out where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aim: Option<f64>,
+    /// Front end that loaded both sides, where it is not the comparison's own: `virtio-user`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub front: Option<String>,
     /// How both sides were set up, for example cache mode and queue depth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
@@ -104,6 +107,14 @@ impl Row {
     /// Whether the floor was missed. A row without a floor cannot miss it.
     pub fn missed(&self) -> bool {
         self.target.is_some_and(|t| self.ratio < t)
+    }
+
+    /// The case, and in brackets the front end where it is not the comparison's own.
+    pub fn title(&self) -> String {
+        match &self.front {
+            Some(front) => format!("{} ({front})", self.case),
+            None => self.case.clone(),
+        }
     }
 
     /// Peer's CPU per operation over ours: above 1, we need less.

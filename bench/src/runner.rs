@@ -401,6 +401,7 @@ pub fn row(spec: &Spec, rounds: &[Round]) -> Result<Row, BenchError> {
         host_cpu_us_per_op: Some(cpu),
         target: spec.target,
         aim: spec.aim,
+        front: None,
         mode: (!spec.mode.is_empty()).then(|| spec.mode.clone()),
     })
 }

@@ -17,6 +17,7 @@ fn row(case: &str, values: (f64, f64), ratio: (f64, f64, f64), cpu: (f64, f64)) 
         host_cpu_us_per_op: Some(CpuPerOp { ours: cpu.0, peer: cpu.1 }),
         target: Some(1.0),
         aim: Some(1.3),
+        front: None,
         mode: Some("1 vCPU each".into()),
     }
 }

@@ -131,7 +131,7 @@ fn cells(row: &Row) -> [String; 7] {
         None => "none".into(),
     };
     [
-        row.case.clone(),
+        row.title(),
         quantity(row.ours.value, &row.ours.unit),
         format!("{} ({})", quantity(row.peer.value, &row.peer.unit), row.peer.name),
         format!("{:.2}× ({:.2}–{:.2})", row.ratio, row.ratio_min, row.ratio_max),
@@ -182,7 +182,7 @@ pub fn by_case(results: &Results) -> String {
         let peers: Vec<String> = rows.iter().map(peer).collect();
         let floors: Vec<String> = rows.iter().filter_map(floor).collect();
         let ours = quantity(first.ours.value, &first.ours.unit);
-        let cells = [first.case.clone(), ours, peers.join(", "), floors.join(", ")];
+        let cells = [first.title(), ours, peers.join(", "), floors.join(", ")];
         out.push_str(&format!("| {} |\n", cells.map(|c| c.replace('|', "\\|")).join(" | ")));
     }
     for line in not_measured(results) {

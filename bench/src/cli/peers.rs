@@ -9,10 +9,11 @@ use super::{EXIT_MISSED, seconds};
 use crate::daemon::beside_us;
 use crate::error::BenchError;
 use crate::machine;
-use crate::peers::front::Window;
+use crate::peers::case::{Case, Ring};
+use crate::peers::front::{Kind, Reading, Window};
 use crate::peers::output::{self, Outcome};
 use crate::peers::rounds::Plan;
-use crate::peers::{self, Setup, case, tap};
+use crate::peers::{self, Setup, case, tap, virtio_user};
 use crate::progress::Progress;
 use crate::report::Context;
 use crate::table;
@@ -49,9 +50,12 @@ pub struct PeersArgs {
     /// The daemon; beside this program when left out.
     #[arg(long)]
     millrace: Option<PathBuf>,
-    /// The front end; beside this program when left out.
+    /// Who drives the rings; virtio-user (DPDK) knows frames up to 1,500 bytes, one direction.
+    #[arg(long, value_enum, default_value_t = Kind::Ours)]
+    front: Kind,
+    /// The program of our front end; beside this program when left out.
     #[arg(long)]
-    front: Option<PathBuf>,
+    frontend: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -78,12 +82,29 @@ pub struct TapArgs {
     warmup: Duration,
 }
 
+#[derive(Args)]
+pub struct VirtioUserArgs {
+    #[arg(long, value_enum)]
+    ring: Ring,
+    #[arg(long)]
+    a: PathBuf,
+    #[arg(long)]
+    b: PathBuf,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(60..=virtio_user::MAX_FRAME_BYTES as i64))]
+    frame_bytes: u32,
+    #[arg(long)]
+    cpu: usize,
+    #[arg(long, value_parser = seconds)]
+    secs: Duration,
+    #[arg(long, value_parser = seconds)]
+    warmup: Duration,
+    #[arg(long)]
+    hugepages: bool,
+}
+
 impl PeersArgs {
     fn setup(&self) -> Result<Setup, BenchError> {
-        let cases = case::select(&self.cases).map_err(|name| {
-            let known: Vec<String> = case::ALL.iter().map(case::Case::name).collect();
-            BenchError::UnknownCase { name, known: known.join(", ") }
-        })?;
+        let cases = self.chosen()?;
         let beside = |given: &Option<PathBuf>, name| match given {
             Some(path) => Ok(path.clone()),
             None => beside_us(name),
@@ -96,11 +117,37 @@ impl PeersArgs {
             plan: Plan { rounds, window: Window { warm_up: self.warmup, length } },
             cpus: two_cpus(&self.cpus)?,
             millrace: beside(&self.millrace, "millrace")?,
-            front: beside(&self.front, "frontend")?,
+            kind: self.front,
+            front: match self.front {
+                Kind::Ours => beside(&self.frontend, "frontend")?,
+                Kind::VirtioUser => this_program()?,
+            },
             out: self.out.clone(),
             hugepages: !self.no_hugepages,
         })
     }
+}
+
+impl PeersArgs {
+    /// The cases asked for; of all cases those that the front end can do.
+    fn chosen(&self) -> Result<Vec<Case>, BenchError> {
+        let mut cases = case::select(&self.cases).map_err(|name| {
+            let known: Vec<String> = case::ALL.iter().map(Case::name).collect();
+            BenchError::UnknownCase { name, known: known.join(", ") }
+        })?;
+        if self.cases.is_empty() {
+            cases.retain(|c| self.front.refuses(c).is_none());
+        }
+        if let Some((case, why)) = cases.iter().find_map(|c| Some((c, self.front.refuses(c)?))) {
+            let what = format!("run {} with --front {}", case.name(), self.front.name());
+            return Err(BenchError::lab(what, why));
+        }
+        Ok(cases)
+    }
+}
+
+fn this_program() -> Result<PathBuf, BenchError> {
+    std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))
 }
 
 /// Two different CPUs of this machine.
@@ -128,7 +175,7 @@ pub fn run(args: &PeersArgs) -> Result<u8, BenchError> {
         window.length.as_secs_f64(),
         window.warm_up.as_secs_f64()
     ));
-    let outcome = Outcome::new(machine::machine(), commit, runs);
+    let outcome = Outcome::new(machine::machine(), commit, runs, setup.kind);
     let context = Context { setup: text, took_s: progress.elapsed().as_secs_f64() };
     let written = output::write_all(&args.out, &outcome, &context)?;
     println!("\n{}", table::terminal(&outcome.results));
@@ -167,8 +214,23 @@ pub fn tap(args: &TapArgs) -> Result<(), BenchError> {
         TapMode::Flood => tap::flood(&setup),
         TapMode::Rr => tap::round_trips(&setup),
     };
-    let reading = reading.map_err(|e| BenchError::lab("load on TAP devices", e))?;
-    let text = serde_json::to_string(&reading).map_err(|e| BenchError::lab("print", e))?;
+    print(&reading.map_err(|e| BenchError::lab("load on TAP devices", e))?)
+}
+
+/// Puts load on two ports with DPDK's driver and prints what a front end prints.
+pub fn virtio_user(args: &VirtioUserArgs) -> Result<(), BenchError> {
+    print(&virtio_user::run(&virtio_user::Setup {
+        sockets: [args.a.clone(), args.b.clone()],
+        ring: args.ring,
+        frame_bytes: args.frame_bytes,
+        cpu: args.cpu,
+        hugepages: args.hugepages,
+        window: Window { warm_up: args.warmup, length: args.secs },
+    })?)
+}
+
+fn print(reading: &Reading) -> Result<(), BenchError> {
+    let text = serde_json::to_string(reading).map_err(|e| BenchError::lab("print", e))?;
     println!("{text}");
     Ok(())
 }
@@ -199,6 +261,9 @@ mod tests {
         assert!(s.front.ends_with("frontend") && s.hugepages);
         let s = setup(&["--quick", "--cases", "null", "--cpus", "1,0"]).unwrap();
         assert_eq!((s.plan.rounds, s.cases.len(), s.cpus), (3, 2, (1, 0)));
+        let s = setup(&["--front", "virtio-user"]).unwrap();
+        assert_eq!((s.kind, s.cases.len()), (Kind::VirtioUser, 6));
+        assert_eq!(s.front, std::env::current_exe().unwrap());
     }
 
     #[test]
@@ -207,12 +272,18 @@ mod tests {
         assert!(e(&["--cases", "flod"]).starts_with("no case is named flod; there are: flood64_"));
         assert!(e(&["--cpus", "0"]).contains("two different ones of"));
         assert!(e(&["--cpus", "0,0"]).contains("two different ones of"));
+        let refused = e(&["--front", "virtio-user", "--cases", "flood64,rr64"]);
+        assert_eq!(
+            refused,
+            "run rr64_split with --front virtio-user: testpmd times no round trips"
+        );
         assert!(e(&["--rounds", "0"]).contains("1..=99"));
     }
 
     #[test]
     fn exit_codes_tell_complete_missed_and_failed() {
-        let mut outcome = Outcome::new(samples::results().machine, "c".into(), Vec::new());
+        let mut outcome =
+            Outcome::new(samples::results().machine, "c".into(), Vec::new(), Kind::Ours);
         assert_eq!(exit_code(&outcome), 0);
         outcome.results.rows = samples::results().rows;
         assert_eq!(exit_code(&outcome), EXIT_MISSED);

@@ -101,6 +101,7 @@ fn row(value: &Value, rounds: &[&Round]) -> Result<Row, BenchError> {
         host_cpu_us_per_op: None,
         target: None,
         aim: None,
+        front: None,
         mode: Some(value.how.into()),
     })
 }

@@ -19,13 +19,13 @@ mod testpmd;
 mod vpp;
 
 /// MAC address of the front end's first port.
-const MAC_A: &str = "02:00:00:00:00:0a";
+pub(super) const MAC_A: &str = "02:00:00:00:00:0a";
 /// Of its second.
-const MAC_B: &str = "02:00:00:00:00:0b";
+pub(super) const MAC_B: &str = "02:00:00:00:00:0b";
 /// IPv4 address of its first port.
-const IP_A: &str = "10.99.0.10";
+pub(super) const IP_A: &str = "10.99.0.10";
 /// Of its second.
-const IP_B: &str = "10.99.0.11";
+pub(super) const IP_B: &str = "10.99.0.11";
 
 /// A back end that has been started for one load, and that load.
 pub struct Running {
@@ -110,8 +110,8 @@ fn ports(folder: &Path) -> (PathBuf, PathBuf) {
 }
 
 /// DPDK's words for its memory: huge pages without files, or none.
-fn dpdk_memory(bed: &Bed) -> &'static [&'static str] {
-    match bed.hugepages {
+pub(super) fn dpdk_memory(hugepages: bool) -> &'static [&'static str] {
+    match hugepages {
         true => &["--in-memory"],
         false => &["--in-memory", "--no-huge", "-m", "512"],
     }

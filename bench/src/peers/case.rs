@@ -5,7 +5,7 @@ use crate::stats::Better;
 use super::front::Reading;
 
 /// Ring format that the front end negotiates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Ring {
     /// Split.
     Split,

@@ -15,9 +15,10 @@ use super::Bed;
 use super::case::{Case, Load};
 use super::meter::{self, Snapshot, Usage};
 use super::process::{self, Process, tail};
+use super::virtio_user;
 
 /// Descriptors of each ring.
-const QUEUE_SIZE: &str = "256";
+pub(super) const QUEUE_SIZE: &str = "256";
 /// Time for a front end beyond its load: connecting, and its report. Then it hangs.
 const GRACE: Duration = Duration::from_secs(15);
 /// How often the counters are read. A back end may take a second to notice its front end, so when
@@ -92,19 +93,61 @@ pub struct Measure {
     pub usage: Option<Usage>,
 }
 
+/// Which front end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// `bench/frontend`: all cases.
+    Ours,
+    /// DPDK's driver ([`virtio_user`]): frames that fit its buffers, one direction.
+    VirtioUser,
+}
+
+impl Kind {
+    /// As `--front` and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Ours => "ours",
+            Kind::VirtioUser => "virtio-user",
+        }
+    }
+
+    /// The mark of its rows; ours has none.
+    pub fn mark(self) -> Option<String> {
+        (self != Kind::Ours).then(|| self.name().into())
+    }
+
+    /// What a case asks of it that it cannot do; none when it can.
+    pub fn refuses(self, case: &Case) -> Option<&'static str> {
+        match (self, case.load) {
+            (Kind::Ours, _) => None,
+            (_, Load::Flood { frame_bytes }) if frame_bytes <= virtio_user::MAX_FRAME_BYTES => None,
+            (_, Load::Flood { .. }) => Some("frames above 1,514 bytes do not fit its buffers"),
+            (_, Load::RoundTrip { .. }) => Some("testpmd times no round trips"),
+            (_, Load::Read { .. }) => Some("it drives no disks"),
+        }
+    }
+}
+
 /// The front end on two network ports.
 pub fn net(bed: &Bed, case: &Case, window: Window, a: &Path, b: &Path) -> Program {
-    let mut command = common(bed, "net", case, window);
     let (mode, frame_bytes) = match case.load {
         Load::RoundTrip { frame_bytes } => ("rr", frame_bytes),
         Load::Flood { frame_bytes } => ("flood", frame_bytes),
         Load::Read { .. } => ("flood", 0),
     };
-    command.args(["--mode", mode, "--frame-bytes", &frame_bytes.to_string()]);
-    command.arg("--a").arg(a).arg("--b").arg(b).args(["--queue-size", QUEUE_SIZE]);
-    if frame_bytes > 4096 {
-        command.arg("--mergeable");
-    }
+    let mut command = match bed.kind {
+        Kind::Ours => {
+            let mut command = common(bed, "net", case, window);
+            command.args(["--mode", mode, "--queue-size", QUEUE_SIZE]);
+            if frame_bytes > 4096 {
+                command.arg("--mergeable");
+            }
+            command
+        }
+        Kind::VirtioUser => common(bed, "virtio-user", case, window),
+    };
+    command.args(["--frame-bytes", &frame_bytes.to_string()]);
+    command.arg("--a").arg(a).arg("--b").arg(b);
     if bed.hugepages {
         command.arg("--hugepages");
     }

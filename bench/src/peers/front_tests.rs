@@ -66,12 +66,18 @@ fn the_command_line_says_the_case() {
     assert_eq!(
         line(net(&bed, &case("flood64k_packed"), window, a, b)),
         "--pdeathsig KILL /t/frontend net --ring packed --cpu 1 --secs 1 --warmup 0.2 --mode flood \
-         --frame-bytes 65536 --a /t/a --b /t/b --queue-size 256 --mergeable --hugepages"
+         --queue-size 256 --mergeable --frame-bytes 65536 --a /t/a --b /t/b --hugepages"
     );
     assert_eq!(
         line(disk(&bed, &case("null_d32"), window, a)),
         "--pdeathsig KILL /t/frontend disk --ring split --cpu 1 --secs 1 --warmup 0.2 --op read \
          --block-bytes 4096 --depth 32 --socket /t/a"
+    );
+    let bed = Bed { kind: Kind::VirtioUser, front: "/t/bench".into(), ..bed };
+    assert_eq!(
+        line(net(&bed, &case("flood1500_packed"), window, a, b)),
+        "--pdeathsig KILL /t/bench virtio-user --ring packed --cpu 1 --secs 1 --warmup 0.2 \
+         --frame-bytes 1500 --a /t/a --b /t/b --hugepages"
     );
 }
 
@@ -84,4 +90,26 @@ fn usage_is_of_the_time_that_counted() {
     assert_eq!(u, reads[3].since(&reads[1]).unwrap());
     assert_eq!(usage(&reads, last, Duration::ZERO), None, "one reading is no usage");
     assert_eq!(usage(&[meter::snapshot(&[])], last, Duration::from_secs(9)), None);
+}
+
+#[test]
+fn virtio_user_takes_the_small_floods() {
+    let takes: Vec<String> = crate::peers::case::ALL
+        .iter()
+        .filter(|c| Kind::VirtioUser.refuses(c).is_none())
+        .map(Case::name)
+        .collect();
+    assert_eq!(
+        takes,
+        [
+            "flood64_split",
+            "flood64_in-order",
+            "flood64_packed",
+            "flood1500_split",
+            "flood1500_in-order",
+            "flood1500_packed"
+        ]
+    );
+    assert!(crate::peers::case::ALL.iter().all(|c| Kind::Ours.refuses(c).is_none()));
+    assert_eq!((Kind::Ours.mark(), Kind::VirtioUser.mark()), (None, Some("virtio-user".into())));
 }

@@ -11,12 +11,15 @@ use crate::table::{self, number, quantity};
 
 use super::backend::OURS;
 use super::case::{self, Metric};
+use super::front::Kind;
 use super::plot;
 use super::rounds::{CaseRuns, DELAY_LIMIT, Sample};
 use super::rows;
 
 /// Everything that there is to say of a run.
 pub struct Outcome {
+    /// Which front end.
+    pub front: Kind,
     /// In the published format.
     pub results: Results,
     /// Every round.
@@ -27,15 +30,16 @@ pub struct Outcome {
 
 impl Outcome {
     /// Makes rows out of the rounds.
-    pub fn new(machine: Machine, commit: String, runs: Vec<CaseRuns>) -> Outcome {
-        let (rows, missing) = rows::rows(&runs);
+    pub fn new(machine: Machine, commit: String, runs: Vec<CaseRuns>, front: Kind) -> Outcome {
+        let (rows, missing) = rows::rows(&runs, front);
         let failed = rows::failed(&runs, &missing);
-        Outcome { results: Results { machine, commit, rows, missing }, runs, failed }
+        Outcome { front, results: Results { machine, commit, rows, missing }, runs, failed }
     }
 }
 
 /// Writes `bench-peers.json` (the published format), `bench-peers-rounds.json` (every round), two
-/// plots and `bench-peers.html` into `folder`, making it if needed. Returns what was written.
+/// plots and `bench-peers.html` into `folder`, making it if needed. Another front end than ours has
+/// its name after `peers`, so that neither's results replace the other's. Returns what was written.
 pub fn write_all(
     folder: &Path,
     outcome: &Outcome,
@@ -43,16 +47,18 @@ pub fn write_all(
 ) -> Result<Vec<PathBuf>, BenchError> {
     std::fs::create_dir_all(folder).map_err(|e| BenchError::file("make folder", folder, e))?;
     let mut written = Vec::new();
-    let mut path = |name: &str| {
-        written.push(folder.join(name));
-        folder.join(name)
+    let mark = outcome.front.mark().map_or(String::new(), |m| format!("-{m}"));
+    let mut path = |end: &str| {
+        let path = folder.join(format!("bench-peers{mark}{end}"));
+        written.push(path.clone());
+        path
     };
-    outcome.results.write(&path("bench-peers.json"))?;
-    write_json(&outcome.runs, &path("bench-peers-rounds.json"))?;
+    outcome.results.write(&path(".json"))?;
+    write_json(&outcome.runs, &path("-rounds.json"))?;
     for (name, text) in [
-        ("bench-peers-ratios.svg", svg::ratios(&outcome.results)),
-        ("bench-peers-values.svg", plot::values(&outcome.results)),
-        ("bench-peers.html", html(outcome, context)),
+        ("-ratios.svg", svg::ratios(&outcome.results)),
+        ("-values.svg", plot::values(&outcome.results)),
+        (".html", html(outcome, context)),
     ] {
         let path = path(name);
         std::fs::write(&path, text).map_err(|e| BenchError::file("write", &path, e))?;
@@ -183,7 +189,7 @@ mod tests {
     use crate::peers::rounds::{Part, Round};
     use crate::samples;
 
-    fn outcome() -> Outcome {
+    fn outcome(front: Kind) -> Outcome {
         let sample = |name: &str, ops_per_s: f64, disturbed| Sample {
             back_end: name.into(),
             reading: Reading { ops: 10.0, ops_per_s, seconds: 1.0, ..Reading::default() },
@@ -211,14 +217,14 @@ mod tests {
             rounds: vec![round(0), round(1), round(2)],
             failures: Vec::new(),
         };
-        Outcome::new(samples::results().machine, "abc".into(), vec![run])
+        Outcome::new(samples::results().machine, "abc".into(), vec![run], front)
     }
 
     #[test]
     fn a_run_leaves_five_files_that_tell_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let context = Context { setup: vec!["Two CPUs.".into()], took_s: 60.0 };
-        let written = write_all(dir.path(), &outcome(), &context).unwrap();
+        let written = write_all(dir.path(), &outcome(Kind::Ours), &context).unwrap();
         assert_eq!(written.len(), 5);
         let read = Results::read(&dir.path().join("bench-peers.json")).unwrap();
         assert_eq!((read.rows[0].ratio, read.missing.len()), (0.9, 1));
@@ -233,5 +239,16 @@ mod tests {
         ] {
             assert!(page.contains(golden), "lacks {golden}: {page}");
         }
+    }
+
+    #[test]
+    fn the_results_of_another_front_end_say_so_and_replace_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let context = Context { setup: Vec::new(), took_s: 60.0 };
+        let written = write_all(dir.path(), &outcome(Kind::VirtioUser), &context).unwrap();
+        assert!(written.iter().all(|w| w.exists()));
+        let read = Results::read(&dir.path().join("bench-peers-virtio-user.json")).unwrap();
+        assert_eq!(read.rows[0].title(), "flood64_split (virtio-user)");
+        assert!(!dir.path().join("bench-peers.json").exists());
     }
 }

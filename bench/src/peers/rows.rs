@@ -5,19 +5,22 @@ use crate::stats::{ratio, significant, spread};
 
 use super::backend::OURS;
 use super::case::{self, Case, Metric};
+use super::front::Kind;
 use super::rounds::{CaseRuns, Part, Sample};
 
 /// Significant digits in result files.
 const DIGITS: i32 = 5;
 
 /// All rows, and the comparisons that have none.
-pub fn rows(runs: &[CaseRuns]) -> (Vec<Row>, Vec<Missing>) {
+pub fn rows(runs: &[CaseRuns], front: Kind) -> (Vec<Row>, Vec<Missing>) {
     let (mut rows, mut missing) = (Vec::new(), Vec::new());
     for run in runs {
         let Some(case) = case::ALL.into_iter().find(|c| c.name() == run.case) else { continue };
         for metric in case.metrics() {
             for peer in run.parts.iter().filter(|p| p.back_end != OURS) {
-                rows.extend(row(run, &case, metric, peer));
+                rows.extend(
+                    row(run, &case, metric, peer).map(|r| Row { front: front.mark(), ..r }),
+                );
             }
         }
         missing.extend(run.parts.iter().filter_map(|p| absence(run, p)));
@@ -75,6 +78,7 @@ fn row(run: &CaseRuns, case: &Case, metric: &Metric, peer: &Part) -> Option<Row>
         host_cpu_us_per_op: if metric.suffix.is_empty() { cpu(&pairs) } else { None },
         target: goal.floor,
         aim: goal.aim,
+        front: None,
         mode: Some(format!("{}{note}", case.mode())),
     })
 }

@@ -49,7 +49,7 @@ fn runs(case: &str, peer: &str) -> CaseRuns {
 
 #[test]
 fn a_row_is_the_median_of_the_rounds_that_have_both() {
-    let (rows, missing) = rows(&[runs("flood64_split", "ovs-normal")]);
+    let (rows, missing) = rows(&[runs("flood64_split", "ovs-normal")], Kind::Ours);
     assert_eq!(rows.len(), 1);
     let r = &rows[0];
     assert_eq!((r.case.as_str(), r.peer.name.as_str()), ("flood64_split", "ovs-normal"));
@@ -65,7 +65,7 @@ fn a_row_is_the_median_of_the_rounds_that_have_both() {
 
 #[test]
 fn latencies_are_turned_so_that_above_one_is_better() {
-    let (rows, _) = rows(&[runs("rr64_split", "testpmd-io")]);
+    let (rows, _) = rows(&[runs("rr64_split", "testpmd-io")], Kind::Ours);
     let cases: Vec<(&str, f64)> = rows.iter().map(|r| (r.case.as_str(), r.ratio)).collect();
     assert_eq!(cases, [("rr64_split_p50", 1.5), ("rr64_split_p99", 1.5)]);
     assert_eq!(rows[0].ours.unit, "µs");
@@ -82,7 +82,7 @@ fn a_peer_that_never_answered_has_no_row_and_is_told() {
         let why = format!("hung {round}");
         run.failures.push(Failure { back_end: "ovs-normal".into(), round, why });
     }
-    let (rows, missing) = rows(std::slice::from_ref(&run));
+    let (rows, missing) = rows(std::slice::from_ref(&run), Kind::Ours);
     assert!(rows.is_empty());
     assert_eq!(missing[0].why, "failed: hung 1");
     assert_eq!(failed(&[run], &missing), ["flood64_split ovs-normal: failed: hung 1"]);
@@ -93,4 +93,12 @@ fn a_round_that_we_lost_is_told_though_the_row_stands() {
     let mut run = runs("flood64_split", "ovs-normal");
     run.failures.push(Failure { back_end: "millrace".into(), round: 2, why: "died".into() });
     assert_eq!(failed(&[run], &[]), ["flood64_split millrace, round 2: died"]);
+}
+
+#[test]
+fn rows_of_another_front_end_are_marked() {
+    let runs = [runs("flood64_split", "ovs-normal")];
+    let front = |kind| rows(&runs, kind).0[0].front.clone();
+    assert_eq!(front(Kind::Ours), None);
+    assert_eq!(front(Kind::VirtioUser).as_deref(), Some("virtio-user"));
 }

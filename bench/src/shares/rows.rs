@@ -56,6 +56,7 @@ fn row(case: &Case, name: &str, rounds: &[Round]) -> Option<Row> {
         host_cpu_us_per_op: None,
         target: Some(question.target),
         aim: None,
+        front: None,
         mode: Some(question.how.into()),
     })
 }

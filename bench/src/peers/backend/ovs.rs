@@ -134,7 +134,7 @@ fn dpdk_settings(bed: &Bed) -> Vec<String> {
         "dpdk-init=true".into(),
         format!("dpdk-lcore-mask={}", mask(bed.front_cpu)),
         format!("pmd-cpu-mask={}", mask(bed.back_cpu)),
-        format!("dpdk-extra=\"--no-pci {}\"", dpdk_memory(bed).join(" ")),
+        format!("dpdk-extra=\"--no-pci {}\"", dpdk_memory(bed.hugepages).join(" ")),
     ];
     // Its default, 1 GiB, may be more than we reserved.
     settings.extend(bed.hugepages.then(|| "dpdk-socket-mem=256".into()));

@@ -58,7 +58,7 @@ impl Backend for Testpmd {
         // The main core sleeps, so it may share the front end's CPU.
         command.arg(format!("--lcores=0@{},1@{}", bed.front_cpu, bed.back_cpu));
         command.args(["--main-lcore=0", "--no-pci", "--file-prefix=millrace-bench"]);
-        command.args(dpdk_memory(bed)).env("RUNTIME_DIRECTORY", folder);
+        command.args(dpdk_memory(bed.hugepages)).env("RUNTIME_DIRECTORY", folder);
         for (i, socket) in [&a, &b].into_iter().enumerate() {
             command.arg(format!("--vdev=net_vhost{i},iface={},queues=1", socket.display()));
         }
