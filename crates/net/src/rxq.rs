@@ -5,7 +5,7 @@
 //! together, so that all frames of a round become visible at once with one notification.
 
 use base::counter::DropReason;
-use queue::seg::{copy_across, copy_in};
+use queue::seg::{copy_across, copy_in, copy_out};
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 
 use crate::header::{Head, PLAIN, VNET_LEN, VNET_LEN_LEGACY, Vnet};
@@ -204,7 +204,12 @@ impl RxQueue {
         if !fits || self.vnet_len != VNET_LEN || self.done.len() == self.done.capacity() {
             return false;
         }
-        let mut written = copy_in(to, 0, &PLAIN) + copy_in(to, VNET_LEN, eth);
+        // A driver that puts headers apart from frames (DPDK) and passes the buffer on leaves ours
+        // in it. Not written, its cache line does not go from core to core with each frame.
+        let mut there = [0; VNET_LEN];
+        copy_out(to, 0, &mut there);
+        let header = if there == PLAIN { VNET_LEN } else { copy_in(to, 0, &PLAIN) };
+        let mut written = header + copy_in(to, VNET_LEN, eth);
         if len > eth.len() {
             written += copy_across(from.readable, written, to, written, len - eth.len());
         }

@@ -256,3 +256,22 @@ fn no_more_frames_are_taken_from_a_ring_than_may_be_sent() {
     assert_eq!(lab.port(0).tx[0].as_ref().map(|q| q.mean_cost), Some(65_012));
     assert_eq!(lab.poll(), 3);
 }
+
+#[test]
+fn the_header_is_right_whatever_was_in_the_buffer() {
+    let right = crate::header::PLAIN;
+    let mut wrong = right;
+    wrong[10] = 2;
+    for old in [right, wrong, [0xff; 12]] {
+        let mut lab = Lab::pair();
+        let driver = &mut lab.guests[1].rx[0];
+        let (addr, len) = driver.buffer(&[&old[..], &[0xee; 1600]].concat());
+        driver.offer(&[], &[(addr, len)]);
+        let sent = frame(mac(1), mac(0), 60);
+        lab.guests[0].send(0, &no_offload(), &sent, 1);
+        assert_eq!(lab.poll(), 1);
+        let driver = &mut lab.guests[1].rx[0];
+        assert_eq!(driver.used().map(|(_, written)| written), Some(72));
+        assert_eq!(driver.read(addr, 72), [&right[..], &sent[..]].concat());
+    }
+}
