@@ -45,9 +45,11 @@ pub enum ControlError {
         /// What is wrong.
         what: String,
     },
-    /// The list of run-time ports cannot be read.
-    #[error("{path}: {what}: the ports attached at run time are lost")]
+    /// A list of what was changed at run time cannot be read.
+    #[error("{path}: {what}: {lost} are lost")]
     BadList {
+        /// What it held.
+        lost: &'static str,
         /// The file.
         path: PathBuf,
         /// What is wrong.

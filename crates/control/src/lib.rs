@@ -6,8 +6,8 @@
 //! and checked the same way in a file and in a request, and every problem is found in one run.
 //! [`api`] serves HTTP and JSON on a Unix socket and asks a [`plane::Plane`], which the binary
 //! implements over the engines. [`metrics`] prints counters that sidecores write and everybody may
-//! read. [`client`] is the other end of the API for the command line. [`attached`] remembers ports
-//! attached at run time across a restart. [`systemd`] tells the service manager how we are.
+//! read. [`client`] is the other end of the API for the command line. [`attached`] and
+//! [`granted`] remember across a restart what was changed at run time. [`systemd`] tells the service manager how we are.
 //!
 //! The API runs on one thread of its own; work that waits for a device runs on tokio's blocking
 //! threads. Nothing here is on a data path.
@@ -27,8 +27,10 @@ pub mod attached;
 pub mod client;
 pub mod config;
 mod error;
+pub mod granted;
 pub mod metrics;
 pub mod plane;
+pub mod run_list;
 pub mod systemd;
 
 pub use error::ControlError;

@@ -196,7 +196,7 @@ pub struct Link {
 /// `vm`.
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
-    /// Set weight, floor and ceilings until the daemon ends; what is left out stays
+    /// Set weight, floor and ceilings, also for later daemons; what is left out stays
     Set(VmSet),
 }
 

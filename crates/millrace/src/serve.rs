@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use control::api::ApiServer;
-use control::attached::AttachedList;
 use control::config::{self, Config, HolderConfig};
 use control::systemd::Notifier;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::Serve;
 use crate::host::Host;
+use crate::host::kept::Kept;
 use crate::{exit, holder, process};
 
 /// Runs the daemon until it is told to stop.
@@ -82,8 +82,8 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
     // Bound first: it is also the lock against a second daemon. Served when all is up.
     let api = ApiServer::bind(&config.daemon.control_socket)?;
     let (keeper, holder) = holder::keeper(&config)?;
-    let attached = attached(&run_dir);
-    let host = Host::start(path.into(), config, attached, keeper, holder.clone())?;
+    let kept = Kept::load(&run_dir);
+    let host = Host::start(path.into(), config, kept, keeper, holder.clone())?;
     if let Some(holder) = &holder {
         holder::forget_others(holder, &host.names());
     }
@@ -119,17 +119,6 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
     }
     tracing::info!("stopped");
     Ok(())
-}
-
-/// The ports attached to an earlier daemon. A list that cannot be read is put aside.
-fn attached(run_dir: &Path) -> AttachedList {
-    AttachedList::load(run_dir).unwrap_or_else(|e| {
-        let list = run_dir.join("attached.json");
-        let aside = run_dir.join("attached.json.bad");
-        let moved = std::fs::rename(&list, &aside);
-        tracing::error!(?moved, "{e}; the file is put aside as {}", aside.display());
-        AttachedList::empty(run_dir)
-    })
 }
 
 /// Tells systemd that the control thread lives, for as long as it does and no sidecore hangs. One

@@ -211,6 +211,72 @@ fn a_port_attached_at_run_time_survives_a_kill_and_a_detached_one_does_not() {
 }
 
 #[test]
+fn what_a_vm_was_granted_survives_a_kill_until_the_config_says_something_new() {
+    let config =
+        "[[vm]]\nname='a'\nweight=100\n[[vm.disk]]\nname='d'\nformat='null'\nsize='1MiB'\n";
+    let place = Place::new(config);
+    let daemon = place.start();
+    let grant = json!({"weight": 300, "ceiling_bytes_per_s": "100MiB"});
+    assert_eq!(daemon.ask("PATCH", "/v1/vms/a", Some(grant)).status, 200);
+    let of_a = |daemon: &Daemon| {
+        let vm = daemon.get("/v1/status")["vms"][0].clone();
+        (vm["weight"].clone(), vm["ceiling_bytes_per_s"].clone())
+    };
+    daemon.kill();
+    let daemon = place.start();
+    assert_eq!(of_a(&daemon), (json!(300), json!(100 << 20)));
+    daemon.kill();
+    let text = std::fs::read_to_string(place.path("m.toml")).unwrap();
+    std::fs::write(place.path("m.toml"), text.replace("weight=100", "weight=50")).unwrap();
+    let daemon = place.start();
+    assert_eq!(of_a(&daemon), (json!(50), json!(0)));
+    daemon.kill();
+    // What was granted before is forgotten, whatever the config says later.
+    std::fs::write(place.path("m.toml"), text).unwrap();
+    assert_eq!(of_a(&place.start()), (json!(100), json!(0)));
+}
+
+#[test]
+fn a_vm_of_the_config_keeps_its_settings_without_ports() {
+    let place = Place::new(
+        "[[vm]]\nname='a'\nweight=7\nceiling_ops_per_s=1000\n\
+         [[vm.disk]]\nname='d'\nformat='null'\nsize='1MiB'\n",
+    );
+    let daemon = place.start();
+    let port = json!({"disk": {"name": "d", "format": "null", "size": "1MiB"}});
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/a/ports/d", None).status, 204);
+    assert_eq!(daemon.ask("POST", "/v1/vms/a/ports", Some(port)).status, 201);
+    let vm = &daemon.get("/v1/status")["vms"][0];
+    assert_eq!((&vm["weight"], &vm["ceiling_ops_per_s"]), (&json!(7), &json!(1000)));
+    daemon.kill();
+    // The config has the port again, which is no reason to complain.
+    let daemon = place.start();
+    assert_eq!(daemon.get("/v1/ports").as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn ports_and_grants_of_a_vm_made_at_run_time_come_back_together() {
+    let place = Place::new("");
+    let daemon = place.start();
+    let port = |name: &str| json!({"disk": {"name": name, "format": "null", "size": "1MiB"}});
+    assert_eq!(daemon.ask("POST", "/v1/vms/v/ports", Some(port("a"))).status, 201);
+    let grant = json!({"weight": 300, "ceiling_ops_per_s": 9});
+    assert_eq!(daemon.ask("PATCH", "/v1/vms/v", Some(grant)).status, 200);
+    assert_eq!(daemon.ask("POST", "/v1/vms/v/ports", Some(port("b"))).status, 201);
+    // What made the VM is gone; what it was granted since is not.
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/v/ports/a", None).status, 204);
+    daemon.kill();
+    let daemon = place.start();
+    let vm = &daemon.get("/v1/status")["vms"][0];
+    assert_eq!((&vm["weight"], &vm["ceiling_ops_per_s"]), (&json!(300), &json!(9)));
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/v/ports/b", None).status, 204);
+    assert_eq!(daemon.get("/v1/status")["vms"], json!([]));
+    // A new one of that name has nothing of it.
+    assert_eq!(daemon.ask("POST", "/v1/vms/v/ports", Some(port("c"))).status, 201);
+    assert_eq!(daemon.get("/v1/status")["vms"][0]["weight"], json!(100));
+}
+
+#[test]
 fn stop_with_forget_ends_sessions_and_the_holder() {
     let place = place();
     let daemon = place.start();

@@ -41,7 +41,7 @@ pub struct AttachBody<'a> {
     /// The VM's trust domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<&'a str>,
-    /// The VM's weight.
+    /// The weight that the VM was made with.
     pub weight: u32,
 }
 
@@ -50,18 +50,31 @@ impl Config {
     /// `{"vsock": {...}}`, the inner table as in a config file. A VM that is not there is made;
     /// `trust_domain` and `weight` beside the port are for it. On error nothing is changed.
     pub fn attach(&mut self, vm: &str, body: &Json) -> Result<PortConfig, AttachError> {
+        self.take(vm, body, false)
+    }
+
+    /// As [`Config::attach`], for one that an earlier daemon attached: a VM that is there has its
+    /// weight from a config that is newer than `body`.
+    pub fn attach_again(&mut self, vm: &str, body: &Json) -> Result<PortConfig, AttachError> {
+        self.take(vm, body, true)
+    }
+
+    fn take(&mut self, vm: &str, body: &Json, again: bool) -> Result<PortConfig, AttachError> {
         let mut ctx = Context::default();
         if let Err(what) = check_name(vm) {
             ctx.note("vm", what, "use letters, digits, `.`, `_` and `-`, at most 64".into(), None);
         }
         let node = from_json(body);
-        let Some(request) = request(&mut ctx, &node, &self.daemon.run_dir, vm) else {
+        let Some(mut request) = request(&mut ctx, &node, &self.daemon.run_dir, vm) else {
             return Err(ctx.problems.into());
         };
         let name = request.port.name().to_string();
         let old = self.vms.iter().position(|v| v.name == vm);
         if old.is_some_and(|at| self.vms[at].ports().any(|p| p.name() == name)) {
             return Err(AttachError::Exists { vm: vm.into(), port: name });
+        }
+        if again && old.is_some() {
+            request.weight = None;
         }
         let mut next = self.clone();
         let at = old.unwrap_or_else(|| {
@@ -95,12 +108,12 @@ impl Config {
         Ok(Some(credit))
     }
 
-    /// Forgets a port, and its VM with the last one. None when there is no such port.
+    /// Forgets a port, and with its last one a VM that is not in a config file. None when there is no such port.
     pub fn detach(&mut self, vm: &str, port: &str) -> Option<PortConfig> {
         let at = self.vms.iter().position(|v| v.name == vm)?;
         let found = self.vms[at].ports().find(|p| p.name() == port)?;
         self.vms[at].remove_port(port);
-        if self.vms[at].ports().next().is_none() {
+        if !self.vms[at].from_file && self.vms[at].ports().next().is_none() {
             self.vms.remove(at);
         }
         Some(found)

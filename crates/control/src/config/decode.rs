@@ -164,7 +164,7 @@ fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig 
     let disks =
         disk_nodes.into_iter().map(|(p, n)| ports::disk(Reader::new(ctx, p, n), &home)).collect();
     let vsock = vsock_node.map(|n| ports::vsock(Reader::new(ctx, vsock_path, n), &home));
-    VmConfig { credit, trust_domain, nets, disks, vsock, name }
+    VmConfig { credit, trust_domain, nets, disks, vsock, name, from_file: true }
 }
 
 /// The optional `trust_domain` of a VM.

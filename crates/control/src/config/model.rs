@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::value::format_mac;
 
@@ -147,6 +147,9 @@ pub struct UplinkConfig {
 pub struct VmConfig {
     /// Name.
     pub name: String,
+    /// It is in a config file, and stays without ports.
+    #[serde(skip)]
+    pub from_file: bool,
     /// Its share of I/O under contention, what it has in any case, and what it never exceeds.
     #[serde(flatten)]
     pub credit: CreditConfig,
@@ -165,7 +168,7 @@ pub struct VmConfig {
 }
 
 /// What a VM is granted of the host's I/O, network and disks together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreditConfig {
     /// Share under contention.
     pub weight: u32,
@@ -385,10 +388,11 @@ impl PortConfig {
 }
 
 impl VmConfig {
-    /// A VM without ports.
+    /// A VM without ports, made at run time.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
+            from_file: false,
             credit: CreditConfig::default(),
             trust_domain: None,
             nets: Vec::new(),

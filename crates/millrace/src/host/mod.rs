@@ -5,6 +5,7 @@ mod cores;
 mod domains;
 pub mod engine;
 mod guard;
+pub mod kept;
 mod port;
 mod status;
 pub mod switches;
@@ -19,8 +20,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
-use control::attached::{AttachedList, AttachedPort};
-use control::config::{AttachBody, Config, CreditConfig, DEFAULT_WEIGHT, PortConfig};
+use control::config::{Config, CreditConfig, PortConfig};
 use control::plane::{HolderStatus, Metrics, Plane, PlaneError, PortStatus, Status, VmStatus};
 use serde_json::Value;
 use sidecore::{Accounts, Placer, Sidecore, Watchdog};
@@ -32,6 +32,7 @@ use self::cores::Core;
 use self::domains::{Domains, Key};
 use self::engine::Engine;
 use self::guard::guarded;
+use self::kept::Kept;
 use self::port::{Live, Port, full_name};
 use self::switches::SwitchEntry;
 use crate::process::describe;
@@ -40,7 +41,7 @@ use crate::process::describe;
 /// wait for a disk; listings do not take it.
 struct Change {
     config: Config,
-    attached: AttachedList,
+    kept: Kept,
     domains: Domains,
 }
 
@@ -73,7 +74,7 @@ impl Host {
     pub fn start(
         config_path: PathBuf,
         config: Config,
-        attached: AttachedList,
+        kept: Kept,
         keeper: Arc<dyn Keeper>,
         holder: Option<PathBuf>,
     ) -> anyhow::Result<Arc<Self>> {
@@ -100,7 +101,7 @@ impl Host {
             switches,
             keeper,
             holder,
-            change: Mutex::new(Change { config, attached, domains: Domains::default() }),
+            change: Mutex::new(Change { config, kept, domains: Domains::default() }),
             ports: RwLock::default(),
             stop: Notify::new(),
             forget: AtomicBool::new(false),
@@ -111,7 +112,8 @@ impl Host {
 
     fn start_ports(&self) {
         let mut change = self.lock();
-        self.restore_attached(&mut change);
+        let Change { config, kept, .. } = &mut *change;
+        kept.restore(config);
         let all: Vec<(String, PortConfig)> = change
             .config
             .vms
@@ -126,17 +128,6 @@ impl Host {
                 why
             });
             self.push(Port { vm, config, live });
-        }
-    }
-
-    /// Ports attached to an earlier daemon. One that no longer fits the config is left out.
-    fn restore_attached(&self, change: &mut Change) {
-        let Change { config, attached, .. } = change;
-        for entry in attached.ports() {
-            if let Err(e) = config.attach(&entry.vm, &entry.body) {
-                let name = full_name(&entry.vm, &entry.port);
-                tracing::error!(port = %name, "was attached at run time, is left out now: {e}");
-            }
         }
     }
 
@@ -352,7 +343,8 @@ impl Plane for Host {
                 return Err(refused(&e));
             }
         };
-        remember(&mut change, vm, &config);
+        let Change { config: all, kept, .. } = &mut *change;
+        kept.attached(all, vm, &config);
         tracing::info!(port = %full_name(vm, config.name()), "attached");
         let port = self.push(Port { vm: vm.into(), config, live: Ok(live) });
         Ok(status::port(&port))
@@ -369,10 +361,9 @@ impl Plane for Host {
             self.drop_engine(&mut change, vm, &live.engine);
         }
         self.release_account(vm);
-        change.config.detach(vm, port);
-        if let Err(e) = change.attached.remove(vm, port) {
-            tracing::error!("{e}; a restart will bring {vm}/{port} back");
-        }
+        let Change { config, kept, .. } = &mut *change;
+        config.detach(vm, port);
+        kept.detached(config, vm, port);
         tracing::info!(port = %full_name(vm, port), "detached");
         Ok(())
     }
@@ -401,10 +392,12 @@ impl Plane for Host {
 
     fn set_credit(&self, vm: &str, body: &Value) -> Result<CreditConfig, PlaneError> {
         let mut change = self.lock();
-        let Some(credit) = change.config.set_credit(vm, body)? else {
+        let was = change.config.vms.iter().find(|v| v.name == vm).map(|v| v.credit);
+        let (Some(was), Some(credit)) = (was, change.config.set_credit(vm, body)?) else {
             return Err(PlaneError::NotFound { what: "VM", name: vm.into() });
         };
         self.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
+        change.kept.granted(vm, was, credit);
         tracing::info!(%vm, ?credit, "granted");
         Ok(credit)
     }
@@ -412,24 +405,6 @@ impl Plane for Host {
     fn shutdown(&self, forget: bool) {
         self.forget.store(forget, Ordering::Relaxed);
         self.stop.notify_one();
-    }
-}
-
-/// Notes a port for the next daemon. When that fails the port runs all the same.
-fn remember(change: &mut Change, vm: &str, config: &PortConfig) {
-    let entry = change.config.vms.iter().find(|v| v.name == vm);
-    let body = serde_json::to_value(AttachBody {
-        port: config,
-        trust_domain: entry.and_then(|v| v.trust_domain.as_deref()),
-        weight: entry.map_or(DEFAULT_WEIGHT, |v| v.credit.weight),
-    });
-    let noted = body.map_err(|e| e.to_string()).and_then(|body| {
-        let port = AttachedPort { vm: vm.into(), port: config.name().into(), body };
-        change.attached.add(port).map_err(|e| e.to_string())
-    });
-    if let Err(e) = noted {
-        let name = full_name(vm, config.name());
-        tracing::error!(port = %name, "{e}; a restart will not bring it back");
     }
 }
 

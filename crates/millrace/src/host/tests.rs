@@ -20,8 +20,8 @@ impl House {
         let daemon = format!("[daemon]\nrun_dir='{place}'\ncontrol_socket='{place}/c.sock'\n");
         let text = format!("{daemon}[sidecore]\ncount=1\n{}", text.replace("DIR", place));
         let config = control::config::parse("m.toml".as_ref(), &text).unwrap();
-        let attached = AttachedList::empty(dir.path());
-        let host = Host::start("m.toml".into(), config, attached, Arc::new(NullKeeper), None);
+        let kept = Kept::load(dir.path());
+        let host = Host::start("m.toml".into(), config, kept, Arc::new(NullKeeper), None);
         Self { host: host.unwrap(), dir }
     }
 

@@ -1,0 +1,92 @@
+//! A list that outlives the daemon: a JSON file in the run directory, so that a daemon that was
+//! killed finds it again. A reboot empties the run directory, and the VMs are gone with it.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::MAX_FILE_LEN_BYTES;
+use crate::error::ControlError;
+
+/// An entry of such a list.
+pub trait Kept: Serialize + DeserializeOwned {
+    /// Name of the file in the run directory.
+    const FILE: &'static str;
+    /// What is lost with it.
+    const WHAT: &'static str;
+}
+
+/// The file and what is in it.
+#[derive(Debug)]
+pub struct RunList<T> {
+    path: PathBuf,
+    entries: Vec<T>,
+}
+
+impl<T: Kept> RunList<T> {
+    /// Reads the file; one that is not there is an empty list. The error leaves it as it is, for a
+    /// person to see.
+    pub fn load(run_dir: &Path) -> Result<Self, ControlError> {
+        let Self { path, .. } = Self::empty(run_dir);
+        let bad = |what: String| ControlError::BadList { path: path.clone(), what, lost: T::WHAT };
+        let entries = match fs::metadata(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(e) => return Err(bad(e.to_string())),
+            Ok(meta) if meta.len() > MAX_FILE_LEN_BYTES => {
+                return Err(bad(format!("larger than {MAX_FILE_LEN_BYTES} bytes")));
+            }
+            Ok(_) => {
+                let text = fs::read(&path).map_err(|e| bad(e.to_string()))?;
+                serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?
+            }
+        };
+        Ok(Self { path, entries })
+    }
+
+    /// An empty list that will replace what is in `run_dir` at the next change.
+    pub fn empty(run_dir: &Path) -> Self {
+        Self { path: run_dir.join(T::FILE), entries: Vec::new() }
+    }
+
+    /// What is in it, in the order it came.
+    pub fn entries(&self) -> &[T] {
+        &self.entries
+    }
+
+    /// Changes it, and writes the file if `change` says that there was something to change.
+    pub(crate) fn change(
+        &mut self,
+        change: impl FnOnce(&mut Vec<T>) -> bool,
+    ) -> Result<(), ControlError> {
+        if change(&mut self.entries) { self.write() } else { Ok(()) }
+    }
+
+    /// Written beside and renamed, so that a kill leaves the old file or the new one.
+    fn write(&self) -> Result<(), ControlError> {
+        let beside = self.path.with_extension("json.new");
+        let text = serde_json::to_vec_pretty(&self.entries)
+            .map_err(|e| ControlError::io("writing", &beside)(e.into()))?;
+        fs::write(&beside, text).map_err(ControlError::io("writing", &beside))?;
+        fs::rename(&beside, &self.path).map_err(ControlError::io("replacing", &self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attached::AttachedPort;
+
+    #[test]
+    fn nonsense_is_named_and_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("attached.json");
+        fs::write(&path, "[{\"vm\": 1}]").unwrap();
+        let error = RunList::<AttachedPort>::load(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("attached.json"), "{error}");
+        assert!(error.contains("ports attached at run time"), "{error}");
+        assert!(path.exists());
+    }
+}
