@@ -272,7 +272,7 @@ impl<'a> Engine<'a> {
             c.round.left = c.ready.len();
             return true;
         }
-        c.ledger.settle();
+        c.ledger.settle(self.now_ns);
         c.idle_since_ns = Some(self.now_ns);
         if let Some(later_ns) = later_ns.filter(|_| !c.ready.is_empty()) {
             self.plan_step(core, later_ns.max(self.now_ns + 1));

@@ -99,7 +99,7 @@ impl Pass {
     /// What the VM may give to the device now.
     pub fn allowance(&self, ledger: &mut Ledger, now_ns: u64) -> Allowance {
         let Some(gate) = &self.gate else { return Allowance::UNLIMITED };
-        let allowance = ledger.device(gate.device).allowance(self.vm, now_ns);
+        let allowance = ledger.device(gate.device, self.vm).allowance(self.vm, now_ns);
         Allowance { requests: allowance.requests.min(self.room(now_ns)), ..allowance }
     }
 
@@ -107,7 +107,7 @@ impl Pass {
     pub fn wait(&self, ledger: &mut Ledger, now_ns: u64) {
         let Some(gate) = &self.gate else { return };
         self.uses(gate, now_ns);
-        let ledger = ledger.device(gate.device);
+        let ledger = ledger.device(gate.device, self.vm);
         match ledger.allowance(self.vm, now_ns).is_none() {
             true => ledger.held_back(self.vm, now_ns),
             false => ledger.blocked(self.vm),
@@ -118,7 +118,7 @@ impl Pass {
     pub fn charge(&self, ledger: &mut Ledger, spent: Spent, more: bool, now_ns: u64) {
         let Some(gate) = &self.gate else { return };
         self.uses(gate, now_ns);
-        ledger.device(gate.device).charge(self.vm, spent, more, now_ns);
+        ledger.device(gate.device, self.vm).charge(self.vm, spent, more, now_ns);
     }
 
     fn uses(&self, gate: &Gate, now_ns: u64) {

@@ -315,7 +315,7 @@ impl Run {
 
     /// Arms every worker, sleeps unless one is busy, disarms those that were armed. Whether it slept.
     fn sleep(&mut self, now_ns: u64) -> bool {
-        self.ledger.settle();
+        self.ledger.settle(now_ns);
         let mut wake_at_ns = None;
         let mut armed = 0;
         let mut busy = false;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::account::Account;
 use super::{
     Allowance, BURST_BYTES, MIN_BURST_BYTES, MIN_QUANTUM_BYTES, OWED_SHARE, PACE_NS, QUANTUM_BYTES,
-    Spent, TURN_BYTES, UNSETTLED_BYTES, UNSETTLED_REQUESTS,
+    Spent, UNSETTLED_BYTES, UNSETTLED_REQUESTS,
 };
 
 /// Fraction bits of the level: a VM of the largest weight earns less than two bytes of a quantum
@@ -42,6 +42,42 @@ impl Debts {
     }
 }
 
+/// Work that waits for the same reason, and since when.
+#[derive(Debug, Default, Clone, Copy)]
+struct Wait {
+    since_ns: Option<u64>,
+    /// Somebody found it waiting since the last look.
+    seen: bool,
+}
+
+impl Wait {
+    /// It waits. True when it did not before.
+    fn go_on(&mut self, now_ns: u64) -> bool {
+        self.seen = true;
+        let is_new = self.since_ns.is_none();
+        self.since_ns = self.since_ns.or(Some(now_ns));
+        is_new
+    }
+
+    fn is_on(&self) -> bool {
+        self.since_ns.is_some()
+    }
+
+    /// It waits no longer: for how long it did.
+    fn end(&mut self, now_ns: u64) -> u64 {
+        self.since_ns.take().map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
+    }
+
+    /// How long it has waited since the last look. One that nobody found waiting since then is over:
+    /// its queue was stopped.
+    fn look(&mut self, now_ns: u64) -> u64 {
+        let waits = std::mem::take(&mut self.seen) && self.is_on();
+        let waited_ns = self.end(now_ns);
+        self.since_ns = waits.then_some(now_ns);
+        if waits { waited_ns } else { 0 }
+    }
+}
+
 /// The part of `of` that falls to `weight` beside `top`.
 fn part(of: i64, weight: i64, top: u32) -> i64 {
     (of * weight / i64::from(top.max(1))).min(of)
@@ -67,8 +103,8 @@ pub(super) struct Entry {
     until_ns: u64,
     /// What the ceilings' buckets have not given yet.
     debts: Debts,
-    by_weight_since_ns: Option<u64>,
-    by_ceiling_since_ns: Option<u64>,
+    by_weight: Wait,
+    by_ceiling: Wait,
     untold: Untold,
     /// The account's total when it was last looked at.
     seen_total: u64,
@@ -99,8 +135,8 @@ impl Entry {
             floor_debt: 0,
             until_ns: 0,
             debts: Debts::default(),
-            by_weight_since_ns: None,
-            by_ceiling_since_ns: None,
+            by_weight: Wait::default(),
+            by_ceiling: Wait::default(),
             untold: Untold::default(),
             seen_total: 0,
             active: false,
@@ -123,8 +159,11 @@ impl Entry {
         self.has_floor = floor.rate().is_some();
         // Counted once, by the sidecore's ledger.
         self.has_ceiling = !self.is_device && (bytes.rate().is_some() || requests.rate().is_some());
+        // Found again below, from what is owed by the new rate.
         self.until_ns = 0;
-        self.debts = Debts::default();
+        if !self.has_ceiling {
+            self.debts = Debts::default();
+        }
     }
 
     /// Takes in what was earned since the level was last looked at. `top`: see
@@ -211,7 +250,7 @@ impl Entry {
 
     /// What it may take now, as the only one that wants anything.
     pub(super) fn allowance_alone(&mut self, now_ns: u64) -> Allowance {
-        if self.by_weight_since_ns.is_some() {
+        if self.by_weight.is_on() {
             self.let_go_by_weight(now_ns);
         }
         if self.has_ceiling { self.below_ceiling(now_ns) } else { Allowance::UNLIMITED }
@@ -232,7 +271,7 @@ impl Entry {
             true if self.has_floor => self.below_floor(now_ns),
             true => return Allowance::NONE,
         };
-        if self.by_weight_since_ns.is_some() && bytes > 0 {
+        if self.by_weight.is_on() && bytes > 0 {
             self.let_go_by_weight(now_ns);
         }
         Allowance { bytes: allowance.bytes.min(bytes), ..allowance }
@@ -240,15 +279,11 @@ impl Entry {
 
     #[cold]
     fn let_go_by_weight(&mut self, now_ns: u64) {
-        if let Some(since_ns) = self.by_weight_since_ns.take() {
-            self.untold.held_by_weight_ns += now_ns.saturating_sub(since_ns);
-        }
+        self.untold.held_by_weight_ns += self.by_weight.end(now_ns);
     }
 
     fn let_go_by_ceiling(&mut self, now_ns: u64) {
-        if let Some(since_ns) = self.by_ceiling_since_ns.take() {
-            self.untold.held_by_ceiling_ns += now_ns.saturating_sub(since_ns);
-        }
+        self.untold.held_by_ceiling_ns += self.by_ceiling.end(now_ns);
     }
 
     /// What its floor gives: worth a batch, or nothing.
@@ -297,11 +332,11 @@ impl Entry {
         }
     }
 
-    /// What is left of its turn in round `number`.
+    /// What is left of its turn of `most` bytes in round `number`.
     #[inline]
-    pub(super) fn turn_left(&self, number: u64) -> u64 {
+    pub(super) fn turn_left(&self, most: u64, number: u64) -> u64 {
         let (charged_in, bytes) = self.turn;
-        if charged_in == number { TURN_BYTES.saturating_sub(bytes) } else { TURN_BYTES }
+        if charged_in == number { most.saturating_sub(bytes) } else { most }
     }
 
     /// Charges a batch of round `number`.
@@ -368,15 +403,11 @@ impl Entry {
     pub(super) fn hold(&mut self, now_ns: u64) -> bool {
         self.active = true;
         if self.is_at_ceiling(now_ns) {
-            if self.by_ceiling_since_ns.is_none() {
-                self.by_ceiling_since_ns = Some(now_ns);
-                self.untold.held_by_ceiling += 1;
-            }
+            self.untold.held_by_ceiling += u64::from(self.by_ceiling.go_on(now_ns));
             return false;
         }
-        if self.low && self.by_weight_since_ns.is_none() {
-            self.by_weight_since_ns = Some(now_ns);
-            self.untold.held_by_weight += 1;
+        if self.low {
+            self.untold.held_by_weight += u64::from(self.by_weight.go_on(now_ns));
         }
         self.low
     }
@@ -398,8 +429,10 @@ impl Entry {
     }
 
     /// Tells the account what happened here, and owes what it was charged elsewhere meanwhile.
-    pub(super) fn look(&mut self) {
+    pub(super) fn look(&mut self, now_ns: u64) {
         self.active = false;
+        self.untold.held_by_weight_ns += self.by_weight.look(now_ns);
+        self.untold.held_by_ceiling_ns += self.by_ceiling.look(now_ns);
         let untold = std::mem::take(&mut self.untold);
         let stats = &self.account.stats;
         let add = |counter: &AtomicU64, n: u64| {

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::account::Account;
+use super::devices::Devices;
 use super::entry::Entry;
-use super::{Allowance, LOOK_INTERVAL_NS, LOOK_VMS, Spent, VmId};
+use super::{Allowance, LONE_TURN_BYTES, LOOK_INTERVAL_NS, LOOK_VMS, Spent, TURN_BYTES, VmId};
 
 /// Which VMs took part in a round.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +61,8 @@ pub struct Ledger {
     /// Bytes earned per unit of weight, with fraction bits; wraps around, which costs a VM that
     /// was idle for that long its saved burst.
     level: u64,
-    entries: Vec<Option<Entry>>,
+    /// Boxed: a ledger of a device knows few of many VMs.
+    entries: Vec<Option<Box<Entry>>>,
     round: Round,
     /// Number of the round.
     number: u64,
@@ -78,8 +80,7 @@ pub struct Ledger {
     rises: u64,
     /// Of a device: it only knows weights.
     is_device: bool,
-    /// Of devices below, by their numbers.
-    devices: Vec<(u64, Self)>,
+    pub(super) devices: Devices,
 }
 
 impl Default for Ledger {
@@ -98,7 +99,7 @@ impl Default for Ledger {
             looked_ns: 0,
             rises: 0,
             is_device: false,
-            devices: Vec::new(),
+            devices: Devices::default(),
         }
     }
 }
@@ -107,25 +108,26 @@ impl Ledger {
     /// Takes an account in, or takes over its new settings. Not for the data path: it allocates,
     /// and looks at every account.
     pub fn enrol(&mut self, account: Arc<Account>) {
-        self.devices.iter_mut().for_each(|(_, device)| device.enrol(Arc::clone(&account)));
         let id = account.id();
+        self.devices.of(id).for_each(|device| device.enrol(Arc::clone(&account)));
         if self.entries.len() <= id.at() {
             self.entries.resize_with(id.at() + 1, || None);
             self.listed.reserve(self.entries.len());
         }
         match &mut self.entries[id.at()] {
             Some(entry) if Arc::ptr_eq(&entry.account, &account) => {}
-            place => *place = Some(Entry::new(account, self.level, self.is_device)),
+            place => *place = Some(Box::new(Entry::new(account, self.level, self.is_device))),
         }
         self.rescale();
     }
 
     /// Forgets an account.
     pub fn expel(&mut self, vm: VmId) {
-        self.devices.iter_mut().for_each(|(_, device)| device.expel(vm));
+        self.devices.of(vm).for_each(|device| device.expel(vm));
+        self.devices.drop_idle();
         self.listed.retain(|&listed| listed != vm);
         if let Some(mut entry) = self.entries.get_mut(vm.at()).and_then(Option::take) {
-            entry.look();
+            entry.look(self.looked_ns);
         }
         self.rescale();
     }
@@ -139,22 +141,39 @@ impl Ledger {
 
     /// The ledger of a device below, for what waits for that device and not for this thread: who
     /// has used up its share of a slow disk may still use the network. Made when it is first asked
-    /// for.
-    pub fn device(&mut self, number: u64) -> &mut Self {
-        let known = self.devices.iter().position(|(n, _)| *n == number);
-        let at = known.unwrap_or_else(|| {
-            let mut device = Self { is_device: true, ..Self::default() };
-            let accounts = self.entries.iter().flatten().map(|e| Arc::clone(&e.account));
-            accounts.for_each(|account| device.enrol(account));
-            self.devices.push((number, device));
-            self.devices.len() - 1
-        });
-        &mut self.devices[at].1
+    /// for, and it gets to know `vm`.
+    #[inline]
+    pub fn device(&mut self, number: u64, vm: VmId) -> &mut Self {
+        let device = self.devices.wake(number);
+        if !device.knows(vm)
+            && let Some(Some(entry)) = self.entries.get(vm.at())
+        {
+            device.enrol(Arc::clone(&entry.account));
+        }
+        device
+    }
+
+    pub(super) fn of_device() -> Self {
+        Self { is_device: true, ..Self::default() }
+    }
+
+    #[inline]
+    pub(super) fn knows(&self, vm: VmId) -> bool {
+        matches!(self.entries.get(vm.at()), Some(Some(_)))
+    }
+
+    pub(super) fn knows_any(&self) -> bool {
+        self.entries.iter().any(Option::is_some)
+    }
+
+    /// Nobody did anything in the last round, or waits, or has something to tell.
+    pub(super) fn is_idle(&self) -> bool {
+        self.last.first == VmId::NONE && self.listed.is_empty()
     }
 
     #[inline]
     fn entry(&mut self, vm: VmId) -> Option<&mut Entry> {
-        self.entries.get_mut(vm.at())?.as_mut()
+        self.entries.get_mut(vm.at())?.as_deref_mut()
     }
 
     /// What `vm` may take now. Asked once before a batch is taken from one of its queues. Whoever
@@ -164,9 +183,10 @@ impl Ledger {
     pub fn allowance(&mut self, vm: VmId, now_ns: u64) -> Allowance {
         let is_alone = self.last.is_only(vm) && self.round.crowd.is_only(vm);
         let (mut level, top, number) = (self.level, self.top, self.number);
-        let in_turn = self.is_crowded();
+        let is_device = self.is_device;
+        let most = if self.is_crowded() { TURN_BYTES } else { LONE_TURN_BYTES };
         let Some(entry) = self.entry(vm) else { return Allowance::UNLIMITED };
-        let turn = if in_turn { entry.turn_left(number) } else { u64::MAX };
+        let turn = if is_device { u64::MAX } else { entry.turn_left(most, number) };
         entry.refill(level, top);
         if !is_alone {
             return entry.allowance(now_ns).within(turn);
@@ -310,28 +330,25 @@ impl Ledger {
         if now_ns.saturating_sub(self.looked_ns) >= LOOK_INTERVAL_NS {
             self.looked_ns = now_ns;
             self.top = std::mem::take(&mut self.top_seen);
-            self.look(LOOK_VMS);
+            self.look(LOOK_VMS, now_ns);
         }
-        let mut goes_on = rise;
-        for (_, device) in &mut self.devices {
-            goes_on |= device.end_round(now_ns);
-        }
-        goes_on
+        self.devices.end_round(now_ns) || rise
     }
 
     /// The sidecore goes to sleep: what was counted is told.
-    pub fn settle(&mut self) {
-        self.devices.iter_mut().for_each(|(_, device)| device.settle());
-        self.look(usize::MAX);
+    pub fn settle(&mut self, now_ns: u64) {
+        self.devices.awake().for_each(|device| device.settle(now_ns));
+        self.look(usize::MAX, now_ns);
     }
 
     /// Between two rounds a worker went away, maybe to another sidecore, with requests in flight or
     /// held back. Its VMs' work may be all there was of them here. Not for the data path: it looks
     /// at every account.
     pub fn worker_left(&mut self, now_ns: u64) {
-        self.devices.iter_mut().for_each(|(_, device)| device.worker_left(now_ns));
+        self.devices.awake().for_each(|device| device.worker_left(now_ns));
+        self.devices.drop_idle();
         self.entries.iter_mut().flatten().for_each(|entry| entry.leave(now_ns));
-        self.look(usize::MAX);
+        self.look(usize::MAX, now_ns);
     }
 
     fn list(&mut self, vm: VmId) {
@@ -344,12 +361,12 @@ impl Ledger {
     }
 
     /// Looks at the next `max` of those listed; who did nothing since the last look is taken off.
-    fn look(&mut self, max: usize) {
+    fn look(&mut self, max: usize, now_ns: u64) {
         for _ in 0..self.listed.len().min(max) {
             let Some(vm) = self.listed.pop_front() else { return };
             let Some(entry) = self.entry(vm) else { continue };
             let stays = entry.active;
-            entry.look();
+            entry.look(now_ns);
             entry.listed = stays;
             if stays {
                 self.listed.push_back(vm);

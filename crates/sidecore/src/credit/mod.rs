@@ -15,9 +15,9 @@
 //! rises by what the next of those held back needs. So nothing waits for VMs that are idle, and a
 //! VM that was alone in two rounds is not even made to wait for the end of its round.
 //!
-//! **Turns.** While more than one VM does anything, each may take only a *turn* in a round, from all
-//! its queues together, so that a round is short for those who wait for answers. Who has credit for
-//! more goes on in the next round: turns do not change shares.
+//! **Turns.** Each VM may take only a *turn* in a round, from all its queues together, so that a round
+//! is short for those who wait for answers; a longer one as long as it is the only one that does
+//! anything. Who has credit for more goes on in the next round: turns do not change shares.
 //!
 //! **Devices.** What waits for a slow device below does not wait for the thread. So a ledger has one
 //! more of its kind for each such device ([`Ledger::device`]), with weights and floors only: a VM
@@ -44,6 +44,7 @@
 
 pub mod account;
 pub mod bucket;
+mod devices;
 mod entry;
 pub mod ledger;
 
@@ -154,6 +155,10 @@ const MIN_QUANTUM_BYTES: i64 = 16 << 10;
 /// it. Measured beside a sender that saturates and one that floods: with 64 KiB the tails of others
 /// are half as long again, with 32 KiB the sender loses a seventh of its throughput.
 const TURN_BYTES: u64 = 40 << 10;
+
+/// The same for a VM that is the only one: another one's first request waits for so much, 30 µs, and
+/// a round's cost is not seen in it.
+const LONE_TURN_BYTES: u64 = 256 << 10;
 
 /// What the VM of the largest weight can have saved; others in proportion. It bridges the time in
 /// which a driver has not refilled its ring: 100 µs at the 10 GB/s of a fast core.

@@ -1,7 +1,7 @@
 //! Floors and ceilings.
 
 use super::sim::{DISK, MS, NET, Queue, SECOND, Sim};
-use crate::Settings;
+use crate::{Accounts, Ledger, Settings, Spent};
 
 const MB: u64 = 1_000_000;
 
@@ -97,4 +97,49 @@ fn a_floor_holds_over_several_cores() {
     sim.run(50 * MS);
     let got = sim.run(SECOND);
     near("floor", got[0], 800 * MB, 0.02);
+}
+
+#[test]
+fn a_change_of_another_vm_forgives_no_debt() {
+    let ceiling = Settings { ceiling_bytes_per_s: MB, ..Settings::default() };
+    let accounts = Accounts::default();
+    let mut ledger = Ledger::default();
+    let account = accounts.open("a", ceiling);
+    let vm = account.id();
+    ledger.enrol(account);
+    let spent = Spent { bytes: 64 * MB, requests: 1 };
+    ledger.charge(vm, spent, true, SECOND);
+    let until_ns = |ledger: &mut Ledger| {
+        assert!(ledger.allowance(vm, SECOND).is_none());
+        ledger.until_ns(vm, SECOND)
+    };
+    let before = until_ns(&mut ledger);
+    assert!(before > Some(60 * SECOND), "{before:?}");
+    ledger.enrol(accounts.open("b", Settings::default()));
+    assert_eq!(until_ns(&mut ledger), before);
+}
+
+#[test]
+fn time_held_back_is_told_while_it_lasts_and_not_when_nobody_waits() {
+    let ceiling = Settings { ceiling_bytes_per_s: MB, ..Settings::default() };
+    let accounts = Accounts::default();
+    let mut ledger = Ledger::default();
+    let account = accounts.open("a", ceiling);
+    let vm = account.id();
+    ledger.enrol(account.clone());
+    ledger.charge(vm, Spent { bytes: 64 * MB, requests: 1 }, true, SECOND);
+    let told = || account.stats.held_by_ceiling_ns.load(std::sync::atomic::Ordering::Relaxed);
+    let mut now_ns = SECOND;
+    for _ in 0..10 {
+        ledger.held_back(vm, now_ns);
+        now_ns += 2 * MS;
+        ledger.end_round(now_ns);
+    }
+    assert_eq!(told(), 20 * MS);
+    // Its queue is stopped: nobody says that it waits.
+    for _ in 0..10 {
+        now_ns += SECOND;
+        ledger.end_round(now_ns);
+    }
+    assert_eq!(told(), 20 * MS);
 }

@@ -241,3 +241,31 @@ fn work_elsewhere_starves_no_queue() {
     let part = slow as f64 / (slow + got[1]) as f64;
     assert!((0.04..0.1).contains(&part), "{part}");
 }
+
+#[test]
+fn a_device_knows_those_who_use_it_and_is_forgotten_with_them() {
+    let accounts = crate::Accounts::default();
+    let mut ledger = crate::Ledger::default();
+    let open = |ledger: &mut crate::Ledger, n: usize| {
+        let account = accounts.open(&format!("vm{n}"), crate::Settings::default());
+        let id = account.id();
+        ledger.enrol(account);
+        id
+    };
+    let ids: Vec<_> = (0..100).map(|n| open(&mut ledger, n)).collect();
+    let spent = crate::Spent { bytes: 4096, requests: 1 };
+    for (n, &vm) in ids.iter().enumerate() {
+        ledger.device(n as u64, vm).charge(vm, spent, false, 0);
+    }
+    assert_eq!(ledger.devices.len(), 100);
+    assert!(!ledger.device(7, ids[7]).knows(ids[8]));
+    // Idle for two looks: passed over, and gone when the next worker goes.
+    for round in 1..4 {
+        ledger.end_round(round * 2 * MS);
+    }
+    ledger.device(7, ids[7]).charge(ids[7], spent, false, 6 * MS);
+    ledger.worker_left(6 * MS);
+    assert_eq!(ledger.devices.len(), 1);
+    ledger.expel(ids[7]);
+    assert_eq!(ledger.devices.len(), 0);
+}

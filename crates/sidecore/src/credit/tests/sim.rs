@@ -238,18 +238,18 @@ impl Core {
             return (Spent::default(), waits);
         }
         if room == 0 {
-            ledger.device(1).blocked(vm);
+            ledger.device(1, vm).blocked(vm);
             return (Spent::default(), false);
         }
         let each = q.spec.len_bytes.max(min_bytes);
         let by_thread = allowance.batch(each, BATCH);
         let below = match device {
-            Some(_) => ledger.device(1).allowance(vm, *now_ns),
+            Some(_) => ledger.device(1, vm).allowance(vm, *now_ns),
             None => Allowance::UNLIMITED,
         };
         let most = below.batch(each, by_thread).min(room);
         if below.is_none() {
-            ledger.device(1).held_back(vm, *now_ns);
+            ledger.device(1, vm).held_back(vm, *now_ns);
             return (Spent::default(), room > 0);
         }
         let mut spent = Spent::default();
@@ -277,7 +277,7 @@ impl Core {
         let by_thread = spent.requests as usize == by_thread;
         ledger.charge(vm, spent, more && (device.is_none() || by_thread), begin_ns);
         if device.is_some() {
-            ledger.device(1).charge(vm, spent, more, begin_ns);
+            ledger.device(1, vm).charge(vm, spent, more, begin_ns);
         }
         (spent, false)
     }

@@ -1,6 +1,6 @@
 //! How much of a round is one VM's.
 
-use crate::credit::{TURN_BYTES, VmId};
+use crate::credit::{LONE_TURN_BYTES, TURN_BYTES, VmId};
 use crate::{Accounts, Allowance, Ledger, Settings, Spent};
 
 const LOOK_NS: u64 = crate::credit::LOOK_INTERVAL_NS;
@@ -39,7 +39,7 @@ fn among_others_a_vm_has_one_turn_in_a_round_for_all_its_queues() {
 }
 
 #[test]
-fn a_vm_alone_has_no_turns() {
+fn a_vm_alone_has_a_longer_turn() {
     let (mut ledger, ids) = ledger(2);
     ids.iter().for_each(|&vm| spend(&mut ledger, vm, 100));
     // The other one did nothing between two looks.
@@ -47,7 +47,10 @@ fn a_vm_alone_has_no_turns() {
         ledger.end_round(round * LOOK_NS);
         spend(&mut ledger, ids[0], 10 * TURN_BYTES);
     }
-    assert_eq!(ledger.allowance(ids[0], 3 * LOOK_NS), Allowance::UNLIMITED);
+    assert!(ledger.allowance(ids[0], 3 * LOOK_NS).is_none(), "this round's is over");
+    ledger.end_round(3 * LOOK_NS);
+    let all = Allowance { bytes: LONE_TURN_BYTES, ..Allowance::UNLIMITED };
+    assert_eq!(ledger.allowance(ids[0], 3 * LOOK_NS), all);
 }
 
 #[test]
