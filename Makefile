@@ -14,12 +14,12 @@ FUZZ_SECONDS ?= 60
 help:
 	@sed -n 's/^## //p' Makefile
 
-## make demo              boot VMs on Millrace and on QEMU's own devices, compare, write out/report.html
+## make demo              boot VMs on Millrace and on QEMU's own devices, compare, write out/report.html (ROUNDS=17)
 demo: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-lab
 	./target/release/bench demo --rounds $(ROUNDS) --out out
 
-## make bench NAME=peers  network and disk back ends against DPDK, OVS, qemu-storage-daemon: out/bench-peers.html
+## make bench NAME=peers  network and disk back ends against DPDK, OVS, qemu-storage-daemon: out/bench-peers.html (PEER_ROUNDS=9)
 bench: bench-$(NAME)
 
 bench-demo: demo
@@ -34,12 +34,12 @@ bench-events: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench
 	./target/release/bench events --out out
 
-## make bench NAME=consolidate  eight VMs on one sidecore against one I/O thread per VM
+## make bench NAME=consolidate  eight VMs on one sidecore against QEMU's main loops and disk threads
 bench-consolidate: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench
 	./target/release/bench consolidate --out out
 
-## make bench NAME=shares many VMs on one sidecore: shares, newcomers, victims: out/bench-shares.html
+## make bench NAME=shares many VMs on one sidecore: shares, newcomers, victims: out/bench-shares.html (PEER_ROUNDS=9)
 bench-shares: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
 	./target/release/bench shares --rounds $(PEER_ROUNDS) --out out
@@ -55,10 +55,12 @@ test: lint unit vm
 prepare:
 	@./scripts/prepare
 
+## make lint              only format and lints
 lint: prepare
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
+## make unit              only the tests without VMs
 unit: prepare
 	$(CARGO) test --locked --workspace --exclude millrace-lab --exclude millrace
 

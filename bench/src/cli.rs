@@ -47,8 +47,12 @@ enum Command {
     /// Exit code: as `demo`.
     Peers(peers::PeersArgs),
     /// Count exits, interrupts, wake-ups and system calls per request on real VMs.
+    ///
+    /// Exit code: 0 complete, 1 something failed, 2 usage; there are no floors.
     Events(events::EventsArgs),
-    /// Load eight VMs unevenly, on one sidecore and on one I/O thread per VM, and compare.
+    /// Load eight VMs unevenly, on one sidecore and on QEMU's main loops and disk threads, and compare.
+    ///
+    /// Exit code: as `events`.
     Consolidate(consolidate::ConsolidateArgs),
     /// Many VMs on one sidecore: does each get what is due to it?
     ///
@@ -163,7 +167,7 @@ fn print_table(
         }
         _ => {
             let results = Results::read(from)?;
-            (section.markdown(&results), table::terminal(&results))
+            (section.markdown(&results), table::terminal(section, &results))
         }
     };
     match readme {
@@ -197,7 +201,7 @@ fn run_demo(args: &DemoArgs) -> Result<u8, BenchError> {
     let context = Context { setup, took_s: progress.elapsed().as_secs_f64() };
     let (results, written) =
         write_all(&args.vms.out, machine::machine(), commit, &outcome, &context)?;
-    println!("\n{}", table::terminal(&results));
+    println!("\n{}", table::terminal(Section::Demo, &results));
     for path in written {
         progress.step(&format!("wrote {}", path.display()));
     }

@@ -1,4 +1,4 @@
-//! Eight real VMs with uneven load on one sidecore, against one I/O thread per VM.
+//! Eight real VMs with uneven load on one sidecore, against QEMU's main loops and disk threads.
 //!
 //! # Theory of operation
 //! Two fleets of the same eight guests run at once, one on a daemon with one sidecore, one on

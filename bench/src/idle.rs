@@ -21,6 +21,7 @@ use crate::peers::process::{self, Process};
 use crate::progress::Progress;
 use crate::results::{Measured, Row};
 use crate::stats::{Better, significant};
+use crate::table::number;
 
 /// Floor: part of a core that idle ports may use.
 const CPU_LIMIT_PERCENT: f64 = 1.0;
@@ -140,17 +141,22 @@ fn idle(setup: &Setup, daemon: &Process) -> Result<Vec<Row>, BenchError> {
     let status = front.wait().map_err(failed)?;
     let why = || BenchError::lab("the idle front end", format!("ended with {status}: {line}"));
     let (usage, busy) = measured.filter(|_| status.success()).ok_or_else(why)?;
-    let how = format!("{} ports, attached by front ends that do nothing", setup.ports);
-    let percent = (usage.cpu * 100.0).max(LEAST_PERCENT);
+    let own_kib = (bare.own_bytes / 1024.0, busy.own_bytes / 1024.0);
+    Ok(attached_rows(setup.ports, usage.cpu * 100.0, own_kib))
+}
+
+/// What attached ports cost. `own_kib`: the daemon's memory before and with them.
+fn attached_rows(ports: u32, percent: f64, (bare_kib, with_kib): (f64, f64)) -> Vec<Row> {
+    let how = format!("{ports} ports, attached by front ends that do nothing");
+    let percent = percent.max(LEAST_PERCENT);
     let limit = CPU_LIMIT_PERCENT / percent;
-    let each = (busy.own_bytes - bare.own_bytes).max(1.0) / f64::from(setup.ports) / 1024.0;
-    let whole = bare.own_bytes / 1024.0;
+    let each = number((with_kib - bare_kib).max(0.0) / f64::from(ports));
     let cpu = row("idle_cpu", "% of a core", (percent, CPU_LIMIT_PERCENT), "limit", limit);
-    let memory = row("idle_memory", "KiB", (each, whole), "daemon with no session", whole / each);
-    Ok(vec![
+    let memory = row("idle_memory", "KiB", (with_kib, bare_kib), "no session", bare_kib / with_kib);
+    vec![
         Row { target: Some(1.0), mode: Some(how.clone()), ..cpu },
-        Row { mode: Some(format!("{how}; each, without guest memory")), ..memory },
-    ])
+        Row { mode: Some(format!("{how}; {each} KiB a port, without guest memory")), ..memory },
+    ]
 }
 
 fn come_and_go(setup: &Setup, daemon: &Process, client: &Client) -> Result<Vec<Row>, BenchError> {
@@ -238,6 +244,16 @@ mod tests {
         let text = "Rss:    9 kB\nPss:     100 kB\nPss_Anon:   20 kB\nPss_Shmem:   70 kB\n";
         assert_eq!(own_bytes(text), 30.0 * 1024.0);
         assert!(holdings(std::process::id()).unwrap().threads >= 1.0);
+    }
+
+    #[test]
+    fn memory_is_compared_with_the_same_daemons() {
+        let rows = attached_rows(64, 0.0, (10_000.0, 16_400.0));
+        assert_eq!((rows[0].ours.value, rows[0].ratio), (LEAST_PERCENT, 1000.0));
+        let memory = &rows[1];
+        assert_eq!((memory.ours.value, memory.peer.value, memory.ratio), (16_400.0, 1e4, 0.6098));
+        assert!(memory.mode.as_ref().unwrap().contains("; 100 KiB a port"), "{memory:?}");
+        assert_eq!((memory.target, memory.missed()), (None, false));
     }
 
     #[test]

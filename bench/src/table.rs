@@ -52,8 +52,26 @@ impl Section {
         match self {
             Section::Peers => by_case(results),
             Section::Consolidate => by_value(results),
-            Section::Shares | Section::Idle => against_due(results),
+            Section::Shares | Section::Idle => against_due(self, results),
             _ => markdown(results),
+        }
+    }
+
+    /// Of what the values are medians, and how ratios read.
+    fn reading(self, rounds: &str) -> String {
+        match self {
+            Section::Shares => format!(
+                "medians of {rounds} rounds. Weights and ceilings are to be met: their ratio is at most \
+                 1, and 1 is exact. Elsewhere a ratio above 1 is better than was due."
+            ),
+            Section::Idle => {
+                "one run. A ratio of 1 is the limit, or as much as before; above 1 is \
+                              better."
+                    .into()
+            }
+            _ => format!(
+                "medians of {rounds} interleaved rounds. Ratios above 1 are better for Millrace."
+            ),
         }
     }
 }
@@ -148,7 +166,7 @@ pub fn markdown(results: &Results) -> String {
         let line: Vec<String> = cells(row).iter().map(|c| c.replace('|', "\\|")).collect();
         out.push_str(&format!("| {} |\n", line.join(" | ")));
     }
-    out.push_str(&format!("\n{}\n", origin(results)));
+    out.push_str(&format!("\n{}\n", origin(Section::Demo, results)));
     out
 }
 
@@ -160,7 +178,7 @@ pub fn by_value(results: &Results) -> String {
         let [case, ours, peer, ratio, _, _, how] = cells(row).map(|c| c.replace('|', "\\|"));
         out.push_str(&format!("| {case} | {ours} | {peer} | {ratio} | {how} |\n"));
     }
-    out.push_str(&format!("\n{}\n", origin(results)));
+    out.push_str(&format!("\n{}\n", origin(Section::Consolidate, results)));
     out
 }
 
@@ -188,12 +206,12 @@ pub fn by_case(results: &Results) -> String {
     for line in not_measured(results) {
         out.push_str(&format!("\n{line}\n"));
     }
-    out.push_str(&format!("\n{}\n", origin(results)));
+    out.push_str(&format!("\n{}\n", origin(Section::Peers, results)));
     out
 }
 
 /// A line for each case with what was due, as Markdown.
-pub fn against_due(results: &Results) -> String {
+fn against_due(section: Section, results: &Results) -> String {
     let mut out = String::from(
         "| Case | Measured | Due | Ratio (min–max) | Floor | How |\n|---|---|---|---|---|---|\n",
     );
@@ -202,7 +220,7 @@ pub fn against_due(results: &Results) -> String {
         let line = [case, ours, peer, ratio, floor, how].map(|c| c.replace('|', "\\|"));
         out.push_str(&format!("| {} |\n", line.join(" | ")));
     }
-    out.push_str(&format!("\n{}\n", origin(results)));
+    out.push_str(&format!("\n{}\n", origin(section, results)));
     out
 }
 
@@ -221,25 +239,24 @@ pub fn not_measured(results: &Results) -> Vec<String> {
     all.iter().map(text).collect()
 }
 
-fn origin(results: &Results) -> String {
+fn origin(section: Section, results: &Results) -> String {
     let m = &results.machine;
     let mut rounds: Vec<u32> = results.rows.iter().map(|r| r.rounds).collect();
     rounds.sort_unstable();
     rounds.dedup();
     let rounds: Vec<String> = rounds.iter().map(u32::to_string).collect();
     format!(
-        "Measured on {}, {} cores, Linux {}, commit {}; medians of {} interleaved rounds. \
-         Ratios above 1 are better for Millrace.",
+        "Measured on {}, {} cores, Linux {}, commit {}; {}",
         m.cpu,
         m.cores,
         m.kernel,
         results.commit,
-        rounds.join(" or ")
+        section.reading(&rounds.join(" or "))
     )
 }
 
 /// The table for a terminal, columns aligned.
-pub fn terminal(results: &Results) -> String {
+pub fn terminal(section: Section, results: &Results) -> String {
     let mut lines: Vec<Vec<String>> = vec![HEAD.iter().map(|h| h.to_string()).collect()];
     lines.extend(results.rows.iter().map(|r| cells(r).to_vec()));
     let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max().unwrap_or(0);
@@ -258,7 +275,7 @@ pub fn terminal(results: &Results) -> String {
             out.push('\n');
         }
     }
-    out.push_str(&origin(results));
+    out.push_str(&origin(section, results));
     out.push('\n');
     out
 }
@@ -339,7 +356,7 @@ Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 
 
     #[test]
     fn terminal_columns_line_up() {
-        let text = terminal(&samples::results());
+        let text = terminal(Section::Demo, &samples::results());
         let lines: Vec<&str> = text.lines().collect();
         let place = |line: &str, what: &str| {
             line.find(what).map(|byte| line[..byte].chars().count()).unwrap()
@@ -400,6 +417,22 @@ vpp: not installed (tcp_rr, udp_rr).
             "| tcp_rr | 2,600/s | 1,450/s (tap-bridge) | 1.79× (1.40–2.20) | 1 vCPU each |\n";
         assert!(text.contains(line), "{text}");
         assert!(!text.contains("Floor"), "{text}");
+    }
+
+    #[test]
+    fn what_a_ratio_says_is_told_of_each_kind_of_table() {
+        let last = |section: Section| {
+            let text = section.markdown(&samples::results());
+            assert_eq!(text.lines().last(), terminal(section, &samples::results()).lines().last());
+            text.lines().last().unwrap().split_once("0123abc; ").unwrap().1.to_owned()
+        };
+        for section in [Section::Demo, Section::Peers, Section::Consolidate] {
+            let text = last(section);
+            assert!(text.starts_with("medians of 5 interleaved rounds. Ratios above 1"), "{text}");
+        }
+        let shares = last(Section::Shares);
+        assert!(shares.starts_with("medians of 5 rounds. ") && shares.contains("1 is exact"));
+        assert!(last(Section::Idle).starts_with("one run. A ratio of 1 is the limit"));
     }
 
     #[test]

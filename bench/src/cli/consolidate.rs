@@ -48,7 +48,7 @@ pub fn run(args: &ConsolidateArgs) -> Result<(), BenchError> {
     let all = consolidate::run(&setup, &mut progress)?;
     let results = output::results(machine::machine(), machine::commit(Path::new(".")), &all)?;
     let context = Context { setup: text(&setup), took_s: progress.elapsed().as_secs_f64() };
-    println!("\n{}", table::terminal(&results));
+    println!("\n{}", table::terminal(table::Section::Consolidate, &results));
     for line in output::disturbed(&all) {
         progress.step(&line);
     }

@@ -178,7 +178,7 @@ pub fn run(args: &PeersArgs) -> Result<u8, BenchError> {
     let outcome = Outcome::new(machine::machine(), commit, runs, setup.kind);
     let context = Context { setup: text, took_s: progress.elapsed().as_secs_f64() };
     let written = output::write_all(&args.out, &outcome, &context)?;
-    println!("\n{}", table::terminal(&outcome.results));
+    println!("\n{}", table::terminal(table::Section::Peers, &outcome.results));
     for line in table::not_measured(&outcome.results) {
         println!("{line}");
     }

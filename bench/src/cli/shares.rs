@@ -128,7 +128,7 @@ pub fn run(args: &SharesArgs) -> Result<u8, BenchError> {
     let context = Context { setup, took_s: progress.elapsed().as_secs_f64() };
     let out = &args.programs.out;
     let written = output::write_all(out, &results, &rounds, &failed, &context)?;
-    println!("\n{}", table::terminal(&results));
+    println!("\n{}", table::terminal(table::Section::Shares, &results));
     for line in output::losses(&results, &rounds, &failed) {
         progress.step(&line);
     }
@@ -166,7 +166,7 @@ pub fn idle(args: &IdleArgs) -> Result<u8, BenchError> {
     let out = &args.programs.out;
     std::fs::create_dir_all(out).map_err(|e| BenchError::file("make folder", out, e))?;
     results.write(&idle::path(out))?;
-    println!("\n{}", table::terminal(&results));
+    println!("\n{}", table::terminal(table::Section::Idle, &results));
     progress.step(&format!("wrote {}", idle::path(out).display()));
     let missed = results.rows.iter().any(|r| r.missed());
     Ok(if missed { EXIT_MISSED } else { 0 })

@@ -134,7 +134,8 @@ pub fn write_all(
     write_json(&rounds, &path("-rounds.json"))?;
     let better = results.rows.iter().filter(|r| r.ratio > 1.0).count();
     let headline = format!(
-        "Eight VMs on one sidecore against one I/O thread per VM: better in {better} of {} values.",
+        "Eight VMs on one sidecore against QEMU’s main loops and disk threads: better in {better} of \
+         {} values.",
         results.rows.len()
     );
     let mut page = report::head(results, context.took_s, &headline);

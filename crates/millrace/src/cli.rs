@@ -28,7 +28,7 @@ pub enum Command {
     Serve(Serve),
     /// Check a config and tell everything that is wrong with it
     Check(Check),
-    /// Show sidecores, switches, VMs and ports
+    /// Show sidecores, switches and ports; with --json also VMs
     Status(Listing),
     /// List ports
     Ports(Listing),
@@ -214,10 +214,10 @@ pub struct VmSet {
     /// Bytes per second that its weight never keeps it from, such as 100MiB; 0: none
     #[arg(long, value_name = "RATE")]
     pub floor: Option<String>,
-    /// Bytes per second that it never exceeds; 0: no ceiling
+    /// Most bytes per second that are charged to it; 0: no ceiling
     #[arg(long, value_name = "RATE")]
     pub ceiling: Option<String>,
-    /// Requests per second that it never exceeds; 0: no ceiling
+    /// Most requests per second that are charged to it; 0: no ceiling
     #[arg(long, value_name = "N")]
     pub ceiling_ops: Option<u64>,
     /// What of the ceilings it may use at once after a pause

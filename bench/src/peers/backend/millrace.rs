@@ -10,7 +10,7 @@ use crate::peers::front::{self, Window};
 
 use super::{Backend, IP_A, IP_B, MAC_A, MAC_B, OURS, Running, ports};
 
-/// The daemon as it is shipped.
+/// The daemon, pinned and polling on; the switch and its checks as by default.
 pub struct Millrace;
 
 impl Backend for Millrace {
