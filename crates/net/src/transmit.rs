@@ -293,7 +293,8 @@ fn open(
     }
     let (longest, queue) = (port.longest(), port.rx_for(lane)?);
     let rxq = port.rx.get_mut(usize::from(queue))?.as_deref_mut()?;
-    Some((longest, queue, rxq))
+    // Buffers that were at hand when it stopped are not filled any more.
+    rxq.vring.parts.health.is_live().then_some((longest, queue, rxq))
 }
 
 /// The frame of a chain whose beginning is in `head`.
