@@ -84,6 +84,8 @@ pub(crate) struct RxQueue {
     batch: Batch,
     /// First unused chain of `batch`.
     next: usize,
+    /// What is posted behind `batch` did not fit beside it, when `next` was 0: its segments are full.
+    full: bool,
     done: Vec<Completion>,
     vnet_len: usize,
     mergeable: bool,
@@ -100,6 +102,7 @@ impl RxQueue {
             vring,
             batch: Batch::new(RX_BATCH, RX_SEGS),
             next: 0,
+            full: false,
             done: Vec::with_capacity(RX_BATCH),
             vnet_len,
             mergeable,
@@ -125,10 +128,11 @@ impl RxQueue {
             self.vring.unpop(&mut self.batch, left);
         }
         self.batch.release();
-        self.next = 0;
+        (self.next, self.full) = (0, false);
     }
 
-    /// Takes posted chains; true when there are more than before.
+    /// Takes posted chains; true when there are more than before. The unused ones are walked again, so
+    /// with some at hand it is worth it only when there is more ([`Vring::has_work`]).
     #[inline]
     fn top_up(&mut self, max: usize, now_ns: u64) -> bool {
         let left = self.batch.len() - self.next;
@@ -136,11 +140,18 @@ impl RxQueue {
             self.vring.unpop(&mut self.batch, left);
         }
         let n = self.vring.pop(&mut self.batch, max);
-        self.next = 0;
-        if n > left {
+        let is_more = n > left;
+        (self.next, self.full) = (0, left > 0 && !is_more);
+        if is_more {
             self.hold.end(now_ns);
         }
-        n > left
+        is_more
+    }
+
+    /// Whether all that can be at hand is.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.batch.len() - self.next >= RX_BATCH || (self.full && self.next == 0)
     }
 
     /// Whether `count` frames of up to `len` bytes each fit.
@@ -151,11 +162,15 @@ impl RxQueue {
             if answer != Room::Wait {
                 return answer;
             }
-            let left = self.batch.len() - self.next;
-            if left >= RX_BATCH {
+            if self.is_full() {
                 return Room::No(DropReason::TooBig);
             }
-            if !self.top_up(if left == 0 { POP_CHAINS } else { RX_BATCH }, now_ns) {
+            let is_empty = self.next == self.batch.len();
+            if !is_empty && !self.vring.has_work() {
+                return Room::Wait;
+            }
+            let max = if is_empty { POP_CHAINS } else { RX_BATCH };
+            if !self.top_up(max, now_ns) && !self.full {
                 return Room::Wait;
             }
         }
@@ -307,8 +322,14 @@ impl RxQueue {
 
     /// Whether a held sender should go on waiting: no new buffers, and the hold not over.
     pub fn still_full(&mut self, now_ns: u64, hold_ns: u64) -> bool {
-        self.hold.is_on(now_ns, hold_ns)
-            && (self.batch.len() - self.next >= RX_BATCH || !self.top_up(RX_BATCH, now_ns))
+        if !self.hold.is_on(now_ns, hold_ns) {
+            return false;
+        }
+        let is_more = self.vring.has_work();
+        if is_more {
+            self.hold.end(now_ns);
+        }
+        !is_more
     }
 
     /// When the hold is over.
