@@ -10,6 +10,7 @@ use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 
 use crate::header::{Head, PLAIN, VNET_LEN, VNET_LEN_LEGACY, Vnet};
 use crate::hold::{Hold, Refusal};
+use crate::port::{SEG_CHARGE_BYTES, segs};
 
 /// Chains taken from the ring at once in the common case.
 const POP_CHAINS: usize = 64;
@@ -20,6 +21,10 @@ pub const RX_BATCH: usize = 256;
 
 /// Segments held for them: drivers without mergeable buffers post 64 KiB in up to 19 pieces.
 const RX_SEGS: usize = 2048;
+
+/// Segments that a frame may take at the receiver before they cost extra: the 19 above, and the
+/// header's.
+const USUAL_SEGS: u64 = 20;
 
 /// A frame on its way to a receiver: our header bytes, then the rest where it lies.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +97,9 @@ pub(crate) struct RxQueue {
     hold: Hold,
     /// Bytes put since the last time that they were counted.
     put_bytes: u64,
+    /// Segments that were used, or walked again, since they were counted the last time; not those of
+    /// [`RxQueue::put_plain`].
+    segs: u64,
     /// In the switch's list of queues to publish.
     pub touched: bool,
 }
@@ -108,6 +116,7 @@ impl RxQueue {
             mergeable,
             hold: Hold::default(),
             put_bytes: 0,
+            segs: 0,
             touched: false,
         }
     }
@@ -169,11 +178,25 @@ impl RxQueue {
             if !is_empty && !self.vring.has_work() {
                 return Room::Wait;
             }
+            self.segs += self.segs_at_hand();
             let max = if is_empty { POP_CHAINS } else { RX_BATCH };
             if !self.top_up(max, now_ns) && !self.full {
                 return Room::Wait;
             }
         }
+    }
+
+    fn segs_at_hand(&self) -> u64 {
+        (self.next..self.batch.len()).map(|at| segs(&self.batch.get(at))).sum()
+    }
+
+    /// What a frame of `len` bytes (without header) cost beyond its bytes, because buffers are cut into
+    /// more pieces than usual. Call it once for each frame that was not for
+    /// [`RxQueue::put_plain`], also when it was not put.
+    #[inline]
+    pub fn take_excess(&mut self, len: usize) -> u64 {
+        let usual = (len as u64).max(USUAL_SEGS * SEG_CHARGE_BYTES);
+        (std::mem::take(&mut self.segs) * SEG_CHARGE_BYTES).saturating_sub(usual)
     }
 
     #[inline]
@@ -247,11 +270,15 @@ impl RxQueue {
         let len = frame.len();
         let need = self.vnet_len + len;
         let mut used = 1;
-        let mut have = self.batch.get(self.next).writable_len as usize;
+        let first = self.batch.get(self.next);
+        let (mut have, mut used_segs) = (first.writable_len as usize, segs(&first));
         while have < need {
-            have += self.batch.get(self.next + used).writable_len as usize;
+            let chain = self.batch.get(self.next + used);
+            have += chain.writable_len as usize;
+            used_segs += segs(&chain);
             used += 1;
         }
+        self.segs += used_segs;
         if self.done.len() + used > self.done.capacity() {
             self.publish_quietly();
         }

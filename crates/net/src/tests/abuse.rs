@@ -3,7 +3,6 @@
 
 use base::counter::DropReason;
 use queue::Layout;
-use queue::testing::ModelOptions;
 
 use super::lab::{BROADCAST, HOLD_NS, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
 use crate::features;
@@ -100,17 +99,11 @@ fn abuse_R10_tiny_receive_buffers_end_in_a_drop_not_in_a_wait_for_ever() {
     assert_eq!(lab.guests[1].recv(0).unwrap().1.len(), 4084);
 }
 
-fn receiver_in_pieces(mtu: u16) -> Spec {
-    let options = ModelOptions { indirect: true, ..ModelOptions::default() };
-    Spec { options, mtu, ..Spec::default() }
-}
-
 /// Buffers in many pieces are slow to walk: they are walked when there are new ones, not for each
 /// frame that does not fit.
 #[test]
 fn abuse_R10_buffers_at_hand_are_not_walked_again_for_each_frame() {
-    let mut lab = Lab::new(vec![Spec::default(), receiver_in_pieces(1500)]);
-    lab.introduce();
+    let mut lab = Lab::pair();
     lab.guests[1].post(0, 5, 256, 256);
     let walks = |lab: &Lab| lab.guests[1].rx[0].stats().batches.get();
     let long = frame(mac(1), mac(0), 1514);
@@ -136,7 +129,7 @@ fn abuse_R10_buffers_at_hand_are_not_walked_again_for_each_frame() {
 /// posted: nobody waits for it, and they are not walked again for each such frame.
 #[test]
 fn abuse_R10_a_frame_beyond_all_segments_is_dropped_not_waited_for() {
-    let mut lab = Lab::new(vec![Spec::default(), receiver_in_pieces(9000)]);
+    let mut lab = Lab::new(vec![Spec::default(), Spec { mtu: 9000, ..Spec::default() }]);
     lab.introduce();
     lab.guests[1].post(0, 12, 256, 256);
     let long = frame(mac(1), mac(0), 8 * 256 - 12 + 1);
