@@ -155,7 +155,9 @@ impl Engine {
             stats.requests.add(1);
             stats.bytes.add(head.frame_len() as u64);
             let mut spent = Spent::default();
-            spent.add(head.frame_len() as u64, MIN_CHARGE_BYTES);
+            // For one receiver: what its own buffers cost. For several: nobody is charged.
+            let bytes = head.frame_len() as u64 + fabric.flooded_bytes;
+            spent.add(bytes, MIN_CHARGE_BYTES);
             ledger.debit(vm, spent, now_ns);
         }
         outcome

@@ -116,8 +116,8 @@ pub(crate) struct Fabric {
     pub touched: Vec<Awaited>,
     pub staging: Staging,
     pub hold_ns: u64,
-    /// Cost of floods beyond their first copy, each with the least that a frame costs; whoever sent
-    /// them takes and clears it.
+    /// Cost of floods beyond their first copy, each with the least that a frame costs, and of receive
+    /// buffers in many pieces; whoever sent the frame takes and clears it.
     pub flooded_bytes: u64,
     /// What was moved since queues were published the last time.
     pub unpublished_bytes: u64,
@@ -213,7 +213,11 @@ impl Fabric {
         let stats = &self.stats;
         match self.ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) {
             Some(port) => match Way::find(port, lane, frame) {
-                Ok(way) => way.room(port, frame, WhenFull::Hold, now_ns, hold_ns, stats),
+                Ok(way) => {
+                    let outcome = way.room(port, frame, WhenFull::Hold, now_ns, hold_ns, stats);
+                    self.flooded_bytes += way.excess(port, frame);
+                    outcome
+                }
                 Err(reason) => Outcome::Dropped(reason),
             },
             None => Outcome::Dropped(DropReason::NoDestination),
@@ -229,7 +233,7 @@ impl Fabric {
         when_full: WhenFull,
         now_ns: u64,
     ) -> Outcome {
-        let Self { ports, staging, touched, hold_ns, stats, .. } = self;
+        let Self { ports, staging, touched, hold_ns, flooded_bytes, stats, .. } = self;
         let Some(port) = ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) else {
             return Outcome::Dropped(DropReason::NoDestination);
         };
@@ -237,32 +241,12 @@ impl Fabric {
             Ok(way) => way,
             Err(reason) => return Outcome::Dropped(reason),
         };
-        match way.room(port, frame, when_full, now_ns, *hold_ns, stats) {
-            Outcome::Done => {}
-            other => return other,
-        }
-        let Port { stages, rx, .. } = port;
-        let Some(rxq) = rx[usize::from(way.queue)].as_deref_mut() else {
-            return Outcome::Dropped(DropReason::LinkDown);
+        let outcome = match way.room(port, frame, when_full, now_ns, *hold_ns, stats) {
+            Outcome::Done => way.pass(port, frame, staging, touched, stats),
+            other => other,
         };
-        if !rxq.touched {
-            rxq.touched = true;
-            touched.push((to, way.queue));
-        }
-        if stages.is_empty() && way.need == Need::Nothing {
-            rxq.put(frame, &way.vnet);
-            return Outcome::Done;
-        }
-        if way.need == Need::Nothing && !stages.want_payload {
-            return way.put_staged_head(rxq, frame, |view| stages.pass(Direction::ToVm, view));
-        }
-        if !staging.load(frame) {
-            return Outcome::Dropped(DropReason::Malformed);
-        }
-        if !stages.is_empty() && !stages.pass(Direction::ToVm, &mut staging.view()) {
-            return Outcome::Done;
-        }
-        way.put_own(rxq, staging, stats)
+        *flooded_bytes += way.excess(port, frame);
+        outcome
     }
 
     /// # Safety
@@ -409,6 +393,47 @@ impl Way {
             rxq.vring.parts.stats.drop_one(reason);
         }
         Outcome::Dropped(reason)
+    }
+
+    /// What the frame cost the receive queue beyond its bytes.
+    #[inline]
+    fn excess(&self, port: &mut Port, frame: &Frame<'_>) -> u64 {
+        let rxq = port.rx[usize::from(self.queue)].as_deref_mut();
+        rxq.map_or(0, |rxq| rxq.take_excess(frame.len()))
+    }
+
+    /// Past the stages into the receive queue, where there is room.
+    #[inline]
+    fn pass(
+        &self,
+        port: &mut Port,
+        frame: &Frame<'_>,
+        staging: &mut Staging,
+        touched: &mut Vec<Awaited>,
+        stats: &SwitchStats,
+    ) -> Outcome {
+        let Port { stages, rx, .. } = port;
+        let Some(rxq) = rx[usize::from(self.queue)].as_deref_mut() else {
+            return Outcome::Dropped(DropReason::LinkDown);
+        };
+        if !rxq.touched {
+            rxq.touched = true;
+            touched.push((self.port, self.queue));
+        }
+        if stages.is_empty() && self.need == Need::Nothing {
+            rxq.put(frame, &self.vnet);
+            return Outcome::Done;
+        }
+        if self.need == Need::Nothing && !stages.want_payload {
+            return self.put_staged_head(rxq, frame, |view| stages.pass(Direction::ToVm, view));
+        }
+        if !staging.load(frame) {
+            return Outcome::Dropped(DropReason::Malformed);
+        }
+        if !stages.is_empty() && !stages.pass(Direction::ToVm, &mut staging.view()) {
+            return Outcome::Done;
+        }
+        self.put_own(rxq, staging, stats)
     }
 
     /// Stages that see headers only: they get a copy of ours, the rest stays where it is.

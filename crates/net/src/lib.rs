@@ -45,6 +45,9 @@
 //! - 1,024 ports ([`base::limits::MAX_PORTS`]), 16 queue pairs each: indexes of a session.
 //! - 64 frames or 256 KiB from one transmit queue per round, floods counted once per receiver:
 //!   fairness, and the cache. From the uplink 64 frames, or those that 256 KiB of floods end.
+//! - A frame counts as 512 bytes at least, and as 32 for each of its segments. So do segments beyond
+//!   20 at its receiver, where they are more than its bytes: who sends to a guest that cuts its
+//!   buffers into crumbs, pays for them (from the uplink, that guest does).
 //! - 65,557 bytes per frame: the largest IP packet behind two VLAN tags.
 //! - 256 buffers per frame at the receiver: 64 KiB in the smallest buffers in use take 43.
 //! - 128 segments when a super-packet is cut in software: 64 KiB at an MSS of 536 is 122.

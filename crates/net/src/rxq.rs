@@ -10,6 +10,7 @@ use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 
 use crate::header::{Head, PLAIN, VNET_LEN, VNET_LEN_LEGACY, Vnet};
 use crate::hold::{Hold, Refusal};
+use crate::port::{SEG_CHARGE_BYTES, segs};
 
 /// Chains taken from the ring at once in the common case.
 const POP_CHAINS: usize = 64;
@@ -20,6 +21,10 @@ pub const RX_BATCH: usize = 256;
 
 /// Segments held for them: drivers without mergeable buffers post 64 KiB in up to 19 pieces.
 const RX_SEGS: usize = 2048;
+
+/// Segments that a frame may take at the receiver before they cost extra: the 19 above, and the
+/// header's.
+const USUAL_SEGS: u64 = 20;
 
 /// A frame on its way to a receiver: our header bytes, then the rest where it lies.
 #[derive(Debug, Clone, Copy)]
@@ -84,12 +89,17 @@ pub(crate) struct RxQueue {
     batch: Batch,
     /// First unused chain of `batch`.
     next: usize,
+    /// What is posted behind `batch` did not fit beside it, when `next` was 0: its segments are full.
+    full: bool,
     done: Vec<Completion>,
     vnet_len: usize,
     mergeable: bool,
     hold: Hold,
     /// Bytes put since the last time that they were counted.
     put_bytes: u64,
+    /// Segments that were used, or walked again, since they were counted the last time; not those of
+    /// [`RxQueue::put_plain`].
+    segs: u64,
     /// In the switch's list of queues to publish.
     pub touched: bool,
 }
@@ -100,11 +110,13 @@ impl RxQueue {
             vring,
             batch: Batch::new(RX_BATCH, RX_SEGS),
             next: 0,
+            full: false,
             done: Vec::with_capacity(RX_BATCH),
             vnet_len,
             mergeable,
             hold: Hold::default(),
             put_bytes: 0,
+            segs: 0,
             touched: false,
         }
     }
@@ -125,10 +137,11 @@ impl RxQueue {
             self.vring.unpop(&mut self.batch, left);
         }
         self.batch.release();
-        self.next = 0;
+        (self.next, self.full) = (0, false);
     }
 
-    /// Takes posted chains; true when there are more than before.
+    /// Takes posted chains; true when there are more than before. The unused ones are walked again, so
+    /// with some at hand it is worth it only when there is more ([`Vring::has_work`]).
     #[inline]
     fn top_up(&mut self, max: usize, now_ns: u64) -> bool {
         let left = self.batch.len() - self.next;
@@ -136,11 +149,18 @@ impl RxQueue {
             self.vring.unpop(&mut self.batch, left);
         }
         let n = self.vring.pop(&mut self.batch, max);
-        self.next = 0;
-        if n > left {
+        let is_more = n > left;
+        (self.next, self.full) = (0, left > 0 && !is_more);
+        if is_more {
             self.hold.end(now_ns);
         }
-        n > left
+        is_more
+    }
+
+    /// Whether all that can be at hand is.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.batch.len() - self.next >= RX_BATCH || (self.full && self.next == 0)
     }
 
     /// Whether `count` frames of up to `len` bytes each fit.
@@ -151,14 +171,32 @@ impl RxQueue {
             if answer != Room::Wait {
                 return answer;
             }
-            let left = self.batch.len() - self.next;
-            if left >= RX_BATCH {
+            if self.is_full() {
                 return Room::No(DropReason::TooBig);
             }
-            if !self.top_up(if left == 0 { POP_CHAINS } else { RX_BATCH }, now_ns) {
+            let is_empty = self.next == self.batch.len();
+            if !is_empty && !self.vring.has_work() {
+                return Room::Wait;
+            }
+            self.segs += self.segs_at_hand();
+            let max = if is_empty { POP_CHAINS } else { RX_BATCH };
+            if !self.top_up(max, now_ns) && !self.full {
                 return Room::Wait;
             }
         }
+    }
+
+    fn segs_at_hand(&self) -> u64 {
+        (self.next..self.batch.len()).map(|at| segs(&self.batch.get(at))).sum()
+    }
+
+    /// What a frame of `len` bytes (without header) cost beyond its bytes, because buffers are cut into
+    /// more pieces than usual. Call it once for each frame that was not for
+    /// [`RxQueue::put_plain`], also when it was not put.
+    #[inline]
+    pub fn take_excess(&mut self, len: usize) -> u64 {
+        let usual = (len as u64).max(USUAL_SEGS * SEG_CHARGE_BYTES);
+        (std::mem::take(&mut self.segs) * SEG_CHARGE_BYTES).saturating_sub(usual)
     }
 
     #[inline]
@@ -232,11 +270,15 @@ impl RxQueue {
         let len = frame.len();
         let need = self.vnet_len + len;
         let mut used = 1;
-        let mut have = self.batch.get(self.next).writable_len as usize;
+        let first = self.batch.get(self.next);
+        let (mut have, mut used_segs) = (first.writable_len as usize, segs(&first));
         while have < need {
-            have += self.batch.get(self.next + used).writable_len as usize;
+            let chain = self.batch.get(self.next + used);
+            have += chain.writable_len as usize;
+            used_segs += segs(&chain);
             used += 1;
         }
+        self.segs += used_segs;
         if self.done.len() + used > self.done.capacity() {
             self.publish_quietly();
         }
@@ -307,8 +349,14 @@ impl RxQueue {
 
     /// Whether a held sender should go on waiting: no new buffers, and the hold not over.
     pub fn still_full(&mut self, now_ns: u64, hold_ns: u64) -> bool {
-        self.hold.is_on(now_ns, hold_ns)
-            && (self.batch.len() - self.next >= RX_BATCH || !self.top_up(RX_BATCH, now_ns))
+        if !self.hold.is_on(now_ns, hold_ns) {
+            return false;
+        }
+        let is_more = self.vring.has_work();
+        if is_more {
+            self.hold.end(now_ns);
+        }
+        !is_more
     }
 
     /// When the hold is over.

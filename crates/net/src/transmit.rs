@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull};
 use crate::header::{Head, Mac};
-use crate::port::{MIN_CHARGE_BYTES, Port, TX_BATCH, TxQueue};
+use crate::port::{Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rxq::{Body, Frame, RxQueue};
 
 /// Bytes taken from one transmit queue in a round, if its VM is the only one that does anything:
@@ -32,7 +32,8 @@ struct Sent {
     bytes: u64,
     /// Those that were copied to us first.
     head_bytes: u64,
-    /// What the sender is charged: with the least for each frame, and the copies of floods.
+    /// What the sender is charged: with the least for each frame and segment, the copies of floods, and
+    /// what buffers of the receivers cost beyond the usual.
     cost_bytes: u64,
     /// It ends when that is reached.
     most_bytes: u64,
@@ -40,17 +41,12 @@ struct Sent {
 }
 
 impl Sent {
-    /// A frame was sent, in a chain of so many bytes.
+    /// A frame was sent.
     #[inline]
-    fn count(&mut self, head: &Head, chain_bytes: u64) {
+    fn count(&mut self, head: &Head, chain: &Chain<'_>) {
         self.bytes += head.frame_len() as u64;
         self.head_bytes += head.eth().len() as u64;
-        self.charge(chain_bytes);
-    }
-
-    #[inline]
-    fn charge(&mut self, chain_bytes: u64) {
-        self.cost_bytes += chain_bytes.max(MIN_CHARGE_BYTES);
+        self.cost_bytes += charge_bytes(chain);
     }
 }
 
@@ -179,7 +175,7 @@ impl Engine {
                 break;
             }
             txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
-            sent.count(head, u64::from(chain.readable_len));
+            sent.count(head, &chain);
             at += 1;
         }
         if at > first && !std::mem::replace(&mut rxq.touched, true) {
@@ -203,7 +199,7 @@ impl Engine {
         // before the uplink is flushed, at the end of the batch.
         let (outcome, to_wire) = unsafe { self.send(port, &chain, at, lane, now_ns) };
         sent.wire_used |= to_wire;
-        let cost_bytes = u64::from(chain.readable_len);
+        sent.cost_bytes += std::mem::take(&mut self.fabric.flooded_bytes);
         match outcome {
             Outcome::Hold(awaited) => {
                 txq.held_on = Some(awaited);
@@ -211,12 +207,11 @@ impl Engine {
             }
             Outcome::Dropped(reason) => {
                 txq.vring.parts.stats.drop_one(reason);
-                sent.charge(cost_bytes);
+                sent.cost_bytes += charge_bytes(&chain);
             }
-            Outcome::Done => sent.count(&self.heads[at], cost_bytes),
+            Outcome::Done => sent.count(&self.heads[at], &chain),
         }
         txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
-        sent.cost_bytes += std::mem::take(&mut self.fabric.flooded_bytes);
         true
     }
 
@@ -293,7 +288,8 @@ fn open(
     }
     let (longest, queue) = (port.longest(), port.rx_for(lane)?);
     let rxq = port.rx.get_mut(usize::from(queue))?.as_deref_mut()?;
-    Some((longest, queue, rxq))
+    // Buffers that were at hand when it stopped are not filled any more.
+    rxq.vring.parts.health.is_live().then_some((longest, queue, rxq))
 }
 
 /// The frame of a chain whose beginning is in `head`.

@@ -4,7 +4,7 @@
 use base::counter::DropReason;
 use queue::Layout;
 
-use super::lab::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
+use super::lab::{BROADCAST, HOLD_NS, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
 use crate::features;
 use crate::header::{GSO_TCPV4, MAX_FRAME, VNET_LEN};
 
@@ -97,6 +97,53 @@ fn abuse_R10_tiny_receive_buffers_end_in_a_drop_not_in_a_wait_for_ever() {
     assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 4085)), Some(DropReason::TooBig));
     assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 4084)), None);
     assert_eq!(lab.guests[1].recv(0).unwrap().1.len(), 4084);
+}
+
+/// Buffers in many pieces are slow to walk: they are walked when there are new ones, not for each
+/// frame that does not fit.
+#[test]
+fn abuse_R10_buffers_at_hand_are_not_walked_again_for_each_frame() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 5, 256, 256);
+    let walks = |lab: &Lab| lab.guests[1].rx[0].stats().batches.get();
+    let long = frame(mac(1), mac(0), 1514);
+    lab.guests[0].send(0, &no_offload(), &long, 1);
+    for _ in 0..10 {
+        assert_eq!(lab.poll(), 0);
+    }
+    assert_eq!(walks(&lab), 1);
+    lab.advance(HOLD_NS);
+    assert_eq!(lab.poll(), 1);
+    lab.guests[0].tx[0].used().unwrap();
+    for _ in 0..10 {
+        assert_eq!(lab.judge(0, &long), Some(DropReason::ReceiverStalled));
+    }
+    assert_eq!(walks(&lab), 1);
+    // A sixth buffer, and it fits.
+    lab.guests[1].post(0, 1, 256, 256);
+    assert_eq!(lab.judge(0, &long), None);
+    assert_eq!(lab.guests[1].recv(0).unwrap().1, long);
+}
+
+/// Held are at most 2,048 segments. What needs more does not fit ever, though more buffers are
+/// posted: nobody waits for it, and they are not walked again for each such frame.
+#[test]
+fn abuse_R10_a_frame_beyond_all_segments_is_dropped_not_waited_for() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec { mtu: 9000, ..Spec::default() }]);
+    lab.introduce();
+    lab.guests[1].post(0, 12, 256, 256);
+    let long = frame(mac(1), mac(0), 8 * 256 - 12 + 1);
+    let walks = |lab: &Lab| lab.guests[1].rx[0].stats().batches.get();
+    for _ in 0..5 {
+        assert_eq!(lab.judge(0, &long), Some(DropReason::TooBig));
+    }
+    assert_eq!(walks(&lab), 2);
+    assert_eq!(lab.stats.holds.get(), 0);
+    let longest = &frame(mac(1), mac(0), 8 * 256 - 12);
+    assert_eq!(lab.judge(0, longest), None);
+    assert_eq!(lab.guests[1].recv(0).unwrap().1, *longest);
+    // Four buffers are left: here more of them do help.
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 4 * 256 - 12)), None);
 }
 
 /// Each copy of a flood counts: a round with thousands of copies would hold all others up.

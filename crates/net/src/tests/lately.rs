@@ -111,3 +111,18 @@ proptest! {
         }
     }
 }
+
+/// A port that has stopped gets nothing any more: not by the short way either, though buffers of it
+/// are at hand.
+#[test]
+fn a_run_of_frames_ends_at_a_port_that_has_stopped() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 8, 1600, 1);
+    let sent = super::lab::frame(mac(1), mac(0), 60);
+    for _ in 0..3 {
+        assert_eq!(lab.judge(0, &sent), None);
+    }
+    lab.guests[1].rx[0].health().fail(None, &"a broken ring");
+    assert_eq!(lab.judge(0, &sent), Some(DropReason::LinkDown));
+    assert_eq!(lab.guests[1].recv_all(0).len(), 3);
+}

@@ -12,5 +12,6 @@ mod hold;
 pub mod lab;
 mod lately;
 mod offloads;
+mod pieces;
 mod stages;
 mod uplink;
