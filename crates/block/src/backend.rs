@@ -23,6 +23,11 @@ pub struct Demands {
 }
 
 impl Demands {
+    /// DISCARD and WRITE ZEROES are done while the sidecore waits.
+    pub fn within_call(&self) -> bool {
+        self.max_range_bytes != u64::MAX
+    }
+
     /// No demands at all.
     pub const NONE: Self =
         Self { mem_align: 1, offset_align: 1, max_range_bytes: u64::MAX, copies: false };

@@ -1,19 +1,21 @@
 //! One virtqueue of a disk on its sidecore: takes requests, drives them through the disk, completes
 //! them in whatever order they finish.
 
+mod spend;
+mod worker;
+
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use base::io::{Disk, DiskDone};
 use queue::{Batch, Completion, Lazy, RingError, Vring};
-use sidecore::{Arm, Ledger, Spent, Worker};
 
 use crate::error::BlockError;
-use crate::flight::{Flight, Issue, Next};
+use crate::flight::{Flight, Next};
 use crate::gate::Pass;
 use crate::latency::Finished;
-use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
+use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES};
 use crate::log::ErrorLog;
 use crate::metrics::BlockStats;
 use crate::pace::Pace;
@@ -37,9 +39,6 @@ const BUSY_DEPTH: usize = 2;
 /// Most requests taken at once for a disk that finishes them within the call: there is no system
 /// call to share, and the driver works through one batch while we do the next.
 const IMMEDIATE_BATCH: usize = 16;
-
-/// Header and status byte of a request.
-const FRAME_LEN_BYTES: u64 = 17;
 
 /// How long new requests of a busy queue may go unseen.
 const LOOK_AGAIN_NS: u64 = 50_000;
@@ -139,76 +138,27 @@ impl Engine {
         }
     }
 
-    /// Takes what fits from the ring.
-    fn take(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
-        let free = self.flight.slab.free.len().min(self.batch_max);
-        if free == 0 || self.drained.is_some() {
-            return 0;
-        }
-        let vm = self.port.vm;
-        let allowance = ledger.allowance(vm, now_ns);
-        let by_thread = allowance.batch(self.mean_cost, free);
-        let below = self.pass.allowance(ledger, now_ns);
-        let most = below.batch(self.mean_cost, by_thread);
-        if allowance.is_none() || below.is_none() {
-            self.wait(now_ns, ledger, allowance.is_none());
-            return 0;
-        }
-        let bytes = allowance.bytes.min(below.bytes);
-        let popped = self.vring.pop(&mut self.batch, most);
-        for index in 0..popped {
-            queue::seg::prefetch_head(self.batch.get(index).readable);
-        }
-        let mut spent = Spent::default();
-        while (spent.requests as usize) < popped && spent.bytes < bytes {
-            let index = spent.requests as usize;
-            let chain = self.batch.get(index);
-            let len = u64::from(chain.readable_len) + u64::from(chain.writable_len);
-            spent.add(len.saturating_sub(FRAME_LEN_BYTES), MIN_CHARGE_BYTES);
-            self.start(index, now_ns);
-        }
-        let taken = spent.requests as usize;
-        if taken < popped {
-            self.vring.unpop(&mut self.batch, popped - taken);
-        }
-        if taken > 0 {
-            self.batch.clear();
-            // Who waits for the device does not wait for this thread.
-            ledger.charge(vm, spent, popped == by_thread || taken < popped, now_ns);
-            self.pass.charge(ledger, spent, popped == most, now_ns);
-            self.mean_cost = spent.bytes / u64::from(spent.requests.max(1));
-            let outstanding = self.outstanding();
-            self.pace.took(now_ns, taken, outstanding);
-        }
-        taken
-    }
-
-    /// Nothing may be taken: says so, if anything waits.
-    fn wait(&mut self, now_ns: u64, ledger: &mut Ledger, by_thread: bool) {
-        self.waits = self.vring.has_work();
-        match by_thread {
-            _ if !self.waits => {}
-            true => ledger.held_back(self.port.vm, now_ns),
-            false => self.pass.wait(ledger, now_ns),
-        }
-    }
-
-    /// Loads a popped chain into a slot and begins its request.
-    fn start(&mut self, index: usize, now_ns: u64) {
-        let Some(slot) = self.flight.slab.free.pop() else { return };
+    /// Loads a popped chain into a slot and begins its request. Returns the cost of its first step.
+    fn start(&mut self, index: usize, now_ns: u64) -> u64 {
+        let Some(slot) = self.flight.slab.free.pop() else { return 0 };
         let s = &mut self.flight.slab.slots[usize::from(slot)];
         if !s.chain.load(&self.batch, index) {
             self.flight.slab.free.push(slot);
-            return self.break_port(index, "more segments than a request may have (256)");
+            self.break_port(index, "more segments than a request may have (256)");
+            return 0;
         }
         (s.taken, s.taken_ns) = (true, now_ns);
         if s.chain.chain().writable_len == 0 {
             self.flight.release(slot);
-            return self.break_port(index, "no room for the status byte");
+            self.break_port(index, "no room for the status byte");
+            return 0;
         }
         match request::parse(&s.chain.chain(), &self.port.geometry(), &mut s.ranges) {
             Ok(request) => self.begin(slot, request),
-            Err((status, refusal)) => self.refuse(slot, status, refusal),
+            Err((status, refusal)) => {
+                self.refuse(slot, status, refusal);
+                0
+            }
         }
     }
 
@@ -217,7 +167,7 @@ impl Engine {
         self.vring.fail(&RingError::BadRequest { head, what });
     }
 
-    fn begin(&mut self, slot: u16, request: Request) {
+    fn begin(&mut self, slot: u16, request: Request) -> u64 {
         let s = &mut self.flight.slab.slots[usize::from(slot)];
         let first = s.ranges[0];
         s.job = match request {
@@ -230,7 +180,10 @@ impl Engine {
                 Job::new(Work::Write, range)
             }
             Request::Flush => Job::new(Work::Flush, request::Range::default()),
-            Request::GetId => return self.get_id(slot),
+            Request::GetId => {
+                self.get_id(slot);
+                return 0;
+            }
             Request::Discard(n) => Job { range_count: n, ..Job::new(Work::Discard, first) },
             Request::WriteZeroes(n) => Job {
                 range_count: n,
@@ -241,9 +194,11 @@ impl Engine {
         };
         if s.job.work != Work::Flush && self.flight.skip_empty_ranges(slot) {
             // Nothing to move, but write-through still promises durability: nothing was written.
-            return self.finish(slot, Status::Ok);
+            self.finish(slot, Status::Ok);
+            return 0;
         }
         self.flight.slab.ready.push_back(slot);
+        self.flight.prepay(slot, &self.port)
     }
 
     /// GET ID: the serial number, then zeroes up to the status byte.
@@ -309,30 +264,6 @@ impl Engine {
         self.vring.queue.mark_held(held, chain.writable_len as usize);
         self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
         self.flight.release(slot);
-    }
-
-    /// Gives waiting requests to the disk until it is full, a bounce buffer is missing, or this
-    /// poll's share is used up.
-    fn issue(&mut self, budget: &mut u64) -> usize {
-        let mut issued = 0;
-        while *budget > 0 {
-            let Some(&slot) = self.flight.slab.ready.front() else { break };
-            match self.flight.issue(slot, &self.port) {
-                Issue::Sent(bytes) => {
-                    *budget = budget.saturating_sub(bytes);
-                    self.stats.disk_ops.add(1);
-                }
-                Issue::Blocked => break,
-                Issue::StageRefused => {
-                    self.stats.stage_refused.add(1);
-                    self.finish(slot, Status::IoErr);
-                }
-                Issue::Failed(errno) => self.fail(slot, errno),
-            }
-            self.flight.slab.ready.pop_front();
-            issued += 1;
-        }
-        issued
     }
 
     /// Starts what was issued and takes in what has finished.
@@ -423,74 +354,5 @@ impl Engine {
     /// Requests that the driver sees as not done.
     fn outstanding(&self) -> u32 {
         self.flight.slab.taken() as u32 + self.vring.untold()
-    }
-}
-
-impl Worker for Engine {
-    fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
-        self.log.now_ns = now_ns;
-        self.finished.record(now_ns, &self.stats.latency_ns);
-        self.waits = false;
-        let mut budget = POLL_BUDGET_BYTES;
-        // Steps of earlier requests first: they wait longest.
-        let mut work = self.issue(&mut budget);
-        if budget > 0 {
-            work += self.take(now_ns, ledger);
-            work += self.issue(&mut budget);
-        }
-        work += self.collect();
-        if work > 0 {
-            self.publish();
-        }
-        self.tell(now_ns);
-        work
-    }
-
-    fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
-        self.log.now_ns = now_ns;
-        self.flight.disk.set_wakeups(true);
-        // What finished before the disk was told to ring.
-        if self.collect() > 0 {
-            self.publish();
-            self.tell(now_ns);
-            return Arm::Busy;
-        }
-        if !self.flight.slab.ready.is_empty() && self.flight.in_disk == 0 {
-            return Arm::Busy;
-        }
-        // With every slot taken the next event is a completion, not a kick.
-        let slack_ns = self.slack_ns(now_ns);
-        if slack_ns > 0 {
-            let due_ns = self.vring.notify_due_ns(within(slack_ns));
-            // The timer finds what finishes meanwhile.
-            self.flight.disk.set_wakeups(false);
-            let look_ns = now_ns + slack_ns / 2;
-            return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.clamp(now_ns, look_ns)));
-        }
-        let due_ns = self.vring.notify_due_ns(TELL);
-        if self.flight.slab.free.is_empty() || self.drained.is_some() {
-            return due_ns.map_or(Arm::Idle, Arm::Until);
-        }
-        if let Some(until_ns) = ledger.until_ns(self.port.vm, now_ns) {
-            return Arm::Until(due_ns.map_or(until_ns, |due_ns| due_ns.min(until_ns)));
-        }
-        if self.is_busy() || self.waits {
-            let look_ns = now_ns + LOOK_AGAIN_NS;
-            return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
-        }
-        // The slack may have ended since the poll, which left completions to a later one.
-        self.vring.notify();
-        if self.vring.arm() { Arm::Busy } else { Arm::Idle }
-    }
-
-    fn disarm(&mut self) {
-        self.flight.disk.set_wakeups(false);
-        self.vring.disarm();
-    }
-
-    fn fired(&mut self, fd: RawFd) {
-        if self.vring.kick_fd() == Some(fd) {
-            self.vring.kicked();
-        }
     }
 }

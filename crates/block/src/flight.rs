@@ -14,7 +14,10 @@ use queue::{Seg, Vring};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use stage::Direction;
 
-use crate::limits::{BOUNCE_LEN_BYTES, MAX_RETRIES, STEP_LEN_BYTES};
+use crate::cost;
+use crate::limits::{
+    BOUNCE_LEN_BYTES, DISCARD_STEP_LEN_BYTES, MAX_RETRIES, STEP_LEN_BYTES, ZERO_STEP_LEN_BYTES,
+};
 use crate::metrics::BlockStats;
 use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
@@ -27,14 +30,23 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(300);
 /// What became of an attempt to give a request to the disk.
 #[derive(Debug)]
 pub(crate) enum Issue {
-    /// The disk has it; so many bytes will move.
-    Sent(u64),
+    /// The disk has it.
+    Sent(Sent),
     /// No bounce buffer, or the disk is full: try again when something finishes.
     Blocked,
     /// A stage does not let the data pass.
     StageRefused,
     /// The disk refused, with this errno.
     Failed(i32),
+}
+
+/// What was given to the disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sent {
+    /// Bytes that move while the sidecore waits, or as if it did.
+    pub bytes: u64,
+    /// To be charged: the cost of a step that begins, without what was paid for it before.
+    pub due: u64,
 }
 
 /// How a request goes on after an operation.
@@ -108,6 +120,14 @@ impl Flight {
         false
     }
 
+    /// Counts the first step of a request as paid. Returns its cost.
+    pub fn prepay(&mut self, slot: u16, port: &PortState) -> u64 {
+        let job = &mut self.slab.slots[usize::from(slot)].job;
+        let len_bytes = (job.range.len - job.done).min(longest_step(job, port));
+        job.paid = cost::of_step(job, len_bytes, port.demands.within_call());
+        job.paid
+    }
+
     /// Gives the request's next operation to the disk.
     pub fn issue(&mut self, slot: u16, port: &PortState) -> Issue {
         let s = &mut self.slab.slots[usize::from(slot)];
@@ -118,13 +138,17 @@ impl Flight {
             if let Err(refused) = begin_step(s, &mut self.bounces, port) {
                 return refused;
             }
+            let job = &mut s.job;
+            let cost = cost::of_step(job, job.step_len.into(), port.demands.within_call());
+            let paid = job.paid.min(cost);
+            (job.paid, job.due) = (job.paid - paid, cost - paid);
         }
         let op = next_op(s, &mut self.bounces);
         let bytes = match op {
             DiskOp::Read { len_bytes, .. } | DiskOp::Write { len_bytes, .. } => len_bytes.into(),
             // Done while the sidecore waits: it costs what the same length of copying does.
             DiskOp::Discard { len_bytes, .. } | DiskOp::WriteZeroes { len_bytes, .. }
-                if port.demands.max_range_bytes != u64::MAX =>
+                if port.demands.within_call() =>
             {
                 len_bytes
             }
@@ -137,7 +161,7 @@ impl Flight {
             Ok(()) => {
                 s.job.in_disk = true;
                 self.in_disk += 1;
-                Issue::Sent(bytes)
+                Issue::Sent(Sent { bytes, due: std::mem::take(&mut s.job.due) })
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.in_disk > 0 => Issue::Blocked,
             Err(e) => Issue::Failed(e.raw_os_error().unwrap_or(libc::EIO)),
@@ -335,17 +359,23 @@ fn aligned(segs: &[Seg], skip: usize, len: u64, align: u64) -> bool {
     true
 }
 
+/// Most bytes of the next step.
+fn longest_step(job: &Job, port: &PortState) -> u64 {
+    match (job.work, job.bouncing) {
+        (Work::Discard, _) => port.demands.max_range_bytes.min(DISCARD_STEP_LEN_BYTES),
+        (Work::WriteZeroes, _) if job.is_native() => {
+            port.demands.max_range_bytes.min(ZERO_STEP_LEN_BYTES)
+        }
+        (_, true) => u64::from(BOUNCE_LEN_BYTES),
+        _ => u64::from(STEP_LEN_BYTES),
+    }
+}
+
 /// Sets the length of the next step and prepares its bounce buffer.
 fn begin_step(s: &mut Slot, bounces: &mut Bounces, port: &PortState) -> Result<(), Issue> {
     let job = &mut s.job;
-    let native = job.work == Work::Discard || (job.work == Work::WriteZeroes && !job.by_writing);
-    let most = match (native, job.bouncing) {
-        (true, _) => port.demands.max_range_bytes.min(1 << 30),
-        (_, true) => u64::from(BOUNCE_LEN_BYTES),
-        _ => u64::from(STEP_LEN_BYTES),
-    };
-    let len = (job.range.len - job.done).min(most) as u32;
-    if job.bouncing && !native {
+    let len = (job.range.len - job.done).min(longest_step(job, port)) as u32;
+    if job.bouncing && !job.is_native() {
         let bounce = bounces.take().ok_or(Issue::Blocked)?;
         s.bounce = Some(bounce);
         let data = &mut bounces.bytes(bounce)[..len as usize];
@@ -380,7 +410,7 @@ fn next_op(s: &mut Slot, bounces: &mut Bounces) -> DiskOp {
     match job.work {
         Work::Flush => return DiskOp::Flush,
         Work::Discard => return DiskOp::Discard { offset, len_bytes: range },
-        Work::WriteZeroes if !job.by_writing => {
+        Work::WriteZeroes if job.is_native() => {
             return DiskOp::WriteZeroes { offset, len_bytes: range, may_unmap };
         }
         _ => {}

@@ -30,8 +30,8 @@
 //! A driver that works through a pile of completions is neither interrupted for each further one nor
 //! asked to kick: see `pace.rs`.
 //!
-//! A queue asks its VM's account before it takes requests, and charges what it took, at least 4 KiB
-//! for each. While several VMs use one device, most of what they want of it waits in the rings: see
+//! A queue asks its VM's account before it takes requests, and charges each step by what it moves, at
+//! least 4 KiB: zeroes by their length, see `cost.rs`. While several VMs use one device, most of what they want of it waits in the rings: see
 //! `gate.rs`.
 //!
 //! The time of each request is counted, with the clock that a poll is given: see `latency.rs`.
@@ -44,6 +44,8 @@
 //! See [`limits`]: each number with its reason.
 //!
 //! - 256 requests in flight per queue, 64 taken at once, 1 MiB per operation and per poll.
+//! - A DISCARD on a device or a file is charged 1/256 of its length; a WRITE ZEROES that the disk turns
+//!   out not to have pays its first step twice.
 //! - 64 requests in a device while several VMs use it, and 2 of each queue in any case. Queues that
 //!   wait for a device without having anything in it look again every 50 µs.
 //! - 254 data segments and 64 MiB per request; 16 ranges of at most 1 GiB per DISCARD or WRITE
@@ -62,6 +64,7 @@ pub mod backend;
 mod bytes;
 mod claim;
 pub mod config;
+mod cost;
 mod device;
 mod done;
 mod engine;

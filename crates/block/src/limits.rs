@@ -27,6 +27,19 @@ pub const POLL_BUDGET_BYTES: u64 = 1 << 20;
 /// so many bytes.
 pub const MIN_CHARGE_BYTES: u64 = 4096;
 
+/// Bytes of a DISCARD that are charged as one, where it goes to a device or a file system. It moves
+/// no data: extents or mappings are struck out, 1 GiB in one to a few milliseconds, in which the same
+/// device moves 4 MiB or more. So the largest request (16 GiB) is charged what the largest read is.
+/// Disks in memory free page after page while the sidecore waits: there it is charged in full.
+pub const DISCARD_SHARE: u64 = 256;
+
+/// Most bytes of one DISCARD below us: a whole range, so that the device is told in one go.
+pub const DISCARD_STEP_LEN_BYTES: u64 = 1 << 30;
+
+/// Most bytes of one WRITE ZEROES below us. Each step is charged before the next one begins: as much
+/// as the largest read, 16 calls for the largest range.
+pub const ZERO_STEP_LEN_BYTES: u64 = 64 << 20;
+
 /// Length of a bounce buffer: 128 KiB is what file systems read ahead and disks take at once.
 pub const BOUNCE_LEN_BYTES: u32 = 128 << 10;
 

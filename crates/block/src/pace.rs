@@ -66,6 +66,9 @@ impl Pace {
         // A gap in which the driver waited for us says nothing of its speed.
         if self.held > 0 {
             let gap_ns = now_ns.saturating_sub(self.last_take_ns) / taken.max(1) as u64;
+            // A pause is not the driver's speed, and a mean that took it in would hide the next one.
+            // Longer gaps than this give no more slack in any case.
+            let gap_ns = gap_ns.min(MAX_SLACK_NS);
             self.gap_ns = match self.gap_ns {
                 0 => gap_ns,
                 old => (old * OLD_WEIGHT + gap_ns) / (OLD_WEIGHT + 1),
@@ -78,7 +81,10 @@ impl Pace {
     /// How long the driver can be left alone; 0: it may be waiting for us.
     pub fn slack_ns(&mut self, now_ns: u64, outstanding: u32) -> u64 {
         self.note(outstanding);
-        let is_idle = now_ns.saturating_sub(self.last_take_ns) > IDLE_GAPS * self.gap_ns;
+        let quiet_ns = now_ns.saturating_sub(self.last_take_ns);
+        // With nothing in our hands there is nothing to tell: only the next kick is saved.
+        let is_idle =
+            quiet_ns > IDLE_GAPS * self.gap_ns || (outstanding == 0 && quiet_ns > MAX_SLACK_NS);
         if self.held < MIN_HELD || is_idle || self.is_large() {
             return 0;
         }
@@ -143,6 +149,21 @@ mod tests {
         assert_eq!(pace.slack_ns(now_ns + 5 * GAP_NS, 2), 0, "idle for five gaps");
         let (mut pace, now_ns) = pile(16, 1000);
         assert_eq!(pace.slack_ns(now_ns, 16), 0, "8 µs is not worth a timer");
+    }
+
+    #[test]
+    fn a_pause_is_not_the_speed_of_the_driver() {
+        let mut pace = Pace::default();
+        let mut now_ns = 1_000_000;
+        // Bursts with a minute in between, each done at once.
+        for _ in 0..3 {
+            pace.took(now_ns, 8, 8);
+            pace.slack_ns(now_ns, 0);
+            let later_ns = now_ns + MAX_SLACK_NS + 1;
+            assert_eq!(pace.slack_ns(later_ns, 0), 0, "nothing to tell, and no request came");
+            assert_eq!(pace.slack_ns(now_ns + 5_000_000, 4), 0, "idle, whatever the disk does");
+            now_ns += 60_000_000_000;
+        }
     }
 
     #[test]

@@ -60,9 +60,18 @@ pub(crate) struct Job {
     pub retries: u8,
     /// An operation is with the disk.
     pub in_disk: bool,
+    /// Charged for steps to come: see [`crate::cost`].
+    pub paid: u64,
+    /// To be charged for the step that was begun, when the disk has it.
+    pub due: u64,
 }
 
 impl Job {
+    /// The disk has an operation for it that takes no data.
+    pub fn is_native(&self) -> bool {
+        self.work == Work::Discard || (self.work == Work::WriteZeroes && !self.by_writing)
+    }
+
     /// A request of one range (or none).
     pub fn new(work: Work, range: Range) -> Self {
         Self {
@@ -78,6 +87,8 @@ impl Job {
             bouncing: false,
             retries: 0,
             in_disk: false,
+            paid: 0,
+            due: 0,
         }
     }
 }

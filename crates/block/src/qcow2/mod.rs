@@ -18,12 +18,15 @@ use self::open::Opened;
 use self::pool::{Job, Pool, Results};
 use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
+use crate::file;
+use crate::gate::Gate;
 
 /// See the module's text.
 pub struct Qcow2Backend {
     pool: Arc<Pool>,
     path: PathBuf,
     len_bytes: u64,
+    gate: Option<Arc<Gate>>,
 }
 
 impl Qcow2Backend {
@@ -36,9 +39,13 @@ impl Qcow2Backend {
     ) -> Result<Self, BlockError> {
         let Opened { access, images, len_bytes } =
             open::open(path, backing_dir, direct, read_only)?;
+        // The image's own device: all writes go there, and reads of what was written. As with raw
+        // images, a tmpfs is none.
+        let own = images.first().map(file::Image::get).filter(|file| !file::is_resident(file));
+        let gate = own.and_then(|file| Gate::of(file).ok());
         let pool = Pool::start(access, images)
             .map_err(BlockError::resource("starting the qcow2 helper threads"))?;
-        Ok(Self { pool: Arc::new(pool), path: path.to_path_buf(), len_bytes })
+        Ok(Self { pool: Arc::new(pool), path: path.to_path_buf(), len_bytes, gate })
     }
 }
 
@@ -65,6 +72,10 @@ impl Backend for Qcow2Backend {
 
     fn demands(&self) -> Demands {
         Demands { copies: true, ..Demands::NONE }
+    }
+
+    fn gate(&self) -> Option<Arc<Gate>> {
+        self.gate.clone()
     }
 
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {

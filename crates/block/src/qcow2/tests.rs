@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 use imago::FormatCreateBuilder;
@@ -52,6 +53,20 @@ fn dirs() -> Dirs {
     fs::write(images.join("base.raw"), pattern(1, LEN as usize)).unwrap();
     fs::write(private.join("secret"), pattern(2, LEN as usize)).unwrap();
     Dirs { root, images, private }
+}
+
+#[test]
+fn an_image_has_the_gate_of_the_device_it_is_on() {
+    let dirs = dirs();
+    let path = dirs.images.join("disk.qcow2");
+    create(&path, None);
+    let raw = RawBackend::open(&dirs.images.join("base.raw"), false, false, 512).unwrap();
+    let gates = [raw.gate(), open(&path, None).unwrap().gate()];
+    // A folder on tmpfs is on no device: then neither has one.
+    match &gates {
+        [Some(raw), Some(qcow2)] => assert!(Arc::ptr_eq(raw, qcow2)),
+        _ => assert!(gates.iter().all(Option::is_none), "{gates:?}"),
+    }
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! Disks that are charged to accounts.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sidecore::{Accounts, Arm, Ledger, Settings, Worker};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Demands};
 use crate::gate::Gate;
 use crate::memory::MemoryBackend;
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED};
+use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, range};
 
 /// Enough for more than a share in each round.
 const DEPTH: usize = 80;
@@ -130,4 +131,89 @@ fn requests_in_flight_move_along_with_their_place_in_the_device() {
     poll(&mut rigs[1], &mut ledgers[0]);
     assert_eq!((taken(&rigs[1]), gate.in_flight()), (2, 2));
     disks[1].let_go();
+}
+
+/// Polls until nothing goes on any more; returns what the account was charged since.
+fn charge_of(rig: &mut Rig, ledger: &mut Ledger, account: &sidecore::Account) -> u64 {
+    let charged = |ledger: &mut Ledger| {
+        ledger.settle();
+        account.stats.charged_bytes.load(Ordering::Relaxed)
+    };
+    let before = charged(ledger);
+    let mut now_ns = 1_000_000_000;
+    loop {
+        now_ns += 10_000;
+        let work = rig.engine.poll(now_ns, ledger);
+        if work == 0 && rig.engine.flight.slab.taken() == 0 {
+            break;
+        }
+        ledger.end_round(now_ns);
+    }
+    while rig.driver.used().is_some() {}
+    charged(ledger) - before
+}
+
+#[test]
+fn requests_are_charged_by_what_they_move() {
+    const MIB: u64 = 1 << 20;
+    let at_once = Demands { max_range_bytes: MIB, ..Demands::NONE };
+    for (demands, discarded) in [(at_once, 40 * MIB), (Demands::NONE, 40 * MIB / 256)] {
+        let accounts = Accounts::default();
+        let account = accounts.open("vm", weight(100));
+        let mut ledger = Ledger::default();
+        ledger.enrol(account.clone());
+        let disk = ModelDisk::new(200 << 20);
+        let gate = Some(Arc::new(Gate::new(11)));
+        let options = RigOptions { vm: account.id(), gate, demands, ..RigOptions::default() };
+        let mut rig = Rig::sized(BOTH[0], 256, disk.boxed(), options);
+        // 20 MiB each.
+        let ranges = [range(0, 40960, 0), range(40960, 0, 0), range(81920, 40960, 0)].concat();
+        let charge = |rig: &mut Rig, ledger: &mut Ledger| charge_of(rig, ledger, &account);
+
+        rig.send(kind::WRITE_ZEROES, 0, &ranges);
+        assert_eq!(charge(&mut rig, &mut ledger), 40 * MIB);
+        rig.send(kind::DISCARD, 0, &ranges);
+        assert_eq!(charge(&mut rig, &mut ledger), discarded);
+        rig.ask(kind::IN, 0, (5 * MIB / 2) as usize);
+        assert_eq!(charge(&mut rig, &mut ledger), 5 * MIB / 2, "each step once");
+        rig.ask(kind::IN, 0, 512);
+        assert_eq!(charge(&mut rig, &mut ledger), 4096);
+        rig.ask(kind::IN, u64::MAX / 1024, 8192);
+        assert_eq!(charge(&mut rig, &mut ledger), 4096, "refused");
+        // The disk has no such operation. The second try of the first step was paid with the first.
+        disk.state().script.push_back(Err(libc::EOPNOTSUPP));
+        rig.send(kind::WRITE_ZEROES, 0, &range(0, 2048, 0));
+        assert!((MIB..=2 * MIB).contains(&charge(&mut rig, &mut ledger)));
+    }
+}
+
+#[test]
+fn zeroes_count_against_a_ceiling() {
+    let mut ledger = Ledger::default();
+    let accounts = Accounts::default();
+    let settings =
+        Settings { ceiling_bytes_per_s: 1_000_000, ceiling_burst_ms: 600, ..weight(100) };
+    let account = accounts.open("vm", settings);
+    ledger.enrol(account.clone());
+    let backend = MemoryBackend::new(1 << 30).unwrap();
+    let demands = backend.demands();
+    let options = RigOptions { vm: account.id(), demands, ..RigOptions::default() };
+    let disk = backend.open_queue(256).unwrap();
+    let mut rig = Rig::sized(BOTH[0], 256, disk, options);
+    rig.send(kind::WRITE_ZEROES, 0, &range(0, 1 << 11, 0));
+    let read = rig.ask(kind::IN, 0, 512);
+    // 1 MiB at 1 MB/s, less the burst of 0.6 s.
+    let mut now_ns = 10_000_000_000;
+    let end_ns = now_ns + 440_000_000;
+    while now_ns < end_ns {
+        rig.engine.poll(now_ns, &mut ledger);
+        ledger.end_round(now_ns);
+        now_ns += 1_000_000;
+    }
+    assert_eq!((rig.status(read), rig.stats.reads.get()), (UNTOUCHED, 0));
+    while now_ns < end_ns + 100_000_000 {
+        rig.engine.poll(now_ns, &mut ledger);
+        now_ns += 1_000_000;
+    }
+    assert_eq!((rig.status(read), rig.stats.write_zeroes.get()), (0, 1));
 }

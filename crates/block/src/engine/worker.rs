@@ -1,0 +1,77 @@
+//! A queue's turns on its sidecore, and its sleep.
+
+use std::os::fd::RawFd;
+
+use sidecore::{Arm, Ledger, Worker};
+
+use super::{Engine, LOOK_AGAIN_NS, TELL, within};
+use crate::limits::POLL_BUDGET_BYTES;
+
+impl Worker for Engine {
+    fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
+        self.log.now_ns = now_ns;
+        self.finished.record(now_ns, &self.stats.latency_ns);
+        self.waits = false;
+        let mut budget = POLL_BUDGET_BYTES;
+        // Steps of earlier requests first: they wait longest.
+        let mut work = self.issue(&mut budget, now_ns, ledger);
+        if budget > 0 {
+            work += self.take(now_ns, ledger);
+            work += self.issue(&mut budget, now_ns, ledger);
+        }
+        work += self.collect();
+        if work > 0 {
+            self.publish();
+        }
+        self.tell(now_ns);
+        work
+    }
+
+    fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
+        self.log.now_ns = now_ns;
+        self.flight.disk.set_wakeups(true);
+        // What finished before the disk was told to ring.
+        if self.collect() > 0 {
+            self.publish();
+            self.tell(now_ns);
+            return Arm::Busy;
+        }
+        if !self.flight.slab.ready.is_empty() && self.flight.in_disk == 0 {
+            return Arm::Busy;
+        }
+        // With every slot taken the next event is a completion, not a kick.
+        let slack_ns = self.slack_ns(now_ns);
+        if slack_ns > 0 {
+            let due_ns = self.vring.notify_due_ns(within(slack_ns));
+            // The timer finds what finishes meanwhile.
+            self.flight.disk.set_wakeups(false);
+            let look_ns = now_ns + slack_ns / 2;
+            return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.clamp(now_ns, look_ns)));
+        }
+        let due_ns = self.vring.notify_due_ns(TELL);
+        if self.flight.slab.free.is_empty() || self.drained.is_some() {
+            return due_ns.map_or(Arm::Idle, Arm::Until);
+        }
+        if let Some(until_ns) = ledger.until_ns(self.port.vm, now_ns) {
+            return Arm::Until(due_ns.map_or(until_ns, |due_ns| due_ns.min(until_ns)));
+        }
+        if self.is_busy() || self.waits {
+            let look_ns = now_ns + LOOK_AGAIN_NS;
+            return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
+        }
+        // The slack may have ended since the poll, which left completions to a later one.
+        self.vring.notify();
+        if self.vring.arm() { Arm::Busy } else { Arm::Idle }
+    }
+
+    fn disarm(&mut self) {
+        self.flight.disk.set_wakeups(false);
+        self.vring.disarm();
+    }
+
+    fn fired(&mut self, fd: RawFd) {
+        if self.vring.kick_fd() == Some(fd) {
+            self.vring.kicked();
+        }
+    }
+}
