@@ -12,8 +12,11 @@ use crate::header::{Head, PLAIN, VNET_LEN, VNET_LEN_LEGACY, Vnet};
 use crate::hold::{Hold, Refusal};
 use crate::port::{SEG_CHARGE_BYTES, segs};
 
-/// Chains taken from the ring at once in the common case.
-const POP_CHAINS: usize = 64;
+/// Chains taken from the ring at once: twice as many as the last round used, within these. A frame
+/// that comes alone does not wait until dozens of descriptors have come from another core's cache.
+const MIN_POP_CHAINS: usize = 8;
+/// See [`MIN_POP_CHAINS`].
+const MAX_POP_CHAINS: usize = 64;
 
 /// Most receive chains held, and so the most buffers one frame may take: 64 KiB in the smallest
 /// buffers in use (1,526 bytes) are 43, and a software-cut super-packet has 128 segments.
@@ -89,6 +92,8 @@ pub(crate) struct RxQueue {
     batch: Batch,
     /// First unused chain of `batch`.
     next: usize,
+    /// How many chains to take at once next time.
+    pop_chains: usize,
     /// What is posted behind `batch` did not fit beside it, when `next` was 0: its segments are full.
     full: bool,
     done: Vec<Completion>,
@@ -110,6 +115,7 @@ impl RxQueue {
             vring,
             batch: Batch::new(RX_BATCH, RX_SEGS),
             next: 0,
+            pop_chains: MIN_POP_CHAINS,
             full: false,
             done: Vec::with_capacity(RX_BATCH),
             vnet_len,
@@ -138,6 +144,18 @@ impl RxQueue {
         }
         self.batch.release();
         (self.next, self.full) = (0, false);
+    }
+
+    /// More chains for a queue that has used all at hand.
+    fn refill(&mut self, now_ns: u64) -> bool {
+        let max = self.next_pop();
+        self.top_up(max, now_ns)
+    }
+
+    /// How many chains to take: twice as many the next time, if that is in this round.
+    fn next_pop(&mut self) -> usize {
+        let doubled = (2 * self.pop_chains).min(MAX_POP_CHAINS);
+        std::mem::replace(&mut self.pop_chains, doubled)
     }
 
     /// Takes posted chains; true when there are more than before. The unused ones are walked again, so
@@ -179,7 +197,7 @@ impl RxQueue {
                 return Room::Wait;
             }
             self.segs += self.segs_at_hand();
-            let max = if is_empty { POP_CHAINS } else { RX_BATCH };
+            let max = if is_empty { self.next_pop() } else { RX_BATCH };
             if !self.top_up(max, now_ns) && !self.full {
                 return Room::Wait;
             }
@@ -233,7 +251,7 @@ impl RxQueue {
     /// in `head`. False: not possible this way, and nothing was done.
     #[inline]
     pub fn put_plain(&mut self, from: &Chain<'_>, head: &Head, now_ns: u64) -> bool {
-        if self.next == self.batch.len() && !self.top_up(POP_CHAINS, now_ns) {
+        if self.next == self.batch.len() && !self.refill(now_ns) {
             return false;
         }
         let (eth, len) = (head.eth(), head.frame_len());
@@ -377,6 +395,7 @@ impl RxQueue {
         stats.bytes.add(self.put_bytes);
         stats.copied_bytes.add(self.put_bytes);
         self.put_bytes = 0;
+        self.pop_chains = (2 * self.done.len()).clamp(MIN_POP_CHAINS, MAX_POP_CHAINS);
         self.publish_quietly();
         self.vring.notify();
         self.touched = false;

@@ -275,3 +275,27 @@ fn the_header_is_right_whatever_was_in_the_buffer() {
         assert_eq!(driver.read(addr, 72), [&right[..], &sent[..]].concat());
     }
 }
+
+#[test]
+fn few_buffers_are_fetched_for_few_frames() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 192, 1600, 1);
+    let sent = frame(mac(1), mac(0), 60);
+    // How often buffers were fetched for `rounds` rounds of `each` frames.
+    let fetched = |lab: &mut Lab, rounds: usize, each: usize| {
+        let before = lab.guests[1].rx[0].stats().batches.get();
+        for _ in 0..rounds {
+            for _ in 0..each {
+                lab.guests[0].send(0, &no_offload(), &sent, 1);
+            }
+            assert_eq!(lab.poll(), each);
+            while lab.guests[0].tx[0].used().is_some() {}
+        }
+        lab.guests[1].rx[0].stats().batches.get() - before
+    };
+    // The first time may be for more: a frame came before there were any.
+    assert!((6..=8).contains(&fetched(&mut lab, 64, 1)));
+    // It is not known before how many come: 8, 16, 32 and the rest.
+    assert!((3..=4).contains(&fetched(&mut lab, 1, 64)));
+    assert_eq!(fetched(&mut lab, 1, 64), 1);
+}
