@@ -22,7 +22,8 @@
 //! once, and take turns. Resets for packets of no connection have a small fixed queue. When a guest
 //! gives no receive buffers, everything waits in that bounded state, and only towards that guest.
 //!
-//! *Rounds are short* whatever a guest posts: packets and bytes towards one guest in one round have
+//! *Rounds are short* whatever a guest posts: what is taken from its ring ends with its allowance, by
+//! bytes (the packet that exceeds it is the last one), and packets and bytes towards one guest in one round have
 //! an upper bound ([`limits::ROUND_PACKETS`], [`limits::ROUND_BYTES`]). Its connections draw on it
 //! in turn; other guests copy straight into its buffers with what is left, and else through the
 //! buffer of the sending connection. A receive buffer without room for a header and a byte stops

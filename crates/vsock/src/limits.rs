@@ -84,8 +84,8 @@ pub const LISTEN_BACKLOG: i32 = 128;
 /// What a packet is charged at least: handling one takes as long as copying so much.
 pub const MIN_CHARGE_BYTES: u64 = 512;
 
-/// Packets are about so long when it is guessed how many a VM's credit is worth: what is wrong with
-/// that is a debt.
+/// Packets are guessed to be about so long before there was one: what was taken too many is given
+/// back.
 pub const TYPICAL_BYTES: u64 = 4096;
 
 /// Packets taken from a guest, or receive buffers taken from it, per batch.

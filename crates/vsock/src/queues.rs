@@ -2,10 +2,10 @@
 
 use base::counter::DropReason;
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
-use sidecore::Spent;
+use sidecore::{Allowance, Spent};
 use zerocopy::IntoBytes;
 
-use crate::limits::{BATCH, MIN_CHARGE_BYTES, ROUND_BYTES, ROUND_PACKETS};
+use crate::limits::{BATCH, MIN_CHARGE_BYTES, ROUND_BYTES, ROUND_PACKETS, TYPICAL_BYTES};
 use crate::packet::{HEADER_LEN_BYTES, RawHeader};
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
@@ -172,25 +172,36 @@ pub(crate) struct TxQueue {
     pub vring: Vring,
     pub batch: Batch,
     done: Vec<Completion>,
+    /// What a packet of the last batch was charged on average: not many more are taken from the ring
+    /// than are allowed.
+    mean_cost: u64,
 }
 
 impl TxQueue {
     pub fn new(vring: Vring) -> Self {
-        Self { vring, batch: Batch::new(BATCH, BATCH_SEGS), done: Vec::with_capacity(BATCH) }
-    }
-
-    /// Takes the next packets, `max` at most; returns how many.
-    pub fn pop(&mut self, max: usize) -> usize {
-        self.vring.pop(&mut self.batch, max)
-    }
-
-    /// What the batch is charged.
-    pub fn spent(&self) -> Spent {
-        let mut spent = Spent::default();
-        for i in 0..self.batch.len() {
-            spent.add(self.batch.get(i).readable_len.into(), MIN_CHARGE_BYTES);
+        Self {
+            vring,
+            batch: Batch::new(BATCH, BATCH_SEGS),
+            done: Vec::with_capacity(BATCH),
+            mean_cost: TYPICAL_BYTES,
         }
-        spent
+    }
+
+    /// Takes the next packets until the allowance is spent, which the last one may exceed. Returns
+    /// what they are charged, and whether there may be more.
+    pub fn take(&mut self, allowance: Allowance) -> (Spent, bool) {
+        let most = allowance.batch(self.mean_cost, BATCH);
+        let popped = if most > 0 { self.vring.pop(&mut self.batch, most) } else { 0 };
+        let (mut spent, mut count) = (Spent::default(), 0);
+        while count < popped && spent.bytes < allowance.bytes {
+            spent.add(self.batch.get(count).readable_len.into(), MIN_CHARGE_BYTES);
+            count += 1;
+        }
+        self.vring.unpop(&mut self.batch, popped - count);
+        if count > 0 {
+            self.mean_cost = spent.bytes / count as u64;
+        }
+        (spent, popped == most || count < popped)
     }
 
     /// Our copy of a packet's header, made once; none when the packet is shorter.

@@ -22,6 +22,7 @@ use crate::packet::{HEADER_LEN_BYTES, HOST_CID, Key, Op, RawHeader, TYPE_STREAM}
 use crate::table::Id;
 
 mod abuse;
+mod credits;
 mod domain;
 mod guests;
 mod hosts;

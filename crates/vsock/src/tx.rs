@@ -10,7 +10,6 @@ use sidecore::{Ledger, VmId};
 use crate::connection::{Event, Phase};
 use crate::engine::{Endpoint, Engine, Far};
 use crate::host;
-use crate::limits::{BATCH, TYPICAL_BYTES};
 use crate::packet::{HEADER_LEN_BYTES, Header, Key, Op, SHUT_RECEIVE, SHUT_SEND};
 use crate::queues::{RxQueue, TxQueue, Wait};
 use crate::table::Id;
@@ -25,13 +24,13 @@ impl Engine {
         let Some(mut tx) = self.ports.get_mut(port).and_then(|p| p.tx.take()) else { return 0 };
         let vm = self.ports.get(port).map_or(VmId::NONE, |p| p.spec.vm);
         let allowance = ledger.allowance(vm, self.now_ns);
-        let most = allowance.batch(TYPICAL_BYTES, BATCH);
-        let count = if most > 0 { tx.pop(most) } else { 0 };
-        if most == 0 && tx.vring.has_work() {
+        let (spent, is_more) = tx.take(allowance);
+        if allowance.is_none() && tx.vring.has_work() {
             ledger.held_back(vm, self.now_ns);
         }
+        let count = spent.requests as usize;
         if count > 0 {
-            ledger.charge(vm, tx.spent(), count == most, self.now_ns);
+            ledger.charge(vm, spent, is_more, self.now_ns);
             let mut last = None;
             for index in 0..count {
                 self.take_packet(port, &tx, index, &mut last);
