@@ -60,6 +60,8 @@ pub(crate) struct Engine {
     pass: Pass,
     /// Requests wait for credit, or for room in the device.
     waits: bool,
+    /// While requests wait for their next step: new ones go before them next.
+    new_first: bool,
     /// What a request of the last batch was charged.
     mean_cost: u64,
     /// Told when the last request is done; from then on nothing is taken.
@@ -79,11 +81,12 @@ impl Engine {
         let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
         let disk = open(depth)?;
-        let batch_max = if disk.event_fd().is_some() { BATCH_CHAINS } else { IMMEDIATE_BATCH };
+        let flight = Flight::new(disk, Slab::new(depth), bounces);
+        let batch_max = if flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
         Ok(Self {
             vring,
             batch_max,
-            flight: Flight::new(disk, Slab::new(depth), bounces),
+            flight,
             port,
             stats,
             batch: Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8),
@@ -94,6 +97,7 @@ impl Engine {
             pace: Pace::default(),
             pass,
             waits: false,
+            new_first: false,
             mean_cost: MIN_CHARGE_BYTES,
             drained: None,
         })

@@ -15,9 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use stage::Direction;
 
 use crate::cost;
-use crate::limits::{
-    BOUNCE_LEN_BYTES, DISCARD_STEP_LEN_BYTES, MAX_RETRIES, STEP_LEN_BYTES, ZERO_STEP_LEN_BYTES,
-};
+use crate::limits::{MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
@@ -52,9 +50,9 @@ pub(crate) struct Sent {
 /// How a request goes on after an operation.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The same step goes on.
+    /// The same step goes on, or the flush after the last one.
     Again,
-    /// The next step, after others had their turn.
+    /// The next step, after others had their turn and when there is credit for it.
     Step,
     /// All done.
     Finished,
@@ -72,11 +70,31 @@ pub(crate) struct Flight {
     bounces: Bounces,
     /// Operations with the disk.
     pub in_disk: usize,
+    /// The disk works while the sidecore waits.
+    pub is_immediate: bool,
+    /// Most bytes of a step that begins now.
+    step_len_bytes: u32,
 }
 
 impl Flight {
     pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces) -> Self {
-        Self { disk, slab, bounces, in_disk: 0 }
+        let is_immediate = disk.event_fd().is_none();
+        Self { disk, slab, bounces, in_disk: 0, is_immediate, step_len_bytes: STEP_LEN_BYTES }
+    }
+
+    /// Steps are short while others wait for what is done within the call. `is_crowded`: others may.
+    #[inline]
+    pub fn choose_step(&mut self, is_crowded: bool) {
+        let is_short = self.is_immediate && is_crowded;
+        self.step_len_bytes = if is_short { SHORT_STEP_LEN_BYTES } else { STEP_LEN_BYTES };
+    }
+
+    /// Whether a request may go on without a charge.
+    #[inline]
+    pub fn is_paid(&self, slot: u16) -> bool {
+        let job = &self.slab.slots[usize::from(slot)].job;
+        let in_step = job.step_len > 0 && job.due == 0;
+        job.paid > 0 || in_step || job.flushing || job.work == Work::Flush
     }
 
     /// Frees a slot, its bounce buffer and its hold on guest memory.
@@ -123,7 +141,8 @@ impl Flight {
     /// Counts the first step of a request as paid. Returns its cost.
     pub fn prepay(&mut self, slot: u16, port: &PortState) -> u64 {
         let job = &mut self.slab.slots[usize::from(slot)].job;
-        let len_bytes = (job.range.len - job.done).min(longest_step(job, port));
+        let len_bytes =
+            (job.range.len - job.done).min(cost::longest_step(job, port, self.step_len_bytes));
         job.paid = cost::of_step(job, len_bytes, port.demands.within_call());
         job.paid
     }
@@ -135,7 +154,7 @@ impl Flight {
             if s.job.done == 0 && s.job.range_index == 0 {
                 s.job.bouncing = needs_bounce(s, port);
             }
-            if let Err(refused) = begin_step(s, &mut self.bounces, port) {
+            if let Err(refused) = begin_step(s, &mut self.bounces, port, self.step_len_bytes) {
                 return refused;
             }
             let job = &mut s.job;
@@ -222,7 +241,8 @@ impl Flight {
         let job = &mut self.slab.slots[usize::from(slot)].job;
         if job.work != Work::Read && !port.writeback.load(std::sync::atomic::Ordering::Relaxed) {
             job.flushing = true;
-            return Next::Step;
+            // It costs nothing, and does not wait behind what does.
+            return Next::Again;
         }
         Next::Finished
     }
@@ -359,22 +379,15 @@ fn aligned(segs: &[Seg], skip: usize, len: u64, align: u64) -> bool {
     true
 }
 
-/// Most bytes of the next step.
-fn longest_step(job: &Job, port: &PortState) -> u64 {
-    match (job.work, job.bouncing) {
-        (Work::Discard, _) => port.demands.max_range_bytes.min(DISCARD_STEP_LEN_BYTES),
-        (Work::WriteZeroes, _) if job.is_native() => {
-            port.demands.max_range_bytes.min(ZERO_STEP_LEN_BYTES)
-        }
-        (_, true) => u64::from(BOUNCE_LEN_BYTES),
-        _ => u64::from(STEP_LEN_BYTES),
-    }
-}
-
 /// Sets the length of the next step and prepares its bounce buffer.
-fn begin_step(s: &mut Slot, bounces: &mut Bounces, port: &PortState) -> Result<(), Issue> {
+fn begin_step(
+    s: &mut Slot,
+    bounces: &mut Bounces,
+    port: &PortState,
+    step_len_bytes: u32,
+) -> Result<(), Issue> {
     let job = &mut s.job;
-    let len = (job.range.len - job.done).min(longest_step(job, port)) as u32;
+    let len = (job.range.len - job.done).min(cost::longest_step(job, port, step_len_bytes)) as u32;
     if job.bouncing && !job.is_native() {
         let bounce = bounces.take().ok_or(Issue::Blocked)?;
         s.bounce = Some(bounce);

@@ -98,9 +98,14 @@ impl Pass {
 
     /// What the VM may give to the device now.
     pub fn allowance(&self, ledger: &mut Ledger, now_ns: u64) -> Allowance {
+        let credit = self.credit(ledger, now_ns);
+        Allowance { requests: credit.requests.min(self.room(now_ns)), ..credit }
+    }
+
+    /// As [`Pass::allowance`], for requests that have their place there.
+    pub fn credit(&self, ledger: &mut Ledger, now_ns: u64) -> Allowance {
         let Some(gate) = &self.gate else { return Allowance::UNLIMITED };
-        let allowance = ledger.device(gate.device, self.vm).allowance(self.vm, now_ns);
-        Allowance { requests: allowance.requests.min(self.room(now_ns)), ..allowance }
+        ledger.device(gate.device, self.vm).allowance(self.vm, now_ns)
     }
 
     /// Work waits that [`Pass::allowance`] does not allow.

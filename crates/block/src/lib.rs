@@ -30,9 +30,9 @@
 //! A driver that works through a pile of completions is neither interrupted for each further one nor
 //! asked to kick: see `pace.rs`.
 //!
-//! A queue asks its VM's account before it takes requests, and charges each step by what it moves, at
-//! least 4 KiB: zeroes by their length, see `cost.rs`. While several VMs use one device, most of what they want of it waits in the rings: see
-//! `gate.rs`.
+//! A queue asks its VM's account before it takes requests or begins further steps of them, and
+//! charges each step by what it moves, at least 4 KiB: zeroes by their length, see `cost.rs`. While
+//! several VMs use one device, most of what they want of it waits in the rings: see `gate.rs`.
 //!
 //! The time of each request is counted, with the clock that a poll is given: see `latency.rs`.
 //!
@@ -44,6 +44,9 @@
 //! See [`limits`]: each number with its reason.
 //!
 //! - 256 requests in flight per queue, 64 taken at once, 1 MiB per operation and per poll.
+//! - Steps of 128 KiB on disks that work within the call (memory, tmpfs, null) while others on the
+//!   sidecore do anything; all queues of a VM go beyond its turn of a round by one step. Files keep
+//!   steps of 1 MiB, also where their pages are cached and the copy is made within the call.
 //! - A DISCARD on a device or a file is charged 1/256 of its length; a WRITE ZEROES that the disk turns
 //!   out not to have pays its first step twice.
 //! - 64 requests in a device while several VMs use it, and 2 of each queue in any case. Queues that

@@ -19,6 +19,11 @@ pub const BATCH_CHAINS: usize = 64;
 /// hold up a sidecore for the time of a 64 MiB copy.
 pub const STEP_LEN_BYTES: u32 = 1 << 20;
 
+/// As [`STEP_LEN_BYTES`], for disks that work while the sidecore waits (memory, tmpfs, null) and while
+/// others on it may want something: 13 µs of copying, the most by which a VM goes beyond its turn of
+/// a round. Less would be a system call of tmpfs for too few bytes.
+pub const SHORT_STEP_LEN_BYTES: u32 = 128 << 10;
+
 /// Bytes started in one poll, for the same reason: about 100 µs of copying. A step that was begun
 /// below it is still started.
 pub const POLL_BUDGET_BYTES: u64 = 1 << 20;

@@ -4,25 +4,71 @@ use sidecore::{Ledger, Spent};
 
 use super::Engine;
 use crate::flight::Issue;
-use crate::limits::MIN_CHARGE_BYTES;
+use crate::limits::{MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
 use crate::request::Status;
 
 impl Engine {
-    /// Takes what fits from the ring.
-    pub(super) fn take(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
+    /// Has requests go on that wait for their next step, and takes new ones: in turn first, so that a
+    /// request behind a large one waits for a step and not for all of it.
+    pub(super) fn spend(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
+        self.flight.choose_step(ledger.is_crowded());
+        let mut budget = POLL_BUDGET_BYTES;
+        let goes_on = !self.flight.slab.ready.is_empty();
+        let new_first = goes_on && self.new_first;
+        let mut work = 0;
+        if goes_on && !new_first {
+            work = self.go_on(&mut budget, now_ns, ledger);
+            self.new_first = work > 0;
+        }
+        if budget > 0 {
+            let waiting = self.flight.slab.ready.len();
+            let taken = self.take(budget, now_ns, ledger);
+            if taken > 0 {
+                self.new_first &= !new_first;
+                self.flight.slab.ready.rotate_left(waiting);
+                work += taken + self.issue(&mut budget, 0, now_ns, ledger);
+            }
+        }
+        if new_first {
+            work += self.go_on(&mut budget, now_ns, ledger);
+        }
+        work
+    }
+
+    /// Begins further steps of requests, as far as there is credit. Asked for again and not once for
+    /// a request: else the steps of all queues would run beside the turn.
+    fn go_on(&mut self, budget: &mut u64, now_ns: u64, ledger: &mut Ledger) -> usize {
+        let allowance = ledger.allowance(self.port.vm, now_ns);
+        let below = self.pass.credit(ledger, now_ns);
+        let is_held = allowance.is_none() || below.is_none();
+        let credit = if is_held { 0 } else { allowance.bytes.min(below.bytes) };
+        // A queue that ends does so soon, at a ceiling too: a step in each poll, which is owed.
+        let ends = self.drained.is_some();
+        let work = self.issue(budget, credit.max(ends.into()), now_ns, ledger);
+        if is_held && !ends && !self.flight.slab.ready.is_empty() {
+            self.wait(now_ns, ledger, allowance.is_none());
+        }
+        work
+    }
+
+    /// Takes from the ring what the first steps of fit into `budget`, but for the last one.
+    fn take(&mut self, budget: u64, now_ns: u64, ledger: &mut Ledger) -> usize {
         let free = self.flight.slab.free.len().min(self.batch_max);
         if free == 0 || self.drained.is_some() {
             return 0;
         }
         let vm = self.port.vm;
-        let allowance = ledger.allowance(vm, now_ns);
-        let by_thread = allowance.batch(self.mean_cost, free);
+        let mut allowance = ledger.allowance(vm, now_ns);
         let below = self.pass.allowance(ledger, now_ns);
-        let most = below.batch(self.mean_cost, by_thread);
         if allowance.is_none() || below.is_none() {
-            self.wait(now_ns, ledger, allowance.is_none());
+            if self.vring.has_work() {
+                self.wait(now_ns, ledger, allowance.is_none());
+            }
             return 0;
         }
+        allowance.bytes = allowance.bytes.min(budget);
+        let by_thread = allowance.batch(self.mean_cost, free);
+        let most = below.batch(self.mean_cost, by_thread);
         let bytes = allowance.bytes.min(below.bytes);
         let popped = self.vring.pop(&mut self.batch, most);
         for index in 0..popped {
@@ -49,22 +95,24 @@ impl Engine {
         taken
     }
 
-    /// Nothing may be taken: says so, if anything waits.
+    /// What waits may not go on: says so.
     fn wait(&mut self, now_ns: u64, ledger: &mut Ledger, by_thread: bool) {
-        self.waits = self.vring.has_work();
+        self.waits = true;
         match by_thread {
-            _ if !self.waits => {}
             true => ledger.held_back(self.port.vm, now_ns),
             false => self.pass.wait(ledger, now_ns),
         }
     }
 
-    /// Gives waiting requests to the disk until it is full, a bounce buffer is missing, or this
-    /// poll's share is used up. Steps that were not paid when their requests were taken are charged.
-    pub(super) fn issue(&mut self, budget: &mut u64, now_ns: u64, ledger: &mut Ledger) -> usize {
+    /// Gives waiting requests to the disk until it is full, a bounce buffer is missing, this poll's
+    /// share is used up, or a step would have to be paid beyond `credit` (but for the last one).
+    fn issue(&mut self, budget: &mut u64, credit: u64, now_ns: u64, ledger: &mut Ledger) -> usize {
         let (mut issued, mut due) = (0, Spent::default());
         while *budget > 0 {
             let Some(&slot) = self.flight.slab.ready.front() else { break };
+            if due.bytes >= credit && !self.flight.is_paid(slot) {
+                break;
+            }
             match self.flight.issue(slot, &self.port) {
                 Issue::Sent(sent) => {
                     *budget = budget.saturating_sub(sent.bytes);

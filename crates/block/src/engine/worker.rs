@@ -5,20 +5,13 @@ use std::os::fd::RawFd;
 use sidecore::{Arm, Ledger, Worker};
 
 use super::{Engine, LOOK_AGAIN_NS, TELL, within};
-use crate::limits::POLL_BUDGET_BYTES;
 
 impl Worker for Engine {
     fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         self.log.now_ns = now_ns;
         self.finished.record(now_ns, &self.stats.latency_ns);
         self.waits = false;
-        let mut budget = POLL_BUDGET_BYTES;
-        // Steps of earlier requests first: they wait longest.
-        let mut work = self.issue(&mut budget, now_ns, ledger);
-        if budget > 0 {
-            work += self.take(now_ns, ledger);
-            work += self.issue(&mut budget, now_ns, ledger);
-        }
+        let mut work = self.spend(now_ns, ledger);
         work += self.collect();
         if work > 0 {
             self.publish();
@@ -36,10 +29,9 @@ impl Worker for Engine {
             self.tell(now_ns);
             return Arm::Busy;
         }
-        if !self.flight.slab.ready.is_empty() && self.flight.in_disk == 0 {
+        if !self.flight.slab.ready.is_empty() && self.flight.in_disk == 0 && !self.waits {
             return Arm::Busy;
         }
-        // With every slot taken the next event is a completion, not a kick.
         let slack_ns = self.slack_ns(now_ns);
         if slack_ns > 0 {
             let due_ns = self.vring.notify_due_ns(within(slack_ns));
@@ -49,7 +41,8 @@ impl Worker for Engine {
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.clamp(now_ns, look_ns)));
         }
         let due_ns = self.vring.notify_due_ns(TELL);
-        if self.flight.slab.free.is_empty() || self.drained.is_some() {
+        // With every slot taken the next event is a completion, not a kick, or credit.
+        if (self.flight.slab.free.is_empty() && !self.waits) || self.drained.is_some() {
             return due_ns.map_or(Arm::Idle, Arm::Until);
         }
         if let Some(until_ns) = ledger.until_ns(self.port.vm, now_ns) {

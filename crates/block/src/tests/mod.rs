@@ -16,3 +16,4 @@ mod migration;
 mod port;
 mod requests;
 mod steps;
+mod turns;

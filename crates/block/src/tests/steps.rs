@@ -266,7 +266,7 @@ fn ranges_that_are_done_at_once_are_charged_by_their_length() {
         started
     };
     assert_eq!(count(POLL_BUDGET_BYTES), 1);
-    assert_eq!(count(u64::MAX), 8, "the kernel does it meanwhile");
+    assert_eq!(count(u64::MAX), 2, "discards cost little where the kernel does them meanwhile");
 }
 
 #[test]
