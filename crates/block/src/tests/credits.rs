@@ -136,7 +136,7 @@ fn requests_in_flight_move_along_with_their_place_in_the_device() {
 /// Polls until nothing goes on any more; returns what the account was charged since.
 fn charge_of(rig: &mut Rig, ledger: &mut Ledger, account: &sidecore::Account) -> u64 {
     let charged = |ledger: &mut Ledger| {
-        ledger.settle();
+        ledger.settle(1_000_000_000);
         account.stats.charged_bytes.load(Ordering::Relaxed)
     };
     let before = charged(ledger);
