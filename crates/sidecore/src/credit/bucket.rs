@@ -79,18 +79,22 @@ impl Bucket {
         }
     }
 
-    /// Takes tokens that are still to come: those of the next second at most, so that a higher rate
-    /// that is set meanwhile counts soon.
-    pub fn owe(&self, tokens: u64, now_ns: u64) {
-        let Some(per_s) = self.rate().filter(|_| tokens > 0) else { return };
+    /// Takes tokens, also such that are still to come: those of the next second at most, so that a
+    /// higher rate that is set meanwhile counts soon. Returns how many.
+    pub fn owe(&self, tokens: u64, now_ns: u64) -> u64 {
+        let Some(per_s) = self.rate().filter(|_| tokens > 0) else { return 0 };
         let latest_ns = now_ns.saturating_add(SECOND_NS as u64);
-        let next_ns = |empty_at_ns| {
+        let due_ns = |empty_at_ns| {
             let since_ns = self.since_ns(empty_at_ns, now_ns);
             let due_ns = since_ns.saturating_add(Self::time_ns(tokens, per_s));
-            Some(due_ns.min(latest_ns.max(since_ns)))
+            (since_ns, due_ns.min(latest_ns.max(since_ns)))
         };
+        let next_ns = |empty_at_ns| Some(due_ns(empty_at_ns).1);
+        let update = self.empty_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_ns);
         // The closure always has a value.
-        let _ = self.empty_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_ns);
+        let Ok(before_ns) = update else { return 0 };
+        let (since_ns, due_ns) = due_ns(before_ns);
+        tokens.min(Self::in_ns(due_ns - since_ns, per_s))
     }
 
     /// When `tokens` will be there, if nobody takes any.

@@ -322,11 +322,10 @@ impl Entry {
                 *debt = 0;
                 continue;
             }
-            if *debt > 0 {
-                *debt -= bucket.take(*debt, now_ns);
-            }
+            *debt -= bucket.owe(*debt, now_ns);
             if *debt > 0 || bucket.available(now_ns) == 0 {
-                let enough = debt.saturating_add(bucket.pace(PACE_NS));
+                // What comes in beyond a burst is lost: a long debt is paid second by second.
+                let enough = if *debt > 0 { 1 } else { bucket.pace(PACE_NS) };
                 self.until_ns = self.until_ns.max(bucket.when_ns(enough, now_ns));
             }
         }
