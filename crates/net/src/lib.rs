@@ -44,7 +44,8 @@
 //! - One sidecore per switch; several switches spread over sidecores.
 //! - 1,024 ports ([`base::limits::MAX_PORTS`]), 16 queue pairs each: indexes of a session.
 //! - 64 frames or 256 KiB from one transmit queue per round, floods counted once per receiver:
-//!   fairness, and the cache. From the uplink 64 frames, or those that 256 KiB of floods end.
+//!   fairness, and the cache; less where the VM's turn ends first. From the uplink 64 frames or
+//!   128 KiB, floods included.
 //! - A frame counts as 512 bytes at least, and as 32 for each of its segments. So do segments beyond
 //!   20 at its receiver, where they are more than its bytes: who sends to a guest that cuts its
 //!   buffers into crumbs, pays for them (from the uplink, that guest does).

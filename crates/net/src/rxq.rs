@@ -146,16 +146,12 @@ impl RxQueue {
         (self.next, self.full) = (0, false);
     }
 
-    /// More chains for a queue that has used all at hand.
+    /// More chains for a queue that has used all at hand: twice as many the next time, if that is in
+    /// this round.
     fn refill(&mut self, now_ns: u64) -> bool {
-        let max = self.next_pop();
+        let max = self.pop_chains;
+        self.pop_chains = (2 * max).min(MAX_POP_CHAINS);
         self.top_up(max, now_ns)
-    }
-
-    /// How many chains to take: twice as many the next time, if that is in this round.
-    fn next_pop(&mut self) -> usize {
-        let doubled = (2 * self.pop_chains).min(MAX_POP_CHAINS);
-        std::mem::replace(&mut self.pop_chains, doubled)
     }
 
     /// Takes posted chains; true when there are more than before. The unused ones are walked again, so
@@ -197,8 +193,9 @@ impl RxQueue {
                 return Room::Wait;
             }
             self.segs += self.segs_at_hand();
-            let max = if is_empty { self.next_pop() } else { RX_BATCH };
-            if !self.top_up(max, now_ns) && !self.full {
+            let is_more =
+                if is_empty { self.refill(now_ns) } else { self.top_up(RX_BATCH, now_ns) };
+            if !is_more && !self.full {
                 return Room::Wait;
             }
         }

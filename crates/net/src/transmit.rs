@@ -16,8 +16,8 @@ use crate::header::{Head, Mac};
 use crate::port::{Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rxq::{Body, Frame, RxQueue};
 
-/// Bytes taken from one transmit queue in a round, if its VM is the only one that does anything:
-/// four super-packets. More would push its other queues' frames out of the cache. A flood counts
+/// Bytes taken from one transmit queue in a round, for a port whose VM has no account, and so no turn:
+/// four super-packets. More would push the other queues' frames out of the cache. A flood counts
 /// once for each receiver: each has its copy made.
 const ROUND_BYTES: u64 = 256 << 10;
 
