@@ -29,19 +29,12 @@ pub type AttachedList = RunList<AttachedPort>;
 impl AttachedList {
     /// Adds one.
     pub fn add(&mut self, port: AttachedPort) -> Result<(), ControlError> {
-        self.change(|ports| {
-            ports.push(port);
-            true
-        })
+        self.change(|ports| ports.push(port))
     }
 
     /// Removes one, if it is there.
     pub fn remove(&mut self, vm: &str, port: &str) -> Result<(), ControlError> {
-        self.change(|ports| {
-            let before = ports.len();
-            ports.retain(|p| p.vm != vm || p.port != port);
-            ports.len() != before
-        })
+        self.retain(|p| p.vm != vm || p.port != port)
     }
 }
 

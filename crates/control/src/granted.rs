@@ -48,36 +48,28 @@ impl GrantList {
                 None => grants.push(Grant { vm: vm.into(), was, is }),
             }
             grants.retain(|g| g.was != g.is);
-            true
         })
     }
 
     /// Forgets a VM.
     pub fn forget(&mut self, vm: &str) -> Result<(), ControlError> {
-        self.change(|grants| {
-            let before = grants.len();
-            grants.retain(|g| g.vm != vm);
-            grants.len() != before
-        })
+        self.retain(|g| g.vm != vm)
     }
 
     /// Gives the VMs of a new daemon what they were granted. Those that do not begin with what they
     /// had then, or are gone, are returned and forgotten.
     pub fn restore(&mut self, config: &mut Config) -> Result<Vec<Grant>, ControlError> {
         let mut stale = Vec::new();
-        self.change(|grants| {
-            grants.retain(|grant| {
-                let now = config.vms.iter().find(|v| v.name == grant.vm).map(|v| v.credit);
-                // By the same rules as when it was granted: the file may be of another version.
-                let holds = now == Some(grant.was)
-                    && serde_json::to_value(grant.is)
-                        .is_ok_and(|is| config.set_credit(&grant.vm, &is).is_ok());
-                if !holds {
-                    stale.push(grant.clone());
-                }
-                holds
-            });
-            !stale.is_empty()
+        self.retain(|grant| {
+            let now = config.vms.iter().find(|v| v.name == grant.vm).map(|v| v.credit);
+            // By the same rules as when it was granted: the file may be of another version.
+            let holds = now == Some(grant.was)
+                && serde_json::to_value(grant.is)
+                    .is_ok_and(|is| config.set_credit(&grant.vm, &is).is_ok());
+            if !holds {
+                stale.push(grant.clone());
+            }
+            holds
         })?;
         Ok(stale)
     }

@@ -56,12 +56,17 @@ impl<T: Kept> RunList<T> {
         &self.entries
     }
 
-    /// Changes it, and writes the file if `change` says that there was something to change.
-    pub(crate) fn change(
-        &mut self,
-        change: impl FnOnce(&mut Vec<T>) -> bool,
-    ) -> Result<(), ControlError> {
-        if change(&mut self.entries) { self.write() } else { Ok(()) }
+    /// Changes it and writes the file.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Vec<T>)) -> Result<(), ControlError> {
+        change(&mut self.entries);
+        self.write()
+    }
+
+    /// Drops what `keep` does not want, and writes the file if that was anything.
+    pub(crate) fn retain(&mut self, keep: impl FnMut(&T) -> bool) -> Result<(), ControlError> {
+        let before = self.entries.len();
+        self.entries.retain(keep);
+        if self.entries.len() == before { Ok(()) } else { self.write() }
     }
 
     /// Written beside and renamed, so that a kill leaves the old file or the new one.
