@@ -4,39 +4,17 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, TWO_VMS};
 use frontend::Reach;
 use frontend::disk::{DiskLoad, DiskRun, Op};
 use frontend::net::{Mode, NetPair, NetRun};
 use frontend::report::Report;
 use frontend::ring::RingShape;
 
-const CONFIG: &str = "
+const SIDECORE: &str = "
 [sidecore]
 count=1
 spin_us=1000
-[[switch]]
-name='lan'
-[[vm]]
-name='a'
-[[vm.net]]
-name='n'
-switch='lan'
-mac='02:00:00:00:00:0a'
-addresses=['10.99.0.10']
-mtu=65535
-[[vm]]
-name='b'
-[[vm.net]]
-name='n'
-switch='lan'
-mac='02:00:00:00:00:0b'
-addresses=['10.99.0.11']
-mtu=65535
-[[vm.disk]]
-name='d'
-format='memory'
-size='4MiB'
 ";
 
 /// Between two looks at how much was done.
@@ -61,7 +39,7 @@ fn run_enough(mut run: impl FnMut(u64) -> Report) {
 
 #[test]
 fn frames_arrive_whole_and_in_order_in_every_ring_format() {
-    let place = Place::new(CONFIG);
+    let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
     let daemon = place.start();
     let (a, b) = (place.socket("a-n.sock"), place.socket("b-n.sock"));
     let run = |run: NetRun| {
@@ -83,7 +61,7 @@ fn frames_arrive_whole_and_in_order_in_every_ring_format() {
 
 #[test]
 fn blocks_keep_their_content_in_every_ring_format() {
-    let place = Place::new(CONFIG);
+    let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
     let daemon = place.start();
     let socket = place.socket("b-d.sock");
     // Disks finish in any order: in-order rings are not offered.

@@ -3,41 +3,19 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-
-use common::{Daemon, Place};
+use common::strace::Strace;
+use common::{Daemon, Place, TWO_VMS};
 use frontend::Reach;
 use frontend::disk::{DiskLoad, DiskRun, Op};
 use frontend::net::{Mode, NetPair, NetRun};
 use frontend::ring::RingShape;
 
-const CONFIG: &str = "
+const SIDECORE: &str = "
 [sidecore]
 count=1
 spin_us=10000
 spin='fixed'
 yield=false
-[[switch]]
-name='lan'
-[[vm]]
-name='a'
-[[vm.net]]
-name='n'
-switch='lan'
-mac='02:00:00:00:00:0a'
-addresses=['10.99.0.10']
-[[vm]]
-name='b'
-[[vm.net]]
-name='n'
-switch='lan'
-mac='02:00:00:00:00:0b'
-addresses=['10.99.0.11']
-[[vm.disk]]
-name='d'
-format='memory'
-size='4MiB'
 ";
 
 /// Between two looks at how much was done.
@@ -61,39 +39,19 @@ fn sidecore(daemon: &Daemon) -> String {
 
 /// System calls of the sidecore while `run`, which says how much it did, is repeated.
 fn calls(place: &Place, daemon: &Daemon, mut run: impl FnMut() -> u64) {
-    let summary = place.path("strace.txt");
-    let mut strace = Command::new("strace")
-        .args(["-c", "-o"])
-        .arg(&summary)
-        .args(["-p", &sidecore(daemon)])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // Open to the end: it says farewell, too.
-    let mut stderr = BufReader::new(strace.stderr.take().unwrap());
-    let mut said = String::new();
-    stderr.read_line(&mut said).unwrap();
-    assert!(said.contains("attached"), "{said}");
+    let strace = Strace::attach(&["-p", &sidecore(daemon)], &place.path("strace.txt"));
     let mut done = 0;
     while done < ENOUGH {
         done += run();
     }
-    let pid = rustix::process::Pid::from_child(&strace);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    strace.wait().unwrap();
-    let text = std::fs::read_to_string(&summary).unwrap();
-    let total = text.lines().rev().find(|line| line.ends_with("total"));
-    // "100.00    1.23        10      1234        5 total": calls are the fourth column. No line:
-    // there was no call.
-    let calls: u64 =
-        total.map_or(0, |total| total.split_whitespace().nth(3).unwrap().parse().unwrap());
+    let (calls, text) = strace.finish();
     println!("{calls} system calls for {done}");
     assert!(calls < done / PER_CALL, "{calls} system calls for {done}\n{text}");
 }
 
 #[test]
 fn frames_and_blocks_move_without_system_calls() {
-    let place = Place::new(CONFIG);
+    let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
     let daemon = place.start();
     let shape =
         RingShape { size: 256, packed: false, in_order: false, event_idx: true, indirect: false };

@@ -21,6 +21,37 @@ pub mod session;
 
 pub use session::{BASIC, FrontEnd};
 
+/// Strace on a daemon.
+#[path = "strace.rs"]
+pub mod strace;
+
+/// A switch with a port of each of two VMs, and a disk in memory of the second: what the front end of
+/// the benchmarks drives. A `[sidecore]` table goes before it.
+pub const TWO_VMS: &str = "
+[[switch]]
+name='lan'
+[[vm]]
+name='a'
+[[vm.net]]
+name='n'
+switch='lan'
+mac='02:00:00:00:00:0a'
+addresses=['10.99.0.10']
+mtu=65535
+[[vm]]
+name='b'
+[[vm.net]]
+name='n'
+switch='lan'
+mac='02:00:00:00:00:0b'
+addresses=['10.99.0.11']
+mtu=65535
+[[vm.disk]]
+name='d'
+format='memory'
+size='4MiB'
+";
+
 /// After this a test has failed; nothing waits for it in the good case.
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -8,5 +8,7 @@ mod disk;
 mod net;
 mod quiet;
 mod restart;
+#[path = "../common/strace.rs"]
+mod strace;
 mod testpmd;
 mod vsock;
