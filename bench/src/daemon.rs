@@ -24,8 +24,12 @@ pub fn program(named: Option<&Path>) -> Result<PathBuf, BenchError> {
 
 /// A program in the folder of this one.
 pub fn beside_us(name: &str) -> Result<PathBuf, BenchError> {
-    let us = std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))?;
-    Ok(us.with_file_name(name))
+    Ok(this_program()?.with_file_name(name))
+}
+
+/// This program.
+pub fn this_program() -> Result<PathBuf, BenchError> {
+    std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))
 }
 
 /// The head of a configuration: everything in `folder`, one sidecore on `cpu`; it polls for the

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{EXIT_MISSED, seconds};
-use crate::daemon::beside_us;
+use crate::daemon::{beside_us, this_program};
 use crate::error::BenchError;
 use crate::machine;
 use crate::peers::case::{Case, Ring};
@@ -144,10 +144,6 @@ impl PeersArgs {
         }
         Ok(cases)
     }
-}
-
-fn this_program() -> Result<PathBuf, BenchError> {
-    std::env::current_exe().map_err(|e| BenchError::lab("find this program", e))
 }
 
 /// Two different CPUs of this machine.
