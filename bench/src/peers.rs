@@ -5,8 +5,9 @@
 //! server for it: a network back end with two vhost-user ports, or one with a disk, pinned to one
 //! CPU. The front end ([`front`]) is a program of its own that drives the rings, pinned to another
 //! CPU. [`rounds`] starts each back end anew for every case and round, one at a time, in an order
-//! that moves on by one each round, and kills it afterwards ([`process`]): none of them spins while
-//! another is measured. Beside the front end's figures [`meter`] reads how long the back end's busy
+//! that moves on by one each round and turns round after each lap, and kills it afterwards
+//! ([`process`]): none of them spins while another is measured. Device-bound loads have their back
+//! end on the CPU that the disk interrupts ([`interrupts`]). Beside the front end's figures [`meter`] reads how long the back end's busy
 //! thread waited for its CPU. [`rows`] makes rows out of the rounds, [`output`] writes them.
 //!
 //! Nothing stays behind: processes carry a parent-death signal, network devices live in a namespace
@@ -33,6 +34,7 @@ pub mod backend;
 pub mod case;
 pub mod cleanup;
 pub mod front;
+pub mod interrupts;
 pub mod meter;
 pub mod output;
 pub mod plot;
@@ -58,7 +60,8 @@ pub struct Setup {
     pub peers: Vec<String>,
     /// How often and how long.
     pub plan: rounds::Plan,
-    /// CPUs of back end and front end.
+    /// CPUs of back end and front end; exchanged for device-bound loads if the disk interrupts the
+    /// latter.
     pub cpus: (usize, usize),
     /// Our daemon.
     pub millrace: PathBuf,
@@ -74,6 +77,10 @@ pub struct Setup {
 
 /// Where back ends run.
 pub struct Bed {
+    /// The CPUs as they were asked for: back end, front end.
+    cpus: (usize, usize),
+    /// The disk interrupts the second of them.
+    disk_interrupts_front: bool,
     /// CPU of the back end's polling thread.
     pub back_cpu: usize,
     /// CPU of the front end.
@@ -121,6 +128,8 @@ impl Bed {
         std::fs::create_dir_all(&run).map_err(|e| BenchError::file("make folder", &run, e))?;
         let hugepages = setup.hugepages && cleanup.reserve_huge_pages(HUGE_PAGES)?;
         let mut bed = Bed {
+            cpus: setup.cpus,
+            disk_interrupts_front: false,
             back_cpu: setup.cpus.0,
             front_cpu: setup.cpus.1,
             kind: setup.kind,
@@ -146,6 +155,9 @@ impl Bed {
             std::fs::create_dir_all(&setup.out)
                 .map_err(|e| BenchError::file("make folder", &setup.out, e))?;
             bed.disk_file = bed.file(&absolute(&setup.out)?.join("peers-disk"), &mut cleanup)?;
+            let interrupted = interrupts::interrupted_cpu(&bed.disk_file, setup.cpus.0)
+                .map_err(|e| BenchError::file("read", &bed.disk_file, e))?;
+            bed.disk_interrupts_front = interrupted == Some(setup.cpus.1);
         }
         bed._cleanup = Some(cleanup);
         Ok(bed)
@@ -157,6 +169,13 @@ impl Bed {
         let file = folder.image("disk.raw", DISK_LEN_BYTES)?;
         self._folders.push(folder);
         Ok(file)
+    }
+
+    /// Chooses the CPUs for a case.
+    pub fn prepare(&mut self, case: &case::Case) {
+        let (back, front) = self.cpus;
+        let exchange = case.medium() == Some(case::Medium::Disk) && self.disk_interrupts_front;
+        (self.back_cpu, self.front_cpu) = if exchange { (front, back) } else { (back, front) };
     }
 
     /// A folder for the sockets and logs of one start.
@@ -176,8 +195,15 @@ impl Bed {
         let mut text = vec![format!(
             "Every back end polls on CPU {}, the front end on CPU {}, with the same front end, \
              queues of 256 and {memory}. Each is started anew for each case and round, alone.",
-            self.back_cpu, self.front_cpu
+            self.cpus.0, self.cpus.1
         )];
+        text.extend(self.disk_interrupts_front.then(|| {
+            format!(
+                "For device-bound disks the CPUs are exchanged: the disk interrupts CPU {}, and \
+                 what its interrupts cost belongs to the back end.",
+                self.cpus.1
+            )
+        }));
         text.extend((self.kind == front::Kind::VirtioUser).then(|| {
             "The front end is DPDK’s virtio-user in testpmd: 192 frames circulate, sent on one \
              port, received on the other and sent again as they are."
@@ -201,6 +227,8 @@ impl Bed {
     #[cfg(test)]
     pub fn pretend() -> Bed {
         Bed {
+            cpus: (0, 1),
+            disk_interrupts_front: false,
             back_cpu: 0,
             front_cpu: 1,
             kind: front::Kind::Ours,
@@ -227,10 +255,28 @@ pub fn run(
     setup: &Setup,
     progress: &mut Progress,
 ) -> Result<(Vec<rounds::CaseRuns>, Vec<String>), BenchError> {
-    let bed = Bed::new(setup, progress)?;
+    let mut bed = Bed::new(setup, progress)?;
     let all = backend::all();
     let chosen = backend::select(&all, &setup.peers)
         .map_err(|name| BenchError::UnknownPeer { name, known: backend::names(&all) })?;
-    let runs = rounds::compare(&setup.cases, &chosen, &bed, setup.plan, progress);
+    let runs = rounds::compare(&setup.cases, &chosen, &mut bed, setup.plan, progress);
     Ok((runs, bed.setup_text()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_back_end_of_a_device_bound_load_gets_the_interrupts() {
+        let cpus = |interrupts_front| {
+            let mut bed = Bed { disk_interrupts_front: interrupts_front, ..Bed::pretend() };
+            ["null_d1", "disk_d32", "tmpfs_d1", "disk_d1"].map(|name| {
+                bed.prepare(&case::select(&[name.into()]).unwrap()[0]);
+                (bed.back_cpu, bed.front_cpu)
+            })
+        };
+        assert_eq!(cpus(false), [(0, 1); 4]);
+        assert_eq!(cpus(true), [(0, 1), (1, 0), (0, 1), (1, 0)]);
+    }
 }

@@ -128,9 +128,10 @@ pub fn losses(outcome: &Outcome) -> Vec<String> {
 
 fn how(context: &Context) -> Vec<String> {
     let fixed = [
-        "A round is one load on each back end; the order moves on by one from round to round. The \
-         first round of each case is thrown away. The ratio is the median of the rounds’ own \
-         ratios, turned so that above 1 is better for Millrace; values are medians over the rounds.",
+        "A round is one load on each back end; the order moves on by one from round to round and \
+         turns round after each lap. The first round of each case is thrown away. The ratio is the \
+         median of the rounds’ own ratios, turned so that above 1 is better for Millrace; values \
+         are medians over the rounds.",
         "Frames per second are those received; round trips are timed one by one in the front end.",
         "CPU per operation is the back end’s time alone, all its threads; one that polls uses its \
          whole core whatever it does.",

@@ -105,13 +105,14 @@ impl CaseRuns {
 pub fn compare(
     cases: &[Case],
     back_ends: &[&dyn Backend],
-    bed: &Bed,
+    bed: &mut Bed,
     plan: Plan,
     progress: &mut Progress,
 ) -> Vec<CaseRuns> {
     let mut all = Vec::new();
     for (i, case) in cases.iter().enumerate() {
         progress.bar(i, cases.len(), &case.name());
+        bed.prepare(case);
         let mut load = |b: &dyn Backend| once(b, bed, case, plan.window);
         all.push(run_case(case, back_ends, plan, &mut load, progress));
     }
@@ -152,7 +153,7 @@ fn run_case(
     for round in 0..=plan.rounds {
         let mut samples = Vec::new();
         for turn in 0..present.len() {
-            let back_end = present[(turn + round as usize) % present.len()];
+            let back_end = present[place(round as usize, turn, present.len())];
             if runs.failures_of(back_end.name()) >= MAX_FAILURES {
                 continue;
             }
@@ -170,6 +171,15 @@ fn run_case(
         runs.rounds.push(round);
     }
     runs
+}
+
+/// Who of `count` runs in a turn of a round. The first moves on by one each round; after each lap the
+/// direction changes, so that nobody always comes after the same one: what a load leaves behind (a
+/// warm CPU, a disk's spent credit) is left to each of both neighbours.
+fn place(round: usize, turn: usize, count: usize) -> usize {
+    let is_back = (round / count) % 2 == 1;
+    let step = if is_back { count - turn } else { turn };
+    (round + step) % count
 }
 
 /// One back end from its start to its end.

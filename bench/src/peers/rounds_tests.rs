@@ -51,7 +51,7 @@ fn run(load: Once, rounds: u32) -> CaseRuns {
 }
 
 #[test]
-fn the_order_moves_on_by_one_each_round() {
+fn the_order_moves_on_by_one_and_turns_round_after_a_lap() {
     let mut order = String::new();
     let runs = run(
         &mut |b| {
@@ -59,10 +59,12 @@ fn the_order_moves_on_by_one_each_round() {
             order.push(' ');
             Ok(measure(1e6, 0.0))
         },
-        2,
+        5,
     );
-    assert_eq!(order, "millrace x y x y millrace y millrace x ");
-    assert_eq!(runs.rounds.len(), 3);
+    let (lap, back) =
+        ("millrace x y x y millrace y millrace x ", "millrace y x x millrace y y x millrace ");
+    assert_eq!(order, format!("{lap}{back}"));
+    assert_eq!(runs.rounds.len(), 6);
     assert!(runs.rounds.iter().all(|r| r.samples.len() == 3));
 }
 
