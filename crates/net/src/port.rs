@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::counter::Counter;
 use queue::{Batch, Chain, Completion, Vring};
-use sidecore::VmId;
+use sidecore::{SEG_CHARGE_BYTES, VmId};
 use stage::{Direction, FrameStage, FrameView, Verdict};
 
 use crate::binding::Binding;
@@ -21,25 +21,13 @@ pub const TX_BATCH: usize = 64;
 /// What a frame is charged at least: handling one takes as long as copying so much.
 pub(crate) const MIN_CHARGE_BYTES: u64 = 512;
 
-/// What each segment of a frame is charged at least, of what sends it and of what takes it: a
-/// descriptor takes about 4 ns to walk, where a frame of [`MIN_CHARGE_BYTES`] takes 50. Rounded down
-/// to what no driver notices: the 19 pieces that Linux sends at most are 608 bytes, and so are usual
-/// frames of up to 16. A turn (40 KiB) is then at most 1,280 segments, and those are 5 µs.
-pub(crate) const SEG_CHARGE_BYTES: u64 = 32;
-
 /// Segments of one batch: Linux sends up to 19 for a frame.
 const TX_SEGS: usize = TX_BATCH * 20;
-
-/// Segments of a chain, of either kind: all of them were walked.
-#[inline]
-pub(crate) fn segs(chain: &Chain<'_>) -> u64 {
-    (chain.readable.len() + chain.writable.len()) as u64
-}
 
 /// What a frame in a chain of the sender's is charged.
 #[inline]
 pub(crate) fn charge_bytes(chain: &Chain<'_>) -> u64 {
-    let least = MIN_CHARGE_BYTES.max(segs(chain) * SEG_CHARGE_BYTES);
+    let least = MIN_CHARGE_BYTES.max(chain.segs() * SEG_CHARGE_BYTES);
     least.max(chain.readable_len.into())
 }
 

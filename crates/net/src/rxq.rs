@@ -7,10 +7,10 @@
 use base::counter::DropReason;
 use queue::seg::{copy_across, copy_in, copy_out};
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
+use sidecore::SEG_CHARGE_BYTES;
 
 use crate::header::{Head, PLAIN, VNET_LEN, VNET_LEN_LEGACY, Vnet};
 use crate::hold::{Hold, Refusal};
-use crate::port::{SEG_CHARGE_BYTES, segs};
 
 /// Chains taken from the ring at once: twice as many as the last round used, within these. A frame
 /// that comes alone does not wait until dozens of descriptors have come from another core's cache.
@@ -202,7 +202,7 @@ impl RxQueue {
     }
 
     fn segs_at_hand(&self) -> u64 {
-        (self.next..self.batch.len()).map(|at| segs(&self.batch.get(at))).sum()
+        (self.next..self.batch.len()).map(|at| self.batch.get(at).segs()).sum()
     }
 
     /// What a frame of `len` bytes (without header) cost beyond its bytes, because buffers are cut into
@@ -286,11 +286,11 @@ impl RxQueue {
         let need = self.vnet_len + len;
         let mut used = 1;
         let first = self.batch.get(self.next);
-        let (mut have, mut used_segs) = (first.writable_len as usize, segs(&first));
+        let (mut have, mut used_segs) = (first.writable_len as usize, first.segs());
         while have < need {
             let chain = self.batch.get(self.next + used);
             have += chain.writable_len as usize;
-            used_segs += segs(&chain);
+            used_segs += chain.segs();
             used += 1;
         }
         self.segs += used_segs;

@@ -22,6 +22,14 @@ pub struct Chain<'b> {
     pub writable_len: u32,
 }
 
+impl Chain<'_> {
+    /// Segments of either kind: all of them were walked.
+    #[inline]
+    pub fn segs(&self) -> u64 {
+        (self.readable.len() + self.writable.len()) as u64
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Entry {
     pub id: u16,

@@ -60,7 +60,7 @@ pub mod watchdog;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats};
-pub use credit::{Account, Accounts, Allowance, Ledger, Settings, Spent, VmId};
+pub use credit::{Account, Accounts, Allowance, Ledger, SEG_CHARGE_BYTES, Settings, Spent, VmId};
 pub use load::Smoothed;
 pub use pause::{Pause, has_waitpkg};
 pub use placer::{Placer, PlacerStats};

@@ -2,7 +2,7 @@
 
 use base::counter::DropReason;
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
-use sidecore::{Allowance, Spent};
+use sidecore::{Allowance, SEG_CHARGE_BYTES, Spent};
 use zerocopy::IntoBytes;
 
 use crate::limits::{BATCH, MIN_CHARGE_BYTES, ROUND_BYTES, ROUND_PACKETS, TYPICAL_BYTES};
@@ -25,6 +25,8 @@ pub(crate) struct RxQueue {
     /// Packets and payload bytes that may still go to the guest in this round.
     packets_left: u32,
     bytes_left: u32,
+    /// Segments of the buffers that were filled in this round.
+    segs: u64,
 }
 
 /// Why a packet cannot go to the guest now.
@@ -46,19 +48,21 @@ impl RxQueue {
             owes_notify: false,
             packets_left: ROUND_PACKETS,
             bytes_left: ROUND_BYTES,
+            segs: 0,
         }
     }
 
     /// A new round: the port's share of it is whole again.
     pub fn begin_round(&mut self) {
-        (self.packets_left, self.bytes_left) = (ROUND_PACKETS, ROUND_BYTES);
+        (self.packets_left, self.bytes_left, self.segs) = (ROUND_PACKETS, ROUND_BYTES, 0);
     }
 
     /// What went to the guest since the round began.
     pub fn spent(&self) -> Spent {
         let requests = ROUND_PACKETS - self.packets_left;
         let bytes = u64::from(ROUND_BYTES - self.bytes_left);
-        Spent { bytes: bytes.max(u64::from(requests) * MIN_CHARGE_BYTES), requests }
+        let least = u64::from(requests) * MIN_CHARGE_BYTES;
+        Spent { bytes: bytes.max(least).max(self.segs * SEG_CHARGE_BYTES), requests }
     }
 
     /// Payload bytes that may still go to the guest in this round.
@@ -120,6 +124,7 @@ impl RxQueue {
 
     fn complete(&mut self, written: u32) {
         let chain = self.batch.get(self.next);
+        self.segs += chain.segs();
         self.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
         self.next += 1;
     }
@@ -194,7 +199,9 @@ impl TxQueue {
         let popped = if most > 0 { self.vring.pop(&mut self.batch, most) } else { 0 };
         let (mut spent, mut count) = (Spent::default(), 0);
         while count < popped && spent.bytes < allowance.bytes {
-            spent.add(self.batch.get(count).readable_len.into(), MIN_CHARGE_BYTES);
+            let chain = self.batch.get(count);
+            let least = MIN_CHARGE_BYTES.max(chain.segs() * SEG_CHARGE_BYTES);
+            spent.add(chain.readable_len.into(), least);
             count += 1;
         }
         self.vring.unpop(&mut self.batch, popped - count);

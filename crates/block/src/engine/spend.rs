@@ -1,6 +1,6 @@
 //! What a queue takes from its ring and gives to its disk, and what that is charged.
 
-use sidecore::{Ledger, Spent};
+use sidecore::{Ledger, SEG_CHARGE_BYTES, Spent};
 
 use super::Engine;
 use crate::flight::Issue;
@@ -77,7 +77,10 @@ impl Engine {
         let mut spent = Spent::default();
         while (spent.requests as usize) < popped && spent.bytes < bytes {
             let index = spent.requests as usize;
-            spent.add(self.start(index, now_ns), MIN_CHARGE_BYTES);
+            // Read before the request may end: its segments were walked in any case.
+            let segs = self.batch.get(index).segs();
+            let least = MIN_CHARGE_BYTES.max(segs * SEG_CHARGE_BYTES);
+            spent.add(self.start(index, now_ns), least);
         }
         let taken = spent.requests as usize;
         if taken < popped {

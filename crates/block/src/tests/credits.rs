@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sidecore::{Accounts, Arm, Ledger, Settings, Worker};
+use sidecore::{Accounts, Arm, Ledger, SEG_CHARGE_BYTES, Settings, Worker};
 
 use crate::backend::{Backend, Demands};
 use crate::gate::Gate;
@@ -180,6 +180,12 @@ fn requests_are_charged_by_what_they_move() {
         assert_eq!(charge(&mut rig, &mut ledger), 4096);
         rig.ask(kind::IN, u64::MAX / 1024, 8192);
         assert_eq!(charge(&mut rig, &mut ledger), 4096, "refused");
+        // 128 pieces of 4 bytes, the header and the status.
+        let header = rig.header(kind::IN, 0);
+        let mut pieces: Vec<_> = (0..128).map(|_| rig.driver.buffer(&[0; 4])).collect();
+        pieces.push(rig.driver.buffer(&[UNTOUCHED]));
+        rig.driver.offer(&[header], &pieces);
+        assert_eq!(charge(&mut rig, &mut ledger), 130 * SEG_CHARGE_BYTES, "pieces");
         // The disk has no such operation. The second try of the first step was paid with the first.
         disk.state().script.push_back(Err(libc::EOPNOTSUPP));
         rig.send(kind::WRITE_ZEROES, 0, &range(0, 2048, 0));

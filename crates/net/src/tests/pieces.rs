@@ -1,13 +1,13 @@
 //! Frames and buffers in many pieces (ABUSE class R10): each piece takes time, so it is charged.
 #![allow(non_snake_case)]
 
-use sidecore::Settings;
+use sidecore::{SEG_CHARGE_BYTES, Settings};
 
 use super::credits::open;
 use super::lab::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload};
 use super::uplink::wired;
 use crate::features;
-use crate::port::{MIN_CHARGE_BYTES, SEG_CHARGE_BYTES};
+use crate::port::MIN_CHARGE_BYTES;
 
 /// What guest 0's last batch was charged for a frame.
 fn mean_cost(lab: &mut Lab) -> u64 {

@@ -1,6 +1,6 @@
 //! Ports that are charged to accounts.
 
-use sidecore::{Account, Accounts, Settings};
+use sidecore::{Account, Accounts, SEG_CHARGE_BYTES, Settings};
 use std::sync::atomic::Ordering;
 
 use super::*;
@@ -70,5 +70,29 @@ fn abuse_R10_long_packets_keep_to_the_turn() {
         let sent = MIN_CHARGE_BYTES + 16 * (HEADER + LONG) as u64;
         let answers = world.guests[0].inbox.len() as u64 * MIN_CHARGE_BYTES;
         assert!((sent..=sent + answers).contains(&charged), "{charged} {sent} {answers}");
+    }
+}
+
+/// What a descriptor costs to walk is paid for, in packets and in the buffers for them.
+#[test]
+fn abuse_R10_packets_in_pieces_are_charged_for_each() {
+    const PIECES: u64 = 100;
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut world = World::new();
+        world.add_guest(layout, |_| {});
+        let accounts = open(&mut world);
+        let guest = &mut world.guests[0];
+        let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+        let header = guest.header(key, Op::Rst);
+        let addr = guest.slots.pop().unwrap();
+        guest.tx.write(addr, header.as_bytes());
+        let mut pieces = vec![(addr, HEADER as u64 as u32)];
+        pieces.extend((1..PIECES).map(|_| (addr, 1)));
+        guest.tx.offer(&pieces, &[]);
+        round(&mut world);
+        world.now_ns += 2_000_000;
+        round(&mut world);
+        let charged = accounts[0].stats.charged_bytes.load(Ordering::Relaxed);
+        assert_eq!((taken(&world, 0), charged), (1, PIECES * SEG_CHARGE_BYTES));
     }
 }
