@@ -2,7 +2,8 @@
 //!
 //! A daemon with many VMs, a network port and a disk each, and one front end that attaches them all
 //! and leaves them alone: CPU time and memory before, while and after. Then two ports of one VM are
-//! attached through the control API, used by a session and detached, many times.
+//! attached through the control API, used by a session and detached, many times. Last, what the pause
+//! of an idle sidecore that polls on costs the next request ([`pause`]).
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -22,6 +23,8 @@ use crate::progress::Progress;
 use crate::results::{Measured, Row};
 use crate::stats::{Better, significant};
 use crate::table::number;
+
+mod pause;
 
 /// Floor: part of a core that idle ports may use.
 const CPU_LIMIT_PERCENT: f64 = 1.0;
@@ -89,7 +92,7 @@ fn own_bytes(rollup: &str) -> f64 {
     (kib("Pss:") - kib("Pss_Shmem:")) * 1024.0
 }
 
-/// Runs both parts; one row for each figure.
+/// Runs all parts; one row for each figure.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Row>, BenchError> {
     let control = setup.folder.join("control.sock");
     let last = setup.folder.join(format!("v{}-d.sock", setup.ports / 2 - 1));
@@ -100,6 +103,9 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Vec<Row>, BenchErro
     progress.step(&format!("two ports attached and detached {} times", setup.times));
     rows.extend(come_and_go(setup, &daemon, &Client::new(&control))?);
     daemon.alive()?;
+    // The next ones want the sidecore's CPU.
+    drop(daemon);
+    rows.extend(pause::rows(setup, progress)?);
     Ok(rows)
 }
 

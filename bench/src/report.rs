@@ -96,7 +96,7 @@ pub(crate) fn table(results: &Results) -> String {
          <th class=\"n\">CPU µs/op</th><th class=\"n\">peer’s</th><th>Floor</th><th>How</th></tr></thead>\n<tbody>\n",
     );
     for row in &results.rows {
-        let class = if row.missed() || row.ratio < 1.0 { "bad" } else { "good" };
+        let class = if row.is_behind() { "bad" } else { "good" };
         let cpu = row.host_cpu_us_per_op.map(|c| (number(c.ours), number(c.peer)));
         let (cpu_ours, cpu_peer) = cpu.unwrap_or_default();
         let floor =

@@ -78,6 +78,19 @@ fn a_floor_is_missed_only_below_it() {
 }
 
 #[test]
+fn a_row_is_behind_by_its_floor_or_by_a_peer_that_it_should_lead() {
+    let behind = |target, aim, ratio| {
+        Row { target, aim, ratio, ..samples::results().rows[0].clone() }.is_behind()
+    };
+    // To be met: nothing above 1 is possible, and the floor says what is close enough.
+    assert!(!behind(Some(0.95), None, 0.97) && behind(Some(0.95), None, 0.94));
+    // Good enough for the run, and still slower than the peer.
+    assert!(behind(Some(0.9), Some(1.0), 0.97) && !behind(Some(0.9), Some(1.0), 1.0));
+    assert!(!behind(Some(1.0), Some(1.3), 1.1) && behind(Some(1.2), Some(1.5), 1.1));
+    assert!(behind(None, None, 0.97) && !behind(None, None, 1.0));
+}
+
+#[test]
 fn a_broken_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.json");

@@ -153,7 +153,7 @@ fn ratio_row(c: &mut Canvas, row: &Row, top: f64, scale: f64) {
     let mid = bar_top + bar_height / 2.0;
     c.text(LEFT - 12.0, mid, "mr-text mr-end", &row.case);
     c.text(LEFT - 12.0, mid + 14.0, "mr-small mr-end", &format!("against {}", row.peer.name));
-    let class = if row.missed() || row.ratio < 1.0 { "mr-bad" } else { "mr-good" };
+    let class = if row.is_behind() { "mr-bad" } else { "mr-good" };
     c.bar((LEFT, bar_top), (row.ratio * scale, bar_height), class);
     let (low, high) = (LEFT + row.ratio_min * scale, LEFT + row.ratio_max * scale);
     c.line((low, mid), (high, mid), "mr-whisker");

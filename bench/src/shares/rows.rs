@@ -64,7 +64,9 @@ fn row(case: &Case, name: &str, rounds: &[Round]) -> Option<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::Results;
     use crate::shares::{Finding, case};
+    use crate::{report, samples, svg};
 
     #[test]
     fn medians_of_counted_rounds_only() {
@@ -80,6 +82,24 @@ mod tests {
         let told: Vec<_> = rows.iter().map(|r| (r.case.as_str(), r.ratio, r.rounds)).collect();
         assert_eq!(told, [("ceiling_bytes", 0.99, 3), ("floor", 2.0, 3)]);
         assert_eq!((rows[0].ratio_min, rows[0].missed()), (0.9, false));
+    }
+
+    #[test]
+    fn a_weight_within_its_floor_is_no_loss_in_table_and_plot() {
+        let shown = |ratio| {
+            let row = "weights_net_1".into();
+            let findings = vec![Finding { row, value: 14.0, due: 14.3, ratio }];
+            let (disturbed, traces) = Default::default();
+            let round = Round { round: 1, findings, disturbed, traces };
+            let rows = rows(&case::all(), &[round]);
+            let results = Results { rows, ..samples::results() };
+            report::table(&results) + &svg::ratios(&results)
+        };
+        let (met, missed) = (shown(0.98), shown(0.94));
+        assert!(met.contains("class=\"n good\"") && met.contains("class=\"mr-good\""), "{met}");
+        assert!(met.contains("floor reached"), "{met}");
+        assert!(missed.contains("class=\"n bad\"") && missed.contains("class=\"mr-bad\""));
+        assert!(missed.contains("below floor"), "{missed}");
     }
 
     #[test]

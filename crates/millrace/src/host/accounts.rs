@@ -31,9 +31,9 @@ pub fn usage(account: &Account) -> CreditUsage {
     }
 }
 
-/// An account's counters and its weight.
+/// An account's counters and its settings.
 pub fn metrics(account: &Account, all: &mut Metrics) {
-    let u = usage(account);
+    let (u, granted) = (usage(account), account.settings());
     let values = [
         ("charged_bytes_total", u.charged_bytes, "Bytes charged, requests with their minimum."),
         ("charged_requests_total", u.charged_requests, "Requests charged."),
@@ -42,7 +42,10 @@ pub fn metrics(account: &Account, all: &mut Metrics) {
         ("held_by_weight_ns_total", u.held_by_weight_ns, "Nanoseconds held back by its weight."),
         ("held_by_ceiling_total", u.held_by_ceiling, "Times it was held back at its ceiling."),
         ("held_by_ceiling_ns_total", u.held_by_ceiling_ns, "Nanoseconds held back at its ceiling."),
-        ("weight", account.settings().weight.into(), "Its weight."),
+        ("weight", granted.weight.into(), "Its weight."),
+        ("floor_bytes_per_s", granted.floor_bytes_per_s, "Its floor in bytes; 0: none."),
+        ("ceiling_bytes_per_s", granted.ceiling_bytes_per_s, "Its ceiling in bytes; 0: none."),
+        ("ceiling_ops_per_s", granted.ceiling_ops_per_s, "Its ceiling in requests; 0: none."),
     ];
     for (name, value, help) in values {
         let labels = vec![("vm", account.name().to_owned())];
@@ -87,5 +90,34 @@ impl Host {
             let _ = core.handle.expel(account.id());
         }
         self.accounts.close(account.id());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore::Accounts;
+
+    use super::*;
+
+    #[test]
+    fn metrics_show_what_is_granted_now() {
+        let account = Accounts::default().open("vm", Settings::default());
+        let shown = |name: &str| {
+            let mut all = Metrics::default();
+            metrics(&account, &mut all);
+            let name = format!("millrace_vm_{name}");
+            let family = all.families.into_iter().find(|f| f.name == name).unwrap();
+            family.samples[0].1
+        };
+        let names = ["weight", "floor_bytes_per_s", "ceiling_bytes_per_s", "ceiling_ops_per_s"];
+        assert_eq!(names.map(shown), [100, 0, 0, 0]);
+        account.set(Settings {
+            weight: 7,
+            floor_bytes_per_s: 1 << 20,
+            ceiling_bytes_per_s: 1 << 30,
+            ceiling_ops_per_s: 5000,
+            ..Settings::default()
+        });
+        assert_eq!(names.map(shown), [7, 1 << 20, 1 << 30, 5000]);
     }
 }

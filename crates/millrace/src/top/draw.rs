@@ -65,7 +65,7 @@ pub fn header_text(view: &View) -> [String; 2] {
         view.ports.len(),
     );
     let second = format!(
-        "{} B/s  {} rounds/s  {} wake-ups/s  moves {} (+{})  holds {}/s, {} of the time",
+        "{} B/s  {} rounds/s  {} wake-ups/s  moves {} (+{})  receivers full {}/s, {} of the time",
         bytes(bytes_per_s),
         count(view.rounds_per_s),
         count(view.wakeups_per_s),
@@ -157,7 +157,7 @@ fn footer(choice: &Choice) -> Line<'static> {
         return Line::styled(trouble.clone(), Style::new().fg(Color::Red));
     }
     let sorts = match choice.page {
-        Page::Vms => "Share Bytes Frames Requests Throttled Drops Latency",
+        Page::Vms => "Share Bytes Frames Requests Capped Yielded Drops Latency",
         Page::Ports => "Bytes Requests Drops Latency",
         Page::Workers => "Share Moves",
     };

@@ -20,7 +20,10 @@ fn samples() -> (Sample, Sample) {
         json!({"port": "net0", "kind": "net", "connected": false, "health": "ok",
                "requests": requests, "bytes": requests * 1000, "drops": drops, "net": {}})
     };
-    let usage = |bytes: u64, held_ns: u64| json!({"charged_bytes": bytes, "held_by_weight_ns": held_ns, "held_by_ceiling_ns": 0});
+    let usage = |bytes: u64, held_ns: u64| {
+        json!({"charged_bytes": bytes, "held_by_weight_ns": held_ns,
+               "held_by_ceiling_ns": 2 * held_ns})
+    };
     let core = |index: usize, active: bool, n: u64| {
         json!({"index": index, "active": active, "workers": 2, "rounds": 1000 * n,
                "wakeups": 50 * n, "busy_ns": 620_000_000 * n, "spin_ns": 30_000_000 * n,
@@ -74,15 +77,19 @@ fn vms_are_shown_with_their_rates() {
     let lines = screen(&view(), &Choice::default(), 100, 20);
     assert_eq!(lines[0], "millrace 0.1.0  up 1h 0m  sidecores 1/2 active  2 VMs  2 ports");
     assert!(lines[1].contains("1.0k rounds/s  50 wake-ups/s  moves 6 (+1)"), "{}", lines[1]);
-    assert!(lines[1].ends_with("holds 20/s, 1.0% of the time"), "{}", lines[1]);
+    assert!(lines[1].ends_with("receivers full 20/s, 1.0% of the time"), "{}", lines[1]);
     assert_eq!(lines[2], "  0 [||||||    ]  62%      1 [          ] park");
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(lines[3].split_whitespace().next(), Some("VM"));
     let web = words(&lines[4]);
-    assert_eq!(web[..7], ["web", "300", "75.0%", "12.3k", "12.6Mi", "200", "12.5%"]);
-    assert_eq!((web[7].as_str(), web.len()), ("5", 10));
-    assert!(web[8].starts_with("69.") && web[8].ends_with("us"), "{web:?}");
-    assert_eq!(words(&lines[5]), ["db", "100", "25.0%", "0", "0", "0", "0.0%", "0", "-", "-"]);
+    assert_eq!(web[..6], ["web", "300", "75.0%", "12.3k", "12.6Mi", "200"]);
+    // What its ceiling took stands apart from what others had.
+    assert_eq!(words(&lines[3])[6..8], ["CAPPED", "YIELDED"]);
+    assert_eq!(web[6..9], ["25.0%", "12.5%", "5"]);
+    assert_eq!(web.len(), 11);
+    assert!(web[9].starts_with("69.") && web[9].ends_with("us"), "{web:?}");
+    let db = ["db", "100", "25.0%", "0", "0", "0", "0.0%", "0.0%", "0", "-", "-"];
+    assert_eq!(words(&lines[5]), db);
     assert!(lines[19].starts_with("q quit"), "{}", lines[19]);
     // Numbers end under their heads.
     assert_eq!(lines[3].find("WEIGHT").unwrap() + 6, lines[4].find("300").unwrap() + 3);

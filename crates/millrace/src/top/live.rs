@@ -142,7 +142,8 @@ fn sort_of(letter: char) -> Option<Sort> {
         'b' => Sort::Bytes,
         'f' => Sort::Frames,
         'r' => Sort::Requests,
-        't' => Sort::Throttled,
+        'c' => Sort::Capped,
+        'y' => Sort::Yielded,
         'd' => Sort::Drops,
         'l' => Sort::Latency,
         'm' => Sort::Moves,
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(press('w'), (true, Page::Workers, Sort::Latency));
         assert_eq!(press('v'), (true, Page::Vms, Sort::Latency));
         // `c` alone is no end, and no order.
-        assert_eq!(press('c'), (true, Page::Vms, Sort::Latency));
+        assert_eq!(press('x'), (true, Page::Vms, Sort::Latency));
         assert!(!press('q').0);
         assert!(!choice.press(KeyEvent::from(KeyCode::Esc), &view));
         let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);

@@ -30,8 +30,10 @@ pub enum Sort {
     Frames,
     /// Requests per second.
     Requests,
-    /// Time held back.
-    Throttled,
+    /// Time held back at its own ceiling.
+    Capped,
+    /// Time held back by its weight, while others had their turn.
+    Yielded,
     /// Drops per second.
     Drops,
     /// Latency: the 99th percentile.
@@ -51,8 +53,10 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-const VM_HEAD: [&str; 10] =
-    ["VM", "WEIGHT", "SHARE", "FRAMES/S", "BYTES/S", "REQ/S", "THROTTLED", "DROPS/S", "P50", "P99"];
+const VM_HEAD: [&str; 11] = [
+    "VM", "WEIGHT", "SHARE", "FRAMES/S", "BYTES/S", "REQ/S", "CAPPED", "YIELDED", "DROPS/S", "P50",
+    "P99",
+];
 const PORT_HEAD: [&str; 9] =
     ["VM", "PORT", "KIND", "STATE", "REQ/S", "BYTES/S", "DROPS/S", "P50", "P99"];
 const WORKER_HEAD: [&str; 5] = ["WORKER", "SIDECORE", "BUSY", "MOVES", "PINNED"];
@@ -101,7 +105,8 @@ fn vm_key(vm: &VmView, sort: Sort) -> f64 {
         Sort::Bytes => vm.bytes_per_s,
         Sort::Frames => vm.frames_per_s,
         Sort::Requests => vm.requests_per_s,
-        Sort::Throttled => vm.throttled_share(),
+        Sort::Capped => vm.held_by_ceiling_share,
+        Sort::Yielded => vm.held_by_weight_share,
         Sort::Drops => vm.drops_per_s,
         Sort::Latency => vm.disk_p99_ns.unwrap_or(0) as f64,
         Sort::Config | Sort::Name | Sort::Moves => 0.0,
@@ -114,7 +119,7 @@ fn port_key(port: &PortView, sort: Sort) -> f64 {
         Sort::Frames | Sort::Requests => port.requests_per_s,
         Sort::Drops => port.drops_per_s,
         Sort::Latency => port.disk_p99_ns.unwrap_or(0) as f64,
-        Sort::Config | Sort::Name | Sort::Throttled | Sort::Moves => 0.0,
+        Sort::Config | Sort::Name | Sort::Capped | Sort::Yielded | Sort::Moves => 0.0,
     }
 }
 
@@ -134,7 +139,8 @@ fn vm_row(vm: &VmView) -> Vec<String> {
         count(vm.frames_per_s),
         bytes(vm.bytes_per_s),
         count(vm.requests_per_s),
-        percent(vm.throttled_share()),
+        percent(vm.held_by_ceiling_share),
+        percent(vm.held_by_weight_share),
         count(vm.drops_per_s),
         time(vm.disk_p50_ns),
         time(vm.disk_p99_ns),

@@ -91,13 +91,6 @@ pub struct VmView {
     pub disk_p99_ns: Option<u64>,
 }
 
-impl VmView {
-    /// Time it was held back for whatever reason.
-    pub fn throttled_share(&self) -> f64 {
-        self.held_by_weight_share + self.held_by_ceiling_share
-    }
-}
-
 /// A port.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PortView {

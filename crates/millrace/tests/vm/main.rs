@@ -5,6 +5,7 @@
 
 mod common;
 mod disk;
+mod moves;
 mod net;
 mod quiet;
 mod restart;
