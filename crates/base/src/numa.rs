@@ -63,12 +63,13 @@ impl Nodes {
         self.all.len() == 1
     }
 
-    /// The node of a thread that is pinned to `cpu`, or of one that may run anywhere.
-    pub fn of_cpu(&self, cpu: Option<usize>) -> Option<Node> {
-        match self.all[..] {
-            [only] => Some(only),
-            _ => self.of_cpu.get(&cpu?).copied(),
+    /// The node of a thread that may run on these CPUs; none when they are on several.
+    pub fn of_cpus(&self, cpus: &[usize]) -> Option<Node> {
+        if let [only] = self.all[..] {
+            return Some(only);
         }
+        let node = *self.of_cpu.get(cpus.first()?)?;
+        cpus.iter().all(|cpu| self.of_cpu.get(cpu) == Some(&node)).then_some(node)
     }
 }
 

@@ -22,7 +22,7 @@ pub struct SidecoreConfig {
     pub index: usize,
     /// CPU to pin to; none: the scheduler decides.
     pub cpu: Option<usize>,
-    /// NUMA node of that CPU, where it is known.
+    /// NUMA node of the CPUs that it may run on, where that is one and known.
     pub node: Option<Node>,
     /// Longest poll without work before sleeping, in microseconds; 0 sleeps at once. See
     /// [`crate::Spin`] for how the time adapts.

@@ -52,7 +52,7 @@
 //! - A VM's floor is not checked against what the host can do, nor against the others' floors.
 //! - What was made for a worker (rings of its own, slabs, buffers) does not follow when it moves to
 //!   another node, and what the allocator had at hand is wherever it is. Guests' memory is never
-//!   moved. A sidecore that is not pinned has no node, unless the machine has one only.
+//!   moved. A sidecore that may run on CPUs of several nodes has none.
 //! - Workers are numbered with 32 bits: 4 billion over the life of the daemon, then numbers repeat.
 
 pub mod core;

@@ -191,6 +191,11 @@ impl Group {
         Self { unit: Unit::new(core, false) }
     }
 
+    /// The sidecore that it is on now.
+    pub fn core(&self) -> Sidecore {
+        self.unit.core()
+    }
+
     /// Adds a worker where the others are.
     pub fn add<W: Worker>(&self, worker: W) -> Result<WorkerRef<W>, SidecoreError> {
         self.add_named(UNNAMED, worker)

@@ -40,16 +40,18 @@ fn cpus_have_the_node_that_lists_them() {
     let lists = [("node0", "0-3,8-11\n"), ("node1", "4-7,12\n"), ("node2", "\n")];
     let nodes = Fake::new("two", &lists).nodes();
     assert!(!nodes.is_one());
-    let of = |cpu| nodes.of_cpu(Some(cpu));
+    let of = |cpu| nodes.of_cpus(&[cpu]);
     assert_eq!([of(0), of(3), of(9), of(4), of(12)].map(Option::unwrap), [0, 0, 0, 1, 1]);
-    assert_eq!((of(13), nodes.of_cpu(None)), (None, None));
+    assert_eq!((of(13), nodes.of_cpus(&[])), (None, None));
+    let several = [&[4, 12, 7][..], &[0, 1, 4], &[0, 13]].map(|cpus| nodes.of_cpus(cpus));
+    assert_eq!(several, [Some(1), None, None]);
 }
 
 #[test]
 fn a_machine_without_a_list_has_one_node() {
     let nodes = Nodes::read(Path::new("/nowhere/at/all"));
     assert!(nodes.is_one());
-    assert_eq!((nodes.of_cpu(Some(5)), nodes.of_cpu(None)), (Some(0), Some(0)));
+    assert_eq!((nodes.of_cpus(&[5, 7]), nodes.of_cpus(&[])), (Some(0), Some(0)));
     assert_eq!(Fake::new("none", &[]).nodes(), nodes);
 }
 

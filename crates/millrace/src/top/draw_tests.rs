@@ -22,7 +22,7 @@ fn samples() -> (Sample, Sample) {
     };
     let usage = |bytes: u64, held_ns: u64| json!({"charged_bytes": bytes, "held_by_weight_ns": held_ns, "held_by_ceiling_ns": 0});
     let core = |index: usize, active: bool, n: u64| {
-        json!({"index": index, "active": active, "workers": 2, "rounds": 1000 * n,
+        json!({"index": index, "node": 1, "active": active, "workers": 2, "rounds": 1000 * n,
                "wakeups": 50 * n, "busy_ns": 620_000_000 * n, "spin_ns": 30_000_000 * n,
                "asleep_ns": 350_000_000 * n})
     };
@@ -147,7 +147,7 @@ fn what_is_new_counts_from_nothing_and_what_began_anew_counts_as_nothing() {
 fn plain_text_has_everything() {
     let text = plain(&view());
     for part in [
-        "sidecore 0 active: busy 62.0% polling 3.0% asleep 35.0%",
+        "sidecore 0 (node 1) active: busy 62.0% polling 3.0% asleep 35.0%",
         "sidecore 1 parked",
         "\nVM ",
         "\nWORKER ",
