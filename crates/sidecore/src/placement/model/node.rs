@@ -52,10 +52,12 @@ impl Model<'_> {
     }
 
     /// One that is remote the other way round, with whom a remote unit may change places: the busier
-    /// of the two sidecores must not get busier, unless there is room.
+    /// of the two sidecores must not get much busier, unless there is room. A little is noise, and
+    /// both ask for less at home.
     fn partner(&self, unit: usize, remote: &[usize]) -> Option<usize> {
         let UnitLoad { core: from, load, node, .. } = self.units[unit];
         let here = self.cores[from];
+        let noise = self.limits.min_gain / 2.0;
         remote.iter().copied().find(|&other| {
             let other = self.units[other];
             let there = self.cores[other.core];
@@ -63,7 +65,7 @@ impl Model<'_> {
             let after = (here.load + gain).max(there.load - gain);
             there.node == node
                 && other.node == here.node
-                && after <= here.load.max(there.load).max(self.limits.room)
+                && after <= (here.load.max(there.load) + noise).max(self.limits.room)
         })
     }
 
