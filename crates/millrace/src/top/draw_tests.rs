@@ -148,7 +148,7 @@ fn plain_text_has_everything() {
     let text = plain(&view());
     for part in [
         "sidecore 0 (node 1) active: busy 62.0% polling 3.0% asleep 35.0%",
-        "sidecore 1 parked",
+        "sidecore 1 (node 1) parked",
         "\nVM ",
         "\nWORKER ",
     ] {
