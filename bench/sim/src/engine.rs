@@ -310,7 +310,7 @@ impl<'a> Engine<'a> {
         while spent.requests < allowance.requests.min(BATCH as u32) && spent.bytes < most {
             let Some((arrived_ns, len_bytes, kind)) = self.vms[vm].queue.pop_front() else { break };
             spent.add(len_bytes.into(), least_bytes(kind));
-            end_ns += self.setup.cost.of(kind, len_bytes);
+            end_ns += self.cost_of(core, vm, kind, len_bytes);
             arrivals_ns.push(arrived_ns);
             self.out.vms[vm].bytes += u64::from(len_bytes);
         }
@@ -339,6 +339,16 @@ impl<'a> Engine<'a> {
         self.plan_step(core, end_ns);
     }
 
+    fn cost_of(&self, core: usize, vm: usize, kind: Kind, len_bytes: u32) -> u64 {
+        let cost_ns = self.setup.cost.of(kind, len_bytes);
+        match &self.setup.nodes {
+            Some(nodes) if nodes.cores[core] != nodes.vms[vm] => {
+                (cost_ns as f64 * nodes.far) as u64
+            }
+            _ => cost_ns,
+        }
+    }
+
     /// Tells the sidecore of a VM about its account.
     fn enrol(&mut self, vm: usize) {
         let core = &mut self.cores[self.vms[vm].core];
@@ -357,7 +367,11 @@ impl<'a> Engine<'a> {
             movable: true,
         };
         let units: Vec<UnitReading> = self.vms.iter().enumerate().map(unit).collect();
-        let (cores, units) = self.meter.read(LOOK_NS, &busy_ns, &units);
+        let (mut cores, mut units) = self.meter.read(LOOK_NS, &busy_ns, &units);
+        if let Some(nodes) = self.setup.nodes.as_ref().filter(|nodes| nodes.known) {
+            cores.iter_mut().zip(&nodes.cores).for_each(|(core, node)| core.node = Some(*node));
+            units.iter_mut().zip(&nodes.vms).for_each(|(unit, node)| unit.node = Some(*node));
+        }
         let decided = plan(&cores, &units, limits, &mut self.history);
         for step in &decided.moves {
             self.out.moves[step.reason as usize] += 1;

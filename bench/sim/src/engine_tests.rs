@@ -16,6 +16,7 @@ fn setup(vms: Vec<Vm>) -> Setup {
         warm_up_ns: 0,
         length_ns: 1_000_000_000,
         factors: Vec::new(),
+        nodes: None,
     }
 }
 

@@ -54,6 +54,8 @@ enum Scenario {
     Scale,
     /// One sidecore, asked for more than it can do: weights, a newcomer, one alone, a ceiling
     Shares,
+    /// 8 VMs on 2 NUMA nodes with 2 sidecores each: the placer knows of them, or not
+    Nodes,
     /// Polling times against latency and CPU
     Sleep,
     /// A recorded load, as in consolidate: JSON lines with t_ns, vm, bytes, kind (net, disk)
@@ -77,6 +79,7 @@ fn run(cli: &Cli) -> Result<Report, Box<dyn Error>> {
         Scenario::Consolidate => scenario::consolidate(&options),
         Scenario::Scale => scenario::scale(&options),
         Scenario::Shares => scenario::shares(&options),
+        Scenario::Nodes => scenario::nodes(&options),
         Scenario::Sleep => scenario::sleep(&options),
         Scenario::Replay { file } => {
             let input = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;

@@ -6,7 +6,7 @@ use sidecore::placement::Limits;
 use crate::engine::run;
 use crate::load::{Kind, Source, Vm};
 use crate::report::{Report, Run};
-use crate::setup::{Cost, Setup};
+use crate::setup::{Cost, Nodes, Setup};
 
 /// What can be told from outside.
 #[derive(Debug, Clone)]
@@ -32,6 +32,7 @@ fn setup(options: &Options, vms: Vec<Vm>) -> Setup {
         warm_up_ns: 1_000_000_000,
         length_ns: options.seconds * 1_000_000_000,
         factors: Vec::new(),
+        nodes: None,
     }
 }
 
@@ -177,6 +178,28 @@ pub fn shares(options: &Options) -> Report {
         one("1,000 VMs, 1:2:4", (0..1000).map(thousand).collect()),
     ];
     Report::new("shares", options, runs)
+}
+
+/// Two NUMA nodes with two sidecores each, and eight VMs that move bulk: those with odd numbers have
+/// their memory on the second node, and begin on sidecores of either. Two of each node ask for more
+/// than the others, so that loads are uneven too. Remote requests cost 1.3 times as much.
+pub fn nodes(options: &Options) -> Report {
+    let bulk = |rate| Vm::new("bulk", Kind::Net, 65_536, Source::Poisson { rate });
+    let rates =
+        [250_000.0, 250_000.0, 250_000.0, 250_000.0, 150_000.0, 150_000.0, 150_000.0, 150_000.0];
+    let vms: Vec<Vm> = rates.map(bulk).to_vec();
+    let with = |known| {
+        let vms_nodes = vec![0, 1, 1, 0, 0, 1, 1, 0];
+        Some(Nodes { cores: vec![0, 0, 1, 1], vms: vms_nodes, far: 1.3, known })
+    };
+    let limits = Some(Limits::new(4, 4));
+    let base = Setup { cores: 4, begin_on: 4, limits, ..setup(options, vms) };
+    let runs = vec![
+        simulate("nodes not known", &Setup { nodes: with(false), ..base.clone() }),
+        simulate("nodes known", &Setup { nodes: with(true), ..base.clone() }),
+        simulate("one node", &base),
+    ];
+    Report::new("nodes", options, runs)
 }
 
 /// A recording, as [`consolidate`] does it with its own loads.

@@ -51,6 +51,17 @@ fn a_thousand_vms_get_the_sidecores_they_need_and_no_more() {
 }
 
 #[test]
+fn vms_go_to_their_memorys_node_and_lose_nothing() {
+    let report = nodes(&options(4));
+    let [unknown, known, one] = &report.runs[..] else { panic!("three runs") };
+    assert!(known.bytes_per_s > 0.99 * one.bytes_per_s, "{known:?} {one:?}");
+    // Half of the sidecores are asked for 4 % more than they can do.
+    assert!(known.bytes_per_s > 1.01 * unknown.bytes_per_s, "{known:?} {unknown:?}");
+    assert!(known.classes[0].dropped < unknown.classes[0].dropped / 3);
+    assert!(known.moves.iter().map(|(_, n)| n).sum::<u64>() <= 8, "{:?}", known.moves);
+}
+
+#[test]
 fn shares_are_those_of_weights() {
     let report = shares(&options(1));
     let find = |name: &str| report.runs.iter().find(|r| r.name == name).unwrap();

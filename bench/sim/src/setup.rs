@@ -61,6 +61,21 @@ pub struct Setup {
     pub length_ns: u64,
     /// From when on open sources ask for so many times their rate.
     pub factors: Vec<(u64, f64)>,
+    /// NUMA nodes; none: one.
+    pub nodes: Option<Nodes>,
+}
+
+/// NUMA nodes of sidecores and VMs, by number.
+#[derive(Debug, Clone)]
+pub struct Nodes {
+    /// Those of sidecores.
+    pub cores: Vec<u32>,
+    /// Those of VMs' memory.
+    pub vms: Vec<u32>,
+    /// What requests of a VM on another node than its sidecore cost, as a multiple.
+    pub far: f64,
+    /// Whether the placer knows of them.
+    pub known: bool,
 }
 
 /// What came out for one VM.

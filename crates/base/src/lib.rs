@@ -6,7 +6,7 @@
 //! [`io::Wire`]. The product hands in the real ones; the simulator hands in its own and can replay
 //! a run from a seed. Counters ([`counter`]) are plain shared memory: one thread writes, everybody
 //! reads, nobody waits. Limits that more than one crate needs are in [`limits`], each with its
-//! reason.
+//! reason. What [`numa`] says of nodes are hints: unknown is always a good answer.
 
 pub mod clock;
 pub mod counter;
@@ -15,5 +15,6 @@ pub mod event;
 pub mod histogram;
 pub mod io;
 pub mod limits;
+pub mod numa;
 pub mod random;
 pub mod shm;

@@ -32,6 +32,9 @@ use crate::state::PortState;
 /// How often the end of a queue says that it still waits for its disk.
 const DRAIN_REPORT: Duration = Duration::from_secs(10);
 
+/// What a queue's worker knows its memory by: it has that of one VM.
+const MEMORY: u64 = 0;
+
 /// One queue as the port knows it.
 #[derive(Default)]
 struct QueueState {
@@ -72,8 +75,9 @@ impl std::fmt::Debug for BlockPort {
 }
 
 impl BlockPort {
-    /// Opens the back end and makes the port; queue *i* begins on core *i* modulo their number (all
-    /// on the first when there are stages, and they stay together). The clock is part of every port's constructor;
+    /// Opens the back end and makes the port; queue *i* begins on core *i* modulo their number, or
+    /// on one nearer to the VM's memory (all on the first when there are stages, and they stay
+    /// together). The clock is part of every port's constructor;
     /// a disk gets the time from its sidecores.
     pub fn new(
         config: BlockPortConfig,
@@ -362,14 +366,22 @@ impl Device for BlockPort {
             Ok(disk)
         };
         let stats = Arc::clone(&self.block_stats[index]);
+        let memory = Arc::clone(vring.queue.memory());
+        let core = match &self.group {
+            Some(group) => group.core(),
+            None => Sidecore::for_memory(&self.cores, index, &*memory).clone(),
+        };
+        let near = core.make_near();
         let engine = Engine::new(vring, Arc::clone(&self.state), stats, open)
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
+        drop(near);
         let name = format!("disk {} queue {index}", self.name);
         let worker = match &self.group {
             Some(group) => group.add_named(name, engine),
-            None => self.cores[index % self.cores.len()].add_named(name, engine),
+            None => core.add_named(name, engine),
         };
         let worker = worker.map_err(failed)?;
+        worker.works_on(MEMORY, &memory);
         let watched = worker
             .call(|engine, watcher| {
                 // The sidecore is awake: a driver that never lets it sleep would kick for ever.
@@ -397,6 +409,7 @@ impl Device for BlockPort {
         let workers: Vec<WorkerRef<Engine>> =
             self.lock().iter().filter_map(|q| q.worker.clone()).collect();
         for worker in workers {
+            worker.works_on(MEMORY, &memory);
             let memory = Arc::clone(&memory);
             worker.call(move |engine, _| engine.set_memory(memory)).map_err(failed)?;
         }

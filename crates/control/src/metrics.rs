@@ -109,6 +109,7 @@ fn write_all(out: &mut String, m: &Metrics) -> fmt::Result {
             writeln!(out, "millrace_sidecore_{name}{{sidecore=\"{}\"}} {}", s.index, get(s))?;
         }
     }
+    write_nodes(out, m)?;
     for (name, help, get) in WORKER_METRICS {
         let name = format!("millrace_worker_{name}");
         head(out, &name, "counter", help)?;
@@ -123,6 +124,16 @@ fn write_all(out: &mut String, m: &Metrics) -> fmt::Result {
     write_uplinks(out, m)?;
     m.families.iter().try_for_each(|family| write_family(out, family))?;
     write_latencies(out, m)
+}
+
+/// No line for a sidecore whose node is unknown: there is no number for it.
+fn write_nodes(out: &mut String, m: &Metrics) -> fmt::Result {
+    let name = "millrace_sidecore_node";
+    head(out, name, "gauge", "NUMA node of the CPUs that it may run on, where that is one.")?;
+    let known = m.sidecores.iter().filter_map(|s| Some((s.index, s.node?)));
+    known
+        .into_iter()
+        .try_for_each(|(sidecore, node)| writeln!(out, "{name}{{sidecore=\"{sidecore}\"}} {node}"))
 }
 
 fn write_latencies(out: &mut String, m: &Metrics) -> fmt::Result {

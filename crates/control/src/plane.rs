@@ -127,6 +127,9 @@ pub struct SidecoreStatus {
     /// CPU it is pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<usize>,
+    /// NUMA node of the CPUs that it may run on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// Whether it takes workers; false while it is parked.
     pub active: bool,
     /// Most microseconds it polls without work before it sleeps.

@@ -123,6 +123,7 @@ fn sidecores(list: &Value) -> String {
     let head = [
         "SIDECORE",
         "CPU",
+        "NODE",
         "ACTIVE",
         "SPIN_US",
         "WORKERS",
@@ -134,6 +135,7 @@ fn sidecores(list: &Value) -> String {
     let keys = [
         "index",
         "cpu",
+        "node",
         "active",
         "spin_us",
         "workers",

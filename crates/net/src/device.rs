@@ -297,12 +297,15 @@ impl Device for NetPort {
             });
         }
         let features = self.negotiated();
+        self.worker.works_on(self.place.serial, vring.queue.memory());
+        let near = self.worker.core().make_near();
         let ready = if index.is_multiple_of(2) {
             let mergeable = features & features::MRG_RXBUF != 0;
             Ready::Rx(Box::new(RxQueue::new(vring, vnet_len(features), mergeable)))
         } else {
             Ready::Tx(Box::new(TxQueue::new(vring)))
         };
+        drop(near);
         self.with(move |port, kicks, place| {
             let at = usize::from(index / 2);
             match ready {
@@ -330,6 +333,7 @@ impl Device for NetPort {
     }
 
     fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
+        self.worker.works_on(self.place.serial, &memory);
         self.with(move |port, _, _| {
             let mut answer = Ok(());
             let rx = port.rx.iter_mut().flatten().map(|q| {

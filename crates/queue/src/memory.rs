@@ -1,9 +1,10 @@
 //! The table of a VM's memory regions.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::limits::{MAX_MEMORY_BYTES, MAX_MEMORY_REGIONS};
+use base::limits::{MAX_MEMORY_BYTES, MAX_MEMORY_REGIONS, MAX_QUEUES};
+use base::numa::{self, Located, Spread};
 
 use crate::dirty::DirtyLog;
 use crate::error::MemoryError;
@@ -67,6 +68,21 @@ pub struct GuestMemory {
     /// Sorted by guest address.
     regions: Vec<Region>,
     log: Option<Arc<DirtyLog>>,
+    rings: Rings,
+}
+
+/// Guest addresses of rings' parts. We touch these pages all the time, so Linux can tell their node,
+/// when it knows next to none of the others yet.
+#[derive(Debug, Default)]
+struct Rings(Mutex<Vec<u64>>);
+
+/// Parts of all rings that a port can have.
+const MAX_RING_PARTS: usize = 3 * MAX_QUEUES as usize;
+
+impl Rings {
+    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl GuestMemory {
@@ -85,7 +101,7 @@ impl GuestMemory {
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         regions.insert(at, Region { spec, mapping: Arc::new(mapping) });
-        Ok(Arc::new(Self { regions, log: self.log.clone() }))
+        Ok(Arc::new(Self { regions, log: self.log.clone(), rings: Rings::default() }))
     }
 
     fn check_new(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
@@ -128,12 +144,12 @@ impl GuestMemory {
         };
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Ok(Arc::new(Self { regions, log: self.log.clone() }))
+        Ok(Arc::new(Self { regions, log: self.log.clone(), rings: Rings::default() }))
     }
 
     /// The same regions, with dirty pages logged (or not any more).
     pub fn with_log(&self, log: Option<Arc<DirtyLog>>) -> Arc<Self> {
-        Arc::new(Self { regions: self.regions.clone(), log })
+        Arc::new(Self { regions: self.regions.clone(), log, rings: Rings::default() })
     }
 
     /// The regions, by guest address.
@@ -164,6 +180,17 @@ impl GuestMemory {
             Some(r) => {
                 let (addr, len) = (r.spec.guest_addr, r.spec.len_bytes);
                 Err(MemoryError::Truncated { addr, len })
+            }
+        }
+    }
+
+    /// A ring has parts at these guest addresses. Those of rings that ended stay noted until there
+    /// is another table: they are in the guest's memory still.
+    pub(crate) fn note_ring(&self, parts: [u64; 3]) {
+        let mut rings = self.rings.lock();
+        for part in parts {
+            if rings.len() < MAX_RING_PARTS && !rings.contains(&part) {
+                rings.push(part);
             }
         }
     }
@@ -228,5 +255,57 @@ impl GuestMemory {
             let offset = (host as usize).checked_sub(r.mapping.as_ptr() as usize)? as u64;
             (offset < r.spec.len_bytes).then(|| r.spec.guest_addr + offset)
         })
+    }
+}
+
+impl Located for GuestMemory {
+    fn spread(&self, turn: u32) -> Spread {
+        let rings = self.rings.lock().clone();
+        let mut sum = Spread::default();
+        for Region { spec, mapping } in &self.regions {
+            let host = mapping.as_ptr().cast_const();
+            let within = rings.iter().filter_map(|addr| addr.checked_sub(spec.guest_addr));
+            let known: Vec<*const u8> = within
+                .filter(|offset| *offset < spec.len_bytes)
+                .map(|offset| host.wrapping_add(offset as usize))
+                .collect();
+            sum.add(&numa::spread_of(host, spec.len_bytes, turn, &known));
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::GuestRam;
+    use base::numa::Nodes;
+
+    #[test]
+    fn memory_is_where_its_rings_are_until_more_is_known() {
+        let ram = GuestRam::new(1 << 20);
+        let map = || GuestMemory::empty().with_region(ram.region(), &ram.fd()).unwrap();
+        let memory = map();
+        assert!(memory.spread(0).is_unknown(), "nothing was touched");
+        let ring = ram.alloc(4096) + 64;
+        memory.note_ring([ring; 3]);
+        assert_eq!(memory.rings.lock().len(), 1);
+        assert!(memory.spread(0).is_unknown(), "asking touches nothing");
+        let host = memory.contiguous(ring, 1).unwrap();
+        // SAFETY: one byte of a region that is mapped for as long as `memory` lives.
+        unsafe { host.write_volatile(1) };
+        let spread = memory.spread(0);
+        if spread.is_unknown() {
+            eprintln!("skipped: move_pages is not to be had here");
+        } else if Nodes::of_machine().is_one() {
+            assert_eq!(spread, Spread::on(0, 1 << 20));
+        }
+    }
+
+    #[test]
+    fn notes_of_rings_are_bounded() {
+        let memory = GuestMemory::empty();
+        (0..10_000).for_each(|n| memory.note_ring([n, n, n + 1]));
+        assert_eq!(memory.rings.lock().len(), MAX_RING_PARTS);
     }
 }

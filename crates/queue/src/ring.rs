@@ -38,6 +38,12 @@ pub struct RingAddrs {
     pub device: u64,
 }
 
+impl RingAddrs {
+    fn parts(&self) -> [u64; 3] {
+        [self.desc, self.driver, self.device]
+    }
+}
+
 /// Everything needed to make a [`Queue`].
 #[derive(Debug, Clone, Copy)]
 pub struct RingSetup {
@@ -100,6 +106,7 @@ impl Queue {
             Layout::Split => Ring::Split(SplitRing::new(&memory, &setup)?),
             Layout::Packed => Ring::Packed(PackedRing::new(&memory, &setup)?),
         };
+        memory.note_ring(setup.addrs.parts());
         Ok(Self {
             memory,
             setup,
@@ -377,8 +384,14 @@ impl Queue {
             Ring::Packed(ring) => ring.move_to(&memory, &self.setup)?,
         }
         self.window = Window::NONE;
+        memory.note_ring(self.setup.addrs.parts());
         self.memory = memory;
         Ok(())
+    }
+
+    /// The table that its addresses are looked up in.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use base::clock::Clock;
 use base::counter::Counter;
 use base::event::Event;
+use base::numa::{Near, Node, near};
 
 use crate::credit::{Account, VmId};
 use crate::pause::Pause;
@@ -21,6 +22,8 @@ pub struct SidecoreConfig {
     pub index: usize,
     /// CPU to pin to; none: the scheduler decides.
     pub cpu: Option<usize>,
+    /// NUMA node of the CPUs that it may run on, where that is one and known.
+    pub node: Option<Node>,
     /// Longest poll without work before sleeping, in microseconds; 0 sleeps at once. See
     /// [`crate::Spin`] for how the time adapts.
     pub spin_us: u32,
@@ -61,6 +64,8 @@ pub struct SidecoreStats {
     /// 1 while it takes workers, 0 while it is parked. Written by the [`crate::Placer`], where there
     /// is one.
     pub active: Counter,
+    /// How busy it was in the last look of the [`crate::Placer`], in percent (a gauge); 0 without one.
+    pub load_percent: Counter,
     /// Times that it neither slept nor finished a round for about a second. Counted by the
     /// [`crate::Watchdog`], where there is one.
     pub stalls: Counter,
@@ -115,6 +120,7 @@ impl Mailbox {
 #[derive(Clone)]
 pub struct Sidecore {
     index: usize,
+    node: Option<Node>,
     mailbox: Arc<Mailbox>,
 }
 
@@ -128,7 +134,7 @@ impl Sidecore {
     /// Starts the thread, pinned when `config` says so. Fails when the CPU is not there or not
     /// allowed.
     pub fn spawn(config: SidecoreConfig, clock: Arc<dyn Clock>) -> Result<Self, SidecoreError> {
-        let index = config.index;
+        let (index, node) = (config.index, config.node);
         let io = |what| move |source| SidecoreError::Io { what, source };
         let (jobs, inbox) = mpsc::channel();
         let mailbox = Arc::new(Mailbox {
@@ -161,12 +167,22 @@ impl Sidecore {
             "pinning its thread to the configured CPU, or watching its wake-up event",
         ))?;
         mailbox.stats.active.set(1);
-        Ok(Self { index, mailbox })
+        Ok(Self { index, node, mailbox })
     }
 
     /// Number.
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// The NUMA node it runs on, where that is known.
+    pub fn node(&self) -> Option<Node> {
+        self.node
+    }
+
+    /// While the answer lives, memory that the calling thread makes is near this sidecore.
+    pub fn make_near(&self) -> Near {
+        near(self.node)
     }
 
     /// Counters.

@@ -15,6 +15,12 @@
 //! from busy to less busy sidecores, and lets as many be active as the load needs
 //! ([`placement`] has the rules). A parked one has no workers and sleeps.
 //!
+//! On machines with several NUMA nodes a worker is best on the node of the memory that it works on
+//! ([`WorkerRef::works_on`]). The placer asks for the node of each unit every 10 s, and every second
+//! while it is unknown; new workers begin there where they can ([`Sidecore::for_memory`]), and what
+//! is made for them ([`Sidecore::make_near`]) is made there. A unit with the memory of many VMs, such
+//! as a switch, belongs to the node of two thirds of it, or to none.
+//!
 //! Each sidecore has a [`Ledger`] that says which VM's work is done next when there is more than
 //! fits: see [`credit`]. A round begins with another worker each time, and a round after which
 //! somebody may go on who was held back counts as busy.
@@ -44,12 +50,16 @@
 //! - Shares hold per resource: of each sidecore's bytes, and of each device. Over sidecores they hold
 //!   up to the sixteenth of its share that a VM keeps everywhere, whatever it does elsewhere.
 //! - A VM's floor is not checked against what the host can do, nor against the others' floors.
+//! - What was made for a worker (rings of its own, slabs, buffers) does not follow when it moves to
+//!   another node, and what the allocator had at hand is wherever it is. Guests' memory is never
+//!   moved. A sidecore that may run on CPUs of several nodes has none.
 //! - Workers are numbered with 32 bits: 4 billion over the life of the daemon, then numbers repeat.
 
 pub mod core;
 pub mod credit;
 mod interrupt;
 mod load;
+mod memory;
 mod pause;
 pub mod placement;
 mod placer;

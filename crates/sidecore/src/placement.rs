@@ -9,12 +9,21 @@
 //! 2. A saturated sidecore gives units to another that has room, or half of its load to a parked
 //!    one that is activated for it.
 //! 3. When one sidecore has much and another little, units that even them move.
-//! 4. When the load of one fits the others with room to spare, it moves there and that one parks.
+//! 4. A unit on another NUMA node than its memory moves home, if an active sidecore there has room.
+//! 5. When the load of one fits the others with room to spare, it moves there and that one parks.
+//!
+//! A unit whose memory is on another node than its sidecore is *remote*: each of its accesses is
+//! slower, so it has more to do for the same work. Evenness makes no unit remote. Saturation and
+//! parking do, where nothing else helps: a full sidecore is worse than a far one, and a sidecore of
+//! its own for little load is a waste. Where all sidecores are on one node, or the node of a unit is
+//! unknown, nodes decide nothing.
 //!
 //! What keeps it calm: conditions must hold in several looks, a unit that moved stays for a while,
 //! a move must gain something, and the room that parking asks for is far from saturation.
 
 use std::collections::BTreeMap;
+
+use base::numa::Node;
 
 mod meter;
 mod model;
@@ -29,6 +38,8 @@ pub struct CoreLoad {
     pub load: f64,
     /// False while it hangs: nothing can be moved to or from it.
     pub usable: bool,
+    /// The NUMA node it runs on, where that is known.
+    pub node: Option<Node>,
 }
 
 /// One unit in a look.
@@ -42,6 +53,8 @@ pub struct UnitLoad {
     pub load: f64,
     /// False when it must stay where it is.
     pub movable: bool,
+    /// The NUMA node of its memory; none: unknown, or on several.
+    pub node: Option<Node>,
 }
 
 /// The constants of placement. `bench/sim` shows what they do.
@@ -53,7 +66,8 @@ pub struct Limits {
     pub max_active: usize,
     /// Load from which a sidecore is saturated: queues grow fast from here on.
     pub saturated: f64,
-    /// Load up to which a sidecore may be filled when another is to be parked.
+    /// Load up to which a sidecore may be filled when another is to be parked, or to bring a unit to
+    /// its memory.
     pub room: f64,
     /// Load below which a sidecore is not worth relieving for evenness.
     pub even_above: f64,
@@ -61,7 +75,8 @@ pub struct Limits {
     pub min_gain: f64,
     /// Looks for which a unit stays where it was moved to, unless one is activated for it.
     pub min_stay_looks: u64,
-    /// Of the last [`Limits::window_looks`] looks, so many must show saturation or unevenness.
+    /// Of the last [`Limits::window_looks`] looks, so many must show saturation, unevenness or a
+    /// remote unit.
     pub needed_looks: u32,
     /// See [`Limits::needed_looks`]; at most 32.
     pub window_looks: u32,
@@ -72,6 +87,10 @@ pub struct Limits {
     pub max_moves: usize,
 }
 
+/// See [`Limits::room`]. A unit that costs a third more on another node still stays below
+/// saturation when parking has sent it there.
+pub(crate) const ROOM: f64 = 0.6;
+
 impl Limits {
     /// The constants of the product, for between `min` and `max` active sidecores.
     pub fn new(min_active: usize, max_active: usize) -> Self {
@@ -80,7 +99,7 @@ impl Limits {
             min_active,
             max_active: max_active.max(min_active),
             saturated: 0.85,
-            room: 0.6,
+            room: ROOM,
             even_above: 0.5,
             min_gain: 0.1,
             min_stay_looks: 10,
@@ -104,11 +123,14 @@ pub enum Reason {
     Consolidate,
     /// It had been put onto a parked sidecore.
     Parked,
+    /// Its memory is on the node of the other sidecore.
+    Node,
 }
 
 impl Reason {
     /// All reasons, in the order of their counters.
-    pub const ALL: [Self; 4] = [Self::Saturated, Self::Even, Self::Consolidate, Self::Parked];
+    pub const ALL: [Self; 5] =
+        [Self::Saturated, Self::Even, Self::Consolidate, Self::Parked, Self::Node];
 
     /// The name used in metrics.
     pub fn name(self) -> &'static str {
@@ -117,6 +139,7 @@ impl Reason {
             Self::Even => "even",
             Self::Consolidate => "consolidate",
             Self::Parked => "parked",
+            Self::Node => "node",
         }
     }
 }
@@ -162,6 +185,8 @@ pub struct History {
     saturated: Vec<u32>,
     /// The same for the evenness of all.
     uneven: u32,
+    /// The same for remote units that have a place at home.
+    remote: u32,
     /// Looks in a row in which one sidecore could have been parked; not always the same one.
     spare: u32,
     /// When each unit was moved.
@@ -176,6 +201,7 @@ impl History {
             active: (0..count).map(|i| i < limits.min_active).collect(),
             saturated: vec![0; count],
             uneven: 0,
+            remote: 0,
             spare: 0,
             moved: BTreeMap::new(),
         }
@@ -218,6 +244,9 @@ pub fn plan(
     model.relieve();
     if model.plan.is_empty() {
         model.even();
+    }
+    if model.plan.is_empty() {
+        model.go_home();
     }
     model.consolidate();
     model.plan

@@ -9,6 +9,7 @@ use base::clock::Clock;
 use base::counter::Counter;
 
 use crate::core::Sidecore;
+use crate::memory::UnitNodes;
 use crate::placement::{CoreLoad, History, Limits, Meter, Plan, Reason, UnitReading, plan};
 use crate::seat::Unit;
 use crate::worker::SidecoreError;
@@ -67,6 +68,7 @@ impl Placer {
         let mut looks = Looks {
             history: History::new(cores.len(), &limits),
             meter: Meter::default(),
+            nodes: UnitNodes::default(),
             times: vec![Times::default(); cores.len()],
             last_ns: clock.now_ns(),
             stats: Arc::clone(&stats),
@@ -116,6 +118,7 @@ struct Looks {
     clock: Arc<dyn Clock>,
     history: History,
     meter: Meter,
+    nodes: UnitNodes,
     times: Vec<Times>,
     last_ns: u64,
     stats: Arc<PlacerStats>,
@@ -129,10 +132,13 @@ impl Looks {
         let busy_ns = self.busy_ns();
         let units = self.units();
         let readings: Vec<UnitReading> = units.iter().map(|(reading, _)| *reading).collect();
-        let (mut loads, unit_loads) = self.meter.read(elapsed_ns, &busy_ns, &readings);
+        let (mut loads, mut unit_loads) = self.meter.read(elapsed_ns, &busy_ns, &readings);
         for (load, core) in loads.iter_mut().zip(&self.cores) {
-            load.usable = !core.is_stalled();
+            (load.usable, load.node) = (!core.is_stalled(), core.node());
+            core.stats().load_percent.set((load.load * 100.0).round() as u64);
         }
+        self.nodes.look(&self.cores, units.iter().map(|(reading, unit)| (unit, reading.core)));
+        unit_loads.iter_mut().for_each(|unit| unit.node = self.nodes.of(unit.id));
         let plan = plan(&loads, &unit_loads, &self.limits, &mut self.history);
         if !plan.is_empty() {
             self.apply(&plan, &loads, &units);

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use base::counter::Counter;
+use base::numa::Located;
 
 use crate::core::Sidecore;
+use crate::memory::Memories;
 use crate::run::Run;
 use crate::worker::{SidecoreError, Watcher, Worker, WorkerId};
 
@@ -118,6 +120,7 @@ pub(crate) struct Seat {
     pub(crate) name: String,
     pub(crate) unit: Arc<Unit>,
     pub(crate) stats: WorkerStats,
+    pub(crate) memories: Memories,
 }
 
 /// What [`Sidecore::workers`] tells of each.
@@ -137,7 +140,8 @@ impl Seat {
     fn new(unit: &Arc<Unit>, name: String) -> Arc<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { id, name, unit: Arc::clone(unit), stats: WorkerStats::default() })
+        let (unit, stats, memories) = (Arc::clone(unit), Default::default(), Default::default());
+        Arc::new(Self { id, name, unit, stats, memories })
     }
 }
 
@@ -185,6 +189,11 @@ impl Group {
     /// An empty group; its first worker will be on `core`.
     pub fn new(core: &Sidecore) -> Self {
         Self { unit: Unit::new(core, false) }
+    }
+
+    /// The sidecore that it is on now.
+    pub fn core(&self) -> Sidecore {
+        self.unit.core()
     }
 
     /// Adds a worker where the others are.
@@ -255,6 +264,14 @@ impl<W: Worker> WorkerRef<W> {
     /// when the target has stopped; then it stays where it is.
     pub fn move_to(&self, target: &Sidecore) -> Result<(), SidecoreError> {
         self.seat.unit.move_to(target)
+    }
+
+    /// It works on this memory from now on, instead of what it was given with the same key: it is
+    /// best on a sidecore of the NUMA node with most of it. Memory that nobody else holds any more
+    /// is forgotten.
+    pub fn works_on(&self, key: u64, memory: &Arc<impl Located + 'static>) {
+        let memory: Arc<dyn Located> = Arc::clone(memory) as _;
+        self.seat.memories.set(key, &memory);
     }
 
     /// The sidecore it lives on now.

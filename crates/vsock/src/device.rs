@@ -209,6 +209,7 @@ impl Device for VsockPort {
                 limit: EVENT.into(),
             });
         }
+        self.worker.works_on(self.cid, vring.queue.memory());
         let id = self.id;
         self.call(move |engine, watcher| {
             let kick = engine.start_queue(id, vring)?;
@@ -237,6 +238,7 @@ impl Device for VsockPort {
     }
 
     fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
+        self.worker.works_on(self.cid, &memory);
         let id = self.id;
         self.call(move |engine, _| engine.set_memory(id, &memory))?.map_err(|e| self.failed(e))
     }

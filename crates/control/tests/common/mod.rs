@@ -98,6 +98,7 @@ fn sidecore() -> SidecoreStatus {
     SidecoreStatus {
         index: 0,
         cpu: Some(1),
+        node: Some(0),
         active: true,
         spin_us: 50,
         spin_limit_ns: 20_000,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use base::clock::Clock;
+use base::numa::{Node, Nodes};
 use control::config::{PauseKind, Placement, SidecoreConfig as Wanted, SpinKind};
 use sidecore::placement::Limits;
 use sidecore::{Pause, Sidecore, SidecoreConfig};
@@ -73,6 +74,7 @@ fn plan(wanted: &Wanted, cpus: usize) -> Vec<SidecoreConfig> {
         .map(|(index, cpu)| SidecoreConfig {
             index,
             cpu,
+            node: None,
             spin_us,
             fixed_spin: wanted.spin == SpinKind::Fixed,
             pause,
@@ -83,13 +85,22 @@ fn plan(wanted: &Wanted, cpus: usize) -> Vec<SidecoreConfig> {
         .collect()
 }
 
+/// The NUMA node of a sidecore: that of its CPU, or of all that it may run on.
+fn node(nodes: &Nodes, pinned: Option<usize>, allowed: &[usize]) -> Option<Node> {
+    match pinned {
+        Some(cpu) => nodes.of_cpus(&[cpu]),
+        None => nodes.of_cpus(allowed),
+    }
+}
+
 /// Starts all sidecores; the limits say how many of them may be active.
 pub fn start(wanted: &Wanted, clock: &Arc<dyn Clock>) -> anyhow::Result<(Vec<Core>, Limits)> {
-    let cpus = base::cpu::allowed_cpus().context("asking for the CPUs of this process")?.len();
-    let Counts { min, max, .. } = counts(wanted, cpus);
+    let cpus = base::cpu::allowed_cpus().context("asking for the CPUs of this process")?;
+    let Counts { min, max, .. } = counts(wanted, cpus.len());
     let mut cores = Vec::new();
-    for config in plan(wanted, cpus) {
+    for mut config in plan(wanted, cpus.len()) {
         let (index, cpu) = (config.index, config.cpu);
+        config.node = node(Nodes::of_machine(), cpu, &cpus);
         let handle =
             Sidecore::spawn(config.clone(), Arc::clone(clock)).with_context(|| match cpu {
                 Some(cpu) => format!("starting sidecore {index} on CPU {cpu} (sidecore.cpus)"),
@@ -153,5 +164,19 @@ mod tests {
         assert_eq!(counts_of(Placement::Count(4), None, Some(4)), all(4, 1, 4));
         assert_eq!(counts_of(Placement::Cpus(vec![1, 2, 3]), None, None), all(3, 3, 3));
         assert_eq!(counts_of(Placement::Cpus(vec![1, 2, 3]), Some(1), Some(2)), all(3, 1, 2));
+    }
+
+    #[test]
+    fn a_sidecore_is_on_the_node_of_its_cpus() {
+        let root = std::env::temp_dir().join(format!("cores-nodes-{}", std::process::id()));
+        for (name, list) in [("node0", "0-1"), ("node1", "2-3")] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+            std::fs::write(root.join(name).join("cpulist"), list).unwrap();
+        }
+        let nodes = Nodes::read(&root);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(node(&nodes, Some(2), &[0, 1, 2, 3]), Some(1));
+        assert_eq!(node(&nodes, None, &[0, 1, 2, 3]), None);
+        assert_eq!(node(&nodes, None, &[0, 1]), Some(0), "as under numactl --cpunodebind");
     }
 }

@@ -29,6 +29,7 @@ pub fn sidecore(core: &Core) -> SidecoreStatus {
     SidecoreStatus {
         index: core.config.index,
         cpu: core.config.cpu,
+        node: core.handle.node(),
         active: core.handle.is_active(),
         spin_us: core.config.spin_us,
         spin_limit_ns: stats.spin_limit_ns.get(),

@@ -21,6 +21,8 @@ pub struct SwitchEntry {
 
 /// Starts a switch on `core`.
 pub fn start(wanted: &Wanted, core: &Core, clock: &Arc<dyn Clock>) -> anyhow::Result<SwitchEntry> {
+    // Its tables and the uplink's buffers are for the sidecore.
+    let _near = core.handle.make_near();
     let config = SwitchConfig {
         hold_us: wanted.hold_us,
         mac_age_s: wanted.mac_age_s,

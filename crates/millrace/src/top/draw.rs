@@ -171,7 +171,12 @@ pub fn plain(view: &View) -> String {
     out.push('\n');
     for s in &view.sidecores {
         let state = if s.active { "active" } else { "parked" };
-        let cpu = s.cpu.map_or(String::new(), |cpu| format!(" (CPU {cpu})"));
+        let cpu = match (s.cpu, s.node) {
+            (Some(cpu), Some(node)) => format!(" (CPU {cpu}, node {node})"),
+            (Some(cpu), None) => format!(" (CPU {cpu})"),
+            (None, Some(node)) => format!(" (node {node})"),
+            (None, None) => String::new(),
+        };
         out.push_str(&format!(
             "sidecore {}{cpu} {state}: busy {} polling {} asleep {}, {} rounds/s, {} wake-ups/s, {} workers\n",
             s.index,

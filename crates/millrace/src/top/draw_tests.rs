@@ -25,7 +25,7 @@ fn samples() -> (Sample, Sample) {
                "held_by_ceiling_ns": 2 * held_ns})
     };
     let core = |index: usize, active: bool, n: u64| {
-        json!({"index": index, "active": active, "workers": 2, "rounds": 1000 * n,
+        json!({"index": index, "node": 1, "active": active, "workers": 2, "rounds": 1000 * n,
                "wakeups": 50 * n, "busy_ns": 620_000_000 * n, "spin_ns": 30_000_000 * n,
                "asleep_ns": 350_000_000 * n})
     };
@@ -154,8 +154,8 @@ fn what_is_new_counts_from_nothing_and_what_began_anew_counts_as_nothing() {
 fn plain_text_has_everything() {
     let text = plain(&view());
     for part in [
-        "sidecore 0 active: busy 62.0% polling 3.0% asleep 35.0%",
-        "sidecore 1 parked",
+        "sidecore 0 (node 1) active: busy 62.0% polling 3.0% asleep 35.0%",
+        "sidecore 1 (node 1) parked",
         "\nVM ",
         "\nWORKER ",
     ] {

@@ -35,6 +35,7 @@ pub struct Status {
 pub struct Sidecore {
     pub index: usize,
     pub cpu: Option<usize>,
+    pub node: Option<u32>,
     pub active: bool,
     pub workers: u64,
     pub rounds: u64,

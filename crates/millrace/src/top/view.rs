@@ -45,6 +45,8 @@ pub struct SidecoreView {
     pub index: usize,
     /// CPU it is pinned to.
     pub cpu: Option<usize>,
+    /// NUMA node of the CPUs that it may run on.
+    pub node: Option<u32>,
     /// False while it is parked.
     pub active: bool,
     /// Time in rounds that did something.
@@ -233,6 +235,7 @@ fn sidecore(old: &Status, new: &Sidecore, over: Interval) -> SidecoreView {
     SidecoreView {
         index: new.index,
         cpu: new.cpu,
+        node: new.node,
         active: new.active,
         busy_share: share(was.busy_ns, new.busy_ns),
         spin_share: share(was.spin_ns, new.spin_ns),

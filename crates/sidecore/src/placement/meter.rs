@@ -39,7 +39,8 @@ struct Unit {
 
 impl Meter {
     /// Takes in the counters after another `elapsed_ns`: the busy time of each sidecore since it
-    /// began, and the units. All are usable in the answer. The first look answers zeroes.
+    /// began, and the units. All are usable in the answer, and no nodes known. The first look answers
+    /// zeroes.
     pub fn read(
         &mut self,
         elapsed_ns: u64,
@@ -56,7 +57,7 @@ impl Meter {
         };
         let now: Vec<f64> = busy_ns.iter().zip(&mut self.cores).map(load).collect();
         let units = self.read_units(&now, units);
-        (now.into_iter().map(|load| CoreLoad { load, usable: true }).collect(), units)
+        (now.into_iter().map(|load| CoreLoad { load, usable: true, node: None }).collect(), units)
     }
 
     fn read_units(&mut self, cores: &[f64], units: &[UnitReading]) -> Vec<UnitLoad> {
@@ -79,7 +80,8 @@ impl Meter {
                 known.load.add(share * cores[unit.core]);
                 known.load.get()
             });
-            UnitLoad { id: unit.id, core: unit.core, load: smoothed, movable: unit.movable }
+            let UnitReading { id, core, movable, .. } = *unit;
+            UnitLoad { id, core, load: smoothed, movable, node: None }
         };
         units.iter().zip(spent_ns).map(load).collect()
     }

@@ -2,6 +2,8 @@
 
 use super::{CoreLoad, History, Limits, Move, Plan, Reason, UnitLoad};
 
+mod node;
+
 pub(super) struct Model<'a> {
     cores: Vec<CoreLoad>,
     units: Vec<UnitLoad>,
@@ -16,6 +18,15 @@ struct Candidate {
     to: usize,
     /// The target's load after them.
     fills: f64,
+}
+
+/// Which units may move.
+#[derive(Clone, Copy)]
+struct Which {
+    /// Not those that moved lately.
+    settled: bool,
+    /// Not those that would become remote.
+    near: bool,
 }
 
 /// Less than this part of a sidecore is not worth a move.
@@ -67,9 +78,9 @@ impl<'a> Model<'a> {
         self.plan.moves.len() < self.limits.max_moves
     }
 
-    /// The units of `from` whose move to the least busy of `targets` evens the two, largest first;
-    /// none when the busier of them would gain too little. `stay`: those that moved lately stay.
-    fn best_moves(&self, from: usize, targets: &[usize], stay: bool) -> Option<Candidate> {
+    /// The units of `from` whose move to the least busy of `targets` evens the two, largest first,
+    /// but last those that become remote; none when the busier of them would gain too little.
+    fn best_moves(&self, from: usize, targets: &[usize], which: Which) -> Option<Candidate> {
         let to = *targets
             .iter()
             .filter(|&&core| core != from)
@@ -77,12 +88,15 @@ impl<'a> Model<'a> {
         let before = self.cores[from].load;
         let (mut left, mut fills) = (before, self.cores[to].load);
         let can_move = |&unit: &usize| {
-            let UnitLoad { id, core, load, movable } = self.units[unit];
-            let may = movable && (!stay || self.history.is_settled(id));
-            core == from && may && load >= LEAST_LOAD
+            let UnitLoad { id, core, load, movable, .. } = self.units[unit];
+            let may = movable && (!which.settled || self.history.is_settled(id));
+            core == from && may && load >= LEAST_LOAD && !(which.near && self.makes_far(unit, to))
         };
         let mut mine: Vec<usize> = (0..self.units.len()).filter(can_move).collect();
-        mine.sort_by(|&a, &b| self.units[b].load.total_cmp(&self.units[a].load));
+        mine.sort_by(|&a, &b| {
+            let far = self.makes_far(a, to).cmp(&self.makes_far(b, to));
+            far.then(self.units[b].load.total_cmp(&self.units[a].load))
+        });
         let mut units = Vec::new();
         for unit in mine {
             if units.len() + self.plan.moves.len() >= self.limits.max_moves
@@ -101,12 +115,29 @@ impl<'a> Model<'a> {
         (gain >= self.limits.min_gain).then_some(Candidate { units, to, fills })
     }
 
+    /// As [`Model::best_moves`], to the least busy of the targets of one node, for each node; no
+    /// unit becomes remote. Those that are `good`.
+    fn near_moves(
+        &self,
+        from: usize,
+        targets: &[usize],
+        good: impl Fn(&Candidate) -> bool,
+    ) -> Option<Candidate> {
+        let which = Which { settled: true, near: true };
+        let others = targets.iter().rev().copied().filter(|&core| core != from);
+        self.first_of_nodes(others).into_iter().find_map(|first| {
+            let alike = |&&core: &&usize| self.cores[core].node == self.cores[first].node;
+            let alike: Vec<usize> = targets.iter().filter(alike).copied().collect();
+            self.best_moves(from, &alike, which).filter(&good)
+        })
+    }
+
     fn shift_all(&mut self, moves: &Candidate, reason: Reason) {
         moves.units.iter().for_each(|&unit| self.shift(unit, moves.to, reason));
     }
 
-    /// Units on parked sidecores go to the least busy active one; one that must stay activates its
-    /// sidecore.
+    /// Units on parked sidecores go to the least busy active one, of their node if it has room; one
+    /// that must stay activates its sidecore.
     pub(super) fn leave_parked(&mut self) {
         for unit in 0..self.units.len() {
             let UnitLoad { core, movable, .. } = self.units[unit];
@@ -117,7 +148,8 @@ impl<'a> Model<'a> {
                 self.activate(core);
             } else if self.cores[core].usable
                 && self.has_moves_left()
-                && let Some(&to) = self.by_load().last()
+                && let Some(to) =
+                    self.home_with_room(unit).or_else(|| self.by_load().last().copied())
             {
                 self.shift(unit, to, Reason::Parked);
             }
@@ -137,31 +169,35 @@ impl<'a> Model<'a> {
     }
 
     fn relieve_one(&mut self, core: usize) -> bool {
-        let among = self.best_moves(core, &self.by_load(), true);
-        if let Some(moves) = among.filter(|moves| moves.fills < self.limits.saturated) {
-            self.shift_all(&moves, Reason::Saturated);
-            return true;
-        }
-        let parked = (0..self.cores.len()).find(|&c| !self.is_active(c) && self.cores[c].usable);
-        let Some(parked) = parked.filter(|_| self.active_count() < self.limits.max_active) else {
-            return false;
-        };
+        let order = self.by_load();
+        let has_room = |moves: &Candidate| moves.fills < self.limits.saturated;
         // Half of the load: what was asked of a saturated sidecore is more than it could show. It
         // cannot swing back before one is parked, so what moved lately may move again: without that
         // many small units would spread one sidecore a second.
-        let Some(moves) = self.best_moves(core, &[parked], false) else { return false };
-        self.activate(parked);
+        let parked = self.parked_for(core);
+        let fresh = |near| self.best_moves(core, &[parked?], Which { settled: false, near });
+        let far = || self.best_moves(core, &order, Which { settled: true, near: false });
+        // A sidecore more before a far one: that costs each request.
+        let found = self
+            .near_moves(core, &order, has_room)
+            .or_else(|| fresh(true))
+            .or_else(|| far().filter(has_room))
+            .or_else(|| fresh(false));
+        let Some(moves) = found else { return false };
+        if !self.is_active(moves.to) {
+            self.activate(moves.to);
+        }
         self.shift_all(&moves, Reason::Saturated);
         true
     }
 
-    /// The busiest gives to the least busy.
+    /// The busiest, or the busiest of a node, gives to the least busy.
     pub(super) fn even(&mut self) {
         let order = self.by_load();
-        let Some(&busiest) = order.first() else { return };
-        let best = self
-            .best_moves(busiest, &order, true)
-            .filter(|_| self.cores[busiest].load >= self.limits.even_above);
+        let busiest = self.first_of_nodes(order.iter().copied());
+        let best = busiest.into_iter().find_map(|busiest| {
+            self.near_moves(busiest, &order, |_| self.cores[busiest].load >= self.limits.even_above)
+        });
         self.history.uneven = self.history.uneven << 1 | u32::from(best.is_some());
         if let Some(moves) = best
             && History::holds(self.history.uneven, self.limits)
@@ -200,11 +236,15 @@ impl<'a> Model<'a> {
             return None;
         }
         let order = self.by_load();
-        order.iter().rev().find_map(|&core| Some((core, self.fit(core, &order)?)))
+        let first =
+            |near| order.iter().rev().find_map(|&core| Some((core, self.fit(core, &order, near)?)));
+        // Better one that makes no unit remote.
+        first(true).or_else(|| first(false))
     }
 
-    /// A place for each unit of `core`, largest first, with room to spare.
-    fn fit(&self, core: usize, order: &[usize]) -> Option<Vec<(usize, usize)>> {
+    /// A place for each unit of `core`, largest first, with room to spare. `near`: no unit may become
+    /// remote.
+    fn fit(&self, core: usize, order: &[usize], near: bool) -> Option<Vec<(usize, usize)>> {
         let mut mine: Vec<usize> =
             (0..self.units.len()).filter(|&u| self.units[u].core == core).collect();
         mine.sort_by(|&a, &b| self.units[b].load.total_cmp(&self.units[a].load));
@@ -219,10 +259,14 @@ impl<'a> Model<'a> {
             if !movable || !self.history.is_settled(id) {
                 return None;
             }
-            // Onto the busiest that has room: the others are the next to be parked.
-            let has_room = |(_, filled): &&mut (usize, f64)| *filled + load <= self.limits.room;
-            let (to, filled) =
-                loads.iter_mut().filter(has_room).max_by(|a, b| a.1.total_cmp(&b.1))?;
+            let has_room = |(to, filled): &&mut (usize, f64)| {
+                *filled + load <= self.limits.room && !(near && self.makes_far(unit, *to))
+            };
+            // Onto the busiest of its node, else the busiest: the others are the next to be parked.
+            let (to, filled) = loads.iter_mut().filter(has_room).max_by(|a, b| {
+                let far = self.is_far(unit, b.0).cmp(&self.is_far(unit, a.0));
+                far.then(a.1.total_cmp(&b.1))
+            })?;
             *filled += load;
             places.push((unit, *to));
         }

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod nodes;
+
 /// A host whose units ask for fixed loads, and that does what it is told.
 struct Host {
     units: Vec<UnitLoad>,
@@ -11,6 +13,10 @@ struct Host {
     limits: Limits,
     history: History,
     moves: Vec<Move>,
+    /// Those of the sidecores; empty: unknown.
+    nodes: Vec<Node>,
+    /// How much more a remote unit asks for.
+    far_cost: f64,
 }
 
 impl Host {
@@ -20,15 +26,27 @@ impl Host {
             core: id % limits.min_active,
             load,
             movable: true,
+            node: None,
         };
         let units = loads.iter().enumerate().map(unit).collect();
         let history = History::new(count, &limits);
-        Self { units, count, limits, history, moves: Vec::new() }
+        let (moves, nodes, far_cost) = (Vec::new(), Vec::new(), 1.0);
+        Self { units, count, limits, history, moves, nodes, far_cost }
+    }
+
+    fn is_remote(&self, unit: &UnitLoad) -> bool {
+        let core = self.nodes.get(unit.core);
+        core.is_some_and(|core| unit.node.is_some_and(|memory| memory != *core))
+    }
+
+    /// What a unit asks for where it is.
+    fn asks(&self, unit: &UnitLoad) -> f64 {
+        if self.is_remote(unit) { unit.load * self.far_cost } else { unit.load }
     }
 
     fn loads(&self) -> Vec<f64> {
-        let sum = |core| self.units.iter().filter(|u| u.core == core).map(|u| u.load).sum::<f64>();
-        (0..self.count).map(sum).collect()
+        let mine = |core| self.units.iter().filter(move |u| u.core == core);
+        (0..self.count).map(|core| mine(core).map(|u| self.asks(u)).sum()).collect()
     }
 
     fn active(&self) -> usize {
@@ -36,12 +54,20 @@ impl Host {
     }
 
     /// As measured: no sidecore gives more than 1, and its units share that.
-    fn look(&mut self) -> Plan {
+    fn measured(&self) -> (Vec<CoreLoad>, Vec<UnitLoad>) {
         let sums = self.loads();
-        let core = |&load: &f64| CoreLoad { load: load.min(1.0), usable: true };
-        let cores: Vec<CoreLoad> = sums.iter().map(core).collect();
-        let mut units = self.units.clone();
-        units.iter_mut().for_each(|u| u.load /= sums[u.core].max(1.0));
+        let core = |(index, load): (usize, &f64)| CoreLoad {
+            load: load.min(1.0),
+            usable: true,
+            node: self.nodes.get(index).copied(),
+        };
+        let cores = sums.iter().enumerate().map(core).collect();
+        let unit = |u: &UnitLoad| UnitLoad { load: self.asks(u) / sums[u.core].max(1.0), ..*u };
+        (cores, self.units.iter().map(unit).collect())
+    }
+
+    fn look(&mut self) -> Plan {
+        let (cores, units) = self.measured();
         let before = self.active();
         let plan = plan(&cores, &units, &self.limits, &mut self.history);
         for step in &plan.moves {
@@ -128,7 +154,7 @@ fn what_was_put_onto_a_parked_sidecore_leaves_it() {
     host.units[1].core = 2;
     let moves = host.look().moves;
     assert_eq!(moves, [Move { unit: 1, from: 2, to: 0, reason: Reason::Parked }]);
-    host.units.push(UnitLoad { id: 9, core: 2, load: 0.1, movable: false });
+    host.units.push(UnitLoad { id: 9, core: 2, load: 0.1, movable: false, node: None });
     assert_eq!(host.look().activate, [2], "one that must stay keeps its sidecore active");
     host.looks(100);
     assert_eq!(host.history.active(), [false, false, true], "the others come to it");
@@ -138,8 +164,9 @@ fn what_was_put_onto_a_parked_sidecore_leaves_it() {
 fn a_sidecore_that_hangs_is_left_out() {
     let limits = Limits::new(2, 2);
     let mut history = History::new(2, &limits);
-    let cores = [CoreLoad { load: 1.0, usable: true }, CoreLoad { load: 0.0, usable: false }];
-    let unit = |id| UnitLoad { id, core: 0, load: 0.25, movable: true };
+    let cores =
+        [(1.0, true), (0.0, false)].map(|(load, usable)| CoreLoad { load, usable, node: None });
+    let unit = |id| UnitLoad { id, core: 0, load: 0.25, movable: true, node: None };
     let units = [unit(0), unit(1), unit(2), unit(3)];
     for _ in 0..100 {
         assert!(plan(&cores, &units, &limits, &mut history).is_empty());
