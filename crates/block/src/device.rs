@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use base::clock::Clock;
 use base::counter::QueueStats;
+use base::io::Disk;
 use queue::inflight::InflightRegion;
 use queue::{GuestMemory, Vring};
 use sidecore::{Group, Sidecore, SidecoreError, WorkerRef};
@@ -26,6 +27,7 @@ use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
 use crate::qcow2::Qcow2Backend;
 use crate::raw::RawBackend;
+use crate::registered;
 use crate::slab;
 use crate::state::PortState;
 
@@ -37,6 +39,10 @@ const DRAIN_REPORT: Duration = Duration::from_secs(10);
 struct QueueState {
     worker: Option<WorkerRef<Engine>>,
     ring_stats: Option<Arc<QueueStats>>,
+    /// The table whose memory the disk knows; only while the queue runs, and where disks want it.
+    known: Option<Arc<GuestMemory>>,
+    /// Room of its disk.
+    depth: u16,
 }
 
 /// See the module's text.
@@ -82,9 +88,10 @@ impl BlockPort {
     ) -> Result<Arc<Self>, BlockError> {
         config.check()?;
         let backend: Arc<dyn Backend> = match &config.backend {
-            BackendConfig::Raw { path, direct } => {
-                Arc::new(RawBackend::open(path, *direct, config.read_only, config.block_size)?)
-            }
+            BackendConfig::Raw { path, direct, registered_memory } => Arc::new(
+                RawBackend::open(path, *direct, config.read_only, config.block_size)?
+                    .registering_memory(*registered_memory),
+            ),
             BackendConfig::Qcow2 { path, backing_dir, direct } => Arc::new(Qcow2Backend::open(
                 path,
                 backing_dir.as_deref(),
@@ -231,6 +238,46 @@ impl BlockPort {
         Ok(claim.clone())
     }
 
+    /// A disk for a queue whose memory table is, or will be, `memory`. Where that is registered this
+    /// takes as long as the kernel needs to fill and pin it.
+    fn open_disk(
+        &self,
+        index: usize,
+        depth: u16,
+        memory: &GuestMemory,
+        claim: Option<&Claim>,
+    ) -> Result<Box<dyn Disk>, BlockError> {
+        let mut disk = self.backend.open_queue(depth)?;
+        if let Some(claim) = claim {
+            disk.keep_open(claim.file().as_fd())
+                .map_err(BlockError::resource("keeping the inflight region's lock"))?;
+        }
+        if self.state.demands.registers_memory {
+            let used = &self.block_stats[index].registered;
+            registered::register(&mut *disk, memory, used, &self.name, index);
+        }
+        Ok(disk)
+    }
+
+    /// The disk for a running queue that moves to `memory`; none where it can keep the one it has:
+    /// when only the dirty log of a migration comes or goes nothing is pinned again.
+    fn successor(
+        &self,
+        index: usize,
+        memory: &GuestMemory,
+    ) -> Result<Option<Box<dyn Disk>>, DeviceError> {
+        let (depth, known) = {
+            let queue = &self.lock()[index];
+            (queue.depth, queue.known.clone())
+        };
+        if known.is_none_or(|known| known.shares_mappings(memory)) {
+            return Ok(None);
+        }
+        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let disk = self.open_disk(index, depth, memory, claim.as_deref());
+        disk.map(Some).map_err(|e| DeviceError::Failed(e.to_string()))
+    }
+
     /// Waits for the requests in flight, then takes the worker off its sidecore.
     fn take_off(&self, index: usize, worker: &WorkerRef<Engine>) -> Result<Vring, DeviceError> {
         let (notice, drained) = mpsc::channel();
@@ -341,28 +388,25 @@ impl Device for BlockPort {
 
     fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
         let index = usize::from(vring.parts.index);
-        // Before the lock: this may wait.
-        let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
-        let mut queues = self.lock();
-        let count = queues.len() as u64;
-        let Some(queue) = queues.get_mut(index) else {
-            let (what, value, limit) = ("disk queue", index as u64, count - 1);
+        let count = self.block_stats.len();
+        if index >= count {
+            let (what, value, limit) = ("disk queue", index as u64, count as u64 - 1);
             return Err(DeviceError::OutOfRange { what, value, limit });
-        };
-        if queue.worker.is_some() {
+        }
+        if self.lock()[index].worker.is_some() {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
+        // Without the lock, which whoever asks for counters takes: both of these may take long.
+        let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
+        let memory = Arc::clone(vring.queue.memory());
+        let depth = Engine::depth(&vring);
+        let disk = self.open_disk(index, depth, &memory, claim.as_deref());
+        let mut queues = self.lock();
+        let queue = &mut queues[index];
         queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
-        let open = |depth| {
-            let mut disk = self.backend.open_queue(depth)?;
-            if let Some(claim) = &claim {
-                disk.keep_open(claim.file().as_fd())
-                    .map_err(BlockError::resource("keeping the inflight region's lock"))?;
-            }
-            Ok(disk)
-        };
+        queue.depth = depth;
         let stats = Arc::clone(&self.block_stats[index]);
-        let engine = Engine::new(vring, Arc::clone(&self.state), stats, open)
+        let engine = Engine::new(vring, Arc::clone(&self.state), stats, |_| disk)
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
         let name = format!("disk {} queue {index}", self.name);
         let worker = match &self.group {
@@ -384,21 +428,32 @@ impl Device for BlockPort {
             return Err(e);
         }
         queue.worker = Some(worker);
+        queue.known = self.state.demands.registers_memory.then_some(memory);
         Ok(())
     }
 
     fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
         let index = usize::from(index);
-        let worker = self.lock().get_mut(index).and_then(|q| q.worker.take());
+        let worker = self.lock().get_mut(index).and_then(|q| {
+            q.known = None;
+            q.worker.take()
+        });
         worker.map(|w| self.take_off(index, &w)).transpose()
     }
 
     fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
-        let workers: Vec<WorkerRef<Engine>> =
-            self.lock().iter().filter_map(|q| q.worker.clone()).collect();
-        for worker in workers {
-            let memory = Arc::clone(&memory);
-            worker.call(move |engine, _| engine.set_memory(memory)).map_err(failed)?;
+        let workers: Vec<_> = self.lock().iter().map(|q| q.worker.clone()).collect();
+        for (index, worker) in workers.into_iter().enumerate() {
+            let Some(worker) = worker else { continue };
+            let disk = self.successor(index, &memory)?;
+            let table = Arc::clone(&memory);
+            worker
+                .call(move |engine, watcher| engine.move_to(table, disk, watcher))
+                .map_err(failed)?
+                .map_err(|e| DeviceError::Failed(format!("watching a disk: {e}")))?;
+            if let Some(known) = &mut self.lock()[index].known {
+                *known = Arc::clone(&memory);
+            }
         }
         Ok(())
     }

@@ -351,6 +351,11 @@ impl Queue {
         self.setup.size
     }
 
+    /// The memory table.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
     /// What the queue was made from, with the position it stands at now.
     pub fn setup(&self) -> RingSetup {
         RingSetup { start: self.position(), ..self.setup }
