@@ -19,8 +19,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let kind = args.get(1).map_or("null", String::as_str);
     let depth: u64 = args.get(2).map_or(Ok(1), |d| d.parse())?;
     let backend = match kind.split_once(':') {
-        Some(("raw", path)) => BackendConfig::Raw { path: path.into(), direct: false },
-        Some(("direct", path)) => BackendConfig::Raw { path: path.into(), direct: true },
+        Some(("raw", path)) => {
+            BackendConfig::Raw { path: path.into(), direct: false, registered_memory: false }
+        }
+        Some(("direct", path)) => {
+            BackendConfig::Raw { path: path.into(), direct: true, registered_memory: false }
+        }
         Some(("qcow2", path)) => {
             BackendConfig::Qcow2 { path: path.into(), backing_dir: None, direct: false }
         }

@@ -20,6 +20,9 @@ pub struct Demands {
     pub max_range_bytes: u64,
     /// Each operation copies data with the CPU (for the counters).
     pub copies: bool,
+    /// The disks want to know the guest's memory ([`Disk::set_memory`]): a queue whose memory table
+    /// changes gets a new one.
+    pub registers_memory: bool,
 }
 
 impl Demands {
@@ -29,8 +32,13 @@ impl Demands {
     }
 
     /// No demands at all.
-    pub const NONE: Self =
-        Self { mem_align: 1, offset_align: 1, max_range_bytes: u64::MAX, copies: false };
+    pub const NONE: Self = Self {
+        mem_align: 1,
+        offset_align: 1,
+        max_range_bytes: u64::MAX,
+        copies: false,
+        registers_memory: false,
+    };
 }
 
 /// The bytes of a disk, shared by all queues of a port. Called from the session's thread, never

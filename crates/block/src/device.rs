@@ -1,20 +1,16 @@
 //! A disk port: what a session sees, and the hands of the administrator.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use base::clock::Clock;
 use base::counter::QueueStats;
-use queue::inflight::InflightRegion;
 use queue::{GuestMemory, Vring};
 use sidecore::{Group, Sidecore, SidecoreError, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::backend::Backend;
-use crate::claim::{self, Claim};
+use crate::claim::Claim;
 use crate::config::{
     BackendConfig, BlockPortConfig, ConfigSpace, MAX_CONFIG_LEN_BYTES, Topology, WRITEBACK_OFFSET,
     feature,
@@ -29,8 +25,7 @@ use crate::raw::RawBackend;
 use crate::slab;
 use crate::state::PortState;
 
-/// How often the end of a queue says that it still waits for its disk.
-const DRAIN_REPORT: Duration = Duration::from_secs(10);
+mod queues;
 
 /// What a queue's worker knows its memory by: it has that of one VM.
 const MEMORY: u64 = 0;
@@ -40,6 +35,10 @@ const MEMORY: u64 = 0;
 struct QueueState {
     worker: Option<WorkerRef<Engine>>,
     ring_stats: Option<Arc<QueueStats>>,
+    /// The table whose memory the disk knows; only while the queue runs, and where disks want it.
+    known: Option<Arc<GuestMemory>>,
+    /// Room of its disk.
+    depth: u16,
 }
 
 /// See the module's text.
@@ -86,9 +85,10 @@ impl BlockPort {
     ) -> Result<Arc<Self>, BlockError> {
         config.check()?;
         let backend: Arc<dyn Backend> = match &config.backend {
-            BackendConfig::Raw { path, direct } => {
-                Arc::new(RawBackend::open(path, *direct, config.read_only, config.block_size)?)
-            }
+            BackendConfig::Raw { path, direct, registered_memory } => Arc::new(
+                RawBackend::open(path, *direct, config.read_only, config.block_size)?
+                    .registering_memory(*registered_memory),
+            ),
             BackendConfig::Qcow2 { path, backing_dir, direct } => Arc::new(Qcow2Backend::open(
                 path,
                 backing_dir.as_deref(),
@@ -216,48 +216,6 @@ impl BlockPort {
     fn default_writeback(&self) -> bool {
         self.writeback && !self.switched_off.load(Ordering::SeqCst)
     }
-
-    /// The claim on the inflight region that a queue starts with; all queues of a session share it.
-    fn claim(&self, region: &InflightRegion) -> Result<Option<Arc<Claim>>, DeviceError> {
-        let (fd, ..) = region.as_parts();
-        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
-        if !claim.as_ref().is_some_and(|c| c.is_on(fd)) {
-            let new = Claim::new(fd, claim::LIMIT).map_err(|e| {
-                DeviceError::Failed(format!(
-                    "disk {}: requests of an earlier daemon have not ended within {:?} (its inflight \
-                     region is locked): {e}",
-                    self.name,
-                    claim::LIMIT
-                ))
-            })?;
-            *claim = new.map(Arc::new);
-        }
-        Ok(claim.clone())
-    }
-
-    /// Waits for the requests in flight, then takes the worker off its sidecore.
-    fn take_off(&self, index: usize, worker: &WorkerRef<Engine>) -> Result<Vring, DeviceError> {
-        let (notice, drained) = mpsc::channel();
-        worker.call(move |engine, _| engine.drain(notice)).map_err(failed)?;
-        loop {
-            match drained.recv_timeout(DRAIN_REPORT) {
-                Ok(()) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    tracing::warn!(port = %self.name, queue = index, "waiting for the disk");
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(DeviceError::Failed(format!(
-                        "disk {}: queue {index} went with its sidecore",
-                        self.name
-                    )));
-                }
-            }
-        }
-        worker
-            .call(|engine, watcher| engine.watched().into_iter().for_each(|fd| watcher.unwatch(fd)))
-            .map_err(failed)?;
-        Ok(worker.remove().map_err(failed)?.into_vring())
-    }
 }
 
 fn failed(e: SidecoreError) -> DeviceError {
@@ -345,34 +303,30 @@ impl Device for BlockPort {
 
     fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
         let index = usize::from(vring.parts.index);
-        // Before the lock: this may wait.
-        let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
-        let mut queues = self.lock();
-        let count = queues.len() as u64;
-        let Some(queue) = queues.get_mut(index) else {
-            let (what, value, limit) = ("disk queue", index as u64, count - 1);
+        let count = self.block_stats.len();
+        if index >= count {
+            let (what, value, limit) = ("disk queue", index as u64, count as u64 - 1);
             return Err(DeviceError::OutOfRange { what, value, limit });
-        };
-        if queue.worker.is_some() {
+        }
+        if self.lock()[index].worker.is_some() {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
-        queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
-        let open = |depth| {
-            let mut disk = self.backend.open_queue(depth)?;
-            if let Some(claim) = &claim {
-                disk.keep_open(claim.file().as_fd())
-                    .map_err(BlockError::resource("keeping the inflight region's lock"))?;
-            }
-            Ok(disk)
-        };
-        let stats = Arc::clone(&self.block_stats[index]);
+        // Without the lock, which whoever asks for counters takes: both of these may take long.
+        let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let memory = Arc::clone(vring.queue.memory());
+        let depth = Engine::depth(&vring);
         let core = match &self.group {
             Some(group) => group.core(),
             None => Sidecore::for_memory(&self.cores, index, &*memory).clone(),
         };
         let near = core.make_near();
-        let engine = Engine::new(vring, Arc::clone(&self.state), stats, open)
+        let disk = self.open_disk(index, depth, &memory, claim.as_deref());
+        let mut queues = self.lock();
+        let queue = &mut queues[index];
+        queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
+        queue.depth = depth;
+        let stats = Arc::clone(&self.block_stats[index]);
+        let engine = Engine::new(vring, Arc::clone(&self.state), stats, |_| disk)
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
         drop(near);
         let name = format!("disk {} queue {index}", self.name);
@@ -396,22 +350,33 @@ impl Device for BlockPort {
             return Err(e);
         }
         queue.worker = Some(worker);
+        queue.known = self.state.demands.registers_memory.then_some(memory);
         Ok(())
     }
 
     fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
         let index = usize::from(index);
-        let worker = self.lock().get_mut(index).and_then(|q| q.worker.take());
+        let worker = self.lock().get_mut(index).and_then(|q| {
+            q.known = None;
+            q.worker.take()
+        });
         worker.map(|w| self.take_off(index, &w)).transpose()
     }
 
     fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
-        let workers: Vec<WorkerRef<Engine>> =
-            self.lock().iter().filter_map(|q| q.worker.clone()).collect();
-        for worker in workers {
+        let workers: Vec<_> = self.lock().iter().map(|q| q.worker.clone()).collect();
+        for (index, worker) in workers.into_iter().enumerate() {
+            let Some(worker) = worker else { continue };
             worker.works_on(MEMORY, &memory);
-            let memory = Arc::clone(&memory);
-            worker.call(move |engine, _| engine.set_memory(memory)).map_err(failed)?;
+            let disk = self.successor(index, &memory)?;
+            let table = Arc::clone(&memory);
+            worker
+                .call(move |engine, watcher| engine.move_to(table, disk, watcher))
+                .map_err(failed)?
+                .map_err(|e| DeviceError::Failed(format!("watching a disk: {e}")))?;
+            if let Some(known) = &mut self.lock()[index].known {
+                *known = Arc::clone(&memory);
+            }
         }
         Ok(())
     }

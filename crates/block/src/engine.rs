@@ -4,12 +4,14 @@
 mod spend;
 mod worker;
 
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use base::io::{Disk, DiskDone};
 use queue::{Batch, Completion, Lazy, RingError, Vring};
+use sidecore::Watcher;
 
 use crate::error::BlockError;
 use crate::flight::{Flight, Next};
@@ -103,7 +105,8 @@ impl Engine {
         })
     }
 
-    fn depth(vring: &Vring) -> u16 {
+    /// Most requests in flight.
+    pub fn depth(vring: &Vring) -> u16 {
         vring.queue.size().clamp(1, MAX_IN_FLIGHT)
     }
 
@@ -121,6 +124,31 @@ impl Engine {
         if let Err(e) = self.vring.queue.set_memory(memory) {
             self.vring.fail(&e);
         }
+    }
+
+    /// Moves the queue to a changed memory table and, in the same step, to a disk that knows it: see
+    /// [`crate::registered`].
+    pub fn move_to(
+        &mut self,
+        memory: Arc<queue::GuestMemory>,
+        disk: Option<Box<dyn Disk>>,
+        watcher: &Watcher<'_>,
+    ) -> io::Result<()> {
+        let mut watched = Ok(());
+        if let Some(disk) = disk {
+            self.flight.disk.event_fd().into_iter().for_each(|fd| watcher.unwatch(fd));
+            self.replace_disk(disk);
+            watched = self.flight.disk.event_fd().map_or(Ok(()), |fd| watcher.watch(fd));
+        }
+        self.set_memory(memory);
+        watched
+    }
+
+    /// Hands the requests to come to another disk.
+    fn replace_disk(&mut self, mut disk: Box<dyn Disk>) {
+        // We are awake; before a sleep it is told otherwise.
+        disk.set_wakeups(false);
+        self.flight.disk.succeed(disk, self.flight.in_disk);
     }
 
     /// Descriptors that wake this worker.

@@ -133,8 +133,13 @@ pub(crate) fn len_bytes(file: &File) -> io::Result<u64> {
 }
 
 /// Whether the file's bytes are always in memory: tmpfs (0x01021994) or ramfs (0x858458f6), whose
-/// numbers statfs(2) lists. Memory files are on the former.
+/// numbers statfs(2) lists. Memory files are on the former. Not a block device, whose node in /dev
+/// is on a tmpfs too: its bytes are elsewhere.
 pub(crate) fn is_resident(file: &File) -> bool {
+    let is_regular = |s: &rustix::fs::Stat| FileType::from_raw_mode(s.st_mode).is_file();
+    if !rustix::fs::fstat(file).as_ref().is_ok_and(is_regular) {
+        return false;
+    }
     let magic = rustix::fs::fstatfs(file).map(|s| s.f_type as u32);
     matches!(magic, Ok(0x0102_1994 | 0x8584_58f6))
 }
@@ -159,6 +164,25 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn files_on_tmpfs_are_in_memory_and_block_devices_are_not() {
+        let resident = |dir: &str| is_resident(&tempfile::tempfile_in(dir).unwrap());
+        assert_eq!((resident("/dev/shm"), resident("/var/tmp")), (true, false));
+        let is_device = |path: &Path| {
+            let mode = fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::mode(&m));
+            mode.is_ok_and(|mode| FileType::from_raw_mode(mode).is_block_device())
+        };
+        let devices = fs::read_dir("/dev").unwrap().map(|entry| entry.unwrap().path());
+        let mut opened = 0;
+        for path in devices.filter(|path| is_device(path)) {
+            // Others' devices, and drives without a medium, cannot be opened.
+            let Ok(device) = File::open(&path) else { continue };
+            assert!(!is_resident(&device), "{}", path.display());
+            opened += 1;
+        }
+        eprintln!("{opened} block devices looked at");
+    }
 
     /// Callers resolve names before they come here; whoever exchanges a part of the path between
     /// the two must still not get out.

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use stage::Direction;
 
 use crate::cost;
+use crate::disks::Disks;
 use crate::limits::{MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::request::HEADER_LEN_BYTES;
@@ -65,7 +66,7 @@ pub(crate) enum Next {
 /// The disk of a queue with the requests that it works on.
 pub(crate) struct Flight {
     // Dropped before the buffers it uses.
-    pub disk: Box<dyn Disk>,
+    pub disk: Disks,
     pub slab: Slab,
     bounces: Bounces,
     /// Operations with the disk.
@@ -79,6 +80,7 @@ pub(crate) struct Flight {
 impl Flight {
     pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces) -> Self {
         let is_immediate = disk.event_fd().is_none();
+        let disk = Disks::new(disk);
         Self { disk, slab, bounces, in_disk: 0, is_immediate, step_len_bytes: STEP_LEN_BYTES }
     }
 
@@ -286,7 +288,7 @@ impl Flight {
                 self.returned(d.token);
             }
             if done.is_empty() {
-                wait_for(&*self.disk, step);
+                wait_for(&self.disk, step);
                 waited += step;
             }
         }
@@ -295,7 +297,7 @@ impl Flight {
 }
 
 /// Waits until the disk's event is readable, at most `limit`.
-fn wait_for(disk: &dyn Disk, limit: Duration) {
+fn wait_for(disk: &Disks, limit: Duration) {
     let Some(fd) = disk.event_fd() else { return };
     // SAFETY: the descriptor belongs to the disk, which is borrowed for the length of this call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };

@@ -27,6 +27,8 @@
 //! Files on tmpfs are the exception to one system call per batch: each operation is a call, which is
 //! cheaper there than the kernel thread that io_uring would use (see `resident.rs`).
 //!
+//! On request the guest's memory is registered with each queue's io_uring: see `registered.rs`.
+//!
 //! A driver that works through a pile of completions is neither interrupted for each further one nor
 //! asked to kick: see `pace.rs`.
 //!
@@ -54,6 +56,10 @@
 //! - 254 data segments and 64 MiB per request; 16 ranges of at most 1 GiB per DISCARD or WRITE
 //!   ZEROES.
 //! - 32 bounce buffers of 128 KiB per queue, only for direct I/O and for ports with stages.
+//! - Registered memory up to 16,384 buffers of 1 GiB per queue, which the kernel pins and counts for
+//!   each queue. Only operations with one buffer, within one region and one GiB, use it; bounce
+//!   buffers are not registered. A VMM that takes memory back from the guest makes disk and guest
+//!   see different memory: nobody tells us, so it must not.
 //! - Memory disks up to 64 GiB; qcow2 chains up to 8 images.
 //! - A write cache that a driver switched off is on again when the daemon ends without a held session
 //!   (no holder, or no front end connected) and the same driver comes back. Where drivers do that,
@@ -69,6 +75,7 @@ mod claim;
 pub mod config;
 mod cost;
 mod device;
+mod disks;
 mod done;
 mod engine;
 pub mod error;
@@ -84,6 +91,7 @@ pub mod null;
 mod pace;
 pub mod qcow2;
 pub mod raw;
+mod registered;
 mod request;
 mod resident;
 mod slab;

@@ -59,6 +59,13 @@ pub const MAX_RANGES: usize = 16;
 /// being held for seconds.
 pub const MAX_RANGE_SECTORS: u32 = 2 << 20;
 
+/// Length of a registered buffer: 1 GiB is the most that io_uring takes.
+pub const BUFFER_LEN_BYTES: usize = 1 << 30;
+
+/// Most registered buffers of a queue: io_uring's own limit (IORING_MAX_REG_BUFFERS), 16 TiB of
+/// guest memory. Before Linux 5.13 it is 1,024.
+pub const MAX_BUFFERS: usize = 1 << 14;
+
 /// Times an operation is repeated after EINTR or EAGAIN before the guest gets an error.
 pub const MAX_RETRIES: u8 = 8;
 

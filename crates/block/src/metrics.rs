@@ -30,6 +30,8 @@ pub struct BlockStats {
     pub in_flight: Counter,
     /// Requests whose data went through a bounce buffer.
     pub bounced: Counter,
+    /// Operations on guest memory that is registered with the kernel.
+    pub registered: Arc<Counter>,
     /// Operations given to the back end (with steps, repeats and write-through flushes).
     pub disk_ops: Counter,
     /// Operations that moved less than asked and went on.

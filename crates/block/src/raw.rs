@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use base::counter::Counter;
 use base::event::Event;
-use base::io::{Disk, DiskDone, DiskOp};
+use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::backend::{Backend, Demands};
@@ -23,6 +24,7 @@ use crate::error::BlockError;
 use crate::file::{self, Image, OpenMode};
 use crate::gate::Gate;
 use crate::limits::{MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
+use crate::registered::Buffers;
 use crate::resident::ResidentDisk;
 
 /// The registered file of each ring that operations are done on.
@@ -82,6 +84,12 @@ impl RawBackend {
         this.resize(None)?;
         Ok(this)
     }
+
+    /// Its disks register the guest's memory. Those on tmpfs do not: they have no ring.
+    pub fn registering_memory(mut self, yes: bool) -> Self {
+        self.demands.registers_memory = yes && !self.resident;
+        self
+    }
 }
 
 impl Backend for RawBackend {
@@ -139,6 +147,7 @@ struct RawDisk {
     /// Operations taken and not reaped, at most `depth`: the completion ring cannot overflow.
     in_flight: u32,
     depth: u32,
+    buffers: Buffers,
 }
 
 impl RawDisk {
@@ -148,7 +157,15 @@ impl RawDisk {
         let event = Event::new()?;
         ring.submitter().register_files(&[file.get().as_raw_fd(), -1])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        Ok(Self { ring, event, _file: file, len_bytes, in_flight: 0, depth })
+        Ok(Self {
+            ring,
+            event,
+            _file: file,
+            len_bytes,
+            in_flight: 0,
+            depth,
+            buffers: Buffers::default(),
+        })
     }
 }
 
@@ -194,23 +211,32 @@ fn fallocate(offset: u64, len: u64, mode: i32) -> squeue::Entry {
     opcode::Fallocate::new(FILE, len).offset(offset).mode(mode).build()
 }
 
-/// A single buffer needs no list: the kernel then copies no `iovec`.
+/// A single buffer needs no list: the kernel then copies no `iovec`; in a registered one it has no
+/// pages to look up either.
 ///
 /// # Safety
 /// `bufs` points at `count` buffers.
-unsafe fn single(op: DiskOp) -> Option<squeue::Entry> {
+unsafe fn single(op: DiskOp, buffers: &Buffers) -> Option<squeue::Entry> {
     match op {
         DiskOp::Read { offset, bufs, count: 1, .. } => {
             // SAFETY: by the contract there is one.
             let buf = unsafe { bufs.read() };
             let len = u32::try_from(buf.iov_len).ok()?;
-            Some(opcode::Read::new(FILE, buf.iov_base.cast(), len).offset(offset).build())
+            let base = buf.iov_base.cast();
+            Some(match buffers.find(&buf) {
+                Some(at) => opcode::ReadFixed::new(FILE, base, len, at).offset(offset).build(),
+                None => opcode::Read::new(FILE, base, len).offset(offset).build(),
+            })
         }
         DiskOp::Write { offset, bufs, count: 1, .. } => {
             // SAFETY: as above.
             let buf = unsafe { bufs.read() };
             let len = u32::try_from(buf.iov_len).ok()?;
-            Some(opcode::Write::new(FILE, buf.iov_base.cast(), len).offset(offset).build())
+            let base = buf.iov_base.cast_const().cast();
+            Some(match buffers.find(&buf) {
+                Some(at) => opcode::WriteFixed::new(FILE, base, len, at).offset(offset).build(),
+                None => opcode::Write::new(FILE, base, len).offset(offset).build(),
+            })
         }
         _ => None,
     }
@@ -222,7 +248,8 @@ impl Disk for RawDisk {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         // SAFETY: the caller vouches for the buffer list.
-        let entry = unsafe { single(op) }.unwrap_or_else(|| entry(op)).user_data(u64::from(token));
+        let entry = unsafe { single(op, &self.buffers) }.unwrap_or_else(|| entry(op));
+        let entry = entry.user_data(u64::from(token));
         // SAFETY: list and buffers stay valid until the completion is reaped, says the caller; the
         // file is registered with this ring and kept open by `self._file`.
         unsafe { self.ring.submission().push(&entry) }
@@ -281,6 +308,16 @@ impl Disk for RawDisk {
     /// The kernel closes registered files when the ring's last request is done.
     fn keep_open(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
         self.ring.submitter().register_files_update(KEPT, &[file.as_raw_fd()]).map(drop)
+    }
+
+    /// The kernel pins the pages until the ring's last request is done.
+    unsafe fn set_memory(&mut self, memory: &[IoSlice], used: Arc<Counter>) -> io::Result<()> {
+        let (list, buffers) = Buffers::cut(memory, used)?;
+        // SAFETY: mapped, says the caller; the pages stay the ring's whatever becomes of the
+        // addresses, and the caller says that nothing else is submitted under these.
+        unsafe { self.ring.submitter().register_buffers(&list) }?;
+        self.buffers = buffers;
+        Ok(())
     }
 
     fn len_bytes(&self) -> u64 {

@@ -102,6 +102,18 @@ fn bad_configs_are_told_with_place_and_fix() {
             ],
         ),
         (
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"raw\"\npath=\"/i\"\nregistered_memory=true",
+            &[("m.toml:7:19: vm[0].disk[0].registered_memory:", "is true, and direct is false")],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"qcow2\"\npath=\"/i\"\ndirect=true\nregistered_memory=true",
+            &[("m.toml:8:19:", "does not go with format = \"qcow2\"")],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"memory\"\nsize=\"1MiB\"\nregistered_memory=true",
+            &[("m.toml:7:19:", "does not go with format = \"memory\"")],
+        ),
+        (
             "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"null\"\npath=\"/x\"\nsize=\"1MB\"",
             &[("m.toml:6:6:", "there is no file"), ("m.toml:7:6:", "\"1MB\" is no size")],
         ),

@@ -109,7 +109,8 @@ fn good_body() -> impl Strategy<Value = Value> {
         let more = match kind {
             0 => json!({"format": "memory", "size": (mib + 1) << 20}),
             1 => json!({"format": "qcow2", "path": "/i", "backing_dir": "/b"}),
-            _ => json!({"format": "raw", "path": "/i", "direct": true}),
+            _ => json!({"format": "raw", "path": "/i", "direct": true,
+                        "registered_memory": read_only}),
         };
         let fields = disk.as_object_mut().unwrap();
         fields.extend(more.as_object().unwrap().clone());

@@ -144,7 +144,7 @@ pub fn called_as(arguments: &[OsString]) -> Option<u8> {
 pub fn run_blk(args: &Blk) -> u8 {
     let path = args.blk_file.clone();
     let format = match args.format {
-        ImageFormat::Raw => DiskFormat::Raw { path, direct: args.direct },
+        ImageFormat::Raw => DiskFormat::Raw { path, direct: args.direct, registered_memory: false },
         ImageFormat::Qcow2 => {
             DiskFormat::Qcow2 { path, direct: args.direct, backing_dir: args.backing_dir.clone() }
         }

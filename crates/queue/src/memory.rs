@@ -157,6 +157,23 @@ impl GuestMemory {
         self.regions.iter().map(|r| r.spec).collect()
     }
 
+    /// Where the regions are mapped: for the kernel, which may prepare for buffers there. Addresses
+    /// only; they hold for as long as a table with these mappings.
+    pub fn mapped(&self) -> Vec<libc::iovec> {
+        let mapped = |r: &Region| libc::iovec {
+            iov_base: r.mapping.as_ptr().cast(),
+            iov_len: r.spec.len_bytes as usize,
+        };
+        self.regions.iter().map(mapped).collect()
+    }
+
+    /// Whether the other table has the same mappings, not only equal ones.
+    pub fn shares_mappings(&self, other: &Self) -> bool {
+        let same = |(a, b): (&Region, &Region)| Arc::ptr_eq(&a.mapping, &b.mapping);
+        self.regions.len() == other.regions.len()
+            && self.regions.iter().zip(&other.regions).all(same)
+    }
+
     /// The guest-physical address behind a front-end user address, when the whole range is in one
     /// region. Vring addresses arrive as user addresses.
     pub fn user_to_guest(&self, user_addr: u64, len_bytes: u64) -> Result<u64, MemoryError> {

@@ -358,6 +358,11 @@ impl Queue {
         self.setup.size
     }
 
+    /// The memory table.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
     /// What the queue was made from, with the position it stands at now.
     pub fn setup(&self) -> RingSetup {
         RingSetup { start: self.position(), ..self.setup }
@@ -387,11 +392,6 @@ impl Queue {
         memory.note_ring(self.setup.addrs.parts());
         self.memory = memory;
         Ok(())
-    }
-
-    /// The table that its addresses are looked up in.
-    pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
     }
 }
 

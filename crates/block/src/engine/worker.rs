@@ -41,6 +41,10 @@ impl Worker for Engine {
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.clamp(now_ns, look_ns)));
         }
         let due_ns = self.vring.notify_due_ns(TELL);
+        if self.flight.disk.has_former() {
+            let look_ns = now_ns + LOOK_AGAIN_NS;
+            return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
+        }
         // With every slot taken the next event is a completion, not a kick, or credit.
         if (self.flight.slab.free.is_empty() && !self.waits) || self.drained.is_some() {
             return due_ns.map_or(Arm::Idle, Arm::Until);

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::BlockError;
 use crate::gate::Gate;
 use crate::metrics::BlockStats;
+use crate::registered;
 use crate::slab;
 use crate::state::PortState;
 
@@ -86,7 +87,14 @@ impl Rig {
 
     pub fn new(layout: Layout, backend: &dyn Backend) -> Self {
         let options = RigOptions { demands: backend.demands(), ..RigOptions::default() };
-        Self::with_disk(layout, backend.open_queue(64).unwrap(), options)
+        let mut rig = Self::with_disk(layout, backend.open_queue(64).unwrap(), options);
+        if backend.demands().registers_memory {
+            let mut disk = backend.open_queue(64).unwrap();
+            let (memory, used) = (rig.driver.memory(), &rig.stats.registered);
+            registered::register(&mut *disk, &memory, used, "rig", 0);
+            rig.engine.flight.disk.succeed(disk, 0);
+        }
+        rig
     }
 
     /// The header of a request, in guest memory.

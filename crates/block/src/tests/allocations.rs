@@ -52,3 +52,12 @@ fn no_allocation_on_files() {
         allocations(&RawBackend::open(&path, false, false, 512).unwrap());
     }
 }
+
+#[test]
+fn no_allocation_on_registered_memory() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk.img");
+    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let backend = RawBackend::open(&path, true, false, 4096).unwrap();
+    allocations(&backend.registering_memory(true));
+}

@@ -14,6 +14,8 @@ mod latency;
 mod migration;
 #[allow(non_snake_case)]
 mod port;
+#[allow(non_snake_case)]
+mod registered;
 mod requests;
 mod steps;
 mod turns;

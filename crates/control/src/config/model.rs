@@ -294,6 +294,8 @@ pub enum DiskFormat {
         path: PathBuf,
         /// Whether the page cache is passed by.
         direct: bool,
+        /// Whether the guest's memory is registered with the kernel, and pinned.
+        registered_memory: bool,
     },
     /// A qcow2 image.
     Qcow2 {

@@ -177,6 +177,7 @@ fn format(r: &mut Reader<'_, '_>, block_size: u32) -> DiskFormat {
         size: r.size("size"),
         size_here: r.get("size").is_some(),
         direct: r.bool("direct", false),
+        registered_memory: r.bool("registered_memory", false),
         backing_dir: r.path("backing_dir"),
     };
     match word {
@@ -200,6 +201,7 @@ struct FormatFields {
     size: Option<u64>,
     size_here: bool,
     direct: bool,
+    registered_memory: bool,
     backing_dir: Option<PathBuf>,
 }
 
@@ -224,15 +226,29 @@ impl FormatFields {
                 "only qcow2 has backing files",
             );
         }
-        DiskFormat::Raw { path, direct: self.direct }
+        if self.registered_memory && !self.direct {
+            let fix = "add `direct = true`: the page cache copies, and gains nothing by it";
+            r.bad("registered_memory", "is true, and direct is false", fix);
+        }
+        let Self { direct, registered_memory, .. } = self;
+        DiskFormat::Raw { path, direct, registered_memory }
     }
 
     fn qcow2(self, r: &mut Reader<'_, '_>) -> DiskFormat {
         let path = self.file(r, "qcow2");
+        self.no_registered_memory(r, "qcow2");
         DiskFormat::Qcow2 { path, direct: self.direct, backing_dir: self.backing_dir }
     }
 
+    fn no_registered_memory(&self, r: &mut Reader<'_, '_>, format: &str) {
+        if self.registered_memory {
+            let what = format!("is true; it does not go with format = \"{format}\"");
+            r.bad("registered_memory", what, "take it out: only direct raw disks have it");
+        }
+    }
+
     fn sized(self, r: &mut Reader<'_, '_>, format: &str, block_size: u32, limit: u64) -> u64 {
+        self.no_registered_memory(r, format);
         let unfit = format!("does not go with format = \"{format}\"");
         for (key, here) in [
             ("path", self.path_here),

@@ -81,7 +81,9 @@ pub fn disk(
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<Engine> {
     let backend = match config.format.clone() {
-        DiskFormat::Raw { path, direct } => BackendConfig::Raw { path, direct },
+        DiskFormat::Raw { path, direct, registered_memory } => {
+            BackendConfig::Raw { path, direct, registered_memory }
+        }
         DiskFormat::Qcow2 { path, direct, backing_dir } => {
             BackendConfig::Qcow2 { path, backing_dir, direct }
         }

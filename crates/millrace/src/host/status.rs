@@ -238,6 +238,11 @@ fn disk_metrics(
             ("read_bytes_total", "Bytes read by the guest.", b.read_bytes.get()),
             ("written_bytes_total", "Bytes written by the guest.", b.written_bytes.get()),
             ("bounced_total", "Requests copied because of direct I/O.", b.bounced.get()),
+            (
+                "registered_total",
+                "Operations on guest memory that is registered with the kernel.",
+                b.registered.get(),
+            ),
             ("io_errors_total", "Requests failed by the back end.", b.io_errors.get()),
             ("no_space_total", "Of those, for lack of space.", b.no_space.get()),
             ("in_flight", "Requests in flight.", b.in_flight.get()),

@@ -1,0 +1,109 @@
+//! What a queue is started with, what it moves to, and its end.
+
+use std::os::fd::AsFd;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use base::io::Disk;
+use queue::inflight::InflightRegion;
+use queue::{GuestMemory, Vring};
+use sidecore::WorkerRef;
+use vhost_user::DeviceError;
+
+use super::{BlockPort, failed};
+use crate::claim::{self, Claim};
+use crate::engine::Engine;
+use crate::error::BlockError;
+use crate::registered;
+
+/// How often the end of a queue says that it still waits for its disk.
+const DRAIN_REPORT: Duration = Duration::from_secs(10);
+
+impl BlockPort {
+    /// The claim on the inflight region that a queue starts with; all queues of a session share it.
+    pub(super) fn claim(&self, region: &InflightRegion) -> Result<Option<Arc<Claim>>, DeviceError> {
+        let (fd, ..) = region.as_parts();
+        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        if !claim.as_ref().is_some_and(|c| c.is_on(fd)) {
+            let new = Claim::new(fd, claim::LIMIT).map_err(|e| {
+                DeviceError::Failed(format!(
+                    "disk {}: requests of an earlier daemon have not ended within {:?} (its inflight \
+                     region is locked): {e}",
+                    self.name,
+                    claim::LIMIT
+                ))
+            })?;
+            *claim = new.map(Arc::new);
+        }
+        Ok(claim.clone())
+    }
+
+    /// A disk for a queue whose memory table is, or will be, `memory`. Where that is registered this
+    /// takes as long as the kernel needs to fill and pin it.
+    pub(super) fn open_disk(
+        &self,
+        index: usize,
+        depth: u16,
+        memory: &GuestMemory,
+        claim: Option<&Claim>,
+    ) -> Result<Box<dyn Disk>, BlockError> {
+        let mut disk = self.backend.open_queue(depth)?;
+        if let Some(claim) = claim {
+            disk.keep_open(claim.file().as_fd())
+                .map_err(BlockError::resource("keeping the inflight region's lock"))?;
+        }
+        if self.state.demands.registers_memory {
+            let used = &self.block_stats[index].registered;
+            registered::register(&mut *disk, memory, used, &self.name, index);
+        }
+        Ok(disk)
+    }
+
+    /// The disk for a running queue that moves to `memory`; none where it can keep the one it has:
+    /// when only the dirty log of a migration comes or goes nothing is pinned again.
+    pub(super) fn successor(
+        &self,
+        index: usize,
+        memory: &GuestMemory,
+    ) -> Result<Option<Box<dyn Disk>>, DeviceError> {
+        let (depth, known) = {
+            let queue = &self.lock()[index];
+            (queue.depth, queue.known.clone())
+        };
+        if known.is_none_or(|known| known.shares_mappings(memory)) {
+            return Ok(None);
+        }
+        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let disk = self.open_disk(index, depth, memory, claim.as_deref());
+        disk.map(Some).map_err(|e| DeviceError::Failed(e.to_string()))
+    }
+
+    /// Waits for the requests in flight, then takes the worker off its sidecore.
+    pub(super) fn take_off(
+        &self,
+        index: usize,
+        worker: &WorkerRef<Engine>,
+    ) -> Result<Vring, DeviceError> {
+        let (notice, drained) = mpsc::channel();
+        worker.call(move |engine, _| engine.drain(notice)).map_err(failed)?;
+        loop {
+            match drained.recv_timeout(DRAIN_REPORT) {
+                Ok(()) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!(port = %self.name, queue = index, "waiting for the disk");
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(DeviceError::Failed(format!(
+                        "disk {}: queue {index} went with its sidecore",
+                        self.name
+                    )));
+                }
+            }
+        }
+        worker
+            .call(|engine, watcher| engine.watched().into_iter().for_each(|fd| watcher.unwatch(fd)))
+            .map_err(failed)?;
+        Ok(worker.remove().map_err(failed)?.into_vring())
+    }
+}

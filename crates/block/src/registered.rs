@@ -1,0 +1,169 @@
+//! Guest memory that the kernel has pinned for a ring, and which operations may use it.
+//!
+//! For a registered buffer the kernel need not look up and hold the pages of each operation. It
+//! looks at the pages that were there when it registered them, not at the address: so a ring's
+//! buffers are those of one memory table and never change. A queue whose table changes gets a new
+//! ring (`disks.rs`), made and registered by the session's thread, since pinning takes long, and what
+//! is in flight ends on the old one, which keeps the old pages until then. The two change together,
+//! between two polls: no request of the new table meets the old buffers, whatever its address. A
+//! request of the old table that goes on meets the new ones only at addresses that both tables map,
+//! which are the same pages: its own mappings stay as long as it lasts, so no others can be there.
+
+use std::io;
+use std::sync::Arc;
+
+use base::counter::Counter;
+use base::io::{Disk, IoSlice};
+use queue::GuestMemory;
+use rustix::process::Resource;
+
+use crate::limits::{BUFFER_LEN_BYTES, MAX_BUFFERS};
+
+/// A range of addresses, in buffers of [`BUFFER_LEN_BYTES`]; the last may be shorter.
+#[derive(Debug)]
+struct Window {
+    start: usize,
+    len: usize,
+    /// Index of the first buffer.
+    first: u16,
+}
+
+/// The buffers of a ring; none at first.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    /// Largest first: that is where most requests are.
+    windows: Vec<Window>,
+    used: Arc<Counter>,
+}
+
+impl Buffers {
+    /// Cuts memory into buffers that the kernel takes: the list for it, and ours. `used` counts the
+    /// operations that find one.
+    pub fn cut(memory: &[IoSlice], used: Arc<Counter>) -> io::Result<(Vec<IoSlice>, Self)> {
+        let mut memory = memory.to_vec();
+        memory.sort_by_key(|m| std::cmp::Reverse(m.iov_len));
+        let mut list = Vec::new();
+        let mut windows = Vec::with_capacity(memory.len());
+        for &IoSlice { iov_base, iov_len } in &memory {
+            let first = u16::try_from(list.len()).unwrap_or(u16::MAX);
+            windows.push(Window { start: iov_base as usize, len: iov_len, first });
+            list.extend((0..iov_len).step_by(BUFFER_LEN_BYTES).map(|at| IoSlice {
+                iov_base: iov_base.wrapping_byte_add(at),
+                iov_len: (iov_len - at).min(BUFFER_LEN_BYTES),
+            }));
+        }
+        if list.len() > MAX_BUFFERS {
+            let text = format!("{} buffers; io_uring takes {MAX_BUFFERS}", list.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok((list, Self { windows, used }))
+    }
+
+    /// The buffer in which all of `buf` lies; counted.
+    #[inline]
+    pub fn find(&self, buf: &IoSlice) -> Option<u16> {
+        for window in &self.windows {
+            let offset = (buf.iov_base as usize).wrapping_sub(window.start);
+            if offset >= window.len {
+                continue;
+            }
+            let last = buf.iov_len.checked_sub(1)?;
+            if last >= window.len - offset {
+                return None;
+            }
+            let (from, to) = (offset / BUFFER_LEN_BYTES, (offset + last) / BUFFER_LEN_BYTES);
+            if from != to {
+                return None;
+            }
+            self.used.add(1);
+            // Below MAX_BUFFERS.
+            return Some(window.first + from as u16);
+        }
+        None
+    }
+}
+
+/// Registers all memory of a table with a disk that is new and wants it, and tells the log where
+/// that fails: the disk works without.
+pub(crate) fn register(
+    disk: &mut dyn Disk,
+    memory: &GuestMemory,
+    used: &Arc<Counter>,
+    port: &str,
+    queue: usize,
+) {
+    let mapped = memory.mapped();
+    // SAFETY: the table maps these ranges now, and the caller gives the disk a successor before its
+    // queue gets another table.
+    let Err(error) = (unsafe { disk.set_memory(&mapped, Arc::clone(used)) }) else { return };
+    let mib: usize = mapped.iter().map(|m| m.iov_len).sum::<usize>() >> 20;
+    let limit = rustix::process::getrlimit(Resource::Memlock).current;
+    let limit = limit.map_or("unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
+    tracing::warn!(
+        port,
+        queue,
+        %error,
+        "cannot register {mib} MiB of guest memory in {} regions: it works without. Without \
+         CAP_IPC_LOCK all that the daemon's user registers, once for each queue, must be within \
+         RLIMIT_MEMLOCK, which is {limit} (LimitMEMLOCK= of the service)",
+        mapped.len(),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slice(start: usize, len: usize) -> IoSlice {
+        IoSlice { iov_base: std::ptr::without_provenance_mut(start), iov_len: len }
+    }
+
+    #[test]
+    fn what_is_more_than_io_uring_takes_is_refused_with_the_limit() {
+        let all = |count: usize| [slice(1 << 40, count * BUFFER_LEN_BYTES)];
+        assert_eq!(Buffers::cut(&all(MAX_BUFFERS), Arc::default()).unwrap().0.len(), MAX_BUFFERS);
+        let text = Buffers::cut(&all(MAX_BUFFERS + 1), Arc::default()).unwrap_err().to_string();
+        assert!(text.contains("16385") && text.contains("16384"), "{text}");
+    }
+
+    /// Regions in units of a third of a buffer, so that most have an odd rest.
+    fn regions() -> impl Strategy<Value = Vec<IoSlice>> {
+        let unit = BUFFER_LEN_BYTES / 3;
+        prop::collection::vec((0usize..3, 1usize..10), 1..8).prop_map(move |parts| {
+            let mut at = unit;
+            let mut all = Vec::new();
+            for (gap, len) in parts {
+                at += gap * unit;
+                all.push(slice(at, len * unit));
+                at += len * unit;
+            }
+            all
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn a_buffer_is_found_exactly_when_all_bytes_are_in_one(
+            regions in regions(),
+            buf in (1usize..100, -2isize..3, 0usize..5),
+        ) {
+            let (list, buffers) = Buffers::cut(&regions, Arc::default()).unwrap();
+            let covered = |all: &[IoSlice]| all.iter().map(|m| m.iov_len).sum::<usize>();
+            prop_assert_eq!(covered(&list), covered(&regions));
+            prop_assert!(list.iter().all(|m| m.iov_len <= BUFFER_LEN_BYTES));
+            let start = (buf.0 * (BUFFER_LEN_BYTES / 3)).wrapping_add_signed(buf.1);
+            let buf = slice(start, buf.2);
+            let inside = |m: &IoSlice| {
+                let from = m.iov_base as usize;
+                from <= start && start + buf.iov_len <= from + m.iov_len && start < from + m.iov_len
+            };
+            let wanted = list.iter().position(inside).filter(|_| buf.iov_len > 0);
+            prop_assert_eq!(buffers.find(&buf).map(usize::from), wanted);
+            prop_assert_eq!(buffers.used.get(), u64::from(wanted.is_some()));
+        }
+    }
+}
