@@ -9,7 +9,9 @@ PEER_ROUNDS ?= 9
 NAME ?= peers
 FUZZ_SECONDS ?= 60
 
-.PHONY: help prepare build test lint unit vm demo bench bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle soak fuzz clean
+SIM = consolidate scale shares nodes sleep
+
+.PHONY: help prepare build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -48,6 +50,11 @@ bench-shares: prepare
 bench-idle: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
 	./target/release/bench idle --out out
+
+## make bench NAME=sim    placement, credits and sleep of up to 64 sidecores in virtual time: out/sim-*.svg
+bench-sim: prepare
+	$(CARGO) build --release --locked -p millrace-sim
+	@for s in $(SIM); do echo "== $$s"; ./target/release/sim $$s --out out || exit 1; done
 
 ## make test              format, lints, unit, property, API and VM tests
 test: lint unit vm

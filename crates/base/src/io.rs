@@ -102,7 +102,8 @@ pub trait Disk: Send {
 
     /// Tells, once and before the first operation, where most buffers will be, for disks that can
     /// prepare for it. `used` counts the operations that gained by it. After an error the disk works
-    /// as without. Nothing to do for most disks.
+    /// as without. No ranges at all, at any time: it forgets what it was told. Nothing to do for most
+    /// disks.
     ///
     /// # Safety
     /// The ranges are mapped now. While operations are submitted, what is mapped at these addresses

@@ -20,10 +20,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let depth: u64 = args.get(2).map_or(Ok(1), |d| d.parse())?;
     let backend = match kind.split_once(':') {
         Some(("raw", path)) => {
-            BackendConfig::Raw { path: path.into(), direct: false, registered_memory: false }
+            BackendConfig::Raw { path: path.into(), direct: false, registered_memory_bytes: 0 }
         }
         Some(("direct", path)) => {
-            BackendConfig::Raw { path: path.into(), direct: true, registered_memory: false }
+            BackendConfig::Raw { path: path.into(), direct: true, registered_memory_bytes: 0 }
         }
         Some(("qcow2", path)) => {
             BackendConfig::Qcow2 { path: path.into(), backing_dir: None, direct: false }

@@ -20,9 +20,9 @@ pub struct Demands {
     pub max_range_bytes: u64,
     /// Each operation copies data with the CPU (for the counters).
     pub copies: bool,
-    /// The disks want to know the guest's memory ([`Disk::set_memory`]): a queue whose memory table
-    /// changes gets a new one.
-    pub registers_memory: bool,
+    /// The disks want to know the guest's memory ([`Disk::set_memory`]) if it is at most so much; 0:
+    /// they do not. A queue whose memory table changes gets a new one.
+    pub max_registered_bytes: u64,
 }
 
 impl Demands {
@@ -37,7 +37,7 @@ impl Demands {
         offset_align: 1,
         max_range_bytes: u64::MAX,
         copies: false,
-        registers_memory: false,
+        max_registered_bytes: 0,
     };
 }
 

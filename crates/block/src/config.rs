@@ -60,9 +60,10 @@ pub enum BackendConfig {
         path: PathBuf,
         /// Past the host's page cache (O_DIRECT).
         direct: bool,
-        /// Register the guest's memory with the kernel, which pins it; only with `direct`. For VMs
-        /// whose VMM never takes memory back (no balloon): it would be read and written still.
-        registered_memory: bool,
+        /// Register the guest's memory with the kernel, which pins it, if it is at most so much; 0:
+        /// never. Only with `direct`. For VMs whose VMM never takes memory back (no balloon): it
+        /// would be read and written still.
+        registered_memory_bytes: u64,
     },
     /// A qcow2 image.
     Qcow2 {
@@ -157,9 +158,10 @@ impl BlockPortConfig {
             let rule = format!("at most {SERIAL_LEN_BYTES} bytes without a zero byte");
             return wrong("serial", format!("{:?}", self.serial), rule);
         }
-        if let BackendConfig::Raw { direct: false, registered_memory: true, .. } = self.backend {
-            let rule = "false for disks that are not direct".to_string();
-            return wrong("registered_memory", "true".to_string(), rule);
+        if let BackendConfig::Raw { direct: false, registered_memory_bytes: 1.., .. } = self.backend
+        {
+            let rule = "0 for disks that are not direct".to_string();
+            return wrong("registered_memory_bytes", "set".to_string(), rule);
         }
         // 2^12 blocks of 4 KiB are 16 MiB: no disk has larger physical blocks.
         if self.topology.physical_block_exp > 12 {
@@ -329,8 +331,8 @@ mod tests {
         add("name", &|c| c.name = "n".repeat(65));
         add("physical_block_exp", &|c| c.topology.physical_block_exp = 13);
         let direct =
-            |direct| BackendConfig::Raw { path: "/i".into(), direct, registered_memory: true };
-        add("registered_memory is true", &|c| c.backend = direct(false));
+            |direct| BackendConfig::Raw { path: "/i".into(), direct, registered_memory_bytes: 1 };
+        add("registered_memory_bytes is set", &|c| c.backend = direct(false));
         assert!(BlockPortConfig::new("d", direct(true)).check().is_ok());
         for (config, what) in cases {
             let text = config.check().unwrap_err().to_string();

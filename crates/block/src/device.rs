@@ -15,6 +15,7 @@ use crate::config::{
     BackendConfig, BlockPortConfig, ConfigSpace, MAX_CONFIG_LEN_BYTES, Topology, WRITEBACK_OFFSET,
     feature,
 };
+use crate::dropper;
 use crate::engine::Engine;
 use crate::error::BlockError;
 use crate::memory::MemoryBackend;
@@ -39,6 +40,10 @@ struct QueueState {
     known: Option<Arc<GuestMemory>>,
     /// Room of its disk.
     depth: u16,
+    /// What its disks keep open; only while the queue runs.
+    claim: Option<Arc<Claim>>,
+    /// The log says that its memory could not be registered.
+    is_told: bool,
 }
 
 /// See the module's text.
@@ -85,9 +90,9 @@ impl BlockPort {
     ) -> Result<Arc<Self>, BlockError> {
         config.check()?;
         let backend: Arc<dyn Backend> = match &config.backend {
-            BackendConfig::Raw { path, direct, registered_memory } => Arc::new(
+            BackendConfig::Raw { path, direct, registered_memory_bytes } => Arc::new(
                 RawBackend::open(path, *direct, config.read_only, config.block_size)?
-                    .registering_memory(*registered_memory),
+                    .registering_memory(*registered_memory_bytes),
             ),
             BackendConfig::Qcow2 { path, backing_dir, direct } => Arc::new(Qcow2Backend::open(
                 path,
@@ -109,6 +114,7 @@ impl BlockPort {
         cores: &[Sidecore],
     ) -> Result<Arc<Self>, BlockError> {
         config.check()?;
+        dropper::start();
         if cores.is_empty() {
             return Err(BlockError::Config {
                 port: config.name,
@@ -319,14 +325,19 @@ impl Device for BlockPort {
             Some(group) => group.core(),
             None => Sidecore::for_memory(&self.cores, index, &*memory).clone(),
         };
-        let near = core.make_near();
-        let disk = self.open_disk(index, depth, &memory, claim.as_deref());
+        let mut disk = {
+            let _near = core.make_near();
+            self.open_disk(depth, claim.as_deref())
+                .map_err(|e| DeviceError::Failed(e.to_string()))?
+        };
+        self.register(&mut *disk, index, &memory);
         let mut queues = self.lock();
         let queue = &mut queues[index];
         queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
         queue.depth = depth;
         let stats = Arc::clone(&self.block_stats[index]);
-        let engine = Engine::new(vring, Arc::clone(&self.state), stats, |_| disk)
+        let near = core.make_near();
+        let engine = Engine::new(vring, Arc::clone(&self.state), stats, |_| Ok(disk))
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
         drop(near);
         let name = format!("disk {} queue {index}", self.name);
@@ -350,14 +361,15 @@ impl Device for BlockPort {
             return Err(e);
         }
         queue.worker = Some(worker);
-        queue.known = self.state.demands.registers_memory.then_some(memory);
+        queue.claim = claim;
+        queue.known = (self.state.demands.max_registered_bytes > 0).then_some(memory);
         Ok(())
     }
 
     fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
         let index = usize::from(index);
         let worker = self.lock().get_mut(index).and_then(|q| {
-            q.known = None;
+            (q.known, q.claim) = (None, None);
             q.worker.take()
         });
         worker.map(|w| self.take_off(index, &w)).transpose()

@@ -5,13 +5,17 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use base::io::{Disk, DiskDone, DiskOp};
+
+use crate::dropper;
+use crate::limits::MAX_FORMER_DISKS;
 
 /// A disk that gets no more operations.
 struct Former {
     disk: Box<dyn Disk>,
-    /// Operations that it has: dropped with the last.
+    /// Operations that it has: dropped after the last.
     in_flight: usize,
 }
 
@@ -28,14 +32,24 @@ impl Disks {
         Self { now: disk, former: Vec::new() }
     }
 
-    /// All operations go to `disk` from now on. `in_flight`: those of all disks.
+    /// All operations go to `disk` from now on. `in_flight`: those of all disks. With
+    /// [`MAX_FORMER_DISKS`] before it they go where they went, and that disk forgets the memory that
+    /// it knows.
     pub fn succeed(&mut self, disk: Box<dyn Disk>, in_flight: usize) {
+        if self.former.len() >= MAX_FORMER_DISKS {
+            // SAFETY: no ranges. It cannot fail then.
+            let _ = unsafe { self.now.set_memory(&[], Arc::default()) };
+            dropper::disk(disk);
+            return;
+        }
         let mut disk = std::mem::replace(&mut self.now, disk);
         let in_flight = in_flight - self.former.iter().map(|f| f.in_flight).sum::<usize>();
         if in_flight > 0 {
             // Nobody waits for its event any more, see `has_former`.
             disk.set_wakeups(false);
             self.former.push(Former { disk, in_flight });
+        } else {
+            dropper::disk(disk);
         }
     }
 
@@ -57,10 +71,15 @@ impl Disks {
     /// As [`Disk::flush_submissions`].
     #[inline]
     pub fn flush_submissions(&mut self) -> io::Result<()> {
-        for former in &mut self.former {
-            former.disk.flush_submissions()?;
+        if self.former.is_empty() {
+            return self.now.flush_submissions();
         }
-        self.now.flush_submissions()
+        // Each of them, whatever became of another.
+        let mut all = self.now.flush_submissions();
+        for former in &mut self.former {
+            all = all.and(former.disk.flush_submissions());
+        }
+        all
     }
 
     /// As [`Disk::reap`].
@@ -74,12 +93,18 @@ impl Disks {
 
     #[cold]
     fn reap_former(&mut self, done: &mut Vec<DiskDone>) {
-        self.former.retain_mut(|former| {
+        let mut at = 0;
+        while at < self.former.len() {
+            let former = &mut self.former[at];
             let before = done.len();
             former.disk.reap(done);
             former.in_flight -= done.len() - before;
-            former.in_flight > 0
-        });
+            if former.in_flight > 0 {
+                at += 1;
+            } else {
+                dropper::disk(self.former.swap_remove(at).disk);
+            }
+        }
     }
 
     /// As [`Disk::event_fd`], of the newest.
@@ -95,6 +120,7 @@ impl Disks {
 }
 
 #[cfg(test)]
+#[allow(non_snake_case)]
 mod tests {
     use super::*;
     use crate::test_support::model_disk::ModelDisk;
@@ -132,6 +158,26 @@ mod tests {
         // One that has nothing to do goes at once.
         disks.succeed(all[0].boxed(), 0);
         assert!(!disks.has_former());
+        dropper::wait();
         assert!(all.iter().all(|disk| !disk.state().abandoned));
+    }
+
+    #[test]
+    fn abuse_R11_disks_that_do_not_end_do_not_pile_up() {
+        let all = [0; MAX_FORMER_DISKS + 4].map(|_| ModelDisk::new(4096));
+        all.iter().for_each(|disk| disk.state().hold = true);
+        let mut disks = Disks::new(all[0].boxed());
+        let many = MAX_FORMER_DISKS as u32 + 3;
+        for n in 0..many {
+            // SAFETY: a flush has no buffers.
+            unsafe { disks.submit(n, DiskOp::Flush) }.unwrap();
+            disks.flush_submissions().unwrap();
+            disks.succeed(all[n as usize + 1].boxed(), n as usize + 1);
+            assert!(disks.former.len() <= MAX_FORMER_DISKS);
+        }
+        all.iter().for_each(ModelDisk::let_go);
+        let mut back = tokens(&mut disks);
+        back.sort_unstable();
+        assert_eq!(back, (0..many).collect::<Vec<_>>());
     }
 }

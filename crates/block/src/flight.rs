@@ -16,6 +16,7 @@ use stage::Direction;
 
 use crate::cost;
 use crate::disks::Disks;
+use crate::dropper;
 use crate::limits::{MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::request::HEADER_LEN_BYTES;
@@ -103,7 +104,7 @@ impl Flight {
     pub fn release(&mut self, slot: u16) {
         let s = &mut self.slab.slots[usize::from(slot)];
         if std::mem::take(&mut s.stale) {
-            s.chain.release();
+            s.chain.release().into_iter().for_each(dropper::table);
         } else {
             s.chain.retire();
         }
@@ -121,7 +122,7 @@ impl Flight {
             if slot.taken {
                 slot.stale = true;
             } else {
-                slot.chain.release();
+                slot.chain.release().into_iter().for_each(dropper::table);
             }
         }
     }

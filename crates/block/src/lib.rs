@@ -77,6 +77,7 @@ mod cost;
 mod device;
 mod disks;
 mod done;
+mod dropper;
 mod engine;
 pub mod error;
 mod file;

@@ -62,6 +62,14 @@ pub const MAX_RANGE_SECTORS: u32 = 2 << 20;
 /// Length of a registered buffer: 1 GiB is the most that io_uring takes.
 pub const BUFFER_LEN_BYTES: usize = 1 << 30;
 
+/// Guest memory that is filled at once before it is registered: about a millisecond.
+pub const FILL_LEN_BYTES: usize = 4 << 20;
+
+/// Most disks of a queue that end their operations after a change of its memory table. A table
+/// changes when memory is plugged, and operations end in milliseconds: more is a front end that plays
+/// with it, and each keeps a whole VM's memory pinned.
+pub const MAX_FORMER_DISKS: usize = 4;
+
 /// Most registered buffers of a queue: io_uring's own limit (IORING_MAX_REG_BUFFERS), 16 TiB of
 /// guest memory. Before Linux 5.13 it is 1,024.
 pub const MAX_BUFFERS: usize = 1 << 14;

@@ -85,9 +85,9 @@ impl RawBackend {
         Ok(this)
     }
 
-    /// Its disks register the guest's memory. Those on tmpfs do not: they have no ring.
-    pub fn registering_memory(mut self, yes: bool) -> Self {
-        self.demands.registers_memory = yes && !self.resident;
+    /// Its disks register guest memory of at most so much. Those on tmpfs do not: they have no ring.
+    pub fn registering_memory(mut self, max_bytes: u64) -> Self {
+        self.demands.max_registered_bytes = if self.resident { 0 } else { max_bytes };
         self
     }
 }
@@ -312,6 +312,10 @@ impl Disk for RawDisk {
 
     /// The kernel pins the pages until the ring's last request is done.
     unsafe fn set_memory(&mut self, memory: &[IoSlice], used: Arc<Counter>) -> io::Result<()> {
+        if memory.is_empty() {
+            self.buffers = Buffers::default();
+            return Ok(());
+        }
         let (list, buffers) = Buffers::cut(memory, used)?;
         // SAFETY: mapped, says the caller; the pages stay the ring's whatever becomes of the
         // addresses, and the caller says that nothing else is submitted under these.

@@ -15,9 +15,11 @@ use std::sync::Arc;
 use base::counter::Counter;
 use base::io::{Disk, IoSlice};
 use queue::GuestMemory;
+use rustix::io::Errno;
+use rustix::mm::Advice;
 use rustix::process::Resource;
 
-use crate::limits::{BUFFER_LEN_BYTES, MAX_BUFFERS};
+use crate::limits::{BUFFER_LEN_BYTES, FILL_LEN_BYTES, MAX_BUFFERS};
 
 /// A range of addresses, in buffers of [`BUFFER_LEN_BYTES`]; the last may be shorter.
 #[derive(Debug)]
@@ -83,31 +85,82 @@ impl Buffers {
     }
 }
 
-/// Registers all memory of a table with a disk that is new and wants it, and tells the log where
-/// that fails: the disk works without.
+/// Why a table's memory is not registered: for the log.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unregistered {
+    /// More than the administrator allows.
+    #[error(
+        "the guest has {mib} MiB of memory and `registered_memory` allows {max_mib} MiB: nothing is \
+         registered, the disk works without"
+    )]
+    TooMuch {
+        /// What there is.
+        mib: u64,
+        /// The limit.
+        max_mib: u64,
+    },
+    /// The kernel refuses.
+    #[error(
+        "cannot register {mib} MiB of guest memory in {regions} regions ({source}): the disk works \
+         without. Without CAP_IPC_LOCK all that the daemon's user registers, once for each queue, \
+         must be within RLIMIT_MEMLOCK, which is {limit} (LimitMEMLOCK= of the service)"
+    )]
+    Refused {
+        /// What there is.
+        mib: u64,
+        /// In so many pieces.
+        regions: usize,
+        /// RLIMIT_MEMLOCK.
+        limit: String,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+/// Registers all memory of a table, if it is at most `max_bytes`, with a disk that is new.
 pub(crate) fn register(
     disk: &mut dyn Disk,
     memory: &GuestMemory,
+    max_bytes: u64,
     used: &Arc<Counter>,
-    port: &str,
-    queue: usize,
-) {
+) -> Result<(), Unregistered> {
     let mapped = memory.mapped();
-    // SAFETY: the table maps these ranges now, and the caller gives the disk a successor before its
-    // queue gets another table.
-    let Err(error) = (unsafe { disk.set_memory(&mapped, Arc::clone(used)) }) else { return };
-    let mib: usize = mapped.iter().map(|m| m.iov_len).sum::<usize>() >> 20;
-    let limit = rustix::process::getrlimit(Resource::Memlock).current;
-    let limit = limit.map_or("unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
-    tracing::warn!(
-        port,
-        queue,
-        %error,
-        "cannot register {mib} MiB of guest memory in {} regions: it works without. Without \
-         CAP_IPC_LOCK all that the daemon's user registers, once for each queue, must be within \
-         RLIMIT_MEMLOCK, which is {limit} (LimitMEMLOCK= of the service)",
-        mapped.len(),
-    );
+    let len_bytes = mapped.iter().map(|m| m.iov_len as u64).sum::<u64>();
+    let mib = len_bytes >> 20;
+    // Before anything is filled: what a front end declares costs it nothing, and us all of it.
+    if len_bytes > max_bytes {
+        return Err(Unregistered::TooMuch { mib, max_mib: max_bytes >> 20 });
+    }
+    fill(&mapped)
+        // SAFETY: the table maps these ranges now, and the caller gives the disk a successor before
+        // its queue gets another table.
+        .and_then(|()| unsafe { disk.set_memory(&mapped, Arc::clone(used)) })
+        .map_err(|source| {
+            let limit = rustix::process::getrlimit(Resource::Memlock).current;
+            let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
+            Unregistered::Refused { mib, regions: mapped.len(), limit, source }
+        })
+}
+
+/// Fills memory before the kernel pins it: it would do that under a lock that whoever maps memory of
+/// this process waits for, a whole buffer at a time. Does nothing before Linux 5.14.
+fn fill(memory: &[IoSlice]) -> io::Result<()> {
+    for m in memory {
+        for at in (0..m.iov_len).step_by(FILL_LEN_BYTES) {
+            let (start, len) = (m.iov_base.wrapping_byte_add(at), m.iov_len - at);
+            // SAFETY: mapped, and shared with the guest: it has the pages as if it had touched them.
+            // Where the file ends the call fails.
+            let filled = unsafe {
+                rustix::mm::madvise(start, len.min(FILL_LEN_BYTES), Advice::LinuxPopulateWrite)
+            };
+            match filled {
+                Ok(()) => {}
+                Err(Errno::INVAL) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

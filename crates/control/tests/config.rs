@@ -102,15 +102,15 @@ fn bad_configs_are_told_with_place_and_fix() {
             ],
         ),
         (
-            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"raw\"\npath=\"/i\"\nregistered_memory=true",
-            &[("m.toml:7:19: vm[0].disk[0].registered_memory:", "is true, and direct is false")],
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"raw\"\npath=\"/i\"\nregistered_memory='1GiB'",
+            &[("m.toml:7:19: vm[0].disk[0].registered_memory:", "is set, and direct is false")],
         ),
         (
-            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"qcow2\"\npath=\"/i\"\ndirect=true\nregistered_memory=true",
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"qcow2\"\npath=\"/i\"\ndirect=true\nregistered_memory='1GiB'",
             &[("m.toml:8:19:", "does not go with format = \"qcow2\"")],
         ),
         (
-            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"memory\"\nsize=\"1MiB\"\nregistered_memory=true",
+            "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"memory\"\nsize=\"1MiB\"\nregistered_memory='1GiB'",
             &[("m.toml:7:19:", "does not go with format = \"memory\"")],
         ),
         (

@@ -110,7 +110,7 @@ fn good_body() -> impl Strategy<Value = Value> {
             0 => json!({"format": "memory", "size": (mib + 1) << 20}),
             1 => json!({"format": "qcow2", "path": "/i", "backing_dir": "/b"}),
             _ => json!({"format": "raw", "path": "/i", "direct": true,
-                        "registered_memory": read_only}),
+                        "registered_memory": mib << 20}),
         };
         let fields = disk.as_object_mut().unwrap();
         fields.extend(more.as_object().unwrap().clone());

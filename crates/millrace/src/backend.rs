@@ -144,7 +144,9 @@ pub fn called_as(arguments: &[OsString]) -> Option<u8> {
 pub fn run_blk(args: &Blk) -> u8 {
     let path = args.blk_file.clone();
     let format = match args.format {
-        ImageFormat::Raw => DiskFormat::Raw { path, direct: args.direct, registered_memory: false },
+        ImageFormat::Raw => {
+            DiskFormat::Raw { path, direct: args.direct, registered_memory_bytes: 0 }
+        }
         ImageFormat::Qcow2 => {
             DiskFormat::Qcow2 { path, direct: args.direct, backing_dir: args.backing_dir.clone() }
         }

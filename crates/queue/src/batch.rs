@@ -186,10 +186,11 @@ impl ChainBuf {
         self.entry = Entry::default();
     }
 
-    /// Forgets the chain and lets go of the memory table.
-    pub fn release(&mut self) {
+    /// Forgets the chain and lets go of the memory table. It is given to whoever wants to choose
+    /// where it is dropped: it may be the last hold.
+    pub fn release(&mut self) -> Option<Arc<GuestMemory>> {
         // The segments may not outlive the table that keeps them mapped.
         self.entry = Entry::default();
-        self.memory = None;
+        self.memory.take()
     }
 }

@@ -45,7 +45,16 @@ impl Memories {
 #[derive(Debug, Default)]
 pub(crate) struct UnitNodes {
     look: u64,
-    known: BTreeMap<u32, Option<Node>>,
+    known: BTreeMap<u32, Known>,
+}
+
+/// What is known of one unit.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    /// Where most of its memory is; none: on several, or unknown.
+    node: Option<Node>,
+    /// Some of it could be seen.
+    is_seen: bool,
 }
 
 impl UnitNodes {
@@ -63,29 +72,30 @@ impl UnitNodes {
         let before = std::mem::take(&mut self.known);
         for (unit, core) in units {
             let known = before.get(&unit.id).copied();
-            let every = if known.flatten().is_some() { ASK_EVERY } else { ASK_UNKNOWN_EVERY };
+            let every =
+                if known.is_some_and(|k| k.is_seen) { ASK_EVERY } else { ASK_UNKNOWN_EVERY };
             // In turns, so that each look asks few.
             let is_due = (self.look + u64::from(unit.id)).is_multiple_of(every);
-            let node = match known {
-                Some(node) if !is_due => node,
-                _ => self.ask(&cores[core], unit, known.flatten()),
+            let known = match known {
+                Some(known) if !is_due => known,
+                _ => self.ask(&cores[core], unit, known.unwrap_or_default()),
             };
-            self.known.insert(unit.id, node);
+            self.known.insert(unit.id, known);
         }
     }
 
     /// Where most of a unit's memory is. When none of it can be seen it is where it was.
-    fn ask(&self, core: &Sidecore, unit: &Arc<Unit>, before: Option<Node>) -> Option<Node> {
+    fn ask(&self, core: &Sidecore, unit: &Arc<Unit>, before: Known) -> Known {
         let mut sum = Spread::default();
         for seat in core.seats().iter().filter(|seat| Arc::ptr_eq(&seat.unit, unit)) {
             sum.add(&seat.memories.spread(self.look as u32));
         }
-        if sum.is_unknown() { before } else { sum.most() }
+        if sum.is_unknown() { before } else { Known { node: sum.most(), is_seen: true } }
     }
 
     /// The node of most of a unit's memory.
     pub(crate) fn of(&self, unit: u32) -> Option<Node> {
-        self.known.get(&unit).copied().flatten()
+        self.known.get(&unit).and_then(|known| known.node)
     }
 }
 

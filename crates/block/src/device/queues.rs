@@ -13,6 +13,7 @@ use vhost_user::DeviceError;
 
 use super::{BlockPort, failed};
 use crate::claim::{self, Claim};
+use crate::dropper;
 use crate::engine::Engine;
 use crate::error::BlockError;
 use crate::registered;
@@ -39,13 +40,10 @@ impl BlockPort {
         Ok(claim.clone())
     }
 
-    /// A disk for a queue whose memory table is, or will be, `memory`. Where that is registered this
-    /// takes as long as the kernel needs to fill and pin it.
+    /// A disk for a queue.
     pub(super) fn open_disk(
         &self,
-        index: usize,
         depth: u16,
-        memory: &GuestMemory,
         claim: Option<&Claim>,
     ) -> Result<Box<dyn Disk>, BlockError> {
         let mut disk = self.backend.open_queue(depth)?;
@@ -53,11 +51,24 @@ impl BlockPort {
             disk.keep_open(claim.file().as_fd())
                 .map_err(BlockError::resource("keeping the inflight region's lock"))?;
         }
-        if self.state.demands.registers_memory {
-            let used = &self.block_stats[index].registered;
-            registered::register(&mut *disk, memory, used, &self.name, index);
-        }
         Ok(disk)
+    }
+
+    /// Registers the memory that a queue's table is, or will be, with its new disk, if that is wanted:
+    /// takes as long as the kernel needs to fill and pin it. What fails is told once, and the disk
+    /// works without.
+    pub(super) fn register(&self, disk: &mut dyn Disk, index: usize, memory: &GuestMemory) {
+        let max_bytes = self.state.demands.max_registered_bytes;
+        if max_bytes == 0 {
+            return;
+        }
+        let used = &self.block_stats[index].registered;
+        if let Err(error) = registered::register(disk, memory, max_bytes, used) {
+            let is_told = std::mem::replace(&mut self.lock()[index].is_told, true);
+            if !is_told {
+                tracing::warn!(port = %self.name, queue = index, "{error}");
+            }
+        }
     }
 
     /// The disk for a running queue that moves to `memory`; none where it can keep the one it has:
@@ -67,16 +78,17 @@ impl BlockPort {
         index: usize,
         memory: &GuestMemory,
     ) -> Result<Option<Box<dyn Disk>>, DeviceError> {
-        let (depth, known) = {
+        let (depth, known, claim) = {
             let queue = &self.lock()[index];
-            (queue.depth, queue.known.clone())
+            (queue.depth, queue.known.clone(), queue.claim.clone())
         };
         if known.is_none_or(|known| known.shares_mappings(memory)) {
             return Ok(None);
         }
-        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let disk = self.open_disk(index, depth, memory, claim.as_deref());
-        disk.map(Some).map_err(|e| DeviceError::Failed(e.to_string()))
+        let disk = self.open_disk(depth, claim.as_deref());
+        let mut disk = disk.map_err(|e| DeviceError::Failed(e.to_string()))?;
+        self.register(&mut *disk, index, memory);
+        Ok(Some(disk))
     }
 
     /// Waits for the requests in flight, then takes the worker off its sidecore.
@@ -104,6 +116,9 @@ impl BlockPort {
         worker
             .call(|engine, watcher| engine.watched().into_iter().for_each(|fd| watcher.unwatch(fd)))
             .map_err(failed)?;
-        Ok(worker.remove().map_err(failed)?.into_vring())
+        let vring = worker.remove().map_err(failed)?.into_vring();
+        // Whoever comes next finds the image unlocked.
+        dropper::wait();
+        Ok(vring)
     }
 }

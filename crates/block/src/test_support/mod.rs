@@ -88,10 +88,12 @@ impl Rig {
     pub fn new(layout: Layout, backend: &dyn Backend) -> Self {
         let options = RigOptions { demands: backend.demands(), ..RigOptions::default() };
         let mut rig = Self::with_disk(layout, backend.open_queue(64).unwrap(), options);
-        if backend.demands().registers_memory {
+        let max_bytes = backend.demands().max_registered_bytes;
+        if max_bytes > 0 {
             let mut disk = backend.open_queue(64).unwrap();
             let (memory, used) = (rig.driver.memory(), &rig.stats.registered);
-            registered::register(&mut *disk, &memory, used, "rig", 0);
+            // Some tests want it refused.
+            let _ = registered::register(&mut *disk, &memory, max_bytes, used);
             rig.engine.flight.disk.succeed(disk, 0);
         }
         rig

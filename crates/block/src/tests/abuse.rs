@@ -7,6 +7,7 @@ use sidecore::Worker;
 
 use crate::Refusal;
 use crate::backend::Demands;
+use crate::dropper;
 use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES};
 use crate::null::NullBackend;
 use crate::request::kind;
@@ -226,11 +227,13 @@ fn abuse_D3_memory_removed_under_a_request_stays_mapped_until_it_is_done() {
         let table = Arc::downgrade(&rig.driver.memory());
         rig.engine.set_memory(GuestMemory::empty());
         assert!(!rig.driver.health().is_live(), "a ring without memory stops");
+        dropper::wait();
         let in_flight = table.strong_count();
         disk.let_go();
         rig.engine.poll(0, &mut rig.ledger);
         assert_eq!(rig.driver.read(read.data, 4096), vec![9; 4096]);
         assert_eq!(rig.engine.flight.slab.taken(), 0);
+        dropper::wait();
         let after = table.strong_count();
         assert_eq!(in_flight - after, 1, "the request held the table, and holds it no longer");
     }

@@ -59,5 +59,5 @@ fn no_allocation_on_registered_memory() {
     let path = dir.path().join("disk.img");
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     let backend = RawBackend::open(&path, true, false, 4096).unwrap();
-    allocations(&backend.registering_memory(true));
+    allocations(&backend.registering_memory(1 << 30));
 }

@@ -70,7 +70,7 @@ fn abuse_D3_a_queue_starts_when_the_dead_daemons_requests_have_ended() {
     let (_dir, path) = image();
     let config = SidecoreConfig { yield_when_idle: true, ..SidecoreConfig::default() };
     let core = Sidecore::spawn(config, Arc::new(MonotonicClock)).unwrap();
-    let backend = BackendConfig::Raw { path, direct: false, registered_memory: false };
+    let backend = BackendConfig::Raw { path, direct: false, registered_memory_bytes: 0 };
     let config = BlockPortConfig { read_only: true, ..BlockPortConfig::new("vm/disk", backend) };
     let port = BlockPort::new(config, &[core], Arc::new(MonotonicClock)).unwrap();
     let region = region();

@@ -93,8 +93,8 @@ fn a_guest_that_sleeps_is_served_and_the_sidecores_sleep_too() {
     for layout in BOTH {
         for backend in [
             BackendConfig::Memory { len_bytes: 1 << 20 },
-            BackendConfig::Raw { path: path.clone(), direct: false, registered_memory: false },
-            BackendConfig::Raw { path: path.clone(), direct: true, registered_memory: false },
+            BackendConfig::Raw { path: path.clone(), direct: false, registered_memory_bytes: 0 },
+            BackendConfig::Raw { path: path.clone(), direct: true, registered_memory_bytes: 0 },
         ] {
             let port = port(backend, |c| c.block_size = 4096);
             port.activate(port.features()).unwrap();

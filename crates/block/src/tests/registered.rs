@@ -36,7 +36,7 @@ fn image() -> (tempfile::TempDir, std::path::PathBuf) {
 }
 
 fn backend(path: &std::path::Path) -> RawBackend {
-    RawBackend::open(path, true, false, 4096).unwrap().registering_memory(true)
+    RawBackend::open(path, true, false, 4096).unwrap().registering_memory(1 << 30)
 }
 
 /// A guest with 4 MiB that stay and 4 MiB that are one of two places in its file.
@@ -123,7 +123,8 @@ impl Guest {
 }
 
 fn port(path: &std::path::Path) -> Arc<BlockPort> {
-    let backend = BackendConfig::Raw { path: path.into(), direct: true, registered_memory: true };
+    let backend =
+        BackendConfig::Raw { path: path.into(), direct: true, registered_memory_bytes: 1 << 30 };
     let config = BlockPortConfig { block_size: 4096, ..BlockPortConfig::new("vm/disk", backend) };
     let core = SidecoreConfig { yield_when_idle: true, ..SidecoreConfig::default() };
     let core = Sidecore::spawn(core, Arc::new(MonotonicClock)).unwrap();
@@ -301,13 +302,30 @@ fn memory_that_cannot_be_locked_is_told_and_the_disk_works_without() {
         // SAFETY: the table outlives the disk.
         let error = unsafe { disk.set_memory(&mapped, Arc::clone(&used)) }.unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}");
-        registered::register(&mut *disk, &rig.driver.memory(), &used, "vm/disk", 0);
+        let error = registered::register(&mut *disk, &rig.driver.memory(), u64::MAX, &used);
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("Cannot allocate memory") && text.contains("LimitMEMLOCK"), "{text}");
         rig.engine.flight.disk.succeed(disk, 0);
         rig.write(0, &pattern(9, 65536));
         assert!(rig.read(0, 65536) == pattern(9, 65536));
         assert_eq!(used.get() + rig.stats.registered.get(), 0);
     };
     std::thread::spawn(work).join().unwrap();
+}
+
+/// What a front end declares costs it nothing until somebody fills it.
+#[test]
+fn abuse_R12_more_memory_than_is_allowed_is_neither_filled_nor_registered() {
+    let (_dir, path) = image();
+    let backend = backend(&path).registering_memory(1 << 20);
+    let mut rig = Rig::new(Layout::Split, &backend);
+    let (memory, used) = (rig.driver.memory(), Arc::default());
+    let mut disk = backend.open_queue(64).unwrap();
+    let error = registered::register(&mut *disk, &memory, 1 << 20, &used).unwrap_err().to_string();
+    assert!(error.contains("`registered_memory` allows 1 MiB"), "{error}");
+    rig.write(0, &pattern(9, 65536));
+    assert!(rig.read(0, 65536) == pattern(9, 65536));
+    assert_eq!(used.get() + rig.stats.registered.get(), 0);
 }
 
 /// Not on a kernel that registers nothing for other reasons: then all the tests above say nothing.

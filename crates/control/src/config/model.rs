@@ -294,8 +294,9 @@ pub enum DiskFormat {
         path: PathBuf,
         /// Whether the page cache is passed by.
         direct: bool,
-        /// Whether the guest's memory is registered with the kernel, and pinned.
-        registered_memory: bool,
+        /// Most of the guest's memory that is registered with the kernel, and pinned; 0: none.
+        #[serde(rename = "registered_memory")]
+        registered_memory_bytes: u64,
     },
     /// A qcow2 image.
     Qcow2 {

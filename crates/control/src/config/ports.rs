@@ -177,7 +177,7 @@ fn format(r: &mut Reader<'_, '_>, block_size: u32) -> DiskFormat {
         size: r.size("size"),
         size_here: r.get("size").is_some(),
         direct: r.bool("direct", false),
-        registered_memory: r.bool("registered_memory", false),
+        registered_memory_bytes: r.size("registered_memory").unwrap_or(0),
         backing_dir: r.path("backing_dir"),
     };
     match word {
@@ -201,7 +201,7 @@ struct FormatFields {
     size: Option<u64>,
     size_here: bool,
     direct: bool,
-    registered_memory: bool,
+    registered_memory_bytes: u64,
     backing_dir: Option<PathBuf>,
 }
 
@@ -226,12 +226,12 @@ impl FormatFields {
                 "only qcow2 has backing files",
             );
         }
-        if self.registered_memory && !self.direct {
+        if self.registered_memory_bytes > 0 && !self.direct {
             let fix = "add `direct = true`: the page cache copies, and gains nothing by it";
-            r.bad("registered_memory", "is true, and direct is false", fix);
+            r.bad("registered_memory", "is set, and direct is false", fix);
         }
-        let Self { direct, registered_memory, .. } = self;
-        DiskFormat::Raw { path, direct, registered_memory }
+        let Self { direct, registered_memory_bytes, .. } = self;
+        DiskFormat::Raw { path, direct, registered_memory_bytes }
     }
 
     fn qcow2(self, r: &mut Reader<'_, '_>) -> DiskFormat {
@@ -241,8 +241,8 @@ impl FormatFields {
     }
 
     fn no_registered_memory(&self, r: &mut Reader<'_, '_>, format: &str) {
-        if self.registered_memory {
-            let what = format!("is true; it does not go with format = \"{format}\"");
+        if self.registered_memory_bytes > 0 {
+            let what = format!("does not go with format = \"{format}\"");
             r.bad("registered_memory", what, "take it out: only direct raw disks have it");
         }
     }

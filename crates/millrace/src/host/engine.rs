@@ -81,8 +81,8 @@ pub fn disk(
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<Engine> {
     let backend = match config.format.clone() {
-        DiskFormat::Raw { path, direct, registered_memory } => {
-            BackendConfig::Raw { path, direct, registered_memory }
+        DiskFormat::Raw { path, direct, registered_memory_bytes } => {
+            BackendConfig::Raw { path, direct, registered_memory_bytes }
         }
         DiskFormat::Qcow2 { path, direct, backing_dir } => {
             BackendConfig::Qcow2 { path, backing_dir, direct }

@@ -212,6 +212,7 @@ fn what_guests_use_moves_between_sidecores_under_load() {
             (writers.map(|w| w.join().unwrap()), streams.map(|s| s.join().unwrap()));
         println!("checked: disks {disks:?} times, network and vsock {nets:?} times");
         moved.unwrap();
+        assert!(disks.iter().chain(&nets).all(|&times| times > 0), "{disks:?} {nets:?}");
     });
     let failed = daemon.metric_sum("millrace_sidecore_failed_moves_total", &[]).unwrap();
     let moves = daemon.metric_sum("millrace_sidecore_moves_total", &[]).unwrap();
