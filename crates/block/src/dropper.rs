@@ -43,8 +43,9 @@ fn start_thread() -> Option<Sender<Thing>> {
     Some(sender)
 }
 
-/// Starts the thread, if it does not run, so that no sidecore has to.
-pub(crate) fn start() {
+/// Starts the thread that drops what the kernel takes long to take apart (rings, memory tables), if
+/// it does not run; one serves all disks. Else the first port does it.
+pub fn start() {
     let _ = sender();
 }
 

@@ -101,6 +101,7 @@ mod state;
 pub use backend::{Backend, Demands};
 pub use config::{BackendConfig, BlockPortConfig, Topology};
 pub use device::BlockPort;
+pub use dropper::start as start_dropper;
 pub use error::BlockError;
 pub use gate::Gate;
 pub use metrics::{BlockStats, QueueSnapshot};

@@ -82,6 +82,8 @@ impl Host {
         let (cores, limits) = cores::start(&config.sidecore, &clock)?;
         let watchdog = Watchdog::start(cores.iter().map(|c| c.handle.clone()).collect())?;
         let handles = cores.iter().map(|c| c.handle.clone()).collect();
+        // With the other threads that stay: ports that come and go leave none.
+        block::start_dropper();
         let placer = Placer::start(handles, limits, Arc::clone(&clock))?;
         let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();
