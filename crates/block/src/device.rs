@@ -337,7 +337,7 @@ impl Device for BlockPort {
         queue.depth = depth;
         let stats = Arc::clone(&self.block_stats[index]);
         let near = core.make_near();
-        let engine = Engine::new(vring, Arc::clone(&self.state), stats, |_| Ok(disk))
+        let engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
             .map_err(|e| DeviceError::Failed(e.to_string()))?;
         drop(near);
         let name = format!("disk {} queue {index}", self.name);

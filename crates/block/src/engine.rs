@@ -76,13 +76,12 @@ impl Engine {
         vring: Vring,
         port: Arc<PortState>,
         stats: Arc<BlockStats>,
-        open: impl FnOnce(u16) -> Result<Box<dyn Disk>, BlockError>,
+        disk: Box<dyn Disk>,
     ) -> Result<Self, BlockError> {
         let depth = Self::depth(&vring);
         let bounce = port.has_stages || port.demands.mem_align > 1;
         let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
-        let disk = open(depth)?;
         let flight = Flight::new(disk, Slab::new(depth), bounces);
         let batch_max = if flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
         Ok(Self {

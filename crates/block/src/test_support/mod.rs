@@ -15,7 +15,6 @@ use stage::BlockStage;
 
 use crate::backend::{Backend, Demands};
 use crate::engine::Engine;
-use crate::error::BlockError;
 use crate::gate::Gate;
 use crate::metrics::BlockStats;
 use crate::registered;
@@ -199,7 +198,7 @@ fn engine(
         has_stages: !options.stages.is_empty(),
         stages: options.stages.into(),
     });
-    Engine::new(vring, port, stats, |_| Ok::<_, BlockError>(disk)).unwrap()
+    Engine::new(vring, port, stats, disk).unwrap()
 }
 
 /// Bytes that differ from block to block and from seed to seed.
