@@ -15,7 +15,7 @@ use crate::error::BenchError;
 use crate::host::{self, Thread};
 
 /// Ticks per second in /proc: fixed by the kernel's interface to programs.
-const TICKS_PER_S: f64 = 100.0;
+pub(crate) const TICKS_PER_S: f64 = 100.0;
 
 /// Where a process's or thread's time is read.
 #[derive(Debug, Clone, Default)]

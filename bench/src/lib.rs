@@ -46,6 +46,7 @@ pub mod runner;
 pub mod shares;
 pub mod spinner;
 pub mod stats;
+pub mod steal;
 pub mod svg;
 pub mod table;
 

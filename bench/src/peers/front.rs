@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
+use crate::steal::{self, Steal};
 
 use super::Bed;
 use super::case::{Case, Load};
@@ -91,6 +92,8 @@ pub struct Measure {
     pub reading: Reading,
     /// The back end's CPU meanwhile; none where it could not be read.
     pub usage: Option<Usage>,
+    /// Part of that time that a hypervisor took from the back end's CPU or the front end's.
+    pub stolen: f64,
 }
 
 /// Which front end.
@@ -176,10 +179,12 @@ pub fn parse(text: &str) -> Option<Reading> {
     serde_json::from_str(text.get(text.find('{')?..)?.trim()).ok()
 }
 
-/// Runs a load against running back ends and reads their CPU time while it counts.
+/// Runs a load against running back ends and reads their CPU time, and what was taken from `cpus`,
+/// while it counts.
 pub fn run(
     mut program: Program,
     back_ends: &mut [Process],
+    cpus: [usize; 2],
     window: Window,
     folder: &Path,
 ) -> Result<Measure, BenchError> {
@@ -190,7 +195,7 @@ pub fn run(
     let mut child = Killed(child);
     let pids: Vec<u32> = back_ends.iter().map(Process::pid).collect();
     let ended = output_of(&mut child.0);
-    let (answer, usage) = watch(&ended, &pids, window);
+    let (answer, reads) = watch(&ended, &pids, cpus, window);
     for back_end in back_ends.iter_mut() {
         back_end.alive()?;
     }
@@ -202,37 +207,57 @@ pub fn run(
     }
     let reading = (program.parse)(&text).filter(|r| r.ops_per_s.is_finite() && r.ops_per_s > 0.0);
     let wrong = || BenchError::lab("the front end's answer is not as expected", tail(&text));
-    Ok(Measure { reading: reading.ok_or_else(wrong)?, usage })
+    let reading = reading.ok_or_else(wrong)?;
+    Ok(Measure { reading, usage: reads.usage(window.length), stolen: reads.stolen(window.length) })
 }
 
-/// Waits for the output; none when it does not come in time. Reads the counters meanwhile, and
-/// tells the usage of the time that counted: the last of it.
+/// The counters, several times during a load.
+#[derive(Default)]
+struct Reads {
+    back_ends: Vec<Snapshot>,
+    steal: Vec<Steal>,
+}
+
+/// Waits for the output; none when it does not come in time. Reads the counters meanwhile.
 fn watch(
     ended: &Receiver<String>,
     pids: &[u32],
+    cpus: [usize; 2],
     window: Window,
-) -> (Option<String>, Option<Usage>) {
+) -> (Option<String>, Reads) {
     let until = Instant::now() + window.warm_up + window.length + GRACE;
-    let mut reads = Vec::new();
+    let mut reads = Reads::default();
+    let mut read = || {
+        reads.back_ends.push(meter::snapshot(pids));
+        reads.steal.push(steal::read(&cpus));
+    };
     let answer = loop {
         match ended.recv_timeout(READ_EVERY) {
-            Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
+            Err(RecvTimeoutError::Timeout) if Instant::now() < until => read(),
             done => break done.ok(),
         }
-        reads.push(meter::snapshot(pids));
     };
-    let end = Instant::now();
-    reads.push(meter::snapshot(pids));
-    (answer, usage(&reads, end, window.length))
+    read();
+    (answer, reads)
 }
 
-/// Between the first and the last of the counters read within `length` before `end`; none without
-/// a back end.
-fn usage(reads: &[Snapshot], end: Instant, length: Duration) -> Option<Usage> {
-    let counted = |s: &&Snapshot| !s.is_empty() && end.duration_since(s.at()) <= length;
-    let first = reads.iter().find(counted)?;
-    let last = reads.iter().rfind(counted)?;
-    if last.at() == first.at() { None } else { last.since(first) }
+impl Reads {
+    /// Between the first and the last read in the time that counted, the last `length` of the load;
+    /// none without a back end.
+    fn usage(&self, length: Duration) -> Option<Usage> {
+        let end = self.back_ends.last()?.at();
+        let counted = |s: &&Snapshot| !s.is_empty() && end.duration_since(s.at()) <= length;
+        let first = self.back_ends.iter().find(counted)?;
+        let last = self.back_ends.iter().rfind(counted)?;
+        if last.at() == first.at() { None } else { last.since(first) }
+    }
+
+    /// Of the same time; none when it was too short to be read twice.
+    fn stolen(&self, length: Duration) -> f64 {
+        let Some(last) = self.steal.last() else { return 0.0 };
+        let first = self.steal.iter().find(|s| last.at().duration_since(s.at()) <= length);
+        first.map_or(0.0, |first| last.since(first))
+    }
 }
 
 /// The child's whole output, when it has closed it.

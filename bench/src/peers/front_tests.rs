@@ -10,7 +10,7 @@ fn shell(script: &str) -> Program {
 
 fn run_shell(script: &str) -> Result<Measure, BenchError> {
     let dir = tempfile::tempdir().unwrap();
-    run(shell(script), &mut [], WINDOW, dir.path())
+    run(shell(script), &mut [], [0, 1], WINDOW, dir.path())
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_back_end_that_died_is_told_first() {
     gone.args(["-c", "echo assertion failed; exit 134"]);
     let mut peer = Process::start("peer", &mut gone, dir.path()).unwrap();
     while peer.alive().is_ok() {}
-    let e = run(shell("exit 1"), &mut [peer], WINDOW, dir.path()).unwrap_err().to_string();
+    let e = run(shell("exit 1"), &mut [peer], [0, 1], WINDOW, dir.path()).unwrap_err().to_string();
     assert_eq!(e, "peer: ended with exit status: 134: assertion failed");
 }
 
@@ -84,12 +84,16 @@ fn the_command_line_says_the_case() {
 #[test]
 fn usage_is_of_the_time_that_counted() {
     let us = [std::process::id()];
-    let reads: Vec<Snapshot> = (0..4).map(|_| meter::snapshot(&us)).collect();
-    let (first, last) = (reads[1].at(), reads[3].at());
-    let u = usage(&reads, last, last - first).unwrap();
-    assert_eq!(u, reads[3].since(&reads[1]).unwrap());
-    assert_eq!(usage(&reads, last, Duration::ZERO), None, "one reading is no usage");
-    assert_eq!(usage(&[meter::snapshot(&[])], last, Duration::from_secs(9)), None);
+    let back_ends: Vec<Snapshot> = (0..4).map(|_| meter::snapshot(&us)).collect();
+    let steal = (0..4).map(|_| steal::read(&[0, 1])).collect();
+    let reads = Reads { back_ends, steal };
+    let (first, last) = (&reads.back_ends[1], &reads.back_ends[3]);
+    assert_eq!(reads.usage(last.at() - first.at()), last.since(first));
+    assert_eq!(reads.usage(Duration::ZERO), None, "one reading is no usage");
+    assert_eq!(reads.stolen(Duration::ZERO), 0.0, "one reading tells of no theft");
+    let reads = Reads { back_ends: vec![meter::snapshot(&[])], steal: Vec::new() };
+    let length = Duration::from_secs(9);
+    assert_eq!((reads.usage(length), reads.stolen(length)), (None, 0.0));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::BenchError;
 use crate::progress::Progress;
 use crate::stats::significant;
+use crate::steal::STEAL_LIMIT;
 use crate::table::quantity;
 
 use super::Bed;
@@ -17,6 +18,10 @@ use super::process::find;
 pub const DELAY_LIMIT: f64 = 0.03;
 /// Failures of a back end in a case after which it is left out of the rest.
 const MAX_FAILURES: usize = 2;
+/// How often a load that the hypervisor cut into is run again.
+const MAX_REPEATS: usize = 2;
+/// Part of a case's loads that are run again at most: a long spell must not cost hours.
+const MAX_REPEATED_PART: f64 = 0.5;
 /// Significant digits in result files.
 const DIGITS: i32 = 5;
 
@@ -44,8 +49,14 @@ pub struct Sample {
     pub back_delay: Option<f64>,
     /// The same of the front end.
     pub front_delay: f64,
-    /// Whether one of them is above 3 %.
+    /// Part of the time that a hypervisor took from one of their CPUs.
+    #[serde(default)]
+    pub stolen: f64,
+    /// Whether one of the three is above 3 %.
     pub disturbed: bool,
+    /// How often the load was run before, and cut into by the hypervisor; its results were dropped.
+    #[serde(default)]
+    pub repeats: usize,
 }
 
 /// All back ends, once.
@@ -150,6 +161,8 @@ fn run_case(
         |b: &&&dyn Backend| parts.iter().any(|p| p.back_end == b.name() && p.absent.is_none());
     let present: Vec<&dyn Backend> = back_ends.iter().filter(takes_part).copied().collect();
     let mut runs = CaseRuns { case: case.name(), parts, rounds: Vec::new(), failures: Vec::new() };
+    let all_loads = plan.rounds as usize * present.len();
+    let mut repeats_left = (all_loads as f64 * MAX_REPEATED_PART).ceil() as usize;
     for round in 0..=plan.rounds {
         let mut samples = Vec::new();
         for turn in 0..present.len() {
@@ -157,8 +170,11 @@ fn run_case(
             if runs.failures_of(back_end.name()) >= MAX_FAILURES {
                 continue;
             }
-            match load(back_end) {
-                Ok(measure) => samples.push(sample(back_end.name(), &measure)),
+            let may_repeat = if round > 0 { &mut repeats_left } else { &mut 0 };
+            match uncut(load, back_end, may_repeat) {
+                Ok((measure, repeats)) => {
+                    samples.push(Sample { repeats, ..sample(back_end.name(), &measure) });
+                }
                 Err(e) => {
                     progress.step(&format!("{} {}: {e}", runs.case, back_end.name()));
                     let (back_end, why) = (back_end.name().into(), e.to_string());
@@ -171,6 +187,25 @@ fn run_case(
         runs.rounds.push(round);
     }
     runs
+}
+
+/// Runs a load, and again when the hypervisor cut into it. That alone is the reason, whoever ran and
+/// whatever came out: a choice by results would be no measurement. The last one stands.
+fn uncut(
+    load: Once,
+    back_end: &dyn Backend,
+    repeats_left: &mut usize,
+) -> Result<(Measure, usize), BenchError> {
+    let mut repeats = 0;
+    loop {
+        let measure = load(back_end)?;
+        let is_enough = repeats == MAX_REPEATS || *repeats_left == 0;
+        if is_enough || measure.stolen <= STEAL_LIMIT {
+            return Ok((measure, repeats));
+        }
+        *repeats_left -= 1;
+        repeats += 1;
+    }
 }
 
 /// Who of `count` runs in a turn of a round. The first moves on by one each round; after each lap the
@@ -191,7 +226,8 @@ fn once(
 ) -> Result<Measure, BenchError> {
     let folder = bed.folder()?;
     let Running { mut processes, load } = back_end.start(bed, case, window, &folder)?;
-    let measure = front::run(load, &mut processes, window, &folder);
+    let cpus = [bed.back_cpu, bed.front_cpu];
+    let measure = front::run(load, &mut processes, cpus, window, &folder);
     drop(processes);
     if measure.is_ok() {
         // Logs of failures are kept until the end. The run folder goes then in any case.
@@ -212,7 +248,10 @@ fn sample(back_end: &str, measure: &Measure) -> Sample {
         cpu_us_per_op: cpu_us_per_op.map(digits),
         back_delay: back_delay.map(digits),
         front_delay: digits(front_delay),
-        disturbed: front_delay.max(back_delay.unwrap_or(0.0)) > DELAY_LIMIT,
+        stolen: digits(measure.stolen),
+        disturbed: front_delay.max(back_delay.unwrap_or(0.0)) > DELAY_LIMIT
+            || measure.stolen > STEAL_LIMIT,
+        repeats: 0,
     }
 }
 

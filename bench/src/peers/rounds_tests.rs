@@ -36,7 +36,7 @@ fn fake(name: &'static str) -> Fake {
 
 fn measure(ops_per_s: f64, delay: f64) -> Measure {
     let reading = Reading { ops_per_s, seconds: 1.0, ..Reading::default() };
-    Measure { reading, usage: Some(Usage { cpu: 1.0, delay }) }
+    Measure { reading, usage: Some(Usage { cpu: 1.0, delay }), stolen: 0.0 }
 }
 
 fn plan(rounds: u32) -> Plan {
@@ -87,6 +87,29 @@ fn a_back_end_that_fails_twice_is_left_out_of_the_rest() {
 }
 
 #[test]
+fn a_load_that_the_hypervisor_cut_into_is_run_again_twice_and_some_of_all() {
+    let mut asked = 0;
+    let mut load = |b: &dyn Backend| {
+        asked += usize::from(b.name() == "x");
+        // Ours is cut into all the time, x in its second load of each round.
+        let stolen = if b.name() == "millrace" || asked % 2 == 1 { 0.2 } else { 0.0 };
+        Ok(Measure { stolen: if b.name() == "y" { 0.0 } else { stolen }, ..measure(1e6, 0.0) })
+    };
+    let runs = run(&mut load, 5);
+    let repeats = |who: &str| -> Vec<usize> {
+        let all = runs.rounds.iter().flat_map(|r| &r.samples);
+        all.filter(|s| s.back_end == who).map(|s| s.repeats).collect()
+    };
+    assert_eq!(repeats("y"), [0; 6]);
+    let (ours, x) = (repeats("millrace"), repeats("x"));
+    assert_eq!((ours[0], x[0]), (0, 0), "nobody needs the warm-up");
+    assert!(ours.iter().all(|r| *r <= MAX_REPEATS), "{ours:?}");
+    assert_eq!(ours.iter().chain(&x).sum::<usize>(), 8, "half of 15 loads: {ours:?} {x:?}");
+    let last = runs.rounds[5].samples.iter().find(|s| s.back_end == "millrace").unwrap();
+    assert!(last.disturbed, "what stands is told as it is");
+}
+
+#[test]
 fn who_does_not_take_part_is_told_why_or_is_none_of_the_cases_business() {
     let all = [fake("millrace"), fake("small"), Fake { name: "rare", needs: "no-such-program" }];
     let all: Vec<&dyn Backend> = all.iter().map(|f| f as &dyn Backend).collect();
@@ -106,6 +129,8 @@ fn a_thread_that_waits_for_its_cpu_disturbs() {
     let mut m = measure(2e6, 0.0);
     m.reading.cpu_delay_ns = 0.04e9;
     assert!(sample("x", &m).disturbed);
+    let robbed = Measure { stolen: 0.031, ..measure(2e6, 0.0) };
+    assert!(sample("x", &robbed).disturbed);
     m.usage = None;
     assert_eq!(sample("x", &m).cpu_us_per_op, None);
     m.reading.cpu_us_per_op = Some(3.0);

@@ -14,7 +14,9 @@ fn sample(back_end: &str, ops_per_s: f64) -> Sample {
         cpu_us_per_op: Some(1e6 / ops_per_s),
         back_delay: Some(0.0),
         front_delay: 0.0,
+        stolen: 0.0,
         disturbed: false,
+        repeats: 0,
     }
 }
 

@@ -14,7 +14,8 @@ fn load(windows: &[Vec<u64>]) -> Load {
         loads: windows.iter().map(one).collect(),
     };
     let count = windows.len();
-    Load { report, op_bytes: vec![1000; count], back_delay: None, saturates: vec![true; count] }
+    let (op_bytes, saturates) = (vec![1000; count], vec![true; count]);
+    Load { report, op_bytes, back_delay: None, stolen: 0.0, saturates }
 }
 
 fn steady(rates: &[u64]) -> Load {

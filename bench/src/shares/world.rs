@@ -13,6 +13,7 @@ use crate::error::BenchError;
 use crate::peers::meter;
 use crate::peers::process;
 use crate::peers::rounds::DELAY_LIMIT;
+use crate::steal::{self, STEAL_LIMIT};
 
 /// Share of turns with an empty ring above which the front end was too slow.
 const DRY_LIMIT: f64 = 0.03;
@@ -91,6 +92,8 @@ pub struct Load {
     pub op_bytes: Vec<u64>,
     /// Part of the time that the sidecore waited for its CPU.
     pub back_delay: Option<f64>,
+    /// Part of the time that a hypervisor took from one of the CPUs.
+    pub stolen: f64,
     /// Whether empty rings matter.
     pub saturates: Vec<bool>,
 }
@@ -110,12 +113,14 @@ impl World {
         let sockets: Vec<&Path> = sockets.iter().map(PathBuf::as_path).collect();
         let config = config(setting, &folder, self.cpus.0);
         let mut daemon = daemon::start(&self.millrace, &config, &folder, &sockets)?;
-        let before = meter::snapshot(&[daemon.pid()]);
+        let cpus = [self.cpus.0, self.cpus.1];
+        let before = (meter::snapshot(&[daemon.pid()]), steal::read(&cpus));
         let limit_s = setting.length_ms.div_ceil(1000) + GRACE_S;
         let mut command = process::command("timeout", None);
         command.arg(limit_s.to_string()).arg(&self.front).args(["many", "--plan"]).arg(plan);
         let said = process::run(command.args(["--cpu", &self.cpus.1.to_string()]))?;
-        let back_delay = meter::snapshot(&[daemon.pid()]).since(&before).map(|u| u.delay);
+        let back_delay = meter::snapshot(&[daemon.pid()]).since(&before.0).map(|u| u.delay);
+        let stolen = steal::read(&cpus).since(&before.1);
         daemon.alive()?;
         drop(daemon);
         let report = serde_json::from_str(said.trim())
@@ -125,7 +130,7 @@ impl World {
         let op_bytes = setting.deeds.iter().map(|d| d.on.op_bytes()).collect();
         let full = |d: &Deed| d.behaviour == Behaviour::Saturate;
         let saturates = setting.deeds.iter().map(full).collect();
-        Ok(Load { report, op_bytes, back_delay, saturates })
+        Ok(Load { report, op_bytes, back_delay, stolen, saturates })
     }
 }
 
@@ -149,6 +154,9 @@ impl Load {
         }
         if let Some(delay) = self.back_delay.filter(|d| *d > DELAY_LIMIT) {
             out.push(format!("the sidecore waited for its CPU for {}", percent(delay)));
+        }
+        if self.stolen > STEAL_LIMIT {
+            out.push(format!("the hypervisor had a CPU for {}", percent(self.stolen)));
         }
         if dry > DRY_LIMIT {
             out.push(format!("a ring was empty in {} of the turns", percent(dry)));

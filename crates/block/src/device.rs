@@ -327,8 +327,7 @@ impl Device for BlockPort {
         };
         let mut disk = {
             let _near = core.make_near();
-            self.open_disk(depth, claim.as_deref())
-                .map_err(|e| DeviceError::Failed(e.to_string()))?
+            self.open_disk(depth, claim.as_deref())?
         };
         self.register(&mut *disk, index, &memory);
         let mut queues = self.lock();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::counter::Counter;
 use queue::{Batch, Chain, Completion, Vring};
-use sidecore::{SEG_CHARGE_BYTES, VmId};
+use sidecore::{VmId, least_charge_bytes};
 use stage::{Direction, FrameStage, FrameView, Verdict};
 
 use crate::binding::Binding;
@@ -27,8 +27,7 @@ const TX_SEGS: usize = TX_BATCH * 20;
 /// What a frame in a chain of the sender's is charged.
 #[inline]
 pub(crate) fn charge_bytes(chain: &Chain<'_>) -> u64 {
-    let least = MIN_CHARGE_BYTES.max(chain.segs() * SEG_CHARGE_BYTES);
-    least.max(chain.readable_len.into())
+    least_charge_bytes(MIN_CHARGE_BYTES, chain.segs()).max(chain.readable_len.into())
 }
 
 /// Bytes in front of an IP packet that the MTU does not count: Ethernet and two VLAN tags.

@@ -70,9 +70,12 @@ pub mod watchdog;
 pub mod worker;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats};
-pub use credit::{Account, Accounts, Allowance, Ledger, SEG_CHARGE_BYTES, Settings, Spent, VmId};
+pub use credit::{
+    Account, Accounts, Allowance, Ledger, SEG_CHARGE_BYTES, Settings, Spent, VmId,
+    least_charge_bytes,
+};
 pub use load::Smoothed;
-pub use pause::{Pause, has_waitpkg};
+pub use pause::Pause;
 pub use placer::{Placer, PlacerStats};
 pub use seat::{Group, WorkerInfo, WorkerRef, WorkerStats};
 pub use spin::Spin;

@@ -1,5 +1,7 @@
 //! What a polling thread does between two looks that found nothing.
 
+use base::cpu::has_waitpkg;
+
 /// How to wait between two empty rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pause {
@@ -43,20 +45,6 @@ impl Pause {
     }
 }
 
-/// Whether the CPU has `tpause`: CPUID leaf 7, ECX bit 5 (Intel SDM volume 2, CPUID).
-#[cfg(target_arch = "x86_64")]
-pub fn has_waitpkg() -> bool {
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
-    let has_leaf_7 = __cpuid(0).eax >= 7;
-    has_leaf_7 && __cpuid_count(7, 0).ecx & 1 << 5 != 0
-}
-
-/// Only x86 has it.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn has_waitpkg() -> bool {
-    false
-}
-
 /// Waits in C0.1 (`state` 1) or C0.2 (0) until the time-stamp counter has moved on, or for less: an
 /// interrupt ends it.
 #[cfg(target_arch = "x86_64")]
@@ -84,13 +72,6 @@ fn tpause(_state: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernel_sees_the_same_cpu() {
-        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
-        let flags = info.lines().find(|l| l.starts_with("flags")).unwrap_or_default();
-        assert_eq!(has_waitpkg(), flags.split_whitespace().any(|f| f == "waitpkg"));
-    }
 
     #[test]
     fn without_the_instruction_it_is_never_used() {

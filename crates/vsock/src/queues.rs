@@ -2,7 +2,7 @@
 
 use base::counter::DropReason;
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
-use sidecore::{Allowance, SEG_CHARGE_BYTES, Spent};
+use sidecore::{Allowance, Spent, least_charge_bytes};
 use zerocopy::IntoBytes;
 
 use crate::limits::{BATCH, MIN_CHARGE_BYTES, ROUND_BYTES, ROUND_PACKETS, TYPICAL_BYTES};
@@ -61,8 +61,8 @@ impl RxQueue {
     pub fn spent(&self) -> Spent {
         let requests = ROUND_PACKETS - self.packets_left;
         let bytes = u64::from(ROUND_BYTES - self.bytes_left);
-        let least = u64::from(requests) * MIN_CHARGE_BYTES;
-        Spent { bytes: bytes.max(least).max(self.segs * SEG_CHARGE_BYTES), requests }
+        let least = least_charge_bytes(u64::from(requests) * MIN_CHARGE_BYTES, self.segs);
+        Spent { bytes: bytes.max(least), requests }
     }
 
     /// Payload bytes that may still go to the guest in this round.
@@ -200,7 +200,7 @@ impl TxQueue {
         let (mut spent, mut count) = (Spent::default(), 0);
         while count < popped && spent.bytes < allowance.bytes {
             let chain = self.batch.get(count);
-            let least = MIN_CHARGE_BYTES.max(chain.segs() * SEG_CHARGE_BYTES);
+            let least = least_charge_bytes(MIN_CHARGE_BYTES, chain.segs());
             spent.add(chain.readable_len.into(), least);
             count += 1;
         }

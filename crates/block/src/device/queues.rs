@@ -45,13 +45,16 @@ impl BlockPort {
         &self,
         depth: u16,
         claim: Option<&Claim>,
-    ) -> Result<Box<dyn Disk>, BlockError> {
-        let mut disk = self.backend.open_queue(depth)?;
-        if let Some(claim) = claim {
-            disk.keep_open(claim.file().as_fd())
-                .map_err(BlockError::resource("keeping the inflight region's lock"))?;
-        }
-        Ok(disk)
+    ) -> Result<Box<dyn Disk>, DeviceError> {
+        let open = || {
+            let mut disk = self.backend.open_queue(depth)?;
+            if let Some(claim) = claim {
+                disk.keep_open(claim.file().as_fd())
+                    .map_err(BlockError::resource("keeping the inflight region's lock"))?;
+            }
+            Ok(disk)
+        };
+        open().map_err(|e: BlockError| DeviceError::Failed(e.to_string()))
     }
 
     /// Registers the memory that a queue's table is, or will be, with its new disk, if that is wanted:
@@ -85,8 +88,7 @@ impl BlockPort {
         if known.is_none_or(|known| known.shares_mappings(memory)) {
             return Ok(None);
         }
-        let disk = self.open_disk(depth, claim.as_deref());
-        let mut disk = disk.map_err(|e| DeviceError::Failed(e.to_string()))?;
+        let mut disk = self.open_disk(depth, claim.as_deref())?;
         self.register(&mut *disk, index, memory);
         Ok(Some(disk))
     }

@@ -1,6 +1,6 @@
 //! What a queue takes from its ring and gives to its disk, and what that is charged.
 
-use sidecore::{Ledger, SEG_CHARGE_BYTES, Spent};
+use sidecore::{Ledger, Spent, least_charge_bytes};
 
 use super::Engine;
 use crate::flight::Issue;
@@ -79,7 +79,7 @@ impl Engine {
             let index = spent.requests as usize;
             // Read before the request may end: its segments were walked in any case.
             let segs = self.batch.get(index).segs();
-            let least = MIN_CHARGE_BYTES.max(segs * SEG_CHARGE_BYTES);
+            let least = least_charge_bytes(MIN_CHARGE_BYTES, segs);
             spent.add(self.start(index, now_ns), least);
         }
         let taken = spent.requests as usize;

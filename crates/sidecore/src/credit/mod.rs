@@ -140,6 +140,14 @@ impl Spent {
 /// are usual frames of up to 16. A turn (40 KiB) is then at most 1,280 segments, and those are 5 µs.
 pub const SEG_CHARGE_BYTES: u64 = 32;
 
+/// What a request of `segs` segments is charged at least, where its engine charges `min_bytes` for the
+/// smallest.
+#[inline]
+pub const fn least_charge_bytes(min_bytes: u64, segs: u64) -> u64 {
+    let by_segs = segs * SEG_CHARGE_BYTES;
+    if by_segs > min_bytes { by_segs } else { min_bytes }
+}
+
 /// Lowest, highest and usual weight.
 pub const MIN_WEIGHT: u32 = 1;
 /// See [`MIN_WEIGHT`].
