@@ -1,7 +1,13 @@
-//! A sidecore that polls moves frames and blocks without a system call.
+//! A sidecore that polls moves frames and blocks without a system call, and without an allocation.
 #![allow(clippy::unwrap_used)]
 
 mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::Command;
 
 use common::strace::Strace;
 use common::{Daemon, Place, TWO_VMS};
@@ -49,31 +55,113 @@ fn calls(place: &Place, daemon: &Daemon, mut run: impl FnMut() -> u64) {
     assert!(calls < done / PER_CALL, "{calls} system calls for {done}\n{text}");
 }
 
+const NET: NetRun = NetRun {
+    mode: Mode::Flood,
+    shape: SHAPE,
+    mergeable: false,
+    frame_bytes: 64,
+    verify: false,
+    wait: false,
+    huge: false,
+};
+
+const SHAPE: RingShape =
+    RingShape { size: 256, packed: false, in_order: false, event_idx: true, indirect: false };
+
+fn net(place: &Place, run: NetRun) -> NetPair {
+    let (a, b) = (place.socket("a-n.sock"), place.socket("b-n.sock"));
+    NetPair::start(Reach::Dial(&a), Reach::Dial(&b), run).unwrap()
+}
+
+fn disk(place: &Place, shape: RingShape) -> DiskLoad {
+    let (op, depth, block_bytes) = (Op::Read, 32, 4096);
+    let run =
+        DiskRun { op, shape, block_bytes, depth, verify: false, wait: false, huge: false, seed: 7 };
+    DiskLoad::start(Reach::Dial(&place.socket("b-d.sock")), run).unwrap()
+}
+
 #[test]
 fn frames_and_blocks_move_without_system_calls() {
     let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
     let daemon = place.start();
-    let shape =
-        RingShape { size: 256, packed: false, in_order: false, event_idx: true, indirect: false };
-    let (a, b) = (place.socket("a-n.sock"), place.socket("b-n.sock"));
-    let run = NetRun {
-        mode: Mode::Flood,
-        shape,
-        mergeable: false,
-        frame_bytes: 64,
-        verify: false,
-        wait: false,
-        huge: false,
-    };
-    let mut pair = NetPair::start(Reach::Dial(&a), Reach::Dial(&b), run).unwrap();
+    let mut pair = net(&place, NET);
     calls(&place, &daemon, || pair.run(RUN_NS).unwrap().ops);
     pair.stop().unwrap();
 
-    let (op, depth, block_bytes) = (Op::Read, 32, 4096);
-    let run =
-        DiskRun { op, shape, block_bytes, depth, verify: false, wait: false, huge: false, seed: 7 };
-    let mut load = DiskLoad::start(Reach::Dial(&place.socket("b-d.sock")), run).unwrap();
+    let mut load = disk(&place, SHAPE);
     calls(&place, &daemon, || load.run(RUN_NS).unwrap().ops);
     load.stop().unwrap();
     assert!(daemon.terminate().success());
+}
+
+/// The daemon with an allocator that aborts when the guarded thread uses it.
+struct Guard {
+    file: PathBuf,
+}
+
+impl Guard {
+    /// Builds the allocator and starts a daemon on it.
+    fn start(place: &Place) -> (Self, Daemon) {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/noalloc.c");
+        let (library, file) = (place.path("noalloc.so"), place.path("guarded"));
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O2", "-fno-builtin", "-Wall", "-Werror", source, "-o"])
+            .arg(&library)
+            .output()
+            .unwrap();
+        assert!(built.status.success(), "{}", common::text(&built.stderr));
+        let guard = Self { file };
+        guard.set(0);
+        let env = [("LD_PRELOAD", &*library), ("NOALLOC_FILE", &*guard.file)];
+        let daemon = place.start_with(&env);
+        (guard, daemon)
+    }
+
+    /// Guards a thread; 0 for none.
+    fn set(&self, tid: i32) {
+        let file = File::options().write(true).create(true).truncate(false).open(&self.file);
+        file.unwrap().write_all_at(&tid.to_ne_bytes(), 0).unwrap();
+    }
+
+    /// Does `run` under guard, until it has done enough.
+    fn during(&self, daemon: &Daemon, mut run: impl FnMut() -> u64) {
+        let mut done = run();
+        self.set(sidecore(daemon).parse().unwrap());
+        while done < ENOUGH {
+            done += run();
+        }
+        self.set(0);
+    }
+}
+
+#[test]
+fn frames_and_blocks_move_under_an_allocator_that_aborts() {
+    let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
+    let (guard, daemon) = Guard::start(&place);
+    for packed in [false, true] {
+        let shape = RingShape { packed, ..SHAPE };
+        for (mode, frame_bytes) in [(Mode::Flood, 64), (Mode::Flood, 1500), (Mode::RoundTrip, 64)] {
+            let mut pair = net(&place, NetRun { shape, mode, frame_bytes, ..NET });
+            guard.during(&daemon, || pair.run(RUN_NS).unwrap().ops);
+            pair.stop().unwrap();
+        }
+        let mut load = disk(&place, shape);
+        guard.during(&daemon, || load.run(RUN_NS).unwrap().ops);
+        load.stop().unwrap();
+    }
+    assert!(daemon.terminate().success(), "{}", place.log());
+}
+
+/// Starting a queue allocates on the sidecore: the allocator does abort.
+#[test]
+fn the_allocator_aborts() {
+    let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
+    let (guard, daemon) = Guard::start(&place);
+    guard.set(sidecore(&daemon).parse().unwrap());
+    let (a, b) = (place.socket("a-n.sock"), place.socket("b-n.sock"));
+    let started = NetPair::start(Reach::Dial(&a), Reach::Dial(&b), NET);
+    drop(started);
+    let status = daemon.ended();
+    assert!(status.signal().is_some(), "{status}");
+    assert!(place.log().contains("noalloc: "), "{}", place.log());
 }

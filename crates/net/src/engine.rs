@@ -171,7 +171,7 @@ impl Worker for Engine {
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
         for k in 0..count {
             let at = if self.turn + k < count { self.turn + k } else { self.turn + k - count };
-            if let Some(mut port) = self.fabric.ports[at].take() {
+            if let Some(mut port) = self.fabric.publish_before(at, now_ns) {
                 work += self.poll_port(&mut port, now_ns, ledger);
                 self.fabric.ports[at] = Some(port);
                 self.fabric.publish_in_time(now_ns);

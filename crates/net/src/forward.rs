@@ -20,7 +20,7 @@ use crate::uplink::Uplink;
 
 /// What may be moved while frames wait to be published, in bytes as they are charged: 2 µs. With
 /// less, receivers of small frames from many senders would be notified for a few each.
-const UNPUBLISHED_BYTES: u64 = 16 << 10;
+pub(crate) const UNPUBLISHED_BYTES: u64 = 16 << 10;
 
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -289,6 +289,15 @@ impl Fabric {
         if self.unpublished_bytes >= UNPUBLISHED_BYTES {
             self.publish(now_ns);
         }
+    }
+
+    /// Takes a port out for its turn. If that will be a long one, what others sent does not wait for it.
+    #[inline]
+    pub fn publish_before(&mut self, at: usize, now_ns: u64) -> Option<Box<Port>> {
+        if self.ports[at].as_ref()?.has_long_turns {
+            self.publish(now_ns);
+        }
+        self.ports[at].take()
     }
 
     /// Publishes every touched receive queue, with one notification each.

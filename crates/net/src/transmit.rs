@@ -11,7 +11,7 @@ use stage::{Direction, FrameView};
 use crate::binding::Tables;
 use crate::engine::Engine;
 use crate::fdb::PortId;
-use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull};
+use crate::forward::{Dest, Fabric, Outcome, Staging, UNPUBLISHED_BYTES, WhenFull};
 use crate::header::{Head, Mac};
 use crate::port::{Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rxq::{Body, Frame, RxQueue};
@@ -101,6 +101,7 @@ impl Engine {
             let spent = Spent { bytes: cost_bytes, requests: done as u32 };
             ledger.charge(port.vm, spent, more, now_ns);
             self.fabric.unpublished_bytes += cost_bytes;
+            port.has_long_turns = cost_bytes >= UNPUBLISHED_BYTES / 2;
             txq.mean_cost = cost_bytes / done as u64;
             txq.vring.push(&txq.done);
             txq.done.clear();

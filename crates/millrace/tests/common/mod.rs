@@ -97,12 +97,18 @@ impl Place {
 
     /// Starts a daemon and waits until it says that it is ready.
     pub fn start(&self) -> Daemon {
+        self.start_with(&[])
+    }
+
+    /// The same with more in its environment.
+    pub fn start_with(&self, env: &[(&str, &Path)]) -> Daemon {
         let log =
             std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
         let mut child = millrace()
             .args(["serve", "-c"])
             .arg(self.path("m.toml"))
             .env("NOTIFY_SOCKET", self.path("notify"))
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

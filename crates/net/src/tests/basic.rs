@@ -299,3 +299,25 @@ fn few_buffers_are_fetched_for_few_frames() {
     assert!((3..=4).contains(&fetched(&mut lab, 1, 64)));
     assert_eq!(fetched(&mut lab, 1, 64), 1);
 }
+
+#[test]
+fn frames_do_not_wait_for_the_end_of_anothers_long_turn() {
+    let mut lab = Lab::new((0..3).map(|_| Spec::default()).collect());
+    lab.introduce();
+    // A turn that says nothing of the next one, and one that does.
+    for (frames, is_long) in [(4, false), (20, true)] {
+        lab.guests[1].post_up_to(0, 100, 1600, 1);
+        for _ in 0..frames {
+            lab.guests[2].send(0, &no_offload(), &frame(mac(1), mac(2), 1500), 1);
+        }
+        assert_eq!(lab.poll(), frames);
+        assert_eq!(lab.port(2).has_long_turns, is_long);
+        lab.guests[1].recv_all(0);
+        let fabric = &mut lab.engine.fabric;
+        fabric.touched.push((1, 0));
+        let port = fabric.publish_before(2, lab.now_ns);
+        assert_eq!(fabric.touched.is_empty(), is_long, "what others sent is published before");
+        fabric.ports[2] = port;
+        lab.poll();
+    }
+}

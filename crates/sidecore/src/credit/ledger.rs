@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::account::Account;
 use super::devices::Devices;
 use super::entry::Entry;
-use super::{Allowance, LONE_TURN_BYTES, LOOK_INTERVAL_NS, LOOK_VMS, Spent, TURN_BYTES, VmId};
+use super::turn::Turn;
+use super::{Allowance, LONE_TURN_BYTES, LOOK_INTERVAL_NS, LOOK_VMS, Spent, VmId};
 
 /// Which VMs took part in a round.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +74,7 @@ pub struct Ledger {
     top_seen: u32,
     /// In the last round some had to wait for others.
     contended: bool,
+    turn: Turn,
     lot: u32,
     /// VMs that do something, to be looked at in turn.
     listed: VecDeque<VmId>,
@@ -94,6 +96,7 @@ impl Default for Ledger {
             top: 0,
             top_seen: 0,
             contended: false,
+            turn: Turn::default(),
             lot: 1,
             listed: VecDeque::new(),
             looked_ns: 0,
@@ -184,7 +187,7 @@ impl Ledger {
         let is_alone = self.last.is_only(vm) && self.round.crowd.is_only(vm);
         let (mut level, top, number) = (self.level, self.top, self.number);
         let is_device = self.is_device;
-        let most = if self.is_crowded() { TURN_BYTES } else { LONE_TURN_BYTES };
+        let most = if self.is_crowded() { self.turn.most_bytes() } else { LONE_TURN_BYTES };
         let Some(entry) = self.entry(vm) else { return Allowance::UNLIMITED };
         let turn = if is_device { u64::MAX } else { entry.turn_left(most, number) };
         entry.refill(level, top);
@@ -227,6 +230,7 @@ impl Ledger {
     #[inline]
     pub fn charge(&mut self, vm: VmId, spent: Spent, more: bool, now_ns: u64) {
         let (top, number) = (self.top, self.number);
+        self.turn.charge(spent.bytes);
         let Some(entry) = self.entry(vm) else { return };
         entry.charge(spent, number, now_ns);
         let (listed, weight) = (entry.listed, entry.weight());
@@ -283,6 +287,7 @@ impl Ledger {
     /// Charges what came by itself.
     #[inline]
     pub fn debit(&mut self, vm: VmId, spent: Spent, now_ns: u64) {
+        self.turn.charge(spent.bytes);
         let Some(entry) = self.entry(vm) else { return };
         entry.debit(spent, now_ns);
         let listed = entry.listed;
@@ -322,6 +327,7 @@ impl Ledger {
         }
         self.last = crowd;
         self.number += 1;
+        self.turn.end_round(now_ns);
         self.top = self.top.max(self.top_seen);
         // Marsaglia's xorshift.
         self.lot ^= self.lot << 13;
@@ -330,6 +336,7 @@ impl Ledger {
         if now_ns.saturating_sub(self.looked_ns) >= LOOK_INTERVAL_NS {
             self.looked_ns = now_ns;
             self.top = std::mem::take(&mut self.top_seen);
+            self.turn.look();
             self.look(LOOK_VMS, now_ns);
         }
         self.devices.end_round(now_ns) || rise

@@ -16,8 +16,8 @@
 //! VM that was alone in two rounds is not even made to wait for the end of its round.
 //!
 //! **Turns.** Each VM may take only a *turn* in a round, from all its queues together, so that a round
-//! is short for those who wait for answers; a longer one as long as it is the only one that does
-//! anything. Who has credit for more goes on in the next round: turns do not change shares.
+//! is short for those who wait for answers ([`turn`]); a longer one as long as it is the only one that
+//! does anything. Who has credit for more goes on in the next round: turns do not change shares.
 //!
 //! **Devices.** What waits for a slow device below does not wait for the thread. So a ledger has one
 //! more of its kind for each such device ([`Ledger::device`]), with weights and floors only: a VM
@@ -47,6 +47,7 @@ pub mod bucket;
 mod devices;
 mod entry;
 pub mod ledger;
+mod turn;
 
 #[cfg(test)]
 mod tests;
@@ -164,8 +165,8 @@ const QUANTUM_BYTES: i64 = 64 << 10;
 /// Least quantum, for VMs of small weight: batches of 10 frames still pay.
 const MIN_QUANTUM_BYTES: i64 = 16 << 10;
 
-/// What a VM may take in one round while others do anything: who waits for an answer waits for the
-/// turns of all others, on each way. 26 frames of the usual MTU, 4 µs; one super-packet goes beyond
+/// What a VM may take in one round while others do anything, and less where that takes long: who waits
+/// for an answer waits for the turns of all others, on each way. 26 frames of the usual MTU, 4 µs; one super-packet goes beyond
 /// it. Measured beside a sender that saturates and one that floods: with 64 KiB the tails of others
 /// are half as long again, with 32 KiB the sender loses a seventh of its throughput.
 const TURN_BYTES: u64 = 40 << 10;
