@@ -121,7 +121,10 @@ pub fn losses(outcome: &Outcome) -> Vec<String> {
             ));
         }
         if repeats > 0 {
-            out.push(format!("{}: {repeats} loads run again for the hypervisor’s sake", run.case));
+            out.push(format!(
+                "{}: {repeats} times a load was run again for the hypervisor’s sake",
+                run.case
+            ));
         }
         if wrong > 0.0 {
             out.push(format!("{}: {wrong} frames or requests came back wrong", run.case));
@@ -141,8 +144,9 @@ fn how(context: &Context) -> Vec<String> {
          whole core whatever it does.",
         "Delay is the part of the time that the busiest thread of the back end, or the front end, \
          was ready to run and did not; stolen is the part that the hypervisor kept one of their \
-         CPUs. A load with more than 3 % stolen is run again, at most twice, whoever ran and whatever \
-         came out; the last one stands.",
+         CPUs. A load with more than 3 % stolen is run again, right away and at most twice, whoever \
+         ran and whatever came out; the last one stands. In a case there are half as many repeats as \
+         loads at most, and none in the round that is thrown away.",
     ];
     context.setup.iter().cloned().chain(fixed.map(Into::into)).collect()
 }
@@ -243,7 +247,7 @@ mod tests {
             "0 of 1 floors reached; the aim in 0 of 1 comparisons.",
             "<li>flood64_split: 0.90× of ovs-normal, floor 1.0×</li>",
             "<li>flood64_split: in 2 of 4 loads a busy thread waited",
-            "<li>flood64_split: 4 loads run again",
+            "<li>flood64_split: 4 times a load was run again",
             "<li>vpp: not installed (flood64_split).</li>",
             "<li>Two CPUs.</li>",
             "<td class=\"n\">warm-up</td><td><strong>millrace</strong></td><td>9.00 Mpps</td>",

@@ -14,13 +14,14 @@ use super::case::Case;
 use super::front::{self, Measure, Reading, Window};
 use super::process::find;
 
-/// Part of the time that a busy thread waited for its CPU, above which a load is disturbed.
+/// Part of the time that a busy thread waited for its CPU, above which a load is disturbed; see also
+/// [`STEAL_LIMIT`].
 pub const DELAY_LIMIT: f64 = 0.03;
 /// Failures of a back end in a case after which it is left out of the rest.
 const MAX_FAILURES: usize = 2;
 /// How often a load that the hypervisor cut into is run again.
 const MAX_REPEATS: usize = 2;
-/// Part of a case's loads that are run again at most: a long spell must not cost hours.
+/// Repeats in a case, as a part of its loads, at most: a long spell must not cost hours.
 const MAX_REPEATED_PART: f64 = 0.5;
 /// Significant digits in result files.
 const DIGITS: i32 = 5;
@@ -200,7 +201,8 @@ fn uncut(
     loop {
         let measure = load(back_end)?;
         let is_enough = repeats == MAX_REPEATS || *repeats_left == 0;
-        if is_enough || measure.stolen <= STEAL_LIMIT {
+        // What came back wrong is told, whenever it did.
+        if is_enough || measure.stolen <= STEAL_LIMIT || measure.reading.errors > 0.0 {
             return Ok((measure, repeats));
         }
         *repeats_left -= 1;

@@ -114,6 +114,9 @@ impl Guard {
         guard.set(0);
         let env = [("LD_PRELOAD", &*library), ("NOALLOC_FILE", &*guard.file)];
         let daemon = place.start_with(&env);
+        // A library that cannot be loaded is only warned of.
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
+        assert!(maps.contains("noalloc.so") && maps.contains("guarded"), "{}", place.log());
         (guard, daemon)
     }
 
@@ -125,8 +128,10 @@ impl Guard {
 
     /// Does `run` under guard, until it has done enough.
     fn during(&self, daemon: &Daemon, mut run: impl FnMut() -> u64) {
-        let mut done = run();
+        // Rings start, and stop asking for notifications.
+        run();
         self.set(sidecore(daemon).parse().unwrap());
+        let mut done = 0;
         while done < ENOUGH {
             done += run();
         }

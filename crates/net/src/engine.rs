@@ -74,6 +74,7 @@ impl Engine {
 
     fn poll_port(&mut self, port: &mut Port, now_ns: u64, ledger: &mut Ledger) -> usize {
         let (mut work, count) = (0, port.tx.len());
+        port.turn_bytes = 0;
         // Credit that is short goes to the first one: another each time.
         let first = ledger.lot().checked_rem(count).unwrap_or(0);
         for k in 0..count {

@@ -22,6 +22,9 @@ use crate::uplink::Uplink;
 /// less, receivers of small frames from many senders would be notified for a few each.
 pub(crate) const UNPUBLISHED_BYTES: u64 = 16 << 10;
 
+/// A turn that takes longer than frames in place should wait for it: 1 µs.
+const LONG_TURN_BYTES: u64 = UNPUBLISHED_BYTES / 2;
+
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dest {
@@ -291,10 +294,11 @@ impl Fabric {
         }
     }
 
-    /// Takes a port out for its turn. If that will be a long one, what others sent does not wait for it.
+    /// Takes a port out for its turn. If that is going to be a long one, as the last was, what others
+    /// sent does not wait for it.
     #[inline]
     pub fn publish_before(&mut self, at: usize, now_ns: u64) -> Option<Box<Port>> {
-        if self.ports[at].as_ref()?.has_long_turns {
+        if self.ports[at].as_ref()?.turn_bytes >= LONG_TURN_BYTES {
             self.publish(now_ns);
         }
         self.ports[at].take()

@@ -7,8 +7,9 @@
 //! again), asks the binding of the port whether it may send from these addresses ([`binding`]),
 //! looks the destination up ([`fdb`]; by MAC address alone, VLAN tags pass as they are) and fills
 //! receive buffers of the destination: our header bytes, then the rest straight from the sender's
-//! buffers, so that payload is copied exactly once. All frames of a round become visible to a
-//! receiver at once, with one notification. Super-packets and partial checksums pass untouched to
+//! buffers, so that payload is copied exactly once. Frames become visible to their receivers together,
+//! with one notification: at the end of a round, each time that 16 KiB were moved, and before a port
+//! has a long turn. Super-packets and partial checksums pass untouched to
 //! receivers that negotiated them; for others the frame is finished in software ([`offload`]).
 //!
 //! **The short way.** Nearly all frames need nothing done to them and follow others between the same

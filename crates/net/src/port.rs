@@ -131,8 +131,8 @@ pub(crate) struct Port {
     pub name: Arc<str>,
     /// Whose account its frames are charged to.
     pub vm: VmId,
-    /// Its last turn took as long as others' frames should wait to be published.
-    pub has_long_turns: bool,
+    /// What its last turn was charged; a port that had to stop goes on with a long one.
+    pub turn_bytes: u64,
     pub link_up: bool,
     pub mtu: u16,
     pub features: u64,
@@ -161,7 +161,7 @@ impl Port {
             serial,
             name,
             vm: VmId::NONE,
-            has_long_turns: false,
+            turn_bytes: 0,
             link_up: true,
             mtu,
             features: 0,

@@ -65,6 +65,7 @@ impl Engine {
         let allowance = ledger.allowance(port.vm, now_ns);
         if allowance.is_none() {
             if txq.vring.has_work() {
+                port.turn_bytes += UNPUBLISHED_BYTES;
                 ledger.held_back(port.vm, now_ns);
             }
             return 0;
@@ -101,7 +102,7 @@ impl Engine {
             let spent = Spent { bytes: cost_bytes, requests: done as u32 };
             ledger.charge(port.vm, spent, more, now_ns);
             self.fabric.unpublished_bytes += cost_bytes;
-            port.has_long_turns = cost_bytes >= UNPUBLISHED_BYTES / 2;
+            port.turn_bytes += cost_bytes;
             txq.mean_cost = cost_bytes / done as u64;
             txq.vring.push(&txq.done);
             txq.done.clear();

@@ -15,6 +15,10 @@ use crate::run::Run;
 use crate::seat::Seat;
 use crate::worker::{Poller, SidecoreError};
 
+/// Time slice of a sidecore's thread. Where guests run on its CPU too, it is woken for some 20 µs of
+/// work at a time; the scheduler lets who asks for less than the running thread in at once.
+const SLICE_NS: u64 = 200_000;
+
 /// How a sidecore runs. The default sleeps at once.
 #[derive(Debug, Clone, Default)]
 pub struct SidecoreConfig {
@@ -152,6 +156,10 @@ impl Sidecore {
             .name(format!("sidecore-{index}"))
             .spawn(move || {
                 let pinned = config.cpu.map_or(Ok(()), base::cpu::pin_current_thread);
+                // Some kernels and sandboxes know no slices: then guests on the same CPU make it wait.
+                if let Err(error) = base::cpu::shorten_slice(SLICE_NS) {
+                    tracing::debug!(sidecore = index, %error, "keeping the usual time slice");
+                }
                 match pinned.and_then(|()| Run::new(config, clock, shared, inbox)) {
                     Ok(mut run) => {
                         if ready.send(Ok(())).is_ok() {

@@ -189,6 +189,7 @@ impl Run {
             }
             let done = self.round(round_start_ns);
             let now_ns = self.clock.now_ns();
+            self.ledger.round_took(idle.is_fresh().then(|| now_ns - round_start_ns));
             let stats = &self.mailbox.stats;
             stats.rounds.add(1);
             if done > 0 {
@@ -402,6 +403,11 @@ struct Idle {
 impl Idle {
     fn new(now_ns: u64) -> Self {
         Self { last_work_ns: now_ns, since_ns: now_ns, rounds: 0, slept: false }
+    }
+
+    /// The last round had work: between it and the next there is no pause and no sleep.
+    fn is_fresh(&self) -> bool {
+        self.rounds == 0 && !self.slept
     }
 
     /// Work came in the round that began at `now_ns`.

@@ -13,7 +13,7 @@ use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED};
 
 const MIB: u64 = 1 << 20;
 
-/// What a VM may take in a round beside others: the sidecore's `TURN_BYTES`.
+/// The most that a VM may take in a round beside others: the sidecore's `TURN_BYTES`.
 const TURN_BYTES: u64 = 40 << 10;
 
 /// Offers `count` reads of `len` bytes into the same buffer.

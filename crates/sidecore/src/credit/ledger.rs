@@ -327,7 +327,6 @@ impl Ledger {
         }
         self.last = crowd;
         self.number += 1;
-        self.turn.end_round(now_ns);
         self.top = self.top.max(self.top_seen);
         // Marsaglia's xorshift.
         self.lot ^= self.lot << 13;
@@ -340,6 +339,12 @@ impl Ledger {
             self.look(LOOK_VMS, now_ns);
         }
         self.devices.end_round(now_ns) || rise
+    }
+
+    /// The round took so long, with nothing else in it: see [`super::turn`]. None: there was.
+    #[inline]
+    pub(crate) fn round_took(&mut self, took_ns: Option<u64>) {
+        self.turn.end_round(took_ns);
     }
 
     /// The sidecore goes to sleep: what was counted is told.

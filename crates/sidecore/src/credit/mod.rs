@@ -165,10 +165,11 @@ const QUANTUM_BYTES: i64 = 64 << 10;
 /// Least quantum, for VMs of small weight: batches of 10 frames still pay.
 const MIN_QUANTUM_BYTES: i64 = 16 << 10;
 
-/// What a VM may take in one round while others do anything, and less where that takes long: who waits
-/// for an answer waits for the turns of all others, on each way. 26 frames of the usual MTU, 4 µs; one super-packet goes beyond
-/// it. Measured beside a sender that saturates and one that floods: with 64 KiB the tails of others
-/// are half as long again, with 32 KiB the sender loses a seventh of its throughput.
+/// What a VM may take in one round while others do anything, and less where that takes long ([`turn`]):
+/// who waits for an answer waits for the turns of all others, on each way. 26 frames of the usual MTU,
+/// 4 µs of a fast core; one super-packet goes beyond it. Measured there, beside a sender that saturates
+/// and one that floods: with 64 KiB the tails of others are half as long again, with 32 KiB the sender
+/// loses a seventh of its throughput.
 const TURN_BYTES: u64 = 40 << 10;
 
 /// The same for a VM that is the only one: another one's first request waits for so much, 30 µs, and
