@@ -15,12 +15,12 @@ use control::config::{
 use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
 use sidecore::{Sidecore, SidecoreConfig, VmId};
-use tokio::signal::unix::{SignalKind, signal};
 use vhost_user::{Endpoint, NullKeeper, PortConfig, PortServer};
 use vsock::{Domain, DomainConfig, VsockPortConfig};
 
 use crate::host::engine::{self, Engine};
 use crate::host::switches;
+use crate::process::EndSignals;
 use crate::{exit, process};
 
 /// Polling time without work, in microseconds: such a program has no CPU of its own.
@@ -236,6 +236,8 @@ fn serve(
     let endpoint = endpoint(convention)?;
     process::init_logging("warn", false)?;
     process::raise_limits();
+    let runtime = process::control_thread()?;
+    let signals = runtime.block_on(async { EndSignals::new() })?;
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
     let config =
         SidecoreConfig { spin_us: SPIN_US, yield_when_idle: true, ..SidecoreConfig::default() };
@@ -246,7 +248,7 @@ fn serve(
     let keeper = Arc::new(NullKeeper);
     let server = vhost_user::serve_port(config, engine.device(), engine.queue_stats(), keeper)?;
     Notifier::from_env().ready(&format!("serving one {name} device"));
-    until_told(server, own)?;
+    runtime.block_on(until_told(signals, server, own))?;
     match keep {
         Keep::Nothing => {}
         Keep::Domain(domain) => drop(domain),
@@ -285,28 +287,21 @@ fn own_socket(endpoint: &Endpoint) -> anyhow::Result<Option<OwnedFd>> {
 }
 
 /// Serves until SIGTERM or SIGINT, or until the connection we were given has ended.
-fn until_told(server: PortServer, connected: Option<OwnedFd>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let told = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        let Some(connected) = connected else {
-            told.await;
-            return Ok(tokio::task::spawn_blocking(move || server.stop()).await?);
-        };
-        let mut ended = tokio::task::spawn_blocking(move || server.wait());
-        tokio::select! {
-            done = &mut ended => return Ok(done?),
-            () = told => {}
-        }
-        // The session sees its front end go, finishes what is in flight, and ends.
-        rustix::net::shutdown(&connected, rustix::net::Shutdown::Both)?;
-        Ok(ended.await?)
-    })
+async fn until_told(
+    mut signals: EndSignals,
+    server: PortServer,
+    connected: Option<OwnedFd>,
+) -> anyhow::Result<()> {
+    let Some(connected) = connected else {
+        signals.next().await;
+        return Ok(tokio::task::spawn_blocking(move || server.stop()).await?);
+    };
+    let mut ended = tokio::task::spawn_blocking(move || server.wait());
+    tokio::select! {
+        done = &mut ended => return Ok(done?),
+        _ = signals.next() => {}
+    }
+    // The session sees its front end go, finishes what is in flight, and ends.
+    rustix::net::shutdown(&connected, rustix::net::Shutdown::Both)?;
+    Ok(ended.await?)
 }

@@ -1,9 +1,11 @@
-//! What the process needs before it serves: logs, limits.
+//! What the process needs before it serves: logs, limits, its control thread and signals.
 
 use std::io::IsTerminal;
 
 use anyhow::Context;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 /// Logs to the standard error. Under journald (`JOURNAL_STREAM`) without times and colours: the
@@ -42,6 +44,43 @@ pub fn raise_limits() {
             "RLIMIT_MEMLOCK is below 8 MiB: kernels before 5.12 may refuse io_uring; set \
              LimitMEMLOCK= in the unit"
         );
+    }
+}
+
+/// One thread for the control API and signals. Sidecores and sessions have their own.
+pub fn control_thread() -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the control thread")
+}
+
+/// Takes over a signal; on the control thread.
+pub fn take_over(kind: SignalKind) -> anyhow::Result<Signal> {
+    signal(kind).context("taking over a signal")
+}
+
+/// The signals that end us. Made before the first socket, so that none kills us while we start.
+pub struct EndSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl EndSignals {
+    /// Takes them over; on the control thread.
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: take_over(SignalKind::terminate())?,
+            interrupt: take_over(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for one: its name.
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
     }
 }
 

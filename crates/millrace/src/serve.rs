@@ -8,11 +8,12 @@ use anyhow::Context;
 use control::api::ApiServer;
 use control::config::{self, Config, HolderConfig};
 use control::systemd::Notifier;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind};
 
 use crate::cli::Serve;
 use crate::host::Host;
 use crate::host::kept::Kept;
+use crate::process::EndSignals;
 use crate::{exit, holder, process};
 
 /// Runs the daemon until it is told to stop.
@@ -29,11 +30,7 @@ pub fn serve(args: &Serve) -> anyhow::Result<u8> {
     }
     process::init_logging(&config.daemon.log, args.log_json)?;
     process::raise_limits();
-    // One thread: it serves the control API and signals. Sidecores and sessions have their own.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("starting the control thread")?;
+    let runtime = process::control_thread()?;
     let served = runtime.block_on(run(&args.file.config, config));
     // A request that still waits for a device must not keep the process.
     runtime.shutdown_background();
@@ -41,39 +38,21 @@ pub fn serve(args: &Serve) -> anyhow::Result<u8> {
     Ok(exit::OK)
 }
 
-/// The signals we take. Made before the first socket, so that none is lost while we start.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let new = |kind| signal(kind).context("taking over a signal");
-        Ok(Self {
-            terminate: new(SignalKind::terminate())?,
-            interrupt: new(SignalKind::interrupt())?,
-            hangup: new(SignalKind::hangup())?,
-        })
-    }
-
-    /// Waits for one that ends the daemon.
-    async fn end(&mut self) -> &'static str {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => tracing::info!(
-                    "SIGHUP: the config is read at the start only; use attach and detach"
-                ),
-            }
+/// Waits for a signal that ends the daemon.
+async fn told(signals: &mut EndSignals, hangup: &mut Signal) -> &'static str {
+    loop {
+        tokio::select! {
+            why = signals.next() => return why,
+            _ = hangup.recv() => tracing::info!(
+                "SIGHUP: the config is read at the start only; use attach and detach"
+            ),
         }
     }
 }
 
 async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
-    let mut signals = Signals::new()?;
+    let mut signals = EndSignals::new()?;
+    let mut hangup = process::take_over(SignalKind::hangup())?;
     let notifier = Notifier::from_env();
     let run_dir = config.daemon.run_dir.clone();
     let own_holder = config.daemon.holder == HolderConfig::Own;
@@ -100,7 +79,7 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
         .map(|every| tokio::spawn(watchdog(notifier.clone(), every, move || watched.is_stalled())));
     let stop = async {
         let why = tokio::select! {
-            signal = signals.end() => signal,
+            signal = told(&mut signals, &mut hangup) => signal,
             () = host.stop_asked() => "the control API",
         };
         tracing::info!("stopping: {why}");
