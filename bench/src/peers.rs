@@ -7,8 +7,9 @@
 //! CPU. [`rounds`] starts each back end anew for every case and round, one at a time, in an order
 //! that moves on by one each round and turns round after each lap, and kills it afterwards
 //! ([`process`]): none of them spins while another is measured. Device-bound loads have their back
-//! end on the CPU that the disk interrupts ([`interrupts`]). Beside the front end's figures [`meter`] reads how long the back end's
-//! busy thread waited for its CPU. [`rows`] makes rows out of the rounds, [`output`] writes them.
+//! end on the CPU that the disk interrupts ([`interrupts`]). Beside the front end's figures [`meter`]
+//! reads how long the back end's busy thread waited for its CPU. [`rows`] makes rows out of the
+//! rounds, [`output`] writes them.
 //!
 //! Nothing stays behind: processes carry a parent-death signal, network devices live in a namespace
 //! of their own, and huge pages and folders are given back by [`cleanup`], whatever ends us.
@@ -21,7 +22,7 @@
 //! - A load during which a busy thread waited for its CPU for more than 3 % of the time is called
 //!   disturbed, counted, and not repeated: a busy machine would never finish.
 //! - One from which a hypervisor took more than 3 % of a CPU ([`crate::steal`]) is run again, twice at
-//!   most, and half of a case's loads at most; then it is disturbed too.
+//!   most, with at most half as many repeats as loads in a case; then it is disturbed too.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

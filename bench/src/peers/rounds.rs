@@ -21,8 +21,8 @@ pub const DELAY_LIMIT: f64 = 0.03;
 const MAX_FAILURES: usize = 2;
 /// How often a load that the hypervisor cut into is run again.
 const MAX_REPEATS: usize = 2;
-/// Repeats in a case, as a part of its loads, at most: a long spell must not cost hours.
-const MAX_REPEATED_PART: f64 = 0.5;
+/// Loads of a case for each repeat in it, at least: a long spell must not cost hours.
+const LOADS_PER_REPEAT: usize = 2;
 /// Significant digits in result files.
 const DIGITS: i32 = 5;
 
@@ -162,8 +162,7 @@ fn run_case(
         |b: &&&dyn Backend| parts.iter().any(|p| p.back_end == b.name() && p.absent.is_none());
     let present: Vec<&dyn Backend> = back_ends.iter().filter(takes_part).copied().collect();
     let mut runs = CaseRuns { case: case.name(), parts, rounds: Vec::new(), failures: Vec::new() };
-    let all_loads = plan.rounds as usize * present.len();
-    let mut repeats_left = (all_loads as f64 * MAX_REPEATED_PART).ceil() as usize;
+    let mut repeats_left = (plan.rounds as usize * present.len()).div_ceil(LOADS_PER_REPEAT);
     for round in 0..=plan.rounds {
         let mut samples = Vec::new();
         for turn in 0..present.len() {

@@ -60,8 +60,10 @@ pub fn losses(results: &Results, rounds: &[Round], failed: &[String]) -> Vec<Str
     let counted = rounds.iter().filter(|r| r.round > 0);
     let disturbed: usize = counted.map(|r| r.disturbed.len()).sum();
     if disturbed > 0 {
-        let text = "loads were disturbed: a busy thread waited for its CPU or a hypervisor had it, or a ring ran dry";
-        out.push(format!("{disturbed} {text}"));
+        out.push(format!(
+            "{disturbed} loads were disturbed: a busy thread waited for its CPU or a hypervisor had it, \
+             or a ring ran dry"
+        ));
     }
     out
 }

@@ -1,12 +1,13 @@
 //! A disk port: what a session sees, and the hands of the administrator.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::clock::Clock;
 use base::counter::QueueStats;
 use queue::{GuestMemory, Vring};
-use sidecore::{Group, Sidecore, SidecoreError, WorkerRef};
+use sidecore::{Group, Sidecore, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::backend::Backend;
@@ -224,7 +225,7 @@ impl BlockPort {
     }
 }
 
-fn failed(e: SidecoreError) -> DeviceError {
+fn failed(e: impl Display) -> DeviceError {
     DeviceError::Failed(e.to_string())
 }
 
@@ -287,7 +288,7 @@ impl Device for BlockPort {
         if value == 0 {
             // What completed while the cache was on must not stay volatile now that the driver
             // believes in write-through. Also when it is off already: the last sync may have failed.
-            self.backend.sync().map_err(|e| DeviceError::Failed(e.to_string()))?;
+            self.backend.sync().map_err(failed)?;
         }
         Ok(())
     }
@@ -336,8 +337,7 @@ impl Device for BlockPort {
         queue.depth = depth;
         let stats = Arc::clone(&self.block_stats[index]);
         let near = core.make_near();
-        let engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
-            .map_err(|e| DeviceError::Failed(e.to_string()))?;
+        let engine = Engine::new(vring, Arc::clone(&self.state), stats, disk).map_err(failed)?;
         drop(near);
         let name = format!("disk {} queue {index}", self.name);
         let worker = match &self.group {

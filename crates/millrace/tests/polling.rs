@@ -11,10 +11,10 @@ use std::process::Command;
 
 use common::strace::Strace;
 use common::{Daemon, Place, TWO_VMS};
-use frontend::Reach;
 use frontend::disk::{DiskLoad, DiskRun, Op};
 use frontend::net::{Mode, NetPair, NetRun};
 use frontend::ring::RingShape;
+use frontend::{FrontendError, Reach};
 
 const SIDECORE: &str = "
 [sidecore]
@@ -68,9 +68,9 @@ const NET: NetRun = NetRun {
 const SHAPE: RingShape =
     RingShape { size: 256, packed: false, in_order: false, event_idx: true, indirect: false };
 
-fn net(place: &Place, run: NetRun) -> NetPair {
+fn net(place: &Place, run: NetRun) -> Result<NetPair, FrontendError> {
     let (a, b) = (place.socket("a-n.sock"), place.socket("b-n.sock"));
-    NetPair::start(Reach::Dial(&a), Reach::Dial(&b), run).unwrap()
+    NetPair::start(Reach::Dial(&a), Reach::Dial(&b), run)
 }
 
 fn disk(place: &Place, shape: RingShape) -> DiskLoad {
@@ -84,7 +84,7 @@ fn disk(place: &Place, shape: RingShape) -> DiskLoad {
 fn frames_and_blocks_move_without_system_calls() {
     let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
     let daemon = place.start();
-    let mut pair = net(&place, NET);
+    let mut pair = net(&place, NET).unwrap();
     calls(&place, &daemon, || pair.run(RUN_NS).unwrap().ops);
     pair.stop().unwrap();
 
@@ -146,7 +146,7 @@ fn frames_and_blocks_move_under_an_allocator_that_aborts() {
     for packed in [false, true] {
         let shape = RingShape { packed, ..SHAPE };
         for (mode, frame_bytes) in [(Mode::Flood, 64), (Mode::Flood, 1500), (Mode::RoundTrip, 64)] {
-            let mut pair = net(&place, NetRun { shape, mode, frame_bytes, ..NET });
+            let mut pair = net(&place, NetRun { shape, mode, frame_bytes, ..NET }).unwrap();
             guard.during(&daemon, || pair.run(RUN_NS).unwrap().ops);
             pair.stop().unwrap();
         }
@@ -163,9 +163,7 @@ fn the_allocator_aborts() {
     let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
     let (guard, daemon) = Guard::start(&place);
     guard.set(sidecore(&daemon).parse().unwrap());
-    let (a, b) = (place.socket("a-n.sock"), place.socket("b-n.sock"));
-    let started = NetPair::start(Reach::Dial(&a), Reach::Dial(&b), NET);
-    drop(started);
+    drop(net(&place, NET));
     let status = daemon.ended();
     assert!(status.signal().is_some(), "{status}");
     assert!(place.log().contains("noalloc: "), "{}", place.log());

@@ -20,10 +20,10 @@ use crate::uplink::Uplink;
 
 /// What may be moved while frames wait to be published, in bytes as they are charged: 2 µs. With
 /// less, receivers of small frames from many senders would be notified for a few each.
-pub(crate) const UNPUBLISHED_BYTES: u64 = 16 << 10;
+const UNPUBLISHED_BYTES: u64 = 16 << 10;
 
 /// A turn that takes longer than frames in place should wait for it: 1 µs.
-const LONG_TURN_BYTES: u64 = UNPUBLISHED_BYTES / 2;
+pub(crate) const LONG_TURN_BYTES: u64 = UNPUBLISHED_BYTES / 2;
 
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use stage::{Direction, FrameView};
 use crate::binding::Tables;
 use crate::engine::Engine;
 use crate::fdb::PortId;
-use crate::forward::{Dest, Fabric, Outcome, Staging, UNPUBLISHED_BYTES, WhenFull};
+use crate::forward::{Dest, Fabric, LONG_TURN_BYTES, Outcome, Staging, WhenFull};
 use crate::header::{Head, Mac};
 use crate::port::{Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rxq::{Body, Frame, RxQueue};
@@ -65,7 +65,7 @@ impl Engine {
         let allowance = ledger.allowance(port.vm, now_ns);
         if allowance.is_none() {
             if txq.vring.has_work() {
-                port.turn_bytes += UNPUBLISHED_BYTES;
+                port.turn_bytes += LONG_TURN_BYTES;
                 ledger.held_back(port.vm, now_ns);
             }
             return 0;

@@ -46,15 +46,13 @@ impl BlockPort {
         depth: u16,
         claim: Option<&Claim>,
     ) -> Result<Box<dyn Disk>, DeviceError> {
-        let open = || {
-            let mut disk = self.backend.open_queue(depth)?;
-            if let Some(claim) = claim {
-                disk.keep_open(claim.file().as_fd())
-                    .map_err(BlockError::resource("keeping the inflight region's lock"))?;
-            }
-            Ok(disk)
-        };
-        open().map_err(|e: BlockError| DeviceError::Failed(e.to_string()))
+        let mut disk = self.backend.open_queue(depth).map_err(failed)?;
+        if let Some(claim) = claim {
+            disk.keep_open(claim.file().as_fd())
+                .map_err(BlockError::resource("keeping the inflight region's lock"))
+                .map_err(failed)?;
+        }
+        Ok(disk)
     }
 
     /// Registers the memory that a queue's table is, or will be, with its new disk, if that is wanted:

@@ -144,9 +144,8 @@ pub const SEG_CHARGE_BYTES: u64 = 32;
 /// What a request of `segs` segments is charged at least, where its engine charges `min_bytes` for the
 /// smallest.
 #[inline]
-pub const fn least_charge_bytes(min_bytes: u64, segs: u64) -> u64 {
-    let by_segs = segs * SEG_CHARGE_BYTES;
-    if by_segs > min_bytes { by_segs } else { min_bytes }
+pub fn least_charge_bytes(min_bytes: u64, segs: u64) -> u64 {
+    min_bytes.max(segs * SEG_CHARGE_BYTES)
 }
 
 /// Lowest, highest and usual weight.

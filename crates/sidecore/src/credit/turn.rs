@@ -9,7 +9,7 @@
 //!
 //! # Limits
 //! - One figure for all VMs and engines of a sidecore: a VM whose bytes take long shortens the turns of
-//!   all, by 2.5 at most, and nobody's share. Larger rounds of others cost throughput, not order.
+//!   all, by 2.5 at most. That costs throughput; shares stay as they are.
 //! - Bytes that a device moves count as if the thread did: beside many large reads turns are longer
 //!   than they need be, [`TURN_BYTES`] at most.
 //! - What an empty round takes is as old as the last one. Until the next it may be too little, after
@@ -21,7 +21,7 @@ use super::{LONE_TURN_BYTES, LOOK_INTERVAL_NS, TURN_BYTES};
 const TURN_NS: u64 = 5_000;
 
 /// Least turn: ten frames of the usual MTU. Below, a round's own cost is most of it.
-pub(super) const MIN_TURN_BYTES: u64 = 16 << 10;
+const MIN_TURN_BYTES: u64 = 16 << 10;
 
 /// Rounds that charged less tell little of what a byte takes.
 const TELLING_BYTES: u64 = 8 << 10;
