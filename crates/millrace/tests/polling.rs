@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::strace::Strace;
 use common::{Daemon, Place, TWO_VMS};
@@ -28,9 +29,10 @@ yield=false
 const RUN_NS: u64 = 10_000_000;
 /// Frames or requests.
 const ENOUGH: u64 = 100_000;
-/// A front end that does not get its CPU for longer than the sidecore polls lets it sleep and wake;
-/// and the tracer itself restarts a call.
-const PER_CALL: u64 = 1000;
+/// How long the sidecore polls without work.
+const SPIN: Duration = Duration::from_millis(10);
+/// Those of a sleep, and as many more when the tracer comes.
+const CALLS_PER_SLEEP: u64 = 4;
 
 /// Number of the thread of the only sidecore.
 fn sidecore(daemon: &Daemon) -> String {
@@ -43,16 +45,26 @@ fn sidecore(daemon: &Daemon) -> String {
     thread.file_name().unwrap().to_str().unwrap().into()
 }
 
-/// System calls of the sidecore while `run`, which says how much it did, is repeated.
-fn calls(place: &Place, daemon: &Daemon, mut run: impl FnMut() -> u64) {
+/// How often the sidecore went to sleep.
+fn sleeps(daemon: &Daemon) -> u64 {
+    daemon.get("/v1/status")["sidecores"][0]["sleeps"].as_u64().unwrap()
+}
+
+/// Traces the sidecore while `run`, which says how much it did, is repeated. It makes system calls to
+/// sleep only, and does that only after it has polled in vain: where the front end does not get its CPU.
+fn only_sleeps(place: &Place, daemon: &Daemon, mut run: impl FnMut() -> u64) {
+    let (began, slept_before) = (Instant::now(), sleeps(daemon));
     let strace = Strace::attach(&["-p", &sidecore(daemon)], &place.path("strace.txt"));
     let mut done = 0;
     while done < ENOUGH {
         done += run();
     }
     let (calls, text) = strace.finish();
-    println!("{calls} system calls for {done}");
-    assert!(calls < done / PER_CALL, "{calls} system calls for {done}\n{text}");
+    let slept = sleeps(daemon) - slept_before;
+    println!("{calls} system calls and {slept} sleeps for {done}");
+    assert!(calls <= CALLS_PER_SLEEP * (slept + 1), "{slept} sleeps for {done}\n{text}");
+    let most = began.elapsed().div_duration_f64(SPIN) as u64 + 1;
+    assert!(slept <= most, "{slept} sleeps for {done} in {:?}", began.elapsed());
 }
 
 const NET: NetRun = NetRun {
@@ -85,11 +97,11 @@ fn frames_and_blocks_move_without_system_calls() {
     let place = Place::new(&format!("{SIDECORE}{TWO_VMS}"));
     let daemon = place.start();
     let mut pair = net(&place, NET).unwrap();
-    calls(&place, &daemon, || pair.run(RUN_NS).unwrap().ops);
+    only_sleeps(&place, &daemon, || pair.run(RUN_NS).unwrap().ops);
     pair.stop().unwrap();
 
     let mut load = disk(&place, SHAPE);
-    calls(&place, &daemon, || load.run(RUN_NS).unwrap().ops);
+    only_sleeps(&place, &daemon, || load.run(RUN_NS).unwrap().ops);
     load.stop().unwrap();
     assert!(daemon.terminate().success());
 }
