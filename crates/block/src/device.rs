@@ -1,6 +1,5 @@
 //! A disk port: what a session sees, and the hands of the administrator.
 
-use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -225,10 +224,6 @@ impl BlockPort {
     }
 }
 
-fn failed(e: impl Display) -> DeviceError {
-    DeviceError::Failed(e.to_string())
-}
-
 impl Device for BlockPort {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Block
@@ -288,7 +283,7 @@ impl Device for BlockPort {
         if value == 0 {
             // What completed while the cache was on must not stay volatile now that the driver
             // believes in write-through. Also when it is off already: the last sync may have failed.
-            self.backend.sync().map_err(failed)?;
+            self.backend.sync().map_err(DeviceError::failed)?;
         }
         Ok(())
     }
@@ -337,14 +332,15 @@ impl Device for BlockPort {
         queue.depth = depth;
         let stats = Arc::clone(&self.block_stats[index]);
         let near = core.make_near();
-        let engine = Engine::new(vring, Arc::clone(&self.state), stats, disk).map_err(failed)?;
+        let engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
+            .map_err(DeviceError::failed)?;
         drop(near);
         let name = format!("disk {} queue {index}", self.name);
         let worker = match &self.group {
             Some(group) => group.add_named(name, engine),
             None => core.add_named(name, engine),
         };
-        let worker = worker.map_err(failed)?;
+        let worker = worker.map_err(DeviceError::failed)?;
         worker.works_on(MEMORY, &memory);
         let watched = worker
             .call(|engine, watcher| {
@@ -352,7 +348,7 @@ impl Device for BlockPort {
                 engine.vring.disarm();
                 engine.watched().into_iter().try_for_each(|fd| watcher.watch(fd))
             })
-            .map_err(failed)
+            .map_err(DeviceError::failed)
             .and_then(|r| r.map_err(|e| DeviceError::Failed(format!("watching a kick: {e}"))));
         if let Err(e) = watched {
             // Not started is not half started.
@@ -383,7 +379,7 @@ impl Device for BlockPort {
             let table = Arc::clone(&memory);
             worker
                 .call(move |engine, watcher| engine.move_to(table, disk, watcher))
-                .map_err(failed)?
+                .map_err(DeviceError::failed)?
                 .map_err(|e| DeviceError::Failed(format!("watching a disk: {e}")))?;
             if let Some(known) = &mut self.lock()[index].known {
                 *known = Arc::clone(&memory);

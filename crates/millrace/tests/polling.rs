@@ -29,7 +29,7 @@ yield=false
 const RUN_NS: u64 = 10_000_000;
 /// Frames or requests.
 const ENOUGH: u64 = 100_000;
-/// How long the sidecore polls without work.
+/// How long the sidecore polls without work: its `spin_us`.
 const SPIN: Duration = Duration::from_millis(10);
 /// Those of a sleep, and as many more when the tracer comes.
 const CALLS_PER_SLEEP: u64 = 4;
@@ -50,15 +50,21 @@ fn sleeps(daemon: &Daemon) -> u64 {
     daemon.get("/v1/status")["sidecores"][0]["sleeps"].as_u64().unwrap()
 }
 
-/// Traces the sidecore while `run`, which says how much it did, is repeated. It makes system calls to
-/// sleep only, and does that only after it has polled in vain: where the front end does not get its CPU.
-fn only_sleeps(place: &Place, daemon: &Daemon, mut run: impl FnMut() -> u64) {
-    let (began, slept_before) = (Instant::now(), sleeps(daemon));
-    let strace = Strace::attach(&["-p", &sidecore(daemon)], &place.path("strace.txt"));
+/// Repeats `run`, which says how much it did, until that is enough: how much it was.
+fn repeat(mut run: impl FnMut() -> u64) -> u64 {
     let mut done = 0;
     while done < ENOUGH {
         done += run();
     }
+    done
+}
+
+/// Traces the sidecore while `run` is repeated. It makes system calls to sleep only, and does that only
+/// after it has polled in vain: where the front end does not get its CPU.
+fn only_sleeps(place: &Place, daemon: &Daemon, run: impl FnMut() -> u64) {
+    let (began, slept_before) = (Instant::now(), sleeps(daemon));
+    let strace = Strace::attach(&["-p", &sidecore(daemon)], &place.path("strace.txt"));
+    let done = repeat(run);
     let (calls, text) = strace.finish();
     let slept = sleeps(daemon) - slept_before;
     println!("{calls} system calls and {slept} sleeps for {done}");
@@ -143,10 +149,7 @@ impl Guard {
         // Rings start, and stop asking for notifications.
         run();
         self.set(sidecore(daemon).parse().unwrap());
-        let mut done = 0;
-        while done < ENOUGH {
-            done += run();
-        }
+        repeat(run);
         self.set(0);
     }
 }

@@ -113,10 +113,6 @@ pub(crate) fn offered(config: &NetPortConfig) -> u64 {
     bits
 }
 
-fn failed(e: impl fmt::Display) -> DeviceError {
-    DeviceError::Failed(e.to_string())
-}
-
 impl NetPort {
     /// Its name.
     pub fn name(&self) -> &str {
@@ -166,7 +162,7 @@ impl NetPort {
             let own = all.into_iter().filter(|l| l.owner == place.id).map(|l| l.key.into());
             Some((mac, own.collect()))
         });
-        answer.map_err(failed)?.ok_or_else(|| self.gone())
+        answer.map_err(DeviceError::failed)?.ok_or_else(|| self.gone())
     }
 
     fn gone(&self) -> DeviceError {
@@ -187,7 +183,7 @@ impl NetPort {
             }
             Some(f(port, &mut Kicks { kicks, watcher }, place))
         });
-        answer.map_err(failed)?.ok_or_else(|| self.gone())
+        answer.map_err(DeviceError::failed)?.ok_or_else(|| self.gone())
     }
 }
 
@@ -200,7 +196,7 @@ pub(crate) struct Kicks<'a> {
 impl Kicks<'_> {
     fn watch(&mut self, vring: &Vring, place: Place) -> Result<(), DeviceError> {
         if let Some(fd) = vring.kick_fd() {
-            self.watcher.watch(fd).map_err(failed)?;
+            self.watcher.watch(fd).map_err(DeviceError::failed)?;
             self.kicks.insert(fd, (place.id, vring.parts.index));
         }
         Ok(())
@@ -348,7 +344,7 @@ impl Device for NetPort {
             for vring in rx.chain(tx) {
                 if let Err(e) = vring.queue.set_memory(Arc::clone(&memory)) {
                     vring.fail(&e);
-                    answer = Err(failed(e));
+                    answer = Err(DeviceError::failed(e));
                 }
             }
             answer

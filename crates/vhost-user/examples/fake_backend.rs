@@ -108,7 +108,7 @@ impl Device for Fake {
     fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
         for vring in lock(&self.vrings).iter_mut() {
             let moved = vring.queue.set_memory(memory.clone());
-            moved.map_err(|e| DeviceError::Failed(e.to_string()))?;
+            moved.map_err(DeviceError::failed)?;
         }
         Ok(())
     }

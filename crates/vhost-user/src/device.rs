@@ -1,6 +1,7 @@
 //! What a session asks of a device engine. A session never sees a packet; a device never sees a
 //! socket.
 
+use std::fmt;
 use std::sync::Arc;
 
 use queue::{GuestMemory, Vring};
@@ -47,6 +48,13 @@ pub enum DeviceError {
     /// The sidecore is gone, or the world below failed.
     #[error("{0}")]
     Failed(String),
+}
+
+impl DeviceError {
+    /// [`DeviceError::Failed`] with what `error` says.
+    pub fn failed(error: impl fmt::Display) -> Self {
+        Self::Failed(error.to_string())
+    }
 }
 
 /// Tells the VMM that the device's config space changed (disk resized, link state). Given to the

@@ -147,9 +147,7 @@ impl VsockPort {
         &self,
         f: impl FnOnce(&mut Engine, &sidecore::Watcher<'_>) -> R + Send + 'static,
     ) -> Result<R, DeviceError> {
-        self.worker
-            .call(f)
-            .map_err(|e| DeviceError::Failed(format!("vsock port {}: {e}", self.name)))
+        self.worker.call(f).map_err(|e| self.failed(e))
     }
 
     fn failed(&self, e: impl fmt::Display) -> DeviceError {

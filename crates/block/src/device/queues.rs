@@ -11,7 +11,7 @@ use queue::{GuestMemory, Vring};
 use sidecore::WorkerRef;
 use vhost_user::DeviceError;
 
-use super::{BlockPort, failed};
+use super::BlockPort;
 use crate::claim::{self, Claim};
 use crate::dropper;
 use crate::engine::Engine;
@@ -46,11 +46,11 @@ impl BlockPort {
         depth: u16,
         claim: Option<&Claim>,
     ) -> Result<Box<dyn Disk>, DeviceError> {
-        let mut disk = self.backend.open_queue(depth).map_err(failed)?;
+        let mut disk = self.backend.open_queue(depth).map_err(DeviceError::failed)?;
         if let Some(claim) = claim {
             disk.keep_open(claim.file().as_fd())
                 .map_err(BlockError::resource("keeping the inflight region's lock"))
-                .map_err(failed)?;
+                .map_err(DeviceError::failed)?;
         }
         Ok(disk)
     }
@@ -98,7 +98,7 @@ impl BlockPort {
         worker: &WorkerRef<Engine>,
     ) -> Result<Vring, DeviceError> {
         let (notice, drained) = mpsc::channel();
-        worker.call(move |engine, _| engine.drain(notice)).map_err(failed)?;
+        worker.call(move |engine, _| engine.drain(notice)).map_err(DeviceError::failed)?;
         loop {
             match drained.recv_timeout(DRAIN_REPORT) {
                 Ok(()) => break,
@@ -115,8 +115,8 @@ impl BlockPort {
         }
         worker
             .call(|engine, watcher| engine.watched().into_iter().for_each(|fd| watcher.unwatch(fd)))
-            .map_err(failed)?;
-        let vring = worker.remove().map_err(failed)?.into_vring();
+            .map_err(DeviceError::failed)?;
+        let vring = worker.remove().map_err(DeviceError::failed)?.into_vring();
         // Whoever comes next finds the image unlocked.
         dropper::wait();
         Ok(vring)

@@ -212,7 +212,7 @@ impl Device for FakeDevice {
         self.note(Call::Memory(memory.regions().len()));
         for vring in &mut self.inner.lock().unwrap().vrings {
             let moved = vring.queue.set_memory(memory.clone());
-            moved.map_err(|e| DeviceError::Failed(e.to_string()))?;
+            moved.map_err(DeviceError::failed)?;
         }
         Ok(())
     }
