@@ -1,0 +1,27 @@
+//! What goes over a wire or through memory that is shared with a guest.
+//!
+//! # Theory of operation
+//! Every structure is little-endian, has no padding, and is read by copying it out of the bytes that
+//! came ([`zerocopy`]): any bytes make a value, and whoever takes it checks it. Every conversation
+//! begins with a hello that names a magic number and the versions that its sender speaks; the answer
+//! names the one that is used. A change of any structure here is a new version.
+//!
+//! - [`frame`]: messages on a byte stream.
+//! - [`pipe`]: the guest's agent and the daemon, over vsock.
+//! - [`program`]: a program of the guest and its agent, over a Unix socket.
+//! - [`reason`]: why something was not piped, or not to its end; the same numbers everywhere.
+//!
+//! # Limits
+//! - A message has at most 64 KiB ([`frame::MAX_BODY_BYTES`]): what one side keeps of the other's
+//!   before it knows what it is.
+//! - A pipe has at most 2,048 extents ([`pipe::MAX_EXTENTS`]): both ends of it in one message. A file
+//!   in more pieces is piped in parts.
+
+#![cfg_attr(not(test), no_std)]
+
+pub mod frame;
+pub mod pipe;
+pub mod program;
+pub mod reason;
+
+pub use reason::Reason;

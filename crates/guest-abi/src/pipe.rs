@@ -1,0 +1,287 @@
+//! The guest's agent and the daemon.
+//!
+//! The agent connects from a privileged vsock port (below 1,024, which the guest's kernel gives to
+//! root alone) to port [`PORT`] of the host, says [`Hello`] and is told [`Welcome`], or the stream
+//! ends. Then it may have many exchanges at a time, each with an id of its own:
+//!
+//! | agent says | daemon answers | |
+//! | --- | --- | --- |
+//! | [`Probe`] | [`Probed`] | which disk of the VM has these bytes there |
+//! | [`Pipe`] with its ends | [`Done`] | move bytes from a source to a sink |
+//! | [`Cancel`] | (the [`Done`] of the pipe) | end the pipe of that id soon |
+//!
+//! A pipe is answered once, when no byte of its source is needed any more: a receiver has
+//! acknowledged what was moved. Ids of pipes that are not answered yet must differ.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The host's vsock port for agents.
+pub const PORT: u32 = 28_018;
+
+/// First bytes of [`Hello`] and [`Welcome`]: `MLRCPIPE`.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"MLRCPIPE");
+
+/// The version of this file.
+pub const VERSION: u16 = 1;
+
+/// Most extents of a pipe, both ends together.
+pub const MAX_EXTENTS: u32 = 2048;
+
+/// Kinds of messages: see [`crate::frame::Header::kind`].
+pub mod kind {
+    /// [`super::Hello`], agent to daemon, the first message.
+    pub const HELLO: u16 = 1;
+    /// [`super::Welcome`], its answer.
+    pub const WELCOME: u16 = 2;
+    /// [`super::Probe`], agent to daemon.
+    pub const PROBE: u16 = 3;
+    /// [`super::Probed`], its answer.
+    pub const PROBED: u16 = 4;
+    /// [`super::Pipe`] and its ends, agent to daemon.
+    pub const PIPE: u16 = 5;
+    /// [`super::Done`], its answer.
+    pub const DONE: u16 = 6;
+    /// [`super::Cancel`], agent to daemon.
+    pub const CANCEL: u16 = 7;
+}
+
+/// The agent begins.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: U64,
+    /// Oldest version it speaks.
+    pub lowest: U16,
+    /// Newest version it speaks.
+    pub highest: U16,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// The daemon agrees.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Welcome {
+    /// [`MAGIC`].
+    pub magic: U64,
+    /// The version of all that follows.
+    pub version: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Most pipes of the VM at a time; more are refused.
+    pub max_pipes: U32,
+    /// Most bytes of one pipe; more is moved in parts.
+    pub max_len_bytes: U64,
+}
+
+/// Bytes of a [`Probe`]'s block.
+pub const PROBE_BLOCK_BYTES: usize = 4096;
+
+/// A file system's self-test. The agent has written a block of [`PROBE_BLOCK_BYTES`], made of its
+/// secret again and again, into a file of it, made it durable and asked where it lies.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Probe {
+    /// Where the block should be, in bytes from the beginning of the disk.
+    pub offset: U64,
+    /// Random.
+    pub secret: [u8; 32],
+}
+
+/// Which disk it is.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Probed {
+    /// The disk's number in later messages; holds as long as the stream. [`NO_DISK`]: none.
+    pub disk: U32,
+    /// [`crate::Reason`], when there is none.
+    pub reason: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// The disk's size.
+    pub len_bytes: U64,
+}
+
+/// No disk has the block.
+pub const NO_DISK: u32 = u32::MAX;
+
+/// Kinds of ends.
+pub mod end {
+    /// [`super::SocketEnd`].
+    pub const SOCKET: u8 = 1;
+    /// [`super::FileEnd`].
+    pub const FILE: u8 = 2;
+}
+
+/// Moves bytes. The source's end follows, then the sink's.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Pipe {
+    /// [`end`] of the source.
+    pub source: u8,
+    /// [`end`] of the sink.
+    pub sink: u8,
+    /// Zero.
+    pub reserved: [u8; 6],
+    /// Bytes to be moved, at least 1.
+    pub len_bytes: U64,
+}
+
+/// Address families of [`SocketEnd`].
+pub mod family {
+    /// IPv4.
+    pub const V4: u8 = 4;
+    /// IPv6.
+    pub const V6: u8 = 6;
+}
+
+/// What was negotiated when the connection began; the kernel's `TCPI_OPT_*`.
+pub mod option {
+    /// Timestamps (RFC 7323).
+    pub const TIMESTAMPS: u8 = 1;
+    /// Selective acknowledgements (RFC 2018).
+    pub const SACK: u8 = 2;
+    /// Window scaling (RFC 7323).
+    pub const WINDOW_SCALE: u8 = 4;
+    /// Explicit congestion notification (RFC 3168).
+    pub const ECN: u8 = 8;
+    /// ECN was seen at work.
+    pub const ECN_SEEN: u8 = 16;
+    /// Data went with the SYN (RFC 7413).
+    pub const SYN_DATA: u8 = 32;
+}
+
+/// An established TCP connection, as `TCP_INFO` has it. Nothing of it waits to be sent for the first
+/// time.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct SocketEnd {
+    /// [`family`].
+    pub family: u8,
+    /// [`option`] bits.
+    pub options: u8,
+    /// The peer's window scale (`tcpi_snd_wscale`).
+    pub send_scale: u8,
+    /// The guest's window scale (`tcpi_rcv_wscale`).
+    pub receive_scale: u8,
+    /// Most payload bytes of a segment that is sent, without options (`tcpi_snd_mss`).
+    pub mss: U16,
+    /// The guest's port.
+    pub local_port: U16,
+    /// The peer's port.
+    pub remote_port: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// The congestion window in segments.
+    pub cwnd: U32,
+    /// The smoothed round trip time in microseconds.
+    pub rtt_us: U32,
+    /// Zero.
+    pub reserved2: U32,
+    /// The guest's address; IPv4 in the first four bytes.
+    pub local: [u8; 16],
+    /// The peer's address.
+    pub remote: [u8; 16],
+    /// Payload bytes sent, each once: `tcpi_bytes_sent` less `tcpi_bytes_retrans`.
+    pub sent_bytes: U64,
+    /// Payload bytes received in order (`tcpi_bytes_received`).
+    pub received_bytes: U64,
+    /// Name of the congestion control, zero-filled.
+    pub congestion: [u8; 16],
+}
+
+/// Where a part of a file lies; its [`Extent`]s follow, in the order of the file.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct FileEnd {
+    /// From [`Probed`].
+    pub disk: U32,
+    /// How many extents.
+    pub extents: U32,
+}
+
+/// Bytes that lie together. All of a [`FileEnd`] together have the pipe's length.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Extent {
+    /// Bytes from the beginning of the disk; [`HOLE`]: nowhere, they are zeroes.
+    pub offset: U64,
+    /// How many, at least 1.
+    pub len_bytes: U64,
+}
+
+/// See [`Extent::offset`].
+pub const HOLE: u64 = u64::MAX;
+
+/// The end of a pipe.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Done {
+    /// Bytes that arrived.
+    pub moved_bytes: U64,
+    /// [`crate::Reason`]: why not all of them, or [`crate::Reason::Complete`].
+    pub reason: U16,
+    /// Zero.
+    pub reserved: [u8; 6],
+}
+
+/// Ends a pipe. What it has moved is not taken back.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Cancel {
+    /// [`crate::Reason`].
+    pub reason: U16,
+    /// Zero.
+    pub reserved: [u8; 6],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_version_1() {
+        let sizes = [
+            size_of::<Hello>(),
+            size_of::<Welcome>(),
+            size_of::<Probe>(),
+            size_of::<Probed>(),
+            size_of::<Pipe>(),
+            size_of::<SocketEnd>(),
+            size_of::<FileEnd>(),
+            size_of::<Extent>(),
+            size_of::<Done>(),
+            size_of::<Cancel>(),
+        ];
+        assert_eq!(sizes, [16, 24, 40, 16, 16, 88, 8, 16, 16, 8]);
+    }
+
+    #[test]
+    fn the_longest_pipe_fits_into_a_message() {
+        let ends = 2 * size_of::<FileEnd>().max(size_of::<SocketEnd>());
+        let extents = MAX_EXTENTS as usize * size_of::<Extent>();
+        assert!(size_of::<Pipe>() + ends + extents <= crate::frame::MAX_BODY_BYTES as usize);
+    }
+}

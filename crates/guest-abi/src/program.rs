@@ -1,0 +1,84 @@
+//! A program of the guest and its agent.
+//!
+//! The program connects to [`SOCKET`] (`SOCK_SEQPACKET`) and sends a [`Request`] with two descriptors
+//! attached (`SCM_RIGHTS`): the source, then the sink. Possession of them is the permission, as it is
+//! for `sendfile(2)`. The [`Answer`] comes when the pipe is over; until then the socket is not
+//! readable, so that it can stand in `poll(2)`. Then the next request may follow. A program that closes
+//! its end cancels.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Where the agent listens; everybody may connect.
+pub const SOCKET: &str = "/run/millrace/agent.sock";
+
+/// First bytes of a [`Request`] and an [`Answer`]: `MLRP`.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"MLRP");
+
+/// The version of this file.
+pub const VERSION: u16 = 1;
+
+/// What a request asks for.
+pub mod op {
+    /// Moves bytes.
+    pub const PIPE: u16 = 1;
+    /// Whether pipes are to be had at all; no descriptors.
+    pub const QUERY: u16 = 2;
+}
+
+/// The descriptor's own position, which moves with the bytes.
+pub const OWN_POSITION: u64 = u64::MAX;
+
+/// Asks for a pipe.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Request {
+    /// [`MAGIC`].
+    pub magic: U32,
+    /// [`VERSION`].
+    pub version: U16,
+    /// [`op`].
+    pub op: U16,
+    /// Zero.
+    pub flags: U32,
+    /// Milliseconds after which it ends with what it has moved; 0: never.
+    pub timeout_ms: U32,
+    /// Where to read in a file, or [`OWN_POSITION`].
+    pub source_offset: U64,
+    /// Where to write in a file, or [`OWN_POSITION`].
+    pub sink_offset: U64,
+    /// How many bytes.
+    pub len_bytes: U64,
+}
+
+/// What came of it.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Answer {
+    /// [`MAGIC`].
+    pub magic: U32,
+    /// [`VERSION`].
+    pub version: U16,
+    /// [`crate::Reason`].
+    pub reason: U16,
+    /// The nearest errno; 0 when bytes were moved.
+    pub errno: U32,
+    /// Zero.
+    pub reserved: U32,
+    /// Bytes moved.
+    pub moved_bytes: U64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_c_header() {
+        assert_eq!((size_of::<Request>(), size_of::<Answer>()), (40, 24));
+    }
+}
