@@ -14,6 +14,7 @@ use crate::engine::{EVENT, Engine};
 use crate::limits::{DEFAULT_BUFFER_BYTES, DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_HALF_OPEN};
 use crate::listing::ConnectionInfo;
 use crate::metrics::VsockStats;
+use crate::service::Service;
 use crate::table::Id;
 
 /// Ring features: VERSION_1 (32), INDIRECT_DESC (28), EVENT_IDX (29), RING_PACKED (34), IN_ORDER
@@ -63,10 +64,13 @@ pub struct VsockPortConfig {
     pub max_half_open: u32,
     /// Buffer per connection, which is the credit that the guest sees.
     pub buffer_bytes: u32,
-    /// Which ports of the host the guest may connect to.
+    /// Which ports of the host the guest may connect to, [`Self::services`] aside.
     pub host_ports: HostPorts,
     /// Whether host programs may connect to the guest; without, nothing listens at `socket`.
     pub host_connects: bool,
+    /// Ports of the host that the daemon answers itself; at most
+    /// [`crate::limits::MAX_SERVICES`].
+    pub services: Vec<Service>,
 }
 
 impl VsockPortConfig {
@@ -82,6 +86,7 @@ impl VsockPortConfig {
             buffer_bytes: DEFAULT_BUFFER_BYTES,
             host_ports: HostPorts::All,
             host_connects: true,
+            services: Vec::new(),
         }
     }
 }

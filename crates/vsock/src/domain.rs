@@ -15,6 +15,7 @@ use crate::limits::{
     LOWEST_BUFFER_BYTES, LOWEST_CID, MAX_PATH_BYTES, MAX_PORTS,
 };
 use crate::metrics::VsockStats;
+use crate::service;
 
 /// How a domain is set up; [`DomainConfig::new`] has the defaults.
 #[derive(Debug, Clone)]
@@ -95,6 +96,7 @@ impl Domain {
             max_half_open: config.max_half_open,
             buffer_bytes: config.buffer_bytes,
             host_ports: config.host_ports,
+            services: config.services,
             listener,
             stats: Arc::clone(&stats),
         };
@@ -156,6 +158,7 @@ fn check(config: &VsockPortConfig) -> Result<(), VsockError> {
     in_range(name, "max_half_open", config.max_half_open.into(), 1, most)?;
     let (least, most) = (LOWEST_BUFFER_BYTES.into(), HIGHEST_BUFFER_BYTES.into());
     in_range(name, "buffer_bytes", config.buffer_bytes.into(), least, most)?;
+    service::check(name, &config.services)?;
     let len = config.socket.as_os_str().len();
     if len > MAX_PATH_BYTES {
         return Err(VsockError::PathTooLong { name: name.clone(), len, limit: MAX_PATH_BYTES });
@@ -169,7 +172,7 @@ fn check(config: &VsockPortConfig) -> Result<(), VsockError> {
     )
 }
 
-fn in_range(
+pub(crate) fn in_range(
     name: &str,
     what: &'static str,
     value: u64,

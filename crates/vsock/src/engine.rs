@@ -18,6 +18,7 @@ use crate::limits::{BATCH, IDLE_LOOK_INTERVAL_NS, LOOK_INTERVAL_NS, MAX_STRAYS, 
 use crate::metrics::VsockStats;
 use crate::packet::Key;
 use crate::queues::{RxQueue, TxQueue};
+use crate::service::Service;
 use crate::table::{Id, Linked, Links, ReadyList, Slab, Tag};
 
 /// Index of the queue towards the driver (virtio 1.2, 5.10.2).
@@ -38,6 +39,7 @@ pub(crate) struct PortSpec {
     pub max_half_open: u32,
     pub buffer_bytes: u32,
     pub host_ports: HostPorts,
+    pub services: Vec<Service>,
     pub listener: Option<Listener>,
     pub stats: Arc<VsockStats>,
 }

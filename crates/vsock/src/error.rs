@@ -55,6 +55,14 @@ pub enum VsockError {
         /// Limit, in bytes.
         limit: usize,
     },
+    /// Two services of a port have the same number.
+    #[error("port {name}: service port {port} is given twice")]
+    ServiceTwice {
+        /// Port.
+        name: String,
+        /// The service's number.
+        port: u32,
+    },
     /// Something else listens there, or it is not a socket.
     #[error("port {name}: {path} is in use: {what}")]
     PathTaken {

@@ -9,6 +9,10 @@
 //! reaches whoever listens at `<socket>_P`; a program that connects to `<socket>` and writes
 //! `CONNECT P\n` reaches the guest's port P and reads `OK <port>\n` once the guest has accepted.
 //!
+//! *Services* are ports of CID 2 that the daemon answers itself ([`Service`]): the engine makes a
+//! pair of sockets instead of connecting to a path, and hands over one of them. From there on the
+//! connection is like any other.
+//!
 //! *Credit ends here.* Towards each guest the device is the other end of every connection
 //! (`connection`): the guest sees the space in our fixed buffer, and we keep to the space
 //! that the guest announces. A connection between two guests is two of these back to back, so no
@@ -72,6 +76,7 @@ pub mod metrics;
 pub mod packet;
 mod queues;
 mod rx;
+mod service;
 mod table;
 mod tx;
 
@@ -81,6 +86,7 @@ pub use engine::Engine;
 pub use error::{PacketError, VsockError};
 pub use listing::{ConnectionInfo, Peer};
 pub use metrics::VsockStats;
+pub use service::{Service, Sink};
 
 #[cfg(test)]
 mod tests;

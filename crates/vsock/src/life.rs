@@ -3,7 +3,6 @@
 use crate::buffer::ByteRing;
 use crate::connection::{Connection, NEVER_NS};
 use crate::engine::{Asked, Endpoint, Engine, Far, HostEnd, Port};
-use crate::host;
 use crate::limits::{
     CONNECT_TIMEOUT_NS, DRAIN_TIMEOUT_NS, FIRST_HOST_PORT, MAX_STRAYS, SCAN_INTERVAL_NS,
     SPARE_BUFFERS,
@@ -13,7 +12,7 @@ use crate::table::{Id, Links, Tag};
 use std::os::fd::{AsFd, OwnedFd};
 
 impl Port {
-    fn has_room(&self, half_open: bool) -> bool {
+    pub(crate) fn has_room(&self, half_open: bool) -> bool {
         self.open < self.spec.max_connections
             && (!half_open || self.half_open < self.spec.max_half_open)
     }
@@ -80,13 +79,9 @@ impl Engine {
         self.stray_reset(port, request.key, TYPE_STREAM);
     }
 
-    fn open_to_host(&mut self, port: Id, request: &Header) -> Option<Id> {
+    /// A connection of the guest to what is behind `fd`, open from the start.
+    pub(crate) fn connect_host(&mut self, port: Id, request: &Header, fd: OwnedFd) -> Option<Id> {
         let p = self.ports.get(port)?;
-        let number = request.key.peer_port;
-        if !p.has_room(false) || !p.spec.host_ports.allows(number) {
-            return None;
-        }
-        let fd = host::connect(&host::path_for_port(&p.spec.base, number)).ok()?;
         let conn = Connection::incoming(request, p.spec.buffer_bytes, NEVER_NS);
         let id = self.insert(port, conn, Far::Gone)?;
         if !self.attach_host(id, fd, false, false) {

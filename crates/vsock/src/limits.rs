@@ -111,6 +111,16 @@ pub const READY_BUDGET: usize = 256;
 /// only a guest that gives no receive buffers gets there.
 pub const MAX_STRAYS: usize = 256;
 
+/// Most services of one port: each request for a connection to the host looks through them.
+pub const MAX_SERVICES: usize = 8;
+
+/// Highest number of a service: 2^32 - 1 means "any".
+pub const HIGHEST_SERVICE_PORT: u32 = u32::MAX - 1;
+
+/// Highest port that a guest's kernel gives to root alone (Linux: `LAST_RESERVED_PORT` of
+/// `net/vmw_vsock/af_vsock.c`).
+pub const HIGHEST_PRIVILEGED_PORT: u32 = 1023;
+
 /// Most buffers in one system call (Linux' `UIO_MAXIOV`).
 pub const MAX_IOVECS: usize = 1024;
 

@@ -29,6 +29,7 @@ mod hosts;
 mod lifecycle;
 mod marks;
 mod rounds;
+mod services;
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
 
@@ -271,6 +272,7 @@ impl World {
             max_half_open: config.max_half_open,
             buffer_bytes: config.buffer_bytes,
             host_ports: config.host_ports,
+            services: config.services,
             stats: Arc::clone(&stats),
         };
         let id = self.engine.add_port(spec).unwrap();
