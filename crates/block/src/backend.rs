@@ -1,5 +1,6 @@
 //! What a port needs from the world below: one [`Disk`] per queue, over the same bytes.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use base::io::Disk;
@@ -60,6 +61,11 @@ pub trait Backend: Send + Sync {
 
     /// The gate of the device below, where requests wait in one.
     fn gate(&self) -> Option<Arc<Gate>> {
+        None
+    }
+
+    /// The file that holds the disk byte by byte, where there is one.
+    fn in_place(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

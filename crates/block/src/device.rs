@@ -26,7 +26,10 @@ use crate::raw::RawBackend;
 use crate::slab;
 use crate::state::PortState;
 
+mod in_place;
 mod queues;
+
+pub use in_place::{Image, NotInPlace};
 
 /// What a queue's worker knows its memory by: it has that of one VM.
 const MEMORY: u64 = 0;
@@ -51,6 +54,8 @@ pub struct BlockPort {
     name: String,
     state: Arc<PortState>,
     backend: Arc<dyn Backend>,
+    /// The first stage that changes content.
+    changed_by: Option<String>,
     cores: Vec<Sidecore>,
     /// Of the queues of a port with stages, which share those.
     group: Option<Group>,
@@ -125,6 +130,8 @@ impl BlockPort {
         }
         let features = config.features();
         let group = (!config.stages.is_empty()).then(|| Group::new(&cores[0]));
+        let changed_by = config.stages.iter().find(|s| s.changes_content());
+        let changed_by = changed_by.map(|stage| stage.name().to_owned());
         let state = Arc::new(PortState {
             vm: config.vm,
             gate: backend.gate(),
@@ -143,6 +150,7 @@ impl BlockPort {
             name: config.name,
             state,
             backend,
+            changed_by,
             cores: cores.to_vec(),
             group,
             features,

@@ -40,6 +40,9 @@
 //!
 //! Before a queue starts, an earlier daemon's requests must be out of the disk: see `claim.rs`.
 //!
+//! Other parts of the daemon read a raw disk in place, through the page cache, with a descriptor of
+//! their own: see [`BlockPort::image`].
+//!
 //! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
 //!
 //! # Limits
@@ -67,6 +70,8 @@
 //! - One daemon per image: a lock that another holder has is an error, never waited for.
 //! - 5 s for the requests of a killed daemon to end; then the queue does not start, and says so.
 //! - A request's time is known to within the rest of a round, and 1/32.
+//! - Only raw disks are read in place, and none with a stage that changes content. Stages that only
+//!   watch or refuse do not see what is read so.
 //! - SECURE ERASE, zones and lifetime are not offered.
 
 pub mod backend;
@@ -100,7 +105,7 @@ mod state;
 
 pub use backend::{Backend, Demands};
 pub use config::{BackendConfig, BlockPortConfig, Topology};
-pub use device::BlockPort;
+pub use device::{BlockPort, Image, NotInPlace};
 pub use dropper::start as start_dropper;
 pub use error::BlockError;
 pub use gate::Gate;

@@ -9,7 +9,7 @@
 //! sleeps.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -117,6 +117,10 @@ impl Backend for RawBackend {
 
     fn gate(&self) -> Option<Arc<Gate>> {
         self.gate.clone()
+    }
+
+    fn in_place(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.get().as_fd())
     }
 
     /// Only looks again: whoever owns the file changes its size.

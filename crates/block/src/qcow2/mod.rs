@@ -141,4 +141,4 @@ impl Disk for Qcow2Disk {
 #[cfg(test)]
 mod malformed;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -20,7 +20,7 @@ use crate::test_support::{BOTH, Rig, pattern, range};
 const LEN: u64 = 8 << 20;
 
 /// Makes an image, with a backing file named as given.
-fn create(path: &Path, backing: Option<(&str, &str)>) {
+pub(crate) fn create(path: &Path, backing: Option<(&str, &str)>) {
     let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
     let storage = Storage::try_from(file).unwrap();
     let mut builder = Qcow2::<Storage>::create_builder(storage).size(LEN);

@@ -9,6 +9,8 @@ mod credits;
 mod durability;
 #[allow(non_snake_case)]
 mod files;
+#[allow(non_snake_case)]
+mod in_place;
 mod latency;
 #[allow(non_snake_case)]
 mod migration;

@@ -17,7 +17,7 @@ use crate::test_support::model_disk::ModelDisk;
 use crate::test_support::{BOTH, UNTOUCHED, pattern};
 use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
-fn cores(count: usize, spin_us: u32) -> Vec<Sidecore> {
+pub(super) fn cores(count: usize, spin_us: u32) -> Vec<Sidecore> {
     let spawn = |index| {
         let config =
             SidecoreConfig { index, spin_us, yield_when_idle: true, ..SidecoreConfig::default() };
@@ -26,25 +26,34 @@ fn cores(count: usize, spin_us: u32) -> Vec<Sidecore> {
     (0..count).map(spawn).collect()
 }
 
-fn port(backend: BackendConfig, change: impl FnOnce(&mut BlockPortConfig)) -> Arc<BlockPort> {
+pub(super) fn port(
+    backend: BackendConfig,
+    change: impl FnOnce(&mut BlockPortConfig),
+) -> Arc<BlockPort> {
     let mut config = BlockPortConfig::new("vm/disk", backend);
     change(&mut config);
     BlockPort::new(config, &cores(2, 0), Arc::new(MonotonicClock)).unwrap()
 }
 
 /// A driver that waits for interrupts, as a guest does.
-struct Guest {
-    driver: ModelDriver,
+pub(super) struct Guest {
+    pub(super) driver: ModelDriver,
 }
 
 impl Guest {
-    fn new(layout: Layout) -> Self {
+    pub(super) fn new(layout: Layout) -> Self {
         let options = ModelOptions { event_idx: true, ..Default::default() };
         Self { driver: ModelDriver::with_options(layout, 32, options) }
     }
 
     /// Sends a request, kicks, waits for the interrupt; gives the status and the data buffer.
-    fn request(&mut self, kind: u32, sector: u64, out: &[u8], room: usize) -> (u8, Vec<u8>) {
+    pub(super) fn request(
+        &mut self,
+        kind: u32,
+        sector: u64,
+        out: &[u8],
+        room: usize,
+    ) -> (u8, Vec<u8>) {
         let (data, status) = self.offer(kind, sector, out, room);
         self.wait();
         (self.driver.read(status, 1)[0], self.driver.read(data, room))
@@ -144,7 +153,7 @@ fn queues_stop_and_start_where_they_were() {
 }
 
 /// Hands out a disk that holds its operations.
-struct Held(ModelDisk);
+pub(super) struct Held(pub(super) ModelDisk);
 
 impl Backend for Held {
     fn kind(&self) -> &'static str {
