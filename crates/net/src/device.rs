@@ -170,7 +170,7 @@ impl NetPort {
     }
 
     /// Runs `f` on the sidecore with the port, its place and the descriptors it is woken by.
-    fn with<R: Send + 'static>(
+    pub(crate) fn with<R: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Port, &mut Kicks<'_>, Place) -> R + Send + 'static,
     ) -> Result<R, DeviceError> {

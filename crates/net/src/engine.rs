@@ -60,6 +60,7 @@ impl Engine {
             hold_ns,
             flooded_bytes: 0,
             unpublished_bytes: 0,
+            steered: Vec::with_capacity(base::limits::MAX_PORTS),
             stats,
         };
         Self {
@@ -85,7 +86,7 @@ impl Engine {
                 port.tx[index] = Some(txq);
             }
         }
-        work
+        work + self.poll_twins(port, now_ns, ledger)
     }
 
     fn poll_uplink(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
@@ -200,6 +201,23 @@ impl Worker for Engine {
         for at in 0..ports.len() {
             let vm = ports[at].as_ref().map_or(VmId::NONE, |p| p.vm);
             let ceiling_ns = ledger.until_ns(vm, now_ns);
+            let flows = ports[at].as_mut().and_then(|p| p.flows.as_mut());
+            if let Some((ready, held_on, unfilled)) = flows.map(|flows| flows.waiting()) {
+                let busy = match held_on {
+                    _ if ceiling_ns.is_some() => {
+                        tell_at_ns = tell_at_ns.min(ceiling_ns.unwrap_or(u64::MAX));
+                        false
+                    }
+                    Some(awaited) => wait(ports, awaited) == Arm::Busy,
+                    None => ready,
+                };
+                if busy {
+                    return Arm::Busy;
+                }
+                if unfilled {
+                    tell_at_ns = tell_at_ns.min(now_ns + REFILL_AGAIN_NS);
+                }
+            }
             for index in 0..ports[at].as_ref().map_or(0, |p| p.tx.len()) {
                 let Some(txq) = ports[at].as_mut().and_then(|p| p.tx[index].as_mut()) else {
                     continue;

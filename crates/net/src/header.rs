@@ -285,6 +285,13 @@ impl Head {
         &mut self.raw[VNET_LEN..VNET_LEN + self.head_len]
     }
 
+    /// Makes it a whole frame of `len` bytes, all of them in our copy, with nothing to be done to it.
+    pub(crate) fn cut(&mut self, len: usize) {
+        (self.head_len, self.frame_len) = (len.min(self.head_len), len.min(self.head_len));
+        self.vnet = Vnet::default();
+        self.raw[..VNET_LEN].copy_from_slice(&PLAIN);
+    }
+
     /// Virtio-net header (one buffer) and [`Head::eth`], as one piece.
     pub fn wire(&self) -> &[u8] {
         &self.raw[..VNET_LEN + self.head_len]

@@ -74,6 +74,7 @@ mod engine;
 pub mod error;
 pub mod fdb;
 pub mod features;
+pub mod flow;
 mod forward;
 pub mod header;
 mod hold;
@@ -86,6 +87,7 @@ pub mod switch;
 pub mod tap;
 mod transmit;
 mod uplink;
+mod way;
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use stage::{Direction, FrameStage, FrameView, Verdict};
 use crate::binding::Binding;
 use crate::fdb::PortId;
 use crate::features;
+use crate::flow::PortFlows;
 use crate::header::{Allowed, VNET_LEN};
 use crate::lately::Lately;
 use crate::metrics::SwitchStats;
@@ -141,6 +142,8 @@ pub(crate) struct Port {
     pub binding: Binding,
     pub stages: Stages,
     pub lately: Lately,
+    /// Its connections, when its VM has pipes.
+    pub flows: Option<Box<PortFlows>>,
     pub tx: Vec<Option<Box<TxQueue>>>,
     pub rx: Vec<Option<Box<RxQueue>>>,
     /// Indexes of the receive queues that run, ascending.
@@ -170,6 +173,7 @@ impl Port {
             binding,
             stages,
             lately: Lately::default(),
+            flows: None,
             tx: (0..pairs).map(|_| None).collect(),
             rx: (0..pairs).map(|_| None).collect(),
             rx_running: Vec::with_capacity(usize::from(pairs)),
@@ -197,7 +201,10 @@ impl Port {
     /// Whether its frames may leave without a look at more than their addresses.
     #[inline]
     pub fn sends_plain(&self) -> bool {
-        self.link_up && self.stages.is_empty() && self.tx_vnet_len == VNET_LEN
+        self.link_up
+            && self.stages.is_empty()
+            && self.flows.is_none()
+            && self.tx_vnet_len == VNET_LEN
     }
 
     /// Length of the longest frame that is not to be cut.

@@ -352,6 +352,9 @@ impl Engine {
         let stopped = self.stop_queues(place, watcher);
         self.forget(place.id, true);
         let port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
+        if let Some(fd) = port.flows.as_ref().and_then(|flows| flows.event_fd()) {
+            watcher.unwatch(fd);
+        }
         Some((port, stopped))
     }
 

@@ -11,9 +11,10 @@ use stage::{Direction, FrameView};
 use crate::binding::Tables;
 use crate::engine::Engine;
 use crate::fdb::PortId;
+use crate::flow::{FlowVerdict, reply};
 use crate::forward::{Dest, Fabric, LONG_TURN_BYTES, Outcome, Staging, WhenFull};
-use crate::header::{Head, Mac};
-use crate::port::{Port, TX_BATCH, TxQueue, charge_bytes};
+use crate::header::{HEAD_LEN, Head, Mac, VNET_LEN};
+use crate::port::{Awaited, Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rxq::{Body, Frame, RxQueue};
 
 /// Bytes taken from one transmit queue in a round, for a port whose VM has no account, and so no turn:
@@ -236,6 +237,9 @@ impl Engine {
         if let Err(reason) = admitted {
             return (Outcome::Dropped(reason), false);
         }
+        if port.flows.is_some() && !follow(port, head, &mut fabric.touched, now_ns) {
+            return (Outcome::Done, false);
+        }
         if !port.stages.is_empty() {
             return (staged(fabric, port, chain, head, outgoing, lane, now_ns), false);
         }
@@ -266,6 +270,20 @@ fn admit(port: &mut Port, head: &Head, tables: &mut Tables, now_ns: u64) -> Resu
     Ok(())
 }
 
+/// Tells the port's connections of a frame, and has them change it. False: it ends here.
+fn follow(port: &mut Port, head: &mut Head, touched: &mut Vec<Awaited>, now_ns: u64) -> bool {
+    let Some(flows) = port.flows.as_deref_mut() else { return true };
+    let mut answer = [0; VNET_LEN + HEAD_LEN];
+    match flows.guest_sends(head, &mut answer, now_ns) {
+        FlowVerdict::Pass => true,
+        FlowVerdict::Swallow => false,
+        FlowVerdict::Answer(len) => {
+            reply(port, touched, &answer[..len], now_ns);
+            false
+        }
+    }
+}
+
 /// Where a port's frames to `dst` go.
 #[inline]
 fn destination(fabric: &Fabric, port: &mut Port, dst: Mac, now_ns: u64) -> Dest {
@@ -285,7 +303,7 @@ fn open(
     lane: usize,
 ) -> Option<(usize, u16, &mut RxQueue)> {
     let port = ports.get_mut(usize::from(to))?.as_deref_mut()?;
-    if !port.link_up || !port.stages.is_empty() {
+    if !port.link_up || !port.stages.is_empty() || port.flows.is_some() {
         return None;
     }
     let (longest, queue) = (port.longest(), port.rx_for(lane)?);

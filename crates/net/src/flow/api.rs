@@ -1,0 +1,153 @@
+//! Pipes' hold on a port: from other threads, between two rounds of the switch.
+
+use std::sync::Arc;
+
+use base::counter::QueueStats;
+use base::io::Wire;
+use vhost_user::DeviceError;
+
+use super::build::{MAX_RESET, reset};
+use super::{FlowError, FlowKey, FlowSnapshot, FlowWatch, PortFlows, Snapshot, state::Flow};
+use crate::device::NetPort;
+use crate::engine::Engine;
+use crate::fdb::PortId;
+use crate::forward::WhenFull;
+use crate::header::{Mac, Vnet};
+use crate::rxq::{Body, Frame};
+
+impl NetPort {
+    /// Switches pipes on: connections that begin from now on are tracked. `wire` is the TAP of the
+    /// VM's twins. Fails on a port with stages, and on one that has pipes.
+    pub fn enable_pipes(
+        &self,
+        watch: Arc<dyn FlowWatch>,
+        wire: Box<dyn Wire>,
+        stats: Arc<QueueStats>,
+    ) -> Result<(), DeviceError> {
+        // Its table is megabytes: not to be made on the sidecore.
+        let flows = Box::new(PortFlows::new(watch, wire, stats));
+        let (refused, answer) = self.with(move |port, kicks, _| {
+            if port.flows.is_some() {
+                return (Some(flows), Err("it has pipes already"));
+            }
+            if !port.stages.is_empty() {
+                return (Some(flows), Err("it has stages"));
+            }
+            if let Some(fd) = flows.event_fd()
+                && kicks.watcher.watch(fd).is_err()
+            {
+                return (Some(flows), Err("its TAP cannot be watched"));
+            }
+            port.flows = Some(flows);
+            (None, Ok(()))
+        })?;
+        drop(refused);
+        answer
+            .map_err(|why| DeviceError::Failed(format!("no pipes on port {}: {why}", self.name())))
+    }
+
+    /// Switches pipes off. Connections that a twin has are reset, those that are shifted break.
+    pub fn disable_pipes(&self) -> Result<(), DeviceError> {
+        let flows = self.with(|port, kicks, _| {
+            let flows = port.flows.take()?;
+            if let Some(fd) = flows.event_fd() {
+                kicks.watcher.unwatch(fd);
+            }
+            Some(flows)
+        })?;
+        // Unmapped here.
+        drop(flows);
+        Ok(())
+    }
+
+    fn with_flow<R: Send + 'static>(
+        &self,
+        key: FlowKey,
+        f: impl FnOnce(&mut Flow) -> Result<R, FlowError> + Send + 'static,
+    ) -> Result<R, FlowError> {
+        let answer = self.with(move |port, _, _| {
+            let flows = port.flows.as_deref_mut().ok_or(FlowError::Off)?;
+            f(flows.table.get(&key).ok_or(FlowError::Unknown)?)
+        });
+        answer.unwrap_or(Err(FlowError::Off))
+    }
+
+    /// Asks for what a twin must know, and reserves the connection for the pipe of that token until
+    /// [`NetPort::flow_start`] or [`NetPort::flow_finish`]. `sent_bytes` is what the guest says that it
+    /// has sent over the connection, each byte once.
+    pub fn flow_snapshot(
+        &self,
+        key: FlowKey,
+        sent_bytes: u64,
+        token: u64,
+    ) -> Result<Snapshot, FlowError> {
+        self.with_flow(key, move |flow| flow.snapshot(sent_bytes, token))
+    }
+
+    /// The twin exists: from now on it sends, `len` bytes.
+    pub fn flow_start(
+        &self,
+        key: FlowKey,
+        token: u64,
+        taken: FlowSnapshot,
+        len: u32,
+    ) -> Result<(), FlowError> {
+        self.with_flow(key, move |flow| flow.start(token, &taken, len))
+    }
+
+    /// The twin was given only `len` bytes. True: all of them are acknowledged already, no event comes.
+    pub fn flow_retarget(&self, key: FlowKey, token: u64, len: u32) -> Result<bool, FlowError> {
+        self.with_flow(key, move |flow| Ok(flow.retarget(token, len)))
+    }
+
+    /// The peer has all `len` bytes of the twin, or none were sent: the guest goes on behind them.
+    pub fn flow_finish(&self, key: FlowKey, token: u64, len: u32) -> Result<(), FlowError> {
+        self.with_flow(key, move |flow| flow.finish(token, len))
+    }
+
+    /// Ends the connection with a reset to both sides: bytes of it are lost.
+    pub fn flow_reset(&self, key: FlowKey, token: u64) -> Result<(), FlowError> {
+        let place = self.place;
+        let answer = self.worker.call(move |engine, _| {
+            engine.port_mut(place)?;
+            engine.reset_flow(place.id, &key, token)
+        });
+        answer.ok().flatten().ok_or(FlowError::Unknown)
+    }
+}
+
+impl Engine {
+    fn reset_flow(&mut self, id: PortId, key: &FlowKey, token: u64) -> Option<()> {
+        let port = self.fabric.ports.get_mut(usize::from(id))?.as_deref_mut()?;
+        let flow = port.flows.as_deref_mut()?.table.get(key)?;
+        let (to_peer, to_guest) = flow.give_up(token)?;
+        let macs = flow.macs;
+        let mut back = macs;
+        back.rotate_left(6);
+        let FlowKey { local, remote, local_port, remote_port } = *key;
+        let mirror = FlowKey {
+            local: remote,
+            remote: local,
+            local_port: remote_port,
+            remote_port: local_port,
+        };
+        self.send_reset(id, key, &macs, to_peer);
+        self.send_reset(id, &mirror, &back, to_guest);
+        self.fabric.publish(0);
+        Some(())
+    }
+
+    fn send_reset(&mut self, from: PortId, key: &FlowKey, macs: &[u8; 12], numbers: (u32, u32)) {
+        let mut out = [0; MAX_RESET];
+        let len = reset(&mut out, key, macs, numbers.0, numbers.1);
+        let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
+        // To the guest itself it comes as if from nowhere.
+        let dest = match self.fabric.lookup(Mac::read(macs), from, 0) {
+            crate::forward::Dest::Nowhere => crate::forward::Dest::Port(from),
+            dest => dest,
+        };
+        // SAFETY: flushed before `out` goes.
+        unsafe { self.fabric.deliver(dest, 0, &frame, WhenFull::Drop, 0) };
+        self.fabric.flush_uplink();
+    }
+}

@@ -1,0 +1,76 @@
+//! Frames of our own: resets.
+
+use std::net::IpAddr;
+
+use super::FlowKey;
+use super::segment::{ACK, RST, pseudo_sum};
+use crate::header::{ETH_LEN, L4, PLAIN, VNET_LEN};
+use crate::offload::{fold, sum};
+
+const TCP_LEN: usize = 20;
+
+/// Longest reset: Ethernet, IPv6 and TCP, behind a virtio-net header.
+pub(super) const MAX_RESET: usize = VNET_LEN + ETH_LEN + 40 + TCP_LEN;
+
+/// A reset from the flow's local end to its remote end; `macs`: destination, source.
+pub(super) fn reset(
+    out: &mut [u8; MAX_RESET],
+    key: &FlowKey,
+    macs: &[u8; 12],
+    seq: u32,
+    ack: u32,
+) -> usize {
+    out.fill(0);
+    out[..VNET_LEN].copy_from_slice(&PLAIN);
+    let eth = &mut out[VNET_LEN..];
+    eth[..12].copy_from_slice(macs);
+    let l4 = put_ip(eth, key);
+    let tcp = &mut eth[l4.offset..l4.offset + TCP_LEN];
+    tcp[..2].copy_from_slice(&key.local_port.to_be_bytes());
+    tcp[2..4].copy_from_slice(&key.remote_port.to_be_bytes());
+    tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+    tcp[8..12].copy_from_slice(&ack.to_be_bytes());
+    tcp[12] = (TCP_LEN as u8 / 4) << 4;
+    tcp[13] = RST | ACK;
+    let end = l4.offset + TCP_LEN;
+    let check = fold(sum(&eth[l4.offset..end], pseudo_sum(eth, l4, TCP_LEN)));
+    eth[l4.offset + 16..l4.offset + 18].copy_from_slice(&check.to_be_bytes());
+    VNET_LEN + end
+}
+
+fn put_ip(eth: &mut [u8], key: &FlowKey) -> L4 {
+    let ip = ETH_LEN;
+    let (kind, header_len) = match (key.local, key.remote) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            eth[ip] = 0x45;
+            eth[ip + 2..ip + 4].copy_from_slice(&(20 + TCP_LEN as u16).to_be_bytes());
+            eth[ip + 6] = 0x40;
+            eth[ip + 8] = 64;
+            eth[ip + 9] = 6;
+            eth[ip + 12..ip + 16].copy_from_slice(&local.octets());
+            eth[ip + 16..ip + 20].copy_from_slice(&remote.octets());
+            let check = fold(sum(&eth[ip..ip + 20], 0));
+            eth[ip + 10..ip + 12].copy_from_slice(&check.to_be_bytes());
+            (0x0800_u16, 20)
+        }
+        // A flow's addresses are of one family: they are read from one packet.
+        (local, remote) => {
+            eth[ip] = 0x60;
+            eth[ip + 4..ip + 6].copy_from_slice(&(TCP_LEN as u16).to_be_bytes());
+            eth[ip + 6] = 6;
+            eth[ip + 7] = 64;
+            eth[ip + 8..ip + 24].copy_from_slice(&v6(local));
+            eth[ip + 24..ip + 40].copy_from_slice(&v6(remote));
+            (0x86dd, 40)
+        }
+    };
+    eth[12..14].copy_from_slice(&kind.to_be_bytes());
+    L4 { ip, offset: ip + header_len, proto: 6, v6: header_len == 40, fragment: false }
+}
+
+fn v6(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V6(address) => address.octets(),
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+    }
+}

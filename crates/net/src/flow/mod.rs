@@ -1,0 +1,194 @@
+//! TCP connections of a port that host-side pipes may serve: tracked, steered, shifted.
+//!
+//! # Theory of operation
+//! A port whose VM has pipes keeps a [`table`] of the guest's connections, made by the guest's own
+//! SYNs: the switch sees every segment, so it knows what was sent and acknowledged last. When a pipe
+//! begins, a *twin* of the connection exists in the host's kernel, in a network namespace whose only
+//! interface is a TAP, read and written here as a [`base::io::Wire`]. The connection is taken over by
+//! halves. While a file goes to a socket, the twin has the *sending* half:
+//!
+//! - The twin's segments go out as the guest's, from its addresses, through its stages; they say of the
+//!   receiving half (acknowledgement, window, congestion) what the guest said last.
+//! - The peer's segments go to the twin without payload, for their acknowledgements; to the guest go
+//!   those with bytes or a FIN for it, acknowledging no more than it has sent. All others do not wake
+//!   it.
+//! - The guest's acknowledgements go on to the peer, behind what the twin has sent. What the guest
+//!   sends again of old goes on; what it sends newly waits: it is not acknowledged, and sent again.
+//!   Its probes are answered here.
+//!
+//! Nothing has to be held: the twin begins with the first number that the guest has not used, and the
+//! guest's unacknowledged bytes stay its own. When the peer has acknowledged all of the twin's bytes,
+//! the twin goes silently, and for the connection's remaining life the guest's numbers are *shifted*:
+//! its sequence numbers up by what its twins sent, acknowledgements and their selective blocks down,
+//! timestamps so that they never go back ([`state`]). The shift ends with the SYN of a new connection
+//! between the same addresses.
+//!
+//! How many bytes the guest has sent is told twice: by the agent from `TCP_INFO`, and by the segments
+//! that came. A pipe begins when both agree; so no byte of the guest's is still on its way.
+//!
+//! Checksums are changed by what changes (RFC 1624), so what was damaged stays damaged. Who decides
+//! that bytes are acknowledged is the twin's kernel, not this module.
+//!
+//! # Limits
+//! - 8,192 connections of a port ([`table::MAX_FLOWS`]): two megabytes. The one that was not seen for
+//!   longest among a few makes room, never one that is shifted; those that find none are not tracked.
+//! - Untagged TCP only, with all headers in the first 128 bytes of the frame.
+//! - Connections whose SYN did not pass by since pipes were switched on have no twin.
+//! - 64 segments wait for a twin between two looks of its TAP; more push them out.
+//! - A segment with payload whose checksum is wrong tells the twin nothing.
+
+mod api;
+mod build;
+mod segment;
+mod state;
+mod steer;
+mod table;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use base::counter::QueueStats;
+use base::io::{IoSlice, Wire};
+use thiserror::Error;
+
+use crate::header::{HEAD_LEN, VNET_LEN};
+pub use state::{Shift, Snapshot};
+use table::FlowTable;
+
+pub(crate) use steer::{FlowVerdict, reply};
+
+/// A connection as its guest names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FlowKey {
+    /// The guest's address.
+    pub local: IpAddr,
+    /// The peer's address.
+    pub remote: IpAddr,
+    /// The guest's port.
+    pub local_port: u16,
+    /// The peer's port.
+    pub remote_port: u16,
+}
+
+/// What a twin needs to know. Sequence numbers are the wire's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowSnapshot {
+    /// The twin's first byte.
+    pub send_seq: u32,
+    /// The peer's next byte.
+    pub receive_seq: u32,
+    /// The peer has acknowledged everything before.
+    pub acked_seq: u32,
+    /// The peer's window, as it stood in its header.
+    pub send_window: u16,
+    /// The guest's window, as it stood in its header.
+    pub receive_window: u16,
+    /// The last timestamp that was sent.
+    pub timestamp: u32,
+}
+
+/// What a pipe is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowEvent {
+    /// The guest's last bytes have passed: ask for the snapshot again.
+    Settled,
+    /// The peer seems to have acknowledged all that the twin was to send.
+    Acknowledged,
+    /// The connection was reset, by either side.
+    Reset,
+}
+
+/// Takes the events of all connections of a port; on the sidecore, so it must not wait.
+pub trait FlowWatch: Send + Sync {
+    /// `token` is that of the pipe.
+    fn flow_event(&self, token: u64, event: FlowEvent);
+}
+
+/// Why a connection cannot be taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum FlowError {
+    /// Not seen from its beginning on this port.
+    #[error("the connection was not seen from its beginning")]
+    Unknown,
+    /// Closing, or reset.
+    #[error("the connection is closing")]
+    Closing,
+    /// Another pipe has it.
+    #[error("another pipe has the connection")]
+    Busy,
+    /// Something was sent that the agent has not told of.
+    #[error("the guest goes on sending")]
+    Changed,
+    /// Bytes of a twin are lost: the connection is reset.
+    #[error("bytes that were sent for the guest are lost")]
+    Broken,
+    /// The port has no pipes, or has gone.
+    #[error("the port has no pipes")]
+    Off,
+}
+
+/// Segments for the twin that wait for the TAP's next flush.
+const TWIN_SLOTS: usize = 64;
+
+/// Everything a port has for pipes; see the module's text.
+pub(crate) struct PortFlows {
+    table: FlowTable,
+    watch: Arc<dyn FlowWatch>,
+    wire: Option<Box<dyn Wire>>,
+    stats: Arc<QueueStats>,
+    /// Copies that the wire reads from until it is flushed.
+    slots: Box<[[u8; VNET_LEN + HEAD_LEN]]>,
+    used: usize,
+    /// A frame of the twin's waits for a receiver without buffers.
+    held_on: Option<crate::port::Awaited>,
+    unfilled: bool,
+}
+
+impl PortFlows {
+    fn new(watch: Arc<dyn FlowWatch>, wire: Box<dyn Wire>, stats: Arc<QueueStats>) -> Self {
+        Self {
+            table: FlowTable::new(table::MAX_FLOWS),
+            watch,
+            wire: Some(wire),
+            stats,
+            slots: vec![[0; VNET_LEN + HEAD_LEN]; TWIN_SLOTS].into_boxed_slice(),
+            used: 0,
+            held_on: None,
+            unfilled: false,
+        }
+    }
+
+    /// Queues a frame for the twin: virtio-net header first, all of it.
+    fn queue(&mut self, frame: &[u8]) {
+        if self.used == TWIN_SLOTS {
+            self.flush();
+        }
+        let Some(wire) = self.wire.as_mut() else { return };
+        let slot = &mut self.slots[self.used];
+        slot[..frame.len()].copy_from_slice(frame);
+        let buffer = IoSlice { iov_base: slot.as_mut_ptr().cast(), iov_len: frame.len() };
+        self.used += 1;
+        // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed.
+        if unsafe { wire.send(&[buffer]) }.is_err() {
+            self.stats.drop_one(base::counter::DropReason::WireError);
+        }
+    }
+
+    /// Hands what is queued to the twin; at most one system call.
+    pub(crate) fn flush(&mut self) {
+        if std::mem::take(&mut self.used) == 0 {
+            return;
+        }
+        let refused = match self.wire.as_mut().map(|wire| wire.flush()) {
+            Some(Ok(refused)) => u64::from(refused),
+            Some(Err(_)) => 1,
+            None => 0,
+        };
+        self.stats.drops[base::counter::DropReason::WireError as usize].add(refused);
+    }
+
+    /// The TAP's descriptor.
+    pub(crate) fn event_fd(&self) -> Option<std::os::fd::RawFd> {
+        self.wire.as_ref().and_then(|wire| wire.event_fd())
+    }
+}

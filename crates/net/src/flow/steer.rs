@@ -1,0 +1,299 @@
+//! Where the switch meets the connections of a port: frames of its guest, frames for it, and frames of
+//! its twins.
+
+use base::counter::DropReason;
+use sidecore::{Allowance, Ledger, Spent};
+
+use super::segment::Segment;
+use super::state::FromGuest;
+use super::{FlowKey, PortFlows};
+use crate::engine::Engine;
+use crate::fdb::PortId;
+use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull};
+use crate::header::{
+    Allowed, F_DATA_VALID, F_NEEDS_CSUM, HEAD_LEN, Head, PLAIN, VNET_LEN, Vnet, flow_hash,
+};
+use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
+use crate::rxq::{Body, Frame, Room};
+
+/// Room for the copied part of a frame.
+pub(crate) type Wire = [u8; VNET_LEN + HEAD_LEN];
+
+/// Frames of twins taken in a turn.
+const TWIN_BATCH: usize = 64;
+
+/// What becomes of a frame of the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FlowVerdict {
+    /// It goes on as it is now.
+    Pass,
+    /// It ends here.
+    Swallow,
+    /// This many bytes of the buffer are an answer to the guest, and the frame ends here.
+    Answer(usize),
+}
+
+/// Where a frame for the guest goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bound {
+    /// The guest gets it, with the beginning that is in the buffer now.
+    pub guest: bool,
+    /// The twin does; to be told once the guest has its own.
+    pub twin: Option<FlowKey>,
+}
+
+impl PortFlows {
+    /// A frame that the guest sends; its beginning is changed in place.
+    pub fn guest_sends(&mut self, head: &mut Head, answer: &mut Wire, now_ns: u64) -> FlowVerdict {
+        let Some(segment) = Segment::parse(head.eth(), head.frame_len()) else {
+            return FlowVerdict::Pass;
+        };
+        let summed = head.vnet().flags & F_NEEDS_CSUM == 0;
+        let Self { table, watch, .. } = self;
+        let mut tell = |token, event| watch.flow_event(token, event);
+        match table.guest_sends(head.eth_mut(), &segment, summed, now_ns, &mut tell) {
+            FromGuest::Pass => FlowVerdict::Pass,
+            FromGuest::Bare(len) => {
+                head.cut(len);
+                FlowVerdict::Pass
+            }
+            FromGuest::Drop => FlowVerdict::Swallow,
+            FromGuest::Answer => {
+                let wire = head.wire();
+                answer[..wire.len()].copy_from_slice(wire);
+                answer[..VNET_LEN].copy_from_slice(&PLAIN);
+                let eth = &mut answer[VNET_LEN..wire.len()];
+                let Some(flow) = table.get(&segment.key_of_sender(eth)) else {
+                    return FlowVerdict::Swallow;
+                };
+                let (seq, ack, echo) = flow.answer_to_probe(eth, &segment);
+                FlowVerdict::Answer(VNET_LEN + segment.answer(eth, seq, ack, echo))
+            }
+        }
+    }
+
+    /// A frame for the guest, the beginning of which is in `wire`: changed in place for the guest.
+    fn peer_sends(
+        &mut self,
+        frame: &Frame<'_>,
+        wire: &mut Wire,
+        staging: &mut Staging,
+        now_ns: u64,
+    ) -> Bound {
+        let as_it_is = Bound { guest: true, twin: None };
+        let len = frame.wire.len();
+        let Some(segment) = Segment::parse(&wire[VNET_LEN..len], frame.len()) else {
+            return as_it_is;
+        };
+        let key = segment.key_of_receiver(&wire[VNET_LEN..len]);
+        let Some(flow) = self.table.get(&key) else { return as_it_is };
+        flow.seen_ns = now_ns;
+        let summed = frame.vnet.flags & F_NEEDS_CSUM == 0;
+        let watch = &self.watch;
+        let mut tell = |token, event| watch.flow_event(token, event);
+        let to = flow.peer_sends(&wire[VNET_LEN..len], &segment, &mut tell);
+        let is_believed = segment.payload_len == 0 || is_believed(frame, &segment, summed, staging);
+        if to.twin && is_believed {
+            let mut copy = *wire;
+            let n = flow.edit_for_twin(&mut copy[VNET_LEN..len], &segment, summed);
+            copy[..VNET_LEN].copy_from_slice(&PLAIN);
+            self.queue(&copy[..VNET_LEN + n]);
+        }
+        if to.guest
+            && let Some(flow) = self.table.get(&key)
+        {
+            flow.edit_for_guest(&mut wire[VNET_LEN..len], &segment, summed);
+        }
+        Bound { guest: to.guest, twin: to.twin.then_some(key) }
+    }
+
+    /// The frame of a twin in `head`, changed in place to one of the guest's. False: not one that may
+    /// leave.
+    fn twin_sends(&mut self, head: &mut Head) -> bool {
+        let Some(segment) = Segment::parse(head.eth(), head.frame_len()) else { return false };
+        let summed = head.vnet().flags & F_NEEDS_CSUM == 0;
+        let key = segment.key_of_sender(head.eth());
+        let Some(flow) = self.table.get(&key) else { return false };
+        flow.edit_from_twin(head.eth_mut(), &segment, summed)
+    }
+}
+
+/// Whether a segment's payload came as it was sent. It is not for us, but what else stands in the
+/// segment is only as good.
+fn is_believed(frame: &Frame<'_>, segment: &Segment, summed: bool, staging: &mut Staging) -> bool {
+    if !summed || frame.vnet.flags & F_DATA_VALID != 0 {
+        return true;
+    }
+    if !staging.load(frame) {
+        return false;
+    }
+    let (eth, first) = (staging.eth(), segment.headers_len());
+    segment.is_sum_right(eth, &eth[first..first + segment.payload_len])
+}
+
+impl Fabric {
+    /// Looks whether a frame for a port is one of a connection with a twin or a shift. `wire` gets the
+    /// beginning that the guest is to have.
+    pub(crate) fn steer(
+        &mut self,
+        to: PortId,
+        frame: &Frame<'_>,
+        wire: &mut Wire,
+        now_ns: u64,
+    ) -> Option<Bound> {
+        let Self { ports, staging, steered, .. } = self;
+        let port = ports.get_mut(usize::from(to))?.as_deref_mut()?;
+        let flows = port.flows.as_deref_mut()?;
+        wire[..frame.wire.len()].copy_from_slice(frame.wire);
+        let was_idle = flows.used == 0;
+        let bound = flows.peer_sends(frame, wire, staging, now_ns);
+        if was_idle && flows.used > 0 {
+            steered.push(to);
+        }
+        Some(bound)
+    }
+
+    /// The guest has got what a segment of the connection told it.
+    pub(crate) fn note_told(&mut self, to: PortId, key: &FlowKey, frame: &Frame<'_>) {
+        let port = self.ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut);
+        let Some(flows) = port.and_then(|port| port.flows.as_deref_mut()) else { return };
+        let segment = Segment::parse(frame.eth(), frame.len());
+        if let (Some(flow), Some(segment)) = (flows.table.get(key), segment) {
+            flow.told_guest(&segment);
+        }
+    }
+
+    /// Hands twins what was queued for them.
+    pub(crate) fn flush_twins(&mut self) {
+        let Self { ports, steered, .. } = self;
+        for to in steered.drain(..) {
+            let port = ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut);
+            if let Some(flows) = port.and_then(|port| port.flows.as_deref_mut()) {
+                flows.flush();
+            }
+        }
+    }
+}
+
+/// Puts a frame of ours into a port's first receive queue, if there is room.
+pub(crate) fn reply(port: &mut Port, touched: &mut Vec<Awaited>, bytes: &[u8], now_ns: u64) {
+    let Some(queue) = port.rx_for(0) else { return };
+    let Some(rxq) = port.rx[usize::from(queue)].as_deref_mut() else { return };
+    let frame = Frame { vnet: Vnet::default(), wire: bytes, body: Body::Ours(&[]) };
+    if !rxq.vring.parts.health.is_live() || rxq.room(1, frame.len(), now_ns) != Room::Yes {
+        return;
+    }
+    rxq.put(&frame, &Vnet::default());
+    if !std::mem::replace(&mut rxq.touched, true) {
+        touched.push((port.id, queue));
+    }
+}
+
+impl Engine {
+    /// A port's turn with what its twins send.
+    pub(crate) fn poll_twins(
+        &mut self,
+        port: &mut Port,
+        now_ns: u64,
+        ledger: &mut Ledger,
+    ) -> usize {
+        let Some(mut flows) = port.flows.take() else { return 0 };
+        let held = flows.held_on.is_some_and(|at| self.fabric.still_full(at, now_ns));
+        let mut work = 0;
+        if !held && let Some(mut wire) = flows.wire.take() {
+            flows.held_on = None;
+            let allowance = ledger.allowance(port.vm, now_ns);
+            let mut spent = Spent::default();
+            while work < TWIN_BATCH && spent.bytes < allowance.bytes {
+                let Some(bytes) = wire.receive() else { break };
+                let outcome = self.send_for_twin(port, &mut flows, bytes, now_ns, &mut spent);
+                if let Outcome::Hold(awaited) = outcome {
+                    flows.held_on = Some(awaited);
+                    break;
+                }
+                wire.release();
+                work += 1;
+            }
+            self.settle_twins(port, &mut flows, wire, (allowance, spent), now_ns, ledger);
+        }
+        port.flows = Some(flows);
+        work
+    }
+
+    /// After a turn: pays, and lets the TAP have its buffers back.
+    fn settle_twins(
+        &mut self,
+        port: &mut Port,
+        flows: &mut PortFlows,
+        mut wire: Box<dyn base::io::Wire>,
+        (allowance, spent): (Allowance, Spent),
+        now_ns: u64,
+        ledger: &mut Ledger,
+    ) {
+        let more = flows.held_on.is_none() && wire.receive().is_some();
+        if spent.requests > 0 {
+            ledger.charge(port.vm, spent, more, now_ns);
+            self.fabric.unpublished_bytes += spent.bytes;
+            port.turn_bytes += spent.bytes;
+        } else if more && allowance.is_none() {
+            ledger.held_back(port.vm, now_ns);
+        }
+        flows.unfilled = wire.refill().is_err();
+        flows.wire = Some(wire);
+    }
+
+    fn send_for_twin(
+        &mut self,
+        port: &mut Port,
+        flows: &mut PortFlows,
+        bytes: &[u8],
+        now_ns: u64,
+        spent: &mut Spent,
+    ) -> Outcome {
+        let Self { fabric, heads, .. } = self;
+        let head = &mut heads[0];
+        let drop_one = |reason| {
+            flows.stats.drop_one(reason);
+            Outcome::Dropped(reason)
+        };
+        if let Err(reason) = head.load_slice(bytes, Allowed::ALL) {
+            return drop_one(reason);
+        }
+        // Neighbour messages and whatever else a fresh interface has to say: not the guest's.
+        if !flows.twin_sends(head) {
+            return Outcome::Dropped(DropReason::NoDestination);
+        }
+        if let Err(reason) = port.binding.admit(port.id, head, &mut fabric.tables, now_ns) {
+            flows.stats.drop_one(reason);
+            return Outcome::Dropped(reason);
+        }
+        let dest = fabric.lookup(head.dst(), port.id, now_ns);
+        let lane = flow_hash(head.eth()) as usize;
+        let wire = head.wire();
+        let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
+        // SAFETY: flushed right here, before `bytes` is released or `heads` used again.
+        let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Hold, now_ns) };
+        if matches!(dest, Dest::Uplink | Dest::All) {
+            fabric.flush_uplink();
+        }
+        match outcome {
+            Outcome::Hold(_) => return outcome,
+            Outcome::Done => {
+                flows.stats.requests.add(1);
+                flows.stats.bytes.add(head.frame_len() as u64);
+            }
+            Outcome::Dropped(reason) => flows.stats.drop_one(reason),
+        }
+        let more = std::mem::take(&mut fabric.flooded_bytes);
+        spent.add(head.frame_len() as u64 + more, MIN_CHARGE_BYTES);
+        outcome
+    }
+}
+
+impl PortFlows {
+    /// Whether twins have sent something that can go on now; else the receiver that it waits for.
+    pub fn waiting(&mut self) -> (bool, Option<Awaited>, bool) {
+        let ready = self.wire.as_mut().is_some_and(|wire| wire.receive().is_some());
+        (ready, self.held_on, self.unfilled)
+    }
+}

@@ -1,0 +1,121 @@
+//! The connections of one port.
+
+use std::collections::HashMap;
+
+use super::segment::{SYN, Segment};
+use super::state::{Flow, FromGuest};
+use super::{FlowEvent, FlowKey};
+
+/// See the module's limits.
+pub(super) const MAX_FLOWS: usize = 8192;
+
+/// Connections looked at to find one that can go.
+const PROBES: usize = 16;
+
+/// How long stragglers of a shifted connection that is over may come: two segment lifetimes, as
+/// TIME-WAIT takes (RFC 9293, 3.4.2), which Linux keeps for a minute.
+const STRAGGLER_NS: u64 = 120_000_000_000;
+
+/// How long a shifted connection is remembered in silence: what Linux's connection tracking does.
+const FORGET_NS: u64 = 5 * 86_400 * 1_000_000_000;
+
+/// See the module's text. Never allocates after it was made.
+pub(super) struct FlowTable {
+    map: HashMap<FlowKey, u32>,
+    slots: Vec<Option<(FlowKey, Flow)>>,
+    free: Vec<u32>,
+    /// Where to look next for one that can go.
+    hand: usize,
+    /// Connections that found no room.
+    pub untracked: u64,
+}
+
+impl FlowTable {
+    pub fn new(max: usize) -> Self {
+        Self {
+            map: HashMap::with_capacity(max),
+            slots: (0..max).map(|_| None).collect(),
+            free: (0..max as u32).rev().collect(),
+            hand: 0,
+            untracked: 0,
+        }
+    }
+
+    /// The connection of that name.
+    pub fn get(&mut self, key: &FlowKey) -> Option<&mut Flow> {
+        let at = *self.map.get(key)?;
+        self.slots[at as usize].as_mut().map(|(_, flow)| flow)
+    }
+
+    /// A segment of the guest's.
+    #[inline]
+    pub fn guest_sends(
+        &mut self,
+        eth: &mut [u8],
+        segment: &Segment,
+        summed: bool,
+        now_ns: u64,
+        tell: &mut dyn FnMut(u64, FlowEvent),
+    ) -> FromGuest {
+        let key = segment.key_of_sender(eth);
+        if segment.has(SYN) {
+            self.begin(key, eth, segment, now_ns, tell);
+            return FromGuest::Pass;
+        }
+        let Some(flow) = self.get(&key) else { return FromGuest::Pass };
+        flow.seen_ns = now_ns;
+        flow.guest_sends(eth, segment, summed, tell)
+    }
+
+    fn begin(
+        &mut self,
+        key: FlowKey,
+        eth: &[u8],
+        segment: &Segment,
+        now_ns: u64,
+        tell: &mut dyn FnMut(u64, FlowEvent),
+    ) {
+        let mut fresh = Flow::begin(eth, segment);
+        fresh.seen_ns = now_ns;
+        if let Some(flow) = self.get(&key) {
+            let waiting = flow.settling.map(|(_, token)| token);
+            let token = flow.twin.map(|twin| twin.token).or(waiting);
+            token.into_iter().for_each(|token| tell(token, FlowEvent::Reset));
+            *flow = fresh;
+            return;
+        }
+        match self.free.pop().or_else(|| self.make_room(now_ns)) {
+            Some(at) => {
+                self.slots[at as usize] = Some((key, fresh));
+                self.map.insert(key, at);
+            }
+            None => self.untracked += 1,
+        }
+    }
+
+    /// Takes the place of the one that was not seen for longest among the next few.
+    fn make_room(&mut self, now_ns: u64) -> Option<u32> {
+        let count = self.slots.len();
+        let next = (0..PROBES.min(count)).map(|k| (self.hand + k) % count);
+        let oldest = next
+            .filter_map(|at| self.slots[at].as_ref().map(|(_, flow)| (at, flow)))
+            .filter(|(_, flow)| may_go(flow, now_ns))
+            .min_by_key(|(_, flow)| (!flow.is_over(), flow.seen_ns))
+            .map(|(at, _)| at);
+        self.hand = (self.hand + PROBES) % count;
+        let at = oldest?;
+        let (key, _) = self.slots[at].take()?;
+        self.map.remove(&key);
+        Some(at as u32)
+    }
+}
+
+fn may_go(flow: &Flow, now_ns: u64) -> bool {
+    let unseen_ns = now_ns.saturating_sub(flow.seen_ns);
+    let is_stale = unseen_ns > FORGET_NS || (flow.is_over() && unseen_ns > STRAGGLER_NS);
+    !flow.is_needed() || (flow.twin.is_none() && is_stale)
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;
