@@ -139,6 +139,8 @@ pub(crate) struct PortFlows {
     /// Copies that the wire reads from until it is flushed.
     slots: Box<[[u8; VNET_LEN + HEAD_LEN]]>,
     used: usize,
+    /// What pipes are told once the wire is flushed: their twins have heard of it then.
+    events: Vec<(u64, FlowEvent)>,
     /// A frame of the twin's waits for a receiver without buffers.
     held_on: Option<crate::port::Awaited>,
     unfilled: bool,
@@ -153,6 +155,7 @@ impl PortFlows {
             stats,
             slots: vec![[0; VNET_LEN + HEAD_LEN]; TWIN_SLOTS].into_boxed_slice(),
             used: 0,
+            events: Vec::with_capacity(TWIN_SLOTS),
             held_on: None,
             unfilled: false,
         }
@@ -174,11 +177,17 @@ impl PortFlows {
         }
     }
 
-    /// Hands what is queued to the twin; at most one system call.
+    /// Hands what is queued to the twin, in at most one system call, and tells pipes.
     pub(crate) fn flush(&mut self) {
-        if std::mem::take(&mut self.used) == 0 {
-            return;
+        if std::mem::take(&mut self.used) > 0 {
+            self.flush_wire();
         }
+        for (token, event) in self.events.drain(..) {
+            self.watch.flow_event(token, event);
+        }
+    }
+
+    fn flush_wire(&mut self) {
         let refused = match self.wire.as_mut().map(|wire| wire.flush()) {
             Some(Ok(refused)) => u64::from(refused),
             Some(Err(_)) => 1,

@@ -89,8 +89,8 @@ impl PortFlows {
         let Some(flow) = self.table.get(&key) else { return as_it_is };
         flow.seen_ns = now_ns;
         let summed = frame.vnet.flags & F_NEEDS_CSUM == 0;
-        let watch = &self.watch;
-        let mut tell = |token, event| watch.flow_event(token, event);
+        let events = &mut self.events;
+        let mut tell = |token, event| events.push((token, event));
         let to = flow.peer_sends(&wire[VNET_LEN..len], &segment, &mut tell);
         let is_believed = segment.payload_len == 0 || is_believed(frame, &segment, summed, staging);
         if to.twin && is_believed {
@@ -145,9 +145,13 @@ impl Fabric {
         let port = ports.get_mut(usize::from(to))?.as_deref_mut()?;
         let flows = port.flows.as_deref_mut()?;
         wire[..frame.wire.len()].copy_from_slice(frame.wire);
-        let was_idle = flows.used == 0;
+        let was_idle = !flows.has_queued();
         let bound = flows.peer_sends(frame, wire, staging, now_ns);
-        if was_idle && flows.used > 0 {
+        // A segment has two events at most.
+        if flows.events.len() + 2 > flows.events.capacity() {
+            flows.flush();
+        }
+        if was_idle && flows.has_queued() {
             steered.push(to);
         }
         Some(bound)
@@ -291,6 +295,10 @@ impl Engine {
 }
 
 impl PortFlows {
+    fn has_queued(&self) -> bool {
+        self.used > 0 || !self.events.is_empty()
+    }
+
     /// Whether twins have sent something that can go on now; else the receiver that it waits for.
     pub fn waiting(&mut self) -> (bool, Option<Awaited>, bool) {
         let ready = self.wire.as_mut().is_some_and(|wire| wire.receive().is_some());
