@@ -14,6 +14,10 @@ use thiserror::Error;
 
 use crate::config::{AttachError, CreditConfig, Problems, SocketMode};
 
+mod pipe;
+
+pub use pipe::PipeStatus;
+
 /// The daemon, as the API sees it. Methods may block for as long as a device takes to answer.
 pub trait Plane: Send + Sync + 'static {
     /// Everything worth showing.
@@ -21,6 +25,9 @@ pub trait Plane: Send + Sync + 'static {
 
     /// All ports, in the order of the config.
     fn ports(&self) -> Vec<PortStatus>;
+
+    /// The pipes under way, in no order that means anything.
+    fn pipes(&self) -> Vec<PipeStatus>;
 
     /// The counters.
     fn metrics(&self) -> Metrics;

@@ -59,6 +59,9 @@ fn listings_conform_to_the_schema() {
     assert_eq!(status["vms"][0]["ports"].as_array().unwrap().len(), 3);
     let ports = ask(&served, "GET", "/v1/ports", None).json();
     ports.as_array().unwrap().iter().for_each(|p| conforms("Port", p));
+    let pipes = ask(&served, "GET", "/v1/pipes", None).json();
+    pipes.as_array().unwrap().iter().for_each(|p| conforms("Pipe", p));
+    assert_eq!((pipes.as_array().unwrap().len(), &pipes[1]["id"]), (2, &json!(u64::MAX)));
     let schema = ask(&served, "GET", "/v1/schema", None).json();
     assert_eq!(schema["openapi"], "3.1.0");
 }

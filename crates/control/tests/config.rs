@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use control::config::{
-    BindMode, Config, DiskFormat, HolderConfig, PauseKind, Placement, Problems, SidecoreConfig,
-    SocketMode, SpinKind, load, parse,
+    AttachBody, BindMode, Config, DiskFormat, HolderConfig, PauseKind, PipesConfig, Placement,
+    Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
 };
 
 fn errors(text: &str) -> Vec<String> {
@@ -141,6 +141,32 @@ fn bad_configs_are_told_with_place_and_fix() {
             &[
                 ("m.toml:6:12: vm[1].vsock.cid:", "3 is taken by vm[0].vsock.cid"),
                 ("m.toml:6:19: vm[1].vsock.path:", "/s is taken by vm[0].vsock.path"),
+            ],
+        ),
+        (
+            "[[vm]]\nname=\"v\"\npipes={max=4097,threads=65,poll=1}",
+            &[
+                ("m.toml:3:7: vm[0].pipes:", "without vsock, over which its agent asks for pipes"),
+                ("m.toml:3:7: vm[0].pipes:", "without network"),
+                ("m.toml:3:12: vm[0].pipes.max:", "is 4097; the limit is 1 to 4096"),
+                ("m.toml:3:25: vm[0].pipes.threads:", "is 65; the limit is 1 to 64"),
+                ("m.toml:3:28: vm[0].pipes.poll:", "take it out; known are max, threads"),
+            ],
+        ),
+        (
+            &format!(
+                "{lan}[[vm]]\nname=\"v\"\npipes=true\nnet=[{{name=\"n\",switch=\"lan\"}}]\nvsock={{cid=3,path=\"/s\"}}"
+            ),
+            &[("m.toml:5:7: vm[0].pipes:", "is a boolean, not a table")],
+        ),
+        (
+            &format!(
+                "{lan}[[vm]]\nname=\"v\"\npipes={{max=0,threads=0}}\nnet=[{{name=\"n\",switch=\"lan\"}}]"
+            ),
+            &[
+                ("m.toml:5:7: vm[0].pipes:", "add a [vm.vsock], or take it out"),
+                ("m.toml:5:12: vm[0].pipes.max:", "is 0; the limit is 1 to 4096"),
+                ("m.toml:5:22: vm[0].pipes.threads:", "is 0; the limit is 1 to 64"),
             ],
         ),
     ];
@@ -296,6 +322,54 @@ fn ports_have_defaults() {
     assert_eq!(net.endpoint.mode, SocketMode::Listen);
     assert_eq!(disk.format, DiskFormat::Memory { len_bytes: 1 << 20 });
     assert_eq!((disk.block_size, disk.endpoint.mode), (512, SocketMode::Dial));
+}
+
+/// A VM with all that pipes need.
+fn piped(pipes: &str) -> String {
+    format!(
+        "[[switch]]\nname='lan'\n[[vm]]\nname='v'\n[[vm.net]]\nname='n'\nswitch='lan'\n\
+         [vm.vsock]\ncid=3\npath='/v'\n{pipes}"
+    )
+}
+
+#[test]
+fn pipes_are_there_when_their_table_is() {
+    let pipes = |text: &str| {
+        let config = parse(Path::new("m.toml"), &piped(text)).unwrap_or_else(|e| panic!("{e}"));
+        (config.vms[0].pipes, serde_json::to_value(&config).unwrap()["vm"][0]["pipes"].clone())
+    };
+    assert_eq!(pipes(""), (None, serde_json::Value::Null));
+    let json = |max: u32, threads: u32| serde_json::json!({"max": max, "threads": threads});
+    for (text, max, threads) in [
+        ("[vm.pipes]", 256, 4),
+        ("[vm.pipes]\nmax=1\nthreads=1", 1, 1),
+        ("[vm.pipes]\nmax=4096\nthreads=64", 4096, 64),
+    ] {
+        assert_eq!(pipes(text), (Some(PipesConfig { max, threads }), json(max, threads)), "{text}");
+    }
+}
+
+/// A config that is good stays good: a port that is detached takes no other VM's attach with it.
+#[test]
+fn ports_that_pipes_need_come_and_go_at_run_time() {
+    let mut config = parse(Path::new("m.toml"), &piped("[vm.pipes]\nmax=9")).unwrap();
+    let before = config.clone();
+    let vsock = config.detach("v", "vsock").unwrap();
+    config.detach("v", "n").unwrap();
+    let disk = serde_json::json!({"disk": {"name": "d", "format": "null", "size": 512}});
+    config.attach("w", &disk).unwrap();
+    config.attach("v", &disk).unwrap();
+    let pipes = config.vms[0].pipes.unwrap();
+    assert_eq!((pipes.max, pipes.threads), (9, 4));
+    config.detach("w", "d").unwrap();
+    config.detach("v", "d").unwrap();
+    config.attach("v", &serde_json::json!({"net": {"name": "n", "switch": "lan"}})).unwrap();
+    let body = serde_json::to_value(AttachBody { port: &vsock, trust_domain: None, weight: 100 });
+    config.attach("v", &body.unwrap()).unwrap();
+    assert_eq!(config, before);
+    // Not of a request: what a VM may do is the files' matter.
+    let body = serde_json::json!({"disk": disk["disk"], "pipes": {}});
+    assert!(config.attach("v", &body).unwrap_err().to_string().contains("pipes"));
 }
 
 fn write(dir: &Path, files: &[(&str, &str)]) -> PathBuf {

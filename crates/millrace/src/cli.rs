@@ -32,6 +32,9 @@ pub enum Command {
     Status(Listing),
     /// List ports
     Ports(Listing),
+    /// What the host moves for programs of VMs
+    #[command(subcommand)]
+    Pipe(PipeCommand),
     /// Show live what VMs, ports and sidecores do
     Top(Top),
     /// Attach a port to a VM while the daemon runs
@@ -120,6 +123,13 @@ pub struct Listing {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `pipe`.
+#[derive(Debug, Subcommand)]
+pub enum PipeCommand {
+    /// List the pipes under way
+    Ls(Listing),
 }
 
 /// `top`.

@@ -9,7 +9,8 @@ use control::config;
 use serde_json::{Value, json};
 
 use crate::cli::{
-    Attach, Check, Cli, Completions, Link, Listing, Named, Resize, Socket, Stop, Version, VmCommand,
+    Attach, Check, Cli, Completions, Link, Listing, Named, PipeCommand, Resize, Socket, Stop,
+    Version, VmCommand,
 };
 use crate::process::{print, print_line};
 use crate::{exit, render};
@@ -70,6 +71,12 @@ pub fn status(args: &Listing) -> Done {
 /// `ports`.
 pub fn ports(args: &Listing) -> Done {
     list(args, "/v1/ports", render::ports)
+}
+
+/// `pipe ls`.
+pub fn pipe(command: &PipeCommand) -> Done {
+    let PipeCommand::Ls(args) = command;
+    list(args, "/v1/pipes", render::pipes)
 }
 
 fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> Done {

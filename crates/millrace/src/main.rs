@@ -49,6 +49,7 @@ fn run(cli: Cli) -> u8 {
         Command::Check(args) => commands::check(&args),
         Command::Status(args) => commands::status(&args),
         Command::Ports(args) => commands::ports(&args),
+        Command::Pipe(command) => commands::pipe(&command),
         Command::Top(args) => top::run(&args),
         Command::Attach(args) => commands::attach(&args),
         Command::Detach(args) => commands::detach(&args),

@@ -91,6 +91,15 @@ pub fn ports(list: &Value) -> String {
     table(&head, &rows)
 }
 
+/// `millrace pipe ls`.
+pub fn pipes(list: &Value) -> String {
+    let head = ["VM", "ID", "SOURCE", "SINK", "BYTES", "MOVED", "STATE", "AGE_MS"];
+    let keys = ["vm", "id", "source", "sink", "len_bytes", "moved_bytes", "state", "age_ms"];
+    let rows: Vec<Vec<String>> =
+        items(list).iter().map(|p| keys.iter().map(|k| cell(p, k)).collect()).collect();
+    table(&head, &rows)
+}
+
 /// `millrace status`.
 pub fn status(status: &Value) -> String {
     let mut out = format!(
@@ -183,6 +192,19 @@ mod tests {
         assert_eq!(&lines[1][column..column + 4], "net0");
         assert!(lines[1].ends_with("switch lan - (link down)  /run/web.sock"), "{text}");
         assert_eq!(lines[2].split_whitespace().rev().nth(1), Some("why"), "{text}");
+    }
+
+    #[test]
+    fn pipes_have_a_line_each() {
+        let list = json!([{"vm": "web", "id": 7, "source": "disk root, 3 extents",
+                           "sink": "192.0.2.10:80 to 198.51.100.7:40000", "len_bytes": 1000,
+                           "moved_bytes": 20, "state": "moving", "age_ms": 4}]);
+        let text = pipes(&list);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].find("SINK"), lines[1].find("192.0.2.10:80 to"), "{text}");
+        assert!(lines[1].ends_with("1000   20     moving  4"), "{text}");
+        assert_eq!(pipes(&json!([])).lines().count(), 1);
     }
 
     #[test]

@@ -13,7 +13,7 @@ base::counter_set! {
         opened_to_guest,
         /// Requests of the guest that were refused (no listener, not allowed, a limit).
         refused,
-        /// Of those, requests for a privileged service from a guest port of 1,024 or above.
+        /// Requests for a privileged service refused for the guest's port, 1,024 or above.
         unprivileged,
         /// Unix connections dropped before the guest was asked (bad line, time-out, a limit).
         handshakes_dropped,

@@ -48,6 +48,7 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(prometheus))
         .route("/v1/ports", get(ports))
+        .route("/v1/pipes", get(pipes))
         .route("/v1/vms/{vm}", patch(set_vm))
         .route("/v1/vms/{vm}/ports", post(attach))
         .route("/v1/vms/{vm}/ports/{port}", delete(detach))
@@ -137,6 +138,10 @@ async fn status(State(plane): Shared) -> Answer {
 
 async fn ports(State(plane): Shared) -> Answer {
     Ok(Json(ask(plane, |p| p.ports()).await?).into_response())
+}
+
+async fn pipes(State(plane): Shared) -> Answer {
+    Ok(Json(ask(plane, |p| p.pipes()).await?).into_response())
 }
 
 async fn prometheus(State(plane): Shared) -> Answer {

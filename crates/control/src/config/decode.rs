@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::model::{
-    Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, SwitchConfig, UplinkConfig,
-    VmConfig,
+    Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, PipesConfig, SwitchConfig,
+    UplinkConfig, VmConfig,
 };
 use super::node::{Node, Value};
 use super::ports;
@@ -25,6 +25,13 @@ const MAX_OPS_PER_S: u64 = 1 << 32;
 
 /// Longest burst in milliseconds: beyond, a ceiling would hold back nobody.
 const MAX_BURST_MS: u64 = 10_000;
+
+/// Most pipes of a VM at a time: each holds a socket of the daemon and the guest's open files.
+const MAX_PIPES: u64 = 4096;
+
+/// Most threads of a VM that move bytes: they wait for the disk, and hosts with more CPUs to spare
+/// for one VM are rare.
+const MAX_PIPE_THREADS: u64 = 64;
 
 /// Where sockets are made when the config does not say.
 pub const DEFAULT_RUN_DIR: &str = "/run/millrace";
@@ -157,6 +164,7 @@ fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig 
     let disk_nodes = r.list("disk");
     let vsock_node = r.get("vsock");
     let vsock_path = format!("{}.vsock", r.path);
+    let pipes = pipes(&mut r, vsock_node.is_some(), !net_nodes.is_empty());
     r.finish();
     let home = ports::Home { run_dir, vm: &name };
     let nets =
@@ -164,7 +172,27 @@ fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig 
     let disks =
         disk_nodes.into_iter().map(|(p, n)| ports::disk(Reader::new(ctx, p, n), &home)).collect();
     let vsock = vsock_node.map(|n| ports::vsock(Reader::new(ctx, vsock_path, n), &home));
-    VmConfig { credit, trust_domain, nets, disks, vsock, name, from_file: true }
+    VmConfig { credit, trust_domain, nets, disks, vsock, pipes, name, from_file: true }
+}
+
+/// The optional `[vm.pipes]`. Looked at here and not with the whole config in view: ports that are
+/// detached later must not make a config wrong.
+fn pipes(r: &mut Reader<'_, '_>, has_vsock: bool, has_net: bool) -> Option<PipesConfig> {
+    let node = r.get("pipes")?;
+    if !has_vsock {
+        let what = "is for a VM without vsock, over which its agent asks for pipes";
+        r.bad("pipes", what, "add a [vm.vsock], or take it out");
+    }
+    if !has_net {
+        let what = "is for a VM without network, whose connections pipes take over";
+        r.bad("pipes", what, "add a [[vm.net]], or take it out");
+    }
+    let path = format!("{}.pipes", r.path);
+    let mut r = Reader::new(&mut *r.ctx, path, node);
+    let max = r.int("max", 256, 1..=MAX_PIPES) as u32;
+    let threads = r.int("threads", 4, 1..=MAX_PIPE_THREADS) as u32;
+    r.finish();
+    Some(PipesConfig { max, threads })
 }
 
 /// The optional `trust_domain` of a VM.

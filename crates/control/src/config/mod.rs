@@ -21,8 +21,9 @@ pub use decode::DEFAULT_RUN_DIR;
 pub use load::{DEFAULT_CONFIG, MAX_DROP_INS, MAX_FILE_LEN_BYTES, load, parse};
 pub use model::{
     BindMode, Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, DiskConfig, DiskFormat,
-    EndpointConfig, HolderConfig, NetConfig, PauseKind, Placement, PortConfig, SidecoreConfig,
-    SocketMode, SpinKind, SwitchConfig, UplinkConfig, VSOCK_PORT_NAME, VmConfig, VsockConfig,
+    EndpointConfig, HolderConfig, NetConfig, PauseKind, PipesConfig, Placement, PortConfig,
+    SidecoreConfig, SocketMode, SpinKind, SwitchConfig, UplinkConfig, VSOCK_PORT_NAME, VmConfig,
+    VsockConfig,
 };
 pub use problem::{Location, MAX_PROBLEMS, Problem, Problems};
 pub use value::{MAX_SOCKET_PATH_LEN_BYTES, format_mac, parse_size};

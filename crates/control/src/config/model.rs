@@ -165,6 +165,19 @@ pub struct VmConfig {
     /// The vsock port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
+    /// What the host moves for its programs; none: it has no pipes. Of a config file only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipes: Option<PipesConfig>,
+}
+
+/// `[vm.pipes]`: its presence switches pipes on. A VM from a file has a vsock and a network port
+/// with it, but both may be detached while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct PipesConfig {
+    /// Most pipes at a time; more are refused.
+    pub max: u32,
+    /// Threads that move bytes.
+    pub threads: u32,
 }
 
 /// What a VM is granted of the host's I/O, network and disks together.
@@ -401,6 +414,7 @@ impl VmConfig {
             nets: Vec::new(),
             disks: Vec::new(),
             vsock: None,
+            pipes: None,
         }
     }
 

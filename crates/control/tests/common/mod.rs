@@ -10,9 +10,9 @@ use control::api::ApiServer;
 use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
-    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, PlacementStatus,
-    Plane, PlaneError, PortKind, PortMetrics, PortStatus, SidecoreStatus, Status, SwitchStatus,
-    VmStatus, VsockStatus, WorkerStatus,
+    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, PipeStatus,
+    PlacementStatus, Plane, PlaneError, PortKind, PortMetrics, PortStatus, SidecoreStatus, Status,
+    SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -168,6 +168,20 @@ impl Plane for Fake {
 
     fn ports(&self) -> Vec<PortStatus> {
         self.status().vms.into_iter().flat_map(|vm| vm.ports).collect()
+    }
+
+    fn pipes(&self) -> Vec<PipeStatus> {
+        let pipe = |id| PipeStatus {
+            vm: "web".into(),
+            id,
+            source: "disk root, 3 extents".into(),
+            sink: "192.0.2.10:80 to 198.51.100.7:40000".into(),
+            len_bytes: 1 << 30,
+            moved_bytes: 7,
+            state: "moving".into(),
+            age_ms: 12,
+        };
+        vec![pipe(1), pipe(u64::MAX)]
     }
 
     fn metrics(&self) -> Metrics {

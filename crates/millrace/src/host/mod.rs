@@ -21,7 +21,9 @@ use std::time::Instant;
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use control::config::{Config, CreditConfig, PortConfig};
-use control::plane::{HolderStatus, Metrics, Plane, PlaneError, PortStatus, Status, VmStatus};
+use control::plane::{
+    HolderStatus, Metrics, PipeStatus, Plane, PlaneError, PortStatus, Status, VmStatus,
+};
 use serde_json::Value;
 use sidecore::{Accounts, Placer, Sidecore, Watchdog};
 use tokio::sync::Notify;
@@ -314,6 +316,10 @@ impl Plane for Host {
 
     fn ports(&self) -> Vec<PortStatus> {
         self.list().iter().map(|p| status::port(p)).collect()
+    }
+
+    fn pipes(&self) -> Vec<PipeStatus> {
+        Vec::new()
     }
 
     fn metrics(&self) -> Metrics {
