@@ -89,7 +89,7 @@ fn a_sink_that_drops_the_socket_ends_the_connection() {
 }
 
 #[test]
-fn abuse_an_unprivileged_port_does_not_reach_a_privileged_service() {
+fn abuse_I_an_unprivileged_port_does_not_reach_a_privileged_service() {
     let (mut world, receiver) = world(true);
     // A program of the host does not stand in for the service either.
     let listener = world.listen(0, PORT);
@@ -106,7 +106,7 @@ fn abuse_an_unprivileged_port_does_not_reach_a_privileged_service() {
 }
 
 #[test]
-fn abuse_another_guest_does_not_reach_a_service() {
+fn abuse_I_another_guest_does_not_reach_a_service() {
     let (mut world, receiver) = world(false);
     world.add_guest(Layout::Packed, |_| {});
     // Its own host has no such port.
@@ -127,7 +127,7 @@ fn abuse_another_guest_does_not_reach_a_service() {
 }
 
 #[test]
-fn abuse_a_service_has_no_more_connections_than_the_port() {
+fn abuse_R10_a_service_has_no_more_connections_than_the_port() {
     let (mut world, (service, receiver)) = (World::new(), service(true));
     world.add_guest(Layout::Split, |config| {
         config.services = vec![service];
