@@ -292,6 +292,20 @@ impl Head {
         self.raw[..VNET_LEN].copy_from_slice(&PLAIN);
     }
 
+    /// Shortens the frame to `len` bytes. The checksum of its TCP header, at `offset`, is then to be
+    /// filled in.
+    pub(crate) fn trim(&mut self, len: usize, offset: usize) {
+        (self.head_len, self.frame_len) = (len.min(self.head_len), len.min(self.frame_len));
+        let Vnet { gso_size, hdr_len, .. } = self.vnet;
+        // One segment is left: no super-packet.
+        if self.vnet.is_gso() && self.frame_len <= usize::from(hdr_len) + usize::from(gso_size) {
+            self.vnet = Vnet::default();
+        }
+        self.vnet.flags = F_NEEDS_CSUM;
+        (self.vnet.csum_start, self.vnet.csum_offset) = (offset as u16, 16);
+        self.raw[..VNET_LEN].copy_from_slice(&self.vnet.to_bytes(1));
+    }
+
     /// Virtio-net header (one buffer) and [`Head::eth`], as one piece.
     pub fn wire(&self) -> &[u8] {
         &self.raw[..VNET_LEN + self.head_len]

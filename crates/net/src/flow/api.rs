@@ -100,9 +100,15 @@ impl NetPort {
         self.with_flow(key, move |flow| Ok(flow.retarget(token, len)))
     }
 
-    /// The peer has all `len` bytes of the twin, or none were sent: the guest goes on behind them.
+    /// The peer has all `len` bytes of the twin, or none were sent: the guest goes on behind them. If
+    /// that is not so ([`FlowError::Broken`]), the connection is reset.
     pub fn flow_finish(&self, key: FlowKey, token: u64, len: u32) -> Result<(), FlowError> {
-        self.with_flow(key, move |flow| flow.finish(token, len))
+        let answer = self.with_flow(key, move |flow| flow.finish(token, len));
+        if answer == Err(FlowError::Broken) {
+            // Gone meanwhile: as well.
+            let _ = self.flow_reset(key, token);
+        }
+        answer
     }
 
     /// Ends the connection with a reset to both sides: bytes of it are lost.
@@ -117,7 +123,7 @@ impl NetPort {
 }
 
 impl Engine {
-    fn reset_flow(&mut self, id: PortId, key: &FlowKey, token: u64) -> Option<()> {
+    pub(crate) fn reset_flow(&mut self, id: PortId, key: &FlowKey, token: u64) -> Option<()> {
         let port = self.fabric.ports.get_mut(usize::from(id))?.as_deref_mut()?;
         let flow = port.flows.as_deref_mut()?.table.get(key)?;
         let (to_peer, to_guest) = flow.give_up(token)?;

@@ -43,6 +43,9 @@ mod segment;
 mod state;
 mod steer;
 mod table;
+mod takeover;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -52,8 +55,9 @@ use base::io::{IoSlice, Wire};
 use thiserror::Error;
 
 use crate::header::{HEAD_LEN, VNET_LEN};
-pub use state::{Shift, Snapshot};
+pub use state::Shift;
 use table::FlowTable;
+pub use takeover::Snapshot;
 
 pub(crate) use steer::{FlowVerdict, reply};
 

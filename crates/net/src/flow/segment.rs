@@ -28,8 +28,12 @@ pub(super) const ECE: u8 = 64;
 /// Options, by kind (RFC 7323, RFC 2018).
 const END_OF_OPTIONS: u8 = 0;
 const NO_OPERATION: u8 = 1;
+const WINDOW_SCALE: u8 = 3;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
+
+/// Largest window scale (RFC 7323, 2.3).
+const MAX_SCALE: u8 = 14;
 
 /// Whether `a` comes after `b` in sequence space.
 #[inline]
@@ -58,6 +62,8 @@ pub(super) struct Segment {
     pub window: u16,
     /// Payload bytes.
     pub payload_len: usize,
+    /// How far windows are to be shifted; a SYN says it.
+    pub scale: u8,
     /// Where the timestamps are: the sender's, then the echo.
     timestamps: Option<usize>,
     /// First byte of the selective acknowledgements, and how many there are.
@@ -95,6 +101,7 @@ impl Segment {
             flags: eth[l4.offset + 13],
             window: be16(eth, l4.offset + 14)?,
             payload_len: packet_end - end,
+            scale: 0,
             timestamps: None,
             sack: None,
         };
@@ -118,6 +125,7 @@ impl Segment {
                 return;
             }
             match (eth[at], len) {
+                (WINDOW_SCALE, 3) => self.scale = eth[at + 2].min(MAX_SCALE),
                 (TIMESTAMPS, 10) => self.timestamps = Some(at + 2),
                 (SACK, 10 | 18 | 26 | 34) => self.sack = Some((at + 2, (len - 2) / 8)),
                 _ => {}
@@ -283,20 +291,41 @@ impl<'a> Editor<'a> {
         self.clear_flags(FIN | PSH | URG);
         let Segment { l4, header_len, .. } = *self.segment;
         let len = l4.offset + header_len;
+        self.set_len(len);
+        self.set_sum(0);
+        let sum = sum(&self.eth[l4.offset..len], pseudo_sum(self.eth, l4, header_len));
+        self.set_sum(fold(sum));
+        len
+    }
+
+    /// Leaves it so many payload bytes, fewer than it has. Its checksum is then to be filled in.
+    /// Returns the frame's new length.
+    pub fn trim(&mut self, payload_len: usize) -> usize {
+        self.clear_flags(FIN | PSH | URG);
+        let Segment { l4, header_len, .. } = *self.segment;
+        let len = l4.offset + header_len + payload_len;
+        self.set_len(len);
+        self.set_sum(!fold(pseudo_sum(self.eth, l4, header_len + payload_len)));
+        len
+    }
+
+    fn set_sum(&mut self, value: u16) {
+        let at = self.segment.l4.offset + 16;
+        self.eth[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    }
+
+    /// The IP packet's length, for a frame of that length.
+    fn set_len(&mut self, len: usize) {
+        let l4 = self.segment.l4;
         if l4.v6 {
             let payload = (len - l4.ip - 40) as u16;
             self.eth[l4.ip + 4..l4.ip + 6].copy_from_slice(&payload.to_be_bytes());
-        } else {
-            self.eth[l4.ip + 2..l4.ip + 4].copy_from_slice(&((len - l4.ip) as u16).to_be_bytes());
-            self.eth[l4.ip + 10..l4.ip + 12].fill(0);
-            let check = fold(sum(&self.eth[l4.ip..l4.offset], 0));
-            self.eth[l4.ip + 10..l4.ip + 12].copy_from_slice(&check.to_be_bytes());
+            return;
         }
-        let at = l4.offset + 16;
-        self.eth[at..at + 2].fill(0);
-        let check = fold(sum(&self.eth[l4.offset..len], pseudo_sum(self.eth, l4, header_len)));
-        self.eth[at..at + 2].copy_from_slice(&check.to_be_bytes());
-        len
+        self.eth[l4.ip + 2..l4.ip + 4].copy_from_slice(&((len - l4.ip) as u16).to_be_bytes());
+        self.eth[l4.ip + 10..l4.ip + 12].fill(0);
+        let check = fold(sum(&self.eth[l4.ip..l4.offset], 0));
+        self.eth[l4.ip + 10..l4.ip + 12].copy_from_slice(&check.to_be_bytes());
     }
 }
 
@@ -320,9 +349,8 @@ impl Segment {
         fold(sum(payload, head)) == 0
     }
 
-    /// Turns a segment that the local end sent into the answer that its peer gives to a probe: an
-    /// acknowledgement of everything. `eth` is changed up to the length that is returned.
-    pub fn answer(&self, eth: &mut [u8], seq: u32, ack: u32, echo: Option<(u32, u32)>) -> usize {
+    /// Turns a segment that the local end sent into an answer of its peer's, without payload. `eth` is changed up to the length that is returned.
+    pub fn answer(&self, eth: &mut [u8], with: &Answer) -> usize {
         let (l4, ports) = (self.l4, self.l4.offset);
         for at in 0..6 {
             eth.swap(at, at + 6);
@@ -334,14 +362,34 @@ impl Segment {
         eth.swap(ports, ports + 2);
         eth.swap(ports + 1, ports + 3);
         let mut editor = Editor::new(eth, self, false);
-        editor.set_seq(seq);
-        editor.set_ack(ack);
+        editor.set_seq(with.seq);
+        editor.set_ack(with.ack);
+        editor.set_window(with.window);
+        editor.eth[ports + 13] = with.flags;
         editor.map_sacks(|_, _| None);
-        if let Some((value, echo)) = echo {
+        if let Some((value, echo)) = with.timestamps {
             editor.set_timestamps(value, echo);
         }
         editor.strip()
     }
+
+    /// Where the TCP header is.
+    #[inline]
+    pub fn offset(&self) -> usize {
+        self.l4.offset
+    }
+}
+
+/// What an answer to a probe says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub flags: u8,
+    pub seq: u32,
+    pub ack: u32,
+    /// As it stands in the header.
+    pub window: u16,
+    /// The sender's clock, and the echo.
+    pub timestamps: Option<(u32, u32)>,
 }
 
 #[cfg(test)]

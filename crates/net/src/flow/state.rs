@@ -1,8 +1,11 @@
 //! One connection of a guest: what was seen of it, who sends for it, and how its numbers differ from
 //! those on the wire. All sequence numbers kept here are the wire's.
 
-use super::segment::{ACK, ECE, Editor, FIN, RST, SYN, Segment, after, later};
-use super::{FlowError, FlowEvent, FlowSnapshot};
+use super::FlowEvent;
+use super::segment::{ACK, Answer, ECE, Editor, FIN, RST, SYN, Segment, after, later};
+
+/// How far back selective acknowledgements are looked at: half of what numbers can be compared over.
+const MAX_BACK: u32 = 1 << 30;
 
 /// What the guest's numbers lack: they are behind the wire's by so much.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,14 +30,14 @@ pub(super) struct Sending {
     /// First byte that is the twin's.
     pub start: u32,
     /// Acknowledged so far, the twin has nothing more to do.
-    target: u32,
-    target_told: bool,
+    pub target: u32,
+    pub target_told: bool,
     /// The peer's number that the twin waits for, for ever.
-    receive_seq: u32,
+    pub receive_seq: u32,
     /// Names it in events.
     pub token: u64,
     /// What the guest was told to be acknowledged.
-    guest_acked: u32,
+    pub guest_acked: u32,
 }
 
 /// What becomes of a segment that the guest sends.
@@ -44,9 +47,11 @@ pub(super) enum FromGuest {
     Pass,
     /// It goes on without its payload, so long.
     Bare(usize),
+    /// The part that was sent before goes on, in a frame so long whose checksum is to be filled in.
+    Trimmed(usize),
     /// It ends here: the guest will send it again.
     Drop,
-    /// It is a probe: we answer in the peer's place.
+    /// It ends here: we answer in the peer's place.
     Answer,
 }
 
@@ -57,37 +62,61 @@ pub(super) struct ToLocal {
     pub twin: bool,
 }
 
+/// What is known of a segment's checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sum {
+    Right,
+    Wrong,
+    /// Nobody has looked at all of it.
+    Unknown,
+}
+
+/// See [`Flow::settling`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settling {
+    pub expected: u32,
+    pub token: u64,
+    pub is_told: bool,
+}
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     /// The guest's own number of its first byte; none: its SYN was not seen.
-    send_base: Option<u32>,
+    pub send_base: Option<u32>,
     /// Behind the last byte that was sent, by guest or twin.
-    sent_end: u32,
+    pub sent_end: u32,
     /// The peer has everything before.
-    acked: u32,
+    pub acked: u32,
+    /// The guest has acknowledged the peer's SYN: numbers of the peer's mean something.
+    is_open: bool,
     /// The guest has everything before.
-    guest_ack: u32,
-    guest_window: u16,
+    pub guest_ack: u32,
+    pub guest_window: u16,
+    guest_scale: u8,
+    /// The peer may send up to there.
+    guest_edge: u32,
     /// Its last segment told of congestion.
     guest_ece: bool,
     /// Behind the last byte that the peer sent.
-    peer_end: u32,
-    peer_window: u16,
-    peer_timestamp: u32,
+    pub peer_end: u32,
+    pub peer_window: u16,
+    peer_timestamp: Option<u32>,
     /// The last timestamp sent; none: the connection has none.
-    timestamp: Option<u32>,
+    pub timestamp: Option<u32>,
     /// What the guest sends now begins here: older numbers were a twin's, or are acknowledged.
-    guest_from: u32,
+    pub guest_from: u32,
     pub shift: Shift,
     /// Where the guest's last segment went, and from which address.
     pub macs: [u8; 12],
-    guest_fin: bool,
+    pub guest_fin: bool,
     peer_fin: bool,
     pub reset: bool,
+    /// The peer has not got all that the guest thinks was sent.
+    pub is_broken: bool,
     pub twin: Option<Sending>,
     /// A pipe is about to begin, or waits for the guest's bytes up to there.
-    pub settling: Option<(u32, u64)>,
+    pub settling: Option<Settling>,
     pub seen_ns: u64,
 }
 
@@ -109,15 +138,22 @@ impl Flow {
 
     /// A SYN of the guest's: a new connection, whatever was there before.
     pub fn begin(eth: &[u8], segment: &Segment) -> Self {
+        let is_open = segment.has(ACK);
+        let timestamps = segment.timestamps(eth);
         let mut flow = Self {
             send_base: Some(segment.seq.wrapping_add(1)),
             sent_end: segment.end(),
             acked: segment.seq,
             guest_from: segment.seq,
+            is_open,
             guest_ack: segment.ack,
             peer_end: segment.ack,
             guest_window: segment.window,
-            timestamp: segment.timestamps(eth).map(|(value, _)| value),
+            guest_scale: segment.scale,
+            // The window of a SYN is not scaled.
+            guest_edge: segment.ack.wrapping_add(segment.window.into()),
+            peer_timestamp: timestamps.filter(|_| is_open).map(|(_, echo)| echo),
+            timestamp: timestamps.map(|(value, _)| value),
             ..Self::default()
         };
         flow.note_macs(eth);
@@ -142,6 +178,9 @@ impl Flow {
         if segment.has(ACK) {
             self.note_guest_ack(segment);
         }
+        if self.is_broken && !segment.has(RST) {
+            return FromGuest::Answer;
+        }
         let answer = match self.twin {
             Some(_) => self.beside_twin(segment, seq, end, tell),
             None => {
@@ -155,21 +194,29 @@ impl Flow {
         }
         self.tell_settled(tell);
         // A segment that ends here changes nothing; a resend of it comes again as it was.
-        if !matches!(answer, FromGuest::Pass | FromGuest::Bare(_)) {
+        if matches!(answer, FromGuest::Drop | FromGuest::Answer) {
             return answer;
         }
         // What carries no bytes stands behind all that was sent, as the peer expects it.
-        let is_bare = answer != FromGuest::Pass || self.twin.is_some_and(|t| !after(t.start, seq));
+        let is_bare = self.twin.is_some_and(|t| !after(t.start, seq));
         let seq = if is_bare { self.sent_end } else { seq };
         self.edit_from_guest(eth, segment, summed, seq);
+        let mut editor = Editor::new(eth, segment, summed);
         match answer {
-            FromGuest::Bare(_) => FromGuest::Bare(Editor::new(eth, segment, summed).strip()),
+            FromGuest::Bare(_) => FromGuest::Bare(editor.strip()),
+            FromGuest::Trimmed(len) => FromGuest::Trimmed(editor.trim(len)),
             other => other,
         }
     }
 
     fn note_guest_ack(&mut self, segment: &Segment) {
         let ack = segment.ack.wrapping_add(self.shift.receive);
+        if !self.is_open {
+            self.is_open = true;
+            (self.guest_ack, self.peer_end, self.guest_edge) = (ack, ack, ack);
+        }
+        let window = u32::from(segment.window) << self.guest_scale;
+        self.guest_edge = later(self.guest_edge, ack.wrapping_add(window));
         if !after(self.guest_ack, ack) {
             self.guest_ack = ack;
             self.guest_window = segment.window;
@@ -198,14 +245,17 @@ impl Flow {
         if segment.payload_len <= 1 && seq == twin.start.wrapping_sub(1) && is_all_acked {
             return FromGuest::Answer;
         }
+        // It does not know that the peer has these: the next acknowledgement is for it too.
+        if end != seq && after(twin.guest_acked, seq) {
+            twin.guest_acked = seq;
+        }
         if !after(end, twin.start) {
-            // It does not know that the peer has these: the next acknowledgement is for it too.
-            if end != seq && after(twin.guest_acked, seq) {
-                twin.guest_acked = seq;
-            }
             return FromGuest::Pass;
         }
-        // A part of it may be old; its resend after the pipe brings it all.
+        // A part of it is old: the peer may wait for just that, and the twin with it.
+        if after(twin.start, seq) && segment.payload_len > 0 {
+            return FromGuest::Trimmed(twin.start.wrapping_sub(seq) as usize);
+        }
         if segment.has(ACK) { FromGuest::Bare(0) } else { FromGuest::Drop }
     }
 
@@ -246,35 +296,51 @@ impl Flow {
         &mut self,
         eth: &[u8],
         segment: &Segment,
+        sum: Sum,
         tell: &mut dyn FnMut(u64, FlowEvent),
     ) -> ToLocal {
+        let only_guest = ToLocal { guest: true, twin: false };
+        if sum == Sum::Wrong {
+            return only_guest;
+        }
         if segment.has(SYN) {
-            if segment.has(ACK) {
-                self.peer_end = segment.end();
-            }
-            return ToLocal { guest: true, twin: false };
+            self.note_answer(eth, segment);
+            return only_guest;
         }
         if segment.has(RST) {
-            if let Some(twin) = self.twin {
-                tell(twin.token, FlowEvent::Reset);
+            if self.is_reset_by(segment) {
+                if let Some(twin) = self.twin {
+                    tell(twin.token, FlowEvent::Reset);
+                }
+                self.end_by_reset(tell);
             }
-            self.end_by_reset(tell);
-            return ToLocal { guest: true, twin: false };
+            return only_guest;
+        }
+        if !self.is_acceptable(segment) {
+            return only_guest;
         }
         self.peer_fin |= segment.has(FIN);
         self.peer_end = later(self.peer_end, segment.end());
+        if sum == Sum::Unknown {
+            return only_guest;
+        }
         if let Some((value, _)) = segment.timestamps(eth) {
-            self.peer_timestamp = later(self.peer_timestamp, value);
+            self.peer_timestamp = Some(self.peer_timestamp.map_or(value, |t| later(t, value)));
         }
         // Nobody can have what was never sent.
         let is_sane = segment.has(ACK) && !after(segment.ack, self.sent_end);
         if is_sane && !after(self.acked, segment.ack) {
             self.acked = segment.ack;
             self.peer_window = segment.window;
+            // Numbers are only compared over half of their space.
+            if self.twin.is_none() && self.acked.wrapping_sub(self.guest_from) > MAX_BACK {
+                self.guest_from = self.acked.wrapping_sub(MAX_BACK);
+            }
         }
         let Some(twin) = self.twin.as_mut() else { return ToLocal { guest: true, twin: false } };
+        let has_data = segment.payload_len > 0 || segment.has(FIN);
         if !is_sane {
-            return ToLocal { guest: segment.payload_len > 0 || segment.has(FIN), twin: false };
+            return ToLocal { guest: has_data, twin: false };
         }
         let for_guest = if after(segment.ack, twin.start) { twin.start } else { segment.ack };
         let is_news = after(for_guest, twin.guest_acked);
@@ -283,9 +349,35 @@ impl Flow {
         if is_done && !std::mem::replace(&mut twin.target_told, true) {
             tell(token, FlowEvent::Acknowledged);
         }
-        let has_data = segment.payload_len > 0 || segment.has(FIN);
         // What acknowledges old bytes of the guest's twice may be its loss: its business.
         ToLocal { guest: has_data || is_news || !is_twins, twin: is_twins }
+    }
+
+    /// The peer's SYN, in answer to the guest's. It comes once; later ones are stragglers or forged.
+    fn note_answer(&mut self, eth: &[u8], segment: &Segment) {
+        if self.is_open || !segment.has(ACK) || segment.ack != self.sent_end {
+            return;
+        }
+        self.peer_end = segment.end();
+        // The window of a SYN is not scaled, all others are.
+        self.peer_window = segment.window >> segment.scale;
+        self.peer_timestamp = segment.timestamps(eth).map(|(value, _)| value);
+    }
+
+    /// Whether the guest can accept it (RFC 9293, 3.10.7.4): else it says nothing to anybody, and the
+    /// guest answers it. Keepalive probes of the peer are of that kind.
+    fn is_acceptable(&self, segment: &Segment) -> bool {
+        let is_old = after(self.guest_ack, segment.end());
+        self.is_open && !is_old && !after(segment.seq, self.guest_edge)
+    }
+
+    /// Whether the guest believes that reset: it has to have just the number that the guest expects
+    /// (RFC 5961, 3.2), which is somewhere between what it acknowledged and what the peer sent.
+    fn is_reset_by(&self, segment: &Segment) -> bool {
+        match self.is_open {
+            true => !after(self.guest_ack, segment.seq) && !after(segment.seq, self.peer_end),
+            false => segment.has(ACK) && segment.ack == self.sent_end,
+        }
     }
 
     /// The guest got this segment.
@@ -301,8 +393,8 @@ impl Flow {
 
     fn end_by_reset(&mut self, tell: &mut dyn FnMut(u64, FlowEvent)) {
         self.reset = true;
-        if let Some((_, token)) = self.settling.take() {
-            tell(token, FlowEvent::Reset);
+        if let Some(settling) = self.settling.take() {
+            tell(settling.token, FlowEvent::Reset);
         }
     }
 
@@ -360,124 +452,34 @@ impl Flow {
         if !self.guest_ece {
             editor.clear_flags(ECE);
         }
-        if let (Some((value, _)), Some(last)) = (timestamps, self.timestamp) {
+        if let (Some((value, echo)), Some(last)) = (timestamps, self.timestamp) {
             let value = later(last, value);
             self.timestamp = Some(value);
-            editor.set_timestamps(value, self.peer_timestamp);
+            editor.set_timestamps(value, self.peer_timestamp.unwrap_or(echo));
         }
         true
     }
 
-    /// The answer to a probe of the guest's: sequence, acknowledgement, timestamps, all the guest's.
-    pub fn answer_to_probe(&self, eth: &[u8], segment: &Segment) -> (u32, u32, Option<(u32, u32)>) {
+    /// The answer to a probe of the guest's, in the guest's numbers; or to anything, where there is no
+    /// way on.
+    pub fn answer_to_probe(&self, eth: &[u8], segment: &Segment) -> Answer {
         let start = self.twin.map_or(self.sent_end, |twin| twin.start);
-        let seq = self.guest_ack.wrapping_sub(self.shift.receive);
-        let echo = segment.timestamps(eth).map(|(value, _)| (self.peer_timestamp, value));
-        (seq, start.wrapping_sub(self.shift.send), echo)
-    }
-
-    /// What a twin needs to know, once everything that the guest has sent passed by.
-    pub fn snapshot(&mut self, sent_bytes: u64, token: u64) -> Result<Snapshot, FlowError> {
-        if self.reset || self.guest_fin {
-            return Err(FlowError::Closing);
+        let timestamps = segment.timestamps(eth);
+        let timestamps =
+            timestamps.map(|(value, echo)| (self.peer_timestamp.unwrap_or(echo), value));
+        if self.is_broken {
+            // Just what the guest expects.
+            let (seq, ack) = (segment.ack, segment.end());
+            return Answer { flags: RST | ACK, seq, ack, window: 0, timestamps };
         }
-        if self.twin.is_some() || self.settling.is_some_and(|(_, other)| other != token) {
-            return Err(FlowError::Busy);
-        }
-        let base = self.send_base.ok_or(FlowError::Unknown)?;
-        let expected = base.wrapping_add(sent_bytes as u32).wrapping_add(self.shift.send);
-        if after(self.sent_end, expected) {
-            // Another thread of the program goes on writing.
-            self.settling = None;
-            return Err(FlowError::Changed);
-        }
-        self.settling = Some((expected, token));
-        if self.sent_end != expected {
-            return Ok(Snapshot::Waiting);
-        }
-        Ok(Snapshot::Ready(FlowSnapshot {
-            send_seq: self.sent_end,
-            receive_seq: self.peer_end,
-            acked_seq: self.acked,
-            send_window: self.peer_window,
-            receive_window: self.guest_window,
-            timestamp: self.timestamp.unwrap_or(0),
-        }))
-    }
-
-    fn tell_settled(&mut self, tell: &mut dyn FnMut(u64, FlowEvent)) {
-        if let Some((expected, token)) = self.settling
-            && !after(expected, self.sent_end)
-        {
-            tell(token, FlowEvent::Settled);
+        Answer {
+            flags: ACK,
+            seq: self.guest_ack.wrapping_sub(self.shift.receive),
+            ack: start.wrapping_sub(self.shift.send),
+            window: self.peer_window,
+            timestamps,
         }
     }
-
-    /// From now on the twin sends.
-    pub fn start(&mut self, token: u64, taken: &FlowSnapshot, len: u32) -> Result<(), FlowError> {
-        if self.settling.take_if(|(_, other)| *other == token).is_none() {
-            return Err(if self.reset { FlowError::Closing } else { FlowError::Busy });
-        }
-        if self.sent_end != taken.send_seq || self.guest_fin {
-            return Err(FlowError::Changed);
-        }
-        let start = taken.send_seq;
-        self.twin = Some(Sending {
-            start,
-            target: start.wrapping_add(len),
-            target_told: false,
-            receive_seq: taken.receive_seq,
-            token,
-            guest_acked: self.acked,
-        });
-        Ok(())
-    }
-
-    /// The twin has been given less than was said. True: all of it is acknowledged already.
-    pub fn retarget(&mut self, token: u64, len: u32) -> bool {
-        let acked = self.acked;
-        let Some(twin) = self.twin.as_mut().filter(|twin| twin.token == token) else {
-            return false;
-        };
-        twin.target = twin.start.wrapping_add(len);
-        twin.target_told = !after(twin.target, acked);
-        twin.target_told
-    }
-
-    /// The twin has gone, and the peer has all its bytes: the guest goes on behind them.
-    pub fn finish(&mut self, token: u64, len: u32) -> Result<(), FlowError> {
-        self.settling.take_if(|(_, other)| *other == token);
-        let Some(twin) = self.twin.take_if(|twin| twin.token == token) else { return Ok(()) };
-        self.shift.send = self.shift.send.wrapping_add(len);
-        self.guest_from = twin.start.wrapping_add(len);
-        if self.sent_end == self.guest_from && !after(self.guest_from, self.acked) {
-            return Ok(());
-        }
-        // Somebody has bytes that nobody will ever send again: there is no way on.
-        self.reset = true;
-        Err(FlowError::Broken)
-    }
-}
-
-impl Flow {
-    /// Bytes of the twin are lost. Returns the numbers of a reset to the peer and of one to the guest;
-    /// none: the twin of that token is not here.
-    pub fn give_up(&mut self, token: u64) -> Option<((u32, u32), (u32, u32))> {
-        self.settling.take_if(|(_, other)| *other == token);
-        let twin = self.twin.take_if(|twin| twin.token == token)?;
-        self.reset = true;
-        self.shift.send = self.shift.send.wrapping_add(self.acked.wrapping_sub(twin.start));
-        Some(((self.acked, self.guest_ack), (self.guest_ack, self.acked)))
-    }
-}
-
-/// See [`Flow::snapshot`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Snapshot {
-    /// The guest's last bytes are still on their way; [`FlowEvent::Settled`] will tell.
-    Waiting,
-    /// Here it is.
-    Ready(FlowSnapshot),
 }
 
 #[cfg(test)]

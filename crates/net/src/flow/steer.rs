@@ -4,8 +4,8 @@
 use base::counter::DropReason;
 use sidecore::{Allowance, Ledger, Spent};
 
-use super::segment::Segment;
-use super::state::FromGuest;
+use super::segment::{FIN, Segment};
+use super::state::{FromGuest, Sum};
 use super::{FlowKey, PortFlows};
 use crate::engine::Engine;
 use crate::fdb::PortId;
@@ -40,6 +40,8 @@ pub(crate) struct Bound {
     pub guest: bool,
     /// The twin does; to be told once the guest has its own.
     pub twin: Option<FlowKey>,
+    /// The guest can do without: the next acknowledgement tells it the same.
+    pub may_miss: bool,
 }
 
 impl PortFlows {
@@ -57,6 +59,10 @@ impl PortFlows {
                 head.cut(len);
                 FlowVerdict::Pass
             }
+            FromGuest::Trimmed(len) => {
+                head.trim(len, segment.offset());
+                FlowVerdict::Pass
+            }
             FromGuest::Drop => FlowVerdict::Swallow,
             FromGuest::Answer => {
                 let wire = head.wire();
@@ -66,8 +72,8 @@ impl PortFlows {
                 let Some(flow) = table.get(&segment.key_of_sender(eth)) else {
                     return FlowVerdict::Swallow;
                 };
-                let (seq, ack, echo) = flow.answer_to_probe(eth, &segment);
-                FlowVerdict::Answer(VNET_LEN + segment.answer(eth, seq, ack, echo))
+                let with = flow.answer_to_probe(eth, &segment);
+                FlowVerdict::Answer(VNET_LEN + segment.answer(eth, &with))
             }
         }
     }
@@ -80,20 +86,21 @@ impl PortFlows {
         staging: &mut Staging,
         now_ns: u64,
     ) -> Bound {
-        let as_it_is = Bound { guest: true, twin: None };
+        let as_it_is = Bound { guest: true, twin: None, may_miss: false };
         let len = frame.wire.len();
         let Some(segment) = Segment::parse(&wire[VNET_LEN..len], frame.len()) else {
             return as_it_is;
         };
         let key = segment.key_of_receiver(&wire[VNET_LEN..len]);
         let Some(flow) = self.table.get(&key) else { return as_it_is };
-        flow.seen_ns = now_ns;
+        flow.seen_ns = flow.seen_ns.max(now_ns);
         let summed = frame.vnet.flags & F_NEEDS_CSUM == 0;
         let events = &mut self.events;
         let mut tell = |token, event| events.push((token, event));
-        let to = flow.peer_sends(&wire[VNET_LEN..len], &segment, &mut tell);
-        let is_believed = segment.payload_len == 0 || is_believed(frame, &segment, summed, staging);
-        if to.twin && is_believed {
+        let must_know = segment.payload_len == 0 || flow.twin.is_some();
+        let sum = look_at_sum(frame, &segment, summed, must_know.then_some(staging));
+        let to = flow.peer_sends(&wire[VNET_LEN..len], &segment, sum, &mut tell);
+        if to.twin {
             let mut copy = *wire;
             let n = flow.edit_for_twin(&mut copy[VNET_LEN..len], &segment, summed);
             copy[..VNET_LEN].copy_from_slice(&PLAIN);
@@ -104,7 +111,8 @@ impl PortFlows {
         {
             flow.edit_for_guest(&mut wire[VNET_LEN..len], &segment, summed);
         }
-        Bound { guest: to.guest, twin: to.twin.then_some(key) }
+        let may_miss = to.twin && segment.payload_len == 0 && !segment.has(FIN);
+        Bound { guest: to.guest, twin: to.twin.then_some(key), may_miss }
     }
 
     /// The frame of a twin in `head`, changed in place to one of the guest's. False: not one that may
@@ -118,17 +126,28 @@ impl PortFlows {
     }
 }
 
-/// Whether a segment's payload came as it was sent. It is not for us, but what else stands in the
-/// segment is only as good.
-fn is_believed(frame: &Frame<'_>, segment: &Segment, summed: bool, staging: &mut Staging) -> bool {
+/// Whether a segment came as it was sent: what it says is only as good. Whole segments are looked at in
+/// `staging`.
+fn look_at_sum(
+    frame: &Frame<'_>,
+    segment: &Segment,
+    summed: bool,
+    staging: Option<&mut Staging>,
+) -> Sum {
     if !summed || frame.vnet.flags & F_DATA_VALID != 0 {
-        return true;
+        return Sum::Right;
     }
-    if !staging.load(frame) {
-        return false;
-    }
-    let (eth, first) = (staging.eth(), segment.headers_len());
-    segment.is_sum_right(eth, &eth[first..first + segment.payload_len])
+    let is_right = if segment.payload_len == 0 {
+        segment.is_sum_right(frame.eth(), &[])
+    } else {
+        let Some(staging) = staging else { return Sum::Unknown };
+        let first = segment.headers_len();
+        staging.load(frame) && {
+            let eth = staging.eth();
+            segment.is_sum_right(eth, &eth[first..first + segment.payload_len])
+        }
+    };
+    if is_right { Sum::Right } else { Sum::Wrong }
 }
 
 impl Fabric {

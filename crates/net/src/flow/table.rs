@@ -33,7 +33,8 @@ pub(super) struct FlowTable {
 impl FlowTable {
     pub fn new(max: usize) -> Self {
         Self {
-            map: HashMap::with_capacity(max),
+            // With room for as many again, places of those that went are cleared where they are.
+            map: HashMap::with_capacity(2 * max),
             slots: (0..max).map(|_| None).collect(),
             free: (0..max as u32).rev().collect(),
             hand: 0,
@@ -78,7 +79,7 @@ impl FlowTable {
         let mut fresh = Flow::begin(eth, segment);
         fresh.seen_ns = now_ns;
         if let Some(flow) = self.get(&key) {
-            let waiting = flow.settling.map(|(_, token)| token);
+            let waiting = flow.settling.map(|settling| settling.token);
             let token = flow.twin.map(|twin| twin.token).or(waiting);
             token.into_iter().for_each(|token| tell(token, FlowEvent::Reset));
             *flow = fresh;

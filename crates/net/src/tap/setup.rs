@@ -18,6 +18,9 @@ pub struct TapConfig {
     pub bridge: Option<String>,
     /// Let the host hand up partial checksums and super-packets.
     pub offloads: bool,
+    /// The host asks nobody for addresses (ARP, neighbour discovery): all frames go to the
+    /// interface's own.
+    pub no_arp: bool,
 }
 
 pub(super) struct Opened {
@@ -53,7 +56,7 @@ pub(super) fn open(config: &TapConfig) -> Result<Opened, NetError> {
     if let Some(bridge) = &config.bridge {
         join(&socket, &name, bridge).map_err(fail("attaching it to its bridge"))?;
     }
-    bring_up(&socket, &name).map_err(fail("bringing it up"))?;
+    bring_up(&socket, &name, config.no_arp).map_err(fail("bringing it up"))?;
     Ok(Opened { file, name, uso })
 }
 
@@ -132,11 +135,13 @@ fn join(socket: &OwnedFd, name: &str, bridge: &str) -> io::Result<()> {
     }
 }
 
-fn bring_up(socket: &OwnedFd, name: &str) -> io::Result<()> {
+fn bring_up(socket: &OwnedFd, name: &str, no_arp: bool) -> io::Result<()> {
     let mut request = request(name)?;
     ioctl(socket, libc::SIOCGIFFLAGS as libc::Ioctl, &raw mut request)?;
     // SAFETY: the kernel has just filled the flags in.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
-    request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    // Both at once: a host that finds it up with ARP begins to talk.
+    let quiet = if no_arp { libc::IFF_NOARP } else { 0 };
+    request.ifr_ifru.ifru_flags = flags | (libc::IFF_UP | quiet) as libc::c_short;
     ioctl(socket, libc::SIOCSIFFLAGS as libc::Ioctl, &raw mut request)
 }

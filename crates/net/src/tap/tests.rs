@@ -26,7 +26,7 @@ fn ip(args: &str) {
 }
 
 fn open() -> Tap {
-    let config = TapConfig { name: "mrtest%d".into(), bridge: None, offloads: true };
+    let config = TapConfig { name: "mrtest%d".into(), offloads: true, ..TapConfig::default() };
     let tap = Tap::open(&config).unwrap();
     ip(&format!("addr add 10.99.0.1/24 dev {}", tap.name()));
     ip(&format!("neigh add 10.99.0.2 lladdr 02:00:00:00:00:02 dev {}", tap.name()));
@@ -224,7 +224,7 @@ fn bridges_and_names() {
         let config = |name: &str, bridge: &str| TapConfig {
             name: name.into(),
             bridge: Some(bridge.into()),
-            offloads: false,
+            ..TapConfig::default()
         };
         let tap = Tap::open(&config("mrt0", "mrbr0")).unwrap();
         let shown = std::process::Command::new("ip")
@@ -238,5 +238,19 @@ fn bridges_and_names() {
         assert!(missing.contains("TAP mrt1: attaching it to its bridge"), "{missing}");
         let long = Tap::open(&config("a_name_with_sixteen", "mrbr0")).unwrap_err().to_string();
         assert!(long.contains("1 to 15 bytes"), "{long}");
+    });
+}
+
+#[test]
+fn without_arp_frames_go_to_the_interface_itself_and_nothing_goes_first() {
+    in_namespace(|| {
+        let config = TapConfig { name: "mrquiet".into(), no_arp: true, ..TapConfig::default() };
+        let mut tap = Tap::open(&config).unwrap();
+        ip("addr add 10.99.0.1/24 dev mrquiet");
+        let socket = UdpSocket::bind("10.99.0.1:4000").unwrap();
+        socket.send_to(b"first", "10.99.0.2:7").unwrap();
+        let frame = next_udp(&mut tap);
+        assert_eq!(frame[54..], *b"first");
+        assert_eq!(frame[12..18], frame[18..24], "to and from the same address");
     });
 }
