@@ -52,6 +52,7 @@ pub struct ImageBuilder {
     programs: BTreeSet<String>,
     modules: BTreeSet<String>,
     files: BTreeMap<String, PathBuf>,
+    guest_pieces: bool,
 }
 
 impl ImageBuilder {
@@ -91,6 +92,14 @@ impl ImageBuilder {
         tools.into_iter().fold(self, ImageBuilder::program).module("xfs").module("btrfs")
     }
 
+    /// Adds Millrace's guest pieces, built from this workspace: the agent, the library, the preload
+    /// shim and the test program `mrpipe`.
+    #[must_use]
+    pub fn guest_pieces(mut self) -> Self {
+        self.guest_pieces = true;
+        self
+    }
+
     /// Builds the image, or finds it in the cache.
     ///
     /// # Errors
@@ -98,7 +107,18 @@ impl ImageBuilder {
     /// full.
     pub fn build(&self, cache: &Cache, kernel: &Kernel) -> Result<Image, LabError> {
         let agent = program::agent(cache)?;
-        let content = self.collect(&agent)?;
+        let mut content = self.collect(&agent)?;
+        if self.guest_pieces {
+            for (place, host) in program::guest_pieces(cache)? {
+                // The program needs our library, which ldd does not find here, and no other.
+                let library = place.starts_with("/usr/lib/");
+                let needs = if library { program::libraries(&host)? } else { BTreeSet::new() };
+                for library in needs {
+                    content.insert(library.to_string_lossy().into_owned(), library);
+                }
+                content.insert(place, host);
+            }
+        }
         let name = format!("image-{:032x}.cpio", self.hash(&content, kernel)?);
         let path = cache.get(&name, |part| self.write(part, &content, kernel))?;
         let len_bytes =

@@ -1,5 +1,5 @@
-//! Programs for the guest: the static agent, built from this workspace, and host programs with
-//! the libraries they need.
+//! Programs for the guest: the static agent, built from this workspace, Millrace's own guest pieces,
+//! and host programs with the libraries they need.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,6 +15,14 @@ use crate::{Cache, LabError, apt};
 fn agent_sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("agent")
 }
+
+/// Files of Millrace's guest pieces: as built, and where they go in a guest.
+const PIECES: [(&str, &str); 4] = [
+    ("millrace-agent", "/usr/sbin/millrace-agent"),
+    ("libmillrace.so.1", "/usr/lib/libmillrace.so.1"),
+    ("libmillrace-preload.so", "/usr/lib/libmillrace-preload.so"),
+    ("mrpipe", "/usr/bin/mrpipe"),
+];
 
 /// All files below a folder, in order.
 fn files_below(folder: &Path, into: &mut BTreeSet<PathBuf>) -> Result<(), LabError> {
@@ -40,39 +48,66 @@ pub fn agent(cache: &Cache) -> Result<PathBuf, LabError> {
         return Ok(path.into());
     }
     let sources = agent_sources();
-    let mut files = BTreeSet::new();
-    files_below(&sources, &mut files)?;
-    let mut hash = Xxh3::new();
-    for path in &files {
-        let what = format!("read {}", path.display());
-        hash.update(path.strip_prefix(&sources).unwrap_or(path).as_os_str().as_encoded_bytes());
-        hash.update(&fs::read(path).map_err(LabError::io(what))?);
-    }
-    let name = format!("agent-{:016x}", hash.digest());
+    let name = format!("agent-{:016x}", hash_of(&[&sources])?);
     cache.get(&name, |part| {
-        let target = cache.root().join("agent-target");
-        build_agent(&sources, &target)?;
-        let built = target.join("x86_64-unknown-linux-gnu/release/millrace-lab-agent");
-        fs::copy(&built, part)
-            .map_err(LabError::io(format!("copy {}", built.display())))
-            .map(|_| ())
+        let built = cargo_build(cache, &sources, "millrace-lab-agent")?;
+        copy(&built, part)
     })
 }
 
-fn build_agent(sources: &Path, target: &Path) -> Result<(), LabError> {
+/// Millrace's guest pieces, built once for each state of their sources: place in the guest → file.
+///
+/// # Errors
+/// The sources are not there or do not compile.
+pub(crate) fn guest_pieces(cache: &Cache) -> Result<Vec<(String, PathBuf)>, LabError> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let [agent, library] =
+        ["guest/agent", "guest/libmillrace"].map(|folder| workspace.join(folder));
+    let sources: [&Path; 3] = [&agent, &library, &workspace.join("crates/guest-abi")];
+    let name = format!("guest-{:016x}", hash_of(&sources)?);
+    let folder = cache.get(&name, |part| {
+        let make = apt::need("make")?;
+        run(Command::new(make).arg("-C").arg(&library).arg(format!("O={}", part.display())))?;
+        copy(&cargo_build(cache, &agent, "millrace-agent")?, &part.join("millrace-agent"))
+    })?;
+    Ok(PIECES.iter().map(|(name, place)| ((*place).to_owned(), folder.join(name))).collect())
+}
+
+/// Of the names and content of all files below some folders.
+fn hash_of(folders: &[&Path]) -> Result<u64, LabError> {
+    let mut hash = Xxh3::new();
+    for folder in folders {
+        let mut files = BTreeSet::new();
+        files_below(folder, &mut files)?;
+        for path in &files {
+            let what = format!("read {}", path.display());
+            hash.update(path.strip_prefix(folder).unwrap_or(path).as_os_str().as_encoded_bytes());
+            hash.update(&fs::read(path).map_err(LabError::io(what))?);
+        }
+    }
+    Ok(hash.digest())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
+    fs::copy(from, to).map_err(LabError::io(format!("copy {}", from.display()))).map(|_| ())
+}
+
+/// Builds a static program; where it is.
+fn cargo_build(cache: &Cache, sources: &Path, program: &str) -> Result<PathBuf, LabError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target = cache.root().join("agent-target");
     // The target is named so that build scripts and macros, which run on the host, are not linked
     // statically; the strip keeps the image small.
     run(Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--bin", "millrace-lab-agent"])
+        .args(["build", "--quiet", "--release", "--bin", program])
         .args(["--target", "x86_64-unknown-linux-gnu"])
         .arg("--manifest-path")
         .arg(sources.join("Cargo.toml"))
         .arg("--target-dir")
-        .arg(target)
+        .arg(&target)
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS"))
-    .map(|_| ())
+        .env_remove("CARGO_ENCODED_RUSTFLAGS"))?;
+    Ok(target.join("x86_64-unknown-linux-gnu/release").join(program))
 }
 
 /// Libraries that a host program loads, by `ldd`; none for a static program.

@@ -86,6 +86,8 @@ reasons! {
     NotOffered = 51, 95, "not_offered", "the host has no pipes for this VM";
     /// The daemon stops, or has gone.
     HostGone = 52, 5, "host_gone", "the host's daemon has gone";
+    /// The daemon went in the middle: not to be followed by an ordinary system call.
+    Lost = 53, 5, "lost", "the host's daemon went in the middle; how much arrived is not known";
 
     /// Not a TCP socket.
     NotTcp = 64, 95, "not_tcp", "not a TCP socket";

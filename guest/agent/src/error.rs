@@ -1,0 +1,29 @@
+//! What ends the agent. Whatever concerns one request is a [`guest_abi::Reason`] instead.
+
+use std::io;
+
+/// The agent cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, and on what.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Another agent answers on the socket.
+    #[error("another agent serves {0}: stop it, or name another socket with --socket")]
+    Served(String),
+    /// Wrong arguments.
+    #[error("{0}; see millrace-agent --help")]
+    Usage(String),
+}
+
+impl AgentError {
+    /// For `map_err`.
+    pub(crate) fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        move |source| Self::Io { what: what.into(), source: source.into() }
+    }
+}

@@ -1,0 +1,154 @@
+//! A file as the source of a pipe.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use guest_abi::Reason;
+use guest_abi::pipe::{Extent, FileEnd};
+use guest_abi::program::OWN_POSITION;
+use rustix::fs::{
+    FileType, IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
+};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+use crate::disks::Disks;
+use crate::host::Line;
+use crate::lease::{Lease, Leases};
+use crate::wake::Wake;
+use crate::{fiemap, sys};
+
+// Magic numbers of `statfs(2)`.
+const EXT4: i64 = 0xEF53;
+const XFS: i64 = 0x5846_5342;
+/// Flags of single files: content that is encrypted (FIEMAP does not tell), or goes to the journal
+/// first and to its place at some later time.
+const REFUSED_FLAGS: u32 = 0x800 | 0x4000;
+/// On xfs: content on the realtime device, whose blocks are numbered as well.
+const XFLAG_REALTIME: u32 = 1;
+
+/// What a pipe reads. The program's descriptor and the lease are held as long as this lives.
+#[derive(Debug)]
+pub struct FileSource {
+    program: OwnedFd,
+    _lease: Arc<Lease>,
+    start: u64,
+    own_position: bool,
+    disk: u32,
+    extents: Vec<Extent>,
+    len_bytes: u64,
+    to_the_end: bool,
+}
+
+/// A program's descriptor that may be read, of a file that may be piped.
+pub fn check(program: BorrowedFd<'_>) -> Result<(), Reason> {
+    let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
+    if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == OFlags::WRONLY {
+        return Err(Reason::NotPermitted);
+    }
+    let stat = fstat(program).map_err(|_| Reason::NotAFile)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Reason::NotAFile);
+    }
+    let magic = fstatfs(program).map_err(|_| Reason::FileSystem)?.f_type as i64;
+    let flags = ioctl_getflags(program).unwrap_or(IFlags::empty()).bits();
+    match magic {
+        EXT4 if flags & REFUSED_FLAGS == 0 => Ok(()),
+        EXT4 => Err(Reason::Extents),
+        XFS => match sys::xflags(program) {
+            Ok(flags) if flags & XFLAG_REALTIME == 0 => Ok(()),
+            _ => Err(Reason::Extents),
+        },
+        _ => Err(Reason::FileSystem),
+    }
+}
+
+impl FileSource {
+    /// Takes a lease and asks where the bytes lie; at most `len_bytes` and `max_extents` of them.
+    ///
+    /// # Errors
+    /// Why they cannot be piped; [`Reason::EndOfFile`]: there are none.
+    pub fn new(
+        program: OwnedFd,
+        (offset, len_bytes, max_extents): (u64, u64, usize),
+        (disks, line): (&Disks, &Arc<Line>),
+        (leases, wake): (&Leases, &Arc<Wake>),
+    ) -> Result<Self, Reason> {
+        let own_position = offset == OWN_POSITION;
+        let start = if own_position {
+            seek(&program, SeekFrom::Current(0)).map_err(|_| Reason::NotAFile)?
+        } else {
+            offset
+        };
+        if i64::try_from(start).is_err() {
+            return Err(Reason::Malformed);
+        }
+        let own = open_again(&program)?;
+        let place = disks.place_of(&own, line)?;
+        let lease = leases.take(own, wake)?;
+        // Only under the lease nobody changes the size.
+        let size = lease.file().metadata().map_err(|_| Reason::NotAFile)?.len();
+        let left = size.saturating_sub(start);
+        let wanted = len_bytes.min(left);
+        if wanted == 0 {
+            return Err(Reason::EndOfFile);
+        }
+        let file = std::os::fd::AsFd::as_fd(lease.file());
+        let extents = fiemap::extents(file, start, wanted, place.base, max_extents)?;
+        let mapped = fiemap::len_bytes(&extents);
+        Ok(Self {
+            program,
+            _lease: lease.clone(),
+            start,
+            own_position,
+            disk: place.disk,
+            extents,
+            len_bytes: mapped,
+            to_the_end: left < len_bytes && mapped == left,
+        })
+    }
+
+    /// How many bytes, at least 1.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// True when fewer were there than were asked for.
+    pub fn to_the_end(&self) -> bool {
+        self.to_the_end
+    }
+
+    /// True when somebody waits to write to the file.
+    pub fn lease_broken(&self) -> bool {
+        self._lease.broken()
+    }
+
+    /// As the daemon wants it.
+    pub fn write_end(&self, body: &mut Vec<u8>) {
+        let extents = U32::new(self.extents.len() as u32);
+        body.extend_from_slice(FileEnd { disk: U32::new(self.disk), extents }.as_bytes());
+        body.extend_from_slice(self.extents.as_bytes());
+    }
+
+    /// The program's position goes on by what was moved, if it was asked for.
+    pub fn finish(self, moved_bytes: u64) {
+        if self.own_position && moved_bytes > 0 {
+            let position = SeekFrom::Start(self.start.saturating_add(moved_bytes));
+            // A regular file's position inside its size can always be set.
+            let _ = seek(&self.program, position);
+        }
+    }
+}
+
+/// An open file of our own: a lease belongs to one, and the program's may be duplicated anywhere.
+fn open_again(program: &OwnedFd) -> Result<File, Reason> {
+    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+    // Not to wait for somebody's write lease.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => Ok(file.into()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Reason::NoLease),
+        Err(_) => Err(Reason::NotPermitted),
+    }
+}

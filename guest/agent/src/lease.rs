@@ -1,0 +1,141 @@
+//! Read leases: while one is held nobody opens the file for writing or truncates it, and whoever
+//! tries waits (for `/proc/sys/fs/lease-break-time`, 45 s) until it is given up.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+
+use guest_abi::Reason;
+use signal_hook::SigId;
+
+use crate::host::lock;
+use crate::sys;
+use crate::wake::Wake;
+
+/// A lease on a file that was opened for it alone; given up when dropped.
+#[derive(Debug)]
+pub struct Lease {
+    file: File,
+    wake: Arc<Wake>,
+    broken: AtomicBool,
+}
+
+impl Lease {
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Somebody waits for it to be given up.
+    pub fn broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    fn look(&self) {
+        if !self.broken() && !sys::lease_holds(self.file.as_fd()) {
+            self.broken.store(true, Ordering::Release);
+            self.wake.ring();
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // Fails when the kernel has taken it by force; closing the file would do as well.
+        let _ = sys::give_lease(self.file.as_fd());
+    }
+}
+
+/// Takes leases and tells their holders of breaks. Signals say that there is a break; which lease it
+/// is the kernel is asked, so that none is missed when signals are merged or dropped.
+#[derive(Debug)]
+pub struct Leases {
+    held: Arc<Mutex<Vec<Weak<Lease>>>>,
+    signals: Vec<SigId>,
+    /// Ends the thread when dropped.
+    teller: UnixStream,
+}
+
+impl Leases {
+    /// Begins to listen for signals, in a thread of its own.
+    ///
+    /// # Errors
+    /// No descriptor or thread is left.
+    pub fn start() -> io::Result<Self> {
+        let (mut told, teller) = UnixStream::pair()?;
+        // The kernel sends SIGIO when its queue of real-time signals is full.
+        let signals = [sys::lease_signal(), libc::SIGIO]
+            .map(|signal| signal_hook::low_level::pipe::register(signal, teller.try_clone()?));
+        let signals = signals.into_iter().collect::<io::Result<Vec<_>>>()?;
+        let held: Arc<Mutex<Vec<Weak<Lease>>>> = Arc::default();
+        let looked = held.clone();
+        thread::Builder::new().name("leases".into()).spawn(move || {
+            while told.read(&mut [0; 64]).is_ok_and(|len| len > 0) {
+                let held: Vec<_> = lock(&looked).iter().filter_map(Weak::upgrade).collect();
+                held.iter().for_each(|lease| lease.look());
+            }
+        })?;
+        Ok(Self { held, signals, teller })
+    }
+
+    /// Takes a lease; `wake` is rung when it is to be broken.
+    ///
+    /// # Errors
+    /// [`Reason::NoLease`]: somebody has the file open for writing, or the file system has none.
+    pub fn take(&self, file: File, wake: &Arc<Wake>) -> Result<Arc<Lease>, Reason> {
+        sys::take_lease(file.as_fd()).map_err(|_| Reason::NoLease)?;
+        let lease = Arc::new(Lease { file, wake: wake.clone(), broken: AtomicBool::new(false) });
+        let mut held = lock(&self.held);
+        held.retain(|lease| lease.strong_count() > 0);
+        held.push(Arc::downgrade(&lease));
+        drop(held);
+        // A break before it was in the list was told to nobody.
+        lease.look();
+        Ok(lease)
+    }
+}
+
+impl Drop for Leases {
+    fn drop(&mut self) {
+        for signal in &self.signals {
+            signal_hook::low_level::unregister(*signal);
+        }
+        // The clones that the signals wrote to went with them; ours ends the thread.
+        let _ = self.teller.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, poll};
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn a_writer_waits_and_the_holder_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "content").unwrap();
+        let (leases, wake) = (Leases::start().unwrap(), Arc::new(Wake::new().unwrap()));
+        // From a thread that ends: its signals must still come.
+        let take = || leases.take(File::open(&path).unwrap(), &wake);
+        let lease = thread::scope(|scope| scope.spawn(take).join().unwrap()).unwrap();
+        assert!(!lease.broken());
+        let mut writing = OpenOptions::new();
+        writing.write(true).custom_flags(libc::O_NONBLOCK);
+        let refused = writing.open(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        poll(&mut [PollFd::new(&wake, PollFlags::IN)], None).unwrap();
+        assert!(lease.broken());
+        drop(lease);
+        let writer = writing.open(&path).unwrap();
+        assert_eq!(take().unwrap_err(), Reason::NoLease);
+        drop(writer);
+        take().unwrap();
+    }
+}

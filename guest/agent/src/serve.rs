@@ -1,0 +1,341 @@
+//! The socket for programs, and a thread for each of their connections.
+
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, Permissions};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use guest_abi::Reason;
+use guest_abi::program::{MAGIC, Request, VERSION, op};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
+    Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg,
+    send, shutdown, socket_with, sockopt,
+};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::AgentError;
+use crate::disks::Disks;
+use crate::host::{Dial, Host, lock};
+use crate::lease::Leases;
+use crate::pipe::{self, Moved, Shared};
+use crate::wake::Wake;
+
+/// Connections of programs at a time.
+pub const MAX_CONNECTIONS: usize = 256;
+/// Of these, those of one user other than root.
+pub const MAX_USER_CONNECTIONS: usize = 128;
+/// A connection without a request for so long is closed.
+pub const IDLE_TIME: Duration = Duration::from_secs(30);
+/// At the end of the agent, pipes have so long to be ended by the daemon.
+const STOP_TIME: Duration = Duration::from_secs(10);
+/// Waiting connections that the kernel keeps.
+const BACKLOG: i32 = 128;
+/// Out of descriptors, it looks again after so long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Stack of a connection's thread: nothing large is on it.
+const STACK_BYTES: usize = 128 << 10;
+
+/// How an agent is to be.
+#[derive(Debug)]
+pub struct Config<D> {
+    /// Where programs connect.
+    pub socket: PathBuf,
+    /// How the daemon is reached.
+    pub dial: D,
+    /// See [`Disks::new`]: only for tests.
+    pub any_device: bool,
+}
+
+/// An agent at work. It ends when dropped.
+#[derive(Debug)]
+pub struct Agent {
+    server: Arc<Server>,
+    accepting: Option<JoinHandle<()>>,
+    socket: PathBuf,
+}
+
+#[derive(Debug)]
+struct Server {
+    shared: Shared,
+    users: Mutex<Users>,
+    /// A connection has ended.
+    left: Condvar,
+    /// Wakes the accepting thread.
+    wake: Wake,
+}
+
+/// Who is connected.
+#[derive(Debug, Default)]
+struct Users {
+    count: HashMap<u32, usize>,
+    wakes: Vec<Weak<Wake>>,
+    all: usize,
+}
+
+impl Agent {
+    /// Listens for programs and begins to look for the daemon.
+    ///
+    /// # Errors
+    /// Another agent listens there; the socket cannot be made.
+    pub fn start(config: Config<impl Dial>) -> Result<Self, AgentError> {
+        let listener = listen_at(&config.socket)?;
+        let shared = Shared {
+            host: Host::start(config.dial).map_err(AgentError::io("start a thread"))?,
+            disks: Disks::new(config.any_device),
+            leases: Leases::start().map_err(AgentError::io("listen for lease breaks"))?,
+            stopping: AtomicBool::new(false),
+        };
+        let wake = Wake::new().map_err(AgentError::io("make an eventfd"))?;
+        let (users, left) = Default::default();
+        let server = Arc::new(Server { shared, users, left, wake });
+        let accepting = server.clone();
+        let accepting = thread::Builder::new()
+            .name("accept".into())
+            .spawn(move || accepting.accept_all(&listener))
+            .map_err(AgentError::io("start a thread"))?;
+        Ok(Self { server, accepting: Some(accepting), socket: config.socket })
+    }
+
+    /// Ends all pipes and waits for it, for a while; then the rest.
+    fn stop(&mut self) {
+        let server = &self.server;
+        server.shared.stopping.store(true, Ordering::Release);
+        server.wake.ring();
+        if let Some(accepting) = self.accepting.take() {
+            // It has no result, and a panic was told already.
+            let _ = accepting.join();
+        }
+        let _ = fs::remove_file(&self.socket);
+        let users = lock(&server.users);
+        users.wakes.iter().filter_map(Weak::upgrade).for_each(|wake| wake.ring());
+        let some = |users: &mut Users| users.all > 0;
+        let waited = server.left.wait_timeout_while(users, STOP_TIME, some);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        server.shared.host.stop();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Makes the folder and the socket; what a dead agent has left is taken away.
+fn listen_at(path: &Path) -> Result<OwnedFd, AgentError> {
+    let what = format!("listen on {}", path.display());
+    let errno = |error: Errno| AgentError::io(&what)(error);
+    let new = || {
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(errno)
+    };
+    if let Some(folder) = path.parent() {
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(folder);
+        made.map_err(AgentError::io(format!("make {}", folder.display())))?;
+    }
+    let address = SocketAddrUnix::new(path).map_err(errno)?;
+    match connect(&new()?, &address) {
+        Ok(()) => return Err(AgentError::Served(path.display().to_string())),
+        Err(Errno::NOENT) => {}
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(AgentError::io(&what))?,
+        Err(error) => return Err(errno(error)),
+    }
+    let listener = new()?;
+    bind(&listener, &address).map_err(errno)?;
+    fs::set_permissions(path, Permissions::from_mode(0o666)).map_err(AgentError::io(&what))?;
+    listen(&listener, BACKLOG).map_err(errno)?;
+    // A connection may be gone before it is taken.
+    rustix::io::ioctl_fionbio(&listener, true).map_err(errno)?;
+    Ok(listener)
+}
+
+impl Server {
+    fn accept_all(self: &Arc<Self>, listener: &OwnedFd) {
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            match accept_with(listener, SocketFlags::CLOEXEC) {
+                Ok(program) => self.take(program),
+                Err(Errno::AGAIN) => {
+                    let listener = PollFd::new(listener, PollFlags::IN);
+                    // Interrupted, it looks again.
+                    let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN), listener], None);
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    eprintln!("accept: {error}");
+                    thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+        while let Ok(program) = accept_with(listener, SocketFlags::CLOEXEC) {
+            refuse(&program);
+        }
+    }
+
+    /// Gives a connection a thread, or the answer that there is none.
+    fn take(self: &Arc<Self>, program: OwnedFd) {
+        let Ok(user) = sockopt::socket_peercred(&program).map(|peer| peer.uid.as_raw()) else {
+            return;
+        };
+        let wake = Wake::new().ok().map(Arc::new);
+        let program = Arc::new(program);
+        let started = wake.filter(|wake| lock(&self.users).enter(user, wake)).is_some_and(|wake| {
+            let (server, program) = (self.clone(), program.clone());
+            let thread = thread::Builder::new().name("program".into()).stack_size(STACK_BYTES);
+            let leave = Leave { server, user };
+            thread
+                .spawn(move || {
+                    leave.server.serve(&program, &wake);
+                    drop(program);
+                })
+                .is_ok()
+        });
+        if !started {
+            refuse(&program);
+        }
+    }
+
+    /// Requests of one program, one after the other.
+    fn serve(&self, program: &OwnedFd, wake: &Arc<Wake>) {
+        while self.wait_for_request(program, wake) {
+            let Some((request, fds)) = receive(program) else { return };
+            let moved = self.handle(&request, fds, program, wake);
+            if !answer(program, moved) {
+                return;
+            }
+        }
+        refuse(program);
+    }
+
+    /// False when there is none for long, or the agent stops.
+    fn wait_for_request(&self, program: &OwnedFd, wake: &Arc<Wake>) -> bool {
+        let time = Timespec::try_from(IDLE_TIME).ok();
+        loop {
+            wake.clear();
+            if self.shared.stopping.load(Ordering::Acquire) {
+                return false;
+            }
+            let mut fds =
+                [PollFd::new(program, PollFlags::IN), PollFd::new(&**wake, PollFlags::IN)];
+            match poll(&mut fds, time.as_ref()) {
+                Ok(0) => return false,
+                Ok(_) if !fds[0].revents().is_empty() => return true,
+                // Woken for a pipe that is over, or interrupted.
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn handle(
+        &self,
+        request: &Request,
+        fds: Vec<OwnedFd>,
+        program: &OwnedFd,
+        wake: &Arc<Wake>,
+    ) -> Moved {
+        let known = request.magic.get() == MAGIC && request.version.get() == VERSION;
+        if !known || request.flags.get() != 0 {
+            return Moved::nothing(Reason::Malformed);
+        }
+        match (request.op.get(), <[OwnedFd; 2]>::try_from(fds)) {
+            (op::PIPE, Ok([source, sink])) => {
+                pipe::run(&self.shared, request, (source, sink), program.as_fd(), wake)
+            }
+            (op::QUERY, Err(fds)) if fds.is_empty() => {
+                Moved::nothing(self.shared.host.line().err().unwrap_or(Reason::Complete))
+            }
+            _ => Moved::nothing(Reason::Malformed),
+        }
+    }
+}
+
+/// A connection's place; free again when dropped.
+struct Leave {
+    server: Arc<Server>,
+    user: u32,
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        lock(&self.server.users).leave(self.user);
+        self.server.left.notify_all();
+    }
+}
+
+impl Users {
+    fn enter(&mut self, user: u32, wake: &Arc<Wake>) -> bool {
+        let most = if user == 0 { MAX_CONNECTIONS } else { MAX_USER_CONNECTIONS };
+        let count = self.count.get(&user).copied().unwrap_or(0);
+        if self.all >= MAX_CONNECTIONS || count >= most {
+            return false;
+        }
+        self.count.insert(user, count + 1);
+        self.all += 1;
+        self.wakes.retain(|wake| wake.strong_count() > 0);
+        self.wakes.push(Arc::downgrade(wake));
+        true
+    }
+
+    fn leave(&mut self, user: u32) {
+        self.all -= 1;
+        match self.count.get_mut(&user) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(self.count.remove(&user)),
+        }
+    }
+}
+
+/// One request with its descriptors; nothing when the program has gone. What has another length, or
+/// more descriptors, becomes a request that makes no sense.
+fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
+    let mut bytes = [0; size_of::<Request>() + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        match recvmsg(program, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+            Ok(got) => break got,
+        }
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.bytes == 0 {
+        return None;
+    }
+    let cut = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    let mut request = Request::new_zeroed();
+    if got.bytes == size_of::<Request>() && !cut {
+        request.as_mut_bytes().copy_from_slice(&bytes[..got.bytes]);
+    }
+    Some((request, fds))
+}
+
+/// Ends a connection. A program whose request is not answered must take it for one that moved bytes, so
+/// there will be no more of them, and those that are there, or one if there is none yet, are answered.
+fn refuse(program: &OwnedFd) {
+    // Fails when the program has gone.
+    let _ = shutdown(program, Shutdown::Read);
+    let busy = || answer(program, Moved::nothing(Reason::AgentBusy));
+    while receive(program).is_some() && busy() {}
+}
+
+/// False when the program has gone. It never waits: a program that reads no answers has gone.
+fn answer(program: &OwnedFd, moved: Moved) -> bool {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    send(program, moved.answer().as_bytes(), flags).is_ok()
+}

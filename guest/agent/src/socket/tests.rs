@@ -1,0 +1,85 @@
+use super::*;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+fn pair(address: &str, client: &str) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(address).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let client = TcpStream::connect(format!("{client}:{port}")).unwrap();
+    (listener.accept().unwrap().0, client)
+}
+
+#[test]
+fn the_end_tells_what_the_connection_has_done() {
+    for (address, client, family) in [
+        ("127.0.0.1:0", "127.0.0.1", family::V4),
+        ("[::1]:0", "[::1]", family::V6),
+        ("[::]:0", "127.0.0.1", family::V4),
+    ] {
+        let (mut server, mut client) = pair(address, client);
+        server.write_all(b"hello").unwrap();
+        client.read_exact(&mut [0; 5]).unwrap();
+        client.write_all(b"hi").unwrap();
+        server.read_exact(&mut [0; 2]).unwrap();
+        check(server.as_fd()).unwrap();
+        let (sink, end) = SocketSink::new(server.try_clone().unwrap().into()).unwrap();
+        assert_eq!(end.family, family, "{address}");
+        assert_eq!((end.sent_bytes.get(), end.received_bytes.get()), (5, 2));
+        assert_eq!(end.local_port.get(), client.peer_addr().unwrap().port());
+        assert_eq!(end.remote_port.get(), client.local_addr().unwrap().port());
+        assert_eq!(end.local, end.remote);
+        assert_eq!(end.local[4..15], [0; 11], "{address}");
+        assert!(end.mss.get() > 500 && end.cwnd.get() > 0 && end.congestion[0] != 0);
+        drop(sink);
+    }
+}
+
+#[test]
+fn a_cork_is_off_for_the_pipe_and_on_again_after_it() {
+    let (mut server, mut client) = pair("127.0.0.1:0", "127.0.0.1");
+    sockopt::set_tcp_cork(&server, true).unwrap();
+    server.write_all(b"header").unwrap();
+    let (sink, end) = SocketSink::new(server.try_clone().unwrap().into()).unwrap();
+    client.read_exact(&mut [0; 6]).unwrap();
+    assert_eq!(end.sent_bytes.get(), 6);
+    assert!(!sockopt::tcp_cork(&server).unwrap() && !sockopt::tcp_nodelay(&server).unwrap());
+    drop(sink);
+    assert!(sockopt::tcp_cork(&server).unwrap());
+}
+
+#[test]
+fn a_client_that_does_not_read_is_not_waited_for_long() {
+    let (mut server, _client) = pair("127.0.0.1:0", "127.0.0.1");
+    server.set_nonblocking(true).unwrap();
+    while server.write(&[0; 1 << 16]).is_ok() {}
+    let before = Instant::now();
+    assert_eq!(SocketSink::new(server.into()).unwrap_err(), Reason::Unsent);
+    assert!(before.elapsed() >= UNSENT_TIME);
+}
+
+#[test]
+fn other_sockets_and_states_are_refused_with_their_reasons() {
+    let (server, client) = pair("127.0.0.1:0", "127.0.0.1");
+    drop(client);
+    while check(server.as_fd()).is_ok() {
+        std::thread::yield_now();
+    }
+    assert_eq!(check(server.as_fd()), Err(Reason::NotEstablished));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    assert_eq!(check(listener.as_fd()), Err(Reason::NotEstablished));
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    assert_eq!(check(udp.as_fd()), Err(Reason::NotTcp));
+    let unix = std::os::unix::net::UnixStream::pair().unwrap();
+    assert_eq!(check(unix.0.as_fd()), Err(Reason::NotTcp));
+    let file = std::fs::File::open("/proc/self/stat").unwrap();
+    assert_eq!(check(file.as_fd()), Err(Reason::NotPermitted));
+    let mptcp = socket2::Socket::new(
+        socket2::Domain::IPV4,
+        socket2::Type::STREAM,
+        Some(socket2::Protocol::from(IPPROTO_MPTCP as i32)),
+    );
+    // Not every kernel has it.
+    if let Ok(mptcp) = mptcp {
+        assert_eq!(check(mptcp.as_fd()), Err(Reason::Mptcp));
+    }
+}

@@ -1,0 +1,189 @@
+//! System calls that no library has: all of the agent's `unsafe`.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// Extents asked for at a time.
+pub const FIEMAP_EXTENTS: usize = 256;
+
+/// `struct fiemap_extent`.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FiemapExtent {
+    pub logical: u64,
+    pub physical: u64,
+    pub len_bytes: u64,
+    pub reserved: [u64; 2],
+    pub flags: u32,
+    pub reserved2: [u32; 3],
+}
+
+/// `struct fiemap` with room behind it.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    len_bytes: u64,
+    flags: u32,
+    mapped: u32,
+    room: u32,
+    reserved: u32,
+    extents: [FiemapExtent; FIEMAP_EXTENTS],
+}
+
+/// The number of the call counts the head alone.
+const FS_IOC_FIEMAP: Opcode = opcode::read_write::<[u64; 4]>(b'f', 11);
+const FIEMAP_FLAG_SYNC: u32 = 1;
+
+/// The first extents of a range of a file, after its dirty pages were written.
+pub fn fiemap(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> io::Result<Vec<FiemapExtent>> {
+    let mut map = Box::new(Fiemap::new_zeroed());
+    (map.start, map.len_bytes) = (start, len_bytes);
+    (map.flags, map.room) = (FIEMAP_FLAG_SYNC, FIEMAP_EXTENTS as u32);
+    // SAFETY: the call reads and writes `struct fiemap` and at most `room` extents behind it, which is
+    // what `Fiemap` has; any bytes are a valid value of it.
+    unsafe { ioctl(file, Updater::<FS_IOC_FIEMAP, Fiemap>::new(&mut map)) }?;
+    Ok(map.extents[..FIEMAP_EXTENTS.min(map.mapped as usize)].to_vec())
+}
+
+/// `struct fsxattr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Fsxattr {
+    xflags: u32,
+    others: [u32; 6],
+}
+
+const FS_IOC_FSGETXATTR: Opcode = opcode::read::<Fsxattr>(b'X', 31);
+
+/// A file's `FS_XFLAG_*`.
+pub fn xflags(file: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: the call writes one `struct fsxattr`.
+    Ok(unsafe { ioctl(file, Getter::<FS_IOC_FSGETXATTR, Fsxattr>::new()) }?.xflags)
+}
+
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN: libc::c_int = 8;
+
+/// The signal that tells of lease breaks: of the real-time ones, so that its neighbours are free for
+/// whatever the C library does.
+pub fn lease_signal() -> i32 {
+    libc::SIGRTMIN() + 5
+}
+
+fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<i32> {
+    // SAFETY: the commands used here take a number and touch no memory.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Takes a read lease, with [`lease_signal`] to this process when it is to be broken.
+pub fn take_lease(file: BorrowedFd<'_>) -> io::Result<()> {
+    // Before the lease: else the kernel takes the thread for the owner, and a thread that has ended
+    // gets no signal.
+    fcntl(file, F_SETOWN, rustix::process::getpid().as_raw_nonzero().get())?;
+    fcntl(file, F_SETSIG, lease_signal())?;
+    fcntl(file, libc::F_SETLEASE, libc::F_RDLCK as libc::c_int).map(|_| ())
+}
+
+/// True while nobody wants the lease broken.
+pub fn lease_holds(file: BorrowedFd<'_>) -> bool {
+    fcntl(file, libc::F_GETLEASE, 0).is_ok_and(|kind| kind == libc::F_RDLCK as libc::c_int)
+}
+
+/// Gives the lease up.
+pub fn give_lease(file: BorrowedFd<'_>) -> io::Result<()> {
+    fcntl(file, libc::F_SETLEASE, libc::F_UNLCK as libc::c_int).map(|_| ())
+}
+
+/// The beginning of `struct tcp_info`; all of it is there since Linux 4.19.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct TcpInfo {
+    pub state: u8,
+    pub not_used: [u8; 4],
+    pub options: u8,
+    /// The peer's window scale in the low half, ours in the high one.
+    pub scales: u8,
+    pub not_used2: u8,
+    pub not_used3: [u32; 2],
+    pub send_mss: u32,
+    pub not_used4: [u32; 12],
+    pub rtt_us: u32,
+    pub not_used5: [u32; 2],
+    pub send_cwnd: u32,
+    pub not_used6: [u32; 5],
+    pub not_used7: [u64; 3],
+    pub bytes_received: u64,
+    pub segments: [u32; 2],
+    pub not_sent_bytes: u32,
+    pub not_used8: [u32; 3],
+    pub not_used9: [u64; 4],
+    pub delivered: [u32; 2],
+    pub bytes_sent: u64,
+    pub bytes_retransmitted: u64,
+}
+
+/// Reads an option into bytes; how many there were.
+fn getsockopt(fd: BorrowedFd<'_>, level: i32, name: i32, into: &mut [u8]) -> io::Result<usize> {
+    let mut len = into.len() as libc::socklen_t;
+    let at = into.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `len` bytes to `at`, which are borrowed for us alone.
+    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, at, &mut len) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(len as usize) }
+}
+
+/// `TCP_INFO`.
+pub fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
+    let mut info = TcpInfo::new_zeroed();
+    let len = getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_bytes())?;
+    if len < size_of::<TcpInfo>() {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(info)
+}
+
+/// Whether another protocol sits on top of TCP in the kernel, such as kTLS.
+pub fn has_ulp(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut name = [0; 16];
+    let len = getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_ULP, &mut name)?;
+    Ok(len > 0 && name[0] != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn structures_are_those_of_the_kernel() {
+        assert_eq!((size_of::<FiemapExtent>(), offset_of!(Fiemap, extents)), (56, 32));
+        assert_eq!((FS_IOC_FIEMAP, FS_IOC_FSGETXATTR), (0xC020_660B, 0x801C_581F));
+        let offsets = [
+            offset_of!(TcpInfo, options),
+            offset_of!(TcpInfo, scales),
+            offset_of!(TcpInfo, send_mss),
+            offset_of!(TcpInfo, rtt_us),
+            offset_of!(TcpInfo, send_cwnd),
+            offset_of!(TcpInfo, bytes_received),
+            offset_of!(TcpInfo, not_sent_bytes),
+            offset_of!(TcpInfo, bytes_sent),
+            size_of::<TcpInfo>(),
+        ];
+        assert_eq!(offsets, [5, 6, 16, 68, 80, 128, 144, 200, 216]);
+    }
+
+    #[test]
+    fn options_of_a_tcp_socket_can_be_read() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let info = tcp_info(client.as_fd()).unwrap();
+        assert_eq!((info.state, info.bytes_sent, info.not_sent_bytes), (1, 0, 0));
+        assert!(info.send_mss > 500 && info.send_cwnd > 0, "{info:?}");
+        assert!(!has_ulp(client.as_fd()).unwrap());
+    }
+}

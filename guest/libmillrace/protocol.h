@@ -1,0 +1,42 @@
+/* What a program and the agent say to each other: crates/guest-abi/src/program.rs in C. */
+#ifndef MILLRACE_PROTOCOL_H
+#define MILLRACE_PROTOCOL_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define AGENT_SOCKET "/run/millrace/agent.sock"
+#define AGENT_MAGIC UINT32_C(0x50524c4d) /* MLRP */
+#define AGENT_VERSION 1
+#define OP_PIPE 1
+#define OP_QUERY 2
+
+/* All numbers are little-endian. */
+struct request {
+	uint32_t magic;
+	uint16_t version;
+	uint16_t op;
+	uint32_t flags;
+	uint32_t timeout_ms;
+	uint64_t source_offset;
+	uint64_t sink_offset;
+	uint64_t len_bytes;
+};
+
+struct answer {
+	uint32_t magic;
+	uint16_t version;
+	uint16_t reason;
+	uint32_t error;
+	uint32_t reserved;
+	uint64_t moved_bytes;
+};
+
+static_assert(sizeof(struct request) == 40, "as in program.rs");
+static_assert(offsetof(struct request, timeout_ms) == 12, "as in program.rs");
+static_assert(offsetof(struct request, source_offset) == 16, "as in program.rs");
+static_assert(sizeof(struct answer) == 24, "as in program.rs");
+static_assert(offsetof(struct answer, moved_bytes) == 16, "as in program.rs");
+
+#endif

@@ -1,0 +1,44 @@
+//! Millrace's guest pieces in a guest whose host offers nothing: everything falls back.
+
+use std::time::Duration;
+
+use lab::{Guest, Image, Lab};
+
+const BOOT: Duration = Duration::from_secs(180);
+const LONG: Duration = Duration::from_secs(60);
+
+/// `mrpipe` sends to busybox' netcat; what arrived, less header and trailer, is compared.
+fn script(before: &str, options: &str) -> String {
+    format!(
+        "set -e; cd /tmp; {before} mrpipe -l 127.0.0.1:7000 {options} -k file > told &
+         cd /tmp; until grep -q listening told; do sleep 0.05; done
+         nc 127.0.0.1 7000 < /dev/null > got; wait; tail -n +2 got | head -c 1000000 | cmp - file
+         tail -n 1 told"
+    )
+}
+
+#[test]
+fn the_guest_pieces_run_and_fall_back() {
+    let lab = Lab::new().unwrap();
+    let recipe = Image::builder().guest_pieces();
+    let guest = Guest::builder("a").image(recipe).start(&lab).unwrap();
+    guest.wait_ready(BOOT).unwrap();
+    guest.sh("head -c 1000000 /dev/urandom > /tmp/file").unwrap();
+    let told = |before: &str, options: &str| {
+        guest.run_for(&script(before, options), LONG).unwrap().json().unwrap()
+    };
+    let both = told("", "-b");
+    assert_eq!((&both["piped"], &both["sent"]), (&0.into(), &1_000_000.into()));
+    assert_eq!(both["reason_text"], "no agent runs in this guest");
+
+    let mut agent = guest.spawn("millrace-agent 2>&1").unwrap();
+    agent.wait_line("no pipes from the host", LONG).unwrap();
+    let both = told("", "-b");
+    assert_eq!((&both["piped"], &both["sent"]), (&0.into(), &1_000_000.into()));
+    // A file on tmpfs would be none for a pipe, but the agent looks at the file first.
+    assert_eq!(both["reason_text"], "a file system that is not supported");
+    let shim = told("LD_PRELOAD=libmillrace-preload.so", "-s");
+    assert_eq!((&shim["sent"], &shim["reason"]), (&1_000_000.into(), &0.into()));
+    agent.kill().unwrap();
+    guest.shutdown(LONG).unwrap();
+}
