@@ -1,7 +1,7 @@
 //! A file as the source of a pipe.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_abi::Reason;
@@ -32,7 +32,7 @@ const XFLAG_REALTIME: u32 = 1;
 #[derive(Debug)]
 pub struct FileSource {
     program: OwnedFd,
-    _lease: Arc<Lease>,
+    lease: Lease,
     start: u64,
     own_position: bool,
     disk: u32,
@@ -94,12 +94,12 @@ impl FileSource {
         if wanted == 0 {
             return Err(Reason::EndOfFile);
         }
-        let file = std::os::fd::AsFd::as_fd(lease.file());
+        let file = lease.file().as_fd();
         let extents = fiemap::extents(file, start, wanted, place.base, max_extents)?;
         let mapped = fiemap::len_bytes(&extents);
         Ok(Self {
             program,
-            _lease: lease.clone(),
+            lease,
             start,
             own_position,
             disk: place.disk,
@@ -121,7 +121,7 @@ impl FileSource {
 
     /// True when somebody waits to write to the file.
     pub fn lease_broken(&self) -> bool {
-        self._lease.broken()
+        self.lease.broken()
     }
 
     /// As the daemon wants it.

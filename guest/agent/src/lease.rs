@@ -18,7 +18,12 @@ use crate::wake::Wake;
 
 /// A lease on a file that was opened for it alone; given up when dropped.
 #[derive(Debug)]
-pub struct Lease {
+pub struct Lease(Arc<Watched>);
+
+/// What the thread that hears of breaks sees of a lease. It may hold it a moment longer than the lease
+/// lasts.
+#[derive(Debug)]
+struct Watched {
     file: File,
     wake: Arc<Wake>,
     broken: AtomicBool,
@@ -27,26 +32,27 @@ pub struct Lease {
 impl Lease {
     /// The file.
     pub fn file(&self) -> &File {
-        &self.file
+        &self.0.file
     }
 
     /// Somebody waits for it to be given up.
     pub fn broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
-    }
-
-    fn look(&self) {
-        if !self.broken() && !sys::lease_holds(self.file.as_fd()) {
-            self.broken.store(true, Ordering::Release);
-            self.wake.ring();
-        }
+        self.0.broken.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Fails when the kernel has taken it by force; closing the file would do as well.
-        let _ = sys::give_lease(self.file.as_fd());
+        // Fails when the kernel has taken it by force.
+        let _ = sys::give_lease(self.0.file.as_fd());
+    }
+}
+
+impl Watched {
+    fn look(&self) {
+        if !sys::lease_holds(self.file.as_fd()) && !self.broken.swap(true, Ordering::AcqRel) {
+            self.wake.ring();
+        }
     }
 }
 
@@ -54,7 +60,7 @@ impl Drop for Lease {
 /// is the kernel is asked, so that none is missed when signals are merged or dropped.
 #[derive(Debug)]
 pub struct Leases {
-    held: Arc<Mutex<Vec<Weak<Lease>>>>,
+    held: Arc<Mutex<Vec<Weak<Watched>>>>,
     signals: Vec<SigId>,
     /// Ends the thread when dropped.
     teller: UnixStream,
@@ -71,7 +77,7 @@ impl Leases {
         let signals = [sys::lease_signal(), libc::SIGIO]
             .map(|signal| signal_hook::low_level::pipe::register(signal, teller.try_clone()?));
         let signals = signals.into_iter().collect::<io::Result<Vec<_>>>()?;
-        let held: Arc<Mutex<Vec<Weak<Lease>>>> = Arc::default();
+        let held: Arc<Mutex<Vec<Weak<Watched>>>> = Arc::default();
         let looked = held.clone();
         thread::Builder::new().name("leases".into()).spawn(move || {
             while told.read(&mut [0; 64]).is_ok_and(|len| len > 0) {
@@ -86,15 +92,16 @@ impl Leases {
     ///
     /// # Errors
     /// [`Reason::NoLease`]: somebody has the file open for writing, or the file system has none.
-    pub fn take(&self, file: File, wake: &Arc<Wake>) -> Result<Arc<Lease>, Reason> {
+    pub fn take(&self, file: File, wake: &Arc<Wake>) -> Result<Lease, Reason> {
         sys::take_lease(file.as_fd()).map_err(|_| Reason::NoLease)?;
-        let lease = Arc::new(Lease { file, wake: wake.clone(), broken: AtomicBool::new(false) });
+        let broken = AtomicBool::new(false);
+        let lease = Lease(Arc::new(Watched { file, wake: wake.clone(), broken }));
         let mut held = lock(&self.held);
         held.retain(|lease| lease.strong_count() > 0);
-        held.push(Arc::downgrade(&lease));
+        held.push(Arc::downgrade(&lease.0));
         drop(held);
         // A break before it was in the list was told to nobody.
-        lease.look();
+        lease.0.look();
         Ok(lease)
     }
 }

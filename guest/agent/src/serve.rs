@@ -325,13 +325,14 @@ fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
     Some((request, fds))
 }
 
-/// Ends a connection. A program whose request is not answered must take it for one that moved bytes, so
-/// there will be no more of them, and those that are there, or one if there is none yet, are answered.
+/// Ends a connection. A program whose request is taken and not answered must believe that bytes were
+/// moved. So the kernel takes no more of them, those that are there are answered, and so is the one that
+/// may be tried next.
 fn refuse(program: &OwnedFd) {
     // Fails when the program has gone.
     let _ = shutdown(program, Shutdown::Read);
     let busy = || answer(program, Moved::nothing(Reason::AgentBusy));
-    while receive(program).is_some() && busy() {}
+    while busy() && receive(program).is_some() {}
 }
 
 /// False when the program has gone. It never waits: a program that reads no answers has gone.

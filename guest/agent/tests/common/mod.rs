@@ -1,0 +1,330 @@
+//! An agent, a file system on a loop device, and a daemon that reads what it is told from the image.
+#![allow(dead_code, missing_docs, clippy::unwrap_used)]
+
+use std::fs::File;
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use agent::host::Unix;
+use agent::{Agent, Config};
+use guest_abi::Reason;
+use guest_abi::frame::Header;
+use guest_abi::pipe::*;
+use guest_abi::program::{self, Answer, Request, op};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recv, sendmsg, socket_with,
+};
+use tempfile::TempDir;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const MIB: u64 = 1 << 20;
+/// Nothing waits so long when all is well.
+pub const LONG: Duration = Duration::from_secs(30);
+
+pub fn sh(script: &str) -> String {
+    let output = Command::new("sh").args(["-e", "-c", script]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {told}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// A file system on a loop device; gone when dropped.
+pub struct Mounted {
+    pub image: PathBuf,
+    /// The loop device, and what is mounted.
+    whole: String,
+    device: String,
+    folder: TempDir,
+}
+
+impl Mounted {
+    /// With a `make` command and mount options; on a partition that begins there, or the whole disk.
+    pub fn new(make: &str, options: &str, partition: Option<u32>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        File::create(&image).unwrap().set_len(512 * MIB).unwrap();
+        let whole = sh(&format!("losetup -f --show {}", image.display()));
+        // Said to the kernel: not every kernel reads tables.
+        let device = match partition {
+            Some(first_sector) => {
+                sh(&format!("addpart {whole} 1 {first_sector} 900000; echo {whole}p1"))
+            }
+            None => whole.clone(),
+        };
+        let mounted = Self { image, whole, device, folder };
+        let point = mounted.path("");
+        sh(&format!("{make} {0}; mkdir {1}", mounted.device, point.display()));
+        mounted.mount(options);
+        mounted
+    }
+
+    fn mount(&self, options: &str) {
+        sh(&format!("mount -o {options} {} {}", self.device, self.path("").display()));
+    }
+
+    /// A command for debugfs while it is not mounted.
+    pub fn debugfs(&self, command: &str) {
+        sh(&format!(
+            "umount {}; debugfs -w -R '{command}' {}",
+            self.path("").display(),
+            self.device
+        ));
+        self.mount("rw");
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("mnt").join(name)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let point = self.path("");
+        // A test that failed may have left less than all of it.
+        let mut script = format!("umount -l {}; losetup -d {}", point.display(), self.whole);
+        if self.device != self.whole {
+            script.insert_str(
+                script.find("losetup").unwrap(),
+                &format!("delpart {} 1; ", self.whole),
+            );
+        }
+        let _ = Command::new("sh").args(["-c", &script]).status();
+    }
+}
+
+/// A pipe as the daemon was asked for it.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    pub id: u64,
+    pub len_bytes: u64,
+    pub socket: SocketEnd,
+    pub extents: Vec<Extent>,
+    pub bytes: Vec<u8>,
+}
+
+/// What a test sees of the daemon.
+#[derive(Debug)]
+pub enum Seen {
+    Probe,
+    Pipe(Box<Asked>),
+    Cancel(Reason),
+}
+
+/// The daemon's end of one stream.
+pub struct Daemon {
+    stream: UnixStream,
+    image: PathBuf,
+}
+
+impl Daemon {
+    pub fn say(&mut self, kind: u16, id: u64, body: &[u8]) {
+        let header = Header::new(kind, id, body.len());
+        self.stream.write_all(&[header.as_bytes(), body].concat()).unwrap();
+    }
+
+    pub fn done(&mut self, id: u64, moved_bytes: u64, reason: Reason) {
+        let (moved_bytes, reason) = (U64::new(moved_bytes), U16::new(reason as u16));
+        let done = Done { moved_bytes, reason, reserved: [0; 6] };
+        self.say(kind::DONE, id, done.as_bytes());
+    }
+
+    fn read(&mut self) -> Option<(Header, Vec<u8>)> {
+        let mut header = Header::new_zeroed();
+        self.stream.read_exact(header.as_mut_bytes()).ok()?;
+        let mut body = vec![0; header.body_len().unwrap()];
+        self.stream.read_exact(&mut body).unwrap();
+        Some((header, body))
+    }
+
+    /// The next message; probes are answered as a daemon does. None at the end.
+    pub fn next(&mut self) -> Option<Seen> {
+        let (header, body) = self.read()?;
+        Some(match header.kind.get() {
+            kind::PROBE => {
+                self.probed(header.id.get(), &Probe::read_from_bytes(&body).unwrap());
+                Seen::Probe
+            }
+            kind::PIPE => Seen::Pipe(Box::new(self.asked(header.id.get(), &body))),
+            kind::CANCEL => {
+                let cancel = Cancel::read_from_bytes(&body).unwrap();
+                Seen::Cancel(Reason::from_number(cancel.reason.get()))
+            }
+            other => panic!("message of kind {other}"),
+        })
+    }
+
+    /// The next pipe, after whatever probes there are.
+    pub fn pipe(&mut self) -> Asked {
+        loop {
+            match self.next().unwrap() {
+                Seen::Probe => {}
+                Seen::Pipe(asked) => return *asked,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn probed(&mut self, id: u64, probe: &Probe) {
+        let mut block = vec![0; PROBE_BLOCK_BYTES];
+        let image = File::open(&self.image).unwrap();
+        let read = image.read_exact_at(&mut block, probe.offset.get()).is_ok();
+        let found = read && block == probe.secret.repeat(PROBE_BLOCK_BYTES / 32);
+        let mut probed = Probed::new_zeroed();
+        probed.disk = U32::new(if found { 3 } else { NO_DISK });
+        probed.reason = U16::new(if found { 0 } else { Reason::NoDisk as u16 });
+        self.say(kind::PROBED, id, probed.as_bytes());
+    }
+
+    fn asked(&self, id: u64, body: &[u8]) -> Asked {
+        let (pipe, rest) = Pipe::read_from_prefix(body).unwrap();
+        assert_eq!((pipe.source, pipe.sink, pipe.reserved), (end::FILE, end::SOCKET, [0; 6]));
+        let (file, rest) = FileEnd::read_from_prefix(rest).unwrap();
+        assert_eq!(file.disk.get(), 3);
+        let (list, rest) = rest.split_at(file.extents.get() as usize * size_of::<Extent>());
+        let read = |bytes| Extent::read_from_bytes(bytes).unwrap();
+        let extents: Vec<_> = list.chunks(size_of::<Extent>()).map(read).collect();
+        let socket = SocketEnd::read_from_bytes(rest).unwrap();
+        let (mut bytes, image) = (Vec::new(), File::open(&self.image).unwrap());
+        for extent in &extents {
+            let mut part = vec![0; extent.len_bytes.get() as usize];
+            if extent.offset.get() != HOLE {
+                image.read_exact_at(&mut part, extent.offset.get()).unwrap();
+            }
+            bytes.extend(part);
+        }
+        let len_bytes = pipe.len_bytes.get();
+        assert_eq!(bytes.len() as u64, len_bytes);
+        Asked { id, len_bytes, socket, extents, bytes }
+    }
+}
+
+/// An agent and where its daemon listens.
+pub struct World {
+    pub agent: Option<Agent>,
+    pub socket: PathBuf,
+    image: PathBuf,
+    daemons: UnixListener,
+    _folder: TempDir,
+}
+
+impl World {
+    /// With loop devices believed, or as in a guest.
+    pub fn new(image: &Path, any_device: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, host) = (folder.path().join("run/agent"), folder.path().join("host"));
+        let daemons = UnixListener::bind(&host).unwrap();
+        let config = Config { socket: socket.clone(), dial: Unix(host), any_device };
+        let agent = Some(Agent::start(config).unwrap());
+        Self { agent, socket, image: image.to_owned(), daemons, _folder: folder }
+    }
+
+    /// Answers the agent's next stream, and returns when programs see it.
+    pub fn daemon(&self) -> Daemon {
+        let stream = self.daemons.accept().unwrap().0;
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut daemon = Daemon { stream, image: self.image.clone() };
+        let (header, body) = daemon.read().unwrap();
+        assert_eq!((header.kind.get(), body.len()), (kind::HELLO, size_of::<Hello>()));
+        let welcome = Welcome {
+            magic: U64::new(MAGIC),
+            version: U16::new(VERSION),
+            reserved: U16::ZERO,
+            max_pipes: U32::new(16),
+            max_len_bytes: U64::new(1 << 40),
+        };
+        daemon.say(kind::WELCOME, 0, welcome.as_bytes());
+        let program = self.program();
+        while ask(&program, &request(op::QUERY, 0, 0), &[]).reason.get() != 0 {
+            thread::yield_now();
+        }
+        daemon
+    }
+
+    /// A daemon that says of each pipe that all of it was moved, in a thread; what it was asked.
+    pub fn obliging_daemon(&self) -> Receiver<Asked> {
+        let (mut daemon, (sender, receiver)) = (self.daemon(), channel());
+        thread::spawn(move || oblige(&mut daemon, &sender));
+        receiver
+    }
+
+    /// A program's connection.
+    pub fn program(&self) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC;
+        let program = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&program, &SocketAddrUnix::new(&self.socket).unwrap()).unwrap();
+        program
+    }
+}
+
+fn oblige(daemon: &mut Daemon, sender: &Sender<Asked>) {
+    while let Some(seen) = daemon.next() {
+        if let Seen::Pipe(asked) = seen {
+            // The test may have seen enough. What it looks for is there before the program goes on.
+            let _ = sender.send((*asked).clone());
+            daemon.done(asked.id, asked.len_bytes, Reason::Complete);
+        }
+    }
+}
+
+pub fn request(op: u16, source_offset: u64, len_bytes: u64) -> Request {
+    Request {
+        magic: U32::new(program::MAGIC),
+        version: U16::new(program::VERSION),
+        op: U16::new(op),
+        flags: U32::ZERO,
+        timeout_ms: U32::ZERO,
+        source_offset: U64::new(source_offset),
+        sink_offset: U64::new(program::OWN_POSITION),
+        len_bytes: U64::new(len_bytes),
+    }
+}
+
+pub fn send(program: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    match sendmsg(program, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+        // The agent has refused the connection and said so.
+        Err(rustix::io::Errno::PIPE) => {}
+        other => assert_eq!(other.unwrap(), bytes.len()),
+    }
+}
+
+pub fn answer(program: &OwnedFd) -> Answer {
+    let mut bytes = [0; size_of::<Answer>() + 1];
+    let (len, _) = recv(program, &mut bytes, RecvFlags::empty()).unwrap();
+    Answer::read_from_bytes(&bytes[..len]).unwrap()
+}
+
+pub fn ask(program: &OwnedFd, request: &Request, fds: &[BorrowedFd<'_>]) -> Answer {
+    send(program, request.as_bytes(), fds);
+    answer(program)
+}
+
+/// The reason of a pipe from a file to a socket.
+pub fn refusal(program: &OwnedFd, source: impl AsFd, sink: impl AsFd) -> Reason {
+    let request = request(op::PIPE, 0, 1 << 20);
+    let answer = ask(program, &request, &[source.as_fd(), sink.as_fd()]);
+    assert_eq!(answer.moved_bytes.get(), 0);
+    Reason::from_number(answer.reason.get())
+}
+
+/// A connection's two ends: the server's, and the client's.
+pub fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (listener.accept().unwrap().0, client)
+}

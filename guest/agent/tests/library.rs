@@ -1,0 +1,141 @@
+//! The C library, the shim and `mrpipe`, compiled and run against the agent. Needs a C compiler, make,
+//! and root for the file system.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use common::{Mounted, Seen, World, sh};
+use guest_abi::Reason;
+
+mod common;
+
+const LEN: usize = 1_000_000;
+
+/// The folder with everything built.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libmillrace");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libmillrace");
+        sh(&format!("make -s -C {} O={} all check-program", sources.display(), out.display()));
+        out
+    })
+}
+
+fn program(name: &str, world: &World) -> Command {
+    let mut command = Command::new(built().join(name));
+    command.env("LD_LIBRARY_PATH", built()).env("MILLRACE_AGENT_SOCKET", &world.socket);
+    command.stdout(Stdio::piped());
+    command
+}
+
+fn mounted() -> Mounted {
+    let mounted = Mounted::new("mke2fs -q -F -t ext4", "rw", None);
+    File::create(mounted.path("f")).unwrap().write_all(&vec![7; LEN]).unwrap();
+    mounted
+}
+
+#[test]
+fn reasons_of_the_header_are_those_of_the_daemon() {
+    let mut want =
+        "/* Made from crates/guest-abi/src/reason.rs; a test of guest/agent compares them. */\n"
+            .to_owned();
+    for &reason in Reason::ALL {
+        let (key, number) = (reason.key().to_uppercase(), reason as u16);
+        writeln!(want, "REASON({key}, {number}, {}, \"{}\")", reason.errno(), reason.text())
+            .unwrap();
+    }
+    let got = include_str!("../../libmillrace/millrace-reasons.h");
+    assert!(got == want, "millrace-reasons.h should be:\n{want}");
+}
+
+#[test]
+fn the_library_does_what_its_manual_says() {
+    let mounted = mounted();
+    let world = World::new(&mounted.image, true);
+    let asked = world.obliging_daemon();
+    let status = program("check", &world).arg(mounted.path("f")).status().unwrap();
+    assert!(status.success());
+    assert!(asked.try_iter().count() > 200);
+}
+
+#[test]
+fn interrupted_pipes_are_cancelled() {
+    let mounted = mounted();
+    let world = World::new(&mounted.image, true);
+    let mut daemon = world.daemon();
+    let mut check = program("check", &world);
+    check.arg(mounted.path("f")).arg("hold").stdin(Stdio::piped());
+    let mut check = check.spawn().unwrap();
+    for want in [Reason::Cancelled, Reason::TimedOut, Reason::Cancelled] {
+        let asked = daemon.pipe();
+        let Seen::Cancel(reason) = daemon.next().unwrap() else { panic!() };
+        assert_eq!(reason, want);
+        daemon.done(asked.id, 0, Reason::Cancelled);
+    }
+    drop(check.stdin.take());
+    assert!(check.wait().unwrap().success());
+}
+
+/// Starts `mrpipe` with a connection to us; what it sends, and what it prints.
+fn mrpipe(world: &World, file: &Path, options: &[&str], preload: bool) -> (Vec<u8>, String) {
+    let mut command = program("mrpipe", world);
+    if preload {
+        command.env("LD_PRELOAD", built().join("libmillrace-preload.so"));
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut child: Child = command.args(["-c", &address]).args(options).arg(file).spawn().unwrap();
+    let mut stream: TcpStream = listener.accept().unwrap().0;
+    let (mut sent, mut told) = (Vec::new(), String::new());
+    stream.read_to_end(&mut sent).unwrap();
+    drop(stream);
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut told).unwrap();
+    assert!(child.wait().unwrap().success());
+    (sent, told)
+}
+
+#[test]
+fn mrpipe_and_the_shim_pipe_when_it_pays_and_else_fall_back() {
+    let mounted = mounted();
+    let file = mounted.path("f");
+    let mut world = World::new(&mounted.image, true);
+    let asked = world.obliging_daemon();
+    let whole = |bytes: usize| {
+        [format!("MRPIPE 0 {bytes}\n").as_bytes(), &vec![7; bytes], b"END 0\n"].concat()
+    };
+    let around = format!("MRPIPE 0 {LEN}\nEND 0\nMRPIPE 1 {LEN}\nEND 1\n").into_bytes();
+
+    // This daemon moves nothing, so only what is around it arrives.
+    let (sent, told) = mrpipe(&world, &file, &["-p", "-n", "2", "-k"], false);
+    assert!(sent == around && told.contains("\"piped\": 2000000"), "{told}");
+    assert_eq!(asked.try_iter().map(|pipe| pipe.len_bytes).sum::<u64>(), 2 * LEN as u64);
+    let (sent, told) = mrpipe(&world, &file, &["-s", "-n", "2"], true);
+    assert!(sent == around && told.contains("\"sent\": 2000000"), "{told}");
+    assert_eq!(asked.try_iter().count(), 2);
+
+    // Too few bytes, and a file that somebody has open for writing.
+    let (sent, _) = mrpipe(&world, &file, &["-s", "-z", "1000"], true);
+    assert!(sent == whole(1000));
+    let writer = File::options().write(true).open(&file).unwrap();
+    let (sent, _) = mrpipe(&world, &file, &["-s"], true);
+    assert!(sent == whole(LEN));
+    let (sent, told) = mrpipe(&world, &file, &["-b"], false);
+    assert!(sent == whole(LEN) && told.contains("open for writing"), "{told}");
+    drop(writer);
+
+    // No agent.
+    assert_eq!(asked.try_iter().count(), 0);
+    drop(world.agent.take());
+    let (sent, _) = mrpipe(&world, &file, &["-s"], true);
+    assert!(sent == whole(LEN));
+    let (sent, told) = mrpipe(&world, &file, &["-b"], false);
+    assert!(sent == whole(LEN) && told.contains("no agent"), "{told}");
+}
