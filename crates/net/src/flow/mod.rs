@@ -39,6 +39,10 @@
 
 mod api;
 mod build;
+#[cfg(test)]
+mod case;
+#[cfg(test)]
+mod model;
 mod segment;
 mod state;
 mod steer;
@@ -130,6 +134,10 @@ pub enum FlowError {
     #[error("the port has no pipes")]
     Off,
 }
+
+/// The hardware address of a twin's TAP, in every namespace the same: its kernel takes no frames but
+/// those that are for it.
+pub const TWIN_MAC: [u8; 6] = [2, 0x4d, 0x52, 0x54, 0x57, 0x4e];
 
 /// Segments for the twin that wait for the TAP's next flush.
 const TWIN_SLOTS: usize = 64;

@@ -1,8 +1,8 @@
 //! One connection of a guest: what was seen of it, who sends for it, and how its numbers differ from
 //! those on the wire. All sequence numbers kept here are the wire's.
 
-use super::FlowEvent;
 use super::segment::{ACK, Answer, ECE, Editor, FIN, RST, SYN, Segment, after, later};
+use super::{FlowEvent, TWIN_MAC};
 
 /// How far back selective acknowledgements are looked at: half of what numbers can be compared over.
 const MAX_BACK: u32 = 1 << 30;
@@ -291,6 +291,12 @@ impl Flow {
         }
     }
 
+    /// Whether more is taken from a segment than its length: its checksum has to be looked at. That of
+    /// headers alone is cheap.
+    pub fn wants_sum(&self, segment: &Segment) -> bool {
+        segment.payload_len == 0 || self.twin.is_some() || segment.has(RST | FIN | SYN)
+    }
+
     /// The peer's next segment; tells who gets it. Nothing is changed yet.
     pub fn peer_sends(
         &mut self,
@@ -427,6 +433,7 @@ impl Flow {
     /// the payload must be summed first, since it goes. Returns the frame's length.
     pub fn edit_for_twin(&self, eth: &mut [u8], segment: &Segment, summed: bool) -> usize {
         let Some(twin) = self.twin else { return 0 };
+        eth[..TWIN_MAC.len()].copy_from_slice(&TWIN_MAC);
         let mut editor = Editor::new(eth, segment, summed);
         editor.set_seq(twin.receive_seq);
         editor.clear_flags(FIN | super::segment::PSH | super::segment::URG);

@@ -97,8 +97,8 @@ impl PortFlows {
         let summed = frame.vnet.flags & F_NEEDS_CSUM == 0;
         let events = &mut self.events;
         let mut tell = |token, event| events.push((token, event));
-        let must_know = segment.payload_len == 0 || flow.twin.is_some();
-        let sum = look_at_sum(frame, &segment, summed, must_know.then_some(staging));
+        let staging = flow.wants_sum(&segment).then_some(staging);
+        let sum = look_at_sum(frame, &segment, summed, staging);
         let to = flow.peer_sends(&wire[VNET_LEN..len], &segment, sum, &mut tell);
         if to.twin {
             let mut copy = *wire;

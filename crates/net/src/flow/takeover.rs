@@ -121,3 +121,7 @@ impl Flow {
         Some(((self.acked, self.guest_ack), (self.peer_end, self.acked)))
     }
 }
+
+#[cfg(test)]
+#[path = "takeover_tests.rs"]
+mod tests;

@@ -1,0 +1,498 @@
+//! Guest, switch, network and peer; and the pipes.
+
+use std::collections::VecDeque;
+
+use super::super::segment::{ACK, SYN, Segment, after};
+use super::super::state::{FromGuest, Sum};
+use super::super::table::FlowTable;
+use super::super::takeover::Snapshot;
+use super::super::testing::{Build, Read, key, mirror, read, timestamps, words};
+use super::super::{FlowEvent, FlowSnapshot};
+use super::Plan;
+use super::ends::{End, MSS, SCALE, content};
+
+/// By then every run is over.
+const MAX_TICKS: u32 = 200_000;
+const OUT: u8 = 0x11;
+const BACK: u8 = 0xee;
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 32) as u32).checked_rem(n).unwrap_or(0)
+    }
+
+    fn chance(&mut self, of_a_thousand: u32) -> bool {
+        self.below(1000) < of_a_thousand
+    }
+}
+
+/// Where the pipe in hand is.
+enum Stage {
+    Idle,
+    /// The guest has bytes on their way: since when nothing was heard.
+    Asked {
+        len: u32,
+        waits: bool,
+    },
+    Ready {
+        len: u32,
+        taken: FlowSnapshot,
+        at: u32,
+    },
+    Runs {
+        len: u32,
+        twin: Box<End>,
+        cut: Option<u32>,
+    },
+}
+
+pub struct World {
+    plan: Plan,
+    rng: Rng,
+    now: u32,
+    table: FlowTable,
+    guest: End,
+    peer: End,
+    /// From the guest to the switch, in order; and both ways between switch and peer.
+    ring: VecDeque<(u32, Vec<u8>)>,
+    out: Vec<(u32, Vec<u8>)>,
+    back: Vec<(u32, Vec<u8>)>,
+    stage: Stage,
+    token: u64,
+    events: Vec<(u64, FlowEvent)>,
+    /// Pipes that ran: behind how many bytes of the guest's, and how many bytes.
+    pipes: Vec<(u32, u32)>,
+    parts: VecDeque<(u32, u32)>,
+    last_ts: Option<u32>,
+}
+
+impl World {
+    pub fn new(plan: Plan) -> Self {
+        let here = key(plan.v6);
+        let [a, b] = plan.first;
+        let mut guest =
+            End::new("guest", here, a.wrapping_add(1), b.wrapping_add(1), plan.clocks[0]);
+        let mut peer =
+            End::new("peer", mirror(&here), b.wrapping_add(1), a.wrapping_add(1), plan.clocks[1]);
+        for end in [&mut guest, &mut peer] {
+            end.has_timestamps = plan.timestamps;
+            end.has_sack = plan.sack;
+        }
+        peer.buffer = plan.peer_buffer;
+        let mut world = Self {
+            rng: Rng(plan.seed | 1),
+            now: 0,
+            table: FlowTable::new(4),
+            guest,
+            peer,
+            ring: VecDeque::new(),
+            out: Vec::new(),
+            back: Vec::new(),
+            stage: Stage::Idle,
+            token: 1,
+            events: Vec::new(),
+            pipes: Vec::new(),
+            parts: plan.parts.iter().copied().collect(),
+            last_ts: None,
+            plan,
+        };
+        world.shake_hands();
+        world
+    }
+
+    fn shake_hands(&mut self) {
+        let [a, b] = self.plan.first;
+        let here = self.guest.key;
+        let syn = |key, flags, seq, ack, clock, echo| {
+            let mut options = vec![1, 3, 3, SCALE];
+            if self.plan.timestamps {
+                options.extend(timestamps(clock, echo));
+            }
+            Build { window: 4000, options, ..Build::new(key, flags, seq, ack) }.frame()
+        };
+        let [ours, theirs] = self.plan.clocks;
+        if self.plan.guest_connects {
+            let first = syn(here, SYN, a, 0, ours, 0);
+            let second = syn(mirror(&here), SYN | ACK, b, a.wrapping_add(1), theirs, ours);
+            self.ring.push_back((0, first));
+            self.switch_from_guest();
+            self.switch_from_peer(second);
+        } else {
+            self.ring.push_back((0, syn(here, SYN | ACK, a, b.wrapping_add(1), ours, theirs)));
+            self.switch_from_guest();
+        }
+        (self.guest.recent_ts, self.peer.recent_ts) = (Some(theirs), Some(ours));
+        if self.plan.guest_connects {
+            self.ring.push_back((0, self.guest.ack()));
+        } else {
+            self.back.push((0, self.peer.ack()));
+        }
+    }
+
+    pub fn run(mut self) {
+        while self.now < MAX_TICKS {
+            self.step();
+            let is_quiet = self.parts.is_empty() && matches!(self.stage, Stage::Idle);
+            let is_over = |a: &End, b: &End| a.is_all_acked() && (!a.closes || b.is_all_read());
+            let is_closed = self.guest.closes && self.peer.closes;
+            if is_quiet
+                && is_closed
+                && is_over(&self.guest, &self.peer)
+                && is_over(&self.peer, &self.guest)
+            {
+                return self.check_all();
+            }
+        }
+        panic!("no end: {:?} {:?}", self.guest, self.peer);
+    }
+
+    fn check_all(&self) {
+        let total = self.guest.written.len() as u32 + self.pipes.iter().map(|p| p.1).sum::<u32>();
+        assert!(self.peer.is_all_read() && self.peer.came.len() as u32 == total);
+        for (at, byte) in self.peer.came.iter().enumerate() {
+            assert_eq!(*byte, Some(content(OUT, at as u32)), "at {at} of {total}");
+        }
+        assert_eq!(self.guest.came.len() as u32, self.plan.peer_bytes);
+        for (at, byte) in self.guest.came.iter().enumerate() {
+            assert_eq!(*byte, Some(content(BACK, at as u32)), "back at {at}");
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        (self.guest.now, self.peer.now) = (self.now, self.now);
+        self.drive_peer();
+        self.drive_pipe();
+        let stretch = MSS * (1 + self.rng.below(3) as usize);
+        let sent = self.guest.tick(stretch);
+        for frame in sent {
+            self.guest_puts(frame);
+        }
+        if self.rng.chance(5) && self.guest.una == self.guest.nxt && self.guest.una > 0 {
+            let probe = self.guest.probe();
+            self.guest_puts(probe);
+        }
+        self.guest.read(1 + self.rng.below(2000));
+        self.switch_from_guest();
+        self.drive_twin();
+        self.network();
+    }
+
+    fn guest_puts(&mut self, frame: Vec<u8>) {
+        let at = self.now + self.rng.below(4);
+        self.ring.push_back((at, frame));
+    }
+
+    fn drive_peer(&mut self) {
+        let left = self.plan.peer_bytes - self.peer.written.len() as u32;
+        if left > 0 && self.rng.chance(30) {
+            let n = left.min(1 + self.rng.below(800));
+            let from = self.peer.written.len() as u32;
+            self.peer.written.extend((from..from + n).map(|at| content(BACK, at)));
+        }
+        let is_last = self.peer.written.len() as u32 == self.plan.peer_bytes;
+        // Early, or as an answer to the guest's end.
+        self.peer.closes = is_last && (self.plan.peer_closes || self.peer.is_all_read());
+        // Now and then it does not read for a while.
+        if self.now % 700 < 500 {
+            self.peer.read(self.rng.below(300));
+        }
+        let mut frames = self.peer.tick(MSS);
+        if self.rng.chance(4) {
+            frames.push(self.peer.probe());
+        }
+        for frame in frames {
+            self.send_on(frame, false);
+        }
+    }
+
+    /// Over the network.
+    fn send_on(&mut self, frame: Vec<u8>, to_peer: bool) {
+        let copies = 1 + u32::from(self.rng.chance(self.plan.twice));
+        for _ in 0..copies {
+            if self.rng.chance(self.plan.loss) {
+                continue;
+            }
+            let mut copy = frame.clone();
+            if self.rng.chance(self.plan.damage) {
+                // Somewhere in the TCP segment, but for the length of its header.
+                let first = if self.plan.v6 { 54 } else { 34 };
+                let at = first + self.rng.below((copy.len() - first) as u32) as usize;
+                if at != first + 12 && at > first + 3 {
+                    copy[at] ^= 1 << self.rng.below(8);
+                }
+            }
+            let late = if self.rng.chance(self.plan.late) { self.rng.below(100) } else { 0 };
+            let at = self.now + 3 + late;
+            if to_peer { self.out.push((at, copy)) } else { self.back.push((at, copy)) }
+        }
+    }
+
+    fn network(&mut self) {
+        for (_, frame) in extract(&mut self.out, self.now) {
+            let read = read(&frame);
+            if read.off_by != 0 {
+                continue;
+            }
+            let delay = self.rng.chance(300);
+            if let Some(answer) = self.peer.take(&read, delay) {
+                self.send_on(answer, false);
+            }
+        }
+        for (_, frame) in extract(&mut self.back, self.now) {
+            self.switch_from_peer(frame);
+        }
+    }
+
+    /// Leaves the switch: nothing of the peer's is claimed to be here that is not, no clock goes back.
+    fn leave(&mut self, frame: Vec<u8>) {
+        let read = read(&frame);
+        assert_eq!(read.off_by, 0, "a wrong checksum leaves");
+        let ack = read.ack.wrapping_sub(self.peer.first);
+        assert!(ack as i32 <= self.guest.next as i32, "{ack} acknowledged of {}", self.guest.next);
+        if let Some((value, echo)) = read.timestamps {
+            assert!(self.last_ts.is_none_or(|last| !after(last, value)), "the clock goes back");
+            self.last_ts = Some(value);
+            let clock = self.peer.clock.wrapping_add(self.now);
+            assert!(!after(echo, clock), "an echo of what was never said");
+        }
+        let end = read.seq.wrapping_sub(self.peer.their_first) as i32 + read.payload.len() as i32;
+        for (k, byte) in read.payload.iter().enumerate() {
+            let place = (end - read.payload.len() as i32) as u32 + k as u32;
+            // A resend from before a pipe comes shifted when it passes after it: among bytes that the
+            // peer has acknowledged, and does not look at.
+            assert!(
+                place < self.peer.next || *byte == content(OUT, place),
+                "wrong at {place} on the wire"
+            );
+        }
+        self.send_on(frame, true);
+    }
+
+    fn switch_from_guest(&mut self) {
+        while self.ring.front().is_some_and(|(at, _)| *at <= self.now) {
+            let (_, mut frame) = self.ring.pop_front().unwrap();
+            let segment = Segment::parse(&frame, frame.len()).unwrap();
+            let events = &mut self.events;
+            let mut tell = |token, event| events.push((token, event));
+            let now_ns = u64::from(self.now);
+            match self.table.guest_sends(&mut frame, &segment, true, now_ns, &mut tell) {
+                FromGuest::Pass if segment.has(SYN) => {}
+                FromGuest::Pass => self.leave(frame),
+                FromGuest::Bare(len) => {
+                    frame.truncate(len);
+                    self.leave(frame);
+                }
+                FromGuest::Trimmed(len) => {
+                    frame.truncate(len);
+                    let check = !words(&frame[segment.offset()..]);
+                    let at = segment.offset() + 16;
+                    frame[at..at + 2].copy_from_slice(&check.to_be_bytes());
+                    self.leave(frame);
+                }
+                FromGuest::Drop => {}
+                FromGuest::Answer => {
+                    let flow = self.table.get(&self.guest.key).unwrap();
+                    let with = flow.answer_to_probe(&frame, &segment);
+                    let len = segment.answer(&mut frame, &with);
+                    let read = read(&frame[..len]);
+                    assert!(read.ack.wrapping_sub(self.guest.first) >= self.guest.una);
+                    self.guest_gets(&read);
+                }
+            }
+        }
+    }
+
+    fn guest_gets(&mut self, read: &Read) {
+        assert_eq!(read.off_by, 0);
+        // What is acknowledged, the peer has.
+        let ack = read.ack.wrapping_sub(self.guest.first) as i32;
+        let ack = ack.clamp(0, self.guest.written.len() as i32) as u32;
+        let piped = self.pipes.iter().filter(|(at, _)| *at < ack).map(|p| p.1).sum::<u32>();
+        let has = self.peer.next;
+        assert!(ack == 0 || ack + piped <= has, "{ack} + {piped} of {has}");
+        let delay = self.rng.chance(300);
+        if let Some(answer) = self.guest.take(read, delay) {
+            self.guest_puts(answer);
+        }
+    }
+
+    fn switch_from_peer(&mut self, mut frame: Vec<u8>) {
+        let segment = Segment::parse(&frame, frame.len()).unwrap();
+        let Some(flow) = self.table.get(&segment.key_of_receiver(&frame)) else { return };
+        let (first, len) = (segment.headers_len(), segment.payload_len);
+        let sum = match segment.is_sum_right(&frame, &frame[first..first + len]) {
+            _ if !flow.wants_sum(&segment) => Sum::Unknown,
+            true => Sum::Right,
+            false => Sum::Wrong,
+        };
+        let events = &mut self.events;
+        let to = flow.peer_sends(&frame, &segment, sum, &mut |t, event| events.push((t, event)));
+        if to.twin {
+            let mut copy = frame.clone();
+            let len = flow.edit_for_twin(&mut copy, &segment, true);
+            copy.truncate(len);
+            self.twin_gets(&copy);
+        }
+        if to.guest && !self.rng.chance(self.plan.no_buffer) {
+            let flow = self.table.get(&self.guest.key).unwrap();
+            if to.twin {
+                flow.told_guest(&segment);
+            }
+            flow.edit_for_guest(&mut frame, &segment, true);
+            let read = read(&frame);
+            if read.off_by == 0 && !segment.has(SYN) {
+                self.guest_gets(&read);
+            }
+        }
+    }
+
+    fn twin_gets(&mut self, frame: &[u8]) {
+        let Stage::Runs { twin, .. } = &mut self.stage else { panic!("no twin") };
+        let read = read(frame);
+        assert_eq!((read.off_by, read.payload.len()), (0, 0));
+        assert_eq!(read.seq, twin.their_first);
+        assert!(read.flags & !(ACK | 0xc0) == 0);
+        // Blocks of the guest's own bytes are behind its back: as the kernel does.
+        let sacks = read.sacks.iter().copied().filter(|b| !after(twin.first, b.0)).collect();
+        let answer = twin.take(&Read { sacks, ..read }, false);
+        // An acknowledgement that came late: it says so, which the switch makes the guest's.
+        if let Some(answer) = answer {
+            self.twin_puts(answer);
+        }
+    }
+
+    fn twin_puts(&mut self, mut frame: Vec<u8>) {
+        let segment = Segment::parse(&frame, frame.len()).unwrap();
+        let flow = self.table.get(&self.guest.key).unwrap();
+        if flow.edit_from_twin(&mut frame, &segment, true) {
+            self.leave(frame);
+        }
+    }
+
+    fn drive_twin(&mut self) {
+        let now = self.now;
+        let Stage::Runs { twin, .. } = &mut self.stage else { return };
+        twin.now = now;
+        for frame in twin.tick(MSS) {
+            // What is for a TAP may be lost there, too.
+            if !self.rng.chance(self.plan.loss) {
+                self.twin_puts(frame);
+            }
+        }
+    }
+
+    /// Where in the whole stream the next byte is that somebody writes.
+    fn next_place(&self) -> u32 {
+        self.guest.written.len() as u32 + self.pipes.iter().map(|p| p.1).sum::<u32>()
+    }
+
+    fn guest_writes(&mut self, n: u32) {
+        let from = self.next_place();
+        self.guest.written.extend((from..from + n).map(|at| content(OUT, at)));
+    }
+
+    fn drive_pipe(&mut self) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Idle);
+        self.stage = match stage {
+            Stage::Idle => self.begin_part(),
+            Stage::Asked { len, waits } => self.ask(len, waits),
+            Stage::Ready { len, taken, at } if at > self.now => Stage::Ready { len, taken, at },
+            Stage::Ready { len, taken, .. } => self.start(len, taken),
+            Stage::Runs { len, twin, cut } => self.run_pipe(len, twin, cut),
+        };
+    }
+
+    fn begin_part(&mut self) -> Stage {
+        if self.parts.is_empty() {
+            self.guest.closes = true;
+            return Stage::Idle;
+        }
+        if !self.rng.chance(50) {
+            return Stage::Idle;
+        }
+        let (bytes, len) = self.parts.pop_front().unwrap();
+        self.guest_writes(bytes);
+        Stage::Asked { len, waits: false }
+    }
+
+    fn ask(&mut self, len: u32, waits: bool) -> Stage {
+        let settled =
+            self.events.iter().filter(|e| **e == (self.token, FlowEvent::Settled)).count();
+        assert!(settled <= 1, "told twice");
+        // The agent waits until all is sent. (A pipe that has to wait is told.)
+        if self.guest.nxt < self.guest.written.len() as u32 || (waits && settled == 0) {
+            return Stage::Asked { len, waits };
+        }
+        let flow = self.table.get(&self.guest.key).unwrap();
+        match flow.snapshot(self.guest.nxt.into(), self.token) {
+            Ok(Snapshot::Ready(taken)) => {
+                Stage::Ready { len, taken, at: self.now + self.rng.below(10) }
+            }
+            Ok(Snapshot::Waiting) => {
+                assert!(!waits, "settled, but not ready");
+                Stage::Asked { len, waits: true }
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn start(&mut self, len: u32, taken: FlowSnapshot) -> Stage {
+        // Said to be longer than it is.
+        let said = if self.rng.chance(300) { len + 1000 } else { len };
+        let flow = self.table.get(&self.guest.key).unwrap();
+        flow.start(self.token, &taken, said).unwrap();
+        // Its clock is not quite the guest's.
+        let clock = taken.timestamp.wrapping_sub(self.now).wrapping_add(self.rng.below(50));
+        let (first, theirs) = (taken.send_seq, taken.receive_seq);
+        let mut twin = End::new("twin", self.guest.key, first, theirs, clock);
+        twin.has_timestamps = self.plan.timestamps;
+        let in_flight = taken.send_seq.wrapping_sub(taken.acked_seq);
+        twin.edge = (u32::from(taken.send_window) << SCALE).saturating_sub(in_flight);
+        let from = self.next_place();
+        twin.written = (from..from + len).map(|at| content(OUT, at)).collect();
+        self.pipes.push((self.guest.written.len() as u32, len));
+        Stage::Runs { len, twin: Box::new(twin), cut: (said > len).then_some(self.now + 50) }
+    }
+
+    fn run_pipe(&mut self, len: u32, twin: Box<End>, mut cut: Option<u32>) -> Stage {
+        let token = self.token;
+        let told = self.events.contains(&(token, FlowEvent::Acknowledged));
+        if cut.is_some_and(|at| at <= self.now) {
+            cut = None;
+            let flow = self.table.get(&self.guest.key).unwrap();
+            if flow.retarget(token, len) {
+                self.events.push((token, FlowEvent::Acknowledged));
+            }
+        }
+        if self.plan.rude && self.rng.chance(10) && self.guest.written.len() < 20_000 {
+            let n = 1 + self.rng.below(600);
+            self.guest_writes(n);
+        }
+        if cut.is_none() && len > 0 && twin.is_all_acked() {
+            assert!(told || self.events.contains(&(token, FlowEvent::Acknowledged)), "not told");
+        }
+        if cut.is_some() || !twin.is_all_acked() || !self.rng.chance(100) {
+            return Stage::Runs { len, twin, cut };
+        }
+        let flow = self.table.get(&self.guest.key).unwrap();
+        assert_eq!(flow.finish(token, len), Ok(()));
+        self.token += 1;
+        Stage::Idle
+    }
+}
+
+fn extract(from: &mut Vec<(u32, Vec<u8>)>, now: u32) -> Vec<(u32, Vec<u8>)> {
+    let mut due: Vec<_> = Vec::new();
+    let mut k = 0;
+    while k < from.len() {
+        if from[k].0 <= now { due.push(from.remove(k)) } else { k += 1 }
+    }
+    due.sort_by_key(|(at, _)| *at);
+    due
+}
