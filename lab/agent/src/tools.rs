@@ -6,6 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use crate::AgentError;
 
 pub mod disk;
+pub mod file;
 pub mod rr;
 pub mod stream;
 pub mod xfer;
@@ -20,7 +21,7 @@ pub const SINK_PORT: u16 = 7001;
 const USAGE: &str = "\
 rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES [PAUSE_MS]] | sink [PORT] | \
 tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
-disk-read PATH SECS [BYTES [SEED]] | \
+disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
 
 /// Runs a tool by its command line; `None` when the name is no tool's.
@@ -78,6 +79,13 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
+        ["fill", path, bytes, rest @ ..] => {
+            let run = || {
+                let bytes = bytes.parse().map_err(|_| usage())?;
+                file::fill(path.as_ref(), bytes, number(rest, 0, 1)?)
+            };
+            run()
+        }
         ["xfer", side, kind, role, addr, bytes, rest @ ..] => {
             let run = || {
                 let bytes = bytes.parse().map_err(|_| usage())?;
@@ -88,7 +96,7 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
-        ["rr" | "tcp-stream" | "udp-small" | "disk-read" | "xfer", ..] => Err(usage()),
+        ["rr" | "tcp-stream" | "udp-small" | "disk-read" | "fill" | "xfer", ..] => Err(usage()),
         _ => return None,
     })
 }

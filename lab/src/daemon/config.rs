@@ -44,6 +44,13 @@ impl Vm {
         self
     }
 
+    /// Adds tables of the VM, such as `[vm.pipes]`.
+    #[must_use]
+    pub fn more(mut self, tables: &str) -> Self {
+        self.ports.push_str(tables);
+        self
+    }
+
     fn port(mut self, table: &str, name: &str, options: &str) -> Self {
         self.ports.push_str(&format!("{table}\nname = {name:?}\n{options}\n"));
         self

@@ -6,6 +6,7 @@ mod domains;
 pub mod engine;
 mod guard;
 pub mod kept;
+mod pipes;
 mod port;
 mod status;
 pub mod switches;
@@ -15,7 +16,7 @@ mod tests;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -35,7 +36,8 @@ use self::domains::{Domains, Key};
 use self::engine::Engine;
 use self::guard::guarded;
 use self::kept::Kept;
-use self::port::{Live, Port, full_name};
+use self::pipes::Pipes;
+use self::port::{Live, Port, Ports, full_name};
 use self::switches::SwitchEntry;
 use crate::process::describe;
 
@@ -65,7 +67,8 @@ pub struct Host {
     keeper: Arc<dyn Keeper>,
     holder: Option<PathBuf>,
     change: Mutex<Change>,
-    ports: RwLock<Vec<Arc<Port>>>,
+    ports: Ports,
+    pipes: Pipes,
     stop: Notify,
     forget: AtomicBool,
 }
@@ -106,7 +109,8 @@ impl Host {
             keeper,
             holder,
             change: Mutex::new(Change { config, kept, domains: Domains::default() }),
-            ports: RwLock::default(),
+            ports: Ports::default(),
+            pipes: Pipes::default(),
             stop: Notify::new(),
             forget: AtomicBool::new(false),
         };
@@ -131,15 +135,8 @@ impl Host {
                 tracing::error!(port = %name, "not started: {why}");
                 why
             });
-            self.push(Port { vm, config, live });
+            self.ports.push(Port { vm, config, live });
         }
-    }
-
-    fn push(&self, port: Port) -> Arc<Port> {
-        let port = Arc::new(port);
-        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        ports.push(Arc::clone(&port));
-        port
     }
 
     fn lock(&self) -> MutexGuard<'_, Change> {
@@ -151,7 +148,7 @@ impl Host {
     }
 
     fn list(&self) -> Vec<Arc<Port>> {
-        self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.ports.list()
     }
 
     fn find(&self, what: &'static str, vm: &str, port: &str) -> Result<Arc<Port>, PlaneError> {
@@ -212,8 +209,10 @@ impl Host {
             }
             PortConfig::Vsock(vsock) => {
                 let key = Key::of(&change.config, vm);
+                let services = self.pipes.services(&change.config, vm, &self.ports)?;
                 let port = VsockPortConfig {
                     vm: account,
+                    services,
                     ..VsockPortConfig::new(name, vsock.cid, vsock.path.clone())
                 };
                 let make =
@@ -270,6 +269,7 @@ impl Host {
         let forget = self.forgets();
         // Keeps a late attach out while everything goes.
         let mut change = self.lock();
+        self.pipes.stop();
         for port in self.list() {
             if let Ok(live) = &port.live {
                 live.stop(forget);
@@ -319,7 +319,7 @@ impl Plane for Host {
     }
 
     fn pipes(&self) -> Vec<PipeStatus> {
-        Vec::new()
+        self.pipes.status()
     }
 
     fn metrics(&self) -> Metrics {
@@ -336,6 +336,7 @@ impl Plane for Host {
         self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
         self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
         self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));
+        self.pipes.metrics(&mut all);
         all
     }
 
@@ -354,16 +355,16 @@ impl Plane for Host {
         let Change { config: all, kept, .. } = &mut *change;
         kept.attached(all, vm, &config);
         tracing::info!(port = %full_name(vm, config.name()), "attached");
-        let port = self.push(Port { vm: vm.into(), config, live: Ok(live) });
+        let port = self.ports.push(Port { vm: vm.into(), config, live: Ok(live) });
+        self.pipes.ports_changed(vm);
         Ok(status::port(&port))
     }
 
     fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError> {
         let mut change = self.lock();
         let found = self.find("port", vm, port)?;
-        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        ports.retain(|p| !Arc::ptr_eq(p, &found));
-        drop(ports);
+        self.ports.remove(&found);
+        self.pipes.ports_changed(vm);
         if let Ok(live) = &found.live {
             live.stop(true);
             self.drop_engine(&mut change, vm, &live.engine);

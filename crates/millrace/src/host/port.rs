@@ -1,6 +1,6 @@
 //! One port of the daemon: its config, its device, its session.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use base::counter::QueueStats;
 use control::config::{EndpointConfig, PortConfig, SocketMode};
@@ -26,6 +26,31 @@ pub struct Port {
     pub config: PortConfig,
     /// What runs, or why nothing does.
     pub live: Result<Live, String>,
+}
+
+/// The daemon's ports, in the order in which they came. Listings do not wait for changes.
+#[derive(Clone, Default)]
+pub struct Ports(Arc<RwLock<Vec<Arc<Port>>>>);
+
+impl Ports {
+    /// All of them now.
+    pub fn list(&self) -> Vec<Arc<Port>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// One more.
+    pub fn push(&self, port: Port) -> Arc<Port> {
+        let port = Arc::new(port);
+        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        ports.push(Arc::clone(&port));
+        port
+    }
+
+    /// One less.
+    pub fn remove(&self, port: &Arc<Port>) {
+        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        ports.retain(|other| !Arc::ptr_eq(other, port));
+    }
 }
 
 /// The name that engines, logs and the holder use.

@@ -46,6 +46,7 @@ pub fn plug(switch: &Switch, uplink: &UplinkConfig) -> anyhow::Result<(String, A
         name: uplink.tap.clone(),
         bridge: uplink.bridge.clone(),
         offloads: uplink.offloads,
+        no_arp: false,
     })?;
     let (name, uso) = (tap.name().to_owned(), tap.takes_uso());
     let stats = Arc::new(QueueStats::default());

@@ -7,6 +7,7 @@ mod common;
 mod disk;
 mod moves;
 mod net;
+mod pipe;
 mod quiet;
 mod restart;
 #[path = "../common/strace.rs"]

@@ -1,0 +1,162 @@
+//! Pipes of the VMs that have them: each with the service its agent connects to.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use block::BlockPort;
+use control::config::Config;
+use control::plane::{Metrics, PipeStatus};
+use net::NetPort;
+use pipe::{Devices, PipeInfo, PipeStats, PipesConfig, VmPipes};
+use vsock::Service;
+
+use super::engine::Engine;
+use super::port::{Port, Ports};
+
+/// The pipes of all VMs, by the VM's name.
+#[derive(Default)]
+pub struct Pipes(Mutex<HashMap<String, Arc<VmPipes>>>);
+
+/// The ports of one VM that run.
+struct OfVm {
+    ports: Ports,
+    vm: String,
+}
+
+impl OfVm {
+    fn each<T>(&self, pick: impl Fn(&Engine) -> Option<T>) -> Vec<T> {
+        let live = |port: &Arc<Port>| {
+            let live = port.live.as_ref().ok().filter(|_| port.vm == self.vm)?;
+            pick(&live.engine)
+        };
+        self.ports.list().iter().filter_map(live).collect()
+    }
+}
+
+impl Devices for OfVm {
+    fn nets(&self) -> Vec<Arc<NetPort>> {
+        self.each(|engine| match engine {
+            Engine::Net(port, _) => Some(Arc::clone(port)),
+            _ => None,
+        })
+    }
+
+    fn disks(&self) -> Vec<Arc<BlockPort>> {
+        self.each(|engine| match engine {
+            Engine::Disk(port) => Some(Arc::clone(port)),
+            _ => None,
+        })
+    }
+}
+
+impl Pipes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<VmPipes>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a VM's vsock port serves: the agent's port, when the VM has pipes.
+    pub fn services(
+        &self,
+        config: &Config,
+        vm: &str,
+        ports: &Ports,
+    ) -> anyhow::Result<Vec<Service>> {
+        let entry = config.vms.iter().find(|v| v.name == vm);
+        let Some(wanted) = entry.and_then(|v| v.pipes) else { return Ok(Vec::new()) };
+        let mut all = self.lock();
+        let pipes = match all.get(vm) {
+            Some(pipes) => pipes,
+            None => {
+                let config = PipesConfig {
+                    vm: vm.into(),
+                    max_pipes: wanted.max,
+                    threads: u16::try_from(wanted.threads)?,
+                };
+                let devices = OfVm { ports: ports.clone(), vm: vm.into() };
+                let pipes = VmPipes::start(config, Arc::new(devices))?;
+                all.entry(vm.into()).or_insert(pipes)
+            }
+        };
+        let port = guest_abi::pipe::PORT;
+        Ok(vec![Service { port, privileged: true, sink: pipes.sink() }])
+    }
+
+    /// A VM's ports came or went.
+    pub fn ports_changed(&self, vm: &str) {
+        let pipes = self.lock().get(vm).cloned();
+        pipes.into_iter().for_each(|pipes| pipes.ports_changed());
+    }
+
+    /// Ends all of them.
+    pub fn stop(&self) {
+        let all = std::mem::take(&mut *self.lock());
+        all.values().for_each(|pipes| pipes.stop());
+    }
+
+    fn list(&self) -> Vec<(String, Arc<VmPipes>)> {
+        self.lock().iter().map(|(vm, pipes)| (vm.clone(), Arc::clone(pipes))).collect()
+    }
+
+    /// Those under way.
+    pub fn status(&self) -> Vec<PipeStatus> {
+        let of_vm = |(vm, pipes): (String, Arc<VmPipes>)| {
+            pipes.list().into_iter().map(move |info| status(&vm, info))
+        };
+        self.list().into_iter().flat_map(of_vm).collect()
+    }
+
+    /// Their counters.
+    pub fn metrics(&self, all: &mut Metrics) {
+        for (vm, pipes) in self.list() {
+            metrics(&vm, pipes.stats(), pipes.list().len() as u64, all);
+        }
+    }
+}
+
+fn status(vm: &str, info: PipeInfo) -> PipeStatus {
+    PipeStatus {
+        vm: vm.into(),
+        id: info.id,
+        source: info.source,
+        sink: info.sink,
+        len_bytes: info.len_bytes,
+        moved_bytes: info.moved_bytes,
+        state: info.state.into(),
+        age_ms: info.age.as_millis() as u64,
+    }
+}
+
+fn metrics(vm: &str, stats: &PipeStats, open: u64, all: &mut Metrics) {
+    use std::sync::atomic::Ordering::Relaxed;
+    let labels = || vec![("vm", vm.to_owned())];
+    let values = [
+        ("asked_total", stats.asked.load(Relaxed), "Pipes that agents asked for and may have."),
+        ("started_total", stats.started.load(Relaxed), "Connections taken over."),
+        ("moved_bytes_total", stats.moved_bytes.load(Relaxed), "Bytes that arrived."),
+        ("agents_total", stats.agents.load(Relaxed), "Agents that were welcomed."),
+        ("open", open, "Pipes under way."),
+    ];
+    for (name, value, help) in values {
+        all.sample(&format!("millrace_pipe_{name}"), help, labels(), value);
+    }
+    for (reason, count) in stats.ended() {
+        let mut labels = labels();
+        labels.push(("reason", reason.key().to_owned()));
+        let help =
+            "Pipes that ended, by reason; all but complete ones fell back or were cut short.";
+        all.sample("millrace_pipe_ended_total", help, labels, count);
+    }
+    let (handover, total) = stats.times();
+    let times = [
+        ("handover", handover, "Time from a connection's numbers to its twin's first byte."),
+        ("total", total, "Time from a request to its answer."),
+    ];
+    for (name, snapshot, help) in times {
+        for quantile in [0.5, 0.9, 0.99] {
+            let mut labels = labels();
+            labels.push(("quantile", quantile.to_string()));
+            let name = format!("millrace_pipe_{name}_ns");
+            all.sample(&name, help, labels, snapshot.quantile(quantile));
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The stream to a VM's agent, and what is said on it.
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use block::BlockPort;
+use guest_abi::Reason;
+use guest_abi::frame::Header;
+use guest_abi::pipe::{self, NO_DISK, PROBE_BLOCK_BYTES, Probe, Probed, kind};
+use rustix::fd::AsFd;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::limits::{AGENT_TIMEOUT, MAX_LEN_BYTES, MAX_PROBED_DISKS};
+use crate::message::{Message, MessageError, Reader};
+use crate::vm::VmPipes;
+
+/// The answering side of a stream.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    stream: Mutex<UnixStream>,
+    /// The same socket, to end it from outside.
+    control: UnixStream,
+}
+
+impl Agent {
+    fn say(&self, kind: u16, id: u64, body: &(impl IntoBytes + Immutable)) {
+        let body = body.as_bytes();
+        let message = [Header::new(kind, id, body.len()).as_bytes(), body].concat();
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that takes no answers, or half of one, is of no use any more.
+        if stream.write_all(&message).is_err() {
+            self.close();
+        }
+    }
+
+    /// A pipe's end.
+    pub fn done(&self, id: u64, moved_bytes: u64, reason: Reason) {
+        let (moved_bytes, reason) = (U64::new(moved_bytes), U16::new(reason as u16));
+        self.say(kind::DONE, id, &pipe::Done { moved_bytes, reason, reserved: [0; 6] });
+    }
+
+    /// Ends the stream; its reader hears of it.
+    pub fn close(&self) {
+        // Fails only when it has ended.
+        let _ = self.control.shutdown(Shutdown::Both);
+    }
+}
+
+/// The reading side of a stream; runs on a thread of its own.
+pub(crate) struct Session {
+    pub agent: Arc<Agent>,
+    reader: Reader<UnixStream>,
+    /// Disks by the numbers that the agent was told.
+    disks: Vec<Arc<BlockPort>>,
+}
+
+impl Session {
+    pub fn new(fd: OwnedFd) -> std::io::Result<Self> {
+        let stream = UnixStream::from(fd);
+        stream.set_write_timeout(Some(AGENT_TIMEOUT))?;
+        stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
+        let agent = Agent { stream: Mutex::new(stream.try_clone()?), control: stream.try_clone()? };
+        Ok(Self { agent: Arc::new(agent), reader: Reader::new(stream), disks: Vec::new() })
+    }
+
+    /// Serves the agent until its stream ends.
+    pub fn serve(mut self, vm: &VmPipes) -> MessageError {
+        match self.welcome(vm).and_then(|()| self.listen(vm)) {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    fn welcome(&mut self, vm: &VmPipes) -> Result<(), MessageError> {
+        let version = self.reader.hello()?;
+        self.reader.stream().set_read_timeout(None)?;
+        vm.refresh();
+        let welcome = pipe::Welcome {
+            magic: U64::new(pipe::MAGIC),
+            version: U16::new(version),
+            reserved: U16::ZERO,
+            max_pipes: U32::new(vm.max_pipes()),
+            max_len_bytes: U64::new(MAX_LEN_BYTES),
+        };
+        self.agent.say(kind::WELCOME, 0, &welcome);
+        Ok(())
+    }
+
+    fn listen(&mut self, vm: &VmPipes) -> Result<std::convert::Infallible, MessageError> {
+        loop {
+            let (id, message) = self.reader.receive()?;
+            match message {
+                Message::Probe(probe) => {
+                    let probed = self.probe(vm, &probe);
+                    self.agent.say(kind::PROBED, id, &probed);
+                }
+                Message::Pipe(request) => {
+                    if let Err(reason) = vm.begin(&self.agent, id, *request, &self.disks) {
+                        vm.refuse(&self.agent, id, reason);
+                    }
+                }
+                Message::Refused(reason) => vm.refuse(&self.agent, id, reason),
+                Message::Cancel(reason) => vm.cancel(&self.agent, Some(id), reason),
+            }
+        }
+    }
+
+    /// Looks for the block on the VM's disks.
+    fn probe(&mut self, vm: &VmPipes, probe: &Probe) -> Probed {
+        let mut reason = Reason::NoDisk;
+        for disk in vm.disks() {
+            let image = match disk.image() {
+                Ok(image) => image,
+                Err(_) => {
+                    reason = Reason::DiskFormat;
+                    continue;
+                }
+            };
+            if has_block(image.file.as_fd(), probe)
+                && let Some(number) = self.number(&disk)
+            {
+                return Probed {
+                    disk: U32::new(number),
+                    reason: U16::new(Reason::Complete as u16),
+                    reserved: U16::ZERO,
+                    len_bytes: U64::new(image.len_bytes),
+                };
+            }
+        }
+        Probed {
+            disk: U32::new(NO_DISK),
+            reason: U16::new(reason as u16),
+            reserved: U16::ZERO,
+            len_bytes: U64::ZERO,
+        }
+    }
+
+    fn number(&mut self, disk: &Arc<BlockPort>) -> Option<u32> {
+        let known = self.disks.iter().position(|known| Arc::ptr_eq(known, disk));
+        let at = known.or_else(|| {
+            (self.disks.len() < MAX_PROBED_DISKS).then(|| {
+                self.disks.push(Arc::clone(disk));
+                self.disks.len() - 1
+            })
+        })?;
+        Some(at as u32)
+    }
+}
+
+fn has_block(file: impl AsFd, probe: &Probe) -> bool {
+    let mut block = [0; PROBE_BLOCK_BYTES];
+    let read = rustix::io::pread(file, &mut block, probe.offset.get());
+    read == Ok(block.len()) && block.chunks(probe.secret.len()).all(|part| part == probe.secret)
+}

@@ -1,0 +1,95 @@
+//! What can be wrong with a VM's pipes: every text names what, where and the limit.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use net::NetError;
+use thiserror::Error;
+use vhost_user::DeviceError;
+
+/// Why something for pipes could not be made.
+#[derive(Debug, Error)]
+pub enum PipeError {
+    /// A system call failed.
+    #[error("pipes of VM {vm}: {what}: {source}")]
+    Io {
+        /// The VM.
+        vm: String,
+        /// What was tried.
+        what: &'static str,
+        /// The error.
+        source: io::Error,
+    },
+    /// A setting of the namespace was not taken.
+    #[error("pipes of VM {vm}: writing {value} to /proc/sys/net/{name}: {source}")]
+    Sysctl {
+        /// The VM.
+        vm: String,
+        /// The setting, below `/proc/sys/net`.
+        name: String,
+        /// What it should be.
+        value: &'static str,
+        /// The error.
+        source: io::Error,
+    },
+    /// The namespace's interface.
+    #[error("pipes of VM {vm}: {source}")]
+    Tap {
+        /// The VM.
+        vm: String,
+        /// The error.
+        source: NetError,
+    },
+    /// No host has such an address.
+    #[error("pipes of VM {vm}: {address} cannot be an address of a VM")]
+    BadAddress {
+        /// The VM.
+        vm: String,
+        /// The address.
+        address: IpAddr,
+    },
+    /// The namespace has as many addresses as it may have.
+    #[error("pipes of VM {vm}: {address} is one address too many; the limit is {limit}")]
+    TooManyAddresses {
+        /// The VM.
+        vm: String,
+        /// The address that found no room.
+        address: IpAddr,
+        /// Most addresses.
+        limit: usize,
+    },
+    /// A twin could not be made, or asked.
+    #[error("the twin of {local} to {remote}: {what}: {source}")]
+    Twin {
+        /// The guest's end.
+        local: SocketAddr,
+        /// The peer's end.
+        remote: SocketAddr,
+        /// What was tried.
+        what: &'static str,
+        /// The error.
+        source: io::Error,
+    },
+    /// Bytes of a file that cannot be where the agent says.
+    #[error("extent {index} of {offset}+{len_bytes} bytes: {what} ({limit})")]
+    BadExtent {
+        /// Its place among the others.
+        index: usize,
+        /// From the beginning of the disk.
+        offset: u64,
+        /// How many.
+        len_bytes: u64,
+        /// What is wrong.
+        what: &'static str,
+        /// The limit that it breaks.
+        limit: u64,
+    },
+    /// A network port does not take pipes.
+    #[error("port {port}: {source}")]
+    Port {
+        /// The port.
+        port: String,
+        /// Why.
+        source: DeviceError,
+    },
+}

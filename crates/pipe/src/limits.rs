@@ -1,0 +1,35 @@
+//! Numbers of this crate, each with its reason.
+
+use std::time::Duration;
+
+/// Most bytes of one pipe; more is moved in parts. Half of the sequence space, by which numbers are
+/// compared, and half again for what is sent meanwhile.
+pub const MAX_LEN_BYTES: u64 = 1 << 30;
+
+/// Bytes that a thread moves for one pipe before it looks after others: 1 MiB takes a fraction of a
+/// millisecond from the page cache, and a disk likes it.
+pub const QUANTUM_BYTES: usize = 1 << 20;
+
+/// How long the guest's last bytes may take from its socket to the switch. They are in its transmit
+/// ring; a guest that does not get a CPU for so long would not have sent the file soon either.
+pub const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often a pipe that waits is looked at without a reason: a net below the events.
+pub const RECHECK: Duration = Duration::from_millis(500);
+
+/// How soon acknowledgements are looked for again that the switch has seen and the twin not yet.
+pub const RECHECK_SOON: Duration = Duration::from_millis(1);
+
+/// How long an agent may take for its hello, and for taking an answer. It is a local program; one that
+/// stopped must not hold a thread for ever.
+pub const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Disks that an agent can know at a time: as many as a VM can have ports.
+pub const MAX_PROBED_DISKS: usize = 256;
+
+/// Most pipes of a VM, if its config says nothing.
+pub const DEFAULT_MAX_PIPES: u32 = 256;
+
+/// Threads of a VM's pool, if its config says nothing: sending from the page cache fills a core with
+/// one or two, the others wait for disks.
+pub const DEFAULT_THREADS: u16 = 4;

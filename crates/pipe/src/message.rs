@@ -1,0 +1,211 @@
+//! What an agent says, taken from its stream: each message is copied, checked, and then is a value.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use guest_abi::Reason;
+use guest_abi::frame::{HEADER_BYTES, Header, MAX_BODY_BYTES};
+use guest_abi::pipe::{self, FileEnd, MAX_EXTENTS, Probe, SocketEnd, end, family, kind};
+use net::flow::FlowKey;
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// Why a stream is given up.
+#[derive(Debug, Error)]
+pub enum MessageError {
+    /// The stream ended or failed.
+    #[error("the stream: {0}")]
+    Stream(#[from] io::Error),
+    /// A body beyond the limit.
+    #[error("a message of {len_bytes} bytes; the limit is {MAX_BODY_BYTES}")]
+    TooLong {
+        /// As announced.
+        len_bytes: u32,
+    },
+    /// Not a hello of a version that we speak.
+    #[error("{0}")]
+    Hello(String),
+    /// A kind that agents do not send, or a body that is too short for it.
+    #[error("a message of kind {kind} with {len_bytes} bytes makes no sense")]
+    Malformed {
+        /// Its kind.
+        kind: u16,
+        /// Its body's length.
+        len_bytes: usize,
+    },
+}
+
+/// One message.
+#[derive(Debug)]
+pub enum Message {
+    /// Where is this block?
+    Probe(Probe),
+    /// Move bytes.
+    Pipe(Box<Request>),
+    /// A pipe that makes no sense; the stream goes on.
+    Refused(Reason),
+    /// End that pipe.
+    Cancel(Reason),
+}
+
+/// One end of a pipe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// A connection.
+    Socket(Socket),
+    /// A part of a file.
+    File {
+        /// As in `Probed`.
+        disk: u32,
+        /// Offset on the disk (or a hole) and length.
+        extents: Vec<(u64, u64)>,
+    },
+}
+
+/// A connection as the agent describes it; its words are checked when a twin is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Socket {
+    /// Who talks to whom.
+    pub key: FlowKey,
+    /// The rest.
+    pub end: SocketEnd,
+}
+
+/// A pipe that is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Where bytes come from.
+    pub source: End,
+    /// Where they go.
+    pub sink: End,
+    /// How many.
+    pub len_bytes: u64,
+}
+
+/// Reads messages.
+pub struct Reader<R> {
+    stream: R,
+    body: Vec<u8>,
+}
+
+impl<R: Read> Reader<R> {
+    /// From a stream.
+    pub fn new(stream: R) -> Self {
+        Self { stream, body: Vec::new() }
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &R {
+        &self.stream
+    }
+
+    fn read(&mut self) -> Result<Header, MessageError> {
+        let mut header = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut header)?;
+        let header: Header = zerocopy::transmute!(header);
+        let len =
+            header.body_len().ok_or(MessageError::TooLong { len_bytes: header.len_bytes.get() })?;
+        self.body.resize(len, 0);
+        self.stream.read_exact(&mut self.body)?;
+        Ok(header)
+    }
+
+    /// The hello; returns the version that is spoken from then on.
+    pub fn hello(&mut self) -> Result<u16, MessageError> {
+        let header = self.read()?;
+        let hello = pipe::Hello::read_from_prefix(&self.body);
+        let (kind::HELLO, Ok((hello, _))) = (header.kind.get(), hello) else {
+            return Err(MessageError::Hello("the first message is no hello".into()));
+        };
+        if hello.magic.get() != pipe::MAGIC {
+            return Err(MessageError::Hello("the hello has another magic number".into()));
+        }
+        let (lowest, highest) = (hello.lowest.get(), hello.highest.get());
+        if !(lowest..=highest).contains(&pipe::VERSION) {
+            let own = pipe::VERSION;
+            return Err(MessageError::Hello(format!(
+                "the agent speaks versions {lowest} to {highest}, this daemon {own}"
+            )));
+        }
+        Ok(pipe::VERSION)
+    }
+
+    /// The next message, with its id.
+    pub fn receive(&mut self) -> Result<(u64, Message), MessageError> {
+        let header = self.read()?;
+        let bytes = &self.body[..];
+        let message = match header.kind.get() {
+            kind::PROBE => Probe::read_from_bytes(bytes).ok().map(Message::Probe),
+            kind::CANCEL => pipe::Cancel::read_from_bytes(bytes)
+                .ok()
+                .map(|c| Message::Cancel(Reason::from_number(c.reason.get()))),
+            kind::PIPE => {
+                Some(request(bytes).map_or_else(Message::Refused, |r| Message::Pipe(Box::new(r))))
+            }
+            _ => None,
+        };
+        let malformed =
+            || MessageError::Malformed { kind: header.kind.get(), len_bytes: bytes.len() };
+        Ok((header.id.get(), message.ok_or_else(malformed)?))
+    }
+}
+
+fn take<T>(bytes: &mut &[u8]) -> Result<T, Reason>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    let (value, rest) = T::read_from_prefix(bytes).map_err(|_| Reason::Malformed)?;
+    *bytes = rest;
+    Ok(value)
+}
+
+fn request(mut bytes: &[u8]) -> Result<Request, Reason> {
+    let head: pipe::Pipe = take(&mut bytes)?;
+    let mut extents_left = MAX_EXTENTS;
+    let source = take_end(head.source, &mut bytes, &mut extents_left)?;
+    let sink = take_end(head.sink, &mut bytes, &mut extents_left)?;
+    let len_bytes = head.len_bytes.get();
+    if !bytes.is_empty() || len_bytes == 0 {
+        return Err(Reason::Malformed);
+    }
+    Ok(Request { source, sink, len_bytes })
+}
+
+fn take_end(kind: u8, bytes: &mut &[u8], extents_left: &mut u32) -> Result<End, Reason> {
+    match kind {
+        end::SOCKET => Ok(End::Socket(socket(take(bytes)?)?)),
+        end::FILE => {
+            let FileEnd { disk, extents } = take(bytes)?;
+            *extents_left = extents_left.checked_sub(extents.get()).ok_or(Reason::Malformed)?;
+            let extents = (0..extents.get()).map(|_| {
+                let extent: pipe::Extent = take(bytes)?;
+                Ok((extent.offset.get(), extent.len_bytes.get()))
+            });
+            Ok(End::File { disk: disk.get(), extents: extents.collect::<Result<_, Reason>>()? })
+        }
+        _ => Err(Reason::PairUnsupported),
+    }
+}
+
+fn socket(end: SocketEnd) -> Result<Socket, Reason> {
+    let address = |bytes: [u8; 16]| match end.family {
+        family::V4 => {
+            let [a, b, c, d, rest @ ..] = bytes;
+            let v4 = IpAddr::V4(Ipv4Addr::new(a, b, c, d));
+            (rest == [0; 12]).then_some(v4).ok_or(Reason::Malformed)
+        }
+        family::V6 => Ok(IpAddr::V6(Ipv6Addr::from(bytes))),
+        _ => Err(Reason::Malformed),
+    };
+    let key = FlowKey {
+        local: address(end.local)?,
+        remote: address(end.remote)?,
+        local_port: end.local_port.get(),
+        remote_port: end.remote_port.get(),
+    };
+    Ok(Socket { key, end })
+}
+
+#[cfg(test)]
+#[path = "message_tests.rs"]
+mod tests;

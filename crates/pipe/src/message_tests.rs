@@ -1,0 +1,110 @@
+use guest_abi::pipe::{Extent, Hello, Pipe};
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use super::*;
+
+fn message(kind: u16, id: u64, body: &[u8]) -> Vec<u8> {
+    [Header::new(kind, id, body.len()).as_bytes(), body].concat()
+}
+
+fn socket_end() -> SocketEnd {
+    let mut end = SocketEnd::read_from_bytes(&[0; size_of::<SocketEnd>()]).unwrap();
+    end.family = family::V4;
+    end.local[..4].copy_from_slice(&[10, 0, 0, 1]);
+    end.remote[..4].copy_from_slice(&[10, 0, 0, 2]);
+    (end.local_port, end.remote_port) = (U16::new(80), U16::new(4000));
+    end
+}
+
+fn file_to_socket(extents: &[(u64, u64)], said: u32) -> Vec<u8> {
+    let len = extents.iter().map(|e| e.1).sum();
+    let head =
+        Pipe { source: end::FILE, sink: end::SOCKET, reserved: [0; 6], len_bytes: U64::new(len) };
+    let mut body = head.as_bytes().to_vec();
+    body.extend(FileEnd { disk: U32::new(7), extents: U32::new(said) }.as_bytes());
+    for &(offset, len) in extents {
+        let extent = Extent { offset: U64::new(offset), len_bytes: U64::new(len) };
+        body.extend(extent.as_bytes());
+    }
+    body.extend(socket_end().as_bytes());
+    body
+}
+
+#[test]
+fn a_pipe_is_read_as_it_was_meant() {
+    let body = file_to_socket(&[(4096, 8192), (u64::MAX, 100)], 2);
+    let bytes = message(kind::PIPE, 5, &body);
+    let (id, message) = Reader::new(&bytes[..]).receive().unwrap();
+    let Message::Pipe(request) = message else { panic!("{message:?}") };
+    assert_eq!((id, request.len_bytes), (5, 8292));
+    let extents = vec![(4096, 8192), (u64::MAX, 100)];
+    assert_eq!(request.source, End::File { disk: 7, extents });
+    let End::Socket(socket) = request.sink else { panic!() };
+    assert_eq!(socket.key.local, "10.0.0.1".parse::<IpAddr>().unwrap());
+    assert_eq!((socket.key.local_port, socket.key.remote_port), (80, 4000));
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_R9_counts_that_do_not_fit_are_refused_and_the_stream_goes_on() {
+    let one = [(0, 1)];
+    for said in [0, 2, MAX_EXTENTS, MAX_EXTENTS + 1, u32::MAX] {
+        let mut bytes = message(kind::PIPE, 1, &file_to_socket(&one, said));
+        bytes.extend(message(kind::CANCEL, 2, &[1, 0, 0, 0, 0, 0, 0, 0]));
+        let mut reader = Reader::new(&bytes[..]);
+        assert!(matches!(reader.receive().unwrap().1, Message::Refused(_)), "{said}");
+        assert!(matches!(reader.receive().unwrap(), (2, Message::Cancel(Reason::Cancelled))));
+    }
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_R10_a_body_beyond_the_limit_is_not_allocated() {
+    let mut header = Header::new(kind::PIPE, 1, 0);
+    header.len_bytes = U32::new(u32::MAX);
+    let error = Reader::new(header.as_bytes()).receive().unwrap_err().to_string();
+    assert!(error.contains("65536"), "{error}");
+}
+
+#[test]
+fn a_hello_of_another_version_or_kind_is_refused() {
+    let hello = |magic, lowest, highest| Hello {
+        magic: U64::new(magic),
+        lowest: U16::new(lowest),
+        highest: U16::new(highest),
+        reserved: U32::ZERO,
+    };
+    let say = |kind, hello: Hello| Reader::new(&message(kind, 0, hello.as_bytes())[..]).hello();
+    assert_eq!(say(kind::HELLO, hello(pipe::MAGIC, 1, 3)).unwrap(), 1);
+    assert!(say(kind::HELLO, hello(pipe::MAGIC, 2, 3)).is_err());
+    assert!(say(kind::HELLO, hello(pipe::MAGIC, 3, 0)).is_err());
+    assert!(say(kind::HELLO, hello(1, 1, 1)).is_err());
+    assert!(say(kind::PIPE, hello(pipe::MAGIC, 1, 1)).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let mut reader = Reader::new(&bytes[..]);
+        while reader.receive().is_ok() {}
+    }
+
+    #[test]
+    fn any_body_of_a_pipe_is_a_pipe_or_refused(
+        cut in 0usize..200,
+        flips in proptest::collection::vec((0usize..200, any::<u8>()), 0..4),
+    ) {
+        let mut body = file_to_socket(&[(1, 2), (3, 4)], 2);
+        body.truncate(cut);
+        for (at, value) in flips {
+            if let Some(byte) = body.get_mut(at) {
+                *byte = value;
+            }
+        }
+        let bytes = message(kind::PIPE, 1, &body);
+        let (_, message) = Reader::new(&bytes[..]).receive().unwrap();
+        prop_assert!(matches!(message, Message::Pipe(_) | Message::Refused(_)));
+    }
+}

@@ -1,0 +1,87 @@
+//! What pipes did. Written by several threads, so these are atomics; none of them is per packet.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::histogram::{Histogram, Snapshot};
+use guest_abi::Reason;
+
+/// Counters of a VM's pipes.
+#[derive(Debug, Default)]
+pub struct PipeStats {
+    /// Pipes asked for.
+    pub asked: AtomicU64,
+    /// Pipes that began to move bytes.
+    pub started: AtomicU64,
+    /// Bytes that arrived.
+    pub moved_bytes: AtomicU64,
+    /// Agents that were welcomed.
+    pub agents: AtomicU64,
+    ended: Ended,
+    times: Mutex<Times>,
+}
+
+/// Ends by reason, in the order of [`Reason::ALL`].
+#[derive(Debug)]
+struct Ended(Box<[AtomicU64]>);
+
+impl Default for Ended {
+    fn default() -> Self {
+        Self(Reason::ALL.iter().map(|_| AtomicU64::default()).collect())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Times {
+    handover: Histogram,
+    total: Histogram,
+}
+
+impl PipeStats {
+    /// A pipe ended.
+    pub fn end(&self, reason: Reason, moved_bytes: u64, took: Duration) {
+        let at = Reason::ALL.iter().position(|&r| r == reason).unwrap_or_default();
+        self.ended.0[at].fetch_add(1, Ordering::Relaxed);
+        self.moved_bytes.fetch_add(moved_bytes, Ordering::Relaxed);
+        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.total.record(took.as_nanos() as u64);
+    }
+
+    /// A connection was taken over; `took` is from knowing its numbers to steering it.
+    pub fn hand_over(&self, took: Duration) {
+        self.started.fetch_add(1, Ordering::Relaxed);
+        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.handover.record(took.as_nanos() as u64);
+    }
+
+    /// How many pipes ended for each reason.
+    pub fn ended(&self) -> impl Iterator<Item = (Reason, u64)> {
+        let counts = self.ended.0.iter().map(|count| count.load(Ordering::Relaxed));
+        Reason::ALL.iter().copied().zip(counts)
+    }
+
+    /// Times of handovers and of whole pipes, in nanoseconds.
+    pub fn times(&self) -> (Snapshot, Snapshot) {
+        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        (times.handover.snapshot(), times.total.snapshot())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_counted_by_reason() {
+        let stats = PipeStats::default();
+        stats.end(Reason::NoFlow, 0, Duration::ZERO);
+        stats.end(Reason::Complete, 10, Duration::from_micros(3));
+        stats.end(Reason::Complete, 5, Duration::from_micros(3));
+        let counted: Vec<_> = stats.ended().filter(|(_, n)| *n > 0).collect();
+        assert_eq!(counted, [(Reason::Complete, 2), (Reason::NoFlow, 1)]);
+        assert_eq!(stats.moved_bytes.load(Ordering::Relaxed), 15);
+        assert_eq!(stats.times().1.count(), 3);
+    }
+}

@@ -1,0 +1,184 @@
+//! The threads of a VM's pipes. A pipe that has nothing to do costs no thread: it waits in the pool's
+//! epoll set for its twin, for an event of the switch, or for a time.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use net::flow::{FlowEvent, FlowWatch};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use crate::job::{Job, Next};
+
+/// The wake-up's place in the epoll set; tokens of pipes count from 1.
+const WAKE: u64 = 0;
+
+struct Queue {
+    jobs: HashMap<u64, Arc<Job>>,
+    /// Pipes that something happened to.
+    ready: VecDeque<u64>,
+    /// Pipes to be looked at again, the next one first.
+    timers: BTreeSet<(Instant, u64)>,
+}
+
+/// See the module's text.
+pub(crate) struct Pool {
+    queue: Mutex<Queue>,
+    epoll: OwnedFd,
+    /// A semaphore: one for each entry of `ready`.
+    wake: OwnedFd,
+    stop: AtomicBool,
+}
+
+impl Pool {
+    /// Starts the threads.
+    pub fn start(vm: &str, threads: u16) -> io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let wake = eventfd(0, flags)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let queue = Queue { jobs: HashMap::new(), ready: VecDeque::new(), timers: BTreeSet::new() };
+        let stop = AtomicBool::new(false);
+        let pool = Arc::new(Self { queue: Mutex::new(queue), epoll, wake, stop });
+        let mut handles = Vec::new();
+        for index in 0..threads {
+            let own = Arc::clone(&pool);
+            let name: String = format!("pipe{index} {vm}").chars().take(15).collect();
+            handles.push(std::thread::Builder::new().name(name).spawn(move || own.run())?);
+        }
+        Ok((pool, handles))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the threads; they finish what they do.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = rustix::io::write(&self.wake, &1024u64.to_ne_bytes());
+    }
+
+    /// How many pipes there are.
+    pub fn len(&self) -> usize {
+        self.lock().jobs.len()
+    }
+
+    /// All pipes.
+    pub fn jobs(&self) -> Vec<Arc<Job>> {
+        self.lock().jobs.values().cloned().collect()
+    }
+
+    /// A new pipe; its first step comes soon.
+    pub fn add(&self, job: Job) {
+        let token = job.token;
+        let mut queue = self.lock();
+        queue.jobs.insert(token, Arc::new(job));
+        queue.ready.push_back(token);
+        drop(queue);
+        self.ring();
+    }
+
+    /// Something happened to a pipe.
+    pub fn nudge(&self, token: u64) {
+        self.lock().ready.push_back(token);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        // Fails only when it is rung 2^64 times.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Has the pool look at the descriptor for its pipe; at nothing until [`Pool::arm`].
+    pub fn watch(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = epoll::EventFlags::ONESHOT;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    /// The pipe goes on when the descriptor takes bytes, or fails.
+    pub fn arm(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = epoll::EventFlags::ONESHOT | epoll::EventFlags::OUT;
+        Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    /// The pipe goes on when the descriptor fails.
+    pub fn arm_for_failure(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = epoll::EventFlags::ONESHOT;
+        Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    fn run(&self) {
+        while !self.stop.load(Ordering::Relaxed) {
+            if let Some(token) = self.next() {
+                self.step(token);
+            }
+        }
+    }
+
+    /// Waits for the next pipe that has something to do.
+    fn next(&self) -> Option<u64> {
+        let until = self.lock().timers.first().map(|(at, _)| *at);
+        let left = until.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }];
+        let found = epoll::wait(&self.epoll, &mut events, timeout.as_ref()).unwrap_or(0);
+        let mut queue = self.lock();
+        if found > 0 && events[0].data.u64() != WAKE {
+            return Some(events[0].data.u64());
+        }
+        if found > 0 {
+            // Another thread may have taken it: the queue tells.
+            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        }
+        if let Some(token) = queue.ready.pop_front() {
+            return Some(token);
+        }
+        let (at, token) = *queue.timers.first()?;
+        (at <= Instant::now()).then(|| {
+            queue.timers.pop_first();
+            token
+        })
+    }
+
+    fn step(&self, token: u64) {
+        let Some(job) = self.lock().jobs.get(&token).cloned() else { return };
+        match job.advance(self) {
+            Next::Again => self.nudge(token),
+            Next::Wait(at) => {
+                let mut queue = self.lock();
+                // It may have ended meanwhile in another thread.
+                if queue.jobs.contains_key(&token) {
+                    let previous = job.timer().replace(at);
+                    previous.into_iter().for_each(|at| _ = queue.timers.remove(&(at, token)));
+                    queue.timers.insert((at, token));
+                }
+            }
+            Next::Over => {
+                let mut queue = self.lock();
+                if queue.jobs.remove(&token).is_some() {
+                    let timer = job.timer().take();
+                    timer.into_iter().for_each(|at| _ = queue.timers.remove(&(at, token)));
+                    drop(queue);
+                    job.answer();
+                }
+            }
+        }
+    }
+}
+
+impl FlowWatch for Pool {
+    fn flow_event(&self, token: u64, event: FlowEvent) {
+        if let Some(job) = self.lock().jobs.get(&token) {
+            job.note(event);
+        }
+        self.nudge(token);
+    }
+}
