@@ -9,6 +9,7 @@ mod moves;
 mod net;
 mod pipe;
 mod quiet;
+mod relay;
 mod restart;
 #[path = "../common/strace.rs"]
 mod strace;

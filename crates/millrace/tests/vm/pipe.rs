@@ -4,14 +4,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use lab::{Daemon, Disk, Guest, Image, Lab, Net, Running, Vm, Vsock};
+use lab::{Daemon, Disk, Guest, Image, Lab, Net, NetLab, Running, Vm, Vsock};
 use lab_agent::stream::Stream;
 use serde_json::Value;
 
 use crate::common::{LONG, MIB, alone, amount, boot, daemon};
+use crate::relay::{Faults, Relay};
 
 const READY: Duration = Duration::from_secs(60);
-const UPLINK: &str = "[switch.uplink]\ntap = \"up0\"\n";
+const UPLINK: &str = "[switch.uplink]\ntap = \"up0\"\nbridge = \"br0\"\n";
 
 /// One VM with a disk, a network card and an agent; the peer is on the host.
 struct World {
@@ -22,6 +23,7 @@ struct World {
 
 fn world(disk_mib: u64, file_system: &str) -> World {
     let lab = Lab::new().unwrap();
+    lab.net().bridge("br0").unwrap();
     let image = lab.run_folder().join("disk.img");
     std::fs::File::create(&image).unwrap().set_len(disk_mib * MIB).unwrap();
     let disk = format!("format = \"raw\"\npath = {image:?}");
@@ -31,7 +33,7 @@ fn world(disk_mib: u64, file_system: &str) -> World {
         .vsock(7)
         .more("[vm.pipes]\n");
     let daemon = daemon("d").switch("lan", UPLINK).vm(vm).start(&lab).unwrap();
-    lab.net().address("up0", "10.0.0.254/24").unwrap();
+    lab.net().address("br0", "10.0.0.254/24").unwrap();
     let recipe = Image::builder().guest_pieces().disk_tools().module("ext4");
     let builder = Guest::builder("srv")
         .memory_mb(256)
@@ -93,6 +95,16 @@ fn read_round(stream: &mut BufReader<TcpStream>, round: u64, len_bytes: u64) {
     assert_eq!(line, format!("END {round}\n"));
 }
 
+/// A client that asks for `rounds` over one connection.
+fn fetch(address: &str, rounds: u64, len_bytes: u64) {
+    let stream = TcpStream::connect(address).unwrap();
+    let mut reader = BufReader::new(stream);
+    for round in 0..rounds {
+        reader.get_mut().write_all(b"next\n").unwrap();
+        read_round(&mut reader, round, len_bytes);
+    }
+}
+
 #[test]
 fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
     let _alone = alone();
@@ -104,19 +116,38 @@ fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
     let mut server =
         world.guest.spawn(&format!("mrpipe -l 7000 -p -r -n {rounds} /mnt/f")).unwrap();
     server.wait_line("listening", READY).unwrap();
-    let talk = || {
-        let stream = TcpStream::connect("10.0.0.1:7000").unwrap();
-        let mut reader = BufReader::new(stream);
-        for round in 0..rounds {
-            reader.get_mut().write_all(b"next\n").unwrap();
-            read_round(&mut reader, round, len_bytes);
-        }
-    };
-    world.lab.net().inside(talk).unwrap();
+    world.lab.net().inside(|| fetch("10.0.0.1:7000", rounds, len_bytes)).unwrap();
     let report: Value = server.wait(READY).unwrap().json().unwrap();
     println!("{report}");
     assert_eq!(report["piped"], rounds * len_bytes);
     assert_eq!(world.ended("complete"), rounds as f64);
     let moved = world.daemon.metric_sum("millrace_pipe_moved_bytes_total", &[("vm", "srv")]);
     assert_eq!(moved.unwrap(), (rounds * len_bytes) as f64);
+}
+
+/// 10,000 handovers in a soak run, through a network that loses, doubles and reorders.
+#[test]
+fn handovers_hold_through_a_bad_network() {
+    let _alone = alone();
+    let world = world(64, "ext4");
+    let _agent = world.agent();
+    let len_bytes = 300_001;
+    world.file("f", len_bytes);
+    let far = NetLab::new().unwrap();
+    let faults = Faults { lost: 5, doubled: 5, overtaken: 10 };
+    let relay = Relay::start(world.lab.net(), "br0", &far, faults, 42);
+    far.address("r1", "10.0.0.253/24").unwrap();
+    far.address("r1", "fd00::253/64").unwrap();
+    let total = if std::env::var_os("MILLRACE_SOAK").is_some() { 10_000 } else { 40 };
+    for (listen, address) in [("7000", "10.0.0.1:7000"), ("[::]:7001", "[fd00::1]:7001")] {
+        let rounds = total / 2;
+        let server = format!("mrpipe -l {listen} -p -r -n {rounds} /mnt/f");
+        let mut server = world.guest.spawn(&server).unwrap();
+        server.wait_line("listening", READY).unwrap();
+        far.inside(|| fetch(address, rounds, len_bytes)).unwrap();
+        let report: Value = server.wait(READY).unwrap().json().unwrap();
+        assert_eq!(report["piped"], rounds * len_bytes, "{report}");
+    }
+    println!("{:?}", relay.tally);
+    assert_eq!(world.ended("complete"), total as f64);
 }

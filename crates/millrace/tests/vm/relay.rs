@@ -73,13 +73,7 @@ impl Drop for Relay {
     }
 }
 
-fn run(
-    mut taps: [Tap; 2],
-    faults: Faults,
-    mut random: Seeded,
-    stop: &AtomicBool,
-    tally: &Tally,
-) {
+fn run(mut taps: [Tap; 2], faults: Faults, mut random: Seeded, stop: &AtomicBool, tally: &Tally) {
     let mut ways = [(); 2].map(|()| Way { held: Vec::new(), passed: 0 });
     taps.iter_mut().for_each(|tap| tap.refill().unwrap());
     while !stop.load(Ordering::Relaxed) {
