@@ -120,12 +120,12 @@ impl Namespace {
         if inside.addresses.len() == MAX_ADDRESSES {
             return Err(PipeError::TooManyAddresses { vm: vm(), address, limit: MAX_ADDRESSES });
         }
-        match inside.netlink.add_address(inside.link, address) {
-            Err(e) if e.raw_os_error() != Some(libc::EEXIST) => {
-                return Err(PipeError::Io { vm: vm(), what: "adding an address", source: e });
-            }
-            _ => inside.addresses.push(address),
-        }
+        inside.netlink.add_address(inside.link, address).map_err(|source| PipeError::Io {
+            vm: vm(),
+            what: "adding an address",
+            source,
+        })?;
+        inside.addresses.push(address);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! A few requests to the kernel's routing, one at a time, each answered before the next.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
@@ -37,6 +37,9 @@ pub(crate) struct DefaultRoute {
     /// Congestion window of new connections, in segments; none: the kernel's.
     pub first_cwnd: Option<u32>,
 }
+
+/// The table of what is not passed on but taken (`RT_TABLE_LOCAL`).
+const LOCAL_TABLE: u8 = 255;
 
 /// The main table.
 pub(crate) const MAIN_TABLE: u8 = RouteHeader::RT_TABLE_MAIN;
@@ -76,8 +79,13 @@ impl Netlink {
         self.ask(RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    /// Gives an interface an address of its own, without a network around it.
+    /// Gives an interface an address of its own, without a network around it. It has it on return.
     pub fn add_address(&self, link: u32, address: IpAddr) -> io::Result<()> {
+        if let IpAddr::V6(v6) = address {
+            // The kernel lets an IPv6 address send at once, and takes packets for it once one of its
+            // work queues has run: on a busy host the first acknowledgements would be lost.
+            already(self.add_local_route(link, v6))?;
+        }
         let mut message = AddressMessage::default();
         message.header.index = link;
         message.header.family = family(address);
@@ -89,7 +97,22 @@ impl Netlink {
             message.header.flags = AddressHeaderFlags::Nodad;
             message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
         }
-        self.ask(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
+        already(self.ask(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL))
+    }
+
+    fn add_local_route(&self, link: u32, address: Ipv6Addr) -> io::Result<()> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = AddressFamily::Inet6;
+        message.header.destination_prefix_length = 128;
+        message.header.table = LOCAL_TABLE;
+        message.header.protocol = RouteProtocol::Static;
+        message.header.scope = RouteScope::Host;
+        message.header.kind = RouteType::Local;
+        message.attributes = vec![
+            RouteAttribute::Oif(link),
+            RouteAttribute::Destination(RouteAddress::Inet6(address)),
+        ];
+        self.ask(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
     /// Adds a way to everywhere.
@@ -138,6 +161,14 @@ impl Netlink {
             NetlinkPayload::Error(error) => Err(error.to_io()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+}
+
+/// What is there already is fine.
+fn already(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
     }
 }
 
