@@ -264,8 +264,10 @@ impl Engine {
             TX => port.tx = Some(TxQueue::new(vring)),
             _ => port.event = Some(vring),
         }
-        if fresh && index != EVENT {
-            self.drop_connections(id);
+        match index {
+            RX if !fresh => self.reset_old_clients(id),
+            RX | TX if fresh => self.drop_connections(id),
+            _ => {}
         }
         Ok(kick)
     }

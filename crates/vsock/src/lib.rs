@@ -51,7 +51,8 @@
 //!   the seqpacket feature on to vhost-user devices.
 //! - Connections do not outlive the daemon: their Unix sockets end with it. After a restart through
 //!   the holder the device goes on and answers packets of old connections with resets, so a guest
-//!   sees `ECONNRESET` on the next thing it sends; one that only waits sees nothing.
+//!   sees `ECONNRESET` on the next thing it sends; one that only waits sees nothing, but for clients of
+//!   privileged services on the four highest ports, which are told.
 //! - Nor do they survive migration; vsock devices are unplugged around it.
 //! - A paused VM whose ring indices stand exactly where a fresh ring's do is taken for one that
 //!   starts anew, and its connections end: one pause in 65,536 (split) or in twice the ring's size

@@ -12,7 +12,7 @@ use crate::engine::{Engine, PortSpec};
 use crate::error::VsockError;
 use crate::host;
 use crate::limits::{HIGHEST_PRIVILEGED_PORT, HIGHEST_SERVICE_PORT, MAX_SERVICES};
-use crate::packet::Key;
+use crate::packet::{HOST_CID, Key, TYPE_STREAM};
 use crate::table::Id;
 
 /// Gets the host's end of each connection.
@@ -84,6 +84,31 @@ impl Engine {
             sink(other);
         }
         Some(id)
+    }
+}
+
+/// Highest guest ports, of which the next clients of privileged services take the first free one.
+const CLIENT_PORTS: u32 = 4;
+
+impl Engine {
+    /// The guest goes on where it was with another daemon, or after a pause. Its clients of privileged
+    /// services, which choose their own ports from the highest down, may wait for an answer that never
+    /// comes: they are told that connections that we do not know are gone.
+    pub(crate) fn reset_old_clients(&mut self, id: Id) {
+        let Some(port) = self.ports.get(id) else { return };
+        let lowest = HIGHEST_PRIVILEGED_PORT + 1 - CLIENT_PORTS;
+        let services = port.spec.services.iter().filter(|service| service.privileged);
+        let unknown: Vec<Key> = services
+            .flat_map(|service| {
+                (lowest..=HIGHEST_PRIVILEGED_PORT).map(|guest_port| Key {
+                    guest_port,
+                    peer_cid: HOST_CID,
+                    peer_port: service.port,
+                })
+            })
+            .filter(|key| !port.keys.contains_key(key))
+            .collect();
+        unknown.into_iter().for_each(|key| self.stray_reset(id, key, TYPE_STREAM));
     }
 }
 

@@ -174,3 +174,21 @@ fn services_that_cannot_be_are_refused() {
     drop(domain);
     core.shutdown();
 }
+
+#[test]
+fn a_client_from_before_a_restart_is_told_at_once_and_one_that_stayed_is_not() {
+    for forgets in [true, false] {
+        let (mut world, _receiver) = world(true);
+        let sock = request(&mut world, 0, HIGHEST_PRIVILEGED_PORT, HOST_CID);
+        assert!(sock.open);
+        let id = world.ids[0];
+        if forgets {
+            world.engine.drop_connections(id);
+        }
+        let rx = world.engine.stop_queue(id, RX).unwrap();
+        world.engine.start_queue(id, rx).unwrap();
+        world.settle();
+        let told = world.guests[0].inbox.drain(..).filter(|p| p.key() == sock.key).count();
+        assert_eq!(told, usize::from(forgets));
+    }
+}
