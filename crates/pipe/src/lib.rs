@@ -24,6 +24,7 @@
 //! - Its retransmission timeout begins with 3 s on kernels before 6.15, which cannot be told
 //!   otherwise; on later ones with 1 s, and doubles no further (or to four round trips, if these are
 //!   longer). There it gives up after 255 attempts, about four minutes.
+//! - Its segments have 88 to 32,767 bytes, options included.
 //! - It does not use explicit congestion notification.
 
 mod agent;

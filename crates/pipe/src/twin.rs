@@ -70,6 +70,10 @@ mod kind {
     pub const TIMESTAMPS: u32 = 8;
 }
 
+/// The kernel's limit of [`libc::TCP_MAXSEG`] (`MAX_TCP_WINDOW`). Longer segments are possible on an MTU
+/// of 64 KiB; these are long enough.
+const HIGHEST_MAXSEG_BYTES: u32 = 32_767;
+
 /// The retransmission timeout begins with 3 s, since a twin has not measured a round trip yet; the
 /// kernel's bound of it brings that down, not below 1 s (RFC 6298, 2.1; and the kernel refuses less).
 const LOWEST_RTO_MAX_MS: u32 = 1_000;
@@ -143,8 +147,10 @@ impl Twin {
         }
         let mark = mark_of_window(state.cwnd);
         set(fd, libc::SOL_SOCKET, libc::SO_MARK, &mark).map_err(|e| ("SO_MARK", e))?;
-        // Beyond the kernel's limit for this option (32,767) segments are shorter than they could be.
-        let _ = set_tcp(fd, libc::TCP_MAXSEG, &whole_mss(state));
+        // The kernel goes by it when it connects; the one among the repair options changes nothing by
+        // itself. Segments of less than 88 bytes it does not make: no twin then.
+        let mss = whole_mss(state).min(HIGHEST_MAXSEG_BYTES);
+        set_tcp(fd, libc::TCP_MAXSEG, &mss).map_err(|e| ("TCP_MAXSEG", e))?;
         for (queue, seq) in
             [(repair::SEND_QUEUE, state.send_seq), (repair::RECEIVE_QUEUE, state.receive_seq)]
         {

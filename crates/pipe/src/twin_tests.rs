@@ -357,12 +357,30 @@ fn a_twin_listens_to_nobody_else() {
     let mut other = state.clone();
     other.remote = listener.local_addr().unwrap();
     other.local = (IpAddr::from([127, 0, 0, 1]), 80).into();
-    // 127.0.0.1 is the namespace's own loopback, if anything.
-    if let Ok(twin) = bed.create(&other) {
-        give(&twin, b"hello");
-        listener.set_nonblocking(true).unwrap();
-        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    // 127.0.0.1 is the namespace's own.
+    let twin = bed.create(&other).unwrap();
+    give(&twin, b"hello");
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+}
+
+/// Down to what small networks have, and up to half of what a guest's largest MTU gives.
+#[test]
+fn segments_are_as_long_as_the_guests() {
+    let mut bed = bed(V4);
+    for (port, mss) in (4000..).zip([88, 536, 1448, 8948, 32_755, 32_756, 65_469u16]) {
+        let mut state = bed.state(port, ALL);
+        (state.mss, state.send_window_bytes) = (mss, 1 << 20);
+        let twin = bed.create(&state).unwrap();
+        let mss = mss.min(32_755);
+        give(&twin, &content(usize::from(mss)));
+        assert_eq!(bed.tap.tcp().payload.len(), usize::from(mss));
+        assert_eq!(twin.info().unwrap().mss, u32::from(mss));
     }
+    let mut state = bed.state(5000, ALL);
+    state.mss = 75;
+    let text = bed.create(&state).unwrap_err().to_string();
+    assert!(text.contains("TCP_MAXSEG"), "{text}");
 }
 
 #[test]
