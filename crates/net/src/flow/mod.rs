@@ -30,8 +30,10 @@
 //! that bytes are acknowledged is the twin's kernel, not this module.
 //!
 //! # Limits
-//! - 8,192 connections of a port ([`table::MAX_FLOWS`]): two megabytes. The one that was not seen for
-//!   longest among a few makes room, never one that is shifted; those that find none are not tracked.
+//! - 8,192 connections of a port ([`table::MAX_FLOWS`]): under four megabytes. The one that was not
+//!   seen for longest among a few makes room, never one that is shifted; those that find none are not
+//!   tracked.
+//! - A pipe has at most 1 GiB: its numbers are compared over half of the sequence space.
 //! - Untagged TCP only, with all headers in the first 128 bytes of the frame.
 //! - Connections whose SYN did not pass by since pipes were switched on have no twin.
 //! - 64 segments wait for a twin between two looks of its TAP; more push them out.
@@ -159,7 +161,11 @@ pub(crate) struct PortFlows {
 }
 
 impl PortFlows {
-    fn new(watch: Arc<dyn FlowWatch>, wire: Box<dyn Wire>, stats: Arc<QueueStats>) -> Self {
+    pub(crate) fn new(
+        watch: Arc<dyn FlowWatch>,
+        wire: Box<dyn Wire>,
+        stats: Arc<QueueStats>,
+    ) -> Self {
         Self {
             table: FlowTable::new(table::MAX_FLOWS),
             watch,
@@ -184,7 +190,14 @@ impl PortFlows {
         let buffer = IoSlice { iov_base: slot.as_mut_ptr().cast(), iov_len: frame.len() };
         self.used += 1;
         // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed.
-        if unsafe { wire.send(&[buffer]) }.is_err() {
+        let mut sent = unsafe { wire.send(&[buffer]) };
+        if matches!(&sent, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock) {
+            self.flush_wire();
+            let Some(wire) = self.wire.as_mut() else { return };
+            // SAFETY: as above.
+            sent = unsafe { wire.send(&[buffer]) };
+        }
+        if sent.is_err() {
             self.stats.drop_one(base::counter::DropReason::WireError);
         }
     }

@@ -364,7 +364,7 @@ impl Flow {
         if self.is_open || !segment.has(ACK) || segment.ack != self.sent_end {
             return;
         }
-        self.peer_end = segment.end();
+        (self.peer_end, self.acked) = (segment.end(), segment.ack);
         // The window of a SYN is not scaled, all others are.
         self.peer_window = segment.window >> segment.scale;
         self.peer_timestamp = segment.timestamps(eth).map(|(value, _)| value);

@@ -1,1 +1,249 @@
+use proptest::prelude::*;
 
+use super::super::segment::{ACK, FIN, PSH, RST};
+use super::super::testing::{Build, key, mirror};
+use super::super::{FlowError, Snapshot};
+use super::*;
+use crate::tests::alloc::allocations;
+
+/// The connection to the peer's port `n`.
+fn name(n: u16) -> FlowKey {
+    FlowKey { remote_port: n, ..key(n % 2 == 1) }
+}
+
+fn guest(table: &mut FlowTable, n: u16, flags: u8, seq: u32, now_ns: u64) -> Vec<FlowEvent> {
+    let mut frame = Build::new(name(n), flags, seq, 1).frame();
+    let segment = Segment::parse(&frame, frame.len()).unwrap();
+    let mut events = Vec::new();
+    table.guest_sends(&mut frame, &segment, true, now_ns, &mut |_, event| events.push(event));
+    events
+}
+
+fn connect(table: &mut FlowTable, n: u16, now_ns: u64) {
+    guest(table, n, SYN | ACK, 100, now_ns);
+}
+
+fn peer(table: &mut FlowTable, n: u16, flags: u8, ack: u32, now_ns: u64) {
+    let mut new = Build::new(mirror(&name(n)), flags | ACK, 1, ack);
+    new.window = 500;
+    let frame = new.frame();
+    let segment = Segment::parse(&frame, frame.len()).unwrap();
+    let Some(flow) = table.get(&name(n)) else { return };
+    flow.seen_ns = now_ns;
+    flow.peer_sends(&frame, &segment, super::super::state::Sum::Right, &mut |_, _| {});
+}
+
+fn settle(table: &mut FlowTable, n: u16) -> bool {
+    let flow = table.get(&name(n)).unwrap();
+    flow.snapshot(0, 1).is_ok()
+}
+
+fn start(table: &mut FlowTable, n: u16) {
+    let flow = table.get(&name(n)).unwrap();
+    let Ok(Snapshot::Ready(taken)) = flow.snapshot(0, 1) else { panic!("not ready") };
+    flow.start(1, &taken, 10).unwrap();
+}
+
+/// A pipe of ten bytes, from its beginning to its end.
+fn shift(table: &mut FlowTable, n: u16, now_ns: u64) {
+    start(table, n);
+    let mut frame = Build { payload: vec![0; 10], ..Build::new(name(n), ACK, 101, 1) }.frame();
+    let segment = Segment::parse(&frame, frame.len()).unwrap();
+    let flow = table.get(&name(n)).unwrap();
+    assert!(flow.edit_from_twin(&mut frame, &segment, true));
+    peer(table, n, 0, 111, now_ns);
+    table.get(&name(n)).unwrap().finish(1, 10).unwrap();
+}
+
+fn flood(table: &mut FlowTable, count: u16, now_ns: u64) {
+    (0..count).for_each(|n| connect(table, 10_000 + n, now_ns));
+}
+
+#[test]
+fn the_longest_unseen_makes_room() {
+    let mut table = FlowTable::new(4);
+    (0..4).for_each(|n| connect(&mut table, n, 10 + u64::from(n)));
+    guest(&mut table, 0, PSH | ACK, 101, 20);
+    peer(&mut table, 1, PSH, 101, 21);
+    connect(&mut table, 4, 30);
+    let known = |table: &mut FlowTable| (0..5).filter(|n| table.get(&name(*n)).is_some()).collect();
+    let left: Vec<u16> = known(&mut table);
+    assert_eq!((left, table.untracked), (vec![0, 1, 3, 4], 0));
+    // What is over goes first.
+    guest(&mut table, 4, FIN | ACK, 101, 31);
+    peer(&mut table, 4, FIN, 102, 32);
+    connect(&mut table, 2, 33);
+    let left: Vec<u16> = known(&mut table);
+    assert_eq!(left, [0, 1, 2, 3]);
+}
+
+#[test]
+fn those_that_find_no_room_are_counted() {
+    let mut table = FlowTable::new(40);
+    for n in 0..40 {
+        connect(&mut table, n, 1);
+        match n % 3 {
+            0 => shift(&mut table, n, 1),
+            1 => start(&mut table, n),
+            _ => assert!(settle(&mut table, n)),
+        }
+    }
+    flood(&mut table, 100, 2);
+    assert_eq!(table.untracked, 100);
+    assert!((0..40).all(|n| table.get(&name(n)).unwrap().is_needed()));
+    // One that is known needs no room.
+    assert_eq!(guest(&mut table, 1, SYN, 900, 3), [FlowEvent::Reset]);
+    assert_eq!(guest(&mut table, 2, SYN, 900, 3), [FlowEvent::Reset]);
+    assert_eq!(guest(&mut table, 0, SYN, 900, 3), []);
+    assert!((0..3).all(|n| !table.get(&name(n)).unwrap().is_needed()));
+    assert_eq!(table.untracked, 100);
+    // And now those three can go.
+    flood(&mut table, 100, 4);
+    assert!((0..3).all(|n| table.get(&name(n)).is_none()));
+    assert!((3..40).all(|n| table.get(&name(n)).is_some()));
+}
+
+#[test]
+fn a_shift_is_kept_while_stragglers_may_come() {
+    let mut table = FlowTable::new(2);
+    (0..2).for_each(|n| connect(&mut table, n, 1));
+    shift(&mut table, 0, 1);
+    start(&mut table, 1);
+    let is_there = |table: &mut FlowTable, n| table.get(&name(n)).is_some();
+    // In silence, for days.
+    flood(&mut table, 20, FORGET_NS + 1);
+    assert!(is_there(&mut table, 0));
+    // After its end, for two minutes.
+    peer(&mut table, 0, RST, 111, 1000);
+    assert!(table.get(&name(0)).unwrap().is_over());
+    flood(&mut table, 20, 1000 + STRAGGLER_NS);
+    assert!(is_there(&mut table, 0));
+    flood(&mut table, 20, 1001 + STRAGGLER_NS);
+    assert!(!is_there(&mut table, 0));
+    // A twin is for ever.
+    flood(&mut table, 20, 10 * FORGET_NS);
+    assert!(is_there(&mut table, 1));
+}
+
+#[test]
+fn a_silent_shift_is_forgotten_after_days() {
+    let mut table = FlowTable::new(1);
+    connect(&mut table, 0, 1);
+    shift(&mut table, 0, 1);
+    flood(&mut table, 5, FORGET_NS + 2);
+    assert!(table.get(&name(0)).is_none());
+}
+
+/// The same addresses begin anew: nothing of the old connection is left.
+#[test]
+fn a_syn_ends_the_shift() {
+    let mut table = FlowTable::new(4);
+    connect(&mut table, 0, 1);
+    shift(&mut table, 0, 1);
+    connect(&mut table, 0, 2);
+    let flow = table.get(&name(0)).unwrap();
+    assert!(!flow.is_shifted());
+    assert_eq!(
+        flow.snapshot(0, 5).map(|s| matches!(s, Snapshot::Ready(t) if t.send_seq == 101)),
+        Ok(true)
+    );
+    // The old pipe has no say in it.
+    assert_eq!(flow.finish(1, 10), Ok(()));
+    assert!(flow.give_up(1).is_none() && flow.settling.is_some());
+    assert_eq!(flow.snapshot(0, 1), Err(FlowError::Busy));
+}
+
+#[test]
+fn nothing_is_allocated_once_it_is_made() {
+    for max in [1, 7, 16, 64, 448, 1000] {
+        let mut table = FlowTable::new(max);
+        // The frames are made before: this counts the table's work alone.
+        let build = |n: u16| Build::new(name(n), SYN, 1, 0).frame();
+        let mut frames: Vec<_> = (0..20_000).map(build).collect();
+        let count = allocations(|| {
+            for (at, frame) in frames.iter_mut().enumerate() {
+                let segment = Segment::parse(frame, frame.len()).unwrap();
+                table.guest_sends(frame, &segment, true, at as u64, &mut |_, _| {});
+            }
+        });
+        assert_eq!((count, table.map.len(), table.untracked), (0, max, 0));
+    }
+}
+
+/// What the module's limits say of it.
+#[test]
+fn a_full_table_is_under_four_megabytes() {
+    let per_flow = size_of::<Option<(FlowKey, Flow)>>();
+    let map = 4 * MAX_FLOWS * (size_of::<(FlowKey, u32)>() + 1);
+    let total = MAX_FLOWS * (per_flow + 4) + map;
+    assert!(total < 4_000_000, "{per_flow} each, {total}");
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Connect(u16),
+    Settle(u16),
+    Shift(u16),
+    Start(u16),
+    Finish(u16),
+    Reset(u16),
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let n = 0..60_u16;
+    let step = prop_oneof![
+        6 => n.clone().prop_map(Step::Connect),
+        1 => n.clone().prop_map(Step::Settle),
+        1 => n.clone().prop_map(Step::Shift),
+        1 => n.clone().prop_map(Step::Start),
+        1 => n.clone().prop_map(Step::Finish),
+        1 => n.prop_map(Step::Reset),
+        1 => (0..2 * STRAGGLER_NS).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 0..400)
+}
+
+proptest! {
+    /// Whatever happens, one that is needed stays, with its shift, until its own SYN.
+    #[test]
+    fn eviction_never_takes_a_needed_one(steps in steps(), max in 1..50_usize) {
+        let mut table = FlowTable::new(max);
+        let mut now_ns = 1;
+        for step in steps {
+            now_ns += 1;
+            let needed: Vec<_> = (0..60)
+                .filter_map(|n| table.get(&name(n)).map(|flow| (n, flow.is_needed(), may_go(flow, now_ns))))
+                .filter(|(_, is_needed, may_go)| *is_needed && !may_go)
+                .map(|(n, ..)| n)
+                .collect();
+            let fresh = |table: &mut FlowTable, n| {
+                table.get(&name(n)).is_some_and(|f| !f.is_needed() && !f.reset)
+            };
+            let touched = match step {
+                Step::Wait(ns) => { now_ns += ns; continue }
+                Step::Connect(n) => { connect(&mut table, n, now_ns); n }
+                Step::Settle(n) if fresh(&mut table, n) => { settle(&mut table, n); n }
+                Step::Shift(n) if fresh(&mut table, n) => { shift(&mut table, n, now_ns); n }
+                Step::Start(n) if fresh(&mut table, n) => { start(&mut table, n); n }
+                Step::Finish(n) => {
+                    if let Some(flow) = table.get(&name(n)) { let _ = flow.finish(1, 0); }
+                    n
+                }
+                Step::Reset(n) => { peer(&mut table, n, RST, 1, now_ns); n }
+                _ => continue,
+            };
+            for n in needed {
+                prop_assert!(table.get(&name(n)).is_some(), "{} went", n);
+                prop_assert!(n == touched || table.get(&name(n)).unwrap().is_needed());
+            }
+            // The map and the places agree.
+            let used = table.slots.iter().flatten().count();
+            prop_assert_eq!(used, table.map.len());
+            prop_assert_eq!(used + table.free.len(), max);
+            for (key, at) in &table.map {
+                prop_assert_eq!(table.slots[*at as usize].as_ref().map(|s| s.0), Some(*key));
+            }
+        }
+    }
+}

@@ -2,7 +2,33 @@
 
 use std::net::IpAddr;
 
-use super::FlowKey;
+use super::{FlowError, FlowKey, FlowSnapshot, PortFlows, Snapshot};
+
+/// What [`crate::NetPort`] does from other threads.
+impl PortFlows {
+    pub(crate) fn snapshot(
+        &mut self,
+        key: &FlowKey,
+        sent_bytes: u64,
+    ) -> Result<Snapshot, FlowError> {
+        self.table.get(key).ok_or(FlowError::Unknown)?.snapshot(sent_bytes, 1)
+    }
+
+    pub(crate) fn start(&mut self, key: &FlowKey, sent_bytes: u64, len: u32) -> FlowSnapshot {
+        let flow = self.table.get(key).unwrap();
+        let Ok(Snapshot::Ready(taken)) = flow.snapshot(sent_bytes, 1) else { panic!("not ready") };
+        flow.start(1, &taken, len).unwrap();
+        taken
+    }
+
+    pub(crate) fn finish(&mut self, key: &FlowKey, len: u32) -> Result<(), FlowError> {
+        self.table.get(key).unwrap().finish(1, len)
+    }
+
+    pub(crate) fn is_shifted(&mut self, key: &FlowKey) -> Option<bool> {
+        self.table.get(key).map(|flow| flow.is_shifted())
+    }
+}
 
 /// A TCP segment to be made; `key` is its sender's.
 #[derive(Debug, Clone)]

@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn allocations(f: impl FnOnce()) -> u64 {
+pub fn allocations(f: impl FnOnce()) -> u64 {
     let before = COUNT.with(Cell::get);
     f();
     COUNT.with(Cell::get) - before

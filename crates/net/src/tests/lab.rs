@@ -16,6 +16,7 @@ use crate::binding::{BindMode, Binding, Tables};
 use crate::engine::{Engine, TX_TELL};
 use crate::fdb::{Ip, Table};
 use crate::features;
+use crate::flow::{FlowEvent, FlowWatch, PortFlows};
 use crate::header::{Mac, VNET_LEN, Vnet};
 use crate::metrics::SwitchStats;
 use crate::port::{Port, Stages, TxQueue};
@@ -229,6 +230,21 @@ impl Lab {
         model
     }
 
+    /// Gives a guest pipes: the TAP of its twins, and what pipes are told.
+    pub fn set_pipes(&mut self, guest: usize) -> (Arc<Mutex<Model>>, Arc<Told>) {
+        let model = Arc::new(Mutex::new(Model::default()));
+        let wire = ModelWire { model: Arc::clone(&model), current: Vec::new(), queued: Vec::new() };
+        let told = Arc::new(Told::default());
+        let watch: Arc<dyn FlowWatch> = told.clone();
+        let flows = PortFlows::new(watch, Box::new(wire), Arc::new(QueueStats::default()));
+        self.port(guest).flows = Some(Box::new(flows));
+        (model, told)
+    }
+
+    pub fn flows(&mut self, guest: usize) -> &mut PortFlows {
+        self.port(guest).flows.as_deref_mut().unwrap()
+    }
+
     pub fn uplink_stats(&self) -> Arc<QueueStats> {
         Arc::clone(&self.engine.fabric.uplink.as_ref().unwrap().stats)
     }
@@ -305,6 +321,22 @@ impl Guest {
 /// A virtio-net header as a driver writes it.
 pub fn vnet(flags: u8, gso_type: u8, gso_size: u16, csum_start: u16, csum_offset: u16) -> Vec<u8> {
     Vnet { flags, gso_type, hdr_len: 0, gso_size, csum_start, csum_offset }.to_bytes(0).to_vec()
+}
+
+/// What pipes were told.
+#[derive(Default)]
+pub struct Told(Mutex<Vec<(u64, FlowEvent)>>);
+
+impl Told {
+    pub fn take(&self) -> Vec<(u64, FlowEvent)> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl FlowWatch for Told {
+    fn flow_event(&self, token: u64, event: FlowEvent) {
+        self.0.lock().unwrap().push((token, event));
+    }
 }
 
 /// The other end of a [`ModelWire`].

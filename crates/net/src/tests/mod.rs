@@ -2,12 +2,14 @@
 //! told to, one poll at a time.
 
 mod abuse;
-mod alloc;
+pub mod alloc;
 mod basic;
 mod checksum;
 mod credits;
 mod device;
 mod dirty;
+mod flows;
+mod flows_abuse;
 mod hold;
 pub mod lab;
 mod lately;
