@@ -1,4 +1,5 @@
-/* mrpipe: sends a file over TCP, by a pipe or by sendfile(2), and tells what came of it: for tests.
+/* mrpipe: sends a file over TCP, by a pipe, by sendfile(2) or through memory, and tells what came of
+ * it: for tests and benchmarks.
  *
  * Each round is a header line "MRPIPE <round> <bytes>", the bytes, and a trailer "END <round>". */
 #define _GNU_SOURCE
@@ -21,12 +22,16 @@ static const char usage[] =
     "usage: mrpipe (-l [ADDRESS:]PORT | -c ADDRESS:PORT) [options] FILE\n"
     "  -l  listen and take one connection    -c  connect\n"
     "  -p  pipe, never anything else         -s  plain sendfile\n"
+    "  -w  read and write\n"
     "  -b  pipe, then sendfile for what was not piped (the default)\n"
     "  -n ROUNDS  -o OFFSET  -z BYTES (of the file; all)  -t TIMEOUT_MS of a pipe\n"
     "  -k  cork the socket from header to trailer\n"
     "  -r  wait for a line from the peer before each round\n";
 
-enum mode { MODE_BOTH, MODE_PIPE, MODE_SENDFILE };
+/* What read(2) and write(2) move at a time. */
+#define BUFFER_BYTES (64 * 1024)
+
+enum mode { MODE_BOTH, MODE_PIPE, MODE_SENDFILE, MODE_READ_WRITE };
 
 struct job {
 	enum mode mode;
@@ -98,14 +103,14 @@ static int open_socket(char *where, int do_listen)
 	return fd;
 }
 
-static void send_text(int fd, const char *text, size_t len)
+static void send_all(int fd, const char *bytes, size_t len)
 {
 	while (len > 0) {
-		ssize_t sent = send(fd, text, len, MSG_NOSIGNAL);
+		ssize_t sent = send(fd, bytes, len, MSG_NOSIGNAL);
 
 		if (sent < 0)
 			die("send");
-		text += sent;
+		bytes += sent;
 		len -= (size_t)sent;
 	}
 }
@@ -124,6 +129,18 @@ static void set_cork(int fd, int on)
 	setsockopt(fd, IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
 }
 
+/* As programs did before sendfile(2); how many bytes. */
+static int64_t read_write(int fd, int file, off_t at, size_t count)
+{
+	static char buffer[BUFFER_BYTES];
+	ssize_t got = pread(file, buffer, count < BUFFER_BYTES ? count : BUFFER_BYTES, at);
+
+	if (got < 0)
+		die("read");
+	send_all(fd, buffer, (size_t)got);
+	return got;
+}
+
 /* Moves a round's bytes; how many. */
 static int64_t move(int fd, int file, const struct job *job, struct totals *totals)
 {
@@ -136,8 +153,9 @@ static int64_t move(int fd, int file, const struct job *job, struct totals *tota
 		size_t count = (size_t)(job->bytes - done);
 		int64_t moved;
 
-		if (mode == MODE_SENDFILE) {
-			moved = sendfile(fd, file, &at, count);
+		if (mode == MODE_SENDFILE || mode == MODE_READ_WRITE) {
+			moved = mode == MODE_SENDFILE ? sendfile(fd, file, &at, count)
+						      : read_write(fd, file, at, count);
 			if (moved < 0)
 				die("sendfile");
 			if (moved == 0)
@@ -173,13 +191,13 @@ static int run(int fd, int file, const struct job *job, struct totals *totals)
 			read_line(fd);
 		if (job->cork)
 			set_cork(fd, 1);
-		send_text(fd, line,
-			  (size_t)snprintf(line, sizeof(line), "MRPIPE %ld %lld\n", round,
-					   (long long)job->bytes));
+		send_all(fd, line,
+			 (size_t)snprintf(line, sizeof(line), "MRPIPE %ld %lld\n", round,
+					  (long long)job->bytes));
 		whole = move(fd, file, job, totals) == job->bytes;
 		if (whole)
-			send_text(fd, line,
-				  (size_t)snprintf(line, sizeof(line), "END %ld\n", round));
+			send_all(fd, line,
+				 (size_t)snprintf(line, sizeof(line), "END %ld\n", round));
 		if (job->cork)
 			set_cork(fd, 0);
 	}
@@ -194,12 +212,13 @@ int main(int argc, char **argv)
 	struct stat stat;
 	int option, file, fd, whole;
 
-	while ((option = getopt(argc, argv, "l:c:psbn:o:z:t:kr")) != -1) {
+	while ((option = getopt(argc, argv, "l:c:pswbn:o:z:t:kr")) != -1) {
 		switch (option) {
 		case 'l': listen_at = optarg; break;
 		case 'c': connect_to = optarg; break;
 		case 'p': job.mode = MODE_PIPE; break;
 		case 's': job.mode = MODE_SENDFILE; break;
+		case 'w': job.mode = MODE_READ_WRITE; break;
 		case 'b': job.mode = MODE_BOTH; break;
 		case 'n': job.rounds = atol(optarg); break;
 		case 'o': job.offset = atoll(optarg); break;
