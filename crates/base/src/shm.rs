@@ -1,10 +1,11 @@
-//! Shared memory files (memfds): what outlives a daemon in the holder.
+//! Shared memory files: what outlives a daemon, in the holder (memfds) or by name.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// A mapped memfd, read and write, sealed against shrinking so that an access can never fault.
@@ -42,6 +43,20 @@ impl SharedMemory {
             ));
         }
         let len_bytes = rustix::fs::fstat(&fd)?.st_size as usize;
+        Self::map(fd, len_bytes)
+    }
+
+    /// Maps a file by its name, made with `len_bytes` (above 0) of zeroes if need be, for its owner
+    /// only. Nothing keeps others with the owner's rights from cutting it off: only for folders of the
+    /// daemon's own.
+    pub fn in_file(path: &Path, len_bytes: usize) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        if rustix::fs::fstat(&fd)?.st_size as usize != len_bytes {
+            // Of another version: of no use, and the zeroes must be ones.
+            rustix::fs::ftruncate(&fd, 0)?;
+            rustix::fs::ftruncate(&fd, len_bytes as u64)?;
+        }
         Self::map(fd, len_bytes)
     }
 
@@ -99,6 +114,22 @@ mod tests {
             a.as_ptr().add(100).write_volatile(7);
             assert_eq!(b.as_ptr().add(100).read_volatile(), 7);
         }
+    }
+
+    #[test]
+    fn a_named_file_keeps_its_bytes_unless_its_length_is_another() {
+        let path = std::env::temp_dir().join(format!("millrace-shm-{}", std::process::id()));
+        let read = |len_bytes| {
+            let memory = SharedMemory::in_file(&path, len_bytes).unwrap();
+            // SAFETY: the mapping is longer, and only this thread uses it.
+            unsafe {
+                let was = memory.as_ptr().add(5).read_volatile();
+                memory.as_ptr().add(5).write_volatile(9);
+                was
+            }
+        };
+        assert_eq!([read(4096), read(4096), read(8192), read(8192)], [0, 9, 0, 9]);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

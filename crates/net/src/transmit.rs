@@ -281,6 +281,10 @@ fn follow(port: &mut Port, head: &mut Head, touched: &mut Vec<Awaited>, now_ns: 
             reply(port, touched, &answer[..len], now_ns);
             false
         }
+        FlowVerdict::AnswerAndPass(len) => {
+            reply(port, touched, &answer[..len], now_ns);
+            true
+        }
     }
 }
 

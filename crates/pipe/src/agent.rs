@@ -78,7 +78,7 @@ impl Session {
     fn welcome(&mut self, vm: &VmPipes) -> Result<(), MessageError> {
         let version = self.reader.hello()?;
         self.reader.stream().set_read_timeout(None)?;
-        vm.refresh();
+        vm.welcome();
         let welcome = pipe::Welcome {
             magic: U64::new(pipe::MAGIC),
             version: U16::new(version),

@@ -353,7 +353,9 @@ fn twin_state(
         mss: end.mss.get(),
         send_seq: taken.send_seq,
         receive_seq: taken.receive_seq,
-        send_window_bytes: u32::from(taken.send_window) << end.send_scale,
+        // The peer's window begins behind what it has acknowledged.
+        send_window_bytes: (u32::from(taken.send_window) << end.send_scale)
+            .saturating_sub(taken.send_seq.wrapping_sub(taken.acked_seq)),
         receive_window_bytes: u32::from(taken.receive_window) << end.receive_scale,
         timestamp: taken.timestamp,
         congestion: end.congestion,

@@ -1,6 +1,7 @@
 //! The pipes of one VM: its agent, its threads, its twins.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,7 +11,7 @@ use base::counter::QueueStats;
 use block::BlockPort;
 use guest_abi::Reason;
 use net::NetPort;
-use net::flow::{FlowError, FlowWatch};
+use net::flow::{FlowError, FlowWatch, Journal};
 
 use crate::agent::{Agent, Session};
 use crate::error::PipeError;
@@ -39,12 +40,19 @@ pub struct PipesConfig {
     pub max_pipes: u32,
     /// Threads that move bytes.
     pub threads: u16,
+    /// A folder of the daemon's own, for what is to be known of connections after it was killed.
+    pub run_dir: PathBuf,
 }
 
 impl PipesConfig {
     /// With the defaults.
-    pub fn new(vm: impl Into<String>) -> Self {
-        Self { vm: vm.into(), max_pipes: DEFAULT_MAX_PIPES, threads: DEFAULT_THREADS }
+    pub fn new(vm: impl Into<String>, run_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            vm: vm.into(),
+            max_pipes: DEFAULT_MAX_PIPES,
+            threads: DEFAULT_THREADS,
+            run_dir: run_dir.into(),
+        }
     }
 }
 
@@ -151,12 +159,18 @@ impl VmPipes {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the VM's network ports anew: gives new ones what their connections need, and lets go
-    /// of those that have gone. Does nothing before the first agent came: a VM without one costs
-    /// nothing.
-    pub fn refresh(&self) {
+    /// An agent has come: the VM's network ports get what their connections need. Before the first one
+    /// a VM costs nothing.
+    pub(crate) fn welcome(&self) {
         self.stats.agents.fetch_add(1, Ordering::Relaxed);
         self.update_ports();
+        for port in self.ports().iter() {
+            let broken = port.net.flow_end_broken();
+            if broken > 0 {
+                let port = port.net.name();
+                tracing::info!(port, broken, "connections lost their twins with the last daemon");
+            }
+        }
     }
 
     /// Ports came or went.
@@ -164,6 +178,26 @@ impl VmPipes {
         if self.stats.agents.load(Ordering::Relaxed) > 0 {
             self.update_ports();
         }
+    }
+
+    /// Before the first packet of a port that has just been made: its connections that were shifted
+    /// under the last daemon stay so.
+    pub fn restore(&self, net: &Arc<NetPort>) {
+        if self.journal_path(net).exists() {
+            self.add_port(&mut self.ports(), Arc::clone(net));
+        }
+    }
+
+    /// The port will not come back: nothing is to be known of its connections.
+    pub fn forget(&self, net: &NetPort) {
+        self.ports().retain(|port| port.net.name() != net.name());
+        // There is none if no agent came.
+        let _ = std::fs::remove_file(self.journal_path(net));
+    }
+
+    fn journal_path(&self, net: &NetPort) -> PathBuf {
+        // Names of VMs and ports are checked to be fit for files.
+        self.config.run_dir.join(format!("{}.flows", net.name().replace('/', "-")))
     }
 
     fn update_ports(&self) {
@@ -174,19 +208,26 @@ impl VmPipes {
             if ports.iter().any(|port| Arc::ptr_eq(&net, &port.net)) {
                 continue;
             }
-            match self.enable(&net) {
-                Ok(port) => ports.push(Arc::new(port)),
-                Err(error) => {
-                    tracing::error!(port = net.name(), "no pipes on this port: {error}");
-                }
-            }
+            self.add_port(&mut ports, net);
+        }
+    }
+
+    fn add_port(&self, ports: &mut Vec<Arc<TwinPort>>, net: Arc<NetPort>) {
+        match self.enable(&net) {
+            Ok(port) => ports.push(Arc::new(port)),
+            Err(error) => tracing::error!(port = net.name(), "no pipes on this port: {error}"),
         }
     }
 
     fn enable(&self, net: &Arc<NetPort>) -> Result<TwinPort, PipeError> {
         let (namespace, tap) = Namespace::new(&self.config.vm, TWIN_MTU)?;
         let watch = Arc::clone(&self.pool) as Arc<dyn FlowWatch>;
-        net.enable_pipes(watch, Box::new(tap), Arc::<QueueStats>::default())
+        let journal = Journal::open(&self.journal_path(net)).map_err(|source| PipeError::Io {
+            vm: self.config.vm.clone(),
+            what: "opening the journal of a port's connections",
+            source,
+        })?;
+        net.enable_pipes(watch, Box::new(tap), Arc::<QueueStats>::default(), Some(journal))
             .map_err(|source| PipeError::Port { port: net.name().to_owned(), source })?;
         Ok(TwinPort { net: Arc::clone(net), namespace: TwinSpace(namespace) })
     }

@@ -202,7 +202,11 @@ impl Host {
             PortConfig::Net(net) => {
                 let entry = self.switches.iter().find(|s| s.switch.name() == net.switch);
                 let entry = entry.with_context(|| format!("switch {} does not run", net.switch))?;
-                engine::net(name, account, net, &entry.switch)
+                let engine = engine::net(name, account, net, &entry.switch)?;
+                if let Engine::Net(port, _) = &engine {
+                    self.pipes.restore(&change.config, vm, &self.ports, port)?;
+                }
+                Ok(engine)
             }
             PortConfig::Disk(disk) => {
                 engine::disk(name, account, disk, &self.cores_in_turn(), &self.clock)
@@ -368,6 +372,7 @@ impl Plane for Host {
         if let Ok(live) = &found.live {
             live.stop(true);
             self.drop_engine(&mut change, vm, &live.engine);
+            self.pipes.forget(vm, &live.engine);
         }
         self.release_account(vm);
         let Change { config, kept, .. } = &mut *change;

@@ -54,15 +54,10 @@ impl Pipes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a VM's vsock port serves: the agent's port, when the VM has pipes.
-    pub fn services(
-        &self,
-        config: &Config,
-        vm: &str,
-        ports: &Ports,
-    ) -> anyhow::Result<Vec<Service>> {
+    /// A VM's, started with its first port; none: it has no pipes.
+    fn of(&self, config: &Config, vm: &str, ports: &Ports) -> anyhow::Result<Option<Arc<VmPipes>>> {
         let entry = config.vms.iter().find(|v| v.name == vm);
-        let Some(wanted) = entry.and_then(|v| v.pipes) else { return Ok(Vec::new()) };
+        let Some(wanted) = entry.and_then(|v| v.pipes) else { return Ok(None) };
         let mut all = self.lock();
         let pipes = match all.get(vm) {
             Some(pipes) => pipes,
@@ -71,14 +66,45 @@ impl Pipes {
                     vm: vm.into(),
                     max_pipes: wanted.max,
                     threads: u16::try_from(wanted.threads)?,
+                    run_dir: config.daemon.run_dir.clone(),
                 };
                 let devices = OfVm { ports: ports.clone(), vm: vm.into() };
                 let pipes = VmPipes::start(config, Arc::new(devices))?;
                 all.entry(vm.into()).or_insert(pipes)
             }
         };
+        Ok(Some(Arc::clone(pipes)))
+    }
+
+    /// What a VM's vsock port serves: the agent's port, when the VM has pipes.
+    pub fn services(
+        &self,
+        config: &Config,
+        vm: &str,
+        ports: &Ports,
+    ) -> anyhow::Result<Vec<Service>> {
         let port = guest_abi::pipe::PORT;
-        Ok(vec![Service { port, privileged: true, sink: pipes.sink() }])
+        let service = |pipes: Arc<VmPipes>| Service { port, privileged: true, sink: pipes.sink() };
+        Ok(self.of(config, vm, ports)?.map(service).into_iter().collect())
+    }
+
+    /// A network port was made, and no packet has passed it yet.
+    pub fn restore(
+        &self,
+        config: &Config,
+        vm: &str,
+        ports: &Ports,
+        net: &Arc<NetPort>,
+    ) -> anyhow::Result<()> {
+        self.of(config, vm, ports)?.inspect(|pipes| pipes.restore(net));
+        Ok(())
+    }
+
+    /// A port was taken away for good.
+    pub fn forget(&self, vm: &str, engine: &Engine) {
+        if let (Engine::Net(net, _), Some(pipes)) = (engine, self.lock().get(vm)) {
+            pipes.forget(net);
+        }
     }
 
     /// A VM's ports came or went.

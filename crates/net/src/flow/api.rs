@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
+use base::clock::{Clock, MonotonicClock};
 use base::counter::QueueStats;
 use base::io::Wire;
 use vhost_user::DeviceError;
 
-use super::build::{MAX_RESET, reset};
-use super::{FlowError, FlowKey, FlowSnapshot, FlowWatch, PortFlows, Snapshot, state::Flow};
+use super::build::{MAX_SEGMENT, bare};
+use super::segment::{ACK, RST};
+use super::state::Flow;
+use super::table::FlowTable;
+use super::{FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, Snapshot};
 use crate::device::NetPort;
 use crate::engine::Engine;
 use crate::fdb::PortId;
@@ -16,16 +20,21 @@ use crate::header::{Mac, Vnet};
 use crate::rxq::{Body, Frame};
 
 impl NetPort {
-    /// Switches pipes on: connections that begin from now on are tracked. `wire` is the TAP of the
-    /// VM's twins. Fails on a port with stages, and on one that has pipes.
+    /// Switches pipes on: connections that begin from now on are tracked, and those in the journal are
+    /// shifted as they were. `wire` is the TAP of the VM's twins. Fails on a port with stages, and on
+    /// one that has pipes.
     pub fn enable_pipes(
         &self,
         watch: Arc<dyn FlowWatch>,
         wire: Box<dyn Wire>,
         stats: Arc<QueueStats>,
+        journal: Option<Journal>,
     ) -> Result<(), DeviceError> {
         // Its table is megabytes: not to be made on the sidecore.
-        let flows = Box::new(PortFlows::new(watch, wire, stats));
+        let mut flows = Box::new(PortFlows::new(watch, wire, stats));
+        if let Some(journal) = journal {
+            flows.table = FlowTable::restored(journal, MonotonicClock.now_ns());
+        }
         let (refused, answer) = self.with(move |port, kicks, _| {
             if port.flows.is_some() {
                 return (Some(flows), Err("it has pipes already"));
@@ -72,6 +81,32 @@ impl NetPort {
         answer.unwrap_or(Err(FlowError::Off))
     }
 
+    /// As [`NetPort::with_flow`]; what comes of it is noted before the next segment.
+    fn change_flow(
+        &self,
+        key: FlowKey,
+        f: impl FnOnce(&mut Flow) -> Result<(), FlowError> + Send + 'static,
+    ) -> Result<(), FlowError> {
+        let answer = self.with(move |port, _, _| {
+            let flows = port.flows.as_deref_mut().ok_or(FlowError::Off)?;
+            let answer = f(flows.table.get(&key).ok_or(FlowError::Unknown)?);
+            flows.table.save(&key);
+            answer
+        });
+        answer.unwrap_or(Err(FlowError::Off))
+    }
+
+    /// Connections that lost a twin with the last daemon are to end: both sides are asked to speak, and
+    /// what they say is answered with a reset. Returns how many there are.
+    pub fn flow_end_broken(&self) -> usize {
+        let place = self.place;
+        let answer = self.worker.call(move |engine, _| {
+            engine.port_mut(place)?;
+            engine.prompt_broken(place.id)
+        });
+        answer.ok().flatten().unwrap_or(0)
+    }
+
     /// Asks for what a twin must know, and reserves the connection for the pipe of that token until
     /// [`NetPort::flow_start`] or [`NetPort::flow_finish`]. `sent_bytes` is what the guest says that it
     /// has sent over the connection, each byte once.
@@ -92,7 +127,7 @@ impl NetPort {
         taken: FlowSnapshot,
         len: u32,
     ) -> Result<(), FlowError> {
-        self.with_flow(key, move |flow| flow.start(token, &taken, len))
+        self.change_flow(key, move |flow| flow.start(token, &taken, len))
     }
 
     /// The twin was given only `len` bytes. True: all of them are acknowledged already, no event comes.
@@ -103,7 +138,7 @@ impl NetPort {
     /// The peer has all `len` bytes of the twin, or none were sent: the guest goes on behind them. If
     /// that is not so ([`FlowError::Broken`]), the connection is reset.
     pub fn flow_finish(&self, key: FlowKey, token: u64, len: u32) -> Result<(), FlowError> {
-        let answer = self.with_flow(key, move |flow| flow.finish(token, len));
+        let answer = self.change_flow(key, move |flow| flow.finish(token, len));
         if answer == Err(FlowError::Broken) {
             // Gone meanwhile: as well.
             let _ = self.flow_reset(key, token);
@@ -128,7 +163,35 @@ impl Engine {
         let flow = port.flows.as_deref_mut()?.table.get(key)?;
         let (to_peer, to_guest) = flow.give_up(token)?;
         let macs = flow.macs;
-        let mut back = macs;
+        port.flows.as_deref_mut()?.table.save(key);
+        self.send_both(id, key, &macs, RST | ACK, to_peer, to_guest);
+        self.fabric.publish(0);
+        Some(())
+    }
+
+    fn prompt_broken(&mut self, id: PortId) -> Option<usize> {
+        let port = self.fabric.ports.get_mut(usize::from(id))?.as_deref_mut()?;
+        let flows = port.flows.as_deref_mut()?;
+        let broken: Vec<_> =
+            flows.table.broken().map(|(key, flow)| (*key, flow.macs, flow.prompts())).collect();
+        for (key, macs, (to_peer, to_guest)) in &broken {
+            self.send_both(id, key, macs, ACK, *to_peer, *to_guest);
+        }
+        self.fabric.publish(0);
+        Some(broken.len())
+    }
+
+    /// Sends a bare segment to each side of a connection, as if from the other.
+    fn send_both(
+        &mut self,
+        id: PortId,
+        key: &FlowKey,
+        macs: &[u8; 12],
+        flags: u8,
+        to_peer: (u32, u32),
+        to_guest: (u32, u32),
+    ) {
+        let mut back = *macs;
         back.rotate_left(6);
         let FlowKey { local, remote, local_port, remote_port } = *key;
         let mirror = FlowKey {
@@ -137,15 +200,20 @@ impl Engine {
             local_port: remote_port,
             remote_port: local_port,
         };
-        self.send_reset(id, key, &macs, to_peer);
-        self.send_reset(id, &mirror, &back, to_guest);
-        self.fabric.publish(0);
-        Some(())
+        self.send_bare(id, key, macs, flags, to_peer);
+        self.send_bare(id, &mirror, &back, flags, to_guest);
     }
 
-    fn send_reset(&mut self, from: PortId, key: &FlowKey, macs: &[u8; 12], numbers: (u32, u32)) {
-        let mut out = [0; MAX_RESET];
-        let len = reset(&mut out, key, macs, numbers.0, numbers.1);
+    fn send_bare(
+        &mut self,
+        from: PortId,
+        key: &FlowKey,
+        macs: &[u8; 12],
+        flags: u8,
+        numbers: (u32, u32),
+    ) {
+        let mut out = [0; MAX_SEGMENT];
+        let len = bare(&mut out, key, macs, flags, numbers);
         let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
         // To the guest itself it comes as if from nowhere.
         let dest = match self.fabric.lookup(Mac::read(macs), from, 0) {

@@ -1,24 +1,25 @@
-//! Frames of our own: resets.
+//! Frames of our own: segments without payload.
 
 use std::net::IpAddr;
 
 use super::FlowKey;
-use super::segment::{ACK, RST, pseudo_sum};
+use super::segment::pseudo_sum;
 use crate::header::{ETH_LEN, L4, PLAIN, VNET_LEN};
 use crate::offload::{fold, sum};
 
 const TCP_LEN: usize = 20;
 
-/// Longest reset: Ethernet, IPv6 and TCP, behind a virtio-net header.
-pub(super) const MAX_RESET: usize = VNET_LEN + ETH_LEN + 40 + TCP_LEN;
+/// Longest of them: Ethernet, IPv6 and TCP, behind a virtio-net header.
+pub(super) const MAX_SEGMENT: usize = VNET_LEN + ETH_LEN + 40 + TCP_LEN;
 
-/// A reset from the flow's local end to its remote end; `macs`: destination, source.
-pub(super) fn reset(
-    out: &mut [u8; MAX_RESET],
+/// From the flow's local end to its remote end. `macs`: destination, source; `numbers`: sequence and
+/// acknowledgement.
+pub(super) fn bare(
+    out: &mut [u8; MAX_SEGMENT],
     key: &FlowKey,
     macs: &[u8; 12],
-    seq: u32,
-    ack: u32,
+    flags: u8,
+    (seq, ack): (u32, u32),
 ) -> usize {
     out.fill(0);
     out[..VNET_LEN].copy_from_slice(&PLAIN);
@@ -31,7 +32,7 @@ pub(super) fn reset(
     tcp[4..8].copy_from_slice(&seq.to_be_bytes());
     tcp[8..12].copy_from_slice(&ack.to_be_bytes());
     tcp[12] = (TCP_LEN as u8 / 4) << 4;
-    tcp[13] = RST | ACK;
+    tcp[13] = flags;
     let end = l4.offset + TCP_LEN;
     let check = fold(sum(&eth[l4.offset..end], pseudo_sum(eth, l4, TCP_LEN)));
     eth[l4.offset + 16..l4.offset + 18].copy_from_slice(&check.to_be_bytes());

@@ -43,6 +43,7 @@ mod api;
 mod build;
 #[cfg(test)]
 mod case;
+mod journal;
 #[cfg(test)]
 mod model;
 mod segment;
@@ -61,6 +62,7 @@ use base::io::{IoSlice, Wire};
 use thiserror::Error;
 
 use crate::header::{HEAD_LEN, VNET_LEN};
+pub use journal::Journal;
 pub use state::Shift;
 use table::FlowTable;
 pub use takeover::Snapshot;

@@ -89,19 +89,19 @@ pub(super) struct Flow {
     /// The peer has everything before.
     pub acked: u32,
     /// The guest has acknowledged the peer's SYN: numbers of the peer's mean something.
-    is_open: bool,
+    pub is_open: bool,
     /// The guest has everything before.
     pub guest_ack: u32,
     pub guest_window: u16,
-    guest_scale: u8,
+    pub guest_scale: u8,
     /// The peer may send up to there.
-    guest_edge: u32,
+    pub guest_edge: u32,
     /// Its last segment told of congestion.
-    guest_ece: bool,
+    pub guest_ece: bool,
     /// Behind the last byte that the peer sent.
     pub peer_end: u32,
     pub peer_window: u16,
-    peer_timestamp: Option<u32>,
+    pub peer_timestamp: Option<u32>,
     /// The last timestamp sent; none: the connection has none.
     pub timestamp: Option<u32>,
     /// What the guest sends now begins here: older numbers were a twin's, or are acknowledged.
@@ -110,7 +110,7 @@ pub(super) struct Flow {
     /// Where the guest's last segment went, and from which address.
     pub macs: [u8; 12],
     pub guest_fin: bool,
-    peer_fin: bool,
+    pub peer_fin: bool,
     pub reset: bool,
     /// The peer has not got all that the guest thinks was sent.
     pub is_broken: bool,

@@ -31,6 +31,8 @@ pub(crate) enum FlowVerdict {
     Swallow,
     /// This many bytes of the buffer are an answer to the guest, and the frame ends here.
     Answer(usize),
+    /// As [`FlowVerdict::Answer`], and the frame goes on as it is now.
+    AnswerAndPass(usize),
 }
 
 /// Where a frame for the guest goes.
@@ -73,7 +75,13 @@ impl PortFlows {
                     return FlowVerdict::Swallow;
                 };
                 let with = flow.answer_to_probe(eth, &segment);
-                FlowVerdict::Answer(VNET_LEN + segment.answer(eth, &with))
+                let len = VNET_LEN + segment.answer(eth, &with);
+                if !flow.is_broken {
+                    return FlowVerdict::Answer(len);
+                }
+                let bare = flow.edit_prompt(head.eth_mut(), &segment, summed);
+                head.cut(bare);
+                FlowVerdict::AnswerAndPass(len)
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::journal::Journal;
 use super::segment::{SYN, Segment};
 use super::state::{Flow, FromGuest};
 use super::{FlowEvent, FlowKey};
@@ -28,6 +29,8 @@ pub(super) struct FlowTable {
     hand: usize,
     /// Connections that found no room.
     pub untracked: u64,
+    /// Where those that are needed are noted for the next daemon.
+    journal: Option<Journal>,
 }
 
 impl FlowTable {
@@ -39,7 +42,39 @@ impl FlowTable {
             free: (0..max as u32).rev().collect(),
             hand: 0,
             untracked: 0,
+            journal: None,
         }
+    }
+
+    /// One that goes on where the last daemon's ended, and is noted for the next one.
+    pub fn restored(journal: Journal, now_ns: u64) -> Self {
+        let mut table = Self::new(MAX_FLOWS);
+        for (at, record) in journal.records() {
+            // Two places with one name: the later one counts, as it does in the map.
+            if let Some(old) = table.map.insert(record.key, at) {
+                table.slots[old as usize] = None;
+            }
+            table.slots[at as usize] = Some((record.key, Flow::restored(&record, now_ns)));
+        }
+        table.free.retain(|&at| table.slots[at as usize].is_none());
+        table.journal = Some(journal);
+        table
+    }
+
+    /// Notes what became of a connection.
+    pub fn save(&mut self, key: &FlowKey) {
+        let (Some(journal), Some(&at)) = (self.journal.as_mut(), self.map.get(key)) else { return };
+        let Some((_, flow)) = &self.slots[at as usize] else { return };
+        match flow.is_shifted() || flow.is_broken {
+            true => journal.put(at, &flow.record(*key)),
+            false => journal.clear(at),
+        }
+    }
+
+    /// Connections that lost a twin with the last daemon.
+    pub fn broken(&self) -> impl Iterator<Item = (&FlowKey, &Flow)> {
+        let all = self.slots.iter().flatten().map(|(key, flow)| (key, flow));
+        all.filter(|(_, flow)| flow.is_broken)
     }
 
     /// The connection of that name.
@@ -65,7 +100,13 @@ impl FlowTable {
         }
         let Some(flow) = self.get(&key) else { return FromGuest::Pass };
         flow.seen_ns = now_ns;
-        flow.guest_sends(eth, segment, summed, tell)
+        let was = flow.shift;
+        let answer = flow.guest_sends(eth, segment, summed, tell);
+        // The guest's clock fell behind, and was moved up.
+        if flow.shift != was {
+            self.save(&key);
+        }
+        answer
     }
 
     fn begin(
@@ -82,7 +123,11 @@ impl FlowTable {
             let waiting = flow.settling.map(|settling| settling.token);
             let token = flow.twin.map(|twin| twin.token).or(waiting);
             token.into_iter().for_each(|token| tell(token, FlowEvent::Reset));
+            let was_noted = flow.is_shifted() || flow.is_broken;
             *flow = fresh;
+            if was_noted {
+                self.save(&key);
+            }
             return;
         }
         match self.free.pop().or_else(|| self.make_room(now_ns)) {
@@ -105,8 +150,11 @@ impl FlowTable {
             .map(|(at, _)| at);
         self.hand = (self.hand + PROBES) % count;
         let at = oldest?;
-        let (key, _) = self.slots[at].take()?;
+        let (key, flow) = self.slots[at].take()?;
         self.map.remove(&key);
+        if let (Some(journal), true) = (self.journal.as_mut(), flow.is_shifted()) {
+            journal.clear(at as u32);
+        }
         Some(at as u32)
     }
 }

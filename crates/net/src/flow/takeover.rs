@@ -1,6 +1,6 @@
 //! The sending half of a connection taken over by a twin, and given back.
 
-use super::segment::{after, later};
+use super::segment::{Editor, Segment, after, later};
 use super::state::{Flow, Sending, Settling};
 use super::{FlowError, FlowEvent, FlowSnapshot};
 
@@ -119,6 +119,29 @@ impl Flow {
         // What the peer sent last, the guest may have without a word yet. If it has not, the number is
         // one of its window still, and it asks the peer.
         Some(((self.acked, self.guest_ack), (self.peer_end, self.acked)))
+    }
+
+    /// Makes a segment of the guest's one that has the peer speak: what it says finds no connection at
+    /// the guest any more, and is answered with a reset that has the right number. Returns its length.
+    pub fn edit_prompt(&self, eth: &mut [u8], segment: &Segment, summed: bool) -> usize {
+        let timestamps = segment.timestamps(eth);
+        let ((seq, ack), _) = self.prompts();
+        let mut editor = Editor::new(eth, segment, summed);
+        editor.set_seq(seq);
+        editor.set_ack(ack);
+        editor.map_sacks(|_, _| None);
+        if let Some((value, echo)) = timestamps {
+            let value = value.wrapping_add(self.shift.timestamp);
+            editor.set_timestamps(self.timestamp.map_or(value, |last| later(last, value)), echo);
+        }
+        editor.strip()
+    }
+
+    /// Numbers of segments that make the peer and the guest say where they are: old ones, as a keepalive
+    /// probe has (RFC 9293, 3.8.4).
+    pub fn prompts(&self) -> ((u32, u32), (u32, u32)) {
+        let (sent, received) = (self.acked, self.guest_ack);
+        ((sent.wrapping_sub(1), received), (received.wrapping_sub(1), sent))
     }
 }
 

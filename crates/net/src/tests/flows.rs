@@ -465,8 +465,13 @@ fn a_lost_pipe_resets_both_sides() {
         assert!(twin.is_empty());
         // Were the reset lost, the guest's next bytes would not reach the peer.
         rig.guest(ACK | PSH, ours(100), theirs(7), 9);
-        let again = rig.only(GUEST);
+        let [guest, peer, twin] = rig.arrived();
+        assert!(guest.len() == 1 && peer.len() == 1 && twin.is_empty());
+        let [again, prompt] = [&guest, &peer].map(|frames| read(&frames[0]));
         assert_eq!((again.flags, again.seq, again.off_by), (RST | ACK, theirs(7), 0));
+        // The peer is asked to speak, so that the guest can tell it, too.
+        assert_eq!((prompt.flags, prompt.seq, prompt.off_by), (ACK, ours(149), 0));
+        assert_eq!(prompt.payload.len(), 0);
         // And the twin's do not, either.
         rig.twin(ACK, ours(300), 10);
         assert_eq!(rig.arrived(), NOTHING);
