@@ -71,7 +71,8 @@ __attribute__((constructor)) static void at_start(void)
 	(void)pthread_atfork(NULL, NULL, after_fork);
 }
 
-static int connect_agent(void)
+/* With SOCK_NONBLOCK it fails rather than wait for an agent that is behind. */
+static int connect_agent(int flags)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = AGENT_SOCKET};
 	const char *other = secure_getenv("MILLRACE_AGENT_SOCKET");
@@ -79,13 +80,16 @@ static int connect_agent(void)
 
 	if (other && strlen(other) < sizeof(address.sun_path))
 		strcpy(address.sun_path, other);
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
 	if (fd < 0)
 		return -1;
 	while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
-		if (errno == EINTR)
+		int error = errno;
+
+		if (error == EINTR)
 			continue;
 		close(fd);
+		errno = error;
 		return -1;
 	}
 	return fd;
@@ -135,7 +139,7 @@ static int take(struct connection *connection, int only_fresh)
 		after_fork();
 	if (!only_fresh && take_kept(connection) == 0)
 		return 0;
-	*connection = (struct connection){.fd = connect_agent(), .fresh = 1};
+	*connection = (struct connection){.fd = connect_agent(0), .fresh = 1};
 	if (connection->fd < 0)
 		return -1;
 	keep(connection);
@@ -360,10 +364,10 @@ EXPORT int millrace_pipe_start(int out_fd, int in_fd, size_t count,
 	last_reason = MILLRACE_MALFORMED;
 	if (fill(&request, count, options) < 0)
 		return -1;
-	fd = connect_agent();
+	fd = connect_agent(SOCK_NONBLOCK);
 	if (fd < 0) {
-		last_reason = MILLRACE_NO_AGENT;
-		errno = EOPNOTSUPP;
+		last_reason = errno == EAGAIN ? MILLRACE_AGENT_BUSY : MILLRACE_NO_AGENT;
+		errno = errno == EAGAIN ? EAGAIN : EOPNOTSUPP;
 		return -1;
 	}
 	if (send_request(fd, &request, fds) < 0) {

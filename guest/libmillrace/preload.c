@@ -1,45 +1,49 @@
 /* libmillrace-preload.so: sendfile(2) of an unmodified program becomes a pipe where it pays.
  *
- * A pipe is tried for a regular file and a blocking TCP socket from MILLRACE_MIN_BYTES on. Whatever
- * cannot be piped goes to the original, so that the program sees what it always sees; a pipe that moved
- * less than was asked for is a short count, as sendfile(2) has them too. */
+ * A pipe is tried for a regular file and a TCP socket from MILLRACE_MIN_BYTES on: one that blocks, or
+ * one in an epoll set (shim.h tells how). Whatever cannot be piped goes to the original, so that the
+ * program sees what it always sees; a pipe that moved less than was asked for is a short count, as
+ * sendfile(2) has them too. */
 #define _GNU_SOURCE
-#include "millrace.h"
+#include "shim.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <stdatomic.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 #define DEFAULT_MIN_BYTES (64 * 1024)
 /* What sendfile(2) moves at most in one call. */
 #define MAX_COUNT 0x7ffff000
-/* Without an agent or a host's offer nobody is asked again for so long. */
-#define PAUSE_S 1
+/* So long a program hears nothing of its socket. Servers close connections on which nothing was written
+ * for some ten seconds or more; the bytes of a slow client are told in parts. */
+#define PART_MS 5000
 
-typedef ssize_t sendfile64_function(int, int, off64_t *, size_t);
-
-static _Atomic(sendfile64_function *) original;
 static _Atomic size_t min_bytes = DEFAULT_MIN_BYTES;
-static _Atomic time_t not_before;
+
+/* A call of sendfile. */
+struct call {
+	int out_fd;
+	int in_fd;
+	off64_t *offset;
+	size_t count;
+	struct stat file;
+	struct stat socket;
+};
 
 __attribute__((constructor)) static void at_start(void)
 {
 	const char *text = getenv("MILLRACE_MIN_BYTES");
 	char *end;
 
-	atomic_store(&original, (sendfile64_function *)dlsym(RTLD_NEXT, "sendfile64"));
 	if (text && *text) {
 		unsigned long long value = strtoull(text, &end, 10);
 
@@ -49,25 +53,10 @@ __attribute__((constructor)) static void at_start(void)
 	}
 }
 
-static ssize_t call_original(int out_fd, int in_fd, off64_t *offset, size_t count)
-{
-	sendfile64_function *function = atomic_load(&original);
+enum socket_kind { NOT_TCP, BLOCKS, DOES_NOT_BLOCK };
 
-	/* A call of another library's constructor, before ours. */
-	if (!function)
-		return syscall(SYS_sendfile, out_fd, in_fd, offset, count);
-	return function(out_fd, in_fd, offset, count);
-}
-
-static time_t now_s(void)
-{
-	struct timespec now;
-
-	return clock_gettime(CLOCK_MONOTONIC_COARSE, &now) == 0 ? now.tv_sec : 0;
-}
-
-/* A socket that waits for ever in sendfile(2): so may a pipe. */
-static int is_blocking_tcp(int fd)
+/* A socket that blocks does so for ever in sendfile(2): so may a pipe. */
+static enum socket_kind kind_of(int fd)
 {
 	int protocol = 0;
 	socklen_t len = sizeof(protocol);
@@ -75,58 +64,253 @@ static int is_blocking_tcp(int fd)
 	int flags;
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) < 0 || protocol != IPPROTO_TCP)
-		return 0;
+		return NOT_TCP;
 	flags = fcntl(fd, F_GETFL);
-	if (flags < 0 || flags & O_NONBLOCK)
-		return 0;
+	if (flags < 0)
+		return NOT_TCP;
+	if (flags & O_NONBLOCK)
+		return DOES_NOT_BLOCK;
 	len = sizeof(timeout);
-	return getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, &len) == 0 && timeout.tv_sec == 0 &&
-	       timeout.tv_usec == 0;
+	if (getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, &len) < 0 || timeout.tv_sec != 0 ||
+	    timeout.tv_usec != 0)
+		return NOT_TCP;
+	return BLOCKS;
 }
 
-static int pays(int out_fd, int in_fd, const off64_t *offset, size_t count)
+static int64_t position(const struct call *call)
 {
-	struct stat stat;
-
-	return count >= atomic_load(&min_bytes) && (!offset || *offset >= 0) &&
-	       now_s() >= atomic_load(&not_before) && is_blocking_tcp(out_fd) &&
-	       fstat(in_fd, &stat) == 0 && S_ISREG(stat.st_mode);
+	return call->offset ? *call->offset : lseek(call->in_fd, 0, SEEK_CUR);
 }
 
-/* 1 with sendfile's result, or 0: nothing was moved, the original is to be called. */
-static int try_pipe(int out_fd, int in_fd, off64_t *offset, size_t count, ssize_t *result)
+static void move_position(const struct call *call, int64_t to)
 {
-	int64_t at = offset ? *offset : 0;
-	int64_t moved = millrace_pipe(out_fd, in_fd, offset ? &at : NULL,
-				      count < MAX_COUNT ? count : MAX_COUNT);
-	int reason = millrace_reason();
+	if (call->offset)
+		*call->offset = to;
+	else
+		(void)lseek(call->in_fd, to, SEEK_SET);
+}
 
+/* What a pipe has moved that is over. The program that got EAGAIN asks for the same again; if it asks for
+ * something else, or nobody knows what was moved, the connection cannot go on. */
+static ssize_t take_moved(const struct call *call, struct entry *entry)
+{
+	struct shim_pipe *pipe = entry->pipe;
+	size_t len = call->count < (size_t)pipe->moved ? call->count : (size_t)pipe->moved;
+
+	if (pipe->lost || call->file.st_dev != pipe->file_dev ||
+	    call->file.st_ino != pipe->file_ino || position(call) != pipe->at) {
+		errno = EIO;
+		return -1;
+	}
+	pipe->at += (int64_t)len;
+	pipe->moved -= (int64_t)len;
+	move_position(call, pipe->at);
+	if (pipe->moved == 0)
+		shim_drop_pipe(entry);
+	return (ssize_t)len;
+}
+
+static ssize_t again(void)
+{
+	errno = EAGAIN;
+	return -1;
+}
+
+/* 1 with the result of a call during or after a pipe, with the lock. */
+static int go_on(struct call *call, struct entry *entry, ssize_t *result)
+{
+	if (!entry->pipe || fstat(call->out_fd, &call->socket) < 0)
+		return 0;
+	/* Another socket has the number: the first was closed behind our back. */
+	if (entry->pipe->socket_ino != call->socket.st_ino)
+		shim_forget(call->out_fd, call->out_fd);
+	if (shim_pipe_runs(call->out_fd, entry)) {
+		*result = again();
+		return 1;
+	}
+	if (!entry->pipe || fstat(call->in_fd, &call->file) < 0)
+		return 0;
+	*result = take_moved(call, entry);
+	return 1;
+}
+
+/* True once after a pipe that moved nothing. */
+static int is_originals_turn(struct entry *entry)
+{
+	int once = entry->once;
+
+	entry->once = 0;
+	return once;
+}
+
+/* Takes the cork off, so that what waits for these bytes goes; the program gets it back at the end. */
+static int uncork(int fd)
+{
+	int cork = 0;
+	socklen_t len = sizeof(cork);
+
+	if (getsockopt(fd, IPPROTO_TCP, TCP_CORK, &cork, &len) < 0 || !cork)
+		return -1;
+	(void)syscall(SYS_setsockopt, fd, IPPROTO_TCP, TCP_CORK, &(int){0}, sizeof(int));
+	return 1;
+}
+
+static void cork_again(int fd, int cork)
+{
+	if (cork >= 0)
+		(void)syscall(SYS_setsockopt, fd, IPPROTO_TCP, TCP_CORK, &cork, sizeof(cork));
+}
+
+/* A pipe whose end the set cannot tell, as it is full, is waited for. */
+static void wait_for(int fd, struct entry *entry)
+{
+	while (shim_pipe_runs(fd, entry))
+		(void)poll(&(struct pollfd){.fd = entry->pipe->fd, .events = POLLIN}, 1, -1);
+}
+
+/* The pipe's own descriptor is not the program's to close. */
+static void mark_own(int own_fd, int socket)
+{
+	struct entry *own = shim_make(own_fd);
+
+	if (!own)
+		return;
+	shim_forget(own_fd, own_fd);
+	own->set = socket;
+	atomic_store(&own->bits, IS_PIPE);
+}
+
+static struct shim_pipe *new_pipe(const struct call *call)
+{
+	struct shim_pipe *pipe = calloc(1, sizeof(*pipe));
+
+	if (!pipe)
+		return NULL;
+	pipe->fd = pipe->set = pipe->cork = pipe->nodelay = -1;
+	pipe->file_dev = call->file.st_dev;
+	pipe->file_ino = call->file.st_ino;
+	pipe->socket_ino = call->socket.st_ino;
+	pipe->at = position(call);
+	return pipe;
+}
+
+/* Begins a pipe that goes on beside the program; with the lock. 0: the original is to be called. */
+static int begin(const struct call *call, struct entry *entry)
+{
+	struct millrace_options options = MILLRACE_OPTIONS;
+	struct shim_pipe *pipe = new_pipe(call);
+
+	/* A set that does not have the socket any more: it was closed behind our back. */
+	if (!pipe || pipe->at < 0 || shim_mask(call->out_fd, entry) < 0) {
+		free(pipe);
+		return 0;
+	}
+	options.in_offset = pipe->at;
+	options.timeout_ms = PART_MS;
+	pipe->cork = uncork(call->out_fd);
+	entry->pipe = pipe;
+	entry->pipes++;
+	pipe->fd = millrace_pipe_start(call->out_fd, call->in_fd, call->count, &options);
+	if (pipe->fd < 0) {
+		shim_refused(entry, pipe->socket_ino, pipe->file_dev, pipe->file_ino,
+			     millrace_reason());
+		cork_again(call->out_fd, pipe->cork);
+		shim_unmask(call->out_fd, entry);
+		shim_drop_pipe(entry);
+		return 0;
+	}
+	atomic_fetch_or(&entry->bits, HAS_PIPE);
+	mark_own(pipe->fd, call->out_fd);
+	if (shim_watch(call->out_fd, entry) < 0)
+		wait_for(call->out_fd, entry);
+	return 1;
+}
+
+/* For a socket that does not block, with the lock. 1 with sendfile's result, or 0. */
+static int pipe_beside(struct call *call, struct entry *entry, ssize_t *result)
+{
+	if ((atomic_load(&entry->bits) & (IN_SET | IN_MORE)) != IN_SET || !begin(call, entry))
+		return 0;
+	return go_on(call, entry, result);
+}
+
+/* For one that blocks. 1 with sendfile's result, or 0: nothing was moved. */
+static int pipe_and_wait(const struct call *call, ssize_t *result)
+{
+	int64_t at = position(call);
+	int64_t moved;
+	int reason;
+
+	if (at < 0)
+		return 0;
+	moved = millrace_pipe(call->out_fd, call->in_fd, call->offset ? &at : NULL, call->count);
+	reason = millrace_reason();
 	if (moved > 0) {
-		if (offset)
-			*offset = at;
+		if (call->offset)
+			*call->offset = at;
 		*result = (ssize_t)moved;
 		return 1;
 	}
-	if (reason == MILLRACE_NO_AGENT || reason == MILLRACE_NOT_OFFERED ||
-	    reason == MILLRACE_HOST_GONE)
-		atomic_store(&not_before, now_s() + PAUSE_S);
+	if (shim_lock()) {
+		shim_refused(shim_make(call->out_fd), call->socket.st_ino, call->file.st_dev,
+			     call->file.st_ino, reason);
+		shim_unlock();
+	}
 	*result = -1;
 	return !millrace_may_fall_back(reason);
 }
 
+static int try_pipe(struct call *call, ssize_t *result)
+{
+	enum socket_kind kind = kind_of(call->out_fd);
+	struct entry *entry;
+	int is_done = 0;
+	int may_ask;
+
+	if (kind == NOT_TCP || fstat(call->in_fd, &call->file) < 0 ||
+	    !S_ISREG(call->file.st_mode) || fstat(call->out_fd, &call->socket) < 0 || !shim_lock())
+		return 0;
+	entry = shim_find(call->out_fd);
+	may_ask = shim_may_ask(entry, call->socket.st_ino, call->file.st_dev, call->file.st_ino);
+	if (may_ask && entry && kind == DOES_NOT_BLOCK)
+		is_done = pipe_beside(call, entry, result);
+	shim_unlock();
+	if (may_ask && kind == BLOCKS)
+		is_done = pipe_and_wait(call, result);
+	return is_done;
+}
+
+/* What has been begun before. 1 with sendfile's result, 0, or -1: it is the original's turn. */
+static int try_going_on(struct call *call, ssize_t *result)
+{
+	struct entry *entry = shim_find(call->out_fd);
+	int is_done;
+
+	if (!shim_has(call->out_fd, HAS_PIPE | REFUSED) || !shim_lock())
+		return 0;
+	is_done = go_on(call, entry, result);
+	if (!is_done && is_originals_turn(entry))
+		is_done = -1;
+	shim_unlock();
+	return is_done;
+}
+
 EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
+	struct call call = {out_fd, in_fd, offset, count < MAX_COUNT ? count : MAX_COUNT, {0}, {0}};
 	int error = errno;
-	ssize_t result;
+	ssize_t result = 0;
+	int is_done = try_going_on(&call, &result);
 
-	if (pays(out_fd, in_fd, offset, count) &&
-	    try_pipe(out_fd, in_fd, offset, count, &result)) {
-		if (result >= 0)
-			errno = error;
-		return result;
+	if (is_done == 0 && count >= atomic_load(&min_bytes))
+		is_done = try_pipe(&call, &result);
+	if (is_done <= 0) {
+		errno = error;
+		return NEXT(sendfile64)(out_fd, in_fd, offset, count);
 	}
-	errno = error;
-	return call_original(out_fd, in_fd, offset, count);
+	if (result >= 0)
+		errno = error;
+	return result;
 }
 
 EXPORT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)

@@ -84,6 +84,51 @@ fn interrupted_pipes_are_cancelled() {
     assert!(check.wait().unwrap().success());
 }
 
+fn shim_check(world: &World, mounted: &Mounted) -> Command {
+    let mut command = program("shim-check", world);
+    command.env("LD_PRELOAD", built().join("libmillrace-preload.so")).arg(mounted.path("f"));
+    command
+}
+
+#[test]
+fn the_shim_keeps_event_loops_going() {
+    let mounted = mounted();
+    let world = World::new(&mounted.image, true);
+    let (mut daemon, mut held) = (world.daemon(), None);
+    let mut check = shim_check(&world, &mounted).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = check.stdin.take().unwrap();
+    for line in BufReader::new(check.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        let words: Vec<_> = line.split_whitespace().collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        let asked = held.take().unwrap_or_else(|| daemon.pipe());
+        if words[0] == "asked" {
+            held = Some(asked);
+            stdin.write_all(b"\n").unwrap();
+            continue;
+        }
+        assert_eq!(asked.len_bytes, number(1), "{line}");
+        if words[0] == "cancelled" {
+            assert!(matches!(daemon.next().unwrap(), Seen::Cancel(Reason::Cancelled)));
+            daemon.done(asked.id, 0, Reason::Cancelled);
+            stdin.write_all(b"\n").unwrap();
+        } else {
+            daemon.done(asked.id, number(2), Reason::from_number(number(3) as u16));
+        }
+    }
+    assert!(check.wait().unwrap().success());
+}
+
+#[test]
+fn the_shim_serves_threads() {
+    let mounted = mounted();
+    let world = World::new(&mounted.image, true);
+    let asked = world.obliging_daemon();
+    let status = shim_check(&world, &mounted).arg("threads").status().unwrap();
+    assert!(status.success());
+    assert_eq!(asked.try_iter().count(), 100);
+}
+
 /// Starts `mrpipe` with a connection to us; what it sends, and what it prints.
 fn mrpipe(world: &World, file: &Path, options: &[&str], preload: bool) -> (Vec<u8>, String) {
     let mut command = program("mrpipe", world);

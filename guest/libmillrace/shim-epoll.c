@@ -1,0 +1,379 @@
+/* Epoll sets: what programs want to hear from them, and what they get while pipes go on. */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Data of our own events: no pointer (it is not canonical) and no descriptor looks like it. Below it
+ * the socket's descriptor, which socket or pipe with this descriptor it was, and which of both. */
+#define TAG_MARK (UINT64_C(0xfffe) << 48)
+#define TAG_MARK_MASK (UINT64_C(0xffff) << 48)
+#define TAG_FD_SHIFT 28
+#define TAG_FD_MASK UINT64_C(0xfffff)
+#define TAG_NUMBER_MASK UINT32_C(0x7ffffff)
+#define TAG_OF_PIPE UINT64_C(1)
+
+/* Until the first pipe, no event is looked at. */
+static _Atomic int tags_are_used;
+
+static uint64_t tag(int fd, uint32_t number, uint64_t of_pipe)
+{
+	return TAG_MARK | (uint64_t)fd << TAG_FD_SHIFT |
+	       (uint64_t)(number & TAG_NUMBER_MASK) << 1 | of_pipe;
+}
+
+static uint64_t tag_of_pipe(int fd, const struct entry *entry)
+{
+	return tag(fd, entry->pipes, TAG_OF_PIPE);
+}
+
+static uint64_t tag_of_socket(int fd, const struct entry *entry)
+{
+	return tag(fd, entry->generation, 0);
+}
+
+/* Neither a point of cancellation nor one of our wrappers. */
+static int control(int set, int op, int fd, uint32_t events, uint64_t data)
+{
+	struct epoll_event event = {.events = events, .data.u64 = data};
+
+	return (int)syscall(SYS_epoll_ctl, set, op, fd, &event);
+}
+
+/* What the kernel is told for what the program wants. A set that tells only once must be seen doing so:
+ * only then is it known whether to arm it again at the end. */
+static struct epoll_event effective(int fd, const struct entry *entry, uint32_t events, uint64_t data)
+{
+	struct epoll_event event = {.events = events, .data.u64 = data};
+
+	if (!entry->pipe || entry->pipe->fd < 0)
+		return event;
+	event.events &= ~(uint32_t)EPOLLOUT;
+	if (events & EPOLLONESHOT)
+		event.data.u64 = tag_of_socket(fd, entry);
+	return event;
+}
+
+int shim_mask(int fd, const struct entry *entry)
+{
+	/* Nobody knows whether it is armed now. The program arms it after EAGAIN. */
+	if (entry->events & EPOLLONESHOT)
+		return 0;
+	return control(entry->set, EPOLL_CTL_MOD, fd, entry->events & ~(uint32_t)EPOLLOUT,
+		       entry->data);
+}
+
+void shim_unmask(int fd, const struct entry *entry)
+{
+	if (!(atomic_load(&entry->bits) & IN_SET))
+		return;
+	if (entry->events & EPOLLONESHOT && !entry->pipe->armed)
+		return;
+	/* The kernel looks at the socket again, so nothing is missed. It fails for a socket that was
+	 * closed behind our back. */
+	(void)control(entry->set, EPOLL_CTL_MOD, fd, entry->events, entry->data);
+}
+
+int shim_watch(int fd, struct entry *entry)
+{
+	struct shim_pipe *pipe = entry->pipe;
+
+	atomic_store(&tags_are_used, 1);
+	if (control(entry->set, EPOLL_CTL_ADD, pipe->fd, EPOLLIN, tag_of_pipe(fd, entry)) < 0)
+		return -1;
+	pipe->set = entry->set;
+	return 0;
+}
+
+static void close_pipe(struct shim_pipe *pipe)
+{
+	struct entry *own = shim_find(pipe->fd);
+
+	/* Explicitly: a child may have it open still. */
+	if (pipe->set >= 0)
+		(void)control(pipe->set, EPOLL_CTL_DEL, pipe->fd, 0, 0);
+	syscall(SYS_close, pipe->fd);
+	if (own)
+		atomic_store(&own->bits, 0);
+	pipe->fd = -1;
+	pipe->set = -1;
+}
+
+static void set_options(int fd, const struct shim_pipe *pipe)
+{
+	/* They fail when the connection has ended. */
+	if (pipe->nodelay >= 0)
+		(void)syscall(SYS_setsockopt, fd, IPPROTO_TCP, TCP_NODELAY, &pipe->nodelay,
+			      sizeof(pipe->nodelay));
+	if (pipe->cork >= 0)
+		(void)syscall(SYS_setsockopt, fd, IPPROTO_TCP, TCP_CORK, &pipe->cork,
+			      sizeof(pipe->cork));
+}
+
+void shim_drop_pipe(struct entry *entry)
+{
+	struct shim_pipe *pipe = entry->pipe;
+
+	if (pipe->fd >= 0)
+		close_pipe(pipe);
+	free(pipe);
+	entry->pipe = NULL;
+	atomic_fetch_and(&entry->bits, ~HAS_PIPE);
+}
+
+int shim_pipe_runs(int fd, struct entry *entry)
+{
+	struct shim_pipe *pipe = entry->pipe;
+	struct millrace_result result;
+
+	if (!pipe || pipe->fd < 0)
+		return 0;
+	switch (millrace_pipe_status(pipe->fd, &result)) {
+	case 0:
+		return 1;
+	case -1:
+		/* Something else has its number. */
+		result = (struct millrace_result){.reason = MILLRACE_LOST};
+	}
+	close_pipe(pipe);
+	set_options(fd, pipe);
+	shim_unmask(fd, entry);
+	pipe->moved = result.moved;
+	pipe->lost = result.moved == 0 && result.reason == MILLRACE_LOST;
+	if (result.moved == 0 && !pipe->lost) {
+		shim_refused(entry, pipe->socket_ino, pipe->file_dev, pipe->file_ino, result.reason);
+		entry->once = 1;
+		atomic_fetch_or(&entry->bits, REFUSED);
+		shim_drop_pipe(entry);
+	}
+	return 0;
+}
+
+/* The socket is in this set now. What was known under its number is of the past, but for a pipe of the
+ * very same socket. */
+static void added(int set, int fd, struct entry *entry, const struct epoll_event *event)
+{
+	struct entry *of_set = shim_make(set);
+	uint32_t bits = IN_SET;
+
+	/* One that is in another set still. */
+	if (atomic_load(&entry->bits) & IN_SET && entry->set != set &&
+	    control(entry->set, EPOLL_CTL_MOD, fd, entry->events, entry->data) == 0)
+		bits |= IN_MORE;
+	if (event->events & EPOLLEXCLUSIVE)
+		bits |= IN_MORE;
+	entry->set = set;
+	entry->events = event->events;
+	entry->data = event->data.u64;
+	if (entry->pipe) {
+		entry->pipe->armed = 1;
+		if (entry->pipe->fd >= 0 && entry->pipe->set != set) {
+			if (entry->pipe->set >= 0)
+				(void)control(entry->pipe->set, EPOLL_CTL_DEL, entry->pipe->fd, 0, 0);
+			entry->pipe->set = -1;
+			(void)shim_watch(fd, entry);
+		}
+	}
+	atomic_fetch_and(&entry->bits, ~IN_MORE);
+	atomic_fetch_or(&entry->bits, bits);
+	if (of_set)
+		atomic_fetch_or(&of_set->bits, IS_SET);
+}
+
+/* A socket's number may have been given away without close(2), by fclose(3) for one. */
+static int is_stale(int fd, const struct entry *entry)
+{
+	struct stat stat;
+
+	return entry->pipe && (fstat(fd, &stat) < 0 || stat.st_ino != entry->pipe->socket_ino);
+}
+
+static int control_known(int set, int op, int fd, struct epoll_event *event, struct entry *entry)
+{
+	struct epoll_event told;
+	int result;
+
+	if (op == EPOLL_CTL_ADD && is_stale(fd, entry))
+		shim_forget(fd, fd);
+	if (op == EPOLL_CTL_MOD && (!(atomic_load(&entry->bits) & IN_SET) || entry->set != set))
+		return (int)syscall(SYS_epoll_ctl, set, op, fd, event);
+	if (op == EPOLL_CTL_DEL) {
+		result = (int)syscall(SYS_epoll_ctl, set, op, fd, event);
+		if (result == 0 && entry->set == set)
+			atomic_fetch_and(&entry->bits, ~(IN_SET | IN_MORE));
+		return result;
+	}
+	told = effective(fd, entry, event->events, event->data.u64);
+	result = (int)syscall(SYS_epoll_ctl, set, op, fd, &told);
+	if (result == 0 && op == EPOLL_CTL_ADD) {
+		added(set, fd, entry, event);
+	} else if (result == 0) {
+		entry->events = event->events;
+		entry->data = event->data.u64;
+		if (entry->pipe)
+			entry->pipe->armed = 1;
+	}
+	return result;
+}
+
+EXPORT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
+{
+	int is_ours = op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD ? event != NULL : op == EPOLL_CTL_DEL;
+	struct entry *entry;
+	int result;
+
+	if (!is_ours || (op != EPOLL_CTL_ADD && !shim_has(fd, IN_SET)) || !shim_lock())
+		return NEXT(epoll_ctl)(set, op, fd, event);
+	entry = shim_make(fd);
+	if (entry && !(atomic_load(&entry->bits) & IS_PIPE))
+		result = control_known(set, op, fd, event, entry);
+	else
+		result = (int)syscall(SYS_epoll_ctl, set, op, fd, event);
+	shim_unlock();
+	return result;
+}
+
+/* True when the program gets this event, in its own form. */
+static int translate(struct epoll_event *event)
+{
+	uint64_t data = event->data.u64;
+	int fd = (int)(data >> TAG_FD_SHIFT & TAG_FD_MASK);
+	struct entry *entry = shim_find(fd);
+	int is_for_program = 0;
+
+	if ((data & TAG_MARK_MASK) != TAG_MARK)
+		return 1;
+	/* Nothing of the kind: another process' that uses this set too. */
+	if (!entry || !shim_lock())
+		return 0;
+	if (data == tag_of_pipe(fd, entry)) {
+		(void)shim_pipe_runs(fd, entry);
+	} else if (data == tag_of_socket(fd, entry) && atomic_load(&entry->bits) & IN_SET) {
+		if (entry->pipe)
+			entry->pipe->armed = 0;
+		event->data.u64 = entry->data;
+		is_for_program = 1;
+	}
+	shim_unlock();
+	return is_for_program;
+}
+
+static int translate_all(struct epoll_event *events, int count)
+{
+	int error = errno;
+	int kept = 0;
+
+	for (int i = 0; i < count; i++)
+		if (translate(&events[i]))
+			events[kept++] = events[i];
+	errno = error;
+	return kept;
+}
+
+/* A call that waits. */
+struct wait {
+	int set;
+	struct epoll_event *events;
+	int max;
+	const sigset_t *mask;
+	int (*once)(const struct wait *wait, int64_t timeout_ns);
+};
+
+#define NS_PER_S INT64_C(1000000000)
+#define NS_PER_MS INT64_C(1000000)
+/* In nanoseconds too. */
+#define FOR_EVER INT64_C(-1)
+
+static int64_t now_ns(void)
+{
+	struct timespec now = {0};
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+/* Waits again when nothing is left for the program: the kernel has the socket's own event at once. */
+static int wait_translated(const struct wait *wait, int64_t timeout_ns)
+{
+	int64_t begun_ns = timeout_ns > 0 && atomic_load(&tags_are_used) ? now_ns() : 0;
+	int64_t left_ns = timeout_ns;
+
+	for (;;) {
+		int count = wait->once(wait, left_ns);
+		int kept;
+
+		if (count <= 0 || !atomic_load(&tags_are_used))
+			return count;
+		kept = translate_all(wait->events, count);
+		if (kept > 0)
+			return kept;
+		if (timeout_ns > 0 && begun_ns > 0)
+			left_ns = timeout_ns - (now_ns() - begun_ns);
+		if (timeout_ns > 0 && left_ns < 0)
+			left_ns = 0;
+	}
+}
+
+/* Not too early. */
+static int to_ms(int64_t timeout_ns)
+{
+	return timeout_ns < 0 ? -1 : (int)((timeout_ns + NS_PER_MS - 1) / NS_PER_MS);
+}
+
+static int wait_once(const struct wait *wait, int64_t timeout_ns)
+{
+	return NEXT(epoll_wait)(wait->set, wait->events, wait->max, to_ms(timeout_ns));
+}
+
+static int pwait_once(const struct wait *wait, int64_t timeout_ns)
+{
+	return NEXT(epoll_pwait)(wait->set, wait->events, wait->max, to_ms(timeout_ns), wait->mask);
+}
+
+static int pwait2_once(const struct wait *wait, int64_t timeout_ns)
+{
+	struct timespec time = {.tv_sec = timeout_ns / NS_PER_S, .tv_nsec = timeout_ns % NS_PER_S};
+
+	return NEXT(epoll_pwait2)(wait->set, wait->events, wait->max,
+				  timeout_ns < 0 ? NULL : &time, wait->mask);
+}
+
+EXPORT int epoll_wait(int set, struct epoll_event *events, int max, int timeout_ms)
+{
+	struct wait wait = {set, events, max, NULL, wait_once};
+
+	return wait_translated(&wait, timeout_ms < 0 ? FOR_EVER : timeout_ms * NS_PER_MS);
+}
+
+EXPORT int epoll_pwait(int set, struct epoll_event *events, int max, int timeout_ms,
+		       const sigset_t *mask)
+{
+	struct wait wait = {set, events, max, mask, pwait_once};
+
+	return wait_translated(&wait, timeout_ms < 0 ? FOR_EVER : timeout_ms * NS_PER_MS);
+}
+
+EXPORT int epoll_pwait2(int set, struct epoll_event *events, int max, const struct timespec *time,
+			const sigset_t *mask)
+{
+	struct wait wait = {set, events, max, mask, pwait2_once};
+
+	if (!time)
+		return wait_translated(&wait, FOR_EVER);
+	/* The kernel says what is wrong with it. */
+	if (time->tv_sec < 0 || time->tv_nsec < 0 || time->tv_nsec >= NS_PER_S)
+		return NEXT(epoll_pwait2)(set, events, max, time, mask);
+	if (time->tv_sec > INT64_MAX / NS_PER_S - 1)
+		return wait_translated(&wait, FOR_EVER);
+	return wait_translated(&wait, time->tv_sec * NS_PER_S + time->tv_nsec);
+}

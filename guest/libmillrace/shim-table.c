@@ -1,0 +1,179 @@
+/* What the shim knows of descriptors, by number. */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Descriptors from here on are not known. As many as the kernel gives a process by itself
+ * (fs.nr_open); shim-epoll.c keeps a number in 20 bits. */
+#define MOST_FDS (1 << 20)
+/* Where a limit does not say. */
+#define FEWEST_FDS 1024
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(struct entry *) table;
+static _Atomic int table_len;
+/* Above it nothing is known. */
+static _Atomic int highest = -1;
+static _Atomic pid_t owner;
+static __thread int inside;
+static __thread int cancel;
+
+int shim_lock(void)
+{
+	int error = errno;
+
+	/* One system call, but only where something is known, and next to others. */
+	if (inside || atomic_load(&owner) != getpid())
+		return 0;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	inside = 1;
+	pthread_mutex_lock(&lock);
+	errno = error;
+	return 1;
+}
+
+void shim_unlock(void)
+{
+	int error = errno;
+
+	pthread_mutex_unlock(&lock);
+	inside = 0;
+	pthread_setcancelstate(cancel, NULL);
+	errno = error;
+}
+
+struct entry *shim_find(int fd)
+{
+	struct entry *entries = atomic_load_explicit(&table, memory_order_acquire);
+
+	if (!entries || fd < 0 || fd > atomic_load_explicit(&highest, memory_order_acquire))
+		return NULL;
+	return &entries[fd];
+}
+
+int shim_has(int fd, uint32_t bits)
+{
+	struct entry *entry = shim_find(fd);
+
+	return entry && atomic_load_explicit(&entry->bits, memory_order_acquire) & bits;
+}
+
+/* Room for as many descriptors as the program may have one day. The kernel gives memory to what is
+ * used. */
+static int allocate(void)
+{
+	struct rlimit limit = {0};
+	int len = MOST_FDS;
+	void *found;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_max < MOST_FDS)
+		len = limit.rlim_max > FEWEST_FDS ? (int)limit.rlim_max : FEWEST_FDS;
+	found = mmap(NULL, (size_t)len * sizeof(struct entry), PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (found == MAP_FAILED)
+		return -1;
+	atomic_store(&table_len, len);
+	atomic_store_explicit(&table, found, memory_order_release);
+	return 0;
+}
+
+struct entry *shim_make(int fd)
+{
+	if (!atomic_load(&table) && allocate() < 0)
+		return NULL;
+	if (fd < 0 || fd >= atomic_load(&table_len))
+		return NULL;
+	if (fd > atomic_load(&highest))
+		atomic_store_explicit(&highest, fd, memory_order_release);
+	return shim_find(fd);
+}
+
+/* Forgets what was in an epoll set that is closed. Pipes go on: sendfile looks for their end too. */
+static void forget_set(int set)
+{
+	for (int fd = 0; fd <= atomic_load(&highest); fd++) {
+		struct entry *entry = shim_find(fd);
+
+		if (!(atomic_load(&entry->bits) & IN_SET) || entry->set != set)
+			continue;
+		atomic_fetch_and(&entry->bits, ~(IN_SET | IN_MORE));
+		if (entry->pipe && entry->pipe->set == set)
+			entry->pipe->set = -1;
+	}
+}
+
+static void forget(int fd)
+{
+	struct entry *entry = shim_find(fd);
+	uint32_t bits = entry ? atomic_load(&entry->bits) : 0;
+
+	if (!bits)
+		return;
+	if (bits & IS_SET)
+		forget_set(fd);
+	if (bits & IS_PIPE) {
+		/* It was closed behind our back, with a range: nobody will hear of its end. */
+		struct entry *socket = shim_find(entry->set);
+
+		if (socket->pipe && socket->pipe->fd == fd) {
+			socket->pipe->fd = -1;
+			socket->pipe->lost = 1;
+			shim_unmask(entry->set, socket);
+		}
+	}
+	if (entry->pipe)
+		shim_drop_pipe(entry);
+	entry->generation++;
+	entry->refused_until_ms = 0;
+	entry->once = 0;
+	atomic_store(&entry->bits, 0);
+}
+
+void shim_forget(int first, int last)
+{
+	if (last > atomic_load(&highest))
+		last = atomic_load(&highest);
+	for (int fd = first; fd <= last; fd++)
+		forget(fd);
+}
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+static void after_fork_in_parent(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+/* Pipes are the parent's; closing our copies of their descriptors does not end them. Epoll sets are
+ * both's, so nothing is changed in them. Calls nothing but what is async-signal-safe. */
+static void after_fork_in_child(void)
+{
+	for (int fd = 0; fd <= atomic_load(&highest); fd++) {
+		struct entry *entry = shim_find(fd);
+
+		if (atomic_load(&entry->bits) & IS_PIPE) {
+			syscall(SYS_close, fd);
+			atomic_store(&entry->bits, 0);
+		}
+		entry->pipe = NULL;
+		atomic_fetch_and(&entry->bits, ~HAS_PIPE);
+	}
+	atomic_store(&owner, getpid());
+	pthread_mutex_unlock(&lock);
+}
+
+__attribute__((constructor)) static void at_start(void)
+{
+	if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0)
+		atomic_store(&owner, getpid());
+}

@@ -1,0 +1,115 @@
+/* The preload shim's parts: what it knows of descriptors, and pipes to non-blocking sockets.
+ *
+ * A program with an event loop must not wait in sendfile(2). Its pipe goes on beside it: sendfile gives
+ * EAGAIN, as for a socket that takes no more, and EPOLLOUT comes when the pipe is over. For that
+ * - the pipe's descriptor is added to the epoll set that the socket is in, and EPOLLOUT is taken out of
+ *   the socket's events;
+ * - when the pipe is over, its descriptor goes and the socket's events are put back: the kernel itself
+ *   then tells EPOLLOUT, with EPOLLET or EPOLLONESHOT or without, as the program wanted it;
+ * - the next sendfile of the same bytes of the same file returns what was moved.
+ *
+ * One lock is around all of it. It is held over no call that waits, and few calls need it: a descriptor
+ * of which nothing is known has no bits set. */
+#ifndef SHIM_H
+#define SHIM_H
+
+#include "millrace.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The function that a wrapper stands before. */
+#define NEXT(name)                                                                    \
+	__extension__({                                                               \
+		static _Atomic(__typeof__(&name)) found;                              \
+		__typeof__(&name) function = atomic_load(&found);                     \
+		if (!function) {                                                      \
+			function = (__typeof__(&name))dlsym(RTLD_NEXT, #name);        \
+			atomic_store(&found, function);                               \
+		}                                                                     \
+		function;                                                             \
+	})
+
+/* Bits of a descriptor. */
+#define IN_SET 1u   /* it is in an epoll set that is known */
+#define IN_MORE 2u  /* in more than one, or as EPOLLEXCLUSIVE: no pipe can wait there */
+#define HAS_PIPE 4u /* a pipe goes to it, or has and the program does not know yet */
+#define IS_PIPE 8u  /* it is a pipe's own */
+#define IS_SET 16u  /* it is an epoll set in which something is known */
+#define REFUSED 32u /* pipes to it were refused, or the next call is to be the original */
+
+/* A pipe to a non-blocking socket. */
+struct shim_pipe {
+	int fd;   /* -1 when it is over */
+	int set;  /* the epoll set that fd is in, or -1 */
+	int lost; /* how much was moved is not known */
+	/* For EPOLLONESHOT: the program has armed it during the pipe and got no event since. */
+	int armed;
+	/* What the program wants of these options of the socket, or -1. They are set at the end: the
+	 * agent changes them too. */
+	int cork;
+	int nodelay;
+	dev_t file_dev;
+	ino_t file_ino;
+	ino_t socket_ino;
+	int64_t at;    /* where in the file that begins which was moved, */
+	int64_t moved; /* and how much of it the program does not know of */
+};
+
+/* A descriptor. */
+struct entry {
+	_Atomic uint32_t bits;
+	/* Which socket and which pipe with this number it is: others are gone. */
+	uint32_t generation;
+	uint32_t pipes;
+	/* The epoll set, and what the program wants to hear from it; of a pipe's own: set is the socket. */
+	int set;
+	uint32_t events;
+	uint64_t data;
+	struct shim_pipe *pipe;
+	/* The socket that was refused, since the number may be another's now. */
+	ino_t refused_ino;
+	int64_t refused_until_ms;
+	/* Nothing could be piped: the next sendfile is the original. */
+	int once;
+};
+
+/* The lock; 0 when it is not to be had: in a signal handler within it, and in a child of vfork(2), whose
+ * memory is its parent's. Cancellation of the thread waits meanwhile. */
+int shim_lock(void);
+void shim_unlock(void);
+
+/* What is known of a descriptor, or NULL. Needs no lock, but what is in it does. */
+struct entry *shim_find(int fd);
+/* True when one of these bits is set. Needs no lock. */
+int shim_has(int fd, uint32_t bits);
+
+/* The following with the lock. */
+
+/* As shim_find, and begins to know. */
+struct entry *shim_make(int fd);
+/* These are closed, or others now. Cancels their pipes. */
+void shim_forget(int first, int last);
+
+/* True while a pipe goes to it. Clears up after one that is over. */
+int shim_pipe_runs(int fd, struct entry *entry);
+/* Lets go of a pipe; cancels it if it is under way. */
+void shim_drop_pipe(struct entry *entry);
+/* Adds a pipe's descriptor to the socket's epoll set; -1 when it is full. */
+int shim_watch(int fd, struct entry *entry);
+/* Takes EPOLLOUT out of what the epoll set tells of a socket; -1 when the socket is not in it. */
+int shim_mask(int fd, const struct entry *entry);
+/* Lets it tell all that the program wants. */
+void shim_unmask(int fd, const struct entry *entry);
+
+/* Whether a pipe may be asked for: not when it was refused a short time ago. */
+int shim_may_ask(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t file_ino);
+/* Who is not to be asked again soon, after this reason. entry may be NULL. */
+void shim_refused(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t file_ino, int reason);
+
+#endif
