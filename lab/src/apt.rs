@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::LabError;
 use crate::process::run;
+use crate::{Cache, LabError};
 
 /// Host programs and the package each comes from.
 pub const PROGRAMS: [(&str, &str); 25] = [
@@ -129,6 +129,19 @@ pub fn search(expression: &str) -> Result<Vec<String>, LabError> {
     }
     let found = String::from_utf8_lossy(&found);
     Ok(found.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
+}
+
+/// The folder of a package's content, unpacked into the cache and not installed.
+///
+/// # Errors
+/// Those of [`unpack`].
+pub fn unpacked(cache: &Cache, package: &str) -> Result<PathBuf, LabError> {
+    cache.get(&format!("package-{package}"), |part| {
+        let download = part.with_extension("download");
+        crate::cache::remove(&download)?;
+        unpack(package, &download, part)?;
+        crate::cache::remove(&download)
+    })
 }
 
 /// Downloads a package into a folder and unpacks it into another, without installing it. Returns

@@ -52,6 +52,7 @@ pub struct ImageBuilder {
     programs: BTreeSet<String>,
     modules: BTreeSet<String>,
     files: BTreeMap<String, PathBuf>,
+    packaged: BTreeSet<(String, String)>,
     guest_pieces: bool,
 }
 
@@ -92,6 +93,15 @@ impl ImageBuilder {
         tools.into_iter().fold(self, ImageBuilder::program).module("xfs").module("btrfs")
     }
 
+    /// Adds a program of a Debian package that is unpacked and not installed on the host (a server,
+    /// for one, would be started), at its own path and in `/bin`, with its libraries. These must be
+    /// on the host.
+    #[must_use]
+    pub fn packaged(mut self, package: &str, program: &str) -> Self {
+        self.packaged.insert((package.to_owned(), program.to_owned()));
+        self
+    }
+
     /// Adds Millrace's guest pieces, built from this workspace: the agent, the library, the preload
     /// shim and the test program `mrpipe`.
     #[must_use]
@@ -108,6 +118,13 @@ impl ImageBuilder {
     pub fn build(&self, cache: &Cache, kernel: &Kernel) -> Result<Image, LabError> {
         let agent = program::agent(cache)?;
         let mut content = self.collect(&agent)?;
+        for (package, place) in &self.packaged {
+            let program = apt::unpacked(cache, package)?.join(place.trim_start_matches('/'));
+            for library in program::libraries(&program)? {
+                content.insert(library.to_string_lossy().into_owned(), library);
+            }
+            content.insert(place.clone(), program);
+        }
         if self.guest_pieces {
             for (place, host) in program::guest_pieces(cache)? {
                 // The program needs our library, which ldd does not find here, and no other.
@@ -201,7 +218,9 @@ impl ImageBuilder {
         }
         for guest in content.keys() {
             let name = guest.rsplit('/').next().unwrap_or(guest);
-            let from_program = self.programs.iter().any(|program| program.ends_with(name));
+            let packaged = self.packaged.iter().map(|(_, program)| program);
+            let from_program =
+                self.programs.iter().chain(packaged).any(|program| program.ends_with(name));
             if from_program && !guest.starts_with("/bin/") {
                 tree.link(&format!("bin/{name}"), guest)?;
             }

@@ -11,6 +11,7 @@ mod pipe;
 mod quiet;
 mod relay;
 mod restart;
+mod servers;
 #[path = "../common/strace.rs"]
 mod strace;
 mod testpmd;
