@@ -10,6 +10,7 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -92,6 +93,9 @@ static int connect_agent(int flags)
 		errno = error;
 		return -1;
 	}
+	/* It was for connecting alone. */
+	if (flags & SOCK_NONBLOCK)
+		(void)fcntl(fd, F_SETFL, 0);
 	return fd;
 }
 
@@ -133,13 +137,13 @@ static int take_kept(struct connection *connection)
 	return -1;
 }
 
-static int take(struct connection *connection, int only_fresh)
+static int take(struct connection *connection, int only_fresh, int flags)
 {
 	if (atomic_load(&owner) != getpid())
 		after_fork();
 	if (!only_fresh && take_kept(connection) == 0)
 		return 0;
-	*connection = (struct connection){.fd = connect_agent(0), .fresh = 1};
+	*connection = (struct connection){.fd = connect_agent(flags), .fresh = 1};
 	if (connection->fd < 0)
 		return -1;
 	keep(connection);
@@ -155,6 +159,16 @@ static void give_back(struct connection *connection, int broken)
 	} else {
 		atomic_store(&connection->slot->state, SLOT_IDLE);
 	}
+}
+
+/* Begins to keep the connection of a pipe that is over. */
+void millrace_keep_connection(int fd)
+{
+	struct connection connection = {.fd = fd};
+
+	if (atomic_load(&owner) == getpid())
+		keep(&connection);
+	give_back(&connection, 0);
 }
 
 static int send_request(int fd, const struct request *request, const int *fds)
@@ -243,13 +257,14 @@ static struct millrace_result refused(int fd, int error)
 /* Sends a request on a kept connection, or on a new one: the agent closes those that are idle for
  * long. 0, or -1 with the result. */
 static int send_somewhere(struct connection *connection, const struct request *request,
-			  const int *fds, struct millrace_result *result)
+			  const int *fds, int flags, struct millrace_result *result)
 {
 	for (int attempt = 0; attempt <= MAX_KEPT; attempt++) {
 		int fresh, error;
 
-		if (take(connection, attempt == MAX_KEPT) < 0) {
-			*result = failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
+		if (take(connection, attempt == MAX_KEPT, flags) < 0) {
+			*result = errno == EAGAIN ? failed(MILLRACE_AGENT_BUSY, EAGAIN)
+						  : failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
 			return -1;
 		}
 		if (send_request(connection->fd, request, fds) == 0)
@@ -271,7 +286,7 @@ static struct millrace_result exchange(const struct request *request, const int 
 	int interrupted;
 	int gone;
 
-	if (send_somewhere(&connection, request, fds, &result) < 0)
+	if (send_somewhere(&connection, request, fds, 0, &result) < 0)
 		return result;
 	gone = wait_answer(connection.fd, &result, &interrupted) < 0;
 	/* An agent that died may have moved bytes: nobody knows. */
@@ -356,31 +371,26 @@ EXPORT int64_t millrace_pipe(int out_fd, int in_fd, int64_t *offset, size_t coun
 EXPORT int millrace_pipe_start(int out_fd, int in_fd, size_t count,
 			       const struct millrace_options *options)
 {
+	struct connection connection;
+	struct millrace_result result;
 	struct request request;
 	int fds[2] = {in_fd, out_fd};
 	int error = errno;
-	int fd;
 
 	last_reason = MILLRACE_MALFORMED;
 	if (fill(&request, count, options) < 0)
 		return -1;
-	fd = connect_agent(SOCK_NONBLOCK);
-	if (fd < 0) {
-		last_reason = errno == EAGAIN ? MILLRACE_AGENT_BUSY : MILLRACE_NO_AGENT;
-		errno = errno == EAGAIN ? EAGAIN : EOPNOTSUPP;
-		return -1;
-	}
-	if (send_request(fd, &request, fds) < 0) {
-		struct millrace_result result = refused(fd, errno);
-
-		close(fd);
+	if (send_somewhere(&connection, &request, fds, SOCK_NONBLOCK, &result) < 0) {
 		last_reason = result.reason;
 		errno = result.error ? result.error : EIO;
 		return -1;
 	}
+	/* It is the caller's now. */
+	if (connection.slot)
+		atomic_store(&connection.slot->state, SLOT_FREE);
 	last_reason = MILLRACE_COMPLETE;
 	errno = error;
-	return fd;
+	return connection.fd;
 }
 
 EXPORT int millrace_pipe_status(int fd, struct millrace_result *result)

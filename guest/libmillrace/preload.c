@@ -26,6 +26,9 @@
 /* So long a program hears nothing of its socket. Servers close connections on which nothing was written
  * for some ten seconds or more; the bytes of a slow client are told in parts. */
 #define PART_MS 5000
+/* A program that asks again and again does not wait for the set: it gets so long a pause each time. */
+#define MANY_ASKED 16
+#define ASKED_PAUSE_MS 1
 
 static _Atomic size_t min_bytes = DEFAULT_MIN_BYTES;
 
@@ -125,6 +128,7 @@ static int go_on(struct call *call, struct entry *entry, ssize_t *result)
 	if (entry->pipe->socket_ino != call->socket.st_ino)
 		shim_forget(call->out_fd, call->out_fd);
 	if (shim_pipe_runs(call->out_fd, entry)) {
+		entry->pipe->asked++;
 		*result = again();
 		return 1;
 	}
@@ -280,18 +284,32 @@ static int try_pipe(struct call *call, ssize_t *result)
 	return is_done;
 }
 
+/* How it waits: by poll(2), which says that the socket takes bytes, or not at all. */
+static void pause_if_asked_often(int asked, int own_fd)
+{
+	int error = errno;
+
+	if (asked >= MANY_ASKED)
+		(void)poll(&(struct pollfd){.fd = own_fd, .events = POLLIN}, 1, ASKED_PAUSE_MS);
+	errno = error;
+}
+
 /* What has been begun before. 1 with sendfile's result, 0, or -1: it is the original's turn. */
 static int try_going_on(struct call *call, ssize_t *result)
 {
 	struct entry *entry = shim_find(call->out_fd);
-	int is_done;
+	int asked, own_fd, is_done;
 
 	if (!shim_has(call->out_fd, HAS_PIPE | REFUSED) || !shim_lock())
 		return 0;
 	is_done = go_on(call, entry, result);
 	if (!is_done && is_originals_turn(entry))
 		is_done = -1;
+	asked = entry->pipe ? entry->pipe->asked : 0;
+	own_fd = entry->pipe ? entry->pipe->fd : -1;
 	shim_unlock();
+	if (own_fd >= 0)
+		pause_if_asked_often(asked, own_fd);
 	return is_done;
 }
 

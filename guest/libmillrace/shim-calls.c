@@ -3,6 +3,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -50,16 +51,23 @@ EXPORT void closefrom(int first)
 	NEXT(closefrom)(first);
 }
 
-/* After, since it may fail, and the number stays taken. */
-EXPORT int dup2(int old, int new)
+/* True when a copy of old may take the place of new. Its pipe ends before, while the number is still the
+ * socket's; what else is known of it is forgotten after, since the call may fail. */
+static int may_replace(int old, int new)
 {
-	int result;
-
 	if (shim_has(new, IS_PIPE)) {
 		errno = EBUSY;
-		return -1;
+		return 0;
 	}
-	result = NEXT(dup2)(old, new);
+	if (old != new && shim_has(new, HAS_PIPE) && fcntl(old, F_GETFD) >= 0)
+		forget(new, new);
+	return 1;
+}
+
+EXPORT int dup2(int old, int new)
+{
+	int result = may_replace(old, new) ? NEXT(dup2)(old, new) : -1;
+
 	if (result >= 0 && old != new && shim_has(new, ANY))
 		forget(new, new);
 	return result;
@@ -67,13 +75,8 @@ EXPORT int dup2(int old, int new)
 
 EXPORT int dup3(int old, int new, int flags)
 {
-	int result;
+	int result = may_replace(old, new) ? NEXT(dup3)(old, new, flags) : -1;
 
-	if (shim_has(new, IS_PIPE)) {
-		errno = EBUSY;
-		return -1;
-	}
-	result = NEXT(dup3)(old, new, flags);
 	if (result >= 0 && shim_has(new, ANY))
 		forget(new, new);
 	return result;
@@ -132,8 +135,11 @@ EXPORT int shutdown(int fd, int how)
 	struct entry *entry = shim_find(fd);
 
 	if (how != SHUT_RD && shim_has(fd, HAS_PIPE) && shim_lock()) {
-		if (shim_pipe_runs(fd, entry))
+		if (shim_pipe_runs(fd, entry)) {
+			shim_refused(entry, entry->pipe->socket_ino, 0, 0, MILLRACE_FLOW_CLOSED);
+			shim_unmask(fd, entry);
 			shim_drop_pipe(entry);
+		}
 		shim_unlock();
 	}
 	return NEXT(shutdown)(fd, how);

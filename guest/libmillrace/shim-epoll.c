@@ -1,5 +1,6 @@
 /* Epoll sets: what programs want to hear from them, and what they get while pipes go on. */
 #define _GNU_SOURCE
+#include "protocol.h"
 #include "shim.h"
 
 #include <errno.h>
@@ -84,6 +85,12 @@ void shim_unmask(int fd, const struct entry *entry)
 	(void)control(entry->set, EPOLL_CTL_MOD, fd, entry->events, entry->data);
 }
 
+void shim_leave_set(int fd, const struct entry *entry)
+{
+	if (atomic_load(&entry->bits) & IN_SET)
+		(void)control(entry->set, EPOLL_CTL_DEL, fd, 0, 0);
+}
+
 int shim_watch(int fd, struct entry *entry)
 {
 	struct shim_pipe *pipe = entry->pipe;
@@ -95,16 +102,20 @@ int shim_watch(int fd, struct entry *entry)
 	return 0;
 }
 
-static void close_pipe(struct shim_pipe *pipe)
+/* may_keep: the agent has answered, and waits for another request. */
+static void close_pipe(struct shim_pipe *pipe, int may_keep)
 {
 	struct entry *own = shim_find(pipe->fd);
 
 	/* Explicitly: a child may have it open still. */
 	if (pipe->set >= 0)
 		(void)control(pipe->set, EPOLL_CTL_DEL, pipe->fd, 0, 0);
-	syscall(SYS_close, pipe->fd);
 	if (own)
 		atomic_store(&own->bits, 0);
+	if (may_keep)
+		millrace_keep_connection(pipe->fd);
+	else
+		syscall(SYS_close, pipe->fd);
 	pipe->fd = -1;
 	pipe->set = -1;
 }
@@ -125,7 +136,7 @@ void shim_drop_pipe(struct entry *entry)
 	struct shim_pipe *pipe = entry->pipe;
 
 	if (pipe->fd >= 0)
-		close_pipe(pipe);
+		close_pipe(pipe, 0);
 	free(pipe);
 	entry->pipe = NULL;
 	atomic_fetch_and(&entry->bits, ~HAS_PIPE);
@@ -145,7 +156,7 @@ int shim_pipe_runs(int fd, struct entry *entry)
 		/* Something else has its number. */
 		result = (struct millrace_result){.reason = MILLRACE_LOST};
 	}
-	close_pipe(pipe);
+	close_pipe(pipe, result.reason != MILLRACE_LOST);
 	set_options(fd, pipe);
 	shim_unmask(fd, entry);
 	pipe->moved = result.moved;

@@ -128,8 +128,11 @@ static void forget(int fd)
 			shim_unmask(entry->set, socket);
 		}
 	}
-	if (entry->pipe)
+	if (entry->pipe) {
+		/* The agent has the socket open too, so the set would go on telling of it. */
+		shim_leave_set(fd, entry);
 		shim_drop_pipe(entry);
+	}
 	entry->generation++;
 	entry->refused_until_ms = 0;
 	entry->once = 0;

@@ -48,6 +48,7 @@ struct shim_pipe {
 	int fd;   /* -1 when it is over */
 	int set;  /* the epoll set that fd is in, or -1 */
 	int lost; /* how much was moved is not known */
+	int asked; /* so often for its result, in vain */
 	/* For EPOLLONESHOT: the program has armed it during the pipe and got no event since. */
 	int armed;
 	/* What the program wants of these options of the socket, or -1. They are set at the end: the
@@ -93,7 +94,7 @@ int shim_has(int fd, uint32_t bits);
 
 /* As shim_find, and begins to know. */
 struct entry *shim_make(int fd);
-/* These are closed, or others now. Cancels their pipes. */
+/* These are about to be closed, or were. Cancels their pipes. */
 void shim_forget(int first, int last);
 
 /* True while a pipe goes to it. Clears up after one that is over. */
@@ -106,6 +107,9 @@ int shim_watch(int fd, struct entry *entry);
 int shim_mask(int fd, const struct entry *entry);
 /* Lets it tell all that the program wants. */
 void shim_unmask(int fd, const struct entry *entry);
+
+/* Takes a socket out of its set. */
+void shim_leave_set(int fd, const struct entry *entry);
 
 /* Whether a pipe may be asked for: not when it was refused a short time ago. */
 int shim_may_ask(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t file_ino);
