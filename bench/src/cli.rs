@@ -21,6 +21,7 @@ use crate::table::{self, Section};
 mod consolidate;
 mod events;
 mod peers;
+mod pipes;
 mod shares;
 mod vms;
 
@@ -62,6 +63,10 @@ enum Command {
     ///
     /// Exit code: as `demo`.
     Idle(shares::IdleArgs),
+    /// Files from a VM that shares its CPU, by pipes, sendfile and read-write, and from web servers.
+    ///
+    /// Exit code: as `demo`.
+    Pipes(pipes::PipesArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
@@ -139,6 +144,7 @@ pub fn main() -> ExitCode {
         Command::Consolidate(args) => consolidate::run(&args).map(|()| 0),
         Command::Shares(args) => shares::run(&args),
         Command::Idle(args) => shares::idle(&args),
+        Command::Pipes(args) => pipes::run(&args),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::VirtioUser(args) => peers::virtio_user(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {

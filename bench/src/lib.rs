@@ -15,6 +15,7 @@
 //! single threads of the host ([`host`]).
 //! [`shares`] asks whether many VMs on one sidecore get what is due to them, and [`idle`] what ports
 //! cost that do nothing; both, as [`peers`], start a [`daemon`] without VMs.
+//! [`pipes`] boots a VM that shares its CPU with busy ones, and moves its files to a client.
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
@@ -39,6 +40,7 @@ pub mod idle;
 pub mod machine;
 pub mod output;
 pub mod peers;
+pub mod pipes;
 pub mod progress;
 pub mod report;
 pub mod results;

@@ -109,12 +109,12 @@ impl Row {
         self.target.is_some_and(|t| self.ratio < t)
     }
 
-    /// Whether it is shown as bad: below its floor, or behind a peer that it is to be ahead of. A row
-    /// with a floor and no aim has nobody to be ahead of, such as one whose ratio is at most 1: there
-    /// the floor alone decides.
+    /// Whether it is shown as bad: below its floor, or behind a peer that it is to be ahead of, or
+    /// near, as its aim says. A row with a floor and no aim has nobody to be ahead of, such as one
+    /// whose ratio is at most 1: there the floor alone decides.
     pub fn is_behind(&self) -> bool {
         let ahead_of_peer = self.aim.is_some() || self.target.is_none();
-        self.missed() || ahead_of_peer && self.ratio < 1.0
+        self.missed() || ahead_of_peer && self.ratio < self.aim.unwrap_or(1.0).min(1.0)
     }
 
     /// The case, and in brackets the front end where it is not the comparison's own.

@@ -22,6 +22,7 @@ const STYLE: &str = "<style>
 .mr-whisker{stroke:#1b2328;stroke-width:1.5}.mr-dot{fill:#1b2328}
 .mr-floor{stroke:#c2410c;stroke-width:2.5}.mr-aim{stroke:#c2410c;stroke-width:1.5;stroke-dasharray:3 3}
 .mr-good{fill:#2f9e8f}.mr-bad{fill:#d9634c}.mr-peer{fill:#a9b4bb}
+.mr-f0{fill:#2f9e8f}.mr-f1{fill:#8fd0c6}.mr-f2{fill:#d97706}.mr-f3{fill:#6366f1}.mr-f4{fill:#d9634c}.mr-f5{fill:#a9b4bb}
 .mr-s0,.mr-s1,.mr-s2,.mr-s3{fill:none;stroke-width:1.5}
 .mr-s0{stroke:#2f9e8f}.mr-s1{stroke:#d97706}.mr-s2{stroke:#6366f1}.mr-s3{stroke:#d9634c}
 @media(prefers-color-scheme:dark){.mr-bg{fill:#151a1e}.mr-text{fill:#e6ebee}.mr-small{fill:#9aa7af}

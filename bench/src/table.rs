@@ -20,6 +20,8 @@ pub enum Section {
     Shares,
     /// The same with `bench:idle`: a line for each case.
     Idle,
+    /// The same with `bench:pipes`: a line for each case with all of its peers.
+    Pipes,
 }
 
 impl Section {
@@ -32,6 +34,7 @@ impl Section {
             Section::Events => "<!-- bench:events -->",
             Section::Shares => "<!-- bench:shares -->",
             Section::Idle => "<!-- bench:idle -->",
+            Section::Pipes => "<!-- bench:pipes -->",
         }
     }
 
@@ -44,13 +47,14 @@ impl Section {
             Section::Events => "<!-- /bench:events -->",
             Section::Shares => "<!-- /bench:shares -->",
             Section::Idle => "<!-- /bench:idle -->",
+            Section::Pipes => "<!-- /bench:pipes -->",
         }
     }
 
     /// The table of results in the published format as Markdown.
     pub fn markdown(self, results: &Results) -> String {
         match self {
-            Section::Peers => by_case(results),
+            Section::Peers | Section::Pipes => by_case(self, results),
             Section::Consolidate => by_value(results),
             Section::Shares | Section::Idle => against_due(self, results),
             _ => markdown(results),
@@ -183,7 +187,7 @@ pub fn by_value(results: &Results) -> String {
 }
 
 /// A line for each case with the ratios to all of its peers, as Markdown.
-pub fn by_case(results: &Results) -> String {
+pub fn by_case(section: Section, results: &Results) -> String {
     let mut out = String::from(
         "| Case | Millrace | Ratio to each peer (its own value) | Floors |\n|---|---|---|---|\n",
     );
@@ -206,7 +210,7 @@ pub fn by_case(results: &Results) -> String {
     for line in not_measured(results) {
         out.push_str(&format!("\n{line}\n"));
     }
-    out.push_str(&format!("\n{}\n", origin(Section::Peers, results)));
+    out.push_str(&format!("\n{}\n", origin(section, results)));
     out
 }
 
@@ -406,7 +410,7 @@ Measured on Test <CPU> & Co, 2 cores, Linux 6.1.0, commit 0123abc; medians of 5 
 vpp: not installed (tcp_rr, udp_rr).
 
 ";
-        let text = by_case(&r);
+        let text = by_case(Section::Peers, &r);
         assert!(text.starts_with(golden), "{text}");
     }
 

@@ -1,0 +1,210 @@
+//! The command line of `bench pipes`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::peers::two_cpus;
+use super::vms::VmArgs;
+use super::{EXIT_MISSED, seconds};
+use crate::error::BenchError;
+use crate::machine;
+use crate::pipes::servers::{Server, size_text};
+use crate::pipes::{self, Setup, output, rows};
+use crate::progress::Progress;
+use crate::report::Context;
+use crate::results::Results;
+use crate::table;
+
+/// Most neighbours: those of the paper.
+const MAX_BUSY: i64 = 3;
+
+#[derive(Args)]
+pub struct PipesArgs {
+    /// Rounds that count; one more is run first and thrown away.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: u32,
+    /// Size of the file that is transferred, in MiB (1 to 1024; the paper's has 1024).
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    mib: u64,
+    /// Least seconds of a load (0.2 to 60); a file is transferred as often as that takes.
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    secs: Duration,
+    /// Numbers of busy neighbours (0 to 3) in transfers of the file; "none" for no such transfers.
+    #[arg(long, value_delimiter = ',', default_value = "0,1,2,3", value_parser = busy)]
+    busy: Vec<Option<usize>>,
+    /// Web servers; "none" for none.
+    #[arg(long, value_delimiter = ',', default_value = "nginx,lighttpd", value_parser = server)]
+    servers: Vec<Option<Server>>,
+    /// Sizes of the files that web servers serve, in KiB (1 to 65536).
+    #[arg(long, value_delimiter = ',', default_value = "4,16,64,256,1024,4096,16384,65536",
+        value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    sizes: Vec<u64>,
+    /// Numbers of busy neighbours (0 to 3) of the web servers.
+    #[arg(long, value_delimiter = ',', default_value = "0,2,3",
+        value_parser = clap::value_parser!(u64).range(0..=MAX_BUSY as u64))]
+    servers_busy: Vec<u64>,
+    /// Keep-alive connections to a web server.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
+    connections: u64,
+    /// CPU of all VMs, and CPU of the daemon and the client.
+    #[arg(long, value_delimiter = ',', num_args = 1.., default_values_t = [0, 1])]
+    cpus: Vec<usize>,
+    /// Microseconds that the sidecore polls before it sleeps; the daemon's default when left out.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    spin_us: Option<u32>,
+    /// One round of 4 MiB with 0 and 3 busy neighbours: to see that it works, not to measure.
+    #[arg(long, conflicts_with_all = ["rounds", "mib", "secs", "busy", "sizes", "servers_busy"])]
+    quick: bool,
+    #[command(flatten)]
+    vms: VmArgs,
+}
+
+fn busy(text: &str) -> Result<Option<usize>, String> {
+    match text {
+        "none" => Ok(None),
+        _ => match text.parse() {
+            Ok(n) if n <= MAX_BUSY as usize => Ok(Some(n)),
+            _ => Err(format!("{text:?}; 0 to {MAX_BUSY} or none allowed")),
+        },
+    }
+}
+
+fn server(text: &str) -> Result<Option<Server>, String> {
+    match text {
+        "none" => Ok(None),
+        _ => <Server as clap::ValueEnum>::from_str(text, false).map(Some),
+    }
+}
+
+impl PipesArgs {
+    fn setup(&self) -> Result<Setup, BenchError> {
+        let mut setup = Setup {
+            rounds: self.rounds,
+            file_bytes: self.mib << 20,
+            length: self.secs,
+            busy: self.busy.iter().flatten().copied().collect(),
+            servers: self.servers.iter().flatten().copied().collect(),
+            sizes_bytes: self.sizes.iter().map(|kib| kib << 10).collect(),
+            servers_busy: self.servers_busy.iter().map(|n| *n as usize).collect(),
+            connections: self.connections as usize,
+            cpus: two_cpus(&self.cpus)?,
+            kernel: self.vms.kernel()?,
+            millrace: self.vms.millrace()?,
+            sidecore: self.spin_us.map_or(String::new(), |us| format!("spin_us = {us}")),
+            out: self.vms.out.clone(),
+        };
+        if self.quick {
+            (setup.rounds, setup.file_bytes) = (1, 4 << 20);
+            setup.length = Duration::from_millis(200);
+            (setup.busy, setup.servers_busy) = (vec![0, 3], vec![0]);
+            setup.sizes_bytes = vec![4 << 10, 1 << 20];
+        }
+        if setup.servers.is_empty() {
+            setup.servers_busy.clear();
+        }
+        Ok(setup)
+    }
+}
+
+/// Runs the comparison; returns the exit code.
+pub fn run(args: &PipesArgs) -> Result<u8, BenchError> {
+    let setup = args.setup()?;
+    let commit = machine::commit(Path::new("."));
+    let mut progress = Progress::stderr();
+    let measured = pipes::run(&setup, &mut progress)?;
+    let all = rows::rows(&setup, &measured);
+    let missing = rows::missing(&measured, &all);
+    let results = Results { machine: machine::machine(), commit, rows: all, missing };
+    let context = Context { setup: text(&setup), took_s: progress.elapsed().as_secs_f64() };
+    let written = output::write_all(&args.vms.out, &setup, &results, &measured, &context)?;
+    println!("\n{}", table::terminal(table::Section::Pipes, &results));
+    for line in output::losses(&results, &measured) {
+        progress.step(&line);
+    }
+    for path in written {
+        progress.step(&format!("wrote {}", path.display()));
+    }
+    let missed = results.rows.iter().any(|r| r.missed());
+    Ok(match (results.missing.is_empty(), missed) {
+        (false, _) => 1,
+        (true, true) => EXIT_MISSED,
+        (true, false) => 0,
+    })
+}
+
+fn text(setup: &Setup) -> Vec<String> {
+    let (vms, host) = setup.cpus;
+    let sizes: Vec<String> = setup.sizes_bytes.iter().map(|s| size_text(*s)).collect();
+    let mut text = vec![
+        format!(
+            "The server VM (TCG, 1 vCPU) and its neighbours, VMs with a busy loop, share CPU {vms}; the \
+             daemon with sidecore, pipes and twins runs on CPU {host}, and so do the client, which is in \
+             a bridge at the switch’s uplink, and the reference’s sender."
+        ),
+        "Neighbours that are not wanted are stopped. The guest’s disk is a raw image behind the host’s \
+         page cache, which holds all of it, on every side; “cold” and “warm” are the guest’s own cache."
+            .into(),
+        format!(
+            "{} MiB over one kept connection, as often as {:.1} s take, by `mrpipe -p`, `-s` and `-w`. All \
+             three brought the same bytes in the first round.",
+            setup.file_bytes >> 20,
+            setup.length.as_secs_f64()
+        ),
+        "host-sendfile: a process of the host sends a file of the same length by sendfile over a veth \
+         pair into the same bridge."
+            .into(),
+        "CPU time is that of QEMU’s and the daemon’s threads and of the host kernel’s worker and packet \
+         threads, from the request until a moment after the last byte. Under emulation a guest’s share is \
+         several times what it is under KVM."
+            .into(),
+        format!("{} rounds, after one thrown away; who begins changes.", setup.rounds),
+    ];
+    if !setup.servers.is_empty() {
+        text.push(format!(
+            "Web servers: Debian’s, unmodified, one process each that serves; files of {} from the \
+             guest’s warm cache over {} kept connections, with the preload shim and without, other \
+             settings alike (nginx: `sendfile_max_chunk 0`).",
+            sizes.join(", "),
+            setup.connections
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: PipesArgs,
+    }
+
+    fn args(words: &[&str]) -> Result<PipesArgs, String> {
+        let all = ["pipes"].iter().chain(words);
+        Only::try_parse_from(all).map(|o| o.args).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_papers_settings_are_the_default() {
+        let args = args(&[]).unwrap();
+        assert_eq!(args.busy, [Some(0), Some(1), Some(2), Some(3)]);
+        assert_eq!(args.servers, [Some(Server::Nginx), Some(Server::Lighttpd)]);
+        assert_eq!((args.sizes.len(), args.rounds, args.mib), (8, 5, 64));
+    }
+
+    #[test]
+    fn limits_are_kept_and_told() {
+        let e = |words: &[&str]| args(words).err().unwrap();
+        assert!(e(&["--busy", "4"]).contains("0 to 3 or none allowed"));
+        assert!(e(&["--mib", "1025"]).contains("1..=1024"));
+        assert!(e(&["--servers", "apache"]).contains("apache"));
+        assert!(e(&["--quick", "--mib", "8"]).contains("cannot be used with"));
+        assert_eq!(args(&["--busy", "none", "--servers", "none"]).unwrap().servers, [None]);
+    }
+}

@@ -1,0 +1,216 @@
+//! Rows in the published format: medians over the rounds.
+
+use super::servers::{self, size_text};
+use super::{Cache, FileLoad, Measured, Mode, ServerLoad, Setup};
+use crate::results::{CpuPerOp, Measured as Value, Missing, Row};
+use crate::stats::{Better, ratio, significant, spread};
+
+/// Significant digits in result files.
+const DIGITS: i32 = 5;
+/// Floor and aim where three neighbours are busy.
+const SHARED: Goal = Goal { target: Some(3.0), aim: Some(4.0) };
+/// Where the VM has its CPU for itself: no slower.
+const ALONE: Goal = Goal { target: Some(1.0), aim: None };
+/// Of the reference: within 10 % of it.
+const REFERENCE: Goal = Goal { target: None, aim: Some(0.9) };
+/// CPU time: 40 % less, better half.
+const CPU: Goal = Goal { target: Some(1.6667), aim: Some(2.0) };
+const NONE: Goal = Goal { target: None, aim: None };
+/// Neighbours of the paper's figures from which the floors come.
+const SHARED_BUSY: usize = 3;
+/// From this size on nothing may be slower than before.
+const NO_SLOWER_BYTES: u64 = 64 << 10;
+/// The largest file of the paper's figure 5, whose improvement the floor is.
+const LARGEST_BYTES: u64 = 64 << 20;
+
+/// What is wanted of a ratio.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Goal {
+    target: Option<f64>,
+    aim: Option<f64>,
+}
+
+/// One row's texts, and how it reads.
+struct About {
+    case: String,
+    peer: &'static str,
+    unit: &'static str,
+    better: Better,
+    goal: Goal,
+    mode: String,
+}
+
+/// One round of both sides: value, and CPU time of one operation.
+struct Pair {
+    ours: (f64, f64),
+    peer: (f64, f64),
+}
+
+/// All rows for which there is a round.
+pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for cpu in [false, true] {
+        for cache in Cache::ALL {
+            for &busy in &setup.busy {
+                for peer in [Mode::Sendfile, Mode::ReadWrite, Mode::HostSendfile] {
+                    // The reference has no guest, and so no CPU time to save.
+                    if !(cpu && peer == Mode::HostSendfile) {
+                        rows.extend(file_row(setup, measured, (cpu, cache, busy), peer));
+                    }
+                }
+            }
+        }
+    }
+    for &server in &setup.servers {
+        for &busy in &setup.servers_busy {
+            for &size_bytes in &setup.sizes_bytes {
+                rows.extend(server_row(setup, measured, (server, size_bytes, busy)));
+            }
+        }
+    }
+    rows
+}
+
+/// Cases without a row, each with its first failure.
+pub fn missing(measured: &Measured, rows: &[Row]) -> Vec<Missing> {
+    let mut missing: Vec<Missing> = Vec::new();
+    for f in measured.failed.iter().filter(|f| !f.repeated) {
+        let ours = |r: &&Row| f.name == r.ours.name || f.name == r.peer.name;
+        let has_row = rows.iter().filter(ours).any(|r| r.case == f.case);
+        if !has_row && !missing.iter().any(|m| m.case == f.case && m.name == f.name) {
+            missing.push(Missing {
+                case: f.case.clone(),
+                name: f.name.clone(),
+                why: f.why.clone(),
+            });
+        }
+    }
+    missing
+}
+
+fn file_row(
+    setup: &Setup,
+    measured: &Measured,
+    (cpu, cache, busy): (bool, Cache, usize),
+    peer: Mode,
+) -> Option<Row> {
+    let find = |round, mode| {
+        let wanted =
+            |l: &&FileLoad| (l.round, l.busy, l.cache, l.mode) == (round, busy, cache, mode);
+        let sample = measured.files.iter().find(wanted)?.sample;
+        let total = sample.cpu.total();
+        Some((if cpu { total } else { sample.mb_per_s }, total))
+    };
+    let pairs = pairs(setup, |round| {
+        Some(Pair { ours: find(round, Mode::Pipe)?, peer: find(round, peer)? })
+    });
+    let goal = match (cpu, peer, cache, busy) {
+        (_, Mode::HostSendfile, ..) => REFERENCE,
+        (true, Mode::Sendfile, Cache::Cold, 0 | SHARED_BUSY) => CPU,
+        (false, Mode::Sendfile, Cache::Cold, 0) => ALONE,
+        (false, Mode::Sendfile, Cache::Cold, SHARED_BUSY) => SHARED,
+        _ => NONE,
+    };
+    let kind = if cpu { "cpu" } else { "file" };
+    let (unit, better) = if cpu { ("µs/MB", Better::Lower) } else { ("MB/s", Better::Higher) };
+    let what = if cpu { "CPU time of QEMU, daemon and kernel threads; " } else { "" };
+    let about = About {
+        case: format!("{kind}_{}_{busy}", cache.name()),
+        peer: peer.name(),
+        unit,
+        better,
+        goal,
+        mode: format!(
+            "{what}{} MiB, guest’s cache {}, {}",
+            setup.file_bytes >> 20,
+            cache.name(),
+            neighbours(busy)
+        ),
+    };
+    // A row of CPU time is its own CPU time per operation.
+    row(about, &pairs, !cpu)
+}
+
+fn server_row(
+    setup: &Setup,
+    measured: &Measured,
+    (server, size_bytes, busy): (servers::Server, u64, usize),
+) -> Option<Row> {
+    let find = |round, shim| {
+        let wanted = |l: &&ServerLoad| {
+            (l.round, l.busy, l.server) == (round, busy, server)
+                && (l.size_bytes, l.shim) == (size_bytes, shim)
+        };
+        let load = measured.servers.iter().find(wanted)?;
+        Some((load.requests_per_s, load.sample.cpu.total() * size_bytes as f64 / 1e6))
+    };
+    let pairs =
+        pairs(setup, |round| Some(Pair { ours: find(round, true)?, peer: find(round, false)? }));
+    let goal = match busy {
+        0 if size_bytes >= NO_SLOWER_BYTES => ALONE,
+        SHARED_BUSY if size_bytes >= LARGEST_BYTES => SHARED,
+        _ => NONE,
+    };
+    let about = About {
+        case: servers::case(server, size_bytes, busy),
+        peer: servers::side(false),
+        unit: "1/s",
+        better: Better::Higher,
+        goal,
+        mode: format!(
+            "{} a file, {} connections, {}",
+            size_text(size_bytes),
+            setup.connections,
+            neighbours(busy)
+        ),
+    };
+    row(about, &pairs, true)
+}
+
+fn neighbours(busy: usize) -> String {
+    match busy {
+        1 => "1 busy neighbour".into(),
+        n => format!("{n} busy neighbours"),
+    }
+}
+
+/// Rounds that count and have both sides.
+fn pairs(setup: &Setup, of: impl FnMut(u32) -> Option<Pair>) -> Vec<Pair> {
+    (1..=setup.rounds).filter_map(of).collect()
+}
+
+fn row(about: About, pairs: &[Pair], with_cpu: bool) -> Option<Row> {
+    let middle = |of: &dyn Fn(&Pair) -> f64| spread(&pairs.iter().map(of).collect::<Vec<f64>>());
+    let digits = |v: f64| significant(v, DIGITS);
+    let ratios = middle(&|p| ratio(p.ours.0, p.peer.0, about.better).unwrap_or(f64::NAN))?;
+    let value = |name: &str, of: &dyn Fn(&Pair) -> f64| {
+        Some(Value {
+            name: name.into(),
+            value: digits(middle(of)?.median),
+            unit: about.unit.into(),
+        })
+    };
+    let cpu = CpuPerOp {
+        ours: digits(middle(&|p| p.ours.1)?.median),
+        peer: digits(middle(&|p| p.peer.1)?.median),
+    };
+    Some(Row {
+        ours: value(Mode::Pipe.name(), &|p| p.ours.0)?,
+        peer: value(about.peer, &|p| p.peer.0)?,
+        case: about.case,
+        better: about.better,
+        ratio: digits(ratios.median),
+        ratio_min: digits(ratios.min),
+        ratio_max: digits(ratios.max),
+        rounds: pairs.len() as u32,
+        host_cpu_us_per_op: with_cpu.then_some(cpu),
+        target: about.goal.target,
+        aim: about.goal.aim,
+        front: None,
+        mode: Some(about.mode),
+    })
+}
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod tests;
