@@ -6,12 +6,14 @@
 CARGO ?= cargo
 ROUNDS ?= 17
 PEER_ROUNDS ?= 9
+PIPE_ROUNDS ?= 5
+MIB ?= 64
 NAME ?= peers
 FUZZ_SECONDS ?= 60
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle soak fuzz clean
+.PHONY: help prepare build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -50,6 +52,11 @@ bench-shares: prepare
 bench-idle: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench -p millrace-frontend
 	./target/release/bench idle --out out
+
+## make bench NAME=pipes  files and web servers of a VM that shares its CPU: pipes, sendfile, read-write (PIPE_ROUNDS=5, MIB=64)
+bench-pipes: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench
+	./target/release/bench pipes --rounds $(PIPE_ROUNDS) --mib $(MIB) --out out
 
 ## make bench NAME=sim    placement, credits and sleep of up to 64 sidecores in virtual time: out/sim-*.svg
 bench-sim: prepare

@@ -71,6 +71,8 @@ pub struct Setup {
     pub servers_busy: Vec<usize>,
     /// Its keep-alive connections.
     pub connections: usize,
+    /// Smallest file that the shim pipes; its own default when left out.
+    pub min_bytes: Option<u64>,
     /// The CPU of all VMs, and that of everything else.
     pub cpus: (usize, usize),
     /// Kernel of all guests.

@@ -48,6 +48,9 @@ pub struct PipesArgs {
     /// Keep-alive connections to a web server.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
     connections: u64,
+    /// Smallest file in KiB that the shim pipes (MILLRACE_MIN_BYTES); the shim's default when left out.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    min_kib: Option<u64>,
     /// CPU of all VMs, and CPU of the daemon and the client.
     #[arg(long, value_delimiter = ',', num_args = 1.., default_values_t = [0, 1])]
     cpus: Vec<usize>,
@@ -89,6 +92,7 @@ impl PipesArgs {
             sizes_bytes: self.sizes.iter().map(|kib| kib << 10).collect(),
             servers_busy: self.servers_busy.iter().map(|n| *n as usize).collect(),
             connections: self.connections as usize,
+            min_bytes: self.min_kib.map(|kib| kib << 10),
             cpus: two_cpus(&self.cpus)?,
             kernel: self.vms.kernel()?,
             millrace: self.vms.millrace()?,
@@ -165,9 +169,10 @@ fn text(setup: &Setup) -> Vec<String> {
         text.push(format!(
             "Web servers: Debian’s, unmodified, one process each that serves; files of {} from the \
              guest’s warm cache over {} kept connections, with the preload shim and without, other \
-             settings alike (nginx: `sendfile_max_chunk 0`).",
+             settings alike (nginx: `sendfile_max_chunk 0`). The shim pipes what has at least {}.",
             sizes.join(", "),
-            setup.connections
+            setup.connections,
+            setup.min_bytes.map_or("its default".into(), size_text)
         ));
     }
     text

@@ -68,8 +68,12 @@ pub fn on_cpu<T: Send>(
 impl Connection {
     /// Connects from a namespace; the file has `len_bytes`.
     pub fn open(net: &NetLab, to: SocketAddr, len_bytes: u64) -> Result<Connection, BenchError> {
-        let stream = BufReader::new(connect(net, to)?);
-        Ok(Connection { stream, round: 0, len_bytes })
+        Ok(Connection::over(connect(net, to)?, len_bytes))
+    }
+
+    /// Over a connection that stands.
+    pub fn over(stream: TcpStream, len_bytes: u64) -> Connection {
+        Connection { stream: BufReader::new(stream), round: 0, len_bytes }
     }
 
     /// Asks for the file and takes it, on a CPU. Hashing costs CPU time: not while measuring.
@@ -139,8 +143,7 @@ mod tests {
             stream.read_exact(&mut request).unwrap();
             stream.write_all(&answer).unwrap();
         });
-        let stream = BufReader::new(TcpStream::connect(to).unwrap());
-        Connection { stream, round: 0, len_bytes }
+        Connection::over(TcpStream::connect(to).unwrap(), len_bytes)
     }
 
     #[test]

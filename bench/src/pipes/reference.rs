@@ -82,3 +82,23 @@ fn answer(file: &File, stream: TcpStream) -> std::io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipes::fetch::Connection;
+
+    #[test]
+    fn it_speaks_the_clients_protocol_round_after_round() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 300_000]).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let server = std::thread::spawn(move || answer(&file, listener.accept().unwrap().0));
+        let mut connection = Connection::over(stream, 300_000);
+        let hashes = [(); 2].map(|()| connection.transfer(0, true).unwrap().hash.unwrap());
+        assert_eq!(hashes[0], hashes[1]);
+        drop(connection);
+        server.join().unwrap().unwrap();
+    }
+}

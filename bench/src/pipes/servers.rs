@@ -69,8 +69,12 @@ impl Server {
     }
 
     /// Starts it in the background with settings from a file; it listens when this ends.
-    fn script(self, shim: bool, settings: &str) -> String {
-        let preload = if shim { "LD_PRELOAD=/usr/lib/libmillrace-preload.so " } else { "" };
+    fn script(self, shim: bool, min_bytes: Option<u64>, settings: &str) -> String {
+        let min = min_bytes.map_or(String::new(), |bytes| format!("MILLRACE_MIN_BYTES={bytes} "));
+        let preload = match shim {
+            true => format!("{min}LD_PRELOAD=/usr/lib/libmillrace-preload.so "),
+            false => String::new(),
+        };
         let start = match self {
             Server::Nginx => "-c",
             Server::Lighttpd => "-f",
@@ -117,7 +121,7 @@ pub fn start<'a>(
     }
     for server in &setup.servers {
         for shim in [true, false] {
-            let begin = |_: u32| begin(world, *server, shim);
+            let begin = |_: u32| begin(world, setup, *server, shim);
             let name = (server.name(), side(shim));
             if with_repeats(name, 0, measured, progress, begin).is_some() {
                 let to = format!("{SERVER}:{}", server.port(shim)).parse::<SocketAddr>();
@@ -129,11 +133,11 @@ pub fn start<'a>(
     Ok(Servers { world, setup, running })
 }
 
-fn begin(world: &World, server: Server, shim: bool) -> Result<(), BenchError> {
+fn begin(world: &World, setup: &Setup, server: Server, shim: bool) -> Result<(), BenchError> {
     let port = server.port(shim);
     let settings = format!("/tmp/{}.{port}.conf", server.name());
     world.put(&settings, &server.settings(port))?;
-    world.sh(&server.script(shim, &settings)).map(|_| ())
+    world.sh(&server.script(shim, setup.min_bytes, &settings)).map(|_| ())
 }
 
 impl Servers<'_> {
@@ -265,9 +269,11 @@ mod tests {
         assert_eq!(ports.len(), 4);
         for server in all {
             let preload = "LD_PRELOAD=/usr/lib/libmillrace-preload.so ";
-            let plain = server.script(false, "/x");
+            let plain = server.script(false, Some(5), "/x");
             assert!(plain.starts_with(server.program()) && plain.ends_with(" /x"), "{plain}");
-            assert_eq!(server.script(true, "/x"), format!("{preload}{plain}"));
+            assert_eq!(server.script(true, None, "/x"), format!("{preload}{plain}"));
+            let set = format!("MILLRACE_MIN_BYTES=5 {preload}{plain}");
+            assert_eq!(server.script(true, Some(5), "/x"), set);
             assert!(server.settings(8123).contains("8123"));
         }
     }

@@ -17,6 +17,7 @@ pub fn setup() -> Setup {
         sizes_bytes: vec![4 << 10, 64 << 10, 64 << 20],
         servers_busy: vec![0, 3],
         connections: 4,
+        min_bytes: None,
         cpus: (0, 1),
         kernel: lab::KernelChoice::default(),
         millrace: "millrace".into(),
