@@ -198,7 +198,8 @@ static struct shim_pipe *new_pipe(const struct call *call)
 	return pipe;
 }
 
-/* Begins a pipe that goes on beside the program; with the lock. 0: the original is to be called. */
+/* Begins a pipe that goes on beside the program, with the lock. 1: it does; 0: the original is to be called;
+ * -1: it is over already. */
 static int begin(const struct call *call, struct entry *entry)
 {
 	struct millrace_options options = MILLRACE_OPTIONS;
@@ -225,17 +226,26 @@ static int begin(const struct call *call, struct entry *entry)
 	}
 	atomic_fetch_or(&entry->bits, HAS_PIPE);
 	mark_own(pipe->fd, call->out_fd);
-	if (shim_watch(call->out_fd, entry) < 0)
-		wait_for(call->out_fd, entry);
-	return 1;
+	if (shim_watch(call->out_fd, entry) == 0)
+		return 1;
+	wait_for(call->out_fd, entry);
+	return -1;
 }
 
 /* For a socket that does not block, with the lock. 1 with sendfile's result, or 0. */
 static int pipe_beside(struct call *call, struct entry *entry, ssize_t *result)
 {
-	if ((atomic_load(&entry->bits) & (IN_SET | IN_MORE)) != IN_SET || !begin(call, entry))
+	if ((atomic_load(&entry->bits) & (IN_SET | IN_MORE)) != IN_SET)
 		return 0;
-	return go_on(call, entry, result);
+	switch (begin(call, entry)) {
+	case 0:
+		return 0;
+	case 1:
+		*result = again();
+		return 1;
+	default:
+		return go_on(call, entry, result);
+	}
 }
 
 /* For one that blocks. 1 with sendfile's result, or 0: nothing was moved. */

@@ -19,7 +19,7 @@
 
 static void forget(int first, int last)
 {
-	if (!shim_lock())
+	if (!shim_lock_own())
 		return;
 	shim_forget(first, last);
 	shim_unlock();

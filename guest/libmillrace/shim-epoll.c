@@ -243,7 +243,7 @@ EXPORT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 	struct entry *entry;
 	int result;
 
-	if (!is_ours || (op != EPOLL_CTL_ADD && !shim_has(fd, IN_SET)) || !shim_lock())
+	if (!is_ours || (op != EPOLL_CTL_ADD && !shim_has(fd, IN_SET)) || !shim_lock_own())
 		return NEXT(epoll_ctl)(set, op, fd, event);
 	entry = shim_make(fd);
 	if (entry && !(atomic_load(&entry->bits) & IS_PIPE))

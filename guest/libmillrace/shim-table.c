@@ -29,14 +29,18 @@ int shim_lock(void)
 {
 	int error = errno;
 
-	/* One system call, but only where something is known, and next to others. */
-	if (inside || atomic_load(&owner) != getpid())
+	if (inside)
 		return 0;
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	inside = 1;
 	pthread_mutex_lock(&lock);
 	errno = error;
 	return 1;
+}
+
+int shim_lock_own(void)
+{
+	return atomic_load(&owner) == getpid() && shim_lock();
 }
 
 void shim_unlock(void)

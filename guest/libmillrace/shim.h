@@ -80,9 +80,12 @@ struct entry {
 	int once;
 };
 
-/* The lock; 0 when it is not to be had: in a signal handler within it, and in a child of vfork(2), whose
- * memory is its parent's. Cancellation of the thread waits meanwhile. */
+/* The lock; 0 when it is not to be had, in a signal handler within it. Cancellation of the thread waits
+ * meanwhile. */
 int shim_lock(void);
+/* For what a child of vfork(2) calls before its exec: 0 in such a child too. Its memory is its parent's, its
+ * descriptors are not. */
+int shim_lock_own(void);
 void shim_unlock(void);
 
 /* What is known of a descriptor, or NULL. Needs no lock, but what is in it does. */
