@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -54,9 +55,18 @@ struct Test {
     at: Instant,
 }
 
+/// A whole disk that was found before: paths in `/sys` are slow.
+#[derive(Debug)]
+struct Known {
+    device: Device,
+    /// The open file of its sequence number, which cannot be read when the disk has gone.
+    sequence: File,
+}
+
 /// All file systems seen so far.
 #[derive(Debug, Default)]
 pub struct Disks {
+    known: Mutex<HashMap<u64, Arc<Known>>>,
     tests: Mutex<HashMap<Device, Arc<Mutex<Option<Test>>>>>,
     any_device: bool,
 }
@@ -74,7 +84,7 @@ impl Disks {
     /// It is on no disk, not on one alone, or has failed the self-test.
     pub fn place_of(&self, file: &File, line: &Arc<Line>) -> Result<Place, Reason> {
         let number = fstat(file).map_err(|_| Reason::NotAFile)?.st_dev;
-        let device = Device::find(number, self.any_device)?;
+        let device = self.device(number)?;
         let test = self.test_of(device);
         // Others who ask for the same file system wait for the result.
         let mut test = lock(&test);
@@ -98,6 +108,24 @@ impl Disks {
         result.map(|disk| Place { disk, base: device.base })
     }
 
+    /// The device with a number, from what is known while it holds.
+    fn device(&self, number: u64) -> Result<Device, Reason> {
+        let known = lock(&self.known).get(&number).cloned();
+        if let Some(known) = known.filter(|known| known.holds()) {
+            return Ok(known.device);
+        }
+        let (device, sequence) = Device::find(number, self.any_device)?;
+        let mut known = lock(&self.known);
+        known.remove(&number);
+        if let Some(sequence) = sequence {
+            if known.len() >= MAX_FILE_SYSTEMS {
+                known.clear();
+            }
+            known.insert(number, Arc::new(Known { device, sequence }));
+        }
+        Ok(device)
+    }
+
     /// The daemon does not know the disk any more: all are asked for again.
     pub fn forget(&self) {
         lock(&self.tests).clear();
@@ -112,14 +140,29 @@ impl Disks {
     }
 }
 
+impl Known {
+    /// True while it is the same disk.
+    fn holds(&self) -> bool {
+        // Of a decimal number.
+        let mut bytes = [0; 24];
+        let read = self.sequence.read_at(&mut bytes, 0).ok();
+        let text = read.and_then(|len| std::str::from_utf8(&bytes[..len]).ok());
+        text.and_then(|text| text.trim().parse().ok()) == Some(self.device.sequence)
+    }
+}
+
 impl Device {
     /// Looks a device up in `/sys`. Only what is a disk, or a partition of one, is taken: whatever
     /// else there is (device mapper, RAID, loop, caches) puts blocks elsewhere, or changes them.
-    fn find(number: u64, any: bool) -> Result<Self, Reason> {
+    ///
+    /// For a whole disk, by which it is known again, the open file of its sequence number too. A
+    /// partition may begin elsewhere the next time, and its disk is the same.
+    fn find(number: u64, any: bool) -> Result<(Self, Option<File>), Reason> {
         let link = format!("/sys/dev/block/{}:{}", major(number), minor(number));
         let own = fs::canonicalize(link).map_err(|_| Reason::NoDisk)?;
+        let is_partition = own.join("partition").exists();
         let (disk, base) = match read_number(&own.join("start")) {
-            Some(sectors) if own.join("partition").exists() => {
+            Some(sectors) if is_partition => {
                 let base = sectors.checked_mul(SECTOR_BYTES).ok_or(Reason::NoDisk)?;
                 (own.parent().unwrap_or(&own).to_owned(), base)
             }
@@ -131,8 +174,10 @@ impl Device {
             return Err(Reason::Stacked);
         }
         // Not there before Linux 5.15.
-        let sequence = read_number(&disk.join("diskseq")).unwrap_or(0);
-        Ok(Self { number, sequence, base })
+        let path = disk.join("diskseq");
+        let sequence = read_number(&path).unwrap_or(0);
+        let file = File::open(path).ok().filter(|_| !is_partition);
+        Ok((Self { number, sequence, base }, file))
     }
 }
 
@@ -232,9 +277,17 @@ mod tests {
             let number = rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap());
             let got = Device::find(number, false);
             assert_eq!(got.is_ok(), path.join("device").exists(), "{}", path.display());
-            assert_eq!(Device::find(number, true).unwrap().base, 0);
+            let (device, sequence) = Device::find(number, true).unwrap();
+            assert_eq!(device.base, 0);
+            if let Some(sequence) = sequence {
+                let other = Device { sequence: device.sequence + 1, ..device };
+                let same = Known { device, sequence: sequence.try_clone().unwrap() };
+                assert!(same.holds() && !Known { device: other, sequence }.holds());
+            }
+            let disks = Disks::new(true);
+            assert_eq!(disks.device(number), disks.device(number));
         }
         let no_disk = fs::metadata("/proc/self/stat").unwrap().dev();
-        assert_eq!(Device::find(no_disk, true), Err(Reason::NoDisk));
+        assert_eq!(Device::find(no_disk, true).unwrap_err(), Reason::NoDisk);
     }
 }

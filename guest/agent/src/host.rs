@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
 use guest_abi::frame::{HEADER_BYTES, Header};
@@ -256,6 +256,7 @@ impl Host {
         let (mut told, mut generation) = (String::new(), 0);
         loop {
             generation += 1;
+            let begun = Instant::now();
             let (text, reason) = match connect(dial, generation) {
                 Ok(line) => {
                     eprintln!("connected to the host");
@@ -277,7 +278,10 @@ impl Host {
             if !self.set(State::Down(reason)) {
                 return;
             }
-            thread::sleep(PAUSE);
+            // A daemon that took another's place is there at once.
+            if reason != Reason::HostGone || begun.elapsed() < PAUSE {
+                thread::sleep(PAUSE);
+            }
         }
     }
 
