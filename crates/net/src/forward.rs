@@ -254,7 +254,7 @@ impl Fabric {
         if bound.may_miss { Outcome::Done } else { outcome }
     }
 
-    fn send_to_guest(
+    pub(crate) fn send_to_guest(
         &mut self,
         to: PortId,
         lane: usize,

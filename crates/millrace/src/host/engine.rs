@@ -12,7 +12,7 @@ use sidecore::{Sidecore, VmId};
 use vhost_user::Device;
 use vsock::VsockPort;
 
-/// How long the lock of a killed daemon may outlive it. The kernel takes its io_uring apart in the
+/// How long the lock (or the TAP) of a killed daemon may outlive it. The kernel takes its io_uring apart in the
 /// background, finishes the writes in it, and only then closes the image: until that has happened
 /// the lock rightly keeps us out. It takes milliseconds, unless the disk is slow.
 const LOCK_LINGER: Duration = Duration::from_secs(2);
@@ -103,15 +103,18 @@ pub fn disk(
         };
         BlockPort::new(config, cores, Arc::clone(clock))
     };
-    Ok(Engine::Disk(once_unlocked(open)?))
+    Ok(Engine::Disk(once_free(open, |e| matches!(e, BlockError::Locked { .. }))?))
 }
 
-/// Opens a disk as soon as its image is unlocked, for [`LOCK_LINGER`] at most.
-fn once_unlocked<T>(mut open: impl FnMut() -> Result<T, BlockError>) -> Result<T, BlockError> {
+/// Opens something as soon as a killed daemon has let go of it, for [`LOCK_LINGER`] at most.
+pub fn once_free<T, E>(
+    mut open: impl FnMut() -> Result<T, E>,
+    is_held: impl Fn(&E) -> bool,
+) -> Result<T, E> {
     let begin = Instant::now();
     loop {
         match open() {
-            Err(BlockError::Locked { .. }) if begin.elapsed() < LOCK_LINGER => {
+            Err(error) if is_held(&error) && begin.elapsed() < LOCK_LINGER => {
                 std::thread::sleep(LOCK_POLL);
             }
             other => return other,

@@ -7,9 +7,10 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use control::config::{SwitchConfig as Wanted, UplinkConfig};
 use net::tap::{Tap, TapConfig};
-use net::{Switch, SwitchConfig};
+use net::{NetError, Switch, SwitchConfig};
 
 use super::cores::Core;
+use super::engine::once_free;
 
 /// A running switch.
 pub struct SwitchEntry {
@@ -42,12 +43,17 @@ pub fn start(wanted: &Wanted, core: &Core, clock: &Arc<dyn Clock>) -> anyhow::Re
 
 /// Opens the TAP and makes it the switch's way out.
 pub fn plug(switch: &Switch, uplink: &UplinkConfig) -> anyhow::Result<(String, Arc<QueueStats>)> {
-    let tap = Tap::open(&TapConfig {
+    let config = TapConfig {
         name: uplink.tap.clone(),
         bridge: uplink.bridge.clone(),
         offloads: uplink.offloads,
         no_arp: false,
-    })?;
+    };
+    let is_held = |error: &NetError| match error {
+        NetError::Tap { source, .. } => source.kind() == std::io::ErrorKind::ResourceBusy,
+        _ => false,
+    };
+    let tap = once_free(|| Tap::open(&config), is_held)?;
     let (name, uso) = (tap.name().to_owned(), tap.takes_uso());
     let stats = Arc::new(QueueStats::default());
     switch.set_uplink_with(Some(Box::new(tap)), Arc::clone(&stats), uso)?;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::{Daemon, Disk, Guest, Image, Lab, Net, NetLab, Running, Vm, Vsock};
 use lab_agent::stream::Stream;
@@ -24,6 +24,8 @@ struct World {
 fn world(disk_mib: u64, file_system: &str) -> World {
     let lab = Lab::new().unwrap();
     lab.net().bridge("br0").unwrap();
+    // Else it takes its ports' addresses, which come and go with the daemon.
+    lab.net().ip(&["link", "set", "br0", "address", "02:00:00:00:00:fe"]).unwrap();
     let image = lab.run_folder().join("disk.img");
     std::fs::File::create(&image).unwrap().set_len(disk_mib * MIB).unwrap();
     let disk = format!("format = \"raw\"\npath = {image:?}");
@@ -32,7 +34,8 @@ fn world(disk_mib: u64, file_system: &str) -> World {
         .disk("d", &disk)
         .vsock(7)
         .more("[vm.pipes]\n");
-    let daemon = daemon("d").switch("lan", UPLINK).vm(vm).start(&lab).unwrap();
+    // A holder: vsock does not come back without one.
+    let daemon = daemon("d").switch("lan", UPLINK).vm(vm).holder().start(&lab).unwrap();
     lab.net().address("br0", "10.0.0.254/24").unwrap();
     let recipe = Image::builder().guest_pieces().disk_tools().module("ext4");
     let builder = Guest::builder("srv")
@@ -49,7 +52,10 @@ fn world(disk_mib: u64, file_system: &str) -> World {
         _ => "mke2fs -q -t ext4",
     };
     guest
-        .run_for(&format!("{make} /dev/vda && mkdir -p /mnt && mount /dev/vda /mnt"), LONG)
+        .run_for(
+            &format!("{make} /dev/vda && mkdir -p /mnt && mount -t {file_system} /dev/vda /mnt"),
+            LONG,
+        )
         .unwrap()
         .ok()
         .unwrap();
@@ -61,6 +67,17 @@ impl World {
         let mut agent = self.guest.spawn("millrace-agent 2>&1").unwrap();
         agent.wait_line("connected", READY).unwrap();
         agent
+    }
+
+    /// Until the agent has found the daemon of now.
+    fn wait_for_agent(&self) {
+        let until = Instant::now() + READY;
+        let agents = || self.daemon.metric_sum("millrace_pipe_agents_total", &[("vm", "srv")]);
+        while agents().unwrap() == 0.0 {
+            assert!(Instant::now() < until, "the agent does not come back");
+            // Nobody tells: it is asked for again.
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// A file of pseudo-random bytes.
@@ -150,4 +167,83 @@ fn handovers_hold_through_a_bad_network() {
     }
     println!("{:?}", relay.tally);
     assert_eq!(world.ended("complete"), total as f64);
+}
+
+/// A connection that was shifted goes on under the next daemon, and takes another pipe.
+#[test]
+fn a_shifted_connection_survives_the_daemon() {
+    let _alone = alone();
+    let mut world = world(320, "xfs");
+    let _agent = world.agent();
+    let len_bytes = 1_234_567;
+    world.file("f", len_bytes);
+    let rounds = 6;
+    let mut server =
+        world.guest.spawn(&format!("mrpipe -l 7000 -b -r -n {rounds} /mnt/f")).unwrap();
+    server.wait_line("listening", READY).unwrap();
+    let connect = || BufReader::new(TcpStream::connect("10.0.0.1:7000").unwrap());
+    let mut reader = world.lab.net().inside(connect).unwrap();
+    for round in 0..rounds {
+        reader.get_mut().write_all(b"next\n").unwrap();
+        read_round(&mut reader, round, len_bytes);
+        world.daemon.restart().unwrap();
+        world.wait_for_agent();
+    }
+    drop(reader);
+    let report: Value = server.wait(READY).unwrap().json().unwrap();
+    println!("{report}");
+    assert_eq!(report["whole"], true);
+    // The daemon hears of its agent a moment before the agent does of it, and then bytes are sent.
+    assert!(report["piped"].as_u64().unwrap() >= rounds / 2 * len_bytes, "{report}");
+}
+
+/// The daemon is killed in the middle of pipes: each call ends, no wrong byte arrives, and the
+/// connection ends for both sides.
+#[test]
+fn a_daemon_killed_in_mid_pipe_costs_the_connection_and_nothing_else() {
+    let _alone = alone();
+    let mut world = world(128, "ext4");
+    let _agent = world.agent();
+    let len_bytes = 48 << 20;
+    world.file("f", len_bytes);
+    let kills = if std::env::var_os("MILLRACE_SOAK").is_some() { 100 } else { 4 };
+    for kill in 0..kills {
+        world.wait_for_agent();
+        let port = 7000 + kill;
+        let server = format!("mrpipe -l {port} -p -r -n 1 /mnt/f");
+        let mut server = world.guest.spawn(&server).unwrap();
+        server.wait_line("listening", READY).unwrap();
+        let connect = || TcpStream::connect(format!("10.0.0.1:{port}")).unwrap();
+        let mut stream = world.lab.net().inside(connect).unwrap();
+        stream.write_all(b"next\n").unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        // Some of the file has come, and much has not: the socket's buffer is smaller.
+        let (mut content, mut want) = (Stream::new(1), vec![0; 65536]);
+        let mut got = vec![0; 65536];
+        let mut received = 0;
+        let mut killed = false;
+        // Ends with the connection, after the right bytes only.
+        while let Ok(n @ 1..) = reader.read(&mut got) {
+            content.fill(&mut want[..n]);
+            assert!(got[..n] == want[..n], "a wrong byte behind {received}");
+            received += n as u64;
+            if !std::mem::replace(&mut killed, true) {
+                world.daemon.restart().unwrap();
+            }
+        }
+        // What is left of the connection may end.
+        drop(reader);
+        let report = server.wait(READY).unwrap();
+        let report: Value = report.json().unwrap();
+        println!("{received} bytes: {report}");
+        assert!(received < len_bytes && report["whole"] == false, "{report}");
+    }
+    // The next one is piped again.
+    world.wait_for_agent();
+    let mut server = world.guest.spawn("mrpipe -l 6999 -b -r -n 2 /mnt/f").unwrap();
+    server.wait_line("listening", READY).unwrap();
+    world.lab.net().inside(|| fetch("10.0.0.1:6999", 2, len_bytes)).unwrap();
+    assert_eq!(server.wait(READY).unwrap().json().unwrap()["whole"], true);
 }

@@ -7,7 +7,6 @@ use base::counter::QueueStats;
 use base::io::Wire;
 use vhost_user::DeviceError;
 
-use super::build::{MAX_SEGMENT, bare};
 use super::segment::{ACK, RST};
 use super::state::Flow;
 use super::table::FlowTable;
@@ -15,9 +14,6 @@ use super::{FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, Sna
 use crate::device::NetPort;
 use crate::engine::Engine;
 use crate::fdb::PortId;
-use crate::forward::WhenFull;
-use crate::header::{Mac, Vnet};
-use crate::rxq::{Body, Frame};
 
 impl NetPort {
     /// Switches pipes on: connections that begin from now on are tracked, and those in the journal are
@@ -96,8 +92,8 @@ impl NetPort {
         answer.unwrap_or(Err(FlowError::Off))
     }
 
-    /// Connections that lost a twin with the last daemon are to end: both sides are asked to speak, and
-    /// what they say is answered with a reset. Returns how many there are.
+    /// Connections that lost a twin with the last daemon are to end: the guest is asked to speak, and
+    /// what it says is answered with a reset; then its peer is. Returns how many there are.
     pub fn flow_end_broken(&self) -> usize {
         let place = self.place;
         let answer = self.worker.call(move |engine, _| {
@@ -164,7 +160,10 @@ impl Engine {
         let (to_peer, to_guest) = flow.give_up(token)?;
         let macs = flow.macs;
         port.flows.as_deref_mut()?.table.save(key);
-        self.send_both(id, key, &macs, RST | ACK, to_peer, to_guest);
+        self.fabric.send_bare(id, key, &macs, RST | ACK, to_peer);
+        let mut back = macs;
+        back.rotate_left(6);
+        self.fabric.send_bare(id, &key.mirror(), &back, RST | ACK, to_guest);
         self.fabric.publish(0);
         Some(())
     }
@@ -173,55 +172,13 @@ impl Engine {
         let port = self.fabric.ports.get_mut(usize::from(id))?.as_deref_mut()?;
         let flows = port.flows.as_deref_mut()?;
         let broken: Vec<_> =
-            flows.table.broken().map(|(key, flow)| (*key, flow.macs, flow.prompts())).collect();
-        for (key, macs, (to_peer, to_guest)) in &broken {
-            self.send_both(id, key, macs, ACK, *to_peer, *to_guest);
+            flows.table.broken().map(|(key, flow)| (*key, flow.macs, flow.prompt())).collect();
+        // The guest alone: the peer is asked once the guest has spoken ([`Flow::edit_prompt`]). It
+        // answers such a segment only twice a second, and the guest must be past its reset by then.
+        for (key, macs, to_guest) in &broken {
+            self.fabric.prompt_guest(id, key, macs, *to_guest);
         }
         self.fabric.publish(0);
         Some(broken.len())
-    }
-
-    /// Sends a bare segment to each side of a connection, as if from the other.
-    fn send_both(
-        &mut self,
-        id: PortId,
-        key: &FlowKey,
-        macs: &[u8; 12],
-        flags: u8,
-        to_peer: (u32, u32),
-        to_guest: (u32, u32),
-    ) {
-        let mut back = *macs;
-        back.rotate_left(6);
-        let FlowKey { local, remote, local_port, remote_port } = *key;
-        let mirror = FlowKey {
-            local: remote,
-            remote: local,
-            local_port: remote_port,
-            remote_port: local_port,
-        };
-        self.send_bare(id, key, macs, flags, to_peer);
-        self.send_bare(id, &mirror, &back, flags, to_guest);
-    }
-
-    fn send_bare(
-        &mut self,
-        from: PortId,
-        key: &FlowKey,
-        macs: &[u8; 12],
-        flags: u8,
-        numbers: (u32, u32),
-    ) {
-        let mut out = [0; MAX_SEGMENT];
-        let len = bare(&mut out, key, macs, flags, numbers);
-        let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
-        // To the guest itself it comes as if from nowhere.
-        let dest = match self.fabric.lookup(Mac::read(macs), from, 0) {
-            crate::forward::Dest::Nowhere => crate::forward::Dest::Port(from),
-            dest => dest,
-        };
-        // SAFETY: flushed before `out` goes.
-        unsafe { self.fabric.deliver(dest, 0, &frame, WhenFull::Drop, 0) };
-        self.fabric.flush_uplink();
     }
 }

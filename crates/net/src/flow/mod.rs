@@ -82,6 +82,14 @@ pub struct FlowKey {
     pub remote_port: u16,
 }
 
+impl FlowKey {
+    /// As the peer names it.
+    pub(crate) fn mirror(&self) -> Self {
+        let &Self { local, remote, local_port, remote_port } = self;
+        Self { local: remote, remote: local, local_port: remote_port, remote_port: local_port }
+    }
+}
+
 /// What a twin needs to know. Sequence numbers are the wire's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowSnapshot {
@@ -157,6 +165,8 @@ pub(crate) struct PortFlows {
     used: usize,
     /// What pipes are told once the wire is flushed: their twins have heard of it then.
     events: Vec<(u64, FlowEvent)>,
+    /// Resets for peers of connections that are broken: key, hardware addresses, numbers.
+    resets: Vec<(FlowKey, [u8; 12], (u32, u32))>,
     /// A frame of the twin's waits for a receiver without buffers.
     held_on: Option<crate::port::Awaited>,
     unfilled: bool,
@@ -176,6 +186,7 @@ impl PortFlows {
             slots: vec![[0; VNET_LEN + HEAD_LEN]; TWIN_SLOTS].into_boxed_slice(),
             used: 0,
             events: Vec::with_capacity(TWIN_SLOTS),
+            resets: Vec::with_capacity(TWIN_SLOTS),
             held_on: None,
             unfilled: false,
         }

@@ -253,6 +253,11 @@ impl<'a> Editor<'a> {
         self.put(self.segment.l4.offset + 14, &window.to_be_bytes());
     }
 
+    /// All flags.
+    pub fn set_flags(&mut self, flags: u8) {
+        self.put(self.segment.l4.offset + 13, &[flags]);
+    }
+
     /// Takes flags away.
     pub fn clear_flags(&mut self, flags: u8) {
         let at = self.segment.l4.offset + 13;

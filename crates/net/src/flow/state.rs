@@ -178,7 +178,7 @@ impl Flow {
         if segment.has(ACK) {
             self.note_guest_ack(segment);
         }
-        if self.is_broken && !segment.has(RST) {
+        if self.is_broken {
             return FromGuest::Answer;
         }
         let answer = match self.twin {

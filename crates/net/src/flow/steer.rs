@@ -4,14 +4,15 @@
 use base::counter::DropReason;
 use sidecore::{Allowance, Ledger, Spent};
 
-use super::segment::{FIN, Segment};
+use super::build::{MAX_SEGMENT, bare};
+use super::segment::{ACK, FIN, RST, SYN, Segment};
 use super::state::{FromGuest, Sum};
 use super::{FlowKey, PortFlows};
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull};
 use crate::header::{
-    Allowed, F_DATA_VALID, F_NEEDS_CSUM, HEAD_LEN, Head, PLAIN, VNET_LEN, Vnet, flow_hash,
+    Allowed, F_DATA_VALID, F_NEEDS_CSUM, HEAD_LEN, Head, Mac, PLAIN, VNET_LEN, Vnet, flow_hash,
 };
 use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
 use crate::rxq::{Body, Frame, Room};
@@ -81,7 +82,10 @@ impl PortFlows {
                 }
                 let bare = flow.edit_prompt(head.eth_mut(), &segment, summed);
                 head.cut(bare);
-                FlowVerdict::AnswerAndPass(len)
+                match segment.has(RST) {
+                    true => FlowVerdict::Pass,
+                    false => FlowVerdict::AnswerAndPass(len),
+                }
             }
         }
     }
@@ -102,6 +106,13 @@ impl PortFlows {
         let key = segment.key_of_receiver(&wire[VNET_LEN..len]);
         let Some(flow) = self.table.get(&key) else { return as_it_is };
         flow.seen_ns = flow.seen_ns.max(now_ns);
+        if flow.is_broken && segment.has(ACK) && !segment.has(RST | SYN) {
+            // Just what the peer expects. More of them than there is room for come again.
+            if self.resets.len() < self.resets.capacity() {
+                self.resets.push((key, flow.macs, (segment.ack, segment.end())));
+            }
+            return Bound { guest: false, ..as_it_is };
+        }
         let summed = frame.vnet.flags & F_NEEDS_CSUM == 0;
         let events = &mut self.events;
         let mut tell = |token, event| events.push((token, event));
@@ -194,15 +205,63 @@ impl Fabric {
         }
     }
 
-    /// Hands twins what was queued for them.
+    /// Hands twins what was queued for them, and peers their resets.
     pub(crate) fn flush_twins(&mut self) {
-        let Self { ports, steered, .. } = self;
-        for to in steered.drain(..) {
-            let port = ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut);
-            if let Some(flows) = port.and_then(|port| port.flows.as_deref_mut()) {
-                flows.flush();
+        while let Some(to) = self.steered.pop() {
+            let Some(flows) = self.flows_of(to) else { continue };
+            flows.flush();
+            let mut resets = std::mem::take(&mut flows.resets);
+            for (key, macs, numbers) in resets.drain(..) {
+                self.send_bare(to, &key, &macs, RST | ACK, numbers);
+            }
+            if let Some(flows) = self.flows_of(to) {
+                flows.resets = resets;
             }
         }
+    }
+
+    fn flows_of(&mut self, port: PortId) -> Option<&mut PortFlows> {
+        self.ports.get_mut(usize::from(port))?.as_deref_mut()?.flows.as_deref_mut()
+    }
+
+    /// Sends a segment of ours for a port; `macs`: destination, source; `numbers`: sequence and
+    /// acknowledgement.
+    pub(super) fn send_bare(
+        &mut self,
+        from: PortId,
+        key: &FlowKey,
+        macs: &[u8; 12],
+        flags: u8,
+        numbers: (u32, u32),
+    ) {
+        let mut out = [0; MAX_SEGMENT];
+        let len = bare(&mut out, key, macs, flags, numbers);
+        let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
+        // To the guest itself it comes as if from nowhere.
+        let dest = match self.lookup(Mac::read(macs), from, 0) {
+            Dest::Nowhere => Dest::Port(from),
+            dest => dest,
+        };
+        // SAFETY: flushed before `out` goes.
+        unsafe { self.deliver(dest, 0, &frame, WhenFull::Drop, 0) };
+        self.flush_uplink();
+    }
+
+    /// Has the guest of a broken connection speak; `key` and `macs` are its own. As it is: in the
+    /// guest's numbers, and not looked at.
+    pub(super) fn prompt_guest(
+        &mut self,
+        to: PortId,
+        key: &FlowKey,
+        macs: &[u8; 12],
+        numbers: (u32, u32),
+    ) {
+        let mut back = *macs;
+        back.rotate_left(6);
+        let mut out = [0; MAX_SEGMENT];
+        let len = bare(&mut out, &key.mirror(), &back, ACK, numbers);
+        let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
+        self.send_to_guest(to, 0, &frame, WhenFull::Drop, 0);
     }
 }
 
@@ -323,7 +382,7 @@ impl Engine {
 
 impl PortFlows {
     fn has_queued(&self) -> bool {
-        self.used > 0 || !self.events.is_empty()
+        self.used > 0 || !self.events.is_empty() || !self.resets.is_empty()
     }
 
     /// Whether twins have sent something that can go on now; else the receiver that it waits for.

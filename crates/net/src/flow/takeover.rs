@@ -1,6 +1,6 @@
 //! The sending half of a connection taken over by a twin, and given back.
 
-use super::segment::{Editor, Segment, after, later};
+use super::segment::{ACK, Editor, Segment, after, later};
 use super::state::{Flow, Sending, Settling};
 use super::{FlowError, FlowEvent, FlowSnapshot};
 
@@ -121,14 +121,14 @@ impl Flow {
         Some(((self.acked, self.guest_ack), (self.peer_end, self.acked)))
     }
 
-    /// Makes a segment of the guest's one that has the peer speak: what it says finds no connection at
-    /// the guest any more, and is answered with a reset that has the right number. Returns its length.
+    /// Makes a segment of the guest's one that has the peer speak: what it says is answered with a reset
+    /// that has the right number. Returns its length.
     pub fn edit_prompt(&self, eth: &mut [u8], segment: &Segment, summed: bool) -> usize {
         let timestamps = segment.timestamps(eth);
-        let ((seq, ack), _) = self.prompts();
         let mut editor = Editor::new(eth, segment, summed);
-        editor.set_seq(seq);
-        editor.set_ack(ack);
+        editor.set_seq(self.acked.wrapping_sub(1));
+        editor.set_ack(self.guest_ack);
+        editor.set_flags(ACK);
         editor.map_sacks(|_, _| None);
         if let Some((value, echo)) = timestamps {
             let value = value.wrapping_add(self.shift.timestamp);
@@ -137,11 +137,11 @@ impl Flow {
         editor.strip()
     }
 
-    /// Numbers of segments that make the peer and the guest say where they are: old ones, as a keepalive
-    /// probe has (RFC 9293, 3.8.4).
-    pub fn prompts(&self) -> ((u32, u32), (u32, u32)) {
-        let (sent, received) = (self.acked, self.guest_ack);
-        ((sent.wrapping_sub(1), received), (received.wrapping_sub(1), sent))
+    /// Sequence and acknowledgement, in the guest's numbers, of a segment that makes it say where it is:
+    /// an old one, as a keepalive probe has (RFC 9293, 3.8.4).
+    pub fn prompt(&self) -> (u32, u32) {
+        let received = self.guest_ack.wrapping_sub(self.shift.receive);
+        (received.wrapping_sub(1), self.acked.wrapping_sub(self.shift.send))
     }
 }
 
