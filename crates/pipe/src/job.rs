@@ -12,7 +12,7 @@ use net::flow::{FlowError, FlowEvent, FlowKey, FlowSnapshot, Snapshot};
 
 use crate::agent::Agent;
 use crate::file::Source;
-use crate::limits::{QUANTUM_BYTES, RECHECK, RECHECK_SOON, SETTLE_TIMEOUT};
+use crate::limits::{DRAIN_TIMEOUT, QUANTUM_BYTES, RECHECK, RECHECK_SOON, SETTLE_TIMEOUT};
 use crate::message::Socket;
 use crate::metrics::PipeStats;
 use crate::pool::Pool;
@@ -54,6 +54,8 @@ struct Work {
     given_bytes: u64,
     /// Why it ends.
     reason: Reason,
+    /// Since when nobody wants it any more.
+    given_up: Option<Instant>,
 }
 
 /// See the module's text.
@@ -75,6 +77,12 @@ pub(crate) struct Job {
     stats: Arc<PipeStats>,
 }
 
+impl Work {
+    fn is_overdue(&self) -> bool {
+        self.given_up.is_some_and(|since| since.elapsed() > DRAIN_TIMEOUT)
+    }
+}
+
 impl Job {
     /// A pipe that has not begun. The connection is one of `port`.
     pub fn new(
@@ -87,7 +95,7 @@ impl Job {
         stats: Arc<PipeStats>,
     ) -> Self {
         let reason = Reason::Complete;
-        let work = Work { state: State::Settling, source, given_bytes: 0, reason };
+        let work = Work { state: State::Settling, source, given_bytes: 0, reason, given_up: None };
         Self {
             token,
             id,
@@ -154,6 +162,9 @@ impl Job {
             return self.give_up(&mut work, Reason::FlowReset);
         }
         let is_cancelled = self.has(mark::CANCELLED);
+        if is_cancelled {
+            work.given_up.get_or_insert_with(Instant::now);
+        }
         match state {
             State::Settling if is_cancelled => self.end(&mut work, self.cancel_reason(), 0),
             State::Settling => self.settle(&mut work, pool),
@@ -271,7 +282,7 @@ impl Job {
                 drop(twin);
                 self.end(work, work.reason, len)
             }
-            (Ok(_), Ok(info)) if info.is_established() => {
+            (Ok(_), Ok(info)) if info.is_established() && !work.is_overdue() => {
                 // The switch tells when the last acknowledgement comes, the twin when it fails.
                 let len = work.given_bytes as u32;
                 let passed = self.port.net.flow_retarget(self.socket.key, self.token, len);

@@ -20,6 +20,16 @@ pub const RECHECK: Duration = Duration::from_millis(500);
 /// How soon acknowledgements are looked for again that the switch has seen and the twin not yet.
 pub const RECHECK_SOON: Duration = Duration::from_millis(1);
 
+/// How long the peer may take, once a pipe is given up, to acknowledge what it has been sent already.
+/// Until then the bytes stay where they are, and so does the guest's lease, which its kernel breaks
+/// after 45 s. A peer that takes longer loses its connection: it cannot be left with half of a file and
+/// go on.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a daemon that stops waits for peers to acknowledge what they were sent: most do within a
+/// round trip, and whoever restarts a daemon waits for it.
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How long an agent may take for its hello, and for taking an answer. It is a local program; one that
 /// stopped must not hold a thread for ever.
 pub const AGENT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -5,10 +5,11 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use guest_abi::Reason;
 use net::flow::{FlowEvent, FlowWatch};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
@@ -31,6 +32,8 @@ pub(crate) struct Pool {
     epoll: OwnedFd,
     /// A semaphore: one for each entry of `ready`.
     wake: OwnedFd,
+    /// A pipe has gone.
+    gone: Condvar,
     stop: AtomicBool,
 }
 
@@ -43,7 +46,8 @@ impl Pool {
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let queue = Queue { jobs: HashMap::new(), ready: VecDeque::new(), timers: BTreeSet::new() };
         let stop = AtomicBool::new(false);
-        let pool = Arc::new(Self { queue: Mutex::new(queue), epoll, wake, stop });
+        let pool =
+            Arc::new(Self { queue: Mutex::new(queue), epoll, wake, gone: Condvar::new(), stop });
         let mut handles = Vec::new();
         for index in 0..threads {
             let own = Arc::clone(&pool);
@@ -61,6 +65,17 @@ impl Pool {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ = rustix::io::write(&self.wake, &1024u64.to_ne_bytes());
+    }
+
+    /// Ends all pipes for that reason, and waits until they have ended, for so long at most.
+    pub fn drain(&self, reason: Reason, time: Duration) {
+        for job in self.jobs() {
+            job.cancel(reason);
+            self.nudge(job.token);
+        }
+        let queue = self.lock();
+        // Those that are left lose their connections.
+        let _ = self.gone.wait_timeout_while(queue, time, |queue| !queue.jobs.is_empty());
     }
 
     /// How many pipes there are.
@@ -168,6 +183,7 @@ impl Pool {
                     timer.into_iter().for_each(|at| _ = queue.timers.remove(&(at, token)));
                     drop(queue);
                     job.answer();
+                    self.gone.notify_all();
                 }
             }
         }

@@ -17,7 +17,7 @@ use crate::agent::{Agent, Session};
 use crate::error::PipeError;
 use crate::file::Source;
 use crate::job::{Job, reason_of};
-use crate::limits::{DEFAULT_MAX_PIPES, DEFAULT_THREADS, MAX_LEN_BYTES};
+use crate::limits::{DEFAULT_MAX_PIPES, DEFAULT_THREADS, MAX_LEN_BYTES, STOP_TIMEOUT};
 use crate::listing::PipeInfo;
 use crate::message::{End, Request, Socket};
 use crate::metrics::PipeStats;
@@ -292,8 +292,10 @@ impl VmPipes {
         }
     }
 
-    /// Ends everything: pipes in mid-way lose their connections.
+    /// Ends everything: pipes hand their connections back where they are, and those that cannot in time
+    /// lose them. Connections that are shifted stay so under the next daemon.
     pub fn stop(&self) {
+        self.pool.drain(Reason::HostGone, STOP_TIMEOUT);
         // Full only with agents that wait: the acceptor takes them first.
         let _ = self.arrivals.send(None);
         self.pool.stop();
@@ -303,10 +305,8 @@ impl VmPipes {
             // One that panicked has told so.
             let _ = thread.join();
         }
-        for port in std::mem::take(&mut *self.ports()) {
-            // A port that has gone has no pipes.
-            let _ = port.net.disable_pipes();
-        }
+        // The switch goes on shifting until the ports' sessions have ended.
+        self.ports().clear();
     }
 }
 

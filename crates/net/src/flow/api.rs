@@ -51,20 +51,6 @@ impl NetPort {
             .map_err(|why| DeviceError::Failed(format!("no pipes on port {}: {why}", self.name())))
     }
 
-    /// Switches pipes off. Connections that a twin has are reset, those that are shifted break.
-    pub fn disable_pipes(&self) -> Result<(), DeviceError> {
-        let flows = self.with(|port, kicks, _| {
-            let flows = port.flows.take()?;
-            if let Some(fd) = flows.event_fd() {
-                kicks.watcher.unwatch(fd);
-            }
-            Some(flows)
-        })?;
-        // Unmapped here.
-        drop(flows);
-        Ok(())
-    }
-
     fn with_flow<R: Send + 'static>(
         &self,
         key: FlowKey,
