@@ -237,6 +237,23 @@ impl Fabric {
         when_full: WhenFull,
         now_ns: u64,
     ) -> Outcome {
+        let port = self.ports.get(usize::from(to)).and_then(Option::as_ref);
+        match port.is_some_and(|port| port.flows.is_some()) {
+            true => self.send_steered(to, lane, frame, when_full, now_ns),
+            false => self.send_to_guest(to, lane, frame, when_full, now_ns),
+        }
+    }
+
+    /// To a port whose VM has pipes. Not inlined: its buffer is nothing for all other frames.
+    #[inline(never)]
+    fn send_steered(
+        &mut self,
+        to: PortId,
+        lane: usize,
+        frame: &Frame<'_>,
+        when_full: WhenFull,
+        now_ns: u64,
+    ) -> Outcome {
         let mut wire = [0; VNET_LEN + HEAD_LEN];
         let Some(bound) = self.steer(to, frame, &mut wire, now_ns) else {
             return self.send_to_guest(to, lane, frame, when_full, now_ns);

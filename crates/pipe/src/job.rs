@@ -68,7 +68,7 @@ pub(crate) struct Job {
     port: Arc<TwinPort>,
     socket: Socket,
     pub len_bytes: u64,
-    pub begun: Instant,
+    begun: Instant,
     pub moved_bytes: AtomicU64,
     marks: AtomicU32,
     cancelled_for: AtomicU32,
@@ -302,7 +302,8 @@ impl Job {
     fn end(&self, work: &mut Work, reason: Reason, len_bytes: u64) -> Next {
         let finished = self.port.net.flow_finish(self.socket.key, self.token, len_bytes as u32);
         if finished == Err(FlowError::Broken) {
-            return self.give_up(work, Reason::FlowReset);
+            // It was reset with that.
+            return self.lose(work, Reason::FlowReset);
         }
         self.moved_bytes.store(len_bytes, Ordering::Relaxed);
         work.reason = reason;
@@ -313,6 +314,11 @@ impl Job {
     fn give_up(&self, work: &mut Work, reason: Reason) -> Next {
         // One that is reset already has nothing to be told.
         let _ = self.port.net.flow_reset(self.socket.key, self.token);
+        self.lose(work, reason)
+    }
+
+    /// Nobody knows what of the bytes arrived.
+    fn lose(&self, work: &mut Work, reason: Reason) -> Next {
         self.moved_bytes.store(0, Ordering::Relaxed);
         work.reason = reason;
         Next::Over

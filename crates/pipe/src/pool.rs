@@ -51,8 +51,9 @@ impl Pool {
         let mut handles = Vec::new();
         for index in 0..threads {
             let own = Arc::clone(&pool);
-            let name: String = format!("pipe{index} {vm}").chars().take(15).collect();
-            handles.push(std::thread::Builder::new().name(name).spawn(move || own.run())?);
+            let builder = std::thread::Builder::new().name(format!("pipe{index} {vm}"));
+            let handle = builder.spawn(move || own.run()).inspect_err(|_| pool.stop())?;
+            handles.push(handle);
         }
         Ok((pool, handles))
     }

@@ -107,27 +107,34 @@ impl VmPipes {
             let vm = config.vm.clone();
             move |source| PipeError::Io { vm, what, source }
         };
-        let (pool, mut threads) =
-            Pool::start(&config.vm, config.threads).map_err(failed("starting its threads"))?;
+        let no_pool = failed("starting its threads");
+        let no_acceptor = failed("starting the thread for its agents");
+        let (pool, threads) = Pool::start(&config.vm, config.threads).map_err(no_pool)?;
         let (arrivals, arriving) = sync_channel(WAITING_AGENTS);
-        let pipes = Arc::new_cyclic(|own: &Weak<Self>| {
-            let own = Weak::clone(own);
-            let name: String = format!("agent {}", config.vm).chars().take(15).collect();
-            let acceptor =
-                std::thread::Builder::new().name(name).spawn(move || accept(&own, &arriving));
-            threads.extend(acceptor);
-            Self {
-                config,
-                devices,
-                pool,
-                ports: Mutex::default(),
-                stats: Arc::default(),
-                tokens: AtomicU64::new(1),
-                arrivals,
-                threads: Mutex::new(threads),
-            }
+        let pipes = Arc::new(Self {
+            config,
+            devices,
+            pool,
+            ports: Mutex::default(),
+            stats: Arc::default(),
+            tokens: AtomicU64::new(1),
+            arrivals,
+            threads: Mutex::new(threads),
         });
+        let own = Arc::downgrade(&pipes);
+        let builder = std::thread::Builder::new().name(format!("agent {}", pipes.config.vm));
+        match builder.spawn(move || accept(&own, &arriving)) {
+            Ok(acceptor) => pipes.threads().push(acceptor),
+            Err(error) => {
+                pipes.stop();
+                return Err(no_acceptor(error));
+            }
+        }
         Ok(pipes)
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the agent's connections; never waits. One too many is closed.
@@ -299,8 +306,7 @@ impl VmPipes {
         // Full only with agents that wait: the acceptor takes them first.
         let _ = self.arrivals.send(None);
         self.pool.stop();
-        let threads =
-            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.threads());
         for thread in threads {
             // One that panicked has told so.
             let _ = thread.join();

@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use base::clock::{Clock, MonotonicClock};
 use base::counter::QueueStats;
 use base::io::Wire;
 use vhost_user::DeviceError;
 
 use super::segment::{ACK, RST};
 use super::state::Flow;
-use super::table::FlowTable;
-use super::{FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, Snapshot};
+use super::{FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, Snapshot, turned};
 use crate::device::NetPort;
 use crate::engine::Engine;
 use crate::fdb::PortId;
@@ -27,10 +25,7 @@ impl NetPort {
         journal: Option<Journal>,
     ) -> Result<(), DeviceError> {
         // Its table is megabytes: not to be made on the sidecore.
-        let mut flows = Box::new(PortFlows::new(watch, wire, stats));
-        if let Some(journal) = journal {
-            flows.table = FlowTable::restored(journal, MonotonicClock.now_ns());
-        }
+        let flows = Box::new(PortFlows::new(watch, wire, stats, journal));
         let (refused, answer) = self.with(move |port, kicks, _| {
             if port.flows.is_some() {
                 return (Some(flows), Err("it has pipes already"));
@@ -51,16 +46,20 @@ impl NetPort {
             .map_err(|why| DeviceError::Failed(format!("no pipes on port {}: {why}", self.name())))
     }
 
+    fn with_flows<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut PortFlows) -> Result<R, FlowError> + Send + 'static,
+    ) -> Result<R, FlowError> {
+        let answer = self.with(|port, _, _| f(port.flows.as_deref_mut().ok_or(FlowError::Off)?));
+        answer.unwrap_or(Err(FlowError::Off))
+    }
+
     fn with_flow<R: Send + 'static>(
         &self,
         key: FlowKey,
         f: impl FnOnce(&mut Flow) -> Result<R, FlowError> + Send + 'static,
     ) -> Result<R, FlowError> {
-        let answer = self.with(move |port, _, _| {
-            let flows = port.flows.as_deref_mut().ok_or(FlowError::Off)?;
-            f(flows.table.get(&key).ok_or(FlowError::Unknown)?)
-        });
-        answer.unwrap_or(Err(FlowError::Off))
+        self.with_flows(move |flows| f(flows.table.get(&key).ok_or(FlowError::Unknown)?))
     }
 
     /// As [`NetPort::with_flow`]; what comes of it is noted before the next segment.
@@ -69,13 +68,11 @@ impl NetPort {
         key: FlowKey,
         f: impl FnOnce(&mut Flow) -> Result<(), FlowError> + Send + 'static,
     ) -> Result<(), FlowError> {
-        let answer = self.with(move |port, _, _| {
-            let flows = port.flows.as_deref_mut().ok_or(FlowError::Off)?;
+        self.with_flows(move |flows| {
             let answer = f(flows.table.get(&key).ok_or(FlowError::Unknown)?);
             flows.table.save(&key);
             answer
-        });
-        answer.unwrap_or(Err(FlowError::Off))
+        })
     }
 
     /// Connections that lost a twin with the last daemon are to end: the guest is asked to speak, and
@@ -147,9 +144,7 @@ impl Engine {
         let macs = flow.macs;
         port.flows.as_deref_mut()?.table.save(key);
         self.fabric.send_bare(id, key, &macs, RST | ACK, to_peer);
-        let mut back = macs;
-        back.rotate_left(6);
-        self.fabric.send_bare(id, &key.mirror(), &back, RST | ACK, to_guest);
+        self.fabric.send_bare(id, &key.mirror(), &turned(&macs), RST | ACK, to_guest);
         self.fabric.publish(0);
         Some(())
     }

@@ -57,6 +57,7 @@ pub(crate) mod testing;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use base::clock::{Clock, MonotonicClock};
 use base::counter::QueueStats;
 use base::io::{IoSlice, Wire};
 use thiserror::Error;
@@ -88,6 +89,13 @@ impl FlowKey {
         let &Self { local, remote, local_port, remote_port } = self;
         Self { local: remote, remote: local, local_port: remote_port, remote_port: local_port }
     }
+}
+
+/// Hardware addresses of a segment that goes the other way.
+pub(crate) fn turned(macs: &[u8; 12]) -> [u8; 12] {
+    let mut back = *macs;
+    back.rotate_left(6);
+    back
 }
 
 /// What a twin needs to know. Sequence numbers are the wire's.
@@ -173,13 +181,19 @@ pub(crate) struct PortFlows {
 }
 
 impl PortFlows {
+    /// With a new table, or that of the journal.
     pub(crate) fn new(
         watch: Arc<dyn FlowWatch>,
         wire: Box<dyn Wire>,
         stats: Arc<QueueStats>,
+        journal: Option<Journal>,
     ) -> Self {
+        let table = match journal {
+            Some(journal) => FlowTable::restored(journal, MonotonicClock.now_ns()),
+            None => FlowTable::new(table::MAX_FLOWS),
+        };
         Self {
-            table: FlowTable::new(table::MAX_FLOWS),
+            table,
             watch,
             wire: Some(wire),
             stats,

@@ -7,7 +7,7 @@ use sidecore::{Allowance, Ledger, Spent};
 use super::build::{MAX_SEGMENT, bare};
 use super::segment::{ACK, FIN, RST, SYN, Segment};
 use super::state::{FromGuest, Sum};
-use super::{FlowKey, PortFlows};
+use super::{FlowKey, PortFlows, turned};
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull};
@@ -256,10 +256,8 @@ impl Fabric {
         macs: &[u8; 12],
         numbers: (u32, u32),
     ) {
-        let mut back = *macs;
-        back.rotate_left(6);
         let mut out = [0; MAX_SEGMENT];
-        let len = bare(&mut out, &key.mirror(), &back, ACK, numbers);
+        let len = bare(&mut out, &key.mirror(), &turned(macs), ACK, numbers);
         let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
         self.send_to_guest(to, 0, &frame, WhenFull::Drop, 0);
     }

@@ -253,7 +253,7 @@ fn pipes_allocate_nothing() {
         |n: u32| wired(&rig.of_peer(ACK, theirs(0), ours(50 * n), n as usize % 2 * 90).frame());
     let (wire, peers) = still((0..100).map(peer).collect());
     let told = Arc::new(Deaf(AtomicUsize::new(0)));
-    let flows = PortFlows::new(told.clone(), tap, Arc::new(QueueStats::default()));
+    let flows = PortFlows::new(told.clone(), tap, Arc::new(QueueStats::default()), None);
     rig.lab.port(0).flows = Some(Box::new(flows));
     let stats = Arc::new(QueueStats::default());
     rig.lab.engine.fabric.uplink = Some(Box::new(Uplink::new(wire, stats, true)));

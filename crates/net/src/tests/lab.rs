@@ -236,7 +236,7 @@ impl Lab {
         let wire = ModelWire { model: Arc::clone(&model), current: Vec::new(), queued: Vec::new() };
         let told = Arc::new(Told::default());
         let watch: Arc<dyn FlowWatch> = told.clone();
-        let flows = PortFlows::new(watch, Box::new(wire), Arc::new(QueueStats::default()));
+        let flows = PortFlows::new(watch, Box::new(wire), Arc::new(QueueStats::default()), None);
         self.port(guest).flows = Some(Box::new(flows));
         (model, told)
     }
