@@ -7,11 +7,35 @@
 //! | agent says | daemon answers | |
 //! | --- | --- | --- |
 //! | [`Probe`] | [`Probed`] | which disk of the VM has these bytes there |
+//! | [`ProbeWrite`] | [`Probed`] | replace a placeholder that is about to be written |
 //! | [`Pipe`] with its ends | [`Done`] | move bytes from a source to a sink |
+//! | [`Own`] | | a socket's bytes that came before the pipe's are where they belong |
+//! | [`Taken`] | | the bytes of a [`Take`] are written, or could not be |
 //! | [`Cancel`] | (the [`Done`] of the pipe) | end the pipe of that id soon |
+//! | ping, no body | pong, no body | who does not answer is gone |
 //!
 //! A pipe is answered once, when no byte of its source is needed any more: a receiver has
-//! acknowledged what was moved. Ids of pipes that are not answered yet must differ.
+//! acknowledged what was moved. Ids of pipes that are not answered yet must differ. Until then
+//! the daemon may say, with the pipe's id:
+//!
+//! | daemon says | agent answers | |
+//! | --- | --- | --- |
+//! | [`Begun`] | [`Own`] | of a socket that is read: which bytes the guest has got itself |
+//! | [`Take`] | [`Taken`] | of a file that is written: these bytes are there |
+//!
+//! # A file that is written
+//! The guest's file system decides where bytes go, so the guest writes, and the bytes never enter it.
+//! The agent writes *placeholders* with direct I/O: sectors of [`SECTOR_BYTES`] that begin with a
+//! [`Placeholder`]. The disk's engine knows them by their tag, which is the pipe's secret, and writes
+//! the pipe's bytes instead. What it has not seen by the [`Taken`] it sends again as bytes, and the
+//! agent writes them as ordinary ones; so also what is not a whole block of [`BLOCK_BYTES`] of the
+//! file. [`Done`] comes after the last [`Taken`].
+//!
+//! # A socket that is read
+//! What has come to the guest when the pipe begins is the guest's to read: [`Begun`] says how many
+//! bytes from the program's position in the stream on that is, at most the pipe's length. The agent
+//! reads just these from the program's socket, waiting for those still on their way, writes them to
+//! the sink and says so with [`Own`]. The daemon's own bytes follow; `Done` counts them alone.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -44,6 +68,20 @@ pub mod kind {
     pub const DONE: u16 = 6;
     /// [`super::Cancel`], agent to daemon.
     pub const CANCEL: u16 = 7;
+    /// [`super::ProbeWrite`], agent to daemon.
+    pub const PROBE_WRITE: u16 = 8;
+    /// [`super::Begun`], daemon to agent.
+    pub const BEGUN: u16 = 9;
+    /// [`super::Own`], its answer; the sink's [`super::SocketEnd`] as it is then follows, if it is one.
+    pub const OWN: u16 = 10;
+    /// [`super::Take`], daemon to agent; the bytes follow if [`super::take::BYTES`].
+    pub const TAKE: u16 = 11;
+    /// [`super::Taken`], its answer.
+    pub const TAKEN: u16 = 12;
+    /// Agent to daemon, with an id and without a body.
+    pub const PING: u16 = 13;
+    /// Its answer, with the same id.
+    pub const PONG: u16 = 14;
 }
 
 /// The agent begins.
@@ -119,8 +157,10 @@ pub const NO_DISK: u32 = u32::MAX;
 pub mod end {
     /// [`super::SocketEnd`].
     pub const SOCKET: u8 = 1;
-    /// [`super::FileEnd`].
+    /// [`super::FileEnd`], of a source.
     pub const FILE: u8 = 2;
+    /// [`super::PlacesEnd`], of a sink.
+    pub const PLACES: u8 = 3;
 }
 
 /// Moves bytes. The source's end follows, then the sink's.
@@ -190,8 +230,9 @@ pub struct SocketEnd {
     pub cwnd: U32,
     /// The smoothed round trip time in microseconds.
     pub rtt_us: U32,
-    /// Zero.
-    pub reserved2: U32,
+    /// Of a source: payload bytes received that the program has not read (`SIOCINQ`), at the same moment
+    /// as `received_bytes`. Of a sink: zero.
+    pub unread_bytes: U32,
     /// The guest's address; IPv4 in the first four bytes.
     pub local: [u8; 16],
     /// The peer's address.
@@ -230,6 +271,125 @@ pub struct Extent {
 
 /// See [`Extent::offset`].
 pub const HOLE: u64 = u64::MAX;
+
+/// Bytes of a sector: what is written begins with a [`Placeholder`] in each.
+pub const SECTOR_BYTES: usize = 512;
+
+/// Bytes of a block of a file: only whole ones, at multiples of it, are written as placeholders.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// First bytes of a [`Placeholder`]: `MLRCHOLD`.
+pub const PLACEHOLDER_MAGIC: u64 = u64::from_le_bytes(*b"MLRCHOLD");
+
+/// The beginning of a sector in whose place the pipe's bytes are to be written. The rest of it is zero.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Placeholder {
+    /// [`PLACEHOLDER_MAGIC`].
+    pub magic: U64,
+    /// Offset of the sector's bytes in the pipe. In a [`ProbeWrite`]'s block: in the block.
+    pub at: U64,
+    /// [`PlacesEnd::tag`].
+    pub tag: [u8; 16],
+}
+
+/// A file that is written.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct PlacesEnd {
+    /// Random, for this pipe alone.
+    pub tag: [u8; 16],
+    /// Where the pipe's first byte goes: its offset in the file, modulo [`BLOCK_BYTES`].
+    pub skew_bytes: U32,
+    /// The daemon's number of the file's disk ([`Probed`]).
+    pub disk: U32,
+}
+
+/// A file system's self-test for writing: the agent is going to write a block of
+/// [`PROBE_BLOCK_BYTES`] placeholders with this tag, and reads it then from the disk: it must be made
+/// of the secret. Answered by [`Probed`], once the daemon knows it: with [`crate::Reason::Complete`]
+/// and the disk, or why not. Forgotten with the next one, and with the stream.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct ProbeWrite {
+    /// The disk, as [`Probed`] named it.
+    pub disk: U32,
+    /// Zero.
+    pub reserved: U32,
+    /// Random.
+    pub tag: [u8; 16],
+    /// Random.
+    pub secret: [u8; 32],
+}
+
+/// Of a socket that is read: from here on the daemon receives.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Begun {
+    /// Bytes of the pipe that come to the guest, in front of the daemon's. All of them: then the daemon
+    /// gets none.
+    pub own_bytes: U64,
+}
+
+/// The bytes of [`Begun`] are read, and written to the sink: to a socket so that nothing of it is
+/// unsent. A [`SocketEnd`] follows if the sink is one. If it failed, the agent says [`Cancel`] instead.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Own {
+    /// As in [`Begun`].
+    pub own_bytes: U64,
+}
+
+/// How the bytes of a [`Take`] come.
+pub mod take {
+    /// By placeholders: the range is of whole blocks of the file.
+    pub const PLACES: u8 = 1;
+    /// They follow in the message, at most [`super::MAX_TAKE_BYTES`].
+    pub const BYTES: u8 = 2;
+}
+
+/// Most bytes that follow a [`Take`].
+pub const MAX_TAKE_BYTES: usize = 60 << 10;
+
+/// Bytes of the pipe are there, and are to be written.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Take {
+    /// Offset in the pipe.
+    pub at: U64,
+    /// How many, at least 1.
+    pub len_bytes: U32,
+    /// [`take`].
+    pub how: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+/// A [`Take`] is done: whether all of it was written.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Taken {
+    /// As in [`Take`].
+    pub at: U64,
+    /// As in [`Take`].
+    pub len_bytes: U32,
+    /// 0, or the errno of the file system: the pipe ends then.
+    pub errno: U32,
+}
 
 /// The end of a pipe.
 #[derive(
@@ -274,8 +434,21 @@ mod tests {
             size_of::<Extent>(),
             size_of::<Done>(),
             size_of::<Cancel>(),
+            size_of::<Placeholder>(),
+            size_of::<PlacesEnd>(),
+            size_of::<ProbeWrite>(),
+            size_of::<Begun>(),
+            size_of::<Own>(),
+            size_of::<Take>(),
+            size_of::<Taken>(),
         ];
-        assert_eq!(sizes, [16, 24, 40, 16, 16, 88, 8, 16, 16, 8]);
+        assert_eq!(sizes, [16, 24, 40, 16, 16, 88, 8, 16, 16, 8, 32, 24, 56, 8, 8, 16, 16]);
+    }
+
+    #[test]
+    fn the_longest_take_fits_into_a_message() {
+        assert!(size_of::<Take>() + MAX_TAKE_BYTES <= crate::frame::MAX_BODY_BYTES as usize);
+        assert_eq!(PROBE_BLOCK_BYTES, BLOCK_BYTES);
     }
 
     #[test]
