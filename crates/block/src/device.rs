@@ -21,6 +21,7 @@ use crate::error::BlockError;
 use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
+use crate::placed::Places;
 use crate::qcow2::Qcow2Backend;
 use crate::raw::RawBackend;
 use crate::slab;
@@ -29,7 +30,7 @@ use crate::state::PortState;
 mod in_place;
 mod queues;
 
-pub use in_place::{Image, NotInPlace};
+pub use in_place::{Image, NoPlaceholders, NotInPlace};
 
 /// What a queue's worker knows its memory by: it has that of one VM.
 const MEMORY: u64 = 0;
@@ -69,6 +70,8 @@ pub struct BlockPort {
     driver_features: AtomicU64,
     queues: Mutex<Vec<QueueState>>,
     block_stats: Vec<Arc<BlockStats>>,
+    /// What queues that start are given.
+    places: Mutex<Option<Arc<Places>>>,
     /// On the inflight region of the session.
     claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
@@ -160,6 +163,7 @@ impl BlockPort {
             driver_features: AtomicU64::new(0),
             queues: Mutex::new((0..count).map(|_| QueueState::default()).collect()),
             block_stats: (0..count).map(|_| Arc::default()).collect(),
+            places: Mutex::new(None),
             claim: Mutex::new(None),
             notifier: Mutex::new(None),
         }))
@@ -340,8 +344,9 @@ impl Device for BlockPort {
         queue.depth = depth;
         let stats = Arc::clone(&self.block_stats[index]);
         let near = core.make_near();
-        let engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
+        let mut engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
             .map_err(DeviceError::failed)?;
+        self.give_places(&mut engine, depth).map_err(DeviceError::failed)?;
         drop(near);
         let name = format!("disk {} queue {index}", self.name);
         let worker = match &self.group {

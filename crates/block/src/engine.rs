@@ -1,11 +1,12 @@
 //! One virtqueue of a disk on its sidecore: takes requests, drives them through the disk, completes
 //! them in whatever order they finish.
 
+mod placing;
 mod spend;
 mod worker;
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -24,6 +25,8 @@ use crate::pace::Pace;
 use crate::request::{self, Refusal, Request, Status};
 use crate::slab::{Bounces, Job, Slab, Slot, Work};
 use crate::state::PortState;
+
+pub(crate) use placing::Placing;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
 /// when those finish.
@@ -60,6 +63,10 @@ pub(crate) struct Engine {
     log: ErrorLog,
     pace: Pace,
     pass: Pass,
+    /// None on ports that no pipe writes to.
+    pub(crate) placing: Option<Placing>,
+    /// Writes of this batch may be of placeholders.
+    suspects: bool,
     /// Requests wait for credit, or for room in the device.
     waits: bool,
     /// While requests wait for their next step: new ones go before them next.
@@ -97,6 +104,8 @@ impl Engine {
             log: ErrorLog::default(),
             pace: Pace::default(),
             pass,
+            placing: None,
+            suspects: false,
             waits: false,
             new_first: false,
             mean_cost: MIN_CHARGE_BYTES,
@@ -152,7 +161,14 @@ impl Engine {
 
     /// Descriptors that wake this worker.
     pub fn watched(&self) -> Vec<RawFd> {
-        self.vring.kick_fd().into_iter().chain(self.flight.disk.event_fd()).collect()
+        let answers = self.placing.as_ref().map(|p| p.answers.event.as_raw_fd());
+        self.vring.kick_fd().into_iter().chain(self.flight.disk.event_fd()).chain(answers).collect()
+    }
+
+    /// As a driver does it.
+    #[cfg(test)]
+    pub fn set_writeback(&self, on: bool) {
+        self.port.writeback.store(on, std::sync::atomic::Ordering::SeqCst);
     }
 
     /// The queue, after a drain.
@@ -228,6 +244,9 @@ impl Engine {
             self.finish(slot, Status::Ok);
             return 0;
         }
+        if self.suspects && matches!(request, Request::Write(_)) {
+            self.look_first(slot);
+        }
         self.flight.slab.ready.push_back(slot);
         self.flight.prepay(slot, &self.port)
     }
@@ -299,8 +318,9 @@ impl Engine {
 
     /// Starts what was issued and takes in what has finished.
     fn collect(&mut self) -> usize {
+        let placed = self.collect_placed();
         if self.flight.in_disk == 0 {
-            return 0;
+            return placed;
         }
         if let Err(e) = self.flight.disk.flush_submissions() {
             self.log.broken_disk(self.vring.parts.health.name(), self.vring.parts.index, &e);
@@ -311,7 +331,7 @@ impl Engine {
             let DiskDone { token, result } = self.done[k];
             self.advance(token, result);
         }
-        self.done.len()
+        placed + self.done.len()
     }
 
     /// One operation finished: the request goes on, or ends.

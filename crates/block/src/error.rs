@@ -102,3 +102,13 @@ impl BlockError {
         move |source| BlockError::Resource { what, source }
     }
 }
+
+/// The errno of an error, which often wraps one without a number; never 0.
+pub(crate) fn errno(e: &io::Error) -> i32 {
+    e.raw_os_error().filter(|&errno| errno > 0).unwrap_or(match e.kind() {
+        io::ErrorKind::StorageFull => libc::ENOSPC,
+        io::ErrorKind::QuotaExceeded => libc::EDQUOT,
+        io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+        _ => libc::EIO,
+    })
+}

@@ -75,7 +75,7 @@ pub(crate) struct Flight {
     /// The disk works while the sidecore waits.
     pub is_immediate: bool,
     /// Most bytes of a step that begins now.
-    step_len_bytes: u32,
+    pub step_len_bytes: u32,
 }
 
 impl Flight {

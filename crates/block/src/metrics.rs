@@ -22,6 +22,8 @@ pub struct BlockStats {
     pub write_zeroes: Counter,
     /// GET ID requests completed.
     pub get_ids: Counter,
+    /// Of the WRITE requests, those in whose place a pipe's bytes were written.
+    pub placed: Counter,
     /// Bytes read by the guest.
     pub read_bytes: Counter,
     /// Bytes written by the guest.

@@ -7,6 +7,7 @@ use queue::ChainBuf;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, KnownLayout};
 
 use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, SERIAL_LEN_BYTES};
+use crate::placed::Head;
 use crate::request::{Range, Ranges};
 
 /// Segment lists handed to the disk; at fixed addresses, because they never grow.
@@ -60,6 +61,10 @@ pub(crate) struct Job {
     pub retries: u8,
     /// An operation is with the disk.
     pub in_disk: bool,
+    /// A write that began with a placeholder, and is looked at: see [`crate::placed`].
+    pub is_suspect: bool,
+    /// A placed write that is not answered yet.
+    pub is_parked: bool,
     /// Charged for steps to come: see [`crate::cost`].
     pub paid: u64,
     /// To be charged for the step that was begun, when the disk has it.
@@ -87,6 +92,8 @@ impl Job {
             bouncing: false,
             retries: 0,
             in_disk: false,
+            is_suspect: false,
+            is_parked: false,
             paid: 0,
             due: 0,
         }
@@ -108,6 +115,11 @@ pub(crate) struct Slot {
     pub taken: bool,
     /// The memory table of its request is not the queue's any more.
     pub stale: bool,
+    /// Of a write that may be a placed one: what its first sector says, and bytes that were looked at.
+    pub head: Head,
+    pub looked: u64,
+    /// Of a placed write: it is durable when it is answered.
+    pub synced: bool,
 }
 
 /// All slots of a queue, made once.
@@ -132,6 +144,9 @@ impl Slab {
             taken_ns: 0,
             taken: false,
             stale: false,
+            head: Head::default(),
+            looked: 0,
+            synced: false,
         };
         Self {
             slots: (0..count).map(slot).collect(),

@@ -153,6 +153,13 @@ pub struct Probed {
 /// No disk has the block.
 pub const NO_DISK: u32 = u32::MAX;
 
+/// What is to be known of a [`Pipe`].
+pub mod flag {
+    /// The file that is read is in the guest's memory. If its disk would have to be read for the pipe, it
+    /// ends with [`crate::Reason::Cached`]: the guest's own way is the shorter one.
+    pub const CACHED: u8 = 1;
+}
+
 /// Kinds of ends.
 pub mod end {
     /// [`super::SocketEnd`].
@@ -173,8 +180,10 @@ pub struct Pipe {
     pub source: u8,
     /// [`end`] of the sink.
     pub sink: u8,
+    /// [`flag`] bits.
+    pub flags: u8,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 5],
     /// Bytes to be moved, at least 1.
     pub len_bytes: U64,
 }

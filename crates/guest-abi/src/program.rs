@@ -22,7 +22,7 @@ pub const VERSION: u16 = 1;
 pub mod op {
     /// Moves bytes.
     pub const PIPE: u16 = 1;
-    /// Whether pipes are to be had at all; no descriptors.
+    /// Whether pipes are to be had at all, and from how many bytes on they pay; no descriptors.
     pub const QUERY: u16 = 2;
 }
 
@@ -67,8 +67,9 @@ pub struct Answer {
     pub reason: U16,
     /// The nearest errno; 0 when bytes were moved.
     pub errno: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// To [`op::QUERY`]: a pipe of fewer KiB does not pay in this guest, as the agent has measured; 0: not
+    /// known. To others zero.
+    pub min_bytes_kib: U32,
     /// Bytes moved.
     pub moved_bytes: U64,
 }

@@ -118,6 +118,8 @@ reasons! {
     Cached = 87, 95, "cached", "the file is in the guest's memory already";
     /// Nothing left behind the offset.
     EndOfFile = 88, 0, "end_of_file", "the end of the file";
+    /// The file could not be written.
+    SinkFailed = 89, 5, "sink_failed", "the file could not be written";
 
     /// The descriptor does not allow it.
     NotPermitted = 96, 9, "not_permitted", "the descriptor does not allow it";

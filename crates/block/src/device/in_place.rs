@@ -1,13 +1,19 @@
-//! What others of the daemon may read of a disk without asking its queues.
+//! What others of the daemon may read of a disk without asking its queues, and write for them.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
+use guest_abi::pipe::SECTOR_BYTES;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use sidecore::{Watcher, WorkerRef};
 use thiserror::Error;
 
 use super::BlockPort;
+use crate::engine::Engine;
+use crate::error::BlockError;
+use crate::placed::{Answers, Place, Placeholders, Places};
 
 /// A disk's bytes, byte by byte as the guest sees them, in a file.
 #[derive(Debug)]
@@ -21,7 +27,7 @@ pub struct Image {
     pub len_bytes: u64,
 }
 
-/// Why a disk cannot be read in place.
+/// Why a disk cannot be read, or written, in place.
 #[derive(Debug, Error)]
 pub enum NotInPlace {
     /// The bytes lie elsewhere in the file, or there is none.
@@ -41,7 +47,7 @@ pub enum NotInPlace {
         stage: String,
     },
     /// The system refused.
-    #[error("disk {port}: cannot open its image again for reading: {source}")]
+    #[error("disk {port}: cannot open its image again: {source}")]
     Open {
         /// The port's name.
         port: String,
@@ -50,10 +56,72 @@ pub enum NotInPlace {
     },
 }
 
+/// Why no placeholders can be written to a disk.
+#[derive(Debug, Error)]
+pub enum NoPlaceholders {
+    /// Nobody can write the bytes where the guest sees them.
+    #[error(transparent)]
+    NotInPlace(#[from] NotInPlace),
+    /// Nothing is written to it.
+    #[error("disk {port}: it is read-only, so no placeholders are written to it")]
+    ReadOnly {
+        /// The port's name.
+        port: String,
+    },
+    /// No event, or it cannot be watched.
+    #[error("disk {port}: {source}")]
+    Resource {
+        /// The port's name.
+        port: String,
+        /// The cause.
+        source: BlockError,
+    },
+}
+
 impl BlockPort {
     /// The disk's file, for reading in place; for use outside of sidecores. Each call opens it anew,
     /// by its descriptor: what has come to its path meanwhile does not matter.
     pub fn image(&self) -> Result<Image, NotInPlace> {
+        let file = self.open_again(OFlags::RDONLY)?;
+        Ok(Image { file, len_bytes: self.state.len_bytes.load(Ordering::Relaxed) })
+    }
+
+    /// From now on writes of placeholders are offered to who knows what they stand for: see
+    /// [`crate::placed`]. Holds for queues that run and for those to come, as long as the port;
+    /// another call replaces it, but for what was taken. For use outside of sidecores.
+    pub fn set_placeholders(&self, knows: Arc<dyn Placeholders>) -> Result<(), NoPlaceholders> {
+        if self.state.read_only {
+            return Err(NoPlaceholders::ReadOnly { port: self.name.clone() });
+        }
+        let file = self.open_again(OFlags::RDWR)?;
+        // See "Two ways to one file".
+        let flags = self.backend.in_place().and_then(|file| rustix::fs::fcntl_getfl(file).ok());
+        let is_direct = flags.is_none_or(|flags| flags.contains(OFlags::DIRECT));
+        let align = if is_direct { rustix::param::page_size() } else { SECTOR_BYTES };
+        let place = Place::new(file.into(), Some(Arc::clone(&self.backend)));
+        let places = Arc::new(Places { knows, place, align_bytes: align as u64 });
+        // A queue that starts meanwhile does so before, or waits and sees them.
+        let queues = self.lock();
+        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&places));
+        for queue in queues.iter() {
+            let Some(worker) = &queue.worker else { continue };
+            offer_to(worker, &places, queue.depth)
+                .map_err(|source| NoPlaceholders::Resource { port: self.name.clone(), source })?;
+        }
+        Ok(())
+    }
+
+    /// Has an engine that is about to start offer placed writes, if the port does.
+    pub(super) fn give_places(&self, engine: &mut Engine, depth: u16) -> Result<(), BlockError> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(places) = places else { return Ok(()) };
+        let resource = BlockError::resource("an event for placed writes");
+        let answers = Answers::new(depth).map(Arc::new);
+        answers.and_then(|a| engine.set_places(places, a, None)).map(drop).map_err(resource)
+    }
+
+    /// The disk's file, opened anew.
+    fn open_again(&self, access: OFlags) -> Result<OwnedFd, NotInPlace> {
         let port = || self.name.clone();
         let Some(file) = self.backend.in_place() else {
             return Err(NotInPlace::Format { port: port(), kind: self.backend.kind() });
@@ -62,9 +130,26 @@ impl BlockPort {
             return Err(NotInPlace::Stage { port: port(), stage: stage.clone() });
         }
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = rustix::fs::open(itself, flags, Mode::empty())
-            .map_err(|source| NotInPlace::Open { port: port(), source })?;
-        Ok(Image { file, len_bytes: self.state.len_bytes.load(Ordering::Relaxed) })
+        rustix::fs::open(itself, access | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+            .map_err(|source| NotInPlace::Open { port: port(), source })
     }
+}
+
+/// Has a running queue offer placed writes.
+fn offer_to(
+    worker: &WorkerRef<Engine>,
+    places: &Arc<Places>,
+    depth: u16,
+) -> Result<(), BlockError> {
+    let resource = BlockError::resource("an event for placed writes");
+    let places = Arc::clone(places);
+    let answers = Answers::new(depth).map(Arc::new);
+    let set = answers.map(|answers| {
+        let set = move |engine: &mut Engine, watcher: &Watcher<'_>| {
+            engine.set_places(places, answers, Some(watcher))
+        };
+        // A queue whose sidecore has gone offers nothing. What comes back is dropped here.
+        worker.call(set).map_or(Ok(None), |set| set)
+    });
+    set.and_then(|set| set.map(drop)).map_err(resource)
 }

@@ -40,6 +40,12 @@ impl BlockPort {
         Ok(claim.clone())
     }
 
+    /// The worker of a queue that runs, to be moved.
+    #[cfg(test)]
+    pub(crate) fn worker(&self, index: usize) -> WorkerRef<Engine> {
+        self.lock()[index].worker.clone().unwrap()
+    }
+
     /// A disk for a queue.
     pub(super) fn open_disk(
         &self,

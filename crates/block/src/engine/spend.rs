@@ -71,6 +71,7 @@ impl Engine {
         let most = below.batch(self.mean_cost, by_thread);
         let bytes = allowance.bytes.min(below.bytes);
         let popped = self.vring.pop(&mut self.batch, most);
+        self.suspects = popped > 0 && self.are_placeholders_known();
         for index in 0..popped {
             queue::seg::prefetch_head(self.batch.get(index).readable);
         }
@@ -115,6 +116,13 @@ impl Engine {
             let Some(&slot) = self.flight.slab.ready.front() else { break };
             if due.bytes >= credit && !self.flight.is_paid(slot) {
                 break;
+            }
+            let is_suspect = self.flight.slab.slots[usize::from(slot)].job.is_suspect;
+            if is_suspect && let Some(looked) = self.look_on(slot) {
+                *budget = budget.saturating_sub(looked.bytes);
+                due.bytes += looked.due;
+                issued += 1;
+                continue;
             }
             match self.flight.issue(slot, &self.port) {
                 Issue::Sent(sent) => {

@@ -22,7 +22,7 @@ impl Worker for Engine {
 
     fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         self.log.now_ns = now_ns;
-        self.flight.disk.set_wakeups(true);
+        self.set_wakeups(true);
         // What finished before the disk was told to ring.
         if self.collect() > 0 {
             self.publish();
@@ -36,7 +36,7 @@ impl Worker for Engine {
         if slack_ns > 0 {
             let due_ns = self.vring.notify_due_ns(within(slack_ns));
             // The timer finds what finishes meanwhile.
-            self.flight.disk.set_wakeups(false);
+            self.set_wakeups(false);
             let look_ns = now_ns + slack_ns / 2;
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.clamp(now_ns, look_ns)));
         }
@@ -62,7 +62,7 @@ impl Worker for Engine {
     }
 
     fn disarm(&mut self) {
-        self.flight.disk.set_wakeups(false);
+        self.set_wakeups(false);
         self.vring.disarm();
     }
 

@@ -13,6 +13,7 @@ use imago::FormatAccess;
 use imago::file::File;
 
 use crate::bytes::{gather, scatter};
+use crate::error::errno;
 use crate::file::Image;
 use crate::limits::STEP_LEN_BYTES;
 
@@ -169,16 +170,6 @@ fn next(shared: &Shared) -> Option<Job> {
         }
         jobs = shared.some.wait(jobs).unwrap_or_else(PoisonError::into_inner);
     }
-}
-
-/// The errno of a library error, which often wraps one without a number.
-fn errno(e: &io::Error) -> i32 {
-    e.raw_os_error().unwrap_or(match e.kind() {
-        io::ErrorKind::StorageFull => libc::ENOSPC,
-        io::ErrorKind::QuotaExceeded => libc::EDQUOT,
-        io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
-        _ => libc::EIO,
-    })
 }
 
 fn run(shared: &Shared, op: DiskOp, buffer: &mut [u8]) -> io::Result<u32> {

@@ -10,6 +10,7 @@ use crate::gate::Gate;
 use crate::memory::MemoryBackend;
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
+use crate::test_support::places::{AtOnce, TAG, offer_to, sectors};
 use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, range};
 
 /// Enough for more than a share in each round.
@@ -191,6 +192,31 @@ fn requests_are_charged_by_what_they_move() {
         rig.send(kind::WRITE_ZEROES, 0, &range(0, 2048, 0));
         assert!((MIB..=2 * MIB).contains(&charge(&mut rig, &mut ledger)));
     }
+}
+
+#[test]
+fn placed_writes_are_charged_like_the_writes_that_they_are() {
+    const MIB: usize = 1 << 20;
+    let accounts = Accounts::default();
+    let account = accounts.open("vm", weight(100));
+    let mut ledger = Ledger::default();
+    ledger.enrol(account.clone());
+    let options = RigOptions { vm: account.id(), ..RigOptions::default() };
+    let mut rig = Rig::sized(BOTH[0], 256, ModelDisk::new(4 * MIB).boxed(), options);
+    offer_to(&mut rig, Arc::new(AtOnce));
+    // The last two are given back: the one with three steps after two of them were paid.
+    let other = [9; 16];
+    for (tag, len, charge) in [
+        (TAG, 512, 4096),
+        (TAG, 65536, 65536),
+        (TAG, 5 * MIB / 2, 5 * MIB / 2),
+        (other, 65536, 65536),
+        (other, 5 * MIB / 2, 9 * MIB / 2),
+    ] {
+        rig.send(kind::OUT, 0, &sectors(tag, 0, len));
+        assert_eq!(charge_of(&mut rig, &mut ledger, &account), charge as u64, "{tag:?} {len}");
+    }
+    assert_eq!((rig.stats.placed.get(), rig.stats.writes.get()), (3, 5));
 }
 
 #[test]

@@ -15,6 +15,11 @@ mod latency;
 #[allow(non_snake_case)]
 mod migration;
 #[allow(non_snake_case)]
+mod placed;
+mod placed_bytes;
+#[allow(non_snake_case)]
+mod placed_port;
+#[allow(non_snake_case)]
 mod port;
 #[allow(non_snake_case)]
 mod registered;

@@ -59,7 +59,7 @@ impl Guest {
         (self.driver.read(status, 1)[0], self.driver.read(data, room))
     }
 
-    fn offer(&mut self, kind: u32, sector: u64, out: &[u8], room: usize) -> (u64, u64) {
+    pub(super) fn offer(&mut self, kind: u32, sector: u64, out: &[u8], room: usize) -> (u64, u64) {
         let mut header = [0u8; 16];
         header[..4].copy_from_slice(&kind.to_le_bytes());
         header[8..].copy_from_slice(&sector.to_le_bytes());
@@ -75,7 +75,7 @@ impl Guest {
         (data.0, status.0)
     }
 
-    fn wait(&mut self) {
+    pub(super) fn wait(&mut self) {
         while self.driver.used().is_none() {
             let call = self.driver.call_event();
             let mut fds = [rustix::event::PollFd::new(call, rustix::event::PollFlags::IN)];

@@ -1,0 +1,262 @@
+//! Writes in whose place a pipe's bytes are written: see [`guest_abi::pipe`], "A file that is
+//! written".
+//!
+//! The guest's file system decides where bytes go and writes placeholders there; the bytes never enter
+//! the guest. A write all of whose sectors are consecutive placeholders of one tag is offered to
+//! [`Placeholders`], who may take it. It then waits, without anything of the guest's memory but its
+//! status byte, until the pipe's bytes are in the file. What is not taken is an ordinary write of the
+//! sectors as they are: nobody but the pipe's owner knows the tag, and to everyone else a placeholder
+//! is data like any other.
+//!
+//! # Two ways to one file
+//! The bytes are written through the page cache, whatever the disk's own way is, with a descriptor of
+//! their own. That is one inode, so:
+//! - A flush of the queue covers what was written before: fsync(2) on any descriptor writes back and
+//!   waits for all dirty pages of the inode, also for one with `O_DIRECT`; a block device's pages
+//!   belong to the device, whoever opened it.
+//! - A direct read first writes back what is dirty in its range. A direct write does so too, waits for
+//!   it and drops the pages before the device gets the new data: so it cannot be overtaken by the
+//!   older bytes of a placed write that was completed before. Direct and placed writes at the same time
+//!   and to the same blocks have no order, as two ordinary ones have none: guests do not do that.
+//! - But pages are larger than sectors. A placed write to a part of a page brings the rest of it into
+//!   memory, and writes it back, perhaps over what a direct write has put there meanwhile. So on
+//!   disks with direct I/O only writes of whole pages are placed.
+
+mod answers;
+mod head;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+pub(crate) use answers::Answers;
+pub(crate) use head::{Head, are_placeholders};
+
+use crate::backend::Backend;
+use crate::error::errno;
+
+/// Who knows what placeholders stand for. Called on sidecores: must not wait, nor allocate.
+///
+/// A port that was told of it keeps it: it must not keep the port.
+pub trait Placeholders: Send + Sync + fmt::Debug {
+    /// Whether any are known now: an atomic. While there are none nothing is looked at.
+    fn are_any(&self) -> bool;
+
+    /// A write all of whose sectors are consecutive placeholders of one tag. It is taken (none comes
+    /// back) and completed later, on any thread, or given back: then the sectors are written as they
+    /// are. A queue that stops waits for those that were taken.
+    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite>;
+}
+
+/// What a port and its queues share, once [`crate::BlockPort::set_placeholders`] was called.
+pub(crate) struct Places {
+    pub knows: Arc<dyn Placeholders>,
+    pub place: Arc<Place>,
+    /// Offsets and lengths of placed writes are multiples of this.
+    pub align_bytes: u64,
+}
+
+/// Where placed bytes go.
+pub(crate) struct Place {
+    file: File,
+    /// Its lock on the image keeps other daemons out as long as anyone may write to the file.
+    _backend: Option<Arc<dyn Backend>>,
+}
+
+impl Place {
+    pub fn new(file: File, backend: Option<Arc<dyn Backend>>) -> Arc<Self> {
+        Arc::new(Self { file, _backend: backend })
+    }
+}
+
+/// A write that stands for a pipe's bytes. Dropped without an answer it is an I/O error for the guest.
+pub struct PlacedWrite {
+    head: Head,
+    len_bytes: u64,
+    offset: u64,
+    wants_sync: bool,
+    // Dropped before the answer is given: who waits for that may close the disk, and finds it unlocked.
+    place: Arc<Place>,
+    due: Due,
+}
+
+/// Gives the answer when it is dropped.
+struct Due {
+    /// None: it is not placed any more.
+    answers: Option<Arc<Answers>>,
+    slot: u16,
+    /// 0: done.
+    errno: i32,
+}
+
+impl Drop for Due {
+    fn drop(&mut self) {
+        if let Some(answers) = &self.answers {
+            answers.give(self.slot, self.errno);
+        }
+    }
+}
+
+impl PlacedWrite {
+    /// The write of a queue's slot: as its head says, to so many bytes from `offset`.
+    pub(crate) fn new(
+        head: Head,
+        (offset, len_bytes): (u64, u64),
+        wants_sync: bool,
+        place: Arc<Place>,
+        (answers, slot): (Arc<Answers>, u16),
+    ) -> Self {
+        let due = Due { answers: Some(answers), slot, errno: libc::EIO };
+        Self { head, len_bytes, offset, wants_sync, place, due }
+    }
+
+    /// One without a queue, and where its answer comes: for tests and simulators of who takes it.
+    pub fn detached(
+        tag: [u8; 16],
+        at: u64,
+        (offset, len_bytes): (u64, u64),
+        wants_sync: bool,
+        file: File,
+    ) -> io::Result<(Self, Answer)> {
+        let answers = Arc::new(Answers::new(1)?);
+        answers.set_wakeups(true);
+        let (place, own) = (Place::new(file, None), (Arc::clone(&answers), 0));
+        let this = Self::new(Head { tag, at }, (offset, len_bytes), wants_sync, place, own);
+        Ok((this, Answer(answers)))
+    }
+
+    /// The pipe's secret: who knows all of it may write.
+    pub fn tag(&self) -> [u8; 16] {
+        self.head.tag
+    }
+
+    /// Offset of the first byte in the pipe: any number, less than 2^64 together with the
+    /// length. No more is known of it, it is the guest's number.
+    pub fn at(&self) -> u64 {
+        self.head.at
+    }
+
+    /// How many bytes: a multiple of 512, at least that and at most 64 MiB.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Where the bytes go in [`PlacedWrite::file`]; a multiple of 512. All of it is on the disk.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The disk's file or device, for reading and writing through the page cache. Only this write's
+    /// range may be touched, and only before the answer.
+    pub fn file(&self) -> &File {
+        &self.place.file
+    }
+
+    /// The bytes must be durable before the answer (`fdatasync`): the disk's write cache is off.
+    pub fn wants_sync(&self) -> bool {
+        self.wants_sync
+    }
+
+    /// The bytes are in the file, or could not be written there: the guest gets its status, if its
+    /// queue still runs. May be called on any thread; wakes the sidecore if it sleeps.
+    pub fn complete(mut self, result: io::Result<()>) {
+        self.due.errno = result.err().map_or(0, |e| errno(&e));
+    }
+
+    /// Whether it is the one of this slot.
+    pub(crate) fn is_of(&self, answers: &Arc<Answers>, slot: u16) -> bool {
+        let same = |ours: &Arc<Answers>| Arc::ptr_eq(ours, answers);
+        self.due.slot == slot && self.due.answers.as_ref().is_some_and(same)
+    }
+
+    /// It is an ordinary write from now on.
+    pub(crate) fn forget(mut self) {
+        self.due.answers = None;
+    }
+}
+
+impl fmt::Debug for PlacedWrite {
+    /// Without the tag: it is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlacedWrite")
+            .field("at", &self.head.at)
+            .field("len_bytes", &self.len_bytes)
+            .field("offset", &self.offset)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The answer to a [`PlacedWrite::detached`].
+#[derive(Debug)]
+pub struct Answer(Arc<Answers>);
+
+impl Answer {
+    /// The answer, if it has been given and was not taken yet.
+    pub fn get(&self) -> Option<io::Result<()>> {
+        let mut done = Vec::with_capacity(1);
+        self.0.reap(&mut done);
+        let result = done.pop()?.result;
+        Some(result.map(drop).map_err(io::Error::from_raw_os_error))
+    }
+
+    /// Waits for it.
+    pub fn wait(&self) -> io::Result<()> {
+        loop {
+            if let Some(result) = self.get() {
+                return result;
+            }
+            let mut fds = [rustix::event::PollFd::new(&self.0.event, rustix::event::PollFlags::IN)];
+            // A signal only makes us look again.
+            let _ = rustix::event::poll(&mut fds, None);
+            self.0.event.drain();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write() -> (PlacedWrite, Answer) {
+        let file = tempfile::tempfile().unwrap();
+        PlacedWrite::detached([7; 16], 1024, (512, 2048), true, file).unwrap()
+    }
+
+    #[test]
+    fn a_detached_write_says_what_it_is_and_is_answered_once() {
+        let (write, answer) = write();
+        assert_eq!((write.tag(), write.at()), ([7; 16], 1024));
+        assert_eq!((write.offset(), write.len_bytes(), write.wants_sync()), (512, 2048, true));
+        assert!(!format!("{write:?}").contains("7, 7"), "the tag is a secret");
+        assert!(answer.get().is_none());
+        write.complete(Ok(()));
+        assert!(answer.get().unwrap().is_ok());
+        assert!(answer.get().is_none());
+    }
+
+    #[test]
+    fn errors_keep_their_number_and_a_dropped_write_is_one() {
+        let (one, answer) = write();
+        one.complete(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
+        assert_eq!(answer.wait().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        let (one, answer) = write();
+        one.complete(Err(io::ErrorKind::TimedOut.into()));
+        assert_eq!(answer.wait().unwrap_err().raw_os_error(), Some(libc::EIO));
+        // 0 would be no error.
+        let (one, answer) = write();
+        one.complete(Err(io::Error::from_raw_os_error(0)));
+        assert_eq!(answer.wait().unwrap_err().raw_os_error(), Some(libc::EIO));
+        let (one, answer) = write();
+        drop(one);
+        assert_eq!(answer.wait().unwrap_err().raw_os_error(), Some(libc::EIO));
+    }
+
+    #[test]
+    fn whoever_waits_is_woken() {
+        let (write, answer) = write();
+        let other = std::thread::spawn(move || answer.wait());
+        write.complete(Ok(()));
+        other.join().unwrap().unwrap();
+    }
+}

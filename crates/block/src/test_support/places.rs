@@ -1,0 +1,87 @@
+//! One who knows placeholders, as a test wants.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+
+use guest_abi::pipe::{PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
+use zerocopy::IntoBytes;
+
+use super::Rig;
+use crate::placed::{Answers, Place, PlacedWrite, Placeholders, Places};
+
+pub(crate) const TAG: [u8; 16] = *b"0123456789abcdef";
+
+/// Knows [`TAG`]. What it takes it sends.
+#[derive(Debug)]
+pub(crate) struct Knows {
+    pub any: AtomicBool,
+    taken: Mutex<Sender<PlacedWrite>>,
+}
+
+impl Knows {
+    pub fn new() -> (Arc<Self>, Receiver<PlacedWrite>) {
+        let (taken, receiver) = mpsc::channel();
+        (Arc::new(Self { any: AtomicBool::new(true), taken: Mutex::new(taken) }), receiver)
+    }
+}
+
+impl Placeholders for Knows {
+    fn are_any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite> {
+        if write.tag() != TAG {
+            return Some(write);
+        }
+        self.taken.lock().unwrap().send(write).unwrap();
+        None
+    }
+}
+
+/// Ends what it takes at once, and keeps nothing.
+#[derive(Debug)]
+pub(crate) struct AtOnce;
+
+impl Placeholders for AtOnce {
+    fn are_any(&self) -> bool {
+        true
+    }
+    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite> {
+        if write.tag() != TAG {
+            return Some(write);
+        }
+        write.complete(Ok(()));
+        None
+    }
+}
+
+/// Has a rig's engine offer placed writes.
+pub(crate) fn offer_to(rig: &mut Rig, knows: Arc<dyn Placeholders>) -> Arc<Answers> {
+    let place = Place::new(tempfile::tempfile().unwrap(), None);
+    let places = Arc::new(Places { knows, place, align_bytes: SECTOR_BYTES as u64 });
+    let answers = Arc::new(Answers::new(256).unwrap());
+    rig.engine.set_places(places, Arc::clone(&answers), None).unwrap();
+    answers
+}
+
+/// [`offer_to`] one who knows [`TAG`].
+pub(crate) fn known(rig: &mut Rig) -> (Arc<Knows>, Receiver<PlacedWrite>) {
+    let (knows, taken) = Knows::new();
+    offer_to(rig, knows.clone());
+    (knows, taken)
+}
+
+/// One sector.
+pub(crate) fn sector(tag: [u8; 16], at: u64) -> Vec<u8> {
+    let head = Placeholder { magic: PLACEHOLDER_MAGIC.into(), at: at.into(), tag };
+    let mut bytes = head.as_bytes().to_vec();
+    bytes.resize(SECTOR_BYTES, 0);
+    bytes
+}
+
+/// So many bytes of placeholders.
+pub(crate) fn sectors(tag: [u8; 16], at: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).step_by(SECTOR_BYTES).flat_map(|done| sector(tag, at + done)).collect()
+}
