@@ -61,6 +61,7 @@ impl Engine {
             flooded_bytes: 0,
             unpublished_bytes: 0,
             steered: Vec::with_capacity(base::limits::MAX_PORTS),
+            lent: Vec::with_capacity(base::limits::MAX_PORTS),
             stats,
         };
         Self {
@@ -109,6 +110,7 @@ impl Engine {
                 uplink.stats.drop_one(reason);
             }
             taken += std::mem::take(&mut self.fabric.flooded_bytes);
+            self.fabric.flush_lent();
             uplink.wire.release();
             work += 1;
         }
@@ -151,7 +153,8 @@ impl Engine {
         let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
         // Never held: behind this frame are those for all other VMs, and nobody out there would
         // slow down for a pause here.
-        // SAFETY: the uplink is not in the fabric now, so nothing outlives the call.
+        // SAFETY: the uplink is not in the fabric now, and what twins have of the frame is flushed
+        // before it is released.
         let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) };
         if outcome == Outcome::Done {
             stats.requests.add(1);

@@ -125,6 +125,8 @@ pub(crate) struct Fabric {
     pub unpublished_bytes: u64,
     /// Ports with frames queued for their twins.
     pub steered: Vec<PortId>,
+    /// Of these, those whose frames lie in memory of others.
+    pub lent: Vec<PortId>,
     pub stats: Arc<SwitchStats>,
 }
 
@@ -153,7 +155,7 @@ impl Fabric {
     /// Sends one frame.
     ///
     /// # Safety
-    /// The frame's bytes stay valid until [`Fabric::flush_uplink`].
+    /// The frame's bytes stay valid until [`Fabric::flush_uplink`] and [`Fabric::flush_lent`].
     #[inline]
     pub unsafe fn deliver(
         &mut self,
@@ -164,7 +166,8 @@ impl Fabric {
         now_ns: u64,
     ) -> Outcome {
         match dest {
-            Dest::Port(to) => self.send_to_port(to, lane, frame, when_full, now_ns),
+            // SAFETY: the caller's promise.
+            Dest::Port(to) => unsafe { self.send_to_port(to, lane, frame, when_full, now_ns) },
             // SAFETY: the caller's promise.
             Dest::Uplink => unsafe { self.send_to_uplink(frame) },
             // SAFETY: the caller's promise.
@@ -179,7 +182,9 @@ impl Fabric {
         self.stats.floods.add(1);
         let mut receivers = 0_usize;
         for to in 0..self.ports.len() {
-            match self.send_to_port(to as PortId, lane, frame, WhenFull::Drop, now_ns) {
+            let to = to as PortId;
+            // SAFETY: the caller's promise.
+            match unsafe { self.send_to_port(to, lane, frame, WhenFull::Drop, now_ns) } {
                 Outcome::Done => receivers += 1,
                 Outcome::Dropped(DropReason::LinkDown | DropReason::NoDestination) => {}
                 Outcome::Dropped(_) | Outcome::Hold(_) => {
@@ -229,7 +234,10 @@ impl Fabric {
     }
 
     /// Sends a frame to one port, or to a twin there.
-    fn send_to_port(
+    ///
+    /// # Safety
+    /// As [`Fabric::deliver`].
+    unsafe fn send_to_port(
         &mut self,
         to: PortId,
         lane: usize,
@@ -239,14 +247,18 @@ impl Fabric {
     ) -> Outcome {
         let port = self.ports.get(usize::from(to)).and_then(Option::as_ref);
         match port.is_some_and(|port| port.flows.is_some()) {
-            true => self.send_steered(to, lane, frame, when_full, now_ns),
+            // SAFETY: the caller's promise.
+            true => unsafe { self.send_steered(to, lane, frame, when_full, now_ns) },
             false => self.send_to_guest(to, lane, frame, when_full, now_ns),
         }
     }
 
     /// To a port whose VM has pipes. Not inlined: its buffer is nothing for all other frames.
+    ///
+    /// # Safety
+    /// As [`Fabric::deliver`].
     #[inline(never)]
-    fn send_steered(
+    unsafe fn send_steered(
         &mut self,
         to: PortId,
         lane: usize,
@@ -255,17 +267,16 @@ impl Fabric {
         now_ns: u64,
     ) -> Outcome {
         let mut wire = [0; VNET_LEN + HEAD_LEN];
-        let Some(bound) = self.steer(to, frame, &mut wire, now_ns) else {
+        // SAFETY: the caller's promise.
+        let Some(bound) = (unsafe { self.steer(to, frame, &mut wire, now_ns) }) else {
             return self.send_to_guest(to, lane, frame, when_full, now_ns);
         };
-        if !bound.guest {
-            return Outcome::Done;
-        }
-        let changed = Frame { wire: &wire[..frame.wire.len()], ..*frame };
+        let Some((vnet, len)) = bound.guest else { return Outcome::Done };
+        let changed = frame.shortened(vnet, &wire[..frame.wire.len()], len);
         // The twin has it: nothing behind it waits for a guest without buffers.
         let when_full = if bound.may_miss { WhenFull::Drop } else { when_full };
         let outcome = self.send_to_guest(to, lane, &changed, when_full, now_ns);
-        if let (Outcome::Done, Some(key)) = (outcome, bound.twin) {
+        if let (Outcome::Done, Some(key)) = (outcome, bound.told) {
             self.note_told(to, &key, frame);
         }
         if bound.may_miss { Outcome::Done } else { outcome }
@@ -320,6 +331,14 @@ impl Fabric {
         }
     }
 
+    /// Hands twins what is queued for them in memory of others, whose owners want it back.
+    #[inline]
+    pub fn flush_lent(&mut self) {
+        if !self.lent.is_empty() {
+            self.flush_lenders();
+        }
+    }
+
     /// Sends what is queued on the uplink: at most one system call.
     #[inline]
     pub fn flush_uplink(&mut self) {
@@ -349,6 +368,7 @@ impl Fabric {
 
     /// Publishes every touched receive queue, with one notification each.
     pub fn publish(&mut self, now_ns: u64) {
+        debug_assert!(self.lent.is_empty(), "a sender has its memory back too early");
         if !self.steered.is_empty() {
             self.flush_twins();
         }

@@ -113,6 +113,16 @@ impl Vnet {
         self.gso_type & !GSO_ECN
     }
 
+    /// The header of the first `frame_len` bytes of a TCP frame, whose checksum, of the header at
+    /// `offset`, is to be filled in then.
+    pub(crate) fn trimmed(mut self, frame_len: usize, offset: usize) -> Self {
+        // One segment is left: no super-packet.
+        if self.is_gso() && frame_len <= usize::from(self.hdr_len) + usize::from(self.gso_size) {
+            self = Self::default();
+        }
+        Self { flags: F_NEEDS_CSUM, csum_start: offset as u16, csum_offset: 16, ..self }
+    }
+
     /// Checks a header against the frame and what its sender may use. Unknown flag bits are
     /// cleared, as the specification asks (5.1.6.2.1).
     fn check(
@@ -296,13 +306,7 @@ impl Head {
     /// filled in.
     pub(crate) fn trim(&mut self, len: usize, offset: usize) {
         (self.head_len, self.frame_len) = (len.min(self.head_len), len.min(self.frame_len));
-        let Vnet { gso_size, hdr_len, .. } = self.vnet;
-        // One segment is left: no super-packet.
-        if self.vnet.is_gso() && self.frame_len <= usize::from(hdr_len) + usize::from(gso_size) {
-            self.vnet = Vnet::default();
-        }
-        self.vnet.flags = F_NEEDS_CSUM;
-        (self.vnet.csum_start, self.vnet.csum_offset) = (offset as u16, 16);
+        self.vnet = self.vnet.trimmed(self.frame_len, offset);
         self.raw[..VNET_LEN].copy_from_slice(&self.vnet.to_bytes(1));
     }
 

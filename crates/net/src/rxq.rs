@@ -58,6 +58,21 @@ impl Frame<'_> {
         self.wire.len() - VNET_LEN + body
     }
 
+    /// The first `len` bytes of the frame (no more than it has), with the beginning and the header that
+    /// are in `wire`.
+    pub fn shortened<'a>(&self, vnet: Vnet, wire: &'a [u8], len: usize) -> Frame<'a>
+    where
+        Self: 'a,
+    {
+        let wire = &wire[..wire.len().min(VNET_LEN + len)];
+        let rest = len + VNET_LEN - wire.len();
+        let body = match self.body {
+            Body::Guest { segs, offset, .. } => Body::Guest { segs, offset, len: rest },
+            Body::Ours(bytes) => Body::Ours(&bytes[..rest]),
+        };
+        Frame { vnet, wire, body }
+    }
+
     /// The copied part of the frame.
     pub fn eth(&self) -> &[u8] {
         &self.wire[VNET_LEN..]

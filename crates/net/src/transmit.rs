@@ -96,6 +96,7 @@ impl Engine {
         if wire_used {
             self.fabric.flush_uplink();
         }
+        self.fabric.flush_lent();
         let done = txq.done.len();
         txq.vring.unpop(&mut txq.batch, popped - done);
         if done > 0 {
@@ -199,7 +200,7 @@ impl Engine {
     ) -> bool {
         let chain = txq.batch.get(at);
         // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
-        // before the uplink is flushed, at the end of the batch.
+        // before uplink and twins are flushed, at the end of the batch.
         let (outcome, to_wire) = unsafe { self.send(port, &chain, at, lane, now_ns) };
         sent.wire_used |= to_wire;
         sent.cost_bytes += std::mem::take(&mut self.fabric.flooded_bytes);
@@ -221,7 +222,7 @@ impl Engine {
     /// Judges and delivers one chain of a sender; also says whether the uplink may be using it.
     ///
     /// # Safety
-    /// The chain stays mapped, and head `at` unused, until the uplink is flushed.
+    /// The chain stays mapped, and head `at` unused, until uplink and twins are flushed.
     #[inline]
     unsafe fn send(
         &mut self,
@@ -364,5 +365,6 @@ fn staged(
     // SAFETY: flushed right here, while `outgoing`, `head` and the chain are still untouched.
     let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) };
     fabric.flush_uplink();
+    fabric.flush_lent();
     outcome
 }

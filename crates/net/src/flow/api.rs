@@ -6,9 +6,11 @@ use base::counter::QueueStats;
 use base::io::Wire;
 use vhost_user::DeviceError;
 
-use super::segment::{ACK, RST};
+use super::segment::{ACK, Answer, RST};
 use super::state::Flow;
-use super::{FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, Snapshot, turned};
+use super::{
+    FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, ReceiveStart, Snapshot, turned,
+};
 use crate::device::NetPort;
 use crate::engine::Engine;
 use crate::fdb::PortId;
@@ -125,6 +127,79 @@ impl NetPort {
         answer
     }
 
+    /// Asks for what a receiving twin must know, and reserves the connection for the pipe of that token
+    /// until [`NetPort::flow_receive_start`] or [`NetPort::flow_receive_finish`]. `received_bytes` is
+    /// what the guest says that it has received over the connection, each byte once. Refuses a
+    /// connection whose peer has closed its direction ([`FlowError::Closing`]), and a count that cannot
+    /// be ([`FlowError::Changed`]).
+    pub fn flow_receive_snapshot(
+        &self,
+        key: FlowKey,
+        received_bytes: u64,
+        token: u64,
+    ) -> Result<FlowSnapshot, FlowError> {
+        self.with_flow(key, move |flow| flow.receive_snapshot(received_bytes, token))
+    }
+
+    /// The twin exists, with the numbers of `taken`. The pipe wants `wanted_bytes` of the peer's stream
+    /// behind the first `received_bytes`: of these, what has passed to the guest by now stays the
+    /// guest's, and the twin receives the rest, 1 GiB at most. If nothing is left for it, nothing
+    /// begins, and the connection is free again.
+    pub fn flow_receive_start(
+        &self,
+        key: FlowKey,
+        token: u64,
+        taken: FlowSnapshot,
+        received_bytes: u64,
+        wanted_bytes: u32,
+    ) -> Result<ReceiveStart, FlowError> {
+        let place = self.place;
+        self.with_engine(move |engine| {
+            engine.port_mut(place)?;
+            engine.start_receiving(place.id, &key, token, &taken, received_bytes, wanted_bytes)
+        })
+    }
+
+    /// The twin gets no more: of its bytes those stay that were taken from it, which are at least
+    /// `taken_bytes`, and those that the peer was told to have arrived. Returns how many that are: all
+    /// of them are in the twin, and more may be, which come to the guest. Asked again, it says the same.
+    pub fn flow_receive_stop(
+        &self,
+        key: FlowKey,
+        token: u64,
+        taken_bytes: u32,
+    ) -> Result<u32, FlowError> {
+        let place = self.place;
+        self.with_engine(move |engine| {
+            engine.port_mut(place)?;
+            engine.stop_receiving(place.id, &key, token, taken_bytes)
+        })
+    }
+
+    /// The twin has gone, and `len` bytes were taken from it: the guest goes on behind them. That may be
+    /// less than it was to receive only as [`NetPort::flow_receive_stop`] said: of what has arrived
+    /// beyond, nobody can tell whether the peer or the guest counts on it already
+    /// ([`FlowError::Broken`]), and the connection is reset.
+    pub fn flow_receive_finish(&self, key: FlowKey, token: u64, len: u32) -> Result<(), FlowError> {
+        let place = self.place;
+        let answer = self.with_engine(move |engine| {
+            engine.port_mut(place)?;
+            engine.finish_receiving(place.id, &key, token, len)
+        });
+        if answer == Err(FlowError::Broken) {
+            // Gone meanwhile: as well.
+            let _ = self.flow_reset(key, token);
+        }
+        answer
+    }
+
+    fn with_engine<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Engine) -> Option<Result<R, FlowError>> + Send + 'static,
+    ) -> Result<R, FlowError> {
+        self.worker.call(move |engine, _| f(engine)).ok().flatten().unwrap_or(Err(FlowError::Off))
+    }
+
     /// Ends the connection with a reset to both sides: bytes of it are lost.
     pub fn flow_reset(&self, key: FlowKey, token: u64) -> Result<(), FlowError> {
         let place = self.place;
@@ -143,10 +218,86 @@ impl Engine {
         let (to_peer, to_guest) = flow.give_up(token)?;
         let macs = flow.macs;
         port.flows.as_deref_mut()?.table.save(key);
-        self.fabric.send_bare(id, key, &macs, RST | ACK, to_peer);
-        self.fabric.send_bare(id, &key.mirror(), &turned(&macs), RST | ACK, to_guest);
+        let reset = |numbers| Answer::plain(RST | ACK, numbers);
+        self.fabric.send_bare(id, key, &macs, &reset(to_peer));
+        self.fabric.send_bare(id, &key.mirror(), &turned(&macs), &reset(to_guest));
         self.fabric.publish(0);
         Some(())
+    }
+
+    /// Lets a twin receive. The guest may have bytes that it has not acknowledged, and waits with that
+    /// for company, which will not come: it is asked to speak.
+    pub(crate) fn start_receiving(
+        &mut self,
+        id: PortId,
+        key: &FlowKey,
+        token: u64,
+        taken: &FlowSnapshot,
+        received_bytes: u64,
+        wanted_bytes: u32,
+    ) -> Option<Result<ReceiveStart, FlowError>> {
+        let port = self.fabric.ports.get_mut(usize::from(id))?.as_deref_mut()?;
+        let table = &mut port.flows.as_deref_mut()?.table;
+        let Some(flow) = table.get(key) else { return Some(Err(FlowError::Unknown)) };
+        let answer = flow.receive_start(token, taken, received_bytes, wanted_bytes);
+        let prompt = (flow.split().is_some() && !flow.twin_speaks()).then(|| flow.prompt());
+        let macs = flow.macs;
+        table.save(key);
+        if let Some(numbers) = prompt {
+            self.fabric.prompt_guest(id, key, &macs, numbers);
+            self.fabric.publish(0);
+        }
+        Some(answer)
+    }
+
+    /// See [`NetPort::flow_receive_stop`].
+    pub(crate) fn stop_receiving(
+        &mut self,
+        id: PortId,
+        key: &FlowKey,
+        token: u64,
+        taken_bytes: u32,
+    ) -> Option<Result<u32, FlowError>> {
+        self.settle_receiving(id, key, |flow| flow.receive_stop(token, taken_bytes))
+    }
+
+    /// See [`NetPort::flow_receive_finish`].
+    pub(crate) fn finish_receiving(
+        &mut self,
+        id: PortId,
+        key: &FlowKey,
+        token: u64,
+        len: u32,
+    ) -> Option<Result<(), FlowError>> {
+        self.settle_receiving(id, key, |flow| flow.receive_finish(token, len))
+    }
+
+    /// The end of a twin that receives: peer and guest are told what they would else hear only when
+    /// they ask, the one the guest's window, the other that its stream has ended.
+    fn settle_receiving<R>(
+        &mut self,
+        id: PortId,
+        key: &FlowKey,
+        settle: impl FnOnce(&mut Flow) -> Result<R, FlowError>,
+    ) -> Option<Result<R, FlowError>> {
+        let port = self.fabric.ports.get_mut(usize::from(id))?.as_deref_mut()?;
+        let table = &mut port.flows.as_deref_mut()?.table;
+        let Some(flow) = table.get(key) else { return Some(Err(FlowError::Unknown)) };
+        let fin = flow.receiving.and_then(|receiving| receiving.fin);
+        let was_there = flow.receiving.is_some();
+        let answer = settle(flow);
+        let (macs, to_peer) = (flow.macs, flow.to_peer());
+        let to_guest = if was_there { flow.fin_to_guest(fin) } else { None };
+        let is_over = flow.reset;
+        table.save(key);
+        if was_there && answer.is_ok() && !is_over {
+            self.fabric.send_bare(id, key, &macs, &to_peer);
+            if let Some(says) = to_guest {
+                self.fabric.send_bare(id, &key.mirror(), &turned(&macs), &says);
+            }
+            self.fabric.publish(0);
+        }
+        Some(answer)
     }
 
     fn prompt_broken(&mut self, id: PortId) -> Option<usize> {

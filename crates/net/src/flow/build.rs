@@ -3,48 +3,55 @@
 use std::net::IpAddr;
 
 use super::FlowKey;
-use super::segment::pseudo_sum;
+use super::segment::{Answer, pseudo_sum};
 use crate::header::{ETH_LEN, L4, PLAIN, VNET_LEN};
 use crate::offload::{fold, sum};
 
+/// TCP header, with a timestamps option behind two paddings.
 const TCP_LEN: usize = 20;
+const TIMESTAMPS_LEN: usize = 12;
 
 /// Longest of them: Ethernet, IPv6 and TCP, behind a virtio-net header.
-pub(super) const MAX_SEGMENT: usize = VNET_LEN + ETH_LEN + 40 + TCP_LEN;
+pub(super) const MAX_SEGMENT: usize = VNET_LEN + ETH_LEN + 40 + TCP_LEN + TIMESTAMPS_LEN;
 
-/// From the flow's local end to its remote end. `macs`: destination, source; `numbers`: sequence and
-/// acknowledgement.
+/// From the flow's local end to its remote end. `macs`: destination, source.
 pub(super) fn bare(
     out: &mut [u8; MAX_SEGMENT],
     key: &FlowKey,
     macs: &[u8; 12],
-    flags: u8,
-    (seq, ack): (u32, u32),
+    says: &Answer,
 ) -> usize {
     out.fill(0);
     out[..VNET_LEN].copy_from_slice(&PLAIN);
     let eth = &mut out[VNET_LEN..];
     eth[..12].copy_from_slice(macs);
-    let l4 = put_ip(eth, key);
-    let tcp = &mut eth[l4.offset..l4.offset + TCP_LEN];
+    let tcp_len = TCP_LEN + says.timestamps.map_or(0, |_| TIMESTAMPS_LEN);
+    let l4 = put_ip(eth, key, tcp_len);
+    let tcp = &mut eth[l4.offset..l4.offset + tcp_len];
     tcp[..2].copy_from_slice(&key.local_port.to_be_bytes());
     tcp[2..4].copy_from_slice(&key.remote_port.to_be_bytes());
-    tcp[4..8].copy_from_slice(&seq.to_be_bytes());
-    tcp[8..12].copy_from_slice(&ack.to_be_bytes());
-    tcp[12] = (TCP_LEN as u8 / 4) << 4;
-    tcp[13] = flags;
-    let end = l4.offset + TCP_LEN;
-    let check = fold(sum(&eth[l4.offset..end], pseudo_sum(eth, l4, TCP_LEN)));
+    tcp[4..8].copy_from_slice(&says.seq.to_be_bytes());
+    tcp[8..12].copy_from_slice(&says.ack.to_be_bytes());
+    tcp[12] = (tcp_len as u8 / 4) << 4;
+    tcp[13] = says.flags;
+    tcp[14..16].copy_from_slice(&says.window.to_be_bytes());
+    if let Some((value, echo)) = says.timestamps {
+        tcp[20..24].copy_from_slice(&[1, 1, 8, 10]);
+        tcp[24..28].copy_from_slice(&value.to_be_bytes());
+        tcp[28..32].copy_from_slice(&echo.to_be_bytes());
+    }
+    let end = l4.offset + tcp_len;
+    let check = fold(sum(&eth[l4.offset..end], pseudo_sum(eth, l4, tcp_len)));
     eth[l4.offset + 16..l4.offset + 18].copy_from_slice(&check.to_be_bytes());
     VNET_LEN + end
 }
 
-fn put_ip(eth: &mut [u8], key: &FlowKey) -> L4 {
+fn put_ip(eth: &mut [u8], key: &FlowKey, tcp_len: usize) -> L4 {
     let ip = ETH_LEN;
     let (kind, header_len) = match (key.local, key.remote) {
         (IpAddr::V4(local), IpAddr::V4(remote)) => {
             eth[ip] = 0x45;
-            eth[ip + 2..ip + 4].copy_from_slice(&(20 + TCP_LEN as u16).to_be_bytes());
+            eth[ip + 2..ip + 4].copy_from_slice(&(20 + tcp_len as u16).to_be_bytes());
             eth[ip + 6] = 0x40;
             eth[ip + 8] = 64;
             eth[ip + 9] = 6;
@@ -57,7 +64,7 @@ fn put_ip(eth: &mut [u8], key: &FlowKey) -> L4 {
         // A flow's addresses are of one family: they are read from one packet.
         (local, remote) => {
             eth[ip] = 0x60;
-            eth[ip + 4..ip + 6].copy_from_slice(&(TCP_LEN as u16).to_be_bytes());
+            eth[ip + 4..ip + 6].copy_from_slice(&(tcp_len as u16).to_be_bytes());
             eth[ip + 6] = 6;
             eth[ip + 7] = 64;
             eth[ip + 8..ip + 24].copy_from_slice(&v6(local));

@@ -1,10 +1,10 @@
 //! A connection played by hand, for tests.
 
 use super::segment::{ACK, PSH, SYN, Segment};
-use super::state::{Flow, FromGuest, Sum, ToLocal};
+use super::state::{Flow, FromGuest, Share, Sum, ToLocal};
 use super::takeover::Snapshot;
-use super::testing::{Build, Read, key, mirror, read, timestamps};
-use super::{FlowEvent, FlowKey, FlowSnapshot};
+use super::testing::{Build, Read, key, mirror, read, sacks, timestamps, words};
+use super::{FlowEvent, FlowKey, FlowSnapshot, ReceiveStart};
 
 pub(super) const ISS: u32 = 0xffff_ff00;
 pub(super) const IRS: u32 = 0x9000_0000;
@@ -12,9 +12,10 @@ pub(super) const IRS: u32 = 0x9000_0000;
 pub(super) const OURS: u32 = ISS + 1;
 pub(super) const THEIRS: u32 = IRS + 1;
 pub(super) const TOKEN: u64 = 7;
-pub(super) const GUEST: ToLocal = ToLocal { guest: true, twin: false };
-pub(super) const TWIN: ToLocal = ToLocal { guest: false, twin: true };
-pub(super) const BOTH: ToLocal = ToLocal { guest: true, twin: true };
+pub(super) const GUEST: ToLocal = ToLocal::GUEST;
+/// A twin that sends gets headers only.
+pub(super) const TWIN: ToLocal = ToLocal { guest: Share::Nothing, twin: Share::Bare };
+pub(super) const BOTH: ToLocal = ToLocal { guest: Share::Whole, twin: Share::Bare };
 
 pub(super) struct Case {
     pub flow: Flow,
@@ -24,9 +25,24 @@ pub(super) struct Case {
     pub clocks: [u32; 2],
 }
 
+/// Makes a frame as long as its share is, and fills in the checksum that was left open.
+pub(super) fn finish(frame: &mut Vec<u8>, segment: &Segment, share: Share) {
+    frame.truncate(share.frame_len(segment, frame.len()));
+    if let Share::First(_) = share {
+        let check = !words(&frame[segment.offset()..]);
+        let at = segment.offset() + 16;
+        frame[at..at + 2].copy_from_slice(&check.to_be_bytes());
+    }
+}
+
 /// A number of the guest's direction on the wire, counted from its first byte.
 pub(super) fn ours(n: u32) -> u32 {
     OURS.wrapping_add(n)
+}
+
+/// The same of the peer's.
+pub(super) fn theirs(n: u32) -> u32 {
+    THEIRS.wrapping_add(n)
 }
 
 impl Case {
@@ -85,12 +101,17 @@ impl Case {
         let mut tell = Self::tell(&mut self.events);
         let to = self.flow.peer_sends(&frame, &segment, Sum::Right, &mut tell);
         let (mut guest, mut twin) = (frame.clone(), frame);
-        let len = to.twin.then(|| self.flow.edit_for_twin(&mut twin, &segment, true));
-        self.flow.edit_for_guest(&mut guest, &segment, true);
-        if to.guest {
+        self.flow.edit_for_guest(&mut guest, &segment, true, to.guest);
+        if to.guest != Share::Nothing {
             self.flow.told_guest(&segment);
+            finish(&mut guest, &segment, to.guest);
         }
-        (to, read(&guest), len.map(|len| read(&twin[..len])))
+        if to.twin == Share::Nothing {
+            return (to, read(&guest), None);
+        }
+        self.flow.edit_for_twin(&mut twin, &segment, true, to.twin);
+        finish(&mut twin, &segment, to.twin);
+        (to, read(&guest), Some(read(&twin)))
     }
 
     /// A segment of the peer's; what it acknowledges is counted on the wire.
@@ -112,7 +133,8 @@ impl Case {
         let options = timestamps(self.clocks[0].wrapping_add(500), 1);
         let mut frame = Build { options, payload: vec![3; len], ..new }.frame();
         let segment = Segment::parse(&frame, frame.len()).unwrap();
-        self.flow.edit_from_twin(&mut frame, &segment, true).then(|| read(&frame))
+        let mut tell = Self::tell(&mut self.events);
+        self.flow.edit_from_twin(&mut frame, &segment, true, &mut tell).then(|| read(&frame))
     }
 
     pub fn snapshot(&mut self, sent_bytes: u64) -> FlowSnapshot {
@@ -140,6 +162,35 @@ impl Case {
         assert_eq!(case.flow.finish(TOKEN, len), Ok(()));
         case.events.clear();
         case
+    }
+
+    /// 100 bytes of the peer's, acknowledged by the guest, and a twin that receives behind them.
+    pub fn receiving(wanted: u32) -> Self {
+        let mut case = Self::open(false);
+        case.peer(PSH, THEIRS, 0, 100);
+        case.guest(0, 0, theirs(100), 0);
+        let taken = case.flow.receive_snapshot(100, TOKEN).unwrap();
+        let start = case.flow.receive_start(TOKEN, &taken, 100, wanted);
+        assert_eq!(start, Ok(ReceiveStart { own_bytes: 0, twin_bytes: wanted }));
+        case
+    }
+
+    /// What the twin says of the peer's stream, as it leaves; `ack` is counted on the wire.
+    pub fn twin_acks(&mut self, ack: u32, window: u16, blocks: &[(u32, u32)]) -> Option<Read> {
+        let receiving = self.flow.receiving.unwrap();
+        let place = |n: u32| theirs(n).wrapping_sub(receiving.offset);
+        let stamps = timestamps(self.clocks[0].wrapping_add(500), self.clocks[1]);
+        let blocks: Vec<_> = blocks.iter().map(|(l, r)| (place(*l), place(*r))).collect();
+        let options = if blocks.is_empty() { stamps } else { [stamps, sacks(&blocks)].concat() };
+        let new = Build::new(self.key, ACK, receiving.send_seq, place(ack));
+        self.twin_raw(Build { window, options, ..new })
+    }
+
+    pub fn twin_raw(&mut self, build: Build) -> Option<Read> {
+        let mut frame = build.frame();
+        let segment = Segment::parse(&frame, frame.len()).unwrap();
+        let mut tell = Self::tell(&mut self.events);
+        self.flow.edit_from_twin(&mut frame, &segment, true, &mut tell).then(|| read(&frame))
     }
 
     pub fn told(&mut self) -> Vec<FlowEvent> {

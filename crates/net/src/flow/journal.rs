@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::shm::SharedMemory;
 
 use super::FlowKey;
-use super::state::{Flow, Shift};
+use super::state::{Flow, Passed, Shift};
 
 /// Words of a record: its number, and [`Record`].
 const WORDS: usize = 12;
@@ -33,6 +33,7 @@ pub(super) struct Record {
     /// A twin had it: what that one sent is lost with it.
     pub has_twin: bool,
     pub send_base: Option<u32>,
+    pub receive_base: Option<u32>,
     pub timestamp: Option<u32>,
     pub sent_end: u32,
     pub guest_from: u32,
@@ -48,6 +49,9 @@ mod flag {
     pub const HAS_TIMESTAMP: u64 = 8;
     /// Where the guest's window scale begins.
     pub const SCALE: u32 = 8;
+    pub const HAS_RECEIVE_BASE: u64 = 1 << 16;
+    /// Where the number of the peer's first byte begins.
+    pub const RECEIVE_BASE: u32 = 32;
 }
 
 fn pair(high: u32, low: u32) -> u64 {
@@ -81,7 +85,9 @@ impl Record {
             | bit(self.has_twin, flag::HAS_TWIN)
             | bit(self.send_base.is_some(), flag::HAS_BASE)
             | bit(self.timestamp.is_some(), flag::HAS_TIMESTAMP)
-            | u64::from(self.guest_scale) << flag::SCALE;
+            | u64::from(self.guest_scale) << flag::SCALE
+            | bit(self.receive_base.is_some(), flag::HAS_RECEIVE_BASE)
+            | u64::from(self.receive_base.unwrap_or(0)) << flag::RECEIVE_BASE;
         let [a, b, c, d, e, f, g, h, i, j, k, l] = self.macs;
         [
             local[0],
@@ -119,6 +125,8 @@ impl Record {
             shift: Shift { send, receive, timestamp },
             has_twin: has(flag::HAS_TWIN),
             send_base: has(flag::HAS_BASE).then_some(base),
+            receive_base: has(flag::HAS_RECEIVE_BASE)
+                .then_some((flags >> flag::RECEIVE_BASE) as u32),
             timestamp: has(flag::HAS_TIMESTAMP).then_some(last),
             sent_end,
             guest_from,
@@ -139,8 +147,9 @@ impl Flow {
             key,
             macs: self.macs,
             shift: self.shift,
-            has_twin: self.twin.is_some() || self.is_broken,
+            has_twin: self.has_twin() || self.is_broken,
             send_base: self.send_base,
+            receive_base: self.receive_base,
             timestamp: self.timestamp,
             sent_end: self.sent_end,
             guest_from: self.guest_from,
@@ -158,11 +167,13 @@ impl Flow {
             is_broken: record.has_twin,
             reset: record.has_twin,
             send_base: record.send_base,
+            receive_base: record.receive_base,
             timestamp: record.timestamp,
             sent_end: record.sent_end,
             acked: record.sent_end,
             guest_from: record.guest_from,
             is_open: true,
+            passed: Passed::Unknown,
             guest_ack: record.guest_ack,
             guest_scale: record.guest_scale,
             guest_edge: record.guest_ack,

@@ -23,6 +23,16 @@
 //! timestamps so that they never go back ([`state`]). The shift ends with the SYN of a new connection
 //! between the same addresses.
 //!
+//! While a socket goes to a file or to another socket, the twin has the *receiving* half: a stretch of the
+//! peer's stream ([`receive`]). It begins behind all that has passed to the guest when the twin starts,
+//! so nothing has to be held here either. The guest goes on sending: it hears what is acknowledged of its
+//! bytes, and whoever speaks to the peer, guest or twin, says of the peer's bytes what all of them
+//! have in order. Behind the twin's last byte the guest goes on, its acknowledgements shifted up by
+//! what its twins received, and the peer's sequence numbers down. The bytes for a twin are written to
+//! its TAP from where they lie; whoever lent them has them back after his turn ([`crate::forward`]).
+//!
+//! A connection has one twin at a time, and so one of its halves is a pipe's.
+//!
 //! How many bytes the guest has sent is told twice: by the agent from `TCP_INFO`, and by the segments
 //! that came. A pipe begins when both agree; so no byte of the guest's is still on its way.
 //!
@@ -37,7 +47,12 @@
 //! - Untagged TCP only, with all headers in the first 128 bytes of the frame.
 //! - Connections whose SYN did not pass by since pipes were switched on have no twin.
 //! - 64 segments wait for a twin between two looks of its TAP; more push them out.
-//! - A segment with payload whose checksum is wrong tells the twin nothing.
+//! - A segment with payload whose checksum is wrong tells the twin nothing. Payload that only passes to
+//!   a twin is not summed here, but by the twin's kernel.
+//! - What comes for the guest behind the bytes of a twin that lacks some comes again. So does what was
+//!   selectively acknowledged by a twin that is stopped then (RFC 2018, 8).
+//! - After a restart no twin receives before the guest has acknowledged all that was allowed to be sent
+//!   before: what it keeps behind a gap is not known.
 
 mod api;
 mod build;
@@ -46,7 +61,9 @@ mod case;
 mod journal;
 #[cfg(test)]
 mod model;
+mod receive;
 mod segment;
+mod sending;
 mod state;
 mod steer;
 mod table;
@@ -58,11 +75,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use base::clock::{Clock, MonotonicClock};
-use base::counter::QueueStats;
+use base::counter::{DropReason, QueueStats};
 use base::io::{IoSlice, Wire};
+use base::limits::MAX_CHAIN_SEGS;
+use queue::seg::subrange;
 use thiserror::Error;
 
-use crate::header::{HEAD_LEN, VNET_LEN};
+use crate::rxq::{Body, Frame};
 pub use journal::Journal;
 pub use state::Shift;
 use table::FlowTable;
@@ -115,6 +134,15 @@ pub struct FlowSnapshot {
     pub timestamp: u32,
 }
 
+/// How a twin begins to receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveStart {
+    /// Bytes that come to the guest itself, behind those that it had counted as received.
+    pub own_bytes: u32,
+    /// Bytes that come to the twin then; 0: nothing has begun.
+    pub twin_bytes: u32,
+}
+
 /// What a pipe is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowEvent {
@@ -124,6 +152,9 @@ pub enum FlowEvent {
     Acknowledged,
     /// The connection was reset, by either side.
     Reset,
+    /// The peer has closed its direction within the twin's bytes, and all in front of that have
+    /// arrived at the twin.
+    Ended,
 }
 
 /// Takes the events of all connections of a port; on the sidecore, so it must not wait.
@@ -162,15 +193,30 @@ pub const TWIN_MAC: [u8; 6] = [2, 0x4d, 0x52, 0x54, 0x57, 0x4e];
 /// Segments for the twin that wait for the TAP's next flush.
 const TWIN_SLOTS: usize = 64;
 
+/// Bytes of a segment that are copied, so that it can wait until others are flushed with it: an Ethernet
+/// frame with its virtio-net header. Copying these costs a tenth of the system call that it saves. Longer
+/// ones, and those in guests' memory, are lent for as long as their sender is busy with its batch.
+const SLOT_LEN: usize = 1536;
+
+/// Where the pieces of a frame are, only while it is queued.
+struct Pieces(Vec<IoSlice>);
+
+// SAFETY: addresses in it are used by the call that put them there, and by no other.
+unsafe impl Send for Pieces {}
+
 /// Everything a port has for pipes; see the module's text.
 pub(crate) struct PortFlows {
     table: FlowTable,
     watch: Arc<dyn FlowWatch>,
     wire: Option<Box<dyn Wire>>,
-    stats: Arc<QueueStats>,
+    pub stats: Arc<QueueStats>,
     /// Copies that the wire reads from until it is flushed.
-    slots: Box<[[u8; VNET_LEN + HEAD_LEN]]>,
+    slots: Box<[[u8; SLOT_LEN]]>,
     used: usize,
+    /// The pieces of one frame.
+    pieces: Pieces,
+    /// The fabric knows that frames in memory of others are queued.
+    is_lent: bool,
     /// What pipes are told once the wire is flushed: their twins have heard of it then.
     events: Vec<(u64, FlowEvent)>,
     /// Resets for peers of connections that are broken: key, hardware addresses, numbers.
@@ -197,8 +243,10 @@ impl PortFlows {
             watch,
             wire: Some(wire),
             stats,
-            slots: vec![[0; VNET_LEN + HEAD_LEN]; TWIN_SLOTS].into_boxed_slice(),
+            slots: vec![[0; SLOT_LEN]; TWIN_SLOTS].into_boxed_slice(),
             used: 0,
+            pieces: Pieces(Vec::with_capacity(MAX_CHAIN_SEGS + 2)),
+            is_lent: false,
             events: Vec::with_capacity(TWIN_SLOTS),
             resets: Vec::with_capacity(TWIN_SLOTS),
             held_on: None,
@@ -206,26 +254,53 @@ impl PortFlows {
         }
     }
 
-    /// Queues a frame for the twin: virtio-net header first, all of it.
-    fn queue(&mut self, frame: &[u8]) {
+    /// Queues a frame for the twin.
+    ///
+    /// # Safety
+    /// Its body stays valid until [`Self::flush`], which is called once the fabric's lenders want their
+    /// memory back.
+    unsafe fn queue(&mut self, frame: &Frame<'_>) {
         if self.used == TWIN_SLOTS {
             self.flush();
         }
         let Some(wire) = self.wire.as_mut() else { return };
         let slot = &mut self.slots[self.used];
-        slot[..frame.len()].copy_from_slice(frame);
-        let buffer = IoSlice { iov_base: slot.as_mut_ptr().cast(), iov_len: frame.len() };
+        let mut len = frame.wire.len();
+        slot[..len].copy_from_slice(frame.wire);
+        let pieces = &mut self.pieces.0;
+        pieces.clear();
+        pieces.push(IoSlice { iov_base: slot.as_mut_ptr().cast(), iov_len: len });
+        match frame.body {
+            Body::Ours(bytes) if len + bytes.len() <= SLOT_LEN => {
+                slot[len..len + bytes.len()].copy_from_slice(bytes);
+                len += bytes.len();
+                pieces[0].iov_len = len;
+            }
+            Body::Ours(bytes) => {
+                let iov_base = bytes.as_ptr().cast_mut().cast();
+                pieces.push(IoSlice { iov_base, iov_len: bytes.len() });
+                self.is_lent = true;
+            }
+            Body::Guest { len: 0, .. } => {}
+            Body::Guest { segs, offset, len } => {
+                if subrange(segs, offset, len, pieces) != len {
+                    return self.stats.drop_one(DropReason::Malformed);
+                }
+                self.is_lent = true;
+            }
+        }
         self.used += 1;
-        // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed.
-        let mut sent = unsafe { wire.send(&[buffer]) };
+        // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed. The
+        // rest is the caller's promise.
+        let mut sent = unsafe { wire.send(pieces) };
         if matches!(&sent, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock) {
             self.flush_wire();
             let Some(wire) = self.wire.as_mut() else { return };
             // SAFETY: as above.
-            sent = unsafe { wire.send(&[buffer]) };
+            sent = unsafe { wire.send(&self.pieces.0) };
         }
         if sent.is_err() {
-            self.stats.drop_one(base::counter::DropReason::WireError);
+            self.stats.drop_one(DropReason::WireError);
         }
     }
 
@@ -245,7 +320,7 @@ impl PortFlows {
             Some(Err(_)) => 1,
             None => 0,
         };
-        self.stats.drops[base::counter::DropReason::WireError as usize].add(refused);
+        self.stats.drops[DropReason::WireError as usize].add(refused);
     }
 
     /// The TAP's descriptor.

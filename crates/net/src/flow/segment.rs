@@ -153,6 +153,11 @@ impl Segment {
         self.l4.offset + self.header_len
     }
 
+    /// Whether it acknowledges selectively.
+    pub fn has_sacks(&self) -> bool {
+        self.sack.is_some()
+    }
+
     /// The flow of a segment that its local end sends.
     #[inline]
     pub fn key_of_sender(&self, eth: &[u8]) -> FlowKey {
@@ -303,7 +308,7 @@ impl<'a> Editor<'a> {
         len
     }
 
-    /// Leaves it so many payload bytes, fewer than it has. Its checksum is then to be filled in.
+    /// Leaves it so many payload bytes, no more than it has, and no end. Its checksum is then to be filled in.
     /// Returns the frame's new length.
     pub fn trim(&mut self, payload_len: usize) -> usize {
         self.clear_flags(FIN | PSH | URG);
@@ -342,6 +347,13 @@ fn sum16(words: &[u8]) -> u32 {
 pub(super) fn pseudo_sum(eth: &[u8], l4: L4, len: usize) -> u64 {
     let addresses = if l4.v6 { l4.ip + 8..l4.ip + 40 } else { l4.ip + 12..l4.ip + 20 };
     sum(&eth[addresses], len as u64 + u64::from(l4.proto))
+}
+
+impl Answer {
+    /// One that says only these; `numbers`: sequence and acknowledgement.
+    pub fn plain(flags: u8, (seq, ack): (u32, u32)) -> Self {
+        Self { flags, seq, ack, window: 0, timestamps: None }
+    }
 }
 
 impl Segment {

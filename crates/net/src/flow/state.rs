@@ -1,11 +1,14 @@
-//! One connection of a guest: what was seen of it, who sends for it, and how its numbers differ from
-//! those on the wire. All sequence numbers kept here are the wire's.
+//! One connection of a guest: what was seen of it, who sends and receives for it, and how its numbers
+//! differ from those on the wire. All sequence numbers kept here are the wire's.
 
-use super::segment::{ACK, Answer, ECE, Editor, FIN, RST, SYN, Segment, after, later};
-use super::{FlowEvent, TWIN_MAC};
+use super::FlowEvent;
+use super::receive::Receiving;
+use super::segment::{ACK, ECE, Editor, FIN, RST, SYN, Segment, after, later};
+use super::sending::Sending;
 
-/// How far back selective acknowledgements are looked at: half of what numbers can be compared over.
-const MAX_BACK: u32 = 1 << 30;
+/// How far back selective acknowledgements are looked at, and the most that a twin receives: half of
+/// what numbers can be compared over.
+pub(super) const MAX_BACK: u32 = 1 << 30;
 
 /// What the guest's numbers lack: they are behind the wire's by so much.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,22 +27,6 @@ impl Shift {
     }
 }
 
-/// A twin sends.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sending {
-    /// First byte that is the twin's.
-    pub start: u32,
-    /// Acknowledged so far, the twin has nothing more to do.
-    pub target: u32,
-    pub target_told: bool,
-    /// The peer's number that the twin waits for, for ever.
-    pub receive_seq: u32,
-    /// Names it in events.
-    pub token: u64,
-    /// What the guest was told to be acknowledged.
-    pub guest_acked: u32,
-}
-
 /// What becomes of a segment that the guest sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FromGuest {
@@ -55,11 +42,64 @@ pub(super) enum FromGuest {
     Answer,
 }
 
+/// How much of a segment of the peer's somebody gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Share {
+    Nothing,
+    Whole,
+    /// What its headers say, without payload and FIN.
+    Bare,
+    /// So many bytes of its payload, without FIN.
+    First(usize),
+}
+
+impl Share {
+    /// Length of the frame that is left of one of `frame_len` bytes.
+    pub fn frame_len(self, segment: &Segment, frame_len: usize) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Whole => frame_len,
+            Self::Bare => segment.headers_len(),
+            Self::First(len) => segment.headers_len() + len,
+        }
+    }
+
+    /// Makes the copied part of a segment that of its share.
+    pub fn cut(self, editor: &mut Editor<'_>) {
+        match self {
+            Self::Nothing | Self::Whole => {}
+            Self::Bare => {
+                editor.strip();
+            }
+            Self::First(len) => {
+                editor.trim(len);
+            }
+        }
+    }
+}
+
 /// Who gets a segment of the peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ToLocal {
-    pub guest: bool,
-    pub twin: bool,
+    pub guest: Share,
+    pub twin: Share,
+}
+
+impl ToLocal {
+    pub const NOBODY: Self = Self { guest: Share::Nothing, twin: Share::Nothing };
+    pub const GUEST: Self = Self { guest: Share::Whole, twin: Share::Nothing };
+}
+
+/// What the switch has learned from a segment of the peer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing: the guest would not accept it.
+    Nothing,
+    /// How far the peer has sent: nobody has looked at its checksum.
+    Length,
+    /// It acknowledges what was never sent.
+    Nonsense,
+    All,
 }
 
 /// What is known of a segment's checksum.
@@ -69,6 +109,17 @@ pub(super) enum Sum {
     Wrong,
     /// Nobody has looked at all of it.
     Unknown,
+}
+
+/// Whether it is known what of the peer's stream has passed to the guest. That of a connection from the
+/// last daemon's time is not: the guest may keep bytes of it behind a gap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Passed {
+    #[default]
+    Known,
+    Unknown,
+    /// All that is not was sent into a window that ended there.
+    Before(u32),
 }
 
 /// See [`Flow::settling`].
@@ -84,13 +135,17 @@ pub(super) struct Settling {
 pub(super) struct Flow {
     /// The guest's own number of its first byte; none: its SYN was not seen.
     pub send_base: Option<u32>,
+    /// The same of the peer's first byte.
+    pub receive_base: Option<u32>,
     /// Behind the last byte that was sent, by guest or twin.
     pub sent_end: u32,
     /// The peer has everything before.
     pub acked: u32,
     /// The guest has acknowledged the peer's SYN: numbers of the peer's mean something.
     pub is_open: bool,
-    /// The guest has everything before.
+    pub passed: Passed,
+    /// The guest has everything before. While the peer's stream is split ([`Receiving`]) this and
+    /// `guest_edge` are as if the twin's part of it were not there.
     pub guest_ack: u32,
     pub guest_window: u16,
     pub guest_scale: u8,
@@ -115,6 +170,8 @@ pub(super) struct Flow {
     /// The peer has not got all that the guest thinks was sent.
     pub is_broken: bool,
     pub twin: Option<Sending>,
+    /// Beside a twin that receives there is none that sends.
+    pub receiving: Option<Receiving>,
     /// A pipe is about to begin, or waits for the guest's bytes up to there.
     pub settling: Option<Settling>,
     pub seen_ns: u64,
@@ -123,7 +180,23 @@ pub(super) struct Flow {
 impl Flow {
     /// Whether its segments are changed: it must not be forgotten.
     pub fn is_shifted(&self) -> bool {
-        self.twin.is_some() || !self.shift.is_none()
+        self.has_twin() || !self.shift.is_none()
+    }
+
+    /// Whether a twin has one of its halves.
+    pub fn has_twin(&self) -> bool {
+        self.twin.is_some() || self.receiving.is_some()
+    }
+
+    /// The pipe whose twin that is.
+    fn twin_token(&self) -> Option<u64> {
+        let receivers = self.receiving.filter(|receiving| !receiving.is_gone);
+        self.twin.map(|twin| twin.token).or(receivers.map(|receiving| receiving.token))
+    }
+
+    /// The pipe that has it, or is about to.
+    pub fn token(&self) -> Option<u64> {
+        self.twin_token().or(self.settling.map(|settling| settling.token))
     }
 
     /// Whether it is used or shifted.
@@ -142,6 +215,7 @@ impl Flow {
         let timestamps = segment.timestamps(eth);
         let mut flow = Self {
             send_base: Some(segment.seq.wrapping_add(1)),
+            receive_base: is_open.then_some(segment.ack),
             sent_end: segment.end(),
             acked: segment.seq,
             guest_from: segment.seq,
@@ -177,6 +251,7 @@ impl Flow {
         let end = segment.end().wrapping_add(self.shift.send);
         if segment.has(ACK) {
             self.note_guest_ack(segment);
+            self.tell_ended(tell);
         }
         if self.is_broken {
             return FromGuest::Answer;
@@ -186,6 +261,9 @@ impl Flow {
             None => {
                 self.guest_fin |= segment.has(FIN);
                 self.sent_end = later(self.sent_end, end);
+                if let (true, Some(token)) = (segment.has(RST), self.twin_token()) {
+                    tell(token, FlowEvent::Reset);
+                }
                 FromGuest::Pass
             }
         };
@@ -213,50 +291,24 @@ impl Flow {
         let ack = segment.ack.wrapping_add(self.shift.receive);
         if !self.is_open {
             self.is_open = true;
+            // Of an answer that was not the one that the guest believed, the number is wrong.
+            self.receive_base = self.receive_base.filter(|_| ack == self.peer_end);
             (self.guest_ack, self.peer_end, self.guest_edge) = (ack, ack, ack);
         }
         let window = u32::from(segment.window) << self.guest_scale;
         self.guest_edge = later(self.guest_edge, ack.wrapping_add(window));
+        match self.passed {
+            Passed::Known => {}
+            Passed::Unknown => self.passed = Passed::Before(self.guest_edge),
+            Passed::Before(edge) if !after(edge, ack) => self.passed = Passed::Known,
+            Passed::Before(_) => {}
+        }
         if !after(self.guest_ack, ack) {
             self.guest_ack = ack;
             self.guest_window = segment.window;
             self.guest_ece = segment.has(ECE) && !segment.has(SYN);
         }
-    }
-
-    /// The guest sends while a twin sends for it: what it sent before may be sent again, what comes
-    /// now has to wait, and what it acknowledges goes on.
-    fn beside_twin(
-        &mut self,
-        segment: &Segment,
-        seq: u32,
-        end: u32,
-        tell: &mut dyn FnMut(u64, FlowEvent),
-    ) -> FromGuest {
-        let acked = self.acked;
-        let Some(twin) = self.twin.as_mut() else { return FromGuest::Pass };
-        if segment.has(RST) {
-            tell(twin.token, FlowEvent::Reset);
-            return FromGuest::Pass;
-        }
-        // A keepalive probe, or one of a closed window: an old byte or none, in front of what the
-        // guest sends next, all before it acknowledged.
-        let is_all_acked = !after(twin.start, acked);
-        if segment.payload_len <= 1 && seq == twin.start.wrapping_sub(1) && is_all_acked {
-            return FromGuest::Answer;
-        }
-        // It does not know that the peer has these: the next acknowledgement is for it too.
-        if end != seq && after(twin.guest_acked, seq) {
-            twin.guest_acked = seq;
-        }
-        if !after(end, twin.start) {
-            return FromGuest::Pass;
-        }
-        // A part of it is old: the peer may wait for just that, and the twin with it.
-        if after(twin.start, seq) && segment.payload_len > 0 {
-            return FromGuest::Trimmed(twin.start.wrapping_sub(seq) as usize);
-        }
-        if segment.has(ACK) { FromGuest::Bare(0) } else { FromGuest::Drop }
+        self.join();
     }
 
     fn edit_from_guest(&mut self, eth: &mut [u8], segment: &Segment, summed: bool, seq: u32) {
@@ -267,16 +319,20 @@ impl Flow {
         if !self.is_shifted() {
             return;
         }
-        let shift = self.shift;
+        let (shift, up) = (self.shift, |n: u32| n.wrapping_add(self.shift.receive));
         let mut editor = Editor::new(eth, segment, summed);
         editor.set_seq(seq);
-        if segment.has(ACK) {
-            editor.set_ack(segment.ack.wrapping_add(shift.receive));
+        match self.split() {
+            None => {
+                if segment.has(ACK) {
+                    editor.set_ack(up(segment.ack));
+                }
+                editor.map_sacks(|left, right| Some((up(left), up(right))));
+            }
+            Some(_) => self.edit_ack(&mut editor, segment),
         }
-        let up = |n: u32| n.wrapping_add(shift.receive);
-        editor.map_sacks(|left, right| Some((up(left), up(right))));
         if let Some((value, echo)) = timestamps {
-            editor.set_timestamps(value.wrapping_add(shift.timestamp), echo);
+            editor.set_timestamps(value.wrapping_add(shift.timestamp), self.echo(echo));
         }
     }
 
@@ -294,7 +350,8 @@ impl Flow {
     /// Whether more is taken from a segment than its length: its checksum has to be looked at. That of
     /// headers alone is cheap.
     pub fn wants_sum(&self, segment: &Segment) -> bool {
-        segment.payload_len == 0 || self.twin.is_some() || segment.has(RST | FIN | SYN)
+        let is_cheap = segment.payload_len == 0 || segment.has(RST | FIN | SYN);
+        is_cheap || self.twin.is_some() || self.split_wants_sum(segment)
     }
 
     /// The peer's next segment; tells who gets it. Nothing is changed yet.
@@ -305,37 +362,55 @@ impl Flow {
         sum: Sum,
         tell: &mut dyn FnMut(u64, FlowEvent),
     ) -> ToLocal {
-        let only_guest = ToLocal { guest: true, twin: false };
         if sum == Sum::Wrong {
-            return only_guest;
+            // Part of the twin's bytes, perhaps: the guest must not see them in any disguise.
+            return if self.split().is_some() { ToLocal::NOBODY } else { ToLocal::GUEST };
         }
         if segment.has(SYN) {
             self.note_answer(eth, segment);
-            return only_guest;
+            return ToLocal::GUEST;
         }
         if segment.has(RST) {
             if self.is_reset_by(segment) {
-                if let Some(twin) = self.twin {
-                    tell(twin.token, FlowEvent::Reset);
-                }
+                self.twin_token().into_iter().for_each(|token| tell(token, FlowEvent::Reset));
                 self.end_by_reset(tell);
             }
-            return only_guest;
+            return ToLocal::GUEST;
         }
+        let heard = self.hear(eth, segment, sum);
+        self.tell_ended(tell);
+        if self.split().is_some() {
+            return self.share_of_split(segment, heard);
+        }
+        match heard {
+            Heard::Nothing | Heard::Length => ToLocal::GUEST,
+            Heard::Nonsense => self.beside_sender(segment, false, tell),
+            Heard::All => self.beside_sender(segment, true, tell),
+        }
+    }
+
+    fn hear(&mut self, eth: &[u8], segment: &Segment, sum: Sum) -> Heard {
         if !self.is_acceptable(segment) {
-            return only_guest;
+            return Heard::Nothing;
         }
-        self.peer_fin |= segment.has(FIN);
         self.peer_end = later(self.peer_end, segment.end());
+        if segment.has(FIN) {
+            self.peer_fin = true;
+            if let Some(receiving) = self.receiving.as_mut() {
+                receiving.fin = Some(segment.end().wrapping_sub(1));
+            }
+        }
         if sum == Sum::Unknown {
-            return only_guest;
+            return Heard::Length;
         }
         if let Some((value, _)) = segment.timestamps(eth) {
             self.peer_timestamp = Some(self.peer_timestamp.map_or(value, |t| later(t, value)));
         }
         // Nobody can have what was never sent.
-        let is_sane = segment.has(ACK) && !after(segment.ack, self.sent_end);
-        if is_sane && !after(self.acked, segment.ack) {
+        if !segment.has(ACK) || after(segment.ack, self.sent_end) {
+            return Heard::Nonsense;
+        }
+        if !after(self.acked, segment.ack) {
             self.acked = segment.ack;
             self.peer_window = segment.window;
             // Numbers are only compared over half of their space.
@@ -343,20 +418,7 @@ impl Flow {
                 self.guest_from = self.acked.wrapping_sub(MAX_BACK);
             }
         }
-        let Some(twin) = self.twin.as_mut() else { return ToLocal { guest: true, twin: false } };
-        let has_data = segment.payload_len > 0 || segment.has(FIN);
-        if !is_sane {
-            return ToLocal { guest: has_data, twin: false };
-        }
-        let for_guest = if after(segment.ack, twin.start) { twin.start } else { segment.ack };
-        let is_news = after(for_guest, twin.guest_acked);
-        let is_twins = !after(twin.start, segment.ack);
-        let (token, is_done) = (twin.token, !after(twin.target, segment.ack));
-        if is_done && !std::mem::replace(&mut twin.target_told, true) {
-            tell(token, FlowEvent::Acknowledged);
-        }
-        // What acknowledges old bytes of the guest's twice may be its loss: its business.
-        ToLocal { guest: has_data || is_news || !is_twins, twin: is_twins }
+        Heard::All
     }
 
     /// The peer's SYN, in answer to the guest's. It comes once; later ones are stragglers or forged.
@@ -365,6 +427,7 @@ impl Flow {
             return;
         }
         (self.peer_end, self.acked) = (segment.end(), segment.ack);
+        self.receive_base = Some(segment.seq.wrapping_add(1));
         // The window of a SYN is not scaled, all others are.
         self.peer_window = segment.window >> segment.scale;
         self.peer_timestamp = segment.timestamps(eth).map(|(value, _)| value);
@@ -373,27 +436,16 @@ impl Flow {
     /// Whether the guest can accept it (RFC 9293, 3.10.7.4): else it says nothing to anybody, and the
     /// guest answers it. Keepalive probes of the peer are of that kind.
     fn is_acceptable(&self, segment: &Segment) -> bool {
-        let is_old = after(self.guest_ack, segment.end());
-        self.is_open && !is_old && !after(segment.seq, self.guest_edge)
+        let is_old = after(self.wire_ack(), segment.end());
+        self.is_open && !is_old && !after(segment.seq, self.wire_edge())
     }
 
     /// Whether the guest believes that reset: it has to have just the number that the guest expects
     /// (RFC 5961, 3.2), which is somewhere between what it acknowledged and what the peer sent.
     fn is_reset_by(&self, segment: &Segment) -> bool {
         match self.is_open {
-            true => !after(self.guest_ack, segment.seq) && !after(segment.seq, self.peer_end),
+            true => !after(self.wire_ack(), segment.seq) && !after(segment.seq, self.peer_end),
             false => segment.has(ACK) && segment.ack == self.sent_end,
-        }
-    }
-
-    /// The guest got this segment.
-    pub fn told_guest(&mut self, segment: &Segment) {
-        if let Some(twin) = self.twin.as_mut()
-            && segment.has(ACK)
-            && !after(segment.ack, self.sent_end)
-        {
-            let ack = if after(segment.ack, twin.start) { twin.start } else { segment.ack };
-            twin.guest_acked = later(twin.guest_acked, ack);
         }
     }
 
@@ -404,8 +456,8 @@ impl Flow {
         }
     }
 
-    /// Makes a segment of the peer's one for the guest.
-    pub fn edit_for_guest(&self, eth: &mut [u8], segment: &Segment, summed: bool) {
+    /// Makes a segment of the peer's one for the guest, or its share of it.
+    pub fn edit_for_guest(&self, eth: &mut [u8], segment: &Segment, summed: bool, share: Share) {
         // A SYN is for a new connection, whose numbers are nobody's yet.
         if !self.is_shifted() || segment.has(SYN) {
             return;
@@ -414,7 +466,7 @@ impl Flow {
         let limit = self.twin.map(|twin| twin.start);
         let timestamps = segment.timestamps(eth);
         let mut editor = Editor::new(eth, segment, summed);
-        editor.set_seq(segment.seq.wrapping_sub(shift.receive));
+        editor.set_seq(self.place_for_guest(segment.seq).wrapping_sub(shift.receive));
         if segment.has(ACK) {
             let ack = limit.filter(|&l| after(segment.ack, l)).unwrap_or(segment.ack);
             editor.set_ack(ack.wrapping_sub(shift.send));
@@ -427,65 +479,7 @@ impl Flow {
         if let Some((value, echo)) = timestamps {
             editor.set_timestamps(value, echo.wrapping_sub(shift.timestamp));
         }
-    }
-
-    /// Makes a segment of the peer's one for the twin, which only hears what is acknowledged; `true`:
-    /// the payload must be summed first, since it goes. Returns the frame's length.
-    pub fn edit_for_twin(&self, eth: &mut [u8], segment: &Segment, summed: bool) -> usize {
-        let Some(twin) = self.twin else { return 0 };
-        eth[..TWIN_MAC.len()].copy_from_slice(&TWIN_MAC);
-        let mut editor = Editor::new(eth, segment, summed);
-        editor.set_seq(twin.receive_seq);
-        editor.clear_flags(FIN | super::segment::PSH | super::segment::URG);
-        if segment.payload_len > 0 || !summed {
-            return editor.strip();
-        }
-        segment.headers_len()
-    }
-
-    /// A segment of the twin's: it gets the guest's side of what it says. False: it has nothing to say.
-    pub fn edit_from_twin(&mut self, eth: &mut [u8], segment: &Segment, summed: bool) -> bool {
-        let Some(twin) = self.twin else { return false };
-        let is_its_own = !after(twin.start.wrapping_sub(1), segment.seq);
-        if segment.has(RST | SYN | FIN) || !segment.has(ACK) || !is_its_own {
-            return false;
-        }
-        self.sent_end = later(self.sent_end, segment.end());
-        let timestamps = segment.timestamps(eth);
-        eth[..12].copy_from_slice(&self.macs);
-        let mut editor = Editor::new(eth, segment, summed);
-        editor.set_ack(self.guest_ack);
-        editor.set_window(self.guest_window);
-        if !self.guest_ece {
-            editor.clear_flags(ECE);
-        }
-        if let (Some((value, echo)), Some(last)) = (timestamps, self.timestamp) {
-            let value = later(last, value);
-            self.timestamp = Some(value);
-            editor.set_timestamps(value, self.peer_timestamp.unwrap_or(echo));
-        }
-        true
-    }
-
-    /// The answer to a probe of the guest's, in the guest's numbers; or to anything, where there is no
-    /// way on.
-    pub fn answer_to_probe(&self, eth: &[u8], segment: &Segment) -> Answer {
-        let start = self.twin.map_or(self.sent_end, |twin| twin.start);
-        let timestamps = segment.timestamps(eth);
-        let timestamps =
-            timestamps.map(|(value, echo)| (self.peer_timestamp.unwrap_or(echo), value));
-        if self.is_broken {
-            // Just what the guest expects.
-            let (seq, ack) = (segment.ack, segment.end());
-            return Answer { flags: RST | ACK, seq, ack, window: 0, timestamps };
-        }
-        Answer {
-            flags: ACK,
-            seq: self.guest_ack.wrapping_sub(self.shift.receive),
-            ack: start.wrapping_sub(self.shift.send),
-            window: self.peer_window,
-            timestamps,
-        }
+        share.cut(&mut editor);
     }
 }
 

@@ -78,7 +78,7 @@ fn what_the_guest_would_not_accept_tells_the_twin_nothing() {
     }
     assert_eq!((case.told(), case.flow.acked), (vec![], ours(100)));
     // What was never sent cannot be acknowledged.
-    assert_eq!(case.peer(0, THEIRS, 151, 0).0, ToLocal { guest: false, twin: false });
+    assert_eq!(case.peer(0, THEIRS, 151, 0).0, ToLocal::NOBODY);
     let (to, guest, _) = case.peer(0, THEIRS, 151, 5);
     assert_eq!((to, guest.ack), (GUEST, ours(100)));
     assert_eq!(case.peer(0, THEIRS + 4000, 150, 0).0, TWIN);

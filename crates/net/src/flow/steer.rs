@@ -5,8 +5,8 @@ use base::counter::DropReason;
 use sidecore::{Allowance, Ledger, Spent};
 
 use super::build::{MAX_SEGMENT, bare};
-use super::segment::{ACK, FIN, RST, SYN, Segment};
-use super::state::{FromGuest, Sum};
+use super::segment::{ACK, Answer, FIN, RST, SYN, Segment};
+use super::state::{FromGuest, Share, Sum};
 use super::{FlowKey, PortFlows, turned};
 use crate::engine::Engine;
 use crate::fdb::PortId;
@@ -39,10 +39,10 @@ pub(crate) enum FlowVerdict {
 /// Where a frame for the guest goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bound {
-    /// The guest gets it, with the beginning that is in the buffer now.
-    pub guest: bool,
-    /// The twin does; to be told once the guest has its own.
-    pub twin: Option<FlowKey>,
+    /// The guest gets so many bytes of it, with this header and the beginning that is in the buffer now.
+    pub guest: Option<(Vnet, usize)>,
+    /// A connection with a twin: to be told once the guest has its own.
+    pub told: Option<FlowKey>,
     /// The guest can do without: the next acknowledgement tells it the same.
     pub may_miss: bool,
 }
@@ -91,14 +91,18 @@ impl PortFlows {
     }
 
     /// A frame for the guest, the beginning of which is in `wire`: changed in place for the guest.
-    fn peer_sends(
+    ///
+    /// # Safety
+    /// As [`Fabric::deliver`].
+    unsafe fn peer_sends(
         &mut self,
         frame: &Frame<'_>,
         wire: &mut Wire,
         staging: &mut Staging,
         now_ns: u64,
     ) -> Bound {
-        let as_it_is = Bound { guest: true, twin: None, may_miss: false };
+        let whole = Some((frame.vnet, frame.len()));
+        let as_it_is = Bound { guest: whole, told: None, may_miss: false };
         let len = frame.wire.len();
         let Some(segment) = Segment::parse(&wire[VNET_LEN..len], frame.len()) else {
             return as_it_is;
@@ -111,7 +115,7 @@ impl PortFlows {
             if self.resets.len() < self.resets.capacity() {
                 self.resets.push((key, flow.macs, (segment.ack, segment.end())));
             }
-            return Bound { guest: false, ..as_it_is };
+            return Bound { guest: None, ..as_it_is };
         }
         let summed = frame.vnet.flags & F_NEEDS_CSUM == 0;
         let events = &mut self.events;
@@ -119,19 +123,29 @@ impl PortFlows {
         let staging = flow.wants_sum(&segment).then_some(staging);
         let sum = look_at_sum(frame, &segment, summed, staging);
         let to = flow.peer_sends(&wire[VNET_LEN..len], &segment, sum, &mut tell);
-        if to.twin {
+        let is_told = to.twin != Share::Nothing || flow.split().is_some();
+        // Its news come again.
+        let is_bare = segment.payload_len == 0 && !segment.has(FIN);
+        let may_miss = is_told && (is_bare || to.guest == Share::Bare);
+        let copy = (to.twin != Share::Nothing).then(|| {
             let mut copy = *wire;
-            let n = flow.edit_for_twin(&mut copy[VNET_LEN..len], &segment, summed);
-            copy[..VNET_LEN].copy_from_slice(&PLAIN);
-            self.queue(&copy[..VNET_LEN + n]);
+            flow.edit_for_twin(&mut copy[VNET_LEN..len], &segment, summed, to.twin);
+            copy
+        });
+        if to.guest != Share::Nothing {
+            flow.edit_for_guest(&mut wire[VNET_LEN..len], &segment, summed, to.guest);
         }
-        if to.guest
-            && let Some(flow) = self.table.get(&key)
-        {
-            flow.edit_for_guest(&mut wire[VNET_LEN..len], &segment, summed);
+        if let Some(mut copy) = copy {
+            let (vnet, n) = shape(frame, &segment, to.twin);
+            copy[..VNET_LEN].copy_from_slice(&vnet.to_bytes(1));
+            // SAFETY: the caller's promise.
+            unsafe { self.queue(&frame.shortened(vnet, &copy[..len], n)) };
         }
-        let may_miss = to.twin && segment.payload_len == 0 && !segment.has(FIN);
-        Bound { guest: to.guest, twin: to.twin.then_some(key), may_miss }
+        let guest = (to.guest != Share::Nothing).then(|| shape(frame, &segment, to.guest));
+        if let Some((vnet, _)) = guest {
+            wire[..VNET_LEN].copy_from_slice(&vnet.to_bytes(1));
+        }
+        Bound { guest, told: is_told.then_some(key), may_miss }
     }
 
     /// The frame of a twin in `head`, changed in place to one of the guest's. False: not one that may
@@ -140,9 +154,22 @@ impl PortFlows {
         let Some(segment) = Segment::parse(head.eth(), head.frame_len()) else { return false };
         let summed = head.vnet().flags & F_NEEDS_CSUM == 0;
         let key = segment.key_of_sender(head.eth());
-        let Some(flow) = self.table.get(&key) else { return false };
-        flow.edit_from_twin(head.eth_mut(), &segment, summed)
+        let Self { table, watch, .. } = self;
+        let mut tell = |token, event| watch.flow_event(token, event);
+        let Some(flow) = table.get(&key) else { return false };
+        flow.edit_from_twin(head.eth_mut(), &segment, summed, &mut tell)
     }
+}
+
+/// Header and length of somebody's share of a frame.
+fn shape(frame: &Frame<'_>, segment: &Segment, share: Share) -> (Vnet, usize) {
+    let len = share.frame_len(segment, frame.len());
+    let vnet = match share {
+        Share::Nothing | Share::Bare => Vnet::default(),
+        Share::Whole => frame.vnet,
+        Share::First(_) => frame.vnet.trimmed(len, segment.offset()),
+    };
+    (vnet, len)
 }
 
 /// Whether a segment came as it was sent: what it says is only as good. Whole segments are looked at in
@@ -172,25 +199,32 @@ fn look_at_sum(
 impl Fabric {
     /// Looks whether a frame for a port is one of a connection with a twin or a shift. `wire` gets the
     /// beginning that the guest is to have.
-    pub(crate) fn steer(
+    ///
+    /// # Safety
+    /// As [`Fabric::deliver`].
+    pub(crate) unsafe fn steer(
         &mut self,
         to: PortId,
         frame: &Frame<'_>,
         wire: &mut Wire,
         now_ns: u64,
     ) -> Option<Bound> {
-        let Self { ports, staging, steered, .. } = self;
+        let Self { ports, staging, steered, lent, .. } = self;
         let port = ports.get_mut(usize::from(to))?.as_deref_mut()?;
         let flows = port.flows.as_deref_mut()?;
         wire[..frame.wire.len()].copy_from_slice(frame.wire);
-        let was_idle = !flows.has_queued();
-        let bound = flows.peer_sends(frame, wire, staging, now_ns);
+        let (was_idle, was_lent) = (!flows.has_queued(), flows.is_lent);
+        // SAFETY: the caller's promise.
+        let bound = unsafe { flows.peer_sends(frame, wire, staging, now_ns) };
         // A segment has two events at most.
         if flows.events.len() + 2 > flows.events.capacity() {
             flows.flush();
         }
         if was_idle && flows.has_queued() {
             steered.push(to);
+        }
+        if !was_lent && flows.is_lent {
+            lent.push(to);
         }
         Some(bound)
     }
@@ -205,6 +239,16 @@ impl Fabric {
         }
     }
 
+    #[cold]
+    pub(crate) fn flush_lenders(&mut self) {
+        while let Some(to) = self.lent.pop() {
+            if let Some(flows) = self.flows_of(to) {
+                flows.is_lent = false;
+                flows.flush();
+            }
+        }
+    }
+
     /// Hands twins what was queued for them, and peers their resets.
     pub(crate) fn flush_twins(&mut self) {
         while let Some(to) = self.steered.pop() {
@@ -212,7 +256,7 @@ impl Fabric {
             flows.flush();
             let mut resets = std::mem::take(&mut flows.resets);
             for (key, macs, numbers) in resets.drain(..) {
-                self.send_bare(to, &key, &macs, RST | ACK, numbers);
+                self.send_bare(to, &key, &macs, &Answer::plain(RST | ACK, numbers));
             }
             if let Some(flows) = self.flows_of(to) {
                 flows.resets = resets;
@@ -224,18 +268,16 @@ impl Fabric {
         self.ports.get_mut(usize::from(port))?.as_deref_mut()?.flows.as_deref_mut()
     }
 
-    /// Sends a segment of ours for a port; `macs`: destination, source; `numbers`: sequence and
-    /// acknowledgement.
+    /// Sends a segment of ours for a port; `macs`: destination, source.
     pub(super) fn send_bare(
         &mut self,
         from: PortId,
         key: &FlowKey,
         macs: &[u8; 12],
-        flags: u8,
-        numbers: (u32, u32),
+        says: &Answer,
     ) {
         let mut out = [0; MAX_SEGMENT];
-        let len = bare(&mut out, key, macs, flags, numbers);
+        let len = bare(&mut out, key, macs, says);
         let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
         // To the guest itself it comes as if from nowhere.
         let dest = match self.lookup(Mac::read(macs), from, 0) {
@@ -245,9 +287,10 @@ impl Fabric {
         // SAFETY: flushed before `out` goes.
         unsafe { self.deliver(dest, 0, &frame, WhenFull::Drop, 0) };
         self.flush_uplink();
+        self.flush_lent();
     }
 
-    /// Has the guest of a broken connection speak; `key` and `macs` are its own. As it is: in the
+    /// Has the guest of a connection speak; `key` and `macs` are its own. As it is: in the
     /// guest's numbers, and not looked at.
     pub(super) fn prompt_guest(
         &mut self,
@@ -257,7 +300,8 @@ impl Fabric {
         numbers: (u32, u32),
     ) {
         let mut out = [0; MAX_SEGMENT];
-        let len = bare(&mut out, &key.mirror(), &turned(macs), ACK, numbers);
+        let says = Answer::plain(ACK, numbers);
+        let len = bare(&mut out, &key.mirror(), &turned(macs), &says);
         let frame = Frame { vnet: Vnet::default(), wire: &out[..len], body: Body::Ours(&[]) };
         self.send_to_guest(to, 0, &frame, WhenFull::Drop, 0);
     }
@@ -364,6 +408,7 @@ impl Engine {
         if matches!(dest, Dest::Uplink | Dest::All) {
             fabric.flush_uplink();
         }
+        fabric.flush_lent();
         match outcome {
             Outcome::Hold(_) => return outcome,
             Outcome::Done => {

@@ -120,9 +120,7 @@ impl FlowTable {
         let mut fresh = Flow::begin(eth, segment);
         fresh.seen_ns = now_ns;
         if let Some(flow) = self.get(&key) {
-            let waiting = flow.settling.map(|settling| settling.token);
-            let token = flow.twin.map(|twin| twin.token).or(waiting);
-            token.into_iter().for_each(|token| tell(token, FlowEvent::Reset));
+            flow.token().into_iter().for_each(|token| tell(token, FlowEvent::Reset));
             let was_noted = flow.is_shifted() || flow.is_broken;
             *flow = fresh;
             if was_noted {
@@ -162,7 +160,7 @@ impl FlowTable {
 fn may_go(flow: &Flow, now_ns: u64) -> bool {
     let unseen_ns = now_ns.saturating_sub(flow.seen_ns);
     let is_stale = unseen_ns > FORGET_NS || (flow.is_over() && unseen_ns > STRAGGLER_NS);
-    !flow.is_needed() || (flow.twin.is_none() && is_stale)
+    !flow.is_needed() || (!flow.has_twin() && is_stale)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ fn shift(table: &mut FlowTable, n: u16, now_ns: u64) {
     let mut frame = Build { payload: vec![0; 10], ..Build::new(name(n), ACK, 101, 1) }.frame();
     let segment = Segment::parse(&frame, frame.len()).unwrap();
     let flow = table.get(&name(n)).unwrap();
-    assert!(flow.edit_from_twin(&mut frame, &segment, true));
+    assert!(flow.edit_from_twin(&mut frame, &segment, true, &mut |_, _| {}));
     peer(table, n, 0, 111, now_ns);
     table.get(&name(n)).unwrap().finish(1, 10).unwrap();
 }

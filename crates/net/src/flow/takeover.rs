@@ -1,8 +1,10 @@
-//! The sending half of a connection taken over by a twin, and given back.
+//! A half of a connection taken over by a twin, and given back.
 
-use super::segment::{ACK, Editor, Segment, after, later};
-use super::state::{Flow, Sending, Settling};
-use super::{FlowError, FlowEvent, FlowSnapshot};
+use super::receive::Receiving;
+use super::segment::{ACK, Answer, Editor, FIN, Segment, after, later};
+use super::sending::Sending;
+use super::state::{Flow, MAX_BACK, Passed, Settling};
+use super::{FlowError, FlowEvent, FlowSnapshot, ReceiveStart};
 
 /// See [`Flow::snapshot`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,9 +21,7 @@ impl Flow {
         if self.reset || self.guest_fin {
             return Err(FlowError::Closing);
         }
-        if self.twin.is_some() || self.settling.is_some_and(|other| other.token != token) {
-            return Err(FlowError::Busy);
-        }
+        self.check_free(token)?;
         let base = self.send_base.ok_or(FlowError::Unknown)?;
         let expected = base.wrapping_add(sent_bytes as u32).wrapping_add(self.shift.send);
         if after(self.sent_end, expected) {
@@ -34,14 +34,23 @@ impl Flow {
         if !is_told {
             return Ok(Snapshot::Waiting);
         }
-        Ok(Snapshot::Ready(FlowSnapshot {
+        Ok(Snapshot::Ready(self.taken()))
+    }
+
+    fn check_free(&self, token: u64) -> Result<(), FlowError> {
+        let is_reserved = self.settling.is_some_and(|other| other.token != token);
+        if self.has_twin() || is_reserved { Err(FlowError::Busy) } else { Ok(()) }
+    }
+
+    fn taken(&self) -> FlowSnapshot {
+        FlowSnapshot {
             send_seq: self.sent_end,
             receive_seq: self.peer_end,
             acked_seq: self.acked,
             send_window: self.peer_window,
             receive_window: self.guest_window,
             timestamp: self.timestamp.unwrap_or(0),
-        }))
+        }
     }
 
     /// Tells the pipe that waits for the guest's last bytes, once.
@@ -108,10 +117,147 @@ impl Flow {
         Ok(())
     }
 
+    /// What a receiving twin needs to know; the guest has received so many bytes.
+    pub fn receive_snapshot(
+        &mut self,
+        received_bytes: u64,
+        token: u64,
+    ) -> Result<FlowSnapshot, FlowError> {
+        self.check_free(token)?;
+        self.own_bytes(received_bytes)?;
+        self.settling = Some(Settling { expected: self.sent_end, token, is_told: true });
+        Ok(self.taken())
+    }
+
+    /// Bytes that have passed, and that the guest has not counted.
+    fn own_bytes(&self, received_bytes: u64) -> Result<u32, FlowError> {
+        if self.reset || self.peer_fin {
+            return Err(FlowError::Closing);
+        }
+        let base = self.receive_base.filter(|_| self.is_open).ok_or(FlowError::Unknown)?;
+        let received = base.wrapping_add(received_bytes as u32).wrapping_add(self.shift.receive);
+        let own_bytes = self.peer_end.wrapping_sub(received);
+        let is_sane = self.passed == Passed::Known && own_bytes <= MAX_BACK;
+        if is_sane { Ok(own_bytes) } else { Err(FlowError::Changed) }
+    }
+
+    /// From now on the twin receives, if there is anything for it.
+    pub fn receive_start(
+        &mut self,
+        token: u64,
+        taken: &FlowSnapshot,
+        received_bytes: u64,
+        wanted_bytes: u32,
+    ) -> Result<ReceiveStart, FlowError> {
+        if !self.unsettle(token) {
+            return Err(if self.reset { FlowError::Closing } else { FlowError::Busy });
+        }
+        let own_bytes = self.own_bytes(received_bytes)?;
+        let twin_bytes = wanted_bytes.saturating_sub(own_bytes).min(MAX_BACK);
+        let (from, offset) = (self.peer_end, self.peer_end.wrapping_sub(taken.receive_seq));
+        if offset > MAX_BACK {
+            return Err(FlowError::Changed);
+        }
+        if twin_bytes == 0 {
+            return Ok(ReceiveStart { own_bytes, twin_bytes });
+        }
+        let window = u32::from(taken.receive_window) << self.guest_scale;
+        self.receiving = Some(Receiving {
+            token,
+            from,
+            end: from.wrapping_add(twin_bytes),
+            got: from,
+            window: taken.receive_window,
+            edge: from.wrapping_add(window),
+            offset,
+            send_seq: taken.send_seq,
+            echo: None,
+            fin: None,
+            ended_told: false,
+            guest_acked: self.acked,
+            guest_window: self.peer_window,
+            is_joined: false,
+            is_gone: false,
+        });
+        Ok(ReceiveStart { own_bytes, twin_bytes })
+    }
+
+    fn receiver(&mut self, token: u64) -> Option<&mut Receiving> {
+        self.receiving.as_mut().filter(|r| r.token == token && !r.is_gone)
+    }
+
+    /// The twin gets no more than it has taken, or the peer was told. Returns how much that is.
+    pub fn receive_stop(&mut self, token: u64, taken_bytes: u32) -> Result<u32, FlowError> {
+        let told = self.wire_ack();
+        let receiving = self.receiver(token).ok_or(FlowError::Unknown)?;
+        if taken_bytes > receiving.len() {
+            return Err(FlowError::Changed);
+        }
+        // With all of them there, the guest may have bytes from behind them already.
+        if !receiving.is_done() {
+            receiving.end = later(receiving.from.wrapping_add(taken_bytes), told);
+            // It has what it has told, and what was taken from it.
+            receiving.got = receiving.end;
+        }
+        let len = receiving.len();
+        self.join();
+        Ok(len)
+    }
+
+    /// The twin has gone, and `len` bytes were taken from it: the guest goes on behind them. If the
+    /// peer was told that more arrived, or the twin had all, there is no way on but to
+    /// [`Flow::give_up`].
+    pub fn receive_finish(&mut self, token: u64, len: u32) -> Result<(), FlowError> {
+        self.unsettle(token);
+        let told = self.wire_ack();
+        let Some(receiving) = self.receiver(token) else { return Ok(()) };
+        let end = receiving.from.wrapping_add(len);
+        let is_right = match receiving.is_done() {
+            true => len == receiving.len(),
+            false => !after(told, end) && !after(end, receiving.end),
+        };
+        if !is_right {
+            return Err(FlowError::Broken);
+        }
+        if receiving.is_joined {
+            self.receiving = None;
+            return Ok(());
+        }
+        (receiving.end, receiving.got, receiving.is_gone) = (end, end, true);
+        self.join();
+        Ok(())
+    }
+
+    /// What the peer is to know now: what has arrived, and how much the guest takes.
+    pub fn to_peer(&self) -> Answer {
+        Answer {
+            flags: ACK,
+            seq: self.sent_end,
+            ack: self.wire_ack(),
+            window: self.wire_window(),
+            timestamps: self.timestamp.zip(self.peer_timestamp),
+        }
+    }
+
+    /// The peer's end, if it stands at the guest's next byte, in the wire's numbers.
+    pub fn fin_to_guest(&self, fin: Option<u32>) -> Option<Answer> {
+        let is_next = fin == Some(self.guest_ack) && self.receiving.is_none();
+        is_next.then(|| Answer {
+            flags: FIN | ACK,
+            seq: self.guest_ack,
+            ack: self.acked,
+            window: self.peer_window,
+            timestamps: self.peer_timestamp.zip(self.timestamp),
+        })
+    }
+
     /// Bytes of the twin are lost: nothing of the guest's may follow them. Returns the numbers of a
     /// reset to the peer and of one to the guest; none: the twin of that token is not here.
     pub fn give_up(&mut self, token: u64) -> Option<((u32, u32), (u32, u32))> {
         self.unsettle(token);
+        if let Some(receiving) = self.receiver(token).copied() {
+            return Some(self.give_up_receiver(&receiving));
+        }
         let twin = self.twin.take_if(|twin| twin.token == token)?;
         (self.reset, self.is_broken) = (true, true);
         let sent = later(self.acked, twin.start).wrapping_sub(twin.start);
@@ -119,6 +265,23 @@ impl Flow {
         // What the peer sent last, the guest may have without a word yet. If it has not, the number is
         // one of its window still, and it asks the peer.
         Some(((self.acked, self.guest_ack), (self.peer_end, self.acked)))
+    }
+
+    fn give_up_receiver(&mut self, receiving: &Receiving) -> ((u32, u32), (u32, u32)) {
+        let told = self.wire_ack();
+        (self.reset, self.is_broken) = (true, true);
+        self.receiving = None;
+        let expected = match receiving.is_joined {
+            true => self.peer_end,
+            // All of its own the guest has, most likely.
+            false => {
+                let lost = later(told, receiving.from).wrapping_sub(receiving.from);
+                self.shift.receive = self.shift.receive.wrapping_add(lost);
+                self.guest_ack = told;
+                receiving.from.wrapping_add(lost)
+            }
+        };
+        ((self.acked, told), (expected, self.acked))
     }
 
     /// Makes a segment of the guest's one that has the peer speak: what it says is answered with a reset

@@ -21,6 +21,14 @@ impl PortFlows {
         taken
     }
 
+    pub(crate) fn receive_snapshot(
+        &mut self,
+        key: &FlowKey,
+        received_bytes: u64,
+    ) -> Result<FlowSnapshot, FlowError> {
+        self.table.get(key).ok_or(FlowError::Unknown)?.receive_snapshot(received_bytes, 1)
+    }
+
     pub(crate) fn finish(&mut self, key: &FlowKey, len: u32) -> Result<(), FlowError> {
         self.table.get(key).unwrap().finish(1, len)
     }

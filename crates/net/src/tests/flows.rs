@@ -358,7 +358,7 @@ fn two_ports_with_pipes_talk_to_each_other() {
 }
 
 /// A frame with its checksum left open, and as a super-packet where `size` says so.
-fn partial(frame: &[u8], v6: bool, size: u16) -> (Vec<u8>, Vec<u8>) {
+pub fn partial(frame: &[u8], v6: bool, size: u16) -> (Vec<u8>, Vec<u8>) {
     let csum_start = if v6 { 54 } else { 34 };
     let mut vnet = Vnet { flags: F_NEEDS_CSUM, csum_start, csum_offset: 16, ..Vnet::default() };
     if size > 0 {

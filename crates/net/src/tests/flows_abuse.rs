@@ -292,3 +292,51 @@ fn pipes_allocate_nothing() {
     assert_eq!((twins.load(Ordering::Relaxed), peers.load(Ordering::Relaxed)), (0, 0));
     assert_eq!(told.0.load(Ordering::Relaxed), 0);
 }
+
+/// A twin that receives: small and large frames, from outside and from another guest's memory.
+#[test]
+fn receiving_allocates_nothing() {
+    for peer in [OUTSIDE, mac(1)] {
+        let mut rig = Rig::new(false, peer, vec![Spec::default(), Spec::default()]);
+        let twin = Build { ack: theirs(900), ..rig.of_twin(ACK, ours(0), 0) };
+        let still = |frames: Vec<Vec<u8>>| {
+            let left = Arc::new(AtomicUsize::new(0));
+            (Box::new(Still { frames, at: 0, left: left.clone() }), left)
+        };
+        let (tap, twins) = still(vec![wired(&twin.frame())]);
+        let of_peer = |n: u32| rig.of_peer(ACK, theirs(100 * n), ours(10 * n), 700 * n as usize);
+        let frames: Vec<_> = (0..8).map(|n| of_peer(n).frame()).collect();
+        let (wire, peers) = still(frames.iter().map(|frame| wired(frame)).collect());
+        let told = Arc::new(Deaf(AtomicUsize::new(0)));
+        let flows = PortFlows::new(told, tap, Arc::new(QueueStats::default()), None);
+        rig.lab.port(0).flows = Some(Box::new(flows));
+        let stats = Arc::new(QueueStats::default());
+        rig.lab.engine.fabric.uplink = Some(Box::new(Uplink::new(wire, stats, true)));
+        rig.guest(SYN | ACK, ISS, theirs(0), 0);
+        rig.guest(ACK | PSH, ours(0), theirs(0), 100);
+        let key = rig.key;
+        let taken = rig.lab.flows(0).receive_snapshot(&key, 0).unwrap();
+        rig.lab.engine.start_receiving(0, &key, 1, &taken, 0, 5000).unwrap().unwrap();
+        for round in 0..20_u32 {
+            for frame in &frames {
+                match peer {
+                    OUTSIDE => drop(peers.fetch_add(1, Ordering::Relaxed)),
+                    _ => drop(rig.lab.guests[1].send(0, &no_offload(), frame, 4)),
+                }
+            }
+            twins.store(2, Ordering::Relaxed);
+            let Lab { engine, ledger, now_ns, .. } = &mut rig.lab;
+            let count = allocations(|| {
+                for _ in 0..4 {
+                    engine.poll(*now_ns, ledger);
+                    engine.arm(*now_ns, ledger);
+                    engine.disarm();
+                }
+            });
+            assert_eq!(count, 0, "round {round}");
+            while rig.lab.guests[1].tx[0].used().is_some() {}
+            rig.lab.guests[0].recv_all(0);
+            rig.lab.guests[0].post_up_to(0, 60, 1600, 1);
+        }
+    }
+}

@@ -10,6 +10,7 @@ mod device;
 mod dirty;
 mod flows;
 mod flows_abuse;
+mod flows_receive;
 mod hold;
 pub mod lab;
 mod lately;

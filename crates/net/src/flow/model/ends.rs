@@ -34,7 +34,7 @@ pub struct End {
     pub nxt: u32,
     /// It may send up to there.
     pub edge: u32,
-    last_window_at: (u32, u32),
+    last_window_at: (i32, u32),
     timer: u32,
     /// What came; `next` of it in order.
     pub came: Vec<Option<u8>>,
@@ -76,6 +76,12 @@ impl End {
             ack_due: None,
             last_reply: 0,
         }
+    }
+
+    /// Where it is: written, acknowledged, sent, may send; received, end, not read.
+    pub fn brief(&self) -> String {
+        let Self { name, una, nxt, edge, next, fin_at, unread, .. } = self;
+        format!("{name} {} {una} {nxt} {edge} {next} {fin_at:?} {unread}", self.len())
     }
 
     fn len(&self) -> u32 {
@@ -185,6 +191,16 @@ impl End {
         out
     }
 
+    /// How much of it the program has taken.
+    pub fn taken(&self) -> u32 {
+        self.next - self.unread
+    }
+
+    /// The window with which it begins, in bytes.
+    pub fn open(&mut self, window: u32) {
+        self.last_window = window;
+    }
+
     /// The program takes what came.
     pub fn read(&mut self, most: u32) {
         self.unread = self.unread.saturating_sub(most);
@@ -217,7 +233,7 @@ impl End {
         {
             self.recent_ts = Some(value);
         }
-        self.take_ack(read, at as u32);
+        self.take_ack(read, at);
         if end == at {
             return None;
         }
@@ -253,7 +269,7 @@ impl End {
         None
     }
 
-    fn take_ack(&mut self, read: &Read, at: u32) {
+    fn take_ack(&mut self, read: &Read, at: i32) {
         let ack = read.ack.wrapping_sub(self.first);
         let ahead = ack.wrapping_sub(self.nxt) as i32;
         assert!(ahead <= 0, "{}: {ahead} beyond what was sent are acknowledged", self.name);
