@@ -78,9 +78,12 @@ static void check_calls(void)
 	CHECK(millrace_pipe(server, file, &negative, LEN) == -1 && errno == EINVAL);
 	options.size = 1;
 	CHECK(millrace_pipe_options(server, file, LEN, &options) == -1 && errno == EINVAL);
-	CHECK(millrace_pipe(file, server, NULL, LEN) == -1 && errno == EOPNOTSUPP);
-	CHECK(millrace_reason() == MILLRACE_PAIR_UNSUPPORTED && millrace_may_fall_back(millrace_reason()));
-	CHECK(strstr(millrace_reason_text(millrace_reason()), "pair") != NULL);
+	fd = open("/dev/null", O_WRONLY);
+	CHECK(millrace_pipe(fd, file, NULL, LEN) == -1 && errno == EOPNOTSUPP);
+	CHECK(millrace_reason() == MILLRACE_NOT_A_FILE && millrace_may_fall_back(millrace_reason()));
+	CHECK(strstr(millrace_reason_text(millrace_reason()), "regular file") != NULL);
+	close(fd);
+	CHECK(millrace_min_bytes() >= 0 && millrace_reason() == MILLRACE_COMPLETE);
 	CHECK(strstr(millrace_reason_text(12345), "unknown") != NULL);
 	CHECK(!millrace_may_fall_back(MILLRACE_LOST));
 

@@ -1,4 +1,4 @@
-/* libmillrace: lets the host move a file to a socket. See millrace_pipe(3). */
+/* libmillrace: lets the host move bytes between files and TCP connections. See millrace_pipe(3). */
 #ifndef MILLRACE_H
 #define MILLRACE_H
 
@@ -23,8 +23,8 @@ enum millrace_reason {
 struct millrace_options {
 	uint32_t size;       /* of this structure */
 	uint32_t timeout_ms; /* after which it ends with what it has moved; 0: never */
-	int64_t in_offset;   /* where to read in a file, or MILLRACE_OWN_POSITION */
-	int64_t out_offset;  /* where to write in a file, or MILLRACE_OWN_POSITION */
+	int64_t in_offset;   /* where to read in a file, or MILLRACE_OWN_POSITION; a socket has none */
+	int64_t out_offset;  /* where to write in a file, likewise */
 };
 
 #define MILLRACE_OPTIONS                                                              \
@@ -35,13 +35,15 @@ struct millrace_options {
 
 /* What came of a pipe. */
 struct millrace_result {
-	int64_t moved; /* bytes that arrived */
+	int64_t moved; /* bytes that arrived: a socket's peer has acknowledged them, a file has them */
 	int32_t error; /* errno; 0 when bytes were moved or nothing was left */
 	int32_t reason; /* enum millrace_reason */
 };
 
-/* Like sendfile(2), but returns when the receiver has acknowledged the bytes. Returns how many, which
- * may be fewer than count, or -1 with errno. */
+/* Moves bytes from in_fd to out_fd, each a file or a TCP socket, and returns when they have arrived. As
+ * sendfile(2) has it, offset is the source's, NULL for its own position and for a socket; a file that is
+ * written is written at its own position. Returns how many bytes, which may be fewer than count, or -1
+ * with errno. */
 int64_t millrace_pipe(int out_fd, int in_fd, int64_t *offset, size_t count);
 
 /* The same with options, which may be NULL. */
@@ -59,13 +61,17 @@ int millrace_pipe_status(int fd, struct millrace_result *result);
 /* Returns 1 when the host offers pipes now; else 0, with the reason. */
 int millrace_available(void);
 
+/* From how many bytes on a pipe pays in this guest, as the agent has measured; 0: not known. */
+int64_t millrace_min_bytes(void);
+
 /* The reason of the calling thread's last call. */
 int millrace_reason(void);
 
 /* For people. */
 const char *millrace_reason_text(int reason);
 
-/* True when, after a call that moved nothing, the ordinary system call may be tried instead. */
+/* True when, after a call that moved nothing, the ordinary system call may be tried instead. Between two
+ * files at given offsets it always may: the same bytes are written again. */
 int millrace_may_fall_back(int reason);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 /* libmillrace-preload.so: sendfile(2) of an unmodified program becomes a pipe where it pays.
  *
- * A pipe is tried for a regular file and a TCP socket from MILLRACE_MIN_BYTES on: one that blocks, or
- * one in an epoll set (shim.h tells how). Whatever cannot be piped goes to the original, so that the
- * program sees what it always sees; a pipe that moved less than was asked for is a short count, as
- * sendfile(2) has them too. */
+ * A pipe is tried for a regular file from so many bytes on as pay (shim-least.c), and a TCP socket: one
+ * that blocks, or one in an epoll set (shim.h tells how); or another file (shim-copy.c). Whatever cannot
+ * be piped goes to the original, so that the program sees what it always sees; a pipe that moved less
+ * than was asked for is a short count, as sendfile(2) has them too. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -20,9 +20,6 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#define DEFAULT_MIN_BYTES (64 * 1024)
-/* What sendfile(2) moves at most in one call. */
-#define MAX_COUNT 0x7ffff000
 /* So long a program hears nothing of its socket. Servers close connections on which nothing was written
  * for some ten seconds or more; the bytes of a slow client are told in parts. */
 #define PART_MS 5000
@@ -30,31 +27,15 @@
 #define MANY_ASKED 16
 #define ASKED_PAUSE_MS 1
 
-static _Atomic size_t min_bytes = DEFAULT_MIN_BYTES;
-
 /* A call of sendfile. */
 struct call {
 	int out_fd;
 	int in_fd;
 	off64_t *offset;
 	size_t count;
-	struct stat file;
-	struct stat socket;
+	struct stat in;
+	struct stat out;
 };
-
-__attribute__((constructor)) static void at_start(void)
-{
-	const char *text = getenv("MILLRACE_MIN_BYTES");
-	char *end;
-
-	if (text && *text) {
-		unsigned long long value = strtoull(text, &end, 10);
-
-		/* Zero bytes are never piped: sendfile(2) of them is a question. */
-		if (*end == '\0')
-			atomic_store(&min_bytes, value > 0 ? (size_t)value : 1);
-	}
-}
 
 enum socket_kind { NOT_TCP, BLOCKS, DOES_NOT_BLOCK };
 
@@ -80,19 +61,6 @@ static enum socket_kind kind_of(int fd)
 	return BLOCKS;
 }
 
-static int64_t position(const struct call *call)
-{
-	return call->offset ? *call->offset : lseek(call->in_fd, 0, SEEK_CUR);
-}
-
-static void move_position(const struct call *call, int64_t to)
-{
-	if (call->offset)
-		*call->offset = to;
-	else
-		(void)lseek(call->in_fd, to, SEEK_SET);
-}
-
 /* What a pipe has moved that is over. The program that got EAGAIN asks for the same again; if it asks for
  * something else, or nobody knows what was moved, the connection cannot go on. */
 static ssize_t take_moved(const struct call *call, struct entry *entry)
@@ -100,14 +68,15 @@ static ssize_t take_moved(const struct call *call, struct entry *entry)
 	struct shim_pipe *pipe = entry->pipe;
 	size_t len = call->count < (size_t)pipe->moved ? call->count : (size_t)pipe->moved;
 
-	if (pipe->lost || call->file.st_dev != pipe->file_dev ||
-	    call->file.st_ino != pipe->file_ino || position(call) != pipe->at) {
+	if (pipe->lost || call->in.st_dev != pipe->ends.in_dev ||
+	    call->in.st_ino != pipe->ends.in_ino ||
+	    shim_position(call->in_fd, call->offset) != pipe->at) {
 		errno = EIO;
 		return -1;
 	}
 	pipe->at += (int64_t)len;
 	pipe->moved -= (int64_t)len;
-	move_position(call, pipe->at);
+	shim_move_position(call->in_fd, call->offset, pipe->at);
 	if (pipe->moved == 0)
 		shim_drop_pipe(entry);
 	return (ssize_t)len;
@@ -122,17 +91,17 @@ static ssize_t again(void)
 /* 1 with the result of a call during or after a pipe, with the lock. */
 static int go_on(struct call *call, struct entry *entry, ssize_t *result)
 {
-	if (!entry->pipe || fstat(call->out_fd, &call->socket) < 0)
+	if (!entry->pipe || fstat(call->out_fd, &call->out) < 0)
 		return 0;
 	/* Another socket has the number: the first was closed behind our back. */
-	if (entry->pipe->socket_ino != call->socket.st_ino)
+	if (entry->pipe->ends.out_ino != call->out.st_ino)
 		shim_forget(call->out_fd, call->out_fd);
 	if (shim_pipe_runs(call->out_fd, entry)) {
 		entry->pipe->asked++;
 		*result = again();
 		return 1;
 	}
-	if (!entry->pipe || fstat(call->in_fd, &call->file) < 0)
+	if (!entry->pipe || fstat(call->in_fd, &call->in) < 0)
 		return 0;
 	*result = take_moved(call, entry);
 	return 1;
@@ -191,10 +160,8 @@ static struct shim_pipe *new_pipe(const struct call *call)
 	if (!pipe)
 		return NULL;
 	pipe->fd = pipe->set = pipe->cork = pipe->nodelay = -1;
-	pipe->file_dev = call->file.st_dev;
-	pipe->file_ino = call->file.st_ino;
-	pipe->socket_ino = call->socket.st_ino;
-	pipe->at = position(call);
+	pipe->ends = shim_ends_of(&call->in, &call->out);
+	pipe->at = shim_position(call->in_fd, call->offset);
 	return pipe;
 }
 
@@ -217,8 +184,7 @@ static int begin(const struct call *call, struct entry *entry)
 	entry->pipes++;
 	pipe->fd = millrace_pipe_start(call->out_fd, call->in_fd, call->count, &options);
 	if (pipe->fd < 0) {
-		shim_refused(entry, pipe->socket_ino, pipe->file_dev, pipe->file_ino,
-			     millrace_reason());
+		shim_refused(entry, &pipe->ends, millrace_reason());
 		cork_again(call->out_fd, pipe->cork);
 		shim_unmask(call->out_fd, entry);
 		shim_drop_pipe(entry);
@@ -251,12 +217,11 @@ static int pipe_beside(struct call *call, struct entry *entry, ssize_t *result)
 /* For one that blocks. 1 with sendfile's result, or 0: nothing was moved. */
 static int pipe_and_wait(const struct call *call, ssize_t *result)
 {
-	int64_t at = position(call);
+	struct shim_ends ends = shim_ends_of(&call->in, &call->out);
+	int64_t at = shim_position(call->in_fd, call->offset);
 	int64_t moved;
 	int reason;
 
-	if (at < 0)
-		return 0;
 	moved = millrace_pipe(call->out_fd, call->in_fd, call->offset ? &at : NULL, call->count);
 	reason = millrace_reason();
 	if (moved > 0) {
@@ -266,32 +231,53 @@ static int pipe_and_wait(const struct call *call, ssize_t *result)
 		return 1;
 	}
 	if (shim_lock()) {
-		shim_refused(shim_make(call->out_fd), call->socket.st_ino, call->file.st_dev,
-			     call->file.st_ino, reason);
+		shim_refused(shim_make(call->out_fd), &ends, reason);
 		shim_unlock();
 	}
 	*result = -1;
 	return !millrace_may_fall_back(reason);
 }
 
-static int try_pipe(struct call *call, ssize_t *result)
+static int pipe_to_socket(struct call *call, ssize_t *result)
 {
+	struct shim_ends ends = shim_ends_of(&call->in, &call->out);
 	enum socket_kind kind = kind_of(call->out_fd);
 	struct entry *entry;
 	int is_done = 0;
 	int may_ask;
 
-	if (kind == NOT_TCP || fstat(call->in_fd, &call->file) < 0 ||
-	    !S_ISREG(call->file.st_mode) || fstat(call->out_fd, &call->socket) < 0 || !shim_lock())
+	if (kind == NOT_TCP || !shim_lock())
 		return 0;
 	entry = shim_find(call->out_fd);
-	may_ask = shim_may_ask(entry, call->socket.st_ino, call->file.st_dev, call->file.st_ino);
+	may_ask = shim_may_ask(entry, &ends);
 	if (may_ask && entry && kind == DOES_NOT_BLOCK)
 		is_done = pipe_beside(call, entry, result);
 	shim_unlock();
 	if (may_ask && kind == BLOCKS)
 		is_done = pipe_and_wait(call, result);
 	return is_done;
+}
+
+/* 1 with sendfile's result, or 0. */
+static int try_pipe(struct call *call, ssize_t *result)
+{
+	int64_t at, left;
+
+	if (fstat(call->in_fd, &call->in) < 0 || !S_ISREG(call->in.st_mode))
+		return 0;
+	at = shim_position(call->in_fd, call->offset);
+	left = call->in.st_size - at;
+	/* Programs ask for more than there is. */
+	if (at < 0 || !shim_pays(left < (int64_t)call->count ? left : (int64_t)call->count) ||
+	    fstat(call->out_fd, &call->out) < 0)
+		return 0;
+	if (S_ISREG(call->out.st_mode)) {
+		struct shim_copy copy = {call->in_fd, call->out_fd, call->offset, NULL,
+					 call->count, call->in,	    call->out};
+
+		return shim_copy(&copy, result);
+	}
+	return S_ISSOCK(call->out.st_mode) && pipe_to_socket(call, result);
 }
 
 /* How it waits: by poll(2), which says that the socket takes bytes, or not at all. */
@@ -325,13 +311,21 @@ static int try_going_on(struct call *call, ssize_t *result)
 
 EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
-	struct call call = {out_fd, in_fd, offset, count < MAX_COUNT ? count : MAX_COUNT, {0}, {0}};
+	int is_known = shim_has(out_fd, HAS_PIPE | REFUSED);
+	int is_large = count >= atomic_load(&shim_gate_bytes);
 	int error = errno;
 	ssize_t result = 0;
-	int is_done = try_going_on(&call, &result);
+	int is_done = 0;
 
-	if (is_done == 0 && count >= atomic_load(&min_bytes))
-		is_done = try_pipe(&call, &result);
+	if (is_known || is_large) {
+		struct call call = {out_fd, in_fd, offset, count, {0}, {0}};
+
+		if (count > SHIM_MAX_COUNT)
+			call.count = SHIM_MAX_COUNT;
+		is_done = try_going_on(&call, &result);
+		if (is_done == 0 && is_large)
+			is_done = try_pipe(&call, &result);
+	}
 	if (is_done <= 0) {
 		errno = error;
 		return NEXT(sendfile64)(out_fd, in_fd, offset, count);

@@ -29,7 +29,7 @@ struct answer {
 	uint16_t version;
 	uint16_t reason;
 	uint32_t error;
-	uint32_t reserved;
+	uint32_t min_bytes_kib; /* to OP_QUERY: fewer do not pay; 0: not known */
 	uint64_t moved_bytes;
 };
 

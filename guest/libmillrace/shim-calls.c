@@ -136,7 +136,7 @@ EXPORT int shutdown(int fd, int how)
 
 	if (how != SHUT_RD && shim_has(fd, HAS_PIPE) && shim_lock()) {
 		if (shim_pipe_runs(fd, entry)) {
-			shim_refused(entry, entry->pipe->socket_ino, 0, 0, MILLRACE_FLOW_CLOSED);
+			shim_refused(entry, &entry->pipe->ends, MILLRACE_FLOW_CLOSED);
 			shim_unmask(fd, entry);
 			shim_drop_pipe(entry);
 		}

@@ -162,7 +162,7 @@ int shim_pipe_runs(int fd, struct entry *entry)
 	pipe->moved = result.moved;
 	pipe->lost = result.moved == 0 && result.reason == MILLRACE_LOST;
 	if (result.moved == 0 && !pipe->lost) {
-		shim_refused(entry, pipe->socket_ino, pipe->file_dev, pipe->file_ino, result.reason);
+		shim_refused(entry, &pipe->ends, result.reason);
 		entry->once = 1;
 		atomic_fetch_or(&entry->bits, REFUSED);
 		shim_drop_pipe(entry);
@@ -206,7 +206,7 @@ static int is_stale(int fd, const struct entry *entry)
 {
 	struct stat stat;
 
-	return entry->pipe && (fstat(fd, &stat) < 0 || stat.st_ino != entry->pipe->socket_ino);
+	return entry->pipe && (fstat(fd, &stat) < 0 || stat.st_ino != entry->pipe->ends.out_ino);
 }
 
 static int control_known(int set, int op, int fd, struct epoll_event *event, struct entry *entry)

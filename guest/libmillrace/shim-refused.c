@@ -1,4 +1,7 @@
-/* Who refused pipes, so that a busy server does not ask for each file again. */
+/* Who refused pipes, so that a busy server does not ask for each file again.
+ *
+ * What is remembered is of both ends together. The agent does not say which of two files was in the
+ * way, and one that cannot be written by a pipe may well be read by one. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -9,17 +12,22 @@
 /* The same where it is about others' pipes, which end soon. */
 #define SHORT_PAUSE_MS 50
 #define FOR_GOOD INT64_MAX
-/* Files and file systems that are remembered; another takes an older one's place. */
-#define FILES 64
+/* Pairs of files or file systems that are remembered; another takes an older one's place. */
+#define PAIRS 64
 
-struct file {
-	dev_t dev;
-	ino_t ino; /* 0: the whole file system */
+/* A file, or a whole file system with ino 0, and where it was to go: all zero for a socket. */
+struct pair {
+	dev_t in_dev;
+	ino_t in_ino;
+	dev_t out_dev;
+	ino_t out_ino;
 	int64_t until_ms;
 };
 
-static struct file files[FILES];
+static struct pair pairs[PAIRS];
 static int64_t host_until_ms;
+/* For pipes between files: the host may have none, and yet have others. */
+static int64_t copies_until_ms;
 
 static int64_t now_ms(void)
 {
@@ -29,59 +37,66 @@ static int64_t now_ms(void)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-static struct file *place(dev_t dev, ino_t ino)
+static struct pair files_of(const struct shim_ends *ends)
 {
-	return &files[(dev * 31 + ino) % FILES];
+	struct pair pair = {.in_dev = ends->in_dev, .in_ino = ends->in_ino};
+
+	if (ends->out_is_file) {
+		pair.out_dev = ends->out_dev;
+		pair.out_ino = ends->out_ino;
+	}
+	return pair;
 }
 
-static int file_is_refused(dev_t dev, ino_t ino, int64_t now)
+static struct pair file_systems_of(const struct shim_ends *ends)
 {
-	const struct file *file = place(dev, ino);
+	struct pair pair = files_of(ends);
 
-	return file->dev == dev && file->ino == ino && now < file->until_ms;
+	pair.in_ino = pair.out_ino = 0;
+	return pair;
 }
 
-int shim_may_ask(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t file_ino)
+static struct pair *place(const struct pair *pair)
+{
+	return &pairs[(pair->in_dev * 31 + pair->in_ino + pair->out_dev * 37 + pair->out_ino * 41) %
+		      PAIRS];
+}
+
+static int is_refused(struct pair pair, int64_t now)
+{
+	const struct pair *known = place(&pair);
+
+	return known->in_dev == pair.in_dev && known->in_ino == pair.in_ino &&
+	       known->out_dev == pair.out_dev && known->out_ino == pair.out_ino &&
+	       now < known->until_ms;
+}
+
+static void remember(struct pair pair, int64_t until_ms)
+{
+	pair.until_ms = until_ms;
+	*place(&pair) = pair;
+}
+
+int shim_may_ask(struct entry *entry, const struct shim_ends *ends)
 {
 	int64_t now = now_ms();
 
-	if (now < host_until_ms || file_is_refused(file_dev, file_ino, now) ||
-	    file_is_refused(file_dev, 0, now))
+	if (now < host_until_ms || is_refused(files_of(ends), now) ||
+	    is_refused(file_systems_of(ends), now))
 		return 0;
-	if (!entry || !(atomic_load(&entry->bits) & REFUSED) || entry->refused_ino != socket_ino)
+	if (ends->out_is_file)
+		return now >= copies_until_ms;
+	if (!entry || !(atomic_load(&entry->bits) & REFUSED) || entry->refused_ino != ends->out_ino)
 		return 1;
 	return now >= entry->refused_until_ms;
 }
 
-void shim_refused(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t file_ino, int reason)
+/* Reasons that are the connection's. */
+static void connection_refused(struct entry *entry, const struct shim_ends *ends, int reason)
 {
 	int64_t until = now_ms() + PAUSE_MS;
 
 	switch (reason) {
-	case MILLRACE_END_OF_FILE:
-	case MILLRACE_COMPLETE:
-		return;
-	case MILLRACE_NO_AGENT:
-	case MILLRACE_NOT_OFFERED:
-	case MILLRACE_HOST_GONE:
-		host_until_ms = until;
-		return;
-	case MILLRACE_FILE_SYSTEM:
-	case MILLRACE_SELF_TEST:
-	case MILLRACE_STACKED:
-	case MILLRACE_NO_DISK:
-	case MILLRACE_DISK_FORMAT:
-	case MILLRACE_DISK_FAILED:
-		*place(file_dev, 0) = (struct file){file_dev, 0, until};
-		return;
-	case MILLRACE_NOT_A_FILE:
-	case MILLRACE_BAD_EXTENTS:
-	case MILLRACE_EXTENTS:
-	case MILLRACE_NO_LEASE:
-	case MILLRACE_LEASE_BROKEN:
-	case MILLRACE_CACHED:
-		*place(file_dev, file_ino) = (struct file){file_dev, file_ino, until};
-		return;
 	case MILLRACE_NO_FLOW:
 	case MILLRACE_FLOW_CLOSED:
 	case MILLRACE_FLOW_OPTIONS:
@@ -97,12 +112,69 @@ void shim_refused(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t f
 		until += SHORT_PAUSE_MS - PAUSE_MS;
 		break;
 	default:
-		/* Of the connection, and it may pass. */
+		/* It may pass. */
 		break;
 	}
 	if (!entry)
 		return;
-	entry->refused_ino = socket_ino;
+	entry->refused_ino = ends->out_ino;
 	entry->refused_until_ms = until;
 	atomic_fetch_or(&entry->bits, REFUSED);
+}
+
+/* Reasons of a copy that are not the file systems'. */
+static void copy_refused(const struct shim_ends *ends, int reason)
+{
+	int64_t now = now_ms();
+
+	switch (reason) {
+	case MILLRACE_PAIR_UNSUPPORTED:
+		copies_until_ms = now + PAUSE_MS;
+		break;
+	case MILLRACE_TOO_MANY:
+	case MILLRACE_AGENT_BUSY:
+		copies_until_ms = now + SHORT_PAUSE_MS;
+		break;
+	default:
+		remember(files_of(ends), now + PAUSE_MS);
+	}
+}
+
+void shim_refused(struct entry *entry, const struct shim_ends *ends, int reason)
+{
+	int64_t until = now_ms() + PAUSE_MS;
+
+	switch (reason) {
+	case MILLRACE_END_OF_FILE:
+	case MILLRACE_COMPLETE:
+	case MILLRACE_TOO_SMALL:
+		return;
+	case MILLRACE_NO_AGENT:
+	case MILLRACE_NOT_OFFERED:
+	case MILLRACE_HOST_GONE:
+		host_until_ms = until;
+		return;
+	case MILLRACE_FILE_SYSTEM:
+	case MILLRACE_SELF_TEST:
+	case MILLRACE_STACKED:
+	case MILLRACE_NO_DISK:
+	case MILLRACE_DISK_FORMAT:
+	case MILLRACE_DISK_FAILED:
+		remember(file_systems_of(ends), until);
+		return;
+	case MILLRACE_NOT_A_FILE:
+	case MILLRACE_BAD_EXTENTS:
+	case MILLRACE_EXTENTS:
+	case MILLRACE_NO_LEASE:
+	case MILLRACE_LEASE_BROKEN:
+	case MILLRACE_CACHED:
+		remember(files_of(ends), until);
+		return;
+	default:
+		break;
+	}
+	if (ends->out_is_file)
+		copy_refused(ends, reason);
+	else
+		connection_refused(entry, ends, reason);
 }

@@ -1,5 +1,9 @@
 /* The preload shim's parts: what it knows of descriptors, and pipes to non-blocking sockets.
  *
+ * sendfile(2) of a file to a TCP socket and, to another file, sendfile(2) and copy_file_range(2) have
+ * wrappers. splice(2) has none: one of its ends is always a kernel pipe, and what is in that is in the
+ * guest, where any process that has the pipe may read it. There is nothing that the host could move.
+ *
  * A program with an event loop must not wait in sendfile(2). Its pipe goes on beside it: sendfile gives
  * EAGAIN, as for a socket that takes no more, and EPOLLOUT comes when the pipe is over. For that
  * - the pipe's descriptor is added to the epoll set that the socket is in, and EPOLLOUT is taken out of
@@ -19,6 +23,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -43,6 +48,15 @@
 #define IS_SET 16u  /* it is an epoll set in which something is known */
 #define REFUSED 32u /* pipes to it were refused, or the next call is to be the original */
 
+/* What a pipe connects: a file, and a socket or another file. */
+struct shim_ends {
+	dev_t in_dev;
+	ino_t in_ino;
+	dev_t out_dev;
+	ino_t out_ino;
+	int out_is_file;
+};
+
 /* A pipe to a non-blocking socket. */
 struct shim_pipe {
 	int fd;   /* -1 when it is over */
@@ -55,9 +69,7 @@ struct shim_pipe {
 	 * agent changes them too. */
 	int cork;
 	int nodelay;
-	dev_t file_dev;
-	ino_t file_ino;
-	ino_t socket_ino;
+	struct shim_ends ends;
 	int64_t at;    /* where in the file that begins which was moved, */
 	int64_t moved; /* and how much of it the program does not know of */
 };
@@ -114,9 +126,40 @@ void shim_unmask(int fd, const struct entry *entry);
 /* Takes a socket out of its set. */
 void shim_leave_set(int fd, const struct entry *entry);
 
-/* Whether a pipe may be asked for: not when it was refused a short time ago. */
-int shim_may_ask(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t file_ino);
-/* Who is not to be asked again soon, after this reason. entry may be NULL. */
-void shim_refused(struct entry *entry, ino_t socket_ino, dev_t file_dev, ino_t file_ino, int reason);
+/* Whether a pipe may be asked for: not when it was refused a short time ago. entry is the socket's and may
+ * be NULL, as for a file. */
+int shim_may_ask(struct entry *entry, const struct shim_ends *ends);
+/* Who is not to be asked again soon, after this reason. */
+void shim_refused(struct entry *entry, const struct shim_ends *ends, int reason);
+
+/* The following without the lock. */
+
+/* Fewer bytes than this are not worth a look: shim-least.c. */
+extern _Atomic uint64_t shim_gate_bytes;
+/* Whether a pipe of so many bytes pays. Never waits for the agent's opinion. */
+int shim_pays(int64_t bytes);
+
+/* The ends of a pipe. */
+struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out);
+/* Where a call reads or writes: *offset, or the descriptor's own position without one; negative when it
+ * has none. */
+int64_t shim_position(int fd, const off64_t *offset);
+void shim_move_position(int fd, off64_t *offset, int64_t to);
+/* What sendfile(2) and copy_file_range(2) move at most in one call. */
+#define SHIM_MAX_COUNT ((size_t)0x7ffff000)
+
+/* A call that copies a part of a file into a file. */
+struct shim_copy {
+	int in_fd;
+	int out_fd;
+	off64_t *in_offset;
+	off64_t *out_offset;
+	size_t count;
+	struct stat in;
+	struct stat out;
+};
+
+/* 1 with the result when a pipe moved something; 0: it is the original's turn. */
+int shim_copy(const struct shim_copy *copy, ssize_t *result);
 
 #endif

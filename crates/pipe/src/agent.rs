@@ -4,18 +4,20 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use block::BlockPort;
 use guest_abi::Reason;
 use guest_abi::frame::Header;
-use guest_abi::pipe::{self, NO_DISK, PROBE_BLOCK_BYTES, Probe, Probed, kind};
+use guest_abi::pipe::{self, NO_DISK, PROBE_BLOCK_BYTES, Probe, ProbeWrite, Probed, kind};
 use rustix::fd::AsFd;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::limits::{AGENT_TIMEOUT, MAX_LEN_BYTES, MAX_PROBED_DISKS};
 use crate::message::{Message, MessageError, Reader};
+use crate::takes::Take;
 use crate::vm::VmPipes;
 
 /// The answering side of a stream.
@@ -24,12 +26,25 @@ pub(crate) struct Agent {
     stream: Mutex<UnixStream>,
     /// The same socket, to end it from outside.
     control: UnixStream,
+    closed: AtomicBool,
 }
 
 impl Agent {
+    pub fn new(stream: &UnixStream) -> std::io::Result<Self> {
+        Ok(Self {
+            stream: Mutex::new(stream.try_clone()?),
+            control: stream.try_clone()?,
+            closed: AtomicBool::new(false),
+        })
+    }
+
     fn say(&self, kind: u16, id: u64, body: &(impl IntoBytes + Immutable)) {
-        let body = body.as_bytes();
-        let message = [Header::new(kind, id, body.len()).as_bytes(), body].concat();
+        self.say_with(kind, id, body.as_bytes(), &[]);
+    }
+
+    fn say_with(&self, kind: u16, id: u64, body: &[u8], more: &[u8]) {
+        let header = Header::new(kind, id, body.len() + more.len());
+        let message = [header.as_bytes(), body, more].concat();
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         // One that takes no answers, or half of one, is of no use any more.
         if stream.write_all(&message).is_err() {
@@ -43,8 +58,30 @@ impl Agent {
         self.say(kind::DONE, id, &pipe::Done { moved_bytes, reason, reserved: [0; 6] });
     }
 
+    /// How many bytes of a connection that is read the guest reads itself.
+    pub fn begun(&self, id: u64, own_bytes: u64) {
+        self.say(kind::BEGUN, id, &pipe::Begun { own_bytes: U64::new(own_bytes) });
+    }
+
+    /// Asks for bytes to be written.
+    pub fn take(&self, id: u64, take: &Take, bytes: &[u8]) {
+        let body = pipe::Take {
+            at: U64::new(take.range.start),
+            len_bytes: U32::new(take.len_bytes() as u32),
+            how: take.how,
+            reserved: [0; 3],
+        };
+        self.say_with(kind::TAKE, id, body.as_bytes(), bytes);
+    }
+
+    /// Whether nothing more is to be expected of it.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
     /// Ends the stream; its reader hears of it.
     pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
         // Fails only when it has ended.
         let _ = self.control.shutdown(Shutdown::Both);
     }
@@ -63,13 +100,16 @@ impl Session {
         let stream = UnixStream::from(fd);
         stream.set_write_timeout(Some(AGENT_TIMEOUT))?;
         stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
-        let agent = Agent { stream: Mutex::new(stream.try_clone()?), control: stream.try_clone()? };
+        let agent = Agent::new(&stream)?;
         Ok(Self { agent: Arc::new(agent), reader: Reader::new(stream), disks: Vec::new() })
     }
 
     /// Serves the agent until its stream ends.
     pub fn serve(mut self, vm: &VmPipes) -> MessageError {
-        match self.welcome(vm).and_then(|()| self.listen(vm)) {
+        let ended = self.welcome(vm).and_then(|()| self.listen(vm));
+        self.agent.close();
+        vm.expect(None);
+        match ended {
             Ok(never) => match never {},
             Err(error) => error,
         }
@@ -105,6 +145,12 @@ impl Session {
                 }
                 Message::Refused(reason) => vm.refuse(&self.agent, id, reason),
                 Message::Cancel(reason) => vm.cancel(&self.agent, Some(id), reason),
+                Message::ProbeWrite(probe) => {
+                    let probed = self.probe_write(vm, probe);
+                    self.agent.say(kind::PROBED, id, &probed);
+                }
+                Message::Said(said) => vm.hear(&self.agent, id, said)?,
+                Message::Ping => self.agent.say_with(kind::PONG, id, &[], &[]),
             }
         }
     }
@@ -123,19 +169,24 @@ impl Session {
             if has_block(image.file.as_fd(), probe)
                 && let Some(number) = self.number(&disk)
             {
-                return Probed {
-                    disk: U32::new(number),
-                    reason: U16::new(Reason::Complete as u16),
-                    reserved: U16::ZERO,
-                    len_bytes: U64::new(image.len_bytes),
-                };
+                return probed(number, Reason::Complete, image.len_bytes);
             }
         }
-        Probed {
-            disk: U32::new(NO_DISK),
-            reason: U16::new(reason as u16),
-            reserved: U16::ZERO,
-            len_bytes: U64::ZERO,
+        probed(NO_DISK, reason, 0)
+    }
+
+    /// The next block with that tag is the self-test's.
+    fn probe_write(&mut self, vm: &VmPipes, probe: ProbeWrite) -> Probed {
+        let number = probe.disk.get();
+        let Some(disk) = self.disks.get(number as usize) else {
+            return probed(NO_DISK, Reason::NoDisk, 0);
+        };
+        match vm.serve_writes(disk) {
+            Ok(()) => {
+                vm.expect(Some(probe));
+                probed(number, Reason::Complete, disk.len_bytes())
+            }
+            Err(reason) => probed(NO_DISK, reason, 0),
         }
     }
 
@@ -149,6 +200,11 @@ impl Session {
         })?;
         Some(at as u32)
     }
+}
+
+fn probed(disk: u32, reason: Reason, len_bytes: u64) -> Probed {
+    let reason = U16::new(reason as u16);
+    Probed { disk: U32::new(disk), reason, reserved: U16::ZERO, len_bytes: U64::new(len_bytes) }
 }
 
 fn has_block(file: impl AsFd, probe: &Probe) -> bool {

@@ -1,26 +1,41 @@
 //! A file of a guest as a pipe's source: extents of its disk's image, and holes.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use guest_abi::pipe::{HOLE, MAX_EXTENTS};
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use crate::error::PipeError;
 
 /// Bytes of the file of zeroes that holes are read from. It has no pages: reading makes none.
 const ZEROES_BYTES: u64 = 1 << 20;
 
+/// Bytes of a file that are looked at to know whether it is in memory.
+const SAMPLES: u64 = 16;
+
 /// The bytes of a file, in their order, with a cursor.
 #[derive(Debug)]
 pub struct Source {
     image: OwnedFd,
     extents: Vec<(u64, u64)>,
-    /// The extent that is under way.
-    at: usize,
-    /// Bytes of it that have been sent.
-    done_bytes: u64,
+    /// Where each of them ends in the file.
+    ends: Vec<u64>,
+    /// Bytes that have been sent.
+    sent_bytes: u64,
+}
+
+/// Where bytes of a file are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found<'a> {
+    /// The file that has them.
+    pub file: BorrowedFd<'a>,
+    /// Where they are in it.
+    pub offset: u64,
+    /// How many, without a gap: at least 1.
+    pub len_bytes: u64,
 }
 
 impl Source {
@@ -33,35 +48,64 @@ impl Source {
         len_bytes: u64,
     ) -> Result<Self, PipeError> {
         check(disk_bytes, &extents, len_bytes)?;
-        Ok(Self { image, extents, at: 0, done_bytes: 0 })
+        let mut end = 0;
+        let ends = extents.iter().map(|(_, len)| {
+            end += len;
+            end
+        });
+        let ends = ends.collect();
+        Ok(Self { image, extents, ends, sent_bytes: 0 })
+    }
+
+    /// Where the bytes from `at` on are; none: there are no more.
+    pub(crate) fn find(&self, at: u64) -> io::Result<Option<Found<'_>>> {
+        let index = self.ends.partition_point(|end| *end <= at);
+        let (Some(&(offset, len_bytes)), Some(end)) =
+            (self.extents.get(index), self.ends.get(index))
+        else {
+            return Ok(None);
+        };
+        let left = end - at;
+        if offset == HOLE {
+            let len_bytes = left.min(ZEROES_BYTES);
+            return Ok(Some(Found { file: zeroes()?.as_fd(), offset: 0, len_bytes }));
+        }
+        let offset = offset + (len_bytes - left);
+        Ok(Some(Found { file: self.image.as_fd(), offset, len_bytes: left }))
+    }
+
+    /// Whether most of its bytes are in the host's page cache, as a sample says. (Where nobody can tell,
+    /// they are.)
+    pub(crate) fn is_in_memory(&self, len_bytes: u64) -> bool {
+        let step = (len_bytes / SAMPLES).max(1);
+        let samples = (0..SAMPLES).map(|n| n * step).filter(|at| *at < len_bytes);
+        let (mut all, mut missing) = (0, 0);
+        for at in samples {
+            let Ok(Some(found)) = self.find(at) else { continue };
+            let mut byte = [0];
+            let into = &mut [io::IoSliceMut::new(&mut byte)];
+            let read = preadv2(found.file, into, found.offset, ReadWriteFlags::NOWAIT);
+            missing += u32::from(read == Err(Errno::AGAIN));
+            all += 1;
+        }
+        missing * 2 <= all
     }
 
     /// Moves the next bytes to a socket, at most `max_bytes` and not beyond an extent. `Ok(0)` when
     /// all have been moved (or none is wanted); `WouldBlock` when the socket takes none.
     pub fn send(&mut self, sink: BorrowedFd<'_>, max_bytes: usize) -> io::Result<usize> {
-        let Some(&(offset, len_bytes)) = self.extents.get(self.at) else { return Ok(0) };
-        let left_bytes = len_bytes - self.done_bytes;
-        let want = usize::try_from(left_bytes).unwrap_or(usize::MAX).min(max_bytes);
+        let Some(found) = self.find(self.sent_bytes)? else { return Ok(0) };
+        let want = usize::try_from(found.len_bytes).unwrap_or(usize::MAX).min(max_bytes);
         if want == 0 {
             return Ok(0);
         }
-        let moved = if offset == HOLE {
-            let mut zero = 0;
-            let want = want.min(ZEROES_BYTES as usize);
-            rustix::fs::sendfile(sink, zeroes()?, Some(&mut zero), want)?
-        } else {
-            let mut from = offset + self.done_bytes;
-            rustix::fs::sendfile(sink, &self.image, Some(&mut from), want)?
-        };
+        let mut from = found.offset;
+        let moved = rustix::fs::sendfile(sink, found.file, Some(&mut from), want)?;
         if moved == 0 {
             // The image was cut off behind our back.
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.done_bytes += moved as u64;
-        if self.done_bytes == len_bytes {
-            self.at += 1;
-            self.done_bytes = 0;
-        }
+        self.sent_bytes += moved as u64;
         Ok(moved)
     }
 }

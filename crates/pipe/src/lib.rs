@@ -14,8 +14,23 @@
 //! kernel's. Its congestion window is near the guest's: the socket's mark chooses a route with an initial
 //! window of 2^n segments, so no BPF is needed.
 //!
-//! **A source** ([`mod@file`]) is the guest's file: extents of the image of its disk, checked once, and
-//! holes. `sendfile` moves them from the host's page cache to the twin; no byte is copied.
+//! **What is read** is a file or a connection. A file ([`mod@file`]) is extents of the image of its disk,
+//! checked once, and holes; `sendfile` moves them from the host's page cache to a twin, and no byte is
+//! copied. Of a connection the twin has the receiving half ([`receiving`]): the switch decides between two
+//! of the peer's bytes where the guest's end and the twin's begin, the guest reads its own and the daemon
+//! the others. To another connection they are spliced ([`feed`]), and not copied either.
+//!
+//! **What is written** is a connection ([`to_socket`]), of which the twin has the sending half
+//! ([`sending`]), or a file ([`to_file`]). Where in the disk a file's bytes go is the business of the
+//! guest's file system. So the guest is asked, range by range, to write placeholders with direct I/O; the
+//! engine of its disk knows them ([`places`]), hands over where they go, and the bytes are put there
+//! ([`copy`]): shared with the source's where the host's file system can, else copied once; those of a
+//! connection wait in memory ([`supply`]) and are copied twice. Only then the guest's request is done. What
+//! did not pass such an engine, and what is less than a block of the file, is sent to the guest as bytes.
+//!
+//! **A pipe** ([`job`]) is a series of steps, none of which waits; a few threads of the VM do them
+//! ([`pool`]). It holds a connection only as long as it must: what the peer of a connection that is read
+//! believes to have arrived is written before the connection goes back, or it is reset.
 //!
 //! # Limits
 //! - 64 addresses of a namespace ([`namespace::MAX_ADDRESSES`]); only such as hosts have.
@@ -25,10 +40,17 @@
 //!   otherwise; on later ones with 1 s, and doubles no further (or to four round trips, if these are
 //!   longer). There it gives up after 255 attempts, about four minutes.
 //! - Its segments have 88 to 32,767 bytes, options included.
-//! - It does not use explicit congestion notification.
+//! - It does not use explicit congestion notification; a connection that has negotiated it is not read.
+//! - A file is written in parts of 4 MiB, or 1 MiB of a connection, two at a time
+//!   ([`limits::TAKE_BYTES`], [`limits::OPEN_TAKES`]); 64 pipes of a VM at a time hold up to 3 MiB of a
+//!   connection in memory ([`limits::MAX_BUFFERED`]).
+//! - Only raw disks whose stages leave content alone are read and written ([`block::BlockPort::image`]).
 
 mod agent;
+mod connection;
+mod copy;
 pub mod error;
+mod feed;
 pub mod file;
 mod job;
 pub mod limits;
@@ -37,10 +59,17 @@ pub mod message;
 pub mod metrics;
 pub mod namespace;
 mod netlink;
+mod places;
 mod pool;
+mod receiving;
+mod sending;
 mod sockopt;
+mod supply;
+mod takes;
 #[cfg(test)]
 mod test_support;
+mod to_file;
+mod to_socket;
 pub mod twin;
 pub mod vm;
 

@@ -43,3 +43,32 @@ pub const DEFAULT_MAX_PIPES: u32 = 256;
 /// Threads of a VM's pool, if its config says nothing: sending from the page cache fills a core with
 /// one or two, the others wait for disks.
 pub const DEFAULT_THREADS: u16 = 4;
+
+/// Bytes on their way from one connection to another, or from one file to another: what an unprivileged
+/// pipe of the kernel may hold.
+pub const SPLICE_BYTES: usize = 1 << 20;
+
+/// What an agent may say of a pipe before it is heard: two answers are outstanding at most.
+pub const MAX_SAID: usize = 8;
+
+/// How long the guest may take to move the bytes that came to it before the pipe: some of them may still
+/// be lost on their way, and sent again.
+pub const OWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Bytes of a file that the guest is asked to write at a time: each costs it a message and a few requests
+/// to its disk.
+pub const TAKE_BYTES: usize = 4 << 20;
+
+/// The same for bytes of a connection, which wait in memory.
+pub const BUFFER_BYTES: usize = 1 << 20;
+
+/// Requests to write that are outstanding at a time: while the guest writes one, the next is made.
+pub const OPEN_TAKES: usize = 2;
+
+/// Pipes from connections to files of a VM at a time. They hold [`BUFFER_BYTES`] for each outstanding
+/// request, and for the next one.
+pub const MAX_BUFFERED: usize = 64;
+
+/// Placeholders of a pipe that wait for their bytes: the guest cuts what it is asked for into requests of
+/// a megabyte or so. Those that find no room are written as they are, and what they stand for is sent.
+pub const MAX_WRITES: usize = 256;

@@ -1,10 +1,11 @@
 //! Pipes as listings show them.
 
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use std::sync::atomic::Ordering;
-
 use crate::job::Job;
+use crate::message::End;
 
 /// One pipe that is under way.
 #[derive(Debug, Clone)]
@@ -19,24 +20,27 @@ pub struct PipeInfo {
     pub len_bytes: u64,
     /// Bytes moved so far.
     pub moved_bytes: u64,
-    /// `settling`, `moving` or `draining`.
+    /// `starting`, `settling`, `moving` or `draining`.
     pub state: &'static str,
     /// How long it has been there.
     pub age: Duration,
 }
 
 impl PipeInfo {
+    /// An end, for people.
+    pub(crate) fn name(end: &End) -> String {
+        let End::Socket(socket) = end else { return "file".into() };
+        let key = &socket.key;
+        let (local, remote) = ((key.local, key.local_port), (key.remote, key.remote_port));
+        format!("{} to {}", SocketAddr::from(local), SocketAddr::from(remote))
+    }
+
     pub(crate) fn of(job: &Job) -> Self {
-        let key = job.key();
-        let end = |address: std::net::IpAddr, port| std::net::SocketAddr::from((address, port));
+        let [source, sink] = job.ends.clone();
         Self {
             id: job.token,
-            source: "file".into(),
-            sink: format!(
-                "{} to {}",
-                end(key.local, key.local_port),
-                end(key.remote, key.remote_port)
-            ),
+            source,
+            sink,
             len_bytes: job.len_bytes,
             moved_bytes: job.moved_bytes.load(Ordering::Relaxed),
             // A step is running: it moves.

@@ -5,7 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use guest_abi::Reason;
 use guest_abi::frame::{HEADER_BYTES, Header, MAX_BODY_BYTES};
-use guest_abi::pipe::{self, FileEnd, MAX_EXTENTS, Probe, SocketEnd, end, family, kind};
+use guest_abi::pipe::{
+    self, FileEnd, MAX_EXTENTS, PlacesEnd, Probe, ProbeWrite, SocketEnd, Taken, end, family, kind,
+};
 use net::flow::FlowKey;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -25,6 +27,12 @@ pub enum MessageError {
     /// Not a hello of a version that we speak.
     #[error("{0}")]
     Hello(String),
+    /// More said of a pipe than was asked.
+    #[error("more was said of a pipe than was asked for; the limit is {limit}")]
+    TooMany {
+        /// Most messages that wait.
+        limit: usize,
+    },
     /// A kind that agents do not send, or a body that is too short for it.
     #[error("a message of kind {kind} with {len_bytes} bytes makes no sense")]
     Malformed {
@@ -46,6 +54,21 @@ pub enum Message {
     Refused(Reason),
     /// End that pipe.
     Cancel(Reason),
+    /// A placeholder is about to be written.
+    ProbeWrite(ProbeWrite),
+    /// Of a pipe that is under way.
+    Said(Said),
+    /// Are you there?
+    Ping,
+}
+
+/// What an agent says of a pipe that is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    /// The guest's own bytes are where they belong; how the sink stands now, if it is a socket.
+    Own(Option<SocketEnd>),
+    /// Bytes are written.
+    Taken(Taken),
 }
 
 /// One end of a pipe.
@@ -60,6 +83,8 @@ pub enum End {
         /// Offset on the disk (or a hole) and length.
         extents: Vec<(u64, u64)>,
     },
+    /// A file that is written.
+    Places(PlacesEnd),
 }
 
 /// A connection as the agent describes it; its words are checked when a twin is made.
@@ -80,6 +105,8 @@ pub struct Request {
     pub sink: End,
     /// How many.
     pub len_bytes: u64,
+    /// The file that is read is in the guest's memory.
+    pub is_cached: bool,
 }
 
 /// Reads messages.
@@ -142,11 +169,25 @@ impl<R: Read> Reader<R> {
             kind::PIPE => {
                 Some(request(bytes).map_or_else(Message::Refused, |r| Message::Pipe(Box::new(r))))
             }
+            kind::PROBE_WRITE => ProbeWrite::read_from_bytes(bytes).ok().map(Message::ProbeWrite),
+            kind::OWN => own(bytes).map(|end| Message::Said(Said::Own(end))),
+            kind::TAKEN => {
+                Taken::read_from_bytes(bytes).ok().map(|taken| Message::Said(Said::Taken(taken)))
+            }
+            kind::PING => bytes.is_empty().then_some(Message::Ping),
             _ => None,
         };
         let malformed =
             || MessageError::Malformed { kind: header.kind.get(), len_bytes: bytes.len() };
         Ok((header.id.get(), message.ok_or_else(malformed)?))
+    }
+}
+
+fn own(bytes: &[u8]) -> Option<Option<SocketEnd>> {
+    let (_, rest) = pipe::Own::read_from_prefix(bytes).ok()?;
+    match rest {
+        [] => Some(None),
+        rest => SocketEnd::read_from_bytes(rest).ok().map(Some),
     }
 }
 
@@ -168,7 +209,8 @@ fn request(mut bytes: &[u8]) -> Result<Request, Reason> {
     if !bytes.is_empty() || len_bytes == 0 {
         return Err(Reason::Malformed);
     }
-    Ok(Request { source, sink, len_bytes })
+    let is_cached = head.flags & pipe::flag::CACHED != 0;
+    Ok(Request { source, sink, len_bytes, is_cached })
 }
 
 fn take_end(kind: u8, bytes: &mut &[u8], extents_left: &mut u32) -> Result<End, Reason> {
@@ -183,11 +225,13 @@ fn take_end(kind: u8, bytes: &mut &[u8], extents_left: &mut u32) -> Result<End, 
             });
             Ok(End::File { disk: disk.get(), extents: extents.collect::<Result<_, Reason>>()? })
         }
+        end::PLACES => Ok(End::Places(take(bytes)?)),
         _ => Err(Reason::PairUnsupported),
     }
 }
 
-fn socket(end: SocketEnd) -> Result<Socket, Reason> {
+/// Checks how a connection is described.
+pub(crate) fn socket(end: SocketEnd) -> Result<Socket, Reason> {
     let address = |bytes: [u8; 16]| match end.family {
         family::V4 => {
             let [a, b, c, d, rest @ ..] = bytes;

@@ -20,8 +20,8 @@ fn socket_end() -> SocketEnd {
 
 fn file_to_socket(extents: &[(u64, u64)], said: u32) -> Vec<u8> {
     let len = extents.iter().map(|e| e.1).sum();
-    let head =
-        Pipe { source: end::FILE, sink: end::SOCKET, reserved: [0; 6], len_bytes: U64::new(len) };
+    let (source, sink, len_bytes) = (end::FILE, end::SOCKET, U64::new(len));
+    let head = Pipe { source, sink, flags: pipe::flag::CACHED, reserved: [0; 5], len_bytes };
     let mut body = head.as_bytes().to_vec();
     body.extend(FileEnd { disk: U32::new(7), extents: U32::new(said) }.as_bytes());
     for &(offset, len) in extents {
@@ -38,12 +38,46 @@ fn a_pipe_is_read_as_it_was_meant() {
     let bytes = message(kind::PIPE, 5, &body);
     let (id, message) = Reader::new(&bytes[..]).receive().unwrap();
     let Message::Pipe(request) = message else { panic!("{message:?}") };
-    assert_eq!((id, request.len_bytes), (5, 8292));
+    assert_eq!((id, request.len_bytes, request.is_cached), (5, 8292, true));
     let extents = vec![(4096, 8192), (u64::MAX, 100)];
     assert_eq!(request.source, End::File { disk: 7, extents });
     let End::Socket(socket) = request.sink else { panic!() };
     assert_eq!(socket.key.local, "10.0.0.1".parse::<IpAddr>().unwrap());
     assert_eq!((socket.key.local_port, socket.key.remote_port), (80, 4000));
+}
+
+#[test]
+fn a_file_that_is_written_and_what_is_said_of_it() {
+    let (source, sink, len_bytes) = (end::SOCKET, end::PLACES, U64::new(9));
+    let mut body = Pipe { source, sink, flags: 0, reserved: [0; 5], len_bytes }.as_bytes().to_vec();
+    body.extend(socket_end().as_bytes());
+    let places = PlacesEnd { tag: [3; 16], skew_bytes: U32::new(17), disk: U32::new(1) };
+    body.extend(places.as_bytes());
+    let taken = Taken { at: U64::new(4096), len_bytes: U32::new(9), errno: U32::new(28) };
+    let own = pipe::Own { own_bytes: U64::new(5) };
+    let own_to_socket = [own.as_bytes(), socket_end().as_bytes()].concat();
+    let mut bytes = message(kind::PIPE, 1, &body);
+    for (kind, body) in [
+        (kind::OWN, own.as_bytes()),
+        (kind::OWN, &own_to_socket),
+        (kind::TAKEN, taken.as_bytes()),
+        (kind::PING, &[]),
+        (kind::PROBE_WRITE, &[4; size_of::<ProbeWrite>()]),
+        // Too long.
+        (kind::OWN, &[own_to_socket.as_slice(), &[0]].concat()),
+    ] {
+        bytes.extend(message(kind, 1, body));
+    }
+    let mut reader = Reader::new(&bytes[..]);
+    let mut next = || reader.receive().map(|(_, message)| message);
+    let Message::Pipe(request) = next().unwrap() else { panic!() };
+    assert_eq!((request.sink, request.is_cached), (End::Places(places), false));
+    assert!(matches!(next().unwrap(), Message::Said(Said::Own(None))));
+    assert!(matches!(next().unwrap(), Message::Said(Said::Own(Some(end))) if end == socket_end()));
+    assert!(matches!(next().unwrap(), Message::Said(Said::Taken(got)) if got == taken));
+    assert!(matches!(next().unwrap(), Message::Ping));
+    assert!(matches!(next().unwrap(), Message::ProbeWrite(probe) if probe.secret == [4; 32]));
+    assert!(matches!(next(), Err(MessageError::Malformed { kind: kind::OWN, .. })));
 }
 
 #[test]

@@ -13,17 +13,28 @@ use guest_abi::Reason;
 use net::flow::{FlowEvent, FlowWatch};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-use crate::job::{Job, Next};
+use crate::agent::Agent;
+use crate::job::{Job, Next, Side};
 
-/// The wake-up's place in the epoll set; tokens of pipes count from 1.
+/// The wake-up's place in the epoll set; tokens of pipes count from 2.
 const WAKE: u64 = 0;
 
+/// Something that is no pipe's step.
+pub(crate) type Task = Box<dyn FnOnce() + Send>;
+
 struct Queue {
+    tasks: VecDeque<Task>,
     jobs: HashMap<u64, Arc<Job>>,
     /// Pipes that something happened to.
     ready: VecDeque<u64>,
     /// Pipes to be looked at again, the next one first.
     timers: BTreeSet<(Instant, u64)>,
+}
+
+/// What a thread is to do.
+enum Due {
+    Pipe(u64),
+    Task(Task),
 }
 
 /// See the module's text.
@@ -44,7 +55,12 @@ impl Pool {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
         let wake = eventfd(0, flags)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let queue = Queue { jobs: HashMap::new(), ready: VecDeque::new(), timers: BTreeSet::new() };
+        let queue = Queue {
+            tasks: VecDeque::new(),
+            jobs: HashMap::new(),
+            ready: VecDeque::new(),
+            timers: BTreeSet::new(),
+        };
         let stop = AtomicBool::new(false);
         let pool =
             Arc::new(Self { queue: Mutex::new(queue), epoll, wake, gone: Condvar::new(), stop });
@@ -52,7 +68,7 @@ impl Pool {
         for index in 0..threads {
             let own = Arc::clone(&pool);
             let builder = std::thread::Builder::new().name(format!("pipe{index} {vm}"));
-            let handle = builder.spawn(move || own.run()).inspect_err(|_| pool.stop())?;
+            let handle = builder.spawn(move || own.work()).inspect_err(|_| pool.stop())?;
             handles.push(handle);
         }
         Ok((pool, handles))
@@ -82,6 +98,11 @@ impl Pool {
     /// How many pipes there are.
     pub fn len(&self) -> usize {
         self.lock().jobs.len()
+    }
+
+    /// The agent's pipe of that id.
+    pub fn find(&self, agent: &Agent, id: u64) -> Option<Arc<Job>> {
+        self.lock().jobs.values().find(|job| job.is_of(agent, Some(id))).cloned()
     }
 
     /// All pipes.
@@ -117,27 +138,43 @@ impl Pool {
     }
 
     /// The pipe goes on when the descriptor takes bytes, or fails.
-    pub fn arm(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let flags = epoll::EventFlags::ONESHOT | epoll::EventFlags::OUT;
-        Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+    pub fn arm_for_output(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.arm(token, fd, epoll::EventFlags::OUT)
+    }
+
+    /// The pipe goes on when the descriptor has bytes, or fails.
+    pub fn arm_for_input(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.arm(token, fd, epoll::EventFlags::IN)
     }
 
     /// The pipe goes on when the descriptor fails.
     pub fn arm_for_failure(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let flags = epoll::EventFlags::ONESHOT;
+        self.arm(token, fd, epoll::EventFlags::empty())
+    }
+
+    fn arm(&self, token: u64, fd: BorrowedFd<'_>, flags: epoll::EventFlags) -> io::Result<()> {
+        let flags = epoll::EventFlags::ONESHOT | flags;
         Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
     }
 
-    fn run(&self) {
+    /// Has a thread of the pool do something that waits for a disk.
+    pub fn run(&self, task: Task) {
+        self.lock().tasks.push_back(task);
+        self.ring();
+    }
+
+    fn work(&self) {
         while !self.stop.load(Ordering::Relaxed) {
-            if let Some(token) = self.next() {
-                self.step(token);
+            match self.next() {
+                Some(Due::Pipe(token)) => self.step(token),
+                Some(Due::Task(task)) => task(),
+                None => {}
             }
         }
     }
 
-    /// Waits for the next pipe that has something to do.
-    fn next(&self) -> Option<u64> {
+    /// Waits for the next thing to do.
+    fn next(&self) -> Option<Due> {
         let until = self.lock().timers.first().map(|(at, _)| *at);
         let left = until.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
@@ -148,19 +185,22 @@ impl Pool {
         let found = epoll::wait(&self.epoll, &mut events, timeout.as_ref()).unwrap_or(0);
         let mut queue = self.lock();
         if found > 0 && events[0].data.u64() != WAKE {
-            return Some(events[0].data.u64());
+            return Some(Due::Pipe(Side::job(events[0].data.u64())));
         }
         if found > 0 {
             // Another thread may have taken it: the queue tells.
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         }
+        if let Some(task) = queue.tasks.pop_front() {
+            return Some(Due::Task(task));
+        }
         if let Some(token) = queue.ready.pop_front() {
-            return Some(token);
+            return Some(Due::Pipe(token));
         }
         let (at, token) = *queue.timers.first()?;
         (at <= Instant::now()).then(|| {
             queue.timers.pop_first();
-            token
+            Due::Pipe(token)
         })
     }
 
@@ -177,13 +217,13 @@ impl Pool {
                     queue.timers.insert((at, token));
                 }
             }
-            Next::Over => {
+            Next::Over(moved_bytes, reason) => {
                 let mut queue = self.lock();
                 if queue.jobs.remove(&token).is_some() {
                     let timer = job.timer().take();
                     timer.into_iter().for_each(|at| _ = queue.timers.remove(&(at, token)));
                     drop(queue);
-                    job.answer();
+                    job.answer(moved_bytes, reason);
                     self.gone.notify_all();
                 }
             }
@@ -193,9 +233,9 @@ impl Pool {
 
 impl FlowWatch for Pool {
     fn flow_event(&self, token: u64, event: FlowEvent) {
-        if let Some(job) = self.lock().jobs.get(&token) {
-            job.note(event);
+        if let Some(job) = self.lock().jobs.get(&Side::job(token)) {
+            job.note(token, event);
         }
-        self.nudge(token);
+        self.nudge(Side::job(token));
     }
 }

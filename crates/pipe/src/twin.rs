@@ -46,7 +46,16 @@ pub struct TwinState {
     pub cwnd: u32,
     /// The smoothed round trip time in microseconds.
     pub rtt_us: u32,
+    /// It is to receive: then its buffer is as large as the window that the peer was told.
+    pub reads: bool,
 }
+
+/// A twin that receives has a buffer of at least so many bytes, with what the kernel adds for itself:
+/// as many as an ordinary socket begins with.
+const LOWEST_BUFFER_BYTES: u32 = 256 << 10;
+
+/// And of at most so many, as the kernel gives ordinary sockets.
+const HIGHEST_BUFFER_BYTES: u32 = 6 << 20;
 
 /// Bytes of the timestamp option with its padding, which count as payload for the kernel's MSS.
 const TIMESTAMP_OPTION_BYTES: u32 = 12;
@@ -145,6 +154,11 @@ impl Twin {
             // Refused: it stays with the host's own.
             let _ = sockopt::set_tcp_congestion(fd, name);
         }
+        if state.reads {
+            let bytes = buffer_bytes(state);
+            set(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
+                .map_err(|e| ("SO_RCVBUFFORCE", e))?;
+        }
         let mark = mark_of_window(state.cwnd);
         set(fd, libc::SOL_SOCKET, libc::SO_MARK, &mark).map_err(|e| ("SO_MARK", e))?;
         // The kernel goes by it when it connects; the one among the repair options changes nothing by
@@ -191,7 +205,11 @@ impl Twin {
             snd_wnd: state.send_window_bytes,
             // Segments are at most half of this: one that is small at the moment says nothing.
             max_window: state.send_window_bytes.max(2 * whole_mss(state)),
-            rcv_wnd: state.receive_window_bytes,
+            rcv_wnd: match state.reads {
+                // A window that its buffer has room for: half of it is the kernel's own.
+                true => state.receive_window_bytes.min(buffer_bytes(state) / 2),
+                false => state.receive_window_bytes,
+            },
             rcv_wup: state.receive_seq,
         };
         set_tcp(fd, libc::TCP_REPAIR_WINDOW, &window).map_err(|e| ("TCP_REPAIR_WINDOW", e))
@@ -306,6 +324,11 @@ pub(crate) fn scoped(address: SocketAddr) -> io::Result<SocketAddr> {
         }
         _ => Ok(address),
     }
+}
+
+fn buffer_bytes(state: &TwinState) -> u32 {
+    let twice = state.receive_window_bytes.saturating_mul(2);
+    twice.clamp(LOWEST_BUFFER_BYTES, HIGHEST_BUFFER_BYTES)
 }
 
 fn rto_max_ms(rtt_us: u32) -> u32 {

@@ -53,6 +53,7 @@ impl Bed {
             cwnd: 10,
             // So long that timers do not run out while a busy machine runs this.
             rtt_us: 30_000_000,
+            reads: false,
         }
     }
 

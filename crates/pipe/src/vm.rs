@@ -2,27 +2,36 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use base::counter::QueueStats;
-use block::BlockPort;
+use block::{BlockPort, Placeholders};
 use guest_abi::Reason;
+use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, ProbeWrite, option};
 use net::NetPort;
 use net::flow::{FlowError, FlowWatch, Journal};
 
 use crate::agent::{Agent, Session};
+use crate::connection::{Connection, reason_of};
 use crate::error::PipeError;
 use crate::file::Source;
-use crate::job::{Job, reason_of};
-use crate::limits::{DEFAULT_MAX_PIPES, DEFAULT_THREADS, MAX_LEN_BYTES, STOP_TIMEOUT};
+use crate::job::{Job, Side, TOKEN_STEP, Work};
+use crate::limits::{
+    DEFAULT_MAX_PIPES, DEFAULT_THREADS, MAX_BUFFERED, MAX_LEN_BYTES, MAX_SAID, STOP_TIMEOUT,
+};
 use crate::listing::PipeInfo;
-use crate::message::{End, Request, Socket};
+use crate::message::{End, MessageError, Request, Said, Socket};
 use crate::metrics::PipeStats;
 use crate::namespace::Namespace;
+use crate::places::Places;
 use crate::pool::Pool;
+use crate::sending::Sending;
+use crate::supply::Room;
+use crate::to_file::{Sink, ToFile};
+use crate::to_socket::ToSocket;
 use crate::twin::{Twin, TwinState};
 
 /// Connections of agents that wait to be served: one, and one that takes its place.
@@ -89,6 +98,9 @@ pub struct VmPipes {
     pool: Arc<Pool>,
     ports: Mutex<Vec<Arc<TwinPort>>>,
     stats: Arc<PipeStats>,
+    places: Arc<Places>,
+    /// Pipes that hold bytes in memory.
+    buffered: Arc<AtomicUsize>,
     tokens: AtomicU64,
     arrivals: SyncSender<Option<OwnedFd>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -114,10 +126,12 @@ impl VmPipes {
         let pipes = Arc::new(Self {
             config,
             devices,
+            places: Arc::new(Places::new(&pool)),
+            buffered: Arc::default(),
             pool,
             ports: Mutex::default(),
             stats: Arc::default(),
-            tokens: AtomicU64::new(1),
+            tokens: AtomicU64::new(TOKEN_STEP),
             arrivals,
             threads: Mutex::new(threads),
         });
@@ -250,37 +264,126 @@ impl VmPipes {
         if self.pool.len() >= self.config.max_pipes as usize {
             return Err(Reason::TooMany);
         }
-        let Request { source, sink, len_bytes } = request;
-        let (End::File { disk, extents }, End::Socket(socket)) = (source, sink) else {
-            return Err(Reason::PairUnsupported);
-        };
-        if len_bytes > MAX_LEN_BYTES {
+        if request.len_bytes > MAX_LEN_BYTES {
             return Err(Reason::Malformed);
         }
-        let disk = disks.get(disk as usize).ok_or(Reason::NoDisk)?;
-        let image = disk.image().map_err(|_| Reason::DiskFormat)?;
-        let source = Source::new(image.file, image.len_bytes, extents, len_bytes)
-            .map_err(|_| Reason::BadExtents)?;
-        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
-        let port = self.port_of(&socket, token)?;
+        let ends = [PipeInfo::name(&request.source), PipeInfo::name(&request.sink)];
+        let len_bytes = request.len_bytes;
+        let token = self.tokens.fetch_add(TOKEN_STEP, Ordering::Relaxed);
+        let work = self.work(token, request, disks)?;
         self.stats.asked.fetch_add(1, Ordering::Relaxed);
-        let agent = (id, Arc::clone(agent));
-        let stats = Arc::clone(&self.stats);
-        self.pool.add(Job::new(token, agent, port, socket, source, len_bytes, stats));
+        let (agent, stats) = ((id, Arc::clone(agent)), Arc::clone(&self.stats));
+        self.pool.add(Job::new(token, agent, (ends, len_bytes), work, stats));
         Ok(())
     }
 
-    /// The port that the connection goes through; it is reserved for the pipe from now on.
-    fn port_of(&self, socket: &Socket, token: u64) -> Result<Arc<TwinPort>, Reason> {
-        let ports = self.ports().clone();
-        for port in ports {
+    /// What a pipe has to do, by its ends. A connection that is written is reserved.
+    fn work(
+        &self,
+        token: u64,
+        request: Request,
+        disks: &[Arc<BlockPort>],
+    ) -> Result<Box<dyn Work>, Reason> {
+        let Request { source, sink, len_bytes, is_cached } = request;
+        match (source, sink) {
+            (End::File { disk, extents }, End::Socket(sink)) => {
+                let source = file(disks, disk, extents, len_bytes, is_cached)?;
+                let sink = self.sending(sink, token)?;
+                Ok(Box::new(ToSocket::from_file(source, sink, len_bytes)))
+            }
+            (End::File { disk, extents }, End::Places(sink)) => {
+                let source = file(disks, disk, extents, len_bytes, is_cached)?;
+                let sink = self.writing(&sink, disks, token)?;
+                Ok(Box::new(ToFile::from_file(source, sink, len_bytes)))
+            }
+            (End::Socket(source), End::Socket(sink)) => {
+                let mut sink = self.sending(sink, token)?;
+                match self.connection(source, token) {
+                    Ok(source) => Ok(Box::new(ToSocket::from_socket(source, sink, len_bytes))),
+                    Err(reason) => {
+                        // It is not reserved any more.
+                        let _ = sink.finish();
+                        Err(reason)
+                    }
+                }
+            }
+            (End::Socket(source), End::Places(sink)) => {
+                let room = Room::take(&self.buffered, MAX_BUFFERED).ok_or(Reason::TooMany)?;
+                let sink = self.writing(&sink, disks, token)?;
+                let source = self.connection(source, token)?;
+                Ok(Box::new(ToFile::from_socket(source, sink, len_bytes, room)))
+            }
+            (End::Places(_), _) | (_, End::File { .. }) => Err(Reason::PairUnsupported),
+        }
+    }
+
+    /// The connection that is written, reserved for the pipe from now on.
+    fn sending(&self, socket: Socket, token: u64) -> Result<Sending, Reason> {
+        let token = Side::Sink.token(token);
+        for port in self.ports().clone() {
             match port.net.flow_snapshot(socket.key, socket.end.sent_bytes.get(), token) {
-                Ok(_) => return Ok(port),
+                Ok(answer) => return Ok(Sending::new(Connection { port, socket, token }, answer)),
                 Err(FlowError::Unknown | FlowError::Off) => {}
                 Err(error) => return Err(reason_of(error)),
             }
         }
         Err(Reason::NoFlow)
+    }
+
+    /// The connection that is read.
+    fn connection(&self, socket: Socket, token: u64) -> Result<Connection, Reason> {
+        let token = Side::Source.token(token);
+        // A twin does not tell the peer of congestion; bytes in the peer's SYN count where the switch did
+        // not.
+        if socket.end.options & (option::ECN | option::SYN_DATA) != 0 {
+            return Err(Reason::FlowOptions);
+        }
+        let received = socket.end.received_bytes.get();
+        for port in self.ports().clone() {
+            match port.net.flow_receive_snapshot(socket.key, received, token) {
+                Ok(_) => return Ok(Connection { port, socket, token }),
+                Err(FlowError::Unknown | FlowError::Off) => {}
+                Err(error) => return Err(reason_of(error)),
+            }
+        }
+        Err(Reason::NoFlow)
+    }
+
+    /// The file that is written.
+    fn writing(
+        &self,
+        end: &PlacesEnd,
+        disks: &[Arc<BlockPort>],
+        token: u64,
+    ) -> Result<Sink, Reason> {
+        let disk = disks.get(end.disk.get() as usize).ok_or(Reason::NoDisk)?;
+        self.serve_writes(disk)?;
+        let skew_bytes = u64::from(end.skew_bytes.get());
+        if skew_bytes >= BLOCK_BYTES as u64 {
+            return Err(Reason::Malformed);
+        }
+        Sink::new(&self.places, end.tag, skew_bytes, token).ok_or(Reason::Malformed)
+    }
+
+    /// Placeholders on that disk are replaced from now on.
+    pub(crate) fn serve_writes(&self, disk: &BlockPort) -> Result<(), Reason> {
+        let places = Arc::clone(&self.places) as Arc<dyn Placeholders>;
+        disk.set_placeholders(places).map_err(|_| Reason::DiskFormat)
+    }
+
+    /// A self-test for writing that is about to come.
+    pub(crate) fn expect(&self, probe: Option<ProbeWrite>) {
+        self.places.expect(probe);
+    }
+
+    /// What an agent says of a pipe that is under way; of one that is over, nothing.
+    pub(crate) fn hear(&self, agent: &Agent, id: u64, said: Said) -> Result<(), MessageError> {
+        let Some(job) = self.pool.find(agent, id) else { return Ok(()) };
+        if !job.say(said) {
+            return Err(MessageError::TooMany { limit: MAX_SAID });
+        }
+        self.pool.nudge(job.token);
+        Ok(())
     }
 
     /// A pipe that does not begin.
@@ -314,6 +417,22 @@ impl VmPipes {
         // The switch goes on shifting until the ports' sessions have ended.
         self.ports().clear();
     }
+}
+
+/// A file that is read.
+fn file(
+    disks: &[Arc<BlockPort>],
+    disk: u32,
+    extents: Vec<(u64, u64)>,
+    len_bytes: u64,
+    is_cached: bool,
+) -> Result<Source, Reason> {
+    let disk = disks.get(disk as usize).ok_or(Reason::NoDisk)?;
+    let image = disk.image().map_err(|_| Reason::DiskFormat)?;
+    let source = Source::new(image.file, image.len_bytes, extents, len_bytes)
+        .map_err(|_| Reason::BadExtents)?;
+    // Both have it: the host's way is the shorter one.
+    if is_cached && !source.is_in_memory(len_bytes) { Err(Reason::Cached) } else { Ok(source) }
 }
 
 /// One agent at a time: a new one takes the place of the last.

@@ -2,29 +2,22 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
-use guest_abi::pipe::{HOLE, NO_DISK, PROBE_BLOCK_BYTES, Probe, kind};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, fstat, major, minor};
-use zerocopy::IntoBytes;
-use zerocopy::little_endian::U64;
+use rustix::fs::{major, minor};
 
-use crate::host::{Call, Line, Outcome, lock};
-use crate::wake::Wake;
-use crate::{fiemap, mounts};
+use crate::host::lock;
+use crate::line::Line;
+use crate::self_test;
 
 /// File systems whose self-tests are remembered.
 pub const MAX_FILE_SYSTEMS: usize = 64;
 /// A failed self-test is not repeated for so long.
 pub const RETRY_TIME: Duration = Duration::from_secs(30);
-/// The daemon's time to look for a block.
-const PROBE_TIME: Duration = Duration::from_secs(5);
 /// What the kernel counts partitions in.
 const SECTOR_BYTES: u64 = 512;
 
@@ -47,12 +40,30 @@ pub struct Place {
     pub base: u64,
 }
 
-/// A self-test's result, and for which stream to the daemon it holds.
+/// What the self-tests of a file system have shown, and for which stream to the daemon that holds.
 #[derive(Debug)]
-struct Test {
+struct Tests {
     generation: u64,
-    result: Result<u32, Reason>,
+    read: Test<u32>,
+    write: Option<Test<()>>,
+}
+
+/// A self-test's result.
+#[derive(Debug, Clone, Copy)]
+struct Test<T> {
+    result: Result<T, Reason>,
     at: Instant,
+}
+
+impl<T> Test<T> {
+    fn new(result: Result<T, Reason>) -> Self {
+        Self { result, at: Instant::now() }
+    }
+
+    /// False when it is to be tried again.
+    fn holds(&self) -> bool {
+        self.result.is_ok() || self.at.elapsed() <= RETRY_TIME
+    }
 }
 
 /// A whole disk that was found before: paths in `/sys` are slow.
@@ -67,7 +78,9 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Disks {
     known: Mutex<HashMap<u64, Arc<Known>>>,
-    tests: Mutex<HashMap<Device, Arc<Mutex<Option<Test>>>>>,
+    tests: Mutex<HashMap<Device, Arc<Mutex<Option<Tests>>>>>,
+    /// Held during a self-test of writing: the daemon expects one at a time.
+    writing: Mutex<()>,
     any_device: bool,
 }
 
@@ -78,34 +91,47 @@ impl Disks {
         Self { any_device, ..Self::default() }
     }
 
-    /// Where a file's file system is; tests it if it has not been.
+    /// Where the file system of a device number is; tests it if it has not been.
     ///
     /// # Errors
     /// It is on no disk, not on one alone, or has failed the self-test.
-    pub fn place_of(&self, file: &File, line: &Arc<Line>) -> Result<Place, Reason> {
-        let number = fstat(file).map_err(|_| Reason::NotAFile)?.st_dev;
+    pub fn place_of(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
+        self.tested(number, line, false)
+    }
+
+    /// The same, of one whose files can be written by placeholders.
+    ///
+    /// # Errors
+    /// As before, also of the self-test for writing.
+    pub fn place_to_write(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
+        self.tested(number, line, true)
+    }
+
+    fn tested(&self, number: u64, line: &Arc<Line>, to_write: bool) -> Result<Place, Reason> {
         let device = self.device(number)?;
-        let test = self.test_of(device);
+        let tests = self.tests_of(device);
         // Others who ask for the same file system wait for the result.
-        let mut test = lock(&test);
-        let known = test.as_ref().filter(|test| {
-            let fails = test.result.is_err();
-            test.generation == line.generation && !(fails && test.at.elapsed() > RETRY_TIME)
-        });
-        let result = match known {
-            Some(test) => test.result,
+        let mut tests = lock(&tests);
+        let holds = |tests: &Tests| tests.generation == line.generation && tests.read.holds();
+        let tests = match tests.take().filter(holds) {
+            Some(known) => tests.insert(known),
             None => {
-                let result = self_test(device, line);
-                if let Err(reason) = result {
-                    let (major, minor) = (major(number), minor(number));
-                    eprintln!("file system {major}:{minor}: no pipes: {}", reason.text());
-                }
-                let (generation, at) = (line.generation, Instant::now());
-                *test = Some(Test { generation, result, at });
-                result
+                let read = self_test::read(number, device.base, line);
+                let read = Test::new(told(number, "no pipes", read));
+                tests.insert(Tests { generation: line.generation, read, write: None })
             }
         };
-        result.map(|disk| Place { disk, base: device.base })
+        let disk = tests.read.result?;
+        if to_write {
+            let write = tests.write.filter(Test::holds).unwrap_or_else(|| {
+                let _alone = lock(&self.writing);
+                let write = self_test::write(number, disk, line);
+                Test::new(told(number, "no pipes into files", write))
+            });
+            tests.write = Some(write);
+            write.result?;
+        }
+        Ok(Place { disk, base: device.base })
     }
 
     /// The device with a number, from what is known while it holds.
@@ -131,7 +157,7 @@ impl Disks {
         lock(&self.tests).clear();
     }
 
-    fn test_of(&self, device: Device) -> Arc<Mutex<Option<Test>>> {
+    fn tests_of(&self, device: Device) -> Arc<Mutex<Option<Tests>>> {
         let mut tests = lock(&self.tests);
         if tests.len() >= MAX_FILE_SYSTEMS && !tests.contains_key(&device) {
             tests.clear();
@@ -181,86 +207,16 @@ impl Device {
     }
 }
 
+/// Says that a self-test has failed.
+fn told<T>(number: u64, what: &str, result: Result<T, Reason>) -> Result<T, Reason> {
+    result.inspect_err(|reason| {
+        let (major, minor) = (major(number), minor(number));
+        eprintln!("file system {major}:{minor}: {what}: {}", reason.text());
+    })
+}
+
 fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// Writes a secret and lets the daemon look for it; the disk's number.
-fn self_test(device: Device, line: &Arc<Line>) -> Result<u32, Reason> {
-    let file = temporary_file(device.number)?;
-    let mut secret = [0; 32];
-    rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())
-        .map_err(|_| Reason::SelfTest)?;
-    let block = secret.repeat(PROBE_BLOCK_BYTES / secret.len());
-    std::io::Write::write_all(&mut &file, &block).map_err(|_| Reason::SelfTest)?;
-    file.sync_all().map_err(|_| Reason::SelfTest)?;
-    let len = PROBE_BLOCK_BYTES as u64;
-    let extents = fiemap::extents(file.as_fd(), 0, len, device.base, 1)?;
-    let offset = match extents.as_slice() {
-        [whole] if whole.len_bytes.get() == len && whole.offset.get() != HOLE => whole.offset.get(),
-        _ => return Err(Reason::SelfTest),
-    };
-    ask(&Probe { offset: U64::new(offset), secret }, line)
-}
-
-/// A file without a name somewhere on a device: it goes when it is closed.
-fn temporary_file(device: u64) -> Result<File, Reason> {
-    let table = fs::read_to_string("/proc/self/mountinfo").map_err(|_| Reason::SelfTest)?;
-    let mut reason = Reason::SelfTest;
-    for mount in mounts::parse(&table) {
-        if mount.device != (major(device), minor(device)) {
-            continue;
-        }
-        // Content goes to the journal first, and to its place at some later time.
-        if mount.options.split(',').any(|option| option == "data=journal") {
-            return Err(Reason::FileSystem);
-        }
-        match open_at(&mount.point, device) {
-            Ok(file) => return Ok(file),
-            Err(rustix::io::Errno::OPNOTSUPP) => reason = Reason::FileSystem,
-            // Read-only, a mount of a single file, or hidden below another mount.
-            Err(_) => {}
-        }
-    }
-    Err(reason)
-}
-
-fn open_at(folder: &PathBuf, device: u64) -> rustix::io::Result<File> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?;
-    if fstat(&file)?.st_dev == device { Ok(file.into()) } else { Err(rustix::io::Errno::XDEV) }
-}
-
-fn ask(probe: &Probe, line: &Arc<Line>) -> Result<u32, Reason> {
-    let wake = Arc::new(Wake::new().map_err(|_| Reason::SelfTest)?);
-    let call = line.call(kind::PROBE, kind::PROBED, probe.as_bytes(), &wake)?;
-    match wait(&call, &wake) {
-        Some(Outcome::Probed(probed)) if probed.disk.get() != NO_DISK => Ok(probed.disk.get()),
-        Some(Outcome::Probed(probed)) => Err(match Reason::from_number(probed.reason.get()) {
-            Reason::Complete => Reason::NoDisk,
-            reason => reason,
-        }),
-        Some(_) => Err(Reason::HostGone),
-        None => Err(Reason::SelfTest),
-    }
-}
-
-/// The answer, if it comes in time.
-fn wait(call: &Call, wake: &Wake) -> Option<Outcome> {
-    let until = Instant::now() + PROBE_TIME;
-    loop {
-        wake.clear();
-        let left = until.saturating_duration_since(Instant::now());
-        if let Some(outcome) = call.outcome() {
-            return Some(outcome);
-        }
-        if left.is_zero() {
-            return None;
-        }
-        let left = Timespec::try_from(left).ok();
-        // Interrupted, it looks again.
-        let _ = poll(&mut [PollFd::new(wake, PollFlags::IN)], left.as_ref());
-    }
 }
 
 #[cfg(test)]

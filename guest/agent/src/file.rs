@@ -1,21 +1,23 @@
 //! A file as the source of a pipe.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guest_abi::Reason;
 use guest_abi::pipe::{Extent, FileEnd};
 use guest_abi::program::OWN_POSITION;
 use rustix::fs::{
-    FileType, IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
+    IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
 };
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use crate::disks::Disks;
-use crate::host::Line;
 use crate::lease::{Lease, Leases};
+use crate::line::Line;
 use crate::wake::Wake;
 use crate::{fiemap, sys};
 
@@ -47,14 +49,15 @@ pub fn check(program: BorrowedFd<'_>) -> Result<(), Reason> {
     if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == OFlags::WRONLY {
         return Err(Reason::NotPermitted);
     }
-    let stat = fstat(program).map_err(|_| Reason::NotAFile)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Reason::NotAFile);
-    }
+    check_content(program)
+}
+
+/// Whether a regular file's content is on the disk as it is.
+pub fn check_content(program: BorrowedFd<'_>) -> Result<(), Reason> {
     let magic = fstatfs(program).map_err(|_| Reason::FileSystem)?.f_type as i64;
-    let flags = ioctl_getflags(program).unwrap_or(IFlags::empty()).bits();
+    let flags = || ioctl_getflags(program).unwrap_or(IFlags::empty()).bits();
     match magic {
-        EXT4 if flags & REFUSED_FLAGS == 0 => Ok(()),
+        EXT4 if flags() & REFUSED_FLAGS == 0 => Ok(()),
         EXT4 => Err(Reason::Extents),
         XFS => match sys::xflags(program) {
             Ok(flags) if flags & XFLAG_REALTIME == 0 => Ok(()),
@@ -64,31 +67,35 @@ pub fn check(program: BorrowedFd<'_>) -> Result<(), Reason> {
     }
 }
 
+/// Where a pipe begins in a file: at an offset, or the descriptor's own position.
+pub fn start(program: &OwnedFd, offset: u64) -> Result<u64, Reason> {
+    let start = match offset {
+        OWN_POSITION => seek(program, SeekFrom::Current(0)).map_err(|_| Reason::NotAFile)?,
+        offset => offset,
+    };
+    if i64::try_from(start).is_ok() { Ok(start) } else { Err(Reason::Malformed) }
+}
+
 impl FileSource {
-    /// Takes a lease and asks where the bytes lie; at most `len_bytes` and `max_extents` of them.
+    /// Takes a lease and asks where the bytes lie; at most `len_bytes` and `max_extents` of them. `device`
+    /// is the number of the file system's.
     ///
     /// # Errors
     /// Why they cannot be piped; [`Reason::EndOfFile`]: there are none.
     pub fn new(
         program: OwnedFd,
+        device: u64,
         (offset, len_bytes, max_extents): (u64, u64, usize),
         (disks, line): (&Disks, &Arc<Line>),
         (leases, wake): (&Leases, &Arc<Wake>),
     ) -> Result<Self, Reason> {
         let own_position = offset == OWN_POSITION;
-        let start = if own_position {
-            seek(&program, SeekFrom::Current(0)).map_err(|_| Reason::NotAFile)?
-        } else {
-            offset
-        };
-        if i64::try_from(start).is_err() {
-            return Err(Reason::Malformed);
-        }
+        let start = start(&program, offset)?;
         let own = open_again(&program)?;
-        let place = disks.place_of(&own, line)?;
+        let place = disks.place_of(device, line)?;
         let lease = leases.take(own, wake)?;
         // Only under the lease nobody changes the size.
-        let size = lease.file().metadata().map_err(|_| Reason::NotAFile)?.len();
+        let size = fstat(lease.file()).map_err(|_| Reason::NotAFile)?.st_size as u64;
         let left = size.saturating_sub(start);
         let wanted = len_bytes.min(left);
         if wanted == 0 {
@@ -129,6 +136,11 @@ impl FileSource {
         let extents = U32::new(self.extents.len() as u32);
         body.extend_from_slice(FileEnd { disk: U32::new(self.disk), extents }.as_bytes());
         body.extend_from_slice(self.extents.as_bytes());
+    }
+
+    /// Reads bytes from `at` on, counted from the pipe's beginning, through the guest's memory.
+    pub fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        self.lease.file().read_exact_at(into, self.start + at)
     }
 
     /// The program's position goes on by what was moved, if it was asked for.

@@ -43,8 +43,11 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Fails when the kernel has taken it by force.
-        let _ = sys::give_lease(self.0.file.as_fd());
+        // It goes with the file, unless the thread that hears of breaks just looks at that.
+        if Arc::strong_count(&self.0) > 1 {
+            // Fails when the kernel has taken it by force.
+            let _ = sys::give_lease(self.0.file.as_fd());
+        }
     }
 }
 
@@ -57,11 +60,11 @@ impl Watched {
 }
 
 /// Takes leases and tells their holders of breaks. Signals say that there is a break; which lease it
-/// is the kernel is asked, so that none is missed when signals are merged or dropped.
+/// is the kernel is asked, so that none is missed when signals are merged.
 #[derive(Debug)]
 pub struct Leases {
     held: Arc<Mutex<Vec<Weak<Watched>>>>,
-    signals: Vec<SigId>,
+    signal: SigId,
     /// Ends the thread when dropped.
     teller: UnixStream,
 }
@@ -73,10 +76,9 @@ impl Leases {
     /// No descriptor or thread is left.
     pub fn start() -> io::Result<Self> {
         let (mut told, teller) = UnixStream::pair()?;
-        // The kernel sends SIGIO when its queue of real-time signals is full.
-        let signals = [sys::lease_signal(), libc::SIGIO]
-            .map(|signal| signal_hook::low_level::pipe::register(signal, teller.try_clone()?));
-        let signals = signals.into_iter().collect::<io::Result<Vec<_>>>()?;
+        // The signal that the kernel sends if no other is asked for; unlike one of a queue it is never
+        // dropped.
+        let signal = signal_hook::low_level::pipe::register(libc::SIGIO, teller.try_clone()?)?;
         let held: Arc<Mutex<Vec<Weak<Watched>>>> = Arc::default();
         let looked = held.clone();
         thread::Builder::new().name("leases".into()).spawn(move || {
@@ -85,7 +87,7 @@ impl Leases {
                 held.iter().for_each(|lease| lease.look());
             }
         })?;
-        Ok(Self { held, signals, teller })
+        Ok(Self { held, signal, teller })
     }
 
     /// Takes a lease; `wake` is rung when it is to be broken.
@@ -108,10 +110,8 @@ impl Leases {
 
 impl Drop for Leases {
     fn drop(&mut self) {
-        for signal in &self.signals {
-            signal_hook::low_level::unregister(*signal);
-        }
-        // The clones that the signals wrote to went with them; ours ends the thread.
+        signal_hook::low_level::unregister(self.signal);
+        // The clone that the signal wrote to went with it; ours ends the thread.
         let _ = self.teller.shutdown(std::net::Shutdown::Both);
     }
 }

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use agent::host::{Dial, Unix, Vsock};
-use agent::{Agent, AgentError, Config, notify};
+use agent::line::Heartbeat;
+use agent::{Agent, AgentError, Config, identity, notify};
 
 const HELP: &str = "\
 Usage: millrace-agent [--socket PATH] [--host-socket PATH]
@@ -69,13 +70,19 @@ fn main() -> ExitCode {
 
 /// Serves until SIGTERM or SIGINT.
 fn serve(socket: PathBuf, dial: impl Dial) -> Result<(), AgentError> {
+    // Before there are other threads.
+    identity::give_up_privileges().map_err(|error| AgentError::Io {
+        what: "give up capabilities".into(),
+        source: error.into(),
+    })?;
     let io = |source| AgentError::Io { what: "listen for signals".into(), source };
     let (mut told, teller) = UnixStream::pair().map_err(io)?;
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let teller = teller.try_clone().map_err(io)?;
         signal_hook::low_level::pipe::register(signal, teller).map_err(io)?;
     }
-    let agent = Agent::start(Config { socket, dial, any_device: false })?;
+    let agent =
+        Agent::start(Config { socket, dial, any_device: false, heartbeat: Heartbeat::default() })?;
     tell("READY=1");
     told.read_exact(&mut [0]).map_err(io)?;
     tell("STOPPING=1");

@@ -26,6 +26,7 @@ use crate::AgentError;
 use crate::disks::Disks;
 use crate::host::{Dial, Host, lock};
 use crate::lease::Leases;
+use crate::line::Heartbeat;
 use crate::pipe::{self, Moved, Shared};
 use crate::wake::Wake;
 
@@ -53,6 +54,8 @@ pub struct Config<D> {
     pub dial: D,
     /// See [`Disks::new`]: only for tests.
     pub any_device: bool,
+    /// How a daemon that has gone is noticed.
+    pub heartbeat: Heartbeat,
 }
 
 /// An agent at work. It ends when dropped.
@@ -89,7 +92,8 @@ impl Agent {
     pub fn start(config: Config<impl Dial>) -> Result<Self, AgentError> {
         let listener = listen_at(&config.socket)?;
         let shared = Shared {
-            host: Host::start(config.dial).map_err(AgentError::io("start a thread"))?,
+            host: Host::start(config.dial, config.heartbeat)
+                .map_err(AgentError::io("start a thread"))?,
             disks: Disks::new(config.any_device),
             leases: Leases::start().map_err(AgentError::io("listen for lease breaks"))?,
             stopping: AtomicBool::new(false),
@@ -219,7 +223,6 @@ impl Server {
     fn wait_for_request(&self, program: &OwnedFd, wake: &Arc<Wake>) -> bool {
         let time = Timespec::try_from(IDLE_TIME).ok();
         loop {
-            wake.clear();
             if self.shared.stopping.load(Ordering::Acquire) {
                 return false;
             }
@@ -228,8 +231,9 @@ impl Server {
             match poll(&mut fds, time.as_ref()) {
                 Ok(0) => return false,
                 Ok(_) if !fds[0].revents().is_empty() => return true,
-                // Woken for a pipe that is over, or interrupted.
-                Ok(_) | Err(Errno::INTR) => {}
+                // Woken for a pipe that is over, or for the end.
+                Ok(_) => wake.clear(),
+                Err(Errno::INTR) => {}
                 Err(_) => return false,
             }
         }

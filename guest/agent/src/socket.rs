@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
-use guest_abi::pipe::{SocketEnd, family};
+use guest_abi::pipe::{SocketEnd, family, option};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::net::{AddressFamily, SocketType, getpeername, getsockname, sockopt};
+use rustix::net::{getpeername, getsockname, sockopt};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -17,39 +17,41 @@ use crate::sys::{self, TcpInfo};
 /// Bytes that wait to be sent for the first time are waited for so long.
 pub const UNSENT_TIME: Duration = Duration::from_millis(200);
 /// Between two looks at them: nothing of the socket's tells it without being set.
-const UNSENT_PAUSE: Duration = Duration::from_millis(1);
+pub const UNSENT_PAUSE: Duration = Duration::from_millis(1);
+/// How often what was received and what was read are compared until nothing came in between. One look
+/// takes a microsecond.
+const LOOKS: usize = 64;
 
 const IPPROTO_TCP: u32 = 6;
 const IPPROTO_MPTCP: u32 = 262;
 /// `TCP_ESTABLISHED`.
 const ESTABLISHED: u8 = 1;
 
-/// What a pipe writes to. It is uncorked, and corked again at the end if it was.
-#[derive(Debug)]
-pub struct SocketSink {
-    program: OwnedFd,
-    corked: bool,
+/// What a program may do with its descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Read.
+    Source,
+    /// Write.
+    Sink,
 }
 
-/// A program's descriptor that may be written, of an established connection.
-pub fn check(program: BorrowedFd<'_>) -> Result<(), Reason> {
+/// A program's descriptor of a TCP socket that may be used so. Whether it is connected is seen later,
+/// when the rest is read.
+pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
     let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
-    if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == OFlags::RDONLY {
+    let refused = if to == Use::Sink { OFlags::RDONLY } else { OFlags::WRONLY };
+    if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == refused {
         return Err(Reason::NotPermitted);
     }
-    let domain = sockopt::socket_domain(program).map_err(|_| Reason::NotTcp)?;
-    let kind = sockopt::socket_type(program).map_err(|_| Reason::NotTcp)?;
     let protocol = sockopt::socket_protocol(program).map_err(|_| Reason::NotTcp)?;
-    let ip = domain == AddressFamily::INET || domain == AddressFamily::INET6;
     match protocol.map(|protocol| protocol.as_raw().get()) {
-        Some(IPPROTO_TCP) if ip && kind == SocketType::STREAM => {}
-        Some(IPPROTO_MPTCP) if ip => return Err(Reason::Mptcp),
+        Some(IPPROTO_TCP) => {}
+        Some(IPPROTO_MPTCP) => return Err(Reason::Mptcp),
         _ => return Err(Reason::NotTcp),
     }
-    if sys::has_ulp(program).map_err(|_| Reason::NotTcp)? {
-        return Err(Reason::Ulp);
-    }
-    established(program).map(|_| ())
+    // Whatever else has that number has no such options.
+    if sys::has_ulp(program).map_err(|_| Reason::NotTcp)? { Err(Reason::Ulp) } else { Ok(()) }
 }
 
 fn established(socket: BorrowedFd<'_>) -> Result<TcpInfo, Reason> {
@@ -57,24 +59,100 @@ fn established(socket: BorrowedFd<'_>) -> Result<TcpInfo, Reason> {
     if info.state == ESTABLISHED { Ok(info) } else { Err(Reason::NotEstablished) }
 }
 
+/// What a pipe reads. The descriptor is held as long as this lives.
+#[derive(Debug)]
+pub struct SocketSource {
+    program: OwnedFd,
+}
+
+impl SocketSource {
+    /// With what the daemon must know.
+    ///
+    /// # Errors
+    /// Why it cannot be piped from. A peer that will send no more is one: the ordinary way reads the
+    /// rest.
+    pub fn new(program: OwnedFd) -> Result<(Self, SocketEnd), Reason> {
+        // A byte out of band is not where it is counted.
+        if has_urgent(program.as_fd()) {
+            return Err(Reason::FlowOptions);
+        }
+        let mut info = established(program.as_fd())?;
+        for _ in 0..LOOKS {
+            let unread = rustix::io::ioctl_fionread(&program).map_err(|_| Reason::NotTcp)?;
+            let before = std::mem::replace(&mut info, established(program.as_fd())?);
+            if before.bytes_received != info.bytes_received {
+                continue;
+            }
+            // The twin answers no congestion marks.
+            if info.options & option::ECN != 0 {
+                return Err(Reason::FlowOptions);
+            }
+            let mut end = describe(program.as_fd(), &info)?;
+            end.unread_bytes = U32::new(u32::try_from(unread).map_err(|_| Reason::NotTcp)?);
+            return Ok((Self { program }, end));
+        }
+        Err(Reason::NotSettled)
+    }
+}
+
+impl AsFd for SocketSource {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.program.as_fd()
+    }
+}
+
+fn has_urgent(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::PRI)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::PRI)
+}
+
+/// What a pipe writes to. It is uncorked if something waits, and corked again at the end if it was.
+#[derive(Debug)]
+pub struct SocketSink {
+    program: OwnedFd,
+    corked: bool,
+}
+
 impl SocketSink {
-    /// Uncorks the socket and waits until nothing of it is unsent; what the daemon must know.
+    /// Waits until nothing of it is unsent; what the daemon must know.
     ///
     /// # Errors
     /// Why it cannot be piped to.
     pub fn new(program: OwnedFd) -> Result<(Self, SocketEnd), Reason> {
-        let corked = sockopt::tcp_cork(&program).map_err(|_| Reason::NotTcp)?;
-        let sink = Self { program, corked };
-        sink.push().map_err(|_| Reason::NotTcp)?;
-        let info = sink.wait_sent()?;
-        let end = sink.end(&info)?;
-        Ok((sink, end))
+        let mut sink = Self { program, corked: false };
+        let until = Instant::now() + UNSENT_TIME;
+        loop {
+            if let Some(end) = sink.try_settle()? {
+                return Ok((sink, end));
+            }
+            if Instant::now() >= until {
+                return Err(Reason::Unsent);
+            }
+            std::thread::sleep(UNSENT_PAUSE);
+        }
+    }
+
+    /// Pushes what is unsent; when there is nothing, what the daemon must know.
+    ///
+    /// # Errors
+    /// Why it cannot be piped to.
+    pub fn try_settle(&mut self) -> Result<Option<SocketEnd>, Reason> {
+        let mut info = established(self.program.as_fd())?;
+        if info.not_sent_bytes > 0 {
+            self.push().map_err(|_| Reason::NotTcp)?;
+            info = established(self.program.as_fd())?;
+        }
+        match info.not_sent_bytes {
+            0 => describe(self.program.as_fd(), &info).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Lets go of what Nagle's algorithm or the cork holds back: a header often waits so for the bytes
     /// of this pipe.
-    fn push(&self) -> rustix::io::Result<()> {
-        if self.corked {
+    fn push(&mut self) -> rustix::io::Result<()> {
+        if sockopt::tcp_cork(&self.program)? {
+            self.corked = true;
             sockopt::set_tcp_cork(&self.program, false)?;
         }
         if !sockopt::tcp_nodelay(&self.program)? {
@@ -83,47 +161,11 @@ impl SocketSink {
         }
         Ok(())
     }
+}
 
-    fn wait_sent(&self) -> Result<TcpInfo, Reason> {
-        let until = Instant::now() + UNSENT_TIME;
-        loop {
-            let info = established(self.program.as_fd())?;
-            if info.not_sent_bytes == 0 {
-                return Ok(info);
-            }
-            if Instant::now() >= until {
-                return Err(Reason::Unsent);
-            }
-            sleep(UNSENT_PAUSE);
-        }
-    }
-
-    fn end(&self, info: &TcpInfo) -> Result<SocketEnd, Reason> {
-        let local = getsockname(&self.program).map_err(|_| Reason::NotEstablished)?;
-        let local = SocketAddr::try_from(local).map_err(|_| Reason::NotTcp)?;
-        let remote = getpeername(&self.program).map_err(|_| Reason::NotEstablished)?;
-        let remote = remote.ok_or(Reason::NotEstablished)?;
-        let remote = SocketAddr::try_from(remote).map_err(|_| Reason::NotTcp)?;
-        let (family, local_bytes) = address(local.ip());
-        let (remote_family, remote_bytes) = address(remote.ip());
-        if family != remote_family {
-            return Err(Reason::NotTcp);
-        }
-        let mut end = SocketEnd::new_zeroed();
-        (end.family, end.local, end.remote) = (family, local_bytes, remote_bytes);
-        end.local_port = U16::new(local.port());
-        end.remote_port = U16::new(remote.port());
-        end.options = info.options;
-        (end.send_scale, end.receive_scale) = (info.scales & 15, info.scales >> 4);
-        end.mss = U16::new(u16::try_from(info.send_mss).unwrap_or(u16::MAX));
-        end.cwnd = U32::new(info.send_cwnd);
-        end.rtt_us = U32::new(info.rtt_us);
-        end.sent_bytes = U64::new(info.bytes_sent.saturating_sub(info.bytes_retransmitted));
-        end.received_bytes = U64::new(info.bytes_received);
-        let name = sockopt::tcp_congestion(&self.program).unwrap_or_default();
-        let len = name.len().min(end.congestion.len() - 1);
-        end.congestion[..len].copy_from_slice(&name.as_bytes()[..len]);
-        Ok(end)
+impl AsFd for SocketSink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.program.as_fd()
     }
 }
 
@@ -134,6 +176,34 @@ impl Drop for SocketSink {
             let _ = sockopt::set_tcp_cork(&self.program, true);
         }
     }
+}
+
+fn describe(socket: BorrowedFd<'_>, info: &TcpInfo) -> Result<SocketEnd, Reason> {
+    let local = getsockname(socket).map_err(|_| Reason::NotEstablished)?;
+    let local = SocketAddr::try_from(local).map_err(|_| Reason::NotTcp)?;
+    let remote = getpeername(socket).map_err(|_| Reason::NotEstablished)?;
+    let remote = remote.ok_or(Reason::NotEstablished)?;
+    let remote = SocketAddr::try_from(remote).map_err(|_| Reason::NotTcp)?;
+    let (family, local_bytes) = address(local.ip());
+    let (remote_family, remote_bytes) = address(remote.ip());
+    if family != remote_family {
+        return Err(Reason::NotTcp);
+    }
+    let mut end = SocketEnd::new_zeroed();
+    (end.family, end.local, end.remote) = (family, local_bytes, remote_bytes);
+    end.local_port = U16::new(local.port());
+    end.remote_port = U16::new(remote.port());
+    end.options = info.options;
+    (end.send_scale, end.receive_scale) = (info.scales & 15, info.scales >> 4);
+    end.mss = U16::new(u16::try_from(info.send_mss).unwrap_or(u16::MAX));
+    end.cwnd = U32::new(info.send_cwnd);
+    end.rtt_us = U32::new(info.rtt_us);
+    end.sent_bytes = U64::new(info.bytes_sent.saturating_sub(info.bytes_retransmitted));
+    end.received_bytes = U64::new(info.bytes_received);
+    let name = sockopt::tcp_congestion(socket).unwrap_or_default();
+    let len = name.len().min(end.congestion.len() - 1);
+    end.congestion[..len].copy_from_slice(&name.as_bytes()[..len]);
+    Ok(end)
 }
 
 /// IPv4 inside of IPv6 is IPv4 on the wire.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
 
 use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -65,14 +66,7 @@ pub fn xflags(file: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(unsafe { ioctl(file, Getter::<FS_IOC_FSGETXATTR, Fsxattr>::new()) }?.xflags)
 }
 
-const F_SETSIG: libc::c_int = 10;
 const F_SETOWN: libc::c_int = 8;
-
-/// The signal that tells of lease breaks: of the real-time ones, so that its neighbours are free for
-/// whatever the C library does.
-pub fn lease_signal() -> i32 {
-    libc::SIGRTMIN() + 5
-}
 
 fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<i32> {
     // SAFETY: the commands used here take a number and touch no memory.
@@ -80,12 +74,17 @@ fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> i
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Takes a read lease, with [`lease_signal`] to this process when it is to be broken.
+/// The C library asks the kernel each time.
+fn own_pid() -> libc::c_int {
+    static OWN: OnceLock<u32> = OnceLock::new();
+    *OWN.get_or_init(std::process::id) as libc::c_int
+}
+
+/// Takes a read lease, with `SIGIO` to this process when it is to be broken.
 pub fn take_lease(file: BorrowedFd<'_>) -> io::Result<()> {
     // Before the lease: else the kernel takes the thread for the owner, and a thread that has ended
     // gets no signal.
-    fcntl(file, F_SETOWN, rustix::process::getpid().as_raw_nonzero().get())?;
-    fcntl(file, F_SETSIG, lease_signal())?;
+    fcntl(file, F_SETOWN, own_pid())?;
     fcntl(file, libc::F_SETLEASE, libc::F_RDLCK as libc::c_int).map(|_| ())
 }
 
@@ -153,6 +152,55 @@ pub fn has_ulp(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(len > 0 && name[0] != 0)
 }
 
+/// Most bytes of a page, on any machine that there is.
+const MAX_PAGE_BYTES: u64 = 64 << 10;
+
+/// Which parts of a range of a file are in the page cache: pairs of beginning and end, of whole pages.
+pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u64, u64)>> {
+    let from = from / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
+    let len = (until - from) as usize;
+    // SAFETY: it takes a number and touches no memory.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let mut pages = vec![0_u8; len.div_ceil(page)];
+    let (nothing, shared) = (libc::PROT_NONE, libc::MAP_SHARED);
+    // SAFETY: a new mapping where the kernel wants, which nobody reads and which ends below. `mincore`
+    // writes a byte for each page of it, as many as `pages` has.
+    let known = unsafe {
+        let fd = file.as_raw_fd();
+        let at = libc::mmap(std::ptr::null_mut(), len, nothing, shared, fd, from as libc::off_t);
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let result = libc::mincore(at, len, pages.as_mut_ptr());
+        let known = if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
+        libc::munmap(at, len);
+        known
+    };
+    known?;
+    let mut found: Vec<(u64, u64)> = Vec::new();
+    for (at, _) in (from..).step_by(page).zip(&pages).filter(|(_, page)| **page & 1 != 0) {
+        match found.last_mut() {
+            Some(last) if last.1 == at => last.1 += page as u64,
+            _ => found.push((at, at + page as u64)),
+        }
+    }
+    Ok(found)
+}
+
+/// Makes this thread's access to file systems that of another user and group; false when that is not
+/// allowed. Without the C library, which might do it to all threads.
+pub fn access_as(uid: u32, gid: u32) -> bool {
+    // No user has it: it only asks, and so does nothing.
+    const NONE: u32 = u32::MAX;
+    // SAFETY: both calls take a number and touch no memory. They return what was before.
+    let now = unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+        (libc::syscall(libc::SYS_setfsuid, NONE), libc::syscall(libc::SYS_setfsgid, NONE))
+    };
+    now == (uid.into(), gid.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +223,20 @@ mod tests {
             size_of::<TcpInfo>(),
         ];
         assert_eq!(offsets, [5, 6, 16, 68, 80, 128, 144, 200, 216]);
+    }
+
+    #[test]
+    fn pages_in_the_cache_are_found() {
+        use std::os::unix::fs::FileExt;
+        let file = tempfile::tempfile_in(".").unwrap();
+        file.set_len(1 << 20).unwrap();
+        let found = |from, until| cached(file.as_fd(), from, until).unwrap();
+        assert_eq!(found(0, 1 << 20), []);
+        file.write_all_at(&[1; 10_000], 200_000).unwrap();
+        let pages = [(196_608, 212_992)];
+        assert_eq!(found(0, 1 << 20), pages);
+        assert_eq!(found(131_072, 212_000), pages);
+        assert_eq!(found(0, 196_608), []);
     }
 
     #[test]

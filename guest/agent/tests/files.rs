@@ -141,7 +141,7 @@ fn files_are_refused_with_their_reasons() {
         assert_eq!(refusal(&program, &file, &server), want, "{file:?}");
     }
     let file = open(&path, 0);
-    assert_eq!(refusal(&program, &server, &file), Reason::PairUnsupported);
+    assert_eq!(refusal(&program, &server, &file), Reason::NotPermitted);
     let unix = std::os::unix::net::UnixStream::pair().unwrap().0;
     assert_eq!(refusal(&program, &file, &unix), Reason::NotTcp);
     // Its content goes to the journal first.

@@ -7,27 +7,20 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
-use common::{Mounted, Seen, World, sh};
+use built::built;
+use common::{Mounted, Seen, World};
+use fake::FakeAgent;
 use guest_abi::Reason;
 
+mod built;
 mod common;
+#[path = "../../bindings/rust/tests/fake/mod.rs"]
+mod fake;
 
 const LEN: usize = 1_000_000;
-
-/// The folder with everything built.
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libmillrace");
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libmillrace");
-        sh(&format!("make -s -C {} O={} all check-program", sources.display(), out.display()));
-        out
-    })
-}
 
 fn program(name: &str, world: &World) -> Command {
     let mut command = Command::new(built().join(name));
@@ -86,7 +79,8 @@ fn interrupted_pipes_are_cancelled() {
 
 fn shim_check(world: &World, mounted: &Mounted) -> Command {
     let mut command = program("shim-check", world);
-    command.env("LD_PRELOAD", built().join("libmillrace-preload.so")).arg(mounted.path("f"));
+    command.env("LD_PRELOAD", built().join("libmillrace-preload.so"));
+    command.env("MILLRACE_MIN_BYTES", "65536").arg(mounted.path("f"));
     command
 }
 
@@ -134,6 +128,7 @@ fn mrpipe(world: &World, file: &Path, options: &[&str], preload: bool) -> (Vec<u
     let mut command = program("mrpipe", world);
     if preload {
         command.env("LD_PRELOAD", built().join("libmillrace-preload.so"));
+        command.env("MILLRACE_MIN_BYTES", "65536");
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -183,4 +178,23 @@ fn mrpipe_and_the_shim_pipe_when_it_pays_and_else_fall_back() {
     assert!(sent == whole(LEN));
     let (sent, told) = mrpipe(&world, &file, &["-b"], false);
     assert!(sent == whole(LEN) && told.contains("no agent"), "{told}");
+}
+
+#[test]
+fn copies_that_share_blocks_are_the_kernels() {
+    for (shares, asked) in [(1, 0), (0, 1)] {
+        let mounted = Mounted::new(&format!("mkfs.xfs -q -f -m reflink={shares}"), "rw", None);
+        let content: Vec<u8> = (0..3 << 20).map(|at: u32| (at >> 8) as u8 ^ at as u8).collect();
+        std::fs::write(mounted.path("a"), &content).unwrap();
+        let agent = FakeAgent::start();
+        let copy = "import os; a = os.open('a', 0); b = os.open('b', os.O_WRONLY | os.O_CREAT)
+assert os.copy_file_range(a, b, 3 << 20) == 3 << 20";
+        let mut python = Command::new("python3");
+        python.args(["-c", copy]).current_dir(mounted.path(""));
+        python.env("MILLRACE_AGENT_SOCKET", &agent.socket);
+        python.env("LD_PRELOAD", built().join("libmillrace-preload.so"));
+        assert!(python.status().unwrap().success());
+        assert!(std::fs::read(mounted.path("b")).unwrap() == content);
+        assert_eq!(agent.asked().len(), asked, "reflink={shares}");
+    }
 }

@@ -21,7 +21,7 @@ fn the_end_tells_what_the_connection_has_done() {
         client.read_exact(&mut [0; 5]).unwrap();
         client.write_all(b"hi").unwrap();
         server.read_exact(&mut [0; 2]).unwrap();
-        check(server.as_fd()).unwrap();
+        check(server.as_fd(), Use::Sink).unwrap();
         let (sink, end) = SocketSink::new(server.try_clone().unwrap().into()).unwrap();
         assert_eq!(end.family, family, "{address}");
         assert_eq!((end.sent_bytes.get(), end.received_bytes.get()), (5, 2));
@@ -58,28 +58,80 @@ fn a_client_that_does_not_read_is_not_waited_for_long() {
 }
 
 #[test]
+fn a_source_tells_what_is_unread() {
+    let (mut server, mut client) = pair("127.0.0.1:0", "127.0.0.1");
+    client.write_all(b"hello").unwrap();
+    server.read_exact(&mut [0; 2]).unwrap();
+    check(server.as_fd(), Use::Source).unwrap();
+    let (source, end) = SocketSource::new(server.try_clone().unwrap().into()).unwrap();
+    assert_eq!((end.received_bytes.get(), end.unread_bytes.get()), (5, 3));
+    assert_eq!(end.remote_port.get(), client.local_addr().unwrap().port());
+    drop(source);
+    // While more comes it is still of one moment.
+    let writing = std::thread::spawn(move || {
+        for _ in 0..2000 {
+            client.write_all(&[1; 100]).unwrap();
+        }
+        client
+    });
+    let mut read = 2;
+    while read < 200_005 {
+        match SocketSource::new(server.try_clone().unwrap().into()) {
+            Ok((_, end)) => {
+                assert_eq!(end.received_bytes.get(), read + u64::from(end.unread_bytes.get()));
+            }
+            Err(reason) => assert_eq!(reason, Reason::NotSettled),
+        }
+        read += server.read(&mut [0; 3000]).unwrap() as u64;
+    }
+    let client = writing.join().unwrap();
+
+    // A byte out of band is not where it is counted.
+    rustix::net::send(&client, b"!", rustix::net::SendFlags::OOB).unwrap();
+    while SocketSource::new(server.try_clone().unwrap().into()).is_ok() {}
+    let urgent = SocketSource::new(server.try_clone().unwrap().into());
+    assert_eq!(urgent.unwrap_err(), Reason::FlowOptions);
+}
+
+#[test]
 fn other_sockets_and_states_are_refused_with_their_reasons() {
+    let source = |fd: &dyn AsFd| SocketSource::new(fd.as_fd().try_clone_to_owned().unwrap());
+    let sink = |fd: &dyn AsFd| SocketSink::new(fd.as_fd().try_clone_to_owned().unwrap());
     let (server, client) = pair("127.0.0.1:0", "127.0.0.1");
+    // Its peer sends no more: bytes that wait are the ordinary way's.
     drop(client);
-    while check(server.as_fd()).is_ok() {
+    while source(&server).is_ok() {
         std::thread::yield_now();
     }
-    assert_eq!(check(server.as_fd()), Err(Reason::NotEstablished));
+    assert_eq!(source(&server).unwrap_err(), Reason::NotEstablished);
+    assert_eq!(sink(&server).unwrap_err(), Reason::NotEstablished);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    assert_eq!(check(listener.as_fd()), Err(Reason::NotEstablished));
-    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    assert_eq!(check(udp.as_fd()), Err(Reason::NotTcp));
-    let unix = std::os::unix::net::UnixStream::pair().unwrap();
-    assert_eq!(check(unix.0.as_fd()), Err(Reason::NotTcp));
-    let file = std::fs::File::open("/proc/self/stat").unwrap();
-    assert_eq!(check(file.as_fd()), Err(Reason::NotPermitted));
-    let mptcp = socket2::Socket::new(
-        socket2::Domain::IPV4,
-        socket2::Type::STREAM,
-        Some(socket2::Protocol::from(IPPROTO_MPTCP as i32)),
-    );
-    // Not every kernel has it.
-    if let Ok(mptcp) = mptcp {
-        assert_eq!(check(mptcp.as_fd()), Err(Reason::Mptcp));
+    assert_eq!(sink(&listener).unwrap_err(), Reason::NotEstablished);
+    assert_eq!(source(&listener).unwrap_err(), Reason::NotEstablished);
+    for to in [Use::Source, Use::Sink] {
+        check(listener.as_fd(), to).unwrap();
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert_eq!(check(udp.as_fd(), to), Err(Reason::NotTcp));
+        let unix = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(check(unix.0.as_fd(), to), Err(Reason::NotTcp));
+        let raw = socket2::Socket::new(
+            socket2::Domain::IPV4,
+            socket2::Type::RAW,
+            Some(socket2::Protocol::TCP),
+        );
+        assert_eq!(check(raw.unwrap().as_fd(), to), Err(Reason::NotTcp));
+        let mptcp = socket2::Socket::new(
+            socket2::Domain::IPV4,
+            socket2::Type::STREAM,
+            Some(socket2::Protocol::from(IPPROTO_MPTCP as i32)),
+        );
+        // Not every kernel has it.
+        if let Ok(mptcp) = mptcp {
+            assert_eq!(check(mptcp.as_fd(), to), Err(Reason::Mptcp));
+        }
     }
+    let file = std::fs::File::open("/proc/self/stat").unwrap();
+    assert_eq!(check(file.as_fd(), Use::Sink), Err(Reason::NotPermitted));
+    let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
+    assert_eq!(check(file.as_fd(), Use::Source), Err(Reason::NotPermitted));
 }

@@ -10,11 +10,13 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use agent::host::Unix;
+use agent::line::Heartbeat;
 use agent::{Agent, Config};
 use guest_abi::Reason;
 use guest_abi::frame::Header;
@@ -27,6 +29,11 @@ use rustix::net::{
 use tempfile::TempDir;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+pub use disk::Disk;
+
+mod disk;
+pub mod sink_rig;
 
 const MIB: u64 = 1 << 20;
 /// Nothing waits so long when all is well.
@@ -46,6 +53,7 @@ pub struct Mounted {
     whole: String,
     device: String,
     folder: TempDir,
+    disk: Option<Arc<Disk>>,
 }
 
 impl Mounted {
@@ -55,6 +63,29 @@ impl Mounted {
         let image = folder.path().join("image");
         File::create(&image).unwrap().set_len(512 * MIB).unwrap();
         let whole = sh(&format!("losetup -f --show {}", image.display()));
+        Self::on(folder, image, whole, (make, options, partition), None)
+    }
+
+    /// On a disk that replaces placeholders.
+    pub fn served(make: &str) -> (Self, Arc<Disk>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, served) = (folder.path().join("image"), folder.path().join("served"));
+        let mut new = File::options();
+        let store = new.create_new(true).read(true).write(true).open(&image).unwrap();
+        store.set_len(512 * MIB).unwrap();
+        File::create(&served).unwrap();
+        let disk = Disk::serve(store, &served);
+        let whole = sh(&format!("losetup -f --show {}", served.display()));
+        (Self::on(folder, image, whole, (make, "rw", None), Some(disk.clone())), disk)
+    }
+
+    fn on(
+        folder: TempDir,
+        image: PathBuf,
+        whole: String,
+        (make, options, partition): (&str, &str, Option<u32>),
+        disk: Option<Arc<Disk>>,
+    ) -> Self {
         // Said to the kernel: not every kernel reads tables.
         let device = match partition {
             Some(first_sector) => {
@@ -62,7 +93,7 @@ impl Mounted {
             }
             None => whole.clone(),
         };
-        let mounted = Self { image, whole, device, folder };
+        let mounted = Self { image, whole, device, folder, disk };
         let point = mounted.path("");
         sh(&format!("{make} {0}; mkdir {1}", mounted.device, point.display()));
         mounted.mount(options);
@@ -99,6 +130,10 @@ impl Drop for Mounted {
                 &format!("delpart {} 1; ", self.whole),
             );
         }
+        if self.disk.is_some() {
+            script
+                .push_str(&format!("; umount -l {}", self.folder.path().join("served").display()));
+        }
         let _ = Command::new("sh").args(["-c", &script]).status();
     }
 }
@@ -108,8 +143,13 @@ impl Drop for Mounted {
 pub struct Asked {
     pub id: u64,
     pub len_bytes: u64,
+    /// The sink, if it is a socket.
     pub socket: SocketEnd,
+    /// The source, if it is one.
+    pub from: SocketEnd,
+    pub places: PlacesEnd,
     pub extents: Vec<Extent>,
+    /// Of a file.
     pub bytes: Vec<u8>,
 }
 
@@ -117,14 +157,21 @@ pub struct Asked {
 #[derive(Debug)]
 pub enum Seen {
     Probe,
+    ProbeWrite,
     Pipe(Box<Asked>),
     Cancel(Reason),
+    /// How many bytes, and how the sink stands.
+    Own(u64, Option<Box<SocketEnd>>),
+    /// Where, how many, and the errno.
+    Taken(u64, u32, u32),
+    Ping(u64),
 }
 
 /// The daemon's end of one stream.
 pub struct Daemon {
     stream: UnixStream,
     image: PathBuf,
+    disk: Option<Arc<Disk>>,
 }
 
 impl Daemon {
@@ -137,6 +184,33 @@ impl Daemon {
         let (moved_bytes, reason) = (U64::new(moved_bytes), U16::new(reason as u16));
         let done = Done { moved_bytes, reason, reserved: [0; 6] };
         self.say(kind::DONE, id, done.as_bytes());
+    }
+
+    pub fn begun(&mut self, id: u64, own_bytes: u64) {
+        let begun = Begun { own_bytes: U64::new(own_bytes) };
+        self.say(kind::BEGUN, id, begun.as_bytes());
+    }
+
+    pub fn take(&mut self, id: u64, at: u64, len_bytes: u32, how: u8, bytes: &[u8]) {
+        let (at, len_bytes) = (U64::new(at), U32::new(len_bytes));
+        let take = Take { at, len_bytes, how, reserved: [0; 3] };
+        self.say(kind::TAKE, id, &[take.as_bytes(), bytes].concat());
+    }
+
+    pub fn take_places(&mut self, id: u64, at: u64, len_bytes: u32) {
+        self.take(id, at, len_bytes, take::PLACES, &[]);
+    }
+
+    pub fn take_bytes(&mut self, id: u64, at: u64, bytes: &[u8]) {
+        self.take(id, at, bytes.len() as u32, take::BYTES, bytes);
+    }
+
+    /// The agent has written that; the errno.
+    pub fn taken(&mut self, at: u64, len_bytes: u32) -> u32 {
+        match self.next().unwrap() {
+            Seen::Taken(got, len, errno) if (got, len) == (at, len_bytes) => errno,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn read(&mut self) -> Option<(Header, Vec<u8>)> {
@@ -156,6 +230,23 @@ impl Daemon {
                 Seen::Probe
             }
             kind::PIPE => Seen::Pipe(Box::new(self.asked(header.id.get(), &body))),
+            kind::PROBE_WRITE => {
+                self.expect(header.id.get(), &ProbeWrite::read_from_bytes(&body).unwrap());
+                Seen::ProbeWrite
+            }
+            kind::OWN => {
+                let (own, rest) = Own::read_from_prefix(&body).unwrap();
+                let end = |bytes| Box::new(SocketEnd::read_from_bytes(bytes).unwrap());
+                Seen::Own(own.own_bytes.get(), Some(rest).filter(|rest| !rest.is_empty()).map(end))
+            }
+            kind::TAKEN => {
+                let taken = Taken::read_from_bytes(&body).unwrap();
+                Seen::Taken(taken.at.get(), taken.len_bytes.get(), taken.errno.get())
+            }
+            kind::PING => {
+                assert!(body.is_empty());
+                Seen::Ping(header.id.get())
+            }
             kind::CANCEL => {
                 let cancel = Cancel::read_from_bytes(&body).unwrap();
                 Seen::Cancel(Reason::from_number(cancel.reason.get()))
@@ -168,7 +259,7 @@ impl Daemon {
     pub fn pipe(&mut self) -> Asked {
         loop {
             match self.next().unwrap() {
-                Seen::Probe => {}
+                Seen::Probe | Seen::ProbeWrite => {}
                 Seen::Pipe(asked) => return *asked,
                 other => panic!("{other:?}"),
             }
@@ -186,26 +277,56 @@ impl Daemon {
         self.say(kind::PROBED, id, probed.as_bytes());
     }
 
+    /// A disk that replaces nothing fails the self-test.
+    fn expect(&mut self, id: u64, probe: &ProbeWrite) {
+        assert_eq!(probe.disk.get(), 3);
+        if let Some(disk) = &self.disk {
+            disk.know(probe.tag, probe.secret.repeat(PROBE_BLOCK_BYTES / 32));
+        }
+        let mut probed = Probed::new_zeroed();
+        probed.disk = probe.disk;
+        self.say(kind::PROBED, id, probed.as_bytes());
+    }
+
     fn asked(&self, id: u64, body: &[u8]) -> Asked {
-        let (pipe, rest) = Pipe::read_from_prefix(body).unwrap();
-        assert_eq!((pipe.source, pipe.sink, pipe.reserved), (end::FILE, end::SOCKET, [0; 6]));
-        let (file, rest) = FileEnd::read_from_prefix(rest).unwrap();
-        assert_eq!(file.disk.get(), 3);
-        let (list, rest) = rest.split_at(file.extents.get() as usize * size_of::<Extent>());
-        let read = |bytes| Extent::read_from_bytes(bytes).unwrap();
-        let extents: Vec<_> = list.chunks(size_of::<Extent>()).map(read).collect();
-        let socket = SocketEnd::read_from_bytes(rest).unwrap();
-        let (mut bytes, image) = (Vec::new(), File::open(&self.image).unwrap());
-        for extent in &extents {
+        let (pipe, mut rest) = Pipe::read_from_prefix(body).unwrap();
+        assert_eq!((pipe.flags, pipe.reserved), (0, [0; 5]));
+        let len_bytes = pipe.len_bytes.get();
+        let (extents, bytes) = Default::default();
+        let [socket, from] = [SocketEnd::new_zeroed(); 2];
+        let places = PlacesEnd::new_zeroed();
+        let mut asked = Asked { id, len_bytes, socket, from, places, extents, bytes };
+        match pipe.source {
+            end::SOCKET => (asked.from, rest) = SocketEnd::read_from_prefix(rest).unwrap(),
+            end::FILE => {
+                let (file, more) = FileEnd::read_from_prefix(rest).unwrap();
+                assert_eq!(file.disk.get(), 3);
+                let (list, more) = more.split_at(file.extents.get() as usize * size_of::<Extent>());
+                let read = |bytes| Extent::read_from_bytes(bytes).unwrap();
+                asked.extents = list.chunks(size_of::<Extent>()).map(read).collect();
+                rest = more;
+                self.read_extents(&mut asked);
+            }
+            other => panic!("a source of kind {other}"),
+        }
+        match pipe.sink {
+            end::SOCKET => asked.socket = SocketEnd::read_from_bytes(rest).unwrap(),
+            end::PLACES => asked.places = PlacesEnd::read_from_bytes(rest).unwrap(),
+            other => panic!("a sink of kind {other}"),
+        }
+        asked
+    }
+
+    fn read_extents(&self, asked: &mut Asked) {
+        let image = File::open(&self.image).unwrap();
+        for extent in &asked.extents {
             let mut part = vec![0; extent.len_bytes.get() as usize];
             if extent.offset.get() != HOLE {
                 image.read_exact_at(&mut part, extent.offset.get()).unwrap();
             }
-            bytes.extend(part);
+            asked.bytes.extend(part);
         }
-        let len_bytes = pipe.len_bytes.get();
-        assert_eq!(bytes.len() as u64, len_bytes);
-        Asked { id, len_bytes, socket, extents, bytes }
+        assert_eq!(asked.bytes.len() as u64, asked.len_bytes);
     }
 }
 
@@ -214,6 +335,7 @@ pub struct World {
     pub agent: Option<Agent>,
     pub socket: PathBuf,
     image: PathBuf,
+    disk: Option<Arc<Disk>>,
     daemons: UnixListener,
     _folder: TempDir,
 }
@@ -221,19 +343,34 @@ pub struct World {
 impl World {
     /// With loop devices believed, or as in a guest.
     pub fn new(image: &Path, any_device: bool) -> Self {
+        Self::with(image, any_device, Heartbeat::default(), None)
+    }
+
+    /// On a disk that replaces placeholders.
+    pub fn served((mounted, disk): &(Mounted, Arc<Disk>)) -> Self {
+        Self::with(&mounted.image, true, Heartbeat::default(), Some(disk.clone()))
+    }
+
+    pub fn with(
+        image: &Path,
+        any_device: bool,
+        heartbeat: Heartbeat,
+        disk: Option<Arc<Disk>>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (socket, host) = (folder.path().join("run/agent"), folder.path().join("host"));
         let daemons = UnixListener::bind(&host).unwrap();
-        let config = Config { socket: socket.clone(), dial: Unix(host), any_device };
+        let config = Config { socket: socket.clone(), dial: Unix(host), any_device, heartbeat };
         let agent = Some(Agent::start(config).unwrap());
-        Self { agent, socket, image: image.to_owned(), daemons, _folder: folder }
+        Self { agent, socket, image: image.to_owned(), disk, daemons, _folder: folder }
     }
 
     /// Answers the agent's next stream, and returns when programs see it.
     pub fn daemon(&self) -> Daemon {
         let stream = self.daemons.accept().unwrap().0;
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let mut daemon = Daemon { stream, image: self.image.clone() };
+        let (image, disk) = (self.image.clone(), self.disk.clone());
+        let mut daemon = Daemon { stream, image, disk };
         let (header, body) = daemon.read().unwrap();
         assert_eq!((header.kind.get(), body.len()), (kind::HELLO, size_of::<Hello>()));
         let welcome = Welcome {

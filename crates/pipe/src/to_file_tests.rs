@@ -1,0 +1,274 @@
+//! A file to a file, with the guest played by hand.
+
+use super::*;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+
+use block::{PlacedWrite, Placeholders};
+use guest_abi::frame::{HEADER_BYTES, Header};
+use guest_abi::pipe::{self, BLOCK_BYTES, Done, HOLE, kind};
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U32;
+
+use crate::agent::Agent;
+
+const TAG: Tag = [7; 16];
+const ID: u64 = 5;
+
+/// The guest's side, and both files.
+struct World {
+    pool: Arc<Pool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    places: Arc<Places>,
+    agent: Arc<Agent>,
+    stream: UnixStream,
+    sink: File,
+    skew: u64,
+}
+
+/// What the daemon says.
+#[derive(Debug)]
+enum Heard {
+    Take(pipe::Take, Vec<u8>),
+    Done(u64, Reason),
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 13 + n / 255) as u8).collect()
+}
+
+/// Where in the sink's file the first byte goes.
+const PLACE: u64 = 64 << 10;
+
+impl World {
+    fn new(skew: u64) -> Self {
+        let (pool, threads) = Pool::start("t", 2).unwrap();
+        let places = Arc::new(Places::new(&pool));
+        let (stream, own) = UnixStream::pair().unwrap();
+        let agent = Arc::new(Agent::new(&own).unwrap());
+        Self { pool, threads, places, agent, stream, sink: tempfile::tempfile().unwrap(), skew }
+    }
+
+    fn begin(&self, bytes: &[u8], extents: Vec<(u64, u64)>, len_bytes: u64) {
+        let image = tempfile::tempfile().unwrap();
+        image.write_all_at(bytes, 0).unwrap();
+        let source = Source::new(image.into(), bytes.len() as u64, extents, len_bytes).unwrap();
+        let sink = Sink::new(&self.places, TAG, self.skew, 2).unwrap();
+        let work = Box::new(ToFile::from_file(source, sink, len_bytes));
+        let ends = ["a".into(), "b".into()];
+        let agent = (ID, Arc::clone(&self.agent));
+        self.pool.add(Job::new(2, agent, (ends, len_bytes), work, Arc::default()));
+    }
+
+    fn hear(&mut self) -> Heard {
+        let mut header = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut header).unwrap();
+        let header: Header = zerocopy::transmute!(header);
+        assert_eq!(header.id.get(), ID);
+        let mut body = vec![0; header.body_len().unwrap()];
+        self.stream.read_exact(&mut body).unwrap();
+        match header.kind.get() {
+            kind::TAKE => {
+                let (take, rest) = pipe::Take::read_from_prefix(&body).unwrap();
+                Heard::Take(take, rest.to_vec())
+            }
+            kind::DONE => {
+                let done = Done::read_from_bytes(&body).unwrap();
+                Heard::Done(done.moved_bytes.get(), Reason::from_number(done.reason.get()))
+            }
+            kind => panic!("kind {kind}"),
+        }
+    }
+
+    fn write(&self, at: u64, len: u64) -> (PlacedWrite, block::placed::Answer) {
+        let to = (PLACE + self.skew + at, len);
+        PlacedWrite::detached(TAG, at, to, false, self.sink.try_clone().unwrap()).unwrap()
+    }
+
+    /// The guest writes placeholders; those that nobody knows are written as they are.
+    fn write_places(&self, at: u64, len: u64) -> io::Result<()> {
+        let (write, answer) = self.write(at, len);
+        match self.places.take(write) {
+            None => answer.wait(),
+            Some(_) => {
+                let place = PLACE + self.skew + at;
+                self.sink.write_all_at(&vec![0xbb; len as usize], place)
+            }
+        }
+    }
+
+    fn taken(&self, take: &pipe::Take, errno: u32) {
+        let taken = Taken { at: take.at, len_bytes: take.len_bytes, errno: U32::new(errno) };
+        let job = self.pool.find(&self.agent, ID).unwrap();
+        assert!(job.say(Said::Taken(taken)));
+        self.pool.nudge(job.token);
+    }
+
+    fn content(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.sink.read_exact_at(&mut bytes, PLACE + self.skew).unwrap();
+        bytes
+    }
+
+    /// The guest does all that it is asked for, in writes of at most so many bytes, and forgets each
+    /// `lost`th.
+    fn serve(&mut self, most: u64, lost: Option<usize>) -> (u64, Reason) {
+        let mut count = 0;
+        loop {
+            match self.hear() {
+                Heard::Done(moved, reason) => return (moved, reason),
+                Heard::Take(take, bytes) if take.how == take::BYTES => {
+                    assert_eq!(bytes.len() as u32, take.len_bytes.get());
+                    let place = PLACE + self.skew + take.at.get();
+                    self.sink.write_all_at(&bytes, place).unwrap();
+                    self.taken(&take, 0);
+                }
+                Heard::Take(take, bytes) => {
+                    assert!(bytes.is_empty());
+                    let (mut at, len) = (take.at.get(), u64::from(take.len_bytes.get()));
+                    assert_eq!((self.skew + at) % BLOCK_BYTES as u64, 0);
+                    let end = at + len;
+                    while at < end {
+                        let n = most.min(end - at);
+                        count += 1;
+                        if lost.is_none_or(|lost| count % lost != 0) {
+                            self.write_places(at, n).unwrap();
+                        }
+                        at += n;
+                    }
+                    self.taken(&take, 0);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.pool.stop();
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[test]
+fn a_file_with_holes_lands_at_any_offset() {
+    let bytes = pattern(12 << 20);
+    let extents = vec![(5000, 3_000_000), (HOLE, 2_500_001), (4_000_000, 7_000_123), (0, 1)];
+    let mut want = bytes[5000..3_005_000].to_vec();
+    want.extend(vec![0; 2_500_001]);
+    want.extend(&bytes[4_000_000..11_000_123]);
+    want.push(bytes[0]);
+    let len = want.len() as u64;
+    for (skew, most) in [(0, 1 << 20), (1, 1 << 20), (512, 4096), (4095, 64 << 10)] {
+        let mut world = World::new(skew);
+        world.begin(&bytes, extents.clone(), len);
+        assert_eq!(world.serve(most, None), (len, Reason::Complete));
+        assert!(world.content(want.len()) == want, "skew {skew}");
+        assert!(!world.places.are_any());
+    }
+}
+
+#[test]
+fn what_nobody_saw_comes_again_as_bytes() {
+    let bytes = pattern(9 << 20);
+    let mut world = World::new(77);
+    world.begin(&bytes, vec![(0, 9 << 20)], 9 << 20);
+    assert_eq!(world.serve(64 << 10, Some(3)), (9 << 20, Reason::Complete));
+    assert!(world.content(9 << 20) == bytes);
+}
+
+#[test]
+fn a_guest_that_cannot_write_is_told_how_far_it_came() {
+    let bytes = pattern(9 << 20);
+    let mut world = World::new(0);
+    world.begin(&bytes, vec![(0, 9 << 20)], 9 << 20);
+    let Heard::Take(first, _) = world.hear() else { panic!() };
+    let Heard::Take(second, _) = world.hear() else { panic!() };
+    world.write_places(0, first.len_bytes.get().into()).unwrap();
+    // In any order.
+    world.taken(&second, libc::ENOSPC as u32);
+    world.taken(&first, 0);
+    let moved = u64::from(first.len_bytes.get());
+    let Heard::Done(got, reason) = world.hear() else { panic!() };
+    assert_eq!((got, reason), (moved, Reason::SinkFailed));
+    assert!(world.content(moved as usize) == bytes[..moved as usize]);
+    // A write that comes too late is an ordinary one.
+    let (write, _answer) = world.write(second.at.get(), 4096);
+    assert!(world.places.take(write).is_some());
+}
+
+#[test]
+fn a_cancelled_pipe_ends_behind_what_was_asked_for() {
+    let bytes = pattern(20 << 20);
+    let mut world = World::new(0);
+    world.begin(&bytes, vec![(0, 20 << 20)], 20 << 20);
+    let Heard::Take(first, _) = world.hear() else { panic!() };
+    let job = world.pool.find(&world.agent, ID).unwrap();
+    job.cancel(Reason::TimedOut);
+    world.pool.nudge(job.token);
+    world.write_places(first.at.get(), first.len_bytes.get().into()).unwrap();
+    world.taken(&first, 0);
+    let Heard::Take(second, _) = world.hear() else { panic!() };
+    world.write_places(second.at.get(), second.len_bytes.get().into()).unwrap();
+    world.taken(&second, 0);
+    let moved = second.at.get() + u64::from(second.len_bytes.get());
+    let Heard::Done(got, reason) = world.hear() else { panic!() };
+    assert_eq!((got, reason), (moved, Reason::TimedOut));
+    assert!(world.content(moved as usize) == bytes[..moved as usize]);
+}
+
+#[test]
+fn placeholders_that_were_not_asked_for_are_data() {
+    let world = World::new(0);
+    let (write, _answer) = world.write(0, 4096);
+    assert!(world.places.take(write).is_some(), "no pipe");
+    world.begin(&pattern(1 << 20), vec![(0, 1 << 20)], 1 << 20);
+    for (at, len) in [(1 << 20, 4096), (0, (1 << 20) + 512), (1 << 40, 512)] {
+        let (write, _answer) = world.write(at, len);
+        assert!(world.places.take(write).is_some(), "{at} {len}");
+    }
+    let (other, _answer) =
+        PlacedWrite::detached([8; 16], 0, (0, 4096), false, tempfile::tempfile().unwrap()).unwrap();
+    assert!(world.places.take(other).is_some(), "another tag");
+    assert!(Sink::new(&world.places, TAG, 0, 4).is_none(), "the tag is in use");
+}
+
+#[test]
+fn an_agent_that_has_gone_ends_it() {
+    let mut world = World::new(0);
+    world.begin(&pattern(1 << 20), vec![(0, 1 << 20)], 1 << 20);
+    let Heard::Take(..) = world.hear() else { panic!() };
+    let (write, answer) = world.write(0, 4096);
+    world.agent.close();
+    let job = world.pool.find(&world.agent, ID).unwrap();
+    job.cancel(Reason::Cancelled);
+    world.pool.nudge(job.token);
+    world.pool.drain(Reason::HostGone, crate::limits::DRAIN_TIMEOUT);
+    assert_eq!(world.pool.len(), 0);
+    // Nobody waits for a placeholder for ever.
+    assert!(world.places.take(write).is_some());
+    assert!(answer.wait().is_err());
+}
+
+#[test]
+fn a_self_test_is_answered_once() {
+    let world = World::new(0);
+    let probe = guest_abi::pipe::ProbeWrite {
+        disk: U32::ZERO,
+        reserved: U32::ZERO,
+        tag: TAG,
+        secret: [0x5a; 32],
+    };
+    world.places.expect(Some(probe));
+    assert!(world.places.are_any());
+    world.write_places(0, 4096).unwrap();
+    assert_eq!(world.content(4096), [0x5a; 4096]);
+    assert!(!world.places.are_any());
+    world.write_places(0, 4096).unwrap();
+    assert_eq!(world.content(4096), [0xbb; 4096], "the second is data");
+    world.places.expect(Some(probe));
+    world.places.expect(None);
+    assert!(!world.places.are_any());
+}

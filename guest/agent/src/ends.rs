@@ -1,0 +1,148 @@
+//! The two ends of a pipe, whatever they are.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use guest_abi::Reason;
+use guest_abi::pipe::end;
+use rustix::fs::{FileType, OFlags, Stat, fstat};
+
+use crate::file::{self, FileSource};
+use crate::file_sink::{self, FileSink};
+use crate::socket::{self, SocketSink, SocketSource, Use};
+
+/// A program's descriptor, after the cheap checks.
+#[derive(Debug)]
+pub enum Found {
+    /// A regular file that can be piped, and the descriptor's flags if it is a sink.
+    File(OwnedFd, Box<Stat>, OFlags),
+    /// A TCP socket.
+    Socket(OwnedFd),
+}
+
+impl Found {
+    /// Looks at a descriptor.
+    ///
+    /// # Errors
+    /// Why it is no end of a pipe.
+    pub fn new(fd: OwnedFd, to: Use) -> Result<Self, Reason> {
+        let stat = fstat(&fd).map_err(|_| Reason::NotPermitted)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                let flags = match to {
+                    Use::Source => file::check(fd.as_fd()).map(|()| OFlags::empty())?,
+                    Use::Sink => file_sink::check(fd.as_fd())?,
+                };
+                Ok(Self::File(fd, Box::new(stat), flags))
+            }
+            FileType::Socket => socket::check(fd.as_fd(), to).map(|()| Self::Socket(fd)),
+            _ => Err(Reason::NotAFile),
+        }
+    }
+
+    /// As messages name it, of a source.
+    pub fn source_kind(&self) -> u8 {
+        match self {
+            Self::File(..) => end::FILE,
+            Self::Socket(_) => end::SOCKET,
+        }
+    }
+
+    /// As messages name it, of a sink.
+    pub fn sink_kind(&self) -> u8 {
+        match self {
+            Self::File(..) => end::PLACES,
+            Self::Socket(_) => end::SOCKET,
+        }
+    }
+
+    /// That a file does not go into itself where it is read: as `copy_file_range(2)`.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`]: it would.
+    pub fn refuse_overlap(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+        into: &Stat,
+        start: u64,
+    ) -> Result<(), Reason> {
+        let Self::File(fd, stat, _) = self else { return Ok(()) };
+        if (stat.st_dev, stat.st_ino) != (into.st_dev, into.st_ino) {
+            return Ok(());
+        }
+        let from = file::start(fd, offset)?;
+        let len = len_bytes.min((stat.st_size as u64).saturating_sub(from));
+        let apart = from.saturating_add(len) <= start || start.saturating_add(len) <= from;
+        if apart { Ok(()) } else { Err(Reason::Malformed) }
+    }
+}
+
+/// What bytes come from.
+#[derive(Debug)]
+pub enum Source {
+    /// A part of a file.
+    File(FileSource),
+    /// A connection.
+    Socket(SocketSource),
+}
+
+/// Where bytes go.
+#[derive(Debug)]
+pub enum Sink {
+    /// A file.
+    File(Box<FileSink>),
+    /// A connection.
+    Socket(SocketSink),
+}
+
+impl Source {
+    /// Why the pipe must end although nobody asked for it.
+    pub fn ends(&self) -> Option<Reason> {
+        match self {
+            Self::File(file) => file.lease_broken().then_some(Reason::LeaseBroken),
+            Self::Socket(_) => None,
+        }
+    }
+
+    /// The reason when all of it was moved, which may be less than was asked for.
+    pub fn complete(&self) -> Reason {
+        match self {
+            Self::File(file) if file.to_the_end() => Reason::EndOfFile,
+            _ => Reason::Complete,
+        }
+    }
+
+    /// If it is one.
+    pub fn file(&self) -> Option<&FileSource> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Socket(_) => None,
+        }
+    }
+
+    /// If it is one.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::File(_) => None,
+            Self::Socket(socket) => Some(socket.as_fd()),
+        }
+    }
+
+    /// The program's position goes on.
+    pub fn finish(self, moved_bytes: u64) {
+        match self {
+            Self::File(file) => file.finish(moved_bytes),
+            Self::Socket(_) => {}
+        }
+    }
+}
+
+impl Sink {
+    /// The program's position goes on.
+    pub fn finish(self, moved_bytes: u64) {
+        match self {
+            Self::File(file) => file.finish(moved_bytes),
+            Self::Socket(_) => {}
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! A file as the sink of a pipe: the file system is asked to write placeholders, in whose place the host
+//! puts the pipe's bytes. Whatever is not in whole blocks comes as bytes.
+//!
+//! A placeholder that nobody has replaced must not stay in the file. As long as the daemon is there it
+//! says which were not, by sending these bytes again. When it is lost, or the pipe ends before its end,
+//! the agent reads what it has written and looks for them itself: their tag is a secret of this pipe, so
+//! no content can be mistaken for one.
+
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use guest_abi::Reason;
+use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, SECTOR_BYTES};
+use rustix::fs::{Mode, OFlags, SeekFrom, Stat, fcntl_getfl, fstat, ftruncate, seek};
+use rustix::io::{Errno, pwrite};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+use crate::disks::Disks;
+use crate::file::{self, FileSource};
+use crate::identity::Identity;
+use crate::line::{Line, Taking};
+use crate::placeholders::Blocks;
+use crate::ranges::Ranges;
+use crate::sys;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Most placeholders of one system call: a disk's requests are smaller.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Ranges with gaps between them that a pipe's writes may make. They come in order, but for those that
+/// are sent again, which lie in what was written.
+pub const MAX_RANGES: usize = 64;
+
+/// What a pipe writes.
+#[derive(Debug)]
+pub struct FileSink {
+    program: OwnedFd,
+    identity: Identity,
+    direct: File,
+    /// Without direct I/O, for what is not in whole blocks.
+    plain: OnceCell<File>,
+    /// `O_SYNC` and `O_DSYNC`, if the program's descriptor has them.
+    sync: OFlags,
+    start: u64,
+    own_position: bool,
+    /// Most bytes that may be written.
+    max_bytes: u64,
+    old_size: u64,
+    tag: [u8; 16],
+    disk: u32,
+    blocks: Option<Blocks>,
+    /// What was written as placeholders, or may have been.
+    placed: Ranges,
+    /// What was written, in any way.
+    written: Ranges,
+    errno: Option<Errno>,
+}
+
+/// A program's descriptor that may be written, of a file that may be piped to; its flags.
+pub fn check(program: BorrowedFd<'_>) -> Result<OFlags, Reason> {
+    let flags = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
+    // What is appended goes to another place than that asked for.
+    if flags.intersects(OFlags::PATH | OFlags::APPEND) || flags & OFlags::RWMODE == OFlags::RDONLY {
+        return Err(Reason::NotPermitted);
+    }
+    file::check_content(program)?;
+    Ok(flags)
+}
+
+impl FileSink {
+    /// Opens the file for writing past the page cache; `stat` is the program's descriptor's, `flags` what
+    /// [`check`] returned.
+    ///
+    /// # Errors
+    /// Why it cannot be piped to.
+    pub fn new(
+        program: OwnedFd,
+        (stat, flags): (&Stat, OFlags),
+        offset: u64,
+        identity: Identity,
+        (disks, line): (&Disks, &Arc<Line>),
+    ) -> Result<Self, Reason> {
+        let own_position = offset == guest_abi::program::OWN_POSITION;
+        let start = file::start(&program, offset)?;
+        // At the limit the ordinary way has its own answer, and a signal.
+        let limit = identity.max_file_bytes().ok_or(Reason::NotPermitted)?.min(i64::MAX as u64);
+        let max_bytes = limit.checked_sub(start).filter(|left| *left > 0);
+        let max_bytes = max_bytes.ok_or(Reason::NotPermitted)?;
+        let sync = flags & (OFlags::SYNC | OFlags::DSYNC);
+        let direct = open_again(program.as_fd(), sync | OFlags::DIRECT)?;
+        let place = disks.place_to_write(stat.st_dev, line)?;
+        let mut tag = [0; 16];
+        rustix::rand::getrandom(&mut tag, rustix::rand::GetRandomFlags::empty())
+            .map_err(|_| Reason::SelfTest)?;
+        Ok(Self {
+            program,
+            identity,
+            direct,
+            plain: OnceCell::new(),
+            sync,
+            start,
+            own_position,
+            max_bytes,
+            old_size: stat.st_size as u64,
+            tag,
+            disk: place.disk,
+            blocks: None,
+            placed: Ranges::default(),
+            written: Ranges::default(),
+            errno: None,
+        })
+    }
+
+    /// Most bytes that fit, at least 1.
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
+    /// Where its first byte goes.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// As the daemon wants it.
+    pub fn write_end(&self, body: &mut Vec<u8>) {
+        let skew_bytes = U32::new((self.start % BLOCK) as u32);
+        let end = PlacesEnd { tag: self.tag, skew_bytes, disk: U32::new(self.disk) };
+        body.extend_from_slice(end.as_bytes());
+    }
+
+    /// Why it could not be written.
+    pub fn errno(&self) -> Option<Errno> {
+        self.errno
+    }
+
+    /// Writes what the daemon asks for, in a pipe of `len_bytes`; the errno, 0 if all of it was written.
+    /// After an error nothing more is. None: the daemon makes no sense.
+    pub fn take(&mut self, taking: &Taking, len_bytes: u64) -> Option<u32> {
+        let (at, len) = (taking.at, u64::from(taking.len_bytes));
+        let until = at.checked_add(len).filter(|until| *until <= len_bytes)?;
+        let aligned = (self.start + at).is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
+        if taking.bytes.is_none() && !aligned {
+            return None;
+        }
+        if self.errno.is_none() {
+            let written = match &taking.bytes {
+                Some(bytes) => self.write(at, bytes).map(|_| ()),
+                None => self.write_placeholders(at..until, len_bytes),
+            };
+            self.errno = written.err();
+        }
+        if self.written.count() > MAX_RANGES {
+            return None;
+        }
+        Some(self.errno.map_or(0, |errno| errno.raw_os_error() as u32))
+    }
+
+    fn write_placeholders(&mut self, range: Range<u64>, len_bytes: u64) -> Result<(), Errno> {
+        let room = len_bytes.next_multiple_of(BLOCK).min(PIECE_BYTES) as usize;
+        let blocks = self.blocks.get_or_insert_with(|| Blocks::new(self.tag, room));
+        let acting = self.identity.act()?;
+        let mut at = range.start;
+        while at < range.end {
+            let len = (range.end - at).min(PIECE_BYTES);
+            // Also what fails may have come to the disk.
+            self.placed.add(at, at + len);
+            match blocks.write(&self.direct, self.start + at, at, len as usize) {
+                Ok(written) => {
+                    self.written.add(at, at + written as u64);
+                    at += written as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        drop(acting);
+        self.clean_cache(range).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
+    /// Takes care that no placeholder is in the page cache. File systems may do direct I/O through it
+    /// after all, when pages there are busy or the file begins in its inode: then the disk has the pipe's
+    /// bytes, and readers would see placeholders.
+    fn clean_cache(&self, range: Range<u64>) -> io::Result<()> {
+        let (from, until) = (self.start + range.start, self.start + range.end);
+        for (cached, end) in sys::cached(self.direct.as_fd(), from, until)? {
+            // Somebody reads the file, most likely.
+            let mut at = cached.max(from);
+            while at < end.min(until) {
+                let len = (end.min(until) - at).min(PIECE_BYTES);
+                self.clean_piece(at, len as usize)?;
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    fn clean_piece(&self, offset: u64, len_bytes: usize) -> io::Result<()> {
+        let (mut bytes, plain) = (vec![0; len_bytes], self.plain()?);
+        let read = read_up_to(plain, &mut bytes, offset)?;
+        let left = Blocks::left(self.tag, &bytes[..read]);
+        if !left.is_empty() {
+            // To the disk, which replaces them, so that it can be asked.
+            plain.sync_data()?;
+        }
+        for left in left {
+            let at = (offset + left) / BLOCK * BLOCK;
+            let mut blocks = Blocks::new(self.tag, BLOCK_BYTES);
+            let block = blocks.read(&self.direct, at, BLOCK_BYTES)?;
+            let _acting = self.identity.act()?;
+            plain.write_all_at(block, at)?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes of the pipe from `at` on; how many, which is all.
+    ///
+    /// # Errors
+    /// As of `pwrite(2)`: then a part may be written, and nothing more is.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        let result = self.try_write(at, bytes);
+        self.errno = self.errno.or(result.err());
+        result
+    }
+
+    fn try_write(&mut self, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        let file = self.plain()?;
+        let acting = self.identity.act()?;
+        let mut done = 0;
+        let result = loop {
+            match pwrite(file, &bytes[done..], self.start + at + done as u64) {
+                Ok(0) => break Err(Errno::IO),
+                Ok(written) => done += written,
+                Err(Errno::INTR) => {}
+                Err(errno) => break Err(errno),
+            }
+            if done == bytes.len() {
+                break Ok(done);
+            }
+        };
+        drop(acting);
+        self.written.add(at, at + done as u64);
+        result
+    }
+
+    fn plain(&self) -> Result<&File, Errno> {
+        if let Some(file) = self.plain.get() {
+            return Ok(file);
+        }
+        // As root: the program may have made a file that it could not open a second time.
+        let file = open_again(self.direct.as_fd(), self.sync).map_err(|_| Errno::PERM)?;
+        Ok(self.plain.get_or_init(|| file))
+    }
+
+    /// Ends the writing: takes care that no placeholder stays in the file, and nothing behind the pipe's
+    /// bytes that was not there before. `moved_bytes` is what the daemon says, none if it is lost; `again`
+    /// is the source, if it can be read again. How many bytes are there from the pipe's beginning on.
+    pub fn settle(&mut self, moved_bytes: Option<u64>, again: Option<&FileSource>) -> u64 {
+        let there = self.written.first_bytes();
+        let mut moved = moved_bytes.unwrap_or(there).min(there);
+        // What the daemon says is there it has seen.
+        let doubtful = if moved_bytes.is_some() { moved } else { 0 };
+        let doubtful: Vec<_> = self.placed.between(doubtful, u64::MAX).collect();
+        if doubtful.is_empty() && self.written.end() <= moved {
+            return moved;
+        }
+        let believed = moved;
+        self.cut(moved);
+        for (from, until) in doubtful {
+            let cleaned = self.clean_cache(from..until).map_err(|error| (from, error));
+            let repaired = self.repair(from, until, again, &mut moved);
+            if let Err((at, error)) = cleaned.and(repaired) {
+                // What is behind it is not known: less is said to be there than may be.
+                eprintln!("a file that was piped to: {error}");
+                moved = moved.min(at);
+            }
+        }
+        if moved < believed {
+            self.cut(moved);
+        }
+        moved
+    }
+
+    /// Takes away what the pipe has added to the file behind the bytes that it has moved. Unless somebody
+    /// else has gone on there.
+    fn cut(&self, moved_bytes: u64) {
+        let _acting = self.identity.act();
+        // Without a byte there was no write that could have made it longer.
+        let end = if moved_bytes > 0 { self.start + moved_bytes } else { 0 };
+        let wanted = self.old_size.max(end);
+        let own_end = self.start + self.written.end().max(self.placed.end());
+        let is_ours = |stat: &Stat| (wanted + 1..=own_end).contains(&(stat.st_size as u64));
+        let stat = fstat(&self.direct);
+        let cut = stat
+            .and_then(|stat| if is_ours(&stat) { ftruncate(&self.direct, wanted) } else { Ok(()) });
+        if let Err(error) = cut {
+            eprintln!("the end of a file that was piped to: {error}");
+        }
+    }
+
+    /// Looks for placeholders in a range of whole sectors and puts the bytes there that they stand for, or
+    /// zeroes. What fails is told with its place.
+    fn repair(
+        &self,
+        from: u64,
+        until: u64,
+        again: Option<&FileSource>,
+        moved: &mut u64,
+    ) -> Result<(), (u64, io::Error)> {
+        let plain = self.plain().map_err(|errno| (from, errno.into()))?;
+        // Even if it cannot: placeholders must go.
+        let _acting = self.identity.act();
+        let mut blocks = Blocks::new(self.tag, (until - from).min(PIECE_BYTES) as usize);
+        let mut at = from;
+        while at < until {
+            let len = (until - at).min(PIECE_BYTES) as usize;
+            let read = match blocks.read(&self.direct, self.start + at, len) {
+                Ok(read) => read,
+                // The file ends there.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                Err(error) => return Err((at, error)),
+            };
+            let end = at + read.len() as u64;
+            for left in Blocks::left(self.tag, read) {
+                let left = at + left;
+                let mut bytes = [0; SECTOR_BYTES];
+                if again.is_none_or(|source| source.read_at(&mut bytes, left).is_err()) {
+                    bytes.fill(0);
+                    *moved = (*moved).min(left);
+                }
+                let bytes = &bytes[..SECTOR_BYTES.min((end - left) as usize)];
+                let written = pwrite(plain, bytes, self.start + left);
+                if written != Ok(bytes.len()) {
+                    let error =
+                        written.err().map_or_else(|| io::ErrorKind::WriteZero.into(), Into::into);
+                    return Err((left, error));
+                }
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// The program's position goes on by what was moved, if it was asked for.
+    pub fn finish(self, moved_bytes: u64) {
+        if self.own_position && moved_bytes > 0 {
+            // A regular file's position inside its size can always be set.
+            let _ = seek(&self.program, SeekFrom::Start(self.start.saturating_add(moved_bytes)));
+        }
+    }
+}
+
+/// Reads until the end of the file; how many bytes.
+fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// An open file of our own: the program may change the flags of its own at any time.
+fn open_again(file: BorrowedFd<'_>, flags: OFlags) -> Result<File, Reason> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // Not to wait for somebody's lease.
+    let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => Ok(file.into()),
+        Err(Errno::WOULDBLOCK) => Err(Reason::NoLease),
+        // A file system without direct I/O.
+        Err(Errno::INVAL) => Err(Reason::FileSystem),
+        Err(_) => Err(Reason::NotPermitted),
+    }
+}

@@ -1,0 +1,158 @@
+//! Writing to files as the program would.
+//!
+//! The agent is root, and file systems treat root differently: it keeps setuid bits of files that it
+//! writes, gets the blocks reserved for it, and more than its quota. None of that belongs to the
+//! program. So while the agent writes for it, the writing thread has the program's user for file
+//! systems (`setfsuid(2)`, which takes the capabilities that concern files along), and the two
+//! capabilities that still matter are given up when the agent starts.
+
+use std::fs;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use crate::sys;
+
+/// Who a program is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    pid: i32,
+    uid: u32,
+    gid: u32,
+}
+
+/// While it lives, this thread uses files as the program.
+#[derive(Debug)]
+pub struct Acting {
+    is_other: bool,
+}
+
+impl Identity {
+    /// Of the process that has connected a Unix socket, as it was then.
+    ///
+    /// # Errors
+    /// It is no such socket.
+    pub fn of(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let peer = sockopt::socket_peercred(socket)?;
+        let pid = peer.pid.as_raw_nonzero().get();
+        Ok(Self { pid, uid: peer.uid.as_raw(), gid: peer.gid.as_raw() })
+    }
+
+    /// Acts as it until the result is dropped.
+    ///
+    /// # Errors
+    /// The agent lacks `CAP_SETUID` or `CAP_SETGID`.
+    pub fn act(&self) -> Result<Acting, Errno> {
+        let is_other = (self.uid, self.gid) != (0, 0);
+        // Undone if it has failed half-way.
+        let acting = Acting { is_other };
+        if is_other && !sys::access_as(self.uid, self.gid) {
+            return Err(Errno::PERM);
+        }
+        Ok(acting)
+    }
+
+    /// Where its files must end (`RLIMIT_FSIZE`). None: nobody knows; it has gone, or `/proc` hides it.
+    pub fn max_file_bytes(&self) -> Option<u64> {
+        // prlimit(2) would need CAP_SYS_RESOURCE.
+        parse_limit(&fs::read_to_string(format!("/proc/{}/limits", self.pid)).ok()?)
+    }
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        // Going back to where the process as a whole is is always allowed.
+        let back = !self.is_other || sys::access_as(0, 0);
+        debug_assert!(back, "back to root");
+    }
+}
+
+/// `Max file size             unlimited            unlimited            bytes`: soft, hard.
+fn parse_limit(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max file size "))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    }
+}
+
+/// Gives up what would let the agent, or a thread of it that acts as root, write more than a program may.
+/// For the calling thread and those that it starts from then on.
+///
+/// # Errors
+/// The kernel does not let it.
+pub fn give_up_privileges() -> Result<(), Errno> {
+    // Blocks beyond the quota; setuid bits that stay.
+    let unwanted = CapabilitySet::SYS_RESOURCE | CapabilitySet::FSETID;
+    let mut sets = capabilities(None)?;
+    if !sets.effective.union(sets.permitted).intersects(unwanted) {
+        return Ok(());
+    }
+    sets.effective.remove(unwanted);
+    sets.permitted.remove(unwanted);
+    sets.inheritable.remove(unwanted);
+    set_capabilities(None, sets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn limits_are_found() {
+        let pair = UnixStream::pair().unwrap();
+        let own = Identity::of(pair.0.as_fd()).unwrap();
+        assert_eq!(own.pid, std::process::id() as i32);
+        assert!(own.max_file_bytes().is_some());
+        assert_eq!(Identity { pid: i32::MAX, ..own }.max_file_bytes(), None);
+        let line = |value: &str| format!("Max cpu time 1 2 s\nMax file size  {value}  bytes\n");
+        assert_eq!(parse_limit(&line("4096 unlimited")), Some(4096));
+        assert_eq!(parse_limit(&line("unlimited 7")), Some(u64::MAX));
+        assert_eq!(parse_limit(&line("some")), None);
+        assert_eq!(parse_limit(""), None);
+    }
+
+    #[test]
+    fn files_are_made_and_written_as_the_program_would() {
+        let nobody = Identity { pid: 1, uid: 65534, gid: 65534 };
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let path = folder.path().join("f");
+        let acting = nobody.act().unwrap();
+        let mut file = fs::File::create(&path).unwrap();
+        assert!(fs::read("/etc/shadow").is_err());
+        drop(acting);
+        let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+        assert!(status.contains("Uid:\t0\t0\t0\t0"), "{status}");
+        assert!(fs::read("/etc/shadow").is_ok());
+        let got = file.metadata().unwrap();
+        assert_eq!((got.uid(), got.gid()), (65534, 65534));
+        // It is not root's, whose bits stay.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+        let acting = nobody.act().unwrap();
+        file.write_all(b"x").unwrap();
+        drop(acting);
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o777);
+    }
+
+    #[test]
+    fn privileges_are_given_up_by_a_thread_alone() {
+        let wanted = CapabilitySet::SYS_RESOURCE | CapabilitySet::FSETID;
+        let before = capabilities(None).unwrap();
+        let after = std::thread::spawn(|| {
+            give_up_privileges().unwrap();
+            give_up_privileges().unwrap();
+            capabilities(None).unwrap()
+        });
+        let after = after.join().unwrap();
+        assert!(!after.permitted.intersects(wanted) && !after.effective.intersects(wanted));
+        assert_eq!(after.effective, before.effective.difference(wanted));
+        assert_eq!(capabilities(None).unwrap(), before);
+    }
+}

@@ -1,0 +1,421 @@
+//! One stream to the daemon that is up: messages, who waits for them, and whether anybody is there.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, BufReader, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use guest_abi::Reason;
+use guest_abi::frame::{HEADER_BYTES, Header};
+use guest_abi::pipe::{
+    Begun, Cancel, Done, MAX_TAKE_BYTES, Own, Probed, SocketEnd, Take, Taken, kind, take,
+};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::host::lock;
+use crate::wake::Wake;
+
+/// Messages of a pipe that wait for its thread. A daemon asks for two writes at a time; one that says
+/// more than this does not listen.
+pub const MAX_EVENTS: usize = 16;
+/// Bytes to be written among them.
+pub const MAX_EVENT_BYTES: usize = 4 * MAX_TAKE_BYTES;
+/// Read from the stream at a time: the longest message.
+const READ_BYTES: usize = HEADER_BYTES + size_of::<Take>() + MAX_TAKE_BYTES;
+
+/// How a daemon is noticed that has gone without a word: vsock tells nothing when the host's side is
+/// just not served any more.
+#[derive(Debug, Clone, Copy)]
+pub struct Heartbeat {
+    /// While somebody waits, the stream is looked at each time that this is over; when nothing came
+    /// since the last look, the daemon is asked for a sign of life.
+    pub every: Duration,
+    /// So many looks at silence after that, and it is gone. Looks and not time: a guest that was
+    /// stopped for a while is no reason.
+    pub misses: u32,
+}
+
+impl Default for Heartbeat {
+    /// 10 s of silence. A daemon's answer needs a thread of its own, and no disk.
+    fn default() -> Self {
+        Self { every: Duration::from_secs(2), misses: 5 }
+    }
+}
+
+/// What the daemon has said, or not said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Answer to a probe: the last one.
+    Probed(Probed),
+    /// So many bytes of the source are the guest's to read.
+    Begun(u64),
+    /// These bytes are to be written.
+    Take(Taking),
+    /// The end of a pipe: the last one.
+    Done(Done),
+    /// The stream has ended before: the last one.
+    Lost,
+}
+
+/// A [`Take`] with its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taking {
+    /// Offset in the pipe.
+    pub at: u64,
+    /// How many, at least 1.
+    pub len_bytes: u32,
+    /// None: placeholders.
+    pub bytes: Option<Vec<u8>>,
+}
+
+impl Event {
+    fn read(kind: u16, body: &[u8]) -> Option<Self> {
+        match kind {
+            kind::PROBED => Probed::read_from_bytes(body).ok().map(Self::Probed),
+            kind::DONE => Done::read_from_bytes(body).ok().map(Self::Done),
+            kind::BEGUN => {
+                Begun::read_from_bytes(body).ok().map(|begun| Self::Begun(begun.own_bytes.get()))
+            }
+            kind::TAKE => {
+                let (head, bytes) = Take::read_from_prefix(body).ok()?;
+                let (at, len_bytes) = (head.at.get(), head.len_bytes.get());
+                let bytes = match head.how {
+                    take::PLACES if bytes.is_empty() => None,
+                    take::BYTES if bytes.len() == len_bytes as usize => Some(bytes.to_vec()),
+                    _ => return None,
+                };
+                (len_bytes > 0).then_some(Self::Take(Taking { at, len_bytes, bytes }))
+            }
+            _ => None,
+        }
+    }
+
+    fn is_last(&self) -> bool {
+        matches!(self, Self::Probed(_) | Self::Done(_) | Self::Lost)
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Take(taking) => taking.bytes.as_ref().map_or(0, Vec::len),
+            _ => 0,
+        }
+    }
+}
+
+/// Longest body of a kind of message.
+fn longest(kind: u16) -> usize {
+    match kind {
+        kind::TAKE => size_of::<Take>() + MAX_TAKE_BYTES,
+        _ => size_of::<Probed>(),
+    }
+}
+
+/// What was said to one who waits.
+#[derive(Debug, Default)]
+struct Inbox {
+    events: VecDeque<Event>,
+    bytes: usize,
+}
+
+impl Inbox {
+    /// False when there is no room.
+    fn push(&mut self, event: Event) -> bool {
+        let bytes = self.bytes + event.bytes();
+        let fits = self.events.len() < MAX_EVENTS && bytes <= MAX_EVENT_BYTES;
+        // The end always fits.
+        if fits || event.is_last() {
+            self.bytes = bytes;
+            self.events.push_back(event);
+        }
+        fits
+    }
+}
+
+/// Calls that are not answered; none when the stream has ended.
+type Calls = Option<HashMap<u64, Waiting>>;
+
+#[derive(Debug)]
+struct Waiting {
+    /// Kind of the last message.
+    answer: u16,
+    inbox: Arc<Mutex<Inbox>>,
+    wake: Arc<Wake>,
+}
+
+impl Waiting {
+    fn expects(&self, kind: u16) -> bool {
+        kind == self.answer
+            || (self.answer == kind::DONE && matches!(kind, kind::BEGUN | kind::TAKE))
+    }
+
+    fn tell(&self, event: Event) -> bool {
+        let told = lock(&self.inbox).push(event);
+        self.wake.ring();
+        told
+    }
+}
+
+/// When the daemon was heard of.
+#[derive(Debug)]
+struct Beat {
+    looked: Instant,
+    heard: bool,
+    misses: u32,
+    /// Id of a ping that is not answered.
+    ping: Option<u64>,
+}
+
+/// One stream that is up.
+#[derive(Debug)]
+pub struct Line {
+    stream: OwnedFd,
+    /// Held while a message is written, so that messages stay whole.
+    writing: Mutex<()>,
+    calls: Mutex<Calls>,
+    next_id: AtomicU64,
+    beat: Mutex<Beat>,
+    heartbeat: Heartbeat,
+    /// Different for each stream: what was learned over one does not hold for the next.
+    pub generation: u64,
+    /// Most bytes of one pipe.
+    pub max_len_bytes: u64,
+}
+
+/// A message that will be answered.
+#[derive(Debug)]
+pub struct Call {
+    line: Arc<Line>,
+    id: u64,
+    inbox: Arc<Mutex<Inbox>>,
+}
+
+impl Call {
+    /// What the daemon has said, one after the other. Whoever asked is woken when there is something.
+    pub fn next(&self) -> Option<Event> {
+        let mut inbox = lock(&self.inbox);
+        let event = inbox.events.pop_front()?;
+        inbox.bytes -= event.bytes();
+        Some(event)
+    }
+
+    /// True when something waits to be looked at.
+    pub fn has_next(&self) -> bool {
+        !lock(&self.inbox).events.is_empty()
+    }
+
+    /// Asks for the end of a pipe; its answer is still to come.
+    pub fn cancel(&self, reason: Reason) {
+        let cancel = Cancel { reason: U16::new(reason as u16), reserved: [0; 6] };
+        self.line.write(kind::CANCEL, self.id, &[cancel.as_bytes()]);
+    }
+
+    /// The guest's own bytes are where they belong; how the sink stands now, if it is a socket.
+    pub fn own(&self, own_bytes: u64, sink: Option<&SocketEnd>) {
+        let own = Own { own_bytes: U64::new(own_bytes) };
+        let sink = sink.map_or(&[][..], |sink| sink.as_bytes());
+        self.line.write(kind::OWN, self.id, &[own.as_bytes(), sink]);
+    }
+
+    /// What was asked for is written, or why not.
+    pub fn taken(&self, taking: &Taking, errno: u32) {
+        let (at, len_bytes) = (U64::new(taking.at), U32::new(taking.len_bytes));
+        let taken = Taken { at, len_bytes, errno: U32::new(errno) };
+        self.line.write(kind::TAKEN, self.id, &[taken.as_bytes()]);
+    }
+
+    /// The daemon makes no sense: the stream ends, and [`Event::Lost`] comes.
+    pub fn give_up(&self) {
+        eprintln!("the host: a message about a pipe that makes no sense");
+        self.line.end();
+    }
+
+    /// To be called by whoever waits, at the latest after the time that it returns. See [`Heartbeat`].
+    pub fn beat(&self) -> Duration {
+        self.line.beat()
+    }
+}
+
+impl Line {
+    /// Of a stream on which the handshake is done.
+    pub fn new(
+        stream: OwnedFd,
+        generation: u64,
+        max_len_bytes: u64,
+        heartbeat: Heartbeat,
+    ) -> Arc<Self> {
+        let beat = Beat { looked: Instant::now(), heard: false, misses: 0, ping: None };
+        Arc::new(Self {
+            stream,
+            writing: Mutex::new(()),
+            calls: Mutex::new(Some(HashMap::new())),
+            next_id: AtomicU64::new(1),
+            beat: Mutex::new(beat),
+            heartbeat,
+            generation,
+            max_len_bytes,
+        })
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        lock(&self.calls)
+    }
+
+    fn new_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends a message whose last answer is of kind `answer`; `wake` is rung when something is there.
+    ///
+    /// # Errors
+    /// The stream has ended, and the message did not arrive as a whole.
+    pub fn call(
+        self: &Arc<Self>,
+        kind: u16,
+        answer: u16,
+        body: &[u8],
+        wake: &Arc<Wake>,
+    ) -> Result<Call, Reason> {
+        let (id, inbox) = (self.new_id(), Arc::default());
+        let waiting = Waiting { answer, inbox: Arc::clone(&inbox), wake: wake.clone() };
+        self.calls().as_mut().ok_or(Reason::HostGone)?.insert(id, waiting);
+        self.waken();
+        if self.write(kind, id, &[body]) {
+            Ok(Call { line: self.clone(), id, inbox })
+        } else {
+            Err(Reason::HostGone)
+        }
+    }
+
+    /// True when all of the message was taken by the kernel; else the stream ends.
+    fn write(&self, kind: u16, id: u64, parts: &[&[u8]]) -> bool {
+        let len = parts.iter().map(|part| part.len()).sum();
+        let mut message = Vec::with_capacity(HEADER_BYTES + len);
+        message.extend_from_slice(Header::new(kind, id, len).as_bytes());
+        parts.iter().for_each(|part| message.extend_from_slice(part));
+        let _whole = lock(&self.writing);
+        let written = write_all(&self.stream, &message).is_ok();
+        if !written {
+            self.end();
+        }
+        written
+    }
+
+    /// The reader notices and does the rest.
+    pub fn end(&self) {
+        // Fails only when it has ended already.
+        let _ = shutdown(&self.stream, Shutdown::Both);
+    }
+
+    /// Takes messages until the stream ends or makes no sense. Never waits for those they are for.
+    ///
+    /// # Errors
+    /// Always: why it has ended.
+    pub fn read(&self) -> io::Result<std::convert::Infallible> {
+        let mut stream = BufReader::with_capacity(READ_BYTES, Stream(self.stream.as_fd()));
+        let mut body = Vec::new();
+        loop {
+            let mut header = Header::new_zeroed();
+            stream.read_exact(header.as_mut_bytes())?;
+            let len = header.body_len().filter(|len| *len <= longest(header.kind.get()));
+            body.resize(len.ok_or_else(senseless)?, 0);
+            stream.read_exact(&mut body)?;
+            self.hear(&header, &body).filter(|told| *told).ok_or_else(senseless)?;
+        }
+    }
+
+    fn hear(&self, header: &Header, body: &[u8]) -> Option<bool> {
+        let (id, kind) = (header.id.get(), header.kind.get());
+        {
+            let mut beat = lock(&self.beat);
+            beat.heard = true;
+            if kind == kind::PONG {
+                return Some(body.is_empty() && beat.ping.take() == Some(id));
+            }
+        }
+        let event = Event::read(kind, body)?;
+        let mut calls = self.calls();
+        // One that waits for another answer stays, and is told of the loss.
+        let waiting = calls.as_mut()?.get(&id).filter(|waiting| waiting.expects(kind))?;
+        let is_last = event.is_last();
+        let told = waiting.tell(event);
+        if is_last {
+            calls.as_mut()?.remove(&id);
+        }
+        Some(told || is_last)
+    }
+
+    /// Tells everybody who waits.
+    pub fn lose(&self) {
+        for waiting in self.calls().take().into_iter().flatten().map(|(_, waiting)| waiting) {
+            waiting.tell(Event::Lost);
+        }
+    }
+
+    /// A time without anybody who waited says nothing of the daemon.
+    fn waken(&self) {
+        let mut beat = lock(&self.beat);
+        if beat.looked.elapsed() >= self.heartbeat.every {
+            (beat.looked, beat.misses) = (Instant::now(), 0);
+        }
+    }
+
+    fn beat(&self) -> Duration {
+        let every = self.heartbeat.every;
+        let ping = {
+            let mut beat = lock(&self.beat);
+            let since = beat.looked.elapsed();
+            if since < every {
+                return every - since;
+            }
+            beat.looked = Instant::now();
+            if std::mem::take(&mut beat.heard) {
+                beat.misses = 0;
+                return every;
+            }
+            beat.misses += 1;
+            if beat.misses > self.heartbeat.misses {
+                eprintln!("the host: silence");
+                self.end();
+                return every;
+            }
+            match beat.ping {
+                Some(_) => return every,
+                None => *beat.ping.insert(self.new_id()),
+            }
+        };
+        self.write(kind::PING, ping, &[]);
+        every
+    }
+}
+
+/// For the standard library's reader.
+struct Stream<'a>(BorrowedFd<'a>);
+
+impl Read for Stream<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(recv(self.0, into, RecvFlags::empty())?.0)
+    }
+}
+
+pub(crate) fn senseless() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a message of the daemon that makes no sense")
+}
+
+pub(crate) fn write_all(stream: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match send(&stream, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

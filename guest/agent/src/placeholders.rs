@@ -1,0 +1,95 @@
+//! Blocks of placeholders, and what became of them: memory that direct I/O takes.
+
+use std::fs::File;
+use std::io;
+
+use guest_abi::pipe::{BLOCK_BYTES, PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
+use rustix::io::{Errno, pread, pwrite};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// A sector of the disk.
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Sector {
+    head: Placeholder,
+    rest: [u8; SECTOR_BYTES - size_of::<Placeholder>()],
+}
+
+/// Direct I/O wants memory that begins where a page does.
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct Block([Sector; BLOCK_BYTES / SECTOR_BYTES]);
+
+/// Room for placeholders with one tag, or for reading: not for both, as what is behind a placeholder's
+/// head must stay zero.
+#[derive(Debug)]
+pub struct Blocks {
+    tag: [u8; 16],
+    blocks: Vec<Block>,
+}
+
+impl Blocks {
+    /// Room for `len_bytes`, a multiple of [`BLOCK_BYTES`].
+    pub fn new(tag: [u8; 16], len_bytes: usize) -> Self {
+        let blocks = (0..len_bytes / BLOCK_BYTES).map(|_| Block::new_zeroed()).collect();
+        Self { tag, blocks }
+    }
+
+    /// How many bytes there is room for.
+    pub fn room_bytes(&self) -> usize {
+        self.blocks.len() * BLOCK_BYTES
+    }
+
+    /// Writes one piece of placeholders, which stand for bytes of the pipe from `at` on, at most
+    /// `len_bytes` of them: a multiple of a sector. How many bytes it was, also that.
+    ///
+    /// # Errors
+    /// As of `pwrite(2)`.
+    pub fn write(
+        &mut self,
+        file: &File,
+        offset: u64,
+        at: u64,
+        len_bytes: usize,
+    ) -> Result<usize, Errno> {
+        let len = len_bytes.min(self.room_bytes());
+        let sectors = self.blocks.iter_mut().flat_map(|block| &mut block.0);
+        let magic = U64::new(PLACEHOLDER_MAGIC);
+        for (sector, at) in sectors.take(len / SECTOR_BYTES).zip((at..).step_by(SECTOR_BYTES)) {
+            sector.head = Placeholder { magic, at: U64::new(at), tag: self.tag };
+        }
+        let written = pwrite(file, &self.blocks.as_bytes()[..len], offset)?;
+        // Half of a sector is none: it is written again.
+        match written / SECTOR_BYTES * SECTOR_BYTES {
+            0 => Err(Errno::IO),
+            written => Ok(written),
+        }
+    }
+
+    /// Reads one piece of what was written so; its bytes.
+    ///
+    /// # Errors
+    /// As of `pread(2)`, also at the end of the file.
+    pub fn read(&mut self, file: &File, offset: u64, len_bytes: usize) -> io::Result<&[u8]> {
+        let len = len_bytes.min(self.room_bytes());
+        match pread(file, &mut self.blocks.as_mut_bytes()[..len], offset)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            read => Ok(&self.blocks.as_bytes()[..read]),
+        }
+    }
+
+    /// Offsets of sectors that were read and are still placeholders of this tag. Whoever has replaced
+    /// one did it as a whole, and no other bytes have the tag.
+    pub fn left(tag: [u8; 16], bytes: &[u8]) -> Vec<u64> {
+        let is_left = |sector: &[u8]| {
+            Placeholder::ref_from_prefix(sector)
+                .is_ok_and(|(head, _)| head.magic.get() == PLACEHOLDER_MAGIC && head.tag == tag)
+        };
+        let sectors = bytes.chunks(SECTOR_BYTES).enumerate();
+        sectors
+            .filter(|(_, sector)| is_left(sector))
+            .map(|(n, _)| (n * SECTOR_BYTES) as u64)
+            .collect()
+    }
+}

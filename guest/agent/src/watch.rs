@@ -1,0 +1,81 @@
+//! What a pipe under way is watched for, besides the daemon's messages.
+
+use std::cell::Cell;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use guest_abi::Reason;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::ends::Source;
+use crate::line::Call;
+use crate::pipe::Shared;
+use crate::wake::Wake;
+
+/// See the module's text.
+pub struct Watch<'a> {
+    /// What all requests share.
+    pub shared: &'a Shared,
+    /// The socket of the program that has asked.
+    pub program: BorrowedFd<'a>,
+    /// Of the calling thread.
+    pub wake: &'a Arc<Wake>,
+    /// When it ends at the latest.
+    pub deadline: Option<Instant>,
+    /// The program has gone.
+    gone: Cell<bool>,
+}
+
+impl<'a> Watch<'a> {
+    /// Of a request.
+    pub fn new(
+        shared: &'a Shared,
+        program: BorrowedFd<'a>,
+        wake: &'a Arc<Wake>,
+        deadline: Option<Instant>,
+    ) -> Self {
+        Self { shared, program, wake, deadline, gone: Cell::new(false) }
+    }
+
+    /// Why the pipe is to end, if it is.
+    pub fn ends(&self, source: &Source) -> Option<Reason> {
+        if self.gone.get() || self.shared.stopping.load(Ordering::Acquire) {
+            return Some(Reason::Cancelled);
+        }
+        let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        source.ends().or(late.then_some(Reason::TimedOut))
+    }
+
+    /// Sleeps until something may have happened, at the latest after `at_most`. Not interested in the
+    /// program and its time, it waits for the daemon alone. `also` may be waited for, too.
+    pub fn wait(
+        &self,
+        interested: bool,
+        call: &Call,
+        also: Option<(BorrowedFd<'_>, PollFlags)>,
+        at_most: Option<Duration>,
+    ) {
+        let mut fds = Vec::with_capacity(3);
+        fds.push(PollFd::new(self.wake, PollFlags::IN));
+        if interested {
+            fds.push(PollFd::from_borrowed_fd(self.program, PollFlags::RDHUP));
+        }
+        fds.extend(also.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
+        let left = self.deadline.filter(|_| interested);
+        let left = left.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // A millisecond more, so that it does not wake before the time.
+        let left = left.map(|left| left + Duration::from_millis(1));
+        let time = [left, at_most, Some(call.beat())].into_iter().flatten().min();
+        // Interrupted, the caller looks again.
+        let _ = poll(&mut fds, time.and_then(|time| Timespec::try_from(time).ok()).as_ref());
+        if !fds[0].revents().is_empty() {
+            self.wake.clear();
+        }
+        let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        if interested && fds[1].revents().intersects(hung_up) {
+            self.gone.set(true);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! A disk that puts bytes in the place of placeholders, as the daemon's does: a file of FUSE, for a loop
+//! device on it.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use guest_abi::pipe::{PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const MAX_WRITE: usize = 1 << 20;
+
+/// What the disk knows.
+#[derive(Debug)]
+pub struct Disk {
+    store: File,
+    /// Bytes by their tag.
+    known: Mutex<HashMap<[u8; 16], Vec<u8>>>,
+    /// It takes placeholders for ordinary bytes.
+    pub is_blind: AtomicBool,
+    /// Sectors that were replaced.
+    pub replaced: AtomicU64,
+}
+
+impl Disk {
+    /// Serves the bytes of `store` at `path`, a file that is there, in a thread.
+    pub fn serve(store: File, path: &Path) -> Arc<Self> {
+        let fuse: OwnedFd =
+            File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
+        let options = format!("fd={},rootmode=100600,user_id=0,group_id=0", fuse.as_raw_fd());
+        let options = CString::new(options).unwrap();
+        mount("disk", path, "fuse", MountFlags::empty(), Some(&*options)).unwrap();
+        let (known, is_blind, replaced) = Default::default();
+        let disk = Arc::new(Self { store, known, is_blind, replaced });
+        let served = disk.clone();
+        std::thread::spawn(move || {
+            let mut bytes = vec![0; MAX_WRITE + 4096];
+            loop {
+                match rustix::io::read(&fuse, &mut *bytes) {
+                    Ok(len) => served.answer(&fuse, &mut bytes[..len]),
+                    // Who asked has gone before it was taken.
+                    Err(Errno::NOENT | Errno::INTR) => {}
+                    // Unmounted.
+                    Err(_) => return,
+                }
+            }
+        });
+        disk
+    }
+
+    /// These bytes are to stand in the place of placeholders with that tag.
+    pub fn know(&self, tag: [u8; 16], bytes: Vec<u8>) {
+        self.known.lock().unwrap().insert(tag, bytes);
+    }
+
+    pub fn forget(&self, tag: &[u8; 16]) {
+        self.known.lock().unwrap().remove(tag);
+    }
+
+    fn replace(&self, bytes: &mut [u8]) {
+        let known = self.known.lock().unwrap();
+        for sector in bytes.chunks_exact_mut(SECTOR_BYTES) {
+            let head = Placeholder::read_from_prefix(sector).unwrap().0;
+            if head.magic.get() != PLACEHOLDER_MAGIC || self.is_blind.load(Ordering::Acquire) {
+                continue;
+            }
+            assert!(sector[size_of::<Placeholder>()..].iter().all(|byte| *byte == 0));
+            let at = head.at.get() as usize;
+            let Some(stand_in) = known.get(&head.tag) else { continue };
+            sector.copy_from_slice(&stand_in[at..at + SECTOR_BYTES]);
+            self.replaced.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn answer(&self, fuse: &OwnedFd, bytes: &mut [u8]) {
+        let (head, rest) = In::read_from_prefix(bytes).unwrap();
+        let range = || Range::read_from_prefix(rest).unwrap().0;
+        let mut body = Vec::new();
+        let mut error = 0;
+        match head.opcode {
+            // INIT
+            26 => body.extend(Init::default().as_bytes()),
+            // GETATTR, SETATTR
+            3 | 4 => {
+                let size = self.store.metadata().unwrap().len();
+                body.extend(
+                    Attributes {
+                        valid: 1,
+                        ino: 1,
+                        size,
+                        mode: 0o100600,
+                        links: 1,
+                        ..Default::default()
+                    }
+                    .as_bytes(),
+                );
+            }
+            // OPEN, without a page cache.
+            14 => body.extend([0_u64, 1].as_bytes()),
+            // READ
+            15 => {
+                body.resize(range().size as usize, 0);
+                let read = self.store.read_at(&mut body, range().offset).unwrap();
+                body.truncate(read);
+            }
+            // WRITE
+            16 => {
+                let range = range();
+                let data = &mut bytes[size_of::<In>() + size_of::<Range>()..];
+                self.replace(data);
+                self.store.write_all_at(data, range.offset).unwrap();
+                body.extend(u64::from(range.size).as_bytes());
+            }
+            // RELEASE, FSYNC, FLUSH
+            18 | 20 | 25 => {}
+            // FORGET, INTERRUPT, BATCH_FORGET: no answer.
+            2 | 36 | 42 => return,
+            _ => error = -libc::ENOSYS,
+        }
+        let len = (size_of::<Out>() + body.len()) as u32;
+        let out = Out { len, error, unique: head.unique };
+        // Fails when who asked has gone.
+        let _ = rustix::io::write(fuse, &[out.as_bytes(), &body].concat());
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C, packed)]
+struct In {
+    len: u32,
+    opcode: u32,
+    unique: u64,
+    not_used: [u64; 3],
+}
+
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Out {
+    len: u32,
+    error: i32,
+    unique: u64,
+}
+
+/// Of reading and writing.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C, packed)]
+struct Range {
+    handle: u64,
+    offset: u64,
+    size: u32,
+    not_used: [u32; 5],
+}
+
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Init {
+    major: u32,
+    minor: u32,
+    max_readahead: u32,
+    flags: u32,
+    background: [u16; 2],
+    max_write: u32,
+    time_gran: u32,
+    max_pages: u16,
+    alignment: u16,
+    not_used: [u32; 8],
+}
+
+impl Default for Init {
+    fn default() -> Self {
+        // BIG_WRITES, MAX_PAGES.
+        let flags = 1 << 5 | 1 << 22;
+        let (max_write, max_pages) = (MAX_WRITE as u32, (MAX_WRITE / 4096) as u16);
+        let (major, minor, time_gran) = (7, 31, 1);
+        let (max_readahead, background, alignment, not_used) = Default::default();
+        Self {
+            major,
+            minor,
+            max_readahead,
+            flags,
+            background,
+            max_write,
+            time_gran,
+            max_pages,
+            alignment,
+            not_used,
+        }
+    }
+}
+
+#[derive(Default, IntoBytes, Immutable)]
+#[repr(C)]
+struct Attributes {
+    valid: u64,
+    not_used: u64,
+    ino: u64,
+    size: u64,
+    blocks: u64,
+    times: [u64; 3],
+    nanoseconds: [u32; 3],
+    mode: u32,
+    links: u32,
+    not_used2: [u32; 5],
+}

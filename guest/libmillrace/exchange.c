@@ -1,0 +1,147 @@
+/* Requests to the agent and its answers. */
+#define _GNU_SOURCE
+#include "exchange.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+static int send_request(int fd, const struct request *request, const int *fds)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(2 * sizeof(int))];
+	} control;
+	struct iovec iov = {.iov_base = (void *)request, .iov_len = sizeof(*request)};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+	ssize_t sent;
+
+	if (fds) {
+		memset(&control, 0, sizeof(control));
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control);
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = CMSG_LEN(2 * sizeof(int));
+		memcpy(CMSG_DATA(&control.header), fds, 2 * sizeof(int));
+	}
+	do
+		sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+	while (sent < 0 && errno == EINTR);
+	return sent == (ssize_t)sizeof(*request) ? 0 : -1;
+}
+
+int millrace_read_answer(int fd, int flags, struct outcome *outcome)
+{
+	struct answer answer;
+	ssize_t got = recv(fd, &answer, sizeof(answer), flags | MSG_TRUNC);
+
+	if (got < 0)
+		return errno == EAGAIN || errno == EINTR ? 0 : -1;
+	if (got != (ssize_t)sizeof(answer) || le32toh(answer.magic) != AGENT_MAGIC ||
+	    le16toh(answer.version) != AGENT_VERSION || le64toh(answer.moved_bytes) > INT64_MAX) {
+		errno = EPROTO;
+		return -1;
+	}
+	*outcome = (struct outcome){
+	    .result = {
+		.moved = (int64_t)le64toh(answer.moved_bytes),
+		.error = (int32_t)le32toh(answer.error),
+		.reason = le16toh(answer.reason),
+	    },
+	    .min_bytes_kib = le32toh(answer.min_bytes_kib),
+	};
+	return 1;
+}
+
+/* A signal without SA_RESTART ends the pipe, as it ends sendfile(2): the agent is asked for the end and
+ * says what was moved until then. 0, or -1 when the agent has gone without an answer. */
+static int wait_answer(int fd, struct outcome *outcome, int *interrupted)
+{
+	int got;
+
+	*interrupted = 0;
+	while ((got = millrace_read_answer(fd, 0, outcome)) == 0) {
+		if (!*interrupted)
+			shutdown(fd, SHUT_WR);
+		*interrupted = 1;
+	}
+	/* An answer may lie behind the error that the agent did not take the request. */
+	if (got < 0 && millrace_read_answer(fd, MSG_DONTWAIT, outcome) <= 0)
+		return -1;
+	if (*interrupted && outcome->result.moved == 0 &&
+	    outcome->result.reason == MILLRACE_CANCELLED)
+		outcome->result.error = EINTR;
+	return 0;
+}
+
+struct outcome millrace_failed(int reason, int error)
+{
+	return (struct outcome){.result = {.reason = reason, .error = error}};
+}
+
+/* What a request is answered with that could not be sent on a new connection. */
+static struct outcome refused(int fd, int error)
+{
+	struct outcome outcome;
+
+	if (error == EBADF)
+		return millrace_failed(MILLRACE_NOT_PERMITTED, EBADF);
+	/* The agent has closed it: it may have said why before. */
+	for (int i = 0; i < 2; i++)
+		if (millrace_read_answer(fd, MSG_DONTWAIT, &outcome) > 0)
+			return outcome;
+	return millrace_failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
+}
+
+int millrace_send(struct connection *connection, const struct request *request, const int *fds,
+		  int flags, struct outcome *outcome)
+{
+	for (int attempt = 0; attempt <= MAX_KEPT; attempt++) {
+		int is_fresh, error;
+
+		if (millrace_take(connection, attempt == MAX_KEPT, flags) < 0) {
+			*outcome = errno == EAGAIN
+				       ? millrace_failed(MILLRACE_AGENT_BUSY, EAGAIN)
+				       : millrace_failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
+			return -1;
+		}
+		if (send_request(connection->fd, request, fds) == 0)
+			return 0;
+		error = errno;
+		is_fresh = connection->is_fresh;
+		*outcome = refused(connection->fd, error);
+		millrace_give_back(connection, 1);
+		if (is_fresh || error == EBADF)
+			return -1;
+	}
+	return -1;
+}
+
+struct outcome millrace_exchange(const struct request *request, const int *fds)
+{
+	struct connection connection;
+	struct outcome outcome;
+	int interrupted;
+	int gone;
+
+	if (millrace_send(&connection, request, fds, 0, &outcome) < 0)
+		return outcome;
+	gone = wait_answer(connection.fd, &outcome, &interrupted) < 0;
+	/* An agent that died may have moved bytes: nobody knows. */
+	if (gone)
+		outcome = fds ? millrace_failed(MILLRACE_LOST, EIO)
+			      : millrace_failed(MILLRACE_NO_AGENT, EOPNOTSUPP);
+	millrace_give_back(&connection, gone || interrupted);
+	return outcome;
+}
+
+struct request millrace_query(void)
+{
+	return (struct request){
+	    .magic = htole32(AGENT_MAGIC),
+	    .version = htole16(AGENT_VERSION),
+	    .op = htole16(OP_QUERY),
+	};
+}

@@ -1,0 +1,146 @@
+/* Copies from file to file: sendfile(2) into a file, and copy_file_range(2).
+ *
+ * Whatever a pipe did not move the original moves, whatever the reason: bytes that may have arrived are
+ * written again, the same ones to the same place. So both places are given to the agent as offsets. */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define XFS_MAGIC 0x58465342
+/* XFS_IOC_FSGEOMETRY_V4 of xfs_fs.h, whose header is in no package of the C library: what is before the
+ * flags, the flags, and what is behind. */
+struct xfs_geometry {
+	uint32_t before[23];
+	uint32_t flags;
+	uint32_t after[4];
+};
+#define XFS_GEOMETRY _IOR('X', 124, struct xfs_geometry)
+#define XFS_SHARES_BLOCKS (UINT32_C(1) << 20)
+
+struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out)
+{
+	return (struct shim_ends){
+	    .in_dev = in->st_dev,
+	    .in_ino = in->st_ino,
+	    .out_dev = out->st_dev,
+	    .out_ino = out->st_ino,
+	    .out_is_file = S_ISREG(out->st_mode),
+	};
+}
+
+int64_t shim_position(int fd, const off64_t *offset)
+{
+	return offset ? *offset : lseek64(fd, 0, SEEK_CUR);
+}
+
+void shim_move_position(int fd, off64_t *offset, int64_t to)
+{
+	if (offset)
+		*offset = to;
+	else
+		(void)lseek64(fd, to, SEEK_SET);
+}
+
+/* copy_file_range(2) within a file system that can let files share blocks moves no bytes at all. ext4
+ * cannot, and those that are neither are not piped anyway. */
+static int shares_blocks(int fd, const struct shim_ends *ends)
+{
+	struct xfs_geometry geometry = {0};
+	struct statfs statfs;
+
+	if (ends->in_dev != ends->out_dev || fstatfs(fd, &statfs) < 0 ||
+	    statfs.f_type != XFS_MAGIC)
+		return 0;
+	/* Who does not say it may well do it. */
+	return ioctl(fd, XFS_GEOMETRY, &geometry) < 0 || geometry.flags & XFS_SHARES_BLOCKS;
+}
+
+/* What writes at another place than is said, or promises that what is written is on the disk, is the
+ * kernel's. */
+static int takes_pipes(int out_fd)
+{
+	int flags = fcntl(out_fd, F_GETFL);
+
+	return flags >= 0 && !(flags & (O_APPEND | O_DSYNC | O_SYNC));
+}
+
+static int may_ask(const struct shim_ends *ends)
+{
+	int may;
+
+	if (!shim_lock())
+		return 0;
+	may = shim_may_ask(NULL, ends);
+	shim_unlock();
+	return may;
+}
+
+static void refused(const struct shim_ends *ends, int reason)
+{
+	if (!shim_lock())
+		return;
+	shim_refused(NULL, ends, reason);
+	shim_unlock();
+}
+
+int shim_copy(const struct shim_copy *copy, ssize_t *result)
+{
+	struct shim_ends ends = shim_ends_of(&copy->in, &copy->out);
+	struct millrace_options options = MILLRACE_OPTIONS;
+	int64_t moved;
+
+	options.in_offset = shim_position(copy->in_fd, copy->in_offset);
+	options.out_offset = shim_position(copy->out_fd, copy->out_offset);
+	/* Within one file ranges may overlap, which is an error for some calls and none for others. */
+	if ((ends.in_dev == ends.out_dev && ends.in_ino == ends.out_ino) || options.in_offset < 0 ||
+	    options.out_offset < 0 || !takes_pipes(copy->out_fd) || !may_ask(&ends))
+		return 0;
+	moved = millrace_pipe_options(copy->out_fd, copy->in_fd, copy->count, &options);
+	if (moved <= 0) {
+		refused(&ends, millrace_reason());
+		return 0;
+	}
+	shim_move_position(copy->in_fd, copy->in_offset, options.in_offset + moved);
+	shim_move_position(copy->out_fd, copy->out_offset, options.out_offset + moved);
+	*result = (ssize_t)moved;
+	return 1;
+}
+
+/* 1 with the result when a pipe moved something. */
+static int try_copy(struct shim_copy *copy, ssize_t *result)
+{
+	struct shim_ends ends;
+	int64_t left;
+
+	if (fstat(copy->in_fd, &copy->in) < 0 || !S_ISREG(copy->in.st_mode))
+		return 0;
+	left = copy->in.st_size - shim_position(copy->in_fd, copy->in_offset);
+	if (!shim_pays(left < (int64_t)copy->count ? left : (int64_t)copy->count) ||
+	    fstat(copy->out_fd, &copy->out) < 0 || !S_ISREG(copy->out.st_mode))
+		return 0;
+	ends = shim_ends_of(&copy->in, &copy->out);
+	return !shares_blocks(copy->in_fd, &ends) && shim_copy(copy, result);
+}
+
+EXPORT ssize_t copy_file_range(int in_fd, off64_t *in_offset, int out_fd, off64_t *out_offset,
+			       size_t count, unsigned flags)
+{
+	struct shim_copy copy = {in_fd, out_fd, in_offset, out_offset, count, {0}, {0}};
+	int error = errno;
+	ssize_t result;
+
+	if (count > SHIM_MAX_COUNT)
+		copy.count = SHIM_MAX_COUNT;
+	if (flags == 0 && count >= atomic_load(&shim_gate_bytes) && try_copy(&copy, &result)) {
+		errno = error;
+		return result;
+	}
+	errno = error;
+	return NEXT(copy_file_range)(in_fd, in_offset, out_fd, out_offset, count, flags);
+}

@@ -1,0 +1,125 @@
+/* From how many bytes on a pipe pays.
+ *
+ * MILLRACE_MIN_BYTES says it, or the agent, which has measured it. The agent is asked beside the program:
+ * one call sends the question, and a later one that is large enough finds the answer. */
+#define _GNU_SOURCE
+#include "exchange.h"
+#include "shim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+/* While nobody knows: some milliseconds of a guest's work, against what a pipe takes to begin. */
+#define DEFAULT_LEAST_BYTES (1024 * 1024)
+/* From here on a call is worth a look at the clock, and a question to the agent. */
+#define ASK_BYTES (64 * 1024)
+/* An answer holds so long. So does none: what the agent measures changes slowly. */
+#define ASK_AGAIN_MS 60000
+
+_Atomic uint64_t shim_gate_bytes = ASK_BYTES;
+
+static _Atomic uint64_t least_bytes = DEFAULT_LEAST_BYTES;
+static int is_fixed;
+/* The process whose thread is at it; others take what is known. A child of fork(2) may find its
+ * parent's, and its parent's question, which it leaves alone. */
+static _Atomic pid_t busy;
+static struct connection question;
+static pid_t asker;
+/* Before this time there is nothing to ask and no answer to look for. */
+static _Atomic int64_t look_at_ms;
+
+__attribute__((constructor)) static void at_start(void)
+{
+	const char *text = getenv("MILLRACE_MIN_BYTES");
+	char *end;
+	unsigned long long value;
+
+	if (!text || !*text)
+		return;
+	value = strtoull(text, &end, 10);
+	if (*end != '\0')
+		return;
+	/* Zero bytes are never piped: sendfile(2) of them is a question. */
+	value = value > 0 ? value : 1;
+	is_fixed = 1;
+	atomic_store(&least_bytes, value);
+	atomic_store(&shim_gate_bytes, value);
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec now = {0};
+
+	(void)clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void ask(void)
+{
+	struct request request = millrace_query();
+	struct outcome outcome;
+
+	if (millrace_send(&question, &request, NULL, SOCK_NONBLOCK, &outcome) < 0)
+		return;
+	/* One that is not kept could not be told from another's, later. */
+	if (question.slot)
+		asker = getpid();
+	else
+		millrace_give_back(&question, 1);
+}
+
+static void look_for_answer(void)
+{
+	struct outcome outcome = {0};
+	uint64_t bytes;
+	int got = -1;
+
+	/* The program may have closed it. */
+	if (millrace_is_kept(&question)) {
+		got = millrace_read_answer(question.fd, MSG_DONTWAIT, &outcome);
+		if (got == 0)
+			return;
+		millrace_give_back(&question, got < 0);
+	} else {
+		millrace_let_go(&question);
+	}
+	asker = 0;
+	bytes = (uint64_t)outcome.min_bytes_kib * 1024;
+	/* One that does not know, or has gone, leaves what was known. */
+	if (bytes == 0)
+		return;
+	atomic_store(&least_bytes, bytes);
+	atomic_store(&shim_gate_bytes, bytes < ASK_BYTES ? bytes : ASK_BYTES);
+}
+
+static void refresh(void)
+{
+	int64_t now = now_ms();
+	int error = errno;
+	pid_t self, other;
+
+	if (now < atomic_load(&look_at_ms))
+		return;
+	self = getpid();
+	other = atomic_load(&busy);
+	if (other == self || !atomic_compare_exchange_strong(&busy, &other, self))
+		return;
+	if (asker == self)
+		look_for_answer();
+	else
+		ask();
+	/* A question is open, or the next is due later. */
+	atomic_store(&look_at_ms, asker == self ? 0 : now + ASK_AGAIN_MS);
+	atomic_store(&busy, 0);
+	errno = error;
+}
+
+int shim_pays(int64_t bytes)
+{
+	if (!is_fixed)
+		refresh();
+	return bytes > 0 && (uint64_t)bytes >= atomic_load(&least_bytes);
+}
