@@ -53,6 +53,7 @@ pub struct ImageBuilder {
     modules: BTreeSet<String>,
     files: BTreeMap<String, PathBuf>,
     packaged: BTreeSet<(String, String)>,
+    library_packages: BTreeSet<String>,
     guest_pieces: bool,
 }
 
@@ -95,10 +96,17 @@ impl ImageBuilder {
 
     /// Adds a program of a Debian package that is unpacked and not installed on the host (a server,
     /// for one, would be started), at its own path and in `/bin`, with its libraries. These must be
-    /// on the host.
+    /// on the host, or in packages named with [`ImageBuilder::libraries_of`].
     #[must_use]
     pub fn packaged(mut self, package: &str, program: &str) -> Self {
         self.packaged.insert((package.to_owned(), program.to_owned()));
+        self
+    }
+
+    /// Takes libraries of packaged programs from Debian packages that are unpacked as well.
+    #[must_use]
+    pub fn libraries_of(mut self, packages: &[&str]) -> Self {
+        self.library_packages.extend(packages.iter().map(|package| (*package).to_owned()));
         self
     }
 
@@ -118,10 +126,15 @@ impl ImageBuilder {
     pub fn build(&self, cache: &Cache, kernel: &Kernel) -> Result<Image, LabError> {
         let agent = program::agent(cache)?;
         let mut content = self.collect(&agent)?;
+        let mut folders = Vec::new();
+        for package in &self.library_packages {
+            let unpacked = apt::unpacked(cache, package)?;
+            folders.extend(program::LIBRARY_FOLDERS.map(|folder| unpacked.join(folder)));
+        }
         for (package, place) in &self.packaged {
             let program = apt::unpacked(cache, package)?.join(place.trim_start_matches('/'));
-            for library in program::libraries(&program)? {
-                content.insert(library.to_string_lossy().into_owned(), library);
+            for library in program::libraries_in(&program, &folders)? {
+                content.insert(program::place_of(&library, cache.root()), library);
             }
             content.insert(place.clone(), program);
         }

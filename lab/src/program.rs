@@ -48,7 +48,9 @@ pub fn agent(cache: &Cache) -> Result<PathBuf, LabError> {
         return Ok(path.into());
     }
     let sources = agent_sources();
-    let name = format!("agent-{:016x}", hash_of(&[&sources])?);
+    // It asks the guest's agent for pipes, in that one's language.
+    let language = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/guest-abi");
+    let name = format!("agent-{:016x}", hash_of(&[&sources, &language])?);
     cache.get(&name, |part| {
         let built = cargo_build(cache, &sources, "millrace-lab-agent")?;
         copy(&built, part)
@@ -95,7 +97,10 @@ fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
 /// Builds a static program; where it is.
 fn cargo_build(cache: &Cache, sources: &Path, program: &str) -> Result<PathBuf, LabError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let target = cache.root().join("agent-target");
+    // Cargo tells crates of two checkouts apart by their times alone, so each has a folder of its own.
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).as_os_str().as_encoded_bytes();
+    let hash = xxhash_rust::xxh3::xxh3_64(checkout);
+    let target = cache.root().join(format!("agent-target-{hash:016x}"));
     // The target is named so that build scripts and macros, which run on the host, are not linked
     // statically; the strip keeps the image small.
     run(Command::new(cargo)
@@ -115,9 +120,27 @@ fn cargo_build(cache: &Cache, sources: &Path, program: &str) -> Result<PathBuf, 
 /// # Errors
 /// A library is missing on the host.
 pub(crate) fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>, LabError> {
+    libraries_in(program, &[])
+}
+
+/// Where a package has its libraries.
+pub(crate) const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+
+/// As [`libraries`]; those in some folders are taken rather than the host's.
+///
+/// # Errors
+/// A library is missing in both.
+pub(crate) fn libraries_in(
+    program: &Path,
+    folders: &[PathBuf],
+) -> Result<BTreeSet<PathBuf>, LabError> {
     let ldd = apt::need("ldd")?;
+    let path = std::env::join_paths(folders).map_err(|error| {
+        LabError::io(format!("look into {folders:?}"))(std::io::Error::other(error))
+    })?;
     let output = Command::new(&ldd)
         .arg(program)
+        .env("LD_LIBRARY_PATH", path)
         .output()
         .map_err(LabError::io(format!("run ldd {}", program.display())))?;
     // ldd fails for what is not dynamic: a static program or a script.
@@ -125,6 +148,17 @@ pub(crate) fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>, LabError> {
         return Ok(BTreeSet::new());
     }
     parse_ldd(&String::from_utf8_lossy(&output.stdout), program)
+}
+
+/// Where a library goes in a guest: to its own place, or to the system's if it was unpacked below the
+/// cache.
+pub(crate) fn place_of(library: &Path, cache: &Path) -> String {
+    match library.file_name() {
+        Some(name) if library.starts_with(cache) => {
+            format!("/{}/{}", LIBRARY_FOLDERS[1], name.to_string_lossy())
+        }
+        _ => library.to_string_lossy().into_owned(),
+    }
 }
 
 /// `name => /path (address)`, `/path (address)`, or the kernel's own object without a path.
@@ -157,6 +191,13 @@ mod tests {
         assert!(got.iter().eq(want.map(Path::new)), "{got:?}");
         let error = parse_ldd("\tliba.so => not found\n", Path::new("p")).unwrap_err();
         assert!(error.to_string().contains("liba.so"));
+    }
+
+    #[test]
+    fn libraries_of_packages_go_where_the_system_looks() {
+        let place = |library: &str| place_of(Path::new(library), Path::new("/c"));
+        assert_eq!(place("/c/package-x/usr/lib/x/libx.so.1"), "/lib/x86_64-linux-gnu/libx.so.1");
+        assert_eq!(place("/usr/lib/liby.so.1"), "/usr/lib/liby.so.1");
     }
 
     #[test]

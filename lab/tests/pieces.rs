@@ -37,7 +37,7 @@ fn the_guest_pieces_run_and_fall_back() {
     assert_eq!((&both["piped"], &both["sent"]), (&0.into(), &1_000_000.into()));
     // A file on tmpfs would be none for a pipe, but the agent looks at the file first.
     assert_eq!(both["reason_text"], "a file system that is not supported");
-    let shim = told("LD_PRELOAD=libmillrace-preload.so", "-s");
+    let shim = told("MILLRACE_MIN_BYTES=65536 LD_PRELOAD=libmillrace-preload.so", "-s");
     assert_eq!((&shim["sent"], &shim["reason"]), (&1_000_000.into(), &0.into()));
     agent.kill().unwrap();
     guest.shutdown(LONG).unwrap();

@@ -7,6 +7,8 @@ use crate::AgentError;
 
 pub mod disk;
 pub mod file;
+pub mod pipe;
+pub mod relay;
 pub mod rr;
 pub mod stream;
 pub mod xfer;
@@ -22,6 +24,8 @@ const USAGE: &str = "\
 rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES [PAUSE_MS]] | sink [PORT] | \
 tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
 disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | \
+pipe listen|connect ADDR PATH [mptcp] [tls] [end] [path-only|write-only] [wait=FIFO] | \
+relay CID:PORT OWN_PORT ADDR | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
 
 /// Runs a tool by its command line; `None` when the name is no tool's.
@@ -86,6 +90,20 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
+        ["pipe", role @ ("listen" | "connect"), addr, path, words @ ..] => {
+            let run = || {
+                let options = pipe::Options::parse(words).ok_or_else(usage)?;
+                pipe::run(*role == "listen", address(addr, RR_PORT)?, path, options)
+            };
+            run()
+        }
+        ["relay", host, own_port, addr] => {
+            let run = || {
+                let own_port = own_port.parse().map_err(|_| usage())?;
+                relay::run(vsock_address(host)?, own_port, address(addr, RR_PORT)?)
+            };
+            run()
+        }
         ["xfer", side, kind, role, addr, bytes, rest @ ..] => {
             let run = || {
                 let bytes = bytes.parse().map_err(|_| usage())?;
@@ -96,7 +114,10 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
-        ["rr" | "tcp-stream" | "udp-small" | "disk-read" | "fill" | "xfer", ..] => Err(usage()),
+        [
+            "rr" | "tcp-stream" | "udp-small" | "disk-read" | "fill" | "pipe" | "relay" | "xfer",
+            ..,
+        ] => Err(usage()),
         _ => return None,
     })
 }
@@ -126,6 +147,13 @@ pub(crate) fn address(text: &str, port: u16) -> Result<SocketAddr, AgentError> {
         .ok()
         .and_then(|mut all| all.next())
         .ok_or_else(|| AgentError::Usage(format!("{text:?} is no address; {USAGE}")))
+}
+
+/// `CID:PORT` of vsock.
+pub(crate) fn vsock_address(text: &str) -> Result<(u32, u32), AgentError> {
+    text.split_once(':')
+        .and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)))
+        .ok_or_else(|| AgentError::Usage(format!("{text:?} is not CID:PORT")))
 }
 
 /// Mean, 50th and 99th percentile of a list of nanoseconds, in microseconds.

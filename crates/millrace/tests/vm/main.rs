@@ -5,9 +5,14 @@
 
 mod common;
 mod disk;
+mod fallback;
+mod guard;
+mod hostile;
 mod moves;
 mod net;
+mod pairs;
 mod pipe;
+mod pipe_world;
 mod quiet;
 mod relay;
 mod restart;
@@ -15,4 +20,5 @@ mod servers;
 #[path = "../common/strace.rs"]
 mod strace;
 mod testpmd;
+mod twins;
 mod vsock;

@@ -2,125 +2,14 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
-use lab::{Daemon, Disk, Guest, Image, Lab, Net, NetLab, Running, Vm, Vsock};
+use lab::NetLab;
 use lab_agent::stream::Stream;
 use serde_json::Value;
 
-use crate::common::{LONG, MIB, alone, amount, boot, daemon};
+use crate::common::{alone, amount};
+use crate::pipe_world::{READY, fetch, world};
 use crate::relay::{Faults, Relay};
-
-const READY: Duration = Duration::from_secs(60);
-const UPLINK: &str = "[switch.uplink]\ntap = \"up0\"\nbridge = \"br0\"\n";
-
-/// One VM with a disk, a network card and an agent; the peer is on the host.
-struct World {
-    guest: Guest,
-    daemon: Daemon,
-    lab: Lab,
-}
-
-fn world(disk_mib: u64, file_system: &str) -> World {
-    let lab = Lab::new().unwrap();
-    lab.net().bridge("br0").unwrap();
-    // Else it takes its ports' addresses, which come and go with the daemon.
-    lab.net().ip(&["link", "set", "br0", "address", "02:00:00:00:00:fe"]).unwrap();
-    let image = lab.run_folder().join("disk.img");
-    std::fs::File::create(&image).unwrap().set_len(disk_mib * MIB).unwrap();
-    let disk = format!("format = \"raw\"\npath = {image:?}");
-    let vm = Vm::new("srv", "")
-        .net("n", "switch = \"lan\"")
-        .disk("d", &disk)
-        .vsock(7)
-        .more("[vm.pipes]\n");
-    // A holder: vsock does not come back without one.
-    let daemon = daemon("d").switch("lan", UPLINK).vm(vm).holder().start(&lab).unwrap();
-    lab.net().address("br0", "10.0.0.254/24").unwrap();
-    let recipe = Image::builder().guest_pieces().disk_tools().module("ext4");
-    let builder = Guest::builder("srv")
-        .memory_mb(256)
-        .image(recipe)
-        .net(Net::vhost_user(daemon.socket("srv", "n")))
-        .address("10.0.0.1/24")
-        .address("fd00::1/64")
-        .disk(Disk::vhost_user(daemon.socket("srv", "d")))
-        .vsock(Vsock::vhost_user(daemon.socket("srv", "vsock")));
-    let [guest] = boot(&lab, [builder]);
-    let make = match file_system {
-        "xfs" => "mkfs.xfs -q",
-        _ => "mke2fs -q -t ext4",
-    };
-    guest
-        .run_for(
-            &format!("{make} /dev/vda && mkdir -p /mnt && mount -t {file_system} /dev/vda /mnt"),
-            LONG,
-        )
-        .unwrap()
-        .ok()
-        .unwrap();
-    World { guest, daemon, lab }
-}
-
-impl World {
-    fn agent(&self) -> Running<'_> {
-        let mut agent = self.guest.spawn("millrace-agent 2>&1").unwrap();
-        agent.wait_line("connected", READY).unwrap();
-        agent
-    }
-
-    /// Until the agent has found the daemon of now.
-    fn wait_for_agent(&self) {
-        let until = Instant::now() + READY;
-        let agents = || self.daemon.metric_sum("millrace_pipe_agents_total", &[("vm", "srv")]);
-        while agents().unwrap() == 0.0 {
-            assert!(Instant::now() < until, "the agent does not come back");
-            // Nobody tells: it is asked for again.
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// A file of pseudo-random bytes.
-    fn file(&self, name: &str, len_bytes: u64) {
-        let make = format!("agent fill /mnt/{name} {len_bytes}");
-        self.guest.run_for(&make, LONG).unwrap().ok().unwrap();
-    }
-
-    fn ended(&self, reason: &str) -> f64 {
-        let labels = [("vm", "srv"), ("reason", reason)];
-        self.daemon.metric_sum("millrace_pipe_ended_total", &labels).unwrap()
-    }
-}
-
-/// Reads what `mrpipe` sends in one round, compared byte by byte.
-fn read_round(stream: &mut BufReader<TcpStream>, round: u64, len_bytes: u64) {
-    let mut line = String::new();
-    stream.read_line(&mut line).unwrap();
-    assert_eq!(line, format!("MRPIPE {round} {len_bytes}\n"));
-    let (mut content, mut left) = (Stream::new(1), len_bytes as usize);
-    let (mut got, mut want) = (vec![0; 1 << 20], vec![0; 1 << 20]);
-    while left > 0 {
-        let n = left.min(got.len());
-        stream.read_exact(&mut got[..n]).unwrap();
-        content.fill(&mut want[..n]);
-        let wrong = got[..n].iter().zip(&want[..n]).position(|(g, w)| g != w);
-        assert_eq!(wrong, None, "round {round}, {left} bytes before the end");
-        left -= n;
-    }
-    line.clear();
-    stream.read_line(&mut line).unwrap();
-    assert_eq!(line, format!("END {round}\n"));
-}
-
-/// A client that asks for `rounds` over one connection.
-fn fetch(address: &str, rounds: u64, len_bytes: u64) {
-    let stream = TcpStream::connect(address).unwrap();
-    let mut reader = BufReader::new(stream);
-    for round in 0..rounds {
-        reader.get_mut().write_all(b"next\n").unwrap();
-        read_round(&mut reader, round, len_bytes);
-    }
-}
 
 #[test]
 fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
@@ -181,15 +70,14 @@ fn a_shifted_connection_survives_the_daemon() {
     let mut server =
         world.guest.spawn(&format!("mrpipe -l 7000 -b -r -n {rounds} /mnt/f")).unwrap();
     server.wait_line("listening", READY).unwrap();
-    let connect = || BufReader::new(TcpStream::connect("10.0.0.1:7000").unwrap());
-    let mut reader = world.lab.net().inside(connect).unwrap();
+    let mut client = world.connect("10.0.0.1:7000");
     for round in 0..rounds {
-        reader.get_mut().write_all(b"next\n").unwrap();
-        read_round(&mut reader, round, len_bytes);
+        client.ask();
+        client.read_round(round, len_bytes);
         world.daemon.restart().unwrap();
         world.wait_for_agent();
     }
-    drop(reader);
+    drop(client);
     let report: Value = server.wait(READY).unwrap().json().unwrap();
     println!("{report}");
     assert_eq!(report["whole"], true);

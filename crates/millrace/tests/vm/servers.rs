@@ -96,7 +96,8 @@ impl World {
     fn serve(&self, command: &str, config: &str) -> Running<'_> {
         self.guest.put_bytes("/tmp/config", 0o644, config.as_bytes()).unwrap();
         let folders = "mkdir -p /var/lib/nginx /var/log/nginx";
-        let preload = "LD_PRELOAD=/usr/lib/libmillrace-preload.so";
+        // What pays under emulation is more than the files have.
+        let preload = "MILLRACE_MIN_BYTES=65536 LD_PRELOAD=/usr/lib/libmillrace-preload.so";
         let server = self.guest.spawn(&format!("{folders}; {preload} {command} 2>&1")).unwrap();
         let until = Instant::now() + READY;
         while self.lab.net().inside(|| TcpStream::connect(SERVER).is_err()).unwrap() {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Socket, Type};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{address, xfer_udp};
+use super::{address, vsock_address, xfer_udp};
 use crate::AgentError;
 use crate::stream::{Check, Stream};
 
@@ -125,10 +125,7 @@ fn open(kind: &str, role: &str, addr: &str) -> Result<Box<dyn Duplex>, AgentErro
             Ok(Box::new(stream))
         }
         _ => {
-            let (cid, port) = addr
-                .split_once(':')
-                .and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)))
-                .ok_or_else(|| AgentError::Usage(format!("{addr:?} is not CID:PORT")))?;
+            let (cid, port) = vsock_address(addr)?;
             let socket = Socket::new(Domain::VSOCK, Type::STREAM, None)
                 .map_err(AgentError::io("vsock socket"))?;
             let at = SockAddr::vsock(cid, port);
