@@ -40,6 +40,28 @@ impl Connection {
         Ok(twin)
     }
 
+    /// A twin in the place of another that has gone, with copies of what that was given: first what it
+    /// had sent.
+    pub fn relief(
+        &self,
+        taken: &FlowSnapshot,
+        (sent, unsent): (&[u8], &[u8]),
+        pool: &Pool,
+    ) -> Result<Twin, Reason> {
+        let state = twin_state(&self.socket, taken)?;
+        let failed = |what: &str, error: &dyn std::fmt::Display| {
+            let port = self.port.net.name();
+            tracing::warn!(port, "relieving a twin: {what}: {error}");
+            Reason::TwinFailed
+        };
+        let twin = self.port.namespace.relief(&state, sent);
+        let twin = twin.map_err(|e| failed("making another", &e))?;
+        let given = twin.make_room(sent.len() + unsent.len()).and_then(|()| twin.give_all(unsent));
+        given.map_err(|e| failed("filling it", &e))?;
+        pool.watch(self.token, twin.as_fd()).map_err(|e| failed("watching it", &e))?;
+        Ok(twin)
+    }
+
     /// Ends it for both sides: bytes of it are lost.
     pub fn reset(&self) {
         // One that is reset already has nothing to be told.

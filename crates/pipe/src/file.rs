@@ -8,6 +8,7 @@ use guest_abi::pipe::{HOLE, MAX_EXTENTS};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+use crate::copy::read_all;
 use crate::error::PipeError;
 
 /// Bytes of the file of zeroes that holes are read from. It has no pages: reading makes none.
@@ -72,6 +73,19 @@ impl Source {
         }
         let offset = offset + (len_bytes - left);
         Ok(Some(Found { file: self.image.as_fd(), offset, len_bytes: left }))
+    }
+
+    /// Copies bytes of it; not many.
+    pub(crate) fn copy(&self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
+        let len = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let (mut bytes, mut done) = (vec![0; len], 0);
+        while done < len {
+            let found = self.find(at + done as u64)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let n = found.len_bytes.min((len - done) as u64) as usize;
+            read_all(found.file, found.offset, &mut bytes[done..done + n])?;
+            done += n;
+        }
+        Ok(bytes)
     }
 
     /// Whether most of its bytes are in the host's page cache, as a sample says. (Where nobody can tell,

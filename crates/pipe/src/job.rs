@@ -2,7 +2,7 @@
 //! have in common. Its steps run on the pool's threads, one at a time.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use guest_abi::Reason;
 use net::flow::FlowEvent;
 
 use crate::agent::Agent;
-use crate::limits::{DRAIN_TIMEOUT, MAX_SAID};
+use crate::limits::{DRAIN_TIMEOUT, MAX_SAID, RELEASE_TIMEOUT};
 use crate::message::Said;
 use crate::metrics::PipeStats;
 use crate::pool::Pool;
@@ -85,6 +85,7 @@ pub(crate) struct Job {
     said: Mutex<VecDeque<Said>>,
     work: Mutex<Option<Box<dyn Work>>>,
     timer: Mutex<Option<Instant>>,
+    is_answered: AtomicBool,
     pub stats: Arc<PipeStats>,
 }
 
@@ -114,6 +115,7 @@ impl Job {
             said: Mutex::default(),
             work: Mutex::new(Some(work)),
             timer: Mutex::default(),
+            is_answered: AtomicBool::new(false),
             stats,
         }
     }
@@ -176,6 +178,16 @@ impl Job {
         lock(&self.cancelled).is_some_and(|(_, since)| since.elapsed() > DRAIN_TIMEOUT)
     }
 
+    /// Whether a file that is read should be let go, although not all of it is acknowledged.
+    pub fn wants_release(&self) -> bool {
+        lock(&self.cancelled).is_some_and(|(reason, since)| {
+            // Somebody waits to write to it.
+            let patience =
+                if reason == Reason::LeaseBroken { RELEASE_TIMEOUT } else { DRAIN_TIMEOUT };
+            since.elapsed() > patience
+        })
+    }
+
     /// What the agent says. False: it says too much.
     pub fn say(&self, said: Said) -> bool {
         let mut all = lock(&self.said);
@@ -199,8 +211,11 @@ impl Job {
         next
     }
 
-    /// Tells the agent; once, when it is over.
+    /// Tells the agent, when it is over or nothing more is needed of the guest; only the first time.
     pub fn answer(&self, moved_bytes: u64, reason: Reason) {
+        if self.is_answered.swap(true, Ordering::Relaxed) {
+            return;
+        }
         self.moved_bytes.store(moved_bytes, Ordering::Relaxed);
         self.stats.end(reason, moved_bytes, self.begun.elapsed());
         self.agent.done(self.id, moved_bytes, reason);

@@ -22,9 +22,16 @@ pub const RECHECK_SOON: Duration = Duration::from_millis(1);
 
 /// How long the peer may take, once a pipe is given up, to acknowledge what it has been sent already.
 /// Until then the bytes stay where they are, and so does the guest's lease, which its kernel breaks
-/// after 45 s. A peer that takes longer loses its connection: it cannot be left with half of a file and
-/// go on.
+/// after 45 s. For a peer that takes longer a file's bytes are copied, and the pipe ends; those of another
+/// connection cannot be had again, and both connections are lost.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The same where somebody waits to write to the file: most peers acknowledge within a round trip.
+pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Connections of a VM whose peers acknowledge copied bytes: each holds as many as a socket may have on
+/// its way, some megabytes. One more is lost.
+pub const MAX_DETACHED: u64 = 32;
 
 /// How long a daemon that stops waits for peers to acknowledge what they were sent: most do within a
 /// round trip, and whoever restarts a daemon waits for it.

@@ -17,6 +17,8 @@ pub struct PipeStats {
     pub started: AtomicU64,
     /// Bytes that arrived.
     pub moved_bytes: AtomicU64,
+    /// Connections whose peers acknowledge copied bytes, at the moment.
+    pub detached: AtomicU64,
     /// Agents that were welcomed.
     pub agents: AtomicU64,
     ended: Ended,

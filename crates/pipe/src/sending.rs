@@ -1,11 +1,12 @@
 //! The sending half of a connection as a pipe's sink: from its takeover to its return.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
 use guest_abi::pipe::SocketEnd;
-use net::flow::{FlowError, FlowSnapshot, Snapshot};
+use net::flow::{FlowError, FlowSnapshot, Relief, Snapshot};
 
 use crate::connection::{Connection, reason_of};
 use crate::limits::{RECHECK, RECHECK_SOON, SETTLE_TIMEOUT};
@@ -26,6 +27,8 @@ pub(crate) struct Sending {
     pub given_bytes: u64,
     /// What the switch waits for.
     target_bytes: u64,
+    /// Its source is not needed any more.
+    pub is_detached: bool,
 }
 
 /// How far the peer is.
@@ -45,8 +48,16 @@ impl Sending {
             Snapshot::Ready(taken) => Some(taken),
             Snapshot::Waiting => None,
         };
-        let (since, handover) = (Instant::now(), Duration::ZERO);
-        Self { to, taken, since, handover, twin: None, given_bytes: 0, target_bytes: 0 }
+        Self {
+            to,
+            taken,
+            since: Instant::now(),
+            handover: Duration::ZERO,
+            twin: None,
+            given_bytes: 0,
+            target_bytes: 0,
+            is_detached: false,
+        }
     }
 
     /// The guest has sent more since it was reserved. False: it is another connection.
@@ -132,6 +143,30 @@ impl Sending {
             }
             _ => Drained::Failed,
         }
+    }
+
+    /// Lets go of the source: what the peer has not acknowledged is copied (by `copy`: offset in the pipe,
+    /// and length) into another twin, which takes the place of this one. `Err`: the connection is lost.
+    pub fn detach(
+        &mut self,
+        copy: impl FnOnce(u64, u64) -> io::Result<Vec<u8>>,
+        pool: &Pool,
+    ) -> Result<(), Reason> {
+        let Connection { port, socket, token } = &self.to;
+        let Relief { state, acked_bytes, sent_bytes } =
+            port.net.flow_relief(socket.key, *token).map_err(reason_of)?;
+        let left = self.given_bytes.saturating_sub(acked_bytes.into());
+        let bytes = copy(acked_bytes.into(), left).map_err(|error| {
+            tracing::warn!("copying for a twin: {error}");
+            Reason::DiskFailed
+        })?;
+        let (sent, unsent) =
+            bytes.split_at_checked(sent_bytes as usize).ok_or(Reason::TwinFailed)?;
+        // One connection has one twin. What comes meanwhile comes again.
+        self.twin = None;
+        self.twin = Some(self.to.relief(&state, (sent, unsent), pool)?);
+        self.is_detached = true;
+        Ok(())
     }
 
     /// Hands the connection back behind what was given, which the peer has.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::net::RecvFlags;
 
-use crate::copy::{copy_range, read_all, write_all};
+use crate::copy::{copy_range, write_all};
 use crate::file::Source;
 use crate::limits::BUFFER_BYTES;
 use crate::receiving::Receiving;
@@ -52,26 +52,13 @@ impl Supply {
 
     /// Copies a range; not a long one.
     pub fn read(&self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
-        let len = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut bytes = vec![0; len];
         match self {
-            Self::File(source, _) => {
-                let mut done = 0;
-                while done < len {
-                    let found =
-                        source.find(at + done as u64)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-                    let n = found.len_bytes.min((len - done) as u64) as usize;
-                    read_all(found.file, found.offset, &mut bytes[done..done + n])?;
-                    done += n;
-                }
-            }
+            Self::File(source, _) => source.copy(at, len_bytes),
             Self::Socket(buffered) => {
                 let (first, second) = buffered.range(at, len_bytes)?;
-                bytes[..first.len()].copy_from_slice(first);
-                bytes[first.len()..].copy_from_slice(second);
+                Ok([first, second].concat())
             }
         }
-        Ok(bytes)
     }
 
     /// Everything before is in its place and not needed any more.

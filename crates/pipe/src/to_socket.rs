@@ -10,7 +10,7 @@ use crate::connection::Connection;
 use crate::feed::{Fed, Feed, Splice};
 use crate::file::Source;
 use crate::job::{Job, Next, Side, Work};
-use crate::limits::{OWN_TIMEOUT, QUANTUM_BYTES, RECHECK};
+use crate::limits::{MAX_DETACHED, OWN_TIMEOUT, QUANTUM_BYTES, RECHECK};
 use crate::message::Said;
 use crate::pool::Pool;
 use crate::receiving::Receiving;
@@ -26,8 +26,9 @@ enum State {
     Settling(Feed),
     /// The twin is fed.
     Moving(Feed),
-    /// The twin has all that it will get, and the peer has not acknowledged all of that.
-    Draining,
+    /// The twin has all that it will get, and the peer has not acknowledged all of that. The file may be
+    /// needed once more.
+    Draining(Option<Source>),
     Over,
 }
 
@@ -171,13 +172,17 @@ impl ToSocket {
         let is_whole = self.sink.given_bytes == self.len_bytes;
         self.reason = if is_whole { Reason::Complete } else { reason };
         self.sink.stop();
-        if let Feed::Socket(mut splice) = feed
-            && let Err(reason) = splice.source.finish()
-        {
-            // What was given is the sink's all the same.
-            self.reason = reason;
-        }
-        self.state = State::Draining;
+        let file = match feed {
+            Feed::File(file) => Some(file),
+            Feed::Socket(mut splice) => {
+                if let Err(reason) = splice.source.finish() {
+                    // What was given is the sink's all the same.
+                    self.reason = reason;
+                }
+                None
+            }
+        };
+        self.state = State::Draining(file);
         Next::Again
     }
 
@@ -195,20 +200,53 @@ impl ToSocket {
     }
 
     /// Waits until the peer has acknowledged everything.
-    fn drain(&mut self, job: &Job, pool: &Pool) -> Next {
+    fn drain(&mut self, file: Option<Source>, job: &Job, pool: &Pool) -> Next {
         match self.sink.drain(pool) {
             Drained::Yes => {
                 let moved_bytes = self.sink.given_bytes;
+                self.undo_detached(job);
                 match self.sink.finish() {
                     Ok(()) => Next::Over(moved_bytes, self.reason),
                     Err(lost) => Next::Over(0, lost),
                 }
             }
-            Drained::Not(at) if !job.is_overdue() => {
-                self.state = State::Draining;
-                Next::Wait(at)
+            Drained::Not(at) => match file {
+                Some(file) if job.wants_release() => self.release(&file, job, pool),
+                None if job.is_overdue() && !self.sink.is_detached => {
+                    self.lose(None, Reason::PeerSilent)
+                }
+                file => {
+                    self.state = State::Draining(file);
+                    Next::Wait(at)
+                }
+            },
+            Drained::Failed => {
+                self.undo_detached(job);
+                self.lose(None, Reason::PeerSilent)
             }
-            _ => self.lose(None, Reason::PeerSilent),
+        }
+    }
+
+    /// The file can be written again: the peer gets copies of what it has not acknowledged, and the guest
+    /// goes on.
+    fn release(&mut self, file: &Source, job: &Job, pool: &Pool) -> Next {
+        let count = &job.stats.detached;
+        if count.fetch_add(1, Ordering::Relaxed) >= MAX_DETACHED {
+            count.fetch_sub(1, Ordering::Relaxed);
+            return self.lose(None, Reason::PeerSilent);
+        }
+        if let Err(reason) = self.sink.detach(|at, len| file.copy(at, len), pool) {
+            count.fetch_sub(1, Ordering::Relaxed);
+            return self.lose(None, reason);
+        }
+        job.answer(self.sink.given_bytes, self.reason);
+        self.state = State::Draining(None);
+        Next::Again
+    }
+
+    fn undo_detached(&self, job: &Job) {
+        if self.sink.is_detached {
+            job.stats.detached.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -234,6 +272,7 @@ impl Work for ToSocket {
     fn step(&mut self, job: &Job, pool: &Pool) -> Next {
         let state = std::mem::replace(&mut self.state, State::Over);
         if job.is_reset(Side::Sink) {
+            self.undo_detached(job);
             return self.lose(state.into_feed(), Reason::FlowReset);
         }
         let why = job.cancelled().or(job.has_ended().then_some(Reason::EndOfFile));
@@ -254,7 +293,7 @@ impl Work for ToSocket {
             (State::Moving(feed), _) if job.is_reset(Side::Source) => self.source_lost(feed),
             (State::Moving(feed), Some(reason)) => self.end_soon(feed, reason, job, pool),
             (State::Moving(feed), None) => self.give(feed, job, pool),
-            (State::Draining, _) => self.drain(job, pool),
+            (State::Draining(file), _) => self.drain(file, job, pool),
             (State::Over, _) => Next::Over(0, Reason::Unknown),
         }
     }
@@ -264,7 +303,7 @@ impl Work for ToSocket {
             State::Starting(_) | State::Own(..) => "starting",
             State::Settling(_) => "settling",
             State::Moving(_) => "moving",
-            State::Draining => "draining",
+            State::Draining(_) => "draining",
             State::Over => "over",
         }
     }
@@ -275,7 +314,7 @@ impl State {
         match self {
             Self::Own(splice, _) => Some(Feed::Socket(splice)),
             Self::Settling(feed) | Self::Moving(feed) => Some(feed),
-            Self::Starting(_) | Self::Draining | Self::Over => None,
+            Self::Starting(_) | Self::Draining(_) | Self::Over => None,
         }
     }
 }

@@ -7,7 +7,9 @@ use std::sync::OnceLock;
 
 use guest_abi::pipe::option;
 use libc::c_int;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, socket_with, sockopt,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::PipeError;
@@ -126,6 +128,12 @@ impl Twin {
     /// Makes the twin in the calling thread's network namespace ([`crate::namespace::Namespace`]),
     /// which must have the local address. No packet leaves, also if it fails.
     pub fn create(state: &TwinState) -> Result<Self, PipeError> {
+        Self::create_with(state, &[])
+    }
+
+    /// As [`Twin::create`], with bytes that were sent before and that the peer has not acknowledged: the
+    /// first of them is the first to be sent.
+    pub fn create_with(state: &TwinState, sent: &[u8]) -> Result<Self, PipeError> {
         let failed = |(what, source)| {
             let &TwinState { local, remote, .. } = state;
             PipeError::Twin { local, remote, what, source }
@@ -139,9 +147,29 @@ impl Twin {
             .map_err(|e| failed(("making a socket", e.into())))?;
         // Closes silently from here on, whatever happens.
         let twin = Self { socket };
-        twin.connect(state).and_then(|()| twin.fill(state)).map_err(failed)?;
+        twin.connect(state).and_then(|()| twin.fill(state, sent)).map_err(failed)?;
         twin.wake(state).map_err(failed)?;
         Ok(twin)
+    }
+
+    /// Makes room for so many bytes: all of them can be given at once.
+    pub fn make_room(&self, len_bytes: usize) -> io::Result<()> {
+        // The kernel doubles it, for what it needs beside them.
+        let bytes = u32::try_from(len_bytes).unwrap_or(u32::MAX).max(LOWEST_BUFFER_BYTES);
+        set(&self.socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes)
+    }
+
+    /// Gives all of it; there must be room.
+    pub fn give_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while !bytes.is_empty() {
+            match rustix::net::send(&self.socket, bytes, flags) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// The connection's place in the kernel. The numbers go first: a connection that has begun takes
@@ -178,7 +206,7 @@ impl Twin {
     }
 
     /// What was negotiated, and what has happened since.
-    fn fill(&self, state: &TwinState) -> Step {
+    fn fill(&self, state: &TwinState, sent: &[u8]) -> Step {
         let fd = &self.socket;
         let has = |bit| state.options & bit != 0;
         let scales = u32::from(state.send_scale) | u32::from(state.receive_scale) << 16;
@@ -197,6 +225,13 @@ impl Twin {
             // Bit 0 asks for microseconds on some kernels. Up, since time does not go back.
             let timestamp = state.timestamp.wrapping_add(1) & !1;
             set_tcp(fd, libc::TCP_TIMESTAMP, &timestamp).map_err(|e| ("TCP_TIMESTAMP", e))?;
+        }
+        if !sent.is_empty() {
+            // Under repair they count as sent, and nothing is.
+            self.make_room(sent.len()).map_err(|e| ("SO_SNDBUFFORCE", e))?;
+            set_tcp(fd, libc::TCP_REPAIR_QUEUE, &repair::SEND_QUEUE)
+                .map_err(|e| ("TCP_REPAIR_QUEUE", e))?;
+            self.give_all(sent).map_err(|e| ("filling its queue", e))?;
         }
         set_tcp(fd, libc::TCP_REPAIR_QUEUE, &repair::NO_QUEUE)
             .map_err(|e| ("TCP_REPAIR_QUEUE", e))?;

@@ -436,3 +436,35 @@ fn the_timeout_is_a_second_or_some_round_trips() {
     assert_eq!(bounds, [1000, 1000, 1000, 2400, 120_000, 120_000]);
     assert_ne!(ONLY_ACK, Flags::default());
 }
+
+/// Another twin goes on where one was, with what that had sent and what it had not; also for a peer that
+/// has got more than the new one knows of.
+#[test]
+fn a_relief_goes_on_with_copies() {
+    for got in [0, 3 * MSS, 5 * MSS] {
+        let mut bed = bed(V4);
+        let mut state = bed.state(4000, ALL);
+        state.rtt_us = 20_000;
+        let bytes = content(40 * MSS);
+        let (sent, unsent) = bytes.split_at(5 * MSS);
+        let twin = inside(&bed.namespace, || Twin::create_with(&state, sent)).unwrap();
+        twin.make_room(bytes.len()).unwrap();
+        twin.give_all(unsent).unwrap();
+        assert_eq!(twin.unacked_bytes().unwrap() as usize, bytes.len());
+        // What comes is all that was not sent before, and the rest again when it is asked for.
+        let mut have = vec![false; bytes.len()];
+        have[..got].fill(true);
+        let next = |have: &[bool]| have.iter().position(|got| !got).unwrap_or(have.len());
+        let until = std::time::Instant::now() + PATIENCE;
+        while twin.unacked_bytes().unwrap() > 0 {
+            assert!(std::time::Instant::now() < until);
+            let seen = bed.tap.tcp();
+            let at = seen.seq.wrapping_sub(SEND_SEQ) as usize;
+            assert_eq!(seen.payload, bytes[at..at + seen.payload.len()]);
+            have[at..at + seen.payload.len()].fill(true);
+            bed.acknowledge(&state, next(&have) as u32, &seen);
+        }
+        assert_eq!(next(&have), bytes.len());
+        twin.close_silently();
+    }
+}

@@ -89,6 +89,12 @@ impl TwinSpace {
         self.0.enter()?;
         Twin::create(state)
     }
+
+    /// One that goes on where another was, in an address that the namespace has.
+    pub fn relief(&self, state: &TwinState, sent: &[u8]) -> Result<Twin, PipeError> {
+        self.0.enter()?;
+        Twin::create_with(state, sent)
+    }
 }
 
 /// See the module's text.

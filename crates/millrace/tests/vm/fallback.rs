@@ -185,6 +185,7 @@ fn disturbed_pipes_deliver_every_byte() {
     world.file("long", LONG_BYTES);
     a_peer_does_not_read(&world);
     somebody_wants_to_write(&world);
+    a_writer_does_not_wait_for_a_reader(&world);
     strict_connection_tracking(&world);
 }
 
@@ -238,6 +239,31 @@ fn somebody_wants_to_write(world: &World) {
     assert_eq!((reason, world.ended("lease_broken")), (Reason::NoLease, 1.0));
     sh(&world.guest, "[ $(tail -c 5 /mnt/long) = more ]");
     writer.kill().unwrap();
+}
+
+/// The peer reads nothing, and the writer gets its turn all the same: what is on its way is copied. The
+/// connection goes on behind it.
+fn a_writer_does_not_wait_for_a_reader(world: &World) {
+    sh(&world.guest, &format!("agent fill /mnt/other {LONG_BYTES}"));
+    let server = listening(&world.guest, "mrpipe -l 7000 -b -r -n 2 /mnt/other");
+    let mut client = world.connect("10.0.0.1:7000");
+    client.ask();
+    client.read_header(0, LONG_BYTES);
+    let mut content = Stream::new(1);
+    client.read_bytes(&mut content, 100_000);
+    // What it writes is the same that is there.
+    let write = "exec 3<>/mnt/other; echo open; head -c 3000000 /mnt/other >&3; echo written";
+    let mut writer = world.guest.spawn(write).unwrap();
+    writer.wait_line("open", READY).unwrap();
+    writer.wait_line("written", READY).unwrap();
+    assert_eq!(world.ended("lease_broken"), 2.0);
+    client.read_bytes(&mut content, LONG_BYTES - 100_000);
+    client.read_trailer(0);
+    client.ask();
+    client.read_round(1, LONG_BYTES);
+    drop(client);
+    let (piped, _) = report(server, 2 * LONG_BYTES);
+    assert!((100_000..2 * LONG_BYTES).contains(&piped), "{piped}");
 }
 
 /// A guest that drops whatever does not fit its own idea of the connection: nothing does not.

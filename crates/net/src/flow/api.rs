@@ -9,7 +9,8 @@ use vhost_user::DeviceError;
 use super::segment::{ACK, Answer, RST};
 use super::state::Flow;
 use super::{
-    FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, ReceiveStart, Snapshot, turned,
+    FlowError, FlowKey, FlowSnapshot, FlowWatch, Journal, PortFlows, ReceiveStart, Relief,
+    Snapshot, turned,
 };
 use crate::device::NetPort;
 use crate::engine::Engine;
@@ -114,6 +115,12 @@ impl NetPort {
     /// The twin was given only `len` bytes. True: all of them are acknowledged already, no event comes.
     pub fn flow_retarget(&self, key: FlowKey, token: u64, len: u32) -> Result<bool, FlowError> {
         self.with_flow(key, move |flow| Ok(flow.retarget(token, len)))
+    }
+
+    /// Asks for what another twin must know that takes the place of the one that sends. Nothing changes
+    /// here: both send the same bytes.
+    pub fn flow_relief(&self, key: FlowKey, token: u64) -> Result<Relief, FlowError> {
+        self.with_flow(key, move |flow| flow.relief(token))
     }
 
     /// The peer has all `len` bytes of the twin, or none were sent: the guest goes on behind them. If

@@ -85,7 +85,7 @@ use crate::rxq::{Body, Frame};
 pub use journal::Journal;
 pub use state::Shift;
 use table::FlowTable;
-pub use takeover::Snapshot;
+pub use takeover::{Relief, Snapshot};
 
 pub(crate) use steer::{FlowVerdict, reply};
 

@@ -15,7 +15,27 @@ pub enum Snapshot {
     Ready(FlowSnapshot),
 }
 
+/// See [`Flow::relief`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Relief {
+    /// It begins with the first byte that the peer has not acknowledged.
+    pub state: FlowSnapshot,
+    /// Bytes of the twin that the peer has acknowledged.
+    pub acked_bytes: u32,
+    /// Bytes behind these that were sent.
+    pub sent_bytes: u32,
+}
+
 impl Flow {
+    /// What another twin must know that takes the place of the one that sends.
+    pub fn relief(&self, token: u64) -> Result<Relief, FlowError> {
+        let twin = self.twin.filter(|twin| twin.token == token).ok_or(FlowError::Unknown)?;
+        let send_seq = later(self.acked, twin.start);
+        let state = FlowSnapshot { send_seq, receive_seq: twin.receive_seq, ..self.taken() };
+        let acked_bytes = send_seq.wrapping_sub(twin.start);
+        Ok(Relief { state, acked_bytes, sent_bytes: self.sent_end.wrapping_sub(send_seq) })
+    }
+
     /// What a twin needs to know, once everything that the guest has sent passed by.
     pub fn snapshot(&mut self, sent_bytes: u64, token: u64) -> Result<Snapshot, FlowError> {
         if self.reset || self.guest_fin {
