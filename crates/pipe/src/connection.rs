@@ -62,6 +62,12 @@ impl Connection {
         Ok(twin)
     }
 
+    /// It was reserved to be read, and is not needed.
+    pub fn release(&self) {
+        // One that is reset has no reservation.
+        let _ = self.port.net.flow_receive_finish(self.key(), self.token, 0);
+    }
+
     /// Ends it for both sides: bytes of it are lost.
     pub fn reset(&self) {
         // One that is reset already has nothing to be told.

@@ -45,6 +45,7 @@ impl Receiving {
         let wanted =
             u32::try_from(len_bytes.saturating_sub(unread)).map_err(|_| Reason::Malformed)?;
         if wanted == 0 {
+            receiving.from.release();
             return Ok(receiving);
         }
         let taken = port.net.flow_receive_snapshot(*key, received, *token).map_err(reason_of)?;
@@ -62,11 +63,17 @@ impl Receiving {
                 Ok(receiving)
             }
             Err(reason) => {
-                // Nothing was taken: only the reservation ends.
-                let _ = port.net.flow_receive_finish(*key, *token, 0);
+                receiving.from.release();
                 Err(reason)
             }
         }
+    }
+
+    /// The guest has read its own bytes.
+    pub fn own_read(&self) {
+        let Connection { port, socket, token } = &self.from;
+        // One that was reset is told so.
+        let _ = port.net.flow_receive_own(socket.key, *token);
     }
 
     /// Where bytes are read; none once it is given back.

@@ -118,6 +118,7 @@ impl ToFile {
     fn await_own(&mut self, mut from: Buffered, since: Instant, job: &Job) -> Next {
         match job.heard() {
             Some(Said::Own(None)) => {
+                from.source.own_read();
                 self.state = State::Moving(Supply::Socket(from));
                 Next::Again
             }
@@ -335,7 +336,10 @@ impl Work for ToFile {
         let why = job.cancelled().or(is_reset).or(ended);
         match (state, why) {
             (State::Starting(source), None) => self.start(source, job, pool),
-            (State::Starting(_), Some(reason)) => Next::Over(0, reason),
+            (State::Starting(source), Some(reason)) => {
+                source.release();
+                Next::Over(0, reason)
+            }
             (State::Own(from, since), None | Some(Reason::EndOfFile)) => {
                 self.await_own(from, since, job)
             }

@@ -80,6 +80,7 @@ impl ToSocket {
     fn await_own(&mut self, splice: Splice, since: Instant, job: &Job) -> Next {
         match job.heard() {
             Some(Said::Own(Some(end))) if self.sink.renew(end) => {
+                splice.source.own_read();
                 self.state = State::Settling(Feed::Socket(splice));
                 Next::Again
             }
@@ -273,11 +274,17 @@ impl Work for ToSocket {
         let state = std::mem::replace(&mut self.state, State::Over);
         if job.is_reset(Side::Sink) {
             self.undo_detached(job);
+            if let State::Starting(source) = &state {
+                source.release();
+            }
             return self.lose(state.into_feed(), Reason::FlowReset);
         }
         let why = job.cancelled().or(job.has_ended().then_some(Reason::EndOfFile));
         match (state, why) {
-            (State::Starting(_), Some(reason)) => self.hand_back(reason),
+            (State::Starting(source), Some(reason)) => {
+                source.release();
+                self.hand_back(reason)
+            }
             (State::Starting(source), None) => self.start(source, job, pool),
             (State::Own(splice, _), _) if job.is_reset(Side::Source) => {
                 self.refuse(Feed::Socket(splice), Reason::FlowReset)

@@ -8,10 +8,15 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
+use lab::NetLab;
 use lab_agent::stream::Stream;
+use serde_json::Value;
 
 use crate::common::{GIB, LONG, MIB, alone, amount};
-use crate::pipe_world::{Machine, World, agent, boot, listening, recipe, report, sh, world};
+use crate::pipe_world::{
+    Machine, READY, World, agent, boot, listening, recipe, report, sh, until, world,
+};
+use crate::relay::{Faults, Relay};
 
 /// Sends what `mrpipe -g` reads in one round: the seed is the round's number and one.
 fn send_round(stream: &mut TcpStream, round: u64, len_bytes: u64) {
@@ -227,4 +232,103 @@ fn a_proxy_passes_streams_on() {
     for proxy in proxies {
         assert_eq!(report(proxy, len_bytes).0, len_bytes);
     }
+}
+
+/// Uploads, a few at a time over one connection, through a network that loses, doubles and reorders.
+#[test]
+fn uploads_hold_through_a_bad_network() {
+    let _alone = alone();
+    let world = world(64, "ext4");
+    let _agent = world.agent();
+    let far = NetLab::new().unwrap();
+    let faults = Faults { lost: 5, doubled: 5, overtaken: 10 };
+    let relay = Relay::start(world.lab.net(), "br0", &far, faults, 7);
+    far.address("r1", "10.0.0.253/24").unwrap();
+    far.address("r1", "fd00::253/64").unwrap();
+    let (len_bytes, rounds) = (400_001, 10);
+    for (listen, address) in [("7000", "10.0.0.1:7000"), ("[::]:7001", "[fd00::1]:7001")] {
+        let server = format!("mrpipe -l {listen} -g -p -n {rounds} /mnt/up");
+        let server = listening(&world.guest, &server);
+        let send = || {
+            let mut stream = TcpStream::connect(address).unwrap();
+            (0..rounds).for_each(|round| send_round(&mut stream, round, len_bytes));
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        };
+        far.inside(send).unwrap();
+        assert_eq!(report(server, rounds * len_bytes).0, rounds * len_bytes);
+        assert_content(&world, "/mnt/up", rounds, len_bytes);
+    }
+    println!("{:?}", relay.tally);
+}
+
+/// Until some bytes of a pipe have moved.
+fn until_moving(world: &World) {
+    until("no pipe moves", || {
+        let pipes = world.daemon.request("GET", "/v1/pipes", None).unwrap();
+        pipes[0]["moved_bytes"].as_u64().is_some_and(|bytes| bytes > 0)
+    });
+}
+
+/// No placeholder is left where bytes should be.
+fn assert_no_placeholders(world: &World, path: &str) {
+    assert_eq!(sh(&world.guest, &format!("grep -c MLRCHOLD {path} || true")).trim(), "0");
+}
+
+/// The daemon is killed while the guest copies a file: the copy is whole all the same.
+#[test]
+fn a_copy_outlives_the_daemon() {
+    let _alone = alone();
+    let mut world = world(512, "ext4");
+    let _agent = world.agent();
+    let len_bytes = 100 * MIB + 1;
+    world.file("f", len_bytes);
+    for round in 0..3 {
+        world.wait_for_agent();
+        let copy = world.guest.spawn("rm -f /mnt/g; mrpipe -f -b /mnt/f /mnt/g").unwrap();
+        until_moving(&world);
+        world.daemon.restart().unwrap();
+        // What the daemon did not get done the agent does.
+        let (piped, reason) = report(copy, len_bytes);
+        println!("round {round}: {piped} bytes by pipes, then {reason:?}");
+        assert_eq!(sh(&world.guest, "cmp /mnt/f /mnt/g"), "");
+    }
+    sh(&world.guest, "umount /mnt && e2fsck -fn /dev/vda");
+}
+
+/// The daemon is killed during an upload: the call fails, the connection ends for both sides, and
+/// nothing wrong is in the file.
+#[test]
+fn an_upload_ends_with_the_daemon() {
+    let _alone = alone();
+    let mut world = world(256, "ext4");
+    let _agent = world.agent();
+    let len_bytes = 100 * MIB;
+    world.wait_for_agent();
+    let connect = || TcpStream::connect("10.0.0.1:7000").unwrap();
+    let server = listening(&world.guest, "mrpipe -l 7000 -g -p /mnt/up");
+    let mut stream = world.lab.net().inside(connect).unwrap();
+    let sender = thread::spawn(move || {
+        stream.write_all(format!("MRPIPE 0 {len_bytes}\n").as_bytes()).unwrap();
+        let (mut content, mut bytes) = (Stream::new(1), vec![0; 1 << 20]);
+        // More than is asked for: until the connection ends, which it must.
+        loop {
+            content.fill(&mut bytes);
+            if stream.write_all(&bytes).is_err() {
+                return;
+            }
+        }
+    });
+    until_moving(&world);
+    world.daemon.restart().unwrap();
+    let told: Value = server.wait(READY).unwrap().json().unwrap();
+    println!("{told}");
+    assert_eq!((&told["whole"], &told["errno"]), (&false.into(), &5.into()), "{told}");
+    sender.join().unwrap();
+    assert_no_placeholders(&world, "/mnt/up");
+    // What is there is what was sent, or nothing yet.
+    let check = format!(
+        "agent fill /mnt/want {len_bytes} && cmp -l /mnt/want /mnt/up | head -c 4000000 | awk '$3 != 0' | head -n 3"
+    );
+    assert_eq!(sh(&world.guest, &check), "");
+    sh(&world.guest, "umount /mnt && e2fsck -fn /dev/vda");
 }

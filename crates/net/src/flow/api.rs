@@ -167,6 +167,16 @@ impl NetPort {
         })
     }
 
+    /// The guest has read all of its own bytes, in front of the twin's: the peer hears of the twin's from
+    /// now on.
+    pub fn flow_receive_own(&self, key: FlowKey, token: u64) -> Result<(), FlowError> {
+        let place = self.place;
+        self.with_engine(move |engine| {
+            engine.port_mut(place)?;
+            engine.settle_receiving(place.id, &key, |flow| flow.receive_own(token))
+        })
+    }
+
     /// The twin gets no more: of its bytes those stay that were taken from it, which are at least
     /// `taken_bytes`, and those that the peer was told to have arrived. Returns how many that are: all
     /// of them are in the twin, and more may be, which come to the guest. Asked again, it says the same.

@@ -155,6 +155,32 @@ fn the_guest_may_be_the_last() {
     assert!(case.flow.receiving.is_none());
 }
 
+/// Its agent has read what its kernel has not acknowledged: the connection is free for the next pipe at
+/// once, and an old acknowledgement changes nothing.
+#[test]
+fn the_agent_speaks_for_the_guest() {
+    let mut case = Case::open(false);
+    let taken = case.flow.receive_snapshot(0, TOKEN).unwrap();
+    case.peer(PSH, THEIRS, 0, 100);
+    case.guest(0, 0, theirs(60), 0);
+    case.flow.receive_start(TOKEN, &taken, 0, 600).unwrap();
+    case.peer(PSH, theirs(100), 0, 500);
+    assert!(case.twin_acks(300, 900, &[]).is_none());
+    assert_eq!(case.flow.receive_own(TOKEN + 1), Err(FlowError::Unknown));
+    assert_eq!(case.flow.receive_own(TOKEN), Ok(()));
+    assert_eq!((case.flow.wire_ack(), case.flow.wire_window()), (theirs(300), 900));
+    assert_eq!(case.twin_acks(600, 0, &[]).unwrap().ack, theirs(600));
+    assert_eq!(case.flow.receive_own(TOKEN), Ok(()));
+    assert_eq!(case.flow.receive_finish(TOKEN, 500), Ok(()));
+    assert!(case.flow.receiving.is_none());
+    assert_eq!((case.flow.wire_ack(), case.flow.shift.receive), (theirs(600), 500));
+    case.guest(0, 0, theirs(60), 0);
+    assert_eq!(case.flow.wire_ack(), theirs(600));
+    let (_, left) = case.guest(0, 0, theirs(100), 0);
+    assert_eq!(left.ack, theirs(600));
+    assert!(case.flow.receive_snapshot(100, TOKEN).is_ok());
+}
+
 #[test]
 fn the_guest_hears_of_its_own_bytes() {
     let mut case = Case::receiving(5000);

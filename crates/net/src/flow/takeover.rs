@@ -224,6 +224,17 @@ impl Flow {
         Ok(len)
     }
 
+    /// The guest has read all that is in front of the twin's bytes, as its agent says: its kernel may be
+    /// slow to acknowledge that.
+    pub fn receive_own(&mut self, token: u64) -> Result<(), FlowError> {
+        let receiving = self.receiver(token).copied().ok_or(FlowError::Unknown)?;
+        if !receiving.is_joined {
+            self.guest_ack = later(self.guest_ack, receiving.from);
+            self.join();
+        }
+        Ok(())
+    }
+
     /// The twin has gone, and `len` bytes were taken from it: the guest goes on behind them. If the
     /// peer was told that more arrived, or the twin had all, there is no way on but to
     /// [`Flow::give_up`].
