@@ -69,6 +69,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("ipv4/tcp_slow_start_after_idle", "0"),
     // The segment size is the guest's affair.
     ("ipv4/tcp_mtu_probing", "0"),
+    // A twin listens to routers that tell of a smaller MTU.
+    ("ipv4/ip_no_pmtu_disc", "0"),
 ];
 
 /// Where the retransmission timeout is bounded to a second or so ([`crate::twin`]), the kernel's 15

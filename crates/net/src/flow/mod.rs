@@ -36,6 +36,9 @@
 //! How many bytes the guest has sent is told twice: by the agent from `TCP_INFO`, and by the segments
 //! that came. A pipe begins when both agree; so no byte of the guest's is still on its way.
 //!
+//! ICMP errors about a segment that left as the guest's go to who sent it, with the number that its kernel
+//! knows the segment by ([`icmp`]): path MTU discovery works for both.
+//!
 //! Checksums are changed by what changes (RFC 1624), so what was damaged stays damaged. Who decides
 //! that bytes are acknowledged is the twin's kernel, not this module.
 //!
@@ -51,6 +54,9 @@
 //!   a twin is not summed here, but by the twin's kernel.
 //! - What comes for the guest behind the bytes of a twin that lacks some comes again. So does what was
 //!   selectively acknowledged by a twin that is stopped then (RFC 2018, 8).
+//! - An ICMP error about a twin's segment is not told to the guest, which would not believe it: that the
+//!   path takes no long packets it finds out for itself. Errors that the guest sends its peers keep the
+//!   numbers that it knows, which peers do not believe.
 //! - After a restart no twin receives before the guest has acknowledged all that was allowed to be sent
 //!   before: what it keeps behind a gap is not known.
 
@@ -58,6 +64,7 @@ mod api;
 mod build;
 #[cfg(test)]
 mod case;
+mod icmp;
 mod journal;
 #[cfg(test)]
 mod model;

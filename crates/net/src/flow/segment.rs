@@ -85,11 +85,7 @@ impl Segment {
         }
         let header_len = usize::from(*eth.get(l4.offset + 12)? >> 4) * 4;
         let end = l4.offset + header_len;
-        // What is behind the IP packet is padding.
-        let packet_end = match l4.v6 {
-            false => l4.ip + usize::from(be16(eth, l4.ip + 2)?),
-            true => l4.ip + 40 + usize::from(be16(eth, l4.ip + 4)?),
-        };
+        let packet_end = packet_end(eth, l4)?;
         if header_len < 20 || end > eth.len() || packet_end < end || packet_end > frame_len {
             return None;
         }
@@ -161,7 +157,7 @@ impl Segment {
     /// The flow of a segment that its local end sends.
     #[inline]
     pub fn key_of_sender(&self, eth: &[u8]) -> FlowKey {
-        let (source, destination) = self.addresses(eth);
+        let (source, destination) = addresses(eth, self.l4.ip, self.l4.v6);
         let (from, to) = self.ports(eth);
         FlowKey { local: source, remote: destination, local_port: from, remote_port: to }
     }
@@ -171,20 +167,6 @@ impl Segment {
     pub fn key_of_receiver(&self, eth: &[u8]) -> FlowKey {
         let FlowKey { local, remote, local_port, remote_port } = self.key_of_sender(eth);
         FlowKey { local: remote, remote: local, local_port: remote_port, remote_port: local_port }
-    }
-
-    fn addresses(&self, eth: &[u8]) -> (IpAddr, IpAddr) {
-        let ip = self.l4.ip;
-        if self.l4.v6 {
-            let read = |at: usize| {
-                let mut bytes = [0; 16];
-                bytes.copy_from_slice(&eth[at..at + 16]);
-                IpAddr::V6(Ipv6Addr::from(bytes))
-            };
-            return (read(ip + 8), read(ip + 24));
-        }
-        let read = |at: usize| IpAddr::V4(Ipv4Addr::from(be32(eth, at)));
-        (read(ip + 12), read(ip + 16))
     }
 
     fn ports(&self, eth: &[u8]) -> (u16, u16) {
@@ -200,8 +182,50 @@ impl Segment {
     }
 }
 
-fn be32(bytes: &[u8], at: usize) -> u32 {
+/// Big-endian 32 bits at `at`, which are there.
+#[inline]
+pub(super) fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Source and destination of the IP header at `ip`, all of which is there.
+#[inline]
+pub(super) fn addresses(bytes: &[u8], ip: usize, v6: bool) -> (IpAddr, IpAddr) {
+    if v6 {
+        let read = |at: usize| {
+            let mut address = [0; 16];
+            address.copy_from_slice(&bytes[at..at + 16]);
+            IpAddr::V6(Ipv6Addr::from(address))
+        };
+        return (read(ip + 8), read(ip + 24));
+    }
+    let read = |at: usize| IpAddr::V4(Ipv4Addr::from(be32(bytes, at)));
+    (read(ip + 12), read(ip + 16))
+}
+
+/// Where the IP packet ends, as its header says: what is behind that is padding.
+#[inline]
+pub(super) fn packet_end(eth: &[u8], l4: L4) -> Option<usize> {
+    Some(match l4.v6 {
+        false => l4.ip + usize::from(be16(eth, l4.ip + 2)?),
+        true => l4.ip + 40 + usize::from(be16(eth, l4.ip + 4)?),
+    })
+}
+
+/// Writes up to 64 bytes, and what they change into the checksum at `place`, which is not among them.
+/// Its words begin at `start`.
+#[inline]
+pub(super) fn put_summed(bytes: &mut [u8], (start, place): (usize, usize), at: usize, new: &[u8]) {
+    // The words that hold these bytes; headers are whole words long.
+    let first = at - (at - start) % 2;
+    let last = first + (at + new.len() - first).next_multiple_of(2);
+    let old_sum = sum16(&bytes[first..last]);
+    bytes[at..at + new.len()].copy_from_slice(new);
+    let new_sum = sum16(&bytes[first..last]);
+    let check = u16::from_be_bytes([bytes[place], bytes[place + 1]]);
+    // RFC 1624, equation 3.
+    let total = u64::from(!check) + (0xffff * 32 - u64::from(old_sum)) + u64::from(new_sum);
+    bytes[place..place + 2].copy_from_slice(&fold(total).to_be_bytes());
 }
 
 /// Changes a segment in place.
@@ -224,17 +248,8 @@ impl<'a> Editor<'a> {
             self.eth[at..at + bytes.len()].copy_from_slice(bytes);
             return;
         }
-        // The words that hold these bytes; headers are whole words long.
-        let first = at - (at - self.segment.l4.offset) % 2;
-        let last = first + (at + bytes.len() - first).next_multiple_of(2);
-        let old = sum16(&self.eth[first..last]);
-        self.eth[at..at + bytes.len()].copy_from_slice(bytes);
-        let new = sum16(&self.eth[first..last]);
-        let place = self.segment.l4.offset + 16;
-        let check = u16::from_be_bytes([self.eth[place], self.eth[place + 1]]);
-        // RFC 1624, equation 3.
-        let total = u64::from(!check) + (0xffff * 32 - u64::from(old)) + u64::from(new);
-        self.eth[place..place + 2].copy_from_slice(&fold(total).to_be_bytes());
+        let start = self.segment.l4.offset;
+        put_summed(self.eth, (start, start + 16), at, bytes);
     }
 
     fn put32(&mut self, at: usize, value: u32) {

@@ -5,9 +5,10 @@ use base::counter::DropReason;
 use sidecore::{Allowance, Ledger, Spent};
 
 use super::build::{MAX_SEGMENT, bare};
+use super::icmp::Whose;
 use super::segment::{ACK, Answer, FIN, RST, SYN, Segment};
 use super::state::{FromGuest, Share, Sum};
-use super::{FlowKey, PortFlows, turned};
+use super::{FlowKey, PortFlows, TWIN_MAC, turned};
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull};
@@ -105,7 +106,9 @@ impl PortFlows {
         let as_it_is = Bound { guest: whole, told: None, may_miss: false };
         let len = frame.wire.len();
         let Some(segment) = Segment::parse(&wire[VNET_LEN..len], frame.len()) else {
-            return as_it_is;
+            // SAFETY: the caller's promise.
+            let is_guests = unsafe { self.other_comes(frame, wire, staging) };
+            return Bound { guest: whole.filter(|_| is_guests), ..as_it_is };
         };
         let key = segment.key_of_receiver(&wire[VNET_LEN..len]);
         let Some(flow) = self.table.get(&key) else { return as_it_is };
@@ -146,6 +149,30 @@ impl PortFlows {
             wire[..VNET_LEN].copy_from_slice(&vnet.to_bytes(1));
         }
         Bound { guest, told: is_told.then_some(key), may_miss }
+    }
+
+    /// A frame for the guest that is no segment, but perhaps an error about one. False: it is not for
+    /// the guest.
+    ///
+    /// # Safety
+    /// As [`Fabric::deliver`].
+    unsafe fn other_comes(
+        &mut self,
+        frame: &Frame<'_>,
+        wire: &mut Wire,
+        staging: &mut Staging,
+    ) -> bool {
+        let len = frame.wire.len();
+        match self.error_comes(frame, &mut wire[VNET_LEN..len], staging) {
+            Whose::Guests => true,
+            Whose::Nobodys => false,
+            Whose::Twins => {
+                wire[VNET_LEN..VNET_LEN + TWIN_MAC.len()].copy_from_slice(&TWIN_MAC);
+                // SAFETY: the caller's promise.
+                unsafe { self.queue(&frame.shortened(frame.vnet, &wire[..len], frame.len())) };
+                false
+            }
+        }
     }
 
     /// The frame of a twin in `head`, changed in place to one of the guest's. False: not one that may

@@ -8,7 +8,7 @@ mod checksum;
 mod credits;
 mod device;
 mod dirty;
-mod flows;
+pub mod flows;
 mod flows_abuse;
 mod flows_receive;
 mod hold;
