@@ -28,6 +28,9 @@
 //! Whatever the end, no placeholder stays in a file and no byte is told that is not there: what is in
 //! doubt is read again and looked at. With a file as the sink even a lost daemon is so a short count.
 //!
+//! How many bytes a pipe must have to pay is measured ([`measure`]) once for each stream to the daemon,
+//! after its first pipe of a file; programs can ask for it.
+//!
 //! Whatever is in the way has a [`guest_abi::Reason`], with which the program's library falls back to
 //! the ordinary system call. One reason is not to be followed by that:
 //! [`guest_abi::Reason::Lost`], as nobody knows how much has arrived; with a count, so much has.
@@ -68,6 +71,7 @@ pub mod host;
 pub mod identity;
 pub mod lease;
 pub mod line;
+pub mod measure;
 pub mod mounts;
 pub mod notify;
 pub mod pipe;

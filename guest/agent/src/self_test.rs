@@ -79,7 +79,7 @@ fn random<const N: usize>() -> Result<[u8; N], Reason> {
 }
 
 /// A file without a name somewhere on a device: it goes when it is closed.
-fn temporary_file(device: u64, flags: OFlags) -> Result<File, Reason> {
+pub(crate) fn temporary_file(device: u64, flags: OFlags) -> Result<File, Reason> {
     let table = fs::read_to_string("/proc/self/mountinfo").map_err(|_| Reason::SelfTest)?;
     let mut reason = Reason::SelfTest;
     for mount in mounts::parse(&table) {

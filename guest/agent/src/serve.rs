@@ -14,12 +14,14 @@ use std::time::Duration;
 use guest_abi::Reason;
 use guest_abi::program::{MAGIC, Request, VERSION, op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg,
     send, shutdown, socket_with, sockopt,
 };
+use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::AgentError;
@@ -27,6 +29,7 @@ use crate::disks::Disks;
 use crate::host::{Dial, Host, lock};
 use crate::lease::Leases;
 use crate::line::Heartbeat;
+use crate::measure::{self, Least};
 use crate::pipe::{self, Moved, Shared};
 use crate::wake::Wake;
 
@@ -52,7 +55,7 @@ pub struct Config<D> {
     pub socket: PathBuf,
     /// How the daemon is reached.
     pub dial: D,
-    /// See [`Disks::new`]: only for tests.
+    /// See [`Disks::new`]: only for tests. Then nothing is measured unasked: [`Agent::measure`].
     pub any_device: bool,
     /// How a daemon that has gone is noticed.
     pub heartbeat: Heartbeat,
@@ -74,6 +77,9 @@ struct Server {
     left: Condvar,
     /// Wakes the accepting thread.
     wake: Wake,
+    least: Least,
+    /// Whether it is measured unasked.
+    measures: bool,
 }
 
 /// Who is connected.
@@ -99,14 +105,22 @@ impl Agent {
             stopping: AtomicBool::new(false),
         };
         let wake = Wake::new().map_err(AgentError::io("make an eventfd"))?;
-        let (users, left) = Default::default();
-        let server = Arc::new(Server { shared, users, left, wake });
+        let (users, left, least) = Default::default();
+        let measures = !config.any_device;
+        let server = Arc::new(Server { shared, users, left, wake, least, measures });
         let accepting = server.clone();
         let accepting = thread::Builder::new()
             .name("accept".into())
             .spawn(move || accepting.accept_all(&listener))
             .map_err(AgentError::io("start a thread"))?;
         Ok(Self { server, accepting: Some(accepting), socket: config.socket })
+    }
+
+    /// Measures on a file system, by its device number, from how many bytes on a pipe pays ([`measure`]),
+    /// in a thread; nothing if it was begun on this stream to the daemon. Happens unasked after the first
+    /// pipe of a file.
+    pub fn measure(&self, device: u64) {
+        self.server.measure(device);
     }
 
     /// Ends all pipes and waits for it, for a while; then the rest.
@@ -208,15 +222,53 @@ impl Server {
     }
 
     /// Requests of one program, one after the other.
-    fn serve(&self, program: &OwnedFd, wake: &Arc<Wake>) {
+    fn serve(self: &Arc<Self>, program: &OwnedFd, wake: &Arc<Wake>) {
         while self.wait_for_request(program, wake) {
             let Some((request, fds)) = receive(program) else { return };
+            // Looked at before the pipe closes it.
+            let device = fds.first().filter(|_| self.measures).and_then(device_of);
             let moved = self.handle(&request, fds, program, wake);
-            if !answer(program, moved) {
+            let is_query = request.op.get() == op::QUERY && moved.reason == Reason::Complete;
+            let least = if is_query { self.least() } else { 0 };
+            if !answer(program, moved, least) {
                 return;
+            }
+            if let Some(device) = device.filter(|_| moved.bytes > 0) {
+                self.measure(device);
             }
         }
         refuse(program);
+    }
+
+    /// In KiB; 0: not known.
+    fn least(&self) -> u32 {
+        self.shared.host.line().map_or(0, |line| self.least.kib(line.generation))
+    }
+
+    /// See [`Agent::measure`].
+    fn measure(self: &Arc<Self>, device: u64) {
+        let Ok(generation) = self.shared.host.line().map(|line| line.generation) else { return };
+        if !self.least.begin(generation) {
+            return;
+        }
+        let server = self.clone();
+        let measuring = move || match server.measured(device) {
+            Ok(kib) => server.least.set(generation, kib),
+            Err(error) => eprintln!("from where on pipes pay is not known: {error}"),
+        };
+        if let Err(error) = thread::Builder::new().name("measure".into()).spawn(measuring) {
+            eprintln!("from where on pipes pay is not known: {error}");
+        }
+    }
+
+    /// Measures with a connection as programs have it.
+    fn measured(self: &Arc<Self>, device: u64) -> std::io::Result<u32> {
+        let (program, own) = measure::connection()?;
+        let wake = Arc::new(Wake::new()?);
+        let server = self.clone();
+        let serving = thread::Builder::new().name("measured".into()).stack_size(STACK_BYTES);
+        serving.spawn(move || server.serve(&own, &wake))?;
+        measure::measure(device, &program)
     }
 
     /// False when there is none for long, or the agent stops.
@@ -335,12 +387,20 @@ fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
 fn refuse(program: &OwnedFd) {
     // Fails when the program has gone.
     let _ = shutdown(program, Shutdown::Read);
-    let busy = || answer(program, Moved::nothing(Reason::AgentBusy));
+    let busy = || answer(program, Moved::nothing(Reason::AgentBusy), 0);
     while busy() && receive(program).is_some() {}
 }
 
+/// Of a regular file.
+fn device_of(fd: &OwnedFd) -> Option<u64> {
+    let stat = fstat(fd).ok()?;
+    (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(stat.st_dev)
+}
+
 /// False when the program has gone. It never waits: a program that reads no answers has gone.
-fn answer(program: &OwnedFd, moved: Moved) -> bool {
+fn answer(program: &OwnedFd, moved: Moved, min_bytes_kib: u32) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    send(program, moved.answer().as_bytes(), flags).is_ok()
+    let mut answer = moved.answer();
+    answer.min_bytes_kib = U32::new(min_bytes_kib);
+    send(program, answer.as_bytes(), flags).is_ok()
 }

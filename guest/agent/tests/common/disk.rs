@@ -4,10 +4,11 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use guest_abi::pipe::{PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
@@ -20,7 +21,6 @@ const MAX_WRITE: usize = 1 << 20;
 /// What the disk knows.
 #[derive(Debug)]
 pub struct Disk {
-    store: File,
     /// Bytes by their tag.
     known: Mutex<HashMap<[u8; 16], Vec<u8>>>,
     /// It takes placeholders for ordinary bytes.
@@ -30,29 +30,37 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Serves the bytes of `store` at `path`, a file that is there, in a thread.
-    pub fn serve(store: File, path: &Path) -> Arc<Self> {
-        let fuse: OwnedFd =
-            File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
+    /// Serves the bytes of the file `store` at `path`, in a thread; both are there.
+    pub fn serve(store: &Path, path: &Path) -> Arc<Self> {
+        let (known, is_blind, replaced) = Default::default();
+        let disk = Arc::new(Self { known, is_blind, replaced });
+        let (served, store, path) = (disk.clone(), store.to_owned(), path.to_owned());
+        let (ready, is_ready) = channel();
+        std::thread::spawn(move || served.serve_at(&store, &path, &ready));
+        is_ready.recv().unwrap();
+        disk
+    }
+
+    fn serve_at(&self, store: &Path, path: &Path, ready: &Sender<()>) {
+        // Nobody else in this process may have the descriptor: if the process is killed while others of
+        // its threads wait for this disk, it must be closed before they can end.
+        close_all();
+        let open = |path: &Path| File::options().read(true).write(true).open(path).unwrap();
+        let (store, fuse) = (open(store), open(Path::new("/dev/fuse")));
         let options = format!("fd={},rootmode=100600,user_id=0,group_id=0", fuse.as_raw_fd());
         let options = CString::new(options).unwrap();
         mount("disk", path, "fuse", MountFlags::empty(), Some(&*options)).unwrap();
-        let (known, is_blind, replaced) = Default::default();
-        let disk = Arc::new(Self { store, known, is_blind, replaced });
-        let served = disk.clone();
-        std::thread::spawn(move || {
-            let mut bytes = vec![0; MAX_WRITE + 4096];
-            loop {
-                match rustix::io::read(&fuse, &mut *bytes) {
-                    Ok(len) => served.answer(&fuse, &mut bytes[..len]),
-                    // Who asked has gone before it was taken.
-                    Err(Errno::NOENT | Errno::INTR) => {}
-                    // Unmounted.
-                    Err(_) => return,
-                }
+        ready.send(()).unwrap();
+        let mut bytes = vec![0; MAX_WRITE + 4096];
+        loop {
+            match rustix::io::read(&fuse, &mut *bytes) {
+                Ok(len) => self.answer(&store, &fuse, &mut bytes[..len]),
+                // Who asked has gone before it was taken.
+                Err(Errno::NOENT | Errno::INTR) => {}
+                // Unmounted.
+                Err(_) => return,
             }
-        });
-        disk
+        }
     }
 
     /// These bytes are to stand in the place of placeholders with that tag.
@@ -79,7 +87,7 @@ impl Disk {
         }
     }
 
-    fn answer(&self, fuse: &OwnedFd, bytes: &mut [u8]) {
+    fn answer(&self, store: &File, fuse: &File, bytes: &mut [u8]) {
         let (head, rest) = In::read_from_prefix(bytes).unwrap();
         let range = || Range::read_from_prefix(rest).unwrap().0;
         let mut body = Vec::new();
@@ -89,7 +97,7 @@ impl Disk {
             26 => body.extend(Init::default().as_bytes()),
             // GETATTR, SETATTR
             3 | 4 => {
-                let size = self.store.metadata().unwrap().len();
+                let size = store.metadata().unwrap().len();
                 body.extend(
                     Attributes {
                         valid: 1,
@@ -107,7 +115,7 @@ impl Disk {
             // READ
             15 => {
                 body.resize(range().size as usize, 0);
-                let read = self.store.read_at(&mut body, range().offset).unwrap();
+                let read = store.read_at(&mut body, range().offset).unwrap();
                 body.truncate(read);
             }
             // WRITE
@@ -115,7 +123,7 @@ impl Disk {
                 let range = range();
                 let data = &mut bytes[size_of::<In>() + size_of::<Range>()..];
                 self.replace(data);
-                self.store.write_all_at(data, range.offset).unwrap();
+                store.write_all_at(data, range.offset).unwrap();
                 body.extend(u64::from(range.size).as_bytes());
             }
             // RELEASE, FSYNC, FLUSH
@@ -129,6 +137,16 @@ impl Disk {
         // Fails when who asked has gone.
         let _ = rustix::io::write(fuse, &[out.as_bytes(), &body].concat());
     }
+}
+
+/// Gives this thread descriptors of its own: the standard ones.
+fn close_all() {
+    let (first, last) = (3, u32::MAX);
+    // SAFETY: what is closed are copies, as the thread's table is its own from then on; the thread has
+    // opened nothing yet, and drops nothing that others have opened.
+    let result =
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]

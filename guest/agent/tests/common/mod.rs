@@ -70,11 +70,9 @@ impl Mounted {
     pub fn served(make: &str) -> (Self, Arc<Disk>) {
         let folder = tempfile::tempdir().unwrap();
         let (image, served) = (folder.path().join("image"), folder.path().join("served"));
-        let mut new = File::options();
-        let store = new.create_new(true).read(true).write(true).open(&image).unwrap();
-        store.set_len(512 * MIB).unwrap();
+        File::create(&image).unwrap().set_len(512 * MIB).unwrap();
         File::create(&served).unwrap();
-        let disk = Disk::serve(store, &served);
+        let disk = Disk::serve(&image, &served);
         let whole = sh(&format!("losetup -f --show {}", served.display()));
         (Self::on(folder, image, whole, (make, "rw", None), Some(disk.clone())), disk)
     }

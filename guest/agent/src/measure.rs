@@ -1,0 +1,243 @@
+//! From how many bytes on a pipe pays in this guest: what its start takes against what the guest's own
+//! way takes for each byte. Both are measured, once for each stream to the daemon, when the first file
+//! of it could be piped.
+//!
+//! The start is a whole request, as programs make it, of a file with one block into a loopback
+//! connection. The daemon knows no such connection and refuses it at its last step
+//! ([`guest_abi::Reason::NoFlow`]); it counts six such pipes. The own way is `sendfile(2)` into the same
+//! connection, whose bytes are dropped at the other end.
+
+use std::fs::File;
+use std::io::{self, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use guest_abi::Reason;
+use guest_abi::program::{Answer, MAGIC, Request, VERSION, op};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, sendfile};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+    SocketType, recv, sendmsg, socketpair,
+};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::self_test::temporary_file;
+
+/// Measured so often, after once to warm up; the median counts.
+const ROUNDS: usize = 5;
+/// Of the own way: more than the buffers of a connection hold, and little enough to be quick.
+const COPY_BYTES: u64 = 1 << 20;
+/// Of the pipe that is refused.
+const BLOCK_BYTES: u64 = 4096;
+/// Nothing takes so long; then it is not known.
+const STEP_TIME: Duration = Duration::from_secs(5);
+/// A loopback costs the receiver's work as well, and a pipe has an end too: a pipe must save its start
+/// twice.
+const MARGIN: u128 = 2;
+/// Below, a pipe was never seen to pay: what it saves is less than the noise of a measurement.
+const MIN_KIB: u32 = 64;
+/// Above, pipes would be as good as forbidden by one bad measurement.
+const MAX_KIB: u32 = 64 << 10;
+
+/// What was measured, and for which stream to the daemon it holds.
+#[derive(Debug, Default)]
+pub struct Least {
+    /// The generation that is measured, or was.
+    begun: AtomicU64,
+    /// Generation in the high half, KiB in the low one.
+    known: AtomicU64,
+}
+
+impl Least {
+    /// True for the first who asks on this stream: it is to be measured now.
+    pub fn begin(&self, generation: u64) -> bool {
+        // No generation is zero here.
+        let mark = generation + 1;
+        self.begun.fetch_max(mark, Ordering::AcqRel) < mark
+    }
+
+    /// It was measured.
+    pub fn set(&self, generation: u64, kib: u32) {
+        let stamp = (generation + 1) & u64::from(u32::MAX);
+        self.known.store(stamp << 32 | u64::from(kib), Ordering::Release);
+    }
+
+    /// In KiB; 0: not known on this stream.
+    pub fn kib(&self, generation: u64) -> u32 {
+        let known = self.known.load(Ordering::Acquire);
+        let stamp = (generation + 1) & u64::from(u32::MAX);
+        if known >> 32 == stamp { known as u32 } else { 0 }
+    }
+}
+
+/// The smallest pipe that pays, in KiB: a power of two. `start` is what a pipe takes to begin, `copy`
+/// what the guest takes for `copied_bytes` of its own.
+pub fn min_bytes_kib(start: Duration, copy: Duration, copied_bytes: u64) -> u32 {
+    // A clock that has not moved: each byte is free.
+    let copy_ns = copy.as_nanos().max(1);
+    let bytes = (start.as_nanos() * MARGIN).saturating_mul(copied_bytes.into()) / copy_ns;
+    let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(MAX_KIB);
+    kib.clamp(MIN_KIB, MAX_KIB).next_power_of_two()
+}
+
+/// Measures on a file system, with `program` as the program's end of a connection to this agent.
+///
+/// # Errors
+/// It could not be tried, or the daemon took the pipe, which it cannot have understood.
+pub fn measure(device: u64, program: &OwnedFd) -> io::Result<u32> {
+    let (sender, receiver) = loopback()?;
+    let file = cached_file(device, BLOCK_BYTES)?;
+    let start = median(|| refused_pipe(program, &file, &sender))?;
+    let file = cached_file(device, COPY_BYTES)?;
+    sender.set_nonblocking(true)?;
+    let copy = median(|| copy(&file, &sender, &receiver))?;
+    let kib = min_bytes_kib(start, copy, COPY_BYTES);
+    eprintln!("pipes pay from {kib} KiB on: {start:?} to begin, {copy:?} for a MiB without one");
+    Ok(kib)
+}
+
+/// The program's end and the agent's of a connection.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn connection() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+fn median(mut step: impl FnMut() -> io::Result<()>) -> io::Result<Duration> {
+    step()?;
+    let mut times = [Duration::ZERO; ROUNDS];
+    for time in &mut times {
+        let begun = Instant::now();
+        step()?;
+        *time = begun.elapsed();
+    }
+    times.sort_unstable();
+    Ok(times[ROUNDS / 2])
+}
+
+fn loopback() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let sender = TcpStream::connect(listener.local_addr()?)?;
+    let own = sender.local_addr()?;
+    // Anybody in the guest may connect: only our own end is taken.
+    loop {
+        let (receiver, peer) = listener.accept()?;
+        if peer == own {
+            return Ok((sender, receiver));
+        }
+    }
+}
+
+/// Opened for reading alone: a lease would not be had otherwise.
+fn cached_file(device: u64, len_bytes: u64) -> io::Result<File> {
+    let refused = |reason: Reason| io::Error::other(reason.text());
+    let mut file = temporary_file(device, OFlags::empty()).map_err(refused)?;
+    file.write_all(&vec![0x5A; len_bytes as usize])?;
+    // What FIEMAP would write back in the first round only.
+    file.sync_data()?;
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn refused_pipe(program: &OwnedFd, file: &File, sink: &TcpStream) -> io::Result<()> {
+    let request = Request {
+        magic: U32::new(MAGIC),
+        version: U16::new(VERSION),
+        op: U16::new(op::PIPE),
+        flags: U32::ZERO,
+        timeout_ms: U32::new(STEP_TIME.as_millis() as u32),
+        source_offset: U64::ZERO,
+        sink_offset: U64::ZERO,
+        len_bytes: U64::new(BLOCK_BYTES),
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [file.as_fd(), sink.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(program, &[IoSlice::new(request.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+    let mut answer = Answer::new_zeroed();
+    let (len, _) = recv(program, answer.as_mut_bytes(), RecvFlags::empty())?;
+    let answer = Answer::read_from_bytes(&answer.as_bytes()[..len])
+        .map_err(|_| io::Error::other("the agent has ended"))?;
+    match Reason::from_number(answer.reason.get()) {
+        Reason::NoFlow => Ok(()),
+        other => Err(io::Error::other(other.text())),
+    }
+}
+
+/// The guest's own way, with the sender and the receiver on one CPU: in one thread.
+fn copy(file: &File, sender: &TcpStream, receiver: &TcpStream) -> io::Result<()> {
+    let (mut sent, mut received) = (0, 0);
+    while received < COPY_BYTES {
+        if sent < COPY_BYTES {
+            let left = (COPY_BYTES - sent) as usize;
+            match sendfile(sender, file, Some(&mut sent), left) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        received += drop_bytes(receiver)?;
+    }
+    Ok(())
+}
+
+/// Waits for bytes and takes what is there, without a copy; how many.
+fn drop_bytes(receiver: &TcpStream) -> io::Result<u64> {
+    let time = Timespec::try_from(STEP_TIME).ok();
+    if poll(&mut [PollFd::new(receiver, PollFlags::IN)], time.as_ref())? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    // TCP drops what `MSG_TRUNC` takes, and looks at the length of the buffer alone.
+    let mut room = [0; 64 << 10];
+    let (_, taken) = recv(receiver, &mut room, RecvFlags::TRUNC | RecvFlags::DONTWAIT)?;
+    if taken == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(taken as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_is_a_power_of_two_within_limits() {
+        let (us, mib) = (Duration::from_micros, 1 << 20);
+        let least = |start, copy| min_bytes_kib(us(start), us(copy), mib);
+        // 2 * 300 / 1000 MiB.
+        assert_eq!(least(300, 1000), 1024);
+        assert_eq!(least(250, 1000), 512);
+        assert_eq!(least(251, 1000), 1024);
+        assert_eq!((least(0, 1000), least(1, 1000)), (64, 64));
+        assert_eq!((least(1_000_000, 1), least(1, 0)), (64 << 10, 64 << 10));
+        assert_eq!(min_bytes_kib(Duration::MAX, us(0), u64::MAX), 64 << 10);
+    }
+
+    #[test]
+    fn a_measurement_holds_for_its_stream() {
+        let least = Least::default();
+        assert!(least.begin(0) && !least.begin(0));
+        assert_eq!(least.kib(0), 0);
+        least.set(0, 128);
+        assert_eq!((least.kib(0), least.kib(1)), (128, 0));
+        assert!(least.begin(1) && !least.begin(0));
+    }
+
+    #[test]
+    fn bytes_are_copied_and_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("f"), vec![7; COPY_BYTES as usize]).unwrap();
+        let file = File::open(folder.path().join("f")).unwrap();
+        let (sender, receiver) = loopback().unwrap();
+        sender.set_nonblocking(true).unwrap();
+        copy(&file, &sender, &receiver).unwrap();
+        copy(&file, &sender, &receiver).unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let left = recv(&receiver, &mut [0_u8; 1], RecvFlags::empty()).unwrap_err();
+        assert_eq!(left, Errno::AGAIN);
+    }
+}
