@@ -76,23 +76,34 @@ impl SocketSource {
         if has_urgent(program.as_fd()) {
             return Err(Reason::FlowOptions);
         }
-        let mut info = established(program.as_fd())?;
-        for _ in 0..LOOKS {
-            let unread = rustix::io::ioctl_fionread(&program).map_err(|_| Reason::NotTcp)?;
-            let before = std::mem::replace(&mut info, established(program.as_fd())?);
-            if before.bytes_received != info.bytes_received {
-                continue;
-            }
-            // The twin answers no congestion marks.
-            if info.options & option::ECN != 0 {
-                return Err(Reason::FlowOptions);
-            }
-            let mut end = describe(program.as_fd(), &info)?;
-            end.unread_bytes = U32::new(u32::try_from(unread).map_err(|_| Reason::NotTcp)?);
-            return Ok((Self { program }, end));
+        let (info, unread) = at_one_moment(
+            || established(program.as_fd()),
+            || rustix::io::ioctl_fionread(&program).map_err(|_| Reason::NotTcp),
+        )?;
+        // The twin answers no congestion marks.
+        if info.options & option::ECN != 0 {
+            return Err(Reason::FlowOptions);
         }
-        Err(Reason::NotSettled)
+        let mut end = describe(program.as_fd(), &info)?;
+        end.unread_bytes = U32::new(u32::try_from(unread).map_err(|_| Reason::NotTcp)?);
+        Ok((Self { program }, end))
     }
+}
+
+/// What a connection has received and what of it is unread, with nothing received in between.
+fn at_one_moment(
+    info: impl Fn() -> Result<TcpInfo, Reason>,
+    unread: impl Fn() -> Result<u64, Reason>,
+) -> Result<(TcpInfo, u64), Reason> {
+    let mut now = info()?;
+    for _ in 0..LOOKS {
+        let unread = unread()?;
+        let before = std::mem::replace(&mut now, info()?);
+        if before.bytes_received == now.bytes_received {
+            return Ok((now, unread));
+        }
+    }
+    Err(Reason::NotSettled)
 }
 
 impl AsFd for SocketSource {

@@ -15,6 +15,9 @@ impl Dial for Streams {
     }
 }
 
+/// Nothing takes so long when all is well.
+const LONG: Duration = Duration::from_secs(30);
+
 fn read<T: FromBytes + FromZeros + IntoBytes>(stream: &mut UnixStream) -> T {
     let mut value = T::new_zeroed();
     stream.read_exact(value.as_mut_bytes()).unwrap();
@@ -24,6 +27,7 @@ fn read<T: FromBytes + FromZeros + IntoBytes>(stream: &mut UnixStream) -> T {
 /// The daemon's end of a stream, after the handshake.
 pub(crate) fn greeted(streams: &mpsc::Sender<UnixStream>) -> UnixStream {
     let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(LONG)).unwrap();
     streams.send(theirs).unwrap();
     let header: Header = read(&mut ours);
     let hello: Hello = read(&mut ours);
@@ -63,7 +67,9 @@ pub(crate) fn line(host: &Host) -> Arc<Line> {
 }
 
 pub(crate) fn event(call: &Call) -> Event {
+    let begun = Instant::now();
     loop {
+        assert!(begun.elapsed() < LONG, "no event");
         match call.next() {
             Some(event) => return event,
             None => thread::yield_now(),

@@ -94,6 +94,24 @@ fn a_source_tells_what_is_unread() {
 }
 
 #[test]
+fn what_is_unread_is_asked_again_while_more_comes() {
+    let received = std::cell::Cell::new(0);
+    let info = || {
+        // Ten times something comes, after it was asked.
+        let bytes_received = received.get();
+        received.set((bytes_received + 1).min(10));
+        Ok(TcpInfo { bytes_received, ..TcpInfo::new_zeroed() })
+    };
+    let (now, unread) = at_one_moment(info, || Ok(received.get())).unwrap();
+    assert_eq!((now.bytes_received, unread), (10, 10));
+    let always = || {
+        received.set(received.get() + 1);
+        Ok(TcpInfo { bytes_received: received.get(), ..TcpInfo::new_zeroed() })
+    };
+    assert_eq!(at_one_moment(always, || Ok(0)).unwrap_err(), Reason::NotSettled);
+}
+
+#[test]
 fn other_sockets_and_states_are_refused_with_their_reasons() {
     let source = |fd: &dyn AsFd| SocketSource::new(fd.as_fd().try_clone_to_owned().unwrap());
     let sink = |fd: &dyn AsFd| SocketSink::new(fd.as_fd().try_clone_to_owned().unwrap());
