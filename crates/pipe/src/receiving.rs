@@ -48,7 +48,10 @@ impl Receiving {
             receiving.from.release();
             return Ok(receiving);
         }
-        let taken = port.net.flow_receive_snapshot(*key, received, *token).map_err(reason_of)?;
+        let taken = port.net.flow_receive_snapshot(*key, received, *token).map_err(|error| {
+            receiving.from.release();
+            reason_of(error)
+        })?;
         let twin = from.twin(&taken, true, pool);
         let started = twin.and_then(|twin| {
             let start = port.net.flow_receive_start(*key, *token, taken, received, wanted);
@@ -119,6 +122,8 @@ impl Receiving {
     /// Bytes of it are lost, or it was reset.
     pub fn reset(&mut self) {
         self.twin = None;
+        // Nothing more is to be had of it.
+        self.len_bytes = self.taken_bytes;
         if !std::mem::replace(&mut self.is_back, true) {
             self.from.reset();
         }

@@ -222,6 +222,7 @@ impl ToFile {
         let mut filled = 0;
         while from.has_room() && filled < QUANTUM_BYTES && from.source.left_bytes() > 0 {
             match from.fill() {
+                Ok(0) => break,
                 Ok(n) => filled += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
