@@ -1,6 +1,8 @@
 /* Copies files with the shim; a test of guest/agent runs it with an agent that is told what to do with the
  * calls that come to it, and compares which they were: each has a length of its own. */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -18,14 +20,6 @@
 
 /* It does not wait for ever for what does not come. */
 #define LONG_S 30
-
-#define CHECK(what)                                                                   \
-	do {                                                                          \
-		if (!(what)) {                                                        \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);  \
-			exit(1);                                                      \
-		}                                                                     \
-	} while (0)
 
 static int a;
 

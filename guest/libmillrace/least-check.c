@@ -1,6 +1,8 @@
 /* Sends with the shim until it knows from how many bytes on a pipe pays; a test of guest/agent runs it,
  * with an agent that moves one byte of each pipe. */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,14 +14,6 @@
 
 /* It does not wait for ever for what does not come. */
 #define LONG_S 30
-
-#define CHECK(what)                                                                   \
-	do {                                                                          \
-		if (!(what)) {                                                        \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);  \
-			exit(1);                                                      \
-		}                                                                     \
-	} while (0)
 
 static int in, out;
 

@@ -4,6 +4,7 @@
 #ifndef SHIM_CHECK_H
 #define SHIM_CHECK_H
 
+#include "check.h"
 #include "millrace.h"
 
 #include <arpa/inet.h>
@@ -23,14 +24,6 @@
 #define SHORT_MS 20
 #define LEN 100000
 #define SMALL 1000
-
-#define CHECK(what)                                                                   \
-	do {                                                                          \
-		if (!(what)) {                                                        \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);  \
-			exit(1);                                                      \
-		}                                                                     \
-	} while (0)
 
 /* A connection, the epoll set with its server's end, and where it is in the file. */
 struct world {

@@ -28,16 +28,7 @@ impl Connection {
 
     /// Its twin, which the pool knows.
     pub fn twin(&self, taken: &FlowSnapshot, reads: bool, pool: &Pool) -> Result<Twin, Reason> {
-        let mut state = twin_state(&self.socket, taken)?;
-        state.reads = reads;
-        let failed = |what: &str, error: &dyn std::fmt::Display| {
-            let port = self.port.net.name();
-            tracing::warn!(port, "taking a connection over: {what}: {error}");
-            Reason::TwinFailed
-        };
-        let twin = self.port.namespace.twin(&state).map_err(|e| failed("making its twin", &e))?;
-        pool.watch(self.token, twin.as_fd()).map_err(|e| failed("watching its twin", &e))?;
-        Ok(twin)
+        self.new_twin(&twin_state(&self.socket, taken, reads)?, (&[], &[]), pool)
     }
 
     /// A twin in the place of another that has gone, with copies of what that was given: first what it
@@ -45,20 +36,31 @@ impl Connection {
     pub fn relief(
         &self,
         taken: &FlowSnapshot,
+        given: (&[u8], &[u8]),
+        pool: &Pool,
+    ) -> Result<Twin, Reason> {
+        self.new_twin(&twin_state(&self.socket, taken, false)?, given, pool)
+    }
+
+    fn new_twin(
+        &self,
+        state: &TwinState,
         (sent, unsent): (&[u8], &[u8]),
         pool: &Pool,
     ) -> Result<Twin, Reason> {
-        let state = twin_state(&self.socket, taken)?;
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             let port = self.port.net.name();
-            tracing::warn!(port, "relieving a twin: {what}: {error}");
+            tracing::warn!(port, "taking a connection over: {what}: {error}");
             Reason::TwinFailed
         };
-        let twin = self.port.namespace.relief(&state, sent);
-        let twin = twin.map_err(|e| failed("making another", &e))?;
-        let given = twin.make_room(sent.len() + unsent.len()).and_then(|()| twin.give_all(unsent));
-        given.map_err(|e| failed("filling it", &e))?;
-        pool.watch(self.token, twin.as_fd()).map_err(|e| failed("watching it", &e))?;
+        let twin = self.port.namespace.twin(state, sent);
+        let twin = twin.map_err(|e| failed("making its twin", &e))?;
+        if !unsent.is_empty() {
+            let room = twin.make_room(sent.len() + unsent.len());
+            let given = room.and_then(|()| twin.give_all(unsent));
+            given.map_err(|e| failed("filling its twin", &e))?;
+        }
+        pool.watch(self.token, twin.as_fd()).map_err(|e| failed("watching its twin", &e))?;
         Ok(twin)
     }
 
@@ -90,7 +92,7 @@ pub(crate) fn reason_of(error: FlowError) -> Reason {
 const MAX_SCALE: u8 = 14;
 
 /// The twin's state, from what the agent says (checked) and what the switch saw.
-fn twin_state(socket: &Socket, taken: &FlowSnapshot) -> Result<TwinState, Reason> {
+fn twin_state(socket: &Socket, taken: &FlowSnapshot, reads: bool) -> Result<TwinState, Reason> {
     let Socket { key, end } = socket;
     let &SocketEnd { options, send_scale, receive_scale, mss, congestion, .. } = end;
     if send_scale > MAX_SCALE || receive_scale > MAX_SCALE || mss.get() < 64 {
@@ -113,6 +115,6 @@ fn twin_state(socket: &Socket, taken: &FlowSnapshot) -> Result<TwinState, Reason
         congestion,
         cwnd: end.cwnd.get(),
         rtt_us: end.rtt_us.get(),
-        reads: false,
+        reads,
     })
 }

@@ -2,7 +2,7 @@
 //! file system can (reflink), copied once where it cannot.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
@@ -39,9 +39,7 @@ fn splice_range(
     (to, mut to_at): (BorrowedFd<'_>, u64),
     len_bytes: usize,
 ) -> io::Result<()> {
-    let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
-    // Refused: the smaller one will do.
-    let _ = fcntl_setpipe_size(&write_end, SPLICE_BYTES);
+    let (read_end, write_end) = kernel_pipe(PipeFlags::empty())?;
     let mut left = len_bytes;
     while left > 0 {
         let want = left.min(SPLICE_BYTES);
@@ -59,6 +57,14 @@ fn splice_range(
         left -= got;
     }
     Ok(())
+}
+
+/// One of the kernel's pipes, for [`SPLICE_BYTES`]: where bytes are read, and where they are written.
+pub(crate) fn kernel_pipe(flags: PipeFlags) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC | flags)?;
+    // Refused: the smaller one will do.
+    let _ = fcntl_setpipe_size(&write_end, SPLICE_BYTES);
+    Ok((read_end, write_end))
 }
 
 fn again(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+use rustix::pipe::{SpliceFlags, splice};
 
 use crate::file::Source;
 use crate::limits::SPLICE_BYTES;
@@ -75,12 +75,9 @@ pub(crate) struct Splice {
 }
 
 impl Splice {
-    /// With an empty pipe.
-    pub fn new(source: Receiving) -> io::Result<Self> {
-        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        // Refused: the smaller one will do.
-        let _ = fcntl_setpipe_size(&write_end, SPLICE_BYTES);
-        Ok(Self { source, read_end, write_end, held_bytes: 0 })
+    /// With an empty pipe, of which no end waits.
+    pub fn new(source: Receiving, (read_end, write_end): (OwnedFd, OwnedFd)) -> Self {
+        Self { source, read_end, write_end, held_bytes: 0 }
     }
 
     fn give(&mut self, sink: BorrowedFd<'_>, max_bytes: usize) -> Fed {

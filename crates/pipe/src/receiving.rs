@@ -27,49 +27,20 @@ pub(crate) struct Receiving {
 impl Receiving {
     /// Takes a connection over for at most `len_bytes`, which begin with what the program has not read.
     pub fn begin(from: Connection, len_bytes: u64, pool: &Pool) -> Result<Self, Reason> {
-        let Connection { port, socket: Socket { key, end }, token } = &from;
-        let (received, unread) = (end.received_bytes.get(), u64::from(end.unread_bytes.get()));
-        let mut receiving = Self {
-            own_bytes: len_bytes,
-            len_bytes: 0,
-            taken_bytes: 0,
-            twin: None,
-            is_stopped: false,
-            is_back: true,
-            from: Connection {
-                port: port.clone(),
-                socket: Socket { key: *key, end: *end },
-                token: *token,
-            },
+        let begun = take_over(&from, len_bytes, pool);
+        if !matches!(begun, Ok(Some(_))) {
+            from.release();
+        }
+        let (twin, own_bytes, twin_bytes) = match begun? {
+            Some((twin, ReceiveStart { own_bytes, twin_bytes })) => {
+                let unread = from.socket.end.unread_bytes.get();
+                (Some(twin), u64::from(unread) + u64::from(own_bytes), twin_bytes.into())
+            }
+            None => (None, len_bytes, 0),
         };
-        let wanted =
-            u32::try_from(len_bytes.saturating_sub(unread)).map_err(|_| Reason::Malformed)?;
-        if wanted == 0 {
-            receiving.from.release();
-            return Ok(receiving);
-        }
-        let taken = port.net.flow_receive_snapshot(*key, received, *token).map_err(|error| {
-            receiving.from.release();
-            reason_of(error)
-        })?;
-        let twin = from.twin(&taken, true, pool);
-        let started = twin.and_then(|twin| {
-            let start = port.net.flow_receive_start(*key, *token, taken, received, wanted);
-            Ok((twin, start.map_err(reason_of)?))
-        });
-        match started {
-            Ok((_, ReceiveStart { twin_bytes: 0, .. })) => Ok(receiving),
-            Ok((twin, start)) => {
-                receiving.own_bytes = unread + u64::from(start.own_bytes);
-                receiving.len_bytes = start.twin_bytes.into();
-                (receiving.twin, receiving.is_back) = (Some(twin), false);
-                Ok(receiving)
-            }
-            Err(reason) => {
-                receiving.from.release();
-                Err(reason)
-            }
-        }
+        let is_back = twin.is_none();
+        let (len_bytes, taken_bytes, is_stopped) = (twin_bytes, 0, false);
+        Ok(Self { from, twin, own_bytes, len_bytes, taken_bytes, is_stopped, is_back })
     }
 
     /// The guest has read its own bytes.
@@ -119,6 +90,14 @@ impl Receiving {
         }
     }
 
+    /// Nothing of it is wanted any more: it goes back as it was, if its peer was told of nothing more. Else
+    /// that believes in bytes which nobody will get, and it is reset.
+    pub fn refuse(&mut self) {
+        if self.stop().is_err() || self.len_bytes > 0 || self.finish().is_err() {
+            self.reset();
+        }
+    }
+
     /// Bytes of it are lost, or it was reset.
     pub fn reset(&mut self) {
         self.twin = None;
@@ -128,4 +107,23 @@ impl Receiving {
             self.from.reset();
         }
     }
+}
+
+/// The twin, and what it gets; none: all of the bytes are the guest's.
+fn take_over(
+    from: &Connection,
+    len_bytes: u64,
+    pool: &Pool,
+) -> Result<Option<(Twin, ReceiveStart)>, Reason> {
+    let Connection { port, socket: Socket { key, end }, token } = from;
+    let (received, unread) = (end.received_bytes.get(), u64::from(end.unread_bytes.get()));
+    let wanted = u32::try_from(len_bytes.saturating_sub(unread)).map_err(|_| Reason::Malformed)?;
+    if wanted == 0 {
+        return Ok(None);
+    }
+    let taken = port.net.flow_receive_snapshot(*key, received, *token).map_err(reason_of)?;
+    let twin = from.twin(&taken, true, pool)?;
+    let start = port.net.flow_receive_start(*key, *token, taken, received, wanted);
+    let start = start.map_err(reason_of)?;
+    Ok((start.twin_bytes > 0).then_some((twin, start)))
 }

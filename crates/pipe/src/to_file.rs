@@ -133,16 +133,6 @@ impl ToFile {
         }
     }
 
-    /// The guest did not get its own bytes to the file: the connection goes back, if its peer was told
-    /// of nothing more.
-    fn refuse(mut from: Buffered, reason: Reason) -> Next {
-        let source = &mut from.source;
-        if source.stop().is_err() || source.len_bytes > 0 || source.finish().is_err() {
-            source.reset();
-        }
-        Next::Over(0, reason)
-    }
-
     /// One turn of taking in, asking for, and putting in place.
     fn turn(&mut self, mut supply: Supply, why: Option<Reason>, job: &Job, pool: &Pool) -> Next {
         let put = self.put_in_place(&supply);
@@ -231,7 +221,6 @@ impl ToFile {
         }
         if job.is_reset(Side::Source) && from.has_room() {
             // What came before is here.
-            from.source.len_bytes = from.source.taken_bytes;
             from.source.reset();
         }
         if from.source.left_bytes() == 0 {
@@ -344,7 +333,11 @@ impl Work for ToFile {
             (State::Own(from, since), None | Some(Reason::EndOfFile)) => {
                 self.await_own(from, since, job)
             }
-            (State::Own(from, _), Some(reason)) => Self::refuse(from, reason),
+            (State::Own(mut from, _), Some(reason)) => {
+                // The guest did not get its own bytes to the file.
+                from.source.refuse();
+                Next::Over(0, reason)
+            }
             (State::Moving(supply), why) => self.turn(supply, why, job, pool),
             (State::Over, _) => Next::Over(0, Reason::Unknown),
         }

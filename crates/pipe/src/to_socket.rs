@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use guest_abi::Reason;
+use rustix::pipe::PipeFlags;
 
 use crate::connection::Connection;
+use crate::copy::kernel_pipe;
 use crate::feed::{Fed, Feed, Splice};
 use crate::file::Source;
 use crate::job::{Job, Next, Side, Work};
@@ -56,20 +58,19 @@ impl ToSocket {
 
     /// Takes the source over.
     fn start(&mut self, source: Connection, job: &Job, pool: &Pool) -> Next {
-        let splice = Receiving::begin(source, self.len_bytes, pool).and_then(|source| {
-            let own_bytes = source.own_bytes;
-            let splice = Splice::new(source).map_err(|_| Reason::TwinFailed)?;
-            Ok((splice, own_bytes))
-        });
-        match splice {
-            Ok((splice, own_bytes)) => {
-                self.len_bytes = splice.source.len_bytes;
-                job.agent.begun(job.id, own_bytes);
+        let Ok(pipe) = kernel_pipe(PipeFlags::NONBLOCK) else {
+            source.release();
+            return self.hand_back(Reason::TwinFailed);
+        };
+        match Receiving::begin(source, self.len_bytes, pool) {
+            Ok(source) => {
+                self.len_bytes = source.len_bytes;
+                job.agent.begun(job.id, source.own_bytes);
                 if self.len_bytes == 0 {
                     return self.hand_back(Reason::Complete);
                 }
                 job.stats.started.fetch_add(1, Ordering::Relaxed);
-                self.state = State::Own(splice, Instant::now());
+                self.state = State::Own(Splice::new(source, pipe), Instant::now());
                 Next::Wait(Instant::now() + OWN_TIMEOUT)
             }
             Err(reason) => self.hand_back(reason),
@@ -110,11 +111,7 @@ impl ToSocket {
     /// Nothing was moved: the connections go back as they were, if that is possible.
     fn refuse(&mut self, feed: Feed, reason: Reason) -> Next {
         if let Feed::Socket(mut splice) = feed {
-            let source = &mut splice.source;
-            if source.stop().is_err() || source.len_bytes > 0 || source.finish().is_err() {
-                // Its peer believes that bytes have arrived, which nobody will get.
-                source.reset();
-            }
+            splice.source.refuse();
         }
         self.hand_back(reason)
     }

@@ -83,15 +83,9 @@ pub(crate) struct TwinPort {
 pub(crate) struct TwinSpace(Namespace);
 
 impl TwinSpace {
-    /// A twin; the calling thread is in the namespace afterwards.
-    pub fn twin(&self, state: &TwinState) -> Result<Twin, PipeError> {
+    /// A twin, with what was sent before; the calling thread is in the namespace afterwards.
+    pub fn twin(&self, state: &TwinState, sent: &[u8]) -> Result<Twin, PipeError> {
         self.0.add_address(state.local.ip())?;
-        self.0.enter()?;
-        Twin::create(state)
-    }
-
-    /// One that goes on where another was, in an address that the namespace has.
-    pub fn relief(&self, state: &TwinState, sent: &[u8]) -> Result<Twin, PipeError> {
         self.0.enter()?;
         Twin::create_with(state, sent)
     }

@@ -10,7 +10,7 @@
 //! comes again. A FIN is the guest's, too, and not acknowledged before the pipe has ended.
 
 use super::FlowEvent;
-use super::segment::{ACK, ECE, Editor, FIN, RST, SYN, Segment, URG, after, later};
+use super::segment::{ACK, Editor, FIN, RST, SYN, Segment, URG, after, later};
 use super::state::{Flow, Heard, Share, ToLocal};
 
 /// A twin receives.
@@ -304,18 +304,11 @@ impl Flow {
         eth[..12].copy_from_slice(&self.macs);
         let mut editor = Editor::new(eth, segment, summed);
         editor.set_seq(self.sent_end);
-        editor.set_ack(self.wire_ack());
-        editor.set_window(self.wire_window());
-        if !self.guest_ece {
-            editor.clear_flags(ECE);
-        }
         let up = |n: u32| n.wrapping_add(offset);
         editor.map_sacks(|left, right| Some((up(left), up(right))));
-        if let (Some((value, own)), Some(last)) = (timestamps, self.timestamp) {
-            let value = if has_bytes { later(last, value) } else { last };
-            self.timestamp = Some(value);
-            editor.set_timestamps(value, echo.unwrap_or(own));
-        }
+        let clock = |value| if has_bytes { value } else { self.timestamp.unwrap_or(value) };
+        let timestamps = timestamps.map(|(value, own)| (clock(value), own));
+        self.speak_for_guest(&mut editor, timestamps, echo);
         true
     }
 }

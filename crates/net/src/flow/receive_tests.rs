@@ -2,7 +2,7 @@
 
 use super::super::case::*;
 use super::super::journal::Record;
-use super::super::segment::PSH;
+use super::super::segment::{ECE, PSH};
 use super::super::state::{FromGuest, Passed, Sum};
 use super::super::testing::{Build, Read, mirror, read, sacks};
 use super::super::{FlowError, ReceiveStart};

@@ -124,18 +124,32 @@ impl Flow {
         self.sent_end = later(self.sent_end, segment.end());
         let timestamps = segment.timestamps(eth);
         eth[..12].copy_from_slice(&self.macs);
-        let mut editor = Editor::new(eth, segment, summed);
-        editor.set_ack(self.guest_ack);
-        editor.set_window(self.guest_window);
+        self.speak_for_guest(
+            &mut Editor::new(eth, segment, summed),
+            timestamps,
+            self.peer_timestamp,
+        );
+        true
+    }
+
+    /// What a twin's segment says in the guest's place: what has arrived, how much is taken, whether there
+    /// is congestion, and timestamps, which never go back. `echo` is the peer's last, if it is known.
+    pub(super) fn speak_for_guest(
+        &mut self,
+        editor: &mut Editor<'_>,
+        timestamps: Option<(u32, u32)>,
+        echo: Option<u32>,
+    ) {
+        editor.set_ack(self.wire_ack());
+        editor.set_window(self.wire_window());
         if !self.guest_ece {
             editor.clear_flags(ECE);
         }
-        if let (Some((value, echo)), Some(last)) = (timestamps, self.timestamp) {
+        if let (Some((value, own)), Some(last)) = (timestamps, self.timestamp) {
             let value = later(last, value);
             self.timestamp = Some(value);
-            editor.set_timestamps(value, self.peer_timestamp.unwrap_or(echo));
+            editor.set_timestamps(value, echo.unwrap_or(own));
         }
-        true
     }
 
     /// The answer to a probe of the guest's, in the guest's numbers; or to anything, where there is no

@@ -203,6 +203,12 @@ struct Still {
     left: Arc<AtomicUsize>,
 }
 
+/// A wire of these frames, and the count of those that are there.
+fn still(frames: Vec<Vec<u8>>) -> (Box<Still>, Arc<AtomicUsize>) {
+    let left = Arc::new(AtomicUsize::new(0));
+    (Box::new(Still { frames, at: 0, left: left.clone() }), left)
+}
+
 impl Wire for Still {
     unsafe fn send(&mut self, _: &[IoSlice]) -> io::Result<()> {
         Ok(())
@@ -239,14 +245,22 @@ impl FlowWatch for Deaf {
     }
 }
 
+fn poll_without_allocations(lab: &mut Lab, turns: u32, round: u32) {
+    let Lab { engine, ledger, now_ns, .. } = lab;
+    let count = allocations(|| {
+        for _ in 0..turns {
+            engine.poll(*now_ns, ledger);
+            engine.arm(*now_ns, ledger);
+            engine.disarm();
+        }
+    });
+    assert_eq!(count, 0, "round {round}");
+}
+
 /// A twin, its guest, a peer and strangers, all at once.
 #[test]
 fn pipes_allocate_nothing() {
     let mut rig = Rig::outside();
-    let still = |frames: Vec<Vec<u8>>| {
-        let left = Arc::new(AtomicUsize::new(0));
-        (Box::new(Still { frames, at: 0, left: left.clone() }), left)
-    };
     let twin = |at: u32| wired(&rig.of_twin(ACK, ours(100 + at), 100).frame());
     let (tap, twins) = still((0..50).map(|n| twin(n * 100)).collect());
     let peer =
@@ -276,15 +290,7 @@ fn pipes_allocate_nothing() {
         }
         twins.store(40, Ordering::Relaxed);
         peers.store(100, Ordering::Relaxed);
-        let Lab { engine, ledger, now_ns, .. } = &mut rig.lab;
-        let count = allocations(|| {
-            for _ in 0..6 {
-                engine.poll(*now_ns, ledger);
-                engine.arm(*now_ns, ledger);
-                engine.disarm();
-            }
-        });
-        assert_eq!(count, 0, "round {round}");
+        poll_without_allocations(&mut rig.lab, 6, round);
         while rig.lab.guests[0].tx[0].used().is_some() {}
         rig.lab.guests[0].recv_all(0);
         rig.lab.guests[0].post_up_to(0, 60, 1600, 1);
@@ -299,10 +305,6 @@ fn receiving_allocates_nothing() {
     for peer in [OUTSIDE, mac(1)] {
         let mut rig = Rig::new(false, peer, vec![Spec::default(), Spec::default()]);
         let twin = Build { ack: theirs(900), ..rig.of_twin(ACK, ours(0), 0) };
-        let still = |frames: Vec<Vec<u8>>| {
-            let left = Arc::new(AtomicUsize::new(0));
-            (Box::new(Still { frames, at: 0, left: left.clone() }), left)
-        };
         let (tap, twins) = still(vec![wired(&twin.frame())]);
         let of_peer = |n: u32| rig.of_peer(ACK, theirs(100 * n), ours(10 * n), 700 * n as usize);
         let frames: Vec<_> = (0..8).map(|n| of_peer(n).frame()).collect();
@@ -325,15 +327,7 @@ fn receiving_allocates_nothing() {
                 }
             }
             twins.store(2, Ordering::Relaxed);
-            let Lab { engine, ledger, now_ns, .. } = &mut rig.lab;
-            let count = allocations(|| {
-                for _ in 0..4 {
-                    engine.poll(*now_ns, ledger);
-                    engine.arm(*now_ns, ledger);
-                    engine.disarm();
-                }
-            });
-            assert_eq!(count, 0, "round {round}");
+            poll_without_allocations(&mut rig.lab, 4, round);
             while rig.lab.guests[1].tx[0].used().is_some() {}
             rig.lab.guests[0].recv_all(0);
             rig.lab.guests[0].post_up_to(0, 60, 1600, 1);

@@ -1,0 +1,17 @@
+/* What all checks of the shim share: one that fails ends the program, and says where. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(what)                                                                   \
+	do {                                                                          \
+		if (!(what)) {                                                        \
+			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);  \
+			exit(1);                                                      \
+		}                                                                     \
+	} while (0)
+
+#endif
