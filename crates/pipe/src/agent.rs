@@ -1,11 +1,13 @@
 //! The stream to a VM's agent, and what is said on it.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
 
 use block::BlockPort;
 use guest_abi::Reason;
@@ -15,7 +17,7 @@ use rustix::fd::AsFd;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::limits::{AGENT_TIMEOUT, MAX_LEN_BYTES, MAX_PROBED_DISKS};
+use crate::limits::{AGENT_TIMEOUT, HEARD_PERIOD, MAX_HEARD, MAX_LEN_BYTES, MAX_PROBED_DISKS};
 use crate::message::{Message, MessageError, Reader};
 use crate::takes::Take;
 use crate::vm::VmPipes;
@@ -30,7 +32,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    pub fn new(stream: &UnixStream) -> std::io::Result<Self> {
+    pub fn new(stream: &UnixStream) -> io::Result<Self> {
         Ok(Self {
             stream: Mutex::new(stream.try_clone()?),
             control: stream.try_clone()?,
@@ -47,7 +49,7 @@ impl Agent {
         let message = [header.as_bytes(), body, more].concat();
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         // One that takes no answers, or half of one, is of no use any more.
-        if stream.write_all(&message).is_err() {
+        if write_by(&mut stream, &message, Instant::now() + AGENT_TIMEOUT).is_err() {
             self.close();
         }
     }
@@ -87,6 +89,22 @@ impl Agent {
     }
 }
 
+/// Writes all of it; the stream's own time-out is only one call's.
+fn write_by(stream: &mut UnixStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if !bytes.is_empty() && Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
+}
+
 /// The reading side of a stream; runs on a thread of its own.
 pub(crate) struct Session {
     pub agent: Arc<Agent>,
@@ -96,7 +114,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub fn new(fd: OwnedFd) -> std::io::Result<Self> {
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let stream = UnixStream::from(fd);
         stream.set_write_timeout(Some(AGENT_TIMEOUT))?;
         stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
@@ -131,8 +149,10 @@ impl Session {
     }
 
     fn listen(&mut self, vm: &VmPipes) -> Result<std::convert::Infallible, MessageError> {
+        let mut pace = Pace { since: Instant::now(), heard: 0 };
         loop {
             let (id, message) = self.reader.receive()?;
+            pace.keep();
             match message {
                 Message::Probe(probe) => {
                     let probed = self.probe(vm, &probe);
@@ -202,6 +222,25 @@ impl Session {
     }
 }
 
+/// How much an agent has said lately.
+struct Pace {
+    since: Instant,
+    heard: u32,
+}
+
+impl Pace {
+    /// Waits until it may be heard again: its messages wait in its stream.
+    fn keep(&mut self) {
+        if self.heard >= MAX_HEARD {
+            thread::sleep(HEARD_PERIOD.saturating_sub(self.since.elapsed()));
+        }
+        if self.since.elapsed() >= HEARD_PERIOD {
+            (self.since, self.heard) = (Instant::now(), 0);
+        }
+        self.heard += 1;
+    }
+}
+
 fn probed(disk: u32, reason: Reason, len_bytes: u64) -> Probed {
     let reason = U16::new(reason as u16);
     Probed { disk: U32::new(disk), reason, reserved: U16::ZERO, len_bytes: U64::new(len_bytes) }
@@ -211,4 +250,29 @@ fn has_block(file: impl AsFd, probe: &Probe) -> bool {
     let mut block = [0; PROBE_BLOCK_BYTES];
     let read = rustix::io::pread(file, &mut block, probe.offset.get());
     read == Ok(block.len()) && block.chunks(probe.secret.len()).all(|part| part == probe.secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(non_snake_case)]
+    fn abuse_R10_an_agent_that_talks_without_end_is_heard_so_often_and_no_more() {
+        let begun = Instant::now();
+        let mut pace = Pace { since: begun, heard: 0 };
+        (0..3 * MAX_HEARD).for_each(|_| pace.keep());
+        // Not how fast, but how slow: two periods have passed.
+        assert!(begun.elapsed() >= 2 * HEARD_PERIOD);
+    }
+
+    #[test]
+    fn half_an_answer_is_the_end() {
+        let (mut stream, other) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let answer = vec![0; 64 << 20];
+        assert!(write_by(&mut stream, &answer, Instant::now()).is_err());
+        drop(other);
+        assert!(write_by(&mut stream, &[0; 8], Instant::now()).is_err());
+    }
 }

@@ -51,8 +51,12 @@ fn splice_range(
         let mut held = got;
         while held > 0 {
             let read_end = read_end.as_fd();
-            held -=
+            let put =
                 again(|| splice(read_end, None, to, Some(&mut to_at), held, SpliceFlags::MOVE))?;
+            if put == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            held -= put;
         }
         left -= got;
     }

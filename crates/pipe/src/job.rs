@@ -84,7 +84,6 @@ pub(crate) struct Job {
     cancelled: Mutex<Option<(Reason, Instant)>>,
     said: Mutex<VecDeque<Said>>,
     work: Mutex<Option<Box<dyn Work>>>,
-    timer: Mutex<Option<Instant>>,
     is_answered: AtomicBool,
     pub stats: Arc<PipeStats>,
 }
@@ -114,25 +113,22 @@ impl Job {
             cancelled: Mutex::default(),
             said: Mutex::default(),
             work: Mutex::new(Some(work)),
-            timer: Mutex::default(),
             is_answered: AtomicBool::new(false),
             stats,
         }
     }
 
-    /// Whose it is, and what that one calls it.
+    /// Whether it is that agent's, and what that one calls it. One that was answered is nobody's: its
+    /// name may be another's.
     pub fn is_of(&self, agent: &Agent, id: Option<u64>) -> bool {
-        std::ptr::eq(&*self.agent, agent) && id.is_none_or(|id| id == self.id)
+        let is_its_own = std::ptr::eq(&*self.agent, agent) && id.is_none_or(|id| id == self.id);
+        is_its_own && !self.is_answered.load(Ordering::Relaxed)
     }
 
     /// One word about where it is; none while a step runs.
     pub fn state(&self) -> Option<&'static str> {
         let work = self.work.try_lock().ok()?;
         Some(work.as_ref().map_or("over", |work| work.state()))
-    }
-
-    pub fn timer(&self) -> MutexGuard<'_, Option<Instant>> {
-        lock(&self.timer)
     }
 
     /// An event of the switch.

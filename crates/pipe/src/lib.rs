@@ -44,6 +44,10 @@
 //! - A file is written in parts of 4 MiB, or 1 MiB of a connection, two at a time
 //!   ([`limits::TAKE_BYTES`], [`limits::OPEN_TAKES`]); 64 pipes of a VM at a time hold up to 3 MiB of a
 //!   connection in memory ([`limits::MAX_BUFFERED`]).
+//! - An agent is heard 10,000 times a second ([`limits::MAX_HEARD`]). What it says costs its own thread at
+//!   most the check of 2,048 extents, or a read of 4 KiB of each disk of the VM, and the switch's worker
+//!   two calls.
+//! - A self-test for writing is waited for 30 s ([`limits::PROBE_TIMEOUT`]).
 //! - Only raw disks whose stages leave content alone are read and written ([`block::BlockPort::image`]).
 
 mod agent;

@@ -41,6 +41,17 @@ pub const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// stopped must not hold a thread for ever.
 pub const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What an agent may say in [`HEARD_PERIOD`]: a pipe asks the switch's worker, which serves others. One of
+/// 1 MiB each would be 10 GB/s.
+pub const MAX_HEARD: u32 = 1000;
+
+/// See [`MAX_HEARD`].
+pub const HEARD_PERIOD: Duration = Duration::from_millis(100);
+
+/// How long a self-test for writing is waited for, once it was announced: meanwhile the disks look at each
+/// write of the guest. An emulated guest on a busy host takes some seconds.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Disks that an agent can know at a time: as many as a VM can have ports.
 pub const MAX_PROBED_DISKS: usize = 256;
 

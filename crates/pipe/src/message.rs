@@ -165,7 +165,7 @@ impl<R: Read> Reader<R> {
             kind::PROBE => Probe::read_from_bytes(bytes).ok().map(Message::Probe),
             kind::CANCEL => pipe::Cancel::read_from_bytes(bytes)
                 .ok()
-                .map(|c| Message::Cancel(Reason::from_number(c.reason.get()))),
+                .map(|c| Message::Cancel(cancel_reason(c.reason.get()))),
             kind::PIPE => {
                 Some(request(bytes).map_or_else(Message::Refused, |r| Message::Pipe(Box::new(r))))
             }
@@ -198,6 +198,16 @@ where
     let (value, rest) = T::read_from_prefix(bytes).map_err(|_| Reason::Malformed)?;
     *bytes = rest;
     Ok(value)
+}
+
+/// Why an agent ends a pipe: what only the daemon can find out about a connection is none of its reasons.
+fn cancel_reason(number: u16) -> Reason {
+    match Reason::from_number(number) {
+        reason @ (Reason::TimedOut | Reason::LeaseBroken | Reason::SinkFailed | Reason::Unsent) => {
+            reason
+        }
+        _ => Reason::Cancelled,
+    }
 }
 
 fn request(mut bytes: &[u8]) -> Result<Request, Reason> {

@@ -94,6 +94,18 @@ fn abuse_R9_counts_that_do_not_fit_are_refused_and_the_stream_goes_on() {
 }
 
 #[test]
+fn agents_end_pipes_for_their_own_reasons_only() {
+    for reason in Reason::ALL {
+        let [low, high] = (*reason as u16).to_le_bytes();
+        let bytes = message(kind::CANCEL, 2, &[low, high, 0, 0, 0, 0, 0, 0]);
+        let (_, heard) = Reader::new(&bytes[..]).receive().unwrap();
+        let own = [Reason::TimedOut, Reason::LeaseBroken, Reason::SinkFailed, Reason::Unsent];
+        let want = if own.contains(reason) { *reason } else { Reason::Cancelled };
+        assert!(matches!(heard, Message::Cancel(got) if got == want), "{reason:?}");
+    }
+}
+
+#[test]
 #[allow(non_snake_case)]
 fn abuse_R10_a_body_beyond_the_limit_is_not_allocated() {
     let mut header = Header::new(kind::PIPE, 1, 0);

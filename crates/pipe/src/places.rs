@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use block::{PlacedWrite, Placeholders};
 use guest_abi::pipe::{PROBE_BLOCK_BYTES, ProbeWrite};
 
 use crate::copy::write_all;
-use crate::limits::MAX_WRITES;
+use crate::limits::{MAX_WRITES, PROBE_TIMEOUT};
 use crate::pool::Pool;
 
 /// Name of a pipe in its placeholders.
@@ -18,10 +19,13 @@ pub(crate) type Tag = [u8; 16];
 
 /// All of a VM.
 pub(crate) struct Places {
-    /// Entries of both below: disks do not look while there is none.
+    /// How many pipes: disks do not look while there is none.
     count: AtomicUsize,
     pipes: Mutex<HashMap<Tag, Arc<Placing>>>,
     probe: Mutex<Option<ProbeWrite>>,
+    /// Milliseconds of `clock` until which the probe is waited for; 0: it is not.
+    probe_until_ms: AtomicU64,
+    clock: Instant,
     pool: Weak<Pool>,
 }
 
@@ -57,6 +61,8 @@ impl Places {
             count: AtomicUsize::new(0),
             pipes: Mutex::default(),
             probe: Mutex::default(),
+            probe_until_ms: AtomicU64::new(0),
+            clock: Instant::now(),
             pool: Arc::downgrade(pool),
         }
     }
@@ -86,29 +92,37 @@ impl Places {
         drop(writes);
     }
 
-    /// The self-test that is expected now, instead of the last one; none: none is.
+    /// The self-test that is expected now, instead of the last one, for [`PROBE_TIMEOUT`]; none: none is.
     pub fn expect(&self, probe: Option<ProbeWrite>) {
-        let (is, was) =
-            (probe.is_some(), std::mem::replace(&mut *lock(&self.probe), probe).is_some());
-        if is && !was {
-            self.count.fetch_add(1, Ordering::Release);
-        }
-        if was && !is {
-            self.count.fetch_sub(1, Ordering::Release);
-        }
+        let until =
+            if probe.is_some() { self.now_ms() + PROBE_TIMEOUT.as_millis() as u64 } else { 0 };
+        let mut expected = lock(&self.probe);
+        *expected = probe;
+        self.probe_until_ms.store(until, Ordering::Release);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.elapsed().as_millis() as u64
+    }
+
+    /// Whether a self-test is expected. One that does not come is forgotten.
+    fn is_probe_due(&self) -> bool {
+        let until = self.probe_until_ms.load(Ordering::Acquire);
+        until > 0 && self.now_ms() < until
     }
 
     /// The expected self-test, if it has this tag: it comes once.
     fn take_probe(&self, tag: &Tag) -> Option<ProbeWrite> {
-        let probe = lock(&self.probe).take_if(|probe| probe.tag == *tag)?;
-        self.count.fetch_sub(1, Ordering::Release);
+        let mut expected = lock(&self.probe);
+        let probe = expected.take_if(|probe| self.is_probe_due() && probe.tag == *tag)?;
+        self.probe_until_ms.store(0, Ordering::Release);
         Some(probe)
     }
 }
 
 impl Placeholders for Places {
     fn are_any(&self) -> bool {
-        self.count.load(Ordering::Acquire) > 0
+        self.count.load(Ordering::Acquire) > 0 || self.is_probe_due()
     }
 
     fn take(&self, write: PlacedWrite) -> Option<PlacedWrite> {

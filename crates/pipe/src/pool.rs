@@ -22,19 +22,109 @@ const WAKE: u64 = 0;
 /// Something that is no pipe's step.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
+#[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    jobs: HashMap<u64, Arc<Job>>,
-    /// Pipes that something happened to.
+    entries: HashMap<u64, Entry>,
+    /// Pipes that something happened to: each once.
     ready: VecDeque<u64>,
     /// Pipes to be looked at again, the next one first.
     timers: BTreeSet<(Instant, u64)>,
+    /// Nothing more is taken in.
+    is_closed: bool,
+}
+
+/// A pipe, and whose turn it is.
+struct Entry {
+    job: Arc<Job>,
+    turn: Turn,
+    timer: Option<Instant>,
+}
+
+/// So one thread at a time works for a pipe, the others do not wait for it, and nothing that happens
+/// meanwhile is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It waits for an event.
+    Idle,
+    /// It is among those that are ready.
+    Ready,
+    /// A thread does a step.
+    Running,
+    /// A thread does a step, and something has happened since that began.
+    RunningAgain,
 }
 
 /// What a thread is to do.
 enum Due {
-    Pipe(u64),
+    Pipe(Arc<Job>),
     Task(Task),
+}
+
+impl Queue {
+    /// Something happened to a pipe. True: a thread is to look.
+    fn wake(&mut self, token: u64) -> bool {
+        let Some(entry) = self.entries.get_mut(&token) else { return false };
+        match entry.turn {
+            Turn::Idle => {
+                entry.turn = Turn::Ready;
+                self.ready.push_back(token);
+                return true;
+            }
+            Turn::Running => entry.turn = Turn::RunningAgain,
+            Turn::Ready | Turn::RunningAgain => {}
+        }
+        false
+    }
+
+    /// The caller is to do the pipe's next step; none: another thread does it, or will.
+    fn begin(&mut self, token: u64, from: Turn) -> Option<Due> {
+        let entry = self.entries.get_mut(&token)?;
+        match entry.turn {
+            turn if turn == from => {
+                entry.turn = Turn::Running;
+                return Some(Due::Pipe(Arc::clone(&entry.job)));
+            }
+            Turn::Running => entry.turn = Turn::RunningAgain,
+            _ => {}
+        }
+        None
+    }
+
+    /// The first pipe whose time has come.
+    fn due(&mut self) -> Option<Due> {
+        let now = Instant::now();
+        while let Some(&(at, token)) = self.timers.first().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, token));
+            if let Some(entry) = self.entries.get_mut(&token) {
+                entry.timer = None;
+            }
+            let due = self.begin(token, Turn::Idle);
+            if due.is_some() {
+                return due;
+            }
+        }
+        None
+    }
+
+    /// A step has been done. True: a thread is to look again.
+    fn end_step(&mut self, token: u64, at: Option<Instant>) -> bool {
+        let Some(entry) = self.entries.get_mut(&token) else { return false };
+        let goes_on = entry.turn == Turn::RunningAgain || at.is_none();
+        entry.turn = Turn::Idle;
+        if let Some(at) = at {
+            let previous = entry.timer.replace(at);
+            previous.into_iter().for_each(|at| _ = self.timers.remove(&(at, token)));
+            self.timers.insert((at, token));
+        }
+        goes_on && self.wake(token)
+    }
+
+    fn remove(&mut self, token: u64) -> bool {
+        let Some(entry) = self.entries.remove(&token) else { return false };
+        entry.timer.into_iter().for_each(|at| _ = self.timers.remove(&(at, token)));
+        true
+    }
 }
 
 /// See the module's text.
@@ -55,15 +145,9 @@ impl Pool {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
         let wake = eventfd(0, flags)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let queue = Queue {
-            tasks: VecDeque::new(),
-            jobs: HashMap::new(),
-            ready: VecDeque::new(),
-            timers: BTreeSet::new(),
-        };
         let stop = AtomicBool::new(false);
-        let pool =
-            Arc::new(Self { queue: Mutex::new(queue), epoll, wake, gone: Condvar::new(), stop });
+        let pool = Self { queue: Mutex::default(), epoll, wake, gone: Condvar::new(), stop };
+        let pool = Arc::new(pool);
         let mut handles = Vec::new();
         for index in 0..threads {
             let own = Arc::clone(&pool);
@@ -84,46 +168,73 @@ impl Pool {
         let _ = rustix::io::write(&self.wake, &1024u64.to_ne_bytes());
     }
 
-    /// Ends all pipes for that reason, and waits until they have ended, for so long at most.
+    /// Takes nothing more in, ends all pipes for that reason, and waits until they have ended, for so long
+    /// at most.
     pub fn drain(&self, reason: Reason, time: Duration) {
+        self.lock().is_closed = true;
         for job in self.jobs() {
             job.cancel(reason);
             self.nudge(job.token);
         }
         let queue = self.lock();
         // Those that are left lose their connections.
-        let _ = self.gone.wait_timeout_while(queue, time, |queue| !queue.jobs.is_empty());
+        let _ = self.gone.wait_timeout_while(queue, time, |queue| !queue.entries.is_empty());
+    }
+
+    /// Drops what is left when the threads have ended: pipes keep ports, and guests' writes that wait for
+    /// them must not wait for ever.
+    pub fn clear(&self) {
+        let left = {
+            let mut queue = self.lock();
+            std::mem::replace(&mut *queue, Queue { is_closed: true, ..Queue::default() })
+        };
+        drop(left);
     }
 
     /// How many pipes there are.
     pub fn len(&self) -> usize {
-        self.lock().jobs.len()
+        self.lock().entries.len()
     }
 
     /// The agent's pipe of that id.
     pub fn find(&self, agent: &Agent, id: u64) -> Option<Arc<Job>> {
-        self.lock().jobs.values().find(|job| job.is_of(agent, Some(id))).cloned()
+        let queue = self.lock();
+        let mut jobs = queue.entries.values().map(|entry| &entry.job);
+        jobs.find(|job| job.is_of(agent, Some(id))).cloned()
     }
 
     /// All pipes.
     pub fn jobs(&self) -> Vec<Arc<Job>> {
-        self.lock().jobs.values().cloned().collect()
+        self.lock().entries.values().map(|entry| Arc::clone(&entry.job)).collect()
     }
 
-    /// A new pipe; its first step comes soon.
-    pub fn add(&self, job: Job) {
+    /// A new pipe; its first step comes soon. False: it is dropped, the pool takes no more.
+    pub fn add(&self, job: Job) -> bool {
         let token = job.token;
         let mut queue = self.lock();
-        queue.jobs.insert(token, Arc::new(job));
-        queue.ready.push_back(token);
+        if queue.is_closed {
+            // Its end may take locks of others.
+            drop(queue);
+            return false;
+        }
+        let entry = Entry { job: Arc::new(job), turn: Turn::Idle, timer: None };
+        queue.entries.insert(token, entry);
+        let is_new = queue.wake(token);
         drop(queue);
-        self.ring();
+        self.ring_if(is_new);
+        true
     }
 
     /// Something happened to a pipe.
     pub fn nudge(&self, token: u64) {
-        self.lock().ready.push_back(token);
-        self.ring();
+        let is_new = self.lock().wake(token);
+        self.ring_if(is_new);
+    }
+
+    fn ring_if(&self, is_new: bool) {
+        if is_new {
+            self.ring();
+        }
     }
 
     fn ring(&self) {
@@ -157,25 +268,40 @@ impl Pool {
         Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
     }
 
-    /// Has a thread of the pool do something that waits for a disk.
+    /// Has a thread of the pool do something that waits for a disk. It is dropped if the pool takes no more.
     pub fn run(&self, task: Task) {
-        self.lock().tasks.push_back(task);
+        let mut queue = self.lock();
+        if queue.is_closed {
+            // Its end may take locks of others.
+            drop(queue);
+            return;
+        }
+        queue.tasks.push_back(task);
+        drop(queue);
         self.ring();
     }
 
     fn work(&self) {
         while !self.stop.load(Ordering::Relaxed) {
             match self.next() {
-                Some(Due::Pipe(token)) => self.step(token),
+                Some(Due::Pipe(job)) => self.step(&job),
                 Some(Due::Task(task)) => task(),
                 None => {}
             }
         }
     }
 
-    /// Waits for the next thing to do.
+    /// Waits for the next thing to do. What is due goes before what is ready: of that there may always be
+    /// something.
     fn next(&self) -> Option<Due> {
-        let until = self.lock().timers.first().map(|(at, _)| *at);
+        let until = {
+            let mut queue = self.lock();
+            let due = queue.due();
+            if due.is_some() {
+                return due;
+            }
+            queue.timers.first().map(|(at, _)| *at)
+        };
         let left = until.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let mut events = [epoll::Event {
@@ -183,59 +309,50 @@ impl Pool {
             data: epoll::EventData::new_u64(0),
         }];
         let found = epoll::wait(&self.epoll, &mut events, timeout.as_ref()).unwrap_or(0);
+        if found == 0 {
+            return None;
+        }
+        if events[0].data.u64() != WAKE {
+            return self.lock().begin(Side::job(events[0].data.u64()), Turn::Idle);
+        }
+        // Another thread may have taken it: the queue tells.
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         let mut queue = self.lock();
-        if found > 0 && events[0].data.u64() != WAKE {
-            return Some(Due::Pipe(Side::job(events[0].data.u64())));
-        }
-        if found > 0 {
-            // Another thread may have taken it: the queue tells.
-            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
-        }
         if let Some(task) = queue.tasks.pop_front() {
             return Some(Due::Task(task));
         }
-        if let Some(token) = queue.ready.pop_front() {
-            return Some(Due::Pipe(token));
-        }
-        let (at, token) = *queue.timers.first()?;
-        (at <= Instant::now()).then(|| {
-            queue.timers.pop_first();
-            Due::Pipe(token)
-        })
+        let token = queue.ready.pop_front()?;
+        queue.begin(token, Turn::Ready)
     }
 
-    fn step(&self, token: u64) {
-        let Some(job) = self.lock().jobs.get(&token).cloned() else { return };
-        match job.advance(self) {
-            Next::Again => self.nudge(token),
-            Next::Wait(at) => {
-                let mut queue = self.lock();
-                // It may have ended meanwhile in another thread.
-                if queue.jobs.contains_key(&token) {
-                    let previous = job.timer().replace(at);
-                    previous.into_iter().for_each(|at| _ = queue.timers.remove(&(at, token)));
-                    queue.timers.insert((at, token));
-                }
-            }
+    fn step(&self, job: &Job) {
+        let again = match job.advance(self) {
+            Next::Again => self.lock().end_step(job.token, None),
+            Next::Wait(at) => self.lock().end_step(job.token, Some(at)),
             Next::Over(moved_bytes, reason) => {
-                let mut queue = self.lock();
-                if queue.jobs.remove(&token).is_some() {
-                    let timer = job.timer().take();
-                    timer.into_iter().for_each(|at| _ = queue.timers.remove(&(at, token)));
-                    drop(queue);
+                if self.lock().remove(job.token) {
                     job.answer(moved_bytes, reason);
                     self.gone.notify_all();
                 }
+                false
             }
-        }
+        };
+        self.ring_if(again);
     }
 }
 
 impl FlowWatch for Pool {
     fn flow_event(&self, token: u64, event: FlowEvent) {
-        if let Some(job) = self.lock().jobs.get(&Side::job(token)) {
-            job.note(token, event);
-        }
-        self.nudge(Side::job(token));
+        let is_new = {
+            let mut queue = self.lock();
+            let Some(entry) = queue.entries.get(&Side::job(token)) else { return };
+            entry.job.note(token, event);
+            queue.wake(Side::job(token))
+        };
+        self.ring_if(is_new);
     }
 }
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;

@@ -223,9 +223,6 @@ impl ToFile {
             // What came before is here.
             from.source.reset();
         }
-        if from.source.left_bytes() == 0 {
-            from.source.finish()?;
-        }
         Ok(filled)
     }
 
@@ -251,6 +248,12 @@ impl ToFile {
         let (end, is_known) = self.end(supply, why);
         if !is_known || self.done < end || is_asked {
             return None;
+        }
+        // Only now: until the file has them, bytes that the peer believes to have arrived may be lost.
+        if let Supply::Socket(from) = supply
+            && let Err(reason) = from.source.finish()
+        {
+            return Some(Next::Over(moved, reason));
         }
         let is_whole = end == self.len_bytes;
         let reason = if is_whole { Reason::Complete } else { why.unwrap_or(Reason::Complete) };

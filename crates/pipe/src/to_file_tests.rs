@@ -253,6 +253,22 @@ fn an_agent_that_has_gone_ends_it() {
 }
 
 #[test]
+fn a_daemon_that_stops_leaves_no_placeholder_waiting() {
+    let mut world = World::new(0);
+    world.begin(&pattern(1 << 20), vec![(0, 1 << 20)], 1 << 20);
+    let Heard::Take(..) = world.hear() else { panic!() };
+    world.pool.stop();
+    world.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    let (write, answer) = world.write(0, 4096);
+    assert!(world.places.take(write).is_none());
+    world.pool.clear();
+    assert!(answer.wait().is_err());
+    assert!(!world.places.are_any());
+    let (write, _answer) = world.write(0, 4096);
+    assert!(world.places.take(write).is_some());
+}
+
+#[test]
 fn a_self_test_is_answered_once() {
     let world = World::new(0);
     let probe = guest_abi::pipe::ProbeWrite {

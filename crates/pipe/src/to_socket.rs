@@ -28,9 +28,9 @@ enum State {
     Settling(Feed),
     /// The twin is fed.
     Moving(Feed),
-    /// The twin has all that it will get, and the peer has not acknowledged all of that. The file may be
-    /// needed once more.
-    Draining(Option<Source>),
+    /// The twin has all that it will get, and the peer has not acknowledged all of that. A file may be
+    /// needed once more. A connection goes back only when nothing of it can be lost any more.
+    Draining(Option<Feed>),
     Over,
 }
 
@@ -125,7 +125,8 @@ impl ToSocket {
     }
 
     /// Gives the twin bytes until it takes no more, there are none, or others are to have their turn.
-    fn give(&mut self, mut feed: Feed, job: &Job, pool: &Pool) -> Next {
+    /// `at_end`: what it means when there will be none.
+    fn give(&mut self, mut feed: Feed, at_end: Reason, job: &Job, pool: &Pool) -> Next {
         let mut given = 0;
         while given < QUANTUM_BYTES {
             let Some(twin) = self.sink.fd() else {
@@ -137,7 +138,7 @@ impl ToSocket {
                     self.sink.given_bytes += n as u64;
                     job.moved_bytes.store(self.sink.given_bytes, Ordering::Relaxed);
                 }
-                Fed::End => return self.stop(feed, Reason::Complete),
+                Fed::End => return self.stop(feed, at_end),
                 // It may go on already: then the pool hears at once.
                 Fed::Full if self.sink.arm(pool) => return self.wait(feed),
                 Fed::Empty if feed.arm(pool) => return self.wait(feed),
@@ -170,17 +171,7 @@ impl ToSocket {
         let is_whole = self.sink.given_bytes == self.len_bytes;
         self.reason = if is_whole { Reason::Complete } else { reason };
         self.sink.stop();
-        let file = match feed {
-            Feed::File(file) => Some(file),
-            Feed::Socket(mut splice) => {
-                if let Err(reason) = splice.source.finish() {
-                    // What was given is the sink's all the same.
-                    self.reason = reason;
-                }
-                None
-            }
-        };
-        self.state = State::Draining(file);
+        self.state = State::Draining(Some(feed));
         Next::Again
     }
 
@@ -194,34 +185,40 @@ impl ToSocket {
         if splice.source.left_bytes() == 0 && splice.held_bytes() == 0 {
             return self.stop(feed, reason);
         }
-        self.give(feed, job, pool)
+        self.give(feed, reason, job, pool)
     }
 
     /// Waits until the peer has acknowledged everything.
-    fn drain(&mut self, file: Option<Source>, job: &Job, pool: &Pool) -> Next {
+    fn drain(&mut self, feed: Option<Feed>, job: &Job, pool: &Pool) -> Next {
         match self.sink.drain(pool) {
-            Drained::Yes => {
-                let moved_bytes = self.sink.given_bytes;
-                self.undo_detached(job);
-                match self.sink.finish() {
-                    Ok(()) => Next::Over(moved_bytes, self.reason),
-                    Err(lost) => Next::Over(0, lost),
-                }
-            }
-            Drained::Not(at) => match file {
-                Some(file) if job.wants_release() => self.release(&file, job, pool),
-                None if job.is_overdue() && !self.sink.is_detached => {
-                    self.lose(None, Reason::PeerSilent)
-                }
-                file => {
-                    self.state = State::Draining(file);
+            Drained::Yes => self.finish(feed, job),
+            Drained::Not(at) => match feed {
+                Some(Feed::File(file)) if job.wants_release() => self.release(&file, job, pool),
+                Some(Feed::Socket(_)) if job.is_overdue() => self.lose(feed, Reason::PeerSilent),
+                feed => {
+                    self.state = State::Draining(feed);
                     Next::Wait(at)
                 }
             },
             Drained::Failed => {
                 self.undo_detached(job);
-                self.lose(None, Reason::PeerSilent)
+                self.lose(feed, Reason::PeerSilent)
             }
+        }
+    }
+
+    /// The peer has everything: both connections go back.
+    fn finish(&mut self, feed: Option<Feed>, job: &Job) -> Next {
+        self.undo_detached(job);
+        if let Some(Feed::Socket(mut splice)) = feed
+            && let Err(reason) = splice.source.finish()
+        {
+            // What was given is the sink's all the same.
+            self.reason = reason;
+        }
+        match self.sink.finish() {
+            Ok(()) => Next::Over(self.sink.given_bytes, self.reason),
+            Err(lost) => Next::Over(0, lost),
         }
     }
 
@@ -296,8 +293,8 @@ impl Work for ToSocket {
             (State::Settling(feed), _) => self.settle(feed, job, pool),
             (State::Moving(feed), _) if job.is_reset(Side::Source) => self.source_lost(feed),
             (State::Moving(feed), Some(reason)) => self.end_soon(feed, reason, job, pool),
-            (State::Moving(feed), None) => self.give(feed, job, pool),
-            (State::Draining(file), _) => self.drain(file, job, pool),
+            (State::Moving(feed), None) => self.give(feed, Reason::Complete, job, pool),
+            (State::Draining(feed), _) => self.drain(feed, job, pool),
             (State::Over, _) => Next::Over(0, Reason::Unknown),
         }
     }
@@ -318,7 +315,8 @@ impl State {
         match self {
             Self::Own(splice, _) => Some(Feed::Socket(splice)),
             Self::Settling(feed) | Self::Moving(feed) => Some(feed),
-            Self::Starting(_) | Self::Draining(_) | Self::Over => None,
+            Self::Draining(feed) => feed,
+            Self::Starting(_) | Self::Over => None,
         }
     }
 }

@@ -273,8 +273,8 @@ impl VmPipes {
         let work = self.work(token, request, disks)?;
         self.stats.asked.fetch_add(1, Ordering::Relaxed);
         let (agent, stats) = ((id, Arc::clone(agent)), Arc::clone(&self.stats));
-        self.pool.add(Job::new(token, agent, (ends, len_bytes), work, stats));
-        Ok(())
+        let job = Job::new(token, agent, (ends, len_bytes), work, stats);
+        if self.pool.add(job) { Ok(()) } else { Err(Reason::HostGone) }
     }
 
     /// What a pipe has to do, by its ends. A connection that is written is reserved.
@@ -414,6 +414,7 @@ impl VmPipes {
             // One that panicked has told so.
             let _ = thread.join();
         }
+        self.pool.clear();
         // The switch goes on shifting until the ports' sessions have ended.
         self.ports().clear();
     }

@@ -10,7 +10,6 @@ use std::fs;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::sys;
@@ -18,7 +17,8 @@ use crate::sys;
 /// Who a program is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    pid: i32,
+    /// 0: of another PID namespace, in which it has none here.
+    pid: u32,
     uid: u32,
     gid: u32,
 }
@@ -35,9 +35,8 @@ impl Identity {
     /// # Errors
     /// It is no such socket.
     pub fn of(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let peer = sockopt::socket_peercred(socket)?;
-        let pid = peer.pid.as_raw_nonzero().get();
-        Ok(Self { pid, uid: peer.uid.as_raw(), gid: peer.gid.as_raw() })
+        let [pid, uid, gid] = sys::peer(socket)?;
+        Ok(Self { pid, uid, gid })
     }
 
     /// Acts as it until the result is dropped.
@@ -108,9 +107,9 @@ mod tests {
     fn limits_are_found() {
         let pair = UnixStream::pair().unwrap();
         let own = Identity::of(pair.0.as_fd()).unwrap();
-        assert_eq!(own.pid, std::process::id() as i32);
+        assert_eq!(own.pid, std::process::id());
         assert!(own.max_file_bytes().is_some());
-        assert_eq!(Identity { pid: i32::MAX, ..own }.max_file_bytes(), None);
+        assert_eq!(Identity { pid: u32::MAX, ..own }.max_file_bytes(), None);
         let line = |value: &str| format!("Max cpu time 1 2 s\nMax file size  {value}  bytes\n");
         assert_eq!(parse_limit(&line("4096 unlimited")), Some(4096));
         assert_eq!(parse_limit(&line("unlimited 7")), Some(u64::MAX));

@@ -19,7 +19,7 @@ use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg,
-    send, shutdown, socket_with, sockopt,
+    send, shutdown, socket_with,
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
@@ -31,6 +31,7 @@ use crate::lease::Leases;
 use crate::line::Heartbeat;
 use crate::measure::{self, Least};
 use crate::pipe::{self, Moved, Shared};
+use crate::sys;
 use crate::wake::Wake;
 
 /// Connections of programs at a time.
@@ -200,9 +201,7 @@ impl Server {
 
     /// Gives a connection a thread, or the answer that there is none.
     fn take(self: &Arc<Self>, program: OwnedFd) {
-        let Ok(user) = sockopt::socket_peercred(&program).map(|peer| peer.uid.as_raw()) else {
-            return;
-        };
+        let Ok([_, user, _]) = sys::peer(program.as_fd()) else { return };
         let wake = Wake::new().ok().map(Arc::new);
         let program = Arc::new(program);
         let started = wake.filter(|wake| lock(&self.users).enter(user, wake)).is_some_and(|wake| {

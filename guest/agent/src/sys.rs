@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
+use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -64,6 +65,22 @@ const FS_IOC_FSGETXATTR: Opcode = opcode::read::<Fsxattr>(b'X', 31);
 pub fn xflags(file: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: the call writes one `struct fsxattr`.
     Ok(unsafe { ioctl(file, Getter::<FS_IOC_FSGETXATTR, Fsxattr>::new()) }?.xflags)
+}
+
+/// Process, user and group of who has connected a Unix socket. Not by rustix: to it the process is never 0,
+/// which it is in another PID namespace.
+pub fn peer(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
+    let mut who = [0u32; 3];
+    let mut len = size_of_val(&who) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the call writes at most `len` bytes: a `struct ucred`, which is three numbers of 32 bits.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, name, who.as_mut_ptr().cast(), &raw mut len)
+    };
+    match result {
+        0 => Ok(who),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
 }
 
 const F_SETOWN: libc::c_int = 8;

@@ -374,6 +374,9 @@ impl Plane for Host {
             self.drop_engine(&mut change, vm, &live.engine);
             self.pipes.forget(vm, &live.engine);
         }
+        if !self.list().iter().any(|port| port.vm == vm) {
+            self.pipes.leave(vm);
+        }
         self.release_account(vm);
         let Change { config, kept, .. } = &mut *change;
         config.detach(vm, port);

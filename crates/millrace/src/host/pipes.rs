@@ -107,6 +107,12 @@ impl Pipes {
         }
     }
 
+    /// A VM's last port has gone: its next one starts its pipes again.
+    pub fn leave(&self, vm: &str) {
+        let gone = self.lock().remove(vm);
+        gone.into_iter().for_each(|pipes| pipes.stop());
+    }
+
     /// A VM's ports came or went.
     pub fn ports_changed(&self, vm: &str) {
         let pipes = self.lock().get(vm).cloned();

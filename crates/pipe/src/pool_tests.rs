@@ -1,0 +1,152 @@
+//! Whose turn it is.
+
+use super::*;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::job::Work;
+
+/// A pipe whose steps a test does.
+struct Step<F>(F);
+
+impl<F: FnMut() -> Next + Send> Work for Step<F> {
+    fn step(&mut self, _: &Job, _: &Pool) -> Next {
+        (self.0)()
+    }
+
+    fn state(&self) -> &'static str {
+        "tested"
+    }
+}
+
+struct World {
+    pool: Arc<Pool>,
+    threads: Vec<JoinHandle<()>>,
+    agent: Arc<Agent>,
+    _stream: UnixStream,
+}
+
+impl World {
+    fn new(threads: u16) -> Self {
+        let (stream, own) = UnixStream::pair().unwrap();
+        let (pool, threads) = Pool::start("t", threads).unwrap();
+        let agent = Arc::new(Agent::new(&own).unwrap());
+        Self { pool, threads, agent, _stream: stream }
+    }
+
+    fn add(&self, token: u64, step: impl FnMut() -> Next + Send + 'static) -> bool {
+        let (agent, ends) = ((token, Arc::clone(&self.agent)), ["a".into(), "b".into()]);
+        let work = Box::new(Step(step));
+        self.pool.add(Job::new(token, agent, (ends, 1), work, Arc::default()))
+    }
+
+    fn end(&mut self) {
+        self.pool.stop();
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+/// A step that tells that it runs, and ends when it is told.
+fn gate() -> (impl FnMut() -> Next + Send + 'static, Receiver<()>, Sender<()>) {
+    let ((begun, has_begun), (go_on, goes_on)) = (channel(), channel());
+    let step = move || {
+        begun.send(()).unwrap();
+        goes_on.recv().unwrap();
+        Next::Wait(far())
+    };
+    (step, has_begun, go_on)
+}
+
+#[test]
+fn a_pipe_that_is_busy_holds_one_thread() {
+    let world = World::new(2);
+    let (step, has_begun, go_on) = gate();
+    world.add(2, step);
+    has_begun.recv().unwrap();
+    (0..100).for_each(|_| world.pool.nudge(2));
+    let (told, heard) = channel();
+    world.add(4, move || {
+        told.send(()).unwrap();
+        Next::Wait(far())
+    });
+    heard.recv().unwrap();
+    go_on.send(()).unwrap();
+    // What happened meanwhile is looked at, once.
+    has_begun.recv().unwrap();
+    go_on.send(()).unwrap();
+    world.pool.nudge(4);
+    heard.recv().unwrap();
+    assert!(has_begun.try_recv().is_err());
+    assert!(world.pool.lock().ready.is_empty());
+}
+
+#[test]
+fn what_is_due_comes_before_what_is_ready() {
+    let world = World::new(1);
+    let (steps, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let seen = Arc::clone(&is_over);
+    world.add(2, move || match seen.load(Ordering::Relaxed) {
+        true => Next::Over(0, Reason::Complete),
+        false => Next::Again,
+    });
+    let (told, heard) = channel();
+    let own = Arc::clone(&steps);
+    world.add(4, move || {
+        if own.fetch_add(1, Ordering::Relaxed) == 3 {
+            told.send(()).unwrap();
+        }
+        Next::Wait(Instant::now() + Duration::from_millis(1))
+    });
+    heard.recv().unwrap();
+    is_over.store(true, Ordering::Relaxed);
+}
+
+/// Tells when it is dropped.
+struct Told(Sender<()>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+#[test]
+fn a_pool_that_has_ended_keeps_nothing() {
+    let mut world = World::new(2);
+    let (told, heard) = channel();
+    let (first, second) = (Told(told.clone()), Told(told));
+    world.add(2, move || {
+        let _own = &first;
+        Next::Wait(far())
+    });
+    world.pool.drain(Reason::HostGone, Duration::ZERO);
+    assert!(!world.add(4, || Next::Wait(far())), "it takes nothing in");
+    world.end();
+    assert!(heard.try_recv().is_err());
+    world.pool.clear();
+    heard.try_recv().unwrap();
+    world.pool.run(Box::new(move || drop(second)));
+    heard.try_recv().unwrap();
+    assert_eq!(world.pool.len(), 0);
+}
+
+#[test]
+fn pipes_that_were_answered_are_nobodys() {
+    let world = World::new(1);
+    world.add(2, || Next::Wait(far()));
+    let job = world.pool.find(&world.agent, 2).unwrap();
+    job.answer(0, Reason::LeaseBroken);
+    assert!(world.pool.find(&world.agent, 2).is_none());
+    assert_eq!(world.pool.len(), 1);
+}
