@@ -2,8 +2,9 @@
 //! file to a file, without passing through the guest.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -331,4 +332,41 @@ fn an_upload_ends_with_the_daemon() {
     );
     assert_eq!(sh(&world.guest, &check), "");
     sh(&world.guest, "umount /mnt && e2fsck -fn /dev/vda");
+}
+
+/// Bytes that the peer has not acknowledged.
+fn unacked(stream: &TcpStream) -> i32 {
+    let mut len = 0;
+    // SAFETY: the call writes one int.
+    let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut len) };
+    assert_eq!(result, 0);
+    len
+}
+
+/// The agent is killed when the last bytes of an upload have been acknowledged and are not in the file: the
+/// client must hear of it, by a reset.
+#[test]
+fn bytes_that_were_acknowledged_are_not_lost_in_silence() {
+    let _alone = alone();
+    let world = world(256, "ext4");
+    let agent = world.agent();
+    let server = listening(&world.guest, "mrpipe -l 7000 -g -p /mnt/up");
+    let connect = || TcpStream::connect("10.0.0.1:7000").unwrap();
+    let mut stream = world.lab.net().inside(connect).unwrap();
+    stream.write_all(format!("MRPIPE 0 {}\n", 9 * MIB).as_bytes()).unwrap();
+    send_bytes(&mut stream, 1, 8 * MIB);
+    until("no pipe moves it", || {
+        let pipes = world.daemon.request("GET", "/v1/pipes", None).unwrap();
+        pipes[0]["moved_bytes"].as_u64().is_some_and(|bytes| bytes >= 6 * MIB)
+    });
+    sh(&world.guest, "kill -STOP $(pidof millrace-agent)");
+    // What is not written waits in memory.
+    send_bytes(&mut stream, 2, MIB);
+    until("it is not taken in", || unacked(&stream) == 0);
+    sh(&world.guest, "kill -KILL $(pidof millrace-agent)");
+    let ended = stream.read(&mut [0]).unwrap_err();
+    assert_eq!(ended.kind(), ErrorKind::ConnectionReset, "{ended}");
+    let told: Value = server.wait(READY).unwrap().json().unwrap();
+    assert_eq!(told["whole"], false, "{told}");
+    drop(agent);
 }
