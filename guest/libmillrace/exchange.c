@@ -4,6 +4,7 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -117,6 +118,67 @@ int millrace_send(struct connection *connection, const struct request *request, 
 			return -1;
 	}
 	return -1;
+}
+
+/* Whether the agent answers on a new one: it refuses some behind the program's back. */
+static int is_served(const struct connection *connection, int timeout_ms, int *reason)
+{
+	struct pollfd answer = {.fd = connection->fd, .events = POLLIN};
+	struct request request = millrace_query();
+	struct outcome outcome;
+
+	*reason = MILLRACE_NO_AGENT;
+	if (send_request(connection->fd, &request, NULL) < 0 || poll(&answer, 1, timeout_ms) != 1 ||
+	    millrace_read_answer(connection->fd, MSG_DONTWAIT, &outcome) <= 0)
+		return 0;
+	*reason = outcome.result.reason;
+	return outcome.result.reason == MILLRACE_COMPLETE;
+}
+
+int millrace_take_served(struct connection *connection, int timeout_ms, int *reason)
+{
+	char byte;
+
+	*reason = MILLRACE_NO_AGENT;
+	for (int attempt = 0; attempt <= MAX_KEPT; attempt++) {
+		int is_well;
+
+		if (millrace_take(connection, attempt == MAX_KEPT, SOCK_NONBLOCK) < 0)
+			return -1;
+		/* A kept one was served before, unless the agent has closed it. */
+		if (connection->is_fresh)
+			is_well = is_served(connection, timeout_ms, reason);
+		else
+			is_well = recv(connection->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT) < 0 &&
+				  errno == EAGAIN;
+		if (is_well && connection->slot)
+			return 0;
+		millrace_give_back(connection, 1);
+		if (connection->is_fresh)
+			return -1;
+	}
+	return -1;
+}
+
+int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, int64_t at, int64_t len)
+{
+	struct request request = {
+	    .magic = htole32(AGENT_MAGIC),
+	    .version = htole16(AGENT_VERSION),
+	    .op = htole16(OP_PIPE),
+	    .flags = htole32(FLAG_BEHIND),
+	    .source_offset = htole64((uint64_t)at),
+	    .sink_offset = htole64(UINT64_MAX),
+	    .len_bytes = htole64((uint64_t)len),
+	};
+	int fds[2] = {in_fd, out_fd};
+
+	if (!millrace_is_kept(connection) || send_request(connection->fd, &request, fds) < 0) {
+		millrace_give_back(connection, 1);
+		return -1;
+	}
+	millrace_let_go(connection);
+	return 0;
 }
 
 struct outcome millrace_exchange(const struct request *request, const int *fds)

@@ -39,6 +39,12 @@ struct outcome millrace_failed(int reason, int error);
  * long. 0, or -1 with the outcome. */
 int millrace_send(struct connection *connection, const struct request *request, const int *fds,
 		  int flags, struct outcome *outcome);
+/* Takes a connection that the agent serves and does not refuse, or waits so long for it. 0, or -1 with the
+ * reason. */
+int millrace_take_served(struct connection *connection, int timeout_ms, int *reason);
+/* Asks on such a connection for a part of a file to be sent that the program believes to be sent already.
+ * 0: the connection is the caller's; -1: it is closed. */
+int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, int64_t at, int64_t len);
 /* 1 with an answer, 0 when there is none yet, -1 when there will be none. */
 int millrace_read_answer(int fd, int flags, struct outcome *outcome);
 /* A request and its answer. */

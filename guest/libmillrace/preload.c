@@ -3,7 +3,8 @@
  * A pipe is tried for a regular file from so many bytes on as pay (shim-least.c), and a TCP socket: one
  * that blocks, or one in an epoll set (shim.h tells how); or another file (shim-copy.c). Whatever cannot
  * be piped goes to the original, so that the program sees what it always sees; a pipe that moved less
- * than was asked for is a short count, as sendfile(2) has them too. */
+ * than was asked for is a short count, as sendfile(2) has them too. Parts of a file that are too small
+ * for a pipe may be sent together (shim-gather.c). */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -82,6 +83,33 @@ static ssize_t take_moved(const struct call *call, struct entry *entry)
 	return (ssize_t)len;
 }
 
+/* Of a call that is known to be of a file and a socket. */
+static struct shim_part part_of(const struct call *call)
+{
+	struct shim_part part = {.out_fd = call->out_fd, .in_fd = call->in_fd};
+
+	part.ends = shim_ends_of(&call->in, &call->out);
+	part.at = shim_position(call->in_fd, call->offset);
+	part.left = part.at < 0 ? 0 : call->in.st_size - part.at;
+	part.len = part.left < (int64_t)call->count ? part.left : (int64_t)call->count;
+	return part;
+}
+
+/* Adds to what was gathered, or begins to, with the lock. What sendfile returns, or 0. */
+static ssize_t gather(struct call *call, struct entry *entry)
+{
+	struct shim_part part;
+	int64_t taken;
+
+	if (fstat(call->in_fd, &call->in) < 0 || !S_ISREG(call->in.st_mode))
+		return 0;
+	part = part_of(call);
+	taken = shim_gather(&part, entry);
+	if (taken > 0)
+		shim_move_position(call->in_fd, call->offset, part.at + taken);
+	return (ssize_t)taken;
+}
+
 static ssize_t again(void)
 {
 	errno = EAGAIN;
@@ -96,6 +124,12 @@ static int go_on(struct call *call, struct entry *entry, ssize_t *result)
 	/* Another socket has the number: the first was closed behind our back. */
 	if (entry->pipe->ends.out_ino != call->out.st_ino)
 		shim_forget(call->out_fd, call->out_fd);
+	if (entry->pipe && entry->pipe->file >= 0) {
+		*result = gather(call, entry);
+		if (*result > 0)
+			return 1;
+		shim_send_gathered(call->out_fd, entry);
+	}
 	if (shim_pipe_runs(call->out_fd, entry)) {
 		entry->pipe->asked++;
 		*result = again();
@@ -116,8 +150,7 @@ static int is_originals_turn(struct entry *entry)
 	return once;
 }
 
-/* Takes the cork off, so that what waits for these bytes goes; the program gets it back at the end. */
-static int uncork(int fd)
+int shim_uncork(int fd)
 {
 	int cork = 0;
 	socklen_t len = sizeof(cork);
@@ -141,8 +174,7 @@ static void wait_for(int fd, struct entry *entry)
 		(void)poll(&(struct pollfd){.fd = entry->pipe->fd, .events = POLLIN}, 1, -1);
 }
 
-/* The pipe's own descriptor is not the program's to close. */
-static void mark_own(int own_fd, int socket)
+void shim_mark_own(int own_fd, int socket)
 {
 	struct entry *own = shim_make(own_fd);
 
@@ -159,7 +191,7 @@ static struct shim_pipe *new_pipe(const struct call *call)
 
 	if (!pipe)
 		return NULL;
-	pipe->fd = pipe->set = pipe->cork = pipe->nodelay = -1;
+	pipe->fd = pipe->set = pipe->cork = pipe->nodelay = pipe->file = -1;
 	pipe->ends = shim_ends_of(&call->in, &call->out);
 	pipe->at = shim_position(call->in_fd, call->offset);
 	return pipe;
@@ -179,7 +211,7 @@ static int begin(const struct call *call, struct entry *entry)
 	}
 	options.in_offset = pipe->at;
 	options.timeout_ms = PART_MS;
-	pipe->cork = uncork(call->out_fd);
+	pipe->cork = shim_uncork(call->out_fd);
 	entry->pipe = pipe;
 	entry->pipes++;
 	pipe->fd = millrace_pipe_start(call->out_fd, call->in_fd, call->count, &options);
@@ -191,7 +223,7 @@ static int begin(const struct call *call, struct entry *entry)
 		return 0;
 	}
 	atomic_fetch_or(&entry->bits, HAS_PIPE);
-	mark_own(pipe->fd, call->out_fd);
+	shim_mark_own(pipe->fd, call->out_fd);
 	if (shim_watch(call->out_fd, entry) == 0)
 		return 1;
 	wait_for(call->out_fd, entry);
@@ -258,6 +290,32 @@ static int pipe_to_socket(struct call *call, ssize_t *result)
 	return is_done;
 }
 
+/* A part that is too small for a pipe, of a file that is not. 1 with sendfile's result, or 0. */
+static int try_gathering(struct call *call, ssize_t *result)
+{
+	struct entry *entry = shim_find(call->out_fd);
+	struct shim_part part = part_of(call);
+	int is_possible;
+
+	if (!S_ISSOCK(call->out.st_mode) || !entry || kind_of(call->out_fd) != DOES_NOT_BLOCK ||
+	    !shim_lock())
+		return 0;
+	is_possible = !entry->pipe &&
+		      (atomic_load(&entry->bits) & (IN_SET | IN_MORE)) == IN_SET &&
+		      shim_may_ask(entry, &part.ends);
+	*result = is_possible ? gather(call, entry) : 0;
+	shim_unlock();
+	if (!is_possible || *result > 0)
+		return is_possible;
+	/* It may wait for a disk. Where it comes to is where the next part begins. */
+	*result = NEXT(sendfile64)(call->out_fd, call->in_fd, call->offset, call->count);
+	if (shim_lock()) {
+		shim_sent(&part, entry, *result);
+		shim_unlock();
+	}
+	return 1;
+}
+
 /* 1 with sendfile's result, or 0. */
 static int try_pipe(struct call *call, ssize_t *result)
 {
@@ -267,10 +325,11 @@ static int try_pipe(struct call *call, ssize_t *result)
 		return 0;
 	at = shim_position(call->in_fd, call->offset);
 	left = call->in.st_size - at;
-	/* Programs ask for more than there is. */
-	if (at < 0 || !shim_pays(left < (int64_t)call->count ? left : (int64_t)call->count) ||
-	    fstat(call->out_fd, &call->out) < 0)
+	if (at < 0 || !shim_pays(left) || fstat(call->out_fd, &call->out) < 0)
 		return 0;
+	/* Programs ask for more than there is. */
+	if (!shim_pays(left < (int64_t)call->count ? left : (int64_t)call->count))
+		return try_gathering(call, result);
 	if (S_ISREG(call->out.st_mode)) {
 		struct shim_copy copy = {call->in_fd, call->out_fd, call->offset, NULL,
 					 call->count, call->in,	    call->out};

@@ -11,6 +11,7 @@
 #define AGENT_VERSION 1
 #define OP_PIPE 1
 #define OP_QUERY 2
+#define FLAG_BEHIND 1u
 
 /* All numbers are little-endian. */
 struct request {

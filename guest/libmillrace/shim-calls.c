@@ -91,6 +91,7 @@ static int must_wait(int fd)
 
 	if (!shim_has(fd, HAS_PIPE) || !shim_lock())
 		return 0;
+	shim_send_gathered(fd, entry);
 	runs = shim_pipe_runs(fd, entry);
 	shim_unlock();
 	if (runs)
@@ -129,12 +130,18 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 	return must_wait(fd) ? -1 : NEXT(sendmmsg)(fd, messages, count, flags);
 }
 
-/* The rest of the bytes is not wanted. */
+/* The rest of the bytes is not wanted, if the program does not believe them to be sent. */
 EXPORT int shutdown(int fd, int how)
 {
 	struct entry *entry = shim_find(fd);
 
 	if (how != SHUT_RD && shim_has(fd, HAS_PIPE) && shim_lock()) {
+		shim_send_gathered(fd, entry);
+		if (shim_pipe_runs(fd, entry) && entry->pipe->gathered) {
+			entry->pipe->is_shut = 1;
+			shim_unlock();
+			return how == SHUT_RDWR ? NEXT(shutdown)(fd, SHUT_RD) : 0;
+		}
 		if (shim_pipe_runs(fd, entry)) {
 			shim_refused(entry, &entry->pipe->ends, MILLRACE_FLOW_CLOSED);
 			shim_unmask(fd, entry);

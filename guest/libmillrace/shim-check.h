@@ -35,7 +35,7 @@ struct world {
 
 static int file;
 /* Of each pipe, so that the daemon knows it from others. */
-static size_t next_len = LEN;
+static __attribute__((unused)) size_t next_len = LEN;
 
 static struct world new_world(uint32_t events, uint64_t data)
 {
@@ -100,13 +100,13 @@ static void tell_done(size_t len, size_t moved, int reason)
 }
 
 /* Until the daemon has been asked: the agent refuses a connection that is closed before. */
-static void wait_asked(void)
+static __attribute__((unused)) void wait_asked(void)
 {
 	TELL("asked\n");
 	CHECK(getchar() == '\n');
 }
 
-static void wait_cancelled(size_t len)
+static __attribute__((unused)) void wait_cancelled(size_t len)
 {
 	TELL("cancelled %zu\n", len);
 	CHECK(getchar() == '\n');

@@ -159,6 +159,10 @@ int shim_pipe_runs(int fd, struct entry *entry)
 	close_pipe(pipe, result.reason != MILLRACE_LOST);
 	set_options(fd, pipe);
 	shim_unmask(fd, entry);
+	if (pipe->gathered) {
+		shim_gathered_over(fd, entry, &result);
+		return 0;
+	}
 	pipe->moved = result.moved;
 	pipe->lost = result.moved == 0 && result.reason == MILLRACE_LOST;
 	if (result.moved == 0 && !pipe->lost) {
@@ -313,6 +317,19 @@ static int64_t now_ns(void)
 	return now.tv_sec * NS_PER_S + now.tv_nsec;
 }
 
+/* What was gathered goes before the program sleeps. */
+static int send_and_wait(const struct wait *wait, int64_t timeout_ns)
+{
+	if (shim_send_due(0) > 0 && timeout_ns != 0) {
+		int count = wait->once(wait, 0);
+
+		if (count != 0)
+			return count;
+		(void)shim_send_due(1);
+	}
+	return wait->once(wait, timeout_ns);
+}
+
 /* Waits again when nothing is left for the program: the kernel has the socket's own event at once. */
 static int wait_translated(const struct wait *wait, int64_t timeout_ns)
 {
@@ -320,7 +337,7 @@ static int wait_translated(const struct wait *wait, int64_t timeout_ns)
 	int64_t left_ns = timeout_ns;
 
 	for (;;) {
-		int count = wait->once(wait, left_ns);
+		int count = send_and_wait(wait, left_ns);
 		int kept;
 
 		if (count <= 0 || !atomic_load(&tags_are_used))

@@ -46,7 +46,7 @@ __attribute__((constructor)) static void at_start(void)
 	value = value > 0 ? value : 1;
 	is_fixed = 1;
 	atomic_store(&least_bytes, value);
-	atomic_store(&shim_gate_bytes, value);
+	atomic_store(&shim_gate_bytes, value < ASK_BYTES ? value : ASK_BYTES);
 }
 
 static int64_t now_ms(void)

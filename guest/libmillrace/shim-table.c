@@ -133,6 +133,10 @@ static void forget(int fd)
 		}
 	}
 	if (entry->pipe) {
+		/* What the program believes to be sent goes on without it. */
+		shim_send_gathered(fd, entry);
+	}
+	if (entry->pipe) {
 		/* The agent has the socket open too, so the set would go on telling of it. */
 		shim_leave_set(fd, entry);
 		shim_drop_pipe(entry);
@@ -140,6 +144,7 @@ static void forget(int fd)
 	entry->generation++;
 	entry->refused_until_ms = 0;
 	entry->once = 0;
+	entry->run = (struct shim_run){0};
 	atomic_store(&entry->bits, 0);
 }
 
@@ -165,6 +170,7 @@ static void after_fork_in_parent(void)
  * both's, so nothing is changed in them. Calls nothing but what is async-signal-safe. */
 static void after_fork_in_child(void)
 {
+	shim_forget_gathered();
 	for (int fd = 0; fd <= atomic_load(&highest); fd++) {
 		struct entry *entry = shim_find(fd);
 

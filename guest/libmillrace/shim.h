@@ -12,12 +12,14 @@
  *   then tells EPOLLOUT, with EPOLLET or EPOLLONESHOT or without, as the program wanted it;
  * - the next sendfile of the same bytes of the same file returns what was moved.
  *
+ * A program that sends a file in parts, each too small for a pipe, gets them sent together: shim-gather.c.
+ *
  * One lock is around all of it. It is held over no call that waits, and few calls need it: a descriptor
  * of which nothing is known has no bits set. */
 #ifndef SHIM_H
 #define SHIM_H
 
-#include "millrace.h"
+#include "exchange.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -72,6 +74,22 @@ struct shim_pipe {
 	struct shim_ends ends;
 	int64_t at;    /* where in the file that begins which was moved, */
 	int64_t moved; /* and how much of it the program does not know of */
+	/* Of parts that the program believes to be sent; else 0: */
+	int64_t gathered;	 /* how many bytes from `at` on */
+	int file;		 /* our own descriptor of the file until the pipe begins, or -1 */
+	struct connection agent; /* which is asked then */
+	int rounds;		 /* so often the program has waited since the last part */
+	int is_shut;		 /* it has shut the connection down: that comes when all is sent */
+	int64_t since_ms;	 /* when its pipe began */
+};
+
+/* A file that is sent in parts, one behind the other. */
+struct shim_run {
+	dev_t dev;
+	ino_t ino;
+	int64_t at;    /* where the next part begins */
+	int parts;     /* how many there were */
+	int64_t limit; /* so many bytes are gathered at most; 0: as few as pay */
 };
 
 /* A descriptor. */
@@ -90,6 +108,7 @@ struct entry {
 	int64_t refused_until_ms;
 	/* Nothing could be piped: the next sendfile is the original. */
 	int once;
+	struct shim_run run;
 };
 
 /* The lock; 0 when it is not to be had, in a signal handler within it. Cancellation of the thread waits
@@ -132,7 +151,36 @@ int shim_may_ask(struct entry *entry, const struct shim_ends *ends);
 /* Who is not to be asked again soon, after this reason. */
 void shim_refused(struct entry *entry, const struct shim_ends *ends, int reason);
 
+/* A part of a file for a socket. */
+struct shim_part {
+	int out_fd;
+	int in_fd;
+	int64_t at;
+	int64_t len;
+	int64_t left; /* from `at` to the end of the file */
+	struct shim_ends ends;
+};
+
+/* How many bytes are taken and will be sent; 0: the part is the original's. */
+int64_t shim_gather(const struct shim_part *part, struct entry *entry);
+/* What the original did with a part. */
+void shim_sent(const struct shim_part *part, struct entry *entry, ssize_t sent);
+/* Has what was gathered sent, if that has not begun: a pipe runs then, or all is done. */
+void shim_send_gathered(int fd, struct entry *entry);
+/* A pipe with what was gathered is over. */
+void shim_gathered_over(int fd, struct entry *entry, const struct millrace_result *result);
+/* In a child of fork(2): it is the parent's. */
+void shim_forget_gathered(void);
+/* Takes the cork off, so that what waits for these bytes goes; the program gets it back at the end. */
+int shim_uncork(int fd);
+/* The pipe's own descriptor is not the program's to close. */
+void shim_mark_own(int own_fd, int socket);
+
 /* The following without the lock. */
+
+/* Before a program waits. Has sent what no part was added to since it has waited last, or all of it; how
+ * many sockets have gathered parts still. */
+int shim_send_due(int all);
 
 /* Fewer bytes than this are not worth a look: shim-least.c. */
 extern _Atomic uint64_t shim_gate_bytes;

@@ -53,6 +53,7 @@ pub struct ImageBuilder {
     modules: BTreeSet<String>,
     files: BTreeMap<String, PathBuf>,
     packaged: BTreeSet<(String, String)>,
+    packaged_folders: BTreeSet<(String, String)>,
     library_packages: BTreeSet<String>,
     guest_pieces: bool,
 }
@@ -103,6 +104,14 @@ impl ImageBuilder {
         self
     }
 
+    /// Adds all files below a folder of such a package, at their own places: what an interpreter
+    /// reads, for one. Their libraries are not looked for.
+    #[must_use]
+    pub fn packaged_folder(mut self, package: &str, folder: &str) -> Self {
+        self.packaged_folders.insert((package.to_owned(), folder.to_owned()));
+        self
+    }
+
     /// Takes libraries of packaged programs from Debian packages that are unpacked as well.
     #[must_use]
     pub fn libraries_of(mut self, packages: &[&str]) -> Self {
@@ -137,6 +146,13 @@ impl ImageBuilder {
                 content.insert(program::place_of(&library, cache.root()), library);
             }
             content.insert(place.clone(), program);
+        }
+        for (package, folder) in &self.packaged_folders {
+            let unpacked = apt::unpacked(cache, package)?;
+            for host in program::files_in(&unpacked.join(folder.trim_start_matches('/')))? {
+                let place = host.strip_prefix(&unpacked).unwrap_or(&host);
+                content.insert(format!("/{}", place.to_string_lossy()), host);
+            }
         }
         if self.guest_pieces {
             for (place, host) in program::guest_pieces(cache)? {

@@ -38,6 +38,18 @@ fn files_below(folder: &Path, into: &mut BTreeSet<PathBuf>) -> Result<(), LabErr
     Ok(())
 }
 
+/// All files below a folder of an unpacked package. Links that lead to nothing, as absolute ones do
+/// before a package is installed, are left out.
+///
+/// # Errors
+/// The folder is not there.
+pub(crate) fn files_in(folder: &Path) -> Result<BTreeSet<PathBuf>, LabError> {
+    let mut files = BTreeSet::new();
+    files_below(folder, &mut files)?;
+    files.retain(|path| path.is_file());
+    Ok(files)
+}
+
 /// The agent as a static program: the file named by `MILLRACE_LAB_AGENT`, or built by cargo once
 /// for each state of its sources.
 ///

@@ -26,6 +26,13 @@ pub mod op {
     pub const QUERY: u16 = 2;
 }
 
+/// What a request may say besides.
+pub mod flag {
+    /// A part of a file to a connection, which the program believes to be sent already: what no pipe moves
+    /// the agent sends, and the program may go meanwhile. Without a time.
+    pub const BEHIND: u32 = 1;
+}
+
 /// The descriptor's own position, which moves with the bytes.
 pub const OWN_POSITION: u64 = u64::MAX;
 
@@ -41,7 +48,7 @@ pub struct Request {
     pub version: U16,
     /// [`op`].
     pub op: U16,
-    /// Zero.
+    /// [`flag`].
     pub flags: U32,
     /// Milliseconds after which it ends with what it has moved; 0: never.
     pub timeout_ms: U32,

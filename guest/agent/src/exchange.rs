@@ -42,7 +42,7 @@ enum Stop {
 
 /// See the module's text.
 pub struct Exchange<'a> {
-    watch: Watch<'a>,
+    watch: &'a Watch<'a>,
     call: Call,
     source: Source,
     sink: Sink,
@@ -57,7 +57,7 @@ pub struct Exchange<'a> {
 impl<'a> Exchange<'a> {
     /// Of a pipe that was asked for.
     pub fn new(
-        watch: Watch<'a>,
+        watch: &'a Watch<'a>,
         call: Call,
         (source, sink): (Source, Sink),
         len_bytes: u64,

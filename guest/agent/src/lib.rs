@@ -61,6 +61,7 @@
 //!
 //! The urgent byte of a connection that is read is noticed when it has come, not before.
 
+pub mod behind;
 pub mod disks;
 pub mod ends;
 pub mod exchange;

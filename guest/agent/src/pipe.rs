@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
 use guest_abi::pipe::{MAX_EXTENTS, Pipe, kind};
-use guest_abi::program::{Answer, MAGIC, Request, VERSION};
+use guest_abi::program::{Answer, MAGIC, Request, VERSION, flag};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use crate::behind;
 use crate::disks::Disks;
 use crate::ends::{Found, Sink, Source};
 use crate::exchange::Exchange;
@@ -20,7 +21,7 @@ use crate::host::Host;
 use crate::identity::Identity;
 use crate::lease::Leases;
 use crate::line::Call;
-use crate::socket::{SocketSink, SocketSource, Use};
+use crate::socket::{SocketSink, SocketSource, UNSENT_TIME, Use};
 use crate::wake::Wake;
 use crate::watch::Watch;
 
@@ -83,11 +84,25 @@ pub fn run(
     if request.len_bytes.get() == 0 {
         return Moved::nothing(Reason::Complete);
     }
-    let (call, ends, len_bytes) = match begin(shared, request, (source, sink), program, wake) {
+    let watch = Watch::new(shared, program, wake, deadline);
+    if request.flags.get() & flag::BEHIND != 0 {
+        return behind::run(request, (source, sink), watch);
+    }
+    try_pipe(request, (source, sink), &watch, UNSENT_TIME)
+}
+
+/// The same, and what is not moved is not. Bytes that are unsent yet are waited for so long.
+pub fn try_pipe(
+    request: &Request,
+    ends: (OwnedFd, OwnedFd),
+    watch: &Watch<'_>,
+    unsent_time: Duration,
+) -> Moved {
+    let shared = watch.shared;
+    let (call, ends, len_bytes) = match begin(request, ends, watch, unsent_time) {
         Ok(begun) => begun,
         Err(reason) => return Moved::nothing(reason),
     };
-    let watch = Watch::new(shared, program, wake, deadline);
     let moved = Exchange::new(watch, call, ends, len_bytes).run();
     if matches!(moved.reason, Reason::NoDisk | Reason::BadExtents | Reason::DiskFailed) {
         shared.disks.forget();
@@ -99,11 +114,10 @@ pub fn run(
 /// and sockets are touched last, when all else is well: what they have received and sent must be told at
 /// once.
 fn begin(
-    shared: &Shared,
     request: &Request,
     (source, sink): (OwnedFd, OwnedFd),
-    program: BorrowedFd<'_>,
-    wake: &Arc<Wake>,
+    &Watch { shared, program, wake, .. }: &Watch<'_>,
+    unsent_time: Duration,
 ) -> Result<(Call, (Source, Sink), u64), Reason> {
     let (source, sink) = (Found::new(source, Use::Source)?, Found::new(sink, Use::Sink)?);
     let kinds = (source.source_kind(), sink.sink_kind());
@@ -135,7 +149,7 @@ fn begin(
         Found::Socket(fd) => Opened::Later(fd),
     };
     let sink = sink.or_open(|fd| {
-        let (socket, end) = SocketSink::new(fd)?;
+        let (socket, end) = SocketSink::new(fd, unsent_time)?;
         sink_end.extend_from_slice(end.as_bytes());
         Ok(Sink::Socket(socket))
     })?;

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use guest_abi::Reason;
-use guest_abi::program::{MAGIC, Request, VERSION, op};
+use guest_abi::program::{MAGIC, Request, VERSION, flag, op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, IoSliceMut};
@@ -298,7 +298,7 @@ impl Server {
         wake: &Arc<Wake>,
     ) -> Moved {
         let known = request.magic.get() == MAGIC && request.version.get() == VERSION;
-        if !known || request.flags.get() != 0 {
+        if !known || request.flags.get() & !flag::BEHIND != 0 {
             return Moved::nothing(Reason::Malformed);
         }
         match (request.op.get(), <[OwnedFd; 2]>::try_from(fds)) {

@@ -125,13 +125,13 @@ pub struct SocketSink {
 }
 
 impl SocketSink {
-    /// Waits until nothing of it is unsent; what the daemon must know.
+    /// Waits until nothing of it is unsent, so long at most; what the daemon must know.
     ///
     /// # Errors
     /// Why it cannot be piped to.
-    pub fn new(program: OwnedFd) -> Result<(Self, SocketEnd), Reason> {
+    pub fn new(program: OwnedFd, unsent_time: Duration) -> Result<(Self, SocketEnd), Reason> {
         let mut sink = Self { program, corked: false };
-        let until = Instant::now() + UNSENT_TIME;
+        let until = Instant::now() + unsent_time;
         loop {
             if let Some(end) = sink.try_settle()? {
                 return Ok((sink, end));

@@ -24,8 +24,10 @@ pub struct Watch<'a> {
     pub wake: &'a Arc<Wake>,
     /// When it ends at the latest.
     pub deadline: Option<Instant>,
-    /// The program has gone.
-    gone: Cell<bool>,
+    /// The program may go: so long it goes on without it.
+    behind: Option<Duration>,
+    /// When the program went.
+    gone: Cell<Option<Instant>>,
 }
 
 impl<'a> Watch<'a> {
@@ -36,12 +38,25 @@ impl<'a> Watch<'a> {
         wake: &'a Arc<Wake>,
         deadline: Option<Instant>,
     ) -> Self {
-        Self { shared, program, wake, deadline, gone: Cell::new(false) }
+        Self { shared, program, wake, deadline, behind: None, gone: Cell::new(None) }
+    }
+
+    /// Of one that goes on for so long when its program has gone.
+    pub fn behind(mut self, time: Duration) -> Self {
+        self.behind = Some(time);
+        self
+    }
+
+    /// Whether nobody wants it any more.
+    pub fn is_unwanted(&self) -> bool {
+        let patience = self.behind.unwrap_or_default();
+        let is_alone = self.gone.get().is_some_and(|gone| gone.elapsed() >= patience);
+        is_alone || self.shared.stopping.load(Ordering::Acquire)
     }
 
     /// Why the pipe is to end, if it is.
     pub fn ends(&self, source: &Source) -> Option<Reason> {
-        if self.gone.get() || self.shared.stopping.load(Ordering::Acquire) {
+        if self.is_unwanted() {
             return Some(Reason::Cancelled);
         }
         let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
@@ -57,9 +72,21 @@ impl<'a> Watch<'a> {
         also: Option<(BorrowedFd<'_>, PollFlags)>,
         at_most: Option<Duration>,
     ) {
+        self.wait_for(interested, also, [at_most, Some(call.beat())].into_iter().flatten().min());
+    }
+
+    /// The same without a daemon.
+    pub fn wait_for(
+        &self,
+        interested: bool,
+        also: Option<(BorrowedFd<'_>, PollFlags)>,
+        at_most: Option<Duration>,
+    ) {
+        // One that has gone has nothing more to tell.
+        let listens = interested && self.gone.get().is_none();
         let mut fds = Vec::with_capacity(3);
         fds.push(PollFd::new(self.wake, PollFlags::IN));
-        if interested {
+        if listens {
             fds.push(PollFd::from_borrowed_fd(self.program, PollFlags::RDHUP));
         }
         fds.extend(also.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
@@ -67,15 +94,17 @@ impl<'a> Watch<'a> {
         let left = left.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         // A millisecond more, so that it does not wake before the time.
         let left = left.map(|left| left + Duration::from_millis(1));
-        let time = [left, at_most, Some(call.beat())].into_iter().flatten().min();
+        let alone = self.gone.get().zip(self.behind).filter(|_| interested);
+        let alone = alone.map(|(gone, patience)| patience.saturating_sub(gone.elapsed()));
+        let time = [left, at_most, alone].into_iter().flatten().min();
         // Interrupted, the caller looks again.
         let _ = poll(&mut fds, time.and_then(|time| Timespec::try_from(time).ok()).as_ref());
         if !fds[0].revents().is_empty() {
             self.wake.clear();
         }
         let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        if interested && fds[1].revents().intersects(hung_up) {
-            self.gone.set(true);
+        if listens && fds[1].revents().intersects(hung_up) {
+            self.gone.set(Some(Instant::now()));
         }
     }
 }

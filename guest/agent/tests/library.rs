@@ -77,19 +77,23 @@ fn interrupted_pipes_are_cancelled() {
     assert!(check.wait().unwrap().success());
 }
 
-fn shim_check(world: &World, mounted: &Mounted) -> Command {
-    let mut command = program("shim-check", world);
+fn shimmed(name: &str, world: &World, min_bytes: u32) -> Command {
+    let mut command = program(name, world);
     command.env("LD_PRELOAD", built().join("libmillrace-preload.so"));
-    command.env("MILLRACE_MIN_BYTES", "65536").arg(mounted.path("f"));
+    command.env("MILLRACE_MIN_BYTES", min_bytes.to_string());
     command
 }
 
-#[test]
-fn the_shim_keeps_event_loops_going() {
-    let mounted = mounted();
-    let world = World::new(&mounted.image, true);
+fn shim_check(world: &World, mounted: &Mounted) -> Command {
+    let mut command = shimmed("shim-check", world, 65_536);
+    command.arg(mounted.path("f"));
+    command
+}
+
+/// Runs a check that says what the daemon is to say.
+fn direct(check: &mut Command, world: &World) {
     let (mut daemon, mut held) = (world.daemon(), None);
-    let mut check = shim_check(&world, &mounted).stdin(Stdio::piped()).spawn().unwrap();
+    let mut check = check.stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = check.stdin.take().unwrap();
     for line in BufReader::new(check.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
@@ -111,6 +115,26 @@ fn the_shim_keeps_event_loops_going() {
         }
     }
     assert!(check.wait().unwrap().success());
+}
+
+#[test]
+fn the_shim_keeps_event_loops_going() {
+    let mounted = mounted();
+    let world = World::new(&mounted.image, true);
+    direct(&mut shim_check(&world, &mounted), &world);
+}
+
+#[test]
+fn the_shim_sends_small_parts_together() {
+    let mounted = mounted();
+    let content: Vec<_> = (0..3_000_000).map(|n: u32| (n * 13 + n / 255) as u8).collect();
+    for name in ["g", "cut"] {
+        File::create(mounted.path(name)).unwrap().write_all(&content).unwrap();
+    }
+    let world = World::new(&mounted.image, true);
+    let mut check = shimmed("gather-check", &world, 300_000);
+    check.args([mounted.path("g"), mounted.path("cut")]);
+    direct(&mut check, &world);
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn requests_without_sense_are_refused_and_descriptors_closed() {
     let mut wrong = [good; 4];
     wrong[0].magic = U32::new(1);
     wrong[1].version = U16::new(2);
-    wrong[2].flags = U32::new(1);
+    wrong[2].flags = U32::new(2);
     wrong[3].op = U16::new(9);
     for request in wrong {
         assert_eq!(reason(ask(&program, &request, &[fd, socket])), Reason::Malformed);

@@ -6,6 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use crate::AgentError;
 
 pub mod disk;
+pub mod fetch;
 pub mod file;
 pub mod pipe;
 pub mod relay;
@@ -23,7 +24,7 @@ pub const SINK_PORT: u16 = 7001;
 const USAGE: &str = "\
 rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES [PAUSE_MS]] | sink [PORT] | \
 tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
-disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | \
+disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | fetch ADDR[:PORT] ROUNDS BYTES | \
 pipe listen|connect ADDR PATH [mptcp] [tls] [end] [path-only|write-only] [wait=FIFO] | \
 relay CID:PORT OWN_PORT ADDR | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
@@ -90,6 +91,15 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
+        ["fetch", addr, rounds, bytes] => {
+            let run = || {
+                let rounds = rounds.parse().map_err(|_| usage())?;
+                let bytes = bytes.parse().map_err(|_| usage())?;
+                print(&fetch::run(address(addr, RR_PORT)?, rounds, bytes)?);
+                Ok(())
+            };
+            run()
+        }
         ["pipe", role @ ("listen" | "connect"), addr, path, words @ ..] => {
             let run = || {
                 let options = pipe::Options::parse(words).ok_or_else(usage)?;
@@ -115,7 +125,8 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             run()
         }
         [
-            "rr" | "tcp-stream" | "udp-small" | "disk-read" | "fill" | "pipe" | "relay" | "xfer",
+            "rr" | "tcp-stream" | "udp-small" | "disk-read" | "fetch" | "fill" | "pipe" | "relay"
+            | "xfer",
             ..,
         ] => Err(usage()),
         _ => return None,

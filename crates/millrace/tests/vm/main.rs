@@ -6,13 +6,16 @@
 mod common;
 mod disk;
 mod fallback;
+mod ftp;
 mod guard;
+mod guests;
 mod hostile;
 mod moves;
 mod net;
 mod pairs;
 mod pipe;
 mod pipe_world;
+mod programs;
 mod quiet;
 mod relay;
 mod restart;

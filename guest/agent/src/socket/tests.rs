@@ -22,7 +22,7 @@ fn the_end_tells_what_the_connection_has_done() {
         client.write_all(b"hi").unwrap();
         server.read_exact(&mut [0; 2]).unwrap();
         check(server.as_fd(), Use::Sink).unwrap();
-        let (sink, end) = SocketSink::new(server.try_clone().unwrap().into()).unwrap();
+        let (sink, end) = SocketSink::new(server.try_clone().unwrap().into(), UNSENT_TIME).unwrap();
         assert_eq!(end.family, family, "{address}");
         assert_eq!((end.sent_bytes.get(), end.received_bytes.get()), (5, 2));
         assert_eq!(end.local_port.get(), client.peer_addr().unwrap().port());
@@ -39,7 +39,7 @@ fn a_cork_is_off_for_the_pipe_and_on_again_after_it() {
     let (mut server, mut client) = pair("127.0.0.1:0", "127.0.0.1");
     sockopt::set_tcp_cork(&server, true).unwrap();
     server.write_all(b"header").unwrap();
-    let (sink, end) = SocketSink::new(server.try_clone().unwrap().into()).unwrap();
+    let (sink, end) = SocketSink::new(server.try_clone().unwrap().into(), UNSENT_TIME).unwrap();
     client.read_exact(&mut [0; 6]).unwrap();
     assert_eq!(end.sent_bytes.get(), 6);
     assert!(!sockopt::tcp_cork(&server).unwrap() && !sockopt::tcp_nodelay(&server).unwrap());
@@ -53,7 +53,7 @@ fn a_client_that_does_not_read_is_not_waited_for_long() {
     server.set_nonblocking(true).unwrap();
     while server.write(&[0; 1 << 16]).is_ok() {}
     let before = Instant::now();
-    assert_eq!(SocketSink::new(server.into()).unwrap_err(), Reason::Unsent);
+    assert_eq!(SocketSink::new(server.into(), UNSENT_TIME).unwrap_err(), Reason::Unsent);
     assert!(before.elapsed() >= UNSENT_TIME);
 }
 
@@ -114,7 +114,8 @@ fn what_is_unread_is_asked_again_while_more_comes() {
 #[test]
 fn other_sockets_and_states_are_refused_with_their_reasons() {
     let source = |fd: &dyn AsFd| SocketSource::new(fd.as_fd().try_clone_to_owned().unwrap());
-    let sink = |fd: &dyn AsFd| SocketSink::new(fd.as_fd().try_clone_to_owned().unwrap());
+    let sink =
+        |fd: &dyn AsFd| SocketSink::new(fd.as_fd().try_clone_to_owned().unwrap(), UNSENT_TIME);
     let (server, client) = pair("127.0.0.1:0", "127.0.0.1");
     // Its peer sends no more: bytes that wait are the ordinary way's.
     drop(client);

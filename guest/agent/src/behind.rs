@@ -1,0 +1,68 @@
+//! Parts of a file that a program believes to be sent: as bytes in a socket's buffer they arrive, or the
+//! connection ends, whatever becomes of the program.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use guest_abi::Reason;
+use guest_abi::program::{OWN_POSITION, Request};
+use rustix::event::PollFlags;
+use rustix::io::{Errno, pread};
+use rustix::net::{SendFlags, send};
+
+use crate::pipe::{Moved, try_pipe};
+use crate::watch::Watch;
+
+/// A peer may take so long when the program has gone: the kernel gives up one that acknowledges nothing of a
+/// closed connection after about as much.
+pub const ALONE_TIME: Duration = Duration::from_secs(60);
+/// What was sent before the parts is on its way for so long at most: the program does not wait.
+pub const UNSENT_TIME: Duration = Duration::from_secs(5);
+/// Read and sent at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Moves them by a pipe, and sends what that does not move.
+pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'_>) -> Moved {
+    let watch = watch.behind(ALONE_TIME);
+    let (at, len) = (request.source_offset.get(), request.len_bytes.get());
+    let own = source.try_clone().and_then(|source| Ok((source, sink.try_clone()?)));
+    let (Ok((own_source, own_sink)), true) = (own, at != OWN_POSITION) else {
+        return Moved::nothing(Reason::Malformed);
+    };
+    let moved = try_pipe(request, (source, sink), &watch, UNSENT_TIME);
+    // Of the last one nobody knows where it ended.
+    if moved.bytes == len || moved.reason == Reason::Lost || at.checked_add(len).is_none() {
+        return moved;
+    }
+    let rest = (at + moved.bytes, len - moved.bytes);
+    let sent = send_part(own_source.as_fd(), rest, own_sink.as_fd(), &watch);
+    Moved { bytes: moved.bytes + sent, ..moved }
+}
+
+/// Sends a part of a file; how many bytes.
+fn send_part(
+    file: BorrowedFd<'_>,
+    (mut at, len): (u64, u64),
+    sink: BorrowedFd<'_>,
+    watch: &Watch<'_>,
+) -> u64 {
+    let (mut buffer, end) = (vec![0; PIECE_BYTES], at + len);
+    let begun = at;
+    while at < end && !watch.is_unwanted() {
+        let want = (end - at).min(PIECE_BYTES as u64) as usize;
+        let got = match pread(file, &mut buffer[..want], at) {
+            // Truncated.
+            Ok(0) => break,
+            Ok(got) => got,
+            Err(Errno::INTR) => continue,
+            Err(_) => break,
+        };
+        match send(sink, &buffer[..got], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) => at += sent as u64,
+            Err(Errno::AGAIN) => watch.wait_for(true, Some((sink, PollFlags::OUT)), None),
+            Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+    }
+    at - begun
+}

@@ -1,0 +1,276 @@
+/* Sends files in parts with the shim, as some servers do; a test of guest/agent runs it, with a daemon that is
+ * told what to say. Pipes pay from so many bytes on that five parts are one. What a daemon refuses the agent
+ * sends, so the bytes arrive. */
+#define _GNU_SOURCE
+#include "shim-check.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define PART 70000
+#define PARTS 5
+/* Together with four parts as much as pays. */
+#define TAIL 30000
+
+static const char *path;
+
+/* The next part; what sendfile says. */
+static ssize_t send_part(struct world *world)
+{
+	return sendfile(world->server, file, &world->at, PART);
+}
+
+/* The file's bytes arrive, from this offset on. */
+static void check_arrives(const struct world *world, off_t at, size_t len)
+{
+	static char got[PARTS * PART], want[PARTS * PART];
+
+	CHECK(recv(world->client, got, len, MSG_WAITALL) == (ssize_t)len);
+	CHECK(pread(file, want, len, at) == (ssize_t)len);
+	CHECK(memcmp(got, want, len) == 0);
+}
+
+static void check_end(const struct world *world)
+{
+	char byte;
+
+	CHECK(recv(world->client, &byte, 1, 0) == 0);
+}
+
+static void check_nothing_arrives(const struct world *world)
+{
+	char byte;
+
+	CHECK(recv(world->client, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+}
+
+/* A connection to which so many parts were sent; the last one is gathered. */
+static struct world gathering(void)
+{
+	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);
+
+	for (int i = 0; i < 2; i++) {
+		CHECK(send_part(&world) == PART);
+		check_arrives(&world, world.at - PART, PART);
+	}
+	CHECK(send_part(&world) == PART);
+	check_nothing_arrives(&world);
+	return world;
+}
+
+static void check_parts(void)
+{
+	struct world world = gathering();
+
+	/* It could go on: nothing is begun. */
+	EXPECT(&world, EPOLLOUT, 5);
+	for (int i = 1; i < PARTS; i++) {
+		errno = 77;
+		CHECK(send_part(&world) == PART && errno == 77);
+	}
+	CHECK(send_part(&world) == -1 && errno == EAGAIN);
+	EXPECT_NOTHING(&world);
+	tell_done(PARTS * PART, PARTS * PART, MILLRACE_COMPLETE);
+	EXPECT(&world, EPOLLOUT, 5);
+	check_nothing_arrives(&world);
+	CHECK(world.at == 10 + (2 + PARTS) * PART);
+	/* And on; more at a time, since that was quick. It begins before the program sleeps. */
+	for (int i = 0; i < PARTS + 1; i++)
+		CHECK(send_part(&world) == PART);
+	modify(&world, EPOLLIN, 6);
+	EXPECT_NOTHING(&world);
+	tell_done((PARTS + 1) * PART, (PARTS + 1) * PART, MILLRACE_COMPLETE);
+	EXPECT_NOTHING(&world);
+	/* So does what no part was added to, if others keep the program busy. */
+	CHECK(send_part(&world) == PART);
+	modify(&world, EPOLLOUT, 7);
+	EXPECT(&world, EPOLLOUT, 7);
+	EXPECT_NOTHING(&world);
+	tell_done(PART, PART, MILLRACE_COMPLETE);
+	EXPECT(&world, EPOLLOUT, 7);
+	/* Another part than the next one is another story. */
+	world.at += 5;
+	CHECK(send_part(&world) == PART);
+	check_arrives(&world, world.at - PART, PART);
+	end(&world);
+}
+
+static void check_end_of_file(void)
+{
+	struct world world = gathering();
+	off_t len = lseek(file, 0, SEEK_END);
+	size_t gathered = 0;
+
+	world.at = len - 3 * PART;
+	for (int i = 0; i < 2; i++) {
+		/* The first ends what was gathered before. */
+		if (i == 0) {
+			CHECK(send_part(&world) == -1 && errno == EAGAIN);
+			tell_done(PART, PART, MILLRACE_COMPLETE);
+			EXPECT(&world, EPOLLOUT, 5);
+		}
+		/* A pipe of what is left does not pay. */
+		CHECK(send_part(&world) == PART);
+		check_arrives(&world, world.at - PART, PART);
+	}
+	end(&world);
+	world = new_world(EPOLLOUT, 5);
+	world.at = len - 6 * PART - TAIL;
+	while (world.at < len) {
+		ssize_t sent = send_part(&world);
+
+		CHECK(sent == PART || sent == TAIL);
+		if (world.at <= len - 4 * PART - TAIL)
+			check_arrives(&world, world.at - sent, (size_t)sent);
+		else
+			gathered += (size_t)sent;
+	}
+	CHECK(gathered == 4 * PART + TAIL);
+	tell_done(gathered, gathered, MILLRACE_COMPLETE);
+	EXPECT(&world, EPOLLOUT, 5);
+	CHECK(send_part(&world) == 0);
+	end(&world);
+}
+
+/* What is written next comes behind it. */
+static void check_order(void)
+{
+	struct world world = gathering();
+	char byte;
+
+	CHECK(write(world.server, "x", 1) == -1 && errno == EAGAIN);
+	EXPECT_NOTHING(&world);
+	tell_done(PART, 1000, MILLRACE_PEER_SILENT);
+	EXPECT(&world, EPOLLOUT, 5);
+	CHECK(write(world.server, "x", 1) == 1);
+	/* A thousand bytes were the daemon's. */
+	check_arrives(&world, world.at - PART + 1000, PART - 1000);
+	CHECK(recv(world.client, &byte, 1, 0) == 1 && byte == 'x');
+	end(&world);
+}
+
+static void check_refused(void)
+{
+	struct world world = gathering();
+
+	EXPECT(&world, EPOLLOUT, 5);
+	EXPECT_NOTHING(&world);
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	EXPECT(&world, EPOLLOUT, 5);
+	check_arrives(&world, world.at - PART, PART);
+	/* It is not tried again. */
+	for (int i = 0; i < 5; i++) {
+		CHECK(send_part(&world) == PART);
+		check_arrives(&world, world.at - PART, PART);
+	}
+	end(&world);
+}
+
+static void check_shutdown(void)
+{
+	struct world world = gathering();
+
+	CHECK(shutdown(world.server, SHUT_WR) == 0);
+	EXPECT_NOTHING(&world);
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	check_arrives(&world, world.at - PART, PART);
+	modify(&world, EPOLLIN, 5);
+	EXPECT_NOTHING(&world);
+	check_end(&world);
+	end(&world);
+}
+
+static void check_close(void)
+{
+	struct world world = gathering();
+
+	CHECK(close(world.server) == 0);
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	check_arrives(&world, world.at - PART, PART);
+	check_end(&world);
+	close(world.client);
+	close(world.set);
+}
+
+static void check_lost(void)
+{
+	struct world world = gathering();
+
+	EXPECT(&world, EPOLLOUT, 5);
+	EXPECT_NOTHING(&world);
+	tell_done(PART, 0, MILLRACE_LOST);
+	EXPECT(&world, EPOLLIN | EPOLLOUT | EPOLLHUP, 5);
+	check_end(&world);
+	end(&world);
+}
+
+/* A file that was cut: what there is arrives, and the connection ends. Who cuts it has it open for writing, so
+ * no daemon is asked. */
+static void check_cut(void)
+{
+	int whole = file;
+	int out = open(path, O_RDWR);
+	struct world world;
+
+	file = open(path, O_RDONLY);
+	CHECK(out >= 0 && file >= 0);
+	world = gathering();
+	CHECK(ftruncate(out, world.at - PART + 1000) == 0);
+	EXPECT(&world, EPOLLOUT, 5);
+	EXPECT(&world, EPOLLIN | EPOLLOUT | EPOLLHUP, 5);
+	check_arrives(&world, world.at - PART, 1000);
+	check_end(&world);
+	end(&world);
+	close(out);
+	close(file);
+	file = whole;
+}
+
+/* A program that ends, and one that is killed when the pipe has begun. */
+static void check_ended(int is_killed)
+{
+	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);
+	pid_t child = fork();
+	off_t at = world.at;
+	int status;
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(close(world.client) == 0);
+		for (int i = 0; i < 3; i++)
+			CHECK(send_part(&world) == PART);
+		if (!is_killed)
+			exit(0);
+		CHECK(write(world.server, "x", 1) == -1 && errno == EAGAIN);
+		kill(getpid(), SIGKILL);
+	}
+	CHECK(close(world.server) == 0);
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(is_killed ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	check_arrives(&world, at, 3 * PART);
+	check_end(&world);
+	close(world.client);
+	close(world.set);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 3);
+	alarm(LONG_MS / 1000);
+	file = open(argv[1], O_RDONLY);
+	path = argv[2];
+	CHECK(file >= 0);
+	check_parts();
+	check_end_of_file();
+	check_order();
+	check_refused();
+	check_shutdown();
+	check_close();
+	check_lost();
+	check_cut();
+	check_ended(0);
+	check_ended(1);
+	return 0;
+}

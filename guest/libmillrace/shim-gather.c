@@ -1,0 +1,299 @@
+/* Parts of a file, each too small for a pipe, that are sent one behind the other.
+ *
+ * Some servers send a file in parts of 256 KiB or less, as an event loop should. sendfile(2) has done its
+ * work when a part is in the socket's buffer; here it has when the shim has taken it. Parts are gathered, and
+ * a pipe of all of them begins
+ * - before the program sleeps in its epoll set: that is asked without a wait first, and a socket with room in
+ *   its buffer, into which nothing was put, is reported at once;
+ * - before anything else is done with the socket: what is written next gets EAGAIN until the pipe is over;
+ * - when the end of the file is reached, or as much is gathered as is moved in a moment.
+ *
+ * From then on the agent answers for the bytes: it moves them by a pipe, sends itself what no pipe moves, and
+ * goes on when the program closes the socket or ends. A file that became shorter meanwhile ends the
+ * connection, as a program does that hears so from sendfile(2). What is lost are parts that a program has
+ * gathered when it is killed before it sleeps, or executes another: to all others it is as if it had been
+ * killed a moment earlier.
+ *
+ * It begins with the third part, for a socket that can take bytes at the moment, when the agent serves a
+ * connection for it: then it does not refuse one later. */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Sockets with gathered parts at a time: each keeps a connection to the agent. */
+#define MAX_WAITING MAX_KEPT
+/* Parts that are sent as they come. */
+#define PARTS_BEFORE 2
+/* What is gathered at most, and how long it should take to be moved: meanwhile a program hears nothing of its
+ * socket, and servers give up clients of which they hear nothing for long. */
+#define MOST_BYTES (INT64_C(16) << 20)
+#define SHORT_MS 500
+/* So long the agent may take to answer on a new connection, of which a program has a few. */
+#define AGENT_MS 50
+#define LONG_MS 2000
+
+static int waiting[MAX_WAITING];
+static _Atomic int waiting_len;
+
+static int64_t now_ms(void)
+{
+	struct timespec now = {0};
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void remove_waiting(int fd)
+{
+	int len = atomic_load(&waiting_len);
+
+	for (int i = 0; i < len; i++) {
+		if (waiting[i] != fd)
+			continue;
+		waiting[i] = waiting[len - 1];
+		atomic_store(&waiting_len, len - 1);
+		return;
+	}
+}
+
+/* Whether this part is the next one. */
+static int goes_on(const struct shim_run *run, const struct shim_part *part)
+{
+	return run->parts > 0 && run->dev == part->ends.in_dev && run->ino == part->ends.in_ino &&
+	       run->at == part->at;
+}
+
+void shim_sent(const struct shim_part *part, struct entry *entry, ssize_t sent)
+{
+	struct shim_run *run = &entry->run;
+
+	if (sent <= 0)
+		return;
+	if (!goes_on(run, part))
+		*run = (struct shim_run){.dev = part->ends.in_dev,
+					 .ino = part->ends.in_ino,
+					 .limit = run->limit};
+	run->at = part->at + sent;
+	run->parts++;
+}
+
+static int takes_bytes(int fd)
+{
+	struct pollfd wish = {.fd = fd, .events = POLLOUT};
+
+	return poll(&wish, 1, 0) == 1 && wish.revents == POLLOUT;
+}
+
+static struct shim_pipe *new_pipe(const struct shim_part *part, struct entry *entry)
+{
+	struct shim_pipe *pipe = calloc(1, sizeof(*pipe));
+	int reason = MILLRACE_COMPLETE;
+
+	if (!pipe)
+		return NULL;
+	pipe->fd = pipe->set = pipe->cork = pipe->nodelay = -1;
+	pipe->ends = part->ends;
+	pipe->at = part->at;
+	pipe->file = fcntl(part->in_fd, F_DUPFD_CLOEXEC, 0);
+	if (pipe->file >= 0 && millrace_take_served(&pipe->agent, AGENT_MS, &reason) == 0)
+		return pipe;
+	shim_refused(entry, &pipe->ends, reason);
+	if (pipe->file >= 0)
+		syscall(SYS_close, pipe->file);
+	free(pipe);
+	return NULL;
+}
+
+/* Begins to gather. 0, or -1. */
+static int begin(const struct shim_part *part, struct entry *entry)
+{
+	struct shim_pipe *pipe;
+
+	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) ||
+	    entry->events & EPOLLONESHOT || atomic_load(&waiting_len) == MAX_WAITING ||
+	    !takes_bytes(part->out_fd))
+		return -1;
+	pipe = new_pipe(part, entry);
+	if (!pipe)
+		return -1;
+	shim_mark_own(pipe->file, part->out_fd);
+	entry->pipe = pipe;
+	atomic_fetch_or(&entry->bits, HAS_PIPE);
+	waiting[atomic_load(&waiting_len)] = part->out_fd;
+	atomic_fetch_add(&waiting_len, 1);
+	return 0;
+}
+
+static int is_same_file(const struct shim_ends *a, const struct shim_ends *b)
+{
+	return a->in_dev == b->in_dev && a->in_ino == b->in_ino;
+}
+
+int64_t shim_gather(const struct shim_part *part, struct entry *entry)
+{
+	struct shim_pipe *pipe;
+	int error = errno;
+	int is_last = part->len == part->left;
+
+	if (part->len <= 0 || (!entry->pipe && begin(part, entry) < 0)) {
+		errno = error;
+		return 0;
+	}
+	pipe = entry->pipe;
+	if (pipe->file < 0 || !is_same_file(&pipe->ends, &part->ends) ||
+	    pipe->at + pipe->gathered != part->at)
+		return 0;
+	pipe->gathered += part->len;
+	pipe->rounds = 0;
+	entry->run.at = part->at + part->len;
+	if (is_last || (pipe->gathered >= entry->run.limit && shim_pays(pipe->gathered)))
+		shim_send_gathered(part->out_fd, entry);
+	errno = error;
+	return part->len;
+}
+
+/* Both may have been closed behind our back, and others have their numbers. */
+static int are_still(int fd, const struct shim_pipe *pipe)
+{
+	struct stat in, out;
+
+	return fstat(pipe->file, &in) == 0 && in.st_dev == pipe->ends.in_dev &&
+	       in.st_ino == pipe->ends.in_ino && fstat(fd, &out) == 0 &&
+	       out.st_dev == pipe->ends.out_dev && out.st_ino == pipe->ends.out_ino;
+}
+
+static void close_file(struct shim_pipe *pipe)
+{
+	struct entry *own = shim_find(pipe->file);
+
+	/* Else it was closed already. */
+	if (own && atomic_load(&own->bits) & IS_PIPE) {
+		atomic_store(&own->bits, 0);
+		syscall(SYS_close, pipe->file);
+	}
+	pipe->file = -1;
+}
+
+/* Without the agent: what the socket takes. If that is not all, the connection ends: the program believes
+ * that it was sent. */
+static void send_alone(int fd, struct entry *entry)
+{
+	struct shim_pipe *pipe = entry->pipe;
+	off64_t at = pipe->at;
+	off64_t end = at + pipe->gathered;
+	ssize_t sent = 1;
+
+	while (at < end && sent > 0)
+		sent = NEXT(sendfile64)(fd, pipe->file, &at, (size_t)(end - at));
+	if (at < end)
+		(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
+	shim_refused(entry, &pipe->ends, MILLRACE_NO_AGENT);
+}
+
+/* The pipe goes on beside the program. */
+static void begin_pipe(int fd, struct entry *entry)
+{
+	struct shim_pipe *pipe = entry->pipe;
+	int is_in_set = atomic_load(&entry->bits) & IN_SET;
+
+	pipe->since_ms = now_ms();
+	pipe->fd = pipe->agent.fd;
+	pipe->cork = shim_uncork(fd);
+	entry->pipes++;
+	close_file(pipe);
+	shim_mark_own(pipe->fd, fd);
+	/* It fails for a socket that is not in the set any more: then nobody waits for it. */
+	if (!is_in_set || shim_mask(fd, entry) < 0)
+		return;
+	/* A set that is full does not tell its end. */
+	if (shim_watch(fd, entry) < 0)
+		while (shim_pipe_runs(fd, entry))
+			(void)poll(&(struct pollfd){.fd = pipe->fd, .events = POLLIN}, 1, -1);
+}
+
+void shim_send_gathered(int fd, struct entry *entry)
+{
+	struct shim_pipe *pipe = entry->pipe;
+	int error = errno;
+
+	if (!pipe || pipe->file < 0)
+		return;
+	remove_waiting(fd);
+	if (!are_still(fd, pipe)) {
+		millrace_give_back(&pipe->agent, 0);
+		close_file(pipe);
+		shim_drop_pipe(entry);
+	} else if (millrace_send_behind(&pipe->agent, fd, pipe->file, pipe->at, pipe->gathered) == 0) {
+		begin_pipe(fd, entry);
+	} else {
+		send_alone(fd, entry);
+		close_file(pipe);
+		shim_drop_pipe(entry);
+	}
+	errno = error;
+}
+
+/* More at once of what was moved in a moment, less of what took long. */
+static void adapt(struct shim_run *run, int64_t gathered, int64_t took_ms)
+{
+	if (took_ms > LONG_MS)
+		run->limit = 0;
+	else if (took_ms < SHORT_MS && gathered >= run->limit)
+		run->limit = 2 * gathered < MOST_BYTES ? 2 * gathered : MOST_BYTES;
+}
+
+void shim_gathered_over(int fd, struct entry *entry, const struct millrace_result *result)
+{
+	struct shim_pipe *pipe = entry->pipe;
+
+	if (result->moved < pipe->gathered)
+		(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
+	else if (pipe->is_shut)
+		(void)syscall(SYS_shutdown, fd, SHUT_WR);
+	shim_refused(entry, &pipe->ends, result->reason);
+	adapt(&entry->run, pipe->gathered, now_ms() - pipe->since_ms);
+	shim_drop_pipe(entry);
+}
+
+void shim_forget_gathered(void)
+{
+	int len = atomic_exchange(&waiting_len, 0);
+
+	for (int i = 0; i < len; i++)
+		close_file(shim_find(waiting[i])->pipe);
+}
+
+int shim_send_due(int all)
+{
+	int i = 0;
+
+	if (atomic_load(&waiting_len) == 0 || !shim_lock())
+		return 0;
+	while (i < atomic_load(&waiting_len)) {
+		struct entry *entry = shim_find(waiting[i]);
+
+		/* One that is sent leaves its place to another. */
+		if (all || entry->pipe->rounds++ > 0)
+			shim_send_gathered(waiting[i], entry);
+		else
+			i++;
+	}
+	shim_unlock();
+	return atomic_load(&waiting_len);
+}
+
+/* A program that ends as programs should has sent what it believes to have sent. */
+__attribute__((destructor)) static void at_end(void)
+{
+	(void)shim_send_due(1);
+}
