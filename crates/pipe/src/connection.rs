@@ -39,7 +39,10 @@ impl Connection {
         given: (&[u8], &[u8]),
         pool: &Pool,
     ) -> Result<Twin, Reason> {
-        self.new_twin(&twin_state(&self.socket, taken, false)?, given, pool)
+        let twin = self.new_twin(&twin_state(&self.socket, taken, false)?, given, pool)?;
+        // Who is relieved has a slow peer. Else it waits not so long, and gives up earlier.
+        let _ = twin.wait_as_usual();
+        Ok(twin)
     }
 
     fn new_twin(

@@ -37,8 +37,9 @@
 //! - 2,048 extents of a file ([`guest_abi::pipe::MAX_EXTENTS`]).
 //! - A twin begins with 10 (the kernel's), 16, 32, … or 1,024 segments in flight.
 //! - Its retransmission timeout begins with 3 s on kernels before 6.15, which cannot be told
-//!   otherwise; on later ones with 1 s, and doubles no further (or to four round trips, if these are
-//!   longer). There it gives up after 255 attempts, about four minutes.
+//!   otherwise; on later ones with 1 s (or four round trips, if these are longer), which it keeps until it
+//!   has measured a round trip. From then on it is as with any socket.
+//! - A peer that acknowledges nothing for 15 minutes is lost ([`limits::SILENCE_TIMEOUT`]).
 //! - Its segments have 88 to 32,767 bytes, options included.
 //! - It does not use explicit congestion notification; a connection that has negotiated it is not read.
 //! - A file is written in parts of 4 MiB, or 1 MiB of a connection, two at a time

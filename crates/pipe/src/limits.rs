@@ -26,6 +26,9 @@ pub const RECHECK_SOON: Duration = Duration::from_millis(1);
 /// connection cannot be had again, and both connections are lost.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A peer that acknowledges nothing for so long is lost: about as long as Linux tries (`tcp_retries2`).
+pub const SILENCE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
 /// The same where somebody waits to write to the file: most peers acknowledge within a round trip.
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -9,7 +9,7 @@ use guest_abi::pipe::SocketEnd;
 use net::flow::{FlowError, FlowSnapshot, Relief, Snapshot};
 
 use crate::connection::{Connection, reason_of};
-use crate::limits::{RECHECK, RECHECK_SOON, SETTLE_TIMEOUT};
+use crate::limits::{RECHECK, RECHECK_SOON, SETTLE_TIMEOUT, SILENCE_TIMEOUT};
 use crate::message::{self, Socket};
 use crate::pool::Pool;
 use crate::twin::Twin;
@@ -29,6 +29,8 @@ pub(crate) struct Sending {
     target_bytes: u64,
     /// Its source is not needed any more.
     pub is_detached: bool,
+    /// The twin has measured a round trip.
+    has_measured: bool,
 }
 
 /// How far the peer is.
@@ -57,6 +59,7 @@ impl Sending {
             given_bytes: 0,
             target_bytes: 0,
             is_detached: false,
+            has_measured: false,
         }
     }
 
@@ -111,6 +114,16 @@ impl Sending {
         self.twin.as_ref().is_some_and(|twin| twin.info().is_ok_and(|info| info.is_established()))
     }
 
+    /// Whether the peer is still there. Asked whenever the twin is waited for.
+    pub fn is_heard(&mut self) -> bool {
+        let Some(Ok(info)) = self.twin.as_ref().map(Twin::info) else { return true };
+        if info.rtt_us > 0 && !std::mem::replace(&mut self.has_measured, true) {
+            // Else it waits less before it sends again, and gives up earlier.
+            let _ = self.twin.as_ref().map(Twin::wait_as_usual);
+        }
+        u128::from(info.silent_ms) < SILENCE_TIMEOUT.as_millis()
+    }
+
     /// The pipe goes on when the twin takes bytes, or fails.
     pub fn arm(&self, pool: &Pool) -> bool {
         self.fd().is_some_and(|fd| pool.arm_for_output(self.to.token, fd).is_ok())
@@ -131,11 +144,12 @@ impl Sending {
     }
 
     /// Looks whether the peer has acknowledged everything.
-    pub fn drain(&self, pool: &Pool) -> Drained {
+    pub fn drain(&mut self, pool: &Pool) -> Drained {
+        let is_heard = self.is_heard();
         let Some(twin) = &self.twin else { return Drained::Yes };
         match (twin.unacked_bytes(), twin.info()) {
             (Ok(0), _) => Drained::Yes,
-            (Ok(_), Ok(info)) if info.is_established() => {
+            (Ok(_), Ok(info)) if info.is_established() && is_heard => {
                 // The switch tells when the last acknowledgement comes, the twin when it fails.
                 let soon = if self.retarget() { RECHECK_SOON } else { RECHECK };
                 let _ = pool.arm_for_failure(self.to.token, twin.as_fd());

@@ -139,6 +139,9 @@ impl ToSocket {
                     job.moved_bytes.store(self.sink.given_bytes, Ordering::Relaxed);
                 }
                 Fed::End => return self.stop(feed, at_end),
+                Fed::Full if !self.sink.is_heard() => {
+                    return self.lose(Some(feed), Reason::PeerSilent);
+                }
                 // It may go on already: then the pool hears at once.
                 Fed::Full if self.sink.arm(pool) => return self.wait(feed),
                 Fed::Empty if feed.arm(pool) => return self.wait(feed),

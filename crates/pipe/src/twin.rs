@@ -114,6 +114,8 @@ pub struct TwinInfo {
     pub cwnd: u32,
     /// Most payload bytes of a segment.
     pub mss: u32,
+    /// Milliseconds since the last acknowledgement, or its beginning.
+    pub silent_ms: u32,
 }
 
 impl TwinInfo {
@@ -132,7 +134,8 @@ impl Twin {
     }
 
     /// As [`Twin::create`], with bytes that were sent before and that the peer has not acknowledged: the
-    /// first of them is the first to be sent.
+    /// first of them is the first to be sent. If the window is closed for them by now, the answer to what
+    /// is sent again tells: with one that begins closed the kernel would send nothing, and give up.
     pub fn create_with(state: &TwinState, sent: &[u8]) -> Result<Self, PipeError> {
         let failed = |(what, source)| {
             let &TwinState { local, remote, .. } = state;
@@ -150,6 +153,15 @@ impl Twin {
         twin.connect(state).and_then(|()| twin.fill(state, sent)).map_err(failed)?;
         twin.wake(state).map_err(failed)?;
         Ok(twin)
+    }
+
+    /// From its first answer on it measures, and waits as long as any socket before it sends again. The
+    /// kernel also gives up a peer whose window is closed, and which does not answer for twice that time.
+    pub fn wait_as_usual(&self) -> io::Result<()> {
+        match knows_rto_max() {
+            true => set_tcp(&self.socket, TCP_RTO_MAX_MS, &HIGHEST_RTO_MAX_MS),
+            false => Ok(()),
+        }
     }
 
     /// Makes room for so many bytes: all of them can be given at once.
@@ -235,11 +247,12 @@ impl Twin {
         }
         set_tcp(fd, libc::TCP_REPAIR_QUEUE, &repair::NO_QUEUE)
             .map_err(|e| ("TCP_REPAIR_QUEUE", e))?;
+        let snd_wnd = state.send_window_bytes.max(sent.len() as u32);
         let window = RepairWindow {
             snd_wl1: state.receive_seq,
-            snd_wnd: state.send_window_bytes,
+            snd_wnd,
             // Segments are at most half of this: one that is small at the moment says nothing.
-            max_window: state.send_window_bytes.max(2 * whole_mss(state)),
+            max_window: snd_wnd.max(2 * whole_mss(state)),
             rcv_wnd: match state.reads {
                 // A window that its buffer has room for: half of it is the kernel's own.
                 true => state.receive_window_bytes.min(buffer_bytes(state) / 2),
@@ -282,6 +295,7 @@ impl Twin {
             rtt_us: info.rtt,
             cwnd: info.snd_cwnd,
             mss: info.snd_mss,
+            silent_ms: info.last_ack_recv,
         })
     }
 
@@ -338,7 +352,10 @@ struct TcpInfo {
     snd_mss: u32,
     rcv_mss: u32,
     /// Counters (the second: segments acknowledged selectively) and times.
-    others: [u32; 11],
+    others: [u32; 8],
+    last_ack_recv: u32,
+    pmtu: u32,
+    rcv_ssthresh: u32,
     rtt: u32,
     rttvar: u32,
     snd_ssthresh: u32,

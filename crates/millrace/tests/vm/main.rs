@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod churn;
 mod common;
 mod disk;
 mod fallback;
@@ -25,3 +26,4 @@ mod strace;
 mod testpmd;
 mod twins;
 mod vsock;
+mod web;
