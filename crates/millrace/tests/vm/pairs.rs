@@ -363,9 +363,12 @@ fn bytes_that_were_acknowledged_are_not_lost_in_silence() {
     // What is not written waits in memory.
     send_bytes(&mut stream, 2, MIB);
     until("it is not taken in", || unacked(&stream) == 0);
-    sh(&world.guest, "kill -KILL $(pidof millrace-agent)");
+    // The program does not end the connection itself, before.
+    sh(&world.guest, "kill -STOP $(pidof mrpipe); kill -KILL $(pidof millrace-agent)");
+    stream.set_read_timeout(Some(READY)).unwrap();
     let ended = stream.read(&mut [0]).unwrap_err();
     assert_eq!(ended.kind(), ErrorKind::ConnectionReset, "{ended}");
+    sh(&world.guest, "kill -CONT $(pidof mrpipe)");
     let told: Value = server.wait(READY).unwrap().json().unwrap();
     assert_eq!(told["whole"], false, "{told}");
     drop(agent);
