@@ -368,6 +368,27 @@ static int try_going_on(struct call *call, ssize_t *result)
 	return is_done;
 }
 
+/* A call that is too small for a pipe may go on with a file: of the first part nothing is asked. */
+static int is_worth_a_look(const struct call *call)
+{
+	const struct entry *entry = shim_find(call->out_fd);
+
+	if (!call->offset || shim_pays((int64_t)call->count))
+		return 1;
+	return entry && atomic_load(&entry->last_in) == call->in_fd &&
+	       atomic_load(&entry->last_end) == *call->offset;
+}
+
+static void note_end(int out_fd, int in_fd, const off64_t *offset)
+{
+	struct entry *entry = shim_find(out_fd);
+
+	if (!entry || !offset || !shim_has(out_fd, IN_SET))
+		return;
+	atomic_store(&entry->last_in, in_fd);
+	atomic_store(&entry->last_end, *offset);
+}
+
 EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
 	int is_known = shim_has(out_fd, HAS_PIPE | REFUSED);
@@ -382,15 +403,17 @@ EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 		if (count > SHIM_MAX_COUNT)
 			call.count = SHIM_MAX_COUNT;
 		is_done = try_going_on(&call, &result);
-		if (is_done == 0 && is_large)
+		if (is_done == 0 && is_large && is_worth_a_look(&call))
 			is_done = try_pipe(&call, &result);
 	}
 	if (is_done <= 0) {
 		errno = error;
-		return NEXT(sendfile64)(out_fd, in_fd, offset, count);
-	}
-	if (result >= 0)
+		result = NEXT(sendfile64)(out_fd, in_fd, offset, count);
+	} else if (result >= 0) {
 		errno = error;
+	}
+	if (is_large && result > 0)
+		note_end(out_fd, in_fd, offset);
 	return result;
 }
 

@@ -32,8 +32,8 @@
 
 /* Sockets with gathered parts at a time: each keeps a connection to the agent. */
 #define MAX_WAITING MAX_KEPT
-/* Parts that are sent as they come. */
-#define PARTS_BEFORE 2
+/* Parts that are sent as they come, behind the first. */
+#define PARTS_BEFORE 1
 /* What is gathered at most, and how long it should take to be moved: meanwhile a program hears nothing of its
  * socket, and servers give up clients of which they hear nothing for long. */
 #define MOST_BYTES (INT64_C(16) << 20)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -130,6 +131,9 @@ static void forget(int fd)
 			socket->pipe->fd = -1;
 			socket->pipe->lost = 1;
 			shim_unmask(entry->set, socket);
+			/* The agent goes on sending: nothing may come in between. */
+			if (socket->pipe->gathered)
+				syscall(SYS_shutdown, entry->set, SHUT_RDWR);
 		}
 	}
 	if (entry->pipe) {

@@ -109,6 +109,9 @@ struct entry {
 	/* Nothing could be piped: the next sendfile is the original. */
 	int once;
 	struct shim_run run;
+	/* Where the last part ended, and of which descriptor it was: the next one is worth a look. */
+	_Atomic int last_in;
+	_Atomic int64_t last_end;
 };
 
 /* The lock; 0 when it is not to be had, in a signal handler within it. Cancellation of the thread waits

@@ -12,6 +12,7 @@ use guest_abi::program::OWN_POSITION;
 use rustix::fs::{
     IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
 };
+use rustix::io::{ReadWriteFlags, preadv2};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
@@ -41,6 +42,7 @@ pub struct FileSource {
     extents: Vec<Extent>,
     len_bytes: u64,
     to_the_end: bool,
+    is_cached: bool,
 }
 
 /// A program's descriptor that may be read, of a file that may be piped.
@@ -102,6 +104,7 @@ impl FileSource {
             return Err(Reason::EndOfFile);
         }
         let file = lease.file().as_fd();
+        let is_cached = is_in_memory(file, start, wanted);
         let extents = fiemap::extents(file, start, wanted, place.base, max_extents)?;
         let mapped = fiemap::len_bytes(&extents);
         Ok(Self {
@@ -113,6 +116,7 @@ impl FileSource {
             extents,
             len_bytes: mapped,
             to_the_end: left < len_bytes && mapped == left,
+            is_cached,
         })
     }
 
@@ -124,6 +128,11 @@ impl FileSource {
     /// True when fewer were there than were asked for.
     pub fn to_the_end(&self) -> bool {
         self.to_the_end
+    }
+
+    /// True when the guest has it in memory: the host need not read it from a disk that is slower.
+    pub fn is_cached(&self) -> bool {
+        self.is_cached
     }
 
     /// True when somebody waits to write to the file.
@@ -151,6 +160,20 @@ impl FileSource {
             let _ = seek(&self.program, position);
         }
     }
+}
+
+/// Places of a file that are looked at.
+const SAMPLES: u64 = 4;
+
+/// Whether a part of a file is in the guest's page cache, as a sample says: one that is not ends it.
+fn is_in_memory(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> bool {
+    let step = len_bytes.div_ceil(SAMPLES);
+    let mut samples = (0..SAMPLES).map(|n| n * step).filter(|at| *at < len_bytes);
+    samples.all(|at| {
+        let mut byte = [0];
+        let into = &mut [io::IoSliceMut::new(&mut byte)];
+        preadv2(file, into, start + at, ReadWriteFlags::NOWAIT).is_ok()
+    })
 }
 
 /// An open file of our own: a lease belongs to one, and the program's may be duplicated anywhere.

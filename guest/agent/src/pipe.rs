@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
-use guest_abi::pipe::{MAX_EXTENTS, Pipe, kind};
+use guest_abi::pipe::{self, MAX_EXTENTS, Pipe, kind};
 use guest_abi::program::{Answer, MAGIC, Request, VERSION, flag};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -160,7 +160,9 @@ fn begin(
     })?;
 
     let len_bytes = U64::new(len);
-    let pipe = Pipe { source: kinds.0, sink: kinds.1, flags: 0, reserved: [0; 5], len_bytes };
+    let is_cached = source.file().is_some_and(FileSource::is_cached);
+    let flags = if is_cached { pipe::flag::CACHED } else { 0 };
+    let pipe = Pipe { source: kinds.0, sink: kinds.1, flags, reserved: [0; 5], len_bytes };
     let body = [pipe.as_bytes(), &source_end, &sink_end].concat();
     let call = line.call(kind::PIPE, kind::DONE, &body, wake)?;
     Ok((call, (source, sink), len))

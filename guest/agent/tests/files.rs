@@ -56,6 +56,7 @@ fn bytes_are_the_files(mounted: &Mounted) {
     assert_eq!((got.moved_bytes.get(), got.reason.get(), got.errno.get()), (LEN, 0, 0));
     let whole = asked.recv().unwrap();
     assert!(whole.bytes == want);
+    assert!(whole.is_cached);
     assert!(whole.extents.iter().any(|extent| extent.offset.get() == HOLE));
     assert_eq!(file.stream_position().unwrap(), 0);
 

@@ -67,6 +67,8 @@ fn what_cannot_be_piped_is_sent_and_the_reason_is_told() {
     protocols_above_tcp(&world);
     closing_connections(&world);
 
+    in_the_guests_memory(&world);
+
     assert_eq!((world.count("srv", "started"), world.count("srv", "moved_bytes")), (0.0, 0.0));
     let server = listening(&world.guest, "mrpipe -l 7000 -b -r /mnt/f");
     world.fetch("10.0.0.1:7000", 1, LEN_BYTES);
@@ -118,6 +120,16 @@ fn other_file_systems(world: &World) {
     sh(&world.guest, "mke2fs -q -t ext4 /dev/dm-0 && mount -t ext4 /dev/dm-0 /other");
     sh(&world.guest, &format!("agent fill /other/f {LEN_BYTES}"));
     falls_back(world, "/other/f", Reason::Stacked);
+}
+
+/// What the guest has in memory the host does not read from its disk.
+fn in_the_guests_memory(world: &World) {
+    sh(&world.guest, "sync");
+    let image = std::fs::File::open(world.lab.path("srv-d.img")).unwrap();
+    image.sync_all().unwrap();
+    rustix::fs::fadvise(&image, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    falls_back(world, "/mnt/f", Reason::Cached);
+    sh(&world.guest, "echo 3 > /proc/sys/vm/drop_caches");
 }
 
 fn somebody_writes(world: &World) {

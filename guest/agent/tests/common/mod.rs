@@ -141,6 +141,8 @@ impl Drop for Mounted {
 pub struct Asked {
     pub id: u64,
     pub len_bytes: u64,
+    /// The guest has the source in memory.
+    pub is_cached: bool,
     /// The sink, if it is a socket.
     pub socket: SocketEnd,
     /// The source, if it is one.
@@ -288,12 +290,13 @@ impl Daemon {
 
     fn asked(&self, id: u64, body: &[u8]) -> Asked {
         let (pipe, mut rest) = Pipe::read_from_prefix(body).unwrap();
-        assert_eq!((pipe.flags, pipe.reserved), (0, [0; 5]));
+        assert_eq!((pipe.flags & !flag::CACHED, pipe.reserved), (0, [0; 5]));
+        let is_cached = pipe.flags != 0;
         let len_bytes = pipe.len_bytes.get();
         let (extents, bytes) = Default::default();
         let [socket, from] = [SocketEnd::new_zeroed(); 2];
         let places = PlacesEnd::new_zeroed();
-        let mut asked = Asked { id, len_bytes, socket, from, places, extents, bytes };
+        let mut asked = Asked { id, len_bytes, is_cached, socket, from, places, extents, bytes };
         match pipe.source {
             end::SOCKET => (asked.from, rest) = SocketEnd::read_from_prefix(rest).unwrap(),
             end::FILE => {
