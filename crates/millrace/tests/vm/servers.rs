@@ -92,6 +92,31 @@ fn try_server(command: &str, config: &str) {
     server.kill().unwrap();
 }
 
+/// It sends 256 KiB at a time: less than pays here. Files that have enough are gathered but for their first
+/// parts.
+#[test]
+fn lighttpds_parts_go_together() {
+    let _alone = alone();
+    let world = world();
+    let _agent = world.agent();
+    let server = world.serve_from(1 << 20, "lighttpd -D -f /tmp/config", LIGHTTPD);
+    clients(&world, 1, 2, &LARGE[..3]);
+    assert_eq!(world.moved(), 0.0);
+
+    let large = LARGE[3..].iter().sum::<u64>() as f64;
+    clients(&world, 1, 2, &LARGE[3..]);
+    println!("one client:\n{}", world.reasons());
+    assert!(world.moved() >= 0.8 * 2.0 * large && world.moved() <= 2.0 * large);
+    // Most parts did not cost a pipe.
+    assert!(world.complete() <= 2.0 * large / (1 << 20) as f64);
+
+    let all = [&SMALL[..], &LARGE].concat();
+    with_a_lazy_client(&world, || clients(&world, 8, 2, &all));
+    println!("many clients:\n{}", world.reasons());
+    assert!(world.moved() >= 0.5 * 18.0 * large);
+    server.kill().unwrap();
+}
+
 #[test]
 fn nginx_pipes_its_files() {
     try_server("nginx -c /tmp/config", NGINX);

@@ -17,6 +17,9 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 const UPLINK: &str = "[switch.uplink]\ntap = \"up0\"\nbridge = \"br0\"\n";
 const SERVER: &str = "10.0.0.1:80";
 
+/// Calls of fewer bytes the shim does not look at.
+const SHIM_BYTES: u64 = 65_536;
+
 /// Files by their length in bytes, which is their name and their seed. The shim pipes from 65,536 on.
 pub const SMALL: [u64; 3] = [4096, 20_000, 65_535];
 pub const LARGE: [u64; 5] = [65_536, 300_001, 1 << 20, 5_000_000, 16 << 20];
@@ -83,12 +86,18 @@ impl World {
         agent
     }
 
-    /// Starts a server with the shim.
+    /// Starts a server with the shim, which pipes all that it looks at. (What pays under emulation is more
+    /// than most files have.)
     pub fn serve(&self, command: &str, config: &str) -> Running<'_> {
+        self.serve_from(SHIM_BYTES, command, config)
+    }
+
+    /// The same, from so many bytes on.
+    pub fn serve_from(&self, min_bytes: u64, command: &str, config: &str) -> Running<'_> {
         self.guest.put_bytes("/tmp/config", 0o644, config.as_bytes()).unwrap();
         let folders = "mkdir -p /var/lib/nginx /var/log/nginx";
-        // What pays under emulation is more than the files have.
-        let preload = "MILLRACE_MIN_BYTES=65536 LD_PRELOAD=/usr/lib/libmillrace-preload.so";
+        let preload = "LD_PRELOAD=/usr/lib/libmillrace-preload.so";
+        let preload = format!("MILLRACE_MIN_BYTES={min_bytes} {preload}");
         let server = self.guest.spawn(&format!("{folders}; {preload} {command} 2>&1")).unwrap();
         let until = Instant::now() + READY;
         while self.lab.net().inside(|| TcpStream::connect(SERVER).is_err()).unwrap() {
