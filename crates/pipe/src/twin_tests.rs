@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::namespace::Namespace;
-use crate::test_support::{Flags, ONLY_ACK, PATIENCE, Say, Seen, TapEnd, inside};
+use crate::test_support::{ONLY_ACK, PATIENCE, Say, Seen, TapEnd, inside};
 use net::flow::TWIN_MAC;
 
 const MSS: usize = 1000;
@@ -439,64 +439,7 @@ fn is_a_socket_for_a_pool() {
 fn the_timeout_is_a_second_or_some_round_trips() {
     let bounds = [0, 20_000, 250_000, 600_000, 60_000_000, u32::MAX].map(rto_max_ms);
     assert_eq!(bounds, [1000, 1000, 1000, 2400, 120_000, 120_000]);
-    assert_ne!(ONLY_ACK, Flags::default());
 }
 
-/// The peer has so many bytes, and takes the rest: what comes is all that was not sent before, and the
-/// others again when they are asked for.
-fn take_rest(bed: &mut Bed, (twin, state): (&Twin, &TwinState), bytes: &[u8], got: usize) {
-    let mut have = vec![false; bytes.len()];
-    have[..got].fill(true);
-    let next = |have: &[bool]| have.iter().position(|got| !got).unwrap_or(have.len());
-    let until = std::time::Instant::now() + PATIENCE;
-    while twin.unacked_bytes().unwrap() > 0 {
-        assert!(std::time::Instant::now() < until);
-        let seen = bed.tap.tcp();
-        let at = seen.seq.wrapping_sub(SEND_SEQ) as usize;
-        assert_eq!(seen.payload, bytes[at..at + seen.payload.len()]);
-        have[at..at + seen.payload.len()].fill(true);
-        bed.acknowledge(state, next(&have) as u32, &seen);
-    }
-    assert_eq!(next(&have), bytes.len());
-}
-
-/// Another twin goes on where one was, with what that had sent and what it had not; also for a peer that
-/// has got more than the new one knows of.
-#[test]
-fn a_relief_goes_on_with_copies() {
-    for got in [0, 3 * MSS, 5 * MSS] {
-        let mut bed = bed(V4);
-        let mut state = bed.state(4000, ALL);
-        state.rtt_us = 20_000;
-        let bytes = content(40 * MSS);
-        let (sent, unsent) = bytes.split_at(5 * MSS);
-        let twin = inside(&bed.namespace, || Twin::create_with(&state, sent)).unwrap();
-        twin.make_room(bytes.len()).unwrap();
-        twin.give_all(unsent).unwrap();
-        assert_eq!(twin.unacked_bytes().unwrap() as usize, bytes.len());
-        take_rest(&mut bed, (&twin, &state), &bytes, got);
-        twin.close_silently();
-    }
-}
-
-/// The peer took some of what was sent, and then no more: its window is closed, and it stays so for longer
-/// than the kernel waits for a peer in the beginning.
-#[test]
-fn a_relief_outlives_a_closed_window() {
-    let mut bed = bed(V4);
-    let state = TwinState { rtt_us: 20_000, send_window_bytes: 0, ..bed.state(4000, ALL) };
-    let bytes = content(40 * MSS);
-    let (sent, unsent) = bytes.split_at(2 * MSS);
-    let twin = inside(&bed.namespace, || Twin::create_with(&state, sent)).unwrap();
-    twin.wait_as_usual().unwrap();
-    twin.make_room(bytes.len()).unwrap();
-    twin.give_all(unsent).unwrap();
-    for _ in 0..2 {
-        let seen = bed.tap.tcp();
-        let at = seen.seq.wrapping_sub(SEND_SEQ) as usize;
-        assert!(at + seen.payload.len() <= sent.len(), "nothing beyond its window");
-        bed.answer(&state, (0, 0), &seen);
-    }
-    assert!(twin.info().unwrap().is_established());
-    take_rest(&mut bed, (&twin, &state), &bytes, 0);
-}
+#[path = "twin_relief_tests.rs"]
+mod relief;
