@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 enum slot_state { SLOT_FREE, SLOT_IDLE, SLOT_BUSY };
@@ -25,7 +26,19 @@ struct slot {
 	int fd;
 	dev_t dev;
 	ino_t ino;
+	_Atomic time_t idle_since_s;
 };
+
+/* The agent closes those on which nothing was asked for half a minute. */
+#define OLD_S 20
+
+static time_t now_s(void)
+{
+	struct timespec now = {0};
+
+	(void)clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return now.tv_sec;
+}
 
 static struct slot slots[MAX_KEPT];
 static _Atomic pid_t owner;
@@ -140,8 +153,14 @@ void millrace_give_back(struct connection *connection, int broken)
 		if (connection->slot)
 			atomic_store(&connection->slot->state, SLOT_FREE);
 	} else {
+		atomic_store(&connection->slot->idle_since_s, now_s());
 		atomic_store(&connection->slot->state, SLOT_IDLE);
 	}
+}
+
+int millrace_is_old(const struct connection *connection)
+{
+	return now_s() - atomic_load(&connection->slot->idle_since_s) >= OLD_S;
 }
 
 int millrace_is_kept(const struct connection *connection)

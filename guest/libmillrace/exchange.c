@@ -149,10 +149,13 @@ int millrace_take_served(struct connection *connection, int timeout_ms, int *rea
 		if (connection->is_fresh)
 			is_well = is_served(connection, timeout_ms, reason);
 		else
-			is_well = recv(connection->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT) < 0 &&
+			is_well = !millrace_is_old(connection) &&
+				  recv(connection->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT) < 0 &&
 				  errno == EAGAIN;
 		if (is_well && connection->slot)
 			return 0;
+		if (is_well)
+			*reason = MILLRACE_AGENT_BUSY;
 		millrace_give_back(connection, 1);
 		if (connection->is_fresh)
 			return -1;
@@ -173,7 +176,12 @@ int millrace_send_behind(struct connection *connection, int out_fd, int in_fd, i
 	};
 	int fds[2] = {in_fd, out_fd};
 
-	if (!millrace_is_kept(connection) || send_request(connection->fd, &request, fds) < 0) {
+	/* Its number may be another's. */
+	if (!millrace_is_kept(connection)) {
+		millrace_let_go(connection);
+		return -1;
+	}
+	if (send_request(connection->fd, &request, fds) < 0) {
 		millrace_give_back(connection, 1);
 		return -1;
 	}

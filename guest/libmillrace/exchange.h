@@ -39,6 +39,8 @@ struct outcome millrace_failed(int reason, int error);
  * long. 0, or -1 with the outcome. */
 int millrace_send(struct connection *connection, const struct request *request, const int *fds,
 		  int flags, struct outcome *outcome);
+/* Whether the agent may close it at any moment, since nothing was asked on it for long. */
+int millrace_is_old(const struct connection *connection);
 /* Takes a connection that the agent serves and does not refuse, or waits so long for it. 0, or -1 with the
  * reason. */
 int millrace_take_served(struct connection *connection, int timeout_ms, int *reason);

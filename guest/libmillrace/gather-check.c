@@ -50,6 +50,8 @@ static struct world gathering(void)
 {
 	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);
 
+	/* Only who waits in the set gathers. */
+	EXPECT(&world, EPOLLOUT, 5);
 	for (int i = 0; i < 2; i++) {
 		CHECK(send_part(&world) == PART);
 		check_arrives(&world, world.at - PART, PART);
@@ -116,6 +118,7 @@ static void check_end_of_file(void)
 	}
 	end(&world);
 	world = new_world(EPOLLOUT, 5);
+	EXPECT(&world, EPOLLOUT, 5);
 	world.at = len - 6 * PART - TAIL;
 	while (world.at < len) {
 		ssize_t sent = send_part(&world);
@@ -130,6 +133,25 @@ static void check_end_of_file(void)
 	tell_done(gathered, gathered, MILLRACE_COMPLETE);
 	EXPECT(&world, EPOLLOUT, 5);
 	CHECK(send_part(&world) == 0);
+	end(&world);
+}
+
+/* Nobody would send what a thread gathers that waits elsewhere. */
+static void check_others(void)
+{
+	struct world world = gathering();
+	struct world other = new_world(EPOLLIN | EPOLLOUT, 6);
+
+	tell_done(PART, 0, MILLRACE_COMPLETE);
+	EXPECT(&other, EPOLLOUT, 6);
+	EXPECT(&other, EPOLLOUT, 6);
+	check_arrives(&world, world.at - PART, PART);
+	for (int i = 0; i < 4; i++) {
+		EXPECT(&other, EPOLLOUT, 6);
+		CHECK(send_part(&world) == PART);
+		check_arrives(&world, world.at - PART, PART);
+	}
+	end(&other);
 	end(&world);
 }
 
@@ -238,6 +260,7 @@ static void check_ended(int is_killed)
 	CHECK(child >= 0);
 	if (child == 0) {
 		CHECK(close(world.client) == 0);
+		EXPECT(&world, EPOLLOUT, 5);
 		for (int i = 0; i < 3; i++)
 			CHECK(send_part(&world) == PART);
 		if (!is_killed)
@@ -264,6 +287,7 @@ int main(int argc, char **argv)
 	CHECK(file >= 0);
 	check_parts();
 	check_end_of_file();
+	check_others();
 	check_order();
 	check_refused();
 	check_shutdown();

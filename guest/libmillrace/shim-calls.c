@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -87,16 +88,24 @@ EXPORT int dup3(int old, int new, int flags)
 static int must_wait(int fd)
 {
 	struct entry *entry = shim_find(fd);
-	int runs;
+	int runs, own_fd;
 
-	if (!shim_has(fd, HAS_PIPE) || !shim_lock())
-		return 0;
-	shim_send_gathered(fd, entry);
-	runs = shim_pipe_runs(fd, entry);
-	shim_unlock();
-	if (runs)
-		errno = EAGAIN;
-	return runs;
+	for (;;) {
+		if (!shim_has(fd, HAS_PIPE) || !shim_lock())
+			return 0;
+		shim_send_gathered(fd, entry);
+		runs = shim_pipe_runs(fd, entry);
+		own_fd = runs ? entry->pipe->fd : -1;
+		shim_unlock();
+		if (!runs)
+			return 0;
+		if (fcntl(fd, F_GETFL) & O_NONBLOCK)
+			break;
+		/* It may block by now. */
+		(void)poll(&(struct pollfd){.fd = own_fd, .events = POLLIN}, 1, -1);
+	}
+	errno = EAGAIN;
+	return 1;
 }
 
 EXPORT ssize_t write(int fd, const void *bytes, size_t len)

@@ -228,6 +228,9 @@ static int control_known(int set, int op, int fd, struct epoll_event *event, str
 			atomic_fetch_and(&entry->bits, ~(IN_SET | IN_MORE));
 		return result;
 	}
+	/* Nobody knows later whether it has told already. */
+	if (event->events & EPOLLONESHOT)
+		shim_send_gathered(fd, entry);
 	told = effective(fd, entry, event->events, event->data.u64);
 	result = (int)syscall(SYS_epoll_ctl, set, op, fd, &told);
 	if (result == 0 && op == EPOLL_CTL_ADD) {
@@ -333,9 +336,11 @@ static int send_and_wait(const struct wait *wait, int64_t timeout_ns)
 /* Waits again when nothing is left for the program: the kernel has the socket's own event at once. */
 static int wait_translated(const struct wait *wait, int64_t timeout_ns)
 {
-	int64_t begun_ns = timeout_ns > 0 && atomic_load(&tags_are_used) ? now_ns() : 0;
+	int is_watched = atomic_load(&tags_are_used) || shim_is_gathering();
+	int64_t begun_ns = timeout_ns > 0 && is_watched ? now_ns() : 0;
 	int64_t left_ns = timeout_ns;
 
+	shim_waited_in = wait->set;
 	for (;;) {
 		int count = send_and_wait(wait, left_ns);
 		int kept;

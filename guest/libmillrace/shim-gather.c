@@ -21,11 +21,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,6 +43,8 @@
 /* So long the agent may take to answer on a new connection, of which a program has a few. */
 #define AGENT_MS 50
 #define LONG_MS 2000
+
+__thread int shim_waited_in = -1;
 
 static int waiting[MAX_WAITING];
 static _Atomic int waiting_len;
@@ -87,6 +91,15 @@ void shim_sent(const struct shim_part *part, struct entry *entry, ssize_t sent)
 	run->parts++;
 }
 
+/* Of others the agent sends nothing. */
+static int is_known(int file)
+{
+	struct statfs statfs;
+
+	return fstatfs(file, &statfs) == 0 &&
+	       (statfs.f_type == EXT4_SUPER_MAGIC || statfs.f_type == XFS_SUPER_MAGIC);
+}
+
 static int takes_bytes(int fd)
 {
 	struct pollfd wish = {.fd = fd, .events = POLLOUT};
@@ -119,8 +132,10 @@ static int begin(const struct shim_part *part, struct entry *entry)
 {
 	struct shim_pipe *pipe;
 
-	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) ||
-	    entry->events & EPOLLONESHOT || atomic_load(&waiting_len) == MAX_WAITING ||
+	/* What is gathered goes before this thread sleeps in that set. */
+	if (shim_waited_in != entry->set || entry->events & EPOLLONESHOT)
+		return -1;
+	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) || !is_known(part->in_fd) || atomic_load(&waiting_len) == MAX_WAITING ||
 	    !takes_bytes(part->out_fd))
 		return -1;
 	pipe = new_pipe(part, entry);
@@ -151,7 +166,7 @@ int64_t shim_gather(const struct shim_part *part, struct entry *entry)
 	}
 	pipe = entry->pipe;
 	if (pipe->file < 0 || !is_same_file(&pipe->ends, &part->ends) ||
-	    pipe->at + pipe->gathered != part->at)
+	    pipe->at + pipe->gathered != part->at || pipe->gathered + part->len > MOST_BYTES)
 		return 0;
 	pipe->gathered += part->len;
 	pipe->rounds = 0;
@@ -162,14 +177,24 @@ int64_t shim_gather(const struct shim_part *part, struct entry *entry)
 	return part->len;
 }
 
-/* Both may have been closed behind our back, and others have their numbers. */
-static int are_still(int fd, const struct shim_pipe *pipe)
+/* It may have been closed behind our back, and another have its number. */
+static int is_still(int fd, dev_t dev, ino_t ino)
 {
-	struct stat in, out;
+	struct stat stat;
 
-	return fstat(pipe->file, &in) == 0 && in.st_dev == pipe->ends.in_dev &&
-	       in.st_ino == pipe->ends.in_ino && fstat(fd, &out) == 0 &&
-	       out.st_dev == pipe->ends.out_dev && out.st_ino == pipe->ends.out_ino;
+	return fstat(fd, &stat) == 0 && stat.st_dev == dev && stat.st_ino == ino;
+}
+
+/* Once more if the agent has closed the connection just now. */
+static int ask(int fd, struct shim_pipe *pipe)
+{
+	int reason;
+
+	if (millrace_send_behind(&pipe->agent, fd, pipe->file, pipe->at, pipe->gathered) == 0)
+		return 0;
+	if (millrace_take_served(&pipe->agent, AGENT_MS, &reason) < 0)
+		return -1;
+	return millrace_send_behind(&pipe->agent, fd, pipe->file, pipe->at, pipe->gathered);
 }
 
 static void close_file(struct shim_pipe *pipe)
@@ -229,11 +254,18 @@ void shim_send_gathered(int fd, struct entry *entry)
 	if (!pipe || pipe->file < 0)
 		return;
 	remove_waiting(fd);
-	if (!are_still(fd, pipe)) {
-		millrace_give_back(&pipe->agent, 0);
+	if (!is_still(fd, pipe->ends.out_dev, pipe->ends.out_ino) ||
+	    !is_still(pipe->file, pipe->ends.in_dev, pipe->ends.in_ino)) {
+		/* Of the file nothing can be sent any more. */
+		if (is_still(fd, pipe->ends.out_dev, pipe->ends.out_ino))
+			(void)syscall(SYS_shutdown, fd, SHUT_RDWR);
+		if (millrace_is_kept(&pipe->agent))
+			millrace_give_back(&pipe->agent, 0);
+		else
+			millrace_let_go(&pipe->agent);
 		close_file(pipe);
 		shim_drop_pipe(entry);
-	} else if (millrace_send_behind(&pipe->agent, fd, pipe->file, pipe->at, pipe->gathered) == 0) {
+	} else if (ask(fd, pipe) == 0) {
 		begin_pipe(fd, entry);
 	} else {
 		send_alone(fd, entry);
@@ -271,6 +303,11 @@ void shim_forget_gathered(void)
 
 	for (int i = 0; i < len; i++)
 		close_file(shim_find(waiting[i])->pipe);
+}
+
+int shim_is_gathering(void)
+{
+	return atomic_load(&waiting_len) > 0;
 }
 
 int shim_send_due(int all)

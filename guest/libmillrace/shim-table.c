@@ -162,6 +162,8 @@ void shim_forget(int first, int last)
 
 static void before_fork(void)
 {
+	/* Before what the child may write to the same socket. */
+	(void)shim_send_due(1);
 	pthread_mutex_lock(&lock);
 }
 

@@ -181,6 +181,9 @@ void shim_mark_own(int own_fd, int socket);
 
 /* The following without the lock. */
 
+/* The epoll set in which this thread has waited last. */
+extern __thread int shim_waited_in;
+int shim_is_gathering(void);
 /* Before a program waits. Has sent what no part was added to since it has waited last, or all of it; how
  * many sockets have gathered parts still. */
 int shim_send_due(int all);

@@ -8,21 +8,28 @@ use guest_abi::Reason;
 use guest_abi::program::{OWN_POSITION, Request};
 use rustix::event::PollFlags;
 use rustix::io::{Errno, pread};
-use rustix::net::{SendFlags, send};
+use rustix::net::{SendFlags, send, sockopt};
 
 use crate::pipe::{Moved, try_pipe};
 use crate::watch::Watch;
+use crate::{file, socket};
 
 /// A peer may take so long when the program has gone: the kernel gives up one that acknowledges nothing of a
 /// closed connection after about as much.
 pub const ALONE_TIME: Duration = Duration::from_secs(60);
 /// What was sent before the parts is on its way for so long at most: the program does not wait.
-pub const UNSENT_TIME: Duration = Duration::from_secs(5);
+pub const UNSENT_TIME: Duration = Duration::from_secs(1);
 /// Read and sent at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Moves them by a pipe, and sends what that does not move.
+///
+/// Only a file of a file system that pipes know, and a TCP connection: what root reads elsewhere, or says
+/// on other sockets, is not what the program would have read or said.
 pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'_>) -> Moved {
+    if let Err(reason) = file::check_readable(source.as_fd()).and(socket::check_tcp(sink.as_fd())) {
+        return Moved::nothing(reason);
+    }
     let watch = watch.behind(ALONE_TIME);
     let (at, len) = (request.source_offset.get(), request.len_bytes.get());
     let own = source.try_clone().and_then(|source| Ok((source, sink.try_clone()?)));
@@ -35,8 +42,13 @@ pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'
         return moved;
     }
     let rest = (at + moved.bytes, len - moved.bytes);
-    let sent = send_part(own_source.as_fd(), rest, own_sink.as_fd(), &watch);
-    Moved { bytes: moved.bytes + sent, ..moved }
+    watch.renew();
+    let bytes = moved.bytes + send_part(own_source.as_fd(), rest, own_sink.as_fd(), &watch);
+    if bytes < len && watch.is_alone() {
+        // Nobody else tells the peer that bytes are missing. Fails when it knows.
+        let _ = sockopt::set_socket_linger(&own_sink, Some(Duration::ZERO));
+    }
+    Moved { bytes, ..moved }
 }
 
 /// Sends a part of a file; how many bytes.
@@ -48,7 +60,7 @@ fn send_part(
 ) -> u64 {
     let (mut buffer, end) = (vec![0; PIECE_BYTES], at + len);
     let begun = at;
-    while at < end && !watch.is_unwanted() {
+    while at < end && !watch.is_given_up() {
         let want = (end - at).min(PIECE_BYTES as u64) as usize;
         let got = match pread(file, &mut buffer[..want], at) {
             // Truncated.
@@ -58,7 +70,12 @@ fn send_part(
             Err(_) => break,
         };
         match send(sink, &buffer[..got], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(sent) => at += sent as u64,
+            Ok(sent) => {
+                at += sent as u64;
+                watch.renew();
+            }
+            // An agent that ends leaves what the socket does not take.
+            Err(Errno::AGAIN) if watch.is_unwanted() => break,
             Err(Errno::AGAIN) => watch.wait_for(true, Some((sink, PollFlags::OUT)), None),
             Err(Errno::INTR) => {}
             Err(_) => break,

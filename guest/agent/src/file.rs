@@ -10,7 +10,7 @@ use guest_abi::Reason;
 use guest_abi::pipe::{Extent, FileEnd};
 use guest_abi::program::OWN_POSITION;
 use rustix::fs::{
-    IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
+    FileType, IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
 };
 use rustix::io::{ReadWriteFlags, preadv2};
 use zerocopy::IntoBytes;
@@ -52,6 +52,21 @@ pub fn check(program: BorrowedFd<'_>) -> Result<(), Reason> {
         return Err(Reason::NotPermitted);
     }
     check_content(program)
+}
+
+/// A program's descriptor of a regular file that it may read, on a file system that pipes know.
+pub fn check_readable(program: BorrowedFd<'_>) -> Result<(), Reason> {
+    let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
+    if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == OFlags::WRONLY {
+        return Err(Reason::NotPermitted);
+    }
+    let stat = fstat(program).map_err(|_| Reason::NotPermitted)?;
+    let magic = fstatfs(program).map_err(|_| Reason::FileSystem)?.f_type as i64;
+    match (FileType::from_raw_mode(stat.st_mode), magic) {
+        (FileType::RegularFile, EXT4 | XFS) => Ok(()),
+        (FileType::RegularFile, _) => Err(Reason::FileSystem),
+        _ => Err(Reason::NotAFile),
+    }
 }
 
 /// Whether a regular file's content is on the disk as it is.

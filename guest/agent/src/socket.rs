@@ -36,6 +36,14 @@ pub enum Use {
     Sink,
 }
 
+/// A program's descriptor of a TCP socket, which may have a protocol above it in the kernel.
+pub fn check_tcp(program: BorrowedFd<'_>) -> Result<(), Reason> {
+    match check(program, Use::Sink) {
+        Err(Reason::Ulp) => Ok(()),
+        other => other,
+    }
+}
+
 /// A program's descriptor of a TCP socket that may be used so. Whether it is connected is seen later,
 /// when the rest is read.
 pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {

@@ -41,17 +41,33 @@ impl<'a> Watch<'a> {
         Self { shared, program, wake, deadline, behind: None, gone: Cell::new(None) }
     }
 
-    /// Of one that goes on for so long when its program has gone.
+    /// Of one that goes on for so long when its program has gone, and has no other time.
     pub fn behind(mut self, time: Duration) -> Self {
-        self.behind = Some(time);
+        (self.behind, self.deadline) = (Some(time), None);
         self
+    }
+
+    /// Whether the program has gone.
+    pub fn is_alone(&self) -> bool {
+        self.gone.get().is_some()
+    }
+
+    /// The peer takes bytes: the time for it without a program begins anew.
+    pub fn renew(&self) {
+        if self.is_alone() {
+            self.gone.set(Some(Instant::now()));
+        }
+    }
+
+    /// Whether the program has gone, and its time is over.
+    pub fn is_given_up(&self) -> bool {
+        let patience = self.behind.unwrap_or_default();
+        self.gone.get().is_some_and(|gone| gone.elapsed() >= patience)
     }
 
     /// Whether nobody wants it any more.
     pub fn is_unwanted(&self) -> bool {
-        let patience = self.behind.unwrap_or_default();
-        let is_alone = self.gone.get().is_some_and(|gone| gone.elapsed() >= patience);
-        is_alone || self.shared.stopping.load(Ordering::Acquire)
+        self.is_given_up() || self.shared.stopping.load(Ordering::Acquire)
     }
 
     /// Why the pipe is to end, if it is.

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use agent::serve::MAX_CONNECTIONS;
 use common::{Daemon, LONG, Mounted, Seen, World, answer, ask, refusal, request, send, tcp};
 use guest_abi::Reason;
-use guest_abi::program::op;
+use guest_abi::program::{flag, op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
@@ -116,6 +116,34 @@ fn a_daemon_that_goes_loses_pipes_and_the_next_one_is_found() {
     daemon.done(asked.id, 0, Reason::NoFlow);
     let got = answer(&program);
     assert_eq!((got.errno.get(), reason(got)), (95, Reason::NoFlow));
+}
+
+/// What root says on other sockets, and reads elsewhere, is not what the program would have.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_R10_the_agent_sends_files_to_connections_only() {
+    let (mounted, file) = mounted();
+    let world = World::new(&mounted.image, true);
+    let (program, (server, mut client)) = (world.program(), tcp());
+    let mut behind = request(op::PIPE, 0, LEN);
+    behind.flags = U32::new(flag::BEHIND);
+    let (listens, tells) = UnixDatagram::pair().unwrap();
+    assert_eq!(reason(ask(&program, &behind, &[file.as_fd(), tells.as_fd()])), Reason::NotTcp);
+    listens.set_nonblocking(true).unwrap();
+    assert!(listens.recv(&mut [0; 8]).is_err());
+    for path in ["/proc/self/status", "/dev/zero"] {
+        let other = File::open(path).unwrap();
+        let told = reason(ask(&program, &behind, &[other.as_fd(), server.as_fd()]));
+        assert!(matches!(told, Reason::FileSystem | Reason::NotAFile), "{path}: {told:?}");
+    }
+    // Without a daemon the agent sends it itself.
+    let reader = std::thread::spawn(move || {
+        let mut got = vec![0; LEN as usize];
+        client.read_exact(&mut got).map(|()| got)
+    });
+    let got = ask(&program, &behind, &[file.as_fd(), server.as_fd()]);
+    assert_eq!((got.moved_bytes.get(), reason(got)), (LEN, Reason::NotOffered));
+    assert!(reader.join().unwrap().unwrap().iter().all(|byte| *byte == 7));
 }
 
 #[test]
