@@ -195,6 +195,9 @@ pub struct Measured {
     pub servers: Vec<ServerLoad>,
     /// Loads that failed, and why; those put on again with success are marked so.
     pub failed: Vec<Failure>,
+    /// What the agent said of the smallest pipe that pays.
+    #[serde(default)]
+    pub threshold: String,
 }
 
 /// A load that failed.
@@ -221,6 +224,7 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
         files.round(round, &mut measured, progress)?;
         servers.round(round, &mut measured, progress)?;
     }
+    measured.threshold = world.agents_threshold()?;
     Ok(measured)
 }
 

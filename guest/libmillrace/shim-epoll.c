@@ -250,7 +250,8 @@ EXPORT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 	struct entry *entry;
 	int result;
 
-	if (!is_ours || (op != EPOLL_CTL_ADD && !shim_has(fd, IN_SET)) || !shim_lock_own())
+	/* What a child of vfork(2) changes is its parent's set: no need to ask whose process this is. */
+	if (!is_ours || (op != EPOLL_CTL_ADD && !shim_has(fd, IN_SET)) || !shim_lock())
 		return NEXT(epoll_ctl)(set, op, fd, event);
 	entry = shim_make(fd);
 	if (entry && !(atomic_load(&entry->bits) & IS_PIPE))

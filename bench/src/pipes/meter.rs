@@ -141,6 +141,17 @@ impl Meter {
 }
 
 impl Sum {
+    /// Both.
+    pub fn and(&self, other: &Sum) -> Sum {
+        Sum {
+            parts: std::array::from_fn(|part| self.parts[part] + other.parts[part]),
+            client: self.client + other.client,
+            machine: self.machine + other.machine,
+            foreign: self.foreign + other.foreign,
+            wall: self.wall + other.wall,
+        }
+    }
+
     /// Part of the machine that strangers used.
     pub fn foreign(&self) -> f64 {
         self.foreign / self.wall.max(1.0)
@@ -190,6 +201,7 @@ mod tests {
         let cpu = sum.per_mb(1_000_000);
         assert_eq!((cpu.vcpu, cpu.pool, cpu.kernel, cpu.qemu), (8.0, 0.4, 0.1, 0.0));
         assert_eq!((cpu.total(), cpu.client), (8.5, 20.0));
+        assert_eq!(sum.and(&sum).per_mb(2_000_000), cpu);
         assert_eq!(PARTS.len(), cpu.parts().len());
     }
 }

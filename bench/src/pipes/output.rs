@@ -129,6 +129,9 @@ pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
     }));
     out.extend(disturbed(measured));
     out.extend(piped(measured));
+    if !measured.threshold.is_empty() {
+        out.push(format!("the agent: {}", measured.threshold));
+    }
     out
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,12 @@ use crate::steal;
 
 /// Counter of the daemon.
 const MOVED: &str = "millrace_pipe_moved_bytes_total";
+/// Where no neighbour is busy and files are not larger than this, the sides hardly differ.
+const SLICED_BYTES: u64 = 4 << 20;
+/// Slices of a side in such a round: an even number, so that each side is first as often.
+const SLICES: u32 = 8;
+/// A slice's part of a load's time.
+const SLICE_PART: u32 = 4;
 
 /// A web server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
@@ -82,6 +89,14 @@ impl Server {
         format!("{preload}{} {start} {settings}", self.program())
     }
 
+    /// Ends it; all its processes have gone when this ends.
+    fn end(self, shim: bool) -> String {
+        let file = format!("/run/{}.{}.pid", self.name(), self.port(shim));
+        format!(
+            "pid=$(cat {file}) && kill $pid && while kill -0 $pid 2> /dev/null; do usleep 1000; done"
+        )
+    }
+
     /// The program, in the package of its name.
     pub fn program(self) -> &'static str {
         match self {
@@ -133,6 +148,14 @@ pub fn start<'a>(
     Ok(Servers { world, setup, running })
 }
 
+/// Ends it, and starts it once more. Where a program lies in memory changes an emulated CPU's speed by a
+/// tenth: it would be the same in all rounds, and taken for a difference of the sides.
+fn begin_again(world: &World, setup: &Setup, server: Server, shim: bool) -> Result<(), BenchError> {
+    // A repeat after a start that failed finds none.
+    let _ = world.sh(&server.end(shim));
+    begin(world, setup, server, shim)
+}
+
 fn begin(world: &World, setup: &Setup, server: Server, shim: bool) -> Result<(), BenchError> {
     let port = server.port(shim);
     let settings = format!("/tmp/{}.{port}.conf", server.name());
@@ -158,7 +181,7 @@ impl Servers<'_> {
         self.world.busy(0)
     }
 
-    /// Both sides.
+    /// Both sides, in slices by turns.
     fn cell(
         &self,
         round: u32,
@@ -167,43 +190,41 @@ impl Servers<'_> {
         progress: &mut Progress,
     ) {
         let case = case(server, size_bytes, busy);
-        if ![true, false].iter().any(|shim| self.running.contains_key(&(server, *shim))) {
-            return;
+        let (turns, parts) = turns(round, busy, size_bytes);
+        let length = self.setup.length / parts;
+        let mut loads = [false, true]
+            .map(|shim| self.running.contains_key(&(server, shim)).then(Load::default));
+        for shim in turns {
+            let Some(to) = self.running.get(&(server, shim)) else { continue };
+            let Some(load) = loads[usize::from(shim)].take() else { continue };
+            let slice = |_| {
+                self.world.busy(0)?;
+                begin_again(self.world, self.setup, server, shim)?;
+                self.slice(*to, (busy, size_bytes), length)
+            };
+            let name = (case.as_str(), side(shim));
+            let slice = with_repeats(name, round, measured, progress, slice);
+            loads[usize::from(shim)] = slice.map(|slice| load.and(slice));
         }
         let mut told = Vec::new();
-        for shim in turned(&[true, false], round) {
-            let Some(to) = self.running.get(&(server, shim)) else { continue };
-            let load = |_| self.load(*to, busy, size_bytes);
-            let name = (case.as_str(), side(shim));
-            let Some((requests_per_s, piped, sample)) =
-                with_repeats(name, round, measured, progress, load)
-            else {
-                continue;
-            };
-            told.push(format!("{} {requests_per_s:.1}", side(shim)));
-            measured.servers.push(ServerLoad {
-                round,
-                busy,
-                server,
-                size_bytes,
-                shim,
-                requests_per_s,
-                piped,
-                sample,
-            });
+        for (shim, load) in [false, true].into_iter().zip(loads) {
+            let Some(load) = load else { continue };
+            let load = load.told(round, (busy, server, size_bytes), shim);
+            told.push(format!("{} {:.1}", side(shim), load.requests_per_s));
+            measured.servers.push(load);
         }
-        progress.step(&format!("{case}: requests/s: {}", told.join(", ")));
+        if !told.is_empty() {
+            progress.step(&format!("{case}: requests/s: {}", told.join(", ")));
+        }
     }
 
-    /// Requests per second, which part of the bytes went through pipes, and the rest.
-    fn load(
+    fn slice(
         &self,
         to: SocketAddr,
-        busy: usize,
-        size_bytes: u64,
-    ) -> Result<(f64, f64, Sample), BenchError> {
+        (busy, size_bytes): (usize, u64),
+        length: Duration,
+    ) -> Result<Load, BenchError> {
         let (world, setup) = (self.world, self.setup);
-        world.busy(0)?;
         let path = format!("/{size_bytes}");
         let count = (setup.connections, size_bytes);
         let mut clients = Clients::open(world.net(), to, &path, count)?;
@@ -211,22 +232,72 @@ impl Servers<'_> {
         let moved = world.counter(MOVED)?;
         world.busy(busy)?;
         let (before, steal) = (meter.snapshot()?, steal::read(&cpus));
-        let answer = clients.run(world.client_cpu(), setup.length)?;
+        let answer = clients.run(world.client_cpu(), length)?;
         std::thread::sleep(TAIL);
         let (after, stolen) = (meter.snapshot()?, steal::read(&cpus).since(&steal));
         world.busy(0)?;
         let moved = world.counter(MOVED)? - moved;
-        let bytes = answer.requests * size_bytes;
         let mut sum = Sum::default();
         meter.add(&mut sum, &before, &after, answer.client_ns);
-        let took_s = answer.took.as_secs_f64().max(1e-9);
-        let (mb_per_s, cpu) = (bytes as f64 / 1e6 / took_s, sum.per_mb(bytes));
-        let piped = (moved / bytes as f64).min(1.0);
-        Ok((
-            answer.requests as f64 / took_s,
-            piped,
-            Sample { mb_per_s, cpu, stolen, foreign: sum.foreign() },
-        ))
+        Ok(Load { requests: answer.requests, took: answer.took, moved, stolen, sum })
+    }
+}
+
+/// Whose slices of a round come when, and which part of a load's time each takes. Where the sides hardly
+/// differ, this machine's speed and where a program lies in memory differ more: there they take turns often,
+/// each in a new process, so that a steady change is in both alike.
+fn turns(round: u32, busy: usize, size_bytes: u64) -> (Vec<bool>, u32) {
+    let sliced = busy == 0 && size_bytes <= SLICED_BYTES;
+    let (count, parts) = if sliced { (SLICES, SLICE_PART) } else { (1, 1) };
+    ((0..count).flat_map(|slice| turned(&[true, false], round + slice)).collect(), parts)
+}
+
+/// What slices add up to.
+#[derive(Debug, Default)]
+struct Load {
+    requests: u64,
+    took: Duration,
+    /// Bytes that pipes moved.
+    moved: f64,
+    /// Of the slice that lost most.
+    stolen: f64,
+    sum: Sum,
+}
+
+impl Load {
+    fn and(self, other: Load) -> Load {
+        Load {
+            requests: self.requests + other.requests,
+            took: self.took + other.took,
+            moved: self.moved + other.moved,
+            stolen: self.stolen.max(other.stolen),
+            sum: self.sum.and(&other.sum),
+        }
+    }
+
+    fn told(
+        &self,
+        round: u32,
+        (busy, server, size_bytes): (usize, Server, u64),
+        shim: bool,
+    ) -> ServerLoad {
+        let bytes = self.requests * size_bytes;
+        let took_s = self.took.as_secs_f64().max(1e-9);
+        ServerLoad {
+            round,
+            busy,
+            server,
+            size_bytes,
+            shim,
+            requests_per_s: self.requests as f64 / took_s,
+            piped: (self.moved / (bytes as f64).max(1.0)).min(1.0),
+            sample: Sample {
+                mb_per_s: bytes as f64 / 1e6 / took_s,
+                cpu: self.sum.per_mb(bytes),
+                stolen: self.stolen,
+                foreign: self.sum.foreign(),
+            },
+        }
     }
 }
 
@@ -258,6 +329,34 @@ mod tests {
         let names = [4 << 10, 256 << 10, 1 << 20, 64 << 20, 1500].map(size_text);
         assert_eq!(names, ["4k", "256k", "1m", "64m", "1500"]);
         assert_eq!(case(Server::Lighttpd, 1 << 20, 3), "lighttpd_1m_3");
+    }
+
+    #[test]
+    fn sides_take_turns_so_that_nobody_gains_by_a_steady_change() {
+        assert_eq!(turns(0, 1, SLICED_BYTES), (vec![true, false], 1));
+        assert_eq!(turns(0, 0, SLICED_BYTES + 1), (vec![true, false], 1));
+        for round in 0..8 {
+            let (order, parts) = turns(round, 0, SLICED_BYTES);
+            let at =
+                |side| order.iter().zip(0..).filter(move |(s, _)| **s == side).map(|(_, at)| at);
+            assert_eq!((order.len(), parts), (2 * SLICES as usize, SLICE_PART));
+            let sum = |side| at(side).sum::<u32>();
+            assert_eq!(sum(true), sum(false), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn slices_add_up() {
+        let slice = |requests, stolen| Load {
+            requests,
+            took: Duration::from_millis(500),
+            moved: 100.0,
+            stolen,
+            ..Load::default()
+        };
+        let load = slice(30, 0.1).and(slice(10, 0.0));
+        let told = load.told(1, (0, Server::Nginx, 10), true);
+        assert_eq!((told.requests_per_s, told.piped, told.sample.stolen), (40.0, 0.5, 0.1));
     }
 
     #[test]

@@ -18,6 +18,8 @@ use crate::progress::Progress;
 
 /// The server VM's name; it is in the daemon's counters.
 const VM: &str = "srv";
+/// Where its agent writes what it says.
+const AGENT_LOG: &str = "/tmp/agent.log";
 /// Its address.
 pub const SERVER: &str = "10.0.0.1";
 /// The client's.
@@ -96,10 +98,16 @@ impl World {
     fn prepare(&self) -> Result<(), BenchError> {
         self.sh("mke2fs -q -t ext4 /dev/vda && mkdir -p /mnt && mount /dev/vda /mnt")?;
         let failed = |e| BenchError::lab("start the guest's agent", e);
-        let mut agent = self.server.spawn("millrace-agent 2>&1").map_err(failed)?;
+        let script = format!("millrace-agent 2> {AGENT_LOG} & tail -F {AGENT_LOG}");
+        let mut agent = self.server.spawn(&script).map_err(failed)?;
         // Dropping it afterwards leaves it running.
         agent.wait_line("connected", BOOT).map_err(failed)?;
         Ok(())
+    }
+
+    /// From how many bytes on pipes pay, as the agent has measured it: its own words.
+    pub fn agents_threshold(&self) -> Result<String, BenchError> {
+        Ok(self.sh(&format!("grep 'pay' {AGENT_LOG} || true"))?.trim().to_owned())
     }
 
     /// Makes a file in the guest.

@@ -12,6 +12,7 @@ use rustix::fs::{major, minor};
 
 use crate::host::lock;
 use crate::line::Line;
+use crate::say::say;
 use crate::self_test;
 
 /// File systems whose self-tests are remembered.
@@ -211,7 +212,7 @@ impl Device {
 fn told<T>(number: u64, what: &str, result: Result<T, Reason>) -> Result<T, Reason> {
     result.inspect_err(|reason| {
         let (major, minor) = (major(number), minor(number));
-        eprintln!("file system {major}:{minor}: {what}: {}", reason.text());
+        say(format_args!("file system {major}:{minor}: {what}: {}", reason.text()));
     })
 }
 

@@ -27,6 +27,7 @@ use crate::identity::Identity;
 use crate::line::{Line, Taking};
 use crate::placeholders::Blocks;
 use crate::ranges::Ranges;
+use crate::say::say;
 use crate::sys;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -275,7 +276,7 @@ impl FileSink {
             let repaired = self.repair(from, until, again, &mut moved);
             if let Err((at, error)) = cleaned.and(repaired) {
                 // What is behind it is not known: less is said to be there than may be.
-                eprintln!("a file that was piped to: {error}");
+                say(format_args!("a file that was piped to: {error}"));
                 moved = moved.min(at);
             }
         }
@@ -298,7 +299,7 @@ impl FileSink {
         let cut = stat
             .and_then(|stat| if is_ours(&stat) { ftruncate(&self.direct, wanted) } else { Ok(()) });
         if let Err(error) = cut {
-            eprintln!("the end of a file that was piped to: {error}");
+            say(format_args!("the end of a file that was piped to: {error}"));
         }
     }
 

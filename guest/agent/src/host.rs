@@ -15,6 +15,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::line::{Heartbeat, Line, senseless, write_all};
+use crate::say::say;
 
 /// Between two tries to reach the daemon.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -113,7 +114,7 @@ impl Host {
             let begun = Instant::now();
             let (text, reason) = match connect(dial, generation, heartbeat) {
                 Ok(line) => {
-                    eprintln!("connected to the host");
+                    say(format_args!("connected to the host"));
                     if !self.set(State::Up(line.clone())) {
                         return;
                     }
@@ -126,7 +127,7 @@ impl Host {
             };
             // Once, not each second.
             if text != told {
-                eprintln!("{text}");
+                say(format_args!("{text}"));
                 told = text;
             }
             if !self.set(State::Down(reason)) {

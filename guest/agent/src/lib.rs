@@ -78,6 +78,7 @@ pub mod notify;
 pub mod pipe;
 pub mod placeholders;
 pub mod ranges;
+pub mod say;
 pub mod self_test;
 pub mod serve;
 pub mod socket;

@@ -18,6 +18,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::host::lock;
+use crate::say::say;
 use crate::wake::Wake;
 
 /// Messages of a pipe that wait for its thread. A daemon asks for two writes at a time; one that says
@@ -230,7 +231,7 @@ impl Call {
 
     /// The daemon makes no sense: the stream ends, and [`Event::Lost`] comes.
     pub fn give_up(&self) {
-        eprintln!("the host: a message about a pipe that makes no sense");
+        say(format_args!("the host: a message about a pipe that makes no sense"));
         self.line.end();
     }
 
@@ -379,7 +380,7 @@ impl Line {
             }
             beat.misses += 1;
             if beat.misses > self.heartbeat.misses {
-                eprintln!("the host: silence");
+                say(format_args!("the host: silence"));
                 self.end();
                 return every;
             }

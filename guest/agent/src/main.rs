@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use agent::host::{Dial, Unix, Vsock};
 use agent::line::Heartbeat;
+use agent::say::say;
 use agent::{Agent, AgentError, Config, identity, notify};
 
 const HELP: &str = "\
@@ -62,7 +63,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("millrace-agent: {error}");
+            say(format_args!("millrace-agent: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -92,7 +93,7 @@ fn serve(socket: PathBuf, dial: impl Dial) -> Result<(), AgentError> {
 
 fn tell(state: &str) {
     if let Err(error) = notify::tell(state) {
-        eprintln!("tell the service manager {state}: {error}");
+        say(format_args!("tell the service manager {state}: {error}"));
     }
 }
 

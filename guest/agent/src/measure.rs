@@ -27,6 +27,7 @@ use rustix::net::{
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::say::say;
 use crate::self_test::temporary_file;
 
 /// Measured so often, after once to warm up; the median counts.
@@ -98,7 +99,9 @@ pub fn measure(device: u64, program: &OwnedFd) -> io::Result<u32> {
     sender.set_nonblocking(true)?;
     let copy = median(|| copy(&file, &sender, &receiver))?;
     let kib = min_bytes_kib(start, copy, COPY_BYTES);
-    eprintln!("pipes pay from {kib} KiB on: {start:?} to begin, {copy:?} for a MiB without one");
+    say(format_args!(
+        "pipes pay from {kib} KiB on: {start:?} to begin, {copy:?} for a MiB without one"
+    ));
     Ok(kib)
 }
 

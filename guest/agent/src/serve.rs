@@ -31,6 +31,7 @@ use crate::lease::Leases;
 use crate::line::Heartbeat;
 use crate::measure::{self, Least};
 use crate::pipe::{self, Moved, Shared};
+use crate::say::say;
 use crate::sys;
 use crate::wake::Wake;
 
@@ -189,7 +190,7 @@ impl Server {
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    eprintln!("accept: {error}");
+                    say(format_args!("accept: {error}"));
                     thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -253,10 +254,10 @@ impl Server {
         let server = self.clone();
         let measuring = move || match server.measured(device) {
             Ok(kib) => server.least.set(generation, kib),
-            Err(error) => eprintln!("from where on pipes pay is not known: {error}"),
+            Err(error) => say(format_args!("from where on pipes pay is not known: {error}")),
         };
         if let Err(error) = thread::Builder::new().name("measure".into()).spawn(measuring) {
-            eprintln!("from where on pipes pay is not known: {error}");
+            say(format_args!("from where on pipes pay is not known: {error}"));
         }
     }
 
