@@ -135,7 +135,8 @@ static int begin(const struct shim_part *part, struct entry *entry)
 	/* What is gathered goes before this thread sleeps in that set. */
 	if (shim_waited_in != entry->set || entry->events & EPOLLONESHOT)
 		return -1;
-	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) || !is_known(part->in_fd) || atomic_load(&waiting_len) == MAX_WAITING ||
+	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) ||
+	    atomic_load(&waiting_len) == MAX_WAITING || !is_known(part->in_fd) ||
 	    !takes_bytes(part->out_fd))
 		return -1;
 	pipe = new_pipe(part, entry);
