@@ -36,6 +36,7 @@ struct call {
 	size_t count;
 	struct stat in;
 	struct stat out;
+	int is_little; /* what is left of the file does not pay */
 };
 
 enum socket_kind { NOT_TCP, BLOCKS, DOES_NOT_BLOCK };
@@ -325,7 +326,8 @@ static int try_pipe(struct call *call, ssize_t *result)
 		return 0;
 	at = shim_position(call->in_fd, call->offset);
 	left = call->in.st_size - at;
-	if (at < 0 || !shim_pays(left) || fstat(call->out_fd, &call->out) < 0)
+	call->is_little = !shim_pays(left);
+	if (at < 0 || call->is_little || fstat(call->out_fd, &call->out) < 0)
 		return 0;
 	/* Programs ask for more than there is. */
 	if (!shim_pays(left < (int64_t)call->count ? left : (int64_t)call->count))
@@ -379,29 +381,39 @@ static int is_worth_a_look(const struct call *call)
 	       atomic_load(&entry->last_end) == *call->offset;
 }
 
-static void note_end(int out_fd, int in_fd, const off64_t *offset)
+/* Of a file of which too little is left, this one and those behind it are told from others: one look is
+ * enough. */
+static void note_end(const struct call *call, off64_t begin)
 {
-	struct entry *entry = shim_find(out_fd);
+	struct entry *entry = shim_find(call->out_fd);
+	int of_little = ~call->in_fd;
 
-	if (!entry || !offset || !shim_has(out_fd, IN_SET))
+	if (!entry || !call->offset || !shim_has(call->out_fd, IN_SET))
 		return;
-	atomic_store(&entry->last_in, in_fd);
-	atomic_store(&entry->last_end, *offset);
+	if (call->is_little ||
+	    (atomic_load(&entry->last_in) == of_little && atomic_load(&entry->last_end) == begin))
+		atomic_store(&entry->last_in, of_little);
+	else
+		atomic_store(&entry->last_in, call->in_fd);
+	atomic_store(&entry->last_end, *call->offset);
 }
 
 EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
 	int is_known = shim_has(out_fd, HAS_PIPE | REFUSED);
 	int is_large = count >= atomic_load(&shim_gate_bytes);
+	off64_t begin = is_large && offset ? *offset : 0;
 	int error = errno;
 	ssize_t result = 0;
 	int is_done = 0;
+	struct call call;
 
 	if (is_known || is_large) {
-		struct call call = {out_fd, in_fd, offset, count, {0}, {0}};
-
-		if (count > SHIM_MAX_COUNT)
-			call.count = SHIM_MAX_COUNT;
+		call.out_fd = out_fd;
+		call.in_fd = in_fd;
+		call.offset = offset;
+		call.count = count < SHIM_MAX_COUNT ? count : SHIM_MAX_COUNT;
+		call.is_little = 0;
 		is_done = try_going_on(&call, &result);
 		if (is_done == 0 && is_large && is_worth_a_look(&call))
 			is_done = try_pipe(&call, &result);
@@ -413,7 +425,7 @@ EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 		errno = error;
 	}
 	if (is_large && result > 0)
-		note_end(out_fd, in_fd, offset);
+		note_end(&call, begin);
 	return result;
 }
 
