@@ -20,7 +20,7 @@ const MOVED: &str = "millrace_pipe_moved_bytes_total";
 /// Where no neighbour is busy and files are not larger than this, the sides hardly differ.
 const SLICED_BYTES: u64 = 4 << 20;
 /// Slices of a side in such a round: an even number, so that each side is first as often.
-const SLICES: u32 = 8;
+const SLICES: u32 = 16;
 /// A slice's part of a load's time.
 const SLICE_PART: u32 = 4;
 
