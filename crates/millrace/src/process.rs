@@ -17,6 +17,8 @@ pub fn init_logging(directives: &str, json: bool) -> anyhow::Result<()> {
     let base = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // Else a line that cannot be written is told with `eprintln!`, which panics then.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     let started = if json {
         base.json().try_init()

@@ -74,6 +74,21 @@ fn the_daemon_shows_serves_and_ends_cleanly() {
     assert!(!place.path("web.vsock").exists());
 }
 
+/// A log that cannot be written is no reason to end: VMs depend on the threads that write it.
+#[test]
+fn nobody_reads_the_log() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let place = Place::new(&format!("log='debug'\n{ALL}"));
+    let daemon = place.start_to(&[], writer.into());
+    for port in ["net0", "root", "null", "vsock"] {
+        assert_eq!(daemon.port("web", port)["health"], "ok", "{port}");
+    }
+    let metrics = daemon.ask("GET", "/v1/metrics", None).body;
+    assert!(metrics.contains("millrace_sidecore_panics_total{sidecore=\"0\"} 0"), "{metrics}");
+    assert_eq!(daemon.terminate().code(), Some(0));
+}
+
 #[test]
 fn a_disk_is_attached_used_resized_and_detached() {
     let place = Place::new("");

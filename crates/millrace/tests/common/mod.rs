@@ -106,6 +106,11 @@ impl Place {
     pub fn start_with(&self, env: &[(&str, &Path)]) -> Daemon {
         let log =
             std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        self.start_to(env, log.into())
+    }
+
+    /// The same with its log elsewhere.
+    pub fn start_to(&self, env: &[(&str, &Path)], log: Stdio) -> Daemon {
         let mut child = millrace()
             .args(["serve", "-c"])
             .arg(self.path("m.toml"))
