@@ -370,62 +370,73 @@ static int try_going_on(struct call *call, ssize_t *result)
 	return is_done;
 }
 
-/* A call that is too small for a pipe may go on with a file: of the first part nothing is asked. */
-static int is_worth_a_look(const struct call *call)
-{
-	const struct entry *entry = shim_find(call->out_fd);
-
-	if (!call->offset || shim_pays((int64_t)call->count))
-		return 1;
-	return entry && atomic_load(&entry->last_in) == call->in_fd &&
-	       atomic_load(&entry->last_end) == *call->offset;
-}
-
-/* Of a file of which too little is left, this one and those behind it are told from others: one look is
+/* Of a file of which too little is left, this part and those behind it are told from others: one look is
  * enough. */
-static void note_end(const struct call *call, off64_t begin)
+static void note_end(struct entry *entry, int in_fd, off64_t begin, off64_t end, int is_little)
 {
-	struct entry *entry = shim_find(call->out_fd);
-	int of_little = ~call->in_fd;
+	int of_little = ~in_fd;
 
-	if (!entry || !call->offset || !shim_has(call->out_fd, IN_SET))
-		return;
-	if (call->is_little ||
-	    (atomic_load(&entry->last_in) == of_little && atomic_load(&entry->last_end) == begin))
-		atomic_store(&entry->last_in, of_little);
-	else
-		atomic_store(&entry->last_in, call->in_fd);
-	atomic_store(&entry->last_end, *call->offset);
+	if (!is_little &&
+	    (atomic_load_explicit(&entry->last_in, memory_order_relaxed) != of_little ||
+	     atomic_load_explicit(&entry->last_end, memory_order_relaxed) != begin))
+		of_little = in_fd;
+	atomic_store_explicit(&entry->last_in, of_little, memory_order_relaxed);
+	atomic_store_explicit(&entry->last_end, end, memory_order_relaxed);
 }
 
-EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
+/* A call that is too small for a pipe may go on with a file: of the first part nothing is asked. */
+static int goes_on(const struct entry *entry, int in_fd, off64_t begin)
 {
-	int is_known = shim_has(out_fd, HAS_PIPE | REFUSED);
+	return atomic_load_explicit(&entry->last_in, memory_order_relaxed) == in_fd &&
+	       atomic_load_explicit(&entry->last_end, memory_order_relaxed) == begin;
+}
+
+/* What may be more than the original's business. */
+APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count)
+{
+	struct call call = {.out_fd = out_fd, .in_fd = in_fd, .offset = offset, .count = count};
+	const struct entry *entry = shim_find(out_fd);
 	int is_large = count >= atomic_load(&shim_gate_bytes);
 	off64_t begin = is_large && offset ? *offset : 0;
 	int error = errno;
 	ssize_t result = 0;
-	int is_done = 0;
-	struct call call;
+	int is_done;
 
-	if (is_known || is_large) {
-		call.out_fd = out_fd;
-		call.in_fd = in_fd;
-		call.offset = offset;
-		call.count = count < SHIM_MAX_COUNT ? count : SHIM_MAX_COUNT;
-		call.is_little = 0;
-		is_done = try_going_on(&call, &result);
-		if (is_done == 0 && is_large && is_worth_a_look(&call))
-			is_done = try_pipe(&call, &result);
-	}
+	if (count > SHIM_MAX_COUNT)
+		call.count = SHIM_MAX_COUNT;
+	is_done = try_going_on(&call, &result);
+	if (is_done == 0 && is_large &&
+	    (!offset || shim_pays((int64_t)call.count) || (entry && goes_on(entry, in_fd, begin))))
+		is_done = try_pipe(&call, &result);
 	if (is_done <= 0) {
 		errno = error;
 		result = NEXT(sendfile64)(out_fd, in_fd, offset, count);
 	} else if (result >= 0) {
 		errno = error;
 	}
-	if (is_large && result > 0)
-		note_end(&call, begin);
+	if (is_large && result > 0 && offset && shim_has(out_fd, IN_SET))
+		note_end(shim_find(out_fd), in_fd, begin, *offset, call.is_little);
+	return result;
+}
+
+EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
+{
+	struct entry *entry = shim_find(out_fd);
+	uint32_t bits = entry ? atomic_load_explicit(&entry->bits, memory_order_acquire) : 0;
+	int is_known = bits & (HAS_PIPE | REFUSED);
+	int is_large = count >= atomic_load(&shim_gate_bytes);
+	off64_t begin;
+	ssize_t result;
+
+	if (!is_known && !is_large)
+		return NEXT(sendfile64)(out_fd, in_fd, offset, count);
+	if (is_known || shim_may_pay(count) || !offset || (entry && goes_on(entry, in_fd, *offset))) {
+		return look(out_fd, in_fd, offset, count);
+	}
+	begin = *offset;
+	result = NEXT(sendfile64)(out_fd, in_fd, offset, count);
+	if (result > 0 && bits & IN_SET)
+		note_end(entry, in_fd, begin, *offset, 0);
 	return result;
 }
 

@@ -18,7 +18,7 @@
 
 #define ANY (~0u)
 
-static void forget(int first, int last)
+APART static void forget(int first, int last)
 {
 	if (!shim_lock_own())
 		return;
@@ -85,7 +85,7 @@ EXPORT int dup3(int old, int new, int flags)
 
 /* What is written during a pipe would come in the middle of it. A program that got EAGAIN from sendfile
  * does not do it; if one does, it gets EAGAIN again. */
-static int must_wait(int fd)
+APART static int wait_its_turn(int fd)
 {
 	struct entry *entry = shim_find(fd);
 	int runs, own_fd;
@@ -106,6 +106,11 @@ static int must_wait(int fd)
 	}
 	errno = EAGAIN;
 	return 1;
+}
+
+static int must_wait(int fd)
+{
+	return shim_has(fd, HAS_PIPE) && wait_its_turn(fd);
 }
 
 EXPORT ssize_t write(int fd, const void *bytes, size_t len)
@@ -162,7 +167,7 @@ EXPORT int shutdown(int fd, int how)
 }
 
 /* 1 when it is kept for the end of the pipe and is not to be set now. */
-static int keep_option(int fd, int name, int value)
+APART static int keep_option(int fd, int name, int value)
 {
 	struct entry *entry = shim_find(fd);
 	int is_kept = 0;

@@ -334,23 +334,27 @@ static int send_and_wait(const struct wait *wait, int64_t timeout_ns)
 	return wait->once(wait, timeout_ns);
 }
 
+/* While there is nothing to be done before or after. */
+static int is_plain(void)
+{
+	return !atomic_load(&tags_are_used) && !shim_is_gathering();
+}
+
 /* Waits again when nothing is left for the program: the kernel has the socket's own event at once. */
 static int wait_translated(const struct wait *wait, int64_t timeout_ns)
 {
-	int is_watched = atomic_load(&tags_are_used) || shim_is_gathering();
-	int64_t begun_ns = timeout_ns > 0 && is_watched ? now_ns() : 0;
+	int64_t begun_ns = timeout_ns > 0 && !is_plain() ? now_ns() : 0;
 	int64_t left_ns = timeout_ns;
 
 	shim_waited_in = wait->set;
 	for (;;) {
 		int count = send_and_wait(wait, left_ns);
-		int kept;
 
 		if (count <= 0 || !atomic_load(&tags_are_used))
 			return count;
-		kept = translate_all(wait->events, count);
-		if (kept > 0)
-			return kept;
+		count = translate_all(wait->events, count);
+		if (count > 0)
+			return count;
 		if (timeout_ns > 0 && begun_ns > 0)
 			left_ns = timeout_ns - (now_ns() - begun_ns);
 		if (timeout_ns > 0 && left_ns < 0)
@@ -384,8 +388,21 @@ static int pwait2_once(const struct wait *wait, int64_t timeout_ns)
 
 EXPORT int epoll_wait(int set, struct epoll_event *events, int max, int timeout_ms)
 {
-	struct wait wait = {set, events, max, NULL, wait_once};
+	struct wait wait;
+	int count;
 
+	/* The call that an event loop makes most often. */
+	if (is_plain()) {
+		shim_waited_in = set;
+		count = NEXT(epoll_wait)(set, events, max, timeout_ms);
+		if (count <= 0 || is_plain())
+			return count;
+		/* Another thread's first pipe began meanwhile. */
+		count = translate_all(events, count);
+		if (count > 0)
+			return count;
+	}
+	wait = (struct wait){set, events, max, NULL, wait_once};
 	return wait_translated(&wait, timeout_ms < 0 ? FOR_EVER : timeout_ms * NS_PER_MS);
 }
 

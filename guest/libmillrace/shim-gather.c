@@ -47,7 +47,7 @@
 __thread int shim_waited_in = -1;
 
 static int waiting[MAX_WAITING];
-static _Atomic int waiting_len;
+_Atomic int shim_waiting_len;
 
 static int64_t now_ms(void)
 {
@@ -59,13 +59,13 @@ static int64_t now_ms(void)
 
 static void remove_waiting(int fd)
 {
-	int len = atomic_load(&waiting_len);
+	int len = atomic_load(&shim_waiting_len);
 
 	for (int i = 0; i < len; i++) {
 		if (waiting[i] != fd)
 			continue;
 		waiting[i] = waiting[len - 1];
-		atomic_store(&waiting_len, len - 1);
+		atomic_store(&shim_waiting_len, len - 1);
 		return;
 	}
 }
@@ -136,7 +136,7 @@ static int begin(const struct shim_part *part, struct entry *entry)
 	if (shim_waited_in != entry->set || entry->events & EPOLLONESHOT)
 		return -1;
 	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) ||
-	    atomic_load(&waiting_len) == MAX_WAITING || !is_known(part->in_fd) ||
+	    atomic_load(&shim_waiting_len) == MAX_WAITING || !is_known(part->in_fd) ||
 	    !takes_bytes(part->out_fd))
 		return -1;
 	pipe = new_pipe(part, entry);
@@ -145,8 +145,8 @@ static int begin(const struct shim_part *part, struct entry *entry)
 	shim_mark_own(pipe->file, part->out_fd);
 	entry->pipe = pipe;
 	atomic_fetch_or(&entry->bits, HAS_PIPE);
-	waiting[atomic_load(&waiting_len)] = part->out_fd;
-	atomic_fetch_add(&waiting_len, 1);
+	waiting[atomic_load(&shim_waiting_len)] = part->out_fd;
+	atomic_fetch_add(&shim_waiting_len, 1);
 	return 0;
 }
 
@@ -300,24 +300,19 @@ void shim_gathered_over(int fd, struct entry *entry, const struct millrace_resul
 
 void shim_forget_gathered(void)
 {
-	int len = atomic_exchange(&waiting_len, 0);
+	int len = atomic_exchange(&shim_waiting_len, 0);
 
 	for (int i = 0; i < len; i++)
 		close_file(shim_find(waiting[i])->pipe);
-}
-
-int shim_is_gathering(void)
-{
-	return atomic_load(&waiting_len) > 0;
 }
 
 int shim_send_due(int all)
 {
 	int i = 0;
 
-	if (atomic_load(&waiting_len) == 0 || !shim_lock())
+	if (atomic_load(&shim_waiting_len) == 0 || !shim_lock())
 		return 0;
-	while (i < atomic_load(&waiting_len)) {
+	while (i < atomic_load(&shim_waiting_len)) {
 		struct entry *entry = shim_find(waiting[i]);
 
 		/* One that is sent leaves its place to another. */
@@ -327,7 +322,7 @@ int shim_send_due(int all)
 			i++;
 	}
 	shim_unlock();
-	return atomic_load(&waiting_len);
+	return atomic_load(&shim_waiting_len);
 }
 
 /* A program that ends as programs should has sent what it believes to have sent. */

@@ -18,10 +18,9 @@
 #define FEWEST_FDS 1024
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct entry *) table;
+_Atomic(struct entry *) shim_table;
 static _Atomic int table_len;
-/* Above it nothing is known. */
-static _Atomic int highest = -1;
+_Atomic int shim_highest = -1;
 static _Atomic pid_t owner;
 static __thread int inside;
 static __thread int cancel;
@@ -54,22 +53,6 @@ void shim_unlock(void)
 	errno = error;
 }
 
-struct entry *shim_find(int fd)
-{
-	struct entry *entries = atomic_load_explicit(&table, memory_order_acquire);
-
-	if (!entries || fd < 0 || fd > atomic_load_explicit(&highest, memory_order_acquire))
-		return NULL;
-	return &entries[fd];
-}
-
-int shim_has(int fd, uint32_t bits)
-{
-	struct entry *entry = shim_find(fd);
-
-	return entry && atomic_load_explicit(&entry->bits, memory_order_acquire) & bits;
-}
-
 /* Room for as many descriptors as the program may have one day. The kernel gives memory to what is
  * used. */
 static int allocate(void)
@@ -85,25 +68,25 @@ static int allocate(void)
 	if (found == MAP_FAILED)
 		return -1;
 	atomic_store(&table_len, len);
-	atomic_store_explicit(&table, found, memory_order_release);
+	atomic_store_explicit(&shim_table, found, memory_order_release);
 	return 0;
 }
 
 struct entry *shim_make(int fd)
 {
-	if (!atomic_load(&table) && allocate() < 0)
+	if (!atomic_load(&shim_table) && allocate() < 0)
 		return NULL;
 	if (fd < 0 || fd >= atomic_load(&table_len))
 		return NULL;
-	if (fd > atomic_load(&highest))
-		atomic_store_explicit(&highest, fd, memory_order_release);
+	if (fd > atomic_load(&shim_highest))
+		atomic_store_explicit(&shim_highest, fd, memory_order_release);
 	return shim_find(fd);
 }
 
 /* Forgets what was in an epoll set that is closed. Pipes go on: sendfile looks for their end too. */
 static void forget_set(int set)
 {
-	for (int fd = 0; fd <= atomic_load(&highest); fd++) {
+	for (int fd = 0; fd <= atomic_load(&shim_highest); fd++) {
 		struct entry *entry = shim_find(fd);
 
 		if (!(atomic_load(&entry->bits) & IN_SET) || entry->set != set)
@@ -154,8 +137,8 @@ static void forget(int fd)
 
 void shim_forget(int first, int last)
 {
-	if (last > atomic_load(&highest))
-		last = atomic_load(&highest);
+	if (last > atomic_load(&shim_highest))
+		last = atomic_load(&shim_highest);
 	for (int fd = first; fd <= last; fd++)
 		forget(fd);
 }
@@ -177,7 +160,7 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
 	shim_forget_gathered();
-	for (int fd = 0; fd <= atomic_load(&highest); fd++) {
+	for (int fd = 0; fd <= atomic_load(&shim_highest); fd++) {
 		struct entry *entry = shim_find(fd);
 
 		if (atomic_load(&entry->bits) & IS_PIPE) {

@@ -29,13 +29,16 @@
 #include <sys/types.h>
 
 #define EXPORT __attribute__((visibility("default")))
+/* Apart from the function that calls it: most of a program's calls are nobody's business but the kernel's,
+ * and are not to save registers and make room for what they do not do. */
+#define APART __attribute__((noinline))
 
 /* The function that a wrapper stands before. */
 #define NEXT(name)                                                                    \
 	__extension__({                                                               \
 		static _Atomic(__typeof__(&name)) found;                              \
 		__typeof__(&name) function = atomic_load(&found);                     \
-		if (!function) {                                                      \
+		if (__builtin_expect(!function, 0)) {                                 \
 			function = (__typeof__(&name))dlsym(RTLD_NEXT, #name);        \
 			atomic_store(&found, function);                               \
 		}                                                                     \
@@ -122,10 +125,28 @@ int shim_lock(void);
 int shim_lock_own(void);
 void shim_unlock(void);
 
-/* What is known of a descriptor, or NULL. Needs no lock, but what is in it does. */
-struct entry *shim_find(int fd);
+extern _Atomic(struct entry *) shim_table;
+/* Above it nothing is known. */
+extern _Atomic int shim_highest;
+
+/* What is known of a descriptor, or NULL. Needs no lock, but what is in it does. Here, as many calls of a
+ * program begin with it. */
+static inline struct entry *shim_find(int fd)
+{
+	struct entry *entries = atomic_load_explicit(&shim_table, memory_order_acquire);
+
+	if (!entries || fd < 0 || fd > atomic_load_explicit(&shim_highest, memory_order_acquire))
+		return NULL;
+	return &entries[fd];
+}
+
 /* True when one of these bits is set. Needs no lock. */
-int shim_has(int fd, uint32_t bits);
+static inline int shim_has(int fd, uint32_t bits)
+{
+	struct entry *entry = shim_find(fd);
+
+	return entry && atomic_load_explicit(&entry->bits, memory_order_acquire) & bits;
+}
 
 /* The following with the lock. */
 
@@ -183,7 +204,11 @@ void shim_mark_own(int own_fd, int socket);
 
 /* The epoll set in which this thread has waited last. */
 extern __thread int shim_waited_in;
-int shim_is_gathering(void);
+extern _Atomic int shim_waiting_len;
+static inline int shim_is_gathering(void)
+{
+	return atomic_load(&shim_waiting_len) > 0;
+}
 /* Before a program waits. Has sent what no part was added to since it has waited last, or all of it; how
  * many sockets have gathered parts still. */
 int shim_send_due(int all);
@@ -192,6 +217,8 @@ int shim_send_due(int all);
 extern _Atomic uint64_t shim_gate_bytes;
 /* Whether a pipe of so many bytes pays. Never waits for the agent's opinion. */
 int shim_pays(int64_t bytes);
+/* The same for a call that every part of a file makes: it looks at the clock now and then only. */
+int shim_may_pay(uint64_t bytes);
 
 /* The ends of a pipe. */
 struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out);
