@@ -372,7 +372,7 @@ static int try_going_on(struct call *call, ssize_t *result)
 
 /* Of a file of which too little is left, this part and those behind it are told from others: one look is
  * enough. */
-static void note_end(struct entry *entry, int in_fd, off64_t begin, off64_t end, int is_little)
+HOT static void note_end(struct entry *entry, int in_fd, off64_t begin, off64_t end, int is_little)
 {
 	int of_little = ~in_fd;
 

@@ -97,7 +97,7 @@ static void look_for_answer(void)
 	atomic_store(&shim_gate_bytes, bytes < ASK_BYTES ? bytes : ASK_BYTES);
 }
 
-static void refresh(void)
+APART static void refresh(void)
 {
 	int64_t now = now_ms();
 	int error = errno;
@@ -119,7 +119,7 @@ static void refresh(void)
 	errno = error;
 }
 
-int shim_may_pay(uint64_t bytes)
+HOT int shim_may_pay(uint64_t bytes)
 {
 	static _Atomic uint32_t calls;
 

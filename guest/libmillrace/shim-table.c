@@ -67,6 +67,8 @@ static int allocate(void)
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (found == MAP_FAILED)
 		return -1;
+	/* Few descriptors are used: two MiB for the first were too much. */
+	(void)madvise(found, (size_t)len * sizeof(struct entry), MADV_NOHUGEPAGE);
 	atomic_store(&table_len, len);
 	atomic_store_explicit(&shim_table, found, memory_order_release);
 	return 0;

@@ -28,10 +28,12 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#define EXPORT __attribute__((visibility("default")))
-/* Apart from the function that calls it: most of a program's calls are nobody's business but the kernel's,
- * and are not to save registers and make room for what they do not do. */
-#define APART __attribute__((noinline))
+/* Most of a program's calls are nobody's business but the kernel's. Those ways through the shim lie together,
+ * on a page or two, */
+#define HOT __attribute__((hot))
+#define EXPORT HOT __attribute__((visibility("default")))
+/* and save no registers for what they rarely do, which is elsewhere. */
+#define APART __attribute__((noinline, cold))
 
 /* The function that a wrapper stands before. */
 #define NEXT(name)                                                                    \

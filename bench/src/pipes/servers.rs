@@ -1,6 +1,6 @@
 //! Part two: web servers as Debian has them, with the preload shim and without.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ const SLICED_BYTES: u64 = 4 << 20;
 const SLICES: u32 = 16;
 /// A slice's part of a load's time.
 const SLICE_PART: u32 = 4;
+/// So long a part of what is measured a new process serves before: an emulated CPU translates its code first.
+const WARM_PART: u32 = 2;
 
 /// A web server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
@@ -43,12 +45,13 @@ impl Server {
         }
     }
 
-    fn port(self, shim: bool) -> u16 {
+    /// Its two ports, which the sides take by turns.
+    fn port(self, second: bool) -> u16 {
         let first = match self {
             Server::Nginx => 8080,
             Server::Lighttpd => 8090,
         };
-        first + u16::from(shim)
+        first + u16::from(second)
     }
 
     /// Its settings. Both serve with `sendfile`, write no log and let connections live; nginx's limit
@@ -89,11 +92,14 @@ impl Server {
         format!("{preload}{} {start} {settings}", self.program())
     }
 
-    /// Ends it; all its processes have gone when this ends.
-    fn end(self, shim: bool) -> String {
-        let file = format!("/run/{}.{}.pid", self.name(), self.port(shim));
+    /// Ends it, on both ports; all its processes have gone when this ends.
+    fn end(self) -> String {
+        let files =
+            [false, true].map(|second| format!("/run/{}.{}.pid", self.name(), self.port(second)));
         format!(
-            "pid=$(cat {file}) && kill $pid && while kill -0 $pid 2> /dev/null; do usleep 1000; done"
+            "for file in {}; do pid=$(cat $file) && kill $pid && \
+             while kill -0 $pid 2> /dev/null; do usleep 1000; done; done",
+            files.join(" ")
         )
     }
 
@@ -115,8 +121,8 @@ pub fn all_bytes(setup: &Setup) -> u64 {
 pub struct Servers<'a> {
     world: &'a World,
     setup: &'a Setup,
-    /// Those that run, with the shim or without.
-    running: HashMap<(Server, bool), SocketAddr>,
+    /// Those that start, with the shim or without.
+    working: HashSet<(Server, bool)>,
 }
 
 /// Makes the files and starts the servers. One that does not start is noted and left out.
@@ -126,7 +132,7 @@ pub fn start<'a>(
     measured: &mut Measured,
     progress: &mut Progress,
 ) -> Result<Servers<'a>, BenchError> {
-    let mut running = HashMap::new();
+    let mut working = HashSet::new();
     if !setup.servers.is_empty() {
         progress.step("starting the web servers");
         world.sh("mkdir -p /var/lib/nginx /var/log/nginx")?;
@@ -136,31 +142,33 @@ pub fn start<'a>(
     }
     for server in &setup.servers {
         for shim in [true, false] {
-            let begin = |_: u32| begin(world, setup, *server, shim);
+            let begin = |_: u32| begin_again(world, setup, *server, (shim, shim));
             let name = (server.name(), side(shim));
             if with_repeats(name, 0, measured, progress, begin).is_some() {
-                let to = format!("{SERVER}:{}", server.port(shim)).parse::<SocketAddr>();
-                let to = to.map_err(|e| BenchError::lab("address", e))?;
-                running.insert((*server, shim), to);
+                working.insert((*server, shim));
             }
         }
     }
-    Ok(Servers { world, setup, running })
+    Ok(Servers { world, setup, working })
 }
 
-/// Ends it, and starts it once more. Where a program lies in memory changes an emulated CPU's speed by a
-/// tenth: it would be the same in all rounds, and taken for a difference of the sides.
-fn begin_again(world: &World, setup: &Setup, server: Server, shim: bool) -> Result<(), BenchError> {
-    // A repeat after a start that failed finds none.
-    let _ = world.sh(&server.end(shim));
-    begin(world, setup, server, shim)
-}
-
-fn begin(world: &World, setup: &Setup, server: Server, shim: bool) -> Result<(), BenchError> {
-    let port = server.port(shim);
+/// Ends it, and starts it once more, with the shim or without, on its second port or its first; returns where
+/// it listens. Where a program lies in memory changes an emulated CPU's speed by a tenth: it would be the same
+/// in all rounds, and taken for a difference of the sides. So would be what a port's number does to a kernel's
+/// hash tables.
+fn begin_again(
+    world: &World,
+    setup: &Setup,
+    server: Server,
+    (shim, second): (bool, bool),
+) -> Result<SocketAddr, BenchError> {
+    // The first time there is none, and after a start that failed.
+    let _ = world.sh(&server.end());
+    let port = server.port(second);
     let settings = format!("/tmp/{}.{port}.conf", server.name());
     world.put(&settings, &server.settings(port))?;
-    world.sh(&server.script(shim, setup.min_bytes, &settings)).map(|_| ())
+    world.sh(&server.script(shim, setup.min_bytes, &settings))?;
+    format!("{SERVER}:{port}").parse().map_err(|e| BenchError::lab("address", e))
 }
 
 impl Servers<'_> {
@@ -192,15 +200,15 @@ impl Servers<'_> {
         let case = case(server, size_bytes, busy);
         let (turns, parts) = turns(round, busy, size_bytes);
         let length = self.setup.length / parts;
-        let mut loads = [false, true]
-            .map(|shim| self.running.contains_key(&(server, shim)).then(Load::default));
-        for shim in turns {
-            let Some(to) = self.running.get(&(server, shim)) else { continue };
+        let mut loads =
+            [false, true].map(|shim| self.working.contains(&(server, shim)).then(Load::default));
+        for (turn, shim) in turns.into_iter().enumerate() {
             let Some(load) = loads[usize::from(shim)].take() else { continue };
             let slice = |_| {
                 self.world.busy(0)?;
-                begin_again(self.world, self.setup, server, shim)?;
-                self.slice(*to, (busy, size_bytes), length)
+                let second = shim ^ is_swapped(round, turn);
+                let to = begin_again(self.world, self.setup, server, (shim, second))?;
+                self.slice(to, (busy, size_bytes), length)
             };
             let name = (case.as_str(), side(shim));
             let slice = with_repeats(name, round, measured, progress, slice);
@@ -228,6 +236,7 @@ impl Servers<'_> {
         let path = format!("/{size_bytes}");
         let count = (setup.connections, size_bytes);
         let mut clients = Clients::open(world.net(), to, &path, count)?;
+        clients.run(world.client_cpu(), length / WARM_PART)?;
         let (meter, cpus) = (world.meter(), [setup.cpus.0, setup.cpus.1]);
         let moved = world.counter(MOVED)?;
         world.busy(busy)?;
@@ -250,6 +259,11 @@ fn turns(round: u32, busy: usize, size_bytes: u64) -> (Vec<bool>, u32) {
     let sliced = busy == 0 && size_bytes <= SLICED_BYTES;
     let (count, parts) = if sliced { (SLICES, SLICE_PART) } else { (1, 1) };
     ((0..count).flat_map(|slice| turned(&[true, false], round + slice)).collect(), parts)
+}
+
+/// Whether a side takes the other one's port: as often as its own.
+fn is_swapped(round: u32, turn: usize) -> bool {
+    (round as usize + turn / 4) % 2 == 1
 }
 
 /// What slices add up to.
@@ -342,6 +356,8 @@ mod tests {
             assert_eq!((order.len(), parts), (2 * SLICES as usize, SLICE_PART));
             let sum = |side| at(side).sum::<u32>();
             assert_eq!(sum(true), sum(false), "{order:?}");
+            let swapped = |side| at(side).filter(|at| is_swapped(round, *at as usize)).count();
+            assert_eq!([swapped(true), swapped(false)], [SLICES as usize / 2; 2], "{order:?}");
         }
     }
 
