@@ -370,34 +370,37 @@ static int try_going_on(struct call *call, ssize_t *result)
 	return is_done;
 }
 
-/* Of a file of which too little is left, this part and those behind it are told from others: one look is
- * enough. */
-HOT static void note_end(struct entry *entry, int in_fd, off64_t begin, off64_t end, int is_little)
+/* Where a part has ended, which has `sent` bytes. Of a file of which too little is left, this part and those
+ * behind it are told from others: one look is enough. */
+static void note_end(int out_fd, int in_fd, off64_t end, ssize_t sent, int is_little)
 {
+	struct entry *entry = shim_find(out_fd);
 	int of_little = ~in_fd;
 
-	if (!is_little &&
-	    (atomic_load_explicit(&entry->last_in, memory_order_relaxed) != of_little ||
-	     atomic_load_explicit(&entry->last_end, memory_order_relaxed) != begin))
-		of_little = in_fd;
-	atomic_store_explicit(&entry->last_in, of_little, memory_order_relaxed);
+	if (!entry || !shim_has(out_fd, IN_SET))
+		return;
+	is_little |= atomic_load_explicit(&entry->last_in, memory_order_relaxed) == of_little &&
+		     atomic_load_explicit(&entry->last_end, memory_order_relaxed) == end - sent;
+	atomic_store_explicit(&entry->last_in, is_little ? of_little : in_fd, memory_order_relaxed);
 	atomic_store_explicit(&entry->last_end, end, memory_order_relaxed);
 }
 
 /* A call that is too small for a pipe may go on with a file: of the first part nothing is asked. */
-static int goes_on(const struct entry *entry, int in_fd, off64_t begin)
+static int is_worth_a_look(int out_fd, int in_fd, const off64_t *offset, size_t count)
 {
-	return atomic_load_explicit(&entry->last_in, memory_order_relaxed) == in_fd &&
-	       atomic_load_explicit(&entry->last_end, memory_order_relaxed) == begin;
+	const struct entry *entry;
+
+	if (!offset || shim_pays(count < SHIM_MAX_COUNT ? (int64_t)count : (int64_t)SHIM_MAX_COUNT))
+		return 1;
+	entry = shim_find(out_fd);
+	return entry && atomic_load_explicit(&entry->last_in, memory_order_relaxed) == in_fd &&
+	       atomic_load_explicit(&entry->last_end, memory_order_relaxed) == *offset;
 }
 
-/* What may be more than the original's business. */
-APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count)
+/* What may be more than the original's business: something was begun before, or is_worth. */
+APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, int is_worth)
 {
 	struct call call = {.out_fd = out_fd, .in_fd = in_fd, .offset = offset, .count = count};
-	const struct entry *entry = shim_find(out_fd);
-	int is_large = count >= atomic_load(&shim_gate_bytes);
-	off64_t begin = is_large && offset ? *offset : 0;
 	int error = errno;
 	ssize_t result = 0;
 	int is_done;
@@ -405,8 +408,7 @@ APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count)
 	if (count > SHIM_MAX_COUNT)
 		call.count = SHIM_MAX_COUNT;
 	is_done = try_going_on(&call, &result);
-	if (is_done == 0 && is_large &&
-	    (!offset || shim_pays((int64_t)call.count) || (entry && goes_on(entry, in_fd, begin))))
+	if (is_done == 0 && is_worth)
 		is_done = try_pipe(&call, &result);
 	if (is_done <= 0) {
 		errno = error;
@@ -414,38 +416,34 @@ APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count)
 	} else if (result >= 0) {
 		errno = error;
 	}
-	if (is_large && result > 0 && offset && shim_has(out_fd, IN_SET))
-		note_end(shim_find(out_fd), in_fd, begin, *offset, call.is_little);
+	if (offset && result > 0 && count >= atomic_load(&shim_gate_bytes))
+		note_end(out_fd, in_fd, *offset, result, call.is_little);
 	return result;
 }
 
 EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
-	struct entry *entry = shim_find(out_fd);
-	uint32_t bits = entry ? atomic_load_explicit(&entry->bits, memory_order_acquire) : 0;
-	int is_known = bits & (HAS_PIPE | REFUSED);
 	int is_large = count >= atomic_load(&shim_gate_bytes);
-	off64_t begin;
+	int is_worth = is_large && is_worth_a_look(out_fd, in_fd, offset, count);
 	ssize_t result;
 
-	if (!is_known && !is_large)
-		return NEXT(sendfile64)(out_fd, in_fd, offset, count);
-	if (is_known || shim_may_pay(count) || !offset || (entry && goes_on(entry, in_fd, *offset))) {
-		return look(out_fd, in_fd, offset, count);
-	}
-	begin = *offset;
+	if (is_worth || shim_has(out_fd, HAS_PIPE | REFUSED))
+		return look(out_fd, in_fd, offset, count, is_worth);
 	result = NEXT(sendfile64)(out_fd, in_fd, offset, count);
-	if (result > 0 && bits & IN_SET)
-		note_end(entry, in_fd, begin, *offset, 0);
+	if (is_large && result > 0)
+		note_end(out_fd, in_fd, *offset, result, 0);
 	return result;
 }
 
 EXPORT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 {
-	off64_t at = offset ? *offset : 0;
+	off64_t at;
 	ssize_t result;
 
+	if (sizeof(off_t) == sizeof(off64_t))
+		return sendfile64(out_fd, in_fd, (off64_t *)offset, count);
 	/* Where off_t has 32 bits, a file it can name has no more. */
+	at = offset ? *offset : 0;
 	result = sendfile64(out_fd, in_fd, offset ? &at : NULL, count);
 	if (offset)
 		*offset = (off_t)at;

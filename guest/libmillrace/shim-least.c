@@ -18,7 +18,7 @@
 #define ASK_BYTES (64 * 1024)
 /* An answer holds so long. So does none: what the agent measures changes slowly. */
 #define ASK_AGAIN_MS 60000
-/* Of so many calls that are asked of often, one looks at the clock. */
+/* Parts of files ask often: while no answer is due, one of so many looks at the clock. */
 #define LOOK_CALLS 16
 
 _Atomic uint64_t shim_gate_bytes = ASK_BYTES;
@@ -119,19 +119,12 @@ APART static void refresh(void)
 	errno = error;
 }
 
-HOT int shim_may_pay(uint64_t bytes)
+HOT int shim_pays(int64_t bytes)
 {
 	static _Atomic uint32_t calls;
 
 	if (!is_fixed && (atomic_load(&look_at_ms) == 0 ||
 			  atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) % LOOK_CALLS == 0))
-		refresh();
-	return bytes >= atomic_load(&least_bytes);
-}
-
-int shim_pays(int64_t bytes)
-{
-	if (!is_fixed)
 		refresh();
 	return bytes > 0 && (uint64_t)bytes >= atomic_load(&least_bytes);
 }

@@ -219,8 +219,6 @@ int shim_send_due(int all);
 extern _Atomic uint64_t shim_gate_bytes;
 /* Whether a pipe of so many bytes pays. Never waits for the agent's opinion. */
 int shim_pays(int64_t bytes);
-/* The same for a call that every part of a file makes: it looks at the clock now and then only. */
-int shim_may_pay(uint64_t bytes);
 
 /* The ends of a pipe. */
 struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out);

@@ -9,9 +9,10 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// `mrpipe` sends to busybox' netcat; what arrived, less header and trailer, is compared.
 fn script(before: &str, options: &str) -> String {
+    // What an earlier one was told is not taken for its own.
     format!(
-        "set -e; cd /tmp; {before} mrpipe -l 127.0.0.1:7000 {options} -k file > told &
-         cd /tmp; until grep -q listening told; do sleep 0.05; done
+        "set -e; cd /tmp; rm -f told; {before} mrpipe -l 127.0.0.1:7000 {options} -k file > told &
+         until grep -qs listening told; do sleep 0.05; done
          nc 127.0.0.1 7000 < /dev/null > got; wait; tail -n +2 got | head -c 1000000 | cmp - file
          tail -n 1 told"
     )

@@ -261,7 +261,8 @@ fn turns(round: u32, busy: usize, size_bytes: u64) -> (Vec<bool>, u32) {
     ((0..count).flat_map(|slice| turned(&[true, false], round + slice)).collect(), parts)
 }
 
-/// Whether a side takes the other one's port: as often as its own.
+/// Whether the sides swap their ports: in every other group of four slices, in which each side has two, and
+/// from round to round.
 fn is_swapped(round: u32, turn: usize) -> bool {
     (round as usize + turn / 4) % 2 == 1
 }
