@@ -24,7 +24,8 @@ pub const SINK_PORT: u16 = 7001;
 const USAGE: &str = "\
 rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES [PAUSE_MS]] | sink [PORT] | \
 tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
-disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | fetch ADDR[:PORT] ROUNDS BYTES | \
+disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | compare PATH PATH [OFFSET OFFSET] | \
+fetch ADDR[:PORT] ROUNDS BYTES | \
 pipe listen|connect ADDR PATH [mptcp] [tls] [end] [path-only|write-only] [wait=FIFO] | \
 relay CID:PORT OWN_PORT ADDR | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
@@ -91,6 +92,13 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
+        ["compare", one, other, rest @ ..] => {
+            let run = || {
+                let (at, other_at) = (number(rest, 0, 0)?, number(rest, 1, 0)?);
+                file::compare((one.as_ref(), at), (other.as_ref(), other_at))
+            };
+            run()
+        }
         ["fetch", addr, rounds, bytes] => {
             let run = || {
                 let rounds = rounds.parse().map_err(|_| usage())?;
@@ -125,8 +133,8 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             run()
         }
         [
-            "rr" | "tcp-stream" | "udp-small" | "disk-read" | "fetch" | "fill" | "pipe" | "relay"
-            | "xfer",
+            "rr" | "tcp-stream" | "udp-small" | "disk-read" | "compare" | "fetch" | "fill" | "pipe"
+            | "relay" | "xfer",
             ..,
         ] => Err(usage()),
         _ => return None,
