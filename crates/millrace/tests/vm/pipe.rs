@@ -7,16 +7,16 @@ use lab::NetLab;
 use lab_agent::stream::Stream;
 use serde_json::Value;
 
-use crate::common::{LONG, alone, amount};
+use crate::common::{GIB, LONG, MIB, alone, amount};
 use crate::pipe_world::{READY, World, fetch, listening, world};
 use crate::relay::{Faults, Relay};
 
 #[test]
 fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
     let _alone = alone();
-    let world = world(256, "ext4");
+    let len_bytes = amount(GIB);
+    let world = world(256 + len_bytes / MIB, "ext4");
     let _agent = world.agent();
-    let len_bytes = amount(1 << 30);
     world.file("f", len_bytes);
     let rounds = 5;
     let mut server =
