@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "shim-check.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -36,6 +37,20 @@ static void check_end(const struct world *world)
 	char byte;
 
 	CHECK(recv(world->client, &byte, 1, 0) == 0);
+}
+
+/* It comes when the program has heard of its pipe's end. */
+static void check_end_later(const struct world *world)
+{
+	struct epoll_event got[8];
+	char byte;
+	ssize_t count;
+
+	while ((count = recv(world->client, &byte, 1, MSG_DONTWAIT)) < 0) {
+		CHECK(errno == EAGAIN);
+		CHECK(epoll_wait(world->set, got, 8, SHORT_MS) == 0);
+	}
+	CHECK(count == 0);
 }
 
 static void check_nothing_arrives(const struct world *world)
@@ -161,16 +176,139 @@ static void check_others(void)
 static void check_order(void)
 {
 	struct world world = gathering();
+	int through[2];
 	char byte;
 
+	CHECK(pipe(through) == 0 && write(through[1], "x", 1) == 1);
+	CHECK(splice(through[0], NULL, world.server, NULL, 1, 0) == -1 && errno == EAGAIN);
 	CHECK(write(world.server, "x", 1) == -1 && errno == EAGAIN);
 	EXPECT_NOTHING(&world);
 	tell_done(PART, 1000, MILLRACE_PEER_SILENT);
 	EXPECT(&world, EPOLLOUT, 5);
-	CHECK(write(world.server, "x", 1) == 1);
+	CHECK(splice(through[0], NULL, world.server, NULL, 1, 0) == 1);
 	/* A thousand bytes were the daemon's. */
 	check_arrives(&world, world.at - PART + 1000, PART - 1000);
 	CHECK(recv(world.client, &byte, 1, 0) == 1 && byte == 'x');
+	close(through[0]);
+	close(through[1]);
+	end(&world);
+}
+
+/* So does what another writes who is given the socket. */
+static void check_passed(void)
+{
+	struct world world = gathering();
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} rights = {.header = {.cmsg_level = SOL_SOCKET,
+			       .cmsg_type = SCM_RIGHTS,
+			       .cmsg_len = CMSG_LEN(sizeof(int))}};
+	char byte = 0;
+	struct iovec part = {.iov_base = &byte, .iov_len = 1};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = &rights,
+				 .msg_controllen = sizeof(rights)};
+	int between[2], other;
+
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, between) == 0);
+	memcpy(CMSG_DATA(&rights.header), &world.server, sizeof(int));
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	CHECK(sendmsg(between[0], &message, 0) == 1);
+	CHECK(recvmsg(between[1], &message, 0) == 1);
+	memcpy(&other, CMSG_DATA(&rights.header), sizeof(int));
+	CHECK(write(other, "x", 1) == 1);
+	check_arrives(&world, world.at - PART, PART);
+	CHECK(recv(world.client, &byte, 1, 0) == 1 && byte == 'x');
+	close(other);
+	close(between[0]);
+	close(between[1]);
+	end(&world);
+}
+
+static void *look(void *argument)
+{
+	const struct world *world = argument;
+	struct epoll_event got;
+
+	CHECK(epoll_wait(world->set, &got, 1, 0) >= 0);
+	return NULL;
+}
+
+static void *send_three(void *argument)
+{
+	struct world *world = argument;
+
+	EXPECT(world, EPOLLOUT, 5);
+	for (int i = 0; i < 3; i++)
+		CHECK(send_part(world) == PART);
+	return NULL;
+}
+
+static void in_thread(void *(*what)(void *), struct world *world)
+{
+	pthread_t thread;
+
+	CHECK(pthread_create(&thread, NULL, what, world) == 0 && pthread_join(thread, NULL) == 0);
+}
+
+/* A thread that sleeps in the set does not send what another gathers, which may sleep elsewhere or end. */
+static void check_threads(void)
+{
+	struct world world = gathering();
+
+	/* One that comes does. */
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	in_thread(look, &world);
+	check_arrives(&world, world.at - PART, PART);
+	EXPECT(&world, EPOLLOUT, 5);
+	for (int i = 0; i < 4; i++) {
+		CHECK(send_part(&world) == PART);
+		check_arrives(&world, world.at - PART, PART);
+	}
+	end(&world);
+	world = new_world(EPOLLIN | EPOLLOUT, 5);
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	in_thread(send_three, &world);
+	check_arrives(&world, 10, 3 * PART);
+	end(&world);
+}
+
+/* A lock of fcntl(2) ends when the process closes any descriptor of the file. */
+static void check_locks(void)
+{
+	struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+	struct world world = new_world(EPOLLIN | EPOLLOUT, 5);
+
+	CHECK(fcntl(file, F_SETLK, &lock) == 0);
+	EXPECT(&world, EPOLLOUT, 5);
+	for (int i = 0; i < 4; i++) {
+		CHECK(send_part(&world) == PART);
+		check_arrives(&world, world.at - PART, PART);
+		EXPECT(&world, EPOLLOUT, 5);
+	}
+	lock.l_type = F_WRLCK;
+	CHECK(fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_RDLCK);
+	lock = (struct flock){.l_type = F_UNLCK, .l_whence = SEEK_SET};
+	CHECK(fcntl(file, F_SETLK, &lock) == 0);
+	end(&world);
+}
+
+/* A program that closes all it does not know. */
+static void check_ranges(void)
+{
+	struct world world = gathering();
+	int highest = world.server > world.client ? world.server : world.client;
+
+	highest = highest > world.set ? highest : world.set;
+	CHECK(close_range((unsigned)highest + 1, ~0u, 0) == 0);
+	EXPECT(&world, EPOLLOUT, 5);
+	EXPECT_NOTHING(&world);
+	closefrom(highest + 1);
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	EXPECT(&world, EPOLLOUT, 5);
+	check_arrives(&world, world.at - PART, PART);
 	end(&world);
 }
 
@@ -200,8 +338,15 @@ static void check_shutdown(void)
 	tell_done(PART, 0, MILLRACE_NO_FLOW);
 	check_arrives(&world, world.at - PART, PART);
 	modify(&world, EPOLLIN, 5);
-	EXPECT_NOTHING(&world);
-	check_end(&world);
+	check_end_later(&world);
+	end(&world);
+	/* Nor does it have to hear anything of the socket. */
+	world = gathering();
+	CHECK(epoll_ctl(world.set, EPOLL_CTL_DEL, world.server, NULL) == 0);
+	CHECK(shutdown(world.server, SHUT_WR) == 0);
+	tell_done(PART, 0, MILLRACE_NO_FLOW);
+	check_arrives(&world, world.at - PART, PART);
+	check_end_later(&world);
 	end(&world);
 }
 
@@ -291,6 +436,10 @@ int main(int argc, char **argv)
 	check_end_of_file();
 	check_others();
 	check_order();
+	check_passed();
+	check_threads();
+	check_locks();
+	check_ranges();
 	check_refused();
 	check_shutdown();
 	check_close();

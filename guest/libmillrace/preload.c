@@ -13,7 +13,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -79,8 +79,12 @@ static ssize_t take_moved(const struct call *call, struct entry *entry)
 	pipe->at += (int64_t)len;
 	pipe->moved -= (int64_t)len;
 	shim_move_position(call->in_fd, call->offset, pipe->at);
-	if (pipe->moved == 0)
+	if (pipe->moved == 0) {
+		/* Who hears of edges alone may take a short count for a full buffer, and wait. */
+		if (len < call->count && (entry->events & (EPOLLET | EPOLLONESHOT)) == EPOLLET)
+			shim_unmask(call->out_fd, entry);
 		shim_drop_pipe(entry);
+	}
 	return (ssize_t)len;
 }
 
@@ -175,39 +179,19 @@ static void wait_for(int fd, struct entry *entry)
 		(void)poll(&(struct pollfd){.fd = entry->pipe->fd, .events = POLLIN}, 1, -1);
 }
 
-void shim_mark_own(int own_fd, int socket)
-{
-	struct entry *own = shim_make(own_fd);
-
-	if (!own)
-		return;
-	shim_forget(own_fd, own_fd);
-	own->set = socket;
-	atomic_store(&own->bits, IS_PIPE);
-}
-
-static struct shim_pipe *new_pipe(const struct call *call)
-{
-	struct shim_pipe *pipe = calloc(1, sizeof(*pipe));
-
-	if (!pipe)
-		return NULL;
-	pipe->fd = pipe->set = pipe->cork = pipe->nodelay = pipe->file = -1;
-	pipe->ends = shim_ends_of(&call->in, &call->out);
-	pipe->at = shim_position(call->in_fd, call->offset);
-	return pipe;
-}
-
 /* Begins a pipe that goes on beside the program, with the lock. 1: it does; 0: the original is to be called;
  * -1: it is over already. */
 static int begin(const struct call *call, struct entry *entry)
 {
 	struct millrace_options options = MILLRACE_OPTIONS;
-	struct shim_pipe *pipe = new_pipe(call);
+	struct shim_ends ends = shim_ends_of(&call->in, &call->out);
+	struct shim_pipe *pipe = shim_new_pipe(&ends, shim_position(call->in_fd, call->offset));
 
+	if (!pipe)
+		return 0;
 	/* A set that does not have the socket any more: it was closed behind our back. */
-	if (!pipe || pipe->at < 0 || shim_mask(call->out_fd, entry) < 0) {
-		free(pipe);
+	if (pipe->at < 0 || shim_mask(call->out_fd, entry) < 0) {
+		shim_spare_pipe(pipe);
 		return 0;
 	}
 	options.in_offset = pipe->at;

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -17,13 +18,31 @@
 #endif
 
 #define ANY (~0u)
+/* Who waits for a pipe's end looks so often whether another thread has heard of it. */
+#define LOOK_AGAIN_MS 50
 
-APART static void forget(int first, int last)
+/* 0 when nothing is known that could be forgotten. */
+APART static int forget(int first, int last)
 {
+	if (shim_waited_in >= first && shim_waited_in <= last)
+		shim_waited_in = -1;
 	if (!shim_lock_own())
-		return;
+		return 0;
 	shim_forget(first, last);
 	shim_unlock();
+	return 1;
+}
+
+/* The first of our own descriptors in a range, or -1. They are not the program's to close. */
+static int first_own(unsigned first, unsigned last)
+{
+	int highest = atomic_load(&shim_highest);
+	int end = last < (unsigned)highest ? (int)last : highest;
+
+	for (int fd = (int)first; highest >= 0 && fd <= end; fd++)
+		if (shim_has(fd, IS_PIPE))
+			return fd;
+	return -1;
 }
 
 /* Before, since another thread may get the number at once. */
@@ -35,20 +54,33 @@ EXPORT int close(int fd)
 		return -1;
 	}
 	if (shim_has(fd, ANY))
-		forget(fd, fd);
+		(void)forget(fd, fd);
 	return NEXT(close)(fd);
 }
 
 EXPORT int close_range(unsigned first, unsigned last, int flags)
 {
-	if (!((unsigned)flags & CLOSE_RANGE_CLOEXEC) && first <= last && first <= INT_MAX)
-		forget((int)first, last <= INT_MAX ? (int)last : INT_MAX);
+	if ((unsigned)flags & CLOSE_RANGE_CLOEXEC || first > last || first > INT_MAX ||
+	    !forget((int)first, last <= INT_MAX ? (int)last : INT_MAX))
+		return NEXT(close_range)(first, last, flags);
+	for (int own; (own = first_own(first, last)) >= 0; first = (unsigned)own + 1) {
+		if ((unsigned)own > first && NEXT(close_range)(first, (unsigned)own - 1, flags) < 0)
+			return -1;
+		if ((unsigned)own == last)
+			return 0;
+	}
 	return NEXT(close_range)(first, last, flags);
 }
 
 EXPORT void closefrom(int first)
 {
-	forget(first > 0 ? first : 0, INT_MAX);
+	int is_known = forget(first > 0 ? first : 0, INT_MAX);
+
+	for (int own; is_known && (own = first_own(first > 0 ? (unsigned)first : 0, INT_MAX)) >= 0;) {
+		for (first = first > 0 ? first : 0; first < own; first++)
+			(void)NEXT(close)(first);
+		first = own + 1;
+	}
 	NEXT(closefrom)(first);
 }
 
@@ -61,7 +93,7 @@ static int may_replace(int old, int new)
 		return 0;
 	}
 	if (old != new && shim_has(new, HAS_PIPE) && fcntl(old, F_GETFD) >= 0)
-		forget(new, new);
+		(void)forget(new, new);
 	return 1;
 }
 
@@ -70,7 +102,7 @@ EXPORT int dup2(int old, int new)
 	int result = may_replace(old, new) ? NEXT(dup2)(old, new) : -1;
 
 	if (result >= 0 && old != new && shim_has(new, ANY))
-		forget(new, new);
+		(void)forget(new, new);
 	return result;
 }
 
@@ -79,13 +111,12 @@ EXPORT int dup3(int old, int new, int flags)
 	int result = may_replace(old, new) ? NEXT(dup3)(old, new, flags) : -1;
 
 	if (result >= 0 && shim_has(new, ANY))
-		forget(new, new);
+		(void)forget(new, new);
 	return result;
 }
 
-/* What is written during a pipe would come in the middle of it. A program that got EAGAIN from sendfile
- * does not do it; if one does, it gets EAGAIN again. */
-APART static int wait_its_turn(int fd)
+/* Waits for the end of a pipe. 1 when there is one still, and who writes does not want to wait. */
+APART static int wait_for_end(int fd, int is_patient)
 {
 	struct entry *entry = shim_find(fd);
 	int runs, own_fd;
@@ -99,11 +130,19 @@ APART static int wait_its_turn(int fd)
 		shim_unlock();
 		if (!runs)
 			return 0;
-		if (fcntl(fd, F_GETFL) & O_NONBLOCK)
-			break;
-		/* It may block by now. */
-		(void)poll(&(struct pollfd){.fd = own_fd, .events = POLLIN}, 1, -1);
+		if (!is_patient && fcntl(fd, F_GETFL) & O_NONBLOCK)
+			return 1;
+		/* Another thread may read the answer. */
+		(void)poll(&(struct pollfd){.fd = own_fd, .events = POLLIN}, 1, LOOK_AGAIN_MS);
 	}
+}
+
+/* What is written during a pipe would come in the middle of it. A program that got EAGAIN from sendfile
+ * does not do it; if one does, it gets EAGAIN again. A socket may block by now. */
+APART static int wait_its_turn(int fd)
+{
+	if (!wait_for_end(fd, 0))
+		return 0;
 	errno = EAGAIN;
 	return 1;
 }
@@ -123,6 +162,22 @@ EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
 	return must_wait(fd) ? -1 : NEXT(writev)(fd, parts, count);
 }
 
+EXPORT ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
+{
+	return must_wait(fd) ? -1 : NEXT(pwritev2)(fd, parts, count, offset, flags);
+}
+
+EXPORT ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags)
+{
+	return must_wait(fd) ? -1 : NEXT(pwritev64v2)(fd, parts, count, offset, flags);
+}
+
+EXPORT ssize_t splice(int in_fd, off64_t *in_offset, int out_fd, off64_t *out_offset, size_t len,
+		      unsigned flags)
+{
+	return must_wait(out_fd) ? -1 : NEXT(splice)(in_fd, in_offset, out_fd, out_offset, len, flags);
+}
+
 EXPORT ssize_t send(int fd, const void *bytes, size_t len, int flags)
 {
 	return must_wait(fd) ? -1 : NEXT(send)(fd, bytes, len, flags);
@@ -134,13 +189,55 @@ EXPORT ssize_t sendto(int fd, const void *bytes, size_t len, int flags, __CONST_
 	return must_wait(fd) ? -1 : NEXT(sendto)(fd, bytes, len, flags, address, address_len);
 }
 
+/* Whether a pipe goes to it of parts that the program believes to be sent. */
+static int has_gathered(int fd)
+{
+	struct entry *entry = shim_find(fd);
+	int is_so;
+
+	if (!shim_has(fd, HAS_PIPE) || !shim_lock())
+		return 0;
+	is_so = entry->pipe && entry->pipe->gathered > 0;
+	shim_unlock();
+	return is_so;
+}
+
+/* Who is given a socket may write to it at once: what the program believes to be sent is, before. */
+APART static void finish_passed(const struct msghdr *message)
+{
+	struct msghdr copy = *message;
+
+	for (struct cmsghdr *part = CMSG_FIRSTHDR(&copy); part; part = CMSG_NXTHDR(&copy, part)) {
+		size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		int fd;
+
+		if (part->cmsg_len < CMSG_LEN(0) || part->cmsg_level != SOL_SOCKET ||
+		    part->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t i = 0; i < count; i++) {
+			memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+			if (has_gathered(fd))
+				(void)wait_for_end(fd, 1);
+		}
+	}
+}
+
+static void before_passing(const struct msghdr *message)
+{
+	if (atomic_load(&shim_table) && message && message->msg_controllen > 0)
+		finish_passed(message);
+}
+
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
+	before_passing(message);
 	return must_wait(fd) ? -1 : NEXT(sendmsg)(fd, message, flags);
 }
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 {
+	for (unsigned i = 0; messages && i < count; i++)
+		before_passing(&messages[i].msg_hdr);
 	return must_wait(fd) ? -1 : NEXT(sendmmsg)(fd, messages, count, flags);
 }
 
@@ -152,8 +249,12 @@ EXPORT int shutdown(int fd, int how)
 	if (how != SHUT_RD && shim_has(fd, HAS_PIPE) && shim_lock()) {
 		shim_send_gathered(fd, entry);
 		if (shim_pipe_runs(fd, entry) && entry->pipe->gathered) {
+			int is_heard = entry->pipe->set >= 0;
+
 			entry->pipe->is_shut = 1;
 			shim_unlock();
+			if (!is_heard)
+				(void)wait_for_end(fd, 1);
 			return how == SHUT_RDWR ? NEXT(shutdown)(fd, SHUT_RD) : 0;
 		}
 		if (shim_pipe_runs(fd, entry)) {

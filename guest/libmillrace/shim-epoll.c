@@ -6,8 +6,8 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -102,19 +102,22 @@ int shim_watch(int fd, struct entry *entry)
 	return 0;
 }
 
-/* may_keep: the agent has answered, and waits for another request. */
-static void close_pipe(struct shim_pipe *pipe, int may_keep)
+/* What becomes of a pipe's descriptor: the agent has answered and waits for another request; it is of no more
+ * use; its number is another's. */
+enum fate { KEPT, CLOSED, ANOTHERS };
+
+static void close_pipe(struct shim_pipe *pipe, enum fate fate)
 {
 	struct entry *own = shim_find(pipe->fd);
 
 	/* Explicitly: a child may have it open still. */
-	if (pipe->set >= 0)
+	if (pipe->set >= 0 && fate != ANOTHERS)
 		(void)control(pipe->set, EPOLL_CTL_DEL, pipe->fd, 0, 0);
 	if (own)
 		atomic_store(&own->bits, 0);
-	if (may_keep)
+	if (fate == KEPT)
 		millrace_keep_connection(pipe->fd);
-	else
+	else if (fate == CLOSED)
 		syscall(SYS_close, pipe->fd);
 	pipe->fd = -1;
 	pipe->set = -1;
@@ -136,8 +139,8 @@ void shim_drop_pipe(struct entry *entry)
 	struct shim_pipe *pipe = entry->pipe;
 
 	if (pipe->fd >= 0)
-		close_pipe(pipe, 0);
-	free(pipe);
+		close_pipe(pipe, CLOSED);
+	shim_spare_pipe(pipe);
 	entry->pipe = NULL;
 	atomic_fetch_and(&entry->bits, ~HAS_PIPE);
 }
@@ -146,6 +149,7 @@ int shim_pipe_runs(int fd, struct entry *entry)
 {
 	struct shim_pipe *pipe = entry->pipe;
 	struct millrace_result result;
+	enum fate fate;
 
 	if (!pipe || pipe->fd < 0)
 		return 0;
@@ -153,10 +157,13 @@ int shim_pipe_runs(int fd, struct entry *entry)
 	case 0:
 		return 1;
 	case -1:
-		/* Something else has its number. */
 		result = (struct millrace_result){.reason = MILLRACE_LOST};
+		fate = ANOTHERS;
+		break;
+	default:
+		fate = result.reason == MILLRACE_LOST ? CLOSED : KEPT;
 	}
-	close_pipe(pipe, result.reason != MILLRACE_LOST);
+	close_pipe(pipe, fate);
 	set_options(fd, pipe);
 	shim_unmask(fd, entry);
 	if (pipe->gathered) {
@@ -223,6 +230,9 @@ static int control_known(int set, int op, int fd, struct epoll_event *event, str
 	if (op == EPOLL_CTL_MOD && (!(atomic_load(&entry->bits) & IN_SET) || entry->set != set))
 		return (int)syscall(SYS_epoll_ctl, set, op, fd, event);
 	if (op == EPOLL_CTL_DEL) {
+		/* The set tells its pipe's end, while it is known. */
+		if (entry->set == set)
+			shim_send_gathered(fd, entry);
 		result = (int)syscall(SYS_epoll_ctl, set, op, fd, event);
 		if (result == 0 && entry->set == set)
 			atomic_fetch_and(&entry->bits, ~(IN_SET | IN_MORE));
@@ -262,8 +272,9 @@ EXPORT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 	return result;
 }
 
-/* True when the program gets this event, in its own form. */
-static int translate(struct epoll_event *event)
+/* True when the program gets this event, in its own form. is_foreign: it is another process' that uses this set
+ * too, and stays. */
+static int translate(struct epoll_event *event, int *is_foreign)
 {
 	uint64_t data = event->data.u64;
 	int fd = (int)(data >> TAG_FD_SHIFT & TAG_FD_MASK);
@@ -272,29 +283,40 @@ static int translate(struct epoll_event *event)
 
 	if ((data & TAG_MARK_MASK) != TAG_MARK)
 		return 1;
-	/* Nothing of the kind: another process' that uses this set too. */
+	*is_foreign = 1;
 	if (!entry || !shim_lock())
 		return 0;
 	if (data == tag_of_pipe(fd, entry)) {
+		/* A child of fork(2) has none: its parent's number is the same. */
+		*is_foreign = !entry->pipe || entry->pipe->fd < 0;
 		(void)shim_pipe_runs(fd, entry);
 	} else if (data == tag_of_socket(fd, entry) && atomic_load(&entry->bits) & IN_SET) {
-		if (entry->pipe)
+		*is_foreign = 0;
+		/* Without a pipe it was armed again meanwhile, and the kernel tells once more. */
+		if (entry->pipe && entry->pipe->fd >= 0) {
 			entry->pipe->armed = 0;
-		event->data.u64 = entry->data;
-		is_for_program = 1;
+			event->data.u64 = entry->data;
+			is_for_program = 1;
+		}
 	}
 	shim_unlock();
 	return is_for_program;
 }
 
-static int translate_all(struct epoll_event *events, int count)
+/* How many are left for the program. are_foreign: none was ours either. */
+static int translate_all(struct epoll_event *events, int count, int *are_foreign)
 {
 	int error = errno;
 	int kept = 0;
 
-	for (int i = 0; i < count; i++)
-		if (translate(&events[i]))
+	*are_foreign = 1;
+	for (int i = 0; i < count; i++) {
+		int is_foreign = 0;
+
+		if (translate(&events[i], &is_foreign))
 			events[kept++] = events[i];
+		*are_foreign &= is_foreign;
+	}
 	errno = error;
 	return kept;
 }
@@ -334,6 +356,12 @@ static int send_and_wait(const struct wait *wait, int64_t timeout_ns)
 	return wait->once(wait, timeout_ns);
 }
 
+/* Events that another process is to take stay until it does. */
+static int pause_for_others(const struct wait *wait)
+{
+	return ppoll(NULL, 0, &(struct timespec){.tv_nsec = NS_PER_MS}, wait->mask);
+}
+
 /* While there is nothing to be done before or after. */
 static int is_plain(void)
 {
@@ -343,19 +371,23 @@ static int is_plain(void)
 /* Waits again when nothing is left for the program: the kernel has the socket's own event at once. */
 static int wait_translated(const struct wait *wait, int64_t timeout_ns)
 {
-	int64_t begun_ns = timeout_ns > 0 && !is_plain() ? now_ns() : 0;
+	int64_t begun_ns = timeout_ns > 0 ? now_ns() : 0;
 	int64_t left_ns = timeout_ns;
 
-	shim_waited_in = wait->set;
+	if (shim_waited_in != wait->set)
+		shim_waits_in(wait->set);
 	for (;;) {
 		int count = send_and_wait(wait, left_ns);
+		int are_foreign;
 
 		if (count <= 0 || !atomic_load(&tags_are_used))
 			return count;
-		count = translate_all(wait->events, count);
-		if (count > 0)
+		count = translate_all(wait->events, count, &are_foreign);
+		if (count > 0 || (are_foreign && left_ns == 0))
 			return count;
-		if (timeout_ns > 0 && begun_ns > 0)
+		if (are_foreign && pause_for_others(wait) < 0)
+			return -1;
+		if (timeout_ns > 0)
 			left_ns = timeout_ns - (now_ns() - begun_ns);
 		if (timeout_ns > 0 && left_ns < 0)
 			left_ns = 0;
@@ -389,16 +421,17 @@ static int pwait2_once(const struct wait *wait, int64_t timeout_ns)
 EXPORT int epoll_wait(int set, struct epoll_event *events, int max, int timeout_ms)
 {
 	struct wait wait;
-	int count;
+	int count, are_foreign;
 
 	/* The call that an event loop makes most often. */
 	if (is_plain()) {
-		shim_waited_in = set;
+		if (__builtin_expect(shim_waited_in != set, 0))
+			shim_waits_in(set);
 		count = NEXT(epoll_wait)(set, events, max, timeout_ms);
 		if (count <= 0 || is_plain())
 			return count;
 		/* Another thread's first pipe began meanwhile. */
-		count = translate_all(events, count);
+		count = translate_all(events, count, &are_foreign);
 		if (count > 0)
 			return count;
 	}

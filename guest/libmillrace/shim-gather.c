@@ -15,7 +15,8 @@
  * killed a moment earlier.
  *
  * It begins with the third part, for a socket that can take bytes at the moment, when the agent serves a
- * connection for it: then it does not refuse one later. */
+ * connection for it: then it does not refuse one later. Only the one thread that waits in the socket's set
+ * gathers: where there are two, one may sleep in it for long while the other sends and sleeps elsewhere. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -23,7 +24,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <poll.h>
-#include <stdlib.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -45,6 +46,10 @@
 #define LONG_MS 2000
 
 __thread int shim_waited_in = -1;
+static pthread_key_t at_thread_end;
+static int is_key;
+/* Instead of a thread: more than one has waited in a set. */
+static const char many;
 
 static int waiting[MAX_WAITING];
 _Atomic int shim_waiting_len;
@@ -100,6 +105,28 @@ static int is_known(int file)
 	       (statfs.f_type == EXT4_SUPER_MAGIC || statfs.f_type == XFS_SUPER_MAGIC);
 }
 
+/* Our own descriptor of it, when that is closed, would cost the program its locks of fcntl(2). */
+static int has_locks(int file)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+
+	return fcntl(file, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
+}
+
+/* The agent reads into memory as it is, and must not be refused. */
+static int is_direct(int file)
+{
+	return fcntl(file, F_GETFL) & O_DIRECT;
+}
+
+/* Alone in this set, and the last time. */
+static int waits_alone_in(int set)
+{
+	const struct entry *entry = shim_find(set);
+
+	return shim_waited_in == set && entry && entry->waiter == &shim_waited_in;
+}
+
 static int takes_bytes(int fd)
 {
 	struct pollfd wish = {.fd = fd, .events = POLLOUT};
@@ -109,21 +136,18 @@ static int takes_bytes(int fd)
 
 static struct shim_pipe *new_pipe(const struct shim_part *part, struct entry *entry)
 {
-	struct shim_pipe *pipe = calloc(1, sizeof(*pipe));
+	struct shim_pipe *pipe = shim_new_pipe(&part->ends, part->at);
 	int reason = MILLRACE_COMPLETE;
 
 	if (!pipe)
 		return NULL;
-	pipe->fd = pipe->set = pipe->cork = pipe->nodelay = -1;
-	pipe->ends = part->ends;
-	pipe->at = part->at;
 	pipe->file = fcntl(part->in_fd, F_DUPFD_CLOEXEC, 0);
 	if (pipe->file >= 0 && millrace_take_served(&pipe->agent, AGENT_MS, &reason) == 0)
 		return pipe;
 	shim_refused(entry, &pipe->ends, reason);
 	if (pipe->file >= 0)
 		syscall(SYS_close, pipe->file);
-	free(pipe);
+	shim_spare_pipe(pipe);
 	return NULL;
 }
 
@@ -133,11 +157,11 @@ static int begin(const struct shim_part *part, struct entry *entry)
 	struct shim_pipe *pipe;
 
 	/* What is gathered goes before this thread sleeps in that set. */
-	if (shim_waited_in != entry->set || entry->events & EPOLLONESHOT)
+	if (!waits_alone_in(entry->set) || entry->events & EPOLLONESHOT)
 		return -1;
 	if (entry->run.parts < PARTS_BEFORE || !goes_on(&entry->run, part) ||
 	    atomic_load(&shim_waiting_len) == MAX_WAITING || !is_known(part->in_fd) ||
-	    !takes_bytes(part->out_fd))
+	    is_direct(part->in_fd) || has_locks(part->in_fd) || !takes_bytes(part->out_fd))
 		return -1;
 	pipe = new_pipe(part, entry);
 	if (!pipe)
@@ -323,6 +347,42 @@ int shim_send_due(int all)
 	}
 	shim_unlock();
 	return atomic_load(&shim_waiting_len);
+}
+
+void shim_waits_in(int set)
+{
+	int error = errno;
+	int are_many = 0;
+	struct entry *entry;
+
+	shim_waited_in = set;
+	if (!shim_lock())
+		return;
+	entry = shim_make(set);
+	if (entry) {
+		are_many = entry->waiter && entry->waiter != &shim_waited_in;
+		entry->waiter = are_many ? (const void *)&many : &shim_waited_in;
+		/* To be forgotten when it is closed. */
+		atomic_fetch_or(&entry->bits, IS_SET);
+	}
+	shim_unlock();
+	if (is_key)
+		(void)pthread_setspecific(at_thread_end, &many);
+	if (are_many)
+		(void)shim_send_due(1);
+	errno = error;
+}
+
+static void send_all(void *of_thread)
+{
+	(void)of_thread;
+	(void)shim_send_due(1);
+}
+
+/* Nor does a thread that ends come back to wait. */
+__attribute__((constructor)) static void at_start(void)
+{
+	is_key = pthread_key_create(&at_thread_end, send_all) == 0;
 }
 
 /* A program that ends as programs should has sent what it believes to have sent. */

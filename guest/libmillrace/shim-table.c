@@ -24,6 +24,10 @@ _Atomic int shim_highest = -1;
 static _Atomic pid_t owner;
 static __thread int inside;
 static __thread int cancel;
+/* A signal handler within the lock has called fork(2), and this is the child. */
+static int forked_inside;
+/* Pipes that are over. close(2) may be called in a signal handler, free(3) may not. */
+static struct shim_pipe *spare_pipes;
 
 int shim_lock(void)
 {
@@ -43,10 +47,14 @@ int shim_lock_own(void)
 	return atomic_load(&owner) == getpid() && shim_lock();
 }
 
+static void leave_to_parent(void);
+
 void shim_unlock(void)
 {
 	int error = errno;
 
+	if (forked_inside)
+		leave_to_parent();
 	pthread_mutex_unlock(&lock);
 	inside = 0;
 	pthread_setcancelstate(cancel, NULL);
@@ -109,7 +117,7 @@ static void forget(int fd)
 	if (bits & IS_SET)
 		forget_set(fd);
 	if (bits & IS_PIPE) {
-		/* It was closed behind our back, with a range: nobody will hear of its end. */
+		/* It was closed behind our back: nobody will hear of its end. */
 		struct entry *socket = shim_find(entry->set);
 
 		if (socket->pipe && socket->pipe->fd == fd) {
@@ -134,6 +142,7 @@ static void forget(int fd)
 	entry->refused_until_ms = 0;
 	entry->once = 0;
 	entry->run = (struct shim_run){0};
+	entry->waiter = NULL;
 	atomic_store(&entry->bits, 0);
 }
 
@@ -142,25 +151,79 @@ void shim_forget(int first, int last)
 	if (last > atomic_load(&shim_highest))
 		last = atomic_load(&shim_highest);
 	for (int fd = first; fd <= last; fd++)
-		forget(fd);
+		if (!shim_has(fd, IS_PIPE))
+			forget(fd);
 }
 
+void shim_mark_own(int own_fd, int socket)
+{
+	struct entry *own = shim_make(own_fd);
+
+	if (!own)
+		return;
+	forget(own_fd);
+	own->set = socket;
+	atomic_store(&own->bits, IS_PIPE);
+}
+
+struct shim_pipe *shim_new_pipe(const struct shim_ends *ends, int64_t at)
+{
+	struct shim_pipe *pipe = spare_pipes;
+
+	if (pipe)
+		spare_pipes = pipe->next;
+	else
+		pipe = malloc(sizeof(*pipe));
+	if (pipe)
+		*pipe = (struct shim_pipe){.fd = -1,
+					   .set = -1,
+					   .cork = -1,
+					   .nodelay = -1,
+					   .file = -1,
+					   .ends = *ends,
+					   .at = at};
+	return pipe;
+}
+
+void shim_spare_pipe(struct shim_pipe *pipe)
+{
+	pipe->next = spare_pipes;
+	spare_pipes = pipe;
+}
+
+/* In a signal handler within the lock this thread has it, or waits for it: then what it protects is the
+ * interrupted call's, and the child's clearing up comes behind that. */
 static void before_fork(void)
 {
 	/* Before what the child may write to the same socket. */
 	(void)shim_send_due(1);
-	pthread_mutex_lock(&lock);
+	if (!inside)
+		pthread_mutex_lock(&lock);
 }
 
 static void after_fork_in_parent(void)
 {
+	if (!inside)
+		pthread_mutex_unlock(&lock);
+}
+
+static void after_fork_in_child(void)
+{
+	if (inside) {
+		/* Whoever had it is not in this process. */
+		lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+		forked_inside = 1;
+		return;
+	}
+	leave_to_parent();
 	pthread_mutex_unlock(&lock);
 }
 
 /* Pipes are the parent's; closing our copies of their descriptors does not end them. Epoll sets are
  * both's, so nothing is changed in them. Calls nothing but what is async-signal-safe. */
-static void after_fork_in_child(void)
+static void leave_to_parent(void)
 {
+	forked_inside = 0;
 	shim_forget_gathered();
 	for (int fd = 0; fd <= atomic_load(&shim_highest); fd++) {
 		struct entry *entry = shim_find(fd);
@@ -173,7 +236,6 @@ static void after_fork_in_child(void)
 		atomic_fetch_and(&entry->bits, ~HAS_PIPE);
 	}
 	atomic_store(&owner, getpid());
-	pthread_mutex_unlock(&lock);
 }
 
 __attribute__((constructor)) static void at_start(void)

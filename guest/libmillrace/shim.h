@@ -1,7 +1,7 @@
 /* The preload shim's parts: what it knows of descriptors, and pipes to non-blocking sockets.
  *
- * sendfile(2) of a file to a TCP socket and, to another file, sendfile(2) and copy_file_range(2) have
- * wrappers. splice(2) has none: one of its ends is always a kernel pipe, and what is in that is in the
+ * sendfile(2) of a file to a TCP socket and, to another file, sendfile(2) and copy_file_range(2) become
+ * pipes. splice(2) never does: one of its ends is always a kernel pipe, and what is in that is in the
  * guest, where any process that has the pipe may read it. There is nothing that the host could move.
  *
  * A program with an event loop must not wait in sendfile(2). Its pipe goes on beside it: sendfile gives
@@ -14,8 +14,8 @@
  *
  * A program that sends a file in parts, each too small for a pipe, gets them sent together: shim-gather.c.
  *
- * One lock is around all of it. It is held over no call that waits, and few calls need it: a descriptor
- * of which nothing is known has no bits set. */
+ * One lock is around all of it. It is held over no call that waits, unless a set is full and cannot tell a
+ * pipe's end. Few calls need it: a descriptor of which nothing is known has no bits set. */
 #ifndef SHIM_H
 #define SHIM_H
 
@@ -86,6 +86,7 @@ struct shim_pipe {
 	int rounds;		 /* so often the program has waited since the last part */
 	int is_shut;		 /* it has shut the connection down: that comes when all is sent */
 	int64_t since_ms;	 /* when its pipe began */
+	struct shim_pipe *next;	 /* of those that are over */
 };
 
 /* A file that is sent in parts, one behind the other. */
@@ -114,6 +115,8 @@ struct entry {
 	/* Nothing could be piped: the next sendfile is the original. */
 	int once;
 	struct shim_run run;
+	/* Of a set: the one thread that has waited in it (the address of its shim_waited_in), or another address when there were more. */
+	const void *waiter;
 	/* Where the last part ended, and of which descriptor it was: the next one is worth a look. */
 	_Atomic int last_in;
 	_Atomic int64_t last_end;
@@ -154,7 +157,7 @@ static inline int shim_has(int fd, uint32_t bits)
 
 /* As shim_find, and begins to know. */
 struct entry *shim_make(int fd);
-/* These are about to be closed, or were. Cancels their pipes. */
+/* These are about to be closed, or were, but for our own. Cancels their pipes. */
 void shim_forget(int first, int last);
 
 /* True while a pipe goes to it. Clears up after one that is over. */
@@ -201,11 +204,16 @@ void shim_forget_gathered(void);
 int shim_uncork(int fd);
 /* The pipe's own descriptor is not the program's to close. */
 void shim_mark_own(int own_fd, int socket);
+/* A pipe of which nothing is known but its ends, or NULL; and one that is over. */
+struct shim_pipe *shim_new_pipe(const struct shim_ends *ends, int64_t at);
+void shim_spare_pipe(struct shim_pipe *pipe);
 
 /* The following without the lock. */
 
 /* The epoll set in which this thread has waited last. */
 extern __thread int shim_waited_in;
+/* It is about to wait in another. */
+void shim_waits_in(int set);
 extern _Atomic int shim_waiting_len;
 static inline int shim_is_gathering(void)
 {

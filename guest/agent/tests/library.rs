@@ -125,6 +125,14 @@ fn the_shim_keeps_event_loops_going() {
 }
 
 #[test]
+fn the_shim_keeps_to_what_epoll_promises() {
+    let mounted = mounted();
+    let world = World::new(&mounted.image, true);
+    let mut check = shimmed("corner-check", &world, 65_536);
+    direct(check.arg(mounted.path("f")), &world);
+}
+
+#[test]
 fn the_shim_sends_small_parts_together() {
     let mounted = mounted();
     let content: Vec<_> = (0..3_000_000).map(|n: u32| (n * 13 + n / 255) as u8).collect();
