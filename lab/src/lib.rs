@@ -88,3 +88,4 @@ pub use image::{Image, ImageBuilder};
 pub use kernel::{Kernel, KernelChoice};
 pub use lab::Lab;
 pub use netlab::NetLab;
+pub use program::AGENT_SERVICE;

@@ -16,9 +16,15 @@ fn agent_sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("agent")
 }
 
+/// Starts the guest's agent as its unit says.
+pub const AGENT_SERVICE: &str = "agent service /usr/lib/systemd/system/millrace-agent.service";
+/// Of the agent's sources and pieces.
+const AGENT_UNIT: &str = "millrace-agent.service";
+
 /// Files of Millrace's guest pieces: as built, and where they go in a guest.
-const PIECES: [(&str, &str); 4] = [
+const PIECES: [(&str, &str); 5] = [
     ("millrace-agent", "/usr/sbin/millrace-agent"),
+    (AGENT_UNIT, "/usr/lib/systemd/system/millrace-agent.service"),
     ("libmillrace.so.1", "/usr/lib/libmillrace.so.1"),
     ("libmillrace-preload.so", "/usr/lib/libmillrace-preload.so"),
     ("mrpipe", "/usr/bin/mrpipe"),
@@ -78,10 +84,13 @@ pub(crate) fn guest_pieces(cache: &Cache) -> Result<Vec<(String, PathBuf)>, LabE
     let [agent, library] =
         ["guest/agent", "guest/libmillrace"].map(|folder| workspace.join(folder));
     let sources: [&Path; 3] = [&agent, &library, &workspace.join("crates/guest-abi")];
-    let name = format!("guest-{:016x}", hash_of(&sources)?);
+    // A folder of before may lack a piece.
+    let pieces = xxhash_rust::xxh3::xxh3_64(format!("{PIECES:?}").as_bytes());
+    let name = format!("guest-{:016x}", hash_of(&sources)? ^ pieces);
     let folder = cache.get(&name, |part| {
         let make = apt::need("make")?;
         run(Command::new(make).arg("-C").arg(&library).arg(format!("O={}", part.display())))?;
+        copy(&agent.join(AGENT_UNIT), &part.join(AGENT_UNIT))?;
         copy(&cargo_build(cache, &agent, "millrace-agent")?, &part.join("millrace-agent"))
     })?;
     Ok(PIECES.iter().map(|(name, place)| ((*place).to_owned(), folder.join(name))).collect())

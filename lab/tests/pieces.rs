@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lab::{Guest, Image, Lab};
+use lab::{AGENT_SERVICE, Guest, Image, Lab};
 
 const BOOT: Duration = Duration::from_secs(180);
 const LONG: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ fn the_guest_pieces_run_and_fall_back() {
     assert_eq!((&both["piped"], &both["sent"]), (&0.into(), &1_000_000.into()));
     assert_eq!(both["reason_text"], "no agent runs in this guest");
 
-    let mut agent = guest.spawn("millrace-agent 2>&1").unwrap();
+    let mut agent = guest.spawn(&format!("{AGENT_SERVICE} 2>&1")).unwrap();
     agent.wait_line("no pipes from the host", LONG).unwrap();
     let both = told("", "-b");
     assert_eq!((&both["piped"], &both["sent"]), (&0.into(), &1_000_000.into()));

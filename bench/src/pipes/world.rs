@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use lab::{Daemon, Disk, Guest, GuestBuilder, Image, Lab, Net, NetLab, Vm, Vsock};
+use lab::{AGENT_SERVICE, Daemon, Disk, Guest, GuestBuilder, Image, Lab, Net, NetLab, Vm, Vsock};
 use serde_json::{Value, json};
 
 use super::meter::Meter;
@@ -98,7 +98,7 @@ impl World {
     fn prepare(&self) -> Result<(), BenchError> {
         self.sh("mke2fs -q -t ext4 /dev/vda && mkdir -p /mnt && mount /dev/vda /mnt")?;
         let failed = |e| BenchError::lab("start the guest's agent", e);
-        let script = format!("millrace-agent 2> {AGENT_LOG} & tail -F {AGENT_LOG}");
+        let script = format!("{AGENT_SERVICE} 2> {AGENT_LOG} & tail -F {AGENT_LOG}");
         let mut agent = self.server.spawn(&script).map_err(failed)?;
         // Dropping it afterwards leaves it running.
         agent.wait_line("connected", BOOT).map_err(failed)?;

@@ -11,6 +11,7 @@ pub mod file;
 pub mod pipe;
 pub mod relay;
 pub mod rr;
+pub mod service;
 pub mod stream;
 pub mod xfer;
 
@@ -27,7 +28,7 @@ tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
 disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | compare PATH PATH [OFFSET OFFSET] | \
 fetch ADDR[:PORT] ROUNDS BYTES | \
 pipe listen|connect ADDR PATH [mptcp] [tls] [end] [path-only|write-only] [wait=FIFO] | \
-relay CID:PORT OWN_PORT ADDR | \
+relay CID:PORT OWN_PORT ADDR | service UNIT | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
 
 /// Runs a tool by its command line; `None` when the name is no tool's.
@@ -122,6 +123,7 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
+        ["service", unit] => service::run(unit.as_ref()),
         ["xfer", side, kind, role, addr, bytes, rest @ ..] => {
             let run = || {
                 let bytes = bytes.parse().map_err(|_| usage())?;
@@ -134,7 +136,7 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
         }
         [
             "rr" | "tcp-stream" | "udp-small" | "disk-read" | "compare" | "fetch" | "fill" | "pipe"
-            | "relay" | "xfer",
+            | "relay" | "service" | "xfer",
             ..,
         ] => Err(usage()),
         _ => return None,

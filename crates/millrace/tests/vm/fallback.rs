@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener};
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
-use lab::{ImageBuilder, Running};
+use lab::{AGENT_SERVICE, ImageBuilder, Running};
 use lab_agent::stream::Stream;
 
 use crate::common::alone;
@@ -96,7 +96,7 @@ fn without_pipes(world: &World) {
     let [bare] = &world.others[..] else { panic!() };
     sh(bare, ext4_at_mnt());
     sh(bare, &format!("agent fill /mnt/f {LEN_BYTES}"));
-    let mut agent = bare.spawn("millrace-agent 2>&1").unwrap();
+    let mut agent = bare.spawn(&format!("{AGENT_SERVICE} 2>&1")).unwrap();
     agent.wait_line("no pipes from the host", READY).unwrap();
     let server = listening(bare, "mrpipe -l 7000 -b -r /mnt/f");
     world.fetch("10.0.0.2:7000", 1, LEN_BYTES);

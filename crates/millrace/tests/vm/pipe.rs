@@ -16,7 +16,7 @@ fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
     let _alone = alone();
     let len_bytes = amount(GIB);
     let world = world(256 + len_bytes / MIB, "ext4");
-    let _agent = world.agent();
+    let mut agent = world.agent();
     world.file("f", len_bytes);
     let rounds = 5;
     let mut server =
@@ -29,6 +29,8 @@ fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
     assert_eq!(world.ended("complete"), rounds as f64);
     let moved = world.daemon.metric_sum("millrace_pipe_moved_bytes_total", &[("vm", "srv")]);
     assert_eq!(moved.unwrap(), (rounds * len_bytes) as f64);
+    // The first of them had it measured.
+    agent.wait_line("pipes pay from", READY).unwrap();
 }
 
 /// 10,000 handovers in a soak run, through a network that loses, doubles and reorders.

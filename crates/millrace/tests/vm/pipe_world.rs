@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
-use lab::{Daemon, Disk, Guest, Image, ImageBuilder, Lab, Net, Running, Vm, Vsock};
+use lab::{AGENT_SERVICE, Daemon, Disk, Guest, Image, ImageBuilder, Lab, Net, Running, Vm, Vsock};
 use lab_agent::stream::Stream;
 use serde_json::Value;
 
@@ -126,7 +126,7 @@ pub fn sh(guest: &Guest, script: &str) -> String {
 
 /// Starts a VM's agent and waits until it has found its daemon.
 pub fn agent(guest: &Guest) -> Running<'_> {
-    let mut agent = guest.spawn("millrace-agent 2>&1").unwrap();
+    let mut agent = guest.spawn(&format!("{AGENT_SERVICE} 2>&1")).unwrap();
     agent.wait_line("connected", READY).unwrap();
     agent
 }

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lab::{Daemon, Disk, Guest, Image, Lab, Net, Running, Vm, Vsock, apt};
+use lab::{AGENT_SERVICE, Daemon, Disk, Guest, Image, Lab, Net, Running, Vm, Vsock, apt};
 use lab_agent::stream::Stream;
 
 use crate::common::{LONG, MIB, boot, daemon};
@@ -81,7 +81,7 @@ impl World {
     }
 
     pub fn agent(&self) -> Running<'_> {
-        let mut agent = self.guest.spawn("millrace-agent 2>&1").unwrap();
+        let mut agent = self.guest.spawn(&format!("{AGENT_SERVICE} 2>&1")).unwrap();
         agent.wait_line("connected", READY).unwrap();
         agent
     }
