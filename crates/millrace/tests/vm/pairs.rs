@@ -164,7 +164,7 @@ fn a_file_goes_to_a_file() {
     let len_bytes = amount(4 * GIB);
     // From one disk to the other, and on the same.
     // No xfs is made on less than 300 MiB.
-    let mib = 3 * (len_bytes / MIB) + 320;
+    let mib = 4 * (len_bytes / MIB) + 320;
     let disks: &'static [u64] = vec![mib, mib].leak();
     let world = boot(&[Machine::srv(disks)], recipe(), &[]);
     let _agent = world.agent();
