@@ -1,6 +1,7 @@
 //! The `millrace` daemon under test: started with a generated configuration, asked over its
 //! control socket, killed and started again.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
@@ -123,7 +124,7 @@ impl DaemonBuilder {
             .map_err(LabError::io(format!("write {}", path.display())))?;
         let mut holder = None;
         if self.config.holder {
-            holder = Some(start_holder(&binary, &run_dir)?);
+            holder = Some(start_holder(lab, &binary, &run_dir)?);
         }
         let started = start_daemon(lab, &binary, &run_dir, &self.host_cpus);
         let child = started.inspect_err(|_| stop_child(holder.as_mut()))?;
@@ -328,10 +329,11 @@ fn logged(run_dir: &Path) -> Result<Command, LabError> {
 }
 
 /// Starts the holder and waits until its socket takes connections.
-fn start_holder(binary: &Path, run_dir: &Path) -> Result<Child, LabError> {
+fn start_holder(lab: &Lab, binary: &Path, run_dir: &Path) -> Result<Child, LabError> {
     let socket = run_dir.join("holder.sock");
     crate::cache::remove(&socket)?;
     let mut command = logged(run_dir)?;
+    command.args(as_service(lab, &["millrace-holder.service"])?);
     command.arg(binary).arg("holder").arg("--socket").arg(&socket);
     let mut child = spawn(command)?;
     let until = Instant::now() + READY_TIMEOUT;
@@ -368,6 +370,7 @@ fn start_daemon(
         let list: Vec<String> = host_cpus.iter().map(usize::to_string).collect();
         command.args(["taskset", "-c", &list.join(",")]);
     }
+    command.args(as_service(lab, units(run_dir)?)?);
     command.arg(binary).args(["serve", "-c"]).arg(run_dir.join("millrace.toml"));
     command.env("NOTIFY_SOCKET", &notify).env_remove("WATCHDOG_USEC");
     let mut child = spawn(command)?;
@@ -376,6 +379,26 @@ fn start_daemon(
         LabError::Daemon { what, log: tail(&log_path(run_dir), LOG_LINES) }
     })?;
     Ok(child)
+}
+
+/// The daemon's unit, and what an operator drops in for VMs with pipes.
+fn units(run_dir: &Path) -> Result<&'static [&'static str], LabError> {
+    let path = run_dir.join("millrace.toml");
+    let config = fs::read_to_string(&path);
+    let config = config.map_err(LabError::io(format!("read {}", path.display())))?;
+    Ok(match config.contains("[vm.pipes]") {
+        true => &["millrace.service", "millrace-pipes.conf"],
+        false => &["millrace.service"],
+    })
+}
+
+/// What is before a program's command, so that it has what its unit gives it and no more.
+fn as_service(lab: &Lab, units: &[&str]) -> Result<Vec<OsString>, LabError> {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let mut words = vec![crate::program::agent(lab.cache())?.into(), "service".into()];
+    words.extend(units.iter().map(|unit| packaging.join(unit).into()));
+    words.push("--".into());
+    Ok(words)
 }
 
 /// Waits for `READY=1`; the error says why it will not come.

@@ -61,6 +61,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("ipv6/conf/{}/accept_dad", "0"),
     ("ipv6/conf/{}/router_solicitations", "0"),
     ("ipv6/conf/default/addr_gen_mode", "1"),
+    // Twins have their guests' ports, 80 for one, without a right of the daemon's that reaches further.
+    ("ipv4/ip_unprivileged_port_start", "0"),
     // The peers' frames come from everywhere.
     ("ipv4/conf/{}/rp_filter", "0"),
     // A twin knows what its guest knows, not what other twins learned.

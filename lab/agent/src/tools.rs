@@ -28,7 +28,7 @@ tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
 disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | compare PATH PATH [OFFSET OFFSET] | \
 fetch ADDR[:PORT] ROUNDS BYTES | \
 pipe listen|connect ADDR PATH [mptcp] [tls] [end] [path-only|write-only] [wait=FIFO] | \
-relay CID:PORT OWN_PORT ADDR | service UNIT | \
+relay CID:PORT OWN_PORT ADDR | service UNIT [DROP_IN]... [-- PROGRAM [ARGUMENT]...] | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
 
 /// Runs a tool by its command line; `None` when the name is no tool's.
@@ -123,7 +123,10 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
-        ["service", unit] => service::run(unit.as_ref()),
+        ["service", words @ ..] if !words.is_empty() => {
+            let at = words.iter().position(|word| *word == "--").unwrap_or(words.len());
+            service::run(&words[..at], words.get(at + 1..).unwrap_or_default())
+        }
         ["xfer", side, kind, role, addr, bytes, rest @ ..] => {
             let run = || {
                 let bytes = bytes.parse().map_err(|_| usage())?;

@@ -1,4 +1,4 @@
-//! Runs a systemd unit's program as the unit says, in a guest that has no systemd.
+//! Runs a systemd unit's program as the unit says where there is no systemd: in guests, and on the lab's host.
 //!
 //! Theory of operation: what a unit denies its program is part of the program, and no test of the program alone
 //! sees it. Here the same kernel means are used for the same directives (systemd.exec(5)): the capability
@@ -20,16 +20,23 @@ mod unit;
 
 use unit::Unit;
 
-/// Becomes the program of a unit file; returns only on failure.
+/// Becomes the program of a unit file, with what is dropped in, or another in its place; returns only on
+/// failure.
 ///
 /// # Errors
 /// The unit is not understood, or the kernel refuses something.
-pub fn run(path: &Path) -> Result<(), AgentError> {
-    let text = fs::read_to_string(path).map_err(AgentError::file("read", path))?;
-    let unit = Unit::parse(&text)
-        .map_err(|what| AgentError::Refused(format!("{}: {what}", path.display())))?;
+pub fn run(files: &[&str], instead: &[&str]) -> Result<(), AgentError> {
+    let read = |path: &&str| {
+        let path = Path::new(path);
+        fs::read_to_string(path).map_err(AgentError::file("read", path))
+    };
+    let texts = files.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let unit = Unit::parse(texts.iter().map(String::as_str))
+        .map_err(|what| AgentError::Refused(format!("{files:?}: {what}")))?;
     prepare(&unit)?;
-    let mut words = unit.command.iter().map(OsString::from);
+    let own: Vec<_> = unit.command.iter().map(String::as_str).collect();
+    let command = if instead.is_empty() { &own[..] } else { instead };
+    let mut words = command.iter().map(OsString::from);
     let program = words.next().unwrap_or_default();
     let failed = AgentError::file("run", Path::new(&program));
     Err(failed(Command::new(&program).args(words).exec()))
@@ -40,12 +47,14 @@ fn prepare(unit: &Unit) -> Result<(), AgentError> {
         let folder = Path::new("/run").join(folder);
         fs::create_dir_all(&folder).map_err(AgentError::file("make", &folder))?;
     }
-    if let Some(files) = unit.max_files {
-        let limit = Rlimit { current: Some(files), maximum: Some(files) };
-        let was = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, limit).map_err(|e| {
-            AgentError::io(format!("set the limit of files from {was:?}"))(e.into())
-        })?;
+    let limits = [(Resource::Nofile, unit.max_files), (Resource::Memlock, unit.max_locked_bytes)];
+    for (resource, most) in limits {
+        let Some(most) = most else { continue };
+        // A container may have less to give.
+        let most = getrlimit(resource).maximum.map_or(most, |limit| limit.min(most));
+        let what = format!("set the limit of {resource:?} to {most}");
+        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
+            .map_err(|e| AgentError::io(what)(e.into()))?;
     }
     deny::capabilities(&unit.capabilities)?;
     deny::calls(unit)

@@ -37,8 +37,8 @@ pub fn calls(unit: &Unit) -> Result<(), AgentError> {
     if unit.denies_writable_code {
         apply(writable_code()?, libc::EPERM)?;
     }
-    if unit.denies_namespaces {
-        apply(namespaces()?, libc::EPERM)?;
+    if !unit.denied_namespaces.is_empty() {
+        apply(namespaces(&unit.denied_namespaces)?, libc::EPERM)?;
         // Its flags are in memory, where a filter cannot look: programs fall back to clone(2).
         apply([(libc::SYS_clone3, vec![])].into(), libc::ENOSYS)?;
     }
@@ -60,23 +60,23 @@ fn writable_code() -> Result<Rules, AgentError> {
     .into())
 }
 
-fn namespaces() -> Result<Rules, AgentError> {
-    let kinds = [
-        libc::CLONE_NEWCGROUP,
-        libc::CLONE_NEWIPC,
-        libc::CLONE_NEWNET,
-        libc::CLONE_NEWNS,
-        libc::CLONE_NEWPID,
-        libc::CLONE_NEWUSER,
-        libc::CLONE_NEWUTS,
-    ];
-    let has_one = || {
-        let has =
-            |kind: i32| rule(vec![condition(0, SeccompCmpOp::MaskedEq(kind as u64), kind as u64)]);
-        kinds.into_iter().map(has).collect::<Result<Vec<_>, _>>()
+fn namespaces(kinds: &BTreeSet<i32>) -> Result<Rules, AgentError> {
+    let has_one = |argument| {
+        let has = |kind: &i32| {
+            let kind = *kind as u64;
+            rule(vec![condition(argument, SeccompCmpOp::MaskedEq(kind), kind)])
+        };
+        kinds.iter().map(has).collect::<Result<Vec<_>, _>>()
     };
-    Ok([(libc::SYS_unshare, has_one()?), (libc::SYS_clone, has_one()?), (libc::SYS_setns, vec![])]
-        .into())
+    let mut entered = has_one(1)?;
+    // Of whatever kind it is.
+    entered.push(rule(vec![condition(1, SeccompCmpOp::Eq, 0)])?);
+    Ok([
+        (libc::SYS_unshare, has_one(0)?),
+        (libc::SYS_clone, has_one(0)?),
+        (libc::SYS_setns, entered),
+    ]
+    .into())
 }
 
 fn condition(
