@@ -114,10 +114,11 @@ impl Host {
             let begun = Instant::now();
             let (text, reason) = match connect(dial, generation, heartbeat) {
                 Ok(line) => {
-                    say(format_args!("connected to the host"));
                     if !self.set(State::Up(line.clone())) {
                         return;
                     }
+                    // Now: who reads it may ask for a pipe.
+                    say(format_args!("connected to the host"));
                     let ended = line.read().err().map_or_else(String::new, |e| e.to_string());
                     line.end();
                     line.lose();
