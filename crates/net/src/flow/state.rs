@@ -199,9 +199,14 @@ impl Flow {
         self.twin_token().or(self.settling.map(|settling| settling.token))
     }
 
-    /// Whether it is used or shifted.
+    /// Whether the next daemon must know of it too.
+    pub fn is_noted(&self) -> bool {
+        self.is_shifted() || self.is_broken
+    }
+
+    /// Whether it is used, or its segments are not only passed on.
     pub fn is_needed(&self) -> bool {
-        self.is_shifted() || self.settling.is_some()
+        self.is_noted() || self.settling.is_some()
     }
 
     /// Whether nothing more is to be expected of it but stragglers.

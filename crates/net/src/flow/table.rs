@@ -47,12 +47,13 @@ impl FlowTable {
     }
 
     /// One that goes on where the last daemon's ended, and is noted for the next one.
-    pub fn restored(journal: Journal, now_ns: u64) -> Self {
+    pub fn restored(mut journal: Journal, now_ns: u64) -> Self {
         let mut table = Self::new(MAX_FLOWS);
         for (at, record) in journal.records() {
             // Two places with one name: the later one counts, as it does in the map.
             if let Some(old) = table.map.insert(record.key, at) {
                 table.slots[old as usize] = None;
+                journal.clear(old);
             }
             table.slots[at as usize] = Some((record.key, Flow::restored(&record, now_ns)));
         }
@@ -65,7 +66,7 @@ impl FlowTable {
     pub fn save(&mut self, key: &FlowKey) {
         let (Some(journal), Some(&at)) = (self.journal.as_mut(), self.map.get(key)) else { return };
         let Some((_, flow)) = &self.slots[at as usize] else { return };
-        match flow.is_shifted() || flow.is_broken {
+        match flow.is_noted() {
             true => journal.put(at, &flow.record(*key)),
             false => journal.clear(at),
         }
@@ -121,7 +122,7 @@ impl FlowTable {
         fresh.seen_ns = now_ns;
         if let Some(flow) = self.get(&key) {
             flow.token().into_iter().for_each(|token| tell(token, FlowEvent::Reset));
-            let was_noted = flow.is_shifted() || flow.is_broken;
+            let was_noted = flow.is_noted();
             *flow = fresh;
             if was_noted {
                 self.save(&key);
@@ -150,7 +151,7 @@ impl FlowTable {
         let at = oldest?;
         let (key, flow) = self.slots[at].take()?;
         self.map.remove(&key);
-        if let (Some(journal), true) = (self.journal.as_mut(), flow.is_shifted()) {
+        if let (Some(journal), true) = (self.journal.as_mut(), flow.is_noted()) {
             journal.clear(at as u32);
         }
         Some(at as u32)

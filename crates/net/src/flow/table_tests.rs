@@ -125,6 +125,28 @@ fn a_shift_is_kept_while_stragglers_may_come() {
     assert!(is_there(&mut table, 1));
 }
 
+/// Of a connection whose twin was lost before it had sent anything; the next daemon must not take a new
+/// one for it.
+#[test]
+fn a_broken_connection_without_a_shift_is_remembered_so_long_and_no_longer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flows");
+    let mut table = FlowTable::new(2);
+    table.journal = Some(Journal::open(&path).unwrap());
+    let noted = || Journal::open(&path).unwrap().records().len();
+    connect(&mut table, 0, 1);
+    start(&mut table, 0);
+    table.get(&name(0)).unwrap().give_up(1).unwrap();
+    assert!(!table.get(&name(0)).unwrap().is_shifted());
+    table.save(&name(0));
+    flood(&mut table, 20, 1 + STRAGGLER_NS);
+    assert!(table.get(&name(0)).is_some());
+    assert_eq!(noted(), 1);
+    flood(&mut table, 20, 2 + STRAGGLER_NS);
+    assert!(table.get(&name(0)).is_none());
+    assert_eq!(noted(), 0);
+}
+
 #[test]
 fn a_silent_shift_is_forgotten_after_days() {
     let mut table = FlowTable::new(1);
