@@ -310,11 +310,11 @@ static int try_pipe(struct call *call, ssize_t *result)
 		return 0;
 	at = shim_position(call->in_fd, call->offset);
 	left = call->in.st_size - at;
-	call->is_little = !shim_pays(left);
+	call->is_little = left <= 0 || !shim_pays((uint64_t)left);
 	if (at < 0 || call->is_little || fstat(call->out_fd, &call->out) < 0)
 		return 0;
 	/* Programs ask for more than there is. */
-	if (!shim_pays(left < (int64_t)call->count ? left : (int64_t)call->count))
+	if (!shim_pays((uint64_t)left < call->count ? (uint64_t)left : call->count))
 		return try_gathering(call, result);
 	if (S_ISREG(call->out.st_mode)) {
 		struct shim_copy copy = {call->in_fd, call->out_fd, call->offset, NULL,
@@ -356,12 +356,11 @@ static int try_going_on(struct call *call, ssize_t *result)
 
 /* Where a part has ended, which has `sent` bytes. Of a file of which too little is left, this part and those
  * behind it are told from others: one look is enough. */
-static void note_end(int out_fd, int in_fd, off64_t end, ssize_t sent, int is_little)
+INLINE void note_end(struct entry *entry, int in_fd, off64_t end, ssize_t sent, int is_little)
 {
-	struct entry *entry = shim_find(out_fd);
 	int of_little = ~in_fd;
 
-	if (!entry || !shim_has(out_fd, IN_SET))
+	if (!shim_bits(entry, IN_SET))
 		return;
 	is_little |= atomic_load_explicit(&entry->last_in, memory_order_relaxed) == of_little &&
 		     atomic_load_explicit(&entry->last_end, memory_order_relaxed) == end - sent;
@@ -370,13 +369,10 @@ static void note_end(int out_fd, int in_fd, off64_t end, ssize_t sent, int is_li
 }
 
 /* A call that is too small for a pipe may go on with a file: of the first part nothing is asked. */
-static int is_worth_a_look(int out_fd, int in_fd, const off64_t *offset, size_t count)
+INLINE int is_worth_a_look(const struct entry *entry, int in_fd, const off64_t *offset, size_t count)
 {
-	const struct entry *entry;
-
-	if (!offset || shim_pays(count < SHIM_MAX_COUNT ? (int64_t)count : (int64_t)SHIM_MAX_COUNT))
+	if (!offset || shim_pays(count))
 		return 1;
-	entry = shim_find(out_fd);
 	return entry && atomic_load_explicit(&entry->last_in, memory_order_relaxed) == in_fd &&
 	       atomic_load_explicit(&entry->last_end, memory_order_relaxed) == *offset;
 }
@@ -384,13 +380,16 @@ static int is_worth_a_look(int out_fd, int in_fd, const off64_t *offset, size_t 
 /* What may be more than the original's business: something was begun before, or is_worth. */
 APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, int is_worth)
 {
-	struct call call = {.out_fd = out_fd, .in_fd = in_fd, .offset = offset, .count = count};
 	int error = errno;
 	ssize_t result = 0;
+	struct call call;
 	int is_done;
 
-	if (count > SHIM_MAX_COUNT)
-		call.count = SHIM_MAX_COUNT;
+	call.out_fd = out_fd;
+	call.in_fd = in_fd;
+	call.offset = offset;
+	call.count = count < SHIM_MAX_COUNT ? count : SHIM_MAX_COUNT;
+	call.is_little = 0;
 	is_done = try_going_on(&call, &result);
 	if (is_done == 0 && is_worth)
 		is_done = try_pipe(&call, &result);
@@ -401,25 +400,26 @@ APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, 
 		errno = error;
 	}
 	if (offset && result > 0 && count >= atomic_load(&shim_gate_bytes))
-		note_end(out_fd, in_fd, *offset, result, call.is_little);
+		note_end(shim_find(out_fd), in_fd, *offset, result, call.is_little);
 	return result;
 }
 
-EXPORT ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
+EXPORT HOT_FIRST ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
-	int is_large = count >= atomic_load(&shim_gate_bytes);
-	int is_worth = is_large && is_worth_a_look(out_fd, in_fd, offset, count);
+	struct entry *entry = shim_find(out_fd);
+	int is_large = count >= atomic_load_explicit(&shim_gate_bytes, memory_order_relaxed);
+	int is_worth = is_large && is_worth_a_look(entry, in_fd, offset, count);
 	ssize_t result;
 
-	if (is_worth || shim_has(out_fd, HAS_PIPE | REFUSED))
+	if (is_worth || shim_bits(entry, HAS_PIPE | REFUSED))
 		return look(out_fd, in_fd, offset, count, is_worth);
 	result = NEXT(sendfile64)(out_fd, in_fd, offset, count);
 	if (is_large && result > 0)
-		note_end(out_fd, in_fd, *offset, result, 0);
+		note_end(entry, in_fd, *offset, result, 0);
 	return result;
 }
 
-EXPORT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
+EXPORT HOT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 {
 	off64_t at;
 	ssize_t result;

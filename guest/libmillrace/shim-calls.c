@@ -46,7 +46,7 @@ static int first_own(unsigned first, unsigned last)
 }
 
 /* Before, since another thread may get the number at once. */
-EXPORT int close(int fd)
+EXPORT HOT int close(int fd)
 {
 	/* Of our own a program knows nothing: it closes all that there are. */
 	if (shim_has(fd, IS_PIPE)) {
@@ -147,17 +147,17 @@ APART static int wait_its_turn(int fd)
 	return 1;
 }
 
-static int must_wait(int fd)
+INLINE int must_wait(int fd)
 {
 	return shim_has(fd, HAS_PIPE) && wait_its_turn(fd);
 }
 
-EXPORT ssize_t write(int fd, const void *bytes, size_t len)
+EXPORT HOT ssize_t write(int fd, const void *bytes, size_t len)
 {
 	return must_wait(fd) ? -1 : NEXT(write)(fd, bytes, len);
 }
 
-EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
+EXPORT HOT ssize_t writev(int fd, const struct iovec *parts, int count)
 {
 	return must_wait(fd) ? -1 : NEXT(writev)(fd, parts, count);
 }
@@ -178,12 +178,12 @@ EXPORT ssize_t splice(int in_fd, off64_t *in_offset, int out_fd, off64_t *out_of
 	return must_wait(out_fd) ? -1 : NEXT(splice)(in_fd, in_offset, out_fd, out_offset, len, flags);
 }
 
-EXPORT ssize_t send(int fd, const void *bytes, size_t len, int flags)
+EXPORT HOT ssize_t send(int fd, const void *bytes, size_t len, int flags)
 {
 	return must_wait(fd) ? -1 : NEXT(send)(fd, bytes, len, flags);
 }
 
-EXPORT ssize_t sendto(int fd, const void *bytes, size_t len, int flags, __CONST_SOCKADDR_ARG address,
+EXPORT HOT ssize_t sendto(int fd, const void *bytes, size_t len, int flags, __CONST_SOCKADDR_ARG address,
 		      socklen_t address_len)
 {
 	return must_wait(fd) ? -1 : NEXT(sendto)(fd, bytes, len, flags, address, address_len);
@@ -222,13 +222,13 @@ APART static void finish_passed(const struct msghdr *message)
 	}
 }
 
-static void before_passing(const struct msghdr *message)
+INLINE void before_passing(const struct msghdr *message)
 {
 	if (atomic_load(&shim_table) && message && message->msg_controllen > 0)
 		finish_passed(message);
 }
 
-EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+EXPORT HOT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	before_passing(message);
 	return must_wait(fd) ? -1 : NEXT(sendmsg)(fd, message, flags);
@@ -285,7 +285,7 @@ APART static int keep_option(int fd, int name, int value)
 	return is_kept;
 }
 
-EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+EXPORT HOT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
 	if (level == IPPROTO_TCP && (name == TCP_CORK || name == TCP_NODELAY) && value &&
 	    len >= sizeof(int) && shim_has(fd, HAS_PIPE) && keep_option(fd, name, *(const int *)value))

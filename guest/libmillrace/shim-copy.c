@@ -121,7 +121,7 @@ static int try_copy(struct shim_copy *copy, ssize_t *result)
 	if (fstat(copy->in_fd, &copy->in) < 0 || !S_ISREG(copy->in.st_mode))
 		return 0;
 	left = copy->in.st_size - shim_position(copy->in_fd, copy->in_offset);
-	if (!shim_pays(left < (int64_t)copy->count ? left : (int64_t)copy->count) ||
+	if (left <= 0 || !shim_pays((uint64_t)left < copy->count ? (uint64_t)left : copy->count) ||
 	    fstat(copy->out_fd, &copy->out) < 0 || !S_ISREG(copy->out.st_mode))
 		return 0;
 	ends = shim_ends_of(&copy->in, &copy->out);

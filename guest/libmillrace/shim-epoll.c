@@ -183,7 +183,7 @@ int shim_pipe_runs(int fd, struct entry *entry)
 
 /* The socket is in this set now. What was known under its number is of the past, but for a pipe of the
  * very same socket. */
-static void added(int set, int fd, struct entry *entry, const struct epoll_event *event)
+APART static void added(int set, int fd, struct entry *entry, const struct epoll_event *event)
 {
 	struct entry *of_set = shim_make(set);
 	uint32_t bits = IN_SET;
@@ -213,31 +213,37 @@ static void added(int set, int fd, struct entry *entry, const struct epoll_event
 }
 
 /* A socket's number may have been given away without close(2), by fclose(3) for one. */
-static int is_stale(int fd, const struct entry *entry)
+APART static int is_stale(int fd, const struct entry *entry)
 {
 	struct stat stat;
 
 	return entry->pipe && (fstat(fd, &stat) < 0 || stat.st_ino != entry->pipe->ends.out_ino);
 }
 
-static int control_known(int set, int op, int fd, struct epoll_event *event, struct entry *entry)
+APART static int leave(int set, int fd, struct epoll_event *event, struct entry *entry)
+{
+	int result;
+
+	/* The set tells its pipe's end, while it is known. */
+	if (entry->set == set)
+		shim_send_gathered(fd, entry);
+	result = (int)syscall(SYS_epoll_ctl, set, EPOLL_CTL_DEL, fd, event);
+	if (result == 0 && entry->set == set)
+		atomic_fetch_and(&entry->bits, ~(IN_SET | IN_MORE));
+	return result;
+}
+
+APART static int control_known(int set, int op, int fd, struct epoll_event *event, struct entry *entry)
 {
 	struct epoll_event told;
 	int result;
 
+	if (op == EPOLL_CTL_DEL)
+		return leave(set, fd, event, entry);
 	if (op == EPOLL_CTL_ADD && is_stale(fd, entry))
 		shim_forget(fd, fd);
-	if (op == EPOLL_CTL_MOD && (!(atomic_load(&entry->bits) & IN_SET) || entry->set != set))
+	if (op == EPOLL_CTL_MOD && (!shim_bits(entry, IN_SET) || entry->set != set))
 		return (int)syscall(SYS_epoll_ctl, set, op, fd, event);
-	if (op == EPOLL_CTL_DEL) {
-		/* The set tells its pipe's end, while it is known. */
-		if (entry->set == set)
-			shim_send_gathered(fd, entry);
-		result = (int)syscall(SYS_epoll_ctl, set, op, fd, event);
-		if (result == 0 && entry->set == set)
-			atomic_fetch_and(&entry->bits, ~(IN_SET | IN_MORE));
-		return result;
-	}
 	/* Nobody knows later whether it has told already. */
 	if (event->events & EPOLLONESHOT)
 		shim_send_gathered(fd, entry);
@@ -254,17 +260,39 @@ static int control_known(int set, int op, int fd, struct epoll_event *event, str
 	return result;
 }
 
-EXPORT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
+/* What an event loop does most often: another wish for a socket without a pipe. 1 with the result. */
+INLINE int change(int set, int fd, struct epoll_event *event, int *result)
+{
+	struct entry *entry = shim_find(fd);
+	int is_plain;
+
+	if (shim_bits(entry, IN_SET | HAS_PIPE | IS_PIPE) != IN_SET || !shim_lock_briefly())
+		return 0;
+	is_plain = shim_bits(entry, IN_SET | HAS_PIPE | IS_PIPE) == IN_SET && entry->set == set;
+	if (is_plain) {
+		*result = (int)syscall(SYS_epoll_ctl, set, EPOLL_CTL_MOD, fd, event);
+		if (*result == 0) {
+			entry->events = event->events;
+			entry->data = event->data.u64;
+		}
+	}
+	shim_unlock_briefly();
+	return is_plain;
+}
+
+EXPORT HOT int epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 {
 	int is_ours = op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD ? event != NULL : op == EPOLL_CTL_DEL;
 	struct entry *entry;
 	int result;
 
+	if (op == EPOLL_CTL_MOD && event && change(set, fd, event, &result))
+		return result;
 	/* What a child of vfork(2) changes is its parent's set: no need to ask whose process this is. */
 	if (!is_ours || (op != EPOLL_CTL_ADD && !shim_has(fd, IN_SET)) || !shim_lock())
 		return NEXT(epoll_ctl)(set, op, fd, event);
-	entry = shim_make(fd);
-	if (entry && !(atomic_load(&entry->bits) & IS_PIPE))
+	entry = op == EPOLL_CTL_ADD ? shim_make(fd) : shim_find(fd);
+	if (entry && !shim_bits(entry, IS_PIPE))
 		result = control_known(set, op, fd, event, entry);
 	else
 		result = (int)syscall(SYS_epoll_ctl, set, op, fd, event);
@@ -418,7 +446,7 @@ static int pwait2_once(const struct wait *wait, int64_t timeout_ns)
 				  timeout_ns < 0 ? NULL : &time, wait->mask);
 }
 
-EXPORT int epoll_wait(int set, struct epoll_event *events, int max, int timeout_ms)
+EXPORT HOT int epoll_wait(int set, struct epoll_event *events, int max, int timeout_ms)
 {
 	struct wait wait;
 	int count, are_foreign;

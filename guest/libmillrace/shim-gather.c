@@ -196,7 +196,7 @@ int64_t shim_gather(const struct shim_part *part, struct entry *entry)
 	pipe->gathered += part->len;
 	pipe->rounds = 0;
 	entry->run.at = part->at + part->len;
-	if (is_last || (pipe->gathered >= entry->run.limit && shim_pays(pipe->gathered)))
+	if (is_last || (pipe->gathered >= entry->run.limit && shim_pays((uint64_t)pipe->gathered)))
 		shim_send_gathered(part->out_fd, entry);
 	errno = error;
 	return part->len;

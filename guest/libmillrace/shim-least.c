@@ -7,6 +7,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -22,8 +23,9 @@
 #define LOOK_CALLS 16
 
 _Atomic uint64_t shim_gate_bytes = ASK_BYTES;
+_Atomic uint64_t shim_least_bytes = DEFAULT_LEAST_BYTES;
+_Atomic int shim_answers_left;
 
-static _Atomic uint64_t least_bytes = DEFAULT_LEAST_BYTES;
 static int is_fixed;
 /* The process whose thread is at it; others take what is known. A child of fork(2) may find its
  * parent's, and its parent's question, which it leaves alone. */
@@ -47,7 +49,7 @@ __attribute__((constructor)) static void at_start(void)
 	/* Zero bytes are never piped: sendfile(2) of them is a question. */
 	value = value > 0 ? value : 1;
 	is_fixed = 1;
-	atomic_store(&least_bytes, value);
+	atomic_store(&shim_least_bytes, value);
 	atomic_store(&shim_gate_bytes, value < ASK_BYTES ? value : ASK_BYTES);
 }
 
@@ -93,38 +95,38 @@ static void look_for_answer(void)
 	/* One that does not know, or has gone, leaves what was known. */
 	if (bytes == 0)
 		return;
-	atomic_store(&least_bytes, bytes);
+	atomic_store(&shim_least_bytes, bytes);
 	atomic_store(&shim_gate_bytes, bytes < ASK_BYTES ? bytes : ASK_BYTES);
 }
 
-APART static void refresh(void)
+/* 1 when a question is open, whose answer the next call may find. */
+static int refresh(void)
 {
 	int64_t now = now_ms();
 	int error = errno;
 	pid_t self, other;
+	int is_open;
 
 	if (now < atomic_load(&look_at_ms))
-		return;
+		return 0;
 	self = getpid();
 	other = atomic_load(&busy);
 	if (other == self || !atomic_compare_exchange_strong(&busy, &other, self))
-		return;
+		return 1;
 	if (asker == self)
 		look_for_answer();
 	else
 		ask();
-	/* A question is open, or the next is due later. */
-	atomic_store(&look_at_ms, asker == self ? 0 : now + ASK_AGAIN_MS);
+	is_open = asker == self;
+	atomic_store(&look_at_ms, is_open ? 0 : now + ASK_AGAIN_MS);
 	atomic_store(&busy, 0);
 	errno = error;
+	return is_open;
 }
 
-HOT int shim_pays(int64_t bytes)
+APART void shim_look_again(void)
 {
-	static _Atomic uint32_t calls;
+	int left = is_fixed ? INT_MAX : refresh() ? 0 : LOOK_CALLS;
 
-	if (!is_fixed && (atomic_load(&look_at_ms) == 0 ||
-			  atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) % LOOK_CALLS == 0))
-		refresh();
-	return bytes > 0 && (uint64_t)bytes >= atomic_load(&least_bytes);
+	atomic_store(&shim_answers_left, left);
 }

@@ -24,21 +24,31 @@ _Atomic int shim_highest = -1;
 static _Atomic pid_t owner;
 static __thread int inside;
 static __thread int cancel;
+static void leave_to_parent(void);
 /* A signal handler within the lock has called fork(2), and this is the child. */
 static int forked_inside;
 /* Pipes that are over. close(2) may be called in a signal handler, free(3) may not. */
 static struct shim_pipe *spare_pipes;
 
+HOT int shim_lock_briefly(void)
+{
+	if (inside)
+		return 0;
+	inside = 1;
+	pthread_mutex_lock(&lock);
+	return 1;
+}
+
 int shim_lock(void)
 {
-	int error = errno;
+	int before;
 
 	if (inside)
 		return 0;
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	inside = 1;
-	pthread_mutex_lock(&lock);
-	errno = error;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+	(void)shim_lock_briefly();
+	/* Not earlier: until then a signal handler may have had the lock. */
+	cancel = before;
 	return 1;
 }
 
@@ -47,18 +57,24 @@ int shim_lock_own(void)
 	return atomic_load(&owner) == getpid() && shim_lock();
 }
 
-static void leave_to_parent(void);
+HOT void shim_unlock_briefly(void)
+{
+	if (__builtin_expect(forked_inside, 0)) {
+		int error = errno;
+
+		leave_to_parent();
+		errno = error;
+	}
+	pthread_mutex_unlock(&lock);
+	inside = 0;
+}
 
 void shim_unlock(void)
 {
-	int error = errno;
+	int before = cancel;
 
-	if (forked_inside)
-		leave_to_parent();
-	pthread_mutex_unlock(&lock);
-	inside = 0;
-	pthread_setcancelstate(cancel, NULL);
-	errno = error;
+	shim_unlock_briefly();
+	pthread_setcancelstate(before, NULL);
 }
 
 /* Room for as many descriptors as the program may have one day. The kernel gives memory to what is

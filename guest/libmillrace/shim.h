@@ -28,10 +28,13 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* Most of a program's calls are nobody's business but the kernel's. Those ways through the shim lie together,
- * on a page or two, */
+#define EXPORT __attribute__((visibility("default")))
+/* Most of a program's calls are nobody's business but the kernel's. Those ways through the shim lie on one
+ * page: the first of them, in the object that is linked first, begins it (an emulated CPU looks up where each
+ * jump to another page leads; a real one has few pages in its nearest table), */
 #define HOT __attribute__((hot))
-#define EXPORT HOT __attribute__((visibility("default")))
+#define HOT_FIRST HOT __attribute__((aligned(4096)))
+#define INLINE static inline __attribute__((always_inline))
 /* and save no registers for what they rarely do, which is elsewhere. */
 #define APART __attribute__((noinline, cold))
 
@@ -129,6 +132,9 @@ int shim_lock(void);
  * descriptors are not. */
 int shim_lock_own(void);
 void shim_unlock(void);
+/* The same where nothing is called meanwhile at which a thread can be cancelled. */
+int shim_lock_briefly(void);
+void shim_unlock_briefly(void);
 
 extern _Atomic(struct entry *) shim_table;
 /* Above it nothing is known. */
@@ -136,7 +142,7 @@ extern _Atomic int shim_highest;
 
 /* What is known of a descriptor, or NULL. Needs no lock, but what is in it does. Here, as many calls of a
  * program begin with it. */
-static inline struct entry *shim_find(int fd)
+INLINE struct entry *shim_find(int fd)
 {
 	struct entry *entries = atomic_load_explicit(&shim_table, memory_order_acquire);
 
@@ -145,12 +151,16 @@ static inline struct entry *shim_find(int fd)
 	return &entries[fd];
 }
 
-/* True when one of these bits is set. Needs no lock. */
-static inline int shim_has(int fd, uint32_t bits)
+/* Those of these bits that are set. Needs no lock, and entry may be NULL. */
+INLINE uint32_t shim_bits(const struct entry *entry, uint32_t bits)
 {
-	struct entry *entry = shim_find(fd);
+	return entry ? atomic_load_explicit(&entry->bits, memory_order_acquire) & bits : 0;
+}
 
-	return entry && atomic_load_explicit(&entry->bits, memory_order_acquire) & bits;
+/* True when one of them is set. */
+INLINE int shim_has(int fd, uint32_t bits)
+{
+	return shim_bits(shim_find(fd), bits) != 0;
 }
 
 /* The following with the lock. */
@@ -225,8 +235,18 @@ int shim_send_due(int all);
 
 /* Fewer bytes than this are not worth a look: shim-least.c. */
 extern _Atomic uint64_t shim_gate_bytes;
+extern _Atomic uint64_t shim_least_bytes;
+/* So many answers until it is looked whether they are right still. */
+extern _Atomic int shim_answers_left;
+void shim_look_again(void);
+
 /* Whether a pipe of so many bytes pays. Never waits for the agent's opinion. */
-int shim_pays(int64_t bytes);
+INLINE int shim_pays(uint64_t bytes)
+{
+	if (__builtin_expect(atomic_fetch_sub_explicit(&shim_answers_left, 1, memory_order_relaxed) <= 0, 0))
+		shim_look_again();
+	return bytes >= atomic_load_explicit(&shim_least_bytes, memory_order_relaxed);
+}
 
 /* The ends of a pipe. */
 struct shim_ends shim_ends_of(const struct stat *in, const struct stat *out);
