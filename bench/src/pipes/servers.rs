@@ -18,11 +18,15 @@ use crate::steal;
 /// Counter of the daemon.
 const MOVED: &str = "millrace_pipe_moved_bytes_total";
 /// Where no neighbour is busy and files are not larger than this, the sides hardly differ.
-const SLICED_BYTES: u64 = 4 << 20;
-/// Slices of a side in such a round: an even number, so that each side is first as often.
-const SLICES: u32 = 16;
-/// A slice's part of a load's time.
-const SLICE_PART: u32 = 4;
+const PAIRED_BYTES: u64 = 4 << 20;
+/// Pairs of processes in such a round: an even number, so that each side has each port as often.
+const PAIRS: u32 = 4;
+/// Turns of a side with such a pair: an even number, so that each side is first as often.
+const TURNS: u32 = 16;
+/// A turn's part of a load's time.
+const TURN_PART: u32 = 16;
+/// After a turn: for what the guest has to do behind the last byte.
+const TURN_TAIL: Duration = Duration::from_millis(5);
 /// So long a part of what is measured a new process serves before: an emulated CPU translates its code first.
 const WARM_PART: u32 = 2;
 
@@ -153,17 +157,30 @@ pub fn start<'a>(
 }
 
 /// Ends it, and starts it once more, with the shim or without, on its second port or its first; returns where
-/// it listens. Where a program lies in memory changes an emulated CPU's speed by a tenth: it would be the same
-/// in all rounds, and taken for a difference of the sides. So would be what a port's number does to a kernel's
-/// hash tables.
+/// it listens. Where a program lies in memory changes an emulated CPU's speed: it would be the same in all
+/// rounds, and taken for a difference of the sides. So would be what a port's number does to a kernel's hash
+/// tables.
 fn begin_again(
+    world: &World,
+    setup: &Setup,
+    server: Server,
+    side: (bool, bool),
+) -> Result<SocketAddr, BenchError> {
+    end(world, server);
+    begin(world, setup, server, side)
+}
+
+/// The first time there is none, nor after a start that failed.
+fn end(world: &World, server: Server) {
+    let _ = world.sh(&server.end());
+}
+
+fn begin(
     world: &World,
     setup: &Setup,
     server: Server,
     (shim, second): (bool, bool),
 ) -> Result<SocketAddr, BenchError> {
-    // The first time there is none, and after a start that failed.
-    let _ = world.sh(&server.end());
     let port = server.port(second);
     let settings = format!("/tmp/{}.{port}.conf", server.name());
     world.put(&settings, &server.settings(port))?;
@@ -189,7 +206,7 @@ impl Servers<'_> {
         self.world.busy(0)
     }
 
-    /// Both sides, in slices by turns.
+    /// Both sides.
     fn cell(
         &self,
         round: u32,
@@ -198,22 +215,14 @@ impl Servers<'_> {
         progress: &mut Progress,
     ) {
         let case = case(server, size_bytes, busy);
-        let (turns, parts) = turns(round, busy, size_bytes);
-        let length = self.setup.length / parts;
-        let mut loads =
-            [false, true].map(|shim| self.working.contains(&(server, shim)).then(Load::default));
-        for (turn, shim) in turns.into_iter().enumerate() {
-            let Some(load) = loads[usize::from(shim)].take() else { continue };
-            let slice = |_| {
-                self.world.busy(0)?;
-                let second = shim ^ is_swapped(round, turn);
-                let to = begin_again(self.world, self.setup, server, (shim, second))?;
-                self.slice(to, (busy, size_bytes), length)
-            };
-            let name = (case.as_str(), side(shim));
-            let slice = with_repeats(name, round, measured, progress, slice);
-            loads[usize::from(shim)] = slice.map(|slice| load.and(slice));
-        }
+        let has_both = [false, true].iter().all(|&shim| self.working.contains(&(server, shim)));
+        let loads = if has_both && busy == 0 && size_bytes <= PAIRED_BYTES {
+            let pairs = |_| self.pairs(round, server, size_bytes).map(|loads| loads.map(Some));
+            let pairs = with_repeats((&case, "both"), round, measured, progress, pairs);
+            pairs.unwrap_or_default()
+        } else {
+            self.one_by_one(round, (busy, server, size_bytes), measured, progress)
+        };
         let mut told = Vec::new();
         for (shim, load) in [false, true].into_iter().zip(loads) {
             let Some(load) = load else { continue };
@@ -226,23 +235,84 @@ impl Servers<'_> {
         }
     }
 
-    fn slice(
+    /// Each side alone, the other's process having ended.
+    fn one_by_one(
         &self,
-        to: SocketAddr,
-        (busy, size_bytes): (usize, u64),
-        length: Duration,
-    ) -> Result<Load, BenchError> {
+        round: u32,
+        (busy, server, size_bytes): (usize, Server, u64),
+        measured: &mut Measured,
+        progress: &mut Progress,
+    ) -> [Option<Load>; 2] {
+        let case = case(server, size_bytes, busy);
+        let mut loads = [None, None];
+        for shim in turned(&[true, false], round) {
+            if !self.working.contains(&(server, shim)) {
+                continue;
+            }
+            let load = |_| {
+                self.world.busy(0)?;
+                let second = shim ^ is_swapped(round, 0);
+                let to = begin_again(self.world, self.setup, server, (shim, second))?;
+                let mut clients = self.warm(to, size_bytes)?;
+                self.load(&mut clients, busy, self.setup.length, TAIL)
+            };
+            let name = (case.as_str(), side(shim));
+            loads[usize::from(shim)] = with_repeats(name, round, measured, progress, load);
+        }
+        loads
+    }
+
+    /// Both sides at once, by short turns. Where they hardly differ, this machine's speed differs more, from
+    /// one moment to the next (who shares its caches changes it by a quarter), and so does where a program
+    /// lies in memory: turns share the moment, and each pair of processes has places of its own.
+    fn pairs(&self, round: u32, server: Server, size_bytes: u64) -> Result<[Load; 2], BenchError> {
+        let (world, setup) = (self.world, self.setup);
+        let mut loads = [Load::default(), Load::default()];
+        world.busy(0)?;
+        for pair in 0..PAIRS {
+            end(world, server);
+            let start = |shim| {
+                let second = shim ^ is_swapped(round, pair);
+                begin(world, setup, server, (shim, second))
+            };
+            let to = [start(false)?, start(true)?];
+            let mut clients = [self.warm(to[0], size_bytes)?, self.warm(to[1], size_bytes)?];
+            for turn in 0..TURNS {
+                for shim in turned(&[true, false], round + pair + turn) {
+                    let side = usize::from(shim);
+                    let length = setup.length / TURN_PART;
+                    let load = self.load(&mut clients[side], 0, length, TURN_TAIL)?;
+                    loads[side] = std::mem::take(&mut loads[side]).and(load);
+                }
+            }
+        }
+        Ok(loads)
+    }
+
+    /// Clients that a new process has served for a while.
+    fn warm(&self, to: SocketAddr, size_bytes: u64) -> Result<Clients, BenchError> {
         let (world, setup) = (self.world, self.setup);
         let path = format!("/{size_bytes}");
         let count = (setup.connections, size_bytes);
         let mut clients = Clients::open(world.net(), to, &path, count)?;
-        clients.run(world.client_cpu(), length / WARM_PART)?;
+        clients.run(world.client_cpu(), setup.length / WARM_PART)?;
+        Ok(clients)
+    }
+
+    fn load(
+        &self,
+        clients: &mut Clients,
+        busy: usize,
+        length: Duration,
+        tail: Duration,
+    ) -> Result<Load, BenchError> {
+        let (world, setup) = (self.world, self.setup);
         let (meter, cpus) = (world.meter(), [setup.cpus.0, setup.cpus.1]);
         let moved = world.counter(MOVED)?;
         world.busy(busy)?;
         let (before, steal) = (meter.snapshot()?, steal::read(&cpus));
         let answer = clients.run(world.client_cpu(), length)?;
-        std::thread::sleep(TAIL);
+        std::thread::sleep(tail);
         let (after, stolen) = (meter.snapshot()?, steal::read(&cpus).since(&steal));
         world.busy(0)?;
         let moved = world.counter(MOVED)? - moved;
@@ -252,40 +322,33 @@ impl Servers<'_> {
     }
 }
 
-/// Whose slices of a round come when, and which part of a load's time each takes. Where the sides hardly
-/// differ, this machine's speed and where a program lies in memory differ more: there they take turns often,
-/// each in a new process, so that a steady change is in both alike.
-fn turns(round: u32, busy: usize, size_bytes: u64) -> (Vec<bool>, u32) {
-    let sliced = busy == 0 && size_bytes <= SLICED_BYTES;
-    let (count, parts) = if sliced { (SLICES, SLICE_PART) } else { (1, 1) };
-    ((0..count).flat_map(|slice| turned(&[true, false], round + slice)).collect(), parts)
+/// Whether the sides swap their ports: from pair to pair, and from round to round.
+fn is_swapped(round: u32, pair: u32) -> bool {
+    (round + pair) % 2 == 1
 }
 
-/// Whether the sides swap their ports: in every other group of four slices, in which each side has two, and
-/// from round to round.
-fn is_swapped(round: u32, turn: usize) -> bool {
-    (round as usize + turn / 4) % 2 == 1
-}
-
-/// What slices add up to.
+/// What turns add up to.
 #[derive(Debug, Default)]
 struct Load {
     requests: u64,
     took: Duration,
     /// Bytes that pipes moved.
     moved: f64,
-    /// Of the slice that lost most.
+    /// Of all turns.
     stolen: f64,
     sum: Sum,
 }
 
 impl Load {
     fn and(self, other: Load) -> Load {
+        let took = self.took + other.took;
+        let stolen_s = |load: &Load| load.stolen * load.took.as_secs_f64();
+        let stolen_s = stolen_s(&self) + stolen_s(&other);
         Load {
             requests: self.requests + other.requests,
-            took: self.took + other.took,
+            took,
             moved: self.moved + other.moved,
-            stolen: self.stolen.max(other.stolen),
+            stolen: stolen_s / took.as_secs_f64().max(1e-9),
             sum: self.sum.and(&other.sum),
         }
     }
@@ -347,33 +410,27 @@ mod tests {
     }
 
     #[test]
-    fn sides_take_turns_so_that_nobody_gains_by_a_steady_change() {
-        assert_eq!(turns(0, 1, SLICED_BYTES), (vec![true, false], 1));
-        assert_eq!(turns(0, 0, SLICED_BYTES + 1), (vec![true, false], 1));
+    fn each_side_has_each_port_and_is_first_as_often() {
         for round in 0..8 {
-            let (order, parts) = turns(round, 0, SLICED_BYTES);
-            let at =
-                |side| order.iter().zip(0..).filter(move |(s, _)| **s == side).map(|(_, at)| at);
-            assert_eq!((order.len(), parts), (2 * SLICES as usize, SLICE_PART));
-            let sum = |side| at(side).sum::<u32>();
-            assert_eq!(sum(true), sum(false), "{order:?}");
-            let swapped = |side| at(side).filter(|at| is_swapped(round, *at as usize)).count();
-            assert_eq!([swapped(true), swapped(false)], [SLICES as usize / 2; 2], "{order:?}");
+            let swapped = (0..PAIRS).filter(|pair| is_swapped(round, *pair)).count();
+            assert_eq!(swapped, PAIRS as usize / 2);
+            let first = (0..TURNS).filter(|turn| turned(&[true, false], round + turn)[0]).count();
+            assert_eq!(first, TURNS as usize / 2);
         }
     }
 
     #[test]
-    fn slices_add_up() {
-        let slice = |requests, stolen| Load {
+    fn turns_add_up() {
+        let turn = |requests, stolen| Load {
             requests,
             took: Duration::from_millis(500),
             moved: 100.0,
             stolen,
             ..Load::default()
         };
-        let load = slice(30, 0.1).and(slice(10, 0.0));
+        let load = turn(30, 0.1).and(turn(10, 0.0));
         let told = load.told(1, (0, Server::Nginx, 10), true);
-        assert_eq!((told.requests_per_s, told.piped, told.sample.stolen), (40.0, 0.5, 0.1));
+        assert_eq!((told.requests_per_s, told.piped, told.sample.stolen), (40.0, 0.5, 0.05));
     }
 
     #[test]
