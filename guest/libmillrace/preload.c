@@ -360,10 +360,9 @@ INLINE void note_end(struct entry *entry, int in_fd, off64_t end, ssize_t sent, 
 {
 	int of_little = ~in_fd;
 
-	if (!shim_bits(entry, IN_SET))
-		return;
-	is_little |= atomic_load_explicit(&entry->last_in, memory_order_relaxed) == of_little &&
-		     atomic_load_explicit(&entry->last_end, memory_order_relaxed) == end - sent;
+	/* No branch. */
+	is_little |= (atomic_load_explicit(&entry->last_in, memory_order_relaxed) == of_little) &
+		     (atomic_load_explicit(&entry->last_end, memory_order_relaxed) == end - sent);
 	atomic_store_explicit(&entry->last_in, is_little ? of_little : in_fd, memory_order_relaxed);
 	atomic_store_explicit(&entry->last_end, end, memory_order_relaxed);
 }
@@ -371,10 +370,13 @@ INLINE void note_end(struct entry *entry, int in_fd, off64_t end, ssize_t sent, 
 /* A call that is too small for a pipe may go on with a file: of the first part nothing is asked. */
 INLINE int is_worth_a_look(const struct entry *entry, int in_fd, const off64_t *offset, size_t count)
 {
-	if (!offset || shim_pays(count))
-		return 1;
-	return entry && atomic_load_explicit(&entry->last_in, memory_order_relaxed) == in_fd &&
-	       atomic_load_explicit(&entry->last_end, memory_order_relaxed) == *offset;
+	static const off64_t nowhere = -1;
+	const off64_t *at = offset ? offset : &nowhere;
+
+	/* No branch. */
+	return (offset == NULL) | shim_pays(count) |
+	       ((atomic_load_explicit(&entry->last_in, memory_order_relaxed) == in_fd) &
+		(atomic_load_explicit(&entry->last_end, memory_order_relaxed) == *at));
 }
 
 /* What may be more than the original's business: something was begun before, or is_worth. */
@@ -399,22 +401,22 @@ APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, 
 	} else if (result >= 0) {
 		errno = error;
 	}
-	if (offset && result > 0 && count >= atomic_load(&shim_gate_bytes))
-		note_end(shim_find(out_fd), in_fd, *offset, result, call.is_little);
+	if (offset && result > 0 && count >= atomic_load(&shim_gate_bytes) && shim_has(out_fd, IN_SET))
+		note_end(shim_look_up(out_fd), in_fd, *offset, result, call.is_little);
 	return result;
 }
 
 EXPORT HOT_FIRST ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
-	struct entry *entry = shim_find(out_fd);
+	struct entry *entry = shim_look_up(out_fd);
 	int is_large = count >= atomic_load_explicit(&shim_gate_bytes, memory_order_relaxed);
 	int is_worth = is_large && is_worth_a_look(entry, in_fd, offset, count);
 	ssize_t result;
 
-	if (is_worth || shim_bits(entry, HAS_PIPE | REFUSED))
+	if (is_worth | (shim_bits(entry, HAS_PIPE | REFUSED) != 0))
 		return look(out_fd, in_fd, offset, count, is_worth);
 	result = NEXT(sendfile64)(out_fd, in_fd, offset, count);
-	if (is_large && result > 0)
+	if (is_large & (result > 0) & (shim_bits(entry, IN_SET) != 0))
 		note_end(entry, in_fd, *offset, result, 0);
 	return result;
 }

@@ -36,10 +36,10 @@ APART static int forget(int first, int last)
 /* The first of our own descriptors in a range, or -1. They are not the program's to close. */
 static int first_own(unsigned first, unsigned last)
 {
-	int highest = atomic_load(&shim_highest);
-	int end = last < (unsigned)highest ? (int)last : highest;
+	unsigned known = atomic_load(&shim_known);
+	int end = (int)(last < known ? last + 1 : known);
 
-	for (int fd = (int)first; highest >= 0 && fd <= end; fd++)
+	for (int fd = (int)first; fd < end; fd++)
 		if (shim_has(fd, IS_PIPE))
 			return fd;
 	return -1;
@@ -224,7 +224,7 @@ APART static void finish_passed(const struct msghdr *message)
 
 INLINE void before_passing(const struct msghdr *message)
 {
-	if (atomic_load(&shim_table) && message && message->msg_controllen > 0)
+	if (atomic_load(&shim_known) > 0 && message && message->msg_controllen > 0)
 		finish_passed(message);
 }
 
@@ -287,8 +287,9 @@ APART static int keep_option(int fd, int name, int value)
 
 EXPORT HOT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
-	if (level == IPPROTO_TCP && (name == TCP_CORK || name == TCP_NODELAY) && value &&
-	    len >= sizeof(int) && shim_has(fd, HAS_PIPE) && keep_option(fd, name, *(const int *)value))
+	if (shim_has(fd, HAS_PIPE) && level == IPPROTO_TCP &&
+	    (name == TCP_CORK || name == TCP_NODELAY) && value && len >= sizeof(int) &&
+	    keep_option(fd, name, *(const int *)value))
 		return 0;
 	return NEXT(setsockopt)(fd, level, name, value, len);
 }

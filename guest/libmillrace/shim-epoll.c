@@ -263,10 +263,10 @@ APART static int control_known(int set, int op, int fd, struct epoll_event *even
 /* What an event loop does most often: another wish for a socket without a pipe. 1 with the result. */
 INLINE int change(int set, int fd, struct epoll_event *event, int *result)
 {
-	struct entry *entry = shim_find(fd);
+	struct entry *entry = shim_look_up(fd);
 	int is_plain;
 
-	if (shim_bits(entry, IN_SET | HAS_PIPE | IS_PIPE) != IN_SET || !shim_lock_briefly())
+	if (!shim_lock_briefly())
 		return 0;
 	is_plain = shim_bits(entry, IN_SET | HAS_PIPE | IS_PIPE) == IN_SET && entry->set == set;
 	if (is_plain) {
@@ -391,9 +391,9 @@ static int pause_for_others(const struct wait *wait)
 }
 
 /* While there is nothing to be done before or after. */
-static int is_plain(void)
+INLINE int is_plain(void)
 {
-	return !atomic_load(&tags_are_used) && !shim_is_gathering();
+	return (atomic_load(&tags_are_used) | shim_is_gathering()) == 0;
 }
 
 /* Waits again when nothing is left for the program: the kernel has the socket's own event at once. */
@@ -456,7 +456,7 @@ EXPORT HOT int epoll_wait(int set, struct epoll_event *events, int max, int time
 		if (__builtin_expect(shim_waited_in != set, 0))
 			shim_waits_in(set);
 		count = NEXT(epoll_wait)(set, events, max, timeout_ms);
-		if (count <= 0 || is_plain())
+		if ((count <= 0) | is_plain())
 			return count;
 		/* Another thread's first pipe began meanwhile. */
 		count = translate_all(events, count, &are_foreign);

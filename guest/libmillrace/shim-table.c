@@ -3,6 +3,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -17,10 +18,14 @@
 /* Where a limit does not say. */
 #define FEWEST_FDS 1024
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-_Atomic(struct entry *) shim_table;
+/* The lock: free, held, or held while somebody may wait. Not the C library's: to go into another library and
+ * back costs an event loop more than all else that is done here for most of its calls. */
+enum { FREE, HELD, WAITED_FOR };
+static _Atomic uint32_t lock;
+static struct entry nobody;
+_Atomic(struct entry *) shim_table = &nobody;
 static _Atomic int table_len;
-_Atomic int shim_highest = -1;
+_Atomic uint32_t shim_known;
 static _Atomic pid_t owner;
 static __thread int inside;
 static __thread int cancel;
@@ -30,12 +35,43 @@ static int forked_inside;
 /* Pipes that are over. close(2) may be called in a signal handler, free(3) may not. */
 static struct shim_pipe *spare_pipes;
 
+APART static void wait_for_lock(void)
+{
+	int error = errno;
+
+	while (atomic_exchange(&lock, WAITED_FOR) != FREE)
+		(void)syscall(SYS_futex, &lock, FUTEX_WAIT_PRIVATE, WAITED_FOR, NULL, NULL, 0);
+	errno = error;
+}
+
+INLINE void lock_all(void)
+{
+	uint32_t free = FREE;
+
+	if (__builtin_expect(!atomic_compare_exchange_strong(&lock, &free, HELD), 0))
+		wait_for_lock();
+}
+
+APART static void wake_another(void)
+{
+	int error = errno;
+
+	(void)syscall(SYS_futex, &lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	errno = error;
+}
+
+INLINE void unlock_all(void)
+{
+	if (__builtin_expect(atomic_exchange(&lock, FREE) == WAITED_FOR, 0))
+		wake_another();
+}
+
 HOT int shim_lock_briefly(void)
 {
 	if (inside)
 		return 0;
 	inside = 1;
-	pthread_mutex_lock(&lock);
+	lock_all();
 	return 1;
 }
 
@@ -65,7 +101,7 @@ HOT void shim_unlock_briefly(void)
 		leave_to_parent();
 		errno = error;
 	}
-	pthread_mutex_unlock(&lock);
+	unlock_all();
 	inside = 0;
 }
 
@@ -87,12 +123,12 @@ static int allocate(void)
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_max < MOST_FDS)
 		len = limit.rlim_max > FEWEST_FDS ? (int)limit.rlim_max : FEWEST_FDS;
-	found = mmap(NULL, (size_t)len * sizeof(struct entry), PROT_READ | PROT_WRITE,
+	found = mmap(NULL, ((size_t)len + 1) * sizeof(struct entry), PROT_READ | PROT_WRITE,
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (found == MAP_FAILED)
 		return -1;
 	/* Few descriptors are used: two MiB for the first were too much. */
-	(void)madvise(found, (size_t)len * sizeof(struct entry), MADV_NOHUGEPAGE);
+	(void)madvise(found, ((size_t)len + 1) * sizeof(struct entry), MADV_NOHUGEPAGE);
 	atomic_store(&table_len, len);
 	atomic_store_explicit(&shim_table, found, memory_order_release);
 	return 0;
@@ -100,19 +136,19 @@ static int allocate(void)
 
 struct entry *shim_make(int fd)
 {
-	if (!atomic_load(&shim_table) && allocate() < 0)
+	if (atomic_load(&table_len) == 0 && allocate() < 0)
 		return NULL;
 	if (fd < 0 || fd >= atomic_load(&table_len))
 		return NULL;
-	if (fd > atomic_load(&shim_highest))
-		atomic_store_explicit(&shim_highest, fd, memory_order_release);
+	if ((uint32_t)fd >= atomic_load(&shim_known))
+		atomic_store_explicit(&shim_known, (uint32_t)fd + 1, memory_order_release);
 	return shim_find(fd);
 }
 
 /* Forgets what was in an epoll set that is closed. Pipes go on: sendfile looks for their end too. */
 static void forget_set(int set)
 {
-	for (int fd = 0; fd <= atomic_load(&shim_highest); fd++) {
+	for (int fd = 0; fd < (int)atomic_load(&shim_known); fd++) {
 		struct entry *entry = shim_find(fd);
 
 		if (!(atomic_load(&entry->bits) & IN_SET) || entry->set != set)
@@ -164,8 +200,10 @@ static void forget(int fd)
 
 void shim_forget(int first, int last)
 {
-	if (last > atomic_load(&shim_highest))
-		last = atomic_load(&shim_highest);
+	int end = (int)atomic_load(&shim_known);
+
+	if (last >= end)
+		last = end - 1;
 	for (int fd = first; fd <= last; fd++)
 		if (!shim_has(fd, IS_PIPE))
 			forget(fd);
@@ -214,25 +252,25 @@ static void before_fork(void)
 	/* Before what the child may write to the same socket. */
 	(void)shim_send_due(1);
 	if (!inside)
-		pthread_mutex_lock(&lock);
+		lock_all();
 }
 
 static void after_fork_in_parent(void)
 {
 	if (!inside)
-		pthread_mutex_unlock(&lock);
+		unlock_all();
 }
 
 static void after_fork_in_child(void)
 {
 	if (inside) {
 		/* Whoever had it is not in this process. */
-		lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+		atomic_store(&lock, FREE);
 		forked_inside = 1;
 		return;
 	}
 	leave_to_parent();
-	pthread_mutex_unlock(&lock);
+	unlock_all();
 }
 
 /* Pipes are the parent's; closing our copies of their descriptors does not end them. Epoll sets are
@@ -241,7 +279,7 @@ static void leave_to_parent(void)
 {
 	forked_inside = 0;
 	shim_forget_gathered();
-	for (int fd = 0; fd <= atomic_load(&shim_highest); fd++) {
+	for (int fd = 0; fd < (int)atomic_load(&shim_known); fd++) {
 		struct entry *entry = shim_find(fd);
 
 		if (atomic_load(&entry->bits) & IS_PIPE) {

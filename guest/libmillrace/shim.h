@@ -29,13 +29,14 @@
 #include <sys/types.h>
 
 #define EXPORT __attribute__((visibility("default")))
-/* Most of a program's calls are nobody's business but the kernel's. Those ways through the shim lie on one
- * page: the first of them, in the object that is linked first, begins it (an emulated CPU looks up where each
- * jump to another page leads; a real one has few pages in its nearest table), */
+/* Most of a program's calls are nobody's business but the kernel's. Those ways through the shim have few
+ * branches, and lie on one page: the first of them, in the object that is linked first, begins it. (An emulated
+ * CPU ends a piece of its own code at each branch, and looks up where each jump to another page leads; a real
+ * one has few pages in its nearest table.) */
 #define HOT __attribute__((hot))
 #define HOT_FIRST HOT __attribute__((aligned(4096)))
 #define INLINE static inline __attribute__((always_inline))
-/* and save no registers for what they rarely do, which is elsewhere. */
+/* They save no registers for what they rarely do, which is elsewhere. */
 #define APART __attribute__((noinline, cold))
 
 /* The function that a wrapper stands before. */
@@ -136,31 +137,42 @@ void shim_unlock(void);
 int shim_lock_briefly(void);
 void shim_unlock_briefly(void);
 
+/* Nobody's entry, of which nothing is ever known; behind it those of descriptors. */
 extern _Atomic(struct entry *) shim_table;
-/* Above it nothing is known. */
-extern _Atomic int shim_highest;
+/* Of so many descriptors something may be known. Grows after the table is there. */
+extern _Atomic uint32_t shim_known;
 
-/* What is known of a descriptor, or NULL. Needs no lock, but what is in it does. Here, as many calls of a
- * program begin with it. */
-INLINE struct entry *shim_find(int fd)
+/* What is known of a descriptor: perhaps nobody's entry. Needs no lock, but what is in it does. Here, as many
+ * calls of a program begin with it. */
+INLINE struct entry *shim_look_up(int fd)
 {
-	struct entry *entries = atomic_load_explicit(&shim_table, memory_order_acquire);
+	uint32_t known = atomic_load_explicit(&shim_known, memory_order_acquire);
+	struct entry *entries = atomic_load_explicit(&shim_table, memory_order_relaxed);
+	/* No branch: a number that is negative is a large one. */
+	uint32_t at = (uint32_t)fd < known ? (uint32_t)fd + 1 : 0;
 
-	if (!entries || fd < 0 || fd > atomic_load_explicit(&shim_highest, memory_order_acquire))
-		return NULL;
-	return &entries[fd];
+	return &entries[at];
 }
 
-/* Those of these bits that are set. Needs no lock, and entry may be NULL. */
+/* The same, or NULL. */
+static inline struct entry *shim_find(int fd)
+{
+	uint32_t known = atomic_load_explicit(&shim_known, memory_order_acquire);
+	struct entry *entries = atomic_load_explicit(&shim_table, memory_order_relaxed);
+
+	return (uint32_t)fd < known ? &entries[(uint32_t)fd + 1] : NULL;
+}
+
+/* Those of these bits that are set. Needs no lock. */
 INLINE uint32_t shim_bits(const struct entry *entry, uint32_t bits)
 {
-	return entry ? atomic_load_explicit(&entry->bits, memory_order_acquire) & bits : 0;
+	return atomic_load_explicit(&entry->bits, memory_order_acquire) & bits;
 }
 
 /* True when one of them is set. */
 INLINE int shim_has(int fd, uint32_t bits)
 {
-	return shim_bits(shim_find(fd), bits) != 0;
+	return shim_bits(shim_look_up(fd), bits) != 0;
 }
 
 /* The following with the lock. */
