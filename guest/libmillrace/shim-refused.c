@@ -104,6 +104,7 @@ static void connection_refused(struct entry *entry, const struct shim_ends *ends
 	case MILLRACE_NOT_TCP:
 	case MILLRACE_MPTCP:
 	case MILLRACE_ULP:
+	case MILLRACE_OTHER_NETWORK:
 	case MILLRACE_PAIR_UNSUPPORTED:
 		until = FOR_GOOD;
 		break;

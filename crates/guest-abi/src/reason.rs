@@ -99,6 +99,9 @@ reasons! {
     NotEstablished = 67, 107, "not_established", "the connection is not established";
     /// Bytes wait to be sent for the first time.
     Unsent = 68, 11, "unsent", "earlier bytes wait to be sent";
+    /// Its addresses may be another connection's in the agent's network namespace. (A kernel before 5.14
+    /// does not tell: then it is every socket.)
+    OtherNetwork = 69, 95, "other_network", "a socket of another network namespace";
 
     /// Not a regular file on a disk.
     NotAFile = 80, 95, "not_a_file", "not a regular file on a disk";

@@ -2,13 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
 use guest_abi::pipe::{SocketEnd, family, option};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, getpeername, getsockname, socket_with, sockopt,
+};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -58,8 +61,27 @@ pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
         Some(IPPROTO_MPTCP) => return Err(Reason::Mptcp),
         _ => return Err(Reason::NotTcp),
     }
+    // Addresses and ports name a connection in its own namespace only. In another, which every user can
+    // make, a socket may have those of somebody else's connection: it would be that one's bytes.
+    let own = own_network().ok_or(Reason::OtherNetwork)?;
+    if sys::network(program).ok() != Some(own) {
+        return Err(Reason::OtherNetwork);
+    }
     // Whatever else has that number has no such options.
     if sys::has_ulp(program).map_err(|_| Reason::NotTcp)? { Err(Reason::Ulp) } else { Ok(()) }
+}
+
+/// The agent's network namespace, in which the daemon's network ports are looked for; none: the kernel does
+/// not tell.
+fn own_network() -> Option<u64> {
+    static OWN: OnceLock<u64> = OnceLock::new();
+    if let Some(own) = OWN.get() {
+        return Some(*own);
+    }
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
+    let own = sys::network(socket.as_fd()).ok()?;
+    Some(*OWN.get_or_init(|| own))
 }
 
 fn established(socket: BorrowedFd<'_>) -> Result<TcpInfo, Reason> {

@@ -83,6 +83,22 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
     }
 }
 
+/// `SO_NETNS_COOKIE` of Linux 5.14.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// The number of the network namespace that a socket lives in: no two ever have the same. Not for Unix sockets.
+pub fn network(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut cookie = 0u64;
+    let mut len = size_of_val(&cookie) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, SO_NETNS_COOKIE);
+    // SAFETY: the call writes at most `len` bytes: one number of 64 bits.
+    let result = unsafe {
+        let value = (&raw mut cookie).cast();
+        libc::getsockopt(socket.as_raw_fd(), level, name, value, &raw mut len)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
+}
+
 const F_SETOWN: libc::c_int = 8;
 
 fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<i32> {

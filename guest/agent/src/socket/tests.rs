@@ -154,3 +154,31 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
     assert_eq!(check(file.as_fd(), Use::Source), Err(Reason::NotPermitted));
 }
+
+/// A user who has made a network of his own gives the addresses and ports of another's connection to a
+/// connection of his in it.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_R10_a_connection_of_another_network_is_not_the_one_of_its_name() {
+    let (server, client) = pair("127.0.0.1:0", "127.0.0.1");
+    check(server.as_fd(), Use::Sink).unwrap();
+    let (local, remote) = (server.local_addr().unwrap(), client.local_addr().unwrap());
+    let made = std::thread::spawn(move || {
+        // SAFETY: only this thread's network namespace is left, and no other thread counts on that.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+        let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+        assert!(up.unwrap().success());
+        let listener = TcpListener::bind(local).unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let socket = socket.unwrap();
+        socket.bind(&remote.into()).unwrap();
+        socket.connect(&local.into()).unwrap();
+        (listener.accept().unwrap().0, socket)
+    });
+    let (forged, _client) = made.join().unwrap();
+    assert_eq!((forged.local_addr().unwrap(), forged.peer_addr().unwrap()), (local, remote));
+    for to in [Use::Source, Use::Sink] {
+        assert_eq!(check(forged.as_fd(), to), Err(Reason::OtherNetwork));
+    }
+    assert_eq!(check_tcp(forged.as_fd()), Err(Reason::OtherNetwork));
+}
