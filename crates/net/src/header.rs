@@ -417,6 +417,8 @@ pub struct L4 {
     pub v6: bool,
     /// A fragment: the transport header may be elsewhere.
     pub fragment: bool,
+    /// Not the first of them: the transport header is elsewhere.
+    pub later: bool,
 }
 
 impl L4 {
@@ -434,8 +436,9 @@ impl L4 {
         if head[ip] >> 4 != 4 || ihl < 20 || head.len() < ip + ihl {
             return None;
         }
-        let fragment = be16(head, ip + 6)? & 0x3fff != 0;
-        Some(Self { ip, offset: ip + ihl, proto: head[ip + 9], v6: false, fragment })
+        let place = be16(head, ip + 6)?;
+        let (fragment, later) = (place & 0x3fff != 0, place & 0x1fff != 0);
+        Some(Self { ip, offset: ip + ihl, proto: head[ip + 9], v6: false, fragment, later })
     }
 
     /// Walks at most four extension headers (RFC 8200 lists four that may precede a payload).
@@ -451,12 +454,13 @@ impl L4 {
                     fragment |= be16(head, offset + 2)? & 0xfff9 != 0;
                     8
                 }
-                _ => return Some(Self { ip, offset, proto, v6: true, fragment }),
+                _ => return Some(Self { ip, offset, proto, v6: true, fragment, later: false }),
             };
             // Behind the border of a later fragment there is payload, not a header.
             if proto == 44 && be16(head, offset + 2)? & 0xfff8 != 0 {
                 let proto = *head.get(offset)?;
-                return Some(Self { ip, offset: offset + len, proto, v6: true, fragment });
+                let offset = offset + len;
+                return Some(Self { ip, offset, proto, v6: true, fragment, later: true });
             }
             proto = *head.get(offset)?;
             offset += len;

@@ -73,7 +73,8 @@ fn put_ip(eth: &mut [u8], key: &FlowKey, tcp_len: usize) -> L4 {
         }
     };
     eth[12..14].copy_from_slice(&kind.to_be_bytes());
-    L4 { ip, offset: ip + header_len, proto: 6, v6: header_len == 40, fragment: false }
+    let v6 = header_len == 40;
+    L4 { ip, offset: ip + header_len, proto: 6, v6, fragment: false, later: false }
 }
 
 fn v6(address: IpAddr) -> [u8; 16] {

@@ -32,6 +32,8 @@ pub(super) struct Record {
     pub shift: Shift,
     /// A twin had it: what that one sent is lost with it.
     pub has_twin: bool,
+    /// Both sides have ended it: stragglers may come, and soon nothing.
+    pub is_over: bool,
     pub send_base: Option<u32>,
     pub receive_base: Option<u32>,
     pub timestamp: Option<u32>,
@@ -41,12 +43,25 @@ pub(super) struct Record {
     pub guest_scale: u8,
 }
 
+/// What the next daemon will find in the journal.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Noted {
+    pub sent_end: u32,
+    pub guest_ack: u32,
+    pub is_over: bool,
+}
+
+/// Numbers that are so far behind others may not be told from later ones: a quarter of what they can be
+/// compared over.
+const FAR: u32 = 1 << 29;
+
 /// Bits of a record's word of flags.
 mod flag {
     pub const V6: u64 = 1;
     pub const HAS_TWIN: u64 = 2;
     pub const HAS_BASE: u64 = 4;
     pub const HAS_TIMESTAMP: u64 = 8;
+    pub const IS_OVER: u64 = 1 << 17;
     /// Where the guest's window scale begins.
     pub const SCALE: u32 = 8;
     pub const HAS_RECEIVE_BASE: u64 = 1 << 16;
@@ -85,6 +100,7 @@ impl Record {
             | bit(self.has_twin, flag::HAS_TWIN)
             | bit(self.send_base.is_some(), flag::HAS_BASE)
             | bit(self.timestamp.is_some(), flag::HAS_TIMESTAMP)
+            | bit(self.is_over, flag::IS_OVER)
             | u64::from(self.guest_scale) << flag::SCALE
             | bit(self.receive_base.is_some(), flag::HAS_RECEIVE_BASE)
             | u64::from(self.receive_base.unwrap_or(0)) << flag::RECEIVE_BASE;
@@ -124,6 +140,7 @@ impl Record {
             macs,
             shift: Shift { send, receive, timestamp },
             has_twin: has(flag::HAS_TWIN),
+            is_over: has(flag::IS_OVER),
             send_base: has(flag::HAS_BASE).then_some(base),
             receive_base: has(flag::HAS_RECEIVE_BASE)
                 .then_some((flags >> flag::RECEIVE_BASE) as u32),
@@ -148,6 +165,7 @@ impl Flow {
             macs: self.macs,
             shift: self.shift,
             has_twin: self.has_twin() || self.is_broken,
+            is_over: self.is_over(),
             send_base: self.send_base,
             receive_base: self.receive_base,
             timestamp: self.timestamp,
@@ -158,6 +176,26 @@ impl Flow {
         }
     }
 
+    /// Whether the next daemon must know of it too.
+    pub fn is_noted(&self) -> bool {
+        self.is_shifted() || self.is_broken
+    }
+
+    /// What of it is in the journal, once it is there.
+    pub fn to_note(&self) -> Noted {
+        let &Self { sent_end, guest_ack, .. } = self;
+        Noted { sent_end, guest_ack, is_over: self.is_over() }
+    }
+
+    /// Whether what is noted of it would mislead the next daemon.
+    pub fn is_note_old(&self) -> bool {
+        let is_far = |now: u32, noted: u32| now.wrapping_sub(noted) > FAR;
+        self.is_noted()
+            && (self.is_over() != self.noted.is_over
+                || is_far(self.sent_end, self.noted.sent_end)
+                || is_far(self.guest_ack, self.noted.guest_ack))
+    }
+
     /// As far as it is known. What is missing is learned from its next segments; one that had a twin is
     /// broken: nobody knows what of the twin's the peer has.
     pub(super) fn restored(record: &Record, now_ns: u64) -> Self {
@@ -166,6 +204,8 @@ impl Flow {
             shift: record.shift,
             is_broken: record.has_twin,
             reset: record.has_twin,
+            guest_fin: record.is_over,
+            peer_fin: record.is_over,
             send_base: record.send_base,
             receive_base: record.receive_base,
             timestamp: record.timestamp,
@@ -173,12 +213,18 @@ impl Flow {
             acked: record.sent_end,
             guest_from: record.guest_from,
             is_open: true,
+            is_heard: true,
             passed: Passed::Unknown,
             guest_ack: record.guest_ack,
             guest_scale: record.guest_scale,
             guest_edge: record.guest_ack,
             peer_end: record.guest_ack,
             seen_ns: now_ns,
+            noted: Noted {
+                sent_end: record.sent_end,
+                guest_ack: record.guest_ack,
+                is_over: record.is_over || record.has_twin,
+            },
             ..Self::default()
         }
     }

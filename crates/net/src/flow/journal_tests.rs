@@ -15,6 +15,7 @@ fn record(n: u32, is_v6: bool) -> Record {
         macs: std::array::from_fn(|i| n as u8 ^ i as u8),
         shift: Shift { send: n, receive: n ^ 1, timestamp: n ^ 2 },
         has_twin: n.is_multiple_of(3),
+        is_over: n.is_multiple_of(11),
         send_base: n.is_multiple_of(2).then_some(n ^ 3),
         receive_base: n.is_multiple_of(7).then_some(n ^ 8),
         timestamp: (!n.is_multiple_of(5)).then_some(n ^ 4),

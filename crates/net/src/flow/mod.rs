@@ -48,7 +48,10 @@
 //!   tracked.
 //! - A pipe has at most 1 GiB: its numbers are compared over half of the sequence space.
 //! - Untagged TCP only, with all headers in the first 128 bytes of the frame.
-//! - Connections whose SYN did not pass by since pipes were switched on have no twin.
+//! - Connections whose SYN did not pass by since pipes were switched on have no twin, nor have those
+//!   whose peer was not heard on this port or has sent fragments. What comes in fragments beside a twin
+//!   is dropped ([`fragment`]).
+//! - A table is one port's: in a bond of two, connections with a shift do not survive a change of ports.
 //! - 64 segments wait for a twin between two looks of its TAP; more push them out.
 //! - A segment with payload whose checksum is wrong tells the twin nothing. Payload that only passes to
 //!   a twin is not summed here, but by the twin's kernel.
@@ -64,6 +67,7 @@ mod api;
 mod build;
 #[cfg(test)]
 mod case;
+mod fragment;
 mod icmp;
 mod journal;
 #[cfg(test)]

@@ -75,12 +75,22 @@ impl Segment {
     /// length of the whole frame.
     #[inline]
     pub fn parse(eth: &[u8], frame_len: usize) -> Option<Self> {
+        Self::parse_any(eth, frame_len).filter(|segment| !segment.l4.fragment)
+    }
+
+    /// The same of the first fragment of one: its payload goes on in others.
+    pub fn parse_first(eth: &[u8], frame_len: usize) -> Option<Self> {
+        Self::parse_any(eth, frame_len).filter(|segment| segment.l4.fragment)
+    }
+
+    #[inline]
+    fn parse_any(eth: &[u8], frame_len: usize) -> Option<Self> {
         // Tagged frames belong to other networks, where the same addresses may mean others.
         let l4 = match be16(eth, 12)? {
             0x0800 | 0x86dd => L4::find(eth)?,
             _ => return None,
         };
-        if l4.proto != IPPROTO_TCP || l4.fragment {
+        if l4.proto != IPPROTO_TCP || l4.later {
             return None;
         }
         let header_len = usize::from(*eth.get(l4.offset + 12)? >> 4) * 4;

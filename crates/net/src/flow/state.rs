@@ -2,6 +2,7 @@
 //! differ from those on the wire. All sequence numbers kept here are the wire's.
 
 use super::FlowEvent;
+use super::journal::Noted;
 use super::receive::Receiving;
 use super::segment::{ACK, ECE, Editor, FIN, RST, SYN, Segment, after, later};
 use super::sending::Sending;
@@ -174,6 +175,13 @@ pub(super) struct Flow {
     pub receiving: Option<Receiving>,
     /// A pipe is about to begin, or waits for the guest's bytes up to there.
     pub settling: Option<Settling>,
+    pub noted: Noted,
+    /// What acknowledges the peer's last SYN: the guest may know of no such connection.
+    pub peer_syn: Option<u32>,
+    /// The peer's segments come by here, and not by another port of the guest's.
+    pub is_heard: bool,
+    /// Some of them in fragments: not all that they say is known.
+    pub is_fragmented: bool,
     pub seen_ns: u64,
 }
 
@@ -186,22 +194,6 @@ impl Flow {
     /// Whether a twin has one of its halves.
     pub fn has_twin(&self) -> bool {
         self.twin.is_some() || self.receiving.is_some()
-    }
-
-    /// The pipe whose twin that is.
-    fn twin_token(&self) -> Option<u64> {
-        let receivers = self.receiving.filter(|receiving| !receiving.is_gone);
-        self.twin.map(|twin| twin.token).or(receivers.map(|receiving| receiving.token))
-    }
-
-    /// The pipe that has it, or is about to.
-    pub fn token(&self) -> Option<u64> {
-        self.twin_token().or(self.settling.map(|settling| settling.token))
-    }
-
-    /// Whether the next daemon must know of it too.
-    pub fn is_noted(&self) -> bool {
-        self.is_shifted() || self.is_broken
     }
 
     /// Whether it is used, or its segments are not only passed on.
@@ -251,6 +243,10 @@ impl Flow {
         summed: bool,
         tell: &mut dyn FnMut(u64, FlowEvent),
     ) -> FromGuest {
+        // An answer to a SYN that was not shifted: nothing of it is of this connection.
+        if segment.has(RST) && segment.has(ACK) && Some(segment.ack) == self.peer_syn {
+            return FromGuest::Pass;
+        }
         self.note_macs(eth);
         let seq = segment.seq.wrapping_add(self.shift.send);
         let end = segment.end().wrapping_add(self.shift.send);
@@ -371,7 +367,9 @@ impl Flow {
             // Part of the twin's bytes, perhaps: the guest must not see them in any disguise.
             return if self.split().is_some() { ToLocal::NOBODY } else { ToLocal::GUEST };
         }
+        self.is_heard = true;
         if segment.has(SYN) {
+            self.peer_syn = Some(segment.end()).filter(|_| !segment.has(ACK));
             self.note_answer(eth, segment);
             return ToLocal::GUEST;
         }

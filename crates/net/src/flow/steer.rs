@@ -126,6 +126,7 @@ impl PortFlows {
         let staging = flow.wants_sum(&segment).then_some(staging);
         let sum = look_at_sum(frame, &segment, summed, staging);
         let to = flow.peer_sends(&wire[VNET_LEN..len], &segment, sum, &mut tell);
+        let is_note_old = flow.is_note_old();
         let is_told = to.twin != Share::Nothing || flow.split().is_some();
         // Its news come again.
         let is_bare = segment.payload_len == 0 && !segment.has(FIN);
@@ -148,11 +149,14 @@ impl PortFlows {
         if let Some((vnet, _)) = guest {
             wire[..VNET_LEN].copy_from_slice(&vnet.to_bytes(1));
         }
+        if is_note_old {
+            self.table.save(&key);
+        }
         Bound { guest, told: is_told.then_some(key), may_miss }
     }
 
-    /// A frame for the guest that is no segment, but perhaps an error about one. False: it is not for
-    /// the guest.
+    /// A frame for the guest that is no segment, but perhaps the beginning of one or an error about one.
+    /// False: it is not for the guest.
     ///
     /// # Safety
     /// As [`Fabric::deliver`].
@@ -164,7 +168,7 @@ impl PortFlows {
     ) -> bool {
         let len = frame.wire.len();
         match self.error_comes(frame, &mut wire[VNET_LEN..len], staging) {
-            Whose::Guests => true,
+            Whose::Guests => self.table.fragment_comes(&mut wire[VNET_LEN..len], frame.len()),
             Whose::Nobodys => false,
             Whose::Twins => {
                 wire[VNET_LEN..VNET_LEN + TWIN_MAC.len()].copy_from_slice(&TWIN_MAC);

@@ -65,7 +65,8 @@ impl FlowTable {
     /// Notes what became of a connection.
     pub fn save(&mut self, key: &FlowKey) {
         let (Some(journal), Some(&at)) = (self.journal.as_mut(), self.map.get(key)) else { return };
-        let Some((_, flow)) = &self.slots[at as usize] else { return };
+        let Some((_, flow)) = &mut self.slots[at as usize] else { return };
+        flow.noted = flow.to_note();
         match flow.is_noted() {
             true => journal.put(at, &flow.record(*key)),
             false => journal.clear(at),
@@ -104,7 +105,7 @@ impl FlowTable {
         let was = flow.shift;
         let answer = flow.guest_sends(eth, segment, summed, tell);
         // The guest's clock fell behind, and was moved up.
-        if flow.shift != was {
+        if flow.shift != was || flow.is_note_old() {
             self.save(&key);
         }
         answer

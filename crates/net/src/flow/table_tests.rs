@@ -21,6 +21,7 @@ fn guest(table: &mut FlowTable, n: u16, flags: u8, seq: u32, now_ns: u64) -> Vec
 
 fn connect(table: &mut FlowTable, n: u16, now_ns: u64) {
     guest(table, n, SYN | ACK, 100, now_ns);
+    peer(table, n, 0, 101, now_ns);
 }
 
 fn peer(table: &mut FlowTable, n: u16, flags: u8, ack: u32, now_ns: u64) {
@@ -123,6 +124,57 @@ fn a_shift_is_kept_while_stragglers_may_come() {
     // A twin is for ever.
     flood(&mut table, 20, 10 * FORGET_NS);
     assert!(is_there(&mut table, 1));
+}
+
+/// Else a busy server's old connections would fill the next daemon's table for days.
+#[test]
+fn those_that_were_over_under_the_last_daemon_go_as_soon() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flows");
+    let mut table = FlowTable::new(3);
+    table.journal = Some(Journal::open(&path).unwrap());
+    (0..3).for_each(|n| connect(&mut table, n, 1));
+    for n in 0..3 {
+        shift(&mut table, n, 1);
+        table.save(&name(n));
+    }
+    // The first by both sides' FIN, the second by the guest's reset.
+    peer(&mut table, 0, FIN, 111, 2);
+    guest(&mut table, 0, FIN | ACK, 101, 2);
+    guest(&mut table, 1, RST, 101, 2);
+    let mut table = FlowTable::restored(Journal::open(&path).unwrap(), 1000);
+    let over = |table: &mut FlowTable, n| table.get(&name(n)).unwrap().is_over();
+    assert_eq!([0, 1, 2].map(|n| over(&mut table, n)), [true, true, false]);
+    let may_go = |table: &mut FlowTable, n, now| may_go(table.get(&name(n)).unwrap(), now);
+    assert_eq!([0, 1].map(|n| may_go(&mut table, n, 1000 + STRAGGLER_NS)), [false; 2]);
+    assert_eq!([0, 1].map(|n| may_go(&mut table, n, 1001 + STRAGGLER_NS)), [true; 2]);
+    assert!(!may_go(&mut table, 2, 1001 + STRAGGLER_NS));
+}
+
+/// Numbers are compared over half of their space: what is noted must not fall behind by so much.
+#[test]
+fn a_shifted_connection_that_goes_on_is_noted_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flows");
+    let mut table = FlowTable::new(1);
+    table.journal = Some(Journal::open(&path).unwrap());
+    connect(&mut table, 0, 1);
+    shift(&mut table, 0, 1);
+    table.save(&name(0));
+    let noted = || {
+        let restored = FlowTable::restored(Journal::open(&path).unwrap(), 1);
+        restored.slots.iter().flatten().next().map(|(_, flow)| flow.sent_end)
+    };
+    let first = noted();
+    let mut seq = 101_u32;
+    for _ in 0..7 {
+        seq = seq.wrapping_add(1 << 29);
+        guest(&mut table, 0, ACK, seq, 2);
+        let flow = table.get(&name(0)).unwrap();
+        let behind = flow.sent_end.wrapping_sub(noted().unwrap());
+        assert!(behind <= 1 << 29, "{behind}");
+    }
+    assert_ne!(noted(), first);
 }
 
 /// Of a connection whose twin was lost before it had sent anything; the next daemon must not take a new

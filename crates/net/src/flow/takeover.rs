@@ -27,6 +27,17 @@ pub struct Relief {
 }
 
 impl Flow {
+    /// The pipe whose twin that is.
+    pub fn twin_token(&self) -> Option<u64> {
+        let receivers = self.receiving.filter(|receiving| !receiving.is_gone);
+        self.twin.map(|twin| twin.token).or(receivers.map(|receiving| receiving.token))
+    }
+
+    /// The pipe that has it, or is about to.
+    pub fn token(&self) -> Option<u64> {
+        self.twin_token().or(self.settling.map(|settling| settling.token))
+    }
+
     /// What another twin must know that takes the place of the one that sends.
     pub fn relief(&self, token: u64) -> Result<Relief, FlowError> {
         let twin = self.twin.filter(|twin| twin.token == token).ok_or(FlowError::Unknown)?;
@@ -58,6 +69,9 @@ impl Flow {
     }
 
     fn check_free(&self, token: u64) -> Result<(), FlowError> {
+        if !self.is_heard || self.is_fragmented {
+            return Err(FlowError::Unknown);
+        }
         let is_reserved = self.settling.is_some_and(|other| other.token != token);
         if self.has_twin() || is_reserved { Err(FlowError::Busy) } else { Ok(()) }
     }
@@ -93,7 +107,7 @@ impl Flow {
         if !self.unsettle(token) {
             return Err(if self.reset { FlowError::Closing } else { FlowError::Busy });
         }
-        if self.sent_end != taken.send_seq || self.guest_fin {
+        if self.sent_end != taken.send_seq || self.guest_fin || self.is_fragmented {
             return Err(FlowError::Changed);
         }
         let start = taken.send_seq;
@@ -175,7 +189,7 @@ impl Flow {
         let own_bytes = self.own_bytes(received_bytes)?;
         let twin_bytes = wanted_bytes.saturating_sub(own_bytes).min(MAX_BACK);
         let (from, offset) = (self.peer_end, self.peer_end.wrapping_sub(taken.receive_seq));
-        if offset > MAX_BACK {
+        if offset > MAX_BACK || self.is_fragmented {
             return Err(FlowError::Changed);
         }
         if twin_bytes == 0 {

@@ -29,6 +29,11 @@ impl PortFlows {
         self.table.get(key).ok_or(FlowError::Unknown)?.receive_snapshot(received_bytes, 1)
     }
 
+    /// As if its peer had answered.
+    pub(crate) fn hear(&mut self, key: &FlowKey) {
+        self.table.get(key).unwrap().is_heard = true;
+    }
+
     pub(crate) fn finish(&mut self, key: &FlowKey, len: u32) -> Result<(), FlowError> {
         self.table.get(key).unwrap().finish(1, len)
     }

@@ -296,7 +296,7 @@ fn all_other_frames_pass_as_they_are() {
             };
             let whole = build.frame();
             let udp = [&whole[..23], &[17], &whole[24..]].concat();
-            let fragment = [&whole[..20], &[0x20], &whole[21..]].concat();
+            let fragment = [&whole[..20], &[0x20, 1], &whole[22..]].concat();
             let tagged = [&whole[..12], &[0x81, 0, 0, 5], &whole[12..]].concat();
             let [to, from] = build.macs;
             let v6 = if build.key.local_port == 80 { key(true) } else { mirror(&key(true)) };

@@ -93,6 +93,7 @@ fn abuse_C3_another_vm_with_pipes_has_flows_of_its_own() {
     let syn = same(&rig, SYN | ACK, 77).frame();
     rig.guest_frame(1, &no_offload(), &syn);
     let key = rig.key;
+    rig.lab.flows(1).hear(&key);
     rig.lab.flows(1).start(&key, 0, 10);
     rig.arrived();
     rig.twin(ACK, ours(100), 50);
@@ -274,6 +275,7 @@ fn pipes_allocate_nothing() {
     rig.guest(SYN | ACK, ISS, theirs(0), 0);
     rig.guest(ACK | PSH, ours(0), theirs(0), 100);
     let key = rig.key;
+    rig.lab.flows(0).hear(&key);
     rig.lab.flows(0).start(&key, 100, 5000);
     for round in 0..50_u32 {
         for n in 0..40_u32 {
@@ -317,6 +319,7 @@ fn receiving_allocates_nothing() {
         rig.guest(SYN | ACK, ISS, theirs(0), 0);
         rig.guest(ACK | PSH, ours(0), theirs(0), 100);
         let key = rig.key;
+        rig.lab.flows(0).hear(&key);
         let taken = rig.lab.flows(0).receive_snapshot(&key, 0).unwrap();
         rig.lab.engine.start_receiving(0, &key, 1, &taken, 0, 5000).unwrap().unwrap();
         for round in 0..20_u32 {
