@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use block::BlockPort;
 use guest_abi::Reason;
 use guest_abi::frame::Header;
 use guest_abi::pipe::{self, NO_DISK, PROBE_BLOCK_BYTES, Probe, ProbeWrite, Probed, kind};
@@ -17,7 +16,9 @@ use rustix::fd::AsFd;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::limits::{AGENT_TIMEOUT, HEARD_PERIOD, MAX_HEARD, MAX_LEN_BYTES, MAX_PROBED_DISKS};
+use crate::disks::Known;
+use crate::file::drop_cached;
+use crate::limits::{AGENT_TIMEOUT, HEARD_PERIOD, MAX_HEARD, MAX_LEN_BYTES};
 use crate::message::{Message, MessageError, Reader};
 use crate::takes::Take;
 use crate::vm::VmPipes;
@@ -109,8 +110,7 @@ fn write_by(stream: &mut UnixStream, mut bytes: &[u8], until: Instant) -> io::Re
 pub(crate) struct Session {
     pub agent: Arc<Agent>,
     reader: Reader<UnixStream>,
-    /// Disks by the numbers that the agent was told.
-    disks: Vec<Arc<BlockPort>>,
+    disks: Known,
 }
 
 impl Session {
@@ -119,7 +119,7 @@ impl Session {
         stream.set_write_timeout(Some(AGENT_TIMEOUT))?;
         stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
         let agent = Agent::new(&stream)?;
-        Ok(Self { agent: Arc::new(agent), reader: Reader::new(stream), disks: Vec::new() })
+        Ok(Self { agent: Arc::new(agent), reader: Reader::new(stream), disks: Known::default() })
     }
 
     /// Serves the agent until its stream ends.
@@ -186,8 +186,11 @@ impl Session {
                     continue;
                 }
             };
+            if image.may_lag {
+                drop_cached(image.file.as_fd(), probe.offset.get(), PROBE_BLOCK_BYTES as u64);
+            }
             if has_block(image.file.as_fd(), probe)
-                && let Some(number) = self.number(&disk)
+                && let Some(number) = self.disks.number(&disk)
             {
                 return probed(number, Reason::Complete, image.len_bytes);
             }
@@ -198,27 +201,16 @@ impl Session {
     /// The next block with that tag is the self-test's.
     fn probe_write(&mut self, vm: &VmPipes, probe: ProbeWrite) -> Probed {
         let number = probe.disk.get();
-        let Some(disk) = self.disks.get(number as usize) else {
+        let Some(disk) = self.disks.get(vm, number) else {
             return probed(NO_DISK, Reason::NoDisk, 0);
         };
-        match vm.serve_writes(disk) {
+        match vm.serve_writes(&disk) {
             Ok(()) => {
                 vm.expect(Some(probe));
                 probed(number, Reason::Complete, disk.len_bytes())
             }
             Err(reason) => probed(NO_DISK, reason, 0),
         }
-    }
-
-    fn number(&mut self, disk: &Arc<BlockPort>) -> Option<u32> {
-        let known = self.disks.iter().position(|known| Arc::ptr_eq(known, disk));
-        let at = known.or_else(|| {
-            (self.disks.len() < MAX_PROBED_DISKS).then(|| {
-                self.disks.push(Arc::clone(disk));
-                self.disks.len() - 1
-            })
-        })?;
-        Some(at as u32)
     }
 }
 

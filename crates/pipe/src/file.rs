@@ -1,11 +1,12 @@
 //! A file of a guest as a pipe's source: extents of its disk's image, and holes.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use guest_abi::pipe::{HOLE, MAX_EXTENTS};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{Advice, MemfdFlags, SealFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use crate::copy::read_all;
@@ -75,6 +76,12 @@ impl Source {
         Ok(Some(Found { file: self.image.as_fd(), offset, len_bytes: left }))
     }
 
+    /// Has its bytes read from the disk anew: nobody writes to them while it is read.
+    pub(crate) fn drop_cached(&self) {
+        let in_image = self.extents.iter().filter(|(offset, _)| *offset != HOLE);
+        in_image.for_each(|(offset, len)| drop_cached(self.image.as_fd(), *offset, *len));
+    }
+
     /// Copies bytes of it; not many.
     pub(crate) fn copy(&self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
         let len = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -122,6 +129,20 @@ impl Source {
         self.sent_bytes += moved as u64;
         Ok(moved)
     }
+}
+
+/// Has these bytes of a file read from its disk anew: the pages that hold them are dropped.
+pub(crate) fn drop_cached(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) {
+    let (first, len_bytes) = whole_pages(offset, len_bytes, rustix::param::page_size() as u64);
+    // It cannot fail for a file or a block device.
+    let _ = fadvise(file, first, NonZeroU64::new(len_bytes), Advice::DontNeed);
+}
+
+/// Offset and length of the pages that hold some bytes: of one that is named in part, nothing is dropped.
+fn whole_pages(offset: u64, len_bytes: u64, page: u64) -> (u64, u64) {
+    let first = offset / page * page;
+    let last = offset.saturating_add(len_bytes).div_ceil(page).saturating_mul(page);
+    (first, last - first)
 }
 
 /// Everything an agent says of extents is checked here, once.

@@ -3,14 +3,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use block::BlockPort;
 use guest_abi::Reason;
 use net::flow::FlowEvent;
 
 use crate::agent::Agent;
-use crate::limits::{DRAIN_TIMEOUT, MAX_SAID, RELEASE_TIMEOUT};
+use crate::limits::{CANCEL_TIMEOUT, DRAIN_TIMEOUT, MAX_SAID, RELEASE_TIMEOUT};
 use crate::message::Said;
 use crate::metrics::PipeStats;
 use crate::pool::Pool;
@@ -84,6 +85,8 @@ pub(crate) struct Job {
     cancelled: Mutex<Option<(Reason, Instant)>>,
     said: Mutex<VecDeque<Said>>,
     work: Mutex<Option<Box<dyn Work>>>,
+    /// Its files' disks.
+    pub disks: Vec<Weak<BlockPort>>,
     is_answered: AtomicBool,
     pub stats: Arc<PipeStats>,
 }
@@ -98,7 +101,7 @@ impl Job {
         token: u64,
         (id, agent): (u64, Arc<Agent>),
         (ends, len_bytes): ([String; 2], u64),
-        work: Box<dyn Work>,
+        (work, disks): (Box<dyn Work>, Vec<Weak<BlockPort>>),
         stats: Arc<PipeStats>,
     ) -> Self {
         Self {
@@ -113,6 +116,7 @@ impl Job {
             cancelled: Mutex::default(),
             said: Mutex::default(),
             work: Mutex::new(Some(work)),
+            disks,
             is_answered: AtomicBool::new(false),
             stats,
         }
@@ -174,12 +178,22 @@ impl Job {
         lock(&self.cancelled).is_some_and(|(_, since)| since.elapsed() > DRAIN_TIMEOUT)
     }
 
+    /// Whether a file that is read may have other bytes by now, and why: its lease went with the agent, or
+    /// the disk is the guest's no more.
+    pub fn has_lost_file(&self) -> Option<Reason> {
+        let is_closed = self.agent.is_closed().then_some(Reason::NoAgent);
+        is_closed.or_else(|| self.cancelled().filter(|reason| *reason == Reason::NoDisk))
+    }
+
     /// Whether a file that is read should be let go, although not all of it is acknowledged.
     pub fn wants_release(&self) -> bool {
         lock(&self.cancelled).is_some_and(|(reason, since)| {
-            // Somebody waits to write to it.
-            let patience =
-                if reason == Reason::LeaseBroken { RELEASE_TIMEOUT } else { DRAIN_TIMEOUT };
+            let patience = match reason {
+                // Somebody waits to write to it.
+                Reason::LeaseBroken => RELEASE_TIMEOUT,
+                Reason::Cancelled => CANCEL_TIMEOUT,
+                _ => DRAIN_TIMEOUT,
+            };
             since.elapsed() > patience
         })
     }

@@ -54,6 +54,7 @@
 mod agent;
 mod connection;
 mod copy;
+mod disks;
 pub mod error;
 mod feed;
 pub mod file;

@@ -32,6 +32,10 @@ pub const SILENCE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// The same where somebody waits to write to the file: most peers acknowledge within a round trip.
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The same where the program or the agent wants no more of it: an agent that stops waits for 10 s, and then
+/// its leases are gone.
+pub const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Connections of a VM whose peers acknowledge copied bytes: each holds as many as a socket may have on
 /// its way, some megabytes. One more is lost.
 pub const MAX_DETACHED: u64 = 32;

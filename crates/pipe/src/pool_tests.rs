@@ -38,7 +38,7 @@ impl World {
     fn add(&self, token: u64, step: impl FnMut() -> Next + Send + 'static) -> bool {
         let (agent, ends) = ((token, Arc::clone(&self.agent)), ["a".into(), "b".into()]);
         let work = Box::new(Step(step));
-        self.pool.add(Job::new(token, agent, (ends, 1), work, Arc::default()))
+        self.pool.add(Job::new(token, agent, (ends, 1), (work, Vec::new()), Arc::default()))
     }
 
     fn end(&mut self) {

@@ -59,7 +59,7 @@ impl World {
         let work = Box::new(ToFile::from_file(source, sink, len_bytes));
         let ends = ["a".into(), "b".into()];
         let agent = (ID, Arc::clone(&self.agent));
-        self.pool.add(Job::new(2, agent, (ends, len_bytes), work, Arc::default()));
+        self.pool.add(Job::new(2, agent, (ends, len_bytes), (work, Vec::new()), Arc::default()));
     }
 
     fn hear(&mut self) -> Heard {

@@ -195,19 +195,28 @@ impl ToSocket {
     fn drain(&mut self, feed: Option<Feed>, job: &Job, pool: &Pool) -> Next {
         match self.sink.drain(pool) {
             Drained::Yes => self.finish(feed, job),
-            Drained::Not(at) => match feed {
-                Some(Feed::File(file)) if job.wants_release() => self.release(&file, job, pool),
-                Some(Feed::Socket(_)) if job.is_overdue() => self.lose(feed, Reason::PeerSilent),
-                feed => {
-                    self.state = State::Draining(feed);
-                    Next::Wait(at)
-                }
-            },
+            Drained::Not(at) => self.drain_on(feed, at, job, pool),
             Drained::Failed => {
                 self.undo_detached(job);
                 self.lose(feed, Reason::PeerSilent)
             }
         }
+    }
+
+    /// What has left is not all acknowledged, and may have to be sent once more.
+    fn drain_on(&mut self, feed: Option<Feed>, at: Instant, job: &Job, pool: &Pool) -> Next {
+        match feed {
+            Some(Feed::File(file)) => match job.has_lost_file() {
+                Some(reason) => return self.lose(None, reason),
+                None if job.wants_release() => return self.release(&file, job, pool),
+                None => self.state = State::Draining(Some(Feed::File(file))),
+            },
+            Some(Feed::Socket(_)) if job.is_overdue() => {
+                return self.lose(feed, Reason::PeerSilent);
+            }
+            feed => self.state = State::Draining(feed),
+        }
+        Next::Wait(at)
     }
 
     /// The peer has everything: both connections go back.

@@ -1,7 +1,7 @@
 //! The pipes of one VM: its agent, its threads, its twins.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,8 +16,8 @@ use net::flow::{FlowError, FlowWatch, Journal};
 
 use crate::agent::{Agent, Session};
 use crate::connection::{Connection, reason_of};
+use crate::disks::{Disks, Known, has_all};
 use crate::error::PipeError;
-use crate::file::Source;
 use crate::job::{Job, Side, TOKEN_STEP, Work};
 use crate::limits::{
     DEFAULT_MAX_PIPES, DEFAULT_THREADS, MAX_BUFFERED, MAX_LEN_BYTES, MAX_SAID, STOP_TIMEOUT,
@@ -196,6 +196,7 @@ impl VmPipes {
 
     /// Ports came or went.
     pub fn ports_changed(&self) {
+        self.leave_disks();
         if self.stats.agents.load(Ordering::Relaxed) > 0 {
             self.update_ports();
         }
@@ -209,6 +210,13 @@ impl VmPipes {
         }
     }
 
+    /// A port of a VM without pipes was made: what another daemon knew of its connections is not true any
+    /// more, should the VM have pipes again.
+    pub fn forget_journal(run_dir: &Path, net: &NetPort) {
+        // There is none, most often.
+        let _ = std::fs::remove_file(journal_path(run_dir, net));
+    }
+
     /// The port will not come back: nothing is to be known of its connections.
     pub fn forget(&self, net: &NetPort) {
         self.ports().retain(|port| port.net.name() != net.name());
@@ -217,8 +225,7 @@ impl VmPipes {
     }
 
     fn journal_path(&self, net: &NetPort) -> PathBuf {
-        // Names of VMs and ports are checked to be fit for files.
-        self.config.run_dir.join(format!("{}.flows", net.name().replace('/', "-")))
+        journal_path(&self.config.run_dir, net)
     }
 
     fn update_ports(&self) {
@@ -229,6 +236,8 @@ impl VmPipes {
             if ports.iter().any(|port| Arc::ptr_eq(&net, &port.net)) {
                 continue;
             }
+            // Packets have passed meanwhile: a journal that was not read before them is of no use.
+            Self::forget_journal(&self.config.run_dir, &net);
             self.add_port(&mut ports, net);
         }
     }
@@ -259,7 +268,7 @@ impl VmPipes {
         agent: &Arc<Agent>,
         id: u64,
         request: Request,
-        disks: &[Arc<BlockPort>],
+        known: &Known,
     ) -> Result<(), Reason> {
         if self.pool.len() >= self.config.max_pipes as usize {
             return Err(Reason::TooMany);
@@ -270,11 +279,32 @@ impl VmPipes {
         let ends = [PipeInfo::name(&request.source), PipeInfo::name(&request.sink)];
         let len_bytes = request.len_bytes;
         let token = self.tokens.fetch_add(TOKEN_STEP, Ordering::Relaxed);
-        let work = self.work(token, request, disks)?;
+        let mut disks = Disks::new(self, known);
+        let work = self.work(token, request, &mut disks)?;
+        let disks = disks.used;
+        let used = disks.clone();
         self.stats.asked.fetch_add(1, Ordering::Relaxed);
         let (agent, stats) = ((id, Arc::clone(agent)), Arc::clone(&self.stats));
-        let job = Job::new(token, agent, (ends, len_bytes), work, stats);
-        if self.pool.add(job) { Ok(()) } else { Err(Reason::HostGone) }
+        let job = Job::new(token, agent, (ends, len_bytes), (work, disks), stats);
+        if !self.pool.add(job) {
+            return Err(Reason::HostGone);
+        }
+        // One may have been taken away before the pipe was there to be ended.
+        if !has_all(&self.disks(), &used) {
+            self.leave_disks();
+        }
+        Ok(())
+    }
+
+    /// Ends pipes of disks that the VM does not have any more.
+    fn leave_disks(&self) {
+        let live = self.disks();
+        for job in self.pool.jobs() {
+            if !has_all(&live, &job.disks) {
+                job.cancel(Reason::NoDisk);
+                self.pool.nudge(job.token);
+            }
+        }
     }
 
     /// What a pipe has to do, by its ends. A connection that is written is reserved.
@@ -282,17 +312,17 @@ impl VmPipes {
         &self,
         token: u64,
         request: Request,
-        disks: &[Arc<BlockPort>],
+        disks: &mut Disks<'_>,
     ) -> Result<Box<dyn Work>, Reason> {
         let Request { source, sink, len_bytes, is_cached } = request;
         match (source, sink) {
             (End::File { disk, extents }, End::Socket(sink)) => {
-                let source = file(disks, disk, extents, len_bytes, is_cached)?;
+                let source = disks.file(disk, extents, len_bytes, is_cached)?;
                 let sink = self.sending(sink, token)?;
                 Ok(Box::new(ToSocket::from_file(source, sink, len_bytes)))
             }
             (End::File { disk, extents }, End::Places(sink)) => {
-                let source = file(disks, disk, extents, len_bytes, is_cached)?;
+                let source = disks.file(disk, extents, len_bytes, is_cached)?;
                 let sink = self.writing(&sink, disks, token)?;
                 Ok(Box::new(ToFile::from_file(source, sink, len_bytes)))
             }
@@ -350,14 +380,9 @@ impl VmPipes {
     }
 
     /// The file that is written.
-    fn writing(
-        &self,
-        end: &PlacesEnd,
-        disks: &[Arc<BlockPort>],
-        token: u64,
-    ) -> Result<Sink, Reason> {
-        let disk = disks.get(end.disk.get() as usize).ok_or(Reason::NoDisk)?;
-        self.serve_writes(disk)?;
+    fn writing(&self, end: &PlacesEnd, disks: &mut Disks<'_>, token: u64) -> Result<Sink, Reason> {
+        let disk = disks.take(end.disk.get())?;
+        self.serve_writes(&disk)?;
         let skew_bytes = u64::from(end.skew_bytes.get());
         if skew_bytes >= BLOCK_BYTES as u64 {
             return Err(Reason::Malformed);
@@ -420,20 +445,9 @@ impl VmPipes {
     }
 }
 
-/// A file that is read.
-fn file(
-    disks: &[Arc<BlockPort>],
-    disk: u32,
-    extents: Vec<(u64, u64)>,
-    len_bytes: u64,
-    is_cached: bool,
-) -> Result<Source, Reason> {
-    let disk = disks.get(disk as usize).ok_or(Reason::NoDisk)?;
-    let image = disk.image().map_err(|_| Reason::DiskFormat)?;
-    let source = Source::new(image.file, image.len_bytes, extents, len_bytes)
-        .map_err(|_| Reason::BadExtents)?;
-    // Both have it: the host's way is the shorter one.
-    if is_cached && !source.is_in_memory(len_bytes) { Err(Reason::Cached) } else { Ok(source) }
+fn journal_path(run_dir: &Path, net: &NetPort) -> PathBuf {
+    // Names of VMs and ports are checked to be fit for files.
+    run_dir.join(format!("{}.flows", net.name().replace('/', "-")))
 }
 
 /// One agent at a time: a new one takes the place of the last.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use guest_abi::pipe::SECTOR_BYTES;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Advice, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use sidecore::{Watcher, WorkerRef};
 use thiserror::Error;
@@ -19,9 +19,14 @@ use crate::placed::{Answers, Place, Placeholders, Places};
 #[derive(Debug)]
 pub struct Image {
     /// The file or block device, opened for reading through the page cache whatever the disk's own
-    /// way is. What a guest was told is written is seen; what it is writing may be. Not locked: a
-    /// holder must not keep it longer than the port, whose lock keeps other daemons out.
+    /// way is. What a guest was told is written is seen, but see `may_lag`; what it is writing may be.
+    /// Not locked: a holder must not keep it longer than the port, whose lock keeps other daemons out.
     pub file: OwnedFd,
+    /// What somebody has read through the page cache may be older than what the guest has written: a
+    /// block device that the disk's queues write past it. The kernel drops cached pages before such a
+    /// write and not behind it, so one that was read meanwhile stays. Nothing is read ahead of what is asked
+    /// for; who knows that nobody writes to some bytes has them dropped before he reads them.
+    pub may_lag: bool,
     /// The disk's size as the guest was told it, when this was asked for. The file may be longer,
     /// and shorter if its owner cut it off.
     pub len_bytes: u64,
@@ -83,7 +88,13 @@ impl BlockPort {
     /// by its descriptor: what has come to its path meanwhile does not matter.
     pub fn image(&self) -> Result<Image, NotInPlace> {
         let file = self.open_again(OFlags::RDONLY)?;
-        Ok(Image { file, len_bytes: self.state.len_bytes.load(Ordering::Relaxed) })
+        let open = |source| NotInPlace::Open { port: self.name.clone(), source };
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(open)?.st_mode);
+        let may_lag = kind == FileType::BlockDevice && self.is_direct();
+        if may_lag {
+            rustix::fs::fadvise(&file, 0, None, Advice::Random).map_err(open)?;
+        }
+        Ok(Image { file, may_lag, len_bytes: self.state.len_bytes.load(Ordering::Relaxed) })
     }
 
     /// From now on writes of placeholders are offered to who knows what they stand for: see
@@ -95,9 +106,7 @@ impl BlockPort {
         }
         let file = self.open_again(OFlags::RDWR)?;
         // See "Two ways to one file".
-        let flags = self.backend.in_place().and_then(|file| rustix::fs::fcntl_getfl(file).ok());
-        let is_direct = flags.is_none_or(|flags| flags.contains(OFlags::DIRECT));
-        let align = if is_direct { rustix::param::page_size() } else { SECTOR_BYTES };
+        let align = if self.is_direct() { rustix::param::page_size() } else { SECTOR_BYTES };
         let place = Place::new(file.into(), Some(Arc::clone(&self.backend)));
         let places = Arc::new(Places { knows, place, align_bytes: align as u64 });
         // A queue that starts meanwhile does so before, or waits and sees them.
@@ -118,6 +127,12 @@ impl BlockPort {
         let resource = BlockError::resource("an event for placed writes");
         let answers = Answers::new(depth).map(Arc::new);
         answers.and_then(|a| engine.set_places(places, a, None)).map(drop).map_err(resource)
+    }
+
+    /// Whether its queues go past the page cache. (Where nobody can tell, they do.)
+    fn is_direct(&self) -> bool {
+        let flags = self.backend.in_place().and_then(|file| rustix::fs::fcntl_getfl(file).ok());
+        flags.is_none_or(|flags| flags.contains(OFlags::DIRECT))
     }
 
     /// The disk's file, opened anew.

@@ -96,7 +96,10 @@ impl Pipes {
         ports: &Ports,
         net: &Arc<NetPort>,
     ) -> anyhow::Result<()> {
-        self.of(config, vm, ports)?.inspect(|pipes| pipes.restore(net));
+        match self.of(config, vm, ports)? {
+            Some(pipes) => pipes.restore(net),
+            None => VmPipes::forget_journal(&config.daemon.run_dir, net),
+        }
         Ok(())
     }
 

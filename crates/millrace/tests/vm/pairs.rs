@@ -9,13 +9,13 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use lab::NetLab;
+use lab::{NetLab, Running};
 use lab_agent::stream::Stream;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::{GIB, LONG, MIB, alone, amount};
 use crate::pipe_world::{
-    Machine, READY, World, agent, boot, listening, recipe, report, sh, until, world,
+    Client, Machine, READY, World, agent, boot, listening, recipe, report, sh, until, world,
 };
 use crate::relay::{Faults, Relay};
 
@@ -369,4 +369,76 @@ fn bytes_that_were_acknowledged_are_not_lost_in_silence() {
     let told: Value = server.wait(READY).unwrap().json().unwrap();
     assert_eq!(told["whole"], false, "{told}");
     drop(agent);
+}
+
+/// A file's pipe to a peer that has read a megabyte, and reads no more for now.
+fn half_sent(world: &World) -> (Running<'_>, Client, Stream) {
+    world.file("f", 64 * MIB);
+    let server = listening(&world.guest, "mrpipe -l 7000 -p /mnt/f");
+    let mut client = world.connect("10.0.0.1:7000");
+    client.ask();
+    client.read_header(0, 64 * MIB);
+    let mut content = Stream::new(1);
+    client.read_bytes(&mut content, MIB);
+    until("no pipe moves it", || {
+        let pipes = world.daemon.request("GET", "/v1/pipes", None).unwrap();
+        pipes[0]["moved_bytes"].as_u64().is_some_and(|bytes| bytes >= 2 * MIB)
+    });
+    (server, client, content)
+}
+
+/// What has left before is right, and then there is a reset.
+fn is_cut_off(client: &mut Client, content: &mut Stream) {
+    let (mut got, mut want) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let (mut sum, stream) = (MIB, &mut client.0);
+    let ended = loop {
+        match stream.read(&mut got) {
+            Ok(n) => {
+                content.fill(&mut want[..n]);
+                assert!(n > 0 && got[..n] == want[..n], "{n} bytes behind {sum}");
+                sum += n as u64;
+            }
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(ended.kind(), ErrorKind::ConnectionReset, "{ended}");
+    assert!(sum < 64 * MIB);
+}
+
+/// Its leases go with an agent, and others may write to its files: what a slow peer has not got by then it
+/// does not get from there.
+#[test]
+fn a_file_is_not_sent_on_without_its_lease() {
+    let _alone = alone();
+    let world = world(256, "ext4");
+    let agent = world.agent();
+    let (server, mut client, mut content) = half_sent(&world);
+    // The program does not end the connection itself, before.
+    sh(&world.guest, "kill -STOP $(pidof mrpipe); kill -KILL $(pidof millrace-agent)");
+    until("the pipe goes on", || world.ended("no_agent") == 1.0);
+    is_cut_off(&mut client, &mut content);
+    sh(&world.guest, "kill -CONT $(pidof mrpipe)");
+    let told: Value = server.wait(READY).unwrap().json().unwrap();
+    assert_eq!(told["whole"], false, "{told}");
+    drop(agent);
+}
+
+/// Its bytes may be another's from then on. The agent still knows its number.
+#[test]
+fn a_disk_that_was_taken_away_is_neither_read_nor_kept() {
+    let _alone = alone();
+    let world = world(256, "ext4");
+    let _agent = world.agent();
+    let (_server, mut client, mut content) = half_sent(&world);
+    sh(&world.guest, "kill -STOP $(pidof mrpipe)");
+    world.daemon.request("DELETE", "/v1/vms/srv/ports/d", None).unwrap();
+    until("the pipe goes on", || world.ended("no_disk") == 1.0);
+    is_cut_off(&mut client, &mut content);
+    // It is not locked any more, and is not the one of that number.
+    let path = world.lab.path("srv-d.img");
+    let disk = json!({"disk": {"name": "d", "format": "raw", "path": path}});
+    world.daemon.request("POST", "/v1/vms/srv/ports", Some(&disk)).unwrap();
+    let ports = world.daemon.request("GET", "/v1/ports", None).unwrap();
+    let is_it = |port: &&Value| port["port"] == "d" && port["vm"] == "srv";
+    assert_eq!(ports.as_array().unwrap().iter().find(is_it).unwrap()["health"], "ok", "{ports}");
 }
