@@ -11,6 +11,7 @@ use std::thread;
 
 use lab::{NetLab, Running};
 use lab_agent::stream::Stream;
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::common::{GIB, LONG, MIB, alone, amount};
@@ -320,7 +321,10 @@ fn an_upload_ends_with_the_daemon() {
     world.daemon.restart().unwrap();
     let told: Value = server.wait(READY).unwrap().json().unwrap();
     println!("{told}");
-    assert_eq!((&told["whole"], &told["errno"]), (&false.into(), &5.into()), "{told}");
+    // The call fails, or the one behind its first bytes does: before the connection was reset, or after.
+    assert_eq!(told["whole"], false, "{told}");
+    let refused = [Errno::IO, Errno::NOTCONN].map(Errno::raw_os_error);
+    assert!(refused.iter().any(|errno| told["errno"] == *errno), "{told}");
     sender.join().unwrap();
     assert_no_placeholders(&world, "/mnt/up");
     // What is there is what was sent, or nothing yet.
