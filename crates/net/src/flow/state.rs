@@ -176,7 +176,7 @@ pub(super) struct Flow {
     /// A pipe is about to begin, or waits for the guest's bytes up to there.
     pub settling: Option<Settling>,
     pub noted: Noted,
-    /// What acknowledges the peer's last SYN: the guest may know of no such connection.
+    /// What acknowledges the peer's last SYN for a new connection: the guest may know of none.
     pub peer_syn: Option<u32>,
     /// The peer's segments come by here, and not by another port of the guest's.
     pub is_heard: bool,
@@ -369,7 +369,11 @@ impl Flow {
         }
         self.is_heard = true;
         if segment.has(SYN) {
-            self.peer_syn = Some(segment.end()).filter(|_| !segment.has(ACK));
+            // This connection's own, sent again, asks for no other.
+            let is_own = Some(segment.seq.wrapping_add(1)) == self.receive_base;
+            if !is_own && !segment.has(ACK) {
+                self.peer_syn = Some(segment.end());
+            }
             self.note_answer(eth, segment);
             return ToLocal::GUEST;
         }
