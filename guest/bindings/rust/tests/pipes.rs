@@ -166,7 +166,7 @@ fn inner_beside() {
 #[test]
 fn pipes_beside_the_program() {
     let agent = FakeAgent::start();
-    agent.say([Say::Hold]);
+    agent.hold(1000);
     passes("inner_beside", &agent);
     agent.wait_cancelled(1);
     assert_eq!(agent.asked().len(), 3);

@@ -52,6 +52,7 @@ pub struct Asked {
 #[derive(Debug, Default)]
 struct State {
     says: VecDeque<Say>,
+    held_len_bytes: Option<u64>,
     asked: Vec<Asked>,
     min_kib: u32,
     connections: Vec<Arc<OwnedFd>>,
@@ -101,6 +102,12 @@ impl FakeAgent {
     /// What it does with the next pipes; with all others it moves everything.
     pub fn say(&self, says: impl IntoIterator<Item = Say>) {
         self.shared.state.lock().unwrap().says.extend(says);
+    }
+
+    /// Pipes of just this length wait until the program has enough: of several that a program starts
+    /// beside itself, nobody can tell which comes first.
+    pub fn hold(&self, len_bytes: u64) {
+        self.shared.state.lock().unwrap().held_len_bytes = Some(len_bytes);
     }
 
     /// What it answers to queries.
@@ -172,7 +179,11 @@ fn serve(program: &Arc<OwnedFd>, shared: &Shared) {
             let mut state = shared.state.lock().unwrap();
             state.asked.push(asked(&request));
             let is_pipe = request.op.get() == op::PIPE;
-            let say = if is_pipe { state.says.pop_front() } else { None };
+            let say = match is_pipe {
+                true if state.held_len_bytes == Some(request.len_bytes.get()) => Some(Say::Hold),
+                true => state.says.pop_front(),
+                false => None,
+            };
             (say.unwrap_or(Say::Move), state.min_kib)
         };
         let (moved, reason, min_kib) = match request.op.get() {
