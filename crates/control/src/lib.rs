@@ -31,6 +31,7 @@ pub mod granted;
 pub mod metrics;
 pub mod plane;
 pub mod run_list;
+pub mod sample;
 pub mod systemd;
 
 pub use error::ControlError;

@@ -3,8 +3,10 @@
 use std::fmt::{self, Write};
 
 use base::counter::{DropReason, QueueStats};
+use base::histogram::Snapshot;
 
-use crate::plane::{Family, Metrics, PortMetrics, SidecoreStatus, WorkerStatus};
+use crate::plane::{SidecoreStatus, WorkerStatus};
+use crate::sample::{Family, Metrics, PortMetrics};
 
 /// The content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -60,9 +62,9 @@ const WORKER_METRICS: [WorkerMetric; 2] = [
     ("moves_total", "Times it was moved to another sidecore.", |w| w.moves),
 ];
 
-/// Upper bounds of the buckets of a disk's latencies, in nanoseconds: from what a disk in memory
-/// takes to what makes guests reset theirs.
-const LATENCY_BOUNDS_NS: [u64; 22] = {
+/// Upper bounds of the buckets of histograms, in nanoseconds: from what a disk in memory takes to what
+/// makes guests reset theirs.
+const TIME_BOUNDS_NS: [u64; 22] = {
     let mut bounds = [0; 22];
     let (mut i, mut decade) = (0, 1000);
     while i < bounds.len() {
@@ -123,7 +125,7 @@ fn write_all(out: &mut String, m: &Metrics) -> fmt::Result {
     write_queues(out, m)?;
     write_uplinks(out, m)?;
     m.families.iter().try_for_each(|family| write_family(out, family))?;
-    write_latencies(out, m)
+    m.times.iter().try_for_each(|family| write_times(out, family))
 }
 
 /// No line for a sidecore whose node is unknown: there is no number for it.
@@ -136,15 +138,14 @@ fn write_nodes(out: &mut String, m: &Metrics) -> fmt::Result {
         .try_for_each(|(sidecore, node)| writeln!(out, "{name}{{sidecore=\"{sidecore}\"}} {node}"))
 }
 
-fn write_latencies(out: &mut String, m: &Metrics) -> fmt::Result {
-    let name = "millrace_disk_latency_nanoseconds";
-    let help = "Time of requests, from the poll that took them to the poll after completion.";
+fn write_times(out: &mut String, family: &Family<Snapshot>) -> fmt::Result {
+    let (name, help) = (&family.name, family.help);
     head(out, name, "histogram", help)?;
-    for (labels, times) in &m.latencies {
+    for (labels, times) in &family.samples {
         let text: Vec<String> =
             labels.iter().map(|(key, text)| format!("{key}=\"{}\"", Label(text))).collect();
         let labels = text.join(",");
-        for bound_ns in LATENCY_BOUNDS_NS {
+        for bound_ns in TIME_BOUNDS_NS {
             let count = times.count_up_to(bound_ns);
             writeln!(out, "{name}_bucket{{{labels},le=\"{bound_ns}\"}} {count}")?;
         }

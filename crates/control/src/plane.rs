@@ -4,15 +4,14 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use base::counter::QueueStats;
 use base::histogram::Snapshot;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use thiserror::Error;
 
 use crate::config::{AttachError, CreditConfig, Problems, SocketMode};
+use crate::sample::Metrics;
 
 mod pipe;
 
@@ -418,74 +417,4 @@ pub struct VsockStatus {
     pub path: PathBuf,
     /// Open connections.
     pub open_connections: u64,
-}
-
-/// Everything that `GET /v1/metrics` shows.
-#[derive(Debug, Default)]
-pub struct Metrics {
-    /// Version of the daemon.
-    pub version: String,
-    /// Seconds since the start.
-    pub uptime_s: u64,
-    /// Polling threads.
-    pub sidecores: Vec<SidecoreStatus>,
-    /// What they poll.
-    pub workers: Vec<WorkerStatus>,
-    /// Ports.
-    pub ports: Vec<PortMetrics>,
-    /// Uplinks of switches: switch, counters.
-    pub uplinks: Vec<(String, Arc<QueueStats>)>,
-    /// What single engines count beyond that.
-    pub families: Vec<Family>,
-    /// How long requests took: labels of a disk queue, and its times in nanoseconds.
-    pub latencies: Vec<(Vec<(&'static str, String)>, Snapshot)>,
-}
-
-/// One port's counters.
-#[derive(Debug)]
-pub struct PortMetrics {
-    /// VM.
-    pub vm: String,
-    /// Port.
-    pub port: String,
-    /// Kind.
-    pub kind: PortKind,
-    /// Whether a VMM is connected.
-    pub connected: bool,
-    /// Whether it works.
-    pub healthy: bool,
-    /// Connections since the start.
-    pub connections: u64,
-    /// One per queue, in order.
-    pub queues: Vec<Arc<QueueStats>>,
-}
-
-/// One metric of an engine with all its samples.
-#[derive(Debug)]
-pub struct Family {
-    /// Full name, `_total` at the end of counters.
-    pub name: String,
-    /// What it says.
-    pub help: &'static str,
-    /// Labels and value of each sample.
-    pub samples: Vec<(Vec<(&'static str, String)>, u64)>,
-}
-
-impl Metrics {
-    /// Adds one sample to the family `name`, which is made when it is new.
-    pub fn sample(
-        &mut self,
-        name: &str,
-        help: &'static str,
-        labels: Vec<(&'static str, String)>,
-        value: u64,
-    ) {
-        match self.families.iter_mut().find(|f| f.name == name) {
-            Some(family) => family.samples.push((labels, value)),
-            None => {
-                let samples = vec![(labels, value)];
-                self.families.push(Family { name: name.into(), help, samples });
-            }
-        }
-    }
 }

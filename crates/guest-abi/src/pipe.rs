@@ -13,6 +13,7 @@
 //! | [`Taken`] | | the bytes of a [`Take`] are written, or could not be |
 //! | [`Cancel`] | (the [`Done`] of the pipe) | end the pipe of that id soon |
 //! | ping, no body | pong, no body | who does not answer is gone |
+//! | [`Refusal`]s | | how many pipes the agent has refused itself, and why |
 //!
 //! A pipe is answered once, when no byte of its source is needed any more: a receiver has
 //! acknowledged what was moved. Ids of pipes that are not answered yet must differ. Until then
@@ -52,6 +53,9 @@ pub const VERSION: u16 = 1;
 /// Most extents of a pipe, both ends together.
 pub const MAX_EXTENTS: u32 = 2048;
 
+/// Most [`Refusal`]s of a message: more reasons than there are.
+pub const MAX_REFUSALS: usize = 128;
+
 /// Kinds of messages: see [`crate::frame::Header::kind`].
 pub mod kind {
     /// [`super::Hello`], agent to daemon, the first message.
@@ -82,6 +86,22 @@ pub mod kind {
     pub const PING: u16 = 13;
     /// Its answer, with the same id.
     pub const PONG: u16 = 14;
+    /// [`super::Refusal`]s, 1 to [`super::MAX_REFUSALS`], agent to daemon, without an answer.
+    pub const REFUSALS: u16 = 15;
+}
+
+/// Pipes that the agent did not ask for, of one reason, since it told of them last.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Refusal {
+    /// A number of [`crate::Reason`].
+    pub reason: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// How many.
+    pub count: U32,
 }
 
 /// The agent begins.

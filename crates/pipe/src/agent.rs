@@ -170,6 +170,7 @@ impl Session {
                     self.agent.say(kind::PROBED, id, &probed);
                 }
                 Message::Said(said) => vm.hear(&self.agent, id, said)?,
+                Message::Refusals(all) => vm.stats().refuse(&all),
                 Message::Ping => self.agent.say_with(kind::PONG, id, &[], &[]),
             }
         }

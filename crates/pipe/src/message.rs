@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use guest_abi::Reason;
 use guest_abi::frame::{HEADER_BYTES, Header, MAX_BODY_BYTES};
 use guest_abi::pipe::{
-    self, FileEnd, MAX_EXTENTS, PlacesEnd, Probe, ProbeWrite, SocketEnd, Taken, end, family, kind,
+    self, FileEnd, MAX_EXTENTS, MAX_REFUSALS, PlacesEnd, Probe, ProbeWrite, Refusal, SocketEnd,
+    Taken, end, family, kind,
 };
 use net::flow::FlowKey;
 use thiserror::Error;
@@ -60,6 +61,8 @@ pub enum Message {
     Said(Said),
     /// Are you there?
     Ping,
+    /// Pipes that the agent refused itself: why, and how many.
+    Refusals(Vec<(Reason, u32)>),
 }
 
 /// What an agent says of a pipe that is under way.
@@ -175,12 +178,19 @@ impl<R: Read> Reader<R> {
                 Taken::read_from_bytes(bytes).ok().map(|taken| Message::Said(Said::Taken(taken)))
             }
             kind::PING => bytes.is_empty().then_some(Message::Ping),
+            kind::REFUSALS => refusals(bytes).map(Message::Refusals),
             _ => None,
         };
         let malformed =
             || MessageError::Malformed { kind: header.kind.get(), len_bytes: bytes.len() };
         Ok((header.id.get(), message.ok_or_else(malformed)?))
     }
+}
+
+fn refusals(bytes: &[u8]) -> Option<Vec<(Reason, u32)>> {
+    let all = <[Refusal]>::ref_from_bytes(bytes).ok()?;
+    let read = |one: &Refusal| (Reason::from_number(one.reason.get()), one.count.get());
+    (1..=MAX_REFUSALS).contains(&all.len()).then(|| all.iter().map(read).collect())
 }
 
 fn own(bytes: &[u8]) -> Option<Option<SocketEnd>> {

@@ -62,6 +62,7 @@ fn a_file_that_is_written_and_what_is_said_of_it() {
         (kind::OWN, &own_to_socket),
         (kind::TAKEN, taken.as_bytes()),
         (kind::PING, &[]),
+        (kind::REFUSALS, &[84, 0, 9, 9, 1, 0, 0, 0, 255, 255, 0, 0, 2, 0, 0, 0]),
         (kind::PROBE_WRITE, &[4; size_of::<ProbeWrite>()]),
         // Too long.
         (kind::OWN, &[own_to_socket.as_slice(), &[0]].concat()),
@@ -76,6 +77,8 @@ fn a_file_that_is_written_and_what_is_said_of_it() {
     assert!(matches!(next().unwrap(), Message::Said(Said::Own(Some(end))) if end == socket_end()));
     assert!(matches!(next().unwrap(), Message::Said(Said::Taken(got)) if got == taken));
     assert!(matches!(next().unwrap(), Message::Ping));
+    let Message::Refusals(all) = next().unwrap() else { panic!() };
+    assert_eq!(all, [(Reason::Extents, 1), (Reason::Unknown, 2)]);
     assert!(matches!(next().unwrap(), Message::ProbeWrite(probe) if probe.secret == [4; 32]));
     assert!(matches!(next(), Err(MessageError::Malformed { kind: kind::OWN, .. })));
 }
@@ -90,6 +93,16 @@ fn abuse_R9_counts_that_do_not_fit_are_refused_and_the_stream_goes_on() {
         let mut reader = Reader::new(&bytes[..]);
         assert!(matches!(reader.receive().unwrap().1, Message::Refused(_)), "{said}");
         assert!(matches!(reader.receive().unwrap(), (2, Message::Cancel(Reason::Cancelled))));
+    }
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_R9_refusals_are_whole_and_not_too_many() {
+    for len in [0, 1, 7, 9, 8 * pipe::MAX_REFUSALS + 8] {
+        let bytes = message(kind::REFUSALS, 0, &vec![0; len]);
+        let heard = Reader::new(&bytes[..]).receive();
+        assert!(matches!(heard, Err(MessageError::Malformed { kind: kind::REFUSALS, .. })));
     }
 }
 

@@ -21,17 +21,30 @@ pub struct PipeStats {
     pub detached: AtomicU64,
     /// Agents that were welcomed.
     pub agents: AtomicU64,
-    ended: Ended,
+    ended: ByReason,
+    refused: ByReason,
     times: Mutex<Times>,
 }
 
-/// Ends by reason, in the order of [`Reason::ALL`].
+/// Counts by reason, in the order of [`Reason::ALL`].
 #[derive(Debug)]
-struct Ended(Box<[AtomicU64]>);
+struct ByReason(Box<[AtomicU64]>);
 
-impl Default for Ended {
+impl Default for ByReason {
     fn default() -> Self {
         Self(Reason::ALL.iter().map(|_| AtomicU64::default()).collect())
+    }
+}
+
+impl ByReason {
+    fn add(&self, reason: Reason, count: u64) {
+        let at = Reason::ALL.iter().position(|&r| r == reason).unwrap_or_default();
+        self.0[at].fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn all(&self) -> impl Iterator<Item = (Reason, u64)> {
+        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
+        Reason::ALL.iter().copied().zip(counts)
     }
 }
 
@@ -44,8 +57,7 @@ struct Times {
 impl PipeStats {
     /// A pipe ended.
     pub fn end(&self, reason: Reason, moved_bytes: u64, took: Duration) {
-        let at = Reason::ALL.iter().position(|&r| r == reason).unwrap_or_default();
-        self.ended.0[at].fetch_add(1, Ordering::Relaxed);
+        self.ended.add(reason, 1);
         self.moved_bytes.fetch_add(moved_bytes, Ordering::Relaxed);
         let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         times.total.record(took.as_nanos() as u64);
@@ -60,8 +72,17 @@ impl PipeStats {
 
     /// How many pipes ended for each reason.
     pub fn ended(&self) -> impl Iterator<Item = (Reason, u64)> {
-        let counts = self.ended.0.iter().map(|count| count.load(Ordering::Relaxed));
-        Reason::ALL.iter().copied().zip(counts)
+        self.ended.all()
+    }
+
+    /// The guest's agent says that it refused pipes itself.
+    pub fn refuse(&self, refusals: &[(Reason, u32)]) {
+        refusals.iter().for_each(|&(reason, count)| self.refused.add(reason, count.into()));
+    }
+
+    /// How many, and why: as the guest says.
+    pub fn refused(&self) -> impl Iterator<Item = (Reason, u64)> {
+        self.refused.all()
     }
 
     /// Times of handovers and of whole pipes, in nanoseconds.
@@ -83,6 +104,10 @@ mod tests {
         stats.end(Reason::Complete, 5, Duration::from_micros(3));
         let counted: Vec<_> = stats.ended().filter(|(_, n)| *n > 0).collect();
         assert_eq!(counted, [(Reason::Complete, 2), (Reason::NoFlow, 1)]);
+        stats.refuse(&[(Reason::NoLease, 3), (Reason::Mptcp, u32::MAX)]);
+        stats.refuse(&[(Reason::NoLease, 1)]);
+        let counted: Vec<_> = stats.refused().filter(|(_, n)| *n > 0).collect();
+        assert_eq!(counted, [(Reason::Mptcp, u64::from(u32::MAX)), (Reason::NoLease, 4)]);
         assert_eq!(stats.moved_bytes.load(Ordering::Relaxed), 15);
         assert_eq!(stats.times().1.count(), 3);
     }

@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 256 << 10;
 /// on other sockets, is not what the program would have read or said.
 pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'_>) -> Moved {
     if let Err(reason) = file::check_readable(source.as_fd()).and(socket::check_tcp(sink.as_fd())) {
-        return Moved::nothing(reason);
+        return watch.shared.refuse(reason);
     }
     let watch = watch.behind(ALONE_TIME);
     let (at, len) = (request.source_offset.get(), request.len_bytes.get());

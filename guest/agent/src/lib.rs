@@ -32,7 +32,7 @@
 //! after its first pipe of a file; programs can ask for it.
 //!
 //! Whatever is in the way has a [`guest_abi::Reason`], with which the program's library falls back to
-//! the ordinary system call. One reason is not to be followed by that:
+//! the ordinary system call; the daemon is told how often ([`refusals`]), to count it. One reason is not to be followed by that:
 //! [`guest_abi::Reason::Lost`], as nobody knows how much has arrived; with a count, so much has.
 //!
 //! # Limits
@@ -47,6 +47,7 @@
 //! | silence of the daemon while somebody waits | 12 s ([`line::Heartbeat`]) | vsock does not tell of a host that has gone |
 //! | gaps in what is written to a file | 64 ([`file_sink::MAX_RANGES`]) | memory; writes come in order |
 //! | memory of a pipe to a file | 1 MiB | a few requests of a disk |
+//! | tidings of refused requests | one a second ([`refusals::PAUSE`]) | a program may ask without end |
 //! | self-tests remembered | 64 ([`disks::MAX_FILE_SYSTEMS`]) | memory |
 //! | failed self-test | 30 s ([`disks::RETRY_TIME`]) | it writes to the disk |
 //! | file systems | ext4, xfs on a disk or partition | others move blocks, or do not say where they are |
@@ -78,6 +79,7 @@ pub mod notify;
 pub mod pipe;
 pub mod placeholders;
 pub mod ranges;
+pub mod refusals;
 pub mod say;
 pub mod self_test;
 pub mod serve;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use guest_abi::Reason;
 use guest_abi::frame::{HEADER_BYTES, Header};
 use guest_abi::pipe::{
-    Begun, Cancel, Done, MAX_TAKE_BYTES, Own, Probed, SocketEnd, Take, Taken, kind, take,
+    Begun, Cancel, Done, MAX_TAKE_BYTES, Own, Probed, Refusal, SocketEnd, Take, Taken, kind, take,
 };
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
@@ -290,6 +290,11 @@ impl Line {
         } else {
             Err(Reason::HostGone)
         }
+    }
+
+    /// Tells how many requests were refused here. False when the stream has ended.
+    pub fn tell_refusals(&self, refusals: &[Refusal]) -> bool {
+        self.write(kind::REFUSALS, 0, &[refusals.as_bytes()])
     }
 
     /// True when all of the message was taken by the kernel; else the stream ends.

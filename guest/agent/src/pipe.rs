@@ -21,6 +21,7 @@ use crate::host::Host;
 use crate::identity::Identity;
 use crate::lease::Leases;
 use crate::line::Call;
+use crate::refusals::Refusals;
 use crate::socket::{SocketSink, SocketSource, UNSENT_TIME, Use};
 use crate::wake::Wake;
 use crate::watch::Watch;
@@ -34,8 +35,18 @@ pub struct Shared {
     pub disks: Disks,
     /// Leases on files.
     pub leases: Leases,
+    /// How often what was asked for was refused here.
+    pub refusals: Arc<Refusals>,
     /// The agent ends: so do pipes.
     pub stopping: AtomicBool,
+}
+
+impl Shared {
+    /// A request that the daemon was not asked for.
+    pub fn refuse(&self, reason: Reason) -> Moved {
+        self.refusals.count(reason);
+        Moved::nothing(reason)
+    }
 }
 
 /// What came of a request.
@@ -101,7 +112,7 @@ pub fn try_pipe(
     let shared = watch.shared;
     let (call, ends, len_bytes) = match begin(request, ends, watch, unsent_time) {
         Ok(begun) => begun,
-        Err(reason) => return Moved::nothing(reason),
+        Err(reason) => return shared.refuse(reason),
     };
     let moved = Exchange::new(watch, call, ends, len_bytes).run();
     if matches!(moved.reason, Reason::NoDisk | Reason::BadExtents | Reason::DiskFailed) {

@@ -31,6 +31,7 @@ use crate::lease::Leases;
 use crate::line::Heartbeat;
 use crate::measure::{self, Least};
 use crate::pipe::{self, Moved, Shared};
+use crate::refusals::Refusals;
 use crate::say::say;
 use crate::sys;
 use crate::wake::Wake;
@@ -99,9 +100,11 @@ impl Agent {
     /// Another agent listens there; the socket cannot be made.
     pub fn start(config: Config<impl Dial>) -> Result<Self, AgentError> {
         let listener = listen_at(&config.socket)?;
+        let host =
+            Host::start(config.dial, config.heartbeat).map_err(AgentError::io("start a thread"))?;
         let shared = Shared {
-            host: Host::start(config.dial, config.heartbeat)
-                .map_err(AgentError::io("start a thread"))?,
+            refusals: Refusals::start(host.clone()).map_err(AgentError::io("start a thread"))?,
+            host,
             disks: Disks::new(config.any_device),
             leases: Leases::start().map_err(AgentError::io("listen for lease breaks"))?,
             stopping: AtomicBool::new(false),
@@ -140,6 +143,7 @@ impl Agent {
         let some = |users: &mut Users| users.all > 0;
         let waited = server.left.wait_timeout_while(users, STOP_TIME, some);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
+        server.shared.refusals.stop();
         server.shared.host.stop();
     }
 }
@@ -217,6 +221,7 @@ impl Server {
                 .is_ok()
         });
         if !started {
+            self.shared.refusals.count(Reason::AgentBusy);
             refuse(&program);
         }
     }
@@ -300,7 +305,7 @@ impl Server {
     ) -> Moved {
         let known = request.magic.get() == MAGIC && request.version.get() == VERSION;
         if !known || request.flags.get() & !flag::BEHIND != 0 {
-            return Moved::nothing(Reason::Malformed);
+            return self.shared.refuse(Reason::Malformed);
         }
         match (request.op.get(), <[OwnedFd; 2]>::try_from(fds)) {
             (op::PIPE, Ok([source, sink])) => {
@@ -309,7 +314,7 @@ impl Server {
             (op::QUERY, Err(fds)) if fds.is_empty() => {
                 Moved::nothing(self.shared.host.line().err().unwrap_or(Reason::Complete))
             }
-            _ => Moved::nothing(Reason::Malformed),
+            _ => self.shared.refuse(Reason::Malformed),
         }
     }
 }

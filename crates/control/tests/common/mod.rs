@@ -10,10 +10,11 @@ use control::api::ApiServer;
 use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
-    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, Metrics, NetStatus, PipeStatus,
-    PlacementStatus, Plane, PlaneError, PortKind, PortMetrics, PortStatus, SidecoreStatus, Status,
-    SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
+    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, NetStatus, PipeStatus,
+    PlacementStatus, Plane, PlaneError, PortKind, PortStatus, SidecoreStatus, Status, SwitchStatus,
+    VmStatus, VsockStatus, WorkerStatus,
 };
+use control::sample::{Metrics, PortMetrics};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -204,8 +205,10 @@ impl Plane for Fake {
             }],
             uplinks: vec![("lan".into(), stats)],
             families: Vec::new(),
-            latencies: vec![(vec![("vm", "web".into()), ("queue", "0".into())], latency())],
+            times: Vec::new(),
         };
+        let labels = vec![("vm", "web".into()), ("queue", "0".into())];
+        metrics.time("millrace_disk_latency_nanoseconds", "Time.", labels, latency());
         metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "web".into())], 9);
         metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "db".into())], 8);
         metrics

@@ -1,7 +1,8 @@
 //! The VMs' accounts on the sidecores: opened with the first port, closed with the last.
 
 use control::config::{Config, CreditConfig};
-use control::plane::{CreditUsage, Metrics};
+use control::plane::CreditUsage;
+use control::sample::Metrics;
 use sidecore::{Account, Settings, VmId};
 
 use super::Host;

@@ -22,9 +22,8 @@ use std::time::Instant;
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use control::config::{Config, CreditConfig, PortConfig};
-use control::plane::{
-    HolderStatus, Metrics, PipeStatus, Plane, PlaneError, PortStatus, Status, VmStatus,
-};
+use control::plane::{HolderStatus, PipeStatus, Plane, PlaneError, PortStatus, Status, VmStatus};
+use control::sample::Metrics;
 use serde_json::Value;
 use sidecore::{Accounts, Placer, Sidecore, Watchdog};
 use tokio::sync::Notify;

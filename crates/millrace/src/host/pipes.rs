@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::BlockPort;
 use control::config::Config;
-use control::plane::{Metrics, PipeStatus};
+use control::plane::PipeStatus;
+use control::sample::Metrics;
+use guest_abi::Reason;
 use net::NetPort;
 use pipe::{Devices, PipeInfo, PipeStats, PipesConfig, VmPipes};
 use vsock::Service;
@@ -174,24 +176,20 @@ fn metrics(vm: &str, stats: &PipeStats, open: u64, all: &mut Metrics) {
     for (name, value, help) in values {
         all.sample(&format!("millrace_pipe_{name}"), help, labels(), value);
     }
+    let of = |reason: Reason| [labels(), vec![("reason", reason.key().to_owned())]].concat();
     for (reason, count) in stats.ended() {
-        let mut labels = labels();
-        labels.push(("reason", reason.key().to_owned()));
         let help =
             "Pipes that ended, by reason; all but complete ones fell back or were cut short.";
-        all.sample("millrace_pipe_ended_total", help, labels, count);
+        all.sample("millrace_pipe_ended_total", help, of(reason), count);
+    }
+    for (reason, count) in stats.refused() {
+        let help = "Pipes that the guest's agent refused itself, by reason, as it says.";
+        all.sample("millrace_pipe_refused_total", help, of(reason), count);
     }
     let (handover, total) = stats.times();
-    let times = [
-        ("handover", handover, "Time from a connection's numbers to its twin's first byte."),
-        ("total", total, "Time from a request to its answer."),
-    ];
-    for (name, snapshot, help) in times {
-        for quantile in [0.5, 0.9, 0.99] {
-            let mut labels = labels();
-            labels.push(("quantile", quantile.to_string()));
-            let name = format!("millrace_pipe_{name}_ns");
-            all.sample(&name, help, labels, snapshot.quantile(quantile));
-        }
-    }
+    let name = "millrace_pipe_handover_nanoseconds";
+    let help = "Time from knowing a connection's numbers to steering it to its twin.";
+    all.time(name, help, labels(), handover);
+    let name = "millrace_pipe_duration_nanoseconds";
+    all.time(name, "Time from a request to its answer.", labels(), total);
 }

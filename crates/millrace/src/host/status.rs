@@ -3,9 +3,10 @@
 use base::histogram::Snapshot;
 use control::config::{DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
-    DiskStatus, Health, LatencyStatus, MacStatus, Metrics, NetStatus, PlacementStatus, PortKind,
-    PortMetrics, PortStatus, SidecoreStatus, SwitchStatus, VsockStatus, WorkerStatus,
+    DiskStatus, Health, LatencyStatus, MacStatus, NetStatus, PlacementStatus, PortKind, PortStatus,
+    SidecoreStatus, SwitchStatus, VsockStatus, WorkerStatus,
 };
+use control::sample::{Metrics, PortMetrics};
 
 use sidecore::Placer;
 use sidecore::placement::Reason;
@@ -228,7 +229,9 @@ fn disk_metrics(
         let b = &queue.block;
         let mut labels_of_queue = labels();
         labels_of_queue.push(("queue", queue.index.to_string()));
-        all.latencies.push((labels_of_queue.clone(), b.latency_ns.snapshot()));
+        let name = "millrace_disk_latency_nanoseconds";
+        let help = "Time of requests, from the poll that took them to the poll after completion.";
+        all.time(name, help, labels_of_queue.clone(), b.latency_ns.snapshot());
         let values = [
             ("reads_total", "Reads completed.", b.reads.get()),
             ("writes_total", "Writes completed.", b.writes.get()),

@@ -38,9 +38,15 @@ fn ext4_at_mnt() -> &'static str {
 /// `mrpipe` sends a file, and not by a pipe.
 #[track_caller]
 fn falls_back(world: &World, path: &str, reason: Reason) {
+    let counted = || world.refused(reason.key()) + world.ended(reason.key());
+    let before = counted();
     let server = listening(&world.guest, &format!("mrpipe -l 7000 -b -r {path}"));
     world.fetch("10.0.0.1:7000", 1, LEN_BYTES);
     assert_eq!(report(server, LEN_BYTES), (0, reason), "{path}");
+    // Without an agent nobody can tell.
+    if reason != Reason::NoAgent {
+        until(reason.text(), || counted() > before);
+    }
 }
 
 /// The end of the lab's own program, which speaks to the agent without the library.
@@ -153,6 +159,7 @@ fn protocols_above_tcp(world: &World) {
     let program = listening(&world.guest, "agent pipe listen 0.0.0.0:7101 /mnt/f tls");
     world.fetch("10.0.0.1:7101", 1, LEN_BYTES);
     told(program, 0, LEN_BYTES, Reason::Ulp);
+    until("not counted", || world.refused("mptcp") + world.refused("ulp") == 2.0);
 }
 
 fn closing_connections(world: &World) {
@@ -163,6 +170,7 @@ fn closing_connections(world: &World) {
     client.0.get_ref().shutdown(Shutdown::Write).unwrap();
     client.read_round(0, LEN_BYTES);
     told(program, 0, LEN_BYTES, Reason::NotEstablished);
+    until("not counted", || world.refused("not_established") == 1.0);
 
     // The switch knows that it was reset, and the guest not yet: its packet filter lets no reset in.
     let filter = "table ip lossy {

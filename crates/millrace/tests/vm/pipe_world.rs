@@ -163,6 +163,12 @@ impl World {
         self.daemon.metric_sum("millrace_pipe_ended_total", &labels).unwrap()
     }
 
+    /// By the agent, which tells it soon after.
+    pub fn refused(&self, reason: &str) -> f64 {
+        let labels = [("vm", "srv"), ("reason", reason)];
+        self.daemon.metric_sum("millrace_pipe_refused_total", &labels).unwrap()
+    }
+
     /// A counter of a VM's pipes without further labels.
     pub fn count(&self, vm: &str, counter: &str) -> f64 {
         let name = format!("millrace_pipe_{counter}_total");

@@ -172,6 +172,8 @@ pub struct Daemon {
     stream: UnixStream,
     image: PathBuf,
     disk: Option<Arc<Disk>>,
+    /// What the agent refused, as it has told.
+    pub refused: Vec<(Reason, u32)>,
 }
 
 impl Daemon {
@@ -223,7 +225,12 @@ impl Daemon {
 
     /// The next message; probes are answered as a daemon does. None at the end.
     pub fn next(&mut self) -> Option<Seen> {
-        let (header, body) = self.read()?;
+        let (header, body) = loop {
+            match self.read()? {
+                (header, body) if header.kind.get() == kind::REFUSALS => self.hear_refusals(&body),
+                message => break message,
+            }
+        };
         Some(match header.kind.get() {
             kind::PROBE => {
                 self.probed(header.id.get(), &Probe::read_from_bytes(&body).unwrap());
@@ -253,6 +260,22 @@ impl Daemon {
             }
             other => panic!("message of kind {other}"),
         })
+    }
+
+    fn hear_refusals(&mut self, body: &[u8]) {
+        let all = <[Refusal]>::ref_from_bytes(body).unwrap();
+        assert!(!all.is_empty());
+        let read = |one: &Refusal| (Reason::from_number(one.reason.get()), one.count.get());
+        self.refused.extend(all.iter().map(read));
+    }
+
+    /// Until so many were told.
+    pub fn wait_refused(&mut self, count: u32) {
+        while self.refused.iter().map(|(_, count)| count).sum::<u32>() < count {
+            let (header, body) = self.read().unwrap();
+            assert_eq!(header.kind.get(), kind::REFUSALS);
+            self.hear_refusals(&body);
+        }
     }
 
     /// The next pipe, after whatever probes there are.
@@ -371,7 +394,7 @@ impl World {
         let stream = self.daemons.accept().unwrap().0;
         stream.set_read_timeout(Some(LONG)).unwrap();
         let (image, disk) = (self.image.clone(), self.disk.clone());
-        let mut daemon = Daemon { stream, image, disk };
+        let mut daemon = Daemon { stream, image, disk, refused: Vec::new() };
         let (header, body) = daemon.read().unwrap();
         assert_eq!((header.kind.get(), body.len()), (kind::HELLO, size_of::<Hello>()));
         let welcome = Welcome {
