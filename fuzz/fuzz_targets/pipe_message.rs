@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use guest_abi::pipe::MAX_EXTENTS;
+use guest_abi::pipe::{MAX_EXTENTS, MAX_TAKE_BYTES};
 use libfuzzer_sys::fuzz_target;
 use pipe::message::{End, Message, Reader};
 
@@ -13,13 +13,17 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     }
     while let Ok((_, message)) = reader.receive() {
-        if let Message::Pipe(request) = message {
-            let extents = |end: &End| match end {
-                End::File { extents, .. } => extents.len(),
-                End::Socket(_) => 0,
-            };
-            assert!(extents(&request.source) + extents(&request.sink) <= MAX_EXTENTS as usize);
-            assert!(request.len_bytes > 0);
+        match message {
+            Message::Pipe(request) => {
+                let extents = |end: &End| match end {
+                    End::File { extents, .. } => extents.len(),
+                    End::Socket(_) | End::Places(_) => 0,
+                };
+                assert!(extents(&request.source) + extents(&request.sink) <= MAX_EXTENTS as usize);
+                assert!(request.len_bytes > 0);
+            }
+            Message::Said(said) => assert!(said.len_bytes() <= MAX_TAKE_BYTES),
+            _ => {}
         }
     }
 });

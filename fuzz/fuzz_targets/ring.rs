@@ -42,8 +42,8 @@ impl Bytes<'_> {
     }
 
     fn desc(&mut self) -> RawDesc {
-        let len = if self.u8() % 8 == 0 { self.u32() } else { u32::from(self.u8()) * 16 };
-        let flags = if self.u8() % 4 == 0 { self.u16() } else { u16::from(self.u8() & 0x87) };
+        let len = if self.u8().is_multiple_of(8) { self.u32() } else { u32::from(self.u8()) * 16 };
+        let flags = if self.u8().is_multiple_of(4) { self.u16() } else { u16::from(self.u8() & 0x87) };
         RawDesc { addr: self.addr(), len, flags, tail: u16::from(self.u8() % 20) }
     }
 }
