@@ -63,9 +63,9 @@ pub(crate) struct Engine {
     log: ErrorLog,
     pace: Pace,
     pass: Pass,
-    /// None on ports that no pipe writes to.
+    /// None on ports that no pipe writes to, or reads so.
     pub(crate) placing: Option<Placing>,
-    /// Writes of this batch may be of placeholders.
+    /// Requests of this batch may be of placeholders.
     suspects: bool,
     /// Requests wait for credit, or for room in the device.
     waits: bool,
@@ -244,7 +244,7 @@ impl Engine {
             self.finish(slot, Status::Ok);
             return 0;
         }
-        if self.suspects && matches!(request, Request::Write(_)) {
+        if self.suspects && matches!(request, Request::Read(_) | Request::Write(_)) {
             self.look_first(slot);
         }
         self.flight.slab.ready.push_back(slot);

@@ -78,9 +78,10 @@
 //! - Only raw disks are read in place, and none with a stage that changes content. Stages that only
 //!   watch or refuse do not see what is read so, nor what a pipe writes.
 //! - Writes of placeholders on disks with direct I/O are whole pages of the host; others are written as
-//!   they are. Looking at them is charged as writing is, and takes half as long as copying: 50 µs for
-//!   the 2,048 sectors of a step.
-//! - A queue that stops waits for the placed writes that were taken, as long as the pipe needs.
+//!   they are. Reads over placeholders are of whole blocks of 4,096 bytes, into memory that begins 512
+//!   bytes behind the beginning of a page. Looking at them is charged as writing and reading are, and
+//!   takes half as long as copying: 50 µs for the 2,048 sectors of a step.
+//! - A queue that stops waits for the placed requests that were taken, as long as the pipe needs.
 //! - SECURE ERASE, zones and lifetime are not offered.
 
 pub mod backend;
@@ -120,7 +121,7 @@ pub use dropper::start as start_dropper;
 pub use error::BlockError;
 pub use gate::Gate;
 pub use metrics::{BlockStats, QueueSnapshot};
-pub use placed::{PlacedWrite, Placeholders};
+pub use placed::{Placed, Placeholders, Way};
 pub use request::Refusal;
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub struct BlockStats {
     pub write_zeroes: Counter,
     /// GET ID requests completed.
     pub get_ids: Counter,
-    /// Of the WRITE requests, those in whose place a pipe's bytes were written.
+    /// Of the READ and WRITE requests, those in whose place a pipe's bytes were read or written.
     pub placed: Counter,
     /// Bytes read by the guest.
     pub read_bytes: Counter,

@@ -1,12 +1,20 @@
-//! Writes in whose place a pipe's bytes are written: see [`guest_abi::pipe`], "A file that is
-//! written".
+//! Writes in whose place a pipe's bytes are written, and reads in whose place a pipe reads: see
+//! [`guest_abi::pipe`], "A file that is written" and "A file without a lease that is read".
 //!
-//! The guest's file system decides where bytes go and writes placeholders there; the bytes never enter
-//! the guest. A write all of whose sectors are consecutive placeholders of one tag is offered to
-//! [`Placeholders`], who may take it. It then waits, without anything of the guest's memory but its
-//! status byte, until the pipe's bytes are in the file. What is not taken is an ordinary write of the
-//! sectors as they are: nobody but the pipe's owner knows the tag, and to everyone else a placeholder
-//! is data like any other.
+//! The guest's file system decides where bytes go and writes placeholders there, or reads over them; the
+//! bytes never enter the guest. A request all of whose sectors are consecutive placeholders of one tag is
+//! offered to [`Placeholders`], who may take it. It then waits, without anything of the guest's memory but
+//! its status byte, until the pipe's bytes are in the file, or were read from there. What is not taken is
+//! an ordinary request: nobody but the pipe's owner knows the tag, and to everyone else a placeholder is
+//! data like any other, or memory to be read over.
+//!
+//! # Old memory
+//! Memory that once had placeholders and is read over later may belong to anybody, and what was not read
+//! into it would be a file's content then. So a read is looked at only if it is of whole blocks and its
+//! memory begins at [`guest_abi::pipe::READ_SKEW_BYTES`] of a page: a guest's kernel reads into whole pages,
+//! but for odd ends of file systems with blocks of one sector, and gives its programs' direct I/O clean
+//! ones. A page's first sector is in the middle of a block for the tag's owner, so it is never the first
+//! one of such a read. Who takes reads does well to take long ones only.
 //!
 //! # Two ways to one file
 //! The bytes are written through the page cache, whatever the disk's own way is, with a descriptor of
@@ -14,6 +22,8 @@
 //! - A flush of the queue covers what was written before: fsync(2) on any descriptor writes back and
 //!   waits for all dirty pages of the inode, also for one with `O_DIRECT`; a block device's pages
 //!   belong to the device, whoever opened it.
+//! - What is read for a pipe is read so, too. On block devices with direct I/O it may be older than what
+//!   the guest has written, unless the pages are dropped first: see [`crate::Image::may_lag`].
 //! - A direct read first writes back what is dirty in its range. A direct write does so too, waits for
 //!   it and drops the pages before the device gets the new data: so it cannot be overtaken by the
 //!   older bytes of a placed write that was completed before. Direct and placed writes at the same time
@@ -43,10 +53,10 @@ pub trait Placeholders: Send + Sync + fmt::Debug {
     /// Whether any are known now: an atomic. While there are none nothing is looked at.
     fn are_any(&self) -> bool;
 
-    /// A write all of whose sectors are consecutive placeholders of one tag. It is taken (none comes
+    /// A request all of whose sectors are consecutive placeholders of one tag. It is taken (none comes
     /// back) and completed later, on any thread, or given back: then the sectors are written as they
-    /// are. A queue that stops waits for those that were taken.
-    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite>;
+    /// are, or read over. A queue that stops waits for those that were taken.
+    fn take(&self, placed: Placed) -> Option<Placed>;
 }
 
 /// What a port and its queues share, once [`crate::BlockPort::set_placeholders`] was called.
@@ -60,22 +70,36 @@ pub(crate) struct Places {
 /// Where placed bytes go.
 pub(crate) struct Place {
     file: File,
+    may_lag: bool,
     /// Its lock on the image keeps other daemons out as long as anyone may write to the file.
     _backend: Option<Arc<dyn Backend>>,
 }
 
 impl Place {
-    pub fn new(file: File, backend: Option<Arc<dyn Backend>>) -> Arc<Self> {
-        Arc::new(Self { file, _backend: backend })
+    /// `may_lag`: see [`crate::Image`].
+    pub fn new(file: File, may_lag: bool, backend: Option<Arc<dyn Backend>>) -> Arc<Self> {
+        Arc::new(Self { file, may_lag, _backend: backend })
     }
 }
 
-/// A write that stands for a pipe's bytes. Dropped without an answer it is an I/O error for the guest.
-pub struct PlacedWrite {
+/// What is done with a pipe's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// They are read from the disk.
+    Read,
+    /// They are written to it.
+    Write {
+        /// They must be durable before the answer (`fdatasync`): the disk's write cache is off.
+        sync: bool,
+    },
+}
+
+/// A request that stands for a pipe's bytes. Dropped without an answer it is an I/O error for the guest.
+pub struct Placed {
     head: Head,
     len_bytes: u64,
     offset: u64,
-    wants_sync: bool,
+    way: Way,
     // Dropped before the answer is given: who waits for that may close the disk, and finds it unlocked.
     place: Arc<Place>,
     due: Due,
@@ -98,17 +122,17 @@ impl Drop for Due {
     }
 }
 
-impl PlacedWrite {
-    /// The write of a queue's slot: as its head says, to so many bytes from `offset`.
+impl Placed {
+    /// The request of a queue's slot: as its head says, for so many bytes from `offset`.
     pub(crate) fn new(
         head: Head,
         (offset, len_bytes): (u64, u64),
-        wants_sync: bool,
+        way: Way,
         place: Arc<Place>,
         (answers, slot): (Arc<Answers>, u16),
     ) -> Self {
         let due = Due { answers: Some(answers), slot, errno: libc::EIO };
-        Self { head, len_bytes, offset, wants_sync, place, due }
+        Self { head, len_bytes, offset, way, place, due }
     }
 
     /// One without a queue, and where its answer comes: for tests and simulators of who takes it.
@@ -116,17 +140,17 @@ impl PlacedWrite {
         tag: [u8; 16],
         at: u64,
         (offset, len_bytes): (u64, u64),
-        wants_sync: bool,
+        way: Way,
         file: File,
     ) -> io::Result<(Self, Answer)> {
         let answers = Arc::new(Answers::new(1)?);
         answers.set_wakeups(true);
-        let (place, own) = (Place::new(file, None), (Arc::clone(&answers), 0));
-        let this = Self::new(Head { tag, at }, (offset, len_bytes), wants_sync, place, own);
+        let (place, own) = (Place::new(file, false, None), (Arc::clone(&answers), 0));
+        let this = Self::new(Head { tag, at }, (offset, len_bytes), way, place, own);
         Ok((this, Answer(answers)))
     }
 
-    /// The pipe's secret: who knows all of it may write.
+    /// The pipe's secret: who knows all of it may write, or have read.
     pub fn tag(&self) -> [u8; 16] {
         self.head.tag
     }
@@ -142,24 +166,31 @@ impl PlacedWrite {
         self.len_bytes
     }
 
-    /// Where the bytes go in [`PlacedWrite::file`]; a multiple of 512. All of it is on the disk.
+    /// Where the bytes are in [`Placed::file`]; a multiple of 512. All of it is on the disk.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The disk's file or device, for reading and writing through the page cache. Only this write's
+    /// The disk's file or device, for reading and writing through the page cache. Only this request's
     /// range may be touched, and only before the answer.
     pub fn file(&self) -> &File {
         &self.place.file
     }
 
-    /// The bytes must be durable before the answer (`fdatasync`): the disk's write cache is off.
-    pub fn wants_sync(&self) -> bool {
-        self.wants_sync
+    /// Cached pages of the file may be older than what the guest has written: see
+    /// [`crate::Image::may_lag`].
+    pub fn may_lag(&self) -> bool {
+        self.place.may_lag
     }
 
-    /// The bytes are in the file, or could not be written there: the guest gets its status, if its
-    /// queue still runs. May be called on any thread; wakes the sidecore if it sleeps.
+    /// What is to be done.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// The bytes are in the file, or are not needed there any more, or that could not be done: the guest
+    /// gets its status, if its queue still runs. May be called on any thread; wakes the sidecore if it
+    /// sleeps.
     pub fn complete(mut self, result: io::Result<()>) {
         self.due.errno = result.err().map_or(0, |e| errno(&e));
     }
@@ -170,16 +201,16 @@ impl PlacedWrite {
         self.due.slot == slot && self.due.answers.as_ref().is_some_and(same)
     }
 
-    /// It is an ordinary write from now on.
+    /// It is an ordinary request from now on.
     pub(crate) fn forget(mut self) {
         self.due.answers = None;
     }
 }
 
-impl fmt::Debug for PlacedWrite {
+impl fmt::Debug for Placed {
     /// Without the tag: it is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlacedWrite")
+        f.debug_struct("Placed")
             .field("at", &self.head.at)
             .field("len_bytes", &self.len_bytes)
             .field("offset", &self.offset)
@@ -187,7 +218,7 @@ impl fmt::Debug for PlacedWrite {
     }
 }
 
-/// The answer to a [`PlacedWrite::detached`].
+/// The answer to a [`Placed::detached`].
 #[derive(Debug)]
 pub struct Answer(Arc<Answers>);
 
@@ -218,16 +249,17 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn write() -> (PlacedWrite, Answer) {
+    fn write() -> (Placed, Answer) {
         let file = tempfile::tempfile().unwrap();
-        PlacedWrite::detached([7; 16], 1024, (512, 2048), true, file).unwrap()
+        Placed::detached([7; 16], 1024, (512, 2048), Way::Write { sync: true }, file).unwrap()
     }
 
     #[test]
     fn a_detached_write_says_what_it_is_and_is_answered_once() {
         let (write, answer) = write();
         assert_eq!((write.tag(), write.at()), ([7; 16], 1024));
-        assert_eq!((write.offset(), write.len_bytes(), write.wants_sync()), (512, 2048, true));
+        assert_eq!((write.offset(), write.len_bytes()), (512, 2048));
+        assert_eq!((write.way(), write.may_lag()), (Way::Write { sync: true }, false));
         assert!(!format!("{write:?}").contains("7, 7"), "the tag is a secret");
         assert!(answer.get().is_none());
         write.complete(Ok(()));

@@ -61,9 +61,9 @@ pub(crate) struct Job {
     pub retries: u8,
     /// An operation is with the disk.
     pub in_disk: bool,
-    /// A write that began with a placeholder, and is looked at: see [`crate::placed`].
+    /// It began with a placeholder, and is looked at: see [`crate::placed`].
     pub is_suspect: bool,
-    /// A placed write that is not answered yet.
+    /// A placed request that is not answered yet.
     pub is_parked: bool,
     /// Charged for steps to come: see [`crate::cost`].
     pub paid: u64,

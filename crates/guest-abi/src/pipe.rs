@@ -7,10 +7,10 @@
 //! | agent says | daemon answers | |
 //! | --- | --- | --- |
 //! | [`Probe`] | [`Probed`] | which disk of the VM has these bytes there |
-//! | [`ProbeWrite`] | [`Probed`] | replace a placeholder that is about to be written |
+//! | [`ProbePlaces`] | [`Probed`] | a placeholder is about to be written, or read over |
 //! | [`Pipe`] with its ends | [`Done`] | move bytes from a source to a sink |
 //! | [`Own`] | | a socket's bytes that came before the pipe's are where they belong |
-//! | [`Taken`] | | the bytes of a [`Take`] are written, or could not be |
+//! | [`Taken`] | | the bytes of a [`Take`] are written, or read, or could not be |
 //! | [`Cancel`] | (the [`Done`] of the pipe) | end the pipe of that id soon |
 //! | ping, no body | pong, no body | who does not answer is gone |
 //! | [`Refusal`]s | | how many pipes the agent has refused itself, and why |
@@ -23,6 +23,7 @@
 //! | --- | --- | --- |
 //! | [`Begun`] | [`Own`] | of a socket that is read: which bytes the guest has got itself |
 //! | [`Take`] | [`Taken`] | of a file that is written: these bytes are there |
+//! | [`Take`] ([`kind::GIVE`]) | [`Taken`] ([`kind::GIVEN`]) | of a file without a lease that is read: these bytes are wanted |
 //!
 //! # A file that is written
 //! The guest's file system decides where bytes go, so the guest writes, and the bytes never enter it.
@@ -31,6 +32,18 @@
 //! the pipe's bytes instead. What it has not seen by the [`Taken`] it sends again as bytes, and the
 //! agent writes them as ordinary ones; so also what is not a whole block of [`BLOCK_BYTES`] of the
 //! file. [`Done`] comes after the last [`Taken`].
+//!
+//! # A file without a lease that is read
+//! Somebody has it open for writing, so what lies where may change at any time. The guest's file system
+//! reads, and the bytes never enter the guest: the agent asks for them with direct I/O, into memory that
+//! is filled with placeholders. The disk's engine knows them as above, hands the range of the disk over
+//! and ends the request without touching that memory, once the daemon has a copy. Until then the file
+//! system keeps the blocks for the file. What the engine has not seen by the [`Taken`] (holes, what is
+//! in the guest's memory alone) is wanted again as bytes, and so is what is not in whole blocks.
+//!
+//! Memory that is used for something else later still has placeholders in it, and a file system may read
+//! over them. So those of a read begin at [`READ_SKEW_BYTES`] of a page, where nobody else's reads of
+//! whole blocks begin; others are not followed.
 //!
 //! # A socket that is read
 //! What has come to the guest when the pipe begins is the guest's to read: [`Begun`] says how many
@@ -72,7 +85,7 @@ pub mod kind {
     pub const DONE: u16 = 6;
     /// [`super::Cancel`], agent to daemon.
     pub const CANCEL: u16 = 7;
-    /// [`super::ProbeWrite`], agent to daemon.
+    /// [`super::ProbePlaces`] of a write, agent to daemon.
     pub const PROBE_WRITE: u16 = 8;
     /// [`super::Begun`], daemon to agent.
     pub const BEGUN: u16 = 9;
@@ -88,6 +101,12 @@ pub mod kind {
     pub const PONG: u16 = 14;
     /// [`super::Refusal`]s, 1 to [`super::MAX_REFUSALS`], agent to daemon, without an answer.
     pub const REFUSALS: u16 = 15;
+    /// [`super::ProbePlaces`] of a read, agent to daemon.
+    pub const PROBE_READ: u16 = 16;
+    /// [`super::Take`] of bytes that are wanted, daemon to agent; none follow.
+    pub const GIVE: u16 = 17;
+    /// [`super::Taken`], its answer; the bytes follow if [`super::take::BYTES`] was asked for.
+    pub const GIVEN: u16 = 18;
 }
 
 /// Pipes that the agent did not ask for, of one reason, since it told of them last.
@@ -186,7 +205,7 @@ pub mod end {
     pub const SOCKET: u8 = 1;
     /// [`super::FileEnd`], of a source.
     pub const FILE: u8 = 2;
-    /// [`super::PlacesEnd`], of a sink.
+    /// [`super::PlacesEnd`], of a sink, or of a source without a lease.
     pub const PLACES: u8 = 3;
 }
 
@@ -310,7 +329,8 @@ pub const BLOCK_BYTES: usize = 4096;
 /// First bytes of a [`Placeholder`]: `MLRCHOLD`.
 pub const PLACEHOLDER_MAGIC: u64 = u64::from_le_bytes(*b"MLRCHOLD");
 
-/// The beginning of a sector in whose place the pipe's bytes are to be written. The rest of it is zero.
+/// The beginning of a sector in whose place the pipe's bytes are to be written, or read. The rest of a
+/// written one is zero.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -318,13 +338,16 @@ pub const PLACEHOLDER_MAGIC: u64 = u64::from_le_bytes(*b"MLRCHOLD");
 pub struct Placeholder {
     /// [`PLACEHOLDER_MAGIC`].
     pub magic: U64,
-    /// Offset of the sector's bytes in the pipe. In a [`ProbeWrite`]'s block: in the block.
+    /// Offset of the sector's bytes in the pipe. In a [`ProbePlaces`]' block: in the block.
     pub at: U64,
     /// [`PlacesEnd::tag`].
     pub tag: [u8; 16],
 }
 
-/// A file that is written.
+/// Where in a page the memory of a read begins that is filled with placeholders.
+pub const READ_SKEW_BYTES: usize = SECTOR_BYTES;
+
+/// A file that is written, or read without a lease.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -332,21 +355,24 @@ pub struct Placeholder {
 pub struct PlacesEnd {
     /// Random, for this pipe alone.
     pub tag: [u8; 16],
-    /// Where the pipe's first byte goes: its offset in the file, modulo [`BLOCK_BYTES`].
+    /// Where the pipe's first byte is: its offset in the file, modulo [`BLOCK_BYTES`].
     pub skew_bytes: U32,
     /// The daemon's number of the file's disk ([`Probed`]).
     pub disk: U32,
 }
 
-/// A file system's self-test for writing: the agent is going to write a block of
-/// [`PROBE_BLOCK_BYTES`] placeholders with this tag, and reads it then from the disk: it must be made
-/// of the secret. Answered by [`Probed`], once the daemon knows it: with [`crate::Reason::Complete`]
-/// and the disk, or why not. Forgotten with the next one, and with the stream.
+/// A file system's self-test for placeholders with this tag. For writing: the agent is going to write a
+/// block of [`PROBE_BLOCK_BYTES`] of them, and reads it then from the disk, where it must be made of the
+/// secret. For reading: it has written a block made of the secret, and is going to read it over
+/// placeholders, which must still be there then; if the disk has other bytes, the read fails.
+///
+/// Answered by [`Probed`], once the daemon knows it: with [`crate::Reason::Complete`] and the disk, or
+/// why not. Forgotten with the next one, and with the stream.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct ProbeWrite {
+pub struct ProbePlaces {
     /// The disk, as [`Probed`] named it.
     pub disk: U32,
     /// Zero.
@@ -390,7 +416,7 @@ pub mod take {
 /// Most bytes that follow a [`Take`].
 pub const MAX_TAKE_BYTES: usize = 60 << 10;
 
-/// Bytes of the pipe are there, and are to be written.
+/// Bytes of the pipe are there, and are to be written; or are wanted, and to be read.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -406,7 +432,7 @@ pub struct Take {
     pub reserved: [u8; 3],
 }
 
-/// A [`Take`] is done: whether all of it was written.
+/// A [`Take`] is done: whether all of it was written, or read.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -414,7 +440,7 @@ pub struct Take {
 pub struct Taken {
     /// As in [`Take`].
     pub at: U64,
-    /// As in [`Take`].
+    /// As in [`Take`]. Of what was read it may be less, also 0: the file ends there.
     pub len_bytes: U32,
     /// 0, or the errno of the file system: the pipe ends then.
     pub errno: U32,
@@ -447,43 +473,5 @@ pub struct Cancel {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_those_of_version_1() {
-        let sizes = [
-            size_of::<Hello>(),
-            size_of::<Welcome>(),
-            size_of::<Probe>(),
-            size_of::<Probed>(),
-            size_of::<Pipe>(),
-            size_of::<SocketEnd>(),
-            size_of::<FileEnd>(),
-            size_of::<Extent>(),
-            size_of::<Done>(),
-            size_of::<Cancel>(),
-            size_of::<Placeholder>(),
-            size_of::<PlacesEnd>(),
-            size_of::<ProbeWrite>(),
-            size_of::<Begun>(),
-            size_of::<Own>(),
-            size_of::<Take>(),
-            size_of::<Taken>(),
-        ];
-        assert_eq!(sizes, [16, 24, 40, 16, 16, 88, 8, 16, 16, 8, 32, 24, 56, 8, 8, 16, 16]);
-    }
-
-    #[test]
-    fn the_longest_take_fits_into_a_message() {
-        assert!(size_of::<Take>() + MAX_TAKE_BYTES <= crate::frame::MAX_BODY_BYTES as usize);
-        assert_eq!(PROBE_BLOCK_BYTES, BLOCK_BYTES);
-    }
-
-    #[test]
-    fn the_longest_pipe_fits_into_a_message() {
-        let ends = 2 * size_of::<FileEnd>().max(size_of::<SocketEnd>());
-        let extents = MAX_EXTENTS as usize * size_of::<Extent>();
-        assert!(size_of::<Pipe>() + ends + extents <= crate::frame::MAX_BODY_BYTES as usize);
-    }
-}
+#[path = "pipe_tests.rs"]
+mod tests;

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use guest_abi::Reason;
 use guest_abi::frame::Header;
-use guest_abi::pipe::{self, NO_DISK, PROBE_BLOCK_BYTES, Probe, ProbeWrite, Probed, kind};
+use guest_abi::pipe::{self, NO_DISK, PROBE_BLOCK_BYTES, Probed, kind};
 use rustix::fd::AsFd;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
@@ -20,6 +20,7 @@ use crate::disks::Known;
 use crate::file::drop_cached;
 use crate::limits::{AGENT_TIMEOUT, HEARD_PERIOD, MAX_HEARD, MAX_LEN_BYTES};
 use crate::message::{Message, MessageError, Reader};
+use crate::places::Probe;
 use crate::takes::Take;
 use crate::vm::VmPipes;
 
@@ -68,13 +69,12 @@ impl Agent {
 
     /// Asks for bytes to be written.
     pub fn take(&self, id: u64, take: &Take, bytes: &[u8]) {
-        let body = pipe::Take {
-            at: U64::new(take.range.start),
-            len_bytes: U32::new(take.len_bytes() as u32),
-            how: take.how,
-            reserved: [0; 3],
-        };
-        self.say_with(kind::TAKE, id, body.as_bytes(), bytes);
+        self.say_with(kind::TAKE, id, asked(take).as_bytes(), bytes);
+    }
+
+    /// Asks for bytes to be read.
+    pub fn give(&self, id: u64, take: &Take) {
+        self.say(kind::GIVE, id, &asked(take));
     }
 
     /// Whether nothing more is to be expected of it.
@@ -87,6 +87,15 @@ impl Agent {
         self.closed.store(true, Ordering::Relaxed);
         // Fails only when it has ended.
         let _ = self.control.shutdown(Shutdown::Both);
+    }
+}
+
+fn asked(take: &Take) -> pipe::Take {
+    pipe::Take {
+        at: U64::new(take.range.start),
+        len_bytes: U32::new(take.len_bytes() as u32),
+        how: take.how,
+        reserved: [0; 3],
     }
 }
 
@@ -165,10 +174,8 @@ impl Session {
                 }
                 Message::Refused(reason) => vm.refuse(&self.agent, id, reason),
                 Message::Cancel(reason) => vm.cancel(&self.agent, Some(id), reason),
-                Message::ProbeWrite(probe) => {
-                    let probed = self.probe_write(vm, probe);
-                    self.agent.say(kind::PROBED, id, &probed);
-                }
+                Message::ProbeWrite(asked) => self.expect(vm, id, Probe { reads: false, asked }),
+                Message::ProbeRead(asked) => self.expect(vm, id, Probe { reads: true, asked }),
                 Message::Said(said) => vm.hear(&self.agent, id, said)?,
                 Message::Refusals(all) => vm.stats().refuse(&all),
                 Message::Ping => self.agent.say_with(kind::PONG, id, &[], &[]),
@@ -177,7 +184,7 @@ impl Session {
     }
 
     /// Looks for the block on the VM's disks.
-    fn probe(&mut self, vm: &VmPipes, probe: &Probe) -> Probed {
+    fn probe(&mut self, vm: &VmPipes, probe: &pipe::Probe) -> Probed {
         let mut reason = Reason::NoDisk;
         for disk in vm.disks() {
             let image = match disk.image() {
@@ -200,18 +207,18 @@ impl Session {
     }
 
     /// The next block with that tag is the self-test's.
-    fn probe_write(&mut self, vm: &VmPipes, probe: ProbeWrite) -> Probed {
-        let number = probe.disk.get();
-        let Some(disk) = self.disks.get(vm, number) else {
-            return probed(NO_DISK, Reason::NoDisk, 0);
-        };
-        match vm.serve_writes(&disk) {
-            Ok(()) => {
+    fn expect(&mut self, vm: &VmPipes, id: u64, probe: Probe) {
+        let number = probe.asked.disk.get();
+        let disk = self.disks.get(vm, number).ok_or(Reason::NoDisk);
+        let served = disk.and_then(|disk| vm.serve_places(&disk).map(|()| disk.len_bytes()));
+        let probed = match served {
+            Ok(len_bytes) => {
                 vm.expect(Some(probe));
-                probed(number, Reason::Complete, disk.len_bytes())
+                probed(number, Reason::Complete, len_bytes)
             }
             Err(reason) => probed(NO_DISK, reason, 0),
-        }
+        };
+        self.agent.say(kind::PROBED, id, &probed);
     }
 }
 
@@ -239,7 +246,7 @@ fn probed(disk: u32, reason: Reason, len_bytes: u64) -> Probed {
     Probed { disk: U32::new(disk), reason, reserved: U16::ZERO, len_bytes: U64::new(len_bytes) }
 }
 
-fn has_block(file: impl AsFd, probe: &Probe) -> bool {
+fn has_block(file: impl AsFd, probe: &pipe::Probe) -> bool {
     let mut block = [0; PROBE_BLOCK_BYTES];
     let read = rustix::io::pread(file, &mut block, probe.offset.get());
     read == Ok(block.len()) && block.chunks(probe.secret.len()).all(|part| part == probe.secret)

@@ -1,12 +1,15 @@
-//! What a connection is fed with: a file, or another connection. No byte is copied either way: a file's
-//! pages, or those of received segments, become the twin's.
+//! What a connection is fed with: a file, or another connection. No byte is copied then: a file's pages,
+//! or those of received segments, become the twin's. A file without a lease is copied.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use guest_abi::Reason;
 use rustix::pipe::{SpliceFlags, splice};
 
 use crate::file::Source;
+use crate::given::Given;
+use crate::job::Job;
 use crate::limits::SPLICE_BYTES;
 use crate::pool::Pool;
 use crate::receiving::Receiving;
@@ -17,6 +20,8 @@ pub(crate) enum Feed {
     File(Source),
     /// A connection.
     Socket(Splice),
+    /// A file that the guest reads.
+    Given(Box<Given>),
 }
 
 /// What came of a try to move bytes.
@@ -45,7 +50,7 @@ impl From<io::Error> for Fed {
 
 impl Feed {
     /// Moves some bytes, at most `max_bytes`.
-    pub fn give(&mut self, sink: BorrowedFd<'_>, max_bytes: usize) -> Fed {
+    pub fn give(&mut self, sink: BorrowedFd<'_>, max_bytes: usize, job: &Job) -> Fed {
         match self {
             Self::File(file) => match file.send(sink, max_bytes) {
                 Ok(0) => Fed::End,
@@ -53,6 +58,18 @@ impl Feed {
                 Err(error) => error.into(),
             },
             Self::Socket(splice) => splice.give(sink, max_bytes),
+            Self::Given(given) => {
+                given.turn(job);
+                given.give(sink, max_bytes)
+            }
+        }
+    }
+
+    /// Why all have gone although more were wanted, if the source knows it.
+    pub fn ended(&self) -> Option<Reason> {
+        match self {
+            Self::Given(given) => given.ended(),
+            Self::File(_) | Self::Socket(_) => None,
         }
     }
 
@@ -61,7 +78,14 @@ impl Feed {
         match self {
             Self::File(_) => false,
             Self::Socket(splice) => splice.source.arm(pool),
+            // Whatever it waits for nudges the pipe.
+            Self::Given(given) => !given.has_more(),
         }
+    }
+
+    /// Whether it has something to do while the sink takes nothing.
+    pub fn has_more(&self) -> bool {
+        matches!(self, Self::Given(given) if given.has_more())
     }
 }
 

@@ -11,7 +11,7 @@ use guest_abi::Reason;
 use net::flow::FlowEvent;
 
 use crate::agent::Agent;
-use crate::limits::{CANCEL_TIMEOUT, DRAIN_TIMEOUT, MAX_SAID, RELEASE_TIMEOUT};
+use crate::limits::{CANCEL_TIMEOUT, DRAIN_TIMEOUT, MAX_SAID, MAX_SAID_BYTES, RELEASE_TIMEOUT};
 use crate::message::Said;
 use crate::metrics::PipeStats;
 use crate::pool::Pool;
@@ -202,7 +202,8 @@ impl Job {
     pub fn say(&self, said: Said) -> bool {
         let mut all = lock(&self.said);
         all.push_back(said);
-        all.len() <= MAX_SAID
+        let len_bytes: usize = all.iter().map(Said::len_bytes).sum();
+        all.len() <= MAX_SAID && len_bytes <= MAX_SAID_BYTES
     }
 
     /// What the agent has said next.

@@ -58,6 +58,7 @@ mod disks;
 pub mod error;
 mod feed;
 pub mod file;
+mod given;
 mod job;
 pub mod limits;
 pub mod listing;

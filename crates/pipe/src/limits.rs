@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use guest_abi::pipe::MAX_TAKE_BYTES;
+
 /// Most bytes of one pipe; more is moved in parts. Half of the sequence space, by which numbers are
 /// compared, and half again for what is sent meanwhile.
 pub const MAX_LEN_BYTES: u64 = 1 << 30;
@@ -55,8 +57,8 @@ pub const MAX_HEARD: u32 = 1000;
 /// See [`MAX_HEARD`].
 pub const HEARD_PERIOD: Duration = Duration::from_millis(100);
 
-/// How long a self-test for writing is waited for, once it was announced: meanwhile the disks look at each
-/// write of the guest. An emulated guest on a busy host takes some seconds.
+/// How long a self-test with placeholders is waited for, once it was announced: meanwhile the disks look at
+/// each write of the guest. An emulated guest on a busy host takes some seconds.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Disks that an agent can know at a time: as many as a VM can have ports.
@@ -76,6 +78,9 @@ pub const SPLICE_BYTES: usize = 1 << 20;
 /// What an agent may say of a pipe before it is heard: two answers are outstanding at most.
 pub const MAX_SAID: usize = 8;
 
+/// Bytes of a file among that: a range of each piece that waits ([`MAX_PIECES`]), and one more.
+pub const MAX_SAID_BYTES: usize = (MAX_PIECES + 1) * MAX_TAKE_BYTES;
+
 /// How long the guest may take to move the bytes that came to it before the pipe: some of them may still
 /// be lost on their way, and sent again.
 pub const OWN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -90,10 +95,18 @@ pub const BUFFER_BYTES: usize = 1 << 20;
 /// Requests to write that are outstanding at a time: while the guest writes one, the next is made.
 pub const OPEN_TAKES: usize = 2;
 
-/// Pipes from connections to files of a VM at a time. They hold [`BUFFER_BYTES`] for each outstanding
-/// request, and for the next one.
+/// Least bytes of a read over placeholders: memory that once had some is not read over by so many requests of
+/// others in just their order. Less than that is sent as bytes ([`MAX_TAKE_BYTES`]).
+pub const MIN_READ_BYTES: u64 = 64 << 10;
+
+/// Pieces of a file without a lease, of [`BUFFER_BYTES`], that wait in memory: those that the guest reads,
+/// and one that goes to the peer meanwhile.
+pub const MAX_PIECES: usize = OPEN_TAKES + 1;
+
+/// Pipes of a VM at a time that hold bytes in memory: from connections to files, and from files without a
+/// lease. They hold [`BUFFER_BYTES`] for each outstanding request, and for the next one.
 pub const MAX_BUFFERED: usize = 64;
 
-/// Placeholders of a pipe that wait for their bytes: the guest cuts what it is asked for into requests of
-/// a megabyte or so. Those that find no room are written as they are, and what they stand for is sent.
+/// Requests of placeholders of a pipe that wait: the guest cuts what it is asked for into requests of a
+/// megabyte or so. Those that find no room are done as they are, and what they stand for is sent.
 pub const MAX_WRITES: usize = 256;

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use guest_abi::Reason;
 use guest_abi::frame::{HEADER_BYTES, Header, MAX_BODY_BYTES};
 use guest_abi::pipe::{
-    self, FileEnd, MAX_EXTENTS, MAX_REFUSALS, PlacesEnd, Probe, ProbeWrite, Refusal, SocketEnd,
-    Taken, end, family, kind,
+    self, FileEnd, MAX_EXTENTS, MAX_REFUSALS, MAX_TAKE_BYTES, PlacesEnd, Probe, ProbePlaces,
+    Refusal, SocketEnd, Taken, end, family, kind,
 };
 use net::flow::FlowKey;
 use thiserror::Error;
@@ -56,7 +56,9 @@ pub enum Message {
     /// End that pipe.
     Cancel(Reason),
     /// A placeholder is about to be written.
-    ProbeWrite(ProbeWrite),
+    ProbeWrite(ProbePlaces),
+    /// A placeholder is about to be read over.
+    ProbeRead(ProbePlaces),
     /// Of a pipe that is under way.
     Said(Said),
     /// Are you there?
@@ -66,12 +68,24 @@ pub enum Message {
 }
 
 /// What an agent says of a pipe that is under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Said {
     /// The guest's own bytes are where they belong; how the sink stands now, if it is a socket.
     Own(Option<SocketEnd>),
     /// Bytes are written.
     Taken(Taken),
+    /// Bytes are read; those that came with it, which are as many as it says or none.
+    Given(Taken, Vec<u8>),
+}
+
+impl Said {
+    /// Bytes of the pipe that came with it.
+    pub fn len_bytes(&self) -> usize {
+        match self {
+            Self::Given(_, bytes) => bytes.len(),
+            Self::Own(_) | Self::Taken(_) => 0,
+        }
+    }
 }
 
 /// One end of a pipe.
@@ -86,7 +100,7 @@ pub enum End {
         /// Offset on the disk (or a hole) and length.
         extents: Vec<(u64, u64)>,
     },
-    /// A file that is written.
+    /// A file that is written, or read without a lease.
     Places(PlacesEnd),
 }
 
@@ -172,11 +186,13 @@ impl<R: Read> Reader<R> {
             kind::PIPE => {
                 Some(request(bytes).map_or_else(Message::Refused, |r| Message::Pipe(Box::new(r))))
             }
-            kind::PROBE_WRITE => ProbeWrite::read_from_bytes(bytes).ok().map(Message::ProbeWrite),
+            kind::PROBE_WRITE => ProbePlaces::read_from_bytes(bytes).ok().map(Message::ProbeWrite),
+            kind::PROBE_READ => ProbePlaces::read_from_bytes(bytes).ok().map(Message::ProbeRead),
             kind::OWN => own(bytes).map(|end| Message::Said(Said::Own(end))),
             kind::TAKEN => {
                 Taken::read_from_bytes(bytes).ok().map(|taken| Message::Said(Said::Taken(taken)))
             }
+            kind::GIVEN => given(bytes).map(Message::Said),
             kind::PING => bytes.is_empty().then_some(Message::Ping),
             kind::REFUSALS => refusals(bytes).map(Message::Refusals),
             _ => None,
@@ -199,6 +215,12 @@ fn own(bytes: &[u8]) -> Option<Option<SocketEnd>> {
         [] => Some(None),
         rest => SocketEnd::read_from_bytes(rest).ok().map(Some),
     }
+}
+
+fn given(bytes: &[u8]) -> Option<Said> {
+    let (given, bytes) = Taken::read_from_prefix(bytes).ok()?;
+    let is_whole = bytes.len() == given.len_bytes.get() as usize && bytes.len() <= MAX_TAKE_BYTES;
+    (bytes.is_empty() || is_whole).then(|| Said::Given(given, bytes.to_vec()))
 }
 
 fn take<T>(bytes: &mut &[u8]) -> Result<T, Reason>

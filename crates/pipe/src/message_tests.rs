@@ -63,7 +63,7 @@ fn a_file_that_is_written_and_what_is_said_of_it() {
         (kind::TAKEN, taken.as_bytes()),
         (kind::PING, &[]),
         (kind::REFUSALS, &[84, 0, 9, 9, 1, 0, 0, 0, 255, 255, 0, 0, 2, 0, 0, 0]),
-        (kind::PROBE_WRITE, &[4; size_of::<ProbeWrite>()]),
+        (kind::PROBE_WRITE, &[4; size_of::<ProbePlaces>()]),
         // Too long.
         (kind::OWN, &[own_to_socket.as_slice(), &[0]].concat()),
     ] {
@@ -81,6 +81,39 @@ fn a_file_that_is_written_and_what_is_said_of_it() {
     assert_eq!(all, [(Reason::Extents, 1), (Reason::Unknown, 2)]);
     assert!(matches!(next().unwrap(), Message::ProbeWrite(probe) if probe.secret == [4; 32]));
     assert!(matches!(next(), Err(MessageError::Malformed { kind: kind::OWN, .. })));
+}
+
+#[test]
+fn a_file_that_is_read_without_a_lease_and_what_is_said_of_it() {
+    let (source, sink, len_bytes) = (end::PLACES, end::SOCKET, U64::new(9));
+    let mut body = Pipe { source, sink, flags: 0, reserved: [0; 5], len_bytes }.as_bytes().to_vec();
+    let places = PlacesEnd { tag: [3; 16], skew_bytes: U32::new(17), disk: U32::new(1) };
+    body.extend(places.as_bytes());
+    body.extend(socket_end().as_bytes());
+    let given = |len| Taken { at: U64::new(4096), len_bytes: U32::new(len), errno: U32::ZERO };
+    let mut bytes = message(kind::PIPE, 1, &body);
+    bytes.extend(message(kind::PROBE_READ, 1, &[4; size_of::<ProbePlaces>()]));
+    bytes.extend(message(kind::GIVEN, 1, given(1 << 20).as_bytes()));
+    bytes.extend(message(kind::GIVEN, 1, &[given(3).as_bytes(), b"abc"].concat()));
+    bytes.extend(message(kind::GIVEN, 1, &[given(2).as_bytes(), b"abc"].concat()));
+    let mut reader = Reader::new(&bytes[..]);
+    let mut next = || reader.receive().map(|(_, message)| message);
+    let Message::Pipe(request) = next().unwrap() else { panic!() };
+    assert_eq!(request.source, End::Places(places));
+    assert!(matches!(next().unwrap(), Message::ProbeRead(probe) if probe.secret == [4; 32]));
+    let mut said = || match next().unwrap() {
+        Message::Said(said) => said,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(said(), Said::Given(given(1 << 20), Vec::new()));
+    assert_eq!(said(), Said::Given(given(3), b"abc".to_vec()));
+    assert!(matches!(next(), Err(MessageError::Malformed { kind: kind::GIVEN, .. })));
+    // More than was ever asked for at once.
+    let len = MAX_TAKE_BYTES as u32 + 1;
+    let body = [given(len).as_bytes(), &vec![0; len as usize]].concat();
+    let bytes = message(kind::GIVEN, 1, &body);
+    let received = Reader::new(&bytes[..]).receive();
+    assert!(matches!(received, Err(MessageError::Malformed { kind: kind::GIVEN, .. })));
 }
 
 #[test]

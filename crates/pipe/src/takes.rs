@@ -1,5 +1,5 @@
-//! What a guest is asked to write: ranges of a pipe, cut so that placeholders stand for whole blocks of
-//! the file, and what has been seen of each.
+//! What a guest is asked to write, or to read: ranges of a pipe, cut so that placeholders stand for whole
+//! blocks of the file, and what has been seen of each.
 
 use std::ops::Range;
 
@@ -48,7 +48,14 @@ impl Take {
         self.seen.insert(at, start..end);
     }
 
-    /// What the guest has written and nobody has replaced, as requests for bytes.
+    /// It ends there, behind its beginning.
+    pub fn cut(&mut self, end: u64) {
+        self.range.end = self.range.end.min(end);
+        self.seen.retain(|seen| seen.start < end);
+        self.seen.iter_mut().for_each(|seen| seen.end = seen.end.min(end));
+    }
+
+    /// What the guest has written, or read, and nobody has seen, as requests for bytes.
     pub fn missed(&self) -> Vec<Self> {
         let mut missed = Vec::new();
         let mut at = self.range.start;

@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -15,7 +14,7 @@ use crate::file::Source;
 use crate::job::{Job, Next, Side, Work};
 use crate::limits::{BUFFER_BYTES, OPEN_TAKES, OWN_TIMEOUT, QUANTUM_BYTES, RECHECK, TAKE_BYTES};
 use crate::message::Said;
-use crate::places::{Places, Placing, Tag, fill};
+use crate::places::{PlacedFile, fill};
 use crate::pool::Pool;
 use crate::receiving::Receiving;
 use crate::supply::{Buffered, Room, Supply};
@@ -35,7 +34,7 @@ enum State {
 /// See the module's text. Offsets are those of the pipe.
 pub(crate) struct ToFile {
     state: State,
-    sink: Sink,
+    sink: PlacedFile,
     /// What is asked for at the beginning.
     len_bytes: u64,
     /// Where the first byte is that is moved here.
@@ -53,42 +52,20 @@ pub(crate) struct ToFile {
     room: Option<Room>,
 }
 
-/// The file, as its disk sees it.
-pub(crate) struct Sink {
-    places: Arc<Places>,
-    placing: Arc<Placing>,
-    tag: Tag,
-    skew_bytes: u64,
-}
-
-impl Sink {
-    /// None: the tag is in use.
-    pub fn new(places: &Arc<Places>, tag: Tag, skew_bytes: u64, token: u64) -> Option<Self> {
-        let placing = places.add(tag, token)?;
-        Some(Self { places: Arc::clone(places), placing, tag, skew_bytes })
-    }
-}
-
-impl Drop for Sink {
-    fn drop(&mut self) {
-        self.places.remove(&self.tag);
-    }
-}
-
 impl ToFile {
     /// From another file.
-    pub fn from_file(source: Source, sink: Sink, len_bytes: u64) -> Self {
+    pub fn from_file(source: Source, sink: PlacedFile, len_bytes: u64) -> Self {
         Self::new(State::Moving(Supply::File(source, len_bytes)), sink, len_bytes)
     }
 
     /// From a connection.
-    pub fn from_socket(source: Connection, sink: Sink, len_bytes: u64, room: Room) -> Self {
+    pub fn from_socket(source: Connection, sink: PlacedFile, len_bytes: u64, room: Room) -> Self {
         let mut work = Self::new(State::Starting(source), sink, len_bytes);
         work.room = Some(room);
         work
     }
 
-    fn new(state: State, sink: Sink, len_bytes: u64) -> Self {
+    fn new(state: State, sink: PlacedFile, len_bytes: u64) -> Self {
         let (open, missed) = (VecDeque::new(), VecDeque::new());
         let (first, asked, done, failed_at, room) = (0, 0, 0, None, None);
         Self { state, sink, len_bytes, first, asked, done, open, missed, failed_at, room }
@@ -139,7 +116,7 @@ impl ToFile {
         while let Some(said) = job.heard() {
             match said {
                 Said::Taken(taken) => self.hear(&taken, job),
-                Said::Own(_) => self.fail(self.done),
+                Said::Own(_) | Said::Given(..) => self.fail(self.done),
             }
         }
         supply.release(self.done);

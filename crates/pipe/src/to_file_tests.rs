@@ -5,17 +5,20 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
-use block::{PlacedWrite, Placeholders};
+use block::{Placed, Placeholders, Way};
 use guest_abi::frame::{HEADER_BYTES, Header};
 use guest_abi::pipe::{self, BLOCK_BYTES, Done, HOLE, kind};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
 use crate::agent::Agent;
+use crate::places::{Places, Probe, Tag};
 
 const TAG: Tag = [7; 16];
 const ID: u64 = 5;
+const WRITE: Way = Way::Write { sync: false };
 
 /// The guest's side, and both files.
 struct World {
@@ -55,7 +58,7 @@ impl World {
         let image = tempfile::tempfile().unwrap();
         image.write_all_at(bytes, 0).unwrap();
         let source = Source::new(image.into(), bytes.len() as u64, extents, len_bytes).unwrap();
-        let sink = Sink::new(&self.places, TAG, self.skew, 2).unwrap();
+        let sink = PlacedFile::written(&self.places, TAG, self.skew, 2).unwrap();
         let work = Box::new(ToFile::from_file(source, sink, len_bytes));
         let ends = ["a".into(), "b".into()];
         let agent = (ID, Arc::clone(&self.agent));
@@ -82,9 +85,9 @@ impl World {
         }
     }
 
-    fn write(&self, at: u64, len: u64) -> (PlacedWrite, block::placed::Answer) {
+    fn write(&self, at: u64, len: u64) -> (Placed, block::placed::Answer) {
         let to = (PLACE + self.skew + at, len);
-        PlacedWrite::detached(TAG, at, to, false, self.sink.try_clone().unwrap()).unwrap()
+        Placed::detached(TAG, at, to, WRITE, self.sink.try_clone().unwrap()).unwrap()
     }
 
     /// The guest writes placeholders; those that nobody knows are written as they are.
@@ -230,9 +233,9 @@ fn placeholders_that_were_not_asked_for_are_data() {
         assert!(world.places.take(write).is_some(), "{at} {len}");
     }
     let (other, _answer) =
-        PlacedWrite::detached([8; 16], 0, (0, 4096), false, tempfile::tempfile().unwrap()).unwrap();
+        Placed::detached([8; 16], 0, (0, 4096), WRITE, tempfile::tempfile().unwrap()).unwrap();
     assert!(world.places.take(other).is_some(), "another tag");
-    assert!(Sink::new(&world.places, TAG, 0, 4).is_none(), "the tag is in use");
+    assert!(PlacedFile::written(&world.places, TAG, 0, 4).is_none(), "the tag is in use");
 }
 
 #[test]
@@ -271,12 +274,13 @@ fn a_daemon_that_stops_leaves_no_placeholder_waiting() {
 #[test]
 fn a_self_test_is_answered_once() {
     let world = World::new(0);
-    let probe = guest_abi::pipe::ProbeWrite {
+    let asked = guest_abi::pipe::ProbePlaces {
         disk: U32::ZERO,
         reserved: U32::ZERO,
         tag: TAG,
         secret: [0x5a; 32],
     };
+    let probe = Probe { reads: false, asked };
     world.places.expect(Some(probe));
     assert!(world.places.are_any());
     world.write_places(0, 4096).unwrap();

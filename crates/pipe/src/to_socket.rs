@@ -11,12 +11,14 @@ use crate::connection::Connection;
 use crate::copy::kernel_pipe;
 use crate::feed::{Fed, Feed, Splice};
 use crate::file::Source;
+use crate::given::Given;
 use crate::job::{Job, Next, Side, Work};
 use crate::limits::{MAX_DETACHED, OWN_TIMEOUT, QUANTUM_BYTES, RECHECK};
 use crate::message::Said;
 use crate::pool::Pool;
 use crate::receiving::Receiving;
 use crate::sending::{Drained, Sending};
+use crate::supply::Room;
 
 /// Where a pipe is.
 enum State {
@@ -29,7 +31,8 @@ enum State {
     /// The twin is fed.
     Moving(Feed),
     /// The twin has all that it will get, and the peer has not acknowledged all of that. A file may be
-    /// needed once more. A connection goes back only when nothing of it can be lost any more.
+    /// needed once more. A connection goes back only when nothing of it can be lost any more. None: the
+    /// twin has copies.
     Draining(Option<Feed>),
     Over,
 }
@@ -42,18 +45,27 @@ pub(crate) struct ToSocket {
     len_bytes: u64,
     /// Why it ends.
     reason: Reason,
+    /// Of one whose bytes are in memory, here or in the twin's. Held to the end.
+    _room: Option<Room>,
 }
 
 impl ToSocket {
     /// From a file.
     pub fn from_file(source: Source, sink: Sending, len_bytes: u64) -> Self {
         let state = State::Settling(Feed::File(source));
-        Self { state, sink, len_bytes, reason: Reason::Complete }
+        Self { state, sink, len_bytes, reason: Reason::Complete, _room: None }
+    }
+
+    /// From a file that the guest reads.
+    pub fn from_given(source: Given, sink: Sending, len_bytes: u64, room: Room) -> Self {
+        let state = State::Settling(Feed::Given(Box::new(source)));
+        Self { state, sink, len_bytes, reason: Reason::Complete, _room: Some(room) }
     }
 
     /// From another connection.
     pub fn from_socket(source: Connection, sink: Sending, len_bytes: u64) -> Self {
-        Self { state: State::Starting(source), sink, len_bytes, reason: Reason::Complete }
+        let state = State::Starting(source);
+        Self { state, sink, len_bytes, reason: Reason::Complete, _room: None }
     }
 
     /// Takes the source over.
@@ -132,18 +144,21 @@ impl ToSocket {
             let Some(twin) = self.sink.fd() else {
                 return self.lose(Some(feed), Reason::TwinFailed);
             };
-            match feed.give(twin, QUANTUM_BYTES - given) {
+            match feed.give(twin, QUANTUM_BYTES - given, job) {
                 Fed::Bytes(n) => {
                     given += n;
                     self.sink.given_bytes += n as u64;
                     job.moved_bytes.store(self.sink.given_bytes, Ordering::Relaxed);
                 }
-                Fed::End => return self.stop(feed, at_end),
+                Fed::End => {
+                    let reason = feed.ended().unwrap_or(at_end);
+                    return self.stop(feed, reason);
+                }
                 Fed::Full if !self.sink.is_heard() => {
                     return self.lose(Some(feed), Reason::PeerSilent);
                 }
                 // It may go on already: then the pool hears at once.
-                Fed::Full if self.sink.arm(pool) => return self.wait(feed),
+                Fed::Full if !feed.has_more() && self.sink.arm(pool) => return self.wait(feed),
                 Fed::Empty if feed.arm(pool) => return self.wait(feed),
                 Fed::Full | Fed::Empty => break,
                 Fed::Failed(error) => return self.failed(feed, &error),
@@ -164,7 +179,7 @@ impl ToSocket {
         }
         tracing::warn!(sink = ?self.sink.socket().key, "reading for a pipe: {error}");
         match feed {
-            Feed::File(_) => self.stop(feed, Reason::DiskFailed),
+            Feed::File(_) | Feed::Given(_) => self.stop(feed, Reason::DiskFailed),
             Feed::Socket(_) => self.lose(Some(feed), Reason::TwinFailed),
         }
     }
@@ -174,7 +189,9 @@ impl ToSocket {
         let is_whole = self.sink.given_bytes == self.len_bytes;
         self.reason = if is_whole { Reason::Complete } else { reason };
         self.sink.stop();
-        self.state = State::Draining(Some(feed));
+        // Copies are needed no longer than until the twin has its own.
+        let feed = Some(feed).filter(|feed| !matches!(feed, Feed::Given(_)));
+        self.state = State::Draining(feed);
         Next::Again
     }
 
@@ -213,6 +230,13 @@ impl ToSocket {
             },
             Some(Feed::Socket(_)) if job.is_overdue() => {
                 return self.lose(feed, Reason::PeerSilent);
+            }
+            None => {
+                // The twin has all of it.
+                if job.wants_release() {
+                    job.answer(self.sink.given_bytes, self.reason);
+                }
+                self.state = State::Draining(None);
             }
             feed => self.state = State::Draining(feed),
         }

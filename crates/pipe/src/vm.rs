@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use base::counter::QueueStats;
 use block::{BlockPort, Placeholders};
 use guest_abi::Reason;
-use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, ProbeWrite, option};
+use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, option};
 use net::NetPort;
 use net::flow::{FlowError, FlowWatch, Journal};
 
@@ -18,6 +18,7 @@ use crate::agent::{Agent, Session};
 use crate::connection::{Connection, reason_of};
 use crate::disks::{Disks, Known, has_all};
 use crate::error::PipeError;
+use crate::given::Given;
 use crate::job::{Job, Side, TOKEN_STEP, Work};
 use crate::limits::{
     DEFAULT_MAX_PIPES, DEFAULT_THREADS, MAX_BUFFERED, MAX_LEN_BYTES, MAX_SAID, STOP_TIMEOUT,
@@ -26,11 +27,11 @@ use crate::listing::PipeInfo;
 use crate::message::{End, MessageError, Request, Said, Socket};
 use crate::metrics::PipeStats;
 use crate::namespace::Namespace;
-use crate::places::Places;
+use crate::places::{PlacedFile, Places, Probe, Tag};
 use crate::pool::Pool;
 use crate::sending::Sending;
 use crate::supply::Room;
-use crate::to_file::{Sink, ToFile};
+use crate::to_file::ToFile;
 use crate::to_socket::ToSocket;
 use crate::twin::{Twin, TwinState};
 
@@ -323,7 +324,7 @@ impl VmPipes {
             }
             (End::File { disk, extents }, End::Places(sink)) => {
                 let source = disks.file(disk, extents, len_bytes, is_cached)?;
-                let sink = self.writing(&sink, disks, token)?;
+                let sink = self.placed(&sink, disks, token, PlacedFile::written)?;
                 Ok(Box::new(ToFile::from_file(source, sink, len_bytes)))
             }
             (End::Socket(source), End::Socket(sink)) => {
@@ -339,11 +340,20 @@ impl VmPipes {
             }
             (End::Socket(source), End::Places(sink)) => {
                 let room = Room::take(&self.buffered, MAX_BUFFERED).ok_or(Reason::TooMany)?;
-                let sink = self.writing(&sink, disks, token)?;
+                let sink = self.placed(&sink, disks, token, PlacedFile::written)?;
                 let source = self.connection(source, token)?;
                 Ok(Box::new(ToFile::from_socket(source, sink, len_bytes, room)))
             }
-            (End::Places(_), _) | (_, End::File { .. }) => Err(Reason::PairUnsupported),
+            (End::Places(source), End::Socket(sink)) => {
+                let room = Room::take(&self.buffered, MAX_BUFFERED).ok_or(Reason::TooMany)?;
+                let file = self.placed(&source, disks, token, PlacedFile::read)?;
+                let source = Given::new(file, len_bytes, is_cached);
+                let sink = self.sending(sink, token)?;
+                Ok(Box::new(ToSocket::from_given(source, sink, len_bytes, room)))
+            }
+            (End::Places(_), End::Places(_)) | (_, End::File { .. }) => {
+                Err(Reason::PairUnsupported)
+            }
         }
     }
 
@@ -379,25 +389,31 @@ impl VmPipes {
         Err(Reason::NoFlow)
     }
 
-    /// The file that is written.
-    fn writing(&self, end: &PlacesEnd, disks: &mut Disks<'_>, token: u64) -> Result<Sink, Reason> {
+    /// A file that is written, or read, by placeholders.
+    fn placed(
+        &self,
+        end: &PlacesEnd,
+        disks: &mut Disks<'_>,
+        token: u64,
+        new: fn(&Arc<Places>, Tag, u64, u64) -> Option<PlacedFile>,
+    ) -> Result<PlacedFile, Reason> {
         let disk = disks.take(end.disk.get())?;
-        self.serve_writes(&disk)?;
+        self.serve_places(&disk)?;
         let skew_bytes = u64::from(end.skew_bytes.get());
         if skew_bytes >= BLOCK_BYTES as u64 {
             return Err(Reason::Malformed);
         }
-        Sink::new(&self.places, end.tag, skew_bytes, token).ok_or(Reason::Malformed)
+        new(&self.places, end.tag, skew_bytes, token).ok_or(Reason::Malformed)
     }
 
-    /// Placeholders on that disk are replaced from now on.
-    pub(crate) fn serve_writes(&self, disk: &BlockPort) -> Result<(), Reason> {
+    /// Placeholders on that disk are known from now on.
+    pub(crate) fn serve_places(&self, disk: &BlockPort) -> Result<(), Reason> {
         let places = Arc::clone(&self.places) as Arc<dyn Placeholders>;
         disk.set_placeholders(places).map_err(|_| Reason::DiskFormat)
     }
 
-    /// A self-test for writing that is about to come.
-    pub(crate) fn expect(&self, probe: Option<ProbeWrite>) {
+    /// A self-test with placeholders that is about to come.
+    pub(crate) fn expect(&self, probe: Option<Probe>) {
         self.places.expect(probe);
     }
 

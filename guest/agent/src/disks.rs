@@ -47,6 +47,18 @@ struct Tests {
     generation: u64,
     read: Test<u32>,
     write: Option<Test<()>>,
+    read_over: Option<Test<()>>,
+}
+
+/// What a file system must be able to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// The daemon finds its files' bytes on a disk.
+    Place,
+    /// They can be written by placeholders.
+    Write,
+    /// They can be read over placeholders.
+    ReadOver,
 }
 
 /// A self-test's result.
@@ -80,8 +92,8 @@ struct Known {
 pub struct Disks {
     known: Mutex<HashMap<u64, Arc<Known>>>,
     tests: Mutex<HashMap<Device, Arc<Mutex<Option<Tests>>>>>,
-    /// Held during a self-test of writing: the daemon expects one at a time.
-    writing: Mutex<()>,
+    /// Held during a self-test with placeholders: the daemon expects one at a time.
+    placing: Mutex<()>,
     any_device: bool,
 }
 
@@ -97,7 +109,7 @@ impl Disks {
     /// # Errors
     /// It is on no disk, not on one alone, or has failed the self-test.
     pub fn place_of(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
-        self.tested(number, line, false)
+        self.tested(number, line, Need::Place)
     }
 
     /// The same, of one whose files can be written by placeholders.
@@ -105,10 +117,18 @@ impl Disks {
     /// # Errors
     /// As before, also of the self-test for writing.
     pub fn place_to_write(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
-        self.tested(number, line, true)
+        self.tested(number, line, Need::Write)
     }
 
-    fn tested(&self, number: u64, line: &Arc<Line>, to_write: bool) -> Result<Place, Reason> {
+    /// The same, of one whose files can be read over placeholders.
+    ///
+    /// # Errors
+    /// As before, also of the self-test for that.
+    pub fn place_to_read_over(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
+        self.tested(number, line, Need::ReadOver)
+    }
+
+    fn tested(&self, number: u64, line: &Arc<Line>, need: Need) -> Result<Place, Reason> {
         let device = self.device(number)?;
         let tests = self.tests_of(device);
         // Others who ask for the same file system wait for the result.
@@ -119,20 +139,29 @@ impl Disks {
             None => {
                 let read = self_test::read(number, device.base, line);
                 let read = Test::new(told(number, "no pipes", read));
-                tests.insert(Tests { generation: line.generation, read, write: None })
+                tests.insert(Tests {
+                    generation: line.generation,
+                    read,
+                    write: None,
+                    read_over: None,
+                })
             }
         };
         let disk = tests.read.result?;
-        if to_write {
-            let write = tests.write.filter(Test::holds).unwrap_or_else(|| {
-                let _alone = lock(&self.writing);
-                let write = self_test::write(number, disk, line);
-                Test::new(told(number, "no pipes into files", write))
-            });
-            tests.write = Some(write);
-            write.result?;
-        }
-        Ok(Place { disk, base: device.base })
+        let (known, test, what): (_, fn(_, _, &_) -> _, _) = match need {
+            Need::Place => return Ok(Place { disk, base: device.base }),
+            Need::Write => (&mut tests.write, self_test::write, "no pipes into files"),
+            Need::ReadOver => {
+                let what = "no pipes from files that are open for writing";
+                (&mut tests.read_over, self_test::read_over, what)
+            }
+        };
+        let placed = known.filter(Test::holds).unwrap_or_else(|| {
+            let _alone = lock(&self.placing);
+            Test::new(told(number, what, test(number, disk, line)))
+        });
+        *known = Some(placed);
+        placed.result.map(|()| Place { disk, base: device.base })
     }
 
     /// The device with a number, from what is known while it holds.

@@ -39,15 +39,7 @@ impl Found {
         }
     }
 
-    /// As messages name it, of a source.
-    pub fn source_kind(&self) -> u8 {
-        match self {
-            Self::File(..) => end::FILE,
-            Self::Socket(_) => end::SOCKET,
-        }
-    }
-
-    /// As messages name it, of a sink.
+    /// As messages name it, if it is a sink.
     pub fn sink_kind(&self) -> u8 {
         match self {
             Self::File(..) => end::PLACES,
@@ -104,6 +96,14 @@ impl Source {
         }
     }
 
+    /// As messages name it.
+    pub fn kind(&self) -> u8 {
+        match self {
+            Self::File(file) => file.kind(),
+            Self::Socket(_) => end::SOCKET,
+        }
+    }
+
     /// The reason when all of it was moved, which may be less than was asked for.
     pub fn complete(&self) -> Reason {
         match self {
@@ -114,6 +114,14 @@ impl Source {
 
     /// If it is one.
     pub fn file(&self) -> Option<&FileSource> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Socket(_) => None,
+        }
+    }
+
+    /// The same, to be read from.
+    pub fn file_mut(&mut self) -> Option<&mut FileSource> {
         match self {
             Self::File(file) => Some(file),
             Self::Socket(_) => None,

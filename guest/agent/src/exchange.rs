@@ -106,6 +106,10 @@ impl<'a> Exchange<'a> {
         match event {
             Event::Begun(own_bytes) => self.begun(own_bytes),
             Event::Take(taking) => self.take(&taking),
+            Event::Give(giving) => {
+                let given = self.source.file_mut().and_then(|file| file.give(&giving));
+                given.inspect(|given| self.call.given(&giving, given)).is_some()
+            }
             Event::Probed(_) | Event::Done(_) | Event::Lost => false,
         }
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guest_abi::Reason;
-use guest_abi::pipe::{Extent, FileEnd};
+use guest_abi::pipe::{Extent, FileEnd, end};
 use guest_abi::program::OWN_POSITION;
 use rustix::fs::{
     FileType, IFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fstat, fstatfs, ioctl_getflags, seek,
@@ -18,7 +18,8 @@ use zerocopy::little_endian::U32;
 
 use crate::disks::Disks;
 use crate::lease::{Lease, Leases};
-use crate::line::Line;
+use crate::line::{Giving, Line};
+use crate::placed_source::{Given, PlacedSource};
 use crate::wake::Wake;
 use crate::{fiemap, sys};
 
@@ -35,14 +36,21 @@ const XFLAG_REALTIME: u32 = 1;
 #[derive(Debug)]
 pub struct FileSource {
     program: OwnedFd,
-    lease: Lease,
     start: u64,
     own_position: bool,
-    disk: u32,
-    extents: Vec<Extent>,
     len_bytes: u64,
     to_the_end: bool,
     is_cached: bool,
+    way: Way,
+}
+
+/// How the host reads it.
+#[derive(Debug)]
+enum Way {
+    /// Where its bytes lie on a disk; they stay there under the lease.
+    Extents { lease: Lease, disk: u32, extents: Vec<Extent> },
+    /// As it is written meanwhile.
+    Placed(Box<PlacedSource>),
 }
 
 /// A program's descriptor that may be read, of a file that may be piped.
@@ -95,7 +103,7 @@ pub fn start(program: &OwnedFd, offset: u64) -> Result<u64, Reason> {
 
 impl FileSource {
     /// Takes a lease and asks where the bytes lie; at most `len_bytes` and `max_extents` of them. `device`
-    /// is the number of the file system's.
+    /// is the number of the file system's. Where there is no lease it may be read by placeholders.
     ///
     /// # Errors
     /// Why they cannot be piped; [`Reason::EndOfFile`]: there are none.
@@ -104,35 +112,52 @@ impl FileSource {
         device: u64,
         (offset, len_bytes, max_extents): (u64, u64, usize),
         (disks, line): (&Disks, &Arc<Line>),
-        (leases, wake): (&Leases, &Arc<Wake>),
+        (leases, wake, may_place): (&Leases, &Arc<Wake>, bool),
     ) -> Result<Self, Reason> {
         let own_position = offset == OWN_POSITION;
         let start = start(&program, offset)?;
-        let own = open_again(&program)?;
+        let own = open_again(&program, OFlags::empty())?;
         let place = disks.place_of(device, line)?;
-        let lease = leases.take(own, wake)?;
+        let way = match leases.take(own, wake) {
+            Ok(lease) => Way::Extents { lease, disk: place.disk, extents: Vec::new() },
+            Err(_) if may_place => {
+                let own = open_again(&program, OFlags::empty())?;
+                Way::Placed(Box::new(PlacedSource::new(own, start, device, (disks, line))?))
+            }
+            Err(reason) => return Err(reason),
+        };
         // Only under the lease nobody changes the size.
-        let size = fstat(lease.file()).map_err(|_| Reason::NotAFile)?.st_size as u64;
+        let size = fstat(way.file()).map_err(|_| Reason::NotAFile)?.st_size as u64;
         let left = size.saturating_sub(start);
         let wanted = len_bytes.min(left);
         if wanted == 0 {
             return Err(Reason::EndOfFile);
         }
-        let file = lease.file().as_fd();
-        let is_cached = is_in_memory(file, start, wanted);
-        let extents = fiemap::extents(file, start, wanted, place.base, max_extents)?;
-        let mapped = fiemap::len_bytes(&extents);
-        Ok(Self {
+        let is_cached = is_in_memory(way.file().as_fd(), start, wanted);
+        let mut this = Self {
             program,
-            lease,
             start,
             own_position,
-            disk: place.disk,
-            extents,
-            len_bytes: mapped,
-            to_the_end: left < len_bytes && mapped == left,
+            len_bytes: wanted,
+            to_the_end: false,
             is_cached,
-        })
+            way,
+        };
+        if let Way::Extents { lease, extents, .. } = &mut this.way {
+            let file = lease.file().as_fd();
+            *extents = fiemap::extents(file, start, wanted, place.base, max_extents)?;
+            this.len_bytes = fiemap::len_bytes(extents);
+        }
+        this.to_the_end = left < len_bytes && this.len_bytes == left;
+        Ok(this)
+    }
+
+    /// As messages name it.
+    pub fn kind(&self) -> u8 {
+        match self.way {
+            Way::Extents { .. } => end::FILE,
+            Way::Placed(_) => end::PLACES,
+        }
     }
 
     /// How many bytes, at least 1.
@@ -152,19 +177,36 @@ impl FileSource {
 
     /// True when somebody waits to write to the file.
     pub fn lease_broken(&self) -> bool {
-        self.lease.broken()
+        match &self.way {
+            Way::Extents { lease, .. } => lease.broken(),
+            Way::Placed(_) => false,
+        }
     }
 
     /// As the daemon wants it.
     pub fn write_end(&self, body: &mut Vec<u8>) {
-        let extents = U32::new(self.extents.len() as u32);
-        body.extend_from_slice(FileEnd { disk: U32::new(self.disk), extents }.as_bytes());
-        body.extend_from_slice(self.extents.as_bytes());
+        match &self.way {
+            Way::Extents { disk, extents, .. } => {
+                let end =
+                    FileEnd { disk: U32::new(*disk), extents: U32::new(extents.len() as u32) };
+                body.extend_from_slice(end.as_bytes());
+                body.extend_from_slice(extents.as_bytes());
+            }
+            Way::Placed(placed) => placed.write_end(body),
+        }
+    }
+
+    /// Reads what the daemon asks for. None: it makes no sense.
+    pub fn give(&mut self, giving: &Giving) -> Option<Given> {
+        match &mut self.way {
+            Way::Extents { .. } => None,
+            Way::Placed(placed) => placed.give(giving, self.len_bytes),
+        }
     }
 
     /// Reads bytes from `at` on, counted from the pipe's beginning, through the guest's memory.
     pub fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
-        self.lease.file().read_exact_at(into, self.start + at)
+        self.way.file().read_exact_at(into, self.start + at)
     }
 
     /// The program's position goes on by what was moved, if it was asked for.
@@ -173,6 +215,15 @@ impl FileSource {
             let position = SeekFrom::Start(self.start.saturating_add(moved_bytes));
             // A regular file's position inside its size can always be set.
             let _ = seek(&self.program, position);
+        }
+    }
+}
+
+impl Way {
+    fn file(&self) -> &File {
+        match self {
+            Self::Extents { lease, .. } => lease.file(),
+            Self::Placed(placed) => placed.file(),
         }
     }
 }
@@ -191,11 +242,11 @@ fn is_in_memory(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> bool {
     })
 }
 
-/// An open file of our own: a lease belongs to one, and the program's may be duplicated anywhere.
-fn open_again(program: &OwnedFd) -> Result<File, Reason> {
-    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+/// An open file of our own for reading: a lease belongs to one, and the program's may be duplicated anywhere.
+pub fn open_again(file: &impl AsFd, flags: OFlags) -> Result<File, Reason> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     // Not to wait for somebody's write lease.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => Ok(file.into()),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(Reason::NoLease),

@@ -25,6 +25,7 @@ use crate::disks::Disks;
 use crate::file::{self, FileSource};
 use crate::identity::Identity;
 use crate::line::{Line, Taking};
+use crate::placed_source::read_up_to;
 use crate::placeholders::Blocks;
 use crate::ranges::Ranges;
 use crate::say::say;
@@ -353,20 +354,6 @@ impl FileSink {
             let _ = seek(&self.program, SeekFrom::Start(self.start.saturating_add(moved_bytes)));
         }
     }
-}
-
-/// Reads until the end of the file; how many bytes.
-fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < into.len() {
-        match file.read_at(&mut into[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(read) => done += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }
 
 /// An open file of our own: the program may change the flags of its own at any time.

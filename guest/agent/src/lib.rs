@@ -12,7 +12,10 @@
 //!   takes a read lease ([`lease`]), so that nobody can write or truncate it, then asks where its bytes
 //!   lie ([`fiemap`]). Which disk of the VM that is, and that what is found there really is the file's
 //!   content, is shown once for each file system by a self-test ([`disks`], [`self_test`]): the agent
-//!   writes a secret into a file, and the daemon must find it on a disk at that place;
+//!   writes a secret into a file, and the daemon must find it on a disk at that place.
+//!   If somebody has it open for writing already there is no lease. Then the agent reads it with direct
+//!   I/O over placeholders, piece by piece ([`placed_source`]), where a self-test has shown that the
+//!   daemon sees them;
 //! - a **file that is written** ([`file_sink`]) is one, too. The agent opens it again for direct I/O and
 //!   writes placeholders, which the daemon's disk replaces by the pipe's bytes, as a second self-test
 //!   shows. It does so as the program's user ([`identity`]): root's privileges are not lent.
@@ -43,10 +46,11 @@
 //! | idle connection | 30 s ([`serve::IDLE_TIME`]) | they count, and libraries connect again |
 //! | unsent bytes | 200 ms ([`socket::UNSENT_TIME`]) | a client that does not read is no case for a pipe |
 //! | the same in front of a pipe from a socket | 30 s ([`exchange::OWN_UNSENT_TIME`]) | it has begun already |
-//! | messages that a pipe has not heard | 16, 240 KiB of bytes ([`line::MAX_EVENTS`]) | memory; a daemon has two writes under way |
+//! | messages that a pipe has not heard | 16, 240 KiB of bytes ([`line::MAX_EVENTS`]) | memory; a daemon has two writes or reads under way |
 //! | silence of the daemon while somebody waits | 12 s ([`line::Heartbeat`]) | vsock does not tell of a host that has gone |
 //! | gaps in what is written to a file | 64 ([`file_sink::MAX_RANGES`]) | memory; writes come in order |
 //! | memory of a pipe to a file | 1 MiB | a few requests of a disk |
+//! | the same from a file without a lease | 512 KiB | a request of a disk, with a segment for each page |
 //! | tidings of refused requests | one a second ([`refusals::PAUSE`]) | a program may ask without end |
 //! | self-tests remembered | 64 ([`disks::MAX_FILE_SYSTEMS`]) | memory |
 //! | failed self-test | 30 s ([`disks::RETRY_TIME`]) | it writes to the disk |
@@ -77,6 +81,7 @@ pub mod measure;
 pub mod mounts;
 pub mod notify;
 pub mod pipe;
+pub mod placed_source;
 pub mod placeholders;
 pub mod ranges;
 pub mod refusals;

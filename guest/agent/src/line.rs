@@ -18,11 +18,12 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::host::lock;
+use crate::placed_source::Given;
 use crate::say::say;
 use crate::wake::Wake;
 
-/// Messages of a pipe that wait for its thread. A daemon asks for two writes at a time; one that says
-/// more than this does not listen.
+/// Messages of a pipe that wait for its thread. A daemon asks for two writes or reads at a time; one that
+/// says more than this does not listen.
 pub const MAX_EVENTS: usize = 16;
 /// Bytes to be written among them.
 pub const MAX_EVENT_BYTES: usize = 4 * MAX_TAKE_BYTES;
@@ -57,6 +58,8 @@ pub enum Event {
     Begun(u64),
     /// These bytes are to be written.
     Take(Taking),
+    /// These bytes are to be read.
+    Give(Giving),
     /// The end of a pipe: the last one.
     Done(Done),
     /// The stream has ended before: the last one.
@@ -72,6 +75,17 @@ pub struct Taking {
     pub len_bytes: u32,
     /// None: placeholders.
     pub bytes: Option<Vec<u8>>,
+}
+
+/// A [`Take`] of bytes that are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Giving {
+    /// Offset in the pipe.
+    pub at: u64,
+    /// How many, at least 1.
+    pub len_bytes: u32,
+    /// Over placeholders; else they are sent.
+    pub by_places: bool,
 }
 
 impl Event {
@@ -91,6 +105,16 @@ impl Event {
                     _ => return None,
                 };
                 (len_bytes > 0).then_some(Self::Take(Taking { at, len_bytes, bytes }))
+            }
+            kind::GIVE => {
+                let wanted = Take::read_from_bytes(body).ok()?;
+                let (at, len_bytes) = (wanted.at.get(), wanted.len_bytes.get());
+                let by_places = match wanted.how {
+                    take::PLACES => true,
+                    take::BYTES => false,
+                    _ => return None,
+                };
+                (len_bytes > 0).then_some(Self::Give(Giving { at, len_bytes, by_places }))
             }
             _ => None,
         }
@@ -151,7 +175,7 @@ struct Waiting {
 impl Waiting {
     fn expects(&self, kind: u16) -> bool {
         kind == self.answer
-            || (self.answer == kind::DONE && matches!(kind, kind::BEGUN | kind::TAKE))
+            || (self.answer == kind::DONE && matches!(kind, kind::BEGUN | kind::TAKE | kind::GIVE))
     }
 
     fn tell(&self, event: Event) -> bool {
@@ -227,6 +251,13 @@ impl Call {
         let (at, len_bytes) = (U64::new(taking.at), U32::new(taking.len_bytes));
         let taken = Taken { at, len_bytes, errno: U32::new(errno) };
         self.line.write(kind::TAKEN, self.id, &[taken.as_bytes()]);
+    }
+
+    /// What was asked for is read.
+    pub fn given(&self, giving: &Giving, given: &Given) {
+        let len_bytes = U32::new(given.len_bytes);
+        let head = Taken { at: U64::new(giving.at), len_bytes, errno: U32::new(given.errno) };
+        self.line.write(kind::GIVEN, self.id, &[head.as_bytes(), &given.bytes]);
     }
 
     /// The daemon makes no sense: the stream ends, and [`Event::Lost`] comes.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
-use guest_abi::pipe::{self, MAX_EXTENTS, Pipe, kind};
+use guest_abi::pipe::{self, MAX_EXTENTS, Pipe, end, kind};
 use guest_abi::program::{Answer, MAGIC, Request, VERSION, flag};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -131,7 +131,7 @@ fn begin(
     unsent_time: Duration,
 ) -> Result<(Call, (Source, Sink), u64), Reason> {
     let (source, sink) = (Found::new(source, Use::Source)?, Found::new(sink, Use::Sink)?);
-    let kinds = (source.source_kind(), sink.sink_kind());
+    let sink_kind = sink.sink_kind();
     let line = shared.host.line()?;
     let disks = (&shared.disks, &line);
     let offsets = (request.source_offset.get(), request.sink_offset.get());
@@ -152,7 +152,10 @@ fn begin(
     let source = match source {
         Found::File(fd, stat, _) => {
             let range = (offsets.0, len, MAX_EXTENTS as usize);
-            let file = FileSource::new(fd, stat.st_dev, range, disks, (&shared.leases, wake))?;
+            // Its bytes wait in the host's memory, then, which only connections are written from.
+            let may_place = sink_kind == end::SOCKET;
+            let leases = (&shared.leases, wake, may_place);
+            let file = FileSource::new(fd, stat.st_dev, range, disks, leases)?;
             len = file.len_bytes();
             file.write_end(&mut source_end);
             Opened::End(Source::File(file))
@@ -173,6 +176,7 @@ fn begin(
     let len_bytes = U64::new(len);
     let is_cached = source.file().is_some_and(FileSource::is_cached);
     let flags = if is_cached { pipe::flag::CACHED } else { 0 };
+    let kinds = (source.kind(), sink_kind);
     let pipe = Pipe { source: kinds.0, sink: kinds.1, flags, reserved: [0; 5], len_bytes };
     let body = [pipe.as_bytes(), &source_end, &sink_end].concat();
     let call = line.call(kind::PIPE, kind::DONE, &body, wake)?;

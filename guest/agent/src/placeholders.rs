@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 
-use guest_abi::pipe::{BLOCK_BYTES, PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
+use guest_abi::pipe::{BLOCK_BYTES, PLACEHOLDER_MAGIC, Placeholder, READ_SKEW_BYTES, SECTOR_BYTES};
 use rustix::io::{Errno, pread, pwrite};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -91,5 +91,58 @@ impl Blocks {
             .filter(|(_, sector)| is_left(sector))
             .map(|(n, _)| (n * SECTOR_BYTES) as u64)
             .collect()
+    }
+}
+
+/// Memory with placeholders that is read over. It begins where no whole page does, see
+/// [`guest_abi::pipe`].
+#[derive(Debug)]
+pub struct Over {
+    tag: [u8; 16],
+    blocks: Vec<Block>,
+}
+
+impl Over {
+    /// Room for `len_bytes`, a multiple of [`BLOCK_BYTES`].
+    pub fn new(tag: [u8; 16], len_bytes: usize) -> Self {
+        // The last one has the part that does not fit into the first one.
+        let blocks = (0..=len_bytes / BLOCK_BYTES).map(|_| Block::new_zeroed()).collect();
+        Self { tag, blocks }
+    }
+
+    fn memory(&mut self) -> &mut [u8] {
+        let len = (self.blocks.len() - 1) * BLOCK_BYTES;
+        &mut self.blocks.as_mut_bytes()[READ_SKEW_BYTES..][..len]
+    }
+
+    /// Reads one piece over placeholders, which stand for bytes of the pipe from `at` on; at most
+    /// `len_bytes` of them, a multiple of a block. How many bytes it was; fewer only at the end of the
+    /// file. What was read nobody may look at: whoever knows the tag has it.
+    ///
+    /// # Errors
+    /// As of `pread(2)`.
+    pub fn read(
+        &mut self,
+        file: &File,
+        offset: u64,
+        at: u64,
+        len_bytes: usize,
+    ) -> Result<usize, Errno> {
+        let (tag, magic) = (self.tag, U64::new(PLACEHOLDER_MAGIC));
+        let memory = self.memory();
+        let len = len_bytes.min(memory.len());
+        let memory = &mut memory[..len];
+        for (sector, at) in memory.chunks_mut(SECTOR_BYTES).zip((at..).step_by(SECTOR_BYTES)) {
+            let head = Placeholder { magic, at: U64::new(at), tag };
+            // A sector has room for it.
+            let _ = head.write_to_prefix(sector);
+        }
+        pread(file, memory, offset)
+    }
+
+    /// Whether all of the first `len_bytes` are still placeholders.
+    pub fn is_untouched(&mut self, len_bytes: usize) -> bool {
+        let tag = self.tag;
+        Blocks::left(tag, &self.memory()[..len_bytes]).len() == len_bytes / SECTOR_BYTES
     }
 }

@@ -1,5 +1,5 @@
-//! Self-tests of a file system: that the daemon finds on a disk what the file system says is there, and
-//! that it can put bytes in the place of placeholders.
+//! Self-tests of a file system: that the daemon finds on a disk what the file system says is there, that
+//! it can put bytes in the place of placeholders, and that it sees what is read over them.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
-use guest_abi::pipe::{HOLE, NO_DISK, PROBE_BLOCK_BYTES, Probe, ProbeWrite, Probed, kind};
+use guest_abi::pipe::{HOLE, NO_DISK, PROBE_BLOCK_BYTES, Probe, ProbePlaces, Probed, kind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, fstat, major, minor};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::line::{Call, Event, Line};
-use crate::placeholders::Blocks;
+use crate::placeholders::{Blocks, Over};
 use crate::wake::Wake;
 use crate::{fiemap, mounts};
 
@@ -29,11 +29,7 @@ const PROBE_TIME: Duration = Duration::from_secs(5);
 /// # Errors
 /// The daemon has not found it, or it could not be tried.
 pub fn read(device: u64, base: u64, line: &Arc<Line>) -> Result<u32, Reason> {
-    let file = temporary_file(device, OFlags::empty())?;
-    let secret: [u8; 32] = random()?;
-    let block = secret.repeat(PROBE_BLOCK_BYTES / secret.len());
-    std::io::Write::write_all(&mut &file, &block).map_err(|_| Reason::SelfTest)?;
-    file.sync_all().map_err(|_| Reason::SelfTest)?;
+    let (file, secret) = secret_file(device)?;
     let len = PROBE_BLOCK_BYTES as u64;
     let extents = fiemap::extents(file.as_fd(), 0, len, base, 1)?;
     let offset = match extents.as_slice() {
@@ -55,13 +51,8 @@ pub fn read(device: u64, base: u64, line: &Arc<Line>) -> Result<u32, Reason> {
 /// It has not, or it could not be tried.
 pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let file = temporary_file(device, OFlags::DIRECT)?;
-    let (tag, secret): ([u8; 16], [u8; 32]) = (random()?, random()?);
-    let probe = ProbeWrite { disk: U32::new(disk), reserved: U32::ZERO, tag, secret };
-    let probed = ask(kind::PROBE_WRITE, probe.as_bytes(), line)?;
-    match Reason::from_number(probed.reason.get()) {
-        Reason::Complete => {}
-        reason => return Err(reason),
-    }
+    let (tag, secret) = (random()?, random()?);
+    announce(kind::PROBE_WRITE, (disk, tag, secret), line)?;
     let written = Blocks::new(tag, PROBE_BLOCK_BYTES).write(&file, 0, 0, PROBE_BLOCK_BYTES);
     if written != Ok(PROBE_BLOCK_BYTES) {
         return Err(Reason::SelfTest);
@@ -70,6 +61,43 @@ pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let read = blocks.read(&file, 0, PROBE_BLOCK_BYTES).map_err(|_| Reason::SelfTest)?;
     let is_replaced = read == secret.repeat(PROBE_BLOCK_BYTES / secret.len());
     if is_replaced { Ok(()) } else { Err(Reason::SelfTest) }
+}
+
+/// Reads a secret over placeholders and looks whether these are still there; the daemon looks whether it
+/// is the secret.
+///
+/// # Errors
+/// They are not, or it could not be tried.
+pub fn read_over(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
+    let ((file, secret), tag) = (secret_file(device)?, random()?);
+    let direct = crate::file::open_again(&file, OFlags::DIRECT)?;
+    announce(kind::PROBE_READ, (disk, tag, secret), line)?;
+    let mut over = Over::new(tag, PROBE_BLOCK_BYTES);
+    let read = over.read(&direct, 0, 0, PROBE_BLOCK_BYTES);
+    let is_seen = read == Ok(PROBE_BLOCK_BYTES) && over.is_untouched(PROBE_BLOCK_BYTES);
+    if is_seen { Ok(()) } else { Err(Reason::SelfTest) }
+}
+
+/// A file that is a block made of a secret, on the disk.
+fn secret_file(device: u64) -> Result<(File, [u8; 32]), Reason> {
+    let (file, secret) = (temporary_file(device, OFlags::empty())?, random::<32>()?);
+    let block = secret.repeat(PROBE_BLOCK_BYTES / secret.len());
+    std::io::Write::write_all(&mut &file, &block).map_err(|_| Reason::SelfTest)?;
+    file.sync_all().map_err(|_| Reason::SelfTest)?;
+    Ok((file, secret))
+}
+
+/// Tells the daemon of placeholders that are about to come.
+fn announce(
+    kind: u16,
+    (disk, tag, secret): (u32, [u8; 16], [u8; 32]),
+    line: &Arc<Line>,
+) -> Result<(), Reason> {
+    let probe = ProbePlaces { disk: U32::new(disk), reserved: U32::ZERO, tag, secret };
+    match Reason::from_number(ask(kind, probe.as_bytes(), line)?.reason.get()) {
+        Reason::Complete => Ok(()),
+        reason => Err(reason),
+    }
 }
 
 fn random<const N: usize>() -> Result<[u8; N], Reason> {

@@ -117,7 +117,14 @@ fn a_writer_ends_the_pipe_and_waits_for_it() {
     assert_eq!((got.moved_bytes.get(), got.reason.get()), (4096, Reason::LeaseBroken as u16));
     let mut writer = writing.open(&path).unwrap();
     writer.write_all(b"new").unwrap();
-    assert_eq!(refusal(&program, File::open(&path).unwrap(), &server), Reason::NoLease);
+    // This disk does not know what is read over placeholders.
+    let file = File::open(&path).unwrap();
+    send(&program, request(op::PIPE, 0, LEN).as_bytes(), &[file.as_fd(), server.as_fd()]);
+    let Some(Seen::ProbePlaces) = daemon.next() else { panic!() };
+    let got = common::answer(&program);
+    assert_eq!((got.moved_bytes.get(), got.reason.get()), (0, Reason::NoLease as u16));
+    // That is remembered.
+    assert_eq!(refusal(&program, file, &server), Reason::NoLease);
 }
 
 #[test]

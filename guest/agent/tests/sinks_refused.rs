@@ -78,7 +78,7 @@ fn a_file_system_is_tested_before_it_is_written_to() {
     let fds = [source.as_fd(), sink.as_fd()];
     send(&rig.program, request.as_bytes(), &fds);
     assert!(matches!(rig.daemon.next().unwrap(), Seen::Probe));
-    assert!(matches!(rig.daemon.next().unwrap(), Seen::ProbeWrite));
+    assert!(matches!(rig.daemon.next().unwrap(), Seen::ProbePlaces));
     assert_eq!(rig.answer(), (0, Reason::SelfTest, 95));
     // The result is known, also that it can be read.
     send(&rig.program, request.as_bytes(), &fds);
@@ -102,7 +102,7 @@ fn a_file_system_is_tested_before_it_is_written_to() {
         let asked = loop {
             match rig.daemon.next().unwrap() {
                 Seen::Pipe(asked) => break asked,
-                Seen::Probe | Seen::ProbeWrite => probes += 1,
+                Seen::Probe | Seen::ProbePlaces => probes += 1,
                 other => panic!("{other:?}"),
             }
         };

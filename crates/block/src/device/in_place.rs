@@ -88,16 +88,22 @@ impl BlockPort {
     /// by its descriptor: what has come to its path meanwhile does not matter.
     pub fn image(&self) -> Result<Image, NotInPlace> {
         let file = self.open_again(OFlags::RDONLY)?;
-        let open = |source| NotInPlace::Open { port: self.name.clone(), source };
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(open)?.st_mode);
-        let may_lag = kind == FileType::BlockDevice && self.is_direct();
-        if may_lag {
-            rustix::fs::fadvise(&file, 0, None, Advice::Random).map_err(open)?;
-        }
+        let may_lag = self.may_lag(&file)?;
         Ok(Image { file, may_lag, len_bytes: self.state.len_bytes.load(Ordering::Relaxed) })
     }
 
-    /// From now on writes of placeholders are offered to who knows what they stand for: see
+    /// Whether cached pages of the disk's file may be old: then nothing is read ahead from now on.
+    fn may_lag(&self, file: &OwnedFd) -> Result<bool, NotInPlace> {
+        let open = |source| NotInPlace::Open { port: self.name.clone(), source };
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(file).map_err(open)?.st_mode);
+        let may_lag = kind == FileType::BlockDevice && self.is_direct();
+        if may_lag {
+            rustix::fs::fadvise(file, 0, None, Advice::Random).map_err(open)?;
+        }
+        Ok(may_lag)
+    }
+
+    /// From now on requests of placeholders are offered to who knows what they stand for: see
     /// [`crate::placed`]. Holds for queues that run and for those to come, as long as the port;
     /// another call replaces it, but for what was taken. For use outside of sidecores.
     pub fn set_placeholders(&self, knows: Arc<dyn Placeholders>) -> Result<(), NoPlaceholders> {
@@ -107,7 +113,8 @@ impl BlockPort {
         let file = self.open_again(OFlags::RDWR)?;
         // See "Two ways to one file".
         let align = if self.is_direct() { rustix::param::page_size() } else { SECTOR_BYTES };
-        let place = Place::new(file.into(), Some(Arc::clone(&self.backend)));
+        let may_lag = self.may_lag(&file)?;
+        let place = Place::new(file.into(), may_lag, Some(Arc::clone(&self.backend)));
         let places = Arc::new(Places { knows, place, align_bytes: align as u64 });
         // A queue that starts meanwhile does so before, or waits and sees them.
         let queues = self.lock();
@@ -120,11 +127,11 @@ impl BlockPort {
         Ok(())
     }
 
-    /// Has an engine that is about to start offer placed writes, if the port does.
+    /// Has an engine that is about to start offer placed requests, if the port does.
     pub(super) fn give_places(&self, engine: &mut Engine, depth: u16) -> Result<(), BlockError> {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(places) = places else { return Ok(()) };
-        let resource = BlockError::resource("an event for placed writes");
+        let resource = BlockError::resource("an event for placed requests");
         let answers = Answers::new(depth).map(Arc::new);
         answers.and_then(|a| engine.set_places(places, a, None)).map(drop).map_err(resource)
     }
@@ -150,13 +157,13 @@ impl BlockPort {
     }
 }
 
-/// Has a running queue offer placed writes.
+/// Has a running queue offer placed requests.
 fn offer_to(
     worker: &WorkerRef<Engine>,
     places: &Arc<Places>,
     depth: u16,
 ) -> Result<(), BlockError> {
-    let resource = BlockError::resource("an event for placed writes");
+    let resource = BlockError::resource("an event for placed requests");
     let places = Arc::clone(places);
     let answers = Answers::new(depth).map(Arc::new);
     let set = answers.map(|answers| {

@@ -1,8 +1,8 @@
-//! A queue's writes that stand for a pipe's bytes: see [`crate::placed`].
+//! A queue's requests that stand for a pipe's bytes: see [`crate::placed`].
 //!
-//! A write whose first sector is a placeholder is looked at in steps as long as those that data is
+//! A request whose first sector is a placeholder is looked at in steps as long as those that data is
 //! written in, and each is charged as one: it costs about as much, and others have their turn in
-//! between. The write is offered when all of it was looked at. From then on it waits with its slot and
+//! between. The request is offered when all of it was looked at. From then on it waits with its slot and
 //! nothing else, like an operation with the disk. One that turns out to be ordinary begins there and
 //! then, and pays like any other; what it paid for earlier looks is lost.
 
@@ -11,23 +11,27 @@ use std::sync::atomic::Ordering;
 
 use sidecore::Watcher;
 
+use guest_abi::pipe::{BLOCK_BYTES, READ_SKEW_BYTES};
+use queue::Seg;
+
 use super::Engine;
 use crate::cost;
 use crate::flight::Sent;
-use crate::placed::{Answers, Head, PlacedWrite, Places, are_placeholders};
+use crate::placed::{Answers, Head, Placed, Places, Way, are_placeholders};
 use crate::request::{HEADER_LEN_BYTES, Status};
+use crate::slab::{Slot, Work};
 
 /// What a queue needs for it; see [`crate::BlockPort::set_placeholders`].
 pub(crate) struct Placing {
     pub places: Arc<Places>,
     /// Stays with the queue: answers to what an earlier `places` took come here too.
     pub answers: Arc<Answers>,
-    /// Writes that were taken and are not answered yet.
+    /// Requests that were taken and are not answered yet.
     pub parked: usize,
 }
 
 impl Engine {
-    /// Offers placed writes from now on. What is not needed any more comes back, to be dropped
+    /// Offers placed requests from now on. What is not needed any more comes back, to be dropped
     /// elsewhere.
     pub fn set_places(
         &mut self,
@@ -45,28 +49,37 @@ impl Engine {
         Ok(None)
     }
 
-    /// Whether writes are looked at now: asked once for a batch, and after it was taken from the ring.
+    /// Whether requests are looked at now: asked once for a batch, and after it was taken from the ring.
     /// Who knows a tag before the guest writes it is known to us then.
     pub(super) fn are_placeholders_known(&self) -> bool {
         self.placing.as_ref().is_some_and(|p| p.places.knows.are_any())
     }
 
-    /// A write begins: notes what its first sector says if it is a placeholder.
+    /// A read or write begins: notes what its first sector says if it is a placeholder.
     pub(super) fn look_first(&mut self, slot: u16) {
         let Some(placing) = &self.placing else { return };
         let s = &mut self.flight.slab.slots[usize::from(slot)];
         let range = s.job.range;
-        if !(range.offset | range.len).is_multiple_of(placing.places.align_bytes) {
+        let (segs, skip) = data(s);
+        // See "Old memory" and "Two ways to one file".
+        let is_fit = match s.job.work {
+            Work::Read => {
+                let is_whole = range.len.is_multiple_of(BLOCK_BYTES as u64);
+                is_whole && begins_in_page(segs) == READ_SKEW_BYTES
+            }
+            _ => (range.offset | range.len).is_multiple_of(placing.places.align_bytes),
+        };
+        if !is_fit {
             return;
         }
-        let head = Head::of_first(s.chain.chain().readable, HEADER_LEN_BYTES, range.len);
+        let head = Head::of_first(segs, skip, range.len);
         if let Some(head) = head {
             (s.head, s.looked) = (head, 0);
             s.job.is_suspect = true;
         }
     }
 
-    /// Looks at the next part of such a write. None: it is an ordinary one. Else it has gone from the
+    /// Looks at the next part of such a request. None: it is an ordinary one. Else it has gone from the
     /// front of those that wait for the disk: to their end, or to who takes it.
     pub(super) fn look_on(&mut self, slot: u16) -> Option<Sent> {
         let longest = {
@@ -76,8 +89,8 @@ impl Engine {
         let s = &mut self.flight.slab.slots[usize::from(slot)];
         let left = s.job.range.len - s.looked;
         let len = left.min(longest);
-        let readable = s.chain.chain().readable;
-        let goes_on = are_placeholders(readable, HEADER_LEN_BYTES, &s.head, s.looked, len);
+        let (segs, skip) = data(s);
+        let goes_on = are_placeholders(segs, skip, &s.head, s.looked, len);
         s.looked += len;
         if !goes_on || (len == left && !self.park(slot)) {
             self.flight.slab.slots[usize::from(slot)].job.is_suspect = false;
@@ -95,16 +108,21 @@ impl Engine {
         Some(Sent { bytes: len, due: cost - paid })
     }
 
-    /// Offers a write; true when it was taken.
+    /// Offers a request; true when it was taken.
     fn park(&mut self, slot: u16) -> bool {
         let Some(placing) = &mut self.placing else { return false };
         let s = &mut self.flight.slab.slots[usize::from(slot)];
         let range = (s.job.range.offset, s.job.range.len);
-        s.synced = !self.port.writeback.load(Ordering::Relaxed);
+        let way = match s.job.work {
+            Work::Read => Way::Read,
+            _ => Way::Write { sync: !self.port.writeback.load(Ordering::Relaxed) },
+        };
+        // Of what is read nothing has to be made durable.
+        s.synced = way != Way::Write { sync: false };
         let place = Arc::clone(&placing.places.place);
         let own = (Arc::clone(&placing.answers), slot);
-        let write = PlacedWrite::new(s.head, range, s.synced, place, own);
-        match placing.places.knows.take(write) {
+        let placed = Placed::new(s.head, range, way, place, own);
+        match placing.places.knows.take(placed) {
             Some(back) if back.is_of(&placing.answers, slot) => {
                 back.forget();
                 false
@@ -158,4 +176,17 @@ impl Engine {
             placing.answers.set_wakeups(on);
         }
     }
+}
+
+/// A request's data, and how many bytes are in front of it.
+fn data(slot: &Slot) -> (&[Seg], usize) {
+    match slot.job.work {
+        Work::Read => (slot.chain.chain().writable, 0),
+        _ => (slot.chain.chain().readable, HEADER_LEN_BYTES),
+    }
+}
+
+/// Where in a page of the guest the first byte is. Regions of its memory are mapped by pages.
+fn begins_in_page(segs: &[Seg]) -> usize {
+    queue::seg::as_iovecs(segs).first().map_or(0, |first| first.iov_base as usize % BLOCK_BYTES)
 }

@@ -8,7 +8,7 @@ use guest_abi::pipe::{PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
 use zerocopy::IntoBytes;
 
 use super::Rig;
-use crate::placed::{Answers, Place, PlacedWrite, Placeholders, Places};
+use crate::placed::{Answers, Place, Placed, Placeholders, Places};
 
 pub(crate) const TAG: [u8; 16] = *b"0123456789abcdef";
 
@@ -16,11 +16,11 @@ pub(crate) const TAG: [u8; 16] = *b"0123456789abcdef";
 #[derive(Debug)]
 pub(crate) struct Knows {
     pub any: AtomicBool,
-    taken: Mutex<Sender<PlacedWrite>>,
+    taken: Mutex<Sender<Placed>>,
 }
 
 impl Knows {
-    pub fn new() -> (Arc<Self>, Receiver<PlacedWrite>) {
+    pub fn new() -> (Arc<Self>, Receiver<Placed>) {
         let (taken, receiver) = mpsc::channel();
         (Arc::new(Self { any: AtomicBool::new(true), taken: Mutex::new(taken) }), receiver)
     }
@@ -31,7 +31,7 @@ impl Placeholders for Knows {
         self.any.load(Ordering::Relaxed)
     }
 
-    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite> {
+    fn take(&self, write: Placed) -> Option<Placed> {
         if write.tag() != TAG {
             return Some(write);
         }
@@ -48,7 +48,7 @@ impl Placeholders for AtOnce {
     fn are_any(&self) -> bool {
         true
     }
-    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite> {
+    fn take(&self, write: Placed) -> Option<Placed> {
         if write.tag() != TAG {
             return Some(write);
         }
@@ -59,7 +59,7 @@ impl Placeholders for AtOnce {
 
 /// Has a rig's engine offer placed writes.
 pub(crate) fn offer_to(rig: &mut Rig, knows: Arc<dyn Placeholders>) -> Arc<Answers> {
-    let place = Place::new(tempfile::tempfile().unwrap(), None);
+    let place = Place::new(tempfile::tempfile().unwrap(), false, None);
     let places = Arc::new(Places { knows, place, align_bytes: SECTOR_BYTES as u64 });
     let answers = Arc::new(Answers::new(256).unwrap());
     rig.engine.set_places(places, Arc::clone(&answers), None).unwrap();
@@ -67,7 +67,7 @@ pub(crate) fn offer_to(rig: &mut Rig, knows: Arc<dyn Placeholders>) -> Arc<Answe
 }
 
 /// [`offer_to`] one who knows [`TAG`].
-pub(crate) fn known(rig: &mut Rig) -> (Arc<Knows>, Receiver<PlacedWrite>) {
+pub(crate) fn known(rig: &mut Rig) -> (Arc<Knows>, Receiver<Placed>) {
     let (knows, taken) = Knows::new();
     offer_to(rig, knows.clone());
     (knows, taken)

@@ -20,6 +20,8 @@ mod placed_bytes;
 #[allow(non_snake_case)]
 mod placed_port;
 #[allow(non_snake_case)]
+mod placed_reads;
+#[allow(non_snake_case)]
 mod port;
 #[allow(non_snake_case)]
 mod registered;

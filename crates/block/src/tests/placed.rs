@@ -11,7 +11,7 @@ use sidecore::{Arm, Worker};
 
 use crate::backend::Demands;
 use crate::limits::BOUNCE_COUNT;
-use crate::placed::{PlacedWrite, Placeholders};
+use crate::placed::{Placed, Placeholders, Way};
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
 use crate::test_support::places::{AtOnce, Knows, TAG, known, offer_to, sector, sectors};
@@ -23,7 +23,7 @@ pub(super) struct Bench {
     pub rig: Rig,
     pub disk: ModelDisk,
     pub knows: Arc<Knows>,
-    pub taken: Receiver<PlacedWrite>,
+    pub taken: Receiver<Placed>,
 }
 
 impl Bench {
@@ -40,7 +40,7 @@ impl Bench {
     }
 
     /// Sends placeholders and gives what was taken.
-    fn place(&mut self, sector: u64, at: u64, len: usize) -> (Offered, PlacedWrite) {
+    fn place(&mut self, sector: u64, at: u64, len: usize) -> (Offered, Placed) {
         let offered = self.rig.send(kind::OUT, sector, &sectors(TAG, at, len));
         self.poll();
         (offered, self.taken.try_recv().unwrap())
@@ -65,7 +65,7 @@ fn a_placed_write_waits_without_the_disk_and_ends_from_another_thread() {
         let mut bench = Bench::new(layout, true);
         let (offered, write) = bench.place(24, 1024, 8192);
         assert_eq!((write.tag(), write.at(), write.len_bytes()), (TAG, 1024, 8192));
-        assert_eq!((write.offset(), write.wants_sync()), (24 * 512, false));
+        assert_eq!((write.offset(), write.way()), (24 * 512, Way::Write { sync: false }));
         bench.poll();
         assert_eq!(bench.rig.driver.used(), None);
         assert_eq!(bench.rig.status(offered), UNTOUCHED);
@@ -193,7 +193,7 @@ fn reads_and_other_requests_are_not_looked_at() {
 fn without_a_write_cache_whoever_takes_it_makes_it_durable() {
     let mut bench = Bench::new(Layout::Split, false);
     let (offered, write) = bench.place(0, 0, 4096);
-    assert!(write.wants_sync());
+    assert_eq!(write.way(), Way::Write { sync: true });
     write.complete(Ok(()));
     assert_eq!(bench.rig.finish(offered), (0, 1));
     assert!(bench.log().is_empty(), "it is durable");
@@ -204,7 +204,7 @@ fn a_cache_that_is_switched_off_meanwhile_is_flushed() {
     for outcome in [Ok(0), Err(libc::EIO)] {
         let mut bench = Bench::new(Layout::Packed, true);
         let (offered, write) = bench.place(0, 0, 4096);
-        assert!(!write.wants_sync());
+        assert_eq!(write.way(), Way::Write { sync: false });
         bench.rig.engine.set_writeback(false);
         bench.disk.state().script.push_back(outcome);
         write.complete(Ok(()));
@@ -316,13 +316,13 @@ fn abuse_R4_a_large_one_leaves_turns_to_others() {
 
 /// Answers another one than it was offered.
 #[derive(Debug)]
-struct Confused(Mutex<Option<PlacedWrite>>);
+struct Confused(Mutex<Option<Placed>>);
 
 impl Placeholders for Confused {
     fn are_any(&self) -> bool {
         true
     }
-    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite> {
+    fn take(&self, write: Placed) -> Option<Placed> {
         self.0.lock().unwrap().replace(write)
     }
 }
@@ -344,7 +344,7 @@ fn another_one_that_comes_back_fails_and_nothing_else_does() {
     assert_eq!(bench.rig.finish(second), (0, 1));
     // One that is nobody's.
     let stray =
-        PlacedWrite::detached(TAG, 0, (0, 512), false, tempfile::tempfile().unwrap()).unwrap();
+        Placed::detached(TAG, 0, (0, 512), Way::Read, tempfile::tempfile().unwrap()).unwrap();
     *confused.0.lock().unwrap() = Some(stray.0);
     let third = bench.rig.send(kind::OUT, 0, &sectors(TAG, 0, 512));
     bench.poll();

@@ -13,13 +13,13 @@ use vhost_user::Device;
 
 use super::port::{Guest, Held, cores, port};
 use crate::backend::Backend;
-use crate::placed::{Answers, Head, Place};
+use crate::placed::{Answers, Head, Place, Way};
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
 use crate::test_support::places::{Knows, TAG, sectors};
 use crate::test_support::{BOTH, UNTOUCHED, pattern};
 use crate::{
-    BackendConfig, BlockError, BlockPort, BlockPortConfig, NoPlaceholders, NotInPlace, PlacedWrite,
+    BackendConfig, BlockError, BlockPort, BlockPortConfig, NoPlaceholders, NotInPlace, Placed,
 };
 
 const LEN: u64 = 4 << 20;
@@ -36,7 +36,7 @@ fn raw(path: &Path, direct: bool) -> BackendConfig {
 }
 
 /// Writes the bytes of [`pattern`] 1 at the offsets in the pipe, until the end of the port.
-fn pipe(taken: Receiver<PlacedWrite>) -> std::thread::JoinHandle<u64> {
+fn pipe(taken: Receiver<Placed>) -> std::thread::JoinHandle<u64> {
     let bytes = pattern(1, LEN as usize);
     std::thread::spawn(move || {
         let mut count = 0;
@@ -113,7 +113,7 @@ impl crate::Placeholders for NoneKnown {
     fn are_any(&self) -> bool {
         false
     }
-    fn take(&self, write: PlacedWrite) -> Option<PlacedWrite> {
+    fn take(&self, write: Placed) -> Option<Placed> {
         Some(write)
     }
 }
@@ -140,7 +140,7 @@ struct Parked {
     port: Arc<BlockPort>,
     guest: Guest,
     status: u64,
-    write: PlacedWrite,
+    write: Placed,
 }
 
 impl Parked {
@@ -374,9 +374,9 @@ fn the_image_is_unlocked_when_the_answer_comes() {
     let answers = Arc::new(Answers::new(1).unwrap());
     let (tell, went) = mpsc::channel();
     let last = Arc::new(Last(Arc::clone(&answers), tell));
-    let place = Place::new(tempfile::tempfile().unwrap(), Some(last));
+    let place = Place::new(tempfile::tempfile().unwrap(), false, Some(last));
     let own = (Arc::clone(&answers), 0);
-    PlacedWrite::new(Head::default(), (0, 512), false, place, own).complete(Ok(()));
+    Placed::new(Head::default(), (0, 512), Way::Read, place, own).complete(Ok(()));
     assert!(!went.recv().unwrap(), "the answer came first");
     let mut given = Vec::new();
     answers.reap(&mut given);

@@ -235,7 +235,7 @@ fn disk_metrics(
         let values = [
             ("reads_total", "Reads completed.", b.reads.get()),
             ("writes_total", "Writes completed.", b.writes.get()),
-            ("placed_total", "Of those, in whose place a pipe wrote.", b.placed.get()),
+            ("placed_total", "Of both, in whose place a pipe read or wrote.", b.placed.get()),
             ("flushes_total", "Flushes completed.", b.flushes.get()),
             ("discards_total", "Discards completed.", b.discards.get()),
             ("write_zeroes_total", "Write-zeroes requests completed.", b.write_zeroes.get()),

@@ -157,7 +157,7 @@ pub struct Asked {
 #[derive(Debug)]
 pub enum Seen {
     Probe,
-    ProbeWrite,
+    ProbePlaces,
     Pipe(Box<Asked>),
     Cancel(Reason),
     /// How many bytes, and how the sink stands.
@@ -237,9 +237,10 @@ impl Daemon {
                 Seen::Probe
             }
             kind::PIPE => Seen::Pipe(Box::new(self.asked(header.id.get(), &body))),
-            kind::PROBE_WRITE => {
-                self.expect(header.id.get(), &ProbeWrite::read_from_bytes(&body).unwrap());
-                Seen::ProbeWrite
+            // Nobody sees what is read here.
+            kind::PROBE_WRITE | kind::PROBE_READ => {
+                self.expect(header.id.get(), &ProbePlaces::read_from_bytes(&body).unwrap());
+                Seen::ProbePlaces
             }
             kind::OWN => {
                 let (own, rest) = Own::read_from_prefix(&body).unwrap();
@@ -282,7 +283,7 @@ impl Daemon {
     pub fn pipe(&mut self) -> Asked {
         loop {
             match self.next().unwrap() {
-                Seen::Probe | Seen::ProbeWrite => {}
+                Seen::Probe | Seen::ProbePlaces => {}
                 Seen::Pipe(asked) => return *asked,
                 other => panic!("{other:?}"),
             }
@@ -301,7 +302,7 @@ impl Daemon {
     }
 
     /// A disk that replaces nothing fails the self-test.
-    fn expect(&mut self, id: u64, probe: &ProbeWrite) {
+    fn expect(&mut self, id: u64, probe: &ProbePlaces) {
         assert_eq!(probe.disk.get(), 3);
         if let Some(disk) = &self.disk {
             disk.know(probe.tag, probe.secret.repeat(PROBE_BLOCK_BYTES / 32));
