@@ -13,6 +13,7 @@ mod guests;
 mod hostile;
 mod moves;
 mod net;
+mod open_files;
 mod pairs;
 mod pipe;
 mod pipe_world;

@@ -113,37 +113,7 @@ fn a_daemon_killed_in_mid_pipe_costs_the_connection_and_nothing_else() {
     world.file("f", len_bytes);
     let kills = if std::env::var_os("MILLRACE_SOAK").is_some() { 100 } else { 4 };
     for kill in 0..kills {
-        world.wait_for_agent();
-        let port = 7000 + kill;
-        let server = format!("mrpipe -l {port} -p -r -n 1 /mnt/f");
-        let mut server = world.guest.spawn(&server).unwrap();
-        server.wait_line("listening", READY).unwrap();
-        let connect = || TcpStream::connect(format!("10.0.0.1:{port}")).unwrap();
-        let mut stream = world.lab.net().inside(connect).unwrap();
-        stream.write_all(b"next\n").unwrap();
-        let mut reader = BufReader::new(stream);
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        // Some of the file has come, and much has not: the socket's buffer is smaller.
-        let (mut content, mut want) = (Stream::new(1), vec![0; 65536]);
-        let mut got = vec![0; 65536];
-        let mut received = 0;
-        let mut killed = false;
-        // Ends with the connection, after the right bytes only.
-        while let Ok(n @ 1..) = reader.read(&mut got) {
-            content.fill(&mut want[..n]);
-            assert!(got[..n] == want[..n], "a wrong byte behind {received}");
-            received += n as u64;
-            if !std::mem::replace(&mut killed, true) {
-                world.daemon.restart().unwrap();
-            }
-        }
-        // What is left of the connection may end.
-        drop(reader);
-        let report = server.wait(READY).unwrap();
-        let report: Value = report.json().unwrap();
-        println!("{received} bytes: {report}");
-        assert!(received < len_bytes && report["whole"] == false, "{report}");
+        killed_in_mid_pipe(&mut world, 7000 + kill, len_bytes);
     }
     // The next one is piped again.
     world.wait_for_agent();
@@ -151,4 +121,36 @@ fn a_daemon_killed_in_mid_pipe_costs_the_connection_and_nothing_else() {
     server.wait_line("listening", READY).unwrap();
     world.lab.net().inside(|| fetch("10.0.0.1:6999", 2, len_bytes)).unwrap();
     assert_eq!(server.wait(READY).unwrap().json().unwrap()["whole"], true);
+}
+
+/// The file `f` is on its way to a client when the daemon is killed.
+pub fn killed_in_mid_pipe(world: &mut World, port: u64, len_bytes: u64) {
+    world.wait_for_agent();
+    let server = listening(&world.guest, &format!("mrpipe -l {port} -p -r -n 1 /mnt/f"));
+    let connect = || TcpStream::connect(format!("10.0.0.1:{port}")).unwrap();
+    let mut stream = world.lab.net().inside(connect).unwrap();
+    stream.write_all(b"next\n").unwrap();
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    // Some of the file has come, and much has not: the socket's buffer is smaller.
+    let (mut content, mut want) = (Stream::new(1), vec![0; 65536]);
+    let mut got = vec![0; 65536];
+    let mut received = 0;
+    let mut killed = false;
+    // Ends with the connection, after the right bytes only.
+    while let Ok(n @ 1..) = reader.read(&mut got) {
+        content.fill(&mut want[..n]);
+        assert!(got[..n] == want[..n], "a wrong byte behind {received}");
+        received += n as u64;
+        if !std::mem::replace(&mut killed, true) {
+            world.daemon.restart().unwrap();
+        }
+    }
+    // What is left of the connection may end.
+    drop(reader);
+    let report = server.wait(READY).unwrap();
+    let report: Value = report.json().unwrap();
+    println!("{received} bytes: {report}");
+    assert!(received < len_bytes && report["whole"] == false, "{report}");
 }
