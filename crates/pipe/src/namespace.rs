@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 use net::flow::TWIN_MAC;
 use net::tap::{Tap, TapConfig};
@@ -79,6 +79,9 @@ const SETTINGS: &[(&str, &str)] = &[
 /// attempts would be over after 14 seconds of silence. With these it is four minutes.
 const ATTEMPTS: (&str, &str) = ("ipv4/tcp_retries2", "255");
 
+/// The smallest MTU of a link with IPv6 (RFC 8200).
+const IPV6_MIN_MTU: u16 = 1280;
+
 /// A namespace without a name, held by this value and by the sockets made in it.
 #[derive(Debug)]
 pub struct Namespace {
@@ -95,8 +98,8 @@ struct Inside {
 }
 
 impl Namespace {
-    /// Makes one with a TAP, whose other end is returned. `mtu` is that of the TAP: at least 1,280
-    /// for IPv6. Needs CAP_NET_ADMIN and CAP_SYS_ADMIN.
+    /// Makes one with a TAP, whose other end is returned. `mtu` is that of the TAP: at least
+    /// [`IPV6_MIN_MTU`]. Needs CAP_NET_ADMIN and CAP_SYS_ADMIN.
     pub fn new(vm: &str, mtu: u16) -> Result<(Self, Tap), PipeError> {
         let failed = |what, source| PipeError::Io { vm: vm.to_owned(), what, source };
         let builder = std::thread::Builder::new().name("namespace".into());
@@ -109,6 +112,17 @@ impl Namespace {
                 Err(failed("making their namespace", io::Error::other("its thread panicked")))
             })
         })
+    }
+
+    /// Says, once, if none can be made: else that is first heard of when an agent comes.
+    pub fn tell_missing_rights(vm: &str) {
+        static TRIED: Once = Once::new();
+        TRIED.call_once(|| {
+            // It goes at once.
+            if let Err(error) = Self::new(vm, IPV6_MIN_MTU) {
+                tracing::error!("no pipes to or from connections: {error}");
+            }
+        });
     }
 
     /// Gives the TAP an address of the guest's. One that it has already is no error.

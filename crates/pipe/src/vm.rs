@@ -116,6 +116,7 @@ impl std::fmt::Debug for VmPipes {
 impl VmPipes {
     /// Starts the threads; agents come through [`VmPipes::sink`].
     pub fn start(config: PipesConfig, devices: Arc<dyn Devices>) -> Result<Arc<Self>, PipeError> {
+        Namespace::tell_missing_rights(&config.vm);
         let failed = |what| {
             let vm = config.vm.clone();
             move |source| PipeError::Io { vm, what, source }
