@@ -406,18 +406,33 @@ APART static ssize_t look(int out_fd, int in_fd, off64_t *offset, size_t count, 
 	return result;
 }
 
+/* Whether too little is left of a file for a pipe of what is gathered: then that is all that there is to know.
+ * Here, and by the kernel's own call: most files that are sent in parts are so. */
+INLINE int has_little_left(int in_fd, off64_t at, size_t count)
+{
+	int64_t least = (int64_t)atomic_load_explicit(&shim_least_bytes, memory_order_relaxed);
+	struct stat in;
+
+	return (int64_t)count < least && syscall(SYS_fstat, in_fd, &in) == 0 && in.st_size - at < least;
+}
+
 EXPORT HOT_FIRST ssize_t sendfile64(int out_fd, int in_fd, off64_t *offset, size_t count)
 {
 	struct entry *entry = shim_look_up(out_fd);
 	int is_large = count >= atomic_load_explicit(&shim_gate_bytes, memory_order_relaxed);
 	int is_worth = is_large && is_worth_a_look(entry, in_fd, offset, count);
+	int is_little = 0;
 	ssize_t result;
 
-	if (is_worth | (shim_bits(entry, HAS_PIPE | REFUSED) != 0))
-		return look(out_fd, in_fd, offset, count, is_worth);
+	if (is_worth | (shim_bits(entry, HAS_PIPE | REFUSED) != 0)) {
+		is_little = offset && !shim_bits(entry, HAS_PIPE | REFUSED) &&
+			    has_little_left(in_fd, *offset, count);
+		if (!is_little)
+			return look(out_fd, in_fd, offset, count, is_worth);
+	}
 	result = NEXT(sendfile64)(out_fd, in_fd, offset, count);
 	if (is_large & (result > 0) & (shim_bits(entry, IN_SET) != 0))
-		note_end(entry, in_fd, *offset, result, 0);
+		note_end(entry, in_fd, *offset, result, is_little);
 	return result;
 }
 
