@@ -18,6 +18,7 @@ use crate::agent::Agent;
 use crate::job::Next;
 use crate::places::{Places, Tag};
 use crate::pool::Pool;
+use crate::test_support::pattern;
 
 const TAG: Tag = [7; 16];
 const TOKEN: u64 = 2;
@@ -51,10 +52,6 @@ struct World {
     given: Given,
     sink: (UnixStream, UnixStream),
     got: Vec<u8>,
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|n| (n * 13 + n / 255) as u8).collect()
 }
 
 impl World {

@@ -109,4 +109,4 @@ pub const MAX_BUFFERED: usize = 64;
 
 /// Requests of placeholders of a pipe that wait: the guest cuts what it is asked for into requests of a
 /// megabyte or so. Those that find no room are done as they are, and what they stand for is sent.
-pub const MAX_WRITES: usize = 256;
+pub const MAX_WAITING: usize = 256;

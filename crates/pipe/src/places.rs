@@ -13,7 +13,7 @@ use guest_abi::pipe::{PROBE_BLOCK_BYTES, ProbePlaces};
 
 use crate::copy::{read_all, write_all};
 use crate::file::drop_cached;
-use crate::limits::{MAX_WRITES, MIN_READ_BYTES, PROBE_TIMEOUT};
+use crate::limits::{MAX_WAITING, MIN_READ_BYTES, PROBE_TIMEOUT};
 use crate::pool::Pool;
 
 /// Name of a pipe in its placeholders.
@@ -85,7 +85,7 @@ impl Places {
         if pipes.contains_key(&tag) {
             return None;
         }
-        let inner = Inner { open: Vec::new(), waiting: Vec::with_capacity(MAX_WRITES) };
+        let inner = Inner { open: Vec::new(), waiting: Vec::with_capacity(MAX_WAITING) };
         let placing = Arc::new(Placing { token, reads, inner: Mutex::new(inner) });
         pipes.insert(tag, Arc::clone(&placing));
         self.count.fetch_add(1, Ordering::Release);

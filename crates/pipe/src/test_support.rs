@@ -1,4 +1,4 @@
-//! The switch's side of a namespace's TAP, and a peer for twins, both by hand.
+//! The switch's side of a namespace's TAP, and a peer for twins, both by hand; and content for files.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -57,6 +57,11 @@ pub struct Say {
     pub timestamps: Option<(u32, u32)>,
     pub sack: Option<(u32, u32)>,
     pub payload: Vec<u8>,
+}
+
+/// Content of a file, in which no block is like its neighbours.
+pub fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 13 + n / 255) as u8).collect()
 }
 
 pub struct TapEnd(pub Tap);

@@ -15,6 +15,7 @@ use zerocopy::little_endian::U32;
 
 use crate::agent::Agent;
 use crate::places::{Places, Probe, Tag};
+use crate::test_support::pattern;
 
 const TAG: Tag = [7; 16];
 const ID: u64 = 5;
@@ -36,10 +37,6 @@ struct World {
 enum Heard {
     Take(pipe::Take, Vec<u8>),
     Done(u64, Reason),
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|n| (n * 13 + n / 255) as u8).collect()
 }
 
 /// Where in the sink's file the first byte goes.
