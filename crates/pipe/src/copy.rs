@@ -106,17 +106,15 @@ pub(crate) fn read_all(from: BorrowedFd<'_>, mut at: u64, mut bytes: &mut [u8]) 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::test_support::pattern;
 
     fn file(bytes: &[u8]) -> std::fs::File {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(bytes, 0).unwrap();
         file
-    }
-
-    fn pattern(len: usize) -> Vec<u8> {
-        (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
     }
 
     #[test]
