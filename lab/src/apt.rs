@@ -7,19 +7,26 @@ use crate::process::run;
 use crate::{Cache, LabError};
 
 /// Host programs and the package each comes from.
-pub const PROGRAMS: [(&str, &str); 25] = [
+pub const PROGRAMS: [(&str, &str); 32] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("cpio", "cpio"),
     ("busybox", "busybox-static"),
     ("dash", "dash"),
     ("depmod", "kmod"),
+    ("modinfo", "kmod"),
     ("ip", "iproute2"),
     ("nsenter", "util-linux"),
     ("setpriv", "util-linux"),
     ("dpkg-deb", "dpkg"),
     ("ldd", "libc-bin"),
     ("cc", "gcc"),
+    ("strip", "binutils"),
+    ("make", "make"),
+    ("pahole", "pahole"),
+    ("sparse", "sparse"),
+    ("perl", "perl"),
+    ("python3", "python3"),
     ("lz4", "lz4"),
     ("xz", "xz-utils"),
     ("zstd", "zstd"),

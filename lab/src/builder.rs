@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::device::{Arguments, Disk, Net, Vsock, quoted};
+use crate::device::{Arguments, Disk, MAX_ROOT_PORTS, Net, Vsock, quoted};
 use crate::{Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError};
 
 /// Most guests' memory.
@@ -17,6 +17,7 @@ const MAX_NAME_BYTES: usize = 16;
 pub struct GuestBuilder {
     pub(crate) name: String,
     memory_mb: u32,
+    power_of_two: bool,
     vcpus: u32,
     pub(crate) host_cpus: Vec<usize>,
     kernel: KernelChoice,
@@ -26,6 +27,8 @@ pub struct GuestBuilder {
     disks: Vec<Disk>,
     vsock: Option<Vsock>,
     root_disk: bool,
+    root_ports: u8,
+    monitor: Option<PathBuf>,
     modules: Vec<String>,
     qemu_arguments: Vec<String>,
     pub(crate) addresses: Vec<(usize, String)>,
@@ -57,6 +60,7 @@ impl GuestBuilder {
         Self {
             name: name.into(),
             memory_mb: DEFAULT_MEMORY_MB,
+            power_of_two: false,
             vcpus: 1,
             host_cpus: Vec::new(),
             kernel: KernelChoice::default(),
@@ -66,6 +70,8 @@ impl GuestBuilder {
             disks: Vec::new(),
             vsock: None,
             root_disk: false,
+            root_ports: 0,
+            monitor: None,
             modules: Vec::new(),
             qemu_arguments: Vec::new(),
             addresses: Vec::new(),
@@ -76,6 +82,14 @@ impl GuestBuilder {
     #[must_use]
     pub fn memory_mb(mut self, memory_mb: u32) -> Self {
         self.memory_mb = memory_mb;
+        self
+    }
+
+    /// Rounds the memory up to a power of two, as a member of channels must have it: its peers see
+    /// it as a PCI BAR.
+    #[must_use]
+    pub fn memory_power_of_two(mut self) -> Self {
+        self.power_of_two = true;
         self
     }
 
@@ -151,6 +165,21 @@ impl GuestBuilder {
         self
     }
 
+    /// Adds PCIe root ports `millrace0`, `millrace1`, …, at most [`MAX_ROOT_PORTS`], into which
+    /// devices with BARs of up to 1 GiB together can be plugged while the guest runs.
+    #[must_use]
+    pub fn root_ports(mut self, number: u8) -> Self {
+        self.root_ports = number;
+        self
+    }
+
+    /// Adds a monitor at a socket on which QEMU listens: the daemon's. The lab's own stays.
+    #[must_use]
+    pub fn monitor(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.monitor = Some(socket.into());
+        self
+    }
+
     /// Loads a module of the image at boot.
     #[must_use]
     pub fn load_module(mut self, name: impl Into<String>) -> Self {
@@ -178,6 +207,10 @@ impl GuestBuilder {
                 self.name
             )));
         }
+        if self.root_ports > MAX_ROOT_PORTS {
+            let ports = self.root_ports;
+            return Err(LabError::Refused(format!("{ports} root ports: {MAX_ROOT_PORTS} at most")));
+        }
         let kernel = lab.kernel(self.kernel)?;
         let image = lab.image(&self.image, self.kernel)?;
         let files = Files::new(lab, &self.name);
@@ -187,7 +220,9 @@ impl GuestBuilder {
 
     /// Memory that lets the image unpack: it is there twice for a moment.
     fn enough_memory_mb(&self, image: &Image) -> u64 {
-        u64::from(self.memory_mb).max(KERNEL_MB + (image.len_bytes() >> 20) * 5 / 2)
+        let image_mb = image.len_bytes() >> 20;
+        let memory_mb = u64::from(self.memory_mb).max(KERNEL_MB + image_mb * 5 / 2);
+        if self.power_of_two { memory_mb.next_power_of_two() } else { memory_mb }
     }
 
     fn kernel_cmdline(&self) -> String {
@@ -221,6 +256,13 @@ impl GuestBuilder {
         words
     }
 
+    /// Room for another CPU makes TCG keep the guest's memory barriers, which it drops where nothing
+    /// in the same VM could see the difference; another VM that reads this one's memory can.
+    fn smp(&self) -> String {
+        let max = if self.root_ports > 0 { self.vcpus.max(2) } else { self.vcpus };
+        format!("{},maxcpus={max}", self.vcpus)
+    }
+
     fn arguments(&self, kernel: &Kernel, image: &Image, files: &Files) -> Vec<String> {
         let mut arguments = Arguments::default();
         let path = |path: &Path| path.to_string_lossy().into_owned();
@@ -231,7 +273,7 @@ impl GuestBuilder {
         arguments.add("accel", "tcg");
         // With `rep movsb` TCG copies byte by byte and seems to hang.
         arguments.add("cpu", "max,-erms,-fsrm");
-        arguments.add("smp", self.vcpus);
+        arguments.add("smp", self.smp());
         arguments.add("m", memory);
         // Shared, so that vhost-user back ends can map it.
         arguments.add("object", format!("memory-backend-memfd,id=mem,size={memory}M,share=on"));
@@ -244,6 +286,9 @@ impl GuestBuilder {
         // QEMU is the client of both sockets, so nobody has to look for them.
         arguments.add("chardev", format!("socket,id=qmp,path={}", quoted(&files.qmp)));
         arguments.add("mon", "chardev=qmp,mode=control");
+        if let Some(monitor) = &self.monitor {
+            arguments.monitor(monitor);
+        }
         arguments.add("chardev", format!("socket,id=agent,path={}", quoted(&files.agent)));
         arguments.add("device", "virtio-serial-pci,id=serial");
         arguments.add("device", "virtserialport,bus=serial.0,nr=1,chardev=agent,name=agent");
@@ -256,6 +301,7 @@ impl GuestBuilder {
         if let Some(vsock) = &self.vsock {
             arguments.vsock(vsock);
         }
+        arguments.root_ports(self.root_ports);
         arguments.0.extend(self.qemu_arguments.iter().cloned());
         arguments.0
     }

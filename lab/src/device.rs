@@ -199,6 +199,16 @@ impl Vsock {
     }
 }
 
+/// Most root ports that a guest can have: a channel has that many members besides the guest.
+pub const MAX_ROOT_PORTS: u8 = 31;
+/// Chassis, slot and PCI addresses of root ports begin above those that QEMU gives out itself.
+const FIRST_CHASSIS: u8 = 32;
+const FIRST_ADDRESS: u8 = 16;
+/// Of one PCI device.
+const FUNCTIONS: u8 = 8;
+/// Room for BARs behind one root port.
+const ROOT_PORT_RESERVE: &str = "1G";
+
 /// A path in a QEMU option list, where a comma separates and two stand for one.
 pub(crate) fn quoted(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
@@ -319,6 +329,27 @@ impl Arguments {
         self.add("device", device);
     }
 
+    /// Eight root ports are the functions of one device, or there would not be room for all.
+    pub(crate) fn root_ports(&mut self, number: u8) {
+        for port in 0..number {
+            let (address, function) = (FIRST_ADDRESS + port / FUNCTIONS, port % FUNCTIONS);
+            let chassis = FIRST_CHASSIS + port;
+            self.add(
+                "device",
+                format!(
+                    "pcie-root-port,id=millrace{port},bus=pcie.0,addr={address:#x}.{function},\
+                     multifunction=on,chassis={chassis},slot={chassis},\
+                     pref64-reserve={ROOT_PORT_RESERVE}"
+                ),
+            );
+        }
+    }
+
+    pub(crate) fn monitor(&mut self, socket: &Path) {
+        self.add("chardev", chardev("qmp-more", socket, true, 0));
+        self.add("mon", "chardev=qmp-more,mode=control");
+    }
+
     pub(crate) fn vsock(&mut self, vsock: &Vsock) {
         self.add("chardev", chardev("vsock-c", &vsock.socket, false, 0));
         self.add("device", "vhost-user-vsock-pci,id=vsock,chardev=vsock-c");
@@ -349,6 +380,18 @@ mod tests {
         assert!(got.contains("queues=2") && got.contains("mq=on"), "{got}");
         assert!(got.contains("mac=52:00:00:00:00:09"), "{got}");
         assert_eq!(text(|arguments| arguments.net("a", 0, &Net::None)), "");
+    }
+
+    #[test]
+    fn root_ports_share_devices_by_eight() {
+        let got = text(|arguments| arguments.root_ports(9));
+        let port = |id: u8, place: &str| {
+            let chassis = 32 + id;
+            let port = format!("id=millrace{id},bus=pcie.0,addr={place},multifunction=on");
+            got.contains(&format!("{port},chassis={chassis},slot={chassis},pref64-reserve=1G"))
+        };
+        assert!(port(0, "0x10.0") && port(7, "0x10.7") && port(8, "0x11.0"), "{got}");
+        assert_eq!(text(|arguments| arguments.root_ports(0)), "");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::cpio::Archive;
 use crate::process::run;
-use crate::{Cache, Kernel, LabError, apt, program};
+use crate::{Cache, Kernel, LabError, apt, kmod, program, python};
 
 /// Raise when the image's layout changes, so that cached images are made anew.
 const LAYOUT: u32 = 2;
@@ -18,6 +18,36 @@ const LAYOUT: u32 = 2;
 /// Modules that every image carries, for every device the lab can attach.
 const MODULES: [&str; 5] =
     ["virtio_pci", "virtio_console", "virtio_net", "virtio_blk", "vmw_vsock_virtio_transport"];
+
+/// Modules of the packet filter, which the kernel asks for by itself when a rule needs them.
+const FILTER_MODULES: [&str; 12] = [
+    "nf_tables",
+    "nf_conntrack_netlink",
+    "nft_ct",
+    "nft_chain_nat",
+    "nft_nat",
+    "nft_masq",
+    "nft_redir",
+    "nft_limit",
+    "nft_numgen",
+    "nft_quota",
+    "nft_reject_inet",
+    "nft_log",
+];
+/// Packages of the libraries of `nft`.
+const FILTER_LIBRARIES: [&str; 8] = [
+    "libnftables1",
+    "libnftnl11",
+    "libmnl0",
+    "libjansson4",
+    "libxtables12",
+    "libgmp10",
+    "libedit2",
+    "libbsd0",
+];
+
+/// Guest path → host file, for everything but the kernel's modules.
+type Content = BTreeMap<String, PathBuf>;
 
 /// A finished image.
 #[derive(Clone, Debug)]
@@ -56,6 +86,8 @@ pub struct ImageBuilder {
     packaged_folders: BTreeSet<(String, String)>,
     library_packages: BTreeSet<String>,
     guest_pieces: bool,
+    kmod: bool,
+    python_quic: bool,
 }
 
 impl ImageBuilder {
@@ -127,6 +159,34 @@ impl ImageBuilder {
         self
     }
 
+    /// Adds Millrace's kernel modules, built from this workspace for the guest's kernel, as
+    /// `/kmod/NAME.ko`. `modprobe NAME` loads one with all that it needs; `insmod /kmod/NAME.ko
+    /// PARAMETER=VALUE` loads one alone.
+    #[must_use]
+    pub fn kmod(mut self) -> Self {
+        self.kmod = true;
+        self
+    }
+
+    /// Adds Python with aioquic, and a QUIC client and server: `python3 /lab/quic.py`, see there.
+    /// About 60 MiB, so that a guest gets at least 240 MiB of memory.
+    #[must_use]
+    pub fn python_quic(mut self) -> Self {
+        self.python_quic = true;
+        self
+    }
+
+    /// Adds the packet filter: `nft`, and modules for connection tracking, NAT, limits, random
+    /// drops, rejects and logs.
+    #[must_use]
+    pub fn packet_filter(self) -> Self {
+        FILTER_MODULES
+            .into_iter()
+            .fold(self, ImageBuilder::module)
+            .packaged("nftables", "/usr/sbin/nft")
+            .libraries_of(&FILTER_LIBRARIES)
+    }
+
     /// Builds the image, or finds it in the cache.
     ///
     /// # Errors
@@ -135,6 +195,21 @@ impl ImageBuilder {
     pub fn build(&self, cache: &Cache, kernel: &Kernel) -> Result<Image, LabError> {
         let agent = program::agent(cache)?;
         let mut content = self.collect(&agent)?;
+        self.add_packaged(&mut content, cache)?;
+        self.add_ours(&mut content, cache, kernel)?;
+        if self.python_quic {
+            let tree = python::quic_tree(cache)?;
+            add_folder(&mut content, &tree, &tree)?;
+        }
+        let name = format!("image-{:032x}.cpio", self.hash(&content, kernel)?);
+        let path = cache.get(&name, |part| self.write(part, &content, kernel))?;
+        let len_bytes =
+            fs::metadata(&path).map_err(LabError::io(format!("stat {}", path.display())))?.len();
+        Ok(Image { path, len_bytes })
+    }
+
+    /// What comes from packages.
+    fn add_packaged(&self, content: &mut Content, cache: &Cache) -> Result<(), LabError> {
         let mut folders = Vec::new();
         for package in &self.library_packages {
             let unpacked = apt::unpacked(cache, package)?;
@@ -149,11 +224,18 @@ impl ImageBuilder {
         }
         for (package, folder) in &self.packaged_folders {
             let unpacked = apt::unpacked(cache, package)?;
-            for host in program::files_in(&unpacked.join(folder.trim_start_matches('/')))? {
-                let place = host.strip_prefix(&unpacked).unwrap_or(&host);
-                content.insert(format!("/{}", place.to_string_lossy()), host);
-            }
+            add_folder(content, &unpacked, &unpacked.join(folder.trim_start_matches('/')))?;
         }
+        Ok(())
+    }
+
+    /// What is built from this workspace.
+    fn add_ours(
+        &self,
+        content: &mut Content,
+        cache: &Cache,
+        kernel: &Kernel,
+    ) -> Result<(), LabError> {
         if self.guest_pieces {
             for (place, host) in program::guest_pieces(cache)? {
                 // The program needs our library, which ldd does not find here, and no other.
@@ -165,16 +247,18 @@ impl ImageBuilder {
                 content.insert(place, host);
             }
         }
-        let name = format!("image-{:032x}.cpio", self.hash(&content, kernel)?);
-        let path = cache.get(&name, |part| self.write(part, &content, kernel))?;
-        let len_bytes =
-            fs::metadata(&path).map_err(LabError::io(format!("stat {}", path.display())))?.len();
-        Ok(Image { path, len_bytes })
+        if self.kmod {
+            for module in kmod::modules_in(&kmod::build(cache, kernel, &kmod::sources())?)? {
+                let name = module.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                content.insert(format!("{}/{name}", kmod::GUEST_FOLDER), module);
+            }
+        }
+        Ok(())
     }
 
-    /// Guest path → host file, for everything but modules.
-    fn collect(&self, agent: &Path) -> Result<BTreeMap<String, PathBuf>, LabError> {
-        let mut content = BTreeMap::new();
+    /// What every image has, and programs and files of the host.
+    fn collect(&self, agent: &Path) -> Result<Content, LabError> {
+        let mut content = Content::new();
         content.insert("/bin/busybox".to_owned(), apt::need("busybox")?);
         content.insert("/lab/agent".to_owned(), agent.to_owned());
         // Debian's busybox shell takes its own applets before the programs of the same name.
@@ -199,7 +283,7 @@ impl ImageBuilder {
     }
 
     /// Identifies the content without reading it: a changed file has another size or time.
-    fn hash(&self, content: &BTreeMap<String, PathBuf>, kernel: &Kernel) -> Result<u128, LabError> {
+    fn hash(&self, content: &Content, kernel: &Kernel) -> Result<u128, LabError> {
         let mut hash = Xxh3::new();
         let about = (LAYOUT, kernel.package(), kernel.version(), &self.modules, &self.programs);
         hash.update(format!("{about:?}").as_bytes());
@@ -212,12 +296,7 @@ impl ImageBuilder {
         Ok(hash.digest128())
     }
 
-    fn write(
-        &self,
-        path: &Path,
-        content: &BTreeMap<String, PathBuf>,
-        kernel: &Kernel,
-    ) -> Result<(), LabError> {
+    fn write(&self, path: &Path, content: &Content, kernel: &Kernel) -> Result<(), LabError> {
         let what = format!("write {}", path.display());
         let file = File::create(path).map_err(LabError::io(&what))?;
         let mut tree = Tree::new(BufWriter::with_capacity(1 << 20, file), what);
@@ -229,7 +308,7 @@ impl ImageBuilder {
             tree.host_file(guest, host)?;
         }
         self.write_links(&mut tree, content)?;
-        self.write_modules(&mut tree, kernel)?;
+        self.write_modules(&mut tree, content, kernel)?;
         tree.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")?;
         tree.text("etc/group", "root:x:0:\n")?;
         tree.text("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")?;
@@ -237,11 +316,7 @@ impl ImageBuilder {
     }
 
     /// `/init`, the agent's names, the programs' names in `/bin`, and busybox for all others.
-    fn write_links(
-        &self,
-        tree: &mut Tree,
-        content: &BTreeMap<String, PathBuf>,
-    ) -> Result<(), LabError> {
+    fn write_links(&self, tree: &mut Tree, content: &Content) -> Result<(), LabError> {
         for name in ["init", "bin/agent", "sbin/modprobe"] {
             tree.link(name, "/lab/agent")?;
         }
@@ -264,24 +339,35 @@ impl ImageBuilder {
     }
 
     /// The modules and the list from which the agent loads them.
-    fn write_modules(&self, tree: &mut Tree, kernel: &Kernel) -> Result<(), LabError> {
-        let table = kernel.modules()?;
+    fn write_modules(
+        &self,
+        tree: &mut Tree,
+        content: &Content,
+        kernel: &Kernel,
+    ) -> Result<(), LabError> {
+        let mut table = kernel.modules()?;
+        let mut added = Vec::new();
+        for (guest, host) in content.iter().filter(|(guest, _)| guest.ends_with(".ko")) {
+            added.push(table.add(guest, &kmod::needs(host)?));
+        }
         let folder = kernel.modules_folder();
         let mut list = String::new();
         let mut listed = BTreeSet::new();
         let wanted = MODULES.into_iter().chain(self.modules.iter().map(String::as_str));
-        let mut todo: Vec<String> = wanted.map(str::to_owned).collect();
+        let mut todo: Vec<String> = wanted.map(str::to_owned).chain(added).collect();
         while let Some(name) = todo.pop() {
             let Some(module) = table.resolve(&name)? else { continue };
             if !listed.insert(module.name.clone()) {
                 continue;
             }
             let names = [vec![module.name], module.aliases].concat().join(" ");
-            let paths: Vec<String> =
-                module.paths.iter().map(|path| format!("/lab/modules/{path}")).collect();
+            let paths: Vec<String> = module.paths.iter().map(|path| place_of(path)).collect();
             list.push_str(&format!("{names} : {}\n", paths.join(" ")));
             for path in module.paths {
-                tree.host_file(&format!("/lab/modules/{path}"), &folder.join(&path))?;
+                // Ours have been written with everything else.
+                if !path.starts_with('/') {
+                    tree.host_file(&place_of(&path), &folder.join(&path))?;
+                }
                 // Dependencies are loadable by their own names as well.
                 let file = path.rsplit('/').next().unwrap_or(&path);
                 todo.extend(file.split(".ko").next().map(str::to_owned));
@@ -289,6 +375,20 @@ impl ImageBuilder {
         }
         tree.text("lab/modules.list", &list)
     }
+}
+
+/// Adds all files below a folder, at their places below some root.
+fn add_folder(content: &mut Content, root: &Path, folder: &Path) -> Result<(), LabError> {
+    for host in program::files_in(folder)? {
+        let place = host.strip_prefix(root).unwrap_or(&host);
+        content.insert(format!("/{}", place.to_string_lossy()), host);
+    }
+    Ok(())
+}
+
+/// Where a module is in the guest; only those of the kernel's own folder have relative paths.
+fn place_of(module: &str) -> String {
+    if module.starts_with('/') { module.to_owned() } else { format!("/lab/modules/{module}") }
 }
 
 /// An archive under construction; every path is written once, folders before what is in them.

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::{Cache, Image, ImageBuilder, Kernel, KernelChoice, LabError, NetLab};
+use crate::headers::headers;
+use crate::{Cache, Image, ImageBuilder, Kernel, KernelChoice, LabError, NetLab, kmod};
 
 /// Start of a run folder's name.
 const RUN_PREFIX: &str = "millrace-lab-";
@@ -101,6 +102,22 @@ impl Lab {
         let kernel = Kernel::get(&self.inner.cache, choice)?;
         kernels.insert(choice, kernel.clone());
         Ok(kernel)
+    }
+
+    /// The folder of a kernel's headers, for `make -C`; unpacked on first use and not installed.
+    ///
+    /// # Errors
+    /// The package sources do not have the headers of this very kernel (any more).
+    pub fn kernel_headers(&self, choice: KernelChoice) -> Result<PathBuf, LabError> {
+        headers(&self.inner.cache, &self.kernel(choice)?)
+    }
+
+    /// The folder of Millrace's kernel modules for a kernel, built on first use.
+    ///
+    /// # Errors
+    /// As [`kmod::build`].
+    pub fn kernel_modules(&self, choice: KernelChoice) -> Result<PathBuf, LabError> {
+        kmod::build(&self.inner.cache, &self.kernel(choice)?, &kmod::sources())
     }
 
     /// An image, built on first use and remembered for the session, so that the second guest does

@@ -30,7 +30,9 @@
 //! namespace without a name) and a view of the [`Cache`]. The cache holds Debian's cloud kernels
 //! ([`Kernel`]), unpacked from their packages, and initramfs images ([`Image`]) made from recipes
 //! by our own [`cpio`] writer: busybox, the static agent (package `millrace-lab-agent`), modules
-//! in load order ([`modules`]), host programs with their libraries.
+//! in load order ([`modules`]), host programs with their libraries, and on demand Millrace's own
+//! kernel modules, which [`kmod`] builds and checks with the headers of that very kernel, or
+//! [`python`] with QUIC.
 //!
 //! A [`Guest`] is a QEMU process under TCG with shared memory, a console in a file, a monitor
 //! socket and a virtio-serial port on which the agent answers. QEMU connects to sockets that the
@@ -61,8 +63,10 @@ pub mod builder;
 pub mod console;
 pub mod cpio;
 pub mod device;
+pub mod kmod;
 pub mod modules;
 pub mod process;
+pub mod python;
 pub mod rootfs;
 
 mod cache;
@@ -70,6 +74,7 @@ mod command;
 mod daemon;
 mod error;
 mod guest;
+mod headers;
 mod image;
 mod kernel;
 mod lab;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand, ValueEnum};
 use lab::{
     Cache, Daemon, Guest, Image, ImageBuilder, Kernel, KernelChoice, Lab, LabError, Net, Vm, apt,
+    kmod,
 };
 
 /// Boots real VMs for Millrace's tests, demo and benchmarks.
@@ -30,6 +31,15 @@ enum What {
         boot: Boot,
         /// The shell command
         script: String,
+    },
+    /// Build Millrace's kernel modules and print their folder for each kernel
+    Kmod {
+        /// Only for this kernel: 6.1 or 6.12
+        #[arg(long)]
+        kernel: Option<KernelChoice>,
+        /// Check their types (sparse) and style (checkpatch) as well
+        #[arg(long)]
+        check: bool,
     },
     /// Remove kernels, images and builds from the cache
     Clean,
@@ -77,6 +87,7 @@ fn main() -> ExitCode {
         What::Setup => setup(),
         What::Boot(boot) => boot_and_talk(&boot),
         What::Run { boot, script } => run(&boot, &script),
+        What::Kmod { kernel, check } => kernel_modules(kernel, check),
         What::Clean => clean(),
     };
     match done {
@@ -129,6 +140,23 @@ fn setup() -> Result<(), LabError> {
         }
     }
     eprintln!("lab: ready; cache in {}", cache.root().display());
+    Ok(())
+}
+
+fn kernel_modules(choice: Option<KernelChoice>, check: bool) -> Result<(), LabError> {
+    let cache = Cache::open()?;
+    let sources = kmod::sources();
+    for choice in choice.map_or(KernelChoice::ALL.to_vec(), |choice| vec![choice]) {
+        let kernel = Kernel::get(&cache, choice)?;
+        if check {
+            let what = format!("kernel modules for {}, types", kernel.release());
+            step(&what, || kmod::check_types(&cache, &kernel, &sources))?;
+        }
+        println!("{}", kmod::build(&cache, &kernel, &sources)?.display());
+    }
+    if check {
+        step("kernel modules, style", || kmod::check_style(&cache, &sources))?;
+    }
     Ok(())
 }
 

@@ -90,6 +90,14 @@ impl ModuleTable {
         table
     }
 
+    /// Adds a module that is not in the folder, by its absolute path in the guest; its name.
+    pub fn add(&mut self, path: &str, needs: &[String]) -> String {
+        let name = name_of(path);
+        self.paths.insert(name.clone(), path.to_owned());
+        self.needs.insert(name.clone(), needs.to_vec());
+        name
+    }
+
     /// A loadable module's name for a name or alias.
     fn find(&self, wanted: &str) -> Option<String> {
         let name = wanted.replace('-', "_");
@@ -174,6 +182,17 @@ mod tests {
         assert_eq!(got.paths.len(), 5);
         assert_eq!(got.paths[4], "kernel/n/virtio_net.ko.xz");
         assert!(got.aliases.is_empty(), "patterns are left out");
+    }
+
+    #[test]
+    fn an_added_module_follows_what_it_needs() {
+        let mut table = table();
+        let needs = ["virtio".to_owned(), "ours_too".to_owned(), "built_in".to_owned()];
+        assert_eq!(table.add("/kmod/ours.ko", &needs), "ours");
+        table.add("/kmod/ours-too.ko", &["failover".to_owned()]);
+        let want = ["kernel/a/virtio_ring.ko", "kernel/a/virtio.ko", "kernel/n/failover.ko"];
+        let ours = ["/kmod/ours-too.ko", "/kmod/ours.ko"];
+        assert_eq!(table.resolve("ours").unwrap().unwrap().paths, [&want[..], &ours].concat());
     }
 
     #[test]

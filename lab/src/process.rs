@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::LabError;
 
-/// Bytes of a failed command's output that go into its error.
-const ERROR_BYTES: usize = 4096;
+/// Bytes of a failed command's output that go into its error: all that a compiler says, but not all
+/// that a mad program does.
+const ERROR_BYTES: usize = 1 << 20;
 
 /// A command as one would type it, for error texts.
 pub(crate) fn shown(command: &Command) -> String {

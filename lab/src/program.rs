@@ -97,7 +97,7 @@ pub(crate) fn guest_pieces(cache: &Cache) -> Result<Vec<(String, PathBuf)>, LabE
 }
 
 /// Of the names and content of all files below some folders.
-fn hash_of(folders: &[&Path]) -> Result<u64, LabError> {
+pub(crate) fn hash_of(folders: &[&Path]) -> Result<u64, LabError> {
     let mut hash = Xxh3::new();
     for folder in folders {
         let mut files = BTreeSet::new();
@@ -111,7 +111,7 @@ fn hash_of(folders: &[&Path]) -> Result<u64, LabError> {
     Ok(hash.digest())
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
     fs::copy(from, to).map_err(LabError::io(format!("copy {}", from.display()))).map(|_| ())
 }
 

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * /sys/kernel/debug/millrace/channel: one line per member, link and queue, as `key value` pairs.
+ */
+#include <linux/debugfs.h>
+#include <linux/seq_file.h>
+
+#include "channel.h"
+
+static struct dentry *folder;
+
+static const char *state_name(u32 state)
+{
+	static const char *const names[] = { "none", "opening", "up", "draining", "closed" };
+
+	return state < ARRAY_SIZE(names) ? names[state] : "?";
+}
+
+static void show_queue(struct seq_file *m, struct mr_queue *q)
+{
+	const struct mr_queue_stats *s = &q->stats;
+
+	seq_printf(m, "queue %u peer %u sent %llu sent_bytes %llu referred %llu referred_bytes %llu",
+		   q->index, q->peer->id, s->sent, s->sent_bytes, s->referred, s->referred_bytes);
+	seq_printf(m, " received %llu received_bytes %llu borrowed %llu busy_pages %llu",
+		   s->received, s->received_bytes, s->borrowed, s->busy_pages);
+	seq_printf(m, " full %llu kicks %llu no_client %llu lent %u\n", s->full, s->kicks,
+		   s->no_client, mr_queue_lent(q));
+}
+
+/* Where the indices stand, for whoever looks for a message that does not come. */
+static void show_indices(struct seq_file *m, struct mr_queue *q)
+{
+	const struct mr_queue_state *mine = q->mine, *theirs = q->theirs;
+
+	if (!theirs)
+		return;
+	seq_printf(m, "index %u peer %u produced %u taken_event %u taken %u", q->index, q->peer->id,
+		   mr_read32(&mine->produced), mr_read32(&mine->taken_event),
+		   mr_read32(&mine->taken));
+	seq_printf(m, " produced_event %u done %u their_produced %u their_taken_event %u",
+		   mr_read32(&mine->produced_event), mr_read32(&mine->done),
+		   mr_read32(&theirs->produced), mr_read32(&theirs->taken_event));
+	seq_printf(m, " their_taken %u their_produced_event %u their_done %u\n",
+		   mr_read32(&theirs->taken), mr_read32(&theirs->produced_event),
+		   mr_read32(&theirs->done));
+}
+
+static void show_peer(struct seq_file *m, struct mr_peer *peer)
+{
+	u32 i;
+
+	seq_printf(m, "peer %u index %u name %s state %s open %d broken %d dead %d borrowed %ld",
+		   peer->id, peer->index, peer->name, state_name(peer->state), peer->open,
+		   peer->broken, peer->dead, READ_ONCE(peer->borrowed));
+	seq_printf(m, " refused %lld\n", atomic64_read(&peer->refused));
+	for (i = 0; i < peer->queues; i++) {
+		show_queue(m, &peer->queue[i]);
+		show_indices(m, &peer->queue[i]);
+	}
+}
+
+/* Pages of the plugged memory that somebody uses, counted one by one. */
+static unsigned long pages_in_use(const struct mr_memory *memory)
+{
+	unsigned long i, used = 0;
+
+	for (i = 0; memory->mapped && i < memory->len >> PAGE_SHIFT; i++) {
+		struct page *page = virt_to_page(memory->base + (i << PAGE_SHIFT));
+
+		used += page_count(page) != 1 || page->zone_device_data;
+	}
+	return used;
+}
+
+static int channel_show(struct seq_file *m, void *unused)
+{
+	struct mr_memory *memory;
+	u32 i;
+
+	mutex_lock(&mr_lock);
+	for (i = 0; mr_channel && i < mr_channel->queues; i++)
+		seq_printf(m, "vector %u interrupts %llu polls %llu\n", i,
+			   mr_channel->vector[i].interrupts, mr_channel->vector[i].polls);
+	if (mr_channel)
+		seq_printf(m, "member %u index %u queues %u window_len %llu leaving %d\n",
+			   mr_channel->id, mr_channel->own_index, mr_channel->queues,
+			   mr_channel->window_len, mr_channel->leaving);
+	list_for_each_entry(memory, &mr_memories, list)
+		seq_printf(m, "memory slot %u mapped %d len %llu in_use %lu\n", memory->slot,
+			   memory->mapped, memory->len, pages_in_use(memory));
+	for (i = 0; mr_channel && i < MR_MAX_MEMBERS; i++) {
+		struct mr_peer *peer = rcu_dereference_protected(mr_channel->peers[i],
+								 lockdep_is_held(&mr_lock));
+
+		if (peer)
+			show_peer(m, peer);
+	}
+	mutex_unlock(&mr_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(channel);
+
+void mr_debugfs_init(void)
+{
+	folder = debugfs_create_dir("millrace", NULL);
+	debugfs_create_file("channel", 0400, folder, NULL, &channel_fops);
+}
+
+void mr_debugfs_exit(void)
+{
+	debugfs_remove_recursive(folder);
+}

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Links: from a member in the table to a peer that messages are exchanged with, and back.
+ *
+ *   OPENING   own rings are offered; the peer's are awaited
+ *   UP        the peer's rings are checked and read; sending begins when the peer says UP, too
+ *   DRAINING  nothing is sent; what is on its way is received, what is lent comes back
+ *   CLOSED    neither side uses the other's memory; gone when the peer says so as well
+ *
+ * Everything here runs in the control work, under mr_lock, and may be repeated at any time: it
+ * looks at what is and does the next step.
+ */
+#include <linux/module.h>
+#include <linux/rcupdate.h>
+#include <linux/slab.h>
+
+#include "channel.h"
+
+static struct mr_peer *peer_at(struct mr_channel *ch, u32 index)
+{
+	return rcu_dereference_protected(ch->peers[index], lockdep_is_held(&mr_lock));
+}
+
+static void peer_release(struct kref *ref)
+{
+	struct mr_peer *peer = container_of(ref, struct mr_peer, ref);
+
+	mr_queues_free(peer);
+	if (peer->link)
+		free_page((unsigned long)peer->link);
+	kfree_rcu(peer, rcu);
+}
+
+void mr_peer_get(struct mr_peer *peer)
+{
+	kref_get(&peer->ref);
+}
+EXPORT_SYMBOL_GPL(mr_peer_get);
+
+void mr_peer_put(struct mr_peer *peer)
+{
+	kref_put(&peer->ref, peer_release);
+}
+EXPORT_SYMBOL_GPL(mr_peer_put);
+
+/* The peer did what no peer does. Any context. Its link ends; a new one needs a new generation. */
+void mr_peer_break(struct mr_peer *peer, const char *why, u64 value)
+{
+	atomic64_inc(&peer->refused);
+	if (READ_ONCE(peer->broken))
+		return;
+	WRITE_ONCE(peer->broken, true);
+	WRITE_ONCE(peer->open, false);
+	pr_warn("%.64s %s (%llu); its link ends\n", peer->name, why, value);
+	queue_work(peer->ch->work, &peer->ch->control);
+}
+
+static void ring_control(struct mr_peer *peer)
+{
+	/* What we wrote before the doorbell. */
+	wmb();
+	mr_ring(peer->ch, peer->id, 0);
+}
+
+static void set_state(struct mr_peer *peer, u32 state)
+{
+	WRITE_ONCE(peer->state, state);
+	mr_publish32(&peer->link->state, state);
+	ring_control(peer);
+}
+
+static struct mr_memory *memory_in_slot(u32 slot)
+{
+	struct mr_memory *memory;
+
+	list_for_each_entry(memory, &mr_memories, list) {
+		if (memory->slot == slot)
+			return memory;
+	}
+	return NULL;
+}
+
+/* Finds the peer's directory in its memory. -EAGAIN: it is not (yet) that of the table. */
+static int find_directory(struct mr_peer *peer, u64 dir_off)
+{
+	const struct mr_dir *dir = mr_peer_at(peer, dir_off, MR_PAGE_LEN, MR_PAGE_LEN);
+
+	BUILD_BUG_ON(sizeof(struct mr_dir) > MR_PAGE_LEN);
+	if (!dir)
+		return -EPROTO;
+	if (mr_observe64(&dir->magic) != MR_DIR_MAGIC ||
+	    mr_read32(&dir->version) != MR_VERSION ||
+	    mr_read32(&dir->member_id) != peer->id ||
+	    mr_read64(&dir->generation) != peer->generation)
+		return -EAGAIN;
+	peer->their_dir = dir;
+	return 0;
+}
+
+static int fill_link(struct mr_peer *peer)
+{
+	struct mr_channel *ch = peer->ch;
+	struct mr_dir_entry *entry = &ch->dir->links[peer->index];
+	struct mr_link *link;
+	u64 off;
+	int err;
+
+	peer->link = mr_alloc_shared(ch, 0, &off);
+	if (!peer->link)
+		return -ENOMEM;
+	link = peer->link;
+	link->version = cpu_to_le32(MR_VERSION);
+	link->from_id = cpu_to_le32(ch->id);
+	link->to_id = cpu_to_le32(peer->id);
+	link->from_generation = cpu_to_le64(ch->generation);
+	link->to_generation = cpu_to_le64(peer->generation);
+	link->queues = cpu_to_le32(peer->queues);
+	err = mr_queues_alloc(peer);
+	if (err)
+		return err;
+	peer->state = MR_LINK_OPENING;
+	link->state = cpu_to_le32(MR_LINK_OPENING);
+	mr_publish64(&link->magic, MR_LINK_MAGIC);
+	entry->peer_id = cpu_to_le32(peer->id);
+	entry->peer_generation = cpu_to_le64(peer->generation);
+	mr_publish64(&entry->link_off, off);
+	return 0;
+}
+
+/* A new peer with its memory mapped and own rings offered. */
+static struct mr_peer *peer_create(struct mr_channel *ch, u32 index, const struct mr_member *m,
+				   struct mr_memory *memory)
+{
+	struct mr_peer *peer = kzalloc(sizeof(*peer), GFP_KERNEL);
+	int err = -ENOMEM;
+
+	if (!peer)
+		return NULL;
+	kref_init(&peer->ref);
+	spin_lock_init(&peer->borrow_lock);
+	peer->ch = ch;
+	peer->index = index;
+	peer->id = le32_to_cpu(m->id);
+	peer->generation = le64_to_cpu(m->generation);
+	peer->queues = ch->queues;
+	peer->heard = jiffies;
+	strscpy(peer->name, m->name, sizeof(peer->name));
+	err = mr_memory_map(memory, peer);
+	if (err) {
+		pr_err("memory of %s in slot %u: cannot be mapped (%d)\n", peer->name,
+		       memory->slot, err);
+		goto put;
+	}
+	peer->memory = memory;
+	peer->window_len = min(le64_to_cpu(m->window_len), memory->len);
+	err = find_directory(peer, le64_to_cpu(m->dir_off));
+	if (!err)
+		err = fill_link(peer);
+	if (!err)
+		return peer;
+	if (err != -EAGAIN)
+		pr_err("link to %s: cannot be opened (%d)\n", peer->name, err);
+	mr_memory_unmap(memory);
+put:
+	mr_peer_put(peer);
+	return NULL;
+}
+
+static void peer_destroy(struct mr_peer *peer)
+{
+	struct mr_channel *ch = peer->ch;
+	u32 i;
+
+	if (peer->broken)
+		ch->broken[peer->index] = peer->generation;
+	mr_publish64(&ch->dir->links[peer->index].link_off, 0);
+	RCU_INIT_POINTER(ch->peers[peer->index], NULL);
+	/* Receivers. Senders see under the lock that the peer's side is gone. */
+	synchronize_net();
+	for (i = 0; i < peer->queues; i++) {
+		spin_lock_bh(&peer->queue[i].lock);
+		peer->queue[i].theirs = NULL;
+		spin_unlock_bh(&peer->queue[i].lock);
+	}
+	mr_memory_unmap(peer->memory);
+	peer->memory = NULL;
+	mr_peer_put(peer);
+}
+
+static bool is_right_link(const struct mr_peer *peer, const struct mr_link *link)
+{
+	return le64_to_cpu(link->magic) == MR_LINK_MAGIC &&
+	       le32_to_cpu(link->version) == MR_VERSION &&
+	       le32_to_cpu(link->from_id) == peer->id &&
+	       le32_to_cpu(link->to_id) == peer->ch->id &&
+	       le64_to_cpu(link->from_generation) == peer->generation &&
+	       le64_to_cpu(link->to_generation) == peer->ch->generation;
+}
+
+/* The peer's offer. NULL: none for us. */
+static const struct mr_link *their_offer(struct mr_peer *peer)
+{
+	const struct mr_dir_entry *entry = &peer->their_dir->links[peer->ch->own_index];
+	u64 off = mr_observe64(&entry->link_off);
+
+	if (!off || mr_read32(&entry->peer_id) != peer->ch->id ||
+	    mr_read64(&entry->peer_generation) != peer->ch->generation)
+		return NULL;
+	return mr_peer_at(peer, off, MR_PAGE_LEN, MR_PAGE_LEN);
+}
+
+static void try_attach(struct mr_peer *peer)
+{
+	const struct mr_link *offer = their_offer(peer);
+	struct mr_link *copy;
+	int err;
+
+	if (!offer)
+		return;
+	copy = kmemdup(offer, sizeof(*copy), GFP_KERNEL);
+	if (!copy)
+		return;
+	if (is_right_link(peer, copy)) {
+		err = mr_queues_attach(peer, copy);
+		if (err) {
+			mr_peer_break(peer, "offers a link that is wrong", -err);
+		} else {
+			peer->their_link = offer;
+			/* Pairs with is_attached() of the receiver. */
+			smp_store_release(&peer->attached, true);
+			set_state(peer, MR_LINK_UP);
+		}
+	}
+	kfree(copy);
+}
+
+/* A peer that has closed takes its link out of the directory before it uses the page again. */
+static u32 their_state(struct mr_peer *peer)
+{
+	u32 state;
+
+	if (peer->dead || !peer->their_link)
+		return peer->dead ? MR_LINK_CLOSED : MR_LINK_NONE;
+	state = mr_observe32(&peer->their_link->state);
+	return their_offer(peer) == peer->their_link ? state : MR_LINK_CLOSED;
+}
+
+static void set_open(struct mr_peer *peer, bool open)
+{
+	WRITE_ONCE(peer->open, open);
+	if (open == peer->told_up)
+		return;
+	peer->told_up = open;
+	pr_info("%s: %s\n", peer->name, open ? "up" : "down");
+	mr_clients_peer(peer, open);
+}
+
+static bool is_silent(const struct mr_peer *peer)
+{
+	return time_after(jiffies, peer->heard + msecs_to_jiffies(peer->ch->dead_after_ms));
+}
+
+/* Whether everything that either side sent has arrived. */
+static bool rings_are_empty(struct mr_peer *peer)
+{
+	bool gone = peer->dead || is_silent(peer);
+	u32 i;
+
+	if (!peer->attached || peer->broken)
+		return true;
+	for (i = 0; i < peer->queues; i++) {
+		struct mr_queue *q = &peer->queue[i];
+
+		if (READ_ONCE(q->taken) != mr_read32(&q->theirs->produced))
+			return false;
+	}
+	return gone || mr_peer_is_idle(peer);
+}
+
+static u32 lent(struct mr_peer *peer)
+{
+	u32 i, sum = 0;
+
+	for (i = 0; i < peer->queues; i++) {
+		struct mr_queue *q = &peer->queue[i];
+
+		spin_lock_bh(&q->lock);
+		mr_queue_reclaim(q);
+		spin_unlock_bh(&q->lock);
+		/* Nobody reads the pages any more, or nobody should. */
+		if (peer->dead || peer->broken)
+			mr_queue_release_all(q);
+		sum += mr_queue_lent(q);
+	}
+	return sum;
+}
+
+static void drain(struct mr_peer *peer)
+{
+	u32 theirs;
+
+	/* It may have seen our offer while we did not look at its own. */
+	if (!peer->their_link)
+		peer->their_link = their_offer(peer);
+	theirs = their_state(peer);
+	/* Nobody may ring for the last entries. */
+	if (!rings_are_empty(peer))
+		mr_vectors_kick(peer->ch);
+	if (peer->their_link && !peer->broken && theirs != MR_LINK_DRAINING &&
+	    theirs != MR_LINK_CLOSED)
+		return;
+	if (rings_are_empty(peer) && !lent(peer) && !READ_ONCE(peer->borrowed))
+		set_state(peer, MR_LINK_CLOSED);
+}
+
+/* Whether the table still has the peer as it was when the link was made. */
+static bool is_wanted(struct mr_peer *peer, const struct mr_member *m)
+{
+	bool same = le32_to_cpu(m->id) == peer->id &&
+		    le64_to_cpu(m->generation) == peer->generation;
+	u32 state = le32_to_cpu(m->state);
+
+	if (!same || state == MR_MEMBER_DEAD || state == MR_MEMBER_NONE)
+		peer->dead = true;
+	return same && state == MR_MEMBER_ACTIVE && !peer->ch->leaving && !peer->broken;
+}
+
+static void peer_step(struct mr_peer *peer, const struct mr_member *m)
+{
+	bool wanted = is_wanted(peer, m);
+
+	if (peer->state == MR_LINK_OPENING && wanted)
+		try_attach(peer);
+	if (peer->state == MR_LINK_UP) {
+		u32 theirs = their_state(peer);
+
+		if (theirs == MR_LINK_DRAINING || theirs == MR_LINK_CLOSED)
+			wanted = false;
+		set_open(peer, wanted && theirs == MR_LINK_UP && !is_silent(peer));
+	}
+	if (!wanted && (peer->state == MR_LINK_OPENING || peer->state == MR_LINK_UP)) {
+		set_open(peer, false);
+		set_state(peer, MR_LINK_DRAINING);
+	}
+	if (peer->state == MR_LINK_DRAINING)
+		drain(peer);
+	/* The peer may still read our side until it has closed, too. */
+	if (peer->state == MR_LINK_CLOSED &&
+	    (!peer->their_link || peer->broken || their_state(peer) == MR_LINK_CLOSED))
+		peer_destroy(peer);
+}
+
+static bool is_linkable(struct mr_channel *ch, u32 index)
+{
+	const struct mr_member *m = &ch->table[index];
+
+	return !ch->leaving && index != ch->own_index && le32_to_cpu(m->id) != ch->id &&
+	       le32_to_cpu(m->id) <= 65535 && le32_to_cpu(m->state) == MR_MEMBER_ACTIVE &&
+	       m->slot && le64_to_cpu(m->generation) != ch->broken[index];
+}
+
+static void peer_try_create(struct mr_channel *ch, u32 index)
+{
+	const struct mr_member *m = &ch->table[index];
+	struct mr_memory *memory = memory_in_slot(le32_to_cpu(m->slot));
+	struct mr_peer *peer;
+
+	if (!memory || memory->mapped)
+		return;
+	peer = peer_create(ch, index, m, memory);
+	if (!peer)
+		return;
+	rcu_assign_pointer(ch->peers[index], peer);
+	ring_control(peer);
+}
+
+void mr_links_update(struct mr_channel *ch)
+{
+	u32 i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		if (!peer_at(ch, i) && is_linkable(ch, i))
+			peer_try_create(ch, i);
+		if (peer_at(ch, i))
+			peer_step(peer_at(ch, i), &ch->table[i]);
+	}
+}
+
+/*
+ * Entries that nobody rang for. Under KVM there are none; QEMU's emulation drops memory barriers
+ * when a guest cannot have a second CPU, and then a doorbell can be missed.
+ */
+static bool is_forgotten(const struct mr_peer *peer)
+{
+	u32 i;
+
+	for (i = 0; peer->attached && i < peer->queues; i++) {
+		if (mr_read32(&peer->queue[i].theirs->produced) !=
+		    READ_ONCE(peer->queue[i].taken))
+			return true;
+	}
+	return false;
+}
+
+/* Notices who lives; returns slots that were released while nothing is sent. */
+void mr_links_beat(struct mr_channel *ch)
+{
+	bool forgotten = false;
+	u32 i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_peer *peer = peer_at(ch, i);
+		u64 beat;
+
+		if (!peer)
+			continue;
+		beat = mr_read64(&peer->their_dir->heartbeat);
+		if (beat != peer->their_heartbeat) {
+			peer->their_heartbeat = beat;
+			peer->heard = jiffies;
+		}
+		lent(peer);
+		forgotten |= is_forgotten(peer);
+	}
+	if (forgotten)
+		mr_vectors_kick(ch);
+}
+
+bool mr_links_closed(struct mr_channel *ch)
+{
+	u32 i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		if (peer_at(ch, i))
+			return false;
+	}
+	return true;
+}
+
+void mr_links_tell(struct mr_channel *ch, const struct mr_client *client)
+{
+	u32 i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_peer *peer = peer_at(ch, i);
+
+		if (peer && peer->told_up)
+			client->peer_up(peer);
+	}
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Memory that is shared: own pages by their offset in the memory file, and a peer's memory as
+ * pages of a device.
+ *
+ * A page of a peer's memory has reference count 1 while nobody uses it, and that one belongs to
+ * its first user; see free_zone_device_page(). The kernel calls page_free() with the last
+ * reference, whoever held it: a socket's queue, a pipe, a block request. zone_device_data is the
+ * list of the messages that the page is part of.
+ */
+#include <linux/gfp.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+
+#include "channel.h"
+
+/* Where a physical range is in the own memory file. -ERANGE: peers cannot see it. */
+int mr_own_offset(const struct mr_channel *ch, phys_addr_t gpa, u64 len, u64 *off)
+{
+	u32 i;
+
+	for (i = 0; i < ch->regions_len; i++) {
+		u64 start = le64_to_cpu(ch->regions[i].gpa);
+		u64 size = le64_to_cpu(ch->regions[i].len);
+
+		if (gpa < start || gpa - start >= size || size - (gpa - start) < len)
+			continue;
+		*off = le64_to_cpu(ch->regions[i].off) + (gpa - start);
+		return *off + len <= ch->window_len ? 0 : -ERANGE;
+	}
+	return -ERANGE;
+}
+
+/* Zeroed pages that peers can see. */
+void *mr_alloc_shared(const struct mr_channel *ch, unsigned int order, u64 *off)
+{
+	static const gfp_t zones[] = { 0, GFP_DMA32 };
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(zones); i++) {
+		gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY | zones[i];
+		struct page *page = alloc_pages(gfp, order);
+
+		if (!page)
+			continue;
+		if (!mr_own_offset(ch, page_to_phys(page), PAGE_SIZE << order, off))
+			return page_address(page);
+		__free_pages(page, order);
+	}
+	return NULL;
+}
+
+/* One use of a page is over; with the last one of a message its slot goes back. */
+static void use_done(struct mr_queue *q, u16 slot)
+{
+	struct mr_borrow *borrow = &q->borrow[slot];
+	u32 old = q->done;
+
+	lockdep_assert_held(&q->peer->borrow_lock);
+	if (--borrow->pending)
+		return;
+	q->mine->done_slots[old % MR_DONE_LEN] = cpu_to_le16(slot);
+	q->done = old + 1;
+	/* The peer sees the entry before the index. */
+	mr_publish32(&q->mine->done, old + 1);
+	/* The index before its event: see mr_queue_reclaim(). */
+	virt_mb();
+	if (mr_passed(mr_read32(&q->theirs->done_event), old + 1, old))
+		mr_ring(q->peer->ch, q->peer->id, 1 + q->index);
+}
+
+static void borrowed_add(struct mr_peer *peer, long count)
+{
+	long old = peer->borrowed;
+
+	/* No unloading while a page of a peer is in some socket: its release calls us. */
+	if (!old && count > 0)
+		__module_get(THIS_MODULE);
+	WRITE_ONCE(peer->borrowed, old + count);
+	if (old && !(old + count))
+		module_put(THIS_MODULE);
+}
+
+static void page_free(struct page *page)
+{
+	struct mr_memory *memory = container_of(page->pgmap, struct mr_memory, pgmap);
+	struct mr_peer *peer = memory->peer;
+	struct mr_use *use, *next;
+	unsigned long flags;
+	long count = 0;
+
+	spin_lock_irqsave(&peer->borrow_lock, flags);
+	use = page->zone_device_data;
+	page->zone_device_data = NULL;
+	for (; use; use = next) {
+		next = use->next;
+		use_done(use->queue, use->slot);
+		count++;
+	}
+	borrowed_add(peer, -count);
+	spin_unlock_irqrestore(&peer->borrow_lock, flags);
+}
+
+static const struct dev_pagemap_ops pagemap_ops = { .page_free = page_free };
+
+/* False: the page is just being released, by somebody who waits for our lock. */
+static bool take_page(struct page *page, struct mr_use *use)
+{
+	struct mr_use *head = page->zone_device_data;
+
+	if (!head) {
+		if (page_count(page) != 1)
+			return false;
+	} else if (!get_page_unless_zero(page)) {
+		return false;
+	}
+	use->next = head;
+	page->zone_device_data = use;
+	return true;
+}
+
+/* Takes all pages of a message or none. */
+bool mr_borrow_pages(struct mr_queue *q, u16 slot, struct page **pages, unsigned int count)
+{
+	struct mr_borrow *borrow = &q->borrow[slot];
+	struct mr_peer *peer = q->peer;
+	unsigned long flags;
+	unsigned int i;
+
+	spin_lock_irqsave(&peer->borrow_lock, flags);
+	for (i = 0; i < count; i++) {
+		borrow->uses[i].queue = q;
+		borrow->uses[i].slot = slot;
+		if (!take_page(pages[i], &borrow->uses[i]))
+			break;
+		borrow->pending++;
+	}
+	borrowed_add(peer, i);
+	spin_unlock_irqrestore(&peer->borrow_lock, flags);
+	if (i == count)
+		return true;
+	while (i)
+		put_page(pages[--i]);
+	return false;
+}
+
+/* False: the peer uses a slot again that it has not got back. */
+bool mr_borrow_begin(struct mr_queue *q, u16 slot)
+{
+	unsigned long flags;
+	bool was_free;
+
+	spin_lock_irqsave(&q->peer->borrow_lock, flags);
+	was_free = !q->borrow[slot].pending;
+	if (was_free)
+		q->borrow[slot].pending = 1;
+	spin_unlock_irqrestore(&q->peer->borrow_lock, flags);
+	return was_free;
+}
+
+void mr_borrow_end(struct mr_queue *q, u16 slot)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&q->peer->borrow_lock, flags);
+	use_done(q, slot);
+	spin_unlock_irqrestore(&q->peer->borrow_lock, flags);
+}
+
+int mr_memory_map(struct mr_memory *memory, struct mr_peer *peer)
+{
+	struct resource *bar = &memory->pdev->resource[2];
+	void *base;
+
+	memset(&memory->pgmap, 0, sizeof(memory->pgmap));
+	memory->pgmap.type = MEMORY_DEVICE_GENERIC;
+	memory->pgmap.ops = &pagemap_ops;
+	memory->pgmap.range.start = bar->start;
+	memory->pgmap.range.end = bar->end;
+	memory->pgmap.nr_range = 1;
+	base = memremap_pages(&memory->pgmap, NUMA_NO_NODE);
+	if (IS_ERR(base))
+		return PTR_ERR(base);
+	memory->base = base;
+	memory->len = resource_size(bar);
+	memory->peer = peer;
+	memory->mapped = true;
+	return 0;
+}
+
+/* No page of it may be in use: memunmap_pages() does not wait for them. */
+void mr_memory_unmap(struct mr_memory *memory)
+{
+	WARN_ON(memory->peer && memory->peer->borrowed);
+	if (memory->mapped)
+		memunmap_pages(&memory->pgmap);
+	memory->mapped = false;
+	memory->base = NULL;
+	memory->peer = NULL;
+}
+
+/* Something in the peer's memory; NULL: not all of it is there, or it is not aligned. */
+const void *mr_peer_at(const struct mr_peer *peer, u64 off, u64 len, u64 align)
+{
+	if (off >= peer->window_len || peer->window_len - off < len || off & (align - 1))
+		return NULL;
+	return peer->memory->base + off;
+}

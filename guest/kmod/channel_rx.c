@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Receiving: one NAPI context per vector, which empties the ring of its number of every peer.
+ *
+ * Whatever a peer says is copied once, then checked, then used. An entry that is wrong ends the
+ * link (mr_peer_break()): no peer sends one, and what comes after it cannot be trusted.
+ */
+#include <linux/interrupt.h>
+#include <linux/ktime.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/version.h>
+
+#include "channel.h"
+
+/* Entries after which `taken` is published, and the sender's FIFO gets room. */
+#define BATCH 16
+
+static unsigned int poll_us;
+module_param(poll_us, uint, 0644);
+MODULE_PARM_DESC(poll_us, "microseconds that an empty ring is polled before the next doorbell is asked for (0)");
+
+static bool check_reference(struct mr_rx *rx)
+{
+	struct mr_queue *q = rx->queue;
+	const struct mr_slot *slot = &q->their_slots[rx->slot];
+	u32 i, len;
+
+	rx->head_len = mr_read32(&slot->head_len);
+	rx->segs_len = mr_read32(&slot->segs_len);
+	if (rx->head_len > MR_MAX_HEAD_LEN || !rx->segs_len || rx->segs_len > MR_MAX_SEGS)
+		return false;
+	memcpy(rx->head, slot->head, rx->head_len);
+	len = rx->head_len;
+	for (i = 0; i < rx->segs_len; i++) {
+		u64 off = mr_read64(&slot->segs[i].off);
+		u32 part = mr_read32(&slot->segs[i].len);
+
+		if (!part || part > PAGE_SIZE - off % PAGE_SIZE || off >= q->peer->window_len)
+			return false;
+		rx->segs[i].off = off;
+		rx->segs[i].len = part;
+		len += part;
+	}
+	return len == rx->len;
+}
+
+static bool check_entry(struct mr_rx *rx)
+{
+	struct mr_queue *q = rx->queue;
+
+	rx->len = le32_to_cpu(rx->entry.len);
+	rx->borrowed = false;
+	if (rx->len > MR_MAX_MESSAGE_LEN || rx->entry.client > MR_MAX_CLIENT)
+		return false;
+	switch (rx->entry.kind) {
+	case MR_KIND_COPY:
+		rx->head_len = rx->len;
+		rx->segs_len = 0;
+		return rx->len <= q->their_fifo_len;
+	case MR_KIND_REFERENCE:
+		rx->slot = le16_to_cpu(rx->entry.slot);
+		return rx->slot < MR_SLOTS && check_reference(rx);
+	default:
+		return false;
+	}
+}
+
+/* False: the link is broken. */
+static bool receive_one(struct mr_queue *q, struct mr_rx *rx)
+{
+	memcpy(&rx->entry, &q->their_ring[q->taken % MR_RING_LEN], sizeof(rx->entry));
+	rx->queue = q;
+	if (!check_entry(rx)) {
+		mr_peer_break(q->peer, "sent a wrong entry", rx->entry.kind);
+		return false;
+	}
+	if (rx->segs_len && !mr_borrow_begin(q, rx->slot)) {
+		mr_peer_break(q->peer, "sent a slot that it had not got back", rx->slot);
+		return false;
+	}
+	q->stats.received++;
+	q->stats.received_bytes += rx->len;
+	mr_client_receive(rx);
+	if (rx->segs_len)
+		mr_borrow_end(q, rx->slot);
+	return true;
+}
+
+/* Tells the peer what was taken. */
+static void publish_taken(struct mr_queue *q, u32 old)
+{
+	if (q->taken == old)
+		return;
+	/* Our reads of FIFO and slot are over before the peer may write there. */
+	mr_publish32(&q->mine->taken, q->taken);
+	/* The index before the event: see wait_for_room(). */
+	virt_mb();
+	if (mr_passed(mr_read32(&q->theirs->taken_event), q->taken, old))
+		mr_ring(q->peer->ch, q->peer->id, 1 + q->index);
+}
+
+static bool is_attached(const struct mr_peer *peer)
+{
+	u32 state = READ_ONCE(peer->state);
+
+	/* Pairs with try_attach(): the addresses of the rings come first. */
+	return smp_load_acquire(&peer->attached) && !READ_ONCE(peer->broken) &&
+	       (state == MR_LINK_UP || state == MR_LINK_DRAINING);
+}
+
+static u32 entries(const struct mr_queue *q)
+{
+	return mr_observe32(&q->theirs->produced) - q->taken;
+}
+
+static int receive(struct mr_queue *q, struct mr_rx *rx, int budget)
+{
+	u32 count = entries(q), old = q->taken;
+	int done = 0;
+
+	if (count > MR_RING_LEN) {
+		mr_peer_break(q->peer, "has more entries than the ring", count);
+		return 0;
+	}
+	while (done < budget && count) {
+		if (!receive_one(q, rx))
+			break;
+		q->taken++;
+		done++;
+		count--;
+		if (q->taken - old == BATCH) {
+			publish_taken(q, old);
+			old = q->taken;
+		}
+	}
+	publish_taken(q, old);
+	return done;
+}
+
+/* Our own sending side: what was taken, what was released, who waits for room. */
+static void reclaim(struct mr_queue *q)
+{
+	u32 waiting = 0;
+
+	if (!spin_trylock(&q->lock))
+		return;
+	mr_queue_reclaim(q);
+	if (q->waiting && q->produced - q->taken_seen <= MR_RING_LEN / 2) {
+		waiting = q->waiting;
+		q->waiting = 0;
+	}
+	spin_unlock(&q->lock);
+	if (waiting)
+		mr_clients_writable(q->peer, q->index, waiting);
+}
+
+static int receive_all(struct mr_vector *v, int budget)
+{
+	unsigned int i, at;
+	int done = 0;
+	struct mr_rx rx;
+
+	rx.napi = &v->napi;
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_peer *peer;
+
+		at = (v->first + i) % MR_MAX_MEMBERS;
+		peer = rcu_dereference(v->ch->peers[at]);
+		if (!peer || !is_attached(peer))
+			continue;
+		if (done < budget)
+			done += receive(&peer->queue[v->index], &rx, budget - done);
+		reclaim(&peer->queue[v->index]);
+		WRITE_ONCE(peer->queue[v->index].mine->want_copies,
+			   cpu_to_le32(READ_ONCE(peer->borrowed) > MR_MAX_BORROWED));
+	}
+	/* Nobody is first always. */
+	v->first = (v->first + 1) % MR_MAX_MEMBERS;
+	mr_clients_received(v->index);
+	return done;
+}
+
+/* Asks for doorbells. True: something came meanwhile. */
+static bool rearm(struct mr_vector *v)
+{
+	bool more = false;
+	unsigned int i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_peer *peer = rcu_dereference(v->ch->peers[i]);
+		struct mr_queue *q;
+
+		if (!peer || !is_attached(peer))
+			continue;
+		q = &peer->queue[v->index];
+		WRITE_ONCE(q->mine->produced_event, cpu_to_le32(q->taken));
+		/* The event before the index: see publish() in channel_tx.c. */
+		virt_mb();
+		more |= entries(q) != 0;
+	}
+	return more;
+}
+
+static bool poll_more(u64 until_ns)
+{
+	if (!until_ns || ktime_get_ns() >= until_ns || need_resched())
+		return false;
+	cpu_relax();
+	return true;
+}
+
+static int vector_poll(struct napi_struct *napi, int budget)
+{
+	struct mr_vector *v = container_of(napi, struct mr_vector, napi);
+	u32 spin_us = READ_ONCE(poll_us);
+	u64 until_ns = spin_us ? ktime_get_ns() + spin_us * 1000ull : 0;
+	int done = 0;
+
+	v->polls++;
+	/* netpoll has budget 0: it sends only. */
+	rcu_read_lock();
+	do {
+		done += receive_all(v, budget - done);
+	} while (done < budget && poll_more(until_ns));
+	if (done < budget && napi_complete_done(napi, done) && rearm(v))
+		napi_schedule(napi);
+	rcu_read_unlock();
+	return done;
+}
+
+static irqreturn_t vector_interrupt(int irq, void *data)
+{
+	struct mr_vector *v = data;
+
+	v->interrupts++;
+	napi_schedule_irqoff(&v->napi);
+	return IRQ_HANDLED;
+}
+
+static irqreturn_t control_interrupt(int irq, void *data)
+{
+	struct mr_channel *ch = data;
+
+	queue_work(ch->work, &ch->control);
+	return IRQ_HANDLED;
+}
+
+static struct net_device *napi_device(void)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
+	return alloc_netdev_dummy(0);
+#else
+	struct net_device *dev = kzalloc(sizeof(*dev), GFP_KERNEL);
+
+	if (dev)
+		init_dummy_netdev(dev);
+	return dev;
+#endif
+}
+
+static void napi_device_free(struct net_device *dev)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
+	free_netdev(dev);
+#else
+	kfree(dev);
+#endif
+}
+
+static int request_vectors(struct mr_channel *ch)
+{
+	u32 i;
+	int err = request_irq(pci_irq_vector(ch->pdev, 0), control_interrupt, 0,
+			      "millrace-control", ch);
+
+	for (i = 0; !err && i < ch->queues; i++) {
+		err = request_irq(pci_irq_vector(ch->pdev, 1 + i), vector_interrupt, 0,
+				  "millrace-queue", &ch->vector[i]);
+		if (err) {
+			while (i--)
+				free_irq(pci_irq_vector(ch->pdev, 1 + i), &ch->vector[i]);
+			free_irq(pci_irq_vector(ch->pdev, 0), ch);
+		}
+	}
+	return err;
+}
+
+int mr_vectors_start(struct mr_channel *ch)
+{
+	u32 i;
+	int err;
+
+	ch->vector = kcalloc(ch->queues, sizeof(*ch->vector), GFP_KERNEL);
+	ch->napi_dev = napi_device();
+	if (!ch->vector || !ch->napi_dev) {
+		err = -ENOMEM;
+		goto free;
+	}
+	for (i = 0; i < ch->queues; i++) {
+		ch->vector[i].ch = ch;
+		ch->vector[i].index = i;
+		netif_napi_add(ch->napi_dev, &ch->vector[i].napi, vector_poll);
+		napi_enable(&ch->vector[i].napi);
+	}
+	err = request_vectors(ch);
+	if (!err)
+		return 0;
+	for (i = 0; i < ch->queues; i++) {
+		napi_disable(&ch->vector[i].napi);
+		netif_napi_del(&ch->vector[i].napi);
+	}
+free:
+	kfree(ch->vector);
+	ch->vector = NULL;
+	if (ch->napi_dev)
+		napi_device_free(ch->napi_dev);
+	return err;
+}
+
+void mr_vectors_stop(struct mr_channel *ch)
+{
+	u32 i;
+
+	for (i = 0; i < ch->queues; i++)
+		free_irq(pci_irq_vector(ch->pdev, 1 + i), &ch->vector[i]);
+	free_irq(pci_irq_vector(ch->pdev, 0), ch);
+	for (i = 0; i < ch->queues; i++) {
+		napi_disable(&ch->vector[i].napi);
+		netif_napi_del(&ch->vector[i].napi);
+	}
+	/* netif_napi_del() leaves waiting for readers to us. */
+	synchronize_net();
+	napi_device_free(ch->napi_dev);
+	kfree(ch->vector);
+	ch->vector = NULL;
+}
+
+/* Looks into all rings once, whether or not somebody rang. */
+void mr_vectors_kick(struct mr_channel *ch)
+{
+	u32 i;
+
+	for (i = 0; i < ch->queues; i++) {
+		local_bh_disable();
+		napi_schedule(&ch->vector[i].napi);
+		local_bh_enable();
+	}
+}
+
+struct mr_peer *mr_rx_peer(const struct mr_rx *rx)
+{
+	return rx->queue->peer;
+}
+EXPORT_SYMBOL_GPL(mr_rx_peer);
+
+unsigned int mr_rx_queue(const struct mr_rx *rx)
+{
+	return rx->queue->index;
+}
+EXPORT_SYMBOL_GPL(mr_rx_queue);
+
+struct napi_struct *mr_rx_napi(const struct mr_rx *rx)
+{
+	return rx->napi;
+}
+EXPORT_SYMBOL_GPL(mr_rx_napi);
+
+const void *mr_rx_meta(const struct mr_rx *rx)
+{
+	return rx->entry.meta;
+}
+EXPORT_SYMBOL_GPL(mr_rx_meta);
+
+u32 mr_rx_len(const struct mr_rx *rx)
+{
+	return rx->len;
+}
+EXPORT_SYMBOL_GPL(mr_rx_len);
+
+u32 mr_rx_head_len(const struct mr_rx *rx)
+{
+	return rx->head_len;
+}
+EXPORT_SYMBOL_GPL(mr_rx_head_len);
+
+u32 mr_rx_segs(const struct mr_rx *rx)
+{
+	return rx->segs_len;
+}
+EXPORT_SYMBOL_GPL(mr_rx_segs);
+
+static void copy_from_fifo(const struct mr_rx *rx, u32 off, void *to, u32 len)
+{
+	const struct mr_queue *q = rx->queue;
+	u32 pos = le32_to_cpu(rx->entry.fifo_pos) + off;
+
+	while (len) {
+		u32 at = pos % q->their_fifo_len;
+		u32 part = min_t(u32, len, MR_CHUNK_LEN - at % MR_CHUNK_LEN);
+
+		memcpy(to, q->their_fifo[at / MR_CHUNK_LEN] + at % MR_CHUNK_LEN, part);
+		pos += part;
+		to += part;
+		len -= part;
+	}
+}
+
+void mr_rx_copy(const struct mr_rx *rx, u32 off, void *to, u32 len)
+{
+	u32 i, part;
+
+	if (!rx->segs_len) {
+		copy_from_fifo(rx, off, to, len);
+		return;
+	}
+	if (off < rx->head_len) {
+		part = min(len, rx->head_len - off);
+		memcpy(to, rx->head + off, part);
+		to += part;
+		len -= part;
+		off = rx->head_len;
+	}
+	off -= rx->head_len;
+	for (i = 0; len && i < rx->segs_len; i++) {
+		if (off >= rx->segs[i].len) {
+			off -= rx->segs[i].len;
+			continue;
+		}
+		part = min(len, rx->segs[i].len - off);
+		memcpy(to, rx->queue->peer->memory->base + rx->segs[i].off + off, part);
+		to += part;
+		len -= part;
+		off = 0;
+	}
+}
+EXPORT_SYMBOL_GPL(mr_rx_copy);
+
+unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_SEGS])
+{
+	struct mr_memory *memory = rx->queue->peer->memory;
+	struct page *pages[MR_MAX_SEGS];
+	u32 i;
+
+	if (!rx->segs_len || rx->borrowed)
+		return 0;
+	for (i = 0; i < rx->segs_len; i++) {
+		pages[i] = virt_to_page(memory->base + rx->segs[i].off);
+		sg[i].page = pages[i];
+		sg[i].off = rx->segs[i].off % PAGE_SIZE;
+		sg[i].len = rx->segs[i].len;
+	}
+	rx->borrowed = true;
+	if (!mr_borrow_pages(rx->queue, rx->slot, pages, rx->segs_len)) {
+		rx->queue->stats.busy_pages++;
+		return 0;
+	}
+	rx->queue->stats.borrowed++;
+	return rx->segs_len;
+}
+EXPORT_SYMBOL_GPL(mr_rx_borrow);

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Inside of millrace_net. Theory of operation: net_main.c.
+ */
+#ifndef MILLRACE_NET_INTERNAL_H
+#define MILLRACE_NET_INTERNAL_H
+
+#include <linux/etherdevice.h>
+#include <linux/if_ether.h>
+#include <linux/mutex.h>
+#include <linux/netdevice.h>
+#include <linux/percpu.h>
+#include <linux/skbuff.h>
+#include <linux/virtio_net.h>
+#include <net/ipv6.h>
+#include <net/neighbour.h>
+
+#include "include/millrace_channel.h"
+
+#define MR_NET_BUCKETS 256 /* of destinations: 31 members with 16 addresses at most */
+#define MR_NET_BACKLOG 1000 /* packets that wait for room, per peer and queue: a txqueuelen */
+#define MR_NET_HELD 1000 /* packets of one destination while it changes its way */
+
+/* Why a packet to a member went the ordinary way; the names are in net_debugfs.c. */
+enum mr_reason {
+	MR_TAKEN,
+	MR_HELD, /* taken, once the destination has changed its way */
+	MR_WAITED, /* taken, once the ring had room */
+	MR_NOT_CONFIRMED, /* neighbour and member table do not (yet) agree */
+	MR_PROTOCOL, /* neither TCP nor UDP, or options, or a fragment */
+	MR_ROUTE, /* another device, a gateway, IPsec, a tunnel */
+	MR_SOURCE, /* from an address that is not ours by the member table */
+	MR_EGRESS, /* the device has egress filters or a qdisc that shapes */
+	MR_EXCLUDED, /* its flow is shifted by a pipe */
+	MR_SHAPE, /* a packet that a message cannot describe */
+	MR_REROUTED, /* POST_ROUTING sent it elsewhere */
+	MR_OVERFLOW, /* dropped: no room for long */
+	MR_DENIED, /* dropped by a rule or program that sees it last */
+	MR_LINK_DOWN, /* the link went while it was sent */
+	MR_RX, /* received */
+	MR_RX_BORROWED, /* of those: with the sender's pages */
+	MR_RX_BAD, /* not an IP packet of that peer to us */
+	MR_RX_MEMORY, /* no memory */
+	MR_REASONS,
+};
+
+DECLARE_PER_CPU(u64[MR_REASONS], mr_net_counts);
+
+static inline void mr_count(enum mr_reason reason)
+{
+	this_cpu_inc(mr_net_counts[reason]);
+}
+
+/* Who we are by the member table; replaced as a whole. */
+struct mr_self {
+	struct rcu_head rcu;
+	u32 id;
+	u32 macs_len, addresses_len;
+	u8 macs[MR_MAX_MACS][ETH_ALEN];
+	struct net_device *devs[MR_MAX_MACS]; /* that have these; held */
+	struct in6_addr addresses[MR_MAX_ADDRESSES];
+};
+
+/* Packets for which the ring had no room. */
+struct mr_backlog {
+	spinlock_t lock; /* keeps the order of those that wait and those that come */
+	struct sk_buff_head skbs;
+};
+
+/* Another member. */
+struct mr_node {
+	struct rcu_head rcu;
+	u32 id, index;
+	u32 macs_len, addresses_len;
+	u8 macs[MR_MAX_MACS][ETH_ALEN];
+	struct in6_addr addresses[MR_MAX_ADDRESSES];
+};
+
+enum mr_way {
+	MR_WAY_ORDINARY,
+	MR_WAY_TO_CHANNEL, /* held until everything sent before has arrived */
+	MR_WAY_CHANNEL,
+	MR_WAY_TO_ORDINARY, /* held until the peer has taken everything */
+};
+
+/* An address of another member. */
+struct mr_dest {
+	struct hlist_node node;
+	struct rcu_head rcu;
+	struct in6_addr address; /* IPv4 as ::ffff:a.b.c.d */
+	u32 id, index; /* member */
+	enum mr_way way; /* changed under lock */
+	spinlock_t lock; /* of way, held, bytes of eth */
+	struct sk_buff_head held;
+	int asked_ifindex; /* a packet wants to go there by this device; 0: none */
+	bool recheck; /* the neighbour changed */
+	/* While not MR_WAY_ORDINARY: */
+	struct mr_peer *peer;
+	struct net_device *dev;
+	struct neighbour *neigh;
+	u8 eth[ETH_HLEN];
+	u32 token; /* of the mark that is awaited */
+	atomic_t marks; /* that have not arrived */
+	unsigned long since; /* jiffies of the last change of way */
+	unsigned long retry_at; /* jiffies */
+	unsigned int failures;
+};
+
+/* net_table.c */
+extern struct mutex mr_net_lock; /* of everything that changes destinations */
+extern struct mr_self __rcu *mr_self;
+extern struct mr_node __rcu *mr_nodes[MR_MAX_MEMBERS];
+extern struct hlist_head mr_dests[MR_NET_BUCKETS];
+struct mr_dest *mr_dest_find(const struct in6_addr *address);
+bool mr_is_own_address(const struct in6_addr *address);
+bool mr_has_address(const struct in6_addr *addresses, u32 len, const struct in6_addr *address);
+int mr_find_mac(const u8 macs[][ETH_ALEN], u32 len, const u8 *mac);
+bool mr_is_excluded(const struct in6_addr *local, const struct in6_addr *remote, __be16 local_port,
+		    __be16 remote_port);
+void mr_table_changed(void);
+void mr_table_devices_changed(struct net_device *going);
+void mr_table_clear(void);
+
+/* net_move.c */
+extern struct mr_peer *mr_net_peers[MR_MAX_MEMBERS]; /* under mr_net_lock; those that are up */
+void mr_move_work_soon(void);
+void mr_move_peer_up(struct mr_peer *peer);
+void mr_move_peer_down(struct mr_peer *peer);
+void mr_move_arrived(u32 index, u32 token);
+void mr_move_recheck(void);
+void mr_move_retire(struct mr_dest *dest);
+int mr_move_init(void);
+void mr_move_stop(void);
+void mr_move_exit(void);
+void mr_mark_reply(u32 id, u32 token);
+
+/* net_hook.c */
+int mr_hooks_register(void);
+void mr_hooks_unregister(void);
+void mr_ordinary_way(struct sk_buff *skb);
+
+/* net_send.c */
+int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb);
+void mr_backlog_writable(struct mr_peer *peer, unsigned int queue);
+bool mr_backlog_is_empty(u32 index);
+void mr_backlog_init(void);
+void mr_backlog_flush(u32 index);
+int mr_send_control(struct mr_peer *peer, u8 what, u32 token);
+
+/* net_receive.c */
+void mr_receive(struct mr_rx *rx);
+void mr_received(unsigned int queue);
+void mr_receive_init(void);
+void mr_receive_exit(void);
+
+/* net_debugfs.c */
+void mr_net_debugfs_init(void);
+void mr_net_debugfs_exit(void);
+
+/* net_main.c */
+extern const struct mr_client mr_net_client;
+
+#endif

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * /sys/kernel/debug/millrace_net: what became of packets to members, and their destinations.
+ */
+#include <linux/debugfs.h>
+#include <linux/seq_file.h>
+
+#include "net.h"
+
+static struct dentry *file;
+
+static const char *const reasons[MR_REASONS] = {
+	[MR_TAKEN] = "taken",
+	[MR_HELD] = "held",
+	[MR_WAITED] = "waited",
+	[MR_NOT_CONFIRMED] = "not_confirmed",
+	[MR_PROTOCOL] = "protocol",
+	[MR_ROUTE] = "route",
+	[MR_SOURCE] = "source",
+	[MR_EGRESS] = "egress",
+	[MR_EXCLUDED] = "excluded",
+	[MR_SHAPE] = "shape",
+	[MR_REROUTED] = "rerouted",
+	[MR_OVERFLOW] = "overflow",
+	[MR_DENIED] = "denied",
+	[MR_LINK_DOWN] = "link_down",
+	[MR_RX] = "rx",
+	[MR_RX_BORROWED] = "rx_borrowed",
+	[MR_RX_BAD] = "rx_bad",
+	[MR_RX_MEMORY] = "rx_memory",
+};
+
+static const char *const ways[] = { "ordinary", "to_channel", "channel", "to_ordinary" };
+
+static void show_dest(struct seq_file *m, const struct mr_dest *dest)
+{
+	seq_printf(m, "destination %pI6c member %u way %s failures %u held %u\n", &dest->address,
+		   dest->id, ways[dest->way], dest->failures, skb_queue_len(&dest->held));
+}
+
+static int net_show(struct seq_file *m, void *unused)
+{
+	struct mr_dest *dest;
+	unsigned int i, cpu;
+
+	for (i = 0; i < MR_REASONS; i++) {
+		u64 sum = 0;
+
+		for_each_possible_cpu(cpu)
+			sum += per_cpu(mr_net_counts, cpu)[i];
+		seq_printf(m, "%s %llu\n", reasons[i], sum);
+	}
+	mutex_lock(&mr_net_lock);
+	for (i = 0; i < MR_NET_BUCKETS; i++) {
+		hlist_for_each_entry(dest, &mr_dests[i], node)
+			show_dest(m, dest);
+	}
+	mutex_unlock(&mr_net_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(net);
+
+void mr_net_debugfs_init(void)
+{
+	file = debugfs_create_file("millrace_net", 0400, NULL, NULL, &net_fops);
+}
+
+void mr_net_debugfs_exit(void)
+{
+	debugfs_remove(file);
+}

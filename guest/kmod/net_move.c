@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Changing the way of a destination's packets without changing their order.
+ *
+ * Onto the channel: packets are held, and a *mark* (a frame of its own) is sent by each transmit
+ * queue of the ordinary way. It arrives behind everything sent before; the peer says so over the
+ * channel. Then the held packets follow by the channel. A mark that does not arrive within
+ * MARK_MS sends the held packets the ordinary way, and the next try waits longer each time.
+ *
+ * Off the channel: packets are held until the peer has taken everything out of the rings, or is
+ * gone; then they follow the ordinary way.
+ *
+ * A destination goes onto the channel when a packet wants to go there, its link is up, and the
+ * neighbour that this guest learned by ARP or NDP has an address which the host's member table
+ * gives to that member. It goes off when any of these ends.
+ */
+#include <linux/jiffies.h>
+#include <linux/random.h>
+#include <linux/rculist.h>
+#include <net/arp.h>
+#include <net/ndisc.h>
+#include <net/netevent.h>
+
+#include "net.h"
+
+#define MARK_MS 100
+#define DRAIN_MS 200
+#define RETRY_MS 200 /* doubled with each failure */
+#define MAX_FAILURES 8 /* doublings */
+#define SOON_MS 2 /* while something changes */
+
+struct mr_peer *mr_net_peers[MR_MAX_MEMBERS];
+
+static void move_work(struct work_struct *work);
+static DECLARE_DELAYED_WORK(work, move_work);
+static bool stopping;
+
+void mr_move_work_soon(void)
+{
+	if (!READ_ONCE(stopping))
+		mod_delayed_work(system_wq, &work, 0);
+}
+
+static void set_way(struct mr_dest *dest, enum mr_way way)
+{
+	lockdep_assert_held(&dest->lock);
+	WRITE_ONCE(dest->way, way);
+	dest->since = jiffies;
+}
+
+static bool is_older(const struct mr_dest *dest, unsigned int ms)
+{
+	return time_after(jiffies, dest->since + msecs_to_jiffies(ms));
+}
+
+/* What was learned from ARP or NDP; held. NULL: nothing valid. */
+static struct neighbour *neighbour_of(const struct mr_dest *dest, struct net_device *dev, u8 *mac)
+{
+	bool v4 = ipv6_addr_v4mapped(&dest->address);
+	struct neighbour *neigh = v4 ? neigh_lookup(&arp_tbl, &dest->address.s6_addr32[3], dev) :
+				       neigh_lookup(&nd_tbl, &dest->address, dev);
+
+	if (!neigh)
+		return NULL;
+	if (!(READ_ONCE(neigh->nud_state) & NUD_VALID)) {
+		neigh_release(neigh);
+		return NULL;
+	}
+	neigh_ha_snapshot(mac, neigh, dev);
+	return neigh;
+}
+
+static bool is_member_mac(const struct mr_dest *dest, const u8 *mac)
+{
+	const struct mr_node *node = rcu_dereference_protected(mr_nodes[dest->index],
+							       lockdep_is_held(&mr_net_lock));
+
+	return node && mr_find_mac(node->macs, node->macs_len, mac) >= 0;
+}
+
+static bool is_own_device(const struct net_device *dev)
+{
+	const struct mr_self *self = rcu_dereference_protected(mr_self,
+							       lockdep_is_held(&mr_net_lock));
+	u32 i;
+
+	for (i = 0; self && i < self->macs_len; i++) {
+		if (self->devs[i] == dev)
+			return true;
+	}
+	return false;
+}
+
+/* Both sources agree: the neighbour's address and the member table's. */
+static bool confirm(struct mr_dest *dest)
+{
+	struct net_device *dev = dev_get_by_index(&init_net, dest->asked_ifindex);
+	struct neighbour *neigh = NULL;
+	u8 mac[MAX_ADDR_LEN];
+
+	if (!dev)
+		return false;
+	if (is_own_device(dev))
+		neigh = neighbour_of(dest, dev, mac);
+	if (!neigh || !is_member_mac(dest, mac)) {
+		if (neigh)
+			neigh_release(neigh);
+		dev_put(dev);
+		return false;
+	}
+	dest->dev = dev;
+	dest->neigh = neigh;
+	memcpy(dest->eth, mac, ETH_ALEN);
+	memcpy(dest->eth + ETH_ALEN, dev->dev_addr, ETH_ALEN);
+	put_unaligned_be16(ipv6_addr_v4mapped(&dest->address) ? ETH_P_IP : ETH_P_IPV6,
+			   dest->eth + 2 * ETH_ALEN);
+	return true;
+}
+
+/* Whether what was confirmed still holds. */
+static bool holds(struct mr_dest *dest)
+{
+	u8 mac[MAX_ADDR_LEN];
+
+	if (mr_net_peers[dest->index] != dest->peer || READ_ONCE(stopping))
+		return false;
+	if (!READ_ONCE(dest->recheck))
+		return true;
+	WRITE_ONCE(dest->recheck, false);
+	if (dest->neigh->dead || !(READ_ONCE(dest->neigh->nud_state) & NUD_VALID))
+		return false;
+	neigh_ha_snapshot(mac, dest->neigh, dest->dev);
+	return ether_addr_equal(mac, dest->eth) && is_member_mac(dest, mac) &&
+	       is_own_device(dest->dev) &&
+	       ether_addr_equal(dest->dev->dev_addr, dest->eth + ETH_ALEN);
+}
+
+static void let_go(struct mr_dest *dest)
+{
+	neigh_release(dest->neigh);
+	dev_put(dest->dev);
+	mr_peer_put(dest->peer);
+	dest->neigh = NULL;
+	dest->dev = NULL;
+	dest->peer = NULL;
+}
+
+static void send_mark(struct mr_dest *dest, u16 queue)
+{
+	const struct mr_self *self = rcu_dereference_protected(mr_self,
+							       lockdep_is_held(&mr_net_lock));
+	struct mr_net_mark mark = {
+		.magic = cpu_to_le32(MR_NET_MAGIC),
+		.from_id = cpu_to_le32(self->id),
+		.to_id = cpu_to_le32(dest->id),
+		.token = cpu_to_le32(dest->token),
+	};
+	struct sk_buff *skb = alloc_skb(LL_MAX_HEADER + ETH_ZLEN, GFP_KERNEL);
+
+	if (!skb)
+		return;
+	skb_reserve(skb, LL_MAX_HEADER);
+	skb->dev = dest->dev;
+	skb->protocol = htons(MR_NET_ETHERTYPE);
+	skb_put_data(skb, &mark, sizeof(mark));
+	skb_put_zero(skb, ETH_ZLEN - ETH_HLEN - sizeof(mark));
+	if (dev_hard_header(skb, dest->dev, MR_NET_ETHERTYPE, dest->eth, dest->eth + ETH_ALEN,
+			    skb->len) < 0) {
+		kfree_skb(skb);
+		return;
+	}
+	skb_reset_mac_header(skb);
+	/* Where nothing else chooses a queue, this does. */
+	skb_record_rx_queue(skb, queue);
+	dev_queue_xmit(skb);
+}
+
+static void begin(struct mr_dest *dest)
+{
+	u16 i;
+
+	dest->peer = mr_net_peers[dest->index];
+	mr_peer_get(dest->peer);
+	dest->token = get_random_u32();
+	atomic_set(&dest->marks, dest->dev->real_num_tx_queues);
+	dest->recheck = false;
+	spin_lock_bh(&dest->lock);
+	set_way(dest, MR_WAY_TO_CHANNEL);
+	spin_unlock_bh(&dest->lock);
+	/* Senders that still saw the old way have handed their packets to the device. */
+	synchronize_net();
+	for (i = 0; i < dest->dev->real_num_tx_queues; i++)
+		send_mark(dest, i);
+}
+
+/* Sends what was held by the way that is chosen now. */
+static void release_held(struct mr_dest *dest, enum mr_way way)
+{
+	struct sk_buff_head held;
+	struct sk_buff *skb;
+
+	__skb_queue_head_init(&held);
+	/* Whoever sends meanwhile waits for the lock, or goes behind: see net_hook.c. */
+	spin_lock_bh(&dest->lock);
+	if (way == MR_WAY_CHANNEL) {
+		while ((skb = __skb_dequeue(&dest->held))) {
+			if (mr_send_skb(dest, skb) < 0)
+				mr_ordinary_way(skb);
+		}
+	} else {
+		skb_queue_splice_init(&dest->held, &held);
+		while ((skb = __skb_dequeue(&held)))
+			mr_ordinary_way(skb);
+	}
+	set_way(dest, way);
+	spin_unlock_bh(&dest->lock);
+}
+
+static void fail(struct mr_dest *dest)
+{
+	unsigned int ms = RETRY_MS << dest->failures;
+
+	dest->failures = min(dest->failures + 1, MAX_FAILURES + 0u);
+	dest->retry_at = jiffies + msecs_to_jiffies(ms);
+}
+
+static void step_ordinary(struct mr_dest *dest)
+{
+	if (!READ_ONCE(dest->asked_ifindex) || !mr_net_peers[dest->index] || READ_ONCE(stopping) ||
+	    time_before(jiffies, dest->retry_at))
+		return;
+	if (!rcu_access_pointer(mr_self) || !confirm(dest)) {
+		/* The next packet asks again. */
+		WRITE_ONCE(dest->asked_ifindex, 0);
+		fail(dest);
+		return;
+	}
+	WRITE_ONCE(dest->asked_ifindex, 0);
+	begin(dest);
+}
+
+static void step_to_channel(struct mr_dest *dest)
+{
+	if (atomic_read(&dest->marks) <= 0 && holds(dest)) {
+		dest->failures = 0;
+		release_held(dest, MR_WAY_CHANNEL);
+	} else if (is_older(dest, MARK_MS) || !holds(dest)) {
+		release_held(dest, MR_WAY_ORDINARY);
+		fail(dest);
+		let_go(dest);
+	}
+}
+
+static void step_channel(struct mr_dest *dest)
+{
+	if (holds(dest))
+		return;
+	spin_lock_bh(&dest->lock);
+	set_way(dest, MR_WAY_TO_ORDINARY);
+	spin_unlock_bh(&dest->lock);
+	/* Senders that still saw the old way have put their packets into the ring. */
+	synchronize_net();
+}
+
+static void step_to_ordinary(struct mr_dest *dest)
+{
+	bool over = mr_peer_is_idle(dest->peer) && mr_backlog_is_empty(dest->index);
+
+	if (!over && !is_older(dest, DRAIN_MS))
+		return;
+	mr_backlog_flush(dest->index);
+	release_held(dest, MR_WAY_ORDINARY);
+	dest->retry_at = jiffies + msecs_to_jiffies(RETRY_MS);
+	let_go(dest);
+}
+
+/* True: it is on its way from one way to the other. */
+static bool step(struct mr_dest *dest)
+{
+	if (dest->way == MR_WAY_ORDINARY)
+		step_ordinary(dest);
+	if (dest->way == MR_WAY_TO_CHANNEL)
+		step_to_channel(dest);
+	if (dest->way == MR_WAY_CHANNEL)
+		step_channel(dest);
+	if (dest->way == MR_WAY_TO_ORDINARY)
+		step_to_ordinary(dest);
+	return dest->way == MR_WAY_TO_CHANNEL || dest->way == MR_WAY_TO_ORDINARY;
+}
+
+/* True: some are on their way. */
+static bool step_all(void)
+{
+	struct mr_dest *dest;
+	bool moving = false;
+	unsigned int i;
+
+	mutex_lock(&mr_net_lock);
+	for (i = 0; i < MR_NET_BUCKETS; i++) {
+		hlist_for_each_entry(dest, &mr_dests[i], node)
+			moving |= step(dest);
+	}
+	mutex_unlock(&mr_net_lock);
+	return moving;
+}
+
+static void move_work(struct work_struct *unused)
+{
+	if (step_all() && !READ_ONCE(stopping))
+		queue_delayed_work(system_wq, &work, msecs_to_jiffies(SOON_MS));
+}
+
+/* The table takes a destination away; nobody can find it any more. */
+void mr_move_retire(struct mr_dest *dest)
+{
+	lockdep_assert_held(&mr_net_lock);
+	if (dest->way == MR_WAY_ORDINARY)
+		return;
+	if (dest->way == MR_WAY_CHANNEL) {
+		spin_lock_bh(&dest->lock);
+		set_way(dest, MR_WAY_TO_ORDINARY);
+		spin_unlock_bh(&dest->lock);
+	}
+	while (dest->way == MR_WAY_TO_ORDINARY && !mr_peer_is_idle(dest->peer) &&
+	       !is_older(dest, DRAIN_MS))
+		schedule_timeout_idle(1);
+	mr_backlog_flush(dest->index);
+	release_held(dest, MR_WAY_ORDINARY);
+	let_go(dest);
+}
+
+/* The mark came: everything that was sent before it, too. Softirq. */
+void mr_move_arrived(u32 index, u32 token)
+{
+	struct mr_dest *dest;
+	unsigned int i;
+
+	for (i = 0; i < MR_NET_BUCKETS; i++) {
+		hlist_for_each_entry_rcu(dest, &mr_dests[i], node) {
+			if (dest->index == index && READ_ONCE(dest->way) == MR_WAY_TO_CHANNEL &&
+			    dest->token == token) {
+				if (atomic_dec_and_test(&dest->marks))
+					mr_move_work_soon();
+			}
+		}
+	}
+}
+
+/* Tells a member over the channel that its mark came by the ordinary way. Softirq. */
+void mr_mark_reply(u32 id, u32 token)
+{
+	unsigned int i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
+		struct mr_peer *peer = READ_ONCE(mr_net_peers[i]);
+
+		/* A peer that goes is waited for: see mr_move_peer_down(). */
+		if (node && node->id == id && peer)
+			mr_send_control(peer, MR_NET_ARRIVED, token);
+	}
+}
+
+void mr_move_peer_up(struct mr_peer *peer)
+{
+	mutex_lock(&mr_net_lock);
+	mr_peer_get(peer);
+	WRITE_ONCE(mr_net_peers[mr_peer_index(peer)], peer);
+	mutex_unlock(&mr_net_lock);
+	mr_move_work_soon();
+}
+
+void mr_move_peer_down(struct mr_peer *peer)
+{
+	u32 index = mr_peer_index(peer);
+
+	mutex_lock(&mr_net_lock);
+	if (mr_net_peers[index] == peer) {
+		WRITE_ONCE(mr_net_peers[index], NULL);
+		synchronize_net();
+		mr_backlog_flush(index);
+		mr_peer_put(peer);
+	}
+	mutex_unlock(&mr_net_lock);
+	mr_move_work_soon();
+}
+
+/* A neighbour changed: look again at the destinations that rely on it. Softirq or task. */
+static int neighbour_event(struct notifier_block *nb, unsigned long event, void *data)
+{
+	struct neighbour *neigh = data;
+	struct mr_dest *dest;
+	unsigned int i;
+	bool found = false;
+
+	if (event != NETEVENT_NEIGH_UPDATE)
+		return NOTIFY_DONE;
+	rcu_read_lock();
+	for (i = 0; i < MR_NET_BUCKETS; i++) {
+		hlist_for_each_entry_rcu(dest, &mr_dests[i], node) {
+			if (READ_ONCE(dest->neigh) == neigh) {
+				WRITE_ONCE(dest->recheck, true);
+				found = true;
+			}
+		}
+	}
+	rcu_read_unlock();
+	if (found)
+		mr_move_work_soon();
+	return NOTIFY_DONE;
+}
+
+/* Something that destinations rely on changed. */
+void mr_move_recheck(void)
+{
+	struct mr_dest *dest;
+	unsigned int i;
+
+	rcu_read_lock();
+	for (i = 0; i < MR_NET_BUCKETS; i++) {
+		hlist_for_each_entry_rcu(dest, &mr_dests[i], node)
+			WRITE_ONCE(dest->recheck, true);
+	}
+	rcu_read_unlock();
+	mr_move_work_soon();
+}
+
+static struct notifier_block neighbour_notifier = { .notifier_call = neighbour_event };
+
+int mr_move_init(void)
+{
+	return register_netevent_notifier(&neighbour_notifier);
+}
+
+/* Brings everything back to the ordinary way, in order. The hooks are there still. */
+void mr_move_stop(void)
+{
+	WRITE_ONCE(stopping, true);
+	cancel_delayed_work_sync(&work);
+	while (step_all())
+		schedule_timeout_idle(1);
+}
+
+/* The hooks and the client are unregistered. */
+void mr_move_exit(void)
+{
+	unsigned int i;
+
+	unregister_netevent_notifier(&neighbour_notifier);
+	mr_table_clear();
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		mr_backlog_flush(i);
+		if (mr_net_peers[i])
+			mr_peer_put(mr_net_peers[i]);
+		mr_net_peers[i] = NULL;
+	}
+}

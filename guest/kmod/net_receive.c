@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * From a message to a packet that enters the stack above the link layer.
+ *
+ * The packet has the Ethernet header that it would have come with and the device it would have
+ * come by, so that filters, PREROUTING and INPUT treat it like any other. It must be from an
+ * address of the sending member to one of ours; what the sender's own memory says is not asked.
+ */
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/skbuff.h>
+#include <net/busy_poll.h>
+
+#include "net.h"
+
+#define COPY_WHOLE 2048 /* such packets get one piece of memory */
+#define HEAD 128 /* of larger ones that are copied: for the stack's headers */
+
+static struct list_head batches[MR_MAX_QUEUES];
+
+static struct sk_buff *with_headroom(struct mr_rx *rx, u32 len)
+{
+	struct sk_buff *skb = napi_alloc_skb(mr_rx_napi(rx), ETH_HLEN + len);
+
+	/* napi_alloc_skb() has aligned what follows an Ethernet header. */
+	if (skb)
+		skb_reserve(skb, ETH_HLEN);
+	return skb;
+}
+
+static struct sk_buff *copied(struct mr_rx *rx)
+{
+	u32 len = mr_rx_len(rx), off = HEAD;
+	struct sk_buff *skb;
+	unsigned int i;
+	int err;
+
+	if (len <= COPY_WHOLE) {
+		skb = with_headroom(rx, len);
+		if (skb)
+			mr_rx_copy(rx, 0, __skb_put(skb, len), len);
+		return skb;
+	}
+	skb = alloc_skb_with_frags(NET_SKB_PAD + ETH_HLEN + HEAD, len - HEAD,
+				   PAGE_ALLOC_COSTLY_ORDER, &err, GFP_ATOMIC);
+	if (!skb)
+		return NULL;
+	skb_reserve(skb, NET_SKB_PAD + ETH_HLEN);
+	mr_rx_copy(rx, 0, __skb_put(skb, HEAD), HEAD);
+	skb->data_len = len - HEAD;
+	skb->len = len;
+	for (i = 0; i < skb_shinfo(skb)->nr_frags; i++) {
+		const skb_frag_t *frag = &skb_shinfo(skb)->frags[i];
+
+		mr_rx_copy(rx, off, skb_frag_address(frag), skb_frag_size(frag));
+		off += skb_frag_size(frag);
+	}
+	return skb;
+}
+
+/* With the sender's pages. NULL: to be copied. */
+static struct sk_buff *borrowed(struct mr_rx *rx)
+{
+	u32 head_len = mr_rx_head_len(rx);
+	struct mr_sg sg[MR_MAX_SEGS];
+	struct sk_buff *skb;
+	unsigned int i, len;
+
+	if (!mr_rx_segs(rx) || mr_rx_segs(rx) > MAX_SKB_FRAGS)
+		return NULL;
+	skb = with_headroom(rx, max_t(u32, head_len, HEAD));
+	if (!skb)
+		return NULL;
+	len = mr_rx_borrow(rx, sg);
+	if (!len) {
+		kfree_skb(skb);
+		return NULL;
+	}
+	mr_rx_copy(rx, 0, __skb_put(skb, head_len), head_len);
+	for (i = 0; i < len; i++)
+		skb_add_rx_frag(skb, i, sg[i].page, sg[i].off, sg[i].len, PAGE_SIZE);
+	/* Nobody here may write to these pages. */
+	skb_shinfo(skb)->flags |= SKBFL_SHARED_FRAG;
+	mr_count(MR_RX_BORROWED);
+	return skb;
+}
+
+/* From an address of the member to one of ours. Headers are in our memory afterwards. */
+static bool has_right_addresses(struct sk_buff *skb, const struct mr_node *node)
+{
+	struct in6_addr source, destination;
+
+	if (skb->protocol == htons(ETH_P_IP)) {
+		if (!pskb_may_pull(skb, sizeof(struct iphdr)) || ip_hdr(skb)->version != 4)
+			return false;
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->saddr, &source);
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &destination);
+	} else if (skb->protocol == htons(ETH_P_IPV6)) {
+		if (!pskb_may_pull(skb, sizeof(struct ipv6hdr)) || ipv6_hdr(skb)->version != 6)
+			return false;
+		source = ipv6_hdr(skb)->saddr;
+		destination = ipv6_hdr(skb)->daddr;
+	} else {
+		return false;
+	}
+	return mr_has_address(node->addresses, node->addresses_len, &source) &&
+	       mr_is_own_address(&destination);
+}
+
+/* The Ethernet header says by which of our devices it comes. */
+static bool set_device(struct sk_buff *skb, const struct mr_net_meta *meta,
+		       const struct mr_node *node)
+{
+	const struct mr_self *self = rcu_dereference(mr_self);
+	const struct ethhdr *eth = (const struct ethhdr *)meta->eth;
+	int at;
+
+	if (!self || mr_find_mac(node->macs, node->macs_len, eth->h_source) < 0)
+		return false;
+	at = mr_find_mac(self->macs, self->macs_len, eth->h_dest);
+	if (at < 0 || !self->devs[at])
+		return false;
+	skb->dev = self->devs[at];
+	skb->protocol = eth->h_proto;
+	memcpy(skb->data - ETH_HLEN, eth, ETH_HLEN);
+	skb_set_mac_header(skb, -ETH_HLEN);
+	skb_reset_mac_len(skb);
+	skb_reset_network_header(skb);
+	skb->pkt_type = PACKET_HOST;
+	return true;
+}
+
+static bool set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta)
+{
+	struct virtio_net_hdr hdr;
+
+	memcpy(&hdr, meta, sizeof(hdr));
+	hdr.flags &= VIRTIO_NET_HDR_F_NEEDS_CSUM;
+	return !virtio_net_hdr_to_skb(skb, &hdr, true);
+}
+
+static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
+{
+	const struct mr_node *node = rcu_dereference(mr_nodes[mr_peer_index(mr_rx_peer(rx))]);
+	struct sk_buff *skb;
+
+	if (!node || mr_rx_len(rx) < sizeof(struct iphdr)) {
+		mr_count(MR_RX_BAD);
+		return;
+	}
+	skb = borrowed(rx);
+	if (!skb)
+		skb = copied(rx);
+	if (!skb) {
+		mr_count(MR_RX_MEMORY);
+		return;
+	}
+	if (!set_device(skb, meta, node) || !has_right_addresses(skb, node) ||
+	    !set_offloads(skb, meta)) {
+		mr_count(MR_RX_BAD);
+		kfree_skb(skb);
+		return;
+	}
+	if (meta->hash)
+		skb_set_hash(skb, le32_to_cpu(meta->hash), PKT_HASH_TYPE_L4);
+	skb_record_rx_queue(skb, mr_rx_queue(rx) % skb->dev->real_num_rx_queues);
+	skb_mark_napi_id(skb, mr_rx_napi(rx));
+	list_add_tail(&skb->list, &batches[mr_rx_queue(rx)]);
+	mr_count(MR_RX);
+}
+
+/* Softirq. */
+void mr_receive(struct mr_rx *rx)
+{
+	const struct mr_net_meta *meta = mr_rx_meta(rx);
+
+	if (meta->flags & MR_NET_CONTROL) {
+		if (meta->gso_type == MR_NET_ARRIVED)
+			mr_move_arrived(mr_peer_index(mr_rx_peer(rx)), le32_to_cpu(meta->hash));
+		return;
+	}
+	receive_packet(rx, meta);
+}
+
+void mr_received(unsigned int queue)
+{
+	if (!list_empty(&batches[queue])) {
+		netif_receive_skb_list(&batches[queue]);
+		INIT_LIST_HEAD(&batches[queue]);
+	}
+}
+
+/* A mark: everything that its sender sent before it has arrived, too. */
+static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct packet_type *type,
+			struct net_device *orig_dev)
+{
+	const struct mr_self *self;
+	struct mr_net_mark buffer;
+	const struct mr_net_mark *mark = skb_header_pointer(skb, 0, sizeof(buffer), &buffer);
+
+	rcu_read_lock();
+	self = rcu_dereference(mr_self);
+	if (mark && self && skb->pkt_type == PACKET_HOST &&
+	    le32_to_cpu(mark->magic) == MR_NET_MAGIC && le32_to_cpu(mark->to_id) == self->id)
+		mr_mark_reply(le32_to_cpu(mark->from_id), le32_to_cpu(mark->token));
+	rcu_read_unlock();
+	kfree_skb(skb);
+	return NET_RX_SUCCESS;
+}
+
+static struct packet_type mark_type = {
+	.type = htons(MR_NET_ETHERTYPE),
+	.func = mark_receive,
+};
+
+void mr_receive_init(void)
+{
+	unsigned int i;
+
+	for (i = 0; i < MR_MAX_QUEUES; i++)
+		INIT_LIST_HEAD(&batches[i]);
+	dev_add_pack(&mark_type);
+}
+
+void mr_receive_exit(void)
+{
+	struct sk_buff *skb, *next;
+	unsigned int i;
+
+	dev_remove_pack(&mark_type);
+	/* What came after the client's last batch. */
+	for (i = 0; i < MR_MAX_QUEUES; i++) {
+		list_for_each_entry_safe(skb, next, &batches[i], list) {
+			skb_list_del_init(skb);
+			kfree_skb(skb);
+		}
+	}
+}

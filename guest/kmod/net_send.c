@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * From a packet to a message.
+ *
+ * Pages are passed by reference from refer_bytes on, unless somebody may still write to them:
+ * those of sendfile() and splice() belong to a file, those of MSG_ZEROCOPY to a program. These
+ * are copied, as a network card would have done.
+ */
+#include <linux/mm.h>
+#include <linux/module.h>
+
+#include "net.h"
+
+#define MAX_PIECES 72 /* of a datagram that was made for fragments: 64 KiB by 1,500 and some */
+
+static unsigned int refer_bytes = 4096;
+module_param(refer_bytes, uint, 0644);
+MODULE_PARM_DESC(refer_bytes, "packets of so many bytes and more pass their pages by reference (4096)");
+
+static struct mr_backlog backlogs[MR_MAX_MEMBERS][MR_MAX_QUEUES];
+
+struct pieces {
+	unsigned int len;
+	struct mr_sg sg[MAX_PIECES];
+};
+
+static bool add_piece(struct pieces *pieces, struct page *page, u32 off, u32 len)
+{
+	if (!len)
+		return true;
+	if (pieces->len == MAX_PIECES)
+		return false;
+	pieces->sg[pieces->len++] = (struct mr_sg){ .page = page, .off = off, .len = len };
+	return true;
+}
+
+static bool add_frags(struct pieces *pieces, const struct sk_buff *skb)
+{
+	unsigned int i;
+
+	for (i = 0; i < skb_shinfo(skb)->nr_frags; i++) {
+		const skb_frag_t *frag = &skb_shinfo(skb)->frags[i];
+
+		if (!add_piece(pieces, skb_frag_page(frag), skb_frag_off(frag),
+			       skb_frag_size(frag)))
+			return false;
+	}
+	return true;
+}
+
+/* All bytes behind the first headlen. */
+static bool collect(struct pieces *pieces, const struct sk_buff *skb)
+{
+	const struct sk_buff *part;
+
+	pieces->len = 0;
+	if (!add_frags(pieces, skb))
+		return false;
+	skb_walk_frags(skb, part) {
+		if (skb_has_frag_list(part) ||
+		    !add_piece(pieces, virt_to_page(part->data), offset_in_page(part->data),
+			       skb_headlen(part)) ||
+		    !add_frags(pieces, part))
+			return false;
+	}
+	return true;
+}
+
+static bool may_refer(struct sk_buff *skb)
+{
+	return skb->len >= READ_ONCE(refer_bytes) && !skb_has_frag_list(skb) &&
+	       !skb_has_shared_frag(skb) && !skb_zcopy(skb);
+}
+
+static bool fill_meta(struct mr_net_meta *meta, const struct mr_dest *dest, struct sk_buff *skb)
+{
+	struct virtio_net_hdr hdr;
+
+	BUILD_BUG_ON(sizeof(*meta) != MR_META_LEN);
+	if (virtio_net_hdr_from_skb(skb, &hdr, true, false, 0))
+		return false;
+	memset(meta, 0, sizeof(*meta));
+	memcpy(meta, &hdr, sizeof(hdr));
+	memcpy(meta->eth, dest->eth, ETH_HLEN);
+	meta->hash = cpu_to_le32(skb_get_hash_raw(skb));
+	return true;
+}
+
+static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
+{
+	struct pieces pieces;
+	struct mr_net_meta meta;
+	struct mr_tx tx = {
+		.client = MR_CLIENT_NET,
+		.may_refer = may_refer(skb),
+		.meta = &meta,
+		.head = skb->data,
+		.head_len = skb_headlen(skb),
+		.sg = pieces.sg,
+		.len = skb->len,
+	};
+	int err;
+
+	if (!collect(&pieces, skb) || !fill_meta(&meta, dest, skb))
+		return -EMSGSIZE;
+	tx.sg_len = pieces.len;
+	err = mr_send(dest->peer, queue, &tx);
+	if (!err) {
+		mr_count(MR_TAKEN);
+		consume_skb(skb);
+	}
+	return err;
+}
+
+/*
+ * The destination of a packet in the backlog: it goes only after its peer's backlog was flushed.
+ */
+static struct mr_dest **waiting_dest(struct sk_buff *skb)
+{
+	/* The IP layers' part of cb, with the flag that POST_ROUTING is over, comes first. */
+	BUILD_BUG_ON(sizeof(struct inet6_skb_parm) + sizeof(void *) > sizeof(skb->cb));
+	return (struct mr_dest **)(skb->cb + sizeof(skb->cb) - sizeof(void *));
+}
+
+/* Behind those that wait. */
+static int send_behind(struct mr_backlog *backlog, struct mr_dest *dest, struct sk_buff *skb,
+		       unsigned int queue)
+{
+	int err = -ENOSPC;
+
+	spin_lock_bh(&backlog->lock);
+	if (skb_queue_empty(&backlog->skbs))
+		err = send_now(dest, skb, queue);
+	if (err == -ENOSPC) {
+		err = -ENOBUFS;
+		if (skb_queue_len(&backlog->skbs) < MR_NET_BACKLOG) {
+			skb_dst_force(skb);
+			*waiting_dest(skb) = dest;
+			__skb_queue_tail(&backlog->skbs, skb);
+			mr_count(MR_WAITED);
+			err = 0;
+		}
+	}
+	spin_unlock_bh(&backlog->lock);
+	return err;
+}
+
+/*
+ * 0: the packet is ours. Else it is the caller's still: -ENOBUFS, too many wait; -ENOTCONN, no
+ * link; -EMSGSIZE, it cannot be described.
+ *
+ * A packet that waits keeps its socket's memory charged, so a full ring slows the sender down
+ * and nothing is dropped for it.
+ */
+int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb)
+{
+	unsigned int queues = mr_peer_queues(dest->peer);
+	unsigned int queue = queues > 1 ? skb_get_hash(skb) % queues : 0;
+	struct mr_backlog *backlog = &backlogs[dest->index][queue];
+	int err = -ENOSPC;
+
+	if (skb_queue_empty_lockless(&backlog->skbs))
+		err = send_now(dest, skb, queue);
+	return err == -ENOSPC ? send_behind(backlog, dest, skb, queue) : err;
+}
+
+/* The ring has room again. Softirq. */
+void mr_backlog_writable(struct mr_peer *peer, unsigned int queue)
+{
+	struct mr_backlog *backlog = &backlogs[mr_peer_index(peer)][queue];
+	struct sk_buff *skb;
+	int err = 0;
+
+	spin_lock(&backlog->lock);
+	while (!err && (skb = skb_peek(&backlog->skbs))) {
+		__skb_unlink(skb, &backlog->skbs);
+		err = send_now(*waiting_dest(skb), skb, queue);
+		if (err == -ENOSPC)
+			__skb_queue_head(&backlog->skbs, skb);
+		else if (err)
+			mr_ordinary_way(skb);
+	}
+	spin_unlock(&backlog->lock);
+}
+
+bool mr_backlog_is_empty(u32 index)
+{
+	unsigned int i;
+
+	for (i = 0; i < MR_MAX_QUEUES; i++) {
+		if (!skb_queue_empty_lockless(&backlogs[index][i].skbs))
+			return false;
+	}
+	return true;
+}
+
+/* The link is gone: everything that waits goes the ordinary way. */
+void mr_backlog_flush(u32 index)
+{
+	struct sk_buff_head skbs;
+	struct sk_buff *skb;
+	unsigned int i;
+
+	for (i = 0; i < MR_MAX_QUEUES; i++) {
+		struct mr_backlog *backlog = &backlogs[index][i];
+
+		__skb_queue_head_init(&skbs);
+		spin_lock_bh(&backlog->lock);
+		skb_queue_splice_init(&backlog->skbs, &skbs);
+		spin_unlock_bh(&backlog->lock);
+		local_bh_disable();
+		while ((skb = __skb_dequeue(&skbs)))
+			mr_ordinary_way(skb);
+		local_bh_enable();
+	}
+}
+
+void mr_backlog_init(void)
+{
+	unsigned int i, k;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		for (k = 0; k < MR_MAX_QUEUES; k++) {
+			spin_lock_init(&backlogs[i][k].lock);
+			__skb_queue_head_init(&backlogs[i][k].skbs);
+		}
+	}
+}
+
+/* Between the clients themselves. Goes lost when the ring is full: whoever waits asks again. */
+int mr_send_control(struct mr_peer *peer, u8 what, u32 token)
+{
+	struct mr_net_meta meta = {
+		.flags = MR_NET_CONTROL,
+		.gso_type = what,
+		.hash = cpu_to_le32(token),
+	};
+	struct mr_tx tx = {
+		.client = MR_CLIENT_NET,
+		.meta = &meta,
+		.head = &meta,
+	};
+
+	return mr_send(peer, 0, &tx);
+}
