@@ -11,6 +11,7 @@
 #include <linux/mutex.h>
 #include <linux/netdevice.h>
 #include <linux/pci.h>
+#include <linux/preempt.h>
 #include <linux/rcupdate.h>
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
@@ -122,6 +123,13 @@ struct mr_vector {
 	struct napi_struct napi;
 	unsigned int first; /* peer whose turn is first */
 	u64 interrupts, polls;
+	/* Polling; see channel_poll.c. */
+	struct task_struct *poller;
+	struct preempt_notifier notifier;
+	bool on_cpu; /* the thread watches the rings now */
+	bool poll_wanted;
+	u64 window_ns, slept_ns;
+	u64 poll_hits, poll_misses, polled_ns;
 };
 
 struct mr_channel {
@@ -190,6 +198,14 @@ u32 mr_queue_lent(struct mr_queue *q);
 int mr_vectors_start(struct mr_channel *ch);
 void mr_vectors_stop(struct mr_channel *ch);
 void mr_vectors_kick(struct mr_channel *ch);
+bool mr_vector_rearm(struct mr_vector *v);
+void mr_vector_disarm(struct mr_vector *v);
+bool mr_vector_has_entries(struct mr_vector *v);
+
+/* channel_poll.c */
+bool mr_poll_continue(struct mr_vector *v);
+void mr_poll_start(struct mr_vector *v);
+void mr_poll_stop(struct mr_vector *v);
 
 /* channel_client.c */
 void mr_client_receive(struct mr_rx *rx);

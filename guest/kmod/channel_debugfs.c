@@ -73,6 +73,13 @@ static unsigned long pages_in_use(const struct mr_memory *memory)
 	return used;
 }
 
+static void show_vector(struct seq_file *m, const struct mr_vector *v)
+{
+	seq_printf(m, "vector %u interrupts %llu polls %llu poll_hits %llu poll_misses %llu",
+		   v->index, v->interrupts, v->polls, v->poll_hits, v->poll_misses);
+	seq_printf(m, " polled_us %llu\n", div_u64(v->polled_ns, 1000));
+}
+
 static int channel_show(struct seq_file *m, void *unused)
 {
 	struct mr_memory *memory;
@@ -80,8 +87,7 @@ static int channel_show(struct seq_file *m, void *unused)
 
 	mutex_lock(&mr_lock);
 	for (i = 0; mr_channel && i < mr_channel->queues; i++)
-		seq_printf(m, "vector %u interrupts %llu polls %llu\n", i,
-			   mr_channel->vector[i].interrupts, mr_channel->vector[i].polls);
+		show_vector(m, &mr_channel->vector[i]);
 	if (mr_channel)
 		seq_printf(m, "member %u index %u queues %u window_len %llu leaving %d\n",
 			   mr_channel->id, mr_channel->own_index, mr_channel->queues,

@@ -17,10 +17,6 @@
 /* Entries after which `taken` is published, and the sender's FIFO gets room. */
 #define BATCH 16
 
-static unsigned int poll_us;
-module_param(poll_us, uint, 0644);
-MODULE_PARM_DESC(poll_us, "microseconds that an empty ring is polled before the next doorbell is asked for (0)");
-
 static bool check_reference(struct mr_rx *rx)
 {
 	struct mr_queue *q = rx->queue;
@@ -182,51 +178,77 @@ static int receive_all(struct mr_vector *v, int budget)
 	return done;
 }
 
+static struct mr_queue *queue_of(struct mr_vector *v, unsigned int index)
+{
+	struct mr_peer *peer = rcu_dereference(v->ch->peers[index]);
+
+	return peer && is_attached(peer) ? &peer->queue[v->index] : NULL;
+}
+
 /* Asks for doorbells. True: something came meanwhile. */
-static bool rearm(struct mr_vector *v)
+bool mr_vector_rearm(struct mr_vector *v)
 {
 	bool more = false;
 	unsigned int i;
 
+	rcu_read_lock();
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
-		struct mr_peer *peer = rcu_dereference(v->ch->peers[i]);
-		struct mr_queue *q;
+		struct mr_queue *q = queue_of(v, i);
 
-		if (!peer || !is_attached(peer))
+		if (!q)
 			continue;
-		q = &peer->queue[v->index];
 		WRITE_ONCE(q->mine->produced_event, cpu_to_le32(q->taken));
 		/* The event before the index: see publish() in channel_tx.c. */
 		virt_mb();
 		more |= entries(q) != 0;
 	}
+	rcu_read_unlock();
 	return more;
 }
 
-static bool poll_more(u64 until_ns)
+/* Asks for none: the event lies in the past. */
+void mr_vector_disarm(struct mr_vector *v)
 {
-	if (!until_ns || ktime_get_ns() >= until_ns || need_resched())
-		return false;
-	cpu_relax();
-	return true;
+	unsigned int i;
+
+	rcu_read_lock();
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_queue *q = queue_of(v, i);
+
+		if (q)
+			WRITE_ONCE(q->mine->produced_event, cpu_to_le32(q->taken - 1));
+	}
+	rcu_read_unlock();
+}
+
+bool mr_vector_has_entries(struct mr_vector *v)
+{
+	bool some = false;
+	unsigned int i;
+
+	rcu_read_lock();
+	for (i = 0; !some && i < MR_MAX_MEMBERS; i++) {
+		struct mr_queue *q = queue_of(v, i);
+
+		some = q && entries(q);
+	}
+	rcu_read_unlock();
+	return some;
 }
 
 static int vector_poll(struct napi_struct *napi, int budget)
 {
 	struct mr_vector *v = container_of(napi, struct mr_vector, napi);
-	u32 spin_us = READ_ONCE(poll_us);
-	u64 until_ns = spin_us ? ktime_get_ns() + spin_us * 1000ull : 0;
-	int done = 0;
+	int done;
 
 	v->polls++;
-	/* netpoll has budget 0: it sends only. */
 	rcu_read_lock();
-	do {
-		done += receive_all(v, budget - done);
-	} while (done < budget && poll_more(until_ns));
-	if (done < budget && napi_complete_done(napi, done) && rearm(v))
-		napi_schedule(napi);
+	/* netpoll has budget 0: it sends only. */
+	done = receive_all(v, budget);
 	rcu_read_unlock();
+	if (done < budget && napi_complete_done(napi, done) && !mr_poll_continue(v) &&
+	    mr_vector_rearm(v))
+		napi_schedule(napi);
 	return done;
 }
 
@@ -303,10 +325,13 @@ int mr_vectors_start(struct mr_channel *ch)
 		ch->vector[i].index = i;
 		netif_napi_add(ch->napi_dev, &ch->vector[i].napi, vector_poll);
 		napi_enable(&ch->vector[i].napi);
+		mr_poll_start(&ch->vector[i]);
 	}
 	err = request_vectors(ch);
 	if (!err)
 		return 0;
+	for (i = 0; i < ch->queues; i++)
+		mr_poll_stop(&ch->vector[i]);
 	for (i = 0; i < ch->queues; i++) {
 		napi_disable(&ch->vector[i].napi);
 		netif_napi_del(&ch->vector[i].napi);
@@ -326,6 +351,8 @@ void mr_vectors_stop(struct mr_channel *ch)
 	for (i = 0; i < ch->queues; i++)
 		free_irq(pci_irq_vector(ch->pdev, 1 + i), &ch->vector[i]);
 	free_irq(pci_irq_vector(ch->pdev, 0), ch);
+	for (i = 0; i < ch->queues; i++)
+		mr_poll_stop(&ch->vector[i]);
 	for (i = 0; i < ch->queues; i++) {
 		napi_disable(&ch->vector[i].napi);
 		netif_napi_del(&ch->vector[i].napi);

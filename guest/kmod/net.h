@@ -145,15 +145,24 @@ void mr_backlog_writable(struct mr_peer *peer, unsigned int queue);
 bool mr_backlog_is_empty(u32 index);
 void mr_backlog_init(void);
 void mr_backlog_flush(u32 index);
+int mr_send_frame(struct mr_peer *peer, unsigned int queue, struct sk_buff *skb);
 int mr_send_control(struct mr_peer *peer, u8 what, u32 token);
 
 /* net_receive.c */
+struct sk_buff *mr_build_skb(struct mr_rx *rx);
+bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta);
 void mr_receive(struct mr_rx *rx);
 void mr_received(unsigned int queue);
 void mr_receive_init(void);
 void mr_receive_exit(void);
 
+/* net_device.c */
+int mr_device_init(void);
+void mr_device_exit(void);
+
 /* net_debugfs.c */
+const char *mr_reason_name(unsigned int reason);
+u64 mr_count_sum(unsigned int reason);
 void mr_net_debugfs_init(void);
 void mr_net_debugfs_exit(void);
 

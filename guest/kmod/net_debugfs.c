@@ -30,6 +30,21 @@ static const char *const reasons[MR_REASONS] = {
 	[MR_RX_MEMORY] = "rx_memory",
 };
 
+const char *mr_reason_name(unsigned int reason)
+{
+	return reasons[reason];
+}
+
+u64 mr_count_sum(unsigned int reason)
+{
+	unsigned int cpu;
+	u64 sum = 0;
+
+	for_each_possible_cpu(cpu)
+		sum += per_cpu(mr_net_counts, cpu)[reason];
+	return sum;
+}
+
 static const char *const ways[] = { "ordinary", "to_channel", "channel", "to_ordinary" };
 
 static void show_dest(struct seq_file *m, const struct mr_dest *dest)
@@ -41,15 +56,10 @@ static void show_dest(struct seq_file *m, const struct mr_dest *dest)
 static int net_show(struct seq_file *m, void *unused)
 {
 	struct mr_dest *dest;
-	unsigned int i, cpu;
+	unsigned int i;
 
-	for (i = 0; i < MR_REASONS; i++) {
-		u64 sum = 0;
-
-		for_each_possible_cpu(cpu)
-			sum += per_cpu(mr_net_counts, cpu)[i];
-		seq_printf(m, "%s %llu\n", reasons[i], sum);
-	}
+	for (i = 0; i < MR_REASONS; i++)
+		seq_printf(m, "%s %llu\n", reasons[i], mr_count_sum(i));
 	mutex_lock(&mr_net_lock);
 	for (i = 0; i < MR_NET_BUCKETS; i++) {
 		hlist_for_each_entry(dest, &mr_dests[i], node)

@@ -14,6 +14,8 @@
  * A destination changes its way without changing the order of its packets; whatever cannot or
  * may not be taken goes the ordinary way.
  *
+ * The other face, for appliances, is a network device of its own (net_device.c).
+ *
  * Limits: the initial network namespace; TCP and UDP, with neither IP options nor extension
  * headers, to neighbours; XDP programs of the receiver's device do not see the packets.
  */
@@ -77,8 +79,13 @@ static int __init net_init(void)
 	err = mr_hooks_register();
 	if (err)
 		goto client;
+	err = mr_device_init();
+	if (err)
+		goto hooks;
 	mr_net_debugfs_init();
 	return 0;
+hooks:
+	mr_hooks_unregister();
 client:
 	mr_client_unregister(&mr_net_client);
 notifier:
@@ -93,6 +100,7 @@ receive:
 static void __exit net_exit(void)
 {
 	mr_net_debugfs_exit();
+	mr_device_exit();
 	mr_move_stop();
 	mr_hooks_unregister();
 	mr_client_unregister(&mr_net_client);

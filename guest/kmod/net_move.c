@@ -15,6 +15,7 @@
  * gives to that member. It goes off when any of these ends.
  */
 #include <linux/jiffies.h>
+#include <linux/module.h>
 #include <linux/random.h>
 #include <linux/rculist.h>
 #include <net/arp.h>
@@ -34,6 +35,12 @@ struct mr_peer *mr_net_peers[MR_MAX_MEMBERS];
 static void move_work(struct work_struct *work);
 static DECLARE_DELAYED_WORK(work, move_work);
 static bool stopping;
+static bool enabled = true;
+
+static bool is_off(void)
+{
+	return READ_ONCE(stopping) || !READ_ONCE(enabled);
+}
 
 void mr_move_work_soon(void)
 {
@@ -122,7 +129,7 @@ static bool holds(struct mr_dest *dest)
 {
 	u8 mac[MAX_ADDR_LEN];
 
-	if (mr_net_peers[dest->index] != dest->peer || READ_ONCE(stopping))
+	if (mr_net_peers[dest->index] != dest->peer || is_off())
 		return false;
 	if (!READ_ONCE(dest->recheck))
 		return true;
@@ -226,7 +233,7 @@ static void fail(struct mr_dest *dest)
 
 static void step_ordinary(struct mr_dest *dest)
 {
-	if (!READ_ONCE(dest->asked_ifindex) || !mr_net_peers[dest->index] || READ_ONCE(stopping) ||
+	if (!READ_ONCE(dest->asked_ifindex) || !mr_net_peers[dest->index] || is_off() ||
 	    time_before(jiffies, dest->retry_at))
 		return;
 	if (!rcu_access_pointer(mr_self) || !confirm(dest)) {
@@ -424,6 +431,21 @@ void mr_move_recheck(void)
 	rcu_read_unlock();
 	mr_move_work_soon();
 }
+
+static int set_enabled(const char *value, const struct kernel_param *param)
+{
+	int err = param_set_bool(value, param);
+
+	mr_move_recheck();
+	return err;
+}
+
+static const struct kernel_param_ops enabled_ops = {
+	.set = set_enabled,
+	.get = param_get_bool,
+};
+module_param_cb(enabled, &enabled_ops, &enabled, 0644);
+MODULE_PARM_DESC(enabled, "whether packets are taken; N brings all back to the ordinary way (Y)");
 
 static struct notifier_block neighbour_notifier = { .notifier_call = neighbour_event };
 

@@ -85,6 +85,14 @@ static struct sk_buff *borrowed(struct mr_rx *rx)
 	return skb;
 }
 
+/* The bytes of a message, with room for an Ethernet header before them. NULL: no memory. */
+struct sk_buff *mr_build_skb(struct mr_rx *rx)
+{
+	struct sk_buff *skb = borrowed(rx);
+
+	return skb ? skb : copied(rx);
+}
+
 /* From an address of the member to one of ours. Headers are in our memory afterwards. */
 static bool has_right_addresses(struct sk_buff *skb, const struct mr_node *node)
 {
@@ -130,7 +138,7 @@ static bool set_device(struct sk_buff *skb, const struct mr_net_meta *meta,
 	return true;
 }
 
-static bool set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta)
+bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta)
 {
 	struct virtio_net_hdr hdr;
 
@@ -148,15 +156,13 @@ static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 		mr_count(MR_RX_BAD);
 		return;
 	}
-	skb = borrowed(rx);
-	if (!skb)
-		skb = copied(rx);
+	skb = mr_build_skb(rx);
 	if (!skb) {
 		mr_count(MR_RX_MEMORY);
 		return;
 	}
 	if (!set_device(skb, meta, node) || !has_right_addresses(skb, node) ||
-	    !set_offloads(skb, meta)) {
+	    !mr_set_offloads(skb, meta)) {
 		mr_count(MR_RX_BAD);
 		kfree_skb(skb);
 		return;

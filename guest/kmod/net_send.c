@@ -72,7 +72,7 @@ static bool may_refer(struct sk_buff *skb)
 	       !skb_has_shared_frag(skb) && !skb_zcopy(skb);
 }
 
-static bool fill_meta(struct mr_net_meta *meta, const struct mr_dest *dest, struct sk_buff *skb)
+static bool fill_meta(struct mr_net_meta *meta, struct sk_buff *skb)
 {
 	struct virtio_net_hdr hdr;
 
@@ -81,17 +81,18 @@ static bool fill_meta(struct mr_net_meta *meta, const struct mr_dest *dest, stru
 		return false;
 	memset(meta, 0, sizeof(*meta));
 	memcpy(meta, &hdr, sizeof(hdr));
-	memcpy(meta->eth, dest->eth, ETH_HLEN);
 	meta->hash = cpu_to_le32(skb_get_hash_raw(skb));
 	return true;
 }
 
-static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
+/* @eth: the Ethernet header, where the packet's bytes do not begin with it. */
+static int send_message(struct mr_peer *peer, unsigned int queue, struct sk_buff *skb, u8 client,
+			const u8 *eth)
 {
 	struct pieces pieces;
 	struct mr_net_meta meta;
 	struct mr_tx tx = {
-		.client = MR_CLIENT_NET,
+		.client = client,
 		.may_refer = may_refer(skb),
 		.meta = &meta,
 		.head = skb->data,
@@ -99,12 +100,25 @@ static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queu
 		.sg = pieces.sg,
 		.len = skb->len,
 	};
-	int err;
 
-	if (!collect(&pieces, skb) || !fill_meta(&meta, dest, skb))
+	if (!collect(&pieces, skb) || !fill_meta(&meta, skb))
 		return -EMSGSIZE;
+	if (eth)
+		memcpy(meta.eth, eth, ETH_HLEN);
 	tx.sg_len = pieces.len;
-	err = mr_send(dest->peer, queue, &tx);
+	return mr_send(peer, queue, &tx);
+}
+
+/* A frame of the device; it stays the caller's. */
+int mr_send_frame(struct mr_peer *peer, unsigned int queue, struct sk_buff *skb)
+{
+	return send_message(peer, queue, skb, MR_CLIENT_DEVICE, NULL);
+}
+
+static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
+{
+	int err = send_message(dest->peer, queue, skb, MR_CLIENT_NET, dest->eth);
+
 	if (!err) {
 		mr_count(MR_TAKEN);
 		consume_skb(skb);
