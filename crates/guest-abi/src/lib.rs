@@ -6,6 +6,8 @@
 //! begins with a hello that names a magic number and the versions that its sender speaks; the answer
 //! names the one that is used. A change of any structure here is a new version.
 //!
+//! - [`channel`]: members of a channel and their host, in memory that they share.
+//! - [`channel_net`]: the network's modules of two members.
 //! - [`frame`]: messages on a byte stream.
 //! - [`pipe`]: the guest's agent and the daemon, over vsock.
 //! - [`program`]: a program of the guest and its agent, over a Unix socket.
@@ -16,9 +18,12 @@
 //!   before it knows what it is.
 //! - A pipe has at most 2,048 extents ([`pipe::MAX_EXTENTS`]): both ends of it in one message. A file
 //!   in more pieces is piped in parts.
+//! - A trust domain has at most 32 members with channels ([`channel::MAX_MEMBERS`]).
 
 #![cfg_attr(not(test), no_std)]
 
+pub mod channel;
+pub mod channel_net;
 pub mod frame;
 pub mod pipe;
 pub mod program;

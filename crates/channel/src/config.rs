@@ -1,0 +1,186 @@
+//! What channels are told, and its limits.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use base::limits::MAX_NAME_LEN_BYTES;
+use guest_abi::channel::{MAX_ADDRESSES, MAX_EXCLUDES, MAX_MACS, MAX_VECTORS, NAME_LEN};
+
+use crate::error::ChannelError;
+use crate::memory::MemberMemory;
+
+/// Doorbells of a member: control and four queues.
+pub const DEFAULT_VECTORS: u32 = 5;
+/// How often heartbeats are counted up.
+pub const DEFAULT_HEARTBEAT_MS: u32 = 500;
+/// A heartbeat that stands still for so long means death.
+pub const DEFAULT_DEAD_AFTER_MS: u32 = 2_000;
+/// Time for a member to leave.
+pub const DEFAULT_DRAIN_TIMEOUT_MS: u64 = 10_000;
+/// Time for a member to say that it keeps flows off the channel.
+pub const DEFAULT_EXCLUDE_TIMEOUT_MS: u64 = 2_000;
+/// How ids of the root ports begin that are for channels.
+pub const DEFAULT_ROOT_PORTS: &str = "millrace";
+/// The file below `run_dir`.
+pub(crate) const REGISTRY_FILE: &str = "channels.json";
+/// Longest path of a Unix socket.
+const MAX_PATH_LEN_BYTES: usize = registry::MAX_PATH_LEN_BYTES;
+/// Longest time that can be set: an hour.
+const MAX_TIMEOUT_MS: u64 = 3_600_000;
+
+/// Settings of all channels of a daemon.
+#[derive(Debug, Clone)]
+pub struct ChannelsConfig {
+    /// Where memberships are kept; should be on a `tmpfs`.
+    pub run_dir: PathBuf,
+    /// Doorbells of each member, 2 to [`MAX_VECTORS`]: 0 is for control, the others for queues.
+    pub vectors: u32,
+    /// How often heartbeats are counted up, 10 to 60,000.
+    pub heartbeat_ms: u32,
+    /// A heartbeat that stands still for so long means death: at least twice `heartbeat_ms`.
+    pub dead_after_ms: u32,
+    /// Time for a member to leave.
+    pub drain_timeout_ms: u64,
+    /// Time for a member to say that it keeps flows off the channel.
+    pub exclude_timeout_ms: u64,
+}
+
+impl ChannelsConfig {
+    /// The defaults, with memberships kept in `run_dir`.
+    pub fn new(run_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            run_dir: run_dir.into(),
+            vectors: DEFAULT_VECTORS,
+            heartbeat_ms: DEFAULT_HEARTBEAT_MS,
+            dead_after_ms: DEFAULT_DEAD_AFTER_MS,
+            drain_timeout_ms: DEFAULT_DRAIN_TIMEOUT_MS,
+            exclude_timeout_ms: DEFAULT_EXCLUDE_TIMEOUT_MS,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ChannelError> {
+        let within = |what, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            let (value, rule) = (value.to_string(), format!("{low} to {high} are allowed"));
+            Err(ChannelError::BadConfig { what, value, rule })
+        };
+        within("vectors", self.vectors.into(), 2, MAX_VECTORS.into())?;
+        within("heartbeat_ms", self.heartbeat_ms.into(), 10, 60_000)?;
+        let least = 2 * u64::from(self.heartbeat_ms);
+        within("dead_after_ms", self.dead_after_ms.into(), least, MAX_TIMEOUT_MS)?;
+        within("drain_timeout_ms", self.drain_timeout_ms, 1, MAX_TIMEOUT_MS)?;
+        within("exclude_timeout_ms", self.exclude_timeout_ms, 1, MAX_TIMEOUT_MS)
+    }
+}
+
+/// A VM that is to take part in channels.
+#[derive(Debug)]
+pub struct MemberConfig {
+    /// Its name.
+    pub vm: String,
+    /// Its trust domain: its memory is shown to all members of it.
+    pub domain: String,
+    /// Its monitor's socket, which QEMU listens on and nobody else is connected to.
+    pub qmp: PathBuf,
+    /// How the ids of its root ports for channels begin: one for the doorbell, one for each peer.
+    pub root_ports: String,
+    /// Its memory.
+    pub memory: MemberMemory,
+    /// Its hardware addresses, at most [`MAX_MACS`].
+    pub macs: Vec<[u8; 6]>,
+    /// Its IP addresses, at most [`MAX_ADDRESSES`].
+    pub addresses: Vec<IpAddr>,
+}
+
+impl MemberConfig {
+    /// Everything but the memory.
+    pub(crate) fn check(&self) -> Result<(), ChannelError> {
+        let bad = |what, value: String, rule: String| {
+            Err(ChannelError::BadMember { vm: self.vm.clone(), what, value, rule })
+        };
+        // With its zero it has to fit into the table.
+        let most = MAX_NAME_LEN_BYTES.min(NAME_LEN - 1);
+        let names = [
+            ("the length of its name", &self.vm),
+            ("the length of its domain's name", &self.domain),
+            ("the length of its root ports' prefix", &self.root_ports),
+        ];
+        for (what, name) in names {
+            if name.is_empty() || name.len() > most || name.contains('\0') {
+                let rule = format!("1 to {most} bytes without a zero are allowed");
+                return bad(what, name.len().to_string(), rule);
+            }
+        }
+        let path = self.qmp.as_os_str().as_bytes().len();
+        if path == 0 || path > MAX_PATH_LEN_BYTES {
+            let rule = format!("1 to {MAX_PATH_LEN_BYTES} bytes are allowed");
+            return bad("the length of its monitor's path", path.to_string(), rule);
+        }
+        check_addresses(&self.vm, &self.macs, &self.addresses)
+    }
+}
+
+/// As many addresses as the table holds.
+pub(crate) fn check_addresses(
+    vm: &str,
+    macs: &[[u8; 6]],
+    addresses: &[IpAddr],
+) -> Result<(), ChannelError> {
+    check_count(vm, "the number of hardware addresses", macs.len(), MAX_MACS)?;
+    check_count(vm, "the number of IP addresses", addresses.len(), MAX_ADDRESSES)
+}
+
+/// As many flows as the mailbox holds.
+pub(crate) fn check_flows(vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
+    check_count(vm, "the number of flows to exclude", flows.len(), MAX_EXCLUDES)
+}
+
+fn check_count(
+    vm: &str,
+    what: &'static str,
+    count: usize,
+    most: usize,
+) -> Result<(), ChannelError> {
+    if count <= most {
+        return Ok(());
+    }
+    let (value, rule) = (count.to_string(), format!("at most {most} are allowed"));
+    Err(ChannelError::BadMember { vm: vm.into(), what, value, rule })
+}
+
+/// A TCP connection, from a member's view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flow {
+    /// The member's end.
+    pub local: SocketAddr,
+    /// The other end.
+    pub remote: SocketAddr,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_out_of_their_limits_are_refused() {
+        ChannelsConfig::new("/run").check().unwrap();
+        let change = |change: fn(&mut ChannelsConfig)| {
+            let mut config = ChannelsConfig::new("/run");
+            change(&mut config);
+            config.check().unwrap_err().to_string()
+        };
+        for (error, text) in [
+            (change(|c| c.vectors = 1), "vectors is 1; 2 to 9 are allowed"),
+            (change(|c| c.vectors = 10), "vectors is 10; 2 to 9 are allowed"),
+            (change(|c| c.heartbeat_ms = 9), "heartbeat_ms is 9; 10 to 60000"),
+            (change(|c| c.dead_after_ms = 999), "dead_after_ms is 999; 1000 to 3600000"),
+            (change(|c| c.drain_timeout_ms = 0), "drain_timeout_ms is 0; 1 to"),
+            (change(|c| c.exclude_timeout_ms = u64::MAX), "exclude_timeout_ms is 1844"),
+        ] {
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

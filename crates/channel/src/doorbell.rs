@@ -1,0 +1,293 @@
+//! The server side of the ivshmem protocol, version 0 (QEMU documentation, `specs/ivshmem-spec`).
+//!
+//! A message is a number of eight bytes, little-endian, some with a descriptor. A new member is told
+//! the version, its id, and the shared memory (-1); then for itself, the host and each peer as many
+//! times the id as it has vectors, each with the eventfd that rings it. The peers are told of the new
+//! member the same way. Members say nothing.
+//!
+//! Unlike other servers, ours gives each member a memory of its own: its mailbox. The host is a peer,
+//! too, with the id [`HOST_ID`]; all of its vectors ring the same eventfd.
+//!
+//! Nobody is told that a member has left (an id without a descriptor): QEMU, 7.2 and today's, frees its
+//! eventfds then, and once more with the device; and it uses them after that when the id comes back. So
+//! the eventfds belong to the id. Whoever has the id next gets the same ones, and who was told of them
+//! is not told again.
+//!
+//! Connections are socket pairs whose other end goes to QEMU through its monitor, so there is no
+//! socket file, and who somebody is comes from the monitor.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use base::event::Event;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
+
+/// The host's id.
+pub(crate) const HOST_ID: u16 = 0;
+/// The protocol's version.
+const PROTOCOL_VERSION: i64 = 0;
+/// Says that the descriptor is the shared memory.
+const SHARED_MEMORY: i64 = -1;
+
+/// A descriptor that goes with a message.
+#[derive(Debug, Clone)]
+enum Attached {
+    Memory(Arc<OwnedFd>),
+    Bell(Arc<Event>),
+}
+
+impl AsFd for Attached {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Memory(fd) => fd.as_fd(),
+            Self::Bell(event) => event.as_fd(),
+        }
+    }
+}
+
+/// A member's connection.
+#[derive(Debug)]
+struct Seat {
+    /// None when it was given up.
+    connection: Option<OwnedFd>,
+    /// Nothing more is to be said.
+    is_hushed: bool,
+    /// Whose eventfds it has.
+    told: BTreeSet<u16>,
+    /// What is to be said: at most once the eventfds of each id.
+    queue: VecDeque<(i64, Option<Attached>)>,
+}
+
+/// The server of one trust domain.
+#[derive(Debug)]
+pub(crate) struct Server {
+    vectors: u32,
+    host: Arc<Event>,
+    /// Of each id that was used.
+    bells: BTreeMap<u16, Vec<Arc<Event>>>,
+    seats: BTreeMap<u16, Seat>,
+}
+
+impl Server {
+    /// One without members, all of which will have so many vectors.
+    pub fn new(vectors: u32) -> io::Result<Self> {
+        let host = Arc::new(Event::new()?);
+        Ok(Self { vectors, host, bells: BTreeMap::new(), seats: BTreeMap::new() })
+    }
+
+    /// Doorbells of each member.
+    pub fn vectors(&self) -> u32 {
+        self.vectors
+    }
+
+    /// Seats a member and tells everyone. Returns the other end of its connection, in which all that
+    /// it must be told at the beginning is already.
+    pub fn add(&mut self, id: u16, mailbox: Arc<OwnedFd>) -> io::Result<OwnedFd> {
+        let bells = match self.bells.entry(id) {
+            Entry::Occupied(bells) => bells.into_mut(),
+            Entry::Vacant(place) => {
+                let new = || Event::new().map(Arc::new);
+                place.insert((0..self.vectors).map(|_| new()).collect::<io::Result<_>>()?)
+            }
+        };
+        // Not for the new one.
+        for bell in bells.iter() {
+            drain(bell);
+        }
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let (told, queue) = Default::default();
+        let mut seat = Seat { connection: Some(ours), is_hushed: false, told, queue };
+        seat.say(PROTOCOL_VERSION, None);
+        seat.say(id.into(), None);
+        seat.say(SHARED_MEMORY, Some(Attached::Memory(mailbox)));
+        // Its own first: QEMU goes on to watch the numbers of these descriptors when the device is
+        // gone, and the next device's should be the same.
+        seat.introduce(id, bells);
+        for _ in 0..self.vectors {
+            seat.say(HOST_ID.into(), Some(Attached::Bell(self.host.clone())));
+        }
+        for (other, peer) in &mut self.seats {
+            peer.introduce(id, bells);
+            seat.told.insert(*other);
+        }
+        for other in seat.told.clone().into_iter().filter(|other| *other != id) {
+            for bell in self.bells.get(&other).into_iter().flatten() {
+                seat.say(other.into(), Some(Attached::Bell(bell.clone())));
+            }
+        }
+        self.seats.insert(id, seat);
+        self.flush();
+        Ok(theirs)
+    }
+
+    /// Says nothing more to a member and rings it no more: its device is about to go, and QEMU uses
+    /// what is gone when it hears something then.
+    pub fn hush(&mut self, id: u16) {
+        if let Some(seat) = self.seats.get_mut(&id) {
+            seat.is_hushed = true;
+            seat.queue.clear();
+        }
+    }
+
+    /// Takes a member's seat.
+    pub fn remove(&mut self, id: u16) {
+        self.seats.remove(&id);
+    }
+
+    /// Rings a doorbell of a member.
+    pub fn ring(&self, id: u16, vector: usize) {
+        if self.seats.get(&id).is_none_or(|seat| seat.is_hushed) {
+            return;
+        }
+        let bell = self.bells.get(&id).and_then(|bells| bells.get(vector));
+        if let Some(Err(error)) = bell.map(|bell| signal(bell)) {
+            tracing::warn!(id, vector, "cannot ring a member: {error}");
+        }
+    }
+
+    /// The host's own doorbell, to wait for.
+    pub fn host(&self) -> &Event {
+        &self.host
+    }
+
+    /// Takes the calls for the host; false when there was none.
+    pub fn take_calls(&self) -> bool {
+        drain(&self.host)
+    }
+
+    /// Connections that could not take all that was to be said.
+    pub fn waiting(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let waits = |seat: &&Seat| !seat.queue.is_empty();
+        self.seats.values().filter(waits).filter_map(|seat| Some(seat.connection.as_ref()?.as_fd()))
+    }
+
+    /// Says what connections take now.
+    pub fn flush(&mut self) {
+        for (id, seat) in &mut self.seats {
+            if let Err(error) = seat.flush() {
+                tracing::warn!(
+                    id,
+                    "a member's QEMU takes nothing on its doorbell connection, new peers cannot \
+                     be rung by it: {error}"
+                );
+                seat.connection = None;
+                seat.queue.clear();
+            }
+        }
+    }
+}
+
+impl Seat {
+    fn say(&mut self, value: i64, attached: Option<Attached>) {
+        self.queue.push_back((value, attached));
+    }
+
+    /// Tells of an id's eventfds, unless it was told of them before.
+    fn introduce(&mut self, id: u16, bells: &[Arc<Event>]) {
+        if !self.is_hushed && self.told.insert(id) {
+            for bell in bells {
+                self.say(id.into(), Some(Attached::Bell(bell.clone())));
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let Some(connection) = &self.connection else {
+            self.queue.clear();
+            return Ok(());
+        };
+        while let Some((value, attached)) = self.queue.front() {
+            match send(connection, *value, attached.as_ref()) {
+                Ok(()) => {
+                    self.queue.pop_front();
+                }
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes what was rung, without waiting; false when nothing was. QEMU makes every descriptor that it
+/// receives blocking, and with it ours, which is the same one.
+fn drain(bell: &Event) -> bool {
+    let mut value = [0; 8];
+    let mut into = [IoSliceMut::new(&mut value)];
+    // No position.
+    let off = u64::MAX;
+    preadv2(bell, &mut into, off, ReadWriteFlags::NOWAIT).is_ok_and(|count| count == 8)
+}
+
+/// Rings without waiting; one that is saturated was rung already.
+fn signal(bell: &Event) -> io::Result<()> {
+    let mut fds = [PollFd::new(bell, PollFlags::OUT)];
+    if poll(&mut fds, Some(&Timespec::default()))? > 0 { bell.signal() } else { Ok(()) }
+}
+
+/// Sends a message whole or not at all: one of eight bytes is never cut.
+fn send(connection: &OwnedFd, value: i64, attached: Option<&Attached>) -> Result<(), Errno> {
+    let bytes = value.to_le_bytes();
+    let fds = attached.map(|attached| [attached.as_fd()]);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if let Some(fds) = &fds {
+        // There is room for one.
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, flags)? {
+        8 => Ok(()),
+        _ => Err(Errno::MSGSIZE),
+    }
+}
+
+/// QEMU's end, for tests.
+#[cfg(test)]
+pub(crate) mod testing {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+    use super::*;
+
+    /// The next message, as QEMU reads it; none when there is none.
+    pub(crate) fn receive(connection: BorrowedFd<'_>) -> Option<(i64, Option<OwnedFd>)> {
+        let mut bytes = [0; 8];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = recvmsg(connection, &mut into, &mut control, flags).ok()?.bytes;
+        if got == 0 {
+            return None;
+        }
+        assert_eq!(got, 8);
+        let mut fds: Vec<OwnedFd> = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+        assert!(fds.len() <= 1);
+        Some((i64::from_le_bytes(bytes), fds.pop()))
+    }
+
+    /// All messages that are there.
+    pub(crate) fn receive_all(connection: BorrowedFd<'_>) -> Vec<(i64, Option<OwnedFd>)> {
+        std::iter::from_fn(|| receive(connection)).collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "doorbell_tests.rs"]
+mod tests;

@@ -1,0 +1,220 @@
+//! The mailbox: a sealed memory file that the host and one member have.
+//!
+//! Both sides may write anywhere at any time, so the host reads nothing of its own half back: it
+//! keeps what it wrote, and writes all of it again with each change. `table_seq` is odd meanwhile; a
+//! reader that sees it odd, or another number afterwards, reads again. The member's half is copied
+//! once, word by word.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use guest_abi::channel::{GUEST_OFF, Guest, HOST_MAGIC, MAILBOX_LEN};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use zerocopy::{FromBytes, FromZeros};
+
+/// Bytes of a word: what is read and written at once.
+const WORD: usize = size_of::<u64>();
+const WORDS: usize = MAILBOX_LEN / WORD;
+/// Words of the host's half.
+pub(crate) const HOST_WORDS: usize = GUEST_OFF / WORD;
+const GUEST_WORDS: usize = size_of::<Guest>() / WORD;
+
+// Where the host's words are that are not written with the others: see `guest_abi::channel::Host`.
+const MAGIC: usize = 0;
+const HEARTBEAT: usize = std::mem::offset_of!(guest_abi::channel::Host, heartbeat) / WORD;
+/// `table_seq` in the lower half, `regions_len` in the upper one.
+const SEQ: usize = std::mem::offset_of!(guest_abi::channel::Host, table_seq) / WORD;
+const SEQ_MASK: u64 = 0xffff_ffff;
+
+/// What the host says: the words of its half.
+pub(crate) type HostHalf = [u64; HOST_WORDS];
+
+/// A mailbox, mapped.
+pub(crate) struct Mailbox {
+    fd: Arc<OwnedFd>,
+    map: NonNull<AtomicU64>,
+    /// What was published last; none before the first time.
+    last: Option<Box<HostHalf>>,
+    seq: u32,
+    heartbeat: u64,
+}
+
+// SAFETY: the mapping is memory shared with another process, accessed through atomics only.
+unsafe impl Send for Mailbox {}
+
+impl std::fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mailbox").field("seq", &self.seq).finish_non_exhaustive()
+    }
+}
+
+impl Mailbox {
+    /// A new one, of zeroes. Its file can be neither shortened nor lengthened, so no access faults.
+    pub fn new() -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("millrace-mailbox", flags)?;
+        rustix::fs::ftruncate(&fd, MAILBOX_LEN as u64)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        Self::map(fd)
+    }
+
+    fn map(fd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address chosen by the kernel; it aliases nothing of ours.
+        let map = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                MAILBOX_LEN,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )?
+        };
+        let map =
+            NonNull::new(map.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
+        Ok(Self { fd: Arc::new(fd), map, last: None, seq: 0, heartbeat: 0 })
+    }
+
+    /// Its file, for the member.
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping has WORDS words, is page-aligned, and lives as long as `self`; the
+        // file is sealed against shrinking. Everyone in this process accesses it through atomics.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr(), WORDS) }
+    }
+
+    /// Writes the host's half, if it says anything new. Its magic number, heartbeat and `table_seq`
+    /// are the mailbox's own. True when it was written.
+    pub fn publish(&mut self, half: &HostHalf) -> bool {
+        if self.last.as_deref() == Some(half) {
+            return false;
+        }
+        let set = |index: usize, value: u64, order| {
+            self.words()[index].store(value.to_le(), order);
+        };
+        let upper = half[SEQ] & !SEQ_MASK;
+        let odd = self.seq.wrapping_add(1);
+        set(SEQ, upper | u64::from(odd), Ordering::Relaxed);
+        // No word of the half before the odd number, none after the even one.
+        fence(Ordering::Release);
+        for (index, value) in half.iter().enumerate() {
+            if ![MAGIC, HEARTBEAT, SEQ].contains(&index) {
+                set(index, *value, Ordering::Relaxed);
+            }
+        }
+        let even = odd.wrapping_add(1);
+        set(SEQ, upper | u64::from(even), Ordering::Release);
+        set(MAGIC, HOST_MAGIC, Ordering::Release);
+        self.seq = even;
+        self.last = Some(Box::new(*half));
+        true
+    }
+
+    /// Counts the host's heartbeat up.
+    pub fn beat(&mut self) {
+        self.heartbeat += 1;
+        self.words()[HEARTBEAT].store(self.heartbeat.to_le(), Ordering::Release);
+    }
+
+    /// A copy of the member's half; what it says is to be checked.
+    pub fn guest(&self) -> Guest {
+        let half = &self.words()[HOST_WORDS..][..GUEST_WORDS];
+        let mut bytes = [0; GUEST_WORDS * WORD];
+        for (index, (word, to)) in half.iter().zip(bytes.chunks_exact_mut(WORD)).enumerate() {
+            // The magic number is written last and read first.
+            let order = if index == 0 { Ordering::Acquire } else { Ordering::Relaxed };
+            to.copy_from_slice(&word.load(order).to_ne_bytes());
+        }
+        // The lengths are the same: a half of zeroes cannot come of it.
+        Guest::read_from_bytes(&bytes).unwrap_or_else(|_| Guest::new_zeroed())
+    }
+
+    /// Forgets what the member said: the one that said it runs no more.
+    pub fn clear_guest(&mut self) {
+        for word in &self.words()[HOST_WORDS..] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `map`, unmapped once.
+        let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), MAILBOX_LEN) };
+    }
+}
+
+/// The other side of a mailbox, for tests.
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::os::fd::OwnedFd;
+
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    /// A member's view of its mailbox.
+    pub(crate) struct MemberSide(Mailbox);
+
+    impl MemberSide {
+        pub fn new(fd: OwnedFd) -> Self {
+            Self(Mailbox::map(fd).unwrap())
+        }
+
+        pub fn word(&self, off: usize) -> u64 {
+            u64::from_le(self.0.words()[off / WORD].load(Ordering::Acquire))
+        }
+
+        /// The host's half as a careful reader gets it.
+        pub fn host_bytes(&self) -> Vec<u8> {
+            loop {
+                let before = self.word(SEQ * WORD) & SEQ_MASK;
+                let bytes: Vec<u8> = self.0.words()[..HOST_WORDS]
+                    .iter()
+                    .flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
+                    .collect();
+                fence(Ordering::Acquire);
+                if before.is_multiple_of(2) && before == self.word(SEQ * WORD) & SEQ_MASK {
+                    return bytes;
+                }
+                std::hint::spin_loop();
+            }
+        }
+
+        pub fn host(&self) -> guest_abi::channel::Host {
+            FromBytes::read_from_prefix(&self.host_bytes()).unwrap().0
+        }
+
+        pub fn member(&self, index: usize) -> guest_abi::channel::Member {
+            let off =
+                guest_abi::channel::TABLE_OFF + index * size_of::<guest_abi::channel::Member>();
+            FromBytes::read_from_prefix(&self.host_bytes()[off..]).unwrap().0
+        }
+
+        /// Writes the member's half, its magic number last.
+        pub fn say(&self, guest: &Guest) {
+            let words = guest.as_bytes().chunks_exact(WORD).enumerate().rev();
+            for (index, bytes) in words {
+                let value = u64::from_ne_bytes(bytes.try_into().unwrap());
+                self.0.words()[HOST_WORDS + index].store(value, Ordering::Release);
+            }
+        }
+
+        /// Writes any word.
+        pub fn scribble(&self, off: usize, value: u64) {
+            self.0.words()[off / WORD].store(value, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "mailbox_tests.rs"]
+mod tests;

@@ -1,0 +1,63 @@
+//! Channels: what the network's modules of two members say to each other.
+//!
+//! The last part of `guest/kmod/include/millrace_abi.h`; see [`crate::channel`].
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+#[cfg(doc)]
+use crate::channel::client;
+
+/// In [`NetMeta::flags`] of a message between the clients themselves: no bytes, `gso_type` says what.
+pub const CONTROL: u8 = 0x80;
+/// [`NetMeta::gso_type`] with [`CONTROL`]: the frame with the number `hash` came by the ordinary way,
+/// and so did all before it.
+pub const ARRIVED: u8 = 1;
+
+/// EtherType of that frame: "local experimental" (IEEE 802).
+pub const ETHERTYPE: u16 = 0x88b5;
+/// First bytes of [`NetMark`]: `1MRN`.
+pub const MARK_MAGIC: u32 = u32::from_le_bytes(*b"1MRN");
+
+/// What follows the Ethernet header of that frame.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct NetMark {
+    /// [`MARK_MAGIC`].
+    pub magic: U32,
+    /// Who sends it.
+    pub from_id: U32,
+    /// Who is to answer.
+    pub to_id: U32,
+    /// Its number.
+    pub token: U32,
+}
+
+/// [`crate::channel::Entry::meta`] of [`client::NET`] and [`client::DEVICE`].
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct NetMeta {
+    /// [`CONTROL`], or as in `struct virtio_net_hdr` (virtio specification 5.1.6), with the next
+    /// four; offsets are from the message's first byte.
+    pub flags: u8,
+    /// See `flags`.
+    pub gso_type: u8,
+    /// See `flags`.
+    pub hdr_len: U16,
+    /// See `flags`.
+    pub gso_size: U16,
+    /// See `flags`.
+    pub csum_start: U16,
+    /// See `flags`.
+    pub csum_offset: U16,
+    /// Ethernet header: of the route, or of the frame.
+    pub eth: [u8; 14],
+    /// Of the flow (0: none), or what [`CONTROL`] is about.
+    pub hash: U32,
+    /// Zero.
+    pub reserved: [u8; 4],
+}
