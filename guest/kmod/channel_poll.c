@@ -23,9 +23,10 @@
 #define MAX_POLL_US 10000
 #define LEAST_NS 5000 /* a shorter time is none */
 
-static unsigned int poll_us;
+/* As long as the kernel's own guest_halt_poll_ns. */
+static unsigned int poll_us = 200;
 module_param(poll_us, uint, 0644);
-MODULE_PARM_DESC(poll_us, "most microseconds that an idle CPU polls after a message, up to 10000; 0: never (0)");
+MODULE_PARM_DESC(poll_us, "most microseconds that an idle CPU polls after a message, up to 10000; 0: never (200)");
 
 static u64 max_ns(void)
 {
@@ -113,19 +114,18 @@ static int poller(void *data)
 /* Messages came. True: the thread watches the rings, so no doorbell is to be asked for. */
 bool mr_poll_continue(struct mr_vector *v)
 {
-	u64 most = max_ns();
+	u64 most = max_ns(), now;
 
 	if (READ_ONCE(v->on_cpu))
 		return true;
 	if (!most || !v->poller)
 		return false;
-	/* Was it soon after we gave up? */
-	if (!v->window_ns && ktime_get_ns() - READ_ONCE(v->slept_ns) < most)
-		v->window_ns = max_t(u64, most / 4, LEAST_NS);
-	else
-		v->window_ns = min(v->window_ns * 2, most);
+	now = ktime_get_ns();
+	/* Polling a little longer would have found it. */
+	if (now - READ_ONCE(v->slept_ns) < most)
+		v->window_ns = min(max_t(u64, v->window_ns * 2, most / 4), most);
 	if (!v->window_ns) {
-		WRITE_ONCE(v->slept_ns, ktime_get_ns());
+		WRITE_ONCE(v->slept_ns, now);
 	} else if (!READ_ONCE(v->poll_wanted)) {
 		WRITE_ONCE(v->poll_wanted, true);
 		wake_up_process(v->poller);

@@ -205,7 +205,7 @@ static unsigned int take(struct sk_buff *skb, const struct nf_hook_state *state,
 
 	if (READ_ONCE(dest->way) == MR_WAY_ORDINARY) {
 		if (!READ_ONCE(dest->asked_ifindex) && time_after_eq(jiffies, dest->retry_at)) {
-			WRITE_ONCE(dest->asked_ifindex, skb_dst(skb)->dev->ifindex);
+			WRITE_ONCE(dest->asked_ifindex, state->out->ifindex);
 			mr_move_work_soon();
 		}
 		mr_count(MR_NOT_CONFIRMED);

@@ -370,7 +370,18 @@ void mr_mark_reply(u32 id, u32 token)
 
 void mr_move_peer_up(struct mr_peer *peer)
 {
+	struct mr_dest *dest;
+	unsigned int i;
+
 	mutex_lock(&mr_net_lock);
+	for (i = 0; i < MR_NET_BUCKETS; i++) {
+		hlist_for_each_entry(dest, &mr_dests[i], node) {
+			if (dest->index == mr_peer_index(peer)) {
+				dest->failures = 0;
+				dest->retry_at = jiffies;
+			}
+		}
+	}
 	mr_peer_get(peer);
 	WRITE_ONCE(mr_net_peers[mr_peer_index(peer)], peer);
 	mutex_unlock(&mr_net_lock);

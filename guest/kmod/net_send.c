@@ -8,6 +8,10 @@
  */
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/version.h>
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
+#include <net/gso.h>
+#endif
 
 #include "net.h"
 
@@ -159,6 +163,23 @@ static int send_behind(struct mr_backlog *backlog, struct mr_dest *dest, struct 
 	return err;
 }
 
+/* Datagrams that were sent as one: not every kernel can be told of them. */
+static int send_segments(struct mr_dest *dest, struct sk_buff *skb)
+{
+	struct sk_buff *segment, *next, *list;
+
+	list = skb_gso_segment(skb, NETIF_F_SG | NETIF_F_HW_CSUM);
+	if (IS_ERR_OR_NULL(list))
+		return -EMSGSIZE;
+	consume_skb(skb);
+	skb_list_walk_safe(list, segment, next) {
+		skb_mark_not_on_list(segment);
+		if (mr_send_skb(dest, segment) < 0)
+			mr_ordinary_way(segment);
+	}
+	return 0;
+}
+
 /*
  * 0: the packet is ours. Else it is the caller's still: -ENOBUFS, too many wait; -ENOTCONN, no
  * link; -EMSGSIZE, it cannot be described.
@@ -173,6 +194,8 @@ int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb)
 	struct mr_backlog *backlog = &backlogs[dest->index][queue];
 	int err = -ENOSPC;
 
+	if (skb_is_gso(skb) && skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4)
+		return send_segments(dest, skb);
 	if (skb_queue_empty_lockless(&backlog->skbs))
 		err = send_now(dest, skb, queue);
 	return err == -ENOSPC ? send_behind(backlog, dest, skb, queue) : err;

@@ -217,6 +217,9 @@ static void dests_prune(u32 index, const struct mr_node *node)
 			if (dest->index != index)
 				continue;
 			dest->recheck = true;
+			/* What failed may be right by what is known now. */
+			dest->failures = 0;
+			dest->retry_at = jiffies;
 			if (!node || dest->id != node->id ||
 			    !mr_has_address(node->addresses, node->addresses_len, &dest->address))
 				dest_remove(dest);

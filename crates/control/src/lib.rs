@@ -20,6 +20,8 @@
 //! - 64 connections ([`api::MAX_CONNECTIONS`]): more wait. Headers may take 10 s, a body 5 s, an
 //!   answer 60 s.
 //! - The control socket is for its owner (mode 0600): whoever can open it may do everything.
+//! - Leaving a channel may take 20 s at most ([`config::ChannelsConfig`]): answers are given within 60 s,
+//!   and the packaged unit has 30 s to stop.
 //! - A detached port of the config file is back after a restart: the file is the user's.
 
 pub mod api;

@@ -13,8 +13,10 @@ use thiserror::Error;
 use crate::config::{AttachError, CreditConfig, Problems, SocketMode};
 use crate::sample::Metrics;
 
+mod channel;
 mod pipe;
 
+pub use channel::{ChannelLink, ChannelState, ChannelStatus};
 pub use pipe::PipeStatus;
 
 /// The daemon, as the API sees it. Methods may block for as long as a device takes to answer.
@@ -27,6 +29,16 @@ pub trait Plane: Send + Sync + 'static {
 
     /// The pipes under way, in no order that means anything.
     fn pipes(&self) -> Vec<PipeStatus>;
+
+    /// The VMs that take part in channels or may, in the order of the config.
+    fn channels(&self) -> Vec<ChannelStatus>;
+
+    /// Makes a VM a member of its trust domain's channels, and lets it be one again by itself. One
+    /// that is a member stays as it is.
+    fn join_channel(&self, vm: &str) -> Result<ChannelStatus, PlaneError>;
+
+    /// Ends a VM's membership; it does not join by itself again until its front end reconnects.
+    fn leave_channel(&self, vm: &str) -> Result<(), PlaneError>;
 
     /// The counters.
     fn metrics(&self) -> Metrics;

@@ -62,6 +62,9 @@ fn listings_conform_to_the_schema() {
     let pipes = ask(&served, "GET", "/v1/pipes", None).json();
     pipes.as_array().unwrap().iter().for_each(|p| conforms("Pipe", p));
     assert_eq!((pipes.as_array().unwrap().len(), &pipes[1]["id"]), (2, &json!(u64::MAX)));
+    let channels = ask(&served, "GET", "/v1/channels", None).json();
+    channels.as_array().unwrap().iter().for_each(|c| conforms("Channel", c));
+    assert_eq!((&channels[1]["state"], &channels[1]["id"]), (&json!("out"), &json!(null)));
     let schema = ask(&served, "GET", "/v1/schema", None).json();
     assert_eq!(schema["openapi"], "3.1.0");
 }
@@ -158,6 +161,20 @@ fn a_vms_settings_change_one_by_one() {
     expect(&served, ("PATCH", path, None), (400, "Error"));
     expect(&served, ("PATCH", path, Some(json!([1]))), (400, "Error"));
     expect(&served, ("PATCH", "/v1/vms/nobody", Some(json!({}))), (404, "Error"));
+}
+
+#[test]
+fn channels_are_joined_and_left() {
+    let served = Served::start();
+    let joined = expect(&served, ("POST", "/v1/vms/web/channel/join", None), (200, "Channel"));
+    assert_eq!(joined["links"][1]["received_bytes"], u64::MAX);
+    expect(&served, ("POST", "/v1/vms/nobody/channel/join", None), (404, "Error"));
+    assert_eq!(ask(&served, "POST", "/v1/vms/db/channel/leave", None).status, 204);
+    let held = expect(&served, ("POST", "/v1/vms/web/channel/leave", None), (422, "Error"));
+    assert_eq!(held["error"], "db has 3 pages of web in use");
+    expect(&served, ("POST", "/v1/vms/nobody/channel/leave", None), (404, "Error"));
+    expect(&served, ("GET", "/v1/vms/web/channel/leave", None), (405, "Error"));
+    assert_eq!(*served.fake.asked.lock().unwrap(), ["join web", "join nobody", "leave db"]);
 }
 
 #[test]

@@ -35,6 +35,9 @@ pub enum Command {
     /// What the host moves for programs of VMs
     #[command(subcommand)]
     Pipe(PipeCommand),
+    /// What VMs of one trust domain exchange through memory
+    #[command(subcommand)]
+    Channel(ChannelCommand),
     /// Show live what VMs, ports and sidecores do
     Top(Top),
     /// Attach a port to a VM while the daemon runs
@@ -130,6 +133,28 @@ pub struct Listing {
 pub enum PipeCommand {
     /// List the pipes under way
     Ls(Listing),
+}
+
+/// `channel`.
+#[derive(Debug, Subcommand)]
+pub enum ChannelCommand {
+    /// List the VMs that take part in channels, or may, with the reason where they do not
+    Ls(Listing),
+    /// Make a VM a member of its trust domain's channels
+    Join(OfVm),
+    /// End a VM's membership, as before a migration: it gives back what it has of others, waits for
+    /// what others have of it, and stays out until `join` or until its front end reconnects
+    Leave(OfVm),
+}
+
+/// A VM by name.
+#[derive(Debug, Args)]
+pub struct OfVm {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// VM
+    pub vm: String,
 }
 
 /// `top`.

@@ -9,8 +9,8 @@ use control::config;
 use serde_json::{Value, json};
 
 use crate::cli::{
-    Attach, Check, Cli, Completions, Link, Listing, Named, PipeCommand, Resize, Socket, Stop,
-    Version, VmCommand,
+    Attach, ChannelCommand, Check, Cli, Completions, Link, Listing, Named, OfVm, PipeCommand,
+    Resize, Socket, Stop, Version, VmCommand,
 };
 use crate::process::{print, print_line};
 use crate::{exit, render};
@@ -77,6 +77,20 @@ pub fn ports(args: &Listing) -> Done {
 pub fn pipe(command: &PipeCommand) -> Done {
     let PipeCommand::Ls(args) = command;
     list(args, "/v1/pipes", render::pipes)
+}
+
+/// `channel`.
+pub fn channel(command: &ChannelCommand) -> Done {
+    let tell = |args: &OfVm, what: &str| {
+        let path = format!("/v1/vms/{}/channel/{what}", encode(&args.vm));
+        let answer = ask(&args.socket, "POST", &path, None)?;
+        Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
+    };
+    match command {
+        ChannelCommand::Ls(args) => list(args, "/v1/channels", render::channels),
+        ChannelCommand::Join(args) => tell(args, "join"),
+        ChannelCommand::Leave(args) => tell(args, "leave"),
+    }
 }
 
 fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> Done {

@@ -13,6 +13,8 @@
 //! - 1,024 ports per daemon ([`base::limits::MAX_PORTS`]).
 //! - A switch runs on one sidecore; switches, vsock domains and disk queues begin on the active
 //!   sidecores in turn and move by load.
+//! - A VM with `[vm.channel]` has a thread of its own, which looks at its addresses every two seconds while
+//!   it is a member, and tries to make it one every half minute at least.
 //! - The config is read at the start; later changes go through the control API.
 //! - `millrace top` samples every 100 ms at most: each answer takes milliseconds of the control thread
 //!   with 1,024 ports, and one call on the sidecore of each switch and network port, which wakes one
@@ -50,6 +52,7 @@ fn run(cli: Cli) -> u8 {
         Command::Status(args) => commands::status(&args),
         Command::Ports(args) => commands::ports(&args),
         Command::Pipe(command) => commands::pipe(&command),
+        Command::Channel(command) => commands::channel(&command),
         Command::Top(args) => top::run(&args),
         Command::Attach(args) => commands::attach(&args),
         Command::Detach(args) => commands::detach(&args),

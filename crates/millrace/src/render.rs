@@ -100,6 +100,70 @@ pub fn pipes(list: &Value) -> String {
     table(&head, &rows)
 }
 
+/// `millrace channel ls`.
+pub fn channels(list: &Value) -> String {
+    let head = [
+        "VM",
+        "DOMAIN",
+        "STATE",
+        "ADDRESSES",
+        "PEERS",
+        "SENT",
+        "SENT_BYTES",
+        "RECEIVED",
+        "RECEIVED_BYTES",
+        "BY_REFERENCE",
+        "HELD_PAGES",
+        "REASON",
+    ];
+    let rows: Vec<Vec<String>> = items(list).iter().map(channel).collect();
+    table(&head, &rows)
+}
+
+fn channel(member: &Value) -> Vec<String> {
+    let links = items(&member["links"]);
+    // A daemon believes nothing that a guest counts, and neither does a sum of it.
+    let sum = |key: &str| {
+        let values = links.iter().filter_map(|link| link[key].as_u64());
+        values.fold(0u64, u64::saturating_add)
+    };
+    let by_reference = match sum("sent_bytes") {
+        0 => "-".into(),
+        all => format!("{} %", u128::from(sum("referred_bytes")) * 100 / u128::from(all)),
+    };
+    let state = match (cell(member, "state"), member["silent"] == Value::Bool(true)) {
+        (state, true) => format!("{state} (silent)"),
+        (state, false) => state,
+    };
+    let mut cells = vec![cell(member, "vm"), cell(member, "domain"), state];
+    cells
+        .push(joined(items(&member["addresses"]).iter().map(|a| a.as_str().unwrap_or("-").into())));
+    cells.push(joined(links.iter().map(|link| match link["reason"].as_str() {
+        // Without its memory there is no link.
+        Some(_) => format!("{} (not plugged)", cell(link, "vm")),
+        None => format!("{} ({})", cell(link, "vm"), cell(link, "state")),
+    })));
+    let counts = ["sent", "sent_bytes", "received", "received_bytes"];
+    cells.extend(counts.map(|key| sum(key).to_string()));
+    cells.extend([by_reference, sum("held_pages").to_string(), why(member, links)]);
+    cells
+}
+
+/// Why it is no member, or what of a peer could not be plugged into it.
+fn why(member: &Value, links: &[Value]) -> String {
+    if member["reason"].is_string() {
+        return cell(member, "reason");
+    }
+    let failed = links.iter().find(|link| link["reason"].is_string());
+    failed
+        .map_or_else(String::new, |link| format!("{}: {}", cell(link, "vm"), cell(link, "reason")))
+}
+
+fn joined(texts: impl Iterator<Item = String>) -> String {
+    let texts: Vec<String> = texts.collect();
+    if texts.is_empty() { "-".into() } else { texts.join(", ") }
+}
+
 /// `millrace status`.
 pub fn status(status: &Value) -> String {
     let mut out = format!(
@@ -205,6 +269,52 @@ mod tests {
         assert_eq!(lines[0].find("SINK"), lines[1].find("192.0.2.10:80 to"), "{text}");
         assert!(lines[1].ends_with("1000   20     moving  4"), "{text}");
         assert_eq!(pipes(&json!([])).lines().count(), 1);
+    }
+
+    #[test]
+    fn channels_have_a_line_each_with_sums_over_peers() {
+        let link = |vm: &str, state: &str, sent_bytes: u64| {
+            json!({"vm": vm, "state": state, "memory": "plugged", "held_pages": 2,
+                   "lent_messages": 1, "sent": 5, "received": 6, "sent_bytes": sent_bytes,
+                   "received_bytes": u64::MAX, "referred_bytes": 3 * sent_bytes / 4, "refused": 0})
+        };
+        let mut failed = link("cache", "none", 0);
+        failed["reason"] = json!("none of 2 root ports is free");
+        let list = json!([
+            {"vm": "web", "domain": "shop", "state": "active", "silent": false,
+             "addresses": ["10.0.0.1", "fe80::1"], "links": [link("db", "up", 100), failed]},
+            {"vm": "db", "domain": "shop", "state": "joined", "silent": true, "addresses": [],
+             "links": []},
+            {"vm": "old", "domain": "shop", "state": "out", "silent": false, "addresses": [],
+             "links": [], "reason": "no front end is connected"},
+        ]);
+        let text = channels(&list);
+        let lines: Vec<&str> = text.lines().collect();
+        let cells = |line: &str| -> Vec<String> {
+            let cells = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty());
+            cells.map(Into::into).collect()
+        };
+        let max = u64::MAX.to_string();
+        let peers = "db (up), cache (not plugged)";
+        let why = "cache: none of 2 root ports is free";
+        let wanted = [
+            "web",
+            "shop",
+            "active",
+            "10.0.0.1, fe80::1",
+            peers,
+            "10",
+            "100",
+            "12",
+            &max,
+            "75 %",
+            "4",
+            why,
+        ];
+        assert_eq!(cells(lines[1]), wanted, "{text}");
+        assert_eq!(cells(lines[2])[2..5], ["joined (silent)", "-", "-"], "{text}");
+        assert!(lines[3].ends_with("no front end is connected"), "{text}");
+        assert_eq!(channels(&json!([])).lines().count(), 1);
     }
 
     #[test]

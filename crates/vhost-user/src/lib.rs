@@ -65,6 +65,7 @@ pub mod holder;
 pub mod keeper;
 mod server;
 mod session;
+mod shared_memory;
 mod status;
 mod wire;
 
@@ -73,4 +74,5 @@ pub use endpoint::Endpoint;
 pub use error::{MessageName, VhostUserError};
 pub use keeper::{Keeper, NullKeeper};
 pub use server::{PortConfig, PortServer, serve_port};
+pub use shared_memory::SharedRegion;
 pub use status::{PortStatus, QueueStatus, RegionStatus};

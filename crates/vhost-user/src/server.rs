@@ -18,6 +18,7 @@ use crate::endpoint::{Endpoint, Listener, dial};
 use crate::error::VhostUserError;
 use crate::keeper::Keeper;
 use crate::session::{End, Port, Session};
+use crate::shared_memory::{MemoryCell, SharedRegion};
 use crate::status::PortStatus;
 use crate::wire::retry;
 
@@ -44,6 +45,7 @@ pub struct PortConfig {
 pub struct PortServer {
     port: Arc<Port>,
     status: Arc<Mutex<PortStatus>>,
+    memory: Arc<MemoryCell>,
     forget: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -86,11 +88,12 @@ pub fn serve_port(
     let mut server = PortServer {
         port: port.clone(),
         status: Arc::new(Mutex::new(status)),
+        memory: Arc::default(),
         forget: Arc::default(),
         thread: None,
     };
     let (status, forget) = (server.status.clone(), server.forget.clone());
-    let mut runner = Runner { port, status, forget, source };
+    let mut runner = Runner { port, status, memory: server.memory.clone(), forget, source };
     let thread = std::thread::Builder::new()
         .name("vhost-user".to_owned())
         .stack_size(STACK_LEN_BYTES)
@@ -133,6 +136,19 @@ impl PortServer {
         let mut status = lock(&self.status).clone();
         status.broken = self.port.health.reason();
         status
+    }
+
+    /// The memory table of the connected front end, empty before it has sent one; none while nobody
+    /// is connected.
+    pub fn memory(&self) -> Option<Arc<[SharedRegion]>> {
+        self.memory.get()
+    }
+
+    /// Calls `watcher` from the session's thread whenever [`PortServer::memory`] has changed, and so
+    /// also when a front end connects or is gone. It must not wait. What was before is not told: look
+    /// once after this. There is one watcher; another one replaces it.
+    pub fn watch_memory(&self, watcher: Arc<dyn Fn() + Send + Sync>) {
+        self.memory.watch(watcher);
     }
 
     /// Whether the port works; shared with its queues.
@@ -223,6 +239,7 @@ impl Source {
 struct Runner {
     port: Arc<Port>,
     status: Arc<Mutex<PortStatus>>,
+    memory: Arc<MemoryCell>,
     forget: Arc<AtomicBool>,
     source: Source,
 }
@@ -294,6 +311,7 @@ impl Runner {
         status.disconnected();
         status.last_error = None;
         drop(status);
+        self.memory.clear();
         match end {
             End::Closed => {
                 tracing::info!(port = %self.port.name, "front end disconnected");
@@ -325,8 +343,11 @@ impl Runner {
     }
 
     fn publisher(&self) -> Box<dyn Fn(&Session) + Send> {
-        let status = self.status.clone();
-        Box::new(move |session| session.describe(&mut lock(&status)))
+        let (status, memory) = (self.status.clone(), self.memory.clone());
+        Box::new(move |session| {
+            session.describe(&mut lock(&status));
+            memory.publish(session.regions());
+        })
     }
 
     /// The next connection; none when there will be none any more.

@@ -8,6 +8,7 @@ use crate::AgentError;
 pub mod disk;
 pub mod fetch;
 pub mod file;
+pub mod order;
 pub mod pipe;
 pub mod relay;
 pub mod rr;
@@ -25,8 +26,9 @@ pub const SINK_PORT: u16 = 7001;
 const USAGE: &str = "\
 rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES [PAUSE_MS]] | sink [PORT] | \
 tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
+udp-send ADDR[:PORT] COUNT [BYTES] | \
 disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | compare PATH PATH [OFFSET OFFSET] | \
-fetch ADDR[:PORT] ROUNDS BYTES | \
+fetch ADDR[:PORT] ROUNDS BYTES | order recv ADDR | order send ADDR SECS | \
 pipe listen|connect ADDR PATH [mptcp] [tls] [end] [path-only|write-only] [wait=FIFO] | \
 relay CID:PORT OWN_PORT ADDR | service UNIT [DROP_IN]... [-- PROGRAM [ARGUMENT]...] | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
@@ -78,6 +80,14 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
+        ["udp-send", addr, count, rest @ ..] => {
+            let run = || {
+                let count = count.parse().map_err(|_| usage())?;
+                print(&stream::send(address(addr, SINK_PORT)?, count, number(rest, 0, 64)?)?);
+                Ok(())
+            };
+            run()
+        }
         ["disk-read", path, secs, rest @ ..] => {
             let run = || {
                 let (bytes, seed) = (number(rest, 0, 4096)?, number(rest, 1, 1)?);
@@ -105,6 +115,22 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
                 let rounds = rounds.parse().map_err(|_| usage())?;
                 let bytes = bytes.parse().map_err(|_| usage())?;
                 print(&fetch::run(address(addr, RR_PORT)?, rounds, bytes)?);
+                Ok(())
+            };
+            run()
+        }
+        ["order", "recv", addr] => {
+            let run = || {
+                let socket = xfer_udp::bind(address(addr, xfer::XFER_PORT)?)?;
+                println!("{}", serde_json::json!({"listening": addr}));
+                print(&order::receive(&socket)?);
+                Ok(())
+            };
+            run()
+        }
+        ["order", "send", addr, secs] => {
+            let run = || {
+                print(&order::send(address(addr, xfer::XFER_PORT)?, seconds(secs)?)?);
                 Ok(())
             };
             run()
@@ -138,8 +164,8 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             run()
         }
         [
-            "rr" | "tcp-stream" | "udp-small" | "disk-read" | "compare" | "fetch" | "fill" | "pipe"
-            | "relay" | "service" | "xfer",
+            "rr" | "tcp-stream" | "udp-small" | "udp-send" | "disk-read" | "compare" | "fetch"
+            | "fill" | "order" | "pipe" | "relay" | "service" | "xfer",
             ..,
         ] => Err(usage()),
         _ => return None,

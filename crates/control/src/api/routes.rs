@@ -49,11 +49,14 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/metrics", get(prometheus))
         .route("/v1/ports", get(ports))
         .route("/v1/pipes", get(pipes))
+        .route("/v1/channels", get(channels))
         .route("/v1/vms/{vm}", patch(set_vm))
         .route("/v1/vms/{vm}/ports", post(attach))
         .route("/v1/vms/{vm}/ports/{port}", delete(detach))
         .route("/v1/vms/{vm}/disks/{port}/resize", post(resize))
         .route("/v1/vms/{vm}/nets/{port}/link", put(link))
+        .route("/v1/vms/{vm}/channel/join", post(join_channel))
+        .route("/v1/vms/{vm}/channel/leave", post(leave_channel))
         .route("/v1/shutdown", post(shutdown))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
@@ -142,6 +145,19 @@ async fn ports(State(plane): Shared) -> Answer {
 
 async fn pipes(State(plane): Shared) -> Answer {
     Ok(Json(ask(plane, |p| p.pipes()).await?).into_response())
+}
+
+async fn channels(State(plane): Shared) -> Answer {
+    Ok(Json(ask(plane, |p| p.channels()).await?).into_response())
+}
+
+async fn join_channel(State(plane): Shared, Path(vm): Path<String>) -> Answer {
+    Ok(Json(ask(plane, move |p| p.join_channel(&vm)).await??).into_response())
+}
+
+async fn leave_channel(State(plane): Shared, Path(vm): Path<String>) -> Answer {
+    ask(plane, move |p| p.leave_channel(&vm)).await??;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn prometheus(State(plane): Shared) -> Answer {

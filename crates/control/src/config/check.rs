@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use base::limits::MAX_PORTS;
 
+use super::channel;
 use super::model::{Config, DiskConfig, HolderConfig, VmConfig};
 use super::reader::Context;
 use super::value::format_mac;
@@ -42,6 +43,7 @@ pub(crate) fn check(ctx: &mut Context, config: &Config) {
     disks(ctx, config);
     vsocks(ctx, config);
     sockets(ctx, config);
+    channel::check(ctx, config);
 }
 
 fn count(ctx: &mut Context, config: &Config) {
@@ -199,6 +201,9 @@ fn all_sockets(config: &Config) -> Vec<(PathBuf, String)> {
         if let Some(vsock) = &vm.vsock {
             all.push((vsock.endpoint.socket.clone(), format!("vm[{i}].vsock.socket")));
             all.push((vsock.path.clone(), format!("vm[{i}].vsock.path")));
+        }
+        if let Some(channel) = &vm.channel {
+            all.push((channel.qmp.clone(), format!("vm[{i}].channel.qmp")));
         }
     }
     // A missing path was noted when it was read.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::channel::{channel, channels};
 use super::model::{
     Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, PipesConfig, SwitchConfig,
     UplinkConfig, VmConfig,
@@ -43,14 +44,16 @@ pub(crate) fn config(ctx: &mut Context, root: &Node) -> Config {
     let mut reader = Reader::new(ctx, String::new(), root);
     let daemon_node = reader.get("daemon").unwrap_or(&EMPTY);
     let sidecore_node = reader.get("sidecore").unwrap_or(&EMPTY);
+    let channel_node = reader.get("channel").unwrap_or(&EMPTY);
     let switch_nodes = reader.list("switch");
     let vm_nodes = reader.list("vm");
     reader.finish();
     let daemon = daemon(Reader::new(ctx, "daemon".into(), daemon_node));
     let sidecore = sidecore(Reader::new(ctx, "sidecore".into(), sidecore_node));
+    let channel = channels(Reader::new(ctx, "channel".into(), channel_node));
     let switches = switch_nodes.into_iter().map(|(p, n)| switch(Reader::new(ctx, p, n))).collect();
     let vms = vm_nodes.into_iter().map(|(p, n)| vm(ctx, p, n, &daemon.run_dir)).collect();
-    Config { daemon, sidecore, switches, vms }
+    Config { daemon, sidecore, channel, switches, vms }
 }
 
 fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
@@ -165,6 +168,7 @@ fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig 
     let vsock_node = r.get("vsock");
     let vsock_path = format!("{}.vsock", r.path);
     let pipes = pipes(&mut r, vsock_node.is_some(), !net_nodes.is_empty());
+    let channel = channel(&mut r, trust_domain.is_some());
     r.finish();
     let home = ports::Home { run_dir, vm: &name };
     let nets =
@@ -172,7 +176,7 @@ fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig 
     let disks =
         disk_nodes.into_iter().map(|(p, n)| ports::disk(Reader::new(ctx, p, n), &home)).collect();
     let vsock = vsock_node.map(|n| ports::vsock(Reader::new(ctx, vsock_path, n), &home));
-    VmConfig { credit, trust_domain, nets, disks, vsock, pipes, name, from_file: true }
+    VmConfig { credit, trust_domain, nets, disks, vsock, pipes, channel, name, from_file: true }
 }
 
 /// The optional `[vm.pipes]`. Looked at here and not with the whole config in view: ports that are

@@ -5,6 +5,7 @@
 //! shows (duplicates, references) is checked after.
 
 mod attach;
+mod channel;
 mod check;
 mod decode;
 mod load;
@@ -17,6 +18,7 @@ mod sidecore;
 mod value;
 
 pub use attach::{AttachBody, AttachError};
+pub use channel::{ChannelConfig, ChannelsConfig, DEFAULT_ROOT_PORTS};
 pub use decode::DEFAULT_RUN_DIR;
 pub use load::{DEFAULT_CONFIG, MAX_DROP_INS, MAX_FILE_LEN_BYTES, load, parse};
 pub use model::{

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use super::channel::{ChannelConfig, ChannelsConfig};
 use super::value::format_mac;
 
 /// Everything.
@@ -14,6 +15,8 @@ pub struct Config {
     pub daemon: DaemonConfig,
     /// Its polling threads.
     pub sidecore: SidecoreConfig,
+    /// Channels between VMs.
+    pub channel: ChannelsConfig,
     /// Switches, by their order in the files.
     #[serde(rename = "switch")]
     pub switches: Vec<SwitchConfig>,
@@ -153,7 +156,8 @@ pub struct VmConfig {
     /// Its share of I/O under contention, what it has in any case, and what it never exceeds.
     #[serde(flatten)]
     pub credit: CreditConfig,
-    /// VMs of one trust domain may talk over vsock; none: this VM talks to the host only.
+    /// VMs of one trust domain may talk over vsock, and have channels; none: this VM talks to the
+    /// host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,
     /// Network ports.
@@ -168,6 +172,9 @@ pub struct VmConfig {
     /// What the host moves for its programs; none: it has no pipes. Of a config file only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipes: Option<PipesConfig>,
+    /// How it takes part in channels; none: it does not. Of a config file only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channel: Option<ChannelConfig>,
 }
 
 /// `[vm.pipes]`: its presence switches pipes on. A VM from a file has a vsock and a network port
@@ -415,6 +422,7 @@ impl VmConfig {
             disks: Vec::new(),
             vsock: None,
             pipes: None,
+            channel: None,
         }
     }
 

@@ -65,7 +65,7 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
     let name = port_name(&mut r, home);
     let switch = r.required("switch", "\"...\"").unwrap_or("").into();
     let mac = mac(&mut r);
-    let addresses = addresses(&mut r);
+    let addresses = addresses(&mut r, MAX_ADDRESSES);
     let bind = r.choice(
         "bind",
         &[("mac-and-ip", BindMode::MacAndIp), ("mac", BindMode::Mac), ("off", BindMode::Off)],
@@ -84,20 +84,29 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
 }
 
 fn mac(r: &mut Reader<'_, '_>) -> Option<[u8; 6]> {
-    let text = r.string("mac")?;
-    let mac = parse_mac(text);
-    match mac {
-        None => r.bad("mac", format!("{text:?} is no MAC address"), "write six hex bytes with `:`"),
-        Some([first, ..]) if first & 1 != 0 => {
-            r.bad("mac", format!("{text} is a group address"), "make the first byte even: 02:...");
+    match check_mac(r.string("mac")?) {
+        Ok(mac) => Some(mac),
+        Err((what, fix)) => {
+            r.bad("mac", what, fix);
+            None
         }
-        Some([0, 0, 0, 0, 0, 0]) => r.bad("mac", "is all zero", "write an address: 02:..."),
-        Some(_) => {}
     }
-    mac
 }
 
-fn addresses(r: &mut Reader<'_, '_>) -> Vec<IpAddr> {
+/// The MAC address of a card; the error says what is wrong and how to mend it.
+pub(super) fn check_mac(text: &str) -> Result<[u8; 6], (String, &'static str)> {
+    match parse_mac(text) {
+        None => Err((format!("{text:?} is no MAC address"), "write six hex bytes with `:`")),
+        Some([first, ..]) if first & 1 != 0 => {
+            Err((format!("{text} is a group address"), "make the first byte even: 02:..."))
+        }
+        Some([0, 0, 0, 0, 0, 0]) => Err(("is all zero".into(), "write an address: 02:...")),
+        Some(mac) => Ok(mac),
+    }
+}
+
+/// `addresses`, at most `limit`.
+pub(super) fn addresses(r: &mut Reader<'_, '_>, limit: usize) -> Vec<IpAddr> {
     let mut all: Vec<IpAddr> = Vec::new();
     for (_, node) in r.list("addresses") {
         let parsed = match &node.value {
@@ -115,9 +124,9 @@ fn addresses(r: &mut Reader<'_, '_>) -> Vec<IpAddr> {
             Ok(ip) => all.push(ip),
         }
     }
-    if all.len() > MAX_ADDRESSES {
+    if all.len() > limit {
         let what = format!("has {} entries", all.len());
-        r.bad("addresses", what, format!("the limit is {MAX_ADDRESSES}"));
+        r.bad("addresses", what, format!("the limit is {limit}"));
     }
     all
 }

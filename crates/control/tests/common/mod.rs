@@ -10,9 +10,9 @@ use control::api::ApiServer;
 use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
-    CreditUsage, DiskStatus, Health, HolderStatus, MacStatus, NetStatus, PipeStatus,
-    PlacementStatus, Plane, PlaneError, PortKind, PortStatus, SidecoreStatus, Status, SwitchStatus,
-    VmStatus, VsockStatus, WorkerStatus,
+    ChannelLink, ChannelState, ChannelStatus, CreditUsage, DiskStatus, Health, HolderStatus,
+    MacStatus, NetStatus, PipeStatus, PlacementStatus, Plane, PlaneError, PortKind, PortStatus,
+    SidecoreStatus, Status, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 use serde_json::Value;
@@ -92,6 +92,23 @@ fn port(vm: &str, config: &PortConfig) -> PortStatus {
         net,
         disk,
         vsock,
+    }
+}
+
+fn link(state: &str) -> ChannelLink {
+    ChannelLink {
+        vm: "db".into(),
+        state: state.into(),
+        memory: "failed".into(),
+        reason: Some("no root port".into()),
+        held_pages: 3,
+        lent_messages: 1,
+        sent: 4,
+        received: 5,
+        sent_bytes: 6,
+        received_bytes: u64::MAX,
+        referred_bytes: 2,
+        refused: 0,
     }
 }
 
@@ -183,6 +200,39 @@ impl Plane for Fake {
             age_ms: 12,
         };
         vec![pipe(1), pipe(u64::MAX)]
+    }
+
+    fn channels(&self) -> Vec<ChannelStatus> {
+        let reason = Some("no front end is connected".into());
+        let out = ChannelStatus { reason, ..ChannelStatus::out("db", "t", false) };
+        let links = ["none", "up"].map(link).to_vec();
+        let web = ChannelStatus {
+            state: ChannelState::Active,
+            id: Some(1),
+            window_len_bytes: 1 << 28,
+            macs: vec!["02:00:00:00:00:01".into()],
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fe80::1".parse().unwrap()],
+            links,
+            ..ChannelStatus::out("web", "t", true)
+        };
+        vec![web, out]
+    }
+
+    fn join_channel(&self, vm: &str) -> Result<ChannelStatus, PlaneError> {
+        let found = self.channels().into_iter().find(|channel| channel.vm == vm);
+        self.note(format!("join {vm}"));
+        found.ok_or(PlaneError::NotFound { what: "VM", name: vm.into() })
+    }
+
+    fn leave_channel(&self, vm: &str) -> Result<(), PlaneError> {
+        match vm {
+            "web" => Err(PlaneError::Refused("db has 3 pages of web in use".into())),
+            "db" => {
+                self.note(format!("leave {vm}"));
+                Ok(())
+            }
+            _ => Err(PlaneError::NotFound { what: "VM", name: vm.into() }),
+        }
     }
 
     fn metrics(&self) -> Metrics {

@@ -1,6 +1,7 @@
 //! The assembly: sidecores, switches, vsock domains and ports, and the control API's plane on top.
 
 mod accounts;
+mod channels;
 mod cores;
 mod domains;
 pub mod engine;
@@ -22,7 +23,9 @@ use std::time::Instant;
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use control::config::{Config, CreditConfig, PortConfig};
-use control::plane::{HolderStatus, PipeStatus, Plane, PlaneError, PortStatus, Status, VmStatus};
+use control::plane::{
+    ChannelStatus, HolderStatus, PipeStatus, Plane, PlaneError, PortStatus, Status,
+};
 use control::sample::Metrics;
 use serde_json::Value;
 use sidecore::{Accounts, Placer, Sidecore, Watchdog};
@@ -30,6 +33,7 @@ use tokio::sync::Notify;
 use vhost_user::Keeper;
 use vsock::{Domain, VsockPortConfig};
 
+use self::channels::Channels;
 use self::cores::Core;
 use self::domains::{Domains, Key};
 use self::engine::Engine;
@@ -68,6 +72,7 @@ pub struct Host {
     change: Mutex<Change>,
     ports: Ports,
     pipes: Pipes,
+    channels: Channels,
     stop: Notify,
     forget: AtomicBool,
 }
@@ -95,6 +100,8 @@ impl Host {
             switches.push(switches::start(wanted, active[i % active.len()], &clock)?);
         }
         let next_core = AtomicUsize::new(switches.len());
+        let ports = Ports::default();
+        let channels = Channels::start(&config, &ports)?;
         let host = Self {
             config_path,
             started: Instant::now(),
@@ -108,8 +115,9 @@ impl Host {
             keeper,
             holder,
             change: Mutex::new(Change { config, kept, domains: Domains::default() }),
-            ports: Ports::default(),
+            ports,
             pipes: Pipes::default(),
+            channels,
             stop: Notify::new(),
             forget: AtomicBool::new(false),
         };
@@ -134,8 +142,18 @@ impl Host {
                 tracing::error!(port = %name, "not started: {why}");
                 why
             });
-            self.ports.push(Port { vm, config, live });
+            self.add(Port { vm, config, live });
         }
+    }
+
+    /// Shows a port, from now on.
+    fn add(&self, port: Port) -> Arc<Port> {
+        let port = self.ports.push(port);
+        if let Ok(live) = &port.live {
+            self.channels.watch(&port.vm, live);
+        }
+        self.channels.ports_changed(&port.vm);
+        port
     }
 
     fn lock(&self) -> MutexGuard<'_, Change> {
@@ -148,6 +166,13 @@ impl Host {
 
     fn list(&self) -> Vec<Arc<Port>> {
         self.ports.list()
+    }
+
+    /// Whether there is such a VM. One with channels is for as long as the daemon: not asking the
+    /// config leaves a change alone that is under way.
+    fn known(&self, vm: &str) -> Result<(), PlaneError> {
+        let known = self.channels.has(vm) || self.lock().config.vms.iter().any(|v| v.name == vm);
+        known.then_some(()).ok_or(PlaneError::NotFound { what: "VM", name: vm.into() })
     }
 
     fn find(&self, what: &'static str, vm: &str, port: &str) -> Result<Arc<Port>, PlaneError> {
@@ -272,6 +297,7 @@ impl Host {
         let forget = self.forgets();
         // Keeps a late attach out while everything goes.
         let mut change = self.lock();
+        self.channels.stop();
         self.pipes.stop();
         for port in self.list() {
             if let Ok(live) = &port.live {
@@ -297,8 +323,8 @@ impl Plane for Host {
         // A change that waits for a disk must not hold up `status`: then the VMs' own settings are
         // those of the ports' names alone.
         let mut vms = match &change {
-            Ok(change) => vms_of(&change.config, ports),
-            Err(_) => vms_by_name(ports),
+            Ok(change) => status::vms(&change.config, ports),
+            Err(_) => status::vms_by_name(ports),
         };
         for vm in &mut vms {
             vm.usage = self.accounts.find(&vm.name).map(|a| accounts::usage(&a));
@@ -325,6 +351,20 @@ impl Plane for Host {
         self.pipes.status()
     }
 
+    fn channels(&self) -> Vec<ChannelStatus> {
+        self.channels.status()
+    }
+
+    fn join_channel(&self, vm: &str) -> Result<ChannelStatus, PlaneError> {
+        self.known(vm)?;
+        self.channels.join(vm)
+    }
+
+    fn leave_channel(&self, vm: &str) -> Result<(), PlaneError> {
+        self.known(vm)?;
+        self.channels.leave(vm)
+    }
+
     fn metrics(&self) -> Metrics {
         let mut all = Metrics {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -340,6 +380,7 @@ impl Plane for Host {
         self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
         self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));
         self.pipes.metrics(&mut all);
+        self.channels.metrics(&mut all);
         all
     }
 
@@ -358,7 +399,7 @@ impl Plane for Host {
         let Change { config: all, kept, .. } = &mut *change;
         kept.attached(all, vm, &config);
         tracing::info!(port = %full_name(vm, config.name()), "attached");
-        let port = self.ports.push(Port { vm: vm.into(), config, live: Ok(live) });
+        let port = self.add(Port { vm: vm.into(), config, live: Ok(live) });
         self.pipes.ports_changed(vm);
         Ok(status::port(&port))
     }
@@ -376,6 +417,7 @@ impl Plane for Host {
         if !self.list().iter().any(|port| port.vm == vm) {
             self.pipes.leave(vm);
         }
+        self.channels.ports_changed(vm);
         self.release_account(vm);
         let Change { config, kept, .. } = &mut *change;
         config.detach(vm, port);
@@ -421,42 +463,5 @@ impl Plane for Host {
     fn shutdown(&self, forget: bool) {
         self.forget.store(forget, Ordering::Relaxed);
         self.stop.notify_one();
-    }
-}
-
-fn vms_of(config: &Config, ports: Vec<PortStatus>) -> Vec<VmStatus> {
-    let mut vms: Vec<VmStatus> = config
-        .vms
-        .iter()
-        .map(|vm| VmStatus {
-            name: vm.name.clone(),
-            credit: Some(vm.credit),
-            usage: None,
-            trust_domain: vm.trust_domain.clone(),
-            ports: Vec::new(),
-        })
-        .collect();
-    sort_in(&mut vms, ports);
-    vms
-}
-
-fn vms_by_name(ports: Vec<PortStatus>) -> Vec<VmStatus> {
-    let mut vms = Vec::new();
-    sort_in(&mut vms, ports);
-    vms
-}
-
-fn sort_in(vms: &mut Vec<VmStatus>, ports: Vec<PortStatus>) {
-    for port in ports {
-        match vms.iter_mut().find(|vm| vm.name == port.vm) {
-            Some(vm) => vm.ports.push(port),
-            None => vms.push(VmStatus {
-                name: port.vm.clone(),
-                credit: None,
-                usage: None,
-                trust_domain: None,
-                ports: vec![port],
-            }),
-        }
     }
 }

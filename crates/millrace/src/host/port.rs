@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use base::counter::QueueStats;
 use control::config::{EndpointConfig, PortConfig, SocketMode};
-use vhost_user::{Endpoint, Keeper, PortServer, PortStatus};
+use vhost_user::{Endpoint, Keeper, PortServer, PortStatus, SharedRegion};
 
 use super::engine::Engine;
 
@@ -86,6 +86,22 @@ impl Live {
     pub fn status(&self) -> Option<PortStatus> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         server.as_ref().map(PortServer::status)
+    }
+
+    /// The connected front end: the how manieth, and the memory that it shares. None when there is none.
+    pub fn session(&self) -> Option<(u64, Arc<[SharedRegion]>)> {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = server.as_ref()?;
+        let memory = server.memory()?;
+        Some((server.status().sessions, memory))
+    }
+
+    /// Calls `watcher`, which must not wait, when a front end comes, goes, or shares other memory.
+    pub fn watch_memory(&self, watcher: Arc<dyn Fn() + Send + Sync>) {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = server.as_ref() {
+            server.watch_memory(watcher);
+        }
     }
 
     /// Ends the session; with a holder it is left there for the next daemon, unless `forget`.

@@ -1,10 +1,10 @@
 //! What the daemon shows of itself.
 
 use base::histogram::Snapshot;
-use control::config::{DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
+use control::config::{Config, DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
     DiskStatus, Health, LatencyStatus, MacStatus, NetStatus, PlacementStatus, PortKind, PortStatus,
-    SidecoreStatus, SwitchStatus, VsockStatus, WorkerStatus,
+    SidecoreStatus, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 
@@ -286,5 +286,44 @@ pub fn switch_metrics(entry: &SwitchEntry, all: &mut Metrics) {
     for (key, value, help) in entry.switch.stats().values() {
         let labels = vec![("switch", name.clone())];
         all.sample(&format!("millrace_switch_{key}_total"), help, labels, value);
+    }
+}
+
+/// The VMs of the config with their ports.
+pub fn vms(config: &Config, ports: Vec<PortStatus>) -> Vec<VmStatus> {
+    let mut vms: Vec<VmStatus> = config
+        .vms
+        .iter()
+        .map(|vm| VmStatus {
+            name: vm.name.clone(),
+            credit: Some(vm.credit),
+            usage: None,
+            trust_domain: vm.trust_domain.clone(),
+            ports: Vec::new(),
+        })
+        .collect();
+    sort_in(&mut vms, ports);
+    vms
+}
+
+/// The VMs that have ports, without what only the config knows.
+pub fn vms_by_name(ports: Vec<PortStatus>) -> Vec<VmStatus> {
+    let mut vms = Vec::new();
+    sort_in(&mut vms, ports);
+    vms
+}
+
+fn sort_in(vms: &mut Vec<VmStatus>, ports: Vec<PortStatus>) {
+    for port in ports {
+        match vms.iter_mut().find(|vm| vm.name == port.vm) {
+            Some(vm) => vm.ports.push(port),
+            None => vms.push(VmStatus {
+                name: port.vm.clone(),
+                credit: None,
+                usage: None,
+                trust_domain: None,
+                ports: vec![port],
+            }),
+        }
     }
 }

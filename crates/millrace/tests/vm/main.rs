@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod channel_world;
+mod channels;
 mod churn;
 mod common;
 mod disk;

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::counter::QueueStats;
 use base::event::Event;
 use base::shm::SharedMemory;
+use queue::memory::RegionSpec;
 use queue::vring::PortHealth;
 
 use crate::backend_channel::BackendChannel;
@@ -359,6 +360,11 @@ impl Session {
             .iter()
             .map(|(s, _)| RegionStatus { guest_addr: s.guest_addr, len_bytes: s.len_bytes })
             .collect();
+    }
+
+    /// The memory table, with the files.
+    pub fn regions(&self) -> &[(RegionSpec, Arc<OwnedFd>)] {
+        &self.memory.regions
     }
 
     /// The channel as devices see it, when config changes may be told.

@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use super::percentiles;
 use crate::AgentError;
 
-/// Most bytes of one request.
-pub const MAX_REQUEST_BYTES: usize = 65_000;
+/// Most bytes of one request over TCP.
+pub const MAX_REQUEST_BYTES: usize = 64 << 10;
+/// Over UDP.
+pub const MAX_DATAGRAM_BYTES: usize = 65_000;
 /// A UDP answer that takes longer counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
 
@@ -90,11 +92,11 @@ fn echo_udp(socket: &UdpSocket) -> Result<(), AgentError> {
     }
 }
 
-fn check_size(bytes: usize) -> Result<(), AgentError> {
-    if (1..=MAX_REQUEST_BYTES).contains(&bytes) {
+fn check_size(bytes: usize, max: usize) -> Result<(), AgentError> {
+    if (1..=max).contains(&bytes) {
         return Ok(());
     }
-    Err(AgentError::Refused(format!("request of {bytes} bytes; 1 to {MAX_REQUEST_BYTES} allowed")))
+    Err(AgentError::Refused(format!("request of {bytes} bytes; 1 to {max} allowed")))
 }
 
 fn report(op: &str, bytes: usize, times: Vec<u32>, lost: u64, took: Duration) -> Value {
@@ -128,7 +130,7 @@ pub fn tcp(
     bytes: usize,
     pause: Duration,
 ) -> Result<Value, AgentError> {
-    check_size(bytes)?;
+    check_size(bytes, MAX_REQUEST_BYTES)?;
     let mut stream = TcpStream::connect(to).map_err(AgentError::io(format!("connect to {to}")))?;
     stream.set_nodelay(true).map_err(AgentError::io("TCP_NODELAY"))?;
     let (mut request, mut answer) = (vec![0u8; bytes], vec![0u8; bytes]);
@@ -158,7 +160,7 @@ pub fn udp(
     bytes: usize,
     pause: Duration,
 ) -> Result<Value, AgentError> {
-    check_size(bytes)?;
+    check_size(bytes, MAX_DATAGRAM_BYTES)?;
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).map_err(AgentError::io("bind"))?;
     socket.connect(to).map_err(AgentError::io(format!("connect to {to}")))?;
@@ -199,13 +201,17 @@ mod tests {
     fn both_protocols_make_round_trips() {
         let port = server(0).unwrap().port();
         for to in [SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([0; 8], port))] {
-            for bytes in [1, 3000] {
+            for bytes in [1, 3000, MAX_DATAGRAM_BYTES] {
                 let got = tcp(to, Duration::from_millis(5), bytes, Duration::ZERO).unwrap();
                 assert!(got["count"].as_u64().unwrap() > 0, "{got}");
                 let got = udp(to, Duration::from_millis(5), bytes, Duration::ZERO).unwrap();
                 assert!(got["count"].as_u64().unwrap() > 0, "{got}");
             }
         }
-        assert!(tcp(([127, 0, 0, 1], port).into(), Duration::ZERO, 0, Duration::ZERO).is_err());
+        let to = SocketAddr::from(([127, 0, 0, 1], port));
+        assert!(tcp(to, Duration::ZERO, 0, Duration::ZERO).is_err());
+        assert!(udp(to, Duration::ZERO, MAX_DATAGRAM_BYTES + 1, Duration::ZERO).is_err());
+        let got = tcp(to, Duration::from_millis(5), MAX_REQUEST_BYTES, Duration::ZERO).unwrap();
+        assert!(got["count"].as_u64().unwrap() > 0, "{got}");
     }
 }

@@ -18,6 +18,8 @@ pub const MIN_DATAGRAM_BYTES: usize = 9;
 /// How often the sender asks for the count before it gives up, and how long it waits each time.
 const ASK_TRIES: u32 = 50;
 const ASK_WAIT: Duration = Duration::from_millis(200);
+/// Datagrams between two looks at the clock where one costs less than the other's noise.
+const CHUNK: u32 = 1_000;
 /// Senders a UDP sink remembers at once.
 const MAX_SENDERS: usize = 1024;
 
@@ -143,6 +145,41 @@ pub fn udp(to: SocketAddr, time: Duration, bytes: usize) -> Result<Value, AgentE
     }))
 }
 
+/// Sends a number of datagrams, 1 to 100,000,000, that nobody answers, and tells what one takes: the
+/// median over chunks, so that what interrupts a few of them does not show.
+///
+/// # Errors
+/// The socket fails.
+pub fn send(to: SocketAddr, count: u32, bytes: usize) -> Result<Value, AgentError> {
+    let allowed = (1..=100_000_000).contains(&count) && (1..=65_000).contains(&bytes);
+    if !allowed {
+        let text =
+            format!("{count} datagrams of {bytes} bytes; 1 to 100000000 of 1 to 65000 allowed");
+        return Err(AgentError::Refused(text));
+    }
+    let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).map_err(AgentError::io("bind"))?;
+    socket.connect(to).map_err(AgentError::io(format!("connect to {to}")))?;
+    let datagram = vec![0x5a; bytes];
+    let (start, mut left, mut chunks) = (Instant::now(), count, Vec::new());
+    while left > 0 {
+        let now = left.min(CHUNK);
+        let begun = Instant::now();
+        for _ in 0..now {
+            socket.send(&datagram).map_err(AgentError::io("send a datagram"))?;
+        }
+        chunks.push(begun.elapsed().as_nanos() as f64 / f64::from(now));
+        left -= now;
+    }
+    let secs = start.elapsed().as_secs_f64();
+    chunks.sort_unstable_by(f64::total_cmp);
+    let (least, median) = (chunks[0], chunks[chunks.len() / 2]);
+    Ok(json!({
+        "op": "udp_send", "bytes": bytes, "count": count, "secs": secs,
+        "ns_mean": secs * 1e9 / f64::from(count), "ns_p50": median, "ns_least": least,
+    }))
+}
+
 /// The sink's count and the seconds between its first and last datagram.
 fn ask(socket: &UdpSocket) -> Result<(u64, f64), AgentError> {
     socket.set_read_timeout(Some(ASK_WAIT)).map_err(AgentError::io("read time-out"))?;
@@ -181,5 +218,10 @@ mod tests {
         let (sent, received) = (got["sent"].as_u64().unwrap(), got["received"].as_u64().unwrap());
         assert!(received > 0 && received <= sent, "{got}");
         assert!(udp(to, Duration::ZERO, 8).is_err());
+        let got = send(to, 1_500, 64).unwrap();
+        assert_eq!(got["count"], 1_500);
+        assert!(got["ns_p50"].as_f64() >= got["ns_least"].as_f64(), "{got}");
+        assert!(got["ns_least"].as_f64().unwrap() > 0.0, "{got}");
+        assert!(send(to, 0, 64).is_err());
     }
 }

@@ -1,0 +1,124 @@
+//! What wakes a VM's channel thread.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use control::plane::PlaneError;
+
+/// What the control API asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    Join,
+    Leave,
+}
+
+/// What is to be done next.
+#[derive(Debug)]
+pub enum Todo {
+    /// Something may have changed, or it is time.
+    Look,
+    /// A command, and where its answer goes.
+    Command(Command, Answer),
+    /// End.
+    Stop,
+}
+
+/// Where an answer goes.
+pub type Answer = SyncSender<Result<(), PlaneError>>;
+
+#[derive(Debug, Default)]
+struct Content {
+    look: bool,
+    stop: bool,
+    /// As many as there are connections to the control socket.
+    commands: VecDeque<(Command, Answer)>,
+    why: Option<String>,
+}
+
+/// See the module's text. What is told twice before somebody looks is told once.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    content: Mutex<Content>,
+    wake: Condvar,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something may have changed.
+    pub fn look(&self) {
+        self.lock().look = true;
+        self.wake.notify_one();
+    }
+
+    /// The thread is to end.
+    pub fn stop(&self) {
+        let mut content = self.lock();
+        content.stop = true;
+        // Who waits for an answer gets none.
+        content.commands.clear();
+        self.wake.notify_one();
+    }
+
+    /// Whether it is to end.
+    pub fn is_stopping(&self) -> bool {
+        self.lock().stop
+    }
+
+    /// Waits until the command was done.
+    pub fn ask(&self, command: Command) -> Result<(), PlaneError> {
+        let (answer, answered) = sync_channel(1);
+        let stopped = || PlaneError::Failed("the daemon's channels were stopped".into());
+        let mut content = self.lock();
+        if content.stop {
+            return Err(stopped());
+        }
+        content.commands.push_back((command, answer));
+        drop(content);
+        self.wake.notify_one();
+        answered.recv().unwrap_or_else(|_| Err(stopped()))
+    }
+
+    /// What is to be done; at the latest after `limit` a look.
+    pub fn next(&self, limit: Option<Duration>) -> Todo {
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut content = self.lock();
+        loop {
+            if content.stop {
+                return Todo::Stop;
+            }
+            if let Some((command, answer)) = content.commands.pop_front() {
+                return Todo::Command(command, answer);
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if std::mem::take(&mut content.look) || left == Some(Duration::ZERO) {
+                return Todo::Look;
+            }
+            content = match left {
+                None => self.wake.wait(content).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => {
+                    self.wake.wait_timeout(content, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Why the VM is no member; none when it is one.
+    pub fn why(&self) -> Option<String> {
+        self.lock().why.clone()
+    }
+
+    /// Says why. True when that is news.
+    pub fn set_why(&self, why: Option<&str>) -> bool {
+        let mut content = self.lock();
+        let news = content.why.as_deref() != why;
+        if news {
+            content.why = why.map(Into::into);
+        }
+        news
+    }
+}

@@ -1,0 +1,164 @@
+//! Channels: connections move onto shared memory and off it, and nobody notices.
+
+use std::time::Duration;
+
+use lab::{Guest, KernelChoice};
+
+use crate::channel_world::{
+    Machine, READY, World, address, channel, count, during, is_sound, load, nothing_is_held, quiet,
+    recipe, unload, until, world,
+};
+use crate::common::{GIB, LONG, MIB, amount};
+
+const OLD: KernelChoice = KernelChoice::V6_1;
+const NEW: KernelChoice = KernelChoice::V6_12;
+
+fn pair(kernel: KernelChoice, vcpus: u32) -> World {
+    world([Machine::new("a", kernel, vcpus), Machine::new("b", kernel, vcpus)], &recipe())
+}
+
+/// Whether `guest` took packets onto the channel while `work` ran.
+#[track_caller]
+fn by_channel(guest: &Guest, work: impl FnOnce()) {
+    let before = count(guest, "taken");
+    work();
+    let taken = count(guest, "taken") - before;
+    assert!(taken > 100, "{}: {taken} packets by the channel", guest.name());
+}
+
+/// TCP over IPv4 and IPv6 and UDP, each way.
+fn exchange(a: &Guest, b: &Guest, of: (&str, &str), full_bytes: u64) {
+    let len = amount(full_bytes);
+    by_channel(a, || during(a, b, "tcp", of.0, len, || ()));
+    by_channel(a, || during(a, b, "tcp", of.1, len, || ()));
+    by_channel(a, || during(a, b, "udp", of.0, len / 4, || ()));
+}
+
+fn moves(kernel: KernelChoice, vcpus: u32) {
+    let _quiet = quiet();
+    let world = pair(kernel, vcpus);
+    let [a, b] = [&world.guests[0], &world.guests[1]];
+    let len = amount(10 * GIB);
+    // Onto the channel while connections run.
+    during(a, b, "tcp", &address(1), len, || {
+        load(a);
+        load(b);
+        world.linked(&[a, b]);
+        until("taken", || count(a, "taken") > 0);
+    });
+    exchange(a, b, (&address(1), "fd00::2"), 4 * GIB);
+    exchange(b, a, (&address(0), "fd00::1"), 4 * GIB);
+    nothing_is_held(a);
+    nothing_is_held(b);
+    // Off it while they run: the receiver's module goes, then the sender's.
+    during(a, b, "tcp", &address(1), len, || unload(b));
+    load(b);
+    world.linked(&[a, b]);
+    during(a, b, "tcp", &address(1), len, || unload(a));
+    load(a);
+    world.linked(&[a, b]);
+    during(b, a, "udp", &address(0), len / 4, || unload(b));
+    is_sound(a);
+    is_sound(b);
+}
+
+#[test]
+fn connections_move_onto_a_channel_and_off_it() {
+    moves(OLD, 1);
+}
+
+#[test]
+fn connections_move_on_guests_with_two_cpus_and_the_newer_kernel() {
+    moves(NEW, 2);
+}
+
+#[test]
+fn datagrams_keep_their_order_on_the_way_in_and_out() {
+    let _quiet = quiet();
+    let world = pair(OLD, 1);
+    let [a, b] = [&world.guests[0], &world.guests[1]];
+    let mut receiver = b.spawn(&format!("agent order recv {}", address(1))).unwrap();
+    receiver.wait_line("listening", READY).unwrap();
+    let sender = a.spawn(&format!("agent order send {} 8", address(1))).unwrap();
+    load(a);
+    load(b);
+    world.linked(&[a, b]);
+    until("taken", || count(a, "taken") > 100);
+    let enabled = "/sys/module/millrace_net/parameters/enabled";
+    for _ in 0..5 {
+        let before = count(a, "not_confirmed");
+        a.sh(&format!("echo N > {enabled}")).unwrap();
+        until("ordinary", || count(a, "not_confirmed") > before);
+        let before = count(a, "taken");
+        a.sh(&format!("echo Y > {enabled}")).unwrap();
+        until("taken", || count(a, "taken") > before);
+    }
+    unload(a);
+    let sent = sender.wait(LONG).unwrap().json().unwrap();
+    let received = receiver.wait(LONG).unwrap().json().unwrap();
+    println!("{sent} {received}");
+    assert_eq!(received["overtaken"], 0);
+    assert_eq!(sent["sent"], received["received"]);
+}
+
+#[test]
+fn four_guests_of_all_kinds_talk_and_one_is_killed() {
+    let _quiet = quiet();
+    let machines = [
+        Machine::new("a", OLD, 1),
+        Machine::new("b", OLD, 2),
+        Machine::new("c", NEW, 1),
+        Machine::new("d", NEW, 2),
+    ];
+    let world = world(machines, &recipe());
+    let all: Vec<&Guest> = world.guests.iter().collect();
+    all.iter().for_each(|guest| load(guest));
+    world.linked(&all);
+    let len = amount(2 * GIB);
+    for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
+        by_channel(all[from], || during(all[from], all[to], "tcp", &address(to), len, || ()));
+    }
+    // Killed while it receives: its peers give its memory back, and go on with one another.
+    let mut receiver =
+        all[3].spawn(&format!("agent xfer recv tcp listen {} {GIB}", address(3))).unwrap();
+    receiver.wait_line("listening", READY).unwrap();
+    let sender = all[0]
+        .spawn(&format!("timeout 20 agent xfer send tcp connect {} {GIB}", address(3)))
+        .unwrap();
+    until("taken", || count(all[0], "taken") > 0);
+    all[3].kill();
+    sender.wait(Duration::from_secs(60)).unwrap();
+    until("the dead one's memory is unplugged", || {
+        all[..3].iter().all(|guest| channel(guest, "memory", "mapped") == 2)
+    });
+    world.linked(&all[..3]);
+    by_channel(all[0], || during(all[0], all[1], "tcp", &address(1), len, || ()));
+    all[..3].iter().for_each(|guest| {
+        nothing_is_held(guest);
+        is_sound(guest);
+    });
+}
+
+#[test]
+fn a_member_leaves_and_joins_under_load() {
+    let _quiet = quiet();
+    let world = pair(NEW, 1);
+    let [a, b] = [&world.guests[0], &world.guests[1]];
+    load(a);
+    load(b);
+    world.linked(&[a, b]);
+    during(a, b, "tcp", &address(1), amount(10 * GIB), || {
+        world.command("b", "leave");
+        assert_eq!(world.links(a), 0);
+        world.command("b", "join");
+        world.linked(&[a, b]);
+        world.command("a", "leave");
+        world.command("a", "join");
+        world.linked(&[a, b]);
+    });
+    by_channel(a, || during(a, b, "tcp", &address(1), 64 * MIB, || ()));
+    nothing_is_held(a);
+    nothing_is_held(b);
+    is_sound(a);
+    is_sound(b);
+}
