@@ -7,13 +7,14 @@ CARGO ?= cargo
 ROUNDS ?= 17
 PEER_ROUNDS ?= 9
 PIPE_ROUNDS ?= 5
+CHANNEL_ROUNDS ?= 7
 MIB ?= 64
 NAME ?= peers
 FUZZ_SECONDS ?= 60
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes soak fuzz clean
+.PHONY: help prepare build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -58,6 +59,17 @@ bench-pipes: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench
 	./target/release/bench pipes --rounds $(PIPE_ROUNDS) --mib $(MIB) --out out
 
+## make bench NAME=channels  two guests by the channel, TAP and bridge, OVS, the switch, loopback; the hook's cost (CHANNEL_ROUNDS=7)
+bench-channels: prepare
+	@./scripts/peers
+	$(CARGO) build --release --locked -p millrace -p millrace-bench
+	./target/release/bench channels --rounds $(CHANNEL_ROUNDS) --out out
+
+## make bench NAME=channels-programs  Redis, nginx, iperf3, PostgreSQL and NFS between two guests: out/bench-channels-programs.html
+bench-channels-programs: prepare
+	$(CARGO) build --release --locked -p millrace -p millrace-bench
+	./target/release/bench channels --programs --secs 1.7 --rounds $(CHANNEL_ROUNDS) --out out
+
 ## make bench NAME=sim    placement, credits and sleep of up to 64 sidecores in virtual time: out/sim-*.svg
 bench-sim: prepare
 	$(CARGO) build --release --locked -p millrace-sim
@@ -79,11 +91,12 @@ lint: prepare
 
 ## make unit              only the tests without VMs
 unit: prepare
-	$(CARGO) test --locked --workspace --exclude millrace-lab --exclude millrace
+	$(CARGO) test --locked --workspace --exclude millrace-lab --exclude millrace --exclude millrace-channel
+	$(CARGO) test --locked -p millrace-channel --lib
 
 ## make vm                only the tests on real VMs
 vm: prepare
-	$(CARGO) test --locked -p millrace-lab -p millrace
+	$(CARGO) test --locked -p millrace-lab -p millrace -p millrace-channel
 
 ## make build             the daemon, optimised
 build: prepare

@@ -18,6 +18,7 @@ use crate::results::Results;
 use crate::runner::{Outcome, Plan, compare};
 use crate::table::{self, Section};
 
+mod channels;
 mod consolidate;
 mod events;
 mod peers;
@@ -67,6 +68,10 @@ enum Command {
     ///
     /// Exit code: as `demo`.
     Pipes(pipes::PipesArgs),
+    /// Two guests of one host, by the channel and by everything else.
+    ///
+    /// Exit code: as `demo`.
+    Channels(channels::ChannelsArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
@@ -145,6 +150,7 @@ pub fn main() -> ExitCode {
         Command::Shares(args) => shares::run(&args),
         Command::Idle(args) => shares::idle(&args),
         Command::Pipes(args) => pipes::run(&args),
+        Command::Channels(args) => channels::run(&args),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::VirtioUser(args) => peers::virtio_user(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {

@@ -16,6 +16,7 @@
 //! [`shares`] asks whether many VMs on one sidecore get what is due to them, and [`idle`] what ports
 //! cost that do nothing; both, as [`peers`], start a [`daemon`] without VMs.
 //! [`pipes`] boots a VM that shares its CPU with busy ones, and moves its files to a client.
+//! [`channels`] boots two guests and compares all ways between them.
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
@@ -27,6 +28,7 @@
 //!   would never finish.
 
 pub mod cases;
+pub mod channels;
 pub mod cli;
 pub mod consolidate;
 pub mod cpu;

@@ -261,7 +261,7 @@ fn with_repeats<T>(
 }
 
 /// `items` from the `round`th on, forwards or backwards: nobody always comes after the same one.
-fn turned<T: Copy>(items: &[T], round: u32) -> Vec<T> {
+pub(crate) fn turned<T: Copy>(items: &[T], round: u32) -> Vec<T> {
     let mut order = items.to_vec();
     if !order.is_empty() {
         order.rotate_left(round as usize % items.len());

@@ -95,7 +95,10 @@ pub(crate) fn table(results: &Results) -> String {
          <th class=\"n\">Peer</th><th></th><th class=\"n\">Ratio</th><th class=\"n\">min–max</th>\
          <th class=\"n\">CPU µs/op</th><th class=\"n\">peer’s</th><th>Floor</th><th>How</th></tr></thead>\n<tbody>\n",
     );
+    // Who of us it is, where several take part.
+    let several = results.rows.windows(2).any(|rows| rows[0].ours.name != rows[1].ours.name);
     for row in &results.rows {
+        let name = if several { format!("{}: ", row.ours.name) } else { String::new() };
         let class = if row.is_behind() { "bad" } else { "good" };
         let cpu = row.host_cpu_us_per_op.map(|c| (number(c.ours), number(c.peer)));
         let (cpu_ours, cpu_peer) = cpu.unwrap_or_default();
@@ -108,7 +111,7 @@ pub(crate) fn table(results: &Results) -> String {
              <td class=\"n\">{cpu_ours}</td><td class=\"n\">{cpu_peer}</td><td>{floor}</td>\
              <td class=\"soft\">{}</td></tr>",
             escape(&row.title()),
-            escape(&quantity(row.ours.value, &row.ours.unit)),
+            escape(&format!("{name}{}", quantity(row.ours.value, &row.ours.unit))),
             escape(&quantity(row.peer.value, &row.peer.unit)),
             escape(&row.peer.name),
             row.ratio,

@@ -315,7 +315,7 @@ impl Loads<'_> {
     fn once(&mut self, round: u32, side: Side) -> Result<Sample, BenchError> {
         let (bed, window) = (self.bed, self.window(round));
         let accounts = Accounts { spinners: self.tids.clone(), ..bed.accounts(side) };
-        let (rate, usage) = metered(self.case, side, window, &accounts)?;
+        let (rate, usage) = metered(window, &accounts, || self.case.run(side, window))?;
         sample(&self.spec, round, side, rate, usage)
     }
 
@@ -327,12 +327,11 @@ impl Loads<'_> {
 
 /// Runs a load and reads CPU time from `settle` after its start for `length`, or to its end if
 /// that comes first.
-fn metered(
-    case: &mut dyn Case,
-    side: Side,
+pub(crate) fn metered<T>(
     window: Window,
     accounts: &Accounts,
-) -> Result<(Rate, Usage), BenchError> {
+    load: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<(T, Usage), BenchError> {
     let (over, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let meter = scope.spawn(move || -> Result<Usage, BenchError> {
@@ -342,11 +341,11 @@ fn metered(
             let _ = ended.recv_timeout(window.length);
             Ok(accounts.between(&first, &accounts.snapshot()?))
         });
-        let rate = case.run(side, window);
+        let done = load();
         drop(over);
         let usage = meter.join().map_err(|_| BenchError::lab("CPU meter", "it panicked"))?;
         // A load that failed says more than counters of a process that is gone.
-        Ok((rate?, usage?))
+        Ok((done?, usage?))
     })
 }
 

@@ -22,6 +22,8 @@ pub enum Section {
     Idle,
     /// The same with `bench:pipes`: a line for each case with all of its peers.
     Pipes,
+    /// The same with `bench:channels`: a line for each case and way of ours; latencies left out.
+    Channels,
 }
 
 impl Section {
@@ -35,6 +37,7 @@ impl Section {
             Section::Shares => "<!-- bench:shares -->",
             Section::Idle => "<!-- bench:idle -->",
             Section::Pipes => "<!-- bench:pipes -->",
+            Section::Channels => "<!-- bench:channels -->",
         }
     }
 
@@ -48,13 +51,14 @@ impl Section {
             Section::Shares => "<!-- /bench:shares -->",
             Section::Idle => "<!-- /bench:idle -->",
             Section::Pipes => "<!-- /bench:pipes -->",
+            Section::Channels => "<!-- /bench:channels -->",
         }
     }
 
     /// The table of results in the published format as Markdown.
     pub fn markdown(self, results: &Results) -> String {
         match self {
-            Section::Peers | Section::Pipes => by_case(self, results),
+            Section::Peers | Section::Pipes | Section::Channels => by_case(self, results),
             Section::Consolidate => by_value(results),
             Section::Shares | Section::Idle => against_due(self, results),
             _ => markdown(results),
@@ -139,6 +143,15 @@ pub fn floor_text(floor: f64) -> String {
     if (one - floor).abs() < 1e-9 { format!("{floor:.1}×") } else { format!("{floor:.2}×") }
 }
 
+/// Our value, with who of us it is where several take part.
+fn ours(section: Section, row: &Row) -> String {
+    let value = quantity(row.ours.value, &row.ours.unit);
+    match section {
+        Section::Channels => format!("{}: {value}", row.ours.name),
+        _ => value,
+    }
+}
+
 fn cells(row: &Row) -> [String; 7] {
     let cpu = match (row.host_cpu_us_per_op, row.cpu_ratio()) {
         (Some(c), Some(r)) => {
@@ -191,7 +204,10 @@ pub fn by_case(section: Section, results: &Results) -> String {
     let mut out = String::from(
         "| Case | Millrace | Ratio to each peer (its own value) | Floors |\n|---|---|---|---|\n",
     );
-    for rows in results.rows.chunk_by(|a, b| a.case == b.case) {
+    let percentile = |r: &Row| ["_p50", "_p99"].iter().any(|end| r.case.ends_with(end));
+    let listed = |r: &&Row| section != Section::Channels || !percentile(r);
+    let rows: Vec<Row> = results.rows.iter().filter(listed).cloned().collect();
+    for rows in rows.chunk_by(|a, b| a.case == b.case && a.ours.name == b.ours.name) {
         let Some(first) = rows.first() else { continue };
         let peer = |r: &Row| {
             let value = quantity(r.peer.value, &r.peer.unit);
@@ -203,8 +219,7 @@ pub fn by_case(section: Section, results: &Results) -> String {
         };
         let peers: Vec<String> = rows.iter().map(peer).collect();
         let floors: Vec<String> = rows.iter().filter_map(floor).collect();
-        let ours = quantity(first.ours.value, &first.ours.unit);
-        let cells = [first.title(), ours, peers.join(", "), floors.join(", ")];
+        let cells = [first.title(), ours(section, first), peers.join(", "), floors.join(", ")];
         out.push_str(&format!("| {} |\n", cells.map(|c| c.replace('|', "\\|")).join(" | ")));
     }
     for line in not_measured(results) {
@@ -262,7 +277,11 @@ fn origin(section: Section, results: &Results) -> String {
 /// The table for a terminal, columns aligned.
 pub fn terminal(section: Section, results: &Results) -> String {
     let mut lines: Vec<Vec<String>> = vec![HEAD.iter().map(|h| h.to_string()).collect()];
-    lines.extend(results.rows.iter().map(|r| cells(r).to_vec()));
+    lines.extend(results.rows.iter().map(|row| {
+        let mut cells = cells(row).to_vec();
+        cells[1] = ours(section, row);
+        cells
+    }));
     let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
     let mut out = String::new();
@@ -412,6 +431,20 @@ vpp: not installed (tcp_rr, udp_rr).
 ";
         let text = by_case(Section::Peers, &r);
         assert!(text.starts_with(golden), "{text}");
+    }
+
+    #[test]
+    fn several_of_ours_have_a_line_each_without_percentiles() {
+        let mut r = samples::results();
+        r.rows.truncate(3);
+        r.rows[1].case = r.rows[0].case.clone();
+        r.rows[1].ours.name = "channel".into();
+        r.rows[2].case = "tcp_rr_p99".into();
+        let text = by_case(Section::Channels, &r);
+        assert!(text.contains("| tcp_rr | switch: 2,600/s |"), "{text}");
+        assert!(text.contains("| tcp_rr | channel: 3,010/s |"), "{text}");
+        assert!(!text.contains("p99"), "{text}");
+        assert!(terminal(Section::Channels, &r).contains("tcp_rr_p99  switch: 1.10 Gbit/s"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::process::Process;
 
 mod fio;
 mod millrace;
-mod ovs;
+pub(crate) mod ovs;
 mod qsd;
 mod spdk;
 mod tap;

@@ -241,7 +241,7 @@ fn neighbour(setup: &Setup, lab: &Lab, number: usize) -> Result<Guest, BenchErro
 }
 
 /// QEMU's threads for the guest's CPUs.
-fn vcpus(guest: &Guest) -> Result<Vec<u32>, BenchError> {
+pub(crate) fn vcpus(guest: &Guest) -> Result<Vec<u32>, BenchError> {
     let answer = guest.qmp("query-cpus-fast", json!({}));
     let answer = answer.map_err(|e| BenchError::lab("ask for QEMU's threads", e))?;
     let tid = |cpu: &Value| u32::try_from(cpu["thread-id"].as_u64()?).ok();

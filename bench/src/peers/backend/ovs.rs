@@ -1,6 +1,6 @@
 //! Open vSwitch on DPDK, with a database of its own and no system service.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::BenchError;
@@ -12,7 +12,7 @@ use crate::peers::process::{self, Process};
 use super::{Backend, MAC_A, MAC_B, NOT_MINE, Running, dpdk_memory};
 
 /// Debian keeps the build with DPDK beside the other.
-const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+pub(crate) const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const BRIDGE: &str = "mrbench0";
 
@@ -53,27 +53,58 @@ impl Backend for Ovs {
         window: Window,
         folder: &Path,
     ) -> Result<Running, BenchError> {
+        let place =
+            Place { poll_cpu: bed.back_cpu, main_cpu: bed.front_cpu, hugepages: bed.hugepages };
+        let switch = Switch::start(self.name(), &place, folder)?;
+        self.forward(folder, &switch.ctl)?;
+        let [a, b] = &switch.ports;
+        let load = front::net(bed, case, window, a, b);
+        Ok(Running { processes: vec![switch.process, switch.database], load })
+    }
+}
+
+/// Where a switch runs.
+pub(crate) struct Place {
+    /// CPU of its polling thread.
+    pub(crate) poll_cpu: usize,
+    /// CPU of its other threads.
+    pub(crate) main_cpu: usize,
+    /// Whether its buffers are in huge pages.
+    pub(crate) hugepages: bool,
+}
+
+/// A running switch with two vhost-user ports; its action is "normal" until it is told another.
+pub(crate) struct Switch {
+    /// Itself.
+    pub(crate) process: Process,
+    database: Process,
+    ctl: PathBuf,
+    /// The sockets of its ports, which it listens at.
+    pub(crate) ports: [PathBuf; 2],
+}
+
+impl Switch {
+    /// Starts it in a folder; returns when the ports' sockets listen.
+    pub(crate) fn start(name: &str, place: &Place, folder: &Path) -> Result<Switch, BenchError> {
         let (db, ctl) = (folder.join("db.sock"), folder.join("vs.ctl"));
         let database = database(folder, &db)?;
         vsctl(&db, &["--no-wait", "init"])?;
         let mut set =
             vec!["--no-wait".to_string(), "set".into(), "Open_vSwitch".into(), ".".into()];
-        set.extend(dpdk_settings(bed).iter().map(|s| format!("other_config:{s}")));
+        set.extend(dpdk_settings(place).iter().map(|s| format!("other_config:{s}")));
         vsctl(&db, &set)?;
         let mut command = process::command("unshare", None);
         // Its TAP devices belong to nobody else.
         command.args(["--net", VSWITCHD]).arg(format!("unix:{}", db.display()));
         command.arg(format!("--unixctl={}", ctl.display()));
         environment(&mut command, folder);
-        let mut switch = Process::start(self.name(), &mut command, folder)?;
-        switch.wait_listening(&[&ctl])?;
+        let mut process = Process::start(name, &mut command, folder)?;
+        process.wait_listening(&[&ctl])?;
         vsctl(&db, &bridge())?;
         // Ports are named by their sockets, which are in the run folder.
-        let (a, b) = (folder.join("a"), folder.join("b"));
-        switch.wait_listening(&[&a, &b])?;
-        self.forward(folder, &ctl)?;
-        let load = front::net(bed, case, window, &a, &b);
-        Ok(Running { processes: vec![switch, database], load })
+        let ports = [folder.join("a"), folder.join("b")];
+        process.wait_listening(&[&ports[0], &ports[1]])?;
+        Ok(Switch { process, database, ctl, ports })
     }
 }
 
@@ -128,16 +159,16 @@ fn vsctl<S: AsRef<std::ffi::OsStr>>(db: &Path, args: &[S]) -> Result<String, Ben
     process::run(command.args(args))
 }
 
-fn dpdk_settings(bed: &Bed) -> Vec<String> {
+fn dpdk_settings(place: &Place) -> Vec<String> {
     let mask = |cpu: usize| format!("{:#x}", 1u64 << cpu);
     let mut settings = vec![
         "dpdk-init=true".into(),
-        format!("dpdk-lcore-mask={}", mask(bed.front_cpu)),
-        format!("pmd-cpu-mask={}", mask(bed.back_cpu)),
-        format!("dpdk-extra=\"--no-pci {}\"", dpdk_memory(bed.hugepages).join(" ")),
+        format!("dpdk-lcore-mask={}", mask(place.main_cpu)),
+        format!("pmd-cpu-mask={}", mask(place.poll_cpu)),
+        format!("dpdk-extra=\"--no-pci {}\"", dpdk_memory(place.hugepages).join(" ")),
     ];
     // Its default, 1 GiB, may be more than we reserved.
-    settings.extend(bed.hugepages.then(|| "dpdk-socket-mem=256".into()));
+    settings.extend(place.hugepages.then(|| "dpdk-socket-mem=256".into()));
     settings
 }
 
@@ -159,9 +190,9 @@ mod tests {
 
     #[test]
     fn one_poll_thread_on_the_back_ends_cpu() {
-        let bed = Bed { back_cpu: 4, front_cpu: 1, hugepages: true, ..Bed::pretend() };
+        let place = Place { poll_cpu: 4, main_cpu: 1, hugepages: true };
         assert_eq!(
-            dpdk_settings(&bed),
+            dpdk_settings(&place),
             [
                 "dpdk-init=true",
                 "dpdk-lcore-mask=0x2",

@@ -1,0 +1,346 @@
+//! Two guests of one host: through shared memory, and through everything else.
+//!
+//! # Theory of operation
+//! Two guests are booted once, with three network cards each: on QEMU's TAP and a bridge, on our
+//! switch, and on Open vSwitch with DPDK ([`world`]). A *way* ([`Way`]) is one of these cards, or the
+//! switch's with the channel's modules taking its packets, with this or that setting of theirs, or the
+//! client's own loopback. Ways are changed by module parameters and addresses, so all of them are
+//! measured by the same programs in the same guests within seconds ([`case`]).
+//!
+//! A round is each case on each way. Who begins changes from round to round, and the first round is
+//! thrown away; rows ([`rows`]) are medians of the rounds' own ratios. After each load the modules'
+//! counters must tell that its packets went the way they were to go; a load that did not is an error.
+//!
+//! What the hook costs those whose packets are not taken is measured beside it ([`others`]): round
+//! trips with the host, and a million datagrams that nobody gets, with `millrace_net` loaded and not.
+//! [`programs`] are real ones, in place of all this.
+//!
+//! # Limits
+//! - Guests are emulated: copies and instructions cost several times what they cost under KVM, and an
+//!   exit or an interrupt less than that in proportion.
+//! - Two CPUs for two guests: whoever polls on the host (Open vSwitch) has none for itself. It is
+//!   stopped while it is not wanted.
+
+pub mod case;
+pub mod counters;
+pub mod others;
+pub mod output;
+pub mod plot;
+pub mod programs;
+pub mod rows;
+#[cfg(test)]
+mod testing;
+pub mod world;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lab::KernelChoice;
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::pipes::turned;
+use crate::progress::Progress;
+use crate::spinner::Spinners;
+use case::Case;
+use others::{HookLoad, OthersLoad};
+use programs::ProgramLoad;
+use world::World;
+
+/// What was asked for.
+#[derive(Debug)]
+pub struct Setup {
+    /// Rounds that count.
+    pub rounds: u32,
+    /// Length of a load.
+    pub length: Duration,
+    /// What is measured between the guests.
+    pub cases: Vec<Case>,
+    /// Over which ways.
+    pub ways: Vec<Way>,
+    /// Datagrams of a load that tells the hook's cost; 0 for no traffic to others at all.
+    pub hook_packets: u32,
+    /// Real programs; if there are any, nothing else is measured.
+    pub programs: Vec<programs::Program>,
+    /// Most microseconds that an idle CPU polls, on those ways of the channel that poll.
+    pub poll_us: u32,
+    /// Virtual CPUs of each guest.
+    pub vcpus: u32,
+    /// Whether each has a CPU of the host.
+    pub pinned: bool,
+    /// Kernel of both guests.
+    pub kernel: KernelChoice,
+    /// Our daemon.
+    pub millrace: PathBuf,
+    /// Where the results are.
+    pub out: PathBuf,
+}
+
+/// A way between the guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// QEMU's card on a TAP in a bridge.
+    TapBridge,
+    /// The same, with the sockets polling the card for 50 µs.
+    TapBridgeBusy,
+    /// Our switch, with the modules told to take nothing.
+    Switch,
+    /// Open vSwitch on DPDK, action "normal".
+    OvsNormal,
+    /// The channel, which copies everything.
+    ChannelCopy,
+    /// The channel without polling.
+    Channel,
+    /// The channel as it is shipped: an idle CPU polls for up to 200 µs.
+    ChannelPoll,
+    /// The same, with the sockets polling as well, for 50 µs.
+    ChannelBusy,
+    /// The client's own 127.0.0.1.
+    Loopback,
+}
+
+impl Way {
+    /// All, in the order of results.
+    pub const ALL: [Way; 9] = [
+        Way::ChannelPoll,
+        Way::TapBridge,
+        Way::Switch,
+        Way::OvsNormal,
+        Way::Loopback,
+        Way::Channel,
+        Way::ChannelCopy,
+        Way::ChannelBusy,
+        Way::TapBridgeBusy,
+    ];
+
+    /// As in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::TapBridge => "tap-bridge",
+            Way::TapBridgeBusy => "tap-bridge-busy",
+            Way::Switch => "switch",
+            Way::OvsNormal => "ovs-normal",
+            Way::ChannelCopy => "channel-copy",
+            Way::Channel => "channel",
+            Way::ChannelPoll => "channel-poll",
+            Way::ChannelBusy => "channel-busy",
+            Way::Loopback => "loopback",
+        }
+    }
+
+    /// Whether the channel's modules take its packets.
+    pub fn is_channel(self) -> bool {
+        matches!(self, Way::ChannelCopy | Way::Channel | Way::ChannelPoll | Way::ChannelBusy)
+    }
+
+    /// Whether sockets poll.
+    pub fn is_busy(self) -> bool {
+        matches!(self, Way::TapBridgeBusy | Way::ChannelBusy)
+    }
+
+    /// The server's address.
+    pub fn server(self) -> &'static str {
+        match self {
+            Way::TapBridge | Way::TapBridgeBusy => "10.0.0.2",
+            Way::OvsNormal => "10.0.2.2",
+            Way::Loopback => "127.0.0.1",
+            _ => "10.0.1.2",
+        }
+    }
+}
+
+/// What every load gives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Round trips per second, or MB received per second.
+    pub value: f64,
+    /// Mean of round trips, µs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_us: Option<f64>,
+    /// Median.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p50_us: Option<f64>,
+    /// 99th percentile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
+    /// Of what was sent, the part that did not arrive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<f64>,
+    /// CPU time of the QEMU processes and of who is between them, µs for a round trip or a MB.
+    pub cpu_us_per_op: f64,
+    /// Part of the machine that strangers used; the kernel's threads are among them.
+    pub foreign: f64,
+}
+
+/// A load between the guests.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Counted from 1; 0 is the one thrown away.
+    pub round: u32,
+    /// What was done.
+    pub case: Case,
+    /// Over which way.
+    pub way: Way,
+    /// What it gave.
+    pub sample: Sample,
+    /// What both guests' modules counted meanwhile.
+    pub counted: counters::Counters,
+}
+
+/// Everything that was measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Between the guests.
+    pub loads: Vec<Load>,
+    /// With the host.
+    pub others: Vec<OthersLoad>,
+    /// To nobody.
+    pub hook: Vec<HookLoad>,
+    /// Real programs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<ProgramLoad>,
+    /// Loads that failed.
+    pub failed: Vec<Failure>,
+}
+
+/// A load that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The row's case.
+    pub case: String,
+    /// The way.
+    pub name: String,
+    /// In which round, and why.
+    pub why: String,
+    /// Whether the load succeeded when put on again.
+    pub repeated: bool,
+}
+
+/// Boots the guests and measures.
+pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
+    // All the time: round trips over a CPU that sleeps in between measure its sleep.
+    let spinners = Spinners::start()?;
+    let world = World::boot(setup, spinners.tids().to_vec(), progress)?;
+    let mut measured = Measured::default();
+    if let Some(why) = world.no_ovs() {
+        progress.step(&format!("without {}: {why}", Way::OvsNormal.name()));
+        for case in &setup.cases {
+            measured.fail(&case.name(), Way::OvsNormal.name(), why.to_owned());
+        }
+    }
+    let ways: Vec<Way> = setup.ways.iter().copied().filter(|way| world.has(*way)).collect();
+    for round in 0..=setup.rounds {
+        progress.step(&format!("round {round} of {}", setup.rounds));
+        if !setup.programs.is_empty() {
+            programs::round(&world, setup, (round, &ways), &mut measured, progress)?;
+            continue;
+        }
+        for case in &setup.cases {
+            cell(&world, setup, (round, *case, &ways), &mut measured, progress);
+        }
+        if setup.hook_packets > 0 {
+            others::round(&world, setup, round, &mut measured, progress)?;
+        }
+    }
+    world.is_sound()?;
+    Ok(measured)
+}
+
+/// One case over all ways.
+fn cell(
+    world: &World,
+    setup: &Setup,
+    (round, case, ways): (u32, Case, &[Way]),
+    measured: &mut Measured,
+    progress: &mut Progress,
+) {
+    let name = case.name();
+    let mut told = Vec::new();
+    let ways: Vec<Way> = ways.iter().copied().filter(|way| case.runs_over(*way)).collect();
+    for way in turned(&ways, round) {
+        let load = || case::run(world, (case, way), setup.length);
+        let done = with_repeat((&name, way.name()), round, measured, progress, load);
+        let Some((sample, counted)) = done else { continue };
+        told.push(format!("{} {:.0}", way.name(), sample.value));
+        measured.loads.push(Load { round, case, way, sample, counted });
+    }
+    progress.step(&format!("{name} ({}): {}", case.test.unit(), told.join(", ")));
+}
+
+impl Measured {
+    /// Notes a load that failed for good.
+    fn fail(&mut self, case: &str, name: &str, why: String) {
+        let (case, name) = (case.to_owned(), name.to_owned());
+        self.failed.push(Failure { case, name, why, repeated: false });
+    }
+}
+
+/// Runs a load, and again if it fails; `None` when it failed for good, now or in an earlier round: one
+/// that hangs must not do so in each. Failures are noted.
+fn with_repeat<T>(
+    (case, name): (&str, &str),
+    round: u32,
+    measured: &mut Measured,
+    progress: &mut Progress,
+    mut load: impl FnMut() -> Result<T, BenchError>,
+) -> Option<T> {
+    let lost = |f: &&Failure| !f.repeated && f.case == case && f.name == name;
+    if measured.failed.iter().filter(lost).count() > 1 {
+        return None;
+    }
+    for time in 0..2 {
+        match load() {
+            Ok(value) => {
+                if let (1, Some(last)) = (time, measured.failed.last_mut()) {
+                    last.repeated = true;
+                }
+                return Some(value);
+            }
+            Err(e) => {
+                // The rest is a guest's console.
+                let why = e.to_string().lines().next().unwrap_or_default().to_owned();
+                progress.step(&format!("FAILED {case} {name}: {why}"));
+                measured.fail(case, name, format!("round {round}: {why}"));
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_have_their_names_and_addresses() {
+        for way in Way::ALL {
+            let json = serde_json::to_value(way).unwrap();
+            assert_eq!(json, way.name());
+            assert_eq!(way.is_channel(), way.name().starts_with("channel"));
+            assert_eq!(way.is_busy(), way.name().ends_with("busy"));
+        }
+        assert_eq!(Way::ALL.iter().filter(|w| w.server() == Way::Switch.server()).count(), 5);
+    }
+
+    #[test]
+    fn a_load_that_fails_is_put_on_again_and_noted() {
+        let mut quiet = Progress::to(Box::new(std::io::sink()), false);
+        let mut measured = Measured::default();
+        let mut go = |fails: u32, measured: &mut Measured| {
+            let mut times = 0;
+            with_repeat(("tcp_rr_64", "channel"), 2, measured, &mut quiet, || {
+                times += 1;
+                let bad = times <= fails;
+                if bad { Err(BenchError::lab("x", "y\nconsole")) } else { Ok(times) }
+            })
+        };
+        assert_eq!(go(0, &mut measured), Some(1));
+        assert_eq!(go(1, &mut measured), Some(2));
+        assert_eq!(go(9, &mut measured), None);
+        let told: Vec<_> = measured.failed.iter().map(|f| (f.why.as_str(), f.repeated)).collect();
+        let why = "round 2: x: y";
+        assert_eq!(told, [(why, true), (why, false), (why, false)]);
+        assert_eq!(go(0, &mut measured), None, "given up");
+    }
+}
