@@ -46,6 +46,10 @@ const LOOK: Duration = Duration::from_millis(20);
 const CALL: Duration = Duration::from_secs(60);
 /// Of a script that failed.
 const SHOWN_WORDS: usize = 8;
+/// What is left of datagrams that lost a fragment fills the memory for fragments for half a minute, and
+/// then the next way's are dropped: that would measure who came before.
+const FRAGMENTS: &str =
+    "cd /proc/sys/net/ipv4; echo 1 > ipfrag_time; echo 16777216 > ipfrag_high_thresh";
 /// The module whose hook sees every packet.
 const LOAD: &str = "modprobe millrace_net";
 const UNLOAD: &str = "rmmod millrace_net";
@@ -139,6 +143,7 @@ impl World {
                 "mountpoint -q /sys/kernel/debug || mount -t debugfs none /sys/kernel/debug",
             )?;
             sh(guest, LOAD)?;
+            sh(guest, FRAGMENTS)?;
             serve(guest, "agent rr-server")?;
             serve(guest, "agent sink")?;
         }
