@@ -41,6 +41,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::BenchError;
 use crate::pipes::turned;
 use crate::progress::Progress;
+use crate::repeat::{self, Failure};
 use crate::spinner::Spinners;
 use case::Case;
 use others::{HookLoad, OthersLoad};
@@ -207,19 +208,6 @@ pub struct Measured {
     pub failed: Vec<Failure>,
 }
 
-/// A load that failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The row's case.
-    pub case: String,
-    /// The way.
-    pub name: String,
-    /// In which round, and why.
-    pub why: String,
-    /// Whether the load succeeded when put on again.
-    pub repeated: bool,
-}
-
 /// Boots the guests and measures.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
     // All the time: round trips over a CPU that sleeps in between measure its sleep.
@@ -274,41 +262,19 @@ fn cell(
 impl Measured {
     /// Notes a load that failed for good.
     fn fail(&mut self, case: &str, name: &str, why: String) {
-        let (case, name) = (case.to_owned(), name.to_owned());
-        self.failed.push(Failure { case, name, why, repeated: false });
+        self.failed.push(Failure::new(case, name, why));
     }
 }
 
-/// Runs a load, and again if it fails; `None` when it failed for good, now or in two earlier rounds: one
-/// that hangs must not do so in each. Failures are noted.
+/// As [`repeat::with_repeats`], noted with what was measured.
 fn with_repeat<T>(
-    (case, name): (&str, &str),
+    name: (&str, &str),
     round: u32,
     measured: &mut Measured,
     progress: &mut Progress,
     mut load: impl FnMut() -> Result<T, BenchError>,
 ) -> Option<T> {
-    let lost = |f: &&Failure| !f.repeated && f.case == case && f.name == name;
-    if measured.failed.iter().filter(lost).count() >= GIVEN_UP {
-        return None;
-    }
-    for time in 0..2 {
-        match load() {
-            Ok(value) => {
-                if let (1, Some(last)) = (time, measured.failed.last_mut()) {
-                    last.repeated = true;
-                }
-                return Some(value);
-            }
-            Err(e) => {
-                // The rest is a guest's console.
-                let why = e.to_string().lines().next().unwrap_or_default().to_owned();
-                progress.step(&format!("FAILED {case} {name}: {why}"));
-                measured.fail(case, name, format!("round {round}: {why}"));
-            }
-        }
-    }
-    None
+    repeat::with_repeats(GIVEN_UP, name, round, &mut measured.failed, progress, |_| load())
 }
 
 #[cfg(test)]

@@ -45,12 +45,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 use crate::progress::Progress;
+use crate::repeat::{self, Failure};
 use meter::Cpu;
 use servers::Server;
 use world::World;
 
-/// How often a load is put on again after it failed.
-const REPEATS: u32 = 1;
+/// Failures of a load after which it is not put on any more: those of one round.
+const GIVEN_UP: usize = 2;
 
 /// What was asked for.
 #[derive(Debug)]
@@ -200,19 +201,6 @@ pub struct Measured {
     pub threshold: String,
 }
 
-/// A load that failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The row's case.
-    pub case: String,
-    /// Who failed.
-    pub name: String,
-    /// In which round, and why.
-    pub why: String,
-    /// Whether the load succeeded when put on again.
-    pub repeated: bool,
-}
-
 /// Boots everything and measures.
 pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchError> {
     let world = World::boot(setup, progress)?;
@@ -228,36 +216,15 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
     Ok(measured)
 }
 
-/// Runs a load, again if it fails; `None` when it failed for good, now or before: a load that hangs
-/// must not do so in each round. Failures are noted.
+/// As [`repeat::with_repeats`], noted with what was measured.
 fn with_repeats<T>(
-    (case, name): (&str, &str),
+    name: (&str, &str),
     round: u32,
     measured: &mut Measured,
     progress: &mut Progress,
-    mut load: impl FnMut(u32) -> Result<T, BenchError>,
+    load: impl FnMut(u32) -> Result<T, BenchError>,
 ) -> Option<T> {
-    let given_up = |f: &&Failure| !f.repeated && f.case == case && f.name == name;
-    if measured.failed.iter().filter(given_up).count() > REPEATS as usize {
-        return None;
-    }
-    for time in 0..=REPEATS {
-        let why = match load(time) {
-            Ok(value) => {
-                if let (true, Some(last)) = (time > 0, measured.failed.last_mut()) {
-                    last.repeated = true;
-                }
-                return Some(value);
-            }
-            Err(e) => format!("round {round}: {e}"),
-        };
-        // The rest is a guest's console.
-        let why = why.lines().next().unwrap_or_default().to_owned();
-        progress.step(&format!("FAILED {case} {name}: {why}"));
-        let (case, name) = (case.to_owned(), name.to_owned());
-        measured.failed.push(Failure { case, name, why, repeated: false });
-    }
-    None
+    repeat::with_repeats(GIVEN_UP, name, round, &mut measured.failed, progress, load)
 }
 
 /// `items` from the `round`th on, forwards or backwards: nobody always comes after the same one.

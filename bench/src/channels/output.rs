@@ -7,8 +7,10 @@ use super::case::{Case, Test};
 use super::rows::hook_ns;
 use super::{Measured, Setup, Way, others, plot};
 use crate::error::BenchError;
+use crate::output::write_run;
+use crate::repeat::Failure;
 use crate::report::{self, Context, FOREIGN_LIMIT};
-use crate::results::{Results, write_json};
+use crate::results::Results;
 use crate::stats::spread;
 use crate::svg::escape;
 use crate::table::{floor_text, number};
@@ -30,19 +32,9 @@ pub fn write_all(
     measured: &Measured,
     context: &Context,
 ) -> Result<Vec<PathBuf>, BenchError> {
-    std::fs::create_dir_all(folder).map_err(|e| BenchError::file("make folder", folder, e))?;
-    let path = |end: &str| folder.join(format!("{}{end}", stem(setup)));
-    results.write(&path(".json"))?;
-    write_json(measured, &path("-rounds.json"))?;
     let mut texts = plots(setup, measured);
     texts.push((".html", page(setup, results, measured, context, &texts)));
-    let mut written = vec![path(".json"), path("-rounds.json")];
-    for (end, text) in texts {
-        let path = path(end);
-        std::fs::write(&path, text).map_err(|e| BenchError::file("write", &path, e))?;
-        written.push(path);
-    }
-    Ok(written)
+    write_run(folder, stem(setup), results, measured, &texts)
 }
 
 fn plots(setup: &Setup, measured: &Measured) -> Vec<(&'static str, String)> {
@@ -166,10 +158,7 @@ pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
         format!("{}, {}: {:.2}× of {}, floor {floor}", r.case, r.ours.name, r.ratio, r.peer.name)
     });
     let mut out: Vec<String> = missed.collect();
-    out.extend(measured.failed.iter().map(|f| {
-        let then = if f.repeated { ", and succeeded when put on again" } else { "" };
-        format!("{}, {}: failed in {}{then}", f.case, f.name, f.why)
-    }));
+    out.extend(measured.failed.iter().map(Failure::text));
     out.extend(disturbed(measured));
     out.extend(lost(measured));
     if let Some(added) = spread(&hook_ns(measured)) {

@@ -2,11 +2,10 @@
 
 use super::case::{Case, Test};
 use super::{Load, Measured, Sample, Setup, Way, others, programs};
-use crate::results::{CpuPerOp, Measured as Value, Missing, Row};
-use crate::stats::{Better, ratio, significant, spread};
+use crate::paired::{About, Goal, NONE, row};
+use crate::results::{Missing, Row};
+use crate::stats::{Better, spread};
 
-/// Significant digits in result files.
-const DIGITS: i32 = 5;
 /// Message size of the floors: a request that fits into one cache line.
 const FLOOR_BYTES: u32 = 64;
 /// Round trips against TAP and bridge, as the module is shipped, and with sockets that poll.
@@ -16,7 +15,6 @@ const BUSY: Goal = Goal { target: Some(2.5), aim: Some(4.0) };
 const STREAM: Goal = Goal { target: Some(1.0), aim: Some(1.5) };
 /// Real programs against TAP and bridge.
 const PROGRAM: Goal = Goal { target: Some(1.5), aim: Some(2.0) };
-const NONE: Goal = Goal { target: None, aim: None };
 
 /// Who is compared with whom in round trips.
 const RR: [(Way, Way); 12] = [
@@ -55,27 +53,6 @@ const STREAMS: [(Way, Way); 9] = [
 /// Whose best size is compared with the loopback at the same size.
 const BEST: [(Way, Goal); 2] = [(Way::Channel, STREAM), (Way::ChannelPoll, NONE)];
 
-/// What is wanted of a ratio.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Goal {
-    target: Option<f64>,
-    aim: Option<f64>,
-}
-
-/// One row's texts, and how it reads.
-struct About {
-    case: String,
-    ours: &'static str,
-    peer: &'static str,
-    unit: &'static str,
-    better: Better,
-    goal: Goal,
-    mode: String,
-}
-
-/// One side of one round: the value, and CPU time of one operation where it is known.
-type Side = (f64, Option<f64>);
-
 /// All rows for which there is a round.
 pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
     let mut rows = Vec::new();
@@ -112,14 +89,7 @@ const PERCENTILES: [Percentile; 2] = [("_p50", |s| s.p50_us), ("_p99", |s| s.p99
 
 /// What failed for good: a run with such a load has not shown that everything went its way.
 pub fn missing(measured: &Measured) -> Vec<Missing> {
-    let mut missing: Vec<Missing> = Vec::new();
-    for f in measured.failed.iter().filter(|f| !f.repeated) {
-        if !missing.iter().any(|m| m.case == f.case && m.name == f.name) {
-            let (case, name, why) = (f.case.clone(), f.name.clone(), f.why.clone());
-            missing.push(Missing { case, name, why });
-        }
-    }
-    missing
+    crate::repeat::lost(&measured.failed)
 }
 
 fn find(measured: &Measured, round: u32, case: Case, way: Way) -> Option<&Load> {
@@ -151,7 +121,7 @@ fn rate_row(
         goal,
         mode: mode(setup, case),
     };
-    row(setup, about, |round| Some((side(round, ours)?, side(round, peer)?)))
+    row(about, setup.rounds, |round| Some((side(round, ours)?, side(round, peer)?)))
 }
 
 fn latency_row(
@@ -170,7 +140,7 @@ fn latency_row(
         goal: NONE,
         mode: mode(setup, case),
     };
-    row(setup, about, |round| Some((side(round, ours)?, side(round, peer)?)))
+    row(about, setup.rounds, |round| Some((side(round, ours)?, side(round, peer)?)))
 }
 
 /// The size at which our own median is highest, and both there.
@@ -212,7 +182,7 @@ fn others_row(setup: &Setup, measured: &Measured, test: Test) -> Option<Row> {
         goal: NONE,
         mode: "client and the host’s end of the TAP bridge, millrace_net loaded and not".into(),
     };
-    row(setup, about, |round| Some((side(round, true)?, side(round, false)?)))
+    row(about, setup.rounds, |round| Some((side(round, true)?, side(round, false)?)))
 }
 
 /// Nanoseconds that the hook adds to a packet, by round.
@@ -243,7 +213,7 @@ fn hook_row(setup: &Setup, measured: &Measured) -> Option<Row> {
             setup.hook_packets, added.median, added.min, added.max
         ),
     };
-    row(setup, about, |round| Some((side(round, true)?, side(round, false)?)))
+    row(about, setup.rounds, |round| Some((side(round, true)?, side(round, false)?)))
 }
 
 /// Throughput, and latency where the program tells it.
@@ -263,11 +233,11 @@ fn program_rows(setup: &Setup, measured: &Measured, job: &programs::Job, way: Wa
     };
     let shipped = way == Way::ChannelPoll;
     let goal = if shipped { PROGRAM } else { NONE };
-    let rate = row(setup, about("", job.unit, Better::Higher, goal), |round| {
+    let rate = row(about("", job.unit, Better::Higher, goal), setup.rounds, |round| {
         let side = |way| find(round, way).map(|l| (l.value, Some(l.cpu_us_per_op)));
         Some((side(way)?, side(Way::TapBridge)?))
     });
-    let latency = row(setup, about("_latency", "µs", Better::Lower, NONE), |round| {
+    let latency = row(about("_latency", "µs", Better::Lower, NONE), setup.rounds, |round| {
         let side = |way| Some((find(round, way)?.latency_us?, None));
         Some((side(way)?, side(Way::TapBridge)?))
     });
@@ -278,38 +248,6 @@ fn mode(setup: &Setup, case: Case) -> String {
     let vcpus = setup.vcpus;
     let plural = if vcpus == 1 { "" } else { "s" };
     format!("messages of {} bytes, {vcpus} vCPU{plural} each", case.bytes)
-}
-
-fn row(setup: &Setup, about: About, of: impl FnMut(u32) -> Option<(Side, Side)>) -> Option<Row> {
-    let pairs: Vec<(Side, Side)> = (1..=setup.rounds).filter_map(of).collect();
-    let middle =
-        |of: &dyn Fn(&(Side, Side)) -> f64| spread(&pairs.iter().map(of).collect::<Vec<f64>>());
-    let digits = |v: f64| significant(v, DIGITS);
-    let ratios = middle(&|(o, p)| ratio(o.0, p.0, about.better).unwrap_or(f64::NAN))?;
-    let value = |name: &str, value: f64| Value {
-        name: name.into(),
-        value: digits(value),
-        unit: about.unit.into(),
-    };
-    let cpu = |of: &dyn Fn(&(Side, Side)) -> Option<f64>| {
-        Some(digits(middle(&|pair| of(pair).unwrap_or(f64::NAN))?.median))
-    };
-    let cpus = cpu(&|(o, _)| o.1).zip(cpu(&|(_, p)| p.1));
-    Some(Row {
-        ours: value(about.ours, middle(&|(o, _)| o.0)?.median),
-        peer: value(about.peer, middle(&|(_, p)| p.0)?.median),
-        case: about.case,
-        better: about.better,
-        ratio: digits(ratios.median),
-        ratio_min: digits(ratios.min),
-        ratio_max: digits(ratios.max),
-        rounds: pairs.len() as u32,
-        host_cpu_us_per_op: cpus.map(|(ours, peer)| CpuPerOp { ours, peer }),
-        target: about.goal.target,
-        aim: about.goal.aim,
-        front: None,
-        mode: Some(about.mode),
-    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 use super::*;
 use crate::channels::testing::{measured, setup};
+use crate::results::CpuPerOp;
 
 fn one<'a>(rows: &'a [Row], case: &str, ours: &str, peer: &str) -> &'a Row {
     let mut found =

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use super::{Round, Sample};
 use crate::error::BenchError;
+use crate::output::write_run;
 use crate::report::{self, Context, FOREIGN_LIMIT};
-use crate::results::{Machine, Measured, Results, Row, write_json};
+use crate::results::{Machine, Measured, Results, Row};
 use crate::stats::{Better, ratio, significant, spread};
 use crate::svg;
 
@@ -127,11 +128,7 @@ pub fn write_all(
     rounds: &[Round],
     context: &Context,
 ) -> Result<Vec<PathBuf>, BenchError> {
-    std::fs::create_dir_all(folder).map_err(|e| BenchError::file("make folder", folder, e))?;
-    let path = |end: &str| folder.join(format!("bench-consolidate{end}"));
     let plot = svg::ratios(results);
-    results.write(&path(".json"))?;
-    write_json(&rounds, &path("-rounds.json"))?;
     let better = results.rows.iter().filter(|r| r.ratio > 1.0).count();
     let headline = format!(
         "Eight VMs on one sidecore against QEMU’s main loops and disk threads: better in {better} of \
@@ -144,11 +141,8 @@ pub fn write_all(
     page.push_str(&report::list("How it was measured", &context.setup));
     page.push_str(&report::list("What was disturbed", disturbed(rounds)));
     page.push_str(report::TAIL);
-    for (end, text) in [(".svg", plot), (".html", page)] {
-        let path = path(end);
-        std::fs::write(&path, text).map_err(|e| BenchError::file("write", &path, e))?;
-    }
-    Ok([".json", "-rounds.json", ".svg", ".html"].map(path).to_vec())
+    let texts = [(".svg", plot), (".html", page)];
+    write_run(folder, "bench-consolidate", results, &rounds, &texts)
 }
 
 #[cfg(test)]

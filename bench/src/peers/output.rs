@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::error::BenchError;
+use crate::output::write_run;
 use crate::report::{self, Context};
-use crate::results::{Machine, Results, write_json};
+use crate::results::{Machine, Results};
 use crate::svg::{self, escape};
 use crate::table::{self, number, quantity};
 
@@ -45,25 +46,13 @@ pub fn write_all(
     outcome: &Outcome,
     context: &Context,
 ) -> Result<Vec<PathBuf>, BenchError> {
-    std::fs::create_dir_all(folder).map_err(|e| BenchError::file("make folder", folder, e))?;
-    let mut written = Vec::new();
     let mark = outcome.front.mark().map_or(String::new(), |m| format!("-{m}"));
-    let mut path = |end: &str| {
-        let path = folder.join(format!("bench-peers{mark}{end}"));
-        written.push(path.clone());
-        path
-    };
-    outcome.results.write(&path(".json"))?;
-    write_json(&outcome.runs, &path("-rounds.json"))?;
-    for (name, text) in [
+    let texts = [
         ("-ratios.svg", svg::ratios(&outcome.results)),
         ("-values.svg", plot::values(&outcome.results)),
         (".html", html(outcome, context)),
-    ] {
-        let path = path(name);
-        std::fs::write(&path, text).map_err(|e| BenchError::file("write", &path, e))?;
-    }
-    Ok(written)
+    ];
+    write_run(folder, &format!("bench-peers{mark}"), &outcome.results, &outcome.runs, &texts)
 }
 
 fn html(outcome: &Outcome, context: &Context) -> String {

@@ -7,8 +7,10 @@ use super::meter::PARTS;
 use super::plot::{self, cpu_of};
 use super::{Cache, Measured, Mode, Setup};
 use crate::error::BenchError;
+use crate::output::write_run;
+use crate::repeat::Failure;
 use crate::report::{self, Context, FOREIGN_LIMIT};
-use crate::results::{Results, write_json};
+use crate::results::Results;
 use crate::stats::spread;
 use crate::steal::STEAL_LIMIT;
 use crate::svg;
@@ -23,10 +25,6 @@ pub fn write_all(
     measured: &Measured,
     context: &Context,
 ) -> Result<Vec<PathBuf>, BenchError> {
-    std::fs::create_dir_all(folder).map_err(|e| BenchError::file("make folder", folder, e))?;
-    let path = |end: &str| folder.join(format!("bench-pipes{end}"));
-    results.write(&path(".json"))?;
-    write_json(measured, &path("-rounds.json"))?;
     let mut plots = Vec::new();
     if !setup.busy.is_empty() {
         plots.push(("-throughput.svg".to_owned(), plot::throughput(setup, measured)));
@@ -39,13 +37,7 @@ pub fn write_all(
     }
     let page = page(setup, results, measured, context, &plots);
     plots.push((".html".into(), page));
-    let mut written = vec![path(".json"), path("-rounds.json")];
-    for (end, text) in plots {
-        let path = path(&end);
-        std::fs::write(&path, text).map_err(|e| BenchError::file("write", &path, e))?;
-        written.push(path);
-    }
-    Ok(written)
+    write_run(folder, "bench-pipes", results, measured, &plots)
 }
 
 /// The smallest and the largest.
@@ -123,10 +115,7 @@ pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
         format!("{}: {:.2}× of {}, floor {floor}", r.case, r.ratio, r.peer.name)
     });
     let mut out: Vec<String> = missed.collect();
-    out.extend(measured.failed.iter().map(|f| {
-        let then = if f.repeated { ", and succeeded when put on again" } else { "" };
-        format!("{}, {}: failed in {}{then}", f.case, f.name, f.why)
-    }));
+    out.extend(measured.failed.iter().map(Failure::text));
     out.extend(disturbed(measured));
     out.extend(piped(measured));
     if !measured.threshold.is_empty() {

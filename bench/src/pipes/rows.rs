@@ -2,11 +2,10 @@
 
 use super::servers::{self, size_text};
 use super::{Cache, FileLoad, Measured, Mode, ServerLoad, Setup};
-use crate::results::{CpuPerOp, Measured as Value, Missing, Row};
-use crate::stats::{Better, ratio, significant, spread};
+use crate::paired::{About, Goal, NONE, row};
+use crate::results::{Missing, Row};
+use crate::stats::Better;
 
-/// Significant digits in result files.
-const DIGITS: i32 = 5;
 /// Floor and aim where three neighbours are busy.
 const SHARED: Goal = Goal { target: Some(3.0), aim: Some(4.0) };
 /// Where the VM has its CPU for itself: no slower.
@@ -18,36 +17,12 @@ const SERVER_ALONE: Goal = Goal { target: Some(0.95), aim: Some(1.0) };
 const REFERENCE: Goal = Goal { target: None, aim: Some(0.9) };
 /// CPU time: 40 % less, better half.
 const CPU: Goal = Goal { target: Some(1.6667), aim: Some(2.0) };
-const NONE: Goal = Goal { target: None, aim: None };
 /// Neighbours of the paper's figures from which the floors come.
 const SHARED_BUSY: usize = 3;
 /// From this size on nothing may be slower than before.
 const NO_SLOWER_BYTES: u64 = 64 << 10;
 /// The largest file of the paper's figure 5, whose improvement the floor is.
 const LARGEST_BYTES: u64 = 64 << 20;
-
-/// What is wanted of a ratio.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Goal {
-    target: Option<f64>,
-    aim: Option<f64>,
-}
-
-/// One row's texts, and how it reads.
-struct About {
-    case: String,
-    peer: &'static str,
-    unit: &'static str,
-    better: Better,
-    goal: Goal,
-    mode: String,
-}
-
-/// One round of both sides: value, and CPU time of one operation.
-struct Pair {
-    ours: (f64, f64),
-    peer: (f64, f64),
-}
 
 /// All rows for which there is a round.
 pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
@@ -76,19 +51,12 @@ pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
 
 /// Cases without a row, each with its first failure.
 pub fn missing(measured: &Measured, rows: &[Row]) -> Vec<Missing> {
-    let mut missing: Vec<Missing> = Vec::new();
-    for f in measured.failed.iter().filter(|f| !f.repeated) {
-        let ours = |r: &&Row| f.name == r.ours.name || f.name == r.peer.name;
-        let has_row = rows.iter().filter(ours).any(|r| r.case == f.case);
-        if !has_row && !missing.iter().any(|m| m.case == f.case && m.name == f.name) {
-            missing.push(Missing {
-                case: f.case.clone(),
-                name: f.name.clone(),
-                why: f.why.clone(),
-            });
-        }
-    }
-    missing
+    let has_row = |m: &Missing| {
+        let ours = |r: &&Row| m.name == r.ours.name || m.name == r.peer.name;
+        rows.iter().filter(ours).any(|r| r.case == m.case)
+    };
+    let lost = crate::repeat::lost(&measured.failed);
+    lost.into_iter().filter(|m| !has_row(m)).collect()
 }
 
 fn file_row(
@@ -102,11 +70,9 @@ fn file_row(
             |l: &&FileLoad| (l.round, l.busy, l.cache, l.mode) == (round, busy, cache, mode);
         let sample = measured.files.iter().find(wanted)?.sample;
         let total = sample.cpu.total();
-        Some((if cpu { total } else { sample.mb_per_s }, total))
+        // A row of CPU time is its own CPU time per operation.
+        Some(if cpu { (total, None) } else { (sample.mb_per_s, Some(total)) })
     };
-    let pairs = pairs(setup, |round| {
-        Some(Pair { ours: find(round, Mode::Pipe)?, peer: find(round, peer)? })
-    });
     let goal = match (cpu, peer, cache, busy) {
         (_, Mode::HostSendfile, ..) => REFERENCE,
         (true, Mode::Sendfile, Cache::Cold, 0 | SHARED_BUSY) => CPU,
@@ -119,6 +85,7 @@ fn file_row(
     let what = if cpu { "CPU time of QEMU, daemon and kernel threads; " } else { "" };
     let about = About {
         case: format!("{kind}_{}_{busy}", cache.name()),
+        ours: Mode::Pipe.name(),
         peer: peer.name(),
         unit,
         better,
@@ -130,8 +97,7 @@ fn file_row(
             neighbours(busy)
         ),
     };
-    // A row of CPU time is its own CPU time per operation.
-    row(about, &pairs, !cpu)
+    row(about, setup.rounds, |round| Some((find(round, Mode::Pipe)?, find(round, peer)?)))
 }
 
 fn server_row(
@@ -145,10 +111,9 @@ fn server_row(
                 && (l.size_bytes, l.shim) == (size_bytes, shim)
         };
         let load = measured.servers.iter().find(wanted)?;
-        Some((load.requests_per_s, load.sample.cpu.total() * size_bytes as f64 / 1e6))
+        let cpu = load.sample.cpu.total() * size_bytes as f64 / 1e6;
+        Some((load.requests_per_s, Some(cpu)))
     };
-    let pairs =
-        pairs(setup, |round| Some(Pair { ours: find(round, true)?, peer: find(round, false)? }));
     let goal = match busy {
         0 if size_bytes >= NO_SLOWER_BYTES => SERVER_ALONE,
         SHARED_BUSY if size_bytes >= LARGEST_BYTES => SHARED,
@@ -156,6 +121,7 @@ fn server_row(
     };
     let about = About {
         case: servers::case(server, size_bytes, busy),
+        ours: Mode::Pipe.name(),
         peer: servers::side(false),
         unit: "1/s",
         better: Better::Higher,
@@ -167,7 +133,7 @@ fn server_row(
             neighbours(busy)
         ),
     };
-    row(about, &pairs, true)
+    row(about, setup.rounds, |round| Some((find(round, true)?, find(round, false)?)))
 }
 
 fn neighbours(busy: usize) -> String {
@@ -175,43 +141,6 @@ fn neighbours(busy: usize) -> String {
         1 => "1 busy neighbour".into(),
         n => format!("{n} busy neighbours"),
     }
-}
-
-/// Rounds that count and have both sides.
-fn pairs(setup: &Setup, of: impl FnMut(u32) -> Option<Pair>) -> Vec<Pair> {
-    (1..=setup.rounds).filter_map(of).collect()
-}
-
-fn row(about: About, pairs: &[Pair], with_cpu: bool) -> Option<Row> {
-    let middle = |of: &dyn Fn(&Pair) -> f64| spread(&pairs.iter().map(of).collect::<Vec<f64>>());
-    let digits = |v: f64| significant(v, DIGITS);
-    let ratios = middle(&|p| ratio(p.ours.0, p.peer.0, about.better).unwrap_or(f64::NAN))?;
-    let value = |name: &str, of: &dyn Fn(&Pair) -> f64| {
-        Some(Value {
-            name: name.into(),
-            value: digits(middle(of)?.median),
-            unit: about.unit.into(),
-        })
-    };
-    let cpu = CpuPerOp {
-        ours: digits(middle(&|p| p.ours.1)?.median),
-        peer: digits(middle(&|p| p.peer.1)?.median),
-    };
-    Some(Row {
-        ours: value(Mode::Pipe.name(), &|p| p.ours.0)?,
-        peer: value(about.peer, &|p| p.peer.0)?,
-        case: about.case,
-        better: about.better,
-        ratio: digits(ratios.median),
-        ratio_min: digits(ratios.min),
-        ratio_max: digits(ratios.max),
-        rounds: pairs.len() as u32,
-        host_cpu_us_per_op: with_cpu.then_some(cpu),
-        target: about.goal.target,
-        aim: about.goal.aim,
-        front: None,
-        mode: Some(about.mode),
-    })
 }
 
 #[cfg(test)]

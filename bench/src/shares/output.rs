@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::BenchError;
+use crate::output::write_run;
 use crate::report::{self, Context};
-use crate::results::{Results, write_json};
+use crate::results::Results;
 use crate::svg;
 use crate::table::floor_text;
 
@@ -19,10 +20,7 @@ pub fn write_all(
     failed: &[String],
     context: &Context,
 ) -> Result<Vec<PathBuf>, BenchError> {
-    std::fs::create_dir_all(folder).map_err(|e| BenchError::file("make folder", folder, e))?;
     let traces = rounds.last().map_or(&[][..], |r| &r.traces);
-    results.write(&folder.join("bench-shares.json"))?;
-    write_json(&rounds, &folder.join("bench-shares-rounds.json"))?;
     let mut page = report::head(results, context.took_s, &headline(results));
     page.push_str(&report::table(results));
     page.push_str(&report::list("What was lost", losses(results, rounds, failed)));
@@ -30,18 +28,9 @@ pub fn write_all(
     page.push_str(&svg::ratios(results));
     page.push_str(&report::list("How it was measured", &context.setup));
     page.push_str(report::TAIL);
-    let mut written =
-        vec![folder.join("bench-shares.json"), folder.join("bench-shares-rounds.json")];
-    for (name, text) in [
-        ("bench-shares-ratios.svg", svg::ratios(results)),
-        ("bench-shares.svg", plot::shares(traces)),
-        ("bench-shares.html", page),
-    ] {
-        let path = folder.join(name);
-        std::fs::write(&path, text).map_err(|e| BenchError::file("write", &path, e))?;
-        written.push(path);
-    }
-    Ok(written)
+    let texts =
+        [("-ratios.svg", svg::ratios(results)), (".svg", plot::shares(traces)), (".html", page)];
+    write_run(folder, "bench-shares", results, &rounds, &texts)
 }
 
 fn headline(results: &Results) -> String {

@@ -240,7 +240,7 @@ impl Control {
         member.index = index;
         let connection = domain
             .server
-            .add(member.id(), member.mailbox.fd().clone())
+            .add(member.id(), Arc::clone(member.mailbox.file()))
             .map_err(ChannelError::io("making a doorbell connection"))?;
         let vectors = domain.server.vectors();
         let serial = member.serial;

@@ -24,6 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use base::event::Event;
+use base::shm::SharedMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::net::{
@@ -41,14 +42,14 @@ const SHARED_MEMORY: i64 = -1;
 /// A descriptor that goes with a message.
 #[derive(Debug, Clone)]
 enum Attached {
-    Memory(Arc<OwnedFd>),
+    Memory(Arc<SharedMemory>),
     Bell(Arc<Event>),
 }
 
 impl AsFd for Attached {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Memory(fd) => fd.as_fd(),
+            Self::Memory(memory) => memory.as_fd(),
             Self::Bell(event) => event.as_fd(),
         }
     }
@@ -91,7 +92,7 @@ impl Server {
 
     /// Seats a member and tells everyone. Returns the other end of its connection, in which all that
     /// it must be told at the beginning is already.
-    pub fn add(&mut self, id: u16, mailbox: Arc<OwnedFd>) -> io::Result<OwnedFd> {
+    pub fn add(&mut self, id: u16, mailbox: Arc<SharedMemory>) -> io::Result<OwnedFd> {
         let bells = match self.bells.entry(id) {
             Entry::Occupied(bells) => bells.into_mut(),
             Entry::Vacant(place) => {

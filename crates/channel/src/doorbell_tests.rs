@@ -1,11 +1,11 @@
 use proptest::prelude::*;
-use rustix::fs::{MemfdFlags, OFlags};
+use rustix::fs::OFlags;
 
 use super::testing::{receive, receive_all};
 use super::*;
 
-fn memory() -> Arc<OwnedFd> {
-    Arc::new(rustix::fs::memfd_create("mailbox", MemfdFlags::CLOEXEC).unwrap())
+fn memory() -> Arc<SharedMemory> {
+    Arc::new(SharedMemory::new("mailbox", 4096).unwrap())
 }
 
 fn inode(fd: impl AsFd) -> u64 {

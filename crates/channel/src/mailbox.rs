@@ -6,14 +6,12 @@
 //! once, word by word.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use base::shm::SharedMemory;
 use guest_abi::channel::{GUEST_OFF, Guest, HOST_MAGIC, MAILBOX_LEN};
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::fs::SealFlags;
 use zerocopy::{FromBytes, FromZeros};
 
 /// Bytes of a word: what is read and written at once.
@@ -35,16 +33,12 @@ pub(crate) type HostHalf = [u64; HOST_WORDS];
 
 /// A mailbox, mapped.
 pub(crate) struct Mailbox {
-    fd: Arc<OwnedFd>,
-    map: NonNull<AtomicU64>,
+    memory: Arc<SharedMemory>,
     /// What was published last; none before the first time.
     last: Option<Box<HostHalf>>,
     seq: u32,
     heartbeat: u64,
 }
-
-// SAFETY: the mapping is memory shared with another process, accessed through atomics only.
-unsafe impl Send for Mailbox {}
 
 impl std::fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,40 +49,25 @@ impl std::fmt::Debug for Mailbox {
 impl Mailbox {
     /// A new one, of zeroes. Its file can be neither shortened nor lengthened, so no access faults.
     pub fn new() -> io::Result<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("millrace-mailbox", flags)?;
-        rustix::fs::ftruncate(&fd, MAILBOX_LEN as u64)?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals)?;
-        Self::map(fd)
+        let memory = SharedMemory::new("millrace-mailbox", MAILBOX_LEN)?;
+        rustix::fs::fcntl_add_seals(&memory, SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Self::over(memory))
     }
 
-    fn map(fd: OwnedFd) -> io::Result<Self> {
-        // SAFETY: a fresh mapping at an address chosen by the kernel; it aliases nothing of ours.
-        let map = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                MAILBOX_LEN,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &fd,
-                0,
-            )?
-        };
-        let map =
-            NonNull::new(map.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
-        Ok(Self { fd: Arc::new(fd), map, last: None, seq: 0, heartbeat: 0 })
+    /// `memory` has [`MAILBOX_LEN`] bytes.
+    fn over(memory: SharedMemory) -> Self {
+        Self { memory: Arc::new(memory), last: None, seq: 0, heartbeat: 0 }
     }
 
     /// Its file, for the member.
-    pub fn fd(&self) -> &Arc<OwnedFd> {
-        &self.fd
+    pub fn file(&self) -> &Arc<SharedMemory> {
+        &self.memory
     }
 
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping has WORDS words, is page-aligned, and lives as long as `self`; the
         // file is sealed against shrinking. Everyone in this process accesses it through atomics.
-        unsafe { std::slice::from_raw_parts(self.map.as_ptr(), WORDS) }
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), WORDS) }
     }
 
     /// Writes the host's half, if it says anything new. Its magic number, heartbeat and `table_seq`
@@ -145,13 +124,6 @@ impl Mailbox {
     }
 }
 
-impl Drop for Mailbox {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`, unmapped once.
-        let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), MAILBOX_LEN) };
-    }
-}
-
 /// The other side of a mailbox, for tests.
 #[cfg(test)]
 pub(crate) mod testing {
@@ -166,7 +138,7 @@ pub(crate) mod testing {
 
     impl MemberSide {
         pub fn new(fd: OwnedFd) -> Self {
-            Self(Mailbox::map(fd).unwrap())
+            Self(Mailbox::over(SharedMemory::from_fd(fd).unwrap()))
         }
 
         pub fn word(&self, off: usize) -> u64 {

@@ -1,3 +1,4 @@
+use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 
 use guest_abi::channel::GUEST_MAGIC;
@@ -7,17 +8,17 @@ use super::testing::MemberSide;
 use super::*;
 
 fn member_of(mailbox: &Mailbox) -> MemberSide {
-    MemberSide::new(mailbox.fd().try_clone().unwrap())
+    MemberSide::new(mailbox.file().as_fd().try_clone_to_owned().unwrap())
 }
 
 #[test]
 fn the_file_keeps_its_length() {
     let mailbox = Mailbox::new().unwrap();
-    assert_eq!(rustix::fs::fstat(&**mailbox.fd()).unwrap().st_size, MAILBOX_LEN as i64);
+    assert_eq!(rustix::fs::fstat(&**mailbox.file()).unwrap().st_size, MAILBOX_LEN as i64);
     for len in [0, MAILBOX_LEN as u64 * 2] {
-        assert!(rustix::fs::ftruncate(&**mailbox.fd(), len).is_err());
+        assert!(rustix::fs::ftruncate(&**mailbox.file(), len).is_err());
     }
-    assert!(rustix::fs::fcntl_add_seals(&**mailbox.fd(), SealFlags::WRITE).is_err());
+    assert!(rustix::fs::fcntl_add_seals(&**mailbox.file(), SealFlags::WRITE).is_err());
 }
 
 #[test]

@@ -117,6 +117,8 @@ fn count(count: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use guest_abi::channel::{MAX_EXCLUDES, MAX_MEMBERS};
 
     use super::*;
@@ -126,7 +128,7 @@ mod tests {
     #[test]
     fn everything_is_where_the_member_looks_for_it() {
         let mut mailbox = Mailbox::new().unwrap();
-        let member = MemberSide::new(mailbox.fd().try_clone().unwrap());
+        let member = MemberSide::new(mailbox.file().as_fd().try_clone_to_owned().unwrap());
         let regions = [MemoryRegion { gpa: 1 << 32, len: 8192, off: 4096 }; MAX_REGIONS];
         let flow = Flow {
             local: "10.0.0.1:80".parse().unwrap(),

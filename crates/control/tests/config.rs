@@ -1,6 +1,8 @@
 //! The config file: what is refused, with which words and where; drop-ins; defaults.
 #![allow(non_snake_case, clippy::unwrap_used)]
 
+mod problems;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,11 +10,7 @@ use control::config::{
     AttachBody, BindMode, Config, DiskFormat, HolderConfig, PauseKind, PipesConfig, Placement,
     Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
 };
-
-fn errors(text: &str) -> Vec<String> {
-    let problems = parse(Path::new("m.toml"), text).expect_err(text);
-    problems.problems.iter().map(ToString::to_string).collect()
-}
+use problems::errors;
 
 /// Each case: a config, and the problems it has, in order: where, and words of the text.
 #[test]
@@ -171,12 +169,7 @@ fn bad_configs_are_told_with_place_and_fix() {
         ),
     ];
     for (text, expected) in cases {
-        let found = errors(text);
-        assert_eq!(found.len(), expected.len(), "{text}\n=> {found:#?}");
-        for (problem, (place, words)) in found.iter().zip(*expected) {
-            assert!(problem.starts_with(place), "{text}\n=> {problem}\nnot at {place}");
-            assert!(problem.contains(words), "{text}\n=> {problem}\nwithout {words}");
-        }
+        problems::expect(text, expected);
     }
 }
 

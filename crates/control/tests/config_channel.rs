@@ -1,17 +1,16 @@
 //! Channels in the config: what is refused, with which words and where; defaults.
 #![allow(clippy::unwrap_used)]
 
+mod problems;
+
 use std::path::Path;
 
 use control::config::{ChannelConfig, ChannelsConfig, Config, Problems, parse};
+use problems::errors;
 use serde_json::json;
 
 fn read(text: &str) -> Result<Config, Problems> {
     parse(Path::new("m.toml"), text)
-}
-
-fn errors(text: &str) -> Vec<String> {
-    read(text).expect_err(text).problems.iter().map(ToString::to_string).collect()
 }
 
 /// A VM of the domain `t`, with more of its channel.
@@ -96,12 +95,7 @@ fn bad_channels_are_told_with_place_and_fix() {
         ),
     ];
     for (text, expected) in cases {
-        let found = errors(text);
-        assert_eq!(found.len(), expected.len(), "{text}\n=> {found:#?}");
-        for (problem, (place, words)) in found.iter().zip(*expected) {
-            assert!(problem.starts_with(place), "{text}\n=> {problem}\nnot at {place}");
-            assert!(problem.contains(words), "{text}\n=> {problem}\nwithout {words}");
-        }
+        problems::expect(text, expected);
     }
 }
 
