@@ -197,6 +197,7 @@ u32 mr_queue_lent(struct mr_queue *q);
 /* channel_rx.c */
 int mr_vectors_start(struct mr_channel *ch);
 void mr_vectors_stop(struct mr_channel *ch);
+void mr_vector_kick(struct mr_vector *v);
 void mr_vectors_kick(struct mr_channel *ch);
 bool mr_vector_rearm(struct mr_vector *v);
 void mr_vector_disarm(struct mr_vector *v);

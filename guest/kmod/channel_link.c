@@ -260,21 +260,26 @@ static bool is_silent(const struct mr_peer *peer)
 	return time_after(jiffies, peer->heard + msecs_to_jiffies(peer->ch->dead_after_ms));
 }
 
-/* Whether everything that either side sent has arrived. */
-static bool rings_are_empty(struct mr_peer *peer)
+/* Whether we have taken everything that the peer sent. */
+static bool all_is_taken(const struct mr_peer *peer)
 {
-	bool gone = peer->dead || is_silent(peer);
 	u32 i;
 
-	if (!peer->attached || peer->broken)
-		return true;
-	for (i = 0; i < peer->queues; i++) {
-		struct mr_queue *q = &peer->queue[i];
+	for (i = 0; peer->attached && i < peer->queues; i++) {
+		const struct mr_queue *q = &peer->queue[i];
 
 		if (READ_ONCE(q->taken) != mr_read32(&q->theirs->produced))
 			return false;
 	}
-	return gone || mr_peer_is_idle(peer);
+	return true;
+}
+
+/* Whether everything that either side sent has arrived. */
+static bool rings_are_empty(struct mr_peer *peer)
+{
+	if (!peer->attached || peer->broken)
+		return true;
+	return all_is_taken(peer) && (peer->dead || is_silent(peer) || mr_peer_is_idle(peer));
 }
 
 static u32 lent(struct mr_peer *peer)
@@ -297,19 +302,21 @@ static u32 lent(struct mr_peer *peer)
 
 static void drain(struct mr_peer *peer)
 {
+	bool empty;
 	u32 theirs;
 
 	/* It may have seen our offer while we did not look at its own. */
 	if (!peer->their_link)
 		peer->their_link = their_offer(peer);
 	theirs = their_state(peer);
+	empty = rings_are_empty(peer);
 	/* Nobody may ring for the last entries. */
-	if (!rings_are_empty(peer))
+	if (!empty)
 		mr_vectors_kick(peer->ch);
 	if (peer->their_link && !peer->broken && theirs != MR_LINK_DRAINING &&
 	    theirs != MR_LINK_CLOSED)
 		return;
-	if (rings_are_empty(peer) && !lent(peer) && !READ_ONCE(peer->borrowed))
+	if (empty && !lent(peer) && !READ_ONCE(peer->borrowed))
 		set_state(peer, MR_LINK_CLOSED);
 }
 
@@ -387,22 +394,10 @@ void mr_links_update(struct mr_channel *ch)
 }
 
 /*
- * Entries that nobody rang for. Under KVM there are none; QEMU's emulation drops memory barriers
- * when a guest cannot have a second CPU, and then a doorbell can be missed.
+ * Notices who lives; returns slots that were released while nothing is sent; receives what nobody
+ * rang for. Under KVM there is none; QEMU's emulation drops memory barriers when a guest cannot
+ * have a second CPU, and then a doorbell can be missed.
  */
-static bool is_forgotten(const struct mr_peer *peer)
-{
-	u32 i;
-
-	for (i = 0; peer->attached && i < peer->queues; i++) {
-		if (mr_read32(&peer->queue[i].theirs->produced) !=
-		    READ_ONCE(peer->queue[i].taken))
-			return true;
-	}
-	return false;
-}
-
-/* Notices who lives; returns slots that were released while nothing is sent. */
 void mr_links_beat(struct mr_channel *ch)
 {
 	bool forgotten = false;
@@ -420,7 +415,7 @@ void mr_links_beat(struct mr_channel *ch)
 			peer->heard = jiffies;
 		}
 		lent(peer);
-		forgotten |= is_forgotten(peer);
+		forgotten |= !all_is_taken(peer);
 	}
 	if (forgotten)
 		mr_vectors_kick(ch);

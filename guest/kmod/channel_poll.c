@@ -61,13 +61,6 @@ static void sched_out(struct preempt_notifier *notifier, struct task_struct *nex
 
 static struct preempt_ops notifier_ops = { .sched_in = sched_in, .sched_out = sched_out };
 
-static void receive_now(struct mr_vector *v)
-{
-	local_bh_disable();
-	napi_schedule(&v->napi);
-	local_bh_enable();
-}
-
 /* Until nothing came for the time that is right now. */
 static void poll_rings(struct mr_vector *v)
 {
@@ -77,7 +70,7 @@ static void poll_rings(struct mr_vector *v)
 		if (!READ_ONCE(v->on_cpu))
 			disarm(v);
 		if (mr_vector_has_entries(v)) {
-			receive_now(v);
+			mr_vector_kick(v);
 			v->poll_hits++;
 			until = ktime_get_ns() + v->window_ns;
 		}

@@ -364,16 +364,20 @@ void mr_vectors_stop(struct mr_channel *ch)
 	ch->vector = NULL;
 }
 
-/* Looks into all rings once, whether or not somebody rang. */
+/* Looks into the rings of its number once, whether or not somebody rang. */
+void mr_vector_kick(struct mr_vector *v)
+{
+	local_bh_disable();
+	napi_schedule(&v->napi);
+	local_bh_enable();
+}
+
 void mr_vectors_kick(struct mr_channel *ch)
 {
 	u32 i;
 
-	for (i = 0; i < ch->queues; i++) {
-		local_bh_disable();
-		napi_schedule(&ch->vector[i].napi);
-		local_bh_enable();
-	}
+	for (i = 0; i < ch->queues; i++)
+		mr_vector_kick(&ch->vector[i]);
 }
 
 struct mr_peer *mr_rx_peer(const struct mr_rx *rx)

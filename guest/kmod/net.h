@@ -6,10 +6,12 @@
 #define MILLRACE_NET_INTERNAL_H
 
 #include <linux/etherdevice.h>
+#include <linux/hashtable.h>
 #include <linux/if_ether.h>
 #include <linux/mutex.h>
 #include <linux/netdevice.h>
 #include <linux/percpu.h>
+#include <linux/ip.h>
 #include <linux/skbuff.h>
 #include <linux/virtio_net.h>
 #include <net/ipv6.h>
@@ -17,7 +19,7 @@
 
 #include "include/millrace_channel.h"
 
-#define MR_NET_BUCKETS 256 /* of destinations: 31 members with 16 addresses at most */
+#define MR_NET_BITS 8 /* of destinations: 31 members with 16 addresses at most */
 #define MR_NET_BACKLOG 1000 /* packets that wait for room, per peer and queue: a txqueuelen */
 #define MR_NET_HELD 1000 /* packets of one destination while it changes its way */
 
@@ -110,7 +112,8 @@ struct mr_dest {
 extern struct mutex mr_net_lock; /* of everything that changes destinations */
 extern struct mr_self __rcu *mr_self;
 extern struct mr_node __rcu *mr_nodes[MR_MAX_MEMBERS];
-extern struct hlist_head mr_dests[MR_NET_BUCKETS];
+extern DECLARE_HASHTABLE(mr_dests, MR_NET_BITS);
+void mr_dest_try_again(struct mr_dest *dest);
 struct mr_dest *mr_dest_find(const struct in6_addr *address);
 bool mr_is_own_address(const struct in6_addr *address);
 bool mr_has_address(const struct in6_addr *addresses, u32 len, const struct in6_addr *address);
@@ -145,10 +148,25 @@ void mr_backlog_writable(struct mr_peer *peer, unsigned int queue);
 bool mr_backlog_is_empty(u32 index);
 void mr_backlog_init(void);
 void mr_backlog_flush(u32 index);
-int mr_send_frame(struct mr_peer *peer, unsigned int queue, struct sk_buff *skb);
+int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb);
 int mr_send_control(struct mr_peer *peer, u8 what, u32 token);
 
+/* Source and destination of an IP packet whose header is in linear memory. */
+static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *source,
+				struct in6_addr *destination)
+{
+	if (skb->protocol == htons(ETH_P_IP)) {
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->saddr, source);
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, destination);
+	} else {
+		*source = ipv6_hdr(skb)->saddr;
+		*destination = ipv6_hdr(skb)->daddr;
+	}
+}
+
 /* net_receive.c */
+void mr_batch_deliver(struct list_head *batch);
+void mr_batch_drop(struct list_head *batch);
 struct sk_buff *mr_build_skb(struct mr_rx *rx);
 bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta);
 void mr_receive(struct mr_rx *rx);

@@ -61,10 +61,8 @@ static int net_show(struct seq_file *m, void *unused)
 	for (i = 0; i < MR_REASONS; i++)
 		seq_printf(m, "%s %llu\n", reasons[i], mr_count_sum(i));
 	mutex_lock(&mr_net_lock);
-	for (i = 0; i < MR_NET_BUCKETS; i++) {
-		hlist_for_each_entry(dest, &mr_dests[i], node)
-			show_dest(m, dest);
-	}
+	hash_for_each(mr_dests, i, dest, node)
+		show_dest(m, dest);
 	mutex_unlock(&mr_net_lock);
 	return 0;
 }

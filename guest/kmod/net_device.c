@@ -100,12 +100,8 @@ static u16 device_select_queue(struct net_device *dev, struct sk_buff *skb,
 static int send_to(u32 index, struct sk_buff *skb)
 {
 	struct mr_peer *peer = rcu_dereference(peers[index]);
-	unsigned int queues;
 
-	if (!peer)
-		return -ENOTCONN;
-	queues = mr_peer_queues(peer);
-	return mr_send_frame(peer, queues > 1 ? skb_get_hash(skb) % queues : 0, skb);
+	return peer ? mr_send_frame(peer, skb) : -ENOTCONN;
 }
 
 static void flood(struct sk_buff *skb)
@@ -177,10 +173,7 @@ static void device_receive(struct mr_rx *rx)
 
 static void device_received(unsigned int queue)
 {
-	if (!list_empty(&received[queue])) {
-		netif_receive_skb_list(&received[queue]);
-		INIT_LIST_HEAD(&received[queue]);
-	}
+	mr_batch_deliver(&received[queue]);
 }
 
 static void carrier_update(void)
@@ -369,7 +362,6 @@ free:
 
 void mr_device_exit(void)
 {
-	struct sk_buff *skb, *next;
 	unsigned int i;
 
 	if (!mr_dev)
@@ -383,11 +375,7 @@ void mr_device_exit(void)
 		if (peer)
 			mr_peer_put(peer);
 	}
-	for (i = 0; i < MR_MAX_QUEUES; i++) {
-		list_for_each_entry_safe(skb, next, &received[i], list) {
-			skb_list_del_init(skb);
-			kfree_skb(skb);
-		}
-	}
+	for (i = 0; i < MR_MAX_QUEUES; i++)
+		mr_batch_drop(&received[i]);
 	free_netdev(mr_dev);
 }

@@ -143,13 +143,7 @@ static bool is_same(const struct sk_buff *skb, const struct mr_packet *packet)
 {
 	struct in6_addr source, destination;
 
-	if (packet->family == AF_INET) {
-		ipv6_addr_set_v4mapped(ip_hdr(skb)->saddr, &source);
-		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &destination);
-	} else {
-		source = ipv6_hdr(skb)->saddr;
-		destination = ipv6_hdr(skb)->daddr;
-	}
+	mr_addresses(skb, &source, &destination);
 	return ipv6_addr_equal(&destination, &packet->dest->address) && mr_is_own_address(&source);
 }
 

@@ -203,20 +203,12 @@ static void begin(struct mr_dest *dest)
 /* Sends what was held by the way that is chosen now. */
 static void release_held(struct mr_dest *dest, enum mr_way way)
 {
-	struct sk_buff_head held;
 	struct sk_buff *skb;
 
-	__skb_queue_head_init(&held);
 	/* Whoever sends meanwhile waits for the lock, or goes behind: see net_hook.c. */
 	spin_lock_bh(&dest->lock);
-	if (way == MR_WAY_CHANNEL) {
-		while ((skb = __skb_dequeue(&dest->held))) {
-			if (mr_send_skb(dest, skb) < 0)
-				mr_ordinary_way(skb);
-		}
-	} else {
-		skb_queue_splice_init(&dest->held, &held);
-		while ((skb = __skb_dequeue(&held)))
+	while ((skb = __skb_dequeue(&dest->held))) {
+		if (way != MR_WAY_CHANNEL || mr_send_skb(dest, skb) < 0)
 			mr_ordinary_way(skb);
 	}
 	set_way(dest, way);
@@ -258,27 +250,42 @@ static void step_to_channel(struct mr_dest *dest)
 	}
 }
 
+/* Whether the peer has taken everything, or has had the time for it. */
+static bool is_drained(const struct mr_dest *dest)
+{
+	return is_older(dest, DRAIN_MS) ||
+	       (mr_peer_is_idle(dest->peer) && mr_backlog_is_empty(dest->index));
+}
+
+static void leave_channel(struct mr_dest *dest)
+{
+	mr_backlog_flush(dest->index);
+	release_held(dest, MR_WAY_ORDINARY);
+	let_go(dest);
+}
+
+static void hold_back(struct mr_dest *dest)
+{
+	spin_lock_bh(&dest->lock);
+	set_way(dest, MR_WAY_TO_ORDINARY);
+	spin_unlock_bh(&dest->lock);
+}
+
 static void step_channel(struct mr_dest *dest)
 {
 	if (holds(dest))
 		return;
-	spin_lock_bh(&dest->lock);
-	set_way(dest, MR_WAY_TO_ORDINARY);
-	spin_unlock_bh(&dest->lock);
+	hold_back(dest);
 	/* Senders that still saw the old way have put their packets into the ring. */
 	synchronize_net();
 }
 
 static void step_to_ordinary(struct mr_dest *dest)
 {
-	bool over = mr_peer_is_idle(dest->peer) && mr_backlog_is_empty(dest->index);
-
-	if (!over && !is_older(dest, DRAIN_MS))
+	if (!is_drained(dest))
 		return;
-	mr_backlog_flush(dest->index);
-	release_held(dest, MR_WAY_ORDINARY);
+	leave_channel(dest);
 	dest->retry_at = jiffies + msecs_to_jiffies(RETRY_MS);
-	let_go(dest);
 }
 
 /* True: it is on its way from one way to the other. */
@@ -303,10 +310,8 @@ static bool step_all(void)
 	unsigned int i;
 
 	mutex_lock(&mr_net_lock);
-	for (i = 0; i < MR_NET_BUCKETS; i++) {
-		hlist_for_each_entry(dest, &mr_dests[i], node)
-			moving |= step(dest);
-	}
+	hash_for_each(mr_dests, i, dest, node)
+		moving |= step(dest);
 	mutex_unlock(&mr_net_lock);
 	return moving;
 }
@@ -323,17 +328,11 @@ void mr_move_retire(struct mr_dest *dest)
 	lockdep_assert_held(&mr_net_lock);
 	if (dest->way == MR_WAY_ORDINARY)
 		return;
-	if (dest->way == MR_WAY_CHANNEL) {
-		spin_lock_bh(&dest->lock);
-		set_way(dest, MR_WAY_TO_ORDINARY);
-		spin_unlock_bh(&dest->lock);
-	}
-	while (dest->way == MR_WAY_TO_ORDINARY && !mr_peer_is_idle(dest->peer) &&
-	       !is_older(dest, DRAIN_MS))
+	if (dest->way == MR_WAY_CHANNEL)
+		hold_back(dest);
+	while (dest->way == MR_WAY_TO_ORDINARY && !is_drained(dest))
 		schedule_timeout_idle(1);
-	mr_backlog_flush(dest->index);
-	release_held(dest, MR_WAY_ORDINARY);
-	let_go(dest);
+	leave_channel(dest);
 }
 
 /* The mark came: everything that was sent before it, too. Softirq. */
@@ -342,14 +341,10 @@ void mr_move_arrived(u32 index, u32 token)
 	struct mr_dest *dest;
 	unsigned int i;
 
-	for (i = 0; i < MR_NET_BUCKETS; i++) {
-		hlist_for_each_entry_rcu(dest, &mr_dests[i], node) {
-			if (dest->index == index && READ_ONCE(dest->way) == MR_WAY_TO_CHANNEL &&
-			    dest->token == token) {
-				if (atomic_dec_and_test(&dest->marks))
-					mr_move_work_soon();
-			}
-		}
+	hash_for_each_rcu(mr_dests, i, dest, node) {
+		if (dest->index == index && READ_ONCE(dest->way) == MR_WAY_TO_CHANNEL &&
+		    dest->token == token && atomic_dec_and_test(&dest->marks))
+			mr_move_work_soon();
 	}
 }
 
@@ -374,13 +369,9 @@ void mr_move_peer_up(struct mr_peer *peer)
 	unsigned int i;
 
 	mutex_lock(&mr_net_lock);
-	for (i = 0; i < MR_NET_BUCKETS; i++) {
-		hlist_for_each_entry(dest, &mr_dests[i], node) {
-			if (dest->index == mr_peer_index(peer)) {
-				dest->failures = 0;
-				dest->retry_at = jiffies;
-			}
-		}
+	hash_for_each(mr_dests, i, dest, node) {
+		if (dest->index == mr_peer_index(peer))
+			mr_dest_try_again(dest);
 	}
 	mr_peer_get(peer);
 	WRITE_ONCE(mr_net_peers[mr_peer_index(peer)], peer);
@@ -414,12 +405,10 @@ static int neighbour_event(struct notifier_block *nb, unsigned long event, void 
 	if (event != NETEVENT_NEIGH_UPDATE)
 		return NOTIFY_DONE;
 	rcu_read_lock();
-	for (i = 0; i < MR_NET_BUCKETS; i++) {
-		hlist_for_each_entry_rcu(dest, &mr_dests[i], node) {
-			if (READ_ONCE(dest->neigh) == neigh) {
-				WRITE_ONCE(dest->recheck, true);
-				found = true;
-			}
+	hash_for_each_rcu(mr_dests, i, dest, node) {
+		if (READ_ONCE(dest->neigh) == neigh) {
+			WRITE_ONCE(dest->recheck, true);
+			found = true;
 		}
 	}
 	rcu_read_unlock();
@@ -435,10 +424,8 @@ void mr_move_recheck(void)
 	unsigned int i;
 
 	rcu_read_lock();
-	for (i = 0; i < MR_NET_BUCKETS; i++) {
-		hlist_for_each_entry_rcu(dest, &mr_dests[i], node)
-			WRITE_ONCE(dest->recheck, true);
-	}
+	hash_for_each_rcu(mr_dests, i, dest, node)
+		WRITE_ONCE(dest->recheck, true);
 	rcu_read_unlock();
 	mr_move_work_soon();
 }

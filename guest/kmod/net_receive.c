@@ -101,16 +101,13 @@ static bool has_right_addresses(struct sk_buff *skb, const struct mr_node *node)
 	if (skb->protocol == htons(ETH_P_IP)) {
 		if (!pskb_may_pull(skb, sizeof(struct iphdr)) || ip_hdr(skb)->version != 4)
 			return false;
-		ipv6_addr_set_v4mapped(ip_hdr(skb)->saddr, &source);
-		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &destination);
 	} else if (skb->protocol == htons(ETH_P_IPV6)) {
 		if (!pskb_may_pull(skb, sizeof(struct ipv6hdr)) || ipv6_hdr(skb)->version != 6)
 			return false;
-		source = ipv6_hdr(skb)->saddr;
-		destination = ipv6_hdr(skb)->daddr;
 	} else {
 		return false;
 	}
+	mr_addresses(skb, &source, &destination);
 	return mr_has_address(node->addresses, node->addresses_len, &source) &&
 	       mr_is_own_address(&destination);
 }
@@ -188,12 +185,29 @@ void mr_receive(struct mr_rx *rx)
 	receive_packet(rx, meta);
 }
 
+/* Gives the packets to the stack. Softirq. */
+void mr_batch_deliver(struct list_head *batch)
+{
+	if (!list_empty(batch)) {
+		netif_receive_skb_list(batch);
+		INIT_LIST_HEAD(batch);
+	}
+}
+
+/* What came after the client's last batch. */
+void mr_batch_drop(struct list_head *batch)
+{
+	struct sk_buff *skb, *next;
+
+	list_for_each_entry_safe(skb, next, batch, list) {
+		skb_list_del_init(skb);
+		kfree_skb(skb);
+	}
+}
+
 void mr_received(unsigned int queue)
 {
-	if (!list_empty(&batches[queue])) {
-		netif_receive_skb_list(&batches[queue]);
-		INIT_LIST_HEAD(&batches[queue]);
-	}
+	mr_batch_deliver(&batches[queue]);
 }
 
 /* A mark: everything that its sender sent before it has arrived, too. */
@@ -230,15 +244,9 @@ void mr_receive_init(void)
 
 void mr_receive_exit(void)
 {
-	struct sk_buff *skb, *next;
 	unsigned int i;
 
 	dev_remove_pack(&mark_type);
-	/* What came after the client's last batch. */
-	for (i = 0; i < MR_MAX_QUEUES; i++) {
-		list_for_each_entry_safe(skb, next, &batches[i], list) {
-			skb_list_del_init(skb);
-			kfree_skb(skb);
-		}
-	}
+	for (i = 0; i < MR_MAX_QUEUES; i++)
+		mr_batch_drop(&batches[i]);
 }

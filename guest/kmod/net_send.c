@@ -113,10 +113,18 @@ static int send_message(struct mr_peer *peer, unsigned int queue, struct sk_buff
 	return mr_send(peer, queue, &tx);
 }
 
-/* A frame of the device; it stays the caller's. */
-int mr_send_frame(struct mr_peer *peer, unsigned int queue, struct sk_buff *skb)
+/* Packets of a flow go by one queue, which keeps their order. */
+static unsigned int queue_of(const struct mr_peer *peer, struct sk_buff *skb)
 {
-	return send_message(peer, queue, skb, MR_CLIENT_DEVICE, NULL);
+	unsigned int queues = mr_peer_queues(peer);
+
+	return queues > 1 ? skb_get_hash(skb) % queues : 0;
+}
+
+/* A frame of the device; it stays the caller's. */
+int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb)
+{
+	return send_message(peer, queue_of(peer, skb), skb, MR_CLIENT_DEVICE, NULL);
 }
 
 static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
@@ -189,8 +197,7 @@ static int send_segments(struct mr_dest *dest, struct sk_buff *skb)
  */
 int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb)
 {
-	unsigned int queues = mr_peer_queues(dest->peer);
-	unsigned int queue = queues > 1 ? skb_get_hash(skb) % queues : 0;
+	unsigned int queue = queue_of(dest->peer, skb);
 	struct mr_backlog *backlog = &backlogs[dest->index][queue];
 	int err = -ENOSPC;
 

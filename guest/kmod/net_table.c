@@ -12,7 +12,7 @@
 DEFINE_MUTEX(mr_net_lock); /* inside rtnl and the channel's lock */
 struct mr_self __rcu *mr_self;
 struct mr_node __rcu *mr_nodes[MR_MAX_MEMBERS];
-struct hlist_head mr_dests[MR_NET_BUCKETS];
+DEFINE_HASHTABLE(mr_dests, MR_NET_BITS);
 
 /* Flows that take the ordinary way; replaced as a whole. NULL: none. */
 struct mr_exclude_list {
@@ -25,7 +25,7 @@ static struct mr_exclude_list __rcu *excluded;
 
 static u32 bucket(const struct in6_addr *address)
 {
-	return jhash2((__force const u32 *)address->s6_addr32, 4, 0) % MR_NET_BUCKETS;
+	return jhash2((__force const u32 *)address->s6_addr32, 4, 0) % HASH_SIZE(mr_dests);
 }
 
 /* In a reader's section. */
@@ -178,6 +178,13 @@ static bool node_is(const struct mr_node *node, const struct mr_member_info *inf
 		       info->addresses_len * sizeof(info->addresses[0]));
 }
 
+/* What failed may be right by what is known now. */
+void mr_dest_try_again(struct mr_dest *dest)
+{
+	dest->failures = 0;
+	dest->retry_at = jiffies;
+}
+
 static void dest_add(const struct mr_node *node, const struct in6_addr *address)
 {
 	struct mr_dest *dest = mr_dest_find(address);
@@ -191,7 +198,7 @@ static void dest_add(const struct mr_node *node, const struct in6_addr *address)
 	dest->address = *address;
 	dest->id = node->id;
 	dest->index = node->index;
-	dest->retry_at = jiffies;
+	mr_dest_try_again(dest);
 	spin_lock_init(&dest->lock);
 	__skb_queue_head_init(&dest->held);
 	hlist_add_head_rcu(&dest->node, &mr_dests[bucket(address)]);
@@ -212,18 +219,14 @@ static void dests_prune(u32 index, const struct mr_node *node)
 	struct mr_dest *dest;
 	unsigned int i;
 
-	for (i = 0; i < MR_NET_BUCKETS; i++) {
-		hlist_for_each_entry_safe(dest, next, &mr_dests[i], node) {
-			if (dest->index != index)
-				continue;
-			dest->recheck = true;
-			/* What failed may be right by what is known now. */
-			dest->failures = 0;
-			dest->retry_at = jiffies;
-			if (!node || dest->id != node->id ||
-			    !mr_has_address(node->addresses, node->addresses_len, &dest->address))
-				dest_remove(dest);
-		}
+	hash_for_each_safe(mr_dests, i, next, dest, node) {
+		if (dest->index != index)
+			continue;
+		dest->recheck = true;
+		mr_dest_try_again(dest);
+		if (!node || dest->id != node->id ||
+		    !mr_has_address(node->addresses, node->addresses_len, &dest->address))
+			dest_remove(dest);
 	}
 }
 

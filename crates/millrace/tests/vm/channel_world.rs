@@ -1,17 +1,8 @@
 //! Guests of one daemon and one trust domain, with the channel's kernel modules at hand.
 
-use std::time::{Duration, Instant};
-
 use lab::{Daemon, Guest, Image, ImageBuilder, KernelChoice, Lab, Net, Vm};
 
-use crate::common::{LONG, alone, boot, daemon};
-
-/// For what takes milliseconds on a quiet machine: hot-plug, links, leaving.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at what announces itself to nobody.
-const LOOK: Duration = Duration::from_millis(20);
-/// Of a xfer receiver to say that it listens, and of a program to end after its work.
-pub const READY: Duration = Duration::from_secs(60);
+use crate::common::{boot, daemon, until};
 
 /// One guest.
 #[derive(Clone, Copy)]
@@ -81,15 +72,6 @@ fn guest(lab: &Lab, daemon: &Daemon, machine: Machine, image: &ImageBuilder) -> 
         .root_ports(5)
         .monitor(monitor)
         .net(Net::vhost_user(daemon.socket(machine.name, "n")))
-}
-
-#[track_caller]
-pub fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(LOOK);
-    }
 }
 
 /// A number after a word in one of the modules' listings, summed over all lines that begin so.
@@ -197,23 +179,4 @@ pub fn is_sound(guest: &Guest) {
         })
         .collect();
     assert!(bad.is_empty(), "{}: {bad:#?}", guest.name());
-}
-
-/// A transfer from one guest to another, with `mid` done while it runs; hashes compared.
-pub fn during(from: &Guest, to: &Guest, kind: &str, at: &str, len_bytes: u64, mid: impl FnOnce()) {
-    let mut receiver =
-        to.spawn(&format!("agent xfer recv {kind} listen {at} {len_bytes}")).unwrap();
-    receiver.wait_line("listening", READY).unwrap();
-    let sender = from.spawn(&format!("agent xfer send {kind} connect {at} {len_bytes}")).unwrap();
-    mid();
-    let sent = sender.wait(LONG).unwrap().json().unwrap();
-    let received = receiver.wait(LONG).unwrap().json().unwrap();
-    assert_eq!(sent["hash"], received["hash"], "{kind} {at}");
-    assert_eq!((&sent["bytes"], &received["bytes"]), (&len_bytes.into(), &len_bytes.into()));
-    println!("{} -> {} {kind} {at}: {sent}", from.name(), to.name());
-}
-
-/// Keeps other VM tests out.
-pub fn quiet() -> std::sync::MutexGuard<'static, ()> {
-    alone()
 }

@@ -5,10 +5,9 @@ use std::time::Duration;
 use lab::{Guest, KernelChoice};
 
 use crate::channel_world::{
-    Machine, READY, World, address, channel, count, during, is_sound, load, nothing_is_held, quiet,
-    recipe, unload, until, world,
+    Machine, World, address, channel, count, is_sound, load, nothing_is_held, recipe, unload, world,
 };
-use crate::common::{GIB, LONG, MIB, amount};
+use crate::common::{GIB, LONG, MIB, READY, alone, amount, transfer, transfer_during, until};
 
 const OLD: KernelChoice = KernelChoice::V6_1;
 const NEW: KernelChoice = KernelChoice::V6_12;
@@ -29,18 +28,18 @@ fn by_channel(guest: &Guest, work: impl FnOnce()) {
 /// TCP over IPv4 and IPv6 and UDP, each way.
 fn exchange(a: &Guest, b: &Guest, of: (&str, &str), full_bytes: u64) {
     let len = amount(full_bytes);
-    by_channel(a, || during(a, b, "tcp", of.0, len, || ()));
-    by_channel(a, || during(a, b, "tcp", of.1, len, || ()));
-    by_channel(a, || during(a, b, "udp", of.0, len / 4, || ()));
+    by_channel(a, || transfer(a, b, "tcp", of.0, len));
+    by_channel(a, || transfer(a, b, "tcp", of.1, len));
+    by_channel(a, || transfer(a, b, "udp", of.0, len / 4));
 }
 
 fn moves(kernel: KernelChoice, vcpus: u32) {
-    let _quiet = quiet();
+    let _alone = alone();
     let world = pair(kernel, vcpus);
     let [a, b] = [&world.guests[0], &world.guests[1]];
     let len = amount(10 * GIB);
     // Onto the channel while connections run.
-    during(a, b, "tcp", &address(1), len, || {
+    transfer_during(a, b, "tcp", &address(1), len, || {
         load(a);
         load(b);
         world.linked(&[a, b]);
@@ -51,13 +50,13 @@ fn moves(kernel: KernelChoice, vcpus: u32) {
     nothing_is_held(a);
     nothing_is_held(b);
     // Off it while they run: the receiver's module goes, then the sender's.
-    during(a, b, "tcp", &address(1), len, || unload(b));
+    transfer_during(a, b, "tcp", &address(1), len, || unload(b));
     load(b);
     world.linked(&[a, b]);
-    during(a, b, "tcp", &address(1), len, || unload(a));
+    transfer_during(a, b, "tcp", &address(1), len, || unload(a));
     load(a);
     world.linked(&[a, b]);
-    during(b, a, "udp", &address(0), len / 4, || unload(b));
+    transfer_during(b, a, "udp", &address(0), len / 4, || unload(b));
     is_sound(a);
     is_sound(b);
 }
@@ -74,7 +73,7 @@ fn connections_move_on_guests_with_two_cpus_and_the_newer_kernel() {
 
 #[test]
 fn datagrams_keep_their_order_on_the_way_in_and_out() {
-    let _quiet = quiet();
+    let _alone = alone();
     let world = pair(OLD, 1);
     let [a, b] = [&world.guests[0], &world.guests[1]];
     let mut receiver = b.spawn(&format!("agent order recv {}", address(1))).unwrap();
@@ -103,7 +102,7 @@ fn datagrams_keep_their_order_on_the_way_in_and_out() {
 
 #[test]
 fn four_guests_of_all_kinds_talk_and_one_is_killed() {
-    let _quiet = quiet();
+    let _alone = alone();
     let machines = [
         Machine::new("a", OLD, 1),
         Machine::new("b", OLD, 2),
@@ -116,7 +115,7 @@ fn four_guests_of_all_kinds_talk_and_one_is_killed() {
     world.linked(&all);
     let len = amount(2 * GIB);
     for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
-        by_channel(all[from], || during(all[from], all[to], "tcp", &address(to), len, || ()));
+        by_channel(all[from], || transfer(all[from], all[to], "tcp", &address(to), len));
     }
     // Killed while it receives: its peers give its memory back, and go on with one another.
     let mut receiver =
@@ -132,7 +131,7 @@ fn four_guests_of_all_kinds_talk_and_one_is_killed() {
         all[..3].iter().all(|guest| channel(guest, "memory", "mapped") == 2)
     });
     world.linked(&all[..3]);
-    by_channel(all[0], || during(all[0], all[1], "tcp", &address(1), len, || ()));
+    by_channel(all[0], || transfer(all[0], all[1], "tcp", &address(1), len));
     all[..3].iter().for_each(|guest| {
         nothing_is_held(guest);
         is_sound(guest);
@@ -141,13 +140,13 @@ fn four_guests_of_all_kinds_talk_and_one_is_killed() {
 
 #[test]
 fn a_member_leaves_and_joins_under_load() {
-    let _quiet = quiet();
+    let _alone = alone();
     let world = pair(NEW, 1);
     let [a, b] = [&world.guests[0], &world.guests[1]];
     load(a);
     load(b);
     world.linked(&[a, b]);
-    during(a, b, "tcp", &address(1), amount(10 * GIB), || {
+    transfer_during(a, b, "tcp", &address(1), amount(10 * GIB), || {
         world.command("b", "leave");
         assert_eq!(world.links(a), 0);
         world.command("b", "join");
@@ -156,7 +155,7 @@ fn a_member_leaves_and_joins_under_load() {
         world.command("a", "join");
         world.linked(&[a, b]);
     });
-    by_channel(a, || during(a, b, "tcp", &address(1), 64 * MIB, || ()));
+    by_channel(a, || transfer(a, b, "tcp", &address(1), 64 * MIB));
     nothing_is_held(a);
     nothing_is_held(b);
     is_sound(a);

@@ -1,7 +1,7 @@
 //! What all VM tests share: one lab at a time, guests on the daemon, transfers compared by hash.
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::{Daemon, DaemonBuilder, Guest, GuestBuilder, Lab};
 use serde_json::Value;
@@ -10,13 +10,26 @@ use serde_json::Value;
 pub const BOOT: Duration = Duration::from_secs(90);
 /// Anything that only moves data.
 pub const LONG: Duration = Duration::from_secs(3600);
-const READY: Duration = Duration::from_secs(60);
+/// For what takes milliseconds on a quiet machine.
+pub const READY: Duration = Duration::from_secs(60);
+/// Between two looks at what announces itself to nobody.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Guests are emulated on two cores: one test at a time, whatever the test runner does.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 pub fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Asks again and again for what nobody tells.
+#[track_caller]
+pub fn until(complaint: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + READY;
+    while !is_so() {
+        assert!(Instant::now() < end, "not within {READY:?}: {complaint}");
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// The full amount in a soak run; otherwise a 64th of it, in whole MiB and at least 4.
@@ -52,11 +65,25 @@ fn same_hash(sent: &Value, received: &Value, len_bytes: u64) {
 
 /// `from` sends to `to`, which listens at `address`.
 pub fn transfer(from: &Guest, to: &Guest, kind: &str, address: &str, len_bytes: u64) {
+    transfer_during(from, to, kind, address, len_bytes, || ());
+}
+
+/// As [`transfer`]; `mid` is done while it runs.
+pub fn transfer_during(
+    from: &Guest,
+    to: &Guest,
+    kind: &str,
+    address: &str,
+    len_bytes: u64,
+    mid: impl FnOnce(),
+) {
     let mut receiver =
         to.spawn(&format!("agent xfer recv {kind} listen {address} {len_bytes}")).unwrap();
     receiver.wait_line("listening", READY).unwrap();
     let send = format!("agent xfer send {kind} connect {address} {len_bytes}");
-    let sent = from.run_for(&send, LONG).unwrap().json().unwrap();
+    let sender = from.spawn(&send).unwrap();
+    mid();
+    let sent = sender.wait(LONG).unwrap().json().unwrap();
     let received = receiver.wait(READY).unwrap().json().unwrap();
     same_hash(&sent, &received, len_bytes);
     println!("{} -> {} {kind} {address}: {sent}", from.name(), to.name());

@@ -8,9 +8,9 @@ use guest_abi::Reason;
 use lab::{AGENT_SERVICE, ImageBuilder, Running};
 use lab_agent::stream::Stream;
 
-use crate::common::alone;
+use crate::common::{alone, until};
 use crate::pipe_world::{
-    Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh, until,
+    Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh,
 };
 
 const LEN_BYTES: u64 = 300_001;

@@ -7,8 +7,8 @@ use std::net::TcpStream;
 use lab::Running;
 use lab_agent::stream::Stream;
 
-use crate::common::{MIB, alone};
-use crate::pipe_world::{Client, World, recipe, sh, until, world_with};
+use crate::common::{MIB, alone, until};
+use crate::pipe_world::{Client, World, recipe, sh, world_with};
 
 const CONFIG: &str = "listen=YES\nbackground=NO\nanonymous_enable=YES\nno_anon_password=YES\n\
     anon_root=/mnt\nallow_writeable_chroot=YES\nseccomp_sandbox=NO\n\

@@ -12,11 +12,10 @@ use lab_agent::stream::Stream;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::common::{LONG, MIB, alone};
+use crate::common::{LONG, MIB, alone, until};
 use crate::hostile::{Hostile, Wish, block_of, hello, name, socket_end};
 use crate::pipe_world::{
-    Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh, until,
-    world_with,
+    Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh, world_with,
 };
 use crate::twins;
 

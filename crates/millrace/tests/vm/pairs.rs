@@ -14,9 +14,9 @@ use lab_agent::stream::Stream;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::common::{GIB, LONG, MIB, alone, amount};
+use crate::common::{GIB, LONG, MIB, alone, amount, until};
 use crate::pipe_world::{
-    Client, Machine, READY, World, agent, boot, listening, recipe, report, sh, until, world,
+    Client, Machine, READY, World, agent, boot, listening, recipe, report, sh, world,
 };
 use crate::relay::{Faults, Relay};
 

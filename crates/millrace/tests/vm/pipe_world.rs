@@ -3,14 +3,14 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_abi::Reason;
 use lab::{AGENT_SERVICE, Daemon, Disk, Guest, Image, ImageBuilder, Lab, Net, Running, Vm, Vsock};
 use lab_agent::stream::Stream;
 use serde_json::Value;
 
-use crate::common::{BOOT, LONG, MIB, daemon};
+use crate::common::{BOOT, LONG, MIB, daemon, until};
 
 pub const READY: Duration = Duration::from_secs(60);
 const UPLINK: &str = "[switch.uplink]\ntap = \"up0\"\nbridge = \"br0\"\n";
@@ -183,15 +183,6 @@ impl World {
 
     pub fn fetch(&self, address: &str, rounds: u64, len_bytes: u64) {
         self.lab.net().inside(|| fetch(address, rounds, len_bytes)).unwrap();
-    }
-}
-
-/// Asks again and again for what nobody tells.
-pub fn until(complaint: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + READY;
-    while !is_so() {
-        assert!(Instant::now() < until, "{complaint}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
