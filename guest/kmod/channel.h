@@ -101,7 +101,7 @@ struct mr_peer {
 	bool open; /* messages can be sent */
 	bool broken; /* it did what no peer does; until its generation changes */
 	bool dead; /* it reads nothing any more */
-	bool told_up; /* clients know it */
+	u32 told_up; /* clients that know it, by bit */
 	u64 their_heartbeat;
 	unsigned long heard; /* jiffies */
 	struct mr_memory *memory;
@@ -176,13 +176,15 @@ const void *mr_peer_at(const struct mr_peer *peer, u64 off, u64 len, u64 align);
 bool mr_borrow_pages(struct mr_queue *q, u16 slot, struct page **pages, unsigned int count);
 bool mr_borrow_begin(struct mr_queue *q, u16 slot);
 void mr_borrow_end(struct mr_queue *q, u16 slot);
+void mr_pages_flush(struct mr_channel *ch);
 
 /* channel_link.c */
 void mr_links_update(struct mr_channel *ch);
 void mr_links_beat(struct mr_channel *ch);
 bool mr_links_closed(struct mr_channel *ch);
 void mr_peer_break(struct mr_peer *peer, const char *why, u64 value);
-void mr_links_tell(struct mr_channel *ch, const struct mr_client *client);
+void mr_links_clients_changed(struct mr_channel *ch);
+bool mr_links_all_taken(struct mr_channel *ch);
 
 /* channel_queue.c */
 int mr_queues_alloc(struct mr_peer *peer);
@@ -212,7 +214,8 @@ void mr_poll_stop(struct mr_vector *v);
 void mr_client_receive(struct mr_rx *rx);
 void mr_clients_received(unsigned int queue);
 void mr_clients_writable(struct mr_peer *peer, unsigned int queue, u32 waiting);
-void mr_clients_peer(struct mr_peer *peer, bool up);
+u32 mr_clients_taking(void);
+u32 mr_clients_peer(struct mr_peer *peer, u32 want);
 void mr_clients_table_changed(void);
 
 /* channel_debugfs.c */

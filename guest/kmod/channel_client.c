@@ -6,7 +6,29 @@
 
 #include "channel.h"
 
+/* How long messages that were sent before a client went may take to arrive. */
+#define LAST_MS 5000
+
 static const struct mr_client __rcu *clients[MR_MAX_CLIENT + 1];
+static u32 taking; /* bits of those that take messages */
+
+/* The lock is held. */
+static const struct mr_client *client_at(unsigned int id)
+{
+	return rcu_dereference_protected(clients[id], lockdep_is_held(&mr_lock));
+}
+
+u32 mr_clients_taking(void)
+{
+	return taking;
+}
+
+static void set_taking(u32 mask)
+{
+	taking = mask;
+	if (mr_channel)
+		mr_links_clients_changed(mr_channel);
+}
 
 int mr_client_register(const struct mr_client *client)
 {
@@ -15,24 +37,46 @@ int mr_client_register(const struct mr_client *client)
 	if (client->id > MR_MAX_CLIENT)
 		return -EINVAL;
 	mutex_lock(&mr_lock);
-	if (rcu_access_pointer(clients[client->id])) {
+	if (client_at(client->id)) {
 		err = -EBUSY;
 	} else {
 		rcu_assign_pointer(clients[client->id], client);
-		if (mr_channel) {
-			client->table_changed();
-			mr_links_tell(mr_channel, client);
-		}
+		client->table_changed();
+		set_taking(taking | BIT(client->id));
 	}
 	mutex_unlock(&mr_lock);
 	return err;
 }
 EXPORT_SYMBOL_GPL(mr_client_register);
 
+/* Waits until what peers had sent when they were told has been received. */
+static void take_the_last(void)
+{
+	unsigned long until = jiffies + msecs_to_jiffies(LAST_MS);
+	unsigned int seen = 0;
+	bool taken;
+
+	/* Twice: a sender may be between looking and sending. */
+	while (seen < 2 && time_before(jiffies, until)) {
+		schedule_timeout_idle(1);
+		mutex_lock(&mr_lock);
+		taken = !mr_channel || mr_links_all_taken(mr_channel);
+		mutex_unlock(&mr_lock);
+		seen = taken ? seen + 1 : 0;
+	}
+}
+
 void mr_client_unregister(const struct mr_client *client)
 {
 	mutex_lock(&mr_lock);
+	set_taking(taking & ~BIT(client->id));
+	mutex_unlock(&mr_lock);
+	take_the_last();
+	mutex_lock(&mr_lock);
 	RCU_INIT_POINTER(clients[client->id], NULL);
+	/* Links forget that it was told: the next one of its number is told anew. */
+	if (mr_channel)
+		mr_links_update(mr_channel);
 	mutex_unlock(&mr_lock);
 	synchronize_net();
 }
@@ -73,22 +117,27 @@ void mr_clients_writable(struct mr_peer *peer, unsigned int queue, u32 waiting)
 	}
 }
 
-/* The lock is held, so that no client goes meanwhile. */
-void mr_clients_peer(struct mr_peer *peer, bool up)
+/*
+ * Tells clients whether the peer takes their messages: those of @want. Returns which know that it
+ * does. The lock is held, so that no client goes meanwhile.
+ */
+u32 mr_clients_peer(struct mr_peer *peer, u32 want)
 {
+	u32 told = 0;
 	unsigned int i;
 
 	for (i = 0; i <= MR_MAX_CLIENT; i++) {
-		const struct mr_client *client =
-			rcu_dereference_protected(clients[i], lockdep_is_held(&mr_lock));
+		const struct mr_client *client = client_at(i);
+		bool up = client && want & BIT(i), was = peer->told_up & BIT(i);
 
-		if (!client)
-			continue;
 		if (up)
+			told |= BIT(i);
+		if (up && !was)
 			client->peer_up(peer);
-		else
+		else if (client && !up && was)
 			client->peer_down(peer);
 	}
+	return told;
 }
 
 void mr_clients_table_changed(void)
@@ -96,8 +145,7 @@ void mr_clients_table_changed(void)
 	unsigned int i;
 
 	for (i = 0; i <= MR_MAX_CLIENT; i++) {
-		const struct mr_client *client =
-			rcu_dereference_protected(clients[i], lockdep_is_held(&mr_lock));
+		const struct mr_client *client = client_at(i);
 
 		if (client)
 			client->table_changed();

@@ -115,6 +115,7 @@ static int fill_link(struct mr_peer *peer)
 	link->from_generation = cpu_to_le64(ch->generation);
 	link->to_generation = cpu_to_le64(peer->generation);
 	link->queues = cpu_to_le32(peer->queues);
+	link->clients = cpu_to_le32(mr_clients_taking());
 	err = mr_queues_alloc(peer);
 	if (err)
 		return err;
@@ -247,12 +248,10 @@ static u32 their_state(struct mr_peer *peer)
 
 static void set_open(struct mr_peer *peer, bool open)
 {
+	if (open != peer->open)
+		pr_info("%s: %s\n", peer->name, open ? "up" : "down");
 	WRITE_ONCE(peer->open, open);
-	if (open == peer->told_up)
-		return;
-	peer->told_up = open;
-	pr_info("%s: %s\n", peer->name, open ? "up" : "down");
-	mr_clients_peer(peer, open);
+	peer->told_up = mr_clients_peer(peer, open ? mr_read32(&peer->their_link->clients) : 0);
 }
 
 static bool is_silent(const struct mr_peer *peer)
@@ -313,6 +312,8 @@ static void drain(struct mr_peer *peer)
 	/* Nobody may ring for the last entries. */
 	if (!empty)
 		mr_vectors_kick(peer->ch);
+	if (READ_ONCE(peer->borrowed))
+		mr_pages_flush(peer->ch);
 	if (peer->their_link && !peer->broken && theirs != MR_LINK_DRAINING &&
 	    theirs != MR_LINK_CLOSED)
 		return;
@@ -394,13 +395,13 @@ void mr_links_update(struct mr_channel *ch)
 }
 
 /*
- * Notices who lives; returns slots that were released while nothing is sent; receives what nobody
- * rang for. Under KVM there is none; QEMU's emulation drops memory barriers when a guest cannot
- * have a second CPU, and then a doorbell can be missed.
+ * Notices who lives; returns slots that were released while nothing is sent, and pages that wait
+ * for a CPU; receives what nobody rang for. Under KVM there is none; QEMU's emulation drops memory
+ * barriers when a guest cannot have a second CPU, and then a doorbell can be missed.
  */
 void mr_links_beat(struct mr_channel *ch)
 {
-	bool forgotten = false;
+	bool forgotten = false, borrowed = false;
 	u32 i;
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
@@ -416,9 +417,12 @@ void mr_links_beat(struct mr_channel *ch)
 		}
 		lent(peer);
 		forgotten |= !all_is_taken(peer);
+		borrowed |= READ_ONCE(peer->borrowed) != 0;
 	}
 	if (forgotten)
 		mr_vectors_kick(ch);
+	if (borrowed)
+		mr_pages_flush(ch);
 }
 
 bool mr_links_closed(struct mr_channel *ch)
@@ -432,14 +436,31 @@ bool mr_links_closed(struct mr_channel *ch)
 	return true;
 }
 
-void mr_links_tell(struct mr_channel *ch, const struct mr_client *client)
+/* Tells all peers whose messages are taken now, and clients which peers take theirs. */
+void mr_links_clients_changed(struct mr_channel *ch)
 {
 	u32 i;
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		struct mr_peer *peer = peer_at(ch, i);
 
-		if (peer && peer->told_up)
-			client->peer_up(peer);
+		if (!peer)
+			continue;
+		WRITE_ONCE(peer->link->clients, cpu_to_le32(mr_clients_taking()));
+		ring_control(peer);
 	}
+	mr_links_update(ch);
+}
+
+bool mr_links_all_taken(struct mr_channel *ch)
+{
+	u32 i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_peer *peer = peer_at(ch, i);
+
+		if (peer && !peer->broken && !all_is_taken(peer))
+			return false;
+	}
+	return true;
 }

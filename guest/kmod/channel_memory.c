@@ -11,6 +11,7 @@
 #include <linux/gfp.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/smp.h>
 
 #include "channel.h"
 
@@ -165,6 +166,25 @@ void mr_borrow_end(struct mr_queue *q, u16 slot)
 	spin_lock_irqsave(&q->peer->borrow_lock, flags);
 	use_done(q, slot);
 	spin_unlock_irqrestore(&q->peer->borrow_lock, flags);
+}
+
+static int flush_this_cpu(void *vector)
+{
+	mr_vector_kick(vector);
+	return 0;
+}
+
+/*
+ * Packets that a program has read are freed on the CPU that received them, by the next receiving
+ * there (skb_attempt_defer_free()). Where nothing comes any more, that would be never; so
+ * something comes. Sleeps.
+ */
+void mr_pages_flush(struct mr_channel *ch)
+{
+	unsigned int cpu;
+
+	for_each_online_cpu(cpu)
+		smp_call_on_cpu(cpu, flush_this_cpu, &ch->vector[cpu % ch->queues], false);
 }
 
 int mr_memory_map(struct mr_memory *memory, struct mr_peer *peer)

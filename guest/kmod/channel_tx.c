@@ -248,7 +248,9 @@ int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 	if (tx->len > MR_MAX_MESSAGE_LEN || queue >= peer->queues)
 		return -EMSGSIZE;
 	spin_lock_bh(&q->lock);
-	if (!READ_ONCE(peer->open))
+	/* A peer whose client goes takes what was sent before, and nothing later. */
+	if (!READ_ONCE(peer->open) ||
+	    !(mr_read32(&peer->their_link->clients) & BIT(tx->client)))
 		goto out;
 	mr_queue_reclaim(q);
 	do {

@@ -365,8 +365,8 @@ pub struct Link {
     pub to_generation: U64,
     /// 1 to [`MAX_QUEUES`].
     pub queues: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// Bits of [`client`]: whose messages the owner takes now.
+    pub clients: U32,
     /// The rings.
     pub queue: [LinkQueue; MAX_QUEUES],
 }

@@ -48,7 +48,7 @@ fn structures() -> Vec<Fact> {
     fields!(facts, mr_link_queue, LinkQueue: state_off, ring_off, slots_off, fifo_chunks, reserved,
         fifo_off);
     fields!(facts, mr_link, Link: magic, version, state, from_id, to_id, from_generation,
-        to_generation, queues, reserved, queue);
+        to_generation, queues, clients, queue);
     fields!(facts, mr_queue_state, QueueState: produced, pad0, taken_event, done_event, pad1, taken,
         done, pad2, produced_event, want_copies, pad3, done_slots);
     fields!(facts, mr_entry, Entry: kind, client, slot, len, fifo_pos, fifo_end, meta, reserved);

@@ -196,7 +196,7 @@ struct mr_link {
 	__le64 from_generation;
 	__le64 to_generation;
 	__le32 queues; /* 1 to MR_MAX_QUEUES */
-	__le32 reserved;
+	__le32 clients; /* bits of enum mr_client_id: whose messages the owner takes now */
 	struct mr_link_queue queue[MR_MAX_QUEUES];
 };
 

@@ -2,7 +2,7 @@
 
 use lab::{Daemon, Guest, Image, ImageBuilder, KernelChoice, Lab, Net, Vm};
 
-use crate::common::{boot, daemon, until};
+use crate::common::{boot, daemon, until, until_ok};
 
 /// One guest.
 #[derive(Clone, Copy)]
@@ -109,7 +109,23 @@ pub fn load(guest: &Guest) {
 pub fn unload(guest: &Guest) {
     guest.sh("rmmod millrace_net").unwrap();
     // Pages of a peer that are in some socket keep it in.
-    until("the channel's module goes", || guest.run("rmmod millrace_channel").unwrap().code == 0);
+    until_ok(&format!("{}: the channel's module goes", guest.name()), || {
+        match guest.run("rmmod millrace_channel").unwrap() {
+            done if done.code == 0 => Ok(()),
+            done => Err(done.text() + &state(guest)),
+        }
+    });
+}
+
+/// All that the modules and TCP say of themselves.
+fn state(guest: &Guest) -> String {
+    guest
+        .run(
+            "cat /sys/kernel/debug/millrace/channel /sys/kernel/debug/millrace_net; \
+             netstat -tn; dmesg | tail -n 20",
+        )
+        .unwrap()
+        .text()
 }
 
 impl World {
@@ -161,10 +177,11 @@ fn is_used(guest: &Guest, at: usize) -> bool {
 
 /// No page of a peer is in use, and none of ours at a peer.
 pub fn nothing_is_held(guest: &Guest) {
-    until(&format!("{}: nothing borrowed or lent", guest.name()), || {
+    until_ok(&format!("{}: nothing borrowed or lent", guest.name()), || {
         let listing = guest.sh("cat /sys/kernel/debug/millrace/channel").unwrap();
         let of = |line, word| number(&listing, line, word);
-        of("peer", "borrowed") + of("memory", "in_use") + of("queue", "lent") == 0
+        let held = of("peer", "borrowed") + of("memory", "in_use") + of("queue", "lent");
+        if held == 0 { Ok(()) } else { Err(state(guest)) }
     });
     assert_eq!(channel(guest, "peer", "refused"), 0, "{}", guest.name());
 }

@@ -25,9 +25,21 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// Asks again and again for what nobody tells.
 #[track_caller]
 pub fn until(complaint: &str, mut is_so: impl FnMut() -> bool) {
+    until_ok(complaint, || if is_so() { Ok(()) } else { Err("") });
+}
+
+/// As [`until`]; what is not so yet says how it stands.
+#[track_caller]
+pub fn until_ok<T, E: std::fmt::Display>(
+    complaint: &str,
+    mut get: impl FnMut() -> Result<T, E>,
+) -> T {
     let end = Instant::now() + READY;
-    while !is_so() {
-        assert!(Instant::now() < end, "not within {READY:?}: {complaint}");
+    loop {
+        match get() {
+            Ok(it) => return it,
+            Err(e) => assert!(Instant::now() < end, "not within {READY:?}: {complaint}\n{e}"),
+        }
         std::thread::sleep(LOOK);
     }
 }
