@@ -11,7 +11,6 @@
 #include <linux/mutex.h>
 #include <linux/netdevice.h>
 #include <linux/pci.h>
-#include <linux/preempt.h>
 #include <linux/rcupdate.h>
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
@@ -125,10 +124,9 @@ struct mr_vector {
 	u64 interrupts, polls;
 	/* Polling; see channel_poll.c. */
 	struct task_struct *poller;
-	struct preempt_notifier notifier;
 	bool on_cpu; /* the thread watches the rings now */
 	bool poll_wanted;
-	u64 window_ns, slept_ns;
+	u64 window_ns, last_ns;
 	u64 poll_hits, poll_misses, polled_ns;
 };
 
@@ -138,6 +136,7 @@ struct mr_channel {
 	u8 *mailbox;
 	u32 id, host_id, vectors, queues;
 	u32 heartbeat_ms, dead_after_ms;
+	u64 rang_ns, doorbell_ns; /* see channel_poll.c */
 	u64 generation, window_len;
 	u32 regions_len;
 	struct mr_region regions[MR_MAX_REGIONS]; /* in CPU order */
@@ -206,6 +205,8 @@ void mr_vector_disarm(struct mr_vector *v);
 bool mr_vector_has_entries(struct mr_vector *v);
 
 /* channel_poll.c */
+void mr_poll_measure(struct mr_channel *ch);
+void mr_poll_rung(struct mr_channel *ch);
 bool mr_poll_continue(struct mr_vector *v);
 void mr_poll_start(struct mr_vector *v);
 void mr_poll_stop(struct mr_vector *v);

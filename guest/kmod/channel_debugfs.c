@@ -77,7 +77,15 @@ static void show_vector(struct seq_file *m, const struct mr_vector *v)
 {
 	seq_printf(m, "vector %u interrupts %llu polls %llu poll_hits %llu poll_misses %llu",
 		   v->index, v->interrupts, v->polls, v->poll_hits, v->poll_misses);
-	seq_printf(m, " polled_us %llu\n", div_u64(v->polled_ns, 1000));
+	seq_printf(m, " polled_us %llu window_us %llu\n", div_u64(v->polled_ns, 1000),
+		   div_u64(v->window_ns, 1000));
+}
+
+static void show_member(struct seq_file *m, const struct mr_channel *ch)
+{
+	seq_printf(m, "member %u index %u queues %u window_len %llu leaving %d doorbell_us %llu\n",
+		   ch->id, ch->own_index, ch->queues, ch->window_len, ch->leaving,
+		   div_u64(ch->doorbell_ns, 1000));
 }
 
 static int channel_show(struct seq_file *m, void *unused)
@@ -89,9 +97,7 @@ static int channel_show(struct seq_file *m, void *unused)
 	for (i = 0; mr_channel && i < mr_channel->queues; i++)
 		show_vector(m, &mr_channel->vector[i]);
 	if (mr_channel)
-		seq_printf(m, "member %u index %u queues %u window_len %llu leaving %d\n",
-			   mr_channel->id, mr_channel->own_index, mr_channel->queues,
-			   mr_channel->window_len, mr_channel->leaving);
+		show_member(m, mr_channel);
 	list_for_each_entry(memory, &mr_memories, list)
 		seq_printf(m, "memory slot %u mapped %d len %llu in_use %lu\n", memory->slot,
 			   memory->mapped, memory->len, pages_in_use(memory));

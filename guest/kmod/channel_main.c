@@ -80,6 +80,7 @@ static void beat_work(struct work_struct *work)
 		mr_links_beat(ch);
 		mr_links_update(ch);
 		mr_mailbox_report(ch, guest_state(ch));
+		mr_poll_measure(ch);
 		queue_delayed_work(ch->work, &ch->beat, msecs_to_jiffies(ch->heartbeat_ms));
 	}
 	mutex_unlock(&mr_lock);

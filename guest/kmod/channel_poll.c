@@ -4,12 +4,13 @@
  *
  * After a message came, a thread of the lowest class watches the rings for a while. It runs only
  * while its CPU has nothing else to do, so what it takes is time in which the CPU would have
- * halted, and nobody's work waits for it. While it runs, peers see that no doorbell is wanted; the
- * moment it is taken off the CPU, doorbells are asked for again, so that a message does not wait
- * for the thread's turn.
+ * halted, and nobody's work waits for it. While it watches, peers see that no doorbell is wanted;
+ * before it gives the CPU to somebody, doorbells are asked for again, so that a message does not
+ * wait for the thread's turn.
  *
- * The time is adapted between 0 and poll_us: a message that comes soon after the end doubles it, a
- * time without a message halves it.
+ * How long: at most DOORBELLS times what a doorbell costs here, which is measured with each
+ * heartbeat. Within that, as the kernel's halt polling does it: a message that came after the
+ * time was over, but would not have with the longest, makes it longer; a later one, shorter.
  */
 #include <linux/kthread.h>
 #include <linux/ktime.h>
@@ -22,23 +23,51 @@
 
 #define MAX_POLL_US 10000
 #define LEAST_NS 5000 /* a shorter time is none */
+#define SECTION_NS 2000000 /* without preemption; it ends at once when the CPU is wanted */
+/*
+ * A round trip without polling is two doorbells and the work of both sides. Less than this, and two
+ * guests that answer each other would never begin to poll.
+ */
+#define DOORBELLS 8
+#define MAX_DOORBELL_NS 1000000 /* a longer one was the host's doing */
 
-/* As long as the kernel's own guest_halt_poll_ns. */
-static unsigned int poll_us = 200;
+static unsigned int poll_us = 1000;
 module_param(poll_us, uint, 0644);
-MODULE_PARM_DESC(poll_us, "most microseconds that an idle CPU polls after a message, up to 10000; 0: never (200)");
+MODULE_PARM_DESC(poll_us, "most microseconds that an idle CPU polls after a message, up to 10000; 0: never (1000)");
 
-static u64 max_ns(void)
+static u64 max_ns(const struct mr_channel *ch)
 {
-	return min_t(u32, READ_ONCE(poll_us), MAX_POLL_US) * 1000ull;
+	u64 ns = min_t(u32, READ_ONCE(poll_us), MAX_POLL_US) * 1000ull;
+
+	return min_t(u64, ns, DOORBELLS * READ_ONCE(ch->doorbell_ns));
+}
+
+/* Rings ourselves. */
+void mr_poll_measure(struct mr_channel *ch)
+{
+	if (!READ_ONCE(poll_us) || READ_ONCE(ch->vector[0].on_cpu))
+		return;
+	WRITE_ONCE(ch->rang_ns, ktime_get_ns());
+	mr_ring(ch, ch->id, 1);
+}
+
+/* The first queue's doorbell. Hard interrupt. */
+void mr_poll_rung(struct mr_channel *ch)
+{
+	u64 rang = READ_ONCE(ch->rang_ns), old = ch->doorbell_ns, ns;
+
+	if (!rang)
+		return;
+	WRITE_ONCE(ch->rang_ns, 0);
+	ns = min_t(u64, ktime_get_ns() - rang, MAX_DOORBELL_NS);
+	WRITE_ONCE(ch->doorbell_ns, old ? old - old / 8 + ns / 8 : ns);
 }
 
 static void arm(struct mr_vector *v)
 {
 	WRITE_ONCE(v->on_cpu, false);
-	/* An interrupt finds what came meanwhile; this may be within the scheduler. */
 	if (mr_vector_rearm(v))
-		mr_ring(v->ch, v->ch->id, 1 + v->index);
+		mr_vector_kick(v);
 }
 
 static void disarm(struct mr_vector *v)
@@ -47,51 +76,43 @@ static void disarm(struct mr_vector *v)
 	mr_vector_disarm(v);
 }
 
-static void sched_in(struct preempt_notifier *notifier, int cpu)
+/* Until nothing came for the time that is right now, or the CPU is wanted. */
+static void watch(struct mr_vector *v, u64 *until)
 {
-}
+	u64 now = ktime_get_ns(), end = now + SECTION_NS;
 
-static void sched_out(struct preempt_notifier *notifier, struct task_struct *next)
-{
-	struct mr_vector *v = container_of(notifier, struct mr_vector, notifier);
-
-	if (READ_ONCE(v->on_cpu))
-		arm(v);
-}
-
-static struct preempt_ops notifier_ops = { .sched_in = sched_in, .sched_out = sched_out };
-
-/* Until nothing came for the time that is right now. */
-static void poll_rings(struct mr_vector *v)
-{
-	u64 now = ktime_get_ns(), start = now, until = now + v->window_ns;
-
-	while (now < until && !kthread_should_stop()) {
-		if (!READ_ONCE(v->on_cpu))
-			disarm(v);
+	while (now < min(*until, end) && !need_resched() && !kthread_should_stop()) {
 		if (mr_vector_has_entries(v)) {
 			mr_vector_kick(v);
 			v->poll_hits++;
-			until = ktime_get_ns() + v->window_ns;
+			*until = ktime_get_ns() + v->window_ns;
 		}
 		cpu_relax();
-		cond_resched();
 		now = ktime_get_ns();
 	}
-	v->window_ns = v->window_ns / 2 < LEAST_NS ? 0 : v->window_ns / 2;
-	v->poll_misses++;
-	v->polled_ns += now - start;
-	WRITE_ONCE(v->slept_ns, now);
-	if (READ_ONCE(v->on_cpu))
+}
+
+static void poll_rings(struct mr_vector *v)
+{
+	u64 start = ktime_get_ns(), until = start + v->window_ns;
+
+	while (ktime_get_ns() < until && !kthread_should_stop()) {
+		/* Nobody else runs here while no doorbell is asked for. */
+		preempt_disable();
+		disarm(v);
+		watch(v, &until);
 		arm(v);
+		preempt_enable();
+		cond_resched();
+	}
+	v->poll_misses++;
+	v->polled_ns += ktime_get_ns() - start;
 }
 
 static int poller(void *data)
 {
 	struct mr_vector *v = data;
 
-	preempt_notifier_init(&v->notifier, &notifier_ops);
-	preempt_notifier_register(&v->notifier);
 	while (!kthread_should_stop()) {
 		set_current_state(TASK_IDLE);
 		if (!READ_ONCE(v->poll_wanted) && !kthread_should_stop())
@@ -100,26 +121,30 @@ static int poller(void *data)
 		if (xchg(&v->poll_wanted, false))
 			poll_rings(v);
 	}
-	preempt_notifier_unregister(&v->notifier);
 	return 0;
+}
+
+static void adapt(struct mr_vector *v, u64 most)
+{
+	u64 now = ktime_get_ns(), gap = now - v->last_ns, window = v->window_ns;
+
+	v->last_ns = now;
+	if (gap > most)
+		window = window / 2 < LEAST_NS ? 0 : window / 2;
+	else if (gap > window)
+		window = max_t(u64, window * 2, most / 4);
+	v->window_ns = min(window, most);
 }
 
 /* Messages came. True: the thread watches the rings, so no doorbell is to be asked for. */
 bool mr_poll_continue(struct mr_vector *v)
 {
-	u64 most = max_ns(), now;
-
+	if (!v->poller)
+		return false;
+	adapt(v, max_ns(v->ch));
 	if (READ_ONCE(v->on_cpu))
 		return true;
-	if (!most || !v->poller)
-		return false;
-	now = ktime_get_ns();
-	/* Polling a little longer would have found it. */
-	if (now - READ_ONCE(v->slept_ns) < most)
-		v->window_ns = min(max_t(u64, v->window_ns * 2, most / 4), most);
-	if (!v->window_ns) {
-		WRITE_ONCE(v->slept_ns, now);
-	} else if (!READ_ONCE(v->poll_wanted)) {
+	if (v->window_ns && !READ_ONCE(v->poll_wanted)) {
 		WRITE_ONCE(v->poll_wanted, true);
 		wake_up_process(v->poller);
 	}
@@ -139,7 +164,6 @@ void mr_poll_start(struct mr_vector *v)
 	}
 	sched_setattr_nocheck(task, &attr);
 	kthread_bind(task, cpumask_local_spread(v->index, NUMA_NO_NODE));
-	preempt_notifier_inc();
 	v->poller = task;
 	wake_up_process(task);
 }
@@ -149,6 +173,5 @@ void mr_poll_stop(struct mr_vector *v)
 	if (!v->poller)
 		return;
 	kthread_stop(v->poller);
-	preempt_notifier_dec();
 	v->poller = NULL;
 }

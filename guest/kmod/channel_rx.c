@@ -239,6 +239,7 @@ bool mr_vector_has_entries(struct mr_vector *v)
 static int vector_poll(struct napi_struct *napi, int budget)
 {
 	struct mr_vector *v = container_of(napi, struct mr_vector, napi);
+	bool more = false;
 	int done;
 
 	v->polls++;
@@ -246,8 +247,12 @@ static int vector_poll(struct napi_struct *napi, int budget)
 	/* netpoll has budget 0: it sends only. */
 	done = receive_all(v, budget);
 	rcu_read_unlock();
-	if (done < budget && napi_complete_done(napi, done) && !mr_poll_continue(v) &&
-	    mr_vector_rearm(v))
+	if (done == budget || !napi_complete_done(napi, done))
+		return done;
+	/* Whoever watches the rings wants no doorbell. */
+	if (done ? !mr_poll_continue(v) : !READ_ONCE(v->on_cpu))
+		more = mr_vector_rearm(v);
+	if (more)
 		napi_schedule(napi);
 	return done;
 }
@@ -257,6 +262,8 @@ static irqreturn_t vector_interrupt(int irq, void *data)
 	struct mr_vector *v = data;
 
 	v->interrupts++;
+	if (!v->index)
+		mr_poll_rung(v->ch);
 	napi_schedule_irqoff(&v->napi);
 	return IRQ_HANDLED;
 }
