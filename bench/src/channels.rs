@@ -96,7 +96,7 @@ pub enum Way {
     ChannelCopy,
     /// The channel without polling.
     Channel,
-    /// The channel as it is shipped: an idle CPU polls for up to 200 µs.
+    /// The channel as it is shipped: an idle CPU polls for a while.
     ChannelPoll,
     /// The same, with the sockets polling as well, for 50 µs.
     ChannelBusy,

@@ -20,7 +20,7 @@ pub fn setup() -> Setup {
         ways: Way::ALL.to_vec(),
         hook_packets: 1_000_000,
         programs: vec![Program::Redis],
-        poll_us: 200,
+        poll_us: 1_000,
         vcpus: 1,
         pinned: true,
         kernel: KernelChoice::V6_1,

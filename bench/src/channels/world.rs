@@ -30,7 +30,7 @@ pub const BUSY_RR_PORT: u16 = 7100;
 /// Microseconds that sockets poll.
 const BUSY_US: u32 = 50;
 /// Microseconds that idle CPUs poll at most, as the module is shipped.
-pub const POLL_US: u32 = 200;
+pub const POLL_US: u32 = 1_000;
 /// From how many bytes on pages are passed by reference, as the module is shipped; and never.
 const REFER_BYTES: u32 = 4096;
 const NEVER: u32 = u32::MAX;
@@ -418,7 +418,7 @@ mod tests {
         for way in Way::ALL {
             assert_eq!(has(way, "echo N > millrace_net/parameters/enabled"), way == Way::Switch);
             let polls = matches!(way, Way::ChannelPoll | Way::ChannelBusy);
-            assert_eq!(has(way, "echo 200 > millrace_channel/parameters/poll_us"), polls);
+            assert_eq!(has(way, "echo 1000 > millrace_channel/parameters/poll_us"), polls);
             assert_eq!(has(way, "echo 50 > /proc/sys/net/core/busy_read"), way.is_busy());
             assert_eq!(has(way, "echo 4096 > millrace_net/"), way != Way::ChannelCopy);
         }
