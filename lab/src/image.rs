@@ -20,7 +20,7 @@ const MODULES: [&str; 5] =
     ["virtio_pci", "virtio_console", "virtio_net", "virtio_blk", "vmw_vsock_virtio_transport"];
 
 /// Modules of the packet filter, which the kernel asks for by itself when a rule needs them.
-const FILTER_MODULES: [&str; 12] = [
+const FILTER_MODULES: [&str; 13] = [
     "nf_tables",
     "nf_conntrack_netlink",
     "nft_ct",
@@ -33,6 +33,7 @@ const FILTER_MODULES: [&str; 12] = [
     "nft_quota",
     "nft_reject_inet",
     "nft_log",
+    "nf_log_syslog",
 ];
 /// Packages of the libraries of `nft`.
 const FILTER_LIBRARIES: [&str; 8] = [

@@ -1,6 +1,6 @@
 //! Guests of one daemon and one trust domain, with the channel's kernel modules at hand.
 
-use lab::{Daemon, Guest, Image, ImageBuilder, KernelChoice, Lab, Net, Vm};
+use lab::{Daemon, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net, Vm};
 
 use crate::common::{boot, daemon, until, until_ok};
 
@@ -35,8 +35,17 @@ pub fn address(at: usize) -> String {
     format!("10.0.0.{}", at + 1)
 }
 
-/// Boots the guests; `options` is for their network ports. No module is loaded.
+/// Boots the guests. No module is loaded.
 pub fn world<const N: usize>(machines: [Machine; N], image: &ImageBuilder) -> World {
+    world_with("switch = \"lan\"", machines, |machine| machine.image(image.clone()))
+}
+
+/// As [`world`]; `options` is for their network ports, `more` gives each guest an image at least.
+pub fn world_with<const N: usize>(
+    options: &str,
+    machines: [Machine; N],
+    more: impl Fn(GuestBuilder) -> GuestBuilder,
+) -> World {
     let lab = Lab::new().unwrap();
     let mut builder = daemon("d").switch("lan", "");
     for (at, machine) in machines.iter().enumerate() {
@@ -48,13 +57,13 @@ pub fn world<const N: usize>(machines: [Machine; N], image: &ImageBuilder) -> Wo
             at + 1
         );
         let vm = Vm::new(machine.name, "trust_domain = \"t\"");
-        builder = builder.vm(vm.net("n", "switch = \"lan\"").more(&channel));
+        builder = builder.vm(vm.net("n", options).more(&channel));
     }
     let daemon = builder.start(&lab).unwrap();
     let mut at = 0;
     let guests = machines.map(|machine| {
         at += 1;
-        guest(&lab, &daemon, machine, image)
+        more(guest(&lab, &daemon, machine))
             .address(format!("{}/24", address(at - 1)))
             .address(format!("fd00::{at}/64"))
     });
@@ -62,12 +71,11 @@ pub fn world<const N: usize>(machines: [Machine; N], image: &ImageBuilder) -> Wo
     World { guests, daemon, _lab: lab }
 }
 
-fn guest(lab: &Lab, daemon: &Daemon, machine: Machine, image: &ImageBuilder) -> lab::GuestBuilder {
+fn guest(lab: &Lab, daemon: &Daemon, machine: Machine) -> GuestBuilder {
     let monitor = lab.run_folder().join("d").join(format!("{}.qmp", machine.name));
     Guest::builder(machine.name)
         .kernel(machine.kernel)
         .vcpus(machine.vcpus)
-        .image(image.clone())
         .memory_power_of_two()
         .root_ports(5)
         .monitor(monitor)

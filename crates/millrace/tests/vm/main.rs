@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod channel_hostile;
+mod channel_rules;
 mod channel_world;
 mod channels;
 mod churn;
