@@ -91,7 +91,7 @@ fn bad_channels_are_told_with_place_and_fix() {
         ),
         (
             format!("{lan}{}{net}\n[vm.vsock]\ncid=3\npath='/v'\n[vm.pipes]\n", member("a", "")),
-            &[("m.toml:", "is for a VM with pipes")],
+            &[("m.toml:6:1: vm[0].channel:", "is for a VM with pipes")],
         ),
         (
             member(&long, "").replace("/q", ""),

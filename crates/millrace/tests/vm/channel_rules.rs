@@ -6,10 +6,11 @@ use std::time::Duration;
 use lab::{Guest, KernelChoice};
 
 use crate::channel_world::{
-    Machine, World, address, channel, count, is_sound, load, nothing_is_held, recipe, unload,
+    Machine, World, address, channel, count, goes, is_sound, load, nothing_is_held, recipe, unload,
     world, world_with,
 };
-use crate::common::{READY, alone, until};
+use crate::common::{alone, packets, until};
+use crate::pipe_world::listening;
 
 const OLD: KernelChoice = KernelChoice::V6_1;
 const NEW: KernelChoice = KernelChoice::V6_12;
@@ -36,8 +37,7 @@ fn set_rules(guest: &Guest, kind: &str, text: &str) {
 /// Packets that the guest's rules counted.
 fn counted(guest: &Guest) -> u64 {
     let listing = guest.sh("nft list ruleset").unwrap();
-    let after = listing.split("packets ").skip(1);
-    after.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok()).sum()
+    listing.lines().filter(|line| line.contains("counter packets ")).map(packets).sum()
 }
 
 /// Round trips that came back, and how many packets went by the channel for them.
@@ -66,8 +66,7 @@ fn rules_of_either_guest_act_on_a_channel() {
     let machines = [Machine::new("a", OLD, 1), Machine::new("b", NEW, 1)];
     let world = world(machines, &recipe().packet_filter());
     let [a, b] = linked(&world);
-    let mut server = b.spawn("agent rr-server").unwrap();
-    server.wait_line("listening", READY).unwrap();
+    let server = listening(b, "agent rr-server");
     let to = address(1);
     // Drops: of one port and protocol, at each place that a packet passes.
     for (at, hook) in [(a, "output"), (a, "postrouting"), (b, "prerouting"), (b, "input")] {
@@ -123,11 +122,7 @@ fn spoofed_neighbours_move_nobodys_packets() {
     let open = "switch = \"lan\"\nbind = \"mac\"";
     let world = world_with(open, machines, |guest| guest.image(recipe()));
     let [a, b, c] = linked(&world);
-    let _servers = [b, c].map(|guest| {
-        let mut server = guest.spawn("agent rr-server").unwrap();
-        server.wait_line("listening", READY).unwrap();
-        server
-    });
+    let _servers = [b, c].map(|guest| listening(guest, "agent rr-server"));
     // ARP and NDP: the third guest says that it has the second one's addresses.
     let eth0 = "/proc/sys/net/ipv6/conf/eth0";
     let claims = [
@@ -146,14 +141,8 @@ fn spoofed_neighbours_move_nobodys_packets() {
     for (stolen, claim) in claims {
         let at = if stolen.contains(':') { format!("[{stolen}]:7000") } else { stolen.to_owned() };
         goes_by_channel(round_trips(a, "tcp", &at));
-        let way = |way: &str| {
-            let listing = a.sh("cat /sys/kernel/debug/millrace_net").unwrap();
-            listing.lines().any(|line| {
-                line.contains(&format!("{stolen} ")) && line.contains(&format!("way {way}"))
-            })
-        };
         c.sh(&claim).unwrap();
-        until(&format!("{stolen} goes the ordinary way"), || way("ordinary"));
+        until(&format!("{stolen} goes the ordinary way"), || goes(a, stolen, "ordinary"));
         let received = count(c, "rx");
         let (trips, taken) = round_trips(a, "tcp", &at);
         // Whoever answers: by the ordinary way, as without channels.
@@ -165,7 +154,7 @@ fn spoofed_neighbours_move_nobodys_packets() {
         a.sh("ip neigh flush dev eth0").unwrap();
         until(&format!("{stolen} goes by the channel"), || {
             round_trips(a, "tcp", &at);
-            way("channel")
+            goes(a, stolen, "channel")
         });
     }
     assert_eq!(channel(a, "peer", "refused"), 0);

@@ -172,15 +172,17 @@ fn is_used(guest: &Guest, at: usize) -> bool {
     // Nobody listens there: the answer is a reset.
     let knock = |to: &str| format!("timeout 1 busybox nc {to} 9 </dev/null; ");
     guest.sh(&format!("{}{}true", knock(&v4), knock(&v6))).unwrap();
+    goes(guest, &v4, "channel") && goes(guest, &v6, "channel")
+}
+
+/// Whether packets to this address go this way now.
+pub fn goes(guest: &Guest, to: &str, way: &str) -> bool {
     let listing = guest.sh("cat /sys/kernel/debug/millrace_net").unwrap();
-    let used = |to: &str| {
-        listing.lines().any(|line| {
-            line.starts_with("destination")
-                && line.contains(&format!("{to} "))
-                && line.contains("way channel")
-        })
-    };
-    used(&v4) && used(&v6)
+    listing.lines().any(|line| {
+        line.starts_with("destination")
+            && line.contains(&format!("{to} "))
+            && line.contains(&format!("way {way}"))
+    })
 }
 
 /// No page of a peer is in use, and none of ours at a peer.

@@ -44,6 +44,12 @@ pub fn until_ok<T, E: std::fmt::Display>(
     }
 }
 
+/// Of a rule in the listing of `nft`: `… counter packets 12 bytes 345 …`.
+pub fn packets(rule: &str) -> u64 {
+    let (_, rest) = rule.split_once("packets ").unwrap();
+    rest.split(' ').next().unwrap().parse().unwrap()
+}
+
 /// The full amount in a soak run; otherwise a 64th of it, in whole MiB and at least 4.
 pub fn amount(full_bytes: u64) -> u64 {
     if std::env::var_os("MILLRACE_SOAK").is_some() {

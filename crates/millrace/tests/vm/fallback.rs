@@ -8,7 +8,7 @@ use guest_abi::Reason;
 use lab::{AGENT_SERVICE, ImageBuilder, Running};
 use lab_agent::stream::Stream;
 
-use crate::common::{alone, until};
+use crate::common::{alone, packets, until};
 use crate::pipe_world::{
     Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh,
 };
@@ -320,10 +320,4 @@ fn strict_connection_tracking(world: &World) {
     };
     assert_eq!(count("invalid"), [0, 0]);
     assert!(count("established").iter().all(|&packets| packets > 0));
-}
-
-/// `… counter packets 12 bytes 345 …`
-fn packets(rule: &str) -> u64 {
-    let (_, rest) = rule.split_once("packets ").unwrap();
-    rest.split(' ').next().unwrap().parse().unwrap()
 }
