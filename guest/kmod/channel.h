@@ -176,6 +176,12 @@ bool mr_borrow_pages(struct mr_queue *q, u16 slot, struct page **pages, unsigned
 bool mr_borrow_begin(struct mr_queue *q, u16 slot);
 void mr_borrow_end(struct mr_queue *q, u16 slot);
 void mr_pages_flush(struct mr_channel *ch);
+bool mr_is_peer_page(const struct page *page);
+bool mr_peer_pages_in_use(void);
+
+/* channel_pages.c */
+int mr_pages_register(void);
+void mr_pages_unregister(void);
 
 /* channel_link.c */
 void mr_links_update(struct mr_channel *ch);

@@ -294,10 +294,15 @@ static int __init channel_init(void)
 {
 	int err;
 
+	err = mr_pages_register();
+	if (err)
+		return err;
 	mr_debugfs_init();
 	err = pci_register_driver(&driver);
-	if (err)
+	if (err) {
 		mr_debugfs_exit();
+		mr_pages_unregister();
+	}
 	return err;
 }
 
@@ -316,6 +321,7 @@ static void __exit channel_exit(void)
 	}
 	pci_unregister_driver(&driver);
 	mr_debugfs_exit();
+	mr_pages_unregister();
 	/* Peers that are freed by kfree_rcu() need no code of ours; clients are gone. */
 	rcu_barrier();
 }

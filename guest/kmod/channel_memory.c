@@ -15,6 +15,8 @@
 
 #include "channel.h"
 
+static atomic_t peers_in_use = ATOMIC_INIT(0); /* peers with pages in use here */
+
 /* Where a physical range is in the own memory file. -ERANGE: peers cannot see it. */
 int mr_own_offset(const struct mr_channel *ch, phys_addr_t gpa, u64 len, u64 *off)
 {
@@ -75,11 +77,15 @@ static void borrowed_add(struct mr_peer *peer, long count)
 	long old = peer->borrowed;
 
 	/* No unloading while a page of a peer is in some socket: its release calls us. */
-	if (!old && count > 0)
+	if (!old && count > 0) {
 		__module_get(THIS_MODULE);
+		atomic_inc(&peers_in_use);
+	}
 	WRITE_ONCE(peer->borrowed, old + count);
-	if (old && !(old + count))
+	if (old && !(old + count)) {
+		atomic_dec(&peers_in_use);
 		module_put(THIS_MODULE);
+	}
 }
 
 static void page_free(struct page *page)
@@ -103,6 +109,16 @@ static void page_free(struct page *page)
 }
 
 static const struct dev_pagemap_ops pagemap_ops = { .page_free = page_free };
+
+bool mr_is_peer_page(const struct page *page)
+{
+	return is_zone_device_page(page) && page->pgmap->ops == &pagemap_ops;
+}
+
+bool mr_peer_pages_in_use(void)
+{
+	return atomic_read(&peers_in_use);
+}
 
 /* False: the page is just being released, by somebody who waits for our lock. */
 static bool take_page(struct page *page, struct mr_use *use)

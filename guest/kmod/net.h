@@ -167,7 +167,7 @@ static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *sour
 /* net_receive.c */
 void mr_batch_deliver(struct list_head *batch);
 void mr_batch_drop(struct list_head *batch);
-struct sk_buff *mr_build_skb(struct mr_rx *rx);
+struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev);
 bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta);
 void mr_receive(struct mr_rx *rx);
 void mr_received(unsigned int queue);

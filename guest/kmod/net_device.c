@@ -154,7 +154,7 @@ static void device_receive(struct mr_rx *rx)
 
 	if (!netif_running(mr_dev) || mr_rx_len(rx) < ETH_HLEN)
 		return;
-	skb = mr_build_skb(rx);
+	skb = mr_build_skb(rx, mr_dev);
 	if (!skb || !pskb_may_pull(skb, ETH_HLEN) || !mr_set_offloads(skb, meta)) {
 		dev_core_stats_rx_dropped_inc(mr_dev);
 		kfree_skb(skb);

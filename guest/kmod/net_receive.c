@@ -9,6 +9,7 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/skbuff.h>
+#include <linux/version.h>
 #include <net/busy_poll.h>
 
 #include "net.h"
@@ -85,10 +86,34 @@ static struct sk_buff *borrowed(struct mr_rx *rx)
 	return skb;
 }
 
-/* The bytes of a message, with room for an Ethernet header before them. NULL: no memory. */
-struct sk_buff *mr_build_skb(struct mr_rx *rx)
+/*
+ * Whether all packets of a device that go on to others pass POST_ROUTING, where pages of peers are
+ * replaced (channel_pages.c).
+ */
+static bool may_borrow(const struct net_device *dev)
 {
-	struct sk_buff *skb = borrowed(rx);
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+	if (rcu_access_pointer(dev->tcx_ingress))
+		return false;
+#else
+	if (rcu_access_pointer(dev->miniq_ingress))
+		return false;
+#endif
+#ifdef CONFIG_NETFILTER_INGRESS
+	if (rcu_access_pointer(dev->nf_hooks_ingress))
+		return false;
+#endif
+	/* A bridge, macvlan, bond. */
+	return !rcu_access_pointer(dev->rx_handler);
+}
+
+/*
+ * The bytes of a message that will have come by this device, with room for an Ethernet header
+ * before them. NULL: no memory.
+ */
+struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev)
+{
+	struct sk_buff *skb = may_borrow(dev) ? borrowed(rx) : NULL;
 
 	return skb ? skb : copied(rx);
 }
@@ -112,27 +137,30 @@ static bool has_right_addresses(struct sk_buff *skb, const struct mr_node *node)
 	       mr_is_own_address(&destination);
 }
 
-/* The Ethernet header says by which of our devices it comes. */
-static bool set_device(struct sk_buff *skb, const struct mr_net_meta *meta,
-		       const struct mr_node *node)
+/* The Ethernet header says by which of our devices it comes. NULL: by none. */
+static struct net_device *find_device(const struct mr_net_meta *meta, const struct mr_node *node)
 {
 	const struct mr_self *self = rcu_dereference(mr_self);
 	const struct ethhdr *eth = (const struct ethhdr *)meta->eth;
 	int at;
 
 	if (!self || mr_find_mac(node->macs, node->macs_len, eth->h_source) < 0)
-		return false;
+		return NULL;
 	at = mr_find_mac(self->macs, self->macs_len, eth->h_dest);
-	if (at < 0 || !self->devs[at])
-		return false;
-	skb->dev = self->devs[at];
+	return at < 0 ? NULL : self->devs[at];
+}
+
+static void set_device(struct sk_buff *skb, struct net_device *dev, const struct mr_net_meta *meta)
+{
+	const struct ethhdr *eth = (const struct ethhdr *)meta->eth;
+
+	skb->dev = dev;
 	skb->protocol = eth->h_proto;
 	memcpy(skb->data - ETH_HLEN, eth, ETH_HLEN);
 	skb_set_mac_header(skb, -ETH_HLEN);
 	skb_reset_mac_len(skb);
 	skb_reset_network_header(skb);
 	skb->pkt_type = PACKET_HOST;
-	return true;
 }
 
 bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta)
@@ -147,19 +175,20 @@ bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta)
 static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 {
 	const struct mr_node *node = rcu_dereference(mr_nodes[mr_peer_index(mr_rx_peer(rx))]);
+	struct net_device *dev = node ? find_device(meta, node) : NULL;
 	struct sk_buff *skb;
 
-	if (!node || mr_rx_len(rx) < sizeof(struct iphdr)) {
+	if (!dev || mr_rx_len(rx) < sizeof(struct iphdr)) {
 		mr_count(MR_RX_BAD);
 		return;
 	}
-	skb = mr_build_skb(rx);
+	skb = mr_build_skb(rx, dev);
 	if (!skb) {
 		mr_count(MR_RX_MEMORY);
 		return;
 	}
-	if (!set_device(skb, meta, node) || !has_right_addresses(skb, node) ||
-	    !mr_set_offloads(skb, meta)) {
+	set_device(skb, dev, meta);
+	if (!has_right_addresses(skb, node) || !mr_set_offloads(skb, meta)) {
 		mr_count(MR_RX_BAD);
 		kfree_skb(skb);
 		return;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use lab_agent::proto::{self, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::json;
 
 use crate::agent::{self, Agent, Failure, unexpected};
 use crate::builder::{Files, GuestBuilder};
@@ -25,6 +26,8 @@ use crate::{Lab, LabError, apt};
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for QEMU to start and connect its sockets.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Between two looks at its CPUs.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Time for QEMU to end after its guest crashed, so that the error can say how.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -332,8 +335,23 @@ impl Guest {
             name: self.name.clone(),
             what: what.into(),
             after,
-            console: self.console_tail(TAIL_LINES),
+            console: self.console_tail(TAIL_LINES) + &self.where_cpus_are(),
         }
+    }
+
+    /// Where its CPUs are, twice: a guest that hangs says nothing itself.
+    fn where_cpus_are(&self) -> String {
+        let mut text = String::new();
+        for _ in 0..2 {
+            let registers = json!({"command-line": "info registers -a"});
+            // An addition to an error.
+            let Ok(answer) = self.qmp("human-monitor-command", registers) else { break };
+            let lines = answer.as_str().unwrap_or_default().lines().map(str::trim);
+            let pointers = lines.filter(|line| line.starts_with("RIP="));
+            pointers.for_each(|line| text.push_str(&format!("\n{line}")));
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        text
     }
 
     fn death(&self) -> LabError {

@@ -139,7 +139,9 @@ impl Engine {
         }
         // Bound addresses stay where they are; a full table only costs flooding.
         let rules = LearnRules { owner_limit: fabric.tables.max_macs_uplink, may_move: true };
-        if fabric.tables.macs.learn(src, UPLINK, now_ns, rules) == Learn::Taken {
+        if fabric.tables.macs.learn(src, UPLINK, now_ns, rules) == Learn::Taken
+            && !fabric.tables.macs.owner(src, now_ns).is_some_and(|owner| fabric.is_away(owner))
+        {
             return Outcome::Dropped(DropReason::Spoofed);
         }
         let dest = fabric.lookup(head.dst(), UPLINK, now_ns);

@@ -142,8 +142,15 @@ impl Fabric {
             // Its own address: a frame never goes back.
             Some(owner) if owner == from => Dest::Nowhere,
             Some(UPLINK) => Dest::Uplink,
+            Some(owner) if self.uplink.is_some() && self.is_away(owner) => Dest::Uplink,
             Some(owner) => Dest::Port(owner),
         }
+    }
+
+    /// Whether nobody receives at this port. Its VM may run elsewhere: it has moved, or will come.
+    pub fn is_away(&self, port: PortId) -> bool {
+        let port = self.ports.get(usize::from(port)).and_then(Option::as_ref);
+        port.is_none_or(|port| port.rx_running.is_empty())
     }
 
     /// Whose account is charged for what `to` receives.

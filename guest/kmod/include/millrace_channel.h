@@ -117,7 +117,8 @@ void mr_rx_copy(const struct mr_rx *rx, u32 off, void *to, u32 len);
 /*
  * Takes all pages of the message, in order: what follows mr_rx_head_len() bytes. Returns how many
  * pieces, each of one page; the caller drops each page with put_page(). 0: there are none, or one
- * is just being released; use mr_rx_copy(). For one call per message.
+ * is just being released; use mr_rx_copy(). For one call per message. The pages lie behind a bus,
+ * and not every device can read them: see channel_pages.c.
  */
 unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_SEGS]);
 

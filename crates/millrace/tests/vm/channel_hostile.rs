@@ -200,8 +200,7 @@ fn abuse_a_hostile_member_spoils_only_its_own_traffic() {
     let _alone = alone();
     let machines = [
         Machine::new("a", KernelChoice::V6_1, 1),
-        // With two CPUs and slub_debug an emulated guest hung while it booted, in one run of four.
-        Machine::new("b", KernelChoice::V6_1, 1),
+        Machine::new("b", KernelChoice::V6_1, 2),
         Machine::new("c", KernelChoice::V6_12, 1),
     ];
     // Every use of freed memory and every write behind an object's end is told.

@@ -1,6 +1,9 @@
 //! Guests of one daemon and one trust domain, with the channel's kernel modules at hand.
 
-use lab::{Daemon, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net, Vm};
+use lab::device::mac_of;
+use lab::{
+    Daemon, DaemonBuilder, Guest, GuestBuilder, Image, ImageBuilder, KernelChoice, Lab, Net, Vm,
+};
 
 use crate::common::{boot, daemon, until, until_ok};
 
@@ -22,7 +25,7 @@ impl Machine {
 pub struct World {
     pub guests: Vec<Guest>,
     pub daemon: Daemon,
-    _lab: Lab,
+    pub lab: Lab,
 }
 
 /// The image that most tests need.
@@ -47,9 +50,15 @@ pub fn world_with<const N: usize>(
     more: impl Fn(GuestBuilder) -> GuestBuilder,
 ) -> World {
     let lab = Lab::new().unwrap();
-    let mut builder = daemon("d").switch("lan", "");
+    let daemon = plan("d", "", options, &machines).start(&lab).unwrap();
+    World::boot(lab, daemon, machines, more)
+}
+
+/// A daemon for these guests, with a switch. `options` is for their network ports; `@MAC@` in it is
+/// the guest's address.
+pub fn plan(name: &str, switch: &str, options: &str, machines: &[Machine]) -> DaemonBuilder {
+    let mut builder = daemon(name).switch("lan", switch);
     for (at, machine) in machines.iter().enumerate() {
-        // Its MAC address is learned.
         let channel = format!(
             "[vm.channel]\nqmp = \"@RUN@/{}.qmp\"\naddresses = [\"{}\", \"fd00::{}\"]\n",
             machine.name,
@@ -57,29 +66,25 @@ pub fn world_with<const N: usize>(
             at + 1
         );
         let vm = Vm::new(machine.name, "trust_domain = \"t\"");
-        builder = builder.vm(vm.net("n", options).more(&channel));
+        builder = builder
+            .vm(vm.net("n", &options.replace("@MAC@", &mac_of(machine.name, 0))).more(&channel));
     }
-    let daemon = builder.start(&lab).unwrap();
-    let mut at = 0;
-    let guests = machines.map(|machine| {
-        at += 1;
-        more(guest(&lab, &daemon, machine))
-            .address(format!("{}/24", address(at - 1)))
-            .address(format!("fd00::{at}/64"))
-    });
-    let guests = Vec::from(boot(&lab, guests));
-    World { guests, daemon, _lab: lab }
+    builder
 }
 
-fn guest(lab: &Lab, daemon: &Daemon, machine: Machine) -> GuestBuilder {
-    let monitor = lab.run_folder().join("d").join(format!("{}.qmp", machine.name));
-    Guest::builder(machine.name)
+/// A guest as this VM of the daemon. It has a name of its own, since a VM that moves is two guests.
+pub fn guest(name: &str, daemon: &Daemon, machine: Machine) -> GuestBuilder {
+    let socket = daemon.socket(machine.name, "n");
+    let monitor = socket.with_file_name(format!("{}.qmp", machine.name));
+    let mut net = Net::vhost_user(socket);
+    net.mac = Some(mac_of(machine.name, 0));
+    Guest::builder(name)
         .kernel(machine.kernel)
         .vcpus(machine.vcpus)
         .memory_power_of_two()
         .root_ports(5)
         .monitor(monitor)
-        .net(Net::vhost_user(daemon.socket(machine.name, "n")))
+        .net(net)
 }
 
 /// A number after a word in one of the modules' listings, summed over all lines that begin so.
@@ -137,6 +142,24 @@ fn state(guest: &Guest) -> String {
 }
 
 impl World {
+    /// Boots guests on a daemon.
+    pub fn boot<const N: usize>(
+        lab: Lab,
+        daemon: Daemon,
+        machines: [Machine; N],
+        more: impl Fn(GuestBuilder) -> GuestBuilder,
+    ) -> Self {
+        let mut at = 0;
+        let guests = machines.map(|machine| {
+            at += 1;
+            more(guest(machine.name, &daemon, machine))
+                .address(format!("{}/24", address(at - 1)))
+                .address(format!("fd00::{at}/64"))
+        });
+        let guests = Vec::from(boot(&lab, guests));
+        Self { guests, daemon, lab }
+    }
+
     /// Links that are up at one guest.
     pub fn links(&self, guest: &Guest) -> u64 {
         let listing = guest.run("cat /sys/kernel/debug/millrace/channel").unwrap().text();

@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod channel_device;
 mod channel_hostile;
+mod channel_migration;
+mod channel_proxy;
 mod channel_rules;
 mod channel_world;
 mod channels;

@@ -8,6 +8,7 @@ use super::lab::{BROADCAST, Lab, MAX_MACS, MODERN, Spec, frame, mac, no_offload,
 use crate::binding::BindMode;
 use crate::features as f;
 use crate::header::{F_DATA_VALID, Vnet};
+use crate::lately::HOLDS_NS;
 use crate::offload::tests::{make_partial, super_packet, verify};
 
 const OUTSIDE: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
@@ -86,6 +87,40 @@ fn abuse_C3_an_outsider_cannot_take_a_bound_address() {
     assert_eq!(lab.poll(), 1);
     assert_eq!(lab.guests[1].recv_all(0).len(), 0);
     assert_eq!(lab.uplink_stats().drops[DropReason::Spoofed as usize].get(), 1);
+}
+
+/// A VM has the same address at two hosts, and runs at one of them.
+#[test]
+fn a_vm_is_looked_for_outside_while_it_does_not_run_here() {
+    let mut lab = Lab::new(vec![Spec::default(), Spec { mac: Some(mac(1)), ..Spec::default() }]);
+    let wire = lab.set_wire();
+    lab.guests[0].post(0, 16, 1600, 1);
+    lab.guests[1].post(0, 16, 1600, 1);
+    let [there, back] = [frame(mac(1), mac(0), 60), frame(mac(0), mac(1), 60)];
+    assert_eq!(lab.judge(0, &there), None);
+    assert_eq!(lab.guests[1].recv_all(0).len(), 1);
+    // It goes: its frames come from outside, and those to it go there.
+    let rxq = lab.port(1).rx[0].take();
+    lab.port(1).find_running();
+    lab.now_ns += HOLDS_NS;
+    wire.lock().unwrap().incoming.push_back(wired(&back));
+    assert_eq!(lab.poll(), 1);
+    assert_eq!(lab.guests[0].recv_all(0), [back.clone()]);
+    assert_eq!(lab.judge(0, &there), None);
+    assert_eq!(wire.lock().unwrap().sent.len(), 1);
+    // One to it from outside does not go back there.
+    wire.lock().unwrap().incoming.push_back(wired(&there));
+    lab.poll();
+    assert_eq!(wire.lock().unwrap().sent.len(), 1);
+    // It comes: nobody outside has its address any more.
+    lab.port(1).rx[0] = rxq;
+    lab.port(1).find_running();
+    lab.now_ns += HOLDS_NS;
+    wire.lock().unwrap().incoming.push_back(wired(&back));
+    lab.poll();
+    assert_eq!(lab.guests[0].recv_all(0).len(), 0);
+    assert_eq!(lab.judge(0, &there), None);
+    assert_eq!(lab.guests[1].recv_all(0).len(), 1);
 }
 
 /// Forged sources from outside neither fill the table nor keep a port from binding its address.
