@@ -18,8 +18,10 @@ mod jobs;
 
 /// Of a guest: all programs with their libraries, twice while the image unpacks.
 pub const MEMORY_MB: u32 = 512;
-/// Ways that programs are measured over: the channel as it is shipped, without polling, and the peer.
-pub const WAYS: [Way; 3] = [Way::ChannelPoll, Way::TapBridge, Way::Channel];
+/// Ways that programs are measured over: the channel as it is shipped, without polling, and the peer;
+/// by the loopback, with the client in the server's guest, they cost what they cost without any way
+/// between guests.
+pub const WAYS: [Way; 4] = [Way::ChannelPoll, Way::TapBridge, Way::Channel, Way::Loopback];
 /// From the start of a client until CPU time counts.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Time for a server to listen: an emulated guest reads its libraries first.
@@ -158,7 +160,8 @@ fn start(world: &World, program: Program, measured: &mut Measured, progress: &mu
         if let Some((daemon, says)) = plan.daemon {
             spawn(server, daemon, says)?;
         }
-        sh(client, plan.client).map(|_| ())
+        sh(client, plan.client)?;
+        sh(server, plan.client).map(|_| ())
     };
     let case = program.jobs().first().map_or(program.name(), |job| job.case);
     with_repeat((case, program.name()), 0, measured, progress, begin);
@@ -181,12 +184,16 @@ fn run(
 ) -> Result<(Answer, f64, f64), BenchError> {
     let before = world.take(way)?;
     let script = (job.script)(way.server(), (SETTLE + length).as_secs_f64());
-    let [client, _] = world.guests();
+    let [client, server] = world.guests();
+    let (client, accounts) = match way {
+        Way::Loopback => (server, world.accounts(Way::TapBridge)),
+        _ => (client, world.accounts(way)),
+    };
     let load = || {
         let done = client.run_for(&script, SETTLE + length * 4 + GRACE);
         done.and_then(lab::Output::ok).map_err(|e| failed_script(&script, client, &e))
     };
-    let (text, usage) = metered(Window { settle: SETTLE, length }, &world.accounts(way), load)?;
+    let (text, usage) = metered(Window { settle: SETTLE, length }, &accounts, load)?;
     let after = world.counters()?;
     for (after, before) in after.iter().zip(&before) {
         counters::check(&after.since(before), way.is_channel(), LEAST_PACKETS)?;

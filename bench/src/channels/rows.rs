@@ -79,6 +79,7 @@ pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
         for way in [Way::ChannelPoll, Way::Channel] {
             rows.extend(program_rows(setup, measured, job, way));
         }
+        rows.extend(own_work_row(setup, measured, job));
     }
     rows
 }
@@ -216,12 +217,43 @@ fn hook_row(setup: &Setup, measured: &Measured) -> Option<Row> {
     row(about, setup.rounds, |round| Some((side(round, true)?, side(round, false)?)))
 }
 
+type ProgramLoad = programs::ProgramLoad;
+
+fn find_program<'a>(
+    measured: &'a Measured,
+    job: &programs::Job,
+    round: u32,
+    way: Way,
+) -> Option<&'a ProgramLoad> {
+    let wanted = |l: &&ProgramLoad| (l.round, l.way) == (round, way) && l.case == job.case;
+    measured.programs.iter().find(wanted)
+}
+
+/// CPU time that an operation costs without any way between guests, against the peer's: no way can
+/// gain more where the CPUs are busy.
+fn own_work_row(setup: &Setup, measured: &Measured, job: &programs::Job) -> Option<Row> {
+    let side = |round, way| Some((find_program(measured, job, round, way)?.cpu_us_per_op, None));
+    let about = About {
+        case: format!("{}_own_work", job.case),
+        ours: Way::Loopback.name(),
+        peer: Way::TapBridge.name(),
+        unit: "µs",
+        better: Better::Lower,
+        goal: NONE,
+        mode: format!("CPU time per {}; {}", per(job.unit), job.mode),
+    };
+    row(about, setup.rounds, |round| {
+        Some((side(round, Way::Loopback)?, side(round, Way::TapBridge)?))
+    })
+}
+
+fn per(unit: &str) -> &str {
+    if unit == "1/s" { "request" } else { "MB" }
+}
+
 /// Throughput, and latency where the program tells it.
 fn program_rows(setup: &Setup, measured: &Measured, job: &programs::Job, way: Way) -> Vec<Row> {
-    let find = |round, way| {
-        let wanted = |l: &&programs::ProgramLoad| (l.round, l.way) == (round, way);
-        measured.programs.iter().filter(|l| l.case == job.case).find(wanted)
-    };
+    let find = |round, way| find_program(measured, job, round, way);
     let about = |end: &str, unit, better, goal| About {
         case: format!("{}{end}", job.case),
         ours: way.name(),

@@ -79,6 +79,8 @@ fn programs_have_throughput_and_latency() {
     assert_eq!((row.ratio, row.missed()), (3.0, false));
     let row = one(&rows, "redis_get_1_latency", "channel", "tap-bridge");
     assert_eq!((row.ratio, row.ours.value, row.better), (2.0, 500.0, Better::Lower));
+    let row = one(&rows, "redis_get_1_own_work", "loopback", "tap-bridge");
+    assert_eq!((row.ratio, row.ours.value, row.better), (1.5, 600.0, Better::Lower));
 }
 
 #[test]
