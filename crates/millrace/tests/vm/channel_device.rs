@@ -5,7 +5,7 @@ use lab::{Guest, KernelChoice};
 use crate::channel_world::{
     Machine, address, is_sound, nothing_is_held, recipe, unload, world_with,
 };
-use crate::common::{GIB, alone, amount, transfer, until};
+use crate::common::{GIB, MIB, alone, amount, transfer, until};
 
 const OLD: KernelChoice = KernelChoice::V6_1;
 const NEW: KernelChoice = KernelChoice::V6_12;
@@ -30,8 +30,8 @@ fn statistic(guest: &Guest, name: &str) -> u64 {
 /// Each way.
 fn exchange(a: &Guest, b: &Guest, of: (&str, &str), kinds: &[&str]) {
     for kind in kinds {
-        transfer(a, b, kind, of.1, amount(GIB));
-        transfer(b, a, kind, of.0, amount(GIB));
+        transfer(a, b, kind, of.1, amount(GIB / 4).max(16 * MIB));
+        transfer(b, a, kind, of.0, amount(GIB / 4).max(16 * MIB));
     }
 }
 
@@ -86,5 +86,5 @@ fn a_device_on_the_channel_is_a_segment_and_can_be_routed_and_bridged() {
     // What was a carrier is gone with the peer.
     until("no carrier", || r.sh("cat /sys/class/net/mr0/carrier").unwrap() == "0");
     unload(r);
-    transfer(a, r, "tcp", &address(1), amount(GIB));
+    transfer(a, r, "tcp", &address(1), amount(GIB / 4).max(16 * MIB));
 }

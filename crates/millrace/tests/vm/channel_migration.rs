@@ -94,7 +94,7 @@ fn a_vm_moves_to_another_host_and_back_with_its_connections() {
     let [a, b] = [&world.guests[0], &world.guests[1]];
     world.linked(&[a, b]);
     let before = count(b, "taken");
-    transfer(b, a, "tcp", &address(0), amount(4 * GIB));
+    transfer(b, a, "tcp", &address(0), amount(GIB));
     assert!(count(b, "taken") > before);
     for guest in [a, b] {
         nothing_is_held(guest);

@@ -5,7 +5,7 @@ use lab::KernelChoice;
 use crate::channel_world::{
     Machine, address, count, is_sound, load, nothing_is_held, recipe, unload, world,
 };
-use crate::common::{GIB, LONG, READY, alone, amount, until};
+use crate::common::{GIB, LONG, MIB, READY, alone, amount, until};
 
 /// Splices connections to its first address into such to its second.
 const PROXY: &str = r#"
@@ -42,7 +42,7 @@ fn a_peers_pages_can_be_spliced_to_the_ordinary_card() {
     let [a, p, b, q] = [0, 1, 2, 3].map(|at| &world.guests[at]);
     [a, p, q].into_iter().for_each(load);
     world.linked(&[a, p, q]);
-    let len = amount(4 * GIB);
+    let len = amount(GIB).max(64 * MIB);
     // b has no module; p and q are proxies of both kernels.
     for (proxy, at) in [(p, 1), (q, 3)] {
         proxy.put_bytes("/proxy.py", 0o644, PROXY.as_bytes()).unwrap();

@@ -25,19 +25,24 @@ fn by_channel(guest: &Guest, work: impl FnOnce()) {
     assert!(taken > 100, "{}: {taken} packets by the channel", guest.name());
 }
 
-/// TCP over IPv4 and IPv6 and UDP, each way.
-fn exchange(a: &Guest, b: &Guest, of: (&str, &str), full_bytes: u64) {
-    let len = amount(full_bytes);
+/// TCP over IPv4 and IPv6 and UDP, one way.
+fn exchange(a: &Guest, b: &Guest, of: (&str, &str)) {
+    let len = amount(GIB).max(64 * MIB);
     by_channel(a, || transfer(a, b, "tcp", of.0, len));
     by_channel(a, || transfer(a, b, "tcp", of.1, len));
     by_channel(a, || transfer(a, b, "udp", of.0, len / 4));
+}
+
+/// Of a transfer that is not over before what happens meanwhile.
+fn long() -> u64 {
+    amount(2 * GIB).max(160 * MIB)
 }
 
 fn moves(kernel: KernelChoice, vcpus: u32) {
     let _alone = alone();
     let world = pair(kernel, vcpus);
     let [a, b] = [&world.guests[0], &world.guests[1]];
-    let len = amount(10 * GIB);
+    let len = long();
     // Onto the channel while connections run.
     transfer_during(a, b, "tcp", &address(1), len, || {
         load(a);
@@ -45,8 +50,8 @@ fn moves(kernel: KernelChoice, vcpus: u32) {
         world.linked(&[a, b]);
         until("taken", || count(a, "taken") > 0);
     });
-    exchange(a, b, (&address(1), "fd00::2"), 4 * GIB);
-    exchange(b, a, (&address(0), "fd00::1"), 4 * GIB);
+    exchange(a, b, (&address(1), "fd00::2"));
+    exchange(b, a, (&address(0), "fd00::1"));
     nothing_is_held(a);
     nothing_is_held(b);
     // Off it while they run: the receiver's module goes, then the sender's.
@@ -113,7 +118,7 @@ fn four_guests_of_all_kinds_talk_and_one_is_killed() {
     let all: Vec<&Guest> = world.guests.iter().collect();
     all.iter().for_each(|guest| load(guest));
     world.linked(&all);
-    let len = amount(2 * GIB);
+    let len = amount(GIB).max(32 * MIB);
     for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
         by_channel(all[from], || transfer(all[from], all[to], "tcp", &address(to), len));
     }
@@ -146,7 +151,7 @@ fn a_member_leaves_and_joins_under_load() {
     load(a);
     load(b);
     world.linked(&[a, b]);
-    transfer_during(a, b, "tcp", &address(1), amount(10 * GIB), || {
+    transfer_during(a, b, "tcp", &address(1), long(), || {
         world.command("b", "leave");
         assert_eq!(world.links(a), 0);
         world.command("b", "join");
