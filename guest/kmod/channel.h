@@ -130,6 +130,12 @@ struct mr_vector {
 	u64 poll_hits, poll_misses, polled_ns;
 };
 
+/* A member that cannot be linked, or breaks its links, is tried again less and less often. */
+struct mr_retry {
+	u8 failures;
+	u8 beats; /* heartbeats until it is */
+};
+
 struct mr_channel {
 	struct pci_dev *pdev;
 	void __iomem *regs;
@@ -151,6 +157,7 @@ struct mr_channel {
 	struct work_struct control;
 	struct delayed_work beat;
 	struct mr_peer __rcu *peers[MR_MAX_MEMBERS];
+	struct mr_retry retry[MR_MAX_MEMBERS];
 	u64 broken[MR_MAX_MEMBERS]; /* generations that did what no peer does */
 	struct mr_member table[MR_MAX_MEMBERS]; /* last copy, under mr_lock */
 };

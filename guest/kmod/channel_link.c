@@ -10,11 +10,16 @@
  * Everything here runs in the control work, under mr_lock, and may be repeated at any time: it
  * looks at what is and does the next step.
  */
+#include <linux/log2.h>
 #include <linux/module.h>
 #include <linux/rcupdate.h>
 #include <linux/slab.h>
 
 #include "channel.h"
+
+#define FREE_FAILURES 4 /* to link a member, before there is a wait */
+#define MAX_WAIT_BEATS 8
+#define FORGIVE_BEATS 16 /* after which one failure is forgotten */
 
 static struct mr_peer *peer_at(struct mr_channel *ch, u32 index)
 {
@@ -167,13 +172,38 @@ put:
 	return NULL;
 }
 
+/* Mapping a peer's memory is work: nobody has us do it all the time. */
+static void note_failure(struct mr_retry *retry)
+{
+	if (retry->failures < FREE_FAILURES + ilog2(MAX_WAIT_BEATS))
+		retry->failures++;
+	if (retry->failures >= FREE_FAILURES)
+		retry->beats = 1 << (retry->failures - FREE_FAILURES);
+}
+
+static void retries_beat(struct mr_channel *ch, u64 beat)
+{
+	u32 i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_retry *retry = &ch->retry[i];
+
+		if (retry->beats)
+			retry->beats--;
+		else if (retry->failures && beat % FORGIVE_BEATS == 0)
+			retry->failures--;
+	}
+}
+
 static void peer_destroy(struct mr_peer *peer)
 {
 	struct mr_channel *ch = peer->ch;
 	u32 i;
 
-	if (peer->broken)
+	if (peer->broken) {
 		ch->broken[peer->index] = peer->generation;
+		note_failure(&ch->retry[peer->index]);
+	}
 	mr_publish64(&ch->dir->links[peer->index].link_off, 0);
 	RCU_INIT_POINTER(ch->peers[peer->index], NULL);
 	/* Receivers. Senders see under the lock that the peer's side is gone. */
@@ -373,11 +403,13 @@ static void peer_try_create(struct mr_channel *ch, u32 index)
 	struct mr_memory *memory = memory_in_slot(le32_to_cpu(m->slot));
 	struct mr_peer *peer;
 
-	if (!memory || memory->mapped)
+	if (!memory || memory->mapped || ch->retry[index].beats)
 		return;
 	peer = peer_create(ch, index, m, memory);
-	if (!peer)
+	if (!peer) {
+		note_failure(&ch->retry[index]);
 		return;
+	}
 	rcu_assign_pointer(ch->peers[index], peer);
 	ring_control(peer);
 }
@@ -403,6 +435,8 @@ void mr_links_beat(struct mr_channel *ch)
 {
 	bool forgotten = false, borrowed = false;
 	u32 i;
+
+	retries_beat(ch, le64_to_cpu(ch->dir->heartbeat));
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		struct mr_peer *peer = peer_at(ch, i);

@@ -224,12 +224,28 @@ int mr_memory_map(struct mr_memory *memory, struct mr_peer *peer)
 	return 0;
 }
 
-/* No page of it may be in use: memunmap_pages() does not wait for them. */
+/* Whoever drops the last reference sets the count to 1 after page_free(). */
+static void wait_for_counts(const struct mr_memory *memory)
+{
+	const struct page *page = virt_to_page(memory->base);
+	u64 i, pages = memory->len >> PAGE_SHIFT;
+
+	for (i = 0; i < pages; i++) {
+		while (page_count(page + i) != 1)
+			schedule_timeout_idle(1);
+		if (i % 65536 == 0)
+			cond_resched();
+	}
+}
+
+/* No page of it may be in use: memunmap_pages() does not wait for them. Sleeps. */
 void mr_memory_unmap(struct mr_memory *memory)
 {
 	WARN_ON(memory->peer && memory->peer->borrowed);
-	if (memory->mapped)
+	if (memory->mapped) {
+		wait_for_counts(memory);
 		memunmap_pages(&memory->pgmap);
+	}
 	memory->mapped = false;
 	memory->base = NULL;
 	memory->peer = NULL;

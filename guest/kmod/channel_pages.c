@@ -7,16 +7,18 @@
  * the packet on. A device's back end outside of this guest may not know the bus that the pages
  * are behind: QEMU does not show it to vhost-user back ends, whose queue then stops.
  *
- * So packets that leave by IP have such pages copied behind POST_ROUTING; who receives for a device
- * whose packets may go on below IP, such as a bridge's, copies at once.
+ * So packets that leave by IP have such pages copied behind POST_ROUTING, in all namespaces; who
+ * receives what may go on below IP, for a bridge or out of a tunnel, copies at once.
  *
- * Limits: the initial network namespace. A program that splices from a socket to a file with
- * O_DIRECT hands the pages to the disk.
+ * Limits: a program that splices from a socket to a file with O_DIRECT hands the pages to the
+ * disk. Who puts a device into a bridge while packets wait for its CPU loses those.
  */
 #include <linux/netfilter.h>
 #include <linux/netfilter_ipv4.h>
 #include <linux/netfilter_ipv6.h>
+#include <linux/module.h>
 #include <linux/skbuff.h>
+#include <net/net_namespace.h>
 
 #include "channel.h"
 
@@ -25,32 +27,39 @@ static bool has_peer_pages(const struct sk_buff *skb)
 	unsigned int i;
 
 	for (i = 0; i < skb_shinfo(skb)->nr_frags; i++) {
-		if (mr_is_peer_page(skb_frag_page(&skb_shinfo(skb)->frags[i])))
+		const struct page *page = skb_frag_page(&skb_shinfo(skb)->frags[i]);
+
+		if (page && mr_is_peer_page(page))
 			return true;
 	}
 	return false;
 }
 
-/* Puts own pages in their place. Not 0: no memory. */
-static int own_pages(struct sk_buff *skb)
+/* Parts may be shared with a clone, so they are not changed. */
+static bool has_parts_with_peer_pages(const struct sk_buff *skb)
 {
-	struct sk_buff *part;
-	int err = 0;
+	const struct sk_buff *part;
 
-	if (has_peer_pages(skb))
-		err = skb_copy_ubufs(skb, GFP_ATOMIC);
 	skb_walk_frags(skb, part) {
-		if (!err && has_peer_pages(part))
-			err = skb_copy_ubufs(part, GFP_ATOMIC);
+		if (has_peer_pages(part) || skb_has_frag_list(part))
+			return true;
 	}
-	return err;
+	return false;
 }
+
+int mr_own_pages(struct sk_buff *skb)
+{
+	if (!skb_is_nonlinear(skb) || !mr_peer_pages_in_use())
+		return 0;
+	if (has_parts_with_peer_pages(skb))
+		return skb_linearize(skb);
+	return has_peer_pages(skb) ? skb_copy_ubufs(skb, GFP_ATOMIC) : 0;
+}
+EXPORT_SYMBOL_GPL(mr_own_pages);
 
 static unsigned int hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
 {
-	if (!skb_is_nonlinear(skb) || !mr_peer_pages_in_use() || !own_pages(skb))
-		return NF_ACCEPT;
-	return NF_DROP_ERR(-ENOMEM);
+	return mr_own_pages(skb) ? NF_DROP_ERR(-ENOMEM) : NF_ACCEPT;
 }
 
 static const struct nf_hook_ops hooks[] = {
@@ -68,12 +77,24 @@ static const struct nf_hook_ops hooks[] = {
 	},
 };
 
+static int __net_init net_begin(struct net *net)
+{
+	return nf_register_net_hooks(net, hooks, ARRAY_SIZE(hooks));
+}
+
+static void __net_exit net_end(struct net *net)
+{
+	nf_unregister_net_hooks(net, hooks, ARRAY_SIZE(hooks));
+}
+
+static struct pernet_operations all_nets = { .init = net_begin, .exit = net_end };
+
 int mr_pages_register(void)
 {
-	return nf_register_net_hooks(&init_net, hooks, ARRAY_SIZE(hooks));
+	return register_pernet_subsys(&all_nets);
 }
 
 void mr_pages_unregister(void)
 {
-	nf_unregister_net_hooks(&init_net, hooks, ARRAY_SIZE(hooks));
+	unregister_pernet_subsys(&all_nets);
 }

@@ -10,6 +10,7 @@
  */
 #include <linux/ethtool.h>
 #include <linux/etherdevice.h>
+#include <linux/ip.h>
 #include <linux/jhash.h>
 #include <linux/module.h>
 #include <linux/netdevice.h>
@@ -155,7 +156,11 @@ static void device_receive(struct mr_rx *rx)
 	if (!netif_running(mr_dev) || mr_rx_len(rx) < ETH_HLEN)
 		return;
 	skb = mr_build_skb(rx, mr_dev);
-	if (!skb || !pskb_may_pull(skb, ETH_HLEN) || !mr_set_offloads(skb, meta)) {
+	if (skb)
+		skb->dev = mr_dev;
+	if (!skb || !pskb_may_pull(skb, ETH_HLEN) ||
+	    !mr_set_offloads(skb, meta, ETH_HLEN + sizeof(struct iphdr)) ||
+	    mr_keep_or_own_pages(skb, ETH_HLEN, ((struct ethhdr *)skb->data)->h_proto)) {
 		dev_core_stats_rx_dropped_inc(mr_dev);
 		kfree_skb(skb);
 		return;
@@ -366,9 +371,9 @@ void mr_device_exit(void)
 
 	if (!mr_dev)
 		return;
-	/* Senders first: afterwards nobody holds a peer. */
-	unregister_netdev(mr_dev);
+	/* First: what the client is told changes the carrier. Then senders; nobody holds a peer. */
 	mr_client_unregister(&device_client);
+	unregister_netdev(mr_dev);
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		struct mr_peer *peer = rcu_dereference_protected(peers[i], true);
 

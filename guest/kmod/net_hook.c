@@ -117,6 +117,9 @@ static bool is_flow_excluded(const struct sk_buff *skb, const struct mr_packet *
 /* MR_TAKEN, or why not. */
 static enum mr_reason may_take(const struct sk_buff *skb, const struct mr_packet *packet)
 {
+	/* What is said of a tunnel's packet is not enough to cut it again. */
+	if (skb->encapsulation)
+		return MR_PROTOCOL;
 	if (!is_direct_route(skb, packet))
 		return MR_ROUTE;
 	if (!mr_is_own_address(&packet->source))

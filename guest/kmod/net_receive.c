@@ -163,12 +163,15 @@ static void set_device(struct sk_buff *skb, struct net_device *dev, const struct
 	skb->pkt_type = PACKET_HOST;
 }
 
-bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta)
+/* @least: where a checksum may begin. */
+bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 least)
 {
 	struct virtio_net_hdr hdr;
 
 	memcpy(&hdr, meta, sizeof(hdr));
 	hdr.flags &= VIRTIO_NET_HDR_F_NEEDS_CSUM;
+	if (hdr.flags && __virtio16_to_cpu(true, hdr.csum_start) < least)
+		return false;
 	return !virtio_net_hdr_to_skb(skb, &hdr, true);
 }
 
@@ -176,6 +179,7 @@ static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 {
 	const struct mr_node *node = rcu_dereference(mr_nodes[mr_peer_index(mr_rx_peer(rx))]);
 	struct net_device *dev = node ? find_device(meta, node) : NULL;
+	struct mr_headers headers = {};
 	struct sk_buff *skb;
 
 	if (!dev || mr_rx_len(rx) < sizeof(struct iphdr)) {
@@ -188,8 +192,15 @@ static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 		return;
 	}
 	set_device(skb, dev, meta);
-	if (!has_right_addresses(skb, node) || !mr_set_offloads(skb, meta)) {
+	headers.version = skb->protocol;
+	if (!has_right_addresses(skb, node) || !mr_pull_headers(skb, &headers) ||
+	    !mr_set_offloads(skb, meta, headers.transport)) {
 		mr_count(MR_RX_BAD);
+		kfree_skb(skb);
+		return;
+	}
+	if (!mr_is_for_socket(skb, &headers) && mr_own_pages(skb)) {
+		mr_count(MR_RX_MEMORY);
 		kfree_skb(skb);
 		return;
 	}

@@ -25,6 +25,7 @@
 #include "millrace_abi.h"
 
 struct mr_peer;
+struct sk_buff;
 struct mr_rx;
 
 /* Bytes of one or more physically contiguous pages. */
@@ -118,9 +119,15 @@ void mr_rx_copy(const struct mr_rx *rx, u32 off, void *to, u32 len);
  * Takes all pages of the message, in order: what follows mr_rx_head_len() bytes. Returns how many
  * pieces, each of one page; the caller drops each page with put_page(). 0: there are none, or one
  * is just being released; use mr_rx_copy(). For one call per message. The pages lie behind a bus,
- * and not every device can read them: see channel_pages.c.
+ * and not every device can read them: see mr_own_pages().
  */
 unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_SEGS]);
+
+/*
+ * Puts copies in the place of peers' pages in a packet, before it goes to a device or to who writes
+ * to it. Packets that leave by IP need no such call. Not 0: no memory.
+ */
+int mr_own_pages(struct sk_buff *skb);
 
 /* Copies the member table; returns the number of entries filled. May sleep. */
 unsigned int mr_members(struct mr_member_info members[MR_MAX_MEMBERS]);
