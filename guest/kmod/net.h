@@ -169,6 +169,10 @@ void mr_batch_deliver(struct list_head *batch);
 void mr_batch_drop(struct list_head *batch);
 struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev);
 bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 least);
+void mr_receive(struct mr_rx *rx);
+void mr_received(unsigned int queue);
+void mr_receive_init(void);
+void mr_receive_exit(void);
 
 /* net_headers.c */
 struct mr_headers {
@@ -180,10 +184,6 @@ struct mr_headers {
 bool mr_pull_headers(struct sk_buff *skb, struct mr_headers *headers);
 bool mr_is_for_socket(const struct sk_buff *skb, const struct mr_headers *headers);
 int mr_keep_or_own_pages(struct sk_buff *skb, u32 ip, __be16 version);
-void mr_receive(struct mr_rx *rx);
-void mr_received(unsigned int queue);
-void mr_receive_init(void);
-void mr_receive_exit(void);
 
 /* net_device.c */
 int mr_device_init(void);

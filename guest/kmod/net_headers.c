@@ -26,14 +26,14 @@ static bool pull_ip(struct sk_buff *skb, struct mr_headers *headers)
 			return false;
 		v4 = (const struct iphdr *)(skb->data + headers->ip);
 		headers->protocol = v4->protocol;
-		return v4->ihl == 5 && !ip_is_fragment(v4);
+		return v4->version == 4 && v4->ihl == 5 && !ip_is_fragment(v4);
 	}
 	headers->transport = headers->ip + sizeof(*v6);
 	if (headers->version != htons(ETH_P_IPV6) || !pskb_may_pull(skb, headers->transport))
 		return false;
 	v6 = (const struct ipv6hdr *)(skb->data + headers->ip);
 	headers->protocol = v6->nexthdr;
-	return true;
+	return v6->version == 6;
 }
 
 /*

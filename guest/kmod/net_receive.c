@@ -118,20 +118,11 @@ struct sk_buff *mr_build_skb(struct mr_rx *rx, const struct net_device *dev)
 	return skb ? skb : copied(rx);
 }
 
-/* From an address of the member to one of ours. Headers are in our memory afterwards. */
-static bool has_right_addresses(struct sk_buff *skb, const struct mr_node *node)
+/* From an address of the member to one of ours. Headers are in our memory. */
+static bool has_right_addresses(const struct sk_buff *skb, const struct mr_node *node)
 {
 	struct in6_addr source, destination;
 
-	if (skb->protocol == htons(ETH_P_IP)) {
-		if (!pskb_may_pull(skb, sizeof(struct iphdr)) || ip_hdr(skb)->version != 4)
-			return false;
-	} else if (skb->protocol == htons(ETH_P_IPV6)) {
-		if (!pskb_may_pull(skb, sizeof(struct ipv6hdr)) || ipv6_hdr(skb)->version != 6)
-			return false;
-	} else {
-		return false;
-	}
 	mr_addresses(skb, &source, &destination);
 	return mr_has_address(node->addresses, node->addresses_len, &source) &&
 	       mr_is_own_address(&destination);
@@ -193,7 +184,7 @@ static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 	}
 	set_device(skb, dev, meta);
 	headers.version = skb->protocol;
-	if (!has_right_addresses(skb, node) || !mr_pull_headers(skb, &headers) ||
+	if (!mr_pull_headers(skb, &headers) || !has_right_addresses(skb, node) ||
 	    !mr_set_offloads(skb, meta, headers.transport)) {
 		mr_count(MR_RX_BAD);
 		kfree_skb(skb);

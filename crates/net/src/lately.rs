@@ -8,7 +8,8 @@ use crate::binding::{BindMode, Tables};
 use crate::forward::Dest;
 use crate::header::{Head, Mac, be16};
 
-/// How long a finding holds, also after a VM has gone or come: a tenth of the shortest ageing time that a switch can have.
+/// How long a finding holds, also after a VM has gone or come: a tenth of the shortest ageing time that
+/// a switch can have.
 pub(crate) const HOLDS_NS: u64 = 100_000_000;
 
 /// Destinations remembered by a port. More talkers at once cost lookups, nothing else.

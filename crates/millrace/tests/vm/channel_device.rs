@@ -27,11 +27,16 @@ fn statistic(guest: &Guest, name: &str) -> u64 {
     guest.sh(&format!("cat /sys/class/net/mr0/statistics/{name}")).unwrap().parse().unwrap()
 }
 
+/// Of a transfer.
+fn len() -> u64 {
+    amount(GIB / 4).max(16 * MIB)
+}
+
 /// Each way.
 fn exchange(a: &Guest, b: &Guest, of: (&str, &str), kinds: &[&str]) {
     for kind in kinds {
-        transfer(a, b, kind, of.1, amount(GIB / 4).max(16 * MIB));
-        transfer(b, a, kind, of.0, amount(GIB / 4).max(16 * MIB));
+        transfer(a, b, kind, of.1, len());
+        transfer(b, a, kind, of.0, len());
     }
 }
 
@@ -86,5 +91,5 @@ fn a_device_on_the_channel_is_a_segment_and_can_be_routed_and_bridged() {
     // What was a carrier is gone with the peer.
     until("no carrier", || r.sh("cat /sys/class/net/mr0/carrier").unwrap() == "0");
     unload(r);
-    transfer(a, r, "tcp", &address(1), amount(GIB / 4).max(16 * MIB));
+    transfer(a, r, "tcp", &address(1), len());
 }

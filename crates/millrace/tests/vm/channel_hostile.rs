@@ -6,6 +6,7 @@ use std::mem::size_of;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use base::random::{Random, Seeded};
 use guest_abi::channel::{
     DIR_MAGIC, DONE_LEN, Dir, Entry, LINK_MAGIC, Link, LinkQueue, QueueState, RING_LEN, SLOTS, Slot,
 };
@@ -26,31 +27,15 @@ const SOAK_TIME: Duration = Duration::from_secs(20 * 60);
 const MEMBERSHIP: Duration = Duration::from_secs(2);
 const PAGE: u64 = 4096;
 
-/// A small generator: the same garbage with the same seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    /// Wrong, and some of it nearly right.
-    fn wrong(&mut self, now: u32) -> u32 {
-        let small = self.below(4096) as u32;
-        match self.below(5) {
-            0 => self.next() as u32,
-            1 => small,
-            2 => now.wrapping_add(small % 20),
-            3 => now.wrapping_sub(small % 20),
-            _ => u32::MAX - small,
-        }
+/// Wrong, and some of it nearly right.
+fn wrong(random: &mut Seeded, now: u32) -> u32 {
+    let small = random.below(4096);
+    match random.below(5) {
+        0 => random.next_u64() as u32,
+        1 => small,
+        2 => now.wrapping_add(small % 20),
+        3 => now.wrapping_sub(small % 20),
+        _ => u32::MAX - small,
     }
 }
 
@@ -58,20 +43,20 @@ impl Random {
 struct Spoiler {
     memory: File,
     dir_at: u64,
-    random: Random,
+    random: Seeded,
     writes: u64,
 }
 
 impl Spoiler {
     /// Its QEMU has the memory of the peers open, too: its own is where its directory is.
-    fn new(guest: &Guest, id: u64, random: Random) -> Option<Self> {
+    fn new(guest: &Guest, id: u64, seed: u64) -> Option<Self> {
         let files = fs::read_dir(format!("/proc/{}/fd", guest.pid())).unwrap();
         files.filter_map(Result::ok).find_map(|file| {
             let target = fs::read_link(file.path()).ok()?;
             target.to_string_lossy().starts_with("/memfd:").then_some(())?;
             let memory = File::options().read(true).write(true).open(file.path()).ok()?;
             let dir_at = directory(&memory, id)?;
-            Some(Self { memory, dir_at, random: Random(random.0), writes: 0 })
+            Some(Self { memory, dir_at, random: Seeded::new(seed), writes: 0 })
         })
     }
 
@@ -85,7 +70,7 @@ impl Spoiler {
     /// Writes garbage in place of a number.
     fn spoil(&mut self, at: u64) {
         let Some(now) = self.read::<U32>(at) else { return };
-        let wrong = self.random.wrong(now.get());
+        let wrong = wrong(&mut self.random, now.get());
         self.memory.write_all_at(&wrong.to_le_bytes(), at).unwrap();
         self.writes += 1;
     }
@@ -95,13 +80,13 @@ impl Spoiler {
         let dir: Dir = self.read(self.dir_at)?;
         let links: Vec<u64> =
             dir.links.iter().map(|entry| entry.link_off.get()).filter(|off| *off != 0).collect();
-        let at = *links.get(self.random.below(links.len().max(1) as u64) as usize)?;
+        let at = *links.get(self.random.below(links.len().max(1) as u32) as usize)?;
         for _ in 0..=self.random.below(32) {
             let link: Link = self.read(at)?;
             if link.magic.get() != LINK_MAGIC {
                 return None;
             }
-            let queues = u64::from(link.queues.get()).clamp(1, link.queue.len() as u64);
+            let queues = link.queues.get().clamp(1, link.queue.len() as u32);
             // Most packets go by the first.
             let queue = if self.random.below(4) > 0 { 0 } else { self.random.below(queues) };
             self.spoil_queue(at, &link.queue[queue as usize]);
@@ -110,18 +95,19 @@ impl Spoiler {
     }
 
     fn spoil_queue(&mut self, link_at: u64, queue: &LinkQueue) {
-        let word = |random: &mut Random, len: usize| random.below(len as u64 / 4) * 4;
+        let word = |random: &mut Seeded, len: usize| u64::from(random.below(len as u32 / 4)) * 4;
         let (what, size_of_head) = (self.random.below(200), 48);
         let at = match what {
             // It would end the link at once, so not often.
             0 => self.dir_at + word(&mut self.random, size_of::<Dir>()),
             1 | 2 => link_at + word(&mut self.random, size_of::<Link>()),
             3..=59 => {
-                let entry = self.random.below(RING_LEN as u64) * size_of::<Entry>() as u64;
+                let entry =
+                    u64::from(self.random.below(RING_LEN as u32)) * size_of::<Entry>() as u64;
                 queue.ring_off.get() + entry + word(&mut self.random, size_of_head)
             }
             60..=119 => {
-                let slot = self.random.below(SLOTS as u64) * size_of::<Slot>() as u64;
+                let slot = u64::from(self.random.below(SLOTS as u32)) * size_of::<Slot>() as u64;
                 queue.slots_off.get() + slot + word(&mut self.random, size_of::<Slot>())
             }
             120..=139 => queue.state_off.get() + word(&mut self.random, 256),
@@ -176,11 +162,10 @@ fn join_anew(world: &World, vm: &str, guest: &Guest) -> bool {
 
 /// Until the time is over or the member has ruined itself. Returns memberships and garbage written.
 fn be_hostile(world: &World, guest: &Guest, until: Instant) -> (u64, u64) {
-    let (mut memberships, mut writes, mut random) = (0, 0, Random(SEED));
+    let (mut memberships, mut writes, mut random) = (0, 0, Seeded::new(SEED));
     while Instant::now() < until {
         let id = channel(guest, "member", "member");
-        let next = random.next();
-        let Some(mut spoiler) = Spoiler::new(guest, id, Random(next)) else { break };
+        let Some(mut spoiler) = Spoiler::new(guest, id, random.next_u64()) else { break };
         let end = Instant::now() + MEMBERSHIP;
         while Instant::now() < end && spoiler.burst().is_some() {
             std::thread::sleep(Duration::from_millis(5));
