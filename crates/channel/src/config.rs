@@ -93,6 +93,9 @@ pub struct MemberConfig {
     pub macs: Vec<[u8; 6]>,
     /// Its IP addresses, at most [`MAX_ADDRESSES`].
     pub addresses: Vec<IpAddr>,
+    /// Flows of its that never come onto the channel until [`crate::Channels::exclude`] says others, at
+    /// most [`MAX_EXCLUDES`].
+    pub excludes: Vec<Flow>,
 }
 
 impl MemberConfig {
@@ -119,6 +122,7 @@ impl MemberConfig {
             let rule = format!("1 to {MAX_PATH_LEN_BYTES} bytes are allowed");
             return bad("the length of its monitor's path", path.to_string(), rule);
         }
+        check_flows(&self.vm, &self.excludes)?;
         check_addresses(&self.vm, &self.macs, &self.addresses)
     }
 }

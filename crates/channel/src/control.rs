@@ -291,8 +291,9 @@ impl Control {
             peers: BTreeMap::new(),
             said: None,
             heard_at: now,
-            excludes: Vec::new(),
-            excludes_seq: 0,
+            // A module that has seen no list yet has that of number 0.
+            excludes_seq: u32::from(!config.excludes.is_empty()),
+            excludes: config.excludes,
             recorded: Vec::new(),
             waits: Vec::new(),
         })

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::testing::fake_guest::FakeGuest;
 use crate::testing::fake_qemu::FakeQemu;
 use crate::testing::{World, config};
-use crate::{ChannelError, Flow};
+use crate::{ChannelError, Flow, MemberConfig};
 
 const A: usize = 0;
 const B: usize = 1;
@@ -237,6 +237,27 @@ fn flows_are_off_the_channel_when_the_member_says_so() {
         asked.join().unwrap().unwrap();
     });
     let error = world.channels.exclude("a", &[flow; 129]).unwrap_err().to_string();
+    assert!(error.contains("flows to exclude is 129; at most 128"), "{error}");
+}
+
+#[test]
+fn a_member_may_have_flows_off_the_channel_from_the_beginning() {
+    let world = World::new(|_| ());
+    let qemu = FakeQemu::new(4);
+    let flow =
+        Flow { local: "10.0.0.1:80".parse().unwrap(), remote: "10.0.0.2:4000".parse().unwrap() };
+    world.channels.join(MemberConfig { excludes: vec![flow], ..config("a", &qemu) }).unwrap();
+    let a = FakeGuest::of(&qemu);
+    let numbers = |a: &FakeGuest| {
+        let host = a.mailbox.host();
+        (host.excludes_len.get(), host.excludes_seq.get())
+    };
+    // Another number than that of no list.
+    assert_eq!(numbers(&a), (1, 1));
+    world.channels.exclude("a", &[]).unwrap();
+    assert_eq!(numbers(&a), (0, 2));
+    let many = MemberConfig { excludes: vec![flow; 129], ..config("b", &qemu) };
+    let error = world.channels.join(many).unwrap_err().to_string();
     assert!(error.contains("flows to exclude is 129; at most 128"), "{error}");
 }
 

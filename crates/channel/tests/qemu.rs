@@ -79,6 +79,7 @@ fn join(channels: &Channels, lab: &Lab, guest: &Guest) {
         memory: MemberMemory { file, regions: vec![MemoryRegion { gpa: 0, len, off: 0 }] },
         macs: Vec::new(),
         addresses: Vec::new(),
+        excludes: Vec::new(),
     });
     // A QEMU that has ended says more than its monitor.
     if let Err(error) = joined {

@@ -90,10 +90,6 @@ fn bad_channels_are_told_with_place_and_fix() {
             &[("m.toml:8:11:", "has 17 IP addresses with those of the VM's network ports; the limit is 16")],
         ),
         (
-            format!("{lan}{}{net}\n[vm.vsock]\ncid=3\npath='/v'\n[vm.pipes]\n", member("a", "")),
-            &[("m.toml:6:1: vm[0].channel:", "is for a VM with pipes")],
-        ),
-        (
             member(&long, "").replace("/q", ""),
             &[("m.toml:2:6: vm[0].name:", "has 64 bytes; the limit of a VM with a [vm.channel] is 63")],
         ),

@@ -66,6 +66,8 @@ reasons! {
     TwinFailed = 22, 5, "twin_failed", "the host could not take the connection over";
     /// The peer acknowledged nothing for too long.
     PeerSilent = 23, 110, "peer_silent", "the peer acknowledges nothing";
+    /// The peer is, or was, a member of the VM's channels: the switch may not have seen everything.
+    OnChannel = 24, 95, "on_channel", "the connection may go by a channel";
 
     /// No disk of the VM has the file's blocks.
     NoDisk = 32, 95, "no_disk", "no disk of this VM has the file's blocks";

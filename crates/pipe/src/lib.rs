@@ -32,6 +32,10 @@
 //! ([`pool`]). It holds a connection only as long as it must: what the peer of a connection that is read
 //! believes to have arrived is written before the connection goes back, or it is reset.
 //!
+//! **Another way.** What the switch has not seen it cannot take over. A connection whose packets may have
+//! gone by a channel, now or since it began, is not piped; one that was shifted before there was a channel is
+//! kept off it ([`Devices::has_way_past`], [`net::NetPort::flows_bound`]).
+//!
 //! # Limits
 //! - 64 addresses of a namespace ([`namespace::MAX_ADDRESSES`]); only such as hosts have.
 //! - 2,048 extents of a file ([`guest_abi::pipe::MAX_EXTENTS`]).
@@ -55,6 +59,7 @@ mod agent;
 mod connection;
 mod copy;
 mod disks;
+mod ends;
 pub mod error;
 mod feed;
 pub mod file;

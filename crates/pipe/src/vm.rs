@@ -1,5 +1,6 @@
 //! The pipes of one VM: its agent, its threads, its twins.
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,26 +11,23 @@ use std::thread::JoinHandle;
 use base::counter::QueueStats;
 use block::{BlockPort, Placeholders};
 use guest_abi::Reason;
-use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, option};
 use net::NetPort;
-use net::flow::{FlowError, FlowWatch, Journal};
+use net::flow::{FlowWatch, Journal};
 
 use crate::agent::{Agent, Session};
-use crate::connection::{Connection, reason_of};
 use crate::disks::{Disks, Known, has_all};
 use crate::error::PipeError;
 use crate::given::Given;
-use crate::job::{Job, Side, TOKEN_STEP, Work};
+use crate::job::{Job, TOKEN_STEP, Work};
 use crate::limits::{
     DEFAULT_MAX_PIPES, DEFAULT_THREADS, MAX_BUFFERED, MAX_LEN_BYTES, MAX_SAID, STOP_TIMEOUT,
 };
 use crate::listing::PipeInfo;
-use crate::message::{End, MessageError, Request, Said, Socket};
+use crate::message::{End, MessageError, Request, Said};
 use crate::metrics::PipeStats;
 use crate::namespace::Namespace;
-use crate::places::{PlacedFile, Places, Probe, Tag};
+use crate::places::{PlacedFile, Places, Probe};
 use crate::pool::Pool;
-use crate::sending::Sending;
 use crate::supply::Room;
 use crate::to_file::ToFile;
 use crate::to_socket::ToSocket;
@@ -72,6 +70,9 @@ pub trait Devices: Send + Sync {
     fn nets(&self) -> Vec<Arc<NetPort>>;
     /// Its disks.
     fn disks(&self) -> Vec<Arc<BlockPort>>;
+    /// Whether packets between the VM and that address can go past its network ports, or could at some
+    /// time since `since_ns` of [`base::clock::MonotonicClock`].
+    fn has_way_past(&self, remote: IpAddr, since_ns: u64) -> bool;
 }
 
 /// A network port with the namespace of its twins.
@@ -95,11 +96,11 @@ impl TwinSpace {
 /// See the module's text.
 pub struct VmPipes {
     config: PipesConfig,
-    devices: Arc<dyn Devices>,
+    pub(crate) devices: Arc<dyn Devices>,
     pool: Arc<Pool>,
     ports: Mutex<Vec<Arc<TwinPort>>>,
     stats: Arc<PipeStats>,
-    places: Arc<Places>,
+    pub(crate) places: Arc<Places>,
     /// Pipes that hold bytes in memory.
     buffered: Arc<AtomicUsize>,
     tokens: AtomicU64,
@@ -178,7 +179,7 @@ impl VmPipes {
         self.devices.disks()
     }
 
-    fn ports(&self) -> MutexGuard<'_, Vec<Arc<TwinPort>>> {
+    pub(crate) fn ports(&self) -> MutexGuard<'_, Vec<Arc<TwinPort>>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -356,55 +357,6 @@ impl VmPipes {
                 Err(Reason::PairUnsupported)
             }
         }
-    }
-
-    /// The connection that is written, reserved for the pipe from now on.
-    fn sending(&self, socket: Socket, token: u64) -> Result<Sending, Reason> {
-        let token = Side::Sink.token(token);
-        for port in self.ports().clone() {
-            match port.net.flow_snapshot(socket.key, socket.end.sent_bytes.get(), token) {
-                Ok(answer) => return Ok(Sending::new(Connection { port, socket, token }, answer)),
-                Err(FlowError::Unknown | FlowError::Off) => {}
-                Err(error) => return Err(reason_of(error)),
-            }
-        }
-        Err(Reason::NoFlow)
-    }
-
-    /// The connection that is read.
-    fn connection(&self, socket: Socket, token: u64) -> Result<Connection, Reason> {
-        let token = Side::Source.token(token);
-        // A twin does not tell the peer of congestion; bytes in the peer's SYN count where the switch did
-        // not.
-        if socket.end.options & (option::ECN | option::SYN_DATA) != 0 {
-            return Err(Reason::FlowOptions);
-        }
-        let received = socket.end.received_bytes.get();
-        for port in self.ports().clone() {
-            match port.net.flow_receive_snapshot(socket.key, received, token) {
-                Ok(_) => return Ok(Connection { port, socket, token }),
-                Err(FlowError::Unknown | FlowError::Off) => {}
-                Err(error) => return Err(reason_of(error)),
-            }
-        }
-        Err(Reason::NoFlow)
-    }
-
-    /// A file that is written, or read, by placeholders.
-    fn placed(
-        &self,
-        end: &PlacesEnd,
-        disks: &mut Disks<'_>,
-        token: u64,
-        new: fn(&Arc<Places>, Tag, u64, u64) -> Option<PlacedFile>,
-    ) -> Result<PlacedFile, Reason> {
-        let disk = disks.take(end.disk.get())?;
-        self.serve_places(&disk)?;
-        let skew_bytes = u64::from(end.skew_bytes.get());
-        if skew_bytes >= BLOCK_BYTES as u64 {
-            return Err(Reason::Malformed);
-        }
-        new(&self.places, end.tag, skew_bytes, token).ok_or(Reason::Malformed)
     }
 
     /// Placeholders on that disk are known from now on.

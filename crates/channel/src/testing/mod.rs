@@ -67,5 +67,6 @@ pub(crate) fn config(vm: &str, qemu: &FakeQemu) -> MemberConfig {
         },
         macs: vec![[2, 0, 0, 0, 0, 1]],
         addresses: vec!["10.0.0.1".parse().unwrap()],
+        excludes: Vec::new(),
     }
 }

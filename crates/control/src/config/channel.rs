@@ -155,7 +155,6 @@ pub(super) fn check(ctx: &mut Context, config: &Config) {
         owners.take_ports(i, vm);
         names(ctx, i, vm);
         counts(ctx, i, vm);
-        no_pipes(ctx, i, vm);
     }
     for (i, vm) in members() {
         let owners = vm.trust_domain.as_ref().and_then(|domain| domains.get_mut(domain.as_str()));
@@ -230,16 +229,6 @@ fn names(ctx: &mut Context, i: usize, vm: &VmConfig) {
         let limit = MAX_MEMBER_NAME_LEN_BYTES;
         let fix = format!("the limit of a VM with a [vm.channel] is {limit}");
         ctx.note(&format!("vm[{i}].{key}"), too_long(name), fix, Some(limit.to_string()));
-    }
-}
-
-/// A pipe takes a connection over at the switch, and a channel goes past the switch.
-fn no_pipes(ctx: &mut Context, i: usize, vm: &VmConfig) {
-    if vm.pipes.is_some() && vm.channel.is_some() {
-        let what = "is for a VM with pipes: the host cannot take over a connection whose packets it \
-                    does not see";
-        let fix = "take out [vm.channel] or [vm.pipes]".to_owned();
-        ctx.note(&format!("vm[{i}].channel"), what.to_owned(), fix, None);
     }
 }
 

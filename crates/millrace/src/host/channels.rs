@@ -6,6 +6,7 @@
 
 mod addresses;
 mod candidate;
+mod excludes;
 mod inbox;
 mod memory;
 mod show;
@@ -17,16 +18,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
-use channel::{ChannelError, MemberConfig, MemberInfo};
+use channel::{ChannelError, Flow, MemberConfig, MemberInfo};
 use control::config::Config;
 use control::plane::{ChannelState, ChannelStatus, PlaneError};
 use control::sample::Metrics;
+use net::flow::FlowKey;
 
 use self::addresses::{Addresses, NetAddresses};
 use self::candidate::{Candidate, FrontEnds, Session, Vm};
+use self::excludes::Excludes;
 use self::inbox::{Command, Inbox};
 use super::engine::Engine;
 use super::port::{Live, Port, Ports};
+use super::shortcuts::Shortcuts;
 
 /// What candidates ask of the channels' own crate; a seam for tests.
 pub(super) trait Members: Send + Sync {
@@ -36,6 +40,8 @@ pub(super) trait Members: Send + Sync {
     fn leave(&self, vm: &str) -> Result<(), ChannelError>;
     /// Changes how peers know it.
     fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError>;
+    /// Waits until it keeps these flows off the channels, and no others.
+    fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError>;
     /// All members.
     fn list(&self) -> Vec<MemberInfo>;
 }
@@ -51,6 +57,10 @@ impl Members for channel::Channels {
 
     fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError> {
         Self::set_addresses(self, vm, &addresses.macs, &addresses.ips)
+    }
+
+    fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
+        Self::exclude(self, vm, flows)
     }
 
     fn list(&self) -> Vec<MemberInfo> {
@@ -78,7 +88,11 @@ pub struct Channels {
 impl Channels {
     /// Starts what the VMs of `config` need. Channels that cannot be started are shown with the reason
     /// and keep no port from its VM.
-    pub fn start(config: &Config, ports: &Ports) -> anyhow::Result<Self> {
+    pub fn start(
+        config: &Config,
+        ports: &Ports,
+        shortcuts: Arc<Shortcuts>,
+    ) -> anyhow::Result<Self> {
         let vms: Vec<Vm> = config.vms.iter().filter_map(Vm::of).collect();
         if vms.is_empty() {
             return Ok(Self::default());
@@ -92,10 +106,12 @@ impl Channels {
         };
         match channel::Channels::start(wanted) {
             Ok(members) => {
-                let front = |vm: &Vm| {
-                    Box::new(OfVm { ports: ports.clone(), vm: vm.name.clone() }) as Box<_>
-                };
-                Self::with(Arc::new(members), vms, front)
+                let of_vm = |vm: &str, ports: &Ports| OfVm { ports: ports.clone(), vm: vm.into() };
+                let all = ports.clone();
+                let bound = Box::new(move |vm: &str| of_vm(vm, &all).flows_bound());
+                let excludes = Excludes::new(shortcuts, bound);
+                let front = |vm: &Vm| Box::new(of_vm(&vm.name, ports)) as Box<_>;
+                Self::with(Arc::new(members), excludes, vms, front)
             }
             Err(error) => {
                 tracing::error!("no channels: {error}");
@@ -109,14 +125,16 @@ impl Channels {
 
     fn with(
         members: Arc<dyn Members>,
+        excludes: Excludes,
         vms: Vec<Vm>,
         front: impl Fn(&Vm) -> Box<dyn FrontEnds>,
     ) -> anyhow::Result<Self> {
+        let excludes = Arc::new(excludes);
         let mut seats = Vec::with_capacity(vms.len());
         for vm in vms {
             let front = front(&vm);
             let (vm, inbox) = (Arc::new(vm), Arc::new(Inbox::default()));
-            let candidate = Candidate::new(vm.clone(), members.clone(), front);
+            let candidate = Candidate::new(vm.clone(), members.clone(), excludes.clone(), front);
             let theirs = inbox.clone();
             let thread = std::thread::Builder::new()
                 .name("channel".to_owned())
@@ -247,6 +265,15 @@ impl OfVm {
         let ports = self.ports.list();
         let own = ports.iter().filter(|port| port.vm == self.vm);
         own.filter_map(|port| pick(port, port.live.as_ref().ok()?)).collect()
+    }
+
+    /// Connections that have to pass one of them.
+    fn flows_bound(&self) -> Vec<FlowKey> {
+        let bound = self.each(|_, live| match &live.engine {
+            Engine::Net(net, _) => Some(net.flows_bound()),
+            _ => None,
+        });
+        bound.concat()
     }
 }
 

@@ -9,6 +9,7 @@ mod guard;
 pub mod kept;
 mod pipes;
 mod port;
+mod shortcuts;
 mod status;
 pub mod switches;
 #[cfg(test)]
@@ -41,6 +42,7 @@ use self::guard::guarded;
 use self::kept::Kept;
 use self::pipes::Pipes;
 use self::port::{Live, Port, Ports, full_name};
+use self::shortcuts::Shortcuts;
 use self::switches::SwitchEntry;
 use crate::process::describe;
 
@@ -101,7 +103,8 @@ impl Host {
         }
         let next_core = AtomicUsize::new(switches.len());
         let ports = Ports::default();
-        let channels = Channels::start(&config, &ports)?;
+        let shortcuts = Arc::<Shortcuts>::default();
+        let channels = Channels::start(&config, &ports, Arc::clone(&shortcuts))?;
         let host = Self {
             config_path,
             started: Instant::now(),
@@ -116,7 +119,7 @@ impl Host {
             holder,
             change: Mutex::new(Change { config, kept, domains: Domains::default() }),
             ports,
-            pipes: Pipes::default(),
+            pipes: Pipes::new(shortcuts),
             channels,
             stop: Notify::new(),
             forget: AtomicBool::new(false),

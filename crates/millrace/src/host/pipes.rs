@@ -1,6 +1,7 @@
 //! Pipes of the VMs that have them: each with the service its agent connects to.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::BlockPort;
@@ -14,15 +15,22 @@ use vsock::Service;
 
 use super::engine::Engine;
 use super::port::{Port, Ports};
+use super::shortcuts::Shortcuts;
 
-/// The pipes of all VMs, by the VM's name.
-#[derive(Default)]
-pub struct Pipes(Mutex<HashMap<String, Arc<VmPipes>>>);
+/// The pipes of all VMs.
+pub struct Pipes {
+    /// By the VM's name.
+    vms: Mutex<HashMap<String, Arc<VmPipes>>>,
+    shortcuts: Arc<Shortcuts>,
+}
 
 /// The ports of one VM that run.
 struct OfVm {
     ports: Ports,
     vm: String,
+    /// Of its channels, if it has them.
+    domain: Option<String>,
+    shortcuts: Arc<Shortcuts>,
 }
 
 impl OfVm {
@@ -49,17 +57,27 @@ impl Devices for OfVm {
             _ => None,
         })
     }
+
+    fn has_way_past(&self, remote: IpAddr, since_ns: u64) -> bool {
+        let domain = self.domain.as_ref();
+        domain.is_some_and(|domain| self.shortcuts.leads_to(domain, remote, since_ns))
+    }
 }
 
 impl Pipes {
+    /// None yet. They leave alone what channels may take.
+    pub fn new(shortcuts: Arc<Shortcuts>) -> Self {
+        Self { vms: Mutex::default(), shortcuts }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<VmPipes>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A VM's, started with its first port; none: it has no pipes.
     fn of(&self, config: &Config, vm: &str, ports: &Ports) -> anyhow::Result<Option<Arc<VmPipes>>> {
-        let entry = config.vms.iter().find(|v| v.name == vm);
-        let Some(wanted) = entry.and_then(|v| v.pipes) else { return Ok(None) };
+        let Some(entry) = config.vms.iter().find(|v| v.name == vm) else { return Ok(None) };
+        let Some(wanted) = entry.pipes else { return Ok(None) };
         let mut all = self.lock();
         let pipes = match all.get(vm) {
             Some(pipes) => pipes,
@@ -70,7 +88,12 @@ impl Pipes {
                     threads: u16::try_from(wanted.threads)?,
                     run_dir: config.daemon.run_dir.clone(),
                 };
-                let devices = OfVm { ports: ports.clone(), vm: vm.into() };
+                let devices = OfVm {
+                    ports: ports.clone(),
+                    vm: vm.into(),
+                    domain: entry.channel.as_ref().and_then(|_| entry.trust_domain.clone()),
+                    shortcuts: Arc::clone(&self.shortcuts),
+                };
                 let pipes = VmPipes::start(config, Arc::new(devices))?;
                 all.entry(vm.into()).or_insert(pipes)
             }

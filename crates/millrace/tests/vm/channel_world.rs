@@ -57,19 +57,20 @@ pub fn world_with<const N: usize>(
 /// A daemon for these guests, with a switch. `options` is for their network ports; `@MAC@` in it is
 /// the guest's address.
 pub fn plan(name: &str, switch: &str, options: &str, machines: &[Machine]) -> DaemonBuilder {
-    let mut builder = daemon(name).switch("lan", switch);
-    for (at, machine) in machines.iter().enumerate() {
-        let channel = format!(
-            "[vm.channel]\nqmp = \"@RUN@/{}.qmp\"\naddresses = [\"{}\", \"fd00::{}\"]\n",
-            machine.name,
-            address(at),
-            at + 1
-        );
-        let vm = Vm::new(machine.name, "trust_domain = \"t\"");
-        builder = builder
-            .vm(vm.net("n", &options.replace("@MAC@", &mac_of(machine.name, 0))).more(&channel));
-    }
-    builder
+    let vms = machines.iter().enumerate().map(|(at, machine)| vm(at, machine, options));
+    vms.fold(daemon(name).switch("lan", switch), DaemonBuilder::vm)
+}
+
+/// The guest of this number as [`plan`] has it.
+pub fn vm(at: usize, machine: &Machine, options: &str) -> Vm {
+    let channel = format!(
+        "[vm.channel]\nqmp = \"@RUN@/{}.qmp\"\naddresses = [\"{}\", \"fd00::{}\"]\n",
+        machine.name,
+        address(at),
+        at + 1
+    );
+    let options = options.replace("@MAC@", &mac_of(machine.name, 0));
+    Vm::new(machine.name, "trust_domain = \"t\"").net("n", &options).more(&channel)
 }
 
 /// A guest as this VM of the daemon. It has a name of its own, since a VM that moves is two guests.
@@ -162,30 +163,38 @@ impl World {
 
     /// Links that are up at one guest.
     pub fn links(&self, guest: &Guest) -> u64 {
-        let listing = guest.run("cat /sys/kernel/debug/millrace/channel").unwrap().text();
-        number(&listing, "peer", "open")
+        links(guest)
     }
 
     /// Waits until each of these has a link to each other, and uses it.
     pub fn linked(&self, guests: &[&Guest]) {
-        for guest in guests {
-            until(&format!("{}: links", guest.name()), || {
-                self.links(guest) == guests.len() as u64 - 1
-            });
-        }
-        for guest in guests {
-            for peer in guests.iter().filter(|peer| peer.name() != guest.name()) {
-                let at = self.guests.iter().position(|g| g.name() == peer.name()).unwrap();
-                until(&format!("{} to {} by the channel", guest.name(), peer.name()), || {
-                    is_used(guest, at)
-                });
-            }
-        }
+        let at = |guest: &Guest| self.guests.iter().position(|g| g.name() == guest.name()).unwrap();
+        let numbered: Vec<_> = guests.iter().map(|guest| (at(guest), *guest)).collect();
+        linked(&numbered);
     }
 
     /// A command of the control API.
     pub fn command(&self, vm: &str, what: &str) {
         self.daemon.request("POST", &format!("/v1/vms/{vm}/channel/{what}"), None).unwrap();
+    }
+}
+
+fn links(guest: &Guest) -> u64 {
+    let listing = guest.run("cat /sys/kernel/debug/millrace/channel").unwrap().text();
+    number(&listing, "peer", "open")
+}
+
+/// Waits until each of these, with their numbers, has a link to each other, and uses it.
+pub fn linked(guests: &[(usize, &Guest)]) {
+    for (_, guest) in guests {
+        until(&format!("{}: links", guest.name()), || links(guest) == guests.len() as u64 - 1);
+    }
+    for (_, guest) in guests {
+        for (at, peer) in guests.iter().filter(|(_, peer)| peer.name() != guest.name()) {
+            until(&format!("{} to {} by the channel", guest.name(), peer.name()), || {
+                is_used(guest, *at)
+            });
+        }
     }
 }
 

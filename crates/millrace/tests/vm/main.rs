@@ -6,6 +6,7 @@
 mod channel_device;
 mod channel_hostile;
 mod channel_migration;
+mod channel_pipes;
 mod channel_proxy;
 mod channel_rules;
 mod channel_world;

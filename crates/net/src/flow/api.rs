@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use base::clock::{Clock, MonotonicClock};
 use base::counter::QueueStats;
 use base::io::Wire;
 use vhost_user::DeviceError;
@@ -76,6 +77,19 @@ impl NetPort {
             flows.table.save(&key);
             answer
         })
+    }
+
+    /// Since when segments of the connection could have gone another way than by this port: since it
+    /// began, as [`MonotonicClock`] counts. None: it is shifted, so that they could not.
+    pub fn flow_free_since_ns(&self, key: FlowKey) -> Result<Option<u64>, FlowError> {
+        self.with_flow(key, |flow| Ok((!flow.is_shifted()).then_some(flow.begun_ns)))
+    }
+
+    /// Connections whose segments have to pass this port from now on: a pipe has them or is about to,
+    /// or they are shifted. None on a port without pipes.
+    pub fn flows_bound(&self) -> Vec<FlowKey> {
+        let bound = self.with_flows(|flows| Ok(flows.table.bound(MonotonicClock.now_ns())));
+        bound.unwrap_or_default()
     }
 
     /// Connections that lost a twin with the last daemon are to end: the guest is asked to speak, and

@@ -183,6 +183,8 @@ pub(super) struct Flow {
     /// Some of them in fragments: not all that they say is known.
     pub is_fragmented: bool,
     pub seen_ns: u64,
+    /// When the guest's SYN came; 0: before this daemon.
+    pub begun_ns: u64,
 }
 
 impl Flow {

@@ -79,6 +79,13 @@ impl FlowTable {
         all.filter(|(_, flow)| flow.is_broken)
     }
 
+    /// Connections that pipes have, are about to have, or have shifted, unless all of it is over.
+    pub fn bound(&self, now_ns: u64) -> Vec<FlowKey> {
+        let all = self.slots.iter().flatten();
+        let bound = all.filter(|(_, flow)| flow.is_needed() && !may_go(flow, now_ns));
+        bound.map(|(key, _)| *key).collect()
+    }
+
     /// The connection of that name.
     pub fn get(&mut self, key: &FlowKey) -> Option<&mut Flow> {
         let at = *self.map.get(key)?;
@@ -120,7 +127,7 @@ impl FlowTable {
         tell: &mut dyn FnMut(u64, FlowEvent),
     ) {
         let mut fresh = Flow::begin(eth, segment);
-        fresh.seen_ns = now_ns;
+        (fresh.seen_ns, fresh.begun_ns) = (now_ns, now_ns);
         if let Some(flow) = self.get(&key) {
             flow.token().into_iter().for_each(|token| tell(token, FlowEvent::Reset));
             let was_noted = flow.is_noted();

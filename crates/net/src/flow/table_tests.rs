@@ -105,6 +105,29 @@ fn those_that_find_no_room_are_counted() {
 }
 
 #[test]
+fn bound_are_those_that_pipes_have_or_have_shifted_until_all_is_over() {
+    let mut table = FlowTable::new(8);
+    (0..4).for_each(|n| connect(&mut table, n, 7));
+    let bound = |table: &FlowTable, now_ns| {
+        let mut ports: Vec<u16> = table.bound(now_ns).iter().map(|key| key.remote_port).collect();
+        ports.sort_unstable();
+        ports
+    };
+    assert!(bound(&table, 7).is_empty());
+    assert!(settle(&mut table, 0));
+    start(&mut table, 1);
+    shift(&mut table, 2, 7);
+    assert_eq!(bound(&table, 7), [0, 1, 2]);
+    // What was not shifted is free again.
+    table.get(&name(0)).unwrap().finish(1, 0).unwrap();
+    assert_eq!(bound(&table, 7), [1, 2]);
+    assert_eq!(table.get(&name(3)).unwrap().begun_ns, 7);
+    peer(&mut table, 2, RST, 111, 1000);
+    assert_eq!(bound(&table, 1000 + STRAGGLER_NS), [1, 2]);
+    assert_eq!(bound(&table, 1001 + STRAGGLER_NS), [1]);
+}
+
+#[test]
 fn a_shift_is_kept_while_stragglers_may_come() {
     let mut table = FlowTable::new(2);
     (0..2).for_each(|n| connect(&mut table, n, 1));

@@ -10,6 +10,7 @@ use vhost_user::SharedRegion;
 
 use super::Members;
 use super::addresses::{Addresses, NetAddresses, gather};
+use super::excludes::Excludes;
 use super::inbox::{Command, Inbox, Todo};
 use super::memory::{self, FileId};
 use crate::process::describe;
@@ -100,6 +101,12 @@ impl Obstacle {
     }
 }
 
+impl From<anyhow::Error> for Obstacle {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(describe(&error))
+    }
+}
+
 impl From<ChannelError> for Obstacle {
     fn from(error: ChannelError) -> Self {
         Self::Failed(error.to_string())
@@ -110,6 +117,7 @@ impl From<ChannelError> for Obstacle {
 pub struct Candidate {
     vm: Arc<Vm>,
     members: Arc<dyn Members>,
+    excludes: Arc<Excludes>,
     front: Box<dyn FrontEnds>,
     stance: Stance,
     /// The sessions of the last look.
@@ -122,11 +130,16 @@ pub struct Candidate {
 
 impl Candidate {
     /// One that has not looked yet.
-    pub fn new(vm: Arc<Vm>, members: Arc<dyn Members>, front: Box<dyn FrontEnds>) -> Self {
+    pub fn new(
+        vm: Arc<Vm>,
+        members: Arc<dyn Members>,
+        excludes: Arc<Excludes>,
+        front: Box<dyn FrontEnds>,
+    ) -> Self {
         let stance = first_stance(&vm.config);
         let seen = Vec::new();
         let (joined, pause, next_try) = (None, FIRST_PAUSE, None);
-        Self { vm, members, front, stance, seen, joined, pause, next_try }
+        Self { vm, members, excludes, front, stance, seen, joined, pause, next_try }
     }
 
     /// Until it is stopped.
@@ -164,7 +177,17 @@ impl Candidate {
         };
         self.next_try = None;
         inbox.set_why(Some(resting));
-        None
+        // The end of a membership tells nobody.
+        self.is_member().then_some(LOOK_INTERVAL)
+    }
+
+    /// Whether it is one still. If not, its addresses are nobody's.
+    fn is_member(&self) -> bool {
+        let is_member = self.membership().is_some();
+        if !is_member {
+            self.excludes.leave(&self.vm);
+        }
+        is_member
     }
 
     /// Compares the sessions with those of the last look. When none of those is left it is another
@@ -192,7 +215,7 @@ impl Candidate {
         };
         let news = inbox.set_why(Some(obstacle.text()));
         match obstacle {
-            Obstacle::NotYet(_) => None,
+            Obstacle::NotYet(_) => self.is_member().then_some(LOOK_INTERVAL),
             Obstacle::Failed(why) => {
                 if news && !inbox.is_stopping() {
                     tracing::warn!(vm = %self.vm.name, "no channels yet: {why}");
@@ -244,6 +267,20 @@ impl Candidate {
         addresses: Addresses,
     ) -> Result<(), Obstacle> {
         self.joined = None;
+        // Of an earlier membership.
+        self.excludes.leave(&self.vm);
+        let joined = self.join_with(memory, &addresses);
+        if joined.is_err() {
+            self.is_member();
+        }
+        joined?;
+        tracing::info!(vm = %self.vm.name, domain = %self.vm.domain, "joined the channels");
+        self.joined = Some((file, addresses));
+        Ok(())
+    }
+
+    fn join_with(&self, memory: MemberMemory, addresses: &Addresses) -> Result<(), Obstacle> {
+        let excludes = self.excludes.join(&*self.members, &self.vm, &addresses.ips)?;
         self.members.join(MemberConfig {
             vm: self.vm.name.clone(),
             domain: self.vm.domain.clone(),
@@ -252,9 +289,8 @@ impl Candidate {
             memory,
             macs: addresses.macs.clone(),
             addresses: addresses.ips.clone(),
+            excludes,
         })?;
-        tracing::info!(vm = %self.vm.name, domain = %self.vm.domain, "joined the channels");
-        self.joined = Some((file, addresses));
         Ok(())
     }
 
@@ -268,9 +304,12 @@ impl Candidate {
     ) -> Result<(), Obstacle> {
         if addresses != *known {
             tracing::debug!(vm = %member.vm, ?addresses, "other addresses");
+            self.excludes.add(&*self.members, &self.vm, &addresses.ips)?;
             self.members.set_addresses(&self.vm.name, &addresses)?;
+            self.excludes.settle(&self.vm, &addresses.ips);
             self.joined = Some((file, addresses));
         }
+        self.excludes.refresh(&*self.members, &self.vm)?;
         Ok(())
     }
 

@@ -18,9 +18,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
 /// Does what it is asked, unless it is to refuse, and says what that was.
-struct Played {
+pub struct Played {
     list: Mutex<Vec<MemberInfo>>,
-    refuse: Mutex<VecDeque<ChannelError>>,
+    pub refuse: Mutex<VecDeque<ChannelError>>,
     asked: Mutex<Sender<String>>,
 }
 
@@ -48,6 +48,10 @@ impl Members for Played {
 
     fn set_addresses(&self, vm: &str, addresses: &Addresses) -> Result<(), ChannelError> {
         self.note(format!("{vm} has {:?}", addresses.ips))
+    }
+
+    fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
+        self.note(format!("{vm} excludes {}", flows.len()))
     }
 
     fn list(&self) -> Vec<MemberInfo> {
@@ -132,20 +136,33 @@ struct World {
 }
 
 fn vm(auto: bool) -> Vm {
+    let mut vm = vm_named("a");
+    vm.config.auto = auto;
+    vm
+}
+
+/// One of the domain `t`, which joins by itself.
+pub fn vm_named(name: &str) -> Vm {
     let config = ChannelConfig {
         qmp: "/q".into(),
         root_ports: "millrace".into(),
         macs: vec![[2; 6]],
         addresses: Vec::new(),
-        auto,
+        auto: true,
     };
-    Vm { name: "a".into(), domain: "t".into(), config }
+    Vm { name: name.into(), domain: "t".into(), config }
 }
 
-fn played() -> (Arc<Played>, Receiver<String>) {
+/// Members, and what they are asked.
+pub fn played() -> (Arc<Played>, Receiver<String>) {
     let (told, asked) = channel();
     let (list, refuse) = (Mutex::default(), Mutex::default());
     (Arc::new(Played { list, refuse, asked: Mutex::new(told) }), asked)
+}
+
+/// Of VMs without pipes.
+fn no_excludes() -> Excludes {
+    Excludes::new(Arc::default(), Box::new(|_| Vec::new()))
 }
 
 impl World {
@@ -153,7 +170,8 @@ impl World {
         let (members, asked) = played();
         let ports = Ports::default();
         let front = Box::new(ports.clone());
-        let candidate = Candidate::new(Arc::new(vm(auto)), members.clone(), front);
+        let excludes = Arc::new(no_excludes());
+        let candidate = Candidate::new(Arc::new(vm(auto)), members.clone(), excludes, front);
         Self { ports, members, asked, inbox: Inbox::default(), candidate }
     }
 
@@ -285,7 +303,7 @@ fn an_earlier_membership_has_to_end_first() {
 
 fn started(ports: &Ports, members: &Arc<Played>) -> Channels {
     let front = |_: &Vm| Box::new(ports.clone()) as Box<dyn FrontEnds>;
-    Channels::with(members.clone(), vec![vm(true)], front).unwrap()
+    Channels::with(members.clone(), no_excludes(), vec![vm(true)], front).unwrap()
 }
 
 #[test]
