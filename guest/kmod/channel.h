@@ -6,6 +6,7 @@
 #define MILLRACE_CHANNEL_INTERNAL_H
 
 #include <linux/completion.h>
+#include <linux/hrtimer.h>
 #include <linux/kref.h>
 #include <linux/memremap.h>
 #include <linux/mutex.h>
@@ -126,6 +127,8 @@ struct mr_vector {
 	struct task_struct *poller;
 	bool on_cpu; /* the thread watches the rings now */
 	bool poll_wanted;
+	bool paused; /* what is in the rings waits until the CPU is idle */
+	struct hrtimer resume; /* or until then */
 	u64 window_ns, last_ns;
 	u64 poll_hits, poll_misses, polled_ns;
 };
@@ -221,6 +224,7 @@ bool mr_vector_has_entries(struct mr_vector *v);
 void mr_poll_measure(struct mr_channel *ch);
 void mr_poll_rung(struct mr_channel *ch);
 bool mr_poll_continue(struct mr_vector *v);
+bool mr_poll_pause(struct mr_vector *v);
 void mr_poll_start(struct mr_vector *v);
 void mr_poll_stop(struct mr_vector *v);
 
@@ -296,6 +300,7 @@ struct mr_rx {
 	u32 head_len;
 	u32 segs_len;
 	bool borrowed;
+	bool paused; /* nothing more is taken in this round */
 	u16 slot;
 	u8 head[MR_MAX_HEAD_LEN];
 	struct {

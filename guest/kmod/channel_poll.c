@@ -11,6 +11,10 @@
  * How long: at most DOORBELLS times what a doorbell costs here, which is measured with each
  * heartbeat. Within that, as the kernel's halt polling does it: a message that came after the
  * time was over, but would not have with the longest, makes it longer; a later one, shorter.
+ *
+ * The same thread slows senders down that nobody else does (mr_rx_pause()): what they sent stays in
+ * the ring until the CPU has nothing else to do, so programs read what came before, and a ring
+ * that is full makes the sender wait. A timer goes on where the CPU is never idle.
  */
 #include <linux/kthread.h>
 #include <linux/ktime.h>
@@ -29,6 +33,7 @@
  * guests that answer each other would never begin to poll.
  */
 #define DOORBELLS 8
+#define PAUSE_NS 500000 /* longest, where the CPU is never idle */
 #define MAX_DOORBELL_NS 1000000 /* a longer one was the host's doing */
 
 static unsigned int poll_us = 1000;
@@ -66,7 +71,7 @@ void mr_poll_rung(struct mr_channel *ch)
 static void arm(struct mr_vector *v)
 {
 	WRITE_ONCE(v->on_cpu, false);
-	if (mr_vector_rearm(v))
+	if (!READ_ONCE(v->paused) && mr_vector_rearm(v))
 		mr_vector_kick(v);
 }
 
@@ -115,9 +120,12 @@ static int poller(void *data)
 
 	while (!kthread_should_stop()) {
 		set_current_state(TASK_IDLE);
-		if (!READ_ONCE(v->poll_wanted) && !kthread_should_stop())
+		if (!READ_ONCE(v->poll_wanted) && !READ_ONCE(v->paused) && !kthread_should_stop())
 			schedule();
 		__set_current_state(TASK_RUNNING);
+		cond_resched();
+		if (READ_ONCE(v->paused))
+			mr_vector_kick(v);
 		if (xchg(&v->poll_wanted, false))
 			poll_rings(v);
 	}
@@ -151,12 +159,36 @@ bool mr_poll_continue(struct mr_vector *v)
 	return false;
 }
 
-/* Without the thread there is no polling. */
+/* Softirq. */
+static enum hrtimer_restart resume(struct hrtimer *timer)
+{
+	struct mr_vector *v = container_of(timer, struct mr_vector, resume);
+
+	if (READ_ONCE(v->paused))
+		napi_schedule(&v->napi);
+	return HRTIMER_NORESTART;
+}
+
+/* No doorbell is asked for until the thread goes on, or the timer. False: there is no thread. */
+bool mr_poll_pause(struct mr_vector *v)
+{
+	if (!v->poller)
+		return false;
+	adapt(v, max_ns(v->ch));
+	WRITE_ONCE(v->paused, true);
+	hrtimer_start(&v->resume, ns_to_ktime(PAUSE_NS), HRTIMER_MODE_REL_PINNED_SOFT);
+	wake_up_process(v->poller);
+	return true;
+}
+
+/* Without the thread there is neither polling nor pausing. */
 void mr_poll_start(struct mr_vector *v)
 {
 	struct sched_attr attr = { .sched_policy = SCHED_IDLE };
 	struct task_struct *task;
 
+	hrtimer_init(&v->resume, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
+	v->resume.function = resume;
 	task = kthread_create(poller, v, "millrace-poll/%u", v->index);
 	if (IS_ERR(task)) {
 		pr_warn("no thread for polling (%ld)\n", PTR_ERR(task));
@@ -168,10 +200,12 @@ void mr_poll_start(struct mr_vector *v)
 	wake_up_process(task);
 }
 
+/* NAPI, which wakes the thread, is disabled. */
 void mr_poll_stop(struct mr_vector *v)
 {
 	if (!v->poller)
 		return;
 	kthread_stop(v->poller);
 	v->poller = NULL;
+	hrtimer_cancel(&v->resume);
 }

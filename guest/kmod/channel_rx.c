@@ -120,7 +120,7 @@ static int receive(struct mr_queue *q, struct mr_rx *rx, int budget)
 		mr_peer_break(q->peer, "has more entries than the ring", count);
 		return 0;
 	}
-	while (done < budget && count) {
+	while (done < budget && count && !rx->paused) {
 		if (!receive_one(q, rx))
 			break;
 		q->taken++;
@@ -152,13 +152,14 @@ static void reclaim(struct mr_queue *q)
 		mr_clients_writable(q->peer, q->index, waiting);
 }
 
-static int receive_all(struct mr_vector *v, int budget)
+static int receive_all(struct mr_vector *v, int budget, bool *paused)
 {
 	unsigned int i, at;
 	int done = 0;
 	struct mr_rx rx;
 
 	rx.napi = &v->napi;
+	rx.paused = false;
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		struct mr_peer *peer;
 
@@ -166,7 +167,7 @@ static int receive_all(struct mr_vector *v, int budget)
 		peer = rcu_dereference(v->ch->peers[at]);
 		if (!peer || !is_attached(peer))
 			continue;
-		if (done < budget)
+		if (done < budget && !rx.paused)
 			done += receive(&peer->queue[v->index], &rx, budget - done);
 		reclaim(&peer->queue[v->index]);
 		WRITE_ONCE(peer->queue[v->index].mine->want_copies,
@@ -175,6 +176,7 @@ static int receive_all(struct mr_vector *v, int budget)
 	/* Nobody is first always. */
 	v->first = (v->first + 1) % MR_MAX_MEMBERS;
 	mr_clients_received(v->index);
+	*paused = rx.paused;
 	return done;
 }
 
@@ -239,14 +241,20 @@ bool mr_vector_has_entries(struct mr_vector *v)
 static int vector_poll(struct napi_struct *napi, int budget)
 {
 	struct mr_vector *v = container_of(napi, struct mr_vector, napi);
-	bool more = false;
+	bool more = false, paused;
 	int done;
 
 	v->polls++;
+	WRITE_ONCE(v->paused, false);
 	rcu_read_lock();
 	/* netpoll has budget 0: it sends only. */
-	done = receive_all(v, budget);
+	done = receive_all(v, budget, &paused);
 	rcu_read_unlock();
+	if (paused && mr_poll_pause(v)) {
+		done = min(done, budget - 1);
+		napi_complete_done(napi, done);
+		return done;
+	}
 	if (done == budget || !napi_complete_done(napi, done))
 		return done;
 	/* Whoever watches the rings wants no doorbell. */
@@ -337,10 +345,9 @@ int mr_vectors_start(struct mr_channel *ch)
 	err = request_vectors(ch);
 	if (!err)
 		return 0;
-	for (i = 0; i < ch->queues; i++)
-		mr_poll_stop(&ch->vector[i]);
 	for (i = 0; i < ch->queues; i++) {
 		napi_disable(&ch->vector[i].napi);
+		mr_poll_stop(&ch->vector[i]);
 		netif_napi_del(&ch->vector[i].napi);
 	}
 free:
@@ -358,10 +365,9 @@ void mr_vectors_stop(struct mr_channel *ch)
 	for (i = 0; i < ch->queues; i++)
 		free_irq(pci_irq_vector(ch->pdev, 1 + i), &ch->vector[i]);
 	free_irq(pci_irq_vector(ch->pdev, 0), ch);
-	for (i = 0; i < ch->queues; i++)
-		mr_poll_stop(&ch->vector[i]);
 	for (i = 0; i < ch->queues; i++) {
 		napi_disable(&ch->vector[i].napi);
+		mr_poll_stop(&ch->vector[i]);
 		netif_napi_del(&ch->vector[i].napi);
 	}
 	/* netif_napi_del() leaves waiting for readers to us. */
@@ -410,6 +416,12 @@ const void *mr_rx_meta(const struct mr_rx *rx)
 	return rx->entry.meta;
 }
 EXPORT_SYMBOL_GPL(mr_rx_meta);
+
+void mr_rx_pause(struct mr_rx *rx)
+{
+	rx->paused = true;
+}
+EXPORT_SYMBOL_GPL(mr_rx_pause);
 
 u32 mr_rx_len(const struct mr_rx *rx)
 {

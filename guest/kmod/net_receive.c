@@ -17,7 +17,14 @@
 #define COPY_WHOLE 2048 /* such packets get one piece of memory */
 #define HEAD 128 /* of larger ones that are copied: for the stack's headers */
 
+/*
+ * Memory of datagrams that come at once: what a socket has no room for (208 KiB by default) is
+ * lost. Of small ones there are as many as a round has.
+ */
+#define DATAGRAMS_AT_ONCE 131072
+
 static struct list_head batches[MR_MAX_QUEUES];
+static u32 datagram_bytes[MR_MAX_QUEUES]; /* in the batch */
 
 static struct sk_buff *with_headroom(struct mr_rx *rx, u32 len)
 {
@@ -166,6 +173,15 @@ bool mr_set_offloads(struct sk_buff *skb, const struct mr_net_meta *meta, u32 le
 	return !virtio_net_hdr_to_skb(skb, &hdr, true);
 }
 
+static void count_datagram(struct mr_rx *rx, const struct sk_buff *skb)
+{
+	u32 *bytes = &datagram_bytes[mr_rx_queue(rx)];
+
+	*bytes += max_t(u32, skb->truesize, DATAGRAMS_AT_ONCE / NAPI_POLL_WEIGHT);
+	if (*bytes >= DATAGRAMS_AT_ONCE)
+		mr_rx_pause(rx);
+}
+
 static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 {
 	const struct mr_node *node = rcu_dereference(mr_nodes[mr_peer_index(mr_rx_peer(rx))]);
@@ -200,6 +216,8 @@ static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 	skb_record_rx_queue(skb, mr_rx_queue(rx) % skb->dev->real_num_rx_queues);
 	skb_mark_napi_id(skb, mr_rx_napi(rx));
 	list_add_tail(&skb->list, &batches[mr_rx_queue(rx)]);
+	if (headers.protocol == IPPROTO_UDP)
+		count_datagram(rx, skb);
 	mr_count(MR_RX);
 }
 
@@ -239,6 +257,7 @@ void mr_batch_drop(struct list_head *batch)
 void mr_received(unsigned int queue)
 {
 	mr_batch_deliver(&batches[queue]);
+	datagram_bytes[queue] = 0;
 }
 
 /* A mark: everything that its sender sent before it has arrived, too. */

@@ -276,6 +276,8 @@ mod tests {
             [
                 "tcp_rr_64, channel-poll: 1.50× of tap-bridge, floor 2.0×".to_owned(),
                 "udp_rr_64, channel-poll: 1.50× of tap-bridge, floor 2.0×".into(),
+                "tcp_stream_best, channel-poll: 0.75× of loopback, floor 1.0×".into(),
+                "udp_stream_best, channel-poll: 0.75× of loopback, floor 1.0×".into(),
                 "tcp_rr_64, ovs-normal: failed in round 1: gone".into(),
                 format!("strangers used more than 15 % of the machine in 1 of {all} loads"),
                 "udp_stream, ovs-normal: 25.0 % of the datagrams did not arrive (most 25.0 %)"

@@ -43,8 +43,8 @@ fn floors_are_the_issues() {
             ("tcp_rr_64", "channel-busy", "tap-bridge", 2.5),
             ("udp_rr_64", "channel-poll", "tap-bridge", 2.0),
             ("udp_rr_64", "channel-busy", "tap-bridge", 2.5),
-            ("tcp_stream_best", "channel", "loopback", 1.0),
-            ("udp_stream_best", "channel", "loopback", 1.0),
+            ("tcp_stream_best", "channel-poll", "loopback", 1.0),
+            ("udp_stream_best", "channel-poll", "loopback", 1.0),
             ("redis_get_1", "channel-poll", "tap-bridge", 1.5),
         ]
     );

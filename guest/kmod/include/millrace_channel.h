@@ -107,6 +107,11 @@ struct mr_peer *mr_rx_peer(const struct mr_rx *rx);
 unsigned int mr_rx_queue(const struct mr_rx *rx);
 struct napi_struct *mr_rx_napi(const struct mr_rx *rx);
 const void *mr_rx_meta(const struct mr_rx *rx);
+/*
+ * What has come should be read before more is taken: this message is the last of the round, and the
+ * next one lets programs run before.
+ */
+void mr_rx_pause(struct mr_rx *rx);
 /* Bytes of the message. */
 u32 mr_rx_len(const struct mr_rx *rx);
 /* Bytes that lie before the pages; the whole message where it was copied. */
