@@ -33,7 +33,7 @@
  * guests that answer each other would never begin to poll.
  */
 #define DOORBELLS 8
-#define PAUSE_NS 500000 /* longest, where the CPU is never idle */
+#define PAUSE_NS 1000000 /* longest, where the CPU is never idle */
 #define MAX_DOORBELL_NS 1000000 /* a longer one was the host's doing */
 
 static unsigned int poll_us = 1000;
@@ -176,7 +176,9 @@ bool mr_poll_pause(struct mr_vector *v)
 		return false;
 	adapt(v, max_ns(v->ch));
 	WRITE_ONCE(v->paused, true);
-	hrtimer_start(&v->resume, ns_to_ktime(PAUSE_NS), HRTIMER_MODE_REL_PINNED_SOFT);
+	/* Setting it costs a hypervisor much more than one that comes early. */
+	if (!hrtimer_is_queued(&v->resume))
+		hrtimer_start(&v->resume, ns_to_ktime(PAUSE_NS), HRTIMER_MODE_REL_PINNED_SOFT);
 	wake_up_process(v->poller);
 	return true;
 }
