@@ -2,10 +2,16 @@
 /*
  * Sending: a message goes into the own ring, its bytes into the FIFO or, by reference, not at
  * all. Everything here is written to own memory; of the peer's we read three indices.
+ *
+ * What is passed by reference is kept until the peer has released its slot: pages, which may be
+ * in a socket there for long, or a packet whose bytes are not in pages of its own, which the peer
+ * copies at once.
  */
 #include <linux/highmem.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/skbuff.h>
+#include <net/dst.h>
 
 #include "channel.h"
 
@@ -15,8 +21,11 @@ static void take_back(struct mr_queue *q, u16 slot)
 {
 	struct mr_lent *lent = &q->lent[slot];
 
-	while (lent->pages_len)
-		put_page(lent->pages[--lent->pages_len]);
+	while (!lent->skb && lent->segs_len)
+		put_page(lent->pages[--lent->segs_len]);
+	consume_skb(lent->skb);
+	lent->skb = NULL;
+	lent->segs_len = 0;
 	q->free[q->free_len++] = slot;
 	if (q->free_len == MR_SLOTS)
 		module_put(THIS_MODULE);
@@ -35,7 +44,7 @@ static void reclaim_slots(struct mr_queue *q)
 		u32 at = q->done_seen % MR_DONE_LEN;
 		u16 slot = le16_to_cpu(READ_ONCE(q->theirs->done_slots[at]));
 
-		if (slot >= MR_SLOTS || !q->lent[slot].pages_len) {
+		if (slot >= MR_SLOTS || !q->lent[slot].segs_len) {
 			mr_peer_break(q->peer, "released a slot that it did not have", slot);
 			return;
 		}
@@ -69,7 +78,7 @@ void mr_queue_release_all(struct mr_queue *q)
 
 	spin_lock_bh(&q->lock);
 	for (slot = 0; slot < MR_SLOTS; slot++) {
-		if (q->lent[slot].pages_len)
+		if (q->lent[slot].segs_len)
 			take_back(q, slot);
 	}
 	spin_unlock_bh(&q->lock);
@@ -130,8 +139,8 @@ static int put_copy(struct mr_queue *q, struct mr_entry *entry, const struct mr_
 	return 0;
 }
 
-/* Adds the pages of one piece to a slot. */
-static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct mr_lent *lent, u32 *len,
+/* Adds the pages of one piece to a slot; @pages: where they are noted, if each is to be kept. */
+static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct page **pages, u32 *len,
 		       const struct mr_sg *sg)
 {
 	u32 off = sg->off, left = sg->len;
@@ -142,48 +151,77 @@ static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct mr_lent 
 		struct mr_seg *seg = &slot->segs[*len];
 		u64 at;
 
-		if (*len == MR_MAX_SEGS ||
+		if (*len == (pages ? MR_MAX_PAGES : MR_MAX_SEGS) ||
 		    mr_own_offset(q->peer->ch, page_to_phys(page), PAGE_SIZE, &at))
 			return -ERANGE;
 		seg->off = cpu_to_le64(at + off % PAGE_SIZE);
 		seg->len = cpu_to_le32(part);
-		lent->pages[(*len)++] = page;
+		if (pages)
+			pages[*len] = page;
+		(*len)++;
 		off += part;
 		left -= part;
 	}
 	return 0;
 }
 
+static int refer_all(struct mr_queue *q, struct mr_slot *slot, struct page **pages, u32 *len,
+		     const struct mr_tx *tx)
+{
+	u32 i, head_len = min_t(u32, tx->head_len, MR_MAX_HEAD_LEN);
+	const void *rest = tx->head + head_len;
+	struct mr_sg sg = { .len = tx->head_len - head_len };
+	int err = 0;
+
+	if (sg.len) {
+		sg.page = virt_to_page(rest);
+		sg.off = offset_in_page(rest);
+		err = refer_pages(q, slot, pages, len, &sg);
+	}
+	for (i = 0; !err && i < tx->sg_len; i++)
+		err = refer_pages(q, slot, pages, len, &tx->sg[i]);
+	slot->head_len = cpu_to_le32(head_len);
+	slot->segs_len = cpu_to_le32(*len);
+	memcpy(slot->head, tx->head, head_len);
+	return err;
+}
+
+/* Until the slot comes back. Whoever sent the packet can send more meanwhile. */
+static void keep(struct mr_lent *lent, const struct mr_tx *tx)
+{
+	u32 i;
+
+	if (tx->skb) {
+		skb_orphan(tx->skb);
+		skb_dst_drop(tx->skb);
+		nf_reset_ct(tx->skb);
+		lent->skb = tx->skb;
+		return;
+	}
+	for (i = 0; i < lent->segs_len; i++)
+		get_page(lent->pages[i]);
+}
+
 /* Not 0: to be copied. */
 static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struct mr_tx *tx)
 {
-	struct mr_slot *slot;
 	struct mr_lent *lent;
-	u32 i, pages = 0;
+	u32 segs = 0;
 	u16 at;
 
-	if (!tx->may_refer || tx->head_len > MR_MAX_HEAD_LEN || !tx->sg_len || !q->free_len ||
-	    READ_ONCE(q->theirs->want_copies))
+	if (!tx->may_refer || !tx->sg_len || !q->free_len ||
+	    (!tx->skb && tx->head_len > MR_MAX_HEAD_LEN) || READ_ONCE(q->theirs->want_copies))
 		return -EAGAIN;
 	at = q->free[q->free_len - 1];
-	slot = &q->slots[at];
 	lent = &q->lent[at];
-	for (i = 0; i < tx->sg_len; i++) {
-		int err = refer_pages(q, slot, lent, &pages, &tx->sg[i]);
-
-		if (err)
-			return err;
-	}
-	/* Pages that are lent must come back before the module goes. */
+	if (refer_all(q, &q->slots[at], tx->skb ? NULL : lent->pages, &segs, tx))
+		return -ERANGE;
+	/* What is lent must come back before the module goes. */
 	if (q->free_len == MR_SLOTS)
 		__module_get(THIS_MODULE);
 	q->free_len--;
-	for (i = 0; i < pages; i++)
-		get_page(lent->pages[i]);
-	lent->pages_len = pages;
-	slot->head_len = cpu_to_le32(tx->head_len);
-	slot->segs_len = cpu_to_le32(pages);
-	memcpy(slot->head, tx->head, tx->head_len);
+	lent->segs_len = segs;
+	keep(lent, tx);
 	entry->kind = MR_KIND_REFERENCE;
 	entry->slot = cpu_to_le16(at);
 	q->stats.referred++;
@@ -257,6 +295,8 @@ int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 		err = put_entry(q, tx);
 	} while (err == -ENOSPC && !wait_for_room(q, tx->client));
 	if (!err) {
+		/* The slot's, if it is in one: the peer may release that at once. */
+		err = tx->skb && q->ring[q->produced % MR_RING_LEN].kind == MR_KIND_REFERENCE;
 		q->stats.sent++;
 		q->stats.sent_bytes += tx->len;
 		publish(q);
