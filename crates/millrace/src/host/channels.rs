@@ -29,7 +29,7 @@ use self::candidate::{Candidate, FrontEnds, Session, Vm};
 use self::excludes::Excludes;
 use self::inbox::{Command, Inbox};
 use super::engine::Engine;
-use super::port::{Live, Port, Ports};
+use super::port::{Live, Ports};
 use super::shortcuts::Shortcuts;
 
 /// What candidates ask of the channels' own crate; a seam for tests.
@@ -106,11 +106,12 @@ impl Channels {
         };
         match channel::Channels::start(wanted) {
             Ok(members) => {
-                let of_vm = |vm: &str, ports: &Ports| OfVm { ports: ports.clone(), vm: vm.into() };
                 let all = ports.clone();
-                let bound = Box::new(move |vm: &str| of_vm(vm, &all).flows_bound());
+                let bound = Box::new(move |vm: &str| flows_bound(&all, vm));
                 let excludes = Excludes::new(shortcuts, bound);
-                let front = |vm: &Vm| Box::new(of_vm(&vm.name, ports)) as Box<_>;
+                let front = |vm: &Vm| {
+                    Box::new(OfVm { ports: ports.clone(), vm: vm.name.clone() }) as Box<_>
+                };
                 Self::with(Arc::new(members), excludes, vms, front)
             }
             Err(error) => {
@@ -254,39 +255,31 @@ fn leave_all(members: &dyn Members, but: &BTreeSet<String>) -> BTreeSet<String> 
     all
 }
 
+/// Connections of a VM that have to pass its network ports.
+fn flows_bound(ports: &Ports, vm: &str) -> Vec<FlowKey> {
+    let bound = ports.each_live(vm, |_, live| match &live.engine {
+        Engine::Net(net, _) => Some(net.flows_bound()),
+        _ => None,
+    });
+    bound.concat()
+}
+
 /// The ports of one VM that run.
 struct OfVm {
     ports: Ports,
     vm: String,
 }
 
-impl OfVm {
-    fn each<T>(&self, pick: impl Fn(&Port, &Live) -> Option<T>) -> Vec<T> {
-        let ports = self.ports.list();
-        let own = ports.iter().filter(|port| port.vm == self.vm);
-        own.filter_map(|port| pick(port, port.live.as_ref().ok()?)).collect()
-    }
-
-    /// Connections that have to pass one of them.
-    fn flows_bound(&self) -> Vec<FlowKey> {
-        let bound = self.each(|_, live| match &live.engine {
-            Engine::Net(net, _) => Some(net.flows_bound()),
-            _ => None,
-        });
-        bound.concat()
-    }
-}
-
 impl FrontEnds for OfVm {
     fn sessions(&self) -> Vec<Session> {
-        self.each(|port, live| {
+        self.ports.each_live(&self.vm, |port, live| {
             let (number, memory) = live.session()?;
             Some(Session { port: port.config.name().to_owned(), number, memory })
         })
     }
 
     fn addresses(&self) -> Vec<NetAddresses> {
-        self.each(|port, live| match (&port.config, &live.engine) {
+        self.ports.each_live(&self.vm, |port, live| match (&port.config, &live.engine) {
             (control::config::PortConfig::Net(config), Engine::Net(net, _)) => {
                 // A switch that is gone knows none.
                 let (mac, ips) = net.addresses().unwrap_or_default();

@@ -14,7 +14,7 @@ use pipe::{Devices, PipeInfo, PipeStats, PipesConfig, VmPipes};
 use vsock::Service;
 
 use super::engine::Engine;
-use super::port::{Port, Ports};
+use super::port::Ports;
 use super::shortcuts::Shortcuts;
 
 /// The pipes of all VMs.
@@ -33,26 +33,16 @@ struct OfVm {
     shortcuts: Arc<Shortcuts>,
 }
 
-impl OfVm {
-    fn each<T>(&self, pick: impl Fn(&Engine) -> Option<T>) -> Vec<T> {
-        let live = |port: &Arc<Port>| {
-            let live = port.live.as_ref().ok().filter(|_| port.vm == self.vm)?;
-            pick(&live.engine)
-        };
-        self.ports.list().iter().filter_map(live).collect()
-    }
-}
-
 impl Devices for OfVm {
     fn nets(&self) -> Vec<Arc<NetPort>> {
-        self.each(|engine| match engine {
+        self.ports.each_live(&self.vm, |_, live| match &live.engine {
             Engine::Net(port, _) => Some(Arc::clone(port)),
             _ => None,
         })
     }
 
     fn disks(&self) -> Vec<Arc<BlockPort>> {
-        self.each(|engine| match engine {
+        self.ports.each_live(&self.vm, |_, live| match &live.engine {
             Engine::Disk(port) => Some(Arc::clone(port)),
             _ => None,
         })

@@ -38,6 +38,13 @@ impl Ports {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What `pick` finds at those of a VM that run.
+    pub fn each_live<T>(&self, vm: &str, pick: impl Fn(&Port, &Live) -> Option<T>) -> Vec<T> {
+        let ports = self.list();
+        let own = ports.iter().filter(|port| port.vm == vm);
+        own.filter_map(|port| pick(port, port.live.as_ref().ok()?)).collect()
+    }
+
     /// One more.
     pub fn push(&self, port: Port) -> Arc<Port> {
         let port = Arc::new(port);

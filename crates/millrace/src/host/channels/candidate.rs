@@ -177,17 +177,17 @@ impl Candidate {
         };
         self.next_try = None;
         inbox.set_why(Some(resting));
-        // The end of a membership tells nobody.
-        self.is_member().then_some(LOOK_INTERVAL)
+        self.watch_end()
     }
 
-    /// Whether it is one still. If not, its addresses are nobody's.
-    fn is_member(&self) -> bool {
-        let is_member = self.membership().is_some();
-        if !is_member {
-            self.excludes.leave(&self.vm);
+    /// Once it is no member, its addresses are nobody's. The end of a membership tells nobody: returns
+    /// when to look for it again.
+    fn watch_end(&self) -> Option<Duration> {
+        if self.membership().is_some() {
+            return Some(LOOK_INTERVAL);
         }
-        is_member
+        self.excludes.leave(&self.vm);
+        None
     }
 
     /// Compares the sessions with those of the last look. When none of those is left it is another
@@ -215,7 +215,7 @@ impl Candidate {
         };
         let news = inbox.set_why(Some(obstacle.text()));
         match obstacle {
-            Obstacle::NotYet(_) => self.is_member().then_some(LOOK_INTERVAL),
+            Obstacle::NotYet(_) => self.watch_end(),
             Obstacle::Failed(why) => {
                 if news && !inbox.is_stopping() {
                     tracing::warn!(vm = %self.vm.name, "no channels yet: {why}");
@@ -269,11 +269,7 @@ impl Candidate {
         self.joined = None;
         // Of an earlier membership.
         self.excludes.leave(&self.vm);
-        let joined = self.join_with(memory, &addresses);
-        if joined.is_err() {
-            self.is_member();
-        }
-        joined?;
+        self.join_with(memory, &addresses).inspect_err(|_| _ = self.watch_end())?;
         tracing::info!(vm = %self.vm.name, domain = %self.vm.domain, "joined the channels");
         self.joined = Some((file, addresses));
         Ok(())

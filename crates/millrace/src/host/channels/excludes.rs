@@ -158,6 +158,10 @@ mod tests {
         }
     }
 
+    fn ip(last: u8) -> [IpAddr; 1] {
+        [[10, 0, 0, last].into()]
+    }
+
     type Flows = Arc<Mutex<BTreeMap<String, Vec<FlowKey>>>>;
 
     fn excludes() -> (Excludes, Flows) {
@@ -172,7 +176,6 @@ mod tests {
         let (members, asked) = played();
         let (excludes, flows) = excludes();
         let [a, b] = ["a", "b"].map(vm_named);
-        let ip = |last: u8| [IpAddr::from([10, 0, 0, last])];
         // One with a VM that is no member, and one with one that will be.
         flows.lock().unwrap().insert("a".into(), vec![key(1, 9, 1000), key(1, 2, 1000)]);
         assert!(excludes.join(&*members, &a, &ip(1)).unwrap().is_empty());
@@ -201,7 +204,6 @@ mod tests {
         let (members, asked) = played();
         let (excludes, flows) = excludes();
         let [a, b] = ["a", "b"].map(vm_named);
-        let ip = |last: u8| [IpAddr::from([10, 0, 0, last])];
         flows.lock().unwrap().insert("a".into(), vec![key(1, 2, 1000)]);
         excludes.join(&*members, &a, &ip(1)).unwrap();
         let error = ChannelError::NotMember { vm: "a".into() };
