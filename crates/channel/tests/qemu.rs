@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use channel::{Channels, ChannelsConfig, MemberConfig, MemberMemory, MemoryRegion};
-use guest_abi::channel::{GUEST_MAGIC, GUEST_OFF, HOST_MAGIC, MAILBOX_LEN, TABLE_OFF};
+use guest_abi::channel::{GUEST_MAGIC, GUEST_OFF, HOST_MAGIC, MAILBOX_LEN, TABLE_OFF, VERSION};
 use lab::{Guest, KernelChoice, Lab};
 
 const BOOT: Duration = Duration::from_secs(90);
@@ -120,12 +120,12 @@ fn write(guest: &Guest, address: u64, bits: u32, value: u64) {
     guest.sh(&format!("devmem {address:#x} {bits} {value:#x}")).unwrap();
 }
 
-/// What a module would say first: version 1, active, its generation and directory.
+/// What a module would say first: its version, active, its generation and directory.
 fn announce(guest: &Guest, [registers, mailbox, _]: [u64; 3], generation: u64, dir_off: u64) {
     let half = mailbox + GUEST_OFF as u64;
     write(guest, half + 16, 64, generation);
     write(guest, half + 24, 64, dir_off);
-    write(guest, half + 8, 64, 1 | 1 << 32);
+    write(guest, half + 8, 64, u64::from(VERSION) | 1 << 32);
     write(guest, half, 64, GUEST_MAGIC);
     // Peer 0, vector 0.
     write(guest, registers + DOORBELL, 32, 0);
