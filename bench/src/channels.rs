@@ -38,6 +38,7 @@ use std::time::Duration;
 use lab::KernelChoice;
 use serde::{Deserialize, Serialize};
 
+use crate::apart::Patience;
 use crate::error::BenchError;
 use crate::pipes::turned;
 use crate::progress::Progress;
@@ -72,6 +73,8 @@ pub struct Setup {
     pub vcpus: u32,
     /// Whether each has a CPU of the host.
     pub pinned: bool,
+    /// How long in all streams may wait for the host's CPUs to be near each other.
+    pub patience: Duration,
     /// Kernel of both guests.
     pub kernel: KernelChoice,
     /// Our daemon.
@@ -175,6 +178,9 @@ pub struct Sample {
     pub cpu_us_per_op: f64,
     /// Part of the machine that strangers used; the kernel's threads are among them.
     pub foreign: f64,
+    /// Round trip of a cache line between two CPUs of the host right after it, ns ([`crate::apart`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart_ns: Option<f64>,
 }
 
 /// A load between the guests.
@@ -204,6 +210,9 @@ pub struct Measured {
     /// Real programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<ProgramLoad>,
+    /// How long streams waited for the host's CPUs to be near each other, s.
+    #[serde(default)]
+    pub waited_s: f64,
     /// Loads that failed.
     pub failed: Vec<Failure>,
 }
@@ -221,6 +230,7 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
         }
     }
     let ways: Vec<Way> = setup.ways.iter().copied().filter(|way| world.has(*way)).collect();
+    let mut patience = Patience::new(setup.patience);
     for round in 0..=setup.rounds {
         progress.step(&format!("round {round} of {}", setup.rounds));
         if !setup.programs.is_empty() {
@@ -228,6 +238,10 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
             continue;
         }
         for case in &setup.cases {
+            // Streams are compared with the loopback, whose bytes stay on one CPU.
+            if !case.test.is_rr() {
+                measured.waited_s += patience.wait_near().as_secs_f64();
+            }
             cell(&world, setup, (round, *case, &ways), &mut measured, progress);
         }
         if setup.hook_packets > 0 {

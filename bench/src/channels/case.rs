@@ -150,6 +150,7 @@ pub fn run(
     let (mut sample, ops_per_s, packets) = read?;
     sample.cpu_us_per_op = usage.side * 1e6 / ops_per_s;
     sample.foreign = usage.foreign;
+    sample.apart_ns = crate::apart::line_ns();
     let [client, server] = [0, 1].map(|guest| after[guest].since(&before[guest]));
     counters::check(&client, way.is_channel(), packets)?;
     // Nobody answers a stream of datagrams.

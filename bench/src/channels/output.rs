@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::case::{Case, Test};
 use super::rows::hook_ns;
 use super::{Measured, Setup, Way, others, plot};
+use crate::apart::FAR_NS;
 use crate::error::BenchError;
 use crate::output::write_run;
 use crate::repeat::Failure;
@@ -160,6 +161,7 @@ pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
     let mut out: Vec<String> = missed.collect();
     out.extend(measured.failed.iter().map(Failure::text));
     out.extend(disturbed(measured));
+    out.extend(apart(measured));
     out.extend(lost(measured));
     if let Some(added) = spread(&hook_ns(measured)) {
         out.push(format!(
@@ -186,6 +188,23 @@ fn disturbed(measured: &Measured) -> Option<String> {
     })
 }
 
+/// How far the host's CPUs were from each other, in the streams that it matters for.
+fn apart(measured: &Measured) -> Option<String> {
+    let streams = measured.loads.iter().filter(|l| l.round > 0 && !l.case.test.is_rr());
+    let all: Vec<f64> = streams.filter_map(|l| l.sample.apart_ns).collect();
+    let of = spread(&all)?;
+    let far = all.iter().filter(|ns| **ns > FAR_NS).count();
+    Some(format!(
+        "in {far} of {} streams a cache line took more than {FAR_NS} ns between two CPUs of the host and back \
+         (median {:.0} ns, {:.0} to {:.0}), after waiting {:.0} s for less",
+        all.len(),
+        of.median,
+        of.min,
+        of.max,
+        measured.waited_s
+    ))
+}
+
 /// Datagrams that did not arrive, by way: the median over its streams.
 fn lost(measured: &Measured) -> Vec<String> {
     let share = |way: Way| {
@@ -208,6 +227,7 @@ fn lost(measured: &Measured) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channels::Load;
     use crate::channels::rows;
     use crate::channels::testing::{measured, setup};
     use crate::samples;
@@ -265,10 +285,15 @@ mod tests {
             }
         }
         measured.others[3].sample.foreign = 0.0;
+        measured.waited_s = 7.0;
         measured.loads.last_mut().unwrap().sample.foreign = 0.5;
         measured.fail("tcp_rr_64", "ovs-normal", "round 1: gone".into());
         let results = Results { rows: rows::rows(&setup, &measured), ..samples::results() };
-        let all = measured.loads.iter().filter(|l| l.round > 0).count()
+        let loads = measured.loads.iter().filter(|l| l.round > 0).count();
+        let is_stream = |l: &&Load| l.round > 0 && !l.case.test.is_rr();
+        let streams = measured.loads.iter().filter(is_stream).count();
+        let far = measured.loads.iter().filter(is_stream).filter(|l| l.round == 3).count();
+        let all = loads
             + measured.others.iter().filter(|l| l.round > 0).count()
             + measured.programs.iter().filter(|l| l.round > 0).count();
         assert_eq!(
@@ -280,6 +305,10 @@ mod tests {
                 "udp_stream_best, channel-poll: 0.75× of loopback, floor 1.0×".into(),
                 "tcp_rr_64, ovs-normal: failed in round 1: gone".into(),
                 format!("strangers used more than 15 % of the machine in 1 of {all} loads"),
+                format!(
+                    "in {far} of {streams} streams a cache line took more than 150 ns between two CPUs of the \
+                     host and back (median 60 ns, 60 to 300), after waiting 7 s for less"
+                ),
                 "udp_stream, ovs-normal: 25.0 % of the datagrams did not arrive (most 25.0 %)"
                     .into(),
                 "the hook adds 100 ns (100 to 100) to a packet that it does not take".into(),

@@ -2,6 +2,7 @@
 
 use super::case::{Case, Test};
 use super::{Load, Measured, Sample, Setup, Way, others, programs};
+use crate::apart::FAR_NS;
 use crate::paired::{About, Goal, NONE, row};
 use crate::results::{Missing, Row};
 use crate::stats::{Better, spread};
@@ -69,7 +70,9 @@ pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
     }
     for test in [Test::TcpStream, Test::UdpStream] {
         for (way, goal) in BEST {
-            rows.extend(best_row(setup, measured, (test, way), goal));
+            let best = best_row(setup, measured, (test, way), goal);
+            rows.extend(best.iter().flat_map(|(case, _)| apart_rows(setup, measured, *case, way)));
+            rows.extend(best.map(|(_, row)| row));
         }
     }
     for test in [Test::TcpRr, Test::UdpRr] {
@@ -151,7 +154,7 @@ fn best_row(
     measured: &Measured,
     (test, way): (Test, Way),
     goal: Goal,
-) -> Option<Row> {
+) -> Option<(Case, Row)> {
     let peak = |case: &&Case| {
         let loads = measured.loads.iter().filter(|l| l.round > 0 && l.way == way);
         let values = loads.filter(|l| l.case == **case).map(|l| l.sample.value);
@@ -160,13 +163,42 @@ fn best_row(
     let cases = setup.cases.iter().filter(|case| case.test == test);
     let best = cases.max_by(|a, b| peak(a).total_cmp(&peak(b)))?;
     let row = rate_row(setup, measured, *best, (way, Way::Loopback))?;
-    Some(Row {
+    let row = Row {
         case: format!("{}_best", test.name()),
         target: goal.target,
         aim: goal.aim,
         mode: Some(format!("{}: the size at which {} is fastest", mode(setup, *best), way.name())),
         ..row
-    })
+    };
+    Some((*best, row))
+}
+
+/// If the host's CPUs were near each other in some rounds of a case and far in others: either alone. The
+/// loopback's bytes stay on one CPU, so the two are different questions.
+fn apart_rows(setup: &Setup, measured: &Measured, case: Case, way: Way) -> Vec<Row> {
+    let row_of = |far: bool| {
+        let among = |load: &&Load| {
+            let is_far = |ns| ns > FAR_NS;
+            load.way != way || load.sample.apart_ns.map(is_far) == Some(far)
+        };
+        let loads = measured.loads.iter().filter(among).filter(|l| l.case == case).copied();
+        let part = Measured { loads: loads.collect(), ..Measured::default() };
+        let row = rate_row(setup, &part, case, (way, Way::Loopback))?;
+        let (end, what) = if far { ("far", "more") } else { ("near", "no more") };
+        Some(Row {
+            case: format!("{}_best_{end}", case.test.name()),
+            mode: Some(format!(
+                "{}: rounds in which a cache line took {what} than {FAR_NS} ns between two CPUs of the host \
+                 and back",
+                mode(setup, case)
+            )),
+            ..row
+        })
+    };
+    match [false, true].map(row_of) {
+        [Some(near), Some(far)] => vec![near, far],
+        _ => Vec::new(),
+    }
 }
 
 fn others_row(setup: &Setup, measured: &Measured, test: Test) -> Option<Row> {

@@ -113,3 +113,24 @@ fn rows_fit_the_schema() {
     let value = serde_json::to_value(&results).unwrap();
     assert_eq!(checker.iter_errors(&value).next().map(|e| e.to_string()), None);
 }
+
+#[test]
+fn rounds_with_near_and_with_far_cpus_have_rows_of_their_own() {
+    let rows_of = |measured: &Measured| rows(&setup(), measured);
+    let mut measured = measured();
+    let all = rows_of(&measured);
+    let row = |case| one(&all, case, "channel-poll", "loopback");
+    let [near, far] = [row("udp_stream_best_near"), row("udp_stream_best_far")];
+    assert_eq!([near.rounds, far.rounds, row("udp_stream_best").rounds], [2, 1, 3]);
+    assert_eq!((near.target, far.target), (None, None));
+    assert!(near.mode.as_deref().unwrap().contains("no more than 150 ns"));
+    // All alike: nothing is split, and nothing that was not measured.
+    for apart_ns in [Some(60.0), Some(300.0), None] {
+        measured.loads.iter_mut().for_each(|l| l.sample.apart_ns = apart_ns);
+        assert!(
+            rows_of(&measured)
+                .iter()
+                .all(|r| !r.case.ends_with("near") && !r.case.ends_with("far"))
+        );
+    }
+}
