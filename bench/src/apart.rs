@@ -1,66 +1,66 @@
 //! How far two CPUs of this machine are from each other: how long a cache line takes there and back.
 //!
-//! Guests that exchange bytes through memory pay for it with every line, a guest's own loopback never.
-//! A measuring machine may be a VM itself, whose host moves its CPUs: here 60 ns became 300 ns from one
-//! minute to the next (another cache), and a stream between two guests fell from 1.2 to 0.6 times the
-//! loopback, which stayed what it was. A median over both says little of either.
+//! Guests that exchange bytes through memory pay for it with every line, a guest's own loopback on one CPU
+//! never. A measuring machine may be a VM itself, whose host moves its CPUs: here 60 ns become 300 ns from one
+//! minute to the next, and a stream between two guests falls to half, while the loopback stays what it was. A
+//! median over both says little of either. What `/sys` tells of shared caches is not true then, so it is
+//! measured.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// CPUs that are farther from each other share no cache. Those that do have 30 to 70 ns here, those of one
-/// core less; others have 280 to 320 ns.
-pub const FAR_NS: f64 = 150.0;
+/// Above it two CPUs share no cache, as far as their distance tells: those of this kind of machine have 30 to
+/// 70 ns or 280 to 320 ns.
+pub const FAR_NS: f64 = 200.0;
 /// Between two looks. Nobody tells when a host moves CPUs.
 const LOOK: Duration = Duration::from_millis(250);
 /// The fastest batch tells: somebody else may run in the others.
 const BATCHES: u32 = 10;
-/// Of a batch: some 100 µs.
+/// Of a batch: 10 to 100 µs.
 const ROUND_TRIPS: u32 = 200;
 /// For everything: whoever waits for a CPU gets it within some milliseconds.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// Nanoseconds of a round trip between the first two CPUs that this process may use. None where there is
-/// one, or where both were busy all the time.
-pub fn line_ns() -> Option<f64> {
-    let cpus = base::cpu::allowed_cpus().ok()?;
-    let [here, there] = *cpus.first_chunk()?;
+/// Nanoseconds of a round trip between two CPUs. None where either was busy all the time, or is not ours.
+pub fn line_ns([here, there]: [usize; 2]) -> Option<f64> {
     let (line, end) = (Line::default(), Instant::now() + LONGEST);
-    std::thread::scope(|scope| {
-        scope.spawn(|| base::cpu::pin_current_thread(there).map(|()| line.answer(end)));
-        let asker = scope.spawn(|| {
+    let batch = std::thread::scope(|scope| {
+        let thread = || std::thread::Builder::new().name("apart".into());
+        let answer = || base::cpu::pin_current_thread(there).map(|()| line.answer(end));
+        thread().spawn_scoped(scope, answer).ok()?;
+        let ask = || {
             base::cpu::pin_current_thread(here).ok()?;
-            let batches = (0..BATCHES).filter_map(|batch| line.ask(batch, end));
-            batches.min()
-        });
-        asker.join().ok().flatten()
-    })
-    .map(|batch| batch.as_secs_f64() * 1e9 / f64::from(ROUND_TRIPS))
+            (0..BATCHES).filter_map(|batch| line.ask(batch, end)).min()
+        };
+        thread().spawn_scoped(scope, ask).ok()?.join().ok()?
+    })?;
+    Some(batch.as_secs_f64() * 1e9 / f64::from(ROUND_TRIPS))
 }
 
-/// Waits until CPUs are near each other, for so long in all.
-#[derive(Debug)]
+/// Waits until CPUs are near each other, no longer than it was given time for.
+#[derive(Debug, Default)]
 pub struct Patience {
     left: Duration,
 }
 
 impl Patience {
-    /// `most` may be nothing.
-    pub fn new(most: Duration) -> Patience {
-        Patience { left: most }
+    /// More time.
+    pub fn add(&mut self, time: Duration) {
+        self.left += time;
     }
 
-    /// Waits; how long. At the end they may be far all the same.
-    pub fn wait_near(&mut self) -> Duration {
-        self.wait(LOOK, line_ns)
+    /// How long it would wait.
+    pub fn left(&self) -> Duration {
+        self.left
     }
 
-    fn wait(&mut self, look: Duration, distance_ns: impl Fn() -> Option<f64>) -> Duration {
-        let mut waited = Duration::ZERO;
-        while waited < self.left && distance_ns().is_some_and(|ns| ns > FAR_NS) {
-            std::thread::sleep(look);
-            waited += look;
+    /// Waits while `distance_ns` is more than [`FAR_NS`]; how long.
+    pub fn wait(&mut self, distance_ns: impl Fn() -> Option<f64>) -> Duration {
+        let start = Instant::now();
+        while start.elapsed() < self.left && distance_ns().is_some_and(|ns| ns > FAR_NS) {
+            std::thread::sleep(LOOK.min(self.left.saturating_sub(start.elapsed())));
         }
+        let waited = start.elapsed();
         self.left = self.left.saturating_sub(waited);
         waited
     }
@@ -72,11 +72,11 @@ impl Patience {
 struct Line(AtomicU32);
 
 impl Line {
-    /// False: the time is over.
+    /// False: the time is over. Without a hint to the CPU that this is a loop: on some it takes longer than a
+    /// line does.
     fn wait_for(&self, step: u32, end: Instant) -> bool {
         let mut spins = 0_u32;
         while self.0.load(Ordering::Acquire) != step {
-            std::hint::spin_loop();
             spins = spins.wrapping_add(1);
             // Reading the clock each time would be measured as well.
             if spins.is_multiple_of(1024) && Instant::now() >= end {
@@ -111,31 +111,44 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
     fn a_line_needs_some_time_between_two_cpus() {
         let cpus = base::cpu::allowed_cpus().unwrap();
-        let ns = line_ns();
-        // Both may have been busy all the time.
-        assert!(cpus.len() > 1 || ns.is_none());
-        assert!(ns.is_none_or(|ns| (1.0..LONGEST.as_nanos() as f64).contains(&ns)), "{ns:?}");
+        if let [here, there, ..] = *cpus {
+            // Both may be busy all the time.
+            let ns = line_ns([here, there]);
+            let possible = 1.0..LONGEST.as_nanos() as f64;
+            assert!(ns.is_none_or(|ns| possible.contains(&ns)), "{ns:?}");
+        }
+        assert_eq!(line_ns([cpus[0], usize::MAX]), None, "no such CPU");
     }
 
     #[test]
     fn patience_ends() {
-        let (look, seen) = (Duration::from_micros(1), std::cell::Cell::new(0));
-        // Far five times, then near, then far for ever.
-        let distance = || {
-            seen.set(seen.get() + 1);
-            Some(if seen.get() == 6 { FAR_NS } else { FAR_NS + 1.0 })
+        let seen = Cell::new(0);
+        let distance = |near_at: u32| {
+            let seen = &seen;
+            move || {
+                seen.set(seen.get() + 1);
+                Some(if seen.get() == near_at { FAR_NS } else { FAR_NS + 1.0 })
+            }
         };
-        let mut patience = Patience::new(look * 8);
-        assert_eq!(patience.wait(look, distance), look * 5);
-        assert_eq!(patience.wait(look, distance), look * 3);
-        assert_eq!(patience.wait(look, distance), Duration::ZERO);
+        let mut patience = Patience::default();
+        assert!(patience.wait(distance(0)) < LOOK, "no time at all");
+        assert_eq!(seen.get(), 0);
+        patience.add(LOOK * 2);
+        // Near at the second look: what is left is for the next time, and then it ends.
+        assert!((LOOK..LOOK * 2).contains(&patience.wait(distance(2))));
+        assert_eq!(seen.get(), 2);
+        patience.wait(distance(0));
+        assert_eq!(patience.left(), Duration::ZERO);
         // What cannot be told is not waited for.
-        assert_eq!(Patience::new(look).wait(look, || None), Duration::ZERO);
+        patience.add(LOOK);
+        assert!(patience.wait(|| None) < LOOK);
     }
 
     #[test]

@@ -38,7 +38,7 @@ use std::time::Duration;
 use lab::KernelChoice;
 use serde::{Deserialize, Serialize};
 
-use crate::apart::Patience;
+use crate::apart::{FAR_NS, Patience};
 use crate::error::BenchError;
 use crate::pipes::turned;
 use crate::progress::Progress;
@@ -73,7 +73,7 @@ pub struct Setup {
     pub vcpus: u32,
     /// Whether each has a CPU of the host.
     pub pinned: bool,
-    /// How long in all streams may wait for the host's CPUs to be near each other.
+    /// How long all streams may wait for the host's CPUs to be near each other.
     pub patience: Duration,
     /// Kernel of both guests.
     pub kernel: KernelChoice,
@@ -178,9 +178,10 @@ pub struct Sample {
     pub cpu_us_per_op: f64,
     /// Part of the machine that strangers used; the kernel's threads are among them.
     pub foreign: f64,
-    /// Round trip of a cache line between two CPUs of the host right after it, ns ([`crate::apart`]).
+    /// How far the guests' CPUs were from each other before and after it, ns ([`crate::apart`]); left out
+    /// where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub apart_ns: Option<f64>,
+    pub apart_ns: Option<[f64; 2]>,
 }
 
 /// A load between the guests.
@@ -230,17 +231,19 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
         }
     }
     let ways: Vec<Way> = setup.ways.iter().copied().filter(|way| world.has(*way)).collect();
-    let mut patience = Patience::new(setup.patience);
+    let mut patience = Patience::default();
     for round in 0..=setup.rounds {
         progress.step(&format!("round {round} of {}", setup.rounds));
         if !setup.programs.is_empty() {
             programs::round(&world, setup, (round, &ways), &mut measured, progress)?;
             continue;
         }
-        for case in &setup.cases {
-            // Streams are compared with the loopback, whose bytes stay on one CPU.
-            if !case.test.is_rr() {
-                measured.waited_s += patience.wait_near().as_secs_f64();
+        if round > 0 {
+            patience.add(setup.patience / setup.rounds.max(1));
+        }
+        for case in setup.cases.iter() {
+            if setup.wants_near(*case) {
+                measured.waited_s += wait_near(&world, &mut patience, progress)?.as_secs_f64();
             }
             cell(&world, setup, (round, *case, &ways), &mut measured, progress);
         }
@@ -250,6 +253,34 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
     }
     world.is_sound()?;
     Ok(measured)
+}
+
+impl Setup {
+    /// Whether the channel is compared with the loopback, whose bytes stay on one CPU.
+    fn wants_near(&self, case: Case) -> bool {
+        let ways = &self.ways;
+        !case.test.is_rr() && ways.contains(&Way::Loopback) && ways.iter().any(|w| w.is_channel())
+    }
+}
+
+/// Waits until the guests' CPUs are near each other; how long.
+fn wait_near(
+    world: &World,
+    patience: &mut Patience,
+    progress: &mut Progress,
+) -> Result<Duration, BenchError> {
+    let left = patience.left();
+    let Some(ns) = world.apart_ns().filter(|ns| *ns > FAR_NS && !left.is_zero()) else {
+        return Ok(Duration::ZERO);
+    };
+    progress.step(&format!(
+        "a cache line takes {ns:.0} ns between the host's CPUs and back: waiting for nearer ones, {:.0} s at \
+         most",
+        left.as_secs_f64()
+    ));
+    // Open vSwitch's thread would keep a CPU busy meanwhile.
+    world.take(Way::Loopback)?;
+    Ok(patience.wait(|| world.apart_ns()))
 }
 
 /// One case over all ways.

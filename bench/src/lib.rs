@@ -16,8 +16,8 @@
 //! [`shares`] asks whether many VMs on one sidecore get what is due to them, and [`idle`] what ports
 //! cost that do nothing; both, as [`peers`], start a [`daemon`] without VMs.
 //! [`pipes`] boots a VM that shares its CPU with busy ones, and moves its files to a client.
-//! [`channels`] boots two guests and compares all ways between them; beside each load it notes how far the
-//! machine's CPUs are from each other ([`apart`]).
+//! [`channels`] boots two guests and compares all ways between them; beside each load between them it
+//! notes how far the host's CPUs are from each other ([`apart`]).
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.

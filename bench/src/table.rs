@@ -263,14 +263,17 @@ fn origin(section: Section, results: &Results) -> String {
     let mut rounds: Vec<u32> = results.rows.iter().map(|r| r.rounds).collect();
     rounds.sort_unstable();
     rounds.dedup();
-    let rounds: Vec<String> = rounds.iter().map(u32::to_string).collect();
+    let rounds = match *rounds {
+        [least, _, .., most] => format!("{least} to {most}"),
+        _ => rounds.iter().map(u32::to_string).collect::<Vec<_>>().join(" or "),
+    };
     format!(
         "Measured on {}, {} cores, Linux {}, commit {}; {}",
         m.cpu,
         m.cores,
         m.kernel,
         results.commit,
-        section.reading(&rounds.join(" or "))
+        section.reading(&rounds)
     )
 }
 

@@ -142,7 +142,9 @@ pub fn run(
     let before = world.take(way)?;
     let (script, window) = (case.script(way, SETTLE + length), Window { settle: SETTLE, length });
     let load = || world.tool(&script, SETTLE + length + GRACE);
+    let apart_before = world.apart_ns();
     let (answer, usage) = metered(window, &world.accounts(way), load)?;
+    let apart_after = world.apart_ns();
     let after = world.counters()?;
     let read = case.read(&answer).ok_or_else(|| {
         BenchError::lab(&script, format!("the program's answer is not as expected: {answer}"))
@@ -150,7 +152,7 @@ pub fn run(
     let (mut sample, ops_per_s, packets) = read?;
     sample.cpu_us_per_op = usage.side * 1e6 / ops_per_s;
     sample.foreign = usage.foreign;
-    sample.apart_ns = crate::apart::line_ns();
+    sample.apart_ns = apart_before.zip(apart_after).map(Into::into);
     let [client, server] = [0, 1].map(|guest| after[guest].since(&before[guest]));
     counters::check(&client, way.is_channel(), packets)?;
     // Nobody answers a stream of datagrams.

@@ -89,7 +89,8 @@ pub fn streams(setup: &Setup, measured: &Measured) -> String {
         (head, lines(setup, measured, test, |l| Some(l.sample.value)))
     };
     let title = "Throughput by message size (Fido, figures 4 and 5)";
-    let note = "higher is better; medians over the rounds; both axes logarithmic";
+    let note =
+        "higher is better; medians over the rounds, with near CPUs and far; both axes logarithmic";
     draw(title, note, &[Test::TcpStream, Test::UdpStream].map(panel))
 }
 

@@ -173,32 +173,29 @@ fn best_row(
     Some((*best, row))
 }
 
-/// If the host's CPUs were near each other in some rounds of a case and far in others: either alone. The
-/// loopback's bytes stay on one CPU, so the two are different questions.
+/// The rounds of a case in which the guests' CPUs were near each other all the time, and those in which they
+/// were far. The loopback's bytes stay on one CPU, so these are different questions.
 fn apart_rows(setup: &Setup, measured: &Measured, case: Case, way: Way) -> Vec<Row> {
     let row_of = |far: bool| {
-        let among = |load: &&Load| {
-            let is_far = |ns| ns > FAR_NS;
-            load.way != way || load.sample.apart_ns.map(is_far) == Some(far)
-        };
-        let loads = measured.loads.iter().filter(among).filter(|l| l.case == case).copied();
+        let is_so = |apart_ns: [f64; 2]| apart_ns.iter().all(|ns| (*ns > FAR_NS) == far);
+        let among = |load: &&Load| load.way != way || load.sample.apart_ns.is_some_and(is_so);
+        let loads = measured.loads.iter().filter(|l| l.case == case).filter(among).copied();
         let part = Measured { loads: loads.collect(), ..Measured::default() };
         let row = rate_row(setup, &part, case, (way, Way::Loopback))?;
         let (end, what) = if far { ("far", "more") } else { ("near", "no more") };
         Some(Row {
             case: format!("{}_best_{end}", case.test.name()),
             mode: Some(format!(
-                "{}: rounds in which a cache line took {what} than {FAR_NS} ns between two CPUs of the host \
-                 and back",
-                mode(setup, case)
+                "{}: the {} of {} rounds in which a cache line took {what} than {FAR_NS} ns between the guests’ \
+                 CPUs and back, before and after",
+                mode(setup, case),
+                row.rounds,
+                setup.rounds
             )),
             ..row
         })
     };
-    match [false, true].map(row_of) {
-        [Some(near), Some(far)] => vec![near, far],
-        _ => Vec::new(),
-    }
+    [false, true].into_iter().filter_map(row_of).collect()
 }
 
 fn others_row(setup: &Setup, measured: &Measured, test: Test) -> Option<Row> {

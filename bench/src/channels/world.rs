@@ -54,6 +54,12 @@ const FRAGMENTS: &str =
 const LOAD: &str = "modprobe millrace_net";
 const UNLOAD: &str = "rmmod millrace_net";
 
+/// The CPUs of the client's vCPU and of the server's: each its own, or whichever of two.
+fn pair(setup: &Setup, cpus: &[usize]) -> Option<[usize; 2]> {
+    let first = cpus.first_chunk().filter(|_| setup.vcpus == 1)?;
+    (setup.pinned || cpus.len() == 2).then_some(*first)
+}
+
 /// Everything, running. It goes when this is dropped: guests before who serves them.
 pub struct World {
     client: Guest,
@@ -64,6 +70,8 @@ pub struct World {
     spinners: Vec<Thread>,
     cores: u32,
     poll_us: u32,
+    /// Where the two guests' vCPUs run, if that is sure.
+    pair: Option<[usize; 2]>,
     /// Where packets go now, if it is known.
     way: Cell<Option<Way>>,
     _cleanup: Cleanup,
@@ -106,10 +114,22 @@ impl World {
         for guest in [&client, &server] {
             guest.wait_ready(READY).map_err(|e| failed("boot", guest, e))?;
         }
-        let cores = base::cpu::allowed_cpus().map_or(1, |c| c.len() as u32);
+        let cpus = base::cpu::allowed_cpus().map_err(|e| BenchError::lab("list CPUs", e))?;
+        let (cores, pair) = (cpus.len() as u32, pair(setup, &cpus));
         let (way, poll_us, _cleanup) = (Cell::new(None), setup.poll_us, cleanup);
-        let world =
-            World { client, server, daemon, ovs, lab, spinners, cores, poll_us, way, _cleanup };
+        let world = World {
+            client,
+            server,
+            daemon,
+            ovs,
+            lab,
+            spinners,
+            cores,
+            poll_us,
+            pair,
+            way,
+            _cleanup,
+        };
         if setup.pinned {
             world.pin()?;
         }
@@ -152,6 +172,11 @@ impl World {
         // Without an owner it would poll all the time.
         self.stop_ovs(true)?;
         self.linked()
+    }
+
+    /// How far the two guests' CPUs are from each other now, ns there and back.
+    pub fn apart_ns(&self) -> Option<f64> {
+        crate::apart::line_ns(self.pair?)
     }
 
     /// The client first.
