@@ -264,7 +264,8 @@ fn origin(section: Section, results: &Results) -> String {
     rounds.sort_unstable();
     rounds.dedup();
     let rounds = match *rounds {
-        [least, _, .., most] => format!("{least} to {most}"),
+        // Parts of the rounds have rows of their own.
+        [_, _, .., most] => format!("up to {most}"),
         _ => rounds.iter().map(u32::to_string).collect::<Vec<_>>().join(" or "),
     };
     format!(
