@@ -237,11 +237,12 @@ impl GuestBuilder {
             modules.push("vmw_vsock_virtio_transport");
         }
         modules.extend(self.modules.iter().map(String::as_str));
+        let clock = crate::tsc::khz().map_or_else(String::new, |k| format!("tsc_early_khz={k} "));
         // Each word saves boot time under TCG or makes a crash end the VM at once; a ramfs root
         // takes an image of more than half the memory, which a tmpfs does not.
         let mut words = format!(
             "console=ttyS0 quiet loglevel=4 panic=-1 tsc=reliable mitigations=off no_timer_check \
-             cryptomgr.notests random.trust_cpu=on net.ifnames=0 rootfstype=ramfs lab.name={} \
+             cryptomgr.notests random.trust_cpu=on net.ifnames=0 rootfstype=ramfs {clock}lab.name={} \
              lab.mods={}",
             self.name,
             modules.join(",")

@@ -81,6 +81,7 @@ mod lab;
 mod netlab;
 mod program;
 mod qmp;
+mod tsc;
 
 pub use builder::GuestBuilder;
 pub use cache::Cache;

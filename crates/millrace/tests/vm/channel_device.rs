@@ -66,7 +66,7 @@ fn a_device_on_the_channel_is_a_segment_and_can_be_routed_and_bridged() {
     assert_eq!(a.sh("awk '/^Ip: [0-9]/ {print $19}' /proc/net/snmp").unwrap(), "0");
     let names = a.sh("ethtool -S mr0").unwrap();
     assert!(names.contains("rx_borrowed"), "{names}");
-    assert_eq!(statistic(r, "rx_dropped") + statistic(a, "tx_dropped"), 0);
+    assert_eq!([statistic(r, "rx_dropped"), statistic(a, "tx_dropped")], [0, 0]);
 
     // Routed: long packets without a checksum become those of an ordinary card.
     a.sh("ip route add 10.2.0.0/24 via 10.1.0.2").unwrap();
