@@ -9,8 +9,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Above it two CPUs share no cache, as far as their distance tells: those of this kind of machine have 30 to
-/// 70 ns or 280 to 320 ns.
+/// Above it two CPUs share no cache, as far as their distance tells: those of this kind of machine have 55 to
+/// 90 ns or 270 to 360 ns.
 pub const FAR_NS: f64 = 200.0;
 /// Between two looks. Nobody tells when a host moves CPUs.
 const LOOK: Duration = Duration::from_millis(250);
@@ -20,6 +20,11 @@ const BATCHES: u32 = 10;
 const ROUND_TRIPS: u32 = 200;
 /// For everything: whoever waits for a CPU gets it within some milliseconds.
 const LONGEST: Duration = Duration::from_millis(200);
+
+/// Whether a distance is more than [`FAR_NS`].
+pub fn is_far(ns: f64) -> bool {
+    ns > FAR_NS
+}
 
 /// Nanoseconds of a round trip between two CPUs. None where either was busy all the time, or is not ours.
 pub fn line_ns([here, there]: [usize; 2]) -> Option<f64> {
@@ -54,10 +59,10 @@ impl Patience {
         self.left
     }
 
-    /// Waits while `distance_ns` is more than [`FAR_NS`]; how long.
+    /// Waits while `distance_ns` [`is_far`]; how long.
     pub fn wait(&mut self, distance_ns: impl Fn() -> Option<f64>) -> Duration {
         let start = Instant::now();
-        while start.elapsed() < self.left && distance_ns().is_some_and(|ns| ns > FAR_NS) {
+        while start.elapsed() < self.left && distance_ns().is_some_and(is_far) {
             std::thread::sleep(LOOK.min(self.left.saturating_sub(start.elapsed())));
         }
         let waited = start.elapsed();

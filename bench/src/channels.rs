@@ -38,7 +38,7 @@ use std::time::Duration;
 use lab::KernelChoice;
 use serde::{Deserialize, Serialize};
 
-use crate::apart::{FAR_NS, Patience};
+use crate::apart::{Patience, is_far};
 use crate::error::BenchError;
 use crate::pipes::turned;
 use crate::progress::Progress;
@@ -241,7 +241,7 @@ pub fn run(setup: &Setup, progress: &mut Progress) -> Result<Measured, BenchErro
         if round > 0 {
             patience.add(setup.patience / setup.rounds.max(1));
         }
-        for case in setup.cases.iter() {
+        for case in &setup.cases {
             if setup.wants_near(*case) {
                 measured.waited_s += wait_near(&world, &mut patience, progress)?.as_secs_f64();
             }
@@ -270,7 +270,7 @@ fn wait_near(
     progress: &mut Progress,
 ) -> Result<Duration, BenchError> {
     let left = patience.left();
-    let Some(ns) = world.apart_ns().filter(|ns| *ns > FAR_NS && !left.is_zero()) else {
+    let Some(ns) = world.apart_ns().filter(|ns| is_far(*ns) && !left.is_zero()) else {
         return Ok(Duration::ZERO);
     };
     progress.step(&format!(

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::case::{Case, Test};
 use super::rows::hook_ns;
 use super::{Load, Measured, Setup, Way, others, plot};
-use crate::apart::FAR_NS;
+use crate::apart::{FAR_NS, is_far};
 use crate::error::BenchError;
 use crate::output::write_run;
 use crate::repeat::Failure;
@@ -194,7 +194,7 @@ fn apart(measured: &Measured) -> Option<String> {
     let streams = measured.loads.iter().filter(is_stream);
     let all: Vec<f64> = streams.filter_map(|l| l.sample.apart_ns).flatten().collect();
     let of = spread(&all)?;
-    let far = all.iter().filter(|ns| **ns > FAR_NS).count();
+    let far = all.iter().filter(|ns| is_far(**ns)).count();
     (far > 0 || measured.waited_s > 0.0).then(|| {
         format!(
             "streams waited {:.0} s for near CPUs; a cache line then took {:.0} ns ({:.0} to {:.0}) from one \
@@ -291,11 +291,10 @@ mod tests {
         measured.loads.last_mut().unwrap().sample.foreign = 0.5;
         measured.fail("tcp_rr_64", "ovs-normal", "round 1: gone".into());
         let results = Results { rows: rows::rows(&setup, &measured), ..samples::results() };
-        let loads = measured.loads.iter().filter(|l| l.round > 0).count();
         let is_stream = |l: &&Load| l.round > 0 && !l.case.test.is_rr() && l.way != Way::Loopback;
         let streams = measured.loads.iter().filter(is_stream).count();
         let far = measured.loads.iter().filter(is_stream).filter(|l| l.round == 3).count();
-        let all = loads
+        let all = measured.loads.iter().filter(|l| l.round > 0).count()
             + measured.others.iter().filter(|l| l.round > 0).count()
             + measured.programs.iter().filter(|l| l.round > 0).count();
         assert_eq!(

@@ -2,7 +2,7 @@
 
 use super::case::{Case, Test};
 use super::{Load, Measured, Sample, Setup, Way, others, programs};
-use crate::apart::FAR_NS;
+use crate::apart::{FAR_NS, is_far};
 use crate::paired::{About, Goal, NONE, row};
 use crate::results::{Missing, Row};
 use crate::stats::{Better, spread};
@@ -177,7 +177,7 @@ fn best_row(
 /// were far. The loopback's bytes stay on one CPU, so these are different questions.
 fn apart_rows(setup: &Setup, measured: &Measured, case: Case, way: Way) -> Vec<Row> {
     let row_of = |far: bool| {
-        let is_so = |apart_ns: [f64; 2]| apart_ns.iter().all(|ns| (*ns > FAR_NS) == far);
+        let is_so = |apart_ns: [f64; 2]| apart_ns.iter().all(|ns| is_far(*ns) == far);
         let among = |load: &&Load| load.way != way || load.sample.apart_ns.is_some_and(is_so);
         let loads = measured.loads.iter().filter(|l| l.case == case).filter(among).copied();
         let part = Measured { loads: loads.collect(), ..Measured::default() };
