@@ -19,7 +19,6 @@
 #include "include/millrace_channel.h"
 
 #define MR_CHUNK_ORDER 4 /* MR_CHUNK_LEN in pages */
-#define MR_SLOTS_ORDER 5 /* of all slots of a ring, in pages */
 /* Pages of a peer that may be in use here before it is asked for copies: 16 MiB. */
 #define MR_MAX_BORROWED 4096
 
@@ -35,14 +34,13 @@ struct mr_use {
 /* A slot of the peer with pages in use here. */
 struct mr_borrow {
 	u32 pending; /* uses, and one while the message is being received */
-	struct mr_use uses[MR_MAX_PAGES];
+	struct mr_use uses[MR_MAX_SEGS];
 };
 
 /* An own slot that the peer refers to. */
 struct mr_lent {
-	u32 segs_len; /* 0: the slot is free */
-	struct sk_buff *skb; /* that is kept, or pages that are */
-	struct page *pages[MR_MAX_PAGES];
+	u32 pages_len; /* 0: the slot is free */
+	struct page *pages[MR_MAX_SEGS];
 };
 
 struct mr_queue_stats {

@@ -102,13 +102,13 @@ void mr_rx_copy(const struct mr_rx *rx, u32 off, void *to, u32 len)
 }
 EXPORT_SYMBOL_GPL(mr_rx_copy);
 
-unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_PAGES])
+unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_SEGS])
 {
 	struct mr_memory *memory = rx->queue->peer->memory;
-	struct page *pages[MR_MAX_PAGES];
+	struct page *pages[MR_MAX_SEGS];
 	u32 i;
 
-	if (!rx->segs_len || rx->segs_len > MR_MAX_PAGES || rx->borrowed)
+	if (!rx->segs_len || rx->borrowed)
 		return 0;
 	for (i = 0; i < rx->segs_len; i++) {
 		pages[i] = virt_to_page(memory->base + rx->segs[i].off);

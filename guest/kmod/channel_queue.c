@@ -21,7 +21,7 @@ static void queue_free(struct mr_queue *q)
 
 	for (i = 0; i < MR_MAX_FIFO_CHUNKS; i++)
 		free_shared(q->fifo[i], MR_CHUNK_ORDER);
-	free_shared(q->slots, MR_SLOTS_ORDER);
+	free_shared(q->slots, MR_CHUNK_ORDER);
 	free_shared(q->ring, MR_CHUNK_ORDER);
 	free_shared(q->mine, 0);
 	kvfree(q->lent);
@@ -50,13 +50,13 @@ static int queue_alloc(struct mr_queue *q, struct mr_link_queue *shared)
 	u32 i;
 
 	BUILD_BUG_ON(sizeof(struct mr_entry) * MR_RING_LEN != MR_CHUNK_LEN);
-	BUILD_BUG_ON(sizeof(struct mr_slot) * MR_SLOTS != PAGE_SIZE << MR_SLOTS_ORDER);
+	BUILD_BUG_ON(sizeof(struct mr_slot) * MR_SLOTS != MR_CHUNK_LEN);
 	BUILD_BUG_ON(sizeof(struct mr_queue_state) > MR_PAGE_LEN);
 	spin_lock_init(&q->lock);
 	q->fifo_chunks = rounddown_pow_of_two(clamp(mr_fifo_kb / 64, 2u, MR_MAX_FIFO_CHUNKS + 0u));
 	q->mine = mr_alloc_shared(ch, 0, &state_off);
 	q->ring = mr_alloc_shared(ch, MR_CHUNK_ORDER, &ring_off);
-	q->slots = mr_alloc_shared(ch, MR_SLOTS_ORDER, &slots_off);
+	q->slots = mr_alloc_shared(ch, MR_CHUNK_ORDER, &slots_off);
 	q->lent = kvcalloc(MR_SLOTS, sizeof(*q->lent), GFP_KERNEL);
 	q->borrow = kvcalloc(MR_SLOTS, sizeof(*q->borrow), GFP_KERNEL);
 	if (!q->mine || !q->ring || !q->slots || !q->lent || !q->borrow)
@@ -112,8 +112,8 @@ static int queue_attach(struct mr_queue *q, const struct mr_link_queue *shared)
 		return -EPROTO;
 	q->theirs = mr_peer_at(peer, le64_to_cpu(shared->state_off), MR_PAGE_LEN, MR_PAGE_LEN);
 	q->their_ring = mr_peer_at(peer, le64_to_cpu(shared->ring_off), MR_CHUNK_LEN, MR_PAGE_LEN);
-	q->their_slots = mr_peer_at(peer, le64_to_cpu(shared->slots_off),
-				    PAGE_SIZE << MR_SLOTS_ORDER, MR_PAGE_LEN);
+	q->their_slots = mr_peer_at(peer, le64_to_cpu(shared->slots_off), MR_CHUNK_LEN,
+				    MR_PAGE_LEN);
 	if (!q->theirs || !q->their_ring || !q->their_slots)
 		return -EPROTO;
 	for (i = 0; i < chunks; i++) {

@@ -2,54 +2,22 @@
 /*
  * Sending: a message goes into the own ring, its bytes into the FIFO or, by reference, not at
  * all. Everything here is written to own memory; of the peer's we read three indices.
- *
- * What is passed by reference is kept until the peer has released its slot: pages, which may be
- * in a socket there for long, or a packet whose bytes are not in pages of its own, which the peer
- * copies at once.
  */
 #include <linux/highmem.h>
 #include <linux/mm.h>
 #include <linux/module.h>
-#include <linux/skbuff.h>
-#include <net/dst.h>
 
 #include "channel.h"
 
 #define FIFO_ALIGN 64
-
-static void own_lines(struct sk_buff *skb)
-{
-	u8 *at = skb->data, *end = at + skb_headlen(skb);
-
-	for (; at < end; at += L1_CACHE_BYTES)
-		WRITE_ONCE(*at, 0);
-}
-
-/*
- * The lines of what the peer has copied are in its CPU's cache. Whoever gets this memory next,
- * which is the next packet, writes to it word by word and waits for one line after the other. With
- * one store for each line many are on their way at a time: large datagrams go a tenth faster.
- */
-static void free_kept(struct sk_buff *skb)
-{
-	struct sk_buff *part;
-
-	own_lines(skb);
-	skb_walk_frags(skb, part)
-		own_lines(part);
-	consume_skb(skb);
-}
+#define LINES 16 /* that are asked for at a time */
 
 static void take_back(struct mr_queue *q, u16 slot)
 {
 	struct mr_lent *lent = &q->lent[slot];
 
-	while (!lent->skb && lent->segs_len)
-		put_page(lent->pages[--lent->segs_len]);
-	if (lent->skb)
-		free_kept(lent->skb);
-	lent->skb = NULL;
-	lent->segs_len = 0;
+	while (lent->pages_len)
+		put_page(lent->pages[--lent->pages_len]);
 	q->free[q->free_len++] = slot;
 	if (q->free_len == MR_SLOTS)
 		module_put(THIS_MODULE);
@@ -68,7 +36,7 @@ static void reclaim_slots(struct mr_queue *q)
 		u32 at = q->done_seen % MR_DONE_LEN;
 		u16 slot = le16_to_cpu(READ_ONCE(q->theirs->done_slots[at]));
 
-		if (slot >= MR_SLOTS || !q->lent[slot].segs_len) {
+		if (slot >= MR_SLOTS || !q->lent[slot].pages_len) {
 			mr_peer_break(q->peer, "released a slot that it did not have", slot);
 			return;
 		}
@@ -102,7 +70,7 @@ void mr_queue_release_all(struct mr_queue *q)
 
 	spin_lock_bh(&q->lock);
 	for (slot = 0; slot < MR_SLOTS; slot++) {
-		if (q->lent[slot].segs_len)
+		if (q->lent[slot].pages_len)
 			take_back(q, slot);
 	}
 	spin_unlock_bh(&q->lock);
@@ -144,6 +112,37 @@ static void fifo_write_pages(struct mr_queue *q, u32 pos, const struct mr_sg *sg
 	}
 }
 
+static void own_lines(u8 *at, u32 len)
+{
+	u8 *end = at + len;
+	unsigned int i;
+
+	for (; at + LINES * L1_CACHE_BYTES <= end; at += LINES * L1_CACHE_BYTES) {
+#pragma GCC unroll 16
+		for (i = 0; i < LINES; i++)
+			WRITE_ONCE(at[i * L1_CACHE_BYTES], 0);
+	}
+	for (; at < end; at += L1_CACHE_BYTES)
+		WRITE_ONCE(*at, 0);
+}
+
+/*
+ * What the peer has read is in its CPU's cache, and whoever writes there word by word waits for one
+ * line after the other. With one store for each line, and little between them, many are on their
+ * way at a time, which matters most where its CPU shares no cache with ours.
+ */
+static void fifo_own(struct mr_queue *q, u32 pos, u32 len)
+{
+	while (len) {
+		u32 at = pos % (q->fifo_chunks * MR_CHUNK_LEN);
+		u32 part = min_t(u32, len, MR_CHUNK_LEN - at % MR_CHUNK_LEN);
+
+		own_lines(q->fifo[at / MR_CHUNK_LEN] + at % MR_CHUNK_LEN, part);
+		pos += part;
+		len -= part;
+	}
+}
+
 static int put_copy(struct mr_queue *q, struct mr_entry *entry, const struct mr_tx *tx)
 {
 	u32 pos = q->fifo_head, end = pos + ALIGN(tx->len, FIFO_ALIGN);
@@ -153,6 +152,8 @@ static int put_copy(struct mr_queue *q, struct mr_entry *entry, const struct mr_
 		return -ENOSPC;
 	entry->kind = MR_KIND_COPY;
 	entry->fifo_pos = cpu_to_le32(pos);
+	if (tx->len >= LINES * L1_CACHE_BYTES)
+		fifo_own(q, pos, tx->len);
 	fifo_write(q, pos, tx->head, tx->head_len);
 	pos += tx->head_len;
 	for (i = 0; i < tx->sg_len; i++) {
@@ -163,8 +164,8 @@ static int put_copy(struct mr_queue *q, struct mr_entry *entry, const struct mr_
 	return 0;
 }
 
-/* Adds the pages of one piece to a slot; @pages: where they are noted, if each is to be kept. */
-static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct page **pages, u32 *len,
+/* Adds the pages of one piece to a slot. */
+static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct mr_lent *lent, u32 *len,
 		       const struct mr_sg *sg)
 {
 	u32 off = sg->off, left = sg->len;
@@ -175,77 +176,48 @@ static int refer_pages(struct mr_queue *q, struct mr_slot *slot, struct page **p
 		struct mr_seg *seg = &slot->segs[*len];
 		u64 at;
 
-		if (*len == (pages ? MR_MAX_PAGES : MR_MAX_SEGS) ||
+		if (*len == MR_MAX_SEGS ||
 		    mr_own_offset(q->peer->ch, page_to_phys(page), PAGE_SIZE, &at))
 			return -ERANGE;
 		seg->off = cpu_to_le64(at + off % PAGE_SIZE);
 		seg->len = cpu_to_le32(part);
-		if (pages)
-			pages[*len] = page;
-		(*len)++;
+		lent->pages[(*len)++] = page;
 		off += part;
 		left -= part;
 	}
 	return 0;
 }
 
-static int refer_all(struct mr_queue *q, struct mr_slot *slot, struct page **pages, u32 *len,
-		     const struct mr_tx *tx)
-{
-	u32 i, head_len = min_t(u32, tx->head_len, MR_MAX_HEAD_LEN);
-	const void *rest = tx->head + head_len;
-	struct mr_sg sg = { .len = tx->head_len - head_len };
-	int err = 0;
-
-	if (sg.len) {
-		sg.page = virt_to_page(rest);
-		sg.off = offset_in_page(rest);
-		err = refer_pages(q, slot, pages, len, &sg);
-	}
-	for (i = 0; !err && i < tx->sg_len; i++)
-		err = refer_pages(q, slot, pages, len, &tx->sg[i]);
-	slot->head_len = cpu_to_le32(head_len);
-	slot->segs_len = cpu_to_le32(*len);
-	memcpy(slot->head, tx->head, head_len);
-	return err;
-}
-
-/* Until the slot comes back. Whoever sent the packet can send more meanwhile. */
-static void keep(struct mr_lent *lent, const struct mr_tx *tx)
-{
-	u32 i;
-
-	if (tx->skb) {
-		skb_orphan(tx->skb);
-		skb_dst_drop(tx->skb);
-		nf_reset_ct(tx->skb);
-		lent->skb = tx->skb;
-		return;
-	}
-	for (i = 0; i < lent->segs_len; i++)
-		get_page(lent->pages[i]);
-}
-
 /* Not 0: to be copied. */
 static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struct mr_tx *tx)
 {
+	struct mr_slot *slot;
 	struct mr_lent *lent;
-	u32 segs = 0;
+	u32 i, pages = 0;
 	u16 at;
 
-	if (!tx->may_refer || !tx->sg_len || !q->free_len ||
-	    (!tx->skb && tx->head_len > MR_MAX_HEAD_LEN) || READ_ONCE(q->theirs->want_copies))
+	if (!tx->may_refer || tx->head_len > MR_MAX_HEAD_LEN || !tx->sg_len || !q->free_len ||
+	    READ_ONCE(q->theirs->want_copies))
 		return -EAGAIN;
 	at = q->free[q->free_len - 1];
+	slot = &q->slots[at];
 	lent = &q->lent[at];
-	if (refer_all(q, &q->slots[at], tx->skb ? NULL : lent->pages, &segs, tx))
-		return -ERANGE;
-	/* What is lent must come back before the module goes. */
+	for (i = 0; i < tx->sg_len; i++) {
+		int err = refer_pages(q, slot, lent, &pages, &tx->sg[i]);
+
+		if (err)
+			return err;
+	}
+	/* Pages that are lent must come back before the module goes. */
 	if (q->free_len == MR_SLOTS)
 		__module_get(THIS_MODULE);
 	q->free_len--;
-	lent->segs_len = segs;
-	keep(lent, tx);
+	for (i = 0; i < pages; i++)
+		get_page(lent->pages[i]);
+	lent->pages_len = pages;
+	slot->head_len = cpu_to_le32(tx->head_len);
+	slot->segs_len = cpu_to_le32(pages);
+	memcpy(slot->head, tx->head, tx->head_len);
 	entry->kind = MR_KIND_REFERENCE;
 	entry->slot = cpu_to_le16(at);
 	q->stats.referred++;
@@ -319,8 +291,6 @@ int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx)
 		err = put_entry(q, tx);
 	} while (err == -ENOSPC && !wait_for_room(q, tx->client));
 	if (!err) {
-		/* The slot's, if it is in one: the peer may release that at once. */
-		err = tx->skb && q->ring[q->produced % MR_RING_LEN].kind == MR_KIND_REFERENCE;
 		q->stats.sent++;
 		q->stats.sent_bytes += tx->len;
 		publish(q);

@@ -70,7 +70,7 @@ static struct sk_buff *copied(struct mr_rx *rx)
 static struct sk_buff *borrowed(struct mr_rx *rx)
 {
 	u32 head_len = mr_rx_head_len(rx);
-	struct mr_sg sg[MR_MAX_PAGES];
+	struct mr_sg sg[MR_MAX_SEGS];
 	struct sk_buff *skb;
 	unsigned int i, len;
 

@@ -5,9 +5,6 @@
  * Pages are passed by reference from refer_bytes on, unless somebody may still write to them:
  * those of sendfile() and splice() belong to a file, those of MSG_ZEROCOPY to a program. These
  * are copied, as a network card would have done.
- *
- * Most of the memory of a large datagram is not in pages of its own, since it was made to become
- * fragments; see may_keep().
  */
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -79,30 +76,6 @@ static bool may_refer(struct sk_buff *skb)
 	       !skb_has_shared_frag(skb) && !skb_zcopy(skb);
 }
 
-/* Whether nobody else writes to it. */
-static bool is_own(struct sk_buff *skb)
-{
-	return !skb_cloned(skb) && !skb_has_shared_frag(skb) && !skb_zcopy(skb);
-}
-
-/*
- * A datagram that was made for fragments has its bytes in small pieces of memory, which go with it:
- * it is kept as a whole, and the peer copies them.
- */
-static bool may_keep(struct sk_buff *skb)
-{
-	struct sk_buff *part;
-
-	if (skb->len < READ_ONCE(refer_bytes) || !skb_has_frag_list(skb) || skb_shared(skb) ||
-	    !is_own(skb))
-		return false;
-	skb_walk_frags(skb, part) {
-		if (!is_own(part))
-			return false;
-	}
-	return true;
-}
-
 static bool fill_meta(struct mr_net_meta *meta, struct sk_buff *skb)
 {
 	struct virtio_net_hdr hdr;
@@ -116,19 +89,15 @@ static bool fill_meta(struct mr_net_meta *meta, struct sk_buff *skb)
 	return true;
 }
 
-/*
- * @eth: the Ethernet header, where the packet's bytes do not begin with it. 1: the packet is kept,
- * which happens only if @keep.
- */
+/* @eth: the Ethernet header, where the packet's bytes do not begin with it. */
 static int send_message(struct mr_peer *peer, unsigned int queue, struct sk_buff *skb, u8 client,
-			const u8 *eth, bool keep)
+			const u8 *eth)
 {
 	struct pieces pieces;
 	struct mr_net_meta meta;
 	struct mr_tx tx = {
 		.client = client,
-		.may_refer = keep || may_refer(skb),
-		.skb = keep ? skb : NULL,
+		.may_refer = may_refer(skb),
 		.meta = &meta,
 		.head = skb->data,
 		.head_len = skb_headlen(skb),
@@ -155,19 +124,18 @@ static unsigned int queue_of(const struct mr_peer *peer, struct sk_buff *skb)
 /* A frame of the device; it stays the caller's. */
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb)
 {
-	return send_message(peer, queue_of(peer, skb), skb, MR_CLIENT_DEVICE, NULL, false);
+	return send_message(peer, queue_of(peer, skb), skb, MR_CLIENT_DEVICE, NULL);
 }
 
 static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
 {
-	int err = send_message(dest->peer, queue, skb, MR_CLIENT_NET, dest->eth, may_keep(skb));
+	int err = send_message(dest->peer, queue, skb, MR_CLIENT_NET, dest->eth);
 
-	if (err < 0)
-		return err;
-	mr_count(MR_TAKEN);
-	if (!err)
+	if (!err) {
+		mr_count(MR_TAKEN);
 		consume_skb(skb);
-	return 0;
+	}
+	return err;
 }
 
 /*

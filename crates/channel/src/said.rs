@@ -1,14 +1,14 @@
 //! What a member says of itself: checked, and used from then on.
 
 use guest_abi::channel::{
-    GUEST_MAGIC, Guest, LinkStatus, MAX_MEMBERS, MAX_PAGES, MAX_QUEUES, PAGE_LEN, SLOTS, VERSION,
+    GUEST_MAGIC, Guest, LinkStatus, MAX_MEMBERS, MAX_QUEUES, MAX_SEGS, PAGE_LEN, SLOTS, VERSION,
     guest_state, link_state,
 };
 
 /// Most messages that a peer can refer to: all slots of all rings.
 const MAX_LENT: u32 = (MAX_QUEUES * SLOTS) as u32;
-/// Most pages that can be in use: those of all of these messages.
-const MAX_BORROWED: u32 = MAX_LENT * MAX_PAGES as u32;
+/// Most pages that can be in use: all of those messages' pieces.
+const MAX_BORROWED: u32 = MAX_LENT * MAX_SEGS as u32;
 
 /// How a member's module is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,7 +213,7 @@ mod tests {
         };
         for (error, text) in [
             (says(|g| g.magic = 1.into()), "magic number is 0x1;"),
-            (says(|g| g.version = 1.into()), "version 1; 2 expected"),
+            (says(|g| g.version = 2.into()), "version 2; 3 expected"),
             (says(|g| g.state = 4.into()), "state is 4; the highest is 3"),
             (says(|g| g.dir_off = 1.into()), "directory is at 0x1;"),
             (says(|g| g.dir_off = WINDOW.into()), "within 0x100000 bytes"),

@@ -11,7 +11,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of this file.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Magic number of [`Host`].
 pub const HOST_MAGIC: u64 = u64::from_le_bytes(*b"MRHOST\0\0");
@@ -54,7 +54,7 @@ pub const CHUNK_LEN: usize = 65_536;
 pub const MAX_QUEUES: usize = 8;
 /// Entries of a ring: one chunk.
 pub const RING_LEN: usize = 1_024;
-/// Messages by reference on their way, per ring: two chunks in one piece.
+/// Messages by reference on their way, per ring: one chunk.
 pub const SLOTS: usize = 128;
 /// Entries of the ring of released slots; above [`SLOTS`].
 pub const DONE_LEN: usize = 256;
@@ -64,10 +64,8 @@ pub const MAX_FIFO_CHUNKS: usize = 32;
 pub const META_LEN: usize = 32;
 /// Most bytes that a slot carries itself: headers.
 pub const MAX_HEAD_LEN: usize = 192;
-/// Most pieces of pages of a message by reference: 64 KiB in packets of 1,400 bytes.
-pub const MAX_SEGS: usize = 51;
-/// Most pages of a message that may stay in use at its receiver: 64 KiB, unaligned.
-pub const MAX_PAGES: usize = 18;
+/// Most pieces of pages of a message by reference: 64 KiB in pages, unaligned.
+pub const MAX_SEGS: usize = 18;
 /// Most bytes of a message: 64 KiB and headers.
 pub const MAX_MESSAGE_LEN: u32 = 65_920;
 
@@ -459,7 +457,7 @@ pub struct Slot {
     /// The rest.
     pub segs: [Seg; MAX_SEGS],
     /// Zero.
-    pub reserved: [u8; 8],
+    pub reserved: [u8; 24],
 }
 
 #[cfg(test)]

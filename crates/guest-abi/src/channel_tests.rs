@@ -70,7 +70,7 @@ fn constants() -> Vec<Fact> {
         MR_NAME_LEN: NAME_LEN, MR_PAGE_LEN: PAGE_LEN, MR_CHUNK_LEN: CHUNK_LEN,
         MR_MAX_QUEUES: MAX_QUEUES, MR_RING_LEN: RING_LEN, MR_SLOTS: SLOTS, MR_DONE_LEN: DONE_LEN,
         MR_MAX_FIFO_CHUNKS: MAX_FIFO_CHUNKS, MR_META_LEN: META_LEN, MR_MAX_HEAD_LEN: MAX_HEAD_LEN,
-        MR_MAX_SEGS: MAX_SEGS, MR_MAX_PAGES: MAX_PAGES, MR_MAX_MESSAGE_LEN: MAX_MESSAGE_LEN,
+        MR_MAX_SEGS: MAX_SEGS, MR_MAX_MESSAGE_LEN: MAX_MESSAGE_LEN,
         MR_MEMBER_NONE: member_state::NONE, MR_MEMBER_JOINED: member_state::JOINED,
         MR_MEMBER_ACTIVE: member_state::ACTIVE, MR_MEMBER_LEAVING: member_state::LEAVING,
         MR_MEMBER_DEAD: member_state::DEAD, MR_GUEST_NONE: guest_state::NONE,
@@ -162,9 +162,9 @@ fn the_parts_of_a_mailbox_do_not_overlap() {
 }
 
 #[test]
-fn rings_and_slots_fill_chunks_and_headers_fit_a_page() {
+fn rings_and_slots_fill_a_chunk_and_headers_fit_a_page() {
     assert_eq!(RING_LEN * size_of::<Entry>(), CHUNK_LEN);
-    assert_eq!(SLOTS * size_of::<Slot>(), 2 * CHUNK_LEN);
+    assert_eq!(SLOTS * size_of::<Slot>(), CHUNK_LEN);
     assert_eq!(size_of::<NetMeta>(), META_LEN);
     for len in [size_of::<Dir>(), size_of::<Link>(), size_of::<QueueState>()] {
         assert!(len as u64 <= PAGE_LEN, "{len}");

@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define MR_VERSION 2
+#define MR_VERSION 3
 
 /* "MRHOST\0\0", "MRGUEST\0", "MRDIR\0\0\0", "MRLINK\0\0" as little-endian numbers. */
 #define MR_HOST_MAGIC 0x000054534f48524dULL
@@ -150,13 +150,12 @@ struct mr_guest {
 #define MR_CHUNK_LEN 65536 /* rings, slots and FIFOs are made of such pieces */
 #define MR_MAX_QUEUES 8 /* rings of a link, in one direction */
 #define MR_RING_LEN 1024 /* entries of a ring: one chunk */
-#define MR_SLOTS 128 /* messages by reference on their way, per ring: two chunks in one piece */
+#define MR_SLOTS 128 /* messages by reference on their way, per ring: one chunk */
 #define MR_DONE_LEN 256 /* entries of the ring of released slots; above MR_SLOTS */
 #define MR_MAX_FIFO_CHUNKS 32 /* 2 MiB per ring */
 #define MR_META_LEN 32
 #define MR_MAX_HEAD_LEN 192 /* bytes that a slot carries itself: headers */
-#define MR_MAX_SEGS 51 /* pieces of pages by reference: 64 KiB in packets of 1,400 bytes */
-#define MR_MAX_PAGES 18 /* of a message that may stay in use at its receiver: 64 KiB, unaligned */
+#define MR_MAX_SEGS 18 /* pieces of pages of a message by reference: 64 KiB in pages, unaligned */
 #define MR_MAX_MESSAGE_LEN 65920 /* 64 KiB and headers */
 
 /* An entry of the directory: where the link to one peer is. */
@@ -261,7 +260,7 @@ struct mr_slot {
 	__le32 segs_len;
 	__u8 head[MR_MAX_HEAD_LEN];
 	struct mr_seg segs[MR_MAX_SEGS];
-	__u8 reserved[8];
+	__u8 reserved[24];
 };
 
 /* In `flags` of a message between the clients themselves: no bytes, `gso_type` says what. */

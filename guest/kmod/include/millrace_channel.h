@@ -45,7 +45,6 @@ struct mr_tx {
 	u32 sg_len;
 	const struct mr_sg *sg;
 	u32 len; /* of head and sg together, at most MR_MAX_MESSAGE_LEN */
-	struct sk_buff *skb; /* not NULL: whose bytes they are; kept as a whole by reference */
 };
 
 /**
@@ -90,8 +89,8 @@ void mr_client_unregister(const struct mr_client *client);
 
 /*
  * Sends a message; the bytes may be reused and the caller's page references dropped afterwards.
- * Any context but hard interrupts. Returns 0, 1 (the message's skb is the caller's no more),
- * -ENOSPC (ring full, ->writable() will be called), -ENOTCONN (no link), -EMSGSIZE.
+ * Any context but hard interrupts. Returns 0, -ENOSPC (ring full, ->writable() will be called),
+ * -ENOTCONN (no link), -EMSGSIZE.
  */
 int mr_send(struct mr_peer *peer, unsigned int queue, const struct mr_tx *tx);
 /* Whether the peer has taken everything that was sent to it. */
@@ -127,7 +126,7 @@ void mr_rx_copy(const struct mr_rx *rx, u32 off, void *to, u32 len);
  * is just being released; use mr_rx_copy(). For one call per message. The pages lie behind a bus,
  * and not every device can read them: see mr_own_pages().
  */
-unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_PAGES]);
+unsigned int mr_rx_borrow(struct mr_rx *rx, struct mr_sg sg[MR_MAX_SEGS]);
 
 /*
  * Puts copies in the place of peers' pages in a packet, before it goes to a device or to who writes
