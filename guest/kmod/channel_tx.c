@@ -81,14 +81,22 @@ u32 mr_queue_lent(struct mr_queue *q)
 	return MR_SLOTS - READ_ONCE(q->free_len);
 }
 
-/* The FIFO's pieces are not contiguous. */
+/* The FIFO's pieces are not contiguous: *len becomes what is left of the one with @pos, at most. */
+static void *fifo_at(const struct mr_queue *q, u32 pos, u32 *len)
+{
+	u32 at = pos % (q->fifo_chunks * MR_CHUNK_LEN);
+
+	*len = min_t(u32, *len, MR_CHUNK_LEN - at % MR_CHUNK_LEN);
+	return q->fifo[at / MR_CHUNK_LEN] + at % MR_CHUNK_LEN;
+}
+
 static void fifo_write(struct mr_queue *q, u32 pos, const void *from, u32 len)
 {
 	while (len) {
-		u32 at = pos % (q->fifo_chunks * MR_CHUNK_LEN);
-		u32 part = min_t(u32, len, MR_CHUNK_LEN - at % MR_CHUNK_LEN);
+		u32 part = len;
+		void *to = fifo_at(q, pos, &part);
 
-		memcpy(q->fifo[at / MR_CHUNK_LEN] + at % MR_CHUNK_LEN, from, part);
+		memcpy(to, from, part);
 		pos += part;
 		from += part;
 		len -= part;
@@ -134,10 +142,10 @@ static void own_lines(u8 *at, u32 len)
 static void fifo_own(struct mr_queue *q, u32 pos, u32 len)
 {
 	while (len) {
-		u32 at = pos % (q->fifo_chunks * MR_CHUNK_LEN);
-		u32 part = min_t(u32, len, MR_CHUNK_LEN - at % MR_CHUNK_LEN);
+		u32 part = len;
+		void *at = fifo_at(q, pos, &part);
 
-		own_lines(q->fifo[at / MR_CHUNK_LEN] + at % MR_CHUNK_LEN, part);
+		own_lines(at, part);
 		pos += part;
 		len -= part;
 	}
