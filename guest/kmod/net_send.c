@@ -4,7 +4,8 @@
  *
  * Pages are passed by reference from refer_bytes on, unless somebody may still write to them:
  * those of sendfile() and splice() belong to a file, those of MSG_ZEROCOPY to a program. These
- * are copied, as a network card would have done.
+ * are copied, as a network card would have done. So are datagrams that were made for fragments,
+ * whose memory would come and go too often, and what has more bytes in front than a slot takes.
  */
 #include <linux/mm.h>
 #include <linux/module.h>

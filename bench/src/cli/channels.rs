@@ -163,7 +163,7 @@ fn text(setup: &Setup) -> Vec<String> {
     );
     let shipped = if setup.poll_us == POLL_US { " as it is shipped" } else { "" };
     let poll = format!(
-        "channel-poll is the channel{shipped}: an idle vCPU polls for up to {} µs (poll_us), packets of \
+        "channel-poll is the channel{shipped}: an idle vCPU polls for up to {} µs (poll_us), TCP packets of \
          4,096 bytes and more pass their pages by reference. channel is the same with poll_us=0, \
          channel-copy that with nothing passed by reference. channel-busy and tap-bridge-busy add \
          socket busy polling of 50 µs in both guests.",
