@@ -208,6 +208,7 @@ int mr_queues_attach(struct mr_peer *peer, const struct mr_link *link);
 
 /* channel_tx.c */
 void mr_queue_reclaim(struct mr_queue *q);
+bool mr_queue_await(struct mr_queue *q);
 void mr_queue_release_all(struct mr_queue *q);
 u32 mr_queue_lent(struct mr_queue *q);
 

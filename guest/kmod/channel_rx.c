@@ -134,18 +134,33 @@ static int receive(struct mr_queue *q, struct mr_rx *rx, int budget)
 	return done;
 }
 
+/* Whose turn it is to send again: those that wait, once half of the ring is free. */
+static u32 take_waiting(struct mr_queue *q)
+{
+	u32 waiting = q->waiting;
+
+	/* The word asked for has come, and comes once: where it says too little, another. */
+	while (waiting && q->produced - q->taken_seen > MR_RING_LEN / 2) {
+		if (mr_queue_await(q))
+			return 0;
+	}
+	WRITE_ONCE(q->waiting, 0);
+	return waiting;
+}
+
 /* Our own sending side: what was taken, what was released, who waits for room. */
 static void reclaim(struct mr_queue *q)
 {
-	u32 waiting = 0;
+	u32 waiting;
 
-	if (!spin_trylock(&q->lock))
-		return;
-	mr_queue_reclaim(q);
-	if (q->waiting && q->produced - q->taken_seen <= MR_RING_LEN / 2) {
-		waiting = q->waiting;
-		q->waiting = 0;
+	/* Who holds the lock looks for itself what was taken, but wakes nobody. */
+	if (!spin_trylock(&q->lock)) {
+		if (!READ_ONCE(q->waiting))
+			return;
+		spin_lock(&q->lock);
 	}
+	mr_queue_reclaim(q);
+	waiting = take_waiting(q);
 	spin_unlock(&q->lock);
 	if (waiting)
 		mr_clients_writable(q->peer, q->index, waiting);

@@ -233,19 +233,26 @@ static int put_reference(struct mr_queue *q, struct mr_entry *entry, const struc
 	return 0;
 }
 
-/* Asks to be told when the ring has half emptied. False: it has just now. */
-static bool wait_for_room(struct mr_queue *q, u8 client)
+/* Asks for word when half of what is there has been taken. False: some has been just now. */
+bool mr_queue_await(struct mr_queue *q)
 {
 	u32 before = q->taken_seen;
 
-	q->waiting |= BIT(client);
-	q->stats.full++;
 	WRITE_ONCE(q->mine->taken_event,
 		   cpu_to_le32(before + (q->produced - before) / 2));
 	/* The event before the index, as the peer does it the other way round. */
 	virt_mb();
 	mr_queue_reclaim(q);
 	return q->taken_seen == before;
+}
+
+static bool wait_for_room(struct mr_queue *q, u8 client)
+{
+	WRITE_ONCE(q->waiting, q->waiting | BIT(client));
+	q->stats.full++;
+	/* Who waits before the event: see reclaim() in channel_rx.c, which is rung for it. */
+	virt_wmb();
+	return mr_queue_await(q);
 }
 
 static int put_entry(struct mr_queue *q, const struct mr_tx *tx)
