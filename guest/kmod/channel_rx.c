@@ -139,8 +139,10 @@ static u32 take_waiting(struct mr_queue *q)
 {
 	u32 waiting = q->waiting;
 
+	if (!waiting)
+		return 0;
 	/* The word asked for has come, and comes once: where it says too little, another. */
-	while (waiting && q->produced - q->taken_seen > MR_RING_LEN / 2) {
+	while (q->produced - q->taken_seen > MR_RING_LEN / 2) {
 		if (mr_queue_await(q))
 			return 0;
 	}
