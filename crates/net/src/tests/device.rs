@@ -113,7 +113,13 @@ fn two_guests_talk_through_kicks_and_interrupts() {
         macs.sort_by_key(|m| m.mac);
         assert_eq!(macs.len(), 2);
         assert_eq!((macs[1].mac, macs[1].port.as_deref()), (mac(1), Some("vm/b")));
-        assert!(core.stats().sleeps.get() > 0);
+        // On a busy host it may have been given work each time before it slept. Now there is none;
+        // if it has not slept before, it does now, and only the kick wakes it.
+        while core.stats().sleeps.get() == 0 {
+            std::thread::yield_now();
+        }
+        a.send(&frame(mac(1), mac(0), 60));
+        assert_eq!(b.recv(), frame(mac(1), mac(0), 60));
         core.shutdown();
     }
 }
