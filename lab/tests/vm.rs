@@ -144,6 +144,19 @@ fn a_guest_that_crashes_tells_its_story() {
 }
 
 #[test]
+fn a_guest_that_hangs_tells_where_its_cpus_are() {
+    let lab = Lab::new().unwrap();
+    let guest = Guest::builder("a").vcpus(2).start(&lab).unwrap();
+    guest.wait_ready(BOOT).unwrap();
+    guest.qmp("stop", serde_json::json!({})).unwrap();
+    let error = guest.run_for("true", Duration::ZERO).unwrap_err();
+    let LabError::GuestTimeout { console, .. } = &error else { panic!("{error}") };
+    for told in ["RIP=", "CPU 0 ISR", "CPU 1 ISR", "CPU 1 IRR"] {
+        assert!(console.contains(told), "{told}: {console}");
+    }
+}
+
+#[test]
 fn a_qemu_that_does_not_start_tells_why() {
     let lab = Lab::new().unwrap();
     let error = Guest::builder("a").qemu_args(["-no-such-option"]).start(&lab).unwrap_err();
