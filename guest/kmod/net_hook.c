@@ -92,7 +92,8 @@ static bool is_direct_route(const struct sk_buff *skb, const struct mr_packet *p
 {
 	const struct dst_entry *dst = skb_dst(skb);
 
-	if (!dst || dst->dev != packet->dest->dev || dst_xfrm(dst) || dst->lwtstate)
+	/* Compared only: another CPU lets go of it when the ordinary way is taken again. */
+	if (!dst || dst->dev != READ_ONCE(packet->dest->dev) || dst_xfrm(dst) || dst->lwtstate)
 		return false;
 	if (packet->family == AF_INET) {
 		const struct rtable *rt = (const struct rtable *)dst;
@@ -124,7 +125,7 @@ static enum mr_reason may_take(const struct sk_buff *skb, const struct mr_packet
 		return MR_ROUTE;
 	if (!mr_is_own_address(&packet->source))
 		return MR_SOURCE;
-	if (has_egress(packet->dest->dev))
+	if (has_egress(skb_dst(skb)->dev))
 		return MR_EGRESS;
 	if (is_flow_excluded(skb, packet))
 		return MR_EXCLUDED;

@@ -115,7 +115,7 @@ static bool confirm(struct mr_dest *dest)
 		dev_put(dev);
 		return false;
 	}
-	dest->dev = dev;
+	WRITE_ONCE(dest->dev, dev);
 	dest->neigh = neigh;
 	memcpy(dest->eth, mac, ETH_ALEN);
 	memcpy(dest->eth + ETH_ALEN, dev->dev_addr, ETH_ALEN);
@@ -148,7 +148,7 @@ static void let_go(struct mr_dest *dest)
 	dev_put(dest->dev);
 	mr_peer_put(dest->peer);
 	dest->neigh = NULL;
-	dest->dev = NULL;
+	WRITE_ONCE(dest->dev, NULL);
 	dest->peer = NULL;
 }
 
