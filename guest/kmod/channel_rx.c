@@ -203,6 +203,22 @@ static struct mr_queue *queue_of(struct mr_vector *v, unsigned int index)
 	return peer && is_attached(peer) ? &peer->queue[v->index] : NULL;
 }
 
+/*
+ * The poller and NAPI may both ask at once, one with an index that the other has left behind. Who
+ * sees that it has asked for too little asks again; who takes more after that look asks itself.
+ */
+static void ask_for_doorbell(struct mr_queue *q)
+{
+	u32 taken;
+
+	do {
+		taken = READ_ONCE(q->taken);
+		WRITE_ONCE(q->mine->produced_event, cpu_to_le32(taken));
+		/* The event before the indices: see publish() in channel_tx.c. */
+		virt_mb();
+	} while (taken != READ_ONCE(q->taken));
+}
+
 /* Asks for doorbells. True: something came meanwhile. */
 bool mr_vector_rearm(struct mr_vector *v)
 {
@@ -215,9 +231,7 @@ bool mr_vector_rearm(struct mr_vector *v)
 
 		if (!q)
 			continue;
-		WRITE_ONCE(q->mine->produced_event, cpu_to_le32(q->taken));
-		/* The event before the index: see publish() in channel_tx.c. */
-		virt_mb();
+		ask_for_doorbell(q);
 		more |= entries(q) != 0;
 	}
 	rcu_read_unlock();
