@@ -66,7 +66,7 @@ impl Guest {
         let (agent, qmp) = (bind(&files.agent)?, bind(&files.qmp)?);
         let stderr = File::create(&files.stderr)
             .map_err(LabError::io(format!("create {}", files.stderr.display())))?;
-        let qemu = apt::need("qemu-system-x86_64")?;
+        let qemu = qemu()?;
         let mut command = Command::new(DIE_WITH_PARENT[0]);
         command.args(&DIE_WITH_PARENT[1..]).arg("nsenter");
         command.arg(format!("--net={}", lab.net().path().display()));
@@ -386,6 +386,11 @@ impl Drop for Guest {
         self.kill();
         self.agent.close();
     }
+}
+
+/// Debian's QEMU, or the one whose full path `MILLRACE_QEMU` gives.
+fn qemu() -> Result<PathBuf, LabError> {
+    apt::need(&std::env::var("MILLRACE_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into()))
 }
 
 /// QEMU between its start and its first connections.

@@ -38,7 +38,9 @@
 //! socket and a virtio-serial port on which the agent answers. QEMU connects to sockets that the
 //! lab has bound before, so nothing polls for files; waits are on sockets and process descriptors.
 //! When a guest dies, whatever is being asked of it fails with the kernel's panic line, the last
-//! 40 console lines and QEMU's own words.
+//! 40 console lines and QEMU's own words; one that is silent, or left by a test that fails, tells
+//! where its CPUs are and what their interrupt controllers hold. QEMU is Debian's, or the one whose
+//! full path `MILLRACE_QEMU` gives.
 //!
 //! A [`Daemon`] is a `millrace` process under test with a generated configuration.
 //!
