@@ -214,15 +214,17 @@ void mr_backlog_writable(struct mr_peer *peer, unsigned int queue)
 {
 	struct mr_backlog *backlog = &backlogs[mr_peer_index(peer)][queue];
 	struct sk_buff *skb;
-	int err = 0;
+	int err;
 
 	spin_lock(&backlog->lock);
-	while (!err && (skb = skb_peek(&backlog->skbs))) {
-		__skb_unlink(skb, &backlog->skbs);
+	/* Nobody rings for those behind one that cannot be described. */
+	while ((skb = __skb_dequeue(&backlog->skbs))) {
 		err = send_now(*waiting_dest(skb), skb, queue);
-		if (err == -ENOSPC)
+		if (err == -ENOSPC) {
 			__skb_queue_head(&backlog->skbs, skb);
-		else if (err)
+			break;
+		}
+		if (err)
 			mr_ordinary_way(skb);
 	}
 	spin_unlock(&backlog->lock);

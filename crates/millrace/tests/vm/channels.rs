@@ -105,6 +105,26 @@ fn datagrams_keep_their_order_on_the_way_in_and_out() {
     assert_eq!(sent["sent"], received["received"]);
 }
 
+/// A datagram of more fragments than a message can say, behind others that wait for room.
+#[test]
+fn what_cannot_be_described_holds_up_nobody_that_waits() {
+    let _alone = alone();
+    let world = pair(NEW, 1);
+    let [a, b] = [&world.guests[0], &world.guests[1]];
+    [a, b].into_iter().for_each(load);
+    world.linked(&[a, b]);
+    let mut sink = b.spawn("agent sink").unwrap();
+    sink.wait_line("listening", READY).unwrap();
+    // 110 fragments of one datagram; the small ones of four sockets fill the ring.
+    a.sh("ip link set eth0 mtu 576").unwrap();
+    let flood = |len: u32| format!("timeout 20 agent udp-small {} 4 {len} & ", address(1));
+    a.run(&format!("{}{} wait", flood(60_000), flood(64).repeat(4))).unwrap();
+    assert!(count(a, "waited") > 0, "the ring was never full");
+    by_channel(a, || transfer(a, b, "udp", &address(1), MIB));
+    is_sound(a);
+    is_sound(b);
+}
+
 #[test]
 fn four_guests_of_all_kinds_talk_and_one_is_killed() {
     let _alone = alone();
