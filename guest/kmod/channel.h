@@ -151,7 +151,7 @@ struct mr_channel {
 	struct mr_region regions[MR_MAX_REGIONS]; /* in CPU order */
 	bool leaving; /* the host wants it, or we go */
 	bool stopping; /* we go */
-	u32 excludes_held;
+	u32 excludes_len, excludes_seq, excludes_held;
 	struct mr_dir *dir;
 	u32 own_index;
 	struct net_device *napi_dev;
@@ -163,6 +163,7 @@ struct mr_channel {
 	struct mr_retry retry[MR_MAX_MEMBERS];
 	u64 broken[MR_MAX_MEMBERS]; /* generations that did what no peer does */
 	struct mr_member table[MR_MAX_MEMBERS]; /* last copy, under mr_lock */
+	struct mr_exclude excludes[MR_MAX_EXCLUDES]; /* the same */
 };
 
 extern struct mutex mr_lock; /* all control paths */
@@ -205,6 +206,9 @@ bool mr_links_all_taken(struct mr_channel *ch);
 int mr_queues_alloc(struct mr_peer *peer);
 void mr_queues_free(struct mr_peer *peer);
 int mr_queues_attach(struct mr_peer *peer, const struct mr_link *link);
+bool mr_queues_all_taken(const struct mr_peer *peer);
+u32 mr_queues_lent(struct mr_peer *peer);
+void mr_queues_wait_for_senders(struct mr_peer *peer);
 
 /* channel_tx.c */
 void mr_queue_reclaim(struct mr_queue *q);

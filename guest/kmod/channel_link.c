@@ -289,44 +289,13 @@ static bool is_silent(const struct mr_peer *peer)
 	return time_after(jiffies, peer->heard + msecs_to_jiffies(peer->ch->dead_after_ms));
 }
 
-/* Whether we have taken everything that the peer sent. */
-static bool all_is_taken(const struct mr_peer *peer)
-{
-	u32 i;
-
-	for (i = 0; peer->attached && i < peer->queues; i++) {
-		const struct mr_queue *q = &peer->queue[i];
-
-		if (READ_ONCE(q->taken) != mr_read32(&q->theirs->produced))
-			return false;
-	}
-	return true;
-}
-
 /* Whether everything that either side sent has arrived. */
 static bool rings_are_empty(struct mr_peer *peer)
 {
 	if (!peer->attached || peer->broken)
 		return true;
-	return all_is_taken(peer) && (peer->dead || is_silent(peer) || mr_peer_is_idle(peer));
-}
-
-static u32 lent(struct mr_peer *peer)
-{
-	u32 i, sum = 0;
-
-	for (i = 0; i < peer->queues; i++) {
-		struct mr_queue *q = &peer->queue[i];
-
-		spin_lock_bh(&q->lock);
-		mr_queue_reclaim(q);
-		spin_unlock_bh(&q->lock);
-		/* Nobody reads the pages any more, or nobody should. */
-		if (peer->dead || peer->broken)
-			mr_queue_release_all(q);
-		sum += mr_queue_lent(q);
-	}
-	return sum;
+	return mr_queues_all_taken(peer) &&
+	       (peer->dead || is_silent(peer) || mr_peer_is_idle(peer));
 }
 
 static void drain(struct mr_peer *peer)
@@ -347,8 +316,12 @@ static void drain(struct mr_peer *peer)
 	if (peer->their_link && !peer->broken && theirs != MR_LINK_DRAINING &&
 	    theirs != MR_LINK_CLOSED)
 		return;
-	if (empty && !lent(peer) && !READ_ONCE(peer->borrowed))
-		set_state(peer, MR_LINK_CLOSED);
+	if (!empty || mr_queues_lent(peer) || READ_ONCE(peer->borrowed))
+		return;
+	/* The peer may use its rings again once it is told: receivers look at them no more. */
+	WRITE_ONCE(peer->state, MR_LINK_CLOSED);
+	synchronize_net();
+	set_state(peer, MR_LINK_CLOSED);
 }
 
 /* Whether the table still has the peer as it was when the link was made. */
@@ -378,6 +351,7 @@ static void peer_step(struct mr_peer *peer, const struct mr_member *m)
 	}
 	if (!wanted && (peer->state == MR_LINK_OPENING || peer->state == MR_LINK_UP)) {
 		set_open(peer, false);
+		mr_queues_wait_for_senders(peer);
 		set_state(peer, MR_LINK_DRAINING);
 	}
 	if (peer->state == MR_LINK_DRAINING)
@@ -449,8 +423,10 @@ void mr_links_beat(struct mr_channel *ch)
 			peer->their_heartbeat = beat;
 			peer->heard = jiffies;
 		}
-		lent(peer);
-		forgotten |= !all_is_taken(peer);
+		if (peer->state == MR_LINK_CLOSED)
+			continue;
+		mr_queues_lent(peer);
+		forgotten |= !mr_queues_all_taken(peer);
 		borrowed |= READ_ONCE(peer->borrowed) != 0;
 	}
 	if (forgotten)
@@ -493,7 +469,8 @@ bool mr_links_all_taken(struct mr_channel *ch)
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		struct mr_peer *peer = peer_at(ch, i);
 
-		if (peer && !peer->broken && !all_is_taken(peer))
+		if (peer && !peer->broken && peer->state != MR_LINK_CLOSED &&
+		    !mr_queues_all_taken(peer))
 			return false;
 	}
 	return true;

@@ -66,6 +66,9 @@ static bool copy_table(struct mr_channel *ch)
 			continue;
 		}
 		memcpy(ch->table, ch->mailbox + MR_TABLE_OFF, sizeof(ch->table));
+		ch->excludes_seq = mr_read32(&h->excludes_seq);
+		ch->excludes_len = min_t(u32, mr_read32(&h->excludes_len), MR_MAX_EXCLUDES);
+		memcpy(ch->excludes, ch->mailbox + MR_EXCLUDE_OFF, sizeof(ch->excludes));
 		/* The copy before the second look at the number. */
 		virt_rmb();
 		if (mr_read32(&h->table_seq) == seq)
@@ -74,7 +77,7 @@ static bool copy_table(struct mr_channel *ch)
 	return false;
 }
 
-/* Takes over the member table. False: it is just being written; the host rings afterwards. */
+/* Takes over members and excluded flows. False: just being written; the host rings afterwards. */
 bool mr_mailbox_read_table(struct mr_channel *ch)
 {
 	unsigned int i;
@@ -190,18 +193,13 @@ EXPORT_SYMBOL_GPL(mr_members);
 
 unsigned int mr_excludes(struct mr_exclude excludes[MR_MAX_EXCLUDES], u32 *seq)
 {
-	const struct mr_host *h;
-	u32 len;
-
 	lockdep_assert_held(&mr_lock);
 	*seq = 0;
 	if (!mr_channel)
 		return 0;
-	h = host(mr_channel);
-	*seq = mr_observe32(&h->excludes_seq);
-	len = min_t(u32, mr_read32(&h->excludes_len), MR_MAX_EXCLUDES);
-	memcpy(excludes, mr_channel->mailbox + MR_EXCLUDE_OFF, len * sizeof(*excludes));
-	return len;
+	*seq = mr_channel->excludes_seq;
+	memcpy(excludes, mr_channel->excludes, mr_channel->excludes_len * sizeof(*excludes));
+	return mr_channel->excludes_len;
 }
 EXPORT_SYMBOL_GPL(mr_excludes);
 

@@ -70,7 +70,8 @@ void mr_poll_rung(struct mr_channel *ch)
 
 static void arm(struct mr_vector *v)
 {
-	WRITE_ONCE(v->on_cpu, false);
+	/* Either this thread sees that it pauses, or the softirq that nobody watches. */
+	smp_store_mb(v->on_cpu, false);
 	if (!READ_ONCE(v->paused) && mr_vector_rearm(v))
 		mr_vector_kick(v);
 }
@@ -164,6 +165,8 @@ static enum hrtimer_restart resume(struct hrtimer *timer)
 {
 	struct mr_vector *v = container_of(timer, struct mr_vector, resume);
 
+	/* That the timer is no longer queued, before the look: see mr_poll_pause(). */
+	smp_mb();
 	if (READ_ONCE(v->paused))
 		napi_schedule(&v->napi);
 	return HRTIMER_NORESTART;
@@ -175,7 +178,8 @@ bool mr_poll_pause(struct mr_vector *v)
 	if (!v->poller)
 		return false;
 	adapt(v, max_ns(v->ch));
-	WRITE_ONCE(v->paused, true);
+	/* Before a look at the timer, which may expire just now: see resume(). */
+	smp_store_mb(v->paused, true);
 	/* Setting it costs a hypervisor much more than one that comes early. */
 	if (!hrtimer_is_queued(&v->resume))
 		hrtimer_start(&v->resume, ns_to_ktime(PAUSE_NS), HRTIMER_MODE_REL_PINNED_SOFT);

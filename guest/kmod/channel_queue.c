@@ -141,3 +141,47 @@ int mr_queues_attach(struct mr_peer *peer, const struct mr_link *link)
 	}
 	return 0;
 }
+
+/* Whether we have taken everything that the peer sent. */
+bool mr_queues_all_taken(const struct mr_peer *peer)
+{
+	u32 i;
+
+	for (i = 0; peer->attached && i < peer->queues; i++) {
+		const struct mr_queue *q = &peer->queue[i];
+
+		if (READ_ONCE(q->taken) != mr_read32(&q->theirs->produced))
+			return false;
+	}
+	return true;
+}
+
+/* Takes back what the peer has released; the number of slots that it still has. */
+u32 mr_queues_lent(struct mr_peer *peer)
+{
+	u32 i, sum = 0;
+
+	for (i = 0; i < peer->queues; i++) {
+		struct mr_queue *q = &peer->queue[i];
+
+		spin_lock_bh(&q->lock);
+		mr_queue_reclaim(q);
+		spin_unlock_bh(&q->lock);
+		/* Nobody reads the pages any more, or nobody should. */
+		if (peer->dead || peer->broken)
+			mr_queue_release_all(q);
+		sum += mr_queue_lent(q);
+	}
+	return sum;
+}
+
+/* Whoever saw the peer open has sent. */
+void mr_queues_wait_for_senders(struct mr_peer *peer)
+{
+	u32 i;
+
+	for (i = 0; i < peer->queues; i++) {
+		spin_lock_bh(&peer->queue[i].lock);
+		spin_unlock_bh(&peer->queue[i].lock);
+	}
+}

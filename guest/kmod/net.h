@@ -150,6 +150,7 @@ void mr_backlog_init(void);
 void mr_backlog_flush(u32 index);
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb);
 int mr_send_control(struct mr_peer *peer, u8 what, u32 token);
+void mr_send_mark(struct mr_dest *dest, u16 queue);
 
 /* Source and destination of an IP packet whose header is in linear memory. */
 static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *source,

@@ -47,8 +47,14 @@ static void mark_routed(struct sk_buff *skb)
 /* A packet that had been taken, sent by the stack below POST_ROUTING. */
 void mr_ordinary_way(struct sk_buff *skb)
 {
-	struct net *net = dev_net(skb_dst(skb)->dev);
+	struct net *net;
 
+	/* The route went while the packet waited. */
+	if (!skb_dst(skb)) {
+		kfree_skb(skb);
+		return;
+	}
+	net = dev_net(skb_dst(skb)->dev);
 	mark_routed(skb);
 	dst_output(net, skb->sk, skb);
 }

@@ -34,6 +34,7 @@ struct mr_peer *mr_net_peers[MR_MAX_MEMBERS];
 
 static void move_work(struct work_struct *work);
 static DECLARE_DELAYED_WORK(work, move_work);
+static DEFINE_SPINLOCK(work_lock); /* between a look at `stopping` and the queueing */
 static bool stopping;
 static bool enabled = true;
 
@@ -42,10 +43,19 @@ static bool is_off(void)
 	return READ_ONCE(stopping) || !READ_ONCE(enabled);
 }
 
+static void work_in(unsigned int ms)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&work_lock, flags);
+	if (!stopping)
+		mod_delayed_work(system_wq, &work, msecs_to_jiffies(ms));
+	spin_unlock_irqrestore(&work_lock, flags);
+}
+
 void mr_move_work_soon(void)
 {
-	if (!READ_ONCE(stopping))
-		mod_delayed_work(system_wq, &work, 0);
+	work_in(0);
 }
 
 static void set_way(struct mr_dest *dest, enum mr_way way)
@@ -131,9 +141,8 @@ static bool holds(struct mr_dest *dest)
 
 	if (mr_net_peers[dest->index] != dest->peer || is_off())
 		return false;
-	if (!READ_ONCE(dest->recheck))
+	if (!xchg(&dest->recheck, false))
 		return true;
-	WRITE_ONCE(dest->recheck, false);
 	if (dest->neigh->dead || !(READ_ONCE(dest->neigh->nud_state) & NUD_VALID))
 		return false;
 	neigh_ha_snapshot(mac, dest->neigh, dest->dev);
@@ -152,36 +161,6 @@ static void let_go(struct mr_dest *dest)
 	dest->peer = NULL;
 }
 
-static void send_mark(struct mr_dest *dest, u16 queue)
-{
-	const struct mr_self *self = rcu_dereference_protected(mr_self,
-							       lockdep_is_held(&mr_net_lock));
-	struct mr_net_mark mark = {
-		.magic = cpu_to_le32(MR_NET_MAGIC),
-		.from_id = cpu_to_le32(self->id),
-		.to_id = cpu_to_le32(dest->id),
-		.token = cpu_to_le32(dest->token),
-	};
-	struct sk_buff *skb = alloc_skb(LL_MAX_HEADER + ETH_ZLEN, GFP_KERNEL);
-
-	if (!skb)
-		return;
-	skb_reserve(skb, LL_MAX_HEADER);
-	skb->dev = dest->dev;
-	skb->protocol = htons(MR_NET_ETHERTYPE);
-	skb_put_data(skb, &mark, sizeof(mark));
-	skb_put_zero(skb, ETH_ZLEN - ETH_HLEN - sizeof(mark));
-	if (dev_hard_header(skb, dest->dev, MR_NET_ETHERTYPE, dest->eth, dest->eth + ETH_ALEN,
-			    skb->len) < 0) {
-		kfree_skb(skb);
-		return;
-	}
-	skb_reset_mac_header(skb);
-	/* Where nothing else chooses a queue, this does. */
-	skb_record_rx_queue(skb, queue);
-	dev_queue_xmit(skb);
-}
-
 static void begin(struct mr_dest *dest)
 {
 	u16 i;
@@ -190,14 +169,15 @@ static void begin(struct mr_dest *dest)
 	mr_peer_get(dest->peer);
 	dest->token = get_random_u32();
 	atomic_set(&dest->marks, dest->dev->real_num_tx_queues);
-	dest->recheck = false;
+	/* Who changed it between confirm()'s look and now has not found it. */
+	WRITE_ONCE(dest->recheck, true);
 	spin_lock_bh(&dest->lock);
 	set_way(dest, MR_WAY_TO_CHANNEL);
 	spin_unlock_bh(&dest->lock);
 	/* Senders that still saw the old way have handed their packets to the device. */
 	synchronize_net();
 	for (i = 0; i < dest->dev->real_num_tx_queues; i++)
-		send_mark(dest, i);
+		mr_send_mark(dest, i);
 }
 
 /* Sends what was held by the way that is chosen now. */
@@ -225,9 +205,13 @@ static void fail(struct mr_dest *dest)
 
 static void step_ordinary(struct mr_dest *dest)
 {
-	if (!READ_ONCE(dest->asked_ifindex) || !mr_net_peers[dest->index] || is_off() ||
-	    time_before(jiffies, dest->retry_at))
+	if (!READ_ONCE(dest->asked_ifindex) || !mr_net_peers[dest->index] || is_off())
 		return;
+	if (time_before(jiffies, dest->retry_at)) {
+		/* It asked before that time was set. The next packet after it asks again. */
+		WRITE_ONCE(dest->asked_ifindex, 0);
+		return;
+	}
 	if (!rcu_access_pointer(mr_self) || !confirm(dest)) {
 		/* The next packet asks again. */
 		WRITE_ONCE(dest->asked_ifindex, 0);
@@ -240,10 +224,12 @@ static void step_ordinary(struct mr_dest *dest)
 
 static void step_to_channel(struct mr_dest *dest)
 {
-	if (atomic_read(&dest->marks) <= 0 && holds(dest)) {
+	bool still = holds(dest);
+
+	if (atomic_read(&dest->marks) <= 0 && still) {
 		dest->failures = 0;
 		release_held(dest, MR_WAY_CHANNEL);
-	} else if (is_older(dest, MARK_MS) || !holds(dest)) {
+	} else if (is_older(dest, MARK_MS) || !still) {
 		release_held(dest, MR_WAY_ORDINARY);
 		fail(dest);
 		let_go(dest);
@@ -318,8 +304,18 @@ static bool step_all(void)
 
 static void move_work(struct work_struct *unused)
 {
-	if (step_all() && !READ_ONCE(stopping))
-		queue_delayed_work(system_wq, &work, msecs_to_jiffies(SOON_MS));
+	if (step_all())
+		work_in(SOON_MS);
+}
+
+static void work_stop(void)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&work_lock, flags);
+	WRITE_ONCE(stopping, true);
+	spin_unlock_irqrestore(&work_lock, flags);
+	cancel_delayed_work_sync(&work);
 }
 
 /* The table takes a destination away; nobody can find it any more. */
@@ -455,10 +451,11 @@ int mr_move_init(void)
 /* Brings everything back to the ordinary way, in order. The hooks are there still. */
 void mr_move_stop(void)
 {
-	WRITE_ONCE(stopping, true);
-	cancel_delayed_work_sync(&work);
+	work_stop();
 	while (step_all())
 		schedule_timeout_idle(1);
+	/* What senders that saw another way leave with nf_queue now goes with the hooks. */
+	synchronize_net();
 }
 
 /* The hooks and the client are unregistered. */
@@ -467,6 +464,7 @@ void mr_move_exit(void)
 	unsigned int i;
 
 	unregister_netevent_notifier(&neighbour_notifier);
+	work_stop();
 	mr_table_clear();
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		mr_backlog_flush(i);

@@ -290,3 +290,34 @@ int mr_send_control(struct mr_peer *peer, u8 what, u32 token)
 
 	return mr_send(peer, 0, &tx);
 }
+
+/* By the ordinary way, behind everything that went there: see net_move.c. */
+void mr_send_mark(struct mr_dest *dest, u16 queue)
+{
+	const struct mr_self *self = rcu_dereference_protected(mr_self,
+							       lockdep_is_held(&mr_net_lock));
+	struct mr_net_mark mark = {
+		.magic = cpu_to_le32(MR_NET_MAGIC),
+		.from_id = cpu_to_le32(self->id),
+		.to_id = cpu_to_le32(dest->id),
+		.token = cpu_to_le32(dest->token),
+	};
+	struct sk_buff *skb = alloc_skb(LL_MAX_HEADER + ETH_ZLEN, GFP_KERNEL);
+
+	if (!skb)
+		return;
+	skb_reserve(skb, LL_MAX_HEADER);
+	skb->dev = dest->dev;
+	skb->protocol = htons(MR_NET_ETHERTYPE);
+	skb_put_data(skb, &mark, sizeof(mark));
+	skb_put_zero(skb, ETH_ZLEN - ETH_HLEN - sizeof(mark));
+	if (dev_hard_header(skb, dest->dev, MR_NET_ETHERTYPE, dest->eth, dest->eth + ETH_ALEN,
+			    skb->len) < 0) {
+		kfree_skb(skb);
+		return;
+	}
+	skb_reset_mac_header(skb);
+	/* Where nothing else chooses a queue, this does. */
+	skb_record_rx_queue(skb, queue);
+	dev_queue_xmit(skb);
+}

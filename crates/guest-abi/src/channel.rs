@@ -279,7 +279,8 @@ pub struct Guest {
     pub dir_off: U64,
     /// Counted up.
     pub heartbeat: U64,
-    /// The excludes that hold: no packet of those flows is on the channel.
+    /// The excludes that hold: no packet of those flows is taken any more. What was taken before may
+    /// still be on its way.
     pub excludes_seq: U32,
     /// Zero.
     pub reserved: U32,

@@ -139,7 +139,7 @@ struct mr_guest {
 	__le64 generation;
 	__le64 dir_off;
 	__le64 heartbeat;
-	__le32 excludes_seq; /* of the excludes that hold: no packet of them is on the channel */
+	__le32 excludes_seq; /* of the excludes that hold: no packet of them is taken */
 	__le32 reserved;
 	struct mr_link_status links[MR_MAX_MEMBERS]; /* by index of the peer in the table */
 };

@@ -138,7 +138,7 @@ int mr_own_pages(struct sk_buff *skb);
 unsigned int mr_members(struct mr_member_info members[MR_MAX_MEMBERS]);
 /* Copies the excluded flows; returns their number and *seq, which mr_excludes_hold() answers. */
 unsigned int mr_excludes(struct mr_exclude excludes[MR_MAX_EXCLUDES], u32 *seq);
-/* Tells the host that no packet of the flows of mr_excludes() is on the channel any more. */
+/* Tells the host that no packet of the flows of mr_excludes() is taken any more. */
 void mr_excludes_hold(u32 seq);
 
 #endif
