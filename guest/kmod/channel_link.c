@@ -321,6 +321,11 @@ static void drain(struct mr_peer *peer)
 	/* The peer may use its rings again once it is told: receivers look at them no more. */
 	WRITE_ONCE(peer->state, MR_LINK_CLOSED);
 	synchronize_net();
+	/* One that was at it has borrowed meanwhile. */
+	if (READ_ONCE(peer->borrowed)) {
+		WRITE_ONCE(peer->state, MR_LINK_DRAINING);
+		return;
+	}
 	set_state(peer, MR_LINK_CLOSED);
 }
 

@@ -2,6 +2,7 @@
 /*
  * The mailbox: what the host tells us, and what we tell the host.
  */
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/random.h>
 
@@ -53,7 +54,8 @@ int mr_mailbox_open(struct mr_channel *ch)
 	return 0;
 }
 
-static bool copy_table(struct mr_channel *ch)
+/* From the table to the end of the host's half, at once. */
+static bool copy_half(const struct mr_channel *ch, u8 *half, u32 *excludes_seq, u32 *excludes_len)
 {
 	const struct mr_host *h = host(ch);
 	unsigned int i;
@@ -65,16 +67,35 @@ static bool copy_table(struct mr_channel *ch)
 			cpu_relax();
 			continue;
 		}
-		memcpy(ch->table, ch->mailbox + MR_TABLE_OFF, sizeof(ch->table));
-		ch->excludes_seq = mr_read32(&h->excludes_seq);
-		ch->excludes_len = min_t(u32, mr_read32(&h->excludes_len), MR_MAX_EXCLUDES);
-		memcpy(ch->excludes, ch->mailbox + MR_EXCLUDE_OFF, sizeof(ch->excludes));
+		memcpy(half, ch->mailbox + MR_TABLE_OFF, MR_GUEST_OFF - MR_TABLE_OFF);
+		*excludes_seq = mr_read32(&h->excludes_seq);
+		*excludes_len = min_t(u32, mr_read32(&h->excludes_len), MR_MAX_EXCLUDES);
 		/* The copy before the second look at the number. */
 		virt_rmb();
 		if (mr_read32(&h->table_seq) == seq)
 			return true;
 	}
 	return false;
+}
+
+/* All of it, or what was there before stays. */
+static bool copy_table(struct mr_channel *ch)
+{
+	u8 *half = kvmalloc(MR_GUEST_OFF - MR_TABLE_OFF, GFP_KERNEL);
+	u32 seq, len;
+	bool whole;
+
+	if (!half)
+		return false;
+	whole = copy_half(ch, half, &seq, &len);
+	if (whole) {
+		memcpy(ch->table, half, sizeof(ch->table));
+		memcpy(ch->excludes, half + MR_EXCLUDE_OFF - MR_TABLE_OFF, sizeof(ch->excludes));
+		ch->excludes_seq = seq;
+		ch->excludes_len = len;
+	}
+	kvfree(half);
+	return whole;
 }
 
 /* Takes over members and excluded flows. False: just being written; the host rings afterwards. */

@@ -85,6 +85,7 @@ static int __init net_init(void)
 	mr_net_debugfs_init();
 	return 0;
 hooks:
+	mr_move_stop();
 	mr_hooks_unregister();
 client:
 	mr_client_unregister(&mr_net_client);

@@ -48,8 +48,11 @@ static void work_in(unsigned int ms)
 	unsigned long flags;
 
 	spin_lock_irqsave(&work_lock, flags);
-	if (!stopping)
-		mod_delayed_work(system_wq, &work, msecs_to_jiffies(ms));
+	/* A run that is due sooner stays. */
+	if (!stopping && ms)
+		queue_delayed_work(system_wq, &work, msecs_to_jiffies(ms));
+	else if (!stopping)
+		mod_delayed_work(system_wq, &work, 0);
 	spin_unlock_irqrestore(&work_lock, flags);
 }
 
@@ -174,8 +177,9 @@ static void begin(struct mr_dest *dest)
 	spin_lock_bh(&dest->lock);
 	set_way(dest, MR_WAY_TO_CHANNEL);
 	spin_unlock_bh(&dest->lock);
-	/* Senders that still saw the old way have handed their packets to the device. */
+	/* Senders that still saw the old way have handed their packets to the device, and asked. */
 	synchronize_net();
+	WRITE_ONCE(dest->asked_ifindex, 0);
 	for (i = 0; i < dest->dev->real_num_tx_queues; i++)
 		mr_send_mark(dest, i);
 }
