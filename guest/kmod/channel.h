@@ -164,6 +164,7 @@ struct mr_channel {
 	u64 broken[MR_MAX_MEMBERS]; /* generations that did what no peer does */
 	struct mr_member table[MR_MAX_MEMBERS]; /* last copy, under mr_lock */
 	struct mr_exclude excludes[MR_MAX_EXCLUDES]; /* the same */
+	u8 half[MR_GUEST_OFF] __aligned(8); /* the host's, where a copy is made of it */
 };
 
 extern struct mutex mr_lock; /* all control paths */

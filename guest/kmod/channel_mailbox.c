@@ -2,7 +2,6 @@
 /*
  * The mailbox: what the host tells us, and what we tell the host.
  */
-#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/random.h>
 
@@ -54,8 +53,8 @@ int mr_mailbox_open(struct mr_channel *ch)
 	return 0;
 }
 
-/* From the table to the end of the host's half, at once. */
-static bool copy_half(const struct mr_channel *ch, u8 *half, u32 *excludes_seq, u32 *excludes_len)
+/* The host's half, as it was at one time. */
+static bool copy_half(struct mr_channel *ch)
 {
 	const struct mr_host *h = host(ch);
 	unsigned int i;
@@ -67,9 +66,7 @@ static bool copy_half(const struct mr_channel *ch, u8 *half, u32 *excludes_seq, 
 			cpu_relax();
 			continue;
 		}
-		memcpy(half, ch->mailbox + MR_TABLE_OFF, MR_GUEST_OFF - MR_TABLE_OFF);
-		*excludes_seq = mr_read32(&h->excludes_seq);
-		*excludes_len = min_t(u32, mr_read32(&h->excludes_len), MR_MAX_EXCLUDES);
+		memcpy(ch->half, ch->mailbox, sizeof(ch->half));
 		/* The copy before the second look at the number. */
 		virt_rmb();
 		if (mr_read32(&h->table_seq) == seq)
@@ -78,33 +75,18 @@ static bool copy_half(const struct mr_channel *ch, u8 *half, u32 *excludes_seq, 
 	return false;
 }
 
-/* All of it, or what was there before stays. */
-static bool copy_table(struct mr_channel *ch)
-{
-	u8 *half = kvmalloc(MR_GUEST_OFF - MR_TABLE_OFF, GFP_KERNEL);
-	u32 seq, len;
-	bool whole;
-
-	if (!half)
-		return false;
-	whole = copy_half(ch, half, &seq, &len);
-	if (whole) {
-		memcpy(ch->table, half, sizeof(ch->table));
-		memcpy(ch->excludes, half + MR_EXCLUDE_OFF - MR_TABLE_OFF, sizeof(ch->excludes));
-		ch->excludes_seq = seq;
-		ch->excludes_len = len;
-	}
-	kvfree(half);
-	return whole;
-}
-
 /* Takes over members and excluded flows. False: just being written; the host rings afterwards. */
 bool mr_mailbox_read_table(struct mr_channel *ch)
 {
+	const struct mr_host *h = (const struct mr_host *)ch->half;
 	unsigned int i;
 
-	if (!copy_table(ch))
+	if (!copy_half(ch))
 		return false;
+	memcpy(ch->table, ch->half + MR_TABLE_OFF, sizeof(ch->table));
+	memcpy(ch->excludes, ch->half + MR_EXCLUDE_OFF, sizeof(ch->excludes));
+	ch->excludes_seq = le32_to_cpu(h->excludes_seq);
+	ch->excludes_len = min_t(u32, le32_to_cpu(h->excludes_len), MR_MAX_EXCLUDES);
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		ch->table[i].name[MR_NAME_LEN - 1] = 0;
 		if (le32_to_cpu(ch->table[i].state) != MR_MEMBER_NONE &&

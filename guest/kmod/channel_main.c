@@ -108,7 +108,7 @@ static void channel_free(struct mr_channel *ch)
 		free_page((unsigned long)ch->dir);
 	if (ch->mailbox)
 		memunmap(ch->mailbox);
-	kfree(ch);
+	kvfree(ch);
 }
 
 static int channel_open(struct mr_channel *ch)
@@ -143,7 +143,7 @@ static int doorbell_probe(struct pci_dev *pdev)
 
 	if (pci_resource_len(pdev, 2) < MR_MAILBOX_LEN)
 		return -ENODEV;
-	ch = kzalloc(sizeof(*ch), GFP_KERNEL);
+	ch = kvzalloc(sizeof(*ch), GFP_KERNEL);
 	if (!ch)
 		return -ENOMEM;
 	ch->pdev = pdev;
