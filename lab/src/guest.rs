@@ -340,8 +340,8 @@ impl Guest {
     }
 
     /// Where its CPUs are, twice, and what their interrupt controllers hold: a guest that hangs says
-    /// nothing itself. A CPU that has halted (`HLT=1`) with an interrupt in service (`ISR`) never
-    /// takes another; that is QEMU's fault and no guest's (seen with 7.2, which emulated two CPUs).
+    /// nothing itself. A CPU that has halted (`HLT=1`) with an interrupt in service (`ISR`) takes
+    /// no other of its class or below. Seen with QEMU 7.2, which emulated two CPUs; why is not known.
     fn where_cpus_are(&self) -> String {
         let mut text = String::new();
         let mut cpus = 0;
