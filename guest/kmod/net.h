@@ -101,9 +101,10 @@ struct mr_dest {
 	struct net_device *dev;
 	struct neighbour *neigh;
 	u8 eth[ETH_HLEN];
-	u32 token; /* of the mark that is awaited */
+	bool marked; /* the marks were sent */
+	u32 token; /* of the marks that are awaited */
 	atomic_t marks; /* that have not arrived */
-	unsigned long since; /* jiffies of the last change of way */
+	unsigned long since; /* jiffies of the last change of way, or of the marks */
 	unsigned long retry_at; /* jiffies */
 	unsigned int failures;
 };
@@ -135,6 +136,10 @@ void mr_move_retire(struct mr_dest *dest);
 int mr_move_init(void);
 void mr_move_stop(void);
 void mr_move_exit(void);
+
+/* net_mark.c */
+bool mr_are_queues_empty(const struct net_device *dev);
+void mr_send_marks(struct mr_dest *dest);
 void mr_mark_reply(u32 id, u32 token);
 
 /* net_hook.c */
@@ -144,13 +149,13 @@ void mr_ordinary_way(struct sk_buff *skb);
 
 /* net_send.c */
 int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb);
+void mr_send_or_ordinary(struct mr_dest *dest, struct sk_buff *skb);
 void mr_backlog_writable(struct mr_peer *peer, unsigned int queue);
-bool mr_backlog_is_empty(u32 index);
+bool mr_backlog_is_empty(const struct mr_dest *dest);
 void mr_backlog_init(void);
-void mr_backlog_flush(u32 index);
+void mr_backlog_flush(u32 index, const struct mr_dest *dest);
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb);
 int mr_send_control(struct mr_peer *peer, u8 what, u32 token);
-void mr_send_mark(struct mr_dest *dest, u16 queue);
 
 /* Source and destination of an IP packet whose header is in linear memory. */
 static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *source,

@@ -182,12 +182,14 @@ static bool hold(struct mr_dest *dest, struct sk_buff *skb, unsigned int *verdic
 static unsigned int go(struct mr_dest *dest, struct sk_buff *skb)
 {
 	unsigned int verdict = NF_ACCEPT;
+	enum mr_way way;
 	int err;
 
-	if (READ_ONCE(dest->way) != MR_WAY_CHANNEL && hold(dest, skb, &verdict))
-		return verdict;
-	if (READ_ONCE(dest->way) != MR_WAY_CHANNEL)
-		return NF_ACCEPT;
+	/* One look decides: of two, the way may change in between, and the packet overtake. */
+	while ((way = READ_ONCE(dest->way)) != MR_WAY_CHANNEL) {
+		if (way == MR_WAY_ORDINARY || hold(dest, skb, &verdict))
+			return verdict;
+	}
 	err = mr_send_skb(dest, skb);
 	if (!err)
 		return NF_STOLEN;

@@ -7,6 +7,10 @@
  * channel. Then the held packets follow by the channel. A mark that does not arrive within
  * MARK_MS sends the held packets the ordinary way, and the next try waits longer each time.
  *
+ * A queueing discipline with more than one queue (fq_codel, fq, pfifo_fast) might let a mark
+ * overtake, so the marks wait until it is empty. What others send may keep it full: after
+ * QUEUE_MS the marks go all the same. Then a packet that waited there for longer may come late.
+ *
  * Off the channel: packets are held until the peer has taken everything out of the rings, or is
  * gone; then they follow the ordinary way.
  *
@@ -25,6 +29,7 @@
 #include "net.h"
 
 #define MARK_MS 100
+#define QUEUE_MS 20 /* four times what fq_codel lets a packet wait */
 #define DRAIN_MS 200
 #define RETRY_MS 200 /* doubled with each failure */
 #define MAX_FAILURES 8 /* doublings */
@@ -166,12 +171,10 @@ static void let_go(struct mr_dest *dest)
 
 static void begin(struct mr_dest *dest)
 {
-	u16 i;
-
 	dest->peer = mr_net_peers[dest->index];
 	mr_peer_get(dest->peer);
+	dest->marked = false;
 	dest->token = get_random_u32();
-	atomic_set(&dest->marks, dest->dev->real_num_tx_queues);
 	/* Who changed it between confirm()'s look and now has not found it. */
 	WRITE_ONCE(dest->recheck, true);
 	spin_lock_bh(&dest->lock);
@@ -180,8 +183,6 @@ static void begin(struct mr_dest *dest)
 	/* Senders that still saw the old way have handed their packets to the device, and asked. */
 	synchronize_net();
 	WRITE_ONCE(dest->asked_ifindex, 0);
-	for (i = 0; i < dest->dev->real_num_tx_queues; i++)
-		mr_send_mark(dest, i);
 }
 
 /* Sends what was held by the way that is chosen now. */
@@ -192,7 +193,9 @@ static void release_held(struct mr_dest *dest, enum mr_way way)
 	/* Whoever sends meanwhile waits for the lock, or goes behind: see net_hook.c. */
 	spin_lock_bh(&dest->lock);
 	while ((skb = __skb_dequeue(&dest->held))) {
-		if (way != MR_WAY_CHANNEL || mr_send_skb(dest, skb) < 0)
+		if (way == MR_WAY_CHANNEL)
+			mr_send_or_ordinary(dest, skb);
+		else
 			mr_ordinary_way(skb);
 	}
 	set_way(dest, way);
@@ -230,26 +233,31 @@ static void step_to_channel(struct mr_dest *dest)
 {
 	bool still = holds(dest);
 
-	if (atomic_read(&dest->marks) <= 0 && still) {
+	if (still && !dest->marked && (mr_are_queues_empty(dest->dev) || is_older(dest, QUEUE_MS)))
+		mr_send_marks(dest);
+	if (still && dest->marked && atomic_read(&dest->marks) <= 0) {
 		dest->failures = 0;
 		release_held(dest, MR_WAY_CHANNEL);
-	} else if (is_older(dest, MARK_MS) || !still) {
+	} else if (!still || (dest->marked && is_older(dest, MARK_MS))) {
 		release_held(dest, MR_WAY_ORDINARY);
 		fail(dest);
 		let_go(dest);
 	}
 }
 
-/* Whether the peer has taken everything, or has had the time for it. */
+/*
+ * Whether the peer has taken everything, or has had the time for it. The backlog comes first: what
+ * waits there goes into the rings, nothing comes back.
+ */
 static bool is_drained(const struct mr_dest *dest)
 {
 	return is_older(dest, DRAIN_MS) ||
-	       (mr_peer_is_idle(dest->peer) && mr_backlog_is_empty(dest->index));
+	       (mr_backlog_is_empty(dest) && mr_peer_is_idle(dest->peer));
 }
 
 static void leave_channel(struct mr_dest *dest)
 {
-	mr_backlog_flush(dest->index);
+	mr_backlog_flush(dest->index, dest);
 	release_held(dest, MR_WAY_ORDINARY);
 	let_go(dest);
 }
@@ -348,21 +356,6 @@ void mr_move_arrived(u32 index, u32 token)
 	}
 }
 
-/* Tells a member over the channel that its mark came by the ordinary way. Softirq. */
-void mr_mark_reply(u32 id, u32 token)
-{
-	unsigned int i;
-
-	for (i = 0; i < MR_MAX_MEMBERS; i++) {
-		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
-		struct mr_peer *peer = READ_ONCE(mr_net_peers[i]);
-
-		/* A peer that goes is waited for: see mr_move_peer_down(). */
-		if (node && node->id == id && peer)
-			mr_send_control(peer, MR_NET_ARRIVED, token);
-	}
-}
-
 void mr_move_peer_up(struct mr_peer *peer)
 {
 	struct mr_dest *dest;
@@ -382,12 +375,19 @@ void mr_move_peer_up(struct mr_peer *peer)
 void mr_move_peer_down(struct mr_peer *peer)
 {
 	u32 index = mr_peer_index(peer);
+	struct mr_dest *dest;
+	unsigned int i;
 
 	mutex_lock(&mr_net_lock);
 	if (mr_net_peers[index] == peer) {
 		WRITE_ONCE(mr_net_peers[index], NULL);
+		/* Who sends meanwhile shall not overtake what waits. */
+		hash_for_each(mr_dests, i, dest, node) {
+			if (dest->peer == peer && dest->way == MR_WAY_CHANNEL)
+				hold_back(dest);
+		}
 		synchronize_net();
-		mr_backlog_flush(index);
+		mr_backlog_flush(index, NULL);
 		mr_peer_put(peer);
 	}
 	mutex_unlock(&mr_net_lock);
@@ -471,7 +471,7 @@ void mr_move_exit(void)
 	work_stop();
 	mr_table_clear();
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
-		mr_backlog_flush(i);
+		mr_backlog_flush(i, NULL);
 		if (mr_net_peers[i])
 			mr_peer_put(mr_net_peers[i]);
 		mr_net_peers[i] = NULL;

@@ -128,14 +128,23 @@ int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb)
 	return send_message(peer, queue_of(peer, skb), skb, MR_CLIENT_DEVICE, NULL);
 }
 
+static int send_packet(const struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
+{
+	return send_message(dest->peer, queue, skb, MR_CLIENT_NET, dest->eth);
+}
+
+static void sent(struct sk_buff *skb)
+{
+	mr_count(MR_TAKEN);
+	consume_skb(skb);
+}
+
 static int send_now(struct mr_dest *dest, struct sk_buff *skb, unsigned int queue)
 {
-	int err = send_message(dest->peer, queue, skb, MR_CLIENT_NET, dest->eth);
+	int err = send_packet(dest, skb, queue);
 
-	if (!err) {
-		mr_count(MR_TAKEN);
-		consume_skb(skb);
-	}
+	if (!err)
+		sent(skb);
 	return err;
 }
 
@@ -183,8 +192,7 @@ static int send_segments(struct mr_dest *dest, struct sk_buff *skb)
 	consume_skb(skb);
 	skb_list_walk_safe(list, segment, next) {
 		skb_mark_not_on_list(segment);
-		if (mr_send_skb(dest, segment) < 0)
-			mr_ordinary_way(segment);
+		mr_send_or_ordinary(dest, segment);
 	}
 	return 0;
 }
@@ -209,7 +217,28 @@ int mr_send_skb(struct mr_dest *dest, struct sk_buff *skb)
 	return err == -ENOSPC ? send_behind(backlog, dest, skb, queue) : err;
 }
 
-/* The ring has room again. Softirq. */
+/*
+ * A packet whose sender cannot take it back. Where too many wait it is dropped, as the hook does:
+ * by the ordinary way it would overtake these.
+ */
+void mr_send_or_ordinary(struct mr_dest *dest, struct sk_buff *skb)
+{
+	int err = mr_send_skb(dest, skb);
+
+	if (err == -ENOBUFS) {
+		mr_count(MR_OVERFLOW);
+		kfree_skb(skb);
+	} else if (err) {
+		mr_ordinary_way(skb);
+	}
+}
+
+/*
+ * The ring has room again. Softirq.
+ *
+ * A packet leaves the list after it is in the ring, not before: whoever sees an empty list,
+ * without the lock, sends at once, and may not overtake it.
+ */
 void mr_backlog_writable(struct mr_peer *peer, unsigned int queue)
 {
 	struct mr_backlog *backlog = &backlogs[mr_peer_index(peer)][queue];
@@ -218,43 +247,74 @@ void mr_backlog_writable(struct mr_peer *peer, unsigned int queue)
 
 	spin_lock(&backlog->lock);
 	/* Nobody rings for those behind one that cannot be described. */
-	while ((skb = __skb_dequeue(&backlog->skbs))) {
-		err = send_now(*waiting_dest(skb), skb, queue);
-		if (err == -ENOSPC) {
-			__skb_queue_head(&backlog->skbs, skb);
+	while ((skb = skb_peek(&backlog->skbs))) {
+		err = send_packet(*waiting_dest(skb), skb, queue);
+		if (err == -ENOSPC)
 			break;
-		}
+		__skb_unlink(skb, &backlog->skbs);
 		if (err)
 			mr_ordinary_way(skb);
+		else
+			sent(skb);
 	}
 	spin_unlock(&backlog->lock);
 }
 
-bool mr_backlog_is_empty(u32 index)
+static bool has_waiting(struct mr_backlog *backlog, const struct mr_dest *dest)
 {
-	unsigned int i;
+	struct sk_buff *skb;
 
-	for (i = 0; i < MR_MAX_QUEUES; i++) {
-		if (!skb_queue_empty_lockless(&backlogs[index][i].skbs))
-			return false;
+	lockdep_assert_held(&backlog->lock);
+	skb_queue_walk(&backlog->skbs, skb) {
+		if (*waiting_dest(skb) == dest)
+			return true;
 	}
-	return true;
+	return false;
 }
 
-/* The link is gone: everything that waits goes the ordinary way. */
-void mr_backlog_flush(u32 index)
+/* True: whatever waited is in the rings, as any later look at these sees. */
+bool mr_backlog_is_empty(const struct mr_dest *dest)
+{
+	bool empty = true;
+	unsigned int i;
+
+	for (i = 0; i < MR_MAX_QUEUES && empty; i++) {
+		struct mr_backlog *backlog = &backlogs[dest->index][i];
+
+		spin_lock_bh(&backlog->lock);
+		empty = !has_waiting(backlog, dest);
+		spin_unlock_bh(&backlog->lock);
+	}
+	return empty;
+}
+
+static void take_waiting(struct mr_backlog *backlog, const struct mr_dest *dest,
+			 struct sk_buff_head *skbs)
+{
+	struct sk_buff *skb, *next;
+
+	spin_lock_bh(&backlog->lock);
+	skb_queue_walk_safe(&backlog->skbs, skb, next) {
+		if (dest && *waiting_dest(skb) != dest)
+			continue;
+		__skb_unlink(skb, &backlog->skbs);
+		__skb_queue_tail(skbs, skb);
+	}
+	spin_unlock_bh(&backlog->lock);
+}
+
+/*
+ * What waits goes the ordinary way: of one destination, or, where the link is gone (NULL), of all.
+ */
+void mr_backlog_flush(u32 index, const struct mr_dest *dest)
 {
 	struct sk_buff_head skbs;
 	struct sk_buff *skb;
 	unsigned int i;
 
 	for (i = 0; i < MR_MAX_QUEUES; i++) {
-		struct mr_backlog *backlog = &backlogs[index][i];
-
 		__skb_queue_head_init(&skbs);
-		spin_lock_bh(&backlog->lock);
-		skb_queue_splice_init(&backlog->skbs, &skbs);
-		spin_unlock_bh(&backlog->lock);
+		take_waiting(&backlogs[index][i], dest, &skbs);
 		local_bh_disable();
 		while ((skb = __skb_dequeue(&skbs)))
 			mr_ordinary_way(skb);
@@ -289,35 +349,4 @@ int mr_send_control(struct mr_peer *peer, u8 what, u32 token)
 	};
 
 	return mr_send(peer, 0, &tx);
-}
-
-/* By the ordinary way, behind everything that went there: see net_move.c. */
-void mr_send_mark(struct mr_dest *dest, u16 queue)
-{
-	const struct mr_self *self = rcu_dereference_protected(mr_self,
-							       lockdep_is_held(&mr_net_lock));
-	struct mr_net_mark mark = {
-		.magic = cpu_to_le32(MR_NET_MAGIC),
-		.from_id = cpu_to_le32(self->id),
-		.to_id = cpu_to_le32(dest->id),
-		.token = cpu_to_le32(dest->token),
-	};
-	struct sk_buff *skb = alloc_skb(LL_MAX_HEADER + ETH_ZLEN, GFP_KERNEL);
-
-	if (!skb)
-		return;
-	skb_reserve(skb, LL_MAX_HEADER);
-	skb->dev = dest->dev;
-	skb->protocol = htons(MR_NET_ETHERTYPE);
-	skb_put_data(skb, &mark, sizeof(mark));
-	skb_put_zero(skb, ETH_ZLEN - ETH_HLEN - sizeof(mark));
-	if (dev_hard_header(skb, dest->dev, MR_NET_ETHERTYPE, dest->eth, dest->eth + ETH_ALEN,
-			    skb->len) < 0) {
-		kfree_skb(skb);
-		return;
-	}
-	skb_reset_mac_header(skb);
-	/* Where nothing else chooses a queue, this does. */
-	skb_record_rx_queue(skb, queue);
-	dev_queue_xmit(skb);
 }
