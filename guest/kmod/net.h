@@ -140,7 +140,9 @@ void mr_move_exit(void);
 /* net_mark.c */
 bool mr_are_queues_empty(const struct net_device *dev);
 void mr_send_marks(struct mr_dest *dest);
-void mr_mark_reply(u32 id, u32 token);
+void mr_send_channel_marks(struct mr_dest *dest);
+void mr_mark_arrived(u32 index, u32 token);
+void mr_mark_exit(void);
 
 /* net_hook.c */
 int mr_hooks_register(void);
@@ -155,7 +157,7 @@ bool mr_backlog_is_empty(const struct mr_dest *dest);
 void mr_backlog_init(void);
 void mr_backlog_flush(u32 index, const struct mr_dest *dest);
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb);
-int mr_send_control(struct mr_peer *peer, u8 what, u32 token);
+int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token);
 
 /* Source and destination of an IP packet whose header is in linear memory. */
 static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *source,

@@ -1,13 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Marks: frames of their own by which a guest learns that everything it sent before them by the
- * ordinary way has arrived. Why: net_move.c.
+ * Marks, by which a guest learns that everything it sent before them has arrived: frames of their
+ * own on the ordinary way, messages on the channel. Why: net_move.c.
  */
+#include <linux/cpu.h>
 #include <linux/etherdevice.h>
 #include <linux/netdevice.h>
+#include <linux/percpu.h>
+#include <linux/random.h>
+#include <linux/workqueue.h>
 #include <net/sch_generic.h>
 
 #include "net.h"
+
+#define MAX_MARKS 64 /* of a member that wait for answers; more are lost, and sent again */
+#define MAX_LOOKS 16 /* at a CPU that is busy receiving, a jiffy apart */
+
+/* Marks of a member, by its place in the table. */
+struct marks {
+	unsigned int len;
+	u32 tokens[MAX_MARKS];
+};
+
+/* Those that come, and those that are about to be answered. */
+static struct marks marks[2][MR_MAX_MEMBERS];
+static unsigned int coming;
+static DEFINE_SPINLOCK(marks_lock);
+
+struct visit {
+	struct work_struct work;
+	bool is_done; /* it had nothing left to receive */
+};
+
+static DEFINE_PER_CPU(struct visit, visits);
 
 /* Whether nothing waits in its queueing disciplines. */
 bool mr_are_queues_empty(const struct net_device *dev)
@@ -69,17 +94,120 @@ void mr_send_marks(struct mr_dest *dest)
 		send_mark(dest, i);
 }
 
-/* Tells a member over the channel that its mark came by the ordinary way. Softirq. */
-void mr_mark_reply(u32 id, u32 token)
+/* By each queue of the channel. Where one is full it was in vain, and is done again. */
+void mr_send_channel_marks(struct mr_dest *dest)
+{
+	unsigned int i, queues = mr_peer_queues(dest->peer);
+
+	WRITE_ONCE(dest->token, get_random_u32());
+	atomic_set(&dest->marks, queues);
+	for (i = 0; i < queues; i++) {
+		if (mr_send_control(dest->peer, i, MR_NET_MARK, dest->token))
+			return;
+	}
+	dest->marked = true;
+}
+
+static void visit(struct work_struct *work)
+{
+	struct visit *visit = container_of(work, struct visit, work);
+
+	local_irq_disable();
+	visit->is_done = list_empty(&this_cpu_ptr(&softnet_data)->poll_list);
+	local_irq_enable();
+}
+
+/* True: each CPU had nothing left to receive at some time. */
+static bool visit_all(void)
+{
+	bool is_done = true;
+	unsigned int cpu;
+
+	cpus_read_lock();
+	for_each_online_cpu(cpu) {
+		struct visit *v = per_cpu_ptr(&visits, cpu);
+
+		if (v->is_done)
+			continue;
+		INIT_WORK(&v->work, visit);
+		schedule_work_on(cpu, &v->work);
+		flush_work(&v->work);
+		is_done &= v->is_done;
+	}
+	cpus_read_unlock();
+	return is_done;
+}
+
+/*
+ * What came before a mark may be with another CPU, whose receive queue it came by. When a task of
+ * that CPU runs, it has seen to its interrupts, and knows whether something is left.
+ */
+static bool all_have_received(void)
+{
+	unsigned int i, cpu;
+
+	for_each_possible_cpu(cpu)
+		per_cpu_ptr(&visits, cpu)->is_done = false;
+	for (i = 0; i < MAX_LOOKS; i++) {
+		if (visit_all())
+			return true;
+		schedule_timeout_idle(1);
+	}
+	return false;
+}
+
+static void answer(struct marks *of, unsigned int index)
 {
 	unsigned int i;
 
-	for (i = 0; i < MR_MAX_MEMBERS; i++) {
-		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
-		struct mr_peer *peer = READ_ONCE(mr_net_peers[i]);
+	for (i = 0; i < of->len; i++) {
+		struct mr_peer *peer;
 
+		rcu_read_lock_bh();
 		/* A peer that goes is waited for: see mr_move_peer_down(). */
-		if (node && node->id == id && peer)
-			mr_send_control(peer, MR_NET_ARRIVED, token);
+		peer = READ_ONCE(mr_net_peers[index]);
+		if (peer)
+			mr_send_control(peer, 0, MR_NET_ARRIVED, of->tokens[i]);
+		rcu_read_unlock_bh();
 	}
+}
+
+static void answer_all(struct work_struct *unused)
+{
+	struct marks *came;
+	unsigned int i;
+
+	spin_lock_bh(&marks_lock);
+	came = marks[coming];
+	coming ^= 1;
+	spin_unlock_bh(&marks_lock);
+	if (all_have_received()) {
+		for (i = 0; i < MR_MAX_MEMBERS; i++)
+			answer(&came[i], i);
+	}
+	/* Whoever has no answer sends another one. */
+	for (i = 0; i < MR_MAX_MEMBERS; i++)
+		came[i].len = 0;
+}
+
+static DECLARE_DELAYED_WORK(work, answer_all);
+
+/* From the member at this place of the table. Softirq. */
+void mr_mark_arrived(u32 index, u32 token)
+{
+	struct marks *of;
+
+	spin_lock(&marks_lock);
+	of = &marks[coming][index];
+	if (of->len < MAX_MARKS)
+		of->tokens[of->len++] = token;
+	spin_unlock(&marks_lock);
+	/* Whoever sends many has them answered at once. */
+	schedule_delayed_work(&work, 1);
+}
+
+/* No mark comes any more. */
+void mr_mark_exit(void)
+{
+	cancel_delayed_work_sync(&work);
 }

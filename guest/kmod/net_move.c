@@ -4,15 +4,16 @@
  *
  * Onto the channel: packets are held, and a *mark* (a frame of its own) is sent by each transmit
  * queue of the ordinary way. It arrives behind everything sent before; the peer says so over the
- * channel. Then the held packets follow by the channel. A mark that does not arrive within
- * MARK_MS sends the held packets the ordinary way, and the next try waits longer each time.
+ * channel, once each of its CPUs has seen to what it received (net_mark.c). Then the held packets
+ * follow by the channel. A mark that is not answered within MARK_MS sends the held packets the
+ * ordinary way, and the next try waits longer each time.
  *
  * A queueing discipline with more than one queue (fq_codel, fq, pfifo_fast) might let a mark
  * overtake, so the marks wait until it is empty. What others send may keep it full: after
  * QUEUE_MS the marks go all the same. Then a packet that waited there for longer may come late.
  *
- * Off the channel: packets are held until the peer has taken everything out of the rings, or is
- * gone; then they follow the ordinary way.
+ * Off the channel: packets are held until the peer has answered marks in its rings, has taken
+ * everything out of them and goes, or is gone; then they follow the ordinary way.
  *
  * A destination goes onto the channel when a packet wants to go there, its link is up, and the
  * neighbour that this guest learned by ARP or NDP has an address which the host's member table
@@ -174,7 +175,7 @@ static void begin(struct mr_dest *dest)
 	dest->peer = mr_net_peers[dest->index];
 	mr_peer_get(dest->peer);
 	dest->marked = false;
-	dest->token = get_random_u32();
+	WRITE_ONCE(dest->token, get_random_u32());
 	/* Who changed it between confirm()'s look and now has not found it. */
 	WRITE_ONCE(dest->recheck, true);
 	spin_lock_bh(&dest->lock);
@@ -249,10 +250,20 @@ static void step_to_channel(struct mr_dest *dest)
  * Whether the peer has taken everything, or has had the time for it. The backlog comes first: what
  * waits there goes into the rings, nothing comes back.
  */
-static bool is_drained(const struct mr_dest *dest)
+static bool is_taken(const struct mr_dest *dest)
 {
 	return is_older(dest, DRAIN_MS) ||
 	       (mr_backlog_is_empty(dest) && mr_peer_is_idle(dest->peer));
+}
+
+/* Whether it has given all of it to its stack. A peer that goes is not asked. */
+static bool is_drained(struct mr_dest *dest)
+{
+	if (mr_net_peers[dest->index] != dest->peer || is_older(dest, DRAIN_MS))
+		return is_taken(dest);
+	if (!dest->marked && mr_backlog_is_empty(dest))
+		mr_send_channel_marks(dest);
+	return dest->marked && atomic_read(&dest->marks) <= 0;
 }
 
 static void leave_channel(struct mr_dest *dest)
@@ -264,6 +275,7 @@ static void leave_channel(struct mr_dest *dest)
 
 static void hold_back(struct mr_dest *dest)
 {
+	dest->marked = false;
 	spin_lock_bh(&dest->lock);
 	set_way(dest, MR_WAY_TO_ORDINARY);
 	spin_unlock_bh(&dest->lock);
@@ -338,7 +350,8 @@ void mr_move_retire(struct mr_dest *dest)
 		return;
 	if (dest->way == MR_WAY_CHANNEL)
 		hold_back(dest);
-	while (dest->way == MR_WAY_TO_ORDINARY && !is_drained(dest))
+	/* No answer would find it. */
+	while (dest->way == MR_WAY_TO_ORDINARY && !is_taken(dest))
 		schedule_timeout_idle(1);
 	leave_channel(dest);
 }
@@ -350,8 +363,8 @@ void mr_move_arrived(u32 index, u32 token)
 	unsigned int i;
 
 	hash_for_each_rcu(mr_dests, i, dest, node) {
-		if (dest->index == index && READ_ONCE(dest->way) == MR_WAY_TO_CHANNEL &&
-		    dest->token == token && atomic_dec_and_test(&dest->marks))
+		if (dest->index == index && READ_ONCE(dest->token) == token &&
+		    atomic_dec_and_test(&dest->marks))
 			mr_move_work_soon();
 	}
 }

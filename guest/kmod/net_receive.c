@@ -227,8 +227,12 @@ void mr_receive(struct mr_rx *rx)
 	const struct mr_net_meta *meta = mr_rx_meta(rx);
 
 	if (meta->flags & MR_NET_CONTROL) {
+		u32 index = mr_peer_index(mr_rx_peer(rx)), token = le32_to_cpu(meta->hash);
+
 		if (meta->gso_type == MR_NET_ARRIVED)
-			mr_move_arrived(mr_peer_index(mr_rx_peer(rx)), le32_to_cpu(meta->hash));
+			mr_move_arrived(index, token);
+		if (meta->gso_type == MR_NET_MARK)
+			mr_mark_arrived(index, token);
 		return;
 	}
 	receive_packet(rx, meta);
@@ -260,6 +264,18 @@ void mr_received(unsigned int queue)
 	datagram_bytes[queue] = 0;
 }
 
+static void mark_of(u32 id, u32 token)
+{
+	unsigned int i;
+
+	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
+
+		if (node && node->id == id)
+			mr_mark_arrived(i, token);
+	}
+}
+
 /* A mark: everything that its sender sent before it has arrived, too. */
 static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct packet_type *type,
 			struct net_device *orig_dev)
@@ -272,7 +288,7 @@ static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct pack
 	self = rcu_dereference(mr_self);
 	if (mark && self && skb->pkt_type == PACKET_HOST &&
 	    le32_to_cpu(mark->magic) == MR_NET_MAGIC && le32_to_cpu(mark->to_id) == self->id)
-		mr_mark_reply(le32_to_cpu(mark->from_id), le32_to_cpu(mark->token));
+		mark_of(le32_to_cpu(mark->from_id), le32_to_cpu(mark->token));
 	rcu_read_unlock();
 	kfree_skb(skb);
 	return NET_RX_SUCCESS;
@@ -297,6 +313,7 @@ void mr_receive_exit(void)
 	unsigned int i;
 
 	dev_remove_pack(&mark_type);
+	mr_mark_exit();
 	for (i = 0; i < MR_MAX_QUEUES; i++)
 		mr_batch_drop(&batches[i]);
 }

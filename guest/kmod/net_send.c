@@ -335,7 +335,7 @@ void mr_backlog_init(void)
 }
 
 /* Between the clients themselves. Goes lost when the ring is full: whoever waits asks again. */
-int mr_send_control(struct mr_peer *peer, u8 what, u32 token)
+int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token)
 {
 	struct mr_net_meta meta = {
 		.flags = MR_NET_CONTROL,
@@ -348,5 +348,5 @@ int mr_send_control(struct mr_peer *peer, u8 what, u32 token)
 		.head = &meta,
 	};
 
-	return mr_send(peer, 0, &tx);
+	return mr_send(peer, queue, &tx);
 }

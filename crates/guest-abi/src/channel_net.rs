@@ -10,9 +10,12 @@ use crate::channel::client;
 
 /// In [`NetMeta::flags`] of a message between the clients themselves: no bytes, `gso_type` says what.
 pub const CONTROL: u8 = 0x80;
-/// [`NetMeta::gso_type`] with [`CONTROL`]: the frame with the number `hash` came by the ordinary way,
-/// and so did all before it.
+/// [`NetMeta::gso_type`] with [`CONTROL`]: the mark with the number `hash` came, and so did all that was
+/// sent that way before it.
 pub const ARRIVED: u8 = 1;
+/// [`NetMeta::gso_type`] with [`CONTROL`]: a mark, which shall be answered. Another form of it is a frame
+/// of its own, on the ordinary way.
+pub const MARK: u8 = 2;
 
 /// EtherType of that frame: "local experimental" (IEEE 802).
 pub const ETHERTYPE: u16 = 0x88b5;

@@ -81,7 +81,7 @@ fn constants() -> Vec<Fact> {
         MR_KIND_COPY: kind::COPY, MR_KIND_REFERENCE: kind::REFERENCE, MR_CLIENT_NET: client::NET,
         MR_CLIENT_DEVICE: client::DEVICE, MR_CLIENT_BLOCK: client::BLOCK,
         MR_MAX_CLIENT: client::MAX, MR_NET_CONTROL: net::CONTROL, MR_NET_ARRIVED: net::ARRIVED,
-        MR_NET_ETHERTYPE: net::ETHERTYPE, MR_NET_MAGIC: net::MARK_MAGIC,
+        MR_NET_MARK: net::MARK, MR_NET_ETHERTYPE: net::ETHERTYPE, MR_NET_MAGIC: net::MARK_MAGIC,
     )
 }
 

@@ -265,8 +265,10 @@ struct mr_slot {
 
 /* In `flags` of a message between the clients themselves: no bytes, `gso_type` says what. */
 #define MR_NET_CONTROL 0x80
-/* The frame with the number `hash` came by the ordinary way: so did all before it. */
+/* The mark with the number `hash` came, and so did all that was sent that way before it. */
 #define MR_NET_ARRIVED 1
+/* A mark: shall be answered. Another form of it is a frame of its own, on the ordinary way. */
+#define MR_NET_MARK 2
 
 /* EtherType of that frame ("local experimental", IEEE 802) and what follows the header. */
 #define MR_NET_ETHERTYPE 0x88b5
