@@ -102,6 +102,7 @@ struct mr_dest {
 	struct neighbour *neigh;
 	u8 eth[ETH_HLEN];
 	bool marked; /* the marks were sent */
+	unsigned int queue, queues; /* of the channel: the next one to be marked, of so many */
 	u32 token; /* of the marks that are awaited */
 	atomic_t marks; /* that have not arrived */
 	unsigned long since; /* jiffies of the last change of way, or of the marks */
@@ -130,7 +131,7 @@ extern struct mr_peer *mr_net_peers[MR_MAX_MEMBERS]; /* under mr_net_lock; those
 void mr_move_work_soon(void);
 void mr_move_peer_up(struct mr_peer *peer);
 void mr_move_peer_down(struct mr_peer *peer);
-void mr_move_arrived(u32 index, u32 token);
+void mr_move_arrived(u32 index, u32 token, u16 count);
 void mr_move_recheck(void);
 void mr_move_retire(struct mr_dest *dest);
 int mr_move_init(void);
@@ -138,10 +139,16 @@ void mr_move_stop(void);
 void mr_move_exit(void);
 
 /* net_mark.c */
+enum mr_mark_way {
+	MR_MARK_FRAME,
+	MR_MARK_MESSAGE,
+	MR_MARK_WAYS,
+};
+
 bool mr_are_queues_empty(const struct net_device *dev);
 void mr_send_marks(struct mr_dest *dest);
 void mr_send_channel_marks(struct mr_dest *dest);
-void mr_mark_arrived(u32 index, u32 token);
+void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token);
 void mr_mark_exit(void);
 
 /* net_hook.c */
@@ -157,7 +164,7 @@ bool mr_backlog_is_empty(const struct mr_dest *dest);
 void mr_backlog_init(void);
 void mr_backlog_flush(u32 index, const struct mr_dest *dest);
 int mr_send_frame(struct mr_peer *peer, struct sk_buff *skb);
-int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token);
+int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token, u16 count);
 
 /* Source and destination of an IP packet whose header is in linear memory. */
 static inline void mr_addresses(const struct sk_buff *skb, struct in6_addr *source,

@@ -13,17 +13,20 @@
 
 #include "net.h"
 
-#define MAX_MARKS 64 /* of a member that wait for answers; more are lost, and sent again */
-#define MAX_LOOKS 16 /* at a CPU that is busy receiving, a jiffy apart */
+#define MAX_MARKS 32 /* of a member that wait for answers; more are lost, and sent again */
+#define LOOK_MS 40 /* at CPUs that are busy receiving */
 
-/* Marks of a member, by its place in the table. */
+/* Marks of a member that came one way, by its place in the table. */
 struct marks {
 	unsigned int len;
-	u32 tokens[MAX_MARKS];
+	struct mark {
+		u32 token;
+		u16 count; /* of queues by which it came */
+	} mark[MAX_MARKS];
 };
 
 /* Those that come, and those that are about to be answered. */
-static struct marks marks[2][MR_MAX_MEMBERS];
+static struct marks marks[2][MR_MARK_WAYS][MR_MAX_MEMBERS];
 static unsigned int coming;
 static DEFINE_SPINLOCK(marks_lock);
 
@@ -94,15 +97,16 @@ void mr_send_marks(struct mr_dest *dest)
 		send_mark(dest, i);
 }
 
-/* By each queue of the channel. Where one is full it was in vain, and is done again. */
+/* By each queue of the channel. Where one is full, this and the next ones wait. */
 void mr_send_channel_marks(struct mr_dest *dest)
 {
-	unsigned int i, queues = mr_peer_queues(dest->peer);
-
-	WRITE_ONCE(dest->token, get_random_u32());
-	atomic_set(&dest->marks, queues);
-	for (i = 0; i < queues; i++) {
-		if (mr_send_control(dest->peer, i, MR_NET_MARK, dest->token))
+	if (!dest->queues) {
+		dest->queues = mr_peer_queues(dest->peer);
+		dest->queue = 0;
+		atomic_set(&dest->marks, dest->queues);
+	}
+	for (; dest->queue < dest->queues; dest->queue++) {
+		if (mr_send_control(dest->peer, dest->queue, MR_NET_MARK, dest->token, 0))
 			return;
 	}
 	dest->marked = true;
@@ -112,9 +116,9 @@ static void visit(struct work_struct *work)
 {
 	struct visit *visit = container_of(work, struct visit, work);
 
-	local_irq_disable();
+	local_bh_disable();
 	visit->is_done = list_empty(&this_cpu_ptr(&softnet_data)->poll_list);
-	local_irq_enable();
+	local_bh_enable();
 }
 
 /* True: each CPU had nothing left to receive at some time. */
@@ -127,80 +131,96 @@ static bool visit_all(void)
 	for_each_online_cpu(cpu) {
 		struct visit *v = per_cpu_ptr(&visits, cpu);
 
-		if (v->is_done)
-			continue;
 		INIT_WORK(&v->work, visit);
-		schedule_work_on(cpu, &v->work);
-		flush_work(&v->work);
-		is_done &= v->is_done;
+		if (!v->is_done)
+			schedule_work_on(cpu, &v->work);
+	}
+	for_each_online_cpu(cpu) {
+		flush_work(&per_cpu_ptr(&visits, cpu)->work);
+		is_done &= per_cpu_ptr(&visits, cpu)->is_done;
 	}
 	cpus_read_unlock();
 	return is_done;
 }
 
-/*
- * What came before a mark may be with another CPU, whose receive queue it came by. When a task of
- * that CPU runs, it has seen to its interrupts, and knows whether something is left.
- */
-static bool all_have_received(void)
+static void look_at_all(unsigned long until)
 {
-	unsigned int i, cpu;
+	unsigned int cpu;
 
 	for_each_possible_cpu(cpu)
 		per_cpu_ptr(&visits, cpu)->is_done = false;
-	for (i = 0; i < MAX_LOOKS; i++) {
-		if (visit_all())
-			return true;
+	while (!visit_all() && time_before(jiffies, until))
 		schedule_timeout_idle(1);
-	}
-	return false;
 }
 
-static void answer(struct marks *of, unsigned int index)
+/*
+ * What came before a mark may be with another CPU, whose receive queue it came by. When a task of
+ * that CPU runs, it has seen to its interrupts, and knows whether something is left. Twice, since
+ * one may have given it to another (RPS). A CPU that is busy for LOOK_MS has seen to its queues
+ * many times. Not known are NAPI that runs in a thread, and what the host holds back.
+ */
+static void let_all_receive(void)
+{
+	unsigned long until = jiffies + msecs_to_jiffies(LOOK_MS);
+
+	look_at_all(until);
+	look_at_all(until);
+}
+
+static void answer(struct marks *came, unsigned int index)
 {
 	unsigned int i;
 
-	for (i = 0; i < of->len; i++) {
+	for (i = 0; i < came->len; i++) {
 		struct mr_peer *peer;
 
 		rcu_read_lock_bh();
 		/* A peer that goes is waited for: see mr_move_peer_down(). */
 		peer = READ_ONCE(mr_net_peers[index]);
 		if (peer)
-			mr_send_control(peer, 0, MR_NET_ARRIVED, of->tokens[i]);
+			mr_send_control(peer, 0, MR_NET_ARRIVED, came->mark[i].token,
+					came->mark[i].count);
 		rcu_read_unlock_bh();
 	}
+	came->len = 0;
 }
 
 static void answer_all(struct work_struct *unused)
 {
-	struct marks *came;
-	unsigned int i;
+	unsigned int i, way, came;
 
 	spin_lock_bh(&marks_lock);
-	came = marks[coming];
+	came = coming;
 	coming ^= 1;
 	spin_unlock_bh(&marks_lock);
-	if (all_have_received()) {
+	let_all_receive();
+	for (way = 0; way < MR_MARK_WAYS; way++) {
 		for (i = 0; i < MR_MAX_MEMBERS; i++)
-			answer(&came[i], i);
+			answer(&marks[came][way][i], i);
 	}
-	/* Whoever has no answer sends another one. */
-	for (i = 0; i < MR_MAX_MEMBERS; i++)
-		came[i].len = 0;
 }
 
 static DECLARE_DELAYED_WORK(work, answer_all);
 
-/* From the member at this place of the table. Softirq. */
-void mr_mark_arrived(u32 index, u32 token)
+static void add_mark(struct marks *to, u32 token)
 {
-	struct marks *of;
+	unsigned int i;
 
+	for (i = 0; i < to->len; i++) {
+		if (to->mark[i].token == token) {
+			to->mark[i].count++;
+			return;
+		}
+	}
+	if (to->len < MAX_MARKS)
+		to->mark[to->len++] = (struct mark){ .token = token, .count = 1 };
+}
+
+/* From the member at this place of the table. Softirq. */
+void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token)
+{
 	spin_lock(&marks_lock);
-	of = &marks[coming][index];
-	if (of->len < MAX_MARKS)
-		of->tokens[of->len++] = token;
+	add_mark(&marks[coming][way][index], token);
 	spin_unlock(&marks_lock);
 	/* Whoever sends many has them answered at once. */
 	schedule_delayed_work(&work, 1);

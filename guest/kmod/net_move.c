@@ -276,6 +276,8 @@ static void leave_channel(struct mr_dest *dest)
 static void hold_back(struct mr_dest *dest)
 {
 	dest->marked = false;
+	dest->queues = 0;
+	WRITE_ONCE(dest->token, get_random_u32());
 	spin_lock_bh(&dest->lock);
 	set_way(dest, MR_WAY_TO_ORDINARY);
 	spin_unlock_bh(&dest->lock);
@@ -357,14 +359,14 @@ void mr_move_retire(struct mr_dest *dest)
 }
 
 /* The mark came: everything that was sent before it, too. Softirq. */
-void mr_move_arrived(u32 index, u32 token)
+void mr_move_arrived(u32 index, u32 token, u16 count)
 {
 	struct mr_dest *dest;
 	unsigned int i;
 
 	hash_for_each_rcu(mr_dests, i, dest, node) {
 		if (dest->index == index && READ_ONCE(dest->token) == token &&
-		    atomic_dec_and_test(&dest->marks))
+		    atomic_sub_return(count, &dest->marks) <= 0)
 			mr_move_work_soon();
 	}
 }
@@ -484,9 +486,13 @@ void mr_move_exit(void)
 	work_stop();
 	mr_table_clear();
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
+		struct mr_peer *peer = mr_net_peers[i];
+
 		mr_backlog_flush(i, NULL);
-		if (mr_net_peers[i])
-			mr_peer_put(mr_net_peers[i]);
-		mr_net_peers[i] = NULL;
+		if (!peer)
+			continue;
+		WRITE_ONCE(mr_net_peers[i], NULL);
+		synchronize_net();
+		mr_peer_put(peer);
 	}
 }

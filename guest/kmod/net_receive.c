@@ -230,9 +230,9 @@ void mr_receive(struct mr_rx *rx)
 		u32 index = mr_peer_index(mr_rx_peer(rx)), token = le32_to_cpu(meta->hash);
 
 		if (meta->gso_type == MR_NET_ARRIVED)
-			mr_move_arrived(index, token);
+			mr_move_arrived(index, token, le16_to_cpu(meta->gso_size));
 		if (meta->gso_type == MR_NET_MARK)
-			mr_mark_arrived(index, token);
+			mr_mark_arrived(MR_MARK_MESSAGE, index, token);
 		return;
 	}
 	receive_packet(rx, meta);
@@ -264,15 +264,15 @@ void mr_received(unsigned int queue)
 	datagram_bytes[queue] = 0;
 }
 
-static void mark_of(u32 id, u32 token)
+static void mark_of(u32 id, const u8 *mac, u32 token)
 {
 	unsigned int i;
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
 
-		if (node && node->id == id)
-			mr_mark_arrived(i, token);
+		if (node && node->id == id && mr_find_mac(node->macs, node->macs_len, mac) >= 0)
+			mr_mark_arrived(MR_MARK_FRAME, i, token);
 	}
 }
 
@@ -286,9 +286,10 @@ static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct pack
 
 	rcu_read_lock();
 	self = rcu_dereference(mr_self);
-	if (mark && self && skb->pkt_type == PACKET_HOST &&
+	if (mark && self && skb->pkt_type == PACKET_HOST && skb_mac_header_len(skb) >= ETH_HLEN &&
 	    le32_to_cpu(mark->magic) == MR_NET_MAGIC && le32_to_cpu(mark->to_id) == self->id)
-		mark_of(le32_to_cpu(mark->from_id), le32_to_cpu(mark->token));
+		mark_of(le32_to_cpu(mark->from_id), eth_hdr(skb)->h_source,
+			le32_to_cpu(mark->token));
 	rcu_read_unlock();
 	kfree_skb(skb);
 	return NET_RX_SUCCESS;

@@ -335,11 +335,12 @@ void mr_backlog_init(void)
 }
 
 /* Between the clients themselves. Goes lost when the ring is full: whoever waits asks again. */
-int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token)
+int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token, u16 count)
 {
 	struct mr_net_meta meta = {
 		.flags = MR_NET_CONTROL,
 		.gso_type = what,
+		.gso_size = cpu_to_le16(count),
 		.hash = cpu_to_le32(token),
 	};
 	struct mr_tx tx = {

@@ -10,8 +10,8 @@ use crate::channel::client;
 
 /// In [`NetMeta::flags`] of a message between the clients themselves: no bytes, `gso_type` says what.
 pub const CONTROL: u8 = 0x80;
-/// [`NetMeta::gso_type`] with [`CONTROL`]: the mark with the number `hash` came, and so did all that was
-/// sent that way before it.
+/// [`NetMeta::gso_type`] with [`CONTROL`]: the mark with the number `hash` came by `gso_size` queues
+/// more, and so did all that these were given before it.
 pub const ARRIVED: u8 = 1;
 /// [`NetMeta::gso_type`] with [`CONTROL`]: a mark, which shall be answered. Another form of it is a frame
 /// of its own, on the ordinary way.

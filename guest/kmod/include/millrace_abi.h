@@ -265,7 +265,10 @@ struct mr_slot {
 
 /* In `flags` of a message between the clients themselves: no bytes, `gso_type` says what. */
 #define MR_NET_CONTROL 0x80
-/* The mark with the number `hash` came, and so did all that was sent that way before it. */
+/*
+ * The mark with the number `hash` came by `gso_size` queues more, and so did all that these were
+ * given before it.
+ */
 #define MR_NET_ARRIVED 1
 /* A mark: shall be answered. Another form of it is a frame of its own, on the ordinary way. */
 #define MR_NET_MARK 2
