@@ -131,7 +131,6 @@ extern struct mr_peer *mr_net_peers[MR_MAX_MEMBERS]; /* under mr_net_lock; those
 void mr_move_work_soon(void);
 void mr_move_peer_up(struct mr_peer *peer);
 void mr_move_peer_down(struct mr_peer *peer);
-void mr_move_arrived(u32 index, u32 token, u16 count);
 void mr_move_recheck(void);
 void mr_move_retire(struct mr_dest *dest);
 int mr_move_init(void);
@@ -149,6 +148,8 @@ bool mr_are_queues_empty(const struct net_device *dev);
 void mr_send_marks(struct mr_dest *dest);
 void mr_send_channel_marks(struct mr_dest *dest);
 void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token);
+void mr_mark_answered(u32 index, u32 token, u16 count);
+void mr_mark_init(void);
 void mr_mark_exit(void);
 
 /* net_hook.c */

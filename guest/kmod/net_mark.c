@@ -7,14 +7,15 @@
 #include <linux/etherdevice.h>
 #include <linux/netdevice.h>
 #include <linux/percpu.h>
-#include <linux/random.h>
+#include <linux/rculist.h>
+#include <linux/wait.h>
 #include <linux/workqueue.h>
 #include <net/sch_generic.h>
 
 #include "net.h"
 
 #define MAX_MARKS 32 /* of a member that wait for answers; more are lost, and sent again */
-#define LOOK_MS 40 /* at CPUs that are busy receiving */
+#define LOOK_MS 20 /* at CPUs that are busy receiving; two times that is less than MARK_MS */
 
 /* Marks of a member that came one way, by its place in the table. */
 struct marks {
@@ -32,10 +33,12 @@ static DEFINE_SPINLOCK(marks_lock);
 
 struct visit {
 	struct work_struct work;
-	bool is_done; /* it had nothing left to receive */
+	u32 asked; /* number of the last look at all CPUs that includes this one */
+	u32 seen; /* of that which found nothing left to receive */
 };
 
 static DEFINE_PER_CPU(struct visit, visits);
+static DECLARE_WAIT_QUEUE_HEAD(visited);
 
 /* Whether nothing waits in its queueing disciplines. */
 bool mr_are_queues_empty(const struct net_device *dev)
@@ -115,49 +118,73 @@ void mr_send_channel_marks(struct mr_dest *dest)
 static void visit(struct work_struct *work)
 {
 	struct visit *visit = container_of(work, struct visit, work);
+	/* Before the look: see look_at_all(). */
+	u32 asked = smp_load_acquire(&visit->asked);
+	bool is_empty;
 
 	local_bh_disable();
-	visit->is_done = list_empty(&this_cpu_ptr(&softnet_data)->poll_list);
+	is_empty = list_empty(&this_cpu_ptr(&softnet_data)->poll_list);
 	local_bh_enable();
+	if (!is_empty)
+		return;
+	WRITE_ONCE(visit->seen, asked);
+	wake_up(&visited);
 }
 
-/* True: each CPU had nothing left to receive at some time. */
-static bool visit_all(void)
+static bool is_seen(unsigned int cpu)
 {
-	bool is_done = true;
+	const struct visit *visit = per_cpu_ptr(&visits, cpu);
+
+	return READ_ONCE(visit->seen) == visit->asked;
+}
+
+static bool are_all_seen(void)
+{
+	unsigned int cpu;
+
+	for_each_online_cpu(cpu) {
+		if (!is_seen(cpu))
+			return false;
+	}
+	return true;
+}
+
+static void visit_those_not_seen(void)
+{
 	unsigned int cpu;
 
 	cpus_read_lock();
 	for_each_online_cpu(cpu) {
-		struct visit *v = per_cpu_ptr(&visits, cpu);
-
-		INIT_WORK(&v->work, visit);
-		if (!v->is_done)
-			schedule_work_on(cpu, &v->work);
-	}
-	for_each_online_cpu(cpu) {
-		flush_work(&per_cpu_ptr(&visits, cpu)->work);
-		is_done &= per_cpu_ptr(&visits, cpu)->is_done;
+		if (!is_seen(cpu))
+			schedule_work_on(cpu, &per_cpu_ptr(&visits, cpu)->work);
 	}
 	cpus_read_unlock();
-	return is_done;
 }
 
+/* Each CPU has nothing left to receive at some time, or it is late. */
 static void look_at_all(unsigned long until)
 {
 	unsigned int cpu;
 
-	for_each_possible_cpu(cpu)
-		per_cpu_ptr(&visits, cpu)->is_done = false;
-	while (!visit_all() && time_before(jiffies, until))
-		schedule_timeout_idle(1);
+	for_each_possible_cpu(cpu) {
+		struct visit *visit = per_cpu_ptr(&visits, cpu);
+
+		/* After the marks: one that visits already has looked too early. */
+		smp_store_release(&visit->asked, visit->asked + 1);
+	}
+	do {
+		visit_those_not_seen();
+		wait_event_idle_timeout(visited, are_all_seen(), 1);
+	} while (!are_all_seen() && time_before(jiffies, until));
 }
 
 /*
  * What came before a mark may be with another CPU, whose receive queue it came by. When a task of
  * that CPU runs, it has seen to its interrupts, and knows whether something is left. Twice, since
- * one may have given it to another (RPS). A CPU that is busy for LOOK_MS has seen to its queues
- * many times. Not known are NAPI that runs in a thread, and what the host holds back.
+ * one may have given it to another (RPS).
+ *
+ * A CPU that receives all the time for LOOK_MS has seen to its queues often. Not waited for are one
+ * that lets no task of ours run for so long, NAPI in a thread, and what the host holds back.
  */
 static void let_all_receive(void)
 {
@@ -226,8 +253,38 @@ void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token)
 	schedule_delayed_work(&work, 1);
 }
 
+static bool is_last(int left, u16 count)
+{
+	return left <= 0 && left + count > 0;
+}
+
+/* Ours came, by so many queues more: everything that these were given before, too. Softirq. */
+void mr_mark_answered(u32 index, u32 token, u16 count)
+{
+	struct mr_dest *dest;
+	unsigned int i;
+
+	hash_for_each_rcu(mr_dests, i, dest, node) {
+		if (dest->index == index && READ_ONCE(dest->token) == token &&
+		    is_last(atomic_sub_return(count, &dest->marks), count))
+			mr_move_work_soon();
+	}
+}
+
+void mr_mark_init(void)
+{
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		INIT_WORK(&per_cpu_ptr(&visits, cpu)->work, visit);
+}
+
 /* No mark comes any more. */
 void mr_mark_exit(void)
 {
+	unsigned int cpu;
+
 	cancel_delayed_work_sync(&work);
+	for_each_possible_cpu(cpu)
+		cancel_work_sync(&per_cpu_ptr(&visits, cpu)->work);
 }

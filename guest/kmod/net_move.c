@@ -358,19 +358,6 @@ void mr_move_retire(struct mr_dest *dest)
 	leave_channel(dest);
 }
 
-/* The mark came: everything that was sent before it, too. Softirq. */
-void mr_move_arrived(u32 index, u32 token, u16 count)
-{
-	struct mr_dest *dest;
-	unsigned int i;
-
-	hash_for_each_rcu(mr_dests, i, dest, node) {
-		if (dest->index == index && READ_ONCE(dest->token) == token &&
-		    atomic_sub_return(count, &dest->marks) <= 0)
-			mr_move_work_soon();
-	}
-}
-
 void mr_move_peer_up(struct mr_peer *peer)
 {
 	struct mr_dest *dest;

@@ -230,7 +230,7 @@ void mr_receive(struct mr_rx *rx)
 		u32 index = mr_peer_index(mr_rx_peer(rx)), token = le32_to_cpu(meta->hash);
 
 		if (meta->gso_type == MR_NET_ARRIVED)
-			mr_move_arrived(index, token, le16_to_cpu(meta->gso_size));
+			mr_mark_answered(index, token, le16_to_cpu(meta->gso_size));
 		if (meta->gso_type == MR_NET_MARK)
 			mr_mark_arrived(MR_MARK_MESSAGE, index, token);
 		return;
@@ -276,6 +276,18 @@ static void mark_of(u32 id, const u8 *mac, u32 token)
 	}
 }
 
+/* Not from a namespace of somebody's own, who chooses the addresses there. */
+static bool is_to_own_device(const struct mr_self *self, const struct sk_buff *skb,
+			     const struct net_device *dev)
+{
+	int at;
+
+	if (skb->pkt_type != PACKET_HOST || skb_mac_header_len(skb) < ETH_HLEN)
+		return false;
+	at = mr_find_mac(self->macs, self->macs_len, eth_hdr(skb)->h_dest);
+	return at >= 0 && self->devs[at] == dev;
+}
+
 /* A mark: everything that its sender sent before it has arrived, too. */
 static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct packet_type *type,
 			struct net_device *orig_dev)
@@ -286,7 +298,7 @@ static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct pack
 
 	rcu_read_lock();
 	self = rcu_dereference(mr_self);
-	if (mark && self && skb->pkt_type == PACKET_HOST && skb_mac_header_len(skb) >= ETH_HLEN &&
+	if (mark && self && is_to_own_device(self, skb, dev) &&
 	    le32_to_cpu(mark->magic) == MR_NET_MAGIC && le32_to_cpu(mark->to_id) == self->id)
 		mark_of(le32_to_cpu(mark->from_id), eth_hdr(skb)->h_source,
 			le32_to_cpu(mark->token));
@@ -306,6 +318,7 @@ void mr_receive_init(void)
 
 	for (i = 0; i < MR_MAX_QUEUES; i++)
 		INIT_LIST_HEAD(&batches[i]);
+	mr_mark_init();
 	dev_add_pack(&mark_type);
 }
 

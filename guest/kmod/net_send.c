@@ -334,7 +334,10 @@ void mr_backlog_init(void)
 	}
 }
 
-/* Between the clients themselves. Goes lost when the ring is full: whoever waits asks again. */
+/*
+ * Between the clients themselves. Goes lost when the ring is full: whoever waits asks again, or
+ * goes on after some time.
+ */
 int mr_send_control(struct mr_peer *peer, unsigned int queue, u8 what, u32 token, u16 count)
 {
 	struct mr_net_meta meta = {

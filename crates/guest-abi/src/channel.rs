@@ -11,7 +11,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of this file.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Magic number of [`Host`].
 pub const HOST_MAGIC: u64 = u64::from_le_bytes(*b"MRHOST\0\0");

@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define MR_VERSION 3
+#define MR_VERSION 4
 
 /* "MRHOST\0\0", "MRGUEST\0", "MRDIR\0\0\0", "MRLINK\0\0" as little-endian numbers. */
 #define MR_HOST_MAGIC 0x000054534f48524dULL
