@@ -127,7 +127,8 @@ static void visit(struct work_struct *work)
 	local_bh_enable();
 	if (!is_empty)
 		return;
-	WRITE_ONCE(visit->seen, asked);
+	/* After what it delivered. */
+	smp_store_release(&visit->seen, asked);
 	wake_up(&visited);
 }
 
@@ -135,7 +136,8 @@ static bool is_seen(unsigned int cpu)
 {
 	const struct visit *visit = per_cpu_ptr(&visits, cpu);
 
-	return READ_ONCE(visit->seen) == visit->asked;
+	/* Before the answer. */
+	return smp_load_acquire(&visit->seen) == visit->asked;
 }
 
 static bool are_all_seen(void)
@@ -249,8 +251,8 @@ void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token)
 	spin_lock(&marks_lock);
 	add_mark(&marks[coming][way][index], token);
 	spin_unlock(&marks_lock);
-	/* Whoever sends many has them answered at once. */
-	schedule_delayed_work(&work, 1);
+	/* Whoever sends many has them answered at once. By any CPU: this one may have no time. */
+	queue_delayed_work(system_unbound_wq, &work, 1);
 }
 
 static bool is_last(int left, u16 count)

@@ -49,6 +49,7 @@ static bool is_off(void)
 	return READ_ONCE(stopping) || !READ_ONCE(enabled);
 }
 
+/* By any CPU: that of who asks may have no time for it. */
 static void work_in(unsigned int ms)
 {
 	unsigned long flags;
@@ -56,9 +57,9 @@ static void work_in(unsigned int ms)
 	spin_lock_irqsave(&work_lock, flags);
 	/* A run that is due sooner stays. */
 	if (!stopping && ms)
-		queue_delayed_work(system_wq, &work, msecs_to_jiffies(ms));
+		queue_delayed_work(system_unbound_wq, &work, msecs_to_jiffies(ms));
 	else if (!stopping)
-		mod_delayed_work(system_wq, &work, 0);
+		mod_delayed_work(system_unbound_wq, &work, 0);
 	spin_unlock_irqrestore(&work_lock, flags);
 }
 
