@@ -213,7 +213,7 @@ mod tests {
         };
         for (error, text) in [
             (says(|g| g.magic = 1.into()), "magic number is 0x1;"),
-            (says(|g| g.version = 2.into()), "version 2; 3 expected"),
+            (says(|g| g.version = 2.into()), "version 2; 4 expected"),
             (says(|g| g.state = 4.into()), "state is 4; the highest is 3"),
             (says(|g| g.dir_off = 1.into()), "directory is at 0x1;"),
             (says(|g| g.dir_off = WINDOW.into()), "within 0x100000 bytes"),
