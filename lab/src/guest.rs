@@ -341,9 +341,9 @@ impl Guest {
 
     /// Where its CPUs are, twice, and what their interrupt controllers hold: a guest that hangs says
     /// nothing itself. A CPU that has halted (`HLT=1`) with an interrupt in service (`ISR`) takes
-    /// no other of its class or below. Seen with QEMU 7.2 emulating two CPUs, not with 10.0: until 8.2
+    /// no other of its class or below. Seen with QEMU 7.2 emulating two CPUs, not with 10.0. Until 8.2
     /// a CPU may use the memory map that another one has just changed with what it remembers of the old
-    /// one (tcg_commit()), and the end of its interrupt goes elsewhere.
+    /// one (tcg_commit()): then the end of its interrupt may go elsewhere, which would explain it.
     fn where_cpus_are(&self) -> String {
         let mut text = String::new();
         let mut cpus = 0;

@@ -16,9 +16,8 @@ pub struct Machine {
 }
 
 /// Pairs of queues of a guest's network card: one for each CPU with `MILLRACE_QUEUES=1`, else one.
-/// QEMU 7.2 then loses the end of an interrupt in every third run: while one CPU switches a device's
-/// memory on, what another one writes to a device may go elsewhere (tcg_commit(), mended in 8.2). Hence
-/// that takes a newer QEMU, by `MILLRACE_QEMU`.
+/// With more than one, guests of QEMU 7.2 hang in every second or third run, as `lab::Guest` explains,
+/// so that takes a newer QEMU, by `MILLRACE_QEMU`.
 fn queue_pairs(machine: &Machine) -> u16 {
     match std::env::var_os("MILLRACE_QUEUES") {
         Some(_) => machine.vcpus as u16,
