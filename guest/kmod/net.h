@@ -101,8 +101,7 @@ struct mr_dest {
 	struct net_device *dev;
 	struct neighbour *neigh;
 	u8 eth[ETH_HLEN];
-	bool marked; /* the marks were sent */
-	unsigned int queue, queues; /* of the channel: the next one to be marked, of so many */
+	unsigned int queue, queues; /* the next one to be marked, of so many; 0: not begun */
 	u32 token; /* of the marks that are awaited */
 	atomic_t marks; /* that have not arrived */
 	unsigned long since; /* jiffies of the last change of way, or of the marks */
@@ -145,6 +144,9 @@ enum mr_mark_way {
 };
 
 bool mr_are_queues_empty(const struct net_device *dev);
+void mr_renew_marks(struct mr_dest *dest);
+bool mr_is_marked(const struct mr_dest *dest);
+bool mr_are_marks_answered(const struct mr_dest *dest);
 void mr_send_marks(struct mr_dest *dest);
 void mr_send_channel_marks(struct mr_dest *dest);
 void mr_mark_arrived(enum mr_mark_way way, u32 index, u32 token);

@@ -7,6 +7,7 @@
 #include <linux/etherdevice.h>
 #include <linux/netdevice.h>
 #include <linux/percpu.h>
+#include <linux/random.h>
 #include <linux/rculist.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>
@@ -88,31 +89,49 @@ static void send_mark(struct mr_dest *dest, u16 queue)
 	dev_queue_xmit(skb);
 }
 
+/* The next ones have another number. Readers are waited for before they are sent. */
+void mr_renew_marks(struct mr_dest *dest)
+{
+	dest->queue = 0;
+	dest->queues = 0;
+	WRITE_ONCE(dest->token, get_random_u32());
+}
+
+/* Whether all were sent. */
+bool mr_is_marked(const struct mr_dest *dest)
+{
+	return dest->queues && dest->queue == dest->queues;
+}
+
+bool mr_are_marks_answered(const struct mr_dest *dest)
+{
+	return mr_is_marked(dest) && atomic_read(&dest->marks) <= 0;
+}
+
+static void begin_marks(struct mr_dest *dest, unsigned int queues)
+{
+	dest->queues = queues;
+	atomic_set(&dest->marks, queues);
+}
+
 /* By each transmit queue. */
 void mr_send_marks(struct mr_dest *dest)
 {
-	unsigned int i, queues = READ_ONCE(dest->dev->real_num_tx_queues);
-
-	atomic_set(&dest->marks, queues);
-	dest->marked = true;
+	begin_marks(dest, READ_ONCE(dest->dev->real_num_tx_queues));
 	dest->since = jiffies;
-	for (i = 0; i < queues; i++)
-		send_mark(dest, i);
+	for (; dest->queue < dest->queues; dest->queue++)
+		send_mark(dest, dest->queue);
 }
 
 /* By each queue of the channel. Where one is full, this and the next ones wait. */
 void mr_send_channel_marks(struct mr_dest *dest)
 {
-	if (!dest->queues) {
-		dest->queues = mr_peer_queues(dest->peer);
-		dest->queue = 0;
-		atomic_set(&dest->marks, dest->queues);
-	}
+	if (!dest->queues)
+		begin_marks(dest, mr_peer_queues(dest->peer));
 	for (; dest->queue < dest->queues; dest->queue++) {
 		if (mr_send_control(dest->peer, dest->queue, MR_NET_MARK, dest->token, 0))
 			return;
 	}
-	dest->marked = true;
 }
 
 static void visit(struct work_struct *work)

@@ -21,7 +21,6 @@
  */
 #include <linux/jiffies.h>
 #include <linux/module.h>
-#include <linux/random.h>
 #include <linux/rculist.h>
 #include <net/arp.h>
 #include <net/ndisc.h>
@@ -175,8 +174,7 @@ static void begin(struct mr_dest *dest)
 {
 	dest->peer = mr_net_peers[dest->index];
 	mr_peer_get(dest->peer);
-	dest->marked = false;
-	WRITE_ONCE(dest->token, get_random_u32());
+	mr_renew_marks(dest);
 	/* Who changed it between confirm()'s look and now has not found it. */
 	WRITE_ONCE(dest->recheck, true);
 	spin_lock_bh(&dest->lock);
@@ -235,12 +233,13 @@ static void step_to_channel(struct mr_dest *dest)
 {
 	bool still = holds(dest);
 
-	if (still && !dest->marked && (mr_are_queues_empty(dest->dev) || is_older(dest, QUEUE_MS)))
+	if (still && !mr_is_marked(dest) &&
+	    (mr_are_queues_empty(dest->dev) || is_older(dest, QUEUE_MS)))
 		mr_send_marks(dest);
-	if (still && dest->marked && atomic_read(&dest->marks) <= 0) {
+	if (still && mr_are_marks_answered(dest)) {
 		dest->failures = 0;
 		release_held(dest, MR_WAY_CHANNEL);
-	} else if (!still || (dest->marked && is_older(dest, MARK_MS))) {
+	} else if (!still || (mr_is_marked(dest) && is_older(dest, MARK_MS))) {
 		release_held(dest, MR_WAY_ORDINARY);
 		fail(dest);
 		let_go(dest);
@@ -262,9 +261,9 @@ static bool is_drained(struct mr_dest *dest)
 {
 	if (mr_net_peers[dest->index] != dest->peer || is_older(dest, DRAIN_MS))
 		return is_taken(dest);
-	if (!dest->marked && mr_backlog_is_empty(dest))
+	if (!mr_is_marked(dest) && mr_backlog_is_empty(dest))
 		mr_send_channel_marks(dest);
-	return dest->marked && atomic_read(&dest->marks) <= 0;
+	return mr_are_marks_answered(dest);
 }
 
 static void leave_channel(struct mr_dest *dest)
@@ -276,9 +275,7 @@ static void leave_channel(struct mr_dest *dest)
 
 static void hold_back(struct mr_dest *dest)
 {
-	dest->marked = false;
-	dest->queues = 0;
-	WRITE_ONCE(dest->token, get_random_u32());
+	mr_renew_marks(dest);
 	spin_lock_bh(&dest->lock);
 	set_way(dest, MR_WAY_TO_ORDINARY);
 	spin_unlock_bh(&dest->lock);

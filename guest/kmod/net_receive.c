@@ -136,10 +136,10 @@ static bool has_right_addresses(const struct sk_buff *skb, const struct mr_node 
 }
 
 /* The Ethernet header says by which of our devices it comes. NULL: by none. */
-static struct net_device *find_device(const struct mr_net_meta *meta, const struct mr_node *node)
+/* Ours, to which that member may have sent this; NULL: none. */
+static struct net_device *find_device(const struct ethhdr *eth, const struct mr_node *node)
 {
 	const struct mr_self *self = rcu_dereference(mr_self);
-	const struct ethhdr *eth = (const struct ethhdr *)meta->eth;
 	int at;
 
 	if (!self || mr_find_mac(node->macs, node->macs_len, eth->h_source) < 0)
@@ -185,7 +185,7 @@ static void count_datagram(struct mr_rx *rx, const struct sk_buff *skb)
 static void receive_packet(struct mr_rx *rx, const struct mr_net_meta *meta)
 {
 	const struct mr_node *node = rcu_dereference(mr_nodes[mr_peer_index(mr_rx_peer(rx))]);
-	struct net_device *dev = node ? find_device(meta, node) : NULL;
+	struct net_device *dev = node ? find_device((const struct ethhdr *)meta->eth, node) : NULL;
 	struct mr_headers headers = {};
 	struct sk_buff *skb;
 
@@ -264,28 +264,17 @@ void mr_received(unsigned int queue)
 	datagram_bytes[queue] = 0;
 }
 
-static void mark_of(u32 id, const u8 *mac, u32 token)
+static void mark_of(u32 id, const struct sk_buff *skb, const struct net_device *dev, u32 token)
 {
 	unsigned int i;
 
 	for (i = 0; i < MR_MAX_MEMBERS; i++) {
 		const struct mr_node *node = rcu_dereference(mr_nodes[i]);
 
-		if (node && node->id == id && mr_find_mac(node->macs, node->macs_len, mac) >= 0)
+		/* Not by a namespace of somebody's own, who chooses the addresses there. */
+		if (node && node->id == id && find_device(eth_hdr(skb), node) == dev)
 			mr_mark_arrived(MR_MARK_FRAME, i, token);
 	}
-}
-
-/* Not from a namespace of somebody's own, who chooses the addresses there. */
-static bool is_to_own_device(const struct mr_self *self, const struct sk_buff *skb,
-			     const struct net_device *dev)
-{
-	int at;
-
-	if (skb->pkt_type != PACKET_HOST || skb_mac_header_len(skb) < ETH_HLEN)
-		return false;
-	at = mr_find_mac(self->macs, self->macs_len, eth_hdr(skb)->h_dest);
-	return at >= 0 && self->devs[at] == dev;
 }
 
 /* A mark: everything that its sender sent before it has arrived, too. */
@@ -298,10 +287,9 @@ static int mark_receive(struct sk_buff *skb, struct net_device *dev, struct pack
 
 	rcu_read_lock();
 	self = rcu_dereference(mr_self);
-	if (mark && self && is_to_own_device(self, skb, dev) &&
+	if (mark && self && skb->pkt_type == PACKET_HOST && skb_mac_header_len(skb) >= ETH_HLEN &&
 	    le32_to_cpu(mark->magic) == MR_NET_MAGIC && le32_to_cpu(mark->to_id) == self->id)
-		mark_of(le32_to_cpu(mark->from_id), eth_hdr(skb)->h_source,
-			le32_to_cpu(mark->token));
+		mark_of(le32_to_cpu(mark->from_id), skb, dev, le32_to_cpu(mark->token));
 	rcu_read_unlock();
 	kfree_skb(skb);
 	return NET_RX_SUCCESS;
