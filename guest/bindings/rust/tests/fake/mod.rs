@@ -17,7 +17,7 @@ use rustix::fs::{FileType, SeekFrom, fstat, seek};
 use rustix::io::IoSliceMut;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, Shutdown,
-    SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, recvmsg, send, shutdown,
+    SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recvmsg, send, shutdown,
     socket_with,
 };
 use tempfile::TempDir;
@@ -87,7 +87,8 @@ impl FakeAgent {
         let (listener, shared) = (Arc::new(listener), Arc::new(Shared::default()));
         let (accepting, served) = (listener.clone(), shared.clone());
         thread::spawn(move || {
-            while let Ok(program) = accept(&accepting) {
+            // Programs that other tests start meanwhile look at what they have inherited.
+            while let Ok(program) = accept_with(&accepting, SocketFlags::CLOEXEC) {
                 let (program, shared) = (Arc::new(program), served.clone());
                 let mut state = shared.state.lock().unwrap();
                 state.connections.push(program.clone());
