@@ -344,6 +344,10 @@ impl Guest {
     /// no other of its class or below. Seen with QEMU 7.2 emulating two CPUs, not with 10.0. Until 8.2
     /// a CPU may use the memory map that another one has just changed with what it remembers of the old
     /// one (tcg_commit()): then the end of its interrupt may go elsewhere, which would explain it.
+    ///
+    /// Seen once with 7.2 and four CPUs, at boot: all are at the head of `sched_clock_idle_wakeup_event`
+    /// or in the handler of int3, and stay so. Linux patches a jump there. It goes back to where an int3
+    /// has gone meanwhile; it seems that the emulator kept its translation.
     fn where_cpus_are(&self) -> String {
         let mut text = String::new();
         let mut cpus = 0;
