@@ -135,8 +135,7 @@ static bool has_right_addresses(const struct sk_buff *skb, const struct mr_node 
 	       mr_is_own_address(&destination);
 }
 
-/* The Ethernet header says by which of our devices it comes. NULL: by none. */
-/* Ours, to which that member may have sent this; NULL: none. */
+/* Our device, by the Ethernet header, to which that member may have sent this; NULL: none. */
 static struct net_device *find_device(const struct ethhdr *eth, const struct mr_node *node)
 {
 	const struct mr_self *self = rcu_dereference(mr_self);
