@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::journal::Journal;
-use super::segment::{SYN, Segment};
+use super::segment::{ACK, SYN, Segment};
 use super::state::{Flow, FromGuest};
 use super::{FlowEvent, FlowKey};
 
@@ -104,7 +104,10 @@ impl FlowTable {
     ) -> FromGuest {
         let key = segment.key_of_sender(eth);
         if segment.has(SYN) {
-            self.begin(key, eth, segment, now_ns, tell);
+            match self.get(&key).filter(|flow| is_sent_again(flow, segment)) {
+                Some(flow) => flow.seen_ns = now_ns,
+                None => self.begin(key, eth, segment, now_ns, tell),
+            }
             return FromGuest::Pass;
         }
         let Some(flow) = self.get(&key) else { return FromGuest::Pass };
@@ -164,6 +167,18 @@ impl FlowTable {
         }
         Some(at as u32)
     }
+}
+
+/// Whether a SYN of the guest's is that of a connection that is known already. What answers it may have been
+/// lost, or be on its way: then it passes behind what the peer says first, and what was heard must not be
+/// forgotten. A new connection has other numbers.
+fn is_sent_again(flow: &Flow, syn: &Segment) -> bool {
+    let is_same = Some(syn.seq.wrapping_add(1)) == flow.send_base
+        && match syn.has(ACK) {
+            true => flow.is_open && Some(syn.ack) == flow.receive_base,
+            false => !flow.is_open,
+        };
+    is_same && !(flow.reset || flow.guest_fin || flow.is_broken)
 }
 
 fn may_go(flow: &Flow, now_ns: u64) -> bool {

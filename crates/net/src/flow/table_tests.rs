@@ -104,6 +104,64 @@ fn those_that_find_no_room_are_counted() {
     assert!((3..40).all(|n| table.get(&name(n)).is_some()));
 }
 
+/// A segment of the guest's, or of its peer's: flags, number and what it acknowledges.
+fn says(table: &mut FlowTable, from_guest: bool, (flags, seq, ack): (u8, u32, u32), now_ns: u64) {
+    let sender = if from_guest { name(1) } else { mirror(&name(1)) };
+    let mut frame = Build::new(sender, flags, seq, ack).frame();
+    let segment = Segment::parse(&frame, frame.len()).unwrap();
+    let mut tell = |_, event| panic!("{event:?}");
+    if from_guest {
+        table.guest_sends(&mut frame, &segment, true, now_ns, &mut tell);
+    } else {
+        let flow = table.get(&name(1)).unwrap();
+        flow.peer_sends(&frame, &segment, super::super::state::Sum::Right, &mut tell);
+    }
+}
+
+/// It passes behind the peer's first words where its answer was lost, or was on its way.
+#[test]
+fn a_syn_that_is_sent_again_begins_nothing() {
+    let guests = (SYN | ACK, 100, 501);
+    let mut accepts = FlowTable::new(4);
+    says(&mut accepts, true, guests, 5);
+    says(&mut accepts, false, (PSH | ACK, 501, 101), 6);
+    says(&mut accepts, true, guests, 7);
+    let mut connects = FlowTable::new(4);
+    says(&mut connects, true, (SYN, 100, 0), 5);
+    says(&mut connects, false, (SYN | ACK, 500, 101), 6);
+    says(&mut connects, true, (SYN, 100, 0), 7);
+    says(&mut connects, true, (ACK, 101, 501), 8);
+    for mut table in [accepts, connects] {
+        // It is nothing to a pipe that is about to begin, either.
+        assert!(settle(&mut table, 1));
+        says(&mut table, true, guests, 9);
+        let flow = table.get(&name(1)).unwrap();
+        assert!(flow.is_heard && flow.is_open && flow.is_needed());
+        let known = (flow.begun_ns, flow.seen_ns, flow.send_base, flow.receive_base);
+        assert_eq!(known, (5, 9, Some(101), Some(501)));
+    }
+}
+
+#[test]
+fn a_syn_with_other_numbers_is_a_new_connections() {
+    let begun_ns = |end: u8, syn| {
+        let mut table = FlowTable::new(4);
+        says(&mut table, true, (SYN | ACK, 100, 501), 5);
+        says(&mut table, false, (ACK, 501, 101), 6);
+        says(&mut table, true, (end, 101, 501), 7);
+        says(&mut table, true, syn, 8);
+        table.get(&name(1)).unwrap().begun_ns
+    };
+    assert_eq!(begun_ns(ACK, (SYN | ACK, 100, 501)), 5);
+    for other in [(SYN | ACK, 99, 501), (SYN | ACK, 100, 502), (SYN, 100, 0)] {
+        assert_eq!(begun_ns(ACK, other), 8, "{other:?}");
+    }
+    // What has ended does not go on.
+    for end in [RST | ACK, FIN | ACK] {
+        assert_eq!(begun_ns(end, (SYN | ACK, 100, 501)), 8);
+    }
+}
+
 #[test]
 fn bound_are_those_that_pipes_have_or_have_shifted_until_all_is_over() {
     let mut table = FlowTable::new(8);
@@ -237,11 +295,12 @@ fn a_syn_ends_the_shift() {
     let mut table = FlowTable::new(4);
     connect(&mut table, 0, 1);
     shift(&mut table, 0, 1);
-    connect(&mut table, 0, 2);
+    guest(&mut table, 0, SYN | ACK, 900, 2);
+    peer(&mut table, 0, 0, 901, 2);
     let flow = table.get(&name(0)).unwrap();
     assert!(!flow.is_shifted());
     assert_eq!(
-        flow.snapshot(0, 5).map(|s| matches!(s, Snapshot::Ready(t) if t.send_seq == 101)),
+        flow.snapshot(0, 5).map(|s| matches!(s, Snapshot::Ready(t) if t.send_seq == 901)),
         Ok(true)
     );
     // The old pipe has no say in it.

@@ -31,6 +31,8 @@ pub(super) struct Plan {
     pub sack: bool,
     /// Whose SYN comes first.
     pub guest_connects: bool,
+    /// The guest's SYN is sent once more, and passes behind what the peer says first.
+    pub syn_again: bool,
     /// The guest's and the peer's first numbers, and their clocks.
     pub first: [u32; 2],
     pub clocks: [u32; 2],
@@ -69,14 +71,14 @@ fn parts() -> impl Strategy<Value = Part> {
 }
 
 fn plans() -> impl Strategy<Value = Plan> {
-    let flags = any::<[bool; 6]>();
+    let flags = any::<[bool; 7]>();
     let firsts = ([numbers(), numbers()], [numbers(), numbers()]);
     let net = (0..100_u32, 0..60_u32, 0..200_u32, 0..30_u32, 0..100_u32);
     let parts = prop::collection::vec(parts(), 1..6);
     let peer = (0..16_000_u32, 1500..9000_u32);
     (any::<u64>(), flags, firsts, net, parts, peer).prop_map(
         |(seed, flags, firsts, net, parts, peer)| {
-            let [v6, timestamps, sack, guest_connects, rude, peer_closes] = flags;
+            let [v6, timestamps, sack, guest_connects, rude, peer_closes, syn_again] = flags;
             let (loss, twice, late, damage, no_buffer) = net;
             let (first, clocks) = firsts;
             let (peer_bytes, peer_buffer) = peer;
@@ -86,6 +88,7 @@ fn plans() -> impl Strategy<Value = Plan> {
                 timestamps,
                 sack,
                 guest_connects,
+                syn_again,
                 first,
                 clocks,
                 loss,

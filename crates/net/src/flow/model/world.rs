@@ -118,6 +118,7 @@ impl World {
         world
     }
 
+    /// The guest may send its SYN once more, behind what the peer says first.
     fn shake_hands(&mut self) {
         let [a, b] = self.plan.first;
         let here = self.guest.key;
@@ -132,12 +133,15 @@ impl World {
         if self.plan.guest_connects {
             let first = syn(here, SYN, a, 0, ours, 0);
             let second = syn(mirror(&here), SYN | ACK, b, a.wrapping_add(1), theirs, ours);
-            self.ring.push_back((0, first));
+            self.ring.push_back((0, first.clone()));
             self.switch_from_guest();
             self.switch_from_peer(second);
+            self.ring.extend(self.plan.syn_again.then_some((0, first)));
         } else {
-            self.ring.push_back((0, syn(here, SYN | ACK, a, b.wrapping_add(1), ours, theirs)));
+            let first = syn(here, SYN | ACK, a, b.wrapping_add(1), ours, theirs);
+            self.ring.push_back((0, first.clone()));
             self.switch_from_guest();
+            self.ring.extend(self.plan.syn_again.then_some((1, first)));
         }
         (self.guest.recent_ts, self.peer.recent_ts) = (Some(theirs), Some(ours));
         if self.plan.guest_connects {
