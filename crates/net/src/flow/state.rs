@@ -233,7 +233,7 @@ impl Flow {
         flow
     }
 
-    fn note_macs(&mut self, eth: &[u8]) {
+    pub fn note_macs(&mut self, eth: &[u8]) {
         self.macs.copy_from_slice(&eth[..12]);
     }
 
@@ -340,7 +340,7 @@ impl Flow {
     }
 
     /// Timestamps never go back (RFC 7323, 4.3): a guest whose clock is behind its twin's is moved up.
-    fn advance_clock(&mut self, value: u32) {
+    pub fn advance_clock(&mut self, value: u32) {
         let Some(last) = self.timestamp else { return };
         let wire = value.wrapping_add(self.shift.timestamp);
         if !after(last, wire) {

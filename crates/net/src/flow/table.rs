@@ -104,8 +104,8 @@ impl FlowTable {
     ) -> FromGuest {
         let key = segment.key_of_sender(eth);
         if segment.has(SYN) {
-            match self.get(&key).filter(|flow| is_sent_again(flow, segment)) {
-                Some(flow) => flow.seen_ns = now_ns,
+            match self.get(&key).filter(|flow| is_sent_again(flow, eth, segment)) {
+                Some(flow) => flow.go_on(eth, segment, now_ns),
                 None => self.begin(key, eth, segment, now_ns, tell),
             }
             return FromGuest::Pass;
@@ -169,16 +169,32 @@ impl FlowTable {
     }
 }
 
+impl Flow {
+    /// Its SYN was sent again: by another way, perhaps, and later.
+    fn go_on(&mut self, eth: &[u8], syn: &Segment, now_ns: u64) {
+        self.seen_ns = now_ns;
+        self.note_macs(eth);
+        if let Some((value, _)) = syn.timestamps(eth) {
+            self.advance_clock(value);
+        }
+    }
+}
+
 /// Whether a SYN of the guest's is that of a connection that is known already. What answers it may have been
 /// lost, or be on its way: then it passes behind what the peer says first, and what was heard must not be
-/// forgotten. A new connection has other numbers.
-fn is_sent_again(flow: &Flow, syn: &Segment) -> bool {
-    let is_same = Some(syn.seq.wrapping_add(1)) == flow.send_base
+/// forgotten. A new connection has other numbers, or anything of the old one has changed.
+fn is_sent_again(flow: &Flow, eth: &[u8], syn: &Segment) -> bool {
+    let has_its_numbers = Some(syn.seq.wrapping_add(1)) == flow.send_base
         && match syn.has(ACK) {
             true => flow.is_open && Some(syn.ack) == flow.receive_base,
-            false => !flow.is_open,
+            // Without the bytes of the first one, if it had some: its answer has another number.
+            false => !flow.is_open && syn.end() == flow.sent_end,
         };
-    is_same && !(flow.reset || flow.guest_fin || flow.is_broken)
+    let has_its_options =
+        syn.scale == flow.guest_scale && syn.timestamps(eth).is_some() == flow.timestamp.is_some();
+    // A guest that sends it behind a pipe has gone back in time, to where there was none.
+    let has_gone_on = flow.guest_fin || flow.reset || flow.is_shifted();
+    has_its_numbers && has_its_options && !has_gone_on
 }
 
 fn may_go(flow: &Flow, now_ns: u64) -> bool {

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::super::segment::{ACK, FIN, PSH, RST};
-use super::super::testing::{Build, key, mirror};
+use super::super::testing::{Build, key, mirror, timestamps};
 use super::super::{FlowError, Snapshot};
 use super::*;
 use crate::tests::alloc::allocations;
@@ -104,13 +104,13 @@ fn those_that_find_no_room_are_counted() {
     assert!((3..40).all(|n| table.get(&name(n)).is_some()));
 }
 
-/// A segment of the guest's, or of its peer's: flags, number and what it acknowledges.
-fn says(table: &mut FlowTable, from_guest: bool, (flags, seq, ack): (u8, u32, u32), now_ns: u64) {
-    let sender = if from_guest { name(1) } else { mirror(&name(1)) };
-    let mut frame = Build::new(sender, flags, seq, ack).frame();
+/// A segment of the connection to port 1, from the guest or its peer.
+fn says(table: &mut FlowTable, build: Build, now_ns: u64) {
+    let is_guests = build.key == name(1);
+    let mut frame = build.frame();
     let segment = Segment::parse(&frame, frame.len()).unwrap();
     let mut tell = |_, event| panic!("{event:?}");
-    if from_guest {
+    if is_guests {
         table.guest_sends(&mut frame, &segment, true, now_ns, &mut tell);
     } else {
         let flow = table.get(&name(1)).unwrap();
@@ -118,48 +118,76 @@ fn says(table: &mut FlowTable, from_guest: bool, (flags, seq, ack): (u8, u32, u3
     }
 }
 
+fn from_guest(flags: u8, seq: u32, ack: u32) -> Build {
+    Build { options: timestamps(70, 80), ..Build::new(name(1), flags, seq, ack) }
+}
+
+fn from_peer(flags: u8, seq: u32, ack: u32) -> Build {
+    Build { options: timestamps(80, 70), ..Build::new(mirror(&name(1)), flags, seq, ack) }
+}
+
+/// A connection of which each side has sent a SYN.
+fn accepted() -> FlowTable {
+    let mut table = FlowTable::new(4);
+    says(&mut table, from_guest(SYN | ACK, 100, 501), 5);
+    says(&mut table, from_peer(PSH | ACK, 501, 101), 6);
+    table
+}
+
 /// It passes behind the peer's first words where its answer was lost, or was on its way.
 #[test]
 fn a_syn_that_is_sent_again_begins_nothing() {
-    let guests = (SYN | ACK, 100, 501);
-    let mut accepts = FlowTable::new(4);
-    says(&mut accepts, true, guests, 5);
-    says(&mut accepts, false, (PSH | ACK, 501, 101), 6);
-    says(&mut accepts, true, guests, 7);
+    let later = |build| Build { options: timestamps(75, 80), macs: [[6; 6], [8; 6]], ..build };
+    let mut accepts = accepted();
+    says(&mut accepts, later(from_guest(SYN | ACK, 100, 501)), 9);
     let mut connects = FlowTable::new(4);
-    says(&mut connects, true, (SYN, 100, 0), 5);
-    says(&mut connects, false, (SYN | ACK, 500, 101), 6);
-    says(&mut connects, true, (SYN, 100, 0), 7);
-    says(&mut connects, true, (ACK, 101, 501), 8);
-    for mut table in [accepts, connects] {
-        // It is nothing to a pipe that is about to begin, either.
-        assert!(settle(&mut table, 1));
-        says(&mut table, true, guests, 9);
+    says(&mut connects, from_guest(SYN, 100, 0), 5);
+    says(&mut connects, from_peer(SYN | ACK, 500, 101), 6);
+    says(&mut connects, later(from_guest(SYN, 100, 0)), 8);
+    says(&mut connects, later(from_guest(ACK, 101, 501)), 9);
+    for table in [&mut accepts, &mut connects] {
         let flow = table.get(&name(1)).unwrap();
-        assert!(flow.is_heard && flow.is_open && flow.is_needed());
+        assert!(flow.is_heard && flow.is_open);
         let known = (flow.begun_ns, flow.seen_ns, flow.send_base, flow.receive_base);
         assert_eq!(known, (5, 9, Some(101), Some(501)));
+        // What has changed is told to a twin.
+        assert_eq!((flow.timestamp, flow.macs[0], flow.macs[6]), (Some(75), 6, 8));
     }
+    // It is nothing to a pipe that is about to begin, either.
+    assert!(settle(&mut accepts, 1));
+    says(&mut accepts, from_guest(SYN | ACK, 100, 501), 10);
+    assert!(accepts.get(&name(1)).unwrap().is_needed());
 }
 
 #[test]
-fn a_syn_with_other_numbers_is_a_new_connections() {
-    let begun_ns = |end: u8, syn| {
-        let mut table = FlowTable::new(4);
-        says(&mut table, true, (SYN | ACK, 100, 501), 5);
-        says(&mut table, false, (ACK, 501, 101), 6);
-        says(&mut table, true, (end, 101, 501), 7);
-        says(&mut table, true, syn, 8);
-        table.get(&name(1)).unwrap().begun_ns
+fn a_syn_with_anything_new_begins_a_connection() {
+    let is_new = |table: &mut FlowTable, syn| {
+        says(table, syn, 8);
+        table.get(&name(1)).unwrap().begun_ns == 8
     };
-    assert_eq!(begun_ns(ACK, (SYN | ACK, 100, 501)), 5);
-    for other in [(SYN | ACK, 99, 501), (SYN | ACK, 100, 502), (SYN, 100, 0)] {
-        assert_eq!(begun_ns(ACK, other), 8, "{other:?}");
+    let same = || from_guest(SYN | ACK, 100, 501);
+    let scaled = Build { options: [timestamps(75, 80), vec![1, 3, 3, 2]].concat(), ..same() };
+    let others = [
+        from_guest(SYN | ACK, 99, 501),
+        from_guest(SYN | ACK, 100, 502),
+        from_guest(SYN, 100, 0),
+        Build { options: vec![], ..same() },
+        scaled,
+    ];
+    assert!(!is_new(&mut accepted(), same()));
+    for other in others {
+        assert!(is_new(&mut accepted(), other.clone()), "{other:?}");
     }
     // What has ended does not go on.
     for end in [RST | ACK, FIN | ACK] {
-        assert_eq!(begun_ns(end, (SYN | ACK, 100, 501)), 8);
+        let mut table = accepted();
+        says(&mut table, from_guest(end, 101, 502), 7);
+        assert!(is_new(&mut table, same()));
     }
+    // The bytes of the first one are sent later.
+    let mut table = FlowTable::new(4);
+    says(&mut table, Build { payload: vec![1; 9], ..from_guest(SYN, 100, 0) }, 5);
+    assert!(is_new(&mut table, from_guest(SYN, 100, 0)));
 }
 
 #[test]
@@ -295,12 +323,11 @@ fn a_syn_ends_the_shift() {
     let mut table = FlowTable::new(4);
     connect(&mut table, 0, 1);
     shift(&mut table, 0, 1);
-    guest(&mut table, 0, SYN | ACK, 900, 2);
-    peer(&mut table, 0, 0, 901, 2);
+    connect(&mut table, 0, 2);
     let flow = table.get(&name(0)).unwrap();
     assert!(!flow.is_shifted());
     assert_eq!(
-        flow.snapshot(0, 5).map(|s| matches!(s, Snapshot::Ready(t) if t.send_seq == 901)),
+        flow.snapshot(0, 5).map(|s| matches!(s, Snapshot::Ready(t) if t.send_seq == 101)),
         Ok(true)
     );
     // The old pipe has no say in it.

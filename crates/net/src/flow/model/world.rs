@@ -138,10 +138,12 @@ impl World {
             self.switch_from_peer(second);
             self.ring.extend(self.plan.syn_again.then_some((0, first)));
         } else {
-            let first = syn(here, SYN | ACK, a, b.wrapping_add(1), ours, theirs);
-            self.ring.push_back((0, first.clone()));
+            let answer = |clock| syn(here, SYN | ACK, a, b.wrapping_add(1), clock, theirs);
+            let (first, again) = (answer(ours), answer(ours.wrapping_add(1)));
+            self.ring.push_back((0, first));
             self.switch_from_guest();
-            self.ring.extend(self.plan.syn_again.then_some((1, first)));
+            // The peer is heard in the first tick.
+            self.ring.extend(self.plan.syn_again.then_some((2, again)));
         }
         (self.guest.recent_ts, self.peer.recent_ts) = (Some(theirs), Some(ours));
         if self.plan.guest_connects {
