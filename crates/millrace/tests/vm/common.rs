@@ -65,13 +65,22 @@ pub fn daemon(name: &str) -> DaemonBuilder {
     Daemon::builder(name).binary(env!("CARGO_BIN_EXE_millrace"))
 }
 
-/// Boots all guests at once.
+/// Boots all guests at once; one that the emulator ends by a fault of its own, once more.
 pub fn boot<const N: usize>(lab: &Lab, guests: [GuestBuilder; N]) -> [Guest; N] {
-    let guests = guests.map(|guest| guest.start(lab).unwrap());
-    for guest in &guests {
-        guest.wait_ready(BOOT).unwrap();
-    }
-    guests
+    let started = guests.map(|guest| (guest.clone(), guest.start(lab).unwrap()));
+    started.map(|(builder, guest)| match guest.wait_ready(BOOT) {
+        Err(error) if error.is_emulators_fault() => {
+            println!("started once more: {error}");
+            drop(guest);
+            let guest = builder.start(lab).unwrap();
+            guest.wait_ready(BOOT).unwrap();
+            guest
+        }
+        ready => {
+            ready.unwrap();
+            guest
+        }
+    })
 }
 
 /// A transfer's result as the agent prints it; the sender has compared the hashes already.
