@@ -118,11 +118,17 @@ fn abuse_P10_a_front_end_that_hangs_up_at_once_is_dialled_ever_more_seldom() {
     // 0, 50, 100, 200 and 400 ms apart.
     assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
     // One that says something is worth another try soon, but not a loop.
-    let hello = || FrontEnd::on(listener.accept().unwrap().0.into()).get_u64(Request::GetFeatures);
-    hello();
+    let hello = || {
+        let front = FrontEnd::on(listener.accept().unwrap().0.into());
+        front.get_u64(Request::GetFeatures);
+        front
+    };
+    let first = hello();
+    // The first pause begins when it hangs up.
     let begin = Instant::now();
+    drop(first);
     for _ in 0..4 {
-        hello();
+        drop(hello());
     }
     let took = begin.elapsed();
     assert!(took >= Duration::from_millis(190) && took < Duration::from_secs(2), "{took:?}");

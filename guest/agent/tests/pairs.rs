@@ -71,8 +71,8 @@ struct Listening {
 
 impl Listening {
     fn start(command: &mut Command) -> Self {
-        // Nobody listens there now.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Nobody listens there now, nor does a test beside this one take the port at this address.
+        let address = TcpListener::bind("127.0.0.77:0").unwrap().local_addr().unwrap();
         let mut child = command.args(["-l", &address.to_string()]).spawn().unwrap();
         let mut told = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();

@@ -185,7 +185,8 @@ fn own_bytes_that_do_not_come_are_not_counted() {
             socket2::SockRef::from(&rig.sender).set_linger(now).unwrap();
             rig.sender = tcp().0;
         }),
-        (100, Reason::TimedOut, |_| {}),
+        // Long enough for the bytes to come first.
+        (3000, Reason::TimedOut, |_| {}),
         (0, Reason::Cancelled, |rig| {
             rustix::net::shutdown(&rig.program, rustix::net::Shutdown::Write).unwrap();
         }),

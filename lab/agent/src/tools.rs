@@ -2,6 +2,7 @@
 //! not prose.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
 
 use crate::AgentError;
 
@@ -28,7 +29,7 @@ rr-server [PORT] | rr tcp|udp ADDR[:PORT] SECS [BYTES [PAUSE_MS]] | sink [PORT] 
 tcp-stream ADDR[:PORT] SECS [BYTES] | udp-small ADDR[:PORT] SECS [BYTES] | \
 udp-send ADDR[:PORT] COUNT [BYTES] | \
 disk-read PATH SECS [BYTES [SEED]] | fill PATH BYTES [SEED] | compare PATH PATH [OFFSET OFFSET] | \
-fetch ADDR[:PORT] ROUNDS BYTES | order recv ADDR | order send ADDR SECS | \
+fetch ADDR[:PORT] ROUNDS BYTES | order recv ADDR | order send ADDR STOP_FILE | \
 pipe listen|connect ADDR PATH [mptcp] [tls] [end] [path-only|write-only] [wait=FIFO] | \
 relay CID:PORT OWN_PORT ADDR | service UNIT [DROP_IN]... [-- PROGRAM [ARGUMENT]...] | \
 xfer send|recv tcp|udp|vsock|unix connect|listen ADDR BYTES [SEED]";
@@ -128,9 +129,10 @@ pub fn main(arguments: &[&str]) -> Option<Result<(), AgentError>> {
             };
             run()
         }
-        ["order", "send", addr, secs] => {
+        ["order", "send", addr, stop_file] => {
             let run = || {
-                print(&order::send(address(addr, xfer::XFER_PORT)?, seconds(secs)?)?);
+                let is_over = || Path::new(stop_file).exists();
+                print(&order::send(address(addr, xfer::XFER_PORT)?, is_over)?);
                 Ok(())
             };
             run()

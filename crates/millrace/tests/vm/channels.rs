@@ -87,7 +87,7 @@ fn in_order(kernel: KernelChoice, vcpus: u32) {
     receiver.wait_line("listening", READY).unwrap();
     // What waits for the neighbour's address may be overtaken on the ordinary way, too.
     a.sh(&format!("ping -c 1 {}", address(1))).unwrap();
-    let sender = a.spawn(&format!("agent order send {} 8", address(1))).unwrap();
+    let sender = a.spawn(&format!("agent order send {} /tmp/enough", address(1))).unwrap();
     load(a);
     load(b);
     world.linked(&[a, b]);
@@ -102,6 +102,7 @@ fn in_order(kernel: KernelChoice, vcpus: u32) {
         until("taken", || count(a, "taken") > before);
     }
     unload(a);
+    a.sh("touch /tmp/enough").unwrap();
     let sent = sender.wait(LONG).unwrap().json().unwrap();
     let received = receiver.wait(LONG).unwrap().json().unwrap();
     println!("{sent} {received}");

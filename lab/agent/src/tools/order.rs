@@ -3,7 +3,7 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -20,16 +20,16 @@ const ENDS: u32 = 20;
 /// Without any datagram for so long the receiver gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends for `time`. Returns `{"op": "order_send", "sent": …}`.
+/// Sends until `is_over`, which is asked before each burst. Returns `{"op": "order_send", "sent": …}`.
 ///
 /// # Errors
 /// Socket errors.
-pub fn send(to: SocketAddr, time: Duration) -> Result<Value, AgentError> {
+pub fn send(to: SocketAddr, is_over: impl Fn() -> bool) -> Result<Value, AgentError> {
     let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
     let socket = UdpSocket::bind(any).map_err(AgentError::io("bind UDP"))?;
     socket.connect(to).map_err(AgentError::io(format!("connect UDP {to}")))?;
-    let (until, mut sent) = (Instant::now() + time, 0u32);
-    while Instant::now() < until {
+    let mut sent = 0u32;
+    while !is_over() {
         for _ in 0..BURST {
             socket.send(&datagram(sent)).map_err(AgentError::io("send a datagram"))?;
             sent += 1;
@@ -77,6 +77,8 @@ pub fn receive(socket: &UdpSocket) -> Result<Value, AgentError> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -96,10 +98,12 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = socket.local_addr().unwrap();
         let sent = std::thread::scope(|scope| {
-            let sent = scope.spawn(|| send(to, Duration::from_millis(50)).unwrap());
+            let bursts = Cell::new(0);
+            let is_over = move || bursts.replace(bursts.get() + 1) == 20;
+            let sent = scope.spawn(move || send(to, is_over).unwrap());
             assert_eq!(receive(&socket).unwrap()["overtaken"], 0);
             sent.join().unwrap()
         });
-        assert!(sent["sent"].as_u64().unwrap() > 0);
+        assert_eq!(sent["sent"], 20 * BURST);
     }
 }

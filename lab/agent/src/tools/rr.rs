@@ -31,14 +31,26 @@ impl Server {
         tcp: impl FnOnce(&TcpListener) -> Result<(), AgentError> + Send + 'static,
         udp: impl FnOnce(&UdpSocket) -> Result<(), AgentError> + Send + 'static,
     ) -> Result<Self, AgentError> {
-        let listener =
-            TcpListener::bind(("::", port)).map_err(AgentError::io("bind the TCP server"))?;
+        let (listener, socket) = Self::bind(port)?;
         let port = listener.local_addr().map_err(AgentError::io("own address"))?.port();
-        let socket =
-            UdpSocket::bind(("::", port)).map_err(AgentError::io("bind the UDP server"))?;
         let threads =
             vec![thread::spawn(move || tcp(&listener)), thread::spawn(move || udp(&socket))];
         Ok(Self { port, threads })
+    }
+
+    fn bind(port: u16) -> Result<(TcpListener, UdpSocket), AgentError> {
+        loop {
+            let listener =
+                TcpListener::bind(("::", port)).map_err(AgentError::io("bind the TCP server"))?;
+            let own = listener.local_addr().map_err(AgentError::io("own address"))?.port();
+            match UdpSocket::bind(("::", own)) {
+                // Any port will do, and this one is somebody's for UDP.
+                Err(error) if port == 0 && error.kind() == ErrorKind::AddrInUse => {}
+                socket => {
+                    return Ok((listener, socket.map_err(AgentError::io("bind the UDP server"))?));
+                }
+            }
+        }
     }
 
     /// The port, for a server started on port 0.

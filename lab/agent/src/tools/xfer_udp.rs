@@ -189,14 +189,15 @@ mod tests {
         let receiver = thread::spawn(move || receive(&socket, CONTENT).unwrap());
         // A relay that loses every 50th datagram of either direction.
         thread::spawn(move || {
-            let (mut buffer, mut sender, mut seen) = ([0; 2048], None, 0u32);
+            let (mut buffer, mut sender, mut seen) = ([0; 2048], None, [0u32; 2]);
             while let Ok((len, from)) = middle.recv_from(&mut buffer) {
                 let target = if from == to { sender } else { Some(to) };
                 if from != to {
                     sender = Some(from);
                 }
-                seen += 1;
-                if let (Some(target), true) = (target, seen % 50 != 0) {
+                let seen = &mut seen[usize::from(from == to)];
+                *seen += 1;
+                if let (Some(target), true) = (target, *seen % 50 != 0) {
                     let _ = middle.send_to(&buffer[..len], target);
                 }
             }
