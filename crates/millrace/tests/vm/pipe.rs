@@ -155,5 +155,6 @@ pub fn killed_in_mid_pipe(world: &mut World, port: u64, len_bytes: u64) {
     let report = server.wait(READY).unwrap();
     let report: Value = report.json().unwrap();
     println!("{received} bytes: {report}");
+    assert!(killed, "no byte came");
     assert!(received < len_bytes && report["whole"] == false, "{report}");
 }
