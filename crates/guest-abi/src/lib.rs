@@ -9,13 +9,15 @@
 //! - [`channel`]: members of a channel and their host, in memory that they share.
 //! - [`channel_net`]: the network's modules of two members.
 //! - [`frame`]: messages on a byte stream.
+//! - [`module`]: programs of a guest and modules of the host; [`table`]: the table store's requests.
+//! - [`module_call`]: a WebAssembly module and the process that runs it.
 //! - [`pipe`]: the guest's agent and the daemon, over vsock.
 //! - [`program`]: a program of the guest and its agent, over a Unix socket.
 //! - [`reason`]: why something was not piped, or not to its end; the same numbers everywhere.
 //!
 //! # Limits
 //! - A message has at most 64 KiB ([`frame::MAX_BODY_BYTES`]): what one side keeps of the other's
-//!   before it knows what it is.
+//!   before it knows what it is. One to a module has at most 16 MiB ([`module::MAX_BODY_BYTES`]).
 //! - A pipe has at most 2,048 extents ([`pipe::MAX_EXTENTS`]): both ends of it in one message. A file
 //!   in more pieces is piped in parts.
 //! - A trust domain has at most 32 members with channels ([`channel::MAX_MEMBERS`]).
@@ -25,8 +27,11 @@
 pub mod channel;
 pub mod channel_net;
 pub mod frame;
+pub mod module;
+pub mod module_call;
 pub mod pipe;
 pub mod program;
 pub mod reason;
+pub mod table;
 
 pub use reason::Reason;
