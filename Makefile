@@ -8,13 +8,14 @@ ROUNDS ?= 17
 PEER_ROUNDS ?= 9
 PIPE_ROUNDS ?= 5
 CHANNEL_ROUNDS ?= 7
+MODULE_ROUNDS ?= 5
 MIB ?= 64
 NAME ?= peers
 FUZZ_SECONDS ?= 60
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs soak fuzz clean
+.PHONY: help prepare modules build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -70,6 +71,12 @@ bench-channels-programs: prepare
 	$(CARGO) build --release --locked -p millrace -p millrace-bench
 	./target/release/bench channels --programs --secs 1.7 --rounds $(CHANNEL_ROUNDS) --out out
 
+## make bench NAME=modules  MariaDB's inserts: table store in the host, in the guest on all disks, other engines (MODULE_ROUNDS=5)
+bench-modules: modules
+	@./scripts/mariadb-plugin
+	$(CARGO) build --release --locked -p millrace -p millrace-bench
+	./target/release/bench modules --rounds $(MODULE_ROUNDS) --out out
+
 ## make bench NAME=sim    placement, credits and sleep of up to 64 sidecores in virtual time: out/sim-*.svg
 bench-sim: prepare
 	$(CARGO) build --release --locked -p millrace-sim
@@ -81,22 +88,32 @@ test: lint unit vm
 prepare:
 	@./scripts/prepare
 
+## make modules           the WebAssembly modules: target/modules/*.wasm
+modules: prepare
+	@./scripts/modules
+
 ## make lint              only format and lints
 lint: prepare
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@# WebAssembly modules are a workspace of their own, too: another compiler makes them.
+	cd modules && $(CARGO) fmt --all --check && \
+	    CARGO_TARGET_DIR=../target/modules/native $(CARGO) clippy --locked --all-targets -- -D warnings
 	@# Fuzz targets are a workspace of their own. Nothing is linked, so the runtime need not be there.
 	cd fuzz && CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=../target/fuzz \
 	    $(CARGO) clippy --locked --all-targets -- -D warnings
 
 ## make unit              only the tests without VMs
 unit: prepare
-	$(CARGO) test --locked --workspace --exclude millrace-lab --exclude millrace --exclude millrace-channel
+	$(CARGO) test --locked --workspace --exclude millrace-lab --exclude millrace --exclude millrace-channel \
+	    --exclude millrace-modules
 	$(CARGO) test --locked -p millrace-channel --lib
+	cd modules && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked
 
 ## make vm                only the tests on real VMs
-vm: prepare
-	$(CARGO) test --locked -p millrace-lab -p millrace -p millrace-channel
+vm: prepare modules
+	@# One command: WebAssembly's compiler is built once for all of them.
+	$(CARGO) test --locked -p millrace-lab -p millrace -p millrace-channel -p millrace-modules
 
 ## make build             the daemon, optimised
 build: prepare

@@ -10,7 +10,8 @@
 //! - [`channel_net`]: the network's modules of two members.
 //! - [`frame`]: messages on a byte stream.
 //! - [`module`]: programs of a guest and modules of the host; [`table`]: the table store's requests.
-//! - [`module_call`]: a WebAssembly module and the process that runs it.
+//! - [`module_call`]: a WebAssembly module and the process that runs it; [`stream`]: modules that speak a
+//!   protocol of bytes.
 //! - [`pipe`]: the guest's agent and the daemon, over vsock.
 //! - [`program`]: a program of the guest and its agent, over a Unix socket.
 //! - [`reason`]: why something was not piped, or not to its end; the same numbers everywhere.
@@ -32,6 +33,7 @@ pub mod module_call;
 pub mod pipe;
 pub mod program;
 pub mod reason;
+pub mod stream;
 pub mod table;
 
 pub use reason::Reason;

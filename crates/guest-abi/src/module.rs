@@ -25,7 +25,10 @@
 //! [`Hello`] with the same id within [`Welcome::linger_ms`], and sends all requests again to which it
 //! has no reply: the same bytes, the same numbers, in order, with [`flag::AGAIN`]. The host executes
 //! none twice: it answers with the reply that it kept, or with the one that is still to come. Requests
-//! with [`flag::REPEATABLE`] change nothing: their replies are not kept, they are executed again.
+//! with [`flag::REPEATABLE`] change nothing: their replies are not kept, they are executed again. Of the others'
+//! replies the host keeps [`KEPT_BYTES`] at most; a request whose reply is not kept any more is answered with
+//! [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] says: connect again, and send again. Any other is
+//! the end. [`Welcome::max_in_flight`] is the same in all welcomes of a client.
 //!
 //! [`Welcome::instance`] changes when the module lost its memory: it was replaced, or the host's
 //! process ended. What a module had promised to keep (commits) it still has, and it knows the
@@ -60,6 +63,9 @@ pub const MAX_TEXT_BYTES: usize = 512;
 
 /// Most requests of a client without a reply.
 pub const MAX_IN_FLIGHT: u32 = 64;
+
+/// Bytes of replies that are kept for a client, should its connection break.
+pub const KEPT_BYTES: usize = 1 << 20;
 
 /// Longest name of a module: lower case letters, digits, `-`, `_`.
 pub const MAX_NAME_BYTES: usize = 32;

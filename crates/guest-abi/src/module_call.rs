@@ -40,6 +40,10 @@
 //! | `wake_after` | `(ms: i32) -> i32` | `millrace_serve` is called again by then, with [`event::WAKE`] if nothing else came; the soonest counts |
 //! | `log` | `(level: i32, ptr: i32, len: i32) -> i32` | [`log`] |
 //!
+//! What an earlier life of the module wrote may not be durable: a file that was there when it was opened is
+//! synced with the others before the next [`reply::DURABLE`] leaves. `file_remove` is durable with the next sync
+//! of any file; a handle of a file that was removed stays good.
+//!
 //! Names of files are 1 to [`MAX_FILE_NAME_BYTES`] of `a-z 0-9 . _ -`, not beginning with a dot, in a
 //! folder that this VM and this module have for themselves.
 

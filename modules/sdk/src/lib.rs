@@ -15,6 +15,9 @@ extern crate alloc;
 
 mod errno;
 mod events;
+pub mod stream;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod testing;
 #[doc(hidden)]
 #[cfg(target_arch = "wasm32")]
 pub mod wasm;

@@ -1,0 +1,214 @@
+//! Who sends requests, which of them have no reply yet, and which replies may be wanted again.
+//!
+//! A client is known by its id and outlives its connections by [`LINGER`]. The rules are those of
+//! `guest_abi::module`: numbers grow; a number that was seen is executed again only if it changes nothing.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Instant;
+
+use guest_abi::module::{MAX_IN_FLIGHT, failure, flag};
+
+use crate::conn::Bytes;
+use crate::limits::{KEPT_BYTES, LINGER, MAX_CLIENTS};
+
+/// A client's own number.
+pub(crate) type ClientId = [u8; 16];
+
+/// A request without a reply.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiting {
+    /// It changes nothing.
+    pub repeatable: bool,
+    /// When it came.
+    pub since: Instant,
+}
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub id: ClientId,
+    /// Its connection, if it has one.
+    pub conn: Option<usize>,
+    /// Since when it has none.
+    since: Instant,
+    /// The highest number that came.
+    pub highest: u64,
+    waiting: BTreeMap<u64, Waiting>,
+    kept: VecDeque<(u64, Bytes)>,
+    kept_bytes: usize,
+}
+
+/// What is to be done with a request.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// The module gets it.
+    Execute,
+    /// It was answered so.
+    Resend(Bytes),
+    /// It is being executed.
+    Wait,
+    /// It may not be executed: code and text.
+    Refuse(u32, String),
+    /// The client does not keep to the rules.
+    Bad(String),
+}
+
+impl Client {
+    fn new(id: ClientId, now: Instant) -> Self {
+        Self {
+            id,
+            conn: None,
+            since: now,
+            highest: 0,
+            waiting: BTreeMap::new(),
+            kept: VecDeque::new(),
+            kept_bytes: 0,
+        }
+    }
+
+    /// Takes a request in.
+    pub fn accept(&mut self, seq: u64, flags: u16, now: Instant) -> Verdict {
+        let repeatable = flags & flag::REPEATABLE != 0;
+        if seq == 0 || flags & !(flag::REPEATABLE | flag::AGAIN) != 0 {
+            return Verdict::Bad(format!("request {seq} with flags {flags:#x}"));
+        }
+        if seq <= self.highest {
+            if flags & flag::AGAIN == 0 {
+                return Verdict::Bad(format!("request {seq} after {}", self.highest));
+            }
+            if self.waiting.contains_key(&seq) {
+                return Verdict::Wait;
+            }
+            if let Some((_, bytes)) = self.kept.iter().find(|(kept, _)| *kept == seq) {
+                return Verdict::Resend(Bytes::clone(bytes));
+            }
+            if !repeatable {
+                let text = format!("the reply to request {seq} is not kept any more");
+                return Verdict::Refuse(failure::OUT_OF_ORDER, text);
+            }
+        }
+        if self.waiting.len() >= MAX_IN_FLIGHT as usize {
+            return Verdict::Bad(format!("more than {MAX_IN_FLIGHT} requests without a reply"));
+        }
+        self.highest = self.highest.max(seq);
+        self.waiting.insert(seq, Waiting { repeatable, since: now });
+        self.forget_old();
+        Verdict::Execute
+    }
+
+    /// Replies that the client must have.
+    fn forget_old(&mut self) {
+        while let Some((seq, _)) = self.kept.front()
+            && seq + u64::from(MAX_IN_FLIGHT) <= self.highest
+        {
+            self.drop_first();
+        }
+    }
+
+    fn drop_first(&mut self) {
+        if let Some((_, bytes)) = self.kept.pop_front() {
+            self.kept_bytes -= bytes.len();
+        }
+    }
+
+    /// A request is answered. None: there is no such request.
+    pub fn answered(&mut self, seq: u64) -> Option<Waiting> {
+        self.waiting.remove(&seq)
+    }
+
+    /// Keeps the reply, should the connection break before the client has it.
+    pub fn keep(&mut self, seq: u64, bytes: &Bytes) {
+        self.kept_bytes += bytes.len();
+        self.kept.push_back((seq, Bytes::clone(bytes)));
+        while self.kept_bytes > KEPT_BYTES {
+            self.drop_first();
+        }
+    }
+
+    /// Whether a request is without a reply.
+    pub fn waits_for(&self, seq: u64) -> bool {
+        self.waiting.contains_key(&seq)
+    }
+
+    /// The requests without a reply.
+    pub fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
+        self.waiting.keys().copied()
+    }
+}
+
+/// All clients of a module.
+#[derive(Debug, Default)]
+pub(crate) struct Clients {
+    slots: Vec<Option<Client>>,
+    ids: HashMap<ClientId, u32>,
+}
+
+impl Clients {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut Client> {
+        self.slots.get_mut(number as usize)?.as_mut()
+    }
+
+    /// Finds or makes a client. Its number, and whether it is new; none: there are too many, all connected.
+    pub fn find(&mut self, id: ClientId, now: Instant) -> Option<(u32, bool)> {
+        if let Some(number) = self.ids.get(&id) {
+            return Some((*number, false));
+        }
+        if self.ids.len() >= MAX_CLIENTS {
+            return None;
+        }
+        let free = self.slots.iter().position(Option::is_none);
+        let at = free.unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[at] = Some(Client::new(id, now));
+        self.ids.insert(id, at as u32);
+        Some((at as u32, true))
+    }
+
+    /// Its connection has gone.
+    pub fn disconnected(&mut self, number: u32, now: Instant) {
+        if let Some(client) = self.get_mut(number) {
+            (client.conn, client.since) = (None, now);
+        }
+    }
+
+    /// Forgets a client.
+    pub fn remove(&mut self, number: u32) -> Option<Client> {
+        let client = self.slots.get_mut(number as usize)?.take()?;
+        self.ids.remove(&client.id);
+        Some(client)
+    }
+
+    /// The client that has been without a connection for longest, once there is no room.
+    pub fn longest_gone(&self) -> Option<u32> {
+        self.gone().min_by_key(|(_, since)| *since).map(|(number, _)| number)
+    }
+
+    fn gone(&self) -> impl Iterator<Item = (u32, Instant)> + '_ {
+        let gone = |client: &Client| client.conn.is_none().then_some(client.since);
+        (0..).zip(&self.slots).filter_map(move |(n, c)| Some((n, gone(c.as_ref()?)?)))
+    }
+
+    /// Those whose time without a connection is over, and when the next one's is.
+    pub fn expired(&self, now: Instant) -> (Vec<u32>, Option<Instant>) {
+        let over = |since: Instant| now.saturating_duration_since(since) >= LINGER;
+        let expired = self.gone().filter(|(_, since)| over(*since)).map(|(number, _)| number);
+        let next = self.gone().filter(|(_, since)| !over(*since)).map(|(_, since)| since + LINGER);
+        (expired.collect(), next.min())
+    }
+
+    /// All of them, with their numbers.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Client)> {
+        (0..).zip(&mut self.slots).filter_map(|(number, client)| Some((number, client.as_mut()?)))
+    }
+}
+
+#[cfg(test)]
+#[path = "clients_tests.rs"]
+mod tests;

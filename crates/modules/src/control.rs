@@ -1,0 +1,123 @@
+//! What the daemon and a VM's process of modules say to each other: one packet, one message, as JSON, with
+//! descriptors where it says so.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::{ModuleStats, ModulesError};
+
+/// Longest message: settings of 16 modules.
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
+
+/// Most descriptors of a message: code and folder of 16 modules.
+const MAX_FDS: usize = 32;
+
+/// How a module is to be run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleSetup {
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of its WebAssembly, in hexadecimal digits.
+    pub hash: String,
+    /// CPU time of a call.
+    pub deadline_ms: u32,
+    /// Most memory.
+    pub memory_bytes: u64,
+    /// Most bytes of files.
+    pub disk_bytes: u64,
+}
+
+/// Daemon to process.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ToProcess {
+    /// First. With the descriptors of each module's code and folder, in turn.
+    Setup {
+        /// Whose process it is.
+        vm: String,
+        /// What it runs.
+        modules: Vec<ModuleSetup>,
+    },
+    /// A guest's connection, with its descriptor.
+    Connection,
+    /// Asks for [`FromProcess::Stats`].
+    Stats,
+    /// Finish, and end.
+    End,
+}
+
+/// Process to daemon.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FromProcess {
+    /// It is confined, and takes connections.
+    Ready,
+    /// It cannot: why. It ends.
+    Failed(String),
+    /// Of each module.
+    Stats(Vec<ModuleStats>),
+}
+
+fn failed(what: &'static str) -> impl FnOnce(Errno) -> ModulesError {
+    move |e| ModulesError::Control(format!("{what}: {e}"))
+}
+
+/// Sends a message.
+pub(crate) fn send(
+    socket: impl AsFd,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), ModulesError> {
+    let text = serde_json::to_vec(message).map_err(|e| ModulesError::Control(e.to_string()))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(ModulesError::Control(format!("more than {MAX_FDS} descriptors")));
+    }
+    let pieces = [std::io::IoSlice::new(&text)];
+    let flags = flags | SendFlags::NOSIGNAL;
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(socket.as_fd(), &pieces, &mut ancillary, flags)
+    })
+    .map(drop)
+    .map_err(failed("sending"))
+}
+
+/// Receives a message. None: the other end has gone.
+pub(crate) fn receive<T: DeserializeOwned>(
+    socket: impl AsFd,
+) -> Result<Option<(T, Vec<OwnedFd>)>, ModulesError> {
+    let mut text = vec![0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        let mut pieces = [std::io::IoSliceMut::new(&mut text)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        match rustix::net::recvmsg(socket.as_fd(), &mut pieces, &mut ancillary, flags) {
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
+            got => break got.map_err(failed("receiving"))?,
+        }
+    };
+    if got.bytes == 0 {
+        return Ok(None);
+    }
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(got) = message {
+            fds.extend(got);
+        }
+    }
+    let message = serde_json::from_slice(&text[..got.bytes])
+        .map_err(|e| ModulesError::Control(format!("a message: {e}")))?;
+    Ok(Some((message, fds)))
+}

@@ -1,0 +1,69 @@
+//! What can go wrong.
+
+use std::io;
+use std::path::PathBuf;
+
+/// An error of modules.
+#[derive(Debug, thiserror::Error)]
+pub enum ModulesError {
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A module's file is not the one that the config names.
+    #[error("module {name}: {} has SHA-256 {found}, the config says {wanted}", path.display())]
+    Hash {
+        /// The module's name.
+        name: String,
+        /// Its file.
+        path: PathBuf,
+        /// The file's hash.
+        found: String,
+        /// The config's.
+        wanted: String,
+    },
+    /// A module's file is too long.
+    #[error("module {name}: {} has {len_bytes} bytes, more than {limit_bytes}", path.display())]
+    TooLong {
+        /// The module's name.
+        name: String,
+        /// Its file.
+        path: PathBuf,
+        /// Its length.
+        len_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// It cannot be compiled or loaded.
+    #[error("module {name}: {why}")]
+    Module {
+        /// The module's name.
+        name: String,
+        /// What the compiler, or the loader, says.
+        why: String,
+    },
+    /// The process cannot be confined.
+    #[error("sandbox: {0}")]
+    Sandbox(String),
+    /// Daemon and process do not understand each other.
+    #[error("the process of modules: {0}")]
+    Control(String),
+}
+
+impl ModulesError {
+    /// For `map_err`.
+    pub(crate) fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let what = what.into();
+        |source| Self::Io { what, source: source.into() }
+    }
+
+    /// For `map_err` on what the WebAssembly runtime says.
+    pub(crate) fn module(name: &str) -> impl FnOnce(wasmtime::Error) -> Self + use<> {
+        let name = name.to_owned();
+        move |why| Self::Module { name, why: format!("{why:#}") }
+    }
+}

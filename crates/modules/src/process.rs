@@ -1,0 +1,265 @@
+//! A VM's process of modules: a thread for each of them, and this one, which takes connections from the
+//! daemon and reads their hellos.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use guest_abi::module::{MAX_NAME_BYTES, ModuleInfo};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use zerocopy::IntoBytes;
+
+use crate::ModulesError;
+use crate::control::{self, FromProcess, ModuleSetup, ToProcess};
+use crate::engine;
+use crate::folder::Folder;
+use crate::greet::{Greeting, Heard, refuse, tell_list};
+use crate::instance::{self, Limits};
+use crate::limits::{HELLO_TIMEOUT, MAX_CLIENTS, MAX_GREETING};
+use crate::sandbox;
+use crate::service::{Inbox, Service, Spec, Told};
+
+/// Memory of the process beside that of its modules: buffers of connections, and the allocator's slack.
+const OWN_MEMORY_BYTES: u64 = 1 << 30;
+
+/// How often a folder is looked at that another process has.
+const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+
+/// How long a module's thread may take to tell its counters.
+const STATS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A module that runs.
+struct Running {
+    inbox: Arc<Inbox>,
+    thread: JoinHandle<()>,
+}
+
+/// Runs until the daemon says so, or has gone. `control` is the socket to it.
+///
+/// # Errors
+/// It cannot be set up; the daemon is told, too.
+pub fn run(control: OwnedFd) -> Result<(), ModulesError> {
+    let modules = match set_up(&control) {
+        Ok(Some(modules)) => modules,
+        Ok(None) => return Ok(()),
+        Err(e) => {
+            let told = FromProcess::Failed(e.to_string());
+            // It may have gone already.
+            let _ = control::send(&control, &told, &[], SendFlags::empty());
+            return Err(e);
+        }
+    };
+    control::send(&control, &FromProcess::Ready, &[], SendFlags::empty())?;
+    Greeter { control, modules, greeting: Vec::new() }.run();
+    Ok(())
+}
+
+/// What all modules have in common.
+struct Modules {
+    running: HashMap<String, Running>,
+    /// As a welcome lists them.
+    list: Arc<Vec<u8>>,
+}
+
+fn set_up(control: &OwnedFd) -> Result<Option<Modules>, ModulesError> {
+    let Some((ToProcess::Setup { vm, modules }, fds)) = control::receive(control)? else {
+        return Ok(None);
+    };
+    if fds.len() != 2 * modules.len() {
+        return Err(ModulesError::Control(format!("{} descriptors", fds.len())));
+    }
+    crate::deadline::init()?;
+    let mut fds = fds.into_iter();
+    let mut parts = Vec::new();
+    while let (Some(code), Some(folder)) = (fds.next(), fds.next()) {
+        if !wait_for(&folder, control)? {
+            return Ok(None);
+        }
+        parts.push((code, folder));
+    }
+    let list = Arc::new(listed(&modules)?);
+    let memory_bytes = modules.iter().map(|m| m.memory_bytes).sum::<u64>() + OWN_MEMORY_BYTES;
+    sandbox::give_up_rights(memory_bytes, (MAX_CLIENTS + 1024) as u64)?;
+    // In front of the threads, which inherit it.
+    sandbox::leave_folders(parts.iter().map(|(_, folder)| folder.as_fd()))?;
+    let barrier = Arc::new(Barrier::new(modules.len() + 1));
+    let mut running = HashMap::new();
+    for (setup, (code, folder)) in modules.into_iter().zip(parts) {
+        let name = setup.name.clone();
+        running.insert(name, start(setup, code, folder, &list, &barrier)?);
+    }
+    // A thread that has just begun gives itself a name and a stack for signals: that is over here.
+    barrier.wait();
+    sandbox::leave_calls()?;
+    // Only now a module's own code may run.
+    barrier.wait();
+    tracing::debug!(%vm, "its modules are confined");
+    Ok(Some(Modules { running, list }))
+}
+
+/// Waits until an earlier process has let go of a folder. False: the daemon has gone meanwhile.
+fn wait_for(folder: &OwnedFd, control: &OwnedFd) -> Result<bool, ModulesError> {
+    while !sandbox::lock(folder)? {
+        let mut fds = [PollFd::new(control, PollFlags::empty())];
+        let _ = poll(&mut fds, Some(&LOCK_PAUSE));
+        if fds[0].revents().contains(PollFlags::HUP) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {
+    let mut list = Vec::new();
+    for setup in modules {
+        let mut name = [0; MAX_NAME_BYTES];
+        let bytes = setup.name.as_bytes();
+        let room = name.get_mut(..bytes.len());
+        let room = room.ok_or_else(|| ModulesError::Control(format!("name {}", setup.name)))?;
+        room.copy_from_slice(bytes);
+        let hash = engine::from_hex(&setup.hash)
+            .ok_or_else(|| ModulesError::Control(format!("hash {}", setup.hash)))?;
+        list.extend_from_slice(ModuleInfo { name, hash }.as_bytes());
+    }
+    Ok(list)
+}
+
+fn start(
+    setup: ModuleSetup,
+    code: OwnedFd,
+    folder: OwnedFd,
+    list: &Arc<Vec<u8>>,
+    barrier: &Arc<Barrier>,
+) -> Result<Running, ModulesError> {
+    let ModuleSetup { name, deadline_ms, memory_bytes, disk_bytes, .. } = setup;
+    // An engine for each: deadlines count its epoch up.
+    let engine = engine::engine()?;
+    let module = engine::load_open(&engine, &name, code.into())?;
+    let linker = Arc::new(instance::linker(&engine)?);
+    let limits = Limits { deadline: Duration::from_millis(deadline_ms.into()), memory_bytes };
+    let inbox = Arc::new(Inbox::new()?);
+    let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
+        .map_err(ModulesError::io("making an epoll set"))?;
+    let folder = Folder::new(folder, disk_bytes)
+        .map_err(ModulesError::io(format!("module {name}: reading its folder")))?;
+    let spec = Spec { name: name.clone(), module, linker, limits, list: Arc::clone(list) };
+    let (told, barrier) = (Arc::clone(&inbox), Arc::clone(barrier));
+    let thread = std::thread::Builder::new()
+        .name(format!("module-{name}"))
+        .spawn(move || {
+            barrier.wait();
+            barrier.wait();
+            match Service::new(spec, folder, told, epoll) {
+                Ok(mut service) => service.run(),
+                Err(e) => tracing::error!("{e}"),
+            }
+        })
+        .map_err(ModulesError::io("starting a module's thread"))?;
+    Ok(Running { inbox, thread })
+}
+
+/// Takes connections until their hello is there.
+struct Greeter {
+    control: OwnedFd,
+    modules: Modules,
+    greeting: Vec<Greeting>,
+}
+
+impl Greeter {
+    fn run(mut self) {
+        while self.turn() {}
+        let Modules { running, .. } = self.modules;
+        running.values().for_each(|module| module.inbox.tell(Told::End));
+        for (name, module) in running {
+            if module.thread.join().is_err() {
+                tracing::error!(module = %name, "its thread panicked");
+            }
+        }
+    }
+
+    /// Waits for the daemon and for hellos. False: it is over.
+    fn turn(&mut self) -> bool {
+        let now = Instant::now();
+        self.greeting.retain(|g| now.duration_since(g.since) < HELLO_TIMEOUT);
+        let mut fds = vec![PollFd::new(&self.control, PollFlags::IN)];
+        fds.extend(self.greeting.iter().map(|g| PollFd::new(&g.fd, PollFlags::IN)));
+        let oldest = self.greeting.iter().map(|g| g.since + HELLO_TIMEOUT).min();
+        let timeout = oldest.and_then(|at| {
+            let left = at.saturating_duration_since(now) + Duration::from_millis(1);
+            Timespec::try_from(left).ok()
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => {
+                tracing::error!("waiting for the daemon: {e}");
+                return false;
+            }
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        // From the end: those that are done leave the list.
+        for at in (0..self.greeting.len()).rev().filter(|at| ready[at + 1]) {
+            self.hear(at);
+        }
+        !ready[0] || self.on_daemon()
+    }
+
+    fn hear(&mut self, at: usize) {
+        let heard = self.greeting[at].hear(|module| self.modules.running.contains_key(module));
+        if matches!(heard, Heard::Partial) {
+            return;
+        }
+        let Greeting { fd, .. } = self.greeting.swap_remove(at);
+        match heard {
+            Heard::Partial | Heard::Gone => {}
+            Heard::List => tell_list(&fd, &self.modules.list),
+            Heard::Refused(code, text) => refuse(&fd, code, &text),
+            Heard::Client { module, client } => {
+                if let Some(running) = self.modules.running.get(&module) {
+                    running.inbox.tell(Told::Connection(fd, client));
+                }
+            }
+        }
+    }
+
+    fn on_daemon(&mut self) -> bool {
+        match control::receive::<ToProcess>(&self.control) {
+            Ok(Some((ToProcess::Connection, fds))) => {
+                for fd in fds {
+                    if self.greeting.len() >= MAX_GREETING {
+                        self.greeting.swap_remove(0);
+                    }
+                    self.greeting.push(Greeting::new(fd));
+                }
+                true
+            }
+            Ok(Some((ToProcess::Stats, _))) => self.tell_stats(),
+            Ok(Some((ToProcess::End | ToProcess::Setup { .. }, _)) | None) => false,
+            Err(e) => {
+                tracing::error!("{e}");
+                false
+            }
+        }
+    }
+
+    fn tell_stats(&mut self) -> bool {
+        let (sender, receiver) = sync_channel(self.modules.running.len());
+        let ask = |to: &SyncSender<_>, m: &Running| m.inbox.tell(Told::Stats(to.clone()));
+        self.modules.running.values().for_each(|module| ask(&sender, module));
+        drop(sender);
+        let until = Instant::now() + STATS_TIMEOUT;
+        let mut all = Vec::new();
+        // A module in a long call is left out.
+        while let Ok(stats) = receiver.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            all.push(stats);
+        }
+        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        control::send(&self.control, &FromProcess::Stats(all), &[], SendFlags::empty()).is_ok()
+    }
+}

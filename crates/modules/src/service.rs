@@ -1,0 +1,489 @@
+//! One module's thread: connections in, calls of the module, replies out.
+//!
+//! # Theory of operation
+//! The thread sleeps until a connection has something, or the module asked to be woken. It reads what came
+//! on all of them and hands it over in one call, as one batch; so transactions that commit at the same time
+//! are one batch, and the sync after it makes all of them durable at once. While a sync runs, what comes
+//! next waits in the sockets and is the next batch. Replies that need no sync leave before it.
+
+mod calls;
+mod inbox;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use guest_abi::module::{
+    FRAME_BYTES, Frame, MAGIC, MAX_BODY_BYTES, MAX_IN_FLIGHT, MAX_PING_BYTES, VERSION, Welcome,
+    failure, flag, kind,
+};
+use guest_abi::module_call::{ALIGN, Event, event, event_flag};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventFlags};
+use wasmtime::{Linker, Module};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::ModulesError;
+use crate::clients::{ClientId, Clients, Verdict};
+use crate::conn::{Bad, Bytes, Conn, failure as failed, frame, is_clients};
+use crate::deadline::Ticker;
+use crate::folder::Folder;
+use crate::instance::{Instance, Limits, State, Stopped};
+use crate::limits::{CALL_BYTES, LINGER, MAX_FAILED_STARTS, PARTIAL_BYTES};
+use crate::stats::Meter;
+
+pub(crate) use self::inbox::{Inbox, Told};
+
+/// A module as a process runs it.
+pub(crate) struct Spec {
+    pub name: String,
+    pub module: Module,
+    pub linker: Arc<Linker<State>>,
+    pub limits: Limits,
+    /// The modules of this VM, as a welcome lists them.
+    pub list: Arc<Vec<u8>>,
+}
+
+/// The event of the inbox; connections have their place in the list.
+const INBOX: u64 = u64::MAX;
+
+/// Events of the kernel that are taken at a time.
+const READY: usize = 256;
+
+/// How long the next instance waits after one that did not start.
+const RESTART_PAUSE: Duration = Duration::from_millis(200);
+
+/// The module's life.
+#[derive(Debug)]
+enum Life {
+    Running(Box<Instance>),
+    /// Between two instances.
+    Paused(Folder, Instant),
+    /// It was given up: why.
+    Broken(String),
+}
+
+/// One module's thread.
+pub(crate) struct Service {
+    spec: Spec,
+    inbox: Arc<Inbox>,
+    epoll: OwnedFd,
+    life: Life,
+    /// Which life it is: random, and counted up.
+    instance: u64,
+    failed_starts: u32,
+    conns: Vec<Option<Conn>>,
+    clients: Clients,
+    /// Requests without a reply.
+    answerable: usize,
+    /// Connections that have frames which did not fit in the last call.
+    more: bool,
+    /// Clients may have been without a connection for too long at this time.
+    look_at: Option<Instant>,
+    events: Vec<u8>,
+    meter: Meter,
+    ending: bool,
+}
+
+impl Service {
+    /// On the thread that will run it. `epoll` is a set of its own.
+    pub fn new(
+        spec: Spec,
+        folder: Folder,
+        inbox: Arc<Inbox>,
+        epoll: OwnedFd,
+    ) -> Result<Self, ModulesError> {
+        epoll::add(&epoll, &*inbox, epoll::EventData::new_u64(INBOX), EventFlags::IN)
+            .map_err(ModulesError::io("watching the inbox"))?;
+        let mut random = [0u8; 8];
+        let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(ModulesError::io("random bytes"))?;
+        let mut meter = Meter::default();
+        meter.told.name.clone_from(&spec.name);
+        Ok(Self {
+            spec,
+            inbox,
+            epoll,
+            life: Life::Paused(folder, Instant::now()),
+            // Room for counting up, and never 0.
+            instance: u64::from_le_bytes(random) >> 1 | 1,
+            failed_starts: 0,
+            conns: Vec::new(),
+            clients: Clients::default(),
+            answerable: 0,
+            more: false,
+            look_at: None,
+            events: Vec::new(),
+            meter,
+            ending: false,
+        })
+    }
+
+    /// Serves until it is told to end.
+    pub fn run(&mut self) {
+        let _ticker = match Ticker::new(self.spec.module.engine()) {
+            Ok(ticker) => ticker,
+            // Without deadlines nothing is run.
+            Err(e) => return tracing::error!(module = %self.spec.name, "{e}"),
+        };
+        while !self.ending {
+            self.keep_alive();
+            self.wait();
+            self.expire();
+            self.collect();
+            self.call();
+            self.flush_all();
+        }
+        self.finish();
+    }
+
+    /// Starts an instance where there is none.
+    fn keep_alive(&mut self) {
+        let Life::Paused(_, until) = &self.life else { return };
+        if Instant::now() < *until {
+            return;
+        }
+        let paused = std::mem::replace(&mut self.life, Life::Broken(String::new()));
+        let Life::Paused(folder, _) = paused else { return };
+        let Spec { name, module, linker, limits, .. } = &self.spec;
+        match Instance::start(linker, module, name, folder, limits) {
+            Ok(instance) => {
+                self.life = Life::Running(Box::new(instance));
+                self.instance += 1;
+                self.failed_starts = 0;
+                for (number, client) in self.clients.iter_mut() {
+                    push_event(&mut self.events, event::OPENED, 0, number, 0, &client.id);
+                }
+            }
+            Err((stopped, folder)) => self.start_failed(stopped, folder),
+        }
+    }
+
+    fn start_failed(&mut self, stopped: Stopped, folder: Folder) {
+        self.failed_starts += 1;
+        let name = &self.spec.name;
+        tracing::error!(module = %name, attempt = self.failed_starts, "it did not start: {stopped}");
+        self.life = if self.failed_starts < MAX_FAILED_STARTS {
+            Life::Paused(folder, Instant::now() + RESTART_PAUSE * self.failed_starts)
+        } else {
+            Life::Broken(format!("module {name} cannot be started: {stopped}"))
+        };
+    }
+
+    fn timeout(&mut self) -> Option<Duration> {
+        if self.more && !matches!(self.life, Life::Paused(..)) {
+            return Some(Duration::ZERO);
+        }
+        let wake = match &mut self.life {
+            Life::Running(instance) => instance.state().wake,
+            Life::Paused(_, until) => Some(*until),
+            Life::Broken(_) => None,
+        };
+        let soonest = [wake, self.look_at].into_iter().flatten().min()?;
+        Some(soonest.saturating_duration_since(Instant::now()))
+    }
+
+    /// Sleeps until something happens, and takes it.
+    fn wait(&mut self) {
+        // Rounded up: a moment too early would be a turn for nothing.
+        let timeout = self.timeout().map(|t| t + Duration::from_micros(999));
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
+        let mut room = [const { std::mem::MaybeUninit::uninit() }; READY];
+        let ready: Vec<(u64, EventFlags)> =
+            match epoll::wait(&self.epoll, &mut room[..], timeout.as_ref()) {
+                Ok((events, _)) => events.iter().map(|e| (e.data.u64(), e.flags)).collect(),
+                Err(_) => return,
+            };
+        for (data, flags) in ready {
+            if data == INBOX {
+                self.inbox.take().into_iter().for_each(|told| self.take(told));
+            } else {
+                self.on_ready(data as usize, flags);
+            }
+        }
+    }
+
+    fn take(&mut self, told: Told) {
+        match told {
+            Told::Connection(fd, client) => self.connect(fd, client),
+            Told::Stats(to) => {
+                // Whoever asked may have given up.
+                let _ = to.try_send(self.stats());
+            }
+            Told::End => self.ending = true,
+        }
+    }
+
+    fn on_ready(&mut self, at: usize, flags: EventFlags) {
+        let Some(conn) = self.conns.get_mut(at).and_then(Option::as_mut) else { return };
+        let done = if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            conn.fill()
+        } else {
+            Ok(())
+        };
+        if done.is_err() {
+            self.disconnect(at);
+        } else {
+            self.more = true;
+        }
+    }
+
+    /// A connection said hello.
+    fn connect(&mut self, fd: OwnedFd, id: ClientId) {
+        let now = Instant::now();
+        let found = self.clients.find(id, now).or_else(|| {
+            let oldest = self.clients.longest_gone()?;
+            self.close_client(oldest);
+            self.clients.find(id, now)
+        });
+        let Some((number, new)) = found else {
+            let text = "too many clients of this module are connected";
+            let _ = crate::conn::last_words(&fd, &failed(kind::GOODBYE, 0, failure::LIMIT, text));
+            return;
+        };
+        if let Some(old) = self.clients.get_mut(number).and_then(|c| c.conn) {
+            self.goodbye(old, failure::REPLACED, "the same client has connected again");
+        }
+        let at = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
+        let data = epoll::EventData::new_u64(at as u64);
+        if let Err(e) = epoll::add(&self.epoll, &fd, data, EventFlags::IN) {
+            return tracing::warn!(module = %self.spec.name, "watching a connection: {e}");
+        }
+        let mut conn = Conn::new(fd, number);
+        let Some(client) = self.clients.get_mut(number) else { return };
+        client.conn = Some(at);
+        conn.push(welcome(self.instance, client.highest, &self.spec.list));
+        match self.conns.get_mut(at) {
+            Some(free) => *free = Some(conn),
+            None => self.conns.push(Some(conn)),
+        }
+        if new {
+            self.tell(event::OPENED, number, 0, &id);
+        }
+    }
+
+    /// Says why, and closes once that is written, as far as it can be written at once.
+    fn goodbye(&mut self, at: usize, code: u32, text: &str) {
+        if let Some(conn) = self.conns.get_mut(at).and_then(Option::as_mut) {
+            conn.push(failed(kind::GOODBYE, 0, code, text));
+            let _ = conn.flush();
+        }
+        self.disconnect(at);
+    }
+
+    fn disconnect(&mut self, at: usize) {
+        let Some(conn) = self.conns.get_mut(at).and_then(Option::take) else { return };
+        let _ = epoll::delete(&self.epoll, conn.as_fd());
+        let now = Instant::now();
+        self.clients.disconnected(conn.client, now);
+        self.look_at.get_or_insert(now + LINGER);
+    }
+
+    /// A client has gone for good.
+    fn close_client(&mut self, number: u32) {
+        if let Some(client) = self.clients.remove(number) {
+            self.answerable -= client.waiting().count();
+            self.tell(event::CLOSED, number, 0, &[]);
+        }
+    }
+
+    /// Tells an instance, if there is one: the next one is told which clients there are.
+    fn tell(&mut self, kind: u16, client: u32, seq: u64, body: &[u8]) {
+        if matches!(self.life, Life::Running(_)) {
+            push_event(&mut self.events, kind, 0, client, seq, body);
+        }
+    }
+
+    fn expire(&mut self) {
+        let now = Instant::now();
+        if self.look_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let (expired, next) = self.clients.expired(now);
+        expired.into_iter().for_each(|number| self.close_client(number));
+        self.look_at = next;
+    }
+
+    /// Takes frames of all connections, up to what a call may have.
+    fn collect(&mut self) {
+        if matches!(self.life, Life::Paused(..)) || !std::mem::take(&mut self.more) {
+            return;
+        }
+        let now = Instant::now();
+        let mut held_bytes = 0;
+        for at in 0..self.conns.len() {
+            self.collect_of(at, now);
+            if let Some(conn) = &self.conns[at] {
+                held_bytes += conn.held_bytes();
+                if held_bytes > PARTIAL_BYTES {
+                    self.goodbye(at, failure::LIMIT, "too many long requests of this VM at once");
+                }
+            }
+        }
+    }
+
+    fn collect_of(&mut self, at: usize, now: Instant) {
+        loop {
+            if self.events.len() >= CALL_BYTES {
+                self.more = true;
+                return;
+            }
+            // Taken out while it is looked at: what it says may be about any client.
+            let Some(mut conn) = self.conns[at].take() else { return };
+            let next = match conn.next() {
+                Ok(Some((head, body))) => {
+                    let done = self.on_frame(&conn, &head, body, now);
+                    Some((body.len(), done))
+                }
+                Ok(None) => None,
+                Err(bad) => Some((0, Done::Bad(bad))),
+            };
+            let Some((len, done)) = next else {
+                let over = conn.ended;
+                self.conns[at] = Some(conn);
+                if over {
+                    self.disconnect(at);
+                }
+                return;
+            };
+            conn.advance(len);
+            self.meter.told.received_bytes += (FRAME_BYTES + len) as u64;
+            let number = conn.client;
+            if let Done::Say(bytes) = &done {
+                conn.push(Bytes::clone(bytes));
+            }
+            self.conns[at] = Some(conn);
+            match done {
+                Done::Nothing | Done::Say(_) => {}
+                Done::Bad(Bad(text)) => {
+                    self.meter.told.bad += 1;
+                    self.goodbye(at, failure::BAD_FRAME, &text);
+                }
+                Done::Close => {
+                    self.disconnect(at);
+                    self.close_client(number);
+                }
+            }
+        }
+    }
+
+    fn on_frame(&mut self, conn: &Conn, head: &Frame, body: &[u8], now: Instant) -> Done {
+        let (kind, seq, number) = (head.kind.get(), head.seq.get(), conn.client);
+        if !is_clients(kind) {
+            return Done::Bad(Bad(format!("a frame of kind {kind}, which clients do not send")));
+        }
+        match kind {
+            kind::REQUEST => self.on_request(number, seq, head.flags.get(), body, now),
+            kind::CANCEL => {
+                let waits = self.clients.get_mut(number).is_some_and(|c| c.waits_for(seq));
+                if waits {
+                    self.tell(event::CANCEL, number, seq, &[]);
+                }
+                Done::Nothing
+            }
+            kind::PING if body.len() <= MAX_PING_BYTES => {
+                Done::Say(frame(kind::PONG, 0, seq, &[body]))
+            }
+            kind::PING => Done::Bad(Bad(format!("a ping of {} bytes", body.len()))),
+            _ => Done::Close,
+        }
+    }
+
+    fn on_request(&mut self, number: u32, seq: u64, flags: u16, body: &[u8], now: Instant) -> Done {
+        let Some(client) = self.clients.get_mut(number) else { return Done::Nothing };
+        self.meter.told.requests += 1;
+        match client.accept(seq, flags, now) {
+            Verdict::Execute => {
+                self.answerable += 1;
+                let mut told = 0;
+                if flags & flag::AGAIN != 0 {
+                    told |= event_flag::AGAIN;
+                }
+                if flags & flag::REPEATABLE != 0 {
+                    told |= event_flag::REPEATABLE;
+                }
+                push_event(&mut self.events, event::REQUEST, told, number, seq, body);
+                Done::Nothing
+            }
+            Verdict::Resend(bytes) => {
+                self.meter.told.again += 1;
+                Done::Say(bytes)
+            }
+            Verdict::Wait => {
+                self.meter.told.again += 1;
+                Done::Nothing
+            }
+            Verdict::Refuse(code, text) => Done::Say(failed(kind::REPLY, seq, code, &text)),
+            Verdict::Bad(text) => Done::Bad(Bad(text)),
+        }
+    }
+
+    fn flush_all(&mut self) {
+        for at in 0..self.conns.len() {
+            let Some(conn) = &mut self.conns[at] else { continue };
+            if conn.has_output() && conn.flush().is_err() {
+                self.disconnect(at);
+            } else {
+                self.watch(at);
+            }
+        }
+    }
+
+    /// Watches a connection for what it is to do next.
+    fn watch(&mut self, at: usize) {
+        let Some(conn) = &mut self.conns[at] else { return };
+        let wanted = (conn.may_read(), conn.has_output());
+        if wanted == conn.watched {
+            return;
+        }
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN, wanted.0);
+        flags.set(EventFlags::OUT, wanted.1);
+        let data = epoll::EventData::new_u64(at as u64);
+        if epoll::modify(&self.epoll, conn.as_fd(), data, flags).is_ok() {
+            conn.watched = wanted;
+        } else {
+            self.disconnect(at);
+        }
+    }
+}
+
+/// What a frame leads to.
+enum Done {
+    Nothing,
+    Say(Bytes),
+    Bad(Bad),
+    Close,
+}
+
+/// Adds an event to the buffer of a call.
+fn push_event(into: &mut Vec<u8>, kind: u16, flags: u16, client: u32, seq: u64, body: &[u8]) {
+    let head = Event {
+        len_bytes: U32::new(body.len() as u32),
+        kind: U16::new(kind),
+        flags: U16::new(flags),
+        client: U32::new(client),
+        reserved: U32::ZERO,
+        seq: U64::new(seq),
+    };
+    into.extend_from_slice(head.as_bytes());
+    into.extend_from_slice(body);
+    into.resize(into.len().next_multiple_of(ALIGN), 0);
+}
+
+/// The answer to a hello. `list` has the modules.
+pub(crate) fn welcome(instance: u64, known_seq: u64, list: &[u8]) -> Bytes {
+    let modules = list.len() / size_of::<guest_abi::module::ModuleInfo>();
+    let welcome = Welcome {
+        magic: U64::new(MAGIC),
+        version: U16::new(VERSION),
+        modules: U16::new(modules as u16),
+        max_in_flight: U32::new(MAX_IN_FLIGHT),
+        max_body_bytes: U32::new(MAX_BODY_BYTES),
+        linger_ms: U32::new(LINGER.as_millis() as u32),
+        instance: U64::new(instance),
+        known_seq: U64::new(known_seq),
+    };
+    frame(kind::WELCOME, 0, 0, &[welcome.as_bytes(), list])
+}

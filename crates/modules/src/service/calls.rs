@@ -1,0 +1,160 @@
+//! The calls of a module, and what comes of them.
+
+use std::time::Instant;
+
+use guest_abi::module::{failure, kind};
+use guest_abi::module_call::event;
+
+use super::{Life, Service, push_event};
+use crate::clients::Waiting;
+use crate::conn::{Bytes, failure as failed, finish};
+use crate::instance::{Given, Stopped};
+use crate::limits::CALL_BYTES;
+use crate::stats::ModuleStats;
+
+impl Service {
+    /// Calls the module, if there is anything for it.
+    pub(super) fn call(&mut self) {
+        let Life::Running(instance) = &mut self.life else { return self.call_nobody() };
+        if self.events.is_empty() {
+            if instance.state().wake.is_none_or(|at| Instant::now() < at) {
+                return;
+            }
+            push_event(&mut self.events, event::WAKE, 0, 0, 0, &[]);
+        }
+        self.meter.told.calls += 1;
+        let served = instance.serve(&self.events, self.answerable);
+        self.events.clear();
+        if self.events.capacity() > 2 * CALL_BYTES {
+            self.events = Vec::new();
+        }
+        let given = std::mem::take(&mut instance.state().given);
+        self.hand_out(given);
+        if let Err(stopped) = served {
+            self.stopped(stopped);
+        }
+    }
+
+    /// Requests that nobody can take fail at once, or wait for the next instance.
+    fn call_nobody(&mut self) {
+        if let Life::Broken(why) = &self.life {
+            let why = why.clone();
+            self.events.clear();
+            self.fail_all(failure::BROKEN, &why);
+        }
+    }
+
+    /// Replies leave: those that promise nothing first, the others when it is true.
+    fn hand_out(&mut self, given: Vec<Given>) {
+        let (durable, now): (Vec<Given>, Vec<Given>) = given.into_iter().partition(|g| g.durable);
+        let waits = !durable.is_empty() && !now.is_empty();
+        now.into_iter().for_each(|given| self.reply(given));
+        if durable.is_empty() {
+            return;
+        }
+        if waits {
+            self.flush_all();
+        }
+        let Life::Running(instance) = &mut self.life else { return };
+        match instance.state().folder.sync_all() {
+            Ok(()) => durable.into_iter().for_each(|given| self.reply(given)),
+            Err(e) => {
+                tracing::error!(module = %self.spec.name, "making its files durable: {e}");
+                let text = format!("the host's storage failed: {e}");
+                for given in durable {
+                    self.fail(given.client, given.seq, failure::STORAGE, &text);
+                }
+            }
+        }
+    }
+
+    fn answered(&mut self, number: u32, seq: u64) -> Option<Waiting> {
+        let waiting = self.clients.get_mut(number)?.answered(seq)?;
+        self.answerable -= 1;
+        self.meter.latency.record(waiting.since.elapsed().as_nanos() as u64);
+        Some(waiting)
+    }
+
+    fn reply(&mut self, given: Given) {
+        let Given { client, seq, frame, .. } = given;
+        let Some(waiting) = self.answered(client, seq) else {
+            return tracing::debug!(module = %self.spec.name, client, seq, "a reply to no request");
+        };
+        let bytes = finish(frame, kind::REPLY, 0, seq);
+        self.send(client, seq, &bytes, !waiting.repeatable);
+    }
+
+    fn fail(&mut self, number: u32, seq: u64, code: u32, text: &str) {
+        if self.answered(number, seq).is_some() {
+            self.meter.told.failed += 1;
+            let bytes = failed(kind::REPLY, seq, code, text);
+            self.send(number, seq, &bytes, true);
+        }
+    }
+
+    fn send(&mut self, number: u32, seq: u64, bytes: &Bytes, keep: bool) {
+        let Some(client) = self.clients.get_mut(number) else { return };
+        if keep {
+            client.keep(seq, bytes);
+        }
+        let conn = client.conn.and_then(|at| self.conns.get_mut(at)?.as_mut());
+        if let Some(conn) = conn {
+            self.meter.told.sent_bytes += bytes.len() as u64;
+            conn.push(Bytes::clone(bytes));
+        }
+    }
+
+    fn fail_all(&mut self, code: u32, text: &str) {
+        let waiting: Vec<(u32, u64)> = self
+            .clients
+            .iter_mut()
+            .flat_map(|(number, client)| client.waiting().map(move |seq| (number, seq)))
+            .collect();
+        waiting.into_iter().for_each(|(number, seq)| self.fail(number, seq, code, text));
+    }
+
+    /// The instance is of no use any more: all that it had not answered fails, and the next one begins.
+    fn stopped(&mut self, stopped: Stopped) {
+        self.meter.told.stopped += 1;
+        tracing::warn!(module = %self.spec.name, "stopped: {stopped}; replaced");
+        self.fail_all(failure::STOPPED, &format!("the module was stopped: {stopped}"));
+        let life = std::mem::replace(&mut self.life, Life::Broken(String::new()));
+        if let Life::Running(instance) = life {
+            self.life = Life::Paused(instance.end(), Instant::now());
+        }
+    }
+
+    pub(super) fn stats(&mut self) -> ModuleStats {
+        let mut told = self.meter.told.clone();
+        told.clients = self.clients.len() as u64;
+        match &mut self.life {
+            Life::Running(instance) => {
+                told.state = "running".into();
+                told.memory_bytes = instance.memory_bytes();
+                told.stored_bytes = instance.state().folder.used_bytes();
+                told.files = instance.state().folder.counts();
+            }
+            Life::Paused(..) => told.state = "starting".into(),
+            Life::Broken(why) => told.state.clone_from(why),
+        }
+        let latency = self.meter.latency.snapshot();
+        told.latency_p50_us = latency.quantile(0.5) as f64 / 1e3;
+        told.latency_p99_us = latency.quantile(0.99) as f64 / 1e3;
+        told
+    }
+
+    /// The last call, and the last words.
+    pub(super) fn finish(&mut self) {
+        push_event(&mut self.events, event::ENDING, 0, 0, 0, &[]);
+        self.call();
+        self.fail_all(failure::ENDING, "the service of modules ends");
+        for at in 0..self.conns.len() {
+            self.goodbye(at, failure::ENDING, "the service of modules ends");
+        }
+        if let Life::Running(instance) = &mut self.life
+            && let Err(e) = instance.state().folder.sync_all()
+        {
+            tracing::error!(module = %self.spec.name, "making its files durable: {e}");
+        }
+    }
+}

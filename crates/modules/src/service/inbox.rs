@@ -1,0 +1,52 @@
+//! What other threads tell a module's thread.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::clients::ClientId;
+use crate::{ModuleStats, ModulesError};
+
+/// What other threads tell a module's thread.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// A connection that said hello.
+    Connection(OwnedFd, ClientId),
+    /// Whoever asks gets the counters.
+    Stats(std::sync::mpsc::SyncSender<ModuleStats>),
+    /// Finish, and end.
+    End,
+}
+
+/// Where they tell it.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    told: Mutex<Vec<Told>>,
+    event: OwnedFd,
+}
+
+impl Inbox {
+    pub fn new() -> Result<Self, ModulesError> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(ModulesError::io("making an event"))?;
+        Ok(Self { told: Mutex::default(), event })
+    }
+
+    pub fn tell(&self, told: Told) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).push(told);
+        // Full: then it is told already.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    pub fn take(&self) -> Vec<Told> {
+        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
+        std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}

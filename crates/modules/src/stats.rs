@@ -1,0 +1,50 @@
+//! What a module did, for whoever asks.
+
+use base::histogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::folder::Counts;
+
+/// Counted by the module's thread.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    pub told: ModuleStats,
+    pub latency: Histogram,
+}
+
+/// What a module did since its process began.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ModuleStats {
+    /// Its name.
+    pub name: String,
+    /// `running`, or why not.
+    pub state: String,
+    /// Clients, connected or not.
+    pub clients: u64,
+    /// Requests that it got.
+    pub requests: u64,
+    /// Requests that were sent again, and answered without it.
+    pub again: u64,
+    /// Replies that failed in the host.
+    pub failed: u64,
+    /// Calls of the module; each takes what came meanwhile.
+    pub calls: u64,
+    /// Instances that were stopped.
+    pub stopped: u64,
+    /// Connections that were ended for what they sent.
+    pub bad: u64,
+    /// Bytes of requests, with their headers.
+    pub received_bytes: u64,
+    /// Bytes of replies.
+    pub sent_bytes: u64,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its files.
+    pub stored_bytes: u64,
+    /// What it did with them.
+    pub files: Counts,
+    /// From a request's coming to its reply, in microseconds: of half of them less than this.
+    pub latency_p50_us: f64,
+    /// The same of 99 in a hundred.
+    pub latency_p99_us: f64,
+}
