@@ -370,7 +370,7 @@ fn start_daemon(
         let list: Vec<String> = host_cpus.iter().map(usize::to_string).collect();
         command.args(["taskset", "-c", &list.join(",")]);
     }
-    command.args(as_service(lab, units(run_dir)?)?);
+    command.args(as_service(lab, &units(run_dir)?)?);
     command.arg(binary).args(["serve", "-c"]).arg(run_dir.join("millrace.toml"));
     command.env("NOTIFY_SOCKET", &notify).env_remove("WATCHDOG_USEC");
     let mut child = spawn(command)?;
@@ -381,15 +381,15 @@ fn start_daemon(
     Ok(child)
 }
 
-/// The daemon's unit, and what an operator drops in for VMs with pipes.
-fn units(run_dir: &Path) -> Result<&'static [&'static str], LabError> {
+/// The daemon's unit, and what an operator drops in for VMs with pipes and for VMs with modules.
+fn units(run_dir: &Path) -> Result<Vec<&'static str>, LabError> {
     let path = run_dir.join("millrace.toml");
     let config = fs::read_to_string(&path);
     let config = config.map_err(LabError::io(format!("read {}", path.display())))?;
-    Ok(match config.contains("[vm.pipes]") {
-        true => &["millrace.service", "millrace-pipes.conf"],
-        false => &["millrace.service"],
-    })
+    let drop_ins =
+        [("[vm.pipes]", "millrace-pipes.conf"), ("[vm.modules]", "millrace-modules.conf")];
+    let wanted = drop_ins.iter().filter(|(table, _)| config.contains(table)).map(|(_, unit)| *unit);
+    Ok(std::iter::once("millrace.service").chain(wanted).collect())
 }
 
 /// What is before a program's command, so that it has what its unit gives it and no more.

@@ -14,9 +14,11 @@ use crate::config::{AttachError, CreditConfig, Problems, SocketMode};
 use crate::sample::Metrics;
 
 mod channel;
+mod module;
 mod pipe;
 
 pub use channel::{ChannelLink, ChannelState, ChannelStatus};
+pub use module::{ModuleCounts, ModuleState, ModuleStatus};
 pub use pipe::PipeStatus;
 
 /// The daemon, as the API sees it. Methods may block for as long as a device takes to answer.
@@ -39,6 +41,13 @@ pub trait Plane: Send + Sync + 'static {
 
     /// Ends a VM's membership; it does not join by itself again until its front end reconnects.
     fn leave_channel(&self, vm: &str) -> Result<(), PlaneError>;
+
+    /// The modules of all VMs, or of one, in the order of the config.
+    fn modules(&self, vm: Option<&str>) -> Result<Vec<ModuleStatus>, PlaneError>;
+
+    /// Replaces a VM's modules by those of the config's files, which are read again. On error the old
+    /// ones stay.
+    fn load_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError>;
 
     /// The counters.
     fn metrics(&self) -> Metrics;
@@ -253,6 +262,8 @@ pub struct VmStatus {
     pub trust_domain: Option<String>,
     /// Ports.
     pub ports: Vec<PortStatus>,
+    /// Modules.
+    pub modules: Vec<ModuleStatus>,
 }
 
 /// What a VM used of what it is granted, since its first port was made.

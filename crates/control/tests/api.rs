@@ -65,6 +65,9 @@ fn listings_conform_to_the_schema() {
     let channels = ask(&served, "GET", "/v1/channels", None).json();
     channels.as_array().unwrap().iter().for_each(|c| conforms("Channel", c));
     assert_eq!((&channels[1]["state"], &channels[1]["id"]), (&json!("out"), &json!(null)));
+    let modules = ask(&served, "GET", "/v1/modules", None).json();
+    modules.as_array().unwrap().iter().for_each(|m| conforms("Module", m));
+    assert_eq!((&modules[0]["state"], &modules[0]["requests"]), (&json!("busy"), &json!(7)));
     let schema = ask(&served, "GET", "/v1/schema", None).json();
     assert_eq!(schema["openapi"], "3.1.0");
 }
@@ -82,6 +85,18 @@ fn the_schema_names_every_route() {
             assert!(!answer.body.contains("no route"), "{method} {path}: {}", answer.body);
         }
     }
+}
+
+#[test]
+fn modules_are_those_of_a_vm_and_are_loaded_again() {
+    let served = Served::start();
+    let of = |path: &str| ask(&served, "GET", path, None);
+    assert_eq!(of("/v1/vms/web/modules").json()[0]["module"], "table");
+    expect(&served, ("GET", "/v1/vms/nobody/modules", None), (404, "Error"));
+    let loaded = ask(&served, "POST", "/v1/vms/web/modules/load", None);
+    assert_eq!((loaded.status, &loaded.json()[0]["vm"]), (200, &json!("web")));
+    expect(&served, ("POST", "/v1/vms/nobody/modules/load", None), (404, "Error"));
+    assert_eq!(*served.fake.asked.lock().unwrap(), ["load web"]);
 }
 
 #[test]

@@ -38,6 +38,9 @@ pub enum Command {
     /// What VMs of one trust domain exchange through memory
     #[command(subcommand)]
     Channel(ChannelCommand),
+    /// WebAssembly modules that serve programs of VMs
+    #[command(subcommand)]
+    Module(ModuleCommand),
     /// Show live what VMs, ports and sidecores do
     Top(Top),
     /// Attach a port to a VM while the daemon runs
@@ -61,6 +64,9 @@ pub enum Command {
     Holder(Holder),
     /// Print a completion script for a shell
     Completions(Completions),
+    /// Run a VM's modules; the daemon starts it
+    #[command(hide = true)]
+    ModuleProcess(ModuleProcess),
     /// A single vhost-user disk (see millrace-blk)
     #[command(hide = true)]
     VhostUserBlk(backend::Blk),
@@ -145,6 +151,31 @@ pub enum ChannelCommand {
     /// End a VM's membership, as before a migration: it gives back what it has of others, waits for
     /// what others have of it, and stays out until `join` or until its front end reconnects
     Leave(OfVm),
+}
+
+/// `module`.
+#[derive(Debug, Subcommand)]
+pub enum ModuleCommand {
+    /// List the modules of all VMs
+    Ls(Listing),
+    /// Show all that the modules of a VM count
+    Stats(ModuleStats),
+    /// Replace a VM's modules by those of the config's files, which are read again; clients connect
+    /// again. When that fails, the old ones stay
+    Load(OfVm),
+}
+
+/// `module stats`.
+#[derive(Debug, Args)]
+pub struct ModuleStats {
+    /// Which VM.
+    #[command(flatten)]
+    pub of: OfVm,
+    /// Module; left out: all
+    pub module: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A VM by name.
@@ -288,6 +319,19 @@ pub struct Holder {
     /// Leave the session of the process that started it
     #[arg(long, hide = true)]
     pub detach: bool,
+}
+
+/// `module-process`.
+#[derive(Debug, Args)]
+pub struct ModuleProcess {
+    /// VM
+    pub vm: String,
+    /// What is logged, as of `daemon.log`
+    #[arg(long, default_value = "info")]
+    pub log: String,
+    /// Log as JSON
+    #[arg(long)]
+    pub log_json: bool,
 }
 
 /// `completions`.

@@ -18,19 +18,24 @@ use crate::{exit, render};
 /// Largest description of a port read from a file: the API takes no more.
 const MAX_BODY_LEN_BYTES: u64 = control::api::MAX_BODY_LEN_BYTES as u64;
 
-type Done = anyhow::Result<u8>;
+pub(crate) type Done = anyhow::Result<u8>;
 
-fn ask(socket: &Socket, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
+pub(crate) fn ask(
+    socket: &Socket,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Answer> {
     Ok(Client::new(&socket.socket).request(method, path, body)?)
 }
 
 /// Shows a refusal and gives its exit code.
-fn refused(answer: &Answer) -> u8 {
+pub(crate) fn refused(answer: &Answer) -> u8 {
     eprintln!("millrace: {}", answer.error());
     exit::REFUSED
 }
 
-fn pretty(value: &Value) -> anyhow::Result<String> {
+pub(crate) fn pretty(value: &Value) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value)?)
 }
 
@@ -93,7 +98,7 @@ pub fn channel(command: &ChannelCommand) -> Done {
     }
 }
 
-fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> Done {
+pub(crate) fn list(args: &Listing, path: &str, show: fn(&Value) -> String) -> Done {
     let answer = ask(&args.socket, "GET", path, None)?;
     if !answer.is_success() {
         return Ok(refused(&answer));

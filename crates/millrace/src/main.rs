@@ -15,7 +15,9 @@
 //!   sidecores in turn and move by load.
 //! - A VM with `[vm.channel]` has a thread of its own, which looks at its addresses every two seconds while
 //!   it is a member, and tries to make it one every half minute at least.
-//! - The config is read at the start; later changes go through the control API.
+//! - The config is read at the start, and its modules by `millrace module load`; other changes go
+//!   through the control API.
+//! - VMs' modules begin one VM after the other, behind the ports.
 //! - `millrace top` samples every 100 ms at most: each answer takes milliseconds of the control thread
 //!   with 1,024 ports, and one call on the sidecore of each switch and network port, which wakes one
 //!   that sleeps. Its busy shares of workers are extrapolated from one round in 32 or so.
@@ -26,6 +28,7 @@ mod commands;
 mod exit;
 mod holder;
 mod host;
+mod modules_of_vm;
 mod process;
 mod render;
 mod serve;
@@ -53,6 +56,7 @@ fn run(cli: Cli) -> u8 {
         Command::Ports(args) => commands::ports(&args),
         Command::Pipe(command) => commands::pipe(&command),
         Command::Channel(command) => commands::channel(&command),
+        Command::Module(command) => modules_of_vm::command(&command),
         Command::Top(args) => top::run(&args),
         Command::Attach(args) => commands::attach(&args),
         Command::Detach(args) => commands::detach(&args),
@@ -63,6 +67,7 @@ fn run(cli: Cli) -> u8 {
         Command::Stop(args) => commands::stop(&args),
         Command::Version(args) => commands::version(&args),
         Command::Holder(args) => holder::run(&args),
+        Command::ModuleProcess(args) => modules_of_vm::process(&args),
         Command::Completions(args) => commands::completions(&args),
         Command::VhostUserBlk(args) => return backend::run_blk(&args),
         Command::VhostUserNet(args) => return backend::run_net(&args),

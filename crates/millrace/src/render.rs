@@ -164,6 +164,54 @@ fn joined(texts: impl Iterator<Item = String>) -> String {
     if texts.is_empty() { "-".into() } else { texts.join(", ") }
 }
 
+/// `millrace module ls`.
+pub fn modules(list: &Value) -> String {
+    let head = [
+        "VM", "MODULE", "STATE", "CLIENTS", "REQUESTS", "P50_US", "P99_US", "MEMORY", "STORED",
+        "REASON",
+    ];
+    let us = |m: &Value, key: &str| match m[key].as_u64() {
+        Some(ns) => format!("{}.{}", ns / 1000, ns % 1000 / 100),
+        None => "-".into(),
+    };
+    let row = |m: &Value| {
+        let mut cells =
+            ["vm", "module", "state", "clients", "requests"].map(|k| cell(m, k)).to_vec();
+        cells.extend([us(m, "latency_p50_ns"), us(m, "latency_p99_ns")]);
+        cells.extend(["memory_bytes", "stored_bytes"].map(|k| cell(m, k)));
+        cells.push(m["reason"].as_str().unwrap_or_default().into());
+        cells
+    };
+    table(&head, &items(list).iter().map(row).collect::<Vec<_>>())
+}
+
+/// `millrace module stats`: a module after the other, and a line for each number.
+pub fn module_stats(list: &Value) -> String {
+    let mut out = String::new();
+    for module in items(list) {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        let _ = write!(
+            out,
+            "{}/{} {}",
+            cell(module, "vm"),
+            cell(module, "module"),
+            cell(module, "state")
+        );
+        match module["reason"].as_str() {
+            Some(reason) => _ = writeln!(out, ": {reason}"),
+            None => out.push('\n'),
+        }
+        let counts =
+            module.as_object().into_iter().flatten().filter(|(_, value)| value.is_number());
+        for (name, value) in counts {
+            let _ = writeln!(out, "  {name:<18}{value}");
+        }
+    }
+    out
+}
+
 /// `millrace status`.
 pub fn status(status: &Value) -> String {
     let mut out = format!(
@@ -315,6 +363,25 @@ mod tests {
         assert_eq!(cells(lines[2])[2..5], ["joined (silent)", "-", "-"], "{text}");
         assert!(lines[3].ends_with("no front end is connected"), "{text}");
         assert_eq!(channels(&json!([])).lines().count(), 1);
+    }
+
+    #[test]
+    fn modules_have_a_line_each_and_all_their_numbers() {
+        let list = json!([
+            {"vm": "db", "module": "table", "state": "running", "clients": 2, "requests": 70,
+             "latency_p50_ns": 41250, "latency_p99_ns": 900, "memory_bytes": 65536,
+             "stored_bytes": 9},
+            {"vm": "web", "module": "kv", "state": "failed", "reason": "no such file"},
+        ]);
+        let text = modules(&list);
+        let lines: Vec<&str> = text.lines().collect();
+        let cells: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(cells, ["db", "table", "running", "2", "70", "41.2", "0.9", "65536", "9"]);
+        assert!(lines[2].ends_with("no such file"), "{text}");
+        let text = module_stats(&list);
+        assert!(text.starts_with("db/table running\n"), "{text}");
+        assert!(text.contains("  requests          70\n"), "{text}");
+        assert!(text.ends_with("\nweb/kv failed: no such file\n"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! `millrace serve`: start, run, stop.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ pub fn serve(args: &Serve) -> anyhow::Result<u8> {
     process::init_logging(&config.daemon.log, args.log_json)?;
     process::raise_limits();
     let runtime = process::control_thread()?;
-    let served = runtime.block_on(run(&args.file.config, config));
+    let served = runtime.block_on(run(args, config));
     // A request that still waits for a device must not keep the process.
     runtime.shutdown_background();
     served?;
@@ -50,7 +49,7 @@ async fn told(signals: &mut EndSignals, hangup: &mut Signal) -> &'static str {
     }
 }
 
-async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
+async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     let mut signals = EndSignals::new()?;
     let mut hangup = process::take_over(SignalKind::hangup())?;
     let notifier = Notifier::from_env();
@@ -62,7 +61,8 @@ async fn run(path: &Path, config: Config) -> anyhow::Result<()> {
     let api = ApiServer::bind(&config.daemon.control_socket)?;
     let (keeper, holder) = holder::keeper(&config)?;
     let kept = Kept::load(&run_dir);
-    let host = Host::start(path.into(), config, kept, keeper, holder.clone())?;
+    let host =
+        Host::start(args.file.config.clone(), config, kept, keeper, holder.clone(), args.log_json)?;
     if let Some(holder) = &holder {
         holder::forget_others(holder, &host.names());
     }

@@ -50,6 +50,7 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/ports", get(ports))
         .route("/v1/pipes", get(pipes))
         .route("/v1/channels", get(channels))
+        .route("/v1/modules", get(modules))
         .route("/v1/vms/{vm}", patch(set_vm))
         .route("/v1/vms/{vm}/ports", post(attach))
         .route("/v1/vms/{vm}/ports/{port}", delete(detach))
@@ -57,6 +58,8 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/vms/{vm}/nets/{port}/link", put(link))
         .route("/v1/vms/{vm}/channel/join", post(join_channel))
         .route("/v1/vms/{vm}/channel/leave", post(leave_channel))
+        .route("/v1/vms/{vm}/modules", get(modules_of_vm))
+        .route("/v1/vms/{vm}/modules/load", post(load_modules))
         .route("/v1/shutdown", post(shutdown))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
@@ -158,6 +161,18 @@ async fn join_channel(State(plane): Shared, Path(vm): Path<String>) -> Answer {
 async fn leave_channel(State(plane): Shared, Path(vm): Path<String>) -> Answer {
     ask(plane, move |p| p.leave_channel(&vm)).await??;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn modules(State(plane): Shared) -> Answer {
+    Ok(Json(ask(plane, |p| p.modules(None)).await??).into_response())
+}
+
+async fn modules_of_vm(State(plane): Shared, Path(vm): Path<String>) -> Answer {
+    Ok(Json(ask(plane, move |p| p.modules(Some(&vm))).await??).into_response())
+}
+
+async fn load_modules(State(plane): Shared, Path(vm): Path<String>) -> Answer {
+    Ok(Json(ask(plane, move |p| p.load_modules(&vm)).await??).into_response())
 }
 
 async fn prometheus(State(plane): Shared) -> Answer {

@@ -8,6 +8,7 @@ use base::limits::MAX_PORTS;
 
 use super::channel;
 use super::model::{Config, DiskConfig, HolderConfig, VmConfig};
+use super::modules;
 use super::reader::Context;
 use super::value::format_mac;
 
@@ -44,6 +45,7 @@ pub(crate) fn check(ctx: &mut Context, config: &Config) {
     vsocks(ctx, config);
     sockets(ctx, config);
     channel::check(ctx, config);
+    modules::check(ctx, config);
 }
 
 fn count(ctx: &mut Context, config: &Config) {
@@ -201,6 +203,9 @@ fn all_sockets(config: &Config) -> Vec<(PathBuf, String)> {
         if let Some(vsock) = &vm.vsock {
             all.push((vsock.endpoint.socket.clone(), format!("vm[{i}].vsock.socket")));
             all.push((vsock.path.clone(), format!("vm[{i}].vsock.path")));
+        }
+        if let Some(socket) = vm.modules.as_ref().and_then(|modules| modules.socket.as_ref()) {
+            all.push((socket.clone(), format!("vm[{i}].modules.socket")));
         }
         if let Some(channel) = &vm.channel {
             all.push((channel.qmp.clone(), format!("vm[{i}].channel.qmp")));

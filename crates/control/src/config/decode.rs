@@ -1,12 +1,13 @@
 //! From a table to the config: `[daemon]`, `[[switch]]`, `[[vm]]`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::channel::{channel, channels};
 use super::model::{
     Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, PipesConfig, SwitchConfig,
     UplinkConfig, VmConfig,
 };
+use super::modules::{self, module};
 use super::node::{Node, Value};
 use super::ports;
 use super::reader::{Context, Reader};
@@ -37,6 +38,9 @@ const MAX_PIPE_THREADS: u64 = 64;
 /// Where sockets are made when the config does not say.
 pub const DEFAULT_RUN_DIR: &str = "/run/millrace";
 
+/// Where what outlives a reboot is kept when the config does not say.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/millrace";
+
 static EMPTY: Node = Node { place: None, value: Value::Table(Vec::new()) };
 
 /// Reads the whole config.
@@ -45,19 +49,22 @@ pub(crate) fn config(ctx: &mut Context, root: &Node) -> Config {
     let daemon_node = reader.get("daemon").unwrap_or(&EMPTY);
     let sidecore_node = reader.get("sidecore").unwrap_or(&EMPTY);
     let channel_node = reader.get("channel").unwrap_or(&EMPTY);
+    let module_nodes = reader.list("module");
     let switch_nodes = reader.list("switch");
     let vm_nodes = reader.list("vm");
     reader.finish();
     let daemon = daemon(Reader::new(ctx, "daemon".into(), daemon_node));
     let sidecore = sidecore(Reader::new(ctx, "sidecore".into(), sidecore_node));
     let channel = channels(Reader::new(ctx, "channel".into(), channel_node));
+    let modules = module_nodes.into_iter().map(|(p, n)| module(Reader::new(ctx, p, n))).collect();
     let switches = switch_nodes.into_iter().map(|(p, n)| switch(Reader::new(ctx, p, n))).collect();
-    let vms = vm_nodes.into_iter().map(|(p, n)| vm(ctx, p, n, &daemon.run_dir)).collect();
-    Config { daemon, sidecore, channel, switches, vms }
+    let vms = vm_nodes.into_iter().map(|(p, n)| vm(ctx, p, n, &daemon)).collect();
+    Config { daemon, sidecore, channel, modules, switches, vms }
 }
 
 fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
     let run_dir = r.path("run_dir").unwrap_or_else(|| DEFAULT_RUN_DIR.into());
+    let state_dir = r.path("state_dir").unwrap_or_else(|| DEFAULT_STATE_DIR.into());
     let control_socket = r.path("control_socket").unwrap_or_else(|| run_dir.join("control.sock"));
     r.socket_fits("control_socket", &control_socket, 0);
     let socket_mode = socket_mode(&mut r);
@@ -67,7 +74,7 @@ fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
     }
     let log = log(&mut r);
     r.finish();
-    DaemonConfig { run_dir, control_socket, socket_mode, holder, log }
+    DaemonConfig { run_dir, state_dir, control_socket, socket_mode, holder, log }
 }
 
 /// Octal in a string, as for `chmod`: TOML's own octal numbers are too easily written in decimal.
@@ -158,7 +165,7 @@ fn interface(r: &mut Reader<'_, '_>, key: &'static str, name: &str) {
     }
 }
 
-fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig {
+fn vm(ctx: &mut Context, path: String, node: &Node, daemon: &DaemonConfig) -> VmConfig {
     let mut r = Reader::new(ctx, path, node);
     let name = r.name();
     let credit = credit(&mut r, CreditConfig::default());
@@ -169,14 +176,16 @@ fn vm(ctx: &mut Context, path: String, node: &Node, run_dir: &Path) -> VmConfig 
     let vsock_path = format!("{}.vsock", r.path);
     let pipes = pipes(&mut r, vsock_node.is_some(), !net_nodes.is_empty());
     let channel = channel(&mut r, trust_domain.is_some());
+    let modules = modules::of_vm(&mut r, &name, &daemon.state_dir, vsock_node.is_some());
     r.finish();
-    let home = ports::Home { run_dir, vm: &name };
+    let home = ports::Home { run_dir: &daemon.run_dir, vm: &name };
     let nets =
         net_nodes.into_iter().map(|(p, n)| ports::net(Reader::new(ctx, p, n), &home)).collect();
     let disks =
         disk_nodes.into_iter().map(|(p, n)| ports::disk(Reader::new(ctx, p, n), &home)).collect();
     let vsock = vsock_node.map(|n| ports::vsock(Reader::new(ctx, vsock_path, n), &home));
-    VmConfig { credit, trust_domain, nets, disks, vsock, pipes, channel, name, from_file: true }
+    let from_file = true;
+    VmConfig { credit, trust_domain, nets, disks, vsock, pipes, channel, modules, name, from_file }
 }
 
 /// The optional `[vm.pipes]`. Looked at here and not with the whole config in view: ports that are

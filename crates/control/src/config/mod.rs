@@ -10,6 +10,7 @@ mod check;
 mod decode;
 mod load;
 mod model;
+mod modules;
 mod node;
 mod ports;
 mod problem;
@@ -19,7 +20,7 @@ mod value;
 
 pub use attach::{AttachBody, AttachError};
 pub use channel::{ChannelConfig, ChannelsConfig, DEFAULT_ROOT_PORTS};
-pub use decode::DEFAULT_RUN_DIR;
+pub use decode::{DEFAULT_RUN_DIR, DEFAULT_STATE_DIR};
 pub use load::{DEFAULT_CONFIG, MAX_DROP_INS, MAX_FILE_LEN_BYTES, load, parse};
 pub use model::{
     BindMode, Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, DiskConfig, DiskFormat,
@@ -27,5 +28,6 @@ pub use model::{
     SidecoreConfig, SocketMode, SpinKind, SwitchConfig, UplinkConfig, VSOCK_PORT_NAME, VmConfig,
     VsockConfig,
 };
+pub use modules::{ModuleConfig, VmModulesConfig};
 pub use problem::{Location, MAX_PROBLEMS, Problem, Problems};
-pub use value::{MAX_SOCKET_PATH_LEN_BYTES, format_mac, parse_size};
+pub use value::{MAX_SOCKET_PATH_LEN_BYTES, format_mac, format_sha256, parse_size};

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::channel::{ChannelConfig, ChannelsConfig};
+use super::modules::{ModuleConfig, VmModulesConfig};
 use super::value::format_mac;
 
 /// Everything.
@@ -17,6 +18,9 @@ pub struct Config {
     pub sidecore: SidecoreConfig,
     /// Channels between VMs.
     pub channel: ChannelsConfig,
+    /// Modules that VMs may use, by their order in the files.
+    #[serde(rename = "module")]
+    pub modules: Vec<ModuleConfig>,
     /// Switches, by their order in the files.
     #[serde(rename = "switch")]
     pub switches: Vec<SwitchConfig>,
@@ -30,6 +34,8 @@ pub struct Config {
 pub struct DaemonConfig {
     /// Where sockets are made by default.
     pub run_dir: PathBuf,
+    /// What outlives a reboot: files of modules, and their native code.
+    pub state_dir: PathBuf,
     /// The control API's socket.
     pub control_socket: PathBuf,
     /// File mode of the vhost-user sockets: who may be the VMM.
@@ -175,6 +181,9 @@ pub struct VmConfig {
     /// How it takes part in channels; none: it does not. Of a config file only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel: Option<ChannelConfig>,
+    /// The modules that it may use; none: it has none. Of a config file only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modules: Option<VmModulesConfig>,
 }
 
 /// `[vm.pipes]`: its presence switches pipes on. A VM from a file has a vsock and a network port
@@ -423,6 +432,7 @@ impl VmConfig {
             vsock: None,
             pipes: None,
             channel: None,
+            modules: None,
         }
     }
 

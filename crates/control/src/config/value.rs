@@ -45,6 +45,23 @@ pub fn format_mac(mac: [u8; 6]) -> String {
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
 }
 
+/// A SHA-256 in 64 hexadecimal digits.
+pub(crate) fn parse_sha256(text: &str) -> Option<[u8; 32]> {
+    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut hash = [0u8; 32];
+    for (byte, digits) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+/// A SHA-256 as `sha256sum` writes it.
+pub fn format_sha256(hash: &[u8; 32]) -> String {
+    hash.iter().map(|b| format!("{b:02x}")).collect()
+}
+
 /// A size in bytes: `64MiB`, `4 GiB`, `4096`, `512B`. Units are powers of 1024 and written out,
 /// since `M` and `MB` mean different things to different people.
 pub fn parse_size(text: &str) -> Option<u64> {

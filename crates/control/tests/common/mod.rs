@@ -11,8 +11,9 @@ use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
     ChannelLink, ChannelState, ChannelStatus, CreditUsage, DiskStatus, Health, HolderStatus,
-    MacStatus, NetStatus, PipeStatus, PlacementStatus, Plane, PlaneError, PortKind, PortStatus,
-    SidecoreStatus, Status, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
+    MacStatus, ModuleCounts, ModuleState, ModuleStatus, NetStatus, PipeStatus, PlacementStatus,
+    Plane, PlaneError, PortKind, PortStatus, SidecoreStatus, Status, SwitchStatus, VmStatus,
+    VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 use serde_json::Value;
@@ -112,6 +113,16 @@ fn link(state: &str) -> ChannelLink {
     }
 }
 
+fn module(vm: &str) -> ModuleStatus {
+    ModuleStatus {
+        vm: vm.into(),
+        module: "table".into(),
+        state: ModuleState::Busy,
+        reason: Some("no socket".into()),
+        counts: ModuleCounts { requests: 7, ..ModuleCounts::default() },
+    }
+}
+
 fn sidecore() -> SidecoreStatus {
     SidecoreStatus {
         index: 0,
@@ -162,6 +173,7 @@ impl Plane for Fake {
             usage: Some(CreditUsage::default()),
             trust_domain: vm.trust_domain.clone(),
             ports: vm.ports().map(|p| port(&vm.name, &p)).collect(),
+            modules: vec![module(&vm.name)],
         });
         Status {
             version: "0.0.0".into(),
@@ -233,6 +245,19 @@ impl Plane for Fake {
             }
             _ => Err(PlaneError::NotFound { what: "VM", name: vm.into() }),
         }
+    }
+
+    fn modules(&self, vm: Option<&str>) -> Result<Vec<ModuleStatus>, PlaneError> {
+        match vm {
+            None | Some("web") => Ok(vec![module("web")]),
+            Some(vm) => Err(PlaneError::NotFound { what: "VM", name: vm.into() }),
+        }
+    }
+
+    fn load_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
+        let list = self.modules(Some(vm))?;
+        self.note(format!("load {vm}"));
+        Ok(list)
     }
 
     fn metrics(&self) -> Metrics {

@@ -7,7 +7,9 @@ mod domains;
 pub mod engine;
 mod guard;
 pub mod kept;
+mod modules;
 mod pipes;
+mod plane;
 mod port;
 mod shortcuts;
 mod status;
@@ -23,12 +25,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
-use control::config::{Config, CreditConfig, PortConfig};
-use control::plane::{
-    ChannelStatus, HolderStatus, PipeStatus, Plane, PlaneError, PortStatus, Status,
-};
-use control::sample::Metrics;
-use serde_json::Value;
+use control::config::{Config, PortConfig};
+use control::plane::PlaneError;
 use sidecore::{Accounts, Placer, Sidecore, Watchdog};
 use tokio::sync::Notify;
 use vhost_user::Keeper;
@@ -40,6 +38,7 @@ use self::domains::{Domains, Key};
 use self::engine::Engine;
 use self::guard::guarded;
 use self::kept::Kept;
+use self::modules::Modules;
 use self::pipes::Pipes;
 use self::port::{Live, Port, Ports, full_name};
 use self::shortcuts::Shortcuts;
@@ -75,6 +74,7 @@ pub struct Host {
     ports: Ports,
     pipes: Pipes,
     channels: Channels,
+    modules: Modules,
     stop: Notify,
     forget: AtomicBool,
 }
@@ -88,6 +88,7 @@ impl Host {
         kept: Kept,
         keeper: Arc<dyn Keeper>,
         holder: Option<PathBuf>,
+        log_json: bool,
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
         let (cores, limits) = cores::start(&config.sidecore, &clock)?;
@@ -105,6 +106,7 @@ impl Host {
         let ports = Ports::default();
         let shortcuts = Arc::<Shortcuts>::default();
         let channels = Channels::start(&config, &ports, Arc::clone(&shortcuts))?;
+        let modules = Modules::new(&config, log_json);
         let host = Self {
             config_path,
             started: Instant::now(),
@@ -121,10 +123,12 @@ impl Host {
             ports,
             pipes: Pipes::new(shortcuts),
             channels,
+            modules,
             stop: Notify::new(),
             forget: AtomicBool::new(false),
         };
         host.start_ports();
+        host.modules.begin();
         Ok(Arc::new(host))
     }
 
@@ -240,7 +244,8 @@ impl Host {
             }
             PortConfig::Vsock(vsock) => {
                 let key = Key::of(&change.config, vm);
-                let services = self.pipes.services(&change.config, vm, &self.ports)?;
+                let mut services = self.pipes.services(&change.config, vm, &self.ports)?;
+                services.extend(self.modules.services(vm));
                 let port = VsockPortConfig {
                     vm: account,
                     services,
@@ -302,6 +307,8 @@ impl Host {
         let mut change = self.lock();
         self.channels.stop();
         self.pipes.stop();
+        // In front of the ports: what modules say at the end still gets to the guests.
+        self.modules.stop();
         for port in self.list() {
             if let Ok(live) = &port.live {
                 live.stop(forget);
@@ -312,159 +319,5 @@ impl Host {
         for core in &self.cores {
             core.handle.shutdown();
         }
-    }
-}
-
-fn refused(e: &anyhow::Error) -> PlaneError {
-    PlaneError::Refused(describe(e))
-}
-
-impl Plane for Host {
-    fn status(&self) -> Status {
-        let ports = self.ports();
-        let change = self.change.try_lock();
-        // A change that waits for a disk must not hold up `status`: then the VMs' own settings are
-        // those of the ports' names alone.
-        let mut vms = match &change {
-            Ok(change) => status::vms(&change.config, ports),
-            Err(_) => status::vms_by_name(ports),
-        };
-        for vm in &mut vms {
-            vm.usage = self.accounts.find(&vm.name).map(|a| accounts::usage(&a));
-        }
-        Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs(),
-            config: Some(self.config_path.clone()),
-            holder: HolderStatus { enabled: self.holder.is_some(), socket: self.holder.clone() },
-            sidecores: self.cores.iter().map(status::sidecore).collect(),
-            workers: self.cores.iter().flat_map(status::workers).collect(),
-            placement: self.placer().as_ref().map(status::placement).unwrap_or_default(),
-            switches: self.switches.iter().map(status::switch).collect(),
-            vms,
-        }
-    }
-
-    fn ports(&self) -> Vec<PortStatus> {
-        self.list().iter().map(|p| status::port(p)).collect()
-    }
-
-    fn pipes(&self) -> Vec<PipeStatus> {
-        self.pipes.status()
-    }
-
-    fn channels(&self) -> Vec<ChannelStatus> {
-        self.channels.status()
-    }
-
-    fn join_channel(&self, vm: &str) -> Result<ChannelStatus, PlaneError> {
-        self.known(vm)?;
-        self.channels.join(vm)
-    }
-
-    fn leave_channel(&self, vm: &str) -> Result<(), PlaneError> {
-        self.known(vm)?;
-        self.channels.leave(vm)
-    }
-
-    fn metrics(&self) -> Metrics {
-        let mut all = Metrics {
-            version: env!("CARGO_PKG_VERSION").into(),
-            uptime_s: self.started.elapsed().as_secs(),
-            sidecores: self.cores.iter().map(status::sidecore).collect(),
-            workers: self.cores.iter().flat_map(status::workers).collect(),
-            ..Metrics::default()
-        };
-        if let Some(placer) = &*self.placer() {
-            status::placer_metrics(placer, &mut all);
-        }
-        self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
-        self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
-        self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));
-        self.pipes.metrics(&mut all);
-        self.channels.metrics(&mut all);
-        all
-    }
-
-    fn attach(&self, vm: &str, body: &Value) -> Result<PortStatus, PlaneError> {
-        let mut change = self.lock();
-        // A failed attach leaves the config as it was, VMs without ports included.
-        let before = change.config.clone();
-        let config = change.config.attach(vm, body)?;
-        let live = match self.start_port(&mut change, vm, &config) {
-            Ok(live) => live,
-            Err(e) => {
-                change.config = before;
-                return Err(refused(&e));
-            }
-        };
-        let Change { config: all, kept, .. } = &mut *change;
-        kept.attached(all, vm, &config);
-        tracing::info!(port = %full_name(vm, config.name()), "attached");
-        let port = self.add(Port { vm: vm.into(), config, live: Ok(live) });
-        self.pipes.ports_changed(vm);
-        Ok(status::port(&port))
-    }
-
-    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError> {
-        let mut change = self.lock();
-        let found = self.find("port", vm, port)?;
-        self.ports.remove(&found);
-        self.pipes.ports_changed(vm);
-        if let Ok(live) = &found.live {
-            live.stop(true);
-            self.drop_engine(&mut change, vm, &live.engine);
-            self.pipes.forget(vm, &live.engine);
-        }
-        if !self.list().iter().any(|port| port.vm == vm) {
-            self.pipes.leave(vm);
-        }
-        self.channels.ports_changed(vm);
-        self.release_account(vm);
-        let Change { config, kept, .. } = &mut *change;
-        config.detach(vm, port);
-        kept.detached(config, vm, port);
-        tracing::info!(port = %full_name(vm, port), "detached");
-        Ok(())
-    }
-
-    fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError> {
-        let found = self.find("disk", vm, port)?;
-        match found.live.as_ref().map(|l| &l.engine) {
-            Ok(Engine::Disk(disk)) => {
-                disk.resize(len_bytes).map_err(|e| PlaneError::Refused(e.to_string()))
-            }
-            Ok(_) => Err(PlaneError::NotFound { what: "disk", name: full_name(vm, port) }),
-            Err(why) => Err(PlaneError::Conflict(format!("the disk was not started: {why}"))),
-        }
-    }
-
-    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError> {
-        let found = self.find("net", vm, port)?;
-        match found.live.as_ref().map(|l| &l.engine) {
-            Ok(Engine::Net(net, _)) => {
-                net.set_link(up).map_err(|e| PlaneError::Failed(e.to_string()))
-            }
-            Ok(_) => Err(PlaneError::NotFound { what: "net", name: full_name(vm, port) }),
-            Err(why) => Err(PlaneError::Conflict(format!("the port was not started: {why}"))),
-        }
-    }
-
-    fn set_credit(&self, vm: &str, body: &Value) -> Result<CreditConfig, PlaneError> {
-        let mut change = self.lock();
-        let was = change.config.vms.iter().find(|v| v.name == vm).map(|v| v.credit);
-        let (Some(was), Some(credit)) = (was, change.config.set_credit(vm, body)?) else {
-            return Err(PlaneError::NotFound { what: "VM", name: vm.into() });
-        };
-        self.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
-        change.kept.granted(vm, was, credit);
-        tracing::info!(%vm, ?credit, "granted");
-        Ok(credit)
-    }
-
-    fn shutdown(&self, forget: bool) {
-        self.forget.store(forget, Ordering::Relaxed);
-        self.stop.notify_one();
     }
 }

@@ -3,8 +3,8 @@
 use base::histogram::Snapshot;
 use control::config::{Config, DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
-    DiskStatus, Health, LatencyStatus, MacStatus, NetStatus, PlacementStatus, PortKind, PortStatus,
-    SidecoreStatus, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
+    DiskStatus, Health, LatencyStatus, MacStatus, ModuleStatus, NetStatus, PlacementStatus,
+    PortKind, PortStatus, SidecoreStatus, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 
@@ -300,6 +300,7 @@ pub fn vms(config: &Config, ports: Vec<PortStatus>) -> Vec<VmStatus> {
             usage: None,
             trust_domain: vm.trust_domain.clone(),
             ports: Vec::new(),
+            modules: Vec::new(),
         })
         .collect();
     sort_in(&mut vms, ports);
@@ -313,17 +314,31 @@ pub fn vms_by_name(ports: Vec<PortStatus>) -> Vec<VmStatus> {
     vms
 }
 
+/// Gives each VM its modules.
+pub fn modules(vms: &mut Vec<VmStatus>, modules: Vec<ModuleStatus>) {
+    for module in modules {
+        named(vms, &module.vm).modules.push(module);
+    }
+}
+
+/// The VM of this name, which is made when it is not there.
+fn named<'a>(vms: &'a mut Vec<VmStatus>, name: &str) -> &'a mut VmStatus {
+    let at = vms.iter().position(|vm| vm.name == name).unwrap_or_else(|| {
+        vms.push(VmStatus {
+            name: name.into(),
+            credit: None,
+            usage: None,
+            trust_domain: None,
+            ports: Vec::new(),
+            modules: Vec::new(),
+        });
+        vms.len() - 1
+    });
+    &mut vms[at]
+}
+
 fn sort_in(vms: &mut Vec<VmStatus>, ports: Vec<PortStatus>) {
     for port in ports {
-        match vms.iter_mut().find(|vm| vm.name == port.vm) {
-            Some(vm) => vm.ports.push(port),
-            None => vms.push(VmStatus {
-                name: port.vm.clone(),
-                credit: None,
-                usage: None,
-                trust_domain: None,
-                ports: vec![port],
-            }),
-        }
+        named(vms, &port.vm).ports.push(port);
     }
 }

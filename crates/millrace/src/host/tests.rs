@@ -2,7 +2,8 @@
 
 #![allow(non_snake_case)]
 
-use serde_json::json;
+use control::plane::Plane;
+use serde_json::{Value, json};
 use vhost_user::NullKeeper;
 
 use super::*;
@@ -21,7 +22,7 @@ impl House {
         let text = format!("{daemon}[sidecore]\ncount=1\n{}", text.replace("DIR", place));
         let config = control::config::parse("m.toml".as_ref(), &text).unwrap();
         let kept = Kept::load(dir.path());
-        let host = Host::start("m.toml".into(), config, kept, Arc::new(NullKeeper), None);
+        let host = Host::start("m.toml".into(), config, kept, Arc::new(NullKeeper), None, false);
         Self { host: host.unwrap(), dir }
     }
 

@@ -1,0 +1,252 @@
+//! Modules: `[[module]]`, and `[vm.modules]` of each VM that has some.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+use guest_abi::module::MAX_NAME_BYTES;
+use serde::{Serialize, Serializer};
+
+use super::model::Config;
+use super::node::{Node, Value};
+use super::reader::{Context, Reader};
+use super::value::{format_sha256, nearest, parse_sha256};
+
+/// Memory of a module: less has no room for a request, and its pointers reach no more.
+const MEMORY_BYTES: (u64, u64) = (1 << 20, 4 << 30);
+
+/// CPU time of a call: below 10 ms it cannot be measured, and nobody waits for longer than 10 s.
+const DEADLINE_MS: (u64, u64) = (10, 10_000);
+
+/// Files of a module.
+const DISK_BYTES: (u64, u64) = (1 << 20, 1 << 40);
+
+/// Most modules of a VM: they are handed to its process in one message.
+const MAX_OF_VM: usize = 16;
+
+const DEFAULT_MEMORY_BYTES: u64 = 256 << 20;
+const DEFAULT_DEADLINE_MS: u64 = 100;
+const DEFAULT_DISK_BYTES: u64 = 10 << 30;
+
+/// Folder below `daemon.state_dir` for native code of all modules.
+const CODE_DIR: &str = "code";
+
+/// `[[module]]`: one that VMs may use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ModuleConfig {
+    /// Name.
+    pub name: String,
+    /// Its WebAssembly.
+    pub path: PathBuf,
+    /// What the file's SHA-256 must be.
+    #[serde(serialize_with = "sha256_text")]
+    pub sha256: [u8; 32],
+    /// Most memory.
+    #[serde(rename = "memory")]
+    pub memory_bytes: u64,
+    /// CPU time of a call.
+    pub deadline_ms: u32,
+}
+
+fn sha256_text<S: Serializer>(hash: &[u8; 32], s: S) -> Result<S::Ok, S::Error> {
+    format_sha256(hash).serialize(s)
+}
+
+/// `[vm.modules]`: those of a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VmModulesConfig {
+    /// Their names.
+    #[serde(rename = "use")]
+    pub names: Vec<String>,
+    /// Most bytes of files of each.
+    #[serde(rename = "disk")]
+    pub disk_bytes: u64,
+    /// Where their files are.
+    pub dir: PathBuf,
+    /// Where programs of the host reach them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+}
+
+impl Config {
+    /// Where native code of modules is kept.
+    #[must_use]
+    pub fn code_dir(&self) -> PathBuf {
+        self.daemon.state_dir.join(CODE_DIR)
+    }
+
+    /// What a VM's modules are, in the order of its `use`; none: it has none.
+    #[must_use]
+    pub fn modules_of(&self, vm: &str) -> Option<(&VmModulesConfig, Vec<&ModuleConfig>)> {
+        let used = self.vms.iter().find(|v| v.name == vm)?.modules.as_ref()?;
+        let named = |name: &String| self.modules.iter().find(|module| module.name == *name);
+        Some((used, used.names.iter().filter_map(named).collect()))
+    }
+}
+
+/// Reads one `[[module]]`.
+pub(super) fn module(mut r: Reader<'_, '_>) -> ModuleConfig {
+    let name = r.required("name", "\"...\"");
+    if let Some(name) = name {
+        name_fits(&mut r, name);
+    }
+    let name = name.unwrap_or_default().to_owned();
+    let path = r.path("path").unwrap_or_default();
+    if r.get("path").is_none() {
+        r.bad("path", "is missing", "add the file of its WebAssembly, an absolute path");
+    }
+    let sha256 = sha256(&mut r);
+    let memory_bytes = sized(&mut r, "memory", DEFAULT_MEMORY_BYTES, MEMORY_BYTES, "1MiB to 4GiB");
+    let deadline = DEADLINE_MS.0..=DEADLINE_MS.1;
+    let deadline_ms = r.int("deadline_ms", DEFAULT_DEADLINE_MS, deadline) as u32;
+    r.finish();
+    ModuleConfig { name, path, sha256, memory_bytes, deadline_ms }
+}
+
+/// A folder is named so, and guests name it.
+fn name_fits(r: &mut Reader<'_, '_>, name: &str) {
+    let plain = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
+        let fix = format!("use 1 to {MAX_NAME_BYTES} of lower-case letters, digits, `_` and `-`");
+        r.bad("name", format!("{name:?} is no name of a module"), fix);
+    }
+}
+
+fn sha256(r: &mut Reader<'_, '_>) -> [u8; 32] {
+    let fix = "write what `sha256sum` says of the file: 64 hexadecimal digits";
+    if r.get("sha256").is_none() {
+        r.bad("sha256", "is missing: the file must be the one that you mean", fix);
+    }
+    let Some(text) = r.string("sha256") else { return [0; 32] };
+    parse_sha256(text).unwrap_or_else(|| {
+        r.bad("sha256", format!("{text:?} is no SHA-256"), fix);
+        [0; 32]
+    })
+}
+
+/// A size inside a range.
+fn sized(
+    r: &mut Reader<'_, '_>,
+    key: &'static str,
+    default: u64,
+    (low, high): (u64, u64),
+    range: &str,
+) -> u64 {
+    let Some(bytes) = r.size(key) else { return default };
+    if !(low..=high).contains(&bytes) {
+        r.limit(key, format!("is {bytes} bytes"), range);
+    }
+    bytes.clamp(low, high)
+}
+
+/// Reads the optional `[vm.modules]` of the VM `name`, which `r` reads. Looked at here and not with the
+/// whole config in view: a vsock port that is detached later must not make a config wrong.
+pub(super) fn of_vm(
+    r: &mut Reader<'_, '_>,
+    name: &str,
+    state_dir: &Path,
+    has_vsock: bool,
+) -> Option<VmModulesConfig> {
+    let node = r.get("modules")?;
+    let path = format!("{}.modules", r.path);
+    let mut inner = Reader::new(&mut *r.ctx, path, node);
+    let names = names(&mut inner);
+    let disk_bytes = sized(&mut inner, "disk", DEFAULT_DISK_BYTES, DISK_BYTES, "1MiB to 1TiB");
+    let dir = inner.path("dir").unwrap_or_else(|| state_dir.join(name));
+    let socket = inner.path("socket");
+    if let Some(socket) = &socket {
+        inner.socket_fits("socket", socket, 0);
+    }
+    let reached = has_vsock || inner.get("socket").is_some();
+    inner.finish();
+    if !reached {
+        let what = "is for a VM without vsock, and has no `socket`: nobody reaches its modules";
+        r.bad(
+            "modules",
+            what,
+            "add a [vm.vsock] for the guest, or a `socket` for programs of the host",
+        );
+    }
+    Some(VmModulesConfig { names, disk_bytes, dir, socket })
+}
+
+fn names(r: &mut Reader<'_, '_>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let nodes = r.list("use");
+    match r.get("use") {
+        None => r.bad("use", "is missing", "name its modules: use = [\"table\"]"),
+        Some(Node { value: Value::Array(_), .. }) if nodes.is_empty() => {
+            r.bad("use", "names no module", "name one, or take [vm.modules] out");
+        }
+        Some(_) => {}
+    }
+    if nodes.len() > MAX_OF_VM {
+        r.limit("use", format!("has {} modules", nodes.len()), MAX_OF_VM);
+    }
+    for (_, Node { value, .. }) in nodes.into_iter().take(MAX_OF_VM) {
+        let Value::Str(name) = value else {
+            r.bad("use", format!("has {}", value.kind()), "write names: [\"table\"]");
+            continue;
+        };
+        if all.contains(name) {
+            r.bad("use", format!("names {name:?} twice"), "name it once");
+        } else {
+            all.push(name.clone());
+        }
+    }
+    all
+}
+
+/// What only the whole config shows.
+pub(super) fn check(ctx: &mut Context, config: &Config) {
+    let mut first: HashMap<&str, usize> = HashMap::new();
+    for (i, module) in config.modules.iter().enumerate().filter(|(_, m)| !m.name.is_empty()) {
+        let by = *first.entry(&module.name).or_insert(i);
+        if by != i {
+            let what = format!("the name {:?} is taken by module[{by}].name", module.name);
+            ctx.note(&format!("module[{i}].name"), what, "names must differ".into(), None);
+        }
+    }
+    let known: Vec<&str> = config.modules.iter().map(|m| m.name.as_str()).collect();
+    for (i, vm) in config.vms.iter().enumerate() {
+        let used = vm.modules.iter().flat_map(|modules| &modules.names);
+        for name in used.filter(|name| !known.contains(&name.as_str())) {
+            let fix = match (nearest(name, &known), known.as_slice()) {
+                (Some(word), _) => format!("did you mean {word:?}?"),
+                (None, []) => "add a [[module]] with this name".into(),
+                (None, names) => format!("add a [[module]], or name one of: {}", names.join(", ")),
+            };
+            let what = format!("there is no [[module]] {name:?}");
+            ctx.note(&format!("vm[{i}].modules.use"), what, fix, None);
+        }
+    }
+    folders(ctx, config);
+}
+
+/// A folder belongs to one VM alone. Links are not followed: files may not exist yet, and a process locks
+/// its folders.
+fn folders(ctx: &mut Context, config: &Config) {
+    let code = config.code_dir();
+    let mut taken: Vec<(PathBuf, String)> = vec![(plain(&code), "native code of modules".into())];
+    for (i, vm) in config.vms.iter().enumerate() {
+        let Some(modules) = &vm.modules else { continue };
+        let (field, dir) = (format!("vm[{i}].modules.dir"), plain(&modules.dir));
+        if dir.components().any(|part| part == Component::ParentDir) {
+            let what = format!("{} has a `..`", modules.dir.display());
+            ctx.note(&field, what, "write where it leads to".into(), None);
+            continue;
+        }
+        let shared =
+            taken.iter().find(|(other, _)| dir.starts_with(other) || other.starts_with(&dir));
+        if let Some((_, by)) = shared {
+            let what = format!("the folder {}, or one around or in it, is of {by}", dir.display());
+            let fix = "give each VM a folder of its own, with `dir`";
+            ctx.note(&field, what, fix.into(), None);
+        } else {
+            taken.push((dir, field));
+        }
+    }
+}
+
+fn plain(path: &Path) -> PathBuf {
+    path.components().filter(|c| !matches!(c, Component::CurDir)).collect()
+}

@@ -1,0 +1,290 @@
+//! Modules of the VMs that have them: each VM's with its process, the service its guest connects to, and
+//! perhaps a Unix socket.
+//!
+//! They begin behind the ports: compiling takes seconds, and happens again after an upgrade, while
+//! guests wait for their disks. Connections that come meanwhile wait, a bounded number of them.
+
+mod listener;
+mod show;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use control::config::{self, Config};
+use control::plane::{ModuleStatus, PlaneError};
+use control::sample::Metrics;
+use modules::{ModulesError, VmModules, VmModulesConfig, engine};
+use vsock::Service;
+
+use self::listener::Listener;
+use self::show::{STATS_TIMEOUT, Stand};
+
+/// Connections of a VM that wait for its modules to begin: as many as they let wait for a process.
+const MAX_WAITING: usize = 256;
+
+/// How a VM's process is started: this very program, also when its file was replaced.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// The modules of all VMs.
+pub struct Modules {
+    vms: Vec<Arc<OfVm>>,
+    /// Held while modules begin or are replaced: two would compile into the same file.
+    change: Arc<Mutex<Change>>,
+    beginner: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Change {
+    stopped: bool,
+}
+
+/// One VM's.
+struct OfVm {
+    /// As of the daemon's start; its list is replaced.
+    config: VmModulesConfig,
+    socket: Option<PathBuf>,
+    way: Arc<Mutex<Way>>,
+    stand: Mutex<Stand>,
+    listener: Mutex<Option<Listener>>,
+}
+
+/// Where connections go.
+enum Way {
+    /// Nowhere yet.
+    Waiting(Vec<OwnedFd>),
+    /// To the modules.
+    Open(vsock::Sink),
+    /// They are closed.
+    Closed,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a connection. The lock is held for a moment by whoever has it: a sidecore may wait for it.
+fn take(way: &Mutex<Way>, fd: OwnedFd) {
+    let sink = match &mut *locked(way) {
+        Way::Waiting(fds) => {
+            // Without room it is closed: its program connects again.
+            if fds.len() < MAX_WAITING {
+                fds.push(fd);
+            }
+            return;
+        }
+        Way::Open(sink) => Arc::clone(sink),
+        Way::Closed => return,
+    };
+    sink(fd);
+}
+
+/// A VM's modules, as the crate of modules has them.
+fn listed(config: &Config, vm: &str) -> Option<Vec<modules::ModuleConfig>> {
+    let (used, all) = config.modules_of(vm)?;
+    let module = |module: &config::ModuleConfig| modules::ModuleConfig {
+        name: module.name.clone(),
+        path: module.path.clone(),
+        hash: module.sha256,
+        deadline_ms: module.deadline_ms,
+        memory_bytes: module.memory_bytes,
+        disk_bytes: used.disk_bytes,
+    };
+    Some(all.into_iter().map(module).collect())
+}
+
+impl OfVm {
+    fn new(config: &Config, vm: &str, log_json: bool) -> Option<Self> {
+        let (used, _) = config.modules_of(vm)?;
+        let mut command: Vec<String> =
+            [PROGRAM, "module-process", vm, "--log", &config.daemon.log].map(Into::into).into();
+        if log_json {
+            command.push("--log-json".into());
+        }
+        let stand = Stand { names: used.names.clone(), ..Stand::default() };
+        Some(Self {
+            config: VmModulesConfig {
+                vm: vm.into(),
+                modules: listed(config, vm)?,
+                state_dir: used.dir.clone(),
+                code_dir: config.code_dir(),
+                command,
+            },
+            socket: used.socket.clone(),
+            way: Arc::new(Mutex::new(Way::Waiting(Vec::new()))),
+            stand: Mutex::new(stand),
+            listener: Mutex::default(),
+        })
+    }
+
+    fn sink(&self) -> vsock::Sink {
+        let way = Arc::clone(&self.way);
+        Arc::new(move |fd| take(&way, fd))
+    }
+
+    fn listen(&self) {
+        let Some(path) = &self.socket else { return };
+        match Listener::start(&self.config.vm, path, self.sink()) {
+            Ok(listener) => *locked(&self.listener) = Some(listener),
+            Err(e) => {
+                let why = format!("no socket {}: {e}", path.display());
+                tracing::error!(vm = %self.config.vm, "modules: {why}");
+                locked(&self.stand).no_socket = Some(why);
+            }
+        }
+    }
+
+    /// Begins with these modules. On error connections are closed until a later try.
+    fn begin(&self, list: Vec<modules::ModuleConfig>) -> Result<(), ModulesError> {
+        let config = VmModulesConfig { modules: list, ..self.config.clone() };
+        let started = VmModules::start(config);
+        let way = match &started {
+            Ok(modules) => Way::Open(modules.sink()),
+            Err(_) => Way::Closed,
+        };
+        let mut stand = locked(&self.stand);
+        match &started {
+            Ok(modules) => {
+                stand.modules = Some(Arc::clone(modules));
+                stand.failed = None;
+            }
+            Err(e) => stand.failed = Some(e.to_string()),
+        }
+        drop(stand);
+        let before = std::mem::replace(&mut *locked(&self.way), way);
+        // The lock is free again: each is taken by the new way.
+        if let Way::Waiting(fds) = before {
+            fds.into_iter().for_each(|fd| take(&self.way, fd));
+        }
+        started.map(drop)
+    }
+
+    /// Replaces the modules. On error the old ones stay.
+    fn load(&self, list: Vec<modules::ModuleConfig>) -> Result<(), ModulesError> {
+        // Here, and not while connections wait for it.
+        for module in &list {
+            let (wasm, hash) = engine::read_wasm(&module.name, &module.path)?;
+            if hash == module.hash {
+                engine::compile(&module.name, &wasm, &hash, &self.config.code_dir)?;
+            }
+        }
+        let names = list.iter().map(|module| module.name.clone()).collect();
+        let now = locked(&self.stand).modules.clone();
+        match now {
+            Some(modules) => modules.load(list)?,
+            None => self.begin(list)?,
+        }
+        locked(&self.stand).names = names;
+        Ok(())
+    }
+
+    fn stop(&self) {
+        drop(locked(&self.listener).take());
+        *locked(&self.way) = Way::Closed;
+        let modules = locked(&self.stand).modules.take();
+        modules.into_iter().for_each(|modules| modules.stop());
+    }
+}
+
+impl Modules {
+    /// Those of the config; none has begun. `log_json`: how their processes log.
+    pub fn new(config: &Config, log_json: bool) -> Self {
+        let of_vm = |vm: &config::VmConfig| OfVm::new(config, &vm.name, log_json).map(Arc::new);
+        let change = Arc::new(Mutex::new(Change { stopped: false }));
+        let vms = config.vms.iter().filter_map(of_vm).collect();
+        Self { vms, change, beginner: Mutex::default() }
+    }
+
+    /// Begins with all of them, one VM after the other, and does not wait. What fails is told, and
+    /// harms no other VM.
+    pub fn begin(&self) {
+        if self.vms.is_empty() {
+            return;
+        }
+        self.vms.iter().for_each(|vm| vm.listen());
+        let (vms, change) = (self.vms.clone(), Arc::clone(&self.change));
+        let begin = move || {
+            for vm in vms {
+                let change = locked(&change);
+                if change.stopped {
+                    return;
+                }
+                if let Err(e) = vm.begin(vm.config.modules.clone()) {
+                    tracing::error!(vm = %vm.config.vm, "its modules are not started: {e}");
+                }
+            }
+        };
+        match std::thread::Builder::new().name("modules".into()).spawn(begin) {
+            Ok(thread) => *locked(&self.beginner) = Some(thread),
+            Err(e) => tracing::error!("modules: starting a thread: {e}"),
+        }
+    }
+
+    fn find(&self, vm: &str) -> Option<&Arc<OfVm>> {
+        self.vms.iter().find(|of_vm| of_vm.config.vm == vm)
+    }
+
+    /// What a VM's vsock port serves: the modules' port, when the VM has some.
+    pub fn services(&self, vm: &str) -> impl Iterator<Item = Service> {
+        let port = guest_abi::module::PORT;
+        let service = move |of_vm: &Arc<OfVm>| {
+            let sink = of_vm.sink();
+            Service { port, privileged: false, sink }
+        };
+        self.find(vm).map(service).into_iter()
+    }
+
+    /// Replaces a VM's modules by those of `config`, which is newer. On error the old ones stay.
+    pub fn load(&self, vm: &str, config: &Config) -> Result<(), PlaneError> {
+        let conflict = |what: &str| Err(PlaneError::Conflict(format!("VM {vm} {what}")));
+        let Some(of_vm) = self.find(vm) else {
+            return conflict("had no [vm.modules] when the daemon started: restart the daemon");
+        };
+        let (Some((used, _)), Some(list)) = (config.modules_of(vm), listed(config, vm)) else {
+            return conflict("has no [vm.modules] in the config now: restart the daemon");
+        };
+        if used.dir != of_vm.config.state_dir || used.socket != of_vm.socket {
+            return conflict("has another `dir` or `socket` in the config now: restart the daemon");
+        }
+        let change = locked(&self.change);
+        if change.stopped {
+            return conflict("is being stopped");
+        }
+        of_vm.load(list).map_err(|e| PlaneError::Refused(e.to_string()))?;
+        tracing::info!(%vm, "modules loaded: {}", used.names.join(", "));
+        Ok(())
+    }
+
+    /// Ends all of them, at the same time.
+    pub fn stop(&self) {
+        locked(&self.change).stopped = true;
+        let beginner = locked(&self.beginner).take();
+        if beginner.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that starts modules panicked");
+        }
+        std::thread::scope(|scope| {
+            for vm in &self.vms {
+                scope.spawn(|| vm.stop());
+            }
+        });
+    }
+
+    /// How they stand: all, or those of one VM.
+    pub fn status(&self, vm: Option<&str>) -> Vec<ModuleStatus> {
+        let wanted = self.vms.iter().filter(|of_vm| vm.is_none_or(|vm| of_vm.config.vm == vm));
+        // All are asked before any is waited for.
+        let asked: Vec<_> = wanted.map(|of_vm| (of_vm, locked(&of_vm.stand).ask())).collect();
+        let until = Instant::now() + STATS_TIMEOUT;
+        let told = |(of_vm, answer): (&Arc<OfVm>, Option<show::Answer>)| {
+            let told = answer.map(|answer| show::wait(&answer, until));
+            locked(&of_vm.stand).show(&of_vm.config.vm, told)
+        };
+        asked.into_iter().flat_map(told).collect()
+    }
+
+    /// Their counters.
+    pub fn metrics(&self, all: &mut Metrics) {
+        self.status(None).iter().for_each(|module| show::metrics(module, all));
+    }
+}

@@ -1,0 +1,186 @@
+//! The control API's side of the host.
+
+use std::sync::atomic::Ordering;
+
+use control::config::CreditConfig;
+use control::plane::{
+    ChannelStatus, HolderStatus, ModuleStatus, PipeStatus, Plane, PlaneError, PortStatus, Status,
+};
+use control::sample::Metrics;
+use serde_json::Value;
+
+use super::engine::Engine;
+use super::port::{Port, full_name};
+use super::{Change, Host, accounts, status};
+use crate::process::describe;
+
+fn refused(e: &anyhow::Error) -> PlaneError {
+    PlaneError::Refused(describe(e))
+}
+
+impl Plane for Host {
+    fn status(&self) -> Status {
+        let (ports, modules) = (self.ports(), self.modules.status(None));
+        let change = self.change.try_lock();
+        // A change that waits for a disk must not hold up `status`: then the VMs' own settings are
+        // those of the ports' names alone.
+        let mut vms = match &change {
+            Ok(change) => status::vms(&change.config, ports),
+            Err(_) => status::vms_by_name(ports),
+        };
+        for vm in &mut vms {
+            vm.usage = self.accounts.find(&vm.name).map(|a| accounts::usage(&a));
+        }
+        status::modules(&mut vms, modules);
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            config: Some(self.config_path.clone()),
+            holder: HolderStatus { enabled: self.holder.is_some(), socket: self.holder.clone() },
+            sidecores: self.cores.iter().map(status::sidecore).collect(),
+            workers: self.cores.iter().flat_map(status::workers).collect(),
+            placement: self.placer().as_ref().map(status::placement).unwrap_or_default(),
+            switches: self.switches.iter().map(status::switch).collect(),
+            vms,
+        }
+    }
+
+    fn ports(&self) -> Vec<PortStatus> {
+        self.list().iter().map(|p| status::port(p)).collect()
+    }
+
+    fn pipes(&self) -> Vec<PipeStatus> {
+        self.pipes.status()
+    }
+
+    fn channels(&self) -> Vec<ChannelStatus> {
+        self.channels.status()
+    }
+
+    fn join_channel(&self, vm: &str) -> Result<ChannelStatus, PlaneError> {
+        self.known(vm)?;
+        self.channels.join(vm)
+    }
+
+    fn leave_channel(&self, vm: &str) -> Result<(), PlaneError> {
+        self.known(vm)?;
+        self.channels.leave(vm)
+    }
+
+    fn modules(&self, vm: Option<&str>) -> Result<Vec<ModuleStatus>, PlaneError> {
+        let list = self.modules.status(vm);
+        if let (Some(vm), true) = (vm, list.is_empty()) {
+            self.known(vm)?;
+        }
+        Ok(list)
+    }
+
+    fn load_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
+        self.known(vm)?;
+        let config = control::config::load(&self.config_path)?;
+        self.modules.load(vm, &config)?;
+        Ok(self.modules.status(Some(vm)))
+    }
+
+    fn metrics(&self) -> Metrics {
+        let mut all = Metrics {
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.started.elapsed().as_secs(),
+            sidecores: self.cores.iter().map(status::sidecore).collect(),
+            workers: self.cores.iter().flat_map(status::workers).collect(),
+            ..Metrics::default()
+        };
+        if let Some(placer) = &*self.placer() {
+            status::placer_metrics(placer, &mut all);
+        }
+        self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
+        self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
+        self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));
+        self.pipes.metrics(&mut all);
+        self.channels.metrics(&mut all);
+        self.modules.metrics(&mut all);
+        all
+    }
+
+    fn attach(&self, vm: &str, body: &Value) -> Result<PortStatus, PlaneError> {
+        let mut change = self.lock();
+        // A failed attach leaves the config as it was, VMs without ports included.
+        let before = change.config.clone();
+        let config = change.config.attach(vm, body)?;
+        let live = match self.start_port(&mut change, vm, &config) {
+            Ok(live) => live,
+            Err(e) => {
+                change.config = before;
+                return Err(refused(&e));
+            }
+        };
+        let Change { config: all, kept, .. } = &mut *change;
+        kept.attached(all, vm, &config);
+        tracing::info!(port = %full_name(vm, config.name()), "attached");
+        let port = self.add(Port { vm: vm.into(), config, live: Ok(live) });
+        self.pipes.ports_changed(vm);
+        Ok(status::port(&port))
+    }
+
+    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError> {
+        let mut change = self.lock();
+        let found = self.find("port", vm, port)?;
+        self.ports.remove(&found);
+        self.pipes.ports_changed(vm);
+        if let Ok(live) = &found.live {
+            live.stop(true);
+            self.drop_engine(&mut change, vm, &live.engine);
+            self.pipes.forget(vm, &live.engine);
+        }
+        if !self.list().iter().any(|port| port.vm == vm) {
+            self.pipes.leave(vm);
+        }
+        self.channels.ports_changed(vm);
+        self.release_account(vm);
+        let Change { config, kept, .. } = &mut *change;
+        config.detach(vm, port);
+        kept.detached(config, vm, port);
+        tracing::info!(port = %full_name(vm, port), "detached");
+        Ok(())
+    }
+
+    fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError> {
+        let found = self.find("disk", vm, port)?;
+        match found.live.as_ref().map(|l| &l.engine) {
+            Ok(Engine::Disk(disk)) => {
+                disk.resize(len_bytes).map_err(|e| PlaneError::Refused(e.to_string()))
+            }
+            Ok(_) => Err(PlaneError::NotFound { what: "disk", name: full_name(vm, port) }),
+            Err(why) => Err(PlaneError::Conflict(format!("the disk was not started: {why}"))),
+        }
+    }
+
+    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError> {
+        let found = self.find("net", vm, port)?;
+        match found.live.as_ref().map(|l| &l.engine) {
+            Ok(Engine::Net(net, _)) => {
+                net.set_link(up).map_err(|e| PlaneError::Failed(e.to_string()))
+            }
+            Ok(_) => Err(PlaneError::NotFound { what: "net", name: full_name(vm, port) }),
+            Err(why) => Err(PlaneError::Conflict(format!("the port was not started: {why}"))),
+        }
+    }
+
+    fn set_credit(&self, vm: &str, body: &Value) -> Result<CreditConfig, PlaneError> {
+        let mut change = self.lock();
+        let was = change.config.vms.iter().find(|v| v.name == vm).map(|v| v.credit);
+        let (Some(was), Some(credit)) = (was, change.config.set_credit(vm, body)?) else {
+            return Err(PlaneError::NotFound { what: "VM", name: vm.into() });
+        };
+        self.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
+        change.kept.granted(vm, was, credit);
+        tracing::info!(%vm, ?credit, "granted");
+        Ok(credit)
+    }
+
+    fn shutdown(&self, forget: bool) {
+        self.forget.store(forget, Ordering::Relaxed);
+        self.stop.notify_one();
+    }
+}

@@ -1,0 +1,9 @@
+//! Processes of modules, as the daemon starts them: real processes, real confinement, modules written for
+//! the test.
+#![allow(clippy::unwrap_used)]
+
+mod calls;
+mod client;
+mod faults;
+mod serving;
+mod world;
