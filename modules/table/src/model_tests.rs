@@ -1,0 +1,338 @@
+//! Several clients against a model that does one thing after the other: maps that are copied.
+
+use std::collections::BTreeMap;
+
+use guest_abi::table::{limits, op, op_flag, status};
+use proptest::prelude::*;
+
+use crate::kit::{Ask, Said, World, small};
+use crate::store::Config;
+
+type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+/// Writes; none: a deletion.
+type Own = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+#[derive(Debug, Clone)]
+enum Do {
+    Write { kind: u8, key: Vec<u8>, len: usize },
+    Get { key: Vec<u8>, lock: bool },
+    Scan { low: Vec<u8>, high: Vec<u8>, flags: u16, rows: u32, bytes: u32 },
+    Fetch { flags: u16 },
+    Save,
+    BackTo(usize),
+    End { commit: bool },
+    Wake,
+    Restart,
+}
+
+fn key() -> impl Strategy<Value = Vec<u8>> {
+    let byte = prop_oneof![Just(b'a'), Just(b'b'), Just(0xFF), Just(0)];
+    prop::collection::vec(byte, 0..4)
+}
+
+fn act() -> impl Strategy<Value = Do> {
+    use op::{DELETE, INSERT, PUT, UPDATE};
+    let kinds = prop::sample::select(vec![INSERT, PUT, PUT, UPDATE, DELETE]);
+    let lens = prop::sample::select(vec![0_usize, 5, 64, 65, 300, 900]);
+    let bounds = op_flag::LOW_OPEN | op_flag::HIGH_OPEN | op_flag::NO_HIGH | op_flag::HIGH_PREFIX;
+    let flags = bounds | op_flag::BACKWARD | op_flag::KEYS_ONLY | op_flag::SHARED;
+    prop_oneof![
+        8 => (kinds, key(), lens).prop_map(|(kind, key, len)| Do::Write { kind, key, len }),
+        2 => (key(), any::<bool>()).prop_map(|(key, lock)| Do::Get { key, lock }),
+        4 => (key(), key(), any::<u16>(), 0_u32..4, prop_oneof![Just(0_u32), 1_u32..500])
+            .prop_map(move |(low, high, f, rows, bytes)| {
+                Do::Scan { low, high, flags: f & flags, rows, bytes }
+            }),
+        1 => any::<u16>().prop_map(|f| Do::Fetch { flags: f & op_flag::BACKWARD }),
+        1 => Just(Do::Save),
+        1 => (0_usize..4).prop_map(Do::BackTo),
+        2 => any::<bool>().prop_map(|commit| Do::End { commit }),
+        1 => Just(Do::Wake),
+        1 => prop::bool::weighted(0.2).prop_map(|b| if b { Do::Restart } else { Do::Wake }),
+    ]
+}
+
+/// A client's transaction in the model.
+struct Open {
+    number: u64,
+    /// What its reads see, but for its own writes; taken at the first read.
+    snapshot: Option<Map>,
+    own: Own,
+    saves: Vec<(u64, Own)>,
+}
+
+struct Model {
+    world: World,
+    table: u32,
+    committed: Map,
+    open: BTreeMap<u32, Open>,
+    /// Who has locked which key: exclusive or not.
+    locks: BTreeMap<Vec<u8>, Vec<(u32, bool)>>,
+    count: u64,
+}
+
+fn over(base: &Map, own: &Own) -> Map {
+    let mut map = base.clone();
+    for (key, value) in own {
+        match value {
+            Some(value) => drop(map.insert(key.clone(), value.clone())),
+            None => drop(map.remove(key)),
+        }
+    }
+    map
+}
+
+impl Model {
+    fn new(config: Config) -> Self {
+        let mut world = World::with(1, config);
+        let table = world.create("t", 2);
+        let (committed, open, locks) = (Map::new(), BTreeMap::new(), BTreeMap::new());
+        Self { world, table, committed, open, locks, count: 0 }
+    }
+
+    /// Locks a key in the model; false: the store must say so, too.
+    fn lock(&mut self, client: u32, key: &[u8], exclusive: bool) -> bool {
+        let holders = self.locks.entry(key.to_vec()).or_default();
+        if holders.iter().any(|(c, x)| *c != client && (exclusive || *x)) {
+            return false;
+        }
+        match holders.iter_mut().find(|(c, _)| *c == client) {
+            Some((_, x)) => *x |= exclusive,
+            None => holders.push((client, exclusive)),
+        }
+        true
+    }
+
+    fn ask(&mut self, client: u32) -> Ask {
+        self.count += 1;
+        if let Some(open) = self.open.get(&client) {
+            return Ask::new(open.number);
+        }
+        let number = self.count;
+        let (own, saves) = (BTreeMap::new(), Vec::new());
+        self.open.insert(client, Open { number, snapshot: None, own, saves });
+        Ask::begin(number)
+    }
+
+    /// What the client sees without a lock.
+    fn seen(&mut self, client: u32) -> Map {
+        let open = self.open.get_mut(&client).unwrap();
+        let snapshot = open.snapshot.get_or_insert_with(|| self.committed.clone());
+        over(snapshot, &open.own)
+    }
+
+    fn newest(&self, client: u32) -> Map {
+        over(&self.committed, &self.open[&client].own)
+    }
+
+    fn write(&mut self, client: u32, kind: u8, key: &[u8], len: usize) {
+        let t = self.table;
+        let value = format!("{}-{}", self.count, "x".repeat(len)).into_bytes();
+        let sent: &[u8] = if kind == op::DELETE { &[] } else { &value };
+        let ask = self.ask(client).op(kind, (t, 0), 0, key, sent, 0);
+        let said = self.world.call(client, &ask);
+        if !self.lock(client, key, true) {
+            said.is(status::TIMEOUT);
+            return;
+        }
+        let there = self.newest(client).contains_key(key);
+        match (kind, there) {
+            (op::INSERT, true) => drop(said.is(status::EXISTS)),
+            (op::UPDATE | op::DELETE, false) => drop(said.is(status::NOT_FOUND)),
+            _ => {
+                said.ok();
+                // The entry of the secondary index, too: the same key, with the primary key as its value.
+                let entry = [b"s", key].concat();
+                let flags = op_flag::NO_LOCK;
+                let ask = match kind {
+                    op::DELETE => self.ask(client).op(op::DELETE, (t, 1), flags, entry, "", 0),
+                    _ => self.ask(client).op(op::PUT, (t, 1), flags, entry, key, 0),
+                };
+                self.world.call(client, &ask).ok();
+                let value = (kind != op::DELETE).then_some(value);
+                self.open.get_mut(&client).unwrap().own.insert(key.to_vec(), value);
+            }
+        }
+    }
+
+    fn scan(&mut self, client: u32, act: &Do) {
+        let Do::Scan { low, high, flags, rows, bytes } = act else { return };
+        let t = self.table;
+        let ask = self.ask(client).op(op::SCAN, (t, 0), *flags, low, high, limits(*rows, *bytes));
+        let locks = flags & op_flag::SHARED != 0;
+        let map = if locks { self.newest(client) } else { self.seen(client) };
+        let mut expected = Vec::new();
+        let (mut used, mut more) = (0, false);
+        let above = |key: &[u8]| match key.cmp(low) {
+            std::cmp::Ordering::Greater => true,
+            std::cmp::Ordering::Equal => low.is_empty() || flags & op_flag::LOW_OPEN == 0,
+            std::cmp::Ordering::Less => false,
+        };
+        let below = |key: &[u8]| {
+            flags & op_flag::NO_HIGH != 0
+                || key < &**high
+                || (flags & op_flag::HIGH_PREFIX != 0 && key.starts_with(high))
+                || (flags & (op_flag::HIGH_OPEN | op_flag::HIGH_PREFIX) == 0 && key == &**high)
+        };
+        let within: Vec<_> = map.iter().filter(|(k, _)| above(k) && below(k)).collect();
+        let ordered: Vec<_> = match flags & op_flag::BACKWARD != 0 {
+            true => within.into_iter().rev().collect(),
+            false => within,
+        };
+        let mut blocked = false;
+        for (key, value) in ordered {
+            let value = if flags & op_flag::KEYS_ONLY != 0 { Vec::new() } else { value.clone() };
+            let len = key.len() + value.len();
+            let full = *rows != 0 && expected.len() == *rows as usize;
+            if full {
+                more = true;
+                break;
+            }
+            if locks && !self.lock(client, key, false) {
+                blocked = true;
+                break;
+            }
+            if !expected.is_empty() && *bytes != 0 && used + len > *bytes as usize {
+                more = true;
+                break;
+            }
+            used += len;
+            expected.push((key.clone(), Vec::new(), value));
+        }
+        let said = self.world.call(client, &ask);
+        if blocked {
+            said.is(status::TIMEOUT);
+            return;
+        }
+        let said = said.ok();
+        assert_eq!(said.answers[0].rows, expected);
+        assert_eq!(said.answers[0].more, more);
+    }
+
+    fn act(&mut self, client: u32, act: &Do) {
+        let t = self.table;
+        match act {
+            Do::Write { kind, key, len } => self.write(client, *kind, key, *len),
+            Do::Get { key, lock } => {
+                let flags = if *lock { op_flag::SHARED } else { 0 };
+                let ask = self.ask(client).get_for(t, key, flags);
+                let said = self.world.call(client, &ask);
+                if *lock && !self.lock(client, key, false) {
+                    said.is(status::TIMEOUT);
+                    return;
+                }
+                let map = if *lock { self.newest(client) } else { self.seen(client) };
+                let value = said.ok().answers[0].rows.first().map(|row| row.2.clone());
+                assert_eq!(value.as_ref(), map.get(key));
+            }
+            Do::Scan { .. } => self.scan(client, act),
+            Do::Fetch { flags } => {
+                let flags = flags | op_flag::FETCH | op_flag::NO_HIGH;
+                let ask = self.ask(client).op(op::SCAN, (t, 1), flags, "", "", 0);
+                let said = self.world.call(client, &ask).ok();
+                let row = |(k, v): (Vec<u8>, Vec<u8>)| ([b"s", &*k].concat(), k, v);
+                let mut expected: Vec<_> = self.seen(client).into_iter().map(row).collect();
+                if flags & op_flag::BACKWARD != 0 {
+                    expected.reverse();
+                }
+                assert_eq!(said.answers[0].rows, expected);
+            }
+            Do::Save => {
+                let number = self.count + 1;
+                let ask = self.ask(client).save(number);
+                self.world.call(client, &ask).ok();
+                let open = self.open.get_mut(&client).unwrap();
+                open.saves.push((number, open.own.clone()));
+            }
+            Do::BackTo(which) => {
+                let Some(open) = self.open.get_mut(&client) else { return };
+                let Some((number, own)) = open.saves.get(*which).cloned() else { return };
+                open.saves.truncate(which + 1);
+                open.own = own;
+                let ask = Ask::new(open.number).back_to(number);
+                self.world.call(client, &ask).ok();
+            }
+            Do::End { commit } => self.end(client, *commit),
+            Do::Wake => self.world.serve(&sdk::testing::EventBytes::new().wake()),
+            Do::Restart => {
+                self.world.restart();
+                for (client, open) in std::mem::take(&mut self.open) {
+                    let said: Said = self.world.call(client, &Ask::new(open.number).commit());
+                    said.is(status::LOST);
+                }
+                self.locks.clear();
+            }
+        }
+    }
+
+    fn end(&mut self, client: u32, commit: bool) {
+        let Some(open) = self.open.remove(&client) else { return };
+        let ask = Ask::new(open.number);
+        let ask = if commit { ask.commit() } else { ask.rollback() };
+        self.world.call(client, &ask).ok();
+        if commit {
+            self.committed = over(&self.committed, &open.own);
+        }
+        self.locks.values_mut().for_each(|holders| holders.retain(|(c, _)| *c != client));
+    }
+
+    fn finish(mut self) {
+        for client in 0..4 {
+            self.end(client, client % 2 == 0);
+        }
+        self.world.idle();
+        for _ in 0..2 {
+            let rows = self.world.call(0, &Ask::new(0).scan(self.table)).ok();
+            let seen: Map =
+                rows.answers[0].rows.iter().map(|r| (r.0.clone(), r.2.clone())).collect();
+            assert_eq!(seen, self.committed);
+            self.check_books();
+            let memory = self.world.store.memory();
+            self.world.restart();
+            assert_eq!(self.world.store.memory(), memory);
+        }
+    }
+
+    /// Nothing is left over, and the counts are right.
+    fn check_books(&mut self) {
+        let store = &self.world.store;
+        assert!(store.txs.is_empty() && store.snapshots.is_empty());
+        assert_eq!(store.locks.len(), 0);
+        let index = store.catalog.index(self.table, 0).unwrap();
+        assert_eq!(index.map.len(), self.committed.len());
+        assert_eq!(index.entries as usize, self.committed.len());
+        let bytes: usize = self.committed.values().map(Vec::len).sum();
+        assert_eq!(index.value_bytes as usize, bytes);
+        let large = self.committed.values().map(Vec::len).filter(|len| *len > 64).sum::<usize>();
+        let live: u64 = store.log.books.segments.values().map(|s| s.live).sum();
+        assert_eq!(live as usize, large);
+        for (number, segment) in &store.log.books.segments {
+            assert!(segment.live <= segment.values, "{number}: {segment:?}");
+            assert_eq!(segment.pins, 0, "{number}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn clients_see_what_the_model_says(acts in prop::collection::vec((0_u32..4, act()), 1..200)) {
+        let mut model = Model::new(small());
+        for (client, act) in &acts {
+            model.act(*client, act);
+        }
+        model.finish();
+    }
+
+    #[test]
+    fn calls_that_may_do_little_at_a_time_come_to_the_same(
+        acts in prop::collection::vec((0_u32..4, act()), 1..100)
+    ) {
+        let mut model = Model::new(Config { steps: 3, ..small() });
+        for (client, act) in &acts {
+            model.act(*client, act);
+        }
+        model.finish();
+    }
+}

@@ -1,0 +1,137 @@
+//! What is known of each segment of the log: how much of it is still wanted.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+
+use sdk::{Errno, File, Host};
+
+use crate::map::{Loc, Slot};
+
+/// Most segments that are open at a time.
+const MAX_OPEN: usize = 128;
+
+/// One file of the log.
+#[derive(Debug, Default)]
+pub struct Segment {
+    file: Option<File>,
+    used: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// Bytes of all values in it that are not kept in memory.
+    pub values: u64,
+    /// Of these, what a key still refers to.
+    pub live: u64,
+    /// Transactions without an end that have values in it.
+    pub pins: u32,
+}
+
+/// All of them, and the estimate of memory.
+#[derive(Debug, Default)]
+pub struct Books {
+    /// By number.
+    pub segments: BTreeMap<u32, Segment>,
+    /// Bytes of memory, about.
+    pub memory: u64,
+    open: usize,
+    clock: u64,
+}
+
+/// The name of a segment's file.
+pub fn name(segment: u32) -> String {
+    format!("log-{segment:016x}")
+}
+
+impl Books {
+    /// A version is there.
+    pub fn keep(&mut self, slot: &Slot) {
+        match slot {
+            Slot::At(loc) => {
+                self.segments.entry(loc.segment).or_default().live += u64::from(loc.len)
+            }
+            Slot::Inline(bytes) => self.memory += bytes.len() as u64 + 16,
+            Slot::Deleted | Slot::Own { .. } => {}
+        }
+    }
+
+    /// A version is not there any more.
+    pub fn forget(&mut self, slot: &Slot) {
+        match slot {
+            Slot::At(loc) => {
+                if let Some(segment) = self.segments.get_mut(&loc.segment) {
+                    segment.live = segment.live.saturating_sub(u64::from(loc.len));
+                }
+            }
+            Slot::Inline(bytes) => {
+                self.memory = self.memory.saturating_sub(bytes.len() as u64 + 16);
+            }
+            Slot::Deleted | Slot::Own { .. } => {}
+        }
+    }
+
+    /// A transaction has values there.
+    pub fn pin(&mut self, segment: u32) {
+        let pins = &mut self.segments.entry(segment).or_default().pins;
+        *pins = pins.saturating_add(1);
+    }
+
+    /// It has ended.
+    pub fn unpin(&mut self, segment: u32) {
+        if let Some(segment) = self.segments.get_mut(&segment) {
+            segment.pins = segment.pins.saturating_sub(1);
+        }
+    }
+
+    /// Its file, opened.
+    pub fn file(&mut self, host: &mut dyn Host, number: u32) -> Result<File, Errno> {
+        self.clock += 1;
+        let clock = self.clock;
+        let segment = self.segments.get_mut(&number).ok_or(Errno::NOENT)?;
+        segment.used = clock;
+        if let Some(file) = segment.file {
+            return Ok(file);
+        }
+        let file = host.open(&name(number), 0)?;
+        segment.file = Some(file);
+        self.open += 1;
+        if self.open > MAX_OPEN {
+            self.close_one(host, number);
+        }
+        Ok(file)
+    }
+
+    /// A new segment with an open file.
+    pub fn add(&mut self, number: u32, file: File) {
+        let segment = self.segments.entry(number).or_default();
+        segment.file = Some(file);
+        self.open += 1;
+    }
+
+    fn close_one(&mut self, host: &mut dyn Host, but: u32) {
+        let last = self.segments.last_key_value().map(|(n, _)| *n);
+        let others = self.segments.iter_mut().filter(|(n, _)| **n != but && Some(**n) != last);
+        let open = others.filter(|(_, s)| s.file.is_some());
+        if let Some((_, segment)) = open.min_by_key(|(_, s)| s.used)
+            && let Some(file) = segment.file.take()
+        {
+            host.close(file);
+            self.open = self.open.saturating_sub(1);
+        }
+    }
+
+    /// Removes a segment's file.
+    pub fn remove(&mut self, host: &mut dyn Host, number: u32) -> Result<(), Errno> {
+        if let Some(file) = self.segments.remove(&number).and_then(|s| s.file) {
+            host.close(file);
+            self.open = self.open.saturating_sub(1);
+        }
+        host.remove(&name(number))
+    }
+
+    /// Reads a piece of a segment, all of it.
+    pub fn read(&mut self, host: &mut dyn Host, loc: Loc, into: &mut [u8]) -> Result<(), Errno> {
+        let file = self.file(host, loc.segment)?;
+        let read = host.read(file, u64::from(loc.offset), into)?;
+        if read == into.len() { Ok(()) } else { Err(Errno::BADMSG) }
+    }
+}
