@@ -22,11 +22,11 @@ use crate::{ModuleStats, ModulesError};
 const MAX_WAITING: usize = 256;
 
 /// Pause in front of a new process after one that ended soon; doubled each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A process that lived so long did not end soon.
-const LONG_LIFE: Duration = Duration::from_secs(10);
+const LONG_LIFE: Duration = Duration::from_millis(500);
 
 /// How long a process may take to end once it was told to.
 const END_TIMEOUT: Duration = Duration::from_secs(10);

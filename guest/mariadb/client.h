@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* A client of a module: its connection, the requests under way, and what happens when the connection breaks.
+ *
+ * Theory of operation. A client belongs to one thread at a time and has none of its own: it sends, then polls
+ * until the reply is there. Each request stays here until its reply has come. When the connection breaks, the
+ * client connects again with the same id and sends all of them again; the host executes none twice. After
+ * `patience_ms` without a connection it gives up: the caller learns that the host cannot be reached, and that
+ * what it asked for may have been done or not. A host that is silent for long is pinged, and a missing pong
+ * is a broken connection, too.
+ *
+ * Limits: Welcome::max_in_flight requests under way (post() waits then), and MAX_BODY_BYTES each. */
+#ifndef MILLRACE_CLIENT_H
+#define MILLRACE_CLIENT_H
+
+#include <atomic>
+#include <deque>
+#include <string>
+
+#include "bytes.h"
+#include "protocol.h"
+
+namespace millrace {
+
+/* For SHOW STATUS. */
+struct Counters {
+    std::atomic<uint64_t> requests{0};
+    std::atomic<uint64_t> round_trips{0};
+    std::atomic<uint64_t> bytes_sent{0};
+    std::atomic<uint64_t> bytes_received{0};
+    std::atomic<uint64_t> connects{0};
+    std::atomic<uint64_t> reconnects{0};
+    std::atomic<uint64_t> batches{0};
+    std::atomic<uint64_t> ops{0};
+    std::atomic<uint64_t> commits{0};
+    std::atomic<uint64_t> prepares{0};
+    std::atomic<uint64_t> rollbacks{0};
+    std::atomic<uint64_t> rows_sent{0};
+    std::atomic<uint64_t> rows_fetched{0};
+    std::atomic<uint64_t> cancels{0};
+};
+extern Counters counters;
+
+enum class Call {
+    DONE,        /* the reply is there */
+    KILLED,      /* somebody ended the statement, and the host could not be reached to say so */
+    UNREACHABLE, /* no connection; it may have been done or not */
+    FAILED,      /* the host, not the module, refused it */
+};
+
+/* Whether the caller's statement was killed. */
+struct Killed {
+    bool (*is_killed)(void *) = nullptr;
+    void *argument = nullptr;
+    bool operator()() const { return is_killed && is_killed(argument); }
+};
+
+class Client {
+public:
+    Client(std::string address, const char *module, uint32_t patience_ms);
+    ~Client();
+    Client(const Client &) = delete;
+    Client &operator=(const Client &) = delete;
+
+    /* Sends and waits for the reply. */
+    Call call(Bytes &&body, uint16_t flags, const Killed &killed, Bytes *reply);
+    /* Sends; nobody waits for the reply, or wants to know what it says. */
+    Call post(Bytes &&body, uint16_t flags, const Killed &killed);
+    /* What went wrong, of the last call that was not DONE. */
+    const std::string &error() const { return error_; }
+    uint32_t failure_code() const { return failure_code_; }
+    /* A body that was sent and is not needed any more, for its memory. */
+    Bytes take_spare() { return std::move(spare_); }
+    /* The body of the last call, kept until the next one: to say what was wrong with it. */
+    const Bytes &last_body() const { return last_body_; }
+
+    /* Ends for good: the host forgets the client at once. It begins anew with another id. */
+    void restart();
+    /* May wait in the pool: connected, and all replies have come or are sure to come. */
+    bool is_idle() const { return fd_ >= 0 && !is_broken_; }
+    const std::string &address() const { return address_; }
+    void set_patience(uint32_t ms) { patience_ms_ = ms; }
+    uint32_t max_in_flight() const { return max_in_flight_; }
+    uint32_t max_body_bytes() const { return max_body_bytes_; }
+    uint64_t next_tx() { return ++last_tx_; }
+
+private:
+    struct Request {
+        uint64_t seq;
+        uint16_t flags;
+        bool is_wanted;
+        Bytes body;
+    };
+    enum class Step {
+        GOT,
+        WAIT,
+        BROKEN,
+        REFUSED
+    };
+
+    Call send(Bytes &&body, uint16_t flags, bool is_wanted, const Killed &killed);
+    Call await(uint64_t seq, const Killed &killed, Bytes *reply);
+    Call await_room(const Killed &killed);
+    Call ensure_connected(const Killed &killed);
+    Step connect_once(const Killed &killed);
+    Step say_hello(const Killed &killed);
+    Step resend();
+    Step write_frame(uint16_t kind, uint16_t flags, uint64_t seq, const uint8_t *body, size_t bytes);
+    Step wait_readable(int timeout_ms);
+    /* One frame, if it is complete or comes in time; its body in body_. */
+    Step read_frame(int timeout_ms);
+    Step read_bytes(size_t want, int timeout_ms);
+    Step got_frame(uint64_t wanted, Bytes *reply, bool *is_there);
+    Step got_reply(uint64_t wanted, Bytes *reply, bool *is_there);
+    Step check_silence(int64_t now);
+    void disconnect();
+    void note(const char *what, int error);
+    void note_failure(const uint8_t *body, size_t bytes);
+
+    std::string address_;
+    char module_[MAX_NAME_BYTES] = {};
+    uint8_t id_[16];
+    uint32_t patience_ms_;
+    uint32_t max_in_flight_ = 1;
+    uint32_t max_body_bytes_ = MAX_BODY_BYTES;
+    uint64_t instance_ = 0;
+    uint64_t last_seq_ = 0;
+    uint64_t last_tx_ = 0;
+    int fd_ = -1;
+    bool is_broken_ = false; /* the state is unknown: to be restarted */
+    bool was_connected_ = false;
+    bool is_ping_sent_ = false;
+    int64_t heard_ms_ = 0;
+    int64_t broken_ms_ = 0; /* since when no reply has come, over all connections; 0: all is well */
+    std::deque<Request> under_way_;
+    Frame frame_;
+    Bytes in_; /* what was received of the next frame */
+    Bytes body_;
+    Bytes spare_;
+    Bytes last_body_;
+    std::string error_;
+    uint32_t failure_code_ = 0;
+};
+
+/* The pool: clients with a connection and no transaction, for sessions that come. */
+Client *take_client(const std::string &address, uint32_t patience_ms);
+void give_client(Client *client, size_t keep_most);
+void drop_pool();
+
+} // namespace millrace
+
+#endif

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0-only
+#include "cursor.h"
+
+namespace millrace {
+
+void Range::all()
+{
+    low.clear();
+    high.clear();
+    flags = op_flag::NO_HIGH;
+    is_point = false;
+}
+
+void Range::assign(const Range &other)
+{
+    low.assign(other.low);
+    high.assign(other.high);
+    flags = other.flags;
+    is_point = other.is_point;
+}
+
+void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes)
+{
+    Op op;
+    op.kind = range.is_point ? op::GET : op::SCAN;
+    op.index = reading.index;
+    op.table = reading.table;
+    op.key = Slice(range.low);
+    op.flags = reading.flags;
+    if (!range.is_point) {
+        op.flags |= range.flags;
+        op.value = Slice(range.high);
+        op.extra = limits(rows, bytes);
+    }
+    if (op.flags & (op_flag::SHARED | op_flag::EXCLUSIVE))
+        session->mark_locks();
+    session->add(op);
+}
+
+void Cursor::start(const Reading &reading, Range &&range, bool is_large, uint32_t most_rows,
+                   bool may_be_alone)
+{
+    reading_ = reading;
+    range_.assign(range);
+    rows_ = Rows();
+    has_row_ = false;
+    is_fresh_ = has_more_ = true;
+    may_be_alone_ = may_be_alone;
+    bytes_ = is_large ? SCAN_FIRST_BYTES * 4 : SCAN_FIRST_BYTES;
+    row_limit_ = most_rows ? most_rows : is_large ? 0 : SCAN_FIRST_ROWS;
+}
+
+int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
+{
+    add_read(session, range_, reading_, rows, bytes);
+    Sending sending;
+    sending.is_alone = is_alone;
+    Reply reply;
+    int error = session->send(sending, &reply_, &reply);
+    if (error)
+        return error;
+    Answer answer;
+    if (!reply.next(&answer))
+        return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply to a read lacks an answer", false);
+    rows_ = Rows(answer.bytes, answer.rows);
+    has_more_ = answer.more && !range_.is_point;
+    counters.rows_fetched += answer.rows;
+    return 0;
+}
+
+/* What was given is not asked for again. */
+void Cursor::narrow()
+{
+    if (!has_row_)
+        return;
+    if (range_.flags & op_flag::BACKWARD) {
+        range_.high.assign(last_key_);
+        range_.flags |= op_flag::HIGH_OPEN;
+        range_.flags &= static_cast<uint16_t>(~(op_flag::NO_HIGH | op_flag::HIGH_PREFIX));
+    } else {
+        range_.low.assign(last_key_);
+        range_.flags |= op_flag::LOW_OPEN;
+    }
+}
+
+int Cursor::fetch(Session *session)
+{
+    bool is_alone = is_fresh_ && may_be_alone_ && session->is_alone();
+    narrow();
+    int error = ask(session, is_alone, row_limit_, bytes_);
+    /* More than one request needs one snapshot: begin anew. */
+    if (!error && is_alone && has_more_)
+        error = ask(session, false, row_limit_ * 4, bytes_ * 4);
+    is_fresh_ = false;
+    bytes_ = bytes_ < SCAN_MOST_BYTES / 4 ? bytes_ * 4 : SCAN_MOST_BYTES;
+    /* Locks are for what is needed: the number of rows grows slowly, too. */
+    row_limit_ = reading_.flags & (op_flag::SHARED | op_flag::EXCLUSIVE) ? row_limit_ * 4 : 0;
+    return error;
+}
+
+int Cursor::next(Session *session, Row *row, bool *is_end)
+{
+    *is_end = false;
+    while (!rows_.next(row)) {
+        if (rows_.is_bad())
+            return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's rows make no sense", false);
+        if (!has_more_) {
+            *is_end = true;
+            return 0;
+        }
+        int error = fetch(session);
+        if (error)
+            return error;
+    }
+    if (range_.is_point)
+        row->key = Slice(range_.low);
+    last_key_.assign(row->key.data, row->key.size);
+    has_row_ = true;
+    return 0;
+}
+
+void Cursor::turn(bool is_backward)
+{
+    rows_ = Rows();
+    has_more_ = true;
+    range_.all();
+    if (is_backward)
+        range_.flags |= op_flag::BACKWARD;
+    may_be_alone_ = false;
+    bytes_ = SCAN_FIRST_BYTES;
+    row_limit_ = SCAN_FIRST_ROWS;
+}
+
+void Cursor::open_end()
+{
+    if (range_.flags & op_flag::BACKWARD) {
+        range_.low.clear();
+        range_.flags &= static_cast<uint16_t>(~op_flag::LOW_OPEN);
+    } else {
+        range_.high.clear();
+        range_.flags &= static_cast<uint16_t>(~(op_flag::HIGH_OPEN | op_flag::HIGH_PREFIX));
+        range_.flags |= op_flag::NO_HIGH;
+    }
+    range_.is_point = false;
+    has_more_ = true;
+}
+
+void Cursor::drop_ahead()
+{
+    has_more_ = has_more_ || rows_.left() > 0;
+    rows_ = Rows();
+}
+
+} // namespace millrace

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* A scan of an index that reads ahead.
+ *
+ * Rows come in batches, small at first and four times as many bytes each time, to SCAN_MOST_BYTES. A row that
+ * was given stays valid until the next batch is asked for. What was read ahead is dropped at the end of a
+ * statement; the position is not, for HANDLER. */
+#ifndef MILLRACE_CURSOR_H
+#define MILLRACE_CURSOR_H
+
+#include "session.h"
+
+namespace millrace {
+
+constexpr uint32_t SCAN_FIRST_BYTES = 16 << 10;
+constexpr uint32_t SCAN_FIRST_ROWS = 32;
+constexpr uint32_t SCAN_MOST_BYTES = 256 << 10;
+
+/* Which entries of an index. */
+struct Range {
+    Bytes low;
+    Bytes high;
+    uint16_t flags = op_flag::NO_HIGH;
+    bool is_point = false; /* `low` is a whole key that is there once at most */
+
+    void all();
+    void assign(const Range &other);
+};
+
+/* How entries are read. */
+struct Reading {
+    uint32_t table = 0;
+    uint8_t index = 0;
+    uint16_t flags = 0; /* FETCH, KEYS_ONLY, SHARED, EXCLUSIVE, SKIP_LOCKED */
+};
+
+/* Adds the op that reads a range. */
+void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes);
+
+class Cursor {
+public:
+    /* Where to go on; nothing is sent yet. `may_be_alone`: one request may do without a transaction. */
+    void start(const Reading &reading, Range &&range, bool is_large, uint32_t most_rows, bool may_be_alone);
+    /* Sets `*is_end` behind the last one. */
+    int next(Session *session, Row *row, bool *is_end);
+    /* Goes the other way, from the row that was given last. */
+    void turn(bool is_backward);
+    bool is_backward() const { return (range_.flags & op_flag::BACKWARD) != 0; }
+    bool has_row() const { return has_row_; }
+    /* Whether the range ends before the index does. */
+    bool is_bounded() const
+    {
+        return range_.is_point || (is_backward() ? !range_.low.empty() : !(range_.flags & op_flag::NO_HIGH));
+    }
+    /* Forgets the far bound: the caller goes on beyond it. */
+    void open_end();
+    void drop_ahead();
+    const Bytes &last_key() const { return last_key_; }
+
+private:
+    int fetch(Session *session);
+    int ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes);
+    void narrow();
+
+    Reading reading_;
+    Range range_;
+    Bytes reply_;
+    Rows rows_;
+    Bytes last_key_;
+    bool has_row_ = false; /* last_key_ is one */
+    bool is_fresh_ = true; /* nothing was asked yet */
+    bool has_more_ = true; /* behind the rows that are here */
+    bool may_be_alone_ = false;
+    uint32_t bytes_ = 0;
+    uint32_t row_limit_ = 0;
+};
+
+} // namespace millrace
+
+#endif

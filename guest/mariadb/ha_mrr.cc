@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Many ranges in one request.
+ *
+ * The ranges of a multi-range read are asked for RANGES at a time, each with a part of REPLY_BYTES. A range
+ * that has more is read on by the cursor. Rows come range by range, so they are in the order of the ranges.
+ */
+#include "ha_millrace.h"
+
+#include "settings.h"
+
+namespace millrace {
+
+static constexpr size_t RANGES = 256;
+static constexpr uint32_t REPLY_BYTES = 1 << 20;
+
+/* Asks for all estimates that the server is about to ask for, in one request. */
+void ha_millrace::estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges, uint mode)
+{
+    std::vector<Range> wanted;
+    KEY_MULTI_RANGE server_range;
+    range_seq_t iterator = sequence->init(argument, ranges, mode);
+    while (!sequence->next(iterator, &server_range) && wanted.size() < 100) {
+        Range range;
+        range_between(key, &server_range.start_key, &server_range.end_key, &range);
+        bool is_known, is_unique = (server_range.range_flag & UNIQUE_RANGE) != 0;
+        known_estimate(key, range, &is_known);
+        if (!is_known && !is_unique)
+            wanted.push_back(std::move(range));
+    }
+    if (wanted.size() < 2)
+        return;
+    Batch batch;
+    for (const Range &range : wanted) {
+        Op op;
+        op.kind = op::ESTIMATE;
+        op.index = host_index(key);
+        op.table = share_->table();
+        op.flags = range.flags;
+        op.key = Slice(range.low);
+        op.value = Slice(range.high);
+        batch.add(op);
+    }
+    Bytes body;
+    Reply reply;
+    if (session()->send_apart(&batch, true, true, &body, &reply))
+        return;
+    Answer answer;
+    for (size_t i = 0; i < wanted.size() && reply.next(&answer); i++) {
+        Count count;
+        if (answer.bytes.size < sizeof(count))
+            return;
+        memcpy(&count, answer.bytes.data, sizeof(count));
+        keep_estimate(key, wanted[i], count.entries ? static_cast<ha_rows>(count.entries) : 1);
+    }
+}
+
+/* What it costs here: a few round trips, however many ranges. */
+static void set_cost(Cost_estimate *cost, double ranges, double rows)
+{
+    cost->reset();
+    cost->cpu_cost = 1 + ranges / RANGES + ranges * 0.02 + rows * 0.15 + rows / TIME_FOR_COMPARE;
+}
+
+ha_rows ha_millrace::multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequence, void *argument,
+                                                 uint ranges, uint *bytes, uint *mode, Cost_estimate *cost)
+{
+    estimate_all(key, sequence, argument, ranges, *mode);
+    ha_rows rows = handler::multi_range_read_info_const(key, sequence, argument, ranges, bytes, mode, cost);
+    if (rows == HA_POS_ERROR)
+        return rows;
+    *mode &= ~HA_MRR_USE_DEFAULT_IMPL;
+    *bytes = 0;
+    set_cost(cost, ranges, rows2double(rows));
+    return rows;
+}
+
+ha_rows ha_millrace::multi_range_read_info(uint key, uint ranges, uint rows, uint key_parts, uint *bytes,
+                                           uint *mode, Cost_estimate *cost)
+{
+    ha_rows result = handler::multi_range_read_info(key, ranges, rows, key_parts, bytes, mode, cost);
+    *mode &= ~HA_MRR_USE_DEFAULT_IMPL;
+    *bytes = 0;
+    set_cost(cost, ranges, rows);
+    return result;
+}
+
+int ha_millrace::multi_range_read_explain_info(uint mode, char *text, size_t size)
+{
+    static const char what[] = "Millrace multi-range";
+    if (mode & HA_MRR_USE_DEFAULT_IMPL)
+        return 0;
+    size_t bytes = MY_MIN(sizeof(what) - 1, size);
+    memcpy(text, what, bytes);
+    return static_cast<int>(bytes);
+}
+
+int ha_millrace::multi_range_read_init(RANGE_SEQ_IF *sequence, void *argument, uint ranges, uint mode,
+                                       HANDLER_BUFFER *buffer)
+{
+    int error = handler::multi_range_read_init(sequence, argument, ranges, mode, buffer);
+    is_mrr_ = !(mode & HA_MRR_USE_DEFAULT_IMPL);
+    mrr_is_end_ = mrr_in_cursor_ = mrr_has_more_ = false;
+    asked_.clear();
+    asked_at_ = 0;
+    mrr_rows_ = Rows();
+    end_range = nullptr;
+    return error;
+}
+
+/* The next ranges of the sequence. */
+void ha_millrace::collect_ranges()
+{
+    asked_.clear();
+    asked_at_ = 0;
+    size_t bytes = 0;
+    while (asked_.size() < RANGES && bytes < REPLY_BYTES) {
+        if (mrr_funcs.next(mrr_iter, &mrr_cur_range)) {
+            mrr_is_end_ = true;
+            return;
+        }
+        asked_.emplace_back();
+        Asked &asked = asked_.back();
+        asked.id = mrr_cur_range.ptr;
+        const key_range *low = &mrr_cur_range.start_key, *high = &mrr_cur_range.end_key;
+        if (mrr_cur_range.range_flag & EQ_RANGE)
+            range_of(active_index, low->key, low->keypart_map, HA_READ_KEY_EXACT, &asked.range);
+        else
+            range_between(active_index, low, high, &asked.range);
+        bytes += asked.range.low.size() + asked.range.high.size() + sizeof(OpHeader);
+    }
+}
+
+int ha_millrace::ask_collected(bool is_alone, bool *has_more)
+{
+    Session *session = this->session();
+    Reading reading = this->reading(active_index, !reads_keys_only(active_index));
+    uint32_t share = REPLY_BYTES / static_cast<uint32_t>(asked_.size());
+    for (const Asked &asked : asked_)
+        add_read(session, asked.range, reading, 0, share < 4096 ? 4096 : share);
+    Sending sending;
+    sending.is_alone = is_alone;
+    int error = session->send(sending, &mrr_reply_, &mrr_answers_);
+    if (error)
+        return error;
+    Reply look = mrr_answers_;
+    Answer answer;
+    *has_more = false;
+    size_t answers = 0;
+    for (; look.next(&answer); answers++) {
+        *has_more |= answer.more;
+        counters.rows_fetched += answer.rows;
+    }
+    return answers == asked_.size()
+               ? 0
+               : session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply to a read lacks answers", false);
+}
+
+/* The next request, for all that was collected. */
+int ha_millrace::ask_ranges()
+{
+    bool is_first = asked_.empty();
+    collect_ranges();
+    if (asked_.empty())
+        return 0;
+    /* One range is a scan like any other. */
+    if (asked_.size() == 1 && !asked_[0].range.is_point) {
+        is_end_bounded_ = false;
+        start_scan(active_index, std::move(asked_[0].range), false);
+        mrr_in_cursor_ = true;
+        asked_at_ = 1;
+        return 0;
+    }
+    bool has_more, is_alone = is_first && mrr_is_end_ && may_be_alone() && session()->is_alone();
+    int error = ask_collected(is_alone, &has_more);
+    if (!error && is_alone && has_more)
+        error = ask_collected(false, &has_more);
+    return error;
+}
+
+int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
+{
+    *is_end = false;
+    for (;;) {
+        if (mrr_in_cursor_) {
+            bool is_range_end;
+            int error = cursor_.next(session(), row, &is_range_end);
+            *range = asked_[asked_at_ - 1].id;
+            if (error || !is_range_end)
+                return error;
+            mrr_in_cursor_ = false;
+        }
+        if (mrr_rows_.next(row)) {
+            Asked &asked = asked_[asked_at_ - 1];
+            *range = asked.id;
+            if (asked.range.is_point)
+                row->key = Slice(asked.range.low);
+            if (mrr_rows_.left() == 0 && mrr_has_more_) {
+                asked.range.low.assign(row->key.data, row->key.size);
+                asked.range.flags |= op_flag::LOW_OPEN;
+                cursor_.start(reading(active_index, !reads_keys_only(active_index)), std::move(asked.range),
+                              true, 0, false);
+                mrr_in_cursor_ = true;
+                mrr_has_more_ = false;
+            }
+            return 0;
+        }
+        if (mrr_rows_.is_bad())
+            return session()->fail(HA_ERR_INTERNAL_ERROR, "", "the host's rows make no sense", false);
+        Answer answer;
+        if (asked_at_ < asked_.size() && mrr_answers_.next(&answer)) {
+            asked_at_++;
+            mrr_rows_ = Rows(answer.bytes, answer.rows);
+            mrr_has_more_ = answer.more;
+            continue;
+        }
+        if (mrr_is_end_) {
+            *is_end = true;
+            return 0;
+        }
+        int error = ask_ranges();
+        if (error)
+            return error;
+    }
+}
+
+int ha_millrace::multi_range_read_next(range_id_t *range)
+{
+    if (!is_mrr_)
+        return handler::multi_range_read_next(range);
+    for (;;) {
+        Row row;
+        bool is_end;
+        int error = next_asked(range, &row, &is_end);
+        if (error || is_end)
+            return error ? error : HA_ERR_END_OF_FILE;
+        if (mrr_funcs.skip_record && mrr_funcs.skip_record(mrr_iter, *range, nullptr))
+            continue;
+        update_index_statistics();
+        error = give_row(row, active_index, table->record[0]);
+        if (!error && table->vfield)
+            error = table->update_virtual_fields(this, VCOL_UPDATE_FOR_READ);
+        return error;
+    }
+}
+
+} // namespace millrace

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Rows and keys of a table as bytes.
+ *
+ * Theory of operation. A row is the record's NULL bits and then each stored column by Field::pack(), so that
+ * blobs are inside and CHARs take what they need. Indexed virtual columns are stored, too: the old row of an
+ * update must give the old keys.
+ *
+ * A key is its parts, one behind the other: for a column that may be NULL a byte (0: NULL, which comes
+ * first), then what memcmp orders as the column's type does. Numbers and times give Field::sort_string();
+ * strings their weights, as encode.h says. A part that is sorted downwards has all bits flipped. Behind the
+ * parts of a key that does not have to be unique, or has NULLs in it, comes the primary key. The format is
+ * FORMAT; a table remembers which one it was made with.
+ *
+ * Collations with several levels of weights, or that cannot limit their weights, give strings of fixed
+ * length: correct, but long. */
+#ifndef MILLRACE_PACK_H
+#define MILLRACE_PACK_H
+
+#include <vector>
+
+#include "server.h"
+
+#include "encode.h"
+
+namespace millrace {
+
+constexpr uint32_t FORMAT = 1;
+constexpr size_t ROW_ID_BYTES = 8;
+
+class KeyCodec {
+public:
+    void open(KEY *key, bool is_unique);
+
+    /* The whole key of a record at `record`; its parts only. Says whether a part was NULL. */
+    bool encode(const uchar *record, Bytes *out) const;
+    /* A key as the server gives it, or the first parts of one. `scratch` is a record to unpack it in. Says
+     * whether a part was NULL. */
+    bool encode_image(const uchar *image, key_part_map parts, uchar *scratch, Bytes *out) const;
+    /* Most bytes of an encoded key. */
+    size_t most_bytes() const { return most_bytes_; }
+    /* Whether equal keys are an error. */
+    bool is_unique() const { return is_unique_; }
+
+    /* Whether part `n` can be read back. */
+    bool can_decode(uint n) const { return parts_[n].can_decode; }
+    bool can_decode() const;
+    /* Fills in the columns of the key; false: these bytes are no key. */
+    bool decode(Slice key, uchar *record) const;
+
+private:
+    enum class Kind {
+        FIXED,
+        RAW,
+        TEXT_FIXED,
+        TEXT_PAD,
+        TEXT_NO_PAD
+    };
+    struct Part {
+        KEY_PART_INFO *info;
+        Field *field;
+        Kind kind;
+        uint bytes;     /* in a record; of a prefix */
+        uint chars;     /* most of them */
+        uint out_bytes; /* FIXED, RAW, TEXT_FIXED: encoded */
+        Space space;
+        bool is_nullable;
+        bool is_downward;
+        bool can_decode;
+    };
+
+    void open_part(KEY_PART_INFO *info, Part *part);
+    void open_text(Part *part);
+    bool encode_part(const Part &part, const uchar *record, Bytes *out) const;
+    static void encode_value(const Part &part, my_ptrdiff_t offset, Bytes *out);
+    static Slice text(const Part &part, my_ptrdiff_t offset);
+    static const uint8_t *decode_part(const Part &part, const uint8_t *at, const uint8_t *end, uchar *record);
+
+    KEY *key_ = nullptr;
+    bool is_unique_ = false;
+    std::vector<Part> parts_;
+    size_t most_bytes_ = 0;
+};
+
+/* Whether keys can have such a part, and whether it can be read back. */
+bool is_decodable(const KEY_PART_INFO *part);
+/* Reads one value that Field::sort_string() wrote. */
+bool decode_value(Field *field, const uint8_t *from, uint bytes, my_ptrdiff_t offset);
+
+class RowCodec {
+public:
+    void open(TABLE *table);
+    void encode(const uchar *record, Bytes *out) const;
+    /* Columns behind `most_fields` of the stored ones are left alone. Blobs point into `row` then. */
+    bool decode(Slice row, uchar *record, size_t most_fields) const;
+    size_t fields() const { return fields_.size(); }
+    /* How many of the stored ones must be read for these columns. */
+    size_t needed(const MY_BITMAP *columns) const;
+
+private:
+    TABLE *table_ = nullptr;
+    std::vector<Field *> fields_;
+};
+
+} // namespace millrace
+
+#endif

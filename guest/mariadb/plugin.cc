@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* What the server sees of the engine: its handlerton, system variables and status. */
+#include "ha_millrace.h"
+
+#include <mysql/plugin.h>
+
+#include "settings.h"
+#include "transport.h"
+
+namespace millrace {
+
+handlerton *hton;
+
+/* --- system variables --- */
+
+static char *address;
+static ulong reconnect_timeout;
+static ulong pool_most;
+
+static int check_address(THD *, st_mysql_sys_var *, void *save, st_mysql_value *value)
+{
+    char buffer[256];
+    int length = sizeof(buffer);
+    const char *text = value->val_str(value, buffer, &length);
+    if (!text || !is_address(text))
+        return 1;
+    *static_cast<const char **>(save) = thd_strmake(current_thd, text, static_cast<size_t>(length));
+    return 0;
+}
+
+static MYSQL_SYSVAR_STR(
+    address, address, PLUGIN_VAR_RQCMDARG | PLUGIN_VAR_MEMALLOC,
+    "Where the host listens: vsock:CID:PORT or unix:/path. Sessions that begin afterwards "
+    "use a new one",
+    check_address, nullptr, "vsock:2:28019");
+static MYSQL_SYSVAR_ULONG(
+    reconnect_timeout, reconnect_timeout, PLUGIN_VAR_RQCMDARG,
+    "How many seconds a broken connection to the host is tried again before statements fail", nullptr,
+    nullptr, 30, 1, 3600, 0);
+static MYSQL_SYSVAR_ULONG(pool_size, pool_most, PLUGIN_VAR_RQCMDARG,
+                          "How many idle connections to the host are kept for sessions that come", nullptr,
+                          nullptr, 32, 0, 1024, 0);
+static MYSQL_THDVAR_BOOL(
+    durable, PLUGIN_VAR_RQCMDARG,
+    "Commits wait until they are durable. OFF: they may be lost when the host fails, never "
+    "in part or out of order",
+    nullptr, nullptr, 1);
+static MYSQL_THDVAR_BOOL(snapshot_isolation, PLUGIN_VAR_RQCMDARG,
+                         "A lock of a row that somebody changed after the transaction's snapshot fails",
+                         nullptr, nullptr, 0);
+static MYSQL_THDVAR_BOOL(buffer_writes, PLUGIN_VAR_RQCMDARG,
+                         "Rows are sent at the end of the statement, together. OFF: each one at once",
+                         nullptr, nullptr, 1);
+static MYSQL_THDVAR_ULONG(lock_wait_timeout, PLUGIN_VAR_RQCMDARG, "How many seconds a lock is waited for",
+                          nullptr, nullptr, 50, 0, 1000000, 0);
+static MYSQL_THDVAR_ULONG(batch_bytes, PLUGIN_VAR_RQCMDARG, "Rows wait until there are so many bytes of them",
+                          nullptr, nullptr, 1 << 20, 1024, 8 << 20, 0);
+static MYSQL_THDVAR_ULONG(autoinc_batch, PLUGIN_VAR_RQCMDARG,
+                          "How many AUTO_INCREMENT values are reserved at a time", nullptr, nullptr, 256, 1,
+                          1000000, 0);
+
+static st_mysql_sys_var *variables[] = {
+    MYSQL_SYSVAR(address),
+    MYSQL_SYSVAR(reconnect_timeout),
+    MYSQL_SYSVAR(pool_size),
+    MYSQL_SYSVAR(durable),
+    MYSQL_SYSVAR(snapshot_isolation),
+    MYSQL_SYSVAR(buffer_writes),
+    MYSQL_SYSVAR(lock_wait_timeout),
+    MYSQL_SYSVAR(batch_bytes),
+    MYSQL_SYSVAR(autoinc_batch),
+    nullptr,
+};
+
+/* SET GLOBAL frees the old text. */
+std::string host_address()
+{
+    mysql_mutex_lock(&LOCK_global_system_variables);
+    std::string text = address ? address : "";
+    mysql_mutex_unlock(&LOCK_global_system_variables);
+    return text;
+}
+uint32_t reconnect_ms() { return static_cast<uint32_t>(reconnect_timeout * 1000); }
+size_t pool_size() { return pool_most; }
+bool is_durable(THD *thd) { return THDVAR(thd, durable); }
+bool is_strict(THD *thd) { return THDVAR(thd, snapshot_isolation); }
+bool buffers_writes(THD *thd) { return THDVAR(thd, buffer_writes); }
+size_t batch_bytes(THD *thd) { return THDVAR(thd, batch_bytes); }
+uint64_t autoinc_batch(THD *thd) { return THDVAR(thd, autoinc_batch); }
+uint32_t lock_wait_ms(THD *thd)
+{
+    /* NOWAIT sets the server's own timeout to nothing. */
+    return thd->variables.lock_wait_timeout == 0
+               ? 0
+               : static_cast<uint32_t>(THDVAR(thd, lock_wait_timeout) * 1000);
+}
+
+/* --- status --- */
+
+template <std::atomic<uint64_t> Counters::*which> static int show(THD *, SHOW_VAR *var, char *buffer)
+{
+    var->type = SHOW_ULONGLONG;
+    var->value = buffer;
+    ulonglong value = (counters.*which).load(std::memory_order_relaxed);
+    memcpy(buffer, &value, sizeof(value));
+    return 0;
+}
+#define MILLRACE_COUNTER(name)                                                                               \
+    {"Millrace_" #name, reinterpret_cast<char *>(&show<&Counters::name>), SHOW_SIMPLE_FUNC}
+
+static SHOW_VAR status_variables[] = {
+    MILLRACE_COUNTER(requests),       MILLRACE_COUNTER(round_trips), MILLRACE_COUNTER(bytes_sent),
+    MILLRACE_COUNTER(bytes_received), MILLRACE_COUNTER(connects),    MILLRACE_COUNTER(reconnects),
+    MILLRACE_COUNTER(batches),        MILLRACE_COUNTER(ops),         MILLRACE_COUNTER(commits),
+    MILLRACE_COUNTER(prepares),       MILLRACE_COUNTER(rollbacks),   MILLRACE_COUNTER(rows_sent),
+    MILLRACE_COUNTER(rows_fetched),   MILLRACE_COUNTER(cancels),     {nullptr, nullptr, SHOW_UNDEF},
+};
+
+/* --- the handlerton --- */
+
+static handler *create_handler(handlerton *engine, TABLE_SHARE *share, MEM_ROOT *root)
+{
+    return new (root) ha_millrace(engine, share);
+}
+
+static int close_connection(handlerton *, THD *thd)
+{
+    Session *session = Session::find(thd);
+    if (!session)
+        return 0;
+    session->set_thd(thd);
+    session->leave();
+    delete session;
+    thd_set_ha_data(thd, hton, nullptr);
+    return 0;
+}
+
+static int commit(handlerton *, THD *thd, bool all) { return Session::of(thd)->commit(all); }
+static int rollback(handlerton *, THD *thd, bool all) { return Session::of(thd)->rollback(all); }
+static int prepare(handlerton *, THD *thd, bool all) { return Session::of(thd)->prepare(all); }
+
+static int set_savepoint(handlerton *, THD *thd, void *place)
+{
+    *static_cast<uint64_t *>(place) = Session::of(thd)->set_savepoint();
+    return 0;
+}
+
+static int rollback_to_savepoint(handlerton *, THD *thd, void *place)
+{
+    Session::of(thd)->roll_back_to(*static_cast<uint64_t *>(place));
+    return 0;
+}
+
+static int release_savepoint(handlerton *, THD *, void *) { return 0; }
+/* Row locks stay in the host; metadata locks protect nothing of ours that a savepoint brings back. */
+static bool can_release_mdl(handlerton *, THD *) { return true; }
+
+static int start_snapshot(handlerton *, THD *thd)
+{
+    Session *session = Session::of(thd);
+    trans_register_ha(thd, true, hton, 0);
+    return session->start_snapshot();
+}
+
+static int recover(handlerton *, XID *list, uint most)
+{
+    static size_t given; /* of a list that did not fit; the server asks for the rest */
+    Session session(current_thd);
+    Op op;
+    op.kind = op::LIST_PREPARED;
+    Bytes body;
+    Answer answer;
+    if (session.send_alone(op, true, true, &body, &answer)) {
+        sql_print_warning("MILLRACE: the host was not asked for prepared transactions: %s",
+                          session.last_text().c_str());
+        return 0;
+    }
+    Rows rows(answer.bytes, answer.rows);
+    Row row;
+    uint found = 0;
+    for (size_t i = 0; found < most && rows.next(&row); i++)
+        if (i >= given && unpack_xid(row.key, &list[found]))
+            found++;
+    given = found < most ? 0 : given + found;
+    return static_cast<int>(found);
+}
+
+static int end_by_xid(XID *xid, bool is_commit)
+{
+    Session session(current_thd);
+    Bytes name;
+    pack_xid(xid, &name);
+    int error = session.end_prepared(is_commit, name, true);
+    if (!error)
+        return 0;
+    /* XAER_NOTA, XAER_RMFAIL of the XA specification. */
+    return session.last_status() == status::NOT_FOUND ? -4 : -7;
+}
+static int commit_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, true); }
+static int rollback_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, false); }
+
+/* The last moment to tell the host what it has not confirmed. */
+static void pre_shutdown()
+{
+    Session session(nullptr);
+    session.finish_others();
+}
+
+static int init(void *argument)
+{
+    hton = static_cast<handlerton *>(argument);
+    hton->create = create_handler;
+    hton->flags = HTON_NO_FLAGS;
+    hton->savepoint_offset = sizeof(uint64_t);
+    hton->close_connection = close_connection;
+    hton->commit = commit;
+    hton->rollback = rollback;
+    hton->prepare = prepare;
+    hton->recover = recover;
+    hton->pre_shutdown = pre_shutdown;
+    hton->commit_by_xid = commit_by_xid;
+    hton->rollback_by_xid = rollback_by_xid;
+    hton->savepoint_set = set_savepoint;
+    hton->savepoint_rollback = rollback_to_savepoint;
+    hton->savepoint_release = release_savepoint;
+    hton->savepoint_rollback_can_release_mdl = can_release_mdl;
+    hton->start_consistent_snapshot = start_snapshot;
+    static const char *no_files[] = {nullptr};
+    hton->tablefile_extensions = no_files;
+    return 0;
+}
+
+static int deinit(void *)
+{
+    drop_pool();
+    return 0;
+}
+
+static st_mysql_storage_engine interface = {MYSQL_HANDLERTON_INTERFACE_VERSION};
+
+} // namespace millrace
+
+/* All else is hidden: the server, and other plugins, have names of their own. */
+#pragma GCC visibility push(default)
+maria_declare_plugin(millrace){
+    MYSQL_STORAGE_ENGINE_PLUGIN,
+    &millrace::interface,
+    "MILLRACE",
+    "Millrace",
+    "Tables in the host's table store: transactions and durable commits in one round trip",
+    PLUGIN_LICENSE_GPL,
+    millrace::init,
+    millrace::deinit,
+    0x0100,
+    millrace::status_variables,
+    millrace::variables,
+    "1.0",
+    MariaDB_PLUGIN_MATURITY_BETA,
+} maria_declare_plugin_end;
+#pragma GCC visibility pop

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: GPL-2.0-only
+#include "session.h"
+
+#include "settings.h"
+
+namespace millrace {
+
+Session *Session::find(THD *thd) { return static_cast<Session *>(thd_get_ha_data(thd, hton)); }
+
+Session *Session::of(THD *thd)
+{
+    Session *session = find(thd);
+    if (!session) {
+        session = new Session(thd);
+        thd_set_ha_data(thd, hton, session);
+    }
+    session->set_thd(thd);
+    return session;
+}
+
+Session::Session(THD *thd) : thd_(thd), client_(take_client(host_address(), reconnect_ms())) {}
+
+Session::~Session()
+{
+    if (is_unknown_)
+        client_->restart();
+    give_client(client_, pool_size());
+}
+
+static bool is_killed(void *thd)
+{
+    return thd && thd_kill_level(static_cast<THD *>(thd)) != THD_IS_NOT_KILLED;
+}
+
+bool Session::is_long() const
+{
+    return thd_ && thd_test_options(thd_, OPTION_NOT_AUTOCOMMIT | OPTION_BEGIN) != 0;
+}
+
+int Session::enter(THD *thd)
+{
+    thd_ = thd;
+    if (!is_in_statement_) {
+        reset_statement();
+        is_in_statement_ = true;
+        finish_others();
+    }
+    trans_register_ha(thd, false, hton, 0);
+    if (is_long())
+        trans_register_ha(thd, true, hton, 0);
+    return 0;
+}
+
+void Session::reset_statement()
+{
+    is_in_statement_ = false;
+    has_statement_snapshot_ = false;
+    is_savepoint_sent_ = false;
+    is_reported_ = false;
+    statement_savepoint_ = 0;
+    statement_ops_ = batch_.ops();
+    statement_bytes_ = batch_.bytes();
+}
+
+void Session::reset_transaction()
+{
+    batch_.clear();
+    marks_.clear();
+    table_locks_.clear();
+    tx_ = last_savepoint_ = 0;
+    is_begun_ = has_written_ = has_locks_ = is_prepared_ = has_pending_writes_ = false;
+    is_lost_ = has_ended_ = is_unknown_ = false;
+    bool was_reported = is_reported_;
+    reset_statement();
+    is_reported_ = was_reported;
+}
+
+/* --- what is added to the batch --- */
+
+int Session::before_write()
+{
+    if (is_lost_)
+        return fail(HA_ERR_ROLLBACK, "", "the transaction was rolled back", false);
+    if (is_long() && statement_savepoint_ == 0)
+        statement_savepoint_ = set_savepoint();
+    has_written_ = has_pending_writes_ = true;
+    return 0;
+}
+
+uint64_t Session::set_savepoint()
+{
+    Op op;
+    op.kind = op::SAVEPOINT;
+    op.extra = ++last_savepoint_;
+    batch_.add(op);
+    return op.extra;
+}
+
+void Session::roll_back_to(uint64_t savepoint)
+{
+    Op op;
+    op.kind = op::ROLLBACK_TO;
+    op.extra = savepoint;
+    batch_.add(op);
+}
+
+void Session::lock_table(uint32_t table, bool is_exclusive)
+{
+    auto known = table_locks_.find(table);
+    if (known != table_locks_.end() && (known->second || !is_exclusive))
+        return;
+    table_locks_[table] = is_exclusive;
+    Op op;
+    op.kind = op::LOCK;
+    op.table = table;
+    op.flags = is_exclusive ? op_flag::EXCLUSIVE : op_flag::SHARED;
+    batch_.add(op);
+    has_locks_ = true;
+}
+
+void Session::forget(const Writer *writer)
+{
+    for (const Mark &mark : marks_)
+        if (mark.writer == writer) {
+            flush();
+            break;
+        }
+    for (Mark &mark : marks_)
+        if (mark.writer == writer)
+            mark.writer = nullptr;
+}
+
+/* --- sending --- */
+
+uint16_t Session::batch_flags()
+{
+    uint16_t flags = 0;
+    if (!is_begun_)
+        flags |= batch_flag::BEGIN;
+    else if (!has_statement_snapshot_ && thd_ && thd_tx_isolation(thd_) <= ISO_READ_COMMITTED)
+        flags |= batch_flag::NEW_SNAPSHOT;
+    if (thd_ && is_strict(thd_))
+        flags |= batch_flag::STRICT;
+    has_statement_snapshot_ = true;
+    return flags;
+}
+
+int Session::send(const Sending &sending, Bytes *body, Reply *reply)
+{
+    if (is_lost_)
+        return fail(HA_ERR_ROLLBACK, "", "the transaction was rolled back", sending.is_quiet);
+    if (tx_ == 0 && !sending.is_alone)
+        tx_ = client_->next_tx();
+    uint16_t flags = sending.is_alone ? 0 : batch_flags();
+    if (sending.all_or_nothing)
+        flags |= batch_flag::ALL_OR_NOTHING;
+    counters.batches++;
+    counters.ops += batch_.ops();
+    Bytes request = batch_.take(sending.is_alone ? 0 : tx_, flags, thd_ ? lock_wait_ms(thd_) : 50000);
+    sent_marks_.swap(marks_);
+    marks_.clear();
+    is_savepoint_sent_ = statement_savepoint_ != 0;
+    has_pending_writes_ = false;
+    statement_ops_ = 0;
+    statement_bytes_ = batch_.bytes();
+    Killed killed = {is_killed, thd_};
+    bool is_read = sending.is_alone;
+    Call call = client_->call(std::move(request), is_read ? flag::REPEATABLE : 0, killed, body);
+    batch_.recycle(client_->take_spare());
+    if (call != Call::DONE)
+        return sent_badly(call, sending.is_quiet);
+    if (!reply->parse(*body)) {
+        is_unknown_ = true;
+        lose(0);
+        return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply makes no sense", sending.is_quiet);
+    }
+    if (!sending.is_alone)
+        is_begun_ = true;
+    last_status_ = reply->status;
+    return reply->status == status::OK ? 0 : failed(*reply, sending);
+}
+
+int Session::send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply)
+{
+    counters.batches++;
+    counters.ops += batch->ops();
+    Killed killed = {is_killed, thd_};
+    Bytes request = batch->take(0, 0, thd_ ? lock_wait_ms(thd_) : 50000);
+    Call call = client_->call(std::move(request), is_repeatable ? flag::REPEATABLE : 0, killed, body);
+    if (call != Call::DONE)
+        return sent_badly(call, is_quiet);
+    if (!reply->parse(*body))
+        return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply makes no sense", is_quiet);
+    last_status_ = reply->status;
+    if (reply->status == status::OK)
+        return 0;
+    std::string text(reinterpret_cast<const char *>(reply->text.data), reply->text.size);
+    return failed_status(reply->status, text, is_quiet);
+}
+
+int Session::send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body, Answer *answer)
+{
+    Batch batch;
+    batch.add(op);
+    Reply reply;
+    int error = send_apart(&batch, is_repeatable, is_quiet, body, &reply);
+    if (!error && answer && !reply.next(answer) && !(reply.flags & reply_flag::REPLAYED))
+        return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply lacks an answer", is_quiet);
+    return error;
+}
+
+int Session::flush()
+{
+    if (!has_pending_writes_)
+        return 0;
+    Reply reply;
+    return send(Sending(), &reply_, &reply);
+}
+
+/* --- errors --- */
+
+int Session::fail(int error, const char *what, const std::string &text, bool is_quiet)
+{
+    last_text_ = what + text;
+    if (is_quiet)
+        return error;
+    is_reported_ = true;
+    my_printf_error(ER_GET_ERRMSG, "MILLRACE: %s%s", MYF(0), what, text.c_str());
+    return error;
+}
+
+/* The host has no transaction any more, or nobody knows. */
+int Session::lose(int error)
+{
+    is_lost_ = true;
+    batch_.clear();
+    marks_.clear();
+    has_pending_writes_ = false;
+    if (thd_)
+        thd_->mark_transaction_to_rollback(true);
+    return error;
+}
+
+int Session::sent_badly(Call call, bool is_quiet)
+{
+    bool was_open = tx_ != 0;
+    is_unknown_ = true;
+    if (was_open)
+        lose(0);
+    if (call == Call::KILLED) {
+        is_reported_ = false;
+        return HA_ERR_ABORTED_BY_USER;
+    }
+    const char *end =
+        was_open ? "; the transaction is rolled back, unless it was just committed: then its outcome "
+                   "is not known"
+                 : "";
+    return fail(call == Call::FAILED ? HA_ERR_INTERNAL_ERROR : HA_ERR_NO_CONNECTION, "",
+                client_->error() + end, is_quiet);
+}
+
+int Session::failed_duplicate(const Reply &reply, const Sending &sending)
+{
+    Op op, first;
+    const Mark *mark = nullptr;
+    for (const Mark &m : sent_marks_)
+        if (m.op <= reply.done)
+            mark = &m;
+    if (!mark || !mark->writer || !Batch::find(client_->last_body(), reply.done, &op) ||
+        !Batch::find(client_->last_body(), mark->op, &first))
+        return fail(HA_ERR_FOUND_DUPP_KEY, "", "duplicate key", sending.is_quiet);
+    if (sending.waiting == mark->writer && mark == &sent_marks_.back()) {
+        mark->writer->note_duplicate(op);
+        return HA_ERR_FOUND_DUPP_KEY;
+    }
+    mark->writer->report_duplicate(op, first);
+    is_reported_ = true;
+    return HA_ERR_FOUND_DUPP_KEY;
+}
+
+int Session::failed(const Reply &reply, const Sending &sending)
+{
+    bool has_ended = reply.flags & reply_flag::ENDED;
+    if (!sending.is_alone)
+        has_ended_ = has_ended;
+    if (reply.status == status::EXISTS) {
+        int error = failed_duplicate(reply, sending);
+        return has_ended && !sending.all_or_nothing ? lose(error) : error;
+    }
+    std::string text(reinterpret_cast<const char *>(reply.text.data), reply.text.size);
+    int error = failed_status(reply.status, text, sending.is_quiet);
+    bool is_fatal =
+        reply.status == status::DEADLOCK || reply.status == status::CONFLICT || reply.status == status::LOST;
+    return (has_ended || is_fatal) && !sending.is_alone ? lose(error) : error;
+}
+
+int Session::failed_status(uint16_t status, const std::string &text, bool is_quiet)
+{
+    struct Meaning {
+        uint16_t status;
+        int error;
+        uint sql;
+    };
+    static const Meaning meanings[] = {
+        {status::DEADLOCK, HA_ERR_LOCK_DEADLOCK, ER_LOCK_DEADLOCK},
+        {status::TIMEOUT, HA_ERR_LOCK_WAIT_TIMEOUT, ER_LOCK_WAIT_TIMEOUT},
+        {status::CONFLICT, HA_ERR_RECORD_CHANGED, ER_CHECKREAD},
+        {status::CANCELLED, HA_ERR_ABORTED_BY_USER, 0},
+        {status::LOST, HA_ERR_ROLLBACK, 0},
+        {status::NO_TABLE, HA_ERR_NO_SUCH_TABLE, 0},
+        {status::TABLE_EXISTS, HA_ERR_TABLE_EXIST, 0},
+        {status::BUSY, HA_ERR_LOCK_WAIT_TIMEOUT, 0},
+        {status::LIMIT, HA_ERR_TO_BIG_ROW, 0},
+        {status::NO_SPACE, HA_ERR_RECORD_FILE_FULL, 0},
+    };
+    for (const Meaning &meaning : meanings) {
+        if (meaning.status != status)
+            continue;
+        if (status == status::CANCELLED)
+            return meaning.error;
+        if (meaning.sql && !is_quiet) {
+            is_reported_ = true;
+            if (meaning.sql == ER_CHECKREAD)
+                my_error(ER_CHECKREAD, MYF(0), "a MILLRACE table");
+            else
+                my_error(meaning.sql, MYF(0));
+            return meaning.error;
+        }
+        const char *also = status == status::LOST ? " (the transaction was rolled back: the host's store was "
+                                                    "replaced, or ended it)"
+                                                  : "";
+        return fail(meaning.error, "",
+                    std::string(status_name(status)) + (text.empty() ? "" : ": ") + text + also, is_quiet);
+    }
+    return fail(HA_ERR_INTERNAL_ERROR, "",
+                std::string(status_name(status)) + (text.empty() ? "" : ": ") + text, is_quiet);
+}
+
+} // namespace millrace

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* A session of MariaDB (THD) and its transaction.
+ *
+ * Theory of operation. Each session that uses the engine has a client of its own, from the pool, and one
+ * batch that is being filled. Writes are added to the batch and nothing is sent. It is sent when somebody
+ * needs an answer: a read (its ops go behind the writes, in the same request), a write whose statement wants
+ * to know of duplicates at once, the end of a statement inside a longer transaction, or when it is full. With
+ * autocommit the end of the statement adds COMMIT: BEGIN, rows and COMMIT are one round trip.
+ *
+ * So an error may come later than the row that caused it. The batch has a mark for each row; a duplicate is
+ * reported with its key and value by the table that wrote the row (Writer), and the statement fails at its
+ * end.
+ *
+ * A transaction begins with the first batch that is sent. A statement inside a longer one is rolled back to a
+ * savepoint, which is set in front of its first write. After an error that ended the transaction in the host,
+ * or with an unknown outcome, everything but a rollback fails (is_lost_).
+ *
+ * A transaction that has only read ends with a request that nobody waits for. */
+#ifndef MILLRACE_SESSION_H
+#define MILLRACE_SESSION_H
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server.h"
+
+#include "client.h"
+#include "codec.h"
+
+namespace millrace {
+
+/* Who wrote a row that is still on its way. */
+class Writer {
+public:
+    /* The op, of a row that begins with `first`, met a key that is there. */
+    virtual void report_duplicate(const Op &op, const Op &first) = 0;
+    /* The same, for a row whose write waits for the answer. */
+    virtual void note_duplicate(const Op &op) = 0;
+
+protected:
+    ~Writer() = default;
+};
+
+/* How a batch is sent. */
+struct Sending {
+    bool is_alone = false; /* a transaction of its own: one read, or an op that is no part of one */
+    bool all_or_nothing = false;
+    bool is_quiet = false;     /* errors are returned and not reported */
+    Writer *waiting = nullptr; /* who waits for the last row of it */
+};
+
+class Session {
+public:
+    static Session *of(THD *thd);
+    static Session *find(THD *thd);
+    explicit Session(THD *thd);
+    ~Session();
+
+    /* A statement uses a table. */
+    int enter(THD *thd);
+    bool is_long() const; /* the transaction goes on after the statement */
+    bool is_alone() const { return tx_ == 0 && batch_.empty() && tables_ == 1 && !is_long(); }
+    void count_table(int change) { tables_ += change; }
+
+    /* The batch: what is added is sent with the next send(). */
+    uint32_t add(const Op &op) { return batch_.add(op); }
+    int before_write();
+    void mark_row(Writer *writer) { marks_.push_back(Mark{batch_.ops(), writer}); }
+    void mark_locks() { has_locks_ = true; }
+    bool has_room(size_t bytes) const { return batch_.has_room(bytes); }
+    size_t batch_bytes() const { return batch_.bytes(); }
+    void lock_table(uint32_t table, bool is_exclusive);
+    /* Lets what follows be undone alone; its number. */
+    uint64_t set_savepoint();
+    void roll_back_to(uint64_t savepoint);
+
+    int send(const Sending &sending, Bytes *body, Reply *reply);
+    /* One op that is no part of the transaction; its answer, if it has one. */
+    int send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body, Answer *answer);
+    /* A batch that is no part of the transaction, and waits for nothing. */
+    int send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply);
+    /* Sends what waits, if writes do. */
+    int flush();
+    /* Sends nothing that `writer` wrote any more: it goes away. */
+    void forget(const Writer *writer);
+
+    /* The handlerton's calls. `all`: the transaction, else the statement. */
+    int commit(bool all);
+    int rollback(bool all);
+    int prepare(bool all);
+    int start_snapshot();
+    int end_prepared(bool is_commit, const Bytes &name, bool is_quiet);
+    /* Tells the host of prepared transactions whose end it did not confirm. */
+    void finish_others();
+
+    THD *thd() const { return thd_; }
+    void set_thd(THD *thd) { thd_ = thd; }
+    /* Whether the last error was told to the user already. */
+    bool take_reported()
+    {
+        bool was = is_reported_;
+        is_reported_ = false;
+        return was;
+    }
+    int fail(int error, const char *what, const std::string &text, bool is_quiet);
+    uint16_t last_status() const { return last_status_; }
+    const std::string &last_text() const { return last_text_; }
+    /* The connection to the server ends. */
+    void leave();
+
+private:
+    struct Mark {
+        uint32_t op;
+        Writer *writer;
+    };
+
+    uint16_t batch_flags();
+    int sent_badly(Call call, bool is_quiet);
+    int failed(const Reply &reply, const Sending &sending);
+    int failed_duplicate(const Reply &reply, const Sending &sending);
+    int failed_status(uint16_t status, const std::string &text, bool is_quiet);
+    int lose(int error);
+    int commit_transaction();
+    int finish_prepared(bool is_commit);
+    int end_statement();
+    void end_read_only();
+    void reset_transaction();
+    void reset_statement();
+
+    THD *thd_;
+    Client *client_ = nullptr;
+    Batch batch_;
+    std::vector<Mark> marks_;
+    std::vector<Mark> sent_marks_;
+    std::map<uint32_t, bool> table_locks_;
+    int tables_ = 0;  /* in use by the statement */
+    uint64_t tx_ = 0; /* 0: none */
+    uint64_t last_savepoint_ = 0;
+    uint64_t statement_savepoint_ = 0;
+    bool is_begun_ = false; /* the host knows it */
+    bool has_written_ = false;
+    bool has_locks_ = false;
+    bool is_lost_ = false;        /* only a rollback is left */
+    bool has_ended_ = false;      /* the host said that it is no more */
+    bool is_unknown_ = false;     /* nobody knows: the client begins anew */
+    bool is_prepared_ = false;
+    bool is_in_statement_ = false;
+    bool has_statement_snapshot_ = false;
+    bool is_savepoint_sent_ = false;
+    bool has_pending_writes_ = false;
+    bool is_reported_ = false;
+    uint16_t last_status_ = 0;
+    uint32_t statement_ops_ = 0; /* where the statement's ops begin in the batch */
+    size_t statement_bytes_ = 0;
+    std::string last_text_;
+    Bytes xid_;
+    Bytes reply_;
+};
+
+/* The name of a prepared transaction. */
+void pack_xid(const XID *xid, Bytes *name);
+bool unpack_xid(Slice name, XID *xid);
+
+} // namespace millrace
+
+#endif

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* System variables; plugin.cc has them and says what they are for. */
+#ifndef MILLRACE_SETTINGS_H
+#define MILLRACE_SETTINGS_H
+
+#include "server.h"
+
+#include <string>
+
+namespace millrace {
+
+extern handlerton *hton;
+
+std::string host_address();
+uint32_t reconnect_ms();
+size_t pool_size();
+bool is_durable(THD *thd);
+bool is_strict(THD *thd);
+bool buffers_writes(THD *thd);
+uint32_t lock_wait_ms(THD *thd);
+size_t batch_bytes(THD *thd);
+uint64_t autoinc_batch(THD *thd);
+
+} // namespace millrace
+
+#endif
