@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 60
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare modules build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz clean
+.PHONY: help prepare modules mariadb-plugin build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -92,6 +92,11 @@ prepare:
 modules: prepare
 	@./scripts/modules
 
+## make mariadb-plugin    the storage engine MILLRACE for Debian's MariaDB: target/mariadb/ha_millrace.so
+mariadb-plugin: prepare
+	@./scripts/mariadb-plugin
+	@./scripts/mariadb-plugin test
+
 ## make lint              only format and lints
 lint: prepare
 	$(CARGO) fmt --all --check
@@ -111,7 +116,7 @@ unit: prepare
 	cd modules && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked
 
 ## make vm                only the tests on real VMs
-vm: prepare modules
+vm: prepare modules mariadb-plugin
 	@# One command: WebAssembly's compiler is built once for all of them.
 	$(CARGO) test --locked -p millrace-lab -p millrace -p millrace-channel -p millrace-modules
 

@@ -66,6 +66,7 @@ pub mod console;
 pub mod cpio;
 pub mod device;
 pub mod kmod;
+pub mod mariadb;
 pub mod modules;
 pub mod process;
 pub mod python;

@@ -19,6 +19,7 @@ mod ftp;
 mod guard;
 mod guests;
 mod hostile;
+mod modules;
 mod moves;
 mod net;
 mod open_files;
