@@ -21,6 +21,7 @@ use crate::table::{self, Section};
 mod channels;
 mod consolidate;
 mod events;
+mod modules;
 mod peers;
 mod pipes;
 mod shares;
@@ -72,6 +73,10 @@ enum Command {
     ///
     /// Exit code: as `demo`.
     Channels(channels::ChannelsArgs),
+    /// A database in a guest inserts rows: its table store in the host, in the guest, and other engines.
+    ///
+    /// Exit code: as `demo`.
+    Modules(modules::ModulesArgs),
     /// The load of the TAP and bridge reference.
     #[command(hide = true)]
     Tap(peers::TapArgs),
@@ -151,6 +156,7 @@ pub fn main() -> ExitCode {
         Command::Idle(args) => shares::idle(&args),
         Command::Pipes(args) => pipes::run(&args),
         Command::Channels(args) => channels::run(&args),
+        Command::Modules(args) => modules::run(&args),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::VirtioUser(args) => peers::virtio_user(&args).map(|()| 0),
         Command::Table { from, readme, section, markdown } => {

@@ -18,6 +18,7 @@
 //! [`pipes`] boots a VM that shares its CPU with busy ones, and moves its files to a client.
 //! [`channels`] boots two guests and compares all ways between them; beside each load between them it
 //! notes how far the host's CPUs are from each other ([`apart`]).
+//! [`modules`] boots a guest with a database whose rows go to the host, or to disks of all kinds.
 //!
 //! # Limits
 //! - Rounds: 1 to 99. More takes hours and moves no median.
@@ -42,6 +43,7 @@ pub mod fleet;
 pub mod host;
 pub mod idle;
 pub mod machine;
+pub mod modules;
 pub mod output;
 mod paired;
 pub mod peers;

@@ -24,6 +24,8 @@ pub enum Section {
     Pipes,
     /// The same with `bench:channels`: a line for each case and way of ours; latencies left out.
     Channels,
+    /// The same with `bench:modules`: a line for each case and way of ours; costs of some sizes only.
+    Modules,
 }
 
 impl Section {
@@ -38,6 +40,7 @@ impl Section {
             Section::Idle => "<!-- bench:idle -->",
             Section::Pipes => "<!-- bench:pipes -->",
             Section::Channels => "<!-- bench:channels -->",
+            Section::Modules => "<!-- bench:modules -->",
         }
     }
 
@@ -52,16 +55,17 @@ impl Section {
             Section::Idle => "<!-- /bench:idle -->",
             Section::Pipes => "<!-- /bench:pipes -->",
             Section::Channels => "<!-- /bench:channels -->",
+            Section::Modules => "<!-- /bench:modules -->",
         }
     }
 
     /// The table of results in the published format as Markdown.
     pub fn markdown(self, results: &Results) -> String {
         match self {
-            Section::Peers | Section::Pipes | Section::Channels => by_case(self, results),
+            Section::Demo | Section::Events => markdown(results),
             Section::Consolidate => by_value(results),
             Section::Shares | Section::Idle => against_due(self, results),
-            _ => markdown(results),
+            _ => by_case(self, results),
         }
     }
 
@@ -147,7 +151,7 @@ pub fn floor_text(floor: f64) -> String {
 fn ours(section: Section, row: &Row) -> String {
     let value = quantity(row.ours.value, &row.ours.unit);
     match section {
-        Section::Channels => format!("{}: {value}", row.ours.name),
+        Section::Channels | Section::Modules => format!("{}: {value}", row.ours.name),
         _ => value,
     }
 }
@@ -204,8 +208,11 @@ pub fn by_case(section: Section, results: &Results) -> String {
     let mut out = String::from(
         "| Case | Millrace | Ratio to each peer (its own value) | Floors |\n|---|---|---|---|\n",
     );
-    let percentile = |r: &Row| ["_p50", "_p99"].iter().any(|end| r.case.ends_with(end));
-    let listed = |r: &&Row| section != Section::Channels || !percentile(r);
+    let listed = |r: &&Row| match section {
+        Section::Channels => !r.case.ends_with("_p50") && !r.case.ends_with("_p99"),
+        Section::Modules => r.case.starts_with("insert_") || r.case.ends_with("_durable"),
+        _ => true,
+    };
     let rows: Vec<Row> = results.rows.iter().filter(listed).cloned().collect();
     for rows in rows.chunk_by(|a, b| a.case == b.case && a.ours.name == b.ours.name) {
         let Some(first) = rows.first() else { continue };
@@ -252,10 +259,7 @@ pub fn not_measured(results: &Results) -> Vec<String> {
             None => all.push((&m.name, &m.why, vec![&m.case])),
         }
     }
-    let text = |(name, why, cases): &(&str, &str, Vec<&str>)| {
-        format!("{name}: {why} ({}).", cases.join(", "))
-    };
-    all.iter().map(text).collect()
+    all.iter().map(|(name, why, cases)| format!("{name}: {why} ({}).", cases.join(", "))).collect()
 }
 
 fn origin(section: Section, results: &Results) -> String {
