@@ -30,6 +30,8 @@
 //! [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] says: connect again, and send again. Any other is
 //! the end. [`Welcome::max_in_flight`] is the same in all welcomes of a client.
 //!
+//! A host that ends before its welcome says nothing: the client connects again.
+//!
 //! [`Welcome::instance`] changes when the module lost its memory: it was replaced, or the host's
 //! process ended. What a module had promised to keep (commits) it still has, and it knows the
 //! requests that made them, so these may be sent again, too; all else (open transactions) is gone, and

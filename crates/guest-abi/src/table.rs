@@ -11,7 +11,8 @@
 //!
 //! # Requests
 //! The body of a request is a [`Batch`] and its [`Op`]s, each with its key and its value behind it.
-//! They are executed in order, up to the first that fails. The reply is a [`Reply`], a text of
+//! They are executed in order, up to the first that fails; a client's requests, too, one after the other, so one
+//! that waits for a lock holds up those behind it. The reply is a [`Reply`], a text of
 //! [`Reply::text_bytes`] that says what, where and the limit, and the [`Answer`]s of those ops that
 //! have one and were done, in order.
 //!
@@ -47,8 +48,11 @@
 //! # Transactions
 //! A client has one transaction at a time. A batch with [`batch_flag::BEGIN`] begins it, with a number
 //! that the client chooses and has not used before; the batches that follow name it. A batch with
-//! number 0 is a transaction of its own, committed with its last op (without one: read only at no
-//! cost). Numbers of savepoints grow; rolling back to one undoes what was done after it and keeps locks
+//! number 0 is a transaction of its own, beside an open one, if there is one: if it writes, its last op is
+//! [`op::COMMIT`], [`op::PREPARE`] or [`op::ROLLBACK`], else it only reads. A batch whose op failed leaves its
+//! transaction open, with what was done before it, also one that begins it; not so with number 0, with
+//! [`batch_flag::ALL_OR_NOTHING`], and after [`status::DEADLOCK`] and [`status::CONFLICT`]: the reply has
+//! [`reply_flag::ENDED`] then. Numbers of savepoints grow; rolling back to one undoes what was done after it and keeps locks
 //! and the savepoint.
 //!
 //! *Isolation.* Reads without a lock see a snapshot: what was committed when the transaction first
@@ -71,7 +75,7 @@
 //! They outlive everything but their commit or rollback.
 //!
 //! # Once
-//! A batch that commits, prepares or changes tables leaves its client's id and `seq` in the log with
+//! A batch that commits something, prepares or changes tables leaves its client's id and `seq` in the log with
 //! it. Sent again after the store lost its memory, it is answered with [`reply_flag::REPLAYED`] and
 //! without answers if it was done; else it is executed if it begins its transaction itself, and
 //! fails with [`status::LOST`] if not. The store knows the last [`MAX_REMEMBERED`] clients so.
@@ -213,9 +217,9 @@ pub mod op {
     pub const OPEN: u8 = 18;
     /// Removes a table; fails with [`super::status::BUSY`] while a transaction has locks in it.
     pub const DROP: u8 = 19;
-    /// Gives it another name.
+    /// Gives it another name, also while transactions have locks in it.
     pub const RENAME: u8 = 20;
-    /// Empties it, as [`DROP`] and [`CREATE`] would, with the same number.
+    /// Empties it, as [`DROP`] and [`CREATE`] would, with the same number. Its counter begins at 1 again.
     pub const TRUNCATE: u8 = 21;
     /// Replaces its definition.
     pub const REDEFINE: u8 = 22;
@@ -247,7 +251,7 @@ pub mod op_flag {
     pub const SHARED: u16 = 64;
     /// Locks what is read, and its row, against locks.
     pub const EXCLUSIVE: u16 = 128;
-    /// Keys that begin with the high bound are below it.
+    /// Keys that begin with the high bound are below it, whatever [`HIGH_OPEN`] says.
     pub const HIGH_PREFIX: u16 = 256;
     /// Of a commit: the reply does not wait until it is durable.
     pub const RELAXED: u16 = 512;

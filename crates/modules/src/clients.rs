@@ -69,7 +69,8 @@ impl Client {
     /// Takes a request in.
     pub fn accept(&mut self, seq: u64, flags: u16, now: Instant) -> Verdict {
         let repeatable = flags & flag::REPEATABLE != 0;
-        if seq == 0 || flags & !(flag::REPEATABLE | flag::AGAIN) != 0 {
+        // As far as a module can count.
+        if seq == 0 || seq > i64::MAX as u64 || flags & !(flag::REPEATABLE | flag::AGAIN) != 0 {
             return Verdict::Bad(format!("request {seq} with flags {flags:#x}"));
         }
         if seq <= self.highest {
@@ -99,7 +100,7 @@ impl Client {
     /// Replies that the client must have.
     fn forget_old(&mut self) {
         while let Some((seq, _)) = self.kept.front()
-            && seq + u64::from(MAX_IN_FLIGHT) <= self.highest
+            && seq.saturating_add(MAX_IN_FLIGHT.into()) <= self.highest
         {
             self.drop_first();
         }

@@ -49,6 +49,18 @@ fn replies_are_kept_up_to_a_limit() {
 }
 
 #[test]
+fn the_largest_number_is_no_end() {
+    let (mut client, now) = (client(), Instant::now());
+    assert!(matches!(client.accept(u64::MAX, 0, now), Verdict::Bad(_)));
+    let last = i64::MAX as u64;
+    assert!(matches!(client.accept(last, 0, now), Verdict::Execute));
+    client.answered(last);
+    client.keep(last, &reply(last, 8));
+    let again = flag::AGAIN | flag::REPEATABLE;
+    assert!(matches!(client.accept(7, again, now), Verdict::Execute));
+}
+
+#[test]
 fn too_many_in_flight_is_a_fault() {
     let (mut client, now) = (client(), Instant::now());
     for seq in 1..=u64::from(MAX_IN_FLIGHT) {

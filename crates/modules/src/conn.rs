@@ -100,13 +100,26 @@ impl Conn {
     }
 
     /// Bytes that came and were not taken.
-    pub fn held_bytes(&self) -> usize {
+    fn held_bytes(&self) -> usize {
         self.input.len() - self.begin
     }
 
-    /// Whether it may be read: its client takes its replies.
+    /// Bytes of its next frame, as far as they are known.
+    fn wanted_bytes(&self) -> usize {
+        let head = Frame::read_from_prefix(&self.input[self.begin..]);
+        FRAME_BYTES + head.map_or(0, |(head, _)| head.len_bytes.get() as usize)
+    }
+
+    /// Bytes of a frame that has not come in whole.
+    pub fn partial_bytes(&self) -> usize {
+        let held = self.held_bytes();
+        if held < self.wanted_bytes() { held } else { 0 }
+    }
+
+    /// Whether it may be read: its client takes its replies, and the module what was read.
     pub fn may_read(&self) -> bool {
-        !self.ended && self.waiting_bytes < WAITING_BYTES
+        let room = self.held_bytes() < READ_BYTES.max(self.wanted_bytes());
+        room && !self.ended && self.waiting_bytes < WAITING_BYTES
     }
 
     /// Whether there is something to write.

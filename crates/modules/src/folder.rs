@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use guest_abi::module_call::{MAX_FILE_NAME_BYTES, MAX_FILES, open};
@@ -78,7 +78,8 @@ impl Folder {
             files: BTreeMap::new(),
             used_bytes: 0,
             limit_bytes,
-            names_dirty: false,
+            // Of an earlier life.
+            names_dirty: true,
             failed: false,
             counts: Counts::default(),
         };
@@ -123,10 +124,11 @@ impl Folder {
         }
         let handle = (0..MAX_FILES as i32).find(|h| !self.files.contains_key(h));
         let handle = handle.ok_or(Errno::MFILE)?;
+        let inherited = self.len_of(name).is_ok();
         let mut how = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
         if flags & open::CREATE != 0 {
             how |= OFlags::CREATE;
-            self.names_dirty |= self.len_of(name).is_err();
+            self.names_dirty |= !inherited;
         }
         let fd = rustix::fs::openat(&self.folder, name, how, Mode::RUSR | Mode::WUSR)?;
         let stat = rustix::fs::fstat(&fd)?;
@@ -134,7 +136,7 @@ impl Folder {
             return Err(Errno::INVAL);
         }
         let len_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        let (file, inherited) = (File::from(fd), len_bytes > 0);
+        let file = File::from(fd);
         self.files.insert(handle, Open { file, len_bytes, dirty: false, inherited });
         if flags & open::TRUNCATE != 0 {
             self.truncate(handle, 0)?;
@@ -142,9 +144,11 @@ impl Folder {
         Ok(handle)
     }
 
-    /// Closes it. What was written is made durable first.
+    /// Closes it. What was written, in this life or an earlier one, is made durable first: nobody looks after
+    /// it later.
     pub fn close(&mut self, handle: i32) -> Result<(), Errno> {
-        if self.get(handle)?.dirty {
+        let open = self.get(handle)?;
+        if open.dirty || open.inherited {
             self.sync(handle)?;
         }
         self.files.remove(&handle);
@@ -264,8 +268,11 @@ impl Folder {
         let (from, to) = (checked(from)?, checked(to)?);
         let replaced = if from == to { 0 } else { self.len_of(to).unwrap_or(0) };
         rustix::fs::renameat(&self.folder, from, &self.folder, to)?;
+        self.names_dirty = true;
         self.used_bytes = self.used_bytes.saturating_sub(replaced);
-        rustix::fs::fsync(self.folder.as_fd())
+        let done = if self.failed { Err(Errno::IO) } else { self.sync_names() };
+        self.failed |= done.is_err();
+        done
     }
 
     /// Removes a file. One that is open keeps its bytes until it is closed, and they are not counted.

@@ -10,7 +10,7 @@ use wasmtime::{Caller, Linker};
 
 use crate::folder::Folder;
 use crate::instance::{Given, State, split};
-use crate::limits::GIVEN_BYTES;
+use crate::limits::{GIVEN_BYTES, GIVEN_REPLIES};
 
 /// Most bytes of one call: the longest row with its headers.
 const MAX_RANGE_BYTES: usize = 17 << 20;
@@ -57,9 +57,8 @@ fn give(at: At<'_, '_>, seq: i64, client: i32, flags: i32, body: (i32, i32)) -> 
     if body.len() > MAX_BODY_BYTES as usize {
         return Err(Errno::MSGSIZE);
     }
-    // More than there are requests, or than is sensible at once, is a fault of the module.
     state.given_bytes += body.len();
-    if state.given.len() >= state.answerable || state.given_bytes > GIVEN_BYTES {
+    if state.given.len() >= GIVEN_REPLIES || state.given_bytes > GIVEN_BYTES {
         return Err(Errno::NOBUFS);
     }
     let mut frame = Vec::with_capacity(FRAME_BYTES + body.len());
@@ -149,7 +148,9 @@ pub(crate) fn add(linker: &mut Linker<State>) -> wasmtime::Result<()> {
         IMPORTS,
         "reply",
         |mut at: Caller<'_, State>, client: i32, seq: i64, flags: i32, ptr: i32, len: i32| {
-            done(give(&mut at, seq, client, flags, (ptr, len)))
+            // A module that goes on without it would leave a client waiting for ever.
+            let given = give(&mut at, seq, client, flags, (ptr, len));
+            given.map(|()| 0).map_err(|e| wasmtime::Error::msg(format!("reply {seq}: {e}")))
         },
     )?;
     linker.func_wrap(IMPORTS, "clock_ms", |at: Caller<'_, State>| -> i64 {

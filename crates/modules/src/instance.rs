@@ -43,8 +43,6 @@ pub(crate) struct State {
     pub given: Vec<Given>,
     /// Bytes of the replies of this call.
     pub given_bytes: usize,
-    /// How many requests there are to be answered.
-    pub answerable: usize,
     pub wake: Option<Instant>,
     pub began: Instant,
     pub name: String,
@@ -176,7 +174,6 @@ impl Instance {
             folder,
             given: Vec::new(),
             given_bytes: 0,
-            answerable: 0,
             wake: None,
             began: Instant::now(),
             name: name.into(),
@@ -228,11 +225,10 @@ impl Instance {
         }
     }
 
-    /// Hands events over, when `answerable` requests have no reply, with these. What came of them is in the
-    /// state, also after an error.
-    pub(crate) fn serve(&mut self, events: &[u8], answerable: usize) -> Result<(), Stopped> {
+    /// Hands events over. What came of them is in the state, also after an error.
+    pub(crate) fn serve(&mut self, events: &[u8]) -> Result<(), Stopped> {
         let state = self.store.data_mut();
-        (state.given_bytes, state.answerable, state.wake) = (0, answerable, None);
+        (state.given_bytes, state.wake) = (0, None);
         let len = i32::try_from(events.len()).map_err(|_| Stopped::Exports)?;
         self.store.set_epoch_deadline(ticks(self.deadline));
         let at = self.buffer.call(&mut self.store, len).map_err(|e| why(&e))?;

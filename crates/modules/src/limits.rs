@@ -27,6 +27,9 @@ pub const CALL_BYTES: usize = 4 << 20;
 /// Bytes of replies that a module may give in one call: 16 of the longest.
 pub const GIVEN_BYTES: usize = 256 << 20;
 
+/// Replies that a module may give in one call: to all requests of all clients.
+pub const GIVEN_REPLIES: usize = MAX_CLIENTS * guest_abi::module::MAX_IN_FLIGHT as usize;
+
 /// Bytes that are read of a connection at a time.
 pub const READ_BYTES: usize = 256 << 10;
 

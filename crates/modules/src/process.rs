@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use guest_abi::module::{MAX_NAME_BYTES, ModuleInfo};
+use guest_abi::module_call::MAX_FILES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
@@ -26,6 +27,9 @@ use crate::service::{Inbox, Service, Spec, Told};
 
 /// Memory of the process beside that of its modules: buffers of connections, and the allocator's slack.
 const OWN_MEMORY_BYTES: u64 = 1 << 30;
+
+/// Descriptors beside those of connections and files.
+const OWN_FILES: usize = 256;
 
 /// How often a folder is looked at that another process has.
 const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
@@ -59,6 +63,16 @@ pub fn run(control: OwnedFd) -> Result<(), ModulesError> {
     Ok(())
 }
 
+/// Ends the process, should a module's thread end when it was not told to, by a panic for example: the daemon
+/// starts another process, and would else hand connections to nobody.
+struct Abort;
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
 /// What all modules have in common.
 struct Modules {
     running: HashMap<String, Running>,
@@ -84,7 +98,10 @@ fn set_up(control: &OwnedFd) -> Result<Option<Modules>, ModulesError> {
     }
     let list = Arc::new(listed(&modules)?);
     let memory_bytes = modules.iter().map(|m| m.memory_bytes).sum::<u64>() + OWN_MEMORY_BYTES;
-    sandbox::give_up_rights(memory_bytes, (MAX_CLIENTS + 1024) as u64)?;
+    // Whatever one module's clients and files take, the others have theirs.
+    let files = modules.len() * (2 * MAX_CLIENTS + MAX_FILES) + MAX_GREETING + OWN_FILES;
+    let largest = modules.iter().map(|m| m.disk_bytes).max().unwrap_or(0);
+    sandbox::give_up_rights(memory_bytes, files as u64, largest)?;
     // In front of the threads, which inherit it.
     sandbox::leave_folders(parts.iter().map(|(_, folder)| folder.as_fd()))?;
     let barrier = Arc::new(Barrier::new(modules.len() + 1));
@@ -154,8 +171,9 @@ fn start(
         .spawn(move || {
             barrier.wait();
             barrier.wait();
-            match Service::new(spec, folder, told, epoll) {
-                Ok(mut service) => service.run(),
+            let last_word = Abort;
+            match Service::new(spec, folder, told, epoll).and_then(|mut service| service.run()) {
+                Ok(()) => std::mem::forget(last_word),
                 Err(e) => tracing::error!("{e}"),
             }
         })
@@ -202,19 +220,23 @@ impl Greeter {
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
-        // From the end: those that are done leave the list.
-        for at in (0..self.greeting.len()).rev().filter(|at| ready[at + 1]) {
-            self.hear(at);
+        // In order of their coming: the last one of a client is the one that counts.
+        let mut gone = 0;
+        for at in 0..self.greeting.len() {
+            if ready[at + 1] && self.hear(at - gone) {
+                gone += 1;
+            }
         }
         !ready[0] || self.on_daemon()
     }
 
-    fn hear(&mut self, at: usize) {
+    /// True: it is not greeting any more.
+    fn hear(&mut self, at: usize) -> bool {
         let heard = self.greeting[at].hear(|module| self.modules.running.contains_key(module));
         if matches!(heard, Heard::Partial) {
-            return;
+            return false;
         }
-        let Greeting { fd, .. } = self.greeting.swap_remove(at);
+        let Greeting { fd, .. } = self.greeting.remove(at);
         match heard {
             Heard::Partial | Heard::Gone => {}
             Heard::List => tell_list(&fd, &self.modules.list),
@@ -225,6 +247,7 @@ impl Greeter {
                 }
             }
         }
+        true
     }
 
     fn on_daemon(&mut self) -> bool {
@@ -232,7 +255,7 @@ impl Greeter {
             Ok(Some((ToProcess::Connection, fds))) => {
                 for fd in fds {
                     if self.greeting.len() >= MAX_GREETING {
-                        self.greeting.swap_remove(0);
+                        self.greeting.remove(0);
                     }
                     self.greeting.push(Greeting::new(fd));
                 }

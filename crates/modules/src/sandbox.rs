@@ -143,13 +143,18 @@ pub(crate) fn leave_folders<'a>(
 ///
 /// # Errors
 /// The kernel refused.
-pub(crate) fn give_up_rights(memory_bytes: u64, files: u64) -> Result<(), ModulesError> {
+pub(crate) fn give_up_rights(
+    memory_bytes: u64,
+    files: u64,
+    file_bytes: u64,
+) -> Result<(), ModulesError> {
     let failed = failed("rights");
     let none = rustix::thread::CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     let bounds = [
         (Resource::Data, memory_bytes),
         (Resource::Nofile, files),
+        (Resource::Fsize, file_bytes),
         (Resource::Core, 0),
         (Resource::Memlock, 0),
     ];
@@ -183,13 +188,28 @@ pub(crate) fn leave_calls() -> Result<(), ModulesError> {
 
 /// What a call's arguments must be; empty: anything.
 fn arguments(number: i64) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
-    if number != libc::SYS_mmap && number != libc::SYS_mprotect {
-        return Ok(Vec::new());
-    }
-    let executable = libc::PROT_EXEC as u64;
-    let width = SeccompCmpArgLen::Dword;
-    let not = SeccompCondition::new(2, width, SeccompCmpOp::MaskedEq(executable), 0)?;
-    Ok(vec![SeccompRule::new(vec![not])?])
+    let is =
+        |argument, how, value| SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, value);
+    let without = |argument, bits: i32| is(argument, SeccompCmpOp::MaskedEq(bits as u64), 0);
+    // Nothing that can be executed, and no memory that is not counted as the process's own.
+    let data = without(2, libc::PROT_EXEC)?;
+    let own = without(3, libc::MAP_SHARED)?;
+    let rules = match number {
+        libc::SYS_mmap => vec![vec![data, own]],
+        libc::SYS_mprotect => vec![vec![data]],
+        // Its own threads alone: it has the daemon's user.
+        libc::SYS_tgkill => vec![vec![is(0, SeccompCmpOp::Eq, std::process::id().into())?]],
+        // Neither signals to others nor flags that the daemon shares.
+        libc::SYS_fcntl => vec![
+            vec![is(1, SeccompCmpOp::Eq, libc::F_GETFD as u64)?],
+            vec![is(1, SeccompCmpOp::Eq, libc::F_GETFL as u64)?],
+            vec![is(1, SeccompCmpOp::Eq, libc::F_DUPFD_CLOEXEC as u64)?],
+        ],
+        // The daemon's log may be a file.
+        libc::SYS_pwrite64 | libc::SYS_ftruncate => vec![vec![is(0, SeccompCmpOp::Gt, 2)?]],
+        _ => return Ok(Vec::new()),
+    };
+    rules.into_iter().map(SeccompRule::new).collect()
 }
 
 /// Takes a folder for this process alone; false: another one has it.

@@ -29,7 +29,7 @@ fn confined() {
     let Ok(what) = std::env::var(WHAT) else { return };
     let folder = std::env::var(WHERE).unwrap();
     let fd = std::fs::File::open(&folder).unwrap();
-    give_up_rights(1 << 30, 64).unwrap();
+    give_up_rights(1 << 30, 64, 1 << 20).unwrap();
     leave_folders(std::iter::once(fd.as_fd())).unwrap();
     leave_calls().unwrap();
     let may = attempt(&what, Path::new(&folder), &fd);
@@ -63,6 +63,12 @@ fn attempt(what: &str, folder: &Path, fd: &std::fs::File) -> bool {
         "link" => open(Path::new("link"), OFlags::RDONLY),
         "memory" => map(libc::PROT_READ | libc::PROT_WRITE),
         "code" => map(libc::PROT_READ | libc::PROT_EXEC),
+        // SAFETY: signal 0 is none.
+        "signal" => unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) == 0 },
+        // SAFETY: the descriptor's flags alone.
+        "flags" => unsafe { libc::fcntl(2, libc::F_SETFL, libc::O_NONBLOCK) == 0 },
+        // SAFETY: it cuts nothing: the output is no file, and the call is not allowed.
+        "log" => unsafe { libc::ftruncate(2, 0) == 0 },
         // SAFETY: each call has arguments that it checks itself.
         "socket" => unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) >= 0 },
         // SAFETY: as above.
@@ -92,7 +98,9 @@ fn only_what_is_its_own_can_be_had() {
     for what in ["password", "parent", "neighbour", "link"] {
         assert_eq!(child(what, &folder).code(), Some(MAY_NOT), "{what}");
     }
-    for what in ["code", "socket", "fork", "execute", "trace", "link of a file"] {
+    for what in
+        ["code", "socket", "fork", "execute", "trace", "link of a file", "signal", "flags", "log"]
+    {
         assert_eq!(child(what, &folder).signal(), Some(libc::SIGSYS), "{what}");
     }
 }

@@ -75,8 +75,8 @@ pub(crate) struct Service {
     failed_starts: u32,
     conns: Vec<Option<Conn>>,
     clients: Clients,
-    /// Requests without a reply.
-    answerable: usize,
+    /// The connection whose frames are taken first.
+    first: usize,
     /// Connections that have frames which did not fit in the last call.
     more: bool,
     /// Clients may have been without a connection for too long at this time.
@@ -111,7 +111,7 @@ impl Service {
             failed_starts: 0,
             conns: Vec::new(),
             clients: Clients::default(),
-            answerable: 0,
+            first: 0,
             more: false,
             look_at: None,
             events: Vec::new(),
@@ -120,13 +120,9 @@ impl Service {
         })
     }
 
-    /// Serves until it is told to end.
-    pub fn run(&mut self) {
-        let _ticker = match Ticker::new(self.spec.module.engine()) {
-            Ok(ticker) => ticker,
-            // Without deadlines nothing is run.
-            Err(e) => return tracing::error!(module = %self.spec.name, "{e}"),
-        };
+    /// Serves until it is told to end. An error: without deadlines nothing is run.
+    pub fn run(&mut self) -> Result<(), ModulesError> {
+        let _ticker = Ticker::new(self.spec.module.engine())?;
         while !self.ending {
             self.keep_alive();
             self.wait();
@@ -136,6 +132,7 @@ impl Service {
             self.flush_all();
         }
         self.finish();
+        Ok(())
     }
 
     /// Starts an instance where there is none.
@@ -187,7 +184,8 @@ impl Service {
     /// Sleeps until something happens, and takes it.
     fn wait(&mut self) {
         // Rounded up: a moment too early would be a turn for nothing.
-        let timeout = self.timeout().map(|t| t + Duration::from_micros(999));
+        let round = |t: Duration| if t.is_zero() { t } else { t + Duration::from_micros(999) };
+        let timeout = self.timeout().map(round);
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let mut room = [const { std::mem::MaybeUninit::uninit() }; READY];
         let ready: Vec<(u64, EventFlags)> =
@@ -248,6 +246,10 @@ impl Service {
         let at = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
         let data = epoll::EventData::new_u64(at as u64);
         if let Err(e) = epoll::add(&self.epoll, &fd, data, EventFlags::IN) {
+            if new {
+                // Nobody was told of it.
+                self.clients.remove(number);
+            }
             return tracing::warn!(module = %self.spec.name, "watching a connection: {e}");
         }
         let mut conn = Conn::new(fd, number);
@@ -282,8 +284,7 @@ impl Service {
 
     /// A client has gone for good.
     fn close_client(&mut self, number: u32) {
-        if let Some(client) = self.clients.remove(number) {
-            self.answerable -= client.waiting().count();
+        if self.clients.remove(number).is_some() {
             self.tell(event::CLOSED, number, 0, &[]);
         }
     }
@@ -312,10 +313,13 @@ impl Service {
         }
         let now = Instant::now();
         let mut held_bytes = 0;
-        for at in 0..self.conns.len() {
+        // Each is the first one in turn: what a call may have is not for the first few alone.
+        let count = self.conns.len();
+        self.first = (self.first + 1) % count.max(1);
+        for at in (self.first..count).chain(0..self.first) {
             self.collect_of(at, now);
             if let Some(conn) = &self.conns[at] {
-                held_bytes += conn.held_bytes();
+                held_bytes += conn.partial_bytes();
                 if held_bytes > PARTIAL_BYTES {
                     self.goodbye(at, failure::LIMIT, "too many long requests of this VM at once");
                 }
@@ -395,7 +399,6 @@ impl Service {
         self.meter.told.requests += 1;
         match client.accept(seq, flags, now) {
             Verdict::Execute => {
-                self.answerable += 1;
                 let mut told = 0;
                 if flags & flag::AGAIN != 0 {
                     told |= event_flag::AGAIN;

@@ -70,7 +70,11 @@ impl Client {
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        self.0.write_all(bytes).unwrap();
+        match self.0.write_all(bytes) {
+            // Told by what comes next, or does not.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
+            done => done.unwrap(),
+        }
     }
 
     pub fn request(&mut self, seq: u64, flags: u16, body: &[u8]) {

@@ -23,7 +23,7 @@ impl Service {
             push_event(&mut self.events, event::WAKE, 0, 0, 0, &[]);
         }
         self.meter.told.calls += 1;
-        let served = instance.serve(&self.events, self.answerable);
+        let served = instance.serve(&self.events);
         self.events.clear();
         if self.events.capacity() > 2 * CALL_BYTES {
             self.events = Vec::new();
@@ -70,7 +70,6 @@ impl Service {
 
     fn answered(&mut self, number: u32, seq: u64) -> Option<Waiting> {
         let waiting = self.clients.get_mut(number)?.answered(seq)?;
-        self.answerable -= 1;
         self.meter.latency.record(waiting.since.elapsed().as_nanos() as u64);
         Some(waiting)
     }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clients::ClientId;
+use crate::limits::MAX_CLIENTS;
 use crate::{ModuleStats, ModulesError};
 
 /// What other threads tell a module's thread.
@@ -34,7 +35,12 @@ impl Inbox {
     }
 
     pub fn tell(&self, told: Told) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).push(told);
+        let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        // A connection that finds no room is closed: its program connects again.
+        if all.len() < MAX_CLIENTS || !matches!(told, Told::Connection(..)) {
+            all.push(told);
+        }
+        drop(all);
         // Full: then it is told already.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
