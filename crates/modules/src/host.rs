@@ -122,7 +122,6 @@ impl VmModules {
             asked: answers,
             process: None,
             waiting: Vec::new(),
-            stats: Vec::new(),
             pause: Duration::ZERO,
             not_before: Instant::now(),
         };
@@ -255,7 +254,6 @@ struct Keeper {
     asked: Receiver<Asked>,
     process: Option<Process>,
     waiting: Vec<OwnedFd>,
-    stats: Vec<ModuleStats>,
     pause: Duration,
     not_before: Instant,
 }
@@ -323,7 +321,6 @@ impl Keeper {
                 std::mem::take(&mut self.waiting).into_iter().for_each(|fd| self.connect(fd));
             }
             Ok(Some((FromProcess::Stats(stats), _))) => {
-                self.stats.clone_from(&stats);
                 for asked in process.asked.drain(..) {
                     // Whoever asked may have given up.
                     let _ = asked.try_send(stats.clone());

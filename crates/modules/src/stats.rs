@@ -43,8 +43,8 @@ pub struct ModuleStats {
     pub stored_bytes: u64,
     /// What it did with them.
     pub files: Counts,
-    /// From a request's coming to its reply, in microseconds: of half of them less than this.
-    pub latency_p50_us: f64,
+    /// From a request's coming to its reply, in nanoseconds: of half of them less than this.
+    pub latency_p50_ns: u64,
     /// The same of 99 in a hundred.
-    pub latency_p99_us: f64,
+    pub latency_p99_ns: u64,
 }

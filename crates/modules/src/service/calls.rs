@@ -137,8 +137,8 @@ impl Service {
             Life::Broken(why) => told.state.clone_from(why),
         }
         let latency = self.meter.latency.snapshot();
-        told.latency_p50_us = latency.quantile(0.5) as f64 / 1e3;
-        told.latency_p99_us = latency.quantile(0.99) as f64 / 1e3;
+        told.latency_p50_ns = latency.quantile(0.5);
+        told.latency_p99_ns = latency.quantile(0.99);
         told
     }
 

@@ -86,7 +86,6 @@ fn state(stats: &ModuleStats) -> (ModuleState, Option<String>) {
 }
 
 fn counts(stats: &ModuleStats) -> ModuleCounts {
-    let ns = |us: f64| (us * 1e3) as u64;
     ModuleCounts {
         clients: stats.clients,
         requests: stats.requests,
@@ -102,8 +101,8 @@ fn counts(stats: &ModuleStats) -> ModuleCounts {
         written_bytes: stats.files.written_bytes,
         read_bytes: stats.files.read_bytes,
         syncs: stats.files.syncs,
-        latency_p50_ns: ns(stats.latency_p50_us),
-        latency_p99_ns: ns(stats.latency_p99_us),
+        latency_p50_ns: stats.latency_p50_ns,
+        latency_p99_ns: stats.latency_p99_ns,
     }
 }
 
