@@ -15,6 +15,8 @@ pub mod event;
 pub mod histogram;
 pub mod io;
 pub mod limits;
+pub mod notify;
 pub mod numa;
 pub mod random;
 pub mod shm;
+pub mod socket;

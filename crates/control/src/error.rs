@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use base::socket::SocketError;
 use thiserror::Error;
 
 use crate::config::Problems;
@@ -19,6 +20,14 @@ pub enum ControlError {
     /// Something else is where a socket should be.
     #[error("{0} is there and is no socket: move it away, or set daemon.control_socket")]
     NotASocket(PathBuf),
+    /// The control socket cannot be made.
+    #[error("the control socket {path}: {source}")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// The cause.
+        source: SocketError,
+    },
     /// The operating system refused.
     #[error("{what} {path}: {source}")]
     Io {

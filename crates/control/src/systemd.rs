@@ -1,10 +1,7 @@
-//! What systemd wants to hear: `sd_notify(3)` in a few lines.
+//! What systemd wants to hear.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::OsString;
 use std::time::Duration;
-
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Speaks to the service manager that started us; silent when there is none.
 #[derive(Debug, Clone, Default)]
@@ -60,7 +57,7 @@ impl Notifier {
         let Some(socket) = &self.socket else {
             return;
         };
-        if let Err(e) = send(socket, text.as_bytes()) {
+        if let Err(e) = base::notify::tell_at(socket, text) {
             tracing::warn!("telling the service manager at {}: {e}", socket.display());
         }
     }
@@ -77,18 +74,6 @@ fn watchdog(usec: Option<&str>, pid: Option<&str>, own_pid: u32) -> Option<Durat
         return None;
     }
     usec?.parse().ok().filter(|us| *us > 0).map(Duration::from_micros)
-}
-
-fn send(socket: &OsStr, text: &[u8]) -> std::io::Result<()> {
-    let bytes = socket.as_bytes();
-    let address = match bytes.strip_prefix(b"@") {
-        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
-        None => SocketAddrUnix::new(bytes)?,
-    };
-    let flags = SocketFlags::CLOEXEC;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    rustix::net::sendto(&fd, text, SendFlags::NOSIGNAL, &address)?;
-    Ok(())
 }
 
 #[cfg(test)]

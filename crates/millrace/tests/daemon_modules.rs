@@ -280,7 +280,7 @@ fn modules_that_cannot_begin_say_why() {
     assert_eq!(module(&place, &["load", "web"]), (Some(0), String::new()));
     let shown = wait_module(&daemon, "web", &|m| m["state"] == "running");
     assert!(
-        shown["reason"].as_str().unwrap().contains("the file there is not a socket"),
+        shown["reason"].as_str().unwrap().contains("there is a file that is not a socket"),
         "{shown}"
     );
     assert_eq!(std::fs::read(place.path("taken")).unwrap(), b"a file");

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use base::socket::SocketError;
 use sidecore::SidecoreError;
 use thiserror::Error;
 
@@ -63,15 +64,15 @@ pub enum VsockError {
         /// The service's number.
         port: u32,
     },
-    /// Something else listens there, or it is not a socket.
-    #[error("port {name}: {path} is in use: {what}")]
-    PathTaken {
+    /// It cannot listen there: something else is there, or the operating system refused.
+    #[error("port {name}: its Unix socket {path}: {source}")]
+    Socket {
         /// Port.
         name: String,
         /// The path.
         path: PathBuf,
-        /// What is there.
-        what: &'static str,
+        /// The cause.
+        source: SocketError,
     },
     /// The operating system refused.
     #[error("{name}: {what}: {source}")]

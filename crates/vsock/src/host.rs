@@ -3,16 +3,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use base::io::IoSlice;
+use base::socket::{self, SocketFile};
 use queue::Seg;
 use queue::seg::subrange;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags};
 
 use crate::error::VsockError;
 use crate::limits::{LISTEN_BACKLOG, MAX_IOVECS, MAX_LINE_BYTES};
@@ -106,29 +104,18 @@ pub(crate) fn shut(fd: &OwnedFd, how: Shutdown) {
 #[derive(Debug)]
 pub(crate) struct Listener {
     fd: OwnedFd,
-    path: PathBuf,
+    _file: SocketFile,
 }
 
 impl Listener {
-    /// Binds, restricts to the owner, and only then listens: nobody can connect in between. A
-    /// socket file that nobody listens on any more is replaced.
+    /// Listens for the owner only. A socket file that nobody listens on any more is replaced.
     pub fn bind(name: &str, path: &Path) -> Result<Self, VsockError> {
-        let failed = |what| {
-            let name = name.to_owned();
-            move |e: io::Error| VsockError::Io { name, what, source: e }
+        let failed = |source| {
+            let (name, path) = (name.to_owned(), path.to_owned());
+            VsockError::Socket { name, path, source }
         };
-        remove_stale(name, path)?;
-        let fd = unix_socket().map_err(|e| failed("making its Unix socket")(e.into()))?;
-        let address =
-            SocketAddrUnix::new(path).map_err(|e| failed("naming its Unix socket")(e.into()))?;
-        rustix::net::bind(&fd, &address)
-            .map_err(|e| failed("binding its Unix socket")(e.into()))?;
-        let listener = Self { fd, path: path.to_owned() };
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-            .map_err(failed("setting the mode of its Unix socket"))?;
-        rustix::net::listen(&listener.fd, LISTEN_BACKLOG)
-            .map_err(|e| failed("listening on its Unix socket")(e.into()))?;
-        Ok(listener)
+        let (fd, _file) = socket::listen(path, 0o600, LISTEN_BACKLOG).map_err(failed)?;
+        Ok(Self { fd, _file })
     }
 
     /// The next connection; `AGAIN` when there is none.
@@ -143,38 +130,9 @@ impl AsFd for Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // Already removed by somebody is what we want.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-fn remove_stale(name: &str, path: &Path) -> Result<(), VsockError> {
-    let taken = |what| VsockError::PathTaken { name: name.to_owned(), path: path.to_owned(), what };
-    let Ok(meta) = std::fs::symlink_metadata(path) else { return Ok(()) };
-    if !meta.file_type().is_socket() {
-        return Err(taken("it is not a socket"));
-    }
-    match connect(path) {
-        Err(Errno::CONNREFUSED) => {}
-        _ => return Err(taken("somebody listens there")),
-    }
-    std::fs::remove_file(path).map_err(|source| VsockError::Io {
-        name: name.to_owned(),
-        what: "removing the stale socket of an earlier run",
-        source,
-    })
-}
-
-fn unix_socket() -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-}
-
 /// Connects without waiting: a listener whose backlog is full answers `AGAIN`.
 pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Errno> {
-    let fd = unix_socket()?;
+    let fd = socket::stream()?;
     rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
     Ok(fd)
 }

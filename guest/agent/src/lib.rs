@@ -79,7 +79,6 @@ pub mod lease;
 pub mod line;
 pub mod measure;
 pub mod mounts;
-pub mod notify;
 pub mod pipe;
 pub mod placed_source;
 pub mod placeholders;

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use agent::host::{Dial, Unix, Vsock};
 use agent::line::Heartbeat;
 use agent::say::say;
-use agent::{Agent, AgentError, Config, identity, notify};
+use agent::{Agent, AgentError, Config, identity};
+use base::notify;
 
 const HELP: &str = "\
 Usage: millrace-agent [--socket PATH] [--host-socket PATH]

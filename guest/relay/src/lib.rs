@@ -35,7 +35,6 @@ pub mod address;
 pub mod client;
 pub mod error;
 pub mod link;
-pub mod notify;
 pub mod outbox;
 pub mod poller;
 pub mod raw;

@@ -5,12 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use base::notify;
 use clap::{Args, Parser, Subcommand};
 use relay::link::{Plan, SILENCE};
 use relay::say::say;
 use relay::serve::{self, Relay};
 use relay::session::ModuleName;
-use relay::{Address, Listen, RelayError, client, notify};
+use relay::{Address, Listen, RelayError, client};
 
 /// Lets programs of this VM use a module of its host that speaks a protocol of bytes.
 #[derive(Debug, Parser)]

@@ -1,17 +1,15 @@
 //! HTTP on a Unix socket.
 
 use std::future::Future;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener as StdListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use base::socket::{self, SocketError, SocketFile};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
@@ -36,20 +34,20 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct ApiServer {
     listener: StdListener,
-    path: PathBuf,
-    /// Device and inode of the socket file, so that only our own is removed.
-    identity: (u64, u64),
+    file: SocketFile,
 }
 
 impl ApiServer {
     /// Binds `path` for the owner only. A socket that nobody answers on is replaced; one that
     /// somebody answers on is an error, as is any other file.
     pub fn bind(path: &Path) -> Result<Self, ControlError> {
-        remove_stale(path)?;
-        let listener = listen(path).map_err(ControlError::io("listening on", path))?;
-        let meta = path.symlink_metadata().map_err(ControlError::io("looking at", path))?;
-        let identity = (meta.dev(), meta.ino());
-        Ok(Self { listener, path: path.into(), identity })
+        let failed = |error| match error {
+            SocketError::InUse => ControlError::AlreadyRunning(path.into()),
+            SocketError::NotASocket => ControlError::NotASocket(path.into()),
+            source => ControlError::Socket { path: path.into(), source },
+        };
+        let (socket, file) = socket::listen(path, 0o600, BACKLOG).map_err(failed)?;
+        Ok(Self { listener: socket.into(), file })
     }
 
     /// Serves `plane` until `stop` is done, then lets requests in flight finish for 2 s.
@@ -58,7 +56,7 @@ impl ApiServer {
         plane: Arc<dyn Plane>,
         stop: impl Future<Output = ()>,
     ) -> Result<(), ControlError> {
-        let io = |what| ControlError::io(what, &self.path);
+        let io = |what| ControlError::io(what, self.file.path());
         let listener = self.listener.try_clone().map_err(io("copying"))?;
         let listener = UnixListener::from_std(listener).map_err(io("serving"))?;
         let router = router(plane);
@@ -81,18 +79,6 @@ impl ApiServer {
         let all = places.acquire_many(MAX_CONNECTIONS as u32);
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, all).await;
         Ok(())
-    }
-}
-
-impl Drop for ApiServer {
-    fn drop(&mut self) {
-        let ours = self
-            .path
-            .symlink_metadata()
-            .is_ok_and(|meta| (meta.dev(), meta.ino()) == self.identity);
-        if ours {
-            let _ = std::fs::remove_file(&self.path);
-        }
     }
 }
 
@@ -120,31 +106,4 @@ async fn serve_connection(stream: UnixStream, router: Router) {
     if let Err(e) = http.serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!("control connection: {e}");
     }
-}
-
-/// Removes a socket left over by a daemon that was killed.
-fn remove_stale(path: &Path) -> Result<(), ControlError> {
-    let meta = match path.symlink_metadata() {
-        Ok(meta) => meta,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(ControlError::io("looking at", path)(e)),
-    };
-    if !meta.file_type().is_socket() {
-        return Err(ControlError::NotASocket(path.into()));
-    }
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        return Err(ControlError::AlreadyRunning(path.into()));
-    }
-    std::fs::remove_file(path).map_err(ControlError::io("removing the stale socket", path))
-}
-
-/// A listening socket with mode 0600 from its first moment: the file takes the mode that the
-/// socket has when it is bound.
-fn listen(path: &Path) -> std::io::Result<StdListener> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&fd, BACKLOG)?;
-    Ok(fd.into())
 }

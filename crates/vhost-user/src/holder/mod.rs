@@ -12,6 +12,7 @@ use std::path::Path;
 
 use base::event::Event;
 use base::limits::MAX_PORTS;
+use base::socket::SocketFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -20,7 +21,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::endpoint::bind_path;
+use crate::endpoint::refused;
 use crate::error::VhostUserError;
 use crate::wire::retry;
 use protocol::{Op, Packet, Received, receive, send};
@@ -64,6 +65,7 @@ struct Kept {
 
 struct Holder {
     listener: OwnedFd,
+    _file: SocketFile,
     clients: Vec<OwnedFd>,
     ports: BTreeMap<String, Kept>,
 }
@@ -73,10 +75,10 @@ impl Holder {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(VhostUserError::io("making a socket"))?;
-        bind_path(&listener, path, 0o600)?;
+        let _file = SocketFile::bind(&listener, path, 0o600).map_err(|e| refused(path, e))?;
         listen(&listener, MAX_CLIENTS as i32)
             .map_err(VhostUserError::io("listening on the holder's socket"))?;
-        Ok(Self { listener, clients: Vec::new(), ports: BTreeMap::new() })
+        Ok(Self { listener, _file, clients: Vec::new(), ports: BTreeMap::new() })
     }
 
     /// Waits for something and deals with it; false when `stop` was rung.

@@ -87,7 +87,7 @@ fn a_stale_socket_is_replaced_and_a_file_is_not() {
     assert!(connect(&path).is_ok());
     drop(listener);
     std::fs::write(&path, "precious").unwrap();
-    assert!(matches!(Listener::bind("vm", &path), Err(VsockError::PathTaken { .. })));
+    assert!(matches!(Listener::bind("vm", &path), Err(VsockError::Socket { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
 

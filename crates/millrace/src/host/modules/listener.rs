@@ -1,15 +1,13 @@
 //! The Unix socket at which programs of the host reach a VM's modules, as its guest does over vsock.
 
-use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::JoinHandle;
 
+use base::socket::{self, SocketError, SocketFile};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
 
 /// Connections that the kernel queues for us.
 const BACKLOG: i32 = 128;
@@ -20,9 +18,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// A listening socket with its thread; both go with it.
 #[derive(Debug)]
 pub struct Listener {
-    path: PathBuf,
-    /// Device and inode of the socket file, so that only our own is removed.
-    identity: (u64, u64),
+    file: SocketFile,
     end: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
@@ -30,17 +26,17 @@ pub struct Listener {
 impl Listener {
     /// Listens at `path` for the owner only, and hands over what connects. A socket that nobody listens
     /// on any more is replaced.
-    pub fn start(vm: &str, path: &Path, sink: vsock::Sink) -> io::Result<Self> {
-        remove_stale(path)?;
-        let socket = listen(path)?;
-        let meta = path.symlink_metadata()?;
-        let end = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let told = end.try_clone()?;
+    pub fn start(vm: &str, path: &Path, sink: vsock::Sink) -> Result<Self, SocketError> {
+        let io = |what| move |source| SocketError::Io { what, source };
+        let (socket, file) = socket::listen(path, 0o600, BACKLOG)?;
+        let end =
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| io("making an eventfd")(e.into()))?;
+        let told = end.try_clone().map_err(io("copying an eventfd"))?;
         let thread = std::thread::Builder::new()
             .name(format!("mod-sock-{vm}"))
-            .spawn(move || accept_all(&socket, &told, &sink))?;
-        let identity = (meta.dev(), meta.ino());
-        Ok(Self { path: path.into(), identity, end, thread: Some(thread) })
+            .spawn(move || accept_all(&socket, &told, &sink))
+            .map_err(io("starting its thread"))?;
+        Ok(Self { file, end, thread: Some(thread) })
     }
 }
 
@@ -49,11 +45,7 @@ impl Drop for Listener {
         // Fails only when it was told so 2^64 times.
         let _ = rustix::io::write(&self.end, &1u64.to_ne_bytes());
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread of {} panicked", self.path.display());
-        }
-        let meta = self.path.symlink_metadata();
-        if meta.is_ok_and(|meta| (meta.dev(), meta.ino()) == self.identity) {
-            let _ = std::fs::remove_file(&self.path);
+            tracing::error!("the thread of {} panicked", self.file.path().display());
         }
     }
 }
@@ -82,36 +74,9 @@ fn accept_all(socket: &OwnedFd, end: &OwnedFd, sink: &vsock::Sink) {
     }
 }
 
-/// Its mode is 0600 from the first moment: the file takes that of the socket.
-fn listen(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
-}
-
-/// Removes a socket that a killed daemon left.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    let meta = match path.symlink_metadata() {
-        Ok(meta) => meta,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(e),
-    };
-    if !meta.file_type().is_socket() {
-        return Err(io::Error::other("the file there is not a socket"));
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&probe, &SocketAddrUnix::new(path)?) {
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
-        _ => Err(io::Error::other("somebody listens there")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::Arc;
     use std::sync::mpsc::sync_channel;

@@ -1,4 +1,4 @@
-//! What systemd wants to hear: `sd_notify(3)` in a few lines.
+//! A word to the service manager: `sd_notify(3)` in a few lines.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,10 +6,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells the service manager, if there is one.
+/// Tells the service manager that `NOTIFY_SOCKET` names, if there is one.
 ///
 /// # Errors
-/// It does not listen where `NOTIFY_SOCKET` says.
+/// It does not listen there.
 pub fn tell(state: &str) -> io::Result<()> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(socket) => tell_at(&socket, state),
@@ -17,8 +17,11 @@ pub fn tell(state: &str) -> io::Result<()> {
     }
 }
 
-/// A path, or `@` and an abstract name.
-fn tell_at(socket: &OsStr, state: &str) -> io::Result<()> {
+/// Tells the service manager at `socket`: a path, or `@` and an abstract name.
+///
+/// # Errors
+/// As [`tell`].
+pub fn tell_at(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
@@ -34,7 +37,7 @@ mod tests {
     fn both_kinds_of_names_are_reached() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
-        let name = format!("millrace-agent-test-{}", std::process::id());
+        let name = format!("millrace-notify-test-{}", std::process::id());
         let abstract_name = SocketAddr::from_abstract_name(&name).unwrap();
         for (socket, told) in [
             (UnixDatagram::bind(&path).unwrap(), path.into_os_string()),
