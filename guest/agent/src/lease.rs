@@ -43,11 +43,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // It goes with the file, unless the thread that hears of breaks just looks at that.
-        if Arc::strong_count(&self.0) > 1 {
-            // Fails when the kernel has taken it by force.
-            let _ = sys::give_lease(self.0.file.as_fd());
-        }
+        // It would go with the file, but the thread that hears of breaks may keep that for a moment, and
+        // who waits for the pipe's answer opens the file at once. Fails when the kernel has taken it.
+        let _ = sys::give_lease(self.0.file.as_fd());
     }
 }
 
