@@ -283,6 +283,9 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("daemon at the end:\n{}", self.log_tail(LOG_LINES));
+        }
         self.kill9();
         stop_child(self.holder.as_mut());
     }

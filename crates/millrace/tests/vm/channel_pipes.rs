@@ -4,9 +4,9 @@
 use lab::{Disk, Guest, KernelChoice, Lab, Running, Vsock};
 
 use crate::channel_world::{
-    Machine, World, address, count, guest, is_sound, linked, load, nothing_is_held, vm,
+    Machine, World, address, count, guest, is_sound, linked, load, nothing_is_held, state, vm,
 };
-use crate::common::{MIB, READY, alone, boot, daemon, until};
+use crate::common::{MIB, READY, alone, boot, daemon, until, until_ok};
 use crate::pipe_world::{agent, listening, recipe, sh};
 
 const LEN: u64 = 8 * MIB;
@@ -158,7 +158,10 @@ fn pipes_and_channels_leave_each_others_connections_alone() {
     world.daemon.restart().unwrap();
     let of = |name: &str, labels: &[(&str, &str)]| world.daemon.metric_sum(name, labels).unwrap();
     until("the agent is back", || of("millrace_pipe_agents_total", &[("vm", "a")]) > 0.0);
-    until("both are members", || of("millrace_channel_members", &[("state", "active")]) == 2.0);
+    until_ok("both are members", || match of("millrace_channel_members", &[("state", "active")]) {
+        2.0 => Ok(()),
+        active => Err(format!("{active} active\n{}", both.map(state).join("\n"))),
+    });
     linked(&numbered);
     stays(&world, both, &mut shifted);
     stays(&world, both, &mut other);

@@ -144,7 +144,7 @@ pub fn unload(guest: &Guest) {
 }
 
 /// All that the modules and TCP say of themselves.
-fn state(guest: &Guest) -> String {
+pub fn state(guest: &Guest) -> String {
     guest
         .run(
             "cat /sys/kernel/debug/millrace/channel /sys/kernel/debug/millrace_net; \
