@@ -26,9 +26,12 @@
 //! has no reply: the same bytes, the same numbers, in order, with [`flag::AGAIN`]. The host executes
 //! none twice: it answers with the reply that it kept, or with the one that is still to come. Requests
 //! with [`flag::REPEATABLE`] change nothing: their replies are not kept, they are executed again. Of the others'
-//! replies the host keeps [`KEPT_BYTES`] at most; a request whose reply is not kept any more is answered with
+//! replies the host keeps [`KEPT_BYTES`] at most, and when its memory for all clients is used up only some 16 KiB
+//! of each; a request whose reply is not kept any more is answered with
 //! [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] says: connect again, and send again. Any other is
 //! the end. [`Welcome::max_in_flight`] is the same in all welcomes of a client.
+//!
+//! When the guest itself ends or begins anew, nothing of its clients is kept: there is nobody to connect again.
 //!
 //! A host that ends before its welcome says nothing: the client connects again.
 //!
@@ -225,12 +228,14 @@ pub mod failure {
     pub const VERSION: u32 = 2;
     /// The VM has no such module.
     pub const NO_MODULE: u32 = 3;
-    /// Too many clients, connections, or bytes in flight.
+    /// Too many clients, connections, or bytes in flight. Of a reply: the request was executed, and what
+    /// the module answered found no room. Only replies of more than 256 bytes are refused so.
     pub const LIMIT: u32 = 4;
     /// The module was stopped by its deadline or its limit of memory, or trapped, while it had this
     /// request. It was replaced.
     pub const STOPPED: u32 = 5;
-    /// The module cannot be started; the text says why.
+    /// The module cannot be started; the text says why. It is tried again, ever more rarely, at least
+    /// once a minute.
     pub const BROKEN: u32 = 6;
     /// The same client connected once more.
     pub const REPLACED: u32 = 7;

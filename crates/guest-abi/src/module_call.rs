@@ -42,7 +42,8 @@
 //!
 //! What an earlier life of the module wrote may not be durable: a file that was there when it was opened is
 //! synced with the others before the next [`reply::DURABLE`] leaves. `file_remove` is durable with the next sync
-//! of any file; a handle of a file that was removed stays good.
+//! of any file; a handle of a file that was removed stays good, and its bytes count until it is closed. After a
+//! sync that failed every other one fails, and the module is started anew once its files are written anew.
 //!
 //! Names of files are 1 to [`MAX_FILE_NAME_BYTES`] of `a-z 0-9 . _ -`, not beginning with a dot, in a
 //! folder that this VM and this module have for themselves.
@@ -64,6 +65,9 @@ pub const MAX_FILE_NAME_BYTES: usize = 64;
 
 /// Most open files of an instance.
 pub const MAX_FILES: usize = 256;
+
+/// Most files in the folder of a module: a listing of them stays short. One more is refused with `ENOSPC`.
+pub const MAX_FOLDER_FILES: usize = 4096;
 
 /// Longest line of `log`; more is cut.
 pub const MAX_LOG_BYTES: usize = 512;

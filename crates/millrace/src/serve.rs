@@ -61,8 +61,7 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     let api = ApiServer::bind(&config.daemon.control_socket)?;
     let (keeper, holder) = holder::keeper(&config)?;
     let kept = Kept::load(&run_dir);
-    let host =
-        Host::start(args.file.config.clone(), config, kept, keeper, holder.clone(), args.log_json)?;
+    let host = Host::start(args.file.config.clone(), config, kept, keeper, holder.clone())?;
     if let Some(holder) = &holder {
         holder::forget_others(holder, &host.names());
     }

@@ -4,12 +4,14 @@
 //! `guest_abi::module`: numbers grow; a number that was seen is executed again only if it changes nothing.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use guest_abi::module::{MAX_IN_FLIGHT, failure, flag};
 
+use crate::budget::{Charge, Purse};
 use crate::conn::Bytes;
-use crate::limits::{KEPT_BYTES, LINGER, MAX_CLIENTS};
+use crate::limits::{FRAME_OVERHEAD_BYTES, KEPT_ANYWAY_BYTES, KEPT_BYTES, LINGER, MAX_CLIENTS};
 
 /// A client's own number.
 pub(crate) type ClientId = [u8; 16];
@@ -29,6 +31,8 @@ pub(crate) struct Client {
     pub id: ClientId,
     /// Its connection, if it has one.
     pub conn: Option<usize>,
+    /// It is a program of the guest.
+    pub of_guest: bool,
     /// Since when it has none.
     since: Instant,
     /// The highest number that came.
@@ -36,6 +40,8 @@ pub(crate) struct Client {
     waiting: BTreeMap<u64, Waiting>,
     kept: VecDeque<(u64, Bytes)>,
     kept_bytes: usize,
+    /// What these take of the process's memory.
+    charge: Charge,
 }
 
 /// What is to be done with a request.
@@ -54,15 +60,17 @@ pub(crate) enum Verdict {
 }
 
 impl Client {
-    fn new(id: ClientId, now: Instant) -> Self {
+    fn new(id: ClientId, now: Instant, purse: &Arc<Purse>) -> Self {
         Self {
             id,
             conn: None,
+            of_guest: false,
             since: now,
             highest: 0,
             waiting: BTreeMap::new(),
             kept: VecDeque::new(),
             kept_bytes: 0,
+            charge: Charge::new(purse),
         }
     }
 
@@ -109,6 +117,23 @@ impl Client {
     fn drop_first(&mut self) {
         if let Some((_, bytes)) = self.kept.pop_front() {
             self.kept_bytes -= bytes.len();
+            self.count();
+        }
+    }
+
+    fn count(&mut self) {
+        self.charge.set(self.kept_bytes + self.kept.len() * FRAME_OVERHEAD_BYTES);
+    }
+
+    /// Bytes of kept replies that could be dropped.
+    pub fn spare_bytes(&self) -> usize {
+        self.charge.bytes().saturating_sub(KEPT_ANYWAY_BYTES)
+    }
+
+    /// Drops kept replies, the oldest first, until there is nothing to spare.
+    pub fn drop_spare(&mut self) {
+        while self.spare_bytes() > 0 {
+            self.drop_first();
         }
     }
 
@@ -124,6 +149,7 @@ impl Client {
         while self.kept_bytes > KEPT_BYTES {
             self.drop_first();
         }
+        self.count();
     }
 
     /// Whether a request is without a reply.
@@ -138,13 +164,19 @@ impl Client {
 }
 
 /// All clients of a module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Clients {
+    purse: Arc<Purse>,
     slots: Vec<Option<Client>>,
     ids: HashMap<ClientId, u32>,
 }
 
 impl Clients {
+    /// None yet. What is kept for them is counted in that purse.
+    pub fn new(purse: &Arc<Purse>) -> Self {
+        Self { purse: Arc::clone(purse), slots: Vec::new(), ids: HashMap::new() }
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -167,7 +199,7 @@ impl Clients {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        self.slots[at] = Some(Client::new(id, now));
+        self.slots[at] = Some(Client::new(id, now, &self.purse));
         self.ids.insert(id, at as u32);
         Some((at as u32, true))
     }

@@ -9,7 +9,7 @@ fn reply(seq: u64, len: usize) -> Bytes {
 }
 
 fn client() -> Client {
-    Client::new([1; 16], Instant::now())
+    Client::new([1; 16], Instant::now(), &Purse::alone())
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn too_many_in_flight_is_a_fault() {
 
 #[test]
 fn a_client_lingers_and_then_is_gone() {
-    let (mut all, now) = (Clients::default(), Instant::now());
+    let (mut all, now) = (Clients::new(&Purse::alone()), Instant::now());
     let (number, new) = all.find([1; 16], now).unwrap();
     assert!(new);
     all.get_mut(number).unwrap().conn = Some(7);
@@ -86,7 +86,7 @@ fn a_client_lingers_and_then_is_gone() {
 
 #[test]
 fn there_is_a_limit_of_clients() {
-    let (mut all, now) = (Clients::default(), Instant::now());
+    let (mut all, now) = (Clients::new(&Purse::alone()), Instant::now());
     let id = |n: usize| std::array::from_fn(|i| (n >> (8 * (i % 4))) as u8);
     for n in 0..MAX_CLIENTS {
         let (number, _) = all.find(id(n), now).unwrap();

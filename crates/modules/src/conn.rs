@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
 
 use guest_abi::module::{FRAME_BYTES, Failure, Frame, MAX_BODY_BYTES, MAX_TEXT_BYTES, flag, kind};
 use rustix::io::Errno;
@@ -12,7 +14,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::limits::{READ_BYTES, WAITING_BYTES, WRITE_PIECES};
+use crate::budget::{Charge, Purse};
+use crate::limits::{FRAME_OVERHEAD_BYTES, IDLE_BYTES, READ_BYTES, WAITING_BYTES, WRITE_PIECES};
 
 /// A whole frame that waits to be written, shared with whoever keeps it.
 pub(crate) type Bytes = Rc<Vec<u8>>;
@@ -38,12 +41,20 @@ pub(crate) fn frame(kind: u16, flags: u16, seq: u64, parts: &[&[u8]]) -> Bytes {
 
 /// A failed reply, or a goodbye.
 pub(crate) fn failure(kind: u16, seq: u64, code: u32, text: &str) -> Bytes {
+    finish(unfinished(code, text), kind, flag::FAILED, seq)
+}
+
+/// The same, with its header still to be filled in.
+pub(crate) fn unfinished(code: u32, text: &str) -> Vec<u8> {
     let mut len = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(len) {
         len -= 1;
     }
     let failure = Failure { code: U32::new(code), reserved: U32::ZERO };
-    frame(kind, flag::FAILED, seq, &[failure.as_bytes(), &text.as_bytes()[..len]])
+    let mut bytes = vec![0; FRAME_BYTES];
+    bytes.extend_from_slice(failure.as_bytes());
+    bytes.extend_from_slice(&text.as_bytes()[..len]);
+    bytes
 }
 
 /// What is wrong with a peer's bytes, for its goodbye.
@@ -78,6 +89,10 @@ pub(crate) struct Conn {
     /// Bytes of the first frame of `output` that are written.
     written: usize,
     waiting_bytes: usize,
+    /// What its buffers take of the process's memory.
+    charge: Charge,
+    /// Since when that is more than an idle connection's.
+    holds_since: Option<Instant>,
     /// Its peer sends no more.
     pub ended: bool,
     /// It is watched for room to write, or not watched for something to read.
@@ -85,7 +100,7 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    pub fn new(fd: OwnedFd, client: u32) -> Self {
+    pub fn new(fd: OwnedFd, client: u32, purse: &Arc<Purse>) -> Self {
         Self {
             fd,
             client,
@@ -94,6 +109,8 @@ impl Conn {
             output: VecDeque::new(),
             written: 0,
             waiting_bytes: 0,
+            charge: Charge::new(purse),
+            holds_since: None,
             ended: false,
             watched: (true, false),
         }
@@ -110,10 +127,30 @@ impl Conn {
         FRAME_BYTES + head.map_or(0, |(head, _)| head.len_bytes.get() as usize)
     }
 
-    /// Bytes of a frame that has not come in whole.
-    pub fn partial_bytes(&self) -> usize {
-        let held = self.held_bytes();
-        if held < self.wanted_bytes() { held } else { 0 }
+    /// Bytes of memory that it holds.
+    pub fn charged_bytes(&self) -> usize {
+        self.charge.bytes()
+    }
+
+    fn count(&mut self) {
+        let output = self.waiting_bytes + self.output.len() * FRAME_OVERHEAD_BYTES;
+        self.charge.set(self.input.capacity() + output);
+        if self.charge.bytes() <= IDLE_BYTES {
+            self.holds_since = None;
+        } else if self.holds_since.is_none() {
+            self.holds_since = Some(Instant::now());
+        }
+    }
+
+    /// Bytes that would be free without it, and since when it holds some; none: it is idle.
+    pub fn holds(&self) -> Option<(usize, Instant)> {
+        Some((self.charge.bytes(), self.holds_since?))
+    }
+
+    /// Bytes that its buffer may grow by when it is filled.
+    pub fn growth_bytes(&self) -> usize {
+        let len = self.held_bytes() + READ_BYTES;
+        if len <= self.input.capacity() { 0 } else { len.max(2 * self.input.capacity()) }
     }
 
     /// Whether it may be read: its client takes its replies, and the module what was read.
@@ -127,21 +164,16 @@ impl Conn {
         !self.output.is_empty()
     }
 
-    /// Reads what there is, up to [`READ_BYTES`].
-    pub fn fill(&mut self) -> Result<(), Errno> {
-        if self.begin > 0 && (self.begin == self.input.len() || self.begin >= READ_BYTES) {
-            self.input.drain(..self.begin);
-            self.begin = 0;
-            // A long row's room does not stay.
-            if self.input.capacity() > 4 * READ_BYTES && self.input.len() < READ_BYTES {
-                self.input.shrink_to(READ_BYTES);
+    /// Reads what there is, up to [`READ_BYTES`], by way of `room`, which is so long.
+    pub fn fill(&mut self, room: &mut [u8]) -> Result<(), Errno> {
+        match rustix::net::recv(&self.fd, &mut *room, RecvFlags::DONTWAIT) {
+            Ok((n, _)) => {
+                self.input.drain(..self.begin);
+                self.begin = 0;
+                self.input.extend_from_slice(&room[..n]);
+                self.ended = n == 0;
+                self.count();
             }
-        }
-        let len = self.input.len();
-        self.input.reserve(READ_BYTES);
-        let room = rustix::buffer::spare_capacity(&mut self.input);
-        match rustix::net::recv(&self.fd, room, RecvFlags::DONTWAIT) {
-            Ok(_) => self.ended = self.input.len() == len,
             // Interrupted: it is still ready the next time.
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(e) => return Err(e),
@@ -157,12 +189,20 @@ impl Conn {
     /// That frame was taken.
     pub fn advance(&mut self, body_bytes: usize) {
         self.begin = (self.begin + FRAME_BYTES + body_bytes).min(self.input.len());
+        if self.begin == self.input.len() {
+            self.begin = 0;
+            self.input.clear();
+            // A long row's room does not stay.
+            self.input.shrink_to(IDLE_BYTES);
+            self.count();
+        }
     }
 
     /// Adds a frame.
     pub fn push(&mut self, bytes: Bytes) {
         self.waiting_bytes += bytes.len();
         self.output.push_back(bytes);
+        self.count();
     }
 
     /// Writes what its peer takes.
@@ -193,12 +233,13 @@ impl Conn {
             let rest = first.len() - self.written;
             if n < rest {
                 self.written += n;
-                return;
+                break;
             }
             n -= rest;
             self.written = 0;
             self.output.pop_front();
         }
+        self.count();
     }
 }
 

@@ -6,18 +6,22 @@ fn pair() -> (OwnedFd, Conn) {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-    (ours, Conn::new(theirs, 0))
+    (ours, Conn::new(theirs, 0, &Purse::alone()))
+}
+
+fn fill(conn: &mut Conn) {
+    conn.fill(&mut vec![0; READ_BYTES]).unwrap();
 }
 
 fn send_all(fd: &OwnedFd, mut bytes: &[u8], conn: &mut Conn) {
     while !bytes.is_empty() {
         match rustix::net::send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(n) => bytes = &bytes[n..],
-            Err(Errno::AGAIN) => conn.fill().unwrap(),
+            Err(Errno::AGAIN) => fill(conn),
             Err(e) => panic!("{e}"),
         }
     }
-    conn.fill().unwrap();
+    fill(conn);
 }
 
 #[test]
@@ -40,8 +44,9 @@ fn frames_come_out_as_they_went_in() {
     let wanted: Vec<_> = (1..).zip(bodies).collect();
     assert_eq!(got, wanted);
     assert_eq!(conn.held_bytes(), 0);
+    assert!(conn.charged_bytes() <= IDLE_BYTES, "{}", conn.charged_bytes());
     drop(peer);
-    conn.fill().unwrap();
+    fill(&mut conn);
     assert!(conn.ended);
 }
 

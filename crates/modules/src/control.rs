@@ -12,6 +12,8 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::folder::Counts;
+use crate::limits::SYNC_CHARGE_BYTES;
 use crate::{ModuleStats, ModulesError};
 
 /// Longest message: settings of 16 modules.
@@ -46,8 +48,13 @@ pub(crate) enum ToProcess {
         /// What it runs.
         modules: Vec<ModuleSetup>,
     },
-    /// A guest's connection, with its descriptor.
-    Connection,
+    /// A connection, with its descriptor.
+    Connection {
+        /// Of the guest; else of a program of the host.
+        of_guest: bool,
+    },
+    /// The guest has gone, or begun anew: all that was its is over, and nothing of it lingers.
+    GuestGone,
     /// Asks for [`FromProcess::Stats`].
     Stats,
     /// Finish, and end.
@@ -58,12 +65,45 @@ pub(crate) enum ToProcess {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FromProcess {
+    /// It has loaded the code, and waits for the folders.
+    Loaded,
     /// It is confined, and takes connections.
     Ready,
+    /// How the first start of a module went.
+    Started {
+        /// Which.
+        module: String,
+        /// Why it failed; none: it did not.
+        failed: Option<String>,
+    },
     /// It cannot: why. It ends.
     Failed(String),
     /// Of each module.
     Stats(Vec<ModuleStats>),
+    /// What a module did with its files since it said so last.
+    Used(Used),
+}
+
+/// What the disk had to do for a VM's modules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    /// Bytes read and written, and [`SYNC_CHARGE_BYTES`] for each sync.
+    pub bytes: u64,
+    /// Syncs: what is written in front of one is one request for the disk.
+    pub requests: u32,
+}
+
+impl Used {
+    /// What was done between two moments.
+    pub(crate) fn between(before: Counts, now: Counts) -> Self {
+        let bytes = |c: Counts| c.written_bytes.saturating_add(c.read_bytes);
+        let syncs = now.syncs.saturating_sub(before.syncs);
+        let moved = bytes(now).saturating_sub(bytes(before));
+        Self {
+            bytes: moved.saturating_add(syncs.saturating_mul(SYNC_CHARGE_BYTES)),
+            requests: u32::try_from(syncs).unwrap_or(u32::MAX),
+        }
+    }
 }
 
 fn failed(what: &'static str) -> impl FnOnce(Errno) -> ModulesError {

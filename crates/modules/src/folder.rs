@@ -3,39 +3,52 @@
 //! All are in one folder, opened before the process confines itself, and named by plain names: no slash, no
 //! dot in front, so no name leads out of it. They are opened without following links all the same. What is
 //! in the folder is bounded: writes beyond end with `ENOSPC`, as on a full disk.
+//!
+//! *Bytes are counted by inode*: a file that is open twice is one file, and one that was removed while it was
+//! open counts until its last handle is closed. What is durable, and what happens when a disk fails, is
+//! in [`durable`].
 
-use std::collections::BTreeMap;
+mod durable;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use guest_abi::module_call::{MAX_FILE_NAME_BYTES, MAX_FILES, open};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use guest_abi::module_call::{MAX_FILE_NAME_BYTES, MAX_FILES, MAX_FOLDER_FILES, open};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// An open file.
+/// A file that is open, however many handles it has.
 #[derive(Debug)]
-struct Open {
+struct Node {
     file: File,
     len_bytes: u64,
+    handles: usize,
+    /// It still has a name.
+    linked: bool,
     /// Something was written that is not durable.
     dirty: bool,
-    /// It was there before: whoever wrote it may have ended before it was durable.
-    inherited: bool,
 }
 
 /// A module's folder.
 #[derive(Debug)]
 pub struct Folder {
     folder: OwnedFd,
-    files: BTreeMap<i32, Open>,
-    /// Bytes of all files there, and how many there may be.
+    /// Which inode a handle is.
+    handles: BTreeMap<i32, u64>,
+    nodes: BTreeMap<u64, Node>,
+    /// Inodes that may hold what is not durable: whoever wrote it has ended before that.
+    inherited: BTreeSet<u64>,
+    /// Files that have a name.
+    names: usize,
+    /// Bytes of all files, also of those that are open and have no name any more.
     used_bytes: u64,
     limit_bytes: u64,
     /// Files were made, and may not be there after the machine fails.
     names_dirty: bool,
-    /// A sync failed: what is on the disk is not known any more.
+    /// A sync failed: what is on the disk is not known, until [`Folder::mend`] has written it anew.
     failed: bool,
     counts: Counts,
 }
@@ -67,6 +80,10 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
+fn len_of(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
 impl Folder {
     /// Of an open folder, in which nobody else writes.
     ///
@@ -75,7 +92,10 @@ impl Folder {
     pub fn new(folder: OwnedFd, limit_bytes: u64) -> Result<Self, Errno> {
         let mut this = Self {
             folder,
-            files: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            inherited: BTreeSet::new(),
+            names: 0,
             used_bytes: 0,
             limit_bytes,
             // Of an earlier life.
@@ -83,8 +103,13 @@ impl Folder {
             failed: false,
             counts: Counts::default(),
         };
+        this.failed = this.is_marked();
         for name in this.list()? {
-            this.used_bytes += this.len_of(&name)?;
+            if let Some(stat) = this.regular(&name)? {
+                this.names += 1;
+                this.used_bytes += len_of(&stat);
+                this.inherited.insert(stat.st_ino);
+            }
         }
         Ok(this)
     }
@@ -104,16 +129,31 @@ impl Folder {
     /// An instance has gone: its handles are closed. What it wrote is read by the next one, which opens the
     /// files and finds them not durable yet.
     pub fn close_all(&mut self) {
-        self.files.clear();
+        self.handles.clear();
+        for (inode, node) in std::mem::take(&mut self.nodes) {
+            if !node.linked {
+                self.forget(inode, node.len_bytes);
+            } else if node.dirty {
+                self.inherited.insert(inode);
+            }
+        }
     }
 
-    fn len_of(&self, name: &str) -> Result<u64, Errno> {
+    /// A file has neither name nor handle any more.
+    fn forget(&mut self, inode: u64, len_bytes: u64) {
+        self.used_bytes = self.used_bytes.saturating_sub(len_bytes);
+        self.inherited.remove(&inode);
+    }
+
+    /// A file of this name; none: it is something else.
+    fn regular(&self, name: &str) -> Result<Option<Stat>, Errno> {
         let stat = rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(u64::try_from(stat.st_size).unwrap_or(0))
+        Ok(FileType::from_raw_mode(stat.st_mode).is_file().then_some(stat))
     }
 
-    fn get(&mut self, handle: i32) -> Result<&mut Open, Errno> {
-        self.files.get_mut(&handle).ok_or(Errno::BADF)
+    fn get(&mut self, handle: i32) -> Result<&mut Node, Errno> {
+        let inode = self.handles.get(&handle).ok_or(Errno::BADF)?;
+        self.nodes.get_mut(inode).ok_or(Errno::BADF)
     }
 
     /// Opens a file; its handle.
@@ -122,24 +162,39 @@ impl Folder {
         if flags & !(open::CREATE | open::TRUNCATE) != 0 {
             return Err(Errno::INVAL);
         }
-        let handle = (0..MAX_FILES as i32).find(|h| !self.files.contains_key(h));
+        let handle = (0..MAX_FILES as i32).find(|h| !self.handles.contains_key(h));
         let handle = handle.ok_or(Errno::MFILE)?;
-        let inherited = self.len_of(name).is_ok();
         let mut how = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
+        let mut is_new = false;
         if flags & open::CREATE != 0 {
             how |= OFlags::CREATE;
-            self.names_dirty |= !inherited;
+            is_new = self.regular(name).is_err_and(|e| e == Errno::NOENT);
+        }
+        if is_new && self.names >= MAX_FOLDER_FILES {
+            return Err(Errno::NOSPC);
         }
         let fd = rustix::fs::openat(&self.folder, name, how, Mode::RUSR | Mode::WUSR)?;
+        self.names += usize::from(is_new);
+        self.names_dirty |= is_new;
         let stat = rustix::fs::fstat(&fd)?;
-        if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+        if !FileType::from_raw_mode(stat.st_mode).is_file() {
             return Err(Errno::INVAL);
         }
-        let len_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        let file = File::from(fd);
-        self.files.insert(handle, Open { file, len_bytes, dirty: false, inherited });
-        if flags & open::TRUNCATE != 0 {
-            self.truncate(handle, 0)?;
+        // One descriptor for all handles of a file: lengths and what is not durable are the file's.
+        let node = self.nodes.entry(stat.st_ino).or_insert_with(|| Node {
+            file: File::from(fd),
+            len_bytes: len_of(&stat),
+            handles: 0,
+            linked: true,
+            dirty: false,
+        });
+        node.handles += 1;
+        self.handles.insert(handle, stat.st_ino);
+        if flags & open::TRUNCATE != 0
+            && let Err(e) = self.truncate(handle, 0)
+        {
+            self.release(handle);
+            return Err(e);
         }
         Ok(handle)
     }
@@ -147,12 +202,25 @@ impl Folder {
     /// Closes it. What was written, in this life or an earlier one, is made durable first: nobody looks after
     /// it later.
     pub fn close(&mut self, handle: i32) -> Result<(), Errno> {
-        let open = self.get(handle)?;
-        if open.dirty || open.inherited {
+        let node = self.get(handle)?;
+        // Nobody will ever read what has no name.
+        if node.linked && node.handles == 1 && self.at_risk(handle) {
             self.sync(handle)?;
         }
-        self.files.remove(&handle);
+        self.release(handle);
         Ok(())
+    }
+
+    fn release(&mut self, handle: i32) {
+        let Some(inode) = self.handles.remove(&handle) else { return };
+        let Some(node) = self.nodes.get_mut(&inode) else { return };
+        node.handles -= 1;
+        if node.handles > 0 {
+            return;
+        }
+        if let Some(Node { linked: false, len_bytes, .. }) = self.nodes.remove(&inode) {
+            self.forget(inode, len_bytes);
+        }
     }
 
     /// Its length.
@@ -162,10 +230,10 @@ impl Folder {
 
     /// Reads.
     pub fn read(&mut self, handle: i32, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        let open = self.get(handle)?;
+        let node = self.get(handle)?;
         let mut done = 0;
         while done < into.len() {
-            match open.file.read_at(&mut into[done..], at + done as u64) {
+            match node.file.read_at(&mut into[done..], at + done as u64) {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -180,109 +248,96 @@ impl Folder {
     pub fn write(&mut self, handle: i32, at: u64, bytes: &[u8]) -> Result<(), Errno> {
         let end = at.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
         let len = self.get(handle)?.len_bytes;
+        // It would lengthen nothing.
+        if bytes.is_empty() {
+            return Ok(());
+        }
         self.check_room(end.saturating_sub(len))?;
-        let open = self.get(handle)?;
-        open.dirty = true;
-        let written = open.file.write_all_at(bytes, at);
-        // Also after a failure: part of it may be there.
-        let now = rustix::fs::fstat(&open.file)?.st_size;
-        open.len_bytes = u64::try_from(now).unwrap_or(0);
-        let grown = open.len_bytes.saturating_sub(len);
-        self.used_bytes += grown;
+        let node = self.get(handle)?;
+        node.dirty = true;
+        let written = node.file.write_all_at(bytes, at);
         self.counts.written_bytes += bytes.len() as u64;
-        written.map_err(|e| errno(&e))
+        match written {
+            Ok(()) => self.has_len(handle, len.max(end)),
+            // Part of it may be there.
+            Err(e) => self.measure(handle).and(Err(errno(&e))),
+        }
     }
 
     fn check_room(&self, more: u64) -> Result<(), Errno> {
         let fits = self.used_bytes.checked_add(more).is_some_and(|all| all <= self.limit_bytes);
-        if fits { Ok(()) } else { Err(Errno::NOSPC) }
+        if fits || more == 0 { Ok(()) } else { Err(Errno::NOSPC) }
+    }
+
+    /// A file has this length now.
+    fn has_len(&mut self, handle: i32, len_bytes: u64) -> Result<(), Errno> {
+        let before = std::mem::replace(&mut self.get(handle)?.len_bytes, len_bytes);
+        self.used_bytes = (self.used_bytes + len_bytes).saturating_sub(before);
+        Ok(())
+    }
+
+    /// Asks how long a file is, after something failed half way.
+    fn measure(&mut self, handle: i32) -> Result<(), Errno> {
+        let stat = rustix::fs::fstat(&self.get(handle)?.file)?;
+        self.has_len(handle, len_of(&stat))
     }
 
     /// Writes all of it at the end, or nothing; where.
     pub fn append(&mut self, handle: i32, bytes: &[u8]) -> Result<u64, Errno> {
         self.check_room(bytes.len() as u64)?;
-        let open = self.get(handle)?;
-        let at = open.len_bytes;
-        open.dirty = true;
-        if let Err(e) = open.file.write_all_at(bytes, at) {
+        let node = self.get(handle)?;
+        let at = node.len_bytes;
+        node.dirty = true;
+        if let Err(e) = node.file.write_all_at(bytes, at) {
             // The part that was written must not stay: what is appended next would be behind it.
-            rustix::fs::ftruncate(&open.file, at)?;
-            return Err(errno(&e));
+            let cut = rustix::fs::ftruncate(&node.file, at);
+            self.measure(handle)?;
+            return cut.and(Err(errno(&e)));
         }
-        open.len_bytes = at + bytes.len() as u64;
-        self.used_bytes += bytes.len() as u64;
+        self.has_len(handle, at + bytes.len() as u64)?;
         self.counts.written_bytes += bytes.len() as u64;
         Ok(at)
-    }
-
-    /// Makes a file durable.
-    pub fn sync(&mut self, handle: i32) -> Result<(), Errno> {
-        if self.failed {
-            return Err(Errno::IO);
-        }
-        let open = self.files.get_mut(&handle).ok_or(Errno::BADF)?;
-        let mut done = rustix::fs::fdatasync(&open.file);
-        if done.is_ok() {
-            (open.dirty, open.inherited) = (false, false);
-            done = self.sync_names();
-        }
-        self.counts.syncs += 1;
-        // The kernel tells of a lost page once. To say later that all is well would be a lie.
-        self.failed |= done.is_err();
-        done
-    }
-
-    fn sync_names(&mut self) -> Result<(), Errno> {
-        if self.names_dirty {
-            rustix::fs::fsync(&self.folder)?;
-            self.names_dirty = false;
-        }
-        Ok(())
-    }
-
-    /// Makes everything durable that was written.
-    pub fn sync_all(&mut self) -> Result<(), Errno> {
-        let at_risk = |open: &Open| open.dirty || open.inherited;
-        let dirty: Vec<i32> =
-            self.files.iter().filter(|(_, f)| at_risk(f)).map(|(handle, _)| *handle).collect();
-        dirty.into_iter().try_for_each(|handle| self.sync(handle))?;
-        let done = if self.failed { Err(Errno::IO) } else { self.sync_names() };
-        self.failed |= done.is_err();
-        done
     }
 
     /// Cuts or lengthens it.
     pub fn truncate(&mut self, handle: i32, len_bytes: u64) -> Result<(), Errno> {
         let before = self.get(handle)?.len_bytes;
         self.check_room(len_bytes.saturating_sub(before))?;
-        let open = self.get(handle)?;
-        rustix::fs::ftruncate(&open.file, len_bytes)?;
-        open.dirty = true;
-        open.len_bytes = len_bytes;
-        self.used_bytes = (self.used_bytes + len_bytes).saturating_sub(before);
-        Ok(())
+        let node = self.get(handle)?;
+        rustix::fs::ftruncate(&node.file, len_bytes)?;
+        node.dirty = true;
+        self.has_len(handle, len_bytes)
     }
 
     /// Gives a file another's name, durably.
     pub fn rename(&mut self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
         let (from, to) = (checked(from)?, checked(to)?);
-        let replaced = if from == to { 0 } else { self.len_of(to).unwrap_or(0) };
+        let replaced = if from == to { None } else { self.regular(to).ok().flatten() };
         rustix::fs::renameat(&self.folder, from, &self.folder, to)?;
         self.names_dirty = true;
-        self.used_bytes = self.used_bytes.saturating_sub(replaced);
-        let done = if self.failed { Err(Errno::IO) } else { self.sync_names() };
-        self.failed |= done.is_err();
-        done
+        if let Some(stat) = replaced {
+            self.unlinked(&stat);
+        }
+        self.sync_names()
     }
 
-    /// Removes a file. One that is open keeps its bytes until it is closed, and they are not counted.
+    /// Removes a file. One that is open keeps its bytes, and they count, until it is closed.
     pub fn remove(&mut self, name: &[u8]) -> Result<(), Errno> {
         let name = checked(name)?;
-        let len_bytes = self.len_of(name)?;
+        let stat = self.regular(name)?.ok_or(Errno::INVAL)?;
         rustix::fs::unlinkat(&self.folder, name, AtFlags::empty())?;
         self.names_dirty = true;
-        self.used_bytes = self.used_bytes.saturating_sub(len_bytes);
+        self.unlinked(&stat);
         Ok(())
+    }
+
+    /// A file has lost its name.
+    fn unlinked(&mut self, stat: &Stat) {
+        self.names = self.names.saturating_sub(1);
+        match self.nodes.get_mut(&stat.st_ino) {
+            Some(node) => node.linked = false,
+            None => self.forget(stat.st_ino, len_of(stat)),
+        }
     }
 
     /// The names of all files that a module may name, sorted.

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use guest_abi::module::{MAX_BODY_BYTES, MAX_IN_FLIGHT, kind};
 
+use crate::budget::Purse;
 use crate::clients::{Clients, Verdict};
 use crate::conn::{frame, is_clients, parse};
 
@@ -14,7 +15,7 @@ use crate::conn::{frame, is_clients, parse};
 /// Something is kept beyond the limits, or executed twice.
 #[must_use]
 pub fn frames(mut bytes: &[u8]) -> usize {
-    let (mut clients, now) = (Clients::default(), Instant::now());
+    let (mut clients, now) = (Clients::new(&Purse::alone()), Instant::now());
     let Some((number, _)) = clients.find([1; 16], now) else { return 0 };
     let (mut executed, mut repeatable) = (std::collections::BTreeSet::new(), 0);
     while let Ok(Some((head, body))) = parse(bytes) {

@@ -18,6 +18,8 @@ const HELLO_BYTES: usize = FRAME_BYTES + size_of::<Hello>();
 #[derive(Debug)]
 pub(crate) struct Greeting {
     pub fd: OwnedFd,
+    /// It is the guest's.
+    pub of_guest: bool,
     pub since: Instant,
     bytes: [u8; HELLO_BYTES],
     len: usize,
@@ -39,8 +41,8 @@ pub(crate) enum Heard {
 }
 
 impl Greeting {
-    pub fn new(fd: OwnedFd) -> Self {
-        Self { fd, since: Instant::now(), bytes: [0; HELLO_BYTES], len: 0 }
+    pub fn new(fd: OwnedFd, of_guest: bool) -> Self {
+        Self { fd, of_guest, since: Instant::now(), bytes: [0; HELLO_BYTES], len: 0 }
     }
 
     /// Reads on. `has` tells whether there is a module of this name.

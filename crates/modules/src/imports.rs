@@ -3,14 +3,15 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use guest_abi::module::{FRAME_BYTES, MAX_BODY_BYTES};
+use guest_abi::module::{FRAME_BYTES, MAX_BODY_BYTES, failure, flag};
 use guest_abi::module_call::{IMPORTS, MAX_LOG_BYTES, log, reply};
 use rustix::io::Errno;
 use wasmtime::{Caller, Linker};
 
+use crate::conn::unfinished as failed;
 use crate::folder::Folder;
 use crate::instance::{Given, State, split};
-use crate::limits::{GIVEN_BYTES, GIVEN_REPLIES};
+use crate::limits::{FRAME_OVERHEAD_BYTES, GIVEN_REPLIES, SMALL_BYTES};
 
 /// Most bytes of one call: the longest row with its headers.
 const MAX_RANGE_BYTES: usize = 17 << 20;
@@ -57,15 +58,29 @@ fn give(at: At<'_, '_>, seq: i64, client: i32, flags: i32, body: (i32, i32)) -> 
     if body.len() > MAX_BODY_BYTES as usize {
         return Err(Errno::MSGSIZE);
     }
-    state.given_bytes += body.len();
-    if state.given.len() >= GIVEN_REPLIES || state.given_bytes > GIVEN_BYTES {
+    if state.given.len() >= GIVEN_REPLIES {
         return Err(Errno::NOBUFS);
     }
-    let mut frame = Vec::with_capacity(FRAME_BYTES + body.len());
-    frame.resize(FRAME_BYTES, 0);
-    frame.extend_from_slice(body);
-    let durable = flags & reply::DURABLE != 0;
-    state.given.push(Given { client: client as u32, seq: seq as u64, durable, frame });
+    let mut given = Given {
+        client: client as u32,
+        seq: seq as u64,
+        durable: flags & reply::DURABLE != 0,
+        flags: 0,
+        frame: Vec::new(),
+    };
+    let len_bytes = FRAME_BYTES + body.len();
+    let room = body.len() <= SMALL_BYTES || len_bytes <= state.held.purse().room_bytes();
+    if room {
+        given.frame.reserve_exact(len_bytes);
+        given.frame.resize(FRAME_BYTES, 0);
+        given.frame.extend_from_slice(body);
+    } else {
+        // The module has done it, and cannot be told.
+        let text = format!("its reply of {} bytes found no room in the host", body.len());
+        (given.flags, given.frame) = (flag::FAILED, failed(failure::LIMIT, &text));
+    }
+    state.held.set(state.held.bytes() + given.frame.len() + FRAME_OVERHEAD_BYTES);
+    state.given.push(given);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! One life of a module: its memory, its calls, and what they asked for.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_abi::module_call as abi;
@@ -8,6 +9,7 @@ use wasmtime::{
 };
 
 use crate::ModulesError;
+use crate::budget::{Charge, Purse};
 use crate::deadline::ticks;
 use crate::folder::Folder;
 use crate::imports;
@@ -31,6 +33,8 @@ pub struct Given {
     pub seq: u64,
     /// The client gets it once all is durable.
     pub durable: bool,
+    /// Of its frame.
+    pub flags: u16,
     /// Its body, with room for a frame's header in front.
     pub frame: Vec<u8>,
 }
@@ -41,8 +45,8 @@ pub(crate) struct State {
     pub memory: Option<Memory>,
     pub folder: Folder,
     pub given: Vec<Given>,
-    /// Bytes of the replies of this call.
-    pub given_bytes: usize,
+    /// What the replies of this call take of the process's memory.
+    pub held: Charge,
     pub wake: Option<Instant>,
     pub began: Instant,
     pub name: String,
@@ -122,6 +126,8 @@ pub enum Stopped {
     Gave(i32),
     /// It does not export what it should.
     Exports,
+    /// A sync of its files failed.
+    Storage,
 }
 
 impl std::fmt::Display for Stopped {
@@ -130,6 +136,7 @@ impl std::fmt::Display for Stopped {
             Self::Deadline => f.write_str("it computed for longer than its deadline"),
             Self::Trap => f.write_str("it trapped"),
             Self::Gave(errno) => write!(f, "it returned {errno}"),
+            Self::Storage => f.write_str("the host's storage failed"),
             Self::Exports => f.write_str("its exports or imports are not those of a module"),
         }
     }
@@ -168,12 +175,13 @@ impl Instance {
         name: &str,
         folder: Folder,
         limits: &Limits,
-    ) -> Result<Self, (Stopped, Folder)> {
+        purse: &Arc<Purse>,
+    ) -> Result<Self, (Stopped, Box<Folder>)> {
         let state = State {
             memory: None,
             folder,
             given: Vec::new(),
-            given_bytes: 0,
+            held: Charge::new(purse),
             wake: None,
             began: Instant::now(),
             name: name.into(),
@@ -186,7 +194,7 @@ impl Instance {
             Ok((memory, buffer, serve)) => {
                 Ok(Self { store, memory, buffer, serve, deadline: limits.deadline })
             }
-            Err(stopped) => Err((stopped, closed(store.into_data()))),
+            Err(stopped) => Err((stopped, Box::new(closed(store.into_data())))),
         }
     }
 
@@ -228,7 +236,7 @@ impl Instance {
     /// Hands events over. What came of them is in the state, also after an error.
     pub(crate) fn serve(&mut self, events: &[u8]) -> Result<(), Stopped> {
         let state = self.store.data_mut();
-        (state.given_bytes, state.wake) = (0, None);
+        state.wake = None;
         let len = i32::try_from(events.len()).map_err(|_| Stopped::Exports)?;
         self.store.set_epoch_deadline(ticks(self.deadline));
         let at = self.buffer.call(&mut self.store, len).map_err(|e| why(&e))?;

@@ -14,31 +14,55 @@
 //!
 //! *Nothing is done twice.* Clients number their requests. When a connection breaks, what has no reply is sent
 //! again, and is answered from what was kept, or not at all if it is under way ([`clients`]). When the
-//! process dies, what the module wrote tells it which requests it has done.
+//! process dies, what the module wrote tells it which requests it has done. When the guest itself has gone,
+//! which its vsock device tells, its clients go at once, with all locks.
+//!
+//! *Memory has a budget.* What clients make the process hold (parts of requests, replies that are not taken,
+//! replies that are kept) is counted: each module has a share, and all have one pot ([`budget`]). Who holds
+//! much, and that for the longest time, makes room: kept replies go but for small ones, connections end, and are
+//! told why. Small replies, which say what became of a transaction, always pass.
 //!
 //! *A module is replaced, not repaired.* A call has a deadline in CPU time of its thread, told by a timer of
 //! the kernel that costs nothing while there is no work ([`deadline`]). A call that exceeds it, traps, or
 //! says that its memory is not to be trusted ends the instance: requests without a reply fail, the files
-//! stay, the next instance reads them. The same process runs it; nothing is compiled there.
+//! stay, the next instance reads them. The same process runs it; nothing is compiled there. One that does not
+//! start is tried again, ever more rarely; its requests are told why meanwhile.
 //!
 //! *Files* are all that a module keeps, in a folder for it and its VM alone, by plain names ([`folder`]).
+//! After a sync that failed, what is read is no proof of what is on the disk. All that waits for it is told
+//! that the storage failed, the instance ends, and all its files are written anew and synced before the next
+//! one reads them; a mark in the folder sees to it that the next process does so, should this one not come to
+//! it.
 //!
 //! *Code* is compiled by the daemon, before there is a process, and kept by the hash of its WebAssembly
 //! ([`engine`]). The config names that hash.
 //!
-//! *Another version* of a module is another process: it loads and confines itself, and waits for the folders,
-//! which the old one locks until it ends. Clients connect again.
+//! *Another version* of a module is another process. It loads its code; then the old one is told to end, and the
+//! new one waits for the folders, which the kernel locks for the old one until that has ended, and takes
+//! them over. If a module of it does not start, the old version is started again, and whoever asked is
+//! told. Clients connect again.
+//!
+//! *A process that hangs* is killed, if it is ours, and never waited for. Its folders stay locked for as long
+//! as it is there: the new process says whom it waits for, and gives up after a minute, to be started again.
+//!
+//! *Credits.* Requests and replies are charged to the VM by its vsock device. What its modules read, write and
+//! sync is told to the daemon, about once per mebibyte, which charges it to the same account: a VM that keeps
+//! its disk busy by way of its modules gets less of the sidecores until it has paid. Nothing in a process
+//! waits for credit: who is held back is the guest that asks.
+//!
+//! *The log* of a process is a pipe to the daemon, which bounds it and adds the names of VM and module.
 //!
 //! # Limits
 //! All numbers, each with its reason, are in [`limits`] and in `guest_abi::module`. Beyond those:
 //! - Calls of one module do not run at the same time, and none runs while its files are made durable: what
 //!   comes meanwhile is the next batch.
-//! - After a sync that failed nothing of that module is called durable any more until its process is started
-//!   anew: the kernel tells of lost pages once.
-//! - Bytes of a file that was removed while it was open are not counted until it is closed.
+//! - Writing files anew takes as much room on the disk as the longest of them, beyond the module's limit.
+//! - Where the disk that failed a sync cannot even take the mark, and the process is killed before it has written
+//!   the files anew, the next one does not know.
 //! - The compiler runs in the daemon, on files that the config names by hash: they are trusted not to attack
 //!   it. What comes out is not trusted.
 
+mod budget;
 mod clients;
 mod conn;
 mod control;
@@ -53,12 +77,13 @@ pub mod host;
 mod imports;
 pub mod instance;
 pub mod limits;
+mod lock;
 pub mod process;
 pub mod sandbox;
 mod service;
 mod stats;
 
-pub use control::ModuleSetup;
+pub use control::{ModuleSetup, Used};
 pub use error::ModulesError;
-pub use host::{ModuleConfig, VmModules, VmModulesConfig};
+pub use host::{Charge, ModuleConfig, VmModules, VmModulesConfig};
 pub use stats::ModuleStats;

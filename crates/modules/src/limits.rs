@@ -24,17 +24,40 @@ pub const WAITING_BYTES: usize = 1 << 20;
 /// Bytes of events of one call of a module: 64 rows of 64 KiB. One request fits in any case.
 pub const CALL_BYTES: usize = 4 << 20;
 
-/// Bytes of replies that a module may give in one call: 16 of the longest.
-pub const GIVEN_BYTES: usize = 256 << 20;
-
 /// Replies that a module may give in one call: to all requests of all clients.
 pub const GIVEN_REPLIES: usize = MAX_CLIENTS * guest_abi::module::MAX_IN_FLIGHT as usize;
 
 /// Bytes that are read of a connection at a time.
 pub const READ_BYTES: usize = 256 << 10;
 
-/// Bytes of requests of a module that have not come in whole: 16 of the longest. Further ones wait.
-pub const PARTIAL_BYTES: usize = 256 << 20;
+/// Bytes of a process that hold what came of clients, what waits for them and what is kept for them, beyond
+/// each module's [`SHARE_BYTES`]: 16 of the longest requests.
+pub const POT_BYTES: usize = 256 << 20;
+
+/// Such bytes that each module has in any case, so that clients of one cannot starve another: a longest
+/// request, with room for its buffer to grow.
+pub const SHARE_BYTES: usize = 32 << 20;
+
+/// Room that is made in front of a call, at the cost of the client that holds most: a longest reply.
+pub const ROOM_BYTES: usize = 17 << 20;
+
+/// A buffer of a connection that is empty keeps no more: thousands of them may be idle.
+pub const IDLE_BYTES: usize = 4 << 10;
+
+/// What a frame takes beside its bytes: its place in lists, and the allocator's own.
+pub const FRAME_OVERHEAD_BYTES: usize = 96;
+
+/// Replies up to here are taken when there is no room, too: they say what became of a transaction.
+pub const SMALL_BYTES: usize = 256;
+
+/// Kept replies of a client that stay when there is no room: the small ones of all its requests.
+pub const KEPT_ANYWAY_BYTES: usize = 16 << 10;
+
+/// Memory of a process beside all this and its modules' own: code, stacks, the allocator's slack.
+pub const OWN_MEMORY_BYTES: u64 = 512 << 20;
+
+/// The same for each module: the batch of a call while its buffer grows, and small replies of all clients.
+pub const MODULE_MEMORY_BYTES: u64 = 192 << 20;
 
 /// Most pieces of one `writev`.
 pub const WRITE_PIECES: usize = 64;
@@ -46,8 +69,24 @@ pub const TICK: Duration = Duration::from_millis(10);
 /// times over.
 pub const START_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Instances that may fail one after the other while they start, before the module is given up.
+/// Instances that may fail one after the other while they start, before requests are told so.
 pub const MAX_FAILED_STARTS: u32 = 3;
+
+/// Pause in front of the next start from then on; doubled each time.
+pub const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// The longest such pause: whatever was mended is noticed soon.
+pub const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+/// What a sync is charged at least: as a disk's smallest request.
+pub const SYNC_CHARGE_BYTES: u64 = 4096;
+
+/// What a module did with its files is told to the daemon, which charges it, in pieces of about so much:
+/// ledgers forget larger ones in part.
+pub const USED_BYTES: u64 = 1 << 20;
+
+/// After so long less is told, too, if anything is done at all then.
+pub const USED_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Lines a module may log per second; more are counted.
 pub const LOG_LINES_PER_S: u32 = 20;
@@ -60,3 +99,32 @@ pub const MAX_MEMORY_BYTES: u64 = 4 << 30;
 
 /// Stack of a module's native code.
 pub const STACK_BYTES: usize = 1 << 20;
+
+/// Bytes that are copied at a time where files are written anew.
+pub const COPY_BYTES: usize = 1 << 20;
+
+/// How long a new process waits for a folder that another one has locked: longer than that one is given to
+/// end before it is killed.
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// After this it says whom it waits for.
+pub const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a process may take to end once it was told to; then it is killed.
+pub const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a killed process is waited for when all is to end: one whose disk hangs does not end.
+pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long other modules may take to load their code, take over the folders and start, until it is given up
+/// and the old ones go on.
+pub const LOAD_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// Longest line of a process's log; the rest of it is dropped.
+pub const LOG_LINE_BYTES: usize = 2048;
+
+/// Lines of a process that reach the daemon's log per second; more are counted.
+pub const PROCESS_LINES_PER_S: u32 = 200;
+
+/// Bytes of its log that are read per second: beyond, it waits.
+pub const PROCESS_LOG_BYTES_PER_S: usize = 1 << 20;

@@ -13,26 +13,26 @@ use guest_abi::module_call::MAX_FILES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use wasmtime::{Linker, Module};
 use zerocopy::IntoBytes;
 
 use crate::ModulesError;
+use crate::budget::{Pot, Purse};
 use crate::control::{self, FromProcess, ModuleSetup, ToProcess};
 use crate::engine;
 use crate::folder::Folder;
 use crate::greet::{Greeting, Heard, refuse, tell_list};
-use crate::instance::{self, Limits};
-use crate::limits::{HELLO_TIMEOUT, MAX_CLIENTS, MAX_GREETING};
+use crate::instance::{self, Limits, State};
+use crate::limits::{
+    HELLO_TIMEOUT, MAX_CLIENTS, MAX_GREETING, MODULE_MEMORY_BYTES, OWN_MEMORY_BYTES, POT_BYTES,
+    SHARE_BYTES,
+};
+use crate::lock;
 use crate::sandbox;
-use crate::service::{Inbox, Service, Spec, Told};
-
-/// Memory of the process beside that of its modules: buffers of connections, and the allocator's slack.
-const OWN_MEMORY_BYTES: u64 = 1 << 30;
+use crate::service::{Inbox, Service, Spec, Started, TellUsed, Told};
 
 /// Descriptors beside those of connections and files.
 const OWN_FILES: usize = 256;
-
-/// How often a folder is looked at that another process has.
-const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// How long a module's thread may take to tell its counters.
 const STATS_TIMEOUT: Duration = Duration::from_millis(500);
@@ -48,17 +48,18 @@ struct Running {
 /// # Errors
 /// It cannot be set up; the daemon is told, too.
 pub fn run(control: OwnedFd) -> Result<(), ModulesError> {
+    let control = Arc::new(control);
     let modules = match set_up(&control) {
         Ok(Some(modules)) => modules,
         Ok(None) => return Ok(()),
         Err(e) => {
             let told = FromProcess::Failed(e.to_string());
             // It may have gone already.
-            let _ = control::send(&control, &told, &[], SendFlags::empty());
+            let _ = control::send(&*control, &told, &[], SendFlags::empty());
             return Err(e);
         }
     };
-    control::send(&control, &FromProcess::Ready, &[], SendFlags::empty())?;
+    control::send(&*control, &FromProcess::Ready, &[], SendFlags::empty())?;
     Greeter { control, modules, greeting: Vec::new() }.run();
     Ok(())
 }
@@ -80,24 +81,45 @@ struct Modules {
     list: Arc<Vec<u8>>,
 }
 
-fn set_up(control: &OwnedFd) -> Result<Option<Modules>, ModulesError> {
-    let Some((ToProcess::Setup { vm, modules }, fds)) = control::receive(control)? else {
+/// What can be had without a module's folder: an engine for each, whose epoch its deadlines count up.
+struct Loaded {
+    module: Module,
+    linker: Arc<Linker<State>>,
+}
+
+fn load(setup: &ModuleSetup, code: OwnedFd) -> Result<Loaded, ModulesError> {
+    let engine = engine::engine()?;
+    let module = engine::load_open(&engine, &setup.name, code.into())?;
+    Ok(Loaded { module, linker: Arc::new(instance::linker(&engine)?) })
+}
+
+fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
+    let Some((ToProcess::Setup { vm, modules }, fds)) = control::receive(&**control)? else {
         return Ok(None);
     };
     if fds.len() != 2 * modules.len() {
         return Err(ModulesError::Control(format!("{} descriptors", fds.len())));
     }
     crate::deadline::init()?;
-    let mut fds = fds.into_iter();
-    let mut parts = Vec::new();
-    while let (Some(code), Some(folder)) = (fds.next(), fds.next()) {
-        if !wait_for(&folder, control)? {
+    let (mut fds, mut parts) = (fds.into_iter(), Vec::new());
+    for setup in &modules {
+        let (Some(code), Some(folder)) = (fds.next(), fds.next()) else { return Ok(None) };
+        parts.push((load(setup, code)?, folder));
+    }
+    // Whoever has the folders is told to let go of them now, and not before.
+    control::send(&**control, &FromProcess::Loaded, &[], SendFlags::empty())?;
+    for (setup, (_, folder)) in modules.iter().zip(&parts) {
+        if !lock::wait_for(&setup.name, folder, control)? {
             return Ok(None);
         }
-        parts.push((code, folder));
     }
     let list = Arc::new(listed(&modules)?);
-    let memory_bytes = modules.iter().map(|m| m.memory_bytes).sum::<u64>() + OWN_MEMORY_BYTES;
+    let memory_bytes = modules
+        .iter()
+        .map(|m| m.memory_bytes + MODULE_MEMORY_BYTES + SHARE_BYTES as u64)
+        .sum::<u64>()
+        + OWN_MEMORY_BYTES
+        + POT_BYTES as u64;
     // Whatever one module's clients and files take, the others have theirs.
     let files = modules.len() * (2 * MAX_CLIENTS + MAX_FILES) + MAX_GREETING + OWN_FILES;
     let largest = modules.iter().map(|m| m.disk_bytes).max().unwrap_or(0);
@@ -105,10 +127,24 @@ fn set_up(control: &OwnedFd) -> Result<Option<Modules>, ModulesError> {
     // In front of the threads, which inherit it.
     sandbox::leave_folders(parts.iter().map(|(_, folder)| folder.as_fd()))?;
     let barrier = Arc::new(Barrier::new(modules.len() + 1));
-    let mut running = HashMap::new();
-    for (setup, (code, folder)) in modules.into_iter().zip(parts) {
+    let (mut running, pot) = (HashMap::new(), Pot::new(POT_BYTES));
+    for (setup, (loaded, folder)) in modules.into_iter().zip(parts) {
         let name = setup.name.clone();
-        running.insert(name, start(setup, code, folder, &list, &barrier)?);
+        let Loaded { module, linker } = loaded;
+        let spec = Spec {
+            name: name.clone(),
+            module,
+            linker,
+            limits: Limits {
+                deadline: Duration::from_millis(setup.deadline_ms.into()),
+                memory_bytes: setup.memory_bytes,
+            },
+            list: Arc::clone(&list),
+            purse: Purse::new(&pot, SHARE_BYTES),
+            started: telling(&name, control),
+            used: telling_used(control),
+        };
+        running.insert(name, start(spec, folder, setup.disk_bytes, &barrier)?);
     }
     // A thread that has just begun gives itself a name and a stack for signals: that is over here.
     barrier.wait();
@@ -117,18 +153,6 @@ fn set_up(control: &OwnedFd) -> Result<Option<Modules>, ModulesError> {
     barrier.wait();
     tracing::debug!(%vm, "its modules are confined");
     Ok(Some(Modules { running, list }))
-}
-
-/// Waits until an earlier process has let go of a folder. False: the daemon has gone meanwhile.
-fn wait_for(folder: &OwnedFd, control: &OwnedFd) -> Result<bool, ModulesError> {
-    while !sandbox::lock(folder)? {
-        let mut fds = [PollFd::new(control, PollFlags::empty())];
-        let _ = poll(&mut fds, Some(&LOCK_PAUSE));
-        if fds[0].revents().contains(PollFlags::HUP) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {
@@ -146,25 +170,36 @@ fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {
     Ok(list)
 }
 
+/// Tells the daemon how a module's first start went.
+fn telling(name: &str, control: &Arc<OwnedFd>) -> Started {
+    let (module, control) = (name.to_owned(), Arc::clone(control));
+    Some(Box::new(move |went: Result<(), String>| {
+        let told = FromProcess::Started { module, failed: went.err() };
+        // A daemon that has gone is noticed elsewhere.
+        let _ = control::send(&*control, &told, &[], SendFlags::empty());
+    }))
+}
+
+/// Tells the daemon what was done with files. A daemon that is busy is told later.
+fn telling_used(control: &Arc<OwnedFd>) -> TellUsed {
+    let control = Arc::clone(control);
+    Box::new(move |used| {
+        control::send(&*control, &FromProcess::Used(used), &[], SendFlags::DONTWAIT).is_ok()
+    })
+}
+
 fn start(
-    setup: ModuleSetup,
-    code: OwnedFd,
+    spec: Spec,
     folder: OwnedFd,
-    list: &Arc<Vec<u8>>,
+    disk_bytes: u64,
     barrier: &Arc<Barrier>,
 ) -> Result<Running, ModulesError> {
-    let ModuleSetup { name, deadline_ms, memory_bytes, disk_bytes, .. } = setup;
-    // An engine for each: deadlines count its epoch up.
-    let engine = engine::engine()?;
-    let module = engine::load_open(&engine, &name, code.into())?;
-    let linker = Arc::new(instance::linker(&engine)?);
-    let limits = Limits { deadline: Duration::from_millis(deadline_ms.into()), memory_bytes };
+    let name = spec.name.clone();
     let inbox = Arc::new(Inbox::new()?);
     let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
         .map_err(ModulesError::io("making an epoll set"))?;
     let folder = Folder::new(folder, disk_bytes)
         .map_err(ModulesError::io(format!("module {name}: reading its folder")))?;
-    let spec = Spec { name: name.clone(), module, linker, limits, list: Arc::clone(list) };
     let (told, barrier) = (Arc::clone(&inbox), Arc::clone(barrier));
     let thread = std::thread::Builder::new()
         .name(format!("module-{name}"))
@@ -183,7 +218,7 @@ fn start(
 
 /// Takes connections until their hello is there.
 struct Greeter {
-    control: OwnedFd,
+    control: Arc<OwnedFd>,
     modules: Modules,
     greeting: Vec<Greeting>,
 }
@@ -204,7 +239,7 @@ impl Greeter {
     fn turn(&mut self) -> bool {
         let now = Instant::now();
         self.greeting.retain(|g| now.duration_since(g.since) < HELLO_TIMEOUT);
-        let mut fds = vec![PollFd::new(&self.control, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&*self.control, PollFlags::IN)];
         fds.extend(self.greeting.iter().map(|g| PollFd::new(&g.fd, PollFlags::IN)));
         let oldest = self.greeting.iter().map(|g| g.since + HELLO_TIMEOUT).min();
         let timeout = oldest.and_then(|at| {
@@ -236,14 +271,14 @@ impl Greeter {
         if matches!(heard, Heard::Partial) {
             return false;
         }
-        let Greeting { fd, .. } = self.greeting.remove(at);
+        let Greeting { fd, of_guest, .. } = self.greeting.remove(at);
         match heard {
             Heard::Partial | Heard::Gone => {}
             Heard::List => tell_list(&fd, &self.modules.list),
             Heard::Refused(code, text) => refuse(&fd, code, &text),
             Heard::Client { module, client } => {
                 if let Some(running) = self.modules.running.get(&module) {
-                    running.inbox.tell(Told::Connection(fd, client));
+                    running.inbox.tell(Told::Connection { fd, client, of_guest });
                 }
             }
         }
@@ -251,14 +286,19 @@ impl Greeter {
     }
 
     fn on_daemon(&mut self) -> bool {
-        match control::receive::<ToProcess>(&self.control) {
-            Ok(Some((ToProcess::Connection, fds))) => {
+        match control::receive::<ToProcess>(&*self.control) {
+            Ok(Some((ToProcess::Connection { of_guest }, fds))) => {
                 for fd in fds {
                     if self.greeting.len() >= MAX_GREETING {
                         self.greeting.remove(0);
                     }
-                    self.greeting.push(Greeting::new(fd));
+                    self.greeting.push(Greeting::new(fd, of_guest));
                 }
+                true
+            }
+            Ok(Some((ToProcess::GuestGone, _))) => {
+                self.greeting.retain(|greeting| !greeting.of_guest);
+                self.modules.running.values().for_each(|m| m.inbox.tell(Told::GuestGone));
                 true
             }
             Ok(Some((ToProcess::Stats, _))) => self.tell_stats(),
@@ -283,6 +323,6 @@ impl Greeter {
             all.push(stats);
         }
         all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        control::send(&self.control, &FromProcess::Stats(all), &[], SendFlags::empty()).is_ok()
+        control::send(&*self.control, &FromProcess::Stats(all), &[], SendFlags::empty()).is_ok()
     }
 }

@@ -5,7 +5,7 @@
 //! capabilities, no new memory that can be executed.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, PathBeneath, Ruleset, RulesetAttr, RulesetCreatedAttr,
@@ -210,16 +210,6 @@ fn arguments(number: i64) -> Result<Vec<SeccompRule>, seccompiler::BackendError>
         _ => return Ok(Vec::new()),
     };
     rules.into_iter().map(SeccompRule::new).collect()
-}
-
-/// Takes a folder for this process alone; false: another one has it.
-pub(crate) fn lock(folder: &impl AsFd) -> Result<bool, ModulesError> {
-    use rustix::fs::{FlockOperation, flock};
-    match flock(folder, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
-        Err(e) => Err(ModulesError::io("locking a module's folder")(e)),
-    }
 }
 
 #[cfg(test)]

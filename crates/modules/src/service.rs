@@ -8,6 +8,8 @@
 
 mod calls;
 mod inbox;
+mod life;
+mod room;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,15 +27,18 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::ModulesError;
-use crate::clients::{ClientId, Clients, Verdict};
+use crate::budget::Purse;
+use crate::clients::{Client, ClientId, Clients, Verdict};
 use crate::conn::{Bad, Bytes, Conn, failure as failed, frame, is_clients};
+use crate::control::Used;
 use crate::deadline::Ticker;
-use crate::folder::Folder;
-use crate::instance::{Instance, Limits, State, Stopped};
-use crate::limits::{CALL_BYTES, LINGER, MAX_FAILED_STARTS, PARTIAL_BYTES};
+use crate::folder::{Counts, Folder};
+use crate::instance::{Limits, State};
+use crate::limits::{CALL_BYTES, LINGER, READ_BYTES};
 use crate::stats::Meter;
 
 pub(crate) use self::inbox::{Inbox, Told};
+use self::life::Life;
 
 /// A module as a process runs it.
 pub(crate) struct Spec {
@@ -43,26 +48,25 @@ pub(crate) struct Spec {
     pub limits: Limits,
     /// The modules of this VM, as a welcome lists them.
     pub list: Arc<Vec<u8>>,
+    /// What its clients make it hold.
+    pub purse: Arc<Purse>,
+    /// Is told how the first start went; an error: why it failed.
+    pub started: Started,
+    /// Is told what it did with its files.
+    pub used: TellUsed,
 }
+
+/// Is told now and then; false: it could not be, and hears more later.
+pub(crate) type TellUsed = Box<dyn FnMut(Used) -> bool + Send>;
+
+/// Is told once.
+pub(crate) type Started = Option<Box<dyn FnOnce(Result<(), String>) + Send>>;
 
 /// The event of the inbox; connections have their place in the list.
 const INBOX: u64 = u64::MAX;
 
 /// Events of the kernel that are taken at a time.
 const READY: usize = 256;
-
-/// How long the next instance waits after one that did not start.
-const RESTART_PAUSE: Duration = Duration::from_millis(200);
-
-/// The module's life.
-#[derive(Debug)]
-enum Life {
-    Running(Box<Instance>),
-    /// Between two instances.
-    Paused(Folder, Instant),
-    /// It was given up: why.
-    Broken(String),
-}
 
 /// One module's thread.
 pub(crate) struct Service {
@@ -72,7 +76,6 @@ pub(crate) struct Service {
     life: Life,
     /// Which life it is: random, and counted up.
     instance: u64,
-    failed_starts: u32,
     conns: Vec<Option<Conn>>,
     clients: Clients,
     /// The connection whose frames are taken first.
@@ -82,7 +85,12 @@ pub(crate) struct Service {
     /// Clients may have been without a connection for too long at this time.
     look_at: Option<Instant>,
     events: Vec<u8>,
+    purse: Arc<Purse>,
+    /// What a connection is read into at first.
+    read: Box<[u8]>,
     meter: Meter,
+    /// What was told to be used of the disk, and when.
+    told_used: (Counts, Instant),
     ending: bool,
 }
 
@@ -101,21 +109,24 @@ impl Service {
             .map_err(ModulesError::io("random bytes"))?;
         let mut meter = Meter::default();
         meter.told.name.clone_from(&spec.name);
+        let purse = Arc::clone(&spec.purse);
         Ok(Self {
             spec,
             inbox,
             epoll,
-            life: Life::Paused(folder, Instant::now()),
+            life: Life::soon(folder),
             // Room for counting up, and never 0.
             instance: u64::from_le_bytes(random) >> 1 | 1,
-            failed_starts: 0,
             conns: Vec::new(),
-            clients: Clients::default(),
+            clients: Clients::new(&purse),
             first: 0,
             more: false,
             look_at: None,
             events: Vec::new(),
+            purse,
+            read: vec![0; READ_BYTES].into(),
             meter,
+            told_used: (Counts::default(), Instant::now()),
             ending: false,
         })
     }
@@ -130,52 +141,21 @@ impl Service {
             self.collect();
             self.call();
             self.flush_all();
+            self.tell_used();
+            self.keep_room();
         }
         self.finish();
         Ok(())
     }
 
-    /// Starts an instance where there is none.
-    fn keep_alive(&mut self) {
-        let Life::Paused(_, until) = &self.life else { return };
-        if Instant::now() < *until {
-            return;
-        }
-        let paused = std::mem::replace(&mut self.life, Life::Broken(String::new()));
-        let Life::Paused(folder, _) = paused else { return };
-        let Spec { name, module, linker, limits, .. } = &self.spec;
-        match Instance::start(linker, module, name, folder, limits) {
-            Ok(instance) => {
-                self.life = Life::Running(Box::new(instance));
-                self.instance += 1;
-                self.failed_starts = 0;
-                for (number, client) in self.clients.iter_mut() {
-                    push_event(&mut self.events, event::OPENED, 0, number, 0, &client.id);
-                }
-            }
-            Err((stopped, folder)) => self.start_failed(stopped, folder),
-        }
-    }
-
-    fn start_failed(&mut self, stopped: Stopped, folder: Folder) {
-        self.failed_starts += 1;
-        let name = &self.spec.name;
-        tracing::error!(module = %name, attempt = self.failed_starts, "it did not start: {stopped}");
-        self.life = if self.failed_starts < MAX_FAILED_STARTS {
-            Life::Paused(folder, Instant::now() + RESTART_PAUSE * self.failed_starts)
-        } else {
-            Life::Broken(format!("module {name} cannot be started: {stopped}"))
-        };
-    }
-
     fn timeout(&mut self) -> Option<Duration> {
-        if self.more && !matches!(self.life, Life::Paused(..)) {
+        if self.more && !self.life.holds_requests() {
             return Some(Duration::ZERO);
         }
         let wake = match &mut self.life {
             Life::Running(instance) => instance.state().wake,
-            Life::Paused(_, until) => Some(*until),
-            Life::Broken(_) => None,
+            Life::Waiting { until, .. } => Some(*until),
+            Life::Over => None,
         };
         let soonest = [wake, self.look_at].into_iter().flatten().min()?;
         Some(soonest.saturating_duration_since(Instant::now()))
@@ -204,7 +184,8 @@ impl Service {
 
     fn take(&mut self, told: Told) {
         match told {
-            Told::Connection(fd, client) => self.connect(fd, client),
+            Told::Connection { fd, client, of_guest } => self.connect(fd, client, of_guest),
+            Told::GuestGone => self.guest_gone(),
             Told::Stats(to) => {
                 // Whoever asked may have given up.
                 let _ = to.try_send(self.stats());
@@ -214,13 +195,11 @@ impl Service {
     }
 
     fn on_ready(&mut self, at: usize, flags: EventFlags) {
-        let Some(conn) = self.conns.get_mut(at).and_then(Option::as_mut) else { return };
-        let done = if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            conn.fill()
-        } else {
-            Ok(())
-        };
-        if done.is_err() {
+        if self.conns.get(at).is_none_or(Option::is_none) {
+            return;
+        }
+        let readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
+        if readable && !self.fill(at) {
             self.disconnect(at);
         } else {
             self.more = true;
@@ -228,7 +207,7 @@ impl Service {
     }
 
     /// A connection said hello.
-    fn connect(&mut self, fd: OwnedFd, id: ClientId) {
+    fn connect(&mut self, fd: OwnedFd, id: ClientId, of_guest: bool) {
         let now = Instant::now();
         let found = self.clients.find(id, now).or_else(|| {
             let oldest = self.clients.longest_gone()?;
@@ -252,9 +231,9 @@ impl Service {
             }
             return tracing::warn!(module = %self.spec.name, "watching a connection: {e}");
         }
-        let mut conn = Conn::new(fd, number);
+        let mut conn = Conn::new(fd, number, &self.purse);
         let Some(client) = self.clients.get_mut(number) else { return };
-        client.conn = Some(at);
+        (client.conn, client.of_guest) = (Some(at), of_guest);
         conn.push(welcome(self.instance, client.highest, &self.spec.list));
         match self.conns.get_mut(at) {
             Some(free) => *free = Some(conn),
@@ -280,6 +259,18 @@ impl Service {
         let now = Instant::now();
         self.clients.disconnected(conn.client, now);
         self.look_at.get_or_insert(now + LINGER);
+    }
+
+    /// What a guest's clients have ends with the guest: locks of transactions, too.
+    fn guest_gone(&mut self) {
+        let of_guest = |(number, client): (u32, &mut Client)| client.of_guest.then_some(number);
+        let gone: Vec<u32> = self.clients.iter_mut().filter_map(of_guest).collect();
+        for number in gone {
+            if let Some(at) = self.clients.get_mut(number).and_then(|client| client.conn) {
+                self.disconnect(at);
+            }
+            self.close_client(number);
+        }
     }
 
     /// A client has gone for good.
@@ -308,22 +299,15 @@ impl Service {
 
     /// Takes frames of all connections, up to what a call may have.
     fn collect(&mut self) {
-        if matches!(self.life, Life::Paused(..)) || !std::mem::take(&mut self.more) {
+        if self.life.holds_requests() || !std::mem::take(&mut self.more) {
             return;
         }
         let now = Instant::now();
-        let mut held_bytes = 0;
         // Each is the first one in turn: what a call may have is not for the first few alone.
         let count = self.conns.len();
         self.first = (self.first + 1) % count.max(1);
         for at in (self.first..count).chain(0..self.first) {
             self.collect_of(at, now);
-            if let Some(conn) = &self.conns[at] {
-                held_bytes += conn.partial_bytes();
-                if held_bytes > PARTIAL_BYTES {
-                    self.goodbye(at, failure::LIMIT, "too many long requests of this VM at once");
-                }
-            }
         }
     }
 

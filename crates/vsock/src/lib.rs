@@ -87,7 +87,7 @@ pub use engine::Engine;
 pub use error::{PacketError, VsockError};
 pub use listing::{ConnectionInfo, Peer};
 pub use metrics::VsockStats;
-pub use service::{Service, Sink};
+pub use service::{Gone, Service, Sink};
 
 #[cfg(test)]
 mod tests;

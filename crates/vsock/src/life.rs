@@ -368,6 +368,7 @@ impl Engine {
         if let Some(p) = self.ports.get_mut(port) {
             p.strays.clear();
             p.starved = false;
+            p.spec.services.iter().filter_map(|s| s.gone.as_ref()).for_each(|gone| gone());
         }
     }
 

@@ -15,6 +15,10 @@ use crate::limits::{HIGHEST_PRIVILEGED_PORT, HIGHEST_SERVICE_PORT, MAX_SERVICES}
 use crate::packet::{HOST_CID, Key, TYPE_STREAM};
 use crate::table::Id;
 
+/// Is told that the guest has begun anew, or has gone: it knows none of its connections any more, and all are
+/// closed. As [`Sink`], it must not block. It may be told so more than once.
+pub type Gone = Arc<dyn Fn() + Send + Sync>;
+
 /// Gets the host's end of each connection.
 pub type Sink = Arc<dyn Fn(OwnedFd) + Send + Sync>;
 
@@ -33,6 +37,8 @@ pub struct Service {
     /// the channel is full. What is in that channel is not limited by the guest's number of
     /// connections, since it may close them again.
     pub sink: Sink,
+    /// For those who keep something for the guest beyond its connections.
+    pub gone: Option<Gone>,
 }
 
 impl fmt::Debug for Service {

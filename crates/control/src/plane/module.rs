@@ -66,6 +66,10 @@ pub struct ModuleCounts {
     pub stopped: u64,
     /// Connections that were ended for what they sent.
     pub bad: u64,
+    /// Connections that were ended, and replies that were refused, for want of room.
+    pub crowded: u64,
+    /// Starts that failed since one succeeded.
+    pub failed_starts: u64,
     /// Bytes of requests, with their headers.
     pub received_bytes: u64,
     /// Bytes of replies.

@@ -1,9 +1,13 @@
 //! The VMs' accounts on the sidecores: opened with the first port, closed with the last.
 
+use std::sync::Arc;
+
+use base::clock::Clock;
 use control::config::{Config, CreditConfig};
 use control::plane::CreditUsage;
 use control::sample::Metrics;
-use sidecore::{Account, Settings, VmId};
+use modules::Charge;
+use sidecore::{Account, Accounts, Settings, Spent, VmId};
 
 use super::Host;
 
@@ -54,6 +58,17 @@ pub fn metrics(account: &Account, all: &mut Metrics) {
     }
 }
 
+/// Charges a VM for what its modules did with their files; nobody while it has no port.
+pub fn charge(accounts: &Arc<Accounts>, clock: &Arc<dyn Clock>, vm: &str) -> Charge {
+    let (accounts, clock, vm) = (Arc::clone(accounts), Arc::clone(clock), vm.to_owned());
+    Charge(Arc::new(move |used: modules::Used| {
+        if let Some(account) = accounts.find(&vm) {
+            let spent = Spent { bytes: used.bytes, requests: used.requests };
+            account.charge(spent, clock.now_ns());
+        }
+    }))
+}
+
 impl Host {
     /// The account of a VM, opened when there is none.
     pub(super) fn account(&self, config: &Config, vm: &str) -> anyhow::Result<VmId> {
@@ -96,8 +111,6 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
-    use sidecore::Accounts;
-
     use super::*;
 
     #[test]

@@ -62,7 +62,7 @@ pub struct Host {
     /// Gets sidecores free that a doorbell blocks; for as long as the host is there.
     _watchdog: Watchdog,
     /// One per VM with ports.
-    accounts: Accounts,
+    accounts: Arc<Accounts>,
     /// Moves workers between sidecores; ends with the host's stop.
     placer: Mutex<Option<Placer>>,
     /// Where the next disk or domain goes.
@@ -88,7 +88,6 @@ impl Host {
         kept: Kept,
         keeper: Arc<dyn Keeper>,
         holder: Option<PathBuf>,
-        log_json: bool,
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
         let (cores, limits) = cores::start(&config.sidecore, &clock)?;
@@ -106,14 +105,15 @@ impl Host {
         let ports = Ports::default();
         let shortcuts = Arc::<Shortcuts>::default();
         let channels = Channels::start(&config, &ports, Arc::clone(&shortcuts))?;
-        let modules = Modules::new(&config, log_json);
+        let accounts = Arc::<Accounts>::default();
+        let modules = Modules::new(&config, &|vm| accounts::charge(&accounts, &clock, vm));
         let host = Self {
             config_path,
             started: Instant::now(),
             clock,
             cores,
             _watchdog: watchdog,
-            accounts: Accounts::default(),
+            accounts: Arc::clone(&accounts),
             placer: Mutex::new(Some(placer)),
             next_core,
             switches,

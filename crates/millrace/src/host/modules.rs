@@ -16,7 +16,7 @@ use std::time::Instant;
 use control::config::{self, Config};
 use control::plane::{ModuleStatus, PlaneError};
 use control::sample::Metrics;
-use modules::{ModulesError, VmModules, VmModulesConfig, engine};
+use modules::{Charge, ModulesError, VmModules, VmModulesConfig, engine};
 use vsock::Service;
 
 use self::listener::Listener;
@@ -52,10 +52,10 @@ struct OfVm {
 
 /// Where connections go.
 enum Way {
-    /// Nowhere yet.
-    Waiting(Vec<OwnedFd>),
+    /// Nowhere yet. Each with whether it is the guest's.
+    Waiting(Vec<(OwnedFd, bool)>),
     /// To the modules.
-    Open(vsock::Sink),
+    Open(Arc<VmModules>),
     /// They are closed.
     Closed,
 }
@@ -65,19 +65,29 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Takes a connection. The lock is held for a moment by whoever has it: a sidecore may wait for it.
-fn take(way: &Mutex<Way>, fd: OwnedFd) {
-    let sink = match &mut *locked(way) {
+fn take(way: &Mutex<Way>, fd: OwnedFd, of_guest: bool) {
+    let modules = match &mut *locked(way) {
         Way::Waiting(fds) => {
             // Without room it is closed: its program connects again.
             if fds.len() < MAX_WAITING {
-                fds.push(fd);
+                fds.push((fd, of_guest));
             }
             return;
         }
-        Way::Open(sink) => Arc::clone(sink),
+        Way::Open(modules) => Arc::clone(modules),
         Way::Closed => return,
     };
-    sink(fd);
+    modules.connect(fd, of_guest);
+}
+
+/// The guest has gone, or begun anew.
+fn guest_gone(way: &Mutex<Way>) {
+    let modules = match &mut *locked(way) {
+        Way::Waiting(fds) => return fds.retain(|(_, of_guest)| !of_guest),
+        Way::Open(modules) => Arc::clone(modules),
+        Way::Closed => return,
+    };
+    modules.guest_gone();
 }
 
 /// A VM's modules, as the crate of modules has them.
@@ -95,13 +105,11 @@ fn listed(config: &Config, vm: &str) -> Option<Vec<modules::ModuleConfig>> {
 }
 
 impl OfVm {
-    fn new(config: &Config, vm: &str, log_json: bool) -> Option<Self> {
+    fn new(config: &Config, vm: &str, charge: Charge) -> Option<Self> {
         let (used, _) = config.modules_of(vm)?;
-        let mut command: Vec<String> =
-            [PROGRAM, "module-process", vm, "--log", &config.daemon.log].map(Into::into).into();
-        if log_json {
-            command.push("--log-json".into());
-        }
+        // Its lines come by a pipe and are logged here: what they say is told apart.
+        let words = [PROGRAM, "module-process", vm, "--log", &config.daemon.log, "--log-json"];
+        let command = words.map(Into::into).into();
         let stand = Stand { names: used.names.clone(), ..Stand::default() };
         Some(Self {
             config: VmModulesConfig {
@@ -110,6 +118,7 @@ impl OfVm {
                 state_dir: used.dir.clone(),
                 code_dir: config.code_dir(),
                 command,
+                charge,
             },
             socket: used.socket.clone(),
             way: Arc::new(Mutex::new(Way::Waiting(Vec::new()))),
@@ -118,14 +127,22 @@ impl OfVm {
         })
     }
 
-    fn sink(&self) -> vsock::Sink {
+    fn sink(&self, of_guest: bool) -> vsock::Sink {
         let way = Arc::clone(&self.way);
-        Arc::new(move |fd| take(&way, fd))
+        Arc::new(move |fd| take(&way, fd, of_guest))
+    }
+
+    /// What its vsock port serves.
+    fn service(&self) -> Service {
+        let way = Arc::clone(&self.way);
+        let gone: vsock::Gone = Arc::new(move || guest_gone(&way));
+        let (port, sink) = (guest_abi::module::PORT, self.sink(true));
+        Service { port, privileged: false, sink, gone: Some(gone) }
     }
 
     fn listen(&self) {
         let Some(path) = &self.socket else { return };
-        match Listener::start(&self.config.vm, path, self.sink()) {
+        match Listener::start(&self.config.vm, path, self.sink(false)) {
             Ok(listener) => *locked(&self.listener) = Some(listener),
             Err(e) => {
                 let why = format!("no socket {}: {e}", path.display());
@@ -140,7 +157,7 @@ impl OfVm {
         let config = VmModulesConfig { modules: list, ..self.config.clone() };
         let started = VmModules::start(config);
         let way = match &started {
-            Ok(modules) => Way::Open(modules.sink()),
+            Ok(modules) => Way::Open(Arc::clone(modules)),
             Err(_) => Way::Closed,
         };
         let mut stand = locked(&self.stand);
@@ -155,7 +172,7 @@ impl OfVm {
         let before = std::mem::replace(&mut *locked(&self.way), way);
         // The lock is free again: each is taken by the new way.
         if let Way::Waiting(fds) = before {
-            fds.into_iter().for_each(|fd| take(&self.way, fd));
+            fds.into_iter().for_each(|(fd, of_guest)| take(&self.way, fd, of_guest));
         }
         started.map(drop)
     }
@@ -188,9 +205,10 @@ impl OfVm {
 }
 
 impl Modules {
-    /// Those of the config; none has begun. `log_json`: how their processes log.
-    pub fn new(config: &Config, log_json: bool) -> Self {
-        let of_vm = |vm: &config::VmConfig| OfVm::new(config, &vm.name, log_json).map(Arc::new);
+    /// Those of the config; none has begun. `charge`: how a VM is charged.
+    pub fn new(config: &Config, charge: &dyn Fn(&str) -> Charge) -> Self {
+        let of_vm =
+            |vm: &config::VmConfig| OfVm::new(config, &vm.name, charge(&vm.name)).map(Arc::new);
         let change = Arc::new(Mutex::new(Change { stopped: false }));
         let vms = config.vms.iter().filter_map(of_vm).collect();
         Self { vms, change, beginner: Mutex::default() }
@@ -227,12 +245,7 @@ impl Modules {
 
     /// What a VM's vsock port serves: the modules' port, when the VM has some.
     pub fn services(&self, vm: &str) -> impl Iterator<Item = Service> {
-        let port = guest_abi::module::PORT;
-        let service = move |of_vm: &Arc<OfVm>| {
-            let sink = of_vm.sink();
-            Service { port, privileged: false, sink }
-        };
-        self.find(vm).map(service).into_iter()
+        self.find(vm).map(|of_vm| of_vm.service()).into_iter()
     }
 
     /// Replaces a VM's modules by those of `config`, which is newer. On error the old ones stay.
@@ -258,6 +271,10 @@ impl Modules {
 
     /// Ends all of them, at the same time.
     pub fn stop(&self) {
+        // Whoever waits for a start holds the lock.
+        for vm in &self.vms {
+            locked(&vm.stand).modules.iter().for_each(|modules| modules.begin_stop());
+        }
         locked(&self.change).stopped = true;
         let beginner = locked(&self.beginner).take();
         if beginner.is_some_and(|thread| thread.join().is_err()) {
@@ -286,5 +303,11 @@ impl Modules {
     /// Their counters.
     pub fn metrics(&self, all: &mut Metrics) {
         self.status(None).iter().for_each(|module| show::metrics(module, all));
+        for of_vm in &self.vms {
+            let labels = vec![("vm", of_vm.config.vm.clone())];
+            let dropped = locked(&of_vm.stand).modules.as_ref().map_or(0, |m| m.dropped_lines());
+            let help = "Lines of its process's log that were too many.";
+            all.sample("millrace_module_log_lines_dropped_total", help, labels, dropped);
+        }
     }
 }

@@ -99,7 +99,10 @@ impl Pipes {
         ports: &Ports,
     ) -> anyhow::Result<Vec<Service>> {
         let port = guest_abi::pipe::PORT;
-        let service = |pipes: Arc<VmPipes>| Service { port, privileged: true, sink: pipes.sink() };
+        let service = |pipes: Arc<VmPipes>| {
+            let sink = pipes.sink();
+            Service { port, privileged: true, sink, gone: None }
+        };
         Ok(self.of(config, vm, ports)?.map(service).into_iter().collect())
     }
 

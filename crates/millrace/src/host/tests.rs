@@ -22,7 +22,7 @@ impl House {
         let text = format!("{daemon}[sidecore]\ncount=1\n{}", text.replace("DIR", place));
         let config = control::config::parse("m.toml".as_ref(), &text).unwrap();
         let kept = Kept::load(dir.path());
-        let host = Host::start("m.toml".into(), config, kept, Arc::new(NullKeeper), None, false);
+        let host = Host::start("m.toml".into(), config, kept, Arc::new(NullKeeper), None);
         Self { host: host.unwrap(), dir }
     }
 

@@ -4,6 +4,9 @@
 
 mod calls;
 mod client;
+mod crowd;
 mod faults;
 mod serving;
+mod storage;
+mod swap;
 mod world;

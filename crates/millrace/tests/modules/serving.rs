@@ -1,9 +1,11 @@
 //! What works as it should.
 
 use guest_abi::module::{MAX_BODY_BYTES, flag, kind};
+use modules::ModuleConfig;
+use modules::limits::{SYNC_CHARGE_BYTES, USED_BYTES};
 
 use crate::client::{Client, frame, hello};
-use crate::world::World;
+use crate::world::{MODULE, World, write};
 
 #[test]
 fn a_client_is_welcomed_and_answered() {
@@ -89,6 +91,26 @@ fn a_broken_connection_doubles_nothing() {
 }
 
 #[test]
+fn nothing_of_a_guest_that_has_gone_lingers() {
+    let world = World::start();
+    let mut client = world.client(1, "a");
+    client.ask(1, b"dxxx");
+    let mut of_host = world.connect_as(false);
+    of_host.send(&hello([2; 16], "a"));
+    of_host.welcome();
+    of_host.ask(1, b"alive");
+    world.modules.guest_gone();
+    assert_eq!(client.next(), None);
+    // The next guest's client is another one, whatever its id.
+    let mut client = world.connect();
+    client.send(&hello([1; 16], "a"));
+    assert_eq!(client.welcome().0.known_seq.get(), 0);
+    assert_eq!(client.ask(1, b"l"), 4u64.to_le_bytes());
+    assert_eq!(of_host.ask(2, b"unmoved"), b"unmoved");
+    assert_eq!(world.modules.stats()[0].clients, 2);
+}
+
+#[test]
 fn a_client_that_connects_again_ends_its_old_connection() {
     let world = World::start();
     let mut old = world.client(1, "a");
@@ -134,4 +156,29 @@ fn modules_are_replaced_while_they_serve() {
     let error = world.modules.load(wrong).unwrap_err().to_string();
     assert!(error.contains("has SHA-256"), "{error}");
     assert_eq!(client.ask(3, b"unmoved"), b"unmoved");
+}
+
+#[test]
+fn what_the_disk_had_to_do_is_charged() {
+    const LEN: u64 = 100_000;
+    let folder = tempfile::tempdir().unwrap();
+    let module = ModuleConfig { disk_bytes: 16 << 20, ..write(folder.path(), "a", MODULE) };
+    let world = World::with(folder, vec![module]);
+    let mut client = world.client(1, "a");
+    let body = vec![b'd'; LEN as usize + 1];
+    for seq in 1..=60 {
+        client.request(seq, 0, &body);
+        client.reply(seq);
+    }
+    let files = world.modules.stats()[0].files;
+    let all = files.written_bytes + files.read_bytes + SYNC_CHARGE_BYTES * files.syncs;
+    assert!(files.written_bytes >= 60 * LEN && files.syncs >= 60, "{files:?}");
+    // What is left is told with what comes next.
+    let (mut bytes, mut requests) = (0, 0);
+    while bytes + USED_BYTES <= all {
+        let used = world.charged();
+        bytes += used.bytes;
+        requests += u64::from(used.requests);
+    }
+    assert!(bytes <= all && requests <= files.syncs, "{bytes} of {all}, {requests} requests");
 }

@@ -2,9 +2,11 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use modules::{ModuleConfig, VmModules, VmModulesConfig};
+use modules::{Charge, ModuleConfig, Used, VmModules, VmModulesConfig};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sha2::{Digest, Sha256};
 
@@ -14,13 +16,14 @@ use crate::client::{Client, hello};
 /// `s` spins, `t` traps, `g` takes memory until it gets no more, `r` calls itself for ever, `n` answers
 /// nothing, `d` appends the body to a file and answers once that is durable, `l` reads that file's length, `p` its first 16 bytes, `f` the names of all files,
 /// `m` answers with how many pages it got; `x` answers twice; `e` returns an error.
-const MODULE: &str = include_str!("module.wat");
+pub const MODULE: &str = include_str!("module.wat");
 
 pub struct World {
     /// Removed with it.
     _folder: tempfile::TempDir,
     pub modules: Arc<VmModules>,
     config: VmModulesConfig,
+    used: Mutex<Receiver<Used>>,
 }
 
 pub fn command() -> Vec<String> {
@@ -69,6 +72,7 @@ impl World {
     }
 
     fn run(folder: tempfile::TempDir, modules: Vec<ModuleConfig>, command: Vec<String>) -> Self {
+        let (sender, used) = channel();
         let config = VmModulesConfig {
             vm: "vm".into(),
             modules,
@@ -76,15 +80,28 @@ impl World {
             // One for all tests: what is compiled once is not compiled again.
             code_dir: code_dir(),
             command,
+            charge: Charge(Arc::new(move |used| {
+                // A world that has ended hears nothing.
+                let _ = sender.send(used);
+            })),
         };
         let modules = VmModules::start(config.clone()).unwrap();
-        Self { _folder: folder, modules, config }
+        Self { _folder: folder, modules, config, used: Mutex::new(used) }
     }
 
     /// Another VM's modules, with the same files.
     pub fn neighbour(&self) -> Self {
         let folder = tempfile::tempdir().unwrap();
         Self::with(folder, self.config.modules.clone())
+    }
+
+    /// The same files, after its end, run as usual.
+    pub fn again(self) -> Self {
+        let Self { _folder: folder, modules, config, used } = self;
+        modules.stop();
+        let config = VmModulesConfig { command: command(), ..config };
+        let modules = VmModules::start(config.clone()).unwrap();
+        Self { _folder: folder, modules, config, used }
     }
 
     /// Its modules.
@@ -97,12 +114,22 @@ impl World {
         self.config.state_dir.join(module).join("log")
     }
 
-    /// A connection that has said nothing.
+    /// What the VM is charged next.
+    pub fn charged(&self) -> Used {
+        self.used.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap()
+    }
+
+    /// A connection of the guest that has said nothing.
     pub fn connect(&self) -> Client {
+        self.connect_as(true)
+    }
+
+    /// The same, of the guest or else of a program of the host.
+    pub fn connect_as(&self, of_guest: bool) -> Client {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs): (OwnedFd, OwnedFd) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        (self.modules.sink())(theirs);
+        self.modules.connect(theirs, of_guest);
         Client::new(ours)
     }
 

@@ -2,14 +2,16 @@
 
 use std::time::Instant;
 
-use guest_abi::module::{failure, kind};
+use guest_abi::module::{failure, flag, kind};
 use guest_abi::module_call::event;
 
 use super::{Life, Service, push_event};
 use crate::clients::Waiting;
 use crate::conn::{Bytes, failure as failed, finish};
+use crate::control::Used;
+use crate::folder::Folder;
 use crate::instance::{Given, Stopped};
-use crate::limits::CALL_BYTES;
+use crate::limits::{CALL_BYTES, USED_BYTES, USED_INTERVAL};
 use crate::stats::ModuleStats;
 
 impl Service {
@@ -30,14 +32,19 @@ impl Service {
         }
         let given = std::mem::take(&mut instance.state().given);
         self.hand_out(given);
-        if let Err(stopped) = served {
+        let Life::Running(instance) = &mut self.life else { return };
+        // Handed out: they count where they wait.
+        instance.state().held.set(0);
+        // What it believes to be in its files may not be there.
+        let failed = instance.state().folder.has_failed().then_some(Stopped::Storage);
+        if let Some(stopped) = failed.or(served.err()) {
             self.stopped(stopped);
         }
     }
 
     /// Requests that nobody can take fail at once, or wait for the next instance.
     fn call_nobody(&mut self) {
-        if let Life::Broken(why) = &self.life {
+        if let Life::Waiting { broken: Some(why), .. } = &self.life {
             let why = why.clone();
             self.events.clear();
             self.fail_all(failure::BROKEN, &why);
@@ -75,11 +82,15 @@ impl Service {
     }
 
     fn reply(&mut self, given: Given) {
-        let Given { client, seq, frame, .. } = given;
+        let Given { client, seq, frame, flags, .. } = given;
         let Some(waiting) = self.answered(client, seq) else {
             return tracing::debug!(module = %self.spec.name, client, seq, "a reply to no request");
         };
-        let bytes = finish(frame, kind::REPLY, 0, seq);
+        if flags & flag::FAILED != 0 {
+            self.meter.told.failed += 1;
+            self.meter.told.crowded += 1;
+        }
+        let bytes = finish(frame, kind::REPLY, flags, seq);
         self.send(client, seq, &bytes, !waiting.repeatable);
     }
 
@@ -103,7 +114,7 @@ impl Service {
         }
     }
 
-    fn fail_all(&mut self, code: u32, text: &str) {
+    pub(super) fn fail_all(&mut self, code: u32, text: &str) {
         let waiting: Vec<(u32, u64)> = self
             .clients
             .iter_mut()
@@ -112,29 +123,35 @@ impl Service {
         waiting.into_iter().for_each(|(number, seq)| self.fail(number, seq, code, text));
     }
 
-    /// The instance is of no use any more: all that it had not answered fails, and the next one begins.
-    fn stopped(&mut self, stopped: Stopped) {
-        self.meter.told.stopped += 1;
-        tracing::warn!(module = %self.spec.name, "stopped: {stopped}; replaced");
-        self.fail_all(failure::STOPPED, &format!("the module was stopped: {stopped}"));
-        let life = std::mem::replace(&mut self.life, Life::Broken(String::new()));
-        if let Life::Running(instance) = life {
-            self.life = Life::Paused(instance.end(), Instant::now());
+    fn folder(&mut self) -> Option<&Folder> {
+        match &mut self.life {
+            Life::Running(instance) => Some(&instance.state().folder),
+            Life::Waiting { folder, .. } => Some(folder),
+            Life::Over => None,
+        }
+    }
+
+    /// Tells what was done with the files, now and then: what is left is told with what comes next.
+    pub(super) fn tell_used(&mut self) {
+        let Some(now) = self.folder().map(Folder::counts) else { return };
+        let (before, at) = self.told_used;
+        let used = Used::between(before, now);
+        let much = used.bytes >= USED_BYTES || at.elapsed() >= USED_INTERVAL;
+        if used.bytes > 0 && much && (self.spec.used)(used) {
+            self.told_used = (now, Instant::now());
         }
     }
 
     pub(super) fn stats(&mut self) -> ModuleStats {
         let mut told = self.meter.told.clone();
         told.clients = self.clients.len() as u64;
-        match &mut self.life {
-            Life::Running(instance) => {
-                told.state = "running".into();
-                told.memory_bytes = instance.memory_bytes();
-                told.stored_bytes = instance.state().folder.used_bytes();
-                told.files = instance.state().folder.counts();
-            }
-            Life::Paused(..) => told.state = "starting".into(),
-            Life::Broken(why) => told.state.clone_from(why),
+        told.state = self.state();
+        if let Life::Running(instance) = &mut self.life {
+            told.memory_bytes = instance.memory_bytes();
+        }
+        if let Some(folder) = self.folder() {
+            told.stored_bytes = folder.used_bytes();
+            told.files = folder.counts();
         }
         let latency = self.meter.latency.snapshot();
         told.latency_p50_ns = latency.quantile(0.5);

@@ -13,7 +13,14 @@ use crate::{ModuleStats, ModulesError};
 #[derive(Debug)]
 pub(crate) enum Told {
     /// A connection that said hello.
-    Connection(OwnedFd, ClientId),
+    Connection {
+        fd: OwnedFd,
+        client: ClientId,
+        /// Else it is one of a program of the host.
+        of_guest: bool,
+    },
+    /// Clients of the guest are no more.
+    GuestGone,
     /// Whoever asks gets the counters.
     Stats(std::sync::mpsc::SyncSender<ModuleStats>),
     /// Finish, and end.
@@ -36,8 +43,14 @@ impl Inbox {
 
     pub fn tell(&self, told: Told) {
         let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(told, Told::GuestGone) {
+            // However often it is told so: what came before is over, and takes no room.
+            let over =
+                |t: &Told| matches!(t, Told::GuestGone | Told::Connection { of_guest: true, .. });
+            all.retain(|t| !over(t));
+        }
         // A connection that finds no room is closed: its program connects again.
-        if all.len() < MAX_CLIENTS || !matches!(told, Told::Connection(..)) {
+        if all.len() < MAX_CLIENTS || !matches!(told, Told::Connection { .. }) {
             all.push(told);
         }
         drop(all);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bucket::Bucket;
-use super::{DEFAULT_WEIGHT, FLOOR_BURST_NS, MAX_WEIGHT, MIN_WEIGHT, VmId};
+use super::{DEFAULT_WEIGHT, FLOOR_BURST_NS, MAX_WEIGHT, MIN_WEIGHT, Spent, VmId};
 
 /// What a VM is granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +113,18 @@ impl Account {
         self.floor.set(settings.floor_bytes_per_s, FLOOR_BURST_NS);
         self.bytes.set(settings.ceiling_bytes_per_s, burst_ns);
         self.requests.set(settings.ceiling_ops_per_s, burst_ns);
+    }
+
+    /// Charges what was moved for the VM outside of all sidecores, such as what its modules wrote to
+    /// their disk. It is done, so nothing is refused: a sidecore on which the VM has work keeps it back
+    /// from what the VM earns there, and the ceilings come first to what they are owed, a second of
+    /// theirs at most. To be told in pieces of about 1 MiB: what is beyond four bursts at once is
+    /// forgotten.
+    pub fn charge(&self, spent: Spent, now_ns: u64) {
+        self.stats.charged_bytes.fetch_add(spent.bytes, Ordering::Relaxed);
+        self.stats.charged_requests.fetch_add(spent.requests.into(), Ordering::Relaxed);
+        self.bytes.owe(spent.bytes, now_ns);
+        self.requests.owe(spent.requests.into(), now_ns);
     }
 }
 

@@ -176,7 +176,10 @@ fn bad_ports_are_refused_with_the_limit() {
     refused(|c| c.buffer_bytes = 100, "buffer_bytes 100 is outside 4096..=1048576");
     refused(|c| c.socket = "/".repeat(97).into(), "97 bytes; the limit is 96");
     refused(|c| c.name = String::new(), "length of the name 0");
-    refused(|c| c.socket = "/nowhere/at/all".into(), "vm3: binding its Unix socket");
+    refused(
+        |c| c.socket = "/nowhere/at/all".into(),
+        "vm3: its Unix socket /nowhere/at/all: binding",
+    );
     house.domain().add_port(house.config(3)).unwrap();
     let mut same = house.config(3);
     same.name = "other".into();

@@ -1,13 +1,14 @@
 //! Services: ports of the host that the daemon answers itself.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use rustix::fs::OFlags;
 
 use super::*;
 use crate::limits::{HIGHEST_PRIVILEGED_PORT, MAX_SERVICES};
-use crate::{Domain, DomainConfig, Service, VsockError};
+use crate::{Domain, DomainConfig, Gone, Service, VsockError};
 
 const PORT: u32 = 28_018;
 
@@ -15,7 +16,7 @@ const PORT: u32 = 28_018;
 fn service(privileged: bool) -> (Service, Receiver<OwnedFd>) {
     let (sender, receiver) = sync_channel(4);
     let sink = Arc::new(move |fd| drop(sender.try_send(fd)));
-    (Service { port: PORT, privileged, sink }, receiver)
+    (Service { port: PORT, privileged, sink, gone: None }, receiver)
 }
 
 /// A world whose only guest has a service.
@@ -77,6 +78,29 @@ fn a_service_sees_that_the_guest_has_gone() {
     stream.set_nonblocking(true).unwrap();
     world.engine.drop_connections(world.ids[0]);
     assert!(drain(&mut stream, &mut got));
+}
+
+#[test]
+fn a_service_is_told_that_the_guest_begins_anew() {
+    let (service, receiver) = service(false);
+    let told = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&told);
+    let gone: Gone = Arc::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let mut world = World::new();
+    let service = Service { gone: Some(gone), ..service };
+    world.add_guest(Layout::Split, |config| config.services = vec![service]);
+    // Its rings are new.
+    let before = told.load(Ordering::Relaxed);
+    let mut sock = request(&mut world, 0, 1000, HOST_CID);
+    drop(receiver.try_recv().unwrap());
+    sock.send(&mut world.guests[0], Op::Rst, 0, &[]);
+    world.settle();
+    // One connection's end says nothing about the guest.
+    assert_eq!(told.load(Ordering::Relaxed), before);
+    world.engine.drop_connections(world.ids[0]);
+    assert_eq!(told.load(Ordering::Relaxed), before + 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod limits;
 mod moves;
+mod outside;
 mod shares;
 mod sim;
 mod turns;

@@ -130,10 +130,15 @@ impl Sim {
         Self::new(&all.collect::<Vec<_>>(), queues)
     }
 
+    /// The time of the core that is furthest behind.
+    pub fn now_ns(&self) -> u64 {
+        self.cores.iter().map(|c| c.now_ns).min().unwrap()
+    }
+
     /// Runs for so long; returns what was charged to each VM meanwhile.
     pub fn run(&mut self, time_ns: u64) -> Vec<u64> {
         let before = self.charged.clone();
-        let start_ns = self.cores.iter().map(|c| c.now_ns).min().unwrap();
+        let start_ns = self.now_ns();
         loop {
             let core = self.cores.iter_mut().min_by_key(|c| c.now_ns).unwrap();
             if core.now_ns >= start_ns + time_ns {
