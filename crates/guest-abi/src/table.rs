@@ -28,6 +28,7 @@
 //! | [`op::LOCK`] | | | | |
 //! | [`op::SAVEPOINT`] | | | number | |
 //! | [`op::ROLLBACK_TO`] | | | number | |
+//! | [`op::RELEASE`] | | | number | |
 //! | [`op::COMMIT`] | | | | |
 //! | [`op::ROLLBACK`] | | | | |
 //! | [`op::PREPARE`] | name | | | |
@@ -44,6 +45,17 @@
 //! | [`op::STAT`] | | | | [`IndexStat`] for each index |
 //! | [`op::NEXT_AUTO`] | | | how many, at least 1 | [`Auto`] |
 //! | [`op::RAISE_AUTO`] | | | the least next value | |
+//! | [`op::SYNC`] | | | | |
+//! | [`op::VERSION`] | | | | [`Speaks`] |
+//!
+//! # Versions
+//! This page is version [`VERSION`]. A store refuses a batch with anything that it does not know with
+//! [`status::BAD_REQUEST`], before any of it is done: so a client asks once for [`op::VERSION`] on each
+//! connection, and takes that answer for version 1. Version 2 adds, and changes nothing else:
+//! - [`op::SYNC`], [`op::RELEASE`], [`op::VERSION`];
+//! - filters ([`op_flag::FILTER`], [`Filter`]);
+//! - numbers of savepoints in any order, and one that is there already;
+//! - [`op::NEXT_AUTO`] and [`op::RAISE_AUTO`] beside other ops, and in transactions.
 //!
 //! # Transactions
 //! A client has one transaction at a time. A batch with [`batch_flag::BEGIN`] begins it, with a number
@@ -52,8 +64,16 @@
 //! [`op::COMMIT`], [`op::PREPARE`] or [`op::ROLLBACK`], else it only reads. A batch whose op failed leaves its
 //! transaction open, with what was done before it, also one that begins it; not so with number 0, with
 //! [`batch_flag::ALL_OR_NOTHING`], and after [`status::DEADLOCK`] and [`status::CONFLICT`]: the reply has
-//! [`reply_flag::ENDED`] then. Numbers of savepoints grow; rolling back to one undoes what was done after it and keeps locks
-//! and the savepoint.
+//! [`reply_flag::ENDED`] then.
+//!
+//! *Savepoints* have a number each. Rolling back to one undoes what was done after it, forgets those that
+//! came after it, and keeps locks and the savepoint. A number that is there already moves: the old
+//! savepoint is forgotten, the others stay. Releasing one forgets it and those that came after it, and
+//! undoes nothing. (In version 1 numbers grow, and there is no release.)
+//!
+//! *Counters* are no part of a transaction: values that were taken are gone, also if it is rolled back or an
+//! op behind fails. [`op::NEXT_AUTO`] and [`op::RAISE_AUTO`] may be anywhere in a batch (in version 1:
+//! alone, with number 0).
 //!
 //! *Isolation.* Reads without a lock see a snapshot: what was committed when the transaction first
 //! read, or when its last batch with [`batch_flag::NEW_SNAPSHOT`] began; and its own writes. Reads with
@@ -69,7 +89,8 @@
 //! *Durability.* The reply to a batch with a commit comes when it is durable, unless
 //! [`op_flag::RELAXED`]. Transactions that commit at the same time share one write and one sync. A
 //! transaction that reads what another has just committed may commit earlier than that one is durable,
-//! never more durably: the log has one order.
+//! never more durably: the log has one order. The reply to [`op::SYNC`] comes when all is durable whose
+//! replies had left before it came, whoever committed it: relaxed commits, too.
 //!
 //! *Prepared* transactions have a name, at most [`MAX_XID_BYTES`], and belong to no client any more.
 //! They outlive everything but their commit or rollback.
@@ -80,8 +101,16 @@
 //! without answers if it was done; else it is executed if it begins its transaction itself, and
 //! fails with [`status::LOST`] if not. The store knows the last [`MAX_REMEMBERED`] clients so.
 
+#[path = "table_filter.rs"]
+mod filter;
+
+pub use filter::{Filter, MAX_FILTER_BYTES, MAX_TERMS, Term, part, test};
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The version of this page.
+pub const VERSION: u32 = 2;
 
 /// Name of the module.
 pub const MODULE: &str = "table";
@@ -194,7 +223,7 @@ pub mod op {
     pub const ESTIMATE: u8 = 7;
     /// Locks the table, [`super::op_flag::SHARED`] or [`super::op_flag::EXCLUSIVE`].
     pub const LOCK: u8 = 8;
-    /// Names this moment of the transaction.
+    /// Numbers this moment of the transaction. A savepoint with that number moves.
     pub const SAVEPOINT: u8 = 9;
     /// Undoes what was done since.
     pub const ROLLBACK_TO: u8 = 10;
@@ -227,10 +256,16 @@ pub mod op {
     pub const LIST: u8 = 23;
     /// How much there is of it.
     pub const STAT: u8 = 24;
-    /// Takes values of its counter, for good.
+    /// Takes values of its counter, for good. This one and the next may be anywhere in a batch.
     pub const NEXT_AUTO: u8 = 25;
     /// Raises its counter.
     pub const RAISE_AUTO: u8 = 26;
+    /// Waits until all that was committed before is durable. Alone in a batch with number 0.
+    pub const SYNC: u8 = 27;
+    /// Forgets a savepoint, and those after it.
+    pub const RELEASE: u8 = 28;
+    /// Which version of this page the store speaks. Alone in a batch with number 0.
+    pub const VERSION: u8 = 29;
 }
 
 /// Flags of an [`Op`].
@@ -262,6 +297,8 @@ pub mod op_flag {
     /// Of a write in another index than the primary one: the key is the client's own, made unique by the
     /// primary key. It is not locked, since the row is.
     pub const NO_LOCK: u16 = 4096;
+    /// Of a scan: the value is a [`super::Filter`] with the high bound and the terms.
+    pub const FILTER: u16 = 8192;
 }
 
 /// In front of a reply's text and answers.
@@ -316,7 +353,8 @@ pub mod status {
     pub const BUSY: u16 = 10;
     /// A limit of this page, or the store's memory.
     pub const LIMIT: u16 = 11;
-    /// The disk is full.
+    /// The disk is full. Reads, deletions and all that frees space go on; other changes fail until there is
+    /// space again.
     pub const NO_SPACE: u16 = 12;
     /// The storage failed.
     pub const STORAGE: u16 = 13;
@@ -336,7 +374,8 @@ pub struct Answer {
     pub op: U32,
     /// How many [`Row`]s.
     pub rows: U32,
-    /// 1: there are more than the limits allowed.
+    /// 1: there are more than the limits allowed. 2: a filter has looked at as many as it may, and the key
+    /// to go on behind follows the rows.
     pub more: U32,
 }
 
@@ -402,6 +441,18 @@ pub struct IndexStat {
 pub struct Auto {
     /// The first; those that follow are the client's, too, up to as many as it asked for.
     pub first: U64,
+}
+
+/// Answer of [`op::VERSION`].
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Speaks {
+    /// Of this page.
+    pub version: U32,
+    /// Zero.
+    pub reserved: U32,
 }
 
 #[cfg(test)]

@@ -8,6 +8,16 @@ fn bytes_are_where_the_specification_says() {
     assert_eq!(size_of::<Answer>(), 16);
     assert_eq!(size_of::<Row>(), 12);
     assert_eq!(size_of::<Opened>(), 16);
+    assert_eq!((size_of::<Filter>(), size_of::<Term>(), size_of::<Speaks>()), (16, 16, 8));
+    let term = Term {
+        part: part::VALUE,
+        test: test::AT_LEAST,
+        reserved: U16::ZERO,
+        offset: U32::new(3),
+        len_bytes: U32::new(8),
+        operand_bytes: U32::new(2),
+    };
+    assert_eq!(term.as_bytes(), [1, 4, 0, 0, 3, 0, 0, 0, 8, 0, 0, 0, 2, 0, 0, 0]);
     let op = Op {
         kind: op::SCAN,
         index: 2,

@@ -128,6 +128,8 @@ pub struct TestHost {
     out: Vec<Reply>,
     /// Most bytes of all files; appends and writes beyond fail with [`Errno::NOSPC`].
     pub capacity_bytes: u64,
+    /// The clock goes on by so much each time that it is looked at.
+    pub tick_ms: u64,
     /// How often each kind of call was made.
     pub calls: BTreeMap<&'static str, u64>,
     /// Lines of the log, with their levels.
@@ -151,6 +153,7 @@ impl TestHost {
             held: Vec::new(),
             out: Vec::new(),
             capacity_bytes: u64::MAX,
+            tick_ms: 0,
             calls: BTreeMap::new(),
             lines: Vec::new(),
         }
@@ -414,6 +417,10 @@ impl Host for TestHost {
 
     fn truncate(&mut self, file: File, len_bytes: u64) -> Result<(), Errno> {
         self.called(Call::Truncate, "truncate")?;
+        let len = self.inode(file)?.now.len() as u64;
+        if len_bytes > len {
+            self.room(len_bytes - len)?;
+        }
         self.inode(file)?.change(Change::Len(len_bytes));
         Ok(())
     }
@@ -439,6 +446,7 @@ impl Host for TestHost {
     }
 
     fn now_ms(&mut self) -> u64 {
+        self.now_ms += self.tick_ms;
         self.now_ms
     }
 

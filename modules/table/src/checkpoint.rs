@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use core::ops::Bound;
 
 use guest_abi::module_call::log as level;
+use guest_abi::table::status;
 use sdk::{File, Host, open};
 
 use crate::clients::Done;
@@ -22,6 +23,7 @@ use crate::fail::Fail;
 use crate::log::Place;
 use crate::record::{self, HEAD_BYTES, Reader, Stop, kind, u32_at, u64_at};
 use crate::replay::{Broken, Replay, broken};
+use crate::reserve::Purpose;
 use crate::store::Store;
 use crate::tx::Where;
 
@@ -114,13 +116,10 @@ impl Store {
             }
         };
         let captured = self.log.end();
-        let is_prepared = |id: &u64| self.prepared.values().any(|p| p == id);
-        let open = self.txs.iter().filter(|(id, _)| !is_prepared(id));
-        let first = open.filter_map(|(_, tx)| tx.begun).min();
         let mut checkpoint = Checkpoint {
             number,
             file,
-            replay_from: first.map_or(captured, |first| first.min(captured)),
+            replay_from: self.replay_would_begin(),
             log_at: self.log.appended,
             prepared: self.prepared.values().copied().collect(),
             in_prepared: None,
@@ -137,6 +136,14 @@ impl Store {
         self.put_prepared(&mut checkpoint, PREPARED_STEPS.min(self.config.steps));
         self.checkpoint_wanted = false;
         self.checkpoint = Some(checkpoint.into());
+    }
+
+    /// Where replay would begin after a checkpoint that began now.
+    pub(crate) fn replay_would_begin(&self) -> Place {
+        let is_prepared = |id: &u64| self.prepared.values().any(|p| p == id);
+        let open = self.txs.iter().filter(|(id, _)| !is_prepared(id));
+        let first = open.filter_map(|(_, tx)| tx.begun).min();
+        first.map_or(self.log.end(), |first| first.min(self.log.end()))
     }
 
     fn put_head(&self, checkpoint: &mut Checkpoint, captured: Place) {
@@ -243,6 +250,12 @@ impl Store {
     fn checkpoint_failed(&mut self, host: &mut dyn Host, fail: &Fail) {
         host.log(level::WARN, &format!("no checkpoint was made: {}", fail.text));
         self.checkpoint_after_ms = host.now_ms() + PAUSE_MS;
+        if fail.status == status::NO_SPACE {
+            self.checkpoint_wanted = self.log.reserve.give(host, Purpose::Checkpoint);
+            if !self.checkpoint_wanted {
+                self.log.reserve.take_back();
+            }
+        }
     }
 
     fn put_piece(&self, checkpoint: &mut Checkpoint, next: (u32, u8, Vec<u8>), steps: u64) {
@@ -300,6 +313,7 @@ impl Store {
         self.checkpoint_at = checkpoint.log_at;
         self.replay_from = checkpoint.replay_from;
         self.remove_segments(host);
+        self.log.reserve.take_back();
         Ok(())
     }
 
@@ -387,6 +401,7 @@ impl Replay {
             if head.number != count || whole {
                 return Err(wrong(at, "a record that does not belong there"));
             }
+            self.store.check_start()?;
             count += 1;
             whole = head.kind == kind::END;
             self.piece(head.kind, reader.body()).ok_or_else(|| wrong(at, "a record is wrong"))?;

@@ -7,6 +7,7 @@ use sdk::Host;
 
 use crate::deed::{Change, Note, change};
 use crate::record::kind;
+use crate::reserve::Purpose;
 use crate::store::Store;
 
 /// What a call may do of each chore when requests came with it, and when not: keys.
@@ -50,6 +51,7 @@ impl Store {
         } else if self.wants_checkpoint(host) {
             self.begin_checkpoint(host);
         }
+        self.keep_reserve(host);
         if self.log.writable().is_err() {
             self.compaction = None;
             return;
@@ -107,7 +109,7 @@ impl Store {
             })
             .collect();
         for change in changes {
-            if self.log.write(host, kind::CATALOG, |out| change.put(out)).is_err() {
+            if self.log.write(host, kind::CATALOG, Purpose::Free, |out| change.put(out)).is_err() {
                 return;
             }
             self.catalog.apply(&change);

@@ -33,6 +33,8 @@ pub struct Cursor {
     pub rows: u32,
     /// Bytes of keys and values that it has.
     pub bytes: u64,
+    /// Entries that a filter was tried on.
+    pub examined: u32,
 }
 
 /// Where a reply goes.

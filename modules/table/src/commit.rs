@@ -18,6 +18,7 @@ use crate::fail::{Fail, fail};
 use crate::log::Place;
 use crate::map::Version;
 use crate::record::{self, kind};
+use crate::reserve::Purpose;
 use crate::store::{Garbage, Store};
 use crate::tx::{Tx, Where};
 use crate::wire::{self, OpRef, Outcome};
@@ -160,7 +161,11 @@ impl Store {
         let commit = if has_commit { self.last_commit } else { 0 };
         let deed = Deed { commit, tx: tx.id, note: run.note, name };
         let ops_at = deed.len();
-        let staged = self.log.stage(host, record, |out| {
+        let purpose = match end {
+            End::Commit | End::Prepare(_) => tx.purpose(),
+            _ => Purpose::Free,
+        };
+        let staged = self.log.stage(host, record, purpose, |out| {
             out.reserve(ops_at + tx.ops.len() + record::TAIL_BYTES);
             deed.put(out);
             out.extend_from_slice(&tx.ops);

@@ -17,6 +17,7 @@ use crate::fail::Fail;
 use crate::log::Place;
 use crate::map::{INLINE_BYTES, Loc, Slot};
 use crate::record::{Reader, Stop, kind};
+use crate::reserve::Purpose;
 use crate::segment::name;
 use crate::store::Store;
 use crate::tx::Where;
@@ -72,6 +73,8 @@ impl Store {
         let segment = name(segment);
         host.log(level::WARN, &format!("{segment} is not compacted: {}", fail.text));
         self.compact_after_ms = host.now_ms() + PAUSE_MS;
+        // If part of it was copied, a checkpoint cannot free anything yet.
+        self.log.reserve.take_back();
     }
 
     /// Reads so many bytes of the segment, at least, and copies what is live.
@@ -154,7 +157,7 @@ impl Store {
             return Ok(());
         }
         let Place { segment, offset } =
-            self.log.write(host, kind::MOVED, |out| out.extend_from_slice(&body))?;
+            self.log.write(host, kind::MOVED, Purpose::Move, |out| out.extend_from_slice(&body))?;
         for copy in copies {
             let new = Loc { segment, offset: offset + copy.at as u32, ..copy.old };
             let books = &mut self.log.books;

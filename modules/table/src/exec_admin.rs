@@ -1,9 +1,9 @@
-//! Ops that are alone in their batch: tables, counters, statistics, prepared transactions.
+//! Ops about other things than entries, most of them alone in their batch: tables, counters, statistics, prepared transactions.
 
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use guest_abi::table::{Auto, Count, IndexStat, MAX_TABLES, Opened, op};
+use guest_abi::table::{Auto, Count, IndexStat, MAX_TABLES, Opened, Speaks, VERSION, op};
 use sdk::Host;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -17,6 +17,7 @@ use crate::lock::Resource;
 use crate::map::Merge;
 use crate::memory::SPARE_BYTES;
 use crate::record::kind;
+use crate::reserve::Purpose;
 use crate::run::{Act, Next};
 use crate::store::Store;
 use crate::wire::{self, MAX_REPLY_BYTES, OpRef, ROW_BYTES};
@@ -29,7 +30,7 @@ const SAMPLE: usize = 500;
 fn answer(run: &mut Running, bytes: &[u8]) {
     let at = wire::begin_answer(&mut run.out);
     run.out.extend_from_slice(bytes);
-    wire::end_answer(&mut run.out, at, run.op, 0, false);
+    wire::end_answer(&mut run.out, at, run.op, 0, 0);
     run.answers += 1;
 }
 
@@ -66,6 +67,11 @@ impl Store {
             op::STAT => self.stat(act.run, op)?,
             op::NEXT_AUTO => self.next_auto(host, act.run, op)?,
             op::RAISE_AUTO => self.raise_auto(host, act.run, op)?,
+            op::SYNC => self.sync(host, act.run)?,
+            op::VERSION => {
+                let speaks = Speaks { version: U32::new(VERSION), reserved: U32::ZERO };
+                answer(act.run, speaks.as_bytes());
+            }
             kind => return Err(fail!(BAD_REQUEST, "op of kind {kind} at the wrong place")),
         }
         Ok(Next::Op)
@@ -84,7 +90,9 @@ impl Store {
         change: &Change<'_>,
     ) -> Result<(), Fail> {
         self.flush(host);
-        self.log.write(host, kind::CATALOG, |out| change.put(out))?;
+        let frees = matches!(change.kind, change::DROP | change::TRUNCATE);
+        let purpose = if frees { Purpose::Free } else { Purpose::Change };
+        self.log.write(host, kind::CATALOG, purpose, |out| change.put(out))?;
         let before = self.catalog.weight(change.table);
         self.catalog.apply(change);
         let memory =
@@ -178,7 +186,7 @@ impl Store {
             run.out.extend_from_slice(&table.definition);
             rows += 1;
         }
-        wire::end_answer(&mut run.out, at, run.op, rows, more);
+        wire::end_answer(&mut run.out, at, run.op, rows, u32::from(more));
         run.answers += 1;
     }
 
@@ -188,7 +196,7 @@ impl Store {
             wire::put_row(&mut run.out, name.len(), 0, 0);
             run.out.extend_from_slice(name);
         }
-        wire::end_answer(&mut run.out, at, run.op, self.prepared.len() as u32, false);
+        wire::end_answer(&mut run.out, at, run.op, self.prepared.len() as u32, 0);
         run.answers += 1;
     }
 
@@ -247,6 +255,14 @@ impl Store {
         if op.extra > self.catalog.table(op.table)?.next_auto {
             self.log_auto(host, run, op.table, op.extra)?;
         }
+        Ok(())
+    }
+
+    /// SYNC: the reply waits like a commit's, whatever was relaxed before.
+    fn sync(&mut self, host: &mut dyn Host, run: &mut Running) -> Result<(), Fail> {
+        self.flush(host);
+        self.log.writable()?;
+        run.to.durable = true;
         Ok(())
     }
 

@@ -6,8 +6,9 @@ use guest_abi::table::{op_flag, status};
 use sdk::Host;
 
 use crate::clients::Cursor;
-use crate::exec_read::{Step, after, borrow};
+use crate::exec_read::{More, Step, after, borrow};
 use crate::fail::Fail;
+use crate::filter::Filter;
 use crate::map::{Merge, Slot};
 use crate::run::{Act, Next};
 use crate::store::Store;
@@ -29,8 +30,9 @@ impl Store {
         loop {
             let step = self.lock_next(host, act, op, &mut cursor);
             let next = match Self::drop_answer(act, &cursor, step)? {
-                Step::End => return Ok(Self::end_scan(act, &cursor, false)),
-                Step::Full => return Ok(Self::end_scan(act, &cursor, true)),
+                Step::End => return Ok(Self::end_scan(act, op, &cursor, More::No)),
+                Step::Full => return Ok(Self::end_scan(act, op, &cursor, More::Yes)),
+                Step::Examined => return Ok(Self::end_scan(act, op, &cursor, More::Examined)),
                 Step::Next if self.steps > 0 => continue,
                 Step::Next | Step::Later => Next::Later,
                 Step::Wait => Next::Wait,
@@ -57,6 +59,17 @@ impl Store {
         if rows != 0 && cursor.rows >= rows {
             return Ok(Step::Full);
         }
+        if let Some(filter) = Filter::of(op) {
+            if cursor.examined >= filter.examine {
+                return Ok(Step::Examined);
+            }
+            // What it says of the value is right until the call ends, so also once the lock is there.
+            if !self.is_match(host, act, op, &filter, (&key, &slot))? {
+                cursor.examined += 1;
+                after(cursor, op, &key);
+                return Ok(Step::Next);
+            }
+        }
         let mut op = *op;
         if op.has(op_flag::SKIP_LOCKED) {
             op.flags |= op_flag::NO_WAIT;
@@ -73,6 +86,7 @@ impl Store {
             step => step?,
         };
         if step == Step::Next {
+            cursor.examined = cursor.examined.saturating_add(1);
             after(cursor, &op, &key);
         }
         Ok(step)

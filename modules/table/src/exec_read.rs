@@ -10,6 +10,7 @@ use crate::catalog::Catalog;
 use crate::clients::Cursor;
 use crate::deed::CHECK_BYTES;
 use crate::fail::{Fail, fail};
+use crate::filter::Filter;
 use crate::lock::mode;
 use crate::log::{Log, proven, unreadable};
 use crate::map::{Loc, Merge, Slot};
@@ -24,10 +25,10 @@ const GAP_BYTES: u32 = 1024;
 const TOGETHER_BYTES: u32 = 256 << 10;
 
 /// A value that is to be read: where it belongs in the reply, and where it is.
-type Wanted = (usize, Loc);
+pub type Wanted = (usize, Loc);
 
 /// What a key's value is for a transaction.
-fn seen<'a>(
+pub fn seen<'a>(
     catalog: &'a Catalog,
     tx: &'a Tx,
     place: Where,
@@ -69,7 +70,7 @@ fn put_value(
 }
 
 /// Reads what is wanted into the reply, what is close together at once.
-fn read_all(
+pub fn read_all(
     host: &mut dyn Host,
     log: &mut Log,
     out: &mut [u8],
@@ -110,22 +111,56 @@ fn read_all(
 }
 
 /// The bytes of an entry's value: a primary key.
-fn bytes_of(host: &mut dyn Host, log: &mut Log, tx: &Tx, slot: &Slot) -> Result<Vec<u8>, Fail> {
+pub fn bytes_of(host: &mut dyn Host, log: &mut Log, tx: &Tx, slot: &Slot) -> Result<Vec<u8>, Fail> {
     let (mut bytes, mut wanted) = (Vec::new(), Vec::new());
     put_value(&mut bytes, tx, slot, &mut wanted)?;
     read_all(host, log, &mut bytes, &wanted)?;
     Ok(bytes)
 }
 
+/// What an entry's value is for a scan: with FETCH the row, whose key goes to `primary`.
+#[expect(clippy::too_many_arguments, reason = "parts of the store, borrowed one by one")]
+pub fn resolve<'a>(
+    host: &mut dyn Host,
+    catalog: &'a Catalog,
+    log: &mut Log,
+    tx: &'a Tx,
+    op: &OpRef<'_>,
+    slot: &'a Slot,
+    snapshot: u64,
+    primary: &mut Vec<u8>,
+) -> Result<Option<&'a Slot>, Fail> {
+    if !wants_fetch(op) {
+        return Ok(Some(slot));
+    }
+    match slot {
+        Slot::Inline(bytes) => primary.extend_from_slice(bytes),
+        slot => *primary = bytes_of(host, log, tx, slot)?,
+    }
+    Ok(seen(catalog, tx, (op.table, 0), primary, snapshot))
+}
+
+/// Whether there is more than a scan has answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum More {
+    /// No.
+    No = 0,
+    /// Yes, or there may be: a limit of the answer was reached.
+    Yes = 1,
+    /// There may be: so many were looked at as the filter allows.
+    Examined = 2,
+}
+
 /// What a scan may still put into its answer.
-struct Room {
+pub struct Room {
     rows: u32,
     bytes: u64,
     reply: usize,
 }
 
 impl Room {
-    fn new(op: &OpRef<'_>, cursor: &Cursor, used: usize) -> Self {
+    /// What its limits and the reply leave.
+    pub fn new(op: &OpRef<'_>, cursor: &Cursor, used: usize) -> Self {
         let limit = |part: u64| if part == 0 { u64::from(u32::MAX) } else { part };
         let rows = limit(op.extra & u64::from(u32::MAX)) as u32;
         Self {
@@ -136,7 +171,7 @@ impl Room {
     }
 
     /// Whether a row fits; the first one of an answer does if the reply has room at all.
-    fn take(&mut self, first: bool, bytes: usize) -> Result<bool, Fail> {
+    pub fn take(&mut self, first: bool, bytes: usize) -> Result<bool, Fail> {
         let fits = bytes + ROW_BYTES <= self.reply;
         if first && !fits {
             return Err(fail!(LIMIT, "reply: {bytes} bytes more than its limit of 16 MiB allows"));
@@ -162,15 +197,20 @@ pub enum Step {
     Full,
     /// The call's steps are used up; it was passed over.
     Later,
+    /// The filter allows no look at it.
+    Examined,
     /// There is no other.
     End,
 }
 
 /// A row that was found.
-struct Found<'a> {
-    key: &'a [u8],
-    primary: &'a [u8],
-    value: Option<&'a Slot>,
+pub struct Found<'a> {
+    /// Its key in the index.
+    pub key: &'a [u8],
+    /// Its key in the primary one, if it was fetched.
+    pub primary: &'a [u8],
+    /// Its value, if it is wanted.
+    pub value: Option<&'a Slot>,
 }
 
 impl Found<'_> {
@@ -178,7 +218,8 @@ impl Found<'_> {
         self.key.len() + self.primary.len() + self.value.map_or(0, Slot::len)
     }
 
-    fn put(&self, out: &mut Vec<u8>, tx: &Tx, wanted: &mut Vec<Wanted>) -> Result<(), Fail> {
+    /// Appends it, with room for a value that is to be read.
+    pub fn put(&self, out: &mut Vec<u8>, tx: &Tx, wanted: &mut Vec<Wanted>) -> Result<(), Fail> {
         wire::put_row(out, self.key.len(), self.primary.len(), self.value.map_or(0, Slot::len));
         out.extend_from_slice(self.key);
         out.extend_from_slice(self.primary);
@@ -211,13 +252,21 @@ impl Store {
             answer_at: wire::begin_answer(&mut act.run.out),
             rows: 0,
             bytes: 0,
+            examined: 0,
         })
     }
 
     /// Ends its answer.
-    pub(crate) fn end_scan(act: &mut Act<'_>, cursor: &Cursor, more: bool) -> Next {
+    pub(crate) fn end_scan(act: &mut Act<'_>, op: &OpRef<'_>, cursor: &Cursor, more: More) -> Next {
         let run = &mut *act.run;
-        wire::end_answer(&mut run.out, cursor.answer_at, run.op, cursor.rows, more);
+        let (low, high) = &cursor.range;
+        let last = if op.has(op_flag::BACKWARD) { high } else { low };
+        if more == More::Examined
+            && let Bound::Excluded(key) = last
+        {
+            run.out.extend_from_slice(key);
+        }
+        wire::end_answer(&mut run.out, cursor.answer_at, run.op, cursor.rows, more as u32);
         run.answers += 1;
         Next::Op
     }
@@ -256,7 +305,7 @@ impl Store {
             act.run.out.truncate(cursor.answer_at);
             return Ok(Next::Wait);
         }
-        Ok(Self::end_scan(act, &cursor, false))
+        Ok(Self::end_scan(act, op, &cursor, More::No))
     }
 
     fn get_row(
@@ -337,14 +386,18 @@ impl Store {
         self.catalog.index(op.table, op.index)?;
         let snapshot = self.snapshot(act.tx);
         let mut cursor = Self::cursor(act, op);
-        let mut wanted = Vec::new();
-        let gathered = self.gather(host, act, op, snapshot, &mut cursor, &mut wanted);
-        let read = gathered.and_then(|more| {
-            read_all(host, &mut self.log, &mut act.run.out, &wanted)?;
-            Ok(more)
-        });
+        let read = if let Some(filter) = Filter::of(op) {
+            self.gather_matches(host, act, op, &filter, snapshot, &mut cursor)
+        } else {
+            let mut wanted = Vec::new();
+            let gathered = self.gather(host, act, op, snapshot, &mut cursor, &mut wanted);
+            gathered.and_then(|more| {
+                read_all(host, &mut self.log, &mut act.run.out, &wanted)?;
+                Ok(more)
+            })
+        };
         match Self::drop_answer(act, &cursor, read)? {
-            Some(more) => Ok(Self::end_scan(act, &cursor, more)),
+            Some(more) => Ok(Self::end_scan(act, op, &cursor, more)),
             None => {
                 act.run.cursor = Some(cursor);
                 Ok(Next::Later)
@@ -362,9 +415,9 @@ impl Store {
         snapshot: u64,
         cursor: &mut Cursor,
         wanted: &mut Vec<Wanted>,
-    ) -> Result<Option<bool>, Fail> {
+    ) -> Result<Option<More>, Fail> {
         if wire::is_empty(&cursor.range) {
-            return Ok(Some(false));
+            return Ok(Some(More::No));
         }
         let Self { catalog, log, steps, .. } = self;
         let (tx, out) = (&*act.tx, &mut act.run.out);
@@ -375,7 +428,7 @@ impl Store {
         let own = tx.writes.get(&place);
         let mut merge = Merge::new(index, own, range, op.has(op_flag::BACKWARD), snapshot);
         loop {
-            let Some((key, slot)) = merge.step() else { return Ok(Some(false)) };
+            let Some((key, slot)) = merge.step() else { return Ok(Some(More::No)) };
             *steps = steps.saturating_sub(1);
             if let Some(slot) = slot {
                 let (mut value, mut primary, bytes): (_, &[u8], Vec<u8>);
@@ -395,7 +448,7 @@ impl Store {
                     let found = Found { key, primary, value };
                     let bytes = found.bytes();
                     if !room.take(cursor.rows == 0, bytes)? {
-                        return Ok(Some(true));
+                        return Ok(Some(More::Yes));
                     }
                     found.put(out, tx, wanted)?;
                     cursor.rows += 1;

@@ -9,6 +9,7 @@ use crate::lock::mode;
 use crate::map::ENTRY_BYTES;
 use crate::memory::SPARE_BYTES;
 use crate::record::{HEAD_BYTES, kind};
+use crate::reserve::Purpose;
 use crate::run::{Act, Next};
 use crate::store::Store;
 use crate::tx::{Tx, Where};
@@ -23,6 +24,9 @@ impl Store {
         op: &OpRef<'_>,
     ) -> Result<Next, Fail> {
         self.log.writable()?;
+        if op.kind != op::DELETE {
+            self.log.reserve.check(Purpose::Change)?;
+        }
         self.catalog.index(op.table, op.index)?;
         let more = (op.key.len() + op.value.len()) as u64 + ENTRY_BYTES;
         let spare = if op.kind == op::DELETE { 0 } else { SPARE_BYTES };
@@ -67,7 +71,7 @@ impl Store {
     fn spill(&mut self, host: &mut dyn Host, tx: &mut Tx) -> Result<(), Fail> {
         self.flush(host);
         let id = tx.id;
-        let place = self.log.write(host, kind::SPILL, |out| {
+        let place = self.log.write(host, kind::SPILL, tx.purpose(), |out| {
             out.extend_from_slice(&id.to_le_bytes());
             out.extend_from_slice(&tx.ops);
         })?;

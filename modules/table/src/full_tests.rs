@@ -9,7 +9,8 @@ use crate::store::Config;
 
 #[test]
 fn a_full_disk_is_an_error_that_passes() {
-    let mut world = World::with(1, small());
+    // Without a reserve.
+    let mut world = World::with(1, Config { reserve_bytes: 0, ..small() });
     let t = world.create("t", 1);
     world.call(0, &Ask::new(0).put(t, "a", "1").commit()).ok();
     world.call(1, &Ask::begin(1).put(t, "b", "2")).ok();
@@ -27,7 +28,10 @@ fn a_full_disk_is_an_error_that_passes() {
     world.call(0, &Ask::new(0).op(op::CREATE, (0, 0), 0, "u", "", 1)).is(status::NO_SPACE);
     world.call(3, &Ask::begin(3).put(t, "e", "").named(op::PREPARE, "p")).is(status::NO_SPACE);
     world.call(3, &Ask::new(3).rollback()).ok();
+    // Once there is space again, all goes on within a second.
     world.host.capacity_bytes = u64::MAX;
+    world.host.advance(1000);
+    world.idle();
     world.call(1, &Ask::new(1).commit()).ok();
     world.call(2, &Ask::new(2).commit()).ok();
     world.call(3, &Ask::begin(4).put(t, "e", "").named(op::PREPARE, "p")).ok();
@@ -41,6 +45,7 @@ fn a_full_disk_is_an_error_that_passes() {
 fn of_commits_that_do_not_fit_together_those_are_done_that_fit_alone() {
     let mut world = World::new();
     let t = world.create("t", 1);
+    world.idle();
     world.host.capacity_bytes = world.host.used_bytes() + 600;
     let ask = |len: usize| Ask::new(0).put(t, format!("{len}"), "x".repeat(len)).commit().bytes();
     let events = EventBytes::new()
@@ -95,6 +100,8 @@ fn each_call_of_the_host_may_fail_once() {
                 } else {
                     assert!([status::NO_SPACE, status::STORAGE].contains(&said.status));
                 }
+                // A reserve that could not be taken is taken a second later.
+                world.host.advance(300);
                 world.idle();
             }
             let rows: Vec<_> = model.into_iter().collect();
@@ -129,6 +136,68 @@ fn where_the_host_allows_no_more_memory_writes_fail_and_nothing_stops() {
     world.call(0, &Ask::new(0).put(t, key(0), "").commit()).is(status::LIMIT);
     world.call(0, &Ask::new(0).delete(t, key(0)).commit()).ok();
     world.call(0, &Ask::new(0).get(t, key(1))).ok();
+}
+
+#[test]
+fn where_there_is_memory_again_writes_go_on() {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    static ROOM: AtomicBool = AtomicBool::new(true);
+    let has_room = |_| {
+        ASKED.fetch_add(1, Relaxed);
+        ROOM.load(Relaxed)
+    };
+    let mut world = World::with(1, Config { has_room, reserve_bytes: 0, ..Config::default() });
+    let t = world.create("t", 1);
+    let key = |row: u32| [&row.to_be_bytes()[..], &[7; 15_000]].concat();
+    let put = |world: &mut World, row| world.call(0, &Ask::new(0).put(t, key(row), "").commit());
+    (0..3000).for_each(|row| drop(put(&mut world, row).ok()));
+    // 45 MB: it was asked for each 16 MiB, not for each row.
+    assert!((3..6).contains(&ASKED.load(Relaxed)), "{ASKED:?}");
+    ROOM.store(false, Relaxed);
+    let first = (3000..).find(|row| put(&mut world, *row).status != status::OK).unwrap();
+    let said = put(&mut world, first).is(status::LIMIT);
+    assert!(said.text.contains("kept free"), "{}", said.text);
+    // An open transaction goes on with what it has.
+    world.call(1, &Ask::begin(1).get(t, key(1)).delete(t, key(2))).ok();
+    world.call(1, &Ask::new(1).put(t, key(2), "")).is(status::LIMIT);
+    world.call(1, &Ask::new(1).commit()).ok();
+    ROOM.store(true, Relaxed);
+    put(&mut world, first).ok();
+    // A start without memory for what there is says so.
+    ROOM.store(false, Relaxed);
+    world.host.kill();
+    assert_eq!(world.start(), Err(Errno::NOMEM));
+    assert!(world.host.lines.last().unwrap().1.contains("memory"), "{:?}", world.host.lines);
+    ROOM.store(true, Relaxed);
+    world.start().unwrap();
+    assert_eq!(world.store.catalog.index(t, 0).unwrap().entries, u64::from(first));
+}
+
+#[test]
+fn locks_are_memory_too() {
+    let mut world = World::with(1, Config { reserve_bytes: 0, ..Config::default() });
+    let t = world.create("t", 1);
+    world.store.config.memory_bytes = 0;
+    let most = crate::memory::SPARE_BYTES / crate::memory::LOCK_BYTES;
+    world.call(0, &Ask::begin(1)).ok();
+    let mut locked = 0;
+    loop {
+        let flags = guest_abi::table::op_flag::EXCLUSIVE;
+        let ask = (0..20_000_u64)
+            .fold(Ask::new(1), |ask, i| ask.get_for(t, (locked + i).to_be_bytes(), flags));
+        let said = world.call(0, &ask);
+        locked += u64::from(said.done);
+        if said.status != status::OK {
+            said.is(status::LIMIT);
+            break;
+        }
+    }
+    assert!((most - 100..most).contains(&locked), "{locked} of {most}");
+    world.call(0, &Ask::new(1).rollback()).ok();
+    world.idle();
+    assert_eq!(world.store.locks.len(), 0);
+    world.call(0, &Ask::begin(2).get_for(t, "x", guest_abi::table::op_flag::EXCLUSIVE)).ok();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use guest_abi::module_call::event_flag;
-use guest_abi::table::{Answer, Batch, Op, Reply, Row, batch_flag, op, op_flag, status};
+use guest_abi::table::{self, Answer, Batch, Op, Reply, Row, batch_flag, op, op_flag, status};
 use sdk::testing::{EventBytes, TestHost};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -132,6 +132,34 @@ impl Ask {
     }
 }
 
+/// A term of a filter: part, test, offset, bytes, operand.
+pub type Term = (u8, u8, u32, u32, Vec<u8>);
+
+/// The value of a scan with a filter.
+pub fn filter(high: impl AsRef<[u8]>, examine: u32, terms: &[Term]) -> Vec<u8> {
+    let high = high.as_ref();
+    let head = table::Filter {
+        high_bytes: U32::new(high.len() as u32),
+        terms: U32::new(terms.len() as u32),
+        examine: U32::new(examine),
+        reserved: U32::ZERO,
+    };
+    let mut bytes = [head.as_bytes(), high].concat();
+    for (part, test, offset, len, operand) in terms {
+        let term = table::Term {
+            part: *part,
+            test: *test,
+            reserved: U16::ZERO,
+            offset: U32::new(*offset),
+            len_bytes: U32::new(*len),
+            operand_bytes: U32::new(operand.len() as u32),
+        };
+        bytes.extend_from_slice(term.as_bytes());
+        bytes.extend_from_slice(operand);
+    }
+    bytes
+}
+
 /// A row of an answer: key, primary key, value.
 pub type Got = (Vec<u8>, Vec<u8>, Vec<u8>);
 
@@ -151,6 +179,8 @@ pub struct Told {
     pub op: u32,
     pub rows: Vec<Got>,
     pub more: bool,
+    /// Where a filter stopped looking.
+    pub stopped: Option<Vec<u8>>,
     pub bytes: Vec<u8>,
 }
 
@@ -172,9 +202,10 @@ impl Said {
                 rows.push((key.to_vec(), primary.to_vec(), value.to_vec()));
                 at = after;
             }
-            assert!(answer.rows.get() == 0 || at.is_empty());
+            let stopped = (answer.more.get() == 2).then(|| at.to_vec());
+            assert!(answer.rows.get() == 0 || at.is_empty() || stopped.is_some());
             let (op, more) = (answer.op.get(), answer.more.get() == 1);
-            answers.push(Told { op, rows, more, bytes: bytes.to_vec() });
+            answers.push(Told { op, rows, more, stopped, bytes: bytes.to_vec() });
         }
         assert!(rest.is_empty(), "{} bytes after the answers", rest.len());
         let text = String::from_utf8(text.to_vec()).unwrap();
@@ -220,6 +251,7 @@ pub fn small() -> Config {
         segment_bytes: 4096,
         spill_bytes: 512,
         checkpoint_bytes: 8192,
+        reserve_bytes: 16 << 10,
         steps: 500,
         ..Config::default()
     }

@@ -20,8 +20,30 @@
 //! keys and tables are held to the end (`lock`); a batch that waits is kept and goes on at the op
 //! where it stopped (`run`). Who waits looks at once whether it waits for itself.
 //!
+//! *Filters* pass over what a client does not want before it is sent (`filter`, `exec_filter`). They compare
+//! bytes. Values that they need are read a chunk at a time.
+//!
+//! *A full disk* fails what needs space and nothing else: space is kept for what frees some (`reserve`).
+//!
 //! *Calls* are short. Each has a number of steps; what is not done by then (a long scan, a large commit,
 //! a table that is removed) goes on in the next (`store`, `chores`).
+//!
+//! # Files and copies
+//! No file is ever written to but at its end.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `log-N` | appended to while it is the last one; then it stays as it is until it is removed. What an append that failed has left is cut off at once, what a power cut has left at the start |
+//! | `checkpoint-N.new` | appended to, then renamed |
+//! | `checkpoint-N` | stays as it is until the next one is there |
+//! | `reserve-…` | what is in it means nothing; a copy may leave it out |
+//!
+//! So a copy of all files between two calls is the committed state of that moment: as after a kill, all that
+//! was committed and prepared is in it, and nothing of transactions that are open. If all files were synced
+//! before it was made, it is one that nothing which was acknowledged is missing from. Most of it can be
+//! copied while the store serves: of a file that is there both times only what was appended since is to be
+//! copied again, when it stands still. A copy needs all files of one moment: files that are gone by then are
+//! removed from it.
 //!
 //! # Isolation
 //! As `guest_abi::table` has it; `isolation_tests` shows each case. With the default snapshot: no dirty
@@ -33,11 +55,14 @@
 //!
 //! # Limits
 //! - All keys are in memory, with about 100 bytes each beside their own and those of values up to 64
-//!   bytes. At 1 GiB of it ([`Config`]), or where the host allows no more, writes fail with LIMIT, and
-//!   deletions a little later (`memory`).
+//!   bytes. Where the host allows the module no more, writes fail with LIMIT, and deletions a little later;
+//!   64 MiB are kept free for requests, replies and what estimates do not know (`memory`). A store whose
+//!   rows do not fit into its memory any more, since it is allowed less than before, does not start.
 //! - Old versions go by the oldest snapshot: one that is kept for long keeps all of them.
-//! - A disk that is full is an error that passes; but what frees space (deletions, checkpoints) needs
-//!   some of it first.
+//! - A disk that is full is an error that passes. What frees space has a reserve: it may wait for a
+//!   checkpoint, and fails for good only if all of the reserve does not help to make one. Of what the host
+//!   allows, the reserve takes as much as the memory in use, a sixteenth of the log (4 MiB at most), and
+//!   half of a segment once there are two.
 //! - A read error or a value whose bytes were changed fails the op. After a write error nothing more is
 //!   written until the next start.
 //! - A power cut loses the log's end as far as nobody was told of it. Such an end is cut off at the next
@@ -60,16 +85,19 @@ mod compact;
 mod deed;
 mod entry;
 mod exec_admin;
+mod exec_filter;
 mod exec_lock;
 mod exec_read;
 mod exec_write;
 mod fail;
+mod filter;
 mod lock;
 mod log;
 mod map;
 mod memory;
 mod record;
 mod replay;
+mod reserve;
 mod run;
 mod segment;
 mod store;
@@ -83,11 +111,15 @@ sdk::export!(Store);
 #[cfg(test)]
 mod basic_tests;
 #[cfg(test)]
+mod beside_tests;
+#[cfg(test)]
 mod chores_tests;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
 mod damage_tests;
+#[cfg(test)]
+mod filter_tests;
 #[cfg(test)]
 mod full_tests;
 #[cfg(test)]
@@ -102,3 +134,9 @@ mod log_tests;
 mod model_tests;
 #[cfg(test)]
 mod prepared_tests;
+#[cfg(test)]
+mod reserve_tests;
+#[cfg(test)]
+mod savepoint_tests;
+#[cfg(test)]
+mod torn_tests;

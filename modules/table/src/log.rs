@@ -4,12 +4,14 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use guest_abi::table::status;
 use sdk::{Errno, File, Host, open};
 
 use crate::deed::CHECK_BYTES;
 use crate::fail::{Fail, fail};
 use crate::map::Loc;
 use crate::record::{self, HEAD_BYTES, TAIL_BYTES, kind};
+use crate::reserve::{Purpose, Reserve};
 use crate::segment::{Books, name};
 
 /// A place in the log.
@@ -28,8 +30,8 @@ pub struct Log {
     pub books: Books,
     /// Records that are not appended yet.
     staged: Vec<u8>,
-    /// Where each of them is among these.
-    ranges: Vec<Range<usize>>,
+    /// Where each of them is among these, and what for.
+    ranges: Vec<(Range<usize>, Purpose)>,
     /// The segment that is written.
     current: u32,
     /// Its bytes.
@@ -44,6 +46,8 @@ pub struct Log {
     failed: Option<String>,
     /// When another segment is begun.
     pub segment_bytes: u64,
+    /// For when the disk is full.
+    pub reserve: Reserve,
 }
 
 impl Log {
@@ -68,6 +72,11 @@ impl Log {
             Some(why) => Err(fail!(STORAGE, "the log cannot be written since: {why}")),
             None => Ok(()),
         }
+    }
+
+    /// When something is to be done for the reserve, if anything.
+    pub fn reserve_due_ms(&self) -> Option<u64> {
+        self.reserve.due_ms(self.appended).filter(|_| self.failed.is_none())
     }
 
     /// Bytes that wait to be appended.
@@ -97,7 +106,7 @@ impl Log {
                 return Err(self.failed("a new segment of the log", errno));
             }
         };
-        self.books.add(next, file);
+        self.books.add(host, next, file);
         (self.current, self.synced) = (next, 0);
         self.len = (HEAD_BYTES + TAIL_BYTES) as u64;
         self.number += 1;
@@ -140,9 +149,11 @@ impl Log {
         &mut self,
         host: &mut dyn Host,
         kind: u32,
+        purpose: Purpose,
         body: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), Fail> {
         self.writable()?;
+        self.reserve.check(purpose)?;
         if self.staged.is_empty() && (self.current == 0 || self.len >= self.segment_bytes) {
             let rotated = self.rotate(host);
             // Without room for another one this one goes on, for a while.
@@ -154,7 +165,7 @@ impl Log {
         body(&mut self.staged);
         record::seal(&mut self.staged, at, kind, self.current, self.synced as u32, self.number);
         self.number += 1;
-        self.ranges.push(at..self.staged.len());
+        self.ranges.push((at..self.staged.len(), purpose));
         Ok(())
     }
 
@@ -168,16 +179,16 @@ impl Log {
         if ranges.len() > 1
             && let Ok(at) = self.append(host, &staged)
         {
-            let place = |r: &Range<usize>| Ok(self.body_place(at, r.start));
-            results.extend(ranges.iter().map(place));
+            let place = |range: &Range<usize>| Ok(self.body_place(at, range.start));
+            results.extend(ranges.iter().map(|(range, _)| place(range)));
         } else {
             self.number = first;
-            for range in &ranges {
+            for (range, purpose) in &ranges {
                 let number = self.number;
                 let record = staged.get_mut(range.clone()).unwrap_or(&mut []);
                 // Some before it may be missing.
                 record::renumber(record, number);
-                let appended = self.append(host, record);
+                let appended = self.append_alone(host, record, *purpose);
                 self.number = number + u64::from(appended.is_ok());
                 results.push(appended.map(|at| self.body_place(at, 0)));
             }
@@ -199,10 +210,26 @@ impl Log {
         &mut self,
         host: &mut dyn Host,
         kind: u32,
+        purpose: Purpose,
         body: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Place, Fail> {
-        self.stage(host, kind, body)?;
+        self.stage(host, kind, purpose, body)?;
         self.flush(host).pop().unwrap_or_else(|| Err(fail!(STORAGE, "the log: nothing staged")))
+    }
+
+    fn append_alone(
+        &mut self,
+        host: &mut dyn Host,
+        record: &[u8],
+        purpose: Purpose,
+    ) -> Result<u64, Fail> {
+        self.reserve.check(purpose)?;
+        let appended = self.append(host, record);
+        match &appended {
+            Err(fail) if fail.status == status::NO_SPACE => {}
+            _ => return appended,
+        }
+        if self.reserve.give(host, purpose) { self.append(host, record) } else { appended }
     }
 
     fn append(&mut self, host: &mut dyn Host, bytes: &[u8]) -> Result<u64, Fail> {

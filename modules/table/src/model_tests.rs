@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use guest_abi::table::{limits, op, op_flag, status};
+use guest_abi::table::{limits, op, op_flag, part, status, test};
 use proptest::prelude::*;
 
-use crate::kit::{Ask, Said, World, small};
+use crate::kit::{Ask, Said, Term, World, filter, small};
 use crate::store::Config;
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -14,15 +14,71 @@ type Own = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 #[derive(Debug, Clone)]
 enum Do {
-    Write { kind: u8, key: Vec<u8>, len: usize },
-    Get { key: Vec<u8>, lock: bool },
-    Scan { low: Vec<u8>, high: Vec<u8>, flags: u16, rows: u32, bytes: u32 },
-    Fetch { flags: u16 },
-    Save,
+    Write {
+        kind: u8,
+        key: Vec<u8>,
+        len: usize,
+    },
+    Get {
+        key: Vec<u8>,
+        lock: bool,
+    },
+    Scan {
+        low: Vec<u8>,
+        high: Vec<u8>,
+        flags: u16,
+        rows: u32,
+        bytes: u32,
+        sieve: Option<Sieve>,
+    },
+    Fetch {
+        flags: u16,
+        sieve: Option<Sieve>,
+    },
+    /// A savepoint with the number of that one, if there is one.
+    Save(usize),
     BackTo(usize),
-    End { commit: bool },
+    Release(usize),
+    End {
+        commit: bool,
+    },
     Wake,
     Restart,
+}
+
+/// A filter, and how many entries it looks at.
+#[derive(Debug, Clone)]
+struct Sieve {
+    terms: Vec<Term>,
+    examine: u32,
+}
+
+impl Sieve {
+    fn takes(&self, key: &[u8], value: &[u8]) -> bool {
+        self.terms.iter().all(|(of, how, offset, len, operand)| {
+            let whole = if *of == part::KEY { key } else { value };
+            let piece = whole.iter().skip(*offset as usize).take(*len as usize);
+            let piece: Vec<u8> = piece.copied().collect();
+            match *how {
+                test::BELOW => piece < *operand,
+                test::AT_MOST => piece <= *operand,
+                test::EQUAL => piece == *operand,
+                test::AT_LEAST => piece >= *operand,
+                test::ABOVE => piece > *operand,
+                _ => piece != *operand,
+            }
+        })
+    }
+}
+
+fn sieve() -> impl Strategy<Value = Option<Sieve>> {
+    let digits = prop::collection::vec(b'0'..=b'9', 0..3);
+    let of_value = (1_u8..=6, 0_u32..4, prop_oneof![Just(u32::MAX), 0_u32..3], digits)
+        .prop_map(|(how, offset, len, operand)| (part::VALUE, how, offset, len, operand));
+    let of_key = (1_u8..=6, 0_u32..4, prop_oneof![Just(u32::MAX), 0_u32..3], key())
+        .prop_map(|(how, offset, len, operand)| (part::KEY, how, offset, len, operand));
+    let terms = prop::collection::vec(prop_oneof![of_value, of_key], 0..3);
+    prop::option::of((terms, 0_u32..6).prop_map(|(terms, examine)| Sieve { terms, examine }))
 }
 
 fn key() -> impl Strategy<Value = Vec<u8>> {
@@ -39,13 +95,15 @@ fn act() -> impl Strategy<Value = Do> {
     prop_oneof![
         8 => (kinds, key(), lens).prop_map(|(kind, key, len)| Do::Write { kind, key, len }),
         2 => (key(), any::<bool>()).prop_map(|(key, lock)| Do::Get { key, lock }),
-        4 => (key(), key(), any::<u16>(), 0_u32..4, prop_oneof![Just(0_u32), 1_u32..500])
-            .prop_map(move |(low, high, f, rows, bytes)| {
-                Do::Scan { low, high, flags: f & flags, rows, bytes }
+        4 => (key(), key(), any::<u16>(), 0_u32..4, prop_oneof![Just(0_u32), 1_u32..500], sieve())
+            .prop_map(move |(low, high, f, rows, bytes, sieve)| {
+                Do::Scan { low, high, flags: f & flags, rows, bytes, sieve }
             }),
-        1 => any::<u16>().prop_map(|f| Do::Fetch { flags: f & op_flag::BACKWARD }),
-        1 => Just(Do::Save),
+        1 => (any::<u16>(), sieve())
+            .prop_map(|(f, sieve)| Do::Fetch { flags: f & op_flag::BACKWARD, sieve }),
+        1 => (0_usize..6).prop_map(Do::Save),
         1 => (0_usize..4).prop_map(Do::BackTo),
+        1 => (0_usize..4).prop_map(Do::Release),
         2 => any::<bool>().prop_map(|commit| Do::End { commit }),
         1 => Just(Do::Wake),
         1 => prop::bool::weighted(0.2).prop_map(|b| if b { Do::Restart } else { Do::Wake }),
@@ -156,9 +214,15 @@ impl Model {
     }
 
     fn scan(&mut self, client: u32, act: &Do) {
-        let Do::Scan { low, high, flags, rows, bytes } = act else { return };
+        let Do::Scan { low, high, flags, rows, bytes, sieve } = act else { return };
         let t = self.table;
-        let ask = self.ask(client).op(op::SCAN, (t, 0), *flags, low, high, limits(*rows, *bytes));
+        let (mut all_flags, mut value) = (*flags, high.clone());
+        if let Some(sieve) = sieve {
+            all_flags |= op_flag::FILTER;
+            value = filter(high, sieve.examine, &sieve.terms);
+        }
+        let ask =
+            self.ask(client).op(op::SCAN, (t, 0), all_flags, low, value, limits(*rows, *bytes));
         let locks = flags & op_flag::SHARED != 0;
         let map = if locks { self.newest(client) } else { self.seen(client) };
         let mut expected = Vec::new();
@@ -180,7 +244,21 @@ impl Model {
             false => within,
         };
         let mut blocked = false;
-        for (key, value) in ordered {
+        let (mut examined, mut last, mut stopped) = (0, None, None);
+        for (key, value) in ordered.iter().copied() {
+            if let Some(sieve) = sieve
+                && (*rows == 0 || expected.len() < *rows as usize)
+            {
+                if sieve.examine > 0 && examined == sieve.examine {
+                    stopped = last;
+                    break;
+                }
+                examined += 1;
+                last = Some(key.clone());
+                if !sieve.takes(key, value) {
+                    continue;
+                }
+            }
             let value = if flags & op_flag::KEYS_ONLY != 0 { Vec::new() } else { value.clone() };
             let len = key.len() + value.len();
             let full = *rows != 0 && expected.len() == *rows as usize;
@@ -204,9 +282,42 @@ impl Model {
             said.is(status::TIMEOUT);
             return;
         }
-        let said = said.ok();
+        let told = said.ok().answers.swap_remove(0);
+        assert_eq!(told.rows, expected);
+        if (told.more, &told.stopped) == (more, &stopped) {
+            return;
+        }
+        // A filter may have looked at more than the limit of rows needs, and where it stops is told by any
+        // key before the next entry: what it has looked at is in the answer, if it matches.
+        let sieve = sieve.as_ref().unwrap();
+        assert!(!told.more && (stopped.is_some() || more), "{told:?} {act:?} of {ordered:?}");
+        let backward = flags & op_flag::BACKWARD != 0;
+        let is_passed = |key: &[u8]| match &told.stopped {
+            Some(stop) if backward => key >= &**stop,
+            Some(stop) => key <= &**stop,
+            None => true,
+        };
+        let passed: Vec<_> = ordered.iter().filter(|(key, _)| is_passed(key)).collect();
+        assert!(told.stopped.is_none() || passed.len() == sieve.examine as usize);
+        assert_eq!(passed.iter().filter(|(k, v)| sieve.takes(k, v)).count(), expected.len());
+    }
+
+    /// A scan through the secondary index.
+    fn fetch(&mut self, client: u32, flags: u16, sieve: Option<&Sieve>) {
+        let (mut flags, mut value) = (flags | op_flag::FETCH | op_flag::NO_HIGH, Vec::new());
+        if let Some(sieve) = sieve {
+            flags |= op_flag::FILTER;
+            value = filter("", 0, &sieve.terms);
+        }
+        let ask = self.ask(client).op(op::SCAN, (self.table, 1), flags, "", value, 0);
+        let said = self.world.call(client, &ask).ok();
+        let row = |(k, v): (Vec<u8>, Vec<u8>)| ([b"s", &*k].concat(), k, v);
+        let mut expected: Vec<_> = self.seen(client).into_iter().map(row).collect();
+        expected.retain(|(entry, _, value)| sieve.is_none_or(|s| s.takes(entry, value)));
+        if flags & op_flag::BACKWARD != 0 {
+            expected.reverse();
+        }
         assert_eq!(said.answers[0].rows, expected);
-        assert_eq!(said.answers[0].more, more);
     }
 
     fn act(&mut self, client: u32, act: &Do) {
@@ -226,23 +337,25 @@ impl Model {
                 assert_eq!(value.as_ref(), map.get(key));
             }
             Do::Scan { .. } => self.scan(client, act),
-            Do::Fetch { flags } => {
-                let flags = flags | op_flag::FETCH | op_flag::NO_HIGH;
-                let ask = self.ask(client).op(op::SCAN, (t, 1), flags, "", "", 0);
-                let said = self.world.call(client, &ask).ok();
-                let row = |(k, v): (Vec<u8>, Vec<u8>)| ([b"s", &*k].concat(), k, v);
-                let mut expected: Vec<_> = self.seen(client).into_iter().map(row).collect();
-                if flags & op_flag::BACKWARD != 0 {
-                    expected.reverse();
+            Do::Fetch { flags, sieve } => self.fetch(client, *flags, sieve.as_ref()),
+            Do::Save(which) => {
+                let mut number = self.count + 1;
+                if let Some(open) = self.open.get_mut(&client)
+                    && *which < open.saves.len()
+                {
+                    number = open.saves.remove(*which).0;
                 }
-                assert_eq!(said.answers[0].rows, expected);
-            }
-            Do::Save => {
-                let number = self.count + 1;
                 let ask = self.ask(client).save(number);
                 self.world.call(client, &ask).ok();
                 let open = self.open.get_mut(&client).unwrap();
                 open.saves.push((number, open.own.clone()));
+            }
+            Do::Release(which) => {
+                let Some(open) = self.open.get_mut(&client) else { return };
+                let Some((number, _)) = open.saves.get(*which).cloned() else { return };
+                open.saves.truncate(*which);
+                let ask = Ask::new(open.number).op(op::RELEASE, (0, 0), 0, "", "", number);
+                self.world.call(client, &ask).ok();
             }
             Do::BackTo(which) => {
                 let Some(open) = self.open.get_mut(&client) else { return };

@@ -187,6 +187,7 @@ impl Replay {
             let at = reader.at;
             match reader.next(host) {
                 Ok((head, body_at)) => {
+                    self.store.check_start()?;
                     let place = Place { segment, offset: body_at as u32 };
                     self.record(head, place, reader.body())
                         .map_err(|text| broken(format!("{}, byte {at}: {text}", name(segment))))?;
@@ -414,6 +415,7 @@ impl Replay {
     fn finish(&mut self, host: &mut dyn Host) -> Result<(), Broken> {
         let store = &mut self.store;
         store.visible = store.last_commit;
+        store.proven_bytes = 0;
         store.catalog.name_all();
         let tables = store.catalog.tables.keys();
         store.log.books.memory += tables.map(|table| store.catalog.weight(*table)).sum::<u64>();

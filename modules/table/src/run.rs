@@ -102,6 +102,9 @@ impl Store {
                     return Some(run);
                 }
                 Ok(Next::Later) if run.cancelled => {
+                    if let Some(cursor) = run.cursor.take() {
+                        run.out.truncate(cursor.answer_at);
+                    }
                     self.failed(host, run, tx, &fail!(CANCELLED, "the client cancelled it"));
                     return None;
                 }
@@ -232,10 +235,13 @@ impl Store {
             op::LOCK => self.lock_op(host, act, op),
             op::SAVEPOINT => {
                 self.check_memory(64)?;
-                let saved = act.tx.save(op.extra, &mut self.log.books);
-                let text = "its number is not above the last";
-                let fail = || fail!(BAD_REQUEST, "savepoint {}: {text}", op.extra);
-                saved.then_some(Next::Op).ok_or_else(fail)
+                act.tx.save(op.extra, &mut self.steps, &mut self.log.books);
+                Ok(Next::Op)
+            }
+            op::RELEASE => {
+                let released = act.tx.release(op.extra, &mut self.steps, &mut self.log.books);
+                let fail = || fail!(BAD_REQUEST, "there is no savepoint {}", op.extra);
+                released.then_some(Next::Op).ok_or_else(fail)
             }
             op::ROLLBACK_TO => match act.tx.roll_back_to(op.extra, &mut self.steps) {
                 None => Err(fail!(BAD_REQUEST, "there is no savepoint {}", op.extra)),

@@ -93,18 +93,24 @@ impl Books {
         }
         let file = host.open(&name(number), 0)?;
         segment.file = Some(file);
-        self.open += 1;
-        if self.open > MAX_OPEN {
-            self.close_one(host, number);
-        }
+        self.opened(host, number);
         Ok(file)
     }
 
     /// A new segment with an open file.
-    pub fn add(&mut self, number: u32, file: File) {
+    pub fn add(&mut self, host: &mut dyn Host, number: u32, file: File) {
+        self.clock += 1;
         let segment = self.segments.entry(number).or_default();
-        segment.file = Some(file);
+        (segment.file, segment.used) = (Some(file), self.clock);
+        self.opened(host, number);
+    }
+
+    /// One more is open: if there are too many, another one is closed.
+    fn opened(&mut self, host: &mut dyn Host, number: u32) {
         self.open += 1;
+        if self.open > MAX_OPEN {
+            self.close_one(host, number);
+        }
     }
 
     fn close_one(&mut self, host: &mut dyn Host, but: u32) {

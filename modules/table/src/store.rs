@@ -29,10 +29,12 @@ pub struct Config {
     pub spill_bytes: usize,
     /// After so many bytes of log, at least, another checkpoint is made.
     pub checkpoint_bytes: u64,
-    /// The estimate of memory above which writes fail.
+    /// The estimate of memory above which writes fail, should the host allow more.
     pub memory_bytes: u64,
     /// Whether the allocator has so many bytes more.
     pub has_room: fn(usize) -> bool,
+    /// The largest reserve for records of what frees space on a full disk. 0: there is no reserve.
+    pub reserve_bytes: u64,
     /// What one call may do: ops, keys that are looked at, pages that are read.
     pub steps: u64,
 }
@@ -43,8 +45,9 @@ impl Default for Config {
             segment_bytes: 64 << 20,
             spill_bytes: 1 << 20,
             checkpoint_bytes: 64 << 20,
-            memory_bytes: 1 << 30,
+            memory_bytes: u64::MAX,
             has_room: crate::memory::has_room,
+            reserve_bytes: 4 << 20,
             steps: 16_384,
         }
     }
@@ -67,6 +70,8 @@ pub struct Store {
     pub(crate) config: Config,
     /// So much memory may be in use without another question to the allocator.
     pub(crate) proven_bytes: u64,
+    /// What was in use when the allocator had no more.
+    pub(crate) found_bytes: Option<u64>,
     pub(crate) log: Log,
     pub(crate) catalog: Catalog,
     pub(crate) locks: Locks,
@@ -395,9 +400,13 @@ impl Store {
         let busy = !self.ready.is_empty() || !self.applies.is_empty() || !self.releases.is_empty();
         if busy || self.has_chores(host) {
             host.wake_after(0);
-        } else if let Some((deadline_ms, _)) = self.timers.first() {
-            let now_ms = host.now_ms();
-            host.wake_after(u32::try_from(deadline_ms.saturating_sub(now_ms)).unwrap_or(u32::MAX));
+            return;
+        }
+        let deadline_ms = self.timers.first().map(|(deadline_ms, _)| *deadline_ms);
+        let reserve_ms = self.log.reserve_due_ms();
+        if let Some(at_ms) = deadline_ms.into_iter().chain(reserve_ms).min() {
+            let left_ms = at_ms.saturating_sub(host.now_ms());
+            host.wake_after(u32::try_from(left_ms).unwrap_or(u32::MAX));
         }
     }
 

@@ -8,6 +8,7 @@ use crate::deed::{LOCKED, log_op, put_op};
 use crate::lock::{Resource, covers};
 use crate::log::Place;
 use crate::map::{ENTRY_BYTES, INLINE_BYTES, Loc, Slot, Write, Writes};
+use crate::reserve::Purpose;
 use crate::segment::Books;
 
 /// An index of a table.
@@ -30,6 +31,17 @@ struct Undo {
     old: Option<Write>,
 }
 
+impl Undo {
+    fn cost(&self) -> u64 {
+        ENTRY_BYTES + self.key.len() as u64
+    }
+}
+
+const SAVEPOINT_BYTES: u64 = size_of::<Savepoint>() as u64;
+
+/// So many savepoints are looked at in a step.
+const FEW: u64 = 256;
+
 /// A moment to go back to.
 #[derive(Debug, Clone, Copy)]
 pub struct Savepoint {
@@ -37,6 +49,7 @@ pub struct Savepoint {
     pub number: u64,
     undo: usize,
     count: u32,
+    puts: u32,
     bytes: u64,
 }
 
@@ -57,6 +70,8 @@ pub struct Tx {
     ops_at: u64,
     /// How many ops count.
     count: u32,
+    /// How many of them give an entry a value.
+    puts: u32,
     /// Bytes of large values in `ops`.
     large: u64,
     /// What is in the log already.
@@ -64,8 +79,10 @@ pub struct Tx {
     /// Where the log's first record of it begins, while it is not committed.
     pub begun: Option<Place>,
     undo: Vec<Undo>,
-    /// In order.
-    pub savepoints: Vec<Savepoint>,
+    /// In the order of their moments.
+    savepoints: Vec<Savepoint>,
+    /// No savepoint has had a higher number.
+    highest: u64,
     /// Its locks.
     pub held: Vec<Resource>,
     /// Its tables' locks, once more.
@@ -83,6 +100,11 @@ impl Tx {
     /// Whether it has anything to commit.
     pub fn has_writes(&self) -> bool {
         !self.writes.is_empty() || !self.spills.is_empty()
+    }
+
+    /// What its records are for.
+    pub fn purpose(&self) -> Purpose {
+        if self.puts == 0 { Purpose::Free } else { Purpose::Change }
     }
 
     /// How it has locked a table.
@@ -121,6 +143,7 @@ impl Tx {
         let kind = if value.is_some() { log_op::PUT } else { log_op::DELETE };
         let at = put_op(&mut self.ops, kind, place, flags, key, value.unwrap_or(&[]));
         self.count = self.count.saturating_add(1);
+        self.puts = self.puts.saturating_add(u32::from(value.is_some()));
         let slot = match value {
             None => Slot::Deleted,
             Some(value) if value.len() <= INLINE_BYTES => Slot::Inline(value.into()),
@@ -136,23 +159,53 @@ impl Tx {
             more += value.map_or(0, <[u8]>::len) as u64;
         }
         if !self.savepoints.is_empty() {
-            more += ENTRY_BYTES + key.len() as u64;
-            self.undo.push(Undo { place, key: key.into(), old });
+            let undo = Undo { place, key: key.into(), old };
+            more += undo.cost();
+            self.undo.push(undo);
         }
         self.memory += more;
         books.memory += more;
     }
 
-    /// Names this moment. False: the number is not above all others.
-    pub fn save(&mut self, number: u64, books: &mut Books) -> bool {
-        if self.savepoints.last().is_some_and(|last| last.number >= number) {
-            return false;
+    /// Gives this moment a number; the moment that had it is forgotten.
+    pub fn save(&mut self, number: u64, steps: &mut u64, books: &mut Books) {
+        // Numbers that grow are not looked for.
+        if number <= self.highest
+            && let Some(place) = self.savepoints.iter().rposition(|s| s.number == number)
+        {
+            *steps = steps.saturating_sub((self.savepoints.len() - place) as u64 / FEW);
+            self.savepoints.remove(place);
+            self.give_back(SAVEPOINT_BYTES, books);
         }
-        let (undo, count) = (self.undo.len(), self.count);
+        self.highest = self.highest.max(number);
+        let (undo, count, puts) = (self.undo.len(), self.count, self.puts);
         let bytes = self.ops_at + self.ops.len() as u64;
-        self.savepoints.push(Savepoint { number, undo, count, bytes });
-        self.memory += size_of::<Savepoint>() as u64;
-        books.memory += size_of::<Savepoint>() as u64;
+        self.savepoints.push(Savepoint { number, undo, count, puts, bytes });
+        self.memory += SAVEPOINT_BYTES;
+        books.memory += SAVEPOINT_BYTES;
+    }
+
+    fn give_back(&mut self, bytes: u64, books: &mut Books) {
+        self.memory = self.memory.saturating_sub(bytes);
+        books.memory = books.memory.saturating_sub(bytes);
+    }
+
+    /// Forgets a savepoint and those after it. False: there is no such savepoint.
+    pub fn release(&mut self, number: u64, steps: &mut u64, books: &mut Books) -> bool {
+        let Some(place) = self.savepoints.iter().rposition(|s| s.number == number) else {
+            return false;
+        };
+        let mut bytes = (self.savepoints.len() - place) as u64 * SAVEPOINT_BYTES;
+        self.savepoints.truncate(place);
+        // Without a savepoint nothing is undone. What the steps are too few for stays, for no use.
+        while self.savepoints.is_empty()
+            && *steps > 0
+            && let Some(undo) = self.undo.pop()
+        {
+            *steps -= 1;
+            bytes += undo.cost();
+        }
+        self.give_back(bytes, books);
         true
     }
 
@@ -177,7 +230,7 @@ impl Tx {
             }
         }
         self.savepoints.truncate(place + 1);
-        self.count = to.count;
+        (self.count, self.puts) = (to.count, to.puts);
         if let Some(keep) = to.bytes.checked_sub(self.ops_at) {
             self.ops.truncate(keep as usize);
         } else {

@@ -12,6 +12,7 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fail::{Fail, fail};
+use crate::filter;
 
 /// Bytes of a [`Reply`].
 pub const REPLY_BYTES: usize = size_of::<Reply>();
@@ -140,7 +141,8 @@ const LOCK_FLAGS: u16 = op_flag::SHARED | op_flag::EXCLUSIVE | op_flag::NO_WAIT;
 const BOUND_FLAGS: u16 =
     op_flag::LOW_OPEN | op_flag::HIGH_OPEN | op_flag::NO_HIGH | op_flag::HIGH_PREFIX;
 const READ_FLAGS: u16 = op_flag::FETCH | op_flag::KEYS_ONLY | LOCK_FLAGS;
-const SCAN_FLAGS: u16 = READ_FLAGS | BOUND_FLAGS | op_flag::BACKWARD | op_flag::SKIP_LOCKED;
+const SCAN_FLAGS: u16 =
+    READ_FLAGS | BOUND_FLAGS | op_flag::BACKWARD | op_flag::SKIP_LOCKED | op_flag::FILTER;
 
 fn rule(kind: u8) -> Option<Rule> {
     use Place::{Alone, Any, Apart, Last};
@@ -154,11 +156,12 @@ fn rule(kind: u8) -> Option<Rule> {
         op::UPDATE => of("UPDATE", WRITE_FLAGS, key, MAX_VALUE_BYTES, Any),
         op::DELETE => of("DELETE", WRITE_FLAGS, key, 0, Any),
         op::GET => of("GET", READ_FLAGS, key, 0, Any),
-        op::SCAN => of("SCAN", SCAN_FLAGS, key, key, Any),
+        op::SCAN => of("SCAN", SCAN_FLAGS, key, filter::MAX_BYTES, Any),
         op::ESTIMATE => of("ESTIMATE", BOUND_FLAGS | op_flag::BACKWARD, key, key, Any),
         op::LOCK => of("LOCK", LOCK_FLAGS, 0, 0, Any),
         op::SAVEPOINT => of("SAVEPOINT", 0, 0, 0, Any),
         op::ROLLBACK_TO => of("ROLLBACK_TO", 0, 0, 0, Any),
+        op::RELEASE => of("RELEASE", 0, 0, 0, Any),
         op::COMMIT => of("COMMIT", op_flag::RELAXED, 0, 0, Last),
         op::ROLLBACK => of("ROLLBACK", 0, 0, 0, Last),
         op::PREPARE => of("PREPARE", op_flag::RELAXED, MAX_XID_BYTES, 0, Last),
@@ -173,8 +176,10 @@ fn rule(kind: u8) -> Option<Rule> {
         op::REDEFINE => of("REDEFINE", 0, 0, MAX_DEFINITION_BYTES, Apart),
         op::LIST => of("LIST", 0, name, 0, Apart),
         op::STAT => of("STAT", 0, 0, 0, Apart),
-        op::NEXT_AUTO => of("NEXT_AUTO", 0, 0, 0, Apart),
-        op::RAISE_AUTO => of("RAISE_AUTO", 0, 0, 0, Apart),
+        op::NEXT_AUTO => of("NEXT_AUTO", 0, 0, 0, Any),
+        op::RAISE_AUTO => of("RAISE_AUTO", 0, 0, 0, Any),
+        op::SYNC => of("SYNC", 0, 0, 0, Apart),
+        op::VERSION => of("VERSION", 0, 0, 0, Apart),
         _ => None,
     }
 }
@@ -269,6 +274,7 @@ fn check_special(op: &OpRef<'_>, i: u32, name: &str) -> Result<(), Fail> {
             "op {i}, CREATE: {} indexes, the limits are 1 and {MAX_INDEXES}",
             op.extra
         )),
+        op::SCAN => filter::check(op, i),
         op::LOCK if !op.locks() => {
             Err(fail!(BAD_REQUEST, "op {i}, LOCK: neither shared nor exclusive"))
         }
@@ -299,11 +305,11 @@ pub fn bounds(op: &OpRef<'_>) -> Range {
     let high = if op.has(op_flag::NO_HIGH) {
         Bound::Unbounded
     } else if op.has(op_flag::HIGH_PREFIX) {
-        after_prefix(op.value).map_or(Bound::Unbounded, Bound::Excluded)
+        after_prefix(filter::high(op)).map_or(Bound::Unbounded, Bound::Excluded)
     } else if op.has(op_flag::HIGH_OPEN) {
-        Bound::Excluded(op.value.to_vec())
+        Bound::Excluded(filter::high(op).to_vec())
     } else {
-        Bound::Included(op.value.to_vec())
+        Bound::Included(filter::high(op).to_vec())
     };
     (low, high)
 }
@@ -336,13 +342,13 @@ pub fn begin_answer(out: &mut Vec<u8>) -> usize {
 }
 
 /// Ends it.
-pub fn end_answer(out: &mut [u8], at: usize, op: u32, rows: u32, more: bool) {
+pub fn end_answer(out: &mut [u8], at: usize, op: u32, rows: u32, more: u32) {
     let len = out.len().saturating_sub(at + ANSWER_BYTES);
     let head = Answer {
         len_bytes: U32::new(len as u32),
         op: U32::new(op),
         rows: U32::new(rows),
-        more: U32::new(u32::from(more)),
+        more: U32::new(more),
     };
     if let Some(to) = out.get_mut(at..at + ANSWER_BYTES) {
         to.copy_from_slice(head.as_bytes());
