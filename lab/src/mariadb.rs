@@ -27,7 +27,7 @@ const SERVER: &str = "mariadb-server-core";
 const TABLES: &str = "/lab/mariadb.tgz";
 const PLUGIN: &str = "/usr/lib/mysql/plugin/ha_millrace.so";
 /// Packages of the libraries of server and client.
-const LIBRARIES: [&str; 13] = [
+pub const LIBRARIES: [&str; 13] = [
     "libaio1",
     "libnuma1",
     "liburing2",

@@ -41,6 +41,8 @@ pub struct Plan {
     pub patience: Duration,
     /// What goes ahead of each program's bytes.
     pub first_line: Vec<u8>,
+    /// The module speaks first: it is asked what it has to say before the program says anything.
+    pub is_greeted: bool,
     /// For so long the host may say nothing; see [`SILENCE`].
     pub silence: Duration,
 }
@@ -133,7 +135,7 @@ impl Link {
             early: BTreeMap::new(),
             next_reply: 1,
             out: Outbox::default(),
-            has_more: false,
+            has_more: plan.is_greeted,
             has_ended: false,
             is_deaf: false,
             is_closing: false,

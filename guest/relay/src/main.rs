@@ -49,6 +49,9 @@ struct Serve {
     /// A line that goes ahead of each program's bytes
     #[arg(long, value_name = "TEXT")]
     first_line: Option<String>,
+    /// The module speaks before the program does, as MySQL's servers do
+    #[arg(long)]
+    greeting: bool,
     /// Where the host is: vsock:CID:PORT or unix:/PATH
     #[arg(long, value_name = "ADDRESS", default_value_t = Address::HOST)]
     host: Address,
@@ -104,6 +107,7 @@ fn relay(serve: Serve) -> Result<(), RelayError> {
             host: serve.host,
             patience: Duration::from_secs(serve.patience),
             first_line: first_line.unwrap_or_default(),
+            is_greeted: serve.greeting,
             silence: SILENCE,
         },
         module: serve.module,

@@ -38,7 +38,7 @@ impl Drop for Running {
 
 fn plan(host: Address) -> Plan {
     let (patience, silence) = (Duration::from_millis(500), Duration::from_secs(5));
-    Plan { host, patience, first_line: Vec::new(), silence }
+    Plan { host, patience, first_line: Vec::new(), is_greeted: false, silence }
 }
 
 fn run(plan: Plan, listen: Option<Listen>, max_connections: usize) -> Running {

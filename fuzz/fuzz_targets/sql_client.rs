@@ -1,0 +1,10 @@
+//! Whatever a client says to the SQL database: as bytes of its stream, and as statements. No panic.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    sql_module::fuzzing::statement(bytes);
+    sql_module::fuzzing::client(bytes);
+});
