@@ -25,6 +25,7 @@ namespace {
 constexpr int SLICE_MS = 100;         /* how soon a killed statement is noticed */
 constexpr int HELLO_MS = 10000;       /* longest wait for a welcome, and for a socket to take a byte */
 constexpr int64_t SILENCE_MS = 10000; /* then a ping; as long again, and the connection counts as broken */
+constexpr int MOST_CONNECTIONS = 20;  /* with pongs and without a reply */
 constexpr size_t READ_AHEAD = 64 << 10;
 
 int64_t now_ms()
@@ -248,14 +249,18 @@ Client::Step Client::connect_once(const Killed &killed)
     return step;
 }
 
-/* Patience ends when no reply has come for so long, however often a connection was had: a request that ends
- * each connection is not sent for ever. */
+Call Client::give_up(Call why)
+{
+    is_broken_ = true;
+    broken_ms_ = 0;
+    return why;
+}
+
 Call Client::ensure_connected(const Killed &killed)
 {
-    int64_t started = now_ms();
     int pause_ms = 5;
     if (broken_ms_ == 0)
-        broken_ms_ = started;
+        broken_ms_ = now_ms();
     else if (fd_ < 0)
         poll(nullptr, 0, SLICE_MS);
     while (fd_ < 0) {
@@ -264,20 +269,15 @@ Call Client::ensure_connected(const Killed &killed)
             break;
         /* A session that is new, or has nothing under way, hears of it soon. */
         int64_t most = was_connected_ && !under_way_.empty() ? patience_ms_ : 2000;
-        bool is_killed = killed();
-        if (step == Step::REFUSED || now_ms() - broken_ms_ >= most || is_killed) {
-            is_broken_ = true;
-            broken_ms_ = 0;
-            return is_killed ? Call::KILLED : Call::UNREACHABLE;
-        }
+        if (killed())
+            return give_up(Call::KILLED);
+        if (step == Step::REFUSED || now_ms() - broken_ms_ >= most)
+            return give_up(Call::UNREACHABLE);
         poll(nullptr, 0, pause_ms);
         pause_ms = pause_ms < 200 ? pause_ms * 2 : 200;
     }
-    if (now_ms() - broken_ms_ >= patience_ms_) {
-        is_broken_ = true;
-        broken_ms_ = 0;
-        return Call::UNREACHABLE;
-    }
+    if (now_ms() - broken_ms_ >= patience_ms_ || ++connections_ > MOST_CONNECTIONS)
+        return give_up(Call::UNREACHABLE);
     return Call::DONE;
 }
 
@@ -296,6 +296,8 @@ Call Client::await_room(const Killed &killed)
 Call Client::send(Bytes &&body, uint16_t flags, bool is_wanted, const Killed &killed)
 {
     failure_code_ = 0;
+    broken_ms_ = 0; /* whatever happened while nobody waited */
+    connections_ = 0;
     if (is_broken_)
         restart();
     Call done = fd_ >= 0 ? Call::DONE : ensure_connected(killed);
@@ -347,6 +349,7 @@ Client::Step Client::got_reply(uint64_t wanted, Bytes *reply, bool *is_there)
             continue;
         bool is_it = request->seq == wanted;
         broken_ms_ = 0;
+        connections_ = 0;
         if (is_it || !request->is_wanted) {
             spare_ = std::move(request->is_wanted ? last_body_ : request->body);
             if (request->is_wanted)
@@ -371,6 +374,9 @@ Client::Step Client::got_frame(uint64_t wanted, Bytes *reply, bool *is_there)
     switch (frame_.kind) {
     case kind::REPLY:
         return got_reply(wanted, reply, is_there);
+    case kind::PONG:
+        broken_ms_ = 0;
+        return Step::GOT;
     case kind::PING:
         return write_frame(kind::PONG, 0, frame_.seq, body_.data(), body_.size());
     case kind::GOODBYE:
@@ -441,6 +447,12 @@ void give_client(Client *client, size_t keep_most)
         }
     }
     delete client;
+}
+
+size_t pool_count()
+{
+    std::lock_guard<std::mutex> guard(pool_lock);
+    return pool.size();
 }
 
 void drop_pool()

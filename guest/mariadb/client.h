@@ -4,9 +4,12 @@
  * Theory of operation. A client belongs to one thread at a time and has none of its own: it sends, then polls
  * until the reply is there. Each request stays here until its reply has come. When the connection breaks, the
  * client connects again with the same id and sends all of them again; the host executes none twice. After
- * `patience_ms` without a connection it gives up: the caller learns that the host cannot be reached, and that
- * what it asked for may have been done or not. A host that is silent for long is pinged, and a missing pong
+ * `patience_ms` without a sign of life it gives up: the caller learns that the host cannot be reached, and
+ * that what it asked for may have been done or not. A host that is silent for long is pinged, and a missing pong
  * is a broken connection, too.
+ *
+ * Signs of life are replies and pongs, and not that a connection was had: a request that ends each connection
+ * is not sent for ever. One that lets pongs through first is sent on MOST_CONNECTIONS of them.
  *
  * Limits: Welcome::max_in_flight requests under way (post() waits then), and MAX_BODY_BYTES each. */
 #ifndef MILLRACE_CLIENT_H
@@ -101,6 +104,7 @@ private:
     Call await(uint64_t seq, const Killed &killed, Bytes *reply);
     Call await_room(const Killed &killed);
     Call ensure_connected(const Killed &killed);
+    Call give_up(Call why);
     Step connect_once(const Killed &killed);
     Step say_hello(const Killed &killed);
     Step resend();
@@ -130,7 +134,8 @@ private:
     bool was_connected_ = false;
     bool is_ping_sent_ = false;
     int64_t heard_ms_ = 0;
-    int64_t broken_ms_ = 0; /* since when no reply has come, over all connections; 0: all is well */
+    int64_t broken_ms_ = 0; /* when a connection broke that no sign of life has followed; 0: all is well */
+    int connections_ = 0;   /* since a reply came, or the caller began to wait */
     std::deque<Request> under_way_;
     Frame frame_;
     Bytes in_; /* what was received of the next frame */
@@ -145,6 +150,7 @@ private:
 Client *take_client(const std::string &address, uint32_t patience_ms);
 void give_client(Client *client, size_t keep_most);
 void drop_pool();
+size_t pool_count();
 
 } // namespace millrace
 

@@ -8,7 +8,7 @@ void Range::all()
     low.clear();
     high.clear();
     flags = op_flag::NO_HIGH;
-    is_point = false;
+    is_point = is_empty = false;
 }
 
 void Range::assign(const Range &other)
@@ -17,6 +17,7 @@ void Range::assign(const Range &other)
     high.assign(other.high);
     flags = other.flags;
     is_point = other.is_point;
+    is_empty = other.is_empty;
 }
 
 void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes)
@@ -52,11 +53,14 @@ void Cursor::start(const Reading &reading, Range &&range, bool is_large, uint32_
 
 int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
 {
+    int error = session->settle();
+    if (error)
+        return error;
     add_read(session, range_, reading_, rows, bytes);
     Sending sending;
     sending.is_alone = is_alone;
     Reply reply;
-    int error = session->send(sending, &reply_, &reply);
+    error = session->send(sending, &reply_, &reply);
     if (error)
         return error;
     Answer answer;

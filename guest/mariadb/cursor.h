@@ -21,6 +21,7 @@ struct Range {
     Bytes high;
     uint16_t flags = op_flag::NO_HIGH;
     bool is_point = false; /* `low` is a whole key that is there once at most */
+    bool is_empty = false; /* behind the largest key that there can be: nobody is asked */
 
     void all();
     void assign(const Range &other);

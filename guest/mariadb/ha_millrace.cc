@@ -11,9 +11,12 @@ ha_millrace::~ha_millrace() = default;
 
 handler::Table_flags ha_millrace::table_flags() const
 {
-    return HA_REC_NOT_IN_SEQ | HA_NULL_IN_KEY | HA_CAN_INDEX_BLOBS | HA_CAN_SQL_HANDLER | HA_CAN_GEOMETRY |
-           HA_REQUIRES_KEY_COLUMNS_FOR_DELETE | HA_PRIMARY_KEY_REQUIRED_FOR_DELETE | HA_TABLE_SCAN_ON_INDEX |
-           HA_CAN_VIRTUAL_COLUMNS | HA_BINLOG_ROW_CAPABLE | HA_CAN_SKIP_LOCKED | HA_CRASH_SAFE;
+    Table_flags checksum =
+        table_share && table_share->db_create_options & HA_OPTION_CHECKSUM ? HA_HAS_NEW_CHECKSUM : 0;
+    return checksum | HA_REC_NOT_IN_SEQ | HA_NULL_IN_KEY | HA_CAN_INDEX_BLOBS | HA_CAN_SQL_HANDLER |
+           HA_CAN_GEOMETRY | HA_REQUIRES_KEY_COLUMNS_FOR_DELETE | HA_PRIMARY_KEY_REQUIRED_FOR_DELETE |
+           HA_TABLE_SCAN_ON_INDEX | HA_CAN_VIRTUAL_COLUMNS | HA_BINLOG_ROW_CAPABLE | HA_CAN_SKIP_LOCKED |
+           HA_CRASH_SAFE;
 }
 
 ulong ha_millrace::index_flags(uint key, uint part, bool all_parts) const
@@ -162,9 +165,14 @@ THR_LOCK_DATA **ha_millrace::store_lock(THD *thd, THR_LOCK_DATA **to, thr_lock_t
 
 int ha_millrace::info(uint flag)
 {
+    /* Of CHECKSUM=1 the server takes what this says, QUICK or not: it is made from the rows. */
+    stats.checksum_null = (table_flags() & HA_HAS_NEW_CHECKSUM) != 0;
+    if (stats.checksum_null && flag == HA_STATUS_VARIABLE && thd_sql_command(ha_thd()) == SQLCOM_CHECKSUM)
+        return calculate_checksum();
     if (flag & (HA_STATUS_VARIABLE | HA_STATUS_CONST)) {
         std::vector<IndexStat> all;
-        bool is_forced = thd_sql_command(ha_thd()) == SQLCOM_ANALYZE;
+        enum_sql_command command = static_cast<enum_sql_command>(thd_sql_command(ha_thd()));
+        bool is_forced = command == SQLCOM_ANALYZE || command == SQLCOM_SHOW_TABLE_STATUS;
         if (share_->stat(session(), is_forced, &all) && !all.empty()) {
             stats.records = all[0].entries;
             stats.data_file_length = all[0].key_bytes + all[0].value_bytes;
@@ -201,6 +209,12 @@ int ha_millrace::info(uint flag)
     return 0;
 }
 
+int ha_millrace::calculate_checksum()
+{
+    stats.checksum_null = false;
+    return handler::calculate_checksum();
+}
+
 void ha_millrace::print_error(int error, myf flags)
 {
     Session *session = Session::find(ha_thd());
@@ -224,6 +238,9 @@ double ha_millrace::scan_time()
 
 double ha_millrace::read_time(uint index, uint ranges, ha_rows rows)
 {
+    /* The rows are in the order of the primary key: all of them by it are a scan. */
+    if (is_primary(index) && rows >= stats.records)
+        return scan_time();
     return ranges + rows2double(rows) * (is_primary(index) ? 0.1 : 0.15);
 }
 

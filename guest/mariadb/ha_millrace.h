@@ -29,6 +29,8 @@ public:
     uint max_supported_key_length() const override { return 3072; }
     uint max_supported_key_part_length() const override { return 3072; }
     const char *index_type(uint) override { return "BTREE"; }
+    /* Rather than sort all rows. */
+    const key_map *keys_to_use_for_scanning() override { return &key_map_full; }
     uint8 table_cache_type() override { return HA_CACHE_TBL_NOCACHE; }
 
     int open(const char *name, int mode, uint test_if_locked) override;
@@ -40,6 +42,7 @@ public:
     uint lock_count() const override { return 0; }
     THR_LOCK_DATA **store_lock(THD *thd, THR_LOCK_DATA **to, thr_lock_type lock_type) override;
     int info(uint flag) override;
+    int calculate_checksum() override;
     void print_error(int error, myf flags) override;
     bool get_error_message(int error, String *text) override;
     double scan_time() override;
@@ -120,7 +123,7 @@ private:
     bool waits_for_answer(bool is_insert);
     int primary_of(const uchar *record, Bytes *primary);
     int encode_key(uint key, const uchar *record, const Bytes &primary, Bytes *out, bool *is_own);
-    int prepare_write(size_t bytes);
+    int prepare_write(size_t bytes, bool is_insert);
     int insert_keys(const uchar *record, const Bytes &primary, bool unique_ones);
     int replace_key(uint key, const uchar *old_record, const uchar *new_record, const Bytes &old_primary,
                     const Bytes &new_primary);
@@ -128,6 +131,7 @@ private:
     void add_write(uint8_t kind, uint8_t index, bool is_own, Slice key, Slice value);
     bool may_meet_duplicates(const uchar *old_record, const uchar *new_record);
     int find_largest_auto();
+    void saw_auto(Field *field);
     int too_big(const char *what, size_t bytes, size_t most);
 
     /* reading */
@@ -166,6 +170,7 @@ private:
     bool is_bulk_ = false;
     bool is_copy_ = false; /* ALTER TABLE fills it; nobody else sees it */
     bool is_key_only_ = false;
+    bool is_positioned_ = false; /* position() was called for the row of primary_ */
     bool is_end_bounded_ = false; /* the scan ends where the server's range does */
     Cursor cursor_;
     uint duplicate_key_ = MAX_KEY;

@@ -126,6 +126,10 @@ void ha_millrace::collect_ranges()
             range_of(active_index, low->key, low->keypart_map, HA_READ_KEY_EXACT, &asked.range);
         else
             range_between(active_index, low, high, &asked.range);
+        if (asked.range.is_empty) {
+            asked_.pop_back();
+            continue;
+        }
         bytes += asked.range.low.size() + asked.range.high.size() + sizeof(OpHeader);
     }
 }
@@ -133,13 +137,16 @@ void ha_millrace::collect_ranges()
 int ha_millrace::ask_collected(bool is_alone, bool *has_more)
 {
     Session *session = this->session();
+    int error = session->settle();
+    if (error)
+        return error;
     Reading reading = this->reading(active_index, !reads_keys_only(active_index));
     uint32_t share = REPLY_BYTES / static_cast<uint32_t>(asked_.size());
     for (const Asked &asked : asked_)
         add_read(session, asked.range, reading, 0, share < 4096 ? 4096 : share);
     Sending sending;
     sending.is_alone = is_alone;
-    int error = session->send(sending, &mrr_reply_, &mrr_answers_);
+    error = session->send(sending, &mrr_reply_, &mrr_answers_);
     if (error)
         return error;
     Reply look = mrr_answers_;
@@ -231,6 +238,8 @@ int ha_millrace::multi_range_read_next(range_id_t *range)
         Row row;
         bool is_end;
         int error = next_asked(range, &row, &is_end);
+        /* What the server's own calls see to: a row that was deleted before is no reason to pass over this one. */
+        table->status = error || is_end ? STATUS_NOT_FOUND : 0;
         if (error || is_end)
             return error ? error : HA_ERR_END_OF_FILE;
         if (mrr_funcs.skip_record && mrr_funcs.skip_record(mrr_iter, *range, nullptr))

@@ -109,8 +109,7 @@ void ha_millrace::add_bound(uint key, const key_range *bound, bool is_low, Range
     Bytes prefix;
     keys_[key].encode_image(bound->key, bound->keypart_map, scratch_.data(), &prefix);
     if (is_low) {
-        if (bound->flag == HA_READ_AFTER_KEY && !step_over_prefix(&prefix))
-            range->flags |= op_flag::LOW_OPEN;
+        range->is_empty = bound->flag == HA_READ_AFTER_KEY && !step_over_prefix(&prefix);
         range->low.assign(prefix);
         return;
     }
@@ -145,6 +144,7 @@ int ha_millrace::give_row(const Row &row, uint key, uchar *buf)
     uint8_t index = key == MAX_KEY ? 0 : host_index(key);
     const Slice &primary = index == 0 ? row.key : is_key_only ? row.value : row.primary;
     primary_.assign(primary.data, primary.size);
+    is_positioned_ = false;
     bool is_good =
         is_key_only ? keys_[key].decode(row.key, buf) : rows_.decode(row.value, buf, fields_needed());
     return is_good ? 0 : session()->fail(HA_ERR_CRASHED, "", "a stored row cannot be unpacked", false);
@@ -269,9 +269,14 @@ int ha_millrace::rnd_next(uchar *buf) { return next_row(buf); }
 
 /* --- positions --- */
 
-/* Of the row that was read or written last; the record may lack columns of the primary key. */
+/* Of the row that was read or written last; the record may lack columns of the primary key. When it is asked for
+ * again and no row was read meanwhile, the row may have come out of a join buffer, where its position was: the
+ * server has put that back. */
 void ha_millrace::position(const uchar *)
 {
+    if (is_positioned_)
+        return;
+    is_positioned_ = true;
     size_t most = ref_length - 2, size = primary_.size() < most ? primary_.size() : most;
     memset(ref, 0, ref_length);
     if (size)
@@ -305,7 +310,7 @@ ha_rows ha_millrace::known_estimate(uint key, const Range &range, bool *is_known
 {
     ulonglong now = my_hrtime().val;
     *is_known = true;
-    if (range.is_point)
+    if (range.is_point || range.is_empty)
         return 1;
     for (const Estimate &known : estimates_)
         if (known.key == key && known.flags == range.flags && known.low.equals(range.low) &&

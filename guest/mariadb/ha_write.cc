@@ -26,7 +26,7 @@ bool ha_millrace::waits_for_answer(bool is_insert)
     if (ignores_duplicates_ || thd->in_sub_stmt || thd->locked_tables_mode > LTM_LOCK_TABLES ||
         thd->lex->ignore)
         return true;
-    return !is_bulk_ && !is_copy_ && session()->is_long();
+    return !is_bulk_ && !is_copy_ && session()->is_long() && !session()->buffers_transaction();
 }
 
 int ha_millrace::primary_of(const uchar *record, Bytes *primary)
@@ -64,17 +64,20 @@ void ha_millrace::add_write(uint8_t kind, uint8_t index, bool is_own, Slice key,
 }
 
 /* Makes room for so many bytes. */
-int ha_millrace::prepare_write(size_t bytes)
+int ha_millrace::prepare_write(size_t bytes, bool is_insert)
 {
     Session *session = this->session();
+    int error = waits_for_answer(is_insert) || !is_insert ? session->settle() : 0;
+    if (error)
+        return error;
     if (!session->has_room(bytes)) {
-        int error = is_copy_ ? session->commit(true) : session->flush();
+        error = is_copy_ ? session->commit(true) : session->flush();
         if (error)
             return error;
         if (is_copy_)
             session->enter(ha_thd());
     }
-    return session->before_write();
+    return session->before_write(is_insert);
 }
 
 int ha_millrace::insert_keys(const uchar *record, const Bytes &primary, bool unique_ones)
@@ -109,8 +112,10 @@ int ha_millrace::finish_write(bool waits, uint64_t savepoint, Bytes *primary)
         if (is_copy_ && !error)
             session->enter(ha_thd());
     }
-    if (!error)
+    if (!error) {
         primary_.assign(*primary);
+        is_positioned_ = false;
+    }
     return error;
 }
 
@@ -136,7 +141,7 @@ int ha_millrace::write_row(const uchar *record)
     rows_.encode(record, &row_);
     if (row_.size() > MAX_VALUE_BYTES)
         return too_big("a row", row_.size(), MAX_VALUE_BYTES);
-    if ((error = prepare_write(row_.size() + 2 * table_share->keys * (256 + new_primary_.size()))))
+    if ((error = prepare_write(row_.size() + 2 * table_share->keys * (256 + new_primary_.size()), true)))
         return error;
     bool waits = waits_for_answer(true);
     uint64_t savepoint =
@@ -148,7 +153,7 @@ int ha_millrace::write_row(const uchar *record)
         (error = insert_keys(record, new_primary_, false)))
         return error;
     if (is_auto)
-        share_->saw_auto(static_cast<uint64_t>(table->next_number_field->val_int()));
+        saw_auto(table->next_number_field);
     return finish_write(waits, savepoint, &new_primary_);
 }
 
@@ -201,7 +206,7 @@ int ha_millrace::update_row(const uchar *old_record, const uchar *new_record)
     if (row_.size() > MAX_VALUE_BYTES)
         return too_big("a row", row_.size(), MAX_VALUE_BYTES);
     Session *session = this->session();
-    if ((error = prepare_write(row_.size() + 4 * table_share->keys * (256 + new_primary_.size()))))
+    if ((error = prepare_write(row_.size() + 4 * table_share->keys * (256 + new_primary_.size()), false)))
         return error;
     bool may_meet = may_meet_duplicates(old_record, new_record);
     uint64_t savepoint = may_meet ? session->set_savepoint() : 0;
@@ -218,7 +223,7 @@ int ha_millrace::update_row(const uchar *old_record, const uchar *new_record)
             return error;
     if (table->found_next_number_field && new_record == table->record[0] &&
         bitmap_is_set(table->write_set, table->found_next_number_field->field_index))
-        share_->saw_auto(static_cast<uint64_t>(table->found_next_number_field->val_int()));
+        saw_auto(table->found_next_number_field);
     return finish_write(may_meet || waits_for_answer(false), savepoint, &new_primary_);
 }
 
@@ -227,7 +232,7 @@ int ha_millrace::delete_row(const uchar *record)
     Bytes primary;
     int error = primary_of(record, &primary);
     if (!error)
-        error = prepare_write(2 * table_share->keys * (256 + primary.size()));
+        error = prepare_write(2 * table_share->keys * (256 + primary.size()), false);
     if (error)
         return error;
     session()->mark_row(this);
@@ -250,7 +255,7 @@ void ha_millrace::start_bulk_insert(ha_rows, uint) { is_bulk_ = true; }
 int ha_millrace::end_bulk_insert()
 {
     is_bulk_ = false;
-    if (!session()->is_long() && !is_copy_)
+    if ((!session()->is_long() && !is_copy_) || session()->buffers_transaction())
         return 0;
     int error = session()->flush();
     my_errno = error;
@@ -279,6 +284,15 @@ void ha_millrace::report_duplicate(const Op &op, const Op &first)
 }
 
 /* --- AUTO_INCREMENT --- */
+
+/* A column's value; 0 if it is negative: the counter goes up from 1. */
+static uint64_t positive(Field *field)
+{
+    longlong value = field->val_int();
+    return value > 0 || static_cast<Field_num *>(field)->unsigned_flag ? static_cast<uint64_t>(value) : 0;
+}
+
+void ha_millrace::saw_auto(Field *field) { share_->saw_auto(positive(field)); }
 
 /* The largest value in the table, by the key that begins with the column. */
 int ha_millrace::find_largest_auto()
@@ -309,10 +323,8 @@ int ha_millrace::find_largest_auto()
         Field *field = table->found_next_number_field;
         my_ptrdiff_t offset = record - table->record[0];
         field->move_field_offset(offset);
-        longlong value = field->val_int();
+        largest = positive(field);
         field->move_field_offset(-offset);
-        if (value > 0 || static_cast<Field_num *>(field)->unsigned_flag)
-            largest = static_cast<uint64_t>(value);
     }
     share_->know_largest(largest);
     return 0;

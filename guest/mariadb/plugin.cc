@@ -5,6 +5,7 @@
 #include <mysql/plugin.h>
 
 #include "settings.h"
+#include "status.h"
 #include "transport.h"
 
 namespace millrace {
@@ -51,6 +52,10 @@ static MYSQL_THDVAR_BOOL(snapshot_isolation, PLUGIN_VAR_RQCMDARG,
 static MYSQL_THDVAR_BOOL(buffer_writes, PLUGIN_VAR_RQCMDARG,
                          "Rows are sent at the end of the statement, together. OFF: each one at once",
                          nullptr, nullptr, 1);
+static MYSQL_THDVAR_BOOL(buffer_transactions, PLUGIN_VAR_RQCMDARG,
+                         "Rows of INSERTs in a transaction are sent together at its end, or before the next "
+                         "read. Duplicates are found then, and roll the transaction back",
+                         nullptr, nullptr, 0);
 static MYSQL_THDVAR_ULONG(lock_wait_timeout, PLUGIN_VAR_RQCMDARG, "How many seconds a lock is waited for",
                           nullptr, nullptr, 50, 0, 1000000, 0);
 static MYSQL_THDVAR_ULONG(batch_bytes, PLUGIN_VAR_RQCMDARG, "Rows wait until there are so many bytes of them",
@@ -66,6 +71,7 @@ static st_mysql_sys_var *variables[] = {
     MYSQL_SYSVAR(durable),
     MYSQL_SYSVAR(snapshot_isolation),
     MYSQL_SYSVAR(buffer_writes),
+    MYSQL_SYSVAR(buffer_transactions),
     MYSQL_SYSVAR(lock_wait_timeout),
     MYSQL_SYSVAR(batch_bytes),
     MYSQL_SYSVAR(autoinc_batch),
@@ -85,6 +91,7 @@ size_t pool_size() { return pool_most; }
 bool is_durable(THD *thd) { return THDVAR(thd, durable); }
 bool is_strict(THD *thd) { return THDVAR(thd, snapshot_isolation); }
 bool buffers_writes(THD *thd) { return THDVAR(thd, buffer_writes); }
+bool buffers_transaction(THD *thd) { return THDVAR(thd, buffer_transactions); }
 size_t batch_bytes(THD *thd) { return THDVAR(thd, batch_bytes); }
 uint64_t autoinc_batch(THD *thd) { return THDVAR(thd, autoinc_batch); }
 uint32_t lock_wait_ms(THD *thd)
@@ -94,27 +101,6 @@ uint32_t lock_wait_ms(THD *thd)
                ? 0
                : static_cast<uint32_t>(THDVAR(thd, lock_wait_timeout) * 1000);
 }
-
-/* --- status --- */
-
-template <std::atomic<uint64_t> Counters::*which> static int show(THD *, SHOW_VAR *var, char *buffer)
-{
-    var->type = SHOW_ULONGLONG;
-    var->value = buffer;
-    ulonglong value = (counters.*which).load(std::memory_order_relaxed);
-    memcpy(buffer, &value, sizeof(value));
-    return 0;
-}
-#define MILLRACE_COUNTER(name)                                                                               \
-    {"Millrace_" #name, reinterpret_cast<char *>(&show<&Counters::name>), SHOW_SIMPLE_FUNC}
-
-static SHOW_VAR status_variables[] = {
-    MILLRACE_COUNTER(requests),       MILLRACE_COUNTER(round_trips), MILLRACE_COUNTER(bytes_sent),
-    MILLRACE_COUNTER(bytes_received), MILLRACE_COUNTER(connects),    MILLRACE_COUNTER(reconnects),
-    MILLRACE_COUNTER(batches),        MILLRACE_COUNTER(ops),         MILLRACE_COUNTER(commits),
-    MILLRACE_COUNTER(prepares),       MILLRACE_COUNTER(rollbacks),   MILLRACE_COUNTER(rows_sent),
-    MILLRACE_COUNTER(rows_fetched),   MILLRACE_COUNTER(cancels),     {nullptr, nullptr, SHOW_UNDEF},
-};
 
 /* --- the handlerton --- */
 
@@ -193,8 +179,12 @@ static int end_by_xid(XID *xid, bool is_commit)
     int error = session.end_prepared(is_commit, name, true);
     if (!error)
         return 0;
-    /* XAER_NOTA, XAER_RMFAIL of the XA specification. */
-    return session.last_status() == status::NOT_FOUND ? -4 : -7;
+    if (session.last_status() == status::NOT_FOUND)
+        return -4; /* XAER_NOTA: the server asks all engines */
+    /* The server goes by the error, not by what is returned, and keeps the transaction for another try. */
+    session.fail(error, "the host has not confirmed the end of a prepared transaction: ", session.last_text(),
+                 false);
+    return -7; /* XAER_RMFAIL */
 }
 static int commit_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, true); }
 static int rollback_by_xid(handlerton *, XID *xid) { return end_by_xid(xid, false); }
@@ -204,6 +194,15 @@ static void pre_shutdown()
 {
     Session session(nullptr);
     session.finish_others();
+}
+
+/* SHOW ENGINE MILLRACE STATUS: for people; programs have SHOW STATUS. */
+static bool show_status(handlerton *, THD *thd, stat_print_fn *print, ha_stat_type kind)
+{
+    if (kind != HA_ENGINE_STATUS)
+        return false;
+    const std::string text = status_text(Session::of(thd));
+    return print(thd, STRING_WITH_LEN("MILLRACE"), STRING_WITH_LEN(""), text.data(), text.size());
 }
 
 static int init(void *argument)
@@ -225,6 +224,7 @@ static int init(void *argument)
     hton->savepoint_release = release_savepoint;
     hton->savepoint_rollback_can_release_mdl = can_release_mdl;
     hton->start_consistent_snapshot = start_snapshot;
+    hton->show_status = show_status;
     static const char *no_files[] = {nullptr};
     hton->tablefile_extensions = no_files;
     return 0;

@@ -57,6 +57,7 @@ void Session::reset_statement()
     has_statement_snapshot_ = false;
     is_savepoint_sent_ = false;
     is_reported_ = false;
+    has_only_inserts_ = true;
     statement_savepoint_ = 0;
     statement_ops_ = batch_.ops();
     statement_bytes_ = batch_.bytes();
@@ -68,7 +69,7 @@ void Session::reset_transaction()
     marks_.clear();
     table_locks_.clear();
     tx_ = last_savepoint_ = 0;
-    is_begun_ = has_written_ = has_locks_ = is_prepared_ = has_pending_writes_ = false;
+    is_begun_ = has_written_ = has_locks_ = is_prepared_ = has_pending_writes_ = has_buffered_ = false;
     is_lost_ = has_ended_ = is_unknown_ = false;
     bool was_reported = is_reported_;
     reset_statement();
@@ -77,13 +78,16 @@ void Session::reset_transaction()
 
 /* --- what is added to the batch --- */
 
-int Session::before_write()
+int Session::before_write(bool is_insert)
 {
     if (is_lost_)
         return fail(HA_ERR_ROLLBACK, "", "the transaction was rolled back", false);
-    if (is_long() && statement_savepoint_ == 0)
+    if (is_long() && statement_savepoint_ == 0) {
+        savepoint_op_ = batch_.ops();
         statement_savepoint_ = set_savepoint();
+    }
     has_written_ = has_pending_writes_ = true;
+    has_only_inserts_ &= is_insert;
     return 0;
 }
 
@@ -159,8 +163,11 @@ int Session::send(const Sending &sending, Bytes *body, Reply *reply)
     Bytes request = batch_.take(sending.is_alone ? 0 : tx_, flags, thd_ ? lock_wait_ms(thd_) : 50000);
     sent_marks_.swap(marks_);
     marks_.clear();
+    bool is_savepoint_new = statement_savepoint_ != 0 && !is_savepoint_sent_;
     is_savepoint_sent_ = statement_savepoint_ != 0;
     has_pending_writes_ = false;
+    bool had_buffered = has_buffered_;
+    has_buffered_ = false;
     statement_ops_ = 0;
     statement_bytes_ = batch_.bytes();
     Killed killed = {is_killed, thd_};
@@ -177,7 +184,13 @@ int Session::send(const Sending &sending, Bytes *body, Reply *reply)
     if (!sending.is_alone)
         is_begun_ = true;
     last_status_ = reply->status;
-    return reply->status == status::OK ? 0 : failed(*reply, sending);
+    if (reply->status == status::OK)
+        return 0;
+    /* Of what stands behind the op that failed nothing was done: no savepoint, no lock. */
+    if (is_savepoint_new && savepoint_op_ >= reply->done)
+        is_savepoint_sent_ = false;
+    table_locks_.clear();
+    return had_buffered ? failed_buffered(*reply) : failed(*reply, sending);
 }
 
 int Session::send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply)
@@ -213,9 +226,15 @@ int Session::flush()
 {
     if (!has_pending_writes_)
         return 0;
+    Sending sending;
+    sending.all_or_nothing = has_buffered_;
     Reply reply;
-    return send(Sending(), &reply_, &reply);
+    return send(sending, &reply_, &reply);
 }
+
+bool Session::buffers_transaction() const { return thd_ && is_long() && millrace::buffers_transaction(thd_); }
+
+int Session::settle() { return has_buffered_ ? flush() : 0; }
 
 /* --- errors --- */
 
@@ -276,6 +295,24 @@ int Session::failed_duplicate(const Reply &reply, const Sending &sending)
     mark->writer->report_duplicate(op, first);
     is_reported_ = true;
     return HA_ERR_FOUND_DUPP_KEY;
+}
+
+/* The statement whose row it was has ended well: the transaction fails, and no handler takes it for an error
+ * of its own row. */
+int Session::failed_buffered(const Reply &reply)
+{
+    if (reply.status != status::EXISTS) {
+        Sending sending;
+        sending.all_or_nothing = true;
+        return failed(reply, sending);
+    }
+    has_ended_ = reply.flags & reply_flag::ENDED;
+    is_reported_ = true;
+    my_printf_error(ER_DUP_ENTRY,
+                    "MILLRACE: duplicate entry in a row that an earlier statement of this transaction "
+                    "inserted (millrace_buffer_transactions); the transaction was rolled back",
+                    MYF(0));
+    return lose(HA_ERR_ROLLBACK);
 }
 
 int Session::failed(const Reply &reply, const Sending &sending)

@@ -15,6 +15,9 @@
  * savepoint, which is set in front of its first write. After an error that ended the transaction in the host,
  * or with an unknown outcome, everything but a rollback fails (is_lost_).
  *
+ * With millrace_buffer_transactions the rows of INSERTs wait beyond the end of their statement, for COMMIT at
+ * best. Their statements have been told to be done: should one of the rows fail, so does the transaction.
+ *
  * A transaction that has only read ends with a request that nobody waits for. */
 #ifndef MILLRACE_SESSION_H
 #define MILLRACE_SESSION_H
@@ -42,6 +45,9 @@ protected:
     ~Writer() = default;
 };
 
+/* A prepared transaction whose end the host has not confirmed. */
+struct Unfinished;
+
 /* How a batch is sent. */
 struct Sending {
     bool is_alone = false; /* a transaction of its own: one read, or an op that is no part of one */
@@ -65,7 +71,11 @@ public:
 
     /* The batch: what is added is sent with the next send(). */
     uint32_t add(const Op &op) { return batch_.add(op); }
-    int before_write();
+    int before_write(bool is_insert);
+    /* Sends rows of earlier statements, alone: their errors are not those of what follows. */
+    int settle();
+    /* Whether rows that are inserted may wait for the transaction's end. */
+    bool buffers_transaction() const;
     void mark_row(Writer *writer) { marks_.push_back(Mark{batch_.ops(), writer}); }
     void mark_locks() { has_locks_ = true; }
     bool has_room(size_t bytes) const { return batch_.has_room(bytes); }
@@ -118,11 +128,14 @@ private:
     uint16_t batch_flags();
     int sent_badly(Call call, bool is_quiet);
     int failed(const Reply &reply, const Sending &sending);
+    int failed_buffered(const Reply &reply);
     int failed_duplicate(const Reply &reply, const Sending &sending);
     int failed_status(uint16_t status, const std::string &text, bool is_quiet);
     int lose(int error);
     int commit_transaction();
     int finish_prepared(bool is_commit);
+    bool finish(Unfinished *taken);
+    int free_name(const Bytes &name);
     int end_statement();
     void end_read_only();
     void reset_transaction();
@@ -148,7 +161,10 @@ private:
     bool is_in_statement_ = false;
     bool has_statement_snapshot_ = false;
     bool is_savepoint_sent_ = false;
+    uint32_t savepoint_op_ = 0; /* where statement_savepoint_ is in its batch */
     bool has_pending_writes_ = false;
+    bool has_buffered_ = false; /* of earlier statements */
+    bool has_only_inserts_ = true; /* the statement */
     bool is_reported_ = false;
     uint16_t last_status_ = 0;
     uint32_t statement_ops_ = 0; /* where the statement's ops begin in the batch */
@@ -161,6 +177,8 @@ private:
 /* The name of a prepared transaction. */
 void pack_xid(const XID *xid, Bytes *name);
 bool unpack_xid(Slice name, XID *xid);
+/* How many ends the host has not confirmed. */
+size_t count_unfinished();
 
 } // namespace millrace
 

@@ -17,6 +17,7 @@ size_t pool_size();
 bool is_durable(THD *thd);
 bool is_strict(THD *thd);
 bool buffers_writes(THD *thd);
+bool buffers_transaction(THD *thd);
 uint32_t lock_wait_ms(THD *thd);
 size_t batch_bytes(THD *thd);
 uint64_t autoinc_batch(THD *thd);

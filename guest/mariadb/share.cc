@@ -84,9 +84,11 @@ static int next_auto(Session *session, uint32_t table, uint64_t count, uint64_t 
     op.extra = count;
     Bytes body;
     Answer answer;
-    int error = session->send_alone(op, false, false, &body, &answer);
+    int error = session->send_alone(op, false, true, &body, &answer);
+    if (error == HA_ERR_TO_BIG_ROW)
+        return HA_ERR_AUTOINC_ERANGE; /* the counter has no such values */
     if (error)
-        return error;
+        return session->fail(error, "", session->last_text(), false);
     U64 value;
     if (answer.bytes.size < sizeof(value))
         return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's counter gave no value", false);
@@ -238,6 +240,8 @@ int Share::take_auto(Session *session, uint64_t offset, uint64_t increment, uint
         int error = reserve_auto(session, want > batch && count > 1 ? want
                                           : batch > increment       ? batch
                                                                     : want);
+        if (error == HA_ERR_AUTOINC_ERANGE)
+            error = reserve_auto(session, 1); /* the last ones */
         if (error)
             return error;
     }

@@ -246,3 +246,63 @@ fn process(daemon: &Daemon) -> i32 {
     };
     all.split_whitespace().find(is_one).unwrap().parse().unwrap()
 }
+
+/// The folder of the tests as guest-core wants it.
+const CORE: &str = "mkdir -p /tmp/core/suite && cd /tmp/core && all=/usr/share/mysql/mysql-test \
+    && ln -s $all/include . && ln -s $all/suite/storage_engine suite/ && ln -s /usr/bin/mariadb-test . \
+    && cp /lab/core.list . && sh /lab/guest-core . /run/mysqld/mysqld.sock";
+
+/// What mysql-test-run tells a server for these tests.
+const CORE_OPTIONS: [&str; 9] = [
+    "--innodb-buffer-pool-size=16M",
+    "--character-set-server=latin1",
+    "--collation-server=latin1_swedish_ci",
+    "--sql-mode=NO_ENGINE_SUBSTITUTION",
+    "--log-bin=master-bin",
+    "--binlog-format=row",
+    "--default-time-zone=+00:00",
+    "--innodb-lock-wait-timeout=2",
+    "--millrace-lock-wait-timeout=2",
+];
+
+/// The names of the tests: all in a soak run, otherwise each eighth.
+fn core_list(own: &Path, to: &Path) -> PathBuf {
+    let text = std::fs::read_to_string(own.join("core.list")).unwrap();
+    let step = if std::env::var_os("MILLRACE_SOAK").is_some() { 1 } else { 8 };
+    let names: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let path = to.join("core.list");
+    std::fs::write(
+        &path,
+        names.iter().step_by(step).copied().collect::<Vec<_>>().join("\n") + "\n",
+    )
+    .unwrap();
+    path
+}
+
+#[test]
+fn mariadbs_own_tests_say_what_they_say_on_innodb() {
+    let _alone = alone();
+    let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
+    let daemon = host(&lab, state.path(), &["a"]);
+    let plugin = made("mariadb/ha_millrace.so");
+    let version = std::fs::read_to_string(plugin.with_file_name("version")).unwrap();
+    let package = |name: &str| format!("{name}={}", version.trim());
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/mariadb/tests/suites");
+    let server = MariaDb::with_plugin(&plugin).unwrap();
+    let data = package("mariadb-test-data");
+    let image = server
+        .add_to(Image::builder(), lab.cache())
+        .unwrap()
+        .packaged(&package("mariadb-test"), "/usr/bin/mariadb-test")
+        .packaged_folder(&data, "/usr/share/mysql/mysql-test/include")
+        .packaged_folder(&data, "/usr/share/mysql/mysql-test/suite/storage_engine")
+        .file("/lab/guest-core", own.join("guest-core"))
+        .file("/lab/core.list", core_list(&own, state.path()));
+    let vsock = Vsock::vhost_user(daemon.socket("a", "vsock"));
+    let guest = Guest::builder("a").memory_mb(768).image(image).vsock(vsock);
+    let [guest] = boot(&lab, [guest]);
+    server.start(&guest, "/data", &CORE_OPTIONS).unwrap();
+    sql(&guest, "CREATE DATABASE test");
+    let said = guest.run_for(CORE, LONG).unwrap().ok().unwrap();
+    assert!(said.ends_with(" passed, 0 failed"), "{said}");
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* What the engine says of itself: SHOW STATUS and SHOW ENGINE MILLRACE STATUS. */
+#ifndef MILLRACE_STATUS_H
+#define MILLRACE_STATUS_H
+
+#include "server.h"
+
+#include <string>
+
+#include "session.h"
+
+namespace millrace {
+
+extern SHOW_VAR status_variables[];
+
+/* The connection, the host's store as this session reaches it, and what was counted so far. */
+std::string status_text(Session *session);
+
+} // namespace millrace
+
+#endif
