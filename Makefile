@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 60
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare modules mariadb-plugin build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz clean
+.PHONY: help prepare modules mariadb-plugin mariadb-suites build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -96,6 +96,11 @@ modules: prepare
 mariadb-plugin: prepare
 	@./scripts/mariadb-plugin
 	@./scripts/mariadb-plugin test
+
+## make mariadb-suites    MariaDB's own suites for storage engines on MILLRACE, 15 minutes: out/mariadb-suites/
+mariadb-suites: mariadb-plugin modules
+	$(CARGO) build --locked -p millrace
+	./scripts/mariadb-suites
 
 ## make lint              only format and lints
 lint: prepare
