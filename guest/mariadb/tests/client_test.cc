@@ -11,19 +11,11 @@
 #include <unistd.h>
 
 #include "../client.h"
+#include "check.h"
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 using namespace millrace;
-
-static int passed, failed;
-
-static void check(bool is_good, const char *what)
-{
-    is_good ? passed++ : failed++;
-    if (!is_good)
-        printf("failed: %s\n", what);
-}
 
 /* The host's side: one connection at a time. */
 class Host {
@@ -184,6 +176,5 @@ int main()
     test_asked_again();
     test_patience_begins_with_the_wait();
     test_poison();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return report();
 }

@@ -10,17 +10,9 @@
 #include "../codec.h"
 #include "../encode.h"
 #include "../transport.h"
+#include "check.h"
 
 using namespace millrace;
-
-static int passed, failed;
-
-static void check(bool is_good, const char *what)
-{
-    is_good ? passed++ : failed++;
-    if (!is_good)
-        printf("failed: %s\n", what);
-}
 
 static int sign(int n) { return n < 0 ? -1 : n > 0; }
 
@@ -305,6 +297,5 @@ int main()
     test_batch();
     test_replies();
     test_addresses();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return report();
 }
