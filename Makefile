@@ -83,7 +83,10 @@ bench-sim: prepare
 	@for s in $(SIM); do echo "== $$s"; ./target/release/sim $$s --out out || exit 1; done
 
 ## make test              format, lints, unit, property, API and VM tests
-test: lint unit vm
+test: lint modules mariadb-plugin
+	@# All at once: parts of the workspace, one after the other, would build most of it several times.
+	$(CARGO) test --locked --workspace
+	cd modules && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked
 
 prepare:
 	@./scripts/prepare

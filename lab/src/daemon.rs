@@ -226,14 +226,20 @@ impl Daemon {
         Ok(sum(&self.metrics()?, name, labels))
     }
 
+    /// Its control socket.
+    #[must_use]
+    pub fn control(&self) -> Client {
+        Client::new(&self.run_dir.join("control.sock"))
+    }
+
     fn answer(
         &self,
         method: &str,
         path: &str,
         body: Option<&Value>,
     ) -> Result<control::client::Answer, LabError> {
-        let client = Client::new(&self.run_dir.join("control.sock"));
-        let answer = client
+        let answer = self
+            .control()
             .request(method, path, body)
             .map_err(|error| self.error(format!("{method} {path}: {error}")))?;
         if answer.is_success() {

@@ -125,6 +125,19 @@ impl Snapshot {
             .filter(|(_, count)| *count > 0)
     }
 
+    /// A snapshot that was told by [`Snapshot::coarse`]: as coarse as that. Whoever told it may have lied: it
+    /// has no more than `u64::MAX` values.
+    #[must_use]
+    pub fn from_coarse(buckets: &[(u64, u64)], sum: u64) -> Self {
+        let (mut counts, mut room) = (vec![0u64; BUCKETS], u64::MAX);
+        for (low, count) in buckets {
+            let count = room.min(*count);
+            room -= count;
+            counts[bucket_of(*low)] += count;
+        }
+        Self { counts, sum }
+    }
+
     /// The value below which `share` (0 to 1) of all lie, to within 1/32; 0 when there are none.
     pub fn quantile(&self, share: f64) -> u64 {
         let want = ((self.count() as f64 * share).ceil() as u64).max(1);
@@ -186,6 +199,11 @@ mod tests {
             assert_eq!(inside as u64, count, "from {low}");
         }
         assert_eq!(coarse.iter().map(|(_, n)| n).sum::<u64>(), values.len() as u64);
+        let again = Snapshot::from_coarse(&coarse, h.snapshot().sum());
+        assert_eq!(again.coarse().collect::<Vec<_>>(), coarse);
+        assert_eq!((again.count(), again.sum()), (values.len() as u64, h.snapshot().sum()));
+        let lie = Snapshot::from_coarse(&[(0, u64::MAX), (1, u64::MAX), (u64::MAX, 1)], u64::MAX);
+        assert_eq!((lie.count(), lie.quantile(0.99)), (u64::MAX, 0));
     }
 
     #[test]

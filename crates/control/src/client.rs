@@ -1,6 +1,6 @@
 //! The other end of the API, for the command line: one blocking request per connection.
 
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +11,16 @@ use crate::error::ControlError;
 
 /// Longest wait for an answer: longer than the daemon's own time-out, so that its error arrives.
 const TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Longest wait while a body goes to the daemon and is worked on: what is left of it is made durable, and
+/// modules may start twice, in 150 s each.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(900);
+
+/// Longest headers of an answer.
+const MAX_HEAD_BYTES: u64 = 16 << 10;
+
+/// Bytes of a body that are sent at a time.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// Largest answer: 1,024 ports with 32 queues make metrics of about 40 MiB.
 const MAX_ANSWER_LEN_BYTES: u64 = 128 << 20;
@@ -56,6 +66,71 @@ impl Client {
         Self { socket: socket.into() }
     }
 
+    fn connect(&self, timeout: Duration) -> std::io::Result<UnixStream> {
+        let stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        Ok(stream)
+    }
+
+    fn parse(&self, raw: &[u8]) -> Result<Answer, ControlError> {
+        parse(raw).map_err(|what| ControlError::BadAnswer { path: self.socket.clone(), what })
+    }
+
+    /// Asks for something long: the body of a success is for the caller to read, up to its end. It says itself
+    /// whether it is whole. The inner error is an answer that is no success.
+    pub fn download(&self, path: &str) -> Result<Result<impl Read + use<>, Answer>, ControlError> {
+        let unreachable = |source| ControlError::Unreachable { path: self.socket.clone(), source };
+        let mut stream = self.connect(TIMEOUT).map_err(unreachable)?;
+        // HTTP/1.0: a body of unknown length ends with the connection.
+        let head = format!("GET {path} HTTP/1.0\r\nHost: millrace\r\n\r\n");
+        stream.write_all(head.as_bytes()).map_err(unreachable)?;
+        let mut stream = BufReader::with_capacity(CHUNK_BYTES, stream);
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n\r\n") && (head.len() as u64) < MAX_HEAD_BYTES {
+            if stream.read(&mut byte).map_err(unreachable)? == 0 {
+                break;
+            }
+            head.push(byte[0]);
+        }
+        if head.starts_with(b"HTTP/1.0 200 ") || head.starts_with(b"HTTP/1.1 200 ") {
+            return Ok(Ok(stream));
+        }
+        stream.take(MAX_ANSWER_LEN_BYTES).read_to_end(&mut head).map_err(unreachable)?;
+        self.parse(&head).map(Err)
+    }
+
+    /// Sends something long, as it comes, and waits for the answer.
+    pub fn upload(&self, path: &str, body: &mut dyn Read) -> Result<Answer, ControlError> {
+        let unreachable = |source| ControlError::Unreachable { path: self.socket.clone(), source };
+        let mut stream = self.connect(UPLOAD_TIMEOUT).map_err(unreachable)?;
+        let head = format!(
+            "PUT {path} HTTP/1.1\r\nHost: millrace\r\nConnection: close\r\n\
+             Transfer-Encoding: chunked\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).map_err(unreachable)?;
+        let (mut piece, mut sent) = (vec![0; CHUNK_BYTES], Ok(()));
+        loop {
+            // What cannot be read ends the request as one that is cut short.
+            let n = body.read(&mut piece).map_err(ControlError::Input)?;
+            sent = sent
+                .and_then(|()| stream.write_all(format!("{n:x}\r\n").as_bytes()))
+                .and_then(|()| stream.write_all(&piece[..n]))
+                .and_then(|()| stream.write_all(b"\r\n"));
+            // The daemon may answer before it has read all; the answer counts.
+            if n == 0 || sent.is_err() {
+                break;
+            }
+        }
+        let mut raw = Vec::new();
+        let read = stream.take(MAX_ANSWER_LEN_BYTES + 1).read_to_end(&mut raw);
+        if raw.is_empty() {
+            sent.and(read.map(drop)).map_err(unreachable)?;
+        }
+        self.parse(&raw)
+    }
+
     /// Sends one request and waits for its answer.
     pub fn request(
         &self,
@@ -64,9 +139,7 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<Answer, ControlError> {
         let unreachable = |source| ControlError::Unreachable { path: self.socket.clone(), source };
-        let mut stream = UnixStream::connect(&self.socket).map_err(unreachable)?;
-        stream.set_read_timeout(Some(TIMEOUT)).map_err(unreachable)?;
-        stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+        let mut stream = self.connect(TIMEOUT).map_err(unreachable)?;
         let body = body.map(Value::to_string).unwrap_or_default();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: millrace\r\nConnection: close\r\n\
@@ -86,7 +159,7 @@ impl Client {
         {
             return Err(unreachable(e));
         }
-        parse(&raw).map_err(|what| ControlError::BadAnswer { path: self.socket.clone(), what })
+        self.parse(&raw)
     }
 }
 
@@ -114,7 +187,7 @@ fn parse(raw: &[u8]) -> Result<Answer, String> {
     let mut lines = head.split("\r\n");
     let status = lines
         .next()
-        .and_then(|line| line.strip_prefix("HTTP/1.1 "))
+        .and_then(|line| line.strip_prefix("HTTP/1.1 ").or_else(|| line.strip_prefix("HTTP/1.0 ")))
         .and_then(|rest| rest.get(..3))
         .and_then(|code| code.parse().ok())
         .ok_or("its first line is not HTTP/1.1")?;

@@ -46,6 +46,9 @@ pub enum ControlError {
         /// The cause.
         source: io::Error,
     },
+    /// What is to be sent cannot be read.
+    #[error("reading what is to be sent: {0}")]
+    Input(io::Error),
     /// The answer is no HTTP, is cut short, or is over the limit.
     #[error("the daemon's answer on {path} makes no sense: {what}")]
     BadAnswer {

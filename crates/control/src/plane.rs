@@ -18,7 +18,7 @@ mod module;
 mod pipe;
 
 pub use channel::{ChannelLink, ChannelState, ChannelStatus};
-pub use module::{ModuleCounts, ModuleState, ModuleStatus};
+pub use module::{CopyWork, ModuleCounts, ModuleState, ModuleStatus, Restored};
 pub use pipe::PipeStatus;
 
 /// The daemon, as the API sees it. Methods may block for as long as a device takes to answer.
@@ -48,6 +48,26 @@ pub trait Plane: Send + Sync + 'static {
     /// Replaces a VM's modules by those of the config's files, which are read again. On error the old
     /// ones stay.
     fn load_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError>;
+
+    /// Begins a copy of a module's files, which is taken while it serves. One VM has one at a time.
+    fn back_up(&self, vm: &str, module: &str) -> Result<CopyWork, PlaneError>;
+
+    /// Puts a copy in the place of a module's files, once it is checked and durable; VM's modules end and begin
+    /// for it, unless they are drained. Files that are there are replaced only if it says so.
+    fn restore(
+        &self,
+        vm: &str,
+        module: &str,
+        replace: bool,
+        from: &mut dyn std::io::Read,
+    ) -> Result<Restored, PlaneError>;
+
+    /// Ends a VM's modules, durably, until [`Plane::resume_modules`]: also across a restart, and wherever their
+    /// folder goes.
+    fn drain_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError>;
+
+    /// Has modules that were drained serve again.
+    fn resume_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError>;
 
     /// The counters.
     fn metrics(&self) -> Metrics;
@@ -403,8 +423,8 @@ pub struct DiskStatus {
     pub latency: Option<LatencyStatus>,
 }
 
-/// How long requests took, from the poll that took them to the poll after their completion.
-#[derive(Debug, Clone, Serialize)]
+/// How long requests took: of a disk, from the poll that took them to the poll after their completion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LatencyStatus {
     /// Requests.
     pub count: u64,

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use common::Served;
+use common::{COPY_BYTES, Served};
 use control::ControlError;
 use control::api::{ApiServer, MAX_BODY_LEN_BYTES, SCHEMA};
 use control::client::Answer;
@@ -80,6 +80,7 @@ fn the_schema_names_every_route() {
         for method in ["get", "post", "put", "delete"].iter().filter(|m| methods.get(**m).is_some())
         {
             let real = path.replace("{vm}", "nobody").replace("{port}", "nothing");
+            let real = real.replace("{module}", "none");
             let answer = ask(&served, &method.to_uppercase(), &real, Some(json!({"up": true})));
             assert_ne!(answer.status, 405, "{method} {path}");
             assert!(!answer.body.contains("no route"), "{method} {path}: {}", answer.body);
@@ -97,6 +98,72 @@ fn modules_are_those_of_a_vm_and_are_loaded_again() {
     assert_eq!((loaded.status, &loaded.json()[0]["vm"]), (200, &json!("web")));
     expect(&served, ("POST", "/v1/vms/nobody/modules/load", None), (404, "Error"));
     assert_eq!(*served.fake.asked.lock().unwrap(), ["load web"]);
+}
+
+#[test]
+fn modules_are_drained_and_resumed() {
+    let served = Served::start();
+    for (what, state) in [("drain", "drained"), ("resume", "busy")] {
+        let answer = ask(&served, "POST", &format!("/v1/vms/web/modules/{what}"), None);
+        answer.json().as_array().unwrap().iter().for_each(|m| conforms("Module", m));
+        assert_eq!((answer.status, &answer.json()[0]["state"]), (200, &json!(state)));
+        let path = format!("/v1/vms/nobody/modules/{what}");
+        expect(&served, ("POST", &path, None), (404, "Error"));
+    }
+    assert_eq!(*served.fake.asked.lock().unwrap(), ["drain web", "resume web"]);
+}
+
+#[test]
+fn copies_are_passed_on_whatever_their_length() {
+    let served = Served::start();
+    let mut copy = Vec::new();
+    let from = served.client.download("/v1/vms/web/modules/table/backup").unwrap();
+    from.unwrap_or_else(|answer| panic!("{answer:?}")).read_to_end(&mut copy).unwrap();
+    assert_eq!((copy.len() as u64, copy.iter().all(|b| *b == 7)), (COPY_BYTES, true));
+    let gone = served.client.download("/v1/vms/nobody/modules/table/backup").unwrap();
+    let answer = gone.err().unwrap();
+    conforms("Error", &answer.json());
+    assert_eq!((answer.status, answer.error().as_str()), (404, "there is no VM nobody"));
+    // Whoever reads no more harms nobody.
+    let left = served.client.download("/v1/vms/web/modules/table/backup").unwrap();
+    drop(left.map_err(|answer| answer.status).unwrap());
+    let path = "/v1/vms/web/modules/table/restore";
+    let answer = served.client.upload(&format!("{path}?replace=true"), &mut &copy[..]).unwrap();
+    conforms("Restored", &answer.json());
+    assert_eq!(answer.json()["files_bytes"], COPY_BYTES);
+    let mut asked = served.fake.asked.lock().unwrap().clone();
+    asked.sort();
+    assert_eq!(asked, ["back up web table", "back up web table", "restore web table true"]);
+}
+
+#[test]
+fn a_copy_that_is_refused_or_cut_short_is_told() {
+    let served = Served::start();
+    let upload = |path: &str, body: &mut dyn Read| {
+        let answer = served.client.upload(path, body).unwrap();
+        conforms("Error", &answer.json());
+        (answer.status, answer.error())
+    };
+    let copy = vec![7; COPY_BYTES as usize];
+    let full = upload("/v1/vms/web/modules/full/restore", &mut &copy[..]);
+    assert_eq!(full, (422, "there is no room".into()));
+    let path = "/v1/vms/web/modules/table/restore";
+    expect(&served, ("GET", path, None), (405, "Error"));
+    let (status, text) = upload("/v1/vms/web/modules/table/restore?replace=1", &mut &copy[..9]);
+    assert!(status == 400 && text.starts_with("replace: "), "{status} {text}");
+    // The end of the connection is no end of the body.
+    let mut stream = UnixStream::connect(&served.socket).unwrap();
+    stream
+        .write_all(
+            b"PUT /v1/vms/web/modules/table/restore HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\
+              Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        )
+        .unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    assert!(!answer.contains(" 200 "), "{answer}");
+    assert!(served.fake.asked.lock().unwrap().is_empty());
 }
 
 #[test]

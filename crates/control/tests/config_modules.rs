@@ -192,6 +192,7 @@ fn what_is_left_out_has_a_default() {
     let wanted = VmModulesConfig {
         names: vec!["t".into()],
         disk_bytes: 10 << 30,
+        cpu_percent: 100,
         dir: "/var/lib/millrace/v".into(),
         socket: Some("/s/v".into()),
     };
@@ -201,7 +202,7 @@ fn what_is_left_out_has_a_default() {
     let shown_module = json!({"name": "t", "path": "/m", "sha256": HASH.to_lowercase(),
                         "memory": 256 << 20, "deadline_ms": 100});
     assert_eq!(shown["module"], json!([shown_module]));
-    let modules = json!({"use": ["t"], "disk": 10u64 << 30, "dir": "/var/lib/millrace/v",
+    let modules = json!({"use": ["t"], "disk": 10u64 << 30, "cpu_percent": 100, "dir": "/var/lib/millrace/v",
                          "socket": "/s/v"});
     assert_eq!(shown["vm"][0]["modules"], modules);
     let elsewhere = format!("[daemon]\nstate_dir='/d'\n{}{}", module("t"), vm("v", "disk='1TiB'"));

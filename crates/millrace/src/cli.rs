@@ -163,6 +163,60 @@ pub enum ModuleCommand {
     /// Replace a VM's modules by those of the config's files, which are read again; clients connect
     /// again. When that fails, the old ones stay
     Load(OfVm),
+    /// Copy a module's files into a file while it serves
+    Backup(ModuleBackup),
+    /// Check that a copy is whole, and say what it is of
+    Verify(ModuleVerify),
+    /// Put a copy in the place of a module's files; if the module does not start with it, all is as it was
+    Restore(ModuleRestore),
+    /// End a VM's modules until they are resumed, also across restarts: their folder can go elsewhere
+    Drain(OfVm),
+    /// Have modules that were drained serve again, on whichever host their folder is
+    Resume(OfVm),
+}
+
+/// `module backup`.
+#[derive(Debug, Args)]
+pub struct ModuleBackup {
+    /// Which VM.
+    #[command(flatten)]
+    pub of: OfVm,
+    /// Module
+    pub module: String,
+    /// File that gets the copy once it is whole; - for the standard output
+    #[arg(short, long)]
+    pub output: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `module verify`.
+#[derive(Debug, Args)]
+pub struct ModuleVerify {
+    /// Copy; - for the standard input
+    pub copy: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `module restore`.
+#[derive(Debug, Args)]
+pub struct ModuleRestore {
+    /// Which VM.
+    #[command(flatten)]
+    pub of: OfVm,
+    /// Module
+    pub module: String,
+    /// Copy; - for the standard input
+    pub copy: PathBuf,
+    /// Replace files that are there
+    #[arg(long)]
+    pub replace: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `module stats`.

@@ -25,6 +25,7 @@
 mod backend;
 mod cli;
 mod commands;
+mod copies;
 mod exit;
 mod holder;
 mod host;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::cli::{self, ModuleCommand};
 use crate::commands::{Done, ask, list, pretty, refused};
 use crate::process::{print, print_line};
-use crate::{exit, process, render};
+use crate::{copies, exit, process, render};
 
 /// What a terminal sends to the daemon's whole group. The daemon tells this process when to end, and it ends
 /// when the daemon has gone.
@@ -34,12 +34,19 @@ pub fn command(command: &ModuleCommand) -> Done {
     match command {
         ModuleCommand::Ls(args) => list(args, "/v1/modules", render::modules),
         ModuleCommand::Stats(args) => stats(args),
-        ModuleCommand::Load(args) => {
-            let path = format!("/v1/vms/{}/modules/load", encode(&args.vm));
-            let answer = ask(&args.socket, "POST", &path, None)?;
-            Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
-        }
+        ModuleCommand::Load(args) => tell(args, "load"),
+        ModuleCommand::Backup(args) => copies::backup(args),
+        ModuleCommand::Verify(args) => copies::verify(args),
+        ModuleCommand::Restore(args) => copies::restore(args),
+        ModuleCommand::Drain(args) => tell(args, "drain"),
+        ModuleCommand::Resume(args) => tell(args, "resume"),
     }
+}
+
+fn tell(args: &cli::OfVm, what: &str) -> Done {
+    let path = format!("/v1/vms/{}/modules/{what}", encode(&args.vm));
+    let answer = ask(&args.socket, "POST", &path, None)?;
+    Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
 }
 
 fn stats(args: &cli::ModuleStats) -> Done {

@@ -1,5 +1,6 @@
 //! Listings for people, made from the API's JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde_json::Value;
@@ -208,6 +209,29 @@ pub fn module_stats(list: &Value) -> String {
         for (name, value) in counts {
             let _ = writeln!(out, "  {name:<18}{value}");
         }
+        out.push_str(&times(&module["latency"]));
+    }
+    out
+}
+
+/// Longest bar of a histogram.
+const BAR: u64 = 40;
+
+/// How long requests took: a line and a bar for each power of two that has some.
+fn times(latency: &Value) -> String {
+    let mut octaves: BTreeMap<u64, u64> = BTreeMap::new();
+    for (low, count) in latency["buckets"].as_object().into_iter().flatten() {
+        let low: u64 = low.parse().unwrap_or_default();
+        let octave = low.checked_ilog2().map_or(0, |bits| 1 << bits);
+        let all = octaves.entry(octave).or_default();
+        *all = all.saturating_add(count.as_u64().unwrap_or_default());
+    }
+    let most = octaves.values().copied().max().unwrap_or_default().max(1);
+    let mut out = String::new();
+    for (from_ns, count) in octaves {
+        let bar = "#".repeat((count.saturating_mul(BAR).div_ceil(most)) as usize);
+        let us = from_ns as f64 / 1000.0;
+        let _ = writeln!(out, "  from {us:>10.1} us  {count:>10}  {bar}");
     }
     out
 }
@@ -370,7 +394,8 @@ mod tests {
         let list = json!([
             {"vm": "db", "module": "table", "state": "running", "clients": 2, "requests": 70,
              "latency_p50_ns": 41250, "latency_p99_ns": 900, "memory_bytes": 65536,
-             "stored_bytes": 9},
+             "stored_bytes": 9,
+             "latency": {"buckets": {"1024": 1, "1920": 1, "65536": 4}}},
             {"vm": "web", "module": "kv", "state": "failed", "reason": "no such file"},
         ]);
         let text = modules(&list);
@@ -381,6 +406,12 @@ mod tests {
         let text = module_stats(&list);
         assert!(text.starts_with("db/table running\n"), "{text}");
         assert!(text.contains("  requests          70\n"), "{text}");
+        let bars = format!(
+            "  from        1.0 us           2  {}\n  from       65.5 us           4  {}\n",
+            "#".repeat(20),
+            "#".repeat(40)
+        );
+        assert!(text.contains(&bars), "{text}");
         assert!(text.ends_with("\nweb/kv failed: no such file\n"), "{text}");
     }
 

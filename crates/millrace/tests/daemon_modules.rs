@@ -5,6 +5,8 @@
 #[allow(dead_code)]
 mod client;
 mod common;
+#[path = "modules/daemon_copies.rs"]
+mod copies;
 #[path = "modules/world.rs"]
 #[allow(dead_code)]
 mod world;
@@ -147,6 +149,7 @@ fn requests_are_answered_listed_and_counted() {
     let numbers = ["clients", "requests", "stored_bytes", "written_bytes", "failed"];
     assert_eq!(numbers.map(|key| list[0][key].as_u64().unwrap()), [1, 2, 4, 4, 0], "{list:#}");
     assert!(list[0]["latency_p99_ns"].as_u64() > Some(0), "{list:#}");
+    assert_eq!(list[0]["latency"]["count"], 2, "{list:#}");
     assert!(
         module(&place, &["ls"]).1.contains("db  a       running"),
         "{}",
@@ -169,7 +172,8 @@ fn requests_are_answered_listed_and_counted() {
     for line in [
         "millrace_module_requests_total{vm=\"db\",module=\"a\"} 2",
         "millrace_module_running{vm=\"db\",module=\"a\"} 1",
-        "millrace_module_latency_nanoseconds{vm=\"db\",module=\"a\",quantile=\"0.99\"} ",
+        "millrace_module_latency_nanoseconds_count{vm=\"db\",module=\"a\"} 2",
+        "millrace_module_latency_nanoseconds_bucket{vm=\"db\",module=\"a\",le=\"+Inf\"} 2",
     ] {
         assert!(metrics.contains(line), "no {line}");
     }

@@ -13,11 +13,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::folder::Counts;
+use crate::folder::written::Written;
 use crate::limits::SYNC_CHARGE_BYTES;
 use crate::{ModuleStats, ModulesError};
 
 /// Longest message: settings of 16 modules.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
+
+/// Modules whose counters are in one message: with histograms that have a value in each bucket they take
+/// 8 KiB each.
+pub(crate) const STATS_OF_MESSAGE: usize = 4;
 
 /// Most descriptors of a message: code and folder of 16 modules.
 const MAX_FDS: usize = 32;
@@ -31,6 +36,8 @@ pub struct ModuleSetup {
     pub hash: String,
     /// CPU time of a call.
     pub deadline_ms: u32,
+    /// Share of a core that its thread may take, in percent.
+    pub cpu_percent: u32,
     /// Most memory.
     pub memory_bytes: u64,
     /// Most bytes of files.
@@ -57,7 +64,30 @@ pub(crate) enum ToProcess {
     GuestGone,
     /// Asks for [`FromProcess::Stats`].
     Stats,
+    /// A step of a copy of a module's files, answered by [`FromProcess::Copied`] between two calls.
+    Copy {
+        /// Whose files.
+        module: String,
+        /// Which answer is meant.
+        turn: u64,
+        /// What is to be done.
+        step: Step,
+    },
     /// Finish, and end.
+    End,
+}
+
+/// A step of a copy of a module's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    /// From now on what is written is logged.
+    Begin,
+    /// What was written since the last step.
+    Look,
+    /// The same, and nothing more is written until [`Step::End`], or for too long.
+    Hold,
+    /// It is over. An error: the files were not held still up to now.
     End,
 }
 
@@ -78,10 +108,22 @@ pub(crate) enum FromProcess {
     },
     /// It cannot: why. It ends.
     Failed(String),
-    /// Of each module.
-    Stats(Vec<ModuleStats>),
+    /// Of some modules: all that a message has room for, in any case ([`STATS_OF_MESSAGE`]).
+    Stats {
+        /// Theirs.
+        stats: Vec<ModuleStats>,
+        /// The others were told before.
+        last: bool,
+    },
     /// What a module did with its files since it said so last.
     Used(Used),
+    /// What was written, as the step of this turn asked for.
+    Copied {
+        /// Which.
+        turn: u64,
+        /// An error: why it cannot be copied.
+        written: Result<Written, String>,
+    },
 }
 
 /// What the disk had to do for a VM's modules.

@@ -7,8 +7,13 @@
 //! *Bytes are counted by inode*: a file that is open twice is one file, and one that was removed while it was
 //! open counts until its last handle is closed. What is durable, and what happens when a disk fails, is
 //! in [`durable`].
+//!
+//! *What is written is logged* while somebody copies the files ([`written`]).
 
 mod durable;
+pub mod written;
+
+pub(crate) use self::durable::is_suspect;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,6 +24,8 @@ use std::os::unix::fs::FileExt;
 use guest_abi::module_call::{MAX_FILE_NAME_BYTES, MAX_FILES, MAX_FOLDER_FILES, open};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
+
+use self::written::{Written, WrittenLog};
 
 /// A file that is open, however many handles it has.
 #[derive(Debug)]
@@ -50,6 +57,8 @@ pub struct Folder {
     names_dirty: bool,
     /// A sync failed: what is on the disk is not known, until [`Folder::mend`] has written it anew.
     failed: bool,
+    /// What is written, while somebody wants to know.
+    written: Option<WrittenLog>,
     counts: Counts,
 }
 
@@ -65,7 +74,7 @@ pub struct Counts {
 }
 
 /// Whether a module may name a file so.
-fn checked(name: &[u8]) -> Result<&str, Errno> {
+pub(crate) fn checked(name: &[u8]) -> Result<&str, Errno> {
     let plain = |b: &u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
     let right = (1..=MAX_FILE_NAME_BYTES).contains(&name.len())
         && name[0] != b'.'
@@ -101,6 +110,7 @@ impl Folder {
             // Of an earlier life.
             names_dirty: true,
             failed: false,
+            written: None,
             counts: Counts::default(),
         };
         this.failed = this.is_marked();
@@ -124,6 +134,23 @@ impl Folder {
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
+    }
+
+    /// Logs what is written from now on, or no more.
+    pub fn log_written(&mut self, on: bool) {
+        self.written = on.then(WrittenLog::new);
+    }
+
+    /// What was written since the log was begun or taken; none: there is no log.
+    pub fn take_written(&mut self) -> Option<Written> {
+        self.written.as_mut().map(WrittenLog::take)
+    }
+
+    /// A part of a file changes.
+    fn mark(&mut self, handle: i32, at: u64, len_bytes: u64) {
+        if let (Some(log), Some(inode)) = (&mut self.written, self.handles.get(&handle)) {
+            log.mark(*inode, at, len_bytes);
+        }
     }
 
     /// An instance has gone: its handles are closed. What it wrote is read by the next one, which opens the
@@ -253,6 +280,9 @@ impl Folder {
             return Ok(());
         }
         self.check_room(end.saturating_sub(len))?;
+        // With what it leaves between them as a hole: other bytes may have been there before.
+        let from = at.min(len);
+        self.mark(handle, from, end - from);
         let node = self.get(handle)?;
         node.dirty = true;
         let written = node.file.write_all_at(bytes, at);
@@ -285,8 +315,9 @@ impl Folder {
     /// Writes all of it at the end, or nothing; where.
     pub fn append(&mut self, handle: i32, bytes: &[u8]) -> Result<u64, Errno> {
         self.check_room(bytes.len() as u64)?;
+        let at = self.get(handle)?.len_bytes;
+        self.mark(handle, at, bytes.len() as u64);
         let node = self.get(handle)?;
-        let at = node.len_bytes;
         node.dirty = true;
         if let Err(e) = node.file.write_all_at(bytes, at) {
             // The part that was written must not stay: what is appended next would be behind it.
@@ -303,6 +334,7 @@ impl Folder {
     pub fn truncate(&mut self, handle: i32, len_bytes: u64) -> Result<(), Errno> {
         let before = self.get(handle)?.len_bytes;
         self.check_room(len_bytes.saturating_sub(before))?;
+        self.mark(handle, before.min(len_bytes), before.abs_diff(len_bytes));
         let node = self.get(handle)?;
         rustix::fs::ftruncate(&node.file, len_bytes)?;
         node.dirty = true;
@@ -334,6 +366,10 @@ impl Folder {
     /// A file has lost its name.
     fn unlinked(&mut self, stat: &Stat) {
         self.names = self.names.saturating_sub(1);
+        // Another file may get its inode: what a copy has of this one is not of that one.
+        if let Some(log) = &mut self.written {
+            log.mark(stat.st_ino, 0, len_of(stat));
+        }
         match self.nodes.get_mut(&stat.st_ino) {
             Some(node) => node.linked = false,
             None => self.forget(stat.st_ino, len_of(stat)),

@@ -10,11 +10,12 @@
 mod child;
 mod keeper;
 mod log;
+mod pause;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,8 +23,10 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use self::keeper::Keeper;
-use crate::control::{ModuleSetup, Used};
+use crate::control::{ModuleSetup, Step, Used};
 use crate::engine::{self, Hash};
+use crate::folder::written::Written;
+use crate::limits::STEP_TIMEOUT;
 use crate::{ModuleStats, ModulesError};
 
 /// Connections that wait for a process.
@@ -43,6 +46,8 @@ pub struct ModuleConfig {
     pub hash: Hash,
     /// CPU time of a call.
     pub deadline_ms: u32,
+    /// Share of a core that its thread may take, in percent.
+    pub cpu_percent: u32,
     /// Most memory.
     pub memory_bytes: u64,
     /// Most bytes of files.
@@ -81,6 +86,8 @@ pub struct VmModulesConfig {
     pub command: Vec<String>,
     /// Is told what the disk had to do.
     pub charge: Charge,
+    /// No process is started before [`VmModules::resume`].
+    pub drained: bool,
 }
 
 /// What the thread is asked.
@@ -91,6 +98,9 @@ enum Asked {
     GuestGone,
     Stats(SyncSender<Vec<ModuleStats>>),
     Load(Vec<ModuleConfig>, SyncSender<Result<(), String>>),
+    Copy(String, Step, SyncSender<Result<Written, String>>),
+    Drain(SyncSender<Result<(), String>>),
+    Resume(SyncSender<Result<(), String>>),
 }
 
 #[derive(Debug)]
@@ -120,6 +130,14 @@ impl Inbox {
 
     fn note(&self, trouble: Option<String>) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    /// Waits for room, however many connections come: the thread takes all that there is with each turn.
+    fn ask_surely(&self, asked: Asked) -> Result<(), ModulesError> {
+        self.ring();
+        self.asked.send(asked).map_err(|_| ModulesError::Control("it has ended".into()))?;
+        self.ring();
+        Ok(())
     }
 
     /// False: there is no room.
@@ -208,13 +226,52 @@ impl VmModules {
     /// # Errors
     /// As of [`VmModules::start`]; the new process ended, or a module did not start, or not in time.
     pub fn load(&self, modules: Vec<ModuleConfig>) -> Result<(), ModulesError> {
+        self.ask_and_wait(|to| Asked::Load(modules, to))
+    }
+
+    /// Ends the process, once it has finished what it does, and starts no other one before
+    /// [`VmModules::resume`]; returns once it has gone. Connections that come meanwhile wait.
+    ///
+    /// # Errors
+    /// Other modules are being loaded, or all is to end.
+    pub fn drain(&self) -> Result<(), ModulesError> {
+        self.ask_and_wait(Asked::Drain)
+    }
+
+    /// Starts the process again, and returns once all modules have started.
+    ///
+    /// # Errors
+    /// A module did not start, or not in time; it is tried again all the same.
+    pub fn resume(&self) -> Result<(), ModulesError> {
+        self.ask_and_wait(Asked::Resume)
+    }
+
+    fn ask_and_wait(
+        &self,
+        asked: impl FnOnce(SyncSender<Result<(), String>>) -> Asked,
+    ) -> Result<(), ModulesError> {
         let (sender, receiver) = sync_channel(1);
-        let busy = || ModulesError::Control("it is busy".into());
-        if !self.inbox.ask(Asked::Load(modules, sender)) {
-            return Err(busy());
-        }
+        self.inbox.ask_surely(asked(sender))?;
         let told = receiver.recv().map_err(|_| ModulesError::Control("it has ended".into()))?;
         told.map_err(ModulesError::Control)
+    }
+
+    /// A step of a copy of a module's files; waits for the end of the call that it is in.
+    ///
+    /// # Errors
+    /// There is no process, or it ends; its files cannot be copied now.
+    pub fn copy_step(&self, module: &str, step: Step) -> Result<Written, ModulesError> {
+        let (sender, receiver) = sync_channel(1);
+        self.inbox.ask_surely(Asked::Copy(module.into(), step, sender))?;
+        let told = receiver.recv_timeout(STEP_TIMEOUT).map_err(|e| {
+            ModulesError::Control(match e {
+                RecvTimeoutError::Timeout => {
+                    format!("module {module} was in one call for {} s", STEP_TIMEOUT.as_secs())
+                }
+                RecvTimeoutError::Disconnected => "there is no process, or it has ended".into(),
+            })
+        })?;
+        told.map_err(|why| ModulesError::Control(format!("module {module}: {why}")))
     }
 
     /// As [`VmModules::stop`], and does not wait. Whoever waits in [`VmModules::load`] is told.
@@ -270,6 +327,7 @@ fn prepare(
             name: module.name.clone(),
             hash: engine::hex(&hash),
             deadline_ms: module.deadline_ms,
+            cpu_percent: module.cpu_percent,
             memory_bytes: module.memory_bytes,
             disk_bytes: module.disk_bytes,
         };

@@ -50,6 +50,10 @@
 //! its disk busy by way of its modules gets less of the sidecores until it has paid. Nothing in a process
 //! waits for credit: who is held back is the guest that asks.
 //!
+//! *Copies* are taken while a module serves ([`copy`]): the daemon reads the files, and the process tells it which
+//! parts were written meanwhile, as a hypervisor does of a VM's memory. For the rest the module is held still
+//! between two calls.
+//!
 //! *The log* of a process is a pipe to the daemon, which bounds it and adds the names of VM and module.
 //!
 //! # Limits
@@ -66,6 +70,7 @@ mod budget;
 mod clients;
 mod conn;
 mod control;
+pub mod copy;
 mod deadline;
 pub mod engine;
 mod error;
@@ -81,9 +86,10 @@ mod lock;
 pub mod process;
 pub mod sandbox;
 mod service;
+mod share;
 mod stats;
 
-pub use control::{ModuleSetup, Used};
+pub use control::{ModuleSetup, Step, Used};
 pub use error::ModulesError;
 pub use host::{Charge, ModuleConfig, VmModules, VmModulesConfig};
 pub use stats::ModuleStats;

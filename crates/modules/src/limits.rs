@@ -120,6 +120,21 @@ pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// and the old ones go on.
 pub const LOAD_TIMEOUT: Duration = Duration::from_secs(150);
 
+/// How long a copy may hold a module's files still: it reads [`HELD_BYTES`] in a tenth of that.
+pub const HOLD_LEASE: Duration = Duration::from_secs(2);
+
+/// How long a module may take to come to the end of a call, when a copy waits for that.
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Most bytes that are copied while the files are held still. They wait in memory until they are written.
+pub const HELD_BYTES: u64 = 64 << 20;
+
+/// The files are held once no more than this was written while what was written before was copied.
+pub const LITTLE_BYTES: u64 = 4 << 20;
+
+/// After so many times of copying what was written meanwhile the files are held anyway.
+pub const COPY_ROUNDS: u32 = 30;
+
 /// Longest line of a process's log; the rest of it is dropped.
 pub const LOG_LINE_BYTES: usize = 2048;
 

@@ -15,7 +15,7 @@ use crate::limits::{LOCK_PATIENCE, LOCK_TIMEOUT};
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// Takes a folder for this process alone; false: another one has it.
-fn lock(folder: &OwnedFd) -> Result<bool, ModulesError> {
+pub(crate) fn lock(folder: &OwnedFd) -> Result<bool, ModulesError> {
     match flock(folder, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::AGAIN | Errno::INTR) => Ok(false),
@@ -56,7 +56,7 @@ pub(crate) fn wait_for(
 }
 
 /// Who has the lock, as the kernel tells it.
-fn holder(folder: &OwnedFd) -> String {
+pub(crate) fn holder(folder: &OwnedFd) -> String {
     let inode = rustix::fs::fstat(folder).map(|stat| stat.st_ino).unwrap_or_default();
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     match find(&locks, inode) {

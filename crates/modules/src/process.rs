@@ -16,11 +16,11 @@ use rustix::net::SendFlags;
 use wasmtime::{Linker, Module};
 use zerocopy::IntoBytes;
 
-use crate::ModulesError;
 use crate::budget::{Pot, Purse};
-use crate::control::{self, FromProcess, ModuleSetup, ToProcess};
+use crate::control::{self, FromProcess, ModuleSetup, Step, ToProcess};
 use crate::engine;
 use crate::folder::Folder;
+use crate::folder::written::Written;
 use crate::greet::{Greeting, Heard, refuse, tell_list};
 use crate::instance::{self, Limits, State};
 use crate::limits::{
@@ -29,7 +29,9 @@ use crate::limits::{
 };
 use crate::lock;
 use crate::sandbox;
-use crate::service::{Inbox, Service, Spec, Started, TellUsed, Told};
+use crate::service::{Copied, Inbox, Service, Spec, Started, TellUsed, Told};
+use crate::share::CpuShare;
+use crate::{ModuleStats, ModulesError};
 
 /// Descriptors beside those of connections and files.
 const OWN_FILES: usize = 256;
@@ -101,6 +103,8 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
         return Err(ModulesError::Control(format!("{} descriptors", fds.len())));
     }
     crate::deadline::init()?;
+    // The first look at a clock finds the kernel's page of them, by a call that is not allowed later.
+    let _ = CpuShare::thread_time();
     let (mut fds, mut parts) = (fds.into_iter(), Vec::new());
     for setup in &modules {
         let (Some(code), Some(folder)) = (fds.next(), fds.next()) else { return Ok(None) };
@@ -139,6 +143,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
                 deadline: Duration::from_millis(setup.deadline_ms.into()),
                 memory_bytes: setup.memory_bytes,
             },
+            cpu_percent: setup.cpu_percent,
             list: Arc::clone(&list),
             purse: Purse::new(&pot, SHARE_BYTES),
             started: telling(&name, control),
@@ -302,11 +307,29 @@ impl Greeter {
                 true
             }
             Ok(Some((ToProcess::Stats, _))) => self.tell_stats(),
+            Ok(Some((ToProcess::Copy { module, turn, step }, _))) => {
+                self.copy(&module, turn, step);
+                true
+            }
             Ok(Some((ToProcess::End | ToProcess::Setup { .. }, _)) | None) => false,
             Err(e) => {
                 tracing::error!("{e}");
                 false
             }
+        }
+    }
+
+    /// A module that is in a call answers after it.
+    fn copy(&self, module: &str, turn: u64, step: Step) {
+        let control = Arc::clone(&self.control);
+        let tell = move |written: Result<Written, String>| {
+            let told = FromProcess::Copied { turn, written };
+            // A daemon that has gone is noticed elsewhere.
+            let _ = control::send(&*control, &told, &[], SendFlags::empty());
+        };
+        match self.modules.running.get(module) {
+            Some(running) => running.inbox.tell(Told::Copy(step, Copied(Box::new(tell)))),
+            None => tell(Err(format!("there is no module {module}"))),
         }
     }
 
@@ -323,6 +346,16 @@ impl Greeter {
             all.push(stats);
         }
         all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        control::send(&*self.control, &FromProcess::Stats(all), &[], SendFlags::empty()).is_ok()
+        let mut left = all.len();
+        // None is an answer, too.
+        let empty = left == 0;
+        let mut parts: Vec<Vec<ModuleStats>> =
+            all.chunks(control::STATS_OF_MESSAGE).map(<[_]>::to_vec).collect();
+        parts.extend(empty.then(Vec::new));
+        parts.into_iter().all(|stats| {
+            left -= stats.len();
+            let told = FromProcess::Stats { stats, last: left == 0 };
+            control::send(&*self.control, &told, &[], SendFlags::empty()).is_ok()
+        })
     }
 }

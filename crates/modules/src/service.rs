@@ -10,6 +10,7 @@ mod calls;
 mod inbox;
 mod life;
 mod room;
+mod still;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -35,9 +36,10 @@ use crate::deadline::Ticker;
 use crate::folder::{Counts, Folder};
 use crate::instance::{Limits, State};
 use crate::limits::{CALL_BYTES, LINGER, READ_BYTES};
+use crate::share::CpuShare;
 use crate::stats::Meter;
 
-pub(crate) use self::inbox::{Inbox, Told};
+pub(crate) use self::inbox::{Copied, Inbox, Told};
 use self::life::Life;
 
 /// A module as a process runs it.
@@ -46,6 +48,8 @@ pub(crate) struct Spec {
     pub module: Module,
     pub linker: Arc<Linker<State>>,
     pub limits: Limits,
+    /// Share of a core, in percent.
+    pub cpu_percent: u32,
     /// The modules of this VM, as a welcome lists them.
     pub list: Arc<Vec<u8>>,
     /// What its clients make it hold.
@@ -91,6 +95,11 @@ pub(crate) struct Service {
     meter: Meter,
     /// What was told to be used of the disk, and when.
     told_used: (Counts, Instant),
+    /// Nothing is called up to here: somebody copies the files.
+    held_until: Option<Instant>,
+    share: Option<CpuShare>,
+    /// Nothing is called up to here: it has computed too much.
+    rests_until: Option<Instant>,
     ending: bool,
 }
 
@@ -109,6 +118,7 @@ impl Service {
             .map_err(ModulesError::io("random bytes"))?;
         let mut meter = Meter::default();
         meter.told.name.clone_from(&spec.name);
+        let share = CpuShare::new(spec.cpu_percent);
         let purse = Arc::clone(&spec.purse);
         Ok(Self {
             spec,
@@ -127,6 +137,9 @@ impl Service {
             read: vec![0; READ_BYTES].into(),
             meter,
             told_used: (Counts::default(), Instant::now()),
+            held_until: None,
+            share,
+            rests_until: None,
             ending: false,
         })
     }
@@ -135,6 +148,7 @@ impl Service {
     pub fn run(&mut self) -> Result<(), ModulesError> {
         let _ticker = Ticker::new(self.spec.module.engine())?;
         while !self.ending {
+            self.end_pause();
             self.keep_alive();
             self.wait();
             self.expire();
@@ -149,10 +163,12 @@ impl Service {
     }
 
     fn timeout(&mut self) -> Option<Duration> {
-        if self.more && !self.life.holds_requests() {
+        if self.more && !self.holds_requests() {
             return Some(Duration::ZERO);
         }
+        let pause = self.pause();
         let wake = match &mut self.life {
+            _ if pause.is_some() => pause,
             Life::Running(instance) => instance.state().wake,
             Life::Waiting { until, .. } => Some(*until),
             Life::Over => None,
@@ -190,6 +206,7 @@ impl Service {
                 // Whoever asked may have given up.
                 let _ = to.try_send(self.stats());
             }
+            Told::Copy(step, to) => (to.0)(self.copy_step(step)),
             Told::End => self.ending = true,
         }
     }
@@ -299,7 +316,7 @@ impl Service {
 
     /// Takes frames of all connections, up to what a call may have.
     fn collect(&mut self) {
-        if self.life.holds_requests() || !std::mem::take(&mut self.more) {
+        if self.holds_requests() || !std::mem::take(&mut self.more) {
             return;
         }
         let now = Instant::now();

@@ -29,6 +29,8 @@ pub struct ModuleStats {
     pub failed: u64,
     /// Calls of the module; each takes what came meanwhile.
     pub calls: u64,
+    /// How long it had to rest, having computed more than its share of a core.
+    pub rested_ns: u64,
     /// Instances that were stopped.
     pub stopped: u64,
     /// Connections that were ended for what they sent.
@@ -51,4 +53,8 @@ pub struct ModuleStats {
     pub latency_p50_ns: u64,
     /// The same of 99 in a hundred.
     pub latency_p99_ns: u64,
+    /// All of them: smallest value of a bucket, and how many are in it (`Snapshot::coarse`).
+    pub latency: Vec<(u64, u64)>,
+    /// Their sum.
+    pub latency_sum_ns: u64,
 }

@@ -1,6 +1,7 @@
 //! The control API: HTTP and JSON on a Unix socket. `schema/api.json` describes it.
 
 mod answer;
+mod copies;
 mod routes;
 mod server;
 

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::answer::ApiError;
+use super::copies;
 use crate::config::parse_size;
 use crate::metrics;
 use crate::plane::{Plane, PlaneError};
@@ -60,10 +61,15 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/vms/{vm}/channel/leave", post(leave_channel))
         .route("/v1/vms/{vm}/modules", get(modules_of_vm))
         .route("/v1/vms/{vm}/modules/load", post(load_modules))
+        .route("/v1/vms/{vm}/modules/drain", post(drain_modules))
+        .route("/v1/vms/{vm}/modules/resume", post(resume_modules))
+        .route("/v1/vms/{vm}/modules/{module}/backup", get(copies::back_up))
         .route("/v1/shutdown", post(shutdown))
+        .layer(middleware::from_fn(in_time))
+        // It takes as long as its body.
+        .route("/v1/vms/{vm}/modules/{module}/restore", put(copies::restore))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .layer(middleware::from_fn(in_time))
         .with_state(plane)
 }
 
@@ -80,7 +86,7 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 /// Runs `f`, which may wait for a device, away from the API's only thread.
-async fn ask<R: Send + 'static>(
+pub(super) async fn ask<R: Send + 'static>(
     plane: Arc<dyn Plane>,
     f: impl FnOnce(&dyn Plane) -> R + Send + 'static,
 ) -> Result<R, ApiError> {
@@ -173,6 +179,14 @@ async fn modules_of_vm(State(plane): Shared, Path(vm): Path<String>) -> Answer {
 
 async fn load_modules(State(plane): Shared, Path(vm): Path<String>) -> Answer {
     Ok(Json(ask(plane, move |p| p.load_modules(&vm)).await??).into_response())
+}
+
+async fn drain_modules(State(plane): Shared, Path(vm): Path<String>) -> Answer {
+    Ok(Json(ask(plane, move |p| p.drain_modules(&vm)).await??).into_response())
+}
+
+async fn resume_modules(State(plane): Shared, Path(vm): Path<String>) -> Answer {
+    Ok(Json(ask(plane, move |p| p.resume_modules(&vm)).await??).into_response())
 }
 
 async fn prometheus(State(plane): Shared) -> Answer {

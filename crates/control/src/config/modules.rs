@@ -17,6 +17,9 @@ const MEMORY_BYTES: (u64, u64) = (1 << 20, 4 << 30);
 /// CPU time of a call: below 10 ms it cannot be measured, and nobody waits for longer than 10 s.
 const DEADLINE_MS: (u64, u64) = (10, 10_000);
 
+/// Share of a core of a module's thread: there is one, so that 100 is no limit.
+const CPU_PERCENT: (u64, u64) = (1, 100);
+
 /// Files of a module.
 const DISK_BYTES: (u64, u64) = (1 << 20, 1 << 40);
 
@@ -60,6 +63,8 @@ pub struct VmModulesConfig {
     /// Most bytes of files of each.
     #[serde(rename = "disk")]
     pub disk_bytes: u64,
+    /// Most of a core that each may take, in percent.
+    pub cpu_percent: u32,
     /// Where their files are.
     pub dir: PathBuf,
     /// Where programs of the host reach them.
@@ -151,6 +156,8 @@ pub(super) fn of_vm(
     let mut inner = Reader::new(&mut *r.ctx, path, node);
     let names = names(&mut inner);
     let disk_bytes = sized(&mut inner, "disk", DEFAULT_DISK_BYTES, DISK_BYTES, "1MiB to 1TiB");
+    let share = CPU_PERCENT.0..=CPU_PERCENT.1;
+    let cpu_percent = inner.int("cpu_percent", CPU_PERCENT.1, share) as u32;
     let dir = inner.path("dir").unwrap_or_else(|| state_dir.join(name));
     let socket = inner.path("socket");
     if let Some(socket) = &socket {
@@ -166,7 +173,7 @@ pub(super) fn of_vm(
             "add a [vm.vsock] for the guest, or a `socket` for programs of the host",
         );
     }
-    Some(VmModulesConfig { names, disk_bytes, dir, socket })
+    Some(VmModulesConfig { names, disk_bytes, cpu_percent, dir, socket })
 }
 
 fn names(r: &mut Reader<'_, '_>) -> Vec<String> {

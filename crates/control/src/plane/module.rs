@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::LatencyStatus;
+
 /// A module of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ModuleStatus {
@@ -17,6 +19,9 @@ pub struct ModuleStatus {
     /// What it did. While it does not answer: what it said last.
     #[serde(flatten)]
     pub counts: ModuleCounts,
+    /// How long requests took, from their coming to their replies; left out if it never said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<LatencyStatus>,
 }
 
 /// How a module stands.
@@ -33,6 +38,8 @@ pub enum ModuleState {
     Silent,
     /// It cannot serve.
     Failed,
+    /// It was ended, until it is resumed.
+    Drained,
 }
 
 impl ModuleState {
@@ -45,8 +52,31 @@ impl ModuleState {
             Self::Busy => "busy",
             Self::Silent => "silent",
             Self::Failed => "failed",
+            Self::Drained => "drained",
         }
     }
+}
+
+/// Writes a copy of a module's files. How it went stands in what it writes.
+pub type CopyWork = Box<dyn FnOnce(&mut dyn std::io::Write) + Send>;
+
+/// A copy that was put in place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Restored {
+    /// VM.
+    pub vm: String,
+    /// Module.
+    pub module: String,
+    /// Which VM it was taken of.
+    pub of_vm: String,
+    /// SHA-256 of the WebAssembly that served the files then.
+    pub sha256: String,
+    /// When it was begun, in seconds since 1970.
+    pub begun_s: u64,
+    /// Files.
+    pub files: u64,
+    /// Their lengths together.
+    pub files_bytes: u64,
 }
 
 /// What a module did since its process began.
@@ -62,6 +92,8 @@ pub struct ModuleCounts {
     pub failed: u64,
     /// Calls of the module; each takes what came meanwhile.
     pub calls: u64,
+    /// How long it had to rest, having computed more than its share of a core.
+    pub rested_ns: u64,
     /// Instances that were stopped.
     pub stopped: u64,
     /// Connections that were ended for what they sent.

@@ -1,6 +1,7 @@
 //! A plane without engines, served on a real Unix socket.
 #![allow(clippy::unwrap_used)]
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -10,14 +11,17 @@ use control::api::ApiServer;
 use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
-    ChannelLink, ChannelState, ChannelStatus, CreditUsage, DiskStatus, Health, HolderStatus,
-    MacStatus, ModuleCounts, ModuleState, ModuleStatus, NetStatus, PipeStatus, PlacementStatus,
-    Plane, PlaneError, PortKind, PortStatus, SidecoreStatus, Status, SwitchStatus, VmStatus,
-    VsockStatus, WorkerStatus,
+    ChannelLink, ChannelState, ChannelStatus, CopyWork, CreditUsage, DiskStatus, Health,
+    HolderStatus, MacStatus, ModuleCounts, ModuleState, ModuleStatus, NetStatus, PipeStatus,
+    PlacementStatus, Plane, PlaneError, PortKind, PortStatus, Restored, SidecoreStatus, Status,
+    SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 use serde_json::Value;
 use tokio::sync::oneshot;
+
+/// Bytes of the fake's copies: more than all buffers on the way hold.
+pub const COPY_BYTES: u64 = 8 << 20;
 
 /// What the fake was asked, and the config it keeps.
 pub struct Fake {
@@ -120,6 +124,7 @@ fn module(vm: &str) -> ModuleStatus {
         state: ModuleState::Busy,
         reason: Some("no socket".into()),
         counts: ModuleCounts { requests: 7, ..ModuleCounts::default() },
+        latency: Some((&latency()).into()),
     }
 }
 
@@ -257,6 +262,54 @@ impl Plane for Fake {
     fn load_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
         let list = self.modules(Some(vm))?;
         self.note(format!("load {vm}"));
+        Ok(list)
+    }
+
+    fn back_up(&self, vm: &str, module: &str) -> Result<CopyWork, PlaneError> {
+        self.modules(Some(vm))?;
+        self.note(format!("back up {vm} {module}"));
+        let len_bytes = COPY_BYTES;
+        Ok(Box::new(move |to| {
+            // Whoever reads it may go.
+            let _ = std::io::copy(&mut std::io::repeat(7).take(len_bytes), to);
+        }))
+    }
+
+    fn restore(
+        &self,
+        vm: &str,
+        module: &str,
+        replace: bool,
+        from: &mut dyn Read,
+    ) -> Result<Restored, PlaneError> {
+        self.modules(Some(vm))?;
+        if module == "full" {
+            return Err(PlaneError::Refused("there is no room".into()));
+        }
+        let read = std::io::copy(from, &mut std::io::sink());
+        let files_bytes = read.map_err(|e| PlaneError::Refused(format!("reading: {e}")))?;
+        self.note(format!("restore {vm} {module} {replace}"));
+        Ok(Restored {
+            vm: vm.into(),
+            module: module.into(),
+            of_vm: "db".into(),
+            sha256: "00".repeat(32),
+            begun_s: 1,
+            files: 2,
+            files_bytes,
+        })
+    }
+
+    fn drain_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
+        let mut list = self.modules(Some(vm))?;
+        self.note(format!("drain {vm}"));
+        list[0].state = ModuleState::Drained;
+        Ok(list)
+    }
+
+    fn resume_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
+        let list = self.modules(Some(vm))?;
+        self.note(format!("resume {vm}"));
         Ok(list)
     }
 

@@ -4,11 +4,14 @@
 //! They begin behind the ports: compiling takes seconds, and happens again after an upgrade, while
 //! guests wait for their disks. Connections that come meanwhile wait, a bounded number of them.
 
+mod copies;
+mod drain;
 mod listener;
 mod show;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -47,6 +50,8 @@ struct OfVm {
     socket: Option<PathBuf>,
     way: Arc<Mutex<Way>>,
     stand: Mutex<Stand>,
+    /// A copy is being taken or put in place.
+    copying: Arc<AtomicBool>,
     listener: Mutex<Option<Listener>>,
 }
 
@@ -100,6 +105,7 @@ fn listed(config: &Config, vm: &str) -> Option<Vec<modules::ModuleConfig>> {
         deadline_ms: module.deadline_ms,
         memory_bytes: module.memory_bytes,
         disk_bytes: used.disk_bytes,
+        cpu_percent: used.cpu_percent,
     };
     Some(all.into_iter().map(module).collect())
 }
@@ -110,19 +116,22 @@ impl OfVm {
         // Its lines come by a pipe and are logged here: what they say is told apart.
         let words = [PROGRAM, "module-process", vm, "--log", &config.daemon.log, "--log-json"];
         let command = words.map(Into::into).into();
-        let stand = Stand { names: used.names.clone(), ..Stand::default() };
+        let list = listed(config, vm)?;
+        let stand = Stand { names: used.names.clone(), list: list.clone(), ..Stand::default() };
         Some(Self {
             config: VmModulesConfig {
                 vm: vm.into(),
-                modules: listed(config, vm)?,
+                modules: list,
                 state_dir: used.dir.clone(),
                 code_dir: config.code_dir(),
                 command,
                 charge,
+                drained: false,
             },
             socket: used.socket.clone(),
             way: Arc::new(Mutex::new(Way::Waiting(Vec::new()))),
             stand: Mutex::new(stand),
+            copying: Arc::default(),
             listener: Mutex::default(),
         })
     }
@@ -154,7 +163,8 @@ impl OfVm {
 
     /// Begins with these modules. On error connections are closed until a later try.
     fn begin(&self, list: Vec<modules::ModuleConfig>) -> Result<(), ModulesError> {
-        let config = VmModulesConfig { modules: list, ..self.config.clone() };
+        let drained = drain::is_marked(&self.config.state_dir);
+        let config = VmModulesConfig { modules: list.clone(), drained, ..self.config.clone() };
         let started = VmModules::start(config);
         let way = match &started {
             Ok(modules) => Way::Open(Arc::clone(modules)),
@@ -165,6 +175,7 @@ impl OfVm {
             Ok(modules) => {
                 stand.modules = Some(Arc::clone(modules));
                 stand.failed = None;
+                (stand.list, stand.drained) = (list, drained);
             }
             Err(e) => stand.failed = Some(e.to_string()),
         }
@@ -189,7 +200,10 @@ impl OfVm {
         let names = list.iter().map(|module| module.name.clone()).collect();
         let now = locked(&self.stand).modules.clone();
         match now {
-            Some(modules) => modules.load(list)?,
+            Some(modules) => {
+                modules.load(list.clone())?;
+                locked(&self.stand).list = list;
+            }
             None => self.begin(list)?,
         }
         locked(&self.stand).names = names;
@@ -241,6 +255,12 @@ impl Modules {
 
     fn find(&self, vm: &str) -> Option<&Arc<OfVm>> {
         self.vms.iter().find(|of_vm| of_vm.config.vm == vm)
+    }
+
+    /// A VM that has modules.
+    fn found(&self, vm: &str) -> Result<&Arc<OfVm>, PlaneError> {
+        let none = || PlaneError::Conflict(format!("VM {vm} has no [vm.modules]"));
+        self.find(vm).ok_or_else(none)
     }
 
     /// What a VM's vsock port serves: the modules' port, when the VM has some.

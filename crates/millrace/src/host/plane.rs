@@ -1,10 +1,12 @@
 //! The control API's side of the host.
 
+use std::io::Read;
 use std::sync::atomic::Ordering;
 
 use control::config::CreditConfig;
 use control::plane::{
-    ChannelStatus, HolderStatus, ModuleStatus, PipeStatus, Plane, PlaneError, PortStatus, Status,
+    ChannelStatus, CopyWork, HolderStatus, ModuleStatus, PipeStatus, Plane, PlaneError, PortStatus,
+    Restored, Status,
 };
 use control::sample::Metrics;
 use serde_json::Value;
@@ -80,6 +82,34 @@ impl Plane for Host {
         self.known(vm)?;
         let config = control::config::load(&self.config_path)?;
         self.modules.load(vm, &config)?;
+        Ok(self.modules.status(Some(vm)))
+    }
+
+    fn back_up(&self, vm: &str, module: &str) -> Result<CopyWork, PlaneError> {
+        self.known(vm)?;
+        self.modules.back_up(vm, module)
+    }
+
+    fn restore(
+        &self,
+        vm: &str,
+        module: &str,
+        replace: bool,
+        from: &mut dyn Read,
+    ) -> Result<Restored, PlaneError> {
+        self.known(vm)?;
+        self.modules.restore(vm, module, replace, from)
+    }
+
+    fn drain_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
+        self.known(vm)?;
+        self.modules.drain(vm)?;
+        Ok(self.modules.status(Some(vm)))
+    }
+
+    fn resume_modules(&self, vm: &str) -> Result<Vec<ModuleStatus>, PlaneError> {
+        self.known(vm)?;
+        self.modules.resume(vm)?;
         Ok(self.modules.status(Some(vm)))
     }
 

@@ -1,11 +1,12 @@
 //! What goes wrong: hostile clients, modules that misbehave, processes that are killed.
 
 use guest_abi::module::{Frame, MAX_BODY_BYTES, failure, flag, kind};
+use modules::ModuleConfig;
 use rustix::process::{Pid, Signal, kill_process};
 use zerocopy::IntoBytes;
 
 use crate::client::{frame, hello};
-use crate::world::World;
+use crate::world::{MODULE, World, write};
 
 /// What a client gets that sends this after its hello.
 fn goodbye_to(world: &World, bytes: &[u8]) -> (u32, String) {
@@ -195,4 +196,23 @@ fn a_client_that_does_not_read_holds_up_nobody() {
         assert!(deaf.reply(seq).body == body);
     }
     sending.join().unwrap();
+}
+
+#[test]
+fn who_has_computed_more_than_its_share_rests_and_others_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = ModuleConfig { cpu_percent: 10, ..write(folder.path(), "a", MODULE) };
+    let b = write(folder.path(), "b", MODULE);
+    let world = World::with(folder, vec![a, b]);
+    let mut client = world.client(1, "a");
+    for seq in 1..=2 {
+        // It computes up to its deadline.
+        client.request(seq, 0, b"s");
+        assert_eq!(client.reply(seq).failure().0, failure::STOPPED);
+    }
+    let mut other = world.client(1, "b");
+    assert_eq!(other.ask(1, b"hello"), b"hello");
+    assert_eq!(client.ask(3, b"hello"), b"hello");
+    let stats = world.modules.stats();
+    assert!(stats[0].rested_ns > 0 && stats[1].rested_ns == 0, "{stats:?}");
 }

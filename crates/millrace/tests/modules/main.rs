@@ -4,6 +4,7 @@
 
 mod calls;
 mod client;
+mod copy;
 mod crowd;
 mod faults;
 mod serving;

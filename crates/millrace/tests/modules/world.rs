@@ -47,6 +47,7 @@ pub fn write(folder: &Path, name: &str, text: &str) -> ModuleConfig {
         path,
         hash: Sha256::digest(&wasm).into(),
         deadline_ms: 100,
+        cpu_percent: 100,
         memory_bytes: 16 << 20,
         disk_bytes: 1 << 20,
     }
@@ -80,6 +81,7 @@ impl World {
             // One for all tests: what is compiled once is not compiled again.
             code_dir: code_dir(),
             command,
+            drained: false,
             charge: Charge(Arc::new(move |used| {
                 // A world that has ended hears nothing.
                 let _ = sender.send(used);

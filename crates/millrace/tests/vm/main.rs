@@ -19,6 +19,7 @@ mod ftp;
 mod guard;
 mod guests;
 mod hostile;
+mod module_copies;
 mod modules;
 mod moves;
 mod net;

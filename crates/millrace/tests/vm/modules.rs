@@ -10,6 +10,7 @@ use modules::engine::{hex, read_wasm};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{LONG, alone, boot, daemon, until};
+use crate::module_copies;
 
 /// What `make modules` and `scripts/mariadb-plugin` make.
 fn made(path: &str) -> PathBuf {
@@ -48,12 +49,12 @@ fn guests<const N: usize>(lab: &Lab, daemon: &Daemon, names: [&str; N]) -> [Gues
     guests
 }
 
-fn sql(guest: &Guest, text: &str) -> String {
+pub fn sql(guest: &Guest, text: &str) -> String {
     mariadb::sql(guest, text).unwrap()
 }
 
 #[test]
-fn two_vms_have_databases_of_their_own() {
+fn two_vms_have_databases_of_their_own_and_copies_go_from_one_to_the_other() {
     let _alone = alone();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let daemon = host(&lab, state.path(), &["a", "b"]);
@@ -81,6 +82,9 @@ fn two_vms_have_databases_of_their_own() {
     sql(&a, &"INSERT INTO d.t (v) VALUES (UUID());".repeat(10));
     let after: u64 = sql(&a, trips).parse().unwrap();
     assert!((10..20).contains(&(after - before)), "{before} to {after}");
+    sql(&a, "DROP DATABASE d");
+    sql(&b, "DROP DATABASE d");
+    module_copies::go_from_one_to_the_other(&daemon, &a, &b, state.path());
 }
 
 /// One transfer, tried until it is certain: what was done already has its number in the log.
@@ -103,7 +107,7 @@ BEGIN
 END";
 
 /// Calls it for numbers from here on, with accounts and amounts by chance.
-fn transfers(from: u64) -> String {
+pub fn transfers(from: u64) -> String {
     let call = "CALL d.transfer(%d, %d, %d, %d);\\n";
     let chance = "int(rand() * 20), int(rand() * 20), int(rand() * 10)";
     let program = format!(
@@ -112,7 +116,7 @@ fn transfers(from: u64) -> String {
     format!("awk '{program}' | {}", mariadb::CLIENT)
 }
 
-fn make_accounts(guest: &Guest) {
+pub fn make_accounts(guest: &Guest) {
     sql(
         guest,
         "CREATE DATABASE d; CREATE TABLE d.accounts (id INT PRIMARY KEY, balance INT) ENGINE=MILLRACE; \
@@ -125,7 +129,7 @@ fn make_accounts(guest: &Guest) {
 
 /// Everything that was told is there, once, and in whole; how many transfers there are.
 #[track_caller]
-fn check(guest: &Guest, told: u64) -> u64 {
+pub fn check(guest: &Guest, told: u64) -> u64 {
     let sums = "SELECT SUM(balance), COUNT(*) FROM d.accounts";
     assert_eq!(sql(guest, sums), "2000\t20");
     let log = sql(guest, "SELECT COUNT(*), MIN(id), MAX(id) FROM d.log");
@@ -150,6 +154,12 @@ fn moment(kill: u64) {
     std::thread::sleep(Duration::from_micros(kill * 7919 % 10_000));
 }
 
+/// After its client has gone, a transfer may be under way in the server still.
+pub fn last_transfer_ends(guest: &Guest) {
+    let busy = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE info LIKE 'CALL%'";
+    until("the last transfer ends", || sql(guest, busy) == "0");
+}
+
 /// Kills something again and again while transfers go on.
 fn killed(daemon: &mut Daemon, guest: &Guest, count: u64, kill: impl Fn(&mut Daemon)) {
     make_accounts(guest);
@@ -164,9 +174,7 @@ fn killed(daemon: &mut Daemon, guest: &Guest, count: u64, kill: impl Fn(&mut Dae
     told += 5;
     load.wait_line(&format!("|{told}|"), LONG).unwrap();
     load.signal(Signal::KILL.as_raw()).unwrap();
-    // A transfer may be under way in the server still.
-    let busy = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE info LIKE 'CALL%'";
-    until("the last transfer ends", || sql(guest, busy) == "0");
+    last_transfer_ends(guest);
     check(guest, told);
     assert_eq!(sql(guest, "CHECK TABLE d.accounts, d.log").matches("OK").count(), 2);
 }

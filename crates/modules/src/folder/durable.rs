@@ -10,6 +10,7 @@
 //! The mark need not be durable itself: a machine that fails loses the pages with it. Where not even the mark
 //! can be made, a process that is killed before it could mend takes the knowledge with it.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -24,11 +25,16 @@ const MARK: &str = ".suspect";
 /// A copy that is not whole.
 const PARTIAL: &str = ".rewrite";
 
+/// Whether a sync failed of files of this folder that were not written anew since.
+pub(crate) fn is_suspect(folder: &OwnedFd) -> bool {
+    // An error is not an answer: the files are looked at with more suspicion than need be.
+    let found = rustix::fs::statat(folder, MARK, AtFlags::SYMLINK_NOFOLLOW);
+    !matches!(found, Err(Errno::NOENT))
+}
+
 impl Folder {
     pub(super) fn is_marked(&self) -> bool {
-        // An error is not an answer: the files are looked at with more suspicion than need be.
-        let found = rustix::fs::statat(&self.folder, MARK, AtFlags::SYMLINK_NOFOLLOW);
-        !matches!(found, Err(Errno::NOENT))
+        is_suspect(&self.folder)
     }
 
     /// Whether a sync failed since the files were last mended.
@@ -108,6 +114,10 @@ impl Folder {
     pub fn mend(&mut self) -> Result<(), Errno> {
         if !self.failed {
             return Ok(());
+        }
+        // Other inodes have the names then.
+        if let Some(log) = &mut self.written {
+            log.mark_all();
         }
         for name in self.list()? {
             if self.regular(&name)?.is_some() {

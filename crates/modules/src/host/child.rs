@@ -13,6 +13,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use super::log::LogPipe;
 use super::{Prepared, VmModulesConfig};
 use crate::control::{self, ToProcess};
+use crate::folder::written::Written;
 use crate::limits::END_TIMEOUT;
 use crate::{ModuleStats, ModulesError};
 
@@ -30,6 +31,18 @@ pub(super) struct Process {
     pub ready: bool,
     /// Who waits for counters.
     pub asked: Vec<SyncSender<Vec<ModuleStats>>>,
+    /// Those that have come already.
+    pub told: Vec<ModuleStats>,
+    /// Who waits for a step of a copy.
+    pub copying: Option<Copying>,
+}
+
+/// Who waits for a step of a copy.
+#[derive(Debug)]
+pub(super) struct Copying {
+    /// Which answer is meant: earlier ones may come late.
+    pub turn: u64,
+    pub to: SyncSender<Result<Written, String>>,
 }
 
 impl Process {
@@ -81,6 +94,8 @@ impl Process {
                 since: Instant::now(),
                 ready: false,
                 asked: Vec::new(),
+                told: Vec::new(),
+                copying: None,
             }),
             Err(e) => {
                 // It has had nothing to do yet: it ends at once.

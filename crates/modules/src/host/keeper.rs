@@ -9,21 +9,26 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
-use super::child::{Ending, Process};
+use super::child::{Copying, Ending, Process};
+use super::pause::Waiting;
 use super::{Asked, Inbox, MAX_WAITING, ModuleConfig, Prepared, VmModulesConfig, prepare};
-use crate::control::{self, FromProcess, ToProcess};
-use crate::limits::{END_TIMEOUT, KILL_TIMEOUT, LOAD_TIMEOUT};
+use crate::control::{self, FromProcess, Step, ToProcess};
+use crate::folder::written::Written;
+use crate::limits::{END_TIMEOUT, KILL_TIMEOUT, LOAD_TIMEOUT, LOG_LINE_BYTES};
 use crate::{ModuleStats, ModulesError};
 
 /// Pause in front of a new process after one that ended soon; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// Modules whose counters a process tells: more than there can be.
+const MAX_TOLD: usize = 64;
+
 /// A process that lived so long did not end soon.
 const LONG_LIFE: Duration = Duration::from_millis(500);
 
 /// Other modules that are to take the place of those that run.
-struct Swap {
+pub(super) struct Swap {
     process: Process,
     modules: Vec<ModuleConfig>,
     prepared: Vec<Prepared>,
@@ -41,13 +46,20 @@ pub(super) struct Keeper {
     pub prepared: Vec<Prepared>,
     pub inbox: Arc<Inbox>,
     pub asked: Receiver<Asked>,
-    current: Option<Process>,
-    swap: Option<Box<Swap>>,
-    ending: Vec<Ending>,
+    pub(super) current: Option<Process>,
+    pub(super) swap: Option<Box<Swap>>,
+    pub(super) ending: Vec<Ending>,
     /// Each with whether it is the guest's.
     waiting: Vec<(OwnedFd, bool)>,
-    pause: Duration,
-    not_before: Instant,
+    pub(super) pause: Duration,
+    pub(super) not_before: Instant,
+    /// No process is started.
+    pub(super) drained: bool,
+    /// Who waits for that the folders are free, and until when.
+    pub(super) draining: Vec<(SyncSender<Result<(), String>>, Instant)>,
+    pub(super) resuming: Option<Waiting>,
+    /// Steps of copies that were asked for.
+    turns: u64,
 }
 
 /// What there is to hear.
@@ -66,6 +78,7 @@ impl Keeper {
         asked: Receiver<Asked>,
     ) -> Self {
         Self {
+            drained: config.drained,
             config,
             prepared,
             inbox,
@@ -76,6 +89,9 @@ impl Keeper {
             waiting: Vec::new(),
             pause: Duration::ZERO,
             not_before: Instant::now(),
+            draining: Vec::new(),
+            resuming: None,
+            turns: 0,
         }
     }
 
@@ -91,7 +107,8 @@ impl Keeper {
     }
 
     fn keep_alive(&mut self) {
-        if self.current.is_some() || self.swap.is_some() || Instant::now() < self.not_before {
+        let busy = self.current.is_some() || self.swap.is_some() || self.drained;
+        if busy || Instant::now() < self.not_before {
             return;
         }
         match Process::spawn(&self.config, &self.prepared, &self.inbox.dropped) {
@@ -99,6 +116,7 @@ impl Keeper {
             Err(e) => {
                 tracing::error!(vm = %self.config.vm, "starting its process of modules: {e}");
                 self.inbox.note(Some(e.to_string()));
+                self.resumed(Err(e.to_string()));
                 self.delay();
             }
         }
@@ -112,10 +130,18 @@ impl Keeper {
     /// When there is something to do, whatever is heard.
     fn due(&self) -> Option<Instant> {
         let next = self.swap.as_ref().map(|swap| swap.until);
-        let start = (self.current.is_none() && self.swap.is_none()).then_some(self.not_before);
+        let starts = self.current.is_none() && self.swap.is_none() && !self.drained;
+        let start = starts.then_some(self.not_before);
         let logs = self.processes().filter_map(|process| process.log.due());
         let ends = self.ending.iter().map(Ending::due);
-        next.into_iter().chain(start).chain(logs).chain(ends).min()
+        let resume = self.resuming.as_ref().map(Waiting::due);
+        next.into_iter()
+            .chain(start)
+            .chain(resume)
+            .chain(self.drain_due())
+            .chain(logs)
+            .chain(ends)
+            .min()
     }
 
     fn processes(&self) -> impl Iterator<Item = &Process> {
@@ -180,14 +206,23 @@ impl Keeper {
             }
             false
         });
+        self.look_at_drain(now);
+        self.look_at_resume(now);
     }
 
     fn hear_current(&mut self) {
         let Some(process) = &mut self.current else { return };
-        match control::receive(&process.control) {
+        let told: Result<Option<(FromProcess, _)>, ModulesError> =
+            control::receive(&process.control);
+        if let Ok(Some((told, _))) = &told {
+            self.hear_of_start(told);
+        }
+        let Some(process) = &mut self.current else { return };
+        match told {
             Ok(Some((FromProcess::Loaded | FromProcess::Started { .. }, _))) => {}
+            Ok(Some((FromProcess::Copied { turn, written }, _))) => copied(process, turn, written),
             Ok(Some((FromProcess::Ready, _))) => self.is_ready(),
-            Ok(Some((FromProcess::Stats(stats), _))) => answer(process, &stats),
+            Ok(Some((FromProcess::Stats { stats, last }, _))) => answer(process, stats, last),
             Ok(Some((FromProcess::Used(used), _))) => (self.config.charge.0)(used),
             Ok(Some((FromProcess::Failed(why), _))) => {
                 tracing::error!(vm = %self.config.vm, "its process of modules: {why}");
@@ -225,6 +260,7 @@ impl Keeper {
         let lived = process.since.elapsed();
         tracing::warn!(vm = %self.config.vm, pid = process.pid(), ?lived, "its process of modules has gone");
         self.give_up(process);
+        self.resumed(Err("their process has ended".into()));
         if lived >= LONG_LIFE {
             self.pause = Duration::ZERO;
             self.not_before = Instant::now();
@@ -245,6 +281,9 @@ impl Keeper {
             Asked::GuestGone => self.guest_gone(),
             Asked::Stats(to) => self.ask_stats(to),
             Asked::Load(modules, to) => self.load(modules, to),
+            Asked::Copy(module, step, to) => self.copy(module, step, to),
+            Asked::Drain(to) => self.drain(to),
+            Asked::Resume(to) => self.resume(to),
         }
     }
 
@@ -281,11 +320,30 @@ impl Keeper {
         }
     }
 
+    /// A process that is being replaced is not copied: its files change hands.
+    fn copy(&mut self, module: String, step: Step, to: SyncSender<Result<Written, String>>) {
+        if self.swap.is_some() {
+            let _ = to.try_send(Err("other modules are being loaded".into()));
+            return;
+        }
+        let Some(process) = self.current.as_mut().filter(|p| p.ready) else { return };
+        self.turns += 1;
+        let turn = self.turns;
+        let asked = ToProcess::Copy { module, turn, step };
+        if control::send(&process.control, &asked, &[], SendFlags::DONTWAIT).is_ok() {
+            process.copying = Some(Copying { turn, to });
+        }
+    }
+
     /// Begins to replace the modules: the old ones go on until the new ones are loaded.
     fn load(&mut self, modules: Vec<ModuleConfig>, to: SyncSender<Result<(), String>>) {
         // Whoever asked may have given up: so may all answers here.
         if self.swap.is_some() {
             let _ = to.try_send(Err("other modules are being loaded".into()));
+            return;
+        }
+        if self.drained {
+            let _ = to.try_send(Err("the modules are drained: resume them first".into()));
             return;
         }
         let spawned = prepare(&self.config, &modules).and_then(|prepared| {
@@ -314,7 +372,11 @@ impl Keeper {
                 }
             }
             Ok(Some((FromProcess::Ready, _))) => self.is_ready(),
-            Ok(Some((FromProcess::Stats(stats), _))) => answer(&mut swap.process, &stats),
+            Ok(Some((FromProcess::Stats { stats, last }, _))) => {
+                answer(&mut swap.process, stats, last);
+            }
+            // Nobody has asked it.
+            Ok(Some((FromProcess::Copied { .. }, _))) => {}
             Ok(Some((FromProcess::Used(used), _))) => (self.config.charge.0)(used),
             Ok(Some((FromProcess::Started { failed: None, .. }, _))) => {
                 swap.started += 1;
@@ -374,9 +436,30 @@ impl Keeper {
     }
 }
 
-fn answer(process: &mut Process, stats: &[ModuleStats]) {
+/// What a step said goes to whoever waits for it.
+fn copied(process: &mut Process, turn: u64, written: Result<Written, String>) {
+    if let Some(copying) = process.copying.take_if(|copying| copying.turn == turn) {
+        // Whoever asked may have given up.
+        let _ = copying.to.try_send(written.map_err(|why| plain(&why)));
+    }
+}
+
+/// What a process says, fit to be shown: no longer than a line, and without what moves cursors.
+fn plain(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(LOG_LINE_BYTES / 4).map(shown).collect()
+}
+
+fn answer(process: &mut Process, stats: Vec<ModuleStats>, last: bool) {
+    // A process says no more than it has modules.
+    process.told.extend(stats);
+    if !last {
+        process.told.truncate(MAX_TOLD);
+        return;
+    }
+    let told = std::mem::take(&mut process.told);
     for asked in process.asked.drain(..) {
         // Whoever asked may have given up.
-        let _ = asked.try_send(stats.to_vec());
+        let _ = asked.try_send(told.clone());
     }
 }

@@ -17,6 +17,9 @@ use crate::stats::ModuleStats;
 impl Service {
     /// Calls the module, if there is anything for it.
     pub(super) fn call(&mut self) {
+        if self.pause().is_some() {
+            return;
+        }
         let Life::Running(instance) = &mut self.life else { return self.call_nobody() };
         if self.events.is_empty() {
             if instance.state().wake.is_none_or(|at| Instant::now() < at) {
@@ -32,6 +35,7 @@ impl Service {
         }
         let given = std::mem::take(&mut instance.state().given);
         self.hand_out(given);
+        self.rest();
         let Life::Running(instance) = &mut self.life else { return };
         // Handed out: they count where they wait.
         instance.state().held.set(0);
@@ -156,11 +160,15 @@ impl Service {
         let latency = self.meter.latency.snapshot();
         told.latency_p50_ns = latency.quantile(0.5);
         told.latency_p99_ns = latency.quantile(0.99);
+        told.latency = latency.coarse().collect();
+        told.latency_sum_ns = latency.sum();
         told
     }
 
     /// The last call, and the last words.
     pub(super) fn finish(&mut self) {
+        // Whoever copies the files sees that the process has gone.
+        (self.held_until, self.rests_until) = (None, None);
         push_event(&mut self.events, event::ENDING, 0, 0, 0, &[]);
         self.call();
         self.fail_all(failure::ENDING, "the service of modules ends");

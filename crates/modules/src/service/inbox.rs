@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clients::ClientId;
+use crate::control::Step;
+use crate::folder::written::Written;
 use crate::limits::MAX_CLIENTS;
 use crate::{ModuleStats, ModulesError};
 
@@ -23,8 +25,19 @@ pub(crate) enum Told {
     GuestGone,
     /// Whoever asks gets the counters.
     Stats(std::sync::mpsc::SyncSender<ModuleStats>),
+    /// A step of a copy of the files, and who is told.
+    Copy(Step, Copied),
     /// Finish, and end.
     End,
+}
+
+/// Is told what a step of a copy said.
+pub(crate) struct Copied(pub Box<dyn FnOnce(Result<Written, String>) + Send>);
+
+impl std::fmt::Debug for Copied {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Copied")
+    }
 }
 
 /// Where they tell it.

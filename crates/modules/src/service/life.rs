@@ -9,6 +9,7 @@ use super::{Service, Spec, push_event};
 use crate::folder::Folder;
 use crate::instance::{Instance, Stopped};
 use crate::limits::{FIRST_RETRY, LONGEST_RETRY, MAX_FAILED_STARTS};
+use crate::share::CpuShare;
 
 /// How long the next instance waits after one of the first that did not start.
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
@@ -52,7 +53,8 @@ fn pause(failed_starts: u32) -> Duration {
 impl Service {
     /// Starts an instance where there is none.
     pub(super) fn keep_alive(&mut self) {
-        if !matches!(&self.life, Life::Waiting { until, .. } if *until <= Instant::now()) {
+        let due = matches!(&self.life, Life::Waiting { until, .. } if *until <= Instant::now());
+        if !due || self.pause().is_some() {
             return;
         }
         let Life::Waiting { mut folder, .. } = std::mem::replace(&mut self.life, Life::Over) else {
@@ -62,7 +64,11 @@ impl Service {
             return self.start_failed(&format!("its files cannot be written anew: {e}"), folder);
         }
         let Spec { name, module, linker, limits, purse, .. } = &self.spec;
-        match Instance::start(linker, module, name, folder, limits, purse) {
+        let begun = Instance::start(linker, module, name, folder, limits, purse);
+        if let Some(share) = &mut self.share {
+            share.skip(CpuShare::thread_time());
+        }
+        match begun {
             Ok(mut instance) => {
                 if instance.state().folder.has_failed() {
                     return self.start_failed("the host's storage failed", instance.end());

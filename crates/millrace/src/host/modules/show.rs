@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use base::histogram::Snapshot;
 use control::plane::{ModuleCounts, ModuleState, ModuleStatus};
 use control::sample::Metrics;
 use modules::{ModuleStats, VmModules};
@@ -20,6 +21,10 @@ pub type Answer = Receiver<Vec<ModuleStats>>;
 pub struct Stand {
     /// In the order of the config.
     pub names: Vec<String>,
+    /// The same, as they are run.
+    pub list: Vec<modules::ModuleConfig>,
+    /// They were ended until they are resumed.
+    pub drained: bool,
     /// None: they have not begun, or could not.
     pub modules: Option<Arc<VmModules>>,
     /// Why they could not begin.
@@ -50,6 +55,7 @@ impl Stand {
         let trouble = self.modules.as_ref().and_then(|modules| modules.trouble());
         let failed = self.failed.clone().or(trouble);
         let missing = match (&told, &failed) {
+            _ if self.drained => ModuleState::Drained,
             (Some(Ok(_)), _) => ModuleState::Busy,
             (Some(Err(RecvTimeoutError::Timeout)), _) => ModuleState::Silent,
             (Some(Err(RecvTimeoutError::Disconnected)) | None, Some(_)) => ModuleState::Failed,
@@ -66,9 +72,10 @@ impl Stand {
             let (state, broken) = here.as_ref().map_or((missing, None), state);
             let stats = here.or_else(|| of(&self.last, name));
             let counts = stats.as_ref().map(counts).unwrap_or_default();
+            let latency = stats.as_ref().map(|stats| (&times(stats)).into());
             last.extend(stats);
             let reason = broken.or_else(|| failed.clone()).or_else(|| self.no_socket.clone());
-            ModuleStatus { vm: vm.into(), module: name.clone(), state, reason, counts }
+            ModuleStatus { vm: vm.into(), module: name.clone(), state, reason, counts, latency }
         };
         let shown = self.names.iter().map(show).collect();
         self.last = last;
@@ -85,6 +92,10 @@ fn state(stats: &ModuleStats) -> (ModuleState, Option<String>) {
     }
 }
 
+fn times(stats: &ModuleStats) -> Snapshot {
+    Snapshot::from_coarse(&stats.latency, stats.latency_sum_ns)
+}
+
 fn counts(stats: &ModuleStats) -> ModuleCounts {
     ModuleCounts {
         clients: stats.clients,
@@ -92,6 +103,7 @@ fn counts(stats: &ModuleStats) -> ModuleCounts {
         again: stats.again,
         failed: stats.failed,
         calls: stats.calls,
+        rested_ns: stats.rested_ns,
         stopped: stats.stopped,
         bad: stats.bad,
         crowded: stats.crowded,
@@ -120,6 +132,7 @@ pub fn metrics(module: &ModuleStatus, all: &mut Metrics) {
         ("again_total", c.again, "Requests sent again, and answered without it."),
         ("failed_total", c.failed, "Replies that failed in the host."),
         ("calls_total", c.calls, "Calls; requests over calls is the mean batch."),
+        ("rested_nanoseconds_total", c.rested_ns, "Time that it had to rest: cpu_percent."),
         ("stopped_total", c.stopped, "Instances that were stopped: deadline, trap, memory."),
         ("bad_connections_total", c.bad, "Connections ended for what they sent."),
         ("crowded_total", c.crowded, "Connections ended, and replies refused, for want of room."),
@@ -135,11 +148,11 @@ pub fn metrics(module: &ModuleStatus, all: &mut Metrics) {
     for (name, value, help) in values {
         all.sample(&format!("millrace_module_{name}"), help, labels(), value);
     }
-    for (quantile, ns) in [("0.5", c.latency_p50_ns), ("0.99", c.latency_p99_ns)] {
-        let mut labels = labels();
-        labels.push(("quantile", quantile.into()));
+    if let Some(latency) = &module.latency {
+        let buckets: Vec<(u64, u64)> = latency.buckets.iter().map(|(low, n)| (*low, *n)).collect();
+        let times = Snapshot::from_coarse(&buckets, latency.sum_ns);
         let help = "From a request's coming to its reply, since the process began.";
-        all.sample("millrace_module_latency_nanoseconds", help, labels, ns);
+        all.time("millrace_module_latency_nanoseconds", help, labels(), times);
     }
 }
 

@@ -1,0 +1,99 @@
+//! Modules that are ended until somebody says otherwise, so that their folder can go to another host.
+//!
+//! A mark in the folder says so, beside the modules' own: a daemon that finds it starts no process, be it this
+//! one after a restart or that of the host where the folder went.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use control::plane::PlaneError;
+use modules::ModulesError;
+
+use super::{Modules, OfVm, locked};
+
+/// No module is named so.
+const MARK: &str = ".drained";
+
+/// Whether the modules of this folder are not to be started.
+pub(super) fn is_marked(state_dir: &Path) -> bool {
+    // What cannot be looked at is not taken for a folder to serve.
+    state_dir
+        .join(MARK)
+        .symlink_metadata()
+        .map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)
+}
+
+fn mark(state_dir: &Path) -> io::Result<()> {
+    File::create(state_dir.join(MARK))?.sync_all()?;
+    File::open(state_dir)?.sync_all()
+}
+
+fn unmark(state_dir: &Path) -> io::Result<()> {
+    match std::fs::remove_file(state_dir.join(MARK)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => File::open(state_dir)?.sync_all(),
+    }
+}
+
+fn failed(e: &ModulesError) -> PlaneError {
+    PlaneError::Refused(e.to_string())
+}
+
+impl OfVm {
+    fn drain(&self) -> Result<(), PlaneError> {
+        let modules = locked(&self.stand).modules.clone();
+        // Those that have not begun do not begin any more.
+        if let Some(modules) = &modules {
+            modules.drain().map_err(|e| failed(&e))?;
+        }
+        let state_dir = &self.config.state_dir;
+        if let Err(e) = mark(state_dir) {
+            let text = format!("marking {} as drained: {e}", state_dir.display());
+            if let Some(Err(e)) = modules.map(|modules| modules.resume()) {
+                tracing::error!(vm = %self.config.vm, "its modules go on after all: {e}");
+            }
+            return Err(PlaneError::Refused(text));
+        }
+        locked(&self.stand).drained = true;
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), PlaneError> {
+        let state_dir = &self.config.state_dir;
+        unmark(state_dir).map_err(|e| {
+            PlaneError::Refused(format!("removing the mark in {}: {e}", state_dir.display()))
+        })?;
+        locked(&self.stand).drained = false;
+        let modules = locked(&self.stand).modules.clone();
+        match modules {
+            Some(modules) => modules.resume().map_err(|e| failed(&e)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Modules {
+    /// Ends a VM's modules until they are resumed.
+    pub fn drain(&self, vm: &str) -> Result<(), PlaneError> {
+        let of_vm = self.found(vm)?;
+        let _change = locked(&self.change);
+        of_vm.drain()?;
+        tracing::info!(%vm, dir = %of_vm.config.state_dir.display(), "modules drained");
+        Ok(())
+    }
+
+    /// Has them serve again.
+    pub fn resume(&self, vm: &str) -> Result<(), PlaneError> {
+        let of_vm = self.found(vm)?;
+        let _change = locked(&self.change);
+        if of_vm.copying.load(Ordering::Acquire) && locked(&of_vm.stand).drained {
+            let text = format!("a copy of VM {vm} is being taken or put in place: resume it then");
+            return Err(PlaneError::Conflict(text));
+        }
+        of_vm.resume()?;
+        tracing::info!(%vm, "modules resumed");
+        Ok(())
+    }
+}

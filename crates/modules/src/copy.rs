@@ -1,0 +1,100 @@
+//! Copies of a module's files: taken while it serves, checked, and put in place.
+//!
+//! # Theory of operation
+//! *What a copy is.* All files of one module of one VM, as they are between two calls of it. All that was
+//! answered is in its files then (what promises to be durable was synced before that), so the copy is what a
+//! kill of the process at that moment would have left: a module that survives that survives a restore.
+//!
+//! *Taking one* ([`take`]) is like moving a VM's memory. The process logs which parts of which files are written
+//! from now on; all files are copied; then what was written meanwhile is copied, again and again, until that
+//! is little. Then the module is held still between two calls, the rest is read into memory, and it goes on.
+//! That takes milliseconds; it goes on by itself after [`HOLD_LEASE`], and the copy fails then. The daemon reads
+//! the files, through the kernel's page cache as the module wrote them; no byte passes the process.
+//! Files are known by inode, so one that is renamed meanwhile is not copied again, and one that could not be
+//! opened by its name, being renamed, stays owed until the next round.
+//!
+//! *The stream* ([`format`]) has parts of files, later ones above earlier ones, then the names and lengths, then a
+//! SHA-256 of all that. So it needs no room beside where it goes to, can be piped anywhere, and one that
+//! is cut short is never taken for a whole one. One that fails says why, in its last record.
+//!
+//! *Putting one in place* ([`put`]) writes a folder beside the module's, checks it all, makes it durable, and
+//! only then has the two folders change places, at once.
+//!
+//! # Limits
+//! - A module that writes faster than its copy is taken is not held for longer: beyond [`HELD_BYTES`] the copy
+//!   fails. Take it to a file on this host then, and send that.
+//! - Each module's copy is of a moment of its own: two modules of a VM that know of each other may differ by
+//!   what happened between.
+//! - Holes of files are kept where nothing was written since the copy began.
+
+mod format;
+mod put;
+mod still;
+mod take;
+
+pub use format::{About, FileEntry, MAGIC, Summary, pass};
+pub use put::{Put, Received, put};
+pub use still::Still;
+pub use take::{Steps, take};
+
+use std::io;
+
+#[cfg(doc)]
+use crate::limits::{HELD_BYTES, HOLD_LEASE};
+
+/// Why there is no copy, or it is not put in place.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The files cannot be read or written.
+    #[error("{what}: {source}")]
+    Files {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The stream cannot be read.
+    #[error("reading the copy: {0}")]
+    Read(io::Error),
+    /// The stream cannot be written.
+    #[error("writing the copy: {0}")]
+    Write(io::Error),
+    /// The stream is not a copy, or not a whole one.
+    #[error("this is no whole copy of a module: at byte {at}: {what}")]
+    Damaged {
+        /// Where.
+        at: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// It says itself that it is not whole.
+    #[error("the copy failed when it was taken: {0}")]
+    Failed(String),
+    /// The module's process does not let itself be copied.
+    #[error("{0}")]
+    Module(String),
+    /// It is written faster than it is copied.
+    #[error(
+        "{left_bytes} bytes were written while the last ones were copied, and files are held still for {limit_bytes} \
+         at most: copy to a faster place"
+    )]
+    TooFast {
+        /// What is left.
+        left_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// It is another module's, or does not fit.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+impl CopyError {
+    fn files<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let what = what.into();
+        |source| Self::Files { what, source: source.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests;
