@@ -11,7 +11,7 @@ fn mended(mut bytes: &[u8]) -> Vec<u8> {
     let mut all = MAGIC.to_vec();
     while let Some((head, rest)) = bytes.split_at_checked(24) {
         let mut head = head.to_vec();
-        head[0] = head[0] % 7;
+        head[0] %= 8;
         head[1..4].fill(0);
         head[6..8].fill(0);
         let len = (head[16] as usize).min(rest.len());

@@ -11,7 +11,8 @@
 //! That takes milliseconds; it goes on by itself after [`HOLD_LEASE`], and the copy fails then. The daemon reads
 //! the files, through the kernel's page cache as the module wrote them; no byte passes the process.
 //! Files are known by inode, so one that is renamed meanwhile is not copied again, and one that could not be
-//! opened by its name, being renamed, stays owed until the next round.
+//! opened by its name, being renamed, stays owed until the next round. A file that gets the inode of one that was
+//! removed begins with no bytes, and each that it has was logged.
 //!
 //! *The stream* ([`format`]) has parts of files, later ones above earlier ones, then the names and lengths, then a
 //! SHA-256 of all that. So it needs no room beside where it goes to, can be piped anywhere, and one that

@@ -366,10 +366,6 @@ impl Folder {
     /// A file has lost its name.
     fn unlinked(&mut self, stat: &Stat) {
         self.names = self.names.saturating_sub(1);
-        // Another file may get its inode: what a copy has of this one is not of that one.
-        if let Some(log) = &mut self.written {
-            log.mark(stat.st_ino, 0, len_of(stat));
-        }
         match self.nodes.get_mut(&stat.st_ino) {
             Some(node) => node.linked = false,
             None => self.forget(stat.st_ino, len_of(stat)),
