@@ -39,6 +39,7 @@ struct Counters {
     std::atomic<uint64_t> rollbacks{0};
     std::atomic<uint64_t> rows_sent{0};
     std::atomic<uint64_t> rows_fetched{0};
+    std::atomic<uint64_t> filtered_reads{0};
     std::atomic<uint64_t> cancels{0};
 };
 extern Counters counters;
@@ -85,6 +86,8 @@ public:
     uint32_t max_in_flight() const { return max_in_flight_; }
     uint32_t max_body_bytes() const { return max_body_bytes_; }
     uint64_t next_tx() { return ++last_tx_; }
+    /* Which store it is connected to; 0: none yet. Another one may speak another version. */
+    uint64_t instance() const { return instance_; }
 
 private:
     struct Request {

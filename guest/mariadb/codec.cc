@@ -130,7 +130,7 @@ bool Reply::next(Answer *answer)
     at_ += sizeof(header);
     answer->op = header.op;
     answer->rows = header.rows;
-    answer->more = header.more != 0;
+    answer->more = header.more;
     answer->bytes = Slice(at_, header.len_bytes);
     at_ += header.len_bytes;
     left_--;

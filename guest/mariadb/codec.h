@@ -81,6 +81,8 @@ public:
     bool next(Row *row);
     bool is_bad() const { return is_bad_; }
     uint32_t left() const { return left_; }
+    /* What stands behind the last row, once that was read. */
+    Slice rest() const { return Slice(at_, static_cast<size_t>(end_ - at_)); }
 
 private:
     const uint8_t *at_ = nullptr;
@@ -92,7 +94,7 @@ private:
 struct Answer {
     uint32_t op = 0;
     uint32_t rows = 0;
-    bool more = false;
+    uint32_t more = 0;
     Slice bytes;
 };
 

@@ -20,9 +20,11 @@ void Range::assign(const Range &other)
     is_empty = other.is_empty;
 }
 
-void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes)
+void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes,
+              const Filter *filter, uint32_t examine)
 {
     Op op;
+    Bytes filtered;
     op.kind = range.is_point ? op::GET : op::SCAN;
     op.index = reading.index;
     op.table = reading.table;
@@ -32,6 +34,12 @@ void add_read(Session *session, const Range &range, const Reading &reading, uint
         op.flags |= range.flags;
         op.value = Slice(range.high);
         op.extra = limits(rows, bytes);
+    }
+    if (!range.is_point && filter && !filter->empty()) {
+        filter->put(Slice(range.high), examine, &filtered);
+        op.value = Slice(filtered);
+        op.flags |= op_flag::FILTER;
+        counters.filtered_reads++;
     }
     if (op.flags & (op_flag::SHARED | op_flag::EXCLUSIVE))
         session->mark_locks();
@@ -44,9 +52,11 @@ void Cursor::start(const Reading &reading, Range &&range, bool is_large, uint32_
     reading_ = reading;
     range_.assign(range);
     rows_ = Rows();
-    has_row_ = false;
+    filter_.clear();
+    has_row_ = is_examined_ = false;
     is_fresh_ = has_more_ = true;
-    may_be_alone_ = may_be_alone;
+    /* Who wants a few rows gets them with the first request: whether there are more does not matter. */
+    may_be_alone_ = may_be_alone && (range_.is_point || most_rows == 0);
     bytes_ = is_large ? SCAN_FIRST_BYTES * 4 : SCAN_FIRST_BYTES;
     row_limit_ = most_rows ? most_rows : is_large ? 0 : SCAN_FIRST_ROWS;
 }
@@ -56,7 +66,7 @@ int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
     int error = session->settle();
     if (error)
         return error;
-    add_read(session, range_, reading_, rows, bytes);
+    add_read(session, range_, reading_, rows, bytes, &filter_, SCAN_MOST_EXAMINED);
     Sending sending;
     sending.is_alone = is_alone;
     Reply reply;
@@ -67,28 +77,32 @@ int Cursor::ask(Session *session, bool is_alone, uint32_t rows, uint32_t bytes)
     if (!reply.next(&answer))
         return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply to a read lacks an answer", false);
     rows_ = Rows(answer.bytes, answer.rows);
-    has_more_ = answer.more && !range_.is_point;
+    has_more_ = answer.more != 0 && !range_.is_point;
+    is_examined_ = has_more_ && answer.more == MORE_EXAMINED;
     counters.rows_fetched += answer.rows;
     return 0;
 }
 
-/* What was given is not asked for again. */
+/* What was given is not asked for again, nor what the filter has stopped. */
 void Cursor::narrow()
 {
-    if (!has_row_)
+    if (!has_row_ && !is_examined_)
         return;
+    Slice last = is_examined_ ? rows_.rest() : Slice(last_key_);
     if (range_.flags & op_flag::BACKWARD) {
-        range_.high.assign(last_key_);
+        range_.high.assign(last.data, last.size);
         range_.flags |= op_flag::HIGH_OPEN;
         range_.flags &= static_cast<uint16_t>(~(op_flag::NO_HIGH | op_flag::HIGH_PREFIX));
     } else {
-        range_.low.assign(last_key_);
+        range_.low.assign(last.data, last.size);
         range_.flags |= op_flag::LOW_OPEN;
     }
 }
 
 int Cursor::fetch(Session *session)
 {
+    if (is_examined_ && rows_.rest().size == 0)
+        return session->fail(HA_ERR_INTERNAL_ERROR, "", "the host does not say where to go on", false);
     bool is_alone = is_fresh_ && may_be_alone_ && session->is_alone();
     narrow();
     int error = ask(session, is_alone, row_limit_, bytes_);
@@ -126,6 +140,7 @@ int Cursor::next(Session *session, Row *row, bool *is_end)
 void Cursor::turn(bool is_backward)
 {
     rows_ = Rows();
+    is_examined_ = false;
     has_more_ = true;
     range_.all();
     if (is_backward)
@@ -147,11 +162,13 @@ void Cursor::open_end()
     }
     range_.is_point = false;
     has_more_ = true;
+    is_examined_ = false;
 }
 
 void Cursor::drop_ahead()
 {
     has_more_ = has_more_ || rows_.left() > 0;
+    is_examined_ = false; /* where there is no row yet, the scan begins anew */
     rows_ = Rows();
 }
 

@@ -2,11 +2,13 @@
 /* A scan of an index that reads ahead.
  *
  * Rows come in batches, small at first and four times as many bytes each time, to SCAN_MOST_BYTES. A row that
- * was given stays valid until the next batch is asked for. What was read ahead is dropped at the end of a
+ * was given stays valid until the next batch is asked for. With a filter a batch may be empty: the host says then
+ * how far it has looked. What was read ahead is dropped at the end of a
  * statement; the position is not, for HANDLER. */
 #ifndef MILLRACE_CURSOR_H
 #define MILLRACE_CURSOR_H
 
+#include "filter.h"
 #include "session.h"
 
 namespace millrace {
@@ -14,6 +16,8 @@ namespace millrace {
 constexpr uint32_t SCAN_FIRST_BYTES = 16 << 10;
 constexpr uint32_t SCAN_FIRST_ROWS = 32;
 constexpr uint32_t SCAN_MOST_BYTES = 256 << 10;
+/* Entries that a scan with a filter looks at in one request. */
+constexpr uint32_t SCAN_MOST_EXAMINED = 1 << 20;
 
 /* Which entries of an index. */
 struct Range {
@@ -34,13 +38,20 @@ struct Reading {
     uint16_t flags = 0; /* FETCH, KEYS_ONLY, SHARED, EXCLUSIVE, SKIP_LOCKED */
 };
 
-/* Adds the op that reads a range. */
-void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes);
+/* Adds the op that reads a range, with a filter if there is one and the range is not a point. */
+void add_read(Session *session, const Range &range, const Reading &reading, uint32_t rows, uint32_t bytes,
+              const Filter *filter, uint32_t examine);
 
 class Cursor {
 public:
     /* Where to go on; nothing is sent yet. `may_be_alone`: one request may do without a transaction. */
     void start(const Reading &reading, Range &&range, bool is_large, uint32_t most_rows, bool may_be_alone);
+    /* Before the first row is asked for: what is wanted of those that follow. */
+    void set_filter(const Filter &filter) { filter_.assign(filter); }
+    bool is_fresh() const { return is_fresh_; }
+    const Range &range() const { return range_; }
+    const Reading &reading() const { return reading_; }
+    void expect_more() { may_be_alone_ = false; }
     /* Sets `*is_end` behind the last one. */
     int next(Session *session, Row *row, bool *is_end);
     /* Goes the other way, from the row that was given last. */
@@ -64,12 +75,14 @@ private:
 
     Reading reading_;
     Range range_;
+    Filter filter_;
     Bytes reply_;
     Rows rows_;
     Bytes last_key_;
     bool has_row_ = false; /* last_key_ is one */
     bool is_fresh_ = true; /* nothing was asked yet */
     bool has_more_ = true; /* behind the rows that are here */
+    bool is_examined_ = false; /* the key to go on behind follows the rows */
     bool may_be_alone_ = false;
     uint32_t bytes_ = 0;
     uint32_t row_limit_ = 0;

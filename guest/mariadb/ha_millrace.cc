@@ -13,10 +13,13 @@ handler::Table_flags ha_millrace::table_flags() const
 {
     Table_flags checksum =
         table_share && table_share->db_create_options & HA_OPTION_CHECKSUM ? HA_HAS_NEW_CHECKSUM : 0;
-    return checksum | HA_REC_NOT_IN_SEQ | HA_NULL_IN_KEY | HA_CAN_INDEX_BLOBS | HA_CAN_SQL_HANDLER |
+    /* Who changes a primary key moves entries of all keys, in front of a scan, too: the server must know. Its
+     * columns cannot be had from other keys, so this is not for who reads. */
+    Table_flags moving = is_write_locked_ ? HA_PRIMARY_KEY_IN_READ_INDEX : 0;
+    return checksum | moving | HA_REC_NOT_IN_SEQ | HA_NULL_IN_KEY | HA_CAN_INDEX_BLOBS | HA_CAN_SQL_HANDLER |
            HA_CAN_GEOMETRY | HA_REQUIRES_KEY_COLUMNS_FOR_DELETE | HA_PRIMARY_KEY_REQUIRED_FOR_DELETE |
            HA_TABLE_SCAN_ON_INDEX | HA_CAN_VIRTUAL_COLUMNS | HA_BINLOG_ROW_CAPABLE | HA_CAN_SKIP_LOCKED |
-           HA_CRASH_SAFE;
+           HA_CRASH_SAFE | HA_CAN_TABLE_CONDITION_PUSHDOWN;
 }
 
 ulong ha_millrace::index_flags(uint key, uint part, bool all_parts) const
@@ -37,6 +40,7 @@ ulong ha_millrace::index_flags(uint key, uint part, bool all_parts) const
 int ha_millrace::open(const char *name, int, uint)
 {
     uint32_t indexes = table_share->keys + (has_primary() ? 0 : 1);
+    key_used_on_scan = table_share->primary_key; /* a row whose key changes may come once more */
     lock_shared_ha_data();
     share_ = static_cast<Share *>(get_ha_share_ptr());
     if (!share_) {
@@ -47,6 +51,7 @@ int ha_millrace::open(const char *name, int, uint)
     int error = share_->open(session(), indexes);
     if (error)
         return error;
+    session()->can_filter(); /* now, so that no statement has to ask */
     keys_.clear();
     keys_.resize(table_share->keys);
     for (uint i = 0; i < table_share->keys; i++)
@@ -70,6 +75,7 @@ int ha_millrace::close()
 int ha_millrace::reset()
 {
     ignores_duplicates_ = is_bulk_ = is_key_only_ = is_mrr_ = false;
+    forget_condition();
     estimates_.clear();
     asked_.clear();
     row_.clear_and_trim(1 << 20);
@@ -113,6 +119,7 @@ int ha_millrace::begin_use(THD *thd, bool is_write)
     if (thd_tx_isolation(thd) == ISO_SERIALIZABLE && (is_write || session->is_long()))
         session->lock_table(share_->table(), is_write);
     cursor_.drop_ahead();
+    forget_condition();
     return 0;
 }
 

@@ -2,7 +2,8 @@
 /* The handler: one table that a session has open.
  *
  * ha_millrace.cc: open, locks, information. ha_write.cc: rows in, changed, out. ha_read.cc: rows back, by
- * key, in order, by position. ha_mrr.cc: many ranges in one request. ha_table.cc: tables made and removed.
+ * key, in order, by position. ha_mrr.cc: many ranges in one request. ha_condition.cc: conditions that the host
+ * checks. ha_table.cc: tables made and removed.
  *
  * A table's indexes in the host are its keys, with the hidden one of row ids in front if it has no primary
  * key. A position is the primary key, filled up, with its length behind it. */
@@ -11,6 +12,7 @@
 
 #include "server.h"
 
+#include "condition.h"
 #include "cursor.h"
 #include "pack.h"
 #include "session.h"
@@ -86,6 +88,9 @@ public:
     ha_rows records_in_range(uint key, const key_range *low, const key_range *high,
                              page_range *pages) override;
 
+    const COND *cond_push(const COND *condition) override;
+    void cond_pop() override;
+
     ha_rows multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges,
                                         uint *bytes, uint *mode, Cost_estimate *cost) override;
     ha_rows multi_range_read_info(uint key, uint ranges, uint rows, uint key_parts, uint *bytes, uint *mode,
@@ -145,11 +150,17 @@ private:
     int give_row(const Row &row, uint key, uchar *buf);
     bool reads_keys_only(uint key) const;
     bool may_be_alone();
-    uint32_t row_limit();
+    uint32_t row_limit(bool is_all);
     size_t fields_needed() const;
     ha_rows known_estimate(uint key, const Range &range, bool *is_known);
     void keep_estimate(uint key, const Range &range, ha_rows rows);
+    bool may_read_ranges_together() const;
     void estimate_all(uint key, RANGE_SEQ_IF *sequence, void *argument, uint ranges, uint mode);
+
+    /* conditions */
+    const Filter *filter_for(uint key, const Reading &reading, size_t known_bytes, uint first_part);
+    void begin_cursor(uint key);
+    void forget_condition();
 
     /* many ranges */
     void collect_ranges();
@@ -174,6 +185,19 @@ private:
     bool is_end_bounded_ = false; /* the scan ends where the server's range does */
     Cursor cursor_;
     uint duplicate_key_ = MAX_KEY;
+
+    Condition condition_;
+    Bytes constants_; /* a record */
+    /* What filter_ was made of condition_ for. */
+    struct FilterUse {
+        uint key;
+        bool has_rows;
+        size_t known_bytes;
+        uint first_part;
+    };
+    FilterUse filter_use_ = {};
+    bool is_filter_made_ = false;
+    Filter filter_;
 
     std::vector<Asked> asked_;
     size_t asked_at_ = 0;

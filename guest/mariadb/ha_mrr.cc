@@ -61,12 +61,16 @@ static void set_cost(Cost_estimate *cost, double ranges, double rows)
     cost->cpu_cost = 1 + ranges / RANGES + ranges * 0.02 + rows * 0.15 + rows / TIME_FOR_COMPARE;
 }
 
+/* Of a partitioned table the server's own way is taken, a range at a time: how ha_partition hands ranges to its
+ * partitions ends the server when no key falls into one that is read (10.11, mrr=on). */
+bool ha_millrace::may_read_ranges_together() const { return !table->part_info; }
+
 ha_rows ha_millrace::multi_range_read_info_const(uint key, RANGE_SEQ_IF *sequence, void *argument,
                                                  uint ranges, uint *bytes, uint *mode, Cost_estimate *cost)
 {
     estimate_all(key, sequence, argument, ranges, *mode);
     ha_rows rows = handler::multi_range_read_info_const(key, sequence, argument, ranges, bytes, mode, cost);
-    if (rows == HA_POS_ERROR)
+    if (rows == HA_POS_ERROR || !may_read_ranges_together())
         return rows;
     *mode &= ~HA_MRR_USE_DEFAULT_IMPL;
     *bytes = 0;
@@ -78,6 +82,8 @@ ha_rows ha_millrace::multi_range_read_info(uint key, uint ranges, uint rows, uin
                                            uint *mode, Cost_estimate *cost)
 {
     ha_rows result = handler::multi_range_read_info(key, ranges, rows, key_parts, bytes, mode, cost);
+    if (!may_read_ranges_together())
+        return result;
     *mode &= ~HA_MRR_USE_DEFAULT_IMPL;
     *bytes = 0;
     set_cost(cost, ranges, rows);
@@ -142,8 +148,10 @@ int ha_millrace::ask_collected(bool is_alone, bool *has_more)
         return error;
     Reading reading = this->reading(active_index, !reads_keys_only(active_index));
     uint32_t share = REPLY_BYTES / static_cast<uint32_t>(asked_.size());
+    /* Their first column is what the ranges are about. */
+    const Filter *filter = filter_for(active_index, reading, 0, 1);
     for (const Asked &asked : asked_)
-        add_read(session, asked.range, reading, 0, share < 4096 ? 4096 : share);
+        add_read(session, asked.range, reading, 0, share < 4096 ? 4096 : share, filter, 0);
     Sending sending;
     sending.is_alone = is_alone;
     error = session->send(sending, &mrr_reply_, &mrr_answers_);
@@ -154,7 +162,7 @@ int ha_millrace::ask_collected(bool is_alone, bool *has_more)
     *has_more = false;
     size_t answers = 0;
     for (; look.next(&answer); answers++) {
-        *has_more |= answer.more;
+        *has_more |= answer.more != 0;
         counters.rows_fetched += answer.rows;
     }
     return answers == asked_.size()
@@ -190,6 +198,7 @@ int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
     for (;;) {
         if (mrr_in_cursor_) {
             bool is_range_end;
+            begin_cursor(active_index);
             int error = cursor_.next(session(), row, &is_range_end);
             *range = asked_[asked_at_ - 1].id;
             if (error || !is_range_end)
@@ -217,7 +226,13 @@ int ha_millrace::next_asked(range_id_t *range, Row *row, bool *is_end)
         if (asked_at_ < asked_.size() && mrr_answers_.next(&answer)) {
             asked_at_++;
             mrr_rows_ = Rows(answer.bytes, answer.rows);
-            mrr_has_more_ = answer.more;
+            mrr_has_more_ = answer.more != 0;
+            if (mrr_has_more_ && answer.rows == 0) {
+                cursor_.start(reading(active_index, !reads_keys_only(active_index)),
+                              std::move(asked_[asked_at_ - 1].range), true, 0, false);
+                mrr_in_cursor_ = true;
+                mrr_has_more_ = false;
+            }
             continue;
         }
         if (mrr_is_end_) {

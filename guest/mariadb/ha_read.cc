@@ -40,10 +40,16 @@ bool ha_millrace::may_be_alone()
     return select->order_list.elements == 0 && select->group_list.elements == 0 && !select->next_select();
 }
 
-/* How many rows the statement wants at most, where that is plain; 0: not known. */
-uint32_t ha_millrace::row_limit()
+/* How many rows the statement wants at most, where that is plain; 0: not known. It is no more than the size of
+ * the first batch: with conditions of the server's own, or joins, it takes more rows of a table. A limit of
+ * what is sorted or counted says nothing of a scan of all rows. */
+uint32_t ha_millrace::row_limit(bool is_all)
 {
     THD *thd = ha_thd();
+    const SELECT_LEX *select = thd->lex->first_select_lex();
+    if (is_all && (select->order_list.elements || select->group_list.elements || select->with_sum_func ||
+                   (select->options & SELECT_DISTINCT)))
+        return 0;
     switch (thd_sql_command(thd)) {
     case SQLCOM_SELECT:
     case SQLCOM_UPDATE:
@@ -152,7 +158,7 @@ int ha_millrace::give_row(const Row &row, uint key, uchar *buf)
 
 int ha_millrace::start_scan(uint key, Range &&range, bool is_large)
 {
-    cursor_.start(reading(key, !reads_keys_only(key)), std::move(range), is_large, row_limit(),
+    cursor_.start(reading(key, !reads_keys_only(key)), std::move(range), is_large, row_limit(key == MAX_KEY),
                   may_be_alone());
     return 0;
 }
@@ -161,10 +167,12 @@ int ha_millrace::next_row(uchar *buf)
 {
     Row row;
     bool is_end;
+    const uint key = inited == INDEX ? active_index : MAX_KEY;
+    begin_cursor(key);
     int error = cursor_.next(session(), &row, &is_end);
     if (error || is_end)
         return error ? error : HA_ERR_END_OF_FILE;
-    return give_row(row, inited == INDEX ? active_index : MAX_KEY, buf);
+    return give_row(row, key, buf);
 }
 
 int ha_millrace::index_init(uint, bool)

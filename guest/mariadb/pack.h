@@ -44,6 +44,15 @@ public:
     /* Whether part `n` can be read back. */
     bool can_decode(uint n) const { return parts_[n].can_decode; }
     bool can_decode() const;
+
+    /* Parts, to say something of one of them. */
+    uint parts() const { return static_cast<uint>(parts_.size()); }
+    Field *field(uint n) const { return parts_[n].field; }
+    bool is_nullable(uint n) const { return parts_[n].is_nullable; }
+    bool is_downward(uint n) const { return parts_[n].is_downward; }
+    /* Bytes of any value, without the one of NULL; 0: they differ. */
+    uint fixed_bytes(uint n) const { return parts_[n].kind == Kind::FIXED ? parts_[n].out_bytes : 0; }
+    void encode_one(uint n, const uchar *record, Bytes *out) const { encode_part(parts_[n], record, out); }
     /* Fills in the columns of the key; false: these bytes are no key. */
     bool decode(Slice key, uchar *record) const;
 
@@ -93,6 +102,7 @@ public:
     /* Columns behind `most_fields` of the stored ones are left alone. Blobs point into `row` then. */
     bool decode(Slice row, uchar *record, size_t most_fields) const;
     size_t fields() const { return fields_.size(); }
+    const std::vector<Field *> &stored() const { return fields_; }
     /* How many of the stored ones must be read for these columns. */
     size_t needed(const MY_BITMAP *columns) const;
 

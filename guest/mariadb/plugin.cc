@@ -56,6 +56,10 @@ static MYSQL_THDVAR_BOOL(buffer_transactions, PLUGIN_VAR_RQCMDARG,
                          "Rows of INSERTs in a transaction are sent together at its end, or before the next "
                          "read. Duplicates are found then, and roll the transaction back",
                          nullptr, nullptr, 0);
+static MYSQL_THDVAR_BOOL(condition_pushdown, PLUGIN_VAR_RQCMDARG,
+                         "The host checks conditions that it can check, so that only rows which may match are "
+                         "sent",
+                         nullptr, nullptr, 1);
 static MYSQL_THDVAR_ULONG(lock_wait_timeout, PLUGIN_VAR_RQCMDARG, "How many seconds a lock is waited for",
                           nullptr, nullptr, 50, 0, 1000000, 0);
 static MYSQL_THDVAR_ULONG(batch_bytes, PLUGIN_VAR_RQCMDARG, "Rows wait until there are so many bytes of them",
@@ -72,6 +76,7 @@ static st_mysql_sys_var *variables[] = {
     MYSQL_SYSVAR(snapshot_isolation),
     MYSQL_SYSVAR(buffer_writes),
     MYSQL_SYSVAR(buffer_transactions),
+    MYSQL_SYSVAR(condition_pushdown),
     MYSQL_SYSVAR(lock_wait_timeout),
     MYSQL_SYSVAR(batch_bytes),
     MYSQL_SYSVAR(autoinc_batch),
@@ -92,6 +97,7 @@ bool is_durable(THD *thd) { return THDVAR(thd, durable); }
 bool is_strict(THD *thd) { return THDVAR(thd, snapshot_isolation); }
 bool buffers_writes(THD *thd) { return THDVAR(thd, buffer_writes); }
 bool buffers_transaction(THD *thd) { return THDVAR(thd, buffer_transactions); }
+bool pushes_conditions(THD *thd) { return THDVAR(thd, condition_pushdown); }
 size_t batch_bytes(THD *thd) { return THDVAR(thd, batch_bytes); }
 uint64_t autoinc_batch(THD *thd) { return THDVAR(thd, autoinc_batch); }
 uint32_t lock_wait_ms(THD *thd)

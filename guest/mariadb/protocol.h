@@ -119,6 +119,9 @@ constexpr size_t MAX_VALUE_BYTES = (16 << 20) - (64 << 10);
 constexpr size_t MAX_XID_BYTES = 152;
 constexpr uint32_t MAX_TABLE_INDEXES = 65;
 constexpr uint32_t MAX_OPS = 65536;
+constexpr uint32_t MAX_TERMS = 16;
+/* The first version with filters. */
+constexpr uint32_t FILTER_VERSION = 2;
 
 namespace op {
 enum : uint8_t {
@@ -148,6 +151,9 @@ enum : uint8_t {
     STAT,
     NEXT_AUTO,
     RAISE_AUTO,
+    SYNC,
+    RELEASE,
+    SPEAKS, /* VERSION; MariaDB has a macro of that name */
 };
 } // namespace op
 namespace batch_flag {
@@ -173,6 +179,7 @@ enum : uint16_t {
     NO_WAIT = 1024,
     SKIP_LOCKED = 2048,
     NO_LOCK = 4096,
+    FILTER = 8192,
 };
 } // namespace op_flag
 namespace reply_flag {
@@ -236,6 +243,40 @@ struct RowHeader {
     U32 primary_bytes;
     U32 value_bytes;
 };
+/* table_filter.rs */
+namespace part {
+enum : uint8_t {
+    KEY = 0,
+    VALUE = 1
+};
+} // namespace part
+namespace test {
+enum : uint8_t {
+    BELOW = 1,
+    AT_MOST,
+    EQUAL,
+    AT_LEAST,
+    ABOVE,
+    NOT_EQUAL
+};
+} // namespace test
+/* AnswerHeader::more: as many were looked at as a filter allows. */
+constexpr uint32_t MORE_EXAMINED = 2;
+
+struct FilterHeader {
+    U32 high_bytes;
+    U32 terms;
+    U32 examine;
+    U32 reserved;
+};
+struct TermHeader {
+    uint8_t part;
+    uint8_t test;
+    U16 reserved;
+    U32 offset;
+    U32 len_bytes;
+    U32 operand_bytes;
+};
 struct Opened {
     U32 table;
     U32 indexes;
@@ -250,8 +291,13 @@ struct Count {
     U64 entries;
     U64 exact;
 };
+struct Speaks {
+    U32 version;
+    U32 reserved;
+};
 static_assert(sizeof(BatchHeader) == 24 && sizeof(OpHeader) == 24 && sizeof(ReplyHeader) == 16 &&
-                  sizeof(AnswerHeader) == 16 && sizeof(RowHeader) == 12,
+                  sizeof(AnswerHeader) == 16 && sizeof(RowHeader) == 12 && sizeof(FilterHeader) == 16 &&
+                  sizeof(TermHeader) == 16,
               "as table.rs");
 
 /* `extra` of a scan. */

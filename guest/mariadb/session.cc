@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 #include "session.h"
 
+#include <mutex>
+
 #include "settings.h"
 
 namespace millrace {
@@ -220,6 +222,35 @@ int Session::send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *
     if (!error && answer && !reply.next(answer) && !(reply.flags & reply_flag::REPLAYED))
         return fail(HA_ERR_INTERNAL_ERROR, "", "the host's reply lacks an answer", is_quiet);
     return error;
+}
+
+/* One store has one version for as long as it lives: it is asked once for all sessions. */
+bool Session::can_filter()
+{
+    static std::mutex lock;
+    static uint64_t known_instance;
+    static uint32_t known_version;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        if (client_->instance() && client_->instance() == known_instance)
+            return known_version >= FILTER_VERSION;
+    }
+    Op op;
+    op.kind = op::SPEAKS;
+    Bytes body;
+    Answer answer;
+    Speaks speaks;
+    uint32_t version = 0;
+    if (!send_alone(op, true, true, &body, &answer) && answer.bytes.size >= sizeof(speaks)) {
+        memcpy(&speaks, answer.bytes.data, sizeof(speaks));
+        version = speaks.version;
+    } else if (last_status_ != status::BAD_REQUEST) {
+        return false; /* nobody has said anything */
+    }
+    std::lock_guard<std::mutex> guard(lock);
+    known_instance = client_->instance();
+    known_version = version;
+    return version >= FILTER_VERSION;
 }
 
 int Session::flush()

@@ -90,6 +90,8 @@ public:
     int send_alone(const Op &op, bool is_repeatable, bool is_quiet, Bytes *body, Answer *answer);
     /* A batch that is no part of the transaction, and waits for nothing. */
     int send_apart(Batch *batch, bool is_repeatable, bool is_quiet, Bytes *body, Reply *reply);
+    /* Whether the host takes filters. */
+    bool can_filter();
     /* Sends what waits, if writes do. */
     int flush();
     /* Sends nothing that `writer` wrote any more: it goes away. */

@@ -18,6 +18,7 @@ bool is_durable(THD *thd);
 bool is_strict(THD *thd);
 bool buffers_writes(THD *thd);
 bool buffers_transaction(THD *thd);
+bool pushes_conditions(THD *thd);
 uint32_t lock_wait_ms(THD *thd);
 size_t batch_bytes(THD *thd);
 uint64_t autoinc_batch(THD *thd);

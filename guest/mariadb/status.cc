@@ -23,7 +23,8 @@ SHOW_VAR status_variables[] = {
     MILLRACE_COUNTER(bytes_received), MILLRACE_COUNTER(connects),    MILLRACE_COUNTER(reconnects),
     MILLRACE_COUNTER(batches),        MILLRACE_COUNTER(ops),         MILLRACE_COUNTER(commits),
     MILLRACE_COUNTER(prepares),       MILLRACE_COUNTER(rollbacks),   MILLRACE_COUNTER(rows_sent),
-    MILLRACE_COUNTER(rows_fetched),   MILLRACE_COUNTER(cancels),     {nullptr, nullptr, SHOW_UNDEF},
+    MILLRACE_COUNTER(rows_fetched),   MILLRACE_COUNTER(cancels),     MILLRACE_COUNTER(filtered_reads),
+    {nullptr, nullptr, SHOW_UNDEF},
 };
 
 static void add_line(std::string *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -70,8 +71,8 @@ std::string status_text(Session *session)
     add_line(&text, "bytes         %llu sent, %llu received", count(counters.bytes_sent),
              count(counters.bytes_received));
     add_line(&text, "batches       %llu of %llu ops", count(counters.batches), count(counters.ops));
-    add_line(&text, "rows          %llu sent, %llu fetched", count(counters.rows_sent),
-             count(counters.rows_fetched));
+    add_line(&text, "rows          %llu sent, %llu fetched; %llu reads had a filter", count(counters.rows_sent),
+             count(counters.rows_fetched), count(counters.filtered_reads));
     add_line(&text, "transactions  %llu commits, %llu prepares, %llu rollbacks, %zu ends not confirmed",
              count(counters.commits), count(counters.prepares), count(counters.rollbacks),
              count_unfinished());

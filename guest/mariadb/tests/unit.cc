@@ -9,6 +9,7 @@
 
 #include "../codec.h"
 #include "../encode.h"
+#include "../filter.h"
 #include "../transport.h"
 #include "check.h"
 
@@ -277,6 +278,102 @@ static void test_replies()
     check(true, "damaged replies");
 }
 
+/* What the host makes of a filter's terms, by table_filter.rs; reads the value of a scan. */
+static bool passes(const Bytes &value, const Bytes &row)
+{
+    FilterHeader header;
+    memcpy(&header, value.data(), sizeof(header));
+    const uint8_t *at = value.data() + sizeof(header) + header.high_bytes;
+    bool is_true = true;
+    for (uint32_t i = 0; i < header.terms; i++) {
+        TermHeader term;
+        memcpy(&term, at, sizeof(term));
+        at += sizeof(term);
+        size_t from = std::min<size_t>(term.offset, row.size());
+        Bytes piece, operand;
+        piece.append(row.data() + from, std::min<size_t>(term.len_bytes, row.size() - from));
+        operand.append(at, term.operand_bytes);
+        at += term.operand_bytes;
+        int order = compare_bytes(piece, operand);
+        static const bool wanted[][3] = {
+            {false, false, false}, {true, false, false}, {true, true, false}, {false, true, false},
+            {false, true, true},   {false, false, true}, {true, false, true},
+        };
+        is_true &= wanted[term.test][order + 1];
+    }
+    return is_true && at == value.end();
+}
+
+static Bytes row_of(uint64_t number, size_t width)
+{
+    Bytes row;
+    row.append("ab", 2);
+    for (size_t i = 0; i < width; i++)
+        row.push(static_cast<uint8_t>(number >> (8 * i)));
+    row.append("yz", 2);
+    return row;
+}
+
+/* Numbers near each other, and near the ends of what a width holds. */
+static uint64_t number(std::mt19937_64 &random, size_t width)
+{
+    uint64_t most = UINT64_MAX >> (64 - 8 * width), number = random() >> (random() % 64);
+    return (random() % 4 ? number : most - number % 1000) & most;
+}
+
+static void test_number_filters()
+{
+    std::mt19937_64 random(3);
+    bool is_safe = true, is_exact = true, is_useful = true;
+    for (int i = 0; i < 20000; i++) {
+        size_t width = 1 + random() % 8;
+        uint64_t low = number(random, width), high = random() % 3 ? number(random, width) : low;
+        if (low > high)
+            std::swap(low, high);
+        Filter filter;
+        filter.add_number(part::VALUE, 2, width, low, high);
+        Bytes value;
+        filter.put(Slice(), 0, &value);
+        for (int n = 0; n < 8; n++) {
+            uint64_t x = n < 2   ? (n ? low : high)
+                         : n < 4 ? (n == 2 ? low - 1 : high + 1) & (UINT64_MAX >> (64 - 8 * width))
+                                 : number(random, width);
+            bool is_in = x >= low && x <= high, is_through = passes(value, row_of(x, width));
+            is_safe &= !is_in || is_through;
+            is_exact &= (low != high && width > 1) || is_in == is_through;
+        }
+        if (low >> 8 == high >> 8)
+            is_useful &= !passes(value, row_of(high + 256, width)) || high + 256 > UINT64_MAX >> (64 - 8 * width);
+    }
+    check(is_safe, "a filter of numbers stops none that is in the range");
+    check(is_exact, "it is exact for one number, and for one byte");
+    check(is_useful, "it stops numbers whose upper bytes differ");
+}
+
+static void test_filters()
+{
+    Filter filter;
+    for (int i = 0; i < 40; i++)
+        filter.add(part::KEY, test::EQUAL, 7, 3, slice("abc"));
+    check(filter.terms() == MAX_TERMS, "a filter has no more terms than the host takes");
+    Bytes value;
+    filter.put(slice("high"), 9, &value);
+    FilterHeader header;
+    TermHeader term;
+    memcpy(&header, value.data(), sizeof(header));
+    memcpy(&term, value.data() + sizeof(header) + 4, sizeof(term));
+    check(header.high_bytes == 4 && header.terms == MAX_TERMS && header.examine == 9 &&
+              memcmp(value.data() + sizeof(header), "high", 4) == 0,
+          "a filter's header and bound");
+    check(term.part == part::KEY && term.test == test::EQUAL && term.offset == 7 && term.len_bytes == 3 &&
+              term.operand_bytes == 3,
+          "a filter's term");
+    check(value.size() == sizeof(header) + 4 + MAX_TERMS * (sizeof(term) + 3), "a filter's size");
+    Filter long_one;
+    long_one.add(part::KEY, test::EQUAL, 0, 1 << 20, slice(std::string(1 << 20, 'x')));
+    check(long_one.empty(), "an operand that is too long is left out");
+}
+
 static void test_addresses()
 {
     for (const char *good : {"vsock:2:28019", "unix:/run/x"})
@@ -296,6 +393,8 @@ int main()
     test_prefixes();
     test_batch();
     test_replies();
+    test_filters();
+    test_number_filters();
     test_addresses();
     return report();
 }

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* The server's condition of a table, as far as the host can check it.
+ *
+ * Theory of operation. Of a condition those parts are kept that stand in its outermost AND and compare a column
+ * with a constant: each of them is true for every row that the statement wants of the table. The constant is
+ * stored in a record as the column would hold it, and read back the way the server's comparison reads the
+ * column: only where both give the same value, in the type that is compared in, is the part kept.
+ *
+ * A filter is made of them for each way to read. In keys all values are in order. In rows a column has a place
+ * if all columns in front of it have one size; a column that may be NULL takes no room when it is, so what the
+ * condition says of NULLs counts, too. Little-endian numbers are in order byte by byte only.
+ *
+ * What is kept are bytes: neither the condition nor its constants are needed any more. */
+#ifndef MILLRACE_CONDITION_H
+#define MILLRACE_CONDITION_H
+
+#include <vector>
+
+#include "server.h"
+
+#include "filter.h"
+#include "pack.h"
+
+class Item_func;
+
+namespace millrace {
+
+class Condition {
+public:
+    void clear() { parts_.clear(); }
+    bool empty() const { return parts_.empty(); }
+    /* Takes what it can from a condition of the table. `scratch`: a record to store constants in. */
+    void take(THD *thd, TABLE *table, const Item *condition, uchar *scratch);
+
+    /* Adds what can be said of an index's keys: of those that all begin with the same `known_bytes`, and of the
+     * columns from `first_part` on. Parts that are said completely are marked. */
+    void add_key_terms(const KeyCodec &key, uchar *scratch, size_t known_bytes, uint first_part,
+                       Filter *filter);
+    /* Adds what can be said of rows and is not yet marked. */
+    void add_row_terms(const TABLE *table, const RowCodec &rows, Filter *filter) const;
+    void forget_marks();
+
+private:
+    enum class Kind : uint8_t {
+        NUMBER, /* little-endian in rows */
+        ORDERED,
+        TEXT,    /* of columns whose bytes say what is equal */
+        NULLNESS /* test: EQUAL: it is NULL, else it is not */
+    };
+    struct Part {
+        Field *field;
+        Kind kind;
+        uint8_t test;
+        bool is_marked;
+        bool is_prefix; /* TEXT: it begins so */
+        Bytes image;    /* as in a record; of TEXT the characters */
+    };
+    enum class Null : uint8_t {
+        NO,
+        YES,
+        MAYBE
+    };
+
+    void take_all(THD *thd, TABLE *table, Item *item, uchar *scratch);
+    void take_comparison(THD *thd, TABLE *table, Item_func *function, uchar *scratch);
+    void take_between(THD *thd, TABLE *table, Item_func *function, uchar *scratch);
+    void take_like(THD *thd, TABLE *table, Item_func *function);
+    void take_null_test(TABLE *table, Item_func *function, uint8_t test);
+    void keep(THD *thd, Field *field, uint8_t test, const Type_handler *compared_as, CHARSET_INFO *cs,
+              Item *constant, uchar *scratch);
+    bool keep_text(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant);
+    bool keep_enum(Field *field, uint8_t test, CHARSET_INFO *cs, Item *constant);
+    Part *add(Field *field, Kind kind, uint8_t test);
+    Null null_of(const Field *field) const;
+    void add_row_parts(const Field *field, size_t offset, Filter *filter) const;
+    void add_row_number(const Field *field, size_t offset, Filter *filter) const;
+
+    std::vector<Part> parts_;
+};
+
+} // namespace millrace
+
+#endif

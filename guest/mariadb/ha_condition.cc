@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Conditions that the host checks, so that fewer rows come.
+ *
+ * The server offers the condition of a table when it has planned the statement, and again when a scan begins.
+ * It is told that nothing was taken, and checks everything itself: for it the table has fewer rows, and all of
+ * those that the statement can want. Who reads single rows, by key or position, gets them as they are.
+ *
+ * Scans that lock are filtered where the statement sees what was committed last: with READ COMMITTED. Above
+ * that a row that did not match stays as it is by its lock until the transaction ends, and the filter would
+ * leave it out. Conditions on tables inside an outer join are the server's: it gives them with guards, which
+ * are not looked into. */
+#include "ha_millrace.h"
+
+#include "settings.h"
+
+namespace millrace {
+
+const COND *ha_millrace::cond_push(const COND *condition)
+{
+    forget_condition();
+    THD *thd = ha_thd();
+    if (!pushes_conditions(thd))
+        return condition;
+    if (constants_.empty())
+        memcpy(constants_.grow(table_share->rec_buff_length), table_share->default_values,
+               table_share->reclength);
+    condition_.take(thd, table, condition, constants_.data());
+    return condition;
+}
+
+void ha_millrace::cond_pop() { forget_condition(); }
+
+void ha_millrace::forget_condition()
+{
+    condition_.clear();
+    is_filter_made_ = false;
+}
+
+/* What the condition says of the entries of an index; nullptr: nothing. Of all keys `known_bytes` are the
+ * same, and the parts in front of `first_part` are what the range is about. */
+const Filter *ha_millrace::filter_for(uint key, const Reading &reading, size_t known_bytes, uint first_part)
+{
+    THD *thd = ha_thd();
+    if (condition_.empty() || (lock_flags_ && (thd_tx_isolation(thd) > ISO_READ_COMMITTED || is_strict(thd))))
+        return nullptr;
+    const bool has_rows =
+        reading.index == 0 ? !(reading.flags & op_flag::KEYS_ONLY) : (reading.flags & op_flag::FETCH) != 0;
+    const FilterUse &made = filter_use_;
+    if (!is_filter_made_ || made.key != key || made.has_rows != has_rows || made.known_bytes != known_bytes ||
+        made.first_part != first_part) {
+        filter_.clear();
+        condition_.forget_marks();
+        const uint of = key != MAX_KEY ? key : table_share->primary_key;
+        if (of != MAX_KEY)
+            condition_.add_key_terms(keys_[of], constants_.data(), known_bytes, first_part, &filter_);
+        if (has_rows)
+            condition_.add_row_terms(table, rows_, &filter_);
+        filter_use_ = {key, has_rows, known_bytes, first_part};
+        is_filter_made_ = true;
+    }
+    return !filter_.empty() && session()->can_filter() ? &filter_ : nullptr;
+}
+
+/* Before a scan's first row. */
+void ha_millrace::begin_cursor(uint key)
+{
+    const Range &range = cursor_.range();
+    if (!cursor_.is_fresh() || range.is_point || condition_.empty())
+        return;
+    const bool is_bounded = !range.low.empty() || !(range.flags & op_flag::NO_HIGH);
+    const bool is_prefix = (range.flags & op_flag::HIGH_PREFIX) && !(range.flags & op_flag::LOW_OPEN) &&
+                           range.low.equals(range.high);
+    const Filter *filter =
+        filter_for(key, cursor_.reading(), is_prefix ? range.low.size() : 0, is_bounded ? 1 : 0);
+    if (!filter)
+        return;
+    cursor_.set_filter(*filter);
+    if (stats.records > SCAN_MOST_EXAMINED)
+        cursor_.expect_more();
+}
+
+} // namespace millrace
