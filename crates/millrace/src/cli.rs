@@ -167,7 +167,8 @@ pub enum ModuleCommand {
     Backup(ModuleBackup),
     /// Check that a copy is whole, and say what it is of
     Verify(ModuleVerify),
-    /// Put a copy in the place of a module's files; if the module does not start with it, all is as it was
+    /// Put a copy in the place of a module's files; if the module does not start with it, all is as it was.
+    /// Drained modules are not started
     Restore(ModuleRestore),
     /// End a VM's modules until they are resumed, also across restarts: their folder can go elsewhere
     Drain(OfVm),
@@ -183,7 +184,7 @@ pub struct ModuleBackup {
     pub of: OfVm,
     /// Module
     pub module: String,
-    /// File that gets the copy once it is whole; - for the standard output
+    /// File that gets its name once it is whole; - for the standard output; a pipe or device is written into
     #[arg(short, long)]
     pub output: PathBuf,
     /// Print JSON

@@ -1,11 +1,11 @@
 //! `module backup | verify | restore`: copies of modules' files as people handle them.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufReader, BufWriter, Read};
+use std::io::{BufReader, BufWriter, ErrorKind, IsTerminal, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use control::client::{Client, encode};
 use modules::copy::{self, Summary};
 
@@ -28,6 +28,30 @@ struct Partial {
     partial: PathBuf,
     file: File,
     kept: bool,
+}
+
+/// Where a copy goes.
+enum Output {
+    /// A file of ours, or one that it replaces.
+    File(Partial),
+    /// Something that is there and no file: a pipe, a device.
+    Else(File),
+}
+
+impl Output {
+    /// Links are followed: what they lead to is meant.
+    fn open(path: &Path) -> anyhow::Result<Self> {
+        let what = || format!("opening {}", path.display());
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => bail!("{} is a folder: name a file", path.display()),
+            Ok(found) if found.is_file() => {
+                Ok(Self::File(Partial::create(&path.canonicalize().with_context(what)?)?))
+            }
+            Ok(_) => Ok(Self::Else(OpenOptions::new().write(true).open(path).with_context(what)?)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self::File(Partial::create(path)?)),
+            Err(e) => Err(e).with_context(what),
+        }
+    }
 }
 
 impl Partial {
@@ -67,13 +91,36 @@ impl Drop for Partial {
 fn say(summary: &Summary) -> String {
     let Summary { about, files, files_bytes, copy_bytes } = summary;
     format!(
-        "{}/{}: {files} files of {files_bytes} bytes, in a copy of {copy_bytes} bytes",
-        about.vm, about.module
+        "{}/{} of {}: {files} files of {files_bytes} bytes, in a copy of {copy_bytes} bytes",
+        about.vm,
+        about.module,
+        utc(about.begun_s)
     )
+}
+
+/// A moment as ISO 8601 has it, in UTC.
+fn utc(since_1970_s: u64) -> String {
+    let (days, s) = (since_1970_s / 86_400, since_1970_s % 86_400);
+    // Years begin in March here, so that leap days are last: 146,097 days are 400 years.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..=9 => (era * 400 + year, month + 3),
+        _ => (era * 400 + year + 1, month - 9),
+    };
+    let (h, min, s) = (s / 3600, s / 60 % 60, s % 60);
+    format!("{year:04}-{month:02}-{day:02}T{h:02}:{min:02}:{s:02}Z")
 }
 
 /// `module backup`.
 pub fn backup(args: &ModuleBackup) -> Done {
+    if is_standard(&args.output) && std::io::stdout().is_terminal() {
+        bail!("a copy is not for a terminal: name a file, or a pipe behind it");
+    }
     let client = Client::new(&args.of.socket.socket);
     let mut from = match client.download(&path(&args.of, &args.module, "backup"))? {
         Ok(from) => from,
@@ -87,11 +134,14 @@ pub fn backup(args: &ModuleBackup) -> Done {
         eprintln!("millrace: {}", say(&summary));
         return Ok(exit::OK);
     } else {
-        let partial = Partial::create(&args.output)?;
-        let mut to = BufWriter::with_capacity(1 << 20, &partial.file);
+        let output = Output::open(&args.output)?;
+        let (Output::File(Partial { file, .. }) | Output::Else(file)) = &output;
+        let mut to = BufWriter::with_capacity(1 << 20, file);
         let summary = copy::pass(&mut from, &mut to).with_context(what)?;
         drop(to);
-        partial.keep()?;
+        if let Output::File(partial) = output {
+            partial.keep()?;
+        }
         summary
     };
     tell(&summary, args.json)
@@ -144,4 +194,41 @@ pub fn restore(args: &ModuleRestore) -> Done {
         ))?;
     }
     Ok(exit::OK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_those_of_the_calendar() {
+        for (s, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_827_696, "2000-02-29T12:34:56Z"),
+            (1_109_635_199, "2005-02-28T23:59:59Z"),
+            (4_107_542_399, "2100-02-28T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(utc(s), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_written_into_and_links_are_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        match Output::open(&link).unwrap() {
+            Output::File(partial) => assert_eq!(partial.to, file.canonicalize().unwrap()),
+            Output::Else(_) => panic!(),
+        }
+        assert!(matches!(Output::open(Path::new("/dev/null")).unwrap(), Output::Else(_)));
+        let text = Output::open(dir.path()).err().unwrap().to_string();
+        assert!(text.ends_with(" is a folder: name a file"), "{text}");
+        // What was not whole has gone.
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert_eq!(std::fs::read(&file).unwrap(), b"old");
+    }
 }

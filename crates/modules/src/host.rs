@@ -246,6 +246,12 @@ impl VmModules {
         self.ask_and_wait(Asked::Resume)
     }
 
+    /// As [`VmModules::resume`], and does not wait: a folder that another process has may take long.
+    pub fn begin_resume(&self) {
+        // Who has ended does not go on.
+        let _ = self.inbox.ask_surely(Asked::Resume(sync_channel(1).0));
+    }
+
     fn ask_and_wait(
         &self,
         asked: impl FnOnce(SyncSender<Result<(), String>>) -> Asked,

@@ -33,7 +33,9 @@ fn a_copy_is_taken_checked_and_put_in_place() {
     let (path, file) = copy_file(&place, "one.copy");
     let (code, shown) = module(&place, &["backup", "db", "a", "-o", &file]);
     assert!(
-        code == Some(0) && shown.starts_with("db/a: 1 files of 4 bytes, in a copy of "),
+        code == Some(0)
+            && shown.starts_with("db/a of 20")
+            && shown.contains("Z: 1 files of 4 bytes, in a copy of "),
         "{shown}"
     );
     assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
@@ -178,6 +180,41 @@ fn drained_modules_stay_so_across_restarts_until_they_are_resumed_elsewhere() {
     assert_eq!(processes(&daemon).len(), 1);
     // Once more is no mistake.
     assert_eq!(module(&other, &["resume", "db"]).0, Some(0));
+    // Files that came while its modules run are not what they serve.
+    std::fs::write(other.path("state/db/.drained"), "").unwrap();
+    refused(&other, "was filled with another host's files meanwhile", &["resume", "db"]);
+    assert_eq!(len(&mut waits, 3), 4);
+}
+
+#[test]
+fn a_folder_that_another_process_serves_is_not_drained() {
+    let place = place("");
+    let daemon = place.start();
+    client(&place, 1);
+    assert_eq!(module(&place, &["drain", "db"]).0, Some(0));
+    let folder = OwnedFd::from(std::fs::File::open(place.path("state/db/a")).unwrap());
+    assert_eq!(module(&place, &["resume", "db"]).0, Some(0));
+    client(&place, 2);
+    // Another daemon's: this one's has gone for a moment.
+    let taken = std::thread::scope(|scope| {
+        let take = scope.spawn(|| {
+            loop {
+                if let Ok(still) = modules::copy::Still::lock(&folder) {
+                    return still;
+                }
+                std::thread::yield_now();
+            }
+        });
+        processes(&daemon).into_iter().for_each(|pid| {
+            kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        });
+        take.join().unwrap()
+    });
+    refused(&place, "the module's folder is locked by process", &["drain", "db"]);
+    assert!(!place.path("state/db/.drained").exists());
+    drop(taken);
+    assert_eq!(len(&mut client(&place, 3), 1), 0);
+    assert_eq!(module(&place, &["drain", "db"]).0, Some(0));
 }
 
 fn copy_folder(from: &Path, to: &Path) {

@@ -68,6 +68,7 @@ pub struct About {
     /// The module.
     pub module: String,
     /// SHA-256 of the WebAssembly that served them, in hexadecimal digits.
+    #[serde(rename = "sha256")]
     pub hash: String,
     /// When it was begun, in seconds since 1970.
     pub begun_s: u64,

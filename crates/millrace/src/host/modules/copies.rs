@@ -103,7 +103,7 @@ impl OfVm {
         let (vm, folder) = (&self.config.vm, self.config.state_dir.join(module));
         match has_files(&folder) {
             Ok(true) if !replace => Err(PlaneError::Conflict(format!(
-                "module {module} of VM {vm} has files: say that they may be replaced"
+                "module {module} of VM {vm} has files: say that they may be replaced (--replace, or ?replace=true)"
             ))),
             Ok(_) => Ok(()),
             Err(e) => Err(PlaneError::Refused(format!("looking into {}: {e}", folder.display()))),

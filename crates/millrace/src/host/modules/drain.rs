@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use control::plane::PlaneError;
-use modules::ModulesError;
+use modules::copy::Still;
+use modules::{ModuleConfig, ModulesError};
 
 use super::{Modules, OfVm, locked};
 
@@ -49,24 +50,47 @@ impl OfVm {
             modules.drain().map_err(|e| failed(&e))?;
         }
         let state_dir = &self.config.state_dir;
-        if let Err(e) = mark(state_dir) {
-            let text = format!("marking {} as drained: {e}", state_dir.display());
-            if let Some(Err(e)) = modules.map(|modules| modules.resume()) {
-                tracing::error!(vm = %self.config.vm, "its modules go on after all: {e}");
-            }
+        let marked = self.nobody_serves().and_then(|_locks| {
+            mark(state_dir).map_err(|e| format!("marking {} as drained: {e}", state_dir.display()))
+        });
+        if let Err(text) = marked {
+            modules.iter().for_each(|modules| modules.begin_resume());
             return Err(PlaneError::Refused(text));
         }
         locked(&self.stand).drained = true;
         Ok(())
     }
 
+    /// The locks of all its folders: another daemon's process may have them, on this host at least.
+    fn nobody_serves(&self) -> Result<Vec<Still>, String> {
+        let list = locked(&self.stand).list.clone();
+        let lock = |module: &ModuleConfig| {
+            let path = self.config.state_dir.join(&module.name);
+            match File::open(&path) {
+                Ok(folder) => Still::lock(&folder.into()).map(Some).map_err(|e| e.to_string()),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(e) => Err(format!("opening {}: {e}", path.display())),
+            }
+        };
+        list.iter().filter_map(|module| lock(module).transpose()).collect()
+    }
+
     fn resume(&self) -> Result<(), PlaneError> {
         let state_dir = &self.config.state_dir;
+        let modules = locked(&self.stand).modules.clone();
+        if modules.is_some() && !locked(&self.stand).drained && is_marked(state_dir) {
+            let text = format!(
+                "the modules of VM {} run, and {} was filled with another host's files meanwhile: what they \
+                 serve is not what is there. Drain them first, then put the files there, then resume",
+                self.config.vm,
+                state_dir.display()
+            );
+            return Err(PlaneError::Conflict(text));
+        }
         unmark(state_dir).map_err(|e| {
             PlaneError::Refused(format!("removing the mark in {}: {e}", state_dir.display()))
         })?;
         locked(&self.stand).drained = false;
-        let modules = locked(&self.stand).modules.clone();
         match modules {
             Some(modules) => modules.resume().map_err(|e| failed(&e)),
             None => Ok(()),

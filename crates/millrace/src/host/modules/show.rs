@@ -151,7 +151,7 @@ pub fn metrics(module: &ModuleStatus, all: &mut Metrics) {
     if let Some(latency) = &module.latency {
         let buckets: Vec<(u64, u64)> = latency.buckets.iter().map(|(low, n)| (*low, *n)).collect();
         let times = Snapshot::from_coarse(&buckets, latency.sum_ns);
-        let help = "From a request's coming to its reply, since the process began.";
+        let help = "From a request's being read to its reply, since the process began.";
         all.time("millrace_module_latency_nanoseconds", help, labels(), times);
     }
 }
