@@ -16,8 +16,9 @@ use rustix::net::SendFlags;
 use wasmtime::{Linker, Module};
 use zerocopy::IntoBytes;
 
+use crate::ModulesError;
 use crate::budget::{Pot, Purse};
-use crate::control::{self, FromProcess, ModuleSetup, Step, ToProcess};
+use crate::control::{self, FromProcess, ModuleSetup, STATS_OF_MESSAGE, Step, ToProcess};
 use crate::engine;
 use crate::folder::Folder;
 use crate::folder::written::Written;
@@ -31,7 +32,6 @@ use crate::lock;
 use crate::sandbox;
 use crate::service::{Copied, Inbox, Service, Spec, Started, TellUsed, Told};
 use crate::share::CpuShare;
-use crate::{ModuleStats, ModulesError};
 
 /// Descriptors beside those of connections and files.
 const OWN_FILES: usize = 256;
@@ -346,15 +346,12 @@ impl Greeter {
             all.push(stats);
         }
         all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let mut left = all.len();
-        // None is an answer, too.
-        let empty = left == 0;
-        let mut parts: Vec<Vec<ModuleStats>> =
-            all.chunks(control::STATS_OF_MESSAGE).map(<[_]>::to_vec).collect();
-        parts.extend(empty.then(Vec::new));
-        parts.into_iter().all(|stats| {
-            left -= stats.len();
-            let told = FromProcess::Stats { stats, last: left == 0 };
+        // None is an answer, too: the last message is there in any case.
+        let at = all.len().saturating_sub(1) / STATS_OF_MESSAGE * STATS_OF_MESSAGE;
+        let rest = all.split_off(at);
+        let parts = all.chunks(STATS_OF_MESSAGE).map(|part| (part.to_vec(), false));
+        parts.chain([(rest, true)]).all(|(stats, last)| {
+            let told = FromProcess::Stats { stats, last };
             control::send(&*self.control, &told, &[], SendFlags::empty()).is_ok()
         })
     }

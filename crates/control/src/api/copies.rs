@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, State};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Body as HttpBody, Frame};
 use tokio::runtime::Handle;
@@ -139,5 +139,5 @@ pub async fn restore(
     };
     let mut reader = BodyReader { body, left: Bytes::new(), runtime: Handle::current() };
     let restored = ask(plane, move |p| p.restore(&vm, &module, replace, &mut reader)).await??;
-    Ok((StatusCode::OK, Json(restored)).into_response())
+    Ok(Json(restored).into_response())
 }

@@ -65,6 +65,11 @@ enum Way {
     Closed,
 }
 
+/// What the crate of modules says no to.
+fn refused(e: impl std::fmt::Display) -> PlaneError {
+    PlaneError::Refused(e.to_string())
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -284,7 +289,7 @@ impl Modules {
         if change.stopped {
             return conflict("is being stopped");
         }
-        of_vm.load(list).map_err(|e| PlaneError::Refused(e.to_string()))?;
+        of_vm.load(list).map_err(refused)?;
         tracing::info!(%vm, "modules loaded: {}", used.names.join(", "));
         Ok(())
     }

@@ -127,9 +127,9 @@ impl Service {
         waiting.into_iter().for_each(|(number, seq)| self.fail(number, seq, code, text));
     }
 
-    fn folder(&mut self) -> Option<&Folder> {
+    pub(super) fn folder(&mut self) -> Option<&mut Folder> {
         match &mut self.life {
-            Life::Running(instance) => Some(&instance.state().folder),
+            Life::Running(instance) => Some(&mut instance.state().folder),
             Life::Waiting { folder, .. } => Some(folder),
             Life::Over => None,
         }
@@ -137,7 +137,7 @@ impl Service {
 
     /// Tells what was done with the files, now and then: what is left is told with what comes next.
     pub(super) fn tell_used(&mut self) {
-        let Some(now) = self.folder().map(Folder::counts) else { return };
+        let Some(now) = self.folder().map(|folder| folder.counts()) else { return };
         let (before, at) = self.told_used;
         let used = Used::between(before, now);
         let much = used.bytes >= USED_BYTES || at.elapsed() >= USED_INTERVAL;

@@ -3,22 +3,13 @@
 
 use std::time::Instant;
 
-use super::{Life, Service};
+use super::Service;
 use crate::control::Step;
-use crate::folder::Folder;
 use crate::folder::written::Written;
 use crate::limits::HOLD_LEASE;
 use crate::share::CpuShare;
 
 impl Service {
-    fn folder_mut(&mut self) -> Option<&mut Folder> {
-        match &mut self.life {
-            Life::Running(instance) => Some(&mut instance.state().folder),
-            Life::Waiting { folder, .. } => Some(folder),
-            Life::Over => None,
-        }
-    }
-
     /// When the next call may be; none: now.
     pub(super) fn pause(&self) -> Option<Instant> {
         self.held_until.max(self.rests_until)
@@ -31,6 +22,10 @@ impl Service {
 
     /// Goes on after a pause.
     pub(super) fn end_pause(&mut self) {
+        // Most turns have none: they need not know the time.
+        if self.pause().is_none() {
+            return;
+        }
         let now = Instant::now();
         let over = |until: &mut Instant| *until <= now;
         if self.held_until.take_if(over).is_some() {
@@ -54,7 +49,7 @@ impl Service {
 
     /// A step of a copy, between two calls.
     pub(super) fn copy_step(&mut self, step: Step) -> Result<Written, String> {
-        let folder = self.folder_mut().ok_or("it has ended")?;
+        let folder = self.folder().ok_or("it has ended")?;
         if folder.has_failed() && step != Step::End {
             return Err("a sync of its files failed, and they are not written anew yet".into());
         }

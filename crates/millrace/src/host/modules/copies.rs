@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use control::plane::{CopyWork, PlaneError, Restored};
-use modules::copy::{self, About, CopyError, Put, Received, Steps, Still};
+use modules::copy::{self, About, Put, Received, Steps, Still};
 use modules::folder::written::Written;
 use modules::{ModuleConfig, Step, VmModules, engine};
 
-use super::{Modules, OfVm, locked};
+use super::{Modules, OfVm, locked, refused};
 
 /// One copy of a VM at a time.
 struct Copying(Arc<AtomicBool>);
@@ -45,10 +45,6 @@ impl Steps for Serving {
     fn step(&mut self, step: Step) -> Result<Written, String> {
         self.modules.copy_step(&self.name, step).map_err(|e| e.to_string())
     }
-}
-
-fn refused(e: &CopyError) -> PlaneError {
-    PlaneError::Refused(e.to_string())
 }
 
 /// Whether a folder has files that a module can name.
@@ -86,7 +82,7 @@ impl OfVm {
     fn steps(&self, name: &str, folder: &OwnedFd) -> Result<Box<dyn Steps + Send>, PlaneError> {
         let stand = locked(&self.stand);
         match &stand.modules {
-            _ if stand.drained => Ok(Box::new(Still::new(folder).map_err(|e| refused(&e))?)),
+            _ if stand.drained => Ok(Box::new(Still::new(folder).map_err(refused)?)),
             Some(modules) => {
                 Ok(Box::new(Serving { modules: Arc::clone(modules), name: name.into() }))
             }
@@ -155,7 +151,7 @@ impl Modules {
         let state_dir = &of_vm.config.state_dir;
         of_vm.may_replace(module, replace)?;
         let place = Put { state_dir, module, disk_bytes: config.disk_bytes };
-        let received = copy::put(&place, from).map_err(|e| refused(&e))?;
+        let received = copy::put(&place, from).map_err(refused)?;
         let change = locked(&self.change);
         if change.stopped {
             return Err(PlaneError::Conflict("the daemon stops".into()));
@@ -196,7 +192,7 @@ impl OfVm {
             serving
         };
         if let Some(modules) = &modules {
-            modules.drain().map_err(failed)?;
+            modules.drain().map_err(refused)?;
         }
         let mut exchange = || {
             // It may have made files since somebody looked.
@@ -238,18 +234,14 @@ fn put_back(received: &mut Received, place: &Put<'_>, modules: &VmModules) -> St
     }
 }
 
-fn failed(e: modules::ModulesError) -> PlaneError {
-    PlaneError::Refused(e.to_string())
-}
-
 /// Nobody else serves the files: this daemon's process has ended, and that of another one would have them
 /// locked.
 fn exchange(received: &mut Received, place: &Put<'_>) -> Result<(), PlaneError> {
     let folder = place.state_dir.join(place.module);
-    engine::private_folder(&folder).map_err(failed)?;
+    engine::private_folder(&folder).map_err(refused)?;
     let opened = std::fs::File::open(&folder).map(OwnedFd::from);
     let opened =
         opened.map_err(|e| PlaneError::Refused(format!("opening {}: {e}", folder.display())))?;
-    let _lock = Still::lock(&opened).map_err(|e| refused(&e))?;
-    received.exchange(place).map_err(|e| refused(&e))
+    let _lock = Still::lock(&opened).map_err(refused)?;
+    received.exchange(place).map_err(refused)
 }

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use control::plane::PlaneError;
+use modules::ModuleConfig;
 use modules::copy::Still;
-use modules::{ModuleConfig, ModulesError};
 
-use super::{Modules, OfVm, locked};
+use super::{Modules, OfVm, locked, refused};
 
 /// No module is named so.
 const MARK: &str = ".drained";
@@ -38,16 +38,12 @@ fn unmark(state_dir: &Path) -> io::Result<()> {
     }
 }
 
-fn failed(e: &ModulesError) -> PlaneError {
-    PlaneError::Refused(e.to_string())
-}
-
 impl OfVm {
     fn drain(&self) -> Result<(), PlaneError> {
         let modules = locked(&self.stand).modules.clone();
         // Those that have not begun do not begin any more.
         if let Some(modules) = &modules {
-            modules.drain().map_err(|e| failed(&e))?;
+            modules.drain().map_err(refused)?;
         }
         let state_dir = &self.config.state_dir;
         let marked = self.nobody_serves().and_then(|_locks| {
@@ -92,7 +88,7 @@ impl OfVm {
         })?;
         locked(&self.stand).drained = false;
         match modules {
-            Some(modules) => modules.resume().map_err(|e| failed(&e)),
+            Some(modules) => modules.resume().map_err(refused),
             None => Ok(()),
         }
     }
