@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use base::histogram::Snapshot;
-use control::plane::{ModuleCounts, ModuleState, ModuleStatus};
+use control::plane::{LatencyStatus, ModuleCounts, ModuleState, ModuleStatus};
 use control::sample::Metrics;
 use modules::{ModuleStats, VmModules};
 
@@ -72,7 +72,7 @@ impl Stand {
             let (state, broken) = here.as_ref().map_or((missing, None), state);
             let stats = here.or_else(|| of(&self.last, name));
             let counts = stats.as_ref().map(counts).unwrap_or_default();
-            let latency = stats.as_ref().map(|stats| (&times(stats)).into());
+            let latency = stats.as_ref().map(latency);
             last.extend(stats);
             let reason = broken.or_else(|| failed.clone()).or_else(|| self.no_socket.clone());
             ModuleStatus { vm: vm.into(), module: name.clone(), state, reason, counts, latency }
@@ -94,6 +94,15 @@ fn state(stats: &ModuleStats) -> (ModuleState, Option<String>) {
 
 fn times(stats: &ModuleStats) -> Snapshot {
     Snapshot::from_coarse(&stats.latency, stats.latency_sum_ns)
+}
+
+/// Its buckets are coarse, what the process made of the fine ones is not.
+fn latency(stats: &ModuleStats) -> LatencyStatus {
+    LatencyStatus {
+        p50_ns: stats.latency_p50_ns,
+        p99_ns: stats.latency_p99_ns,
+        ..(&times(stats)).into()
+    }
 }
 
 fn counts(stats: &ModuleStats) -> ModuleCounts {
