@@ -60,6 +60,17 @@ impl SharedMemory {
         Self::map(fd, len_bytes)
     }
 
+    /// Maps a file that is `len_bytes` long and that others have before them, too. Whoever cuts it off ends this
+    /// process, so that only those may be able to who could do that anyway.
+    pub fn of_file(fd: OwnedFd, len_bytes: usize) -> io::Result<Self> {
+        let is_bytes = rustix::fs::fstat(&fd)?.st_size;
+        if len_bytes == 0 || usize::try_from(is_bytes) != Ok(len_bytes) {
+            let why = format!("it is {is_bytes} bytes long, and not {len_bytes}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Self::map(fd, len_bytes)
+    }
+
     fn map(fd: OwnedFd, len_bytes: usize) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address chosen by the kernel; it aliases nothing of ours.
         let base = unsafe {
@@ -130,6 +141,19 @@ mod tests {
         };
         assert_eq!([read(4096), read(4096), read(8192), read(8192)], [0, 9, 0, 9]);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_another_length_is_refused() {
+        let file = |bytes| {
+            let fd = rustix::fs::memfd_create("file", MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&fd, bytes).unwrap();
+            SharedMemory::of_file(fd, 4096)
+        };
+        assert_eq!(file(4096).unwrap().len_bytes(), 4096);
+        let why = file(8192).unwrap_err().to_string();
+        assert_eq!(why, "it is 8192 bytes long, and not 4096");
+        assert!(file(0).is_err());
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod problems;
 
 use std::path::{Path, PathBuf};
 
-use control::config::{Config, ModuleConfig, Problems, VmModulesConfig, parse};
+use control::config::{Config, ModuleConfig, Problems, RingConfig, VmModulesConfig, parse};
 use problems::errors;
 use serde_json::json;
 
@@ -195,6 +195,7 @@ fn what_is_left_out_has_a_default() {
         cpu_percent: 100,
         dir: "/var/lib/millrace/v".into(),
         socket: Some("/s/v".into()),
+        ring: None,
     };
     assert_eq!(config.vms[0].modules, Some(wanted));
     assert_eq!(config.code_dir(), PathBuf::from("/var/lib/millrace/code"));
@@ -210,6 +211,30 @@ fn what_is_left_out_has_a_default() {
     assert_eq!(config.vms[0].modules.as_ref().unwrap().dir, PathBuf::from("/d/v"));
     assert_eq!(config.code_dir(), PathBuf::from("/d/code"));
     assert_eq!(read("[[vm]]\nname='v'").unwrap().vms[0].modules, None);
+}
+
+#[test]
+fn a_ring_is_a_memory_bar() {
+    let with = |ring: &str| module("t") + &vm("v", &format!("[vm.modules.ring]\n{ring}"));
+    let config = read(&with("path='/run/v.ring'")).unwrap();
+    let ring = config.vms[0].modules.as_ref().unwrap().ring.clone();
+    let wanted = RingConfig { path: "/run/v.ring".into(), bytes: 16 << 20, spin_us: 50 };
+    assert_eq!(ring, Some(wanted));
+    let shown = serde_json::to_value(&config).unwrap();
+    let ring = json!({"path": "/run/v.ring", "size": 16 << 20, "spin_us": 50});
+    assert_eq!(shown["vm"][0]["modules"]["ring"], ring);
+    read(&with("path='/r'\nsize='1GiB'\nspin_us=10000")).unwrap();
+    for (ring, wrong) in [
+        ("", "vm[0].modules.ring.path: is missing"),
+        ("path='r'", "vm[0].modules.ring.path: "),
+        ("path='/r'\nsize='3MiB'", "is 3145728 bytes, and no power of two; use 1MiB, 2MiB"),
+        ("path='/r'\nsize='512KiB'", "is 524288 bytes; the limit is 1MiB to 1GiB"),
+        ("path='/r'\nspin_us=10001", "vm[0].modules.ring.spin_us"),
+        ("path='/r'\nspins=1", "vm[0].modules.ring.spins"),
+    ] {
+        let found = errors(&with(ring));
+        assert!(found.iter().any(|error| error.contains(wrong)), "{ring}: {found:?}");
+    }
 }
 
 #[test]

@@ -9,7 +9,8 @@
 //! - [`channel`]: members of a channel and their host, in memory that they share.
 //! - [`channel_net`]: the network's modules of two members.
 //! - [`frame`]: messages on a byte stream.
-//! - [`module`]: programs of a guest and modules of the host; [`table`]: the table store's requests.
+//! - [`module`]: programs of a guest and modules of the host; [`module_ring`]: memory that they share;
+//!   [`table`]: the table store's requests.
 //! - [`module_call`]: a WebAssembly module and the process that runs it; [`stream`]: modules that speak a
 //!   protocol of bytes.
 //! - [`pipe`]: the guest's agent and the daemon, over vsock.
@@ -30,6 +31,7 @@ pub mod channel_net;
 pub mod frame;
 pub mod module;
 pub mod module_call;
+pub mod module_ring;
 pub mod pipe;
 pub mod program;
 pub mod reason;

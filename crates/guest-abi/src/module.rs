@@ -12,6 +12,7 @@
 //! | [`kind::REQUEST`] | [`kind::REPLY`] with the same `seq` | what the bodies are is the module's affair |
 //! | [`kind::CANCEL`] | (the reply of that `seq`) | wait no longer for what the request waits for |
 //! | [`kind::PING`] | [`kind::PONG`] | the body, at most [`MAX_PING_BYTES`], comes back |
+//! | [`kind::RING`] | [`kind::RING`] | all that follows goes by memory that both share: [`crate::module_ring`] |
 //! | [`kind::GOODBYE`] | | the client ends for good: its state in the module ends at once |
 //!
 //! # Sequence numbers
@@ -28,8 +29,8 @@
 //! with [`flag::REPEATABLE`] change nothing: their replies are not kept, they are executed again. Of the others'
 //! replies the host keeps [`KEPT_BYTES`] at most, and when its memory for all clients is used up only some 16 KiB
 //! of each; a request whose reply is not kept any more is answered with
-//! [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] says: connect again, and send again. Any other is
-//! the end. [`Welcome::max_in_flight`] is the same in all welcomes of a client.
+//! [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] or [`failure::RING`] says: connect again, and send
+//! again. Any other is the end. [`Welcome::max_in_flight`] is the same in all welcomes of a client.
 //!
 //! When the guest itself ends or begins anew, nothing of its clients is kept: there is nobody to connect again.
 //!
@@ -97,6 +98,8 @@ pub mod kind {
     pub const PING: u16 = 7;
     /// The same body.
     pub const PONG: u16 = 8;
+    /// [`crate::module_ring::RingWanted`] and its answer, [`crate::module_ring::RingGranted`].
+    pub const RING: u16 = 9;
 }
 
 /// Flags of frames.
@@ -245,6 +248,9 @@ pub mod failure {
     pub const ENDING: u32 = 9;
     /// The request is one whose reply the host does not keep any more, or which it cannot have.
     pub const OUT_OF_ORDER: u32 = 10;
+    /// There is no ring for this client. Of a goodbye: what came by its ring is damaged, maybe by another program;
+    /// connect again, without one.
+    pub const RING: u32 = 11;
 }
 
 #[cfg(test)]

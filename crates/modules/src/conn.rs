@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::budget::{Charge, Purse};
 use crate::limits::{FRAME_OVERHEAD_BYTES, IDLE_BYTES, READ_BYTES, WAITING_BYTES, WRITE_PIECES};
+use crate::ring::{Damaged, Ring};
 
 /// A whole frame that waits to be written, shared with whoever keeps it.
 pub(crate) type Bytes = Rc<Vec<u8>>;
@@ -61,6 +62,27 @@ pub(crate) fn unfinished(code: u32, text: &str) -> Vec<u8> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bad(pub String);
 
+/// Why a connection is of no use any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// It has ended.
+    Gone,
+    /// Its ring is no ring any more.
+    Damaged(Damaged),
+}
+
+impl From<Errno> for Lost {
+    fn from(_: Errno) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<Damaged> for Lost {
+    fn from(damaged: Damaged) -> Self {
+        Self::Damaged(damaged)
+    }
+}
+
 /// The frame at the beginning of these bytes, if it is there in whole. Checks its length and its hash.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, Bad> {
     let Ok((frame, rest)) = Frame::read_from_prefix(bytes) else { return Ok(None) };
@@ -80,6 +102,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, Bad> {
 #[derive(Debug)]
 pub(crate) struct Conn {
     fd: OwnedFd,
+    /// What frames go by; the socket then only has bells.
+    ring: Option<Ring>,
+    /// Bells that were rung.
+    pub bells: u64,
     /// Which client it is.
     pub client: u32,
     input: Vec<u8>,
@@ -103,6 +129,8 @@ impl Conn {
     pub fn new(fd: OwnedFd, client: u32, purse: &Arc<Purse>) -> Self {
         Self {
             fd,
+            ring: None,
+            bells: 0,
             client,
             input: Vec::new(),
             begin: 0,
@@ -165,20 +193,32 @@ impl Conn {
     }
 
     /// Reads what there is, up to [`READ_BYTES`], by way of `room`, which is so long.
-    pub fn fill(&mut self, room: &mut [u8]) -> Result<(), Errno> {
-        match rustix::net::recv(&self.fd, &mut *room, RecvFlags::DONTWAIT) {
-            Ok((n, _)) => {
-                self.input.drain(..self.begin);
-                self.begin = 0;
-                self.input.extend_from_slice(&room[..n]);
-                self.ended = n == 0;
-                self.count();
-            }
-            // Interrupted: it is still ready the next time.
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(e) => return Err(e),
+    pub fn fill(&mut self, room: &mut [u8]) -> Result<(), Lost> {
+        if self.ring.is_some() {
+            return self.fill_from_ring();
+        }
+        if let Some(n) = self.receive(room)? {
+            self.forget_taken();
+            self.input.extend_from_slice(&room[..n]);
+            self.ended = n == 0;
+            self.count();
         }
         Ok(())
+    }
+
+    /// What the socket has; none: nothing.
+    fn receive(&self, room: &mut [u8]) -> Result<Option<usize>, Errno> {
+        match rustix::net::recv(&self.fd, room, RecvFlags::DONTWAIT) {
+            Ok((n, _)) => Ok(Some(n)),
+            // Interrupted: it is still ready the next time.
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn forget_taken(&mut self) {
+        self.input.drain(..self.begin);
+        self.begin = 0;
     }
 
     /// The next whole frame.
@@ -206,7 +246,10 @@ impl Conn {
     }
 
     /// Writes what its peer takes.
-    pub fn flush(&mut self) -> Result<(), Errno> {
+    pub fn flush(&mut self) -> Result<(), Lost> {
+        if self.ring.is_some() {
+            return self.flush_to_ring();
+        }
         while !self.output.is_empty() {
             let pieces: Vec<IoSlice<'_>> = self
                 .output
@@ -221,7 +264,7 @@ impl Conn {
                 Ok(n) => self.forget(n),
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(e),
+                Err(e) => return Err(e.into()),
             }
         }
         Ok(())
@@ -249,6 +292,84 @@ impl AsFd for Conn {
     }
 }
 
+/// Bytes of bells that are taken at a time.
+const BELLS: usize = 64;
+
+impl Conn {
+    pub fn has_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Nothing is on its way: it can go on by a ring.
+    pub fn may_change_over(&self) -> bool {
+        self.ring.is_none() && self.held_bytes() == 0 && !self.has_output()
+    }
+
+    pub fn change_over(&mut self, ring: Ring) {
+        self.ring = Some(ring);
+    }
+
+    pub fn socket(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Whether its ring has something that may be read.
+    pub fn has_ring_input(&self) -> bool {
+        self.may_read() && self.ring.as_ref().is_some_and(|ring| ring.reader.has_some())
+    }
+
+    /// Its client rings from now on; false: there is something. One that must not be read sleeps, too: it is looked
+    /// at when its client has taken its replies, which rings.
+    pub fn ring_sleeps(&self) -> bool {
+        let Some(ring) = &self.ring else { return true };
+        ring.reader.sleep() || !self.may_read()
+    }
+
+    /// Takes the bells that the socket has.
+    pub fn hear_bells(&mut self) -> Result<(), Errno> {
+        let mut bells = [0; BELLS];
+        self.ended |= self.receive(&mut bells)? == Some(0);
+        if let Some(ring) = &self.ring {
+            ring.reader.wake();
+        }
+        Ok(())
+    }
+
+    fn fill_from_ring(&mut self) -> Result<(), Lost> {
+        self.forget_taken();
+        let Some(ring) = &mut self.ring else { return Ok(()) };
+        let read = ring.reader.read(&mut self.input, READ_BYTES)?;
+        if read > 0 && ring.reader.must_ring() {
+            self.ring_bell();
+        }
+        self.count();
+        Ok(())
+    }
+
+    fn flush_to_ring(&mut self) -> Result<(), Lost> {
+        while let (Some(ring), Some(first)) = (&mut self.ring, self.output.front()) {
+            let n = ring.writer.write(&first[self.written..])?;
+            if n > 0 {
+                self.forget(n);
+            } else if ring.writer.wait()? {
+                break;
+            }
+        }
+        if let Some(ring) = &self.ring
+            && ring.writer.must_ring()
+        {
+            self.ring_bell();
+        }
+        Ok(())
+    }
+
+    /// A socket that takes no bell has some that were not heard.
+    fn ring_bell(&mut self) {
+        let _ = rustix::net::send(&self.fd, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        self.bells += 1;
+    }
+}
+
 /// Sends a frame to one that is about to be closed, as far as it takes it.
 pub(crate) fn last_words(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
@@ -256,7 +377,7 @@ pub(crate) fn last_words(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
 
 /// Whether only a goodbye may follow: kinds that a client does not send.
 pub(crate) fn is_clients(kind: u16) -> bool {
-    matches!(kind, kind::REQUEST | kind::CANCEL | kind::PING | kind::GOODBYE)
+    matches!(kind, kind::REQUEST | kind::CANCEL | kind::PING | kind::GOODBYE | kind::RING)
 }
 
 #[cfg(test)]

@@ -24,8 +24,8 @@ const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// 8 KiB each.
 pub(crate) const STATS_OF_MESSAGE: usize = 4;
 
-/// Most descriptors of a message: code and folder of 16 modules.
-const MAX_FDS: usize = 32;
+/// Most descriptors of a message: code and folder of 16 modules, and a region for rings.
+const MAX_FDS: usize = 33;
 
 /// How a module is to be run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,16 +44,27 @@ pub struct ModuleSetup {
     pub disk_bytes: u64,
 }
 
+/// A region for rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingSetup {
+    /// Its length.
+    pub bytes: u64,
+    /// How long modules look at rings before they sleep.
+    pub spin_us: u32,
+}
+
 /// Daemon to process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ToProcess {
-    /// First. With the descriptors of each module's code and folder, in turn.
+    /// First. With the descriptors of each module's code and folder, in turn, and of the region for rings.
     Setup {
         /// Whose process it is.
         vm: String,
         /// What it runs.
         modules: Vec<ModuleSetup>,
+        /// None: there is no region.
+        ring: Option<RingSetup>,
     },
     /// A connection, with its descriptor.
     Connection {

@@ -23,7 +23,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use self::keeper::Keeper;
-use crate::control::{ModuleSetup, Step, Used};
+use crate::control::{ModuleSetup, RingSetup, Step, Used};
 use crate::engine::{self, Hash};
 use crate::folder::written::Written;
 use crate::limits::STEP_TIMEOUT;
@@ -71,6 +71,15 @@ impl Default for Charge {
     }
 }
 
+/// Memory that a VM and its modules share.
+#[derive(Debug, Clone)]
+pub struct RingConfig {
+    /// Its file, as of [`crate::ring::open`].
+    pub file: Arc<OwnedFd>,
+    /// How it is to be used.
+    pub setup: RingSetup,
+}
+
 /// A VM's modules.
 #[derive(Debug, Clone)]
 pub struct VmModulesConfig {
@@ -86,6 +95,8 @@ pub struct VmModulesConfig {
     pub command: Vec<String>,
     /// Is told what the disk had to do.
     pub charge: Charge,
+    /// Clients may go by rings.
+    pub ring: Option<RingConfig>,
     /// No process is started before [`VmModules::resume`].
     pub drained: bool,
 }

@@ -84,12 +84,14 @@ pub mod instance;
 pub mod limits;
 mod lock;
 pub mod process;
+pub mod ring;
 pub mod sandbox;
 mod service;
 mod share;
+mod spin;
 mod stats;
 
-pub use control::{ModuleSetup, Step, Used};
+pub use control::{ModuleSetup, RingSetup, Step, Used};
 pub use error::ModulesError;
-pub use host::{Charge, ModuleConfig, VmModules, VmModulesConfig};
+pub use host::{Charge, ModuleConfig, RingConfig, VmModules, VmModulesConfig};
 pub use stats::ModuleStats;

@@ -18,7 +18,9 @@ use zerocopy::IntoBytes;
 
 use crate::ModulesError;
 use crate::budget::{Pot, Purse};
-use crate::control::{self, FromProcess, ModuleSetup, STATS_OF_MESSAGE, Step, ToProcess};
+use crate::control::{
+    self, FromProcess, ModuleSetup, RingSetup, STATS_OF_MESSAGE, Step, ToProcess,
+};
 use crate::engine;
 use crate::folder::Folder;
 use crate::folder::written::Written;
@@ -29,6 +31,7 @@ use crate::limits::{
     SHARE_BYTES,
 };
 use crate::lock;
+use crate::ring::{Region, Slots};
 use crate::sandbox;
 use crate::service::{Copied, Inbox, Service, Spec, Started, TellUsed, Told};
 use crate::share::CpuShare;
@@ -96,9 +99,11 @@ fn load(setup: &ModuleSetup, code: OwnedFd) -> Result<Loaded, ModulesError> {
 }
 
 fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
-    let Some((ToProcess::Setup { vm, modules }, fds)) = control::receive(&**control)? else {
+    let Some((ToProcess::Setup { vm, modules, ring }, mut fds)) = control::receive(&**control)?
+    else {
         return Ok(None);
     };
+    let region = ring.and_then(|ring| Some((ring, fds.pop()?)));
     if fds.len() != 2 * modules.len() {
         return Err(ModulesError::Control(format!("{} descriptors", fds.len())));
     }
@@ -117,6 +122,8 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
             return Ok(None);
         }
     }
+    // Only now: a process that had the folders had the region, too.
+    let ring = region.map(|(setup, fd)| begin_rings(setup, fd)).transpose()?;
     let list = Arc::new(listed(&modules)?);
     let memory_bytes = modules
         .iter()
@@ -146,6 +153,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
             cpu_percent: setup.cpu_percent,
             list: Arc::clone(&list),
             purse: Purse::new(&pot, SHARE_BYTES),
+            ring: ring.clone(),
             started: telling(&name, control),
             used: telling_used(control),
         };
@@ -158,6 +166,13 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     barrier.wait();
     tracing::debug!(%vm, "its modules are confined");
     Ok(Some(Modules { running, list }))
+}
+
+/// The slots of a region, and how long to look at them.
+fn begin_rings(setup: RingSetup, fd: OwnedFd) -> Result<(Arc<Slots>, Duration), ModulesError> {
+    let slots = Region::map(fd, setup.bytes).and_then(Slots::begin);
+    let slots = slots.map_err(ModulesError::io("the memory for rings"))?;
+    Ok((slots, Duration::from_micros(setup.spin_us.into())))
 }
 
 fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {

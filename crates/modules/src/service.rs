@@ -5,10 +5,14 @@
 //! on all of them and hands it over in one call, as one batch; so transactions that commit at the same time
 //! are one batch, and the sync after it makes all of them durable at once. While a sync runs, what comes
 //! next waits in the sockets and is the next batch. Replies that need no sync leave before it.
+//!
+//! Clients whose connection goes by a ring are looked at, for a while, before the thread sleeps ([`rings`]).
 
 mod calls;
+mod frames;
 mod inbox;
 mod life;
+mod rings;
 mod room;
 mod still;
 
@@ -16,11 +20,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_abi::module::{
-    FRAME_BYTES, Frame, MAGIC, MAX_BODY_BYTES, MAX_IN_FLIGHT, MAX_PING_BYTES, VERSION, Welcome,
-    failure, flag, kind,
-};
-use guest_abi::module_call::{ALIGN, Event, event, event_flag};
+use guest_abi::module::{MAGIC, MAX_BODY_BYTES, MAX_IN_FLIGHT, VERSION, Welcome, failure, kind};
+use guest_abi::module_call::{ALIGN, Event, event};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 use wasmtime::{Linker, Module};
@@ -29,18 +30,20 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::ModulesError;
 use crate::budget::Purse;
-use crate::clients::{Client, ClientId, Clients, Verdict};
-use crate::conn::{Bad, Bytes, Conn, failure as failed, frame, is_clients};
+use crate::clients::{Client, ClientId, Clients};
+use crate::conn::{Bytes, Conn, failure as failed, frame};
 use crate::control::Used;
 use crate::deadline::Ticker;
 use crate::folder::{Counts, Folder};
 use crate::instance::{Limits, State};
-use crate::limits::{CALL_BYTES, LINGER, READ_BYTES};
+use crate::limits::{LINGER, READ_BYTES};
+use crate::ring::Slots;
 use crate::share::CpuShare;
 use crate::stats::Meter;
 
 pub(crate) use self::inbox::{Copied, Inbox, Told};
 use self::life::Life;
+use self::rings::{Look, Rings};
 
 /// A module as a process runs it.
 pub(crate) struct Spec {
@@ -54,6 +57,8 @@ pub(crate) struct Spec {
     pub list: Arc<Vec<u8>>,
     /// What its clients make it hold.
     pub purse: Arc<Purse>,
+    /// Memory that clients may use in place of their sockets, and how long to look at it before sleeping.
+    pub ring: Option<(Arc<Slots>, Duration)>,
     /// Is told how the first start went; an error: why it failed.
     pub started: Started,
     /// Is told what it did with its files.
@@ -81,6 +86,7 @@ pub(crate) struct Service {
     /// Which life it is: random, and counted up.
     instance: u64,
     conns: Vec<Option<Conn>>,
+    rings: Rings,
     clients: Clients,
     /// The connection whose frames are taken first.
     first: usize,
@@ -95,6 +101,8 @@ pub(crate) struct Service {
     meter: Meter,
     /// What was told to be used of the disk, and when.
     told_used: (Counts, Instant),
+    /// Bytes that went by rings since then.
+    ring_bytes: u64,
     /// Nothing is called up to here: somebody copies the files.
     held_until: Option<Instant>,
     share: Option<CpuShare>,
@@ -120,6 +128,9 @@ impl Service {
         meter.told.name.clone_from(&spec.name);
         let share = CpuShare::new(spec.cpu_percent);
         let purse = Arc::clone(&spec.purse);
+        // What it looks for in vain would be taken off its share.
+        let spin = spec.ring.as_ref().filter(|_| share.is_none()).map(|(_, spin)| *spin);
+        let rings = Rings::new(spin.unwrap_or_default());
         Ok(Self {
             spec,
             inbox,
@@ -128,6 +139,7 @@ impl Service {
             // Room for counting up, and never 0.
             instance: u64::from_le_bytes(random) >> 1 | 1,
             conns: Vec::new(),
+            rings,
             clients: Clients::new(&purse),
             first: 0,
             more: false,
@@ -137,6 +149,7 @@ impl Service {
             read: vec![0; READ_BYTES].into(),
             meter,
             told_used: (Counts::default(), Instant::now()),
+            ring_bytes: 0,
             held_until: None,
             share,
             rests_until: None,
@@ -179,9 +192,16 @@ impl Service {
 
     /// Sleeps until something happens, and takes it.
     fn wait(&mut self) {
+        let until = self.timeout().map(|timeout| Instant::now() + timeout);
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let timeout = match self.look_at_rings(until) {
+            Look::No => return,
+            Look::Now => Some(Duration::ZERO),
+            Look::Wait => until.map(left),
+        };
         // Rounded up: a moment too early would be a turn for nothing.
         let round = |t: Duration| if t.is_zero() { t } else { t + Duration::from_micros(999) };
-        let timeout = self.timeout().map(round);
+        let timeout = timeout.map(round);
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let mut room = [const { std::mem::MaybeUninit::uninit() }; READY];
         let ready: Vec<(u64, EventFlags)> =
@@ -212,14 +232,14 @@ impl Service {
     }
 
     fn on_ready(&mut self, at: usize, flags: EventFlags) {
-        if self.conns.get(at).is_none_or(Option::is_none) {
-            return;
-        }
+        let Some(Some(conn)) = self.conns.get_mut(at) else { return };
         let readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
-        if readable && !self.fill(at) {
-            self.disconnect(at);
-        } else {
-            self.more = true;
+        if conn.has_ring() {
+            return self.on_bell(at);
+        }
+        self.more = true;
+        if readable {
+            self.fill(at);
         }
     }
 
@@ -272,6 +292,8 @@ impl Service {
 
     fn disconnect(&mut self, at: usize) {
         let Some(conn) = self.conns.get_mut(at).and_then(Option::take) else { return };
+        self.rings.forget(at);
+        self.meter.told.bells += conn.bells;
         let _ = epoll::delete(&self.epoll, conn.as_fd());
         let now = Instant::now();
         self.clients.disconnected(conn.client, now);
@@ -314,130 +336,27 @@ impl Service {
         self.look_at = next;
     }
 
-    /// Takes frames of all connections, up to what a call may have.
-    fn collect(&mut self) {
-        if self.holds_requests() || !std::mem::take(&mut self.more) {
-            return;
-        }
-        let now = Instant::now();
-        // Each is the first one in turn: what a call may have is not for the first few alone.
-        let count = self.conns.len();
-        self.first = (self.first + 1) % count.max(1);
-        for at in (self.first..count).chain(0..self.first) {
-            self.collect_of(at, now);
-        }
-    }
-
-    fn collect_of(&mut self, at: usize, now: Instant) {
-        loop {
-            if self.events.len() >= CALL_BYTES {
-                self.more = true;
-                return;
-            }
-            // Taken out while it is looked at: what it says may be about any client.
-            let Some(mut conn) = self.conns[at].take() else { return };
-            let next = match conn.next() {
-                Ok(Some((head, body))) => {
-                    let done = self.on_frame(&conn, &head, body, now);
-                    Some((body.len(), done))
-                }
-                Ok(None) => None,
-                Err(bad) => Some((0, Done::Bad(bad))),
-            };
-            let Some((len, done)) = next else {
-                let over = conn.ended;
-                self.conns[at] = Some(conn);
-                if over {
-                    self.disconnect(at);
-                }
-                return;
-            };
-            conn.advance(len);
-            self.meter.told.received_bytes += (FRAME_BYTES + len) as u64;
-            let number = conn.client;
-            if let Done::Say(bytes) = &done {
-                conn.push(Bytes::clone(bytes));
-            }
-            self.conns[at] = Some(conn);
-            match done {
-                Done::Nothing | Done::Say(_) => {}
-                Done::Bad(Bad(text)) => {
-                    self.meter.told.bad += 1;
-                    self.goodbye(at, failure::BAD_FRAME, &text);
-                }
-                Done::Close => {
-                    self.disconnect(at);
-                    self.close_client(number);
-                }
-            }
-        }
-    }
-
-    fn on_frame(&mut self, conn: &Conn, head: &Frame, body: &[u8], now: Instant) -> Done {
-        let (kind, seq, number) = (head.kind.get(), head.seq.get(), conn.client);
-        if !is_clients(kind) {
-            return Done::Bad(Bad(format!("a frame of kind {kind}, which clients do not send")));
-        }
-        match kind {
-            kind::REQUEST => self.on_request(number, seq, head.flags.get(), body, now),
-            kind::CANCEL => {
-                let waits = self.clients.get_mut(number).is_some_and(|c| c.waits_for(seq));
-                if waits {
-                    self.tell(event::CANCEL, number, seq, &[]);
-                }
-                Done::Nothing
-            }
-            kind::PING if body.len() <= MAX_PING_BYTES => {
-                Done::Say(frame(kind::PONG, 0, seq, &[body]))
-            }
-            kind::PING => Done::Bad(Bad(format!("a ping of {} bytes", body.len()))),
-            _ => Done::Close,
-        }
-    }
-
-    fn on_request(&mut self, number: u32, seq: u64, flags: u16, body: &[u8], now: Instant) -> Done {
-        let Some(client) = self.clients.get_mut(number) else { return Done::Nothing };
-        self.meter.told.requests += 1;
-        match client.accept(seq, flags, now) {
-            Verdict::Execute => {
-                let mut told = 0;
-                if flags & flag::AGAIN != 0 {
-                    told |= event_flag::AGAIN;
-                }
-                if flags & flag::REPEATABLE != 0 {
-                    told |= event_flag::REPEATABLE;
-                }
-                push_event(&mut self.events, event::REQUEST, told, number, seq, body);
-                Done::Nothing
-            }
-            Verdict::Resend(bytes) => {
-                self.meter.told.again += 1;
-                Done::Say(bytes)
-            }
-            Verdict::Wait => {
-                self.meter.told.again += 1;
-                Done::Nothing
-            }
-            Verdict::Refuse(code, text) => Done::Say(failed(kind::REPLY, seq, code, &text)),
-            Verdict::Bad(text) => Done::Bad(Bad(text)),
-        }
-    }
-
     fn flush_all(&mut self) {
         for at in 0..self.conns.len() {
             let Some(conn) = &mut self.conns[at] else { continue };
-            if conn.has_output() && conn.flush().is_err() {
-                self.disconnect(at);
-            } else {
-                self.watch(at);
+            let had_output = conn.has_output();
+            if had_output && let Err(lost) = conn.flush() {
+                self.lost(at, &lost);
+                continue;
             }
+            if conn.has_ring() && (had_output || conn.has_ring_input()) {
+                self.rings.wake(at);
+            }
+            self.watch(at);
         }
     }
 
     /// Watches a connection for what it is to do next.
     fn watch(&mut self, at: usize) {
         let Some(conn) = &mut self.conns[at] else { return };
-        let wanted = (conn.may_read(), conn.has_output());
+        // Bells are heard in any case.
+        let by_ring = conn.has_ring();
+        let wanted = (by_ring || conn.may_read(), !by_ring && conn.has_output());
         if wanted == conn.watched {
             return;
         }
@@ -451,14 +370,6 @@ impl Service {
             self.disconnect(at);
         }
     }
-}
-
-/// What a frame leads to.
-enum Done {
-    Nothing,
-    Say(Bytes),
-    Bad(Bad),
-    Close,
 }
 
 /// Adds an event to the buffer of a call.

@@ -28,6 +28,6 @@ pub use model::{
     SidecoreConfig, SocketMode, SpinKind, SwitchConfig, UplinkConfig, VSOCK_PORT_NAME, VmConfig,
     VsockConfig,
 };
-pub use modules::{ModuleConfig, VmModulesConfig};
+pub use modules::{ModuleConfig, RingConfig, VmModulesConfig};
 pub use problem::{Location, MAX_PROBLEMS, Problem, Problems};
 pub use value::{MAX_SOCKET_PATH_LEN_BYTES, format_mac, format_sha256, parse_size};

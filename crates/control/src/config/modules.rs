@@ -1,9 +1,11 @@
 //! Modules: `[[module]]`, and `[vm.modules]` of each VM that has some.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 
 use guest_abi::module::MAX_NAME_BYTES;
+use guest_abi::module_ring::{MAX_REGION_BYTES, MIN_REGION_BYTES};
 use serde::{Serialize, Serializer};
 
 use super::model::Config;
@@ -23,12 +25,21 @@ const CPU_PERCENT: (u64, u64) = (1, 100);
 /// Files of a module.
 const DISK_BYTES: (u64, u64) = (1 << 20, 1 << 40);
 
+/// Memory for rings: less has no room for three, and more is for more clients than a module has.
+const RING_BYTES: (u64, u64) = (MIN_REGION_BYTES, MAX_REGION_BYTES);
+
+/// How long a module's thread may look at rings before it sleeps.
+const RING_SPIN_US: RangeInclusive<u64> = 0..=10_000;
+
 /// Most modules of a VM: they are handed to its process in one message.
 const MAX_OF_VM: usize = 16;
 
 const DEFAULT_MEMORY_BYTES: u64 = 256 << 20;
 const DEFAULT_DEADLINE_MS: u64 = 100;
 const DEFAULT_DISK_BYTES: u64 = 10 << 30;
+/// 63 clients.
+const DEFAULT_RING_BYTES: u64 = 16 << 20;
+const DEFAULT_RING_SPIN_US: u64 = 50;
 
 /// Folder below `daemon.state_dir` for native code of all modules.
 const CODE_DIR: &str = "code";
@@ -70,6 +81,21 @@ pub struct VmModulesConfig {
     /// Where programs of the host reach them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// Memory that its clients and modules share; none: they have sockets alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ring: Option<RingConfig>,
+}
+
+/// `[vm.modules.ring]`: memory in place of sockets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RingConfig {
+    /// The file; QEMU has it before it, too.
+    pub path: PathBuf,
+    /// Its length, a power of two.
+    #[serde(rename = "size")]
+    pub bytes: u64,
+    /// How long a module's thread looks at rings before it sleeps.
+    pub spin_us: u32,
 }
 
 impl Config {
@@ -163,6 +189,7 @@ pub(super) fn of_vm(
     if let Some(socket) = &socket {
         inner.socket_fits("socket", socket, 0);
     }
+    let ring = ring(&mut inner);
     let reached = has_vsock || inner.get("socket").is_some();
     inner.finish();
     if !reached {
@@ -173,7 +200,26 @@ pub(super) fn of_vm(
             "add a [vm.vsock] for the guest, or a `socket` for programs of the host",
         );
     }
-    Some(VmModulesConfig { names, disk_bytes, cpu_percent, dir, socket })
+    Some(VmModulesConfig { names, disk_bytes, cpu_percent, dir, socket, ring })
+}
+
+/// Reads the optional `[vm.modules.ring]`.
+fn ring(r: &mut Reader<'_, '_>) -> Option<RingConfig> {
+    let node = r.get("ring")?;
+    let path = format!("{}.ring", r.path);
+    let mut inner = Reader::new(&mut *r.ctx, path, node);
+    let path = inner.path("path").unwrap_or_default();
+    if inner.get("path").is_none() {
+        inner.bad("path", "is missing", "add the file that QEMU is to map, an absolute path");
+    }
+    let bytes = sized(&mut inner, "size", DEFAULT_RING_BYTES, RING_BYTES, "1MiB to 1GiB");
+    if !bytes.is_power_of_two() {
+        let what = format!("is {bytes} bytes, and no power of two");
+        inner.bad("size", what, "use 1MiB, 2MiB, 4MiB and so on: it is a memory BAR of the guest");
+    }
+    let spin_us = inner.int("spin_us", DEFAULT_RING_SPIN_US, RING_SPIN_US) as u32;
+    inner.finish();
+    Some(RingConfig { path, bytes, spin_us })
 }
 
 fn names(r: &mut Reader<'_, '_>) -> Vec<String> {

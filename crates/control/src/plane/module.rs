@@ -84,6 +84,10 @@ pub struct Restored {
 pub struct ModuleCounts {
     /// Clients, connected or not.
     pub clients: u64,
+    /// Of their connections, those that go by a ring.
+    pub rings: u64,
+    /// Bells that were rung for clients that slept.
+    pub bells: u64,
     /// Requests that it got.
     pub requests: u64,
     /// Requests that were sent again, and answered without it.

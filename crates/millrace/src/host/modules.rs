@@ -19,7 +19,7 @@ use std::time::Instant;
 use control::config::{self, Config};
 use control::plane::{ModuleStatus, PlaneError};
 use control::sample::Metrics;
-use modules::{Charge, ModulesError, VmModules, VmModulesConfig, engine};
+use modules::{Charge, ModulesError, RingConfig, RingSetup, VmModules, VmModulesConfig, engine};
 use vsock::Service;
 
 use self::listener::Listener;
@@ -48,6 +48,9 @@ struct OfVm {
     /// As of the daemon's start; its list is replaced.
     config: VmModulesConfig,
     socket: Option<PathBuf>,
+    ring: Option<config::RingConfig>,
+    /// Of its file, when it is made.
+    mode: u32,
     way: Arc<Mutex<Way>>,
     stand: Mutex<Stand>,
     /// A copy is being taken or put in place.
@@ -131,9 +134,12 @@ impl OfVm {
                 code_dir: config.code_dir(),
                 command,
                 charge,
+                ring: None,
                 drained: false,
             },
             socket: used.socket.clone(),
+            ring: used.ring.clone(),
+            mode: config.daemon.socket_mode,
             way: Arc::new(Mutex::new(Way::Waiting(Vec::new()))),
             stand: Mutex::new(stand),
             copying: Arc::default(),
@@ -166,10 +172,26 @@ impl OfVm {
         }
     }
 
+    /// The memory for rings; without it clients have their sockets.
+    fn open(&self, ring: &config::RingConfig) -> Option<RingConfig> {
+        let setup = RingSetup { bytes: ring.bytes, spin_us: ring.spin_us };
+        match modules::ring::open(&ring.path, ring.bytes, self.mode) {
+            Ok(file) => Some(RingConfig { file: Arc::new(file), setup }),
+            Err(e) => {
+                let why = format!("no rings in {}: {e}", ring.path.display());
+                tracing::error!(vm = %self.config.vm, "modules: {why}");
+                locked(&self.stand).no_ring = Some(why);
+                None
+            }
+        }
+    }
+
     /// Begins with these modules. On error connections are closed until a later try.
     fn begin(&self, list: Vec<modules::ModuleConfig>) -> Result<(), ModulesError> {
         let drained = drain::is_marked(&self.config.state_dir);
-        let config = VmModulesConfig { modules: list.clone(), drained, ..self.config.clone() };
+        let ring = self.ring.as_ref().and_then(|ring| self.open(ring));
+        let modules = list.clone();
+        let config = VmModulesConfig { modules, ring, drained, ..self.config.clone() };
         let started = VmModules::start(config);
         let way = match &started {
             Ok(modules) => Way::Open(Arc::clone(modules)),
@@ -282,8 +304,11 @@ impl Modules {
         let (Some((used, _)), Some(list)) = (config.modules_of(vm), listed(config, vm)) else {
             return conflict("has no [vm.modules] in the config now: restart the daemon");
         };
-        if used.dir != of_vm.config.state_dir || used.socket != of_vm.socket {
-            return conflict("has another `dir` or `socket` in the config now: restart the daemon");
+        let same = used.dir == of_vm.config.state_dir && used.socket == of_vm.socket;
+        if !same || used.ring != of_vm.ring {
+            return conflict(
+                "has another `dir`, `socket` or `ring` in the config now: restart the daemon",
+            );
         }
         let change = locked(&self.change);
         if change.stopped {

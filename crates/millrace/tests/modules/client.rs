@@ -3,11 +3,15 @@
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use guest_abi::module::{
     FRAME_BYTES, Failure, Frame, Hello, MAGIC, ModuleInfo, VERSION, Welcome, flag, kind,
 };
+use guest_abi::module_ring::{RingGranted, RingWanted};
+use modules::ring::{Region, Ring};
+use rustix::net::SendFlags;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -16,7 +20,14 @@ use zerocopy::{FromBytes, IntoBytes};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A connection.
-pub struct Client(UnixStream);
+pub struct Client {
+    socket: UnixStream,
+    ring: Option<Ring>,
+    /// What came by the ring and was not taken.
+    came: Vec<u8>,
+    /// It looks at the ring and never sleeps.
+    pub looks: bool,
+}
 
 /// A frame that came.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,16 +72,112 @@ impl Client {
     pub fn new(fd: OwnedFd) -> Self {
         let stream = UnixStream::from(fd);
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        Self(stream)
+        Self { socket: stream, ring: None, came: Vec::new(), looks: false }
     }
 
-    /// The same connection.
+    /// The same connection, which must not go by a ring.
     pub fn twin(&self) -> Self {
-        Self(self.0.try_clone().unwrap())
+        assert!(self.ring.is_none());
+        Self::new(self.socket.try_clone().unwrap().into())
+    }
+
+    /// Asks for a ring of this region: the answer.
+    pub fn ask_ring(&mut self, id: [u8; 16]) -> Got {
+        self.send(&frame(kind::RING, 0, 0, RingWanted { id }.as_bytes()));
+        let got = self.next().unwrap();
+        assert_eq!((got.kind, got.seq), (kind::RING, 0), "{got:?}");
+        got
+    }
+
+    /// Goes on by a ring of this region. False: the connection ended meanwhile.
+    pub fn change_over(&mut self, region: &Arc<Region>) -> bool {
+        self.send(&frame(kind::RING, 0, 0, &region.head().id));
+        let Some(got) = self.next() else { return false };
+        assert_eq!((got.kind, got.flags), (kind::RING, 0), "{:?}", got.failure());
+        self.take_ring(region, &got)
+    }
+
+    fn take_ring(&mut self, region: &Arc<Region>, got: &Got) -> bool {
+        let granted = RingGranted::read_from_bytes(&got.body).unwrap();
+        self.ring = Ring::of_client(region, granted.slot.get());
+        self.ring.is_some()
+    }
+
+    /// The same, unless it is refused.
+    pub fn change_over_if(&mut self, region: &Arc<Region>) -> bool {
+        let got = self.ask_ring(region.head().id);
+        got.flags == 0 && self.take_ring(region, &got)
+    }
+
+    pub fn bell(&self) {
+        // A host that has gone is told by what comes next.
+        let _ = rustix::net::send(&self.socket, &[0], SendFlags::NOSIGNAL);
+    }
+
+    /// Sleeps until the host rings. False: the connection has ended.
+    pub fn sleep(&mut self) -> bool {
+        match self.socket.read(&mut [0; 64]) {
+            Ok(n) => n > 0,
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => false,
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    fn send_by_ring(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let Some(ring) = &mut self.ring else { return };
+            let n = ring.writer.write(bytes).unwrap();
+            bytes = &bytes[n..];
+            let full = n == 0 && ring.writer.wait().unwrap();
+            if ring.writer.must_ring() {
+                self.bell();
+            }
+            if full && !self.sleep() {
+                return;
+            }
+        }
+    }
+
+    /// So many bytes of the ring; none: the connection has ended before them.
+    fn take(&mut self, len: usize) -> Option<Vec<u8>> {
+        while self.came.len() < len {
+            let Some(ring) = &mut self.ring else { return None };
+            let n = ring.reader.read(&mut self.came, usize::MAX).unwrap();
+            if ring.reader.must_ring() {
+                self.bell();
+            }
+            let Some(ring) = &self.ring else { return None };
+            if n > 0 || self.looks || !ring.reader.sleep() {
+                continue;
+            }
+            let goes_on = self.sleep();
+            let Some(ring) = &self.ring else { return None };
+            ring.reader.wake();
+            if !goes_on && !ring.reader.has_some() {
+                return None;
+            }
+        }
+        Some(self.came.drain(..len).collect())
+    }
+
+    fn receive(&mut self, len: usize) -> Option<Vec<u8>> {
+        if self.ring.is_some() {
+            return self.take(len);
+        }
+        let mut bytes = vec![0; len];
+        match self.socket.read_exact(&mut bytes) {
+            Ok(()) => Some(bytes),
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => None,
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(e) => panic!("{e}"),
+        }
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        match self.0.write_all(bytes) {
+        if self.ring.is_some() {
+            return self.send_by_ring(bytes);
+        }
+        match self.socket.write_all(bytes) {
             // Told by what comes next, or does not.
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
             done => done.unwrap(),
@@ -83,16 +190,9 @@ impl Client {
 
     /// The next frame; none: the connection has ended.
     pub fn next(&mut self) -> Option<Got> {
-        let mut head = [0; FRAME_BYTES];
-        match self.0.read_exact(&mut head) {
-            Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return None,
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return None,
-            Err(e) => panic!("{e}"),
-        }
+        let head = self.receive(FRAME_BYTES)?;
         let head = Frame::read_from_bytes(&head).unwrap();
-        let mut body = vec![0; head.len_bytes.get() as usize];
-        self.0.read_exact(&mut body).unwrap();
+        let body = self.receive(head.len_bytes.get() as usize).unwrap();
         assert_eq!(head.check.get(), xxh3_64_with_seed(&body, head.seed()));
         let (kind, flags, seq) = (head.kind.get(), head.flags.get(), head.seq.get());
         Some(Got { kind, flags, seq, body })

@@ -56,7 +56,7 @@ impl Drop for Over<'_> {
 
 #[test]
 fn what_was_answered_before_a_copy_is_in_it_and_requests_go_on() {
-    let world = World::start();
+    let world = World::by_ring();
     let (answered, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let mut copies = Vec::new();
     std::thread::scope(|scope| {

@@ -205,6 +205,8 @@ fn who_has_computed_more_than_its_share_rests_and_others_do_not() {
     let b = write(folder.path(), "b", MODULE);
     let world = World::with(folder, vec![a, b]);
     let mut client = world.client(1, "a");
+    // Nor does a ring get it more.
+    assert!(client.change_over(&world.region));
     for seq in 1..=2 {
         // It computes up to its deadline.
         client.request(seq, 0, b"s");

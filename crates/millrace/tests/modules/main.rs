@@ -7,6 +7,7 @@ mod client;
 mod copy;
 mod crowd;
 mod faults;
+mod rings;
 mod serving;
 mod storage;
 mod swap;

@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use modules::{Charge, ModuleConfig, Used, VmModules, VmModulesConfig};
+use modules::ring::Region;
+use modules::{Charge, ModuleConfig, RingConfig, RingSetup, Used, VmModules, VmModulesConfig};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sha2::{Digest, Sha256};
 
@@ -24,7 +25,17 @@ pub struct World {
     pub modules: Arc<VmModules>,
     config: VmModulesConfig,
     used: Mutex<Receiver<Used>>,
+    /// The memory for rings, as a guest has it.
+    pub region: Arc<Region>,
+    /// Clients go by rings.
+    by_ring: bool,
 }
+
+/// Bytes of that: three rings.
+const REGION_BYTES: u64 = 1 << 20;
+
+/// How long modules look at rings.
+const SPIN_US: u32 = 20;
 
 pub fn command() -> Vec<String> {
     let log = std::env::var("MILLRACE_TEST_LOG").unwrap_or_else(|_| "error".into());
@@ -61,6 +72,11 @@ impl World {
         Self::with(folder, modules)
     }
 
+    /// The same, and clients go by rings: at most three at a time.
+    pub fn by_ring() -> Self {
+        Self { by_ring: true, ..Self::start() }
+    }
+
     /// The same, run by another command.
     pub fn with_command(command: Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -74,6 +90,9 @@ impl World {
 
     fn run(folder: tempfile::TempDir, modules: Vec<ModuleConfig>, command: Vec<String>) -> Self {
         let (sender, used) = channel();
+        let file = modules::ring::open(&folder.path().join("ring"), REGION_BYTES, 0o600).unwrap();
+        let region = Region::map(file.try_clone().unwrap(), REGION_BYTES).unwrap();
+        let setup = RingSetup { bytes: REGION_BYTES, spin_us: SPIN_US };
         let config = VmModulesConfig {
             vm: "vm".into(),
             modules,
@@ -82,13 +101,15 @@ impl World {
             code_dir: code_dir(),
             command,
             drained: false,
+            ring: Some(RingConfig { file: Arc::new(file), setup }),
             charge: Charge(Arc::new(move |used| {
                 // A world that has ended hears nothing.
                 let _ = sender.send(used);
             })),
         };
         let modules = VmModules::start(config.clone()).unwrap();
-        Self { _folder: folder, modules, config, used: Mutex::new(used) }
+        let (used, region) = (Mutex::new(used), Arc::new(region));
+        Self { _folder: folder, modules, config, used, region, by_ring: false }
     }
 
     /// Another VM's modules, with the same files.
@@ -99,11 +120,10 @@ impl World {
 
     /// The same files, after its end, run as usual.
     pub fn again(self) -> Self {
-        let Self { _folder: folder, modules, config, used } = self;
-        modules.stop();
-        let config = VmModulesConfig { command: command(), ..config };
+        self.modules.stop();
+        let config = VmModulesConfig { command: command(), ..self.config.clone() };
         let modules = VmModules::start(config.clone()).unwrap();
-        Self { _folder: folder, modules, config, used }
+        Self { modules, config, ..self }
     }
 
     /// Its modules.
@@ -114,6 +134,11 @@ impl World {
     /// The module's own file.
     pub fn file(&self, module: &str) -> PathBuf {
         self.config.state_dir.join(module).join("log")
+    }
+
+    /// The file of the memory for rings.
+    pub fn ring_path(&self) -> PathBuf {
+        self._folder.path().join("ring")
     }
 
     /// What the VM is charged next.
@@ -141,15 +166,23 @@ impl World {
         loop {
             let mut client = self.connect();
             client.send(&hello([id; 16], module));
-            if client.welcomed().is_some() {
+            let welcomed = client.welcomed().is_some();
+            if welcomed && (!self.by_ring || client.change_over(&self.region)) {
                 return client;
             }
         }
     }
 
+    /// A client of module `a` by its socket; none: the process ended meanwhile.
+    pub fn by_socket(&self, id: u8) -> Option<Client> {
+        let mut client = self.connect();
+        client.send(&hello([id; 16], "a"));
+        client.welcomed().map(|_| client)
+    }
+
     /// The process, once there is one that is ready.
     pub fn pid(&self) -> i32 {
-        self.client(255, "a");
+        while self.by_socket(255).is_none() {}
         children_of(std::process::id(), self.config.state_dir.parent().unwrap())
     }
 }

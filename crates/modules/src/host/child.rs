@@ -79,8 +79,11 @@ impl Process {
             .map_err(ModulesError::io(what))?;
         let log = LogPipe::new(log, &config.vm, child.id(), dropped);
         let modules = prepared.iter().map(|p| p.setup.clone()).collect();
-        let setup = ToProcess::Setup { vm: config.vm.clone(), modules };
-        let fds: Vec<BorrowedFd<'_>> = parts.iter().map(AsFd::as_fd).collect();
+        let ring = config.ring.as_ref();
+        let setup =
+            ToProcess::Setup { vm: config.vm.clone(), modules, ring: ring.map(|ring| ring.setup) };
+        let region = ring.map(|ring| ring.file.as_fd());
+        let fds: Vec<BorrowedFd<'_>> = parts.iter().map(AsFd::as_fd).chain(region).collect();
         let pid = rustix::process::Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(ModulesError::io(what));
         // The socket is empty, and a set-up is no longer than it.

@@ -114,6 +114,9 @@ impl Service {
         let conn = client.conn.and_then(|at| self.conns.get_mut(at)?.as_mut());
         if let Some(conn) = conn {
             self.meter.told.sent_bytes += bytes.len() as u64;
+            if conn.has_ring() {
+                self.ring_bytes += bytes.len() as u64;
+            }
             conn.push(Bytes::clone(bytes));
         }
     }
@@ -139,16 +142,22 @@ impl Service {
     pub(super) fn tell_used(&mut self) {
         let Some(now) = self.folder().map(|folder| folder.counts()) else { return };
         let (before, at) = self.told_used;
-        let used = Used::between(before, now);
+        let mut used = Used::between(before, now);
+        // What goes by sockets the vsock device charges.
+        used.bytes = used.bytes.saturating_add(self.ring_bytes);
         let much = used.bytes >= USED_BYTES || at.elapsed() >= USED_INTERVAL;
         if used.bytes > 0 && much && (self.spec.used)(used) {
             self.told_used = (now, Instant::now());
+            self.ring_bytes = 0;
         }
     }
 
     pub(super) fn stats(&mut self) -> ModuleStats {
         let mut told = self.meter.told.clone();
         told.clients = self.clients.len() as u64;
+        let by_ring = || self.conns.iter().flatten().filter(|conn| conn.has_ring());
+        told.rings = by_ring().count() as u64;
+        told.bells += by_ring().map(|conn| conn.bells).sum::<u64>();
         told.state = self.state();
         if let Life::Running(instance) = &mut self.life {
             told.memory_bytes = instance.memory_bytes();

@@ -15,16 +15,22 @@ enum Hold {
 }
 
 impl Service {
-    /// Reads a connection, once there is room for what it may send. False: it is of no use any more.
-    pub(super) fn fill(&mut self, at: usize) -> bool {
+    /// Reads a connection, once there is room for what it may send.
+    pub(super) fn fill(&mut self, at: usize) {
         let growth = |service: &Self| service.conns[at].as_ref().map_or(0, |c| c.growth_bytes());
         self.make_room(growth(self));
         if self.purse.room_bytes() < growth(self) {
             self.crowded_out(at);
         }
         // It may have been the one that made room.
-        let Some(conn) = &mut self.conns[at] else { return true };
-        conn.fill(&mut self.read).is_ok()
+        let Some(conn) = &mut self.conns[at] else { return };
+        let by_ring = conn.has_ring();
+        match conn.fill(&mut self.read) {
+            Ok(()) if by_ring => self.rings.wake(at),
+            Ok(()) => {}
+            Err(lost) => self.lost(at, &lost),
+        }
+        self.more = true;
     }
 
     /// Sees to it that replies of the next call find room.

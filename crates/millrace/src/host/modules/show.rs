@@ -31,6 +31,8 @@ pub struct Stand {
     pub failed: Option<String>,
     /// Why programs of the host do not reach them.
     pub no_socket: Option<String>,
+    /// Why there is no memory for rings.
+    pub no_ring: Option<String>,
     /// What they counted when they last said so.
     pub last: Vec<ModuleStats>,
 }
@@ -74,7 +76,8 @@ impl Stand {
             let counts = stats.as_ref().map(counts).unwrap_or_default();
             let latency = stats.as_ref().map(latency);
             last.extend(stats);
-            let reason = broken.or_else(|| failed.clone()).or_else(|| self.no_socket.clone());
+            let partly = || self.no_socket.clone().or_else(|| self.no_ring.clone());
+            let reason = broken.or_else(|| failed.clone()).or_else(partly);
             ModuleStatus { vm: vm.into(), module: name.clone(), state, reason, counts, latency }
         };
         let shown = self.names.iter().map(show).collect();
@@ -108,6 +111,8 @@ fn latency(stats: &ModuleStats) -> LatencyStatus {
 fn counts(stats: &ModuleStats) -> ModuleCounts {
     ModuleCounts {
         clients: stats.clients,
+        rings: stats.rings,
+        bells: stats.bells,
         requests: stats.requests,
         again: stats.again,
         failed: stats.failed,
@@ -137,6 +142,8 @@ pub fn metrics(module: &ModuleStatus, all: &mut Metrics) {
     let values = [
         ("running", running, "1 while it serves."),
         ("clients", c.clients, "Clients, connected or not."),
+        ("rings", c.rings, "Of their connections, those that go by a ring."),
+        ("bells_total", c.bells, "Bells for clients that slept."),
         ("requests_total", c.requests, "Requests that it got."),
         ("again_total", c.again, "Requests sent again, and answered without it."),
         ("failed_total", c.failed, "Replies that failed in the host."),

@@ -1,0 +1,388 @@
+//! Rings of memory that clients and modules share (`guest_abi::module_ring`): the region, its slots, and what one
+//! side of a slot does.
+//!
+//! # Theory of operation
+//! A ring is a stream of bytes in memory, with one writer and one reader. Each side keeps the word that it alone
+//! writes, reads the other's once, checks it, and copies bytes before anybody looks at them, so a guest that
+//! writes anything at any time changes no more than its own stream. Whoever finds nothing to do sets a flag,
+//! looks again, and may sleep; the other side sees the flag after what it did. Both have a full barrier between
+//! storing and looking, so that at least one of them sees the other.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::shm::SharedMemory;
+use guest_abi::module_ring::{
+    DATA_BYTES, Direction, REGION_MAGIC, REGION_VERSION, RegionHead, SLOT_BYTES, SLOTS_OFF,
+    TO_CLIENT, TO_HOST,
+};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The other side's word cannot be true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damaged {
+    /// Bytes that the ring would have in it; the limit is [`DATA_BYTES`].
+    pub bytes: u64,
+}
+
+impl std::fmt::Display for Damaged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a ring of {DATA_BYTES} bytes would have {} in it", self.bytes)
+    }
+}
+
+/// Opens the file of a region, made with `bytes` if it is not there: QEMU, which has it before it as well, may
+/// have made it. A new one is of this mode. All of its memory is taken now, so that nobody finds later that there
+/// is none.
+///
+/// # Errors
+/// It cannot be made, or is of another length: then somebody else has it.
+pub fn open(path: &Path, bytes: u64, mode: u32) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    let file = File::from(fd);
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
+    }
+    if meta.len() != 0 && meta.len() != bytes {
+        let why = format!("it is {} bytes long, and not {bytes}", meta.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    if meta.len() == 0 {
+        file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    }
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    Ok(file.into())
+}
+
+/// A region before this process.
+#[derive(Debug)]
+pub struct Region {
+    memory: SharedMemory,
+    slots: u32,
+}
+
+impl Region {
+    /// Maps a file of `bytes`.
+    ///
+    /// # Errors
+    /// It is of another length, or too short for a slot, or cannot be mapped.
+    pub fn map(fd: OwnedFd, bytes: u64) -> io::Result<Self> {
+        let len = usize::try_from(bytes).map_err(io::Error::other)?;
+        let slots = len.saturating_sub(SLOTS_OFF) / SLOT_BYTES;
+        let slots = u32::try_from(slots).map_err(io::Error::other)?;
+        if slots == 0 {
+            let why = format!("{bytes} bytes have no room for a slot");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(Self { memory: SharedMemory::of_file(fd, len)?, slots })
+    }
+
+    /// Copies bytes of the region's beginning.
+    fn copy(&self, bytes: &mut [u8]) {
+        let len = bytes.len().min(self.memory.len_bytes());
+        // SAFETY: both are valid for `len` bytes and do not overlap: one is ours alone, the other is the mapping,
+        // which lives as long as `self`. Others may write it meanwhile: any bytes will do.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.memory.as_ptr(), bytes.as_mut_ptr(), len);
+        }
+    }
+
+    /// What is at its beginning.
+    #[must_use]
+    pub fn head(&self) -> RegionHead {
+        let mut head = RegionHead::new_zeroed();
+        self.copy(head.as_mut_bytes());
+        head
+    }
+
+    /// Makes it one with this id.
+    fn begin(&self, id: [u8; 16]) {
+        let (version, slots) = (U32::new(REGION_VERSION), U32::new(self.slots));
+        let magic = REGION_MAGIC.to_le_bytes();
+        let head = RegionHead { magic: U64::ZERO, version, slots, id };
+        let bytes = head.as_bytes();
+        // SAFETY: the mapping is longer than a head, and lives as long as `self`; the source is ours alone. The
+        // magic number is written when all else is there.
+        unsafe {
+            let to = self.memory.as_ptr();
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            fence(Ordering::SeqCst);
+            std::ptr::copy_nonoverlapping(magic.as_ptr(), to, magic.len());
+        }
+    }
+
+    /// A word of a slot that is there, at one of the offsets of [`Direction`].
+    fn word(&self, slot: u32, off: usize) -> *mut u8 {
+        debug_assert!(slot < self.slots && off < SLOT_BYTES);
+        self.memory.as_ptr().wrapping_add(SLOTS_OFF + slot as usize * SLOT_BYTES + off)
+    }
+}
+
+/// One direction of a slot, as either side sees it.
+#[derive(Debug)]
+struct Way {
+    region: Arc<Region>,
+    slot: u32,
+    at: Direction,
+}
+
+impl Way {
+    fn u64_at(&self, off: usize) -> &AtomicU64 {
+        // SAFETY: inside of the mapping, which `region` keeps, and aligned: mappings and slots begin at pages, and
+        // the offsets are multiples of 64. All processes of the host access it atomically; what the guest does
+        // there can only change its value.
+        unsafe { AtomicU64::from_ptr(self.region.word(self.slot, off).cast()) }
+    }
+
+    /// The flag behind a word.
+    fn flag_at(&self, off: usize) -> &AtomicU32 {
+        // SAFETY: as `u64_at`; it is 8 bytes behind such a word.
+        unsafe { AtomicU32::from_ptr(self.region.word(self.slot, off + 8).cast()) }
+    }
+
+    /// Where this byte of the stream is, and how many follow it up to the ring's end.
+    fn data_at(&self, index: u64) -> (*mut u8, usize) {
+        let at = (index % DATA_BYTES as u64) as usize;
+        (self.region.word(self.slot, self.at.data_off + at), DATA_BYTES - at)
+    }
+
+    /// What the other side asked for is taken away; true: it did ask.
+    fn take_flag(&self, off: usize) -> bool {
+        fence(Ordering::SeqCst);
+        let flag = self.flag_at(off);
+        flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::Relaxed) != 0
+    }
+
+    fn set_flag(&self, off: usize, on: bool) {
+        self.flag_at(off).store(on.into(), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+}
+
+fn filled(tail: u64, head: u64) -> Result<usize, Damaged> {
+    let bytes = tail.wrapping_sub(head);
+    if bytes > DATA_BYTES as u64 { Err(Damaged { bytes }) } else { Ok(bytes as usize) }
+}
+
+/// The end of a direction that writes.
+#[derive(Debug)]
+pub struct Writer {
+    way: Way,
+    tail: u64,
+}
+
+impl Writer {
+    /// Bytes for which there is room.
+    fn room(&self) -> Result<usize, Damaged> {
+        let head = self.way.u64_at(self.way.at.head_off).load(Ordering::Acquire);
+        Ok(DATA_BYTES - filled(self.tail, head)?)
+    }
+
+    /// Writes what there is room for: how many bytes.
+    ///
+    /// # Errors
+    /// The reader says that it read what was never written.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Damaged> {
+        let len = self.room()?.min(bytes.len());
+        let (to, straight) = self.way.data_at(self.tail);
+        let (first, second) = bytes[..len].split_at(len.min(straight));
+        let (begin, _) = self.way.data_at(0);
+        // SAFETY: `to` has room for `straight` bytes, and `begin` for all of the ring; `len` is no more than that.
+        // The source is not part of the mapping.
+        unsafe {
+            std::ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
+            std::ptr::copy_nonoverlapping(second.as_ptr(), begin, second.len());
+        }
+        self.tail = self.tail.wrapping_add(len as u64);
+        self.way.u64_at(self.way.at.tail_off).store(self.tail, Ordering::Release);
+        Ok(len)
+    }
+
+    /// After writing: whether the reader is to be rung.
+    #[must_use]
+    pub fn must_ring(&self) -> bool {
+        self.way.take_flag(self.way.at.head_off)
+    }
+
+    /// Asks to be rung when there is room. False: there is some.
+    ///
+    /// # Errors
+    /// As of [`Writer::write`].
+    pub fn wait(&self) -> Result<bool, Damaged> {
+        self.way.set_flag(self.way.at.tail_off, true);
+        let is_full = self.room()? == 0;
+        if !is_full {
+            self.way.set_flag(self.way.at.tail_off, false);
+        }
+        Ok(is_full)
+    }
+}
+
+/// The end of a direction that reads.
+#[derive(Debug)]
+pub struct Reader {
+    way: Way,
+    head: u64,
+}
+
+impl Reader {
+    fn there(&self) -> Result<usize, Damaged> {
+        filled(self.way.u64_at(self.way.at.tail_off).load(Ordering::Acquire), self.head)
+    }
+
+    /// Whether there is something to read, or a writer that lies: reading tells.
+    #[must_use]
+    pub fn has_some(&self) -> bool {
+        self.there() != Ok(0)
+    }
+
+    /// Appends what there is, at most so many bytes.
+    ///
+    /// # Errors
+    /// The writer says that it wrote more than there is room for.
+    pub fn read(&mut self, into: &mut Vec<u8>, most: usize) -> Result<usize, Damaged> {
+        let len = self.there()?.min(most);
+        let (from, straight) = self.way.data_at(self.head);
+        let (begin, _) = self.way.data_at(0);
+        into.reserve(len);
+        let first = len.min(straight);
+        // SAFETY: `from` is followed by `straight` bytes of the ring, `begin` by all of it, and `into` has room for
+        // `len` more, which are all written before they count. Others may write the ring meanwhile: any bytes do.
+        unsafe {
+            let to = into.as_mut_ptr().add(into.len());
+            std::ptr::copy_nonoverlapping(from, to, first);
+            std::ptr::copy_nonoverlapping(begin, to.add(first), len - first);
+            into.set_len(into.len() + len);
+        }
+        self.head = self.head.wrapping_add(len as u64);
+        self.way.u64_at(self.way.at.head_off).store(self.head, Ordering::Release);
+        Ok(len)
+    }
+
+    /// After reading: whether the writer is to be rung.
+    #[must_use]
+    pub fn must_ring(&self) -> bool {
+        self.way.take_flag(self.way.at.tail_off)
+    }
+
+    /// Asks to be rung when there is something. False: there is.
+    #[must_use]
+    pub fn sleep(&self) -> bool {
+        self.way.set_flag(self.way.at.head_off, true);
+        let may = !self.has_some();
+        if !may {
+            self.wake();
+        }
+        may
+    }
+
+    /// Needs no bell any more.
+    pub fn wake(&self) {
+        self.way.set_flag(self.way.at.head_off, false);
+    }
+}
+
+/// Both directions of a slot, as one side sees it.
+#[derive(Debug)]
+pub struct Ring {
+    /// To the other side.
+    pub writer: Writer,
+    /// From it.
+    pub reader: Reader,
+    /// Given back with it.
+    _place: Option<Place>,
+}
+
+impl Ring {
+    fn new(region: &Arc<Region>, slot: u32, out: Direction, back: Direction) -> Self {
+        let way = |at| Way { region: Arc::clone(region), slot, at };
+        Self {
+            writer: Writer { way: way(out), tail: 0 },
+            reader: Reader { way: way(back), head: 0 },
+            _place: None,
+        }
+    }
+
+    /// What a client makes of a slot that it was just given; none: there is no such slot.
+    #[must_use]
+    pub fn of_client(region: &Arc<Region>, slot: u32) -> Option<Self> {
+        (slot < region.slots).then(|| Self::new(region, slot, TO_HOST, TO_CLIENT))
+    }
+}
+
+#[derive(Debug)]
+struct Place {
+    slots: Arc<Slots>,
+    slot: u32,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.slots.free().push_back(self.slot);
+    }
+}
+
+/// The slots of a region, as the host gives them away.
+#[derive(Debug)]
+pub struct Slots {
+    region: Arc<Region>,
+    id: [u8; 16],
+    /// The one that is free for the longest time is the next: a client that does not know yet that its connection
+    /// has ended may still write into its slot.
+    free: Mutex<VecDeque<u32>>,
+}
+
+impl Slots {
+    /// Begins with all slots of a region, which gets a new, random id.
+    ///
+    /// # Errors
+    /// There are no random bytes.
+    pub fn begin(region: Region) -> io::Result<Arc<Self>> {
+        let mut id = [0u8; 16];
+        let _ = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
+        region.begin(id);
+        let mut free: VecDeque<u32> = (0..region.slots).collect();
+        // Those that another process gave away last may still be written into, see above.
+        free.rotate_left(usize::from(id[0]) % free.len());
+        Ok(Arc::new(Self { region: Arc::new(region), id, free: Mutex::new(free) }))
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, VecDeque<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody who says this has the region before it.
+    #[must_use]
+    pub fn is(&self, id: &[u8; 16]) -> bool {
+        self.id == *id
+    }
+
+    /// A slot with all words zero, and its number; none: all are taken.
+    #[must_use]
+    pub fn take(self: &Arc<Self>) -> Option<(u32, Ring)> {
+        let slot = self.free().pop_front()?;
+        let mut ring = Ring::new(&self.region, slot, TO_CLIENT, TO_HOST);
+        for way in [&ring.writer.way, &ring.reader.way] {
+            for off in [way.at.tail_off, way.at.head_off] {
+                way.u64_at(off).store(0, Ordering::Relaxed);
+                way.set_flag(off, false);
+            }
+        }
+        ring._place = Some(Place { slots: Arc::clone(self), slot });
+        Some((slot, ring))
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;
