@@ -4,21 +4,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
-#include <mutex>
-#include <vector>
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
-#include <unistd.h>
 
-#include "transport.h"
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace millrace {
-
-Counters counters;
 
 namespace {
 
@@ -44,9 +37,10 @@ uint64_t check_of(const Frame &frame, const uint8_t *body)
 
 } // namespace
 
-Client::Client(std::string address, const char *module, uint32_t patience_ms)
-    : address_(std::move(address)), patience_ms_(patience_ms)
+Client::Client(const Way &way, const char *module, uint32_t patience_ms)
+    : address_(way.address), ring_(way.ring), patience_ms_(patience_ms)
 {
+    stream_.set_spin_us(way.spin_us);
     strncpy(module_, module, sizeof(module_) - 1);
     if (getrandom(id_, sizeof(id_), 0) != static_cast<ssize_t>(sizeof(id_)))
         abort();
@@ -54,29 +48,27 @@ Client::Client(std::string address, const char *module, uint32_t patience_ms)
 
 Client::~Client()
 {
-    if (fd_ >= 0)
+    if (stream_.is_open())
         write_frame(kind::GOODBYE, 0, 0, nullptr, 0);
     disconnect();
 }
 
 void Client::restart()
 {
-    if (fd_ >= 0)
+    if (stream_.is_open())
         write_frame(kind::GOODBYE, 0, 0, nullptr, 0);
     disconnect();
     under_way_.clear();
     last_seq_ = last_tx_ = 0;
     broken_ms_ = 0;
-    was_connected_ = is_broken_ = false;
+    was_connected_ = is_broken_ = does_without_ring_ = false;
     if (getrandom(id_, sizeof(id_), 0) != static_cast<ssize_t>(sizeof(id_)))
         abort();
 }
 
 void Client::disconnect()
 {
-    if (fd_ >= 0)
-        close(fd_);
-    fd_ = -1;
+    stream_.close();
     in_.clear();
     is_ping_sent_ = false;
 }
@@ -114,7 +106,7 @@ Client::Step Client::write_frame(uint16_t kind, uint16_t flags, uint64_t seq, co
     frame.flags = flags;
     frame.seq = seq;
     frame.check = check_of(frame, body);
-    if (!write_all(fd_, &frame, sizeof(frame), body, bytes, HELLO_MS)) {
+    if (!stream_.write(&frame, sizeof(frame), body, bytes, HELLO_MS)) {
         note("lost the connection to", errno);
         return Step::BROKEN;
     }
@@ -122,11 +114,12 @@ Client::Step Client::write_frame(uint16_t kind, uint16_t flags, uint64_t seq, co
     return Step::GOT;
 }
 
-Client::Step Client::wait_readable(int timeout_ms)
+/* By a ring another program may have done it: the next connection does without. */
+Client::Step Client::damaged(const char *what)
 {
-    pollfd p = {fd_, POLLIN, 0};
-    int n = poll(&p, 1, timeout_ms);
-    return n > 0 ? Step::GOT : Step::WAIT;
+    note(what, 0);
+    does_without_ring_ = does_without_ring_ || stream_.has_ring();
+    return Step::BROKEN;
 }
 
 /* Until so many bytes are in in_. */
@@ -135,16 +128,18 @@ Client::Step Client::read_bytes(size_t want, int timeout_ms)
     while (in_.size() < want) {
         size_t missing = want - in_.size(), ask = missing < READ_AHEAD ? READ_AHEAD : missing;
         in_.reserve(ask);
-        ssize_t n = read(fd_, in_.data() + in_.size(), ask);
+        ssize_t n = stream_.read(in_.data() + in_.size(), ask);
         if (n > 0) {
             in_.grow(static_cast<size_t>(n));
             counters.bytes_received += static_cast<uint64_t>(n);
             heard_ms_ = now_ms();
             is_ping_sent_ = false;
         } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-            if (wait_readable(timeout_ms) == Step::WAIT)
+            if (!stream_.wait(timeout_ms))
                 return Step::WAIT;
         } else {
+            if (n < 0 && errno == EPROTO)
+                return damaged("a ring that cannot be true is shared with");
             note(n == 0 ? "the host closed the connection to" : "lost the connection to", n == 0 ? 0 : errno);
             return Step::BROKEN;
         }
@@ -158,18 +153,14 @@ Client::Step Client::read_frame(int timeout_ms)
     if (step != Step::GOT)
         return step;
     memcpy(&frame_, in_.data(), sizeof(frame_));
-    if (frame_.len_bytes > MAX_BODY_BYTES) {
-        note("a frame that is too long came from", 0);
-        return Step::BROKEN;
-    }
+    if (frame_.len_bytes > MAX_BODY_BYTES)
+        return damaged("a frame that is too long came from");
     size_t whole = sizeof(frame_) + frame_.len_bytes;
     step = read_bytes(whole, timeout_ms);
     if (step != Step::GOT)
         return step;
-    if (check_of(frame_, in_.data() + sizeof(frame_)) != frame_.check) {
-        note("a damaged frame came from", 0);
-        return Step::BROKEN;
-    }
+    if (check_of(frame_, in_.data() + sizeof(frame_)) != frame_.check)
+        return damaged("a damaged frame came from");
     body_.assign(in_.data() + sizeof(frame_), frame_.len_bytes);
     size_t rest = in_.size() - whole;
     memmove(in_.data(), in_.data() + whole, rest);
@@ -177,6 +168,18 @@ Client::Step Client::read_frame(int timeout_ms)
     if (rest == 0)
         in_.clear_and_trim(2 << 20);
     return Step::GOT;
+}
+
+Client::Step Client::read_answer(const Killed &killed)
+{
+    int64_t give_up = now_ms() + HELLO_MS;
+    Step step;
+    do
+        step = read_frame(SLICE_MS);
+    while (step == Step::WAIT && now_ms() < give_up && !killed());
+    if (step == Step::WAIT)
+        note("no answer from", 0);
+    return step == Step::GOT ? Step::GOT : Step::BROKEN;
 }
 
 Client::Step Client::say_hello(const Killed &killed)
@@ -188,13 +191,8 @@ Client::Step Client::say_hello(const Killed &killed)
     memcpy(hello.client, id_, sizeof(id_));
     memcpy(hello.module, module_, sizeof(module_));
     Step step = write_frame(kind::HELLO, 0, 0, reinterpret_cast<uint8_t *>(&hello), sizeof(hello));
-    int64_t give_up = now_ms() + HELLO_MS;
     if (step == Step::GOT)
-        do
-            step = read_frame(SLICE_MS);
-        while (step == Step::WAIT && now_ms() < give_up && !killed());
-    if (step == Step::WAIT)
-        note("no answer from", 0);
+        step = read_answer(killed);
     if (step != Step::GOT)
         return Step::BROKEN;
     if (frame_.kind == kind::GOODBYE) {
@@ -218,6 +216,35 @@ Client::Step Client::say_hello(const Killed &killed)
     return Step::GOT;
 }
 
+/* Goes on by memory that both share, where there is some and the host agrees; else by the socket. */
+Client::Step Client::ask_for_ring(const Killed &killed)
+{
+    std::shared_ptr<Region> region;
+    if (ring_ != "off" && !does_without_ring_)
+        region = Region::find(ring_);
+    if (!region)
+        return Step::GOT;
+    RingWanted wanted;
+    region->copy_id(wanted.id);
+    Step step = write_frame(kind::RING, 0, 0, reinterpret_cast<uint8_t *>(&wanted), sizeof(wanted));
+    if (step == Step::GOT)
+        step = read_answer(killed);
+    if (step != Step::GOT)
+        return step;
+    RingGranted granted;
+    if (frame_.kind != kind::RING || (frame_.flags & flag::FAILED) || body_.size() != sizeof(granted))
+        return frame_.kind == kind::GOODBYE ? Step::BROKEN : Step::GOT;
+    memcpy(&granted, body_.data(), sizeof(granted));
+    uint8_t *slot = region->slot(granted.slot);
+    if (!slot) {
+        note("a ring that is not there was given by", 0);
+        does_without_ring_ = true;
+        return Step::BROKEN;
+    }
+    stream_.change_over(std::make_unique<Ring>(region, slot));
+    return Step::GOT;
+}
+
 Client::Step Client::resend()
 {
     for (Request &request : under_way_) {
@@ -231,15 +258,16 @@ Client::Step Client::resend()
 
 Client::Step Client::connect_once(const Killed &killed)
 {
-    int error = 0;
-    fd_ = connect_to(address_.c_str(), HELLO_MS, &error);
-    if (fd_ < 0) {
+    if (!stream_.connect(address_.c_str(), HELLO_MS)) {
+        int error = errno;
         note("cannot connect to", error);
         return error == EINVAL ? Step::REFUSED : Step::BROKEN;
     }
     (was_connected_ ? counters.reconnects : counters.connects)++;
     heard_ms_ = now_ms();
     Step step = say_hello(killed);
+    if (step == Step::GOT)
+        step = ask_for_ring(killed);
     if (step == Step::GOT)
         step = resend();
     if (step != Step::GOT)
@@ -261,9 +289,9 @@ Call Client::ensure_connected(const Killed &killed)
     int pause_ms = 5;
     if (broken_ms_ == 0)
         broken_ms_ = now_ms();
-    else if (fd_ < 0)
+    else if (!stream_.is_open())
         poll(nullptr, 0, SLICE_MS);
-    while (fd_ < 0) {
+    while (!stream_.is_open()) {
         Step step = connect_once(killed);
         if (step == Step::GOT)
             break;
@@ -300,7 +328,7 @@ Call Client::send(Bytes &&body, uint16_t flags, bool is_wanted, const Killed &ki
     connections_ = 0;
     if (is_broken_)
         restart();
-    Call done = fd_ >= 0 ? Call::DONE : ensure_connected(killed);
+    Call done = stream_.is_open() ? Call::DONE : ensure_connected(killed);
     if (done == Call::DONE)
         done = await_room(killed);
     if (done != Call::DONE)
@@ -381,6 +409,7 @@ Client::Step Client::got_frame(uint64_t wanted, Bytes *reply, bool *is_there)
         return write_frame(kind::PONG, 0, frame_.seq, body_.data(), body_.size());
     case kind::GOODBYE:
         note_failure(body_.data(), body_.size());
+        does_without_ring_ = does_without_ring_ || failure_code_ == failure::RING;
         return Step::BROKEN;
     default:
         return Step::GOT;
@@ -393,7 +422,7 @@ Call Client::await(uint64_t seq, const Killed &killed, Bytes *reply)
 {
     bool is_there = false, is_cancelled = false;
     while (!is_there) {
-        if (fd_ < 0) {
+        if (!stream_.is_open()) {
             Call done = ensure_connected(killed);
             if (done != Call::DONE)
                 return done;
@@ -415,52 +444,6 @@ Call Client::await(uint64_t seq, const Killed &killed, Bytes *reply)
             disconnect();
     }
     return Call::DONE;
-}
-
-/* --- the pool --- */
-
-static std::mutex pool_lock;
-static std::vector<Client *> pool;
-
-Client *take_client(const std::string &address, uint32_t patience_ms)
-{
-    std::lock_guard<std::mutex> guard(pool_lock);
-    while (!pool.empty()) {
-        Client *client = pool.back();
-        pool.pop_back();
-        if (client->address() == address) {
-            client->set_patience(patience_ms);
-            return client;
-        }
-        delete client;
-    }
-    return new Client(address, "table", patience_ms);
-}
-
-void give_client(Client *client, size_t keep_most)
-{
-    {
-        std::lock_guard<std::mutex> guard(pool_lock);
-        if (client->is_idle() && pool.size() < keep_most) {
-            pool.push_back(client);
-            return;
-        }
-    }
-    delete client;
-}
-
-size_t pool_count()
-{
-    std::lock_guard<std::mutex> guard(pool_lock);
-    return pool.size();
-}
-
-void drop_pool()
-{
-    std::lock_guard<std::mutex> guard(pool_lock);
-    for (Client *client : pool)
-        delete client;
-    pool.clear();
 }
 
 } // namespace millrace

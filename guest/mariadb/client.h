@@ -15,34 +15,15 @@
 #ifndef MILLRACE_CLIENT_H
 #define MILLRACE_CLIENT_H
 
-#include <atomic>
 #include <deque>
 #include <string>
 
 #include "bytes.h"
+#include "counters.h"
 #include "protocol.h"
+#include "transport.h"
 
 namespace millrace {
-
-/* For SHOW STATUS. */
-struct Counters {
-    std::atomic<uint64_t> requests{0};
-    std::atomic<uint64_t> round_trips{0};
-    std::atomic<uint64_t> bytes_sent{0};
-    std::atomic<uint64_t> bytes_received{0};
-    std::atomic<uint64_t> connects{0};
-    std::atomic<uint64_t> reconnects{0};
-    std::atomic<uint64_t> batches{0};
-    std::atomic<uint64_t> ops{0};
-    std::atomic<uint64_t> commits{0};
-    std::atomic<uint64_t> prepares{0};
-    std::atomic<uint64_t> rollbacks{0};
-    std::atomic<uint64_t> rows_sent{0};
-    std::atomic<uint64_t> rows_fetched{0};
-    std::atomic<uint64_t> filtered_reads{0};
-    std::atomic<uint64_t> cancels{0};
-};
-extern Counters counters;
 
 enum class Call {
     DONE,        /* the reply is there */
@@ -58,9 +39,16 @@ struct Killed {
     bool operator()() const { return is_killed && is_killed(argument); }
 };
 
+/* How the host is reached. */
+struct Way {
+    std::string address;
+    std::string ring = "off"; /* memory that is shared with it: "auto", "off" or a file */
+    unsigned spin_us = 0;     /* how long that is looked at before the thread sleeps */
+};
+
 class Client {
 public:
-    Client(std::string address, const char *module, uint32_t patience_ms);
+    Client(const Way &way, const char *module, uint32_t patience_ms);
     ~Client();
     Client(const Client &) = delete;
     Client &operator=(const Client &) = delete;
@@ -80,8 +68,10 @@ public:
     /* Ends for good: the host forgets the client at once. It begins anew with another id. */
     void restart();
     /* May wait in the pool: connected, and all replies have come or are sure to come. */
-    bool is_idle() const { return fd_ >= 0 && !is_broken_; }
+    bool is_idle() const { return stream_.is_open() && !is_broken_; }
     const std::string &address() const { return address_; }
+    const std::string &ring() const { return ring_; }
+    void set_spin_us(unsigned us) { stream_.set_spin_us(us); }
     void set_patience(uint32_t ms) { patience_ms_ = ms; }
     uint32_t max_in_flight() const { return max_in_flight_; }
     uint32_t max_body_bytes() const { return max_body_bytes_; }
@@ -110,20 +100,23 @@ private:
     Call give_up(Call why);
     Step connect_once(const Killed &killed);
     Step say_hello(const Killed &killed);
+    Step ask_for_ring(const Killed &killed);
+    Step read_answer(const Killed &killed);
     Step resend();
     Step write_frame(uint16_t kind, uint16_t flags, uint64_t seq, const uint8_t *body, size_t bytes);
-    Step wait_readable(int timeout_ms);
     /* One frame, if it is complete or comes in time; its body in body_. */
     Step read_frame(int timeout_ms);
     Step read_bytes(size_t want, int timeout_ms);
     Step got_frame(uint64_t wanted, Bytes *reply, bool *is_there);
     Step got_reply(uint64_t wanted, Bytes *reply, bool *is_there);
     Step check_silence(int64_t now);
+    Step damaged(const char *what);
     void disconnect();
     void note(const char *what, int error);
     void note_failure(const uint8_t *body, size_t bytes);
 
     std::string address_;
+    std::string ring_;
     char module_[MAX_NAME_BYTES] = {};
     uint8_t id_[16];
     uint32_t patience_ms_;
@@ -132,8 +125,9 @@ private:
     uint64_t instance_ = 0;
     uint64_t last_seq_ = 0;
     uint64_t last_tx_ = 0;
-    int fd_ = -1;
+    Stream stream_;
     bool is_broken_ = false; /* the state is unknown: to be restarted */
+    bool does_without_ring_ = false; /* what came by one was damaged */
     bool was_connected_ = false;
     bool is_ping_sent_ = false;
     int64_t heard_ms_ = 0;
@@ -150,7 +144,7 @@ private:
 };
 
 /* The pool: clients with a connection and no transaction, for sessions that come. */
-Client *take_client(const std::string &address, uint32_t patience_ms);
+Client *take_client(const Way &way, uint32_t patience_ms);
 void give_client(Client *client, size_t keep_most);
 void drop_pool();
 size_t pool_count();

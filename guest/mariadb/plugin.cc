@@ -15,6 +15,8 @@ handlerton *hton;
 /* --- system variables --- */
 
 static char *address;
+static char *ring;
+static ulong spin_us;
 static ulong reconnect_timeout;
 static ulong pool_most;
 
@@ -34,6 +36,14 @@ static MYSQL_SYSVAR_STR(
     "Where the host listens: vsock:CID:PORT or unix:/path. Sessions that begin afterwards "
     "use a new one",
     check_address, nullptr, "vsock:2:28019");
+static MYSQL_SYSVAR_STR(ring, ring, PLUGIN_VAR_RQCMDARG | PLUGIN_VAR_MEMALLOC,
+                        "Memory that is shared with the host, used in place of sockets: AUTO looks for the "
+                        "device, OFF does without, any other text is a file. Sessions that begin afterwards "
+                        "use a new one",
+                        nullptr, nullptr, "auto");
+static MYSQL_SYSVAR_ULONG(spin_us, spin_us, PLUGIN_VAR_RQCMDARG,
+                          "How many microseconds a session looks at that memory, at most, before it sleeps",
+                          nullptr, nullptr, 50, 0, 10000, 0);
 static MYSQL_SYSVAR_ULONG(
     reconnect_timeout, reconnect_timeout, PLUGIN_VAR_RQCMDARG,
     "How many seconds a broken connection to the host is tried again before statements fail", nullptr,
@@ -70,6 +80,8 @@ static MYSQL_THDVAR_ULONG(autoinc_batch, PLUGIN_VAR_RQCMDARG,
 
 static st_mysql_sys_var *variables[] = {
     MYSQL_SYSVAR(address),
+    MYSQL_SYSVAR(ring),
+    MYSQL_SYSVAR(spin_us),
     MYSQL_SYSVAR(reconnect_timeout),
     MYSQL_SYSVAR(pool_size),
     MYSQL_SYSVAR(durable),
@@ -83,13 +95,24 @@ static st_mysql_sys_var *variables[] = {
     nullptr,
 };
 
-/* SET GLOBAL frees the old text. */
-std::string host_address()
+static std::string spelt(const char *text)
 {
-    mysql_mutex_lock(&LOCK_global_system_variables);
-    std::string text = address ? address : "";
-    mysql_mutex_unlock(&LOCK_global_system_variables);
+    for (const char *word : {"auto", "off"})
+        if (!text || strcasecmp(text, word) == 0)
+            return word;
     return text;
+}
+
+/* SET GLOBAL frees the old texts. */
+Way way_to_host()
+{
+    Way way;
+    mysql_mutex_lock(&LOCK_global_system_variables);
+    way.address = address ? address : "";
+    way.ring = spelt(ring);
+    way.spin_us = static_cast<unsigned>(spin_us);
+    mysql_mutex_unlock(&LOCK_global_system_variables);
+    return way;
 }
 uint32_t reconnect_ms() { return static_cast<uint32_t>(reconnect_timeout * 1000); }
 size_t pool_size() { return pool_most; }

@@ -52,7 +52,8 @@ enum : uint16_t {
     CANCEL,
     GOODBYE,
     PING,
-    PONG
+    PONG,
+    RING
 };
 } // namespace kind
 namespace flag {
@@ -74,6 +75,7 @@ enum : uint32_t {
     STORAGE,
     ENDING,
     OUT_OF_ORDER,
+    RING,
 };
 } // namespace failure
 
@@ -111,6 +113,29 @@ struct Failure {
     U32 reserved;
 };
 static_assert(sizeof(Frame) == 24 && sizeof(Hello) == 64 && sizeof(Welcome) == 40, "as module.rs");
+
+/* module_ring.rs */
+
+constexpr uint64_t REGION_MAGIC = 0x474e495243524c4dULL; /* MLRCRING */
+constexpr uint32_t REGION_VERSION = 1;
+constexpr size_t SLOTS_OFF = 4096;
+constexpr size_t SLOT_BYTES = 256 << 10;
+constexpr size_t DATA_BYTES = (SLOT_BYTES - 4096) / 2;
+
+struct RegionHead {
+    U64 magic;
+    U32 version;
+    U32 slots;
+    uint8_t id[16];
+};
+struct RingWanted {
+    uint8_t id[16];
+};
+struct RingGranted {
+    U32 slot;
+    U32 reserved;
+};
+static_assert(sizeof(RegionHead) == 32 && sizeof(RingGranted) == 8, "as module_ring.rs");
 
 /* table.rs */
 

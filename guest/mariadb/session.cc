@@ -20,7 +20,7 @@ Session *Session::of(THD *thd)
     return session;
 }
 
-Session::Session(THD *thd) : thd_(thd), client_(take_client(host_address(), reconnect_ms())) {}
+Session::Session(THD *thd) : thd_(thd), client_(take_client(way_to_host(), reconnect_ms())) {}
 
 Session::~Session()
 {

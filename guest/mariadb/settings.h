@@ -3,6 +3,7 @@
 #ifndef MILLRACE_SETTINGS_H
 #define MILLRACE_SETTINGS_H
 
+#include "client.h"
 #include "server.h"
 
 #include <string>
@@ -11,7 +12,7 @@ namespace millrace {
 
 extern handlerton *hton;
 
-std::string host_address();
+Way way_to_host();
 uint32_t reconnect_ms();
 size_t pool_size();
 bool is_durable(THD *thd);

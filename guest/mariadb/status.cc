@@ -24,6 +24,7 @@ SHOW_VAR status_variables[] = {
     MILLRACE_COUNTER(batches),        MILLRACE_COUNTER(ops),         MILLRACE_COUNTER(commits),
     MILLRACE_COUNTER(prepares),       MILLRACE_COUNTER(rollbacks),   MILLRACE_COUNTER(rows_sent),
     MILLRACE_COUNTER(rows_fetched),   MILLRACE_COUNTER(cancels),     MILLRACE_COUNTER(filtered_reads),
+    MILLRACE_COUNTER(rings),          MILLRACE_COUNTER(bells),       MILLRACE_COUNTER(sleeps),
     {nullptr, nullptr, SHOW_UNDEF},
 };
 
@@ -58,7 +59,7 @@ static long long count_prepared(Session *session)
 std::string status_text(Session *session)
 {
     std::string text;
-    add_line(&text, "host          %s", host_address().c_str());
+    add_line(&text, "host          %s", way_to_host().address.c_str());
     long long prepared = count_prepared(session);
     if (prepared < 0)
         add_line(&text, "state         unreachable: %s", session->last_text().c_str());
@@ -66,6 +67,8 @@ std::string status_text(Session *session)
         add_line(&text, "state         connected; %lld transactions are prepared", prepared);
     add_line(&text, "connections   %llu made, %llu made again, %zu idle", count(counters.connects),
              count(counters.reconnects), pool_count());
+    add_line(&text, "rings         %llu of them went on by one; %llu bells, %llu sleeps", count(counters.rings),
+             count(counters.bells), count(counters.sleeps));
     add_line(&text, "requests      %llu, %llu waited for, %llu cancelled", count(counters.requests),
              count(counters.round_trips), count(counters.cancels));
     add_line(&text, "bytes         %llu sent, %llu received", count(counters.bytes_sent),

@@ -5,14 +5,18 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <linux/vm_sockets.h>
+
+#include "counters.h"
 
 namespace millrace {
 
@@ -58,6 +62,13 @@ bool wait_writable(int fd, int timeout_ms)
     return n > 0;
 }
 
+int64_t now_ns()
+{
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
 int socket_error(int fd)
 {
     int error = 0;
@@ -73,33 +84,160 @@ bool is_address(const char *address)
     return parse(address, &parsed) != 0;
 }
 
-int connect_to(const char *text, int timeout_ms, int *error)
+bool Stream::connect(const char *text, int timeout_ms)
 {
+    close();
     Address address;
     socklen_t length = parse(text, &address);
     if (!length) {
-        *error = EINVAL;
-        return -1;
+        errno = EINVAL;
+        return false;
     }
     int fd = socket(address.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        *error = errno;
-        return -1;
+    if (fd < 0)
+        return false;
+    int error = ::connect(fd, &address.any, length) == 0 ? 0 : errno;
+    if (error == EINPROGRESS)
+        error = wait_writable(fd, timeout_ms) ? socket_error(fd) : errno;
+    if (error != 0) {
+        ::close(fd);
+        errno = error;
+        return false;
     }
-    if (connect(fd, &address.any, length) == 0)
-        return fd;
-    *error = errno;
-    if (errno == EINPROGRESS)
-        *error = wait_writable(fd, timeout_ms) ? socket_error(fd) : errno;
-    if (*error == 0)
-        return fd;
-    close(fd);
-    return -1;
+    fd_ = fd;
+    return true;
 }
 
-bool write_all(int fd, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
-               int timeout_ms)
+void Stream::close()
 {
+    if (fd_ >= 0)
+        ::close(fd_);
+    fd_ = -1;
+    ring_.reset();
+    has_ended_ = false;
+}
+
+void Stream::change_over(std::unique_ptr<Ring> ring)
+{
+    counters.rings++;
+    ring_ = std::move(ring);
+}
+
+bool Stream::write(const void *head, size_t head_bytes, const void *body, size_t body_bytes, int timeout_ms)
+{
+    if (!ring_)
+        return write_to_socket(head, head_bytes, body, body_bytes, timeout_ms);
+    return write_to_ring(head, head_bytes, timeout_ms) && write_to_ring(body, body_bytes, timeout_ms) &&
+           tell_host();
+}
+
+ssize_t Stream::read(void *to, size_t most)
+{
+    if (!ring_)
+        return ::read(fd_, to, most);
+    ssize_t n = ring_->read(to, most);
+    if (n > 0 && ring_->must_ring_writer())
+        ring_bell();
+    if (n == 0 && has_ended_)
+        return 0;
+    errno = n < 0 ? EPROTO : EAGAIN;
+    return n > 0 ? n : -1;
+}
+
+bool Stream::wait(int timeout_ms)
+{
+    if (ring_)
+        return wait_for_ring(timeout_ms);
+    pollfd p = {fd_, POLLIN, 0};
+    return poll(&p, 1, timeout_ms) > 0;
+}
+
+/* --- by ring --- */
+
+void Stream::ring_bell()
+{
+    char bell = 0;
+    counters.bells++;
+    /* A socket that takes none has some that were not heard. */
+    (void)!send(fd_, &bell, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* What was written is there for the host; it is rung if it sleeps. */
+bool Stream::tell_host()
+{
+    if (ring_->must_ring_reader())
+        ring_bell();
+    return true;
+}
+
+bool Stream::write_to_ring(const void *from, size_t bytes, int timeout_ms)
+{
+    const char *left = static_cast<const char *>(from);
+    while (bytes > 0) {
+        ssize_t n = ring_->write(left, bytes);
+        if (n < 0) {
+            errno = EPROTO;
+            return false;
+        }
+        left += n;
+        bytes -= static_cast<size_t>(n);
+        if (bytes == 0 || n > 0)
+            continue;
+        tell_host();
+        if (ring_->wait_for_room() && !hear_bells(timeout_ms)) {
+            errno = has_ended_ ? ECONNRESET : ETIMEDOUT;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Sleeps until the host rings; false: it does not, or the socket has ended. */
+bool Stream::hear_bells(int timeout_ms)
+{
+    char bells[64];
+    pollfd p = {fd_, POLLIN, 0};
+    counters.sleeps++;
+    if (poll(&p, 1, timeout_ms) <= 0)
+        return false;
+    ssize_t n = recv(fd_, bells, sizeof(bells), MSG_DONTWAIT);
+    has_ended_ = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+    return !has_ended_;
+}
+
+/* For as long as that is worth while. The CPU goes to others that want it meanwhile. */
+bool Stream::look_at_ring(int64_t since_ns)
+{
+    constexpr int GLANCES = 32;
+    do {
+        for (int i = 0; i < GLANCES; i++) {
+            if (ring_->has_some())
+                return true;
+            __builtin_ia32_pause();
+        }
+        sched_yield();
+    } while (now_ns() - since_ns < spin_.time_ns());
+    return ring_->has_some();
+}
+
+bool Stream::wait_for_ring(int timeout_ms)
+{
+    int64_t since_ns = now_ns();
+    if (look_at_ring(since_ns) || has_ended_ || !ring_->sleep())
+        return true;
+    bool is_rung = hear_bells(timeout_ms);
+    ring_->wake();
+    if (is_rung)
+        spin_.slept(now_ns() - since_ns);
+    return is_rung || has_ended_;
+}
+
+/* --- by socket --- */
+
+bool Stream::write_to_socket(const void *head, size_t head_bytes, const void *body, size_t body_bytes,
+                             int timeout_ms)
+{
+    int fd = fd_;
     iovec parts[2] = {{const_cast<void *>(head), head_bytes}, {const_cast<void *>(body), body_bytes}};
     msghdr message;
     memset(&message, 0, sizeof(message));

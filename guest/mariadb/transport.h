@@ -1,19 +1,58 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Sockets: vsock:CID:PORT or unix:/path. */
+/* Streams: sockets (vsock:CID:PORT or unix:/path), and rings that go on in their place. */
 #ifndef MILLRACE_TRANSPORT_H
 #define MILLRACE_TRANSPORT_H
 
 #include <cstddef>
+#include <memory>
+
+#include "ring.h"
 
 namespace millrace {
 
 /* Whether an address can be understood. */
 bool is_address(const char *address);
-/* A connected socket that does not block, or -1. */
-int connect_to(const char *address, int timeout_ms, int *error);
-/* Both parts, in one system call where the socket takes them; false with errno when it does not in time. */
-bool write_all(int fd, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
-               int timeout_ms);
+
+/* A stream of bytes that does not block: a socket, which a ring may take the place of. */
+class Stream {
+public:
+    Stream() = default;
+    ~Stream() { close(); }
+    Stream(const Stream &) = delete;
+    Stream &operator=(const Stream &) = delete;
+
+    /* False, and errno: it cannot be had in time; EINVAL: the address is none. */
+    bool connect(const char *address, int timeout_ms);
+    bool is_open() const { return fd_ >= 0; }
+    bool has_ring() const { return ring_ != nullptr; }
+    void close();
+    /* All that follows goes by this, both ways; the socket then only has bells. */
+    void change_over(std::unique_ptr<Ring> ring);
+    /* How long a ring is looked at before the thread sleeps. */
+    void set_spin_us(unsigned us) { spin_.set_most(us * 1000LL); }
+
+    /* Both parts, in one system call where the socket takes them; false, and errno: it does not in time. */
+    bool write(const void *head, size_t head_bytes, const void *body, size_t body_bytes, int timeout_ms);
+    /* As read(2). */
+    ssize_t read(void *to, size_t most);
+    /* Until there is something to read; false: in vain. */
+    bool wait(int timeout_ms);
+
+private:
+    bool write_to_socket(const void *head, size_t head_bytes, const void *body, size_t body_bytes,
+                         int timeout_ms);
+    bool tell_host();
+    bool write_to_ring(const void *from, size_t bytes, int timeout_ms);
+    bool wait_for_ring(int timeout_ms);
+    bool look_at_ring(int64_t since_ns);
+    bool hear_bells(int timeout_ms);
+    void ring_bell();
+
+    int fd_ = -1;
+    std::unique_ptr<Ring> ring_;
+    Spin spin_;
+    bool has_ended_ = false; /* the socket, while there may be something in the ring */
+};
 
 } // namespace millrace
 

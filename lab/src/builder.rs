@@ -187,6 +187,18 @@ impl GuestBuilder {
         self
     }
 
+    /// Adds memory that is a file of the host, which others map as well: QEMU's `ivshmem-plain`.
+    #[must_use]
+    pub fn shared_memory(self, file: &Path, bytes: u64) -> Self {
+        let file = file.to_string_lossy().replace(',', ",,");
+        self.qemu_args::<String>([
+            "-object".into(),
+            format!("memory-backend-file,id=ring,mem-path={file},size={bytes},share=on"),
+            "-device".into(),
+            "ivshmem-plain,memdev=ring".into(),
+        ])
+    }
+
     /// Adds raw QEMU arguments at the end of the command line.
     #[must_use]
     pub fn qemu_args<S: Into<String>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {

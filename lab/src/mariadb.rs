@@ -26,6 +26,8 @@ const START: Duration = Duration::from_secs(120);
 const SERVER: &str = "mariadb-server-core";
 const TABLES: &str = "/lab/mariadb.tgz";
 const PLUGIN: &str = "/usr/lib/mysql/plugin/ha_millrace.so";
+/// Gives the memory that is shared with the host to the server, if there is some.
+const RING_TOOL: &str = "/usr/lib/mysql/millrace-ring";
 /// Packages of the libraries of server and client.
 pub const LIBRARIES: [&str; 13] = [
     "libaio1",
@@ -109,7 +111,9 @@ impl MariaDb {
             .libraries_of(&LIBRARIES)
             .file(TABLES, self.system_tables(cache)?);
         Ok(match &self.plugin {
-            Some(plugin) => image.file(PLUGIN, plugin),
+            Some(plugin) => {
+                image.file(PLUGIN, plugin).file(RING_TOOL, plugin.with_file_name("millrace-ring"))
+            }
             None => image,
         })
     }
@@ -145,14 +149,17 @@ impl MariaDb {
     }
 
     fn start_script(&self, folder: &str, options: &[&str]) -> String {
-        let plugin = match self.plugin {
+        let (plugin, ring) = match self.plugin {
             // A server of a stable release refuses plugins that call themselves less mature.
-            Some(_) => "--plugin-maturity=unknown --plugin-load-add=ha_millrace.so",
-            None => "",
+            Some(_) => (
+                "--plugin-maturity=unknown --plugin-load-add=ha_millrace.so",
+                format!("{RING_TOOL} root > /dev/null 2>&1 || true; "),
+            ),
+            None => ("", String::new()),
         };
         format!(
             "set -e; mkdir -p {folder} /run/mysqld; ip link set lo up; \
-             [ -d {folder}/mysql ] || tar -xzf {TABLES} -C {folder}; rm -f {SOCKET}; \
+             [ -d {folder}/mysql ] || tar -xzf {TABLES} -C {folder}; rm -f {SOCKET}; {ring}\
              mariadbd --no-defaults --user=root --datadir={folder} --socket={SOCKET} \
              --pid-file=/run/mysqld/mysqld.pid --skip-networking --tmpdir=/tmp {plugin} {} \
              > {LOG} 2>&1 < /dev/null & server=$!; \

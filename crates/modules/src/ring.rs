@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,7 +61,28 @@ pub fn open(path: &Path, bytes: u64, mode: u32) -> io::Result<OwnedFd> {
         file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     }
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    mark(&file, bytes)?;
     Ok(file.into())
+}
+
+/// Makes it one that a guest can tell from other memory, before any process has begun with it.
+fn mark(file: &File, bytes: u64) -> io::Result<()> {
+    let mut now = [0; size_of::<u64>()];
+    file.read_exact_at(&mut now, 0)?;
+    if now == REGION_MAGIC.to_le_bytes() {
+        return Ok(());
+    }
+    file.write_all_at(head_of(slots_of(bytes), [0; 16], REGION_MAGIC).as_bytes(), 0)
+}
+
+fn slots_of(bytes: u64) -> u32 {
+    let slots = bytes.saturating_sub(SLOTS_OFF as u64) / SLOT_BYTES as u64;
+    u32::try_from(slots).unwrap_or(u32::MAX)
+}
+
+fn head_of(slots: u32, id: [u8; 16], magic: u64) -> RegionHead {
+    let (version, slots) = (U32::new(REGION_VERSION), U32::new(slots));
+    RegionHead { magic: U64::new(magic), version, slots, id }
 }
 
 /// A region before this process.
@@ -78,8 +99,7 @@ impl Region {
     /// It is of another length, or too short for a slot, or cannot be mapped.
     pub fn map(fd: OwnedFd, bytes: u64) -> io::Result<Self> {
         let len = usize::try_from(bytes).map_err(io::Error::other)?;
-        let slots = len.saturating_sub(SLOTS_OFF) / SLOT_BYTES;
-        let slots = u32::try_from(slots).map_err(io::Error::other)?;
+        let slots = slots_of(bytes);
         if slots == 0 {
             let why = format!("{bytes} bytes have no room for a slot");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -107,9 +127,8 @@ impl Region {
 
     /// Makes it one with this id.
     fn begin(&self, id: [u8; 16]) {
-        let (version, slots) = (U32::new(REGION_VERSION), U32::new(self.slots));
         let magic = REGION_MAGIC.to_le_bytes();
-        let head = RegionHead { magic: U64::ZERO, version, slots, id };
+        let head = head_of(self.slots, id, 0);
         let bytes = head.as_bytes();
         // SAFETY: the mapping is longer than a head, and lives as long as `self`; the source is ours alone. The
         // magic number is written when all else is there.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* The client against a host that breaks connections. The last line is `N passed, N failed`. */
+#include <atomic>
 #include <cstdio>
 #include <functional>
 #include <string>
 #include <thread>
 
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -42,7 +44,12 @@ public:
         unlink((folder_ + "/s").c_str());
         rmdir(folder_.c_str());
     }
-    std::string address() const { return "unix:" + folder_ + "/s"; }
+    Way way() const
+    {
+        Way way;
+        way.address = "unix:" + folder_ + "/s";
+        return way;
+    }
 
     /* Takes a connection and welcomes it; false: the test is over. */
     bool welcome()
@@ -68,6 +75,28 @@ public:
                 return frame_.seq;
         return 0;
     }
+    /* The next frame is a wish for a ring: gives this slot, or none (below 0). */
+    void answer_ring(int slot)
+    {
+        if (!read_frame() || frame_.kind != kind::RING)
+            return;
+        RingGranted granted;
+        granted.slot = static_cast<uint32_t>(slot);
+        granted.reserved = 0;
+        if (slot >= 0)
+            return send(kind::RING, 0, &granted, sizeof(granted));
+        Failure failure;
+        failure.code = failure::RING;
+        failure.reserved = 0;
+        send(kind::RING, 0, &failure, sizeof(failure), flag::FAILED);
+    }
+    /* A bell; false: the connection ended. */
+    bool bell()
+    {
+        char byte;
+        return read_all(&byte, 1);
+    }
+    void ring() { ::send(fd_, "", 1, MSG_NOSIGNAL); }
     bool is_again() const { return (frame_.flags & flag::AGAIN) != 0; }
     void reply(uint64_t seq) { send(kind::REPLY, seq, "done", 4); }
     void hang_up()
@@ -89,20 +118,29 @@ private:
         std::string body(frame_.len_bytes, '\0');
         return read_all(&body[0], body.size());
     }
-    void send(uint16_t kind, uint64_t seq, const void *body, uint32_t bytes)
+    void send(uint16_t kind, uint64_t seq, const void *body, uint32_t bytes, uint16_t flags = 0)
+    {
+        std::string frame = frame_of(kind, seq, body, bytes, flags);
+        ::send(fd_, frame.data(), frame.size(), MSG_NOSIGNAL);
+    }
+
+public:
+    static std::string frame_of(uint16_t kind, uint64_t seq, const void *body, uint32_t bytes, uint16_t flags)
     {
         Frame frame;
         frame.len_bytes = bytes;
         frame.kind = kind;
-        frame.flags = static_cast<uint16_t>(0);
+        frame.flags = flags;
         frame.seq = seq;
-        uint64_t seed = static_cast<uint64_t>(bytes) | static_cast<uint64_t>(kind) << 32;
+        uint64_t seed = static_cast<uint64_t>(bytes) | static_cast<uint64_t>(kind) << 32 |
+                        static_cast<uint64_t>(flags) << 48;
         seed ^= seq * 0x9E3779B97F4A7C15ULL;
         frame.check = static_cast<uint64_t>(XXH3_64bits_withSeed(body, bytes, seed));
-        ::send(fd_, &frame, sizeof(frame), MSG_NOSIGNAL);
-        ::send(fd_, body, bytes, MSG_NOSIGNAL);
+        std::string text(reinterpret_cast<const char *>(&frame), sizeof(frame));
+        return text.append(static_cast<const char *>(body), bytes);
     }
 
+private:
     std::string folder_;
     std::thread thread_;
     Frame frame_;
@@ -128,7 +166,7 @@ static void test_asked_again()
         h.reply(seq);
         h.request();
     });
-    Client client(host.address(), "table", 30000);
+    Client client(host.way(), "table", 30000);
     Bytes reply;
     check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && was_again, "asked again, and marked");
     check(reply.size() == 4, "the reply's body");
@@ -147,7 +185,7 @@ static void test_patience_begins_with_the_wait()
             h.reply(h.request());
         h.request();
     });
-    Client client(host.address(), "table", PATIENCE_MS);
+    Client client(host.way(), "table", PATIENCE_MS);
     check(client.post(body("a"), 0, Killed()) == Call::DONE, "posted");
     poll(nullptr, 0, 2 * PATIENCE_MS);
     Bytes reply;
@@ -164,11 +202,180 @@ static void test_poison()
         }
     });
     {
-        Client client(host.address(), "table", 1000);
+        Client client(host.way(), "table", 1000);
         Bytes reply;
         check(client.call(body("a"), 0, Killed(), &reply) == Call::UNREACHABLE, "given up");
     }
     check(connections > 1, "tried again");
+}
+
+/* A region in a file, and what the host does with its first slot. */
+class Memory {
+public:
+    Memory()
+    {
+        char name[] = "/tmp/millrace-ring-XXXXXX";
+        int fd = mkstemp(name);
+        name_ = name;
+        if (ftruncate(fd, SLOTS_OFF + SLOT_BYTES))
+            perror("ftruncate");
+        void *base = mmap(nullptr, SLOTS_OFF + SLOT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        close(fd);
+        base_ = static_cast<uint8_t *>(base);
+        RegionHead head;
+        memset(&head, 0, sizeof(head));
+        head.magic = REGION_MAGIC;
+        head.version = REGION_VERSION;
+        head.slots = 1;
+        memcpy(base_, &head, sizeof(head));
+    }
+    ~Memory()
+    {
+        munmap(base_, SLOTS_OFF + SLOT_BYTES);
+        unlink(name_.c_str());
+    }
+    const std::string &name() const { return name_; }
+    std::atomic<uint64_t> &word(size_t off)
+    {
+        return *reinterpret_cast<std::atomic<uint64_t> *>(base_ + SLOTS_OFF + off);
+    }
+    std::atomic<uint32_t> &flag(size_t off)
+    {
+        return *reinterpret_cast<std::atomic<uint32_t> *>(base_ + SLOTS_OFF + off);
+    }
+    uint8_t *data(size_t off) { return base_ + SLOTS_OFF + 4096 + off; }
+    void reset() { memset(base_ + SLOTS_OFF, 0, 4096); }
+    /* So many bytes that the client wrote, from its first one. */
+    std::string take(Host &host, size_t bytes)
+    {
+        std::string taken;
+        while (taken.size() < bytes) {
+            uint64_t tail = word(0), head = word(64);
+            for (; head < tail && taken.size() < bytes; head++)
+                taken += static_cast<char>(*data(head % DATA_BYTES));
+            word(64) = head;
+            if (flag(8).exchange(0))
+                host.ring();
+        }
+        return taken;
+    }
+    void give(Host &host, const std::string &bytes)
+    {
+        for (char byte : bytes) {
+            uint64_t tail = word(128);
+            while (tail - word(192) >= DATA_BYTES)
+                std::this_thread::yield();
+            *data(DATA_BYTES + tail % DATA_BYTES) = static_cast<uint8_t>(byte);
+            word(128) = tail + 1;
+            if (flag(200).exchange(0))
+                host.ring();
+        }
+    }
+
+private:
+    std::string name_;
+    uint8_t *base_;
+};
+
+static void test_by_ring()
+{
+    Memory memory;
+    std::string heard, long_reply(3 * DATA_BYTES + 5, 'y');
+    Host host([&](Host &h) {
+        h.welcome();
+        memory.reset();
+        h.answer_ring(0);
+        heard = memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0));
+        /* More than there is room for, both ways: it waits for room, and is rung. */
+        while (!memory.flag(8))
+            std::this_thread::yield();
+        memory.take(h, sizeof(Frame) + 2 * DATA_BYTES);
+        memory.give(h, Host::frame_of(kind::REPLY, 2, long_reply.data(), static_cast<uint32_t>(long_reply.size()), 0));
+        /* Gone: what is in the ring still counts. */
+        memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, Host::frame_of(kind::REPLY, 3, "last", 4, 0));
+        h.hang_up();
+        h.welcome();
+        h.answer_ring(-1);
+        h.reply(h.request());
+        h.request();
+    });
+    Way way = host.way();
+    way.ring = memory.name();
+    way.spin_us = 20;
+    Client client(way, "table", 30000);
+    Bytes reply, long_body;
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "by ring");
+    check(heard.size() == sizeof(Frame) + 1 && heard.back() == 'a', "what the host read");
+    memset(long_body.grow(2 * DATA_BYTES), 'x', 2 * DATA_BYTES);
+    check(client.call(std::move(long_body), 0, Killed(), &reply) == Call::DONE, "a long one");
+    check(reply.size() == long_reply.size() && memcmp(reply.data(), long_reply.data(), reply.size()) == 0,
+          "a long reply");
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "the last words");
+    check(client.call(body("c"), 0, Killed(), &reply) == Call::DONE, "by socket, when there is no ring");
+    check(counters.rings == 1, "one connection went by a ring");
+}
+
+/* The host's words are not believed: the connection is made again, and does without. */
+static void test_damaged_ring()
+{
+    Memory memory;
+    Host host([&](Host &h) {
+        h.welcome();
+        memory.reset();
+        h.answer_ring(0);
+        memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, std::string(sizeof(Frame), '\1'));
+        h.ring();
+        h.welcome();
+        h.reply(h.request());
+        h.welcome();
+        memory.reset();
+        h.answer_ring(0);
+        memory.take(h, sizeof(Frame) + 1);
+        memory.word(128) = DATA_BYTES + 1;
+        h.ring();
+        h.welcome();
+        h.reply(h.request());
+        h.request();
+    });
+    Way way = host.way();
+    way.ring = memory.name();
+    Client client(way, "table", 30000);
+    Bytes reply;
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE, "a damaged frame");
+    client.restart();
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE, "a word that cannot be true");
+}
+
+static void test_regions()
+{
+    check(!Region::find("/nonexistent"), "no file");
+    char name[] = "/tmp/millrace-ring-XXXXXX";
+    int fd = mkstemp(name);
+    check(!Region::find(name), "an empty file");
+    check(ftruncate(fd, SLOTS_OFF + SLOT_BYTES) == 0 && !Region::find(name), "one of zeroes");
+    close(fd);
+    unlink(name);
+    Memory memory;
+    std::shared_ptr<Region> region = Region::find(memory.name());
+    check(region && region == Region::find(memory.name()), "found once");
+    check(region && region->slot(0) && !region->slot(1), "its slots");
+}
+
+static void test_spin()
+{
+    Spin spin;
+    spin.set_most(8000);
+    spin.slept(9000);
+    check(spin.time_ns() == 0, "in vain");
+    spin.slept(8000);
+    check(spin.time_ns() == 8000, "worth while");
+    spin.slept(9000);
+    check(spin.time_ns() == 4000, "less");
+    spin.set_most(1000);
+    check(spin.time_ns() == 1000, "no more than is allowed");
 }
 
 int main()
@@ -176,5 +383,9 @@ int main()
     test_asked_again();
     test_patience_begins_with_the_wait();
     test_poison();
+    test_regions();
+    test_spin();
+    test_by_ring();
+    test_damaged_ring();
     return report();
 }

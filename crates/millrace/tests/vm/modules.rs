@@ -27,19 +27,48 @@ fn host(lab: &Lab, state: &Path, names: &[&str]) -> Daemon {
     let module =
         format!("[[module]]\nname = 'table'\npath = {wasm:?}\nsha256 = '{}'\n", hex(&hash));
     let start = daemon("modules").daemon(&format!("state_dir = {state:?}")).toml(&module).holder();
-    let vms = (11..)
-        .zip(names)
-        .map(|(cid, name)| Vm::new(name, "").vsock(cid).more("[vm.modules]\nuse = ['table']\n"));
+    let vms = (11..).zip(names).map(|(cid, name)| {
+        let ring = format!("[vm.modules.ring]\npath = {:?}\n", ring(state, name));
+        let more = format!("[vm.modules]\nuse = ['table']\n{ring}");
+        Vm::new(name, "").vsock(cid).more(&more)
+    });
     vms.fold(start, |start, vm| start.vm(vm)).start(lab).unwrap()
 }
 
-/// A guest with a server that runs.
-fn guests<const N: usize>(lab: &Lab, daemon: &Daemon, names: [&str; N]) -> [Guest; N] {
+/// The memory that a VM shares with its modules.
+fn ring(state: &Path, name: &str) -> PathBuf {
+    state.join(format!("{name}.ring"))
+}
+
+/// Bytes of that: the default.
+const RING_BYTES: u64 = 16 << 20;
+
+/// How many connections of a server went by it.
+fn by_ring(guest: &Guest) -> u64 {
+    sql(guest, "SHOW GLOBAL STATUS LIKE 'Millrace_rings'")
+        .split_once('\t')
+        .unwrap()
+        .1
+        .parse()
+        .unwrap()
+}
+
+/// Guests with a server that runs; the first has the memory before it.
+fn guests<const N: usize>(
+    lab: &Lab,
+    daemon: &Daemon,
+    state: &Path,
+    names: [&str; N],
+) -> [Guest; N] {
     let server = MariaDb::with_plugin(&made("mariadb/ha_millrace.so")).unwrap();
     let image = server.add_to(Image::builder(), lab.cache()).unwrap();
     let guest = |name: &str| {
         let vsock = Vsock::vhost_user(daemon.socket(name, "vsock"));
-        Guest::builder(name).memory_mb(512).image(image.clone()).vsock(vsock)
+        let guest = Guest::builder(name).memory_mb(512).image(image.clone()).vsock(vsock);
+        match name == names[0] {
+            true => guest.shared_memory(&ring(state, name), RING_BYTES),
+            false => guest,
+        }
     };
     let guests = boot(lab, names.map(guest));
     for guest in &guests {
@@ -58,7 +87,7 @@ fn two_vms_have_databases_of_their_own_and_copies_go_from_one_to_the_other() {
     let _alone = alone();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let daemon = host(&lab, state.path(), &["a", "b"]);
-    let [a, b] = guests(&lab, &daemon, ["a", "b"]);
+    let [a, b] = guests(&lab, &daemon, state.path(), ["a", "b"]);
     let make = "CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY AUTO_INCREMENT, v VARCHAR(100), \
                 b LONGBLOB, KEY (v)) ENGINE=MILLRACE;";
     sql(&a, make);
@@ -82,6 +111,8 @@ fn two_vms_have_databases_of_their_own_and_copies_go_from_one_to_the_other() {
     sql(&a, &"INSERT INTO d.t (v) VALUES (UUID());".repeat(10));
     let after: u64 = sql(&a, trips).parse().unwrap();
     assert!((10..20).contains(&(after - before)), "{before} to {after}");
+    // All of one by memory, all of the other by vsock.
+    assert!(by_ring(&a) > 0 && by_ring(&b) == 0);
     sql(&a, "DROP DATABASE d");
     sql(&b, "DROP DATABASE d");
     module_copies::go_from_one_to_the_other(&daemon, &a, &b, state.path());
@@ -177,6 +208,8 @@ fn killed(daemon: &mut Daemon, guest: &Guest, count: u64, kill: impl Fn(&mut Dae
     last_transfer_ends(guest);
     check(guest, told);
     assert_eq!(sql(guest, "CHECK TABLE d.accounts, d.log").matches("OK").count(), 2);
+    // Each time it connected again it got a ring again.
+    assert!(by_ring(guest) > count, "{} of {count}", by_ring(guest));
 }
 
 #[test]
@@ -184,7 +217,7 @@ fn a_killed_process_loses_nothing_committed() {
     let _alone = alone();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let mut daemon = host(&lab, state.path(), &["a"]);
-    let [guest] = guests(&lab, &daemon, ["a"]);
+    let [guest] = guests(&lab, &daemon, state.path(), ["a"]);
     killed(&mut daemon, &guest, kills(200, 6), |daemon| {
         kill_process(Pid::from_raw(process(daemon)).unwrap(), Signal::KILL).unwrap();
     });
@@ -195,7 +228,7 @@ fn a_killed_daemon_loses_nothing_committed() {
     let _alone = alone();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let mut daemon = host(&lab, state.path(), &["a"]);
-    let [guest] = guests(&lab, &daemon, ["a"]);
+    let [guest] = guests(&lab, &daemon, state.path(), ["a"]);
     killed(&mut daemon, &guest, kills(200, 4), |daemon| daemon.restart().unwrap());
 }
 
@@ -216,7 +249,8 @@ fn a_killed_vm_loses_nothing_committed() {
             .memory_mb(512)
             .image(image.clone())
             .disk(Disk::file(&disk))
-            .vsock(vsock);
+            .vsock(vsock)
+            .shared_memory(&ring(state.path(), "a"), RING_BYTES);
         let [guest] = boot(&lab, [guest]);
         guest.sh("mkdir -p /data; mount /dev/vda /data 2> /dev/null || { mke2fs -q -t ext4 /dev/vda && mount /dev/vda /data; }").unwrap();
         server.start(&guest, "/data/db", &["--innodb-buffer-pool-size=16M"]).unwrap();
@@ -308,6 +342,7 @@ fn mariadbs_own_tests_say_what_they_say_on_innodb() {
         .file("/lab/core.list", core_list(&own, state.path()));
     let vsock = Vsock::vhost_user(daemon.socket("a", "vsock"));
     let guest = Guest::builder("a").memory_mb(768).image(image).vsock(vsock);
+    let guest = guest.shared_memory(&ring(state.path(), "a"), RING_BYTES);
     let [guest] = boot(&lab, [guest]);
     server.start(&guest, "/data", &CORE_OPTIONS).unwrap();
     sql(&guest, "CREATE DATABASE test");

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0-only
+#include "ring.h"
+
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "protocol.h"
+
+namespace millrace {
+
+namespace {
+
+/* QEMU's ivshmem; its second memory BAR is the memory. */
+constexpr const char *DEVICES = "/sys/bus/pci/devices";
+constexpr unsigned VENDOR = 0x1af4, DEVICE = 0x1110;
+
+constexpr size_t MOST_BYTES = 1 << 30;
+
+std::mutex found_lock;
+std::string found_where;
+std::weak_ptr<Region> found;
+
+unsigned number_of(const std::string &path)
+{
+    unsigned number = 0;
+    FILE *file = fopen(path.c_str(), "re");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%x", &number) != 1)
+        number = 0;
+    fclose(file);
+    return number;
+}
+
+std::shared_ptr<Region> map(const std::string &path)
+{
+    int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return nullptr;
+    struct stat about;
+    std::shared_ptr<Region> region;
+    if (fstat(fd, &about) == 0 && about.st_size > static_cast<off_t>(SLOTS_OFF) &&
+        about.st_size <= static_cast<off_t>(MOST_BYTES)) {
+        size_t bytes = static_cast<size_t>(about.st_size);
+        void *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (base != MAP_FAILED)
+            region = std::make_shared<Region>(base, bytes);
+    }
+    close(fd);
+    return region && region->is_ours() ? region : nullptr;
+}
+
+std::shared_ptr<Region> look_for_device()
+{
+    DIR *folder = opendir(DEVICES);
+    if (!folder)
+        return nullptr;
+    std::shared_ptr<Region> region;
+    while (dirent *entry = readdir(folder)) {
+        std::string device = std::string(DEVICES) + "/" + entry->d_name;
+        if (number_of(device + "/vendor") == VENDOR && number_of(device + "/device") == DEVICE)
+            region = map(device + "/resource2");
+        if (region)
+            break;
+    }
+    closedir(folder);
+    return region;
+}
+
+/* Where the parts of a direction are in a slot. */
+struct Direction {
+    size_t tail, waits, head, sleeps, data;
+};
+constexpr Direction TO_HOST = {0, 8, 64, 72, 4096};
+constexpr Direction TO_CLIENT = {128, 136, 192, 200, 4096 + DATA_BYTES};
+
+uint64_t load(uint8_t *slot, size_t off)
+{
+    return __atomic_load_n(reinterpret_cast<uint64_t *>(slot + off), __ATOMIC_ACQUIRE);
+}
+void store(uint8_t *slot, size_t off, uint64_t value)
+{
+    __atomic_store_n(reinterpret_cast<uint64_t *>(slot + off), value, __ATOMIC_RELEASE);
+}
+void set_flag(uint8_t *slot, size_t off, uint32_t value)
+{
+    __atomic_store_n(reinterpret_cast<uint32_t *>(slot + off), value, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+bool take_flag(uint8_t *slot, size_t off)
+{
+    uint32_t *flag = reinterpret_cast<uint32_t *>(slot + off);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0 && __atomic_exchange_n(flag, 0, __ATOMIC_RELAXED) != 0;
+}
+
+} // namespace
+
+std::shared_ptr<Region> Region::find(const std::string &where)
+{
+    std::lock_guard<std::mutex> guard(found_lock);
+    std::shared_ptr<Region> region = found.lock();
+    if (region && found_where == where && region->is_ours())
+        return region;
+    region = where == "auto" ? look_for_device() : map(where);
+    found = region;
+    found_where = where;
+    return region;
+}
+
+Region::~Region() { munmap(base_, bytes_); }
+
+bool Region::is_ours() const
+{
+    RegionHead head;
+    memcpy(&head, base_, sizeof(head));
+    return head.magic == REGION_MAGIC && head.version == REGION_VERSION;
+}
+
+void Region::copy_id(uint8_t id[16]) const
+{
+    RegionHead head;
+    memcpy(&head, base_, sizeof(head));
+    memcpy(id, head.id, sizeof(head.id));
+}
+
+uint8_t *Region::slot(uint32_t number) const
+{
+    size_t slots = (bytes_ - SLOTS_OFF) / SLOT_BYTES;
+    return number < slots ? base_ + SLOTS_OFF + number * SLOT_BYTES : nullptr;
+}
+
+ssize_t Ring::write(const void *from, size_t bytes)
+{
+    uint64_t used = tail_ - load(slot_, TO_HOST.head);
+    if (used > DATA_BYTES)
+        return -1;
+    size_t room = DATA_BYTES - static_cast<size_t>(used), n = bytes < room ? bytes : room;
+    size_t at = tail_ % DATA_BYTES, first = n < DATA_BYTES - at ? n : DATA_BYTES - at;
+    if (n == 0)
+        return 0;
+    memcpy(slot_ + TO_HOST.data + at, from, first);
+    memcpy(slot_ + TO_HOST.data, static_cast<const uint8_t *>(from) + first, n - first);
+    tail_ += n;
+    store(slot_, TO_HOST.tail, tail_);
+    return static_cast<ssize_t>(n);
+}
+
+ssize_t Ring::read(void *to, size_t most)
+{
+    uint64_t there = load(slot_, TO_CLIENT.tail) - head_;
+    if (there > DATA_BYTES)
+        return -1;
+    size_t n = there < most ? static_cast<size_t>(there) : most;
+    size_t at = head_ % DATA_BYTES, first = n < DATA_BYTES - at ? n : DATA_BYTES - at;
+    if (n == 0)
+        return 0;
+    memcpy(to, slot_ + TO_CLIENT.data + at, first);
+    memcpy(static_cast<uint8_t *>(to) + first, slot_ + TO_CLIENT.data, n - first);
+    head_ += n;
+    store(slot_, TO_CLIENT.head, head_);
+    return static_cast<ssize_t>(n);
+}
+
+bool Ring::has_some() const { return load(slot_, TO_CLIENT.tail) != head_; }
+bool Ring::must_ring_reader() { return take_flag(slot_, TO_HOST.sleeps); }
+bool Ring::must_ring_writer() { return take_flag(slot_, TO_CLIENT.waits); }
+
+bool Ring::sleep()
+{
+    set_flag(slot_, TO_CLIENT.sleeps, 1);
+    if (!has_some())
+        return true;
+    wake();
+    return false;
+}
+
+void Ring::wake() { set_flag(slot_, TO_CLIENT.sleeps, 0); }
+
+bool Ring::wait_for_room()
+{
+    set_flag(slot_, TO_HOST.waits, 1);
+    if (tail_ - load(slot_, TO_HOST.head) >= DATA_BYTES)
+        return true;
+    set_flag(slot_, TO_HOST.waits, 0);
+    return false;
+}
+
+} // namespace millrace

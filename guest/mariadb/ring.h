@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Memory that a client and its module in the host share, in place of the socket between them:
+ * crates/guest-abi/src/module_ring.rs, whose page is the specification.
+ *
+ * Theory of operation. A region is a memory device of the guest, found by its first bytes, and mapped once for all
+ * clients of this server. A ring is one slot of it, of one connection. Nothing here makes a system call or waits;
+ * who does is Stream (transport.h).
+ *
+ * Limits: a device that is unplugged while it is mapped ends the server: switch millrace_ring off before. */
+#ifndef MILLRACE_RING_H
+#define MILLRACE_RING_H
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <sys/types.h>
+
+namespace millrace {
+
+class Region {
+public:
+    /* The region of this guest: "auto" looks for the device, any other text is a file. Null: there is none. What
+     * was found once is found again without looking for it. */
+    static std::shared_ptr<Region> find(const std::string &where);
+    Region(void *base, size_t bytes) : base_(static_cast<uint8_t *>(base)), bytes_(bytes) {}
+    ~Region();
+    Region(const Region &) = delete;
+    Region &operator=(const Region &) = delete;
+
+    /* Whether it is one, of a version that is understood. */
+    bool is_ours() const;
+    /* What the host calls it just now. */
+    void copy_id(uint8_t id[16]) const;
+    /* Null: there is no such slot. */
+    uint8_t *slot(uint32_t number) const;
+
+private:
+    uint8_t *base_;
+    size_t bytes_;
+};
+
+/* A client's side of a slot, which it was just given. */
+class Ring {
+public:
+    Ring(std::shared_ptr<Region> region, uint8_t *slot) : region_(std::move(region)), slot_(slot) {}
+
+    /* How many bytes there was room for; below 0: the host's words are wrong. */
+    ssize_t write(const void *from, size_t bytes);
+    /* How many bytes there were; below 0: the same. */
+    ssize_t read(void *to, size_t most);
+    bool has_some() const;
+    /* After writing, or reading: whether the host is to be rung. */
+    bool must_ring_reader();
+    bool must_ring_writer();
+    /* Asks to be rung when there is something; false: there is. */
+    bool sleep();
+    void wake();
+    /* Asks to be rung when there is room; false: there is. */
+    bool wait_for_room();
+
+private:
+    std::shared_ptr<Region> region_;
+    uint8_t *slot_;
+    uint64_t tail_ = 0; /* of what is written */
+    uint64_t head_ = 0; /* of what is read */
+};
+
+/* How long to look at a ring before sleeping, as KVM halts: longer where that would have caught the reply, shorter
+ * where it was in vain. The host does the same (crates/modules/src/spin.rs). */
+class Spin {
+public:
+    int64_t time_ns() const { return now_ns_; }
+    void set_most(int64_t most_ns)
+    {
+        most_ns_ = most_ns;
+        now_ns_ = now_ns_ < most_ns ? now_ns_ : most_ns;
+    }
+    /* It slept, and was rung this long after it had nothing more to do. */
+    void slept(int64_t waited_ns)
+    {
+        if (waited_ns <= most_ns_)
+            now_ns_ = most_ns_;
+        else
+            now_ns_ = now_ns_ > most_ns_ / 8 ? now_ns_ / 2 : 0;
+    }
+
+private:
+    int64_t most_ns_ = 0;
+    int64_t now_ns_ = 0;
+};
+
+} // namespace millrace
+
+#endif
