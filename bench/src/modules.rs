@@ -5,6 +5,8 @@
 //! One guest with one CPU runs Debian's MariaDB, unmodified, with the plugin ([`world`]). All sides are
 //! tables of this one server, and differ in where their bytes go:
 //! - [`Side::Module`] and [`Side::ModuleBatched`]: to the table store in the host, over vsock;
+//!   [`Side::ModuleRing`]: as the second, by memory that guest and host share, which both look at for a while
+//!   before they sleep;
 //! - [`Side::Virtio`], [`Side::Ide`], [`Side::Disk`]: to the same store, the same file, run by the same
 //!   daemon *inside* the guest, on an ext4 on QEMU's virtio-blk, on QEMU's IDE, on Millrace's disk. The
 //!   first is the control to which floors are compared, the second the paper's baseline;
@@ -82,6 +84,8 @@ pub struct Setup {
     pub plugin: PathBuf,
     /// The table store.
     pub module: PathBuf,
+    /// How long guest and host look at memory that they share before they sleep.
+    pub spin_us: u32,
     /// Past the host's page cache, on the guest's disks.
     pub direct: bool,
     /// Where the results and, meanwhile, the disks and the store are.
@@ -96,6 +100,8 @@ pub enum Side {
     Module,
     /// The store in the host, a request for each statement, which also commits.
     ModuleBatched,
+    /// The same by memory that both share, which both look at.
+    ModuleRing,
     /// The store in the guest, on QEMU's virtio-blk: the control.
     Virtio,
     /// The store in the guest, on QEMU's IDE: the paper's baseline.
@@ -133,7 +139,7 @@ pub enum Shape {
 
 impl Side {
     /// All.
-    pub const ALL: [Side; 8] = [
+    pub const ALL: [Side; 9] = [
         Side::ModuleBatched,
         Side::Virtio,
         Side::Module,
@@ -142,6 +148,7 @@ impl Side {
         Side::Innodb,
         Side::Aria,
         Side::Myisam,
+        Side::ModuleRing,
     ];
 
     /// As in results.
@@ -149,6 +156,7 @@ impl Side {
         match self {
             Side::Module => "module",
             Side::ModuleBatched => "module-batched",
+            Side::ModuleRing => "module-ring",
             Side::Virtio => "guest-virtio-blk",
             Side::Ide => "guest-ide",
             Side::Disk => "guest-millrace-disk",

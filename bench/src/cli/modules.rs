@@ -38,6 +38,10 @@ pub struct ModulesArgs {
     /// How rows are grouped: one by one, several in a statement, several statements in a transaction.
     #[arg(long, value_delimiter = ',', value_enum, default_value = "one,rows,tx")]
     shapes: Vec<Shape>,
+    /// How many microseconds guest and host look at memory that they share before they sleep. Emulated, a guest
+    /// takes milliseconds from one row to the next.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    spin_us: u32,
     /// The guest's disks past the host's page cache (cache=none), as the store in the host cannot be.
     #[arg(long)]
     direct: bool,
@@ -75,6 +79,7 @@ impl ModulesArgs {
             millrace: self.vms.millrace()?,
             plugin: self.plugin.clone(),
             module: self.module.clone(),
+            spin_us: self.spin_us,
             direct: self.direct,
             out: self.vms.out.clone(),
         };
@@ -121,8 +126,13 @@ fn text(setup: &Setup) -> Vec<String> {
     vec![
         "One VM (TCG, 1 vCPU) with Debian’s MariaDB, unmodified, and the plugin; all sides are tables of this \
          server. guest-*: the same store as the module, in the same build of the daemon inside the guest, by a \
-         Unix socket, with batching. module: each write and each commit is a request of its own."
+         Unix socket, with batching. module: each write and each commit is a request of its own. module-ring: as \
+         module-batched, by memory that guest and host share."
             .into(),
+        format!(
+            "module-ring: both sides look at their memory for up to {} µs before they sleep, which takes CPU time.",
+            setup.spin_us
+        ),
         format!(
             "Disks are raw files, whose blocks are all there before, in the folder where the host’s store is; \
              ext4 in the guest; QEMU’s with io_uring, virtio-blk with a thread of its own. {cache} Durable \

@@ -142,8 +142,9 @@ fn session(side: Side, form: Form) -> String {
         _ => {
             let address = inner(side).map_or(HOST.into(), |name| format!("unix:{}", socket(name)));
             format!(
-                "SET GLOBAL millrace_address = '{address}', millrace_pool_size = 0;\n\
+                "SET GLOBAL millrace_address = '{address}', millrace_ring = '{}', millrace_pool_size = 0;\n\
                  SET SESSION millrace_durable = {}, millrace_buffer_writes = {};\n",
+                if side == Side::ModuleRing { "auto" } else { "off" },
                 on(form.durable),
                 on(side != Side::Module)
             )

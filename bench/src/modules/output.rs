@@ -97,7 +97,8 @@ fn everything(setup: &Setup, measured: &Measured) -> String {
 pub fn losses(results: &Results, measured: &Measured) -> Vec<String> {
     let missed = results.rows.iter().filter(|r| r.missed()).map(|r| {
         let floor = floor_text(r.target.unwrap_or_default());
-        format!("{}: {:.2}× of {}, floor {floor}", r.case, r.ratio, r.peer.name)
+        let (ours, peer) = (&r.ours.name, &r.peer.name);
+        format!("{}: {ours} {:.2}× of {peer}, floor {floor}", r.case, r.ratio)
     });
     let mut out: Vec<String> = missed.collect();
     out.extend(measured.failed.iter().map(Failure::text));
@@ -145,7 +146,7 @@ mod tests {
         let read: Measured = serde_json::from_slice(&std::fs::read(&written[1]).unwrap()).unwrap();
         assert_eq!(read, measured);
         let page = std::fs::read_to_string(&written[5]).unwrap();
-        assert!(page.contains("9 of 9 floors reached") && page.contains("<td>guest-ide</td>"));
+        assert!(page.contains("18 of 18 floors reached") && page.contains("<td>guest-ide</td>"));
     }
 
     #[test]
@@ -160,7 +161,10 @@ mod tests {
         }
         let rows = rows::rows(&setup, &measured);
         let told = losses(&Results { rows, ..samples::results() }, &measured);
-        assert_eq!(told[0], "insert_1k_durable: 1.25× of guest-virtio-blk, floor 2.0×");
+        assert_eq!(
+            told[0],
+            "insert_1k_durable: module-batched 1.25× of guest-virtio-blk, floor 2.0×"
+        );
         assert!(told[1].starts_with("strangers used more than"), "{told:?}");
     }
 }

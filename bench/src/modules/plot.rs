@@ -18,17 +18,19 @@ const LINE: f64 = 24.0;
 /// Slower by more than that is drawn as that.
 const WORST: f64 = -1.0;
 /// Sides of figure 4, which are compared with IDE, and their colours.
-const BARS: [(Side, &str); 7] = [
+const BARS: [(Side, &str); 8] = [
     (Side::Virtio, "mr-c4"),
     (Side::Disk, "mr-c5"),
     (Side::Module, "mr-c1"),
     (Side::ModuleBatched, "mr-c0"),
+    (Side::ModuleRing, "mr-c6"),
     (Side::Innodb, "mr-c2"),
     (Side::Aria, "mr-c7"),
     (Side::Myisam, "mr-c8"),
 ];
 /// Sides of figure 5.
-const STACKS: [Side; 5] = [Side::Ide, Side::Virtio, Side::Disk, Side::Module, Side::ModuleBatched];
+const STACKS: [Side; 6] =
+    [Side::Ide, Side::Virtio, Side::Disk, Side::Module, Side::ModuleBatched, Side::ModuleRing];
 
 /// Median of some value over the rounds that count.
 pub fn median_of(

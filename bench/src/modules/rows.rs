@@ -6,7 +6,9 @@ use crate::results::{Missing, Row};
 use crate::stats::Better;
 
 /// Who is compared with everybody, and who with stores in the guest only.
-const OURS: [Side; 2] = [Side::ModuleBatched, Side::Module];
+const OURS: [Side; 3] = [Side::ModuleBatched, Side::ModuleRing, Side::Module];
+/// Those with a request for each statement.
+const BATCHED: [Side; 2] = [Side::ModuleBatched, Side::ModuleRing];
 /// Stores in the guest.
 const STORES: [Side; 3] = [Side::Virtio, Side::Ide, Side::Disk];
 /// The server's own engines.
@@ -73,16 +75,19 @@ pub fn rows(setup: &Setup, measured: &Measured) -> Vec<Row> {
     let mut rows = Vec::new();
     for cell in setup.cells() {
         for ours in OURS {
-            let engines = ENGINES.iter().filter(|_| ours == Side::ModuleBatched);
-            for peer in STORES.iter().chain(engines) {
+            let engines = ENGINES.iter().filter(|_| BATCHED.contains(&ours));
+            let vsock = (ours == Side::ModuleRing).then_some(&Side::ModuleBatched);
+            for peer in STORES.iter().chain(engines).chain(vsock) {
                 rows.extend(made(setup, measured, (Value::Insert, cell), (ours, *peer)));
             }
         }
     }
     for cell in setup.cells().into_iter().filter(|cell| cell.form.shape == Shape::One) {
         for value in Value::COSTS {
-            for peer in [Side::Virtio, Side::Ide] {
-                rows.extend(made(setup, measured, (value, cell), (Side::ModuleBatched, peer)));
+            for ours in BATCHED {
+                for peer in [Side::Virtio, Side::Ide] {
+                    rows.extend(made(setup, measured, (value, cell), (ours, peer)));
+                }
             }
         }
     }
@@ -101,7 +106,7 @@ pub fn missing(measured: &Measured, rows: &[Row]) -> Vec<Missing> {
 
 /// The floors of the issue: of rows committed one by one.
 fn goal((value, cell): (Value, Cell), (ours, peer): (Side, Side)) -> Goal {
-    if (value, ours, peer) != (Value::Insert, Side::ModuleBatched, Side::Virtio) {
+    if (value, peer) != (Value::Insert, Side::Virtio) || !BATCHED.contains(&ours) {
         return NONE;
     }
     let target = match (cell.form.durable, cell.form.shape, cell.size_bytes) {

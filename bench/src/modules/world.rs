@@ -20,6 +20,10 @@ use crate::demo::disk::Folder;
 use crate::error::BenchError;
 use crate::progress::Progress;
 
+/// Where memory that is shared has its file.
+const SHARED: &str = "/dev/shm";
+/// Bytes of that.
+const RING_BYTES: u64 = 16 << 20;
 /// The guest's name.
 const VM: &str = "db";
 /// The server with its default buffers, the stores of three disks, and their files in the page cache.
@@ -56,6 +60,7 @@ pub struct World {
     sums: RefCell<HashMap<(u32, u32), String>>,
     _lab: Lab,
     _disks: Folder,
+    _memory: tempfile::TempDir,
 }
 
 impl World {
@@ -69,10 +74,14 @@ impl World {
         let disks = Folder::new(&folder)?;
         let images = images(setup, &disks, &folder)?;
         progress.step("starting the daemon and the guest");
-        let daemon = daemon(&lab, setup, &folder, &images)?;
+        let memory = tempfile::tempdir_in(SHARED);
+        let memory =
+            memory.map_err(|e| BenchError::file("make a folder in", Path::new(SHARED), e))?;
+        let ring = memory.path().join("ring");
+        let daemon = daemon(&lab, setup, &folder, &images, &ring)?;
         let recipe = server.add_to(image(), lab.cache());
         let recipe = recipe.map_err(|e| BenchError::lab("make MariaDB's image", e))?;
-        let guest = guest(setup, &daemon, &images).image(recipe).start(&lab);
+        let guest = guest(setup, &daemon, &images, &ring).image(recipe).start(&lab);
         let guest = guest.map_err(|e| BenchError::lab("boot a guest", e))?;
         guest.wait_ready(BOOT).map_err(|e| BenchError::lab("boot the guest", e))?;
         inside(&guest, setup, &server, progress)?;
@@ -87,6 +96,7 @@ impl World {
             sums: RefCell::default(),
             _lab: lab,
             _disks: disks,
+            _memory: memory,
         };
         Ok(world)
     }
@@ -183,7 +193,8 @@ fn inside(
     sh(&format!(
         "{INNER}/millrace serve -c {INNER}/millrace.toml > /tmp/millrace.log 2>&1 < /dev/null &"
     ))?;
-    let started = server.start(guest, "/virtio/mysql", &["--max-allowed-packet=64M"]);
+    let spin = format!("--loose-millrace-spin-us={}", setup.spin_us);
+    let started = server.start(guest, "/virtio/mysql", &["--max-allowed-packet=64M", &spin]);
     started.map_err(|e| BenchError::lab("start the database", e))?;
     sh(&mariadb::sql_script(&load::prepare(&setup.sides, setup.batch)))?;
     counts::prepare(guest)?;
@@ -291,13 +302,23 @@ fn inner_config(sha256: &str) -> String {
     text
 }
 
-fn daemon(lab: &Lab, setup: &Setup, folder: &Path, images: &Images) -> Result<Daemon, BenchError> {
+fn daemon(
+    lab: &Lab,
+    setup: &Setup,
+    folder: &Path,
+    images: &Images,
+    ring: &Path,
+) -> Result<Daemon, BenchError> {
     let folder = folder.canonicalize().map_err(|e| BenchError::file("find folder", folder, e))?;
     let wasm = setup.module.canonicalize();
     let wasm = wasm.map_err(|e| BenchError::file("find", &setup.module, e))?;
     let store = folder.join("store");
     let disk = format!("format = \"raw\"\npath = {:?}\ndirect = {}", images.disk, setup.direct);
-    let modules = format!("[vm.modules]\nuse = [\"table\"]\ndir = {store:?}\n");
+    let modules = format!(
+        "[vm.modules]\nuse = [\"table\"]\ndir = {store:?}\n\
+         [vm.modules.ring]\npath = {ring:?}\nspin_us = {}\n",
+        setup.spin_us
+    );
     let daemon = Daemon::builder("modules")
         .binary(&setup.millrace)
         .daemon(&format!("state_dir = {:?}", folder.join("state")))
@@ -310,7 +331,7 @@ fn image() -> ImageBuilder {
     ["ata_piix", "sd_mod", "ext4"].into_iter().fold(Image::builder(), ImageBuilder::module)
 }
 
-fn guest(setup: &Setup, daemon: &Daemon, images: &Images) -> GuestBuilder {
+fn guest(setup: &Setup, daemon: &Daemon, images: &Images, ring: &Path) -> GuestBuilder {
     let mut virtio = Disk::file(&images.virtio);
     virtio.cache = if setup.direct { CacheMode::None } else { CacheMode::Writeback };
     let direct = if setup.direct { "on" } else { "off" };
@@ -335,6 +356,7 @@ fn guest(setup: &Setup, daemon: &Daemon, images: &Images) -> GuestBuilder {
         .disk(Disk::vhost_user(daemon.socket(VM, "disk0")))
         .vsock(Vsock::vhost_user(daemon.socket(VM, "vsock")))
         .qemu_args::<String>(ide)
+        .shared_memory(ring, RING_BYTES)
 }
 
 fn meter(guest: &Guest, daemon: &Daemon, module: u32) -> Result<Meter, BenchError> {

@@ -49,6 +49,7 @@ class Server:
         command = [self.inside(packages.REAL_SERVER)] + common + SERVER
         command += ["--socket=" + self.socket, "--plugin-dir=" + self.inside("usr/lib/mysql/plugin")]
         command += ["--millrace-address=" + self.store.address]
+        command += ["--millrace-ring=" + (self.runner.by_ring and self.store.ring or "off")]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.env)
         until = time.monotonic() + START_S

@@ -53,8 +53,9 @@ class Result:
 class Runner:
     """Paths and programs of a run; `work` has a short path, since sockets lie in it."""
 
-    def __init__(self, root, work, millrace, wasm, out):
+    def __init__(self, root, work, millrace, wasm, out, by_ring=True):
         self.root, self.work, self.millrace, self.wasm, self.out = root, work, millrace, wasm, out
+        self.by_ring = by_ring
         self.tests = os.path.join(root, packages.TESTS)
 
     def environment(self, engine, suite):
@@ -65,6 +66,7 @@ class Runner:
             "STORES": self.stores(),
             "DAEMON": self.millrace,
             "WASM": self.wasm,
+            "RING": "1" if self.by_ring else "",
         }
         env.update({"MILLRACE_SUITES_" + name: value for name, value in more.items()})
         return env

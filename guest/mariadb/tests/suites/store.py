@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The host's side on this machine: `millrace serve` with one VM that has the module `table`, reached over a
-Unix socket. It is what a VM's server would reach over vsock."""
+Unix socket and by memory that both share. It is what a VM's server would reach over vsock and a memory device."""
 import hashlib
 import json
 import os
@@ -24,7 +24,12 @@ name = "db"
 use = ["table"]
 disk = "4GiB"
 socket = "{folder}/run/db.sock"
+[vm.modules.ring]
+path = "{ring}"
+spin_us = {spin_us}
 """
+# Memory is in memory.
+SHARED = "/dev/shm"
 # After this it has failed; nothing waits for it in the good case. The compiler of a debug build is slow.
 START_S = 300
 STOP_S = 30
@@ -37,8 +42,9 @@ class Failed(Exception):
 class Store:
     """A daemon in a folder. `code`: a folder that keeps what was compiled, for the next one."""
 
-    def __init__(self, folder, millrace, wasm, code):
+    def __init__(self, folder, millrace, wasm, code, spin_us=50):
         self.folder, self.millrace, self.wasm, self.code = folder, millrace, wasm, code
+        self.spin_us = spin_us
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -46,6 +52,12 @@ class Store:
     @property
     def address(self):
         return "unix:" + self.path("run/db.sock")
+
+    @property
+    def ring(self):
+        """One for each folder."""
+        name = hashlib.sha256(self.folder.encode()).hexdigest()[:16]
+        return os.path.join(SHARED, "millrace-suites-%s.ring" % name)
 
     @property
     def pid(self):
@@ -70,7 +82,15 @@ class Store:
         with open(self.wasm, "rb") as file:
             sha256 = hashlib.sha256(file.read()).hexdigest()
         with open(self.path("m.toml"), "w") as file:
-            file.write(CONFIG.format(folder=self.folder, wasm=self.wasm, sha256=sha256))
+            file.write(
+                CONFIG.format(
+                    folder=self.folder,
+                    wasm=self.wasm,
+                    sha256=sha256,
+                    ring=self.ring,
+                    spin_us=self.spin_us,
+                )
+            )
         if os.path.isdir(self.code):
             shutil.copytree(self.code, self.path("state/code"))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
@@ -140,3 +160,5 @@ class Store:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
                 pass
+        if os.path.exists(self.ring):
+            os.unlink(self.ring)
