@@ -105,7 +105,7 @@ Client::Step Client::write_frame(uint16_t kind, uint16_t flags, uint64_t seq, co
     frame.kind = kind;
     frame.flags = flags;
     frame.seq = seq;
-    frame.check = check_of(frame, body);
+    frame.check = check_of(frame, body) ^ stream_.stamp();
     if (!stream_.write(&frame, sizeof(frame), body, bytes, HELLO_MS)) {
         note("lost the connection to", errno);
         return Step::BROKEN;
@@ -159,7 +159,7 @@ Client::Step Client::read_frame(int timeout_ms)
     step = read_bytes(whole, timeout_ms);
     if (step != Step::GOT)
         return step;
-    if (check_of(frame_, in_.data() + sizeof(frame_)) != frame_.check)
+    if ((check_of(frame_, in_.data() + sizeof(frame_)) ^ stream_.stamp()) != frame_.check)
         return damaged("a damaged frame came from");
     body_.assign(in_.data() + sizeof(frame_), frame_.len_bytes);
     size_t rest = in_.size() - whole;
@@ -212,6 +212,8 @@ Client::Step Client::say_hello(const Killed &killed)
     }
     max_in_flight_ = welcome.max_in_flight;
     max_body_bytes_ = welcome.max_body_bytes < MAX_BODY_BYTES ? welcome.max_body_bytes : MAX_BODY_BYTES;
+    /* Another life of the host: whatever was wrong with its memory. */
+    does_without_ring_ = does_without_ring_ && instance_ == welcome.instance;
     instance_ = welcome.instance;
     return Step::GOT;
 }
@@ -227,13 +229,21 @@ Client::Step Client::ask_for_ring(const Killed &killed)
     RingWanted wanted;
     region->copy_id(wanted.id);
     Step step = write_frame(kind::RING, 0, 0, reinterpret_cast<uint8_t *>(&wanted), sizeof(wanted));
-    if (step == Step::GOT)
-        step = read_answer(killed);
+    /* Replies to earlier requests may come first: these are asked again. */
+    do
+        step = step == Step::GOT ? read_answer(killed) : step;
+    while (step == Step::GOT && frame_.kind != kind::RING && frame_.kind != kind::GOODBYE);
     if (step != Step::GOT)
         return step;
     RingGranted granted;
-    if (frame_.kind != kind::RING || (frame_.flags & flag::FAILED) || body_.size() != sizeof(granted))
-        return frame_.kind == kind::GOODBYE ? Step::BROKEN : Step::GOT;
+    if (frame_.kind == kind::GOODBYE) {
+        note_failure(body_.data(), body_.size());
+        return Step::BROKEN;
+    }
+    if ((frame_.flags & flag::FAILED) || body_.size() != sizeof(granted)) {
+        Region::forget(region);
+        return Step::GOT;
+    }
     memcpy(&granted, body_.data(), sizeof(granted));
     uint8_t *slot = region->slot(granted.slot);
     if (!slot) {
@@ -241,7 +251,7 @@ Client::Step Client::ask_for_ring(const Killed &killed)
         does_without_ring_ = true;
         return Step::BROKEN;
     }
-    stream_.change_over(std::make_unique<Ring>(region, slot));
+    stream_.change_over(std::make_unique<Ring>(region, slot, granted.stamp));
     return Step::GOT;
 }
 

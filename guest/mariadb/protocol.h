@@ -121,6 +121,7 @@ constexpr uint32_t REGION_VERSION = 1;
 constexpr size_t SLOTS_OFF = 4096;
 constexpr size_t SLOT_BYTES = 256 << 10;
 constexpr size_t DATA_BYTES = (SLOT_BYTES - 4096) / 2;
+constexpr size_t STAMP_OFF = 256;
 
 struct RegionHead {
     U64 magic;
@@ -134,8 +135,9 @@ struct RingWanted {
 struct RingGranted {
     U32 slot;
     U32 reserved;
+    U64 stamp;
 };
-static_assert(sizeof(RegionHead) == 32 && sizeof(RingGranted) == 8, "as module_ring.rs");
+static_assert(sizeof(RegionHead) == 32 && sizeof(RingGranted) == 16, "as module_ring.rs");
 
 /* table.rs */
 

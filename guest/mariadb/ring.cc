@@ -115,6 +115,13 @@ std::shared_ptr<Region> Region::find(const std::string &where)
     return region;
 }
 
+void Region::forget(const std::shared_ptr<Region> &region)
+{
+    std::lock_guard<std::mutex> guard(found_lock);
+    if (found.lock() == region)
+        found.reset();
+}
+
 Region::~Region() { munmap(base_, bytes_); }
 
 bool Region::is_ours() const
@@ -169,6 +176,7 @@ ssize_t Ring::read(void *to, size_t most)
     return static_cast<ssize_t>(n);
 }
 
+bool Ring::is_mine() const { return load(slot_, STAMP_OFF) == stamp_; }
 bool Ring::has_some() const { return load(slot_, TO_CLIENT.tail) != head_; }
 bool Ring::must_ring_reader() { return take_flag(slot_, TO_HOST.sleeps); }
 bool Ring::must_ring_writer() { return take_flag(slot_, TO_CLIENT.waits); }

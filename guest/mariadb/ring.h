@@ -24,6 +24,8 @@ public:
     /* The region of this guest: "auto" looks for the device, any other text is a file. Null: there is none. What
      * was found once is found again without looking for it. */
     static std::shared_ptr<Region> find(const std::string &where);
+    /* The host does not know this one: the next to ask looks again. */
+    static void forget(const std::shared_ptr<Region> &region);
     Region(void *base, size_t bytes) : base_(static_cast<uint8_t *>(base)), bytes_(bytes) {}
     ~Region();
     Region(const Region &) = delete;
@@ -44,8 +46,14 @@ private:
 /* A client's side of a slot, which it was just given. */
 class Ring {
 public:
-    Ring(std::shared_ptr<Region> region, uint8_t *slot) : region_(std::move(region)), slot_(slot) {}
+    Ring(std::shared_ptr<Region> region, uint8_t *slot, uint64_t stamp)
+        : region_(std::move(region)), slot_(slot), stamp_(stamp)
+    {
+    }
 
+    /* False: the connection has ended, and the slot is free or somebody else's. Asked before all else. */
+    bool is_mine() const;
+    uint64_t stamp() const { return stamp_; }
     /* How many bytes there was room for; below 0: the host's words are wrong. */
     ssize_t write(const void *from, size_t bytes);
     /* How many bytes there were; below 0: the same. */
@@ -63,6 +71,7 @@ public:
 private:
     std::shared_ptr<Region> region_;
     uint8_t *slot_;
+    uint64_t stamp_;
     uint64_t tail_ = 0; /* of what is written */
     uint64_t head_ = 0; /* of what is read */
 };
@@ -85,6 +94,9 @@ public:
         else
             now_ns_ = now_ns_ > most_ns_ / 8 ? now_ns_ / 2 : 0;
     }
+
+    /* Others wanted the CPU: not before a bell comes soon again. */
+    void crowded() { now_ns_ = 0; }
 
 private:
     int64_t most_ns_ = 0;

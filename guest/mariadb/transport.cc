@@ -135,6 +135,8 @@ ssize_t Stream::read(void *to, size_t most)
 {
     if (!ring_)
         return ::read(fd_, to, most);
+    if (!ring_->is_mine())
+        return 0;
     ssize_t n = ring_->read(to, most);
     if (n > 0 && ring_->must_ring_writer())
         ring_bell();
@@ -174,9 +176,10 @@ bool Stream::write_to_ring(const void *from, size_t bytes, int timeout_ms)
 {
     const char *left = static_cast<const char *>(from);
     while (bytes > 0) {
-        ssize_t n = ring_->write(left, bytes);
+        bool is_mine = ring_->is_mine();
+        ssize_t n = is_mine ? ring_->write(left, bytes) : -1;
         if (n < 0) {
-            errno = EPROTO;
+            errno = is_mine ? EPROTO : ECONNRESET;
             return false;
         }
         left += n;
@@ -198,25 +201,35 @@ bool Stream::hear_bells(int timeout_ms)
     char bells[64];
     pollfd p = {fd_, POLLIN, 0};
     counters.sleeps++;
-    if (poll(&p, 1, timeout_ms) <= 0)
+    int is_there;
+    do
+        is_there = poll(&p, 1, timeout_ms);
+    while (is_there < 0 && errno == EINTR);
+    if (is_there <= 0)
         return false;
     ssize_t n = recv(fd_, bells, sizeof(bells), MSG_DONTWAIT);
     has_ended_ = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
     return !has_ended_;
 }
 
-/* For as long as that is worth while. The CPU goes to others that want it meanwhile. */
+/* For as long as that is worth while, and nobody else wants the CPU: giving it away takes no time then. */
 bool Stream::look_at_ring(int64_t since_ns)
 {
     constexpr int GLANCES = 32;
+    constexpr int64_t CROWDED_NS = 20000;
+    int64_t now = since_ns;
     do {
         for (int i = 0; i < GLANCES; i++) {
             if (ring_->has_some())
                 return true;
             __builtin_ia32_pause();
         }
+        int64_t before = now;
         sched_yield();
-    } while (now_ns() - since_ns < spin_.time_ns());
+        now = now_ns();
+        if (now - before > CROWDED_NS)
+            spin_.crowded();
+    } while (now - since_ns < spin_.time_ns());
     return ring_->has_some();
 }
 

@@ -25,6 +25,8 @@ public:
     bool connect(const char *address, int timeout_ms);
     bool is_open() const { return fd_ >= 0; }
     bool has_ring() const { return ring_ != nullptr; }
+    /* What the checks of frames are exclusive-or'ed with. */
+    uint64_t stamp() const { return ring_ ? ring_->stamp() : 0; }
     void close();
     /* All that follows goes by this, both ways; the socket then only has bells. */
     void change_over(std::unique_ptr<Ring> ring);

@@ -238,6 +238,16 @@ fn a_ring_is_a_memory_bar() {
 }
 
 #[test]
+fn a_ring_is_one_vms_alone() {
+    let of = |name: &str, path: &str| vm(name, &format!("[vm.modules.ring]\npath='{path}'"));
+    read(&(module("t") + &of("v", "/r/v") + &of("w", "/r/w"))).unwrap();
+    let found = errors(&(module("t") + &of("v", "/r/v") + &of("w", "/r/./v")));
+    let wrong =
+        "vm[1].modules.ring.path: the file /r/v is vm[0].modules.ring.path, too; give each VM";
+    assert!(found[0].contains(wrong), "{found:?}");
+}
+
+#[test]
 fn modules_are_listed_in_the_order_of_their_vm() {
     let text =
         module("a") + &module("b") + &module("t") + &vm("v", "").replace("['t']", "['t','a']");

@@ -17,6 +17,9 @@
 //! | head (u64) | bytes that were ever read | the reader |
 //! | sleeps (u32) | not 0: ring me when there are bytes | the reader; the writer takes it away |
 //!
+//! Behind them, at [`STAMP_OFF`], is the slot's *stamp* (u64, written by the host): who has the slot. It is random,
+//! another one for each connection, and 0 when the slot is free.
+//!
 //! Byte `i` of all that was ever written is at `i % DATA_BYTES` of the ring. Offsets from the slot's beginning are
 //! [`TO_HOST`] and [`TO_CLIENT`]: each of the four cache lines there is written by one side.
 //!
@@ -26,6 +29,12 @@
 //! kind with a [`RingGranted`], or a failed one, and then the socket is used as before. With the grant both sides
 //! have changed over: all frames that follow go by the ring, both ways. The socket stays: when it ends, so does
 //! the connection.
+//!
+//! # Whose slot it is
+//! A connection may have ended, and its slot may be somebody else's, before a client knows it. So a client looks at the
+//! stamp whenever it is about to read or write, and takes another one than its own for the end of its connection. And
+//! the `check` of each frame that goes by a ring is exclusive-or'ed with the stamp, so that what is left of another
+//! connection is never taken for a frame.
 //!
 //! # Sleeping
 //! Whoever wants to sleep sets its word (`sleeps`, or `waits` when a ring is full), then looks once more, and sleeps
@@ -63,6 +72,9 @@ pub const MIN_REGION_BYTES: u64 = 1 << 20;
 
 /// Most bytes of a region: as many slots as a module has clients.
 pub const MAX_REGION_BYTES: u64 = 1 << 30;
+
+/// Where a slot's stamp is.
+pub const STAMP_OFF: usize = 256;
 
 /// Where the parts of a direction are in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +130,8 @@ pub struct RingGranted {
     pub slot: U32,
     /// Zero.
     pub reserved: U32,
+    /// Its stamp; not zero.
+    pub stamp: U64,
 }
 
 #[cfg(test)]
@@ -127,7 +141,7 @@ mod tests {
     #[test]
     fn bytes_are_where_the_specification_says() {
         assert_eq!((size_of::<RegionHead>(), DATA_BYTES), (32, 129_024));
-        assert_eq!((size_of::<RingWanted>(), size_of::<RingGranted>()), (16, 8));
+        assert_eq!((size_of::<RingWanted>(), size_of::<RingGranted>()), (16, 16));
         assert_eq!(TO_CLIENT.data_off + DATA_BYTES, SLOT_BYTES);
         let slots = (MIN_REGION_BYTES as usize - SLOTS_OFF) / SLOT_BYTES;
         assert_eq!(slots, 3);

@@ -85,7 +85,13 @@ impl From<Damaged> for Lost {
 
 /// The frame at the beginning of these bytes, if it is there in whole. Checks its length and its hash.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, Bad> {
-    let Ok((frame, rest)) = Frame::read_from_prefix(bytes) else { return Ok(None) };
+    parse_stamped(bytes, 0)
+}
+
+/// The same by a ring with this stamp.
+fn parse_stamped(bytes: &[u8], stamp: u64) -> Result<Option<(Frame, &[u8])>, Bad> {
+    let Ok((mut frame, rest)) = Frame::read_from_prefix(bytes) else { return Ok(None) };
+    frame.check ^= U64::new(stamp);
     let len = frame.len_bytes.get();
     if len > MAX_BODY_BYTES {
         return Err(Bad(format!("a frame of {len} bytes, the limit is {MAX_BODY_BYTES}")));
@@ -106,6 +112,8 @@ pub(crate) struct Conn {
     ring: Option<Ring>,
     /// Bells that were rung.
     pub bells: u64,
+    /// Bytes that were read of its ring, and not counted yet.
+    pub ring_bytes: u64,
     /// Which client it is.
     pub client: u32,
     input: Vec<u8>,
@@ -121,8 +129,10 @@ pub(crate) struct Conn {
     holds_since: Option<Instant>,
     /// Its peer sends no more.
     pub ended: bool,
-    /// It is watched for room to write, or not watched for something to read.
+    /// It is watched for something to read, and for room to write.
     pub watched: (bool, bool),
+    /// It has ended, and is not watched at all any more.
+    pub forgotten: bool,
 }
 
 impl Conn {
@@ -131,6 +141,7 @@ impl Conn {
             fd,
             ring: None,
             bells: 0,
+            ring_bytes: 0,
             client,
             input: Vec::new(),
             begin: 0,
@@ -141,6 +152,7 @@ impl Conn {
             holds_since: None,
             ended: false,
             watched: (true, false),
+            forgotten: false,
         }
     }
 
@@ -223,7 +235,8 @@ impl Conn {
 
     /// The next whole frame.
     pub fn next(&self) -> Result<Option<(Frame, &[u8])>, Bad> {
-        parse(&self.input[self.begin..])
+        let stamp = self.ring.as_ref().map_or(0, |ring| ring.stamp);
+        parse_stamped(&self.input[self.begin..], stamp)
     }
 
     /// That frame was taken.
@@ -292,6 +305,16 @@ impl AsFd for Conn {
     }
 }
 
+/// A frame's header as it goes by a ring with this stamp.
+fn stamped(head: &[u8], stamp: u64) -> [u8; FRAME_BYTES] {
+    let mut bytes = [0; FRAME_BYTES];
+    if let Ok(mut frame) = Frame::read_from_bytes(head) {
+        frame.check ^= U64::new(stamp);
+        bytes.copy_from_slice(frame.as_bytes());
+    }
+    bytes
+}
+
 /// Bytes of bells that are taken at a time.
 const BELLS: usize = 64;
 
@@ -325,20 +348,20 @@ impl Conn {
         ring.reader.sleep() || !self.may_read()
     }
 
-    /// Takes the bells that the socket has.
-    pub fn hear_bells(&mut self) -> Result<(), Errno> {
+    /// Takes the bells that the socket has. A peer that closed it without hearing ours has ended as any other.
+    pub fn hear_bells(&mut self) {
         let mut bells = [0; BELLS];
-        self.ended |= self.receive(&mut bells)? == Some(0);
+        self.ended |= matches!(self.receive(&mut bells), Ok(Some(0)) | Err(_));
         if let Some(ring) = &self.ring {
             ring.reader.wake();
         }
-        Ok(())
     }
 
     fn fill_from_ring(&mut self) -> Result<(), Lost> {
         self.forget_taken();
         let Some(ring) = &mut self.ring else { return Ok(()) };
         let read = ring.reader.read(&mut self.input, READ_BYTES)?;
+        self.ring_bytes += read as u64;
         if read > 0 && ring.reader.must_ring() {
             self.ring_bell();
         }
@@ -348,7 +371,10 @@ impl Conn {
 
     fn flush_to_ring(&mut self) -> Result<(), Lost> {
         while let (Some(ring), Some(first)) = (&mut self.ring, self.output.front()) {
-            let n = ring.writer.write(&first[self.written..])?;
+            let n = match first.get(..FRAME_BYTES).filter(|_| self.written < FRAME_BYTES) {
+                Some(head) => ring.writer.write(&stamped(head, ring.stamp)[self.written..])?,
+                None => ring.writer.write(&first[self.written..])?,
+            };
             if n > 0 {
                 self.forget(n);
             } else if ring.writer.wait()? {

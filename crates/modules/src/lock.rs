@@ -23,12 +23,12 @@ pub(crate) fn lock(folder: &OwnedFd) -> Result<bool, ModulesError> {
     }
 }
 
-/// Waits until an earlier process has let go of a module's folder. False: the daemon has gone meanwhile.
+/// Waits until an earlier process has let go of something that modules have. False: the daemon has gone meanwhile.
 ///
 /// # Errors
 /// The other process does not let go: which one it is.
 pub(crate) fn wait_for(
-    name: &str,
+    what: &str,
     folder: &OwnedFd,
     control: &OwnedFd,
 ) -> Result<bool, ModulesError> {
@@ -37,14 +37,14 @@ pub(crate) fn wait_for(
         let waited = since.elapsed();
         if waited >= LOCK_TIMEOUT {
             let why = format!(
-                "the folder of module {name} is locked by {} for {} s: it must end first",
+                "{what} is locked by {} for {} s: it must end first",
                 holder(folder),
                 waited.as_secs()
             );
             return Err(ModulesError::Control(why));
         }
         if waited >= LOCK_PATIENCE && !std::mem::replace(&mut told, true) {
-            tracing::warn!(module = %name, "its folder is still locked by {}", holder(folder));
+            tracing::warn!("{what} is still locked by {}", holder(folder));
         }
         let mut fds = [PollFd::new(control, PollFlags::empty())];
         let _ = poll(&mut fds, Some(&PAUSE));

@@ -118,12 +118,16 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     // Whoever has the folders is told to let go of them now, and not before.
     control::send(&**control, &FromProcess::Loaded, &[], SendFlags::empty())?;
     for (setup, (_, folder)) in modules.iter().zip(&parts) {
-        if !lock::wait_for(&setup.name, folder, control)? {
+        let what = format!("the folder of module {}", setup.name);
+        if !lock::wait_for(&what, folder, control)? {
             return Ok(None);
         }
     }
-    // Only now: a process that had the folders had the region, too.
-    let ring = region.map(|(setup, fd)| begin_rings(setup, fd)).transpose()?;
+    let ring = match &region {
+        Some((_, fd)) if !lock::wait_for("the memory for rings", fd, control)? => return Ok(None),
+        Some((setup, fd)) => begin_rings(*setup, fd),
+        None => None,
+    };
     let list = Arc::new(listed(&modules)?);
     let memory_bytes = modules
         .iter()
@@ -168,11 +172,11 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     Ok(Some(Modules { running, list }))
 }
 
-/// The slots of a region, and how long to look at them.
-fn begin_rings(setup: RingSetup, fd: OwnedFd) -> Result<(Arc<Slots>, Duration), ModulesError> {
-    let slots = Region::map(fd, setup.bytes).and_then(Slots::begin);
-    let slots = slots.map_err(ModulesError::io("the memory for rings"))?;
-    Ok((slots, Duration::from_micros(setup.spin_us.into())))
+/// The slots of a region, and how long to look at them. Without them clients have their sockets.
+fn begin_rings(setup: RingSetup, fd: &OwnedFd) -> Option<(Arc<Slots>, Duration)> {
+    let slots = fd.try_clone().and_then(|fd| Region::map(fd, setup.bytes)).and_then(Slots::begin);
+    let slots = slots.inspect_err(|e| tracing::error!("no rings: {e}")).ok()?;
+    Some((slots, Duration::from_micros(setup.spin_us.into())))
 }
 
 fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {

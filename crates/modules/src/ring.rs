@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base::shm::SharedMemory;
 use guest_abi::module_ring::{
     DATA_BYTES, Direction, REGION_MAGIC, REGION_VERSION, RegionHead, SLOT_BYTES, SLOTS_OFF,
-    TO_CLIENT, TO_HOST,
+    STAMP_OFF, TO_CLIENT, TO_HOST,
 };
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use zerocopy::little_endian::{U32, U64};
@@ -71,6 +71,10 @@ fn mark(file: &File, bytes: u64) -> io::Result<()> {
     file.read_exact_at(&mut now, 0)?;
     if now == REGION_MAGIC.to_le_bytes() {
         return Ok(());
+    }
+    if now != [0; 8] {
+        let why = "it is not empty, and no memory for rings";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     file.write_all_at(head_of(slots_of(bytes), [0; 16], REGION_MAGIC).as_bytes(), 0)
 }
@@ -138,6 +142,13 @@ impl Region {
             fence(Ordering::SeqCst);
             std::ptr::copy_nonoverlapping(magic.as_ptr(), to, magic.len());
         }
+    }
+
+    /// Writes a word of a slot.
+    pub(crate) fn write_word(&self, slot: u32, off: usize, value: u64) {
+        // SAFETY: as of `Way::u64_at`.
+        let word = unsafe { AtomicU64::from_ptr(self.word(slot, off).cast()) };
+        word.store(value, Ordering::Release);
     }
 
     /// A word of a slot that is there, at one of the offsets of [`Direction`].
@@ -318,24 +329,38 @@ pub struct Ring {
     pub writer: Writer,
     /// From it.
     pub reader: Reader,
+    /// Whose the slot is.
+    pub stamp: u64,
     /// Given back with it.
     _place: Option<Place>,
 }
 
 impl Ring {
-    fn new(region: &Arc<Region>, slot: u32, out: Direction, back: Direction) -> Self {
+    fn new(
+        region: &Arc<Region>,
+        slot: u32,
+        (out, back): (Direction, Direction),
+        stamp: u64,
+    ) -> Self {
         let way = |at| Way { region: Arc::clone(region), slot, at };
         Self {
             writer: Writer { way: way(out), tail: 0 },
             reader: Reader { way: way(back), head: 0 },
+            stamp,
             _place: None,
         }
     }
 
     /// What a client makes of a slot that it was just given; none: there is no such slot.
     #[must_use]
-    pub fn of_client(region: &Arc<Region>, slot: u32) -> Option<Self> {
-        (slot < region.slots).then(|| Self::new(region, slot, TO_HOST, TO_CLIENT))
+    pub fn of_client(region: &Arc<Region>, slot: u32, stamp: u64) -> Option<Self> {
+        (slot < region.slots).then(|| Self::new(region, slot, (TO_HOST, TO_CLIENT), stamp))
+    }
+
+    /// Whether the slot is still this connection's, as a client sees it.
+    #[must_use]
+    pub fn is_mine(&self) -> bool {
+        self.reader.way.u64_at(STAMP_OFF).load(Ordering::Acquire) == self.stamp
     }
 }
 
@@ -347,8 +372,15 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.slots.region.write_word(self.slot, STAMP_OFF, 0);
         self.slots.free().push_back(self.slot);
     }
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
 }
 
 /// The slots of a region, as the host gives them away.
@@ -367,8 +399,8 @@ impl Slots {
     /// # Errors
     /// There are no random bytes.
     pub fn begin(region: Region) -> io::Result<Arc<Self>> {
-        let mut id = [0u8; 16];
-        let _ = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
+        let id = random()?;
+        (0..region.slots).for_each(|slot| region.write_word(slot, STAMP_OFF, 0));
         region.begin(id);
         let mut free: VecDeque<u32> = (0..region.slots).collect();
         // Those that another process gave away last may still be written into, see above.
@@ -386,17 +418,19 @@ impl Slots {
         self.id == *id
     }
 
-    /// A slot with all words zero, and its number; none: all are taken.
+    /// A slot with all words zero but its stamp, and its number; none: all are taken.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<(u32, Ring)> {
+        let stamp = u64::from_le_bytes(random().ok()?) | 1;
         let slot = self.free().pop_front()?;
-        let mut ring = Ring::new(&self.region, slot, TO_CLIENT, TO_HOST);
+        let mut ring = Ring::new(&self.region, slot, (TO_CLIENT, TO_HOST), stamp);
         for way in [&ring.writer.way, &ring.reader.way] {
             for off in [way.at.tail_off, way.at.head_off] {
                 way.u64_at(off).store(0, Ordering::Relaxed);
                 way.set_flag(off, false);
             }
         }
+        self.region.write_word(slot, STAMP_OFF, stamp);
         ring._place = Some(Place { slots: Arc::clone(self), slot });
         Some((slot, ring))
     }

@@ -19,12 +19,9 @@ fn both() -> (Arc<Slots>, Arc<Region>) {
 fn pair() -> (Ring, Ring) {
     let (slots, region) = both();
     let (slot, host) = slots.take().unwrap();
-    (host, Ring::of_client(&region, slot).unwrap())
-}
-
-fn word(region: &Region, off: usize) -> &AtomicU64 {
-    // SAFETY: a word of slot 0, see `Way::u64_at`.
-    unsafe { AtomicU64::from_ptr(region.word(0, off).cast()) }
+    let client = Ring::of_client(&region, slot, host.stamp).unwrap();
+    assert!(client.is_mine());
+    (host, client)
 }
 
 #[test]
@@ -33,7 +30,7 @@ fn a_head_says_what_the_region_is() {
     let head = region.head();
     assert_eq!((head.magic.get(), head.version.get(), head.slots.get()), (REGION_MAGIC, 1, 3));
     assert!(slots.is(&head.id) && !slots.is(&[0; 16]));
-    assert!(Ring::of_client(&region, 3).is_none());
+    assert!(Ring::of_client(&region, 3, 1).is_none());
 }
 
 #[test]
@@ -49,16 +46,39 @@ fn the_slot_that_is_free_for_the_longest_time_is_the_next() {
     drop(_ring);
     assert_eq!(slots.take().unwrap().0, second);
     // Its words are zero again.
-    let client = Ring::of_client(&region, second).unwrap();
+    let client = Ring::of_client(&region, second, 7).unwrap();
+    assert!(!client.is_mine());
     assert!(!client.reader.has_some() && !client.writer.must_ring());
     let (slot, _kept) = slots.take().unwrap();
     assert_eq!(slot, first);
 }
 
 #[test]
+fn a_client_sees_that_its_slot_is_somebody_elses() {
+    let (slots, region) = both();
+    let mut all: Vec<(u32, Ring)> = (0..3).map(|_| slots.take().unwrap()).collect();
+    let (slot, ring) = all.remove(0);
+    let old = Ring::of_client(&region, slot, ring.stamp).unwrap();
+    drop(ring);
+    assert!(!old.is_mine());
+    let (again, ring) = slots.take().unwrap();
+    assert!(again == slot && !old.is_mine() && ring.stamp != old.stamp);
+    assert!(Ring::of_client(&region, slot, ring.stamp).unwrap().is_mine());
+    // Another process begins with all of them.
+    let path = region.memory.as_fd().try_clone_to_owned().unwrap();
+    let _next = Slots::begin(Region::map(path, MIN_REGION_BYTES).unwrap()).unwrap();
+    assert!(!Ring::of_client(&region, slot, ring.stamp).unwrap().is_mine());
+}
+
+#[test]
 fn a_file_of_another_length_is_not_touched() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ring");
+    let one_of_a_disk = vec![7; MIN_REGION_BYTES as usize];
+    std::fs::write(&path, &one_of_a_disk).unwrap();
+    let why = open(&path, MIN_REGION_BYTES, 0o600).unwrap_err().to_string();
+    assert_eq!(why, "it is not empty, and no memory for rings");
+    assert!(std::fs::read(&path).unwrap() == one_of_a_disk);
     std::fs::write(&path, [7; 100]).unwrap();
     let why = open(&path, MIN_REGION_BYTES, 0o600).unwrap_err().to_string();
     assert_eq!(why, format!("it is 100 bytes long, and not {MIN_REGION_BYTES}"));
@@ -67,6 +87,7 @@ fn a_file_of_another_length_is_not_touched() {
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     assert!(open(&link, 100, 0o600).is_err());
+    std::fs::write(&path, [0; 100]).unwrap();
     let short = open(&path, 100, 0o600).unwrap();
     assert!(Region::map(short, 100).is_err());
 }
@@ -77,13 +98,13 @@ fn a_word_that_cannot_be_true_is_told() {
         let (slots, region) = both();
         let mut all = std::iter::from_fn(|| slots.take());
         let (mut host, mut into) = (all.find(|(slot, _)| *slot == 0).unwrap().1, Vec::new());
-        word(&region, TO_HOST.tail_off).store(lie, Ordering::Relaxed);
+        region.write_word(0, TO_HOST.tail_off, lie);
         assert!(host.reader.has_some());
         let damaged = Damaged { bytes: lie };
         assert_eq!(host.reader.read(&mut into, usize::MAX), Err(damaged));
         assert!(into.is_empty() && !host.reader.sleep());
         // Bytes that were never written were not read.
-        word(&region, TO_CLIENT.head_off).store(lie, Ordering::Relaxed);
+        region.write_word(0, TO_CLIENT.head_off, lie);
         assert_eq!(host.writer.write(b"x"), Err(Damaged { bytes: lie.wrapping_neg() }));
         assert_eq!(host.writer.wait(), Err(Damaged { bytes: lie.wrapping_neg() }));
     }
@@ -176,6 +197,13 @@ fn no_bell_is_lost() {
 }
 
 proptest! {
+    #[test]
+    fn whatever_a_guest_writes_the_host_stays_within_its_ring(
+        bytes in proptest::collection::vec(any::<u8>(), 0..900)
+    ) {
+        let _ = crate::fuzzing::Shared::new().unwrap().ring(&bytes);
+    }
+
     #[test]
     fn bytes_come_out_as_they_went_in(
         steps in proptest::collection::vec((any::<bool>(), 0..200_000usize), 1..60)

@@ -108,6 +108,8 @@ pub(crate) struct Service {
     share: Option<CpuShare>,
     /// Nothing is called up to here: it has computed too much.
     rests_until: Option<Instant>,
+    /// When that was last looked at.
+    share_at: Instant,
     ending: bool,
 }
 
@@ -153,6 +155,7 @@ impl Service {
             held_until: None,
             share,
             rests_until: None,
+            share_at: Instant::now(),
             ending: false,
         })
     }
@@ -168,6 +171,7 @@ impl Service {
             self.collect();
             self.call();
             self.flush_all();
+            self.rest_between_calls();
             self.tell_used();
             self.keep_room();
         }
@@ -354,6 +358,13 @@ impl Service {
     /// Watches a connection for what it is to do next.
     fn watch(&mut self, at: usize) {
         let Some(conn) = &mut self.conns[at] else { return };
+        if conn.ended {
+            // It would be ready for ever, and may have to wait until its last frames are taken.
+            if !std::mem::replace(&mut conn.forgotten, true) {
+                let _ = epoll::delete(&self.epoll, conn.as_fd());
+            }
+            return;
+        }
         // Bells are heard in any case.
         let by_ring = conn.has_ring();
         let wanted = (by_ring || conn.may_read(), !by_ring && conn.has_output());

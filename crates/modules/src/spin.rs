@@ -1,5 +1,5 @@
 //! How long a thread looks at rings before it sleeps, as KVM halts: longer where that would have caught what woke it,
-//! shorter where it waited in vain.
+//! shorter where it waited in vain, and not at all where others want the CPU.
 
 use std::time::Duration;
 
@@ -22,6 +22,11 @@ impl Spin {
     /// How long it is worth while.
     pub fn time(&self) -> Duration {
         self.now
+    }
+
+    /// Others wanted the CPU: not before a bell comes soon again.
+    pub fn crowded(&mut self) {
+        self.now = Duration::ZERO;
     }
 
     /// It slept, and was rung this long after it had nothing more to do.
@@ -56,6 +61,8 @@ mod tests {
         }
         spin.slept(US(3));
         assert_eq!(spin.time(), US(80));
+        spin.crowded();
+        assert_eq!(spin.time(), US(0));
     }
 
     #[test]

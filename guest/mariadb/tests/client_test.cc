@@ -19,6 +19,8 @@
 
 using namespace millrace;
 
+static constexpr uint64_t STAMP = 0x123456789abcdef1ULL;
+
 /* The host's side: one connection at a time. */
 class Host {
 public:
@@ -83,6 +85,7 @@ public:
         RingGranted granted;
         granted.slot = static_cast<uint32_t>(slot);
         granted.reserved = 0;
+        granted.stamp = STAMP;
         if (slot >= 0)
             return send(kind::RING, 0, &granted, sizeof(granted));
         Failure failure;
@@ -125,7 +128,8 @@ private:
     }
 
 public:
-    static std::string frame_of(uint16_t kind, uint64_t seq, const void *body, uint32_t bytes, uint16_t flags)
+    static std::string frame_of(uint16_t kind, uint64_t seq, const void *body, uint32_t bytes, uint16_t flags,
+                                uint64_t stamp = 0)
     {
         Frame frame;
         frame.len_bytes = bytes;
@@ -135,7 +139,7 @@ public:
         uint64_t seed = static_cast<uint64_t>(bytes) | static_cast<uint64_t>(kind) << 32 |
                         static_cast<uint64_t>(flags) << 48;
         seed ^= seq * 0x9E3779B97F4A7C15ULL;
-        frame.check = static_cast<uint64_t>(XXH3_64bits_withSeed(body, bytes, seed));
+        frame.check = static_cast<uint64_t>(XXH3_64bits_withSeed(body, bytes, seed)) ^ stamp;
         std::string text(reinterpret_cast<const char *>(&frame), sizeof(frame));
         return text.append(static_cast<const char *>(body), bytes);
     }
@@ -244,7 +248,11 @@ public:
         return *reinterpret_cast<std::atomic<uint32_t> *>(base_ + SLOTS_OFF + off);
     }
     uint8_t *data(size_t off) { return base_ + SLOTS_OFF + 4096 + off; }
-    void reset() { memset(base_ + SLOTS_OFF, 0, 4096); }
+    void reset(uint64_t stamp = STAMP)
+    {
+        memset(base_ + SLOTS_OFF, 0, 4096);
+        word(STAMP_OFF) = stamp;
+    }
     /* So many bytes that the client wrote, from its first one. */
     std::string take(Host &host, size_t bytes)
     {
@@ -286,15 +294,15 @@ static void test_by_ring()
         memory.reset();
         h.answer_ring(0);
         heard = memory.take(h, sizeof(Frame) + 1);
-        memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0));
+        memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0, STAMP));
         /* More than there is room for, both ways: it waits for room, and is rung. */
         while (!memory.flag(8))
             std::this_thread::yield();
         memory.take(h, sizeof(Frame) + 2 * DATA_BYTES);
-        memory.give(h, Host::frame_of(kind::REPLY, 2, long_reply.data(), static_cast<uint32_t>(long_reply.size()), 0));
+        memory.give(h, Host::frame_of(kind::REPLY, 2, long_reply.data(), static_cast<uint32_t>(long_reply.size()), 0, STAMP));
         /* Gone: what is in the ring still counts. */
         memory.take(h, sizeof(Frame) + 1);
-        memory.give(h, Host::frame_of(kind::REPLY, 3, "last", 4, 0));
+        memory.give(h, Host::frame_of(kind::REPLY, 3, "last", 4, 0, STAMP));
         h.hang_up();
         h.welcome();
         h.answer_ring(-1);
@@ -349,6 +357,38 @@ static void test_damaged_ring()
     check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE, "a word that cannot be true");
 }
 
+/* A slot that has become somebody else's, with replies that look right, is the end of the connection and no more. */
+static void test_slot_of_another()
+{
+    Memory memory;
+    Host host([&](Host &h) {
+        h.welcome();
+        memory.reset();
+        h.answer_ring(0);
+        memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0, STAMP));
+        while (memory.word(192) != sizeof(Frame) + 4) /* until it is read */
+            std::this_thread::yield();
+        memory.reset(STAMP + 2);
+        for (uint64_t seq = 1; seq < 4; seq++)
+            memory.give(h, Host::frame_of(kind::REPLY, seq, "evil", 4, 0, STAMP));
+        h.welcome();
+        memory.reset(STAMP);
+        h.answer_ring(0);
+        memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, Host::frame_of(kind::REPLY, 2, "good!", 5, 0, STAMP));
+        h.request();
+    });
+    Way way = host.way();
+    way.ring = memory.name();
+    Client client(way, "table", 30000);
+    Bytes reply;
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE, "its own slot");
+    while (memory.word(STAMP_OFF) == STAMP || memory.word(128) < 3 * (sizeof(Frame) + 4))
+        std::this_thread::yield();
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 5, "another's slot");
+}
+
 static void test_regions()
 {
     check(!Region::find("/nonexistent"), "no file");
@@ -376,6 +416,8 @@ static void test_spin()
     check(spin.time_ns() == 4000, "less");
     spin.set_most(1000);
     check(spin.time_ns() == 1000, "no more than is allowed");
+    spin.crowded();
+    check(spin.time_ns() == 0, "nothing where others want the CPU");
 }
 
 int main()
@@ -387,5 +429,6 @@ int main()
     test_spin();
     test_by_ring();
     test_damaged_ring();
+    test_slot_of_another();
     return report();
 }

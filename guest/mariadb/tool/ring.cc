@@ -28,13 +28,13 @@ static bool has(const std::string &path, const char *text)
     return is_it;
 }
 
-/* Without this its memory cannot be read: no driver does it. */
-static void enable(const std::string &device)
+/* Without this its memory cannot be read: no driver does it. It is counted: what is not ours is as it was then. */
+static void enable(const std::string &device, bool on)
 {
     FILE *file = fopen((device + "/enable").c_str(), "we");
     if (!file)
         return;
-    fputs("1", file);
+    fputs(on ? "1" : "0", file);
     fclose(file);
 }
 
@@ -78,8 +78,11 @@ int main(int count, char **words)
         std::string device = std::string(DEVICES) + "/" + entry->d_name;
         if (!has(device + "/vendor", "0x1af4") || !has(device + "/device", "0x1110"))
             continue;
-        enable(device);
-        is_there = give(device, user) || is_there;
+        enable(device, true);
+        if (give(device, user))
+            is_there = true;
+        else
+            enable(device, false);
     }
     closedir(folder);
     if (!is_there)

@@ -273,6 +273,7 @@ pub(super) fn check(ctx: &mut Context, config: &Config) {
         }
     }
     folders(ctx, config);
+    rings(ctx, config);
 }
 
 /// A folder belongs to one VM alone. Links are not followed: files may not exist yet, and a process locks
@@ -296,6 +297,24 @@ fn folders(ctx: &mut Context, config: &Config) {
             ctx.note(&field, what, fix.into(), None);
         } else {
             taken.push((dir, field));
+        }
+    }
+}
+
+/// A file is before one VM alone: its neighbour would read what goes by it.
+fn rings(ctx: &mut Context, config: &Config) {
+    let mut taken: HashMap<PathBuf, String> = HashMap::new();
+    for (i, vm) in config.vms.iter().enumerate() {
+        let Some(ring) = vm.modules.as_ref().and_then(|modules| modules.ring.as_ref()) else {
+            continue;
+        };
+        let field = format!("vm[{i}].modules.ring.path");
+        let path = plain(&ring.path);
+        if let Some(by) = taken.get(&path) {
+            let what = format!("the file {} is {by}, too", path.display());
+            ctx.note(&field, what, "give each VM a file of its own".into(), None);
+        } else {
+            taken.insert(path, field);
         }
     }
 }

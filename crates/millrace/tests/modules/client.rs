@@ -99,7 +99,7 @@ impl Client {
 
     fn take_ring(&mut self, region: &Arc<Region>, got: &Got) -> bool {
         let granted = RingGranted::read_from_bytes(&got.body).unwrap();
-        self.ring = Ring::of_client(region, granted.slot.get());
+        self.ring = Ring::of_client(region, granted.slot.get(), granted.stamp.get());
         self.ring.is_some()
     }
 
@@ -123,10 +123,29 @@ impl Client {
         }
     }
 
-    fn send_by_ring(&mut self, mut bytes: &[u8]) {
+    /// Frames with the ring's stamp in their checks.
+    fn stamped(&self, bytes: &[u8]) -> Vec<u8> {
+        let (mut all, mut at) = (bytes.to_vec(), 0);
+        while let Some(rest) = all.get_mut(at..).filter(|rest| rest.len() >= FRAME_BYTES) {
+            let mut head = Frame::read_from_bytes(&rest[..FRAME_BYTES]).unwrap();
+            head.check ^= U64::new(self.stamp());
+            rest[..FRAME_BYTES].copy_from_slice(head.as_bytes());
+            at += FRAME_BYTES + head.len_bytes.get() as usize;
+        }
+        all
+    }
+
+    fn stamp(&self) -> u64 {
+        self.ring.as_ref().map_or(0, |ring| ring.stamp)
+    }
+
+    fn send_by_ring(&mut self, bytes: &[u8]) {
+        let bytes = self.stamped(bytes);
+        let mut bytes = &bytes[..];
         while !bytes.is_empty() {
             let Some(ring) = &mut self.ring else { return };
-            let n = ring.writer.write(bytes).unwrap();
+            // Somebody else wrote there: told by what comes next.
+            let Ok(n) = ring.writer.write(bytes) else { return };
             bytes = &bytes[n..];
             let full = n == 0 && ring.writer.wait().unwrap();
             if ring.writer.must_ring() {
@@ -193,7 +212,7 @@ impl Client {
         let head = self.receive(FRAME_BYTES)?;
         let head = Frame::read_from_bytes(&head).unwrap();
         let body = self.receive(head.len_bytes.get() as usize).unwrap();
-        assert_eq!(head.check.get(), xxh3_64_with_seed(&body, head.seed()));
+        assert_eq!(head.check.get() ^ self.stamp(), xxh3_64_with_seed(&body, head.seed()));
         let (kind, flags, seq) = (head.kind.get(), head.flags.get(), head.seq.get());
         Some(Got { kind, flags, seq, body })
     }

@@ -163,6 +163,34 @@ fn a_killed_process_gives_its_clients_other_rings() {
     assert_eq!(client.ask(1, b"l"), 6u64.to_le_bytes());
 }
 
+/// A client that has not noticed yet that its connection is gone, and a slot that is somebody else's by now.
+#[test]
+fn what_is_left_of_another_connection_is_never_done() {
+    let world = World::by_ring();
+    let mut stale = world.client(1, "a");
+    for seq in 1..=5 {
+        stale.ask(seq, b"dabcde");
+    }
+    kill_process(Pid::from_raw(world.pid()).unwrap(), Signal::KILL).unwrap();
+    // One of them has that slot; what it sent is as long as what lies there.
+    let mut others: Vec<Client> = (2..=4).map(|id| world.client(id, "a")).collect();
+    for other in &mut others {
+        (1..=3).for_each(|seq| drop(other.ask(seq, b"dabcde")));
+    }
+    stale.request(6, 0, b"dabcde");
+    stale.bell();
+    let ended = others.iter_mut().filter_map(|other| {
+        // Whoever has the slot is told; the others are served.
+        other.send(&frame(kind::PING, 0, 9, b"there?"));
+        other.bell();
+        let got = other.next().unwrap();
+        (got.kind != kind::PONG).then(|| got.failure().0)
+    });
+    assert!(ended.collect::<Vec<_>>().iter().all(|code| *code == failure::RING));
+    let mut plain = world.by_socket(9).unwrap();
+    assert_eq!(plain.ask(1, b"l"), (14 * 6u64).to_le_bytes());
+}
+
 #[test]
 fn what_was_written_before_the_end_counts() {
     let world = World::by_ring();

@@ -1,6 +1,6 @@
 //! A process of modules, as its parent sees it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -64,6 +64,10 @@ impl Process {
                 parts.push(OwnedFd::from(file));
             }
         }
+        // Opened anew: each process locks it for itself.
+        let ring = config.ring.as_ref();
+        let region = ring.map(|ring| reopened(&ring.file)).transpose();
+        let region = region.map_err(ModulesError::io("opening the memory for rings"))?;
         let (program, arguments) = config
             .command
             .split_first()
@@ -79,11 +83,9 @@ impl Process {
             .map_err(ModulesError::io(what))?;
         let log = LogPipe::new(log, &config.vm, child.id(), dropped);
         let modules = prepared.iter().map(|p| p.setup.clone()).collect();
-        let ring = config.ring.as_ref();
         let setup =
             ToProcess::Setup { vm: config.vm.clone(), modules, ring: ring.map(|ring| ring.setup) };
-        let region = ring.map(|ring| ring.file.as_fd());
-        let fds: Vec<BorrowedFd<'_>> = parts.iter().map(AsFd::as_fd).chain(region).collect();
+        let fds: Vec<BorrowedFd<'_>> = parts.iter().chain(&region).map(AsFd::as_fd).collect();
         let pid = rustix::process::Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(ModulesError::io(what));
         // The socket is empty, and a set-up is no longer than it.
@@ -121,6 +123,11 @@ impl Process {
         let now = Instant::now();
         Ending { process: self, told: now, next: now + patience, patient: told, killed: false }
     }
+}
+
+fn reopened(file: &OwnedFd) -> std::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(std::fs::OpenOptions::new().read(true).write(true).open(path)?.into())
 }
 
 /// A process that is to end, and is killed if it does not.

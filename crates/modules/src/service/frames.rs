@@ -61,9 +61,6 @@ impl Service {
             };
             conn.advance(len);
             self.meter.told.received_bytes += (FRAME_BYTES + len) as u64;
-            if conn.has_ring() {
-                self.ring_bytes += (FRAME_BYTES + len) as u64;
-            }
             let number = conn.client;
             if let Done::Say(bytes) = &done {
                 conn.push(Bytes::clone(bytes));

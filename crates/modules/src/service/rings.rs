@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use guest_abi::module::{failure, kind};
 use guest_abi::module_ring::{RingGranted, RingWanted};
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Service;
@@ -25,11 +25,16 @@ const LOOK: Duration = Duration::from_micros(50);
 /// Looks at rings between two looks at the clock.
 const GLANCES: u32 = 16;
 
+/// Giving the CPU away and having it again takes longer where others want it.
+const CROWDED: Duration = Duration::from_micros(20);
+
 /// What is known of the rings of a module.
 #[derive(Debug)]
 pub(super) struct Rings {
     /// Places of connections whose ring is awake.
     awake: Vec<usize>,
+    /// By place: it is one of them.
+    is_awake: Vec<bool>,
     spin: Spin,
     /// Something was taken from one, or given to it, since there was last nothing to do.
     busy: bool,
@@ -54,26 +59,38 @@ impl Rings {
     pub fn new(most: Duration) -> Self {
         let now = Instant::now();
         let (idle_since, looked) = (now, now);
-        Self { awake: Vec::new(), spin: Spin::new(most), busy: false, idle_since, looked }
+        let (awake, is_awake) = (Vec::new(), Vec::new());
+        Self { awake, is_awake, spin: Spin::new(most), busy: false, idle_since, looked }
     }
 
     /// This one has, or had, something.
     pub fn wake(&mut self, at: usize) {
         self.busy = true;
-        if !self.awake.contains(&at) {
+        if self.is_awake.len() <= at {
+            self.is_awake.resize(at + 1, false);
+        }
+        if !std::mem::replace(&mut self.is_awake[at], true) {
             self.awake.push(at);
         }
     }
 
     /// There is no such connection any more.
     pub fn forget(&mut self, at: usize) {
-        self.awake.retain(|awake| *awake != at);
+        if self.is_awake.get_mut(at).is_some_and(std::mem::take) {
+            self.awake.retain(|awake| *awake != at);
+        }
     }
 
     /// A bell rang.
     pub fn rung(&mut self) {
         self.spin.slept(self.idle_since.elapsed());
     }
+}
+
+/// The time, when nobody else wanted the CPU.
+fn yielded() -> Instant {
+    std::thread::yield_now();
+    Instant::now()
 }
 
 impl Service {
@@ -91,8 +108,6 @@ impl Service {
         if std::mem::take(&mut self.rings.busy) {
             self.rings.idle_since = now;
         }
-        let end = self.rings.idle_since + self.rings.spin.time();
-        let end = until.map_or(end, |until| end.min(until));
         loop {
             for _ in 0..GLANCES {
                 if self.take_from_rings() {
@@ -101,8 +116,14 @@ impl Service {
                 }
                 std::hint::spin_loop();
             }
-            now = Instant::now();
-            if now >= end {
+            if !self.rings.spin.time().is_zero() {
+                let before = std::mem::replace(&mut now, yielded());
+                if now - before > CROWDED {
+                    self.rings.spin.crowded();
+                }
+            }
+            let end = self.rings.idle_since + self.rings.spin.time();
+            if now >= end || until.is_some_and(|until| now >= until) {
                 return if self.put_to_sleep() { Look::Wait } else { self.looks(now) };
             }
             if now >= self.rings.looked + LOOK {
@@ -120,7 +141,8 @@ impl Service {
     fn take_from_rings(&mut self) -> bool {
         let mut some = false;
         for place in (0..self.rings.awake.len()).rev() {
-            let at = self.rings.awake[place];
+            // One that is read may end others, for want of room.
+            let Some(&at) = self.rings.awake.get(place) else { continue };
             let ready = self.conns[at].as_ref().is_some_and(|conn| conn.has_ring_input());
             if ready {
                 some = true;
@@ -133,8 +155,11 @@ impl Service {
     /// True: none has anything, and each rings from now on.
     fn put_to_sleep(&mut self) -> bool {
         let conns = &self.conns;
-        let sleeps = |at: &usize| conns[*at].as_ref().is_none_or(|conn| conn.ring_sleeps());
-        self.rings.awake.retain(|at| !sleeps(at));
+        let Rings { awake, is_awake, .. } = &mut self.rings;
+        awake.retain(|at| {
+            is_awake[*at] = conns[*at].as_ref().is_some_and(|conn| !conn.ring_sleeps());
+            is_awake[*at]
+        });
         self.rings.awake.is_empty()
     }
 
@@ -155,7 +180,8 @@ impl Service {
             Ok(found) => found,
             Err(why) => return conn.push(failed(kind::RING, 0, failure::RING, why)),
         };
-        let granted = RingGranted { slot: U32::new(slot), reserved: U32::ZERO };
+        let stamp = U64::new(ring.stamp);
+        let granted = RingGranted { slot: U32::new(slot), reserved: U32::ZERO, stamp };
         let answer = frame(kind::RING, 0, 0, &[granted.as_bytes()]);
         // The socket has taken all that was in front of this.
         if last_words(conn.socket(), &answer).is_ok_and(|n| n == answer.len()) {
@@ -170,15 +196,15 @@ impl Service {
     pub(super) fn on_bell(&mut self, at: usize) {
         let Some(conn) = &mut self.conns[at] else { return };
         let may_read = conn.may_read();
-        if conn.hear_bells().is_err() {
-            return self.disconnect(at);
-        }
+        conn.hear_bells();
         self.rings.rung();
         // What was written before the socket's end counts.
         if may_read {
             self.fill(at);
         }
-        self.rings.wake(at);
+        if self.conns[at].is_some() {
+            self.rings.wake(at);
+        }
         self.more = true;
     }
 }

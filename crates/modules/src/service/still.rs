@@ -1,13 +1,16 @@
 //! Times when nothing is called: files are held still for a copy of them, or the module has computed more than
 //! its share of a core. Requests wait meanwhile, as far as there is room for them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Service;
 use crate::control::Step;
 use crate::folder::written::Written;
 use crate::limits::HOLD_LEASE;
 use crate::share::CpuShare;
+
+/// How often what the thread computed is looked at between calls: that is a system call.
+const SHARE_LOOK: Duration = Duration::from_millis(1);
 
 impl Service {
     /// When the next call may be; none: now.
@@ -41,9 +44,20 @@ impl Service {
     pub(super) fn rest(&mut self) {
         let Some(share) = &mut self.share else { return };
         let now = Instant::now();
+        self.share_at = now;
         if let Some(rest) = share.rest(now, CpuShare::thread_time()) {
             self.rests_until = Some(now + rest);
             self.meter.told.rested_ns += rest.as_nanos() as u64;
+        }
+    }
+
+    /// What is done without a call counts as well.
+    pub(super) fn rest_between_calls(&mut self) {
+        if self.share.is_some()
+            && self.rests_until.is_none()
+            && self.share_at.elapsed() >= SHARE_LOOK
+        {
+            self.rest();
         }
     }
 

@@ -60,10 +60,17 @@ class Server:
         with open(self.log, errors="replace") as log:
             raise packages.Missing("the server does not start:\n" + log.read()[-2000:])
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        by_ring = kind is not None or bool(self.counter("Millrace_rings"))
         self.process.terminate()
         self.process.wait()
         self.store.stop()
+        if by_ring != self.runner.by_ring and kind is None:
+            raise packages.Missing("it went by %s" % (by_ring and "shared memory" or "sockets"))
+
+    def counter(self, name):
+        said = self.sql("SHOW GLOBAL STATUS LIKE '%s'" % name).stdout.split()
+        return int(said[1]) if len(said) == 2 else 0
 
     def sql(self, text, is_checked=True):
         command = [self.inside("usr/bin/mariadb"), "--no-defaults", "-uroot", "-S", self.socket]

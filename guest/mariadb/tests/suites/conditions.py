@@ -94,18 +94,13 @@ def round_of(server, seed, counts):
         sys.stdout.flush()
 
 
-def counter(server, name):
-    said = server.sql("SHOW GLOBAL STATUS LIKE '%s'" % name).stdout.split()
-    return int(said[1]) if len(said) == 2 else 0
-
-
 def run(runner, seed, rounds):
     """Whether anything failed."""
     counts = {"queries": 0, "filled": 0, "by plan": 0, "wrong": 0}
     with bench.Server(runner) as server:
         for n in range(seed, seed + rounds):
             round_of(server, n, counts)
-        filtered = counter(server, "Millrace_filtered_reads")
+        filtered = server.counter("Millrace_filtered_reads")
     print(
         "conditions: {queries} queries of %d tables, {filled} with rows; %d reads had a filter; "
         "{by plan} have other plans on InnoDB; {wrong} differ".format(**counts) % (rounds, filtered)
