@@ -95,12 +95,23 @@ public:
             now_ns_ = now_ns_ > most_ns_ / 8 ? now_ns_ / 2 : 0;
     }
 
-    /* Others wanted the CPU: not before a bell comes soon again. */
-    void crowded() { now_ns_ = 0; }
+    /* There is nothing more to do. */
+    void begin() { given_ns_ = 0; }
+    /* It gave the CPU away, and had it again after `took`, so long after it had nothing more to do. Where others want
+     * it, it looks no more before a bell comes soon again. */
+    void gave_way(int64_t took_ns, int64_t waited_ns)
+    {
+        constexpr int64_t HICCUP_NS = 20000, CROWDED_NS = 100000;
+        if (took_ns > HICCUP_NS)
+            given_ns_ += took_ns;
+        if (given_ns_ > CROWDED_NS && given_ns_ > waited_ns / 2)
+            now_ns_ = 0;
+    }
 
 private:
     int64_t most_ns_ = 0;
     int64_t now_ns_ = 0;
+    int64_t given_ns_ = 0; /* what others had of the CPU meanwhile */
 };
 
 } // namespace millrace

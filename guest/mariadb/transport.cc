@@ -212,23 +212,22 @@ bool Stream::hear_bells(int timeout_ms)
     return !has_ended_;
 }
 
-/* For as long as that is worth while, and nobody else wants the CPU: giving it away takes no time then. */
+/* For as long as that is worth while, and nobody else wants the CPU. */
 bool Stream::look_at_ring(int64_t since_ns)
 {
     constexpr int GLANCES = 32;
-    constexpr int64_t CROWDED_NS = 20000;
     int64_t now = since_ns;
+    spin_.begin();
     do {
         for (int i = 0; i < GLANCES; i++) {
             if (ring_->has_some())
                 return true;
             __builtin_ia32_pause();
         }
-        int64_t before = now;
+        int64_t before = now_ns();
         sched_yield();
         now = now_ns();
-        if (now - before > CROWDED_NS)
-            spin_.crowded();
+        spin_.gave_way(now - before, now - since_ns);
     } while (now - since_ns < spin_.time_ns());
     return ring_->has_some();
 }

@@ -12,6 +12,12 @@
 //! batch ([`service`]). A module answers now or later. Replies that promise that something is durable are
 //! held until one sync has made it so: transactions that commit at the same time share it.
 //!
+//! *Sockets may be left behind.* A VM can share memory with its modules, a region of one file ([`ring`]). A client that
+//! has it before it gets a slot there, and its frames go both ways by that; the socket wakes who sleeps, and its end is
+//! the connection's. A module's thread looks at slots that are in use for a while before it sleeps, as long as that
+//! catches something and nobody else wants the CPU. Nothing in it is believed: words are checked, bytes are copied,
+//! and each frame has the stamp of its connection in its check.
+//!
 //! *Nothing is done twice.* Clients number their requests. When a connection breaks, what has no reply is sent
 //! again, and is answered from what was kept, or not at all if it is under way ([`clients`]). When the
 //! process dies, what the module wrote tells it which requests it has done. When the guest itself has gone,
@@ -45,8 +51,8 @@
 //! *A process that hangs* is killed, if it is ours, and never waited for. Its folders stay locked for as long
 //! as it is there: the new process says whom it waits for, and gives up after a minute, to be started again.
 //!
-//! *Credits.* Requests and replies are charged to the VM by its vsock device. What its modules read, write and
-//! sync is told to the daemon, about once per mebibyte, which charges it to the same account: a VM that keeps
+//! *Credits.* Requests and replies are charged to the VM by its vsock device. What goes by rings, and what its modules
+//! read, write and sync, is told to the daemon, about once per mebibyte, which charges it to the same account: a VM that keeps
 //! its disk busy by way of its modules gets less of the sidecores until it has paid. Nothing in a process
 //! waits for credit: who is held back is the guest that asks.
 //!

@@ -6,17 +6,26 @@ use std::time::Duration;
 /// Below this part of the longest time it does not look at all.
 const LEAST_PART: u32 = 8;
 
+/// Giving the CPU away takes less where nobody wants it: a system call, and what of the kernel's comes between.
+const HICCUP: Duration = Duration::from_micros(20);
+
+/// Others want the CPU when they had it for longer than this, and for more than half of the time: an interrupt is
+/// shorter, another thread's work is not.
+const CROWDED: Duration = Duration::from_micros(100);
+
 /// The time of one thread.
 #[derive(Debug)]
 pub(crate) struct Spin {
     most: Duration,
     now: Duration,
+    /// What others had of the CPU meanwhile.
+    given: Duration,
 }
 
 impl Spin {
     /// At most so long; zero: never.
     pub fn new(most: Duration) -> Self {
-        Self { most, now: Duration::ZERO }
+        Self { most, now: Duration::ZERO, given: Duration::ZERO }
     }
 
     /// How long it is worth while.
@@ -24,9 +33,20 @@ impl Spin {
         self.now
     }
 
-    /// Others wanted the CPU: not before a bell comes soon again.
-    pub fn crowded(&mut self) {
-        self.now = Duration::ZERO;
+    /// There is nothing more to do.
+    pub fn begin(&mut self) {
+        self.given = Duration::ZERO;
+    }
+
+    /// It gave the CPU away, and had it again after `took`, so long after it had nothing more to do. Where others
+    /// want it, it looks no more before a bell comes soon again.
+    pub fn gave_way(&mut self, took: Duration, waited: Duration) {
+        if took > HICCUP {
+            self.given += took;
+        }
+        if self.given > CROWDED.max(waited / 2) {
+            self.now = Duration::ZERO;
+        }
     }
 
     /// It slept, and was rung this long after it had nothing more to do.
@@ -61,7 +81,18 @@ mod tests {
         }
         spin.slept(US(3));
         assert_eq!(spin.time(), US(80));
-        spin.crowded();
+        // Interrupts are no reason.
+        spin.begin();
+        (1..=20).for_each(|n| spin.gave_way(US(30), US(100 * n)));
+        assert_eq!(spin.time(), US(80));
+        spin.begin();
+        spin.gave_way(US(101), US(110));
+        assert_eq!(spin.time(), US(0));
+        spin.slept(US(3));
+        spin.begin();
+        spin.gave_way(US(90), US(95));
+        assert_eq!(spin.time(), US(80));
+        spin.gave_way(US(90), US(190));
         assert_eq!(spin.time(), US(0));
     }
 

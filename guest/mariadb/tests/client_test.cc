@@ -416,7 +416,12 @@ static void test_spin()
     check(spin.time_ns() == 4000, "less");
     spin.set_most(1000);
     check(spin.time_ns() == 1000, "no more than is allowed");
-    spin.crowded();
+    spin.begin();
+    for (int64_t n = 1; n <= 20; n++)
+        spin.gave_way(30000, n * 100000);
+    check(spin.time_ns() == 1000, "interrupts are no reason");
+    spin.begin();
+    spin.gave_way(101000, 110000);
     check(spin.time_ns() == 0, "nothing where others want the CPU");
 }
 

@@ -25,9 +25,6 @@ const LOOK: Duration = Duration::from_micros(50);
 /// Looks at rings between two looks at the clock.
 const GLANCES: u32 = 16;
 
-/// Giving the CPU away and having it again takes longer where others want it.
-const CROWDED: Duration = Duration::from_micros(20);
-
 /// What is known of the rings of a module.
 #[derive(Debug)]
 pub(super) struct Rings {
@@ -87,12 +84,6 @@ impl Rings {
     }
 }
 
-/// The time, when nobody else wanted the CPU.
-fn yielded() -> Instant {
-    std::thread::yield_now();
-    Instant::now()
-}
-
 impl Service {
     /// Looks at rings, for a while, before the thread sleeps. Past `until` there is other work.
     pub(super) fn look_at_rings(&mut self, until: Option<Instant>) -> Look {
@@ -107,6 +98,7 @@ impl Service {
         }
         if std::mem::take(&mut self.rings.busy) {
             self.rings.idle_since = now;
+            self.rings.spin.begin();
         }
         loop {
             for _ in 0..GLANCES {
@@ -117,10 +109,10 @@ impl Service {
                 std::hint::spin_loop();
             }
             if !self.rings.spin.time().is_zero() {
-                let before = std::mem::replace(&mut now, yielded());
-                if now - before > CROWDED {
-                    self.rings.spin.crowded();
-                }
+                let before = Instant::now();
+                std::thread::yield_now();
+                now = Instant::now();
+                self.rings.spin.gave_way(now - before, now - self.rings.idle_since);
             }
             let end = self.rings.idle_since + self.rings.spin.time();
             if now >= end || until.is_some_and(|until| now >= until) {
