@@ -118,7 +118,7 @@ Client::Step Client::write_frame(uint16_t kind, uint16_t flags, uint64_t seq, co
 Client::Step Client::damaged(const char *what)
 {
     note(what, 0);
-    does_without_ring_ = does_without_ring_ || stream_.has_ring();
+    does_without_ring_ |= stream_.has_ring();
     return Step::BROKEN;
 }
 
@@ -213,7 +213,7 @@ Client::Step Client::say_hello(const Killed &killed)
     max_in_flight_ = welcome.max_in_flight;
     max_body_bytes_ = welcome.max_body_bytes < MAX_BODY_BYTES ? welcome.max_body_bytes : MAX_BODY_BYTES;
     /* Another life of the host: whatever was wrong with its memory. */
-    does_without_ring_ = does_without_ring_ && instance_ == welcome.instance;
+    does_without_ring_ &= instance_ == welcome.instance;
     instance_ = welcome.instance;
     return Step::GOT;
 }
@@ -419,7 +419,7 @@ Client::Step Client::got_frame(uint64_t wanted, Bytes *reply, bool *is_there)
         return write_frame(kind::PONG, 0, frame_.seq, body_.data(), body_.size());
     case kind::GOODBYE:
         note_failure(body_.data(), body_.size());
-        does_without_ring_ = does_without_ring_ || failure_code_ == failure::RING;
+        does_without_ring_ |= failure_code_ == failure::RING;
         return Step::BROKEN;
     default:
         return Step::GOT;

@@ -127,8 +127,10 @@ bool Stream::write(const void *head, size_t head_bytes, const void *body, size_t
 {
     if (!ring_)
         return write_to_socket(head, head_bytes, body, body_bytes, timeout_ms);
-    return write_to_ring(head, head_bytes, timeout_ms) && write_to_ring(body, body_bytes, timeout_ms) &&
-           tell_host();
+    if (!write_to_ring(head, head_bytes, timeout_ms) || !write_to_ring(body, body_bytes, timeout_ms))
+        return false;
+    tell_host();
+    return true;
 }
 
 ssize_t Stream::read(void *to, size_t most)
@@ -165,11 +167,10 @@ void Stream::ring_bell()
 }
 
 /* What was written is there for the host; it is rung if it sleeps. */
-bool Stream::tell_host()
+void Stream::tell_host()
 {
     if (ring_->must_ring_reader())
         ring_bell();
-    return true;
 }
 
 bool Stream::write_to_ring(const void *from, size_t bytes, int timeout_ms)

@@ -43,7 +43,7 @@ public:
 private:
     bool write_to_socket(const void *head, size_t head_bytes, const void *body, size_t body_bytes,
                          int timeout_ms);
-    bool tell_host();
+    void tell_host();
     bool write_to_ring(const void *from, size_t bytes, int timeout_ms);
     bool wait_for_ring(int timeout_ms);
     bool look_at_ring(int64_t since_ns);

@@ -69,7 +69,7 @@ impl Shared {
         let file = rustix::fs::memfd_create("ring", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, MIN_REGION_BYTES)?;
         let guests = Region::map(file.try_clone()?, MIN_REGION_BYTES)?;
-        Ok(Self { slots: Slots::begin(Region::map(file, MIN_REGION_BYTES)?)?, guests })
+        Ok(Self { slots: Slots::begin(Region::map(file, MIN_REGION_BYTES)?), guests })
     }
 
     /// What a guest does, and in between the host, with one slot: nine bytes say one thing. Returns how many bytes

@@ -174,9 +174,9 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
 
 /// The slots of a region, and how long to look at them. Without them clients have their sockets.
 fn begin_rings(setup: RingSetup, fd: &OwnedFd) -> Option<(Arc<Slots>, Duration)> {
-    let slots = fd.try_clone().and_then(|fd| Region::map(fd, setup.bytes)).and_then(Slots::begin);
-    let slots = slots.inspect_err(|e| tracing::error!("no rings: {e}")).ok()?;
-    Some((slots, Duration::from_micros(setup.spin_us.into())))
+    let region = fd.try_clone().and_then(|fd| Region::map(fd, setup.bytes));
+    let region = region.inspect_err(|e| tracing::error!("no rings: {e}")).ok()?;
+    Some((Slots::begin(region), Duration::from_micros(setup.spin_us.into())))
 }
 
 fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use base::random::{OsRandom, Random};
 use base::shm::SharedMemory;
 use guest_abi::module_ring::{
     DATA_BYTES, Direction, REGION_MAGIC, REGION_VERSION, RegionHead, SLOT_BYTES, SLOTS_OFF,
@@ -27,16 +28,11 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The other side's word cannot be true.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a ring of {DATA_BYTES} bytes would have {bytes} in it")]
 pub struct Damaged {
     /// Bytes that the ring would have in it; the limit is [`DATA_BYTES`].
     pub bytes: u64,
-}
-
-impl std::fmt::Display for Damaged {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a ring of {DATA_BYTES} bytes would have {} in it", self.bytes)
-    }
 }
 
 /// Opens the file of a region, made with `bytes` if it is not there: QEMU, which has it before it as well, may
@@ -111,21 +107,16 @@ impl Region {
         Ok(Self { memory: SharedMemory::of_file(fd, len)?, slots })
     }
 
-    /// Copies bytes of the region's beginning.
-    fn copy(&self, bytes: &mut [u8]) {
-        let len = bytes.len().min(self.memory.len_bytes());
-        // SAFETY: both are valid for `len` bytes and do not overlap: one is ours alone, the other is the mapping,
-        // which lives as long as `self`. Others may write it meanwhile: any bytes will do.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.memory.as_ptr(), bytes.as_mut_ptr(), len);
-        }
-    }
-
     /// What is at its beginning.
     #[must_use]
     pub fn head(&self) -> RegionHead {
         let mut head = RegionHead::new_zeroed();
-        self.copy(head.as_mut_bytes());
+        let bytes = head.as_mut_bytes();
+        // SAFETY: the mapping is longer than a head, and lives as long as `self`; the copy is ours alone. Others may
+        // write the mapping meanwhile: any bytes will do.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.memory.as_ptr(), bytes.as_mut_ptr(), bytes.len());
+        }
         head
     }
 
@@ -146,9 +137,14 @@ impl Region {
 
     /// Writes a word of a slot.
     pub(crate) fn write_word(&self, slot: u32, off: usize, value: u64) {
-        // SAFETY: as of `Way::u64_at`.
-        let word = unsafe { AtomicU64::from_ptr(self.word(slot, off).cast()) };
-        word.store(value, Ordering::Release);
+        self.u64_at(slot, off).store(value, Ordering::Release);
+    }
+
+    fn u64_at(&self, slot: u32, off: usize) -> &AtomicU64 {
+        // SAFETY: inside of the mapping, which `self` keeps, and aligned: mappings and slots begin at pages, and the
+        // offsets are multiples of 64. All processes of the host access it atomically; what the guest does there can
+        // only change its value.
+        unsafe { AtomicU64::from_ptr(self.word(slot, off).cast()) }
     }
 
     /// A word of a slot that is there, at one of the offsets of [`Direction`].
@@ -168,15 +164,12 @@ struct Way {
 
 impl Way {
     fn u64_at(&self, off: usize) -> &AtomicU64 {
-        // SAFETY: inside of the mapping, which `region` keeps, and aligned: mappings and slots begin at pages, and
-        // the offsets are multiples of 64. All processes of the host access it atomically; what the guest does
-        // there can only change its value.
-        unsafe { AtomicU64::from_ptr(self.region.word(self.slot, off).cast()) }
+        self.region.u64_at(self.slot, off)
     }
 
     /// The flag behind a word.
     fn flag_at(&self, off: usize) -> &AtomicU32 {
-        // SAFETY: as `u64_at`; it is 8 bytes behind such a word.
+        // SAFETY: as of `Region::u64_at`; it is 8 bytes behind such a word.
         unsafe { AtomicU32::from_ptr(self.region.word(self.slot, off + 8).cast()) }
     }
 
@@ -377,12 +370,6 @@ impl Drop for Place {
     }
 }
 
-fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(bytes)
-}
-
 /// The slots of a region, as the host gives them away.
 #[derive(Debug)]
 pub struct Slots {
@@ -395,17 +382,16 @@ pub struct Slots {
 
 impl Slots {
     /// Begins with all slots of a region, which gets a new, random id.
-    ///
-    /// # Errors
-    /// There are no random bytes.
-    pub fn begin(region: Region) -> io::Result<Arc<Self>> {
-        let id = random()?;
+    #[must_use]
+    pub fn begin(region: Region) -> Arc<Self> {
+        let half = || u128::from(OsRandom.next_u64());
+        let id = (half() << 64 | half()).to_ne_bytes();
         (0..region.slots).for_each(|slot| region.write_word(slot, STAMP_OFF, 0));
         region.begin(id);
         let mut free: VecDeque<u32> = (0..region.slots).collect();
         // Those that another process gave away last may still be written into, see above.
         free.rotate_left(usize::from(id[0]) % free.len());
-        Ok(Arc::new(Self { region: Arc::new(region), id, free: Mutex::new(free) }))
+        Arc::new(Self { region: Arc::new(region), id, free: Mutex::new(free) })
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, VecDeque<u32>> {
@@ -421,8 +407,8 @@ impl Slots {
     /// A slot with all words zero but its stamp, and its number; none: all are taken.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<(u32, Ring)> {
-        let stamp = u64::from_le_bytes(random().ok()?) | 1;
         let slot = self.free().pop_front()?;
+        let stamp = OsRandom.next_u64() | 1;
         let mut ring = Ring::new(&self.region, slot, (TO_CLIENT, TO_HOST), stamp);
         for way in [&ring.writer.way, &ring.reader.way] {
             for off in [way.at.tail_off, way.at.head_off] {

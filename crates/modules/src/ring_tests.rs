@@ -12,7 +12,7 @@ fn both() -> (Arc<Slots>, Arc<Region>) {
     let folder = tempfile::tempdir().unwrap();
     let file = open(&folder.path().join("ring"), MIN_REGION_BYTES, 0o600).unwrap();
     let theirs = Region::map(file.try_clone().unwrap(), MIN_REGION_BYTES).unwrap();
-    let ours = Slots::begin(Region::map(file, MIN_REGION_BYTES).unwrap()).unwrap();
+    let ours = Slots::begin(Region::map(file, MIN_REGION_BYTES).unwrap());
     (ours, Arc::new(theirs))
 }
 
@@ -66,7 +66,7 @@ fn a_client_sees_that_its_slot_is_somebody_elses() {
     assert!(Ring::of_client(&region, slot, ring.stamp).unwrap().is_mine());
     // Another process begins with all of them.
     let path = region.memory.as_fd().try_clone_to_owned().unwrap();
-    let _next = Slots::begin(Region::map(path, MIN_REGION_BYTES).unwrap()).unwrap();
+    let _next = Slots::begin(Region::map(path, MIN_REGION_BYTES).unwrap());
     assert!(!Ring::of_client(&region, slot, ring.stamp).unwrap().is_mine());
 }
 

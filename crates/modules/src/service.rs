@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::random::{OsRandom, Random};
 use guest_abi::module::{MAGIC, MAX_BODY_BYTES, MAX_IN_FLIGHT, VERSION, Welcome, failure, kind};
 use guest_abi::module_call::{ALIGN, Event, event};
 use rustix::event::Timespec;
@@ -123,9 +124,6 @@ impl Service {
     ) -> Result<Self, ModulesError> {
         epoll::add(&epoll, &*inbox, epoll::EventData::new_u64(INBOX), EventFlags::IN)
             .map_err(ModulesError::io("watching the inbox"))?;
-        let mut random = [0u8; 8];
-        let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-            .map_err(ModulesError::io("random bytes"))?;
         let mut meter = Meter::default();
         meter.told.name.clone_from(&spec.name);
         let share = CpuShare::new(spec.cpu_percent);
@@ -139,7 +137,7 @@ impl Service {
             epoll,
             life: Life::soon(folder),
             // Room for counting up, and never 0.
-            instance: u64::from_le_bytes(random) >> 1 | 1,
+            instance: OsRandom.next_u64() >> 1 | 1,
             conns: Vec::new(),
             rings,
             clients: Clients::new(&purse),
@@ -179,9 +177,10 @@ impl Service {
         Ok(())
     }
 
-    fn timeout(&mut self) -> Option<Duration> {
+    /// When there is something to do, whatever happens.
+    fn due(&mut self) -> Option<Instant> {
         if self.more && !self.holds_requests() {
-            return Some(Duration::ZERO);
+            return Some(Instant::now());
         }
         let pause = self.pause();
         let wake = match &mut self.life {
@@ -190,13 +189,12 @@ impl Service {
             Life::Waiting { until, .. } => Some(*until),
             Life::Over => None,
         };
-        let soonest = [wake, self.look_at].into_iter().flatten().min()?;
-        Some(soonest.saturating_duration_since(Instant::now()))
+        [wake, self.look_at].into_iter().flatten().min()
     }
 
     /// Sleeps until something happens, and takes it.
     fn wait(&mut self) {
-        let until = self.timeout().map(|timeout| Instant::now() + timeout);
+        let until = self.due();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let timeout = match self.look_at_rings(until) {
             Look::No => return,

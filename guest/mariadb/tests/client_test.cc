@@ -46,10 +46,11 @@ public:
         unlink((folder_ + "/s").c_str());
         rmdir(folder_.c_str());
     }
-    Way way() const
+    Way way(const std::string &ring = "off") const
     {
         Way way;
         way.address = "unix:" + folder_ + "/s";
+        way.ring = ring;
         return way;
     }
 
@@ -309,8 +310,7 @@ static void test_by_ring()
         h.reply(h.request());
         h.request();
     });
-    Way way = host.way();
-    way.ring = memory.name();
+    Way way = host.way(memory.name());
     way.spin_us = 20;
     Client client(way, "table", 30000);
     Bytes reply, long_body;
@@ -348,9 +348,7 @@ static void test_damaged_ring()
         h.reply(h.request());
         h.request();
     });
-    Way way = host.way();
-    way.ring = memory.name();
-    Client client(way, "table", 30000);
+    Client client(host.way(memory.name()), "table", 30000);
     Bytes reply;
     check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE, "a damaged frame");
     client.restart();
@@ -379,9 +377,7 @@ static void test_slot_of_another()
         memory.give(h, Host::frame_of(kind::REPLY, 2, "good!", 5, 0, STAMP));
         h.request();
     });
-    Way way = host.way();
-    way.ring = memory.name();
-    Client client(way, "table", 30000);
+    Client client(host.way(memory.name()), "table", 30000);
     Bytes reply;
     check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE, "its own slot");
     while (memory.word(STAMP_OFF) == STAMP || memory.word(128) < 3 * (sizeof(Frame) + 4))
