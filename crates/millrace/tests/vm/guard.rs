@@ -154,7 +154,8 @@ impl Drop for Stops<'_> {
 fn while_others_pipe(world: &World, stop: &AtomicBool) -> u64 {
     let mut rounds = 0;
     while !stop.load(Ordering::Relaxed) {
-        let server = listening(&world.others[0], "mrpipe -l 7000 -p -r -n 4 /mnt/f");
+        // What is not piped is sent: then the report says why.
+        let server = listening(&world.others[0], "mrpipe -l 7000 -b -r -n 4 /mnt/f");
         world.fetch("10.0.0.2:7000", 4, LEN_BYTES);
         assert_eq!(report(server, 4 * LEN_BYTES), (4 * LEN_BYTES, Reason::Complete));
         rounds += 4;
