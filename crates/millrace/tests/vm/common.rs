@@ -1,6 +1,6 @@
 //! What all VM tests share: one lab at a time, guests on the daemon, transfers compared by hash.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use lab::{Daemon, DaemonBuilder, Guest, GuestBuilder, Lab};
@@ -15,11 +15,19 @@ pub const READY: Duration = Duration::from_secs(60);
 /// Between two looks at what announces itself to nobody.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Guests are emulated on two cores: one test at a time, whatever the test runner does.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Who has the machine.
+static MACHINE: RwLock<()> = RwLock::new(());
 
-pub fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+/// For tests that have it for themselves: they look at what all of it does, or have a guest for each of
+/// two cores.
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().unwrap_or_else(|e| e.into_inner())
+}
+
+/// For tests with one guest at work: as many of them at a time as the test runner has threads, one a core. Each
+/// has a lab of its own, with its network, folder and daemon.
+pub fn beside_others() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Asks again and again for what nobody tells.

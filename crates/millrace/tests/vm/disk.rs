@@ -6,7 +6,7 @@ use std::process::Command;
 use lab::Vm;
 use lab::{Daemon, Disk, Guest, Image, Lab};
 
-use crate::common::{GIB, LONG, MIB, alone, amount, boot, daemon};
+use crate::common::{GIB, LONG, MIB, amount, beside_others, boot, daemon};
 
 fn host(command: &str) -> String {
     let output = Command::new("sh").args(["-ec", command]).output().unwrap();
@@ -62,7 +62,7 @@ fn fio_verify(guest: &Guest) {
 }
 
 fn verify_on(format: &str, make: impl Fn(&Path), packed: bool) {
-    let _alone = alone();
+    let _beside = beside_others();
     let lab = Lab::new().unwrap();
     let path = lab.path("disk.img");
     make(&path);
@@ -125,7 +125,7 @@ fn unpacks_and_checks(guest: &Guest, mkfs: &str, fs: &str, fsck: &str, hash: &st
 
 #[test]
 fn kernel_sources_unpack_on_three_file_systems() {
-    let _alone = alone();
+    let _beside = beside_others();
     let lab = Lab::new().unwrap();
     let (tar, hash) = kernel_sources(&lab);
     let path = lab.scratch("disk.img", 8 * GIB).unwrap();
@@ -143,7 +143,7 @@ fn kernel_sources_unpack_on_three_file_systems() {
 
 #[test]
 fn a_disk_grows_while_it_runs() {
-    let _alone = alone();
+    let _beside = beside_others();
     let lab = Lab::new().unwrap();
     let path = lab.scratch("disk.img", 64 * MIB).unwrap();
     let options = format!("format = \"raw\"\nqueues = 2\npath = {:?}", path.display());

@@ -8,7 +8,7 @@ use guest_abi::Reason;
 use lab::{AGENT_SERVICE, ImageBuilder, Running};
 use lab_agent::stream::Stream;
 
-use crate::common::{alone, packets, until};
+use crate::common::{beside_others, packets, until};
 use crate::pipe_world::{
     Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh,
 };
@@ -60,7 +60,7 @@ fn told(program: Running<'_>, piped: u64, sent: u64, reason: Reason) {
 
 #[test]
 fn what_cannot_be_piped_is_sent_and_the_reason_is_told() {
-    let _alone = alone();
+    let _beside = beside_others();
     let bare = Machine { name: "bare", last: 2, disks_mib: &[64], pipes: "" };
     let world = boot(&[Machine::srv(&[256, 256]), bare], with_tools(), &[]);
     sh(&world.guest, ext4_at_mnt());
@@ -202,7 +202,7 @@ fn closing_connections(world: &World) {
 
 #[test]
 fn disturbed_pipes_deliver_every_byte() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = boot(&[Machine::srv(&[256])], with_tools(), &[]);
     sh(&world.guest, ext4_at_mnt());
     let _agent = agent(&world.guest);

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use lab::Running;
 use lab_agent::stream::Stream;
 
-use crate::common::{MIB, alone, until};
+use crate::common::{MIB, beside_others, until};
 use crate::pipe_world::{Client, World, recipe, sh, world_with};
 
 const CONFIG: &str = "listen=YES\nbackground=NO\nanonymous_enable=YES\nno_anon_password=YES\n\
@@ -89,7 +89,7 @@ fn get_files(world: &World) -> f64 {
 /// The agent's socket is not below the folder that the server has locked itself into.
 #[test]
 fn vsftpd_sends_its_files_when_the_agent_is_out_of_reach() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = ftp_world();
     let _agent = world.agent();
     let server = vsftpd(&world);
@@ -99,7 +99,7 @@ fn vsftpd_sends_its_files_when_the_agent_is_out_of_reach() {
 
 #[test]
 fn vsftpd_pipes_its_files_when_its_root_has_the_agent() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = ftp_world();
     let _agent = world.agent();
     let folder = "/mnt/run/millrace";

@@ -12,7 +12,7 @@ use lab_agent::stream::Stream;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::common::{LONG, MIB, alone, until};
+use crate::common::{LONG, MIB, alone, beside_others, until};
 use crate::hostile::{Hostile, Wish, block_of, hello, name, socket_end};
 use crate::pipe_world::{
     Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh, world_with,
@@ -24,7 +24,7 @@ const USER: &str = "setpriv --reuid 1000 --regid 1000 --clear-groups";
 
 #[test]
 fn a_user_gets_what_it_could_send_itself() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world_with(64, "ext4", recipe().program("setpriv"));
     let _agent = world.agent();
     for (file, mode) in [("f", "644"), ("secret", "600"), ("inbox", "622")] {

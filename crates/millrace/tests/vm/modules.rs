@@ -9,7 +9,7 @@ use lab::{Daemon, Disk, Guest, Image, Lab, Vm, Vsock};
 use modules::engine::{hex, read_wasm};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{LONG, alone, boot, daemon, until};
+use crate::common::{LONG, alone, beside_others, boot, daemon, until};
 use crate::module_copies;
 
 /// What `make modules` and `scripts/mariadb-plugin` make.
@@ -214,7 +214,7 @@ fn killed(daemon: &mut Daemon, guest: &Guest, count: u64, kill: impl Fn(&mut Dae
 
 #[test]
 fn a_killed_process_loses_nothing_committed() {
-    let _alone = alone();
+    let _beside = beside_others();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let mut daemon = host(&lab, state.path(), &["a"]);
     let [guest] = guests(&lab, &daemon, state.path(), ["a"]);
@@ -225,7 +225,7 @@ fn a_killed_process_loses_nothing_committed() {
 
 #[test]
 fn a_killed_daemon_loses_nothing_committed() {
-    let _alone = alone();
+    let _beside = beside_others();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let mut daemon = host(&lab, state.path(), &["a"]);
     let [guest] = guests(&lab, &daemon, state.path(), ["a"]);
@@ -234,7 +234,7 @@ fn a_killed_daemon_loses_nothing_committed() {
 
 #[test]
 fn a_killed_vm_loses_nothing_committed() {
-    let _alone = alone();
+    let _beside = beside_others();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let daemon = host(&lab, state.path(), &["a"]);
     // The server's own files outlive the guest, too.
@@ -323,7 +323,7 @@ fn core_list(own: &Path, to: &Path) -> PathBuf {
 
 #[test]
 fn mariadbs_own_tests_say_what_they_say_on_innodb() {
-    let _alone = alone();
+    let _beside = beside_others();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let daemon = host(&lab, state.path(), &["a"]);
     let plugin = made("mariadb/ha_millrace.so");

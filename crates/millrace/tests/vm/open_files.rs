@@ -5,7 +5,7 @@ use guest_abi::Reason;
 use lab::Running;
 use lab_agent::stream::Stream;
 
-use crate::common::{MIB, alone};
+use crate::common::{MIB, beside_others};
 use crate::pipe::killed_in_mid_pipe;
 use crate::pipe_world::{READY, World, listening, report, sh, world};
 
@@ -38,7 +38,7 @@ fn fetch_from(world: &World, offset: u64) {
 }
 
 fn is_piped(file_system: &str) {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world(320, file_system);
     let _agent = world.agent();
     world.file("f", LEN_BYTES);
@@ -103,7 +103,7 @@ fn a_file_that_is_open_for_writing_is_piped_on_xfs() {
 /// The file system's locks are not held while a peer does not read, nor by a daemon that was killed.
 #[test]
 fn writers_wait_for_nobody() {
-    let _alone = alone();
+    let _beside = beside_others();
     let mut world = world(256, "ext4");
     let _agent = world.agent();
     let len_bytes = 48 * MIB;

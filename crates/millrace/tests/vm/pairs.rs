@@ -14,7 +14,7 @@ use lab_agent::stream::Stream;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::common::{GIB, LONG, MIB, alone, amount, until};
+use crate::common::{GIB, LONG, MIB, amount, beside_others, until};
 use crate::pipe_world::{
     Client, Machine, READY, World, agent, boot, listening, recipe, report, sh, world,
 };
@@ -95,7 +95,7 @@ fn assert_on_disk(image: &Path, name: &str, seed: u64, len_bytes: u64) {
 }
 
 fn upload(file_system: &str, offset: u64) {
-    let _alone = alone();
+    let _beside = beside_others();
     let len_bytes = amount(GIB) / 3 + 12_345;
     // The upload, what is cut from it, and what it should be.
     let world = world(512 + 3 * len_bytes / MIB, file_system);
@@ -139,7 +139,7 @@ fn an_upload_goes_into_the_middle_of_a_block_on_xfs() {
 /// What was uploaded is there after the guest has lost its power, once `fsync` had returned.
 #[test]
 fn an_upload_outlives_a_crash_of_the_guest() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world(256, "ext4");
     let _agent = world.agent();
     let len_bytes = 20 * MIB + 77;
@@ -161,7 +161,7 @@ fn an_upload_outlives_a_crash_of_the_guest() {
 
 #[test]
 fn a_file_goes_to_a_file() {
-    let _alone = alone();
+    let _beside = beside_others();
     let len_bytes = amount(4 * GIB);
     // From one disk to the other, and on the same.
     // No xfs is made on less than 300 MiB.
@@ -196,7 +196,7 @@ fn a_file_goes_to_a_file() {
 /// Two clients at a time through a proxy in the guest.
 #[test]
 fn a_proxy_passes_streams_on() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = boot(&[Machine::srv(&[64])], recipe(), &[]);
     let _agent = agent(&world.guest);
     // A pipe has 1 GiB at most: the second client's stream takes two where there is much to do.
@@ -236,7 +236,7 @@ fn a_proxy_passes_streams_on() {
 /// Uploads, a few at a time over one connection, through a network that loses, doubles and reorders.
 #[test]
 fn uploads_hold_through_a_bad_network() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world(64, "ext4");
     let _agent = world.agent();
     let far = NetLab::new().unwrap();
@@ -276,7 +276,7 @@ fn assert_no_placeholders(world: &World, path: &str) {
 /// The daemon is killed while the guest copies a file: the copy is whole all the same.
 #[test]
 fn a_copy_outlives_the_daemon() {
-    let _alone = alone();
+    let _beside = beside_others();
     let mut world = world(512, "ext4");
     let _agent = world.agent();
     let len_bytes = 100 * MIB + 1;
@@ -298,7 +298,7 @@ fn a_copy_outlives_the_daemon() {
 /// nothing wrong is in the file.
 #[test]
 fn an_upload_ends_with_the_daemon() {
-    let _alone = alone();
+    let _beside = beside_others();
     let mut world = world(256, "ext4");
     let _agent = world.agent();
     let len_bytes = 100 * MIB;
@@ -348,7 +348,7 @@ fn unacked(stream: &TcpStream) -> i32 {
 /// client must hear of it, by a reset.
 #[test]
 fn bytes_that_were_acknowledged_are_not_lost_in_silence() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world(256, "ext4");
     let agent = world.agent();
     let server = listening(&world.guest, "mrpipe -l 7000 -g -p /mnt/up");
@@ -413,7 +413,7 @@ fn is_cut_off(client: &mut Client, content: &mut Stream) {
 /// does not get from there.
 #[test]
 fn a_file_is_not_sent_on_without_its_lease() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world(256, "ext4");
     let agent = world.agent();
     let (server, mut client, mut content) = half_sent(&world);
@@ -430,7 +430,7 @@ fn a_file_is_not_sent_on_without_its_lease() {
 /// Its bytes may be another's from then on. The agent still knows its number.
 #[test]
 fn a_disk_that_was_taken_away_is_neither_read_nor_kept() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world(256, "ext4");
     let _agent = world.agent();
     let (_server, mut client, mut content) = half_sent(&world);

@@ -7,13 +7,13 @@ use lab::NetLab;
 use lab_agent::stream::Stream;
 use serde_json::Value;
 
-use crate::common::{GIB, LONG, MIB, alone, amount};
+use crate::common::{GIB, LONG, MIB, amount, beside_others};
 use crate::pipe_world::{READY, World, fetch, listening, world};
 use crate::relay::{Faults, Relay};
 
 #[test]
 fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
-    let _alone = alone();
+    let _beside = beside_others();
     let len_bytes = amount(GIB);
     let world = world(256 + len_bytes / MIB, "ext4");
     let mut agent = world.agent();
@@ -36,7 +36,7 @@ fn a_file_goes_to_a_socket_with_header_trailer_and_another_request() {
 /// 10,000 handovers in a soak run, through a network that loses, doubles and reorders.
 #[test]
 fn handovers_hold_through_a_bad_network() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world(64, "ext4");
     let _agent = world.agent();
     let len_bytes = 300_001;
@@ -81,7 +81,7 @@ fn handovers(world: &World, far: &NetLab, client: u64, rounds: u64, len_bytes: u
 /// A connection that was shifted goes on under the next daemon, and takes another pipe.
 #[test]
 fn a_shifted_connection_survives_the_daemon() {
-    let _alone = alone();
+    let _beside = beside_others();
     let mut world = world(320, "xfs");
     let _agent = world.agent();
     let len_bytes = 1_234_567;
@@ -109,7 +109,7 @@ fn a_shifted_connection_survives_the_daemon() {
 /// connection ends for both sides.
 #[test]
 fn a_daemon_killed_in_mid_pipe_costs_the_connection_and_nothing_else() {
-    let _alone = alone();
+    let _beside = beside_others();
     let mut world = world(128, "ext4");
     let _agent = world.agent();
     let len_bytes = 48 << 20;

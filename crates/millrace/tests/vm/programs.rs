@@ -3,7 +3,7 @@
 use lab::ImageBuilder;
 use lab_agent::stream::Stream;
 
-use crate::common::{MIB, alone};
+use crate::common::{MIB, beside_others};
 use crate::pipe_world::{READY, World, listening, recipe, sh, world_with};
 
 const PYTHON: &str = "/usr/bin/python3.11";
@@ -69,7 +69,7 @@ fn assert_copies(world: &World, program: &str) {
 
 #[test]
 fn cp_copies_by_a_pipe() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world_of(recipe().packaged("coreutils", "/bin/cp"));
     let _agent = world.agent();
     // Busybox has one too, which reads and writes.
@@ -81,7 +81,7 @@ fn cp_copies_by_a_pipe() {
 
 #[test]
 fn python_copies_and_sends_by_pipes() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world_of(python());
     let _agent = world.agent();
     assert_copies(&world, &format!("{PYTHON} /tmp/script copy /mnt/f /mnt/g"));

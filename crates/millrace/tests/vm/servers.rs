@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::alone;
+use crate::common::beside_others;
 use crate::web::{Client, LARGE, Load, NGINX, SMALL, World, assert_served, world, wrk};
 
 const LIGHTTPD: &str = r#"
@@ -60,7 +60,7 @@ fn with_a_lazy_client(world: &World, work: impl FnOnce()) {
 }
 
 fn try_server(command: &str, config: &str) {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world();
     let _agent = world.agent();
     let server = world.serve(command, config);
@@ -96,7 +96,7 @@ fn try_server(command: &str, config: &str) {
 /// parts.
 #[test]
 fn lighttpds_parts_go_together() {
-    let _alone = alone();
+    let _beside = beside_others();
     let world = world();
     let _agent = world.agent();
     let server = world.serve_from(1 << 20, "lighttpd -D -f /tmp/config", LIGHTTPD);
