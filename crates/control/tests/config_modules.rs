@@ -243,7 +243,7 @@ fn a_ring_is_one_vms_alone() {
     read(&(module("t") + &of("v", "/r/v") + &of("w", "/r/w"))).unwrap();
     let found = errors(&(module("t") + &of("v", "/r/v") + &of("w", "/r/./v")));
     let wrong =
-        "vm[1].modules.ring.path: the file /r/v is vm[0].modules.ring.path, too; give each VM";
+        "vm[1].modules.ring.path: the file /r/v is taken by vm[0].modules.ring.path; give each VM";
     assert!(found[0].contains(wrong), "{found:?}");
 }
 

@@ -13,19 +13,19 @@ use super::reader::Context;
 use super::value::format_mac;
 
 /// Who first used each value of one kind.
-struct Taken<K> {
+pub(super) struct Taken<K> {
     what: &'static str,
     fix: &'static str,
     by: HashMap<K, String>,
 }
 
 impl<K: Eq + Hash> Taken<K> {
-    fn new(what: &'static str, fix: &'static str) -> Self {
+    pub(super) fn new(what: &'static str, fix: &'static str) -> Self {
         Self { what, fix, by: HashMap::new() }
     }
 
     /// Takes `key`, shown as `shown`, for `field`; a second taker is noted.
-    fn take(&mut self, ctx: &mut Context, key: K, shown: &str, field: &str) {
+    pub(super) fn take(&mut self, ctx: &mut Context, key: K, shown: &str, field: &str) {
         if let Some(first) = self.by.get(&key) {
             let what = format!("{} {shown} is taken by {first}", self.what);
             ctx.note(field, what, self.fix.into(), None);

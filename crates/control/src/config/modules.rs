@@ -1,6 +1,5 @@
 //! Modules: `[[module]]`, and `[vm.modules]` of each VM that has some.
 
-use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 
@@ -8,6 +7,7 @@ use guest_abi::module::MAX_NAME_BYTES;
 use guest_abi::module_ring::{MAX_REGION_BYTES, MIN_REGION_BYTES};
 use serde::{Serialize, Serializer};
 
+use super::check::Taken;
 use super::model::Config;
 use super::node::{Node, Value};
 use super::reader::{Context, Reader};
@@ -251,13 +251,9 @@ fn names(r: &mut Reader<'_, '_>) -> Vec<String> {
 
 /// What only the whole config shows.
 pub(super) fn check(ctx: &mut Context, config: &Config) {
-    let mut first: HashMap<&str, usize> = HashMap::new();
+    let mut names = Taken::new("the name", "names must differ");
     for (i, module) in config.modules.iter().enumerate().filter(|(_, m)| !m.name.is_empty()) {
-        let by = *first.entry(&module.name).or_insert(i);
-        if by != i {
-            let what = format!("the name {:?} is taken by module[{by}].name", module.name);
-            ctx.note(&format!("module[{i}].name"), what, "names must differ".into(), None);
-        }
+        names.take(ctx, &module.name, &format!("{:?}", module.name), &format!("module[{i}].name"));
     }
     let known: Vec<&str> = config.modules.iter().map(|m| m.name.as_str()).collect();
     for (i, vm) in config.vms.iter().enumerate() {
@@ -303,19 +299,14 @@ fn folders(ctx: &mut Context, config: &Config) {
 
 /// A file is before one VM alone: its neighbour would read what goes by it.
 fn rings(ctx: &mut Context, config: &Config) {
-    let mut taken: HashMap<PathBuf, String> = HashMap::new();
+    let mut files = Taken::new("the file", "give each VM a file of its own");
     for (i, vm) in config.vms.iter().enumerate() {
         let Some(ring) = vm.modules.as_ref().and_then(|modules| modules.ring.as_ref()) else {
             continue;
         };
-        let field = format!("vm[{i}].modules.ring.path");
         let path = plain(&ring.path);
-        if let Some(by) = taken.get(&path) {
-            let what = format!("the file {} is {by}, too", path.display());
-            ctx.note(&field, what, "give each VM a file of its own".into(), None);
-        } else {
-            taken.insert(path, field);
-        }
+        let shown = path.display().to_string();
+        files.take(ctx, path, &shown, &format!("vm[{i}].modules.ring.path"));
     }
 }
 
