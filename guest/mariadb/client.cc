@@ -70,6 +70,7 @@ void Client::disconnect()
 {
     stream_.close();
     in_.clear();
+    early_.clear();
     is_ping_sent_ = false;
 }
 
@@ -149,6 +150,12 @@ Client::Step Client::read_bytes(size_t want, int timeout_ms)
 
 Client::Step Client::read_frame(int timeout_ms)
 {
+    if (!early_.empty()) {
+        frame_ = early_.front().frame;
+        body_ = std::move(early_.front().body);
+        early_.pop_front();
+        return Step::GOT;
+    }
     Step step = read_bytes(sizeof(frame_), timeout_ms);
     if (step != Step::GOT)
         return step;
@@ -229,12 +236,18 @@ Client::Step Client::ask_for_ring(const Killed &killed)
     RingWanted wanted;
     region->copy_id(wanted.id);
     Step step = write_frame(kind::RING, 0, 0, reinterpret_cast<uint8_t *>(&wanted), sizeof(wanted));
-    /* Replies to earlier requests may come first: these are asked again. */
-    do
+    /* Replies to requests under way may come first: they are for whoever waits for them. */
+    std::deque<Early> early;
+    for (;;) {
         step = step == Step::GOT ? read_answer(killed) : step;
-    while (step == Step::GOT && frame_.kind != kind::RING && frame_.kind != kind::GOODBYE);
-    if (step != Step::GOT)
-        return step;
+        if (step != Step::GOT)
+            return step;
+        if (frame_.kind == kind::RING || frame_.kind == kind::GOODBYE)
+            break;
+        if (frame_.kind == kind::REPLY)
+            early.push_back(Early{frame_, std::move(body_)});
+    }
+    early_ = std::move(early);
     RingGranted granted;
     if (frame_.kind == kind::GOODBYE) {
         note_failure(body_.data(), body_.size());

@@ -86,6 +86,11 @@ private:
         bool is_wanted;
         Bytes body;
     };
+    /* A frame that came before its turn. */
+    struct Early {
+        Frame frame;
+        Bytes body;
+    };
     enum class Step {
         GOT,
         WAIT,
@@ -134,6 +139,7 @@ private:
     int64_t broken_ms_ = 0; /* when a connection broke that no sign of life has followed; 0: all is well */
     int connections_ = 0;   /* since a reply came, or the caller began to wait */
     std::deque<Request> under_way_;
+    std::deque<Early> early_;
     Frame frame_;
     Bytes in_; /* what was received of the next frame */
     Bytes body_;

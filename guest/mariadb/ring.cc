@@ -57,8 +57,17 @@ std::shared_ptr<Region> map(const std::string &path)
     return region && region->is_ours() ? region : nullptr;
 }
 
+/* Elsewhere than on x86 the memory of a device is not mapped as memory: what copies bytes may fault there. */
+#if defined(__x86_64__) || defined(__i386__)
+constexpr bool IS_MEMORY = true;
+#else
+constexpr bool IS_MEMORY = false;
+#endif
+
 std::shared_ptr<Region> look_for_device()
 {
+    if (!IS_MEMORY)
+        return nullptr;
     DIR *folder = opendir(DEVICES);
     if (!folder)
         return nullptr;
@@ -178,11 +187,15 @@ ssize_t Ring::read(void *to, size_t most)
 
 bool Ring::is_mine() const { return load(slot_, STAMP_OFF) == stamp_; }
 bool Ring::has_some() const { return load(slot_, TO_CLIENT.tail) != head_; }
-bool Ring::must_ring_reader() { return take_flag(slot_, TO_HOST.sleeps); }
-bool Ring::must_ring_writer() { return take_flag(slot_, TO_CLIENT.waits); }
+
+/* A flag of another connection's is left alone: its bell would be lost. */
+bool Ring::must_ring_reader() { return is_mine() && take_flag(slot_, TO_HOST.sleeps); }
+bool Ring::must_ring_writer() { return is_mine() && take_flag(slot_, TO_CLIENT.waits); }
 
 bool Ring::sleep()
 {
+    if (!is_mine())
+        return false;
     set_flag(slot_, TO_CLIENT.sleeps, 1);
     if (!has_some())
         return true;
@@ -190,7 +203,11 @@ bool Ring::sleep()
     return false;
 }
 
-void Ring::wake() { set_flag(slot_, TO_CLIENT.sleeps, 0); }
+void Ring::wake()
+{
+    if (is_mine())
+        set_flag(slot_, TO_CLIENT.sleeps, 0);
+}
 
 bool Ring::wait_for_room()
 {

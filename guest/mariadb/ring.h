@@ -51,7 +51,7 @@ public:
     {
     }
 
-    /* False: the connection has ended, and the slot is free or somebody else's. Asked before all else. */
+    /* False: the connection has ended, and the slot is somebody else's. Asked before all else. */
     bool is_mine() const;
     uint64_t stamp() const { return stamp_; }
     /* How many bytes there was room for; below 0: the host's words are wrong. */
@@ -62,7 +62,7 @@ public:
     /* After writing, or reading: whether the host is to be rung. */
     bool must_ring_reader();
     bool must_ring_writer();
-    /* Asks to be rung when there is something; false: there is. */
+    /* Asks to be rung when there is something; false: there is, or the slot is somebody else's. */
     bool sleep();
     void wake();
     /* Asks to be rung when there is room; false: there is. */

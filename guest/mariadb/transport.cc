@@ -69,6 +69,16 @@ int64_t now_ns()
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+/* Says to the CPU that somebody else is waited for. */
+void relax()
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
 int socket_error(int fd)
 {
     int error = 0;
@@ -223,7 +233,7 @@ bool Stream::look_at_ring(int64_t since_ns)
         for (int i = 0; i < GLANCES; i++) {
             if (ring_->has_some())
                 return true;
-            __builtin_ia32_pause();
+            relax();
         }
         int64_t before = now_ns();
         sched_yield();

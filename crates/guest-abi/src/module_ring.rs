@@ -18,7 +18,7 @@
 //! | sleeps (u32) | not 0: ring me when there are bytes | the reader; the writer takes it away |
 //!
 //! Behind them, at [`STAMP_OFF`], is the slot's *stamp* (u64, written by the host): who has the slot. It is random,
-//! another one for each connection, and 0 when the slot is free.
+//! another one for each connection, and stays until another one has the slot.
 //!
 //! Byte `i` of all that was ever written is at `i % DATA_BYTES` of the ring. Offsets from the slot's beginning are
 //! [`TO_HOST`] and [`TO_CLIENT`]: each of the four cache lines there is written by one side.
@@ -32,9 +32,9 @@
 //!
 //! # Whose slot it is
 //! A connection may have ended, and its slot may be somebody else's, before a client knows it. So a client looks at the
-//! stamp whenever it is about to read or write, and takes another one than its own for the end of its connection. And
-//! the `check` of each frame that goes by a ring is exclusive-or'ed with the stamp, so that what is left of another
-//! connection is never taken for a frame.
+//! stamp whenever it is about to read or write, and takes another one than its own for the end of its connection. When the
+//! socket ends it first reads what is there still, such as a goodbye. And the `check` of each frame that goes by a ring is
+//! exclusive-or'ed with the stamp, so that what is left of another connection is never taken for a frame.
 //!
 //! # Sleeping
 //! Whoever wants to sleep sets its word (`sleeps`, or `waits` when a ring is full), then looks once more, and sleeps

@@ -315,9 +315,6 @@ fn stamped(head: &[u8], stamp: u64) -> [u8; FRAME_BYTES] {
     bytes
 }
 
-/// Bytes of bells that are taken at a time.
-const BELLS: usize = 64;
-
 impl Conn {
     pub fn has_ring(&self) -> bool {
         self.ring.is_some()
@@ -348,10 +345,10 @@ impl Conn {
         ring.reader.sleep() || !self.may_read()
     }
 
-    /// Takes the bells that the socket has. A peer that closed it without hearing ours has ended as any other.
-    pub fn hear_bells(&mut self) {
-        let mut bells = [0; BELLS];
-        self.ended |= matches!(self.receive(&mut bells), Ok(Some(0)) | Err(_));
+    /// Takes the bells that the socket has, by way of `room`: one that rings on and on has a turn for all that fit
+    /// there. A peer that closed it without hearing ours has ended as any other.
+    pub fn hear_bells(&mut self, room: &mut [u8]) {
+        self.ended |= matches!(self.receive(room), Ok(Some(0)) | Err(_));
         if let Some(ring) = &self.ring {
             ring.reader.wake();
         }
@@ -376,6 +373,7 @@ impl Conn {
                 None => ring.writer.write(&first[self.written..])?,
             };
             if n > 0 {
+                self.ring_bytes += n as u64;
                 self.forget(n);
             } else if ring.writer.wait()? {
                 break;

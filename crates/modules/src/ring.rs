@@ -365,7 +365,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.slots.region.write_word(self.slot, STAMP_OFF, 0);
+        // Its stamp stays, and what was said last can be read, for as long as nobody else has it.
         self.slots.free().push_back(self.slot);
     }
 }
@@ -409,6 +409,9 @@ impl Slots {
     pub fn take(self: &Arc<Self>) -> Option<(u32, Ring)> {
         let slot = self.free().pop_front()?;
         let stamp = OsRandom.next_u64() | 1;
+        // A client that does not know of its end writes nothing from here on.
+        self.region.write_word(slot, STAMP_OFF, 0);
+        fence(Ordering::SeqCst);
         let mut ring = Ring::new(&self.region, slot, (TO_CLIENT, TO_HOST), stamp);
         for way in [&ring.writer.way, &ring.reader.way] {
             for off in [way.at.tail_off, way.at.head_off] {

@@ -57,10 +57,13 @@ fn the_slot_that_is_free_for_the_longest_time_is_the_next() {
 fn a_client_sees_that_its_slot_is_somebody_elses() {
     let (slots, region) = both();
     let mut all: Vec<(u32, Ring)> = (0..3).map(|_| slots.take().unwrap()).collect();
-    let (slot, ring) = all.remove(0);
-    let old = Ring::of_client(&region, slot, ring.stamp).unwrap();
+    let (slot, mut ring) = all.remove(0);
+    let mut old = Ring::of_client(&region, slot, ring.stamp).unwrap();
+    ring.writer.write(b"last words").unwrap();
     drop(ring);
-    assert!(!old.is_mine());
+    // The connection has ended, by its socket: what was said last can be read until somebody has the slot.
+    let mut words = Vec::new();
+    assert!(old.is_mine() && old.reader.read(&mut words, 99).is_ok() && words == b"last words");
     let (again, ring) = slots.take().unwrap();
     assert!(again == slot && !old.is_mine() && ring.stamp != old.stamp);
     assert!(Ring::of_client(&region, slot, ring.stamp).unwrap().is_mine());

@@ -296,6 +296,7 @@ impl Service {
         let Some(conn) = self.conns.get_mut(at).and_then(Option::take) else { return };
         self.rings.forget(at);
         self.meter.told.bells += conn.bells;
+        self.ring_bytes += conn.ring_bytes;
         let _ = epoll::delete(&self.epoll, conn.as_fd());
         let now = Instant::now();
         self.clients.disconnected(conn.client, now);
@@ -342,9 +343,13 @@ impl Service {
         for at in 0..self.conns.len() {
             let Some(conn) = &mut self.conns[at] else { continue };
             let had_output = conn.has_output();
-            if had_output && let Err(lost) = conn.flush() {
-                self.lost(at, &lost);
-                continue;
+            if had_output {
+                let flushed = conn.flush();
+                self.ring_bytes += std::mem::take(&mut conn.ring_bytes);
+                if let Err(lost) = flushed {
+                    self.lost(at, &lost);
+                    continue;
+                }
             }
             if conn.has_ring() && (had_output || conn.has_ring_input()) {
                 self.rings.wake(at);

@@ -385,6 +385,35 @@ static void test_slot_of_another()
     check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && reply.size() == 5, "another's slot");
 }
 
+/* A connection breaks, and the reply is there again before the host says which ring the next one has. */
+static void test_reply_before_ring()
+{
+    Memory memory;
+    bool is_again = false;
+    Host host([&](Host &h) {
+        h.welcome();
+        h.answer_ring(-1);
+        uint64_t seq = h.request();
+        h.welcome();
+        memory.reset();
+        h.reply(seq);
+        h.answer_ring(0);
+        /* It is asked for all the same: what a host says then counts no more. */
+        memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, Host::frame_of(kind::REPLY, seq, "again", 5, 0, STAMP));
+        memory.take(h, sizeof(Frame) + 1);
+        is_again = true;
+        memory.give(h, Host::frame_of(kind::REPLY, seq + 1, "next", 4, 0, STAMP));
+        h.request();
+    });
+    Client client(host.way(memory.name()), "table", 30000);
+    Bytes reply;
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "an early reply");
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE && memcmp(reply.data(), "next", 4) == 0 &&
+              is_again,
+          "the next one");
+}
+
 static void test_regions()
 {
     check(!Region::find("/nonexistent"), "no file");
@@ -430,6 +459,7 @@ int main()
     test_spin();
     test_by_ring();
     test_damaged_ring();
+    test_reply_before_ring();
     test_slot_of_another();
     return report();
 }

@@ -160,7 +160,7 @@ impl Client {
     /// So many bytes of the ring; none: the connection has ended before them.
     fn take(&mut self, len: usize) -> Option<Vec<u8>> {
         while self.came.len() < len {
-            let Some(ring) = &mut self.ring else { return None };
+            let ring = self.ring.as_mut().filter(|ring| ring.is_mine())?;
             let n = ring.reader.read(&mut self.came, usize::MAX).unwrap();
             if ring.reader.must_ring() {
                 self.bell();

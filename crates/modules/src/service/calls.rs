@@ -114,9 +114,6 @@ impl Service {
         let conn = client.conn.and_then(|at| self.conns.get_mut(at)?.as_mut());
         if let Some(conn) = conn {
             self.meter.told.sent_bytes += bytes.len() as u64;
-            if conn.has_ring() {
-                self.ring_bytes += bytes.len() as u64;
-            }
             conn.push(Bytes::clone(bytes));
         }
     }

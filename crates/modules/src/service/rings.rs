@@ -188,7 +188,7 @@ impl Service {
     pub(super) fn on_bell(&mut self, at: usize) {
         let Some(conn) = &mut self.conns[at] else { return };
         let may_read = conn.may_read();
-        conn.hear_bells();
+        conn.hear_bells(&mut self.read);
         self.rings.rung();
         // What was written before the socket's end counts.
         if may_read {
