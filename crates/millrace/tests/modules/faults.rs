@@ -1,5 +1,7 @@
 //! What goes wrong: hostile clients, modules that misbehave, processes that are killed.
 
+use std::time::Instant;
+
 use guest_abi::module::{Frame, MAX_BODY_BYTES, failure, flag, kind};
 use modules::ModuleConfig;
 use rustix::process::{Pid, Signal, kill_process};
@@ -79,12 +81,15 @@ fn stopped_by(body: &[u8], text: &str) {
     let world = World::start();
     let (mut client, mut other) = (world.client(1, "a"), world.client(2, "b"));
     client.ask(1, b"dkept");
+    let begin = Instant::now();
     client.request(2, 0, body);
     assert_eq!(client.reply(2).failure(), (failure::STOPPED, text.into()));
+    let stopped = begin.elapsed();
     // Told again, and not run again.
     client.request(2, flag::AGAIN, body);
     assert_eq!(client.reply(2).failure().0, failure::STOPPED);
     assert_eq!(client.ask(3, b"after"), b"after");
+    println!("stopped after {stopped:?}, the next request served after {:?}", begin.elapsed());
     assert_eq!(client.ask(4, b"l"), 5u64.to_le_bytes());
     assert_eq!(other.ask(1, b"unmoved"), b"unmoved");
     let stats = world.modules.stats();
