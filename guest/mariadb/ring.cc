@@ -98,17 +98,6 @@ void store(uint8_t *slot, size_t off, uint64_t value)
 {
     __atomic_store_n(reinterpret_cast<uint64_t *>(slot + off), value, __ATOMIC_RELEASE);
 }
-void set_flag(uint8_t *slot, size_t off, uint32_t value)
-{
-    __atomic_store_n(reinterpret_cast<uint32_t *>(slot + off), value, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
-bool take_flag(uint8_t *slot, size_t off)
-{
-    uint32_t *flag = reinterpret_cast<uint32_t *>(slot + off);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0 && __atomic_exchange_n(flag, 0, __ATOMIC_RELAXED) != 0;
-}
 
 } // namespace
 
@@ -187,34 +176,46 @@ ssize_t Ring::read(void *to, size_t most)
 
 bool Ring::is_mine() const { return load(slot_, STAMP_OFF) == stamp_; }
 bool Ring::has_some() const { return load(slot_, TO_CLIENT.tail) != head_; }
+bool Ring::must_ring_reader() { return take_flag(TO_HOST.sleeps); }
+bool Ring::must_ring_writer() { return take_flag(TO_CLIENT.waits); }
 
-/* A flag of another connection's is left alone: its bell would be lost. */
-bool Ring::must_ring_reader() { return is_mine() && take_flag(slot_, TO_HOST.sleeps); }
-bool Ring::must_ring_writer() { return is_mine() && take_flag(slot_, TO_CLIENT.waits); }
-
-bool Ring::sleep()
+bool Ring::set_flag(size_t off, uint32_t value)
 {
     if (!is_mine())
         return false;
-    set_flag(slot_, TO_CLIENT.sleeps, 1);
+    __atomic_store_n(reinterpret_cast<uint32_t *>(slot_ + off), value, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return true;
+}
+
+bool Ring::take_flag(size_t off)
+{
+    uint32_t *flag = reinterpret_cast<uint32_t *>(slot_ + off);
+    if (!is_mine())
+        return false;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0 && __atomic_exchange_n(flag, 0, __ATOMIC_RELAXED) != 0;
+}
+
+bool Ring::sleep()
+{
+    if (!set_flag(TO_CLIENT.sleeps, 1))
+        return false;
     if (!has_some())
         return true;
     wake();
     return false;
 }
 
-void Ring::wake()
-{
-    if (is_mine())
-        set_flag(slot_, TO_CLIENT.sleeps, 0);
-}
+void Ring::wake() { set_flag(TO_CLIENT.sleeps, 0); }
 
 bool Ring::wait_for_room()
 {
-    set_flag(slot_, TO_HOST.waits, 1);
+    if (!set_flag(TO_HOST.waits, 1))
+        return false;
     if (tail_ - load(slot_, TO_HOST.head) >= DATA_BYTES)
         return true;
-    set_flag(slot_, TO_HOST.waits, 0);
+    set_flag(TO_HOST.waits, 0);
     return false;
 }
 

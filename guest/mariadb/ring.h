@@ -65,10 +65,14 @@ public:
     /* Asks to be rung when there is something; false: there is, or the slot is somebody else's. */
     bool sleep();
     void wake();
-    /* Asks to be rung when there is room; false: there is. */
+    /* Asks to be rung when there is room; false: there is, or the slot is somebody else's. */
     bool wait_for_room();
 
 private:
+    /* A flag of another connection's is left alone, since its bell would be lost: false then. */
+    bool set_flag(size_t off, uint32_t value);
+    bool take_flag(size_t off);
+
     std::shared_ptr<Region> region_;
     uint8_t *slot_;
     uint64_t stamp_;

@@ -343,14 +343,11 @@ impl Service {
         for at in 0..self.conns.len() {
             let Some(conn) = &mut self.conns[at] else { continue };
             let had_output = conn.has_output();
-            if had_output {
-                let flushed = conn.flush();
-                self.ring_bytes += std::mem::take(&mut conn.ring_bytes);
-                if let Err(lost) = flushed {
-                    self.lost(at, &lost);
-                    continue;
-                }
+            if had_output && let Err(lost) = conn.flush() {
+                self.lost(at, &lost);
+                continue;
             }
+            self.ring_bytes += std::mem::take(&mut conn.ring_bytes);
             if conn.has_ring() && (had_output || conn.has_ring_input()) {
                 self.rings.wake(at);
             }

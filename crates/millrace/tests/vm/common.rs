@@ -1,4 +1,4 @@
-//! What all VM tests share: one lab at a time, guests on the daemon, transfers compared by hash.
+//! What all VM tests share: who has the machine, guests on the daemon, transfers compared by hash.
 
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};

@@ -24,9 +24,7 @@ impl Service {
         }
         // It may have been the one that made room.
         let Some(conn) = &mut self.conns[at] else { return };
-        let filled = conn.fill(&mut self.read);
-        self.ring_bytes += std::mem::take(&mut conn.ring_bytes);
-        match filled {
+        match conn.fill(&mut self.read) {
             Ok(()) if conn.has_ring() => self.rings.wake(at),
             Ok(()) => {}
             Err(lost) => self.lost(at, &lost),
