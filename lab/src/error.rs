@@ -114,14 +114,18 @@ impl LabError {
         move |source| Self::Io { what, source }
     }
 
-    /// Whether QEMU ended because it had handed a guest's access to the wrong device: one behind the end of
-    /// a region, which the region's bounds forbid. No guest, and no other end of a device, can have it do so.
-    /// Seen with QEMU 7.2 emulating two CPUs, rarely, while they boot; what a CPU remembers of an older memory
-    /// map is of the kind (`tcg_commit()`, mended in 8.2).
+    /// Whether a guest that was still booting has died by a fault of QEMU alone:
+    /// - QEMU had handed its access to the wrong device: one behind the end of a region, which the region's
+    ///   bounds forbid. No guest, and no other end of a device, can have it do so. Seen with QEMU 7.2
+    ///   emulating two CPUs, rarely; what a CPU remembers of an older memory map is of the kind
+    ///   (`tcg_commit()`, mended in 8.2).
+    /// - Its kernel met an int3 that it had taken out of its code again, of which QEMU kept the
+    ///   translation. Of QEMU emulating several CPUs (mended in 8.1 by its `deba78709ae8`).
     #[must_use]
-    pub fn is_emulators_fault(&self) -> bool {
-        let Self::GuestDied { stderr, .. } = self else { return false };
-        stderr.contains("msix_table_mmio_write: Assertion `addr + size <=")
+    pub fn is_emulators_fault_at_boot(&self) -> bool {
+        let Self::GuestDied { why, stderr, .. } = self else { return false };
+        why.starts_with("Oops: int3")
+            || stderr.contains("msix_table_mmio_write: Assertion `addr + size <=")
     }
 }
 
@@ -130,17 +134,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_access_handed_to_the_wrong_device_is_the_emulators_fault() {
-        let died = |stderr: &str| LabError::GuestDied {
+    fn the_emulators_own_faults_are_known() {
+        let death = |why: &str, stderr: &str| LabError::GuestDied {
             name: "a".into(),
-            why: "QEMU ended: signal: 6 (SIGABRT)".into(),
+            why: why.into(),
             console: String::new(),
             stderr: stderr.into(),
         };
+        let died = |stderr: &str| death("QEMU ended: signal: 6 (SIGABRT)", stderr);
         let wrong = "qemu-system-x86_64: ../../hw/pci/msix.c:218: msix_table_mmio_write: Assertion \
                      `addr + size <= dev->msix_entries_nr * PCI_MSIX_ENTRY_SIZE' failed.";
-        assert!(died(wrong).is_emulators_fault());
-        assert!(!died("vhost_user_set_mem_table: Assertion `r >= 0' failed.").is_emulators_fault());
-        assert!(!LabError::Refused(wrong.into()).is_emulators_fault());
+        assert!(died(wrong).is_emulators_fault_at_boot());
+        let other = "vhost_user_set_mem_table: Assertion `r >= 0' failed.";
+        assert!(!died(other).is_emulators_fault_at_boot());
+        assert!(!LabError::Refused(wrong.into()).is_emulators_fault_at_boot());
+        let ended = "(QEMU ended: exit status: 0)";
+        let patched = format!("Oops: int3: 0000 [#1] PREEMPT SMP NOPTI {ended}");
+        assert!(death(&patched, "").is_emulators_fault_at_boot());
+        assert!(!death(&patched.replace("int3", "0002"), "").is_emulators_fault_at_boot());
     }
 }

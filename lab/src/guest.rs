@@ -347,7 +347,8 @@ impl Guest {
     ///
     /// Seen once with 7.2 and four CPUs, at boot: all are at the head of `sched_clock_idle_wakeup_event`
     /// or in the handler of int3, and stay so. Linux patches a jump there. It goes back to where an int3
-    /// has gone meanwhile; it seems that the emulator kept its translation.
+    /// has gone meanwhile: the emulator kept its translation, see
+    /// [`LabError::is_emulators_fault_at_boot`].
     fn where_cpus_are(&self) -> String {
         let mut text = String::new();
         let mut cpus = 0;

@@ -74,7 +74,7 @@ fn linked<const N: usize>(world: &World) -> [&Guest; N] {
 fn rules_of_either_guest_act_on_a_channel() {
     let _alone = alone();
     let machines = [Machine::new("a", OLD, 1), Machine::new("b", NEW, 1)];
-    let world = world(machines, &recipe().packet_filter());
+    let world = world(machines, &recipe());
     let [a, b] = linked(&world);
     let server = listening(b, "agent rr-server");
     let to = address(1);

@@ -77,7 +77,7 @@ pub fn daemon(name: &str) -> DaemonBuilder {
 pub fn boot<const N: usize>(lab: &Lab, guests: [GuestBuilder; N]) -> [Guest; N] {
     let started = guests.map(|guest| (guest.clone(), guest.start(lab).unwrap()));
     started.map(|(builder, guest)| match guest.wait_ready(BOOT) {
-        Err(error) if error.is_emulators_fault() => {
+        Err(error) if error.is_emulators_fault_at_boot() => {
             println!("started once more: {error}");
             drop(guest);
             let guest = builder.start(lab).unwrap();
