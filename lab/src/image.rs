@@ -13,7 +13,11 @@ use crate::process::run;
 use crate::{Cache, Kernel, LabError, apt, kmod, program, python};
 
 /// Raise when the image's layout changes, so that cached images are made anew.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
+
+/// Root, and whom a database's service runs as.
+const USERS: &str = "root:x:0:0:root:/root:/bin/sh\nmysql:x:101:101::/nonexistent:/bin/false\n";
+const GROUPS: &str = "root:x:0:\nmysql:x:101:\n";
 
 /// Modules that every image carries, for every device the lab can attach.
 const MODULES: [&str; 5] =
@@ -310,8 +314,8 @@ impl ImageBuilder {
         }
         self.write_links(&mut tree, content)?;
         self.write_modules(&mut tree, content, kernel)?;
-        tree.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")?;
-        tree.text("etc/group", "root:x:0:\n")?;
+        tree.text("etc/passwd", USERS)?;
+        tree.text("etc/group", GROUPS)?;
         tree.text("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")?;
         tree.finish()
     }

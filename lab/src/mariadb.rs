@@ -28,6 +28,8 @@ const TABLES: &str = "/lab/mariadb.tgz";
 const PLUGIN: &str = "/usr/lib/mysql/plugin/ha_millrace.so";
 /// Gives the memory that is shared with the host to the server, if there is some.
 const RING_TOOL: &str = "/usr/lib/mysql/millrace-ring";
+/// The user of Debian's service.
+const USER: &str = "mysql";
 /// Packages of the libraries of server and client.
 pub const LIBRARIES: [&str; 13] = [
     "libaio1",
@@ -62,6 +64,7 @@ const FIRST_LOG: &str = "--innodb-log-file-size=16M";
 pub struct MariaDb {
     version: Option<String>,
     plugin: Option<PathBuf>,
+    runs_as_root: bool,
 }
 
 impl MariaDb {
@@ -86,7 +89,14 @@ impl MariaDb {
         if !plugin.is_file() || version.is_empty() {
             return Err(missing());
         }
-        Ok(Self { version: Some(version), plugin: Some(plugin.to_owned()) })
+        Ok(Self { version: Some(version), plugin: Some(plugin.to_owned()), runs_as_root: false })
+    }
+
+    /// Runs as root and not as Debian's user for it: reaches sockets that are root's alone.
+    #[must_use]
+    pub fn as_root(mut self) -> Self {
+        self.runs_as_root = true;
+        self
     }
 
     fn package(&self, name: &str) -> String {
@@ -149,18 +159,20 @@ impl MariaDb {
     }
 
     fn start_script(&self, folder: &str, options: &[&str]) -> String {
+        let user = if self.runs_as_root { "root" } else { USER };
         let (plugin, ring) = match self.plugin {
             // A server of a stable release refuses plugins that call themselves less mature.
             Some(_) => (
                 "--plugin-maturity=unknown --plugin-load-add=ha_millrace.so",
-                format!("{RING_TOOL} root > /dev/null 2>&1 || true; "),
+                format!("{RING_TOOL} {user} > /dev/null 2>&1 || true; "),
             ),
             None => ("", String::new()),
         };
         format!(
             "set -e; mkdir -p {folder} /run/mysqld; ip link set lo up; \
              [ -d {folder}/mysql ] || tar -xzf {TABLES} -C {folder}; rm -f {SOCKET}; {ring}\
-             mariadbd --no-defaults --user=root --datadir={folder} --socket={SOCKET} \
+             chown -R {user}:{user} {folder} /run/mysqld; \
+             mariadbd --no-defaults --user={user} --datadir={folder} --socket={SOCKET} \
              --pid-file=/run/mysqld/mysqld.pid --skip-networking --tmpdir=/tmp {plugin} {} \
              > {LOG} 2>&1 < /dev/null & server=$!; \
              until grep -q 'ready for connections' {LOG}; do \

@@ -68,7 +68,8 @@ impl World {
     pub fn boot(setup: &Setup, progress: &mut Progress) -> Result<World, BenchError> {
         progress.step("preparing kernel, guest image and disks");
         let lab = Lab::new().map_err(|e| BenchError::lab("start the lab", e))?;
-        let server = MariaDb::with_plugin(&setup.plugin);
+        // The sockets of the guest's own stores are root's alone.
+        let server = MariaDb::with_plugin(&setup.plugin).map(MariaDb::as_root);
         let server = server.map_err(|e| BenchError::lab("find the plugin", e))?;
         let folder = setup.out.join("modules-disks");
         let disks = Folder::new(&folder)?;

@@ -1,8 +1,8 @@
 //! The guest's agent and the daemon.
 //!
 //! The agent connects from a privileged vsock port (below 1,024, which the guest's kernel gives to
-//! root alone) to port [`PORT`] of the host, says [`Hello`] and is told [`Welcome`], or the stream
-//! ends. Then it may have many exchanges at a time, each with an id of its own:
+//! root, and to whom root gives `CAP_NET_BIND_SERVICE`) to port [`PORT`] of the host, says [`Hello`] and is
+//! told [`Welcome`], or the stream ends. Then it may have many exchanges at a time, each with an id of its own:
 //!
 //! | agent says | daemon answers | |
 //! | --- | --- | --- |

@@ -117,8 +117,8 @@ pub const MAX_SERVICES: usize = 8;
 /// Highest number of a service: 2^32 - 1 means "any".
 pub const HIGHEST_SERVICE_PORT: u32 = u32::MAX - 1;
 
-/// Highest port that a guest's kernel gives to root alone (Linux: `LAST_RESERVED_PORT` of
-/// `net/vmw_vsock/af_vsock.c`).
+/// Highest port that a guest's kernel gives to root, and to programs with `CAP_NET_BIND_SERVICE`, alone
+/// (Linux: `LAST_RESERVED_PORT` of `net/vmw_vsock/af_vsock.c`).
 pub const HIGHEST_PRIVILEGED_PORT: u32 = 1023;
 
 /// Most buffers in one system call (Linux' `UIO_MAXIOV`).

@@ -29,7 +29,8 @@ pub type Sink = Arc<dyn Fn(OwnedFd) + Send + Sync>;
 pub struct Service {
     /// What the guest connects to: 1 to 2^32 - 2, each at most once per guest.
     pub port: u32,
-    /// Only guest ports below 1,024: the guest's kernel gives those to root alone.
+    /// Only guest ports below 1,024: the guest's kernel gives those to root, and to programs
+    /// with `CAP_NET_BIND_SERVICE`.
     pub privileged: bool,
     /// Gets one end of a pair of stream sockets (blocking, closed on `exec`) per connection, which
     /// the guest has been told is open. It runs on the sidecore, so it must not block: a
