@@ -432,7 +432,8 @@ Client::Step Client::got_frame(uint64_t wanted, Bytes *reply, bool *is_there)
         return write_frame(kind::PONG, 0, frame_.seq, body_.data(), body_.size());
     case kind::GOODBYE:
         note_failure(body_.data(), body_.size());
-        does_without_ring_ |= failure_code_ == failure::RING;
+        if (failure_code_ == failure::RING || failure_code_ == failure::RING_ONLY)
+            does_without_ring_ = failure_code_ == failure::RING;
         return Step::BROKEN;
     default:
         return Step::GOT;

@@ -76,6 +76,7 @@ enum : uint32_t {
     ENDING,
     OUT_OF_ORDER,
     RING,
+    RING_ONLY
 };
 } // namespace failure
 

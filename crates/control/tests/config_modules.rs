@@ -218,12 +218,14 @@ fn a_ring_is_a_memory_bar() {
     let with = |ring: &str| module("t") + &vm("v", &format!("[vm.modules.ring]\n{ring}"));
     let config = read(&with("path='/run/v.ring'")).unwrap();
     let ring = config.vms[0].modules.as_ref().unwrap().ring.clone();
-    let wanted = RingConfig { path: "/run/v.ring".into(), bytes: 16 << 20, spin_us: 50 };
+    let wanted =
+        RingConfig { path: "/run/v.ring".into(), bytes: 16 << 20, spin_us: 50, required: false };
     assert_eq!(ring, Some(wanted));
     let shown = serde_json::to_value(&config).unwrap();
-    let ring = json!({"path": "/run/v.ring", "size": 16 << 20, "spin_us": 50});
+    let ring = json!({"path": "/run/v.ring", "size": 16 << 20, "spin_us": 50, "required": false});
     assert_eq!(shown["vm"][0]["modules"]["ring"], ring);
-    read(&with("path='/r'\nsize='1GiB'\nspin_us=10000")).unwrap();
+    let most = read(&with("path='/r'\nsize='1GiB'\nspin_us=10000\nrequired=true")).unwrap();
+    assert!(most.vms[0].modules.as_ref().unwrap().ring.as_ref().unwrap().required);
     for (ring, wrong) in [
         ("", "vm[0].modules.ring.path: is missing"),
         ("path='r'", "vm[0].modules.ring.path: "),

@@ -26,9 +26,9 @@
 //! # How a connection gets one
 //! After its welcome and before anything else a client that has the region before it sends a frame of kind
 //! [`kind::RING`](crate::module::kind::RING) with a [`RingWanted`], and waits for the answer: a frame of the same
-//! kind with a [`RingGranted`], or a failed one, and then the socket is used as before. With the grant both sides
-//! have changed over: all frames that follow go by the ring, both ways. The socket stays: when it ends, so does
-//! the connection.
+//! kind with a [`RingGranted`], or a failed one, and then the socket is used as before, if the host takes
+//! requests by it. With the grant both sides have changed over: all frames that follow go by the ring, both ways.
+//! The socket stays: when it ends, so does the connection.
 //!
 //! # Whose slot it is
 //! A connection may have ended, and its slot may be somebody else's, before a client knows it. So a client looks at the

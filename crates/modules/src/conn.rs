@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use guest_abi::module::{FRAME_BYTES, Failure, Frame, MAX_BODY_BYTES, MAX_TEXT_BYTES, flag, kind};
+use guest_abi::module::{
+    FRAME_BYTES, Failure, Frame, MAX_BODY_BYTES, MAX_PING_BYTES, MAX_TEXT_BYTES, flag, kind,
+};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -116,6 +118,8 @@ pub(crate) struct Conn {
     pub ring_bytes: u64,
     /// Which client it is.
     pub client: u32,
+    /// Its requests are taken by a ring alone.
+    pub needs_ring: bool,
     input: Vec<u8>,
     /// Where the next frame begins in `input`.
     begin: usize,
@@ -143,6 +147,7 @@ impl Conn {
             bells: 0,
             ring_bytes: 0,
             client,
+            needs_ring: false,
             input: Vec::new(),
             begin: 0,
             output: VecDeque::new(),
@@ -161,8 +166,20 @@ impl Conn {
         self.input.len() - self.begin
     }
 
+    /// Whether its next frame may come by a ring alone. Its header is enough: nothing is kept for who has none.
+    pub fn asks_too_early(&self) -> bool {
+        let head = || Frame::read_from_prefix(&self.input[self.begin..]).ok();
+        let is_request = |(head, _): (Frame, &[u8])| {
+            head.kind.get() == kind::REQUEST || head.len_bytes.get() as usize > MAX_PING_BYTES
+        };
+        self.needs_ring && self.ring.is_none() && head().is_some_and(is_request)
+    }
+
     /// Bytes of its next frame, as far as they are known.
     fn wanted_bytes(&self) -> usize {
+        if self.asks_too_early() {
+            return FRAME_BYTES;
+        }
         let head = Frame::read_from_prefix(&self.input[self.begin..]);
         FRAME_BYTES + head.map_or(0, |(head, _)| head.len_bytes.get() as usize)
     }

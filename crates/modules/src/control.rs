@@ -65,6 +65,8 @@ pub(crate) enum ToProcess {
         modules: Vec<ModuleSetup>,
         /// None: there is no region.
         ring: Option<RingSetup>,
+        /// The guest's requests come by rings alone.
+        needs_ring: bool,
     },
     /// A connection, with its descriptor.
     Connection {

@@ -97,6 +97,8 @@ pub struct VmModulesConfig {
     pub charge: Charge,
     /// Clients may go by rings.
     pub ring: Option<RingConfig>,
+    /// Those of the guest must: what comes by their sockets is not taken, also if there are no rings.
+    pub needs_ring: bool,
     /// No process is started before [`VmModules::resume`].
     pub drained: bool,
 }

@@ -99,7 +99,8 @@ fn load(setup: &ModuleSetup, code: OwnedFd) -> Result<Loaded, ModulesError> {
 }
 
 fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
-    let Some((ToProcess::Setup { vm, modules, ring }, mut fds)) = control::receive(&**control)?
+    let Some((ToProcess::Setup { vm, modules, ring, needs_ring }, mut fds)) =
+        control::receive(&**control)?
     else {
         return Ok(None);
     };
@@ -158,6 +159,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
             list: Arc::clone(&list),
             purse: Purse::new(&pot, SHARE_BYTES),
             ring: ring.clone(),
+            needs_ring,
             started: telling(&name, control),
             used: telling_used(control),
         };
@@ -172,7 +174,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     Ok(Some(Modules { running, list }))
 }
 
-/// The slots of a region, and how long to look at them. Without them clients have their sockets.
+/// The slots of a region, and how long to look at them. Without them clients have their sockets, at most.
 fn begin_rings(setup: RingSetup, fd: &OwnedFd) -> Option<(Arc<Slots>, Duration)> {
     let region = fd.try_clone().and_then(|fd| Region::map(fd, setup.bytes));
     let region = region.inspect_err(|e| tracing::error!("no rings: {e}")).ok()?;

@@ -60,6 +60,8 @@ pub(crate) struct Spec {
     pub purse: Arc<Purse>,
     /// Memory that clients may use in place of their sockets, and how long to look at it before sleeping.
     pub ring: Option<(Arc<Slots>, Duration)>,
+    /// Requests of the guest are taken by it alone.
+    pub needs_ring: bool,
     /// Is told how the first start went; an error: why it failed.
     pub started: Started,
     /// Is told what it did with its files.
@@ -271,6 +273,7 @@ impl Service {
             return tracing::warn!(module = %self.spec.name, "watching a connection: {e}");
         }
         let mut conn = Conn::new(fd, number, &self.purse);
+        conn.needs_ring = self.spec.needs_ring && of_guest;
         let Some(client) = self.clients.get_mut(number) else { return };
         (client.conn, client.of_guest) = (Some(at), of_guest);
         conn.push(welcome(self.instance, client.highest, &self.spec.list));

@@ -89,10 +89,14 @@ public:
         granted.stamp = STAMP;
         if (slot >= 0)
             return send(kind::RING, 0, &granted, sizeof(granted));
+        fail(kind::RING, failure::RING);
+    }
+    void fail(uint16_t kind, uint32_t code)
+    {
         Failure failure;
-        failure.code = failure::RING;
+        failure.code = code;
         failure.reserved = 0;
-        send(kind::RING, 0, &failure, sizeof(failure), flag::FAILED);
+        send(kind, 0, &failure, sizeof(failure), flag::FAILED);
     }
     /* A bell; false: the connection ended. */
     bool bell()
@@ -355,6 +359,41 @@ static void test_damaged_ring()
     check(client.call(body("b"), 0, Killed(), &reply) == Call::DONE, "a word that cannot be true");
 }
 
+/* It did without since a ring was damaged, and asks for one where there is no other way. */
+static void test_ring_only()
+{
+    Memory memory;
+    Host host([&](Host &h) {
+        h.welcome();
+        memory.reset();
+        h.answer_ring(0);
+        memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, std::string(sizeof(Frame), '\1'));
+        h.ring();
+        h.welcome();
+        h.request();
+        h.fail(kind::GOODBYE, failure::RING_ONLY);
+        h.welcome();
+        memory.reset();
+        h.answer_ring(0);
+        memory.take(h, sizeof(Frame) + 1);
+        memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0, STAMP));
+        h.ring();
+        /* There is none: it is told, and soon. */
+        h.hang_up();
+        while (h.welcome()) {
+            h.answer_ring(-1);
+            if (h.request())
+                h.fail(kind::GOODBYE, failure::RING_ONLY);
+        }
+    });
+    Client client(host.way(memory.name()), "table", 30000);
+    Bytes reply;
+    check(client.call(body("a"), 0, Killed(), &reply) == Call::DONE && reply.size() == 4, "a ring, after all");
+    check(client.call(body("b"), 0, Killed(), &reply) == Call::UNREACHABLE, "no ring, and no other way");
+    check(client.failure_code() == failure::RING_ONLY, "and it is told why");
+}
+
 /* A slot that has become somebody else's, with replies that look right, is the end of the connection and no more. */
 static void test_slot_of_another()
 {
@@ -459,6 +498,7 @@ int main()
     test_spin();
     test_by_ring();
     test_damaged_ring();
+    test_ring_only();
     test_reply_before_ring();
     test_slot_of_another();
     return report();

@@ -96,6 +96,8 @@ pub struct RingConfig {
     pub bytes: u64,
     /// How long a module's thread looks at rings before it sleeps.
     pub spin_us: u32,
+    /// The guest's requests are taken by rings alone.
+    pub required: bool,
 }
 
 impl Config {
@@ -218,8 +220,9 @@ fn ring(r: &mut Reader<'_, '_>) -> Option<RingConfig> {
         inner.bad("size", what, "use 1MiB, 2MiB, 4MiB and so on: it is a memory BAR of the guest");
     }
     let spin_us = inner.int("spin_us", DEFAULT_RING_SPIN_US, RING_SPIN_US) as u32;
+    let required = inner.bool("required", false);
     inner.finish();
-    Some(RingConfig { path, bytes, spin_us })
+    Some(RingConfig { path, bytes, spin_us, required })
 }
 
 fn names(r: &mut Reader<'_, '_>) -> Vec<String> {

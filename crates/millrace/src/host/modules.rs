@@ -135,6 +135,7 @@ impl OfVm {
                 command,
                 charge,
                 ring: None,
+                needs_ring: used.ring.as_ref().is_some_and(|ring| ring.required),
                 drained: false,
             },
             socket: used.socket.clone(),
@@ -172,7 +173,15 @@ impl OfVm {
         }
     }
 
-    /// The memory for rings; without it clients have their sockets.
+    /// Makes the memory for rings, for a guest that looks for it before its modules have begun. What fails is
+    /// told then.
+    fn make_ring(&self) {
+        let made =
+            |ring: &config::RingConfig| modules::ring::open(&ring.path, ring.bytes, self.mode);
+        drop(self.ring.as_ref().map(made));
+    }
+
+    /// The memory for rings; without it clients have their sockets, or must do without.
     fn open(&self, ring: &config::RingConfig) -> Option<RingConfig> {
         let setup = RingSetup { bytes: ring.bytes, spin_us: ring.spin_us };
         match modules::ring::open(&ring.path, ring.bytes, self.mode) {
@@ -261,7 +270,10 @@ impl Modules {
         if self.vms.is_empty() {
             return;
         }
-        self.vms.iter().for_each(|vm| vm.listen());
+        for vm in &self.vms {
+            vm.listen();
+            vm.make_ring();
+        }
         let (vms, change) = (self.vms.clone(), Arc::clone(&self.change));
         let begin = move || {
             for vm in vms {

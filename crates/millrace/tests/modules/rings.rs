@@ -102,6 +102,32 @@ fn whoever_gets_none_goes_on_by_its_socket() {
 }
 
 #[test]
+fn whoever_must_have_one_reaches_nothing_without() {
+    let world = World::by_ring_alone();
+    let without = |id, of_guest| {
+        let mut client = world.connect_as(of_guest);
+        client.send(&hello([id; 16], "a"));
+        client.welcomed().unwrap();
+        client
+    };
+    let mut other = without(1, true);
+    assert_eq!(other.ask_ring([7; 16]).failure().0, failure::RING);
+    other.send(&frame(kind::PING, 0, 0, b"there?"));
+    assert_eq!(other.next().unwrap().body, b"there?");
+    // The header of the longest is enough.
+    other.send(&frame(kind::REQUEST, 0, 1, &[b'd'; 16 << 20])[..24]);
+    let (code, text) = other.next().unwrap().failure();
+    assert_eq!((code, other.next()), (failure::RING_ONLY, None));
+    assert!(text.starts_with("this VM's modules take requests by shared memory alone"), "{text}");
+    // The same request, once it has a ring; a program of the host needs none.
+    let mut client = world.client(1, "a");
+    assert_eq!(client.ask(1, b"hello"), b"hello");
+    assert_eq!(without(2, false).ask(1, b"hello"), b"hello");
+    let stats = &world.modules.stats()[0];
+    assert_eq!((stats.requests, stats.bad), (2, 1));
+}
+
+#[test]
 fn a_region_that_a_guest_destroys_harms_nobody_else() {
     let world = World::by_ring();
     for (id, off) in [(1, TO_HOST.tail_off), (2, TO_CLIENT.head_off)] {

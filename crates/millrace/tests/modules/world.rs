@@ -77,6 +77,13 @@ impl World {
         Self { by_ring: true, ..Self::start() }
     }
 
+    /// The same, and the guest's requests are not taken otherwise.
+    pub fn by_ring_alone() -> Self {
+        let world = Self::by_ring();
+        let config = VmModulesConfig { needs_ring: true, ..world.config.clone() };
+        Self { config, ..world }.again()
+    }
+
     /// The same, run by another command.
     pub fn with_command(command: Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -102,6 +109,7 @@ impl World {
             command,
             drained: false,
             ring: Some(RingConfig { file: Arc::new(file), setup }),
+            needs_ring: false,
             charge: Charge(Arc::new(move |used| {
                 // A world that has ended hears nothing.
                 let _ = sender.send(used);

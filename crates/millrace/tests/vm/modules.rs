@@ -20,7 +20,7 @@ fn made(path: &str) -> PathBuf {
     path.canonicalize().unwrap()
 }
 
-/// A daemon with the table store for VMs of these names.
+/// A daemon with the table store for VMs of these names. The first one's is reached by memory alone.
 fn host(lab: &Lab, state: &Path, names: &[&str]) -> Daemon {
     let wasm = made("modules/table.wasm");
     let (_, hash) = read_wasm("table", &wasm).unwrap();
@@ -28,7 +28,8 @@ fn host(lab: &Lab, state: &Path, names: &[&str]) -> Daemon {
         format!("[[module]]\nname = 'table'\npath = {wasm:?}\nsha256 = '{}'\n", hex(&hash));
     let start = daemon("modules").daemon(&format!("state_dir = {state:?}")).toml(&module).holder();
     let vms = (11..).zip(names).map(|(cid, name)| {
-        let ring = format!("[vm.modules.ring]\npath = {:?}\n", ring(state, name));
+        let (path, is_first) = (ring(state, name), *name == names[0]);
+        let ring = format!("[vm.modules.ring]\npath = {path:?}\nrequired = {is_first}\n");
         let more = format!("[vm.modules]\nuse = ['table']\n{ring}");
         Vm::new(name, "").vsock(cid).more(&more)
     });
@@ -61,7 +62,7 @@ fn guests<const N: usize>(
     names: [&str; N],
 ) -> [Guest; N] {
     let server = MariaDb::with_plugin(&made("mariadb/ha_millrace.so")).unwrap();
-    let image = server.add_to(Image::builder(), lab.cache()).unwrap();
+    let image = server.add_to(Image::builder().program("setpriv"), lab.cache()).unwrap();
     let guest = |name: &str| {
         let vsock = Vsock::vhost_user(daemon.socket(name, "vsock"));
         let guest = Guest::builder(name).memory_mb(512).image(image.clone()).vsock(vsock);
@@ -113,6 +114,7 @@ fn two_vms_have_databases_of_their_own_and_copies_go_from_one_to_the_other() {
     assert!((10..20).contains(&(after - before)), "{before} to {after}");
     // All of one by memory, all of the other by vsock.
     assert!(by_ring(&a) > 0 && by_ring(&b) == 0);
+    nobody_else_is_heard(&a);
     sql(&a, "DROP DATABASE d");
     sql(&b, "DROP DATABASE d");
     module_copies::go_from_one_to_the_other(&daemon, &a, &b, state.path());
@@ -210,6 +212,22 @@ fn killed(daemon: &mut Daemon, guest: &Guest, count: u64, kill: impl Fn(&mut Dae
     assert_eq!(sql(guest, "CHECK TABLE d.accounts, d.log").matches("OK").count(), 2);
     // Each time it connected again it got a ring again.
     assert!(by_ring(guest) > count, "{} of {count}", by_ring(guest));
+}
+
+/// The memory is the server's alone; without it nothing is taken.
+fn nobody_else_is_heard(guest: &Guest) {
+    let memory = "cat /sys/bus/pci/devices/*/resource2";
+    let other = guest.run(&format!("setpriv --reuid 1000 --regid 1000 --clear-groups {memory}"));
+    let said = String::from_utf8(other.unwrap().stderr).unwrap();
+    assert!(said.contains("resource2': Permission denied"), "{said}");
+    sql(guest, "SET GLOBAL millrace_pool_size = 0; SET GLOBAL millrace_ring = 'off'");
+    let refused = || match mariadb::sql(guest, "SELECT v FROM d.t WHERE id = 1") {
+        Err(e) => e.to_string().contains("take requests by shared memory alone"),
+        Ok(_) => false,
+    };
+    until("its requests are refused", refused);
+    sql(guest, "SET GLOBAL millrace_pool_size = 32; SET GLOBAL millrace_ring = 'auto'");
+    assert_eq!(sql(guest, "SELECT v FROM d.t WHERE id = 1"), "one");
 }
 
 #[test]

@@ -83,8 +83,12 @@ impl Process {
             .map_err(ModulesError::io(what))?;
         let log = LogPipe::new(log, &config.vm, child.id(), dropped);
         let modules = prepared.iter().map(|p| p.setup.clone()).collect();
-        let setup =
-            ToProcess::Setup { vm: config.vm.clone(), modules, ring: ring.map(|ring| ring.setup) };
+        let setup = ToProcess::Setup {
+            vm: config.vm.clone(),
+            modules,
+            ring: ring.map(|ring| ring.setup),
+            needs_ring: config.needs_ring,
+        };
         let fds: Vec<BorrowedFd<'_>> = parts.iter().chain(&region).map(AsFd::as_fd).collect();
         let pid = rustix::process::Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(ModulesError::io(what));

@@ -10,6 +10,12 @@ use crate::clients::Verdict;
 use crate::conn::{Bad, Bytes, Conn, Lost, failure as failed, frame, is_clients};
 use crate::limits::CALL_BYTES;
 
+/// Why a connection without a ring ends.
+const RING_ONLY: &str = "this VM's modules take requests by shared memory alone, and this program has none: \
+     it may not open the device, or does not use it, or all rings are taken";
+const NO_RINGS: &str =
+    "this VM's modules take requests by shared memory alone, and the host could not make it";
+
 /// What a frame leads to.
 enum Done {
     Nothing,
@@ -17,6 +23,8 @@ enum Done {
     Bad(Bad),
     /// It asks for a ring: what it says of it.
     Ring(Vec<u8>),
+    /// It must have a ring first.
+    RingOnly,
     Close,
 }
 
@@ -44,6 +52,7 @@ impl Service {
             // Taken out while it is looked at: what it says may be about any client.
             let Some(mut conn) = self.conns[at].take() else { return };
             let next = match conn.next() {
+                _ if conn.asks_too_early() => Some((0, Done::RingOnly)),
                 Ok(Some((head, body))) => {
                     let done = self.on_frame(&conn, &head, body, now);
                     Some((body.len(), done))
@@ -70,6 +79,11 @@ impl Service {
                 Done::Nothing | Done::Say(_) => {}
                 Done::Bad(Bad(text)) => self.bad(at, &text),
                 Done::Ring(wanted) => self.grant_ring(at, &wanted),
+                Done::RingOnly => {
+                    self.meter.told.bad += 1;
+                    let why = if self.spec.ring.is_some() { RING_ONLY } else { NO_RINGS };
+                    self.goodbye(at, failure::RING_ONLY, why);
+                }
                 Done::Close => {
                     self.disconnect(at);
                     self.close_client(number);
