@@ -30,7 +30,8 @@
 //! replies the host keeps [`KEPT_BYTES`] at most, and when its memory for all clients is used up only some 16 KiB
 //! of each; a request whose reply is not kept any more is answered with
 //! [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] or [`failure::RING`] says: connect again, and send
-//! again; [`failure::RING_ONLY`] says so to those who can have a ring. Any other is the end. [`Welcome::max_in_flight`] is the same in all welcomes of a client.
+//! again; [`failure::RING_ONLY`] says so to those who can have a ring. Any other is the end.
+//! [`Welcome::max_in_flight`] is the same in all welcomes of a client.
 //!
 //! When the guest itself ends or begins anew, nothing of its clients is kept: there is nobody to connect again.
 //!

@@ -166,22 +166,23 @@ impl Conn {
         self.input.len() - self.begin
     }
 
-    /// Whether its next frame may come by a ring alone. Its header is enough: nothing is kept for who has none.
-    pub fn asks_too_early(&self) -> bool {
-        let head = || Frame::read_from_prefix(&self.input[self.begin..]).ok();
-        let is_request = |(head, _): (Frame, &[u8])| {
-            head.kind.get() == kind::REQUEST || head.len_bytes.get() as usize > MAX_PING_BYTES
-        };
-        self.needs_ring && self.ring.is_none() && head().is_some_and(is_request)
+    /// The header of its next frame, once it is there.
+    fn next_head(&self) -> Option<Frame> {
+        Frame::read_from_prefix(&self.input[self.begin..]).ok().map(|(head, _)| head)
     }
 
-    /// Bytes of its next frame, as far as they are known.
+    /// Whether its next frame may come by a ring alone. Its header is enough: nothing is kept for who has none.
+    pub fn asks_too_early(&self) -> bool {
+        let is_request = |head: Frame| {
+            head.kind.get() == kind::REQUEST || head.len_bytes.get() as usize > MAX_PING_BYTES
+        };
+        self.needs_ring && self.ring.is_none() && self.next_head().is_some_and(is_request)
+    }
+
+    /// Bytes of its next frame, as far as they are known and it may come.
     fn wanted_bytes(&self) -> usize {
-        if self.asks_too_early() {
-            return FRAME_BYTES;
-        }
-        let head = Frame::read_from_prefix(&self.input[self.begin..]);
-        FRAME_BYTES + head.map_or(0, |(head, _)| head.len_bytes.get() as usize)
+        let head = self.next_head().filter(|_| !self.asks_too_early());
+        FRAME_BYTES + head.map_or(0, |head| head.len_bytes.get() as usize)
     }
 
     /// Bytes of memory that it holds.

@@ -272,6 +272,14 @@ public:
         }
         return taken;
     }
+    /* Takes a connection that asks for this ring: its first request, of a byte. */
+    std::string first_request(Host &host)
+    {
+        host.welcome();
+        reset();
+        host.answer_ring(0);
+        return take(host, sizeof(Frame) + 1);
+    }
     void give(Host &host, const std::string &bytes)
     {
         for (char byte : bytes) {
@@ -295,10 +303,7 @@ static void test_by_ring()
     Memory memory;
     std::string heard, long_reply(3 * DATA_BYTES + 5, 'y');
     Host host([&](Host &h) {
-        h.welcome();
-        memory.reset();
-        h.answer_ring(0);
-        heard = memory.take(h, sizeof(Frame) + 1);
+        heard = memory.first_request(h);
         memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0, STAMP));
         /* More than there is room for, both ways: it waits for room, and is rung. */
         while (!memory.flag(8))
@@ -334,18 +339,12 @@ static void test_damaged_ring()
 {
     Memory memory;
     Host host([&](Host &h) {
-        h.welcome();
-        memory.reset();
-        h.answer_ring(0);
-        memory.take(h, sizeof(Frame) + 1);
+        memory.first_request(h);
         memory.give(h, std::string(sizeof(Frame), '\1'));
         h.ring();
         h.welcome();
         h.reply(h.request());
-        h.welcome();
-        memory.reset();
-        h.answer_ring(0);
-        memory.take(h, sizeof(Frame) + 1);
+        memory.first_request(h);
         memory.word(128) = DATA_BYTES + 1;
         h.ring();
         h.welcome();
@@ -364,19 +363,13 @@ static void test_ring_only()
 {
     Memory memory;
     Host host([&](Host &h) {
-        h.welcome();
-        memory.reset();
-        h.answer_ring(0);
-        memory.take(h, sizeof(Frame) + 1);
+        memory.first_request(h);
         memory.give(h, std::string(sizeof(Frame), '\1'));
         h.ring();
         h.welcome();
         h.request();
         h.fail(kind::GOODBYE, failure::RING_ONLY);
-        h.welcome();
-        memory.reset();
-        h.answer_ring(0);
-        memory.take(h, sizeof(Frame) + 1);
+        memory.first_request(h);
         memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0, STAMP));
         h.ring();
         /* There is none: it is told, and soon. */
@@ -399,20 +392,14 @@ static void test_slot_of_another()
 {
     Memory memory;
     Host host([&](Host &h) {
-        h.welcome();
-        memory.reset();
-        h.answer_ring(0);
-        memory.take(h, sizeof(Frame) + 1);
+        memory.first_request(h);
         memory.give(h, Host::frame_of(kind::REPLY, 1, "done", 4, 0, STAMP));
         while (memory.word(192) != sizeof(Frame) + 4) /* until it is read */
             std::this_thread::yield();
         memory.reset(STAMP + 2);
         for (uint64_t seq = 1; seq < 4; seq++)
             memory.give(h, Host::frame_of(kind::REPLY, seq, "evil", 4, 0, STAMP));
-        h.welcome();
-        memory.reset(STAMP);
-        h.answer_ring(0);
-        memory.take(h, sizeof(Frame) + 1);
+        memory.first_request(h);
         memory.give(h, Host::frame_of(kind::REPLY, 2, "good!", 5, 0, STAMP));
         h.request();
     });

@@ -173,16 +173,9 @@ impl OfVm {
         }
     }
 
-    /// Makes the memory for rings, for a guest that looks for it before its modules have begun. What fails is
-    /// told then.
-    fn make_ring(&self) {
-        let made =
-            |ring: &config::RingConfig| modules::ring::open(&ring.path, ring.bytes, self.mode);
-        drop(self.ring.as_ref().map(made));
-    }
-
     /// The memory for rings; without it clients have their sockets, or must do without.
-    fn open(&self, ring: &config::RingConfig) -> Option<RingConfig> {
+    fn open_ring(&self) -> Option<RingConfig> {
+        let ring = self.ring.as_ref()?;
         let setup = RingSetup { bytes: ring.bytes, spin_us: ring.spin_us };
         match modules::ring::open(&ring.path, ring.bytes, self.mode) {
             Ok(file) => Some(RingConfig { file: Arc::new(file), setup }),
@@ -196,9 +189,12 @@ impl OfVm {
     }
 
     /// Begins with these modules. On error connections are closed until a later try.
-    fn begin(&self, list: Vec<modules::ModuleConfig>) -> Result<(), ModulesError> {
+    fn begin(
+        &self,
+        list: Vec<modules::ModuleConfig>,
+        ring: Option<RingConfig>,
+    ) -> Result<(), ModulesError> {
         let drained = drain::is_marked(&self.config.state_dir);
-        let ring = self.ring.as_ref().and_then(|ring| self.open(ring));
         let modules = list.clone();
         let config = VmModulesConfig { modules, ring, drained, ..self.config.clone() };
         let started = VmModules::start(config);
@@ -240,7 +236,7 @@ impl OfVm {
                 modules.load(list.clone())?;
                 locked(&self.stand).list = list;
             }
-            None => self.begin(list)?,
+            None => self.begin(list, self.open_ring())?,
         }
         locked(&self.stand).names = names;
         Ok(())
@@ -270,18 +266,20 @@ impl Modules {
         if self.vms.is_empty() {
             return;
         }
-        for vm in &self.vms {
+        // Before anything is compiled, for a guest that is quicker than that.
+        let ready = |vm: &Arc<OfVm>| {
             vm.listen();
-            vm.make_ring();
-        }
-        let (vms, change) = (self.vms.clone(), Arc::clone(&self.change));
+            (Arc::clone(vm), vm.open_ring())
+        };
+        let vms: Vec<_> = self.vms.iter().map(ready).collect();
+        let change = Arc::clone(&self.change);
         let begin = move || {
-            for vm in vms {
+            for (vm, ring) in vms {
                 let change = locked(&change);
                 if change.stopped {
                     return;
                 }
-                if let Err(e) = vm.begin(vm.config.modules.clone()) {
+                if let Err(e) = vm.begin(vm.config.modules.clone(), ring) {
                     tracing::error!(vm = %vm.config.vm, "its modules are not started: {e}");
                 }
             }

@@ -66,6 +66,9 @@ pub fn amount(full_bytes: u64) -> u64 {
     (full_bytes / 64).max(4 << 20) >> 20 << 20
 }
 
+/// In front of a command: some user of a guest runs it.
+pub const USER: &str = "setpriv --reuid 1000 --regid 1000 --clear-groups";
+
 pub const GIB: u64 = 1 << 30;
 pub const MIB: u64 = 1 << 20;
 

@@ -12,7 +12,7 @@ use lab_agent::stream::Stream;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::common::{LONG, MIB, alone, beside_others, until};
+use crate::common::{LONG, MIB, USER, alone, beside_others, until};
 use crate::hostile::{Hostile, Wish, block_of, hello, name, socket_end};
 use crate::pipe_world::{
     Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh, world_with,
@@ -20,7 +20,6 @@ use crate::pipe_world::{
 use crate::twins;
 
 const LEN_BYTES: u64 = 300_001;
-const USER: &str = "setpriv --reuid 1000 --regid 1000 --clear-groups";
 
 #[test]
 fn a_user_gets_what_it_could_send_itself() {

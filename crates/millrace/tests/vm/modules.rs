@@ -9,7 +9,7 @@ use lab::{Daemon, Disk, Guest, Image, Lab, Vm, Vsock};
 use modules::engine::{hex, read_wasm};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{LONG, alone, beside_others, boot, daemon, until};
+use crate::common::{LONG, USER, alone, beside_others, boot, daemon, until};
 use crate::module_copies;
 
 /// What `make modules` and `scripts/mariadb-plugin` make.
@@ -216,8 +216,7 @@ fn killed(daemon: &mut Daemon, guest: &Guest, count: u64, kill: impl Fn(&mut Dae
 
 /// The memory is the server's alone; without it nothing is taken.
 fn nobody_else_is_heard(guest: &Guest) {
-    let memory = "cat /sys/bus/pci/devices/*/resource2";
-    let other = guest.run(&format!("setpriv --reuid 1000 --regid 1000 --clear-groups {memory}"));
+    let other = guest.run(&format!("{USER} cat /sys/bus/pci/devices/*/resource2"));
     let said = String::from_utf8(other.unwrap().stderr).unwrap();
     assert!(said.contains("resource2': Permission denied"), "{said}");
     sql(guest, "SET GLOBAL millrace_pool_size = 0; SET GLOBAL millrace_ring = 'off'");

@@ -51,14 +51,17 @@ impl Service {
             }
             // Taken out while it is looked at: what it says may be about any client.
             let Some(mut conn) = self.conns[at].take() else { return };
-            let next = match conn.next() {
-                _ if conn.asks_too_early() => Some((0, Done::RingOnly)),
-                Ok(Some((head, body))) => {
-                    let done = self.on_frame(&conn, &head, body, now);
-                    Some((body.len(), done))
+            let next = if conn.asks_too_early() {
+                Some((0, Done::RingOnly))
+            } else {
+                match conn.next() {
+                    Ok(Some((head, body))) => {
+                        let done = self.on_frame(&conn, &head, body, now);
+                        Some((body.len(), done))
+                    }
+                    Ok(None) => None,
+                    Err(bad) => Some((0, Done::Bad(bad))),
                 }
-                Ok(None) => None,
-                Err(bad) => Some((0, Done::Bad(bad))),
             };
             let Some((len, done)) = next else {
                 let over = conn.ended;
