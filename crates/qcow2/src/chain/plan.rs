@@ -1,0 +1,235 @@
+//! Writes as a sidecore plans them: in place, or into new clusters that replace nothing.
+//!
+//! A write to space that reads as zeroes takes clusters of the reserve, which are zero: the data goes
+//! there from the guest's memory, then the entries go to the file, then everybody sees them. Nothing
+//! is copied and nothing is synced. Whatever replaces content goes the longer way ([`super::write`]).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Chain, ChainView, Place};
+use crate::format::entry::{COPIED, Kind, ZERO};
+use crate::limits::MAX_RUN_CLUSTERS;
+use crate::map::claims::Taken;
+use crate::map::epochs::Stay;
+use crate::map::slices::Slice;
+use crate::map::view::{Look, piece};
+
+/// How a write begins.
+#[derive(Debug)]
+pub enum Plan {
+    /// So many bytes go where the old ones are.
+    InPlace {
+        /// Where in the data file.
+        host: u64,
+        /// How many.
+        len: u64,
+    },
+    /// So many bytes go into new clusters.
+    Allocate(Allocation),
+    /// Somebody else is about to change the entry; the view's waker is rung after that.
+    Busy,
+    /// [`Chain::write`] has to do it.
+    Slow,
+}
+
+/// New clusters for a write: claimed, and in nobody's sight before [`Chain::commit`].
+#[derive(Debug)]
+#[must_use]
+pub struct Allocation {
+    slice: Arc<Slice>,
+    index: usize,
+    /// Of the disk.
+    clusters: Range<u64>,
+    /// The first of the file.
+    first: u64,
+    /// Where the data goes.
+    pub host: u64,
+    /// Bytes of data.
+    pub len: u64,
+    cluster_bits: u32,
+}
+
+/// Most bytes of an allocation's entries.
+pub const MAX_ENTRIES_LEN_BYTES: usize = MAX_RUN_CLUSTERS as usize * 8;
+
+impl Allocation {
+    /// Where in the image file its entries go.
+    pub fn entries_offset(&self) -> u64 {
+        self.slice.offset + self.index as u64 * 8
+    }
+
+    /// The entries, as they go to the file. Returns their length.
+    pub fn encode(&self, out: &mut [u8; MAX_ENTRIES_LEN_BYTES]) -> usize {
+        let count = (self.clusters.end - self.clusters.start) as usize;
+        for (n, bytes) in out.chunks_exact_mut(8).take(count).enumerate() {
+            bytes.copy_from_slice(&self.entry(n).to_be_bytes());
+        }
+        count * 8
+    }
+
+    fn entry(&self, n: usize) -> u64 {
+        (self.first + n as u64) << self.cluster_bits | COPIED
+    }
+}
+
+impl Chain {
+    /// Before an operation looks at the map: what it finds stays where it is until
+    /// [`Chain::leave`].
+    #[inline]
+    pub fn enter(&self, view: &ChainView) -> Option<Stay> {
+        self.top.writer.as_ref().map(|writer| writer.epochs.enter(&view.party))
+    }
+
+    /// After the last operation on what was found.
+    #[inline]
+    pub fn leave(&self, view: &ChainView, stay: Option<Stay>) {
+        if let (Some(writer), Some(stay)) = (&self.top.writer, stay) {
+            writer.epochs.leave(&view.party, stay);
+        }
+    }
+
+    /// How a write of `max` bytes (not 0) at `offset` begins. No I/O.
+    pub fn plan(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
+        let geometry = *self.top.geometry();
+        let number = geometry.slice_of(geometry.cluster_of(offset));
+        let Some(slice) = view.top().and_then(|top| top.slice(&self.top, number)) else {
+            return Plan::Slow;
+        };
+        let found = piece(slice, &geometry, offset, max);
+        match found.kind {
+            Kind::Data if found.in_place && !self.is_damaged() => {
+                Plan::InPlace { host: found.host, len: found.len }
+            }
+            Kind::Unallocated | Kind::Zero if !geometry.extended_l2 && !geometry.data_file => {
+                let slice = Arc::clone(slice);
+                self.allocate(view, slice, offset, found.len)
+            }
+            _ => Plan::Slow,
+        }
+    }
+
+    fn is_damaged(&self) -> bool {
+        self.top.writer.as_ref().is_none_or(|writer| writer.is_damaged())
+    }
+
+    /// Takes clusters for the write, as many as replace nothing.
+    fn allocate(&self, view: &mut ChainView, slice: Arc<Slice>, offset: u64, max: u64) -> Plan {
+        let Ok(writer) = self.top.writer() else { return Plan::Slow };
+        let geometry = *self.top.geometry();
+        let bits = geometry.cluster_bits;
+        let first = geometry.cluster_of(offset);
+        let end = geometry.cluster_of(offset + max - 1) + 1;
+        let end = end.min(first + MAX_RUN_CLUSTERS);
+        let index = geometry.index_in_slice(first);
+        let replaces_nothing = |view: &mut ChainView, cluster: u64| match slice
+            .get(geometry.index_in_slice(cluster))
+            .0
+        {
+            ZERO => true,
+            0 => self.is_zero_below(view, cluster << bits, 1 << bits),
+            _ => false,
+        };
+        let count = (first..end).take_while(|&c| replaces_nothing(view, c)).count() as u64;
+        if count == 0 || !slice.is_own || !slice.pin() {
+            return Plan::Slow;
+        }
+        let taken = match writer.claims.try_take(first..first + count, &view.waker) {
+            Taken::Clusters(taken) => taken,
+            other => {
+                slice.unpin();
+                return if other == Taken::Busy { Plan::Busy } else { Plan::Slow };
+            }
+        };
+        let clusters = first..first + (taken.end - taken.start);
+        let in_cluster = geometry.in_cluster(offset);
+        let allocation = Allocation {
+            index,
+            first: taken.start,
+            host: (taken.start << bits) + in_cluster,
+            len: max.min(((taken.end - taken.start) << bits) - in_cluster),
+            clusters: clusters.clone(),
+            slice: Arc::clone(&slice),
+            cluster_bits: bits,
+        };
+        // Before the claim somebody else may have been here.
+        if !clusters.clone().all(|c| replaces_nothing(view, c)) {
+            self.unclaim(allocation);
+            return Plan::Slow;
+        }
+        Plan::Allocate(allocation)
+    }
+
+    /// Gives back an allocation that was not used.
+    fn unclaim(&self, allocation: Allocation) {
+        let Some(writer) = &self.top.writer else { return };
+        let count = allocation.clusters.end - allocation.clusters.start;
+        writer.claims.soil(allocation.first..allocation.first + count);
+        allocation.slice.unpin();
+        writer.claims.release(allocation.clusters);
+    }
+
+    /// The entries are in the file: everybody sees the data.
+    pub fn commit(&self, allocation: Allocation) {
+        let Some(writer) = &self.top.writer else { return };
+        for n in 0..(allocation.clusters.end - allocation.clusters.start) as usize {
+            allocation.slice.set(allocation.index + n, (allocation.entry(n), 0));
+        }
+        allocation.slice.unpin();
+        writer.claims.release(allocation.clusters);
+    }
+
+    /// The data, or the entries, could not be written: the disk stays as it is. `entries_tried`: the
+    /// file may have the entries nevertheless, so the clusters stay in use until it is checked.
+    pub fn abandon(&self, allocation: Allocation, entries_tried: bool) {
+        if !entries_tried {
+            return self.unclaim(allocation);
+        }
+        let Some(writer) = &self.top.writer else { return };
+        allocation.slice.unpin();
+        writer.claims.release(allocation.clusters);
+    }
+
+    /// Whether the layers below have nothing but zeroes there; false where they would have to be
+    /// read to know.
+    pub(crate) fn is_zero_below(&self, view: &mut ChainView, offset: u64, len: u64) -> bool {
+        let mut at = 0;
+        while self.layers() > 1 && at < len {
+            match self.find_from(1, view, offset + at, len - at) {
+                Place::Zero(n) => at += n,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether [`Image::maintain`](crate::Image::maintain) has something to do; asked once, answered
+    /// once.
+    #[inline]
+    pub fn take_work(&self) -> bool {
+        self.top.writer.as_ref().is_some_and(|writer| writer.claims.take_work())
+    }
+
+    /// See [`crate::map::writer::Writer::flush_begins`].
+    pub fn flush_begins(&self) -> u64 {
+        self.top.writer.as_ref().map_or(0, |writer| writer.flush_begins())
+    }
+
+    /// See [`crate::map::writer::Writer::flush_ended`].
+    pub fn flush_ended(&self, covers: u64) {
+        if let Some(writer) = &self.top.writer {
+            writer.flush_ended(covers);
+        }
+    }
+}
+
+/// A look that found a piece.
+impl Look {
+    /// The piece, if it was found.
+    pub fn piece(self) -> Option<crate::map::view::Piece> {
+        match self {
+            Self::Piece(piece) => Some(piece),
+            Self::Miss => None,
+        }
+    }
+}

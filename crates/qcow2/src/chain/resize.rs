@@ -1,0 +1,122 @@
+//! Growing the disk of an image while it is served.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use super::clear::Clear;
+use super::read::Scratch;
+use super::{Chain, ChainView};
+use crate::error::Error;
+use crate::format::header::place;
+use crate::limits::{MAX_DISK_LEN_BYTES, MAX_L1_LEN_BYTES};
+use crate::map::image::{Image, L1};
+use crate::map::writer::{Meta, Writer};
+
+impl Chain {
+    /// Grows the disk to `len_bytes`. What is new reads as zeroes.
+    pub fn grow(&self, view: &mut ChainView, len_bytes: u64) -> Result<(), Error> {
+        let image = &*self.top;
+        let before = image.len_bytes();
+        if len_bytes == before {
+            return Ok(());
+        }
+        let header = &image.header;
+        let refuse = |text: &str| Err(Error::NotServed(text.into()));
+        if len_bytes < before {
+            return refuse(
+                "a qcow2 image is made smaller while no daemon serves it (qemu-img resize --shrink)",
+            );
+        }
+        if len_bytes > MAX_DISK_LEN_BYTES || !len_bytes.is_multiple_of(512) {
+            let rule = format!("a multiple of 512, at most {MAX_DISK_LEN_BYTES}");
+            return Err(Error::header("the new size", len_bytes, rule));
+        }
+        if header.geometry.version < 3 && header.snapshots > 0 {
+            return refuse(
+                "an image of version 2 with snapshots is not resized (qemu-img amend -o compat=1.1)",
+            );
+        }
+        if header.bitmaps.is_some() {
+            return refuse(
+                "an image with bitmaps is not resized while it is served (qemu-img bitmap --remove)",
+            );
+        }
+        let writer = image.writer().map_err(Error::io("growing the disk"))?;
+        let mut meta = writer.meta();
+        image.grow_l1(writer, &mut meta, len_bytes)?;
+        drop(meta);
+        self.hide_below(view, before, len_bytes).map_err(Error::io("growing the disk"))?;
+        let meta = writer.meta();
+        image.sync().map_err(Error::io("growing the disk"))?;
+        image.write_size(len_bytes).map_err(Error::io("writing the new size"))?;
+        image.len_bytes.store(len_bytes, Ordering::Release);
+        drop(meta);
+        Ok(())
+    }
+
+    /// A backing file that is longer than the disk was must not show through.
+    fn hide_below(&self, view: &mut ChainView, before: u64, after: u64) -> io::Result<()> {
+        let bits = self.top.geometry().cluster_bits;
+        let below = self.below.first().map_or(0, super::Layer::len_bytes);
+        if below <= before {
+            return Ok(());
+        }
+        if self.top.geometry().version < 3 {
+            let text = "the backing file is longer than the disk, and version 2 cannot hide it";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+        let end = after.min(below).next_multiple_of(1 << bits);
+        let how = Clear::Zero { may_unmap: true };
+        // The rest of the last cluster is beyond the disk's old end: no request touches it.
+        self.clear_upto(view, &mut Scratch::default(), before..end, end, how)
+    }
+}
+
+impl Image {
+    /// Makes room in the L1 table.
+    fn grow_l1(&self, writer: &Writer, meta: &mut Meta, len_bytes: u64) -> Result<(), Error> {
+        let needed = self.geometry().l1_entries(len_bytes);
+        let old = self.l1();
+        if needed <= old.entries.len() as u64 {
+            return Ok(());
+        }
+        if needed * 8 > MAX_L1_LEN_BYTES {
+            let rule = format!("at most {MAX_L1_LEN_BYTES}");
+            return Err(Error::header("the length of the L1 table", needed * 8, rule));
+        }
+        let bits = self.geometry().cluster_bits;
+        let io = Error::io;
+        let clusters = (needed * 8).div_ceil(1 << bits);
+        let place =
+            self.take_row(writer, meta, clusters).map_err(io("making a larger L1 table"))?;
+        let entries: Box<[AtomicU64]> = (0..needed as usize)
+            .map(|n| AtomicU64::new(old.entries.get(n).map_or(0, |e| e.load(Ordering::Acquire))))
+            .collect();
+        let bytes: Vec<u8> =
+            entries.iter().flat_map(|e| e.load(Ordering::Relaxed).to_be_bytes()).collect();
+        let offset = place << bits;
+        let written = self.store.write_at(&bytes, offset).and_then(|()| self.sync());
+        written.map_err(io("writing a larger L1 table"))?;
+        let used = old.offset >> bits;
+        let used = used..used + (old.entries.len() as u64 * 8).div_ceil(1 << bits);
+        *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(L1 { entries, offset });
+        self.l1_generation.fetch_add(1, Ordering::Release);
+        self.write_size(self.len_bytes()).map_err(io("writing the place of the L1 table"))?;
+        self.sync().map_err(io("writing the place of the L1 table"))?;
+        meta.metadata.remove_range(&used);
+        meta.metadata.add_range(place..place + clusters);
+        writer.release(meta, used, bits);
+        Ok(())
+    }
+
+    /// Size of the disk, and where the L1 table is: one write within a sector.
+    fn write_size(&self, len_bytes: u64) -> io::Result<()> {
+        let l1 = self.l1();
+        let mut field = [0u8; 24];
+        field[..8].copy_from_slice(&len_bytes.to_be_bytes());
+        field[12..16].copy_from_slice(&(l1.entries.len() as u32).to_be_bytes());
+        field[16..].copy_from_slice(&l1.offset.to_be_bytes());
+        self.store.write_at(&field, place::SIZE)
+    }
+}

@@ -1,0 +1,226 @@
+//! Counting references: every table is read once for each that refers to it.
+
+use std::collections::HashMap;
+
+use crate::error::Error;
+use crate::format::bitmap;
+use crate::format::entry::{self, COMPRESSED, Kind};
+use crate::format::geometry::Geometry;
+use crate::format::header::Header;
+use crate::limits::MAX_CHECK_CLUSTERS;
+use crate::map::open::{Tables, read_words};
+use crate::store::Store;
+
+/// How often each cluster of the file is referred to.
+pub struct Counts {
+    /// Up to 254 in place.
+    small: Vec<u8>,
+    /// The rest: 255 in `small`.
+    large: HashMap<u64, u64>,
+    /// Contradictions that cannot be mended: the first, and how many.
+    damage: Option<(String, u64)>,
+    /// Clusters that can be referred to.
+    file_clusters: u64,
+}
+
+/// In `small`: look into `large`.
+const MANY: u8 = 255;
+
+impl Counts {
+    /// Counts all references of an image.
+    pub(crate) fn of(
+        store: &dyn Store,
+        header: &Header,
+        tables: &Tables,
+        progress: &mut dyn FnMut(f64),
+    ) -> Result<Self, Error> {
+        let file_clusters = tables.file_clusters(header);
+        if file_clusters > MAX_CHECK_CLUSTERS {
+            let rule =
+                format!("at most {MAX_CHECK_CLUSTERS} to be checked (qemu-img check -r all)");
+            return Err(Error::header("clusters of the file", file_clusters, rule));
+        }
+        let mut this = Self {
+            small: vec![0; file_clusters as usize],
+            large: HashMap::new(),
+            damage: None,
+            file_clusters,
+        };
+        this.fixed(store, header, tables)?;
+        let all = std::iter::once(&tables.l1).chain(&tables.snapshot_l1s);
+        let total: usize = all.clone().map(Vec::len).sum();
+        let mut done = 0;
+        for l1 in all {
+            for &entry in l1 {
+                done += 1;
+                this.table(store, &header.geometry, entry)?;
+                if done % 64 == 0 {
+                    progress(done as f64 / total as f64);
+                }
+            }
+        }
+        match this.damage.take() {
+            None => Ok(this),
+            Some((what, count)) => Err(Error::Damaged { what, count }),
+        }
+    }
+
+    /// References to a cluster.
+    pub fn get(&self, cluster: u64) -> u64 {
+        match self.small.get(cluster as usize) {
+            None => 0,
+            Some(&MANY) => self.large.get(&cluster).copied().unwrap_or(0),
+            Some(&count) => count.into(),
+        }
+    }
+
+    /// Clusters that were counted.
+    pub fn clusters(&self) -> u64 {
+        self.small.len() as u64
+    }
+
+    /// One more reference; clusters behind the end are added.
+    pub fn add(&mut self, cluster: u64) {
+        if cluster >= self.clusters() {
+            self.small.resize(cluster as usize + 1, 0);
+        }
+        let count = &mut self.small[cluster as usize];
+        match *count {
+            MANY => *self.large.entry(cluster).or_insert(0) += 1,
+            254 => {
+                *count = MANY;
+                self.large.insert(cluster, 255);
+            }
+            _ => *count += 1,
+        }
+    }
+
+    fn damaged(&mut self, what: impl FnOnce() -> String) {
+        match &mut self.damage {
+            Some((_, count)) => *count += 1,
+            None => self.damage = Some((what(), 1)),
+        }
+    }
+
+    /// The references of a range of bytes; false when it is not in the file.
+    fn range(&mut self, what: &str, offset: u64, len: u64, bits: u32) -> bool {
+        if len == 0 {
+            return true;
+        }
+        let (first, last) = (offset >> bits, (offset + len - 1) >> bits);
+        if last >= self.file_clusters {
+            self.damaged(|| format!("{what} at {offset:#x} is not in the file"));
+            return false;
+        }
+        (first..=last).for_each(|cluster| self.add(cluster));
+        true
+    }
+
+    /// A table of its own: nothing else may be where it is.
+    fn alone(&mut self, what: &str, offset: u64, len: u64, bits: u32) -> bool {
+        let is_there = self.range(what, offset, len, bits);
+        let clusters = offset >> bits..(offset + len).div_ceil(1 << bits);
+        if is_there && clusters.into_iter().any(|cluster| self.get(cluster) > 1) {
+            self.damaged(|| format!("{what} at {offset:#x} is where something else is"));
+            return false;
+        }
+        is_there
+    }
+
+    /// Everything but L2 tables and data.
+    fn fixed(&mut self, store: &dyn Store, header: &Header, tables: &Tables) -> Result<(), Error> {
+        let geometry = &header.geometry;
+        let bits = geometry.cluster_bits;
+        let cluster = geometry.cluster_len();
+        self.alone("the header", 0, cluster, bits);
+        self.alone("the L1 table", header.l1_offset, u64::from(header.l1_entries) * 8, bits);
+        let len = u64::from(header.refcount_table_clusters) << bits;
+        self.alone("the refcount table", header.refcount_table_offset, len, bits);
+        let len = tables.snapshot_table_len;
+        self.alone("the snapshot table", header.snapshots_offset, len, bits);
+        for snapshot in &tables.snapshots {
+            let len = u64::from(snapshot.l1_entries) * 8;
+            self.alone("the L1 table of a snapshot", snapshot.l1_offset, len, bits);
+        }
+        for &entry in tables.refcount_table.iter().filter(|&&entry| entry & !0x1ff != 0) {
+            let offset = entry & !0x1ff;
+            if geometry.in_cluster(offset) != 0 {
+                self.damaged(|| format!("a refcount block at {offset:#x}, within a cluster"));
+            } else {
+                self.alone("a refcount block", offset, cluster, bits);
+            }
+        }
+        self.bitmaps(store, header, tables)
+    }
+
+    fn bitmaps(
+        &mut self,
+        store: &dyn Store,
+        header: &Header,
+        tables: &Tables,
+    ) -> Result<(), Error> {
+        let Some(bitmaps) = &header.bitmaps else { return Ok(()) };
+        let bits = header.geometry.cluster_bits;
+        self.alone("the bitmap directory", bitmaps.directory_offset, bitmaps.directory_len, bits);
+        for of in &tables.bitmaps {
+            let (offset, entries) = (of.table_offset, u64::from(of.table_entries));
+            if !self.alone("the table of a bitmap", offset, entries * 8, bits) {
+                continue;
+            }
+            let words = read_words(store, offset, entries, "reading the table of a bitmap")?;
+            for offset in words.into_iter().map(bitmap::cluster_offset).filter(|&o| o != 0) {
+                self.alone("a cluster of a bitmap", offset, 1 << bits, bits);
+            }
+        }
+        Ok(())
+    }
+
+    /// An L1 entry: its table, and all that the table refers to.
+    fn table(&mut self, store: &dyn Store, geometry: &Geometry, l1: u64) -> Result<(), Error> {
+        let offset = entry::offset(l1);
+        if offset == 0 {
+            return Ok(());
+        }
+        let bits = geometry.cluster_bits;
+        if geometry.in_cluster(offset) != 0 {
+            self.damaged(|| format!("an L2 table at {offset:#x}, within a cluster"));
+            return Ok(());
+        }
+        if !self.range("an L2 table", offset, geometry.cluster_len(), bits) {
+            return Ok(());
+        }
+        let words = geometry.cluster_len() / 8;
+        let words = read_words(store, offset, words, "reading an L2 table")?;
+        for pair in words.chunks_exact(geometry.entry_len() as usize / 8) {
+            let raw = entry::clean(pair[0], geometry);
+            let bitmap = pair.get(1).copied().unwrap_or(0);
+            self.entry(geometry, raw, bitmap, offset);
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, geometry: &Geometry, raw: u64, bitmap: u64, table: u64) {
+        let bits = geometry.cluster_bits;
+        if raw & COMPRESSED != 0 {
+            let (offset, len) = entry::compressed(raw, geometry);
+            // The last sector of the last cluster may end behind the file.
+            let end = (offset + len).min(self.file_clusters << bits);
+            self.range("a compressed cluster", offset, end.saturating_sub(offset).max(1), bits);
+            return;
+        }
+        let subs = if geometry.extended_l2 { 32 } else { 1 };
+        if (0..subs).any(|sub| entry::kind(raw, bitmap, sub, geometry) == Kind::Bad) {
+            self.damaged(|| format!("an entry of the L2 table at {table:#x} contradicts itself"));
+            return;
+        }
+        let offset = entry::offset(raw);
+        if !entry::is_allocated(raw, geometry) || geometry.data_file {
+            return;
+        }
+        if geometry.in_cluster(offset) != 0 {
+            self.damaged(|| format!("data at {offset:#x}, within a cluster"));
+            return;
+        }
+        self.range("data", offset, geometry.cluster_len(), bits);
+    }
+}

@@ -1,0 +1,63 @@
+//! What can be wrong with an image: every text says what, and which command helps.
+
+use std::io;
+
+use thiserror::Error;
+
+/// Why an image is not served.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file cannot be read or written.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Not a qcow2 image, or one of a version that is not served.
+    #[error("{0}")]
+    NotServed(String),
+    /// A number in the header is outside its limits.
+    #[error("{what} is {value}; it must be {rule}")]
+    Header {
+        /// Which field.
+        what: &'static str,
+        /// What it says.
+        value: u64,
+        /// The rule that it breaks.
+        rule: String,
+    },
+    /// The tables contradict each other and cannot be mended without loss.
+    #[error(
+        "it is damaged: {what} ({count} such); it is left as it is. Make a copy, then \
+         `qemu-img check -r all` mends what can be mended"
+    )]
+    Damaged {
+        /// The first contradiction.
+        what: String,
+        /// How many there are.
+        count: u64,
+    },
+}
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    pub(crate) fn header(what: &'static str, value: u64, rule: impl Into<String>) -> Self {
+        Self::Header { what, value, rule: rule.into() }
+    }
+}
+
+/// An error of a request on a contradiction in the image: EIO, with the cause as text.
+pub(crate) fn contradiction(what: impl Into<String>) -> io::Error {
+    io::Error::other(Contradiction(what.into()))
+}
+
+/// See [`contradiction`].
+#[derive(Debug, Error)]
+#[error("the image contradicts itself: {0}")]
+pub struct Contradiction(pub String);

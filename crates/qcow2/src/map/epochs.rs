@@ -1,0 +1,99 @@
+//! When a freed cluster has no reader or writer left.
+//!
+//! A request that was planned before a cluster was freed may still read or write it. So requests are
+//! counted by the epoch in which they were planned, each queue by itself, and the epoch goes on only
+//! when nobody is left in the one before. What was freed in epoch *e* is untouched from *e* + 2 on.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Epochs of an image.
+#[derive(Debug, Default)]
+pub struct Epochs {
+    now: AtomicU64,
+    parties: Mutex<Vec<Weak<Party>>>,
+}
+
+/// Who plans requests: a queue, or a helper thread. Written by one thread.
+#[derive(Debug, Default)]
+pub struct Party {
+    /// Requests planned in even and in odd epochs.
+    active: [AtomicU64; 2],
+}
+
+/// The epoch in which a request was planned; to be given back.
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub struct Stay(usize);
+
+impl Epochs {
+    /// A new party; it ends with the last hold on it.
+    pub fn join(&self) -> Arc<Party> {
+        let party = Arc::new(Party::default());
+        let mut parties = self.parties.lock().unwrap_or_else(PoisonError::into_inner);
+        parties.retain(|party| party.strong_count() > 0);
+        parties.push(Arc::downgrade(&party));
+        party
+    }
+
+    /// Before a request looks at the map.
+    #[inline]
+    pub fn enter(&self, party: &Party) -> Stay {
+        loop {
+            let now = self.now.load(SeqCst);
+            let side = (now & 1) as usize;
+            party.active[side].fetch_add(1, SeqCst);
+            if self.now.load(SeqCst) == now {
+                return Stay(side);
+            }
+            party.active[side].fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// When its last operation is done.
+    #[inline]
+    pub fn leave(&self, party: &Party, stay: Stay) {
+        party.active[stay.0].fetch_sub(1, SeqCst);
+    }
+
+    /// The epoch that a cluster is freed in.
+    pub fn now(&self) -> u64 {
+        self.now.load(SeqCst)
+    }
+
+    /// Goes on by as many epochs as it can, up to two, and returns the epoch. Callers take turns.
+    pub fn advance(&self) -> u64 {
+        for _ in 0..2 {
+            let now = self.now.load(SeqCst);
+            let before = (now as usize + 1) & 1;
+            let parties = self.parties.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_clear = |party: &Arc<Party>| party.active[before].load(SeqCst) == 0;
+            if !parties.iter().filter_map(Weak::upgrade).all(|party| is_clear(&party)) {
+                break;
+            }
+            self.now.store(now + 1, SeqCst);
+        }
+        self.now()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_holds_up_the_second_epoch_after_it() {
+        let epochs = Epochs::default();
+        let (a, b) = (epochs.join(), epochs.join());
+        let old = epochs.enter(&a);
+        let freed = epochs.now();
+        assert_eq!(epochs.advance(), freed + 1);
+        let new = epochs.enter(&b);
+        assert_eq!(epochs.advance(), freed + 1);
+        epochs.leave(&a, old);
+        assert_eq!(epochs.advance(), freed + 2, "those that came after it do not count");
+        epochs.leave(&b, new);
+        drop(a);
+        assert_eq!(epochs.advance(), freed + 4);
+    }
+}

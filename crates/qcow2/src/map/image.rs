@@ -1,0 +1,190 @@
+//! One image of a chain: its tables in memory, and the only way to them.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::metadata::Metadata;
+use super::slices::{Pair, Slice, Slices};
+use super::writer::{Meta, Writer};
+use crate::error::contradiction;
+use crate::format::entry::{self, BAD, NO_WRITE};
+use crate::format::geometry::Geometry;
+use crate::format::header::Header;
+use crate::store::Store;
+
+/// An L1 table in memory: entries without their reserved bits.
+#[derive(Debug)]
+pub struct L1 {
+    /// Offsets of L2 tables, and whether they are the image's own.
+    pub entries: Box<[AtomicU64]>,
+    /// Where it is in the file.
+    pub offset: u64,
+}
+
+/// An open image, without what it stands on.
+#[derive(Debug)]
+pub struct Image {
+    /// For logs.
+    pub(crate) name: String,
+    pub(crate) header: Header,
+    pub(crate) store: Arc<dyn Store>,
+    /// Where data clusters are: the same, or the data file.
+    pub(crate) data: Arc<dyn Store>,
+    pub(crate) len_bytes: AtomicU64,
+    pub(crate) l1: RwLock<Arc<L1>>,
+    /// Counts the exchanges of `l1`.
+    pub(crate) l1_generation: AtomicU64,
+    pub(crate) slices: Slices,
+    /// None: read-only.
+    pub(crate) writer: Option<Writer>,
+}
+
+impl Image {
+    /// Sizes.
+    #[inline]
+    pub fn geometry(&self) -> &Geometry {
+        &self.header.geometry
+    }
+
+    /// Size of the disk in bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// The header as it was at opening.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// For logs: the name that it was opened with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The L1 table of now.
+    pub(crate) fn l1(&self) -> Arc<L1> {
+        Arc::clone(&self.l1.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The parts for writing; an error where there are none, or where the image has turned out to be
+    /// damaged.
+    pub(crate) fn writer(&self) -> io::Result<&Writer> {
+        let writer = self.writer.as_ref().ok_or_else(read_only)?;
+        writer.check()?;
+        Ok(writer)
+    }
+
+    /// The slice, read if need be; none where there is no table. Takes the lock of the map.
+    pub(crate) fn slice(&self, number: u64) -> io::Result<Option<Arc<Slice>>> {
+        if let Some(slice) = self.slices.get(number) {
+            return Ok(Some(slice));
+        }
+        match &self.writer {
+            Some(writer) => {
+                let meta = writer.meta();
+                self.slice_with(number, Some(&meta))
+            }
+            None => self.slice_with(number, None),
+        }
+    }
+
+    /// As [`Image::slice`], under the lock of the map where there is one.
+    pub(crate) fn slice_with(
+        &self,
+        number: u64,
+        meta: Option<&Meta>,
+    ) -> io::Result<Option<Arc<Slice>>> {
+        if let Some(slice) = self.slices.get(number) {
+            return Ok(Some(slice));
+        }
+        let index = self.geometry().l1_index_of(number);
+        let l1_entry = self.l1_entry(index)?;
+        if l1_entry == 0 {
+            return Ok(None);
+        }
+        let offset = entry::offset(l1_entry) + self.geometry().offset_in_table(number);
+        let mut bytes = vec![0; self.geometry().slice_len() as usize];
+        self.store.read_padded(&mut bytes, offset)?;
+        let metadata = meta.map(|meta| &meta.metadata);
+        let first = number << self.geometry().slice_bits();
+        let check = |n, entry| check_entry(entry, first + n as u64, self.geometry(), metadata);
+        let is_own = l1_entry & entry::COPIED != 0;
+        let slice = Slice::new(number, offset, is_own, &bytes, self.geometry(), check);
+        Ok(Some(self.slices.add(slice)))
+    }
+
+    /// An entry of the L1 table; 0 behind its end.
+    pub(crate) fn l1_entry(&self, index: u64) -> io::Result<u64> {
+        let l1 = self.l1();
+        let entry = l1.entries.get(index as usize).map_or(0, |e| e.load(Ordering::Acquire));
+        if entry & BAD != 0 {
+            return Err(contradiction(format!("entry {index} of the L1 table points at no table")));
+        }
+        Ok(entry)
+    }
+
+    /// The entry of a guest cluster: 0 where there is no table.
+    pub(crate) fn entry(&self, cluster: u64) -> io::Result<Pair> {
+        let slice = self.slice(self.geometry().slice_of(cluster))?;
+        Ok(slice.map_or((0, 0), |slice| slice.get(self.geometry().index_in_slice(cluster))))
+    }
+
+    /// Writes entries in a row to the file. The caller has claimed their clusters.
+    pub(crate) fn write_entries(
+        &self,
+        slice: &Slice,
+        index: usize,
+        pairs: &[Pair],
+    ) -> io::Result<()> {
+        let bytes = encode(pairs, self.geometry());
+        self.store.write_at(&bytes, slice.offset + index as u64 * self.geometry().entry_len())
+    }
+
+    /// Bytes of memory that tables take now, about.
+    pub fn memory_len(&self) -> u64 {
+        let l1 = self.l1().entries.len() as u64 * 8;
+        let slices = self.slices.count() as u64 * self.geometry().slice_len();
+        let meta = self.writer.as_ref().map_or(0, |writer| writer.meta().memory_len());
+        l1 + slices + meta
+    }
+}
+
+pub(crate) fn read_only() -> io::Error {
+    io::Error::from_raw_os_error(libc::EROFS)
+}
+
+/// The bytes of entries in a row.
+pub(crate) fn encode(pairs: &[Pair], geometry: &Geometry) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(pairs.len() * 16);
+    for &(entry, bitmap) in pairs {
+        bytes.extend_from_slice(&entry.to_be_bytes());
+        if geometry.extended_l2 {
+            bytes.extend_from_slice(&bitmap.to_be_bytes());
+        }
+    }
+    bytes
+}
+
+/// Marks an entry that cannot be used, or not for writing.
+fn check_entry(entry: u64, cluster: u64, geometry: &Geometry, metadata: Option<&Metadata>) -> u64 {
+    if entry & entry::COMPRESSED != 0 {
+        return if geometry.data_file { BAD } else { entry };
+    }
+    if entry & entry::ZERO != 0 && geometry.version < 3 {
+        return entry | BAD;
+    }
+    let offset = entry::offset(entry);
+    if !entry::is_allocated(entry, geometry) {
+        return entry;
+    }
+    let is_placed = geometry.in_cluster(offset) == 0
+        && (!geometry.data_file || offset == cluster << geometry.cluster_bits);
+    if !is_placed {
+        return entry | BAD;
+    }
+    let host = offset >> geometry.cluster_bits;
+    let is_metadata = !geometry.data_file && metadata.is_some_and(|m| m.contains(host));
+    if is_metadata { entry | NO_WRITE } else { entry }
+}

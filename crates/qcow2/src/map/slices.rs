@@ -1,0 +1,261 @@
+//! Slices: the pieces of L2 tables that are in memory.
+//!
+//! A slice is read by any thread without a lock, and each of its entries is changed by whoever has
+//! claimed that cluster. There is one at a time of each piece: who evicts one marks it as retired
+//! first, and who is about to change an entry pins the slice first, so that neither misses the other.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::format::entry;
+use crate::format::geometry::Geometry;
+
+/// A piece of an L2 table.
+#[derive(Debug)]
+pub struct Slice {
+    /// Counted over all tables.
+    pub number: u64,
+    /// Where it is in the file.
+    pub offset: u64,
+    /// The table is this image's own: its refcount is one.
+    pub is_own: bool,
+    /// One for each cluster, or two: entry and bitmap.
+    entries: Box<[AtomicU64]>,
+    is_extended: bool,
+    is_retired: AtomicBool,
+    pins: AtomicU32,
+    /// Looked at since the evictor last came by.
+    is_used: AtomicBool,
+}
+
+/// An entry and, in extended tables, its bitmap.
+pub type Pair = (u64, u64);
+
+impl Slice {
+    /// From the bytes of the table.
+    pub fn new(
+        number: u64,
+        offset: u64,
+        is_own: bool,
+        bytes: &[u8],
+        geometry: &Geometry,
+        check: impl Fn(usize, u64) -> u64,
+    ) -> Self {
+        let is_extended = geometry.extended_l2;
+        let words = bytes.chunks_exact(8).enumerate().map(|(n, word)| {
+            let raw = word.iter().fold(0u64, |sum, &byte| sum << 8 | u64::from(byte));
+            let is_bitmap = is_extended && n % 2 == 1;
+            AtomicU64::new(if is_bitmap {
+                raw
+            } else {
+                check(n >> u32::from(is_extended), entry::clean(raw, geometry))
+            })
+        });
+        Self {
+            number,
+            offset,
+            is_own,
+            entries: words.collect(),
+            is_extended,
+            is_retired: AtomicBool::new(false),
+            pins: AtomicU32::new(0),
+            is_used: AtomicBool::new(true),
+        }
+    }
+
+    /// The entry at `index`, and its bitmap.
+    #[inline]
+    pub fn get(&self, index: usize) -> Pair {
+        if !self.is_extended {
+            return (self.entries[index].load(Ordering::Acquire), 0);
+        }
+        let (entry, bitmap) = (&self.entries[index * 2], &self.entries[index * 2 + 1]);
+        loop {
+            let before = entry.load(Ordering::Acquire);
+            let bits = bitmap.load(Ordering::Acquire);
+            if entry.load(Ordering::Acquire) == before {
+                return (before, bits);
+            }
+        }
+    }
+
+    /// Sets an entry whose cluster the caller has claimed, in a slice that it has pinned.
+    pub fn set(&self, index: usize, (entry, bitmap): Pair) {
+        if !self.is_extended {
+            self.entries[index].store(entry, Ordering::Release);
+            return;
+        }
+        let (first, second) = (&self.entries[index * 2], &self.entries[index * 2 + 1]);
+        // A reader in between sees the old state, or an entry whose pieces are all unallocated.
+        if entry::offset(entry) == 0 {
+            second.store(bitmap, Ordering::Release);
+            first.store(entry, Ordering::Release);
+        } else {
+            if entry::offset(first.load(Ordering::Relaxed)) != entry::offset(entry) {
+                second.store(0, Ordering::Release);
+            }
+            first.store(entry, Ordering::Release);
+            second.store(bitmap, Ordering::Release);
+        }
+    }
+
+    /// Keeps the slice from being evicted; false when it was evicted already.
+    #[inline]
+    pub fn pin(&self) -> bool {
+        self.pins.fetch_add(1, Ordering::SeqCst);
+        let is_there = !self.is_retired.load(Ordering::SeqCst);
+        if !is_there {
+            self.unpin();
+        }
+        is_there
+    }
+
+    /// Ends a [`Slice::pin`].
+    #[inline]
+    pub fn unpin(&self) {
+        self.pins.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether it was evicted, so that another one may stand for it.
+    #[inline]
+    pub fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::Acquire)
+    }
+
+    /// Marks it as looked at.
+    #[inline]
+    pub fn touch(&self) {
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Retires it, unless it is pinned.
+    fn retire(&self) -> bool {
+        self.is_retired.store(true, Ordering::SeqCst);
+        let is_free = self.pins.load(Ordering::SeqCst) == 0;
+        if !is_free {
+            self.is_retired.store(false, Ordering::SeqCst);
+        }
+        is_free
+    }
+}
+
+/// The slices of an image that are in memory.
+#[derive(Debug)]
+pub struct Slices {
+    state: Mutex<State>,
+    capacity: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    all: HashMap<u64, Arc<Slice>>,
+    /// All of them, in the order in which the evictor looks at them.
+    order: VecDeque<u64>,
+}
+
+impl Slices {
+    /// Room for `capacity` slices.
+    pub fn new(capacity: usize) -> Self {
+        Self { state: Mutex::default(), capacity: capacity.max(1) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The slice, if it is in memory. No I/O.
+    pub fn get(&self, number: u64) -> Option<Arc<Slice>> {
+        let slice = self.lock().all.get(&number).cloned();
+        slice.inspect(|slice| slice.touch())
+    }
+
+    /// Adds a slice that was read, unless it is there by now: returns the one that is. Makes room
+    /// first, unless all others are pinned.
+    pub fn add(&self, slice: Slice) -> Arc<Slice> {
+        let mut state = self.lock();
+        if let Some(there) = state.all.get(&slice.number) {
+            return Arc::clone(there);
+        }
+        while state.all.len() >= self.capacity && state.evict_one() {}
+        let slice = Arc::new(slice);
+        state.order.push_back(slice.number);
+        state.all.insert(slice.number, Arc::clone(&slice));
+        slice
+    }
+
+    /// Drops the slices `numbers`, none of which is pinned: their table has moved.
+    pub fn drop_all(&self, numbers: std::ops::Range<u64>) {
+        let mut state = self.lock();
+        for number in numbers {
+            if let Some(slice) = state.all.remove(&number) {
+                slice.is_retired.store(true, Ordering::SeqCst);
+            }
+        }
+        let State { all, order } = &mut *state;
+        order.retain(|number| all.contains_key(number));
+    }
+
+    /// Slices in memory.
+    pub fn count(&self) -> usize {
+        self.lock().all.len()
+    }
+}
+
+impl State {
+    /// The clock: whoever was used since gets another round. False when all are pinned.
+    fn evict_one(&mut self) -> bool {
+        for _ in 0..self.order.len() * 2 {
+            let Some(number) = self.order.pop_front() else { return false };
+            let Some(slice) = self.all.get(&number) else { continue };
+            if !slice.is_used.swap(false, Ordering::Relaxed) && slice.retire() {
+                self.all.remove(&number);
+                return true;
+            }
+            self.order.push_back(number);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::geometry::Compression;
+
+    const GEOMETRY: Geometry = Geometry {
+        version: 3,
+        cluster_bits: 16,
+        refcount_order: 4,
+        extended_l2: false,
+        data_file: false,
+        compression: Compression::Zlib,
+    };
+
+    fn slice(number: u64) -> Slice {
+        Slice::new(number, 0, true, &[0; 64], &GEOMETRY, |_, entry| entry)
+    }
+
+    #[test]
+    fn the_least_used_goes_and_who_is_pinned_stays() {
+        let slices = Slices::new(2);
+        let first = slices.add(slice(1));
+        assert!(first.pin());
+        slices.add(slice(2));
+        slices.add(slice(3));
+        assert!(slices.get(1).is_some() && slices.get(2).is_none() && slices.get(3).is_some());
+        first.unpin();
+        slices.add(slice(4));
+        slices.add(slice(5));
+        assert!(slices.get(1).is_none());
+        assert!(first.is_retired() && !first.pin());
+        let again = slices.add(slice(1));
+        assert!(!Arc::ptr_eq(&first, &again));
+        assert!(Arc::ptr_eq(&again, &slices.add(slice(1))));
+        slices.drop_all(0..10);
+        assert!(again.is_retired());
+        assert_eq!(slices.count(), 0);
+    }
+}

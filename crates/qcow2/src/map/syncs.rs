@@ -1,0 +1,76 @@
+//! Syncs of the file, shared by all that need one at the same time.
+//!
+//! A sync that failed stays failed: the kernel has dropped what it could not write, and the next one
+//! would say that all is well.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crate::store::Store;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Syncs {
+    /// Counts who asked.
+    asked: AtomicU64,
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whoever asked up to here has it.
+    done: u64,
+    is_running: bool,
+    has_failed: bool,
+    /// Syncs done, for statistics.
+    count: u64,
+}
+
+impl Syncs {
+    /// Makes durable what the caller wrote before.
+    pub fn sync(&self, stores: &[&dyn Store]) -> io::Result<()> {
+        let mine = self.asked.fetch_add(1, SeqCst) + 1;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if state.has_failed {
+                return Err(failed());
+            }
+            if state.done >= mine {
+                return Ok(());
+            }
+            if !state.is_running {
+                break;
+            }
+            state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.is_running = true;
+        let covers = self.asked.load(SeqCst);
+        drop(state);
+        let result = stores.iter().try_for_each(|store| store.sync());
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.is_running = false;
+        state.count += 1;
+        match result {
+            Ok(()) => state.done = covers,
+            Err(_) => state.has_failed = true,
+        }
+        self.over.notify_all();
+        result
+    }
+
+    /// Another way than this one found that the file cannot be synced.
+    pub fn fail(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).has_failed = true;
+    }
+
+    /// Syncs done.
+    pub fn count(&self) -> u64 {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).count
+    }
+}
+
+fn failed() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}

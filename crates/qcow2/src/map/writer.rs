@@ -1,0 +1,482 @@
+//! What an image that is written has besides: free clusters, the reserve, and what was freed.
+//!
+//! Clusters come from the *reserve*: counted as used, within the file, and zero, all of it so durable
+//! that an entry may refer to them at any time. So a write to space that was never written needs no
+//! other order than data before entry. They go by *release*: when no entry refers to a cluster any
+//! more, that is durable, and nobody who saw the old entry is still at work, its count goes down, and
+//! at zero its room goes back to the host.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::claims::Claims;
+use super::epochs::Epochs;
+use super::image::Image;
+use super::metadata::Metadata;
+use super::refcounts::Refcounts;
+use super::syncs::Syncs;
+use crate::error::{Contradiction, contradiction};
+use crate::format::header::{feature, place};
+use crate::limits::{
+    MAX_EXTENSION_LEN_BYTES, MAX_RELEASED_LEN_BYTES, MAX_RESERVE_CLUSTERS, MAX_RESERVE_LEN_BYTES,
+    MIN_EXTENSION_LEN_BYTES, MIN_RESERVE_LEN_BYTES,
+};
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Writer {
+    /// Who changes which entry; the reserve.
+    pub claims: Claims,
+    /// When those who saw an old entry are gone.
+    pub epochs: Epochs,
+    /// Syncs of the file.
+    pub syncs: Syncs,
+    meta: Mutex<Meta>,
+    /// Counts releases.
+    changes: AtomicU64,
+    /// Releases up to here are durable: no entry refers to them after a power cut.
+    synced: AtomicU64,
+    /// Clusters that wait to be freed.
+    pending: AtomicU64,
+    is_damaged: AtomicBool,
+    /// Incompatible features as they are in the file.
+    incompatible: AtomicU64,
+}
+
+/// What is only touched under the lock of the map.
+#[derive(Debug)]
+pub struct Meta {
+    /// Of the file's clusters.
+    pub refcounts: Refcounts,
+    /// Clusters that nothing of the guest's is written to.
+    pub metadata: Metadata,
+    /// Nothing is free below this cluster.
+    pub hint: u64,
+    /// From this cluster on the file has never been written, and nothing is in use.
+    pub fresh: u64,
+    /// Clusters that the file durably has.
+    pub end: u64,
+    /// Clusters of the next reserve.
+    pub reserve: u64,
+    /// Freed, and not yet counted so.
+    pub released: Vec<Release>,
+    /// The file's length at opening, to which it goes back where nothing came.
+    pub opened_len: u64,
+}
+
+/// Clusters that no entry refers to any more.
+#[derive(Debug)]
+pub struct Release {
+    clusters: Range<u64>,
+    /// Its number: durable when that is.
+    change: u64,
+    epoch: u64,
+}
+
+impl Meta {
+    /// Bytes of memory, about.
+    pub fn memory_len(&self) -> u64 {
+        self.metadata.memory_len() + crate::limits::REFCOUNT_CACHE_LEN_BYTES
+    }
+}
+
+impl Writer {
+    pub(crate) fn new(meta: Meta, incompatible: u64) -> Self {
+        Self {
+            claims: Claims::default(),
+            epochs: Epochs::default(),
+            syncs: Syncs::default(),
+            meta: Mutex::new(meta),
+            changes: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            pending: AtomicU64::new(0),
+            is_damaged: AtomicBool::new(incompatible & feature::CORRUPT != 0),
+            incompatible: AtomicU64::new(incompatible),
+        }
+    }
+
+    pub(crate) fn meta(&self) -> MutexGuard<'_, Meta> {
+        self.meta.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An error where the image turned out to be damaged: nothing is written to it any more.
+    #[inline]
+    pub fn check(&self) -> io::Result<()> {
+        if self.is_damaged.load(Ordering::Relaxed) {
+            return Err(contradiction("it was found to be damaged before"));
+        }
+        Ok(())
+    }
+
+    /// Whether it was.
+    pub fn is_damaged(&self) -> bool {
+        self.is_damaged.load(Ordering::Relaxed)
+    }
+
+    /// Clusters that wait to be freed.
+    pub fn pending(&self) -> u64 {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Clusters that no entry refers to any more: freed after the next sync.
+    pub(crate) fn release(&self, meta: &mut Meta, clusters: Range<u64>, cluster_bits: u32) {
+        if clusters.is_empty() {
+            return;
+        }
+        let count = clusters.end - clusters.start;
+        let pending = self.pending.fetch_add(count, Ordering::Relaxed) + count;
+        if pending << cluster_bits > MAX_RELEASED_LEN_BYTES {
+            self.claims.poke();
+        }
+        let change = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
+        meta.released.push(Release { clusters, change, epoch: self.epochs.now() });
+    }
+
+    /// What a flush that begins now covers, for [`Writer::flush_ended`].
+    pub fn flush_begins(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// A flush that covered so much is done.
+    pub fn flush_ended(&self, covers: u64) {
+        self.synced.fetch_max(covers, Ordering::SeqCst);
+        if self.pending() > 0 {
+            self.claims.poke();
+        }
+    }
+}
+
+impl Image {
+    /// Makes durable what was written before. Waits.
+    pub fn sync(&self) -> io::Result<()> {
+        let Some(writer) = &self.writer else { return Ok(()) };
+        let covers = writer.flush_begins();
+        if self.header.geometry.data_file {
+            writer.syncs.sync(&[&*self.data, &*self.store])?;
+        } else {
+            writer.syncs.sync(&[&*self.store])?;
+        }
+        writer.flush_ended(covers);
+        Ok(())
+    }
+
+    /// Looks after the map: frees what can be freed, fills the reserve. To be called by a thread that
+    /// may wait, when [`Claims::take_work`] says so.
+    pub fn maintain(&self) -> io::Result<()> {
+        let writer = self.writer()?;
+        self.noticed(self.maintain_inner(writer))
+    }
+
+    fn maintain_inner(&self, writer: &Writer) -> io::Result<()> {
+        if writer.pending() << self.geometry().cluster_bits > MAX_RELEASED_LEN_BYTES {
+            self.sync()?;
+        }
+        let mut meta = writer.meta();
+        self.settle(writer, &mut meta)?;
+        if !self.is_low(writer, &meta) {
+            return Ok(());
+        }
+        let picked = self.pick(writer, &mut meta)?;
+        let low = meta.reserve / 4;
+        drop(meta);
+        if picked.needs_sync {
+            self.sync()?;
+        }
+        picked.ranges.into_iter().for_each(|range| writer.claims.add(range, low));
+        Ok(())
+    }
+
+    fn is_low(&self, writer: &Writer, meta: &Meta) -> bool {
+        writer.claims.reserved() <= meta.reserve / 4
+    }
+
+    /// Up to `max` clusters in a row, counted as used, durably zero and within the file. Waits where
+    /// the reserve is empty.
+    pub(crate) fn take_clusters(
+        &self,
+        writer: &Writer,
+        meta: &mut Meta,
+        max: u64,
+    ) -> io::Result<Range<u64>> {
+        loop {
+            if let Some(taken) = writer.claims.take(max) {
+                return Ok(taken);
+            }
+            let picked = self.pick(writer, meta)?;
+            if picked.needs_sync {
+                self.sync()?;
+            }
+            let low = meta.reserve / 4;
+            picked.ranges.into_iter().for_each(|range| writer.claims.add(range, low));
+        }
+    }
+
+    /// `count` clusters in a row, for a table that needs them so. They may hold anything.
+    pub(crate) fn take_row(&self, writer: &Writer, meta: &mut Meta, count: u64) -> io::Result<u64> {
+        // A refcount block may be in the way at each of its turns.
+        if count >= self.geometry().block_entries() {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        loop {
+            let found = self.next_fresh(writer, meta, count)?;
+            meta.refcounts.set(found.clone(), 1)?;
+            if found.end - found.start == count {
+                return Ok(found.start);
+            }
+            writer.claims.soil(found);
+        }
+    }
+
+    /// Counts free clusters as used, and zeroes those that may not be zero.
+    fn pick(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Picked> {
+        let want = meta.reserve;
+        let most = MAX_RESERVE_LEN_BYTES >> self.geometry().cluster_bits;
+        meta.reserve = (want * 2).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
+        // In version 2 nothing says after a power cut that counts may be wrong.
+        let mut picked = Picked { ranges: Vec::new(), needs_sync: self.geometry().version < 3 };
+        let holes = self.pick_holes(meta, want, &mut picked);
+        let found: u64 = picked.ranges.iter().map(|r| r.end - r.start).sum();
+        let all = holes.and_then(|()| {
+            if found < want {
+                let fresh = self.next_fresh(writer, meta, want - found)?;
+                meta.refcounts.set(fresh.clone(), 1)?;
+                picked.ranges.push(fresh);
+            }
+            Ok(())
+        });
+        match all {
+            // What was found is enough for now.
+            Err(_) if !picked.ranges.is_empty() => Ok(picked),
+            all => all.map(|()| picked),
+        }
+    }
+
+    fn pick_holes(&self, meta: &mut Meta, want: u64, picked: &mut Picked) -> io::Result<()> {
+        let bits = self.geometry().cluster_bits;
+        let mut left = want;
+        while left > 0 {
+            let Some(hole) = self.next_hole(meta, left)? else { break };
+            let count = hole.end - hole.start;
+            self.store.zero(hole.start << bits, count << bits, true)?;
+            meta.refcounts.set(hole.clone(), 1)?;
+            left -= count;
+            picked.needs_sync = true;
+            picked.ranges.push(hole);
+        }
+        Ok(())
+    }
+
+    /// Free clusters where the file was written before.
+    fn next_hole(&self, meta: &mut Meta, max: u64) -> io::Result<Option<Range<u64>>> {
+        let Meta { refcounts, metadata, hint, fresh, .. } = meta;
+        let found = refcounts.find_free(*hint..*fresh, max, metadata)?;
+        *hint = found.as_ref().map_or(*fresh, |found| found.end);
+        Ok(found)
+    }
+
+    /// Free clusters where the file was never written.
+    fn next_fresh(&self, writer: &Writer, meta: &mut Meta, max: u64) -> io::Result<Range<u64>> {
+        loop {
+            let first = meta.fresh;
+            self.extend_to(meta, first + 1, max)?;
+            self.make_countable(writer, meta, first)?;
+            let first = meta.fresh;
+            let entries = self.geometry().block_entries();
+            let end = ((first / entries + 1) * entries).min(meta.end);
+            if first >= end {
+                continue;
+            }
+            let Meta { refcounts, metadata, .. } = meta;
+            let found = refcounts.find_free(first..end, max, metadata)?;
+            meta.fresh = found.as_ref().map_or(end, |found| found.end);
+            if let Some(found) = found {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Extends the file so that it has at least `clusters`, and for some time to come.
+    fn extend_to(&self, meta: &mut Meta, clusters: u64, wanted: u64) -> io::Result<()> {
+        if clusters <= meta.end {
+            return Ok(());
+        }
+        if !self.store.can_grow() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        let bits = self.geometry().cluster_bits;
+        let len = meta.end << bits;
+        let step = (len / 8).clamp(MIN_EXTENSION_LEN_BYTES, MAX_EXTENSION_LEN_BYTES);
+        let far = clusters.max((len + step) >> bits);
+        let near = clusters + wanted;
+        // A file system may not have files that large, or want the room at once.
+        let longer = |end: u64| self.store.set_len(end << bits).map(|()| end);
+        let end = longer(far).or_else(|_| longer(near)).or_else(|_| longer(clusters))?;
+        self.sync()?;
+        meta.end = end;
+        Ok(())
+    }
+
+    /// Sees to it that there is a refcount block for `cluster`, the first fresh one.
+    fn make_countable(&self, writer: &Writer, meta: &mut Meta, cluster: u64) -> io::Result<()> {
+        if !meta.refcounts.reaches(cluster) {
+            let new = meta.refcounts.larger_table()?;
+            let end = new.begin + new.blocks + new.clusters;
+            self.extend_to(meta, end, 0)?;
+            let Meta { refcounts, metadata, .. } = &mut *meta;
+            let old = refcounts.grow(new, metadata, &mut || self.sync())?;
+            meta.fresh = meta.fresh.max(end);
+            if let Some(old) = old {
+                writer.release(meta, old, self.geometry().cluster_bits);
+            }
+            return Ok(());
+        }
+        if meta.refcounts.has_block(cluster) {
+            return Ok(());
+        }
+        let is_v2 = self.geometry().version < 3;
+        let mut sync = || if is_v2 { self.sync() } else { Ok(()) };
+        let Meta { refcounts, metadata, .. } = &mut *meta;
+        refcounts.make_block(cluster, metadata, &mut sync)?;
+        let entries = self.geometry().block_entries();
+        if cluster.is_multiple_of(entries) {
+            meta.fresh = meta.fresh.max(cluster + 1);
+        }
+        Ok(())
+    }
+
+    /// Frees what may be freed by now.
+    fn settle(&self, writer: &Writer, meta: &mut Meta) -> io::Result<()> {
+        let bits = self.geometry().cluster_bits;
+        for soiled in writer.claims.take_soiled() {
+            writer.release(meta, soiled, bits);
+        }
+        let (synced, epoch) = (writer.synced.load(Ordering::SeqCst), writer.epochs.advance());
+        let is_over = |r: &Release| r.change <= synced && r.epoch + 2 <= epoch;
+        let over: Vec<_> = {
+            let (over, left) = std::mem::take(&mut meta.released).into_iter().partition(is_over);
+            meta.released = left;
+            over
+        };
+        for Release { clusters, .. } in over {
+            writer.pending.fetch_sub(clusters.end - clusters.start, Ordering::Relaxed);
+            self.count_down(meta, clusters)?;
+        }
+        Ok(())
+    }
+
+    fn count_down(&self, meta: &mut Meta, clusters: Range<u64>) -> io::Result<()> {
+        let bits = self.geometry().cluster_bits;
+        let mut at = clusters.start;
+        while at < clusters.end {
+            let count = meta.refcounts.get(at)?;
+            let mut end = at + 1;
+            while end < clusters.end && meta.refcounts.get(end)? == count {
+                end += 1;
+            }
+            let Some(less) = count.checked_sub(1) else {
+                return Err(contradiction(format!("cluster {at} was in use with refcount 0")));
+            };
+            meta.refcounts.set(at..end, less)?;
+            if less == 0 {
+                (at..end).for_each(|cluster| meta.metadata.remove(cluster));
+                meta.hint = meta.hint.min(at);
+                // Its room is the host's again. What cannot be unmapped is zeroed when it is reused.
+                let _ = self.store.zero(at << bits, (end - at) << bits, true);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Passes a result on, and notes a contradiction in the image.
+    pub(crate) fn noticed<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|e| {
+            let cause = e.get_ref().and_then(|cause| cause.downcast_ref::<Contradiction>());
+            if let Some(cause) = cause {
+                self.damaged(&cause.0);
+            }
+        })
+    }
+
+    /// Marks the image as damaged, for us and for whoever opens it next.
+    fn damaged(&self, what: &str) {
+        let Some(writer) = &self.writer else { return };
+        if writer.is_damaged.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        tracing::error!(
+            image = self.name,
+            "qcow2 image is damaged: {what}. Nothing is written to it any more; what can be read is. \
+             Make a copy, then `qemu-img check -r all` mends what can be mended"
+        );
+        let bits = writer.incompatible.fetch_or(feature::CORRUPT, Ordering::SeqCst);
+        if let Err(e) = self.write_incompatible(bits | feature::CORRUPT) {
+            tracing::error!(image = self.name, "the mark of damage cannot be written: {e}");
+        }
+    }
+
+    fn write_incompatible(&self, bits: u64) -> io::Result<()> {
+        if self.geometry().version < 3 {
+            return Ok(());
+        }
+        self.store.write_at(&bits.to_be_bytes(), place::INCOMPATIBLE)?;
+        self.store.sync()
+    }
+
+    /// Ends writing: nothing is reserved, freed clusters are counted so, and the file says that it
+    /// was closed. Nobody uses the image any more. After an error it stays marked as not closed.
+    pub fn close(&self) -> io::Result<()> {
+        let Some(writer) = &self.writer else { return Ok(()) };
+        if writer.is_damaged() {
+            return self.store.sync();
+        }
+        self.noticed(self.close_inner(writer))
+    }
+
+    fn close_inner(&self, writer: &Writer) -> io::Result<()> {
+        let mut meta = writer.meta();
+        let soiled = writer.claims.take_soiled();
+        soiled.into_iter().for_each(|s| writer.release(&mut meta, s, self.geometry().cluster_bits));
+        self.sync()?;
+        while !meta.released.is_empty() {
+            let before = meta.released.len();
+            self.settle(writer, &mut meta)?;
+            if meta.released.len() == before {
+                let text = "requests are still under way: freed clusters stay for the next opening";
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+            }
+        }
+        while let Some(unused) = writer.claims.take(u64::MAX) {
+            meta.refcounts.set(unused.clone(), 0)?;
+            meta.fresh = if meta.fresh == unused.end { unused.start } else { meta.fresh };
+        }
+        self.cut(&mut meta)?;
+        self.sync()?;
+        let bits = writer.incompatible.load(Ordering::SeqCst) & !feature::DIRTY;
+        self.write_incompatible(bits)
+    }
+
+    /// Cuts off what the file was extended by and did not use.
+    fn cut(&self, meta: &mut Meta) -> io::Result<()> {
+        let bits = self.geometry().cluster_bits;
+        let needed = (meta.fresh << bits).max(meta.opened_len);
+        if self.store.can_grow() && self.store.len()? > needed {
+            self.store.set_len(needed)?;
+        }
+        Ok(())
+    }
+
+    /// The clusters that the first reserve has.
+    pub(crate) fn first_reserve(cluster_bits: u32) -> u64 {
+        (MIN_RESERVE_LEN_BYTES >> cluster_bits).clamp(4, MAX_RESERVE_CLUSTERS)
+    }
+}
+
+/// See [`Image::pick`].
+struct Picked {
+    ranges: Vec<Range<u64>>,
+    /// Before they are used.
+    needs_sync: bool,
+}

@@ -1,0 +1,139 @@
+//! A file in memory that records every change and every sync.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::bytes::Bytes;
+use crate::store::Store;
+
+/// What was done to a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes were written.
+    Write {
+        /// Where.
+        offset: u64,
+        /// Which.
+        data: Vec<u8>,
+    },
+    /// A range was zeroed.
+    Zero {
+        /// Where.
+        offset: u64,
+        /// How long.
+        len_bytes: u64,
+    },
+    /// The length was set.
+    SetLen(u64),
+    /// All before was made durable.
+    Sync,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: Bytes,
+    log: Vec<Event>,
+    /// Calls that may succeed before one fails.
+    fail_after: Option<u64>,
+    fail_syncs: bool,
+}
+
+impl Recorder {
+    /// A file with these bytes.
+    pub fn new(bytes: Bytes) -> Self {
+        Self { state: Mutex::new(State { bytes, ..State::default() }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Events so far.
+    pub fn count(&self) -> usize {
+        self.lock().log.len()
+    }
+
+    /// Takes the log.
+    pub fn take_log(&self) -> Vec<Event> {
+        std::mem::take(&mut self.lock().log)
+    }
+
+    /// The bytes as they are now.
+    pub fn bytes(&self) -> Bytes {
+        self.lock().bytes.clone()
+    }
+
+    /// After so many more changes every change fails with ENOSPC; none: no more.
+    pub fn fail_after(&self, changes: Option<u64>) {
+        self.lock().fail_after = changes;
+    }
+
+    /// Syncs fail with EIO.
+    pub fn fail_syncs(&self, fail: bool) {
+        self.lock().fail_syncs = fail;
+    }
+}
+
+impl State {
+    fn change(&mut self, event: Event) -> io::Result<()> {
+        match &mut self.fail_after {
+            Some(0) => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        apply(&mut self.bytes, &event);
+        self.log.push(event);
+        Ok(())
+    }
+}
+
+/// Makes a change to bytes.
+pub(super) fn apply(bytes: &mut Bytes, event: &Event) {
+    match event {
+        Event::Write { offset, data } => bytes.write(data, *offset),
+        Event::Zero { offset, len_bytes } => bytes.zero(*offset, *len_bytes),
+        Event::SetLen(len) => bytes.set_len(*len),
+        Event::Sync => {}
+    }
+}
+
+impl Store for Recorder {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(self.lock().bytes.read(buf, offset))
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.lock().change(Event::Write { offset, data: buf.to_vec() })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.fail_syncs {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        state.log.push(Event::Sync);
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.lock().bytes.len())
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.lock().change(Event::SetLen(len_bytes))
+    }
+
+    fn zero(&self, offset: u64, len_bytes: u64, _may_unmap: bool) -> io::Result<()> {
+        self.lock().change(Event::Zero { offset, len_bytes })
+    }
+
+    fn can_grow(&self) -> bool {
+        true
+    }
+}
