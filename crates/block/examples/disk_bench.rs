@@ -25,9 +25,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(("direct", path)) => {
             BackendConfig::Raw { path: path.into(), direct: true, registered_memory_bytes: 0 }
         }
-        Some(("qcow2", path)) => {
-            BackendConfig::Qcow2 { path: path.into(), backing_dir: None, direct: false }
-        }
+        Some(("qcow2", path)) => BackendConfig::Qcow2 {
+            path: path.into(),
+            backing_dir: None,
+            data_file: None,
+            cache_len_bytes: 0,
+            direct: false,
+        },
         _ if kind == "memory" => BackendConfig::Memory { len_bytes: LEN_BYTES },
         _ => BackendConfig::Null { len_bytes: LEN_BYTES },
     };

@@ -72,6 +72,10 @@ pub enum BackendConfig {
         /// The only directory (with those below it) from which backing files may come; none: an
         /// image that names a backing file is refused.
         backing_dir: Option<PathBuf>,
+        /// The file with the data of an image that keeps it apart.
+        data_file: Option<PathBuf>,
+        /// Bytes of mapping entries kept in memory; 0: the usual amount.
+        cache_len_bytes: u64,
         /// Past the host's page cache (O_DIRECT).
         direct: bool,
     },

@@ -22,7 +22,7 @@ use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
 use crate::placed::Places;
-use crate::qcow2::Qcow2Backend;
+use crate::qcow2::{Qcow2Backend, Qcow2Options};
 use crate::raw::RawBackend;
 use crate::slab;
 use crate::state::PortState;
@@ -102,12 +102,16 @@ impl BlockPort {
                 RawBackend::open(path, *direct, config.read_only, config.block_size)?
                     .registering_memory(*registered_memory_bytes),
             ),
-            BackendConfig::Qcow2 { path, backing_dir, direct } => Arc::new(Qcow2Backend::open(
-                path,
-                backing_dir.as_deref(),
-                *direct,
-                config.read_only,
-            )?),
+            BackendConfig::Qcow2 { path, backing_dir, data_file, cache_len_bytes, direct } => {
+                let options = Qcow2Options {
+                    backing_dir: backing_dir.as_deref(),
+                    data_file: data_file.as_deref(),
+                    cache_len_bytes: *cache_len_bytes,
+                    direct: *direct,
+                    read_only: config.read_only,
+                };
+                Arc::new(Qcow2Backend::open(path, &options)?)
+            }
             BackendConfig::Memory { len_bytes } => Arc::new(MemoryBackend::new(*len_bytes)?),
             BackendConfig::Null { len_bytes } => Arc::new(NullBackend::new(*len_bytes)?),
         };

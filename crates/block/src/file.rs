@@ -37,6 +37,11 @@ impl OpenMode {
 pub(crate) struct Image(File);
 
 impl Image {
+    /// Another opening of a file whose lock an image has.
+    pub fn unlocked(file: File) -> Self {
+        Self(file)
+    }
+
     /// The file.
     pub fn get(&self) -> &File {
         &self.0

@@ -141,12 +141,13 @@ impl Backend for RawBackend {
     }
 }
 
-/// One queue's ring.
-struct RawDisk {
+/// One queue's ring on a file.
+pub(crate) struct RawDisk {
     ring: IoUring,
-    event: Event,
+    event: Arc<Event>,
     /// Open (and locked) as long as any ring uses it.
     _file: Arc<Image>,
+    _locked: Option<Arc<Image>>,
     len_bytes: Arc<AtomicU64>,
     /// Operations taken and not reaped, at most `depth`: the completion ring cannot overflow.
     in_flight: u32,
@@ -156,15 +157,28 @@ struct RawDisk {
 
 impl RawDisk {
     fn new(file: Arc<Image>, len_bytes: Arc<AtomicU64>, depth: u16) -> io::Result<Self> {
+        Self::with_event(file, len_bytes, depth, Arc::new(Event::new()?), None)
+    }
+
+    /// A ring that rings an event which others ring, too. `locked`: another opening of the file, which
+    /// has the lock; the kernel keeps it until the last operation is over.
+    pub(crate) fn with_event(
+        file: Arc<Image>,
+        len_bytes: Arc<AtomicU64>,
+        depth: u16,
+        event: Arc<Event>,
+        locked: Option<Arc<Image>>,
+    ) -> io::Result<Self> {
         let depth = u32::from(depth.max(1));
         let ring = build_ring(depth)?;
-        let event = Event::new()?;
-        ring.submitter().register_files(&[file.get().as_raw_fd(), -1])?;
+        let lock = locked.as_ref().map_or(-1, |image| image.get().as_raw_fd());
+        ring.submitter().register_files(&[file.get().as_raw_fd(), -1, lock])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(Self {
             ring,
             event,
             _file: file,
+            _locked: locked,
             len_bytes,
             in_flight: 0,
             depth,

@@ -190,7 +190,13 @@ fn abuse_F1_the_format_of_an_image_is_never_guessed() {
     // And without a folder for backing files there are none.
     let config = parse(Path::new("m.toml"), &format!("{disk}format='qcow2'\n")).unwrap();
     let path = PathBuf::from("/d.qcow2");
-    let wanted = DiskFormat::Qcow2 { path, direct: false, backing_dir: None };
+    let wanted = DiskFormat::Qcow2 {
+        path,
+        direct: false,
+        backing_dir: None,
+        data_file: None,
+        map_cache_bytes: None,
+    };
     assert_eq!(config.vms[0].disks[0].format, wanted);
 }
 

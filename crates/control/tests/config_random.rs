@@ -124,7 +124,7 @@ fn good_body() -> impl Strategy<Value = Value> {
         let mut disk = json!({"name": "d", "read_only": read_only, "mode": "dial"});
         let more = match kind {
             0 => json!({"format": "memory", "size": (mib + 1) << 20}),
-            1 => json!({"format": "qcow2", "path": "/i", "backing_dir": "/b"}),
+            1 => json!({"format": "qcow2", "path": "/i", "backing_dir": "/b", "data_file": "/d", "map_cache": "1MiB"}),
             _ => json!({"format": "raw", "path": "/i", "direct": true,
                         "registered_memory": mib << 20}),
         };

@@ -59,6 +59,9 @@ pub struct Blk {
     /// Folder from which a qcow2 image's backing files may come
     #[arg(long, value_name = "DIR")]
     backing_dir: Option<PathBuf>,
+    /// File with the data of a qcow2 image that keeps it apart
+    #[arg(long, value_name = "PATH")]
+    data_file: Option<PathBuf>,
     /// Pass by the page cache
     #[arg(long)]
     direct: bool,
@@ -147,9 +150,13 @@ pub fn run_blk(args: &Blk) -> u8 {
         ImageFormat::Raw => {
             DiskFormat::Raw { path, direct: args.direct, registered_memory_bytes: 0 }
         }
-        ImageFormat::Qcow2 => {
-            DiskFormat::Qcow2 { path, direct: args.direct, backing_dir: args.backing_dir.clone() }
-        }
+        ImageFormat::Qcow2 => DiskFormat::Qcow2 {
+            path,
+            direct: args.direct,
+            backing_dir: args.backing_dir.clone(),
+            data_file: args.data_file.clone(),
+            map_cache_bytes: None,
+        },
     };
     let config = DiskConfig {
         name: "blk".into(),

@@ -1,51 +1,70 @@
-//! qcow2 images, through the crate `imago`, on helper threads.
+//! qcow2 images: the crate `qcow2` says what is where, the disks of the files move it.
 //!
-//! This is the slow way: a batch is handed over under a lock and wakes a helper, results come back
-//! under a lock and ring an event, and data is copied once more, because the library works on
-//! buffers of its own threads. A sidecore only ever waits for the length of a list operation.
+//! Mapped clusters are served as a raw disk is, see `disk.rs`; what has to wait for the disk below
+//! goes to a few helper threads of the image, see `pool.rs`.
 
+mod disk;
+mod files;
 mod open;
 mod pool;
 
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
 
-use base::io::{Disk, DiskDone, DiskOp};
+use base::io::Disk;
+use qcow2::ChainView;
 
-use self::open::Opened;
-use self::pool::{Job, Pool, Results};
+use self::disk::Qcow2Disk;
+use self::files::{Files, Layout};
+use self::open::Parts;
+use self::pool::{Pool, Results};
 use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
 use crate::file;
 use crate::gate::Gate;
 
+/// How a qcow2 image is opened.
+#[derive(Debug, Clone, Default)]
+pub struct Qcow2Options<'a> {
+    /// The only directory (with those below it) from which backing files may come; none: an image
+    /// that names a backing file is refused.
+    pub backing_dir: Option<&'a Path>,
+    /// The file with the data of an image that keeps it apart. The name in the image is not used.
+    pub data_file: Option<&'a Path>,
+    /// Bytes of mapping entries kept in memory; 0: the usual amount.
+    pub cache_len_bytes: u64,
+    /// Past the host's page cache (O_DIRECT). The map goes through it in any case.
+    pub direct: bool,
+    /// Refuse whatever would change the image.
+    pub read_only: bool,
+}
+
 /// See the module's text.
 pub struct Qcow2Backend {
     pool: Arc<Pool>,
+    layout: Arc<Layout>,
     path: PathBuf,
-    len_bytes: u64,
     gate: Option<Arc<Gate>>,
+    demands: Demands,
+    /// For changes of the size.
+    view: Mutex<ChainView>,
 }
 
 impl Qcow2Backend {
-    /// Opens the image and, below `backing_dir`, what it stands on; starts the helpers.
-    pub fn open(
-        path: &Path,
-        backing_dir: Option<&Path>,
-        direct: bool,
-        read_only: bool,
-    ) -> Result<Self, BlockError> {
-        let Opened { access, images, len_bytes } =
-            open::open(path, backing_dir, direct, read_only)?;
+    /// Opens the image and, below `backing_dir`, what it stands on; checks an image that was not
+    /// closed, and starts the helpers.
+    pub fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Self, BlockError> {
+        let Parts { chain, layout, images, demands } = open::open(path, options)?;
         // The image's own device: all writes go there, and reads of what was written. As with raw
         // images, a tmpfs is none.
-        let own = images.first().map(file::Image::get).filter(|file| !file::is_resident(file));
+        let own = images.first().map(|image| image.get()).filter(|file| !file::is_resident(file));
         let gate = own.and_then(|file| Gate::of(file).ok());
-        let pool = Pool::start(access, images)
+        let view = Mutex::new(chain.view(Arc::new(|| {})));
+        let pool = Pool::start(chain, images)
             .map_err(BlockError::resource("starting the qcow2 helper threads"))?;
-        Ok(Self { pool: Arc::new(pool), path: path.to_path_buf(), len_bytes, gate })
+        let (pool, layout, path) = (Arc::new(pool), Arc::new(layout), path.to_path_buf());
+        Ok(Self { pool, layout, path, gate, demands, view })
     }
 }
 
@@ -56,85 +75,38 @@ impl Backend for Qcow2Backend {
 
     fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
         let results = Results::new(depth).map_err(BlockError::resource("making an event"))?;
-        Ok(Box::new(Qcow2Disk {
-            pool: Arc::clone(&self.pool),
-            results: Arc::new(results),
-            waiting: Vec::with_capacity(usize::from(depth)),
-            in_flight: 0,
-            depth: usize::from(depth),
-            len_bytes: self.len_bytes,
-        }))
+        let files = Files::open(Arc::clone(&self.layout), &results.event, depth)
+            .map_err(BlockError::resource("making an io_uring"))?;
+        Ok(Box::new(Qcow2Disk::new(Arc::clone(&self.pool), files, Arc::new(results), depth)))
     }
 
     fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.pool.chain().top().len_bytes()
     }
 
     fn demands(&self) -> Demands {
-        Demands { copies: true, ..Demands::NONE }
+        self.demands
     }
 
     fn gate(&self) -> Option<Arc<Gate>> {
         self.gate.clone()
     }
 
+    /// Grows the disk.
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
-        match new_len_bytes {
-            Some(len_bytes) if len_bytes != self.len_bytes => {
-                let reason = "a qcow2 image is resized while no daemon serves it (qemu-img resize)";
-                Err(BlockError::Resize { len_bytes, reason: reason.into() })
-            }
-            _ => Ok(self.len_bytes),
+        if let Some(len_bytes) = new_len_bytes {
+            let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+            self.pool
+                .chain()
+                .grow(&mut view, len_bytes)
+                .map_err(|e| BlockError::Resize { len_bytes, reason: e.to_string() })?;
         }
+        Ok(self.len_bytes())
     }
 
     fn sync(&self) -> Result<(), BlockError> {
-        self.pool.sync().map_err(BlockError::file("cannot sync", &self.path))
-    }
-}
-
-/// One queue's view.
-struct Qcow2Disk {
-    pool: Arc<Pool>,
-    results: Arc<Results>,
-    /// Submitted, not yet handed over.
-    waiting: Vec<Job>,
-    in_flight: usize,
-    depth: usize,
-    len_bytes: u64,
-}
-
-impl Disk for Qcow2Disk {
-    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
-        if self.in_flight >= self.depth {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        self.in_flight += 1;
-        self.waiting.push(Job { token, op, results: Arc::clone(&self.results) });
-        Ok(())
-    }
-
-    fn flush_submissions(&mut self) -> io::Result<()> {
-        if !self.waiting.is_empty() {
-            self.pool.hand_over(&mut self.waiting);
-        }
-        Ok(())
-    }
-
-    fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        self.in_flight -= self.results.reap(done);
-    }
-
-    fn event_fd(&self) -> Option<RawFd> {
-        Some(self.results.event.as_raw_fd())
-    }
-
-    fn set_wakeups(&mut self, on: bool) {
-        self.results.set_wakeups(on);
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        let synced = self.pool.chain().top().sync();
+        synced.map_err(BlockError::file("cannot sync", &self.path))
     }
 }
 

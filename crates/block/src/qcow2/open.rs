@@ -3,21 +3,21 @@
 //! The header of an image is guest-made data as soon as a guest had the image as a raw disk, and
 //! user-made data when users upload images. So (F1): formats are never probed, not of the image and
 //! not of backing files; a backing file must lie in the configured directory, reached without any
-//! symbolic link; encrypted images and external data files are refused. The library itself is not
-//! believed either: a panic in it is an error.
+//! symbolic link; a data file is the one that the config names, whatever the image says.
 
-use std::fs;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use imago::FormatAccess;
-use imago::file::File;
-use imago::qcow2::Qcow2;
-use imago::raw::Raw;
+use qcow2::limits::DEFAULT_CACHE_LEN_BYTES;
+use qcow2::{Chain, FileStore, Header, Image as Qcow2, Layer, Opened, Options, Store};
 use rustix::fs::{Mode, OFlags};
 
+use super::Qcow2Options;
+use super::files::{Layout, OpenFile};
+use crate::backend::Demands;
 use crate::error::BlockError;
 use crate::file::{self, Image, OpenMode};
 
@@ -25,50 +25,90 @@ use crate::file::{self, Image, OpenMode};
 /// collapse them long before.
 const MAX_CHAIN: usize = 8;
 
-/// Bytes of the fixed version 3 header, up to and including the incompatible features.
-const HEADER_LEN_BYTES: usize = 80;
+/// How often the check of an image that was not closed says how far it is.
+const REPORT: Duration = Duration::from_secs(5);
 
 /// An open image with everything it stands on.
-pub(super) struct Opened {
-    pub access: FormatAccess<File>,
+pub(super) struct Parts {
+    pub chain: Chain,
+    pub layout: Layout,
     /// Keeps the locks.
-    pub images: Vec<Image>,
-    pub len_bytes: u64,
+    pub images: Vec<Arc<Image>>,
+    pub demands: Demands,
 }
 
-/// Opens `path` as qcow2. A header that makes the library panic is an image that is refused, not the
-/// end of a daemon that serves other VMs.
-pub(super) fn open(
-    path: &Path,
-    backing_dir: Option<&Path>,
-    direct: bool,
-    read_only: bool,
-) -> Result<Opened, BlockError> {
-    // Nothing of ours is shared with the closure: what a panic leaves half done is dropped with it.
-    let run = AssertUnwindSafe(|| open_chain(path, backing_dir, direct, read_only));
-    catch_unwind(run).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
-        let reason = format!("it, or a backing file of it, makes the qcow2 library panic: {text}");
-        Err(refused(path, reason))
-    })
-}
-
-fn open_chain(
-    path: &Path,
-    backing_dir: Option<&Path>,
-    direct: bool,
-    read_only: bool,
-) -> Result<Opened, BlockError> {
-    let mode = OpenMode { read_only, direct };
-    let image = file::open_image(path, mode)?;
-    let rule = BackingRule::new(backing_dir, direct)?;
-    let mut images = Vec::new();
+/// Opens `path` as qcow2.
+pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, BlockError> {
+    let mode = OpenMode { read_only: options.read_only, direct: options.direct };
+    let image = Arc::new(file::open_image(path, mode)?);
+    let rule = BackingRule::new(options.backing_dir, options.direct)?;
     // Relative backing names start at the image, wherever links to it are.
     let real = fs::canonicalize(path).map_err(BlockError::file("cannot resolve", path))?;
-    let access = open_qcow2(image, &real, mode, &rule, &mut images)?;
-    let len_bytes = access.size();
-    Ok(Opened { access, images, len_bytes })
+    let mut chain = Opening { rule, images: Vec::new(), data: Vec::new() };
+    let store = chain.add(image, &real)?;
+    let header = qcow2::read_header(&*store).map_err(|e| refused(path, e.to_string()))?;
+    let data = options.data_file.map(|data| open_data_file(data, mode)).transpose()?;
+    let below = chain.open_below(&header, &real)?;
+    let data_store = data.as_ref().map(|data| store_of(data, path)).transpose()?;
+    let cache_len_bytes = match options.cache_len_bytes {
+        0 => DEFAULT_CACHE_LEN_BYTES,
+        len_bytes => len_bytes,
+    };
+    let settings =
+        Options { name: path.display().to_string(), writable: !options.read_only, cache_len_bytes };
+    let begin = Instant::now();
+    let mut told = begin;
+    let mut progress = |share: f64| {
+        if told.elapsed() > REPORT {
+            told = Instant::now();
+            let percent = (share * 100.0) as u32;
+            tracing::info!(image = %path.display(), percent, "checking an image that was not closed");
+        }
+    };
+    let (top, opened) = Qcow2::open(store, data_store, &settings, &mut progress)
+        .map_err(|e| refused(path, e.to_string()))?;
+    tell(path, &opened, begin.elapsed());
+    let cluster_len = top.geometry().cluster_len();
+    let chain_of = Chain::new(top, below);
+    let (layout, demands) = chain.layout(data, options.direct, cluster_len)?;
+    Ok(Parts { chain: chain_of, layout, images: chain.images, demands })
+}
+
+fn tell(path: &Path, opened: &Opened, took: Duration) {
+    let outcome = &opened.outcome;
+    if opened.was_checked || outcome.errors + outcome.leaks + outcome.marks > 0 {
+        tracing::warn!(
+            image = %path.display(),
+            refcounts_raised = outcome.errors,
+            leaks_freed = outcome.leaks,
+            marks_set = outcome.marks,
+            took_ms = took.as_millis() as u64,
+            "qcow2 image was not closed: checked and mended"
+        );
+    }
+}
+
+fn open_data_file(path: &Path, mode: OpenMode) -> Result<Arc<Image>, BlockError> {
+    file::open_image(path, mode).map(Arc::new)
+}
+
+/// Another opening of an image's file, through the page cache.
+fn buffered(image: &Image, path: &Path) -> Result<File, BlockError> {
+    let link = format!("/proc/self/fd/{}", image.get().as_raw_fd());
+    let writable = rustix::fs::fcntl_getfl(image.get())
+        .map_err(|e| BlockError::file("cannot get the flags of", path)(e.into()))?
+        .contains(OFlags::RDWR);
+    File::options()
+        .read(true)
+        .write(writable)
+        .open(link)
+        .map_err(BlockError::file("cannot open again, for its map,", path))
+}
+
+/// The map's view of an open image; the lock stays with ours.
+fn store_of(image: &Image, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
+    let store = FileStore::new(buffered(image, path)?);
+    Ok(Arc::new(store.map_err(BlockError::file("cannot use", path))?))
 }
 
 /// Where backing files may be.
@@ -111,101 +151,108 @@ fn refused(image: &Path, reason: String) -> BlockError {
     BlockError::Image { path: image.to_path_buf(), reason }
 }
 
-/// Opens one qcow2 layer and, recursively, what is below.
-fn open_qcow2(
-    image: Image,
-    path: &Path,
-    mode: OpenMode,
-    rule: &BackingRule,
-    images: &mut Vec<Image>,
-) -> Result<FormatAccess<File>, BlockError> {
-    if images.len() >= MAX_CHAIN {
-        return Err(refused(path, format!("more than {MAX_CHAIN} images in its backing chain")));
-    }
-    check_header(image.get(), path, mode.direct)?;
-    let storage = storage(&image, path)?;
-    images.push(image);
-    let mut qcow2: Qcow2<File> = Qcow2::open_image(storage, !mode.read_only)
-        .map_err(|e| refused(path, format!("cannot be opened: {e}")))?;
-    if qcow2.requires_external_data_file() {
-        return Err(refused(path, "external data files are refused".into()));
-    }
-    qcow2.set_data_file(None);
-    let named = qcow2.implicit_backing_file().cloned();
-    let format = qcow2.implicit_backing_format().cloned();
-    let backing = match named {
-        None => None,
-        Some(name) => Some(open_backing(path, &name, format.as_deref(), rule, images)?),
-    };
-    qcow2.set_backing(backing);
-    Ok(FormatAccess::new(qcow2))
+/// A chain as it is opened.
+struct Opening {
+    rule: BackingRule,
+    /// Files with locks, the image's first.
+    images: Vec<Arc<Image>>,
+    /// Of each layer: its data's file.
+    data: Vec<Arc<Image>>,
 }
 
-fn open_backing(
-    path: &Path,
-    name: &str,
-    format: Option<&str>,
-    rule: &BackingRule,
-    images: &mut Vec<Image>,
-) -> Result<FormatAccess<File>, BlockError> {
-    let (image, real) = rule.open(path, name)?;
+impl Opening {
+    /// Adds a layer's file.
+    fn add(&mut self, image: Arc<Image>, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
+        if self.images.len() >= MAX_CHAIN {
+            let text = format!("more than {MAX_CHAIN} images in its backing chain");
+            return Err(refused(path, text));
+        }
+        let store = store_of(&image, path)?;
+        self.images.push(Arc::clone(&image));
+        self.data.push(image);
+        Ok(store)
+    }
+
+    /// Opens what an image stands on, down to the last.
+    fn open_below(&mut self, header: &Header, path: &Path) -> Result<Vec<Layer>, BlockError> {
+        let mut layers = Vec::new();
+        let (mut header, mut path) = (header.clone(), path.to_path_buf());
+        while let Some(name) = header.backing_name.take() {
+            let (image, real) = self.rule.open(&path, &name)?;
+            let image = Arc::new(image);
+            let format = header.backing_format.take();
+            match format.as_deref() {
+                Some("raw") => {
+                    let store = self.add(image, &real)?;
+                    let len = store.len().map_err(BlockError::file("cannot use", &real))?;
+                    layers.push(Layer::Raw { store, len_bytes: len });
+                    break;
+                }
+                Some("qcow2") => {
+                    let store = self.add(image, &real)?;
+                    let options = Options::new(real.display().to_string(), false);
+                    let (below, _) = Qcow2::open(store, None, &options, &mut |_| {})
+                        .map_err(|e| refused(&real, e.to_string()))?;
+                    header = below.header().clone();
+                    layers.push(Layer::Qcow2(Box::new(below)));
+                    path = real;
+                }
+                other => return Err(refused(&path, unserved_format(other))),
+            }
+        }
+        Ok(layers)
+    }
+
+    /// Which file is for what, and what they ask for.
+    fn layout(
+        &self,
+        data: Option<Arc<Image>>,
+        direct: bool,
+        cluster_len: u64,
+    ) -> Result<(Layout, Demands), BlockError> {
+        let mut demands = Demands::NONE;
+        let mut files: Vec<OpenFile> = Vec::new();
+        let mut layers = Vec::new();
+        for (n, own) in self.data.iter().enumerate() {
+            let image = if n == 0 { data.as_ref().unwrap_or(own) } else { own };
+            if direct {
+                let (mem, offset) = file::direct_alignment(image.get());
+                demands.mem_align = demands.mem_align.max(mem);
+                demands.offset_align = demands.offset_align.max(offset);
+            }
+            layers.push(files.len());
+            files.push(OpenFile { file: Arc::clone(image), locked: None });
+        }
+        let mut map = 0;
+        if direct || data.is_some() {
+            let own = &self.images[0];
+            let again = buffered(own, Path::new("the image"))?;
+            map = files.len();
+            let file = Arc::new(Image::unlocked(again));
+            files.push(OpenFile { file, locked: Some(Arc::clone(own)) });
+        }
+        let synced = if data.is_some() { vec![0, map] } else { vec![0] };
+        let align = u64::from(demands.mem_align.max(demands.offset_align));
+        if align > cluster_len {
+            return Err(refused(
+                Path::new("the image"),
+                format!(
+                    "direct I/O works in units of {align} bytes there, but its clusters have \
+                     {cluster_len}: switch direct off"
+                ),
+            ));
+        }
+        Ok((Layout { files, layers, map, synced, align }, demands))
+    }
+}
+
+fn unserved_format(format: Option<&str>) -> String {
     match format {
-        Some("qcow2") => {
-            let mode = OpenMode { read_only: true, direct: rule.direct };
-            open_qcow2(image, &real, mode, rule, images)
+        Some(other) => {
+            format!("its backing file has format {other:?}; only raw and qcow2 are served")
         }
-        Some("raw") => {
-            let storage = storage(&image, &real)?;
-            images.push(image);
-            let raw = Raw::open_image(storage, false)
-                .map_err(|e| refused(&real, format!("cannot be opened: {e}")))?;
-            Ok(FormatAccess::new(raw))
-        }
-        Some(other) => Err(refused(
-            path,
-            format!("its backing file has format {other:?}; only raw and qcow2 are served"),
-        )),
-        None => Err(refused(
-            path,
-            "its header does not say the format of the backing file, and formats are never guessed \
-             (qemu-img rebase -u -F sets it)"
-                .into(),
-        )),
+        None => "its header does not say the format of the backing file, and formats are never \
+                 guessed (qemu-img rebase -u -F sets it)"
+            .into(),
     }
 }
-
-/// The library's view of an open image; the lock stays with ours.
-fn storage(image: &Image, path: &Path) -> Result<File, BlockError> {
-    let file = image.get().try_clone().map_err(BlockError::file("cannot duplicate", path))?;
-    File::try_from(file).map_err(BlockError::file("cannot use", path))
-}
-
-/// Checks what the library does not: that it is qcow2 at all, and not encrypted.
-fn check_header(file: &fs::File, path: &Path, direct: bool) -> Result<(), BlockError> {
-    // Direct I/O wants whole, aligned blocks; the header is read again by the library anyway.
-    let mut block = Block([0; 4096]);
-    let want = if direct { block.0.len() } else { HEADER_LEN_BYTES };
-    let got = file
-        .read_at(&mut block.0[..want], 0)
-        .map_err(BlockError::file("cannot read the header of", path))?;
-    let header = &block.0[..got.min(HEADER_LEN_BYTES)];
-    let u32_at =
-        |at: usize| header.get(at..at + 4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]));
-    if u32_at(0) != Some(0x5146_49fb) {
-        return Err(refused(path, "is not a qcow2 image (formats are never guessed)".into()));
-    }
-    match u32_at(4) {
-        Some(2 | 3) => {}
-        version => {
-            let version = version.unwrap_or(0);
-            return Err(refused(path, format!("has version {version}; served are 2 and 3")));
-        }
-    }
-    if u32_at(32) != Some(0) {
-        return Err(refused(path, "is encrypted; encrypted images are refused".into()));
-    }
-    Ok(())
-}
-
-#[repr(C, align(4096))]
-struct Block([u8; 4096]);

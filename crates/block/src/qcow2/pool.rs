@@ -1,24 +1,26 @@
-//! The helper threads of a qcow2 image.
+//! The helper threads of a qcow2 image: whatever has to wait for the disk.
 
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use base::event::Event;
 use base::io::{DiskDone, DiskOp};
-use imago::FormatAccess;
-use imago::file::File;
+use qcow2::{Chain, ChainView, Clear, Scratch};
 
 use crate::bytes::{gather, scatter};
 use crate::error::errno;
 use crate::file::Image;
-use crate::limits::STEP_LEN_BYTES;
 
 /// Helpers of one image: enough to keep a disk busy, few enough for many images.
 const HELPERS: usize = 4;
+
+/// How long freed clusters wait for a FLUSH of the guest's before we sync for them.
+const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
 /// One operation on its way to a helper.
 pub(super) struct Job {
@@ -37,7 +39,9 @@ pub(super) struct Results {
     /// Length of the list, so that looking at an empty one takes no lock.
     count: AtomicUsize,
     wakeups: AtomicBool,
-    pub event: Event,
+    /// A claim that the queue wanted is free.
+    is_woken: AtomicBool,
+    pub event: Arc<Event>,
 }
 
 impl Results {
@@ -46,7 +50,8 @@ impl Results {
             list: Mutex::new(Vec::with_capacity(usize::from(depth))),
             count: AtomicUsize::new(0),
             wakeups: AtomicBool::new(true),
-            event: Event::new()?,
+            is_woken: AtomicBool::new(false),
+            event: Arc::new(Event::new()?),
         })
     }
 
@@ -55,22 +60,36 @@ impl Results {
         list.push(done);
         self.count.store(list.len(), Ordering::SeqCst);
         drop(list);
+        self.ring();
+    }
+
+    fn ring(&self) {
         if self.wakeups.load(Ordering::SeqCst) {
             // An eventfd that cannot be written to does not exist: it is ours and non-blocking.
             let _ = self.event.signal();
         }
     }
 
-    /// Moves results into `done`, up to its spare capacity; returns how many.
-    pub fn reap(&self, done: &mut Vec<DiskDone>) -> usize {
+    /// A claim is free.
+    pub fn wake(&self) {
+        self.is_woken.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Whether one was; asked once, answered once.
+    pub fn take_woken(&self) -> bool {
+        self.is_woken.swap(false, Ordering::SeqCst)
+    }
+
+    /// Moves results into `done`, up to its spare capacity.
+    pub fn reap(&self, done: &mut Vec<DiskDone>) {
         if self.count.load(Ordering::SeqCst) == 0 {
-            return 0;
+            return;
         }
         let mut list = guard(&self.list);
         let n = list.len().min(done.capacity() - done.len());
         done.extend(list.drain(..n));
         self.count.store(list.len(), Ordering::SeqCst);
-        n
     }
 
     pub fn set_wakeups(&self, on: bool) {
@@ -84,28 +103,34 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What the helpers share.
 struct Shared {
-    jobs: Mutex<(VecDeque<Job>, bool)>,
+    jobs: Mutex<Jobs>,
     some: Condvar,
-    /// Discards change mappings that other operations hold: they run alone.
-    access: RwLock<FormatAccess<File>>,
+    chain: Chain,
+    /// Looking after the map failed last time: told once.
+    is_failing: AtomicBool,
     /// The locks of the image and its backing files.
-    _images: Vec<Image>,
+    _images: Vec<Arc<Image>>,
 }
 
-/// The helpers; they end with it.
+#[derive(Default)]
+struct Jobs {
+    queue: VecDeque<Job>,
+    /// The map is to be looked after.
+    maintain: bool,
+    is_over: bool,
+}
+
+/// The helpers; they end with it, and the image is closed then.
 pub(super) struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    pub fn start(access: FormatAccess<File>, images: Vec<Image>) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            jobs: Mutex::default(),
-            some: Condvar::new(),
-            access: RwLock::new(access),
-            _images: images,
-        });
+    pub fn start(chain: Chain, images: Vec<Arc<Image>>) -> io::Result<Self> {
+        let jobs = Mutex::new(Jobs { maintain: true, ..Jobs::default() });
+        let (some, is_failing) = (Condvar::new(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { jobs, some, chain, is_failing, _images: images });
         let mut pool = Self { shared, helpers: Vec::with_capacity(HELPERS) };
         for i in 0..HELPERS {
             let shared = Arc::clone(&pool.shared);
@@ -115,10 +140,15 @@ impl Pool {
         Ok(pool)
     }
 
+    #[inline]
+    pub fn chain(&self) -> &Chain {
+        &self.shared.chain
+    }
+
     /// Gives a batch to the helpers.
     pub fn hand_over(&self, batch: &mut Vec<Job>) {
         let many = batch.len() > 1;
-        guard(&self.shared.jobs).0.extend(batch.drain(..));
+        guard(&self.shared.jobs).queue.extend(batch.drain(..));
         if many {
             self.shared.some.notify_all();
         } else {
@@ -126,84 +156,140 @@ impl Pool {
         }
     }
 
-    /// Makes everything durable, on the caller's thread.
-    pub fn sync(&self) -> io::Result<()> {
-        flush(&self.shared)
+    /// Has the map looked after.
+    pub fn maintain(&self) {
+        guard(&self.shared.jobs).maintain = true;
+        self.shared.some.notify_one();
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        guard(&self.shared.jobs).1 = true;
+        guard(&self.shared.jobs).is_over = true;
         self.shared.some.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper cannot panic: `run` catches what the library does.
+            // A helper cannot panic: `run` is caught.
             let _ = helper.join();
         }
+        let image = self.shared.chain.top();
+        if let Err(e) = image.close() {
+            tracing::error!(
+                image = image.name(),
+                "qcow2 image not closed: {e}; the next opening checks it"
+            );
+        }
     }
+}
+
+/// What a helper has in hand.
+enum Work {
+    Job(Job),
+    Maintain,
+    /// Freed clusters have waited long enough.
+    Sync,
 }
 
 /// A helper's life.
 fn help(shared: &Shared) {
-    let mut buffer = vec![0u8; STEP_LEN_BYTES as usize];
-    while let Some(job) = next(shared) {
-        // A panic of the library is an I/O error of one request, not a request that never ends.
-        let run = AssertUnwindSafe(|| run(shared, job.op, &mut buffer));
-        let result = match catch_unwind(run) {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(e)) => Err(errno(&e)),
-            Err(_) => Err(libc::EIO),
-        };
-        job.results.add(DiskDone { token: job.token, result });
+    let mut hands = Hands {
+        view: shared.chain.view(Arc::new(|| {})),
+        scratch: Scratch::default(),
+        buffer: Vec::new(),
+    };
+    while let Some(work) = next(shared) {
+        match work {
+            Work::Job(job) => {
+                // A panic is an I/O error of one request, not a request that never ends.
+                let run = AssertUnwindSafe(|| hands.run(&shared.chain, job.op));
+                let result = match catch_unwind(run) {
+                    Ok(Ok(bytes)) => Ok(bytes),
+                    Ok(Err(e)) => Err(errno(&e)),
+                    Err(_) => Err(libc::EIO),
+                };
+                job.results.add(DiskDone { token: job.token, result });
+            }
+            Work::Maintain => report(shared, shared.chain.top().maintain()),
+            Work::Sync => {
+                let image = shared.chain.top();
+                report(shared, image.sync().and_then(|()| image.maintain()));
+            }
+        }
     }
 }
 
-/// Waits for a job; none at the end.
-fn next(shared: &Shared) -> Option<Job> {
+/// Requests that need what could not be had will find the same error.
+fn report(shared: &Shared, result: io::Result<()>) {
+    let was_failing = shared.is_failing.swap(result.is_err(), Ordering::Relaxed);
+    if let Err(e) = result
+        && !was_failing
+    {
+        tracing::warn!(image = shared.chain.top().name(), "looking after a qcow2 image's map: {e}");
+    }
+}
+
+/// Waits for work; none at the end.
+fn next(shared: &Shared) -> Option<Work> {
     let mut jobs = guard(&shared.jobs);
     loop {
-        if let Some(job) = jobs.0.pop_front() {
-            return Some(job);
+        if std::mem::take(&mut jobs.maintain) {
+            return Some(Work::Maintain);
         }
-        if jobs.1 {
+        if let Some(job) = jobs.queue.pop_front() {
+            return Some(Work::Job(job));
+        }
+        if jobs.is_over {
             return None;
         }
-        jobs = shared.some.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-    }
-}
-
-fn run(shared: &Shared, op: DiskOp, buffer: &mut [u8]) -> io::Result<u32> {
-    let read = || shared.access.read().unwrap_or_else(PoisonError::into_inner);
-    match op {
-        DiskOp::Read { offset, bufs, count, len_bytes } => {
-            let data = &mut buffer[..len_bytes as usize];
-            read().read(&mut *data, offset)?;
-            // SAFETY: the list and its buffers (together `len_bytes`) are valid until the result is
-            // reaped; `data` is ours.
-            unsafe { scatter(data.as_ptr(), bufs, count) };
-            Ok(len_bytes)
-        }
-        DiskOp::Write { offset, bufs, count, len_bytes } => {
-            let data = &mut buffer[..len_bytes as usize];
-            // SAFETY: as for reads.
-            unsafe { gather(bufs, count, data.as_mut_ptr()) };
-            read().write(&*data, offset)?;
-            Ok(len_bytes)
-        }
-        DiskOp::Flush => flush(shared).map(|()| 0),
-        DiskOp::Discard { offset, len_bytes } => {
-            let mut access = shared.access.write().unwrap_or_else(PoisonError::into_inner);
-            access.discard_to_any(offset, len_bytes).map(|()| 0)
-        }
-        DiskOp::WriteZeroes { offset, len_bytes, .. } => {
-            read().write_zeroes(offset, len_bytes).map(|()| 0)
+        if shared.chain.has_pending() {
+            let (guard, wait) = shared
+                .some
+                .wait_timeout(jobs, RELEASE_AFTER)
+                .unwrap_or_else(PoisonError::into_inner);
+            jobs = guard;
+            if wait.timed_out() && jobs.queue.is_empty() && shared.chain.has_pending() {
+                return Some(Work::Sync);
+            }
+        } else {
+            jobs = shared.some.wait(jobs).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-/// The library's caches to the file, the file to the disk.
-fn flush(shared: &Shared) -> io::Result<()> {
-    let access = shared.access.read().unwrap_or_else(PoisonError::into_inner);
-    access.flush()?;
-    access.sync()
+/// What a helper works with.
+struct Hands {
+    view: ChainView,
+    scratch: Scratch,
+    buffer: Vec<u8>,
+}
+
+impl Hands {
+    fn run(&mut self, chain: &Chain, op: DiskOp) -> io::Result<u32> {
+        let Self { view, scratch, buffer } = self;
+        match op {
+            DiskOp::Read { offset, bufs, count, len_bytes } => {
+                buffer.resize(len_bytes as usize, 0);
+                chain.read(view, scratch, buffer, offset)?;
+                // SAFETY: the list and its buffers (together `len_bytes`) are valid until the result
+                // is reaped; `buffer` is ours.
+                unsafe { scatter(buffer.as_ptr(), bufs, count) };
+                Ok(len_bytes)
+            }
+            DiskOp::Write { offset, bufs, count, len_bytes } => {
+                buffer.resize(len_bytes as usize, 0);
+                // SAFETY: as for reads.
+                unsafe { gather(bufs, count, buffer.as_mut_ptr()) };
+                chain.write(view, scratch, buffer, offset)?;
+                Ok(len_bytes)
+            }
+            DiskOp::Flush => chain.top().sync().map(|()| 0),
+            DiskOp::Discard { offset, len_bytes } => {
+                let range = offset..offset.saturating_add(len_bytes);
+                chain.clear(view, scratch, range, Clear::Discard).map(|()| 0)
+            }
+            DiskOp::WriteZeroes { offset, len_bytes, may_unmap } => {
+                let range = offset..offset.saturating_add(len_bytes);
+                chain.clear(view, scratch, range, Clear::Zero { may_unmap }).map(|()| 0)
+            }
+        }
+    }
 }

@@ -3,35 +3,53 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
-use base::io::{Disk, DiskDone, DiskOp, IoSlice};
-use imago::FormatCreateBuilder;
-use imago::file::File as Storage;
-use imago::qcow2::Qcow2;
-
-use super::Qcow2Backend;
+use super::{Qcow2Backend, Qcow2Options};
 use crate::backend::Backend;
 use crate::error::BlockError;
 use crate::raw::RawBackend;
 use crate::request::kind;
 use crate::test_support::{BOTH, Rig, pattern, range};
+use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 
 const LEN: u64 = 8 << 20;
 
-/// Makes an image, with a backing file named as given.
+/// Makes an image, with a backing file named as given, whatever the name.
 pub(crate) fn create(path: &Path, backing: Option<(&str, &str)>) {
-    let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
-    let storage = Storage::try_from(file).unwrap();
-    let mut builder = Qcow2::<Storage>::create_builder(storage).size(LEN);
-    if let Some((name, format)) = backing {
-        builder = builder.backing(name.into(), format.into());
-    }
-    builder.create().unwrap();
+    let size = LEN.to_string();
+    let mut command = Command::new("qemu-img");
+    let made = command.args(["create", "-q", "-f", "qcow2"]).arg(path).arg(size).status().unwrap();
+    assert!(made.success());
+    let Some((name, format)) = backing else { return };
+    // Extensions begin at the header's length. First the format, then the end, then the name.
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut header = vec![0; 4096];
+    file.read_exact_at(&mut header, 0).unwrap();
+    let at = u32::from_be_bytes(header[100..104].try_into().unwrap()) as usize;
+    header[at..].fill(0);
+    header[at..at + 4].copy_from_slice(&0xe279_2acau32.to_be_bytes());
+    header[at + 4..at + 8].copy_from_slice(&(format.len() as u32).to_be_bytes());
+    header[at + 8..at + 8 + format.len()].copy_from_slice(format.as_bytes());
+    let name_at = at + 8 + format.len().next_multiple_of(8) + 8;
+    header[name_at..name_at + name.len()].copy_from_slice(name.as_bytes());
+    header[8..16].copy_from_slice(&(name_at as u64).to_be_bytes());
+    header[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
+    file.write_all_at(&header, 0).unwrap();
 }
 
 fn open(path: &Path, dir: Option<&Path>) -> Result<Qcow2Backend, BlockError> {
-    Qcow2Backend::open(path, dir, false, false)
+    open_as(path, dir, false)
+}
+
+pub(crate) fn open_as(
+    path: &Path,
+    dir: Option<&Path>,
+    read_only: bool,
+) -> Result<Qcow2Backend, BlockError> {
+    let options = Qcow2Options { backing_dir: dir, read_only, ..Qcow2Options::default() };
+    Qcow2Backend::open(path, &options)
 }
 
 fn refusal(path: &Path, dir: Option<&Path>) -> String {
@@ -218,9 +236,9 @@ fn abuse_F1_encrypted_external_and_broken_images_are_refused() {
         assert!(text.contains(expect), "{name}: {text}");
     };
     refused("encrypted", 32, &2u32.to_be_bytes(), "encrypted");
-    refused("external", 72, &4u64.to_be_bytes(), "external data file");
+    refused("external", 72, &4u64.to_be_bytes(), "`data_file`");
     refused("version", 4, &9u32.to_be_bytes(), "version 9");
-    refused("unknown", 72, &(1u64 << 40).to_be_bytes(), "incompatible");
+    refused("unknown", 72, &(1u64 << 40).to_be_bytes(), "incompatible features");
     let empty = dirs.images.join("empty");
     File::create(&empty).unwrap();
     assert!(refusal(&empty, None).contains("not a qcow2 image"));
@@ -243,8 +261,7 @@ fn abuse_F1_backing_chains_end() {
     create(&dirs.images.join("a.qcow2"), Some(("b.qcow2", "qcow2")));
     create(&dirs.images.join("b.qcow2"), Some(("a.qcow2", "qcow2")));
     refusal(&dirs.images.join("a.qcow2"), Some(&dirs.images));
-    let read_only =
-        Qcow2Backend::open(&dirs.images.join("a.qcow2"), Some(&dirs.images), false, true);
+    let read_only = open_as(&dirs.images.join("a.qcow2"), Some(&dirs.images), true);
     assert!(read_only.err().unwrap().to_string().contains("more than 8 images"));
 }
 
@@ -253,7 +270,7 @@ fn a_read_only_image_cannot_be_written_even_past_the_engine() {
     let dirs = dirs();
     let path = dirs.images.join("disk.qcow2");
     create(&path, None);
-    let backend = Qcow2Backend::open(&path, None, false, true).unwrap();
+    let backend = open_as(&path, None, true).unwrap();
     let mut disk = backend.open_queue(1).unwrap();
     let mut data = [1u8; 512];
     let buf = IoSlice { iov_base: data.as_mut_ptr().cast(), iov_len: 512 };

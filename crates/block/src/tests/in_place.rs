@@ -130,7 +130,16 @@ fn other_formats_are_not_read_in_place() {
     let others = [
         ("memory", BackendConfig::Memory { len_bytes: LEN }),
         ("null", BackendConfig::Null { len_bytes: LEN }),
-        ("qcow2", BackendConfig::Qcow2 { path, backing_dir: None, direct: false }),
+        (
+            "qcow2",
+            BackendConfig::Qcow2 {
+                path,
+                backing_dir: None,
+                data_file: None,
+                cache_len_bytes: 0,
+                direct: false,
+            },
+        ),
     ];
     for (name, backend) in others {
         let error = port(backend, |_| {}).image().unwrap_err();

@@ -336,6 +336,12 @@ pub enum DiskFormat {
         /// The only folder from which backing files are opened; none: images with one are refused.
         #[serde(skip_serializing_if = "Option::is_none")]
         backing_dir: Option<PathBuf>,
+        /// The file with the data of an image that keeps it apart, whatever name the image has for it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        data_file: Option<PathBuf>,
+        /// Bytes of the map that are kept in memory; none: the usual 32 MiB.
+        #[serde(rename = "map_cache", skip_serializing_if = "Option::is_none")]
+        map_cache_bytes: Option<u64>,
     },
     /// Memory of the daemon, gone with it.
     Memory {

@@ -188,6 +188,8 @@ fn format(r: &mut Reader<'_, '_>, block_size: u32) -> DiskFormat {
         direct: r.bool("direct", false),
         registered_memory_bytes: r.size("registered_memory").unwrap_or(0),
         backing_dir: r.path("backing_dir"),
+        data_file: r.path("data_file"),
+        map_cache_bytes: r.size("map_cache"),
     };
     match word {
         Word::Raw => fields.raw(r),
@@ -212,6 +214,8 @@ struct FormatFields {
     direct: bool,
     registered_memory_bytes: u64,
     backing_dir: Option<PathBuf>,
+    data_file: Option<PathBuf>,
+    map_cache_bytes: Option<u64>,
 }
 
 impl FormatFields {
@@ -228,12 +232,14 @@ impl FormatFields {
 
     fn raw(self, r: &mut Reader<'_, '_>) -> DiskFormat {
         let path = self.file(r, "raw");
-        if self.backing_dir.is_some() {
-            r.bad(
-                "backing_dir",
-                "does not go with format = \"raw\"",
-                "only qcow2 has backing files",
-            );
+        for (key, here, fix) in [
+            ("backing_dir", self.backing_dir.is_some(), "only qcow2 has backing files"),
+            ("data_file", self.data_file.is_some(), "only qcow2 has data files"),
+            ("map_cache", self.map_cache_bytes.is_some(), "only qcow2 has a map"),
+        ] {
+            if here {
+                r.bad(key, "does not go with format = \"raw\"", fix);
+            }
         }
         if self.registered_memory_bytes > 0 && !self.direct {
             let fix = "add `direct = true`: the page cache copies, and gains nothing by it";
@@ -246,7 +252,12 @@ impl FormatFields {
     fn qcow2(self, r: &mut Reader<'_, '_>) -> DiskFormat {
         let path = self.file(r, "qcow2");
         self.no_registered_memory(r, "qcow2");
-        DiskFormat::Qcow2 { path, direct: self.direct, backing_dir: self.backing_dir }
+        let limits = 64 << 10..=1 << 30;
+        if self.map_cache_bytes.is_some_and(|bytes| !limits.contains(&bytes)) {
+            r.bad("map_cache", "is outside its limits", "write 64KiB to 1GiB, or leave it out");
+        }
+        let Self { direct, backing_dir, data_file, map_cache_bytes, .. } = self;
+        DiskFormat::Qcow2 { path, direct, backing_dir, data_file, map_cache_bytes }
     }
 
     fn no_registered_memory(&self, r: &mut Reader<'_, '_>, format: &str) {
@@ -263,6 +274,8 @@ impl FormatFields {
             ("path", self.path_here),
             ("direct", self.direct),
             ("backing_dir", self.backing_dir.is_some()),
+            ("data_file", self.data_file.is_some()),
+            ("map_cache", self.map_cache_bytes.is_some()),
         ] {
             if here {
                 r.bad(key, unfit.as_str(), "take it out: there is no file");

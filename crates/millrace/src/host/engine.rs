@@ -84,8 +84,9 @@ pub fn disk(
         DiskFormat::Raw { path, direct, registered_memory_bytes } => {
             BackendConfig::Raw { path, direct, registered_memory_bytes }
         }
-        DiskFormat::Qcow2 { path, direct, backing_dir } => {
-            BackendConfig::Qcow2 { path, backing_dir, direct }
+        DiskFormat::Qcow2 { path, direct, backing_dir, data_file, map_cache_bytes } => {
+            let cache_len_bytes = map_cache_bytes.unwrap_or(0);
+            BackendConfig::Qcow2 { path, backing_dir, data_file, cache_len_bytes, direct }
         }
         DiskFormat::Memory { len_bytes } => BackendConfig::Memory { len_bytes },
         DiskFormat::Null { len_bytes } => BackendConfig::Null { len_bytes },

@@ -13,7 +13,7 @@ use crate::limits::MAX_RUN_CLUSTERS;
 use crate::map::claims::Taken;
 use crate::map::epochs::Stay;
 use crate::map::slices::Slice;
-use crate::map::view::{Look, piece};
+use crate::map::view::piece;
 
 /// How a write begins.
 #[derive(Debug)]
@@ -215,21 +215,22 @@ impl Chain {
         self.top.writer.as_ref().map_or(0, |writer| writer.flush_begins())
     }
 
+    /// A flush failed: so does every sync from now on.
+    pub fn flush_failed(&self) {
+        if let Some(writer) = &self.top.writer {
+            writer.syncs.fail();
+        }
+    }
+
+    /// Whether freed clusters wait for a flush.
+    pub fn has_pending(&self) -> bool {
+        self.top.writer.as_ref().is_some_and(|writer| writer.pending() > 0)
+    }
+
     /// See [`crate::map::writer::Writer::flush_ended`].
     pub fn flush_ended(&self, covers: u64) {
         if let Some(writer) = &self.top.writer {
             writer.flush_ended(covers);
-        }
-    }
-}
-
-/// A look that found a piece.
-impl Look {
-    /// The piece, if it was found.
-    pub fn piece(self) -> Option<crate::map::view::Piece> {
-        match self {
-            Self::Piece(piece) => Some(piece),
-            Self::Miss => None,
         }
     }
 }

@@ -1,0 +1,399 @@
+//! One queue of a qcow2 image: a disk over the disks of its files.
+//!
+//! Reads and writes of mapped clusters go straight to the file's own disk (`raw.rs`, `resident.rs`):
+//! no copy, no thread. A write into new clusters is two operations there, the data and then its
+//! entries, and is answered after the second. Everything else is a helper's: slices that are not in
+//! memory, compressed clusters, what replaces content, discards and zeroes.
+//!
+//! An operation that is not in one piece in the file is done up to there and comes back short: whoever
+//! asked goes on with the rest.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use base::counter::Counter;
+use base::io::{Disk, DiskDone, DiskOp, IoSlice};
+use qcow2::chain::plan::MAX_ENTRIES_LEN_BYTES;
+use qcow2::map::epochs::Stay;
+use qcow2::{Allocation, ChainView, Place, Plan};
+
+use super::files::Files;
+use super::pool::{Job, Pool, Results};
+use crate::bytes::zero_all;
+
+/// Where an operation stands.
+enum State {
+    Free,
+    /// Data in one piece, of so many bytes.
+    Mapped(u32),
+    /// Data on its way into new clusters, so many bytes of it written.
+    Data(Allocation, u32),
+    /// The entries on their way, so many bytes of them written.
+    Entries(Allocation, u32),
+    /// A flush of the files from this one on; what it covers.
+    Flush(usize, u64),
+    /// With a helper.
+    Helped,
+    /// Somebody else changes the same entry.
+    Blocked,
+}
+
+/// An operation of the queue.
+struct Slot {
+    token: u32,
+    op: DiskOp,
+    state: State,
+    stay: Option<Stay>,
+    /// Buffers of an operation that is not done at once.
+    bufs: Vec<IoSlice>,
+    entries: Box<[u8; MAX_ENTRIES_LEN_BYTES]>,
+}
+
+/// See the module's text.
+pub(super) struct Qcow2Disk {
+    // Dropped before the buffers that it uses.
+    files: Files,
+    pool: Arc<Pool>,
+    view: ChainView,
+    results: Arc<Results>,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    blocked: Vec<u16>,
+    /// For helpers, not handed over yet.
+    jobs: Vec<Job>,
+    done: Vec<DiskDone>,
+    /// What a file's disk finished.
+    finished: Vec<DiskDone>,
+}
+
+// SAFETY: the addresses in slots are used under the contract of `Disk::submit`, on any thread.
+unsafe impl Send for Qcow2Disk {}
+
+impl Qcow2Disk {
+    pub fn new(pool: Arc<Pool>, files: Files, results: Arc<Results>, depth: u16) -> Self {
+        let slot = |_| Slot {
+            token: 0,
+            op: DiskOp::Flush,
+            state: State::Free,
+            stay: None,
+            bufs: Vec::with_capacity(base::limits::MAX_CHAIN_SEGS),
+            entries: Box::new([0; MAX_ENTRIES_LEN_BYTES]),
+        };
+        let waker = Arc::clone(&results);
+        let room = usize::from(depth);
+        Self {
+            view: pool.chain().view(Arc::new(move || waker.wake())),
+            files,
+            pool,
+            results,
+            slots: (0..depth).map(slot).collect(),
+            free: (0..depth).rev().collect(),
+            blocked: Vec::with_capacity(room),
+            jobs: Vec::with_capacity(room),
+            done: Vec::with_capacity(room),
+            finished: Vec::with_capacity(room),
+        }
+    }
+
+    /// Begins an operation, or begins it again.
+    fn begin(&mut self, at: u16) {
+        match self.slots[usize::from(at)].op {
+            DiskOp::Read { offset, len_bytes, .. } => self.begin_read(at, offset, len_bytes),
+            DiskOp::Write { offset, len_bytes, .. } => self.begin_write(at, offset, len_bytes),
+            DiskOp::Flush => self.begin_flush(at, 0, self.pool.chain().flush_begins()),
+            DiskOp::Discard { .. } | DiskOp::WriteZeroes { .. } => self.help(at),
+        }
+    }
+
+    fn begin_read(&mut self, at: u16, offset: u64, len: u32) {
+        if len == 0 {
+            return self.finish(at, Ok(0));
+        }
+        match self.pool.chain().find(&mut self.view, offset, len.into()) {
+            Place::Zero(n) => {
+                let (bufs, count) = self.slots[usize::from(at)].part(0, n as u32);
+                // SAFETY: the buffers of an operation that is not done.
+                unsafe { zero_all(bufs, count) };
+                self.finish(at, Ok(n as u32));
+            }
+            Place::File { layer, host, len } if self.files.fits(host, len) => {
+                self.slots[usize::from(at)].state = State::Mapped(len as u32);
+                let (bufs, count) = self.slots[usize::from(at)].part(0, len as u32);
+                let op = DiskOp::Read { offset: host, bufs, count, len_bytes: len as u32 };
+                self.submit_to(self.files.of_layer(layer), at, op);
+            }
+            Place::File { .. }
+            | Place::Compressed { .. }
+            | Place::Miss { .. }
+            | Place::Bad { .. } => self.help(at),
+        }
+    }
+
+    fn begin_write(&mut self, at: u16, offset: u64, len: u32) {
+        if len == 0 {
+            return self.finish(at, Ok(0));
+        }
+        match self.pool.chain().plan(&mut self.view, offset, len.into()) {
+            Plan::InPlace { host, len } if self.files.fits(host, len) => {
+                self.slots[usize::from(at)].state = State::Mapped(len as u32);
+                self.write_data(at, 0, len as u32, host);
+            }
+            Plan::Allocate(allocation) => {
+                let (host, len) = (allocation.host, allocation.len as u32);
+                self.slots[usize::from(at)].state = State::Data(allocation, 0);
+                self.write_data(at, 0, len, host);
+            }
+            Plan::Busy => {
+                self.slots[usize::from(at)].state = State::Blocked;
+                self.blocked.push(at);
+            }
+            Plan::InPlace { .. } | Plan::Slow => self.help(at),
+        }
+    }
+
+    /// Writes bytes `from..to` of an operation's data to `host`.
+    fn write_data(&mut self, at: u16, from: u32, to: u32, host: u64) {
+        let (bufs, count) = self.slots[usize::from(at)].part(from, to);
+        let op = DiskOp::Write { offset: host, bufs, count, len_bytes: to - from };
+        self.submit_to(self.files.data(), at, op);
+    }
+
+    /// Writes an allocation's entries from byte `from` on.
+    fn write_entries(&mut self, at: u16, allocation: Allocation, from: u32) {
+        let slot = &mut self.slots[usize::from(at)];
+        let len = allocation.encode(&mut slot.entries) as u32;
+        let offset = allocation.entries_offset() + u64::from(from);
+        slot.state = State::Entries(allocation, from);
+        slot.bufs.clear();
+        let base = slot.entries[from as usize..].as_mut_ptr().cast();
+        slot.bufs.push(IoSlice { iov_base: base, iov_len: (len - from) as usize });
+        let op =
+            DiskOp::Write { offset, bufs: slot.bufs.as_ptr(), count: 1, len_bytes: len - from };
+        self.submit_to(self.files.map(), at, op);
+    }
+
+    fn begin_flush(&mut self, at: u16, file: usize, covers: u64) {
+        self.slots[usize::from(at)].state = State::Flush(file, covers);
+        match self.files.to_sync(file) {
+            Some(disk) => self.submit_to(disk, at, DiskOp::Flush),
+            None => {
+                self.pool.chain().flush_ended(covers);
+                self.finish(at, Ok(0));
+            }
+        }
+    }
+
+    fn submit_to(&mut self, disk: usize, at: u16, op: DiskOp) {
+        // SAFETY: buffers and their list belong to the caller of `submit`, or to the slot, and stay
+        // until the operation is done.
+        let submitted = unsafe { self.files.disk(disk).submit(at.into(), op) };
+        if let Err(e) = submitted {
+            self.failed(at, e.raw_os_error().unwrap_or(libc::EIO));
+        }
+    }
+
+    /// Hands an operation to a helper.
+    fn help(&mut self, at: u16) {
+        let slot = &mut self.slots[usize::from(at)];
+        slot.state = State::Helped;
+        let results = Arc::clone(&self.results);
+        self.jobs.push(Job { token: at.into(), op: slot.op, results });
+    }
+
+    /// An operation of a file's disk is over.
+    fn returned(&mut self, at: u16, result: Result<u32, i32>) {
+        let moved = match result {
+            Ok(moved) => moved,
+            Err(errno) => return self.failed(at, errno),
+        };
+        let slot = &mut self.slots[usize::from(at)];
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::Mapped(len) => self.mapped(at, moved, len),
+            State::Data(allocation, before) => {
+                let (done, len) = (before + moved, allocation.len as u32);
+                if moved == 0 {
+                    slot.state = State::Data(allocation, before);
+                    self.failed(at, libc::EIO);
+                } else if done < len {
+                    let host = allocation.host + u64::from(done);
+                    slot.state = State::Data(allocation, done);
+                    self.write_data(at, done, len, host);
+                } else {
+                    self.write_entries(at, allocation, 0);
+                }
+            }
+            State::Entries(allocation, before) => {
+                let done = before + moved;
+                let len = allocation.encode(&mut slot.entries) as u32;
+                if moved == 0 {
+                    slot.state = State::Entries(allocation, before);
+                    self.failed(at, libc::EIO);
+                } else if done < len {
+                    self.write_entries(at, allocation, done);
+                } else {
+                    let len = allocation.len as u32;
+                    self.pool.chain().commit(allocation);
+                    self.finish(at, Ok(len));
+                }
+            }
+            State::Flush(file, covers) => self.begin_flush(at, file + 1, covers),
+            State::Helped => self.finish(at, Ok(moved)),
+            State::Free | State::Blocked => {}
+        }
+    }
+
+    /// Data in one piece was read or written. A file that ends within a cluster has zeroes there.
+    fn mapped(&mut self, at: u16, moved: u32, len: u32) {
+        let slot = &mut self.slots[usize::from(at)];
+        if moved == 0 && matches!(slot.op, DiskOp::Read { .. }) {
+            let (bufs, count) = slot.part(0, len);
+            // SAFETY: the buffers of an operation that is not done.
+            unsafe { zero_all(bufs, count) };
+            return self.finish(at, Ok(len));
+        }
+        self.finish(at, Ok(moved.min(len)));
+    }
+
+    fn failed(&mut self, at: u16, errno: i32) {
+        let slot = &mut self.slots[usize::from(at)];
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::Data(allocation, _) => self.pool.chain().abandon(allocation, false),
+            State::Entries(allocation, _) => self.pool.chain().abandon(allocation, true),
+            State::Flush(..) => self.pool.chain().flush_failed(),
+            _ => {}
+        }
+        self.finish(at, Err(errno));
+    }
+
+    fn finish(&mut self, at: u16, result: Result<u32, i32>) {
+        let slot = &mut self.slots[usize::from(at)];
+        slot.state = State::Free;
+        self.pool.chain().leave(&self.view, slot.stay.take());
+        self.done.push(DiskDone { token: slot.token, result });
+        self.free.push(at);
+    }
+
+    /// Takes in what has finished below; true when there was something.
+    fn take_in(&mut self) -> bool {
+        let mut finished = std::mem::take(&mut self.finished);
+        for disk in 0..self.files.count() {
+            self.files.disk(disk).reap(&mut finished);
+        }
+        self.results.reap(&mut finished);
+        let is_any = !finished.is_empty();
+        for DiskDone { token, result } in finished.drain(..) {
+            self.returned(token as u16, result);
+        }
+        self.finished = finished;
+        if !self.blocked.is_empty() && self.results.take_woken() {
+            let blocked = std::mem::take(&mut self.blocked);
+            blocked.iter().for_each(|&at| self.begin(at));
+            self.recycle(blocked);
+            return true;
+        }
+        is_any
+    }
+
+    /// Keeps the memory of a list whose operations were begun again; some may be blocked once more.
+    fn recycle(&mut self, mut list: Vec<u16>) {
+        list.clear();
+        list.append(&mut self.blocked);
+        self.blocked = list;
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        if !self.jobs.is_empty() {
+            self.pool.hand_over(&mut self.jobs);
+        }
+        if self.pool.chain().take_work() {
+            self.pool.maintain();
+        }
+        self.files.flush_submissions()
+    }
+}
+
+impl Slot {
+    /// The buffers of bytes `from..to` of the operation's data: a list that stays until it is done.
+    fn part(&mut self, from: u32, to: u32) -> (*const IoSlice, u32) {
+        let (DiskOp::Read { bufs, count, len_bytes, .. }
+        | DiskOp::Write { bufs, count, len_bytes, .. }) = self.op
+        else {
+            return (std::ptr::null(), 0);
+        };
+        if from == 0 && to == len_bytes {
+            return (bufs, count);
+        }
+        self.bufs.clear();
+        let (mut skip, mut left) = (from as usize, (to - from) as usize);
+        for n in 0..count as usize {
+            // SAFETY: within the list, which stays until the operation is done.
+            let buf = unsafe { bufs.add(n).read() };
+            let skipped = skip.min(buf.iov_len);
+            let used = (buf.iov_len - skipped).min(left);
+            if used > 0 {
+                let iov_base = buf.iov_base.cast::<u8>().wrapping_add(skipped).cast();
+                self.bufs.push(IoSlice { iov_base, iov_len: used });
+            }
+            skip -= skipped;
+            left -= used;
+        }
+        (self.bufs.as_ptr(), self.bufs.len() as u32)
+    }
+}
+
+impl Disk for Qcow2Disk {
+    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
+        let at = self.free.pop().ok_or(io::ErrorKind::WouldBlock)?;
+        let stay = self.pool.chain().enter(&self.view);
+        let slot = &mut self.slots[usize::from(at)];
+        (slot.token, slot.op, slot.stay) = (token, op, stay);
+        self.begin(at);
+        Ok(())
+    }
+
+    fn flush_submissions(&mut self) -> io::Result<()> {
+        self.start()
+    }
+
+    fn reap(&mut self, done: &mut Vec<DiskDone>) {
+        while self.take_in() {
+            // What goes on must not wait for the next round: its owner may sleep before that. An
+            // error comes again, and is told, at the next start.
+            let _ = self.start();
+        }
+        let n = self.done.len().min(done.capacity() - done.len());
+        done.extend(self.done.drain(..n));
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.results.event.as_raw_fd())
+    }
+
+    fn set_wakeups(&mut self, on: bool) {
+        self.results.set_wakeups(on);
+        self.files.set_wakeups(on);
+    }
+
+    fn keep_open(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.files.keep_open(file)
+    }
+
+    unsafe fn set_memory(&mut self, memory: &[IoSlice], used: Arc<Counter>) -> io::Result<()> {
+        let _ = (memory, used);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.pool.chain().top().len_bytes()
+    }
+}
+
+impl Drop for Qcow2Disk {
+    fn drop(&mut self) {
+        // Whoever drops a disk has waited for its operations: nothing is claimed any more.
+        for slot in &mut self.slots {
+            self.pool.chain().leave(&self.view, slot.stay.take());
+        }
+    }
+}
