@@ -42,6 +42,21 @@ impl Demands {
     };
 }
 
+/// How an image with a map is, beyond its bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ImageState {
+    /// It was not closed before this opening, and was checked.
+    pub was_checked: bool,
+    /// Reference counts that were raised then: they were too low.
+    pub mended_counts: u64,
+    /// Clusters that were freed then: nothing referred to them.
+    pub freed_leaks: u64,
+    /// Its tables contradict each other: nothing is written any more.
+    pub is_damaged: bool,
+    /// Memory that the map takes now, in bytes.
+    pub map_len_bytes: u64,
+}
+
 /// The bytes of a disk, shared by all queues of a port. Called from the session's thread, never
 /// from a sidecore.
 pub trait Backend: Send + Sync {
@@ -66,6 +81,11 @@ pub trait Backend: Send + Sync {
 
     /// The file that holds the disk byte by byte, where there is one.
     fn in_place(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// How the image is, where it has a map.
+    fn image_state(&self) -> Option<ImageState> {
         None
     }
 

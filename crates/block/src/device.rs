@@ -9,7 +9,7 @@ use queue::{GuestMemory, Vring};
 use sidecore::{Group, Sidecore, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, ImageState};
 use crate::claim::Claim;
 use crate::config::{
     BackendConfig, BlockPortConfig, ConfigSpace, MAX_CONFIG_LEN_BYTES, Topology, WRITEBACK_OFFSET,
@@ -186,6 +186,11 @@ impl BlockPort {
     /// Size of the disk in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.state.len_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How the image is, where it has a map.
+    pub fn image_state(&self) -> Option<ImageState> {
+        self.backend.image_state()
     }
 
     /// Whether the write cache is on now.

@@ -48,7 +48,9 @@
 //! pipe answers it from a thread of its own. See [`placed`] and [`BlockPort::set_placeholders`]. Where no
 //! pipe is, this costs nothing; where none writes now, a load for each batch.
 //!
-//! The qcow2 back end is the slow way: a few helper threads, a lock and a wake-up per batch.
+//! A qcow2 image is a disk over the disks of its files: the crate `qcow2` has the map, the module
+//! [`qcow2`] moves the data. What is mapped goes as raw does, new clusters take a second operation for
+//! their entries, and a few helper threads do what has to wait.
 //!
 //! # Limits
 //! See [`limits`]: each number with its reason.
@@ -114,7 +116,7 @@ mod resident;
 mod slab;
 mod state;
 
-pub use backend::{Backend, Demands};
+pub use backend::{Backend, Demands, ImageState};
 pub use config::{BackendConfig, BlockPortConfig, Topology};
 pub use device::{BlockPort, Image, NoPlaceholders, NotInPlace};
 pub use dropper::start as start_dropper;

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
 
 use base::io::Disk;
-use qcow2::ChainView;
+use qcow2::{ChainView, Opened};
 
 use self::disk::Qcow2Disk;
 use self::files::{Files, Layout};
 use self::open::Parts;
 use self::pool::{Pool, Results};
-use crate::backend::{Backend, Demands};
+use crate::backend::{Backend, Demands, ImageState};
 use crate::error::BlockError;
 use crate::file;
 use crate::gate::Gate;
@@ -49,13 +49,14 @@ pub struct Qcow2Backend {
     demands: Demands,
     /// For changes of the size.
     view: Mutex<ChainView>,
+    opened: Opened,
 }
 
 impl Qcow2Backend {
     /// Opens the image and, below `backing_dir`, what it stands on; checks an image that was not
     /// closed, and starts the helpers.
     pub fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Self, BlockError> {
-        let Parts { chain, layout, images, demands } = open::open(path, options)?;
+        let Parts { chain, opened, layout, images, demands } = open::open(path, options)?;
         // The image's own device: all writes go there, and reads of what was written. As with raw
         // images, a tmpfs is none.
         let own = images.first().map(|image| image.get()).filter(|file| !file::is_resident(file));
@@ -64,7 +65,7 @@ impl Qcow2Backend {
         let pool = Pool::start(chain, images)
             .map_err(BlockError::resource("starting the qcow2 helper threads"))?;
         let (pool, layout, path) = (Arc::new(pool), Arc::new(layout), path.to_path_buf());
-        Ok(Self { pool, layout, path, gate, demands, view })
+        Ok(Self { pool, layout, path, gate, demands, view, opened })
     }
 }
 
@@ -90,6 +91,17 @@ impl Backend for Qcow2Backend {
 
     fn gate(&self) -> Option<Arc<Gate>> {
         self.gate.clone()
+    }
+
+    fn image_state(&self) -> Option<ImageState> {
+        let image = self.pool.chain().top();
+        Some(ImageState {
+            was_checked: self.opened.was_checked,
+            mended_counts: self.opened.outcome.errors,
+            freed_leaks: self.opened.outcome.leaks,
+            is_damaged: image.is_damaged(),
+            map_len_bytes: image.memory_len(),
+        })
     }
 
     /// Grows the disk.

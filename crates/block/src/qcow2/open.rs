@@ -31,6 +31,7 @@ const REPORT: Duration = Duration::from_secs(5);
 /// An open image with everything it stands on.
 pub(super) struct Parts {
     pub chain: Chain,
+    pub opened: Opened,
     pub layout: Layout,
     /// Keeps the locks.
     pub images: Vec<Arc<Image>>,
@@ -71,7 +72,7 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, Blo
     let cluster_len = top.geometry().cluster_len();
     let chain_of = Chain::new(top, below);
     let (layout, demands) = chain.layout(data, options.direct, cluster_len)?;
-    Ok(Parts { chain: chain_of, layout, images: chain.images, demands })
+    Ok(Parts { chain: chain_of, opened, layout, images: chain.images, demands })
 }
 
 fn tell(path: &Path, opened: &Opened, took: Duration) {

@@ -290,3 +290,109 @@ fn run(disk: &mut dyn Disk, op: DiskOp) -> Result<u32, i32> {
     }
     done[0].result
 }
+
+/// Room that a file takes on the host.
+fn room(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn discards_and_zeroes_give_the_host_its_room_back() {
+    let dirs = dirs();
+    for (n, (options, zeroes)) in
+        [("compat=1.1", false), ("compat=0.10", false), ("compat=1.1", true)].into_iter().enumerate()
+    {
+        let path = dirs.images.join(format!("full{n}.qcow2"));
+        let mut command = Command::new("qemu-img");
+        command.args(["create", "-q", "-f", "qcow2", "-o", options]).arg(&path).arg(LEN.to_string());
+        assert!(command.status().unwrap().success());
+        let backend = open(&path, None).unwrap();
+        let mut rig = Rig::new(BOTH[0], &backend);
+        rig.write(0, &pattern(3, LEN as usize));
+        assert!(room(&path) >= LEN);
+        let (kind, flags) = if zeroes { (kind::WRITE_ZEROES, 1) } else { (kind::DISCARD, 0) };
+        let cleared = rig.send(kind, 0, &range(0, (LEN / 512) as u32, flags));
+        assert_eq!(rig.finish(cleared), (0, 1));
+        let flush = rig.send(crate::request::kind::FLUSH, 0, &[]);
+        assert_eq!(rig.finish(flush), (0, 1));
+        // A helper does this by itself; here it is not waited for.
+        backend.pool.chain().top().maintain().unwrap();
+        assert!(room(&path) < 2 << 20, "{options}: {} bytes", room(&path));
+        assert_eq!(rig.read(1024, 4096), vec![0; 4096]);
+        drop((rig, backend));
+        assert_clean(&path);
+        assert!(room(&path) < 1 << 20, "{options}: {} bytes", room(&path));
+    }
+}
+
+/// QEMU finds nothing wrong with an image, and nothing lost.
+pub(crate) fn assert_clean(path: &Path) {
+    let out = Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(path).output().unwrap();
+    assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn an_image_that_was_not_closed_is_mended_and_served() {
+    let dirs = dirs();
+    let path = dirs.images.join("disk.qcow2");
+    create(&path, None);
+    let mut rig = Rig::new(BOTH[0], &open(&path, None).unwrap());
+    let data = pattern(9, 1 << 20);
+    rig.write(0, &data);
+    // A copy of the file is what a killed daemon leaves.
+    let left = dirs.images.join("left.qcow2");
+    fs::copy(&path, &left).unwrap();
+    drop(rig);
+    let mut rig = Rig::new(BOTH[0], &open(&left, None).unwrap());
+    assert!(rig.read(0, 1 << 20) == data);
+    drop(rig);
+    assert_clean(&left);
+    assert_clean(&path);
+}
+
+#[test]
+fn a_disk_grows_while_it_is_served() {
+    let dirs = dirs();
+    let path = dirs.images.join("disk.qcow2");
+    create(&path, None);
+    let backend = open(&path, None).unwrap();
+    assert_eq!(backend.resize(None).unwrap(), LEN);
+    // Beyond what the L1 table has room for.
+    let grown = 8 << 40;
+    assert_eq!(backend.resize(Some(grown)).unwrap(), grown);
+    assert!(backend.resize(Some(LEN)).unwrap_err().to_string().contains("--shrink"));
+    let mut rig = Rig::new(BOTH[0], &backend);
+    let data = pattern(2, 4096);
+    rig.write(grown / 512 - 8, &data);
+    assert!(rig.read(grown / 512 - 8, 4096) == data);
+    drop((rig, backend));
+    assert_clean(&path);
+    assert_eq!(open(&path, None).unwrap().len_bytes(), grown);
+}
+
+#[test]
+fn data_in_another_file_is_served_where_the_config_names_it() {
+    let dirs = dirs();
+    let (path, data) = (dirs.images.join("disk.qcow2"), dirs.images.join("disk.data"));
+    let option = format!("data_file={},data_file_raw=on", data.display());
+    let mut command = Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2", "-o", &option]).arg(&path).arg(LEN.to_string());
+    assert!(command.status().unwrap().success());
+    assert!(refusal(&path, None).contains("data_file"));
+    let options = Qcow2Options { data_file: Some(&data), ..Qcow2Options::default() };
+    let mut rig = Rig::new(BOTH[0], &Qcow2Backend::open(&path, &options).unwrap());
+    let bytes = pattern(7, 1 << 20);
+    rig.write(100, &bytes);
+    let flush = rig.send(kind::FLUSH, 0, &[]);
+    assert_eq!(rig.finish(flush), (0, 1));
+    assert!(rig.read(100, 1 << 20) == bytes);
+    drop(rig);
+    assert!(fs::read(&data).unwrap()[51_200..][..1 << 20] == bytes);
+    assert_eq!(fs::metadata(&data).unwrap().len(), LEN);
+    assert_clean(&path);
+}

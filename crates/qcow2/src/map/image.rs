@@ -142,11 +142,16 @@ impl Image {
         self.store.write_at(&bytes, slice.offset + index as u64 * self.geometry().entry_len())
     }
 
+    /// Whether it was found to be damaged, so that nothing is written to it any more.
+    pub fn is_damaged(&self) -> bool {
+        self.writer.as_ref().is_some_and(Writer::is_damaged)
+    }
+
     /// Bytes of memory that tables take now, about.
     pub fn memory_len(&self) -> u64 {
         let l1 = self.l1().entries.len() as u64 * 8;
         let slices = self.slices.count() as u64 * self.geometry().slice_len();
-        let meta = self.writer.as_ref().map_or(0, |writer| writer.meta().memory_len());
+        let meta = self.writer.as_ref().map_or(0, Writer::memory_len);
         l1 + slices + meta
     }
 }

@@ -41,6 +41,8 @@ pub struct Writer {
     /// Clusters that wait to be freed.
     pending: AtomicU64,
     is_damaged: AtomicBool,
+    /// Bytes, see [`Writer::memory_len`].
+    memory: AtomicU64,
     /// Incompatible features as they are in the file.
     incompatible: AtomicU64,
 }
@@ -92,6 +94,7 @@ impl Writer {
             changes: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             pending: AtomicU64::new(0),
+            memory: AtomicU64::new(0),
             is_damaged: AtomicBool::new(incompatible & feature::CORRUPT != 0),
             incompatible: AtomicU64::new(incompatible),
         }
@@ -99,6 +102,15 @@ impl Writer {
 
     pub(crate) fn meta(&self) -> MutexGuard<'_, Meta> {
         self.meta.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of memory that counts and metadata take, about: as last seen while the lock is held over
+    /// I/O, so that whoever asks does not wait for the disk.
+    pub(crate) fn memory_len(&self) -> u64 {
+        if let Ok(meta) = self.meta.try_lock() {
+            self.memory.store(meta.memory_len(), Ordering::Relaxed);
+        }
+        self.memory.load(Ordering::Relaxed)
     }
 
     /// An error where the image turned out to be damaged: nothing is written to it any more.
