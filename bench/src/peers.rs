@@ -7,7 +7,7 @@
 //! CPU. [`rounds`] starts each back end anew for every case and round, one at a time, in an order
 //! that moves on by one each round and turns round after each lap, and kills it afterwards
 //! ([`process`]): none of them spins while another is measured. Device-bound loads have their back
-//! end on the CPU that the disk interrupts ([`interrupts`]). Beside the front end's figures [`meter`]
+//! end on the CPU that the disk interrupts ([`interrupts`]). qcow2 images are made by [`images`]. Beside the front end's figures [`meter`]
 //! reads how long the back end's busy thread waited for its CPU. [`rows`] makes rows out of the
 //! rounds, [`output`] writes them.
 //!
@@ -37,6 +37,7 @@ pub mod backend;
 pub mod case;
 pub mod cleanup;
 pub mod front;
+pub mod images;
 pub mod interrupts;
 pub mod meter;
 pub mod output;
@@ -100,6 +101,8 @@ pub struct Bed {
     pub tmpfs_file: PathBuf,
     /// See `tmpfs_file`.
     pub disk_file: PathBuf,
+    /// qcow2 images; none when no case needs them.
+    images: Option<images::Images>,
     /// Network devices live in there.
     pub net: Option<NetLab>,
     /// Sockets and logs, one folder for each start.
@@ -141,6 +144,7 @@ impl Bed {
             hugepages,
             tmpfs_file: PathBuf::new(),
             disk_file: PathBuf::new(),
+            images: None,
             net: Some(NetLab::new().map_err(|e| BenchError::lab("make a namespace", e))?),
             run,
             next: AtomicU32::new(0),
@@ -150,8 +154,13 @@ impl Bed {
         let on = |medium| setup.cases.iter().any(|c| c.medium() == Some(medium));
         if on(case::Medium::Tmpfs) {
             progress.step("filling a file on tmpfs");
-            let folder = format!("/dev/shm/millrace-peers-{}", std::process::id());
-            bed.tmpfs_file = bed.file(Path::new(&folder), &mut cleanup)?;
+            bed.tmpfs_file = bed.file(&shm("raw"), &mut cleanup)?;
+        }
+        if setup.cases.iter().any(|c| c.image().is_some()) {
+            progress.step("filling a qcow2 image on tmpfs");
+            let folder = shm("images");
+            cleanup.remove(&folder)?;
+            bed.images = Some(images::Images::new(Folder::new(&folder)?, images::LEN_BYTES)?);
         }
         if on(case::Medium::Disk) {
             progress.step("filling a file on the disk");
@@ -184,6 +193,17 @@ impl Bed {
         (self.back_cpu, self.front_cpu) = if exchange { (front, back) } else { (back, front) };
     }
 
+    /// The image that a case's load is for, in the format that the back end opens; see
+    /// [`images::Images::disk`].
+    pub fn disk(
+        &self,
+        case: &case::Case,
+        format: images::Format,
+    ) -> Result<images::Disk, BenchError> {
+        let none = || BenchError::lab(case.name(), "its image was not made");
+        self.images.as_ref().ok_or_else(none)?.disk(case, format)
+    }
+
     /// A folder for the sockets and logs of one start.
     pub fn folder(&self) -> Result<PathBuf, BenchError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -209,6 +229,15 @@ impl Bed {
                  what its interrupts cost belongs to the back end.",
                 self.cpus.1
             )
+        }));
+        text.extend(self.images.is_some().then(|| {
+            "qcow2 images (1 GiB, clusters of 64 KiB, qemu-img’s other defaults) are on tmpfs and go \
+             through the page cache, with the default sizes of both sides’ caches and the driver’s write \
+             cache on; each load that writes has a fresh one. Where each write is to a cluster that is \
+             not there, a load writes once to each in an order that is the same for all, an eighth of \
+             them before it counts, and takes as long as it takes. ours-raw is our own daemon on the \
+             same bytes as a raw disk."
+                .into()
         }));
         text.extend((self.kind == front::Kind::VirtioUser).then(|| {
             "The front end is DPDK’s virtio-user in testpmd: 192 frames circulate, sent on one \
@@ -243,6 +272,7 @@ impl Bed {
             hugepages: false,
             tmpfs_file: "/t/shm/disk.raw".into(),
             disk_file: "/t/disk.raw".into(),
+            images: None,
             net: None,
             run: std::env::temp_dir(),
             next: AtomicU32::new(0),
@@ -250,6 +280,11 @@ impl Bed {
             _cleanup: None,
         }
     }
+}
+
+/// A folder of this run in memory.
+fn shm(what: &str) -> PathBuf {
+    format!("/dev/shm/millrace-peers-{}-{what}", std::process::id()).into()
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, BenchError> {

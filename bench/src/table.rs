@@ -10,7 +10,7 @@ use crate::results::{Results, Row};
 pub enum Section {
     /// Between `<!-- bench:demo -->` and `<!-- /bench:demo -->`: a line for each case.
     Demo,
-    /// The same with `bench:peers`: a line for each case with all of its peers.
+    /// The same with `bench:peers`: a line for each case with all of its peers; of qcow2 rates only.
     Peers,
     /// The same with `bench:consolidate`: a line for each value.
     Consolidate,
@@ -210,6 +210,7 @@ pub fn by_case(section: Section, results: &Results) -> String {
     );
     let listed = |r: &&Row| match section {
         Section::Channels => !r.case.ends_with("_p50") && !r.case.ends_with("_p99"),
+        Section::Peers => !(r.case.starts_with("qcow2_") && r.case.ends_with("_p99")),
         Section::Modules => r.case.starts_with("insert_") || r.case.ends_with("_durable"),
         _ => true,
     };

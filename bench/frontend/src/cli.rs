@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::access::Access;
 use crate::disk::{DiskLoad, DiskRun, Op};
 use crate::error::FrontendError;
 use crate::idle::Idle;
@@ -109,7 +110,7 @@ struct DiskArgs {
     /// The disk's socket
     #[arg(long)]
     socket: PathBuf,
-    /// read, write or mixed, at random places
+    /// read, write or mixed
     #[arg(long, value_parser = op, default_value = "read")]
     op: Op,
     /// Bytes of a request
@@ -121,6 +122,16 @@ struct DiskArgs {
     /// For the order of blocks
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// From the first block to the last, over and over, instead of at random
+    #[arg(long)]
+    sequential: bool,
+    /// One block of each stretch of so many bytes, and each stretch once: an eighth of them as the
+    /// warm-up, whatever --warmup says, the others count. --secs is the longest time for either
+    #[arg(long, value_name = "BYTES")]
+    once_per_bytes: Option<usize>,
+    /// Negotiate FLUSH: writes are answered before they are durable
+    #[arg(long)]
+    write_cache: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -181,7 +192,6 @@ impl Common {
         &self,
         mut run: impl FnMut(u64) -> Result<Report, FrontendError>,
     ) -> Result<Report, FrontendError> {
-        let ns = |secs: f64| (secs.clamp(0.0, 3600.0) * 1e9) as u64;
         if self.warmup > 0.0 {
             run(ns(self.warmup))?;
         }
@@ -191,6 +201,10 @@ impl Common {
     fn pin(&self) -> Result<(), FrontendError> {
         pin(self.cpu)
     }
+}
+
+fn ns(secs: f64) -> u64 {
+    (secs.clamp(0.0, 3600.0) * 1e9) as u64
 }
 
 fn pin(cpu: Option<usize>) -> Result<(), FrontendError> {
@@ -234,9 +248,17 @@ fn run_disk(args: &DiskArgs) -> Result<Report, FrontendError> {
         huge: common.hugepages,
         seed: args.seed,
     };
+    let access = Access {
+        sequential: args.sequential,
+        once_per_bytes: args.once_per_bytes,
+        write_cache: args.write_cache,
+    };
     common.pin()?;
-    let mut load = DiskLoad::start(reach(&args.socket, common.listen)?, run)?;
-    let report = common.measure(|ns| load.run(ns))?;
+    let mut load = DiskLoad::start_with(reach(&args.socket, common.listen)?, run, access)?;
+    let report = match args.once_per_bytes {
+        Some(_) => load.run_once(ns(common.secs))?,
+        None => common.measure(|ns| load.run(ns))?,
+    };
     load.stop()?;
     Ok(report)
 }

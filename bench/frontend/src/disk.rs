@@ -3,6 +3,7 @@
 use base::random::{Random, Seeded};
 use serde::{Deserialize, Serialize};
 
+use crate::access::{Access, Blocks};
 use crate::error::FrontendError;
 use crate::frame::pattern;
 use crate::memory::Memory;
@@ -15,6 +16,8 @@ const SECTOR: u64 = 512;
 /// Request types (virtio 1.2, 5.2.6).
 const IN: u32 = 0;
 const OUT: u32 = 1;
+/// `VIRTIO_BLK_F_FLUSH`.
+const FLUSH: u64 = 1 << 9;
 /// Most bytes that are used of a disk: enough to leave the caches behind.
 const SPAN_BYTES: u64 = 1 << 30;
 /// As above when content is checked: it is written first.
@@ -26,9 +29,9 @@ const CONFIG_LEN: usize = 36;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
-    /// Random reads.
+    /// Reads.
     Read,
-    /// Random writes.
+    /// Writes.
     Write,
     /// Half and half.
     Mixed,
@@ -73,6 +76,8 @@ pub struct DiskLoad {
     slots: Vec<Slot>,
     /// Blocks in use.
     blocks: u64,
+    /// Which of them are to come.
+    to_come: Blocks,
     /// What was last written to each, when content is checked; 0: nothing.
     versions: Vec<u32>,
     /// A request for the block is under way.
@@ -83,8 +88,17 @@ pub struct DiskLoad {
 }
 
 impl DiskLoad {
-    /// Connects and starts the disk.
+    /// Connects and starts the disk, for random places.
     pub fn start(reach: Reach<'_>, run: DiskRun) -> Result<Self, FrontendError> {
+        Self::start_with(reach, run, Access::default())
+    }
+
+    /// As [`DiskLoad::start`], with places and write cache as `access` has them.
+    pub fn start_with(
+        reach: Reach<'_>,
+        run: DiskRun,
+        access: Access,
+    ) -> Result<Self, FrontendError> {
         let usage = |text: String| Err(FrontendError::Usage(text));
         if run.block_bytes == 0
             || !run.block_bytes.is_multiple_of(SECTOR as usize)
@@ -96,8 +110,12 @@ impl DiskLoad {
         if run.depth == 0 || run.depth > room {
             return usage(format!("depth {}: 1 to {room} fit into the queue", run.depth));
         }
+        if run.verify && access.once_per_bytes.is_some() {
+            return usage("what is checked is written first: no stretch is left for once".into());
+        }
         let mut session = reach.session()?;
-        session.negotiate(features_of(run.shape))?;
+        let cache = if access.write_cache { FLUSH } else { 0 };
+        session.negotiate(features_of(run.shape) | cache)?;
         let config = session.config(CONFIG_LEN)?;
         let sectors = u64::from_le_bytes(config[..8].try_into().unwrap_or_default());
         let span = if run.verify { VERIFY_SPAN_BYTES } else { SPAN_BYTES };
@@ -113,12 +131,24 @@ impl DiskLoad {
         let port = Port::start(session, memory, run.shape, 1)?;
         let tracked = if run.verify { blocks as usize } else { 0 };
         let (versions, busy) = (vec![0; tracked], vec![false; tracked]);
-        let random = Seeded::new(run.seed);
-        let mut load = Self { run, port, slots, blocks, versions, busy, random, errors: 0 };
+        let mut random = Seeded::new(run.seed);
+        // At most SPAN_BYTES / SECTOR.
+        let to_come = Blocks::new(blocks as u32, run.block_bytes, run.depth, access, &mut random)?;
+        let mut load =
+            Self { run, port, slots, blocks, to_come, versions, busy, random, errors: 0 };
         if run.verify {
             load.fill()?;
+        } else if run.op != Op::Read {
+            load.fill_slots();
         }
         Ok(load)
+    }
+
+    /// Data that is not zeroes, which a back end may store as nothing at all.
+    fn fill_slots(&mut self) {
+        for (k, slot) in self.slots.iter_mut().enumerate() {
+            fill_block(slot.bytes(self.run.block_bytes), k as u64, 1);
+        }
     }
 
     /// Writes version 1 of every block, in order.
@@ -201,11 +231,12 @@ impl DiskLoad {
         Ok(Some(k))
     }
 
-    /// Starts a request from slot `k` for a block that is its turn.
+    /// Starts a request from slot `k` for the block whose turn it is; false when there is none.
     #[inline]
-    pub(crate) fn next(&mut self, k: usize, now_ns: u64) {
-        let (block, write) = self.pick();
+    pub(crate) fn next(&mut self, k: usize, now_ns: u64) -> bool {
+        let Some((block, write)) = self.pick() else { return false };
         self.begin(k, block, write, now_ns);
+        true
     }
 
     /// When the request in slot `k` was started.
@@ -214,34 +245,41 @@ impl DiskLoad {
         self.slots[k].start_ns
     }
 
-    fn pick(&mut self) -> (u64, bool) {
+    fn pick(&mut self) -> Option<(u64, bool)> {
         let write = match self.run.op {
             Op::Read => false,
             Op::Write => true,
             Op::Mixed => self.random.next_u64() & 1 == 0,
         };
         loop {
-            // At most SPAN_BYTES / SECTOR.
-            let block = u64::from(self.random.below(self.blocks as u32));
+            let block = self.to_come.next(&mut self.random)?;
             // Two requests for one block at a time have no order that could be checked.
             if !self.run.verify || !self.busy[block as usize] {
-                return (block, write);
+                return Some((block, write));
             }
         }
     }
 
-    /// Runs for `run_ns`, and until everything is finished.
+    /// Asks for each stretch once: first for some that do not count, then for all others, for at most
+    /// `run_ns` each.
+    pub fn run_once(&mut self, run_ns: u64) -> Result<Report, FrontendError> {
+        self.to_come.open_warm_up();
+        self.run(run_ns)?;
+        self.to_come.open_all();
+        self.run(run_ns)
+    }
+
+    /// Runs for `run_ns` or until no block is to come, and until everything is finished.
     pub fn run(&mut self, run_ns: u64) -> Result<Report, FrontendError> {
         let (kicks, interrupts) = self.counts();
         let errors = self.errors;
         let mut meter = Meter::start(run_ns)?;
-        for k in 0..self.slots.len() {
-            let (block, write) = self.pick();
-            let now_ns = meter.now_ns();
-            self.begin(k, block, write, now_ns);
+        let mut out = 0;
+        while out < self.slots.len() && self.next(out, meter.now_ns()) {
+            out += 1;
         }
         self.port.queues[0].publish()?;
-        let (mut out, mut go_on, mut last_ns, mut spins) = (self.slots.len(), true, 0, 0u32);
+        let (mut go_on, mut last_ns, mut spins) = (true, 0, 0u32);
         while out > 0 {
             let mut now_ns = 0;
             let mut finished = 0;
@@ -255,10 +293,7 @@ impl DiskLoad {
                 }
                 finished += 1;
                 meter.latency.record(now_ns.saturating_sub(self.slots[k].start_ns));
-                if go_on {
-                    let (block, write) = self.pick();
-                    self.begin(k, block, write, now_ns);
-                } else {
+                if !(go_on && self.next(k, now_ns)) {
                     out -= 1;
                 }
             }

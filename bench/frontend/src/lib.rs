@@ -5,7 +5,7 @@
 //! handshake as QEMU does it, [`memory`] is the guest's memory, [`ring`] the driver's side of split
 //! and packed rings with in-order use, event index and indirect tables, written without a look at
 //! our own device side. [`net`] floods frames from one port to another, or plays ping-pong; [`disk`]
-//! keeps a number of requests under way; [`many`] drives the ports of many VMs at once, also those
+//! keeps a number of requests under way, for blocks in the order of [`access`]; [`many`] drives the ports of many VMs at once, also those
 //! of hostile ones, and counts in windows; [`idle`] attaches ports and leaves them alone. The first two can check every byte, and can poll or sleep on the
 //! interrupt. What is counted while it runs is in [`report`].
 //!
@@ -18,6 +18,7 @@
 //! - Queues of up to 1,024 descriptors, as the back ends take.
 //! - No offloads: super-packets go as plain long frames over mergeable buffers.
 
+pub mod access;
 pub mod cli;
 pub mod disk;
 mod driver;

@@ -29,7 +29,7 @@ pub struct PeersArgs {
     /// Seconds before it counts (0.2 to 60).
     #[arg(long, default_value = "0.2", value_parser = seconds)]
     warmup: Duration,
-    /// Only these cases, each by name (flood64_split) or by group (flood64).
+    /// Only these cases, each by name (flood64_split) or by whole words of its beginning (qcow2).
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
     /// Only these peers, each by name or the start of it (ovs).

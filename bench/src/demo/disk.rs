@@ -30,6 +30,11 @@ impl Folder {
         Ok(Folder { path })
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Writes an image: every block on the disk before anyone measures, so that no write of the
     /// load allocates, and no two blocks alike, so that no storage below can fold them.
     pub fn image(&self, name: &str, len_bytes: u64) -> Result<PathBuf, BenchError> {

@@ -68,7 +68,8 @@ pub const OURS: &str = "millrace";
 /// Every back end, ours first.
 pub fn all() -> Vec<Box<dyn Backend>> {
     vec![
-        Box::new(millrace::Millrace),
+        Box::new(millrace::Millrace::Shipped),
+        Box::new(millrace::Millrace::Raw),
         Box::new(testpmd::Testpmd::Io),
         Box::new(testpmd::Testpmd::Mac),
         Box::new(ovs::Ovs::Flow),
@@ -142,6 +143,12 @@ mod tests {
         );
         assert_eq!(who(&case("null_d1")), ["millrace", "qsd", "spdk"]);
         assert_eq!(who(&case("tmpfs_d1")), ["millrace", "qsd-uring", "qsd-threads"]);
+        let qsd = ["qsd-uring", "qsd-threads"];
+        let mapped = [&["millrace", "ours-raw"][..], &qsd].concat();
+        assert_eq!(who(&case("qcow2_read_4k_d1")), mapped);
+        assert_eq!(who(&case("qcow2_write_1m_d8")), mapped);
+        assert_eq!(who(&case("qcow2_alloc_4k_d32")), [&["millrace"][..], &qsd].concat());
+        assert_eq!(who(&case("qcow2_backed_64k_d1")), [&["millrace"][..], &qsd].concat());
         assert_eq!(who(&case("disk_d32")), ["millrace", "qsd-uring", "qsd-threads", "spdk", "fio"]);
     }
 

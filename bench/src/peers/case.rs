@@ -37,6 +37,26 @@ pub enum Medium {
     Disk,
 }
 
+/// What a qcow2 image holds when a load begins; it is on tmpfs, and goes through the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Image {
+    /// Data in every cluster.
+    Mapped,
+    /// Nothing: each write is to a cluster that is not there.
+    Empty,
+    /// Nothing of its own; a raw backing file has data for every cluster.
+    Backed,
+}
+
+/// What a disk's requests do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// They read.
+    Read,
+    /// They write.
+    Write,
+}
+
 /// What the front end does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
@@ -57,6 +77,17 @@ pub enum Load {
         /// Requests under way.
         depth: u32,
     },
+    /// Reads or writes of an image: 1 MiB at a time from its beginning to its end, less at random.
+    Qcow2 {
+        /// Which.
+        image: Image,
+        /// Reads or writes.
+        op: Op,
+        /// Bytes of a request.
+        block_bytes: u32,
+        /// Requests under way.
+        depth: u32,
+    },
 }
 
 /// One load on one kind of ring.
@@ -70,6 +101,8 @@ pub struct Case {
     pub load: Load,
 }
 
+/// Bytes of a qcow2 cluster, qemu-img's default.
+pub const CLUSTER_BYTES: u32 = 64 << 10;
 /// Bytes of the largest frame: 64 KiB, as segmentation offload makes them.
 pub const LARGE_FRAME_BYTES: u32 = 65_536;
 
@@ -86,8 +119,19 @@ const fn read(group: &'static str, medium: Medium, depth: u32) -> Case {
     case(group, Ring::Split, Load::Read { medium, depth })
 }
 
+const fn qcow2(group: &'static str, image: Image, op: Op, block_bytes: u32, depth: u32) -> Case {
+    case(group, Ring::Split, Load::Qcow2 { image, op, block_bytes, depth })
+}
+
+const K4: u32 = 4 << 10;
+const K64: u32 = 64 << 10;
+/// Bytes of a sequential request.
+const M1: u32 = 1 << 20;
+/// Sequential requests under way, as in the demo.
+const SEQUENTIAL_DEPTH: u32 = 8;
+
 /// All cases in the order in which they run.
-pub const ALL: [Case; 16] = [
+pub const ALL: [Case; 35] = [
     flood("flood64", Ring::Split, 64),
     flood("flood64", Ring::InOrder, 64),
     flood("flood64", Ring::Packed, 64),
@@ -104,6 +148,25 @@ pub const ALL: [Case; 16] = [
     read("tmpfs", Medium::Tmpfs, 32),
     read("disk", Medium::Disk, 1),
     read("disk", Medium::Disk, 32),
+    qcow2("qcow2_read_4k", Image::Mapped, Op::Read, K4, 1),
+    qcow2("qcow2_read_4k", Image::Mapped, Op::Read, K4, 32),
+    qcow2("qcow2_read_64k", Image::Mapped, Op::Read, K64, 1),
+    qcow2("qcow2_read_64k", Image::Mapped, Op::Read, K64, 32),
+    qcow2("qcow2_read_1m", Image::Mapped, Op::Read, M1, SEQUENTIAL_DEPTH),
+    qcow2("qcow2_write_4k", Image::Mapped, Op::Write, K4, 1),
+    qcow2("qcow2_write_4k", Image::Mapped, Op::Write, K4, 32),
+    qcow2("qcow2_write_64k", Image::Mapped, Op::Write, K64, 1),
+    qcow2("qcow2_write_64k", Image::Mapped, Op::Write, K64, 32),
+    qcow2("qcow2_write_1m", Image::Mapped, Op::Write, M1, SEQUENTIAL_DEPTH),
+    qcow2("qcow2_alloc_4k", Image::Empty, Op::Write, K4, 1),
+    qcow2("qcow2_alloc_4k", Image::Empty, Op::Write, K4, 32),
+    qcow2("qcow2_alloc_64k", Image::Empty, Op::Write, K64, 1),
+    qcow2("qcow2_alloc_64k", Image::Empty, Op::Write, K64, 32),
+    qcow2("qcow2_alloc_1m", Image::Empty, Op::Write, M1, SEQUENTIAL_DEPTH),
+    qcow2("qcow2_backed_4k", Image::Backed, Op::Write, K4, 1),
+    qcow2("qcow2_backed_4k", Image::Backed, Op::Write, K4, 32),
+    qcow2("qcow2_backed_64k", Image::Backed, Op::Write, K64, 1),
+    qcow2("qcow2_backed_64k", Image::Backed, Op::Write, K64, 32),
 ];
 
 /// One value of a case: a row for each peer.
@@ -139,14 +202,18 @@ const GBITS: Metric = Metric {
     better: Better::Higher,
     of: |r| Some(r.bytes_per_s * 8.0 / 1e9),
 };
+const MBYTES: Metric =
+    Metric { suffix: "", unit: "MB/s", better: Better::Higher, of: |r| Some(r.bytes_per_s / 1e6) };
 const IOPS: Metric =
     Metric { suffix: "", unit: "1/s", better: Better::Higher, of: |r| Some(r.ops_per_s) };
 
 impl Case {
-    /// For example `flood64_split`, `tmpfs_d32`.
+    /// For example `flood64_split`, `tmpfs_d32`, `qcow2_read_4k_d1`.
     pub fn name(&self) -> String {
         match self.load {
-            Load::Read { depth, .. } => format!("{}_d{depth}", self.group),
+            Load::Read { depth, .. } | Load::Qcow2 { depth, .. } => {
+                format!("{}_d{depth}", self.group)
+            }
             _ => format!("{}_{}", self.group, self.ring.name()),
         }
     }
@@ -158,18 +225,49 @@ impl Case {
             Load::Flood { .. } => &[MPPS],
             Load::RoundTrip { .. } => &[P50, P99],
             Load::Read { .. } => &[IOPS, P50, P99],
+            Load::Qcow2 { block_bytes: M1, .. } => &[MBYTES],
+            Load::Qcow2 { .. } => &[IOPS, P99],
         }
     }
 
     /// Whether two network ports are needed, or one disk.
     pub fn is_net(&self) -> bool {
-        !matches!(self.load, Load::Read { .. })
+        !matches!(self.load, Load::Read { .. } | Load::Qcow2 { .. })
     }
 
-    /// What its disk stands on; none for the network.
+    /// What its raw disk stands on; none for the network, and for images.
     pub fn medium(&self) -> Option<Medium> {
         match self.load {
             Load::Read { medium, .. } => Some(medium),
+            _ => None,
+        }
+    }
+
+    /// What its qcow2 image holds; none where there is no image.
+    pub fn image(&self) -> Option<Image> {
+        match self.load {
+            Load::Qcow2 { image, .. } => Some(image),
+            _ => None,
+        }
+    }
+
+    /// Whether its requests go from the disk's beginning to its end.
+    pub fn is_sequential(&self) -> bool {
+        matches!(self.load, Load::Qcow2 { block_bytes: M1, .. })
+    }
+
+    /// Whether its requests change the disk.
+    pub fn writes(&self) -> bool {
+        matches!(self.load, Load::Qcow2 { op: Op::Write, .. })
+    }
+
+    /// Bytes of a stretch of the disk that may be asked for once, and then never again: where a cluster
+    /// that is written is another case's from then on. Such a load ends by itself.
+    pub fn once_per_bytes(&self) -> Option<u32> {
+        match self.load {
+            Load::Qcow2 { image: Image::Empty | Image::Backed, block_bytes, .. } => {
+                Some(block_bytes.max(CLUSTER_BYTES))
+            }
             _ => None,
         }
     }
@@ -195,6 +293,19 @@ impl Case {
                 };
                 format!("{ring} ring, 4 KiB random reads, depth {depth}, {on}")
             }
+            Load::Qcow2 { image, op, block_bytes, depth } => {
+                let op = if op == Op::Read { "reads" } else { "writes" };
+                let how = match block_bytes {
+                    M1 => format!("1 MiB sequential {op}"),
+                    _ => format!("{} KiB random {op}", block_bytes >> 10),
+                };
+                let on = match image {
+                    Image::Mapped => "mapped clusters",
+                    Image::Empty => "each to clusters that are not there",
+                    Image::Backed => "each to a cluster that only a raw backing file has",
+                };
+                format!("{ring} ring, {how}, depth {depth}, image on tmpfs, {on}")
+            }
         }
     }
 }
@@ -208,12 +319,18 @@ pub struct Goal {
     pub aim: Option<f64>,
 }
 
+/// Our own daemon with a raw disk: the peer that tells what the format costs.
+pub const OURS_RAW: &str = "ours-raw";
+
 /// The goal of a case's value against one peer. The back ends that are measured without vhost-user
 /// are there for orientation, and have none, but one: a disk is held against fio on the bare file.
 pub fn goal(case: &Case, metric: &Metric, peer: &str, reference: bool) -> Goal {
     use Load::{Flood, Read, RoundTrip};
     use Medium::{Disk, Null, Tmpfs};
     let first = metric.suffix.is_empty();
+    if let Load::Qcow2 { image, .. } = case.load {
+        return if first { image_goal(image, peer) } else { Goal { floor: None, aim: None } };
+    }
     let qsd = peer.starts_with("qsd");
     let floor = match (case.load, case.ring) {
         (Flood { frame_bytes: 64 }, Ring::Split) if peer == "ovs-normal" => Some(1.0),
@@ -236,10 +353,25 @@ pub fn goal(case: &Case, metric: &Metric, peer: &str, reference: bool) -> Goal {
     Goal { floor, aim: (!reference).then(|| floor.unwrap_or(1.0).max(1.0)) }
 }
 
-/// The cases that fit one of `wanted`, each a name or a group; all when none is wanted. An entry
-/// that fits none is the error.
+/// Of an image's rate. Backing files are there to be known, not judged.
+fn image_goal(image: Image, peer: &str) -> Goal {
+    let qsd = peer.starts_with("qsd");
+    let (floor, aim) = match image {
+        Image::Mapped if peer == OURS_RAW => (0.9, 0.97),
+        Image::Mapped if qsd => (1.3, 2.0),
+        Image::Empty if qsd => (1.0, 1.5),
+        _ => return Goal { floor: None, aim: None },
+    };
+    Goal { floor: Some(floor), aim: Some(aim) }
+}
+
+/// The cases that fit one of `wanted`, each a name or whole words of its beginning (flood64, qcow2,
+/// qcow2_alloc); all when none is wanted. An entry that fits none is the error.
 pub fn select(wanted: &[String]) -> Result<Vec<Case>, String> {
-    let fits = |case: &Case, w: &String| case.group == w || case.name() == *w;
+    let fits = |case: &Case, w: &String| {
+        let name = case.name();
+        name.strip_prefix(w.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    };
     if let Some(w) = wanted.iter().find(|w| !ALL.iter().any(|c| fits(c, w))) {
         return Err(w.clone());
     }
@@ -261,6 +393,7 @@ mod tests {
         let mut names: Vec<String> = ALL.iter().map(Case::name).collect();
         assert_eq!(names[1], "flood64_in-order");
         assert_eq!(names[15], "disk_d32");
+        assert_eq!(names[16], "qcow2_read_4k_d1");
         names.sort();
         names.dedup();
         assert_eq!(names.len(), ALL.len());
@@ -283,6 +416,11 @@ mod tests {
             ("tmpfs_d32", "qsd-threads", vec![Some(1.5), None, Some(1.0)]),
             ("tmpfs_d32", "spdk", vec![None, None, None]),
             ("disk_d1", "qsd-uring", vec![None, None, None]),
+            ("qcow2_read_4k_d1", "ours-raw", vec![Some(0.9), None]),
+            ("qcow2_read_4k_d32", "qsd-uring", vec![Some(1.3), None]),
+            ("qcow2_write_1m_d8", "qsd-threads", vec![Some(1.3)]),
+            ("qcow2_alloc_64k_d1", "qsd-uring", vec![Some(1.0), None]),
+            ("qcow2_backed_4k_d1", "qsd-uring", vec![None, None]),
         ] {
             assert_eq!(floors(name, peer, false), want, "{name} {peer}");
         }
@@ -298,10 +436,15 @@ mod tests {
         assert_eq!(aim("vpp", false), Some(1.0));
         assert_eq!(aim("tap-bridge", true), None);
         assert_eq!(goal(&ALL[3], &MPPS, "testpmd-io", false).aim, Some(1.3));
+        let of_image = |image, peer| image_goal(image, peer).aim;
+        assert_eq!(of_image(Image::Mapped, OURS_RAW), Some(0.97), "no format costs nothing");
+        assert_eq!(of_image(Image::Mapped, "qsd-uring"), Some(2.0));
+        assert_eq!(of_image(Image::Empty, "qsd-threads"), Some(1.5));
+        assert_eq!(of_image(Image::Backed, "qsd-uring"), None);
     }
 
     #[test]
-    fn cases_are_chosen_by_name_and_by_group() {
+    fn cases_are_chosen_by_name_and_by_the_words_it_begins_with() {
         let names = |wanted: &[&str]| -> Result<Vec<String>, String> {
             let wanted: Vec<String> = wanted.iter().map(|w| w.to_string()).collect();
             Ok(select(&wanted)?.iter().map(Case::name).collect())
@@ -313,5 +456,22 @@ mod tests {
         assert_eq!(names(&[]).unwrap().len(), ALL.len());
         assert_eq!(names(&["flood64", "flod"]).unwrap_err(), "flod");
         assert_eq!(names(&["flood64"]).unwrap().len(), 3, "not flood64k");
+        assert_eq!(names(&["qcow2"]).unwrap().len(), 19);
+        assert_eq!(names(&["qcow2_alloc", "qcow2_read_4"]).unwrap_err(), "qcow2_read_4");
+        assert_eq!(names(&["qcow2_alloc_1m"]).unwrap(), ["qcow2_alloc_1m_d8"]);
+    }
+
+    #[test]
+    fn what_can_be_written_once_only_is() {
+        let once = |name: &str| {
+            let case = ALL.into_iter().find(|c| c.name() == name).unwrap();
+            (case.once_per_bytes(), case.writes())
+        };
+        assert_eq!(once("qcow2_alloc_4k_d1"), (Some(65_536), true));
+        assert_eq!(once("qcow2_backed_64k_d32"), (Some(65_536), true));
+        assert_eq!(once("qcow2_alloc_1m_d8"), (Some(1 << 20), true));
+        assert_eq!(once("qcow2_write_4k_d1"), (None, true));
+        assert_eq!(once("qcow2_read_1m_d8"), (None, false));
+        assert_eq!(once("tmpfs_d1"), (None, false));
     }
 }

@@ -13,7 +13,7 @@ use crate::error::BenchError;
 use crate::steal::{self, Steal};
 
 use super::Bed;
-use super::case::{Case, Load};
+use super::case::{Case, Load, Op};
 use super::meter::{self, Snapshot, Usage};
 use super::process::{self, Process, tail};
 use super::virtio_user;
@@ -25,6 +25,10 @@ const GRACE: Duration = Duration::from_secs(15);
 /// How often the counters are read. A back end may take a second to notice its front end, so when
 /// a load began to count is only known when it has ended. Reading takes some 50 µs.
 const READ_EVERY: Duration = Duration::from_millis(100);
+/// The same for a load that ends by itself, which may be over in a tenth of a second.
+const READ_SHORT_EVERY: Duration = Duration::from_millis(10);
+/// Time for either part of such a load. One that takes longer is measured as far as it came.
+const LONGEST_ONCE: Duration = Duration::from_secs(5);
 
 /// What a front end says. Fields that it leaves out are not measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -74,6 +78,8 @@ pub struct Program {
     pub command: Command,
     /// Takes the result from what it printed.
     pub parse: fn(&str) -> Option<Reading>,
+    /// It ends when all is done, not when the time is over.
+    pub ends_by_itself: bool,
 }
 
 /// How long a load runs.
@@ -83,6 +89,16 @@ pub struct Window {
     pub warm_up: Duration,
     /// While it counts.
     pub length: Duration,
+}
+
+impl Window {
+    /// The window of a case's loads, where those that go by time have this one.
+    pub fn of(self, case: &Case) -> Window {
+        match case.once_per_bytes() {
+            Some(_) => Window { warm_up: LONGEST_ONCE, length: LONGEST_ONCE },
+            None => self,
+        }
+    }
 }
 
 /// One load as measured.
@@ -126,7 +142,7 @@ impl Kind {
             (_, Load::Flood { frame_bytes }) if frame_bytes <= virtio_user::MAX_FRAME_BYTES => None,
             (_, Load::Flood { .. }) => Some("frames above 1,514 bytes do not fit its buffers"),
             (_, Load::RoundTrip { .. }) => Some("testpmd times no round trips"),
-            (_, Load::Read { .. }) => Some("it drives no disks"),
+            (_, Load::Read { .. } | Load::Qcow2 { .. }) => Some("it drives no disks"),
         }
     }
 }
@@ -136,7 +152,7 @@ pub fn net(bed: &Bed, case: &Case, window: Window, a: &Path, b: &Path) -> Progra
     let (mode, frame_bytes) = match case.load {
         Load::RoundTrip { frame_bytes } => ("rr", frame_bytes),
         Load::Flood { frame_bytes } => ("flood", frame_bytes),
-        Load::Read { .. } => ("flood", 0),
+        Load::Read { .. } | Load::Qcow2 { .. } => ("flood", 0),
     };
     let mut command = match bed.kind {
         Kind::Ours => {
@@ -154,16 +170,32 @@ pub fn net(bed: &Bed, case: &Case, window: Window, a: &Path, b: &Path) -> Progra
     if bed.hugepages {
         command.arg("--hugepages");
     }
-    Program { command, parse }
+    Program { command, parse, ends_by_itself: false }
 }
 
 /// The front end on a disk.
 pub fn disk(bed: &Bed, case: &Case, window: Window, socket: &Path) -> Program {
     let mut command = common(bed, "disk", case, window);
-    let depth = if let Load::Read { depth, .. } = case.load { depth } else { 1 };
-    command.args(["--op", "read", "--block-bytes", "4096", "--depth", &depth.to_string()]);
+    let (op, block_bytes, depth) = match case.load {
+        Load::Qcow2 { op: Op::Write, block_bytes, depth, .. } => ("write", block_bytes, depth),
+        Load::Qcow2 { block_bytes, depth, .. } => ("read", block_bytes, depth),
+        Load::Read { depth, .. } => ("read", 4096, depth),
+        _ => ("read", 4096, 1),
+    };
+    command.args(["--op", op, "--block-bytes", &block_bytes.to_string()]);
+    command.args(["--depth", &depth.to_string()]);
+    if case.image().is_some() {
+        command.arg("--write-cache");
+    }
+    if case.is_sequential() {
+        command.arg("--sequential");
+    }
+    let once = case.once_per_bytes();
+    if let Some(bytes) = once {
+        command.args(["--once-per-bytes", &bytes.to_string()]);
+    }
     command.arg("--socket").arg(socket);
-    Program { command, parse }
+    Program { command, parse, ends_by_itself: once.is_some() }
 }
 
 fn common(bed: &Bed, what: &str, case: &Case, window: Window) -> Command {
@@ -195,7 +227,8 @@ pub fn run(
     let mut child = Killed(child);
     let pids: Vec<u32> = back_ends.iter().map(Process::pid).collect();
     let ended = output_of(&mut child.0);
-    let (answer, reads) = watch(&ended, &pids, cpus, window);
+    let every = if program.ends_by_itself { READ_SHORT_EVERY } else { READ_EVERY };
+    let (answer, reads) = watch(&ended, &pids, cpus, window, every);
     for back_end in back_ends.iter_mut() {
         back_end.alive()?;
     }
@@ -208,7 +241,11 @@ pub fn run(
     let reading = (program.parse)(&text).filter(|r| r.ops_per_s.is_finite() && r.ops_per_s > 0.0);
     let wrong = || BenchError::lab("the front end's answer is not as expected", tail(&text));
     let reading = reading.ok_or_else(wrong)?;
-    Ok(Measure { reading, usage: reads.usage(window.length), stolen: reads.stolen(window.length) })
+    let length = match program.ends_by_itself {
+        true => Duration::from_secs_f64(reading.seconds.clamp(0.0, window.length.as_secs_f64())),
+        false => window.length,
+    };
+    Ok(Measure { reading, usage: reads.usage(length), stolen: reads.stolen(length) })
 }
 
 /// The counters, several times during a load.
@@ -224,6 +261,7 @@ fn watch(
     pids: &[u32],
     cpus: [usize; 2],
     window: Window,
+    every: Duration,
 ) -> (Option<String>, Reads) {
     let until = Instant::now() + window.warm_up + window.length + GRACE;
     let mut reads = Reads::default();
@@ -232,7 +270,7 @@ fn watch(
         reads.steal.push(steal::read(&cpus));
     };
     let answer = loop {
-        match ended.recv_timeout(READ_EVERY) {
+        match ended.recv_timeout(every) {
             Err(RecvTimeoutError::Timeout) if Instant::now() < until => read(),
             done => break done.ok(),
         }

@@ -5,7 +5,7 @@ const WINDOW: Window = Window { warm_up: Duration::ZERO, length: Duration::from_
 fn shell(script: &str) -> Program {
     let mut command = process::command("sh", None);
     command.args(["-c", script]);
-    Program { command, parse }
+    Program { command, parse, ends_by_itself: false }
 }
 
 fn run_shell(script: &str) -> Result<Measure, BenchError> {
@@ -72,6 +72,17 @@ fn the_command_line_says_the_case() {
         line(disk(&bed, &case("null_d32"), window, a)),
         "--pdeathsig KILL /t/frontend disk --ring split --cpu 1 --secs 1 --warmup 0.2 --op read \
          --block-bytes 4096 --depth 32 --socket /t/a"
+    );
+    let window_of = |name: &str| window.of(&case(name));
+    assert_eq!(
+        line(disk(&bed, &case("qcow2_write_1m_d8"), window_of("qcow2_write_1m_d8"), a)),
+        "--pdeathsig KILL /t/frontend disk --ring split --cpu 1 --secs 1 --warmup 0.2 --op write \
+         --block-bytes 1048576 --depth 8 --write-cache --sequential --socket /t/a"
+    );
+    assert_eq!(
+        line(disk(&bed, &case("qcow2_backed_4k_d32"), window_of("qcow2_backed_4k_d32"), a)),
+        "--pdeathsig KILL /t/frontend disk --ring split --cpu 1 --secs 5 --warmup 5 --op write \
+         --block-bytes 4096 --depth 32 --write-cache --once-per-bytes 65536 --socket /t/a"
     );
     let bed = Bed { kind: Kind::VirtioUser, front: "/t/bench".into(), ..bed };
     assert_eq!(

@@ -226,6 +226,7 @@ fn once(
     window: Window,
 ) -> Result<Measure, BenchError> {
     let folder = bed.folder()?;
+    let window = window.of(case);
     let Running { mut processes, load } = back_end.start(bed, case, window, &folder)?;
     let cpus = [bed.back_cpu, bed.front_cpu];
     let measure = front::run(load, &mut processes, cpus, window, &folder);

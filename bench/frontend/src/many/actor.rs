@@ -313,8 +313,7 @@ impl Disk {
     fn turn(&mut self, stage: &mut Stage, now_ns: u64) -> Result<(), FrontendError> {
         let on = self.span_ns.contains(&now_ns);
         if on && self.out == 0 {
-            (0..self.depth).for_each(|k| self.disk.next(k, now_ns));
-            self.out = self.depth;
+            self.out = (0..self.depth).take_while(|k| self.disk.next(*k, now_ns)).count();
             return self.disk.port.queues[0].publish();
         }
         if self.out == 0 || (on && self.stalls) {
@@ -330,9 +329,7 @@ impl Disk {
             finished += 1;
             let took_ns = done_ns.saturating_sub(self.disk.started_ns(k));
             stage.tallies[self.load].latency(done_ns, took_ns);
-            if on {
-                self.disk.next(k, done_ns);
-            } else {
+            if !(on && self.disk.next(k, done_ns)) {
                 self.out -= 1;
             }
         }

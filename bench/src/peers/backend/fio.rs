@@ -49,7 +49,7 @@ impl Backend for Fio {
         command.arg(format!("--filename={}", bed.disk_file.display()));
         command.arg(format!("--ramp_time={}ms", window.warm_up.as_millis()));
         command.arg(format!("--runtime={}ms", window.length.as_millis()));
-        let load = Program { command, parse };
+        let load = Program { command, parse, ends_by_itself: false };
         Ok(Running { processes: Vec::new(), load })
     }
 }

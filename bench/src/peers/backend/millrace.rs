@@ -5,17 +5,26 @@ use std::path::Path;
 use crate::daemon::{self, POLLS_ON_US};
 use crate::error::BenchError;
 use crate::peers::Bed;
-use crate::peers::case::{Case, LARGE_FRAME_BYTES, Load, Medium};
+use crate::peers::case::{Case, Image, LARGE_FRAME_BYTES, Load, Medium, OURS_RAW};
 use crate::peers::front::{self, Window};
+use crate::peers::images::{Disk, Format};
 
-use super::{Backend, IP_A, IP_B, MAC_A, MAC_B, OURS, Running, ports};
+use super::{Backend, IP_A, IP_B, MAC_A, MAC_B, NOT_MINE, OURS, Running, ports};
 
 /// The daemon, pinned and polling on; the switch and its checks as by default.
-pub struct Millrace;
+pub enum Millrace {
+    /// As each case says.
+    Shipped,
+    /// With a raw disk, in cases of images: what the format costs.
+    Raw,
+}
 
 impl Backend for Millrace {
     fn name(&self) -> &'static str {
-        OURS
+        match self {
+            Millrace::Shipped => OURS,
+            Millrace::Raw => OURS_RAW,
+        }
     }
 
     fn needs(&self) -> &'static str {
@@ -23,8 +32,11 @@ impl Backend for Millrace {
         "setpriv"
     }
 
-    fn refuses(&self, _: &Case) -> Option<&'static str> {
-        None
+    fn refuses(&self, case: &Case) -> Option<&'static str> {
+        match self {
+            Millrace::Raw if case.image() != Some(Image::Mapped) => NOT_MINE,
+            _ => None,
+        }
     }
 
     fn start(
@@ -40,7 +52,14 @@ impl Backend for Millrace {
         } else {
             (&[&a], front::disk(bed, case, window, &a))
         };
-        let config = text(bed, case, folder);
+        let format = match self {
+            Millrace::Shipped => Format::Qcow2,
+            Millrace::Raw => Format::Raw,
+        };
+        let config = match case.image() {
+            Some(_) => disk_text(bed, folder, &image(&bed.disk(case, format)?, format, case)),
+            None => text(bed, case, folder),
+        };
         let daemon = daemon::start(&bed.millrace, &config, folder, sockets)?;
         Ok(Running { processes: vec![daemon], load })
     }
@@ -68,7 +87,25 @@ fn text(bed: &Bed, case: &Case, folder: &Path) -> String {
             return format!("{head}[[switch]]\nname = \"lan\"\n{both}");
         }
     };
+    disk_text(bed, folder, &disk)
+}
+
+fn disk_text(bed: &Bed, folder: &Path, disk: &str) -> String {
+    let (head, a) = (daemon::head(folder, bed.back_cpu, Some(POLLS_ON_US)), ports(folder).0);
     format!("{head}[[vm]]\nname = \"a\"\n[[vm.disk]]\nname = \"d\"\n{disk}\nsocket = {a:?}\n")
+}
+
+/// The disk of a case with an image.
+fn image(disk: &Disk, format: Format, case: &Case) -> String {
+    let name = if format == Format::Raw { "raw" } else { "qcow2" };
+    let backing = match disk.base.as_ref().and_then(|b| b.parent()) {
+        Some(folder) => format!("\nbacking_dir = {folder:?}"),
+        None => String::new(),
+    };
+    let (path, read_only) = (&disk.path, !case.writes());
+    format!(
+        "format = \"{name}\"\npath = {path:?}\ndirect = false\nread_only = {read_only}{backing}"
+    )
 }
 
 fn raw(path: &Path, direct: bool) -> String {
@@ -103,5 +140,22 @@ mod tests {
         assert!(text("disk_d1").contains("path = \"/t/disk.raw\"\ndirect = true\n"));
         assert!(text("tmpfs_d1").contains("path = \"/t/shm/disk.raw\"\ndirect = false\n"));
         assert!(text("null_d1").contains("format = \"null\"\n"));
+    }
+
+    #[test]
+    fn an_image_is_a_disk_that_the_daemon_takes() {
+        let text = |name: &str, base: Option<&str>, format| {
+            let case = case::ALL.into_iter().find(|c| c.name() == name).unwrap();
+            let disk = Disk { path: "/t/live".into(), base: base.map(Into::into) };
+            let text = disk_text(&Bed::pretend(), Path::new("/t/0"), &image(&disk, format, &case));
+            control::config::parse(Path::new("m.toml"), &text).unwrap();
+            text
+        };
+        let golden = "format = \"qcow2\"\npath = \"/t/live\"\ndirect = false\nread_only = false\n";
+        assert!(text("qcow2_alloc_4k_d1", None, Format::Qcow2).contains(golden));
+        let backed = text("qcow2_backed_4k_d1", Some("/t/base.raw"), Format::Qcow2);
+        assert!(backed.contains(&format!("{golden}backing_dir = \"/t\"\n")), "{backed}");
+        let raw = text("qcow2_read_4k_d1", None, Format::Raw);
+        assert!(raw.contains("format = \"raw\"\n") && raw.contains("read_only = true\n"), "{raw}");
     }
 }

@@ -6,6 +6,7 @@ use crate::error::BenchError;
 use crate::peers::Bed;
 use crate::peers::case::{Case, Load, Medium};
 use crate::peers::front::{self, Window};
+use crate::peers::images::{Disk, Format};
 use crate::peers::process::{self, Process};
 
 use super::{Backend, NOT_MINE, Running, ports};
@@ -40,7 +41,7 @@ impl Backend for Qsd {
         match (case.load, self) {
             (Load::Read { medium: Medium::Null, .. }, Qsd::Null) => None,
             (Load::Read { medium: Medium::Null, .. }, _) => NOT_MINE,
-            (Load::Read { .. }, Qsd::IoUring | Qsd::Threads) => None,
+            (Load::Read { .. } | Load::Qcow2 { .. }, Qsd::IoUring | Qsd::Threads) => None,
             _ => NOT_MINE,
         }
     }
@@ -54,10 +55,15 @@ impl Backend for Qsd {
     ) -> Result<Running, BenchError> {
         let socket = ports(folder).0;
         let mut command = process::command(self.needs(), Some(bed.back_cpu));
-        command.args(["--blockdev", &self.disk(bed, case), "--export"]);
+        let disk = match case.image() {
+            Some(_) => self.image(&bed.disk(case, Format::Qcow2)?, case),
+            None => self.disk(bed, case),
+        };
+        command.args(["--blockdev", &disk, "--export"]);
         command.arg(format!(
-            "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={},writable=off",
-            socket.display()
+            "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={},writable={}",
+            socket.display(),
+            on(case.writes())
         ));
         let mut qsd = Process::start(self.name(), &mut command, folder)?;
         qsd.wait_listening(&[&socket])?;
@@ -68,14 +74,11 @@ impl Backend for Qsd {
 
 impl Qsd {
     fn disk(&self, bed: &Bed, case: &Case) -> String {
-        let aio = match self {
+        let aio = self.aio();
+        if matches!(self, Qsd::Null) {
             // It does not even clear the buffers.
-            Qsd::Null => {
-                return format!("driver=null-co,node-name=n,size={NULL_LEN_BYTES},read-zeroes=off");
-            }
-            Qsd::IoUring => "io_uring",
-            Qsd::Threads => "threads",
-        };
+            return format!("driver=null-co,node-name=n,size={NULL_LEN_BYTES},read-zeroes=off");
+        }
         let (file, direct) = match case.medium() {
             Some(Medium::Disk) => (&bed.disk_file, "on"),
             _ => (&bed.tmpfs_file, "off"),
@@ -87,6 +90,35 @@ impl Qsd {
             file.display()
         )
     }
+
+    fn aio(&self) -> &'static str {
+        if matches!(self, Qsd::Threads) { "threads" } else { "io_uring" }
+    }
+
+    /// A qcow2 image on a file, and its raw backing file, with QEMU's default caches. Locks as above.
+    fn image(&self, disk: &Disk, case: &Case) -> String {
+        let file = |at: &str, path: &Path| {
+            let (path, aio) = (path.display(), self.aio());
+            format!(
+                "{at}.driver=file,{at}.filename={path},{at}.aio={aio},{at}.cache.direct=off,\
+                 {at}.locking=off"
+            )
+        };
+        let backing = disk.base.as_ref().map_or(String::new(), |base| {
+            let file = file("backing.file", base);
+            format!(",backing.driver=raw,backing.read-only=on,{file}")
+        });
+        format!(
+            "driver=qcow2,node-name=n,read-only={},discard=unmap,cache.direct=off,\
+             {},file.discard=unmap{backing}",
+            on(!case.writes()),
+            file("file", &disk.path)
+        )
+    }
+}
+
+fn on(yes: bool) -> &'static str {
+    if yes { "on" } else { "off" }
 }
 
 #[cfg(test)]
@@ -105,5 +137,27 @@ mod tests {
         );
         let text = Qsd::IoUring.disk(&bed, &case("tmpfs_d1"));
         assert!(text.contains("/t/shm/disk.raw,aio=io_uring,cache.direct=off"), "{text}");
+    }
+
+    #[test]
+    fn an_image_and_its_backing_file_have_the_same_aio() {
+        let case = |name: &str| case::ALL.into_iter().find(|c| c.name() == name).unwrap();
+        let disk = |base: Option<&str>| Disk { path: "/t/live".into(), base: base.map(Into::into) };
+        assert_eq!(
+            Qsd::IoUring.image(&disk(None), &case("qcow2_read_4k_d1")),
+            "driver=qcow2,node-name=n,read-only=on,discard=unmap,cache.direct=off,file.driver=file,\
+             file.filename=/t/live,file.aio=io_uring,file.cache.direct=off,file.locking=off,\
+             file.discard=unmap"
+        );
+        let text = Qsd::Threads.image(&disk(Some("/t/base")), &case("qcow2_backed_4k_d1"));
+        assert!(text.contains("read-only=off") && text.contains("file.aio=threads"), "{text}");
+        assert!(
+            text.ends_with(
+                ",file.discard=unmap,backing.driver=raw,backing.read-only=on,backing.file.driver=file,\
+                 backing.file.filename=/t/base,backing.file.aio=threads,\
+                 backing.file.cache.direct=off,backing.file.locking=off"
+            ),
+            "{text}"
+        );
     }
 }

@@ -70,7 +70,7 @@ impl Backend for TapBridge {
         let (mode, frame_bytes) = match case.load {
             Load::RoundTrip { frame_bytes } => ("rr", frame_bytes),
             Load::Flood { frame_bytes } => ("flood", frame_bytes),
-            Load::Read { .. } => return Err(none()),
+            Load::Read { .. } | Load::Qcow2 { .. } => return Err(none()),
         };
         let mut command = process::command("nsenter", None);
         command.arg(format!("--net={}", net.path().display())).arg(us).arg("tap");
@@ -84,7 +84,7 @@ impl Backend for TapBridge {
         command.arg(format!("--cpus={},{}", bed.back_cpu, bed.front_cpu));
         command.args(["--warmup", &window.warm_up.as_secs_f64().to_string()]);
         command.args(["--secs", &window.length.as_secs_f64().to_string()]);
-        let load = Program { command, parse };
+        let load = Program { command, parse, ends_by_itself: false };
         Ok(Running { processes: Vec::new(), load })
     }
 }
