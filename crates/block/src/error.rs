@@ -39,13 +39,14 @@ pub enum BlockError {
         found: &'static str,
     },
     /// Someone else serves this image.
-    #[error(
-        "{} is in use: another process holds a lock on it; two daemons must never serve one image",
-        path.display()
-    )]
+    #[error("{} is in use: {obstacle}{holders}", path.display())]
     Locked {
         /// Which file.
         path: PathBuf,
+        /// What stands against opening it.
+        obstacle: &'static str,
+        /// Which processes have it locked, once [`BlockError::naming_holders`] has looked.
+        holders: String,
     },
     /// Direct I/O needs larger blocks than the disk has.
     #[error(
@@ -88,6 +89,19 @@ pub enum BlockError {
 }
 
 impl BlockError {
+    /// Has an image that is in use say by which processes, as far as this user may know. Looks at
+    /// all descriptors of the host: for an error that is final, not for each try.
+    #[must_use]
+    pub fn naming_holders(self) -> Self {
+        match self {
+            Self::Locked { path, obstacle, .. } => {
+                let holders = crate::lock::holders(&path);
+                Self::Locked { path, obstacle, holders }
+            }
+            other => other,
+        }
+    }
+
     /// For `map_err` on file operations.
     pub(crate) fn file(
         what: &'static str,

@@ -1,17 +1,18 @@
 //! Opening image files: once, without blocking, checked by descriptor, locked.
 //!
 //! A path is looked at exactly once (`open`); everything after that, type, size, alignment, lock,
-//! uses the descriptor, so that nothing can be exchanged in between (F2). The lock is an
-//! open-file-description lock over the whole file: for writing, or shared for read-only disks.
+//! uses the descriptor, so that nothing can be exchanged in between (F2). Locks are QEMU's: see
+//! [`crate::lock`].
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 
 use crate::error::BlockError;
+use crate::lock;
 
 /// How to open an image.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +48,7 @@ impl Drop for Image {
     fn drop(&mut self) {
         // Closing would release the lock too, but the kernel takes a ring apart in the background
         // and holds the file until then: the next daemon must not find it locked.
-        let _ = set_lock(&self.0, libc::F_UNLCK);
+        lock::release(&self.0);
     }
 }
 
@@ -88,38 +89,11 @@ fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Image, BlockError> 
     if let Some(found) = found {
         return Err(BlockError::NotAFile { path: path.to_path_buf(), found });
     }
-    lock(&fd, path, mode.read_only)?;
+    lock::take(&fd, path, mode.read_only)?;
     let clear = rustix::fs::fcntl_getfl(&fd)
         .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags & !OFlags::NONBLOCK));
     clear.map_err(|e| BlockError::file("cannot set flags of", path)(e.into()))?;
     Ok(Image(File::from(fd)))
-}
-
-/// Takes the lock, or says who cannot have it. Released by the kernel with the last descriptor of
-/// this opening, also after `kill -9`.
-fn lock(fd: &OwnedFd, path: &Path, read_only: bool) -> Result<(), BlockError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    let Err(error) = set_lock(fd, kind) else { return Ok(()) };
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(BlockError::Locked { path: path.to_path_buf() }),
-        _ => Err(BlockError::file("cannot lock", path)(error)),
-    }
-}
-
-/// Sets the whole-file lock of this opening to `kind`.
-fn set_lock(fd: &impl AsRawFd, kind: libc::c_int) -> io::Result<()> {
-    let request = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    // SAFETY: the descriptor is open and `request` a valid `struct flock` for the call.
-    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Size of a regular file or block device (which `stat` gives as 0).
@@ -161,6 +135,7 @@ pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {
 #[allow(non_snake_case)]
 mod tests {
     use std::fs;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
 
     use super::*;

@@ -72,7 +72,8 @@
 //! - A write cache that a driver switched off is on again when the daemon ends without a held session
 //!   (no holder, or no front end connected) and the same driver comes back. Where drivers do that,
 //!   configure `writeback = false`.
-//! - One daemon per image: a lock that another holder has is an error, never waited for.
+//! - One writer per image, or many readers, QEMU and its tools included: see `lock.rs`. What another
+//!   holder has locked is an error, never waited for.
 //! - 5 s for the requests of a killed daemon to end; then the queue does not start, and says so.
 //! - A request's time is known to within the rest of a round, and 1/32.
 //! - Only raw disks are read in place, and none with a stage that changes content. Stages that only
@@ -100,6 +101,7 @@ mod flight;
 mod gate;
 mod latency;
 pub mod limits;
+mod lock;
 mod log;
 pub mod memory;
 pub mod metrics;

@@ -12,6 +12,7 @@ mod files;
 #[allow(non_snake_case)]
 mod in_place;
 mod latency;
+mod locks;
 #[allow(non_snake_case)]
 mod migration;
 #[allow(non_snake_case)]

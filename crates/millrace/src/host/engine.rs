@@ -103,7 +103,8 @@ pub fn disk(
         };
         BlockPort::new(config, cores, Arc::clone(clock))
     };
-    Ok(Engine::Disk(once_free(open, |e| matches!(e, BlockError::Locked { .. }))?))
+    let port = once_free(open, |e| matches!(e, BlockError::Locked { .. }));
+    Ok(Engine::Disk(port.map_err(BlockError::naming_holders)?))
 }
 
 /// Opens something as soon as a killed daemon has let go of it, for [`LOCK_LINGER`] at most.
