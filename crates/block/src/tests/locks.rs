@@ -132,9 +132,12 @@ impl Drop for Process {
     }
 }
 
-/// Who comes beside: opens and stays, or opens and ends.
-fn peers(images: &Images) -> Vec<(String, Box<dyn Fn() -> Result<Process, String> + '_>)> {
-    let mut peers: Vec<(String, Box<dyn Fn() -> _>)> = Vec::new();
+/// A name, and how it is started.
+type Peer<'a> = (String, Box<dyn Fn() -> Result<Process, String> + 'a>);
+
+/// Who comes beside and stays.
+fn peers(images: &Images) -> Vec<Peer<'_>> {
+    let mut peers: Vec<Peer<'_>> = Vec::new();
     for (n, role) in ROLES.into_iter().enumerate() {
         peers.push((format!("QEMU {role:?}"), Box::new(move || role.guest(images))));
         let start = move || role.storage_daemon(images, &format!("socket-{n}"));
