@@ -48,6 +48,12 @@ pub enum BlockError {
         /// Which processes have it locked, once [`BlockError::naming_holders`] has looked.
         holders: String,
     },
+    /// A disk without a sector.
+    #[error("{} is empty; a disk has at least one sector of 512 bytes (truncate -s SIZE)", path.display())]
+    Empty {
+        /// Which file.
+        path: PathBuf,
+    },
     /// Direct I/O needs larger blocks than the disk has.
     #[error(
         "{}: direct I/O works in units of {align} bytes there, but the disk's block size is \

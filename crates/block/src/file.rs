@@ -106,12 +106,16 @@ pub(crate) fn len_bytes(file: &File) -> io::Result<u64> {
     Ok(stat.st_size as u64)
 }
 
+/// Whether it is a file and not a block device.
+pub(crate) fn is_regular(file: &File) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|s| FileType::from_raw_mode(s.st_mode).is_file())
+}
+
 /// Whether the file's bytes are always in memory: tmpfs (0x01021994) or ramfs (0x858458f6), whose
 /// numbers statfs(2) lists. Memory files are on the former. Not a block device, whose node in /dev
 /// is on a tmpfs too: its bytes are elsewhere.
 pub(crate) fn is_resident(file: &File) -> bool {
-    let is_regular = |s: &rustix::fs::Stat| FileType::from_raw_mode(s.st_mode).is_file();
-    if !rustix::fs::fstat(file).as_ref().is_ok_and(is_regular) {
+    if !is_regular(file) {
         return false;
     }
     let magic = rustix::fs::fstatfs(file).map(|s| s.f_type as u32);

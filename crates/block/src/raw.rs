@@ -43,6 +43,8 @@ pub struct RawBackend {
     file: Arc<Image>,
     path: PathBuf,
     len_bytes: Arc<AtomicU64>,
+    /// The disk has whole blocks of so many bytes, whatever the length of its file.
+    block_size: u32,
     demands: Demands,
     /// On tmpfs or ramfs.
     resident: bool,
@@ -79,6 +81,7 @@ impl RawBackend {
             file: Arc::new(file),
             path: path.to_path_buf(),
             len_bytes: Arc::default(),
+            block_size,
             demands,
         };
         this.resize(None)?;
@@ -123,13 +126,20 @@ impl Backend for RawBackend {
         Some(self.file.get().as_fd())
     }
 
-    /// Only looks again: whoever owns the file changes its size.
+    /// Only looks again: whoever owns the file changes its size. A last block that the file has in
+    /// part is a whole one of the disk, as with QEMU: what is missing reads as zeroes, and a write of
+    /// it makes the file longer.
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
-        let len = file::len_bytes(self.file.get())
-            .map_err(BlockError::file("cannot read the size of", &self.path))?
-            .min(MAX_DISK_LEN_BYTES);
-        if let Some(asked) = new_len_bytes.filter(|&asked| asked != len) {
-            let reason = format!("the file has {len} bytes; change the file, then ask again");
+        let file_len = file::len_bytes(self.file.get())
+            .map_err(BlockError::file("cannot read the size of", &self.path))?;
+        if file_len == 0 {
+            return Err(BlockError::Empty { path: self.path.clone() });
+        }
+        // A device cannot grow: its end stays where it is.
+        let unit = if file::is_regular(self.file.get()) { u64::from(self.block_size) } else { 1 };
+        let len = file_len.min(MAX_DISK_LEN_BYTES).next_multiple_of(unit);
+        if let Some(asked) = new_len_bytes.filter(|asked| ![len, file_len].contains(asked)) {
+            let reason = format!("the file has {file_len} bytes; change the file, then ask again");
             return Err(BlockError::Resize { len_bytes: asked, reason });
         }
         self.len_bytes.store(len, Ordering::Relaxed);
