@@ -4,6 +4,7 @@
 mod common;
 
 use common::session::FrontEnd;
+use common::strace::Strace;
 use common::{BASIC, Daemon, IN, OUT, Place, driver, offer_sector, sector, wait_used};
 use queue::Layout;
 use queue::testing::ModelDriver;
@@ -208,6 +209,41 @@ fn a_port_attached_at_run_time_survives_a_kill_and_a_detached_one_does_not() {
     let daemon = place.start();
     assert_eq!(daemon.get("/v1/ports"), json!([]));
     assert!(place.socket("attached.json.bad").exists());
+}
+
+/// The lines of a trace with these words, in this order, each behind the one before.
+fn in_order(trace: &str, wanted: &[&str]) -> bool {
+    let mut lines = trace.lines();
+    wanted.iter().all(|words| lines.any(|line| words.split(' ').all(|word| line.contains(word))))
+}
+
+#[test]
+fn what_was_changed_at_run_time_is_durable_before_the_answer() {
+    let place = Place::new("[[vm]]\nname='a'\n");
+    let daemon = place.start();
+    let disk = json!({"disk": {"name": "d", "format": "null", "size": "1MiB"}});
+    for (method, path, body, status, file) in [
+        ("POST", "/v1/vms/v/ports", Some(disk), 201, "attached.json"),
+        ("PATCH", "/v1/vms/v", Some(json!({"weight": 300})), 200, "granted.json"),
+        ("DELETE", "/v1/vms/v/ports/d", None, 204, "attached.json"),
+    ] {
+        let (pid, log) = (daemon.pid().to_string(), place.path("strace.txt"));
+        let calls = "trace=fsync,rename,renameat,renameat2,write,writev,sendto,sendmsg";
+        let strace = Strace::log(&["-f", "-y", "-e", calls, "-p", &pid], &log);
+        assert_eq!(daemon.ask(method, path, body).status, status);
+        let (_, trace) = strace.finish();
+        let run_dir = place.socket("");
+        let run_dir = run_dir.to_str().unwrap().trim_end_matches('/');
+        let wanted = [
+            format!("write( {file}.new"),
+            format!("fsync( {file}.new"),
+            format!("rename {file}.new {file}\""),
+            format!("fsync( {run_dir}>"),
+            format!("HTTP/1.1 {status}"),
+        ];
+        let wanted: Vec<_> = wanted.iter().map(String::as_str).collect();
+        assert!(in_order(&trace, &wanted), "{method} {path}: {wanted:?}\n{trace}");
+    }
 }
 
 #[test]
