@@ -75,7 +75,8 @@ pub enum BackendConfig {
         /// Past the host's page cache (O_DIRECT).
         direct: bool,
     },
-    /// Memory of the daemon; gone when it ends.
+    /// Memory of the daemon; gone when it ends, unless somebody keeps its file
+    /// ([`crate::memory::MemoryBackend::file`]).
     Memory {
         /// Size of the disk.
         len_bytes: u64,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::clock::Clock;
 use base::counter::QueueStats;
-use queue::{GuestMemory, Vring};
+use queue::{GuestMemory, Position, Vring};
 use sidecore::{Group, Sidecore, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
@@ -48,6 +48,8 @@ struct QueueState {
     claim: Option<Arc<Claim>>,
     /// The log says that its memory could not be registered.
     is_told: bool,
+    /// A driver began with it since the port is there.
+    had_fresh_start: bool,
 }
 
 /// See the module's text.
@@ -231,6 +233,25 @@ impl BlockPort {
         self.default_writeback() && features & feature::FLUSH != 0
     }
 
+    /// Refuses a driver that used this queue in an earlier daemon, if the disk's bytes went with that:
+    /// its file system would be served zeroes. A driver that begins anew (a VM that was started or
+    /// reset) is welcome.
+    fn check_not_lost(&self, index: usize, vring: &Vring) -> Result<(), DeviceError> {
+        if !self.backend.began_empty() {
+            return Ok(());
+        }
+        let queue = &mut self.lock()[index];
+        queue.had_fresh_start |= vring.queue.position() == Position::fresh();
+        if queue.had_fresh_start {
+            return Ok(());
+        }
+        Err(DeviceError::Failed(
+            "the disk's bytes were in the memory of an earlier daemon and are lost (no holder kept \
+             them); restart the VM to begin with an empty disk"
+                .into(),
+        ))
+    }
+
     fn default_writeback(&self) -> bool {
         self.writeback && !self.switched_off.load(Ordering::SeqCst)
     }
@@ -325,6 +346,7 @@ impl Device for BlockPort {
         if self.lock()[index].worker.is_some() {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
+        self.check_not_lost(index, &vring)?;
         // Without the lock, which whoever asks for counters takes: both of these may take long.
         let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let memory = Arc::clone(vring.queue.memory());

@@ -164,7 +164,14 @@ pub fn run_blk(args: &Blk) -> u8 {
     };
     run("blk", &args.convention, |core, clock| {
         Ok((
-            engine::disk("blk", VmId::NONE, &config, std::slice::from_ref(core), clock)?,
+            engine::disk(
+                "blk",
+                VmId::NONE,
+                &config,
+                std::slice::from_ref(core),
+                clock,
+                &NullKeeper,
+            )?,
             Keep::Nothing,
         ))
     })

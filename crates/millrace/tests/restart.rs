@@ -211,6 +211,75 @@ fn a_port_attached_at_run_time_survives_a_kill_and_a_detached_one_does_not() {
     assert!(place.socket("attached.json.bad").exists());
 }
 
+const MEMORY: &str = "
+[[vm]]
+name='a'
+[[vm.disk]]
+name='d'
+format='memory'
+size='1MiB'
+";
+
+#[test]
+fn a_memory_disk_lives_with_the_holder() {
+    let place = Place::new(&format!("holder=true\n{MEMORY}"));
+    let _end = EndHolder(&place);
+    let mut daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    let mut ring = driver(Layout::Split);
+    front.start(BASIC, &ring);
+    for round in 1..4u8 {
+        sector(&mut ring, OUT, u64::from(round), round);
+        daemon.wait_port("a", "d", &[("held", json!(true))]);
+        daemon.kill();
+        daemon = place.start();
+        assert_eq!(daemon.port("a", "d")["health"], "ok", "{}", place.log());
+        assert_eq!(sector(&mut ring, IN, u64::from(round), 0), round);
+    }
+    // It does not need a session, and goes with its port.
+    drop(front);
+    daemon.wait_port("a", "d", &[("connected", json!(false))]);
+    daemon.kill();
+    let daemon = place.start();
+    let mut ring = driver(Layout::Packed);
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC | PACKED, &ring);
+    assert_eq!(sector(&mut ring, IN, 2, 0), 2);
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/a/ports/d", None).status, 204);
+    let body = json!({"disk": {"name": "d", "format": "memory", "size": "1MiB"}});
+    assert_eq!(daemon.ask("POST", "/v1/vms/a/ports", Some(body)).status, 201);
+    let mut ring = driver(Layout::Packed);
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC | PACKED, &ring);
+    assert_eq!(sector(&mut ring, IN, 2, 0), 0);
+}
+
+#[test]
+fn a_driver_whose_memory_disk_is_lost_is_told_and_not_served() {
+    let place = Place::new(MEMORY);
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    let mut ring = driver(Layout::Split);
+    front.start(BASIC, &ring);
+    sector(&mut ring, OUT, 1, 7);
+    daemon.kill();
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC, &ring);
+    daemon.wait_port("a", "d", &[("connected", json!(true)), ("health", json!("broken"))]);
+    let port = daemon.port("a", "d");
+    assert!(port.to_string().contains("in the memory of an earlier daemon and are lost"), "{port}");
+    // A VM that begins anew is served.
+    drop(front);
+    daemon.wait_port("a", "d", &[("connected", json!(false))]);
+    let mut ring = driver(Layout::Split);
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC, &ring);
+    assert_eq!(sector(&mut ring, IN, 1, 0), 0);
+    assert_eq!(daemon.port("a", "d")["health"], "ok");
+    drop(front);
+}
+
 /// The lines of a trace with these words, in this order, each behind the one before.
 fn in_order(trace: &str, wanted: &[&str]) -> bool {
     let mut lines = trace.lines();

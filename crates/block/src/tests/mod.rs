@@ -13,6 +13,7 @@ mod files;
 mod in_place;
 mod latency;
 mod locks;
+mod memory_disks;
 #[allow(non_snake_case)]
 mod migration;
 #[allow(non_snake_case)]

@@ -337,7 +337,7 @@ pub enum DiskFormat {
         #[serde(skip_serializing_if = "Option::is_none")]
         backing_dir: Option<PathBuf>,
     },
-    /// Memory of the daemon, gone with it.
+    /// Memory; the holder keeps it over the daemon's end, and without one it is gone then.
     Memory {
         /// Size in bytes.
         #[serde(rename = "size")]
