@@ -94,16 +94,19 @@ impl BlockPort {
     /// together). The clock is part of every port's constructor;
     /// a disk gets the time from its sidecores.
     pub fn new(
-        config: BlockPortConfig,
+        mut config: BlockPortConfig,
         cores: &[Sidecore],
         _clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, BlockError> {
         config.check()?;
         let backend: Arc<dyn Backend> = match &config.backend {
-            BackendConfig::Raw { path, direct, registered_memory_bytes } => Arc::new(
-                RawBackend::open(path, *direct, config.read_only, config.block_size)?
-                    .registering_memory(*registered_memory_bytes),
-            ),
+            BackendConfig::Raw { path, direct, registered_memory_bytes } => {
+                let open =
+                    if config.auto_block_size { RawBackend::open_auto } else { RawBackend::open };
+                let raw = open(path, *direct, config.read_only, config.block_size)?;
+                config.block_size = raw.block_size();
+                Arc::new(raw.registering_memory(*registered_memory_bytes))
+            }
             BackendConfig::Qcow2 { path, backing_dir, direct } => Arc::new(Qcow2Backend::open(
                 path,
                 backing_dir.as_deref(),
@@ -184,6 +187,11 @@ impl BlockPort {
     /// Size of the disk in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.state.len_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the disk's blocks.
+    pub fn block_size(&self) -> u32 {
+        self.state.block_size
     }
 
     /// Whether the write cache is on now.

@@ -57,7 +57,8 @@ pub enum BlockError {
     /// Direct I/O needs larger blocks than the disk has.
     #[error(
         "{}: direct I/O works in units of {align} bytes there, but the disk's block size is \
-         {block_size}: raise block_size or switch direct off",
+         {block_size}: set block_size = {align} or \"auto\" for a disk that no guest has been installed on \
+         yet, else switch direct off",
         path.display()
     )]
     DirectAlignment {
@@ -65,6 +66,20 @@ pub enum BlockError {
         path: PathBuf,
         /// Unit of the file system, in bytes.
         align: u32,
+        /// Block size of the port, in bytes.
+        block_size: u32,
+    },
+    /// The guest's partition table was made for other blocks.
+    #[error(
+        "{}: its partition table is one of blocks of {table} bytes, and block_size \"auto\" gives {block_size} \
+         here: set block_size = {table}, with direct = false if the storage refuses that",
+        path.display()
+    )]
+    ForeignBlockSize {
+        /// Which file.
+        path: PathBuf,
+        /// Block size of the table, in bytes.
+        table: u32,
         /// Block size of the port, in bytes.
         block_size: u32,
     },

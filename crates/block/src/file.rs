@@ -135,6 +135,22 @@ pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {
     }
 }
 
+/// Block size of the disk's GPT, whose header is in the second block and names its own place; none
+/// where there is none. Guests find it by their block size alone.
+pub(crate) fn partition_table_block_size(file: &File) -> io::Result<Option<u32>> {
+    #[repr(C, align(4096))]
+    struct Blocks([u8; 8192]);
+    // Direct I/O wants aligned memory and whole blocks; a short disk gives less.
+    let mut blocks = Blocks([0; 8192]);
+    let len = std::os::unix::fs::FileExt::read_at(file, &mut blocks.0, 0)?;
+    let has_header = |size: &u32| {
+        let at = *size as usize;
+        let header = blocks.0[..len].get(at..at + 32);
+        header.is_some_and(|h| h[..8] == *b"EFI PART" && h[24..32] == 1u64.to_le_bytes())
+    };
+    Ok([512, 1024, 2048, 4096].into_iter().find(has_header))
+}
+
 #[cfg(test)]
 #[allow(non_snake_case)]
 mod tests {

@@ -23,7 +23,7 @@ use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
 use crate::file::{self, Image, OpenMode};
 use crate::gate::Gate;
-use crate::limits::{MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
+use crate::limits::{MAX_BLOCK_LEN_BYTES, MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
 use crate::registered::Buffers;
 use crate::resident::ResidentDisk;
 
@@ -36,6 +36,13 @@ const KEPT: u32 = 1;
 /// Operations that are handed over before the rest of their batch, to a device that has nothing to
 /// do. One that has is given half as many as it has: as busy as it can be, and in few calls.
 const WORTH_STARTING: u32 = 2;
+
+/// Which blocks a disk has.
+#[derive(Debug, Clone, Copy)]
+enum BlockSize {
+    Fixed(u32),
+    AtLeast(u32),
+}
 
 /// See the module's text.
 #[derive(Debug)]
@@ -52,13 +59,50 @@ pub struct RawBackend {
 }
 
 impl RawBackend {
-    /// Opens and locks the image.
+    /// Opens and locks the image. Refused where direct I/O asks for larger blocks than `block_size`.
     pub fn open(
         path: &Path,
         direct: bool,
         read_only: bool,
         block_size: u32,
     ) -> Result<Self, BlockError> {
+        Self::open_with(path, direct, read_only, BlockSize::Fixed(block_size))
+    }
+
+    /// As [`RawBackend::open`]; blocks are of `block_size`, or larger where direct I/O asks for that
+    /// ([`RawBackend::block_size`]). Refused if the image has a partition table of other blocks: its guest
+    /// would not find its partitions any more.
+    pub fn open_auto(
+        path: &Path,
+        direct: bool,
+        read_only: bool,
+        block_size: u32,
+    ) -> Result<Self, BlockError> {
+        let backend = Self::open_with(path, direct, read_only, BlockSize::AtLeast(block_size))?;
+        let table = file::partition_table_block_size(backend.file.get())
+            .map_err(BlockError::file("cannot read the partition table of", path))?;
+        match table.filter(|&table| table != backend.block_size) {
+            Some(table) => Err(BlockError::ForeignBlockSize {
+                path: path.to_path_buf(),
+                table,
+                block_size: backend.block_size,
+            }),
+            None => Ok(backend),
+        }
+    }
+
+    /// Bytes of the disk's blocks.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    fn open_with(
+        path: &Path,
+        direct: bool,
+        read_only: bool,
+        block_size: BlockSize,
+    ) -> Result<Self, BlockError> {
+        let (BlockSize::Fixed(mut bytes) | BlockSize::AtLeast(mut bytes)) = block_size;
         let file = file::open_image(path, OpenMode { read_only, direct })?;
         // Such a disk is served while the sidecore waits: zeroing goes in small pieces.
         let max_range_bytes =
@@ -66,10 +110,12 @@ impl RawBackend {
         let mut demands = Demands { max_range_bytes, ..Demands::NONE };
         if direct {
             let (mem_align, offset_align) = file::direct_alignment(file.get());
-            if offset_align > block_size {
-                let path = path.to_path_buf();
-                return Err(BlockError::DirectAlignment { path, align: offset_align, block_size });
+            let may_raise = matches!(block_size, BlockSize::AtLeast(_));
+            if offset_align > bytes && !(may_raise && offset_align <= MAX_BLOCK_LEN_BYTES) {
+                let (path, align) = (path.to_path_buf(), offset_align);
+                return Err(BlockError::DirectAlignment { path, align, block_size: bytes });
             }
+            bytes = bytes.max(offset_align);
             demands = Demands { mem_align, offset_align, ..demands };
         }
         let resident = file::is_resident(file.get());
@@ -81,7 +127,7 @@ impl RawBackend {
             file: Arc::new(file),
             path: path.to_path_buf(),
             len_bytes: Arc::default(),
-            block_size,
+            block_size: bytes,
             demands,
         };
         this.resize(None)?;

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use base::clock::{Clock, MonotonicClock};
 use clap::{Args, Parser, ValueEnum};
 use control::config::{
-    DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, UplinkConfig,
+    BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, UplinkConfig,
 };
 use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
@@ -156,7 +156,7 @@ pub fn run_blk(args: &Blk) -> u8 {
         format,
         read_only: args.read_only,
         queues: args.num_queues,
-        block_size: 512,
+        block_size: BlockSize::Bytes(512),
         serial: args.serial.clone(),
         writeback: true,
         packed: true,

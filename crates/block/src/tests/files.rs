@@ -219,3 +219,83 @@ fn an_empty_file_is_refused_by_name() {
         assert!(text.contains(&format!("{} is empty", file.path().display())), "{text}");
     }
 }
+
+/// A loop device of 4 KiB sectors with an xfs on it, where this user may.
+struct LargeSectors {
+    dir: tempfile::TempDir,
+    device: String,
+}
+
+impl LargeSectors {
+    fn mount() -> Option<Self> {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let backing = dir.path().join("backing");
+        File::create(&backing).unwrap().set_len(300 << 20).unwrap();
+        let run = |command: &mut Command| command.output().ok().filter(|o| o.status.success());
+        let loop_setup = &["-b", "4096", "-f", "--show"];
+        let device = run(Command::new("losetup").args(loop_setup).arg(&backing))?;
+        let device = String::from_utf8(device.stdout).unwrap().trim().to_owned();
+        let this = Self { dir, device };
+        fs::create_dir(this.folder()).unwrap();
+        run(Command::new("mkfs.xfs").arg("-q").arg(&this.device))?;
+        run(Command::new("mount").arg(&this.device).arg(this.folder()))?;
+        Some(this)
+    }
+
+    fn folder(&self) -> std::path::PathBuf {
+        self.dir.path().join("mounted")
+    }
+}
+
+impl Drop for LargeSectors {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.folder()).status();
+        let _ = Command::new("losetup").arg("-d").arg(&self.device).status();
+    }
+}
+
+#[test]
+fn auto_takes_the_blocks_that_direct_io_asks_for_and_never_others_than_the_guests() {
+    let Some(large) = LargeSectors::mount() else {
+        eprintln!("not run: no loop device of 4 KiB sectors to be had");
+        return;
+    };
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (there, here) = (large.folder().join("disk.img"), dir.path().join("disk.img"));
+    for path in [&there, &here] {
+        File::create(path).unwrap().set_len(1 << 20).unwrap();
+    }
+    let auto = |path: &Path, direct| RawBackend::open_auto(path, direct, false, 512);
+    let text = RawBackend::open(&there, true, false, 512).unwrap_err().to_string();
+    assert!(text.contains("block_size = 4096 or \"auto\""), "{text}");
+    for (path, direct, block_size) in
+        [(&there, true, 4096), (&there, false, 512), (&here, true, 512)]
+    {
+        let backend = auto(path, direct).unwrap();
+        assert_eq!(backend.block_size(), block_size, "{}, {direct}", path.display());
+        let demands = backend.demands();
+        let options = RigOptions { demands, block_size, ..RigOptions::default() };
+        let mut rig = Rig::with_disk(Layout::Split, backend.open_queue(64).unwrap(), options);
+        rig.write(8, &pattern(3, 8192));
+        assert!(rig.read(8, 8192) == pattern(3, 8192));
+    }
+    // A guest was installed: its table stands in the second of its blocks.
+    for (path, table) in [(&there, 512), (&there, 4096), (&here, 512), (&here, 4096)] {
+        let mut header = [0; 512];
+        header[..8].copy_from_slice(b"EFI PART");
+        header[24] = 1;
+        let mut image = vec![0; 1 << 20];
+        image[table..table + 512].copy_from_slice(&header);
+        fs::write(path, &image).unwrap();
+        for direct in [false, true] {
+            let size = if direct && path == &there { 4096 } else { 512 };
+            match auto(path, direct) {
+                Ok(_) => assert_eq!(table, size),
+                Err(e) => {
+                    assert_ne!(table, size, "{e}");
+                    assert!(e.to_string().contains(&format!("blocks of {table} bytes")), "{e}");
+                }
+            }
+        }
+    }
+}

@@ -7,7 +7,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use block::memory::MemoryBackend;
 use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig};
-use control::config::{BindMode, DiskConfig, DiskFormat, NetConfig};
+use control::config::{BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
 use vhost_user::{Device, Keeper};
@@ -97,7 +97,8 @@ pub fn disk(
         vm,
         read_only: config.read_only,
         queues: config.queues,
-        block_size: config.block_size,
+        block_size: config.block_size.least_bytes(),
+        auto_block_size: config.block_size == BlockSize::AUTO,
         serial: config.serial.clone(),
         writeback: config.writeback,
         packed: config.packed,
