@@ -11,6 +11,7 @@
 pub mod clock;
 pub mod counter;
 pub mod cpu;
+pub mod durable;
 pub mod event;
 pub mod histogram;
 pub mod io;

@@ -94,4 +94,10 @@ pub trait Backend: Send + Sync {
 
     /// Makes all completed writes durable; waits for it.
     fn sync(&self) -> Result<(), BlockError>;
+
+    /// Its bytes began as zeroes with this daemon: a driver that was served by an earlier one has lost
+    /// what it wrote.
+    fn began_empty(&self) -> bool {
+        false
+    }
 }

@@ -6,7 +6,9 @@ use sidecore::VmId;
 use stage::BlockStage;
 
 use crate::error::BlockError;
-use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_LEN_BYTES, SEG_MAX, SERIAL_LEN_BYTES};
+use crate::limits::{
+    MAX_BLOCK_LEN_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_LEN_BYTES, SEG_MAX, SERIAL_LEN_BYTES,
+};
 
 /// Feature bits of virtio-blk (virtio 1.2, 5.2.3) and of rings (6).
 pub mod feature {
@@ -79,7 +81,8 @@ pub enum BackendConfig {
         /// Past the host's page cache (O_DIRECT).
         direct: bool,
     },
-    /// Memory of the daemon; gone when it ends.
+    /// Memory of the daemon; gone when it ends, unless somebody keeps its file
+    /// ([`crate::memory::MemoryBackend::file`]).
     Memory {
         /// Size of the disk.
         len_bytes: u64,
@@ -105,6 +108,8 @@ pub struct BlockPortConfig {
     pub queues: u16,
     /// Logical block size in bytes: a power of two, 512 to 4,096.
     pub block_size: u32,
+    /// Larger blocks where direct I/O asks for them.
+    pub auto_block_size: bool,
     /// Hints for the driver.
     pub topology: Topology,
     /// Serial number (GET ID), at most 20 bytes.
@@ -131,6 +136,7 @@ impl BlockPortConfig {
             read_only: false,
             queues: 1,
             block_size: 512,
+            auto_block_size: false,
             topology: Topology::default(),
             serial: String::new(),
             writeback: true,
@@ -154,7 +160,9 @@ impl BlockPortConfig {
         if self.queues == 0 || self.queues > limit {
             return wrong("queues", self.queues.to_string(), format!("1 to {limit}"));
         }
-        if !self.block_size.is_power_of_two() || !(512..=4096).contains(&self.block_size) {
+        if !self.block_size.is_power_of_two()
+            || !(512..=MAX_BLOCK_LEN_BYTES).contains(&self.block_size)
+        {
             let rule = "512, 1024, 2048 or 4096".to_string();
             return wrong("block_size", self.block_size.to_string(), rule);
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::clock::Clock;
 use base::counter::QueueStats;
-use queue::{GuestMemory, Vring};
+use queue::{GuestMemory, Position, Vring};
 use sidecore::{Group, Sidecore, WorkerRef};
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
@@ -48,6 +48,8 @@ struct QueueState {
     claim: Option<Arc<Claim>>,
     /// The log says that its memory could not be registered.
     is_told: bool,
+    /// A driver began with it since the port is there.
+    had_fresh_start: bool,
 }
 
 /// See the module's text.
@@ -92,16 +94,19 @@ impl BlockPort {
     /// together). The clock is part of every port's constructor;
     /// a disk gets the time from its sidecores.
     pub fn new(
-        config: BlockPortConfig,
+        mut config: BlockPortConfig,
         cores: &[Sidecore],
         _clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, BlockError> {
         config.check()?;
         let backend: Arc<dyn Backend> = match &config.backend {
-            BackendConfig::Raw { path, direct, registered_memory_bytes } => Arc::new(
-                RawBackend::open(path, *direct, config.read_only, config.block_size)?
-                    .registering_memory(*registered_memory_bytes),
-            ),
+            BackendConfig::Raw { path, direct, registered_memory_bytes } => {
+                let open =
+                    if config.auto_block_size { RawBackend::open_auto } else { RawBackend::open };
+                let raw = open(path, *direct, config.read_only, config.block_size)?;
+                config.block_size = raw.block_size();
+                Arc::new(raw.registering_memory(*registered_memory_bytes))
+            }
             BackendConfig::Qcow2 { path, backing_dir, data_file, cache_len_bytes, direct } => {
                 let options = Qcow2Options {
                     backing_dir: backing_dir.as_deref(),
@@ -193,6 +198,11 @@ impl BlockPort {
         self.backend.image_state()
     }
 
+    /// Bytes of the disk's blocks.
+    pub fn block_size(&self) -> u32 {
+        self.state.block_size
+    }
+
     /// Whether the write cache is on now.
     pub fn writeback(&self) -> bool {
         self.state.writeback.load(Ordering::Relaxed)
@@ -238,6 +248,25 @@ impl BlockPort {
     /// next driver reads "off" there and never flushes.
     fn initial_writeback(&self, features: u64) -> bool {
         self.default_writeback() && features & feature::FLUSH != 0
+    }
+
+    /// Refuses a driver that used this queue in an earlier daemon, if the disk's bytes went with that:
+    /// its file system would be served zeroes. A driver that begins anew (a VM that was started or
+    /// reset) is welcome.
+    fn check_not_lost(&self, index: usize, vring: &Vring) -> Result<(), DeviceError> {
+        if !self.backend.began_empty() {
+            return Ok(());
+        }
+        let queue = &mut self.lock()[index];
+        queue.had_fresh_start |= vring.queue.position() == Position::fresh();
+        if queue.had_fresh_start {
+            return Ok(());
+        }
+        Err(DeviceError::Failed(
+            "the disk's bytes were in the memory of an earlier daemon and are lost (no holder kept \
+             them); restart the VM to begin with an empty disk"
+                .into(),
+        ))
     }
 
     fn default_writeback(&self) -> bool {
@@ -334,6 +363,7 @@ impl Device for BlockPort {
         if self.lock()[index].worker.is_some() {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
+        self.check_not_lost(index, &vring)?;
         // Without the lock, which whoever asks for counters takes: both of these may take long.
         let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let memory = Arc::clone(vring.queue.memory());

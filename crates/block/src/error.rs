@@ -39,18 +39,26 @@ pub enum BlockError {
         found: &'static str,
     },
     /// Someone else serves this image.
-    #[error(
-        "{} is in use: another process holds a lock on it; two daemons must never serve one image",
-        path.display()
-    )]
+    #[error("{} is in use: {obstacle}{holders}", path.display())]
     Locked {
+        /// Which file.
+        path: PathBuf,
+        /// What stands against opening it.
+        obstacle: &'static str,
+        /// Which processes have it locked, once [`BlockError::naming_holders`] has looked.
+        holders: String,
+    },
+    /// A disk without a sector.
+    #[error("{} is empty; a disk has at least one sector of 512 bytes (truncate -s SIZE)", path.display())]
+    Empty {
         /// Which file.
         path: PathBuf,
     },
     /// Direct I/O needs larger blocks than the disk has.
     #[error(
         "{}: direct I/O works in units of {align} bytes there, but the disk's block size is \
-         {block_size}: raise block_size or switch direct off",
+         {block_size}: set block_size = {align} or \"auto\" for a disk that no guest has been installed on \
+         yet, else switch direct off",
         path.display()
     )]
     DirectAlignment {
@@ -58,6 +66,20 @@ pub enum BlockError {
         path: PathBuf,
         /// Unit of the file system, in bytes.
         align: u32,
+        /// Block size of the port, in bytes.
+        block_size: u32,
+    },
+    /// The guest's partition table was made for other blocks.
+    #[error(
+        "{}: its partition table is one of blocks of {table} bytes, and block_size \"auto\" gives {block_size} \
+         here: set block_size = {table}, with direct = false if the storage refuses that",
+        path.display()
+    )]
+    ForeignBlockSize {
+        /// Which file.
+        path: PathBuf,
+        /// Block size of the table, in bytes.
+        table: u32,
         /// Block size of the port, in bytes.
         block_size: u32,
     },
@@ -88,6 +110,19 @@ pub enum BlockError {
 }
 
 impl BlockError {
+    /// Has an image that is in use say by which processes, as far as this user may know. Looks at
+    /// all descriptors of the host: for an error that is final, not for each try.
+    #[must_use]
+    pub fn naming_holders(self) -> Self {
+        match self {
+            Self::Locked { path, obstacle, .. } => {
+                let holders = crate::lock::holders(&path);
+                Self::Locked { path, obstacle, holders }
+            }
+            other => other,
+        }
+    }
+
     /// For `map_err` on file operations.
     pub(crate) fn file(
         what: &'static str,

@@ -1,17 +1,18 @@
 //! Opening image files: once, without blocking, checked by descriptor, locked.
 //!
 //! A path is looked at exactly once (`open`); everything after that, type, size, alignment, lock,
-//! uses the descriptor, so that nothing can be exchanged in between (F2). The lock is an
-//! open-file-description lock over the whole file: for writing, or shared for read-only disks.
+//! uses the descriptor, so that nothing can be exchanged in between (F2). Locks are QEMU's: see
+//! [`crate::lock`].
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 
 use crate::error::BlockError;
+use crate::lock;
 
 /// How to open an image.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +53,7 @@ impl Drop for Image {
     fn drop(&mut self) {
         // Closing would release the lock too, but the kernel takes a ring apart in the background
         // and holds the file until then: the next daemon must not find it locked.
-        let _ = set_lock(&self.0, libc::F_UNLCK);
+        lock::release(&self.0);
     }
 }
 
@@ -93,38 +94,11 @@ fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Image, BlockError> 
     if let Some(found) = found {
         return Err(BlockError::NotAFile { path: path.to_path_buf(), found });
     }
-    lock(&fd, path, mode.read_only)?;
+    lock::take(&fd, path, mode.read_only)?;
     let clear = rustix::fs::fcntl_getfl(&fd)
         .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags & !OFlags::NONBLOCK));
     clear.map_err(|e| BlockError::file("cannot set flags of", path)(e.into()))?;
     Ok(Image(File::from(fd)))
-}
-
-/// Takes the lock, or says who cannot have it. Released by the kernel with the last descriptor of
-/// this opening, also after `kill -9`.
-fn lock(fd: &OwnedFd, path: &Path, read_only: bool) -> Result<(), BlockError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    let Err(error) = set_lock(fd, kind) else { return Ok(()) };
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(BlockError::Locked { path: path.to_path_buf() }),
-        _ => Err(BlockError::file("cannot lock", path)(error)),
-    }
-}
-
-/// Sets the whole-file lock of this opening to `kind`.
-fn set_lock(fd: &impl AsRawFd, kind: libc::c_int) -> io::Result<()> {
-    let request = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    // SAFETY: the descriptor is open and `request` a valid `struct flock` for the call.
-    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Size of a regular file or block device (which `stat` gives as 0).
@@ -137,12 +111,16 @@ pub(crate) fn len_bytes(file: &File) -> io::Result<u64> {
     Ok(stat.st_size as u64)
 }
 
+/// Whether it is a file and not a block device.
+pub(crate) fn is_regular(file: &File) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|s| FileType::from_raw_mode(s.st_mode).is_file())
+}
+
 /// Whether the file's bytes are always in memory: tmpfs (0x01021994) or ramfs (0x858458f6), whose
 /// numbers statfs(2) lists. Memory files are on the former. Not a block device, whose node in /dev
 /// is on a tmpfs too: its bytes are elsewhere.
 pub(crate) fn is_resident(file: &File) -> bool {
-    let is_regular = |s: &rustix::fs::Stat| FileType::from_raw_mode(s.st_mode).is_file();
-    if !rustix::fs::fstat(file).as_ref().is_ok_and(is_regular) {
+    if !is_regular(file) {
         return false;
     }
     let magic = rustix::fs::fstatfs(file).map(|s| s.f_type as u32);
@@ -162,10 +140,27 @@ pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {
     }
 }
 
+/// Block size of the disk's GPT, whose header is in the second block and names its own place; none
+/// where there is none. Guests find it by their block size alone.
+pub(crate) fn partition_table_block_size(file: &File) -> io::Result<Option<u32>> {
+    #[repr(C, align(4096))]
+    struct Blocks([u8; 8192]);
+    // Direct I/O wants aligned memory and whole blocks; a short disk gives less.
+    let mut blocks = Blocks([0; 8192]);
+    let len = std::os::unix::fs::FileExt::read_at(file, &mut blocks.0, 0)?;
+    let has_header = |size: &u32| {
+        let at = *size as usize;
+        let header = blocks.0[..len].get(at..at + 32);
+        header.is_some_and(|h| h[..8] == *b"EFI PART" && h[24..32] == 1u64.to_le_bytes())
+    };
+    Ok([512, 1024, 2048, 4096].into_iter().find(has_header))
+}
+
 #[cfg(test)]
 #[allow(non_snake_case)]
 mod tests {
     use std::fs;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
 
     use super::*;

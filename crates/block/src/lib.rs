@@ -70,11 +70,15 @@
 //!   each queue. Only operations with one buffer, within one region and one GiB, use it; bounce
 //!   buffers are not registered. A VMM that takes memory back from the guest makes disk and guest
 //!   see different memory: nobody tells us, so it must not.
+//! - A memory disk that began empty refuses a queue that is not at its beginning, until one was: its
+//!   driver wrote to an earlier daemon's. A split ring that stands at a multiple of 65,536, or a packed
+//!   one at the beginning of an odd lap, cannot be told from a new one.
 //! - Memory disks up to 64 GiB; qcow2 chains up to 8 images.
 //! - A write cache that a driver switched off is on again when the daemon ends without a held session
 //!   (no holder, or no front end connected) and the same driver comes back. Where drivers do that,
 //!   configure `writeback = false`.
-//! - One daemon per image: a lock that another holder has is an error, never waited for.
+//! - One writer per image, or many readers, QEMU and its tools included: see `lock.rs`. What another
+//!   holder has locked is an error, never waited for.
 //! - 5 s for the requests of a killed daemon to end; then the queue does not start, and says so.
 //! - A request's time is known to within the rest of a round, and 1/32.
 //! - Only raw disks are read in place, and none with a stage that changes content. Stages that only
@@ -102,6 +106,7 @@ mod flight;
 mod gate;
 mod latency;
 pub mod limits;
+mod lock;
 mod log;
 pub mod memory;
 pub mod metrics;

@@ -3,6 +3,9 @@
 /// Bytes of a sector: the unit of the protocol, whatever the block size (virtio 1.2, 5.2.4).
 pub const SECTOR_LEN_BYTES: u64 = 512;
 
+/// Largest block of a disk: guests have no pages smaller than this, and Linux takes no larger ones.
+pub const MAX_BLOCK_LEN_BYTES: u32 = 4096;
+
 /// Most data segments of a request that we announce (`seg_max`): with the header and the status
 /// byte a chain then just fits [`base::limits::MAX_CHAIN_SEGS`].
 pub const SEG_MAX: u32 = base::limits::MAX_CHAIN_SEGS as u32 - 2;

@@ -3,9 +3,12 @@
 //! The file is mapped once, as large as such a disk may ever be; only touched pages cost memory.
 //! Ranges that are discarded or zeroed are given back to the kernel when they are large: one system
 //! call for such a request, the only one of this back end.
+//!
+//! Whoever keeps the file open keeps the bytes, over the end of the daemon too: the holder does. The
+//! file's last page says how long the disk is.
 
 use std::io;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,10 +25,27 @@ use crate::limits::{MAX_MEMORY_DISK_LEN_BYTES, SECTOR_LEN_BYTES, STEP_LEN_BYTES}
 /// Ranges from this size on are given back to the kernel; smaller ones are overwritten.
 const PUNCH_LEN_BYTES: u64 = 64 << 10;
 
+/// Length of the file: the largest disk, and a page that says what is in it.
+const FILE_LEN_BYTES: usize = MAX_MEMORY_DISK_LEN_BYTES as usize + 4096;
+
+/// Says that a file is a disk of this form: "MRMEMDK1".
+const MAGIC: u64 = u64::from_le_bytes(*b"MRMEMDK1");
+
+/// The last page of the file.
+#[repr(C)]
+struct Label {
+    magic: AtomicU64,
+    /// Size that the config named when the disk was last opened.
+    configured_bytes: AtomicU64,
+    /// Size now.
+    len_bytes: AtomicU64,
+}
+
 #[derive(Debug)]
 struct Shared {
     memory: SharedMemory,
-    len_bytes: AtomicU64,
+    /// Made by this daemon, and empty then.
+    is_new: bool,
 }
 
 /// See the module's text.
@@ -36,9 +56,47 @@ impl MemoryBackend {
     /// A zeroed disk of that size.
     pub fn new(len_bytes: u64) -> Result<Self, BlockError> {
         check_len(len_bytes)?;
-        let memory = SharedMemory::new("millrace-disk", MAX_MEMORY_DISK_LEN_BYTES as usize)
+        let memory = SharedMemory::new("millrace-disk", FILE_LEN_BYTES)
             .map_err(BlockError::resource("making its memory file"))?;
-        Ok(Self(Arc::new(Shared { memory, len_bytes: AtomicU64::new(len_bytes) })))
+        let shared = Shared { memory, is_new: true };
+        let label = shared.label();
+        label.len_bytes.store(len_bytes, Ordering::Relaxed);
+        label.configured_bytes.store(len_bytes, Ordering::Relaxed);
+        label.magic.store(MAGIC, Ordering::Release);
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// The disk of an earlier daemon, by the file that [`MemoryBackend::file`] gave. It has the size
+    /// that it had, unless the config, which says `configured_bytes`, says something else than then.
+    pub fn from_file(file: OwnedFd, configured_bytes: u64) -> Result<Self, BlockError> {
+        check_len(configured_bytes)?;
+        let memory = SharedMemory::from_fd(file)
+            .map_err(BlockError::resource("mapping the memory of an earlier daemon"))?;
+        let foreign = || {
+            let source =
+                io::Error::new(io::ErrorKind::InvalidData, "another version's, or no disk");
+            BlockError::Resource { what: "the memory of an earlier daemon", source }
+        };
+        if memory.len_bytes() != FILE_LEN_BYTES {
+            return Err(foreign());
+        }
+        let shared = Shared { memory, is_new: false };
+        let label = shared.label();
+        if label.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(foreign());
+        }
+        check_len(label.len_bytes.load(Ordering::Relaxed)).map_err(|_| foreign())?;
+        let was_bytes = label.configured_bytes.swap(configured_bytes, Ordering::Relaxed);
+        let backend = Self(Arc::new(shared));
+        if was_bytes != configured_bytes {
+            backend.resize(Some(configured_bytes))?;
+        }
+        Ok(backend)
+    }
+
+    /// The file with the disk's bytes: whoever keeps it open keeps them.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.memory.as_fd()
     }
 }
 
@@ -55,6 +113,16 @@ fn check_len(len_bytes: u64) -> Result<(), BlockError> {
 }
 
 impl Shared {
+    fn label(&self) -> &Label {
+        // SAFETY: the mapping has a page there, aligned, that lives as long as `self` and holds nothing
+        // else; atomics may be changed through shared references, and all their values are valid.
+        unsafe { &*self.memory.as_ptr().add(MAX_MEMORY_DISK_LEN_BYTES as usize).cast::<Label>() }
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.label().len_bytes.load(Ordering::Relaxed)
+    }
+
     /// Makes `offset..offset + len` (inside the mapping) read as zeroes.
     fn zero(&self, offset: u64, len: u64) -> Result<(), i32> {
         if len >= PUNCH_LEN_BYTES {
@@ -72,7 +140,7 @@ impl Shared {
 
     /// True when the range is on the disk (the engine checked; this guards the mapping).
     fn holds(&self, offset: u64, len: u64) -> bool {
-        offset.checked_add(len).is_some_and(|end| end <= self.memory.len_bytes() as u64)
+        offset.checked_add(len).is_some_and(|end| end <= MAX_MEMORY_DISK_LEN_BYTES)
     }
 }
 
@@ -86,7 +154,7 @@ impl Backend for MemoryBackend {
     }
 
     fn len_bytes(&self) -> u64 {
-        self.0.len_bytes.load(Ordering::Relaxed)
+        self.0.len_bytes()
     }
 
     fn demands(&self) -> Demands {
@@ -96,10 +164,12 @@ impl Backend for MemoryBackend {
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
         if let Some(len_bytes) = new_len_bytes {
             check_len(len_bytes)?;
-            let old = self.0.len_bytes.swap(len_bytes, Ordering::Relaxed);
+            let old = self.0.label().len_bytes.swap(len_bytes, Ordering::Relaxed);
             if len_bytes < old {
                 // What was cut off must not come back when the disk grows again.
-                self.0.zero(len_bytes, (old - len_bytes).max(PUNCH_LEN_BYTES)).map_err(|e| {
+                let label = MAX_MEMORY_DISK_LEN_BYTES;
+                let cut = (old - len_bytes).max(PUNCH_LEN_BYTES).min(label - len_bytes);
+                self.0.zero(len_bytes, cut).map_err(|e| {
                     let source = io::Error::from_raw_os_error(e);
                     BlockError::Resource { what: "giving back the cut part", source }
                 })?;
@@ -110,6 +180,10 @@ impl Backend for MemoryBackend {
 
     fn sync(&self) -> Result<(), BlockError> {
         Ok(())
+    }
+
+    fn began_empty(&self) -> bool {
+        self.0.is_new
     }
 }
 
@@ -172,7 +246,7 @@ impl Disk for MemoryDisk {
     }
 
     fn len_bytes(&self) -> u64 {
-        self.shared.len_bytes.load(Ordering::Relaxed)
+        self.shared.len_bytes()
     }
 }
 
@@ -188,5 +262,37 @@ mod tests {
             assert!(disk.resize(Some(len_bytes)).is_err(), "{len_bytes}");
         }
         assert_eq!(disk.resize(Some(8192)).unwrap(), 8192);
+    }
+
+    #[test]
+    fn the_next_daemon_finds_bytes_and_size() {
+        let disk = MemoryBackend::new(1 << 20).unwrap();
+        disk.resize(Some(2 << 20)).unwrap();
+        let at = |disk: &MemoryBackend, offset| disk.0.memory.as_ptr().wrapping_add(offset);
+        // SAFETY: inside the mapping, which only this thread uses.
+        unsafe { at(&disk, (2 << 20) - 1).write(7) };
+        let file = disk.file().try_clone_to_owned().unwrap();
+        let again = || file.try_clone().unwrap();
+        drop(disk);
+        let disk = MemoryBackend::from_file(again(), 1 << 20).unwrap();
+        assert_eq!((disk.len_bytes(), disk.began_empty()), (2 << 20, false));
+        // SAFETY: as above.
+        assert_eq!(unsafe { at(&disk, (2 << 20) - 1).read() }, 7);
+        // The config says something new: that holds, and what is cut off does not come back.
+        for len_bytes in [1 << 19, 4 << 20] {
+            let disk = MemoryBackend::from_file(again(), len_bytes).unwrap();
+            assert_eq!(disk.len_bytes(), len_bytes);
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { at(&disk, (2 << 20) - 1).read() }, 0);
+        // The largest disk leaves the label alone.
+        let disk = MemoryBackend::from_file(again(), MAX_MEMORY_DISK_LEN_BYTES).unwrap();
+        disk.resize(Some(MAX_MEMORY_DISK_LEN_BYTES - 512)).unwrap();
+        assert_eq!(disk.len_bytes(), MAX_MEMORY_DISK_LEN_BYTES - 512);
+        let other = SharedMemory::new("other", 4096).unwrap().as_fd().try_clone_to_owned().unwrap();
+        assert!(MemoryBackend::from_file(other, 4096).is_err());
+        let unlabelled = SharedMemory::new("other", FILE_LEN_BYTES).unwrap();
+        let unlabelled = unlabelled.as_fd().try_clone_to_owned().unwrap();
+        assert!(MemoryBackend::from_file(unlabelled, 4096).is_err());
     }
 }

@@ -23,7 +23,7 @@ use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
 use crate::file::{self, Image, OpenMode};
 use crate::gate::Gate;
-use crate::limits::{MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
+use crate::limits::{MAX_BLOCK_LEN_BYTES, MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
 use crate::registered::Buffers;
 use crate::resident::ResidentDisk;
 
@@ -37,12 +37,21 @@ const KEPT: u32 = 1;
 /// do. One that has is given half as many as it has: as busy as it can be, and in few calls.
 const WORTH_STARTING: u32 = 2;
 
+/// Which blocks a disk has.
+#[derive(Debug, Clone, Copy)]
+enum BlockSize {
+    Fixed(u32),
+    AtLeast(u32),
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct RawBackend {
     file: Arc<Image>,
     path: PathBuf,
     len_bytes: Arc<AtomicU64>,
+    /// The disk has whole blocks of so many bytes, whatever the length of its file.
+    block_size: u32,
     demands: Demands,
     /// On tmpfs or ramfs.
     resident: bool,
@@ -50,13 +59,50 @@ pub struct RawBackend {
 }
 
 impl RawBackend {
-    /// Opens and locks the image.
+    /// Opens and locks the image. Refused where direct I/O asks for larger blocks than `block_size`.
     pub fn open(
         path: &Path,
         direct: bool,
         read_only: bool,
         block_size: u32,
     ) -> Result<Self, BlockError> {
+        Self::open_with(path, direct, read_only, BlockSize::Fixed(block_size))
+    }
+
+    /// As [`RawBackend::open`]; blocks are of `block_size`, or larger where direct I/O asks for that
+    /// ([`RawBackend::block_size`]). Refused if the image has a partition table of other blocks: its guest
+    /// would not find its partitions any more.
+    pub fn open_auto(
+        path: &Path,
+        direct: bool,
+        read_only: bool,
+        block_size: u32,
+    ) -> Result<Self, BlockError> {
+        let backend = Self::open_with(path, direct, read_only, BlockSize::AtLeast(block_size))?;
+        let table = file::partition_table_block_size(backend.file.get())
+            .map_err(BlockError::file("cannot read the partition table of", path))?;
+        match table.filter(|&table| table != backend.block_size) {
+            Some(table) => Err(BlockError::ForeignBlockSize {
+                path: path.to_path_buf(),
+                table,
+                block_size: backend.block_size,
+            }),
+            None => Ok(backend),
+        }
+    }
+
+    /// Bytes of the disk's blocks.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    fn open_with(
+        path: &Path,
+        direct: bool,
+        read_only: bool,
+        block_size: BlockSize,
+    ) -> Result<Self, BlockError> {
+        let (BlockSize::Fixed(mut bytes) | BlockSize::AtLeast(mut bytes)) = block_size;
         let file = file::open_image(path, OpenMode { read_only, direct })?;
         // Such a disk is served while the sidecore waits: zeroing goes in small pieces.
         let max_range_bytes =
@@ -64,10 +110,12 @@ impl RawBackend {
         let mut demands = Demands { max_range_bytes, ..Demands::NONE };
         if direct {
             let (mem_align, offset_align) = file::direct_alignment(file.get());
-            if offset_align > block_size {
-                let path = path.to_path_buf();
-                return Err(BlockError::DirectAlignment { path, align: offset_align, block_size });
+            let may_raise = matches!(block_size, BlockSize::AtLeast(_));
+            if offset_align > bytes && !(may_raise && offset_align <= MAX_BLOCK_LEN_BYTES) {
+                let (path, align) = (path.to_path_buf(), offset_align);
+                return Err(BlockError::DirectAlignment { path, align, block_size: bytes });
             }
+            bytes = bytes.max(offset_align);
             demands = Demands { mem_align, offset_align, ..demands };
         }
         let resident = file::is_resident(file.get());
@@ -79,6 +127,7 @@ impl RawBackend {
             file: Arc::new(file),
             path: path.to_path_buf(),
             len_bytes: Arc::default(),
+            block_size: bytes,
             demands,
         };
         this.resize(None)?;
@@ -123,13 +172,20 @@ impl Backend for RawBackend {
         Some(self.file.get().as_fd())
     }
 
-    /// Only looks again: whoever owns the file changes its size.
+    /// Only looks again: whoever owns the file changes its size. A last block that the file has in
+    /// part is a whole one of the disk, as with QEMU: what is missing reads as zeroes, and a write of
+    /// it makes the file longer.
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
-        let len = file::len_bytes(self.file.get())
-            .map_err(BlockError::file("cannot read the size of", &self.path))?
-            .min(MAX_DISK_LEN_BYTES);
-        if let Some(asked) = new_len_bytes.filter(|&asked| asked != len) {
-            let reason = format!("the file has {len} bytes; change the file, then ask again");
+        let file_len = file::len_bytes(self.file.get())
+            .map_err(BlockError::file("cannot read the size of", &self.path))?;
+        if file_len == 0 {
+            return Err(BlockError::Empty { path: self.path.clone() });
+        }
+        // A device cannot grow: its end stays where it is.
+        let unit = if file::is_regular(self.file.get()) { u64::from(self.block_size) } else { 1 };
+        let len = file_len.min(MAX_DISK_LEN_BYTES).next_multiple_of(unit);
+        if let Some(asked) = new_len_bytes.filter(|asked| ![len, file_len].contains(asked)) {
+            let reason = format!("the file has {file_len} bytes; change the file, then ask again");
             return Err(BlockError::Resize { len_bytes: asked, reason });
         }
         self.len_bytes.store(len, Ordering::Relaxed);

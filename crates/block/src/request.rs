@@ -164,7 +164,7 @@ impl Geometry {
     fn range(&self, sector: u64, len: u64) -> Result<Range, Refusal> {
         let offset = sector.checked_mul(SECTOR_LEN_BYTES).ok_or(Refusal::OutOfRange)?;
         let end = offset.checked_add(len).ok_or(Refusal::OutOfRange)?;
-        // Partial sectors at the end of a file belong to no sector.
+        // A device may end within a block of the disk's; files are padded to whole ones.
         let disk_end = self.len_bytes - self.len_bytes % SECTOR_LEN_BYTES;
         if end > disk_end {
             return Err(Refusal::OutOfRange);

@@ -416,6 +416,8 @@ pub struct DiskStatus {
     pub path: Option<PathBuf>,
     /// Size.
     pub len_bytes: u64,
+    /// Bytes of a block; 0 for a disk that was not started.
+    pub block_size: u32,
     /// Whether writes are refused.
     pub read_only: bool,
     /// How long requests took since the start; left out for a disk that was not started.

@@ -1,5 +1,6 @@
 //! A list that outlives the daemon: a JSON file in the run directory, so that a daemon that was
-//! killed finds it again. A reboot empties the run directory, and the VMs are gone with it.
+//! killed finds it again. A reboot empties the usual run directory, and the VMs are gone with it; one
+//! on a disk keeps it, so each change is durable before it is answered.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -69,13 +70,13 @@ impl<T: Kept> RunList<T> {
         if self.entries.len() == before { Ok(()) } else { self.write() }
     }
 
-    /// Written beside and renamed, so that a kill leaves the old file or the new one.
+    /// Durable on return: who was told of a change finds it after a power cut, where the run
+    /// directory outlives one.
     fn write(&self) -> Result<(), ControlError> {
-        let beside = self.path.with_extension("json.new");
         let text = serde_json::to_vec_pretty(&self.entries)
-            .map_err(|e| ControlError::io("writing", &beside)(e.into()))?;
-        fs::write(&beside, text).map_err(ControlError::io("writing", &beside))?;
-        fs::rename(&beside, &self.path).map_err(ControlError::io("replacing", &self.path))
+            .map_err(|e| ControlError::io("writing", &self.path)(e.into()))?;
+        let replaced = base::durable::replace_file(&self.path, &text);
+        replaced.map_err(|e| ControlError::io(e.what, &self.path)(e.source))
     }
 }
 

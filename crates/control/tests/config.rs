@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use control::config::{
-    AttachBody, BindMode, Config, DiskFormat, HolderConfig, PauseKind, PipesConfig, Placement,
-    Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
+    AttachBody, BindMode, BlockSize, Config, DiskFormat, HolderConfig, PauseKind, PipesConfig,
+    Placement, Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
 };
 use problems::errors;
 
@@ -119,7 +119,7 @@ fn bad_configs_are_told_with_place_and_fix() {
             "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"\nformat=\"memory\"\nsize=1000\nblock_size=1000\nserial=\"123456789012345678901\"",
             &[
                 ("m.toml:6:6:", "multiple of block_size"),
-                ("m.toml:7:12:", "write 512, 1024, 2048 or 4096"),
+                ("m.toml:7:12:", "write 512, 1024, 2048, 4096 or \"auto\""),
                 ("m.toml:8:8:", "at most 20 ASCII bytes"),
             ],
         ),
@@ -320,7 +320,25 @@ fn ports_have_defaults() {
     assert_eq!(net.endpoint.socket, PathBuf::from("/run/millrace/v-n.sock"));
     assert_eq!(net.endpoint.mode, SocketMode::Listen);
     assert_eq!(disk.format, DiskFormat::Memory { len_bytes: 1 << 20 });
-    assert_eq!((disk.block_size, disk.endpoint.mode), (512, SocketMode::Dial));
+    assert_eq!((disk.block_size, disk.endpoint.mode), (BlockSize::Bytes(512), SocketMode::Dial));
+}
+
+#[test]
+fn a_block_size_is_a_number_or_auto() {
+    let with = |size: &str| {
+        let text = format!(
+            "[[vm]]\nname='v'\n[[vm.disk]]\nname='d'\nformat='raw'\npath='/i'\nblock_size={size}\n"
+        );
+        parse(Path::new("m.toml"), &text)
+    };
+    for (written, is) in [("'auto'", BlockSize::AUTO), ("4096", BlockSize::Bytes(4096))] {
+        let disk = with(written).unwrap().vms[0].disks[0].clone();
+        assert_eq!(disk.block_size, is);
+        // As it is written in the list of attached ports.
+        assert_eq!(serde_json::to_string(&is).unwrap().replace('"', "'"), written);
+    }
+    let text = with("'large'").unwrap_err().to_string();
+    assert!(text.contains("auto"), "{text}");
 }
 
 /// A VM with all that pipes need.

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use base::clock::{Clock, MonotonicClock};
 use clap::{Args, Parser, ValueEnum};
 use control::config::{
-    DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, UplinkConfig,
+    BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, UplinkConfig,
 };
 use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
@@ -163,7 +163,7 @@ pub fn run_blk(args: &Blk) -> u8 {
         format,
         read_only: args.read_only,
         queues: args.num_queues,
-        block_size: 512,
+        block_size: BlockSize::Bytes(512),
         serial: args.serial.clone(),
         writeback: true,
         packed: true,
@@ -171,7 +171,14 @@ pub fn run_blk(args: &Blk) -> u8 {
     };
     run("blk", &args.convention, |core, clock| {
         Ok((
-            engine::disk("blk", VmId::NONE, &config, std::slice::from_ref(core), clock)?,
+            engine::disk(
+                "blk",
+                VmId::NONE,
+                &config,
+                std::slice::from_ref(core),
+                clock,
+                &NullKeeper,
+            )?,
             Keep::Nothing,
         ))
     })

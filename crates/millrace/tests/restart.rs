@@ -4,6 +4,7 @@
 mod common;
 
 use common::session::FrontEnd;
+use common::strace::Strace;
 use common::{BASIC, Daemon, IN, OUT, Place, driver, offer_sector, sector, wait_used};
 use queue::Layout;
 use queue::testing::ModelDriver;
@@ -208,6 +209,110 @@ fn a_port_attached_at_run_time_survives_a_kill_and_a_detached_one_does_not() {
     let daemon = place.start();
     assert_eq!(daemon.get("/v1/ports"), json!([]));
     assert!(place.socket("attached.json.bad").exists());
+}
+
+const MEMORY: &str = "
+[[vm]]
+name='a'
+[[vm.disk]]
+name='d'
+format='memory'
+size='1MiB'
+";
+
+#[test]
+fn a_memory_disk_lives_with_the_holder() {
+    let place = Place::new(&format!("holder=true\n{MEMORY}"));
+    let _end = EndHolder(&place);
+    let mut daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    let mut ring = driver(Layout::Split);
+    front.start(BASIC, &ring);
+    for round in 1..4u8 {
+        sector(&mut ring, OUT, u64::from(round), round);
+        daemon.wait_port("a", "d", &[("held", json!(true))]);
+        daemon.kill();
+        daemon = place.start();
+        assert_eq!(daemon.port("a", "d")["health"], "ok", "{}", place.log());
+        assert_eq!(sector(&mut ring, IN, u64::from(round), 0), round);
+    }
+    // It does not need a session, and goes with its port.
+    drop(front);
+    daemon.wait_port("a", "d", &[("connected", json!(false))]);
+    daemon.kill();
+    let daemon = place.start();
+    let mut ring = driver(Layout::Packed);
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC | PACKED, &ring);
+    assert_eq!(sector(&mut ring, IN, 2, 0), 2);
+    assert_eq!(daemon.ask("DELETE", "/v1/vms/a/ports/d", None).status, 204);
+    let body = json!({"disk": {"name": "d", "format": "memory", "size": "1MiB"}});
+    assert_eq!(daemon.ask("POST", "/v1/vms/a/ports", Some(body)).status, 201);
+    let mut ring = driver(Layout::Packed);
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC | PACKED, &ring);
+    assert_eq!(sector(&mut ring, IN, 2, 0), 0);
+}
+
+#[test]
+fn a_driver_whose_memory_disk_is_lost_is_told_and_not_served() {
+    let place = Place::new(MEMORY);
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    let mut ring = driver(Layout::Split);
+    front.start(BASIC, &ring);
+    sector(&mut ring, OUT, 1, 7);
+    daemon.kill();
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC, &ring);
+    daemon.wait_port("a", "d", &[("connected", json!(true)), ("health", json!("broken"))]);
+    let port = daemon.port("a", "d");
+    assert!(port.to_string().contains("in the memory of an earlier daemon and are lost"), "{port}");
+    // A VM that begins anew is served.
+    drop(front);
+    daemon.wait_port("a", "d", &[("connected", json!(false))]);
+    let mut ring = driver(Layout::Split);
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    front.start(BASIC, &ring);
+    assert_eq!(sector(&mut ring, IN, 1, 0), 0);
+    assert_eq!(daemon.port("a", "d")["health"], "ok");
+    drop(front);
+}
+
+/// The lines of a trace with these words, in this order, each behind the one before.
+fn in_order(trace: &str, wanted: &[&str]) -> bool {
+    let mut lines = trace.lines();
+    wanted.iter().all(|words| lines.any(|line| words.split(' ').all(|word| line.contains(word))))
+}
+
+#[test]
+fn what_was_changed_at_run_time_is_durable_before_the_answer() {
+    let place = Place::new("[[vm]]\nname='a'\n");
+    let daemon = place.start();
+    let disk = json!({"disk": {"name": "d", "format": "null", "size": "1MiB"}});
+    for (method, path, body, status, file) in [
+        ("POST", "/v1/vms/v/ports", Some(disk), 201, "attached.json"),
+        ("PATCH", "/v1/vms/v", Some(json!({"weight": 300})), 200, "granted.json"),
+        ("DELETE", "/v1/vms/v/ports/d", None, 204, "attached.json"),
+    ] {
+        let (pid, log) = (daemon.pid().to_string(), place.path("strace.txt"));
+        let calls = "trace=fsync,rename,renameat,renameat2,write,writev,sendto,sendmsg";
+        let strace = Strace::log(&["-f", "-y", "-e", calls, "-p", &pid], &log);
+        assert_eq!(daemon.ask(method, path, body).status, status);
+        let (_, trace) = strace.finish();
+        let run_dir = place.socket("");
+        let run_dir = run_dir.to_str().unwrap().trim_end_matches('/');
+        let wanted = [
+            format!("write( {file}.new"),
+            format!("fsync( {file}.new"),
+            format!("rename {file}.new {file}\""),
+            format!("fsync( {run_dir}>"),
+            format!("HTTP/1.1 {status}"),
+        ];
+        let wanted: Vec<_> = wanted.iter().map(String::as_str).collect();
+        assert!(in_order(&trace, &wanted), "{method} {path}: {wanted:?}\n{trace}");
+    }
 }
 
 #[test]

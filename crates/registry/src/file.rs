@@ -1,10 +1,9 @@
 //! Memberships in one JSON file.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -86,7 +85,8 @@ impl FileRegistry {
             .map_err(failed(&self.path, "writing JSON"))?;
         let most = usize::try_from(MAX_FILE_LEN_BYTES).unwrap_or(usize::MAX);
         limit(&self.path, || "its length in bytes".into(), bytes.len(), most)?;
-        write(&self.path, &bytes)?;
+        let replaced = base::durable::replace_file(&self.path, &bytes);
+        replaced.map_err(|error| failed(&self.path, error.what)(error.source))?;
         self.memberships = next;
         Ok(())
     }
@@ -176,32 +176,6 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, RegistryError> {
     let most = usize::try_from(MAX_FILE_LEN_BYTES).unwrap_or(usize::MAX);
     limit(path, || "its length in bytes, at least,".into(), bytes.len(), most)?;
     Ok(Some(bytes))
-}
-
-/// Replaces the file: a crash leaves the old one or the new one.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), RegistryError> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let new = PathBuf::from(name);
-    // What a crash left there is of no use, and may be a link to somewhere else.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(failed(path, "removing what an earlier change left")(error));
-        }
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)
-        .map_err(failed(path, "making a new one"))?;
-    file.write_all(bytes).map_err(failed(path, "writing the new one"))?;
-    file.sync_all().map_err(failed(path, "flushing the new one"))?;
-    fs::rename(&new, path).map_err(failed(path, "putting the new one in its place"))?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = File::open(folder.unwrap_or(Path::new(".")));
-    folder.and_then(|folder| folder.sync_all()).map_err(failed(path, "flushing its folder"))
 }
 
 #[cfg(test)]

@@ -148,6 +148,27 @@ pub trait Keeper: Send + Sync {
 
     /// Drops what is kept for `port`.
     fn forget(&self, port: &str) -> Result<(), VhostUserError>;
+
+    /// Keeps a file of the device of `port`, with or without a session: the memory of a disk. A keeper
+    /// without room for such files keeps none.
+    fn save_file(&self, _port: &str, _file: BorrowedFd<'_>) -> Result<(), VhostUserError> {
+        Ok(())
+    }
+
+    /// The file that is kept for the device of `port`.
+    fn load_file(&self, _port: &str) -> Result<Option<OwnedFd>, VhostUserError> {
+        Ok(None)
+    }
+
+    /// Drops the file that is kept for the device of `port`.
+    fn forget_file(&self, port: &str) -> Result<(), VhostUserError> {
+        self.forget(&file_key(port))
+    }
+}
+
+/// What the holder knows the file of a port's device by. No port has such a name.
+pub fn file_key(port: &str) -> String {
+    format!("{port}#file")
 }
 
 /// Keeps nothing: front ends see a disconnect when the daemon ends.

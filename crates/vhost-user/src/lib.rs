@@ -25,6 +25,10 @@
 //! stood: devices that complete in order find it in the position slot or in the ring; others in the
 //! inflight region, which the session makes itself when the front end has none.
 //!
+//! Beside a session the holder may keep one file of a port's device ([`Keeper::save_file`]): the memory
+//! of a disk, which it has whether or not a front end is connected. A holder that was started again
+//! has none until the daemon is.
+//!
 //! What is wrong with a *message* ends the session, with a reason in the status and the log: the
 //! listener takes the next connection. What is wrong with a *ring* breaks the port
 //! ([`queue::vring::PortHealth`]): its queues stop, the err descriptor rings, the session stays,

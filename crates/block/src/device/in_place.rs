@@ -27,8 +27,8 @@ pub struct Image {
     /// write and not behind it, so one that was read meanwhile stays. Nothing is read ahead of what is asked
     /// for; who knows that nobody writes to some bytes has them dropped before he reads them.
     pub may_lag: bool,
-    /// The disk's size as the guest was told it, when this was asked for. The file may be longer,
-    /// and shorter if its owner cut it off.
+    /// The disk's size as the guest was told it, when this was asked for, but for the padding of a last
+    /// block that the file had in part only. The file may be longer, and shorter if its owner cut it off.
     pub len_bytes: u64,
 }
 
@@ -89,7 +89,16 @@ impl BlockPort {
     pub fn image(&self) -> Result<Image, NotInPlace> {
         let file = self.open_again(OFlags::RDONLY)?;
         let may_lag = self.may_lag(&file)?;
-        Ok(Image { file, may_lag, len_bytes: self.state.len_bytes.load(Ordering::Relaxed) })
+        let mut len_bytes = self.state.len_bytes.load(Ordering::Relaxed);
+        let stat = rustix::fs::fstat(&file)
+            .map_err(|source| NotInPlace::Open { port: self.name.clone(), source })?;
+        let in_file = stat.st_size as u64;
+        let missing = len_bytes.saturating_sub(in_file);
+        let is_file = FileType::from_raw_mode(stat.st_mode).is_file();
+        if is_file && missing < u64::from(self.state.block_size) {
+            len_bytes = len_bytes.min(in_file - in_file % SECTOR_BYTES as u64);
+        }
+        Ok(Image { file, may_lag, len_bytes })
     }
 
     /// Whether cached pages of the disk's file may be old: then nothing is read ahead from now on.

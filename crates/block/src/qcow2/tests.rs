@@ -301,11 +301,16 @@ fn room(path: &Path) -> u64 {
 fn discards_and_zeroes_give_the_host_its_room_back() {
     let dirs = dirs();
     for (n, (options, zeroes)) in
-        [("compat=1.1", false), ("compat=0.10", false), ("compat=1.1", true)].into_iter().enumerate()
+        [("compat=1.1", false), ("compat=0.10", false), ("compat=1.1", true)]
+            .into_iter()
+            .enumerate()
     {
         let path = dirs.images.join(format!("full{n}.qcow2"));
         let mut command = Command::new("qemu-img");
-        command.args(["create", "-q", "-f", "qcow2", "-o", options]).arg(&path).arg(LEN.to_string());
+        command
+            .args(["create", "-q", "-f", "qcow2", "-o", options])
+            .arg(&path)
+            .arg(LEN.to_string());
         assert!(command.status().unwrap().success());
         let backend = open(&path, None).unwrap();
         let mut rig = Rig::new(BOTH[0], &backend);

@@ -179,3 +179,15 @@ fn a_stage_that_changes_content_forbids_it() {
     assert!(matches!(&error, NotInPlace::Stage { stage, .. } if stage == "cipher"), "{error}");
     assert!(error.to_string().contains("stage cipher changes the content"), "{error}");
 }
+
+#[test]
+fn a_sector_that_the_file_has_in_part_is_not_read_in_place() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1324).unwrap();
+    let port = port(raw(file.path(), false), |_| {});
+    assert_eq!(port.len_bytes(), 1536);
+    assert_eq!(port.image().unwrap().len_bytes, 1024);
+    // The guest has written it.
+    file.as_file().set_len(1536).unwrap();
+    assert_eq!(port.image().unwrap().len_bytes, 1536);
+}

@@ -12,6 +12,8 @@ mod files;
 #[allow(non_snake_case)]
 mod in_place;
 mod latency;
+mod locks;
+mod memory_disks;
 #[allow(non_snake_case)]
 mod migration;
 #[allow(non_snake_case)]

@@ -300,8 +300,8 @@ pub struct DiskConfig {
     pub read_only: bool,
     /// Queues.
     pub queues: u16,
-    /// Logical block size in bytes: 512, 1024, 2048 or 4096.
-    pub block_size: u32,
+    /// Logical block size.
+    pub block_size: BlockSize,
     /// Serial number shown to the guest, at most 20 bytes.
     pub serial: String,
     /// Whether the write cache is on when the driver does not say.
@@ -311,6 +311,37 @@ pub struct DiskConfig {
     /// The vhost-user socket.
     #[serde(flatten)]
     pub endpoint: EndpointConfig,
+}
+
+/// Logical block size of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum BlockSize {
+    /// Bytes: 512, 1024, 2048 or 4096.
+    Bytes(u32),
+    /// 512 bytes, or what direct I/O asks for where the image is.
+    Auto(BlockSizeAuto),
+}
+
+/// The word `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockSizeAuto {
+    /// The word.
+    Auto,
+}
+
+impl BlockSize {
+    /// The word `auto`.
+    pub const AUTO: Self = Self::Auto(BlockSizeAuto::Auto);
+
+    /// Its bytes, the smallest ones where it depends on the image's place.
+    pub fn least_bytes(self) -> u32 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Auto(_) => 512,
+        }
+    }
 }
 
 /// What is behind a disk. Named by the config, never guessed from content.
@@ -343,7 +374,7 @@ pub enum DiskFormat {
         #[serde(rename = "map_cache", skip_serializing_if = "Option::is_none")]
         map_cache_bytes: Option<u64>,
     },
-    /// Memory of the daemon, gone with it.
+    /// Memory; the holder keeps it over the daemon's end, and without one it is gone then.
     Memory {
         /// Size in bytes.
         #[serde(rename = "size")]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 
 use super::model::{
-    BindMode, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, VSOCK_PORT_NAME,
-    VsockConfig,
+    BindMode, BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode,
+    VSOCK_PORT_NAME, VsockConfig,
 };
 use super::node::Value;
 use super::reader::Reader;
@@ -134,7 +134,7 @@ pub(super) fn addresses(r: &mut Reader<'_, '_>, limit: usize) -> Vec<IpAddr> {
 pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
     let name = port_name(&mut r, home);
     let block_size = block_size(&mut r);
-    let format = format(&mut r, block_size);
+    let format = format(&mut r, block_size.least_bytes());
     let read_only = r.bool("read_only", false);
     let queues = r.int("queues", 1, 1..=u64::from(MAX_QUEUES)) as u16;
     let serial = r.string("serial").unwrap_or("").to_string();
@@ -148,13 +148,16 @@ pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
     DiskConfig { name, format, read_only, queues, block_size, serial, writeback, packed, endpoint }
 }
 
-fn block_size(r: &mut Reader<'_, '_>) -> u32 {
+fn block_size(r: &mut Reader<'_, '_>) -> BlockSize {
+    if r.get("block_size").is_some_and(|node| matches!(node.value, Value::Str(_))) {
+        return r.choice("block_size", &[("auto", BlockSize::AUTO)]);
+    }
     let size = r.int("block_size", 512, 512..=4096) as u32;
     if !size.is_power_of_two() {
-        r.bad("block_size", format!("is {size}"), "write 512, 1024, 2048 or 4096");
-        return 512;
+        r.bad("block_size", format!("is {size}"), "write 512, 1024, 2048, 4096 or \"auto\"");
+        return BlockSize::Bytes(512);
     }
-    size
+    BlockSize::Bytes(size)
 }
 
 fn format(r: &mut Reader<'_, '_>, block_size: u32) -> DiskFormat {

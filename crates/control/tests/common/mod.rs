@@ -66,7 +66,8 @@ fn port(vm: &str, config: &PortConfig) -> PortStatus {
             let format = c.format.name().into();
             let (len_bytes, read_only) = (1 << 20, c.read_only);
             let latency = Some((&latency()).into());
-            disk = Some(DiskStatus { format, path, len_bytes, read_only, latency });
+            disk =
+                Some(DiskStatus { format, path, len_bytes, block_size: 512, read_only, latency });
             PortKind::Disk
         }
         PortConfig::Vsock(c) => {

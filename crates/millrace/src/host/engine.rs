@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use base::clock::Clock;
 use base::counter::QueueStats;
+use block::memory::MemoryBackend;
 use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig};
-use control::config::{BindMode, DiskConfig, DiskFormat, NetConfig};
+use control::config::{BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
-use vhost_user::Device;
+use vhost_user::{Device, Keeper};
 use vsock::VsockPort;
 
 /// How long the lock (or the TAP) of a killed daemon may outlive it. The kernel takes its io_uring apart in the
@@ -72,13 +73,15 @@ pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow:
     Ok(Engine::Net(port, switch.clone()))
 }
 
-/// A disk whose first queue runs on the first of `cores`.
+/// A disk whose first queue runs on the first of `cores`. The memory of a memory disk is `keeper`'s,
+/// too.
 pub fn disk(
     name: &str,
     vm: VmId,
     config: &DiskConfig,
     cores: &[Sidecore],
     clock: &Arc<dyn Clock>,
+    keeper: &dyn Keeper,
 ) -> anyhow::Result<Engine> {
     let backend = match config.format.clone() {
         DiskFormat::Raw { path, direct, registered_memory_bytes } => {
@@ -91,20 +94,44 @@ pub fn disk(
         DiskFormat::Memory { len_bytes } => BackendConfig::Memory { len_bytes },
         DiskFormat::Null { len_bytes } => BackendConfig::Null { len_bytes },
     };
-    let open = || {
-        let config = BlockPortConfig {
-            vm,
-            read_only: config.read_only,
-            queues: config.queues,
-            block_size: config.block_size,
-            serial: config.serial.clone(),
-            writeback: config.writeback,
-            packed: config.packed,
-            ..BlockPortConfig::new(name, backend.clone())
-        };
-        BlockPort::new(config, cores, Arc::clone(clock))
+    let port_config = || BlockPortConfig {
+        vm,
+        read_only: config.read_only,
+        queues: config.queues,
+        block_size: config.block_size.least_bytes(),
+        auto_block_size: config.block_size == BlockSize::AUTO,
+        serial: config.serial.clone(),
+        writeback: config.writeback,
+        packed: config.packed,
+        ..BlockPortConfig::new(name, backend.clone())
     };
-    Ok(Engine::Disk(once_free(open, |e| matches!(e, BlockError::Locked { .. }))?))
+    if let BackendConfig::Memory { len_bytes } = backend {
+        let memory = Arc::new(memory_disk(name, len_bytes, keeper)?);
+        return Ok(Engine::Disk(BlockPort::with_backend(port_config(), memory, cores)?));
+    }
+    let open = || BlockPort::new(port_config(), cores, Arc::clone(clock));
+    let port = once_free(open, |e| matches!(e, BlockError::Locked { .. }));
+    Ok(Engine::Disk(port.map_err(BlockError::naming_holders)?))
+}
+
+/// The memory of a disk: an earlier daemon's, if the keeper has it, else a new one, kept from now on.
+fn memory_disk(name: &str, len_bytes: u64, keeper: &dyn Keeper) -> anyhow::Result<MemoryBackend> {
+    match keeper.load_file(name) {
+        Ok(Some(file)) => match MemoryBackend::from_file(file, len_bytes) {
+            Ok(memory) => {
+                tracing::info!(port = %name, "going on with the memory disk of an earlier daemon");
+                return Ok(memory);
+            }
+            Err(e) => tracing::error!(port = %name, "the disk begins empty: {e}"),
+        },
+        Ok(None) => {}
+        Err(e) => tracing::error!(port = %name, "the disk begins empty: {e}"),
+    }
+    let memory = MemoryBackend::new(len_bytes)?;
+    if let Err(e) = keeper.save_file(name, memory.file()) {
+        tracing::warn!(port = %name, "a restart of the daemon will lose this memory disk: {e}");
+    }
+    Ok(memory)
 }
 
 /// Opens something as soon as a killed daemon has let go of it, for [`LOCK_LINGER`] at most.

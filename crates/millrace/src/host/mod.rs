@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
-use control::config::{Config, PortConfig};
+use control::config::{Config, DiskFormat, PortConfig};
 use control::plane::PlaneError;
 use sidecore::{Accounts, Placer, Sidecore, Watchdog};
 use tokio::sync::Notify;
@@ -240,7 +240,8 @@ impl Host {
                 Ok(engine)
             }
             PortConfig::Disk(disk) => {
-                engine::disk(name, account, disk, &self.cores_in_turn(), &self.clock)
+                let (cores, keeper) = (self.cores_in_turn(), &*self.keeper);
+                engine::disk(name, account, disk, &cores, &self.clock, keeper)
             }
             PortConfig::Vsock(vsock) => {
                 let key = Key::of(&change.config, vm);
@@ -284,9 +285,23 @@ impl Host {
         self.cores.iter().any(|c| c.handle.is_stalled())
     }
 
-    /// The names of all ports, as the holder knows them.
+    /// The names of all that the holder may have of ports: sessions, and memory of disks.
     pub fn names(&self) -> HashSet<String> {
-        self.list().iter().map(|p| full_name(&p.vm, p.config.name())).collect()
+        let ports = self.list();
+        let sessions = ports.iter().map(|p| full_name(&p.vm, p.config.name()));
+        let files = ports.iter().filter(|p| has_memory(&p.config));
+        let files = files.map(|p| vhost_user::keeper::file_key(&full_name(&p.vm, p.config.name())));
+        sessions.chain(files).collect()
+    }
+
+    /// Has the holder drop the memory of a disk that is gone for good.
+    fn forget_memory(&self, port: &Port) {
+        let name = full_name(&port.vm, port.config.name());
+        if has_memory(&port.config)
+            && let Err(e) = self.keeper.forget_file(&name)
+        {
+            tracing::warn!(port = %name, "the holder still has the disk's memory: {e}");
+        }
     }
 
     /// Whether a stop was asked for that drops the sessions in the holder, too.
@@ -313,6 +328,9 @@ impl Host {
             if let Ok(live) = &port.live {
                 live.stop(forget);
             }
+            if forget {
+                self.forget_memory(&port);
+            }
         }
         change.domains.clear();
         drop(self.placer().take());
@@ -320,4 +338,9 @@ impl Host {
             core.handle.shutdown();
         }
     }
+}
+
+/// Whether the bytes of its disk are in memory.
+fn has_memory(config: &PortConfig) -> bool {
+    matches!(config, PortConfig::Disk(disk) if matches!(disk.format, DiskFormat::Memory { .. }))
 }

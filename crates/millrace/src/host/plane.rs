@@ -160,6 +160,7 @@ impl Plane for Host {
         self.pipes.ports_changed(vm);
         if let Ok(live) = &found.live {
             live.stop(true);
+            self.forget_memory(&found);
             self.drop_engine(&mut change, vm, &live.engine);
             self.pipes.forget(vm, &live.engine);
         }

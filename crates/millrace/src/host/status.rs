@@ -162,14 +162,15 @@ fn net_status(config: &NetConfig, engine: Option<&Engine>) -> NetStatus {
 }
 
 fn disk_status(config: &DiskConfig, engine: Option<&Engine>) -> DiskStatus {
-    let (len_bytes, latency) = match engine {
-        Some(Engine::Disk(port)) => (port.len_bytes(), Some(latency(port))),
-        _ => (0, None),
+    let (len_bytes, block_size, latency) = match engine {
+        Some(Engine::Disk(port)) => (port.len_bytes(), port.block_size(), Some(latency(port))),
+        _ => (0, 0, None),
     };
     DiskStatus {
         format: config.format.name().into(),
         path: config.format.path().cloned(),
         len_bytes,
+        block_size,
         read_only: config.read_only,
         latency,
     }

@@ -18,8 +18,17 @@ pub struct Strace {
 impl Strace {
     /// Returns when it is attached to what `args` say; its summary goes to a file.
     pub fn attach(args: &[&str], summary: &Path) -> Self {
+        Self::start(&[&["-c"], args].concat(), summary)
+    }
+
+    /// Returns when it is attached to what `args` say; the calls themselves go to a file.
+    pub fn log(args: &[&str], log: &Path) -> Self {
+        Self::start(args, log)
+    }
+
+    fn start(args: &[&str], summary: &Path) -> Self {
         let mut child = Command::new("strace")
-            .args(["-c", "-o"])
+            .arg("-o")
             .arg(summary)
             .args(args)
             .stderr(Stdio::piped())

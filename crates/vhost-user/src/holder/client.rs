@@ -12,7 +12,7 @@ use rustix::net::{
 
 use super::protocol::{Op, Packet, Received, receive, send};
 use crate::error::VhostUserError;
-use crate::keeper::{Keeper, SavedSession};
+use crate::keeper::{Keeper, SavedSession, file_key};
 
 /// How long a holder may take to answer. It does no work of its own, so this is the time of a
 /// machine in deep trouble; a stopped holder must not stop a session.
@@ -144,5 +144,14 @@ impl Keeper for HolderKeeper {
 
     fn forget(&self, port: &str) -> Result<(), VhostUserError> {
         self.ask(Op::Forget, port, &[], &[]).map(drop)
+    }
+
+    fn save_file(&self, port: &str, file: BorrowedFd<'_>) -> Result<(), VhostUserError> {
+        self.ask(Op::Put, &file_key(port), &[], &[file]).map(drop)
+    }
+
+    fn load_file(&self, port: &str) -> Result<Option<OwnedFd>, VhostUserError> {
+        let answer = self.ask(Op::Get, &file_key(port), &[], &[])?;
+        Ok(answer.fds.into_iter().next())
     }
 }

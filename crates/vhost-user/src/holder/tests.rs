@@ -4,7 +4,7 @@ use rustix::net::{SocketAddrUnix, connect, send as send_bytes};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::keeper::{Keeper, SavedSession, SavedVring};
+use crate::keeper::{Keeper, SavedSession, SavedVring, file_key};
 
 struct Running {
     dir: tempfile::TempDir,
@@ -47,6 +47,23 @@ impl Drop for Running {
 fn session() -> SavedSession {
     let vring = SavedVring { has_kick: true, size: Some(256), base: 7, ..Default::default() };
     SavedSession { version: 1, vrings: vec![vring; 2], ..Default::default() }
+}
+
+#[test]
+fn a_ports_file_is_kept_beside_its_session() {
+    let holder = Running::start();
+    let (event, other) = (Event::new().unwrap(), Event::new().unwrap());
+    assert!(holder.keeper().load_file("vm/a").unwrap().is_none());
+    holder.keeper().save("vm/a", &session(), &[other.as_fd(), other.as_fd()]).unwrap();
+    holder.keeper().save_file("vm/a", event.as_fd()).unwrap();
+    // The session goes, the file stays.
+    holder.keeper().forget("vm/a").unwrap();
+    event.signal().unwrap();
+    let back = holder.keeper().load_file("vm/a").unwrap().unwrap();
+    assert!(Event::from_fd(back).unwrap().drain());
+    assert_eq!(holder.keeper().list().unwrap(), [file_key("vm/a")]);
+    holder.keeper().forget_file("vm/a").unwrap();
+    assert!(holder.keeper().load_file("vm/a").unwrap().is_none());
 }
 
 #[test]
