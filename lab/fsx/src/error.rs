@@ -1,4 +1,4 @@
-//! What ends a run early.
+//! Errors of a run.
 
 use std::io;
 use std::path::PathBuf;

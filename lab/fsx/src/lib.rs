@@ -19,6 +19,13 @@
 //! After the last operation all is flushed, dropped, read and checked. The models can be saved, for
 //! [`verify`] in another process and after another mount.
 //!
+//! ```text
+//! fsx run folder /mnt seed=7 seconds=20 trim=true save=/tmp/model
+//! umount /mnt; mount /dev/vda /mnt; fsx verify /tmp/model
+//! fsx run disk /dev/vda seed=7 operations=5000
+//! fsx digest /dev/vda
+//! ```
+//!
 //! Seeds give the same operations each time. What the run leaves to chance is when they happen, and so
 //! how many there are before its time is over.
 //!
@@ -49,7 +56,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use base::random::{Random, Seeded};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -61,11 +67,11 @@ use crate::target::Target;
 use crate::worker::Worker;
 
 /// Operations of a chapter.
-const CHAPTER: u32 = 256;
-/// One chapter of so many is busy, the others are calm.
-const BUSY_ONE_IN: u32 = 4;
+const CHAPTER: u32 = 128;
+/// Every fourth chapter is busy: its operations ask for flushes. The others are calm.
+const BUSY_ONE_IN: u64 = 4;
 
-/// What is worked on.
+/// Target of a run.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// Files in a folder.
@@ -84,7 +90,7 @@ pub enum Place {
     },
 }
 
-/// What a run does.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Where.
@@ -115,7 +121,7 @@ struct Saved {
     model: Model,
 }
 
-/// What the workers of a run share.
+/// State shared by the workers of a run.
 #[derive(Debug)]
 struct Shared {
     barrier: Barrier,
@@ -188,8 +194,7 @@ fn worker(plan: &Plan, index: usize) -> Result<Worker, FsxError> {
 
 /// Whether a chapter is calm, the same for all workers.
 fn is_calm(seed: u64, chapter: u64) -> bool {
-    Seeded::new(seed.wrapping_add(chapter.wrapping_mul(0xa076_1d64_78bd_642f))).below(BUSY_ONE_IN)
-        != 0
+    !seed.wrapping_add(chapter).is_multiple_of(BUSY_ONE_IN)
 }
 
 /// One worker's whole run. It goes on to the end of chapters after a failure, for the others wait there.
@@ -220,7 +225,7 @@ fn work(worker: &mut Worker, plan: &Plan, shared: &Shared) -> Result<(), FsxErro
     result.and_then(|()| worker.check_all())
 }
 
-/// Runs a plan to its end, or until `stop` is set; what was done, as JSON.
+/// Runs a plan to its end, or until `stop` is set. Returns the counts as JSON.
 ///
 /// # Errors
 /// Wrong bytes; an operation that failed; numbers that do not fit.
@@ -282,7 +287,7 @@ fn save(path: &Path, workers: &[Worker]) -> Result<(), FsxError> {
     fs::write(path, text).map_err(FsxError::file("write", path))
 }
 
-/// Reads and checks all that a run with a saved model left; what was read, as JSON.
+/// Reads and checks all files or disks of a saved model. Returns the counts as JSON.
 ///
 /// # Errors
 /// Wrong bytes; a file that is gone or has another length; no saved model.

@@ -1,4 +1,4 @@
-//! What a file or a part of a disk must hold: its length, and for each range what was written there.
+//! The expected content of a file or a part of a disk: its length, and the last write of each range.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pattern::{self, BACKING_FILE};
 
-/// What a range holds.
+/// Expected content of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
     /// Zeroes: never written, punched, zeroed or discarded.
@@ -57,11 +57,11 @@ impl Content {
 /// End of a range, and what it holds.
 type Extent = (u64, Content);
 
-/// What a file or a part of a disk must hold.
+/// Expected content of a file or a part of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
     len_bytes: u64,
-    /// What ranges without an extent hold.
+    /// Content of ranges without an extent.
     ground: Content,
     /// By their begin; they do not overlap.
     extents: BTreeMap<u64, Extent>,

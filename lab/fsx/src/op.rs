@@ -9,16 +9,16 @@ use crate::sys::PAGE_BYTES;
 
 /// Most bytes of one read or write.
 pub const MAX_IO_BYTES: u64 = 256 << 10;
-/// What `O_DIRECT` asks of offsets, lengths and addresses on disks with blocks of this size.
+/// Alignment of offsets and lengths for `O_DIRECT`: the block size of the disks under test.
 pub const SECTOR_BYTES: u64 = 512;
-/// Where images of disks have the borders of their clusters, for most of them.
+/// The usual cluster size of disk images.
 const CLUSTER_BYTES: u64 = 64 << 10;
-/// Half of all places lie in a window of so many bytes, so that ranges meet.
+/// Size of the window that half of all ranges lie in, so that they overlap.
 const WINDOW_BYTES: u64 = 1 << 20;
-/// The window moves once in so many operations.
+/// Operations after which the window moves.
 const WINDOW_OPERATIONS: u32 = 64;
 
-/// What an operation does.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// pwrite(2).
@@ -67,7 +67,7 @@ pub enum Kind {
     Trim,
 }
 
-/// How often a kind is chosen: in busy chapters, in calm ones.
+/// A kind, its weight in busy chapters and its weight in calm ones.
 type Weight = (Kind, u32, u32);
 
 /// For files. In a calm chapter nothing asks the disk for a flush.
@@ -134,7 +134,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// What a choice needs to know of a target.
+/// Length of a target, as a choice needs it.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// Its length now.
@@ -168,7 +168,7 @@ impl Chooser {
         u64::from(self.random.below(bound))
     }
 
-    /// True once in so many times.
+    /// True with a chance of one in `times`.
     pub fn one_in(&mut self, times: u32) -> bool {
         self.random.below(times) == 0
     }

@@ -29,7 +29,7 @@ const fn inverse(odd: u64) -> u64 {
     x
 }
 
-/// What a word is of.
+/// Origin of a word: file, operation and place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Number of the file, [`BACKING_FILE`] for the backing file.
@@ -63,7 +63,7 @@ impl Origin {
         word ^ word >> 32
     }
 
-    /// What a word is of, if it is one of ours; any 8 bytes give some answer.
+    /// The origin of a word. Any 8 bytes give one, so it must be plausible to mean something.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
         let mut word = word ^ word >> 32;

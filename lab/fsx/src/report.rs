@@ -1,4 +1,4 @@
-//! What is said of a wrong byte.
+//! Reports of wrong bytes.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -17,7 +17,7 @@ const RANGES: usize = 8;
 /// Bytes shown at the first wrong one.
 const SHOWN: usize = 32;
 
-/// Which run and operation a report is of.
+/// Run and operation of a report.
 #[derive(Debug)]
 pub struct Run {
     /// Number of the worker.

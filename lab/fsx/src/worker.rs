@@ -30,7 +30,7 @@ pub struct Done {
     pub op: Op,
 }
 
-/// Memory that `O_DIRECT` takes: it begins at a page.
+/// Page-aligned memory, for `O_DIRECT`.
 #[derive(Debug)]
 struct Buffer {
     memory: Vec<u8>,
@@ -49,7 +49,7 @@ impl Buffer {
     }
 }
 
-/// What a worker did.
+/// Counts of a worker.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// How often each kind.
@@ -107,7 +107,7 @@ impl Worker {
         self.number
     }
 
-    /// Does so many operations, or fewer once `stop` is set.
+    /// Does a number of operations, fewer once `stop` is set.
     ///
     /// # Errors
     /// A wrong byte, or an operation that failed.

@@ -8,21 +8,27 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use base::random::{Random, Seeded};
-use lab::{Daemon, Disk, Guest, Image, Lab, Vm};
+use lab::{Daemon, Disk, Guest, Image, Lab, Output, Vm};
 use serde_json::Value;
 
 use crate::common::{LONG, MIB, READY, beside_others, boot, daemon};
 
 /// Enough for xfs, which takes no less than 300 MiB.
 const DISK_BYTES: u64 = 384 * MIB;
-/// What a killed daemon stays away for at most, besides its start.
+/// Longest pause between a kill and the next start.
 const AWAY_MS: u32 = 300;
-/// Minutes of one case of the long form, unless [`MINUTES`] says otherwise.
+/// Every third kill, on average, is followed by another while the new daemon still takes up its sessions.
+const AGAIN_ONE_IN: u32 = 3;
+/// Longest time until that second kill.
+const AGAIN_MS: u32 = 50;
+/// A guest that works so much longer than it should waits for a lost request.
+const HANGS: Duration = Duration::from_secs(600);
+/// Default of [`MINUTES`].
 const DEFAULT_MINUTES: u64 = 20;
-/// Environment variable with the minutes of one case of the long form.
+/// Environment variable: minutes of each long case.
 const MINUTES: &str = "MILLRACE_FSX_MINUTES";
 
-/// What the disk's image is.
+/// Image format, and the format of its backing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Raw,
@@ -31,7 +37,7 @@ enum Format {
     Qcow2OnQcow2,
 }
 
-/// What the operations are done on.
+/// Target of the operations: a file system or the bare device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum On {
     Ext4,
@@ -39,10 +45,10 @@ enum On {
     Device,
 }
 
-/// How long, and how often the daemon is killed meanwhile.
+/// Length of a case, and the distance of kills.
 #[derive(Clone, Copy, Debug)]
 enum Span {
-    /// So many kills, 4 to 8 seconds apart.
+    /// A number of kills, 4 to 8 seconds apart.
     Short { kills: u32 },
     /// A time with kills 5 to 15 seconds apart.
     Long { time: Duration },
@@ -70,12 +76,12 @@ fn text(path: &Path) -> &str {
 }
 
 impl Case {
-    /// Two queues are served with small clusters: tables fill, and new ones are made all the time.
+    /// Cluster size: small with two CPUs, so that tables fill and new ones are allocated all the time.
     fn cluster_bytes(self) -> u32 {
         if self.vcpus > 1 { 4096 } else { 65536 }
     }
 
-    /// Makes the image and what it stands on, in a folder of their own; the image and its backing file.
+    /// Makes the image and its backing file in a folder of their own, and returns both.
     fn make(self, lab: &Lab) -> (PathBuf, Option<PathBuf>) {
         let folder = lab.path("images");
         std::fs::create_dir_all(&folder).unwrap();
@@ -95,7 +101,7 @@ impl Case {
         (image, backing)
     }
 
-    /// All of it has a pattern of its own, and a file system over that where there shall be one.
+    /// Makes the backing file: full of a pattern of its own, below a file system if the case has one.
     fn make_backing(self, folder: &Path) -> PathBuf {
         let raw = folder.join("base.raw");
         lab_fsx::backing::fill(&raw, DISK_BYTES).unwrap();
@@ -131,7 +137,7 @@ impl Case {
         };
         let image =
             programs.iter().fold(Image::builder().fsx(), |image, name| image.program(*name));
-        let image = if self.on == On::Xfs { image.module("xfs") } else { image.module("ext4") };
+        let image = image.module("ext4").module("xfs");
         let builder = Guest::builder("a").memory_mb(192).vcpus(self.vcpus.into());
         let [guest] = boot(lab, [builder.image(image).disk(disk)]);
         (daemon, guest)
@@ -151,7 +157,7 @@ impl Case {
         guest.run_for(&script, LONG).unwrap().ok().unwrap();
     }
 
-    /// The command of the guest, which works until it is told to end.
+    /// The guest's command, which works until SIGTERM.
     fn command(self) -> String {
         let place = match (self.on, self.format) {
             (On::Device, Format::Raw | Format::Qcow2) => "disk /dev/vda",
@@ -182,51 +188,69 @@ impl Case {
         );
     }
 
-    /// Kills the daemon while the guest works; what the guest says that it did.
+    /// Kills the daemon while the guest works. Returns the counts that the guest prints.
     fn work(self, daemon: &mut Daemon, guest: &Guest, span: Span) -> Value {
         let running = guest.spawn(&self.command()).unwrap();
         let (pid, begin) = (running.pid(), Instant::now());
         let (ended, end) = channel();
         let mut random = Seeded::new(self.seed);
-        let (mut kills, least_ms, range_ms) = match span {
+        let (most, least_ms, range_ms) = match span {
             Span::Short { kills } => (kills, 4000, 4000),
             Span::Long { .. } => (u32::MAX, 5000, 10000),
         };
-        let is_over = |left: u32| match span {
-            Span::Short { .. } => left == 0,
-            Span::Long { time } => begin.elapsed() > time,
+        let is_in_time = || match span {
+            Span::Short { .. } => true,
+            Span::Long { time } => begin.elapsed() < time,
         };
+        let work_time = if let Span::Long { time } = span { time } else { Duration::ZERO };
         std::thread::scope(|scope| {
             let waiter = scope.spawn(move || {
-                let output = running.wait(LONG);
+                let output = running.wait(work_time + HANGS);
                 // Nobody listens any more after the last kill.
                 let _ = ended.send(());
                 output
             });
-            let pause = |random: &mut Seeded| {
-                Duration::from_millis(u64::from(least_ms + random.below(range_ms)))
-            };
-            // It ends early when it has found something.
-            while !is_over(kills) && end.recv_timeout(pause(&mut random)).is_err() {
-                daemon.kill9();
+            for _ in 0..most {
+                let pause_ms = u64::from(least_ms + random.below(range_ms));
+                // It ends early when it has found something.
+                let has_ended = end.recv_timeout(Duration::from_millis(pause_ms)).is_ok();
+                if has_ended || !is_in_time() {
+                    break;
+                }
                 println!("{self:?}: killed at {} ms", begin.elapsed().as_millis());
-                // Requests wait meanwhile, for a time that is a kill's own.
-                std::thread::sleep(Duration::from_millis(random.below(AWAY_MS).into()));
-                daemon.restart().unwrap();
-                kills -= 1;
+                kill_and_restart(daemon, &mut random);
             }
             // It has ended already when it has found something.
             let _ = guest.run(&format!("kill -TERM {pid}"));
-            waiter.join().unwrap().unwrap().json().unwrap()
+            let said = waiter.join().unwrap().and_then(Output::json);
+            said.unwrap_or_else(|error| panic!("{self:?}: {error}"))
         })
     }
 }
 
-fn guest_runs(guest: &Guest, script: &str) {
-    guest.run_for(script, LONG).unwrap().ok().unwrap();
+/// Kills the daemon and starts it again, sometimes twice.
+fn kill_and_restart(daemon: &mut Daemon, random: &mut Seeded) {
+    // The sleeps wait for no event: a kill is meant to come at any moment.
+    let mut sleep = |most_ms| {
+        std::thread::sleep(Duration::from_millis(random.below(most_ms).into()));
+        random.below(AGAIN_ONE_IN) == 0
+    };
+    daemon.kill9();
+    let is_again = sleep(AWAY_MS);
+    daemon.restart().unwrap();
+    if is_again {
+        println!("killed once more");
+        sleep(AGAIN_MS);
+        daemon.restart().unwrap();
+    }
 }
 
-/// The image is in order and holds what the guest's device gave.
+fn guest_runs(guest: &Guest, script: &str) {
+    let said = guest.run_for(script, LONG).unwrap().ok();
+    said.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Checks the image and compares its content with what the guest read from its device.
 fn check_image(lab: &Lab, case: Case, image: &Path, seen: &Value) {
     let raw = match case.format {
         Format::Raw => image.to_owned(),
@@ -261,6 +285,8 @@ fn no_byte_is_wrong(case: Case, span: Span) {
     guest.check().unwrap();
     guest.shutdown(READY).unwrap();
     daemon.stop(READY).unwrap();
+    let log = daemon.log_tail(usize::MAX);
+    assert!(!log.contains(" ERROR "), "{log}");
     check_image(&lab, case, &image, &seen);
     assert!(backing.as_ref().map(sums) == before, "{case:?}: the backing file has changed");
 }
