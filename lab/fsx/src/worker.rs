@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use base::random::{Random, Seeded};
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate, ftruncate};
 
 use crate::FsxError;
@@ -79,18 +80,23 @@ pub struct Worker {
     pub counts: Counts,
 }
 
+/// The seed of a worker: a number of the run's own sequence. Seeds that differ by the generator's step would
+/// give all workers the same choices.
+fn own_seed(seed: u64, index: usize) -> u64 {
+    let mut seeds = Seeded::new(seed);
+    (0..=index).map(|_| seeds.next_u64()).last().unwrap_or(seed)
+}
+
 impl Worker {
     /// A worker; `folder` is one of the file system that it may trim.
     #[must_use]
     pub fn new(index: usize, seed: u64, targets: Vec<Target>, folder: Option<File>) -> Self {
         let is_disk = targets.iter().any(|target| target.begin().is_some());
-        // Neighbouring seeds and workers have nothing in common.
-        let own = seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self {
             index,
             seed,
             targets,
-            chooser: Chooser::new(own, is_disk, folder.is_some()),
+            chooser: Chooser::new(own_seed(seed, index), is_disk, folder.is_some()),
             folder,
             got: Buffer::new(),
             want: Vec::new(),
@@ -242,13 +248,14 @@ impl Worker {
     }
 
     /// Discards a range and looks at what is there now: each sector zeroes, or what was there before.
-    /// Either must stay.
+    /// Either must stay. Linux drops the range's dirty pages, so that they are written back first.
     fn discard(&mut self, op: &Op) -> Result<(), FsxError> {
         let len = (op.range.end - op.range.start) as usize;
         let target = &mut self.targets[op.target];
         let at = target.offset(op.range.start);
         let got = self.got.get(len);
-        let answer = sys::discard(target.file(), at, len as u64)
+        let answer = sys::write_back(target.file(), at, len as u64)
+            .and_then(|()| sys::discard(target.file(), at, len as u64))
             .and_then(|()| target.read(Way::Direct, op.range.start, got).map(drop));
         for (index, sector) in got.chunks(crate::op::SECTOR_BYTES as usize).enumerate() {
             if sector.iter().all(|byte| *byte == 0) {
@@ -323,5 +330,21 @@ fn change(target: &mut Target, op: &Op) -> io::Result<()> {
         Kind::WriteBack => sys::write_back(file, at, len),
         Kind::Sync => file.sync_all(),
         _ => file.sync_data(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_share_no_choices() {
+        for seed in 0..8 {
+            let mut all = std::collections::HashSet::new();
+            for index in 0..8 {
+                let mut random = Seeded::new(own_seed(seed, index));
+                assert!((0..100).all(|_| all.insert(random.next_u64())), "seed {seed}, {index}");
+            }
+        }
     }
 }
