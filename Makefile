@@ -12,6 +12,7 @@ MODULE_ROUNDS ?= 5
 MIB ?= 64
 NAME ?= peers
 FUZZ_SECONDS ?= 60
+FSX_MINUTES ?= 20
 
 SIM = consolidate scale shares nodes sleep
 
@@ -132,9 +133,12 @@ vm: prepare modules mariadb-plugin
 build: prepare
 	$(CARGO) build --release --locked -p millrace
 
-## make soak              the VM tests with the full amounts of data (an hour or more)
+## make soak              the VM tests with the full amounts of data (an hour or more), then random checked
+##                        operations with a killed daemon: 24 cases of FSX_MINUTES=20, as many at a time as CPUs
 soak: prepare
 	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab
+	MILLRACE_FSX_MINUTES=$(FSX_MINUTES) $(CARGO) test --release --locked -p millrace --test vm -- \
+	    --ignored checked::long
 
 ## make fuzz              every fuzz target for FUZZ_SECONDS each
 fuzz: prepare

@@ -93,6 +93,7 @@ pub struct ImageBuilder {
     guest_pieces: bool,
     kmod: bool,
     python_quic: bool,
+    fsx: bool,
 }
 
 impl ImageBuilder {
@@ -181,6 +182,14 @@ impl ImageBuilder {
         self
     }
 
+    /// Adds `fsx`: random operations on files or a disk, each byte read compared with a model; see
+    /// `lab/fsx`.
+    #[must_use]
+    pub fn fsx(mut self) -> Self {
+        self.fsx = true;
+        self
+    }
+
     /// Adds the packet filter: `nft`, and modules for connection tracking, NAT, limits, random
     /// drops, rejects and logs.
     #[must_use]
@@ -251,6 +260,9 @@ impl ImageBuilder {
                 }
                 content.insert(place, host);
             }
+        }
+        if self.fsx {
+            content.insert("/bin/fsx".into(), program::fsx(cache)?);
         }
         if self.kmod {
             for module in kmod::modules_in(&kmod::build(cache, kernel, &kmod::sources())?)? {

@@ -56,6 +56,20 @@ pub(crate) fn files_in(folder: &Path) -> Result<BTreeSet<PathBuf>, LabError> {
     Ok(files)
 }
 
+/// The checked operations (`lab/fsx`) as a static program, built once for each state of its sources.
+///
+/// # Errors
+/// The sources are not there or do not compile.
+pub(crate) fn fsx(cache: &Cache) -> Result<PathBuf, LabError> {
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (sources, base) = (lab.join("fsx"), lab.join("../crates/base"));
+    let name = format!("fsx-{:016x}", hash_of(&[&sources, &base])?);
+    cache.get(&name, |part| {
+        let built = cargo_build(cache, &sources, "millrace-lab-fsx")?;
+        copy(&built, part)
+    })
+}
+
 /// The agent as a static program: the file named by `MILLRACE_LAB_AGENT`, or built by cargo once
 /// for each state of its sources.
 ///

@@ -11,6 +11,7 @@ mod channel_proxy;
 mod channel_rules;
 mod channel_world;
 mod channels;
+mod checked;
 mod churn;
 mod common;
 mod disk;
