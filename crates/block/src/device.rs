@@ -1,6 +1,6 @@
 //! A disk port: what a session sees, and the hands of the administrator.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::clock::Clock;
@@ -18,6 +18,7 @@ use crate::config::{
 use crate::dropper;
 use crate::engine::Engine;
 use crate::error::BlockError;
+use crate::log::ErrorLog;
 use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
@@ -146,6 +147,7 @@ impl BlockPort {
             serial: slab::serial(&config.serial),
             demands: backend.demands(),
             has_stages: !config.stages.is_empty(),
+            flush_errno: AtomicI32::new(0),
             stages: Mutex::new(config.stages),
         });
         let count = usize::from(config.queues);
@@ -187,6 +189,27 @@ impl BlockPort {
     /// Whether the write cache is on now.
     pub fn writeback(&self) -> bool {
         self.state.writeback.load(Ordering::Relaxed)
+    }
+
+    /// Why flushes of the image fail until it is opened anew, if one failed: what was written before
+    /// may be lost, and no later flush says so.
+    pub fn flush_failure(&self) -> Option<std::io::Error> {
+        self.state.flush_failure().map(std::io::Error::from_raw_os_error)
+    }
+
+    /// Makes what completed durable, by no queue's doing. As a flush of a queue it fails once for all.
+    fn sync(&self) -> Result<(), BlockError> {
+        if let Some(source) = self.flush_failure() {
+            return Err(BlockError::FlushFailed { port: self.name.clone(), source });
+        }
+        if let Err(error) = self.backend.sync() {
+            let errno = error.errno();
+            if self.state.fail_flushes(errno) {
+                ErrorLog::flush_failed(&self.name, None, errno);
+            }
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Counters, queue by queue.
@@ -295,7 +318,7 @@ impl Device for BlockPort {
         if value == 0 {
             // What completed while the cache was on must not stay volatile now that the driver
             // believes in write-through. Also when it is off already: the last sync may have failed.
-            self.backend.sync().map_err(DeviceError::failed)?;
+            self.sync().map_err(DeviceError::failed)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! One virtqueue of a disk on its sidecore: takes requests, drives them through the disk, completes
 //! them in whatever order they finish.
 
+mod flushing;
 mod placing;
 mod spend;
 mod worker;
@@ -26,6 +27,7 @@ use crate::request::{self, Refusal, Request, Status};
 use crate::slab::{Bounces, Job, Slab, Slot, Work};
 use crate::state::PortState;
 
+use flushing::Flushes;
 pub(crate) use placing::Placing;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
@@ -52,6 +54,7 @@ const LOOK_AGAIN_NS: u64 = 50_000;
 pub(crate) struct Engine {
     pub vring: Vring,
     pub(crate) flight: Flight,
+    flushes: Flushes,
     port: Arc<PortState>,
     stats: Arc<BlockStats>,
     batch: Batch,
@@ -94,6 +97,7 @@ impl Engine {
         Ok(Self {
             vring,
             batch_max,
+            flushes: Flushes::new(depth),
             flight,
             port,
             stats,
@@ -244,6 +248,10 @@ impl Engine {
             self.finish(slot, Status::Ok);
             return 0;
         }
+        if self.is_lost(slot) {
+            self.fail_lost(slot);
+            return 0;
+        }
         if self.suspects && matches!(request, Request::Read(_) | Request::Write(_)) {
             self.look_first(slot);
         }
@@ -337,14 +345,17 @@ impl Engine {
     /// One operation finished: the request goes on, or ends.
     fn advance(&mut self, token: u32, result: Result<u32, i32>) {
         let Some(slot) = self.flight.returned(token) else { return };
+        let is_flush = self.flight.is_flush(slot);
         match self.flight.advance(slot, result, &self.port, &self.stats, &self.vring) {
             Next::Again => self.flight.slab.ready.push_front(slot),
             Next::Step => self.flight.slab.ready.push_back(slot),
+            Next::Finished if is_flush => self.flushed(slot, None),
             Next::Finished => self.finish(slot, Status::Ok),
             Next::StageRefused => {
                 self.stats.stage_refused.add(1);
                 self.finish(slot, Status::IoErr);
             }
+            Next::Failed(errno) if is_flush => self.flushed(slot, Some(errno)),
             Next::Failed(errno) => self.fail(slot, errno),
         }
     }

@@ -77,6 +77,17 @@ pub enum BlockError {
         /// The cause.
         source: io::Error,
     },
+    /// A flush failed earlier, and what it lost no later one finds.
+    #[error(
+        "disk port {port}: a flush failed before ({source}), and what was written may be lost; flushes \
+         fail until the port is detached and attached again"
+    )]
+    FlushFailed {
+        /// The port's name.
+        port: String,
+        /// Why the flush failed.
+        source: io::Error,
+    },
     /// The new size is not possible.
     #[error("cannot resize to {len_bytes} bytes: {reason}")]
     Resize {
@@ -88,6 +99,14 @@ pub enum BlockError {
 }
 
 impl BlockError {
+    /// The errno behind it; EIO where there is none.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            Self::File { source, .. } | Self::Resource { source, .. } => errno(source),
+            _ => libc::EIO,
+        }
+    }
+
     /// For `map_err` on file operations.
     pub(crate) fn file(
         what: &'static str,

@@ -92,12 +92,18 @@ impl Flight {
         self.step_len_bytes = if is_short { SHORT_STEP_LEN_BYTES } else { STEP_LEN_BYTES };
     }
 
+    /// Whether a request waits for a flush now.
+    #[inline]
+    pub fn is_flush(&self, slot: u16) -> bool {
+        self.slab.slots[usize::from(slot)].job.is_flush()
+    }
+
     /// Whether a request may go on without a charge.
     #[inline]
     pub fn is_paid(&self, slot: u16) -> bool {
         let job = &self.slab.slots[usize::from(slot)].job;
         let in_step = job.step_len > 0 && job.due == 0;
-        job.paid > 0 || in_step || job.flushing || job.work == Work::Flush
+        job.paid > 0 || in_step || job.is_flush()
     }
 
     /// Frees a slot, its bounce buffer and its hold on guest memory.
@@ -153,7 +159,7 @@ impl Flight {
     /// Gives the request's next operation to the disk.
     pub fn issue(&mut self, slot: u16, port: &PortState) -> Issue {
         let s = &mut self.slab.slots[usize::from(slot)];
-        if s.job.step_len == 0 && !s.job.flushing && s.job.work != Work::Flush {
+        if s.job.step_len == 0 && !s.job.is_flush() {
             if s.job.done == 0 && s.job.range_index == 0 {
                 s.job.bouncing = needs_bounce(s, port);
             }
@@ -219,7 +225,7 @@ impl Flight {
                 Recovery::Fail => return Next::Failed(errno),
             },
         };
-        if s.job.flushing || s.job.work == Work::Flush {
+        if s.job.is_flush() {
             return Next::Finished;
         }
         if let Err(errno) = move_on(s, moved, &mut self.bounces, port.demands.offset_align) {

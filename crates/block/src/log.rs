@@ -46,6 +46,18 @@ impl ErrorLog {
         }
     }
 
+    /// The first flush of an image failed: told in any case, and once.
+    pub fn flush_failed(port: &str, queue: Option<u16>, errno: i32) {
+        let error = io::Error::from_raw_os_error(errno);
+        tracing::error!(
+            port,
+            queue,
+            %error,
+            "a flush failed: what was written since the last good one may be lost; all flushes of the \
+             image fail until it is detached and attached again"
+        );
+    }
+
     /// The disk cannot start anything.
     pub fn broken_disk(&mut self, port: &str, queue: u16, error: &io::Error) {
         if let Some(left_out) = self.admit() {

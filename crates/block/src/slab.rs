@@ -77,6 +77,11 @@ impl Job {
         self.work == Work::Discard || (self.work == Work::WriteZeroes && !self.by_writing)
     }
 
+    /// What it waits for now is a flush.
+    pub fn is_flush(&self) -> bool {
+        self.flushing || self.work == Work::Flush
+    }
+
     /// A request of one range (or none).
     pub fn new(work: Work, range: Range) -> Self {
         Self {

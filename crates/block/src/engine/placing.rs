@@ -160,6 +160,9 @@ impl Engine {
         if let Some(errno) = errno {
             return self.fail(slot, errno);
         }
+        if self.is_lost(slot) {
+            return self.fail_lost(slot);
+        }
         self.stats.placed.add(1);
         if !synced && !self.port.writeback.load(Ordering::Relaxed) {
             // The cache was switched off meanwhile: as for a write that the disk did.

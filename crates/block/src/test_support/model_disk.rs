@@ -17,6 +17,9 @@ pub(crate) struct State {
     pub cache: Vec<u8>,
     /// What a power cut leaves.
     pub durable: Vec<u8>,
+    /// Ranges that are in the cache only. As Linux does with pages that it could not write, a flush
+    /// that fails forgets them: the next one finds nothing to do.
+    dirty: Vec<(usize, usize)>,
     /// Operations that were started and are held.
     pub held: Vec<(u32, DiskOp)>,
     /// Results for the next operations to finish, before anything else.
@@ -25,6 +28,8 @@ pub(crate) struct State {
     pub log: Vec<(&'static str, u64, u64)>,
     /// Hold operations until [`ModelDisk::finish_one`].
     pub hold: bool,
+    /// What the back end's own sync gives.
+    pub sync_error: Option<i32>,
     /// Move only part of what is asked, in multiples of 512 bytes.
     pub short: Option<Seeded>,
     /// Finish what is held at this many more starts from now.
@@ -62,6 +67,11 @@ impl ModelDisk {
         state.finish(token, op);
     }
 
+    /// Has the next one to look find this result.
+    pub fn give_back(&self, done: DiskDone) {
+        self.state().done.push(done);
+    }
+
     /// Stops holding, and finishes what is held.
     pub fn let_go(&self) {
         self.state().hold = false;
@@ -74,7 +84,12 @@ impl ModelDisk {
 impl State {
     fn finish(&mut self, token: u32, op: DiskOp) {
         let result = match self.script.pop_front() {
-            Some(Err(errno)) => Err(errno),
+            Some(Err(errno)) => {
+                if matches!(op, DiskOp::Flush) && errno != libc::EINTR && errno != libc::EAGAIN {
+                    self.dirty.clear();
+                }
+                Err(errno)
+            }
             Some(Ok(limit)) => Ok(self.perform(op, Some(limit))),
             None => {
                 let limit = self.short_limit(op);
@@ -112,15 +127,19 @@ impl State {
                 // SAFETY: as above.
                 unsafe { gather(bufs, count, data.as_mut_ptr()) };
                 self.cache[offset as usize..][..n].copy_from_slice(&data[..n]);
+                self.dirty.push((offset as usize, n));
                 n as u32
             }
             DiskOp::Flush => {
-                self.durable.clone_from(&self.cache);
+                for (offset, len) in self.dirty.drain(..) {
+                    self.durable[offset..][..len].copy_from_slice(&self.cache[offset..][..len]);
+                }
                 0
             }
             DiskOp::Discard { .. } => 0,
             DiskOp::WriteZeroes { offset, len_bytes, .. } => {
                 self.cache[offset as usize..][..len_bytes as usize].fill(0);
+                self.dirty.push((offset as usize, len_bytes as usize));
                 0
             }
         }

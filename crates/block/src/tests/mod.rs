@@ -10,6 +10,8 @@ mod durability;
 #[allow(non_snake_case)]
 mod files;
 #[allow(non_snake_case)]
+mod flushes;
+#[allow(non_snake_case)]
 mod in_place;
 mod latency;
 #[allow(non_snake_case)]
