@@ -31,6 +31,8 @@ use crate::state::PortState;
 mod in_place;
 mod queues;
 
+use queues::Ending;
+
 pub use in_place::{Image, NoPlaceholders, NotInPlace};
 
 /// What a queue's worker knows its memory by: it has that of one VM.
@@ -76,6 +78,7 @@ pub struct BlockPort {
     /// On the inflight region of the session.
     claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
+    ending: Mutex<Ending>,
 }
 
 impl std::fmt::Debug for BlockPort {
@@ -148,6 +151,7 @@ impl BlockPort {
             demands: backend.demands(),
             has_stages: !config.stages.is_empty(),
             flush_errno: AtomicI32::new(0),
+            left: Arc::default(),
             stages: Mutex::new(config.stages),
         });
         let count = usize::from(config.queues);
@@ -168,6 +172,7 @@ impl BlockPort {
             places: Mutex::new(None),
             claim: Mutex::new(None),
             notifier: Mutex::new(None),
+            ending: Mutex::default(),
         }))
     }
 
@@ -348,7 +353,8 @@ impl Device for BlockPort {
         if self.lock()[index].worker.is_some() {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
-        // Without the lock, which whoever asks for counters takes: both of these may take long.
+        // Without the lock, which whoever asks for counters takes: all of these may take long.
+        self.check_nothing_left()?;
         let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let memory = Arc::clone(vring.queue.memory());
         let depth = Engine::depth(&vring);

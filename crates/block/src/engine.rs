@@ -92,7 +92,7 @@ impl Engine {
         let bounce = port.has_stages || port.demands.mem_align > 1;
         let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
-        let flight = Flight::new(disk, Slab::new(depth), bounces);
+        let flight = Flight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.left));
         let batch_max = if flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
         Ok(Self {
             vring,
@@ -126,6 +126,13 @@ impl Engine {
     pub fn drain(&mut self, notice: Sender<()>) {
         self.drained = Some(notice);
         self.check_drained();
+    }
+
+    /// Has who waits for the end of a drain look again.
+    pub fn remind(&self) {
+        if let Some(notice) = &self.drained {
+            let _ = notice.send(());
+        }
     }
 
     /// Moves the queue to a changed memory table. Requests in flight keep theirs.
@@ -173,6 +180,12 @@ impl Engine {
     #[cfg(test)]
     pub fn set_writeback(&self, on: bool) {
         self.port.writeback.store(on, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// What it shares with the port's other queues.
+    #[cfg(test)]
+    pub fn port_state(&self) -> Arc<PortState> {
+        Arc::clone(&self.port)
     }
 
     /// The queue, after a drain.

@@ -40,7 +40,8 @@ pub enum BlockError {
     },
     /// Someone else serves this image.
     #[error(
-        "{} is in use: another process holds a lock on it; two daemons must never serve one image",
+        "{} is in use: another process, or a detached port whose requests are still in the disk, holds \
+         a lock on it; two daemons must never serve one image",
         path.display()
     )]
     Locked {

@@ -160,6 +160,11 @@ impl Slab {
         }
     }
 
+    /// All of it, which leaves nothing.
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::new(0))
+    }
+
     /// Requests in flight.
     pub fn taken(&self) -> usize {
         self.slots.len() - self.free.len()

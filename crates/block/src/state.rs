@@ -8,6 +8,7 @@ use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
 use crate::gate::Gate;
+use crate::left::Left;
 use crate::request::Geometry;
 use crate::slab::Serial;
 
@@ -32,6 +33,8 @@ pub(crate) struct PortState {
     pub has_stages: bool,
     /// The errno of the first flush that failed; 0: none did. See [`PortState::flush_failure`].
     pub flush_errno: AtomicI32,
+    /// What queues that ended left in the disk.
+    pub left: Arc<Left>,
 }
 
 impl PortState {

@@ -201,6 +201,7 @@ pub(crate) fn state(len_bytes: u64, options: RigOptions) -> Arc<PortState> {
         has_stages: !options.stages.is_empty(),
         stages: options.stages.into(),
         flush_errno: AtomicI32::new(0),
+        left: Arc::default(),
     })
 }
 

@@ -28,12 +28,12 @@ pub(crate) struct State {
     pub log: Vec<(&'static str, u64, u64)>,
     /// Hold operations until [`ModelDisk::finish_one`].
     pub hold: bool,
+    /// The next end of it that is opened panics when it is looked at.
+    pub panics: bool,
     /// What the back end's own sync gives.
     pub sync_error: Option<i32>,
     /// Move only part of what is asked, in multiples of 512 bytes.
     pub short: Option<Seeded>,
-    /// Finish what is held at this many more starts from now.
-    pub let_go_after: Option<u32>,
     /// The engine let go of the disk while operations were held.
     pub abandoned: bool,
     done: Vec<DiskDone>,
@@ -65,6 +65,11 @@ impl ModelDisk {
         let mut state = self.state();
         let (token, op) = state.held.swap_remove(index);
         state.finish(token, op);
+    }
+
+    /// Ends of it that engines have.
+    pub fn ends(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
     }
 
     /// Has the next one to look find this result.
@@ -175,11 +180,6 @@ impl Disk for EngineSide {
     }
 
     fn flush_submissions(&mut self) -> io::Result<()> {
-        let left = self.0.state().let_go_after;
-        self.0.state().let_go_after = left.and_then(|n| n.checked_sub(1));
-        if left == Some(0) {
-            self.0.let_go();
-        }
         Ok(())
     }
 

@@ -6,6 +6,8 @@ mod allocations;
 #[allow(non_snake_case)]
 mod claims;
 mod credits;
+#[allow(non_snake_case)]
+mod detach;
 mod durability;
 #[allow(non_snake_case)]
 mod files;
