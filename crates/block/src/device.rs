@@ -79,6 +79,8 @@ pub struct BlockPort {
     claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
     ending: Mutex<Ending>,
+    /// Of the session that ends: see [`Device::session_ends`].
+    is_taken_again: AtomicBool,
 }
 
 impl std::fmt::Debug for BlockPort {
@@ -150,6 +152,7 @@ impl BlockPort {
             serial: slab::serial(&config.serial),
             demands: backend.demands(),
             has_stages: !config.stages.is_empty(),
+            on_error: config.on_error,
             flush_errno: AtomicI32::new(0),
             left: Arc::default(),
             stages: Mutex::new(config.stages),
@@ -173,6 +176,7 @@ impl BlockPort {
             claim: Mutex::new(None),
             notifier: Mutex::new(None),
             ending: Mutex::default(),
+            is_taken_again: AtomicBool::new(false),
         }))
     }
 
@@ -194,6 +198,21 @@ impl BlockPort {
     /// Whether the write cache is on now.
     pub fn writeback(&self) -> bool {
         self.state.writeback.load(Ordering::Relaxed)
+    }
+
+    /// Has the requests go on that wait for their storage, see [`crate::OnError`]. Returns how many.
+    pub fn resume(&self) -> usize {
+        let workers: Vec<_> = self.lock().iter().filter_map(|q| q.worker.clone()).collect();
+        // A worker that is gone holds nothing.
+        workers.iter().filter_map(|w| w.call(|engine, _| engine.resume_held()).ok()).sum()
+    }
+
+    /// Requests that wait for their storage, with the error for which one was held last.
+    pub fn held(&self) -> Option<(u64, std::io::Error)> {
+        let queues = || self.block_stats.iter().filter(|queue| queue.held.get() > 0);
+        let errno = queues().next()?.held_errno.get() as i32;
+        let count = queues().map(|queue| queue.held.get()).sum();
+        Some((count, std::io::Error::from_raw_os_error(errno)))
     }
 
     /// Why flushes of the image fail until it is opened anew, if one failed: what was written before
@@ -434,12 +453,17 @@ impl Device for BlockPort {
         *self.notifier.lock().unwrap_or_else(PoisonError::into_inner) = notifier;
     }
 
+    fn session_ends(&self, is_taken_again: bool) {
+        self.is_taken_again.store(is_taken_again, Ordering::Relaxed);
+    }
+
     fn reset(&self) {
         for index in 0..self.queue_count() {
             if let Err(e) = self.stop_queue(index) {
                 tracing::warn!(port = %self.name, queue = index, "stopping at reset: {e}");
             }
         }
+        self.is_taken_again.store(false, Ordering::Relaxed);
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.driver_features.store(0, Ordering::Relaxed);
         self.state.writeback.store(self.default_writeback(), Ordering::SeqCst);

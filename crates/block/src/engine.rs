@@ -2,6 +2,7 @@
 //! them in whatever order they finish.
 
 mod flushing;
+mod holding;
 mod placing;
 mod spend;
 mod worker;
@@ -28,6 +29,7 @@ use crate::slab::{Bounces, Job, Slab, Slot, Work};
 use crate::state::PortState;
 
 use flushing::Flushes;
+use holding::Holding;
 pub(crate) use placing::Placing;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
@@ -55,6 +57,7 @@ pub(crate) struct Engine {
     pub vring: Vring,
     pub(crate) flight: Flight,
     flushes: Flushes,
+    holding: Holding,
     port: Arc<PortState>,
     stats: Arc<BlockStats>,
     batch: Batch,
@@ -98,6 +101,7 @@ impl Engine {
             vring,
             batch_max,
             flushes: Flushes::new(depth),
+            holding: Holding::new(depth),
             flight,
             port,
             stats,
@@ -122,9 +126,11 @@ impl Engine {
         vring.queue.size().clamp(1, MAX_IN_FLIGHT)
     }
 
-    /// Takes no more requests; tells `notice` when those in flight are done.
-    pub fn drain(&mut self, notice: Sender<()>) {
+    /// Takes no more requests; tells `notice` when those in flight are done. `stays_inflight`: what is
+    /// held stays in the inflight region, see [`holding`].
+    pub fn drain(&mut self, notice: Sender<()>, stays_inflight: bool) {
         self.drained = Some(notice);
+        self.end_all_held(stays_inflight);
         self.check_drained();
     }
 
@@ -326,6 +332,7 @@ impl Engine {
 
     /// Writes the status byte and frees the slot; the completion is published with its batch.
     fn complete(&mut self, slot: u16, status: Status, written: u32) {
+        self.forget_probe(slot);
         let Slot { chain: held, taken_ns, .. } = &self.flight.slab.slots[usize::from(slot)];
         self.finished.add(*taken_ns);
         let chain = held.chain();
@@ -359,7 +366,9 @@ impl Engine {
     fn advance(&mut self, token: u32, result: Result<u32, i32>) {
         let Some(slot) = self.flight.returned(token) else { return };
         let is_flush = self.flight.is_flush(slot);
-        match self.flight.advance(slot, result, &self.port, &self.stats, &self.vring) {
+        let next = self.flight.advance(slot, result, &self.port, &self.stats, &self.vring);
+        self.got_on(slot, &next);
+        match next {
             Next::Again => self.flight.slab.ready.push_front(slot),
             Next::Step => self.flight.slab.ready.push_back(slot),
             Next::Finished if is_flush => self.flushed(slot, None),
@@ -373,17 +382,6 @@ impl Engine {
         }
     }
 
-    /// The disk refused or failed: the guest sees an I/O error, the log sees the cause.
-    fn fail(&mut self, slot: u16, errno: i32) {
-        self.stats.io_errors.add(1);
-        if errno == libc::ENOSPC || errno == libc::EDQUOT {
-            self.stats.no_space.add(1);
-        }
-        let job = self.flight.slab.slots[usize::from(slot)].job;
-        self.log.failed(self.vring.parts.health.name(), self.vring.parts.index, &job, errno);
-        self.finish(slot, Status::IoErr);
-    }
-
     fn is_busy(&self) -> bool {
         self.flight.in_disk >= BUSY_DEPTH && self.drained.is_none() && !self.pace.is_large()
     }
@@ -391,7 +389,7 @@ impl Engine {
     /// Makes this poll's completions visible.
     fn publish(&mut self) {
         self.stats.in_flight.set(self.flight.slab.taken() as u64);
-        self.pass.hold(self.flight.slab.taken());
+        self.pass.hold(self.flight.slab.taken() - self.holding.count());
         if self.completions.is_empty() {
             return;
         }
@@ -426,8 +424,8 @@ impl Engine {
         self.pace.slack_ns(now_ns, outstanding)
     }
 
-    /// Requests that the driver sees as not done.
+    /// Requests that the driver sees as not done, but for those that are held.
     fn outstanding(&self) -> u32 {
-        self.flight.slab.taken() as u32 + self.vring.untold()
+        (self.flight.slab.taken() - self.holding.count()) as u32 + self.vring.untold()
     }
 }

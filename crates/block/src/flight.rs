@@ -201,6 +201,23 @@ impl Flight {
         }
     }
 
+    /// Bounce buffers that no request has.
+    #[cfg(test)]
+    pub fn free_bounces(&self) -> usize {
+        self.bounces.free_count()
+    }
+
+    /// The step in work is forgotten, to begin anew at some later time: its bounce buffer is for others
+    /// meanwhile.
+    pub fn rewind(&mut self, slot: u16) {
+        let s = &mut self.slab.slots[usize::from(slot)];
+        if let Some(bounce) = s.bounce.take() {
+            self.bounces.give(bounce);
+        }
+        (s.job.step_len, s.job.step_done, s.job.retries) = (0, 0, 0);
+        (s.job.paid, s.job.due) = (0, 0);
+    }
+
     /// The slot of a finished operation; none for a token that is not with the disk.
     pub fn returned(&mut self, token: u32) -> Option<u16> {
         let slot = u16::try_from(token).ok()?;

@@ -116,7 +116,7 @@ mod slab;
 mod state;
 
 pub use backend::{Backend, Demands};
-pub use config::{BackendConfig, BlockPortConfig, Topology};
+pub use config::{BackendConfig, BlockPortConfig, OnError, Topology};
 pub use device::{BlockPort, Image, NoPlaceholders, NotInPlace};
 pub use dropper::start as start_dropper;
 pub use error::BlockError;

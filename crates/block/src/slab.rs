@@ -197,6 +197,12 @@ impl Bounces {
         Self { pages: Box::default(), free: Vec::new() }
     }
 
+    /// How many nobody has.
+    #[cfg(test)]
+    pub fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
     /// A free buffer.
     pub fn take(&mut self) -> Option<u16> {
         self.free.pop()

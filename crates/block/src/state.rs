@@ -7,6 +7,7 @@ use sidecore::VmId;
 use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
+use crate::config::OnError;
 use crate::gate::Gate;
 use crate::left::Left;
 use crate::request::Geometry;
@@ -31,6 +32,8 @@ pub(crate) struct PortState {
     /// so this lock is never waited for; ports without stages never take it.
     pub stages: Mutex<Vec<Box<dyn BlockStage>>>,
     pub has_stages: bool,
+    /// What becomes of requests that the storage fails.
+    pub on_error: OnError,
     /// The errno of the first flush that failed; 0: none did. See [`PortState::flush_failure`].
     pub flush_errno: AtomicI32,
     /// What queues that ended left in the disk.

@@ -1,6 +1,7 @@
 //! What a queue is started with, what it moves to, and its end.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -137,7 +138,10 @@ impl BlockPort {
     /// [`BlockPort::give_up_after`].
     fn drain(&self, index: usize, worker: &WorkerRef<Engine>) -> Result<usize, DeviceError> {
         let (notice, woken) = mpsc::channel();
-        worker.call(move |engine, _| engine.drain(notice)).map_err(DeviceError::failed)?;
+        let stays_inflight = self.is_taken_again.load(Ordering::Relaxed);
+        worker
+            .call(move |engine, _| engine.drain(notice, stays_inflight))
+            .map_err(DeviceError::failed)?;
         loop {
             let by = self.ending().by;
             let until = |by: Instant| by.saturating_duration_since(Instant::now());

@@ -15,6 +15,7 @@ use sidecore::{Ledger, VmId, Worker};
 use stage::BlockStage;
 
 use crate::backend::{Backend, Demands};
+use crate::config::OnError;
 use crate::engine::Engine;
 use crate::gate::Gate;
 use crate::metrics::BlockStats;
@@ -33,6 +34,7 @@ pub(crate) struct RigOptions {
     pub stages: Vec<Box<dyn BlockStage>>,
     pub vm: VmId,
     pub gate: Option<Arc<Gate>>,
+    pub on_error: OnError,
 }
 
 impl Default for RigOptions {
@@ -45,6 +47,7 @@ impl Default for RigOptions {
             stages: Vec::new(),
             vm: VmId::NONE,
             gate: None,
+            on_error: OnError::Report,
         }
     }
 }
@@ -200,6 +203,7 @@ pub(crate) fn state(len_bytes: u64, options: RigOptions) -> Arc<PortState> {
         demands: options.demands,
         has_stages: !options.stages.is_empty(),
         stages: options.stages.into(),
+        on_error: options.on_error,
         flush_errno: AtomicI32::new(0),
         left: Arc::default(),
     })

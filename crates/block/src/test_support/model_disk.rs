@@ -30,6 +30,8 @@ pub(crate) struct State {
     pub hold: bool,
     /// The next end of it that is opened panics when it is looked at.
     pub panics: bool,
+    /// Reads and what writes fail so; with [`libc::ENOSPC`] and [`libc::EDQUOT`] only what writes.
+    pub full: Option<i32>,
     /// What the back end's own sync gives.
     pub sync_error: Option<i32>,
     /// Move only part of what is asked, in multiples of 512 bytes.
@@ -96,12 +98,21 @@ impl State {
                 Err(errno)
             }
             Some(Ok(limit)) => Ok(self.perform(op, Some(limit))),
+            None if self.is_full_for(op) => Err(self.full.unwrap_or(0)),
             None => {
                 let limit = self.short_limit(op);
                 Ok(self.perform(op, limit))
             }
         };
         self.done.push(DiskDone { token, result });
+    }
+
+    fn is_full_for(&self, op: DiskOp) -> bool {
+        match op {
+            DiskOp::Flush => false,
+            DiskOp::Read { .. } => !matches!(self.full, None | Some(libc::ENOSPC | libc::EDQUOT)),
+            _ => self.full.is_some(),
+        }
     }
 
     fn short_limit(&mut self, op: DiskOp) -> Option<u32> {

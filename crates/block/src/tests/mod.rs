@@ -13,6 +13,7 @@ mod durability;
 mod files;
 #[allow(non_snake_case)]
 mod flushes;
+mod holding;
 #[allow(non_snake_case)]
 mod in_place;
 mod latency;
