@@ -96,6 +96,8 @@ impl Engine {
         let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
         let flight = Flight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.left));
+        // Of an earlier worker, which may have ended without a word.
+        stats.held.set(0);
         let batch_max = if flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
         Ok(Self {
             vring,
@@ -355,16 +357,17 @@ impl Engine {
         }
         self.done.clear();
         self.flight.disk.reap(&mut self.done);
+        // All of them first: whatever becomes of one, the others are not with the disk any more.
+        self.done.retain(|done| self.flight.returned(done.token).is_some());
         for k in 0..self.done.len() {
             let DiskDone { token, result } = self.done[k];
-            self.advance(token, result);
+            self.advance(token as u16, result);
         }
         placed + self.done.len()
     }
 
     /// One operation finished: the request goes on, or ends.
-    fn advance(&mut self, token: u32, result: Result<u32, i32>) {
-        let Some(slot) = self.flight.returned(token) else { return };
+    fn advance(&mut self, slot: u16, result: Result<u32, i32>) {
         let is_flush = self.flight.is_flush(slot);
         let next = self.flight.advance(slot, result, &self.port, &self.stats, &self.vring);
         self.got_on(slot, &next);

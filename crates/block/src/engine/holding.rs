@@ -161,7 +161,7 @@ impl Engine {
         self.holding.stays_inflight = stays_inflight && self.vring.parts.inflight.is_some();
         self.holding.probe = None;
         if self.holding.slots.is_empty() {
-            return;
+            return self.show_held();
         }
         let errno = self.stats.held_errno.get() as i32;
         while let Some(slot) = self.holding.slots.pop_front() {
