@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::clock::Clock;
 use base::counter::QueueStats;
 use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig};
-use control::config::{BindMode, DiskConfig, DiskFormat, NetConfig};
+use control::config::{BindMode, DiskConfig, DiskFormat, NetConfig, OnError};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
 use vhost_user::Device;
@@ -98,6 +98,11 @@ pub fn disk(
             block_size: config.block_size,
             serial: config.serial.clone(),
             writeback: config.writeback,
+            on_error: match config.on_error {
+                OnError::Report => block::OnError::Report,
+                OnError::Hold => block::OnError::Hold,
+                OnError::Enospc => block::OnError::Enospc,
+            },
             packed: config.packed,
             ..BlockPortConfig::new(name, backend.clone())
         };
