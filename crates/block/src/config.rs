@@ -9,6 +9,7 @@ use crate::error::BlockError;
 use crate::limits::{
     MAX_BLOCK_LEN_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_LEN_BYTES, SEG_MAX, SERIAL_LEN_BYTES,
 };
+use crate::slab::Work;
 
 /// Feature bits of virtio-blk (virtio 1.2, 5.2.3) and of rings (6).
 pub mod feature {
@@ -94,6 +95,39 @@ pub enum BackendConfig {
     },
 }
 
+/// What becomes of a request that the storage fails (EIO, ENOSPC, …).
+///
+/// Held requests are not answered: the guest waits, and nothing of it is lost. They are tried again
+/// with pauses of up to 5 s, and go on when one of them succeeds, or by [`crate::BlockPort::resume`].
+/// Flushes are never held: what a failed one lost cannot be written again. Nor are requests that a
+/// pipe answers, or that the guest should not have made (memory that is not there).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// The guest sees every error.
+    Report,
+    /// Hold every request that fails.
+    Hold,
+    /// Hold what would write and finds no space (ENOSPC, EDQUOT), report the rest: the default of
+    /// QEMU's `werror` and `rerror`.
+    #[default]
+    Enospc,
+}
+
+impl OnError {
+    /// Whether a request is held for this error.
+    pub(crate) fn holds(self, work: Work, errno: i32) -> bool {
+        let is_guests = matches!(
+            errno,
+            libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY
+        );
+        match self {
+            Self::Report => false,
+            Self::Hold => !is_guests,
+            Self::Enospc => work != Work::Read && matches!(errno, libc::ENOSPC | libc::EDQUOT),
+        }
+    }
+}
+
 /// Everything needed to make a [`crate::BlockPort`].
 pub struct BlockPortConfig {
     /// `vm/port`, for logs and metrics.
@@ -116,6 +150,8 @@ pub struct BlockPortConfig {
     pub serial: String,
     /// Start with the write cache on; else every write is durable before it completes.
     pub writeback: bool,
+    /// What becomes of requests that the storage fails.
+    pub on_error: OnError,
     /// Offer packed rings.
     pub packed: bool,
     /// Offer the event index.
@@ -140,6 +176,7 @@ impl BlockPortConfig {
             topology: Topology::default(),
             serial: String::new(),
             writeback: true,
+            on_error: OnError::default(),
             packed: true,
             event_idx: true,
             stages: Vec::new(),

@@ -1,6 +1,6 @@
 //! A disk port: what a session sees, and the hands of the administrator.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::clock::Clock;
@@ -18,6 +18,7 @@ use crate::config::{
 use crate::dropper;
 use crate::engine::Engine;
 use crate::error::BlockError;
+use crate::log::ErrorLog;
 use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
@@ -29,6 +30,8 @@ use crate::state::PortState;
 
 mod in_place;
 mod queues;
+
+use queues::Ending;
 
 pub use in_place::{Image, NoPlaceholders, NotInPlace};
 
@@ -77,6 +80,9 @@ pub struct BlockPort {
     /// On the inflight region of the session.
     claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
+    ending: Mutex<Ending>,
+    /// Of the session that ends: see [`Device::session_ends`].
+    is_taken_again: AtomicBool,
 }
 
 impl std::fmt::Debug for BlockPort {
@@ -155,6 +161,9 @@ impl BlockPort {
             serial: slab::serial(&config.serial),
             demands: backend.demands(),
             has_stages: !config.stages.is_empty(),
+            on_error: config.on_error,
+            flush_errno: AtomicI32::new(0),
+            left: Arc::default(),
             stages: Mutex::new(config.stages),
         });
         let count = usize::from(config.queues);
@@ -175,6 +184,8 @@ impl BlockPort {
             places: Mutex::new(None),
             claim: Mutex::new(None),
             notifier: Mutex::new(None),
+            ending: Mutex::default(),
+            is_taken_again: AtomicBool::new(false),
         }))
     }
 
@@ -206,6 +217,42 @@ impl BlockPort {
     /// Whether the write cache is on now.
     pub fn writeback(&self) -> bool {
         self.state.writeback.load(Ordering::Relaxed)
+    }
+
+    /// Has the requests go on that wait for their storage, see [`crate::OnError`]. Returns how many.
+    pub fn resume(&self) -> usize {
+        let workers: Vec<_> = self.lock().iter().filter_map(|q| q.worker.clone()).collect();
+        // A worker that is gone holds nothing.
+        workers.iter().filter_map(|w| w.call(|engine, _| engine.resume_held()).ok()).sum()
+    }
+
+    /// Requests that wait for their storage, with the error for which one was held last.
+    pub fn held(&self) -> Option<(u64, std::io::Error)> {
+        let queues = || self.block_stats.iter().filter(|queue| queue.held.get() > 0);
+        let errno = queues().next()?.held_errno.get() as i32;
+        let count = queues().map(|queue| queue.held.get()).sum();
+        Some((count, std::io::Error::from_raw_os_error(errno)))
+    }
+
+    /// Why flushes of the image fail until it is opened anew, if one failed: what was written before
+    /// may be lost, and no later flush says so.
+    pub fn flush_failure(&self) -> Option<std::io::Error> {
+        self.state.flush_failure().map(std::io::Error::from_raw_os_error)
+    }
+
+    /// Makes what completed durable, by no queue's doing. As a flush of a queue it fails once for all.
+    fn sync(&self) -> Result<(), BlockError> {
+        if let Some(source) = self.flush_failure() {
+            return Err(BlockError::FlushFailed { port: self.name.clone(), source });
+        }
+        if let Err(error) = self.backend.sync() {
+            let errno = error.errno();
+            if self.state.fail_flushes(errno) {
+                ErrorLog::flush_failed(&self.name, None, errno);
+            }
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Counters, queue by queue.
@@ -333,7 +380,7 @@ impl Device for BlockPort {
         if value == 0 {
             // What completed while the cache was on must not stay volatile now that the driver
             // believes in write-through. Also when it is off already: the last sync may have failed.
-            self.backend.sync().map_err(DeviceError::failed)?;
+            self.sync().map_err(DeviceError::failed)?;
         }
         Ok(())
     }
@@ -364,7 +411,8 @@ impl Device for BlockPort {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
         self.check_not_lost(index, &vring)?;
-        // Without the lock, which whoever asks for counters takes: both of these may take long.
+        // Without the lock, which whoever asks for counters takes: all of these may take long.
+        self.check_nothing_left()?;
         let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let memory = Arc::clone(vring.queue.memory());
         let depth = Engine::depth(&vring);
@@ -444,12 +492,17 @@ impl Device for BlockPort {
         *self.notifier.lock().unwrap_or_else(PoisonError::into_inner) = notifier;
     }
 
+    fn session_ends(&self, is_taken_again: bool) {
+        self.is_taken_again.store(is_taken_again, Ordering::Relaxed);
+    }
+
     fn reset(&self) {
         for index in 0..self.queue_count() {
             if let Err(e) = self.stop_queue(index) {
                 tracing::warn!(port = %self.name, queue = index, "stopping at reset: {e}");
             }
         }
+        self.is_taken_again.store(false, Ordering::Relaxed);
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.driver_features.store(0, Ordering::Relaxed);
         self.state.writeback.store(self.default_writeback(), Ordering::SeqCst);

@@ -1,6 +1,8 @@
 //! One virtqueue of a disk on its sidecore: takes requests, drives them through the disk, completes
 //! them in whatever order they finish.
 
+mod flushing;
+mod holding;
 mod placing;
 mod spend;
 mod worker;
@@ -26,6 +28,8 @@ use crate::request::{self, Refusal, Request, Status};
 use crate::slab::{Bounces, Job, Slab, Slot, Work};
 use crate::state::PortState;
 
+use flushing::Flushes;
+use holding::Holding;
 pub(crate) use placing::Placing;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
@@ -52,6 +56,8 @@ const LOOK_AGAIN_NS: u64 = 50_000;
 pub(crate) struct Engine {
     pub vring: Vring,
     pub(crate) flight: Flight,
+    flushes: Flushes,
+    holding: Holding,
     port: Arc<PortState>,
     stats: Arc<BlockStats>,
     batch: Batch,
@@ -89,11 +95,15 @@ impl Engine {
         let bounce = port.has_stages || port.demands.mem_align > 1;
         let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
-        let flight = Flight::new(disk, Slab::new(depth), bounces);
+        let flight = Flight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.left));
+        // Of an earlier worker, which may have ended without a word.
+        stats.held.set(0);
         let batch_max = if flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
         Ok(Self {
             vring,
             batch_max,
+            flushes: Flushes::new(depth),
+            holding: Holding::new(depth),
             flight,
             port,
             stats,
@@ -118,10 +128,19 @@ impl Engine {
         vring.queue.size().clamp(1, MAX_IN_FLIGHT)
     }
 
-    /// Takes no more requests; tells `notice` when those in flight are done.
-    pub fn drain(&mut self, notice: Sender<()>) {
+    /// Takes no more requests; tells `notice` when those in flight are done. `stays_inflight`: what is
+    /// held stays in the inflight region, see [`holding`].
+    pub fn drain(&mut self, notice: Sender<()>, stays_inflight: bool) {
         self.drained = Some(notice);
+        self.end_all_held(stays_inflight);
         self.check_drained();
+    }
+
+    /// Has who waits for the end of a drain look again.
+    pub fn remind(&self) {
+        if let Some(notice) = &self.drained {
+            let _ = notice.send(());
+        }
     }
 
     /// Moves the queue to a changed memory table. Requests in flight keep theirs.
@@ -169,6 +188,12 @@ impl Engine {
     #[cfg(test)]
     pub fn set_writeback(&self, on: bool) {
         self.port.writeback.store(on, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// What it shares with the port's other queues.
+    #[cfg(test)]
+    pub fn port_state(&self) -> Arc<PortState> {
+        Arc::clone(&self.port)
     }
 
     /// The queue, after a drain.
@@ -244,6 +269,10 @@ impl Engine {
             self.finish(slot, Status::Ok);
             return 0;
         }
+        if self.is_lost(slot) {
+            self.fail_lost(slot);
+            return 0;
+        }
         if self.suspects && matches!(request, Request::Read(_) | Request::Write(_)) {
             self.look_first(slot);
         }
@@ -305,6 +334,7 @@ impl Engine {
 
     /// Writes the status byte and frees the slot; the completion is published with its batch.
     fn complete(&mut self, slot: u16, status: Status, written: u32) {
+        self.forget_probe(slot);
         let Slot { chain: held, taken_ns, .. } = &self.flight.slab.slots[usize::from(slot)];
         self.finished.add(*taken_ns);
         let chain = held.chain();
@@ -327,37 +357,32 @@ impl Engine {
         }
         self.done.clear();
         self.flight.disk.reap(&mut self.done);
+        // All of them first: whatever becomes of one, the others are not with the disk any more.
+        self.done.retain(|done| self.flight.returned(done.token).is_some());
         for k in 0..self.done.len() {
             let DiskDone { token, result } = self.done[k];
-            self.advance(token, result);
+            self.advance(token as u16, result);
         }
         placed + self.done.len()
     }
 
     /// One operation finished: the request goes on, or ends.
-    fn advance(&mut self, token: u32, result: Result<u32, i32>) {
-        let Some(slot) = self.flight.returned(token) else { return };
-        match self.flight.advance(slot, result, &self.port, &self.stats, &self.vring) {
+    fn advance(&mut self, slot: u16, result: Result<u32, i32>) {
+        let is_flush = self.flight.is_flush(slot);
+        let next = self.flight.advance(slot, result, &self.port, &self.stats, &self.vring);
+        self.got_on(slot, &next);
+        match next {
             Next::Again => self.flight.slab.ready.push_front(slot),
             Next::Step => self.flight.slab.ready.push_back(slot),
+            Next::Finished if is_flush => self.flushed(slot, None),
             Next::Finished => self.finish(slot, Status::Ok),
             Next::StageRefused => {
                 self.stats.stage_refused.add(1);
                 self.finish(slot, Status::IoErr);
             }
+            Next::Failed(errno) if is_flush => self.flushed(slot, Some(errno)),
             Next::Failed(errno) => self.fail(slot, errno),
         }
-    }
-
-    /// The disk refused or failed: the guest sees an I/O error, the log sees the cause.
-    fn fail(&mut self, slot: u16, errno: i32) {
-        self.stats.io_errors.add(1);
-        if errno == libc::ENOSPC || errno == libc::EDQUOT {
-            self.stats.no_space.add(1);
-        }
-        let job = self.flight.slab.slots[usize::from(slot)].job;
-        self.log.failed(self.vring.parts.health.name(), self.vring.parts.index, &job, errno);
-        self.finish(slot, Status::IoErr);
     }
 
     fn is_busy(&self) -> bool {
@@ -367,7 +392,7 @@ impl Engine {
     /// Makes this poll's completions visible.
     fn publish(&mut self) {
         self.stats.in_flight.set(self.flight.slab.taken() as u64);
-        self.pass.hold(self.flight.slab.taken());
+        self.pass.hold(self.flight.slab.taken() - self.holding.count());
         if self.completions.is_empty() {
             return;
         }
@@ -402,8 +427,8 @@ impl Engine {
         self.pace.slack_ns(now_ns, outstanding)
     }
 
-    /// Requests that the driver sees as not done.
+    /// Requests that the driver sees as not done, but for those that are held.
     fn outstanding(&self) -> u32 {
-        self.flight.slab.taken() as u32 + self.vring.untold()
+        (self.flight.slab.taken() - self.holding.count()) as u32 + self.vring.untold()
     }
 }

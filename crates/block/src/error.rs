@@ -99,6 +99,17 @@ pub enum BlockError {
         /// The cause.
         source: io::Error,
     },
+    /// A flush failed earlier, and what it lost no later one finds.
+    #[error(
+        "disk port {port}: a flush failed before ({source}), and what was written may be lost; flushes \
+         fail until the port is detached and attached again"
+    )]
+    FlushFailed {
+        /// The port's name.
+        port: String,
+        /// Why the flush failed.
+        source: io::Error,
+    },
     /// The new size is not possible.
     #[error("cannot resize to {len_bytes} bytes: {reason}")]
     Resize {
@@ -120,6 +131,14 @@ impl BlockError {
                 Self::Locked { path, obstacle, holders }
             }
             other => other,
+        }
+    }
+
+    /// The errno behind it; EIO where there is none.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            Self::File { source, .. } | Self::Resource { source, .. } => errno(source),
+            _ => libc::EIO,
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -38,11 +38,6 @@ impl OpenMode {
 pub(crate) struct Image(File);
 
 impl Image {
-    /// Another opening of a file whose lock an image has.
-    pub fn unlocked(file: File) -> Self {
-        Self(file)
-    }
-
     /// The file.
     pub fn get(&self) -> &File {
         &self.0
@@ -99,6 +94,13 @@ fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Image, BlockError> 
         .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags & !OFlags::NONBLOCK));
     clear.map_err(|e| BlockError::file("cannot set flags of", path)(e.into()))?;
     Ok(Image(File::from(fd)))
+}
+
+/// Opens an image once more, through the page cache, to read and write as it may be; without a lock.
+pub(crate) fn open_buffered(image: &Image) -> io::Result<File> {
+    let link = format!("/proc/self/fd/{}", image.get().as_raw_fd());
+    let writable = rustix::fs::fcntl_getfl(image.get())?.contains(OFlags::RDWR);
+    File::options().read(true).write(writable).open(link)
 }
 
 /// Size of a regular file or block device (which `stat` gives as 0).

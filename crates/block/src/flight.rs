@@ -6,7 +6,9 @@
 //! flight.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
@@ -17,15 +19,15 @@ use stage::Direction;
 use crate::cost;
 use crate::disks::Disks;
 use crate::dropper;
+use crate::left::{self, Left};
 use crate::limits::{MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
 use crate::state::PortState;
 
-/// How long the end of a queue waits for the disk before it gives its buffers up for lost. Kernels
-/// give a disk 30 s to answer, several times over.
-const SETTLE_LIMIT: Duration = Duration::from_secs(300);
+/// How often the disks of a queue that ended are looked at, besides when they ring.
+const SETTLE_LOOK: Duration = Duration::from_millis(100);
 
 /// What became of an attempt to give a request to the disk.
 #[derive(Debug)]
@@ -66,10 +68,11 @@ pub(crate) enum Next {
 
 /// The disk of a queue with the requests that it works on.
 pub(crate) struct Flight {
-    // Dropped before the buffers it uses.
-    pub disk: Disks,
+    /// Dropped before the buffers it uses, or with them when it is done: see [`crate::left`].
+    pub disk: ManuallyDrop<Disks>,
     pub slab: Slab,
     bounces: Bounces,
+    left: Arc<Left>,
     /// Operations with the disk.
     pub in_disk: usize,
     /// The disk works while the sidecore waits.
@@ -79,10 +82,12 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces) -> Self {
+    /// `left`: where the port counts what stays in its disks.
+    pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces, left: Arc<Left>) -> Self {
         let is_immediate = disk.event_fd().is_none();
-        let disk = Disks::new(disk);
-        Self { disk, slab, bounces, in_disk: 0, is_immediate, step_len_bytes: STEP_LEN_BYTES }
+        let disk = ManuallyDrop::new(Disks::new(disk));
+        let step_len_bytes = STEP_LEN_BYTES;
+        Self { disk, slab, bounces, left, in_disk: 0, is_immediate, step_len_bytes }
     }
 
     /// Steps are short while others wait for what is done within the call. `is_crowded`: others may.
@@ -92,12 +97,18 @@ impl Flight {
         self.step_len_bytes = if is_short { SHORT_STEP_LEN_BYTES } else { STEP_LEN_BYTES };
     }
 
+    /// Whether a request waits for a flush now.
+    #[inline]
+    pub fn is_flush(&self, slot: u16) -> bool {
+        self.slab.slots[usize::from(slot)].job.is_flush()
+    }
+
     /// Whether a request may go on without a charge.
     #[inline]
     pub fn is_paid(&self, slot: u16) -> bool {
         let job = &self.slab.slots[usize::from(slot)].job;
         let in_step = job.step_len > 0 && job.due == 0;
-        job.paid > 0 || in_step || job.flushing || job.work == Work::Flush
+        job.paid > 0 || in_step || job.is_flush()
     }
 
     /// Frees a slot, its bounce buffer and its hold on guest memory.
@@ -153,7 +164,7 @@ impl Flight {
     /// Gives the request's next operation to the disk.
     pub fn issue(&mut self, slot: u16, port: &PortState) -> Issue {
         let s = &mut self.slab.slots[usize::from(slot)];
-        if s.job.step_len == 0 && !s.job.flushing && s.job.work != Work::Flush {
+        if s.job.step_len == 0 && !s.job.is_flush() {
             if s.job.done == 0 && s.job.range_index == 0 {
                 s.job.bouncing = needs_bounce(s, port);
             }
@@ -178,7 +189,7 @@ impl Flight {
         };
         // SAFETY: list and buffers belong to the slot: guest memory held by its `ChainBuf`, a
         // bounce buffer it has taken, or the static zeroes. None is touched or freed while
-        // `in_disk` is set, and dropping a `Flight` waits for the disk first.
+        // `in_disk` is set, and a `Flight` that is dropped then lives on until the disk is done.
         match unsafe { self.disk.submit(u32::from(slot), op) } {
             Ok(()) => {
                 s.job.in_disk = true;
@@ -188,6 +199,23 @@ impl Flight {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.in_disk > 0 => Issue::Blocked,
             Err(e) => Issue::Failed(e.raw_os_error().unwrap_or(libc::EIO)),
         }
+    }
+
+    /// Bounce buffers that no request has.
+    #[cfg(test)]
+    pub fn free_bounces(&self) -> usize {
+        self.bounces.free_count()
+    }
+
+    /// The step in work is forgotten, to begin anew at some later time: its bounce buffer is for others
+    /// meanwhile.
+    pub fn rewind(&mut self, slot: u16) {
+        let s = &mut self.slab.slots[usize::from(slot)];
+        if let Some(bounce) = s.bounce.take() {
+            self.bounces.give(bounce);
+        }
+        (s.job.step_len, s.job.step_done, s.job.retries) = (0, 0, 0);
+        (s.job.paid, s.job.due) = (0, 0);
     }
 
     /// The slot of a finished operation; none for a token that is not with the disk.
@@ -219,7 +247,7 @@ impl Flight {
                 Recovery::Fail => return Next::Failed(errno),
             },
         };
-        if s.job.flushing || s.job.work == Work::Flush {
+        if s.job.is_flush() {
             return Next::Finished;
         }
         if let Err(errno) = move_on(s, moved, &mut self.bounces, port.demands.offset_align) {
@@ -274,13 +302,11 @@ impl Flight {
         pass
     }
 
-    /// Waits until the disk uses none of our buffers any more; false when it does not answer.
-    fn settle(&mut self) -> bool {
+    /// Waits until the disk uses none of our buffers any more, however long that takes.
+    pub fn settle(&mut self) {
         let mut done: Vec<DiskDone> = Vec::with_capacity(self.slab.slots.len());
-        let mut waited = Duration::ZERO;
-        let step = Duration::from_secs(1);
         self.disk.set_wakeups(true);
-        while self.in_disk > 0 && waited < SETTLE_LIMIT {
+        while self.in_disk > 0 {
             // An error here shows as a disk that never answers.
             let _ = self.disk.flush_submissions();
             done.clear();
@@ -289,21 +315,19 @@ impl Flight {
                 self.returned(d.token);
             }
             if done.is_empty() {
-                wait_for(&self.disk, step);
-                waited += step;
+                wait_for(&self.disk);
             }
         }
-        self.in_disk == 0
     }
 }
 
-/// Waits until the disk's event is readable, at most `limit`.
-fn wait_for(disk: &Disks, limit: Duration) {
-    let Some(fd) = disk.event_fd() else { return };
+/// Waits until the disk's event is readable; for a while at most, since former disks have none.
+fn wait_for(disk: &Disks) {
+    let Some(fd) = disk.event_fd() else { return std::thread::sleep(SETTLE_LOOK) };
     // SAFETY: the descriptor belongs to the disk, which is borrowed for the length of this call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: 0 };
+    let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(SETTLE_LOOK.subsec_nanos()) };
     // A signal or an error only makes the caller look again.
     let _ = rustix::event::poll(&mut fds, Some(&limit));
     // The event stays readable until read; looking again at once would spin.
@@ -312,13 +336,23 @@ fn wait_for(disk: &Disks, limit: Duration) {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if !self.settle() {
-            // The kernel may still write to these buffers: memory lost is better than memory
-            // reused (D3).
-            tracing::error!(in_disk = self.in_disk, "disk does not answer; its buffers are leaked");
-            std::mem::forget(std::mem::take(&mut self.slab.slots));
-            std::mem::forget(std::mem::replace(&mut self.bounces, Bounces::none()));
+        // SAFETY: taken here only, and not used afterwards.
+        let disk = unsafe { ManuallyDrop::take(&mut self.disk) };
+        if self.in_disk == 0 {
+            return;
         }
+        // The kernel may still write to these buffers. Nothing is asked of the disk here: this may be a
+        // sidecore, and a disk that has just panicked.
+        let rest = Self {
+            disk: ManuallyDrop::new(disk),
+            slab: self.slab.take(),
+            bounces: std::mem::replace(&mut self.bounces, Bounces::none()),
+            left: Arc::clone(&self.left),
+            in_disk: self.in_disk,
+            is_immediate: self.is_immediate,
+            step_len_bytes: self.step_len_bytes,
+        };
+        left::take_over(rest, Arc::clone(&self.left));
     }
 }
 

@@ -24,6 +24,17 @@
 //! switched off stays off until a driver switches it on: over resets and reconnects, and, through
 //! the session that the holder keeps, in the next daemon.
 //!
+//! A flush that failed stays failed, on all queues, until the image is opened anew: Linux marks pages
+//! that it could not write as clean, and the next flush would be a lie. Each ring has an opening of its
+//! own, since the kernel tells each of them once. A queue has one flush in its disk at a time, which all
+//! requests share that wait for one: see `engine/flushing.rs`.
+//!
+//! Requests that find no space wait for it in their slots, and the guest with them, unless the config
+//! says otherwise: see [`OnError`] and `engine/holding.rs`.
+//!
+//! A queue that ends with operations in its disk leaves them, with all that they use, to a thread that
+//! waits for them; the image stays locked so long: see `left.rs`.
+//!
 //! Files on tmpfs are the exception to one system call per batch: each operation is a call, which is
 //! cheaper there than the kernel thread that io_uring would use (see `resident.rs`).
 //!
@@ -80,6 +91,12 @@
 //! - One writer per image, or many readers, QEMU and its tools included: see `lock.rs`. What another
 //!   holder has locked is an error, never waited for.
 //! - 5 s for the requests of a killed daemon to end; then the queue does not start, and says so.
+//! - 5 s for requests that an ended queue of the same port left in the disk, likewise.
+//! - Held requests are tried again after 100 ms, then with pauses of up to 5 s, one at a time. Flushes, and
+//!   requests that a pipe answers, are never held. A held request takes a slot of its queue: with all
+//!   slots held nothing else is taken.
+//! - Errors that the host's page cache finds at a flush (NFS, btrfs, thin devices) are no space that can
+//!   be waited for: such images are best preallocated, or served with `direct`.
 //! - A request's time is known to within the rest of a round, and 1/32.
 //! - Only raw disks are read in place, and none with a stage that changes content. Stages that only
 //!   watch or refuse do not see what is read so, nor what a pipe writes.
@@ -105,6 +122,7 @@ mod file;
 mod flight;
 mod gate;
 mod latency;
+mod left;
 pub mod limits;
 mod lock;
 mod log;
@@ -122,11 +140,12 @@ mod slab;
 mod state;
 
 pub use backend::{Backend, Demands, ImageState};
-pub use config::{BackendConfig, BlockPortConfig, Topology};
+pub use config::{BackendConfig, BlockPortConfig, OnError, Topology};
 pub use device::{BlockPort, Image, NoPlaceholders, NotInPlace};
 pub use dropper::start as start_dropper;
 pub use error::BlockError;
 pub use gate::Gate;
+pub use left::left_in_disks;
 pub use metrics::{BlockStats, QueueSnapshot};
 pub use placed::{Placed, Placeholders, Way};
 pub use request::Refusal;

@@ -80,6 +80,14 @@ pub const MAX_BUFFERS: usize = 1 << 14;
 /// Times an operation is repeated after EINTR or EAGAIN before the guest gets an error.
 pub const MAX_RETRIES: u8 = 8;
 
+/// Nanoseconds from the first error of the storage to the next try of a held request. Each further
+/// pause is twice as long: a full file system is not freed faster than somebody notices.
+pub const HOLD_MIN_NS: u64 = 100_000_000;
+
+/// Most nanoseconds between two tries of held requests: how late a guest goes on at most when there is
+/// room again and nobody says so. A try every so often costs nothing.
+pub const HOLD_MAX_NS: u64 = 5_000_000_000;
+
 /// Bytes of a serial number (virtio 1.2, 5.2.6: VIRTIO_BLK_ID_BYTES).
 pub const SERIAL_LEN_BYTES: usize = 20;
 

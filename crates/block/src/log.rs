@@ -46,6 +46,43 @@ impl ErrorLog {
         }
     }
 
+    /// The first flush of an image failed: told in any case, and once.
+    pub fn flush_failed(port: &str, queue: Option<u16>, errno: i32) {
+        let error = io::Error::from_raw_os_error(errno);
+        tracing::error!(
+            port,
+            queue,
+            %error,
+            "a flush failed: what was written since the last good one may be lost; all flushes of the \
+             image fail until it is detached and attached again"
+        );
+    }
+
+    /// A request is held, the first one for now.
+    pub fn held(&mut self, port: &str, queue: u16, job: &Job, errno: i32) {
+        if let Some(left_out) = self.admit() {
+            let error = io::Error::from_raw_os_error(errno);
+            let offset = job.range.offset + job.done;
+            tracing::warn!(
+                port,
+                queue,
+                work = ?job.work,
+                offset,
+                %error,
+                left_out,
+                "disk I/O failed: requests are held, and go on when the storage does, or by \
+                 `millrace resume`"
+            );
+        }
+    }
+
+    /// Held requests go on.
+    pub fn resumed(&mut self, port: &str, queue: u16, requests: usize) {
+        if let Some(left_out) = self.admit() {
+            tracing::info!(port, queue, requests, left_out, "held disk requests go on");
+        }
+    }
+
     /// The disk cannot start anything.
     pub fn broken_disk(&mut self, port: &str, queue: u16, error: &io::Error) {
         if let Some(left_out) = self.admit() {

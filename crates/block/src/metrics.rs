@@ -42,6 +42,12 @@ pub struct BlockStats {
     pub io_errors: Counter,
     /// Of those, because there was no space.
     pub no_space: Counter,
+    /// Requests held now, until the storage takes them: see [`crate::OnError`].
+    pub held: Counter,
+    /// Times that a request was held.
+    pub held_total: Counter,
+    /// The errno for which one was held last; 0: none was.
+    pub held_errno: Counter,
     /// Requests refused, by [`Refusal`].
     pub refused: [Counter; Refusal::COUNT],
     /// Requests that a stage refused.

@@ -8,16 +8,18 @@
 //! [`Disk::flush_submissions`] answers with an enter. The ring rings an eventfd only while its owner
 //! sleeps.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base::counter::Counter;
 use base::event::Event;
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::fs::{Mode, OFlags};
 
 use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
@@ -32,6 +34,10 @@ const FILE: types::Fixed = types::Fixed(0);
 
 /// The place of the file that is only kept open ([`Disk::keep_open`]); empty at first.
 const KEPT: u32 = 1;
+
+/// The place of the opening that has the image's lock: the kernel closes it, and so unlocks the image of
+/// a killed daemon, when the ring's last request is done.
+const LOCKED: usize = 2;
 
 /// Operations that are handed over before the rest of their batch, to a device that has nothing to
 /// do. One that has is given half as many as it has: as busy as it can be, and in few calls.
@@ -56,6 +62,61 @@ pub struct RawBackend {
     /// On tmpfs or ramfs.
     resident: bool,
     gate: Option<Arc<Gate>>,
+    spare: Arc<Spare>,
+}
+
+/// Openings of the image that rings had for themselves. What the kernel has to tell one of them waits
+/// for the next ring that has it.
+pub(crate) type Spare = Mutex<Vec<File>>;
+
+/// A ring's own opening of the image.
+///
+/// The kernel tells each opening once that pages could not be written (errseq_t). Were one shared,
+/// another queue's flush could take the error, and this one's succeed and be answered first.
+pub(crate) struct Opening {
+    /// None: the image's own is shared.
+    file: Option<File>,
+    spare: Arc<Spare>,
+}
+
+impl Opening {
+    /// One that no ring has, or a new one.
+    pub(crate) fn take(spare: &Arc<Spare>, image: &Image) -> Self {
+        let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self { file: free.or_else(|| open_again(image)), spare: Arc::clone(spare) }
+    }
+
+    /// As [`Opening::take`], for those who know that it can be had: through the page cache, whatever
+    /// the image itself does.
+    pub(crate) fn take_buffered(spare: &Arc<Spare>, image: &Image) -> io::Result<Self> {
+        let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let file = free.map_or_else(|| file::open_buffered(image), Ok)?;
+        Ok(Self { file: Some(file), spare: Arc::clone(spare) })
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+        }
+    }
+}
+
+/// Opens an image once more, without a lock of its own. None for one that nobody writes, and where the
+/// system refuses it (no /proc, or the file is another user's by now): then the queues share an
+/// opening, and only the first failed flush of two at the same time is sure to be told.
+fn open_again(image: &Image) -> Option<File> {
+    let itself = format!("/proc/self/fd/{}", image.get().as_raw_fd());
+    let flags = rustix::fs::fcntl_getfl(image.get()).ok()?;
+    if flags & OFlags::ACCMODE == OFlags::RDONLY {
+        return None;
+    }
+    let flags = flags & (OFlags::ACCMODE | OFlags::DIRECT) | OFlags::CLOEXEC | OFlags::NOCTTY;
+    rustix::fs::open(itself, flags, Mode::empty())
+        .inspect_err(|e| tracing::warn!("queues of a disk share an opening of its image: {e}"))
+        .ok()
+        .map(File::from)
 }
 
 impl RawBackend {
@@ -129,9 +190,16 @@ impl RawBackend {
             len_bytes: Arc::default(),
             block_size: bytes,
             demands,
+            spare: Arc::default(),
         };
         this.resize(None)?;
         Ok(this)
+    }
+
+    /// Openings that no ring has.
+    #[cfg(test)]
+    pub(crate) fn spare_openings(&self) -> usize {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Its disks register guest memory of at most so much. Those on tmpfs do not: they have no ring.
@@ -151,7 +219,10 @@ impl Backend for RawBackend {
             let (file, len) = (Arc::clone(&self.file), Arc::clone(&self.len_bytes));
             return Ok(Box::new(ResidentDisk::new(file, len, depth)));
         }
-        let disk = RawDisk::new(Arc::clone(&self.file), Arc::clone(&self.len_bytes), depth)
+        let own = Opening::take(&self.spare, &self.file);
+        let len_bytes = Arc::clone(&self.len_bytes);
+        let disk = Event::new()
+            .and_then(|e| RawDisk::new(Arc::clone(&self.file), own, len_bytes, depth, Arc::new(e)))
             .map_err(BlockError::resource("making an io_uring"))?;
         Ok(Box::new(disk))
     }
@@ -201,9 +272,9 @@ impl Backend for RawBackend {
 pub(crate) struct RawDisk {
     ring: IoUring,
     event: Arc<Event>,
+    _own: Opening,
     /// Open (and locked) as long as any ring uses it.
     _file: Arc<Image>,
-    _locked: Option<Arc<Image>>,
     len_bytes: Arc<AtomicU64>,
     /// Operations taken and not reaped, at most `depth`: the completion ring cannot overflow.
     in_flight: u32,
@@ -212,29 +283,27 @@ pub(crate) struct RawDisk {
 }
 
 impl RawDisk {
-    fn new(file: Arc<Image>, len_bytes: Arc<AtomicU64>, depth: u16) -> io::Result<Self> {
-        Self::with_event(file, len_bytes, depth, Arc::new(Event::new()?), None)
-    }
-
-    /// A ring that rings an event which others ring, too. `locked`: another opening of the file, which
-    /// has the lock; the kernel keeps it until the last operation is over.
-    pub(crate) fn with_event(
+    /// A ring on an opening of its own of the image `file`, which has the lock: the kernel keeps both
+    /// until the last operation is over. It rings `event`, which others may ring, too.
+    pub(crate) fn new(
         file: Arc<Image>,
+        own: Opening,
         len_bytes: Arc<AtomicU64>,
         depth: u16,
         event: Arc<Event>,
-        locked: Option<Arc<Image>>,
     ) -> io::Result<Self> {
         let depth = u32::from(depth.max(1));
         let ring = build_ring(depth)?;
-        let lock = locked.as_ref().map_or(-1, |image| image.get().as_raw_fd());
-        ring.submitter().register_files(&[file.get().as_raw_fd(), -1, lock])?;
+        let mut files = [-1; LOCKED + 1];
+        files[LOCKED] = file.get().as_raw_fd();
+        files[FILE.0 as usize] = own.file.as_ref().unwrap_or(file.get()).as_raw_fd();
+        ring.submitter().register_files(&files)?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(Self {
             ring,
             event,
+            _own: own,
             _file: file,
-            _locked: locked,
             len_bytes,
             in_flight: 0,
             depth,
@@ -325,7 +394,7 @@ impl Disk for RawDisk {
         let entry = unsafe { single(op, &self.buffers) }.unwrap_or_else(|| entry(op));
         let entry = entry.user_data(u64::from(token));
         // SAFETY: list and buffers stay valid until the completion is reaped, says the caller; the
-        // file is registered with this ring and kept open by `self._file`.
+        // file is registered with this ring and kept open by it.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
         self.in_flight += 1;
@@ -417,7 +486,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         let mode = OpenMode { read_only: false, direct: false };
         let image = file::open_image(file.path(), mode).unwrap();
-        let mut disk = RawDisk::new(Arc::new(image), Arc::default(), 32).unwrap();
+        let own = Opening::take(&Arc::default(), &image);
+        let event = Arc::new(Event::new().unwrap());
+        let mut disk = RawDisk::new(Arc::new(image), own, Arc::default(), 32, event).unwrap();
         let mut handed_over = Vec::new();
         for n in 0..32 {
             // SAFETY: a flush has no buffers.

@@ -77,6 +77,11 @@ impl Job {
         self.work == Work::Discard || (self.work == Work::WriteZeroes && !self.by_writing)
     }
 
+    /// What it waits for now is a flush.
+    pub fn is_flush(&self) -> bool {
+        self.flushing || self.work == Work::Flush
+    }
+
     /// A request of one range (or none).
     pub fn new(work: Work, range: Range) -> Self {
         Self {
@@ -155,6 +160,11 @@ impl Slab {
         }
     }
 
+    /// All of it, which leaves nothing.
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::new(0))
+    }
+
     /// Requests in flight.
     pub fn taken(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -185,6 +195,12 @@ impl Bounces {
     /// No buffers.
     pub fn none() -> Self {
         Self { pages: Box::default(), free: Vec::new() }
+    }
+
+    /// How many nobody has.
+    #[cfg(test)]
+    pub fn free_count(&self) -> usize {
+        self.free.len()
     }
 
     /// A free buffer.

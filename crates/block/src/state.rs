@@ -1,13 +1,15 @@
 //! What all queues of a port share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sidecore::VmId;
 use stage::{BlockStage, Direction, Verdict};
 
 use crate::backend::Demands;
+use crate::config::OnError;
 use crate::gate::Gate;
+use crate::left::Left;
 use crate::request::Geometry;
 use crate::slab::Serial;
 
@@ -30,6 +32,12 @@ pub(crate) struct PortState {
     /// so this lock is never waited for; ports without stages never take it.
     pub stages: Mutex<Vec<Box<dyn BlockStage>>>,
     pub has_stages: bool,
+    /// What becomes of requests that the storage fails.
+    pub on_error: OnError,
+    /// The errno of the first flush that failed; 0: none did. See [`PortState::flush_failure`].
+    pub flush_errno: AtomicI32,
+    /// What queues that ended left in the disk.
+    pub left: Arc<Left>,
 }
 
 impl PortState {
@@ -40,6 +48,26 @@ impl PortState {
             read_only: self.read_only,
             discard: self.discard,
         }
+    }
+
+    /// Why no flush of the image succeeds any more, if one failed.
+    ///
+    /// Linux marks pages that it could not write as clean: a later fsync(2) has nothing left to write,
+    /// and returns 0. So one failure holds for all queues until the image is opened anew.
+    #[inline]
+    pub fn flush_failure(&self) -> Option<i32> {
+        // The driver that knows of a failure by a queue's answer is answered by every queue so: ring
+        // and flag are written in this order.
+        match self.flush_errno.load(Ordering::Relaxed) {
+            0 => None,
+            errno => Some(errno),
+        }
+    }
+
+    /// A flush failed. True for the first one.
+    pub fn fail_flushes(&self, errno: i32) -> bool {
+        let errno = if errno == 0 { libc::EIO } else { errno };
+        self.flush_errno.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Shows `data` to all stages; false when one refuses it.

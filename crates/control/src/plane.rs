@@ -75,8 +75,11 @@ pub trait Plane: Send + Sync + 'static {
     /// Makes a port and serves it. `body` is as in [`crate::config::Config::attach`].
     fn attach(&self, vm: &str, body: &Json) -> Result<PortStatus, PlaneError>;
 
-    /// Stops a port, and drops it.
-    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError>;
+    /// Stops a port, and drops it. It waits for requests in its disk for a bounded time only.
+    fn detach(&self, vm: &str, port: &str) -> Result<Detached, PlaneError>;
+
+    /// Has the requests of a disk go on that wait for their storage. Returns how many.
+    fn resume(&self, vm: &str, port: &str) -> Result<usize, PlaneError>;
 
     /// Takes over a disk's new size: that of the file, or `len_bytes` where there is none. Returns
     /// the size in bytes.
@@ -129,6 +132,14 @@ pub enum PlaneError {
     /// Something of the daemon is gone.
     #[error("{0}")]
     Failed(String),
+}
+
+/// A port is detached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Detached {
+    /// Requests that its disk has not answered: the image stays locked until they are over. The memory
+    /// of its VM may still be written by those that read.
+    pub requests_in_disk: usize,
 }
 
 /// Answer of `GET /v1/status`.
@@ -334,7 +345,8 @@ impl PortKind {
 pub enum Health {
     /// It does.
     Ok,
-    /// The guest or the VMM broke a rule; it works again after a reset of the device.
+    /// The guest or the VMM broke a rule: it works again after a reset of the device. Or its storage
+    /// failed: see [`DiskStatus::io_status`].
     Broken,
 }
 
@@ -406,6 +418,18 @@ pub struct NetStatus {
     pub link: bool,
 }
 
+/// How a disk's storage does, with QEMU's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoStatus {
+    /// Well.
+    Ok,
+    /// Requests wait for space.
+    Nospace,
+    /// Requests wait after another error, or a flush failed.
+    Failed,
+}
+
 /// What only a disk has.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskStatus {
@@ -420,6 +444,10 @@ pub struct DiskStatus {
     pub block_size: u32,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// How its storage does.
+    pub io_status: IoStatus,
+    /// Requests that wait for the storage, see [`crate::config::OnError`].
+    pub held_requests: u64,
     /// How long requests took since the start; left out for a disk that was not started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencyStatus>,

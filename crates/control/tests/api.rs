@@ -212,6 +212,10 @@ fn disks_are_resized_and_cables_pulled() {
     let error = expect(&served, ("POST", path, Some(json!({"sise": 1}))), (400, "Error"));
     assert_eq!(error["field"], "sise");
 
+    let path = "/v1/vms/web/disks/root/resume";
+    assert_eq!(expect(&served, ("POST", path, None), (200, "Resumed")), json!({"resumed": 2}));
+    expect(&served, ("POST", "/v1/vms/web/disks/x/resume", None), (404, "Error"));
+
     let path = "/v1/vms/web/nets/net0/link";
     expect(&served, ("PUT", path, Some(json!({"up": false}))), (200, "Link"));
     expect(&served, ("PUT", path, Some(json!({"up": 1}))), (400, "Error"));

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use control::config::{
-    AttachBody, BindMode, BlockSize, Config, DiskFormat, HolderConfig, PauseKind, PipesConfig,
-    Placement, Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
+    AttachBody, BindMode, BlockSize, Config, DiskFormat, HolderConfig, OnError, PauseKind,
+    PipesConfig, Placement, Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
 };
 use problems::errors;
 
@@ -321,6 +321,18 @@ fn ports_have_defaults() {
     assert_eq!(net.endpoint.mode, SocketMode::Listen);
     assert_eq!(disk.format, DiskFormat::Memory { len_bytes: 1 << 20 });
     assert_eq!((disk.block_size, disk.endpoint.mode), (BlockSize::Bytes(512), SocketMode::Dial));
+    assert_eq!(disk.on_error, OnError::Enospc);
+    for (word, on_error) in
+        [("enospc", OnError::Enospc), ("hold", OnError::Hold), ("report", OnError::Report)]
+    {
+        let text = format!("{text}on_error='{word}'\n");
+        let config = parse(Path::new("m.toml"), &text).unwrap();
+        assert_eq!(config.vms[0].disks[0].on_error, on_error);
+        assert_eq!(serde_json::to_value(on_error).unwrap(), word);
+    }
+    let error = parse(Path::new("m.toml"), &format!("{text}on_error='stop'\n")).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("on_error") && error.contains("\"stop\" is unknown"), "{error}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use base::clock::{Clock, MonotonicClock};
 use clap::{Args, Parser, ValueEnum};
 use control::config::{
-    BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode, UplinkConfig,
+    BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, OnError, SocketMode, UplinkConfig,
 };
 use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
@@ -166,6 +166,7 @@ pub fn run_blk(args: &Blk) -> u8 {
         block_size: BlockSize::Bytes(512),
         serial: args.serial.clone(),
         writeback: true,
+        on_error: OnError::default(),
         packed: true,
         endpoint: no_endpoint(),
     };

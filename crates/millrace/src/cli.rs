@@ -49,6 +49,8 @@ pub enum Command {
     Detach(Named),
     /// Take over a disk's new size
     Resize(Resize),
+    /// Have requests of a disk go on that wait for its storage
+    Resume(Named),
     /// Plug a network port's cable in or out
     Link(Link),
     /// Change what a VM is granted of the host's I/O

@@ -151,7 +151,27 @@ fn body_text(argument: &str) -> anyhow::Result<String> {
 /// `detach`.
 pub fn detach(args: &Named) -> Done {
     let answer = ask(&args.socket, "DELETE", &port_path(args, "ports"), None)?;
-    Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    if let Some(requests) = answer.json()["requests_in_disk"].as_u64() {
+        eprintln!(
+            "millrace: detached; {requests} requests are still in the disk, and the image stays locked \
+             until they are over"
+        );
+    }
+    Ok(exit::OK)
+}
+
+/// `resume`.
+pub fn resume(args: &Named) -> Done {
+    let path = format!("{}/resume", port_path(args, "disks"));
+    let answer = ask(&args.socket, "POST", &path, None)?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    print_line(&format!("{} requests", answer.json()["resumed"]))?;
+    Ok(exit::OK)
 }
 
 /// `resize`.

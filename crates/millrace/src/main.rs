@@ -62,6 +62,7 @@ fn run(cli: Cli) -> u8 {
         Command::Attach(args) => commands::attach(&args),
         Command::Detach(args) => commands::detach(&args),
         Command::Resize(args) => commands::resize(&args),
+        Command::Resume(args) => commands::resume(&args),
         Command::Link(args) => commands::link(&args),
         Command::Vm(command) => commands::vm(&command),
         Command::Metrics(args) => commands::metrics(&args),

@@ -134,6 +134,13 @@ pub trait Device: Send + Sync {
     /// Where to report config changes; none when the front end is gone.
     fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>);
 
+    /// The session is about to stop all queues for good, and to reset the device. `is_taken_again`:
+    /// whoever serves the front end next takes again what the inflight region says is in flight, so
+    /// requests that cannot be done now need not be answered.
+    fn session_ends(&self, is_taken_again: bool) {
+        let _ = is_taken_again;
+    }
+
     /// All queues stopped and dropped, features forgotten.
     fn reset(&self);
 

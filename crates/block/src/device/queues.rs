@@ -1,14 +1,15 @@
 //! What a queue is started with, what it moves to, and its end.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use base::io::Disk;
 use queue::inflight::InflightRegion;
 use queue::{GuestMemory, Vring};
-use sidecore::WorkerRef;
+use sidecore::{Watcher, WorkerRef};
 use vhost_user::DeviceError;
 
 use super::BlockPort;
@@ -20,6 +21,15 @@ use crate::registered;
 
 /// How often the end of a queue says that it still waits for its disk.
 const DRAIN_REPORT: Duration = Duration::from_secs(10);
+
+/// The end of a port's queues.
+#[derive(Default)]
+pub(super) struct Ending {
+    /// Until when disks are waited for; none: for ever.
+    by: Option<Instant>,
+    /// Queues that wait for their disks now.
+    waiting: Vec<(usize, WorkerRef<Engine>)>,
+}
 
 impl BlockPort {
     /// The claim on the inflight region that a queue starts with; all queues of a session share it.
@@ -97,34 +107,104 @@ impl BlockPort {
         Ok(Some(disk))
     }
 
-    /// Waits for the requests in flight, then takes the worker off its sidecore.
+    /// Waits for the requests in flight, then takes the worker off its sidecore. After
+    /// [`BlockPort::give_up_after`] what is in the disk is left there at last, which is an error.
     pub(super) fn take_off(
         &self,
         index: usize,
         worker: &WorkerRef<Engine>,
     ) -> Result<Vring, DeviceError> {
-        let (notice, drained) = mpsc::channel();
-        worker.call(move |engine, _| engine.drain(notice)).map_err(DeviceError::failed)?;
-        loop {
-            match drained.recv_timeout(DRAIN_REPORT) {
-                Ok(()) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    tracing::warn!(port = %self.name, queue = index, "waiting for the disk");
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(DeviceError::Failed(format!(
-                        "disk {}: queue {index} went with its sidecore",
-                        self.name
-                    )));
-                }
-            }
-        }
+        self.ending().waiting.push((index, worker.clone()));
+        let left = self.drain(index, worker);
+        self.ending().waiting.retain(|(other, _)| *other != index);
+        let left = left?;
         worker
             .call(|engine, watcher| engine.watched().into_iter().for_each(|fd| watcher.unwatch(fd)))
             .map_err(DeviceError::failed)?;
         let vring = worker.remove().map_err(DeviceError::failed)?.into_vring();
+        if left > 0 {
+            return Err(DeviceError::Failed(format!(
+                "disk {}: queue {index} ended, and the disk does not answer; requests left in the disk: \
+                 {left}",
+                self.name
+            )));
+        }
         // Whoever comes next finds the image unlocked.
         dropper::wait();
         Ok(vring)
+    }
+
+    /// Has a queue end its requests. Returns how many are left in the disk, see
+    /// [`BlockPort::give_up_after`].
+    fn drain(&self, index: usize, worker: &WorkerRef<Engine>) -> Result<usize, DeviceError> {
+        let (notice, woken) = mpsc::channel();
+        let stays_inflight = self.is_taken_again.load(Ordering::Relaxed);
+        worker
+            .call(move |engine, _| engine.drain(notice, stays_inflight))
+            .map_err(DeviceError::failed)?;
+        loop {
+            let by = self.ending().by;
+            let until = |by: Instant| by.saturating_duration_since(Instant::now());
+            let event = woken.recv_timeout(by.map_or(DRAIN_REPORT, until).min(DRAIN_REPORT));
+            if event == Err(RecvTimeoutError::Disconnected) {
+                return Err(DeviceError::Failed(format!(
+                    "disk {}: queue {index} went with its sidecore",
+                    self.name
+                )));
+            }
+            let rest = |engine: &mut Engine, _: &Watcher<'_>| {
+                (engine.flight.slab.taken(), engine.flight.in_disk)
+            };
+            let (taken, in_disk) = worker.call(rest).map_err(DeviceError::failed)?;
+            if taken == 0 || (in_disk > 0 && by.is_some_and(|by| until(by).is_zero())) {
+                return Ok(in_disk);
+            }
+            if event.is_err() {
+                tracing::warn!(port = %self.name, queue = index, in_disk, "waiting for the disk");
+            }
+        }
+    }
+
+    /// The port is to end soon: its queues wait so long at most for their disks. What is in them then
+    /// stays there, with the image locked: see [`BlockPort::left_in_disk`]. Requests that a pipe has
+    /// are waited for in any case.
+    pub fn give_up_after(&self, limit: Duration) {
+        let waiting = {
+            let mut ending = self.ending();
+            ending.by = Some(Instant::now() + limit);
+            ending.waiting.clone()
+        };
+        for (_, worker) in waiting {
+            // One that has ended needs no word.
+            let _ = worker.call(|engine, _| engine.remind());
+        }
+    }
+
+    /// Operations that queues which ended left in the disk, and that are not over yet.
+    pub fn left_in_disk(&self) -> usize {
+        self.state.left.wait(Duration::ZERO)
+    }
+
+    /// As [`BlockPort::left_in_disk`], to be waited for.
+    #[cfg(test)]
+    pub(crate) fn left(&self) -> Arc<crate::left::Left> {
+        Arc::clone(&self.state.left)
+    }
+
+    fn ending(&self) -> MutexGuard<'_, Ending> {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue may start only when nothing of an earlier one of this port is in the disk: it takes the
+    /// same requests again.
+    pub(super) fn check_nothing_left(&self) -> Result<(), DeviceError> {
+        match self.state.left.wait(claim::LIMIT) {
+            0 => Ok(()),
+            left => Err(DeviceError::Failed(format!(
+                "disk {}: after {:?} requests of a queue that ended are still in the disk: {left}",
+                self.name,
+                claim::LIMIT
+            ))),
+        }
     }
 }

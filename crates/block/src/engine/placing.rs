@@ -158,7 +158,10 @@ impl Engine {
             placing.parked -= 1;
         }
         if let Some(errno) = errno {
-            return self.fail(slot, errno);
+            return self.report(slot, errno);
+        }
+        if self.is_lost(slot) {
+            return self.fail_lost(slot);
         }
         self.stats.placed.add(1);
         if !synced && !self.port.writeback.load(Ordering::Relaxed) {

@@ -124,8 +124,17 @@ impl Engine {
                 issued += 1;
                 continue;
             }
+            let is_flush = self.flight.is_flush(slot);
+            if is_flush && self.joins_flush(slot) {
+                self.flight.slab.ready.pop_front();
+                issued += 1;
+                continue;
+            }
             match self.flight.issue(slot, &self.port) {
                 Issue::Sent(sent) => {
+                    if is_flush {
+                        self.flushes.lead(slot);
+                    }
                     *budget = budget.saturating_sub(sent.bytes);
                     due.bytes += sent.due;
                     self.stats.disk_ops.add(1);
@@ -135,6 +144,7 @@ impl Engine {
                     self.stats.stage_refused.add(1);
                     self.finish(slot, Status::IoErr);
                 }
+                Issue::Failed(errno) if is_flush => self.flushed(slot, Some(errno)),
                 Issue::Failed(errno) => self.fail(slot, errno),
             }
             self.flight.slab.ready.pop_front();

@@ -11,7 +11,8 @@ impl Worker for Engine {
         self.log.now_ns = now_ns;
         self.finished.record(now_ns, &self.stats.latency_ns);
         self.waits = false;
-        let mut work = self.spend(now_ns, ledger);
+        let tried = if self.holding.count() > 0 { self.retry_held(now_ns) } else { 0 };
+        let mut work = tried + self.spend(now_ns, ledger);
         work += self.collect();
         if work > 0 {
             self.publish();
@@ -22,6 +23,25 @@ impl Worker for Engine {
 
     fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         self.log.now_ns = now_ns;
+        let arm = self.until_next(now_ns, ledger);
+        self.holding.bound(arm)
+    }
+
+    fn disarm(&mut self) {
+        self.set_wakeups(false);
+        self.vring.disarm();
+    }
+
+    fn fired(&mut self, fd: RawFd) {
+        if self.vring.kick_fd() == Some(fd) {
+            self.vring.kicked();
+        }
+    }
+}
+
+impl Engine {
+    /// How long the queue may sleep, but for what it holds.
+    fn until_next(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         self.set_wakeups(true);
         // What finished before the disk was told to ring.
         if self.collect() > 0 {
@@ -59,16 +79,5 @@ impl Worker for Engine {
         // The slack may have ended since the poll, which left completions to a later one.
         self.vring.notify();
         if self.vring.arm() { Arm::Busy } else { Arm::Idle }
-    }
-
-    fn disarm(&mut self) {
-        self.set_wakeups(false);
-        self.vring.disarm();
-    }
-
-    fn fired(&mut self, fd: RawFd) {
-        if self.vring.kick_fd() == Some(fd) {
-            self.vring.kicked();
-        }
     }
 }

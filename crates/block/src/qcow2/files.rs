@@ -8,17 +8,37 @@ use base::event::Event;
 use base::io::Disk;
 
 use crate::file::{self, Image};
-use crate::raw::RawDisk;
+use crate::raw::{Opening, RawDisk, Spare};
 use crate::resident::ResidentDisk;
 
 /// An open file of a chain, and how it is used.
 #[derive(Debug, Clone)]
 pub(super) struct OpenFile {
-    /// What operations are done on.
-    pub file: Arc<Image>,
-    /// What has the lock, where that is another opening of the same file: its lock ends with the last
-    /// operation.
-    pub locked: Option<Arc<Image>>,
+    /// Has the lock.
+    image: Arc<Image>,
+    /// For entries of a map: through the page cache, even where the image passes by it.
+    is_buffered: bool,
+    /// Openings of rings that are gone.
+    spare: Arc<Spare>,
+}
+
+impl OpenFile {
+    pub fn new(image: Arc<Image>, is_buffered: bool) -> Self {
+        Self { image, is_buffered, spare: Arc::default() }
+    }
+
+    /// A disk of one queue.
+    fn open(&self, event: &Arc<Event>, depth: u16) -> io::Result<Box<dyn Disk>> {
+        let image = Arc::clone(&self.image);
+        if file::is_resident(image.get()) {
+            return Ok(Box::new(ResidentDisk::new(image, Arc::default(), depth)));
+        }
+        let own = match self.is_buffered {
+            true => Opening::take_buffered(&self.spare, &image)?,
+            false => Opening::take(&self.spare, &image),
+        };
+        Ok(Box::new(RawDisk::new(image, own, Arc::default(), depth, Arc::clone(event))?))
+    }
 }
 
 /// Which file is for what.
@@ -44,21 +64,8 @@ pub(super) struct Files {
 impl Files {
     /// Disks for `depth` operations each, which ring `event`.
     pub fn open(layout: Arc<Layout>, event: &Arc<Event>, depth: u16) -> io::Result<Self> {
-        let open = |open: &OpenFile| -> io::Result<Box<dyn Disk>> {
-            if file::is_resident(open.file.get()) {
-                let disk = ResidentDisk::new(Arc::clone(&open.file), Arc::default(), depth);
-                return Ok(Box::new(disk));
-            }
-            let disk = RawDisk::with_event(
-                Arc::clone(&open.file),
-                Arc::default(),
-                depth,
-                Arc::clone(event),
-                open.locked.clone(),
-            )?;
-            Ok(Box::new(disk))
-        };
-        Ok(Self { disks: layout.files.iter().map(open).collect::<io::Result<_>>()?, layout })
+        let disks = layout.files.iter().map(|file| file.open(event, depth));
+        Ok(Self { disks: disks.collect::<io::Result<_>>()?, layout })
     }
 
     pub fn count(&self) -> usize {

@@ -5,8 +5,8 @@
 //! not of backing files; a backing file must lie in the configured directory, reached without any
 //! symbolic link; a data file is the one that the config names, whatever the image says.
 
-use std::fs::{self, File};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -93,23 +93,11 @@ fn open_data_file(path: &Path, mode: OpenMode) -> Result<Arc<Image>, BlockError>
     file::open_image(path, mode).map(Arc::new)
 }
 
-/// Another opening of an image's file, through the page cache.
-fn buffered(image: &Image, path: &Path) -> Result<File, BlockError> {
-    let link = format!("/proc/self/fd/{}", image.get().as_raw_fd());
-    let writable = rustix::fs::fcntl_getfl(image.get())
-        .map_err(|e| BlockError::file("cannot get the flags of", path)(e.into()))?
-        .contains(OFlags::RDWR);
-    File::options()
-        .read(true)
-        .write(writable)
-        .open(link)
-        .map_err(BlockError::file("cannot open again, for its map,", path))
-}
-
 /// The map's view of an open image; the lock stays with ours.
 fn store_of(image: &Image, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
-    let store = FileStore::new(buffered(image, path)?);
-    Ok(Arc::new(store.map_err(BlockError::file("cannot use", path))?))
+    let again = file::open_buffered(image)
+        .map_err(BlockError::file("cannot open again, for its map,", path))?;
+    Ok(Arc::new(FileStore::new(again).map_err(BlockError::file("cannot use", path))?))
 }
 
 /// Where backing files may be.
@@ -222,15 +210,12 @@ impl Opening {
                 demands.offset_align = demands.offset_align.max(offset);
             }
             layers.push(files.len());
-            files.push(OpenFile { file: Arc::clone(image), locked: None });
+            files.push(OpenFile::new(Arc::clone(image), false));
         }
         let mut map = 0;
         if direct || data.is_some() {
-            let own = &self.images[0];
-            let again = buffered(own, Path::new("the image"))?;
             map = files.len();
-            let file = Arc::new(Image::unlocked(again));
-            files.push(OpenFile { file, locked: Some(Arc::clone(own)) });
+            files.push(OpenFile::new(Arc::clone(&self.images[0]), true));
         }
         let synced = if data.is_some() { vec![0, map] } else { vec![0] };
         let align = u64::from(demands.mem_align.max(demands.offset_align));

@@ -6,7 +6,7 @@ pub(crate) mod places;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 
 use base::io::Disk;
 use queue::testing::{ModelDriver, ModelOptions};
@@ -15,6 +15,7 @@ use sidecore::{Ledger, VmId, Worker};
 use stage::BlockStage;
 
 use crate::backend::{Backend, Demands};
+use crate::config::OnError;
 use crate::engine::Engine;
 use crate::gate::Gate;
 use crate::metrics::BlockStats;
@@ -33,6 +34,7 @@ pub(crate) struct RigOptions {
     pub stages: Vec<Box<dyn BlockStage>>,
     pub vm: VmId,
     pub gate: Option<Arc<Gate>>,
+    pub on_error: OnError,
 }
 
 impl Default for RigOptions {
@@ -45,6 +47,7 @@ impl Default for RigOptions {
             stages: Vec::new(),
             vm: VmId::NONE,
             gate: None,
+            on_error: OnError::Report,
         }
     }
 }
@@ -73,10 +76,16 @@ impl Rig {
     }
 
     pub fn sized(layout: Layout, size: u16, disk: Box<dyn Disk>, options: RigOptions) -> Self {
+        let port = state(disk.len_bytes(), options);
+        Self::of_port(layout, size, disk, port)
+    }
+
+    /// One queue of a port, with a driver and a memory of its own.
+    pub fn of_port(layout: Layout, size: u16, disk: Box<dyn Disk>, port: Arc<PortState>) -> Self {
         let model = ModelOptions { event_idx: true, mem_bytes: 256 << 20, ..Default::default() };
         let driver = ModelDriver::with_options(layout, size, model);
         let stats = Arc::new(BlockStats::default());
-        let engine = engine(driver.vring(0), disk, options, Arc::clone(&stats));
+        let engine = Engine::new(driver.vring(0), port, Arc::clone(&stats), disk).unwrap();
         Self { driver, engine, ledger: Ledger::default(), stats }
     }
 
@@ -180,16 +189,12 @@ impl Rig {
     }
 }
 
-fn engine(
-    vring: Vring,
-    disk: Box<dyn Disk>,
-    options: RigOptions,
-    stats: Arc<BlockStats>,
-) -> Engine {
-    let port = Arc::new(PortState {
+/// The port of an engine without one.
+pub(crate) fn state(len_bytes: u64, options: RigOptions) -> Arc<PortState> {
+    Arc::new(PortState {
         vm: options.vm,
         gate: options.gate,
-        len_bytes: AtomicU64::new(disk.len_bytes()),
+        len_bytes: AtomicU64::new(len_bytes),
         writeback: AtomicBool::new(options.writeback),
         read_only: options.read_only,
         discard: options.stages.is_empty() && !options.read_only,
@@ -198,7 +203,19 @@ fn engine(
         demands: options.demands,
         has_stages: !options.stages.is_empty(),
         stages: options.stages.into(),
-    });
+        on_error: options.on_error,
+        flush_errno: AtomicI32::new(0),
+        left: Arc::default(),
+    })
+}
+
+fn engine(
+    vring: Vring,
+    disk: Box<dyn Disk>,
+    options: RigOptions,
+    stats: Arc<BlockStats>,
+) -> Engine {
+    let port = state(disk.len_bytes(), options);
     Engine::new(vring, port, stats, disk).unwrap()
 }
 

@@ -17,6 +17,9 @@ pub(crate) struct State {
     pub cache: Vec<u8>,
     /// What a power cut leaves.
     pub durable: Vec<u8>,
+    /// Ranges that are in the cache only. As Linux does with pages that it could not write, a flush
+    /// that fails forgets them: the next one finds nothing to do.
+    dirty: Vec<(usize, usize)>,
     /// Operations that were started and are held.
     pub held: Vec<(u32, DiskOp)>,
     /// Results for the next operations to finish, before anything else.
@@ -25,10 +28,14 @@ pub(crate) struct State {
     pub log: Vec<(&'static str, u64, u64)>,
     /// Hold operations until [`ModelDisk::finish_one`].
     pub hold: bool,
+    /// The next end of it that is opened panics when it is looked at.
+    pub panics: bool,
+    /// Reads and what writes fail so; with [`libc::ENOSPC`] and [`libc::EDQUOT`] only what writes.
+    pub full: Option<i32>,
+    /// What the back end's own sync gives.
+    pub sync_error: Option<i32>,
     /// Move only part of what is asked, in multiples of 512 bytes.
     pub short: Option<Seeded>,
-    /// Finish what is held at this many more starts from now.
-    pub let_go_after: Option<u32>,
     /// The engine let go of the disk while operations were held.
     pub abandoned: bool,
     done: Vec<DiskDone>,
@@ -62,6 +69,16 @@ impl ModelDisk {
         state.finish(token, op);
     }
 
+    /// Ends of it that engines have.
+    pub fn ends(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
+
+    /// Has the next one to look find this result.
+    pub fn give_back(&self, done: DiskDone) {
+        self.state().done.push(done);
+    }
+
     /// Stops holding, and finishes what is held.
     pub fn let_go(&self) {
         self.state().hold = false;
@@ -74,14 +91,28 @@ impl ModelDisk {
 impl State {
     fn finish(&mut self, token: u32, op: DiskOp) {
         let result = match self.script.pop_front() {
-            Some(Err(errno)) => Err(errno),
+            Some(Err(errno)) => {
+                if matches!(op, DiskOp::Flush) && errno != libc::EINTR && errno != libc::EAGAIN {
+                    self.dirty.clear();
+                }
+                Err(errno)
+            }
             Some(Ok(limit)) => Ok(self.perform(op, Some(limit))),
+            None if self.is_full_for(op) => Err(self.full.unwrap_or(0)),
             None => {
                 let limit = self.short_limit(op);
                 Ok(self.perform(op, limit))
             }
         };
         self.done.push(DiskDone { token, result });
+    }
+
+    fn is_full_for(&self, op: DiskOp) -> bool {
+        match op {
+            DiskOp::Flush => false,
+            DiskOp::Read { .. } => !matches!(self.full, None | Some(libc::ENOSPC | libc::EDQUOT)),
+            _ => self.full.is_some(),
+        }
     }
 
     fn short_limit(&mut self, op: DiskOp) -> Option<u32> {
@@ -112,15 +143,19 @@ impl State {
                 // SAFETY: as above.
                 unsafe { gather(bufs, count, data.as_mut_ptr()) };
                 self.cache[offset as usize..][..n].copy_from_slice(&data[..n]);
+                self.dirty.push((offset as usize, n));
                 n as u32
             }
             DiskOp::Flush => {
-                self.durable.clone_from(&self.cache);
+                for (offset, len) in self.dirty.drain(..) {
+                    self.durable[offset..][..len].copy_from_slice(&self.cache[offset..][..len]);
+                }
                 0
             }
             DiskOp::Discard { .. } => 0,
             DiskOp::WriteZeroes { offset, len_bytes, .. } => {
                 self.cache[offset as usize..][..len_bytes as usize].fill(0);
+                self.dirty.push((offset as usize, len_bytes as usize));
                 0
             }
         }
@@ -156,11 +191,6 @@ impl Disk for EngineSide {
     }
 
     fn flush_submissions(&mut self) -> io::Result<()> {
-        let left = self.0.state().let_go_after;
-        self.0.state().let_go_after = left.and_then(|n| n.checked_sub(1));
-        if left == Some(0) {
-            self.0.let_go();
-        }
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What guests, files and disks may try (ABUSE.md).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use queue::{GuestMemory, Layout};
 use sidecore::Worker;
@@ -240,18 +241,24 @@ fn abuse_D3_memory_removed_under_a_request_stays_mapped_until_it_is_done() {
 }
 
 #[test]
-fn abuse_D3_an_engine_dropped_with_requests_in_flight_waits_for_the_disk() {
+fn abuse_D3_an_engine_dropped_with_requests_in_flight_leaves_them_their_buffers() {
     let disk = ModelDisk::new(LEN);
     disk.state().hold = true;
     let mut rig = Rig::with_disk(Layout::Split, disk.boxed(), RigOptions::default());
     rig.ask(kind::IN, 0, 4096);
     rig.engine.poll(0, &mut rig.ledger);
     assert_eq!(rig.engine.flight.in_disk, 1);
-    // The disk answers only while somebody waits for it.
-    disk.state().let_go_after = Some(3);
-    drop(rig.engine);
+    let port = rig.engine.port_state();
+    let table = Arc::downgrade(&rig.driver.memory());
+    drop((rig.engine, rig.driver));
+    // It waits for nothing, and lets go of nothing.
+    assert_eq!(port.left.wait(Duration::ZERO), 1);
+    assert_eq!((disk.ends(), table.strong_count()), (1, 1));
+    disk.let_go();
+    assert_eq!(port.left.wait(Duration::from_secs(60)), 0);
     assert!(!disk.state().abandoned, "buffers were freed under the disk");
-    assert!(disk.state().held.is_empty());
+    dropper::wait();
+    assert_eq!((disk.ends(), table.strong_count()), (0, 0));
 }
 
 proptest::proptest! {

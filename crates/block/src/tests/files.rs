@@ -94,10 +94,10 @@ fn a_raw_disk_follows_its_file_and_does_not_change_it() {
 }
 
 /// Mounts a tmpfs of 1 MiB, where this user may.
-struct SmallDisk(tempfile::TempDir);
+pub(super) struct SmallDisk(pub(super) tempfile::TempDir);
 
 impl SmallDisk {
-    fn mount() -> Option<Self> {
+    pub(super) fn mount() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let done = Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=1m", "millrace-test"])

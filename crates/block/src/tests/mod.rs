@@ -6,9 +6,14 @@ mod allocations;
 #[allow(non_snake_case)]
 mod claims;
 mod credits;
+#[allow(non_snake_case)]
+mod detach;
 mod durability;
 #[allow(non_snake_case)]
 mod files;
+#[allow(non_snake_case)]
+mod flushes;
+mod holding;
 #[allow(non_snake_case)]
 mod in_place;
 mod latency;

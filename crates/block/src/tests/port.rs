@@ -172,8 +172,10 @@ impl Backend for Held {
         Ok(1 << 20)
     }
     fn sync(&self) -> Result<(), BlockError> {
-        self.0.state().log.push(("sync", 0, 0));
-        Ok(())
+        let mut state = self.0.state();
+        state.log.push(("sync", 0, 0));
+        let error = state.sync_error.map(std::io::Error::from_raw_os_error);
+        error.map_or(Ok(()), |e| Err(BlockError::resource("syncing")(e)))
     }
 }
 

@@ -189,7 +189,7 @@ fn a_drain_waits_for_requests_in_flight_and_takes_no_more() {
         let first = rig.send(kind::OUT, 0, &pattern(1, 512));
         rig.engine.poll(0, &mut rig.ledger);
         let (notice, drained) = std::sync::mpsc::channel();
-        rig.engine.drain(notice);
+        rig.engine.drain(notice, false);
         let second = rig.send(kind::OUT, 1, &pattern(2, 512));
         rig.engine.poll(0, &mut rig.ledger);
         assert!(drained.try_recv().is_err(), "one is in flight");

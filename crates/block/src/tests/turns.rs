@@ -133,7 +133,7 @@ fn a_queue_at_its_ceiling_ends_without_waiting_for_it() {
     while rig.engine.poll(now_ns, &mut ledger) > 0 {}
     assert_eq!(rig.status(large), UNTOUCHED);
     let (notice, drained) = mpsc::channel();
-    rig.engine.drain(notice);
+    rig.engine.drain(notice, false);
     // One step is done.
     for _ in 0..7 {
         assert!(drained.try_recv().is_err());

@@ -56,6 +56,7 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/vms/{vm}/ports", post(attach))
         .route("/v1/vms/{vm}/ports/{port}", delete(detach))
         .route("/v1/vms/{vm}/disks/{port}/resize", post(resize))
+        .route("/v1/vms/{vm}/disks/{port}/resume", post(resume))
         .route("/v1/vms/{vm}/nets/{port}/link", put(link))
         .route("/v1/vms/{vm}/channel/join", post(join_channel))
         .route("/v1/vms/{vm}/channel/leave", post(leave_channel))
@@ -207,8 +208,16 @@ async fn set_vm(State(plane): Shared, Path(vm): Path<String>, body: Body) -> Ans
 }
 
 async fn detach(State(plane): Shared, Path((vm, port)): Path<(String, String)>) -> Answer {
-    ask(plane, move |p| p.detach(&vm, &port)).await??;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    let detached = ask(plane, move |p| p.detach(&vm, &port)).await??;
+    if detached.requests_in_disk == 0 {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    Ok((StatusCode::ACCEPTED, Json(detached)).into_response())
+}
+
+async fn resume(State(plane): Shared, Path((vm, port)): Path<(String, String)>) -> Answer {
+    let resumed = ask(plane, move |p| p.resume(&vm, &port)).await??;
+    Ok(Json(serde_json::json!({ "resumed": resumed })).into_response())
 }
 
 async fn resize(

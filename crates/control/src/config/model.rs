@@ -306,6 +306,8 @@ pub struct DiskConfig {
     pub serial: String,
     /// Whether the write cache is on when the driver does not say.
     pub writeback: bool,
+    /// What becomes of requests that the storage fails.
+    pub on_error: OnError,
     /// Whether packed rings are offered.
     pub packed: bool,
     /// The vhost-user socket.
@@ -342,6 +344,19 @@ impl BlockSize {
             Self::Auto(_) => 512,
         }
     }
+}
+
+/// What becomes of a disk's request that the storage fails.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    /// The guest sees every error.
+    Report,
+    /// Every request that fails waits until the storage takes it; flushes are reported.
+    Hold,
+    /// Requests that find no space wait; every other error is reported.
+    #[default]
+    Enospc,
 }
 
 /// What is behind a disk. Named by the config, never guessed from content.

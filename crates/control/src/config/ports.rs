@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 
 use super::model::{
-    BindMode, BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, SocketMode,
+    BindMode, BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, OnError, SocketMode,
     VSOCK_PORT_NAME, VsockConfig,
 };
 use super::node::Value;
@@ -142,10 +142,27 @@ pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
         r.bad("serial", format!("{serial:?} is no serial number"), "use at most 20 ASCII bytes");
     }
     let writeback = r.bool("writeback", true);
+    let on_error = on_error(&mut r);
     let packed = r.bool("packed", true);
     let endpoint = endpoint(&mut r, home, &name);
     r.finish();
-    DiskConfig { name, format, read_only, queues, block_size, serial, writeback, packed, endpoint }
+    DiskConfig {
+        name,
+        format,
+        read_only,
+        queues,
+        block_size,
+        serial,
+        writeback,
+        on_error,
+        packed,
+        endpoint,
+    }
+}
+
+fn on_error(r: &mut Reader<'_, '_>) -> OnError {
+    let words = [("enospc", OnError::Enospc), ("hold", OnError::Hold), ("report", OnError::Report)];
+    r.choice("on_error", &words)
 }
 
 fn block_size(r: &mut Reader<'_, '_>) -> BlockSize {

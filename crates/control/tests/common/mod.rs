@@ -11,10 +11,10 @@ use control::api::ApiServer;
 use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
-    ChannelLink, ChannelState, ChannelStatus, CopyWork, CreditUsage, DiskStatus, Health,
-    HolderStatus, MacStatus, ModuleCounts, ModuleState, ModuleStatus, NetStatus, PipeStatus,
-    PlacementStatus, Plane, PlaneError, PortKind, PortStatus, Restored, SidecoreStatus, Status,
-    SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
+    ChannelLink, ChannelState, ChannelStatus, CopyWork, CreditUsage, Detached, DiskStatus, Health,
+    HolderStatus, IoStatus, MacStatus, ModuleCounts, ModuleState, ModuleStatus, NetStatus,
+    PipeStatus, PlacementStatus, Plane, PlaneError, PortKind, PortStatus, Restored, SidecoreStatus,
+    Status, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 use serde_json::Value;
@@ -66,8 +66,17 @@ fn port(vm: &str, config: &PortConfig) -> PortStatus {
             let format = c.format.name().into();
             let (len_bytes, read_only) = (1 << 20, c.read_only);
             let latency = Some((&latency()).into());
-            disk =
-                Some(DiskStatus { format, path, len_bytes, block_size: 512, read_only, latency });
+            let (io_status, held_requests) = (IoStatus::Nospace, 2);
+            disk = Some(DiskStatus {
+                format,
+                path,
+                len_bytes,
+                block_size: 512,
+                read_only,
+                io_status,
+                held_requests,
+                latency,
+            });
             PortKind::Disk
         }
         PortConfig::Vsock(c) => {
@@ -352,10 +361,17 @@ impl Plane for Fake {
         Ok(port(vm, &config))
     }
 
-    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError> {
+    fn detach(&self, vm: &str, port: &str) -> Result<Detached, PlaneError> {
         self.known("port", vm, port)?;
         self.config.lock().unwrap().detach(vm, port);
-        Ok(())
+        let requests_in_disk = if port == "hanging" { 3 } else { 0 };
+        Ok(Detached { requests_in_disk })
+    }
+
+    fn resume(&self, vm: &str, port: &str) -> Result<usize, PlaneError> {
+        self.known("disk", vm, port)?;
+        self.note("resume".into());
+        Ok(2)
     }
 
     fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError> {

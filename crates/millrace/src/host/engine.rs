@@ -7,7 +7,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use block::memory::MemoryBackend;
 use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig};
-use control::config::{BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig};
+use control::config::{BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig, OnError};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
 use vhost_user::{Device, Keeper};
@@ -102,6 +102,11 @@ pub fn disk(
         auto_block_size: config.block_size == BlockSize::AUTO,
         serial: config.serial.clone(),
         writeback: config.writeback,
+        on_error: match config.on_error {
+            OnError::Report => block::OnError::Report,
+            OnError::Hold => block::OnError::Hold,
+            OnError::Enospc => block::OnError::Enospc,
+        },
         packed: config.packed,
         ..BlockPortConfig::new(name, backend.clone())
     };

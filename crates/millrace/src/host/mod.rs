@@ -21,7 +21,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
@@ -45,8 +45,12 @@ use self::shortcuts::Shortcuts;
 use self::switches::SwitchEntry;
 use crate::process::describe;
 
-/// What changes when ports come and go. Its lock is held for the length of a change, which may
-/// wait for a disk; listings do not take it.
+/// How long the end of the daemon waits for requests in disks; systemd kills it after 30 s. What is not
+/// answered then is taken again by the next daemon, once the kernel is done with it.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// What changes when ports come and go. Its lock is held for the length of a change; listings do not
+/// take it.
 struct Change {
     config: Config,
     kept: Kept,
@@ -324,7 +328,13 @@ impl Host {
         self.pipes.stop();
         // In front of the ports: what modules say at the end still gets to the guests.
         self.modules.stop();
-        for port in self.list() {
+        let ports = self.list();
+        for port in &ports {
+            if let Ok(Live { engine: Engine::Disk(disk), .. }) = &port.live {
+                disk.give_up_after(STOP_LIMIT);
+            }
+        }
+        for port in ports {
             if let Ok(live) = &port.live {
                 live.stop(forget);
             }

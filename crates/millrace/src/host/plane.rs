@@ -1,23 +1,52 @@
 //! The control API's side of the host.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use block::BlockPort;
 use control::config::CreditConfig;
 use control::plane::{
-    ChannelStatus, CopyWork, HolderStatus, ModuleStatus, PipeStatus, Plane, PlaneError, PortStatus,
-    Restored, Status,
+    ChannelStatus, CopyWork, Detached, HolderStatus, ModuleStatus, PipeStatus, Plane, PlaneError,
+    PortStatus, Restored, Status,
 };
 use control::sample::Metrics;
 use serde_json::Value;
 
 use super::engine::Engine;
-use super::port::{Port, full_name};
+use super::port::{Live, Port, full_name};
 use super::{Change, Host, accounts, status};
 use crate::process::describe;
 
 fn refused(e: &anyhow::Error) -> PlaneError {
     PlaneError::Refused(describe(e))
+}
+
+/// How long a detach waits for requests in its disk. A disk that works answers in less.
+const DETACH_LIMIT: Duration = Duration::from_secs(10);
+
+/// Ends a port's session. What its disk does not answer in time is left there.
+fn end_session(live: &Live) -> Detached {
+    let Engine::Disk(disk) = &live.engine else {
+        live.stop(true);
+        return Detached::default();
+    };
+    disk.give_up_after(DETACH_LIMIT);
+    live.stop(true);
+    Detached { requests_in_disk: disk.left_in_disk() }
+}
+
+impl Host {
+    /// A disk that was started.
+    fn disk(&self, vm: &str, port: &str) -> Result<Arc<BlockPort>, PlaneError> {
+        let found = self.find("disk", vm, port)?;
+        match found.live.as_ref().map(|l| &l.engine) {
+            Ok(Engine::Disk(disk)) => Ok(Arc::clone(disk)),
+            Ok(_) => Err(PlaneError::NotFound { what: "disk", name: full_name(vm, port) }),
+            Err(why) => Err(PlaneError::Conflict(format!("the disk was not started: {why}"))),
+        }
+    }
 }
 
 impl Plane for Host {
@@ -126,6 +155,7 @@ impl Plane for Host {
         }
         self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
         self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
+        status::left_in_disks(&mut all);
         self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));
         self.pipes.metrics(&mut all);
         self.channels.metrics(&mut all);
@@ -153,13 +183,19 @@ impl Plane for Host {
         Ok(status::port(&port))
     }
 
-    fn detach(&self, vm: &str, port: &str) -> Result<(), PlaneError> {
+    fn detach(&self, vm: &str, port: &str) -> Result<Detached, PlaneError> {
+        let found = {
+            let _change = self.lock();
+            let found = self.find("port", vm, port)?;
+            // Nobody else finds it from here on; its name is taken until the end.
+            self.ports.remove(&found);
+            self.pipes.ports_changed(vm);
+            found
+        };
+        // Without the lock, which every other change waits for: its disk may take long.
+        let detached = found.live.as_ref().map_or_else(|_| Detached::default(), end_session);
         let mut change = self.lock();
-        let found = self.find("port", vm, port)?;
-        self.ports.remove(&found);
-        self.pipes.ports_changed(vm);
         if let Ok(live) = &found.live {
-            live.stop(true);
             self.forget_memory(&found);
             self.drop_engine(&mut change, vm, &live.engine);
             self.pipes.forget(vm, &live.engine);
@@ -172,19 +208,20 @@ impl Plane for Host {
         let Change { config, kept, .. } = &mut *change;
         config.detach(vm, port);
         kept.detached(config, vm, port);
-        tracing::info!(port = %full_name(vm, port), "detached");
-        Ok(())
+        let requests_in_disk = detached.requests_in_disk;
+        tracing::info!(port = %full_name(vm, port), requests_in_disk, "detached");
+        Ok(detached)
+    }
+
+    fn resume(&self, vm: &str, port: &str) -> Result<usize, PlaneError> {
+        let resumed = self.disk(vm, port)?.resume();
+        tracing::info!(port = %full_name(vm, port), requests = resumed, "resumed");
+        Ok(resumed)
     }
 
     fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError> {
-        let found = self.find("disk", vm, port)?;
-        match found.live.as_ref().map(|l| &l.engine) {
-            Ok(Engine::Disk(disk)) => {
-                disk.resize(len_bytes).map_err(|e| PlaneError::Refused(e.to_string()))
-            }
-            Ok(_) => Err(PlaneError::NotFound { what: "disk", name: full_name(vm, port) }),
-            Err(why) => Err(PlaneError::Conflict(format!("the disk was not started: {why}"))),
-        }
+        let disk = self.disk(vm, port)?;
+        disk.resize(len_bytes).map_err(|e| PlaneError::Refused(e.to_string()))
     }
 
     fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError> {

@@ -3,8 +3,9 @@
 use base::histogram::Snapshot;
 use control::config::{Config, DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
-    DiskStatus, Health, LatencyStatus, MacStatus, ModuleStatus, NetStatus, PlacementStatus,
-    PortKind, PortStatus, SidecoreStatus, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
+    DiskStatus, Health, IoStatus, LatencyStatus, MacStatus, ModuleStatus, NetStatus,
+    PlacementStatus, PortKind, PortStatus, SidecoreStatus, SwitchStatus, VmStatus, VsockStatus,
+    WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 
@@ -99,7 +100,7 @@ pub fn port(port: &Port) -> PortStatus {
     let session = live.and_then(Live::status).unwrap_or_default();
     let reason = match &port.live {
         Err(why) => Some(format!("not started: {why}")),
-        Ok(_) => session.broken.clone(),
+        Ok(live) => session.broken.clone().or_else(|| storage_trouble(&live.engine)),
     };
     let sum = |get: fn(&base::counter::QueueStats) -> u64| -> u64 {
         live.map_or(0, |l| l.stats.iter().map(|s| get(s)).sum())
@@ -129,6 +130,34 @@ pub fn port(port: &Port) -> PortStatus {
         disk,
         vsock,
     }
+}
+
+/// What a disk's storage has done to it, if anything.
+fn storage_trouble(engine: &Engine) -> Option<String> {
+    let Engine::Disk(disk) = engine else { return None };
+    if let Some(error) = disk.flush_failure() {
+        return Some(format!(
+            "a flush failed ({error}): what was written before may be lost, and flushes fail until the \
+             port is detached and attached again"
+        ));
+    }
+    let (requests, error) = disk.held()?;
+    Some(format!(
+        "the storage failed ({error}): {requests} requests wait, and go on when it takes them, or by \
+         `millrace resume`"
+    ))
+}
+
+fn io_status(disk: &block::BlockPort) -> (IoStatus, u64) {
+    let (held, error) = disk.held().unzip();
+    let is_full =
+        |e: &std::io::Error| matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+    let status = match (disk.flush_failure(), error) {
+        (None, None) => IoStatus::Ok,
+        (None, Some(error)) if is_full(&error) => IoStatus::Nospace,
+        _ => IoStatus::Failed,
+    };
+    (status, held.unwrap_or(0))
 }
 
 type Details = (Option<NetStatus>, Option<DiskStatus>, Option<VsockStatus>);
@@ -162,9 +191,11 @@ fn net_status(config: &NetConfig, engine: Option<&Engine>) -> NetStatus {
 }
 
 fn disk_status(config: &DiskConfig, engine: Option<&Engine>) -> DiskStatus {
-    let (len_bytes, block_size, latency) = match engine {
-        Some(Engine::Disk(port)) => (port.len_bytes(), port.block_size(), Some(latency(port))),
-        _ => (0, 0, None),
+    let (len_bytes, block_size, latency, (io_status, held_requests)) = match engine {
+        Some(Engine::Disk(port)) => {
+            (port.len_bytes(), port.block_size(), Some(latency(port)), io_status(port))
+        }
+        _ => (0, 0, None, (IoStatus::Ok, 0)),
     };
     DiskStatus {
         format: config.format.name().into(),
@@ -172,6 +203,8 @@ fn disk_status(config: &DiskConfig, engine: Option<&Engine>) -> DiskStatus {
         len_bytes,
         block_size,
         read_only: config.read_only,
+        io_status,
+        held_requests,
         latency,
     }
 }
@@ -200,7 +233,8 @@ pub fn port_metrics(port: &Port, all: &mut Metrics) {
         port: port.config.name().to_owned(),
         kind: kind(&port.config),
         connected: session.connected,
-        healthy: live.is_some() && session.broken.is_none(),
+        healthy: live
+            .is_some_and(|l| session.broken.is_none() && storage_trouble(&l.engine).is_none()),
         connections: session.sessions,
         queues: live.map(|l| l.stats.clone()).unwrap_or_default(),
     });
@@ -226,6 +260,9 @@ fn disk_metrics(
 ) {
     let name = "millrace_disk_size_bytes";
     all.sample(name, "Size of the disk.", labels(), disk.len_bytes());
+    let name = "millrace_disk_flush_failed";
+    let help = "1 when a flush failed: what was written before may be lost, and flushes fail.";
+    all.sample(name, help, labels(), disk.flush_failure().is_some().into());
     for queue in disk.stats() {
         let b = &queue.block;
         let mut labels_of_queue = labels();
@@ -250,12 +287,20 @@ fn disk_metrics(
             ),
             ("io_errors_total", "Requests failed by the back end.", b.io_errors.get()),
             ("no_space_total", "Of those, for lack of space.", b.no_space.get()),
+            ("held", "Requests that wait for the storage.", b.held.get()),
+            ("held_total", "Times that a request had to wait so.", b.held_total.get()),
             ("in_flight", "Requests in flight.", b.in_flight.get()),
         ];
         for (name, help, value) in values {
             all.sample(&format!("millrace_disk_{name}"), help, labels_of_queue.clone(), value);
         }
     }
+}
+
+/// What detached disks have not answered.
+pub fn left_in_disks(all: &mut Metrics) {
+    let help = "Requests of detached disks that the storage has not answered.";
+    all.sample("millrace_disk_left_in_disk", help, Vec::new(), block::left_in_disks());
 }
 
 /// What the placer decided.

@@ -326,6 +326,9 @@ impl Session {
     /// takes over stays in the holder as it was.
     fn finish(&mut self, end: &End) {
         let leave = matches!(end, End::Stopped) && self.held;
+        // A region of our own goes with us, unless the holder has it.
+        let is_kept = self.inflight.as_ref().is_some_and(|inflight| !inflight.private);
+        self.port.device.session_ends(leave || is_kept);
         self.stop_all();
         self.port.device.set_notifier(None);
         self.port.device.connected(false);

@@ -1,0 +1,198 @@
+//! Requests that wait for their storage after an error, as the disk's `on_error` says.
+//!
+//! Such a request keeps its slot, and nothing is answered. From time to time one of them is tried
+//! again, with longer and longer pauses: when it gets on, all do. So a full file system costs an
+//! operation every few seconds, and no poll but the one that it is due in. An administrator need not
+//! wait: see [`crate::BlockPort::resume`].
+//!
+//! Flushes are never held (see [`super::flushing`]): what a failed one lost cannot be written again.
+//! Nor are requests that a pipe answers: their bytes are the pipe's.
+//!
+//! When the queue ends, held requests end with an I/O error, since a driver or a migration waits for
+//! all of them. Where the session ends and whoever serves it next takes them again by the inflight
+//! region, they are left in there.
+
+use std::collections::VecDeque;
+
+use sidecore::Arm;
+
+use super::Engine;
+use crate::flight::Next;
+use crate::limits::{HOLD_MAX_NS, HOLD_MIN_NS};
+use crate::request::Status;
+
+/// See the module's text. The list never grows beyond the queue's depth.
+pub(super) struct Holding {
+    /// Slots of the requests that wait: longest ago tried first.
+    slots: VecDeque<u16>,
+    /// The one that is tried again now.
+    probe: Option<u16>,
+    retry_at_ns: u64,
+    pause_ns: u64,
+    /// Since a request was held, none got on.
+    is_holding: bool,
+    /// At the end of the queue they stay in the inflight region.
+    stays_inflight: bool,
+}
+
+impl Holding {
+    /// For a queue with up to `depth` requests in flight.
+    pub fn new(depth: u16) -> Self {
+        Self {
+            slots: VecDeque::with_capacity(usize::from(depth)),
+            probe: None,
+            retry_at_ns: 0,
+            pause_ns: HOLD_MIN_NS,
+            is_holding: false,
+            stays_inflight: false,
+        }
+    }
+
+    /// Requests that wait.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Sleeps no longer than until the next try.
+    pub fn bound(&self, arm: Arm) -> Arm {
+        if self.slots.is_empty() || self.probe.is_some() {
+            return arm;
+        }
+        match arm {
+            Arm::Busy => Arm::Busy,
+            Arm::Idle => Arm::Until(self.retry_at_ns),
+            Arm::Until(at_ns) => Arm::Until(at_ns.min(self.retry_at_ns)),
+        }
+    }
+}
+
+impl Engine {
+    /// The disk refused or failed: the request is held, or the guest sees an I/O error.
+    pub(super) fn fail(&mut self, slot: u16, errno: i32) {
+        let work = self.flight.slab.slots[usize::from(slot)].job.work;
+        if !self.port.on_error.holds(work, errno) {
+            return self.report(slot, errno);
+        }
+        match self.drained {
+            None => self.hold(slot, errno),
+            Some(_) => self.end_held(slot, errno),
+        }
+    }
+
+    fn hold(&mut self, slot: u16, errno: i32) {
+        let now_ns = self.log.now_ns;
+        self.flight.rewind(slot);
+        let holding = &mut self.holding;
+        if holding.probe.take_if(|probe| *probe == slot).is_some() {
+            holding.pause_ns = (holding.pause_ns * 2).min(HOLD_MAX_NS);
+            holding.retry_at_ns = now_ns + holding.pause_ns;
+        } else if !std::mem::replace(&mut holding.is_holding, true) {
+            holding.retry_at_ns = now_ns + holding.pause_ns;
+            let job = &self.flight.slab.slots[usize::from(slot)].job;
+            self.log.held(self.vring.parts.health.name(), self.vring.parts.index, job, errno);
+        }
+        holding.slots.push_back(slot);
+        self.stats.held_errno.set(errno as u64);
+        self.stats.held_total.add(1);
+        self.show_held();
+    }
+
+    /// A request is answered: if it is the one that was tried again, and none got on by it, the next
+    /// try is another's.
+    #[inline]
+    pub(super) fn forget_probe(&mut self, slot: u16) {
+        if self.holding.probe == Some(slot) {
+            self.holding.probe = None;
+            self.holding.retry_at_ns = self.log.now_ns + self.holding.pause_ns;
+            if self.holding.slots.is_empty() {
+                (self.holding.is_holding, self.holding.pause_ns) = (false, HOLD_MIN_NS);
+            }
+            self.show_held();
+        }
+    }
+
+    /// Tries one of the held requests again when it is time. Returns whether it does.
+    #[cold]
+    pub(super) fn retry_held(&mut self, now_ns: u64) -> usize {
+        let Holding { slots, probe, retry_at_ns, .. } = &mut self.holding;
+        if probe.is_some() || now_ns < *retry_at_ns {
+            return 0;
+        }
+        *probe = slots.pop_front();
+        self.flight.slab.ready.extend(*probe);
+        self.show_held();
+        1
+    }
+
+    /// A request got on: if it is the one that was tried again, all others do as well.
+    #[inline]
+    pub(super) fn got_on(&mut self, slot: u16, next: &Next) {
+        if self.holding.probe == Some(slot) {
+            let is_done = match next {
+                Next::Step | Next::Finished => true,
+                // The data is there, or the same step goes on.
+                Next::Again => self.flight.is_flush(slot),
+                Next::StageRefused | Next::Failed(_) => false,
+            };
+            if is_done {
+                self.resume_held();
+            }
+        }
+    }
+
+    /// Has all held requests go on. Returns how many.
+    #[cold]
+    pub fn resume_held(&mut self) -> usize {
+        let holding = &mut self.holding;
+        let count = holding.slots.len() + usize::from(holding.probe.take().is_some());
+        self.flight.slab.ready.extend(holding.slots.drain(..));
+        (holding.is_holding, holding.pause_ns) = (false, HOLD_MIN_NS);
+        if count > 0 {
+            self.log.resumed(self.vring.parts.health.name(), self.vring.parts.index, count);
+        }
+        self.show_held();
+        count
+    }
+
+    /// The queue ends. `stays_inflight`: whoever serves the front end next takes again what the
+    /// inflight region says.
+    pub(super) fn end_all_held(&mut self, stays_inflight: bool) {
+        self.holding.stays_inflight = stays_inflight && self.vring.parts.inflight.is_some();
+        self.holding.probe = None;
+        if self.holding.slots.is_empty() {
+            return self.show_held();
+        }
+        let errno = self.stats.held_errno.get() as i32;
+        while let Some(slot) = self.holding.slots.pop_front() {
+            self.end_held(slot, errno);
+        }
+        self.show_held();
+        self.publish();
+        self.vring.notify();
+    }
+
+    fn end_held(&mut self, slot: u16, errno: i32) {
+        match self.holding.stays_inflight {
+            true => self.flight.release(slot),
+            false => self.report(slot, errno),
+        }
+    }
+
+    fn show_held(&self) {
+        self.stats
+            .held
+            .set(self.holding.slots.len() as u64 + u64::from(self.holding.probe.is_some()));
+    }
+
+    /// The guest sees an I/O error, the log sees the cause.
+    pub(super) fn report(&mut self, slot: u16, errno: i32) {
+        self.stats.io_errors.add(1);
+        if errno == libc::ENOSPC || errno == libc::EDQUOT {
+            self.stats.no_space.add(1);
+        }
+        let job = self.flight.slab.slots[usize::from(slot)].job;
+        self.log.failed(self.vring.parts.health.name(), self.vring.parts.index, &job, errno);
+        self.finish(slot, Status::IoErr);
+    }
+}
