@@ -29,6 +29,9 @@ pub struct Slice {
     is_used: AtomicBool,
 }
 
+/// In place of an entry whose bitmap is about to change. Nothing that [`entry::clean`] returns is so.
+const CHANGING: u64 = 1 << 3;
+
 /// An entry and, in extended tables, its bitmap.
 pub type Pair = (u64, u64);
 
@@ -74,9 +77,10 @@ impl Slice {
         loop {
             let before = entry.load(Ordering::Acquire);
             let bits = bitmap.load(Ordering::Acquire);
-            if entry.load(Ordering::Acquire) == before {
+            if before != CHANGING && entry.load(Ordering::Acquire) == before {
                 return (before, bits);
             }
+            std::hint::spin_loop();
         }
     }
 
@@ -87,17 +91,12 @@ impl Slice {
             return;
         }
         let (first, second) = (&self.entries[index * 2], &self.entries[index * 2 + 1]);
-        // A reader in between sees the old state, or an entry whose pieces are all unallocated.
-        if entry::offset(entry) == 0 {
-            second.store(bitmap, Ordering::Release);
-            first.store(entry, Ordering::Release);
-        } else {
-            if entry::offset(first.load(Ordering::Relaxed)) != entry::offset(entry) {
-                second.store(0, Ordering::Release);
-            }
-            first.store(entry, Ordering::Release);
-            second.store(bitmap, Ordering::Release);
+        if first.load(Ordering::Relaxed) != entry {
+            // Readers wait for these three stores: an entry with another one's bitmap is neither.
+            first.store(CHANGING, Ordering::Release);
         }
+        second.store(bitmap, Ordering::Release);
+        first.store(entry, Ordering::Release);
     }
 
     /// Keeps the slice from being evicted; false when it was evicted already.
@@ -236,6 +235,31 @@ mod tests {
 
     fn slice(number: u64) -> Slice {
         Slice::new(number, 0, true, &[0; 64], &GEOMETRY, |_, entry| entry)
+    }
+
+    /// A reader of an extended entry never sees one entry's cluster with another one's bitmap: it would
+    /// take data for zeroes, or for what the backing file has.
+    #[test]
+    fn an_extended_entry_is_seen_whole() {
+        let geometry = Geometry { extended_l2: true, data_file: true, ..GEOMETRY };
+        let states: [Pair; 4] = [
+            (0x10000 | entry::COPIED, 0x0000_00ff),
+            (0, 0xffff_ffff << 32),
+            (entry::COPIED, 0xff00_0000),
+            (entry::COMPRESSED | 0x20000, 0),
+        ];
+        let slice = Slice::new(0, 0, true, &[0; 64], &geometry, |_, entry| entry);
+        slice.set(1, states[0]);
+        std::thread::scope(|scope| {
+            let reader = scope
+                .spawn(|| (0..20_000_000).map(|_| slice.get(1)).find(|pair| !states.contains(pair)));
+            // A bitmap that changes alone is one store.
+            let mut turns = [0, 1, 2, 3, 0, 2, 1, 3, 2, 0, 3, 1].into_iter().cycle();
+            while !reader.is_finished() {
+                turns.next().into_iter().for_each(|n| slice.set(1, states[n]));
+            }
+            assert_eq!(reader.join().unwrap(), None);
+        });
     }
 
     #[test]
