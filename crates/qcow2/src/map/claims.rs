@@ -169,7 +169,7 @@ impl Claims {
 impl State {
     fn take(&mut self, max: u64) -> Option<Range<u64>> {
         let first = self.reserve.front_mut()?;
-        let taken = first.start..first.end.min(first.start + max);
+        let taken = first.start..first.end.min(first.start.saturating_add(max));
         first.start = taken.end;
         if first.is_empty() {
             self.reserve.pop_front();

@@ -1,0 +1,46 @@
+//! Images made to do harm, one fault each: what is refused stays as it is, nothing is taken without
+//! bound, and a layer's damage is not another's.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::kinds::qemu;
+use common::oracle::{self, Verdict};
+use common::sample::{self, COPIED, CORRUPT, OFFSET, at, get_u64, put_u64, set_dirty};
+use qcow2::testing::{Bytes, Event, Recorder};
+use qcow2::{Chain, Clear, FileStore, Image, Layer, Options, Scratch, Store};
+
+fn write(chain: &Chain, offset: u64, data: &[u8]) -> io::Result<()> {
+    let mut view = chain.view(Arc::new(|| {}));
+    chain.write(&mut view, &mut Scratch::default(), data, offset)
+}
+
+fn read(chain: &Chain, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut view = chain.view(Arc::new(|| {}));
+    let mut bytes = vec![0xee; len];
+    chain.read(&mut view, &mut Scratch::default(), &mut bytes, offset)?;
+    Ok(bytes)
+}
+
+fn is_corrupt(store: &Recorder) -> bool {
+    get_u64(&store.bytes(), at::INCOMPATIBLE) & CORRUPT != 0
+}
+
+/// What was reserved and not used goes back.
+#[test]
+fn an_image_that_was_written_is_closed_without_leaks() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, opened) = sample::open(sample::image(dir.path(), "", "1M", &[]));
+    let chain = opened.unwrap();
+    write(&chain, 0, &[7; 512]).unwrap();
+    chain.top().close().unwrap();
+    let path = dir.path().join("closed.qcow2");
+    store.bytes().save(&path).unwrap();
+    let (verdict, text) = oracle::check(&path);
+    assert_eq!(verdict, Verdict::Clean, "{text}");
+}
