@@ -31,6 +31,25 @@ fn is_corrupt(store: &Recorder) -> bool {
     get_u64(&store.bytes(), at::INCOMPATIBLE) & CORRUPT != 0
 }
 
+/// Q5. A cluster that is referred to more often than a refcount can say is found in the second block,
+/// after a count in the first was found to be too low.
+#[test]
+fn what_cannot_be_mended_is_not_mended_in_part() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = "refcount_bits=1,cluster_size=512";
+    let mut bytes = sample::image(dir.path(), options, "4M", &["write -P 1 0 4M"]);
+    let block = get_u64(&bytes, get_u64(&bytes, at::REFCOUNT_TABLE));
+    bytes.write(&[0x7f], block + 100);
+    let last = sample::l2_table(&bytes, 127) + 63 * 8;
+    let entry = get_u64(&bytes, last);
+    put_u64(&mut bytes, last - 8, entry);
+    set_dirty(&mut bytes);
+    let (store, opened) = sample::open(bytes);
+    let text = opened.unwrap_err().to_string();
+    assert!(text.contains("is referred to 2 times"), "{text}");
+    assert_eq!(store.take_log(), [], "what is refused is untouched");
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {

@@ -72,6 +72,13 @@ impl Counts {
             Some(&MANY) => self.large.get(&cluster).copied().unwrap_or(0),
             Some(&count) => count.into(),
         }
+    /// The first cluster that is referred to more than `max` times, and how often.
+    pub fn above(&self, max: u64) -> Option<(u64, u64)> {
+        let candidates = (0u64..).zip(&self.small);
+        let candidates = candidates.filter(|&(_, &n)| n == MANY || u64::from(n) > max);
+        candidates.map(|(cluster, _)| (cluster, self.get(cluster))).find(|&(_, n)| n > max)
+    }
+
     }
 
     /// Clusters that were counted.
