@@ -50,6 +50,29 @@ fn what_cannot_be_mended_is_not_mended_in_part() {
     assert_eq!(store.take_log(), [], "what is refused is untouched");
 }
 
+/// A bitmap's table of 512 MiB in a sparse file.
+#[test]
+fn a_bitmaps_table_has_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    sample::image(dir.path(), "cluster_size=64k", "4M", &[]);
+    let path = dir.path().join("sample.qcow2");
+    qemu("qemu-img", &["bitmap", "--add", path.to_str().unwrap(), "b0"]);
+    let mut bytes = Bytes::load(&path).unwrap();
+    // Its extension is behind the header and the table of names of features.
+    let directory = (104..4096)
+        .step_by(8)
+        .find(|&at| get_u64(&bytes, at) == 0x2385_2875_0000_0018)
+        .map(|at| get_u64(&bytes, at + 24))
+        .unwrap();
+    bytes.write(&(1u32 << 26).to_be_bytes(), directory + 8);
+    bytes.set_len(1 << 30);
+    set_dirty(&mut bytes);
+    let (store, opened) = sample::open(bytes);
+    let text = opened.unwrap_err().to_string();
+    assert!(text.contains("table of bitmap 0"), "{text}");
+    assert_eq!(store.take_log(), []);
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {
