@@ -73,6 +73,62 @@ fn a_bitmaps_table_has_a_limit() {
     assert_eq!(store.take_log(), []);
 }
 
+/// Counts what is read.
+#[derive(Debug)]
+struct Counted {
+    inner: Recorder,
+    read: AtomicU64,
+}
+
+impl Store for Counted {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.read.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.inner.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.inner.write_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(len_bytes)
+    }
+
+    fn zero(&self, offset: u64, len_bytes: u64, may_unmap: bool) -> io::Result<()> {
+        self.inner.zero(offset, len_bytes, may_unmap)
+    }
+
+    fn can_grow(&self) -> bool {
+        true
+    }
+}
+
+/// An L1 table whose entries all point at the same table of 2 MiB: with the largest L1 table it would
+/// be 8 TiB to read.
+#[test]
+fn a_table_that_many_entries_point_at_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = sample::image(dir.path(), "cluster_size=2M", "256T", &["write 0 4k"]);
+    let (l1, first) = (get_u64(&bytes, at::L1_OFFSET), sample::l2_table(&bytes, 0));
+    (0..512).for_each(|n| put_u64(&mut bytes, l1 + n * 8, first | COPIED));
+    set_dirty(&mut bytes);
+    let store = Arc::new(Counted { inner: Recorder::new(bytes), read: AtomicU64::new(0) });
+    let options = Options::new("sample", true);
+    let opened = Image::open(store.clone(), None, &options, &mut |_| {});
+    let text = opened.map(|_| ()).unwrap_err().to_string();
+    assert!(text.contains("an L2 table that is used twice"), "{text}");
+    let read = store.read.load(Ordering::Relaxed);
+    assert!(read < 32 << 20, "{read} bytes were read");
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {

@@ -134,7 +134,7 @@ fn new_blocks(
         if is_used && *block == 0 {
             let free = clusters.clone().find(|&cluster| counts.get(cluster) == 0);
             let place = free.unwrap_or(counts.clusters());
-            counts.add(place);
+            counts.add(place, 1);
             *block = place << geometry.cluster_bits;
             fresh.push(index as usize);
         }
