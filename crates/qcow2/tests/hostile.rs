@@ -129,6 +129,31 @@ fn a_table_that_many_entries_point_at_is_read_once() {
     assert!(read < 32 << 20, "{read} bytes were read");
 }
 
+/// An L1 table, without a count, where the refcount table's reach ends: a larger table would go there.
+#[test]
+fn a_larger_refcount_table_goes_over_no_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = "refcount_bits=64,cluster_size=512";
+    let mut bytes = sample::image(dir.path(), options, "4M", &["write -P 1 0 1M"]);
+    let clusters = u64::from(sample::get_u32(&bytes, 56));
+    let reach = clusters * 64 * 64 * 512;
+    assert!(bytes.len() < reach);
+    let (l1, len) = (get_u64(&bytes, at::L1_OFFSET), sample::get_u32(&bytes, at::L1_ENTRIES) * 8);
+    let mut table = vec![0; len as usize];
+    bytes.read(&mut table, l1);
+    bytes.write(&table, reach);
+    put_u64(&mut bytes, at::L1_OFFSET, reach);
+    let (store, opened) = sample::open(bytes);
+    let chain = opened.unwrap();
+    let results: Vec<_> =
+        (0..8u64).map(|n| write(&chain, (1 << 20) + (n << 18), &vec![7; 256 << 10])).collect();
+    assert!(results.iter().any(Result::is_err), "there is room, and it was not looked for");
+    let mut after = vec![0; len as usize];
+    store.bytes().read(&mut after, reach);
+    let is_kept = |n: usize| table[n..n + 8] == [0; 8] || after[n..n + 8] == table[n..n + 8];
+    assert!((0..after.len()).step_by(8).all(is_kept), "the L1 table was written over");
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {
