@@ -154,6 +154,54 @@ fn a_larger_refcount_table_goes_over_no_table() {
     assert!((0..after.len()).step_by(8).all(is_kept), "the L1 table was written over");
 }
 
+/// A chain over a base whose first cluster is compressed and garbage, and whose second has an entry
+/// that points into a cluster.
+fn over_a_bad_base() -> (tempfile::TempDir, Arc<Recorder>, Chain) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut base = sample::image(dir.path(), "cluster_size=64k", "1M", &["write -c 0 64k"]);
+    let (table, size) = (sample::l2_table(&base, 0), "1M");
+    let data = get_u64(&base, table) & 0x003f_ffff_ffff_ffff;
+    base.write(&[0xff; 64], data);
+    put_u64(&mut base, table + 8, 0x1200 | COPIED);
+    let store = Arc::new(Recorder::new(base));
+    let options = Options::new("base", false);
+    let (image, _) = Image::open(store, None, &options, &mut |_| {}).unwrap();
+    let top = sample::image(dir.path(), "cluster_size=64k", size, &[]);
+    let (store, opened) = sample::open_over(top, vec![Layer::Qcow2(Box::new(image))]);
+    (dir, store, opened.unwrap())
+}
+
+#[test]
+fn a_bad_backing_file_fails_its_requests_and_does_not_mark_the_image() {
+    let (_dir, store, chain) = over_a_bad_base();
+    for cluster in 0..2 {
+        let offset = cluster << 16;
+        let text = read(&chain, offset, 512).unwrap_err().to_string();
+        assert!(!text.is_empty());
+        write(&chain, offset + 512, &[1; 512]).unwrap_err();
+        assert!(!is_corrupt(&store), "cluster {cluster}: {text}");
+        write(&chain, offset, &vec![2; 64 << 10]).unwrap();
+        assert_eq!(read(&chain, offset, 64 << 10).unwrap(), vec![2; 64 << 10]);
+    }
+    write(&chain, 2 << 16, &[3; 512]).unwrap();
+    chain.top().close().unwrap();
+}
+
+/// QEMU fails the request, too, and goes on.
+#[test]
+fn a_compressed_cluster_of_garbage_fails_its_requests_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = sample::image(dir.path(), "", "1M", &["write -c 0 64k"]);
+    let data = get_u64(&bytes, sample::l2_table(&bytes, 0)) & 0x003f_ffff_ffff_ffff;
+    bytes.write(&[0xff; 64], data);
+    let (store, opened) = sample::open(bytes);
+    let chain = opened.unwrap();
+    write(&chain, 512, &[1; 512]).unwrap_err();
+    assert!(!is_corrupt(&store));
+    write(&chain, 0, &vec![2; 64 << 10]).unwrap();
+    chain.top().close().unwrap();
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {

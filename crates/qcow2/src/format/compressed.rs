@@ -9,16 +9,16 @@ use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
 
 use super::geometry::Compression;
-use crate::error::contradiction;
+use crate::error::unreadable;
 
 /// Fills `out`, a whole cluster, from what is stored.
 pub fn expand(kind: Compression, stored: &[u8], out: &mut [u8]) -> io::Result<()> {
     match kind {
         Compression::Zlib => inflate(stored, out),
         Compression::Zstd => ruzstd::decoding::StreamingDecoder::new(stored)
-            .map_err(|e| contradiction(format!("a zstd cluster cannot be read: {e}")))?
+            .map_err(|e| unreadable(format!("a zstd cluster cannot be read: {e}")))?
             .read_exact(out)
-            .map_err(|e| contradiction(format!("a zstd cluster ends early: {e}"))),
+            .map_err(|e| unreadable(format!("a zstd cluster ends early: {e}"))),
     }
 }
 
@@ -31,5 +31,5 @@ fn inflate(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
     if ended && made == out.len() {
         return Ok(());
     }
-    Err(contradiction(format!("a compressed cluster gives {made} bytes ({status:?})")))
+    Err(unreadable(format!("a compressed cluster gives {made} bytes ({status:?})")))
 }
