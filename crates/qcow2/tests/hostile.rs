@@ -202,6 +202,30 @@ fn a_compressed_cluster_of_garbage_fails_its_requests_and_no_others() {
     chain.top().close().unwrap();
 }
 
+/// The header cannot be written while the L1 table moves: entries that come later must be where the
+/// header says.
+#[test]
+fn a_disk_that_could_not_be_grown_keeps_what_is_written_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = sample::image(dir.path(), "cluster_size=512", "2M", &["write 0 64k"]);
+    for fail_after in 0.. {
+        let (store, opened) = sample::open(bytes.clone());
+        let chain = opened.unwrap();
+        let mut view = chain.view(Arc::new(|| {}));
+        store.fail_after(Some(fail_after));
+        let is_done = chain.grow(&mut view, 64 << 20).is_ok();
+        store.fail_after(None);
+        write(&chain, 1 << 20, &[7; 4096]).unwrap();
+        let (_, again) = sample::open(store.bytes());
+        let found = read(&again.unwrap(), 1 << 20, 4096).unwrap();
+        assert!(found == [7; 4096], "after {fail_after} changes: what was written is lost");
+        if is_done {
+            assert!(fail_after > 3);
+            break;
+        }
+    }
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {

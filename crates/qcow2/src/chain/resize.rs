@@ -49,7 +49,7 @@ impl Chain {
         self.hide_below(view, before, len_bytes).map_err(Error::io("growing the disk"))?;
         let meta = writer.meta();
         image.sync().map_err(Error::io("growing the disk"))?;
-        image.write_size(len_bytes).map_err(Error::io("writing the new size"))?;
+        image.write_size(len_bytes, &image.l1()).map_err(Error::io("writing the new size"))?;
         image.len_bytes.store(len_bytes, Ordering::Release);
         drop(meta);
         Ok(())
@@ -95,14 +95,15 @@ impl Image {
             .collect();
         let bytes: Vec<u8> =
             entries.iter().flat_map(|e| e.load(Ordering::Relaxed).to_be_bytes()).collect();
+        let l1 = L1 { entries, offset };
         let offset = place << bits;
         let written = self.store.write_at(&bytes, offset).and_then(|()| self.sync());
         written.map_err(io("writing a larger L1 table"))?;
-        let used = old.offset >> bits;
-        let used = used..used + (old.entries.len() as u64 * 8).div_ceil(1 << bits);
-        *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(L1 { entries, offset });
+        // First in the file: after an error entries go on to where the header says.
+        self.write_size(self.len_bytes(), &l1).map_err(io("writing the place of the L1 table"))?;
+        *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(l1);
         self.l1_generation.fetch_add(1, Ordering::Release);
-        self.write_size(self.len_bytes()).map_err(io("writing the place of the L1 table"))?;
+        meta.metadata.add_range(place..place + clusters);
         self.sync().map_err(io("writing the place of the L1 table"))?;
         meta.metadata.remove_range(&used);
         meta.metadata.add_range(place..place + clusters);
@@ -111,8 +112,7 @@ impl Image {
     }
 
     /// Size of the disk, and where the L1 table is: one write within a sector.
-    fn write_size(&self, len_bytes: u64) -> io::Result<()> {
-        let l1 = self.l1();
+    fn write_size(&self, len_bytes: u64, l1: &L1) -> io::Result<()> {
         let mut field = [0u8; 24];
         field[..8].copy_from_slice(&len_bytes.to_be_bytes());
         field[12..16].copy_from_slice(&(l1.entries.len() as u32).to_be_bytes());
