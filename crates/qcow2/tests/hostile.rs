@@ -226,6 +226,22 @@ fn a_disk_that_could_not_be_grown_keeps_what_is_written_to_it() {
     }
 }
 
+/// `qemu-img resize --shrink` leaves the rest of the last cluster as it was.
+#[test]
+fn what_a_grown_disk_gets_is_zero() {
+    let dir = tempfile::tempdir().unwrap();
+    sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
+    let path = dir.path().join("sample.qcow2");
+    let path = path.to_str().unwrap();
+    qemu("qemu-img", &["resize", "-q", "--shrink", "-f", "qcow2", path, "514k"]);
+    let (_, opened) = sample::open(Bytes::load(path.as_ref()).unwrap());
+    let chain = opened.unwrap();
+    let mut view = chain.view(Arc::new(|| {}));
+    chain.grow(&mut view, 1 << 20).unwrap();
+    assert_eq!(read(&chain, 513 << 10, 1024).unwrap(), [9; 1024]);
+    assert_eq!(read(&chain, 514 << 10, 100 << 10).unwrap(), vec![0; 100 << 10]);
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {

@@ -46,7 +46,7 @@ impl Chain {
         let mut meta = writer.meta();
         image.grow_l1(writer, &mut meta, len_bytes)?;
         drop(meta);
-        self.hide_below(view, before, len_bytes).map_err(Error::io("growing the disk"))?;
+        self.hide_old(view, before, len_bytes).map_err(Error::io("growing the disk"))?;
         let meta = writer.meta();
         image.sync().map_err(Error::io("growing the disk"))?;
         image.write_size(len_bytes, &image.l1()).map_err(Error::io("writing the new size"))?;
@@ -55,21 +55,20 @@ impl Chain {
         Ok(())
     }
 
-    /// A backing file that is longer than the disk was must not show through.
-    fn hide_below(&self, view: &mut ChainView, before: u64, after: u64) -> io::Result<()> {
-        let bits = self.top.geometry().cluster_bits;
+    /// Neither the rest of the disk's last cluster, which a larger disk may have left there, nor a
+    /// backing file that is longer than the disk was must show through.
+    fn hide_old(&self, view: &mut ChainView, before: u64, after: u64) -> io::Result<()> {
+        let cluster = self.top.geometry().cluster_len();
         let below = self.below.first().map_or(0, super::Layer::len_bytes);
-        if below <= before {
-            return Ok(());
-        }
-        if self.top.geometry().version < 3 {
+        if below > before && self.top.geometry().version < 3 {
             let text = "the backing file is longer than the disk, and version 2 cannot hide it";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
-        let end = after.min(below).next_multiple_of(1 << bits);
+        let end = after.min(below.max(before.next_multiple_of(cluster)));
         let how = Clear::Zero { may_unmap: true };
-        // The rest of the last cluster is beyond the disk's old end: no request touches it.
-        self.clear_upto(view, &mut Scratch::default(), before..end, end, how)
+        // It is beyond the disk's old end: no request touches it.
+        let upto = end.next_multiple_of(cluster);
+        self.clear_upto(view, &mut Scratch::default(), before..end, upto, how)
     }
 }
 
@@ -95,8 +94,8 @@ impl Image {
             .collect();
         let bytes: Vec<u8> =
             entries.iter().flat_map(|e| e.load(Ordering::Relaxed).to_be_bytes()).collect();
-        let l1 = L1 { entries, offset };
         let offset = place << bits;
+        let l1 = L1 { entries, offset };
         let written = self.store.write_at(&bytes, offset).and_then(|()| self.sync());
         written.map_err(io("writing a larger L1 table"))?;
         // First in the file: after an error entries go on to where the header says.
@@ -105,8 +104,9 @@ impl Image {
         self.l1_generation.fetch_add(1, Ordering::Release);
         meta.metadata.add_range(place..place + clusters);
         self.sync().map_err(io("writing the place of the L1 table"))?;
+        let used = old.offset >> bits;
+        let used = used..used + (old.entries.len() as u64 * 8).div_ceil(1 << bits);
         meta.metadata.remove_range(&used);
-        meta.metadata.add_range(place..place + clusters);
         writer.release(meta, used, bits);
         Ok(())
     }
