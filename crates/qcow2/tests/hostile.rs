@@ -242,6 +242,30 @@ fn what_a_grown_disk_gets_is_zero() {
     assert_eq!(read(&chain, 514 << 10, 100 << 10).unwrap(), vec![0; 100 << 10]);
 }
 
+/// On a file system that cannot zero a range.
+#[test]
+fn a_data_file_does_not_get_longer_than_the_disk() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (image, data) = (dir.path().join("sample.qcow2"), dir.path().join("data.raw"));
+    let options = format!("data_file={}", data.display());
+    sample::image(dir.path(), &options, "1001k", &[]);
+    let store = |path| -> Arc<dyn Store> {
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        Arc::new(FileStore::new(file).unwrap())
+    };
+    let options = Options::new("sample", true);
+    let opened = Image::open(store(&image), Some(store(&data)), &options, &mut |_| {});
+    let chain = Chain::new(opened.unwrap().0, Vec::new());
+    write(&chain, 0, &vec![5; 1001 << 10]).unwrap();
+    let mut view = chain.view(Arc::new(|| {}));
+    let how = Clear::Zero { may_unmap: false };
+    chain.clear(&mut view, &mut Scratch::default(), 0..1001 << 10, how).unwrap();
+    assert_eq!(std::fs::metadata(&data).unwrap().len(), 1001 << 10);
+    chain.top().close().unwrap();
+    let (verdict, text) = oracle::check(&image);
+    assert_eq!(verdict, Verdict::Clean, "{text}");
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {
