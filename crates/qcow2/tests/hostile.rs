@@ -266,6 +266,23 @@ fn a_data_file_does_not_get_longer_than_the_disk() {
     assert_eq!(verdict, Verdict::Clean, "{text}");
 }
 
+/// A sync that failed stays failed, and a damaged image is no exception.
+#[test]
+fn a_damaged_image_whose_sync_failed_is_not_closed_as_if_it_had_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
+    let entry = sample::l2_table(&bytes, 0) + 8;
+    put_u64(&mut bytes, entry, COPIED | 0x200);
+    let (store, opened) = sample::open(bytes);
+    let chain = opened.unwrap();
+    store.fail_syncs(true);
+    chain.top().sync().unwrap_err();
+    store.fail_syncs(false);
+    read(&chain, 1 << 16, 512).unwrap_err();
+    assert!(is_corrupt(&store));
+    chain.top().close().unwrap_err();
+}
+
 /// What was reserved and not used goes back.
 #[test]
 fn an_image_that_was_written_is_closed_without_leaks() {

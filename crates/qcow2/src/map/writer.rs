@@ -430,7 +430,7 @@ impl Image {
     pub fn close(&self) -> io::Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
         if writer.is_damaged() {
-            return self.store.sync();
+            return self.sync();
         }
         self.noticed(self.close_inner(writer))
     }
