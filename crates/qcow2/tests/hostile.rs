@@ -296,3 +296,33 @@ fn an_image_that_was_written_is_closed_without_leaks() {
     let (verdict, text) = oracle::check(&path);
     assert_eq!(verdict, Verdict::Clean, "{text}");
 }
+
+/// Entries of L2 tables that point at tables: Q4.
+#[test]
+fn no_write_goes_where_tables_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
+    let table = get_u64(&bytes, at::REFCOUNT_TABLE);
+    let targets = [
+        0,
+        table,
+        get_u64(&bytes, table) & OFFSET,
+        get_u64(&bytes, at::L1_OFFSET),
+        sample::l2_table(&bytes, 0),
+    ];
+    for target in targets.into_iter().skip(1) {
+        let mut bytes = bytes.clone();
+        let entry = sample::l2_table(&bytes, 0);
+        put_u64(&mut bytes, entry, target | COPIED);
+        let (store, opened) = sample::open(bytes.clone());
+        let chain = opened.unwrap();
+        store.take_log();
+        write(&chain, 512, &[0xaa; 512]).unwrap_err();
+        let is_mark =
+            |event: &Event| matches!(event, Event::Write { offset: 72, data } if data.len() == 8);
+        let log = store.take_log();
+        assert!(log.iter().all(|event| is_mark(event) || *event == Event::Sync), "{log:x?}");
+        assert!(is_corrupt(&store));
+        write(&chain, 1 << 16, &[0xaa; 512]).unwrap_err();
+    }
+}
