@@ -251,8 +251,9 @@ mod tests {
         let slice = Slice::new(0, 0, true, &[0; 64], &geometry, |_, entry| entry);
         slice.set(1, states[0]);
         std::thread::scope(|scope| {
-            let reader = scope
-                .spawn(|| (0..20_000_000).map(|_| slice.get(1)).find(|pair| !states.contains(pair)));
+            let reader = scope.spawn(|| {
+                (0..20_000_000).map(|_| slice.get(1)).find(|pair| !states.contains(pair))
+            });
             // A bitmap that changes alone is one store.
             let mut turns = [0, 1, 2, 3, 0, 2, 1, 3, 2, 0, 3, 1].into_iter().cycle();
             while !reader.is_finished() {
