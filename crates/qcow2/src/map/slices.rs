@@ -23,14 +23,14 @@ pub struct Slice {
     /// One for each cluster, or two: entry and bitmap.
     entries: Box<[AtomicU64]>,
     is_extended: bool,
+    /// Changes of extended entries, begun and done.
+    changes: AtomicU64,
+    changed: AtomicU64,
     is_retired: AtomicBool,
     pins: AtomicU32,
     /// Looked at since the evictor last came by.
     is_used: AtomicBool,
 }
-
-/// In place of an entry whose bitmap is about to change. Nothing that [`entry::clean`] returns is so.
-const CHANGING: u64 = 1 << 3;
 
 /// An entry and, in extended tables, its bitmap.
 pub type Pair = (u64, u64);
@@ -61,6 +61,8 @@ impl Slice {
             is_own,
             entries: words.collect(),
             is_extended,
+            changes: AtomicU64::new(0),
+            changed: AtomicU64::new(0),
             is_retired: AtomicBool::new(false),
             pins: AtomicU32::new(0),
             is_used: AtomicBool::new(true),
@@ -75,10 +77,10 @@ impl Slice {
         }
         let (entry, bitmap) = (&self.entries[index * 2], &self.entries[index * 2 + 1]);
         loop {
-            let before = entry.load(Ordering::Acquire);
-            let bits = bitmap.load(Ordering::Acquire);
-            if before != CHANGING && entry.load(Ordering::Acquire) == before {
-                return (before, bits);
+            let changed = self.changed.load(Ordering::Acquire);
+            let pair = (entry.load(Ordering::Acquire), bitmap.load(Ordering::Acquire));
+            if self.changes.load(Ordering::Acquire) == changed {
+                return pair;
             }
             std::hint::spin_loop();
         }
@@ -90,13 +92,11 @@ impl Slice {
             self.entries[index].store(entry, Ordering::Release);
             return;
         }
-        let (first, second) = (&self.entries[index * 2], &self.entries[index * 2 + 1]);
-        if first.load(Ordering::Relaxed) != entry {
-            // Readers wait for these three stores: an entry with another one's bitmap is neither.
-            first.store(CHANGING, Ordering::Release);
-        }
-        second.store(bitmap, Ordering::Release);
-        first.store(entry, Ordering::Release);
+        // Readers look again meanwhile: an entry with another one's bitmap is neither.
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.entries[index * 2].store(entry, Ordering::Release);
+        self.entries[index * 2 + 1].store(bitmap, Ordering::Release);
+        self.changed.fetch_add(1, Ordering::Release);
     }
 
     /// Keeps the slice from being evicted; false when it was evicted already.
