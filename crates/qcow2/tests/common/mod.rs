@@ -5,6 +5,7 @@
 
 pub mod kinds;
 pub mod model;
+pub mod mutate;
 pub mod oracle;
 pub mod sample;
 mod world;
