@@ -16,6 +16,14 @@ use crate::map::writer::{Meta, Writer};
 impl Chain {
     /// Grows the disk to `len_bytes`. What is new reads as zeroes.
     pub fn grow(&self, view: &mut ChainView, len_bytes: u64) -> Result<(), Error> {
+        let result = self.grow_to(view, len_bytes);
+        if let (Err(Error::Io { .. }), Some(writer)) = (&result, &self.top.writer) {
+            writer.note_leaks();
+        }
+        result
+    }
+
+    fn grow_to(&self, view: &mut ChainView, len_bytes: u64) -> Result<(), Error> {
         let image = &*self.top;
         let before = image.len_bytes();
         if len_bytes == before {
