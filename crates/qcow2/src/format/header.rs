@@ -429,6 +429,9 @@ fn bitmaps(data: &[u8]) -> Result<Bitmaps, Error> {
 mod tests {
     use super::*;
 
+    /// Place, value and length.
+    type Field = (usize, u64, usize);
+
     fn put(bytes: &mut [u8], at: usize, value: u64, len: usize) {
         bytes[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
     }
@@ -436,7 +439,7 @@ mod tests {
     /// A disk of 1 GiB with clusters of 64 KiB, header and extensions in 4 KiB.
     fn header(version: u32) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
-        let fields: &[(usize, u64, usize)] = &[
+        let fields: &[Field] = &[
             (0, MAGIC.into(), 4),
             (4, version.into(), 4),
             (20, 16, 4),
@@ -455,7 +458,7 @@ mod tests {
     }
 
     /// The header with these fields: place, value and length.
-    fn with(fields: &[(usize, u64, usize)]) -> Result<Header, Error> {
+    fn with(fields: &[Field]) -> Result<Header, Error> {
         let mut bytes = header(3);
         fields.iter().for_each(|&(at, value, len)| put(&mut bytes, at, value, len));
         Header::parse(&bytes)
@@ -493,7 +496,7 @@ mod tests {
     #[test]
     fn every_field_is_taken_at_its_limit() {
         let large = [(20, 21, 4), (36, 1 << 17, 4), (40, 0x20_0000, 8), (48, 0x40_0000, 8)];
-        let all: [&[(usize, u64, usize)]; 14] = [
+        let all: [&[Field]; 14] = [
             &[(24, 0, 8), (36, 0, 4), (40, 0, 8)],
             &[(20, 9, 4), (24, 1 << 16, 8)],
             &[large[0], large[1], large[2], large[3], (24, 1 << 56, 8)],
@@ -523,7 +526,7 @@ mod tests {
 
     #[test]
     fn every_field_is_refused_beyond_its_limit_by_name() {
-        let all: [(&str, &[(usize, u64, usize)]); 32] = [
+        let all: [(&str, &[Field]); 32] = [
             ("not a qcow2 image", &[(0, 0x5146_49fa, 4)]),
             ("version 1;", &[(4, 1, 4)]),
             ("version 4;", &[(4, 4, 4)]),
