@@ -266,6 +266,28 @@ fn a_data_file_does_not_get_longer_than_the_disk() {
     assert_eq!(verdict, Verdict::Clean, "{text}");
 }
 
+/// Whoever reads it without the image finds the whole disk.
+#[test]
+fn a_data_file_grows_with_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, data) = (dir.path().join("sample.qcow2"), dir.path().join("data.raw"));
+    let options = format!("data_file={},data_file_raw=on", data.display());
+    let bytes = sample::image(dir.path(), &options, "1M", &[]);
+    let (store, data) = (Recorder::new(bytes), Recorder::new(Bytes::load(&data).unwrap()));
+    let (store, data) = (Arc::new(store), Arc::new(data));
+    let options = Options::new("sample", true);
+    let opened = Image::open(store.clone(), Some(data.clone()), &options, &mut |_| {});
+    let chain = Chain::new(opened.unwrap().0, Vec::new());
+    let mut view = chain.view(Arc::new(|| {}));
+    chain.grow(&mut view, (1 << 20) + 1536).unwrap();
+    assert_eq!(data.bytes().len(), (1 << 20) + 1536);
+    chain.top().close().unwrap();
+    store.bytes().save(&image).unwrap();
+    data.bytes().save(&dir.path().join("data.raw")).unwrap();
+    let (verdict, text) = oracle::check(&image);
+    assert_eq!(verdict, Verdict::Clean, "{text}");
+}
+
 /// A sync that failed stays failed, and a damaged image is no exception.
 #[test]
 fn a_damaged_image_whose_sync_failed_is_not_closed_as_if_it_had_not() {

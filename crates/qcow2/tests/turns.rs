@@ -262,8 +262,15 @@ impl Disk {
         let top = self.top();
         let (verdict, text) = oracle::check(&top);
         assert_eq!(verdict, Verdict::Clean, "{}, after {who}: {text}", self.name);
-        let (top, model) = (top.to_str().unwrap(), self.path("model.raw"));
-        let args = ["compare", "-f", "qcow2", "-F", "raw", top, model.to_str().unwrap()];
+        self.compare("qcow2", &top, who);
+        if self.kind.options.contains("data_file_raw") && self.overlays.is_empty() {
+            self.compare("raw", &self.path("data.raw"), who);
+        }
+    }
+
+    fn compare(&self, format: &str, path: &Path, who: &str) {
+        let (path, model) = (path.to_str().unwrap(), self.path("model.raw"));
+        let args = ["compare", "-f", format, "-F", "raw", path, model.to_str().unwrap()];
         let out = Command::new("qemu-img").args(args).output().unwrap();
         let text = [out.stdout, out.stderr].map(|t| String::from_utf8_lossy(&t).into_owned());
         assert!(out.status.success(), "{}, after {who}: {}", self.name, text.concat());

@@ -54,6 +54,7 @@ impl Chain {
         let mut meta = writer.meta();
         image.grow_l1(writer, &mut meta, len_bytes)?;
         drop(meta);
+        image.grow_data(len_bytes).map_err(Error::io("growing the data file"))?;
         self.hide_old(view, before, len_bytes).map_err(Error::io("growing the disk"))?;
         let meta = writer.meta();
         image.sync().map_err(Error::io("growing the disk"))?;
@@ -117,6 +118,15 @@ impl Image {
         meta.metadata.remove_range(&used);
         writer.release(meta, used, bits);
         Ok(())
+    }
+
+    /// A data file may be read without the image, as a whole.
+    fn grow_data(&self, len_bytes: u64) -> io::Result<()> {
+        let data = &*self.data;
+        if !self.geometry().data_file || !data.can_grow() || data.len()? >= len_bytes {
+            return Ok(());
+        }
+        data.set_len(len_bytes)
     }
 
     /// Size of the disk, and where the L1 table is: one write within a sector.
