@@ -8,6 +8,7 @@ mod common;
 use std::io;
 use std::sync::Arc;
 
+use common::kinds::qemu;
 use common::sample::{self, COPIED, at, get_u64, l2_table, put_u64};
 use qcow2::testing::{Bytes, Event, Recorder};
 use qcow2::{Chain, Clear, Scratch};
@@ -170,4 +171,102 @@ fn the_dirty_bit_is_durable_before_the_first_change_and_goes_after_the_last() {
         &log[mark..]
     );
     assert_eq!(log.iter().filter(|e| is_mark(e)).count(), 1);
+}
+
+/// A write whose bytes begin with `word`, at `offset`.
+fn is_word(event: &Event, at: u64, word: u64) -> bool {
+    matches!(event, Event::Write { offset, data }
+        if *offset == at && data.starts_with(&word.to_be_bytes()))
+}
+
+#[test]
+fn a_copied_table_is_durable_before_the_l1_entry_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
+    let path = dir.path().join("sample.qcow2");
+    qemu("qemu-img", &["snapshot", "-c", "s", path.to_str().unwrap()]);
+    let (store, opened) = sample::open(Bytes::load(&path).unwrap());
+    write(&opened.unwrap(), 0, &[7; 512]).unwrap();
+    let (bytes, log) = (store.bytes(), store.take_log());
+    let (l1, table) = (get_u64(&bytes, at::L1_OFFSET), l2_table(&bytes, 0));
+    let copy = find(&log, 0, |e| is_write_to(e, table, CLUSTER));
+    let entry = find(&log, 0, |e| is_word(e, l1, table | COPIED));
+    assert!(copy < entry && log[copy..entry].contains(&Event::Sync));
+}
+
+#[test]
+fn a_larger_refcount_table_is_durable_before_the_header_has_it_and_then_that_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = "refcount_bits=64,cluster_size=512";
+    let (store, opened) = sample::open(sample::image(dir.path(), options, "4M", &[]));
+    write(&opened.unwrap(), 0, &vec![7; 3 << 20]).unwrap();
+    let (bytes, log) = (store.bytes(), store.take_log());
+    let table = get_u64(&bytes, at::REFCOUNT_TABLE);
+    let header = find(&log, 0, |e| is_word(e, at::REFCOUNT_TABLE, table));
+    let written = log[..header].iter().rposition(|e| is_write_to(e, table, 512)).unwrap();
+    assert!(log[written..header].contains(&Event::Sync));
+    assert!(log[header + 1] == Event::Sync, "what follows relies on it");
+}
+
+#[test]
+fn a_larger_l1_table_is_durable_before_the_header_has_it_and_the_size_comes_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = sample::image(dir.path(), "cluster_size=512", "2M", &["write -P 9 0 2M"]);
+    // The rest of its last cluster has to be zeroed.
+    let size = (2 << 20) - 256;
+    put_u64(&mut bytes, at::SIZE, size);
+    let (store, opened) = sample::open(bytes);
+    let chain = opened.unwrap();
+    store.take_log();
+    chain.grow(&mut chain.view(Arc::new(|| {})), 64 << 20).unwrap();
+    let (bytes, log) = (store.bytes(), store.take_log());
+    let table = get_u64(&bytes, at::L1_OFFSET);
+    let header = find(&log, 0, |e| is_word(e, at::SIZE, size));
+    let written = log[..header].iter().rposition(|e| is_write_to(e, table, 512)).unwrap();
+    assert!(log[written..header].contains(&Event::Sync));
+    assert!(log[header + 1] == Event::Sync, "what follows relies on it");
+    let last = find(&log, 0, |e| is_word(e, at::SIZE, 64 << 20));
+    let hidden = log[..last].iter().rposition(|e| *e != Event::Sync).unwrap();
+    assert!(hidden > header && log[hidden..last].contains(&Event::Sync));
+}
+
+/// A cluster that is in use and has no block for its count: mending makes one.
+#[test]
+fn a_block_that_mending_makes_is_durable_before_the_table_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = "cluster_size=512";
+    let mut bytes = sample::image(dir.path(), options, "1M", &["write -P 9 0 512k"]);
+    let table = get_u64(&bytes, at::REFCOUNT_TABLE);
+    put_u64(&mut bytes, table + 8, 0);
+    sample::set_dirty(&mut bytes);
+    let (store, opened) = sample::open(bytes);
+    opened.unwrap();
+    let (bytes, log) = (store.bytes(), store.take_log());
+    let block = get_u64(&bytes, table + 8);
+    assert!(block != 0);
+    let written = find(&log, 0, |e| is_write_to(e, block, 512));
+    let has_it = find(&log, 0, |e| is_word(e, table + 8, block));
+    assert!(written < has_it && log[written..has_it].contains(&Event::Sync));
+}
+
+/// What is written in place of other content: to a new cluster, and to a piece of one.
+#[test]
+fn what_replaces_content_is_durable_before_its_entry() {
+    for options in ["compression_type=zlib", "extended_l2=on"] {
+        let dir = tempfile::tempdir().unwrap();
+        let commands: &[&str] = match options {
+            "extended_l2=on" => &["write -P 9 0 2k"],
+            _ => &["write -c -P 9 0 64k"],
+        };
+        let bytes = sample::image(dir.path(), options, "1M", commands);
+        let (store, opened) = sample::open(bytes);
+        let chain = opened.unwrap();
+        store.take_log();
+        write(&chain, 4096, &[7; 2048]).unwrap();
+        let (bytes, log) = (store.bytes(), store.take_log());
+        let (entry, host) = (l2_table(&bytes, 0), host_of(&bytes, 0));
+        let data = find(&log, 0, |e| is_write_to(e, host + 4096, 2048));
+        let entry = find(&log, 0, |e| is_write_to(e, entry, 8));
+        assert!(data < entry && log[data..entry].contains(&Event::Sync), "{options}");
+    }
 }
