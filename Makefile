@@ -134,7 +134,7 @@ build: prepare
 
 ## make soak              the VM tests with the full amounts of data (an hour or more)
 soak: prepare
-	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab
+	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab -p millrace-qcow2
 
 ## make fuzz              every fuzz target for FUZZ_SECONDS each
 fuzz: prepare

@@ -97,15 +97,15 @@ fn a_freed_cluster_stays_while_somebody_who_saw_it_is_at_work() {
     chain.top().close().unwrap();
 }
 
-/// A free cluster that holds something, as a power cut may leave it.
+/// Free clusters that hold something, as a power cut may leave them: enough for a whole reserve.
 #[test]
 fn a_free_cluster_is_zeroed_counted_and_synced_before_it_is_used() {
     let dir = tempfile::tempdir().unwrap();
-    let mut bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
+    let mut bytes = sample::image(dir.path(), "", "4M", &["write -P 9 0 4M"]);
     let host = host_of(&bytes, 3);
     let (entry, counted) = (l2_table(&bytes, 0) + 3 * 8, count_at(&bytes, host));
-    put_u64(&mut bytes, entry, 0);
-    bytes.write(&[0, 0], counted);
+    bytes.write(&[0; 40 * 8], entry);
+    bytes.write(&[0; 40 * 2], counted);
     let (store, opened) = sample::open(bytes);
     let chain = opened.unwrap();
     store.take_log();
