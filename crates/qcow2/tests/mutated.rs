@@ -37,6 +37,7 @@ const WE_REFUSE: &[(&str, &str)] = &[
     ("the number of snapshots", "QEMU reads a snapshot table that reaches behind the file's end"),
     ("is no text", "QEMU takes names that are no UTF-8 as they are"),
     ("the offset of", "QEMU opens read-only without the tables that writing needs"),
+    ("all snapshots' L1 tables", "QEMU reads them when they are used"),
     ("bitmap", "QEMU does not load bitmaps for reading"),
     ("the size of the disk", "more than 2^56 bytes"),
 ];
