@@ -136,7 +136,7 @@ build: prepare
 ## make soak              the VM tests with the full amounts of data (an hour or more), then random checked
 ##                        operations with a killed daemon: 24 cases of FSX_MINUTES=20, as many at a time as CPUs
 soak: prepare
-	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab
+	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab -p millrace-qcow2
 	MILLRACE_FSX_MINUTES=$(FSX_MINUTES) $(CARGO) test --release --locked -p millrace --test vm -- \
 	    --ignored checked::long
 

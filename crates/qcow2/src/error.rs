@@ -57,6 +57,11 @@ pub(crate) fn contradiction(what: impl Into<String>) -> io::Error {
     io::Error::other(Contradiction(what.into()))
 }
 
+/// An error of a request that says nothing of the image's own tables: EIO, and no more.
+pub(crate) fn unreadable(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
 /// See [`contradiction`].
 #[derive(Debug, Error)]
 #[error("the image contradicts itself: {0}")]

@@ -36,6 +36,9 @@
 //! - Where a write replaces content of a backing file or a snapshot for the first time, it waits for a
 //!   sync of the file, which all that are under way share.
 //! - A freed cluster is used again after the next FLUSH at the earliest.
+//! - A disk grows as far as the clusters of its L1 table, in a row, are counted by one refcount block:
+//!   with the usual refcounts to 510 MiB in clusters of 512 bytes, 8 GiB in those of 1 KiB, 2 TiB in
+//!   those of 4 KiB.
 //! - Images with a data file, or with extended entries, get new space by the longer way.
 
 pub mod chain;

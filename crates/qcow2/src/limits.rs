@@ -27,6 +27,9 @@ pub const MAX_BITMAPS: u32 = 65_535;
 /// Most bytes of the bitmap directory, QEMU's limit.
 pub const MAX_BITMAP_DIRECTORY_LEN_BYTES: u64 = 64 << 20;
 
+/// Most bytes of a bitmap, QEMU's limit.
+pub const MAX_BITMAP_LEN_BYTES: u64 = 512 << 20;
+
 /// Longest name of a backing file, in bytes: it has to fit the first cluster, and QEMU takes no more.
 pub const MAX_BACKING_NAME_LEN_BYTES: u32 = 1023;
 

@@ -194,7 +194,7 @@ impl Chain {
             let is_data = entry::kind(old.0, old.1, 0, &geometry) == Kind::Data;
             let host = entry::offset(old.0);
             if keeps_room && is_data && !geometry.extended_l2 && old.0 & COPIED != 0 {
-                self.top.data.zero(host, 1 << bits, false)?;
+                self.zero_cluster(host, false)?;
                 continue;
             }
             if old == cleared
@@ -203,18 +203,18 @@ impl Chain {
                 continue;
             }
             if geometry.data_file && entry::is_allocated(old.0, &geometry) {
-                self.zero_data_file(host)?;
+                self.zero_cluster(host, true)?;
             }
             changed.push((first + n, old, cleared));
         }
         self.set_cleared(slice, &changed)
     }
 
-    /// The data file loses a cluster; what is behind its end is zero anyway.
-    fn zero_data_file(&self, host: u64) -> io::Result<()> {
+    /// Zeroes a cluster, where it is; what is behind the end of the file is zero anyway.
+    fn zero_cluster(&self, host: u64, may_unmap: bool) -> io::Result<()> {
         let data = &*self.top.data;
         let len = data.len()?.saturating_sub(host).min(self.top.geometry().cluster_len());
-        if len > 0 { data.zero(host, len, true) } else { Ok(()) }
+        if len > 0 { data.zero(host, len, may_unmap) } else { Ok(()) }
     }
 
     /// Writes changed entries, those in a row at once, and releases what they referred to.

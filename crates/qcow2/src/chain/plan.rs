@@ -186,6 +186,7 @@ impl Chain {
             return self.unclaim(allocation);
         }
         let Some(writer) = &self.top.writer else { return };
+        writer.note_leaks();
         allocation.slice.unpin();
         writer.claims.release(allocation.clusters);
     }

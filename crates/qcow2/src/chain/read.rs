@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{Chain, ChainView, Place};
-use crate::error::contradiction;
+use crate::error::{Contradiction, contradiction, unreadable};
 use crate::format::{compressed, entry};
 
 /// What a helper keeps between requests: the cluster that it expanded last.
@@ -72,7 +72,7 @@ impl Chain {
             Place::Bad { layer } => {
                 let image = self.layer_image(layer).map_or("", |image| image.name());
                 let text = format!("the entry of byte {offset} of the disk, in {image}");
-                self.top.noticed(Err(contradiction(text)))
+                self.top.noticed(of_layer(layer, Err(contradiction(text))))
             }
         }
     }
@@ -81,7 +81,7 @@ impl Chain {
     pub(crate) fn load(&self, layer: usize, view: &mut ChainView, offset: u64) -> io::Result<()> {
         let Some(image) = self.layer_image(layer) else { return Ok(()) };
         let number = image.geometry().slice_of(image.geometry().cluster_of(offset));
-        let slice = image.noticed(image.slice(number))?;
+        let slice = of_layer(layer, image.noticed(image.slice(number)))?;
         if let (Some(view), Some(slice)) = (view.views[layer].as_mut(), slice) {
             view.remember(slice);
         }
@@ -98,7 +98,7 @@ impl Chain {
     ) -> io::Result<usize> {
         let Some(image) = self.layer_image(layer) else { return Ok(0) };
         let geometry = image.geometry();
-        let (raw, _) = image.entry(geometry.cluster_of(offset))?;
+        let (raw, _) = of_layer(layer, image.entry(geometry.cluster_of(offset)))?;
         if raw & entry::COMPRESSED == 0 {
             // It was written meanwhile: look again.
             return Ok(0);
@@ -117,4 +117,12 @@ impl Chain {
         buf[..n].copy_from_slice(&scratch.cluster[from..from + n]);
         Ok(n)
     }
+}
+
+/// What a backing file contradicts itself in fails requests; it is no contradiction of the image
+/// above, which goes on, and is not marked.
+fn of_layer<T>(layer: usize, result: io::Result<T>) -> io::Result<T> {
+    let is_below =
+        |e: &io::Error| layer > 0 && e.get_ref().is_some_and(|c| c.is::<Contradiction>());
+    result.map_err(|e| if is_below(&e) { unreadable(e.to_string()) } else { e })
 }

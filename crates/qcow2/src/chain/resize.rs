@@ -16,6 +16,14 @@ use crate::map::writer::{Meta, Writer};
 impl Chain {
     /// Grows the disk to `len_bytes`. What is new reads as zeroes.
     pub fn grow(&self, view: &mut ChainView, len_bytes: u64) -> Result<(), Error> {
+        let result = self.grow_to(view, len_bytes);
+        if let (Err(Error::Io { .. }), Some(writer)) = (&result, &self.top.writer) {
+            writer.note_leaks();
+        }
+        result
+    }
+
+    fn grow_to(&self, view: &mut ChainView, len_bytes: u64) -> Result<(), Error> {
         let image = &*self.top;
         let before = image.len_bytes();
         if len_bytes == before {
@@ -46,30 +54,30 @@ impl Chain {
         let mut meta = writer.meta();
         image.grow_l1(writer, &mut meta, len_bytes)?;
         drop(meta);
-        self.hide_below(view, before, len_bytes).map_err(Error::io("growing the disk"))?;
+        image.grow_data(len_bytes).map_err(Error::io("growing the data file"))?;
+        self.hide_old(view, before, len_bytes).map_err(Error::io("growing the disk"))?;
         let meta = writer.meta();
         image.sync().map_err(Error::io("growing the disk"))?;
-        image.write_size(len_bytes).map_err(Error::io("writing the new size"))?;
+        image.write_size(len_bytes, &image.l1()).map_err(Error::io("writing the new size"))?;
         image.len_bytes.store(len_bytes, Ordering::Release);
         drop(meta);
         Ok(())
     }
 
-    /// A backing file that is longer than the disk was must not show through.
-    fn hide_below(&self, view: &mut ChainView, before: u64, after: u64) -> io::Result<()> {
-        let bits = self.top.geometry().cluster_bits;
+    /// Neither the rest of the disk's last cluster, which a larger disk may have left there, nor a
+    /// backing file that is longer than the disk was must show through.
+    fn hide_old(&self, view: &mut ChainView, before: u64, after: u64) -> io::Result<()> {
+        let cluster = self.top.geometry().cluster_len();
         let below = self.below.first().map_or(0, super::Layer::len_bytes);
-        if below <= before {
-            return Ok(());
-        }
-        if self.top.geometry().version < 3 {
+        if below > before && self.top.geometry().version < 3 {
             let text = "the backing file is longer than the disk, and version 2 cannot hide it";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
-        let end = after.min(below).next_multiple_of(1 << bits);
+        let end = after.min(below.max(before.next_multiple_of(cluster)));
         let how = Clear::Zero { may_unmap: true };
-        // The rest of the last cluster is beyond the disk's old end: no request touches it.
-        self.clear_upto(view, &mut Scratch::default(), before..end, end, how)
+        // It is beyond the disk's old end: no request touches it.
+        let upto = end.next_multiple_of(cluster);
+        self.clear_upto(view, &mut Scratch::default(), before..end, upto, how)
     }
 }
 
@@ -96,23 +104,33 @@ impl Image {
         let bytes: Vec<u8> =
             entries.iter().flat_map(|e| e.load(Ordering::Relaxed).to_be_bytes()).collect();
         let offset = place << bits;
+        let l1 = L1 { entries, offset };
         let written = self.store.write_at(&bytes, offset).and_then(|()| self.sync());
         written.map_err(io("writing a larger L1 table"))?;
+        // First in the file: after an error entries go on to where the header says.
+        self.write_size(self.len_bytes(), &l1).map_err(io("writing the place of the L1 table"))?;
+        *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(l1);
+        self.l1_generation.fetch_add(1, Ordering::Release);
+        meta.metadata.add_range(place..place + clusters);
+        self.sync().map_err(io("writing the place of the L1 table"))?;
         let used = old.offset >> bits;
         let used = used..used + (old.entries.len() as u64 * 8).div_ceil(1 << bits);
-        *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(L1 { entries, offset });
-        self.l1_generation.fetch_add(1, Ordering::Release);
-        self.write_size(self.len_bytes()).map_err(io("writing the place of the L1 table"))?;
-        self.sync().map_err(io("writing the place of the L1 table"))?;
         meta.metadata.remove_range(&used);
-        meta.metadata.add_range(place..place + clusters);
         writer.release(meta, used, bits);
         Ok(())
     }
 
+    /// A data file may be read without the image, as a whole.
+    fn grow_data(&self, len_bytes: u64) -> io::Result<()> {
+        let data = &*self.data;
+        if !self.geometry().data_file || !data.can_grow() || data.len()? >= len_bytes {
+            return Ok(());
+        }
+        data.set_len(len_bytes)
+    }
+
     /// Size of the disk, and where the L1 table is: one write within a sector.
-    fn write_size(&self, len_bytes: u64) -> io::Result<()> {
-        let l1 = self.l1();
+    fn write_size(&self, len_bytes: u64, l1: &L1) -> io::Result<()> {
         let mut field = [0u8; 24];
         field[..8].copy_from_slice(&len_bytes.to_be_bytes());
         field[12..16].copy_from_slice(&(l1.entries.len() as u32).to_be_bytes());

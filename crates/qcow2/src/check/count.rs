@@ -9,6 +9,7 @@ use crate::format::geometry::Geometry;
 use crate::format::header::Header;
 use crate::limits::MAX_CHECK_CLUSTERS;
 use crate::map::open::{Tables, read_words};
+use crate::map::slices::Pair;
 use crate::store::Store;
 
 /// How often each cluster of the file is referred to.
@@ -47,17 +48,14 @@ impl Counts {
             file_clusters,
         };
         this.fixed(store, header, tables)?;
-        let all = std::iter::once(&tables.l1).chain(&tables.snapshot_l1s);
-        let total: usize = all.clone().map(Vec::len).sum();
-        let mut done = 0;
-        for l1 in all {
-            for &entry in l1 {
-                done += 1;
-                this.table(store, &header.geometry, entry)?;
-                if done % 64 == 0 {
-                    progress(done as f64 / total as f64);
-                }
-            }
+        let all = std::iter::once(&tables.l1).chain(&tables.snapshot_l1s).flatten();
+        let mut all: Vec<u64> = all.map(|&l1| entry::offset(l1)).filter(|&at| at != 0).collect();
+        all.sort_unstable();
+        let (total, mut done) = (all.len(), 0);
+        for same in all.chunk_by(|a, b| a == b) {
+            this.table(store, &header.geometry, same[0], same.len() as u64)?;
+            done += same.len();
+            progress(done as f64 / total as f64);
         }
         match this.damage.take() {
             None => Ok(this),
@@ -74,24 +72,28 @@ impl Counts {
         }
     }
 
+    /// The first cluster that is referred to more than `max` times, and how often.
+    pub fn above(&self, max: u64) -> Option<(u64, u64)> {
+        let candidates = (0u64..).zip(&self.small);
+        let candidates = candidates.filter(|&(_, &n)| n == MANY || u64::from(n) > max);
+        candidates.map(|(cluster, _)| (cluster, self.get(cluster))).find(|&(_, n)| n > max)
+    }
+
     /// Clusters that were counted.
     pub fn clusters(&self) -> u64 {
         self.small.len() as u64
     }
 
-    /// One more reference; clusters behind the end are added.
-    pub fn add(&mut self, cluster: u64) {
+    /// So many more references; clusters behind the end are added.
+    pub fn add(&mut self, cluster: u64, times: u64) {
         if cluster >= self.clusters() {
             self.small.resize(cluster as usize + 1, 0);
         }
-        let count = &mut self.small[cluster as usize];
-        match *count {
-            MANY => *self.large.entry(cluster).or_insert(0) += 1,
-            254 => {
-                *count = MANY;
-                self.large.insert(cluster, 255);
-            }
-            _ => *count += 1,
+        let count = self.get(cluster) + times;
+        let small = &mut self.small[cluster as usize];
+        *small = u8::try_from(count).unwrap_or(MANY);
+        if *small == MANY {
+            self.large.insert(cluster, count);
         }
     }
 
@@ -103,7 +105,7 @@ impl Counts {
     }
 
     /// The references of a range of bytes; false when it is not in the file.
-    fn range(&mut self, what: &str, offset: u64, len: u64, bits: u32) -> bool {
+    fn range(&mut self, what: &str, offset: u64, len: u64, bits: u32, times: u64) -> bool {
         if len == 0 {
             return true;
         }
@@ -112,13 +114,13 @@ impl Counts {
             self.damaged(|| format!("{what} at {offset:#x} is not in the file"));
             return false;
         }
-        (first..=last).for_each(|cluster| self.add(cluster));
+        (first..=last).for_each(|cluster| self.add(cluster, times));
         true
     }
 
     /// A table of its own: nothing else may be where it is.
     fn alone(&mut self, what: &str, offset: u64, len: u64, bits: u32) -> bool {
-        let is_there = self.range(what, offset, len, bits);
+        let is_there = self.range(what, offset, len, bits, 1);
         let clusters = offset >> bits..(offset + len).div_ceil(1 << bits);
         if is_there && clusters.into_iter().any(|cluster| self.get(cluster) > 1) {
             self.damaged(|| format!("{what} at {offset:#x} is where something else is"));
@@ -175,18 +177,20 @@ impl Counts {
         Ok(())
     }
 
-    /// An L1 entry: its table, and all that the table refers to.
-    fn table(&mut self, store: &dyn Store, geometry: &Geometry, l1: u64) -> Result<(), Error> {
-        let offset = entry::offset(l1);
-        if offset == 0 {
-            return Ok(());
-        }
+    /// A table that so many L1 entries refer to, and all that it refers to.
+    fn table(
+        &mut self,
+        store: &dyn Store,
+        geometry: &Geometry,
+        offset: u64,
+        times: u64,
+    ) -> Result<(), Error> {
         let bits = geometry.cluster_bits;
         if geometry.in_cluster(offset) != 0 {
             self.damaged(|| format!("an L2 table at {offset:#x}, within a cluster"));
             return Ok(());
         }
-        if !self.range("an L2 table", offset, geometry.cluster_len(), bits) {
+        if !self.range("an L2 table", offset, geometry.cluster_len(), bits, times) {
             return Ok(());
         }
         let words = geometry.cluster_len() / 8;
@@ -194,18 +198,19 @@ impl Counts {
         for pair in words.chunks_exact(geometry.entry_len() as usize / 8) {
             let raw = entry::clean(pair[0], geometry);
             let bitmap = pair.get(1).copied().unwrap_or(0);
-            self.entry(geometry, raw, bitmap, offset);
+            self.entry(geometry, (raw, bitmap), offset, times);
         }
         Ok(())
     }
 
-    fn entry(&mut self, geometry: &Geometry, raw: u64, bitmap: u64, table: u64) {
+    fn entry(&mut self, geometry: &Geometry, (raw, bitmap): Pair, table: u64, times: u64) {
         let bits = geometry.cluster_bits;
         if raw & COMPRESSED != 0 {
             let (offset, len) = entry::compressed(raw, geometry);
             // The last sector of the last cluster may end behind the file.
             let end = (offset + len).min(self.file_clusters << bits);
-            self.range("a compressed cluster", offset, end.saturating_sub(offset).max(1), bits);
+            let len = end.saturating_sub(offset).max(1);
+            self.range("a compressed cluster", offset, len, bits, times);
             return;
         }
         let subs = if geometry.extended_l2 { 32 } else { 1 };
@@ -221,6 +226,6 @@ impl Counts {
             self.damaged(|| format!("data at {offset:#x}, within a cluster"));
             return;
         }
-        self.range("data", offset, geometry.cluster_len(), bits);
+        self.range("data", offset, geometry.cluster_len(), bits, times);
     }
 }

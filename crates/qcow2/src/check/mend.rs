@@ -23,6 +23,11 @@ pub(super) fn mend(
     let mut blocks: Vec<u64> = tables.refcount_table.iter().map(|&entry| entry & !0x1ff).collect();
     let fresh = new_blocks(header, &mut blocks, &mut counts)?;
     let geometry = &header.geometry;
+    // Last of what may refuse the image: from here on it is changed.
+    if let Some((cluster, count)) = counts.above(geometry.max_refcount()) {
+        let what = format!("cluster {cluster} is referred to {count} times");
+        return Err(Error::Damaged { what, count: 1 });
+    }
     for (index, &offset) in blocks.iter().enumerate().filter(|&(_, &offset)| offset != 0) {
         let first = index as u64 * geometry.block_entries();
         let is_fresh = fresh.contains(&index);
@@ -30,7 +35,7 @@ pub(super) fn mend(
         if !is_fresh {
             store.read_padded(&mut block, offset).map_err(io("reading a refcount block"))?;
         }
-        if set_block(&mut block, geometry, first, &counts, &mut outcome)? || is_fresh {
+        if set_block(&mut block, geometry, first, &counts, &mut outcome) || is_fresh {
             store.write_at(&block, offset).map_err(io("writing a refcount block"))?;
         }
     }
@@ -129,7 +134,7 @@ fn new_blocks(
         if is_used && *block == 0 {
             let free = clusters.clone().find(|&cluster| counts.get(cluster) == 0);
             let place = free.unwrap_or(counts.clusters());
-            counts.add(place);
+            counts.add(place, 1);
             *block = place << geometry.cluster_bits;
             fresh.push(index as usize);
         }
@@ -145,17 +150,13 @@ fn set_block(
     first: u64,
     counts: &Counts,
     outcome: &mut Outcome,
-) -> Result<bool, Error> {
+) -> bool {
     let order = geometry.refcount_order;
     let mut is_changed = false;
     for n in 0..geometry.block_entries() {
         let (is, should) = (refcount::get(block, order, n), counts.get(first + n));
         if is == should {
             continue;
-        }
-        if should > geometry.max_refcount() {
-            let what = format!("cluster {} is referred to {should} times", first + n);
-            return Err(Error::Damaged { what, count: 1 });
         }
         if is < should {
             outcome.errors += 1;
@@ -165,7 +166,7 @@ fn set_block(
         refcount::set(block, order, n, should);
         is_changed = true;
     }
-    Ok(is_changed)
+    is_changed
 }
 
 /// The image's own tables say which clusters are its alone.

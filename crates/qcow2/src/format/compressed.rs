@@ -7,19 +7,38 @@ use std::io::{self, Read};
 
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
+use ruzstd::decoding::StreamingDecoder;
 
 use super::geometry::Compression;
-use crate::error::contradiction;
+use crate::error::unreadable;
 
 /// Fills `out`, a whole cluster, from what is stored.
 pub fn expand(kind: Compression, stored: &[u8], out: &mut [u8]) -> io::Result<()> {
     match kind {
         Compression::Zlib => inflate(stored, out),
-        Compression::Zstd => ruzstd::decoding::StreamingDecoder::new(stored)
-            .map_err(|e| contradiction(format!("a zstd cluster cannot be read: {e}")))?
-            .read_exact(out)
-            .map_err(|e| contradiction(format!("a zstd cluster ends early: {e}"))),
+        Compression::Zstd => unpack(stored, out),
     }
+}
+
+/// One or more zstd frames. What follows them is of another cluster.
+fn unpack(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
+    let (mut rest, mut at) = (stored, 0);
+    while at < out.len() {
+        let mut frame = StreamingDecoder::new(&mut rest)
+            .map_err(|e| unreadable(format!("a zstd cluster cannot be read: {e}")))?;
+        let before = at;
+        while at < out.len() {
+            match frame.read(&mut out[at..]) {
+                Ok(0) => break,
+                Ok(n) => at += n,
+                Err(e) => return Err(unreadable(format!("a zstd cluster cannot be read: {e}"))),
+            }
+        }
+        if at == before {
+            return Err(unreadable(format!("a zstd cluster gives {at} bytes")));
+        }
+    }
+    Ok(())
 }
 
 /// Raw deflate. What follows the stream in its last sector is of another cluster.
@@ -27,9 +46,96 @@ fn inflate(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
     let mut state = Box::<DecompressorOxide>::default();
     let flags = inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
     let (status, _, made) = decompress(&mut state, stored, out, 0, flags);
-    let ended = matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput);
-    if ended && made == out.len() {
+    // As zlib, which does not insist on the end mark where all that was asked for is there.
+    let is_bad = matches!(status, TINFLStatus::Failed | TINFLStatus::BadParam);
+    if !is_bad && made == out.len() {
         return Ok(());
     }
-    Err(contradiction(format!("a compressed cluster gives {made} bytes ({status:?})")))
+    Err(unreadable(format!("a compressed cluster gives {made} bytes ({status:?})")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LEN: usize = 4096;
+
+    fn cluster() -> Vec<u8> {
+        (0..LEN).map(|n| (n / 64 * 7 + n % 5) as u8).collect()
+    }
+
+    fn deflated() -> Vec<u8> {
+        miniz_oxide::deflate::compress_to_vec(&cluster(), 6)
+    }
+
+    /// A frame of one block that is not compressed.
+    fn frame(data: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
+        bytes.extend((data.len() as u32).to_le_bytes());
+        bytes.extend(&((data.len() as u32) << 3 | 1).to_le_bytes()[..3]);
+        bytes.extend(data);
+        bytes
+    }
+
+    fn expanded(kind: Compression, stored: &[u8]) -> Option<Vec<u8>> {
+        let mut out = vec![0xee; LEN];
+        expand(kind, stored, &mut out).ok().map(|()| out)
+    }
+
+    #[test]
+    fn a_cluster_is_what_was_stored_and_what_follows_does_not_matter() {
+        for (kind, stored) in [
+            (Compression::Zlib, deflated()),
+            (Compression::Zstd, frame(&cluster())),
+            (Compression::Zstd, [frame(&cluster()[..100]), frame(&cluster()[100..])].concat()),
+        ] {
+            assert!(expanded(kind, &stored) == Some(cluster()), "{kind:?}");
+            let rest = [&stored[..], &[0xff; 300]].concat();
+            assert!(expanded(kind, &rest) == Some(cluster()), "{kind:?}, with more behind it");
+        }
+    }
+
+    #[test]
+    fn what_ends_early_is_an_error() {
+        for (kind, stored) in
+            [(Compression::Zlib, deflated()), (Compression::Zstd, frame(&cluster()))]
+        {
+            // The last byte of a deflate stream may be its end mark alone.
+            for len in 0..stored.len() - 2 {
+                assert!(expanded(kind, &stored[..len]).is_none(), "{kind:?}, {len}");
+            }
+        }
+        let short = miniz_oxide::deflate::compress_to_vec(&cluster()[..LEN - 1], 6);
+        assert_eq!(expanded(Compression::Zlib, &short), None);
+        assert_eq!(expanded(Compression::Zstd, &frame(&cluster()[..LEN - 1])), None);
+    }
+
+    /// As zlib has it: a stream whose end mark is missing has given all that was asked for.
+    #[test]
+    fn a_stream_without_its_end_mark_is_whole_when_the_cluster_is() {
+        let mut stored = vec![0, 0x00, 0x10, 0xff, 0xef];
+        stored.extend(cluster());
+        assert!(expanded(Compression::Zlib, &stored) == Some(cluster()));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_and_no_more(
+            bytes in proptest::collection::vec(any::<u8>(), 0..600),
+            at in 0usize..300,
+        ) {
+            expanded(Compression::Zlib, &bytes);
+            expanded(Compression::Zstd, &bytes);
+            for (kind, good) in
+                [(Compression::Zlib, deflated()), (Compression::Zstd, frame(&cluster()))]
+            {
+                let mut bad = good;
+                let at = at.min(bad.len());
+                let n = bytes.len().min(bad.len() - at);
+                bad[at..at + n].copy_from_slice(&bytes[..n]);
+                expanded(kind, &bad);
+            }
+        }
+    }
 }

@@ -127,6 +127,10 @@ impl Header {
         if !CLUSTER_BITS.contains(&cluster_bits) {
             return Err(Error::header("cluster_bits", cluster_bits.into(), "9 to 21"));
         }
+        if header_len > 1 << cluster_bits {
+            let rule = "at most a cluster";
+            return Err(Error::header("the header's length", header_len.into(), rule));
+        }
         let cluster = &bytes[..bytes.len().min(1 << cluster_bits)];
         let extensions = Extensions::parse(cluster, header_len, fields.backing_offset()?)?;
         let incompatible = fields.since_v3(72)?;
@@ -145,11 +149,11 @@ impl Header {
             backing_name: fields.backing_name(cluster)?,
             backing_format: extensions.backing_format,
             data_file_name: extensions.data_file_name,
-            bitmaps: extensions.bitmaps,
+            bitmaps: None,
         };
         // Bitmaps of an image that a program without bitmaps has changed are none any more.
-        if header.autoclear & feature::BITMAPS == 0 {
-            header.bitmaps = None;
+        if header.autoclear & feature::BITMAPS != 0 {
+            header.bitmaps = extensions.bitmaps.as_deref().map(bitmaps).transpose()?;
         }
         header.check()?;
         Ok(header)
@@ -186,7 +190,7 @@ impl Header {
             return Err(Error::header("the number of snapshots", self.snapshots.into(), rule));
         }
         if self.snapshots > 0 {
-            self.check_table("the offset of the snapshot table", self.snapshots_offset, 0)?;
+            self.check_table("the offset of the snapshot table", self.snapshots_offset, 1)?;
         }
         Ok(())
     }
@@ -359,7 +363,7 @@ struct Extensions {
     backing_format: Option<String>,
     data_file_name: Option<String>,
     feature_names: Vec<u8>,
-    bitmaps: Option<Bitmaps>,
+    bitmaps: Option<Vec<u8>>,
 }
 
 impl Extensions {
@@ -396,7 +400,7 @@ impl Extensions {
                 self.data_file_name = Some(text(data, "the name of its data file")?);
             }
             extension::FEATURE_NAMES => self.feature_names = data.to_vec(),
-            extension::BITMAPS => self.bitmaps = Some(bitmaps(data)?),
+            extension::BITMAPS => self.bitmaps = Some(data.to_vec()),
             _ => {}
         }
         Ok(())
@@ -419,4 +423,224 @@ fn bitmaps(data: &[u8]) -> Result<Bitmaps, Error> {
         return Err(Error::header("the length of the bitmap directory", directory_len, rule));
     }
     Ok(Bitmaps { count, directory_len, directory_offset })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Place, value and length.
+    type Field = (usize, u64, usize);
+
+    fn put(bytes: &mut [u8], at: usize, value: u64, len: usize) {
+        bytes[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
+    }
+
+    /// A disk of 1 GiB with clusters of 64 KiB, header and extensions in 4 KiB.
+    fn header(version: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        let fields: &[Field] = &[
+            (0, MAGIC.into(), 4),
+            (4, version.into(), 4),
+            (20, 16, 4),
+            (24, 1 << 30, 8),
+            (36, 2, 4),
+            (40, 0x30000, 8),
+            (48, 0x10000, 8),
+            (56, 1, 4),
+        ];
+        fields.iter().for_each(|&(at, value, len)| put(&mut bytes, at, value, len));
+        if version > 2 {
+            put(&mut bytes, 96, 4, 4);
+            put(&mut bytes, 100, 104, 4);
+        }
+        bytes
+    }
+
+    /// The header with these fields: place, value and length.
+    fn with(fields: &[Field]) -> Result<Header, Error> {
+        let mut bytes = header(3);
+        fields.iter().for_each(|&(at, value, len)| put(&mut bytes, at, value, len));
+        Header::parse(&bytes)
+    }
+
+    fn text(result: Result<Header, Error>) -> String {
+        result.map(|_| ()).unwrap_err().to_string()
+    }
+
+    /// The header with extensions behind it.
+    fn extended(extensions: &[(u32, &[u8])]) -> Vec<u8> {
+        let mut bytes = header(3);
+        let mut at = 104;
+        for &(kind, data) in extensions {
+            put(&mut bytes, at, kind.into(), 4);
+            put(&mut bytes, at + 4, data.len() as u64, 4);
+            bytes[at + 8..at + 8 + data.len()].copy_from_slice(data);
+            at += 8 + data.len().next_multiple_of(8);
+        }
+        bytes
+    }
+
+    #[test]
+    fn both_versions_are_read() {
+        let v3 = Header::parse(&header(3)).unwrap();
+        assert_eq!((v3.geometry.version, v3.len_bytes, v3.l1_entries), (3, 1 << 30, 2));
+        let mut bytes = header(2);
+        // Version 2 has no such fields: whatever is there is an extension's, or nothing.
+        put(&mut bytes, 72, 0, 4);
+        put(&mut bytes, 96, 9, 4);
+        let v2 = Header::parse(&bytes).unwrap();
+        assert_eq!((v2.geometry.refcount_order, v2.incompatible, v2.autoclear), (4, 0, 0));
+    }
+
+    #[test]
+    fn every_field_is_taken_at_its_limit() {
+        let large = [(20, 21, 4), (36, 1 << 17, 4), (40, 0x20_0000, 8), (48, 0x40_0000, 8)];
+        let all: [&[Field]; 14] = [
+            &[(24, 0, 8), (36, 0, 4), (40, 0, 8)],
+            &[(20, 9, 4), (24, 1 << 16, 8)],
+            &[large[0], large[1], large[2], large[3], (24, 1 << 56, 8)],
+            &[(36, 4 << 20, 4)],
+            &[(40, (1 << 56) - 0x10000, 8)],
+            &[(56, 128, 4)],
+            &[large[0], large[2], large[3], (56, 4, 4)],
+            &[(60, 65_536, 4), (64, 0x50000, 8)],
+            &[(96, 6, 4)],
+            &[(96, 0, 4)],
+            &[(100, 112, 4)],
+            &[(100, 112, 4), (72, 8, 8), (104, 1, 1)],
+            &[(8, 1024, 8), (16, 1023, 4), (1024, 0x6161_6161, 4)],
+            &[(8, 4096 - 16, 8), (16, 16, 4)],
+        ];
+        for fields in &all[..12] {
+            with(fields).unwrap_or_else(|e| panic!("{fields:x?}: {e}"));
+        }
+        for fields in &all[12..] {
+            let mut bytes = header(3);
+            fields.iter().for_each(|&(at, value, len)| put(&mut bytes, at, value, len));
+            let (at, len) = (fields[0].1 as usize, fields[1].1 as usize);
+            bytes[at..at + len].fill(b'a');
+            assert_eq!(Header::parse(&bytes).unwrap().backing_name.unwrap().len(), len);
+        }
+    }
+
+    #[test]
+    fn every_field_is_refused_beyond_its_limit_by_name() {
+        let all: [(&str, &[Field]); 32] = [
+            ("not a qcow2 image", &[(0, 0x5146_49fa, 4)]),
+            ("version 1;", &[(4, 1, 4)]),
+            ("version 4;", &[(4, 4, 4)]),
+            ("cluster_bits is 8;", &[(20, 8, 4)]),
+            ("cluster_bits is 22;", &[(20, 22, 4)]),
+            ("cluster_bits is 4294967295;", &[(20, u64::MAX, 4)]),
+            ("size of the disk", &[(24, (1 << 56) + 1, 8)]),
+            ("entries of the L1 table is 1;", &[(36, 1, 4)]),
+            ("entries of the L1 table is 0;", &[(36, 0, 4)]),
+            ("length of the L1 table", &[(36, (4 << 20) + 1, 4)]),
+            ("offset of the L1 table", &[(40, 0x30200, 8)]),
+            ("offset of the L1 table", &[(40, 0, 8)]),
+            ("offset of the L1 table", &[(40, 1 << 56, 8)]),
+            ("offset of the L1 table", &[(40, u64::MAX << 16, 8)]),
+            ("offset of the refcount table", &[(48, 0x10001, 8)]),
+            ("offset of the refcount table", &[(48, 0, 8)]),
+            ("clusters of the refcount table is 0;", &[(56, 0, 4)]),
+            ("clusters of the refcount table is 129;", &[(56, 129, 4)]),
+            ("number of snapshots is 65537;", &[(60, 65_537, 4), (64, 0x50000, 8)]),
+            ("offset of the snapshot table", &[(60, 1, 4), (64, 0x50100, 8)]),
+            ("offset of the snapshot table", &[(60, 1, 4), (64, 0, 8)]),
+            ("encrypted (AES)", &[(32, 1, 4)]),
+            ("encrypted (LUKS)", &[(32, 2, 4)]),
+            ("encrypted (method 3)", &[(32, 3, 4)]),
+            ("refcount_order is 7;", &[(96, 7, 4)]),
+            ("header's length is 96;", &[(100, 96, 4)]),
+            ("header's length is 108;", &[(100, 108, 4)]),
+            ("header's length is 65544;", &[(100, 65_544, 4)]),
+            ("compression_type is 1;", &[(100, 112, 4), (104, 1, 1)]),
+            ("compression_type is 0;", &[(100, 112, 4), (72, 8, 8)]),
+            ("compression_type is 2;", &[(100, 112, 4), (72, 8, 8), (104, 2, 1)]),
+            ("14 or more with extended", &[(20, 13, 4), (72, 16, 8), (36, 128, 4)]),
+        ];
+        for (what, fields) in all {
+            let text = text(with(fields));
+            assert!(text.contains(what), "{what}: {text}");
+        }
+        let name = |offset, len| text(with(&[(8, offset, 8), (16, len, 4)]));
+        assert!(name(1024, 1024).contains("length of the backing file's name is 1024;"));
+        for offset in [4090, 1 << 16, u64::MAX] {
+            assert!(name(offset, 16).contains("offset of the backing file's name"), "{offset}");
+        }
+        assert!(name(512, 16).contains("is no text"), "it is zeroes");
+    }
+
+    #[test]
+    fn a_header_that_ends_early_is_an_error() {
+        for version in [2, 3] {
+            let bytes = header(version);
+            let whole = if version == 2 { 72 } else { 104 };
+            for len in 0..whole {
+                Header::parse(&bytes[..len]).unwrap_err();
+            }
+            Header::parse(&bytes[..whole]).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_extension_that_ends_early_is_an_error() {
+        let kinds = [
+            extension::BACKING_FORMAT,
+            extension::FEATURE_NAMES,
+            extension::BITMAPS,
+            extension::DATA_FILE,
+            0x1234_5678,
+        ];
+        for kind in kinds {
+            let mut bytes = extended(&[(kind, &[b'a'; 16])]);
+            let rest = bytes.len() - 112;
+            put(&mut bytes, 108, rest as u64 + 1, 4);
+            assert!(text(Header::parse(&bytes)).contains("length of a header extension"));
+            put(&mut bytes, 108, u64::MAX, 4);
+            assert!(text(Header::parse(&bytes)).contains("length of a header extension"));
+        }
+        // An end mark, and the backing file's name, end them.
+        let mut bytes = extended(&[(0, &[]), (extension::BITMAPS, &[0xff; 8])]);
+        Header::parse(&bytes).unwrap();
+        put(&mut bytes, 104, u64::MAX, 8);
+        put(&mut bytes, 8, 104, 8);
+        put(&mut bytes, 16, 4, 4);
+        assert!(text(Header::parse(&bytes)).contains("is no text"));
+    }
+
+    #[test]
+    fn unknown_features_are_named_as_the_image_names_them() {
+        let mut names = [0; 96];
+        names[..13].copy_from_slice(b"\0\x05time\ttravel");
+        // A compatible feature's name is not that of an incompatible one.
+        names[48..56].copy_from_slice(b"\x01\x06wrong.");
+        let mut bytes = extended(&[(extension::FEATURE_NAMES, &names)]);
+        put(&mut bytes, 72, 1 << 5 | 1 << 6 | 1 << 63 | 1, 8);
+        let text = text(Header::parse(&bytes));
+        assert!(text.contains("\"timetravel\" (bit 5), bit 6, bit 63;"), "{text}");
+    }
+
+    #[test]
+    fn bitmaps_count_only_where_they_are_kept_up_to_date() {
+        let bitmaps = |count: u64, len: u64, offset: u64, autoclear: u64| {
+            let mut data = [0; 24];
+            put(&mut data, 0, count, 4);
+            put(&mut data, 8, len, 8);
+            put(&mut data, 16, offset, 8);
+            let mut bytes = extended(&[(extension::BITMAPS, &data)]);
+            put(&mut bytes, 88, autoclear, 8);
+            Header::parse(&bytes).map(|header| header.bitmaps)
+        };
+        assert!(bitmaps(65_535, 64 << 20, 0x50000, 1).unwrap().is_some());
+        assert!(bitmaps(1, 64, 0x50000, 0).unwrap().is_none());
+        assert!(bitmaps(0, u64::MAX, 7, 0).unwrap().is_none());
+        bitmaps(0, 64, 0x50000, 1).unwrap_err();
+        bitmaps(65_536, 64, 0x50000, 1).unwrap_err();
+        bitmaps(1, (64 << 20) + 1, 0x50000, 1).unwrap_err();
+        let mut bytes = extended(&[(extension::BITMAPS, &[0; 16])]);
+        put(&mut bytes, 88, 1, 8);
+        assert!(text(Header::parse(&bytes)).contains("bitmaps extension is 16;"));
+    }
 }

@@ -42,3 +42,52 @@ pub fn table(bytes: &[u8], count: u32) -> Result<(Vec<Snapshot>, u64), Error> {
     }
     Ok((all, at as u64))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(l1_offset: u64, l1_entries: u32, extra: usize, id: &str, name: &str) -> Vec<u8> {
+        let mut bytes = l1_offset.to_be_bytes().to_vec();
+        bytes.extend(l1_entries.to_be_bytes());
+        bytes.extend((id.len() as u16).to_be_bytes());
+        bytes.extend((name.len() as u16).to_be_bytes());
+        bytes.extend([0; 20]);
+        bytes.extend((extra as u32).to_be_bytes());
+        bytes.extend(vec![0xff; extra]);
+        bytes.extend(id.bytes().chain(name.bytes()));
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes
+    }
+
+    #[test]
+    fn entries_have_their_own_lengths() {
+        let all = [one(0x10000, 1, 16, "1", "first"), one(0x20000, 7, 0, "", ""), {
+            one(0x30000, u32::MAX, 24, "12345678", &"n".repeat(65_535))
+        }];
+        let (found, len) = table(&all.concat(), 3).unwrap();
+        let places: Vec<_> = found.iter().map(|s| (s.l1_offset, s.l1_entries)).collect();
+        assert_eq!(places, [(0x10000, 1), (0x20000, 7), (0x30000, u32::MAX)]);
+        assert_eq!(len, all.concat().len() as u64);
+        assert_eq!(table(&[], 0).unwrap(), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn a_table_that_ends_early_is_an_error_that_names_the_entry() {
+        let (first, second) = (one(1 << 16, 1, 16, "1", "a"), one(2 << 16, 1, 16, "2", "b"));
+        let whole = [&first[..], &second[..]].concat();
+        // The padding of the last entry need not be there.
+        let least = whole.len() - 6;
+        for len in 0..whole.len() {
+            let found = table(&whole[..len], 2);
+            assert_eq!(found.is_ok(), len >= least - 1, "{len}");
+            if let Err(e) = found {
+                let n = usize::from(len >= first.len() - 7);
+                assert!(e.to_string().contains(&format!("within entry {n}")), "{len}: {e}");
+            }
+        }
+        let mut huge = one(1 << 16, 1, 0, "1", "a");
+        huge[36..40].fill(0xff);
+        table(&huge, 1).unwrap_err();
+    }
+}

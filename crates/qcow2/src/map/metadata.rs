@@ -54,9 +54,9 @@ impl Metadata {
         self.added.insert(cluster);
     }
 
-    /// Forgets a table.
+    /// Forgets a table, if the cluster held one.
     pub fn remove(&mut self, cluster: u64) {
-        if !self.added.remove(&cluster) {
+        if !self.added.remove(&cluster) && self.sorted.binary_search(&cluster).is_ok() {
             self.removed.insert(cluster);
         }
     }
@@ -83,6 +83,17 @@ impl Metadata {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clusters_that_never_held_metadata_leave_nothing_behind() {
+        let mut all = Metadata::default();
+        all.add_tables(vec![5, 7]);
+        let before = all.memory_len();
+        (100..10_100).for_each(|cluster| all.remove(cluster));
+        assert_eq!(all.memory_len(), before);
+        all.remove(5);
+        assert!(!all.contains(5) && all.contains(7));
+    }
 
     #[test]
     fn ranges_do_not_overlap_and_tables_come_once() {

@@ -17,7 +17,8 @@ use crate::format::header::{Header, feature, place};
 use crate::format::snapshot::{self, Snapshot};
 use crate::format::u64_at;
 use crate::limits::{
-    DEFAULT_CACHE_LEN_BYTES, MAX_SNAPSHOT_TABLE_LEN_BYTES, MAX_SNAPSHOT_TABLES, MIN_CACHE_LEN_BYTES,
+    DEFAULT_CACHE_LEN_BYTES, MAX_BITMAP_LEN_BYTES, MAX_SNAPSHOT_TABLE_LEN_BYTES,
+    MAX_SNAPSHOT_TABLES, MIN_CACHE_LEN_BYTES,
 };
 use crate::store::Store;
 
@@ -167,10 +168,18 @@ fn read_bitmaps(store: &dyn Store, header: &Header) -> Result<Vec<Bitmap>, Error
     store
         .read_padded(&mut bytes, bitmaps.directory_offset)
         .map_err(Error::io("reading the bitmap directory"))?;
-    bitmap::directory(&bytes, bitmaps.count).ok_or_else(|| {
+    let all = bitmap::directory(&bytes, bitmaps.count).ok_or_else(|| {
         let rule = format!("enough for its {} bitmaps", bitmaps.count);
         Error::header("the length of the bitmap directory", bitmaps.directory_len, rule)
-    })
+    })?;
+    let limit = MAX_BITMAP_LEN_BYTES >> header.geometry.cluster_bits;
+    match all.iter().position(|bitmap| u64::from(bitmap.table_entries) > limit) {
+        None => Ok(all),
+        Some(n) => {
+            let rule = format!("at most {limit} in the table of bitmap {n}");
+            Err(Error::header("entries of a bitmap's table", all[n].table_entries.into(), rule))
+        }
+    }
 }
 
 /// What was done at opening, for logs and `ports`.

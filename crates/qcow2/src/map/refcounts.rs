@@ -238,6 +238,10 @@ impl Refcounts {
         if self.table.contains(&BAD) {
             return Err(contradiction("the refcount table is full, and damaged"));
         }
+        if let Some(taken) = (new.begin..end).find(|&cluster| metadata.contains(cluster)) {
+            let text = format!("cluster {taken} holds metadata and has no refcount");
+            return Err(contradiction(text));
+        }
         let mut table = self.table.clone();
         table.resize((new.clusters << bits) as usize / 8, 0);
         for n in 0..new.blocks {

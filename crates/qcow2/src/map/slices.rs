@@ -23,6 +23,9 @@ pub struct Slice {
     /// One for each cluster, or two: entry and bitmap.
     entries: Box<[AtomicU64]>,
     is_extended: bool,
+    /// Changes of extended entries, begun and done.
+    changes: AtomicU64,
+    changed: AtomicU64,
     is_retired: AtomicBool,
     pins: AtomicU32,
     /// Looked at since the evictor last came by.
@@ -58,6 +61,8 @@ impl Slice {
             is_own,
             entries: words.collect(),
             is_extended,
+            changes: AtomicU64::new(0),
+            changed: AtomicU64::new(0),
             is_retired: AtomicBool::new(false),
             pins: AtomicU32::new(0),
             is_used: AtomicBool::new(true),
@@ -72,11 +77,12 @@ impl Slice {
         }
         let (entry, bitmap) = (&self.entries[index * 2], &self.entries[index * 2 + 1]);
         loop {
-            let before = entry.load(Ordering::Acquire);
-            let bits = bitmap.load(Ordering::Acquire);
-            if entry.load(Ordering::Acquire) == before {
-                return (before, bits);
+            let changed = self.changed.load(Ordering::Acquire);
+            let pair = (entry.load(Ordering::Acquire), bitmap.load(Ordering::Acquire));
+            if self.changes.load(Ordering::Acquire) == changed {
+                return pair;
             }
+            std::hint::spin_loop();
         }
     }
 
@@ -86,18 +92,11 @@ impl Slice {
             self.entries[index].store(entry, Ordering::Release);
             return;
         }
-        let (first, second) = (&self.entries[index * 2], &self.entries[index * 2 + 1]);
-        // A reader in between sees the old state, or an entry whose pieces are all unallocated.
-        if entry::offset(entry) == 0 {
-            second.store(bitmap, Ordering::Release);
-            first.store(entry, Ordering::Release);
-        } else {
-            if entry::offset(first.load(Ordering::Relaxed)) != entry::offset(entry) {
-                second.store(0, Ordering::Release);
-            }
-            first.store(entry, Ordering::Release);
-            second.store(bitmap, Ordering::Release);
-        }
+        // Readers look again meanwhile: an entry with another one's bitmap is neither.
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.entries[index * 2].store(entry, Ordering::Release);
+        self.entries[index * 2 + 1].store(bitmap, Ordering::Release);
+        self.changed.fetch_add(1, Ordering::Release);
     }
 
     /// Keeps the slice from being evicted; false when it was evicted already.
@@ -236,6 +235,32 @@ mod tests {
 
     fn slice(number: u64) -> Slice {
         Slice::new(number, 0, true, &[0; 64], &GEOMETRY, |_, entry| entry)
+    }
+
+    /// A reader of an extended entry never sees one entry's cluster with another one's bitmap: it would
+    /// take data for zeroes, or for what the backing file has.
+    #[test]
+    fn an_extended_entry_is_seen_whole() {
+        let geometry = Geometry { extended_l2: true, data_file: true, ..GEOMETRY };
+        let states: [Pair; 4] = [
+            (0x10000 | entry::COPIED, 0x0000_00ff),
+            (0, 0xffff_ffff << 32),
+            (entry::COPIED, 0xff00_0000),
+            (entry::COMPRESSED | 0x20000, 0),
+        ];
+        let slice = Slice::new(0, 0, true, &[0; 64], &geometry, |_, entry| entry);
+        slice.set(1, states[0]);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                (0..20_000_000).map(|_| slice.get(1)).find(|pair| !states.contains(pair))
+            });
+            // A bitmap that changes alone is one store.
+            let mut turns = [0, 1, 2, 3, 0, 2, 1, 3, 2, 0, 3, 1].into_iter().cycle();
+            while !reader.is_finished() {
+                turns.next().into_iter().for_each(|n| slice.set(1, states[n]));
+            }
+            assert_eq!(reader.join().unwrap(), None);
+        });
     }
 
     #[test]

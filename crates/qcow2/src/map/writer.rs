@@ -43,6 +43,8 @@ pub struct Writer {
     is_damaged: AtomicBool,
     /// Bytes, see [`Writer::memory_len`].
     memory: AtomicU64,
+    /// A change failed: clusters may be counted as used, and nothing may refer to them.
+    may_leak: AtomicBool,
     /// Incompatible features as they are in the file.
     incompatible: AtomicU64,
 }
@@ -96,8 +98,14 @@ impl Writer {
             pending: AtomicU64::new(0),
             memory: AtomicU64::new(0),
             is_damaged: AtomicBool::new(incompatible & feature::CORRUPT != 0),
+            may_leak: AtomicBool::new(false),
             incompatible: AtomicU64::new(incompatible),
         }
+    }
+
+    /// After a change that failed: the next opening has to look for leaks.
+    pub(crate) fn note_leaks(&self) {
+        self.may_leak.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn meta(&self) -> MutexGuard<'_, Meta> {
@@ -402,9 +410,10 @@ impl Image {
         Ok(())
     }
 
-    /// Passes a result on, and notes a contradiction in the image.
+    /// Passes a result on, and notes what failed, and a contradiction in the image.
     pub(crate) fn noticed<T>(&self, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|e| {
+            self.writer.iter().for_each(Writer::note_leaks);
             let cause = e.get_ref().and_then(|cause| cause.downcast_ref::<Contradiction>());
             if let Some(cause) = cause {
                 self.damaged(&cause.0);
@@ -438,11 +447,12 @@ impl Image {
     }
 
     /// Ends writing: nothing is reserved, freed clusters are counted so, and the file says that it
-    /// was closed. Nobody uses the image any more. After an error it stays marked as not closed.
+    /// was closed. Nobody uses the image any more. After an error, or where writing failed before, it
+    /// stays marked as not closed.
     pub fn close(&self) -> io::Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
         if writer.is_damaged() {
-            return self.store.sync();
+            return self.sync();
         }
         self.noticed(self.close_inner(writer))
     }
@@ -466,6 +476,13 @@ impl Image {
         }
         self.cut(&mut meta)?;
         self.sync()?;
+        if writer.may_leak.load(Ordering::Relaxed) {
+            tracing::warn!(
+                image = self.name,
+                "writing failed before: it is checked when it is opened"
+            );
+            return Ok(());
+        }
         let bits = writer.incompatible.load(Ordering::SeqCst) & !feature::DIRTY;
         self.write_incompatible(bits)
     }

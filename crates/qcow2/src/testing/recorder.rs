@@ -1,7 +1,8 @@
 //! A file in memory that records every change and every sync.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bytes::Bytes;
 use crate::store::Store;
@@ -32,6 +33,8 @@ pub enum Event {
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Recorder {
+    /// Counts the events of this file, and of those beside it.
+    clock: Arc<AtomicU64>,
     state: Mutex<State>,
 }
 
@@ -39,6 +42,8 @@ pub struct Recorder {
 struct State {
     bytes: Bytes,
     log: Vec<Event>,
+    /// When each of them was.
+    times: Vec<u64>,
     /// Calls that may succeed before one fails.
     fail_after: Option<u64>,
     fail_syncs: bool,
@@ -47,7 +52,16 @@ struct State {
 impl Recorder {
     /// A file with these bytes.
     pub fn new(bytes: Bytes) -> Self {
-        Self { state: Mutex::new(State { bytes, ..State::default() }) }
+        Self::at(Arc::default(), bytes)
+    }
+
+    /// Another file with the same clock, so that it is known what came first.
+    pub fn beside(&self, bytes: Bytes) -> Self {
+        Self::at(Arc::clone(&self.clock), bytes)
+    }
+
+    fn at(clock: Arc<AtomicU64>, bytes: Bytes) -> Self {
+        Self { clock, state: Mutex::new(State { bytes, ..State::default() }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -59,9 +73,24 @@ impl Recorder {
         self.lock().log.len()
     }
 
+    /// Events so far, of this file and of those beside it: the time of the next one.
+    pub fn now(&self) -> u64 {
+        self.clock.load(SeqCst)
+    }
+
     /// Takes the log.
     pub fn take_log(&self) -> Vec<Event> {
-        std::mem::take(&mut self.lock().log)
+        self.take_log_with_times().0
+    }
+
+    /// Takes the log, and the time of each event.
+    pub fn take_log_with_times(&self) -> (Vec<Event>, Vec<u64>) {
+        let mut state = self.lock();
+        (std::mem::take(&mut state.log), std::mem::take(&mut state.times))
+    }
+
+    fn change(&self, event: Event) -> io::Result<()> {
+        self.lock().change(event, &self.clock)
     }
 
     /// The bytes as they are now.
@@ -81,15 +110,20 @@ impl Recorder {
 }
 
 impl State {
-    fn change(&mut self, event: Event) -> io::Result<()> {
+    fn change(&mut self, event: Event, clock: &AtomicU64) -> io::Result<()> {
         match &mut self.fail_after {
             Some(0) => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
             Some(left) => *left -= 1,
             None => {}
         }
         apply(&mut self.bytes, &event);
-        self.log.push(event);
+        self.note(event, clock);
         Ok(())
+    }
+
+    fn note(&mut self, event: Event, clock: &AtomicU64) {
+        self.log.push(event);
+        self.times.push(clock.fetch_add(1, SeqCst));
     }
 }
 
@@ -109,7 +143,7 @@ impl Store for Recorder {
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.lock().change(Event::Write { offset, data: buf.to_vec() })
+        self.change(Event::Write { offset, data: buf.to_vec() })
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -117,7 +151,7 @@ impl Store for Recorder {
         if state.fail_syncs {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        state.log.push(Event::Sync);
+        state.note(Event::Sync, &self.clock);
         Ok(())
     }
 
@@ -126,11 +160,11 @@ impl Store for Recorder {
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.lock().change(Event::SetLen(len_bytes))
+        self.change(Event::SetLen(len_bytes))
     }
 
     fn zero(&self, offset: u64, len_bytes: u64, _may_unmap: bool) -> io::Result<()> {
-        self.lock().change(Event::Zero { offset, len_bytes })
+        self.change(Event::Zero { offset, len_bytes })
     }
 
     fn can_grow(&self) -> bool {

@@ -18,6 +18,8 @@ pub struct Kind {
     /// Its content is compressed.
     pub compressed: bool,
     pub bitmap: bool,
+    /// Its data is in `data.raw`.
+    pub data_file: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub enum Backing {
     Raw,
     /// Shorter than the image.
     ShortRaw,
+    /// Longer than the image: what is behind its end must never be seen.
+    LongRaw,
     Qcow2,
 }
 
@@ -38,9 +42,13 @@ const PLAIN: Kind = Kind {
     snapshots: 0,
     compressed: false,
     bitmap: false,
+    data_file: false,
 };
 
-/// Twenty and some.
+const BITS_1: Kind =
+    Kind { name: "bits-1", options: "refcount_bits=1,cluster_size=1k", len_kib: 1024, ..PLAIN };
+
+/// Thirty and some.
 pub const KINDS: &[Kind] = &[
     Kind { name: "v3", ..PLAIN },
     Kind { name: "v2", options: "compat=0.10", ..PLAIN },
@@ -52,7 +60,7 @@ pub const KINDS: &[Kind] = &[
     Kind { name: "odd-size", options: "cluster_size=16k", len_kib: 1001, ..PLAIN },
     Kind { name: "huge", len_kib: 64 << 30, ..PLAIN },
     Kind { name: "huge-1k", options: "cluster_size=1k", len_kib: 32 << 20, ..PLAIN },
-    Kind { name: "bits-1", options: "refcount_bits=1,cluster_size=1k", len_kib: 1024, ..PLAIN },
+    BITS_1,
     Kind { name: "bits-64", options: "refcount_bits=64,cluster_size=512", len_kib: 700, ..PLAIN },
     Kind { name: "bits-8-lazy", options: "refcount_bits=8,lazy_refcounts=on", ..PLAIN },
     Kind { name: "full", filled: true, ..PLAIN },
@@ -65,6 +73,7 @@ pub const KINDS: &[Kind] = &[
         ..PLAIN
     },
     Kind { name: "backed-short", options: "cluster_size=8k", backing: Backing::ShortRaw, ..PLAIN },
+    Kind { name: "backed-long", options: "cluster_size=8k", backing: Backing::LongRaw, ..PLAIN },
     Kind { name: "backed-qcow2", options: "cluster_size=4k", backing: Backing::Qcow2, ..PLAIN },
     Kind { name: "snapshots", filled: true, snapshots: 2, ..PLAIN },
     Kind {
@@ -92,6 +101,23 @@ pub const KINDS: &[Kind] = &[
         ..PLAIN
     },
     Kind { name: "bitmap", bitmap: true, filled: true, ..PLAIN },
+    Kind { name: "bits-1-compressed", compressed: true, filled: true, ..BITS_1 },
+    Kind { name: "data-file", data_file: true, ..PLAIN },
+    Kind { name: "data-file-odd", data_file: true, len_kib: 1001, filled: true, ..PLAIN },
+    Kind { name: "data-file-raw", data_file: true, options: "data_file_raw=on", ..PLAIN },
+    Kind {
+        name: "data-file-extended",
+        data_file: true,
+        options: "extended_l2=on,cluster_size=16k",
+        ..PLAIN
+    },
+    Kind {
+        name: "data-file-backed",
+        data_file: true,
+        options: "cluster_size=8k",
+        backing: Backing::ShortRaw,
+        ..PLAIN
+    },
 ];
 
 /// Runs a tool of QEMU's; its output when it succeeds.
@@ -113,11 +139,21 @@ impl Kind {
         self.len_kib << 10
     }
 
+    /// Whether the disk can be made larger while it is served.
+    pub fn can_grow(&self) -> bool {
+        let is_v2 = self.options.contains("compat=0.10");
+        // The L1 table is longer than what one refcount block counts.
+        let is_long = self.options.contains("cluster_size=1k") && self.len_kib > 8 << 20;
+        let is_shadowed = is_v2 && (self.snapshots > 0 || self.backing == Backing::LongRaw);
+        !self.bitmap && !is_long && !is_shadowed
+    }
+
     /// Bytes of the backing file.
     fn backing_len(&self) -> u64 {
         match self.backing {
             Backing::None => 0,
             Backing::ShortRaw => self.len_bytes() / 2 + 512,
+            Backing::LongRaw => self.len_bytes() + (100 << 10),
             Backing::Raw | Backing::Qcow2 => self.len_bytes(),
         }
     }
@@ -131,12 +167,18 @@ impl Kind {
         if !self.options.is_empty() {
             args.extend(["-o", self.options]);
         }
+        let data_file = format!("data_file={}", path("data.raw"));
+        if self.data_file {
+            args.extend(["-o", &data_file]);
+        }
         if self.backing != Backing::None {
             std::fs::write(path("base.raw"), base_data(self.backing_len() as usize)).unwrap();
         }
         match self.backing {
             Backing::None => {}
-            Backing::Raw | Backing::ShortRaw => args.extend(["-b", "base.raw", "-F", "raw"]),
+            Backing::Raw | Backing::ShortRaw | Backing::LongRaw => {
+                args.extend(["-b", "base.raw", "-F", "raw"]);
+            }
             Backing::Qcow2 => {
                 let (raw, base) = (path("base.raw"), path("base.qcow2"));
                 qemu("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", &raw, &base]);

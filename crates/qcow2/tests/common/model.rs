@@ -32,6 +32,9 @@ pub struct Op {
 #[derive(Debug, Default)]
 pub struct Model {
     changes: BTreeMap<u64, Vec<Change>>,
+    /// Sizes of the disk, and the operations that made them: each value is an index.
+    lens_bytes: Vec<u64>,
+    lens: Vec<Change>,
     pub ops: Vec<Op>,
 }
 
@@ -44,6 +47,20 @@ impl Model {
 
     pub fn end(&mut self, op: usize, at: usize, is_flush: bool) {
         (self.ops[op].end, self.ops[op].is_flush) = (at, is_flush);
+    }
+
+    pub fn set_len(&mut self, op: usize, len_bytes: u64) {
+        self.lens.push(Change { value: self.lens_bytes.len() as Value, op });
+        self.lens_bytes.push(len_bytes);
+    }
+
+    /// Sizes that the disk may have after a death, in bytes.
+    pub fn lens(&self, first: u64, at: usize, is_kill: bool) -> Vec<u64> {
+        let lens = match is_kill {
+            true => self.since(&self.lens, at, |op| op.end <= at),
+            false => self.since_flush(&self.lens, at),
+        };
+        lens.into_iter().map(|n| n.map_or(first, |n| self.lens_bytes[n as usize])).collect()
     }
 
     pub fn set(&mut self, op: usize, sectors: std::ops::Range<u64>, value: Value) {
@@ -65,20 +82,33 @@ impl Model {
     /// States that a sector may have after a kill at `at`: the last answered one, or of those under
     /// way. None stands for that of the beginning.
     pub fn after_kill(&self, sector: u64, at: usize) -> Vec<Option<Value>> {
-        self.since(sector, at, |op| op.end <= at)
+        self.since(self.of(sector), at, |op| op.end <= at)
+    }
+
+    fn of(&self, sector: u64) -> &[Change] {
+        self.changes.get(&sector).map_or(&[], Vec::as_slice)
     }
 
     /// After a power cut: the last flushed one, or any later one.
     pub fn after_cut(&self, sector: u64, at: usize) -> Vec<Option<Value>> {
-        let flushed =
-            self.ops.iter().filter(|op| op.is_flush && op.end <= at).map(|op| op.begin).max();
-        let Some(flushed) = flushed else { return self.since(sector, at, |_| false) };
-        self.since(sector, at, |op| op.end <= flushed)
+        self.since_flush(self.of(sector), at)
     }
 
-    fn since(&self, sector: u64, at: usize, is_sure: impl Fn(&Op) -> bool) -> Vec<Option<Value>> {
+    fn since_flush(&self, changes: &[Change], at: usize) -> Vec<Option<Value>> {
+        let flushed =
+            self.ops.iter().filter(|op| op.is_flush && op.end <= at).map(|op| op.begin).max();
+        let Some(flushed) = flushed else { return self.since(changes, at, |_| false) };
+        self.since(changes, at, |op| op.end <= flushed)
+    }
+
+    fn since(
+        &self,
+        changes: &[Change],
+        at: usize,
+        is_sure: impl Fn(&Op) -> bool,
+    ) -> Vec<Option<Value>> {
         let mut all = vec![None];
-        for change in self.changes.get(&sector).into_iter().flatten() {
+        for change in changes {
             let op = &self.ops[change.op];
             if op.begin > at {
                 continue;

@@ -26,20 +26,51 @@ struct Pending {
     sectors: Range<u64>,
 }
 
+/// A file of the image: what it was, and all that was done to it.
+struct Tape {
+    before: Bytes,
+    store: Arc<Recorder>,
+    log: Vec<Event>,
+    times: Vec<u64>,
+}
+
+impl Tape {
+    fn new(store: Recorder) -> Self {
+        Self { before: store.bytes(), store: Arc::new(store), log: Vec::new(), times: Vec::new() }
+    }
+
+    fn take(&mut self) {
+        (self.log, self.times) = self.store.take_log_with_times();
+    }
+
+    /// What was done before `at`.
+    fn upto(&self, at: usize) -> &[Event] {
+        &self.log[..self.times.partition_point(|&time| time < at as u64)]
+    }
+}
+
+/// What a death leaves: the image file and, if there is one, the data file.
+#[derive(Clone)]
+struct Left {
+    image: Bytes,
+    data: Option<Bytes>,
+}
+
 /// See the module's text.
 pub struct World {
     kind: Kind,
     dir: tempfile::TempDir,
-    before: Bytes,
-    store: Arc<Recorder>,
+    image: Tape,
+    /// Where there is a data file.
+    data: Option<Tape>,
     chain: Chain,
     view: ChainView,
     scratch: Scratch,
     model: Model,
     pending: Vec<Pending>,
     random: Seeded,
-    log: Vec<Event>,
     value: Value,
+    len_bytes: u64,
     initial: File,
     seed: u64,
 }
@@ -50,7 +81,7 @@ fn below(kind: &Kind, dir: &Path) -> Vec<Layer> {
     };
     match kind.backing {
         Backing::None => Vec::new(),
-        Backing::Raw | Backing::ShortRaw => {
+        Backing::Raw | Backing::ShortRaw | Backing::LongRaw => {
             let store = store("base.raw");
             let len_bytes = store.len().unwrap();
             vec![Layer::Raw { store, len_bytes }]
@@ -63,10 +94,16 @@ fn below(kind: &Kind, dir: &Path) -> Vec<Layer> {
     }
 }
 
-fn open(store: Arc<dyn Store>, kind: &Kind, dir: &Path, writable: bool) -> Chain {
+fn open(
+    store: Arc<dyn Store>,
+    data: Option<Arc<dyn Store>>,
+    kind: &Kind,
+    dir: &Path,
+    writable: bool,
+) -> Chain {
     let mut options = Options::new(kind.name, writable);
     options.cache_len_bytes = 0;
-    let (image, _) = Image::open(store, None, &options, &mut |_| {}).unwrap();
+    let (image, _) = Image::open(store, data, &options, &mut |_| {}).unwrap();
     Chain::new(image, below(kind, dir))
 }
 
@@ -76,23 +113,27 @@ impl World {
         kind.make(dir.path());
         let (image, raw) = (dir.path().join("disk.qcow2"), dir.path().join("initial.raw"));
         qemu("qemu-img", &["convert", "-O", "raw", image.to_str().unwrap(), raw.to_str().unwrap()]);
-        let before = Bytes::load(&image).unwrap();
-        let store = Arc::new(Recorder::new(before.clone()));
-        let chain = open(store.clone(), kind, dir.path(), true);
+        let image = Tape::new(Recorder::new(Bytes::load(&image).unwrap()));
+        let data = kind.data_file.then(|| {
+            let bytes = Bytes::load(&dir.path().join("data.raw")).unwrap();
+            Tape::new(image.store.beside(bytes))
+        });
+        let data_store = data.as_ref().map(|tape| tape.store.clone() as Arc<dyn Store>);
+        let chain = open(image.store.clone(), data_store, kind, dir.path(), true);
         let view = chain.view(Arc::new(|| {}));
         Self {
             kind: *kind,
             initial: File::open(raw).unwrap(),
             dir,
-            before,
-            store,
+            image,
+            data,
+            len_bytes: chain.top().len_bytes(),
             chain,
             view,
             scratch: Scratch::default(),
             model: Model::default(),
             pending: Vec::new(),
             random: Seeded::new(seed),
-            log: Vec::new(),
             value: 0,
             seed,
         }
@@ -104,7 +145,7 @@ impl World {
 
     /// A range: near others, so that they meet; of any length, mostly short.
     fn range(&mut self) -> Range<u64> {
-        let disk = self.kind.len_bytes() / SECTOR;
+        let disk = self.len_bytes / SECTOR;
         let cluster = self.chain.top().geometry().cluster_len() / SECTOR;
         let zones = 4;
         let zone = self.below(zones) * (disk / zones);
@@ -127,16 +168,9 @@ impl World {
     /// So many random operations.
     pub fn run(&mut self, count: usize) {
         for _ in 0..count {
-            match self.below(20) {
-                0..10 => self.write(true),
-                10..12 => self.write(false),
-                12..14 => self.flush(),
-                14 => self.clear(Clear::Discard),
-                15 => self.clear(Clear::Zero { may_unmap: true }),
-                16 => self.clear(Clear::Zero { may_unmap: false }),
-                17 => self.chain.top().maintain().unwrap(),
-                18 => self.look(),
-                _ => self.advance(),
+            match self.below(41) {
+                40 => self.grow(),
+                n => self.step(n / 2),
             }
             while self.pending.len() > 3 {
                 self.advance();
@@ -145,11 +179,48 @@ impl World {
         while !self.pending.is_empty() {
             self.advance();
         }
-        self.log.extend(self.store.take_log());
+        if self.below(2) == 0 {
+            self.chain.top().close().unwrap();
+        }
+        self.image.take();
+        self.data.iter_mut().for_each(Tape::take);
+    }
+
+    fn step(&mut self, n: u64) {
+        match n {
+            0..10 => self.write(true),
+            10..12 => self.write(false),
+            12..14 => self.flush(),
+            14 => self.clear(Clear::Discard),
+            15 => self.clear(Clear::Zero { may_unmap: true }),
+            16 => self.clear(Clear::Zero { may_unmap: false }),
+            17 => self.chain.top().maintain().unwrap(),
+            18 => self.look(),
+            _ => self.advance(),
+        }
+    }
+
+    /// Grows the disk, by a little or so that the L1 table has to move.
+    fn grow(&mut self) {
+        let far = if self.len_bytes > 1 << 33 { 1 << 30 } else { self.len_bytes };
+        let more = if self.below(2) == 0 { 1 + self.below(200) } else { far / SECTOR };
+        let len = self.len_bytes + more * SECTOR;
+        let op = self.model.begin(self.at());
+        match self.chain.grow(&mut self.view, len) {
+            Ok(()) => self.len_bytes = len,
+            Err(_) => assert!(!self.kind.can_grow(), "{}: {len}", self.kind.name),
+        }
+        self.model.set_len(op, self.chain.top().len_bytes());
+        self.model.end(op, self.at(), false);
+    }
+
+    /// Where data of the disk goes.
+    fn data_store(&self) -> &Recorder {
+        &self.data.as_ref().unwrap_or(&self.image).store
     }
 
     fn at(&self) -> usize {
-        self.log.len() + self.store.count()
+        self.image.store.now() as usize
     }
 
     /// One step of a write that is under way.
@@ -166,7 +237,8 @@ impl World {
         if !pending.is_written {
             let mut entries = [0; qcow2::chain::plan::MAX_ENTRIES_LEN_BYTES];
             let len = pending.allocation.encode(&mut entries);
-            self.store.write_at(&entries[..len], pending.allocation.entries_offset()).unwrap();
+            let offset = pending.allocation.entries_offset();
+            self.image.store.write_at(&entries[..len], offset).unwrap();
             pending.is_written = true;
             return;
         }
@@ -214,12 +286,12 @@ impl World {
             };
             let done = match plan {
                 Plan::InPlace { host, len } => {
-                    self.store.write_at(&data[..len as usize], host).unwrap();
+                    self.data_store().write_at(&data[..len as usize], host).unwrap();
                     len
                 }
                 Plan::Allocate(allocation) => {
                     let len = allocation.len;
-                    self.store.write_at(&data[..len as usize], allocation.host).unwrap();
+                    self.image.store.write_at(&data[..len as usize], allocation.host).unwrap();
                     let sectors = sectors.start..sectors.start + len / SECTOR;
                     self.pending.push(Pending { allocation, is_written: false, op, sectors });
                     len
@@ -303,50 +375,113 @@ impl World {
 
     /// Dies at `count` points of what was done, by a kill and by a power cut each. Returns how often.
     pub fn die_everywhere(&mut self, count: u64) -> u64 {
-        let log = std::mem::take(&mut self.log);
+        let end = self.image.store.now();
         for n in 0..count {
-            let at = self.below(log.len() as u64 + 1) as usize;
-            let is_sampled = n % 8 == 0;
-            let killed = killed_at(&self.before, &log[..at]);
-            self.verify(killed, at, true, is_sampled);
-            let cut = power_cut_at(&self.before, &log[..at], &mut self.random);
-            self.verify(cut, at, false, is_sampled);
+            let at = self.below(end + 1) as usize;
+            // QEMU looks at some, of which there are enough where there are many.
+            let is_sampled = n % if count < 400 { 8 } else { 32 } == 0;
+            let killed = |tape: &Tape| killed_at(&tape.before, tape.upto(at));
+            let left = Left { image: killed(&self.image), data: self.data.as_ref().map(killed) };
+            if n % 4 == 1 {
+                self.die_again(left.clone(), at, true);
+            }
+            self.verify(left, at, true, is_sampled);
+            let random = &mut self.random;
+            let mut cut = |tape: &Tape| power_cut_at(&tape.before, tape.upto(at), random);
+            let left = Left { image: cut(&self.image), data: self.data.as_ref().map(cut) };
+            if n % 4 == 1 {
+                self.die_again(left.clone(), at, false);
+            }
+            self.verify(left, at, false, is_sampled);
         }
-        count * 2
+        count * 2 + (count + 2) / 4 * 2
     }
 
-    fn verify(&self, left: Bytes, at: usize, is_kill: bool, is_sampled: bool) {
+    /// Dies once more, while what the first death left is opened and mended.
+    fn die_again(&mut self, left: Left, at: usize, is_kill: bool) {
+        let mut image = Tape::new(Recorder::new(left.image));
+        let data = left.data.map(|bytes| Arc::new(Recorder::new(bytes)));
+        let data_store = data.clone().map(|store| store as Arc<dyn Store>);
+        drop(open(image.store.clone(), data_store, &self.kind, self.dir.path(), true));
+        image.take();
+        let log = &image.log[..self.below(image.log.len() as u64 + 1) as usize];
+        let left = match self.below(2) {
+            0 => killed_at(&image.before, log),
+            _ => power_cut_at(&image.before, log, &mut self.random),
+        };
+        let left = Left { image: left, data: data.map(|store| store.bytes()) };
+        self.verify(left, at, is_kill, false);
+    }
+
+    fn verify(&self, left: Left, at: usize, is_kill: bool, is_sampled: bool) {
         let when = format!("{} at event {at}", if is_kill { "killed" } else { "power cut" });
         let (kind, seed) = (self.kind.name, self.seed);
         let path = self.dir.path().join("left.qcow2");
-        if is_kill && is_sampled {
-            left.save(&path).unwrap();
+        // Of version 2 QEMU would not know that it was not closed: no count may be too low.
+        let is_v2 = self.chain.top().geometry().version < 3;
+        if (is_kill || is_v2) && is_sampled {
+            self.save(&left);
             let (verdict, text) = oracle::check(&path);
             assert!(verdict != Verdict::Errors, "{kind}, seed {seed}, {when}: {text}");
         }
         if is_sampled {
             self.verify_by_qemu(&left, at, is_kill, &when);
         }
-        let store = Arc::new(Recorder::new(left));
-        let chain = open(store.clone(), &self.kind, self.dir.path(), true);
+        let image = Arc::new(Recorder::new(left.image));
+        let data = left.data.map(|bytes| Arc::new(Recorder::new(bytes)));
+        let data_store = data.clone().map(|store| store as Arc<dyn Store>);
+        let chain = open(image.clone(), data_store, &self.kind, self.dir.path(), true);
         self.compare(&chain, at, is_kill, &format!("{when}, mended by us"));
+        self.live_on(&chain, at as u64, &when);
         chain.top().close().unwrap();
         if is_sampled {
-            store.bytes().save(&path).unwrap();
+            self.save(&Left { image: image.bytes(), data: data.map(|store| store.bytes()) });
             let (verdict, text) = oracle::check(&path);
             assert!(verdict == Verdict::Clean, "{kind}, seed {seed}, {when}, mended: {text}");
         }
     }
 
+    /// Writes sectors here and there after a death: nothing but them changes, whatever was in the
+    /// clusters that they go to.
+    fn live_on(&self, chain: &Chain, seed: u64, when: &str) {
+        let mut random = Seeded::new(seed);
+        let (mut view, mut scratch) = (chain.view(Arc::new(|| {})), Scratch::default());
+        let cluster = chain.top().geometry().cluster_len().min(32 << 10);
+        let disk = chain.top().len_bytes() / SECTOR;
+        let data = [0xc3; SECTOR as usize];
+        for _ in 0..8 {
+            let sector = random.next_u64() % disk;
+            let begin = sector * SECTOR / cluster * cluster;
+            let len = cluster.min(disk * SECTOR - begin) as usize;
+            let (mut before, mut after) = (vec![0; len], vec![0; len]);
+            chain.read(&mut view, &mut scratch, &mut before, begin).unwrap();
+            chain.write(&mut view, &mut scratch, &data, sector * SECTOR).unwrap();
+            let at = (sector * SECTOR - begin) as usize;
+            before[at..at + SECTOR as usize].copy_from_slice(&data);
+            chain.read(&mut view, &mut scratch, &mut after, begin).unwrap();
+            let (kind, seed) = (self.kind.name, self.seed);
+            assert!(before == after, "{kind}, seed {seed}, {when}: a write at sector {sector}");
+        }
+    }
+
+    /// Makes files of it.
+    fn save(&self, left: &Left) {
+        left.image.save(&self.dir.path().join("left.qcow2")).unwrap();
+        // The image names it.
+        let data = self.dir.path().join("data.raw");
+        left.data.iter().for_each(|bytes| bytes.save(&data).unwrap());
+    }
+
     /// QEMU mends it as well.
-    fn verify_by_qemu(&self, left: &Bytes, at: usize, is_kill: bool, when: &str) {
+    fn verify_by_qemu(&self, left: &Left, at: usize, is_kill: bool, when: &str) {
         let (kind, seed) = (self.kind.name, self.seed);
         let path = self.dir.path().join("left.qcow2");
-        left.save(&path).unwrap();
+        self.save(left);
         let (verdict, text) = oracle::mend(&path);
         assert!(verdict == Verdict::Clean, "{kind}, seed {seed}, {when}, by QEMU: {text}");
         let store = Arc::new(Recorder::new(Bytes::load(&path).unwrap()));
-        let chain = open(store, &self.kind, self.dir.path(), false);
+        let data = left.data.clone().map(|bytes| Arc::new(Recorder::new(bytes)) as Arc<dyn Store>);
+        let chain = open(store, data, &self.kind, self.dir.path(), false);
         self.compare(&chain, at, is_kill, &format!("{when}, mended by QEMU"));
     }
 
@@ -354,6 +489,9 @@ impl World {
         let mut view = chain.view(Arc::new(|| {}));
         let mut scratch = Scratch::default();
         let mut found = vec![0; SECTOR as usize];
+        let lens = self.model.lens(self.kind.len_bytes(), at, is_kill);
+        let len = chain.top().len_bytes();
+        assert!(lens.contains(&len), "{}, {when}: {len}, none of {lens:?}", self.kind.name);
         for sector in self.model.sectors() {
             chain.read(&mut view, &mut scratch, &mut found, sector * SECTOR).unwrap();
             let states = match is_kill {
