@@ -166,7 +166,9 @@ fn tool(images: &Images, line: &str) -> Result<(), String> {
     let words: Vec<_> = line.split(' ').collect();
     let run = Command::new(words[0]).args(&words[1..]).current_dir(images.0.path()).output();
     let run = run.unwrap();
-    if run.status.success() { Ok(()) } else { Err(String::from_utf8(run.stderr).unwrap()) }
+    // 3: a check that found leaks. An image that is served has reserved clusters.
+    let is_admitted = matches!(run.status.code(), Some(0 | 3));
+    if is_admitted { Ok(()) } else { Err(String::from_utf8(run.stderr).unwrap()) }
 }
 
 /// QEMU's text where it is the last one to come.
