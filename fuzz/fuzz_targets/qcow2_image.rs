@@ -62,15 +62,15 @@ fn image(kind: u64) -> Bytes {
     }
     put(cluster, 2 * cluster, 8);
     (0..10).for_each(|n| put(2 * cluster + n * 2, 1, 2));
-    put(3 * cluster, 4 * cluster | COPIED, 8);
+    put(3 * cluster, (4 * cluster) | COPIED, 8);
     let table = 4 * cluster;
     for n in 0..2 {
-        put(table + n * entry_len, (5 + n) * cluster | COPIED, 8);
+        put(table + n * entry_len, ((5 + n) * cluster) | COPIED, 8);
         if entry_len == 16 {
             put(table + n * 16 + 8, 0xff00_0000_00ff, 8);
         }
     }
-    put(table + 2 * entry_len, 1 << 62 | 7 * cluster, 8);
+    put(table + 2 * entry_len, (1 << 62) | (7 * cluster), 8);
     [(0, 8 * cluster, 8), (8, 1, 4), (12, 1 << 16 | 1, 4)]
         .into_iter()
         .for_each(|(at, value, len)| put(9 * cluster + at, value, len));
@@ -125,7 +125,7 @@ fuzz_target!(|input: &[u8]| {
     let mut bytes = image(input.number(1));
     for _ in 0..input.number(1) % 8 {
         // Tables are in the first clusters.
-        let at = input.number(2) % bytes.len().max(1) & !3;
+        let at = (input.number(2) % bytes.len().max(1)) & !3;
         let value = match input.number(1) {
             n @ 0..128 => (n / 8) << (9 + n % 8) | (n & 1) << 63,
             n @ 128..160 => n & 7,

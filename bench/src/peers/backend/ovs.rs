@@ -41,7 +41,7 @@ impl Backend for Ovs {
             Load::Flood { frame_bytes: LARGE_FRAME_BYTES } => {
                 Some("drops plain frames above the MTU")
             }
-            Load::Read { .. } => NOT_MINE,
+            _ if !case.is_net() => NOT_MINE,
             _ => None,
         }
     }
