@@ -12,7 +12,6 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use base::counter::Counter;
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 use qcow2::chain::plan::MAX_ENTRIES_LEN_BYTES;
 use qcow2::map::epochs::Stay;
@@ -377,11 +376,6 @@ impl Disk for Qcow2Disk {
 
     fn keep_open(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
         self.files.keep_open(file)
-    }
-
-    unsafe fn set_memory(&mut self, memory: &[IoSlice], used: Arc<Counter>) -> io::Result<()> {
-        let _ = (memory, used);
-        Ok(())
     }
 
     fn len_bytes(&self) -> u64 {

@@ -102,17 +102,18 @@ impl Chain {
         let geometry = *self.top.geometry();
         let pair = |c| slice.get(geometry.index_in_slice(c));
         let mut parts = Vec::new();
-        let mut at = 0usize;
+        let (mut at, mut is_own) = (0usize, false);
         for cluster in clusters {
             let from = geometry.in_cluster(offset + at as u64);
             let n = (geometry.cluster_len() - from).min((data.len() - at) as u64) as usize;
             if n == 0 {
                 break;
             }
-            let is_own = self.is_own(pair(cluster), cluster)?;
-            if is_own && !parts.is_empty() {
+            let is_next_own = self.is_own(pair(cluster), cluster)?;
+            if is_next_own && !parts.is_empty() {
                 break;
             }
+            is_own = is_next_own;
             parts.push(Part { cluster, from, data: &data[at..at + n] });
             at += n;
             if is_own {
@@ -121,7 +122,6 @@ impl Chain {
         }
         let len = parts.iter().map(|part| part.data.len()).sum();
         let old: Vec<Pair> = parts.iter().map(|part| pair(part.cluster)).collect();
-        let is_own = parts.first().is_some_and(|p| self.is_own(old[0], p.cluster).unwrap_or(false));
         if is_own {
             self.write_own(view, scratch, slice, &parts[0], old[0])?;
             return Ok(len);

@@ -18,7 +18,7 @@ pub(super) fn mend(
     mut counts: Counts,
 ) -> Result<Outcome, Error> {
     let io = |what| Error::io(what);
-    check_metadata(store, header, tables, &counts)?;
+    check_metadata(header, tables, &counts)?;
     let mut outcome = Outcome::default();
     let mut blocks: Vec<u64> = tables.refcount_table.iter().map(|&entry| entry & !0x1ff).collect();
     let fresh = new_blocks(header, &mut blocks, &mut counts)?;
@@ -54,13 +54,7 @@ pub(super) fn mend(
 }
 
 /// Tables that data lies over cannot be mended: whichever was written last has destroyed the other.
-fn check_metadata(
-    store: &dyn Store,
-    header: &Header,
-    tables: &Tables,
-    counts: &Counts,
-) -> Result<(), Error> {
-    let _ = store;
+fn check_metadata(header: &Header, tables: &Tables, counts: &Counts) -> Result<(), Error> {
     let geometry = &header.geometry;
     let bits = geometry.cluster_bits;
     let mut count = 0;

@@ -47,9 +47,6 @@ impl std::fmt::Debug for Refcounts {
     }
 }
 
-/// Where an old refcount table was: to be released.
-pub type OldTable = Option<Range<u64>>;
-
 impl Refcounts {
     /// Over a table that was read and checked ([`check_table`]).
     pub fn new(store: Arc<dyn Store>, geometry: Geometry, offset: u64, table: Vec<u64>) -> Self {
@@ -231,7 +228,7 @@ impl Refcounts {
         new: LargerTable,
         metadata: &mut Metadata,
         sync: &mut dyn FnMut() -> io::Result<()>,
-    ) -> io::Result<OldTable> {
+    ) -> io::Result<Range<u64>> {
         let (bits, order) = (self.geometry.cluster_bits, self.geometry.refcount_order);
         let entries = self.geometry.block_entries();
         let end = new.begin + new.blocks + new.clusters;
@@ -267,7 +264,7 @@ impl Refcounts {
         (new.begin..new.begin + new.blocks).for_each(|block| metadata.add(block));
         metadata.add_range(new.begin + new.blocks..end);
         (self.table, self.table_offset, self.table_clusters) = (table, offset, new.clusters);
-        Ok(Some(old))
+        Ok(old)
     }
 }
 

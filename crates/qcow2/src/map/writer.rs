@@ -347,9 +347,7 @@ impl Image {
             let Meta { refcounts, metadata, .. } = &mut *meta;
             let old = refcounts.grow(new, metadata, &mut || self.sync())?;
             meta.fresh = meta.fresh.max(end);
-            if let Some(old) = old {
-                writer.release(meta, old, self.geometry().cluster_bits);
-            }
+            writer.release(meta, old, self.geometry().cluster_bits);
             return Ok(());
         }
         if meta.refcounts.has_block(cluster) {
