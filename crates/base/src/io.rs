@@ -81,9 +81,15 @@ pub trait Disk: Send {
     /// system call.
     fn reap(&mut self, done: &mut Vec<DiskDone>);
 
-    /// A descriptor that becomes readable (edge) when something finishes; none for disks that
-    /// finish within `submit`.
+    /// A descriptor that becomes readable (edge) when something finishes; none for disks whose
+    /// operations are over when [`Disk::flush_submissions`] returns.
     fn event_fd(&self) -> Option<RawFd>;
+
+    /// Whether nearly all operations are over when [`Disk::flush_submissions`] returns: there is no
+    /// system call to share then.
+    fn is_immediate(&self) -> bool {
+        self.event_fd().is_none()
+    }
 
     /// Whether finished operations shall ring [`Disk::event_fd`]: off while the owner polls (a ring
     /// nobody waits for costs time), on before it sleeps. What finished before this call may not

@@ -20,7 +20,13 @@ impl DoneList {
 
     /// `WouldBlock` when the list is full.
     pub fn check_room(&self) -> io::Result<()> {
-        if self.list.len() < self.depth { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+        self.check_room_for(1)
+    }
+
+    /// `WouldBlock` when the list has no room for `n` more.
+    pub fn check_room_for(&self, n: usize) -> io::Result<()> {
+        let has_room = self.list.len() + n <= self.depth;
+        if has_room { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
     /// Adds one (after [`DoneList::check_room`]).

@@ -84,7 +84,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// `left`: where the port counts what stays in its disks.
     pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces, left: Arc<Left>) -> Self {
-        let is_immediate = disk.event_fd().is_none();
+        let is_immediate = disk.is_immediate();
         let disk = ManuallyDrop::new(Disks::new(disk));
         let step_len_bytes = STEP_LEN_BYTES;
         Self { disk, slab, bounces, left, in_disk: 0, is_immediate, step_len_bytes }

@@ -268,7 +268,7 @@ fn work(original: &Original, bytes: Bytes, what: &str, random: &mut Seeded, tall
         let from = random.next_u64() % disk;
         let len = (1 + u64::from(random.below(200))).min(disk - from);
         let (offset, len) = (from * 512, len * 512);
-        let stay = chain.enter(&view);
+        let stay = chain.enter(&mut view);
         let data = vec![GUEST; len as usize];
         let _ = match random.below(8) {
             0..3 => plan(&chain, &store, &mut view, &data, offset),
@@ -281,7 +281,7 @@ fn work(original: &Original, bytes: Bytes, what: &str, random: &mut Seeded, tall
             6 => chain.read(&mut view, &mut scratch, &mut vec![0; len as usize], offset),
             _ => chain.top().sync().and_then(|()| chain.top().maintain()),
         };
-        chain.leave(&view, stay);
+        chain.leave(&mut view, stay);
     }
     let more = chain.top().len_bytes() / 512 * 512 + 512;
     let _ = chain.grow(&mut view, more).and_then(|()| {

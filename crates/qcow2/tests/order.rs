@@ -82,8 +82,8 @@ fn a_freed_cluster_stays_while_somebody_who_saw_it_is_at_work() {
     let host = host_of(&bytes, 3);
     let (store, opened) = sample::open(bytes);
     let chain = opened.unwrap();
-    let view = chain.view(Arc::new(|| {}));
-    let stay = chain.enter(&view);
+    let mut view = chain.view(Arc::new(|| {}));
+    let stay = chain.enter(&mut view);
     discard(&chain, 3 * CLUSTER);
     for _ in 0..4 {
         chain.top().sync().unwrap();
@@ -91,7 +91,7 @@ fn a_freed_cluster_stays_while_somebody_who_saw_it_is_at_work() {
         assert_eq!(count(&store, host), 1);
     }
     assert!(chain.top().close().is_err(), "somebody is at work");
-    chain.leave(&view, stay);
+    chain.leave(&mut view, stay);
     chain.top().maintain().unwrap();
     assert_eq!(count(&store, host), 0);
     chain.top().close().unwrap();

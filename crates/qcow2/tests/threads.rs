@@ -108,7 +108,7 @@ impl<'a> Worker<'a> {
         let mut at = 0;
         while at < data.len() {
             let (rest, offset) = (&data[at..], from * SECTOR + at as u64);
-            let stay = self.chain.enter(&self.view);
+            let stay = self.chain.enter(&mut self.view);
             let done = match self.chain.plan(&mut self.view, offset, rest.len() as u64) {
                 Plan::InPlace { host, len } => {
                     self.file.write_all_at(&rest[..len as usize], host).unwrap();
@@ -122,7 +122,7 @@ impl<'a> Worker<'a> {
                     rest.len()
                 }
             };
-            self.chain.leave(&self.view, stay);
+            self.chain.leave(&mut self.view, stay);
             if done == 0 {
                 std::thread::park();
             }
@@ -145,9 +145,9 @@ impl<'a> Worker<'a> {
 
     fn clear(&mut self, from: u64, count: u64, how: Clear) {
         let range = from * SECTOR..(from + count) * SECTOR;
-        let stay = self.chain.enter(&self.view);
+        let stay = self.chain.enter(&mut self.view);
         self.chain.clear(&mut self.view, &mut self.scratch, range, how).unwrap();
-        self.chain.leave(&self.view, stay);
+        self.chain.leave(&mut self.view, stay);
         (from..from + count).for_each(|sector| self.known[sector as usize] = Some(0));
     }
 
@@ -158,10 +158,10 @@ impl<'a> Worker<'a> {
 
     fn read(&mut self, sector: u64) -> Vec<u8> {
         let mut bytes = vec![0xee; SECTOR as usize];
-        let stay = self.chain.enter(&self.view);
+        let stay = self.chain.enter(&mut self.view);
         let chain = self.chain;
         chain.read(&mut self.view, &mut self.scratch, &mut bytes, sector * SECTOR).unwrap();
-        chain.leave(&self.view, stay);
+        chain.leave(&mut self.view, stay);
         bytes
     }
 }

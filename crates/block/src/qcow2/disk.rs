@@ -22,31 +22,39 @@ use super::pool::{Job, Pool, Results};
 use crate::bytes::zero_all;
 
 /// Where an operation stands.
+#[derive(Clone, Copy)]
 enum State {
     Free,
     /// Data in one piece, of so many bytes.
     Mapped(u32),
     /// Data on its way into new clusters, so many bytes of it written.
-    Data(Allocation, u32),
+    Data(u32),
     /// The entries on their way, so many bytes of them written.
-    Entries(Allocation, u32),
+    Entries(u32),
     /// A flush of the files from this one on; what it covers.
-    Flush(usize, u64),
+    Flush(u32, u64),
     /// With a helper.
     Helped,
     /// Somebody else changes the same entry.
     Blocked,
 }
 
-/// An operation of the queue.
+/// An operation of the queue: what all of them have, in one cache line.
+#[repr(align(64))]
 struct Slot {
     token: u32,
     op: DiskOp,
     state: State,
     stay: Option<Stay>,
-    /// Buffers of an operation that is not done at once.
+}
+
+/// What a slot has for operations that are not done in one piece where they are.
+struct Extra {
+    /// New clusters, while data or entries are on their way.
+    allocation: Option<Allocation>,
+    /// Buffers of a piece.
     bufs: Vec<IoSlice>,
-    entries: Box<[u8; MAX_ENTRIES_LEN_BYTES]>,
+    entries: [u8; MAX_ENTRIES_LEN_BYTES],
 }
 
 /// See the module's text.
@@ -57,10 +65,13 @@ pub(super) struct Qcow2Disk {
     view: ChainView,
     results: Arc<Results>,
     slots: Vec<Slot>,
+    extras: Vec<Extra>,
     free: Vec<u16>,
     blocked: Vec<u16>,
     /// For helpers, not handed over yet.
     jobs: Vec<Job>,
+    /// Something was begun below, or is for helpers, since the last [`Qcow2Disk::start`].
+    has_begun: bool,
     done: Vec<DiskDone>,
     /// What a file's disk finished.
     finished: Vec<DiskDone>,
@@ -71,13 +82,11 @@ unsafe impl Send for Qcow2Disk {}
 
 impl Qcow2Disk {
     pub fn new(pool: Arc<Pool>, files: Files, results: Arc<Results>, depth: u16) -> Self {
-        let slot = |_| Slot {
-            token: 0,
-            op: DiskOp::Flush,
-            state: State::Free,
-            stay: None,
+        let slot = |_| Slot { token: 0, op: DiskOp::Flush, state: State::Free, stay: None };
+        let extra = |_| Extra {
+            allocation: None,
             bufs: Vec::with_capacity(base::limits::MAX_CHAIN_SEGS),
-            entries: Box::new([0; MAX_ENTRIES_LEN_BYTES]),
+            entries: [0; MAX_ENTRIES_LEN_BYTES],
         };
         let waker = Arc::clone(&results);
         let room = usize::from(depth);
@@ -87,9 +96,11 @@ impl Qcow2Disk {
             pool,
             results,
             slots: (0..depth).map(slot).collect(),
+            extras: (0..depth).map(extra).collect(),
             free: (0..depth).rev().collect(),
             blocked: Vec::with_capacity(room),
             jobs: Vec::with_capacity(room),
+            has_begun: false,
             done: Vec::with_capacity(room),
             finished: Vec::with_capacity(room),
         }
@@ -111,14 +122,14 @@ impl Qcow2Disk {
         }
         match self.pool.chain().find(&mut self.view, offset, len.into()) {
             Place::Zero(n) => {
-                let (bufs, count) = self.slots[usize::from(at)].part(0, n as u32);
+                let (bufs, count) = self.part(at, 0, n as u32);
                 // SAFETY: the buffers of an operation that is not done.
                 unsafe { zero_all(bufs, count) };
                 self.finish(at, Ok(n as u32));
             }
             Place::File { layer, host, len } if self.files.fits(host, len) => {
                 self.slots[usize::from(at)].state = State::Mapped(len as u32);
-                let (bufs, count) = self.slots[usize::from(at)].part(0, len as u32);
+                let (bufs, count) = self.part(at, 0, len as u32);
                 let op = DiskOp::Read { offset: host, bufs, count, len_bytes: len as u32 };
                 self.submit_to(self.files.of_layer(layer), at, op);
             }
@@ -139,9 +150,8 @@ impl Qcow2Disk {
                 self.write_data(at, 0, len as u32, host);
             }
             Plan::Allocate(allocation) => {
-                let (host, len) = (allocation.host, allocation.len as u32);
-                self.slots[usize::from(at)].state = State::Data(allocation, 0);
-                self.write_data(at, 0, len, host);
+                self.extras[usize::from(at)].allocation = Some(allocation);
+                self.go_on(at, 0);
             }
             Plan::Busy => {
                 self.slots[usize::from(at)].state = State::Blocked;
@@ -153,28 +163,50 @@ impl Qcow2Disk {
 
     /// Writes bytes `from..to` of an operation's data to `host`.
     fn write_data(&mut self, at: u16, from: u32, to: u32, host: u64) {
-        let (bufs, count) = self.slots[usize::from(at)].part(from, to);
+        let (bufs, count) = self.part(at, from, to);
         let op = DiskOp::Write { offset: host, bufs, count, len_bytes: to - from };
         self.submit_to(self.files.data(), at, op);
     }
 
-    /// Writes an allocation's entries from byte `from` on.
-    fn write_entries(&mut self, at: u16, allocation: Allocation, from: u32) {
-        let slot = &mut self.slots[usize::from(at)];
-        let len = allocation.encode(&mut slot.entries) as u32;
+    /// Writes the data of new clusters from byte `done` on, or their entries after the last.
+    fn go_on(&mut self, at: u16, done: u32) {
+        let Some(allocation) = &self.extras[usize::from(at)].allocation else { return };
+        let (len, host) = (allocation.len as u32, allocation.host + u64::from(done));
+        if done < len {
+            self.slots[usize::from(at)].state = State::Data(done);
+            self.write_data(at, done, len, host);
+        } else {
+            self.write_entries(at, 0);
+        }
+    }
+
+    /// Writes the entries of new clusters from byte `from` on, or ends the operation after the last.
+    fn write_entries(&mut self, at: u16, from: u32) {
+        let Extra { allocation, bufs, entries } = &mut self.extras[usize::from(at)];
+        let Some(allocation) = allocation else { return };
+        let len = allocation.encode(entries) as u32;
+        if from >= len {
+            return self.commit(at);
+        }
         let offset = allocation.entries_offset() + u64::from(from);
-        slot.state = State::Entries(allocation, from);
-        slot.bufs.clear();
-        let base = slot.entries[from as usize..].as_mut_ptr().cast();
-        slot.bufs.push(IoSlice { iov_base: base, iov_len: (len - from) as usize });
-        let op =
-            DiskOp::Write { offset, bufs: slot.bufs.as_ptr(), count: 1, len_bytes: len - from };
+        self.slots[usize::from(at)].state = State::Entries(from);
+        bufs.clear();
+        let base = entries[from as usize..].as_mut_ptr().cast();
+        bufs.push(IoSlice { iov_base: base, iov_len: (len - from) as usize });
+        let op = DiskOp::Write { offset, bufs: bufs.as_ptr(), count: 1, len_bytes: len - from };
         self.submit_to(self.files.map(), at, op);
     }
 
-    fn begin_flush(&mut self, at: u16, file: usize, covers: u64) {
+    fn commit(&mut self, at: u16) {
+        let Some(allocation) = self.extras[usize::from(at)].allocation.take() else { return };
+        let len = allocation.len as u32;
+        self.pool.chain().commit(allocation);
+        self.finish(at, Ok(len));
+    }
+
+    fn begin_flush(&mut self, at: u16, file: u32, covers: u64) {
         self.slots[usize::from(at)].state = State::Flush(file, covers);
-        match self.files.to_sync(file) {
+        match self.files.to_sync(file as usize) {
             Some(disk) => self.submit_to(disk, at, DiskOp::Flush),
             None => {
                 self.pool.chain().flush_ended(covers);
@@ -184,6 +216,7 @@ impl Qcow2Disk {
     }
 
     fn submit_to(&mut self, disk: usize, at: u16, op: DiskOp) {
+        self.has_begun = true;
         // SAFETY: buffers and their list belong to the caller of `submit`, or to the slot, and stay
         // until the operation is done.
         let submitted = unsafe { self.files.disk(disk).submit(at.into(), op) };
@@ -196,6 +229,7 @@ impl Qcow2Disk {
     fn help(&mut self, at: u16) {
         let slot = &mut self.slots[usize::from(at)];
         slot.state = State::Helped;
+        self.has_begun = true;
         let results = Arc::clone(&self.results);
         self.jobs.push(Job { token: at.into(), op: slot.op, results });
     }
@@ -206,36 +240,11 @@ impl Qcow2Disk {
             Ok(moved) => moved,
             Err(errno) => return self.failed(at, errno),
         };
-        let slot = &mut self.slots[usize::from(at)];
-        match std::mem::replace(&mut slot.state, State::Free) {
+        match self.slots[usize::from(at)].state {
             State::Mapped(len) => self.mapped(at, moved, len),
-            State::Data(allocation, before) => {
-                let (done, len) = (before + moved, allocation.len as u32);
-                if moved == 0 {
-                    slot.state = State::Data(allocation, before);
-                    self.failed(at, libc::EIO);
-                } else if done < len {
-                    let host = allocation.host + u64::from(done);
-                    slot.state = State::Data(allocation, done);
-                    self.write_data(at, done, len, host);
-                } else {
-                    self.write_entries(at, allocation, 0);
-                }
-            }
-            State::Entries(allocation, before) => {
-                let done = before + moved;
-                let len = allocation.encode(&mut slot.entries) as u32;
-                if moved == 0 {
-                    slot.state = State::Entries(allocation, before);
-                    self.failed(at, libc::EIO);
-                } else if done < len {
-                    self.write_entries(at, allocation, done);
-                } else {
-                    let len = allocation.len as u32;
-                    self.pool.chain().commit(allocation);
-                    self.finish(at, Ok(len));
-                }
-            }
+            State::Data(_) | State::Entries(_) if moved == 0 => self.failed(at, libc::EIO),
+            State::Data(before) => self.go_on(at, before + moved),
+            State::Entries(before) => self.write_entries(at, before + moved),
             State::Flush(file, covers) => self.begin_flush(at, file + 1, covers),
             State::Helped => self.finish(at, Ok(moved)),
             State::Free | State::Blocked => {}
@@ -244,9 +253,8 @@ impl Qcow2Disk {
 
     /// Data in one piece was read or written. A file that ends within a cluster has zeroes there.
     fn mapped(&mut self, at: u16, moved: u32, len: u32) {
-        let slot = &mut self.slots[usize::from(at)];
-        if moved == 0 && matches!(slot.op, DiskOp::Read { .. }) {
-            let (bufs, count) = slot.part(0, len);
+        if moved == 0 && matches!(self.slots[usize::from(at)].op, DiskOp::Read { .. }) {
+            let (bufs, count) = self.part(at, 0, len);
             // SAFETY: the buffers of an operation that is not done.
             unsafe { zero_all(bufs, count) };
             return self.finish(at, Ok(len));
@@ -255,32 +263,53 @@ impl Qcow2Disk {
     }
 
     fn failed(&mut self, at: u16, errno: i32) {
-        let slot = &mut self.slots[usize::from(at)];
-        match std::mem::replace(&mut slot.state, State::Free) {
-            State::Data(allocation, _) => self.pool.chain().abandon(allocation, false),
-            State::Entries(allocation, _) => self.pool.chain().abandon(allocation, true),
+        match self.slots[usize::from(at)].state {
+            State::Data(_) => self.abandon(at, false),
+            State::Entries(_) => self.abandon(at, true),
             State::Flush(..) => self.pool.chain().flush_failed(),
             _ => {}
         }
         self.finish(at, Err(errno));
     }
 
+    fn abandon(&mut self, at: u16, entries_tried: bool) {
+        if let Some(allocation) = self.extras[usize::from(at)].allocation.take() {
+            self.pool.chain().abandon(allocation, entries_tried);
+        }
+    }
+
+    /// The buffers of bytes `from..to` of an operation's data: a list that stays until it is done.
+    #[inline]
+    fn part(&mut self, at: u16, from: u32, to: u32) -> (*const IoSlice, u32) {
+        match self.slots[usize::from(at)].op {
+            DiskOp::Read { bufs, count, len_bytes, .. }
+            | DiskOp::Write { bufs, count, len_bytes, .. } => {
+                if from == 0 && to == len_bytes {
+                    return (bufs, count);
+                }
+                // SAFETY: the list stays until the operation is done.
+                let all = unsafe { std::slice::from_raw_parts(bufs, count as usize) };
+                self.extras[usize::from(at)].cut(all, from as usize, to as usize)
+            }
+            _ => (std::ptr::null(), 0),
+        }
+    }
+
     fn finish(&mut self, at: u16, result: Result<u32, i32>) {
         let slot = &mut self.slots[usize::from(at)];
         slot.state = State::Free;
-        self.pool.chain().leave(&self.view, slot.stay.take());
+        self.pool.chain().leave(&mut self.view, slot.stay.take());
         self.done.push(DiskDone { token: slot.token, result });
         self.free.push(at);
     }
 
-    /// Takes in what has finished below; true when there was something.
-    fn take_in(&mut self) -> bool {
+    /// Takes in what has finished below.
+    fn take_in(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         for disk in 0..self.files.count() {
             self.files.disk(disk).reap(&mut finished);
         }
         self.results.reap(&mut finished);
-        let is_any = !finished.is_empty();
         for DiskDone { token, result } in finished.drain(..) {
             self.returned(token as u16, result);
         }
@@ -289,9 +318,7 @@ impl Qcow2Disk {
             let blocked = std::mem::take(&mut self.blocked);
             blocked.iter().for_each(|&at| self.begin(at));
             self.recycle(blocked);
-            return true;
         }
-        is_any
     }
 
     /// Keeps the memory of a list whose operations were begun again; some may be blocked once more.
@@ -301,7 +328,10 @@ impl Qcow2Disk {
         self.blocked = list;
     }
 
+    /// Starts what was begun below, and hands over what is for helpers.
+    #[inline]
     fn start(&mut self) -> io::Result<()> {
+        self.has_begun = false;
         if !self.jobs.is_empty() {
             self.pool.hand_over(&mut self.jobs);
         }
@@ -312,22 +342,12 @@ impl Qcow2Disk {
     }
 }
 
-impl Slot {
-    /// The buffers of bytes `from..to` of the operation's data: a list that stays until it is done.
-    fn part(&mut self, from: u32, to: u32) -> (*const IoSlice, u32) {
-        let (DiskOp::Read { bufs, count, len_bytes, .. }
-        | DiskOp::Write { bufs, count, len_bytes, .. }) = self.op
-        else {
-            return (std::ptr::null(), 0);
-        };
-        if from == 0 && to == len_bytes {
-            return (bufs, count);
-        }
+impl Extra {
+    /// A list of its own of bytes `from..to` of `all`.
+    fn cut(&mut self, all: &[IoSlice], from: usize, to: usize) -> (*const IoSlice, u32) {
         self.bufs.clear();
-        let (mut skip, mut left) = (from as usize, (to - from) as usize);
-        for n in 0..count as usize {
-            // SAFETY: within the list, which stays until the operation is done.
-            let buf = unsafe { bufs.add(n).read() };
+        let (mut skip, mut left) = (from, to - from);
+        for buf in all {
             let skipped = skip.min(buf.iov_len);
             let used = (buf.iov_len - skipped).min(left);
             if used > 0 {
@@ -344,7 +364,7 @@ impl Slot {
 impl Disk for Qcow2Disk {
     unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
         let at = self.free.pop().ok_or(io::ErrorKind::WouldBlock)?;
-        let stay = self.pool.chain().enter(&self.view);
+        let stay = self.pool.chain().enter(&mut self.view);
         let slot = &mut self.slots[usize::from(at)];
         (slot.token, slot.op, slot.stay) = (token, op, stay);
         self.begin(at);
@@ -356,10 +376,12 @@ impl Disk for Qcow2Disk {
     }
 
     fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        while self.take_in() {
+        self.take_in();
+        while self.has_begun {
             // What goes on must not wait for the next round: its owner may sleep before that. An
             // error comes again, and is told, at the next start.
             let _ = self.start();
+            self.take_in();
         }
         let n = self.done.len().min(done.capacity() - done.len());
         done.extend(self.done.drain(..n));
@@ -367,6 +389,11 @@ impl Disk for Qcow2Disk {
 
     fn event_fd(&self) -> Option<RawFd> {
         Some(self.results.event.as_raw_fd())
+    }
+
+    /// Helpers are for few.
+    fn is_immediate(&self) -> bool {
+        self.files.are_immediate()
     }
 
     fn set_wakeups(&mut self, on: bool) {
@@ -387,7 +414,7 @@ impl Drop for Qcow2Disk {
     fn drop(&mut self) {
         // Whoever drops a disk has waited for its operations: nothing is claimed any more.
         for slot in &mut self.slots {
-            self.pool.chain().leave(&self.view, slot.stay.take());
+            self.pool.chain().leave(&mut self.view, slot.stay.take());
         }
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use base::event::Event;
-use base::io::Disk;
+use base::io::{Disk, DiskDone, DiskOp};
 
 use crate::file::{self, Image};
 use crate::raw::{Opening, RawDisk, Spare};
@@ -28,16 +28,65 @@ impl OpenFile {
     }
 
     /// A disk of one queue.
-    fn open(&self, event: &Arc<Event>, depth: u16) -> io::Result<Box<dyn Disk>> {
+    fn open(&self, event: &Arc<Event>, depth: u16) -> io::Result<FileDisk> {
         let image = Arc::clone(&self.image);
         if file::is_resident(image.get()) {
-            return Ok(Box::new(ResidentDisk::new(image, Arc::default(), depth)));
+            return Ok(FileDisk::Resident(ResidentDisk::new(image, Arc::default(), depth)));
         }
         let own = match self.is_buffered {
             true => Opening::take_buffered(&self.spare, &image)?,
             false => Opening::take(&self.spare, &image),
         };
-        Ok(Box::new(RawDisk::new(image, own, Arc::default(), depth, Arc::clone(event))?))
+        let disk = RawDisk::new(image, own, Arc::default(), depth, Arc::clone(event))?;
+        Ok(FileDisk::Raw(Box::new(disk)))
+    }
+}
+
+/// The disk of one file. Not a `dyn Disk`: each operation goes through it.
+pub(super) enum FileDisk {
+    Raw(Box<RawDisk>),
+    Resident(ResidentDisk),
+}
+
+impl FileDisk {
+    /// As [`Disk::submit`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    pub unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Raw(disk) => unsafe { disk.submit(token, op) },
+            // SAFETY: as above.
+            Self::Resident(disk) => unsafe { disk.submit(token, op) },
+        }
+    }
+
+    /// As [`Disk::reap`].
+    #[inline]
+    pub fn reap(&mut self, done: &mut Vec<DiskDone>) {
+        match self {
+            Self::Raw(disk) => disk.reap(done),
+            Self::Resident(disk) => disk.reap(done),
+        }
+    }
+
+    /// As [`Disk::flush_submissions`].
+    #[inline]
+    fn flush_submissions(&mut self) -> io::Result<()> {
+        match self {
+            Self::Raw(disk) => disk.flush_submissions(),
+            Self::Resident(disk) => disk.flush_submissions(),
+        }
+    }
+
+    /// The ring, if it has one.
+    fn ring(&mut self) -> Option<&mut RawDisk> {
+        match self {
+            Self::Raw(disk) => Some(disk),
+            Self::Resident(_) => None,
+        }
     }
 }
 
@@ -57,42 +106,50 @@ pub(super) struct Layout {
 
 /// See the module's text.
 pub(super) struct Files {
-    disks: Vec<Box<dyn Disk>>,
+    disks: Vec<FileDisk>,
     layout: Arc<Layout>,
+    /// The file with the image's own data; whether data can be moved there as it is, see [`Layout`].
+    data: usize,
+    align: u64,
 }
 
 impl Files {
     /// Disks for `depth` operations each, which ring `event`.
     pub fn open(layout: Arc<Layout>, event: &Arc<Event>, depth: u16) -> io::Result<Self> {
         let disks = layout.files.iter().map(|file| file.open(event, depth));
-        Ok(Self { disks: disks.collect::<io::Result<_>>()?, layout })
+        let disks = disks.collect::<io::Result<_>>()?;
+        Ok(Self { disks, data: layout.layers[0], align: layout.align, layout })
     }
 
     pub fn count(&self) -> usize {
         self.disks.len()
     }
 
+    pub fn are_immediate(&self) -> bool {
+        self.disks.iter().all(|disk| matches!(disk, FileDisk::Resident(_)))
+    }
+
     #[inline]
-    pub fn disk(&mut self, index: usize) -> &mut dyn Disk {
-        &mut *self.disks[index]
+    pub fn disk(&mut self, index: usize) -> &mut FileDisk {
+        &mut self.disks[index]
     }
 
     /// Whether data there can be moved as it is.
     #[inline]
     pub fn fits(&self, host: u64, len: u64) -> bool {
-        (host | len) & (self.layout.align - 1) == 0
+        (host | len) & (self.align - 1) == 0
     }
 
     /// The file with a layer's data.
     #[inline]
     pub fn of_layer(&self, layer: usize) -> usize {
-        self.layout.layers[layer]
+        if layer == 0 { self.data } else { self.layout.layers[layer] }
     }
 
     /// The file with the image's own data.
     #[inline]
     pub fn data(&self) -> usize {
-        self.layout.layers[0]
+        self.data
     }
 
     /// The file with the map.
@@ -106,18 +163,18 @@ impl Files {
         self.layout.synced.get(n).copied()
     }
 
+    #[inline]
     pub fn flush_submissions(&mut self) -> io::Result<()> {
         // Each of them, whatever became of another.
-        let flush =
-            |all: io::Result<()>, disk: &mut Box<dyn Disk>| all.and(disk.flush_submissions());
+        let flush = |all: io::Result<()>, disk: &mut FileDisk| all.and(disk.flush_submissions());
         self.disks.iter_mut().fold(Ok(()), flush)
     }
 
     pub fn set_wakeups(&mut self, on: bool) {
-        self.disks.iter_mut().for_each(|disk| disk.set_wakeups(on));
+        self.disks.iter_mut().filter_map(FileDisk::ring).for_each(|ring| ring.set_wakeups(on));
     }
 
     pub fn keep_open(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.disks.iter_mut().try_for_each(|disk| disk.keep_open(file))
+        self.disks.iter_mut().filter_map(FileDisk::ring).try_for_each(|ring| ring.keep_open(file))
     }
 }

@@ -77,13 +77,13 @@ impl Chain {
     /// Before an operation looks at the map: what it finds stays where it is until
     /// [`Chain::leave`].
     #[inline]
-    pub fn enter(&self, view: &ChainView) -> Option<Stay> {
+    pub fn enter(&self, view: &mut ChainView) -> Option<Stay> {
         self.top.writer.as_ref().map(|writer| writer.epochs.enter(&view.party))
     }
 
     /// After the last operation on what was found.
     #[inline]
-    pub fn leave(&self, view: &ChainView, stay: Option<Stay>) {
+    pub fn leave(&self, view: &mut ChainView, stay: Option<Stay>) {
         if let (Some(writer), Some(stay)) = (&self.top.writer, stay) {
             writer.epochs.leave(&view.party, stay);
         }

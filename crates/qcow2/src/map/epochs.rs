@@ -4,7 +4,10 @@
 //! counted by the epoch in which they were planned, each queue by itself, and the epoch goes on only
 //! when nobody is left in the one before. What was freed in epoch *e* is untouched from *e* + 2 on.
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, Release, SeqCst},
+};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Epochs of an image.
@@ -21,10 +24,18 @@ pub struct Party {
     active: [AtomicU64; 2],
 }
 
+impl Party {
+    /// Of odd epochs, or of even ones.
+    #[inline]
+    fn side(&self, is_odd: bool) -> &AtomicU64 {
+        &self.active[usize::from(is_odd)]
+    }
+}
+
 /// The epoch in which a request was planned; to be given back.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
-pub struct Stay(usize);
+pub struct Stay(bool);
 
 impl Epochs {
     /// A new party; it ends with the last hold on it.
@@ -36,24 +47,32 @@ impl Epochs {
         party
     }
 
-    /// Before a request looks at the map.
+    /// Before a request looks at the map. For the party's own thread.
     #[inline]
     pub fn enter(&self, party: &Party) -> Stay {
         loop {
             let now = self.now.load(SeqCst);
-            let side = (now & 1) as usize;
-            party.active[side].fetch_add(1, SeqCst);
-            if self.now.load(SeqCst) == now {
-                return Stay(side);
+            let is_odd = now & 1 == 1;
+            let side = party.side(is_odd);
+            let others = side.load(Relaxed);
+            if others > 0 {
+                // They hold up this epoch already, so it cannot end between two looks at it.
+                side.store(others + 1, Relaxed);
+                return Stay(is_odd);
             }
-            party.active[side].fetch_sub(1, SeqCst);
+            side.store(1, SeqCst);
+            if self.now.load(SeqCst) == now {
+                return Stay(is_odd);
+            }
+            side.store(0, Release);
         }
     }
 
-    /// When its last operation is done.
+    /// When its last operation is done. For the party's own thread.
     #[inline]
     pub fn leave(&self, party: &Party, stay: Stay) {
-        party.active[stay.0].fetch_sub(1, SeqCst);
+        let side = party.side(stay.0);
+        side.store(side.load(Relaxed) - 1, Release);
     }
 
     /// The epoch that a cluster is freed in.
@@ -65,9 +84,9 @@ impl Epochs {
     pub fn advance(&self) -> u64 {
         for _ in 0..2 {
             let now = self.now.load(SeqCst);
-            let before = (now as usize + 1) & 1;
+            let was_odd = (now + 1) & 1 == 1;
             let parties = self.parties.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_clear = |party: &Arc<Party>| party.active[before].load(SeqCst) == 0;
+            let is_clear = |party: &Arc<Party>| party.side(was_odd).load(SeqCst) == 0;
             if !parties.iter().filter_map(Weak::upgrade).all(|party| is_clear(&party)) {
                 break;
             }

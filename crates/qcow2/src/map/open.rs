@@ -316,6 +316,7 @@ fn start_writing(
         fresh: clusters,
         end: clusters.min(tables.file_len >> geometry.cluster_bits),
         reserve: Image::first_reserve(geometry.cluster_bits),
+        low: 0,
         released: Vec::new(),
         opened_len: tables.file_len,
     };

@@ -11,25 +11,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::format::entry;
 use crate::format::geometry::Geometry;
 
-/// A piece of an L2 table.
+/// A piece of an L2 table. What each look needs is in its first cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Slice {
     /// Counted over all tables.
     pub number: u64,
-    /// Where it is in the file.
-    pub offset: u64,
-    /// The table is this image's own: its refcount is one.
-    pub is_own: bool,
     /// One for each cluster, or two: entry and bitmap.
     entries: Box<[AtomicU64]>,
+    /// The table is this image's own: its refcount is one.
+    pub is_own: bool,
     is_extended: bool,
+    is_retired: AtomicBool,
+    /// Looked at since the evictor last came by.
+    is_used: AtomicBool,
+    pins: AtomicU32,
+    /// Where it is in the file.
+    pub offset: u64,
     /// Changes of extended entries, begun and done.
     changes: AtomicU64,
     changed: AtomicU64,
-    is_retired: AtomicBool,
-    pins: AtomicU32,
-    /// Looked at since the evictor last came by.
-    is_used: AtomicBool,
 }
 
 /// An entry and, in extended tables, its bitmap.

@@ -64,6 +64,8 @@ pub struct Meta {
     pub end: u64,
     /// Clusters of the next reserve.
     pub reserve: u64,
+    /// With so many left in the reserve it is low: half of those that came last.
+    pub low: u64,
     /// Freed, and not yet counted so.
     pub released: Vec<Release>,
     /// The file's length at opening, to which it goes back where nothing came.
@@ -198,9 +200,13 @@ impl Image {
         if !self.is_low(writer, &meta) {
             return Ok(());
         }
-        let picked = self.pick(writer, &mut meta)?;
-        let low = meta.reserve / 4;
+        let (picked, low) = (self.pick(writer, &mut meta)?, meta.low);
         drop(meta);
+        self.reserve(writer, picked, low)
+    }
+
+    /// Adds to the reserve what was picked for it.
+    fn reserve(&self, writer: &Writer, picked: Picked, low: u64) -> io::Result<()> {
         if picked.needs_sync {
             self.sync()?;
         }
@@ -209,7 +215,7 @@ impl Image {
     }
 
     fn is_low(&self, writer: &Writer, meta: &Meta) -> bool {
-        writer.claims.reserved() <= meta.reserve / 4
+        writer.claims.reserved() <= meta.low
     }
 
     /// Up to `max` clusters in a row, counted as used, durably zero and within the file. Waits where
@@ -225,11 +231,7 @@ impl Image {
                 return Ok(taken);
             }
             let picked = self.pick(writer, meta)?;
-            if picked.needs_sync {
-                self.sync()?;
-            }
-            let low = meta.reserve / 4;
-            picked.ranges.into_iter().for_each(|range| writer.claims.add(range, low));
+            self.reserve(writer, picked, meta.low)?;
         }
     }
 
@@ -253,6 +255,7 @@ impl Image {
     fn pick(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Picked> {
         let want = meta.reserve;
         let most = MAX_RESERVE_LEN_BYTES >> self.geometry().cluster_bits;
+        meta.low = want / 2;
         meta.reserve = (want * 2).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
         // In version 2 nothing says after a power cut that counts may be wrong.
         let mut picked = Picked { ranges: Vec::new(), needs_sync: self.geometry().version < 3 };

@@ -279,7 +279,7 @@ impl World {
             let data = self.data(&sectors, value);
             let offset = sectors.start * SECTOR;
             let op = self.model.begin(self.at());
-            let stay = self.chain.enter(&self.view);
+            let stay = self.chain.enter(&mut self.view);
             let plan = match is_fast {
                 true => self.chain.plan(&mut self.view, offset, data.len() as u64),
                 false => Plan::Slow,
@@ -302,7 +302,7 @@ impl World {
                     data.len() as u64
                 }
             };
-            self.chain.leave(&self.view, stay);
+            self.chain.leave(&mut self.view, stay);
             let part = sectors.start..sectors.start + done / SECTOR;
             self.model.set(op, part.clone(), value);
             if self.pending.last().is_none_or(|p| p.op != op) {
