@@ -448,9 +448,27 @@ pub struct DiskStatus {
     pub io_status: IoStatus,
     /// Requests that wait for the storage, see [`crate::config::OnError`].
     pub held_requests: u64,
+    /// How its image is; left out where there is no map.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageStatus>,
     /// How long requests took since the start; left out for a disk that was not started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencyStatus>,
+}
+
+/// How an image with a map is (qcow2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ImageStatus {
+    /// It was not closed before this opening, and was checked.
+    pub was_checked: bool,
+    /// Reference counts that were too low then.
+    pub mended_counts: u64,
+    /// Clusters that nothing referred to, and that were freed then.
+    pub freed_leaks: u64,
+    /// Its tables contradict each other: nothing is written any more.
+    pub is_damaged: bool,
+    /// Memory that the map takes now.
+    pub map_len_bytes: u64,
 }
 
 /// How long requests took: of a disk, from the poll that took them to the poll after their completion.

@@ -51,17 +51,22 @@ fn detail(port: &Value) -> String {
         return format!("switch {} {}{link}", cell(net, "switch"), cell(net, "mac"));
     }
     if let Some(disk) = port.get("disk") {
-        return format!(
-            "{} {} {} bytes",
-            cell(disk, "format"),
-            cell(disk, "path"),
-            disk["len_bytes"]
-        );
+        let (format, path) = (cell(disk, "format"), cell(disk, "path"));
+        return format!("{format} {path} {} bytes{}", disk["len_bytes"], checked(&disk["image"]));
     }
     if let Some(vsock) = port.get("vsock") {
         return format!("CID {}, {} connections", vsock["cid"], vsock["open_connections"]);
     }
     String::new()
+}
+
+/// What was mended of an image that was not closed.
+fn checked(image: &Value) -> String {
+    if image["was_checked"] != Value::Bool(true) {
+        return String::new();
+    }
+    let (counts, leaks) = (&image["mended_counts"], &image["freed_leaks"]);
+    format!(" (was not closed: {counts} counts mended, {leaks} clusters freed)")
 }
 
 /// `millrace ports`.
@@ -311,6 +316,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_image_that_was_mended_says_so() {
+        let image = json!({"was_checked": true, "mended_counts": 3, "freed_leaks": 16});
+        let disk = json!({"format": "qcow2", "path": "/a", "len_bytes": 512, "image": image});
+        let mended = "qcow2 /a 512 bytes (was not closed: 3 counts mended, 16 clusters freed)";
+        assert_eq!(detail(&json!({ "disk": disk })), mended);
+        let disk = json!({"format": "raw", "path": "/a", "len_bytes": 512});
+        assert_eq!(detail(&json!({ "disk": disk })), "raw /a 512 bytes");
+    }
 
     #[test]
     fn columns_are_aligned_and_absent_values_are_dashes() {

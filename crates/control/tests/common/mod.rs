@@ -12,9 +12,9 @@ use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
     ChannelLink, ChannelState, ChannelStatus, CopyWork, CreditUsage, Detached, DiskStatus, Health,
-    HolderStatus, IoStatus, MacStatus, ModuleCounts, ModuleState, ModuleStatus, NetStatus,
-    PipeStatus, PlacementStatus, Plane, PlaneError, PortKind, PortStatus, Restored, SidecoreStatus,
-    Status, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
+    HolderStatus, ImageStatus, IoStatus, MacStatus, ModuleCounts, ModuleState, ModuleStatus,
+    NetStatus, PipeStatus, PlacementStatus, Plane, PlaneError, PortKind, PortStatus, Restored,
+    SidecoreStatus, Status, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 use serde_json::Value;
@@ -75,6 +75,13 @@ fn port(vm: &str, config: &PortConfig) -> PortStatus {
                 read_only,
                 io_status,
                 held_requests,
+                image: Some(ImageStatus {
+                    was_checked: true,
+                    mended_counts: 1,
+                    freed_leaks: 2,
+                    is_damaged: false,
+                    map_len_bytes: 4096,
+                }),
                 latency,
             });
             PortKind::Disk

@@ -3,7 +3,7 @@
 use base::histogram::Snapshot;
 use control::config::{Config, DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
-    DiskStatus, Health, IoStatus, LatencyStatus, MacStatus, ModuleStatus, NetStatus,
+    DiskStatus, Health, ImageStatus, IoStatus, LatencyStatus, MacStatus, ModuleStatus, NetStatus,
     PlacementStatus, PortKind, PortStatus, SidecoreStatus, SwitchStatus, VmStatus, VsockStatus,
     WorkerStatus,
 };
@@ -141,6 +141,13 @@ fn storage_trouble(engine: &Engine) -> Option<String> {
              port is detached and attached again"
         ));
     }
+    if disk.image_state().is_some_and(|image| image.is_damaged) {
+        return Some(
+            "the tables of the image contradict each other: nothing is written to it any more; detach \
+             the port, save what can be read, and see `qemu-img check`"
+                .into(),
+        );
+    }
     let (requests, error) = disk.held()?;
     Some(format!(
         "the storage failed ({error}): {requests} requests wait, and go on when it takes them, or by \
@@ -191,21 +198,31 @@ fn net_status(config: &NetConfig, engine: Option<&Engine>) -> NetStatus {
 }
 
 fn disk_status(config: &DiskConfig, engine: Option<&Engine>) -> DiskStatus {
-    let (len_bytes, block_size, latency, (io_status, held_requests)) = match engine {
-        Some(Engine::Disk(port)) => {
-            (port.len_bytes(), port.block_size(), Some(latency(port)), io_status(port))
-        }
-        _ => (0, 0, None, (IoStatus::Ok, 0)),
+    let port = match engine {
+        Some(Engine::Disk(port)) => Some(port),
+        _ => None,
     };
+    let (io_status, held_requests) = port.map_or((IoStatus::Ok, 0), |port| io_status(port));
     DiskStatus {
         format: config.format.name().into(),
         path: config.format.path().cloned(),
-        len_bytes,
-        block_size,
+        len_bytes: port.map_or(0, |port| port.len_bytes()),
+        block_size: port.map_or(0, |port| port.block_size()),
         read_only: config.read_only,
         io_status,
         held_requests,
-        latency,
+        image: port.and_then(|port| port.image_state()).map(image_status),
+        latency: port.map(|port| latency(port)),
+    }
+}
+
+fn image_status(image: block::ImageState) -> ImageStatus {
+    ImageStatus {
+        was_checked: image.was_checked,
+        mended_counts: image.mended_counts,
+        freed_leaks: image.freed_leaks,
+        is_damaged: image.is_damaged,
+        map_len_bytes: image.map_len_bytes,
     }
 }
 
@@ -263,6 +280,18 @@ fn disk_metrics(
     let name = "millrace_disk_flush_failed";
     let help = "1 when a flush failed: what was written before may be lost, and flushes fail.";
     all.sample(name, help, labels(), disk.flush_failure().is_some().into());
+    if let Some(image) = disk.image_state() {
+        let values = [
+            ("damaged", "1 when its tables contradict each other.", image.is_damaged.into()),
+            ("checked", "1 when it was not closed before it was opened.", image.was_checked.into()),
+            ("mended_counts", "Reference counts that were too low then.", image.mended_counts),
+            ("freed_leaks", "Clusters freed then that nothing referred to.", image.freed_leaks),
+            ("map_bytes", "Memory that its map takes.", image.map_len_bytes),
+        ];
+        for (name, help, value) in values {
+            all.sample(&format!("millrace_disk_image_{name}"), help, labels(), value);
+        }
+    }
     for queue in disk.stats() {
         let b = &queue.block;
         let mut labels_of_queue = labels();
