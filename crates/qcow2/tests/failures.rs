@@ -208,6 +208,60 @@ fn a_full_disk_loses_nothing_that_was_acknowledged() {
     }
 }
 
+/// A change fails, and is in the file nevertheless: what comes after must not go by what memory says.
+#[test]
+fn a_change_that_failed_and_was_made_undoes_nothing() {
+    for name in CHOSEN {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (kind, bytes) = made(name, dir.path());
+        let initial = open(Arc::new(Recorder::new(bytes.clone()))).unwrap();
+        for n in 0..300 {
+            let mut guest = Guest::new(kind, &bytes, n / 60);
+            guest.store.fail_one_made(n);
+            for step in 0..60 {
+                let _ = guest.step();
+                if step % 20 == 19 {
+                    let when = format!("step {step}, change {n} failed");
+                    guest.look(&guest.chain, &initial, &when);
+                    let chain = open(Arc::new(Recorder::new(guest.store.bytes()))).unwrap();
+                    guest.look(&chain, &initial, &format!("killed, {when}"));
+                }
+            }
+        }
+    }
+}
+
+/// As above, and the driver zeroes a part of what it could not write: memory says that it is zero.
+#[test]
+fn a_part_is_zeroed_where_a_write_failed_and_was_made() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    for name in ["v3-512", "v2-4k-full", "extended-full"] {
+        let (kind, bytes) = made(name, dir.path());
+        let mut guest = Guest::new(kind, &bytes, 1);
+        let len = guest.chain.top().geometry().cluster_len();
+        let all = 0..guest.chain.top().len_bytes();
+        // All is zero, and has no room.
+        let how = Clear::Zero { may_unmap: true };
+        guest.chain.clear(&mut guest.view, &mut guest.scratch, all, how).unwrap();
+        guest.chain.write(&mut guest.view, &mut guest.scratch, &[1; 512], 0).unwrap();
+        let data = vec![9; len as usize];
+        // Its data is the first change, its entry the second.
+        guest.store.fail_one_made(1);
+        let failed = match guest.chain.plan(&mut guest.view, len, len) {
+            Plan::Allocate(allocation) => guest.allocate(allocation, &data).is_err(),
+            _ => guest.chain.write(&mut guest.view, &mut guest.scratch, &data, len).is_err(),
+        };
+        assert!(failed, "{name}");
+        let part = len..len + 256;
+        guest.chain.clear(&mut guest.view, &mut guest.scratch, part, how).unwrap();
+        let chain = open(Arc::new(Recorder::new(guest.store.bytes()))).unwrap();
+        let mut found = [7; 256];
+        let mut view = chain.view(Arc::new(|| {}));
+        chain.read(&mut view, &mut Scratch::default(), &mut found, len).unwrap();
+        assert_eq!(found, [0; 256], "{name}");
+    }
+}
+
 /// EIO of syncs at some point, for a moment: the kernel has dropped what it could not write.
 #[test]
 fn a_sync_that_failed_stays_failed() {

@@ -95,16 +95,16 @@ impl Chain {
                 self.load(0, view, offset + at)?;
                 continue;
             };
-            let Piece { kind, host, len: n, in_place } = piece;
+            let Piece { kind, host, len: n, in_place, is_sure } = piece;
             let is_zero = match kind {
-                Kind::Zero => true,
-                Kind::Unallocated => self.zero_below(view, offset + at, n)?,
+                Kind::Zero => is_sure,
+                Kind::Unallocated if is_sure => self.zero_below(view, offset + at, n)?,
                 Kind::Data if in_place => {
                     self.top.writer()?;
                     self.top.data.zero(host, n, false)?;
                     true
                 }
-                Kind::Data | Kind::Compressed | Kind::Bad => false,
+                Kind::Unallocated | Kind::Data | Kind::Compressed | Kind::Bad => false,
             };
             if !is_zero {
                 self.write(view, scratch, &vec![0; n as usize], offset + at)?;
@@ -222,8 +222,7 @@ impl Chain {
         let writer = self.top.writer()?;
         for run in changed.chunk_by(|a, b| a.0 + 1 == b.0) {
             let pairs: Vec<Pair> = run.iter().map(|&(_, _, new)| new).collect();
-            self.top.write_entries(slice, run[0].0, &pairs)?;
-            run.iter().for_each(|&(index, _, new)| slice.set(index, new));
+            self.top.set_entries(slice, run[0].0, &pairs)?;
             let old: Vec<Pair> = run.iter().map(|&(_, old, _)| old).collect();
             self.release_old(writer, &old)?;
         }

@@ -187,6 +187,8 @@ impl Chain {
         }
         let Some(writer) = &self.top.writer else { return };
         writer.note_leaks();
+        let count = (allocation.clusters.end - allocation.clusters.start) as usize;
+        allocation.slice.mark_unsure(allocation.index..allocation.index + count);
         allocation.slice.unpin();
         writer.claims.release(allocation.clusters);
     }

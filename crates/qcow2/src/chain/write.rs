@@ -167,9 +167,7 @@ impl Chain {
             self.top.sync()?;
         }
         let index = self.top.geometry().index_in_slice(part.cluster);
-        self.top.write_entries(slice, index, &[filled.pair])?;
-        slice.set(index, filled.pair);
-        Ok(())
+        self.top.set_entries(slice, index, &[filled.pair])
     }
 
     /// Writes to new clusters, as many as there are in a row. Returns how many parts are done.
@@ -213,8 +211,7 @@ impl Chain {
         }
         // After an error here the file may have the entries: the clusters stay in use.
         let index = geometry.index_in_slice(first);
-        self.top.write_entries(slice, index, &pairs)?;
-        pairs.iter().enumerate().for_each(|(n, &pair)| slice.set(index + n, pair));
+        self.top.set_entries(slice, index, &pairs)?;
         self.release_old(writer, &old[..count])?;
         Ok(count)
     }

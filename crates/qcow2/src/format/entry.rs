@@ -1,7 +1,7 @@
 //! Entries of L1 and L2 tables.
 //!
-//! In memory an entry is as it is in the file, without its reserved bits, two of which are used for
-//! what we know of it: [`BAD`] and [`NO_WRITE`].
+//! In memory an entry is as it is in the file, without its reserved bits, three of which are used for
+//! what we know of it: [`BAD`], [`NO_WRITE`] and [`UNSURE`].
 
 use super::geometry::Geometry;
 
@@ -15,6 +15,9 @@ pub const ZERO: u64 = 1;
 pub const BAD: u64 = 1 << 1;
 /// In memory only: it points at metadata. Reads are harmless, writes are not done.
 pub const NO_WRITE: u64 = 1 << 2;
+/// In memory only: the file may say something else, since writing another entry there failed. Whatever
+/// changes the cluster, or finds it as it should be already, writes the entry first.
+pub const UNSURE: u64 = 1 << 3;
 
 /// Bits 9 to 55: an offset in the file.
 const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;

@@ -131,15 +131,21 @@ impl Image {
         Ok(slice.map_or((0, 0), |slice| slice.get(self.geometry().index_in_slice(cluster))))
     }
 
-    /// Writes entries in a row to the file. The caller has claimed their clusters.
-    pub(crate) fn write_entries(
+    /// Sets entries in a row, first in the file. The caller has claimed their clusters.
+    pub(crate) fn set_entries(
         &self,
         slice: &Slice,
         index: usize,
         pairs: &[Pair],
     ) -> io::Result<()> {
         let bytes = encode(pairs, self.geometry());
-        self.store.write_at(&bytes, slice.offset + index as u64 * self.geometry().entry_len())
+        let offset = slice.offset + index as u64 * self.geometry().entry_len();
+        let written = self.store.write_at(&bytes, offset);
+        match written {
+            Ok(()) => pairs.iter().enumerate().for_each(|(n, &pair)| slice.set(index + n, pair)),
+            Err(_) => slice.mark_unsure(index..index + pairs.len()),
+        }
+        written
     }
 
     /// Whether it was found to be damaged, so that nothing is written to it any more.

@@ -5,6 +5,7 @@
 //! first, and who is about to change an entry pins the slice first, so that neither misses the other.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -98,6 +99,17 @@ impl Slice {
         self.entries[index * 2].store(entry, Ordering::Release);
         self.entries[index * 2 + 1].store(bitmap, Ordering::Release);
         self.changed.fetch_add(1, Ordering::Release);
+    }
+
+    /// The file may have other entries than these: writing others there failed. The caller has claimed
+    /// their clusters. A compressed cluster is never changed in place, so its entry is always written.
+    pub fn mark_unsure(&self, indices: Range<usize>) {
+        for index in indices {
+            let (entry, bitmap) = self.get(index);
+            if entry & entry::COMPRESSED == 0 {
+                self.set(index, (entry | entry::UNSURE, bitmap));
+            }
+        }
     }
 
     /// Keeps the slice from being evicted; false when it was evicted already.

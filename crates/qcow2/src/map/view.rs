@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::image::{Image, L1};
 use super::slices::Slice;
-use crate::format::entry::{self, COPIED, Kind, NO_WRITE};
+use crate::format::entry::{self, COMPRESSED, COPIED, Kind, NO_WRITE, UNSURE};
 use crate::format::geometry::Geometry;
 use crate::limits::QUEUE_SLICES;
 
@@ -20,6 +20,8 @@ pub struct Piece {
     pub len: u64,
     /// Data that may be overwritten where it is.
     pub in_place: bool,
+    /// The file is known to say the same, see [`entry::UNSURE`].
+    pub is_sure: bool,
 }
 
 /// What a look at the map gives.
@@ -90,7 +92,7 @@ impl View {
 pub(crate) fn unmapped(geometry: &Geometry, offset: u64, max: u64) -> Piece {
     let span = 1u64 << (geometry.slice_bits() + geometry.cluster_bits);
     let len = max.min(span - (offset & (span - 1)));
-    Piece { kind: Kind::Unallocated, host: 0, len, in_place: false }
+    Piece { kind: Kind::Unallocated, host: 0, len, in_place: false, is_sure: true }
 }
 
 /// What the slice says of `offset`, for at most `max` bytes and up to the slice's end.
@@ -127,12 +129,15 @@ fn one(entry: u64, bitmap: u64, sub: u32, is_own: bool, geometry: &Geometry) -> 
         Kind::Data => entry::offset(entry) + (u64::from(sub) << geometry.sub_bits()),
         _ => 0,
     };
-    let in_place = kind == Kind::Data && is_own && entry & COPIED != 0 && entry & NO_WRITE == 0;
-    Piece { kind, host, len: 1 << geometry.sub_bits(), in_place }
+    let is_sure = entry & COMPRESSED != 0 || entry & UNSURE == 0;
+    let may_write = is_own && is_sure && entry & COPIED != 0 && entry & NO_WRITE == 0;
+    let in_place = kind == Kind::Data && may_write;
+    Piece { kind, host, len: 1 << geometry.sub_bits(), in_place, is_sure }
 }
 
 fn goes_on(begin: &Piece, next: &Piece, distance: u64) -> bool {
     begin.kind == next.kind
         && begin.in_place == next.in_place
+        && begin.is_sure == next.is_sure
         && (begin.kind != Kind::Data || begin.host + distance == next.host)
 }

@@ -46,6 +46,8 @@ struct State {
     times: Vec<u64>,
     /// Calls that may succeed before one fails.
     fail_after: Option<u64>,
+    /// As [`Recorder::fail_one_made`] says.
+    fail_made_after: Option<u64>,
     fail_syncs: bool,
 }
 
@@ -103,6 +105,11 @@ impl Recorder {
         self.lock().fail_after = changes;
     }
 
+    /// After so many more changes one fails with EIO that is made nevertheless.
+    pub fn fail_one_made(&self, changes: u64) {
+        self.lock().fail_made_after = Some(changes);
+    }
+
     /// Syncs fail with EIO.
     pub fn fail_syncs(&self, fail: bool) {
         self.lock().fail_syncs = fail;
@@ -118,7 +125,17 @@ impl State {
         }
         apply(&mut self.bytes, &event);
         self.note(event, clock);
-        Ok(())
+        match &mut self.fail_made_after {
+            Some(0) => {
+                self.fail_made_after = None;
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     fn note(&mut self, event: Event, clock: &AtomicU64) {
