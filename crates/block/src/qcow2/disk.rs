@@ -5,7 +5,8 @@
 //! entries, and is answered after the second. Everything else is a helper's: slices that are not in
 //! memory, compressed clusters, what replaces content, discards and zeroes.
 //!
-//! An operation that is not in one piece in the file is done up to there and comes back short: whoever
+//! The pieces of an operation that are in several places of the files are moved at the same time. An
+//! operation that goes on otherwise than it begins is done up to there and comes back short: whoever
 //! asked goes on with the rest.
 
 use std::io;
@@ -18,6 +19,7 @@ use qcow2::map::epochs::Stay;
 use qcow2::{Allocation, ChainView, Place, Plan};
 
 use super::files::Files;
+use super::pieces::{MAX_SPARE, Pieces, cut};
 use super::pool::{Job, Pool, Results};
 use crate::bytes::zero_all;
 
@@ -27,6 +29,8 @@ enum State {
     Free,
     /// Data in one piece, of so many bytes.
     Mapped(u32),
+    /// Data in several.
+    Pieces,
     /// Data on its way into new clusters, so many bytes of it written.
     Data(u32),
     /// The entries on their way, so many bytes of them written.
@@ -52,8 +56,9 @@ struct Slot {
 struct Extra {
     /// New clusters, while data or entries are on their way.
     allocation: Option<Allocation>,
-    /// Buffers of a piece.
+    /// Buffers of a part of the operation, or of the entries.
     bufs: Vec<IoSlice>,
+    pieces: Pieces,
     entries: [u8; MAX_ENTRIES_LEN_BYTES],
 }
 
@@ -67,6 +72,8 @@ pub(super) struct Qcow2Disk {
     slots: Vec<Slot>,
     extras: Vec<Extra>,
     free: Vec<u16>,
+    /// Pieces after the first that the disks have room for.
+    spare: u16,
     blocked: Vec<u16>,
     /// For helpers, not handed over yet.
     jobs: Vec<Job>,
@@ -81,15 +88,18 @@ pub(super) struct Qcow2Disk {
 unsafe impl Send for Qcow2Disk {}
 
 impl Qcow2Disk {
+    /// For `depth` operations at a time; the disks in `files` are for [`MAX_SPARE`] more.
     pub fn new(pool: Arc<Pool>, files: Files, results: Arc<Results>, depth: u16) -> Self {
         let slot = |_| Slot { token: 0, op: DiskOp::Flush, state: State::Free, stay: None };
         let extra = |_| Extra {
             allocation: None,
             bufs: Vec::with_capacity(base::limits::MAX_CHAIN_SEGS),
+            pieces: Pieces::new(),
             entries: [0; MAX_ENTRIES_LEN_BYTES],
         };
         let waker = Arc::clone(&results);
         let room = usize::from(depth);
+        let finished = Vec::with_capacity(room + usize::from(MAX_SPARE));
         Self {
             view: pool.chain().view(Arc::new(move || waker.wake())),
             files,
@@ -98,11 +108,12 @@ impl Qcow2Disk {
             slots: (0..depth).map(slot).collect(),
             extras: (0..depth).map(extra).collect(),
             free: (0..depth).rev().collect(),
+            spare: MAX_SPARE,
             blocked: Vec::with_capacity(room),
             jobs: Vec::with_capacity(room),
             has_begun: false,
             done: Vec::with_capacity(room),
-            finished: Vec::with_capacity(room),
+            finished,
         }
     }
 
@@ -121,17 +132,20 @@ impl Qcow2Disk {
             return self.finish(at, Ok(0));
         }
         match self.pool.chain().find(&mut self.view, offset, len.into()) {
-            Place::Zero(n) => {
-                let (bufs, count) = self.part(at, 0, n as u32);
+            Place::Zero(n) | Place::File { len: n, .. } if n < len.into() => {
+                self.begin_pieces(at, offset, len);
+            }
+            Place::Zero(_) => {
+                let (bufs, count) = self.part(at, 0, len);
                 // SAFETY: the buffers of an operation that is not done.
                 unsafe { zero_all(bufs, count) };
-                self.finish(at, Ok(n as u32));
+                self.finish(at, Ok(len));
             }
-            Place::File { layer, host, len } if self.files.fits(host, len) => {
-                self.slots[usize::from(at)].state = State::Mapped(len as u32);
-                let (bufs, count) = self.part(at, 0, len as u32);
-                let op = DiskOp::Read { offset: host, bufs, count, len_bytes: len as u32 };
-                self.submit_to(self.files.of_layer(layer), at, op);
+            Place::File { layer, host, len: n } if self.files.fits(host, n) => {
+                self.slots[usize::from(at)].state = State::Mapped(len);
+                let (bufs, count) = self.part(at, 0, len);
+                let op = DiskOp::Read { offset: host, bufs, count, len_bytes: len };
+                self.submit_to(self.files.of_layer(layer), at.into(), op);
             }
             Place::File { .. }
             | Place::Compressed { .. }
@@ -145,9 +159,10 @@ impl Qcow2Disk {
             return self.finish(at, Ok(0));
         }
         match self.pool.chain().plan(&mut self.view, offset, len.into()) {
-            Plan::InPlace { host, len } if self.files.fits(host, len) => {
-                self.slots[usize::from(at)].state = State::Mapped(len as u32);
-                self.write_data(at, 0, len as u32, host);
+            Plan::InPlace { len: n, .. } if n < len.into() => self.begin_pieces(at, offset, len),
+            Plan::InPlace { host, len: n } if self.files.fits(host, n) => {
+                self.slots[usize::from(at)].state = State::Mapped(len);
+                self.write_data(at, 0, len, host);
             }
             Plan::Allocate(allocation) => {
                 self.extras[usize::from(at)].allocation = Some(allocation);
@@ -161,11 +176,97 @@ impl Qcow2Disk {
         }
     }
 
+    /// Begins as many pieces of an operation as can be moved as they are.
+    fn begin_pieces(&mut self, at: u16, offset: u64, len: u32) {
+        self.slots[usize::from(at)].state = State::Pieces;
+        self.extras[usize::from(at)].pieces.begin();
+        while self.begin_piece(at, offset, len) {}
+        let pieces = &mut self.extras[usize::from(at)].pieces;
+        if pieces.len_bytes() == 0 {
+            return self.help(at);
+        }
+        if let Some(result) = pieces.all_begun() {
+            self.finish(at, result);
+        }
+    }
+
+    /// Begins the next piece of an operation; false where there is none, or no room for it.
+    fn begin_piece(&mut self, at: u16, offset: u64, len: u32) -> bool {
+        let done = self.extras[usize::from(at)].pieces.len_bytes();
+        if done >= len || done > 0 && self.spare == 0 {
+            return false;
+        }
+        let op = self.slots[usize::from(at)].op;
+        let (DiskOp::Read { bufs, count, .. } | DiskOp::Write { bufs, count, .. }) = op else {
+            return false;
+        };
+        let is_read = matches!(op, DiskOp::Read { .. });
+        let Some((place, len)) = self.place(is_read, offset + u64::from(done), len - done) else {
+            return false;
+        };
+        // SAFETY: the list stays until the operation is done.
+        let all = unsafe { std::slice::from_raw_parts(bufs, count as usize) };
+        let pieces = &mut self.extras[usize::from(at)].pieces;
+        let Some(n) = pieces.add(all, len) else { return false };
+        let (bufs, count) = pieces.bufs(n);
+        let Some((disk, offset)) = place else {
+            // SAFETY: the buffers of an operation that is not done.
+            unsafe { zero_all(bufs, count) };
+            pieces.end(n, Ok(len));
+            return true;
+        };
+        self.spare -= u16::from(n > 0);
+        let op = match is_read {
+            true => DiskOp::Read { offset, bufs, count, len_bytes: len },
+            false => DiskOp::Write { offset, bufs, count, len_bytes: len },
+        };
+        self.submit_to(disk, u32::from(at) | (n as u32) << 16, op);
+        true
+    }
+
+    /// In which file, and where, the next bytes are and how many; in none: they are zero. None at all
+    /// where they cannot be moved as they are.
+    fn place(
+        &mut self,
+        is_read: bool,
+        offset: u64,
+        max: u32,
+    ) -> Option<(Option<(usize, u64)>, u32)> {
+        let chain = self.pool.chain();
+        let (disk, host, len) = match is_read {
+            true => match chain.find(&mut self.view, offset, max.into()) {
+                Place::Zero(len) => return Some((None, len as u32)),
+                Place::File { layer, host, len } => (self.files.of_layer(layer), host, len),
+                _ => return None,
+            },
+            false => {
+                let (host, len) = chain.find_in_place(&mut self.view, offset, max.into())?;
+                (self.files.data(), host, len)
+            }
+        };
+        self.files.fits(host, len).then_some((Some((disk, host)), len as u32))
+    }
+
+    /// A piece is over. A file that ends within a cluster has zeroes there.
+    fn piece_returned(&mut self, at: u16, n: usize, mut result: Result<u32, i32>) {
+        self.spare += u16::from(n > 0);
+        let pieces = &mut self.extras[usize::from(at)].pieces;
+        if result == Ok(0) && matches!(self.slots[usize::from(at)].op, DiskOp::Read { .. }) {
+            let (bufs, count) = pieces.bufs(n);
+            // SAFETY: the buffers of an operation that is not done.
+            unsafe { zero_all(bufs, count) };
+            result = Ok(pieces.piece_len(n));
+        }
+        if let Some(result) = pieces.end(n, result) {
+            self.finish(at, result);
+        }
+    }
+
     /// Writes bytes `from..to` of an operation's data to `host`.
     fn write_data(&mut self, at: u16, from: u32, to: u32, host: u64) {
         let (bufs, count) = self.part(at, from, to);
         let op = DiskOp::Write { offset: host, bufs, count, len_bytes: to - from };
-        self.submit_to(self.files.data(), at, op);
+        self.submit_to(self.files.data(), at.into(), op);
     }
 
     /// Writes the data of new clusters from byte `done` on, or their entries after the last.
@@ -182,7 +283,7 @@ impl Qcow2Disk {
 
     /// Writes the entries of new clusters from byte `from` on, or ends the operation after the last.
     fn write_entries(&mut self, at: u16, from: u32) {
-        let Extra { allocation, bufs, entries } = &mut self.extras[usize::from(at)];
+        let Extra { allocation, bufs, entries, .. } = &mut self.extras[usize::from(at)];
         let Some(allocation) = allocation else { return };
         let len = allocation.encode(entries) as u32;
         if from >= len {
@@ -194,7 +295,7 @@ impl Qcow2Disk {
         let base = entries[from as usize..].as_mut_ptr().cast();
         bufs.push(IoSlice { iov_base: base, iov_len: (len - from) as usize });
         let op = DiskOp::Write { offset, bufs: bufs.as_ptr(), count: 1, len_bytes: len - from };
-        self.submit_to(self.files.map(), at, op);
+        self.submit_to(self.files.map(), at.into(), op);
     }
 
     fn commit(&mut self, at: u16) {
@@ -207,7 +308,7 @@ impl Qcow2Disk {
     fn begin_flush(&mut self, at: u16, file: u32, covers: u64) {
         self.slots[usize::from(at)].state = State::Flush(file, covers);
         match self.files.to_sync(file as usize) {
-            Some(disk) => self.submit_to(disk, at, DiskOp::Flush),
+            Some(disk) => self.submit_to(disk, at.into(), DiskOp::Flush),
             None => {
                 self.pool.chain().flush_ended(covers);
                 self.finish(at, Ok(0));
@@ -215,13 +316,14 @@ impl Qcow2Disk {
         }
     }
 
-    fn submit_to(&mut self, disk: usize, at: u16, op: DiskOp) {
+    /// `token`: the slot, and the number of a piece above it.
+    fn submit_to(&mut self, disk: usize, token: u32, op: DiskOp) {
         self.has_begun = true;
         // SAFETY: buffers and their list belong to the caller of `submit`, or to the slot, and stay
         // until the operation is done.
-        let submitted = unsafe { self.files.disk(disk).submit(at.into(), op) };
+        let submitted = unsafe { self.files.disk(disk).submit(token, op) };
         if let Err(e) = submitted {
-            self.failed(at, e.raw_os_error().unwrap_or(libc::EIO));
+            self.returned(token, Err(e.raw_os_error().unwrap_or(libc::EIO)));
         }
     }
 
@@ -235,7 +337,11 @@ impl Qcow2Disk {
     }
 
     /// An operation of a file's disk is over.
-    fn returned(&mut self, at: u16, result: Result<u32, i32>) {
+    fn returned(&mut self, token: u32, result: Result<u32, i32>) {
+        let at = token as u16;
+        if matches!(self.slots[usize::from(at)].state, State::Pieces) {
+            return self.piece_returned(at, (token >> 16) as usize, result);
+        }
         let moved = match result {
             Ok(moved) => moved,
             Err(errno) => return self.failed(at, errno),
@@ -247,7 +353,7 @@ impl Qcow2Disk {
             State::Entries(before) => self.write_entries(at, before + moved),
             State::Flush(file, covers) => self.begin_flush(at, file + 1, covers),
             State::Helped => self.finish(at, Ok(moved)),
-            State::Free | State::Blocked => {}
+            State::Free | State::Blocked | State::Pieces => {}
         }
     }
 
@@ -289,7 +395,10 @@ impl Qcow2Disk {
                 }
                 // SAFETY: the list stays until the operation is done.
                 let all = unsafe { std::slice::from_raw_parts(bufs, count as usize) };
-                self.extras[usize::from(at)].cut(all, from as usize, to as usize)
+                let list = &mut self.extras[usize::from(at)].bufs;
+                list.clear();
+                cut(all, from as usize, (to - from) as usize, list);
+                (list.as_ptr(), list.len() as u32)
             }
             _ => (std::ptr::null(), 0),
         }
@@ -311,7 +420,7 @@ impl Qcow2Disk {
         }
         self.results.reap(&mut finished);
         for DiskDone { token, result } in finished.drain(..) {
-            self.returned(token as u16, result);
+            self.returned(token, result);
         }
         self.finished = finished;
         if !self.blocked.is_empty() && self.results.take_woken() {
@@ -339,25 +448,6 @@ impl Qcow2Disk {
             self.pool.maintain();
         }
         self.files.flush_submissions()
-    }
-}
-
-impl Extra {
-    /// A list of its own of bytes `from..to` of `all`.
-    fn cut(&mut self, all: &[IoSlice], from: usize, to: usize) -> (*const IoSlice, u32) {
-        self.bufs.clear();
-        let (mut skip, mut left) = (from, to - from);
-        for buf in all {
-            let skipped = skip.min(buf.iov_len);
-            let used = (buf.iov_len - skipped).min(left);
-            if used > 0 {
-                let iov_base = buf.iov_base.cast::<u8>().wrapping_add(skipped).cast();
-                self.bufs.push(IoSlice { iov_base, iov_len: used });
-            }
-            skip -= skipped;
-            left -= used;
-        }
-        (self.bufs.as_ptr(), self.bufs.len() as u32)
     }
 }
 

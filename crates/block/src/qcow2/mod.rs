@@ -6,6 +6,7 @@
 mod disk;
 mod files;
 mod open;
+mod pieces;
 mod pool;
 
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use qcow2::{ChainView, Opened};
 use self::disk::Qcow2Disk;
 use self::files::{Files, Layout};
 use self::open::Parts;
+use self::pieces::MAX_SPARE;
 use self::pool::{Pool, Results};
 use crate::backend::{Backend, Demands, ImageState};
 use crate::error::BlockError;
@@ -76,7 +78,7 @@ impl Backend for Qcow2Backend {
 
     fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
         let results = Results::new(depth).map_err(BlockError::resource("making an event"))?;
-        let files = Files::open(Arc::clone(&self.layout), &results.event, depth)
+        let files = Files::open(Arc::clone(&self.layout), &results.event, depth + MAX_SPARE)
             .map_err(BlockError::resource("making an io_uring"))?;
         Ok(Box::new(Qcow2Disk::new(Arc::clone(&self.pool), files, Arc::new(results), depth)))
     }

@@ -136,6 +136,52 @@ fn many_requests_at_once_finish_with_their_own_data() {
     }
 }
 
+/// Clusters that were written in an order of their own: one operation moves them all, and another
+/// what is zero between them.
+#[test]
+fn the_pieces_of_an_operation_are_moved_at_the_same_time() {
+    // On tmpfs, and where io_uring is at work; there also past the page cache.
+    for (folder, direct) in [("/dev/shm", false), ("/var/tmp", false), ("/var/tmp", true)] {
+        let dir = tempfile::tempdir_in(folder).unwrap();
+        let path = dir.path().join("disk.qcow2");
+        create(&path, None);
+        let options = Qcow2Options { direct, ..Qcow2Options::default() };
+        // This file system may not do direct I/O.
+        let Ok(backend) = Qcow2Backend::open(&path, &options) else { continue };
+        let mut rig = Rig::new(BOTH[0], &backend);
+        let mut expect = vec![0; 2 << 20];
+        for n in [5u64, 3, 14, 0, 9, 1, 12, 7, 15, 2, 11, 4, 8, 13, 10, 6] {
+            let data = pattern(n, 65536);
+            expect[n as usize * 65536..][..65536].copy_from_slice(&data);
+            rig.write(n * 128, &data);
+        }
+        // Into the second half only each other cluster.
+        for n in (16u64..32).step_by(2) {
+            let data = pattern(n, 65536);
+            expect[n as usize * 65536..][..65536].copy_from_slice(&data);
+            rig.write(n * 128, &data);
+        }
+        let before = (rig.stats.disk_ops.get(), rig.stats.short_ops.get());
+        assert!(rig.read(0, 1 << 20) == expect[..1 << 20], "{folder}");
+        assert!(rig.read(2048, 1 << 20) == expect[1 << 20..], "{folder}");
+        assert!(rig.read(3, 900 << 10) == expect[3 * 512..][..900 << 10], "{folder}");
+        let data = pattern(99, (1 << 20) - 4096);
+        rig.write(4, &data);
+        let ops = (rig.stats.disk_ops.get() - before.0, rig.stats.short_ops.get() - before.1);
+        // Past the page cache the driver's buffers are copied, 128 KiB at a time.
+        let most = if direct { 32 } else { 4 };
+        assert_eq!(ops, (most, 0), "{folder}: operations, and those that came back short");
+        expect[2048..][..data.len()].copy_from_slice(&data);
+        // All at once, more than there is room for beside each other.
+        let asked: Vec<_> = (0..20).map(|_| rig.ask(kind::IN, 0, 1 << 20)).collect();
+        rig.settle();
+        for offered in asked {
+            assert_eq!(rig.status(offered), 0);
+            assert!(rig.driver.read(offered.data, 1 << 20) == expect[..1 << 20], "{folder}");
+        }
+    }
+}
+
 #[test]
 fn backing_files_in_the_directory_are_served_and_not_written() {
     let dirs = dirs();

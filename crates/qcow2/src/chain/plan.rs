@@ -109,6 +109,16 @@ impl Chain {
         }
     }
 
+    /// Where the bytes from `offset` on, at most `max` of them (not 0), may be written as they are, and
+    /// how many. No I/O, and nothing is taken.
+    pub fn find_in_place(&self, view: &mut ChainView, offset: u64, max: u64) -> Option<(u64, u64)> {
+        let geometry = *self.top.geometry();
+        let number = geometry.slice_of(geometry.cluster_of(offset));
+        let slice = view.top()?.slice(&self.top, number)?;
+        let found = piece(slice, &geometry, offset, max);
+        (found.in_place && !self.is_damaged()).then_some((found.host, found.len))
+    }
+
     fn is_damaged(&self) -> bool {
         self.top.writer.as_ref().is_none_or(|writer| writer.is_damaged())
     }
