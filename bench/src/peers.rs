@@ -195,13 +195,9 @@ impl Bed {
 
     /// The image that a case's load is for, in the format that the back end opens; see
     /// [`images::Images::disk`].
-    pub fn disk(
-        &self,
-        case: &case::Case,
-        format: images::Format,
-    ) -> Result<images::Disk, BenchError> {
+    pub fn disk(&self, case: &case::Case) -> Result<images::Disk, BenchError> {
         let none = || BenchError::lab(case.name(), "its image was not made");
-        self.images.as_ref().ok_or_else(none)?.disk(case, format)
+        self.images.as_ref().ok_or_else(none)?.disk(case)
     }
 
     /// A folder for the sockets and logs of one start.

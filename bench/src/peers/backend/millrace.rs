@@ -7,9 +7,18 @@ use crate::error::BenchError;
 use crate::peers::Bed;
 use crate::peers::case::{Case, Image, LARGE_FRAME_BYTES, Load, Medium, OURS_RAW};
 use crate::peers::front::{self, Window};
-use crate::peers::images::{Disk, Format};
+use crate::peers::images::Disk;
 
 use super::{Backend, IP_A, IP_B, MAC_A, MAC_B, NOT_MINE, OURS, Running, ports};
+
+/// What the daemon makes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    /// As it is.
+    Raw,
+    /// An image.
+    Qcow2,
+}
 
 /// The daemon, pinned and polling on; the switch and its checks as by default.
 pub enum Millrace {
@@ -57,7 +66,7 @@ impl Backend for Millrace {
             Millrace::Raw => Format::Raw,
         };
         let config = match case.image() {
-            Some(_) => disk_text(bed, folder, &image(&bed.disk(case, format)?, format, case)),
+            Some(_) => disk_text(bed, folder, &image(&bed.disk(case)?, format, case)),
             None => text(bed, case, folder),
         };
         let daemon = daemon::start(&bed.millrace, &config, folder, sockets)?;

@@ -6,7 +6,7 @@ use crate::error::BenchError;
 use crate::peers::Bed;
 use crate::peers::case::{Case, Load, Medium};
 use crate::peers::front::{self, Window};
-use crate::peers::images::{Disk, Format};
+use crate::peers::images::Disk;
 use crate::peers::process::{self, Process};
 
 use super::{Backend, NOT_MINE, Running, ports};
@@ -56,7 +56,7 @@ impl Backend for Qsd {
         let socket = ports(folder).0;
         let mut command = process::command(self.needs(), Some(bed.back_cpu));
         let disk = match case.image() {
-            Some(_) => self.image(&bed.disk(case, Format::Qcow2)?, case),
+            Some(_) => self.image(&bed.disk(case)?, case),
             None => self.disk(bed, case),
         };
         command.args(["--blockdev", &disk, "--export"]);
