@@ -118,6 +118,7 @@ impl Qcow2Disk {
     }
 
     /// Begins an operation, or begins it again.
+    #[inline]
     fn begin(&mut self, at: u16) {
         match self.slots[usize::from(at)].op {
             DiskOp::Read { offset, len_bytes, .. } => self.begin_read(at, offset, len_bytes),
@@ -127,9 +128,13 @@ impl Qcow2Disk {
         }
     }
 
+    #[inline]
     fn begin_read(&mut self, at: u16, offset: u64, len: u32) {
         if len == 0 {
             return self.finish(at, Ok(0));
+        }
+        if !self.files.fits(offset, len.into()) {
+            return self.help(at);
         }
         match self.pool.chain().find(&mut self.view, offset, len.into()) {
             Place::Zero(n) | Place::File { len: n, .. } if n < len.into() => {
@@ -154,9 +159,13 @@ impl Qcow2Disk {
         }
     }
 
+    #[inline]
     fn begin_write(&mut self, at: u16, offset: u64, len: u32) {
         if len == 0 {
             return self.finish(at, Ok(0));
+        }
+        if !self.files.fits(offset, len.into()) {
+            return self.help(at);
         }
         match self.pool.chain().plan(&mut self.view, offset, len.into()) {
             Plan::InPlace { len: n, .. } if n < len.into() => self.begin_pieces(at, offset, len),
@@ -221,7 +230,8 @@ impl Qcow2Disk {
             false => DiskOp::Write { offset, bufs, count, len_bytes: len },
         };
         self.submit_to(disk, u32::from(at) | (n as u32) << 16, op);
-        true
+        // One that was refused took itself back, and ends the row.
+        self.extras[usize::from(at)].pieces.len_bytes() > done
     }
 
     /// In which file, and where, the next bytes are and how many; in none: they are zero. None at all
@@ -311,12 +321,15 @@ impl Qcow2Disk {
             Some(disk) => self.submit_to(disk, at.into(), DiskOp::Flush),
             None => {
                 self.pool.chain().flush_ended(covers);
+                // What was freed before may have to be looked after now.
+                self.has_begun = true;
                 self.finish(at, Ok(0));
             }
         }
     }
 
     /// `token`: the slot, and the number of a piece above it.
+    #[inline]
     fn submit_to(&mut self, disk: usize, token: u32, op: DiskOp) {
         self.has_begun = true;
         // SAFETY: buffers and their list belong to the caller of `submit`, or to the slot, and stay
@@ -404,6 +417,7 @@ impl Qcow2Disk {
         }
     }
 
+    #[inline]
     fn finish(&mut self, at: u16, result: Result<u32, i32>) {
         let slot = &mut self.slots[usize::from(at)];
         slot.state = State::Free;
@@ -413,6 +427,7 @@ impl Qcow2Disk {
     }
 
     /// Takes in what has finished below.
+    #[inline]
     fn take_in(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         for disk in 0..self.files.count() {

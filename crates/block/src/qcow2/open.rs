@@ -200,6 +200,7 @@ impl Opening {
         cluster_len: u64,
     ) -> Result<(Layout, Demands), BlockError> {
         let mut demands = Demands::NONE;
+        let mut offset_align = 1;
         let mut files: Vec<OpenFile> = Vec::new();
         let mut layers = Vec::new();
         for (n, own) in self.data.iter().enumerate() {
@@ -207,7 +208,8 @@ impl Opening {
             if direct {
                 let (mem, offset) = file::direct_alignment(image.get());
                 demands.mem_align = demands.mem_align.max(mem);
-                demands.offset_align = demands.offset_align.max(offset);
+                // Not the guest's concern: what does not fit goes through the page cache.
+                offset_align = offset_align.max(offset);
             }
             layers.push(files.len());
             files.push(OpenFile::new(Arc::clone(image), false));
@@ -218,7 +220,7 @@ impl Opening {
             files.push(OpenFile::new(Arc::clone(&self.images[0]), true));
         }
         let synced = if data.is_some() { vec![0, map] } else { vec![0] };
-        let align = u64::from(demands.mem_align.max(demands.offset_align));
+        let align = u64::from(demands.mem_align.max(offset_align));
         if align > cluster_len {
             return Err(refused(
                 Path::new("the image"),

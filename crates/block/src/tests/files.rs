@@ -9,6 +9,7 @@ use queue::Layout;
 
 use crate::BlockError;
 use crate::backend::Backend;
+use crate::qcow2::{Qcow2Backend, Qcow2Options};
 use crate::raw::RawBackend;
 use crate::request::kind;
 use crate::test_support::{Rig, RigOptions, pattern};
@@ -297,5 +298,39 @@ fn auto_takes_the_blocks_that_direct_io_asks_for_and_never_others_than_the_guest
                 }
             }
         }
+    }
+}
+
+/// Sectors of 512 bytes are served where direct I/O works in 4 KiB: what does not fit takes a longer way.
+#[test]
+fn a_qcow2_image_past_the_page_cache_has_its_own_sectors() {
+    let Some(large) = LargeSectors::mount() else {
+        eprintln!("not run: no loop device of 4 KiB sectors to be had");
+        return;
+    };
+    for options in ["cluster_size=64k", "cluster_size=64k,extended_l2=on", "cluster_size=4k"] {
+        let path = large.folder().join(format!("{options}.qcow2"));
+        let mut create = Command::new("qemu-img");
+        create.args(["create", "-q", "-f", "qcow2", "-o", options]).arg(&path).arg("4M");
+        assert!(create.status().unwrap().success());
+        let direct = Qcow2Options { direct: true, ..Qcow2Options::default() };
+        let mut rig = Rig::new(Layout::Split, &Qcow2Backend::open(&path, &direct).unwrap());
+        let mut expect = vec![0; 4 << 20];
+        let mut write = |rig: &mut Rig, sector: u64, data: &[u8]| {
+            rig.write(sector, data);
+            expect[sector as usize * 512..][..data.len()].copy_from_slice(data);
+            // From odd sectors on, over what is zero and what is not.
+            for (sector, len) in [(3, 128 << 10), (0, 1 << 20), (127, 2048), (1, 3 << 20)] {
+                let want = &expect[sector as usize * 512..][..len];
+                assert!(rig.read(sector, len) == want, "{options}: {len} bytes at {sector}");
+            }
+        };
+        write(&mut rig, 128, &pattern(1, 64 << 10));
+        write(&mut rig, 300, &[7; 512]);
+        write(&mut rig, 301, &pattern(2, 3 * 512));
+        write(&mut rig, 129, &pattern(3, 100 << 10));
+        write(&mut rig, 1000, &pattern(4, 1 << 20));
+        write(&mut rig, 130, &[8; 512]);
+        write(&mut rig, 999, &pattern(5, 512 << 10));
     }
 }

@@ -12,7 +12,7 @@ pub mod write;
 
 use std::sync::Arc;
 
-use crate::format::entry::Kind;
+use crate::format::entry::{self, Kind};
 use crate::map::claims::Waker;
 use crate::map::epochs::Party;
 use crate::map::image::Image;
@@ -156,6 +156,13 @@ impl Chain {
     /// Where the bytes from `offset` on are, at most `max` of them (not 0). No I/O.
     #[inline]
     pub fn find(&self, view: &mut ChainView, offset: u64, max: u64) -> Place {
+        if let Some(top) = view.top()
+            && offset + max <= self.top.len_bytes()
+            && let Some((entry, _)) = top.data_entry(&self.top, offset, max)
+        {
+            let host = entry::offset(entry) + self.top.geometry().in_cluster(offset);
+            return Place::File { layer: 0, host, len: max };
+        }
         self.find_from(0, view, offset, max)
     }
 
@@ -195,6 +202,7 @@ impl Chain {
 }
 
 impl ChainView {
+    #[inline]
     pub(crate) fn top(&mut self) -> Option<&mut View> {
         self.views.first_mut()?.as_mut()
     }

@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Chain, ChainView, Place};
-use crate::format::entry::{COPIED, Kind, ZERO};
+use crate::format::entry::{self, COPIED, Kind, ZERO};
 use crate::limits::MAX_RUN_CLUSTERS;
 use crate::map::claims::Taken;
 use crate::map::epochs::Stay;
 use crate::map::slices::Slice;
-use crate::map::view::piece;
+use crate::map::view::{may_write, piece};
 
 /// How a write begins.
 #[derive(Debug)]
@@ -90,7 +90,21 @@ impl Chain {
     }
 
     /// How a write of `max` bytes (not 0) at `offset` begins. No I/O.
+    #[inline]
     pub fn plan(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
+        if let Some(top) = view.top()
+            && let Some((entry, true)) = top.data_entry(&self.top, offset, max)
+            && may_write(entry)
+            && !self.is_damaged()
+        {
+            let host = entry::offset(entry) + self.top.geometry().in_cluster(offset);
+            return Plan::InPlace { host, len: max };
+        }
+        self.plan_longer(view, offset, max)
+    }
+
+    /// As [`Chain::plan`], for what is not within one cluster that has data.
+    fn plan_longer(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
         let geometry = *self.top.geometry();
         let number = geometry.slice_of(geometry.cluster_of(offset));
         let Some(slice) = view.top().and_then(|top| top.slice(&self.top, number)) else {

@@ -16,7 +16,10 @@ use crate::map::writer::{Meta, Writer};
 impl Chain {
     /// Grows the disk to `len_bytes`. What is new reads as zeroes.
     pub fn grow(&self, view: &mut ChainView, len_bytes: u64) -> Result<(), Error> {
+        // The rest of the last cluster is zeroed where it is found.
+        let stay = self.enter(view);
         let result = self.grow_to(view, len_bytes);
+        self.leave(view, stay);
         if let (Err(Error::Io { .. }), Some(writer)) = (&result, &self.top.writer) {
             writer.note_leaks();
         }

@@ -27,6 +27,8 @@ struct State {
     claimed: HashSet<u64>,
     /// Clusters of the file that are counted as used, within the file, and durably zero.
     reserve: VecDeque<Range<u64>>,
+    /// How many.
+    reserved: u64,
     /// Below so many the reserve is low.
     low: u64,
     /// Clusters that were taken from the reserve and not used, and may not be zero any more.
@@ -117,12 +119,14 @@ impl Claims {
 
     /// Adds to the reserve. It is low again when `low` clusters are left.
     pub fn add(&self, clusters: Range<u64>, low: u64) {
+        let count = clusters.end - clusters.start;
         let mut state = self.lock();
         match state.reserve.back_mut() {
             Some(last) if last.end == clusters.start => last.end = clusters.end,
             _ => state.reserve.push_back(clusters),
         }
         state.low = low;
+        state.reserved += count;
         self.note_reserve(&state);
         self.has_work.store(self.reserved() < low, Ordering::Relaxed);
         let wakers = std::mem::take(&mut state.wakers);
@@ -136,9 +140,8 @@ impl Claims {
     }
 
     fn note_reserve(&self, state: &State) {
-        let count = state.reserve.iter().map(|r| r.end - r.start).sum();
-        self.reserved.store(count, Ordering::Relaxed);
-        if count < state.low {
+        self.reserved.store(state.reserved, Ordering::Relaxed);
+        if state.reserved < state.low {
             self.poke();
         }
     }
@@ -174,6 +177,7 @@ impl State {
         if first.is_empty() {
             self.reserve.pop_front();
         }
+        self.reserved -= taken.end - taken.start;
         Some(taken)
     }
 

@@ -219,8 +219,10 @@ impl Image {
         let mut opened = Opened::default();
         let is_unclean = header.incompatible & feature::DIRTY != 0 || header.geometry.version < 3;
         if options.writable && is_unclean {
-            opened.was_checked = header.incompatible & feature::DIRTY != 0;
             opened.outcome = check::mend(&store, &header, &tables, progress)?;
+            // Version 2 cannot say that it was closed.
+            let is_dirty = header.incompatible & feature::DIRTY != 0;
+            opened.was_checked = is_dirty || opened.outcome != Outcome::default();
             tables = Tables::read(&*store, &header)?;
         }
         Ok((Self::build(store, data, header, tables, options)?, opened))
@@ -317,6 +319,7 @@ fn start_writing(
         end: clusters.min(tables.file_len >> geometry.cluster_bits),
         reserve: Image::first_reserve(geometry.cluster_bits),
         low: 0,
+        is_refilling: false,
         released: Vec::new(),
         opened_len: tables.file_len,
     };

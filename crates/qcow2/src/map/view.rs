@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::image::{Image, L1};
 use super::slices::Slice;
-use crate::format::entry::{self, COMPRESSED, COPIED, Kind, NO_WRITE, UNSURE};
+use crate::format::entry::{self, BAD, COMPRESSED, COPIED, Kind, NO_WRITE, UNSURE, ZERO};
 use crate::format::geometry::Geometry;
 use crate::limits::QUEUE_SLICES;
 
@@ -48,14 +48,41 @@ impl View {
         Self { slices: vec![None; QUEUE_SLICES], l1: image.l1(), l1_generation }
     }
 
+    /// The entry of a cluster that has data and all of the bytes, and whether its table is the image's
+    /// own. None for the few requests that are not so: look the longer way.
+    #[inline]
+    pub(crate) fn data_entry(
+        &mut self,
+        image: &Image,
+        offset: u64,
+        len: u64,
+    ) -> Option<(u64, bool)> {
+        let geometry = image.geometry();
+        if geometry.extended_l2 || geometry.in_cluster(offset) + len > geometry.cluster_len() {
+            return None;
+        }
+        let cluster = geometry.cluster_of(offset);
+        let slice = self.slice(image, geometry.slice_of(cluster))?;
+        let (entry, _) = slice.get(geometry.index_in_slice(cluster));
+        let is_data = entry & (COMPRESSED | BAD | ZERO) == 0 && entry::offset(entry) != 0;
+        is_data.then_some((entry, slice.is_own))
+    }
+
     /// The slice `number`, if it is in memory. At most a lock for a moment, never I/O.
+    #[inline]
     pub fn slice(&mut self, image: &Image, number: u64) -> Option<&Arc<Slice>> {
         let at = (number as usize) % QUEUE_SLICES;
         let is_known = |slice: &Arc<Slice>| slice.number == number && !slice.is_retired();
         if !self.slices[at].as_ref().is_some_and(is_known) {
-            self.slices[at] = image.slices.get(number);
+            self.forget(image, number);
         }
         self.slices[at].as_ref().inspect(|slice| slice.touch())
+    }
+
+    /// Remembers the slice `number` in place of another, if it is in memory.
+    #[cold]
+    fn forget(&mut self, image: &Image, number: u64) {
+        self.slices[(number as usize) % QUEUE_SLICES] = image.slices.get(number);
     }
 
     /// Remembers a slice that was read.
@@ -130,9 +157,14 @@ fn one(entry: u64, bitmap: u64, sub: u32, is_own: bool, geometry: &Geometry) -> 
         _ => 0,
     };
     let is_sure = entry & COMPRESSED != 0 || entry & UNSURE == 0;
-    let may_write = is_own && is_sure && entry & COPIED != 0 && entry & NO_WRITE == 0;
-    let in_place = kind == Kind::Data && may_write;
+    let in_place = kind == Kind::Data && is_own && may_write(entry);
     Piece { kind, host, len: 1 << geometry.sub_bits(), in_place, is_sure }
+}
+
+/// Whether data may be overwritten where this entry, of a table of the image's own, has it.
+#[inline]
+pub(crate) fn may_write(entry: u64) -> bool {
+    entry & (COPIED | NO_WRITE | UNSURE) == COPIED
 }
 
 fn goes_on(begin: &Piece, next: &Piece, distance: u64) -> bool {

@@ -66,6 +66,8 @@ pub struct Meta {
     pub reserve: u64,
     /// With so many left in the reserve it is low: half of those that came last.
     pub low: u64,
+    /// Somebody is at filling it.
+    pub is_refilling: bool,
     /// Freed, and not yet counted so.
     pub released: Vec<Release>,
     /// The file's length at opening, to which it goes back where nothing came.
@@ -197,12 +199,15 @@ impl Image {
         }
         let mut meta = writer.meta();
         self.settle(writer, &mut meta)?;
-        if !self.is_low(writer, &meta) {
+        if meta.is_refilling || !self.is_low(writer, &meta) {
             return Ok(());
         }
-        let (picked, low) = (self.pick(writer, &mut meta)?, meta.low);
+        meta.is_refilling = true;
+        let (picked, low) = (self.pick(writer, &mut meta), meta.low);
         drop(meta);
-        self.reserve(writer, picked, low)
+        let done = picked.and_then(|picked| self.reserve(writer, picked, low));
+        writer.meta().is_refilling = false;
+        done
     }
 
     /// Adds to the reserve what was picked for it.
@@ -254,9 +259,6 @@ impl Image {
     /// Counts free clusters as used, and zeroes those that may not be zero.
     fn pick(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Picked> {
         let want = meta.reserve;
-        let most = MAX_RESERVE_LEN_BYTES >> self.geometry().cluster_bits;
-        meta.low = want / 2;
-        meta.reserve = (want * 2).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
         // In version 2 nothing says after a power cut that counts may be wrong.
         let mut picked = Picked { ranges: Vec::new(), needs_sync: self.geometry().version < 3 };
         let holes = self.pick_holes(meta, want, &mut picked);
@@ -271,9 +273,13 @@ impl Image {
         });
         match all {
             // What was found is enough for now.
-            Err(_) if !picked.ranges.is_empty() => Ok(picked),
-            all => all.map(|()| picked),
+            Err(_) if !picked.ranges.is_empty() => {}
+            all => all?,
         }
+        let most = MAX_RESERVE_LEN_BYTES >> self.geometry().cluster_bits;
+        meta.low = want / 2;
+        meta.reserve = (want * 2).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
+        Ok(picked)
     }
 
     fn pick_holes(&self, meta: &mut Meta, want: u64, picked: &mut Picked) -> io::Result<()> {
