@@ -74,14 +74,14 @@ impl View {
         let at = (number as usize) % QUEUE_SLICES;
         let is_known = |slice: &Arc<Slice>| slice.number == number && !slice.is_retired();
         if !self.slices[at].as_ref().is_some_and(is_known) {
-            self.forget(image, number);
+            self.look_up(image, number);
         }
         self.slices[at].as_ref().inspect(|slice| slice.touch())
     }
 
     /// Remembers the slice `number` in place of another, if it is in memory.
     #[cold]
-    fn forget(&mut self, image: &Image, number: u64) {
+    fn look_up(&mut self, image: &Image, number: u64) {
         self.slices[(number as usize) % QUEUE_SLICES] = image.slices.get(number);
     }
 
