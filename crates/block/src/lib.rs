@@ -85,6 +85,8 @@
 //!   driver wrote to an earlier daemon's. A split ring that stands at a multiple of 65,536, or a packed
 //!   one at the beginning of an odd lap, cannot be told from a new one.
 //! - Memory disks up to 64 GiB; qcow2 chains up to 8 images.
+//! - Of a qcow2 operation on clusters that do not follow each other 16 pieces are moved at a time, and 64
+//!   of a queue beyond the first of each operation; the rest follows.
 //! - A write cache that a driver switched off is on again when the daemon ends without a held session
 //!   (no holder, or no front end connected) and the same driver comes back. Where drivers do that,
 //!   configure `writeback = false`.
