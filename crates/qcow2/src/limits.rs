@@ -58,7 +58,7 @@ pub const REFCOUNT_CACHE_LEN_BYTES: u64 = 2 << 20;
 pub const MAX_RUN_CLUSTERS: u64 = 64;
 
 /// Clusters are reserved so many bytes at a time, at first; each time that the reserve was used up
-/// soon the next one is twice as large.
+/// soon the next one is twice as large, or eight times where nothing was left of it.
 pub const MIN_RESERVE_LEN_BYTES: u64 = 1 << 20;
 
 /// Most bytes reserved at a time: the half that is left when the next ones are asked for lasts a fast

@@ -259,6 +259,8 @@ impl Image {
     /// Counts free clusters as used, and zeroes those that may not be zero.
     fn pick(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Picked> {
         let want = meta.reserve;
+        // Somebody waits, or goes the longer way: the next one had better last.
+        let factor = if writer.claims.reserved() == 0 { 8 } else { 2 };
         // In version 2 nothing says after a power cut that counts may be wrong.
         let mut picked = Picked { ranges: Vec::new(), needs_sync: self.geometry().version < 3 };
         let holes = self.pick_holes(meta, want, &mut picked);
@@ -278,7 +280,7 @@ impl Image {
         }
         let most = MAX_RESERVE_LEN_BYTES >> self.geometry().cluster_bits;
         meta.low = want / 2;
-        meta.reserve = (want * 2).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
+        meta.reserve = (want * factor).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
         Ok(picked)
     }
 
