@@ -98,7 +98,10 @@ impl Original {
         options.cache_len_bytes = 0;
         let data = self.data.clone().map(|data| Arc::new(Recorder::new(data)) as Arc<dyn Store>);
         let (image, _) = Image::open(image.clone(), data, &options, &mut |_| {})?;
-        Ok(Chain::new(image, self.below()))
+        // One whose name was lost stands on nothing, for QEMU and for whoever opens chains here.
+        let has_below = image.header().backing_name.is_some();
+        let below = if has_below { self.below() } else { Vec::new() };
+        Ok(Chain::new(image, below))
     }
 }
 
