@@ -193,8 +193,7 @@ impl Bed {
         (self.back_cpu, self.front_cpu) = if exchange { (front, back) } else { (back, front) };
     }
 
-    /// The image that a case's load is for, in the format that the back end opens; see
-    /// [`images::Images::disk`].
+    /// The disk that a case's load is for; see [`images::Images::disk`].
     pub fn disk(&self, case: &case::Case) -> Result<images::Disk, BenchError> {
         let none = || BenchError::lab(case.name(), "its image was not made");
         self.images.as_ref().ok_or_else(none)?.disk(case)

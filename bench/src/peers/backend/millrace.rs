@@ -11,15 +11,6 @@ use crate::peers::images::Disk;
 
 use super::{Backend, IP_A, IP_B, MAC_A, MAC_B, NOT_MINE, OURS, Running, ports};
 
-/// What the daemon makes of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    /// As it is.
-    Raw,
-    /// An image.
-    Qcow2,
-}
-
 /// The daemon, pinned and polling on; the switch and its checks as by default.
 pub enum Millrace {
     /// As each case says.
@@ -62,8 +53,8 @@ impl Backend for Millrace {
             (&[&a], front::disk(bed, case, window, &a))
         };
         let format = match self {
-            Millrace::Shipped => Format::Qcow2,
-            Millrace::Raw => Format::Raw,
+            Millrace::Shipped => "qcow2",
+            Millrace::Raw => "raw",
         };
         let config = match case.image() {
             Some(_) => disk_text(bed, folder, &image(&bed.disk(case)?, format, case)),
@@ -105,15 +96,14 @@ fn disk_text(bed: &Bed, folder: &Path, disk: &str) -> String {
 }
 
 /// The disk of a case with an image.
-fn image(disk: &Disk, format: Format, case: &Case) -> String {
-    let name = if format == Format::Raw { "raw" } else { "qcow2" };
+fn image(disk: &Disk, format: &str, case: &Case) -> String {
     let backing = match disk.base.as_ref().and_then(|b| b.parent()) {
         Some(folder) => format!("\nbacking_dir = {folder:?}"),
         None => String::new(),
     };
     let (path, read_only) = (&disk.path, !case.writes());
     format!(
-        "format = \"{name}\"\npath = {path:?}\ndirect = false\nread_only = {read_only}{backing}"
+        "format = \"{format}\"\npath = {path:?}\ndirect = false\nread_only = {read_only}{backing}"
     )
 }
 
@@ -161,10 +151,10 @@ mod tests {
             text
         };
         let golden = "format = \"qcow2\"\npath = \"/t/live\"\ndirect = false\nread_only = false\n";
-        assert!(text("qcow2_alloc_4k_d1", None, Format::Qcow2).contains(golden));
-        let backed = text("qcow2_backed_4k_d1", Some("/t/base.raw"), Format::Qcow2);
+        assert!(text("qcow2_alloc_4k_d1", None, "qcow2").contains(golden));
+        let backed = text("qcow2_backed_4k_d1", Some("/t/base.raw"), "qcow2");
         assert!(backed.contains(&format!("{golden}backing_dir = \"/t\"\n")), "{backed}");
-        let raw = text("qcow2_read_4k_d1", None, Format::Raw);
+        let raw = text("qcow2_read_4k_d1", None, "raw");
         assert!(raw.contains("format = \"raw\"\n") && raw.contains("read_only = true\n"), "{raw}");
     }
 }

@@ -13,7 +13,7 @@ use crate::limits::MAX_RUN_CLUSTERS;
 use crate::map::claims::Taken;
 use crate::map::epochs::Stay;
 use crate::map::slices::Slice;
-use crate::map::view::{may_write, piece};
+use crate::map::view::{Piece, View, may_write, piece};
 
 /// How a write begins.
 #[derive(Debug)]
@@ -92,45 +92,51 @@ impl Chain {
     /// How a write of `max` bytes (not 0) at `offset` begins. No I/O.
     #[inline]
     pub fn plan(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
-        if let Some(top) = view.top()
-            && let Some((entry, true)) = top.data_entry(&self.top, offset, max)
-            && may_write(entry)
-            && !self.is_damaged()
-        {
-            let host = entry::offset(entry) + self.top.geometry().in_cluster(offset);
-            return Plan::InPlace { host, len: max };
+        match self.find_in_place(view, offset, max) {
+            Some((host, len)) => Plan::InPlace { host, len },
+            None => self.plan_new(view, offset, max),
         }
-        self.plan_longer(view, offset, max)
     }
 
-    /// As [`Chain::plan`], for what is not within one cluster that has data.
-    fn plan_longer(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
-        let geometry = *self.top.geometry();
-        let number = geometry.slice_of(geometry.cluster_of(offset));
-        let Some(slice) = view.top().and_then(|top| top.slice(&self.top, number)) else {
-            return Plan::Slow;
-        };
-        let found = piece(slice, &geometry, offset, max);
+    /// Where the bytes from `offset` on, at most `max` of them (not 0), may be written as they are, and
+    /// how many. No I/O, and nothing is taken.
+    #[inline]
+    pub fn find_in_place(&self, view: &mut ChainView, offset: u64, max: u64) -> Option<(u64, u64)> {
+        let top = view.top()?;
+        if let Some((entry, is_own)) = top.data_entry(&self.top, offset, max) {
+            let host = entry::offset(entry) + self.top.geometry().in_cluster(offset);
+            let in_place = is_own && may_write(entry) && !self.is_damaged();
+            return in_place.then_some((host, max));
+        }
+        let found = self.top_piece(top, offset, max)?.1;
+        (found.in_place && !self.is_damaged()).then_some((found.host, found.len))
+    }
+
+    /// What is at `offset`, with the slice that says so; none where that is not in memory.
+    fn top_piece<'a>(
+        &self,
+        top: &'a mut View,
+        offset: u64,
+        max: u64,
+    ) -> Option<(&'a Arc<Slice>, Piece)> {
+        let geometry = self.top.geometry();
+        let slice = top.slice(&self.top, geometry.slice_of(geometry.cluster_of(offset)))?;
+        let found = piece(slice, geometry, offset, max);
+        Some((slice, found))
+    }
+
+    /// As [`Chain::plan`], for what cannot be written where it is.
+    fn plan_new(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
+        let geometry = self.top.geometry();
+        let found = view.top().and_then(|top| self.top_piece(top, offset, max));
+        let Some((slice, found)) = found else { return Plan::Slow };
         match found.kind {
-            Kind::Data if found.in_place && !self.is_damaged() => {
-                Plan::InPlace { host: found.host, len: found.len }
-            }
             Kind::Unallocated | Kind::Zero if !geometry.extended_l2 && !geometry.data_file => {
                 let slice = Arc::clone(slice);
                 self.allocate(view, slice, offset, found.len)
             }
             _ => Plan::Slow,
         }
-    }
-
-    /// Where the bytes from `offset` on, at most `max` of them (not 0), may be written as they are, and
-    /// how many. No I/O, and nothing is taken.
-    pub fn find_in_place(&self, view: &mut ChainView, offset: u64, max: u64) -> Option<(u64, u64)> {
-        let geometry = *self.top.geometry();
-        let number = geometry.slice_of(geometry.cluster_of(offset));
-        let slice = view.top()?.slice(&self.top, number)?;
-        let found = piece(slice, &geometry, offset, max);
-        (found.in_place && !self.is_damaged()).then_some((found.host, found.len))
     }
 
     fn is_damaged(&self) -> bool {

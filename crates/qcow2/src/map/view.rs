@@ -123,7 +123,6 @@ pub(crate) fn unmapped(geometry: &Geometry, offset: u64, max: u64) -> Piece {
 }
 
 /// What the slice says of `offset`, for at most `max` bytes and up to the slice's end.
-#[inline]
 pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -> Piece {
     let sub_bits = geometry.sub_bits();
     let subs_bits = geometry.cluster_bits - sub_bits;
@@ -135,9 +134,6 @@ pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -
         one(entry, bitmap, (sub & ((1 << subs_bits) - 1)) as u32, slice.is_own, geometry)
     };
     let begin = at(first);
-    if in_sub + max <= begin.len {
-        return Piece { host: begin.host + in_sub, len: max, ..begin };
-    }
     let slice_end = (geometry.slice_of(first >> subs_bits) + 1) << geometry.slice_bits();
     let end = ((offset + max - 1) >> sub_bits).min((slice_end << subs_bits) - 1) + 1;
     let mut next = first + 1;
@@ -149,7 +145,6 @@ pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -
 }
 
 /// One subcluster, from its begin.
-#[inline]
 fn one(entry: u64, bitmap: u64, sub: u32, is_own: bool, geometry: &Geometry) -> Piece {
     let kind = entry::kind(entry, bitmap, sub, geometry);
     let host = match kind {
