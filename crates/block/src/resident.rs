@@ -10,6 +10,7 @@
 //! what the CPU knew of it), and what plans the next request would find its caches full of the data
 //! of the last.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub(crate) struct ResidentDisk {
     image: Arc<Image>,
     len_bytes: Arc<AtomicU64>,
     /// Submitted and not handed over.
-    waiting: Vec<(u32, DiskOp)>,
+    waiting: VecDeque<(u32, DiskOp)>,
     done: DoneList,
 }
 
@@ -34,8 +35,17 @@ unsafe impl Send for ResidentDisk {}
 
 impl ResidentDisk {
     pub fn new(image: Arc<Image>, len_bytes: Arc<AtomicU64>, depth: u16) -> Self {
-        let waiting = Vec::with_capacity(usize::from(depth));
+        let waiting = VecDeque::with_capacity(usize::from(depth));
         Self { image, len_bytes, waiting, done: DoneList::new(depth) }
+    }
+
+    /// Does the next operation that was submitted, for who takes the results as they come.
+    #[inline]
+    pub fn run_next(&mut self) -> Option<DiskDone> {
+        let (token, op) = self.waiting.pop_front()?;
+        // SAFETY: the contract of its submission, which has not been reaped.
+        let result = unsafe { self.run(op) };
+        Some(DiskDone { token, result })
     }
 
     /// Does one operation: bytes moved, or errno.
@@ -97,19 +107,15 @@ fn allocate(fd: RawFd, mode: i32, offset: u64, len: u64) -> Result<u32, i32> {
 impl Disk for ResidentDisk {
     unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
         self.done.check_room_for(self.waiting.len() + 1)?;
-        self.waiting.push((token, op));
+        self.waiting.push_back((token, op));
         Ok(())
     }
 
     #[inline]
     fn flush_submissions(&mut self) -> io::Result<()> {
-        for n in 0..self.waiting.len() {
-            let (token, op) = self.waiting[n];
-            // SAFETY: the contract of its submission, which has not been reaped.
-            let result = unsafe { self.run(op) };
-            self.done.push(DiskDone { token, result });
+        while let Some(done) = self.run_next() {
+            self.done.push(done);
         }
-        self.waiting.clear();
         Ok(())
     }
 

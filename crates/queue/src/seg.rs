@@ -38,7 +38,7 @@ pub fn as_iovecs(segs: &[Seg]) -> &[libc::iovec] {
 
 /// Has the cache fetch the line at `ptr`; any address will do.
 #[inline(always)]
-pub(crate) fn prefetch(ptr: *const u8) {
+pub fn prefetch(ptr: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint, which never faults.
     unsafe {

@@ -5,6 +5,9 @@
 //! entries, and is answered after the second. Everything else is a helper's: slices that are not in
 //! memory, compressed clusters, what replaces content, discards and zeroes.
 //!
+//! Operations are begun when their batch is handed over: until then the cache fetches their entries,
+//! which the data of earlier ones drove out of it.
+//!
 //! The pieces of an operation that are in several places of the files are moved at the same time. An
 //! operation that goes on otherwise than it begins is done up to there and comes back short: whoever
 //! asked goes on with the rest.
@@ -17,6 +20,7 @@ use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 use qcow2::chain::plan::MAX_ENTRIES_LEN_BYTES;
 use qcow2::map::epochs::Stay;
 use qcow2::{Allocation, ChainView, Place, Plan};
+use queue::seg::prefetch;
 
 use super::files::Files;
 use super::pieces::{MAX_SPARE, Pieces, cut};
@@ -27,6 +31,8 @@ use crate::bytes::zero_all;
 #[derive(Clone, Copy)]
 enum State {
     Free,
+    /// Not begun.
+    Waiting,
     /// Data in one piece, of so many bytes.
     Mapped(u32),
     /// Data in several.
@@ -72,6 +78,8 @@ pub(super) struct Qcow2Disk {
     slots: Vec<Slot>,
     extras: Vec<Extra>,
     free: Vec<u16>,
+    /// Submitted and not begun.
+    waiting: Vec<u16>,
     /// Pieces after the first that the disks have room for.
     spare: u16,
     blocked: Vec<u16>,
@@ -108,6 +116,7 @@ impl Qcow2Disk {
             slots: (0..depth).map(slot).collect(),
             extras: (0..depth).map(extra).collect(),
             free: (0..depth).rev().collect(),
+            waiting: Vec::with_capacity(room),
             spare: MAX_SPARE,
             blocked: Vec::with_capacity(room),
             jobs: Vec::with_capacity(room),
@@ -115,6 +124,18 @@ impl Qcow2Disk {
             done: Vec::with_capacity(room),
             finished,
         }
+    }
+
+    /// Begins what was submitted.
+    #[inline]
+    fn begin_waiting(&mut self) {
+        for n in 0..self.waiting.len() {
+            let at = self.waiting[n];
+            let stay = self.pool.chain().enter(&mut self.view);
+            self.slots[usize::from(at)].stay = stay;
+            self.begin(at);
+        }
+        self.waiting.clear();
     }
 
     /// Begins an operation, or begins it again.
@@ -329,7 +350,7 @@ impl Qcow2Disk {
     }
 
     /// `token`: the slot, and the number of a piece above it.
-    #[inline]
+    #[inline(always)]
     fn submit_to(&mut self, disk: usize, token: u32, op: DiskOp) {
         self.has_begun = true;
         // SAFETY: buffers and their list belong to the caller of `submit`, or to the slot, and stay
@@ -366,7 +387,7 @@ impl Qcow2Disk {
             State::Entries(before) => self.write_entries(at, before + moved),
             State::Flush(file, covers) => self.begin_flush(at, file + 1, covers),
             State::Helped => self.finish(at, Ok(moved)),
-            State::Free | State::Blocked | State::Pieces => {}
+            State::Free | State::Waiting | State::Blocked | State::Pieces => {}
         }
     }
 
@@ -455,12 +476,18 @@ impl Qcow2Disk {
     /// Starts what was begun below, and hands over what is for helpers.
     #[inline]
     fn start(&mut self) -> io::Result<()> {
+        self.begin_waiting();
         self.has_begun = false;
         if !self.jobs.is_empty() {
             self.pool.hand_over(&mut self.jobs);
         }
         if self.pool.chain().take_work() {
             self.pool.maintain();
+        }
+        for disk in 0..self.files.count() {
+            while let Some(DiskDone { token, result }) = self.files.disk(disk).run_next() {
+                self.returned(token, result);
+            }
         }
         self.files.flush_submissions()
     }
@@ -469,10 +496,15 @@ impl Qcow2Disk {
 impl Disk for Qcow2Disk {
     unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
         let at = self.free.pop().ok_or(io::ErrorKind::WouldBlock)?;
-        let stay = self.pool.chain().enter(&mut self.view);
+        if let DiskOp::Read { offset, .. } | DiskOp::Write { offset, .. } = op
+            && let Some(entry) = self.pool.chain().entry_address(&mut self.view, offset)
+        {
+            prefetch(entry);
+        }
         let slot = &mut self.slots[usize::from(at)];
-        (slot.token, slot.op, slot.stay) = (token, op, stay);
-        self.begin(at);
+        (slot.token, slot.op, slot.state) = (token, op, State::Waiting);
+        self.waiting.push(at);
+        self.has_begun = true;
         Ok(())
     }
 

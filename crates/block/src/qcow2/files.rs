@@ -63,21 +63,29 @@ impl FileDisk {
         }
     }
 
-    /// As [`Disk::reap`].
+    /// As [`Disk::reap`], of those that are not done one by one, see [`FileDisk::run_next`].
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        match self {
-            Self::Raw(disk) => disk.reap(done),
-            Self::Resident(disk) => disk.reap(done),
+        if let Self::Raw(disk) = self {
+            disk.reap(done);
         }
     }
 
-    /// As [`Disk::flush_submissions`].
+    /// Does the next operation of a file that is always in memory.
+    #[inline]
+    pub fn run_next(&mut self) -> Option<DiskDone> {
+        match self {
+            Self::Raw(_) => None,
+            Self::Resident(disk) => disk.run_next(),
+        }
+    }
+
+    /// As [`Disk::flush_submissions`], of the others.
     #[inline]
     fn flush_submissions(&mut self) -> io::Result<()> {
         match self {
             Self::Raw(disk) => disk.flush_submissions(),
-            Self::Resident(disk) => disk.flush_submissions(),
+            Self::Resident(_) => Ok(()),
         }
     }
 

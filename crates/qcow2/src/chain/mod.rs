@@ -166,6 +166,13 @@ impl Chain {
         self.find_from(0, view, offset, max)
     }
 
+    /// Where in memory the image's own entry of a byte of the disk is, if it is there: for who wants it
+    /// in the cache before it looks.
+    #[inline]
+    pub fn entry_address(&self, view: &mut ChainView, offset: u64) -> Option<*const u8> {
+        view.top()?.entry_address(&self.top, offset)
+    }
+
     /// As [`Chain::find`], without the layers above `layer`.
     pub(crate) fn find_from(
         &self,

@@ -88,6 +88,13 @@ impl Slice {
         }
     }
 
+    /// Where the entry at `index` is in memory, for who wants it near before it looks.
+    #[inline]
+    pub fn address(&self, index: usize) -> Option<*const u8> {
+        let at = self.entries.get(index << u32::from(self.is_extended))?;
+        Some(std::ptr::from_ref(at).cast())
+    }
+
     /// Sets an entry whose cluster the caller has claimed, in a slice that it has pinned.
     pub fn set(&self, index: usize, (entry, bitmap): Pair) {
         if !self.is_extended {

@@ -50,7 +50,7 @@ impl View {
 
     /// The entry of a cluster that has data and all of the bytes, and whether its table is the image's
     /// own. None for the few requests that are not so: look the longer way.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn data_entry(
         &mut self,
         image: &Image,
@@ -66,6 +66,15 @@ impl View {
         let (entry, _) = slice.get(geometry.index_in_slice(cluster));
         let is_data = entry & (COMPRESSED | BAD | ZERO) == 0 && entry::offset(entry) != 0;
         is_data.then_some((entry, slice.is_own))
+    }
+
+    /// Where in memory the entry of a byte of the disk is, if it is there.
+    #[inline]
+    pub(crate) fn entry_address(&mut self, image: &Image, offset: u64) -> Option<*const u8> {
+        let geometry = image.geometry();
+        let cluster = geometry.cluster_of(offset);
+        let slice = self.slice(image, geometry.slice_of(cluster))?;
+        slice.address(geometry.index_in_slice(cluster))
     }
 
     /// The slice `number`, if it is in memory. At most a lock for a moment, never I/O.
