@@ -52,12 +52,17 @@ impl Error {
     }
 }
 
-/// An error of a request on a contradiction in the image: EIO, with the cause as text.
+/// An error of a request on a contradiction in the image, with the cause as text.
 pub(crate) fn contradiction(what: impl Into<String>) -> io::Error {
-    io::Error::other(Contradiction(what.into()))
+    io::Error::new(io::ErrorKind::InvalidData, Contradiction(what.into()))
 }
 
-/// An error of a request that says nothing of the image's own tables: EIO, and no more.
+/// Whether an error is one.
+pub(crate) fn is_contradiction(e: &io::Error) -> bool {
+    e.get_ref().is_some_and(|cause| cause.is::<Contradiction>())
+}
+
+/// An error of a request on what cannot be read, and says nothing of the image's own tables.
 pub(crate) fn unreadable(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }

@@ -39,6 +39,13 @@ pub trait Store: Send + Sync + Debug {
     /// Makes a range within the file read as zeroes. `may_unmap`: its room may be given back.
     fn zero(&self, offset: u64, len_bytes: u64, may_unmap: bool) -> io::Result<()>;
 
+    /// Whether a range may hold anything but zeroes. A guess where the file system does not tell, so
+    /// that a table of terabytes which is a hole is not read.
+    fn may_have_data(&self, offset: u64, len_bytes: u64) -> bool {
+        let _ = (offset, len_bytes);
+        true
+    }
+
     /// Whether [`Store::set_len`] can extend it: a regular file, not a device.
     fn can_grow(&self) -> bool;
 
@@ -125,6 +132,16 @@ impl Store for FileStore {
         match self.fallocate(second, offset, len_bytes) {
             Err(e) if is_missing(&e) => self.write_zeroes(offset, len_bytes),
             other => other,
+        }
+    }
+
+    fn may_have_data(&self, offset: u64, len_bytes: u64) -> bool {
+        if !self.is_regular {
+            return true;
+        }
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(offset)) {
+            Ok(data) => data < offset.saturating_add(len_bytes),
+            Err(e) => e != rustix::io::Errno::NXIO,
         }
     }
 

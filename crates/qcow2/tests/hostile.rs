@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::kinds::qemu;
 use common::oracle::{self, Verdict};
-use common::sample::{self, COPIED, CORRUPT, OFFSET, at, get_u64, put_u64, set_dirty};
+use common::sample::{self, COMPRESSED, COPIED, CORRUPT, OFFSET, at, get_u64, put_u64, set_dirty};
 use qcow2::testing::{Bytes, Event, Recorder};
-use qcow2::{Chain, Clear, FileStore, Image, Layer, Options, Scratch, Store};
+use qcow2::{Chain, Clear, FileStore, Image, Layer, Options, Plan, Scratch, Store};
 
 fn write(chain: &Chain, offset: u64, data: &[u8]) -> io::Result<()> {
     let mut view = chain.view(Arc::new(|| {}));
@@ -75,12 +75,12 @@ fn a_bitmaps_table_has_a_limit() {
 
 /// Counts what is read.
 #[derive(Debug)]
-struct Counted {
-    inner: Recorder,
+struct Counted<S> {
+    inner: S,
     read: AtomicU64,
 }
 
-impl Store for Counted {
+impl<S: Store> Store for Counted<S> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.read.fetch_add(buf.len() as u64, Ordering::Relaxed);
         self.inner.read_at(buf, offset)
@@ -106,9 +106,36 @@ impl Store for Counted {
         self.inner.zero(offset, len_bytes, may_unmap)
     }
 
+    fn may_have_data(&self, offset: u64, len_bytes: u64) -> bool {
+        self.inner.may_have_data(offset, len_bytes)
+    }
+
     fn can_grow(&self) -> bool {
         true
     }
+}
+
+/// A million tables of 2 MiB, all of them in a hole: 2 TiB to read, and to read again for the marks.
+#[test]
+fn tables_that_are_holes_are_not_read() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut bytes = sample::image(dir.path(), "cluster_size=2M", "1M", &["write 0 4k"]);
+    let (count, place, first) = (1u64 << 20, 32u64 << 20, 64u64);
+    bytes.write(&(count as u32).to_be_bytes(), at::L1_ENTRIES);
+    put_u64(&mut bytes, at::L1_OFFSET, place);
+    (0..count).for_each(|n| put_u64(&mut bytes, place + n * 8, (first + n) << 21 | COPIED));
+    set_dirty(&mut bytes);
+    let path = dir.path().join("sparse.qcow2");
+    bytes.save(&path).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    file.set_len((first + count) << 21).unwrap();
+    let inner = FileStore::new(file).unwrap();
+    let store = Arc::new(Counted { inner, read: AtomicU64::new(0) });
+    let options = Options::new("sample", true);
+    let (_, opened) = Image::open(store.clone(), None, &options, &mut |_| {}).unwrap();
+    assert!(opened.outcome.errors >= count);
+    let read = store.read.load(Ordering::Relaxed);
+    assert!(read < 64 << 20, "{read} bytes were read");
 }
 
 /// An L1 table whose entries all point at the same table of 2 MiB: with the largest L1 table it would
@@ -202,27 +229,130 @@ fn a_compressed_cluster_of_garbage_fails_its_requests_and_no_others() {
     chain.top().close().unwrap();
 }
 
-/// The header cannot be written while the L1 table moves: entries that come later must be where the
-/// header says.
+/// The header cannot be written while the L1 table moves, or an error says so and it was: entries that
+/// come later must be where the header says.
 #[test]
 fn a_disk_that_could_not_be_grown_keeps_what_is_written_to_it() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = sample::image(dir.path(), "cluster_size=512", "2M", &["write 0 64k"]);
-    for fail_after in 0.. {
-        let (store, opened) = sample::open(bytes.clone());
-        let chain = opened.unwrap();
-        let mut view = chain.view(Arc::new(|| {}));
-        store.fail_after(Some(fail_after));
-        let is_done = chain.grow(&mut view, 64 << 20).is_ok();
-        store.fail_after(None);
-        write(&chain, 1 << 20, &[7; 4096]).unwrap();
-        let (_, again) = sample::open(store.bytes());
-        let found = read(&again.unwrap(), 1 << 20, 4096).unwrap();
-        assert!(found == [7; 4096], "after {fail_after} changes: what was written is lost");
-        if is_done {
-            assert!(fail_after > 3);
-            break;
+    for is_made in [false, true] {
+        for after in 0.. {
+            let (store, opened) = sample::open(bytes.clone());
+            let chain = opened.unwrap();
+            let mut view = chain.view(Arc::new(|| {}));
+            match is_made {
+                false => store.fail_after(Some(after)),
+                true => store.fail_one_made(after),
+            }
+            let is_done = chain.grow(&mut view, 64 << 20).is_ok();
+            store.fail_after(None);
+            if is_made && write(&chain, 1 << 20, &[7; 4096]).is_err() {
+                assert!(is_done && after > 3, "it came after the growing");
+                break;
+            }
+            write(&chain, 1 << 20, &[7; 4096]).unwrap();
+            let (_, again) = sample::open(store.bytes());
+            let found = read(&again.unwrap(), 1 << 20, 4096).unwrap();
+            let when = format!("change {after} failed, made: {is_made}");
+            assert!(found == [7; 4096], "{when}: what was written is lost");
+            if is_done && !is_made {
+                assert!(after > 3);
+                break;
+            }
         }
+    }
+}
+
+/// An entry that points at no table would be one without a table in the larger L1 table.
+#[test]
+fn a_bad_l1_entry_is_not_moved_to_a_larger_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = sample::image(dir.path(), "cluster_size=512", "2M", &["write 0 64k"]);
+    let place = get_u64(&bytes, at::L1_OFFSET) + 8;
+    let entry = 1 << 40 | COPIED;
+    put_u64(&mut bytes, place, entry);
+    let (store, opened) = sample::open(bytes);
+    let chain = opened.unwrap();
+    chain.grow(&mut chain.view(Arc::new(|| {})), 64 << 20).unwrap_err();
+    let after = store.bytes();
+    assert_eq!(get_u64(&after, get_u64(&after, at::L1_OFFSET) + 8), entry);
+}
+
+/// A device has no end to be extended: all of its room is used, beyond what the refcounts that
+/// `qemu-img create` makes reach, and what it held before does not show.
+#[test]
+fn an_image_on_a_device_has_all_of_its_room() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in ["cluster_size=512,refcount_bits=64", "cluster_size=4k,compat=0.10"] {
+        let mut bytes = sample::image(dir.path(), options, "8M", &[]);
+        let (begin, device) = (bytes.len(), (4 << 20) + 100);
+        bytes.write(&vec![0xee; (device - begin) as usize], begin);
+        let store = Arc::new(Recorder::new(bytes));
+        store.be_device();
+        let open = || {
+            let options = Options::new("sample", true);
+            Image::open(store.clone() as Arc<dyn Store>, None, &options, &mut |_| {})
+        };
+        let chain = Chain::new(open().unwrap().0, Vec::new());
+        let step = 64u64 << 10;
+        let is_written = |n: &u64| write(&chain, n * step, &vec![7; step as usize - 512]).is_ok();
+        let written = (0..128).take_while(is_written).count() as u64;
+        assert!(written * step > 7 << 19, "{options}: {written} x 64 KiB of 4 MiB");
+        let error = write(&chain, written * step, &vec![7; step as usize]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{options}: {error}");
+        chain.top().close().unwrap();
+        let chain = Chain::new(open().unwrap().0, Vec::new());
+        for n in 0..written {
+            let found = read(&chain, n * step, step as usize).unwrap();
+            let (data, rest) = found.split_at(step as usize - 512);
+            assert!(data.iter().all(|&b| b == 7) && rest.iter().all(|&b| b == 0), "{options}: {n}");
+        }
+        chain.top().close().unwrap();
+        let after = store.bytes();
+        assert_eq!(after.len(), device);
+        let path = dir.path().join("device.qcow2");
+        after.save(&path).unwrap();
+        let (verdict, text) = oracle::check(&path);
+        assert_eq!(verdict, Verdict::Clean, "{options}: {text}");
+    }
+}
+
+/// Its L1 table moves within the device.
+#[test]
+fn an_image_on_a_device_grows() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = sample::image(dir.path(), "cluster_size=512", "1M", &["write -P 5 0 64k"]);
+    bytes.set_len(1 << 20);
+    let store = Arc::new(Recorder::new(bytes));
+    store.be_device();
+    let options = Options::new("sample", true);
+    let opened = Image::open(store.clone() as Arc<dyn Store>, None, &options, &mut |_| {});
+    let chain = Chain::new(opened.unwrap().0, Vec::new());
+    chain.grow(&mut chain.view(Arc::new(|| {})), 16 << 20).unwrap();
+    write(&chain, 15 << 20, &[6; 512]).unwrap();
+    chain.top().close().unwrap();
+    let (_, again) = sample::open(store.bytes());
+    let again = again.unwrap();
+    assert_eq!(read(&again, 0, 64 << 10).unwrap(), vec![5; 64 << 10]);
+    assert_eq!(read(&again, 15 << 20, 512).unwrap(), [6; 512]);
+}
+
+/// Places near the end of what 64 bits can say.
+#[test]
+fn numbers_that_overflow_are_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in ["cluster_size=512", "compat=0.10"] {
+        let mut bytes = sample::image(dir.path(), options, "1M", &["write 0 64k"]);
+        let cluster = 1u64 << sample::get_u32(&bytes, 20);
+        let table = get_u64(&bytes, at::REFCOUNT_TABLE);
+        put_u64(&mut bytes, table + 8, !(cluster - 1));
+        if options != "compat=0.10" {
+            set_dirty(&mut bytes);
+        }
+        let (store, opened) = sample::open(bytes);
+        let text = opened.unwrap_err().to_string();
+        assert!(text.contains("a refcount block at 0xf"), "{text}");
+        assert_eq!(store.take_log(), []);
     }
 }
 
@@ -347,4 +477,63 @@ fn no_write_goes_where_tables_are() {
         assert!(is_corrupt(&store));
         write(&chain, 1 << 16, &[0xaa; 512]).unwrap_err();
     }
+}
+
+/// Compressed clusters that are where tables are: to free them would be to free the tables.
+#[test]
+fn no_table_is_freed_with_a_compressed_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
+    let (refcounts, l2) = (get_u64(&bytes, at::REFCOUNT_TABLE), sample::l2_table(&bytes, 0));
+    let block = get_u64(&bytes, refcounts) & OFFSET;
+    for target in [0, refcounts, block, get_u64(&bytes, at::L1_OFFSET), l2] {
+        for is_discard in [false, true] {
+            let mut bytes = bytes.clone();
+            put_u64(&mut bytes, l2, target | COMPRESSED);
+            let (store, opened) = sample::open(bytes);
+            let chain = opened.unwrap();
+            if is_discard {
+                let mut view = chain.view(Arc::new(|| {}));
+                let range = 0..64 << 10;
+                let done = chain.clear(&mut view, &mut Scratch::default(), range, Clear::Discard);
+                done.unwrap_err();
+            } else {
+                write(&chain, 0, &vec![0xaa; 64 << 10]).unwrap_err();
+            }
+            for _ in 0..3 {
+                let _ = chain.top().sync().and_then(|()| chain.top().maintain());
+            }
+            let _ = chain.top().close();
+            let is_freed = |event: &Event| match event {
+                Event::Zero { offset, len_bytes } => {
+                    *offset < target + (64 << 10) && offset + len_bytes > target
+                }
+                _ => false,
+            };
+            assert!(!store.take_log().iter().any(is_freed), "{target:#x}");
+            assert!(is_corrupt(&store), "{target:#x}");
+        }
+    }
+}
+
+/// A cluster of data that is not counted as used may become a table at any time.
+#[test]
+fn no_write_goes_where_nothing_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 128k"]);
+    let block = get_u64(&bytes, get_u64(&bytes, at::REFCOUNT_TABLE)) & OFFSET;
+    let host = get_u64(&bytes, sample::l2_table(&bytes, 0)) & OFFSET;
+    bytes.write(&[0, 0], block + (host >> 16) * 2);
+    let (store, opened) = sample::open(bytes);
+    let chain = opened.unwrap();
+    let mut view = chain.view(Arc::new(|| {}));
+    // As a sidecore does it: what was read is in memory, and not known to be counted.
+    assert_eq!(read(&chain, 0, 512).unwrap(), [9; 512]);
+    assert!(matches!(chain.plan(&mut view, 64 << 10, 512), Plan::Slow));
+    write(&chain, 64 << 10, &[7; 512]).unwrap();
+    assert!(matches!(chain.plan(&mut view, 64 << 10, 512), Plan::InPlace { .. }));
+    assert!(matches!(chain.plan(&mut view, 0, 512), Plan::Slow));
+    write(&chain, 0, &[7; 512]).unwrap_err();
+    assert!(is_corrupt(&store));
+    assert_eq!(read(&chain, 0, 512).unwrap(), [9; 512]);
 }

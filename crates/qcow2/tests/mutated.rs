@@ -8,6 +8,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -332,7 +333,12 @@ fn check(before: &Bytes, store: &Recorder, what: &str) {
     assert!(before.len() < 112 || features & !3 == 0, "{what}: features {features:x}");
     let tables = Tables::of(before);
     let clusters = tables.clusters(before);
-    for event in store.take_log() {
+    let log = store.take_log();
+    let zeroed = zeroed(&log, tables.cluster_bits);
+    let kept = Tables::of(&after).clusters(&after);
+    let hit = clusters.iter().find(|c| zeroed.contains(c) && kept.binary_search(c).is_ok());
+    assert_eq!(hit, None, "{what}: a table was zeroed");
+    for event in log {
         let Event::Write { offset, data } = event else { continue };
         if !data.chunks(512).any(|sector| sector.iter().all(|&b| b == GUEST)) {
             continue;
@@ -342,4 +348,24 @@ fn check(before: &Bytes, store: &Recorder, what: &str) {
         let hit = touched.into_iter().find(|cluster| clusters.binary_search(cluster).is_ok());
         assert_eq!(hit, None, "{what}: the guest's data went over a table");
     }
+}
+
+/// Clusters that were zeroed, and not written to after that.
+fn zeroed(log: &[Event], bits: u32) -> BTreeSet<u64> {
+    let mut all = BTreeSet::new();
+    for event in log {
+        match event {
+            Event::Zero { offset, len_bytes } => {
+                all.extend(offset >> bits..(offset + len_bytes).div_ceil(1 << bits));
+            }
+            Event::Write { offset, data } => {
+                let end = (offset + data.len() as u64).div_ceil(1 << bits);
+                (offset >> bits..end).for_each(|cluster| {
+                    all.remove(&cluster);
+                });
+            }
+            _ => {}
+        }
+    }
+    all
 }

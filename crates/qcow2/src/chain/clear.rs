@@ -133,15 +133,10 @@ impl Chain {
         let Some(cleared) = self.cleared() else {
             return self.clear_old(view, scratch, clusters, how);
         };
-        let claimed = writer.claims.claim(clusters.start, clusters.end);
-        let end = claimed.end;
-        let result = self.own_slice(writer, number).and_then(|slice| {
-            let result = self.clear_claimed(view, &slice, claimed.clone(), cleared, how);
-            slice.unpin();
-            result
-        });
-        writer.claims.release(claimed);
-        result.map(|()| end)
+        let claim = writer.claims.claim(clusters.start, clusters.end);
+        let slice = self.own_slice(writer, number)?;
+        self.clear_claimed(view, &slice, claim.clusters(), cleared, how)?;
+        Ok(claim.clusters().end)
     }
 
     /// The entry of a cluster that reads as zeroes and has no room; none where there is no such.

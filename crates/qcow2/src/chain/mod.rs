@@ -109,11 +109,6 @@ impl Chain {
         &self.top
     }
 
-    /// What it stands on.
-    pub fn below(&self) -> &[Layer] {
-        &self.below
-    }
-
     fn layers(&self) -> usize {
         1 + self.below.len()
     }

@@ -12,7 +12,7 @@ use crate::format::entry::{self, COPIED, Kind, ZERO};
 use crate::limits::MAX_RUN_CLUSTERS;
 use crate::map::claims::Taken;
 use crate::map::epochs::Stay;
-use crate::map::slices::Slice;
+use crate::map::slices::{Pinned, Slice};
 use crate::map::view::{Piece, View, may_write, piece};
 
 /// How a write begins.
@@ -37,7 +37,7 @@ pub enum Plan {
 #[derive(Debug)]
 #[must_use]
 pub struct Allocation {
-    slice: Arc<Slice>,
+    slice: Pinned,
     index: usize,
     /// Of the disk.
     clusters: Range<u64>,
@@ -152,7 +152,7 @@ impl Chain {
         let end = geometry.cluster_of(offset + max - 1) + 1;
         let end = end.min(first + MAX_RUN_CLUSTERS);
         let index = geometry.index_in_slice(first);
-        let replaces_nothing = |view: &mut ChainView, cluster: u64| match slice
+        let replaces_nothing = |slice: &Slice, view: &mut ChainView, cluster: u64| match slice
             .get(geometry.index_in_slice(cluster))
             .0
         {
@@ -160,16 +160,15 @@ impl Chain {
             0 => self.is_zero_below(view, cluster << bits, 1 << bits),
             _ => false,
         };
-        let count = (first..end).take_while(|&c| replaces_nothing(view, c)).count() as u64;
-        if count == 0 || !slice.is_own || !slice.pin() {
+        let count = (first..end).take_while(|&c| replaces_nothing(&slice, view, c)).count() as u64;
+        if count == 0 || !slice.is_own {
             return Plan::Slow;
         }
+        let Some(slice) = Pinned::new(slice) else { return Plan::Slow };
         let taken = match writer.claims.try_take(first..first + count, &view.waker) {
             Taken::Clusters(taken) => taken,
-            other => {
-                slice.unpin();
-                return if other == Taken::Busy { Plan::Busy } else { Plan::Slow };
-            }
+            Taken::Busy => return Plan::Busy,
+            Taken::Empty => return Plan::Slow,
         };
         let clusters = first..first + (taken.end - taken.start);
         let in_cluster = geometry.in_cluster(offset);
@@ -179,11 +178,11 @@ impl Chain {
             host: (taken.start << bits) + in_cluster,
             len: max.min(((taken.end - taken.start) << bits) - in_cluster),
             clusters: clusters.clone(),
-            slice: Arc::clone(&slice),
+            slice,
             cluster_bits: bits,
         };
         // Before the claim somebody else may have been here.
-        if !clusters.clone().all(|c| replaces_nothing(view, c)) {
+        if !clusters.clone().all(|c| replaces_nothing(&allocation.slice, view, c)) {
             self.unclaim(allocation);
             return Plan::Slow;
         }
@@ -195,7 +194,7 @@ impl Chain {
         let Some(writer) = &self.top.writer else { return };
         let count = allocation.clusters.end - allocation.clusters.start;
         writer.claims.soil(allocation.first..allocation.first + count);
-        allocation.slice.unpin();
+        drop(allocation.slice);
         writer.claims.release(allocation.clusters);
     }
 
@@ -205,7 +204,7 @@ impl Chain {
         for n in 0..(allocation.clusters.end - allocation.clusters.start) as usize {
             allocation.slice.set(allocation.index + n, (allocation.entry(n), 0));
         }
-        allocation.slice.unpin();
+        drop(allocation.slice);
         writer.claims.release(allocation.clusters);
     }
 
@@ -219,7 +218,7 @@ impl Chain {
         writer.note_leaks();
         let count = (allocation.clusters.end - allocation.clusters.start) as usize;
         allocation.slice.mark_unsure(allocation.index..allocation.index + count);
-        allocation.slice.unpin();
+        drop(allocation.slice);
         writer.claims.release(allocation.clusters);
     }
 
@@ -260,10 +259,14 @@ impl Chain {
         self.top.writer.as_ref().is_some_and(|writer| writer.pending() > 0)
     }
 
-    /// See [`crate::map::writer::Writer::flush_ended`].
-    pub fn flush_ended(&self, covers: u64) {
-        if let Some(writer) = &self.top.writer {
+    /// See [`crate::map::writer::Writer::flush_ended`]. False where another sync has failed: what that
+    /// one should have made durable may be lost, whatever this one says.
+    pub fn flush_ended(&self, covers: u64) -> bool {
+        let Some(writer) = &self.top.writer else { return true };
+        let has_failed = writer.syncs.has_failed();
+        if !has_failed {
             writer.flush_ended(covers);
         }
+        !has_failed
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{Chain, ChainView, Place};
-use crate::error::{Contradiction, contradiction, unreadable};
+use crate::error::{contradiction, is_contradiction, unreadable};
 use crate::format::{compressed, entry};
 
 /// What a helper keeps between requests: the cluster that it expanded last.
@@ -122,7 +122,6 @@ impl Chain {
 /// What a backing file contradicts itself in fails requests; it is no contradiction of the image
 /// above, which goes on, and is not marked.
 fn of_layer<T>(layer: usize, result: io::Result<T>) -> io::Result<T> {
-    let is_below =
-        |e: &io::Error| layer > 0 && e.get_ref().is_some_and(|c| c.is::<Contradiction>());
-    result.map_err(|e| if is_below(&e) { unreadable(e.to_string()) } else { e })
+    result
+        .map_err(|e| if layer > 0 && is_contradiction(&e) { unreadable(e.to_string()) } else { e })
 }

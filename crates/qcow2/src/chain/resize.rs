@@ -7,7 +7,8 @@ use std::sync::{Arc, PoisonError};
 use super::clear::Clear;
 use super::read::Scratch;
 use super::{Chain, ChainView};
-use crate::error::Error;
+use crate::error::{Error, contradiction};
+use crate::format::entry::BAD;
 use crate::format::header::place;
 use crate::limits::{MAX_DISK_LEN_BYTES, MAX_L1_LEN_BYTES};
 use crate::map::image::{Image, L1};
@@ -96,6 +97,10 @@ impl Image {
             let rule = format!("at most {MAX_L1_LEN_BYTES}");
             return Err(Error::header("the length of the L1 table", needed * 8, rule));
         }
+        if let Some(n) = old.entries.iter().position(|e| e.load(Ordering::Acquire) & BAD != 0) {
+            let error = contradiction(format!("entry {n} of the L1 table points at no table"));
+            return Err(Error::io("making a larger L1 table")(error));
+        }
         let bits = self.geometry().cluster_bits;
         let io = Error::io;
         let clusters = (needed * 8).div_ceil(1 << bits);
@@ -111,7 +116,11 @@ impl Image {
         let written = self.store.write_at(&bytes, offset).and_then(|()| self.sync());
         written.map_err(io("writing a larger L1 table"))?;
         // First in the file: after an error entries go on to where the header says.
-        self.write_size(self.len_bytes(), &l1).map_err(io("writing the place of the L1 table"))?;
+        let written = self.write_size(self.len_bytes(), &l1);
+        // After an error the file may say so nevertheless.
+        if written.is_err() && !self.has_l1_at(offset) {
+            return written.map_err(io("writing the place of the L1 table"));
+        }
         *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(l1);
         self.l1_generation.fetch_add(1, Ordering::Release);
         meta.metadata.add_range(place..place + clusters);
@@ -121,6 +130,17 @@ impl Image {
         meta.metadata.remove_range(&used);
         writer.release(meta, used, bits);
         Ok(())
+    }
+
+    /// Whether the file says that the L1 table is there. An image of which that is not known is not
+    /// written to any more.
+    fn has_l1_at(&self, offset: u64) -> bool {
+        let mut word = [0; 8];
+        let result = self.store.read_padded(&mut word, place::SIZE + 16);
+        if let Err(e) = &result {
+            self.damaged(&format!("where its L1 table is cannot be read: {e}"));
+        }
+        result.is_ok() && u64::from_be_bytes(word) == offset
     }
 
     /// A data file may be read without the image, as a whole.

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::read::Scratch;
 use super::{Chain, ChainView};
@@ -14,7 +13,7 @@ use crate::error::contradiction;
 use crate::format::entry::{self, BAD, COMPRESSED, COPIED, Kind, NO_WRITE};
 use crate::limits::MAX_RUN_CLUSTERS;
 use crate::map::image::Image;
-use crate::map::slices::{Pair, Slice};
+use crate::map::slices::{Pair, Pinned, Slice};
 use crate::map::writer::{Meta, Writer};
 
 /// A cluster on its way to the file.
@@ -80,14 +79,9 @@ impl Chain {
         let slice_end = (number + 1) << geometry.slice_bits();
         let end = geometry.cluster_of(offset + data.len() as u64 - 1) + 1;
         let end = end.min(slice_end).min(first + MAX_RUN_CLUSTERS);
-        let claimed = writer.claims.claim(first, end);
-        let result = self.own_slice(writer, number).and_then(|slice| {
-            let result = self.write_claimed(view, scratch, &slice, claimed.clone(), data, offset);
-            slice.unpin();
-            result
-        });
-        writer.claims.release(claimed);
-        result
+        let claim = writer.claims.claim(first, end);
+        let slice = self.own_slice(writer, number)?;
+        self.write_claimed(view, scratch, &slice, claim.clusters(), data, offset)
     }
 
     fn write_claimed(
@@ -216,7 +210,8 @@ impl Chain {
         Ok(count)
     }
 
-    /// Releases what entries referred to that are no more.
+    /// Releases what entries referred to that are no more. An entry that pointed at a table is a
+    /// contradiction: the table stays as it is.
     pub(super) fn release_old(&self, writer: &Writer, old: &[Pair]) -> io::Result<()> {
         let geometry = *self.top.geometry();
         if geometry.data_file || old.iter().all(|&(entry, _)| entry <= entry::ZERO) {
@@ -228,9 +223,11 @@ impl Chain {
             if entry & COMPRESSED != 0 {
                 let (from, len) = entry::compressed(entry, &geometry);
                 let clusters = from >> bits..((from + len - 1) >> bits) + 1;
+                meta.check_no_table(clusters.clone())?;
                 writer.release(&mut meta, clusters, bits);
             } else if entry::is_allocated(entry, &geometry) {
                 let host = entry::offset(entry) >> bits;
+                meta.check_no_table(host..host + 1)?;
                 // Without the mark that it is ours alone it is somebody else's, too. If the count
                 // says otherwise, a leak is better than a cluster that is used twice.
                 if entry & COPIED != 0 || meta.refcounts.get(host)? > 1 {
@@ -356,22 +353,20 @@ impl Chain {
     }
 
     /// The slice, in a table of the image's own, pinned. A table is made, or copied, if need be.
-    pub(super) fn own_slice(&self, writer: &Writer, number: u64) -> io::Result<Arc<Slice>> {
+    pub(super) fn own_slice(&self, writer: &Writer, number: u64) -> io::Result<Pinned> {
         let image = &*self.top;
         loop {
-            if let Some(slice) = image.slices.get(number)
-                && slice.is_own
-                && slice.pin()
-            {
+            let found = image.slices.get(number).filter(|s| s.is_own && s.is_counted());
+            if let Some(slice) = found.and_then(Pinned::new) {
                 return Ok(slice);
             }
             let mut meta = writer.meta();
             let index = image.geometry().l1_index_of(number);
             image.own_table(writer, &mut meta, index)?;
             // Under the lock nobody evicts it before it is pinned.
-            if let Some(slice) = image.slice_with(number, Some(&meta))?
-                && slice.pin()
-            {
+            let slice = image.slice_with(number, Some(&meta))?;
+            if let Some(slice) = slice.and_then(Pinned::new) {
+                image.check_counts(&slice, &meta)?;
                 return Ok(slice);
             }
         }

@@ -27,6 +27,22 @@ pub struct Counts {
 /// In `small`: look into `large`.
 const MANY: u8 = 255;
 
+/// Contradictions after which nothing more is counted.
+const MAX_DAMAGE: u64 = 1000;
+
+/// The words of a table; none where it is a hole, whose entries are all zero.
+pub(super) fn read_table(
+    store: &dyn Store,
+    offset: u64,
+    count: u64,
+    what: &'static str,
+) -> Result<Vec<u64>, Error> {
+    match store.may_have_data(offset, count * 8) {
+        true => read_words(store, offset, count, what),
+        false => Ok(Vec::new()),
+    }
+}
+
 impl Counts {
     /// Counts all references of an image.
     pub(crate) fn of(
@@ -53,6 +69,9 @@ impl Counts {
         all.sort_unstable();
         let (total, mut done) = (all.len(), 0);
         for same in all.chunk_by(|a, b| a == b) {
+            if this.has_enough() {
+                break;
+            }
             this.table(store, &header.geometry, same[0], same.len() as u64)?;
             done += same.len();
             progress(done as f64 / total as f64);
@@ -104,12 +123,17 @@ impl Counts {
         }
     }
 
+    /// More would say nothing new, and an image can be made so that to look for more takes hours.
+    fn has_enough(&self) -> bool {
+        self.damage.as_ref().is_some_and(|(_, count)| *count >= MAX_DAMAGE)
+    }
+
     /// The references of a range of bytes; false when it is not in the file.
     fn range(&mut self, what: &str, offset: u64, len: u64, bits: u32, times: u64) -> bool {
         if len == 0 {
             return true;
         }
-        let (first, last) = (offset >> bits, (offset + len - 1) >> bits);
+        let (first, last) = (offset >> bits, offset.saturating_add(len - 1) >> bits);
         if last >= self.file_clusters {
             self.damaged(|| format!("{what} at {offset:#x} is not in the file"));
             return false;
@@ -120,13 +144,15 @@ impl Counts {
 
     /// A table of its own: nothing else may be where it is.
     fn alone(&mut self, what: &str, offset: u64, len: u64, bits: u32) -> bool {
-        let is_there = self.range(what, offset, len, bits, 1);
+        if !self.range(what, offset, len, bits, 1) {
+            return false;
+        }
         let clusters = offset >> bits..(offset + len).div_ceil(1 << bits);
-        if is_there && clusters.into_iter().any(|cluster| self.get(cluster) > 1) {
+        if clusters.into_iter().any(|cluster| self.get(cluster) > 1) {
             self.damaged(|| format!("{what} at {offset:#x} is where something else is"));
             return false;
         }
-        is_there
+        true
     }
 
     /// Everything but L2 tables and data.
@@ -165,11 +191,14 @@ impl Counts {
         let bits = header.geometry.cluster_bits;
         self.alone("the bitmap directory", bitmaps.directory_offset, bitmaps.directory_len, bits);
         for of in &tables.bitmaps {
+            if self.has_enough() {
+                break;
+            }
             let (offset, entries) = (of.table_offset, u64::from(of.table_entries));
             if !self.alone("the table of a bitmap", offset, entries * 8, bits) {
                 continue;
             }
-            let words = read_words(store, offset, entries, "reading the table of a bitmap")?;
+            let words = read_table(store, offset, entries, "reading the table of a bitmap")?;
             for offset in words.into_iter().map(bitmap::cluster_offset).filter(|&o| o != 0) {
                 self.alone("a cluster of a bitmap", offset, 1 << bits, bits);
             }
@@ -194,7 +223,7 @@ impl Counts {
             return Ok(());
         }
         let words = geometry.cluster_len() / 8;
-        let words = read_words(store, offset, words, "reading an L2 table")?;
+        let words = read_table(store, offset, words, "reading an L2 table")?;
         for pair in words.chunks_exact(geometry.entry_len() as usize / 8) {
             let raw = entry::clean(pair[0], geometry);
             let bitmap = pair.get(1).copied().unwrap_or(0);

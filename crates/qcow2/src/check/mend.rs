@@ -1,12 +1,13 @@
 //! Making the refcounts, and the marks that follow from them, say what was counted.
 
+use super::count::read_table;
 use super::{Counts, Outcome};
 use crate::error::Error;
 use crate::format::entry::{self, COMPRESSED, COPIED};
 use crate::format::geometry::Geometry;
 use crate::format::header::Header;
 use crate::format::refcount;
-use crate::map::open::{Tables, read_words};
+use crate::map::open::Tables;
 use crate::store::Store;
 
 /// Mends the image and makes it durable. Counts go up before marks are set, and nothing is freed that
@@ -30,7 +31,7 @@ pub(super) fn mend(
     }
     for (index, &offset) in blocks.iter().enumerate().filter(|&(_, &offset)| offset != 0) {
         let first = index as u64 * geometry.block_entries();
-        let is_fresh = fresh.contains(&index);
+        let is_fresh = fresh.binary_search(&index).is_ok();
         let mut block = vec![0; geometry.cluster_len() as usize];
         if !is_fresh {
             store.read_padded(&mut block, offset).map_err(io("reading a refcount block"))?;
@@ -102,7 +103,7 @@ fn check_metadata(header: &Header, tables: &Tables, counts: &Counts) -> Result<(
     }
 }
 
-/// Finds places for the blocks that are missing. Returns the indexes of those.
+/// Finds places for the blocks that are missing. Returns the indexes of those, ascending.
 fn new_blocks(
     header: &Header,
     blocks: &mut [u64],
@@ -193,7 +194,7 @@ fn mend_marks(
             continue;
         }
         let words = geometry.cluster_len() / 8;
-        let words = read_words(store, offset, words, "reading an L2 table")?;
+        let words = read_table(store, offset, words, "reading an L2 table")?;
         let step = geometry.entry_len() as usize / 8;
         for (n, &raw) in words.iter().enumerate().step_by(step) {
             let is_data = raw & COMPRESSED == 0 && entry::offset(raw) != 0;

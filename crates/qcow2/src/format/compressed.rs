@@ -1,7 +1,7 @@
 //! Compressed clusters, made by `qemu-img convert -c`: read, never written.
 //!
 //! What is decompressed was made by whoever made the image: output is bounded by the cluster, and a
-//! frame's window by the decoder (100 MiB).
+//! frame's window by what every decoder of the format has to take (RFC 8878: 8 MiB).
 
 use std::io::{self, Read};
 
@@ -11,6 +11,8 @@ use ruzstd::decoding::StreamingDecoder;
 
 use super::geometry::Compression;
 use crate::error::unreadable;
+
+const MAX_WINDOW_LEN_BYTES: u64 = 8 << 20;
 
 /// Fills `out`, a whole cluster, from what is stored.
 pub fn expand(kind: Compression, stored: &[u8], out: &mut [u8]) -> io::Result<()> {
@@ -24,7 +26,7 @@ pub fn expand(kind: Compression, stored: &[u8], out: &mut [u8]) -> io::Result<()
 fn unpack(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
     let (mut rest, mut at) = (stored, 0);
     while at < out.len() {
-        let mut frame = StreamingDecoder::new(&mut rest)
+        let mut frame = StreamingDecoder::new_with_max_window_size(&mut rest, MAX_WINDOW_LEN_BYTES)
             .map_err(|e| unreadable(format!("a zstd cluster cannot be read: {e}")))?;
         let before = at;
         while at < out.len() {
@@ -136,6 +138,17 @@ mod tests {
                 bad[at..at + n].copy_from_slice(&bytes[..n]);
                 expanded(kind, &bad);
             }
+        }
+    }
+
+    /// A frame that asks for a window of 128 MiB, before anything of it can be read.
+    #[test]
+    fn a_zstd_window_has_a_limit() {
+        let block = (4096u32 << 3 | 1 << 1 | 1).to_le_bytes();
+        for (window, is_read) in [(13 << 3, true), (17 << 3, false)] {
+            let frame = [&[0x28, 0xb5, 0x2f, 0xfd, 0, window][..], &block[..3], &[7]].concat();
+            let mut out = vec![0; 4096];
+            assert_eq!(expand(Compression::Zstd, &frame, &mut out).is_ok(), is_read);
         }
     }
 }

@@ -100,11 +100,6 @@ pub fn compressed(entry: u64, geometry: &Geometry) -> (u64, u64) {
     (at, sectors * 512 - (at & 511))
 }
 
-/// The bitmap of a cluster whose pieces `from..to` (of 32) hold data.
-pub fn allocated_bits(from: u32, to: u32) -> u64 {
-    ((1u64 << to) - 1) & !((1u64 << from) - 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::geometry::Compression;
@@ -146,8 +141,6 @@ mod tests {
         assert_eq!(kind(0, 1 << 63, 31, &g), Kind::Zero);
         assert_eq!(kind(0, 1, 0, &g), Kind::Bad);
         assert_eq!(kind(0, 1, 1, &g), Kind::Unallocated);
-        assert_eq!(allocated_bits(0, 32), 0xffff_ffff);
-        assert_eq!(allocated_bits(3, 5), 0b11000);
     }
 
     #[test]

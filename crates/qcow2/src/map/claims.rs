@@ -80,7 +80,7 @@ impl Claims {
     }
 
     /// Claims `cluster`, and those behind it up to `end` that are free; waits for the first.
-    pub fn claim(&self, cluster: u64, end: u64) -> Range<u64> {
+    pub fn claim(&self, cluster: u64, end: u64) -> Claim<'_> {
         let mut state = self.lock();
         while state.claimed.contains(&cluster) {
             state.waiting += 1;
@@ -91,7 +91,7 @@ impl Claims {
         while upto < end && state.claimed.insert(upto) {
             upto += 1;
         }
-        cluster..upto
+        Claim { claims: self, clusters: cluster..upto }
     }
 
     /// Gives claims back.
@@ -169,6 +169,26 @@ impl Claims {
     }
 }
 
+/// Claimed clusters, until it is dropped: by a panic, too, nobody waits for them for ever.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    claims: &'a Claims,
+    clusters: Range<u64>,
+}
+
+impl Claim<'_> {
+    /// Which they are.
+    pub fn clusters(&self) -> Range<u64> {
+        self.clusters.clone()
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.claims.release(self.clusters());
+    }
+}
+
 impl State {
     fn take(&mut self, max: u64) -> Option<Range<u64>> {
         let first = self.reserve.front_mut()?;
@@ -217,20 +237,34 @@ mod tests {
         assert!(!claims.take_work());
         assert_eq!(claims.try_take(3..9, &waker), Taken::Clusters(104..110));
         assert!(claims.take_work());
-        assert_eq!(claims.claim(9, 12), 9..12);
-        assert_eq!(claims.claim(2, 12), 2..3);
+        let last = claims.claim(9, 12);
+        assert_eq!(last.clusters(), 9..12);
+        assert_eq!(claims.claim(2, 12).clusters(), 2..3);
+        drop(last);
+        assert_eq!(claims.claim(9, 10).clusters(), 9..10);
+    }
+
+    #[test]
+    fn a_claim_does_not_outlive_a_panic() {
+        let claims = Claims::default();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _claim = claims.claim(7, 9);
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(claims.claim(7, 9).clusters(), 7..9);
     }
 
     #[test]
     fn a_thread_waits_for_a_claim() {
         let claims = Claims::default();
-        assert_eq!(claims.claim(7, 8), 7..8);
+        let first = claims.claim(7, 8);
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| claims.claim(7, 9));
+            let waiter = scope.spawn(|| claims.claim(7, 9).clusters());
             while claims.lock().waiting == 0 {
                 std::thread::yield_now();
             }
-            claims.release(7..8);
+            drop(first);
             assert_eq!(waiter.join().unwrap(), 7..9);
         });
     }

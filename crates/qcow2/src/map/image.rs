@@ -6,9 +6,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::metadata::Metadata;
 use super::slices::{Pair, Slice, Slices};
+use super::view::may_write;
 use super::writer::{Meta, Writer};
 use crate::error::contradiction;
-use crate::format::entry::{self, BAD, NO_WRITE};
+use crate::format::entry::{self, BAD, COMPRESSED, NO_WRITE};
 use crate::format::geometry::Geometry;
 use crate::format::header::Header;
 use crate::store::Store;
@@ -113,6 +114,32 @@ impl Image {
         let is_own = l1_entry & entry::COPIED != 0;
         let slice = Slice::new(number, offset, is_own, &bytes, self.geometry(), check);
         Ok(Some(self.slices.add(slice)))
+    }
+
+    /// Sees to it that the slice's data may be overwritten where it is: marks what is not counted as
+    /// used, since a table may come there. For the first write only: reads need no counts.
+    pub(crate) fn check_counts(&self, slice: &Slice, meta: &Meta) -> io::Result<()> {
+        let geometry = *self.geometry();
+        if slice.is_counted() {
+            return Ok(());
+        }
+        if !geometry.data_file {
+            let entries = (0..1usize << geometry.slice_bits()).map(|n| (n, slice.get(n).0));
+            let is_ours = |&(_, entry): &(usize, u64)| {
+                entry & COMPRESSED == 0 && may_write(entry) && entry::is_allocated(entry, &geometry)
+            };
+            let ours: Vec<(usize, u64)> = entries.filter(is_ours).collect();
+            let host =
+                |&(n, entry): &(usize, u64)| (n, entry::offset(entry) >> geometry.cluster_bits);
+            let mut hosts: Vec<(usize, u64)> = ours.iter().map(host).collect();
+            hosts.sort_unstable_by_key(|&(_, host)| host);
+            for index in meta.refcounts.uncounted(&hosts)? {
+                let at = ours.partition_point(|&(n, _)| n < index);
+                slice.forbid(index, ours[at].1);
+            }
+        }
+        slice.set_counted();
+        Ok(())
     }
 
     /// An entry of the L1 table; 0 behind its end.

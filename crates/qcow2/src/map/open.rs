@@ -164,6 +164,12 @@ fn read_snapshots(store: &dyn Store, header: &Header) -> Result<(Vec<Snapshot>, 
 fn read_bitmaps(store: &dyn Store, header: &Header) -> Result<Vec<Bitmap>, Error> {
     let Some(bitmaps) = &header.bitmaps else { return Ok(Vec::new()) };
     header.check_table("the offset of the bitmap directory", bitmaps.directory_offset, 1)?;
+    let end = bitmaps.directory_offset.saturating_add(bitmaps.directory_len);
+    let file_len = store.len().map_err(Error::io("reading the file's length"))?;
+    if end > file_len {
+        let rule = format!("at most the file's, {file_len}");
+        return Err(Error::header("the end of the bitmap directory", end, rule));
+    }
     let mut bytes = vec![0; bitmaps.directory_len as usize];
     store
         .read_padded(&mut bytes, bitmaps.directory_offset)
@@ -252,7 +258,7 @@ impl Image {
         });
         let l1 = L1 { entries: l1.collect(), offset: header.l1_offset };
         let writer = if options.writable {
-            Some(start_writing(&store, &header, &tables, &l1)?)
+            Some(start_writing(&store, &header, &tables, &l1, &options.name)?)
         } else {
             None
         };
@@ -287,6 +293,7 @@ fn start_writing(
     header: &Header,
     tables: &Tables,
     l1: &L1,
+    name: &str,
 ) -> Result<Writer, Error> {
     let geometry = header.geometry;
     let clusters = tables.file_clusters(header);
@@ -311,12 +318,14 @@ fn start_writing(
     refcounts::mark_bad(&mut table, &geometry, &twice);
     let offset = header.refcount_table_offset;
     let refcounts = Refcounts::new(Arc::clone(store), geometry, offset, table);
+    let whole = tables.file_len >> geometry.cluster_bits;
     let meta = Meta {
         refcounts,
         metadata,
         hint: 0,
-        fresh: clusters,
-        end: clusters.min(tables.file_len >> geometry.cluster_bits),
+        // The end of a device may be within a cluster, which stays unused then.
+        fresh: if store.can_grow() { clusters } else { whole },
+        end: whole,
         reserve: Image::first_reserve(geometry.cluster_bits),
         low: 0,
         is_refilling: false,
@@ -326,7 +335,7 @@ fn start_writing(
     let bits = if is_right {
         mark_open(&**store, header, tables).map_err(Error::io("marking the image as open"))?
     } else {
-        tracing::error!("qcow2 image: tables overlap each other; nothing is written to it");
+        tracing::error!(image = name, "qcow2 image: its tables overlap; nothing is written to it");
         header.incompatible | feature::CORRUPT
     };
     Ok(Writer::new(meta, bits))

@@ -34,6 +34,8 @@ pub struct Refcounts {
     table: Vec<u64>,
     table_offset: u64,
     table_clusters: u64,
+    /// The table has no gap below this index. Blocks come and do not go.
+    full_upto: usize,
     /// Least lately used first.
     blocks: VecDeque<Block>,
     max_blocks: usize,
@@ -53,12 +55,28 @@ impl Refcounts {
         let max_blocks = (REFCOUNT_CACHE_LEN_BYTES >> geometry.cluster_bits).max(2) as usize;
         let table_clusters = (table.len() as u64 * 8) >> geometry.cluster_bits;
         let blocks = VecDeque::with_capacity(max_blocks);
-        Self { store, geometry, table, table_offset: offset, table_clusters, blocks, max_blocks }
+        Self {
+            store,
+            geometry,
+            table,
+            table_offset: offset,
+            table_clusters,
+            full_upto: 0,
+            blocks,
+            max_blocks,
+        }
     }
 
     fn block_of(&self, cluster: u64) -> (u64, u64) {
         let entries = self.geometry.block_entries();
         (cluster / entries, cluster % entries)
+    }
+
+    /// The first cluster that no block counts.
+    pub fn first_without_block(&mut self) -> Option<u64> {
+        let rest = self.table.get(self.full_upto..).unwrap_or(&[]);
+        self.full_upto += rest.iter().take_while(|&&offset| offset != 0).count();
+        (self.full_upto as u64).checked_mul(self.geometry.block_entries())
     }
 
     /// Whether there is a block for the counts of `cluster`.
@@ -103,6 +121,30 @@ impl Refcounts {
         let (index, at) = self.block_of(cluster);
         let order = self.geometry.refcount_order;
         Ok(self.block(index)?.map_or(0, |block| refcount::get(&block.bytes, order, at)))
+    }
+
+    /// Those of the numbered clusters, in order of the clusters, that are not counted as used. Reads no
+    /// more than these counts, and keeps none: they are of places all over the file.
+    pub fn uncounted(&self, clusters: &[(usize, u64)]) -> io::Result<Vec<usize>> {
+        let (entries, order) = (self.geometry.block_entries(), self.geometry.refcount_order);
+        let mut found = Vec::new();
+        for same in clusters.chunk_by(|a, b| a.1 / entries == b.1 / entries) {
+            let index = same[0].1 / entries;
+            let at = |&(_, cluster): &(usize, u64)| cluster % entries;
+            let range = refcount::bytes_of(order, at(&same[0]), at(&same[same.len() - 1]) + 1);
+            // Where there is no block, or one that cannot be, nothing is counted.
+            let place = self.table.get(index as usize).filter(|&&offset| offset > BAD);
+            let mut block = vec![0; range.end];
+            if let Some(cached) = self.blocks.iter().find(|block| block.index == index) {
+                block.copy_from_slice(&cached.bytes[..range.end]);
+            } else if let Some(place) = place {
+                let part = &mut block[range.clone()];
+                self.store.read_padded(part, place + range.start as u64)?;
+            }
+            let is_free = |one: &&(usize, u64)| refcount::get(&block, order, at(one)) == 0;
+            found.extend(same.iter().filter(is_free).map(|&(number, _)| number));
+        }
+        Ok(found)
     }
 
     /// Sets the refcounts of clusters in a row, in memory and in the file. There is a block for each.

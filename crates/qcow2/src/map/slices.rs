@@ -5,7 +5,7 @@
 //! first, and who is about to change an entry pins the slice first, so that neither misses the other.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +22,8 @@ pub struct Slice {
     entries: Box<[AtomicU64]>,
     /// The table is this image's own: its refcount is one.
     pub is_own: bool,
+    /// Its data is known to be counted as used, see [`super::image::Image::check_counts`].
+    is_counted: AtomicBool,
     is_extended: bool,
     is_retired: AtomicBool,
     /// Looked at since the evictor last came by.
@@ -33,6 +35,9 @@ pub struct Slice {
     changes: AtomicU64,
     changed: AtomicU64,
 }
+
+/// Slices in use that an eviction passes by: some microseconds.
+const MAX_SPARED: usize = 256;
 
 /// An entry and, in extended tables, its bitmap.
 pub type Pair = (u64, u64);
@@ -61,6 +66,7 @@ impl Slice {
             number,
             offset,
             is_own,
+            is_counted: AtomicBool::new(false),
             entries: words.collect(),
             is_extended,
             changes: AtomicU64::new(0),
@@ -108,6 +114,24 @@ impl Slice {
         self.changed.fetch_add(1, Ordering::Release);
     }
 
+    /// Whether entries can be trusted for writing data where it is. To be asked before they are looked
+    /// at: they are marked before this is true.
+    #[inline]
+    pub fn is_counted(&self) -> bool {
+        self.is_counted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_counted(&self) {
+        self.is_counted.store(true, Ordering::Release);
+    }
+
+    /// Marks an entry as not to be written to, unless it is another one by now.
+    pub(crate) fn forbid(&self, index: usize, entry: u64) {
+        let at = &self.entries[index << u32::from(self.is_extended)];
+        let forbidden = entry | entry::NO_WRITE;
+        let _ = at.compare_exchange(entry, forbidden, Ordering::AcqRel, Ordering::Acquire);
+    }
+
     /// The file may have other entries than these: writing others there failed. The caller has claimed
     /// their clusters. A compressed cluster is never changed in place, so its entry is always written.
     pub fn mark_unsure(&self, indices: Range<usize>) {
@@ -121,7 +145,7 @@ impl Slice {
 
     /// Keeps the slice from being evicted; false when it was evicted already.
     #[inline]
-    pub fn pin(&self) -> bool {
+    fn pin(&self) -> bool {
         self.pins.fetch_add(1, Ordering::SeqCst);
         let is_there = !self.is_retired.load(Ordering::SeqCst);
         if !is_there {
@@ -132,7 +156,7 @@ impl Slice {
 
     /// Ends a [`Slice::pin`].
     #[inline]
-    pub fn unpin(&self) {
+    fn unpin(&self) {
         self.pins.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -158,6 +182,31 @@ impl Slice {
             self.is_retired.store(false, Ordering::SeqCst);
         }
         is_free
+    }
+}
+
+/// A slice that is not evicted before this is dropped.
+#[derive(Debug)]
+pub struct Pinned(Arc<Slice>);
+
+impl Pinned {
+    /// None where it was evicted already.
+    pub fn new(slice: Arc<Slice>) -> Option<Self> {
+        slice.pin().then(|| Self(slice))
+    }
+}
+
+impl Deref for Pinned {
+    type Target = Slice;
+
+    fn deref(&self) -> &Slice {
+        &self.0
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.0.unpin();
     }
 }
 
@@ -213,8 +262,11 @@ impl Slices {
                 slice.is_retired.store(true, Ordering::SeqCst);
             }
         }
+        // Their places in the order go when the evictor comes by; all of them now and then.
         let State { all, order } = &mut *state;
-        order.retain(|number| all.contains_key(number));
+        if order.len() > 2 * all.len() + MAX_SPARED {
+            order.retain(|number| all.contains_key(number));
+        }
     }
 
     /// Slices in memory.
@@ -224,12 +276,14 @@ impl Slices {
 }
 
 impl State {
-    /// The clock: whoever was used since gets another round. False when all are pinned.
+    /// The clock: whoever was used since gets another round, but for the first after [`MAX_SPARED`] of
+    /// them: a queue may wait for the lock. False when all are pinned.
     fn evict_one(&mut self) -> bool {
-        for _ in 0..self.order.len() * 2 {
+        for n in 0..self.order.len() * 2 {
             let Some(number) = self.order.pop_front() else { return false };
             let Some(slice) = self.all.get(&number) else { continue };
-            if !slice.is_used.swap(false, Ordering::Relaxed) && slice.retire() {
+            let is_spared = slice.is_used.swap(false, Ordering::Relaxed) && n < MAX_SPARED;
+            if !is_spared && slice.retire() {
                 self.all.remove(&number);
                 return true;
             }
@@ -287,15 +341,15 @@ mod tests {
     fn the_least_used_goes_and_who_is_pinned_stays() {
         let slices = Slices::new(2);
         let first = slices.add(slice(1));
-        assert!(first.pin());
+        let pinned = Pinned::new(Arc::clone(&first)).unwrap();
         slices.add(slice(2));
         slices.add(slice(3));
         assert!(slices.get(1).is_some() && slices.get(2).is_none() && slices.get(3).is_some());
-        first.unpin();
+        drop(pinned);
         slices.add(slice(4));
         slices.add(slice(5));
         assert!(slices.get(1).is_none());
-        assert!(first.is_retired() && !first.pin());
+        assert!(first.is_retired() && Pinned::new(first.clone()).is_none());
         let again = slices.add(slice(1));
         assert!(!Arc::ptr_eq(&first, &again));
         assert!(Arc::ptr_eq(&again, &slices.add(slice(1))));

@@ -4,7 +4,7 @@
 //! would say that all is well.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::store::Store;
@@ -14,6 +14,7 @@ use crate::store::Store;
 pub struct Syncs {
     /// Counts who asked.
     asked: AtomicU64,
+    has_failed: AtomicBool,
     state: Mutex<State>,
     over: Condvar,
 }
@@ -23,9 +24,6 @@ struct State {
     /// Whoever asked up to here has it.
     done: u64,
     is_running: bool,
-    has_failed: bool,
-    /// Syncs done, for statistics.
-    count: u64,
 }
 
 impl Syncs {
@@ -34,7 +32,7 @@ impl Syncs {
         let mine = self.asked.fetch_add(1, SeqCst) + 1;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if state.has_failed {
+            if self.has_failed() {
                 return Err(failed());
             }
             if state.done >= mine {
@@ -51,10 +49,9 @@ impl Syncs {
         let result = stores.iter().try_for_each(|store| store.sync());
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.is_running = false;
-        state.count += 1;
         match result {
             Ok(()) => state.done = covers,
-            Err(_) => state.has_failed = true,
+            Err(_) => self.fail(),
         }
         self.over.notify_all();
         result
@@ -62,12 +59,12 @@ impl Syncs {
 
     /// Another way than this one found that the file cannot be synced.
     pub fn fail(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).has_failed = true;
+        self.has_failed.store(true, SeqCst);
     }
 
-    /// Syncs done.
-    pub fn count(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).count
+    /// Whether one failed.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(SeqCst)
     }
 }
 

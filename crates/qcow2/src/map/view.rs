@@ -49,7 +49,7 @@ impl View {
     }
 
     /// The entry of a cluster that has data and all of the bytes, and whether its table is the image's
-    /// own. None for the few requests that are not so: look the longer way.
+    /// own, and counted. None for the few requests that are not so: look the longer way.
     #[inline(always)]
     pub(crate) fn data_entry(
         &mut self,
@@ -63,9 +63,10 @@ impl View {
         }
         let cluster = geometry.cluster_of(offset);
         let slice = self.slice(image, geometry.slice_of(cluster))?;
+        let is_ours = slice.is_own && slice.is_counted();
         let (entry, _) = slice.get(geometry.index_in_slice(cluster));
         let is_data = entry & (COMPRESSED | BAD | ZERO) == 0 && entry::offset(entry) != 0;
-        is_data.then_some((entry, slice.is_own))
+        is_data.then_some((entry, is_ours))
     }
 
     /// Where in memory the entry of a byte of the disk is, if it is there.
@@ -137,10 +138,11 @@ pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -
     let subs_bits = geometry.cluster_bits - sub_bits;
     let first = offset >> sub_bits;
     let in_sub = offset & ((1 << sub_bits) - 1);
+    let is_ours = slice.is_own && slice.is_counted();
     let at = |sub: u64| {
         let index = geometry.index_in_slice(sub >> subs_bits);
         let (entry, bitmap) = slice.get(index);
-        one(entry, bitmap, (sub & ((1 << subs_bits) - 1)) as u32, slice.is_own, geometry)
+        one(entry, bitmap, (sub & ((1 << subs_bits) - 1)) as u32, is_ours, geometry)
     };
     let begin = at(first);
     let slice_end = (geometry.slice_of(first >> subs_bits) + 1) << geometry.slice_bits();
@@ -154,14 +156,14 @@ pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -
 }
 
 /// One subcluster, from its begin.
-fn one(entry: u64, bitmap: u64, sub: u32, is_own: bool, geometry: &Geometry) -> Piece {
+fn one(entry: u64, bitmap: u64, sub: u32, is_ours: bool, geometry: &Geometry) -> Piece {
     let kind = entry::kind(entry, bitmap, sub, geometry);
     let host = match kind {
         Kind::Data => entry::offset(entry) + (u64::from(sub) << geometry.sub_bits()),
         _ => 0,
     };
     let is_sure = entry & COMPRESSED != 0 || entry & UNSURE == 0;
-    let in_place = kind == Kind::Data && is_own && may_write(entry);
+    let in_place = kind == Kind::Data && is_ours && may_write(entry);
     Piece { kind, host, len: 1 << geometry.sub_bits(), in_place, is_sure }
 }
 

@@ -84,6 +84,14 @@ pub struct Release {
 }
 
 impl Meta {
+    /// A contradiction where one of the clusters, which were the guest's, holds metadata.
+    pub fn check_no_table(&self, mut clusters: Range<u64>) -> io::Result<()> {
+        match clusters.find(|&cluster| self.metadata.contains(cluster)) {
+            Some(taken) => Err(contradiction(format!("cluster {taken} is data, and has tables"))),
+            None => Ok(()),
+        }
+    }
+
     /// Bytes of memory, about.
     pub fn memory_len(&self) -> u64 {
         self.metadata.memory_len() + crate::limits::REFCOUNT_CACHE_LEN_BYTES
@@ -139,8 +147,11 @@ impl Writer {
         self.is_damaged.load(Ordering::Relaxed)
     }
 
-    /// Clusters that wait to be freed.
+    /// Clusters that wait to be freed; those of a damaged image wait for its next opening.
     pub fn pending(&self) -> u64 {
+        if self.is_damaged() {
+            return 0;
+        }
         self.pending.load(Ordering::Relaxed)
     }
 
@@ -246,6 +257,9 @@ impl Image {
         if count >= self.geometry().block_entries() {
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
+        if !self.store.can_grow() {
+            return self.take_old_row(meta, count);
+        }
         loop {
             let found = self.next_fresh(writer, meta, count)?;
             meta.refcounts.set(found.clone(), 1)?;
@@ -256,6 +270,20 @@ impl Image {
         }
     }
 
+    /// As [`Image::take_row`], where the file cannot grow.
+    fn take_old_row(&self, meta: &mut Meta, count: u64) -> io::Result<u64> {
+        let Meta { refcounts, metadata, fresh, .. } = meta;
+        let mut from = 0;
+        while let Some(found) = refcounts.find_free(from..*fresh, count, metadata)? {
+            if found.end - found.start == count {
+                refcounts.set(found.clone(), 1)?;
+                return Ok(found.start);
+            }
+            from = found.end;
+        }
+        Err(io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
     /// Counts free clusters as used, and zeroes those that may not be zero.
     fn pick(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Picked> {
         let want = meta.reserve;
@@ -263,7 +291,7 @@ impl Image {
         let factor = if writer.claims.reserved() == 0 { 8 } else { 2 };
         // In version 2 nothing says after a power cut that counts may be wrong.
         let mut picked = Picked { ranges: Vec::new(), needs_sync: self.geometry().version < 3 };
-        let holes = self.pick_holes(meta, want, &mut picked);
+        let holes = self.pick_holes(writer, meta, want, &mut picked);
         let found: u64 = picked.ranges.iter().map(|r| r.end - r.start).sum();
         let all = holes.and_then(|()| {
             if found < want {
@@ -284,11 +312,17 @@ impl Image {
         Ok(picked)
     }
 
-    fn pick_holes(&self, meta: &mut Meta, want: u64, picked: &mut Picked) -> io::Result<()> {
+    fn pick_holes(
+        &self,
+        writer: &Writer,
+        meta: &mut Meta,
+        want: u64,
+        picked: &mut Picked,
+    ) -> io::Result<()> {
         let bits = self.geometry().cluster_bits;
         let mut left = want;
         while left > 0 {
-            let Some(hole) = self.next_hole(meta, left)? else { break };
+            let Some(hole) = self.next_hole(writer, meta, left)? else { break };
             let count = hole.end - hole.start;
             self.store.zero(hole.start << bits, count << bits, true)?;
             meta.refcounts.set(hole.clone(), 1)?;
@@ -299,12 +333,23 @@ impl Image {
         Ok(())
     }
 
-    /// Free clusters where the file was written before.
-    fn next_hole(&self, meta: &mut Meta, max: u64) -> io::Result<Option<Range<u64>>> {
-        let Meta { refcounts, metadata, hint, fresh, .. } = meta;
-        let found = refcounts.find_free(*hint..*fresh, max, metadata)?;
-        *hint = found.as_ref().map_or(*fresh, |found| found.end);
-        Ok(found)
+    /// Free clusters where the file may have been written before. On a device, and in what a kill left
+    /// behind, there are such that no block counts yet.
+    fn next_hole(
+        &self,
+        writer: &Writer,
+        meta: &mut Meta,
+        max: u64,
+    ) -> io::Result<Option<Range<u64>>> {
+        loop {
+            let Meta { refcounts, metadata, hint, fresh, .. } = &mut *meta;
+            let found = refcounts.find_free(*hint..*fresh, max, metadata)?;
+            *hint = found.as_ref().map_or(*fresh, |found| found.end);
+            let uncounted = refcounts.first_without_block().filter(|first| first < fresh);
+            let Some(uncounted) = uncounted.filter(|_| found.is_none()) else { return Ok(found) };
+            self.make_countable(writer, meta, uncounted)?;
+            meta.hint = uncounted;
+        }
     }
 
     /// Free clusters where the file was never written.
@@ -388,11 +433,13 @@ impl Image {
             meta.released = left;
             over
         };
+        // Each of them, whatever becomes of another: what cannot be counted down is a leak.
+        let mut all = Ok(());
         for Release { clusters, .. } in over {
             writer.pending.fetch_sub(clusters.end - clusters.start, Ordering::Relaxed);
-            self.count_down(meta, clusters)?;
+            all = all.and(self.count_down(meta, clusters));
         }
-        Ok(())
+        all
     }
 
     fn count_down(&self, meta: &mut Meta, clusters: Range<u64>) -> io::Result<()> {
@@ -431,7 +478,7 @@ impl Image {
     }
 
     /// Marks the image as damaged, for us and for whoever opens it next.
-    fn damaged(&self, what: &str) {
+    pub(crate) fn damaged(&self, what: &str) {
         let Some(writer) = &self.writer else { return };
         if writer.is_damaged.swap(true, Ordering::SeqCst) {
             return;

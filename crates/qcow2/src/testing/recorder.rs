@@ -49,6 +49,7 @@ struct State {
     /// As [`Recorder::fail_one_made`] says.
     fail_made_after: Option<u64>,
     fail_syncs: bool,
+    is_device: bool,
 }
 
 impl Recorder {
@@ -108,6 +109,11 @@ impl Recorder {
     /// After so many more changes one fails with EIO that is made nevertheless.
     pub fn fail_one_made(&self, changes: u64) {
         self.lock().fail_made_after = Some(changes);
+    }
+
+    /// From now on its length is what it is.
+    pub fn be_device(&self) {
+        self.lock().is_device = true;
     }
 
     /// Syncs fail with EIO.
@@ -185,6 +191,6 @@ impl Store for Recorder {
     }
 
     fn can_grow(&self) -> bool {
-        true
+        !self.lock().is_device
     }
 }
