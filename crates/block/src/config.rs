@@ -100,7 +100,8 @@ pub enum BackendConfig {
 /// Held requests are not answered: the guest waits, and nothing of it is lost. They are tried again
 /// with pauses of up to 5 s, and go on when one of them succeeds, or by [`crate::BlockPort::resume`].
 /// Flushes are never held: what a failed one lost cannot be written again. Nor are requests that a
-/// pipe answers, or that the guest should not have made (memory that is not there).
+/// pipe answers, that the guest should not have made (memory that is not there), or that meet a
+/// contradiction in an image: no second try mends it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnError {
     /// The guest sees every error.
@@ -116,13 +117,18 @@ pub enum OnError {
 impl OnError {
     /// Whether a request is held for this error.
     pub(crate) fn holds(self, work: Work, errno: i32) -> bool {
-        let is_guests = matches!(
+        let is_final = matches!(
             errno,
-            libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY
+            libc::EFAULT
+                | libc::EINVAL
+                | libc::EOPNOTSUPP
+                | libc::ENOSYS
+                | libc::ENOTTY
+                | libc::EUCLEAN
         );
         match self {
             Self::Report => false,
-            Self::Hold => !is_guests,
+            Self::Hold => !is_final,
             Self::Enospc => work != Work::Read && matches!(errno, libc::ENOSPC | libc::EDQUOT),
         }
     }

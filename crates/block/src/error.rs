@@ -163,6 +163,8 @@ pub(crate) fn errno(e: &io::Error) -> i32 {
         io::ErrorKind::StorageFull => libc::ENOSPC,
         io::ErrorKind::QuotaExceeded => libc::EDQUOT,
         io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+        // What an image contradicts itself in.
+        io::ErrorKind::InvalidData => libc::EUCLEAN,
         _ => libc::EIO,
     })
 }

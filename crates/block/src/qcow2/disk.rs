@@ -340,8 +340,8 @@ impl Qcow2Disk {
         self.slots[usize::from(at)].state = State::Flush(file, covers);
         match self.files.to_sync(file as usize) {
             Some(disk) => self.submit_to(disk, at.into(), DiskOp::Flush),
+            None if !self.pool.chain().flush_ended(covers) => self.failed(at, libc::EIO),
             None => {
-                self.pool.chain().flush_ended(covers);
                 // What was freed before may have to be looked after now.
                 self.has_begun = true;
                 self.finish(at, Ok(0));
@@ -406,6 +406,8 @@ impl Qcow2Disk {
         match self.slots[usize::from(at)].state {
             State::Data(_) => self.abandon(at, false),
             State::Entries(_) => self.abandon(at, true),
+            // Tried again by whoever asked: nothing is lost yet.
+            State::Flush(..) if matches!(errno, libc::EINTR | libc::EAGAIN) => {}
             State::Flush(..) => self.pool.chain().flush_failed(),
             _ => {}
         }

@@ -2,8 +2,8 @@
 //!
 //! The header of an image is guest-made data as soon as a guest had the image as a raw disk, and
 //! user-made data when users upload images. So (F1): formats are never probed, not of the image and
-//! not of backing files; a backing file must lie in the configured directory, reached without any
-//! symbolic link; a data file is the one that the config names, whatever the image says.
+//! not of backing files; a backing file must lie in the configured directory, wherever links to it
+//! are, and is opened there without following any; a data file is the one that the config names, whatever the image says.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -45,12 +45,13 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, Blo
     let rule = BackingRule::new(options.backing_dir, options.direct)?;
     // Relative backing names start at the image, wherever links to it are.
     let real = fs::canonicalize(path).map_err(BlockError::file("cannot resolve", path))?;
-    let mut chain = Opening { rule, images: Vec::new(), data: Vec::new() };
-    let store = chain.add(image, &real)?;
+    let mut opening = Opening { rule, images: Vec::new(), data: Vec::new() };
+    let store = opening.add(image, &real)?;
     let header = qcow2::read_header(&*store).map_err(|e| refused(path, e.to_string()))?;
     let data = options.data_file.map(|data| open_data_file(data, mode)).transpose()?;
-    let below = chain.open_below(&header, &real)?;
-    let data_store = data.as_ref().map(|data| store_of(data, path)).transpose()?;
+    let below = opening.open_below(&header, &real)?;
+    let data_path = options.data_file.unwrap_or(path);
+    let data_store = data.as_ref().map(|data| store_of(data, data_path)).transpose()?;
     let cache_len_bytes = match options.cache_len_bytes {
         0 => DEFAULT_CACHE_LEN_BYTES,
         len_bytes => len_bytes,
@@ -66,13 +67,14 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, Blo
             tracing::info!(image = %path.display(), percent, "checking an image that was not closed");
         }
     };
+    let cluster_len = header.geometry.cluster_len();
+    let (layout, demands) =
+        opening.layout(data, options.direct, cluster_len).map_err(|why| refused(path, why))?;
+    // The last step: it marks the image as open.
     let (top, opened) = Qcow2::open(store, data_store, &settings, &mut progress)
         .map_err(|e| refused(path, e.to_string()))?;
     tell(path, &opened, begin.elapsed());
-    let cluster_len = top.geometry().cluster_len();
-    let chain_of = Chain::new(top, below);
-    let (layout, demands) = chain.layout(data, options.direct, cluster_len)?;
-    Ok(Parts { chain: chain_of, opened, layout, images: chain.images, demands })
+    Ok(Parts { chain: Chain::new(top, below), opened, layout, images: opening.images, demands })
 }
 
 fn tell(path: &Path, opened: &Opened, took: Duration) {
@@ -96,7 +98,7 @@ fn open_data_file(path: &Path, mode: OpenMode) -> Result<Arc<Image>, BlockError>
 /// The map's view of an open image; the lock stays with ours.
 fn store_of(image: &Image, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
     let again = file::open_buffered(image)
-        .map_err(BlockError::file("cannot open again, for its map,", path))?;
+        .map_err(BlockError::file("cannot open again, by the page cache,", path))?;
     Ok(Arc::new(FileStore::new(again).map_err(BlockError::file("cannot use", path))?))
 }
 
@@ -122,6 +124,11 @@ impl BackingRule {
         let Some((dir, fd)) = &self.dir else {
             return Err(refuse("is refused: no backing directory is configured".into()));
         };
+        if has_protocol(name) {
+            let why = "is no plain file, and nothing else is served (qemu-img convert makes an image \
+                       without a backing file, qemu-img rebase -b FILE -F FORMAT puts it on one)";
+            return Err(refuse(why.into()));
+        }
         let parent = image.parent().unwrap_or(Path::new("/"));
         let real = fs::canonicalize(parent.join(name))
             .map_err(|e| refuse(format!("cannot be resolved: {e}")))?;
@@ -134,6 +141,11 @@ impl BackingRule {
         let mode = OpenMode { read_only: true, direct: self.direct };
         Ok((file::open_beneath(fd, relative, mode)?, real))
     }
+}
+
+/// Whether QEMU would not take the name for a file's: `json:{...}`, `nbd://...`.
+fn has_protocol(name: &str) -> bool {
+    name.split('/').next().is_some_and(|first| first.contains(':'))
 }
 
 fn refused(image: &Path, reason: String) -> BlockError {
@@ -179,6 +191,7 @@ impl Opening {
                 }
                 Some("qcow2") => {
                     let store = self.add(image, &real)?;
+                    refuse_data_file(&*store).map_err(|why| refused(&real, why))?;
                     let options = Options::new(real.display().to_string(), false);
                     let (below, _) = Qcow2::open(store, None, &options, &mut |_| {})
                         .map_err(|e| refused(&real, e.to_string()))?;
@@ -192,13 +205,13 @@ impl Opening {
         Ok(layers)
     }
 
-    /// Which file is for what, and what they ask for.
+    /// Which file is for what, and what they ask for; or why they cannot be served so.
     fn layout(
         &self,
         data: Option<Arc<Image>>,
         direct: bool,
         cluster_len: u64,
-    ) -> Result<(Layout, Demands), BlockError> {
+    ) -> Result<(Layout, Demands), String> {
         let mut demands = Demands::NONE;
         let mut offset_align = 1;
         let mut files: Vec<OpenFile> = Vec::new();
@@ -208,8 +221,9 @@ impl Opening {
             if direct {
                 let (mem, offset) = file::direct_alignment(image.get());
                 demands.mem_align = demands.mem_align.max(mem);
-                // Not the guest's concern: what does not fit goes through the page cache.
-                offset_align = offset_align.max(offset);
+                // Not the guest's concern: what does not fit goes through the page cache. So a page is
+                // the least: one that is written both ways loses one of the two.
+                offset_align = offset_align.max(offset).max(rustix::param::page_size() as u32);
             }
             layers.push(files.len());
             files.push(OpenFile::new(Arc::clone(image), false));
@@ -222,15 +236,23 @@ impl Opening {
         let synced = if data.is_some() { vec![0, map] } else { vec![0] };
         let align = u64::from(demands.mem_align.max(offset_align));
         if align > cluster_len {
-            return Err(refused(
-                Path::new("the image"),
-                format!(
-                    "direct I/O works in units of {align} bytes there, but its clusters have \
-                     {cluster_len}: switch direct off"
-                ),
+            return Err(format!(
+                "direct I/O works in units of {align} bytes there, but its clusters have \
+                 {cluster_len}: switch direct off"
             ));
         }
         Ok((Layout { files, layers, map, synced, align }, demands))
+    }
+}
+
+/// A data file is the one that the config names, and it names none for backing images.
+fn refuse_data_file(store: &dyn Store) -> Result<(), String> {
+    let header = qcow2::read_header(store).map_err(|e| e.to_string())?;
+    match header.geometry.data_file {
+        true => Err("its data is in another file, which is not served below other images \
+                     (qemu-img convert makes an image without one)"
+            .into()),
+        false => Ok(()),
     }
 }
 
@@ -240,7 +262,22 @@ fn unserved_format(format: Option<&str>) -> String {
             format!("its backing file has format {other:?}; only raw and qcow2 are served")
         }
         None => "its header does not say the format of the backing file, and formats are never \
-                 guessed (qemu-img rebase -u -F sets it)"
+                 guessed (qemu-img rebase -u -b NAME -F FORMAT sets it)"
             .into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_have_no_protocol() {
+        for name in ["json:{\"driver\": \"qcow2\"}", "nbd://host/x", "https://host/a:b", "fat:/x"] {
+            assert!(has_protocol(name), "{name}");
+        }
+        for name in ["base.raw", "/srv/a:b/base.raw", "./a:b", "../x"] {
+            assert!(!has_protocol(name), "{name}");
+        }
     }
 }

@@ -168,7 +168,7 @@ impl Drop for Pool {
         guard(&self.shared.jobs).is_over = true;
         self.shared.some.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper cannot panic: `run` is caught.
+            // A helper cannot panic: what it does is caught.
             let _ = helper.join();
         }
         let image = self.shared.chain.top();
@@ -199,22 +199,23 @@ fn help(shared: &Shared) {
     while let Some(work) = next(shared) {
         match work {
             Work::Job(job) => {
-                // A panic is an I/O error of one request, not a request that never ends.
-                let run = AssertUnwindSafe(|| hands.run(&shared.chain, job.op));
-                let result = match catch_unwind(run) {
-                    Ok(Ok(bytes)) => Ok(bytes),
-                    Ok(Err(e)) => Err(errno(&e)),
-                    Err(_) => Err(libc::EIO),
-                };
-                job.results.add(DiskDone { token: job.token, result });
+                let result = caught(|| hands.run(&shared.chain, job.op));
+                job.results
+                    .add(DiskDone { token: job.token, result: result.map_err(|e| errno(&e)) });
             }
-            Work::Maintain => report(shared, shared.chain.top().maintain()),
+            Work::Maintain => report(shared, caught(|| shared.chain.top().maintain())),
             Work::Sync => {
                 let image = shared.chain.top();
-                report(shared, image.sync().and_then(|()| image.maintain()));
+                report(shared, caught(|| image.sync().and_then(|()| image.maintain())));
             }
         }
     }
+}
+
+/// A panic is an error of what was asked for, not a request that never ends.
+fn caught<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let result = catch_unwind(AssertUnwindSafe(run));
+    result.unwrap_or_else(|_| Err(io::Error::other("it panicked, which is a bug")))
 }
 
 /// Requests that need what could not be had will find the same error.
