@@ -463,7 +463,7 @@ pub struct ImageStatus {
     pub was_checked: bool,
     /// Reference counts that were too low then.
     pub mended_counts: u64,
-    /// Clusters that nothing referred to, and that were freed then.
+    /// Clusters that were counted too often then: freed, or their count lowered.
     pub freed_leaks: u64,
     /// Its tables contradict each other: nothing is written any more.
     pub is_damaged: bool,

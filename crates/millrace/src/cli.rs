@@ -298,7 +298,8 @@ pub struct Resize {
     /// The disk.
     #[command(flatten)]
     pub named: Named,
-    /// New size, such as 64MiB, for disks without a file; others have the size of their file
+    /// New size, such as 64MiB, of a qcow2 image or a disk without a file; a raw disk has the size
+    /// of its file
     pub size: Option<String>,
     /// Print JSON
     #[arg(long)]

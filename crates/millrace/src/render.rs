@@ -66,7 +66,7 @@ fn checked(image: &Value) -> String {
         return String::new();
     }
     let (counts, leaks) = (&image["mended_counts"], &image["freed_leaks"]);
-    format!(" (was not closed: {counts} counts mended, {leaks} clusters freed)")
+    format!(" (was not closed: {counts} counts mended, {leaks} leaks freed)")
 }
 
 /// `millrace ports`.
@@ -321,7 +321,7 @@ mod tests {
     fn an_image_that_was_mended_says_so() {
         let image = json!({"was_checked": true, "mended_counts": 3, "freed_leaks": 16});
         let disk = json!({"format": "qcow2", "path": "/a", "len_bytes": 512, "image": image});
-        let mended = "qcow2 /a 512 bytes (was not closed: 3 counts mended, 16 clusters freed)";
+        let mended = "qcow2 /a 512 bytes (was not closed: 3 counts mended, 16 leaks freed)";
         assert_eq!(detail(&json!({ "disk": disk })), mended);
         let disk = json!({"format": "raw", "path": "/a", "len_bytes": 512});
         assert_eq!(detail(&json!({ "disk": disk })), "raw /a 512 bytes");

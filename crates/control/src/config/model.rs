@@ -321,7 +321,7 @@ pub struct DiskConfig {
 pub enum BlockSize {
     /// Bytes: 512, 1024, 2048 or 4096.
     Bytes(u32),
-    /// 512 bytes, or what direct I/O asks for where the image is.
+    /// 512 bytes, or what direct I/O asks for where a raw image is.
     Auto(BlockSizeAuto),
 }
 
@@ -352,7 +352,8 @@ impl BlockSize {
 pub enum OnError {
     /// The guest sees every error.
     Report,
-    /// Every request that fails waits until the storage takes it; flushes are reported.
+    /// Every request that fails waits until the storage takes it; flushes are reported, and what can
+    /// never be done.
     Hold,
     /// Requests that find no space wait; every other error is reported.
     #[default]
@@ -385,7 +386,7 @@ pub enum DiskFormat {
         /// The file with the data of an image that keeps it apart, whatever name the image has for it.
         #[serde(skip_serializing_if = "Option::is_none")]
         data_file: Option<PathBuf>,
-        /// Bytes of the map that are kept in memory; none: the usual 32 MiB.
+        /// Bytes of the map that are kept in memory, 64 KiB to 1 GiB; none: the usual 32 MiB.
         #[serde(rename = "map_cache", skip_serializing_if = "Option::is_none")]
         map_cache_bytes: Option<u64>,
     },

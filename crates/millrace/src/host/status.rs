@@ -285,7 +285,7 @@ fn disk_metrics(
             ("damaged", "1 when its tables contradict each other.", image.is_damaged.into()),
             ("checked", "1 when it was not closed before it was opened.", image.was_checked.into()),
             ("mended_counts", "Reference counts that were too low then.", image.mended_counts),
-            ("freed_leaks", "Clusters freed then that nothing referred to.", image.freed_leaks),
+            ("freed_leaks", "Clusters freed then, or whose count was lowered.", image.freed_leaks),
             ("map_bytes", "Memory that its map takes.", image.map_len_bytes),
         ];
         for (name, help, value) in values {
