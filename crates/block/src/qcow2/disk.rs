@@ -12,6 +12,7 @@
 //! operation that goes on otherwise than it begins is done up to there and comes back short: whoever
 //! asked goes on with the rest.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -79,7 +80,9 @@ pub(super) struct Qcow2Disk {
     extras: Vec<Extra>,
     free: Vec<u16>,
     /// Submitted and not begun.
-    waiting: Vec<u16>,
+    waiting: VecDeque<u16>,
+    /// On the way from there.
+    in_hand: Option<u16>,
     /// Pieces after the first that the disks have room for.
     spare: u16,
     blocked: Vec<u16>,
@@ -116,7 +119,8 @@ impl Qcow2Disk {
             slots: (0..depth).map(slot).collect(),
             extras: (0..depth).map(extra).collect(),
             free: (0..depth).rev().collect(),
-            waiting: Vec::with_capacity(room),
+            waiting: VecDeque::with_capacity(room),
+            in_hand: None,
             spare: MAX_SPARE,
             blocked: Vec::with_capacity(room),
             jobs: Vec::with_capacity(room),
@@ -129,13 +133,25 @@ impl Qcow2Disk {
     /// Begins what was submitted.
     #[inline]
     fn begin_waiting(&mut self) {
-        for n in 0..self.waiting.len() {
-            let at = self.waiting[n];
+        if let Some(at) = self.in_hand.take() {
+            self.end_panicked(at);
+        }
+        while let Some(at) = self.waiting.pop_front() {
+            self.in_hand = Some(at);
             let stay = self.pool.chain().enter(&mut self.view);
             self.slots[usize::from(at)].stay = stay;
             self.begin(at);
+            self.in_hand = None;
         }
-        self.waiting.clear();
+    }
+
+    /// The beginning of an operation panicked, and the queue's owner waits for what is left. If it got
+    /// to a file it ends by itself.
+    #[cold]
+    fn end_panicked(&mut self, at: u16) {
+        if matches!(self.slots[usize::from(at)].state, State::Waiting) {
+            self.finish(at, Err(libc::EIO));
+        }
     }
 
     /// Begins an operation, or begins it again.
@@ -505,7 +521,7 @@ impl Disk for Qcow2Disk {
         }
         let slot = &mut self.slots[usize::from(at)];
         (slot.token, slot.op, slot.state) = (token, op, State::Waiting);
-        self.waiting.push(at);
+        self.waiting.push_back(at);
         self.has_begun = true;
         Ok(())
     }

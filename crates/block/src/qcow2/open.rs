@@ -218,7 +218,8 @@ impl Opening {
         let mut layers = Vec::new();
         for (n, own) in self.data.iter().enumerate() {
             let image = if n == 0 { data.as_ref().unwrap_or(own) } else { own };
-            if direct {
+            // Those in memory have no other way than the page cache.
+            if direct && !file::is_resident(image.get()) {
                 let (mem, offset) = file::direct_alignment(image.get());
                 demands.mem_align = demands.mem_align.max(mem);
                 // Not the guest's concern: what does not fit goes through the page cache. So a page is

@@ -199,23 +199,25 @@ fn help(shared: &Shared) {
     while let Some(work) = next(shared) {
         match work {
             Work::Job(job) => {
-                let result = caught(|| hands.run(&shared.chain, job.op));
+                let result = caught(shared, || hands.run(&shared.chain, job.op));
                 job.results
                     .add(DiskDone { token: job.token, result: result.map_err(|e| errno(&e)) });
             }
-            Work::Maintain => report(shared, caught(|| shared.chain.top().maintain())),
+            Work::Maintain => report(shared, caught(shared, || shared.chain.top().maintain())),
             Work::Sync => {
                 let image = shared.chain.top();
-                report(shared, caught(|| image.sync().and_then(|()| image.maintain())));
+                report(shared, caught(shared, || image.sync().and_then(|()| image.maintain())));
             }
         }
     }
 }
 
 /// A panic is an error of what was asked for, not a request that never ends.
-fn caught<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let result = catch_unwind(AssertUnwindSafe(run));
-    result.unwrap_or_else(|_| Err(io::Error::other("it panicked, which is a bug")))
+fn caught<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        shared.chain.top().panicked();
+        Err(io::Error::other("it panicked, which is a bug"))
+    })
 }
 
 /// Requests that need what could not be had will find the same error.

@@ -366,7 +366,7 @@ impl Chain {
             // Under the lock nobody evicts it before it is pinned.
             let slice = image.slice_with(number, Some(&meta))?;
             if let Some(slice) = slice.and_then(Pinned::new) {
-                image.check_counts(&slice, &meta)?;
+                image.check_counts(&slice, &mut meta)?;
                 return Ok(slice);
             }
         }

@@ -22,6 +22,7 @@ pub struct Counts {
     damage: Option<(String, u64)>,
     /// Clusters that can be referred to.
     file_clusters: u64,
+    reader: TableReader,
 }
 
 /// In `small`: look into `large`.
@@ -30,16 +31,31 @@ const MANY: u8 = 255;
 /// Contradictions after which nothing more is counted.
 const MAX_DAMAGE: u64 = 1000;
 
-/// The words of a table; none where it is a hole, whose entries are all zero.
-pub(super) fn read_table(
-    store: &dyn Store,
-    offset: u64,
-    count: u64,
-    what: &'static str,
-) -> Result<Vec<u64>, Error> {
-    match store.may_have_data(offset, count * 8) {
-        true => read_words(store, offset, count, what),
-        false => Ok(Vec::new()),
+/// Tables are read up to so many bytes even where the file system says that they are holes: it had
+/// better be wrong for hostile images only. It is 8 TiB of disk in clusters of 64 KiB.
+const MAX_DISTRUSTED_LEN_BYTES: u64 = 1 << 30;
+
+/// Reads tables, bounded where an image has terabytes of them that are holes.
+#[derive(Debug, Default)]
+pub(super) struct TableReader {
+    read_len_bytes: u64,
+}
+
+impl TableReader {
+    /// The words of a table; none where it is a hole, whose entries are all zero.
+    pub fn read(
+        &mut self,
+        store: &dyn Store,
+        offset: u64,
+        count: u64,
+        what: &'static str,
+    ) -> Result<Vec<u64>, Error> {
+        self.read_len_bytes += count * 8;
+        let is_read = self.read_len_bytes < MAX_DISTRUSTED_LEN_BYTES;
+        if is_read || store.may_have_data(offset, count * 8) {
+            return read_words(store, offset, count, what);
+        }
+        Ok(Vec::new())
     }
 }
 
@@ -62,6 +78,7 @@ impl Counts {
             large: HashMap::new(),
             damage: None,
             file_clusters,
+            reader: TableReader::default(),
         };
         this.fixed(store, header, tables)?;
         let all = std::iter::once(&tables.l1).chain(&tables.snapshot_l1s).flatten();
@@ -198,7 +215,8 @@ impl Counts {
             if !self.alone("the table of a bitmap", offset, entries * 8, bits) {
                 continue;
             }
-            let words = read_table(store, offset, entries, "reading the table of a bitmap")?;
+            let words =
+                self.reader.read(store, offset, entries, "reading the table of a bitmap")?;
             for offset in words.into_iter().map(bitmap::cluster_offset).filter(|&o| o != 0) {
                 self.alone("a cluster of a bitmap", offset, 1 << bits, bits);
             }
@@ -223,7 +241,7 @@ impl Counts {
             return Ok(());
         }
         let words = geometry.cluster_len() / 8;
-        let words = read_table(store, offset, words, "reading an L2 table")?;
+        let words = self.reader.read(store, offset, words, "reading an L2 table")?;
         for pair in words.chunks_exact(geometry.entry_len() as usize / 8) {
             let raw = entry::clean(pair[0], geometry);
             let bitmap = pair.get(1).copied().unwrap_or(0);

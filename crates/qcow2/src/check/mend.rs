@@ -1,6 +1,6 @@
 //! Making the refcounts, and the marks that follow from them, say what was counted.
 
-use super::count::read_table;
+use super::count::TableReader;
 use super::{Counts, Outcome};
 use crate::error::Error;
 use crate::format::entry::{self, COMPRESSED, COPIED};
@@ -178,6 +178,7 @@ fn mend_marks(
         1 => raw | COPIED,
         _ => raw & !COPIED,
     };
+    let mut reader = TableReader::default();
     for (n, &l1) in tables.l1.iter().enumerate() {
         let offset = entry::offset(l1);
         if offset == 0 {
@@ -194,7 +195,7 @@ fn mend_marks(
             continue;
         }
         let words = geometry.cluster_len() / 8;
-        let words = read_table(store, offset, words, "reading an L2 table")?;
+        let words = reader.read(store, offset, words, "reading an L2 table")?;
         let step = geometry.entry_len() as usize / 8;
         for (n, &raw) in words.iter().enumerate().step_by(step) {
             let is_data = raw & COMPRESSED == 0 && entry::offset(raw) != 0;

@@ -113,31 +113,34 @@ impl Image {
         let check = |n, entry| check_entry(entry, first + n as u64, self.geometry(), metadata);
         let is_own = l1_entry & entry::COPIED != 0;
         let slice = Slice::new(number, offset, is_own, &bytes, self.geometry(), check);
+        if meta.is_some_and(|meta| meta.counted.contains(number)) {
+            slice.set_counted();
+        }
         Ok(Some(self.slices.add(slice)))
     }
 
-    /// Sees to it that the slice's data may be overwritten where it is: marks what is not counted as
-    /// used, since a table may come there. For the first write only: reads need no counts.
-    pub(crate) fn check_counts(&self, slice: &Slice, meta: &Meta) -> io::Result<()> {
+    /// Sees to it that the slice's data may be overwritten where it is: a cluster that is counted as free
+    /// may become a table at any time, or has become one. For the first write only: reads need no counts.
+    pub(crate) fn check_counts(&self, slice: &Slice, meta: &mut Meta) -> io::Result<()> {
         let geometry = *self.geometry();
         if slice.is_counted() {
             return Ok(());
         }
         if !geometry.data_file {
-            let entries = (0..1usize << geometry.slice_bits()).map(|n| (n, slice.get(n).0));
-            let is_ours = |&(_, entry): &(usize, u64)| {
+            let entries = (0..1usize << geometry.slice_bits()).map(|n| slice.get(n).0);
+            let ours = entries.filter(|&entry| {
                 entry & COMPRESSED == 0 && may_write(entry) && entry::is_allocated(entry, &geometry)
-            };
-            let ours: Vec<(usize, u64)> = entries.filter(is_ours).collect();
-            let host =
-                |&(n, entry): &(usize, u64)| (n, entry::offset(entry) >> geometry.cluster_bits);
-            let mut hosts: Vec<(usize, u64)> = ours.iter().map(host).collect();
-            hosts.sort_unstable_by_key(|&(_, host)| host);
-            for index in meta.refcounts.uncounted(&hosts)? {
-                let at = ours.partition_point(|&(n, _)| n < index);
-                slice.forbid(index, ours[at].1);
+            });
+            let hosts = ours.map(|entry| entry::offset(entry) >> geometry.cluster_bits);
+            let mut hosts: Vec<u64> = hosts.collect();
+            hosts.sort_unstable();
+            hosts.iter().try_for_each(|&host| meta.check_no_table(host..host + 1))?;
+            if let Some(free) = meta.refcounts.first_uncounted(&hosts)? {
+                let text = format!("cluster {free} of the file is in use, and counted as free");
+                return Err(contradiction(text));
             }
         }
+        meta.counted.add(slice.number);
         slice.set_counted();
         Ok(())
     }

@@ -123,28 +123,29 @@ impl Refcounts {
         Ok(self.block(index)?.map_or(0, |block| refcount::get(&block.bytes, order, at)))
     }
 
-    /// Those of the numbered clusters, in order of the clusters, that are not counted as used. Reads no
-    /// more than these counts, and keeps none: they are of places all over the file.
-    pub fn uncounted(&self, clusters: &[(usize, u64)]) -> io::Result<Vec<usize>> {
+    /// The first of some clusters, in their order, that is not counted as used. Reads these counts, with
+    /// what is between them, and keeps none: they are of places all over the file.
+    pub fn first_uncounted(&self, clusters: &[u64]) -> io::Result<Option<u64>> {
         let (entries, order) = (self.geometry.block_entries(), self.geometry.refcount_order);
-        let mut found = Vec::new();
-        for same in clusters.chunk_by(|a, b| a.1 / entries == b.1 / entries) {
-            let index = same[0].1 / entries;
-            let at = |&(_, cluster): &(usize, u64)| cluster % entries;
-            let range = refcount::bytes_of(order, at(&same[0]), at(&same[same.len() - 1]) + 1);
+        for same in clusters.chunk_by(|a, b| a / entries == b / entries) {
+            let index = same[0] / entries;
+            let last = same[same.len() - 1] % entries;
+            let range = refcount::bytes_of(order, same[0] % entries, last + 1);
+            let first = (range.start as u64 * 8) >> order;
             // Where there is no block, or one that cannot be, nothing is counted.
             let place = self.table.get(index as usize).filter(|&&offset| offset > BAD);
-            let mut block = vec![0; range.end];
+            let mut counts = vec![0; range.len()];
             if let Some(cached) = self.blocks.iter().find(|block| block.index == index) {
-                block.copy_from_slice(&cached.bytes[..range.end]);
+                counts.copy_from_slice(&cached.bytes[range]);
             } else if let Some(place) = place {
-                let part = &mut block[range.clone()];
-                self.store.read_padded(part, place + range.start as u64)?;
+                self.store.read_padded(&mut counts, place + range.start as u64)?;
             }
-            let is_free = |one: &&(usize, u64)| refcount::get(&block, order, at(one)) == 0;
-            found.extend(same.iter().filter(is_free).map(|&(number, _)| number));
+            let is_free = |&&c: &&u64| refcount::get(&counts, order, c % entries - first) == 0;
+            if let Some(&free) = same.iter().find(is_free) {
+                return Ok(Some(free));
+            }
         }
-        Ok(found)
+        Ok(None)
     }
 
     /// Sets the refcounts of clusters in a row, in memory and in the file. There is a block for each.

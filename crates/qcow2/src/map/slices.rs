@@ -39,6 +39,27 @@ pub struct Slice {
 /// Slices in use that an eviction passes by: some microseconds.
 const MAX_SPARED: usize = 256;
 
+/// Numbers of slices: a bit each, where there are any.
+#[derive(Debug, Default)]
+pub struct Numbers(HashMap<u64, u64>);
+
+impl Numbers {
+    /// Adds one.
+    pub fn add(&mut self, number: u64) {
+        *self.0.entry(number / 64).or_default() |= 1 << (number % 64);
+    }
+
+    /// Whether it was added.
+    pub fn contains(&self, number: u64) -> bool {
+        self.0.get(&(number / 64)).is_some_and(|bits| bits >> (number % 64) & 1 != 0)
+    }
+
+    /// Bytes of memory that this takes, about.
+    pub fn memory_len(&self) -> u64 {
+        self.0.capacity() as u64 * 17
+    }
+}
+
 /// An entry and, in extended tables, its bitmap.
 pub type Pair = (u64, u64);
 
@@ -114,8 +135,7 @@ impl Slice {
         self.changed.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether entries can be trusted for writing data where it is. To be asked before they are looked
-    /// at: they are marked before this is true.
+    /// Whether entries can be trusted for writing data where it is.
     #[inline]
     pub fn is_counted(&self) -> bool {
         self.is_counted.load(Ordering::Acquire)
@@ -123,13 +143,6 @@ impl Slice {
 
     pub(crate) fn set_counted(&self) {
         self.is_counted.store(true, Ordering::Release);
-    }
-
-    /// Marks an entry as not to be written to, unless it is another one by now.
-    pub(crate) fn forbid(&self, index: usize, entry: u64) {
-        let at = &self.entries[index << u32::from(self.is_extended)];
-        let forbidden = entry | entry::NO_WRITE;
-        let _ = at.compare_exchange(entry, forbidden, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// The file may have other entries than these: writing others there failed. The caller has claimed

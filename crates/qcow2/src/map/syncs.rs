@@ -54,7 +54,8 @@ impl Syncs {
             Err(_) => self.fail(),
         }
         self.over.notify_all();
-        result
+        // Another way may have found meanwhile that it cannot be synced.
+        if self.has_failed() { result.and(Err(failed())) } else { result }
     }
 
     /// Another way than this one found that the file cannot be synced.

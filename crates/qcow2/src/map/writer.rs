@@ -16,6 +16,7 @@ use super::epochs::Epochs;
 use super::image::Image;
 use super::metadata::Metadata;
 use super::refcounts::Refcounts;
+use super::slices::Numbers;
 use super::syncs::Syncs;
 use crate::error::{Contradiction, contradiction};
 use crate::format::header::{feature, place};
@@ -70,6 +71,11 @@ pub struct Meta {
     pub is_refilling: bool,
     /// Freed, and not yet counted so.
     pub released: Vec<Release>,
+    /// Slices whose data is counted as used, see [`Image::check_counts`].
+    pub counted: Numbers,
+    /// What no block counts is free: the image was checked at opening, or it is on a device, where
+    /// nothing else can be had.
+    pub uses_gaps: bool,
     /// The file's length at opening, to which it goes back where nothing came.
     pub opened_len: u64,
 }
@@ -94,7 +100,8 @@ impl Meta {
 
     /// Bytes of memory, about.
     pub fn memory_len(&self) -> u64 {
-        self.metadata.memory_len() + crate::limits::REFCOUNT_CACHE_LEN_BYTES
+        let counted = self.counted.memory_len();
+        self.metadata.memory_len() + counted + crate::limits::REFCOUNT_CACHE_LEN_BYTES
     }
 }
 
@@ -221,6 +228,14 @@ impl Image {
         done
     }
 
+    /// A panic ended some work on the image: what it had taken may be lost, and others go on.
+    pub fn panicked(&self) {
+        if let Some(writer) = &self.writer {
+            writer.note_leaks();
+            writer.meta().is_refilling = false;
+        }
+    }
+
     /// Adds to the reserve what was picked for it.
     fn reserve(&self, writer: &Writer, picked: Picked, low: u64) -> io::Result<()> {
         if picked.needs_sync {
@@ -258,7 +273,7 @@ impl Image {
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
         if !self.store.can_grow() {
-            return self.take_old_row(meta, count);
+            return self.take_old_row(writer, meta, count);
         }
         loop {
             let found = self.next_fresh(writer, meta, count)?;
@@ -271,17 +286,35 @@ impl Image {
     }
 
     /// As [`Image::take_row`], where the file cannot grow.
-    fn take_old_row(&self, meta: &mut Meta, count: u64) -> io::Result<u64> {
-        let Meta { refcounts, metadata, fresh, .. } = meta;
+    fn take_old_row(&self, writer: &Writer, meta: &mut Meta, count: u64) -> io::Result<u64> {
         let mut from = 0;
-        while let Some(found) = refcounts.find_free(from..*fresh, count, metadata)? {
-            if found.end - found.start == count {
-                refcounts.set(found.clone(), 1)?;
-                return Ok(found.start);
+        loop {
+            let Meta { refcounts, metadata, fresh, .. } = &mut *meta;
+            match refcounts.find_free(from..*fresh, count, metadata)? {
+                Some(found) if found.end - found.start == count => {
+                    refcounts.set(found.clone(), 1)?;
+                    return Ok(found.start);
+                }
+                Some(found) => from = found.end,
+                None => match self.fill_gap(writer, meta)? {
+                    Some(first) => from = first,
+                    None => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+                },
             }
-            from = found.end;
         }
-        Err(io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
+    /// Makes a block for the first clusters that none counts, which are free then. Returns the first.
+    fn fill_gap(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Option<u64>> {
+        let gap = meta.refcounts.first_without_block().filter(|&gap| gap < meta.fresh);
+        let Some(gap) = gap.filter(|_| meta.uses_gaps) else { return Ok(None) };
+        let end = (gap + self.geometry().block_entries()).min(meta.fresh);
+        if let Some(taken) = (gap..end).find(|&cluster| meta.metadata.contains(cluster)) {
+            let text = format!("cluster {taken} holds metadata and has no refcount");
+            return Err(contradiction(text));
+        }
+        self.make_countable(writer, meta, gap)?;
+        Ok(Some(gap))
     }
 
     /// Counts free clusters as used, and zeroes those that may not be zero.
@@ -306,7 +339,9 @@ impl Image {
             Err(_) if !picked.ranges.is_empty() => {}
             all => all?,
         }
-        let most = MAX_RESERVE_LEN_BYTES >> self.geometry().cluster_bits;
+        // A device may write the zeroes of it one by one, while others wait for the map.
+        let most_len = MAX_RESERVE_LEN_BYTES >> if self.store.can_grow() { 0 } else { 4 };
+        let most = most_len >> self.geometry().cluster_bits;
         meta.low = want / 2;
         meta.reserve = (want * factor).min(most.clamp(1, MAX_RESERVE_CLUSTERS)).max(want);
         Ok(picked)
@@ -345,10 +380,11 @@ impl Image {
             let Meta { refcounts, metadata, hint, fresh, .. } = &mut *meta;
             let found = refcounts.find_free(*hint..*fresh, max, metadata)?;
             *hint = found.as_ref().map_or(*fresh, |found| found.end);
-            let uncounted = refcounts.first_without_block().filter(|first| first < fresh);
-            let Some(uncounted) = uncounted.filter(|_| found.is_none()) else { return Ok(found) };
-            self.make_countable(writer, meta, uncounted)?;
-            meta.hint = uncounted;
+            if found.is_some() {
+                return Ok(found);
+            }
+            let Some(first) = self.fill_gap(writer, meta)? else { return Ok(None) };
+            meta.hint = first;
         }
     }
 
