@@ -362,9 +362,14 @@ enum Recovery {
     Fail,
 }
 
+/// Says nothing of the storage: the operation is tried again.
+pub(crate) fn is_passing(errno: i32) -> bool {
+    matches!(errno, libc::EINTR | libc::EAGAIN)
+}
+
 /// What to do about an errno.
 fn recover(job: &mut Job, errno: i32) -> Recovery {
-    if matches!(errno, libc::EINTR | libc::EAGAIN) && job.retries < MAX_RETRIES {
+    if is_passing(errno) && job.retries < MAX_RETRIES {
         job.retries += 1;
         return Recovery::Retry;
     }

@@ -289,12 +289,7 @@ fn an_image_on_a_device_has_all_of_its_room() {
         let (begin, device) = (bytes.len(), (4 << 20) + 100);
         bytes.write(&vec![0xee; (device - begin) as usize], begin);
         let store = Arc::new(Recorder::new(bytes));
-        store.be_device();
-        let open = || {
-            let options = Options::new("sample", true);
-            Image::open(store.clone() as Arc<dyn Store>, None, &options, &mut |_| {})
-        };
-        let chain = Chain::new(open().unwrap().0, Vec::new());
+        let chain = sample::open_device(store.clone());
         let step = 64u64 << 10;
         let is_written = |n: &u64| write(&chain, n * step, &vec![7; step as usize - 512]).is_ok();
         let written = (0..128).take_while(is_written).count() as u64;
@@ -302,7 +297,7 @@ fn an_image_on_a_device_has_all_of_its_room() {
         let error = write(&chain, written * step, &vec![7; step as usize]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{options}: {error}");
         chain.top().close().unwrap();
-        let chain = Chain::new(open().unwrap().0, Vec::new());
+        let chain = sample::open_device(store.clone());
         for n in 0..written {
             let found = read(&chain, n * step, step as usize).unwrap();
             let (data, rest) = found.split_at(step as usize - 512);
@@ -325,10 +320,7 @@ fn an_image_on_a_device_grows() {
     let mut bytes = sample::image(dir.path(), "cluster_size=512", "1M", &["write -P 5 0 64k"]);
     bytes.set_len(1 << 20);
     let store = Arc::new(Recorder::new(bytes));
-    store.be_device();
-    let options = Options::new("sample", true);
-    let opened = Image::open(store.clone() as Arc<dyn Store>, None, &options, &mut |_| {});
-    let chain = Chain::new(opened.unwrap().0, Vec::new());
+    let chain = sample::open_device(store.clone());
     chain.grow(&mut chain.view(Arc::new(|| {})), 400 << 20).unwrap();
     write(&chain, 399 << 20, &[6; 512]).unwrap();
     chain.top().close().unwrap();

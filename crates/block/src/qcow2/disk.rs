@@ -27,6 +27,7 @@ use super::files::Files;
 use super::pieces::{MAX_SPARE, Pieces, cut};
 use super::pool::{Job, Pool, Results};
 use crate::bytes::zero_all;
+use crate::flight::is_passing;
 
 /// Where an operation stands.
 #[derive(Clone, Copy)]
@@ -423,7 +424,7 @@ impl Qcow2Disk {
             State::Data(_) => self.abandon(at, false),
             State::Entries(_) => self.abandon(at, true),
             // Tried again by whoever asked: nothing is lost yet.
-            State::Flush(..) if matches!(errno, libc::EINTR | libc::EAGAIN) => {}
+            State::Flush(..) if is_passing(errno) => {}
             State::Flush(..) => self.pool.chain().flush_failed(),
             _ => {}
         }

@@ -3,7 +3,8 @@
 //! The header of an image is guest-made data as soon as a guest had the image as a raw disk, and
 //! user-made data when users upload images. So (F1): formats are never probed, not of the image and
 //! not of backing files; a backing file must lie in the configured directory, wherever links to it
-//! are, and is opened there without following any; a data file is the one that the config names, whatever the image says.
+//! are, and is opened there without following any; a data file is the one that the config names,
+//! whatever the image says.
 
 use std::fs;
 use std::os::fd::OwnedFd;

@@ -7,11 +7,11 @@ use std::sync::{Arc, PoisonError};
 use super::clear::Clear;
 use super::read::Scratch;
 use super::{Chain, ChainView};
-use crate::error::{Error, contradiction};
+use crate::error::Error;
 use crate::format::entry::BAD;
 use crate::format::header::place;
 use crate::limits::{MAX_DISK_LEN_BYTES, MAX_L1_LEN_BYTES};
-use crate::map::image::{Image, L1};
+use crate::map::image::{Image, L1, points_nowhere};
 use crate::map::writer::{Meta, Writer};
 
 impl Chain {
@@ -98,8 +98,7 @@ impl Image {
             return Err(Error::header("the length of the L1 table", needed * 8, rule));
         }
         if let Some(n) = old.entries.iter().position(|e| e.load(Ordering::Acquire) & BAD != 0) {
-            let error = contradiction(format!("entry {n} of the L1 table points at no table"));
-            return Err(Error::io("making a larger L1 table")(error));
+            return Err(Error::io("making a larger L1 table")(points_nowhere(n as u64)));
         }
         let bits = self.geometry().cluster_bits;
         let io = Error::io;

@@ -356,7 +356,7 @@ impl Chain {
     pub(super) fn own_slice(&self, writer: &Writer, number: u64) -> io::Result<Pinned> {
         let image = &*self.top;
         loop {
-            let found = image.slices.get(number).filter(|s| s.is_own && s.is_counted());
+            let found = image.slices.get(number).filter(|slice| slice.is_ours());
             if let Some(slice) = found.and_then(Pinned::new) {
                 return Ok(slice);
             }

@@ -150,7 +150,7 @@ impl Image {
         let l1 = self.l1();
         let entry = l1.entries.get(index as usize).map_or(0, |e| e.load(Ordering::Acquire));
         if entry & BAD != 0 {
-            return Err(contradiction(format!("entry {index} of the L1 table points at no table")));
+            return Err(points_nowhere(index));
         }
         Ok(entry)
     }
@@ -190,6 +190,11 @@ impl Image {
         let meta = self.writer.as_ref().map_or(0, Writer::memory_len);
         l1 + slices + meta
     }
+}
+
+/// Of an entry of the L1 table that is [`BAD`].
+pub(crate) fn points_nowhere(index: u64) -> io::Error {
+    contradiction(format!("entry {index} of the L1 table points at no table"))
 }
 
 pub(crate) fn read_only() -> io::Error {

@@ -1,7 +1,10 @@
 //! Which clusters of the file hold metadata: nothing of the guest's is ever written there.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::ops::Range;
+
+use crate::error::contradiction;
 
 /// Clusters of metadata. Tables that were there at opening are a sorted list, 8 bytes each; those
 /// that came since are few.
@@ -66,6 +69,22 @@ impl Metadata {
         let is_old =
             self.sorted.binary_search(&cluster).is_ok() && !self.removed.contains(&cluster);
         is_old || self.added.contains(&cluster) || self.in_range(cluster)
+    }
+
+    /// The first of some clusters that holds metadata.
+    pub fn first_of(&self, mut clusters: Range<u64>) -> Option<u64> {
+        clusters.find(|&cluster| self.contains(cluster))
+    }
+
+    /// A contradiction where one of the clusters, which no block counts, holds metadata.
+    pub fn check_uncounted(&self, clusters: Range<u64>) -> io::Result<()> {
+        match self.first_of(clusters) {
+            Some(taken) => {
+                let text = format!("cluster {taken} holds metadata and has no refcount");
+                Err(contradiction(text))
+            }
+            None => Ok(()),
+        }
     }
 
     fn in_range(&self, cluster: u64) -> bool {

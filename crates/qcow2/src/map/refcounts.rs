@@ -229,11 +229,7 @@ impl Refcounts {
         let (index, _) = self.block_of(cluster);
         let (order, bits) = (self.geometry.refcount_order, self.geometry.cluster_bits);
         let place = index * self.geometry.block_entries();
-        if metadata.contains(place) {
-            return Err(contradiction(format!(
-                "cluster {place} holds metadata and has no refcount"
-            )));
-        }
+        metadata.check_uncounted(place..place + 1)?;
         let mut bytes = vec![0; 1 << bits].into_boxed_slice();
         refcount::set(&mut bytes, order, 0, 1);
         self.store.write_at(&bytes, place << bits)?;
@@ -278,10 +274,7 @@ impl Refcounts {
         if self.table.contains(&BAD) {
             return Err(contradiction("the refcount table is full, and damaged"));
         }
-        if let Some(taken) = (new.begin..end).find(|&cluster| metadata.contains(cluster)) {
-            let text = format!("cluster {taken} holds metadata and has no refcount");
-            return Err(contradiction(text));
-        }
+        metadata.check_uncounted(new.begin..end)?;
         let mut table = self.table.clone();
         table.resize((new.clusters << bits) as usize / 8, 0);
         for n in 0..new.blocks {

@@ -135,6 +135,12 @@ impl Slice {
         self.changed.fetch_add(1, Ordering::Release);
     }
 
+    /// Whether data may be written where the entries have it, as far as the table goes.
+    #[inline]
+    pub fn is_ours(&self) -> bool {
+        self.is_own && self.is_counted()
+    }
+
     /// Whether entries can be trusted for writing data where it is.
     #[inline]
     pub fn is_counted(&self) -> bool {

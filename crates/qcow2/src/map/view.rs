@@ -63,7 +63,7 @@ impl View {
         }
         let cluster = geometry.cluster_of(offset);
         let slice = self.slice(image, geometry.slice_of(cluster))?;
-        let is_ours = slice.is_own && slice.is_counted();
+        let is_ours = slice.is_ours();
         let (entry, _) = slice.get(geometry.index_in_slice(cluster));
         let is_data = entry & (COMPRESSED | BAD | ZERO) == 0 && entry::offset(entry) != 0;
         is_data.then_some((entry, is_ours))
@@ -138,7 +138,7 @@ pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -
     let subs_bits = geometry.cluster_bits - sub_bits;
     let first = offset >> sub_bits;
     let in_sub = offset & ((1 << sub_bits) - 1);
-    let is_ours = slice.is_own && slice.is_counted();
+    let is_ours = slice.is_ours();
     let at = |sub: u64| {
         let index = geometry.index_in_slice(sub >> subs_bits);
         let (entry, bitmap) = slice.get(index);

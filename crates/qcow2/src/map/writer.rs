@@ -91,8 +91,8 @@ pub struct Release {
 
 impl Meta {
     /// A contradiction where one of the clusters, which were the guest's, holds metadata.
-    pub fn check_no_table(&self, mut clusters: Range<u64>) -> io::Result<()> {
-        match clusters.find(|&cluster| self.metadata.contains(cluster)) {
+    pub fn check_no_table(&self, clusters: Range<u64>) -> io::Result<()> {
+        match self.metadata.first_of(clusters) {
             Some(taken) => Err(contradiction(format!("cluster {taken} is data, and has tables"))),
             None => Ok(()),
         }
@@ -288,19 +288,32 @@ impl Image {
     /// As [`Image::take_row`], where the file cannot grow.
     fn take_old_row(&self, writer: &Writer, meta: &mut Meta, count: u64) -> io::Result<u64> {
         let mut from = 0;
+        while let Some(found) = self.find_old(writer, meta, from, count)? {
+            if found.end - found.start == count {
+                meta.refcounts.set(found.clone(), 1)?;
+                return Ok(found.start);
+            }
+            from = found.end;
+        }
+        Err(io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
+    /// Free clusters from `from` on, where the file may have been written before. On a device, and in
+    /// what a kill left behind, there are such that no block counts yet.
+    fn find_old(
+        &self,
+        writer: &Writer,
+        meta: &mut Meta,
+        mut from: u64,
+        max: u64,
+    ) -> io::Result<Option<Range<u64>>> {
         loop {
             let Meta { refcounts, metadata, fresh, .. } = &mut *meta;
-            match refcounts.find_free(from..*fresh, count, metadata)? {
-                Some(found) if found.end - found.start == count => {
-                    refcounts.set(found.clone(), 1)?;
-                    return Ok(found.start);
-                }
-                Some(found) => from = found.end,
-                None => match self.fill_gap(writer, meta)? {
-                    Some(first) => from = first,
-                    None => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-                },
+            if let Some(found) = refcounts.find_free(from..*fresh, max, metadata)? {
+                return Ok(Some(found));
             }
+            let Some(first) = self.fill_gap(writer, meta)? else { return Ok(None) };
+            from = first;
         }
     }
 
@@ -309,10 +322,7 @@ impl Image {
         let gap = meta.refcounts.first_without_block().filter(|&gap| gap < meta.fresh);
         let Some(gap) = gap.filter(|_| meta.uses_gaps) else { return Ok(None) };
         let end = (gap + self.geometry().block_entries()).min(meta.fresh);
-        if let Some(taken) = (gap..end).find(|&cluster| meta.metadata.contains(cluster)) {
-            let text = format!("cluster {taken} holds metadata and has no refcount");
-            return Err(contradiction(text));
-        }
+        meta.metadata.check_uncounted(gap..end)?;
         self.make_countable(writer, meta, gap)?;
         Ok(Some(gap))
     }
@@ -368,24 +378,16 @@ impl Image {
         Ok(())
     }
 
-    /// Free clusters where the file may have been written before. On a device, and in what a kill left
-    /// behind, there are such that no block counts yet.
+    /// Free clusters where the file may have been written before, from the hint on.
     fn next_hole(
         &self,
         writer: &Writer,
         meta: &mut Meta,
         max: u64,
     ) -> io::Result<Option<Range<u64>>> {
-        loop {
-            let Meta { refcounts, metadata, hint, fresh, .. } = &mut *meta;
-            let found = refcounts.find_free(*hint..*fresh, max, metadata)?;
-            *hint = found.as_ref().map_or(*fresh, |found| found.end);
-            if found.is_some() {
-                return Ok(found);
-            }
-            let Some(first) = self.fill_gap(writer, meta)? else { return Ok(None) };
-            meta.hint = first;
-        }
+        let found = self.find_old(writer, meta, meta.hint, max)?;
+        meta.hint = found.as_ref().map_or(meta.fresh, |found| found.end);
+        Ok(found)
     }
 
     /// Free clusters where the file was never written.

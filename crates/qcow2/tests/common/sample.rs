@@ -72,7 +72,16 @@ pub fn open(bytes: Bytes) -> (Arc<Recorder>, Result<Chain, Error>) {
 /// As [`open`], over other layers.
 pub fn open_over(bytes: Bytes, below: Vec<Layer>) -> (Arc<Recorder>, Result<Chain, Error>) {
     let store = Arc::new(Recorder::new(bytes));
-    let options = Options::new("sample", true);
-    let opened = Image::open(store.clone() as Arc<dyn Store>, None, &options, &mut |_| {});
-    (store, opened.map(|(image, _)| Chain::new(image, below)))
+    let opened = open_image(store.clone());
+    (store, opened.map(|image| Chain::new(image, below)))
+}
+
+/// Opens it as a device of its length.
+pub fn open_device(store: Arc<Recorder>) -> Chain {
+    store.be_device();
+    Chain::new(open_image(store).unwrap(), Vec::new())
+}
+
+fn open_image(store: Arc<dyn Store>) -> Result<Image, Error> {
+    Image::open(store, None, &Options::new("sample", true), &mut |_| {}).map(|(image, _)| image)
 }
