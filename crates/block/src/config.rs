@@ -9,6 +9,7 @@ use crate::error::BlockError;
 use crate::limits::{
     MAX_BLOCK_LEN_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_LEN_BYTES, SEG_MAX, SERIAL_LEN_BYTES,
 };
+use crate::qcow2::CheckProgress;
 use crate::slab::Work;
 
 /// Feature bits of virtio-blk (virtio 1.2, 5.2.3) and of rings (6).
@@ -162,6 +163,8 @@ pub struct BlockPortConfig {
     pub packed: bool,
     /// Offer the event index.
     pub event_idx: bool,
+    /// Is told how far the check of an image is that was not closed (qcow2).
+    pub check_progress: CheckProgress,
     /// Interposition, first to last on the way from the VM. With any, data passes through buffers
     /// of ours, and all queues run on one sidecore.
     pub stages: Vec<Box<dyn BlockStage>>,
@@ -185,6 +188,7 @@ impl BlockPortConfig {
             on_error: OnError::default(),
             packed: true,
             event_idx: true,
+            check_progress: CheckProgress::default(),
             stages: Vec::new(),
         }
     }

@@ -120,6 +120,7 @@ impl BlockPort {
                     cache_len_bytes: *cache_len_bytes,
                     direct: *direct,
                     read_only: config.read_only,
+                    progress: config.check_progress.clone(),
                 };
                 Arc::new(Qcow2Backend::open(path, &options)?)
             }

@@ -150,6 +150,7 @@ pub use gate::Gate;
 pub use left::left_in_disks;
 pub use metrics::{BlockStats, QueueSnapshot};
 pub use placed::{Placed, Placeholders, Way};
+pub use qcow2::CheckProgress;
 pub use request::Refusal;
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use base::clock::{Clock, MonotonicClock};
+use block::CheckProgress;
 use clap::{Args, Parser, ValueEnum};
 use control::config::{
     BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, OnError, SocketMode, UplinkConfig,
@@ -18,7 +19,7 @@ use sidecore::{Sidecore, SidecoreConfig, VmId};
 use vhost_user::{Endpoint, NullKeeper, PortConfig, PortServer};
 use vsock::{Domain, DomainConfig, VsockPortConfig};
 
-use crate::host::engine::{self, Engine};
+use crate::host::engine::{self, Engine, Opening};
 use crate::host::switches;
 use crate::process::EndSignals;
 use crate::{exit, process};
@@ -171,17 +172,13 @@ pub fn run_blk(args: &Blk) -> u8 {
         endpoint: no_endpoint(),
     };
     run("blk", &args.convention, |core, clock| {
-        Ok((
-            engine::disk(
-                "blk",
-                VmId::NONE,
-                &config,
-                std::slice::from_ref(core),
-                clock,
-                &NullKeeper,
-            )?,
-            Keep::Nothing,
-        ))
+        let opening = Opening {
+            cores: std::slice::from_ref(core),
+            clock,
+            keeper: &NullKeeper,
+            progress: CheckProgress::default(),
+        };
+        Ok((engine::disk("blk", VmId::NONE, &config, opening)?, Keep::Nothing))
     })
 }
 

@@ -65,11 +65,7 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     if let Some(holder) = &holder {
         holder::forget_others(holder, &host.names());
     }
-    let (ports, failed) = host.counts();
-    let summary = match failed {
-        0 => format!("{ports} ports"),
-        _ => format!("{ports} ports, {failed} of them could not be started"),
-    };
+    let summary = summary(host.counts());
     tracing::info!("ready: {summary}");
     notifier.ready(&summary);
     let watched = Arc::clone(&host);
@@ -97,6 +93,17 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+fn summary((ports, failed, checked): (usize, usize, usize)) -> String {
+    let mut text = format!("{ports} ports");
+    if failed > 0 {
+        text += &format!(", {failed} of them could not be started");
+    }
+    if checked > 0 {
+        text += &format!(", {checked} of them start when their images have been checked");
+    }
+    text
 }
 
 /// Tells systemd that the control thread lives, for as long as it does and no sidecore hangs. One

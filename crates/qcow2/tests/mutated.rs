@@ -191,14 +191,11 @@ fn by_qemu(dir: &Path, cluster: u64) -> Result<ByQemu, String> {
         let commands = part.iter().flat_map(|read| ["-c", read]);
         let args: Vec<&str> = ["-r", "-f", "qcow2"].into_iter().chain(commands).collect();
         let (_, text) = run("qemu-io", &[&args[..], &[image]].concat());
-        let lines = text.lines().filter(|l| l.starts_with("read"));
-        // Messages on standard error come behind the others, so each has its own answer.
-        assert!(lines.count() <= part.len(), "{text}");
-        for (m, read) in part.iter().enumerate().filter(|_| text.contains("failed")) {
-            if !run("qemu-io", &["-r", "-f", "qcow2", "-c", read, image]).0 {
-                failed.push((n * 256 + m) as u64);
-            }
-        }
+        // On standard output each read has a line, `read N/N bytes` or `read failed`, in their order.
+        let results: Vec<&str> = text.lines().filter(|line| line.starts_with("read ")).collect();
+        assert_eq!(results.len(), part.len(), "{text}");
+        let bad = results.iter().enumerate().filter(|(_, line)| line.starts_with("read failed"));
+        failed.extend(bad.map(|(m, _)| (n * 256 + m) as u64));
     }
     Ok(ByQemu { raw, failed })
 }

@@ -11,6 +11,7 @@ mod pool;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use base::io::Disk;
@@ -40,6 +41,29 @@ pub struct Qcow2Options<'a> {
     pub direct: bool,
     /// Refuse whatever would change the image.
     pub read_only: bool,
+    /// Is told how far the check of an image is.
+    pub progress: CheckProgress,
+}
+
+/// How far the check of an image is that was not closed, for whoever waits for it.
+#[derive(Debug, Clone, Default)]
+pub struct CheckProgress(Arc<AtomicU32>);
+
+impl CheckProgress {
+    /// Percent of its tables that were counted; 100 while what was found is mended, too.
+    pub fn percent(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, share: f64) {
+        self.0.store((share * 100.0) as u32, Ordering::Relaxed);
+    }
+}
+
+/// Whether the image's header says that it is checked when it is opened for writing. Only a hint: nothing is
+/// locked, and one that cannot be read gets its error when it is opened.
+pub fn needs_check(path: &Path) -> bool {
+    open::needs_check(path).unwrap_or(false)
 }
 
 /// See the module's text.

@@ -62,9 +62,10 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, Blo
     let begin = Instant::now();
     let mut told = begin;
     let mut progress = |share: f64| {
+        options.progress.set(share);
         if told.elapsed() > REPORT {
             told = Instant::now();
-            let percent = (share * 100.0) as u32;
+            let percent = options.progress.percent();
             tracing::info!(image = %path.display(), percent, "checking an image that was not closed");
         }
     };
@@ -76,6 +77,15 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, Blo
         .map_err(|e| refused(path, e.to_string()))?;
     tell(path, &opened, begin.elapsed());
     Ok(Parts { chain: Chain::new(top, below), opened, layout, images: opening.images, demands })
+}
+
+/// See [`super::needs_check`].
+pub(super) fn needs_check(path: &Path) -> Option<bool> {
+    // A pipe's end without the other would keep us here.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let store = FileStore::new(fd.into()).ok()?;
+    Some(qcow2::read_header(&store).ok()?.needs_check())
 }
 
 fn tell(path: &Path, opened: &Opened, took: Duration) {

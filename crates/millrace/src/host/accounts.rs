@@ -97,7 +97,7 @@ impl Host {
 
     /// Closes the account of a VM that has no port left.
     pub(super) fn release_account(&self, vm: &str) {
-        if self.list().iter().any(|p| p.vm == vm && p.live.is_ok()) {
+        if self.list().iter().any(|p| p.vm == vm && (p.live.is_ok() || p.check.is_some())) {
             return;
         }
         let Some(account) = self.accounts.find(vm) else { return };

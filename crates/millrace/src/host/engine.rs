@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::clock::Clock;
 use base::counter::QueueStats;
 use block::memory::MemoryBackend;
-use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig};
+use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig, CheckProgress};
 use control::config::{BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig, OnError};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
@@ -73,16 +73,26 @@ pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow:
     Ok(Engine::Net(port, switch.clone()))
 }
 
-/// A disk whose first queue runs on the first of `cores`. The memory of a memory disk is `keeper`'s,
-/// too.
+/// What a disk is opened with.
+pub struct Opening<'a> {
+    /// Its first queue runs on the first of them.
+    pub cores: &'a [Sidecore],
+    /// The daemon's.
+    pub clock: &'a Arc<dyn Clock>,
+    /// Has the memory of a memory disk, too.
+    pub keeper: &'a dyn Keeper,
+    /// Is told how far the check of its image is.
+    pub progress: CheckProgress,
+}
+
+/// A disk.
 pub fn disk(
     name: &str,
     vm: VmId,
     config: &DiskConfig,
-    cores: &[Sidecore],
-    clock: &Arc<dyn Clock>,
-    keeper: &dyn Keeper,
+    opening: Opening<'_>,
 ) -> anyhow::Result<Engine> {
+    let Opening { cores, clock, keeper, progress } = opening;
     let backend = match config.format.clone() {
         DiskFormat::Raw { path, direct, registered_memory_bytes } => {
             BackendConfig::Raw { path, direct, registered_memory_bytes }
@@ -108,6 +118,7 @@ pub fn disk(
             OnError::Enospc => block::OnError::Enospc,
         },
         packed: config.packed,
+        check_progress: progress.clone(),
         ..BlockPortConfig::new(name, backend.clone())
     };
     if let BackendConfig::Memory { len_bytes } = backend {

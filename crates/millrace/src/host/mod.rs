@@ -2,6 +2,7 @@
 
 mod accounts;
 mod channels;
+mod checks;
 mod cores;
 mod domains;
 pub mod engine;
@@ -25,9 +26,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
-use control::config::{Config, DiskFormat, PortConfig};
+use block::CheckProgress;
+use control::config::{Config, DiskConfig, DiskFormat, PortConfig};
 use control::plane::PlaneError;
-use sidecore::{Accounts, Placer, Sidecore, Watchdog};
+use sidecore::{Accounts, Placer, Sidecore, VmId, Watchdog};
 use tokio::sync::Notify;
 use vhost_user::Keeper;
 use vsock::{Domain, VsockPortConfig};
@@ -131,12 +133,16 @@ impl Host {
             stop: Notify::new(),
             forget: AtomicBool::new(false),
         };
-        host.start_ports();
+        let host = Arc::new(host);
+        let to_check = host.start_ports();
         host.modules.begin();
-        Ok(Arc::new(host))
+        host.begin_checks(to_check);
+        Ok(host)
     }
 
-    fn start_ports(&self) {
+    /// Starts all ports but those whose image must be checked, which it returns.
+    fn start_ports(&self) -> Vec<Arc<Port>> {
+        let mut to_check = Vec::new();
         let mut change = self.lock();
         let Change { config, kept, .. } = &mut *change;
         kept.restore(config);
@@ -147,24 +153,34 @@ impl Host {
             .flat_map(|vm| vm.ports().map(|p| (vm.name.clone(), p)))
             .collect();
         for (vm, config) in all {
+            if let Some(progress) = checks::needed(&config) {
+                to_check.push(self.ports.push(Port::checking(&vm, config, progress)));
+                continue;
+            }
             let live = self.start_port(&mut change, &vm, &config).map_err(|e| {
                 let name = full_name(&vm, config.name());
                 let why = describe(&e);
                 tracing::error!(port = %name, "not started: {why}");
                 why
             });
-            self.add(Port { vm, config, live });
+            self.add(Port::new(&vm, config, live));
         }
+        to_check
     }
 
     /// Shows a port, from now on.
     fn add(&self, port: Port) -> Arc<Port> {
         let port = self.ports.push(port);
+        self.announce(&port);
+        port
+    }
+
+    /// Tells whoever watches a VM's ports of one that was started.
+    fn announce(&self, port: &Port) {
         if let Ok(live) = &port.live {
             self.channels.watch(&port.vm, live);
         }
         self.channels.ports_changed(&port.vm);
-        port
     }
 
     fn lock(&self) -> MutexGuard<'_, Change> {
@@ -215,6 +231,18 @@ impl Host {
         let name = full_name(vm, config.name());
         let engine = guarded(|| self.engine(change, vm, &name, config))
             .inspect_err(|_| self.release_account(vm))?;
+        self.serve_engine(change, vm, config, engine)
+    }
+
+    /// Serves a device that was made. On error it is dropped, and nothing is left behind.
+    fn serve_engine(
+        &self,
+        change: &mut Change,
+        vm: &str,
+        config: &PortConfig,
+        engine: Engine,
+    ) -> anyhow::Result<Live> {
+        let name = full_name(vm, config.name());
         let mode = change.config.daemon.socket_mode;
         let serve = || Live::serve(&name, engine.clone(), config.endpoint(), mode, &self.keeper);
         let live = guarded(serve);
@@ -243,10 +271,7 @@ impl Host {
                 }
                 Ok(engine)
             }
-            PortConfig::Disk(disk) => {
-                let (cores, keeper) = (self.cores_in_turn(), &*self.keeper);
-                engine::disk(name, account, disk, &cores, &self.clock, keeper)
-            }
+            PortConfig::Disk(disk) => self.open_disk(name, account, disk, CheckProgress::default()),
             PortConfig::Vsock(vsock) => {
                 let key = Key::of(&change.config, vm);
                 let mut services = self.pipes.services(&change.config, vm, &self.ports)?;
@@ -261,6 +286,22 @@ impl Host {
                 Ok(Engine::Vsock(change.domains.add_port(key, port, make)?))
             }
         }
+    }
+
+    fn open_disk(
+        &self,
+        name: &str,
+        account: VmId,
+        config: &DiskConfig,
+        progress: CheckProgress,
+    ) -> anyhow::Result<Engine> {
+        let opening = engine::Opening {
+            cores: &self.cores_in_turn(),
+            clock: &self.clock,
+            keeper: &*self.keeper,
+            progress,
+        };
+        engine::disk(name, account, config, opening)
     }
 
     /// Takes a device off its switch or domain; a domain goes with its last port.
@@ -278,10 +319,12 @@ impl Host {
         }
     }
 
-    /// How many ports there are, and how many of them could not be started.
-    pub fn counts(&self) -> (usize, usize) {
+    /// How many ports there are, how many of them could not be started, and of how many the image is still
+    /// being checked.
+    pub fn counts(&self) -> (usize, usize, usize) {
         let ports = self.list();
-        (ports.len(), ports.iter().filter(|p| p.live.is_err()).count())
+        let checked = ports.iter().filter(|p| p.check.is_some()).count();
+        (ports.len(), ports.iter().filter(|p| p.live.is_err()).count() - checked, checked)
     }
 
     /// Whether a sidecore hangs, and its VMs with it.
@@ -328,6 +371,7 @@ impl Host {
         self.pipes.stop();
         // In front of the ports: what modules say at the end still gets to the guests.
         self.modules.stop();
+        self.ports.remove_unchecked();
         let ports = self.list();
         for port in &ports {
             if let Ok(Live { engine: Engine::Disk(disk), .. }) = &port.live {

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::engine::Engine;
 use super::port::{Live, Port, full_name};
-use super::{Change, Host, accounts, status};
+use super::{Change, Host, accounts, checks, status};
 use crate::process::describe;
 
 fn refused(e: &anyhow::Error) -> PlaneError {
@@ -168,6 +168,13 @@ impl Plane for Host {
         // A failed attach leaves the config as it was, VMs without ports included.
         let before = change.config.clone();
         let config = change.config.attach(vm, body)?;
+        if let Some(progress) = checks::needed(&config) {
+            let port = self.ports.push(Port::checking(vm, config, progress));
+            drop(change);
+            let port = self.attach_checked(&port)?;
+            tracing::info!(port = %full_name(vm, port.config.name()), "attached");
+            return Ok(status::port(&port));
+        }
         let live = match self.start_port(&mut change, vm, &config) {
             Ok(live) => live,
             Err(e) => {
@@ -178,7 +185,7 @@ impl Plane for Host {
         let Change { config: all, kept, .. } = &mut *change;
         kept.attached(all, vm, &config);
         tracing::info!(port = %full_name(vm, config.name()), "attached");
-        let port = self.add(Port { vm: vm.into(), config, live: Ok(live) });
+        let port = self.add(Port::new(vm, config, Ok(live)));
         self.pipes.ports_changed(vm);
         Ok(status::port(&port))
     }
@@ -187,6 +194,9 @@ impl Plane for Host {
         let found = {
             let _change = self.lock();
             let found = self.find("port", vm, port)?;
+            if let (Some(_), Err(why)) = (&found.check, &found.live) {
+                return Err(PlaneError::Conflict(format!("{why}: detach it when that is over")));
+            }
             // Nobody else finds it from here on; its name is taken until the end.
             self.ports.remove(&found);
             self.pipes.ports_changed(vm);

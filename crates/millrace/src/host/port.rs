@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use base::counter::QueueStats;
+use block::CheckProgress;
 use control::config::{EndpointConfig, PortConfig, SocketMode};
 use vhost_user::{Endpoint, Keeper, PortServer, PortStatus, SharedRegion};
 
@@ -18,7 +19,7 @@ pub struct Live {
     server: Mutex<Option<PortServer>>,
 }
 
-/// A port: running, or with the reason why it could not be started.
+/// A port: running, with the reason why it could not be started, or not yet started.
 pub struct Port {
     /// Its VM.
     pub vm: String,
@@ -26,6 +27,21 @@ pub struct Port {
     pub config: PortConfig,
     /// What runs, or why nothing does.
     pub live: Result<Live, String>,
+    /// How far the check of its image is; none once that is over, or if there is none.
+    pub check: Option<CheckProgress>,
+}
+
+impl Port {
+    /// One that was started, or was not.
+    pub fn new(vm: &str, config: PortConfig, live: Result<Live, String>) -> Self {
+        Self { vm: vm.into(), config, live, check: None }
+    }
+
+    /// One that starts when its image has been checked.
+    pub fn checking(vm: &str, config: PortConfig, check: CheckProgress) -> Self {
+        let why = "its image was not closed and is being checked".into();
+        Self { vm: vm.into(), config, live: Err(why), check: Some(check) }
+    }
 }
 
 /// The daemon's ports, in the order in which they came. Listings do not wait for changes.
@@ -51,6 +67,27 @@ impl Ports {
         let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
         ports.push(Arc::clone(&port));
         port
+    }
+
+    /// Whether it is there.
+    pub fn has(&self, port: &Arc<Port>) -> bool {
+        self.list().iter().any(|other| Arc::ptr_eq(other, port))
+    }
+
+    /// One in the place of another, if that is there.
+    pub fn replace(&self, old: &Arc<Port>, new: Port) -> Arc<Port> {
+        let new = Arc::new(new);
+        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = ports.iter_mut().find(|other| Arc::ptr_eq(other, old)) {
+            *place = Arc::clone(&new);
+        }
+        new
+    }
+
+    /// Forgets those whose image is being checked: they are not started any more.
+    pub fn remove_unchecked(&self) {
+        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        ports.retain(|port| port.check.is_none());
     }
 
     /// One less.

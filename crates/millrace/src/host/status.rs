@@ -98,9 +98,10 @@ pub fn port(port: &Port) -> PortStatus {
     let endpoint = port.config.endpoint();
     let live = port.live.as_ref().ok();
     let session = live.and_then(Live::status).unwrap_or_default();
-    let reason = match &port.live {
-        Err(why) => Some(format!("not started: {why}")),
-        Ok(live) => session.broken.clone().or_else(|| storage_trouble(&live.engine)),
+    let reason = match (&port.live, &port.check) {
+        (Err(why), Some(check)) => Some(format!("{why}: {} %", check.percent())),
+        (Err(why), None) => Some(format!("not started: {why}")),
+        (Ok(live), _) => session.broken.clone().or_else(|| storage_trouble(&live.engine)),
     };
     let sum = |get: fn(&base::counter::QueueStats) -> u64| -> u64 {
         live.map_or(0, |l| l.stats.iter().map(|s| get(s)).sum())
@@ -113,7 +114,11 @@ pub fn port(port: &Port) -> PortStatus {
         socket: endpoint.socket.clone(),
         mode: endpoint.mode,
         connected: session.connected,
-        health: if reason.is_some() { Health::Broken } else { Health::Ok },
+        health: match (&reason, &port.check) {
+            (None, _) => Health::Ok,
+            (Some(_), None) => Health::Broken,
+            (Some(_), Some(_)) => Health::Starting,
+        },
         reason,
         last_error: session.last_error.clone(),
         held: session.held,

@@ -2,7 +2,7 @@
 
 #![allow(non_snake_case)]
 
-use control::plane::Plane;
+use control::plane::{Health, Plane};
 use serde_json::{Value, json};
 use vhost_user::NullKeeper;
 
@@ -61,7 +61,7 @@ fn a_port_that_does_not_start_leaves_the_others_running() {
         "[[vm]]\nname='v'\n[[vm.disk]]\nname='bad'\nformat='qcow2'\npath='/dev/null'\n\
          [[vm.disk]]\nname='good'\nformat='null'\nsize='1MiB'\n",
     );
-    assert_eq!(house.host.counts(), (2, 1));
+    assert_eq!(house.host.counts(), (2, 1, 0));
     let ports = house.host.ports();
     assert!(ports[0].reason.as_ref().unwrap().starts_with("not started"), "{:?}", ports[0].reason);
     assert_eq!(ports[1].reason, None);
@@ -93,7 +93,7 @@ fn a_vm_without_trust_domain_has_a_vsock_domain_of_its_own() {
          [[vm]]\nname='c'\ntrust_domain='a'\nvsock={cid=5,path='DIR/c'}\n\
          [[vm]]\nname='d'\ntrust_domain='a'\nvsock={cid=6,path='DIR/d'}\n",
     );
-    assert_eq!(house.host.counts(), (4, 0));
+    assert_eq!(house.host.counts(), (4, 0, 0));
     assert_eq!(house.domains(), 3);
     house.host.attach("e", &house.vsock("e", 7)).unwrap();
     assert_eq!(house.domains(), 4);
@@ -101,4 +101,83 @@ fn a_vm_without_trust_domain_has_a_vsock_domain_of_its_own() {
         house.host.detach(vm, "vsock").unwrap();
         assert_eq!(house.domains(), left, "after {vm}");
     }
+}
+
+/// An image that was not closed.
+fn unclean_image(dir: &std::path::Path) -> PathBuf {
+    let path = dir.join("unclean.qcow2");
+    let args = ["create", "-q", "-f", "qcow2", path.to_str().unwrap(), "1M"];
+    assert!(std::process::Command::new("qemu-img").args(args).status().unwrap().success());
+    let mut bytes = std::fs::read(&path).unwrap();
+    // The dirty bit, at the end of the incompatible features.
+    bytes[79] |= 1;
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn a_port_is_shown_while_its_image_is_checked() {
+    let house = House::new("[[vm]]\nname='v'\n[[vm.disk]]\nname='a'\nformat='null'\nsize='1MiB'\n");
+    let path = unclean_image(house.dir.path());
+    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
+    let config = house.host.lock().config.attach("v", &body).unwrap();
+    let progress = checks::needed(&config).expect("it was not closed");
+    let port = house.host.ports.push(Port::checking("v", config, progress));
+    assert_eq!(house.host.counts(), (2, 0, 1));
+    let shown = house.host.ports().pop().unwrap();
+    assert_eq!(shown.health, Health::Starting);
+    assert_eq!(shown.reason.unwrap(), "its image was not closed and is being checked: 0 %");
+    for refused in [house.host.detach("v", "d").err(), house.host.resume("v", "d").err()] {
+        assert!(matches!(refused, Some(PlaneError::Conflict(_))), "{refused:?}");
+    }
+    // The other's account is not closed with it.
+    house.host.detach("v", "a").unwrap();
+    house.host.begin_checks(vec![port]);
+    while house.host.counts().2 > 0 {
+        std::thread::yield_now();
+    }
+    let shown = house.host.ports().pop().unwrap();
+    assert_eq!((shown.health, shown.reason), (Health::Ok, None));
+    let image = shown.disk.unwrap().image.unwrap();
+    assert!(image.was_checked && !image.is_damaged);
+    house.host.detach("v", "d").unwrap();
+    assert_eq!(house.host.counts(), (0, 0, 0));
+}
+
+#[test]
+fn an_image_is_checked_as_it_is_attached() {
+    let house = House::new("[[vm]]\nname='empty'\n");
+    let before = house.config();
+    let path = unclean_image(house.dir.path());
+    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
+    // A refcount table that is nowhere cannot be mended.
+    let good = std::fs::read(&path).unwrap();
+    let mut bad = good.clone();
+    bad[48..56].fill(0xff);
+    std::fs::write(&path, bad).unwrap();
+    for vm in ["empty", "new"] {
+        let refused = house.host.attach(vm, &body);
+        assert!(matches!(refused, Err(PlaneError::Refused(_))), "{refused:?}");
+        assert_eq!((house.config(), house.host.counts()), (before.clone(), (0, 0, 0)));
+    }
+    std::fs::write(&path, good).unwrap();
+    let port = house.host.attach("new", &body).unwrap();
+    assert_eq!(port.health, Health::Ok);
+    assert!(port.disk.unwrap().image.unwrap().was_checked);
+    house.host.detach("new", "d").unwrap();
+    assert_eq!(house.config(), before);
+    // It was closed.
+    assert!(!block::qcow2::needs_check(&path));
+}
+
+#[test]
+fn no_port_starts_after_the_stop() {
+    let house = House::new("[[vm]]\nname='v'\n");
+    let path = unclean_image(house.dir.path());
+    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
+    let config = house.host.lock().config.attach("v", &body).unwrap();
+    let port = house.host.ports.push(Port::checking("v", config, CheckProgress::default()));
+    house.host.stop();
+    assert!(house.host.attach_checked(&port).is_err());
+    assert_eq!(house.host.counts(), (0, 0, 0));
 }

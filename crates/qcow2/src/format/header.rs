@@ -109,6 +109,11 @@ impl Header {
     /// the first cluster.
     pub const MAX_LEN_BYTES: usize = 1 << *CLUSTER_BITS.end();
 
+    /// Whether counts may be wrong: it is checked before it is written. Version 2 cannot say so.
+    pub fn needs_check(&self) -> bool {
+        self.incompatible & feature::DIRTY != 0 || self.geometry.version < 3
+    }
+
     /// Checks the first cluster of an image; `bytes` may be more or, in a short file, less.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         if u32_at(bytes, 0) != Some(MAGIC) {

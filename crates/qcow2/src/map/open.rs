@@ -223,7 +223,7 @@ impl Image {
         }
         let mut tables = Tables::read(&*store, &header)?;
         let mut opened = Opened::default();
-        if options.writable && is_unclean(&header) {
+        if options.writable && header.needs_check() {
             opened.outcome = check::mend(&store, &header, &tables, progress)?;
             // Version 2 cannot say that it was closed.
             let is_dirty = header.incompatible & feature::DIRTY != 0;
@@ -277,11 +277,6 @@ impl Image {
     }
 }
 
-/// Whether counts may be wrong: it is checked before it is written. Version 2 cannot say so.
-fn is_unclean(header: &Header) -> bool {
-    header.incompatible & feature::DIRTY != 0 || header.geometry.version < 3
-}
-
 fn text_of_data_file(header: &Header) -> String {
     let name = header.data_file_name.as_deref().unwrap_or("");
     format!(
@@ -300,7 +295,7 @@ fn start_writing(
     name: &str,
 ) -> Result<Writer, Error> {
     let geometry = header.geometry;
-    let was_checked = is_unclean(header);
+    let was_checked = header.needs_check();
     let clusters = tables.file_clusters(header);
     let mut metadata = Metadata::default();
     let mut is_right = tables.add_ranges(header, &mut metadata);
