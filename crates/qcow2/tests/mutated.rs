@@ -41,6 +41,7 @@ const WE_REFUSE: &[(&str, &str)] = &[
     ("all snapshots' L1 tables", "QEMU reads them when they are used"),
     ("bitmap", "QEMU does not load bitmaps for reading"),
     ("the size of the disk", "more than 2^56 bytes"),
+    ("a data file is configured, and the image has none", "QEMU is told of none"),
 ];
 
 /// A request fails with us, and not with QEMU.

@@ -36,8 +36,9 @@ fn unpack(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
                 Err(e) => return Err(unreadable(format!("a zstd cluster cannot be read: {e}"))),
             }
         }
-        if at == before {
-            return Err(unreadable(format!("a zstd cluster gives {at} bytes")));
+        // As QEMU: the last frame ends with the cluster.
+        if at == before || at == out.len() && !matches!(frame.read(&mut [0]), Ok(0)) {
+            return Err(unreadable(format!("a zstd cluster gives {at} bytes, or more than those")));
         }
     }
     Ok(())
@@ -111,6 +112,15 @@ mod tests {
         let short = miniz_oxide::deflate::compress_to_vec(&cluster()[..LEN - 1], 6);
         assert_eq!(expanded(Compression::Zlib, &short), None);
         assert_eq!(expanded(Compression::Zstd, &frame(&cluster()[..LEN - 1])), None);
+    }
+
+    #[test]
+    fn a_zstd_frame_ends_with_its_cluster() {
+        let mut endless = frame(&cluster());
+        // The block is not the last any more, and none that could be follows.
+        endless[9] &= !1;
+        assert_eq!(expanded(Compression::Zstd, &endless), None);
+        assert_eq!(expanded(Compression::Zstd, &frame(&[cluster(), cluster()].concat())), None);
     }
 
     /// As zlib has it: a stream whose end mark is missing has given all that was asked for.
