@@ -348,7 +348,7 @@ pub enum Health {
     /// The guest or the VMM broke a rule: it works again after a reset of the device. Or its storage
     /// failed: see [`DiskStatus::io_status`].
     Broken,
-    /// Not yet: its image was not closed, and is being checked.
+    /// Not yet: its image is being checked.
     Starting,
 }
 

@@ -65,9 +65,7 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     if let Some(holder) = &holder {
         holder::forget_others(holder, &host.names());
     }
-    let summary = summary(host.counts());
-    tracing::info!("ready: {summary}");
-    notifier.ready(&summary);
+    tell_ready(&host, &notifier);
     let watched = Arc::clone(&host);
     let watchdog = notifier
         .watchdog_interval()
@@ -95,15 +93,28 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn summary((ports, failed, checked): (usize, usize, usize)) -> String {
-    let mut text = format!("{ports} ports");
-    if failed > 0 {
-        text += &format!(", {failed} of them could not be started");
+/// Tells the manager that all ports are there, as soon as the last image has been checked: VMs that it
+/// starts after us find their disks.
+fn tell_ready(host: &Arc<Host>, notifier: &Notifier) {
+    let (waiting, notifier) = (Arc::clone(host), notifier.clone());
+    let tell = move || {
+        if waiting.wait_for_checks() {
+            let (ports, failed, _) = waiting.counts();
+            let summary = match failed {
+                0 => format!("{ports} ports"),
+                _ => format!("{ports} ports, {failed} of them could not be started"),
+            };
+            tracing::info!("ready: {summary}");
+            notifier.ready(&summary);
+        }
+    };
+    match host.counts() {
+        (_, _, 0) => tell(),
+        (ports, _, checked) => {
+            tracing::info!("serving: {ports} ports, the images of {checked} are being checked");
+            tokio::task::spawn_blocking(tell);
+        }
     }
-    if checked > 0 {
-        text += &format!(", {checked} of them start when their images have been checked");
-    }
-    text
 }
 
 /// Tells systemd that the control thread lives, for as long as it does and no sidecore hangs. One

@@ -80,5 +80,9 @@ pub const MAX_EXTENSION_LEN_BYTES: u64 = 1 << 30;
 /// clusters.
 pub const MAX_CHECK_CLUSTERS: u64 = 1 << 30;
 
+/// Most clusters with 255 references and more that can be checked: 512 MiB of memory. Only images with so
+/// many snapshots have them, 1 TiB of each with the usual clusters.
+pub const MAX_CHECK_SHARED_CLUSTERS: usize = 1 << 24;
+
 /// Clusters freed by the guest that may wait for its next FLUSH, in bytes; with more we sync.
 pub const MAX_RELEASED_LEN_BYTES: u64 = 256 << 20;

@@ -82,7 +82,7 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, Blo
 /// See [`super::needs_check`].
 pub(super) fn needs_check(path: &Path) -> Option<bool> {
     // A pipe's end without the other would keep us here.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
     let store = FileStore::new(fd.into()).ok()?;
     Some(qcow2::read_header(&store).ok()?.needs_check())

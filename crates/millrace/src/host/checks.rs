@@ -3,11 +3,11 @@
 //!
 //! The check of an image that was not closed reads all of its tables, which takes minutes where they
 //! are large and the storage is slow. So it is done without the lock on changes. Until it is over the
-//! port has its place in the list and no device, and cannot be detached.
+//! port has its place in the list and no device. One that is detached is not started; its check ends as
+//! it would have.
 
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use std::vec::IntoIter;
 
 use block::CheckProgress;
@@ -24,8 +24,9 @@ use crate::process::describe;
 /// the start finds all ports.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Checks at a time when the daemon starts: more of them would only share the storage.
-const MAX_CHECKERS: usize = 4;
+/// Checks at a time: more of them would only share the storage, and each takes a byte of memory for a
+/// cluster of its image.
+const MAX_CHECKS: usize = 4;
 
 /// The progress of the check that a port's image needs; none if it needs none.
 pub(super) fn needed(config: &PortConfig) -> Option<CheckProgress> {
@@ -33,6 +34,72 @@ pub(super) fn needed(config: &PortConfig) -> Option<CheckProgress> {
     let DiskFormat::Qcow2 { path, .. } = &disk.format else { return None };
     let needs_check = !disk.read_only && block::qcow2::needs_check(path);
     needs_check.then(CheckProgress::default)
+}
+
+/// Checks under way.
+#[derive(Default)]
+pub struct Checks {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    running: usize,
+    /// Ports of the start that have not come so far.
+    left_of_start: usize,
+    is_stopped: bool,
+}
+
+/// One of [`MAX_CHECKS`].
+struct Permit<'a>(&'a Checks);
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.0.change(|state| state.running -= 1);
+    }
+}
+
+impl Checks {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits for a place; at the end of the daemon for nothing.
+    fn permit(&self) -> Permit<'_> {
+        let is_full = |state: &mut State| state.running >= MAX_CHECKS && !state.is_stopped;
+        let state = self.changed.wait_while(self.lock(), is_full);
+        state.unwrap_or_else(PoisonError::into_inner).running += 1;
+        Permit(self)
+    }
+
+    /// Waits for the ports of the start; whether they came, within the time.
+    fn wait(&self, limit: Option<Duration>) -> bool {
+        let end = limit.map(|limit| Instant::now() + limit);
+        let mut state = self.lock();
+        while state.left_of_start > 0 && !state.is_stopped {
+            let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
+            state = match rest {
+                Some(Duration::ZERO) => return false,
+                Some(rest) => {
+                    let woken = self.changed.wait_timeout(state, rest);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        !state.is_stopped
+    }
+
+    /// The daemon ends: nobody waits for checks any more.
+    pub(super) fn stop(&self) {
+        self.change(|state| state.is_stopped = true);
+    }
 }
 
 /// Ports that no checker has taken yet.
@@ -47,77 +114,102 @@ impl Left {
 impl Host {
     /// Starts ports whose image is checked first, and waits for that, but not for long.
     pub(super) fn begin_checks(self: &Arc<Self>, ports: Vec<Arc<Port>>) {
-        let checkers = ports.len().min(MAX_CHECKERS);
+        let count = ports.len();
+        self.checks.change(|state| state.left_of_start += count);
         let left = Arc::new(Left(Mutex::new(ports.into_iter())));
-        let (works, all_done) = mpsc::channel::<()>();
         let spawn = |_: &usize| {
-            let (host, left, works) = (Arc::clone(self), Arc::clone(&left), works.clone());
+            let (host, left) = (Arc::clone(self), Arc::clone(&left));
             let thread = std::thread::Builder::new().name("millrace-check".into());
-            let check = move || {
-                host.check_all(&left);
-                drop(works);
-            };
-            thread.spawn(check).inspect_err(|e| tracing::error!("checking images: {e}")).is_ok()
+            let spawned = thread.spawn(move || host.check_all(&left));
+            spawned.inspect_err(|e| tracing::error!("no thread for checks of images: {e}")).is_ok()
         };
-        if (0..checkers).filter(spawn).count() == 0 {
+        if (0..count.min(MAX_CHECKS)).filter(spawn).count() == 0 {
             self.check_all(&left);
         }
-        drop(works);
-        // Nothing is sent: it ends with the last checker.
-        let _ = all_done.recv_timeout(PATIENCE);
+        self.checks.wait(Some(PATIENCE));
     }
 
     fn check_all(&self, left: &Left) {
         while let Some(port) = left.next() {
-            let engine = self.open_checked(&port);
-            let started = self.end_check(&mut self.lock(), &port, engine);
-            if let Err(why) = &started.live {
-                let name = full_name(&port.vm, port.config.name());
-                tracing::error!(port = %name, "not started: {why}");
-            }
+            self.start_checked(&port, |_, _| ());
+            self.checks.change(|state| state.left_of_start -= 1);
         }
     }
 
-    /// Attaches a disk whose image is checked first: listed meanwhile, and if that fails as if it had never
-    /// been there.
+    /// Waits until all ports of the start have come, or failed. False at the end of the daemon.
+    pub fn wait_for_checks(&self) -> bool {
+        self.checks.wait(None)
+    }
+
+    /// Attaches a listed disk whose image is checked first; if that fails it is as if it had never been
+    /// there.
     pub(super) fn attach_checked(&self, port: &Arc<Port>) -> Result<Arc<Port>, PlaneError> {
+        let (vm, name) = (&port.vm, port.config.name());
+        let settle = |change: &mut Change, started: &Arc<Port>| match &started.live {
+            Ok(_) => change.kept.attached(&change.config, vm, &port.config),
+            Err(_) => {
+                self.ports.remove(started);
+                self.forget_port(change, vm, name);
+            }
+        };
+        let Some(started) = self.start_checked(port, settle) else {
+            let why = "it was detached while its image was checked, or the daemon stops";
+            return Err(PlaneError::Refused(why.into()));
+        };
+        match &started.live {
+            Ok(_) => Ok(started),
+            Err(why) => Err(PlaneError::Refused(why.clone())),
+        }
+    }
+
+    /// Checks the image of a listed port, and starts it in its place; a failure stands there, too. Nothing
+    /// if it is not listed any more. `then` is done under the same lock.
+    fn start_checked(
+        &self,
+        port: &Arc<Port>,
+        then: impl FnOnce(&mut Change, &Arc<Port>),
+    ) -> Option<Arc<Port>> {
         let engine = self.open_checked(port);
         let mut change = self.lock();
-        let started = self.end_check(&mut change, port, engine);
-        let Change { config, kept, .. } = &mut *change;
-        match &started.live {
-            Ok(_) => kept.attached(config, &port.vm, &port.config),
-            Err(why) => {
-                self.ports.remove(&started);
-                config.detach(&port.vm, port.config.name());
-                return Err(PlaneError::Refused(why.clone()));
-            }
+        if !self.ports.has(port) {
+            return None;
         }
-        Ok(started)
+        let started = guarded(|| Ok(self.serve_checked(&mut change, port, engine)));
+        let started = started.unwrap_or_else(|e| {
+            let failed = Port::new(&port.vm, port.config.clone(), Err(describe(&e)));
+            self.ports.replace(port, failed)
+        });
+        if let Err(why) = &started.live {
+            let name = full_name(&port.vm, port.config.name());
+            tracing::error!(port = %name, "not started: {why}");
+        }
+        then(&mut change, &started);
+        Some(started)
     }
 
     /// Opens a listed port's disk, and checks its image. Takes as long as that takes.
-    fn open_checked(&self, port: &Port) -> anyhow::Result<Engine> {
+    fn open_checked(&self, port: &Arc<Port>) -> anyhow::Result<Engine> {
         let name = full_name(&port.vm, port.config.name());
         let PortConfig::Disk(disk) = &port.config else { anyhow::bail!("{name} is no disk") };
-        let account = self.account(&self.lock().config, &port.vm)?;
+        let _permit = self.checks.permit();
+        let account = {
+            let change = self.lock();
+            anyhow::ensure!(self.ports.has(port), "{name} is not there any more");
+            self.account(&change.config, &port.vm)?
+        };
         let progress = port.check.clone().unwrap_or_default();
         guarded(|| self.open_disk(&name, account, disk, progress))
     }
 
-    /// Serves what was opened, in the place of the listed port; an error stands there, too.
-    fn end_check(
+    fn serve_checked(
         &self,
         change: &mut Change,
         port: &Arc<Port>,
         engine: anyhow::Result<Engine>,
     ) -> Arc<Port> {
         let (vm, config) = (&port.vm, &port.config);
-        let live = match engine {
-            _ if !self.ports.has(port) => Err("the daemon stops".into()),
-            Ok(engine) => self.serve_engine(change, vm, config, engine).map_err(|e| describe(&e)),
-            Err(e) => Err(describe(&e)),
-        };
+        let live = engine.and_then(|engine| self.serve_engine(change, vm, config, engine));
+        let live = live.map_err(|e| describe(&e));
         let started = self.ports.replace(port, Port::new(vm, config.clone(), live));
         if started.live.is_err() {
             self.release_account(vm);

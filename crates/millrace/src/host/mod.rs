@@ -35,6 +35,7 @@ use vhost_user::Keeper;
 use vsock::{Domain, VsockPortConfig};
 
 use self::channels::Channels;
+use self::checks::Checks;
 use self::cores::Core;
 use self::domains::{Domains, Key};
 use self::engine::Engine;
@@ -81,6 +82,7 @@ pub struct Host {
     pipes: Pipes,
     channels: Channels,
     modules: Modules,
+    checks: Checks,
     stop: Notify,
     forget: AtomicBool,
 }
@@ -130,6 +132,7 @@ impl Host {
             pipes: Pipes::new(shortcuts),
             channels,
             modules,
+            checks: Checks::default(),
             stop: Notify::new(),
             forget: AtomicBool::new(false),
         };
@@ -351,6 +354,14 @@ impl Host {
         }
     }
 
+    /// Has the holder drop what an earlier daemon left there for a port that was not started.
+    fn forget_session(&self, port: &Port) {
+        let name = full_name(&port.vm, port.config.name());
+        if let Err(e) = self.keeper.forget(&name) {
+            tracing::warn!(port = %name, "the holder still has the session: {e}");
+        }
+    }
+
     /// Whether a stop was asked for that drops the sessions in the holder, too.
     pub fn forgets(&self) -> bool {
         self.forget.load(Ordering::Relaxed)
@@ -371,19 +382,22 @@ impl Host {
         self.pipes.stop();
         // In front of the ports: what modules say at the end still gets to the guests.
         self.modules.stop();
-        self.ports.remove_unchecked();
-        let ports = self.list();
+        self.checks.stop();
+        // From here on none begins any more whose image is being checked.
+        let ports = self.ports.take();
         for port in &ports {
             if let Ok(Live { engine: Engine::Disk(disk), .. }) = &port.live {
                 disk.give_up_after(STOP_LIMIT);
             }
         }
-        for port in ports {
+        for port in &ports {
             if let Ok(live) = &port.live {
                 live.stop(forget);
+            } else if forget {
+                self.forget_session(port);
             }
             if forget {
-                self.forget_memory(&port);
+                self.forget_memory(port);
             }
         }
         change.domains.clear();
@@ -391,6 +405,8 @@ impl Host {
         for core in &self.cores {
             core.handle.shutdown();
         }
+        // Here, not with the host, which a check may have for long: it closes the images.
+        drop(ports);
     }
 }
 

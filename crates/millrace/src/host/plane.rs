@@ -38,6 +38,18 @@ fn end_session(live: &Live) -> Detached {
 }
 
 impl Host {
+    /// Forgets a port that is not listed any more, and what its VM had for having ports if it was the last.
+    pub(super) fn forget_port(&self, change: &mut Change, vm: &str, port: &str) {
+        if !self.list().iter().any(|port| port.vm == vm) {
+            self.pipes.leave(vm);
+        }
+        self.channels.ports_changed(vm);
+        self.release_account(vm);
+        let Change { config, kept, .. } = change;
+        config.detach(vm, port);
+        kept.detached(config, vm, port);
+    }
+
     /// A disk that was started.
     fn disk(&self, vm: &str, port: &str) -> Result<Arc<BlockPort>, PlaneError> {
         let found = self.find("disk", vm, port)?;
@@ -194,9 +206,6 @@ impl Plane for Host {
         let found = {
             let _change = self.lock();
             let found = self.find("port", vm, port)?;
-            if let (Some(_), Err(why)) = (&found.check, &found.live) {
-                return Err(PlaneError::Conflict(format!("{why}: detach it when that is over")));
-            }
             // Nobody else finds it from here on; its name is taken until the end.
             self.ports.remove(&found);
             self.pipes.ports_changed(vm);
@@ -209,15 +218,10 @@ impl Plane for Host {
             self.forget_memory(&found);
             self.drop_engine(&mut change, vm, &live.engine);
             self.pipes.forget(vm, &live.engine);
+        } else {
+            self.forget_session(&found);
         }
-        if !self.list().iter().any(|port| port.vm == vm) {
-            self.pipes.leave(vm);
-        }
-        self.channels.ports_changed(vm);
-        self.release_account(vm);
-        let Change { config, kept, .. } = &mut *change;
-        config.detach(vm, port);
-        kept.detached(config, vm, port);
+        self.forget_port(&mut change, vm, port);
         let requests_in_disk = detached.requests_in_disk;
         tracing::info!(port = %full_name(vm, port), requests_in_disk, "detached");
         Ok(detached)

@@ -39,7 +39,7 @@ impl Port {
 
     /// One that starts when its image has been checked.
     pub fn checking(vm: &str, config: PortConfig, check: CheckProgress) -> Self {
-        let why = "its image was not closed and is being checked".into();
+        let why = "its image is being checked".into();
         Self { vm: vm.into(), config, live: Err(why), check: Some(check) }
     }
 }
@@ -84,10 +84,9 @@ impl Ports {
         new
     }
 
-    /// Forgets those whose image is being checked: they are not started any more.
-    pub fn remove_unchecked(&self) {
-        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        ports.retain(|port| port.check.is_none());
+    /// All of them, which are not here any more.
+    pub fn take(&self) -> Vec<Arc<Port>> {
+        std::mem::take(&mut self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// One less.

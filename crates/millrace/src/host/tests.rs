@@ -126,16 +126,13 @@ fn a_port_is_shown_while_its_image_is_checked() {
     assert_eq!(house.host.counts(), (2, 0, 1));
     let shown = house.host.ports().pop().unwrap();
     assert_eq!(shown.health, Health::Starting);
-    assert_eq!(shown.reason.unwrap(), "its image was not closed and is being checked: 0 %");
-    for refused in [house.host.detach("v", "d").err(), house.host.resume("v", "d").err()] {
-        assert!(matches!(refused, Some(PlaneError::Conflict(_))), "{refused:?}");
-    }
+    assert_eq!(shown.reason.unwrap(), "its image is being checked: 0 %");
+    let refused = house.host.resume("v", "d").err();
+    assert!(matches!(refused, Some(PlaneError::Conflict(_))), "{refused:?}");
     // The other's account is not closed with it.
     house.host.detach("v", "a").unwrap();
     house.host.begin_checks(vec![port]);
-    while house.host.counts().2 > 0 {
-        std::thread::yield_now();
-    }
+    assert!(house.host.wait_for_checks());
     let shown = house.host.ports().pop().unwrap();
     assert_eq!((shown.health, shown.reason), (Health::Ok, None));
     let image = shown.disk.unwrap().image.unwrap();
@@ -171,13 +168,41 @@ fn an_image_is_checked_as_it_is_attached() {
 }
 
 #[test]
-fn no_port_starts_after_the_stop() {
+fn a_port_that_is_detached_while_its_image_is_checked_does_not_start() {
     let house = House::new("[[vm]]\nname='v'\n");
+    let before = house.config();
     let path = unclean_image(house.dir.path());
     let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
+    let config = house.host.lock().config.attach("new", &body).unwrap();
+    let progress = checks::needed(&config).expect("it was not closed");
+    let port = house.host.ports.push(Port::checking("new", config, progress));
+    house.host.detach("new", "d").unwrap();
+    assert_eq!((house.config(), house.host.counts()), (before.clone(), (0, 0, 0)));
+    // Another one with its name is not taken for it.
+    let other = json!({ "disk": { "name": "d", "format": "null", "size": "1MiB" } });
+    house.host.attach("new", &other).unwrap();
+    assert!(house.host.attach_checked(&port).is_err());
+    assert_eq!(house.host.counts(), (1, 0, 0));
+    assert!(house.host.detach("new", "d").is_ok());
+    assert_eq!(house.config(), before);
+}
+
+#[test]
+fn a_stop_closes_images_whoever_has_the_host() {
+    let house = House::new("[[vm]]\nname='v'\n");
+    let path = unclean_image(house.dir.path());
+    let other = house.dir.path().join("other.qcow2");
+    std::fs::copy(&path, &other).unwrap();
+    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
+    house.host.attach("v", &body).unwrap();
+    let body = json!({ "disk": { "name": "e", "format": "qcow2", "path": other } });
     let config = house.host.lock().config.attach("v", &body).unwrap();
     let port = house.host.ports.push(Port::checking("v", config, CheckProgress::default()));
+    let checker = Arc::clone(&house.host);
     house.host.stop();
-    assert!(house.host.attach_checked(&port).is_err());
-    assert_eq!(house.host.counts(), (0, 0, 0));
+    assert!(!block::qcow2::needs_check(&path), "it was not closed");
+    // No port starts after that.
+    assert!(checker.attach_checked(&port).is_err());
+    assert_eq!(checker.counts(), (0, 0, 0));
+    assert!(!checker.wait_for_checks());
 }

@@ -7,7 +7,7 @@ use crate::format::bitmap;
 use crate::format::entry::{self, COMPRESSED, Kind};
 use crate::format::geometry::Geometry;
 use crate::format::header::Header;
-use crate::limits::MAX_CHECK_CLUSTERS;
+use crate::limits::{MAX_CHECK_CLUSTERS, MAX_CHECK_SHARED_CLUSTERS};
 use crate::map::open::{Tables, read_words};
 use crate::map::slices::Pair;
 use crate::store::Store;
@@ -128,8 +128,16 @@ impl Counts {
         let count = self.get(cluster) + times;
         let small = &mut self.small[cluster as usize];
         *small = u8::try_from(count).unwrap_or(MANY);
-        if *small == MANY {
-            self.large.insert(cluster, count);
+        if *small != MANY {
+            return;
+        }
+        self.large.insert(cluster, count);
+        if self.large.len() > MAX_CHECK_SHARED_CLUSTERS {
+            let what = format!(
+                "more than {MAX_CHECK_SHARED_CLUSTERS} clusters have more than 254 references \
+                 (qemu-img check -r all)"
+            );
+            self.damage = Some((what, MAX_DAMAGE));
         }
     }
 

@@ -22,13 +22,15 @@ pub fn expand(kind: Compression, stored: &[u8], out: &mut [u8]) -> io::Result<()
     }
 }
 
-/// One or more zstd frames. What follows them is of another cluster.
+/// One or more zstd frames. What follows them is of another cluster. As QEMU has it, the last one ends with
+/// the cluster, and gives what it says that it gives. Checksums of frames are not compared, and
+/// skippable frames not known: QEMU writes neither.
 fn unpack(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
     let (mut rest, mut at) = (stored, 0);
     while at < out.len() {
         let mut frame = StreamingDecoder::new_with_max_window_size(&mut rest, MAX_WINDOW_LEN_BYTES)
             .map_err(|e| unreadable(format!("a zstd cluster cannot be read: {e}")))?;
-        let before = at;
+        let (before, left) = (at, out.len() - at);
         while at < out.len() {
             match frame.read(&mut out[at..]) {
                 Ok(0) => break,
@@ -36,9 +38,10 @@ fn unpack(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
                 Err(e) => return Err(unreadable(format!("a zstd cluster cannot be read: {e}"))),
             }
         }
-        // As QEMU: the last frame ends with the cluster.
-        if at == before || at == out.len() && !matches!(frame.read(&mut [0]), Ok(0)) {
-            return Err(unreadable(format!("a zstd cluster gives {at} bytes, or more than those")));
+        let said = frame.decoder.content_size();
+        let is_bad = said != 0 && said != (at - before) as u64;
+        if is_bad || at == before || at == out.len() && !matches!(frame.read(&mut [0]), Ok(0)) {
+            return Err(unreadable(format!("a zstd cluster is not of {left} bytes, or not whole")));
         }
     }
     Ok(())
@@ -121,6 +124,10 @@ mod tests {
         endless[9] &= !1;
         assert_eq!(expanded(Compression::Zstd, &endless), None);
         assert_eq!(expanded(Compression::Zstd, &frame(&[cluster(), cluster()].concat())), None);
+        let mut other = frame(&cluster());
+        // Of the frame's content.
+        other[5] ^= 1;
+        assert_eq!(expanded(Compression::Zstd, &other), None);
     }
 
     /// As zlib has it: a stream whose end mark is missing has given all that was asked for.

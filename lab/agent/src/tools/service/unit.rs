@@ -28,7 +28,7 @@ const FAMILIES: [(&str, u64); 5] =
     [("AF_UNIX", 1), ("AF_INET", 2), ("AF_INET6", 10), ("AF_NETLINK", 16), ("AF_VSOCK", 40)];
 /// They deny a program nothing, or nothing that one could do without the calls and capabilities that
 /// others take.
-const ELSEWHERE: [&str; 20] = [
+const ELSEWHERE: [&str; 21] = [
     "KillMode",
     "RuntimeDirectoryMode",
     "UMask",
@@ -38,6 +38,7 @@ const ELSEWHERE: [&str; 20] = [
     "Type",
     "Restart",
     "RestartSec",
+    "TimeoutStartSec",
     "TimeoutStopSec",
     "RuntimeDirectoryPreserve",
     "MemoryMax",
