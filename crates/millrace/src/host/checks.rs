@@ -7,7 +7,7 @@
 //! it would have.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::vec::IntoIter;
 
 use block::CheckProgress;
@@ -51,6 +51,12 @@ struct State {
     is_stopped: bool,
 }
 
+impl State {
+    fn is_starting(&mut self) -> bool {
+        self.left_of_start > 0 && !self.is_stopped
+    }
+}
+
 /// One of [`MAX_CHECKS`].
 struct Permit<'a>(&'a Checks);
 
@@ -78,22 +84,16 @@ impl Checks {
         Permit(self)
     }
 
-    /// Waits for the ports of the start; whether they came, within the time.
-    fn wait(&self, limit: Option<Duration>) -> bool {
-        let end = limit.map(|limit| Instant::now() + limit);
-        let mut state = self.lock();
-        while state.left_of_start > 0 && !state.is_stopped {
-            let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
-            state = match rest {
-                Some(Duration::ZERO) => return false,
-                Some(rest) => {
-                    let woken = self.changed.wait_timeout(state, rest);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-        !state.is_stopped
+    /// Waits for the ports of the start, so long at most.
+    fn wait_a_while(&self, limit: Duration) {
+        // Whether they came in time is seen in the list.
+        let _ = self.changed.wait_timeout_while(self.lock(), limit, State::is_starting);
+    }
+
+    /// Waits for the ports of the start. False at the end of the daemon.
+    fn wait(&self) -> bool {
+        let state = self.changed.wait_while(self.lock(), State::is_starting);
+        !state.unwrap_or_else(PoisonError::into_inner).is_stopped
     }
 
     /// The daemon ends: nobody waits for checks any more.
@@ -126,7 +126,7 @@ impl Host {
         if (0..count.min(MAX_CHECKS)).filter(spawn).count() == 0 {
             self.check_all(&left);
         }
-        self.checks.wait(Some(PATIENCE));
+        self.checks.wait_a_while(PATIENCE);
     }
 
     fn check_all(&self, left: &Left) {
@@ -138,7 +138,7 @@ impl Host {
 
     /// Waits until all ports of the start have come, or failed. False at the end of the daemon.
     pub fn wait_for_checks(&self) -> bool {
-        self.checks.wait(None)
+        self.checks.wait()
     }
 
     /// Attaches a listed disk whose image is checked first; if that fails it is as if it had never been

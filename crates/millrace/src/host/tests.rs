@@ -34,6 +34,13 @@ impl House {
         self.host.lock().domains.len()
     }
 
+    /// A listed port whose image is to be checked.
+    fn checking(&self, vm: &str, body: &Value) -> Arc<Port> {
+        let config = self.host.lock().config.attach(vm, body).unwrap();
+        let progress = checks::needed(&config).expect("it was not closed");
+        self.host.ports.push(Port::checking(vm, config, progress))
+    }
+
     fn vsock(&self, name: &str, cid: u64) -> Value {
         let path = self.dir.path().join(name);
         json!({ "vsock": { "cid": cid, "path": path } })
@@ -103,6 +110,10 @@ fn a_vm_without_trust_domain_has_a_vsock_domain_of_its_own() {
     }
 }
 
+fn qcow2_disk(name: &str, path: &std::path::Path) -> Value {
+    json!({ "disk": { "name": name, "format": "qcow2", "path": path } })
+}
+
 /// An image that was not closed.
 fn unclean_image(dir: &std::path::Path) -> PathBuf {
     let path = dir.join("unclean.qcow2");
@@ -119,10 +130,8 @@ fn unclean_image(dir: &std::path::Path) -> PathBuf {
 fn a_port_is_shown_while_its_image_is_checked() {
     let house = House::new("[[vm]]\nname='v'\n[[vm.disk]]\nname='a'\nformat='null'\nsize='1MiB'\n");
     let path = unclean_image(house.dir.path());
-    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
-    let config = house.host.lock().config.attach("v", &body).unwrap();
-    let progress = checks::needed(&config).expect("it was not closed");
-    let port = house.host.ports.push(Port::checking("v", config, progress));
+    let body = qcow2_disk("d", &path);
+    let port = house.checking("v", &body);
     assert_eq!(house.host.counts(), (2, 0, 1));
     let shown = house.host.ports().pop().unwrap();
     assert_eq!(shown.health, Health::Starting);
@@ -146,7 +155,7 @@ fn an_image_is_checked_as_it_is_attached() {
     let house = House::new("[[vm]]\nname='empty'\n");
     let before = house.config();
     let path = unclean_image(house.dir.path());
-    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
+    let body = qcow2_disk("d", &path);
     // A refcount table that is nowhere cannot be mended.
     let good = std::fs::read(&path).unwrap();
     let mut bad = good.clone();
@@ -172,10 +181,8 @@ fn a_port_that_is_detached_while_its_image_is_checked_does_not_start() {
     let house = House::new("[[vm]]\nname='v'\n");
     let before = house.config();
     let path = unclean_image(house.dir.path());
-    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
-    let config = house.host.lock().config.attach("new", &body).unwrap();
-    let progress = checks::needed(&config).expect("it was not closed");
-    let port = house.host.ports.push(Port::checking("new", config, progress));
+    let body = qcow2_disk("d", &path);
+    let port = house.checking("new", &body);
     house.host.detach("new", "d").unwrap();
     assert_eq!((house.config(), house.host.counts()), (before.clone(), (0, 0, 0)));
     // Another one with its name is not taken for it.
@@ -193,11 +200,10 @@ fn a_stop_closes_images_whoever_has_the_host() {
     let path = unclean_image(house.dir.path());
     let other = house.dir.path().join("other.qcow2");
     std::fs::copy(&path, &other).unwrap();
-    let body = json!({ "disk": { "name": "d", "format": "qcow2", "path": path } });
+    let body = qcow2_disk("d", &path);
     house.host.attach("v", &body).unwrap();
-    let body = json!({ "disk": { "name": "e", "format": "qcow2", "path": other } });
-    let config = house.host.lock().config.attach("v", &body).unwrap();
-    let port = house.host.ports.push(Port::checking("v", config, CheckProgress::default()));
+    let body = qcow2_disk("e", &other);
+    let port = house.checking("v", &body);
     let checker = Arc::clone(&house.host);
     house.host.stop();
     assert!(!block::qcow2::needs_check(&path), "it was not closed");
