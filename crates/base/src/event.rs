@@ -1,14 +1,12 @@
-//! Eventfds: the doorbells between guests, VMMs and sidecores.
+//! Events between threads of this process. What a peer has too is a
+//! [`Doorbell`](crate::doorbell::Doorbell).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What `/proc/self/fd/N` of an eventfd says; the kernel lets no file of another kind say it.
-const EVENTFD_LINK: &str = "anon_inode:[eventfd]";
-
-/// A non-blocking eventfd.
+/// A non-blocking eventfd that nobody else has.
 #[derive(Debug)]
 pub struct Event(OwnedFd);
 
@@ -18,27 +16,7 @@ impl Event {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Wraps an eventfd received from elsewhere and makes it non-blocking. Anything else is refused:
-    /// a pipe, a socket or a file of somebody's own file system could block whoever writes to it or
-    /// watches it.
-    ///
-    /// The giver shares the flags and can make the eventfd blocking again; then
-    /// [`Event::signal`] may sleep, until a signal handler interrupts it.
-    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
-        let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let link = std::fs::read_link(&link)
-            .map_err(|e| io::Error::new(e.kind(), format!("reading the link {link}: {e}")))?;
-        if link.as_os_str() != EVENTFD_LINK {
-            let found = format!("{} is not an eventfd", link.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, found));
-        }
-        let flags = rustix::fs::fcntl_getfl(&fd)?;
-        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Self(fd))
-    }
-
-    /// Rings. An event that is already saturated counts as rung. Interrupted is an error: only an
-    /// event that its giver made blocking again sleeps long enough for that.
+    /// Rings. An event that is already saturated counts as rung.
     pub fn signal(&self) -> io::Result<()> {
         match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
@@ -58,6 +36,12 @@ impl Event {
     }
 }
 
+impl From<Event> for OwnedFd {
+    fn from(event: Event) -> Self {
+        event.0
+    }
+}
+
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -72,8 +56,6 @@ impl AsRawFd for Event {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::MemfdFlags;
-
     use super::*;
 
     #[test]
@@ -91,19 +73,6 @@ mod tests {
         let event = Event::new().unwrap();
         event.try_clone().unwrap().signal().unwrap();
         assert!(event.drain());
-    }
-
-    #[test]
-    #[allow(non_snake_case)]
-    fn abuse_P1_only_eventfds_are_taken() {
-        let twin = Event::new().unwrap().try_clone().unwrap();
-        Event::from_fd(twin.0).unwrap().signal().unwrap();
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let memfd = rustix::fs::memfd_create("[eventfd]", MemfdFlags::CLOEXEC).unwrap();
-        for (fd, name) in [(reader, "pipe:["), (writer, "pipe:["), (memfd, "/memfd:")] {
-            let text = Event::from_fd(fd).unwrap_err().to_string();
-            assert!(text.contains(name) && text.contains("not an eventfd"), "{text}");
-        }
     }
 
     #[test]

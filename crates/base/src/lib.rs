@@ -11,6 +11,7 @@
 pub mod clock;
 pub mod counter;
 pub mod cpu;
+pub mod doorbell;
 pub mod durable;
 pub mod event;
 pub mod histogram;
@@ -18,6 +19,7 @@ pub mod io;
 pub mod limits;
 pub mod notify;
 pub mod numa;
+pub mod peer_fd;
 pub mod random;
 pub mod shm;
 pub mod socket;

@@ -23,6 +23,10 @@ pub const MAX_MEMORY_REGIONS: usize = 64;
 /// owner nothing, so without a limit one VM could fill the daemon's address space.
 pub const MAX_MEMORY_BYTES: u64 = 16 << 40;
 
+/// Least bytes of files that the ports of one VM may map, on small hosts too: VMMs give memory that
+/// may be plugged in later, far more than there is, as a sparse file.
+pub const MIN_VM_MAPPED_BYTES: u64 = 1 << 40;
+
 /// Most bytes of other people's files that the process maps at a time: half of the 128 TiB that
 /// user space has on x86-64 and arm64. The rest is for our own rings, stacks and heap, whose failure
 /// to map would end more than one port.

@@ -15,18 +15,20 @@
 //!
 //! Connections are socket pairs whose other end goes to QEMU through its monitor, so there is no
 //! socket file, and who somebody is comes from the monitor.
+//!
+//! QEMU makes every descriptor that it receives blocking, and with it ours, which is the same one: all
+//! of them are [`Doorbell`]s, which do not mind.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use base::event::Event;
+use base::doorbell::Doorbell;
 use base::shm::SharedMemory;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
@@ -43,14 +45,14 @@ const SHARED_MEMORY: i64 = -1;
 #[derive(Debug, Clone)]
 enum Attached {
     Memory(Arc<SharedMemory>),
-    Bell(Arc<Event>),
+    Bell(Arc<Doorbell>),
 }
 
 impl AsFd for Attached {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Memory(memory) => memory.as_fd(),
-            Self::Bell(event) => event.as_fd(),
+            Self::Bell(bell) => bell.as_fd(),
         }
     }
 }
@@ -72,16 +74,16 @@ struct Seat {
 #[derive(Debug)]
 pub(crate) struct Server {
     vectors: u32,
-    host: Arc<Event>,
+    host: Arc<Doorbell>,
     /// Of each id that was used.
-    bells: BTreeMap<u16, Vec<Arc<Event>>>,
+    bells: BTreeMap<u16, Vec<Arc<Doorbell>>>,
     seats: BTreeMap<u16, Seat>,
 }
 
 impl Server {
     /// One without members, all of which will have so many vectors.
     pub fn new(vectors: u32) -> io::Result<Self> {
-        let host = Arc::new(Event::new()?);
+        let host = Arc::new(Doorbell::new()?);
         Ok(Self { vectors, host, bells: BTreeMap::new(), seats: BTreeMap::new() })
     }
 
@@ -96,13 +98,13 @@ impl Server {
         let bells = match self.bells.entry(id) {
             Entry::Occupied(bells) => bells.into_mut(),
             Entry::Vacant(place) => {
-                let new = || Event::new().map(Arc::new);
+                let new = || Doorbell::new().map(Arc::new);
                 place.insert((0..self.vectors).map(|_| new()).collect::<io::Result<_>>()?)
             }
         };
         // Not for the new one.
         for bell in bells.iter() {
-            drain(bell);
+            bell.drain();
         }
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -151,19 +153,19 @@ impl Server {
             return;
         }
         let bell = self.bells.get(&id).and_then(|bells| bells.get(vector));
-        if let Some(Err(error)) = bell.map(|bell| signal(bell)) {
+        if let Some(Err(error)) = bell.map(|bell| bell.ring()) {
             tracing::warn!(id, vector, "cannot ring a member: {error}");
         }
     }
 
     /// The host's own doorbell, to wait for.
-    pub fn host(&self) -> &Event {
+    pub fn host(&self) -> &Doorbell {
         &self.host
     }
 
     /// Takes the calls for the host; false when there was none.
     pub fn take_calls(&self) -> bool {
-        drain(&self.host)
+        self.host.drain()
     }
 
     /// Connections that could not take all that was to be said.
@@ -194,7 +196,7 @@ impl Seat {
     }
 
     /// Tells of an id's eventfds, unless it was told of them before.
-    fn introduce(&mut self, id: u16, bells: &[Arc<Event>]) {
+    fn introduce(&mut self, id: u16, bells: &[Arc<Doorbell>]) {
         if !self.is_hushed && self.told.insert(id) {
             for bell in bells {
                 self.say(id.into(), Some(Attached::Bell(bell.clone())));
@@ -221,22 +223,6 @@ impl Seat {
     }
 }
 
-/// Takes what was rung, without waiting; false when nothing was. QEMU makes every descriptor that it
-/// receives blocking, and with it ours, which is the same one.
-fn drain(bell: &Event) -> bool {
-    let mut value = [0; 8];
-    let mut into = [IoSliceMut::new(&mut value)];
-    // No position.
-    let off = u64::MAX;
-    preadv2(bell, &mut into, off, ReadWriteFlags::NOWAIT).is_ok_and(|count| count == 8)
-}
-
-/// Rings without waiting; one that is saturated was rung already.
-fn signal(bell: &Event) -> io::Result<()> {
-    let mut fds = [PollFd::new(bell, PollFlags::OUT)];
-    if poll(&mut fds, Some(&Timespec::default()))? > 0 { bell.signal() } else { Ok(()) }
-}
-
 /// Sends a message whole or not at all: one of eight bytes is never cut.
 fn send(connection: &OwnedFd, value: i64, attached: Option<&Attached>) -> Result<(), Errno> {
     let bytes = value.to_le_bytes();
@@ -257,6 +243,8 @@ fn send(connection: &OwnedFd, value: i64, attached: Option<&Attached>) -> Result
 /// QEMU's end, for tests.
 #[cfg(test)]
 pub(crate) mod testing {
+    use std::io::IoSliceMut;
+
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
     use super::*;

@@ -49,18 +49,18 @@ fn who_has_an_id_next_has_its_bells_and_nobody_is_told_twice() {
     let mut server = Server::new(2).unwrap();
     let first = server.add(1, memory()).unwrap();
     drop(server.add(2, memory()).unwrap());
-    let of_second = |fds: Vec<(i64, Option<OwnedFd>)>| -> Vec<Event> {
+    let of_second = |fds: Vec<(i64, Option<OwnedFd>)>| -> Vec<Doorbell> {
         let fds = fds.into_iter().filter(|(id, _)| *id == 2).filter_map(|(_, fd)| fd);
-        fds.map(|fd| Event::from_fd(fd).unwrap()).collect()
+        fds.map(|fd| Doorbell::from_peer(fd.into()).unwrap()).collect()
     };
     let known = of_second(receive_all(first.as_fd()));
     server.remove(2);
-    known[0].signal().unwrap();
+    known[0].ring().unwrap();
     let second = server.add(2, memory()).unwrap();
     assert!(heard(&first).is_empty());
     let mine = of_second(receive_all(second.as_fd()));
     assert!(!mine[0].drain());
-    known[1].signal().unwrap();
+    known[1].ring().unwrap();
     assert!(!mine[0].drain() && mine[1].drain());
 }
 
@@ -69,15 +69,15 @@ fn everyone_rings_the_one_that_is_meant() {
     let mut server = Server::new(3).unwrap();
     let first = server.add(1, memory()).unwrap();
     let second = server.add(2, memory()).unwrap();
-    let bells = |connection: &OwnedFd, id| -> Vec<Event> {
+    let bells = |connection: &OwnedFd, id| -> Vec<Doorbell> {
         let of = |(value, fd): (i64, Option<OwnedFd>)| fd.filter(|_| value == id);
         let all = receive_all(connection.as_fd()).into_iter().filter_map(of);
-        all.map(|fd| Event::from_fd(fd).unwrap()).collect()
+        all.map(|fd| Doorbell::from_peer(fd.into()).unwrap()).collect()
     };
     let of_second = bells(&first, 2);
     let mine = bells(&second, 2);
     assert_eq!((of_second.len(), mine.len()), (3, 3));
-    of_second[1].signal().unwrap();
+    of_second[1].ring().unwrap();
     assert!(!mine[0].drain() && mine[1].drain() && !mine[2].drain());
     server.ring(2, 2);
     assert!(mine[2].drain());
@@ -89,7 +89,7 @@ fn everyone_rings_the_one_that_is_meant() {
     let hosts = bells(&third, 0);
     for bell in &hosts {
         assert!(!server.take_calls());
-        bell.signal().unwrap();
+        bell.ring().unwrap();
         assert!(server.take_calls());
     }
 }
@@ -99,7 +99,7 @@ fn a_member_whose_device_is_about_to_go_hears_nothing() {
     let mut server = Server::new(2).unwrap();
     let going = server.add(1, memory()).unwrap();
     let mut greeting = receive_all(going.as_fd()).into_iter().skip(3);
-    let bell = Event::from_fd(greeting.next().unwrap().1.unwrap()).unwrap();
+    let bell = Doorbell::from_peer(greeting.next().unwrap().1.unwrap().into()).unwrap();
     server.hush(1);
     server.ring(1, 0);
     let _second = server.add(2, memory()).unwrap();

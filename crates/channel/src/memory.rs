@@ -1,9 +1,10 @@
 //! A member's memory file, as peers get it: for reading only.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use base::peer_fd::PeerFd;
 use guest_abi::channel::{MAX_REGIONS, PAGE_LEN};
 use rustix::fs::{FileType, Mode, OFlags, SealFlags};
 
@@ -30,7 +31,7 @@ pub struct MemoryRegion {
 #[derive(Debug)]
 pub struct MemberMemory {
     /// The file. It is opened anew for reading; this descriptor may be writable.
-    pub file: OwnedFd,
+    pub file: PeerFd,
     /// What of the guest-physical memory lies where, 1 to [`MAX_REGIONS`].
     pub regions: Vec<MemoryRegion>,
 }
@@ -38,7 +39,7 @@ pub struct MemberMemory {
 /// A memory file that can only be read, and how much of it peers see.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    pub file: Arc<OwnedFd>,
+    pub file: Arc<PeerFd>,
     pub regions: Vec<MemoryRegion>,
     pub window_len: u64,
 }
@@ -92,7 +93,7 @@ impl Memory {
                  VMs of its peers"
             );
         }
-        Ok(Self { file: Arc::new(file), regions: memory.regions, window_len })
+        Ok(Self { file: Arc::new(file.into()), regions: memory.regions, window_len })
     }
 }
 
@@ -103,8 +104,8 @@ fn is_fine(region: &MemoryRegion, file_len: u64) -> bool {
 }
 
 /// A second open file of the same file, for reading only: a duplicate would share the rights.
-fn read_only(fd: &OwnedFd) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+fn read_only(fd: &PeerFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let flags = rustix::fs::fcntl_getfl(&file)?;
     if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
@@ -127,7 +128,7 @@ mod tests {
         rustix::fs::ftruncate(&file, len).unwrap();
         let regions =
             regions.iter().map(|[gpa, len, off]| MemoryRegion { gpa: *gpa, len: *len, off: *off });
-        Memory::new("a", MemberMemory { file, regions: regions.collect() })
+        Memory::new("a", MemberMemory { file: file.into(), regions: regions.collect() })
     }
 
     proptest! {
@@ -172,7 +173,7 @@ mod tests {
             assert!(error.contains(text) && error.contains("VM a"), "{error}");
         }
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        let error = Memory::new("a", MemberMemory { file: reader, regions: Vec::new() });
+        let error = Memory::new("a", MemberMemory { file: reader.into(), regions: Vec::new() });
         assert!(error.unwrap_err().to_string().contains("regular file is expected"));
     }
 }

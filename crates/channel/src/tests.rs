@@ -55,7 +55,7 @@ fn members_get_doorbells_memory_and_tables() {
     assert_eq!((own.state.get(), own.slot.get()), (member_state::ACTIVE, 0));
 
     // They ring each other directly.
-    a.bells[&2][4].signal().unwrap();
+    a.bells[&2][4].ring().unwrap();
     assert!(b.bells[&2][4].drain());
 
     let info = world.info("a");

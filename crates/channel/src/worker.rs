@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::event::Event;
+use base::peer_fd::PeerFd;
 use registry::PluggedDevice;
 use rustix::event::{PollFd, PollFlags};
 
@@ -39,7 +40,7 @@ pub(crate) enum Job {
         /// The device's id.
         id: String,
         /// Its memory, for reading.
-        file: Arc<OwnedFd>,
+        file: Arc<PeerFd>,
         /// Bytes of it.
         window_len: u64,
     },

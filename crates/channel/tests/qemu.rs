@@ -76,7 +76,10 @@ fn join(channels: &Channels, lab: &Lab, guest: &Guest) {
         domain: "t".into(),
         qmp: monitor(lab, guest.name()),
         root_ports: "millrace".into(),
-        memory: MemberMemory { file, regions: vec![MemoryRegion { gpa: 0, len, off: 0 }] },
+        memory: MemberMemory {
+            file: file.into(),
+            regions: vec![MemoryRegion { gpa: 0, len, off: 0 }],
+        },
         macs: Vec::new(),
         addresses: Vec::new(),
         excludes: Vec::new(),

@@ -1,6 +1,6 @@
 //! The dirty-page log of live migration (vhost-user `SET_LOG_BASE`).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::MemoryError;
@@ -24,7 +24,7 @@ pub struct DirtyLog {
 impl DirtyLog {
     /// Maps the bitmap. Fails when size and offset wrap around, when the size is 0 or above
     /// [`MAX_LOG_BYTES`], or when the file is shorter.
-    pub fn new(fd: OwnedFd, mmap_size: u64, mmap_offset: u64) -> Result<Self, MemoryError> {
+    pub fn new(fd: impl AsFd, mmap_size: u64, mmap_offset: u64) -> Result<Self, MemoryError> {
         let unmappable = |reason: String| MemoryError::Unmappable {
             addr: mmap_offset,
             len: mmap_size,
@@ -36,7 +36,7 @@ impl DirtyLog {
         if mmap_size == 0 || mmap_size > MAX_LOG_BYTES {
             return Err(unmappable(format!("size 0 or above the limit {MAX_LOG_BYTES:#x}")));
         }
-        let mapping = Mapping::new(&fd, mmap_offset, mmap_size).map_err(unmappable)?;
+        let mapping = Mapping::new(fd.as_fd(), mmap_offset, mmap_size, None).map_err(unmappable)?;
         Ok(Self { mapping, len_bytes: mmap_size })
     }
 

@@ -10,10 +10,12 @@ mod packed;
 mod split;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use base::limits::{MAX_QUEUE_SIZE, MAX_QUEUES};
+use base::peer_fd::PeerFd;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::batch::Batch;
@@ -40,7 +42,7 @@ const REGION_ALIGN: usize = 64;
 #[derive(Debug)]
 pub struct InflightRegion {
     mapping: Mapping,
-    fd: OwnedFd,
+    fd: PeerFd,
     mmap_size: u64,
     mmap_offset: u64,
     num_queues: u16,
@@ -58,13 +60,14 @@ impl InflightRegion {
 
     /// Maps a region that the front end kept (checked against the limits before use).
     pub fn from_fd(
-        fd: OwnedFd,
+        fd: impl Into<PeerFd>,
         mmap_size: u64,
         mmap_offset: u64,
         num_queues: u16,
         queue_size: u16,
         layout: Layout,
     ) -> Result<Arc<Self>, RingError> {
+        let fd = fd.into();
         let needed = region_len(num_queues, queue_size, layout)?;
         if mmap_size < needed {
             return Err(RingError::BadInflight(format!(
@@ -72,7 +75,7 @@ impl InflightRegion {
             )));
         }
         // Only what we use: the rest of a larger region stays unmapped.
-        let mapping = Mapping::new(&fd, mmap_offset, needed)
+        let mapping = Mapping::new(fd.as_fd(), mmap_offset, needed, None)
             .map_err(|reason| unmappable(needed, mmap_offset, reason))?;
         Ok(Arc::new(Self { mapping, fd, mmap_size, mmap_offset, num_queues, queue_size, layout }))
     }

@@ -42,6 +42,7 @@
 //! | chains in flight | the queue's size | a driver has no more descriptors; engines can size by it |
 //! | memory regions of a VM | 64 ([`base::limits::MAX_MEMORY_REGIONS`]) | the number announced to the VMM |
 //! | memory of a VM | 16 TiB ([`base::limits::MAX_MEMORY_BYTES`]) | a sparse file costs its owner nothing, our address space is everybody's |
+//! | mapped for the ports of a VM | twice the host's memory, 1 to 16 TiB ([`MemoryShare`]); a file counts once | no VM takes it from the others |
 //! | mapped by the process | 64 TiB ([`base::limits::MAX_MAPPED_BYTES`]) | half of the address space |
 //! | files mapped | tmpfs (memfd), hugetlbfs, ramfs, ext4, xfs, btrfs, overlay | a page fault on FUSE or on the network waits for a server |
 //! | mappings of the process | 16,384 | the table of the SIGBUS handler is static |
@@ -68,6 +69,7 @@ mod position;
 mod resubmit;
 pub mod ring;
 pub mod seg;
+mod share;
 mod sigbus;
 pub mod slot;
 mod split;
@@ -83,4 +85,5 @@ pub use error::{MemoryError, RingError};
 pub use memory::GuestMemory;
 pub use ring::{Completion, Layout, Position, Queue, RingAddrs, RingSetup};
 pub use seg::Seg;
+pub use share::MemoryShare;
 pub use vring::{Lazy, Vring};

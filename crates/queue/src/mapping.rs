@@ -1,13 +1,13 @@
 //! Mapping a front end's file, and checking it first.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
-use base::limits::MAX_MAPPED_BYTES;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::share::{Budget, Charge};
 use crate::sigbus::Guarded;
 
 /// Page size of ordinary mappings.
@@ -40,43 +40,6 @@ const REFUSED: [(u64, &str); 7] = [
     (0x9fa0, "proc"),
 ];
 
-/// How much of other people's files is mapped, against a limit.
-#[derive(Debug)]
-struct Budget {
-    used: AtomicU64,
-    limit: u64,
-}
-
-/// The whole process's.
-static BUDGET: Budget = Budget { used: AtomicU64::new(0), limit: MAX_MAPPED_BYTES };
-
-impl Budget {
-    fn take(&'static self, len: u64) -> Result<Share, String> {
-        let more = |used: u64| used.checked_add(len).filter(|&sum| sum <= self.limit);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Share { budget: self, len }),
-            Err(used) => Err(format!(
-                "{len:#x} bytes more than the {used:#x} that all ports map now; the limit of the \
-                 daemon is {:#x}",
-                self.limit
-            )),
-        }
-    }
-}
-
-/// A part of a budget; given back when dropped.
-#[derive(Debug)]
-struct Share {
-    budget: &'static Budget,
-    len: u64,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.len, Ordering::Relaxed);
-    }
-}
-
 /// A shared, writable mapping of a part of somebody else's file, guarded against truncation.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -87,7 +50,7 @@ pub(crate) struct Mapping {
     /// From the start of the mapping to the first byte asked for (huge pages only).
     head: usize,
     /// Given back after the unmapping: fields are dropped after `drop`.
-    _share: Share,
+    _charge: Charge,
 }
 
 // SAFETY: plain shared memory; ordering is the business of whoever accesses it through `as_ptr`.
@@ -96,19 +59,34 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `offset..offset + len` of the file. The error is a text that says why not.
-    pub fn new(fd: &OwnedFd, offset: u64, len: u64) -> Result<Self, String> {
+    /// Whether `offset..offset + len` of the file may be mapped, and the size of its pages. The error
+    /// is a text that says why not.
+    pub fn check(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, String> {
         let page_bytes = page_bytes(fd)?;
+        check_kind(fd)?;
         if !offset.is_multiple_of(PAGE_BYTES) {
             return Err(format!("file offset {offset:#x} is not a multiple of {PAGE_BYTES}"));
         }
         let end = offset.checked_add(len).ok_or("file range wraps around")?;
         check_size(fd, end)?;
+        Ok(page_bytes)
+    }
+
+    /// Maps `offset..offset + len` of the file, at the expense of the process and of `vm`. The error is
+    /// a text that says why not.
+    pub fn new(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        vm: Option<&Arc<Budget>>,
+    ) -> Result<Self, String> {
+        let page_bytes = Self::check(fd, offset, len)?;
+        let end = offset + len;
         // Huge pages can only be mapped whole: begin at the page, remember where our bytes begin.
         let start = offset & !(page_bytes - 1);
         let end = end.checked_next_multiple_of(page_bytes).ok_or("file range wraps around")?;
         let map_len = usize::try_from(end - start).map_err(|e| e.to_string())?;
-        let share = BUDGET.take(end - start)?;
+        let charge = Charge::take(end - start, vm)?;
         // SAFETY: a new mapping at an address that the kernel chooses; it replaces nothing.
         let map = unsafe {
             rustix::mm::mmap(
@@ -125,7 +103,7 @@ impl Mapping {
         match Guarded::new(map.as_ptr() as usize, map_len, page_bytes as usize) {
             Ok(guard) => {
                 let head = (offset - start) as usize;
-                Ok(Self { guard: Some(guard), map, map_len, head, _share: share })
+                Ok(Self { guard: Some(guard), map, map_len, head, _charge: charge })
             }
             Err(reason) => {
                 unmap(map, map_len);
@@ -172,7 +150,7 @@ fn check_file_system(magic: u64) -> Result<(), String> {
     Err(format!("the file is on {name} (type {magic:#x}); allowed are {allowed}"))
 }
 
-fn page_bytes(fd: &OwnedFd) -> Result<u64, String> {
+fn page_bytes(fd: BorrowedFd<'_>) -> Result<u64, String> {
     let stat = rustix::fs::fstatfs(fd).map_err(|e| format!("fstatfs: {e}"))?;
     // The kernel's numbers have 32 bits; where the field is signed they may be extended.
     let magic = stat.f_type as u64 & 0xffff_ffff;
@@ -188,21 +166,29 @@ fn page_bytes(fd: &OwnedFd) -> Result<u64, String> {
     }
 }
 
-/// Regular files must hold the whole range; devices have no size to compare with.
-fn check_size(fd: &OwnedFd, end: u64) -> Result<(), String> {
+/// Files only, open for reading and writing. A device is none, whatever file system its node is on:
+/// pages that are read from `/dev/zero` are the daemon's own memory.
+fn check_kind(fd: BorrowedFd<'_>) -> Result<(), String> {
     let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
-    match kind {
-        FileType::RegularFile => {
-            let size = stat.st_size as u64;
-            if size < end {
-                return Err(format!("the file has {size:#x} bytes; {end:#x} are needed"));
-            }
-            Ok(())
-        }
-        FileType::BlockDevice | FileType::CharacterDevice => Ok(()),
-        other => Err(format!("a descriptor of type {other:?} is not memory")),
+    if kind != FileType::RegularFile {
+        return Err(format!("a descriptor of type {kind:?} is not memory; allowed are files"));
     }
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|e| format!("fcntl: {e}"))?;
+    if flags & OFlags::RWMODE != OFlags::RDWR {
+        return Err("the file is not open for reading and writing".into());
+    }
+    Ok(())
+}
+
+/// The file must hold the whole range.
+fn check_size(fd: BorrowedFd<'_>, end: u64) -> Result<(), String> {
+    let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
+    let size = stat.st_size as u64;
+    if size < end {
+        return Err(format!("the file has {size:#x} bytes; {end:#x} are needed"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -220,20 +206,5 @@ mod tests {
         for (magic, _) in ALLOWED {
             check_file_system(magic).unwrap();
         }
-    }
-
-    #[test]
-    fn abuse_R10_the_budget_is_never_exceeded_and_comes_back() {
-        static SMALL: Budget = Budget { used: AtomicU64::new(0), limit: 100 };
-        let first = SMALL.take(60).unwrap();
-        let text = SMALL.take(41).unwrap_err();
-        assert!(text.contains("0x29") && text.contains("0x3c") && text.contains("0x64"), "{text}");
-        assert!(SMALL.take(u64::MAX).is_err());
-        let second = SMALL.take(40).unwrap();
-        drop(first);
-        let third = SMALL.take(60).unwrap();
-        assert!(SMALL.take(1).is_err());
-        drop((second, third));
-        assert_eq!(SMALL.used.load(Ordering::Relaxed), 0);
     }
 }

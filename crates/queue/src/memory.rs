@@ -1,6 +1,6 @@
 //! The table of a VM's memory regions.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::limits::{MAX_MEMORY_BYTES, MAX_MEMORY_REGIONS, MAX_QUEUES};
@@ -9,6 +9,7 @@ use base::numa::{self, Located, Spread};
 use crate::dirty::DirtyLog;
 use crate::error::MemoryError;
 use crate::mapping::Mapping;
+use crate::share::MemoryShare;
 
 /// One region as a vhost-user front end describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,12 +64,13 @@ impl Window {
 
 /// An immutable table of mapped regions. Changing it makes a new one; mappings are shared between
 /// the old and the new table and unmapped with the last of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct GuestMemory {
     /// Sorted by guest address.
     regions: Vec<Region>,
     log: Option<Arc<DirtyLog>>,
     rings: Rings,
+    share: Arc<MemoryShare>,
 }
 
 /// Guest addresses of rings' parts. We touch these pages all the time, so Linux can tell their node,
@@ -86,22 +88,28 @@ impl Rings {
 }
 
 impl GuestMemory {
-    /// No memory at all.
+    /// No memory at all, of a VM of its own.
     pub fn empty() -> Arc<Self> {
-        Arc::new(Self::default())
+        Self::of(MemoryShare::new())
+    }
+
+    /// No memory at all; what comes is mapped at the expense of a VM's share.
+    pub fn of(share: Arc<MemoryShare>) -> Arc<Self> {
+        Arc::new(Self { regions: Vec::new(), log: None, rings: Rings::default(), share })
     }
 
     /// This table and one region more. The file's offset must be page aligned and, for a regular
     /// file, the file must hold the whole region.
-    pub fn with_region(&self, spec: RegionSpec, fd: &OwnedFd) -> Result<Arc<Self>, MemoryError> {
+    pub fn with_region(&self, spec: RegionSpec, fd: &impl AsFd) -> Result<Arc<Self>, MemoryError> {
         self.check_new(&spec)?;
-        let mapping = Mapping::new(fd, spec.mmap_offset, spec.len_bytes).map_err(|reason| {
-            MemoryError::Unmappable { addr: spec.guest_addr, len: spec.len_bytes, reason }
-        })?;
+        let mapping =
+            self.share.map(fd.as_fd(), spec.mmap_offset, spec.len_bytes).map_err(|reason| {
+                MemoryError::Unmappable { addr: spec.guest_addr, len: spec.len_bytes, reason }
+            })?;
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
-        regions.insert(at, Region { spec, mapping: Arc::new(mapping) });
-        Ok(Arc::new(Self { regions, log: self.log.clone(), rings: Rings::default() }))
+        regions.insert(at, Region { spec, mapping });
+        Ok(self.changed(regions, self.log.clone()))
     }
 
     fn check_new(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
@@ -144,12 +152,16 @@ impl GuestMemory {
         };
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Ok(Arc::new(Self { regions, log: self.log.clone(), rings: Rings::default() }))
+        Ok(self.changed(regions, self.log.clone()))
     }
 
     /// The same regions, with dirty pages logged (or not any more).
     pub fn with_log(&self, log: Option<Arc<DirtyLog>>) -> Arc<Self> {
-        Arc::new(Self { regions: self.regions.clone(), log, rings: Rings::default() })
+        self.changed(self.regions.clone(), log)
+    }
+
+    fn changed(&self, regions: Vec<Region>, log: Option<Arc<DirtyLog>>) -> Arc<Self> {
+        Arc::new(Self { regions, log, rings: Rings::default(), share: Arc::clone(&self.share) })
     }
 
     /// The regions, by guest address.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::counter::QueueStats;
-use base::event::Event;
+use base::doorbell::Doorbell;
 
 use crate::batch::Batch;
 use crate::error::RingError;
@@ -75,11 +75,11 @@ pub struct VringParts {
     /// Index in the device.
     pub index: u16,
     /// Driver → device doorbell; none when the front end wants us to poll.
-    pub kick: Option<Event>,
+    pub kick: Option<Doorbell>,
     /// Device → driver doorbell; none when the driver polls.
-    pub call: Option<Event>,
+    pub call: Option<Doorbell>,
     /// Where a broken ring is reported to the VMM.
-    pub err: Option<Event>,
+    pub err: Option<Doorbell>,
     /// Counters.
     pub stats: Arc<QueueStats>,
     /// Port state.
@@ -297,14 +297,13 @@ impl Vring {
         self.untold.excused_ns = now_ns;
     }
 
-    /// A call that fails (a watchdog interrupted it, above all) breaks the port and is not rung
-    /// again: it could block the sidecore each time.
+    /// A call that fails breaks the port and is not rung again.
     fn ring_driver(&mut self) {
         if let Some(call) = &self.parts.call
-            && let Err(error) = call.signal()
+            && let Err(error) = call.ring()
         {
             let index = self.parts.index;
-            self.parts.health.fail(Some(index), &format_args!("call event: {error}"));
+            self.parts.health.fail(Some(index), &format_args!("call doorbell: {error}"));
             self.parts.call = None;
         }
     }
@@ -347,7 +346,7 @@ impl Vring {
     pub fn fail(&mut self, error: &RingError) {
         self.parts.health.fail(Some(self.parts.index), error);
         if let Some(err) = &self.parts.err
-            && err.signal().is_err()
+            && err.ring().is_err()
         {
             // The VMM was told as far as it can be; the port has stopped either way.
             self.parts.err = None;

@@ -4,25 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd;
-use std::os::unix::thread::JoinHandleExt;
-use std::time::Duration;
 
 use base::event::Event;
 use queue::testing::ModelDriver;
-use queue::{Batch, Completion, Layout, Vring};
+use queue::{Batch, Completion, Layout, Queue, RingError, RingSetup, Vring};
 use rustix::fs::OFlags;
-
-extern "C" fn nothing(_signal: libc::c_int) {}
-
-/// A handler without SA_RESTART: system calls that it interrupts fail with EINTR.
-fn interrupt_by(signal: libc::c_int) {
-    // SAFETY: all zeroes is a valid `struct sigaction`, and the handler does nothing.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
-    }
-}
 
 /// Fills the eventfd and makes it blocking, as its other owner can at any time.
 fn block(event: &Event) {
@@ -40,28 +26,43 @@ fn complete_one(driver: &mut ModelDriver, vring: &mut Vring) {
     vring.push(&[Completion { id, ndesc, written: 0 }]);
 }
 
-/// Whoever interrupts the sleeper gets it back: the port is broken, and its call is not rung again.
+/// The driver was told already, and nobody waits for it.
 #[test]
-fn abuse_P1_a_call_that_sleeps_is_interrupted_and_breaks_its_port() {
-    interrupt_by(libc::SIGUSR1);
+fn abuse_V2_a_full_blocking_call_holds_up_nobody() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut driver = ModelDriver::new(layout, 32);
+        let mut vring = driver.vring(0);
+        block(driver.call_event());
+        for _ in 0..20 {
+            complete_one(&mut driver, &mut vring);
+            vring.notify();
+        }
+        assert!(driver.health().is_live());
+        assert!(vring.parts.call.is_some());
+    }
+}
+
+/// A queue that does not begin fresh rings its driver at the start.
+#[test]
+fn abuse_V2_a_full_blocking_call_does_not_hold_up_a_start() {
     let mut driver = ModelDriver::new(Layout::Split, 8);
     let mut vring = driver.vring(0);
     complete_one(&mut driver, &mut vring);
+    let start = vring.queue.position();
     block(driver.call_event());
-    let sleeper = std::thread::spawn(move || {
-        vring.notify();
-        vring
-    });
-    let thread = sleeper.as_pthread_t();
-    while !sleeper.is_finished() {
-        // SAFETY: the thread is not joined yet, so its id is valid.
-        unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let vring = sleeper.join().unwrap();
-    let reason = driver.health().reason().unwrap();
-    assert!(reason.contains("queue 0") && reason.contains("call event"), "{reason}");
-    assert!(vring.parts.call.is_none());
+    let setup = RingSetup { start, ..driver.setup() };
+    let queue = Queue::new(driver.memory(), setup).unwrap();
+    let vring = Vring::new(queue, driver.parts(0)).unwrap();
+    assert!(driver.health().is_live() && vring.parts.call.is_some());
+}
+
+#[test]
+fn abuse_V2_a_full_blocking_err_does_not_hold_up_a_break() {
+    let driver = ModelDriver::new(Layout::Split, 8);
+    let mut vring = driver.vring(0);
+    block(driver.err_event());
+    vring.fail(&RingError::BadInflight("a test".into()));
+    assert!(!driver.health().is_live() && vring.parts.err.is_some());
 }
 
 /// Full but not blocking: the driver was told already.

@@ -167,6 +167,7 @@ impl Run {
     /// Until stopped: rounds while there is work, a while longer, then sleep.
     pub(crate) fn run(&mut self) {
         crate::interrupt::accept();
+        base::doorbell::prepare_thread();
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.mailbox.pulse.thread.store(thread, Ordering::Relaxed);
         self.rounds();

@@ -1,11 +1,15 @@
 //! The channel on which we talk first: config changes.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
+use base::peer_fd::PeerFd;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use zerocopy::IntoBytes;
 
-use crate::codec::Header;
+use crate::codec::{Header, Request};
 use crate::device::ConfigNotifier;
+use crate::error::VhostUserError;
 use crate::wire::send_once;
 
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
@@ -15,13 +19,21 @@ const CONFIG_CHANGE: u32 = 2;
 /// host notifiers, shared objects and shared memory are neither sent nor answered.
 #[derive(Debug)]
 pub(crate) struct BackendChannel {
-    socket: OwnedFd,
+    socket: PeerFd,
     port: String,
 }
 
 impl BackendChannel {
-    pub fn new(socket: OwnedFd, port: &str) -> Self {
-        Self { socket, port: port.to_owned() }
+    /// Only a Unix stream socket: anything else may block whoever writes to it.
+    pub fn new(socket: PeerFd, port: &str) -> Result<Self, VhostUserError> {
+        // What is no socket has neither.
+        let kind = (socket_domain(&socket).ok(), socket_type(&socket).ok());
+        if kind == (Some(AddressFamily::UNIX), Some(SocketType::STREAM)) {
+            return Ok(Self { socket, port: port.to_owned() });
+        }
+        let message = Request::SetBackendReqFd.message();
+        let why = "the descriptor is not a Unix stream socket".to_owned();
+        Err(VhostUserError::Misplaced { message, why })
     }
 }
 

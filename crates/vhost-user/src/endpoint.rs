@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use base::peer_fd::PeerFd;
 use base::socket::{self, SocketFile};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, connect};
@@ -46,7 +47,7 @@ fn address(path: &Path) -> Result<SocketAddrUnix, VhostUserError> {
 /// A listening socket. Its file goes when it is dropped, if it is still ours.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    socket: OwnedFd,
+    socket: PeerFd,
     /// None of a socket that somebody else made.
     _file: Option<SocketFile>,
 }
@@ -56,20 +57,20 @@ impl Listener {
     /// anything else at that place is left alone.
     pub fn bind(path: &Path, mode: u32) -> Result<Self, VhostUserError> {
         let (socket, file) = socket::listen(path, mode, BACKLOG).map_err(|e| refused(path, e))?;
-        Ok(Self { socket, _file: Some(file) })
+        Ok(Self { socket: socket.into(), _file: Some(file) })
     }
 
     /// A listening socket that somebody else made (socket activation).
     pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&socket)?;
         rustix::fs::fcntl_setfl(&socket, flags | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Self { socket, _file: None })
+        Ok(Self { socket: socket.into(), _file: None })
     }
 
     /// The next connection; none when there is none (any more).
-    pub fn accept(&self) -> Result<Option<OwnedFd>, VhostUserError> {
+    pub fn accept(&self) -> Result<Option<PeerFd>, VhostUserError> {
         match accept_with(&self.socket, SocketFlags::CLOEXEC) {
-            Ok(fd) => Ok(Some(fd)),
+            Ok(fd) => Ok(Some(fd.into())),
             // The connection went away before we took it.
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(e) => Err(VhostUserError::io("accepting a connection")(e)),
@@ -85,11 +86,11 @@ impl AsFd for Listener {
 
 /// One attempt to reach a front end that listens; none when nobody does (yet). Never blocks: a
 /// full backlog counts as nobody.
-pub(crate) fn dial(path: &Path) -> Result<Option<OwnedFd>, VhostUserError> {
+pub(crate) fn dial(path: &Path) -> Result<Option<PeerFd>, VhostUserError> {
     let address = address(path)?;
     let socket = socket::stream().map_err(VhostUserError::io("making a socket"))?;
     match connect(&socket, &address) {
-        Ok(()) => Ok(Some(socket)),
+        Ok(()) => Ok(Some(socket.into())),
         Err(e) => {
             tracing::debug!("dialling {}: {e}", path.display());
             Ok(None)

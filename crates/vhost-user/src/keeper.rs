@@ -2,6 +2,8 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use base::peer_fd::PeerFd;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::VhostUserError;
@@ -144,7 +146,7 @@ pub trait Keeper: Send + Sync {
     ) -> Result<(), VhostUserError>;
 
     /// What is kept for `port`.
-    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError>;
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError>;
 
     /// Drops what is kept for `port`.
     fn forget(&self, port: &str) -> Result<(), VhostUserError>;
@@ -189,7 +191,7 @@ impl Keeper for NullKeeper {
         Ok(())
     }
 
-    fn load(&self, _port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+    fn load(&self, _port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
         Ok(None)
     }
 

@@ -77,6 +77,7 @@ pub use device::{ConfigNotifier, Device, DeviceError, DeviceKind};
 pub use endpoint::Endpoint;
 pub use error::{MessageName, VhostUserError};
 pub use keeper::{Keeper, NullKeeper};
+pub use queue::MemoryShare;
 pub use server::{PortConfig, PortServer, serve_port};
 pub use shared_memory::SharedRegion;
 pub use status::{PortStatus, QueueStatus, RegionStatus};

@@ -1,6 +1,6 @@
 //! A port's thread: connections one after the other, sessions on them.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use base::counter::QueueStats;
 use base::event::Event;
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
+use base::peer_fd::PeerFd;
+use queue::MemoryShare;
 use queue::vring::PortHealth;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -39,6 +41,8 @@ pub struct PortConfig {
     pub endpoint: Endpoint,
     /// Mode of the socket file, for [`Endpoint::Listen`].
     pub socket_mode: u32,
+    /// What the ports of its VM may map, all of them together.
+    pub memory_share: Arc<MemoryShare>,
 }
 
 /// A port being served; its thread ends when this is dropped (as by [`PortServer::stop`]).
@@ -78,6 +82,7 @@ pub fn serve_port(
     };
     let port = Arc::new(Port {
         health: PortHealth::new(&config.name),
+        share: config.memory_share,
         name: config.name,
         device,
         stats,
@@ -204,7 +209,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 enum Source {
     Listener(Listener),
     Dial { path: PathBuf, pause: Duration },
-    Socket(Option<OwnedFd>),
+    Socket(Option<PeerFd>),
 }
 
 impl Source {
@@ -221,7 +226,7 @@ impl Source {
                         listener.map_err(VhostUserError::std_io("the listening socket"))?,
                     )
                 } else {
-                    Self::Socket(Some(fd))
+                    Self::Socket(Some(fd.into()))
                 }
             }
         })
@@ -351,7 +356,7 @@ impl Runner {
     }
 
     /// The next connection; none when there will be none any more.
-    fn next_connection(&mut self) -> Result<Option<OwnedFd>, VhostUserError> {
+    fn next_connection(&mut self) -> Result<Option<PeerFd>, VhostUserError> {
         loop {
             if self.port.is_stopping() {
                 return Ok(None);

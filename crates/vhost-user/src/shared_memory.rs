@@ -1,8 +1,8 @@
 //! The memory that a front end shares, as the rest of the daemon may look at it.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use base::peer_fd::PeerFd;
 use queue::memory::RegionSpec;
 
 /// A region of a front end's memory table, with the file it is in. The file stays open for as long as
@@ -16,11 +16,11 @@ pub struct SharedRegion {
     /// Where it begins in the file.
     pub mmap_offset: u64,
     /// The file, as the front end sent it: it may be writable.
-    pub file: Arc<OwnedFd>,
+    pub file: Arc<PeerFd>,
 }
 
 impl SharedRegion {
-    fn is(&self, spec: &RegionSpec, file: &Arc<OwnedFd>) -> bool {
+    fn is(&self, spec: &RegionSpec, file: &Arc<PeerFd>) -> bool {
         (self.guest_addr, self.len_bytes, self.mmap_offset)
             == (spec.guest_addr, spec.len_bytes, spec.mmap_offset)
             && Arc::ptr_eq(&self.file, file)
@@ -50,7 +50,7 @@ impl MemoryCell {
     }
 
     /// A front end is connected and has this table.
-    pub fn publish(&self, regions: &[(RegionSpec, Arc<OwnedFd>)]) {
+    pub fn publish(&self, regions: &[(RegionSpec, Arc<PeerFd>)]) {
         let mut now = lock(&self.now);
         let same = now.as_ref().is_some_and(|old| {
             old.len() == regions.len()
@@ -59,7 +59,7 @@ impl MemoryCell {
         if same {
             return;
         }
-        let region = |(spec, file): &(RegionSpec, Arc<OwnedFd>)| SharedRegion {
+        let region = |(spec, file): &(RegionSpec, Arc<PeerFd>)| SharedRegion {
             guest_addr: spec.guest_addr,
             len_bytes: spec.len_bytes,
             mmap_offset: spec.mmap_offset,

@@ -12,8 +12,9 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
+use base::peer_fd::PeerFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -38,7 +39,7 @@ pub struct Incoming {
     /// Its payload, copied out of the socket once.
     pub payload: Vec<u8>,
     /// Its descriptors; closed when dropped.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<PeerFd>,
     /// Descriptors that the message may have had, as far as was seen.
     fd_count: usize,
     /// Bytes still in the socket.
@@ -211,7 +212,7 @@ fn wait(
 /// Descriptors collected over the pieces of one message.
 #[derive(Debug, Default)]
 pub(crate) struct Rights {
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<PeerFd>,
     pub truncated: bool,
 }
 
@@ -243,7 +244,7 @@ pub(crate) fn recv_into(
     if let Some(rights) = rights {
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                rights.fds.extend(fds);
+                rights.fds.extend(fds.map(PeerFd::from));
             }
         }
         rights.truncated |= got.flags.contains(ReturnFlags::CTRUNC);

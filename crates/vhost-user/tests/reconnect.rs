@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use queue::Layout;
 use queue::testing::ModelDriver;
+use queue::{Layout, MemoryShare};
 use vhost_user::codec::Request;
 use vhost_user::{DeviceKind, Endpoint, NullKeeper, PortConfig, VhostUserError, serve_port};
 
@@ -159,7 +159,12 @@ fn a_port_on_a_connected_descriptor_ends_with_it() {
 fn try_listen(path: &std::path::Path) -> Result<vhost_user::PortServer, VhostUserError> {
     let device = FakeDevice::new(DeviceKind::Net, 1);
     let endpoint = Endpoint::Listen(path.to_owned());
-    let config = PortConfig { name: "vm/port".to_owned(), endpoint, socket_mode: 0o660 };
+    let config = PortConfig {
+        name: "vm/port".to_owned(),
+        endpoint,
+        socket_mode: 0o660,
+        memory_share: MemoryShare::new(),
+    };
     serve_port(config, device, vec![Arc::default()], Arc::new(NullKeeper))
 }
 
@@ -202,8 +207,12 @@ fn a_dead_socket_file_is_replaced_and_nothing_else() {
 fn a_port_that_makes_no_sense_is_refused() {
     let try_serve = |name: &str, queues, stats| {
         let (ours, _theirs) = pair();
-        let config =
-            PortConfig { name: name.to_owned(), endpoint: Endpoint::Fd(ours), socket_mode: 0 };
+        let config = PortConfig {
+            name: name.to_owned(),
+            endpoint: Endpoint::Fd(ours),
+            socket_mode: 0,
+            memory_share: MemoryShare::new(),
+        };
         let device = FakeDevice::new(DeviceKind::Net, queues);
         let stats = (0..stats).map(|_| Arc::default()).collect();
         serve_port(config, device, stats, Arc::new(NullKeeper)).map(drop)

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -25,7 +25,7 @@ fn watch(server: &PortServer) -> Receiver<()> {
     changes
 }
 
-fn is_of(file: &OwnedFd, other: impl AsFd) -> bool {
+fn is_of(file: impl AsFd, other: impl AsFd) -> bool {
     let [a, b] = [fstat(file), fstat(other)].map(Result::unwrap);
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use base::event::Event;
+use base::peer_fd::PeerFd;
 use common::*;
 use queue::testing::ModelDriver;
 use queue::{Completion, Layout};
@@ -89,7 +90,7 @@ impl Keeper for Until {
         *left -= 1;
         self.inner.save(port, state, fds)
     }
-    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
         self.inner.load(port)
     }
     fn forget(&self, _port: &str) -> Result<(), VhostUserError> {
@@ -416,7 +417,7 @@ impl Keeper for Full {
         *left = left.checked_sub(1).ok_or(VhostUserError::Holder("full".to_owned()))?;
         self.inner.save(port, state, fds)
     }
-    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
         self.inner.load(port)
     }
     fn forget(&self, port: &str) -> Result<(), VhostUserError> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use base::event::Event;
+use base::doorbell::Doorbell;
 use guest_abi::channel::{GUEST_MAGIC, Guest, VERSION, guest_state};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::FromZeros;
@@ -18,7 +18,7 @@ pub(crate) struct FakeGuest {
     pub mailbox: MemberSide,
     pub id: u16,
     /// Who can be rung.
-    pub bells: BTreeMap<i64, Vec<Event>>,
+    pub bells: BTreeMap<i64, Vec<Doorbell>>,
     pub says: Guest,
 }
 
@@ -43,7 +43,10 @@ impl FakeGuest {
     fn take(&mut self, messages: impl Iterator<Item = (i64, Option<OwnedFd>)>) {
         for (id, fd) in messages {
             // QEMU cannot bear to be told that somebody has left.
-            self.bells.entry(id).or_default().push(Event::from_fd(fd.unwrap()).unwrap());
+            self.bells
+                .entry(id)
+                .or_default()
+                .push(Doorbell::from_peer(fd.unwrap().into()).unwrap());
         }
     }
 
@@ -56,7 +59,7 @@ impl FakeGuest {
     /// Says what it has to say, and calls the host.
     pub fn call(&self) {
         self.mailbox.say(&self.says);
-        self.bells[&0][0].signal().unwrap();
+        self.bells[&0][0].ring().unwrap();
     }
 
     /// Its module begins.

@@ -62,7 +62,7 @@ pub(crate) fn config(vm: &str, qemu: &FakeQemu) -> MemberConfig {
         qmp: qemu.path().into(),
         root_ports: "millrace".into(),
         memory: MemberMemory {
-            file,
+            file: file.into(),
             regions: vec![MemoryRegion { gpa: 0, len: MEMORY_LEN, off: 0 }],
         },
         macs: vec![[2, 0, 0, 0, 0, 1]],

@@ -31,7 +31,7 @@ use control::config::{Config, DiskConfig, DiskFormat, PortConfig};
 use control::plane::PlaneError;
 use sidecore::{Accounts, Placer, Sidecore, VmId, Watchdog};
 use tokio::sync::Notify;
-use vhost_user::Keeper;
+use vhost_user::{Keeper, MemoryShare};
 use vsock::{Domain, VsockPortConfig};
 
 use self::channels::Channels;
@@ -247,13 +247,21 @@ impl Host {
     ) -> anyhow::Result<Live> {
         let name = full_name(vm, config.name());
         let mode = change.config.daemon.socket_mode;
-        let serve = || Live::serve(&name, engine.clone(), config.endpoint(), mode, &self.keeper);
+        let share = self.memory_share(vm);
+        let serve =
+            || Live::serve(&name, engine.clone(), config.endpoint(), mode, share, &self.keeper);
         let live = guarded(serve);
         if live.is_err() {
             self.drop_engine(change, vm, &engine);
             self.release_account(vm);
         }
         live
+    }
+
+    /// What the ports of a VM may map, all of them together: that of those which are there.
+    fn memory_share(&self, vm: &str) -> Arc<MemoryShare> {
+        let shares = self.ports.each_live(vm, |_, live| Some(Arc::clone(&live.memory_share)));
+        shares.into_iter().next().unwrap_or_else(MemoryShare::new)
     }
 
     fn engine(

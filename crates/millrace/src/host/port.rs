@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use base::counter::QueueStats;
 use block::CheckProgress;
 use control::config::{EndpointConfig, PortConfig, SocketMode};
-use vhost_user::{Endpoint, Keeper, PortServer, PortStatus, SharedRegion};
+use vhost_user::{Endpoint, Keeper, MemoryShare, PortServer, PortStatus, SharedRegion};
 
 use super::engine::Engine;
 
@@ -17,6 +17,8 @@ pub struct Live {
     pub stats: Vec<Arc<QueueStats>>,
     /// The session's side; none once stopped.
     server: Mutex<Option<PortServer>>,
+    /// What the ports of its VM may map.
+    pub memory_share: Arc<MemoryShare>,
 }
 
 /// A port: running, with the reason why it could not be started, or not yet started.
@@ -108,6 +110,7 @@ impl Live {
         engine: Engine,
         endpoint: &EndpointConfig,
         socket_mode: u32,
+        memory_share: Arc<MemoryShare>,
         keeper: &Arc<dyn Keeper>,
     ) -> anyhow::Result<Self> {
         let socket = endpoint.socket.clone();
@@ -118,11 +121,12 @@ impl Live {
                 SocketMode::Dial => Endpoint::Dial(socket),
             },
             socket_mode,
+            memory_share: Arc::clone(&memory_share),
         };
         let stats = engine.queue_stats();
         let server =
             vhost_user::serve_port(config, engine.device(), stats.clone(), Arc::clone(keeper))?;
-        Ok(Self { engine, stats, server: Mutex::new(Some(server)) })
+        Ok(Self { engine, stats, server: Mutex::new(Some(server)), memory_share })
     }
 
     /// What the session says; none once stopped.

@@ -141,9 +141,9 @@ impl ModelDriver {
     pub fn parts(&self, index: u16) -> VringParts {
         VringParts {
             index,
-            kick: Some(self.kick.try_clone().unwrap()),
-            call: Some(self.call.try_clone().unwrap()),
-            err: Some(self.err.try_clone().unwrap()),
+            kick: Some(self.kick.try_clone().unwrap().into()),
+            call: Some(self.call.try_clone().unwrap().into()),
+            err: Some(self.err.try_clone().unwrap().into()),
             stats: Arc::clone(&self.stats),
             health: Arc::clone(&self.health),
             slot: None,

@@ -1,5 +1,6 @@
 //! The daemon's side: a [`Keeper`] on a holder.
 
+use base::peer_fd::PeerFd;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -131,7 +132,7 @@ impl Keeper for HolderKeeper {
         self.ask(Op::Put, port, &blob, fds).map(drop)
     }
 
-    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
         let answer = self.ask(Op::Get, port, &[], &[])?;
         if answer.op == Op::Nothing {
             return Ok(None);
@@ -152,6 +153,6 @@ impl Keeper for HolderKeeper {
 
     fn load_file(&self, port: &str) -> Result<Option<OwnedFd>, VhostUserError> {
         let answer = self.ask(Op::Get, &file_key(port), &[], &[])?;
-        Ok(answer.fds.into_iter().next())
+        Ok(answer.fds.into_iter().next().map(PeerFd::into_checked))
     }
 }

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use base::event::Event;
 use base::limits::MAX_PORTS;
+use base::peer_fd::PeerFd;
 use base::socket::SocketFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -60,7 +61,7 @@ fn raise_descriptor_limit() {
 #[derive(Debug)]
 struct Kept {
     blob: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<PeerFd>,
 }
 
 struct Holder {
@@ -189,7 +190,7 @@ impl Holder {
 struct Answer<'h> {
     op: Op,
     blob: Vec<u8>,
-    fds: &'h [OwnedFd],
+    fds: &'h [PeerFd],
 }
 
 impl Answer<'_> {

@@ -3,9 +3,10 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use base::limits::{MAX_MEMORY_REGIONS, MAX_NAME_LEN_BYTES, MAX_QUEUES};
+use base::peer_fd::PeerFd;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -81,7 +82,7 @@ pub struct Packet {
     /// Opaque to the holder.
     pub blob: Vec<u8>,
     /// Descriptors.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<PeerFd>,
 }
 
 /// What came in.
@@ -150,7 +151,7 @@ pub fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Received, Vho
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
+            fds.extend(rights.map(PeerFd::from));
         }
     }
     if got.bytes == 0 {
@@ -166,7 +167,7 @@ pub fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Received, Vho
     parse(&bytes, fds).map(Received::Packet)
 }
 
-fn parse(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Packet, VhostUserError> {
+fn parse(bytes: &[u8], fds: Vec<PeerFd>) -> Result<Packet, VhostUserError> {
     let (header, rest) = Header::read_from_prefix(bytes).map_err(|_| {
         nonsense(format!("packet of {} bytes; a header has {HEADER_LEN_BYTES}", bytes.len()))
     })?;

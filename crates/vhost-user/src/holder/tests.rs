@@ -1,5 +1,6 @@
 use std::os::fd::BorrowedFd;
 
+use base::doorbell::Doorbell;
 use rustix::net::{SocketAddrUnix, connect, send as send_bytes};
 use zerocopy::IntoBytes;
 
@@ -60,7 +61,7 @@ fn a_ports_file_is_kept_beside_its_session() {
     holder.keeper().forget("vm/a").unwrap();
     event.signal().unwrap();
     let back = holder.keeper().load_file("vm/a").unwrap().unwrap();
-    assert!(Event::from_fd(back).unwrap().drain());
+    assert!(Doorbell::from_peer(back.into()).unwrap().drain());
     assert_eq!(holder.keeper().list().unwrap(), [file_key("vm/a")]);
     holder.keeper().forget_file("vm/a").unwrap();
     assert!(holder.keeper().load_file("vm/a").unwrap().is_none());
@@ -80,7 +81,7 @@ fn what_is_put_comes_back_with_its_descriptors() {
     let (state, back) = holder.keeper().load("vm/a").unwrap().unwrap();
     assert_eq!((state, back.len()), (session(), 3));
     events[2].signal().unwrap();
-    let twin = Event::from_fd(back.into_iter().nth(2).unwrap()).unwrap();
+    let twin = Doorbell::from_peer(back.into_iter().nth(2).unwrap()).unwrap();
     assert!(twin.drain());
 
     assert_eq!(holder.keeper().load("vm/b").unwrap().unwrap().1.len(), 2);

@@ -1,8 +1,7 @@
 //! Messages that bring eventfds: kick, call, err.
 
-use std::os::fd::OwnedFd;
-
-use base::event::Event;
+use base::doorbell::Doorbell;
+use base::peer_fd::PeerFd;
 
 use super::vring::Kick;
 use super::{Fault, Reply, Session};
@@ -17,8 +16,8 @@ impl Session {
         &self,
         request: Request,
         bytes: &[u8],
-        fds: Vec<OwnedFd>,
-    ) -> Result<(usize, Option<Event>), VhostUserError> {
+        fds: Vec<PeerFd>,
+    ) -> Result<(usize, Option<Doorbell>), VhostUserError> {
         let word: u64 = payload(request, bytes)?;
         if word & !(INDEX_MASK | VRING_NO_FD) != 0 {
             return Err(VhostUserError::BadField {
@@ -29,29 +28,29 @@ impl Session {
             });
         }
         let index = self.index(request, word & INDEX_MASK)?;
-        let event = fds.into_iter().next().map(Event::from_fd).transpose();
-        let event = event.map_err(|source| VhostUserError::BadDoorbell {
+        let bell = fds.into_iter().next().map(Doorbell::from_peer).transpose();
+        let bell = bell.map_err(|source| VhostUserError::BadDoorbell {
             message: request.message(),
             port: self.port.name.clone(),
             queue: index,
             source,
         })?;
-        Ok((index, event))
+        Ok((index, bell))
     }
 
     pub(super) fn set_vring_kick(
         &mut self,
         bytes: &[u8],
-        fds: Vec<OwnedFd>,
+        fds: Vec<PeerFd>,
     ) -> Result<Reply, Fault> {
         let request = Request::SetVringKick;
-        let (index, event) = self.doorbell(request, bytes, fds)?;
+        let (index, bell) = self.doorbell(request, bytes, fds)?;
         if self.memory.is_empty() {
             let why = format!("queue {index} is kicked before there is any memory");
             return Err(Self::misplaced(request, why).into());
         }
         let vring = &mut self.vrings[index];
-        vring.kick = event.map_or(Kick::Polled, Kick::Event);
+        vring.kick = bell.map_or(Kick::Polled, Kick::Event);
         vring.stale |= vring.running.is_some();
         Ok(Reply::Done)
     }
@@ -60,23 +59,19 @@ impl Session {
     pub(super) fn set_vring_call(
         &mut self,
         bytes: &[u8],
-        fds: Vec<OwnedFd>,
+        fds: Vec<PeerFd>,
     ) -> Result<Reply, Fault> {
-        let (index, event) = self.doorbell(Request::SetVringCall, bytes, fds)?;
+        let (index, bell) = self.doorbell(Request::SetVringCall, bytes, fds)?;
         let vring = &mut self.vrings[index];
-        vring.call = event;
+        vring.call = bell;
         vring.stale |= vring.running.is_some();
         Ok(Reply::Done)
     }
 
-    pub(super) fn set_vring_err(
-        &mut self,
-        bytes: &[u8],
-        fds: Vec<OwnedFd>,
-    ) -> Result<Reply, Fault> {
-        let (index, event) = self.doorbell(Request::SetVringErr, bytes, fds)?;
+    pub(super) fn set_vring_err(&mut self, bytes: &[u8], fds: Vec<PeerFd>) -> Result<Reply, Fault> {
+        let (index, bell) = self.doorbell(Request::SetVringErr, bytes, fds)?;
         let vring = &mut self.vrings[index];
-        vring.err = event;
+        vring.err = bell;
         vring.stale |= vring.running.is_some();
         Ok(Reply::Done)
     }

@@ -1,7 +1,8 @@
 //! Features, ownership, status, config space, MTU, the back-end channel.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+use base::peer_fd::PeerFd;
 
 use super::{Fault, Reply, Session};
 use crate::backend_channel::BackendChannel;
@@ -200,9 +201,12 @@ impl Session {
         Ok(Reply::Done)
     }
 
-    pub(super) fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
+    pub(super) fn set_backend_channel(&mut self, fds: Vec<PeerFd>) -> Result<Reply, Fault> {
         let channel = fds.into_iter().next();
-        self.backend = channel.map(|fd| Arc::new(BackendChannel::new(fd, &self.port.name)));
+        let channel = channel.map(|fd| BackendChannel::new(fd, &self.port.name)).transpose();
+        // The session can do without; what it had before is gone in any case.
+        self.backend = None;
+        self.backend = channel.map_err(Fault::Refused)?.map(Arc::new);
         self.port.device.set_notifier(self.notifier());
         Ok(Reply::Done)
     }

@@ -1,9 +1,9 @@
 //! Messages about the inflight region, and our own one for front ends that have none.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::limits::MAX_QUEUE_SIZE;
+use base::peer_fd::PeerFd;
 use queue::Layout;
 use queue::inflight::InflightRegion;
 use zerocopy::IntoBytes;
@@ -71,7 +71,7 @@ impl Session {
     }
 
     /// The region that the front end kept over our death.
-    pub(super) fn set_inflight(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
+    pub(super) fn set_inflight(&mut self, bytes: &[u8], fds: Vec<PeerFd>) -> Result<Reply, Fault> {
         let request = Request::SetInflightFd;
         let message = self.inflight_message(request, bytes)?;
         let Some(fd) = fds.into_iter().next() else {

@@ -1,19 +1,19 @@
 //! The memory table of a session, with the descriptors it came from. Every change makes a new
 //! value, so that a change that fails leaves nothing behind.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use base::peer_fd::PeerFd;
 use queue::dirty::DirtyLog;
 use queue::memory::RegionSpec;
-use queue::{GuestMemory, Layout, MemoryError, RingAddrs};
+use queue::{GuestMemory, Layout, MemoryError, MemoryShare, RingAddrs};
 
 use crate::codec::{Region, VringAddr};
 
 /// The dirty log and where it came from.
 #[derive(Debug, Clone)]
 pub(crate) struct LogArea {
-    pub fd: Arc<OwnedFd>,
+    pub fd: Arc<PeerFd>,
     pub size: u64,
     pub offset: u64,
     map: Arc<DirtyLog>,
@@ -22,19 +22,20 @@ pub(crate) struct LogArea {
 /// See the module's text.
 #[derive(Debug, Clone)]
 pub(crate) struct MemoryTable {
+    share: Arc<MemoryShare>,
     table: Arc<GuestMemory>,
-    pub regions: Vec<(RegionSpec, Arc<OwnedFd>)>,
+    pub regions: Vec<(RegionSpec, Arc<PeerFd>)>,
     pub log: Option<LogArea>,
     logging: bool,
 }
 
-impl Default for MemoryTable {
-    fn default() -> Self {
-        Self { table: GuestMemory::empty(), regions: Vec::new(), log: None, logging: false }
-    }
-}
-
 impl MemoryTable {
+    /// No memory, of a VM with this share.
+    pub fn new(share: Arc<MemoryShare>) -> Self {
+        let table = GuestMemory::of(Arc::clone(&share));
+        Self { share, table, regions: Vec::new(), log: None, logging: false }
+    }
+
     /// The table for devices.
     pub fn table(&self) -> &Arc<GuestMemory> {
         &self.table
@@ -54,8 +55,9 @@ impl MemoryTable {
     }
 
     /// These regions instead of ours, with the same log.
-    pub fn replaced(&self, regions: Vec<(RegionSpec, OwnedFd)>) -> Result<Self, MemoryError> {
-        let mut next = Self { regions: Vec::new(), table: GuestMemory::empty(), ..self.clone() };
+    pub fn replaced(&self, regions: Vec<(RegionSpec, PeerFd)>) -> Result<Self, MemoryError> {
+        let table = GuestMemory::of(Arc::clone(&self.share));
+        let mut next = Self { regions: Vec::new(), table, ..self.clone() };
         for (spec, fd) in regions {
             next.table = next.table.with_region(spec, &fd)?;
             next.regions.push((spec, Arc::new(fd)));
@@ -64,7 +66,7 @@ impl MemoryTable {
     }
 
     /// One region more.
-    pub fn with_region(&self, spec: RegionSpec, fd: OwnedFd) -> Result<Self, MemoryError> {
+    pub fn with_region(&self, spec: RegionSpec, fd: PeerFd) -> Result<Self, MemoryError> {
         let mut next = self.clone();
         next.table = self.table.with_region(spec, &fd)?;
         next.regions.push((spec, Arc::new(fd)));
@@ -88,12 +90,8 @@ impl MemoryTable {
     }
 
     /// Another dirty log.
-    pub fn with_log(&self, fd: OwnedFd, size: u64, offset: u64) -> Result<Self, MemoryError> {
-        let map = Arc::new(DirtyLog::new(
-            fd.try_clone().map_err(|e| unmappable(size, &e))?,
-            size,
-            offset,
-        )?);
+    pub fn with_log(&self, fd: PeerFd, size: u64, offset: u64) -> Result<Self, MemoryError> {
+        let map = Arc::new(DirtyLog::new(&fd, size, offset)?);
         let log = LogArea { fd: Arc::new(fd), size, offset, map };
         Ok(Self { log: Some(log), ..self.clone() }.with_log_applied())
     }
@@ -129,10 +127,6 @@ impl MemoryTable {
             device: find(addrs.used, used_len, "used ring")?,
         })
     }
-}
-
-fn unmappable(size: u64, error: &std::io::Error) -> MemoryError {
-    MemoryError::Unmappable { addr: 0, len: size, reason: error.to_string() }
 }
 
 impl Region {

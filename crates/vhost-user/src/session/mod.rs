@@ -20,7 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::counter::QueueStats;
 use base::event::Event;
+use base::peer_fd::PeerFd;
 use base::shm::SharedMemory;
+use queue::MemoryShare;
 use queue::memory::RegionSpec;
 use queue::vring::PortHealth;
 
@@ -43,6 +45,8 @@ pub(crate) struct Port {
     pub stats: Vec<Arc<QueueStats>>,
     pub keeper: Arc<dyn Keeper>,
     pub health: Arc<PortHealth>,
+    /// What the ports of its VM may map.
+    pub share: Arc<MemoryShare>,
     /// Becomes readable when the port shall stop.
     pub stop: Event,
     /// Set before `stop` is rung, so that a flood of messages cannot hide it.
@@ -100,7 +104,7 @@ impl Reply {
 /// One connection.
 pub(crate) struct Session {
     port: Arc<Port>,
-    socket: OwnedFd,
+    socket: PeerFd,
     slots: Option<Arc<SharedMemory>>,
     protocol_features: u64,
     /// As negotiated, with the session's own bits.
@@ -127,7 +131,7 @@ impl Session {
     /// A fresh session on a connected socket.
     pub fn new(
         port: Arc<Port>,
-        socket: OwnedFd,
+        socket: PeerFd,
         publish: Box<dyn Fn(&Session) + Send>,
     ) -> Result<Self, VhostUserError> {
         let queues = usize::from(port.device.queue_count());
@@ -145,8 +149,9 @@ impl Session {
         Ok(session)
     }
 
-    fn blank(port: Arc<Port>, socket: OwnedFd, publish: Box<dyn Fn(&Session) + Send>) -> Self {
+    fn blank(port: Arc<Port>, socket: PeerFd, publish: Box<dyn Fn(&Session) + Send>) -> Self {
         let queues = usize::from(port.device.queue_count());
+        let memory = MemoryTable::new(Arc::clone(&port.share));
         Self {
             port,
             socket,
@@ -156,7 +161,7 @@ impl Session {
             owned: false,
             device_status: 0,
             mtu: None,
-            memory: MemoryTable::default(),
+            memory,
             inflight: None,
             backend: None,
             vrings: (0..queues).map(|_| VringState::default()).collect(),
@@ -236,12 +241,7 @@ impl Session {
     }
 
     /// Handles a message, brings up what it made possible, and saves the outcome.
-    fn obey(
-        &mut self,
-        request: Request,
-        payload: &[u8],
-        fds: Vec<OwnedFd>,
-    ) -> Result<Reply, Fault> {
+    fn obey(&mut self, request: Request, payload: &[u8], fds: Vec<PeerFd>) -> Result<Reply, Fault> {
         self.check_negotiated(request)?;
         let reply = self.dispatch(request, payload, fds)?;
         if changes_state(request) {
@@ -258,7 +258,7 @@ impl Session {
         &mut self,
         request: Request,
         payload: &[u8],
-        fds: Vec<OwnedFd>,
+        fds: Vec<PeerFd>,
     ) -> Result<Reply, Fault> {
         match request {
             Request::GetFeatures => Ok(Reply::u64(self.offered_features())),
@@ -366,7 +366,7 @@ impl Session {
     }
 
     /// The memory table, with the files.
-    pub fn regions(&self) -> &[(RegionSpec, Arc<OwnedFd>)] {
+    pub fn regions(&self) -> &[(RegionSpec, Arc<PeerFd>)] {
         &self.memory.regions
     }
 

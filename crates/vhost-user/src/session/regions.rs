@@ -1,7 +1,6 @@
 //! Messages about memory: the table, single regions, the dirty log.
 
-use std::os::fd::OwnedFd;
-
+use base::peer_fd::PeerFd;
 use queue::memory::RegionSpec;
 
 use super::memory::MemoryTable;
@@ -17,11 +16,7 @@ fn memory_error(request: Request) -> impl Fn(queue::MemoryError) -> VhostUserErr
 
 impl Session {
     /// The whole table anew.
-    pub(super) fn set_mem_table(
-        &mut self,
-        bytes: &[u8],
-        fds: Vec<OwnedFd>,
-    ) -> Result<Reply, Fault> {
+    pub(super) fn set_mem_table(&mut self, bytes: &[u8], fds: Vec<PeerFd>) -> Result<Reply, Fault> {
         let request = Request::SetMemTable;
         let count: u32 = payload(request, bytes)?;
         let want = 8 + u64::from(count) * size_of::<Region>() as u64;
@@ -43,7 +38,7 @@ impl Session {
         Ok(Reply::Done)
     }
 
-    pub(super) fn add_region(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
+    pub(super) fn add_region(&mut self, bytes: &[u8], fds: Vec<PeerFd>) -> Result<Reply, Fault> {
         let request = Request::AddMemReg;
         let spec = single_region(request, bytes)?;
         let Some(fd) = fds.into_iter().next() else {
@@ -81,7 +76,7 @@ impl Session {
     }
 
     /// The reply is expected also without `need_reply` (QEMU waits for it).
-    pub(super) fn set_log_base(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
+    pub(super) fn set_log_base(&mut self, bytes: &[u8], fds: Vec<PeerFd>) -> Result<Reply, Fault> {
         let request = Request::SetLogBase;
         let log: Log = payload(request, bytes)?;
         let Some(fd) = fds.into_iter().next() else {

@@ -1,9 +1,10 @@
 //! A session into the holder's hands and out of them.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use base::event::Event;
+use base::doorbell::Doorbell;
+use base::peer_fd::PeerFd;
 use base::shm::SharedMemory;
 use queue::Layout;
 use queue::inflight::InflightRegion;
@@ -48,7 +49,7 @@ impl Session {
     }
 
     fn saved(&self) -> SavedSession {
-        let region = |(s, _): &(RegionSpec, Arc<OwnedFd>)| SavedRegion {
+        let region = |(s, _): &(RegionSpec, Arc<PeerFd>)| SavedRegion {
             guest_addr: s.guest_addr,
             user_addr: s.user_addr,
             len_bytes: s.len_bytes,
@@ -93,7 +94,7 @@ impl Session {
     pub fn restore(
         port: Arc<Port>,
         saved: &SavedSession,
-        fds: Vec<OwnedFd>,
+        fds: Vec<PeerFd>,
         publish: Box<dyn Fn(&Session) + Send>,
     ) -> Result<Self, VhostUserError> {
         // First: also a driver whose session cannot go on, and whose VMM connects anew, relies on it.
@@ -122,20 +123,21 @@ impl Session {
     fn refill(
         &mut self,
         saved: &SavedSession,
-        fds: &mut impl Iterator<Item = OwnedFd>,
+        fds: &mut impl Iterator<Item = PeerFd>,
     ) -> Result<(), VhostUserError> {
         self.protocol_features = saved.protocol_features;
         self.owned = saved.owned;
         self.device_status = saved.status;
         if saved.has_slots {
-            let shm = SharedMemory::from_fd(next(fds)?)
+            // A file of our own making, sealed against shrinking.
+            let shm = SharedMemory::from_fd(next(fds)?.into_checked())
                 .map_err(VhostUserError::std_io("mapping the positions file"))?;
             self.slots = Some(Arc::new(shm));
         }
         self.refill_memory(saved, fds)?;
         self.refill_inflight(saved, fds)?;
         if saved.has_backend {
-            self.backend = Some(Arc::new(BackendChannel::new(next(fds)?, &self.port.name)));
+            self.backend = Some(Arc::new(BackendChannel::new(next(fds)?, &self.port.name)?));
         }
         for (vring, saved) in self.vrings.iter_mut().zip(&saved.vrings) {
             refill_vring(vring, saved, fds)?;
@@ -147,7 +149,7 @@ impl Session {
     fn refill_memory(
         &mut self,
         saved: &SavedSession,
-        fds: &mut impl Iterator<Item = OwnedFd>,
+        fds: &mut impl Iterator<Item = PeerFd>,
     ) -> Result<(), VhostUserError> {
         let message = Request::SetMemTable.message();
         let failed = |source| VhostUserError::Memory { message, source };
@@ -173,7 +175,7 @@ impl Session {
     fn refill_inflight(
         &mut self,
         saved: &SavedSession,
-        fds: &mut impl Iterator<Item = OwnedFd>,
+        fds: &mut impl Iterator<Item = PeerFd>,
     ) -> Result<(), VhostUserError> {
         let Some(i) = saved.inflight else { return Ok(()) };
         let layout = if i.packed { Layout::Packed } else { Layout::Split };
@@ -259,25 +261,25 @@ fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), Vhos
 }
 
 /// Whether the other end is closed. What it said before may still be in the socket.
-fn has_hung_up(socket: &OwnedFd) -> bool {
+fn has_hung_up(socket: &PeerFd) -> bool {
     let mut set = [PollFd::new(socket, PollFlags::empty())];
     let polled = retry(|| poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })));
     // When this fails, the session's own reads tell.
     polled.is_ok() && set[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-fn next(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd, VhostUserError> {
+fn next(fds: &mut impl Iterator<Item = PeerFd>) -> Result<PeerFd, VhostUserError> {
     fds.next().ok_or_else(|| VhostUserError::Holder("too few saved descriptors".to_owned()))
 }
 
-fn next_event(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Event, VhostUserError> {
-    Event::from_fd(next(fds)?).map_err(VhostUserError::std_io("taking a saved eventfd"))
+fn next_event(fds: &mut impl Iterator<Item = PeerFd>) -> Result<Doorbell, VhostUserError> {
+    Doorbell::from_peer(next(fds)?).map_err(VhostUserError::std_io("taking a saved eventfd"))
 }
 
 fn refill_vring(
     vring: &mut VringState,
     saved: &SavedVring,
-    fds: &mut impl Iterator<Item = OwnedFd>,
+    fds: &mut impl Iterator<Item = PeerFd>,
 ) -> Result<(), VhostUserError> {
     vring.size = saved.size;
     vring.addrs = saved.addrs.map(|a| VringAddr {

@@ -1,6 +1,6 @@
 //! Queues on and off their sidecores.
 
-use base::event::Event;
+use base::doorbell::Doorbell;
 use queue::slot::PositionSlot;
 use queue::vring::VringParts;
 use queue::{Position, Queue, RingAddrs, RingError, RingSetup, Vring};
@@ -90,7 +90,7 @@ impl Session {
     fn break_port(&self, index: usize, error: &dyn std::fmt::Display) {
         self.port.health.fail(Some(index as u16), error);
         if let Some(err) = &self.vrings[index].err
-            && let Err(error) = err.signal()
+            && let Err(error) = err.ring()
         {
             tracing::warn!(port = %self.port.name, "queue {index}: err descriptor: {error}");
         }
@@ -165,16 +165,15 @@ impl Session {
     }
 }
 
-fn clone_of(event: Option<&Event>) -> Result<Option<Event>, VhostUserError> {
-    event
-        .map(Event::try_clone)
+fn clone_of(bell: Option<&Doorbell>) -> Result<Option<Doorbell>, VhostUserError> {
+    bell.map(Doorbell::try_clone)
         .transpose()
         .map_err(VhostUserError::std_io("duplicating an eventfd"))
 }
 
-fn kick_of(vring: &VringState) -> Result<Option<Event>, VhostUserError> {
+fn kick_of(vring: &VringState) -> Result<Option<Doorbell>, VhostUserError> {
     match &vring.kick {
-        Kick::Event(event) => clone_of(Some(event)),
+        Kick::Event(bell) => clone_of(Some(bell)),
         Kick::Polled | Kick::Unset => Ok(None),
     }
 }

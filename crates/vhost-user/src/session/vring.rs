@@ -1,6 +1,6 @@
 //! What the front end said of one queue.
 
-use base::event::Event;
+use base::doorbell::Doorbell;
 use queue::{Layout, RingAddrs};
 
 use crate::codec::{VRING_F_LOG, VringAddr, feature};
@@ -14,7 +14,7 @@ pub(crate) enum Kick {
     /// The front end has none: the ring is polled.
     Polled,
     /// An eventfd.
-    Event(Event),
+    Event(Doorbell),
 }
 
 /// What a running queue was started with.
@@ -33,8 +33,8 @@ pub(crate) struct VringState {
     pub base: u32,
     pub enabled: Option<bool>,
     pub kick: Kick,
-    pub call: Option<Event>,
-    pub err: Option<Event>,
+    pub call: Option<Doorbell>,
+    pub err: Option<Doorbell>,
     /// Set while it is on a sidecore.
     pub running: Option<Running>,
     /// A doorbell changed under the running queue: it must be started anew.

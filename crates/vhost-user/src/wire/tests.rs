@@ -1,3 +1,5 @@
+use std::os::fd::OwnedFd;
+
 use base::event::Event;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::counter::QueueStats;
+use queue::MemoryShare;
 use queue::testing::ModelDriver;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -266,7 +267,12 @@ pub fn connected_with(device: &Arc<FakeDevice>, keeper: Arc<dyn Keeper>) -> (Por
 }
 
 pub fn serve(device: &Arc<FakeDevice>, endpoint: Endpoint, keeper: Arc<dyn Keeper>) -> PortServer {
-    let config = PortConfig { name: "vm/port".to_owned(), endpoint, socket_mode: 0o600 };
+    let config = PortConfig {
+        name: "vm/port".to_owned(),
+        endpoint,
+        socket_mode: 0o600,
+        memory_share: MemoryShare::new(),
+    };
     let stats = (0..device.queue_count()).map(|_| Arc::new(QueueStats::default())).collect();
     serve_port(config, device.clone(), stats, keeper).unwrap()
 }

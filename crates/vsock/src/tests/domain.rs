@@ -226,9 +226,8 @@ fn a_dropped_domain_takes_its_sockets_along() {
 }
 
 #[test]
-fn abuse_P1_a_call_that_blocks_stops_its_port_and_the_others_go_on() {
+fn abuse_V3_a_call_that_would_block_holds_up_nobody() {
     let house = House::new();
-    let _watchdog = sidecore::Watchdog::start(vec![house.core.clone()]).unwrap();
     let (mut bad, _bad_port) = house.running_guest(3);
     let (mut good, _good_port) = house.running_guest(4);
     // The VMM fills its eventfd, and takes back what we set when we got it.
@@ -243,11 +242,9 @@ fn abuse_P1_a_call_that_blocks_stops_its_port_and_the_others_go_on() {
         guest.tx.kick_event().signal().unwrap();
     }
     assert_eq!(packet(&mut good).op(), 3);
-    while bad.rx.health().is_live() {
-        std::thread::yield_now();
-    }
-    let reason = bad.rx.health().reason();
-    assert!(reason.as_ref().is_some_and(|r| r.contains("call event")), "{reason:?}");
-    assert!(house.core.stats().stalls.get() >= 1);
+    // Its own answer is in its ring: it has only itself not to be told.
+    assert_eq!(packet(&mut bad).op(), 3);
+    assert!(bad.rx.health().is_live());
+    assert_eq!(house.core.stats().stalls.get(), 0);
     assert!(good.rx.health().is_live());
 }

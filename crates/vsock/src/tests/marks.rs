@@ -20,7 +20,7 @@ impl Log {
         let len = (region.guest_addr + region.len_bytes) / PAGE / 8 + 1;
         let file = File::from(rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(len).unwrap();
-        let fd = file.try_clone().unwrap().into();
+        let fd = file.try_clone().unwrap();
         let log = Arc::new(DirtyLog::new(fd, len, 0).unwrap());
         let memory = driver.memory().with_log(Some(log));
         world.engine.set_memory(world.ids[guest], &memory).unwrap();

@@ -64,22 +64,22 @@ fn joined(regions: &[&SharedRegion]) -> Vec<MemoryRegion> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
+    use base::peer_fd::PeerFd;
     use rustix::fs::MemfdFlags;
 
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
-    fn file(len: u64) -> Arc<OwnedFd> {
+    fn file(len: u64) -> Arc<PeerFd> {
         let file = rustix::fs::memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, len).unwrap();
-        Arc::new(file)
+        Arc::new(file.into())
     }
 
-    fn region(file: &Arc<OwnedFd>, gpa: u64, len: u64, off: u64) -> SharedRegion {
+    fn region(file: &Arc<PeerFd>, gpa: u64, len: u64, off: u64) -> SharedRegion {
         SharedRegion { guest_addr: gpa, len_bytes: len, mmap_offset: off, file: file.clone() }
     }
 

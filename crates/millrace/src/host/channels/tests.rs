@@ -1,11 +1,11 @@
 //! Candidates, with ports and members that are played.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use ::channel::{LinkInfo, QmpError};
+use base::peer_fd::PeerFd;
 use control::config::ChannelConfig;
 use rustix::fs::MemfdFlags;
 use vhost_user::SharedRegion;
@@ -110,14 +110,14 @@ impl FrontEnds for Ports {
     }
 }
 
-fn file() -> Arc<OwnedFd> {
+fn file() -> Arc<PeerFd> {
     let file = rustix::fs::memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, MIB).unwrap();
-    Arc::new(file)
+    Arc::new(file.into())
 }
 
-fn table(files: &[&Arc<OwnedFd>]) -> Arc<[SharedRegion]> {
-    let region = |(i, file): (usize, &&Arc<OwnedFd>)| SharedRegion {
+fn table(files: &[&Arc<PeerFd>]) -> Arc<[SharedRegion]> {
+    let region = |(i, file): (usize, &&Arc<PeerFd>)| SharedRegion {
         guest_addr: i as u64 * 2 * MIB,
         len_bytes: MIB,
         mmap_offset: 0,

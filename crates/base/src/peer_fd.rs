@@ -1,0 +1,216 @@
+//! Descriptors that a peer gave, and how they are closed.
+//!
+//! A `close` can wait for as long as whoever made the file likes: a TCP socket that lingers, a file
+//! of a FUSE server that does not answer, a Unix socket in whose queue one of these lies. The last
+//! reference to a VM's memory takes a while, too: the kernel frees its pages. So what a peer gave is
+//! a [`PeerFd`], and its drop hands the descriptor to threads that do nothing but close. Nobody waits
+//! for those.
+//!
+//! # Limits
+//! - 16 threads at most, each with one descriptor at a time; they end when nothing came for 5 s.
+//! - 1,024 descriptors wait for them at most. What comes when all threads hang and this is full is
+//!   closed by the thread that drops it: most likely the hostile peer's own.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Most threads that close.
+const MAX_CLOSERS: usize = 16;
+
+/// Most descriptors that wait for a thread.
+const MAX_WAITING: usize = 1024;
+
+/// A thread without work ends after this.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Stack of a thread that calls `close` only.
+const STACK_LEN_BYTES: usize = 64 << 10;
+
+/// A descriptor from a peer. Its drop does not wait for the `close`.
+#[derive(Debug)]
+pub struct PeerFd {
+    /// None only within `drop` and `into_checked`.
+    fd: Option<OwnedFd>,
+}
+
+impl PeerFd {
+    /// The descriptor alone, for who has made sure that its `close` does not wait.
+    pub fn into_checked(mut self) -> OwnedFd {
+        match self.fd.take() {
+            Some(fd) => fd,
+            None => unreachable!("only taken when the value goes"),
+        }
+    }
+
+    /// A second descriptor of the same file.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.as_fd().try_clone_to_owned().map(Self::from)
+    }
+}
+
+impl From<OwnedFd> for PeerFd {
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd: Some(fd) }
+    }
+}
+
+impl AsFd for PeerFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.fd {
+            Some(fd) => fd.as_fd(),
+            None => unreachable!("only taken when the value goes"),
+        }
+    }
+}
+
+impl Drop for PeerFd {
+    fn drop(&mut self) {
+        if let Some(fd) = self.fd.take() {
+            CLOSERS.close(fd);
+        }
+    }
+}
+
+/// Waits until all that was dropped is closed: for tests that count descriptors.
+pub fn settle() {
+    while !CLOSERS.is_idle() {
+        std::thread::yield_now();
+    }
+}
+
+/// The process's.
+static CLOSERS: Closers = Closers::new();
+
+/// Threads that close descriptors.
+struct Closers {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+struct State {
+    waiting: VecDeque<OwnedFd>,
+    threads: usize,
+    /// Threads that wait for work.
+    idle: usize,
+}
+
+impl Closers {
+    const fn new() -> Self {
+        let state = State { waiting: VecDeque::new(), threads: 0, idle: 0 };
+        Self { state: Mutex::new(state), work: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.waiting.is_empty() && state.idle == state.threads
+    }
+
+    fn close(&'static self, fd: OwnedFd) {
+        let mut state = self.lock();
+        if state.idle <= state.waiting.len() && state.threads < MAX_CLOSERS {
+            state.threads += 1;
+            // Under the lock: the thread looks for work when this one is listed.
+            let started = std::thread::Builder::new()
+                .name("closer".into())
+                .stack_size(STACK_LEN_BYTES)
+                .spawn(|| self.run());
+            if started.is_err() {
+                state.threads -= 1;
+            }
+        }
+        if state.threads == 0 || state.waiting.len() >= MAX_WAITING {
+            drop(state);
+            return drop(fd);
+        }
+        state.waiting.push_back(fd);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    fn run(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(fd) = state.waiting.pop_front() {
+                drop(state);
+                drop(fd);
+                state = self.lock();
+                continue;
+            }
+            state.idle += 1;
+            let (woken, timeout) =
+                self.work.wait_timeout(state, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if timeout.timed_out() && state.waiting.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A socket whose close waits until its peer has read, for ten minutes at most.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        ours.set_nonblocking(true).unwrap();
+        let chunk = [0u8; 64 << 10];
+        while ours.write(&chunk).is_ok() {}
+        ours.set_nonblocking(false).unwrap();
+        let linger = Some(Duration::from_secs(600));
+        rustix::net::sockopt::set_socket_linger(&ours, linger).unwrap();
+        (ours.into(), theirs)
+    }
+
+    /// Waits until somebody has closed the other end.
+    fn is_closed(reader: OwnedFd) {
+        assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
+    }
+
+    #[test]
+    fn abuse_V4_descriptors_whose_close_hangs_hold_up_nobody() {
+        static SOME: Closers = Closers::new();
+        let (fds, peers): (Vec<_>, Vec<_>) =
+            std::iter::repeat_with(lingering).take(MAX_CLOSERS - 1).unzip();
+        let began = Instant::now();
+        fds.into_iter().for_each(|fd| SOME.close(fd));
+        assert!(began.elapsed() < Duration::from_secs(300), "the caller lingered");
+        // One thread is left, which closes for all others.
+        for _ in 0..100 {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            SOME.close(writer);
+            is_closed(reader);
+        }
+        assert!(SOME.lock().threads <= MAX_CLOSERS);
+        drop(peers);
+    }
+
+    #[test]
+    fn a_dropped_descriptor_is_closed_and_a_checked_one_is_not() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (fd, number) = (PeerFd::from(writer.try_clone().unwrap()), writer.as_raw_fd());
+        let kept = PeerFd::from(writer).into_checked();
+        assert_eq!(kept.as_raw_fd(), number);
+        drop((fd.try_clone().unwrap(), fd));
+        drop(kept);
+        is_closed(reader);
+    }
+}
