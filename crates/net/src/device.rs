@@ -269,9 +269,8 @@ impl Device for NetPort {
     }
 
     fn activate(&self, features: u64) -> Result<(), DeviceError> {
-        // Bits of the transport (30: protocol features, 26: dirty log) are the session's; bit 5
-        // (the MAC address in config space) is the VMM's, and some VMMs pass it on.
-        let own = features & !(1 << 30 | 1 << 26 | 1 << 5);
+        // Bits of the transport (30: protocol features, 26: dirty log) are the session's.
+        let own = features & !(1 << 30 | 1 << 26);
         let unknown = own & !self.offered;
         if unknown != 0 {
             return Err(DeviceError::Failed(format!(

@@ -30,6 +30,9 @@ pub const VRING_F_LOG: u32 = 1;
 pub mod feature {
     /// `VHOST_F_LOG_ALL`: log all writes to guest memory.
     pub const LOG_ALL: u64 = 1 << 26;
+    /// `VIRTIO_NET_F_MAC`: the address in config space, which is the VMM's where we have no config
+    /// space. Some VMMs pass on that the driver took it.
+    pub const NET_MAC: u64 = 1 << 5;
     /// `VHOST_USER_F_PROTOCOL_FEATURES`.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     /// `VIRTIO_F_NOTIFY_ON_EMPTY` and `VIRTIO_F_ANY_LAYOUT`: some VMMs acknowledge them by

@@ -145,6 +145,14 @@ pub enum VhostUserError {
         /// The cause.
         source: DeviceError,
     },
+    /// A front end comes and goes, and never gets as far as a running queue.
+    #[error("{count} sessions in a row ended before a queue ran; the last: {reason}")]
+    Fruitless {
+        /// Sessions.
+        count: u64,
+        /// Why the last one ended, as far as can be said.
+        reason: String,
+    },
     /// The holder refused, is gone, or gave back nonsense.
     #[error("holder: {0}")]
     Holder(String),

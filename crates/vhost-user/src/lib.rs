@@ -39,6 +39,8 @@
 //! - 4,096 bytes a message: the largest legal one has 2,056 ([`codec::MAX_PAYLOAD_LEN_BYTES`]).
 //! - 64 descriptors a message and 64 memory regions a VM ([`base::limits::MAX_MEMORY_REGIONS`]),
 //!   16 TiB together, 64 TiB for all ports ([`base::limits::MAX_MAPPED_BYTES`]).
+//! - `GET_QUEUE_NUM` of a network port: queue pairs for QEMU's network device, which is known by
+//!   asking for protocol features before it is the owner, and rings for all others.
 //! - 32 queues a port, 1,024 descriptors a queue ([`base::limits`]).
 //! - 256 bytes of config space in a message: QEMU's limit.
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
@@ -50,6 +52,8 @@
 //!   connections, 2 s for an answer: after that the session goes on unsaved, and says so.
 //! - Dialling again: after 50 ms, doubled up to 1 s; at once after a session of 1 s or more, after
 //!   50 ms when a shorter one brought a message.
+//! - Sessions in a row in which no queue ran: after three, 100 a second, and a line a minute in the
+//!   log.
 //! - A daemon killed in the microsecond between answering a message and taking it off the socket
 //!   answers it a second time. Nothing on a socket can close this gap from our side; front ends
 //!   take the second answer for a wrong reply and close the connection.
@@ -65,6 +69,7 @@ pub mod codec;
 pub mod device;
 mod endpoint;
 mod error;
+mod fruitless;
 pub mod holder;
 pub mod keeper;
 mod server;

@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::device::Device;
 use crate::endpoint::{Endpoint, Listener, dial};
 use crate::error::VhostUserError;
+use crate::fruitless::Fruitless;
 use crate::keeper::Keeper;
 use crate::session::{End, Port, Session};
 use crate::shared_memory::{MemoryCell, SharedRegion};
@@ -98,7 +99,8 @@ pub fn serve_port(
         thread: None,
     };
     let (status, forget) = (server.status.clone(), server.forget.clone());
-    let mut runner = Runner { port, status, memory: server.memory.clone(), forget, source };
+    let (memory, fruitless) = (server.memory.clone(), Fruitless::default());
+    let mut runner = Runner { port, status, memory, forget, source, fruitless };
     let thread = std::thread::Builder::new()
         .name("vhost-user".to_owned())
         .stack_size(STACK_LEN_BYTES)
@@ -247,6 +249,7 @@ struct Runner {
     memory: Arc<MemoryCell>,
     forget: Arc<AtomicBool>,
     source: Source,
+    fruitless: Fruitless,
 }
 
 impl Runner {
@@ -305,7 +308,10 @@ impl Runner {
     }
 
     fn serve(&mut self, mut session: Session) {
-        tracing::info!(port = %self.port.name, "front end connected");
+        let is_told = self.fruitless.are_few();
+        if is_told {
+            tracing::info!(port = %self.port.name, "front end connected");
+        }
         let mut status = lock(&self.status);
         status.connected = true;
         status.sessions += 1;
@@ -319,15 +325,35 @@ impl Runner {
         self.memory.clear();
         match end {
             End::Closed => {
-                tracing::info!(port = %self.port.name, "front end disconnected");
+                if is_told {
+                    tracing::info!(port = %self.port.name, "front end disconnected");
+                }
                 self.shorten_pause(begin.elapsed(), session.was_heard());
             }
             End::Stopped => {}
             // The pause goes on growing: dialling a front end that we cannot talk to is no use.
-            End::Failed(error) => self.note_error(&error),
+            End::Failed(error) if is_told => self.note_error(&error),
+            End::Failed(error) => lock(&self.status).last_error = Some(error.to_string()),
         }
+        self.note_fruitless(&session);
         // Last: a front end that sees the hang-up finds the reason in the status.
         drop(session);
+    }
+
+    /// A front end that comes and goes for ever is told of now and then, with the likely reason.
+    fn note_fruitless(&mut self, session: &Session) {
+        let has_served = session.has_served() || self.port.is_stopping();
+        let is_due = self.fruitless.note(has_served, Instant::now());
+        if self.fruitless.are_few() {
+            return;
+        }
+        let mut status = lock(&self.status);
+        let reason = status.last_error.take().unwrap_or_else(|| session.reason_to_leave());
+        let error = VhostUserError::Fruitless { count: self.fruitless.count(), reason };
+        if is_due {
+            tracing::warn!(port = %self.port.name, "{error}");
+        }
+        status.last_error = Some(error.to_string());
     }
 
     /// After a session that was one: dial again at once, or, when it was a short one, soon. A front
@@ -357,6 +383,7 @@ impl Runner {
 
     /// The next connection; none when there will be none any more.
     fn next_connection(&mut self) -> Result<Option<PeerFd>, VhostUserError> {
+        self.pause(self.fruitless.pause());
         loop {
             if self.port.is_stopping() {
                 return Ok(None);

@@ -1,5 +1,5 @@
 //! Sessions that go well: handshakes, rings up and down, config, status.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -9,8 +9,10 @@ use base::event::Event;
 use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
-use vhost_user::DeviceKind;
+use std::sync::Arc;
+
 use vhost_user::codec::{self, Request, feature, protocol};
+use vhost_user::{DeviceKind, Endpoint, NullKeeper};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Offers `n` buffers and sees them served and completed.
@@ -81,11 +83,66 @@ fn the_device_sees_its_own_features_only() {
     device.wait_for(&Call::Activate(VERSION_1 | feature::INDIRECT_DESC));
 }
 
+/// QEMU asks for everything before `SET_OWNER`, and means queue pairs; Cloud Hypervisor and crosvm
+/// own first, and mean rings.
+#[test]
+fn a_network_port_counts_queues_in_the_unit_of_its_front_end() {
+    let asks = |kind, queues, owns_first: bool| {
+        let device = FakeDevice::new(kind, queues);
+        let (_server, front) = connected(&device);
+        if owns_first {
+            front.send(Request::SetOwner, &[], &[]);
+        }
+        let protocols = protocols(&front);
+        front.send(Request::SetProtocolFeatures, &protocols.to_ne_bytes(), &[]);
+        front.get_u64(Request::GetQueueNum)
+    };
+    for (queues, pairs) in [(2, 1), (8, 4), (32, 16)] {
+        assert_eq!(asks(DeviceKind::Net, queues, false), pairs);
+        assert_eq!(asks(DeviceKind::Net, queues, true), u64::from(queues));
+        assert_eq!(asks(DeviceKind::Block, queues, false), u64::from(queues));
+    }
+}
+
+#[test]
+fn abuse_N1_more_queue_pairs_than_the_port_has_are_one_clear_error() {
+    let (_device, server, front) = simple(DeviceKind::Net);
+    front.hello(BASIC);
+    front.send(Request::SetVringCall, &2u64.to_ne_bytes(), &[memfd(0).as_fd()]);
+    let wanted = "the front end has 2 queue pairs or more, this port has 1 (queue_pairs)";
+    assert_ends(server, &front, wanted);
+}
+
+/// What QEMU does with `queues=2`: it hears of one pair, leaves, and comes again.
+#[test]
+fn abuse_N1_a_front_end_that_leaves_again_and_again_is_told_of_with_the_likely_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("port");
+    let device = FakeDevice::new(DeviceKind::Net, 2);
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let leaves = || {
+        let front = FrontEnd::dial(&path);
+        let protocols = protocols(&front);
+        front.send(Request::SetProtocolFeatures, &protocols.to_ne_bytes(), &[]);
+        assert_eq!(front.get_u64(Request::GetQueueNum), 1);
+        front
+    };
+    for _ in 0..5 {
+        leaves();
+    }
+    // While the sixth is connected, the status is that of the fifth.
+    let _sixth = leaves();
+    let error = server.status().last_error.unwrap();
+    assert!(error.contains("5 sessions in a row"), "{error}");
+    assert!(error.contains("the port has queue_pairs = 1"), "{error}");
+    assert!(error.contains("QEMU: queues="), "{error}");
+}
+
 #[test]
 fn bits_that_a_vmm_adds_by_itself_are_ignored() {
     let (device, _server, front) = simple(DeviceKind::Net);
     front.hello(BASIC);
-    let more = BASIC | feature::HARMLESS;
+    let more = BASIC | feature::HARMLESS | feature::NET_MAC;
     front.ok(Request::SetFeatures, &more.to_ne_bytes(), &[]);
     assert_eq!(device.calls().iter().filter(|c| matches!(c, Call::Activate(_))).count(), 1);
 }
@@ -220,7 +277,6 @@ fn what_is_offered_depends_on_the_device() {
 fn counts_and_status() {
     let (device, _server, front) = simple(DeviceKind::Net);
     let driver = ModelDriver::new(Layout::Split, 16);
-    assert_eq!(front.get_u64(Request::GetQueueNum), 2);
     front.start(BASIC, &driver);
     assert_eq!(front.get_u64(Request::GetMaxMemSlots), 64);
     front.ok(Request::SetStatus, &15u64.to_ne_bytes(), &[]);

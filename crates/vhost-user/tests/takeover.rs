@@ -150,7 +150,7 @@ fn a_network_port_goes_on_where_the_killed_daemon_was() {
         device.wait_for(&Call::Mtu(1400));
 
         // The VMM saw nothing: the same socket answers, and still knows what was negotiated.
-        assert_eq!(front.get_u64(Request::GetQueueNum), 2);
+        assert_eq!(front.get_u64(Request::GetQueueNum), 1);
         assert_eq!((server.status().sessions, server.status().resumed), (1, 1));
         front.get_base(0);
         front.set_doorbells(0, &driver);

@@ -36,6 +36,38 @@ impl Session {
             | when(device.wants_inflight(), protocol::INFLIGHT_SHMFD)
     }
 
+    pub(super) fn get_protocol_features(&mut self) -> Reply {
+        self.asked_before_owning |= !self.owned;
+        Reply::u64(self.offered_protocol_features())
+    }
+
+    /// Whether the front end is a network device of its own, which keeps control queue and config
+    /// space and leaves us the queue pairs: QEMU's. It asks for protocol features before it is the
+    /// owner; Cloud Hypervisor, crosvm and DPDK's virtio-user own first.
+    fn keeps_device(&self) -> bool {
+        self.port.device.kind() == DeviceKind::Net && self.asked_before_owning
+    }
+
+    /// The answer to `GET_QUEUE_NUM`. The specification speaks of queues; QEMU's network device
+    /// takes the number for queue pairs, as DPDK's back end gives it, all others for rings.
+    pub(super) fn queue_num(&self) -> u64 {
+        let rings = self.vrings.len() as u64;
+        if self.keeps_device() { rings / 2 } else { rings }
+    }
+
+    /// Why a front end may have left before any queue ran. QEMU closes the connection without a
+    /// word when it was told of fewer queue pairs than it has.
+    pub(crate) fn reason_to_leave(&self) -> String {
+        let pairs = self.vrings.len() / 2;
+        if self.keeps_device() {
+            return format!(
+                "the front end left; the port has queue_pairs = {pairs}: does the VMM \
+                 ask for more (QEMU: queues=)?"
+            );
+        }
+        "the front end left".to_owned()
+    }
+
     pub(super) fn offered_features(&self) -> u64 {
         self.port.device.features() | feature::PROTOCOL_FEATURES | feature::LOG_ALL
     }
@@ -60,17 +92,18 @@ impl Session {
 
     pub(super) fn set_features(&mut self, bytes: &[u8]) -> Result<Reply, Fault> {
         let wanted: u64 = payload(Request::SetFeatures, bytes)?;
-        let unknown = wanted & !(self.offered_features() | feature::HARMLESS);
+        let offered = self.offered_features();
+        let unknown = wanted & !(offered | self.harmless_features());
         if unknown != 0 {
             return Err(VhostUserError::BadField {
                 message: Request::SetFeatures.message(),
                 field: "bits that were not offered",
                 value: unknown,
-                rule: format!("offered are {:#x}", self.offered_features()),
+                rule: format!("offered are {offered:#x}"),
             }
             .into());
         }
-        let features = wanted & !feature::HARMLESS;
+        let features = wanted & offered & !feature::HARMLESS;
         let changed = self.features.map_or(u64::MAX, |old| old ^ features);
         if changed & !feature::LOG_ALL != 0 {
             if self.is_any_running() {
@@ -85,6 +118,14 @@ impl Session {
             self.change_memory(Request::SetFeatures, self.memory.with_logging(logging))?;
         }
         Ok(Reply::Done)
+    }
+
+    /// Bits that a front end may acknowledge although they were not offered.
+    fn harmless_features(&self) -> u64 {
+        match self.port.device.kind() {
+            DeviceKind::Net => feature::HARMLESS | feature::NET_MAC,
+            _ => feature::HARMLESS,
+        }
     }
 
     /// Tells the device its features.

@@ -110,6 +110,8 @@ pub(crate) struct Session {
     /// As negotiated, with the session's own bits.
     features: Option<u64>,
     owned: bool,
+    /// See [`Session::keeps_device`].
+    asked_before_owning: bool,
     device_status: u8,
     mtu: Option<u16>,
     memory: MemoryTable,
@@ -123,6 +125,8 @@ pub(crate) struct Session {
     kept: bool,
     /// A message came.
     heard: bool,
+    /// A queue ran.
+    served: bool,
     /// Tells the port's owner what changed.
     publish: Box<dyn Fn(&Session) + Send>,
 }
@@ -159,6 +163,7 @@ impl Session {
             protocol_features: 0,
             features: None,
             owned: false,
+            asked_before_owning: false,
             device_status: 0,
             mtu: None,
             memory,
@@ -169,6 +174,7 @@ impl Session {
             held: false,
             kept: false,
             heard: false,
+            served: false,
             publish,
         }
     }
@@ -176,6 +182,11 @@ impl Session {
     /// Whether the front end said anything in this session.
     pub fn was_heard(&self) -> bool {
         self.heard
+    }
+
+    /// Whether a queue ran in this session.
+    pub fn has_served(&self) -> bool {
+        self.served
     }
 
     /// Serves until the end. `idle` waits until the socket is readable (or the stop event is rung)
@@ -263,11 +274,11 @@ impl Session {
         match request {
             Request::GetFeatures => Ok(Reply::u64(self.offered_features())),
             Request::SetFeatures => self.set_features(payload),
-            Request::GetProtocolFeatures => Ok(Reply::u64(self.offered_protocol_features())),
+            Request::GetProtocolFeatures => Ok(self.get_protocol_features()),
             Request::SetProtocolFeatures => self.set_protocol_features(payload),
             Request::SetOwner => self.set_owner(),
             Request::ResetOwner => self.reset_owner(),
-            Request::GetQueueNum => Ok(Reply::u64(self.vrings.len() as u64)),
+            Request::GetQueueNum => Ok(Reply::u64(self.queue_num())),
             Request::SendRarp => self.send_rarp(payload),
             Request::NetSetMtu => self.set_mtu(payload),
             Request::SetBackendReqFd => self.set_backend_channel(fds),

@@ -5,6 +5,7 @@ use base::limits::MAX_QUEUE_SIZE;
 use super::vring::layout;
 use super::{Fault, Reply, Session};
 use crate::codec::{Request, VRING_F_LOG, VringAddr, VringState as StateMessage, payload};
+use crate::device::DeviceKind;
 use crate::error::VhostUserError;
 
 impl Session {
@@ -16,8 +17,22 @@ impl Session {
                 message: request.message(),
                 field: "queue",
                 value: index,
-                rule: format!("this port has {}", self.vrings.len()),
+                rule: self.queue_rule(index),
             }),
+        }
+    }
+
+    /// What a queue index may be, for who asked for `index`: of a network device in the unit that
+    /// its configuration has.
+    fn queue_rule(&self, index: u64) -> String {
+        let rings = self.vrings.len();
+        match self.port.device.kind() {
+            DeviceKind::Net => format!(
+                "the front end has {} queue pairs or more, this port has {} (queue_pairs)",
+                index / 2 + 1,
+                rings / 2,
+            ),
+            _ => format!("this port has {rings}"),
         }
     }
 

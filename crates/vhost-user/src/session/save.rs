@@ -15,7 +15,7 @@ use super::inflight::Inflight;
 use super::vring::{Kick, VringState, layout};
 use super::{End, Port, Session};
 use crate::backend_channel::BackendChannel;
-use crate::codec::{Request, VringAddr, feature};
+use crate::codec::{Request, VringAddr, feature, protocol};
 use crate::error::VhostUserError;
 use crate::keeper::{
     SAVED_VERSION, SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring,
@@ -127,6 +127,9 @@ impl Session {
     ) -> Result<(), VhostUserError> {
         self.protocol_features = saved.protocol_features;
         self.owned = saved.owned;
+        // The order of the handshake is not saved. Of the front ends that are known, those who ask
+        // first are those who take this one.
+        self.asked_before_owning = saved.protocol_features & protocol::RARP != 0;
         self.device_status = saved.status;
         if saved.has_slots {
             // A file of our own making, sealed against shrinking.

@@ -81,6 +81,8 @@ impl Session {
             if let Err(error) = self.port.device.start_queue(vring) {
                 self.vrings[index].running = None;
                 self.break_port(index, &error);
+            } else {
+                self.served = true;
             }
         }
     }
