@@ -1,8 +1,12 @@
 //! Limits shared by several crates, each with its reason.
 
-/// Largest virtqueue, in descriptors. QEMU and DPDK stop at 1,024 for network and disk; a power of
-/// two, because split rings need one.
-pub const MAX_QUEUE_SIZE: u16 = 1024;
+/// Largest virtqueue, in descriptors: what the specification allows (virtio 1.2, 2.6), and crosvm's
+/// default; QEMU and DPDK stop at 1,024 for network and disk. The rings lie in the guest's memory.
+pub const MAX_QUEUE_SIZE: u16 = 32_768;
+
+/// Most entries of an indirect table: more than [`MAX_CHAIN_SEGS`] are refused in any case, since
+/// each brings a segment.
+pub const MAX_INDIRECT_ENTRIES: u16 = 1024;
 
 /// Most virtqueues of one port. 16 queue pairs, or 32 disk queues; vhost-user indexes fit in a byte.
 pub const MAX_QUEUES: u16 = 32;

@@ -109,6 +109,10 @@ fn unmappable(len: u64, addr: u64, reason: String) -> RingError {
     RingError::Memory { place: "inflight region", source }
 }
 
+/// Most descriptors of a region, in all its queues together. The region is our memory, and the front
+/// end chooses its size: 32 queues of 4,096 descriptors, or four of the largest.
+pub const MAX_INFLIGHT_DESCS: u32 = 131_072;
+
 /// Bytes of one queue's region.
 fn queue_len(queue_size: u16, layout: Layout) -> usize {
     let (header, entry) = match layout {
@@ -128,6 +132,13 @@ fn region_len(num_queues: u16, queue_size: u16, layout: Layout) -> Result<u64, R
     if queue_size == 0 || queue_size > MAX_QUEUE_SIZE {
         let (size, limit) = (u32::from(queue_size), MAX_QUEUE_SIZE);
         return Err(RingError::BadSize { size, rule: "above 0", limit });
+    }
+    let descs = u32::from(num_queues) * u32::from(queue_size);
+    if descs > MAX_INFLIGHT_DESCS {
+        return Err(RingError::BadInflight(format!(
+            "{num_queues} queues of size {queue_size} are {descs} descriptors; at most \
+             {MAX_INFLIGHT_DESCS}"
+        )));
     }
     Ok((queue_len(queue_size, layout) * usize::from(num_queues)) as u64)
 }

@@ -35,10 +35,11 @@
 //! # Limits
 //! | what | number | why |
 //! |---|---|---|
-//! | descriptors of a queue | 1,024 ([`base::limits::MAX_QUEUE_SIZE`]) | what QEMU and DPDK stop at |
+//! | descriptors of a queue | 32,768 ([`base::limits::MAX_QUEUE_SIZE`]) | what the specification allows; nothing of ours grows with it but inflight tracking, 10 to 20 bytes a descriptor |
 //! | segments of a chain | 256 ([`base::limits::MAX_CHAIN_SEGS`]) | more than any driver sends; bounds a batch |
 //! | bytes of a chain | 64 MiB ([`base::limits::MAX_CHAIN_LEN_BYTES`]) | 254 segments of 64 KiB fit; far from 32-bit overflow |
-//! | entries of an indirect table | 1,024 | as the queue's descriptors |
+//! | entries of an indirect table | 1,024 ([`base::limits::MAX_INDIRECT_ENTRIES`]) | each brings a segment |
+//! | descriptors of an inflight region | 131,072 in all queues ([`inflight::MAX_INFLIGHT_DESCS`]) | 4 MiB of ours for packed rings, 2 for split ones: 32 queues of 4,096 |
 //! | chains in flight | the queue's size | a driver has no more descriptors; engines can size by it |
 //! | memory regions of a VM | 64 ([`base::limits::MAX_MEMORY_REGIONS`]) | the number announced to the VMM |
 //! | memory of a VM | 16 TiB ([`base::limits::MAX_MEMORY_BYTES`]) | a sparse file costs its owner nothing, our address space is everybody's |

@@ -39,7 +39,7 @@ struct Place {
 impl Place {
     #[inline]
     fn advance(&mut self, n: u16, size: u16) {
-        // Both are at most 1024: no overflow.
+        // The place is below 32,768, and `n` at most that: no overflow.
         self.at += n;
         if self.at >= size {
             self.at -= size;

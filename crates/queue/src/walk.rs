@@ -1,6 +1,6 @@
 //! Turns descriptors into segments of a batch, with every check on the way.
 
-use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS, MAX_QUEUE_SIZE};
+use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS, MAX_INDIRECT_ENTRIES};
 
 use crate::batch::{Batch, Entry};
 use crate::error::{MemoryError, RingError};
@@ -161,7 +161,7 @@ impl Build {
             return Err(bad("length is 0 or not a multiple of 16").into());
         }
         let count = table.len / DESC_BYTES;
-        if count > u32::from(MAX_QUEUE_SIZE) {
+        if count > u32::from(MAX_INDIRECT_ENTRIES) {
             return Err(bad("the table has more than 1024 entries").into());
         }
         let count = count as u16;

@@ -299,15 +299,17 @@ fn abuse_R8_queue_sizes() {
             (8, true, true),
             (1000, false, true),
             (1024, true, true),
-            (1025, false, false),
-            (2048, false, false),
-            (0x8000, false, false),
+            (1025, false, true),
+            (2048, true, true),
+            (0x7fff, false, true),
+            (0x8000, true, true),
+            (0x8001, false, false),
             (0xffff, false, false),
         ] {
             let mut setup = RingSetup { size, ..driver.setup() };
             // Room for the largest parts.
             setup.addrs.desc = driver.alloc(1 << 20).next_multiple_of(4096);
-            setup.addrs.driver = driver.alloc(1 << 17).next_multiple_of(4096);
+            setup.addrs.driver = driver.alloc(1 << 18).next_multiple_of(4096);
             setup.addrs.device = driver.alloc(1 << 20).next_multiple_of(4096);
             let result = Queue::new(driver.memory(), setup).err();
             let ok = if layout == Layout::Split { split_ok } else { packed_ok };

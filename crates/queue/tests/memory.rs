@@ -337,6 +337,10 @@ fn abuse_P5_inflight_regions_of_wrong_size_are_refused() {
         assert!(matches!(from(size, 0, 4, 0), Some(RingError::BadSize { .. })));
         let large = from(u64::MAX, 0, 4, MAX_QUEUE_SIZE + 1);
         assert!(matches!(large, Some(RingError::BadSize { .. })));
+        // As many queues and descriptors as there may be, but not both.
+        let huge = from(u64::MAX, 0, 5, MAX_QUEUE_SIZE);
+        assert!(matches!(huge, Some(RingError::BadInflight(text)) if text.contains("131072")));
+        assert!(InflightRegion::new(4, MAX_QUEUE_SIZE, layout).is_ok());
         assert!(matches!(from(u64::MAX, 0, 32, 1024), Some(RingError::Memory { .. })));
         assert!(matches!(from(size, 4096, 4, 8), Some(RingError::Memory { .. })));
         assert!(matches!(from(size, u64::MAX, 4, 8), Some(RingError::Memory { .. })));

@@ -1,7 +1,9 @@
 //! Rings against the model driver: what a well-behaved guest does.
 
+#![allow(non_snake_case)]
+
 use queue::seg::{copy_in, copy_out};
-use queue::testing::{ModelDriver, ModelOptions};
+use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use queue::{Batch, Completion, Layout};
 
 const LAYOUTS: [Layout; 2] = [Layout::Split, Layout::Packed];
@@ -146,6 +148,36 @@ fn a_vring_counts_and_notifies() {
             assert_eq!((stats.requests.get(), stats.batches.get()), (3, 3));
             assert_eq!(stats.notifications_sent.get(), 2);
             assert_eq!(stats.notifications_suppressed.get(), 1);
+        }
+    }
+}
+
+/// crosvm's default. The free-running indexes have 16 bits: two laps of the ring are all there is.
+#[test]
+fn abuse_N4_the_largest_ring_is_served_full_and_over_the_wrap_of_its_indexes() {
+    const SIZE: u16 = base::limits::MAX_QUEUE_SIZE;
+    for layout in LAYOUTS {
+        let ram = GuestRam::new(4 << 20);
+        let mut driver = ModelDriver::in_ram(ram, layout, SIZE, ModelOptions::default());
+        let mut queue = driver.queue();
+        let mut batch = Batch::new(usize::from(SIZE), usize::from(SIZE));
+        let buffer = driver.buffer(b"x");
+        // Not a divisor of the size: the third lap begins in the middle.
+        for count in [usize::from(SIZE), 31_000, usize::from(SIZE), 5] {
+            let ids: Vec<u16> = (0..count).map(|_| driver.stage(&[buffer], &[])).collect();
+            driver.publish();
+            let mut all = Vec::with_capacity(count);
+            while all.len() < count {
+                let popped = queue.pop(&mut batch, 1000).unwrap();
+                all.extend((0..popped).map(|i| done(&batch, i, 0)));
+            }
+            assert_eq!(queue.pop(&mut batch, 1000), Ok(0));
+            assert_eq!(all.iter().map(|c| c.id).collect::<Vec<_>>(), ids);
+            queue.push(&all);
+            for id in ids {
+                assert_eq!(driver.used(), Some((id, 0)));
+            }
+            assert_eq!(driver.used(), None);
         }
     }
 }

@@ -41,7 +41,8 @@
 //!   16 TiB together, 64 TiB for all ports ([`base::limits::MAX_MAPPED_BYTES`]).
 //! - `GET_QUEUE_NUM` of a network port: queue pairs for QEMU's network device, which is known by
 //!   asking for protocol features before it is the owner, and rings for all others.
-//! - 32 queues a port, 1,024 descriptors a queue ([`base::limits`]).
+//! - 32 queues a port, 32,768 descriptors a queue ([`base::limits`]), 131,072 in all queues of an
+//!   inflight region.
 //! - 256 bytes of config space in a message: QEMU's limit.
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
 //!   rings or watches it. An eventfd can be made blocking by its other owner; a sidecore that sleeps

@@ -126,7 +126,7 @@ fn abuse_P2_indexes_and_numbers_are_checked_before_they_are_narrowed() {
 
 #[test]
 fn abuse_R8_ring_sizes_over_the_socket() {
-    for num in [0u32, 1025, 0x1_0000, 0x1_0010, u32::MAX] {
+    for num in [0u32, 0x8001, 0x1_0000, 0x1_0010, u32::MAX] {
         let (_device, server, front) = simple(DeviceKind::Net);
         front.hello(BASIC);
         let state = codec::VringState { index: 0, num };
@@ -185,7 +185,7 @@ fn abuse_P5_inflight_regions() {
         codec::Inflight { num_queues: 3, ..good },
         codec::Inflight { num_queues: u16::MAX, ..good },
         codec::Inflight { queue_size: 0, ..good },
-        codec::Inflight { queue_size: 1025, ..good },
+        codec::Inflight { queue_size: 0x8001, ..good },
         codec::Inflight { mmap_size: 8, ..good },
         codec::Inflight { mmap_size: u64::MAX, ..good },
         codec::Inflight { mmap_offset: u64::MAX - 4095, ..good },

@@ -347,3 +347,16 @@ fn an_inflight_region_goes_to_the_front_end_and_comes_back() {
     front.start_ring(0, &driver, 1);
     assert_eq!(device.take(0, 8), [ids[0]], "exactly the unfinished one comes again");
 }
+
+/// crosvm's default for every device.
+#[test]
+fn abuse_N4_a_ring_of_32768_descriptors_is_served() {
+    for (layout, bits) in [(Layout::Split, 0), (Layout::Packed, feature::RING_PACKED)] {
+        let (device, server, front) = simple(DeviceKind::Net);
+        let ram = queue::testing::GuestRam::new(4 << 20);
+        let mut driver = ModelDriver::in_ram(ram, layout, 32_768, Default::default());
+        front.start(BASIC | bits, &driver);
+        assert_eq!((device.running(), server.status().queues[0].size), (vec![0], 32_768));
+        io(&device, &mut driver, 0, 40);
+    }
+}

@@ -108,7 +108,8 @@ impl Session {
         if !self.port.device.wants_inflight() || !self.port.keeper.is_persistent() {
             return Ok(());
         }
-        let (num_queues, queue_size) = (self.vrings.len() as u16, MAX_QUEUE_SIZE);
+        let sizes = self.vrings.iter().filter_map(|v| v.size);
+        let (num_queues, queue_size) = (self.vrings.len() as u16, sizes.max().unwrap_or(1));
         let region = InflightRegion::new(num_queues, queue_size, layout)
             .map_err(|source| VhostUserError::Ring { message: request.message(), source })?;
         self.inflight = Some(Inflight { region, num_queues, queue_size, layout, private: true });
