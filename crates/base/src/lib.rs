@@ -17,6 +17,7 @@ pub mod event;
 pub mod histogram;
 pub mod io;
 pub mod limits;
+pub mod log_limit;
 pub mod notify;
 pub mod numa;
 pub mod peer_fd;

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use base::clock::Clock;
 use base::counter::{Counter, QueueStats};
 use queue::{GuestMemory, Vring};
 use sidecore::{VmId, Watcher, WorkerRef};
@@ -15,6 +16,7 @@ use crate::binding::BindMode;
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::features;
+use crate::header::Mac;
 use crate::port::{Port, TxQueue};
 use crate::rxq::{RxQueue, vnet_len};
 
@@ -85,6 +87,7 @@ pub(crate) struct Place {
 pub struct NetPort {
     pub(crate) worker: WorkerRef<Engine>,
     pub(crate) place: Place,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) name: String,
     pub(crate) offered: u64,
     pub(crate) queue_pairs: u16,
@@ -258,6 +261,22 @@ impl Device for NetPort {
             });
         }
         self.with(move |port, _, _| port.mtu = mtu)
+    }
+
+    /// Refused where the port may not send from `mac`, and then told in the log.
+    fn announce(&self, mac: [u8; 6]) {
+        let (place, now_ns) = (self.place, self.clock.now_ns());
+        let answer =
+            self.worker.call(move |engine, _| engine.announce(place, Mac::new(mac), now_ns));
+        let port = &self.name;
+        match answer {
+            Ok(Ok(())) => tracing::info!(%port, mac = %Mac::new(mac), "announced"),
+            Ok(Err(reason)) => {
+                let reason = reason.name();
+                tracing::warn!(%port, mac = %Mac::new(mac), reason, "not announced");
+            }
+            Err(error) => tracing::warn!(%port, "not announced: {error}"),
+        }
     }
 
     fn read_config(&self, _offset: u32, _out: &mut [u8]) -> Result<(), DeviceError> {

@@ -68,6 +68,7 @@
 //!   destination a stage changes is dropped when the new receiver has no room.
 //! - A TAP hands up one frame per system call on kernels before 6.4 (no `RWF_NOWAIT` there).
 
+mod announce;
 pub mod binding;
 pub mod device;
 mod engine;

@@ -190,6 +190,7 @@ impl Switch {
         Ok(Arc::new(NetPort {
             worker: self.worker.clone(),
             place: Place { id, serial },
+            clock: Arc::clone(&self.clock),
             name,
             offered,
             queue_pairs: pairs,

@@ -262,7 +262,12 @@ fn prefetch(batch: &Batch, first: usize) {
 
 /// Whether a port may send this frame.
 #[inline]
-fn admit(port: &mut Port, head: &Head, tables: &mut Tables, now_ns: u64) -> Result<(), DropReason> {
+pub(crate) fn admit(
+    port: &mut Port,
+    head: &Head,
+    tables: &mut Tables,
+    now_ns: u64,
+) -> Result<(), DropReason> {
     if !port.link_up {
         return Err(DropReason::LinkDown);
     }

@@ -70,6 +70,19 @@ pub enum MemoryError {
         /// Why.
         reason: String,
     },
+    /// The file of the dirty log is shorter than it was.
+    #[error("the dirty log was truncated by its owner")]
+    LogTruncated,
+    /// The dirty log does not tell of all memory: pages that change would be lost in a migration.
+    #[error("a dirty log of {len} bytes for memory up to {end:#x}; {needed} bytes are needed")]
+    LogTooShort {
+        /// Bytes of the log.
+        len: u64,
+        /// The first guest address behind all memory.
+        end: u64,
+        /// Bytes needed.
+        needed: u64,
+    },
     /// An access hit a truncated file (SIGBUS): the region's content is gone.
     #[error("memory region {addr:#x}+{len:#x} was truncated by its owner")]
     Truncated {

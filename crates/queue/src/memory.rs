@@ -202,7 +202,7 @@ impl GuestMemory {
     /// Fails when a region's file was truncated under us.
     pub fn check_intact(&self) -> Result<(), MemoryError> {
         if self.log().is_some_and(DirtyLog::was_truncated) {
-            return Err(MemoryError::Truncated { addr: 0, len: 0 });
+            return Err(MemoryError::LogTruncated);
         }
         match self.regions.iter().find(|r| r.mapping.was_truncated()) {
             None => Ok(()),

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::counter::QueueStats;
 use base::doorbell::Doorbell;
+use base::log_limit::LogLimit;
 
 use crate::batch::Batch;
-use crate::error::RingError;
+use crate::error::{MemoryError, RingError};
 use crate::inflight::{InflightRegion, Tracker};
 use crate::ring::{Completion, Position, Queue};
 use crate::sigbus;
@@ -22,6 +23,7 @@ pub struct PortHealth {
     name: Arc<str>,
     broken: AtomicBool,
     reason: Mutex<Option<String>>,
+    log: LogLimit,
 }
 
 impl PortHealth {
@@ -30,6 +32,7 @@ impl PortHealth {
         Arc::new(Self {
             name: name.into(),
             broken: AtomicBool::new(false),
+            log: LogLimit::default(),
             reason: Mutex::new(None),
         })
     }
@@ -52,9 +55,16 @@ impl PortHealth {
             None => reason.to_string(),
         };
         if !self.broken.swap(true, Ordering::SeqCst) {
-            tracing::error!(port = %self.name, "port stopped: {text}");
+            if let Some(left_out) = self.log.admit() {
+                tracing::error!(port = %self.name, left_out, "port stopped: {text}");
+            }
             *self.reason.lock().unwrap_or_else(|e| e.into_inner()) = Some(text);
         }
+    }
+
+    /// The limit of what the port's front end can have logged.
+    pub fn log(&self) -> &LogLimit {
+        &self.log
     }
 
     /// Why the port is broken.
@@ -344,7 +354,16 @@ impl Vring {
     /// Breaks the port for a reason found by a device engine.
     #[cold]
     pub fn fail(&mut self, error: &RingError) {
-        self.parts.health.fail(Some(self.parts.index), error);
+        // Memory is the whole VM's: the queue that met it first says nothing.
+        let is_everywhere = matches!(
+            error,
+            RingError::Memory {
+                source: MemoryError::Truncated { .. } | MemoryError::LogTruncated,
+                ..
+            }
+        );
+        let queue = (!is_everywhere).then_some(self.parts.index);
+        self.parts.health.fail(queue, error);
         if let Some(err) = &self.parts.err
             && err.ring().is_err()
         {

@@ -75,6 +75,14 @@ pub enum VhostUserError {
         /// The rule.
         want: String,
     },
+    /// More file descriptors than any message has, on a part of one; all of them were closed.
+    #[error("{got} file descriptors on a part of a header; a message has {limit} at most")]
+    FdsOnPart {
+        /// How many came.
+        got: String,
+        /// Most of a message.
+        limit: usize,
+    },
     /// A message id that we do not know or do not offer.
     #[error("{message} is not supported")]
     Unsupported {
@@ -153,6 +161,9 @@ pub enum VhostUserError {
         /// Why the last one ended, as far as can be said.
         reason: String,
     },
+    /// A fault of ours.
+    #[error("the session panicked and was dropped (a fault of Millrace): {0}")]
+    Panicked(String),
     /// The holder refused, is gone, or gave back nonsense.
     #[error("holder: {0}")]
     Holder(String),

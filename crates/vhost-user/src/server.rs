@@ -1,8 +1,10 @@
 //! A port's thread: connections one after the other, sessions on them.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +35,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts to dial.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a stop waits for a session's thread: longer than disks are waited for, which give up
+/// before (20 s at a daemon's end).
+const JOIN_LIMIT: Duration = Duration::from_secs(25);
+
 /// How a port meets its front end.
 #[derive(Debug)]
 pub struct PortConfig {
@@ -53,6 +59,8 @@ pub struct PortServer {
     memory: Arc<MemoryCell>,
     forget: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// Closed by the thread as it ends.
+    ended: Receiver<()>,
 }
 
 impl std::fmt::Debug for PortServer {
@@ -91,12 +99,14 @@ pub fn serve_port(
         stop: Event::new().map_err(VhostUserError::std_io("making an eventfd"))?,
         stopping: AtomicBool::new(false),
     });
+    let (alive, ended) = channel();
     let mut server = PortServer {
         port: port.clone(),
         status: Arc::new(Mutex::new(status)),
         memory: Arc::default(),
         forget: Arc::default(),
         thread: None,
+        ended,
     };
     let (status, forget) = (server.status.clone(), server.forget.clone());
     let (memory, fruitless) = (server.memory.clone(), Fruitless::default());
@@ -104,7 +114,10 @@ pub fn serve_port(
     let thread = std::thread::Builder::new()
         .name("vhost-user".to_owned())
         .stack_size(STACK_LEN_BYTES)
-        .spawn(move || runner.run())
+        .spawn(move || {
+            runner.run();
+            drop((runner, alive));
+        })
         .map_err(VhostUserError::std_io("starting a session thread"))?;
     server.thread = Some(thread);
     Ok(server)
@@ -142,6 +155,7 @@ impl PortServer {
     pub fn status(&self) -> PortStatus {
         let mut status = lock(&self.status).clone();
         status.broken = self.port.health.reason();
+        status.log_lines_left_out = self.port.health.log().left_out();
         status
     }
 
@@ -179,10 +193,21 @@ impl PortServer {
     /// Waits until the port serves no more by itself: only a port on a connected
     /// [`Endpoint::Fd`] does.
     pub fn wait(mut self) {
+        // Never sent to: it returns when the thread ends.
+        let _ = self.ended.recv();
         self.join();
     }
 
+    /// Waits for the end of the thread, but not for ever: whoever stops a port may hold up others.
     fn join(&mut self) {
+        if self.ended.recv_timeout(JOIN_LIMIT) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!(
+                port = %self.port.name,
+                "the session thread does not end within {} s; it is left behind, with what it has",
+                JOIN_LIMIT.as_secs()
+            );
+            self.thread = None;
+        }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -199,6 +224,18 @@ impl Drop for PortServer {
             return;
         }
         self.join();
+    }
+}
+
+/// Runs `session` to its end, a panic included.
+fn guarded(session: impl FnOnce() -> End) -> End {
+    match catch_unwind(AssertUnwindSafe(session)) {
+        Ok(end) => end,
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            End::Panicked(text.unwrap_or_else(|| "no text".into()))
+        }
     }
 }
 
@@ -308,16 +345,17 @@ impl Runner {
     }
 
     fn serve(&mut self, mut session: Session) {
-        let is_told = self.fruitless.are_few();
+        let left_out = self.port.health.log().admit().filter(|_| self.fruitless.are_few());
+        let is_told = left_out.is_some();
         if is_told {
-            tracing::info!(port = %self.port.name, "front end connected");
+            tracing::info!(port = %self.port.name, left_out, "front end connected");
         }
         let mut status = lock(&self.status);
         status.connected = true;
         status.sessions += 1;
         drop(status);
         let begin = Instant::now();
-        let end = session.run(|socket| self.idle(socket));
+        let end = guarded(|| session.run(|socket| self.idle(socket)));
         let mut status = lock(&self.status);
         status.disconnected();
         status.last_error = None;
@@ -334,10 +372,33 @@ impl Runner {
             // The pause goes on growing: dialling a front end that we cannot talk to is no use.
             End::Failed(error) if is_told => self.note_error(&error),
             End::Failed(error) => lock(&self.status).last_error = Some(error.to_string()),
+            End::Panicked(what) => self.bury(what),
         }
         self.note_fruitless(&session);
         // Last: a front end that sees the hang-up finds the reason in the status.
         drop(session);
+    }
+
+    /// A session that panicked is a fault of ours: its queues stop, its front end may come again.
+    fn bury(&self, what: String) {
+        let error = VhostUserError::Panicked(what);
+        self.port.health.fail(None, &error);
+        self.note_error(&error);
+        lock(&self.status).panics += 1;
+        let device = &self.port.device;
+        let ended = guarded(|| {
+            device.session_ends(false);
+            device.set_notifier(None);
+            device.connected(false);
+            device.reset();
+            End::Stopped
+        });
+        if let End::Panicked(what) = ended {
+            tracing::error!(port = %self.port.name, "the device panicked, too: {what}");
+        }
+        if let Err(error) = self.port.keeper.forget(&self.port.name) {
+            self.note_error(&error);
+        }
     }
 
     /// A front end that comes and goes for ever is told of now and then, with the likely reason.
@@ -369,7 +430,9 @@ impl Runner {
     }
 
     fn note_error(&self, error: &VhostUserError) {
-        tracing::warn!(port = %self.port.name, "{error}");
+        if let Some(left_out) = self.port.health.log().admit() {
+            tracing::warn!(port = %self.port.name, left_out, "{error}");
+        }
         lock(&self.status).last_error = Some(error.to_string());
     }
 
@@ -437,7 +500,13 @@ impl Runner {
             Ok(None) => {}
             Ok(Some(_second)) => {
                 lock(&self.status).refused += 1;
-                tracing::warn!(port = %self.port.name, "second connection refused: one front end is connected");
+                if let Some(left_out) = self.port.health.log().admit() {
+                    tracing::warn!(
+                        port = %self.port.name,
+                        left_out,
+                        "second connection refused: one front end is connected"
+                    );
+                }
             }
             Err(error) => {
                 // Out of descriptors or memory: no reason to end the session that works. The

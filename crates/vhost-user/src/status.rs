@@ -57,6 +57,10 @@ pub struct PortStatus {
     pub resumed: u64,
     /// Connections closed at once because another one lived.
     pub refused: u64,
+    /// Sessions that panicked.
+    pub panics: u64,
+    /// Log lines that the front end caused and that were left out: there is a limit for each port.
+    pub log_lines_left_out: u64,
     /// Why the last session ended; none when it ended well.
     pub last_error: Option<String>,
     /// True when the port serves no more (its `fd` endpoint's session is over, or it was stopped).

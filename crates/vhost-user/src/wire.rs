@@ -136,6 +136,10 @@ fn receive_in_pieces(
     if !fill(socket, stop, &mut bytes, 0, &mut rights)? {
         return Ok(Received::Stopped);
     }
+    if rights.truncated {
+        // What was read is not a whole header.
+        return Err(VhostUserError::FdsOnPart { got: rights.count(), limit: MAX_FDS });
+    }
     let header = parse_header(&bytes);
     let request = header.check()?;
     bytes.resize(HEADER_LEN_BYTES + header.size as usize, 0);

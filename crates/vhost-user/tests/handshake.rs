@@ -15,16 +15,6 @@ use vhost_user::codec::{self, Request, feature, protocol};
 use vhost_user::{DeviceKind, Endpoint, NullKeeper};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Offers `n` buffers and sees them served and completed.
-fn io(device: &FakeDevice, driver: &mut ModelDriver, index: u16, n: usize) {
-    for _ in 0..n {
-        let buffer = (driver.alloc(64), 64);
-        let id = driver.offer(&[buffer], &[]);
-        assert_eq!(device.serve(index, 8), 1);
-        assert_eq!(driver.used(), Some((id, 0)));
-    }
-}
-
 #[test]
 fn a_session_from_first_message_to_io_to_stop() {
     for (layout, bits) in [(Layout::Split, 0), (Layout::Packed, feature::RING_PACKED)] {

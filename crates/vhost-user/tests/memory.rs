@@ -13,9 +13,6 @@ use vhost_user::DeviceKind;
 use vhost_user::codec::{self, Region, Request, VRING_F_LOG, feature};
 use zerocopy::IntoBytes;
 
-const LOW: Region =
-    Region { guest_addr: 0, len_bytes: 1 << 20, user_addr: 0x5000_0000, mmap_offset: 0 };
-
 fn round(device: &FakeDevice, driver: &mut ModelDriver) {
     let id = driver.offer(&[], &[(driver.alloc(64), 64)]);
     assert_eq!(device.serve(0, 8), 1);

@@ -11,11 +11,8 @@ use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use rustix::fs::fstat;
-use vhost_user::codec::{Region, Request};
+use vhost_user::codec::Request;
 use vhost_user::{DeviceKind, Endpoint, NullKeeper, PortServer};
-
-const LOW: Region =
-    Region { guest_addr: 0, len_bytes: 1 << 20, user_addr: 0x5000_0000, mmap_offset: 0 };
 
 fn watch(server: &PortServer) -> Receiver<()> {
     let (told, changes) = channel();

@@ -3,6 +3,7 @@
 
 mod abuse;
 pub mod alloc;
+mod announce;
 mod basic;
 mod checksum;
 mod credits;

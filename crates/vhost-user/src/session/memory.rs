@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use base::peer_fd::PeerFd;
-use queue::dirty::DirtyLog;
+use queue::dirty::{DirtyLog, LOG_PAGE_BYTES};
 use queue::memory::RegionSpec;
 use queue::{GuestMemory, Layout, MemoryError, MemoryShare, RingAddrs};
 
@@ -99,6 +99,19 @@ impl MemoryTable {
     /// Logging on or off; without a log, on has no effect until one comes.
     pub fn with_logging(&self, on: bool) -> Self {
         Self { logging: on, ..self.clone() }.with_log_applied()
+    }
+
+    /// Whether the log, while it is written to, tells of all memory (a bit for each 4 KiB page). A page
+    /// behind its end would be lost without a word.
+    pub fn check_log(&self) -> Result<(), MemoryError> {
+        let Some(log) = self.log.as_ref().filter(|_| self.logging) else { return Ok(()) };
+        // `GuestMemory` refuses regions that wrap around.
+        let end = self.regions.iter().map(|(s, _)| s.guest_addr + s.len_bytes).max().unwrap_or(0);
+        let needed = end.div_ceil(LOG_PAGE_BYTES * 8);
+        if log.size >= needed {
+            return Ok(());
+        }
+        Err(MemoryError::LogTooShort { len: log.size, end, needed })
     }
 
     fn with_log_applied(mut self) -> Self {

@@ -68,6 +68,8 @@ pub(crate) enum End {
     Stopped,
     /// The front end broke the protocol, or the world failed.
     Failed(VhostUserError),
+    /// A fault of ours; what it said.
+    Panicked(String),
 }
 
 /// Why a message was not obeyed.
@@ -236,7 +238,9 @@ impl Session {
         if let Some(error) = &error
             && !fatal
         {
-            tracing::warn!(port = %self.port.name, "refused: {error}");
+            if let Some(left_out) = self.port.health.log().admit() {
+                tracing::warn!(port = %self.port.name, left_out, "refused: {error}");
+            }
         }
         // Whoever has the answer also finds the new status.
         (self.publish)(self);
@@ -321,6 +325,10 @@ impl Session {
             (_, Some(Reply::BodyWithFd(body, fd))) => (body, Some(fd)),
             // "Uses zero length of payload to indicate an error".
             (Answer::Body, None) if request == Request::GetConfig => (Vec::new(), None),
+            // Whoever waits for an answer has one, though it is not what was asked for.
+            (Answer::Body, None) if request == Request::SetLogBase => {
+                (1u64.to_ne_bytes().to_vec(), None)
+            }
             // No body to give, and no other way to say no: the caller ends the session.
             (Answer::Body, _) => return Ok(true),
             (Answer::Ack, reply) if acks && header.needs_reply() => {

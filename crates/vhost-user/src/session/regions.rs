@@ -94,6 +94,7 @@ impl Session {
         request: Request,
         next: MemoryTable,
     ) -> Result<(), Fault> {
+        next.check_log().map_err(memory_error(request))?;
         let layout = layout(self.features.unwrap_or(0));
         let mut keeps_any = false;
         for index in 0..self.vrings.len() {

@@ -67,12 +67,28 @@ impl Session {
             // Rings outside memory wait for the region to come (back).
             let Ok(addrs) = self.memory.resolve(&addrs, size, layout(features)) else { continue };
             self.provide_inflight(request)?;
+            self.warn_of_lost_pages();
             match self.build(index, addrs, false) {
                 Ok(built) => ready.push(built),
                 Err(error) => self.break_port(index, &error),
             }
         }
         Ok(ready)
+    }
+
+    /// QEMU turns logging on before it gives the log, but starts no queue in between.
+    fn warn_of_lost_pages(&self) {
+        if self.memory.wants_logging()
+            && !self.memory.is_logging()
+            && let Some(left_out) = self.port.health.log().admit()
+        {
+            tracing::warn!(
+                port = %self.port.name,
+                left_out,
+                "a queue starts with VHOST_F_LOG_ALL and without a log: pages that it changes are \
+                 lost to a migration until SET_LOG_BASE"
+            );
+        }
     }
 
     pub(super) fn start_prepared(&mut self, ready: Vec<Vring>) {

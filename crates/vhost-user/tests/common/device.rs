@@ -42,6 +42,9 @@ pub struct FakeDevice {
 pub const CONFIG_LEN: u32 = 60;
 pub const MTU_LIMIT: u16 = 9000;
 
+/// The device panics when it is asked to announce this address.
+pub const PANICS: [u8; 6] = [0xdd; 6];
+
 impl FakeDevice {
     pub fn new(kind: DeviceKind, queues: u16) -> Arc<Self> {
         Arc::new(Self { kind, queues, inner: Mutex::default(), changed: Condvar::new() })
@@ -155,6 +158,7 @@ impl Device for FakeDevice {
     }
 
     fn announce(&self, mac: [u8; 6]) {
+        assert_ne!(mac, PANICS, "a fault for tests");
         self.note(Call::Announce(mac));
     }
 

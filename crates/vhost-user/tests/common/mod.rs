@@ -27,7 +27,7 @@ use vhost_user::{
 use zerocopy::{FromBytes, IntoBytes};
 
 #[allow(unused_imports)]
-pub use device::{Call, FakeDevice};
+pub use device::{Call, FakeDevice, PANICS};
 #[allow(unused_imports)]
 pub use judge::*;
 
@@ -38,6 +38,10 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 pub const VERSION_1: u64 = 1 << 32;
 /// What drivers of these tests negotiate, besides the ring format.
 pub const BASIC: u64 = VERSION_1 | feature::PROTOCOL_FEATURES | feature::INDIRECT_DESC;
+
+/// A region of memory below that of model drivers.
+pub const LOW: codec::Region =
+    codec::Region { guest_addr: 0, len_bytes: 1 << 20, user_addr: 0x5000_0000, mmap_offset: 0 };
 
 pub struct Reply {
     pub header: Header,
@@ -289,4 +293,14 @@ pub fn protocols(front: &FrontEnd) -> u64 {
     let all = front.get_u64(Request::GetProtocolFeatures);
     assert_ne!(all & protocol::REPLY_ACK, 0);
     all
+}
+
+/// `n` requests through a queue that runs.
+pub fn io(device: &FakeDevice, driver: &mut ModelDriver, index: u16, n: usize) {
+    for _ in 0..n {
+        let buffer = (driver.alloc(64), 64);
+        let id = driver.offer(&[buffer], &[]);
+        assert_eq!(device.serve(index, 8), 1);
+        assert_eq!(driver.used(), Some((id, 0)));
+    }
 }
