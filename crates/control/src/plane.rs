@@ -85,8 +85,8 @@ pub trait Plane: Send + Sync + 'static {
     /// the size in bytes.
     fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError>;
 
-    /// Plugs the cable in or out.
-    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError>;
+    /// Plugs the cable in or out. Returns whether a connected guest can see it at its carrier.
+    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<bool, PlaneError>;
 
     /// Changes what a VM is granted: the settings that `body` names. Returns what holds now.
     fn set_credit(&self, vm: &str, body: &Json) -> Result<CreditConfig, PlaneError>;

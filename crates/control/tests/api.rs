@@ -217,7 +217,7 @@ fn disks_are_resized_and_cables_pulled() {
     expect(&served, ("POST", "/v1/vms/web/disks/x/resume", None), (404, "Error"));
 
     let path = "/v1/vms/web/nets/net0/link";
-    expect(&served, ("PUT", path, Some(json!({"up": false}))), (200, "Link"));
+    expect(&served, ("PUT", path, Some(json!({"up": false}))), (200, "LinkState"));
     expect(&served, ("PUT", path, Some(json!({"up": 1}))), (400, "Error"));
     expect(&served, ("PUT", path, None), (400, "Error"));
     expect(&served, ("PUT", "/v1/vms/web/nets/x/link", Some(json!({"up": true}))), (404, "Error"));

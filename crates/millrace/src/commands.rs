@@ -199,7 +199,17 @@ pub fn link(args: &Link) -> Done {
     let body = json!({ "up": args.state == "up" });
     let path = format!("{}/link", port_path(&args.named, "nets"));
     let answer = ask(&args.named.socket, "PUT", &path, Some(&body))?;
-    Ok(if answer.is_success() { exit::OK } else { refused(&answer) })
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    if answer.json()["seen_by_guest"] != true {
+        eprintln!(
+            "millrace: frames are {}; no guest sees it at its carrier, since its VMM keeps config \
+             space to itself (QEMU: use set_link in its monitor) or is not connected",
+            if args.state == "up" { "passed" } else { "dropped" }
+        );
+    }
+    Ok(exit::OK)
 }
 
 /// `vm set`.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use base::clock::Clock;
@@ -13,6 +13,7 @@ use stage::FrameStage;
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::binding::BindMode;
+use crate::config_space::ConfigSpace;
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::features;
@@ -93,6 +94,9 @@ pub struct NetPort {
     pub(crate) queue_pairs: u16,
     pub(crate) features: AtomicU64,
     pub(crate) link_up: AtomicBool,
+    /// As configured.
+    pub(crate) mac: Option<[u8; 6]>,
+    pub(crate) mtu: AtomicU16,
     pub(crate) stats: Vec<Arc<QueueStats>>,
     pub(crate) stage_names: Vec<String>,
     pub(crate) stage_drops: Arc<[Counter]>,
@@ -113,6 +117,7 @@ pub(crate) fn offered(config: &NetPortConfig) -> u64 {
     add(config.packed, features::RING_PACKED);
     add(config.in_order, features::IN_ORDER);
     add(config.queue_pairs > 1, features::MQ);
+    add(config.mac.is_some(), features::MAC);
     bits
 }
 
@@ -143,16 +148,17 @@ impl NetPort {
         self.link_up.load(Ordering::Relaxed)
     }
 
-    /// Takes the link down (frames both ways are dropped and counted) or up again.
-    pub fn set_link(&self, up: bool) -> Result<(), DeviceError> {
+    /// Takes the link down (frames both ways are dropped and counted) or up again. Returns whether a
+    /// connected guest can see it: its VMM left config space to us, and its driver reads the state.
+    pub fn set_link(&self, up: bool) -> Result<bool, DeviceError> {
         self.with(move |port, _, _| port.link_up = up)?;
-        if self.link_up.swap(up, Ordering::Relaxed) != up {
-            let notifier = self.notifier.lock().unwrap_or_else(|e| e.into_inner()).clone();
-            if let Some(notifier) = notifier {
-                notifier.config_changed();
-            }
+        let has_changed = self.link_up.swap(up, Ordering::Relaxed) != up;
+        let notifier = self.notifier.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        let Some(notifier) = notifier else { return Ok(false) };
+        if has_changed {
+            notifier.config_changed();
         }
-        Ok(())
+        Ok(self.negotiated() & features::STATUS != 0)
     }
 
     /// Its MAC address, once known, and the IP addresses bound to it.
@@ -249,7 +255,7 @@ impl Device for NetPort {
     }
 
     fn has_config(&self) -> bool {
-        false
+        true
     }
 
     fn set_mtu(&self, mtu: u16) -> Result<(), DeviceError> {
@@ -260,7 +266,9 @@ impl Device for NetPort {
                 limit: MIN_MTU.into(),
             });
         }
-        self.with(move |port, _, _| port.mtu = mtu)
+        self.with(move |port, _, _| port.mtu = mtu)?;
+        self.mtu.store(mtu, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Refused where the port may not send from `mac`, and then told in the log.
@@ -279,12 +287,20 @@ impl Device for NetPort {
         }
     }
 
-    fn read_config(&self, _offset: u32, _out: &mut [u8]) -> Result<(), DeviceError> {
-        Err(DeviceError::Unsupported("reading config space (the VMM keeps it)"))
+    fn read_config(&self, offset: u32, out: &mut [u8]) -> Result<(), DeviceError> {
+        let space = ConfigSpace {
+            mac: self.mac.unwrap_or_default(),
+            link_up: self.link_up(),
+            queue_pairs: self.queue_pairs,
+            mtu: self.mtu.load(Ordering::Relaxed),
+        };
+        space.read(offset, out);
+        Ok(())
     }
 
+    /// No field is the driver's to write (virtio 1.2, 5.1.4.2): its MAC address was, before 1.0.
     fn write_config(&self, _offset: u32, _data: &[u8]) -> Result<(), DeviceError> {
-        Err(DeviceError::Unsupported("writing config space (the VMM keeps it)"))
+        Err(DeviceError::Unsupported("writing config space"))
     }
 
     fn activate(&self, features: u64) -> Result<(), DeviceError> {

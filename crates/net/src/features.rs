@@ -6,6 +6,8 @@ pub const CSUM: u64 = 1 << 0;
 pub const GUEST_CSUM: u64 = 1 << 1;
 /// The MTU is announced.
 pub const MTU: u64 = 1 << 3;
+/// The MAC address is in config space.
+pub const MAC: u64 = 1 << 5;
 /// The driver takes TCP super-packets over IPv4.
 pub const GUEST_TSO4: u64 = 1 << 7;
 /// The driver takes TCP super-packets over IPv6.
@@ -20,7 +22,7 @@ pub const HOST_TSO6: u64 = 1 << 12;
 pub const HOST_ECN: u64 = 1 << 13;
 /// One frame may take several receive buffers.
 pub const MRG_RXBUF: u64 = 1 << 15;
-/// Link state in config space (kept by the VMM).
+/// Link state in config space.
 pub const STATUS: u64 = 1 << 16;
 /// Control queue (kept by the VMM).
 pub const CTRL_VQ: u64 = 1 << 17;

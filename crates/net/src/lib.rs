@@ -41,6 +41,10 @@
 //! **Sleeping.** An idle switch arms the kicks of its transmit queues and has no timer; tables age
 //! when they are looked at. Only a held sender brings a wake-up, at the end of its hold.
 //!
+//! **Config space.** A VMM with a network device of its own (QEMU's, Cloud Hypervisor's) keeps it.
+//! Front ends that leave the device to us (crosvm, QEMU's `vhost-user-device`) read it here, and are
+//! told when the link changes; the guests of the others keep their carrier while frames are dropped.
+//!
 //! # Limits
 //! - One sidecore per switch; several switches spread over sidecores.
 //! - 1,024 ports ([`base::limits::MAX_PORTS`]), 16 queue pairs each: indexes of a session.
@@ -70,6 +74,7 @@
 
 mod announce;
 pub mod binding;
+mod config_space;
 pub mod device;
 mod engine;
 pub mod error;

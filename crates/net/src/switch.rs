@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use base::clock::Clock;
 use base::counter::QueueStats;
@@ -169,6 +169,7 @@ impl Switch {
         let (offered, pairs) = (offered(&config), config.queue_pairs);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed);
         let NetPortConfig { name, vm, mac, addresses, bind, mtu, stages, .. } = config;
+        let configured_mac = mac;
         let mac = mac.map(Mac::new);
         if let Some(mac) = mac.filter(|m| m.is_group() || m.is_zero()) {
             let why = "a group address or zero";
@@ -196,6 +197,8 @@ impl Switch {
             queue_pairs: pairs,
             features: AtomicU64::new(0),
             link_up: AtomicBool::new(true),
+            mac: configured_mac,
+            mtu: AtomicU16::new(mtu),
             stats: (0..pairs * 2).map(|_| Arc::default()).collect(),
             stage_names,
             stage_drops,

@@ -90,6 +90,13 @@ pub trait Device: Send + Sync {
     /// Whether the device has a config space to serve over vhost-user (`PROTOCOL_F_CONFIG`).
     fn has_config(&self) -> bool;
 
+    /// Whether config space and all queues of a network device are offered even to a front end that
+    /// seems to keep them to itself, as QEMU's network device does: QEMU's generic
+    /// `vhost-user-device` cannot be told from it.
+    fn is_whole_to_any_front_end(&self) -> bool {
+        false
+    }
+
     /// Network MTU to announce (`PROTOCOL_F_NET_MTU` is offered when some).
     fn set_mtu(&self, mtu: u16) -> Result<(), DeviceError> {
         let _ = mtu;

@@ -94,6 +94,26 @@ fn a_network_port_counts_queues_in_the_unit_of_its_front_end() {
     }
 }
 
+/// QEMU's network device has a config space of its own, and warns of ours at each start.
+#[test]
+fn config_space_of_a_network_port_is_for_front_ends_that_have_none() {
+    let (device, _server, front) = simple(DeviceKind::Net);
+    assert_eq!(front.get_u64(Request::GetProtocolFeatures) & protocol::CONFIG, 0);
+    front.send(Request::SetOwner, &[], &[]);
+    // It asks again for each further queue pair.
+    assert_eq!(front.get_u64(Request::GetProtocolFeatures) & protocol::CONFIG, 0);
+    drop((device, front));
+
+    let (device, _server, front) = simple(DeviceKind::Net);
+    front.send(Request::SetOwner, &[], &[]);
+    let protocols = protocols(&front);
+    assert_ne!(protocols & protocol::CONFIG, 0);
+    front.send(Request::SetProtocolFeatures, &protocols.to_ne_bytes(), &[]);
+    let (ours, _theirs) = pair();
+    front.ok(Request::SetBackendReqFd, &[], &[ours.as_fd()]);
+    device.wait_for(&Call::Notifier(true));
+}
+
 #[test]
 fn abuse_N1_more_queue_pairs_than_the_port_has_are_one_clear_error() {
     let (_device, server, front) = simple(DeviceKind::Net);

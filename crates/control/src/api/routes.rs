@@ -250,8 +250,8 @@ async fn link(
     let Some(up) = up.and_then(Value::as_bool) else {
         return Err(ApiError::of_field("up", "up: is missing or no boolean; write {\"up\": true}"));
     };
-    ask(plane, move |p| p.set_link(&vm, &port, up)).await??;
-    Ok(Json(serde_json::json!({ "up": up })).into_response())
+    let seen = ask(plane, move |p| p.set_link(&vm, &port, up)).await??;
+    Ok(Json(serde_json::json!({ "up": up, "seen_by_guest": seen })).into_response())
 }
 
 async fn shutdown(State(plane): Shared, body: Body) -> Answer {

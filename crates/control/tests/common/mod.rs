@@ -391,10 +391,10 @@ impl Plane for Fake {
         Ok(len_bytes.unwrap_or(1 << 20))
     }
 
-    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError> {
+    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<bool, PlaneError> {
         self.known("net", vm, port)?;
         self.note(format!("link {up}"));
-        Ok(())
+        Ok(up)
     }
 
     fn set_credit(&self, vm: &str, body: &Value) -> Result<CreditConfig, PlaneError> {

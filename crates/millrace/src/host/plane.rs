@@ -238,7 +238,7 @@ impl Plane for Host {
         disk.resize(len_bytes).map_err(|e| PlaneError::Refused(e.to_string()))
     }
 
-    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<(), PlaneError> {
+    fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<bool, PlaneError> {
         let found = self.find("net", vm, port)?;
         match found.live.as_ref().map(|l| &l.engine) {
             Ok(Engine::Net(net, _)) => {

@@ -32,7 +32,8 @@ impl Session {
         let when = |yes: bool, bits: u64| if yes { bits } else { 0 };
         always
             | when(net, protocol::RARP | protocol::MTU)
-            | when(device.has_config(), protocol::CONFIG)
+            // QEMU's network device would warn of it.
+            | when(device.has_config() && !self.keeps_device(), protocol::CONFIG)
             | when(device.wants_inflight(), protocol::INFLIGHT_SHMFD)
     }
 
@@ -45,7 +46,10 @@ impl Session {
     /// space and leaves us the queue pairs: QEMU's. It asks for protocol features before it is the
     /// owner; Cloud Hypervisor, crosvm and DPDK's virtio-user own first.
     fn keeps_device(&self) -> bool {
-        self.port.device.kind() == DeviceKind::Net && self.asked_before_owning
+        let device = &self.port.device;
+        device.kind() == DeviceKind::Net
+            && self.asked_before_owning
+            && !device.is_whole_to_any_front_end()
     }
 
     /// The answer to `GET_QUEUE_NUM`. The specification speaks of queues; QEMU's network device

@@ -145,7 +145,7 @@ impl Device for FakeDevice {
     }
 
     fn has_config(&self) -> bool {
-        self.kind != DeviceKind::Net
+        true
     }
 
     fn set_mtu(&self, mtu: u16) -> Result<(), DeviceError> {
