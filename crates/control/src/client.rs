@@ -80,16 +80,16 @@ impl Client {
     /// Asks for something long: the body of a success is for the caller to read, up to its end. It says itself
     /// whether it is whole. The inner error is an answer that is no success.
     pub fn download(&self, path: &str) -> Result<Result<impl Read + use<>, Answer>, ControlError> {
-        let unreachable = |source| ControlError::Unreachable { path: self.socket.clone(), source };
-        let mut stream = self.connect(TIMEOUT).map_err(unreachable)?;
+        let unreachable = ControlError::unreachable(&self.socket);
+        let mut stream = self.connect(TIMEOUT).map_err(&unreachable)?;
         // HTTP/1.0: a body of unknown length ends with the connection.
         let head = format!("GET {path} HTTP/1.0\r\nHost: millrace\r\n\r\n");
-        stream.write_all(head.as_bytes()).map_err(unreachable)?;
+        stream.write_all(head.as_bytes()).map_err(&unreachable)?;
         let mut stream = BufReader::with_capacity(CHUNK_BYTES, stream);
         let mut head = Vec::new();
         let mut byte = [0];
         while !head.ends_with(b"\r\n\r\n") && (head.len() as u64) < MAX_HEAD_BYTES {
-            if stream.read(&mut byte).map_err(unreachable)? == 0 {
+            if stream.read(&mut byte).map_err(&unreachable)? == 0 {
                 break;
             }
             head.push(byte[0]);
@@ -97,19 +97,19 @@ impl Client {
         if head.starts_with(b"HTTP/1.0 200 ") || head.starts_with(b"HTTP/1.1 200 ") {
             return Ok(Ok(stream));
         }
-        stream.take(MAX_ANSWER_LEN_BYTES).read_to_end(&mut head).map_err(unreachable)?;
+        stream.take(MAX_ANSWER_LEN_BYTES).read_to_end(&mut head).map_err(&unreachable)?;
         self.parse(&head).map(Err)
     }
 
     /// Sends something long, as it comes, and waits for the answer.
     pub fn upload(&self, path: &str, body: &mut dyn Read) -> Result<Answer, ControlError> {
-        let unreachable = |source| ControlError::Unreachable { path: self.socket.clone(), source };
-        let mut stream = self.connect(UPLOAD_TIMEOUT).map_err(unreachable)?;
+        let unreachable = ControlError::unreachable(&self.socket);
+        let mut stream = self.connect(UPLOAD_TIMEOUT).map_err(&unreachable)?;
         let head = format!(
             "PUT {path} HTTP/1.1\r\nHost: millrace\r\nConnection: close\r\n\
              Transfer-Encoding: chunked\r\n\r\n"
         );
-        stream.write_all(head.as_bytes()).map_err(unreachable)?;
+        stream.write_all(head.as_bytes()).map_err(&unreachable)?;
         let (mut piece, mut sent) = (vec![0; CHUNK_BYTES], Ok(()));
         loop {
             // What cannot be read ends the request as one that is cut short.
@@ -126,7 +126,7 @@ impl Client {
         let mut raw = Vec::new();
         let read = stream.take(MAX_ANSWER_LEN_BYTES + 1).read_to_end(&mut raw);
         if raw.is_empty() {
-            sent.and(read.map(drop)).map_err(unreachable)?;
+            sent.and(read.map(drop)).map_err(&unreachable)?;
         }
         self.parse(&raw)
     }
@@ -138,8 +138,8 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Answer, ControlError> {
-        let unreachable = |source| ControlError::Unreachable { path: self.socket.clone(), source };
-        let mut stream = self.connect(TIMEOUT).map_err(unreachable)?;
+        let unreachable = ControlError::unreachable(&self.socket);
+        let mut stream = self.connect(TIMEOUT).map_err(&unreachable)?;
         let body = body.map(Value::to_string).unwrap_or_default();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: millrace\r\nConnection: close\r\n\
@@ -152,7 +152,7 @@ impl Client {
         let mut raw = Vec::new();
         let read = (&mut stream).take(MAX_ANSWER_LEN_BYTES + 1).read_to_end(&mut raw);
         if raw.is_empty() {
-            sent.map_err(unreachable)?;
+            sent.map_err(&unreachable)?;
         }
         if let Err(e) = read
             && raw.is_empty()

@@ -1,7 +1,7 @@
 //! Why the control side could not do its work.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base::socket::SocketError;
 use thiserror::Error;
@@ -46,6 +46,16 @@ pub enum ControlError {
         /// The cause.
         source: io::Error,
     },
+    /// This user may not open the control socket.
+    #[error(
+        "this user may not open {path}: {source}; run the command as root, with sudo for example"
+    )]
+    NotAllowed {
+        /// The socket.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// What is to be sent cannot be read.
     #[error("reading what is to be sent: {0}")]
     Input(io::Error),
@@ -70,8 +80,35 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    pub(crate) fn io(what: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> Self {
+    /// That nobody could be asked at `path`.
+    pub(crate) fn unreachable(path: &Path) -> impl Fn(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| match source.kind() {
+            io::ErrorKind::PermissionDenied => Self::NotAllowed { path: path.clone(), source },
+            _ => Self::Unreachable { path: path.clone(), source },
+        }
+    }
+
+    pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { what, path, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(non_snake_case)]
+
+    use super::*;
+
+    #[test]
+    fn abuse_O6_a_user_without_rights_is_told_so_and_what_to_do() {
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let told = ControlError::unreachable(Path::new("/c.sock"))(denied).to_string();
+        assert!(told.starts_with("this user may not open /c.sock"), "{told}");
+        assert!(told.contains("run the command as root"), "{told}");
+        let gone = io::Error::from(io::ErrorKind::NotFound);
+        let told = ControlError::unreachable(Path::new("/c.sock"))(gone).to_string();
+        assert!(told.starts_with("no daemon answers on /c.sock"), "{told}");
     }
 }

@@ -75,6 +75,10 @@ pub trait Plane: Send + Sync + 'static {
     /// Makes a port and serves it. `body` is as in [`crate::config::Config::attach`].
     fn attach(&self, vm: &str, body: &Json) -> Result<PortStatus, PlaneError>;
 
+    /// Starts a port that does not run: one that failed to start, or one of the config file that was
+    /// detached. It is as the config file says now, or as it was attached.
+    fn start(&self, vm: &str, port: &str) -> Result<PortStatus, PlaneError>;
+
     /// Stops a port, and drops it. It waits for requests in its disk for a bounded time only.
     fn detach(&self, vm: &str, port: &str) -> Result<Detached, PlaneError>;
 

@@ -89,6 +89,15 @@ fn the_schema_names_every_route() {
 }
 
 #[test]
+fn a_port_that_does_not_run_is_started() {
+    let served = Served::start();
+    let started = expect(&served, ("POST", "/v1/vms/web/ports/root/start", None), (200, "Port"));
+    assert_eq!(started["port"], "root");
+    expect(&served, ("POST", "/v1/vms/web/ports/gone/start", None), (404, "Error"));
+    assert_eq!(*served.fake.asked.lock().unwrap(), ["start web/root"]);
+}
+
+#[test]
 fn modules_are_those_of_a_vm_and_are_loaded_again() {
     let served = Served::start();
     let of = |path: &str| ask(&served, "GET", path, None);

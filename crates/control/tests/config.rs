@@ -460,3 +460,28 @@ fn files_that_cannot_be_read_are_problems() {
     fs::write(&path, "#".repeat((1 << 20) + 1)).unwrap();
     assert!(load(&path).unwrap_err().to_string().contains("larger than 1048576"));
 }
+
+/// Whoever may write the config decides what root's daemon opens.
+#[test]
+fn abuse_O6_what_every_user_may_write_is_no_config() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let main = write(dir.path(), &[("m.toml", "[[vm]]\nname='a'"), ("m.d/a.toml", "")]);
+    let set = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let refused = |path: &Path, bad, good, words: &str| {
+        set(path, bad);
+        let told = load(&main).unwrap_err().to_string();
+        assert!(told.contains(&format!("{words} {}", path.display())), "{told}");
+        assert!(told.contains(&format!("run `chmod o-w {}`", path.display())), "{told}");
+        set(path, good);
+        load(&main).unwrap();
+    };
+    // A group of administrators may write it.
+    refused(&main, 0o646, 0o664, "anybody may write");
+    refused(&dir.path().join("m.d/a.toml"), 0o666, 0o644, "anybody may write");
+    refused(&dir.path().join("m.d"), 0o1777, 0o755, "anybody may add drop-ins to");
+    // As in /tmp, files of others are safe in a folder with the sticky bit.
+    refused(dir.path(), 0o777, 0o1777, "anybody may replace files in");
+}

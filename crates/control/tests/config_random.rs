@@ -1,6 +1,6 @@
 //! Random configs: whatever comes in, an answer comes out; and what was attached can be attached
 //! again from its own description.
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 use std::path::Path;
 
@@ -190,6 +190,7 @@ fn attaching_checks_against_the_config_and_names_fields_of_the_body() {
         panic!("the same MAC twice");
     };
     assert_eq!(problems.problems[0].field, "net.mac");
+    assert!(problems.to_string().contains("is taken by mac of port a/n"), "{problems}");
 
     let more = json!({"disk": {"name": "d", "format": "null", "size": 512}, "weight": 2});
     let Err(AttachError::Invalid(problems)) = config.attach("a", &more) else {
@@ -199,4 +200,51 @@ fn attaching_checks_against_the_config_and_names_fields_of_the_body() {
     let two = json!({"vsock": {"cid": 3, "path": "/v"}, "disk": {}});
     assert!(config.attach("a", &two).unwrap_err().to_string().contains("exactly one"));
     assert!(config.attach("a/../b", &net).unwrap_err().to_string().contains("'/'"));
+}
+
+/// Who sent the request does not know where ports stand in the config, nor which of two comes first.
+#[test]
+fn abuse_O6_an_attach_that_contradicts_another_port_names_that_port() {
+    let mut config = empty();
+    let null = |name: &str, socket: &str| {
+        json!({"disk": {"name": name, "format": "null",
+        "size": 512, "socket": socket}})
+    };
+    config.attach("first", &null("a", "/run/a")).unwrap();
+    config.attach("second", &json!({"vsock": {"cid": 3, "path": "/run/v"}})).unwrap();
+    let raw = |name: &str| json!({"disk": {"name": name, "format": "raw", "path": "/d.img"}});
+    config.attach("second", &raw("root")).unwrap();
+    let mut refused = |vm: &str, body: &Value, field: &str, words: &str| {
+        let Err(AttachError::Invalid(problems)) = config.attach(vm, body) else {
+            panic!("{body} contradicts a port");
+        };
+        assert_eq!(problems.problems[0].field, field, "{problems}");
+        assert!(problems.to_string().contains(words), "{problems}");
+    };
+    // The VM that is asked for comes first in the config, the other port is noted second.
+    let words = "the image /d.img is used by path of port second/root; give each";
+    refused("first", &raw("b"), "disk.path", words);
+    refused("first", &null("b", "/run/v"), "disk.socket", "is taken by path of port second/vsock");
+    refused("first", &null("b", "/run/v_7"), "disk.socket", "under path of port second/vsock");
+    refused("new", &null("b", "/run/a"), "disk.socket", "is taken by socket of port first/a");
+    let twice = json!({"vsock": {"cid": 3, "path": "/run/w"}});
+    refused("first", &twice, "vsock.cid", "context id 3 is taken by cid of port second/vsock");
+}
+
+#[test]
+fn a_port_is_put_in_the_place_of_one_that_does_not_run() {
+    let mut config = empty();
+    let disk = |size: u32| json!({"disk": {"name": "d", "format": "null", "size": size}});
+    let small = config.attach("v", &disk(512)).unwrap();
+    let large = empty().attach("v", &disk(1024)).unwrap();
+    let before = config.clone();
+    let vsock = json!({"vsock": {"cid": 3, "path": "/v", "socket": small.endpoint().socket}});
+    let vsock = empty().attach("v", &vsock).unwrap();
+    let error = config.put_port("v", &vsock).unwrap_err().to_string();
+    assert!(error.contains("is taken by socket of port v/d"), "{error}");
+    assert_eq!(config, before);
+    config.put_port("v", &large).unwrap();
+    assert_eq!(config.detach("v", "d"), Some(large));
+    let error = config.put_port("v", &small).unwrap_err().to_string();
+    assert!(error.contains("there is no VM v; restart the daemon"), "{error}");
 }

@@ -45,6 +45,8 @@ pub enum Command {
     Top(Top),
     /// Attach a port to a VM while the daemon runs
     Attach(Attach),
+    /// Start a port that could not be started, or one of the config file that was detached
+    Start(Named),
     /// Detach a port
     Detach(Named),
     /// Take over a disk's new size
@@ -83,9 +85,21 @@ pub enum Command {
 /// Which config.
 #[derive(Debug, Args)]
 pub struct ConfigFile {
-    /// Config file; drop-ins are read from the folder of the same name with .d
-    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
-    pub config: PathBuf,
+    /// Config file, by default /etc/millrace/millrace.toml; drop-ins are read from the folder of the same
+    /// name with .d
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The same as FILE
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    config: Option<PathBuf>,
+}
+
+impl ConfigFile {
+    /// Its path, the default one where none was named.
+    pub fn path(&self) -> PathBuf {
+        let named = self.file.as_ref().or(self.config.as_ref());
+        named.cloned().unwrap_or_else(|| DEFAULT_CONFIG.into())
+    }
 }
 
 /// `serve`.

@@ -45,7 +45,8 @@ fn port_path(named: &Named, kind: &str) -> String {
 
 /// `check`.
 pub fn check(args: &Check) -> Done {
-    match config::load(&args.file.config) {
+    let path = args.file.path();
+    match config::load(&path) {
         Ok(config) if args.json => {
             print_line(&serde_json::to_string_pretty(&config)?)?;
             Ok(exit::OK)
@@ -53,7 +54,7 @@ pub fn check(args: &Check) -> Done {
         Ok(config) => {
             let ports: usize = config.vms.iter().map(|vm| vm.ports().count()).sum();
             let (vms, switches) = (config.vms.len(), config.switches.len());
-            let file = args.file.config.display();
+            let file = path.display();
             print_line(&format!("{file}: good: {switches} switches, {vms} VMs, {ports} ports"))?;
             Ok(exit::OK)
         }
@@ -146,6 +147,17 @@ fn body_text(argument: &str) -> anyhow::Result<String> {
         bail!("{argument} is larger than {MAX_BODY_LEN_BYTES} bytes");
     }
     Ok(text)
+}
+
+/// `start`.
+pub fn start(args: &Named) -> Done {
+    let path = format!("{}/start", port_path(args, "ports"));
+    let answer = ask(&args.socket, "POST", &path, None)?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    print_line(answer.json()["socket"].as_str().unwrap_or_default())?;
+    Ok(exit::OK)
 }
 
 /// `detach`.

@@ -42,7 +42,11 @@ pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBu
         HolderConfig::None => return Ok((Arc::new(NullKeeper), None)),
         HolderConfig::External(path) => {
             // One that was started with this daemon may not listen yet: its unit does not say when.
-            let late = format!("no holder answers on {} (daemon.holder)", path.display());
+            let late = format!(
+                "no holder answers on {} (daemon.holder): start millrace-holder.service, or for a daemon \
+                 run by hand write `holder = true`",
+                path.display()
+            );
             wait_until_it_answers(&HolderKeeper::new(path.clone()), late, || Ok(()))?;
             path.clone()
         }

@@ -60,6 +60,7 @@ fn run(cli: Cli) -> u8 {
         Command::Module(command) => modules_of_vm::command(&command),
         Command::Top(args) => top::run(&args),
         Command::Attach(args) => commands::attach(&args),
+        Command::Start(args) => commands::start(&args),
         Command::Detach(args) => commands::detach(&args),
         Command::Resize(args) => commands::resize(&args),
         Command::Resume(args) => commands::resume(&args),
@@ -82,7 +83,9 @@ fn run(cli: Cli) -> u8 {
 fn report(error: &anyhow::Error) -> u8 {
     eprintln!("millrace: {}", process::describe(error));
     match error.downcast_ref() {
-        Some(control::ControlError::Unreachable { .. }) => exit::UNREACHABLE,
+        Some(
+            control::ControlError::Unreachable { .. } | control::ControlError::NotAllowed { .. },
+        ) => exit::UNREACHABLE,
         _ => exit::FAILED,
     }
 }

@@ -17,7 +17,7 @@ use crate::{exit, holder, process};
 
 /// Runs the daemon until it is told to stop.
 pub fn serve(args: &Serve) -> anyhow::Result<u8> {
-    let config = match config::load(&args.file.config) {
+    let config = match config::load(&args.file.path()) {
         Ok(config) => config,
         Err(problems) => {
             eprintln!("{problems}");
@@ -61,7 +61,7 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     let api = ApiServer::bind(&config.daemon.control_socket)?;
     let (keeper, holder) = holder::keeper(&config)?;
     let kept = Kept::load(&run_dir);
-    let host = Host::start(args.file.config.clone(), config, kept, keeper, holder.clone())?;
+    let host = Host::start(args.file.path(), config, kept, keeper, holder.clone())?;
     if let Some(holder) = &holder {
         holder::forget_others(holder, &host.names());
     }

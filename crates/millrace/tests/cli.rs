@@ -49,6 +49,9 @@ fn check_tells_every_problem_with_its_place() {
     assert!(told.contains(&format!("{file}:2:9: sidecore.count: is 0")), "{told}");
     assert!(told.contains(&format!("{file}:4:8: vm[0].name: has the character '/'")), "{told}");
     assert_eq!(run(&["serve", "--check-only", "-c", file]).status.code(), Some(1));
+    // By name alone, as people write it.
+    assert_eq!(text(&run(&["check", file]).stderr), told);
+    assert_eq!(run(&["check", file, "-c", file]).status.code(), Some(2));
     let json: Value =
         serde_json::from_slice(&run(&["check", "--json", "-c", file]).stdout).unwrap();
     assert_eq!(json["problems"][1]["location"]["line"], 4);

@@ -172,6 +172,35 @@ fn abuse_F2_one_image_is_served_once_even_under_two_names() {
     assert_eq!(attach("b", "b.img"), 422, "a symbolic link");
 }
 
+/// A port of the config is brought back by its name, whatever became of it.
+#[test]
+fn abuse_O6_a_port_of_the_config_is_started_by_name() {
+    let place = Place::new(ALL);
+    let daemon = place.start();
+    let socket = place.socket("control.sock");
+    let run = |args: &[&str]| millrace().args(args).arg("--socket").arg(&socket).output().unwrap();
+    let still = run(&["start", "db", "broken"]);
+    assert_eq!(still.status.code(), Some(4));
+    assert!(text(&still.stderr).contains("missing.img"), "{}", text(&still.stderr));
+    std::fs::write(place.path("missing.img"), vec![0; 1 << 20]).unwrap();
+    let started = run(&["start", "db", "broken"]);
+    assert_eq!(started.status.code(), Some(0), "{}", text(&started.stderr));
+    assert_eq!(text(&started.stdout).trim_end(), place.socket("db-broken.sock").to_str().unwrap());
+    assert_eq!(daemon.port("db", "broken")["health"], "ok");
+    let twice = run(&["start", "db", "broken"]);
+    assert_eq!(text(&twice.stderr), "millrace: db/broken runs already\n");
+
+    // Detached, then as the file says now.
+    assert_eq!(run(&["detach", "web", "null"]).status.code(), Some(0));
+    let config = std::fs::read_to_string(place.path("m.toml")).unwrap();
+    std::fs::write(place.path("m.toml"), config.replace("1GiB", "2GiB")).unwrap();
+    assert_eq!(run(&["start", "web", "null"]).status.code(), Some(0));
+    assert_eq!(daemon.port("web", "null")["disk"]["len_bytes"], json!(2u64 << 30));
+    let unknown = run(&["start", "web", "nothing"]);
+    assert_eq!(text(&unknown.stderr), "millrace: there is no port web/nothing\n");
+    assert_eq!(daemon.terminate().code(), Some(0), "{}", place.log());
+}
+
 #[test]
 fn a_cable_is_pulled_and_a_second_daemon_is_refused() {
     let place = Place::new(ALL);

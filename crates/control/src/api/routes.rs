@@ -55,6 +55,7 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/vms/{vm}", patch(set_vm))
         .route("/v1/vms/{vm}/ports", post(attach))
         .route("/v1/vms/{vm}/ports/{port}", delete(detach))
+        .route("/v1/vms/{vm}/ports/{port}/start", post(start))
         .route("/v1/vms/{vm}/disks/{port}/resize", post(resize))
         .route("/v1/vms/{vm}/disks/{port}/resume", post(resume))
         .route("/v1/vms/{vm}/nets/{port}/link", put(link))
@@ -199,6 +200,10 @@ async fn attach(State(plane): Shared, Path(vm): Path<String>, body: Body) -> Ans
     let body = json(body).await?.unwrap_or(Value::Null);
     let port = ask(plane, move |p| p.attach(&vm, &body)).await??;
     Ok((StatusCode::CREATED, Json(port)).into_response())
+}
+
+async fn start(State(plane): Shared, Path((vm, port)): Path<(String, String)>) -> Answer {
+    Ok(Json(ask(plane, move |p| p.start(&vm, &port)).await??).into_response())
 }
 
 async fn set_vm(State(plane): Shared, Path(vm): Path<String>, body: Body) -> Answer {

@@ -1,5 +1,6 @@
 //! Ports that come and go while the daemon runs: checked by the same rules as those of the files.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -8,10 +9,10 @@ use thiserror::Error;
 
 use super::check::check;
 use super::decode;
-use super::model::{Config, CreditConfig, PortConfig, VmConfig};
+use super::model::{Config, CreditConfig, PortConfig, VSOCK_PORT_NAME, VmConfig};
 use super::node::{Node, Value, from_json};
 use super::ports::{self, Home};
-use super::problem::{Problem, Problems};
+use super::problem::Problems;
 use super::reader::{Context, Reader};
 use super::value::check_name;
 
@@ -82,14 +83,38 @@ impl Config {
             next.vms.len() - 1
         });
         request.apply_to(&mut ctx, &mut next.vms[at], old.is_none());
-        let prefix = prefix(at, &next.vms[at], &request.port);
-        next.vms[at].push_port(request.port.clone());
-        check(&mut ctx, &next);
-        if !ctx.problems.is_empty() {
-            return Err(relative_to(ctx.problems, &prefix).into());
-        }
+        next.push_checked(ctx, at, request.port.clone())?;
         *self = next;
         Ok(request.port)
+    }
+
+    /// Gives a VM that is there a port in the place of one of the same name, if there is one. On error
+    /// nothing is changed.
+    pub fn put_port(&mut self, vm: &str, port: &PortConfig) -> Result<(), AttachError> {
+        let mut next = self.clone();
+        let mut ctx = Context::default();
+        let Some(at) = next.vms.iter().position(|v| v.name == vm) else {
+            let fix = "restart the daemon, which reads the config of VMs at its start".into();
+            ctx.note("vm", format!("there is no VM {vm}"), fix, None);
+            return Err(ctx.problems.into());
+        };
+        next.vms[at].remove_port(port.name());
+        next.push_checked(ctx, at, port.clone())?;
+        *self = next;
+        Ok(())
+    }
+
+    fn push_checked(
+        &mut self,
+        mut ctx: Context,
+        at: usize,
+        port: PortConfig,
+    ) -> Result<(), Problems> {
+        ctx.own = Some(place(at, &self.vms[at], &port));
+        self.vms[at].push_port(port);
+        ctx.names = names(self);
+        check(&mut ctx, self);
+        if ctx.problems.is_empty() { Ok(()) } else { Err(ctx.problems) }
     }
 
     /// Changes what a VM is granted: those settings that `body` names. None when there is no such
@@ -175,23 +200,34 @@ fn request(ctx: &mut Context, node: &Node, run_dir: &Path, vm: &str) -> Option<R
     ctx.problems.is_empty().then_some(Request { port, trust_domain, weight })
 }
 
-/// Where the new port will stand in the config.
-fn prefix(at: usize, vm: &VmConfig, port: &PortConfig) -> String {
+/// Where the new port will stand in the config, and its table in the request.
+fn place(at: usize, vm: &VmConfig, port: &PortConfig) -> (String, &'static str) {
     match port {
-        PortConfig::Net(_) => format!("vm[{at}].net[{}]", vm.nets.len()),
-        PortConfig::Disk(_) => format!("vm[{at}].disk[{}]", vm.disks.len()),
-        PortConfig::Vsock(_) => format!("vm[{at}].vsock"),
+        PortConfig::Net(_) => (format!("vm[{at}].net[{}]", vm.nets.len()), "net"),
+        PortConfig::Disk(_) => (format!("vm[{at}].disk[{}]", vm.disks.len()), "disk"),
+        PortConfig::Vsock(_) => (format!("vm[{at}].vsock"), "vsock"),
     }
 }
 
-/// Names the fields as the sender of the request wrote them.
-fn relative_to(mut all: Problems, prefix: &str) -> Problems {
-    let kind = prefix.rsplit('.').next().unwrap_or(prefix);
-    let kind = kind.split('[').next().unwrap_or(kind);
-    for Problem { field, .. } in &mut all.problems {
-        if let Some(rest) = field.strip_prefix(prefix) {
-            *field = format!("{kind}{rest}");
-        }
+/// The names of VMs, ports and switches by where they stand in the config.
+fn names(config: &Config) -> HashMap<String, String> {
+    let mut names = HashMap::new();
+    for (i, switch) in config.switches.iter().enumerate() {
+        names.insert(format!("switch[{i}]"), format!("switch {}", switch.name));
     }
-    all
+    for (i, vm) in config.vms.iter().enumerate() {
+        let of_vm = format!("vm[{i}]");
+        let mut port = |place: String, name: &str| {
+            names.insert(format!("{of_vm}.{place}"), format!("port {}/{name}", vm.name))
+        };
+        for (j, net) in vm.nets.iter().enumerate() {
+            port(format!("net[{j}]"), &net.name);
+        }
+        for (j, disk) in vm.disks.iter().enumerate() {
+            port(format!("disk[{j}]"), &disk.name);
+        }
+        port("vsock".into(), VSOCK_PORT_NAME);
+        names.insert(of_vm, format!("VM {}", vm.name));
+    }
+    names
 }

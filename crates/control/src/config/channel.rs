@@ -191,7 +191,7 @@ impl Owners {
                    by themselves";
         let mut take = |field: &str, what: String, first: Option<String>| {
             if let Some(first) = first {
-                ctx.note(field, format!("{what} is taken by {first}"), fix.into(), None);
+                ctx.conflict(&format!("{what} is taken by"), &first, field, fix);
             }
         };
         let field = format!("vm[{i}].channel.macs");

@@ -27,8 +27,8 @@ impl<K: Eq + Hash> Taken<K> {
     /// Takes `key`, shown as `shown`, for `field`; a second taker is noted.
     pub(super) fn take(&mut self, ctx: &mut Context, key: K, shown: &str, field: &str) {
         if let Some(first) = self.by.get(&key) {
-            let what = format!("{} {shown} is taken by {first}", self.what);
-            ctx.note(field, what, self.fix.into(), None);
+            let what = format!("{} {shown} is taken by", self.what);
+            ctx.conflict(&what, first, field, self.fix);
         } else {
             self.by.insert(key, field.into());
         }
@@ -138,9 +138,9 @@ fn disks(ctx: &mut Context, config: &Config) {
             let field = format!("vm[{i}].disk[{j}].path");
             match images.get(&plain(path)) {
                 Some((first, by)) if !(first.read_only && disk.read_only) => {
-                    let what = format!("the image {} is used by {by}", path.display());
+                    let what = format!("the image {} is used by", path.display());
                     let fix = "give each disk its own image, or make both read_only";
-                    ctx.note(&field, what, fix.into(), None);
+                    ctx.conflict(&what, by, &field, fix);
                 }
                 Some(_) => {}
                 None => {
@@ -176,10 +176,9 @@ fn sockets(ctx: &mut Context, config: &Config) {
         let base = without_port(&plain(path)).and_then(|base| bases.get(&base));
         if let Some(base) = base {
             let shown = path.display();
-            let what =
-                format!("{shown} is what a guest reaches as a port of the host under {base}");
+            let what = format!("{shown} is what a guest reaches as a port of the host under");
             let fix = "choose a path that is not another vsock path, `_` and digits";
-            ctx.note(field, what, fix.into(), None);
+            ctx.conflict(&what, base, field, fix);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,11 +22,22 @@ pub const MAX_FILE_LEN_BYTES: u64 = 1 << 20;
 /// Most drop-in files: one per port, when a tool writes them.
 pub const MAX_DROP_INS: usize = 1024;
 
+/// Permission bit of users that are neither the owner nor in the group.
+const ANYBODY_WRITES: u32 = 0o002;
+
+/// Permission bit of folders in which only a file's owner may replace it.
+const STICKY: u32 = 0o1000;
+
 /// Reads `path` and the drop-ins beside it (for `millrace.toml`: `millrace.d/*.toml`, in the order
-/// of their names), and checks everything. The error holds every problem of all files.
+/// of their names), and checks everything. The error holds every problem of all files. What every user of
+/// the host may change is refused: the config decides what a daemon of root opens and runs.
 pub fn load(path: &Path) -> Result<Config, Problems> {
     let mut problems = Problems::default();
     let mut sources = Vec::new();
+    if let Some(folder) = path.parent().filter(|folder| anybody_replaces_in(folder)) {
+        let what = format!("anybody may replace files in {}", folder.display());
+        problems.push(for_anybody(folder, what));
+    }
     match read(path) {
         Ok(source) => sources.push(source),
         Err(problem) => problems.push(*problem),
@@ -77,6 +89,10 @@ fn drop_ins(path: &Path, problems: &mut Problems) -> Vec<PathBuf> {
             return Vec::new();
         }
     };
+    if mode(&folder) & ANYBODY_WRITES != 0 {
+        let what = format!("anybody may add drop-ins to {}", folder.display());
+        problems.push(for_anybody(&folder, what));
+    }
     let mut files = Vec::new();
     for entry in entries {
         match entry {
@@ -106,6 +122,11 @@ fn read(path: &Path) -> Result<Arc<Source>, Box<Problem>> {
         }
         Box::new(problem)
     })?;
+    let meta = file.metadata().map_err(|e| Box::new(unreadable(path, &e.to_string())))?;
+    if meta.is_file() && meta.mode() & ANYBODY_WRITES != 0 {
+        let what = format!("anybody may write {}", path.display());
+        return Err(Box::new(for_anybody(path, what)));
+    }
     let mut bytes = Vec::new();
     file.take(MAX_FILE_LEN_BYTES + 1)
         .read_to_end(&mut bytes)
@@ -125,10 +146,28 @@ fn read(path: &Path) -> Result<Arc<Source>, Box<Problem>> {
     Ok(Arc::new(Source { file: path.into(), text }))
 }
 
+/// The permission bits of a folder; none where it cannot be looked at.
+fn mode(folder: &Path) -> u32 {
+    folder.metadata().map_or(0, |meta| meta.mode())
+}
+
+fn anybody_replaces_in(folder: &Path) -> bool {
+    mode(folder) & (ANYBODY_WRITES | STICKY) == ANYBODY_WRITES
+}
+
+fn for_anybody(path: &Path, what: String) -> Problem {
+    Problem { fix: format!("run `chmod o-w {}`", path.display()), ..unread(what) }
+}
+
 fn unreadable(path: &Path, why: &str) -> Problem {
+    unread(format!("cannot read {}: {why}", path.display()))
+}
+
+/// A problem of a whole file or folder.
+fn unread(what: String) -> Problem {
     Problem {
         field: String::new(),
-        what: format!("cannot read {}: {why}", path.display()),
+        what,
         fix: "make it readable for this user".into(),
         limit: None,
         location: None,

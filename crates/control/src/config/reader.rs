@@ -20,6 +20,11 @@ pub(crate) const MAX_LIST_LEN: usize = 1024;
 pub(crate) struct Context {
     pub(crate) problems: Problems,
     pub(crate) places: HashMap<String, Place>,
+    /// How tables are called in the answer to a request, whose sender does not know their numbers; empty
+    /// for files.
+    pub(crate) names: HashMap<String, String>,
+    /// The table that the request adds, and what its sender calls it.
+    pub(crate) own: Option<(String, &'static str)>,
 }
 
 impl Context {
@@ -35,7 +40,42 @@ impl Context {
                 None => break None,
             }
         };
-        self.problems.push(Problem { field: field.into(), what, fix, limit, location });
+        let field = self.shown(field);
+        self.problems.push(Problem { field, what, fix, limit, location });
+    }
+
+    /// Notes that two settings contradict each other: at the second of them, or at that of the request.
+    /// `what` ends in front of the name of the other.
+    pub(crate) fn conflict(&mut self, what: &str, first: &str, second: &str, fix: &str) {
+        let is_own = |field| self.of_request(field).is_some();
+        let (other, at) =
+            if is_own(first) && !is_own(second) { (second, first) } else { (first, second) };
+        let what = format!("{what} {}", self.shown(other));
+        self.note(at, what, fix.into(), None);
+    }
+
+    /// What the sender of a request calls a setting of it.
+    fn of_request(&self, field: &str) -> Option<String> {
+        let (prefix, kind) = self.own.as_ref()?;
+        let rest = field.strip_prefix(prefix.as_str())?;
+        (rest.is_empty() || rest.starts_with('.')).then(|| format!("{kind}{rest}"))
+    }
+
+    /// A setting as whoever wrote the file or sent the request knows it.
+    fn shown(&self, field: &str) -> String {
+        if let Some(own) = self.of_request(field) {
+            return own;
+        }
+        let tables = field.match_indices('.').map(|(at, _)| at).rev();
+        for table in std::iter::once(field.len()).chain(tables) {
+            if let Some(name) = self.names.get(&field[..table]) {
+                return match field[table..].strip_prefix('.') {
+                    Some(key) => format!("{key} of {name}"),
+                    None => name.clone(),
+                };
+            }
+        }
+        field.into()
     }
 }
 

@@ -368,6 +368,12 @@ impl Plane for Fake {
         Ok(port(vm, &config))
     }
 
+    fn start(&self, vm: &str, name: &str) -> Result<PortStatus, PlaneError> {
+        let config = self.known("port", vm, name)?;
+        self.note(format!("start {vm}/{name}"));
+        Ok(port(vm, &config))
+    }
+
     fn detach(&self, vm: &str, port: &str) -> Result<Detached, PlaneError> {
         self.known("port", vm, port)?;
         self.config.lock().unwrap().detach(vm, port);

@@ -164,7 +164,7 @@ impl Host {
 
     /// Checks the image of a listed port, and starts it in its place; a failure stands there, too. Nothing
     /// if it is not listed any more. `then` is done under the same lock.
-    fn start_checked(
+    pub(super) fn start_checked(
         &self,
         port: &Arc<Port>,
         then: impl FnOnce(&mut Change, &Arc<Port>),

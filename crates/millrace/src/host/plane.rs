@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::BlockPort;
-use control::config::CreditConfig;
+use control::config::{CreditConfig, PortConfig};
 use control::plane::{
     ChannelStatus, CopyWork, Detached, HolderStatus, ModuleStatus, PipeStatus, Plane, PlaneError,
     PortStatus, Restored, Status,
@@ -48,6 +48,54 @@ impl Host {
         let Change { config, kept, .. } = change;
         config.detach(vm, port);
         kept.detached(config, vm, port);
+    }
+
+    /// Starts a port that does not run: as the file has it, or as it is listed.
+    fn start_again(
+        &self,
+        vm: &str,
+        name: &str,
+        in_file: Option<PortConfig>,
+    ) -> Result<Arc<Port>, PlaneError> {
+        let mut change = self.lock();
+        let listed = self.find("port", vm, name);
+        let config = match (&listed, in_file) {
+            (Ok(port), _) if port.live.is_ok() => {
+                return Err(PlaneError::Conflict(format!("{vm}/{name} runs already")));
+            }
+            (Ok(port), _) if port.check.is_some() => {
+                let why = format!("{vm}/{name} starts when its image has been checked");
+                return Err(PlaneError::Conflict(why));
+            }
+            (_, Some(config)) => config,
+            (Ok(port), None) => port.config.clone(),
+            (Err(_), None) => return listed,
+        };
+        let before = change.config.clone();
+        change.config.put_port(vm, &config)?;
+        let put = |port| match &listed {
+            Ok(old) => self.ports.replace(old, port),
+            Err(_) => self.ports.push(port),
+        };
+        let started = if let Some(progress) = checks::needed(&config) {
+            let port = put(Port::checking(vm, config, progress));
+            drop(change);
+            self.start_checked(&port, |_, _| ()).unwrap_or(port)
+        } else {
+            let live = self.start_port(&mut change, vm, &config).map_err(|e| describe(&e));
+            if let (Err(why), Err(_)) = (&live, &listed) {
+                change.config = before;
+                return Err(PlaneError::Refused(why.clone()));
+            }
+            let port = put(Port::new(vm, config, live));
+            self.announce(&port);
+            self.pipes.ports_changed(vm);
+            port
+        };
+        match &started.live {
+            Ok(_) => Ok(started),
+            Err(why) => Err(PlaneError::Refused(why.clone())),
+        }
     }
 
     /// A disk that was started.
@@ -200,6 +248,15 @@ impl Plane for Host {
         let port = self.add(Port::new(vm, config, Ok(live)));
         self.pipes.ports_changed(vm);
         Ok(status::port(&port))
+    }
+
+    fn start(&self, vm: &str, port: &str) -> Result<PortStatus, PlaneError> {
+        let file = control::config::load(&self.config_path)?;
+        let mut in_file = file.vms.iter().filter(|v| v.name == vm).flat_map(|v| v.ports());
+        let in_file = in_file.find(|p| p.name() == port);
+        let started = self.start_again(vm, port, in_file)?;
+        tracing::info!(port = %full_name(vm, port), "started");
+        Ok(status::port(&started))
     }
 
     fn detach(&self, vm: &str, port: &str) -> Result<Detached, PlaneError> {
