@@ -72,6 +72,12 @@ pub trait Plane: Send + Sync + 'static {
     /// The counters.
     fn metrics(&self) -> Metrics;
 
+    /// What is logged.
+    fn log_filter(&self) -> LogFilter;
+
+    /// Changes what is logged until the daemon ends.
+    fn set_log_filter(&self, filter: &str) -> Result<LogFilter, PlaneError>;
+
     /// Makes a port and serves it. `body` is as in [`crate::config::Config::attach`].
     fn attach(&self, vm: &str, body: &Json) -> Result<PortStatus, PlaneError>;
 
@@ -144,6 +150,15 @@ pub struct Detached {
     /// Requests that its disk has not answered: the image stays locked until they are over. The memory
     /// of its VM may still be written by those that read.
     pub requests_in_disk: usize,
+}
+
+/// What is logged: a level, or directives such as `info,net=debug`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LogFilter {
+    /// What holds now.
+    pub filter: String,
+    /// What the config file said at the start, and holds again after a restart.
+    pub configured: String,
 }
 
 /// Answer of `GET /v1/status`.

@@ -89,6 +89,20 @@ fn the_schema_names_every_route() {
 }
 
 #[test]
+fn abuse_S5_what_is_logged_is_shown_and_changed() {
+    let served = Served::start();
+    let shown = expect(&served, ("GET", "/v1/log", None), (200, "LogFilter"));
+    assert_eq!(shown, json!({"filter": "info", "configured": "warn"}));
+    let put = |body| ("PUT", "/v1/log", Some(body));
+    let set = expect(&served, put(json!({"filter": "info,net=debug"})), (200, "LogFilter"));
+    assert_eq!(set["filter"], "info,net=debug");
+    for bad in [json!({}), json!({"filter": 3}), json!({"level": "info"})] {
+        expect(&served, put(bad), (400, "Error"));
+    }
+    assert_eq!(*served.fake.asked.lock().unwrap(), ["log info,net=debug"]);
+}
+
+#[test]
 fn a_port_that_does_not_run_is_started() {
     let served = Served::start();
     let started = expect(&served, ("POST", "/v1/vms/web/ports/root/start", None), (200, "Port"));

@@ -22,7 +22,7 @@ use vsock::{Domain, DomainConfig, VsockPortConfig};
 use crate::host::engine::{self, Engine, Opening};
 use crate::host::switches;
 use crate::process::EndSignals;
-use crate::{exit, process};
+use crate::{exit, journal, log, process};
 
 /// Polling time without work, in microseconds: such a program has no CPU of its own.
 const SPIN_US: u32 = 20;
@@ -234,7 +234,7 @@ fn run(
     match serve(name, convention, device) {
         Ok(()) => exit::OK,
         Err(e) => {
-            eprintln!("millrace-{name}: {}", process::describe(&e));
+            journal::print_error(&format!("millrace-{name}: {}", process::describe(&e)));
             exit::FAILED
         }
     }
@@ -246,7 +246,7 @@ fn serve(
     device: impl FnOnce(&Sidecore, &Arc<dyn Clock>) -> anyhow::Result<(Engine, Keep)>,
 ) -> anyhow::Result<()> {
     let endpoint = endpoint(convention)?;
-    process::init_logging("warn", false)?;
+    log::init("warn", false)?;
     process::raise_limits();
     let runtime = process::control_thread()?;
     let signals = runtime.block_on(async { EndSignals::new() })?;

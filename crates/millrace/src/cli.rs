@@ -58,6 +58,8 @@ pub enum Command {
     /// Change what a VM is granted of the host's I/O
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Show what is logged, or change it until the daemon ends
+    LogLevel(LogLevel),
     /// Print the counters in Prometheus' text format
     Metrics(Socket),
     /// Stop the daemon
@@ -361,6 +363,19 @@ pub struct VmSet {
     /// What of the ceilings it may use at once after a pause
     #[arg(long, value_name = "MS")]
     pub ceiling_burst_ms: Option<u64>,
+}
+
+/// `log-level`.
+#[derive(Debug, Args)]
+pub struct LogLevel {
+    /// Where.
+    #[command(flatten)]
+    pub socket: Socket,
+    /// off, error, warn, info, debug, trace, or by part: info,net=debug
+    pub filter: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `stop`.

@@ -9,11 +9,11 @@ use control::config;
 use serde_json::{Value, json};
 
 use crate::cli::{
-    Attach, ChannelCommand, Check, Cli, Completions, Link, Listing, Named, OfVm, PipeCommand,
-    Resize, Socket, Stop, Version, VmCommand,
+    Attach, ChannelCommand, Check, Cli, Completions, Link, Listing, LogLevel, Named, OfVm,
+    PipeCommand, Resize, Socket, Stop, Version, VmCommand,
 };
 use crate::process::{print, print_line};
-use crate::{exit, render};
+use crate::{exit, journal, render};
 
 /// Largest description of a port read from a file: the API takes no more.
 const MAX_BODY_LEN_BYTES: u64 = control::api::MAX_BODY_LEN_BYTES as u64;
@@ -63,7 +63,7 @@ pub fn check(args: &Check) -> Done {
             Ok(exit::FAILED)
         }
         Err(problems) => {
-            eprintln!("{problems}");
+            journal::print_error(&problems.to_string());
             Ok(exit::FAILED)
         }
     }
@@ -250,6 +250,26 @@ pub fn metrics(socket: &Socket) -> Done {
         return Ok(refused(&answer));
     }
     print(&answer.body)?;
+    Ok(exit::OK)
+}
+
+/// `log-level`.
+pub fn log_level(args: &LogLevel) -> Done {
+    let body = args.filter.as_ref().map(|filter| json!({ "filter": filter }));
+    let method = if body.is_some() { "PUT" } else { "GET" };
+    let answer = ask(&args.socket, method, "/v1/log", body.as_ref())?;
+    if !answer.is_success() {
+        return Ok(refused(&answer));
+    }
+    let value = answer.json();
+    let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    if args.json {
+        print_line(&pretty(&value)?)?;
+    } else if value["filter"] == value["configured"] {
+        print_line(&text("filter"))?;
+    } else {
+        print_line(&format!("{} (daemon.log: {})", text("filter"), text("configured")))?;
+    }
     Ok(exit::OK)
 }
 

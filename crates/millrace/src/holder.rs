@@ -15,7 +15,7 @@ use vhost_user::holder::HolderKeeper;
 use vhost_user::{Keeper, NullKeeper};
 
 use crate::cli;
-use crate::{exit, process};
+use crate::{exit, log, process};
 
 /// How long a holder may take to listen: it does nothing else before.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,7 +25,7 @@ const START_POLL: Duration = Duration::from_millis(5);
 
 /// `millrace holder`.
 pub fn run(args: &cli::Holder) -> anyhow::Result<u8> {
-    process::init_logging("info", false)?;
+    log::init("info", false)?;
     if args.detach {
         // Leaves the daemon's session and folder, so that neither its terminal nor a file system
         // that is to be unmounted takes the holder along.

@@ -29,6 +29,8 @@ mod copies;
 mod exit;
 mod holder;
 mod host;
+mod journal;
+mod log;
 mod modules_of_vm;
 mod process;
 mod render;
@@ -66,6 +68,7 @@ fn run(cli: Cli) -> u8 {
         Command::Resume(args) => commands::resume(&args),
         Command::Link(args) => commands::link(&args),
         Command::Vm(command) => commands::vm(&command),
+        Command::LogLevel(args) => commands::log_level(&args),
         Command::Metrics(args) => commands::metrics(&args),
         Command::Stop(args) => commands::stop(&args),
         Command::Version(args) => commands::version(&args),
@@ -81,7 +84,7 @@ fn run(cli: Cli) -> u8 {
 
 /// Tells an error with its causes, and the exit code for it.
 fn report(error: &anyhow::Error) -> u8 {
-    eprintln!("millrace: {}", process::describe(error));
+    journal::print_error(&format!("millrace: {}", process::describe(error)));
     match error.downcast_ref() {
         Some(
             control::ControlError::Unreachable { .. } | control::ControlError::NotAllowed { .. },

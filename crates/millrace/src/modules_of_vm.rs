@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::cli::{self, ModuleCommand};
 use crate::commands::{Done, ask, list, pretty, refused};
 use crate::process::{print, print_line};
-use crate::{copies, exit, process, render};
+use crate::{copies, exit, log, render};
 
 /// What a terminal sends to the daemon's whole group. The daemon tells this process when to end, and it ends
 /// when the daemon has gone.
@@ -17,7 +17,7 @@ const IGNORED: [libc::c_int; 2] = [libc::SIGINT, libc::SIGHUP];
 
 /// `millrace module-process`: its standard input is the socket to the daemon.
 pub fn process(args: &cli::ModuleProcess) -> anyhow::Result<u8> {
-    process::init_logging(&args.log, args.log_json)?;
+    log::init(&args.log, args.log_json)?;
     // Its program is called `exe`, after the path that the daemon starts it by.
     rustix::thread::set_name(c"millrace-module").context("naming the process")?;
     for signal in IGNORED {

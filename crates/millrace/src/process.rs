@@ -1,34 +1,9 @@
-//! What the process needs before it serves: logs, limits, its control thread and signals.
-
-use std::io::IsTerminal;
+//! What the process needs before it serves: limits, its control thread and signals.
 
 use anyhow::Context;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-
-/// Logs to the standard error. Under journald (`JOURNAL_STREAM`) without times and colours: the
-/// journal has its own.
-pub fn init_logging(directives: &str, json: bool) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(directives)
-        .with_context(|| format!("daemon.log: {directives:?} is no log filter"))?;
-    let journal = std::env::var_os("JOURNAL_STREAM").is_some();
-    let base = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        // Else a line that cannot be written is told with `eprintln!`, which panics then.
-        .log_internal_errors(false)
-        .with_ansi(std::io::stderr().is_terminal());
-    let started = if json {
-        base.json().try_init()
-    } else if journal {
-        base.without_time().try_init()
-    } else {
-        base.try_init()
-    };
-    started.map_err(|e| anyhow::anyhow!("starting the log: {e}"))
-}
 
 /// Raises the number of open files to what is allowed: a port has about 20 descriptors, a vsock
 /// connection one. Notes a low limit on locked memory, which io_uring counts on older kernels.

@@ -13,21 +13,21 @@ use crate::cli::Serve;
 use crate::host::Host;
 use crate::host::kept::Kept;
 use crate::process::EndSignals;
-use crate::{exit, holder, process};
+use crate::{exit, holder, journal, log, process};
 
 /// Runs the daemon until it is told to stop.
 pub fn serve(args: &Serve) -> anyhow::Result<u8> {
     let config = match config::load(&args.file.path()) {
         Ok(config) => config,
         Err(problems) => {
-            eprintln!("{problems}");
+            journal::print_error(&problems.to_string());
             return Ok(exit::FAILED);
         }
     };
     if args.check_only {
         return Ok(exit::OK);
     }
-    process::init_logging(&config.daemon.log, args.log_json)?;
+    log::init(&config.daemon.log, args.log_json)?;
     process::raise_limits();
     let runtime = process::control_thread()?;
     let served = runtime.block_on(run(args, config));

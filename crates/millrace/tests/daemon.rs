@@ -74,6 +74,34 @@ fn the_daemon_shows_serves_and_ends_cleanly() {
     assert!(!place.path("web.vsock").exists());
 }
 
+/// What systemd gives a service: its standard error is the journal's. Here nobody listens for journald, or
+/// the lines go there.
+#[test]
+fn abuse_S3_lines_for_the_journal_begin_with_their_priority() {
+    use std::os::linux::fs::MetadataExt;
+    let place = Place::new(ALL);
+    std::fs::write(place.path("log"), "").unwrap();
+    let meta = place.path("log").metadata().unwrap();
+    let stream = format!("{}:{}", meta.st_dev(), meta.st_ino());
+    let config = place.path("bad.toml");
+    std::fs::write(&config, "[daemons]\n").unwrap();
+    let log = std::fs::File::options().append(true).open(place.path("log")).unwrap();
+    let mut serve = millrace();
+    serve.args(["serve", "-c"]).arg(&config).env("JOURNAL_STREAM", &stream).stderr(log);
+    assert_eq!(serve.status().unwrap().code(), Some(1));
+    assert!(place.log().starts_with("<3>"), "{}", place.log());
+    if std::path::Path::new("/run/systemd/journal/socket").exists() {
+        return;
+    }
+    let daemon = place.start_with(&[("JOURNAL_STREAM", stream.as_ref())]);
+    assert_eq!(daemon.terminate().code(), Some(0));
+    let log = place.log();
+    let error = log.lines().find(|line| line.contains("port=db/broken")).unwrap();
+    assert!(error.starts_with("<3>millrace::host: not started: "), "{error}");
+    assert!(log.lines().all(|line| line.starts_with('<')), "{log}");
+    assert!(log.contains("\n<6>millrace::serve: ready: 5 ports"), "{log}");
+}
+
 /// A log that cannot be written is no reason to end: VMs depend on the threads that write it.
 #[test]
 fn nobody_reads_the_log() {
@@ -199,6 +227,33 @@ fn abuse_O6_a_port_of_the_config_is_started_by_name() {
     let unknown = run(&["start", "web", "nothing"]);
     assert_eq!(text(&unknown.stderr), "millrace: there is no port web/nothing\n");
     assert_eq!(daemon.terminate().code(), Some(0), "{}", place.log());
+}
+
+#[test]
+fn abuse_S5_what_is_logged_changes_while_the_daemon_runs() {
+    let place = Place::new("log='error'\n");
+    let daemon = place.start();
+    let socket = place.socket("control.sock");
+    let run = |args: &[&str]| millrace().args(args).arg("--socket").arg(&socket).output().unwrap();
+    let level = |args: &[&str]| text(&run(&[&["log-level"], args].concat()).stdout);
+    let attach = |name: &str| {
+        let body = json!({"disk": {"name": name, "format": "null", "size": 512}});
+        assert_eq!(daemon.ask("POST", "/v1/vms/v/ports", Some(body)).status, 201);
+    };
+    assert_eq!(level(&[]), "error\n");
+    attach("quiet");
+    assert_eq!(level(&["warn,millrace=info"]), "warn,millrace=info (daemon.log: error)\n");
+    attach("told");
+    let shown: Value = serde_json::from_str(&level(&["--json"])).unwrap();
+    assert_eq!(shown, json!({"filter": "warn,millrace=info", "configured": "error"}));
+    assert_eq!(level(&["error"]), "error\n");
+    attach("quiet-again");
+    let bad = run(&["log-level", "loud"]);
+    assert_eq!(bad.status.code(), Some(4));
+    let wanted = "millrace: filter: \"loud\" is unknown; write off, error, warn";
+    assert!(text(&bad.stderr).starts_with(wanted), "{}", text(&bad.stderr));
+    let log = place.log();
+    assert!(log.contains("v/told") && !log.contains("v/quiet"), "{log}");
 }
 
 #[test]

@@ -48,6 +48,7 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .route("/v1/schema", get(schema))
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(prometheus))
+        .route("/v1/log", get(log_filter).put(set_log_filter))
         .route("/v1/ports", get(ports))
         .route("/v1/pipes", get(pipes))
         .route("/v1/channels", get(channels))
@@ -194,6 +195,20 @@ async fn resume_modules(State(plane): Shared, Path(vm): Path<String>) -> Answer 
 async fn prometheus(State(plane): Shared) -> Answer {
     let text = ask(plane, |p| metrics::render(&p.metrics())).await?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+async fn log_filter(State(plane): Shared) -> Answer {
+    Ok(Json(ask(plane, |p| p.log_filter()).await?).into_response())
+}
+
+async fn set_log_filter(State(plane): Shared, body: Body) -> Answer {
+    let body = json(body).await?;
+    let [filter] = members(body.as_ref(), ["filter"])?;
+    let Some(filter) = filter.and_then(Value::as_str).map(String::from) else {
+        let text = "filter: is missing or no string; write {\"filter\": \"info,net=debug\"}";
+        return Err(ApiError::of_field("filter", text));
+    };
+    Ok(Json(ask(plane, move |p| p.set_log_filter(&filter)).await??).into_response())
 }
 
 async fn attach(State(plane): Shared, Path(vm): Path<String>, body: Body) -> Answer {

@@ -41,6 +41,11 @@ pub const DEFAULT_RUN_DIR: &str = "/run/millrace";
 /// Where what outlives a reboot is kept when the config does not say.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/millrace";
 
+/// Longest filter of a request: more directives than the daemon has parts.
+const MAX_LOG_FILTER_LEN_BYTES: usize = 4096;
+
+const LOG_FIX: &str = "write off, error, warn, info, debug or trace, or `info,net=debug`";
+
 static EMPTY: Node = Node { place: None, value: Value::Table(Vec::new()) };
 
 /// Reads the whole config.
@@ -108,22 +113,32 @@ fn holder(r: &mut Reader<'_, '_>) -> HolderConfig {
     }
 }
 
-/// A level, or `target=level` directives with commas between.
-fn log(r: &mut Reader<'_, '_>) -> String {
-    let log = r.string("log").unwrap_or("info");
+/// Whether this is a level, or `target=level` directives with commas between.
+fn is_log_filter(text: &str) -> bool {
     let level = |w: &str| matches!(w, "off" | "error" | "warn" | "info" | "debug" | "trace");
     let target = |t: &str| {
         !t.is_empty() && t.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':'))
     };
-    let good = log.split(',').all(|word| match word.trim().split_once('=') {
+    text.split(',').all(|word| match word.trim().split_once('=') {
         Some((t, l)) => target(t) && level(l),
         None => level(word.trim()),
-    });
-    if !good {
-        let fix = "write off, error, warn, info, debug or trace, or `info,net=debug`";
-        r.bad("log", format!("{log:?} is unknown"), fix);
+    })
+}
+
+/// What is logged.
+fn log(r: &mut Reader<'_, '_>) -> String {
+    let log = r.string("log").unwrap_or("info");
+    if !is_log_filter(log) {
+        r.bad("log", format!("{log:?} is unknown"), LOG_FIX);
     }
     log.into()
+}
+
+/// Checks what is to be logged; the error says what is wrong with it and what to write.
+pub fn check_log_filter(text: &str) -> Result<(), String> {
+    let good = text.len() <= MAX_LOG_FILTER_LEN_BYTES && is_log_filter(text);
+    let shown = || text.chars().take(64).collect::<String>();
+    good.then_some(()).ok_or_else(|| format!("{:?} is unknown; {LOG_FIX}", shown()))
 }
 
 fn switch(mut r: Reader<'_, '_>) -> SwitchConfig {

@@ -20,7 +20,7 @@ mod value;
 
 pub use attach::{AttachBody, AttachError};
 pub use channel::{ChannelConfig, ChannelsConfig, DEFAULT_ROOT_PORTS};
-pub use decode::{DEFAULT_RUN_DIR, DEFAULT_STATE_DIR};
+pub use decode::{DEFAULT_RUN_DIR, DEFAULT_STATE_DIR, check_log_filter};
 pub use load::{DEFAULT_CONFIG, MAX_DROP_INS, MAX_FILE_LEN_BYTES, load, parse};
 pub use model::{
     BindMode, BlockSize, Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, DiskConfig,

@@ -12,9 +12,9 @@ use control::client::Client;
 use control::config::{Config, CreditConfig, PortConfig, SocketMode, parse};
 use control::plane::{
     ChannelLink, ChannelState, ChannelStatus, CopyWork, CreditUsage, Detached, DiskStatus, Health,
-    HolderStatus, ImageStatus, IoStatus, MacStatus, ModuleCounts, ModuleState, ModuleStatus,
-    NetStatus, PipeStatus, PlacementStatus, Plane, PlaneError, PortKind, PortStatus, Restored,
-    SidecoreStatus, Status, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
+    HolderStatus, ImageStatus, IoStatus, LogFilter, MacStatus, ModuleCounts, ModuleState,
+    ModuleStatus, NetStatus, PipeStatus, PlacementStatus, Plane, PlaneError, PortKind, PortStatus,
+    Restored, SidecoreStatus, Status, SwitchStatus, VmStatus, VsockStatus, WorkerStatus,
 };
 use control::sample::{Metrics, PortMetrics};
 use serde_json::Value;
@@ -357,6 +357,15 @@ impl Plane for Fake {
         metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "web".into())], 9);
         metrics.sample("millrace_disk_size_bytes", "Size.", vec![("vm", "db".into())], 8);
         metrics
+    }
+
+    fn log_filter(&self) -> LogFilter {
+        LogFilter { filter: "info".into(), configured: "warn".into() }
+    }
+
+    fn set_log_filter(&self, filter: &str) -> Result<LogFilter, PlaneError> {
+        self.note(format!("log {filter}"));
+        Ok(LogFilter { filter: filter.into(), ..self.log_filter() })
     }
 
     fn attach(&self, vm: &str, body: &Value) -> Result<PortStatus, PlaneError> {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use block::BlockPort;
 use control::config::{CreditConfig, PortConfig};
 use control::plane::{
-    ChannelStatus, CopyWork, Detached, HolderStatus, ModuleStatus, PipeStatus, Plane, PlaneError,
-    PortStatus, Restored, Status,
+    ChannelStatus, CopyWork, Detached, HolderStatus, LogFilter, ModuleStatus, PipeStatus, Plane,
+    PlaneError, PortStatus, Restored, Status,
 };
 use control::sample::Metrics;
 use serde_json::Value;
@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::engine::Engine;
 use super::port::{Live, Port, full_name};
 use super::{Change, Host, accounts, checks, status};
+use crate::log;
 use crate::process::describe;
 
 fn refused(e: &anyhow::Error) -> PlaneError {
@@ -221,6 +222,21 @@ impl Plane for Host {
         self.channels.metrics(&mut all);
         self.modules.metrics(&mut all);
         all
+    }
+
+    fn log_filter(&self) -> LogFilter {
+        log::filter()
+    }
+
+    fn set_log_filter(&self, filter: &str) -> Result<LogFilter, PlaneError> {
+        control::config::check_log_filter(filter).map_err(|what| PlaneError::Invalid {
+            field: "filter",
+            what,
+            limit: None,
+        })?;
+        let set = log::set_filter(filter).map_err(|e| PlaneError::Failed(describe(&e)))?;
+        tracing::info!(filter, "what is logged was changed");
+        Ok(set)
     }
 
     fn attach(&self, vm: &str, body: &Value) -> Result<PortStatus, PlaneError> {
