@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, CWD, Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -70,6 +70,17 @@ impl SocketFile {
         rustix::fs::chmod(path, mode).map_err(SocketError::io("setting the mode"))?;
         let identity = identity(path).map_err(SocketError::io("looking at it"))?;
         Ok(Self { path: path.into(), identity })
+    }
+
+    /// Gives the file to a group, whose rights are those of the mode. Without CAP_CHOWN it has to be one
+    /// of this process's own groups.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn give_to_group(&self, group_id: u32) -> Result<(), SocketError> {
+        let (flags, group) = (AtFlags::SYMLINK_NOFOLLOW, Some(Gid::from_raw(group_id)));
+        rustix::fs::chownat(CWD, &self.path, None, group, flags)
+            .map_err(SocketError::io("giving it to its group"))
     }
 
     /// Where it is.

@@ -15,10 +15,10 @@ pub enum ControlError {
     #[error(transparent)]
     Config(#[from] Problems),
     /// A daemon already serves the control socket.
-    #[error("another daemon answers on {0}: stop it, or set daemon.control_socket")]
+    #[error("another daemon answers on {0}: stop it, or set another path in [daemon]")]
     AlreadyRunning(PathBuf),
     /// Something else is where a socket should be.
-    #[error("{0} is there and is no socket: move it away, or set daemon.control_socket")]
+    #[error("{0} is there and is no socket: move it away, or set another path in [daemon]")]
     NotASocket(PathBuf),
     /// The control socket cannot be made.
     #[error("the control socket {path}: {source}")]
@@ -28,6 +28,9 @@ pub enum ControlError {
         /// The cause.
         source: SocketError,
     },
+    /// There is no such group.
+    #[error("daemon.read_group: {0:?} is neither a group of /etc/group nor a number")]
+    NoGroup(String),
     /// The operating system refused.
     #[error("{what} {path}: {source}")]
     Io {
@@ -48,7 +51,8 @@ pub enum ControlError {
     },
     /// This user may not open the control socket.
     #[error(
-        "this user may not open {path}: {source}; run the command as root, with sudo for example"
+        "this user may not open {path}: {source}; run the command as root, with sudo for example. \
+         Listings are also had from daemon.read_socket, where the config has one"
     )]
     NotAllowed {
         /// The socket.

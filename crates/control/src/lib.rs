@@ -19,7 +19,9 @@
 //! - Request body 64 KiB ([`api::MAX_BODY_LEN_BYTES`]): a port takes 1 KiB.
 //! - 64 connections ([`api::MAX_CONNECTIONS`]): more wait. Headers may take 10 s, a body 5 s, an
 //!   answer 60 s.
-//! - The control socket is for its owner (mode 0600): whoever can open it may do everything.
+//! - The control socket is for its owner (mode 0600): whoever can open it may do everything. The socket for
+//!   reading (`read_socket`) is for a group, takes 16 connections ([`api::MAX_READERS`]), and answers listings and
+//!   metrics of all VMs; its group is looked up in `/etc/group` only.
 //! - Leaving a channel may take 20 s at most ([`config::ChannelsConfig`]): answers are given within 60 s,
 //!   and the packaged unit has 30 s to stop.
 //! - A detached port of the config file is back after a restart: the file is the user's.

@@ -5,14 +5,14 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use common::{COPY_BYTES, Served};
 use control::ControlError;
 use control::api::{ApiServer, MAX_BODY_LEN_BYTES, SCHEMA};
 use control::client::Answer;
-use control::config::MAX_PROBLEMS;
+use control::config::{MAX_PROBLEMS, ReadSocketConfig};
 use serde_json::{Value, json};
 
 /// Checks `value` against a schema of the published description.
@@ -100,6 +100,50 @@ fn abuse_S5_what_is_logged_is_shown_and_changed() {
         expect(&served, put(bad), (400, "Error"));
     }
     assert_eq!(*served.fake.asked.lock().unwrap(), ["log info,net=debug"]);
+}
+
+/// Every route of the API but the listings is refused, also one that is added later.
+#[test]
+fn abuse_S4_the_socket_for_reading_changes_nothing() {
+    let group = rustix::process::getgid().as_raw().to_string();
+    let served = Served::start_by(|path| {
+        let config = ReadSocketConfig { path: path.into(), group: group.clone() };
+        ApiServer::bind_read_only(&config).unwrap()
+    });
+    let meta = served.socket.metadata().unwrap();
+    assert_eq!(meta.permissions().mode() & 0o777, 0o660);
+    assert_eq!(meta.gid().to_string(), group);
+    let api: Value = serde_json::from_str(SCHEMA).unwrap();
+    let listings = [
+        "version",
+        "schema",
+        "status",
+        "metrics",
+        "log",
+        "ports",
+        "pipes",
+        "channels",
+        "modules",
+        "vms/web/modules",
+    ];
+    let listings = listings.map(|name| format!("/v1/{name}"));
+    for (path, methods) in api["paths"].as_object().unwrap() {
+        let path =
+            path.replace("{vm}", "web").replace("{port}", "root").replace("{module}", "table");
+        for method in methods.as_object().unwrap().keys().filter(|key| *key != "parameters") {
+            let reads = method == "get" && listings.contains(&path);
+            let answer = ask(&served, &method.to_uppercase(), &path, Some(json!({})));
+            let wanted = if reads { 200 } else { 403 };
+            assert_eq!(answer.status, wanted, "{method} {path}: {}", answer.body);
+            if !reads {
+                conforms("Error", &answer.json());
+                assert!(answer.error().contains("ask on the control socket"), "{}", answer.body);
+            }
+        }
+    }
+    let metrics = ask(&served, "GET", "/metrics", None);
+    assert!(metrics.body.starts_with("# HELP millrace_build_info"), "{}", metrics.body);
+    assert_eq!(*served.fake.asked.lock().unwrap(), [""; 0]);
 }
 
 #[test]

@@ -22,6 +22,12 @@ fn bad_configs_are_told_with_place_and_fix() {
         ("[daemon]\nrundir=\"/x\"", &[("m.toml:2:1: daemon.rundir:", "did you mean `run_dir`?")]),
         ("daemon = 3", &[("m.toml:1:10: daemon:", "is an integer, not a table")]),
         ("[daemon]\nrun_dir=\"run\"", &[("m.toml:2:9:", "absolute path; begin it with `/`")]),
+        ("[daemon]\nread_socket='/r'", &[("m.toml:2:13:", "add `read_group")]),
+        ("[daemon]\nread_group='g'", &[("m.toml:2:12:", "add `read_socket")]),
+        (
+            "[daemon]\ncontrol_socket='/r'\nread_socket='/r'\nread_group='g'",
+            &[("m.toml:3:13: daemon.read_socket:", "taken by daemon.control_socket")],
+        ),
         ("[daemon]\nholder=1", &[("m.toml:2:8: daemon.holder:", "write true, false")]),
         ("[daemon]\nlog=\"loud\"", &[("m.toml:2:5: daemon.log:", "\"loud\" is unknown")]),
         ("[daemon]\nsocket_mode=\"660x\"", &[("m.toml:2:13:", "write octal digits")]),

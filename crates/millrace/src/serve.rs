@@ -59,6 +59,7 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
         .with_context(|| format!("making daemon.run_dir {}", run_dir.display()))?;
     // Bound first: it is also the lock against a second daemon. Served when all is up.
     let api = ApiServer::bind(&config.daemon.control_socket)?;
+    let readers = config.daemon.read_socket.as_ref().map(ApiServer::bind_read_only).transpose()?;
     let (keeper, holder) = holder::keeper(&config)?;
     let kept = Kept::load(&run_dir);
     let host = Host::start(args.file.path(), config, kept, keeper, holder.clone())?;
@@ -78,11 +79,19 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
         tracing::info!("stopping: {why}");
         notifier.stopping();
     };
+    let plane = Arc::clone(&host) as Arc<_>;
+    let readers =
+        readers.map(|socket| tokio::spawn(socket.serve(plane, std::future::pending::<()>())));
     let served = api.serve(Arc::clone(&host) as Arc<_>, stop).await;
     let forget = host.forgets();
     let stopped = tokio::task::spawn_blocking(move || host.stop()).await;
     if let Some(task) = watchdog {
         task.abort();
+    }
+    if let Some(task) = readers {
+        task.abort();
+        // Its socket goes with it. That it was cut short is no error.
+        let _ = task.await;
     }
     served?;
     stopped.context("stopping the ports")?;

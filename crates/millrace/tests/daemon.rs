@@ -257,6 +257,24 @@ fn abuse_S5_what_is_logged_changes_while_the_daemon_runs() {
 }
 
 #[test]
+fn abuse_S4_a_group_reads_metrics_on_a_socket_of_its_own() {
+    let group = rustix::process::getgid().as_raw();
+    let place = Place::new(&format!("read_socket='@/run/read.sock'\nread_group='{group}'\n{ALL}"));
+    let daemon = place.start();
+    let socket = place.socket("read.sock");
+    let run = |args: &[&str]| millrace().args(args).arg("--socket").arg(&socket).output().unwrap();
+    assert!(text(&run(&["metrics"]).stdout).contains("# TYPE millrace_build_info gauge"));
+    assert!(text(&run(&["status"]).stdout).contains("switch lan"));
+    let refused = run(&["detach", "web", "root"]);
+    assert_eq!(refused.status.code(), Some(4));
+    assert!(text(&refused.stderr).contains("is not for this socket"), "{}", text(&refused.stderr));
+    assert_eq!(run(&["stop"]).status.code(), Some(4));
+    assert_eq!(daemon.port("web", "root")["health"], "ok");
+    assert_eq!(daemon.terminate().code(), Some(0), "{}", place.log());
+    assert!(!socket.exists());
+}
+
+#[test]
 fn a_cable_is_pulled_and_a_second_daemon_is_refused() {
     let place = Place::new(ALL);
     let daemon = place.start();

@@ -6,5 +6,5 @@ mod routes;
 mod server;
 
 pub use answer::ErrorBody;
-pub use routes::{MAX_BODY_LEN_BYTES, SCHEMA, router};
-pub use server::{ApiServer, MAX_CONNECTIONS};
+pub use routes::{MAX_BODY_LEN_BYTES, SCHEMA, read_only_router, router};
+pub use server::{ApiServer, MAX_CONNECTIONS, MAX_READERS};

@@ -76,6 +76,28 @@ pub fn router(plane: Arc<dyn Plane>) -> Router {
         .with_state(plane)
 }
 
+/// The part of the API that changes nothing and shows no content of modules' files: listings and metrics.
+/// What is not named here is refused, whatever is added to [`router`].
+pub fn read_only_router(plane: Arc<dyn Plane>) -> Router {
+    Router::new()
+        .route("/v1/version", get(version))
+        .route("/v1/schema", get(schema))
+        .route("/v1/status", get(status))
+        .route("/v1/metrics", get(prometheus))
+        // Where collectors look for it.
+        .route("/metrics", get(prometheus))
+        .route("/v1/log", get(log_filter))
+        .route("/v1/ports", get(ports))
+        .route("/v1/pipes", get(pipes))
+        .route("/v1/channels", get(channels))
+        .route("/v1/modules", get(modules))
+        .route("/v1/vms/{vm}/modules", get(modules_of_vm))
+        .layer(middleware::from_fn(in_time))
+        .fallback(read_only)
+        .method_not_allowed_fallback(read_only)
+        .with_state(plane)
+}
+
 /// Ends a request that takes too long. The work behind it goes on: it cannot be taken back.
 async fn in_time(request: Request, next: Next) -> Response {
     match tokio::time::timeout(ANSWER_TIMEOUT, next.run(request)).await {
@@ -284,6 +306,15 @@ async fn shutdown(State(plane): Shared, body: Body) -> Answer {
     };
     ask(plane, move |p| p.shutdown(forget)).await?;
     Ok((StatusCode::ACCEPTED, Json(serde_json::json!({ "stopping": true }))).into_response())
+}
+
+async fn read_only(request: Request) -> ApiError {
+    let path: String = request.uri().path().chars().take(128).collect();
+    let text = format!(
+        "{} {path} is not for this socket, which is for listings and metrics; ask on the control socket",
+        request.method()
+    );
+    ApiError::new(StatusCode::FORBIDDEN, text)
 }
 
 async fn no_route(request: Request) -> ApiError {

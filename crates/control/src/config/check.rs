@@ -187,6 +187,9 @@ fn sockets(ctx: &mut Context, config: &Config) {
 fn all_sockets(config: &Config) -> Vec<(PathBuf, String)> {
     let daemon = &config.daemon;
     let mut all = vec![(daemon.control_socket.clone(), "daemon.control_socket".into())];
+    if let Some(read) = &daemon.read_socket {
+        all.push((read.path.clone(), "daemon.read_socket".into()));
+    }
     match &daemon.holder {
         HolderConfig::None => {}
         HolderConfig::Own => all.push((daemon.run_dir.join("holder.sock"), "daemon.holder".into())),

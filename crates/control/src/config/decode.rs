@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::channel::{channel, channels};
 use super::model::{
-    Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, PipesConfig, SwitchConfig,
-    UplinkConfig, VmConfig,
+    Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, PipesConfig,
+    ReadSocketConfig, SwitchConfig, UplinkConfig, VmConfig,
 };
 use super::modules::{self, module};
 use super::node::{Node, Value};
@@ -72,6 +72,7 @@ fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
     let state_dir = r.path("state_dir").unwrap_or_else(|| DEFAULT_STATE_DIR.into());
     let control_socket = r.path("control_socket").unwrap_or_else(|| run_dir.join("control.sock"));
     r.socket_fits("control_socket", &control_socket, 0);
+    let read_socket = read_socket(&mut r);
     let socket_mode = socket_mode(&mut r);
     let holder = holder(&mut r);
     if holder == HolderConfig::Own {
@@ -79,7 +80,25 @@ fn daemon(mut r: Reader<'_, '_>) -> DaemonConfig {
     }
     let log = log(&mut r);
     r.finish();
-    DaemonConfig { run_dir, state_dir, control_socket, socket_mode, holder, log }
+    DaemonConfig { run_dir, state_dir, control_socket, read_socket, socket_mode, holder, log }
+}
+
+/// The socket for listings and who may connect to it: one without the other is for nobody.
+fn read_socket(r: &mut Reader<'_, '_>) -> Option<ReadSocketConfig> {
+    let (here, path) = (r.get("read_socket").is_some(), r.path("read_socket"));
+    let (group_here, group) = (r.get("read_group").is_some(), r.string("read_group"));
+    match (here, group_here) {
+        (true, false) => r.bad(
+            "read_socket",
+            "is for a group that is not named",
+            "add `read_group = \"...\"`, a group of /etc/group or its number",
+        ),
+        (false, true) => r.bad("read_group", "has no socket", "add `read_socket = \"/...\"`"),
+        _ => {}
+    }
+    let (path, group) = (path?, group?.to_owned());
+    r.socket_fits("read_socket", &path, 0);
+    Some(ReadSocketConfig { path, group })
 }
 
 /// Octal in a string, as for `chmod`: TOML's own octal numbers are too easily written in decimal.

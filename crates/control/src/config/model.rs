@@ -38,6 +38,9 @@ pub struct DaemonConfig {
     pub state_dir: PathBuf,
     /// The control API's socket.
     pub control_socket: PathBuf,
+    /// The API's second socket, for listings and metrics only; none: there is none.
+    #[serde(flatten)]
+    pub read_socket: Option<ReadSocketConfig>,
     /// File mode of the vhost-user sockets: who may be the VMM.
     #[serde(serialize_with = "mode_text")]
     pub socket_mode: u32,
@@ -45,6 +48,17 @@ pub struct DaemonConfig {
     pub holder: HolderConfig,
     /// What is logged: a level, or directives such as `info,net=debug`.
     pub log: String,
+}
+
+/// `read_socket` and `read_group` of `[daemon]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReadSocketConfig {
+    /// Where it is.
+    #[serde(rename = "read_socket")]
+    pub path: PathBuf,
+    /// Who may connect, besides the owner.
+    #[serde(rename = "read_group")]
+    pub group: String,
 }
 
 fn mode_text<S: Serializer>(mode: &u32, s: S) -> Result<S::Ok, S::Error> {

@@ -434,11 +434,16 @@ pub struct Served {
 
 impl Served {
     pub fn start() -> Self {
+        Self::start_by(|path| ApiServer::bind(path).unwrap())
+    }
+
+    /// A fake whose socket is bound so.
+    pub fn start_by(bind: impl FnOnce(&Path) -> ApiServer) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("control.sock");
         let fake = Arc::new(Fake::new());
         // Bound here, so that a client can connect as soon as this returns.
-        let server = ApiServer::bind(&socket).unwrap();
+        let server = bind(&socket);
         let (stop, stopped) = oneshot::channel();
         let plane: Arc<dyn Plane> = fake.clone();
         let thread = std::thread::spawn(move || {
