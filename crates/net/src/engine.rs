@@ -9,6 +9,7 @@ use base::counter::{DropReason, QueueStats};
 use queue::Lazy;
 use sidecore::{Arm, Ledger, Spent, VmId, Worker};
 
+use crate::backlog::Backlogs;
 use crate::binding::Tables;
 use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
 use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull, rx_mut};
@@ -62,6 +63,7 @@ impl Engine {
             unpublished_bytes: 0,
             steered: Vec::with_capacity(base::limits::MAX_PORTS),
             lent: Vec::with_capacity(base::limits::MAX_PORTS),
+            backlogs: Backlogs::default(),
             stats,
         };
         Self {
@@ -153,11 +155,17 @@ impl Engine {
         let lane = flow_hash(head.eth()) as usize;
         let wire = head.wire();
         let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
-        // Never held: behind this frame are those for all other VMs, and nobody out there would
-        // slow down for a pause here.
-        // SAFETY: the uplink is not in the fabric now, and what twins have of the frame is flushed
-        // before it is released.
-        let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) };
+        // Never held: behind this frame are those for all other VMs.
+        let kept = match dest {
+            Dest::Port(to) => fabric.send_or_keep(to, lane, &frame, now_ns),
+            _ => None,
+        };
+        let outcome = match kept {
+            Some(outcome) => outcome,
+            // SAFETY: the uplink is not in the fabric now, and what twins have of the frame is
+            // flushed before it is released.
+            None => unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) },
+        };
         if outcome == Outcome::Done {
             stats.requests.add(1);
             stats.bytes.add(head.frame_len() as u64);
@@ -184,13 +192,15 @@ impl Worker for Engine {
                 self.fabric.publish_in_time(now_ns);
             }
         }
+        // What came before goes first.
+        work += self.drain_backlogs(now_ns);
         work += self.poll_uplink(now_ns, ledger);
         self.fabric.publish(now_ns);
         work
     }
 
     fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
-        let Fabric { ports, uplink, hold_ns, .. } = &mut self.fabric;
+        let Fabric { ports, uplink, hold_ns, backlogs, .. } = &mut self.fabric;
         let mut wake_at_ns: Option<u64> = None;
         let mut wait = |ports: &mut [Option<Box<Port>>], at| {
             let Some(rxq) = rx_mut(ports, at) else { return Arm::Busy };
@@ -240,6 +250,14 @@ impl Worker for Engine {
                 if busy {
                     return Arm::Busy;
                 }
+            }
+        }
+        for &id in backlogs.waiting() {
+            let Some(port) = ports[usize::from(id)].as_deref_mut() else { return Arm::Busy };
+            tell_at_ns = tell_at_ns.min(port.backlog_ends_ns().unwrap_or(now_ns));
+            let queue = port.backlog_queue().and_then(|q| port.rx[usize::from(q)].as_deref_mut());
+            if queue.is_none_or(|rxq| rxq.vring.arm()) {
+                return Arm::Busy;
             }
         }
         if let Some(uplink) = uplink {

@@ -7,6 +7,7 @@ use queue::seg::copy_out;
 use sidecore::VmId;
 use stage::FrameView;
 
+use crate::backlog::Backlogs;
 use crate::binding::Tables;
 use crate::fdb::{PortId, UPLINK};
 use crate::header::{HEAD_LEN, MAX_FRAME, Mac, VNET_LEN, Vnet};
@@ -40,6 +41,8 @@ pub(crate) enum WhenFull {
     Hold,
     /// It is dropped, and counted at the receiver too.
     Drop,
+    /// Its sender keeps it by itself: see [`crate::backlog`].
+    Keep,
 }
 
 /// What became of a frame.
@@ -127,6 +130,7 @@ pub(crate) struct Fabric {
     pub steered: Vec<PortId>,
     /// Of these, those whose frames lie in memory of others.
     pub lent: Vec<PortId>,
+    pub backlogs: Backlogs,
     pub stats: Arc<SwitchStats>,
 }
 

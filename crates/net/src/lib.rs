@@ -23,8 +23,9 @@
 //! refills it. With none left the receiver is stalled: what finds no buffers is dropped and
 //! counted. So a busy receiver slows its senders down without loss, a dead one costs each sender
 //! one hold time, and one that posts a buffer now and then an eighth of the time ([`hold`]).
-//! Broadcasts, multicasts, frames to unknown addresses and frames from the uplink are never held:
-//! a full receiver misses them.
+//! Broadcasts, multicasts and frames to unknown addresses are never held: a full receiver misses
+//! them. Frames from the uplink for one receiver are not held either, but kept: copied, cut to what
+//! it takes, and handed over as it posts buffers ([`backlog`]).
 //!
 //! **Queue pairs.** Frames of transmit queue `i` go to the receiver's running queue `i` modulo
 //! their number; frames from the uplink by a hash of their flow. A flow therefore stays in order.
@@ -73,6 +74,7 @@
 //! - A TAP hands up one frame per system call on kernels before 6.4 (no `RWF_NOWAIT` there).
 
 mod announce;
+mod backlog;
 pub mod binding;
 mod config_space;
 pub mod device;

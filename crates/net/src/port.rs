@@ -7,6 +7,7 @@ use queue::{Batch, Chain, Completion, Vring};
 use sidecore::{VmId, least_charge_bytes};
 use stage::{Direction, FrameStage, FrameView, Verdict};
 
+use crate::backlog::Backlog;
 use crate::binding::Binding;
 use crate::fdb::PortId;
 use crate::features;
@@ -148,6 +149,10 @@ pub(crate) struct Port {
     pub rx: Vec<Option<Box<RxQueue>>>,
     /// Indexes of the receive queues that run, ascending.
     pub rx_running: Vec<u16>,
+    /// Frames from the uplink that it has no buffers for.
+    pub backlog: Option<Backlog>,
+    /// It let a backlog grow old, and has taken nothing since.
+    pub is_stuck: bool,
 }
 
 impl Port {
@@ -177,6 +182,8 @@ impl Port {
             tx: (0..pairs).map(|_| None).collect(),
             rx: (0..pairs).map(|_| None).collect(),
             rx_running: Vec::with_capacity(usize::from(pairs)),
+            backlog: None,
+            is_stuck: false,
         };
         port.set_features(0);
         port

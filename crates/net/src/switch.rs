@@ -12,6 +12,7 @@ use base::limits::{MAX_NAME_LEN_BYTES, MAX_PORTS, MAX_QUEUES};
 use base::random::{OsRandom, Random};
 use sidecore::{Sidecore, Watcher, WorkerRef};
 
+use crate::backlog::Backlogs;
 use crate::binding::{Binding, Tables};
 use crate::device::{Kicks, MIN_MTU, NetPort, NetPortConfig, Place, offered, take_queue};
 use crate::engine::Engine;
@@ -153,8 +154,13 @@ impl Switch {
         uso: bool,
     ) -> Result<(), NetError> {
         let uplink = wire.map(|wire| Box::new(Uplink::new(wire, stats, uso)));
-        let old =
-            self.worker.call(move |engine, watcher| engine.replace_uplink(uplink, watcher))?;
+        let backlogs = uplink.as_ref().map(|_| Backlogs::new());
+        let old = self.worker.call(move |engine, watcher| {
+            if let Some(backlogs) = backlogs.filter(|_| engine.fabric.backlogs.is_none()) {
+                engine.fabric.backlogs = backlogs;
+            }
+            engine.replace_uplink(uplink, watcher)
+        })?;
         // A wire may wait for the kernel when it goes: not on the sidecore.
         let (old, watched) = old;
         drop(old);
@@ -355,7 +361,8 @@ impl Engine {
         self.port_mut(place)?;
         let stopped = self.stop_queues(place, watcher);
         self.forget(place.id, true);
-        let port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
+        let mut port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
+        self.fabric.backlogs.reclaim(&mut port);
         if let Some(fd) = port.flows.as_ref().and_then(|flows| flows.event_fd()) {
             watcher.unwatch(fd);
         }

@@ -50,6 +50,11 @@ impl Way {
         Ok(Self { port: port.id, queue, need, plan, vnet })
     }
 
+    /// How it is cut, if the receiver takes it in pieces only.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
     #[inline]
     pub fn room(
         &self,
@@ -73,6 +78,7 @@ impl Way {
         let reason = match (room, when_full) {
             (Room::Yes, _) => return Outcome::Done,
             (Room::No(reason), _) => reason,
+            (Room::Wait, WhenFull::Keep) => return Outcome::Hold((self.port, self.queue)),
             (Room::Wait, WhenFull::Drop) => DropReason::ReceiverStalled,
             (Room::Wait, WhenFull::Hold) => match rxq.refuse(now_ns, hold_ns) {
                 Refusal::Hold => return Outcome::Hold((self.port, self.queue)),

@@ -4,6 +4,7 @@
 mod abuse;
 pub mod alloc;
 mod announce;
+mod backlog;
 mod basic;
 mod checksum;
 mod credits;

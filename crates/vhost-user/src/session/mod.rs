@@ -237,10 +237,9 @@ impl Session {
         };
         if let Some(error) = &error
             && !fatal
+            && let Some(left_out) = self.port.health.log().admit()
         {
-            if let Some(left_out) = self.port.health.log().admit() {
-                tracing::warn!(port = %self.port.name, left_out, "refused: {error}");
-            }
+            tracing::warn!(port = %self.port.name, left_out, "refused: {error}");
         }
         // Whoever has the answer also finds the new status.
         (self.publish)(self);
