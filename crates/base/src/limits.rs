@@ -4,16 +4,13 @@
 /// default; QEMU and DPDK stop at 1,024 for network and disk. The rings lie in the guest's memory.
 pub const MAX_QUEUE_SIZE: u16 = 32_768;
 
-/// Most entries of an indirect table: more than [`MAX_CHAIN_SEGS`] are refused in any case, since
-/// each brings a segment.
-pub const MAX_INDIRECT_ENTRIES: u16 = 1024;
-
 /// Most virtqueues of one port. 16 queue pairs, or 32 disk queues; vhost-user indexes fit in a byte.
 pub const MAX_QUEUES: u16 = 32;
 
 /// Most segments (guest buffers after translation) of one descriptor chain. Linux sends at most 19
-/// for a frame and `seg_max` + 2 for a disk request, and we announce `seg_max` = 254; DPDK has 256.
-pub const MAX_CHAIN_SEGS: usize = 256;
+/// for a frame and `seg_max` + 2 for a disk request; Windows drivers send up to 1,026 descriptors,
+/// whatever `seg_max` says. Each of 1,024 may lie over two memory regions.
+pub const MAX_CHAIN_SEGS: usize = 2048;
 
 /// Most bytes of one descriptor chain, readable and writable together. A disk request of 254
 /// segments of 64 KiB is 16 MiB; 64 MiB leaves room and stays far from 32-bit overflow.

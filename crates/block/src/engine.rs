@@ -75,6 +75,8 @@ pub(crate) struct Engine {
     suspects: bool,
     /// Requests wait for credit, or for room in the device.
     waits: bool,
+    /// The next request waits for a list that has room for it.
+    waits_for_list: bool,
     /// While requests wait for their next step: new ones go before them next.
     new_first: bool,
     /// What a request of the last batch was charged.
@@ -92,7 +94,7 @@ impl Engine {
         disk: Box<dyn Disk>,
     ) -> Result<Self, BlockError> {
         let depth = Self::depth(&vring);
-        let bounce = port.has_stages || port.demands.mem_align > 1;
+        let bounce = port.has_stages || port.demands.mem_align.max(port.demands.offset_align) > 1;
         let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
         let flight = Flight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.left));
@@ -117,6 +119,7 @@ impl Engine {
             placing: None,
             suspects: false,
             waits: false,
+            waits_for_list: false,
             new_first: false,
             mean_cost: MIN_CHARGE_BYTES,
             drained: None,
@@ -213,13 +216,18 @@ impl Engine {
     /// Loads a popped chain into a slot and begins its request. Returns the cost of its first step.
     fn start(&mut self, index: usize, now_ns: u64) -> u64 {
         let Some(slot) = self.flight.slab.free.pop() else { return 0 };
-        let s = &mut self.flight.slab.slots[usize::from(slot)];
-        if !s.chain.load(&self.batch, index) {
+        // Cannot be: `take` looked for room.
+        if !self.flight.slab.load(slot, &self.batch, index) {
             self.flight.slab.free.push(slot);
-            self.break_port(index, "more segments than a request may have (256)");
+            self.break_port(index, "no room for its segments");
             return 0;
         }
+        let s = &mut self.flight.slab.slots[usize::from(slot)];
         (s.taken, s.taken_ns) = (true, now_ns);
+        if let Some(fault) = s.chain.chain().fault {
+            self.refuse(slot, Status::IoErr, fault.into());
+            return 0;
+        }
         if s.chain.chain().writable_len == 0 {
             self.flight.release(slot);
             self.break_port(index, "no room for the status byte");
@@ -294,7 +302,8 @@ impl Engine {
     fn refuse(&mut self, slot: u16, status: Status, refusal: Refusal) {
         self.stats.refused[refusal as usize].add(1);
         self.log.refused(self.vring.parts.health.name(), self.vring.parts.index, refusal);
-        self.complete(slot, status, 1);
+        let has_status = self.flight.slab.slots[usize::from(slot)].chain.chain().writable_len > 0;
+        self.complete(slot, status, has_status.into());
     }
 
     /// Ends a request that was begun.
@@ -332,14 +341,16 @@ impl Engine {
         }
     }
 
-    /// Writes the status byte and frees the slot; the completion is published with its batch.
+    /// Writes the status byte, where there is one (of a chain with a fault it may be out of reach), and
+    /// frees the slot; the completion is published with its batch.
     fn complete(&mut self, slot: u16, status: Status, written: u32) {
         self.forget_probe(slot);
         let Slot { chain: held, taken_ns, .. } = &self.flight.slab.slots[usize::from(slot)];
         self.finished.add(*taken_ns);
         let chain = held.chain();
-        let last = chain.writable_len as usize - 1;
-        queue::seg::copy_in(chain.writable, last, &[status as u8]);
+        if let Some(last) = chain.writable_len.checked_sub(1) {
+            queue::seg::copy_in(chain.writable, last as usize, &[status as u8]);
+        }
         // The status byte is the last one, and failed reads may have written too: all is dirty.
         self.vring.queue.mark_held(held, chain.writable_len as usize);
         self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });

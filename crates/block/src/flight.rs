@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
-use queue::{Seg, Vring};
+use queue::{ChainBuf, Seg, Vring};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use stage::Direction;
 
@@ -20,7 +20,7 @@ use crate::cost;
 use crate::disks::Disks;
 use crate::dropper;
 use crate::left::{self, Left};
-use crate::limits::{MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
+use crate::limits::{MAX_OP_SEGS, MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
@@ -124,17 +124,15 @@ impl Flight {
         if let Some(bounce) = s.bounce.take() {
             self.bounces.give(bounce);
         }
+        self.slab.narrow(slot);
         self.slab.free.push(slot);
     }
 
     /// The queue's memory table has changed: no slot keeps the old one for longer than its request.
     pub fn forget_tables(&mut self) {
-        for slot in &mut self.slab.slots {
-            if slot.taken {
-                slot.stale = true;
-            } else {
-                slot.chain.release().into_iter().for_each(dropper::table);
-            }
+        self.slab.unused_chains().filter_map(ChainBuf::release).for_each(dropper::table);
+        for slot in self.slab.slots.iter_mut().filter(|slot| slot.taken) {
+            slot.stale = true;
         }
     }
 
@@ -397,7 +395,12 @@ fn needs_bounce(s: &Slot, port: &PortState) -> bool {
         Work::WriteZeroes => return port.has_stages,
         Work::Flush | Work::Discard => return false,
     };
-    port.has_stages || !aligned(segs, skip, s.job.range.len, u64::from(port.demands.mem_align))
+    let demands = &port.demands;
+    // More segments than an operation takes: it ends with one of them, and at a whole block then.
+    let is_cut = segs.len() > MAX_OP_SEGS;
+    let align =
+        if is_cut { demands.mem_align.max(demands.offset_align) } else { demands.mem_align };
+    port.has_stages || !aligned(segs, skip, s.job.range.len, u64::from(align))
 }
 
 /// Whether each piece of the data (`len` bytes after `skip`) starts at, and is, a multiple of

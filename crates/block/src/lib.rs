@@ -74,8 +74,13 @@
 //!   out not to have pays its first step twice.
 //! - 64 requests in a device while several VMs use it, and 2 of each queue in any case. Queues that
 //!   wait for a device without having anything in it look again every 50 µs.
-//! - 254 data segments and 64 MiB per request; 16 ranges of at most 1 GiB per DISCARD or WRITE
-//!   ZEROES.
+//! - 2,046 data segments and 64 MiB per request, counted after buffers are cut where they cross memory
+//!   regions; more, or a buffer outside the VM's memory, is an I/O error of that request. A request with no
+//!   status byte in reach (its last buffer is outside, too) is completed with nothing written.
+//! - 8 requests of a queue in flight that have more than 256 segments; the ring waits while others are next.
+//!   They go to the disk 256 segments at a time, on direct I/O through bounce buffers unless each is of
+//!   whole blocks.
+//! - 16 ranges of at most 1 GiB per DISCARD or WRITE ZEROES.
 //! - 32 bounce buffers of 128 KiB per queue, only for direct I/O and for ports with stages.
 //! - Registered memory up to 16,384 buffers of 1 GiB per queue, which the kernel pins and counts for
 //!   each queue. Only operations with one buffer, within one region and one GiB, use it; bounce

@@ -6,9 +6,16 @@ pub const SECTOR_LEN_BYTES: u64 = 512;
 /// Largest block of a disk: guests have no pages smaller than this, and Linux takes no larger ones.
 pub const MAX_BLOCK_LEN_BYTES: u32 = 4096;
 
-/// Most data segments of a request that we announce (`seg_max`): with the header and the status
-/// byte a chain then just fits [`base::limits::MAX_CHAIN_SEGS`].
-pub const SEG_MAX: u32 = base::limits::MAX_CHAIN_SEGS as u32 - 2;
+/// Most data segments of a request that we announce (`seg_max`).
+pub const SEG_MAX: u32 = 254;
+
+/// Most buffers of one operation below us, and segments of a request that each slot has room for:
+/// with the header and the status byte, a request of `seg_max` segments.
+pub const MAX_OP_SEGS: usize = 256;
+
+/// Requests of a queue in flight with more segments than [`MAX_OP_SEGS`]: 256 KiB of lists. Such
+/// requests are large (Windows drivers send 1 MiB in them), and further ones wait in the ring.
+pub const WIDE_COUNT: u16 = 8;
 
 /// Most requests of one queue in flight. Each holds 8 KiB of segment lists; SPDK and the kernel
 /// gain nothing beyond 256 on one queue, and the rest waits in the ring, where it costs nothing.

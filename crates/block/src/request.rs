@@ -3,7 +3,7 @@
 //! Header and ranges are copied once out of guest memory, then checked, then used (D1). Every
 //! number is checked against the disk with sums that cannot overflow (C4, R9).
 
-use queue::{Chain, Seg};
+use queue::{Chain, ChainFault, Seg};
 
 use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_LEN_BYTES};
 
@@ -48,11 +48,25 @@ pub enum Refusal {
     ReadOnly,
     /// Ranges of DISCARD or WRITE ZEROES: their count, length or flags.
     BadRanges,
+    /// More segments than [`base::limits::MAX_CHAIN_SEGS`], or more bytes than
+    /// [`base::limits::MAX_CHAIN_LEN_BYTES`].
+    TooLong,
+    /// A buffer is not in the VM's memory.
+    NotMapped,
+}
+
+impl From<ChainFault> for Refusal {
+    fn from(fault: ChainFault) -> Self {
+        match fault {
+            ChainFault::TooManySegs | ChainFault::TooManyBytes => Self::TooLong,
+            ChainFault::NotMapped => Self::NotMapped,
+        }
+    }
 }
 
 impl Refusal {
     /// How many there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 8;
 
     /// All, in the order of their counters.
     pub const ALL: [Self; Self::COUNT] = [
@@ -62,6 +76,8 @@ impl Refusal {
         Self::Misaligned,
         Self::ReadOnly,
         Self::BadRanges,
+        Self::TooLong,
+        Self::NotMapped,
     ];
 
     /// The name used in metrics and logs.
@@ -73,6 +89,8 @@ impl Refusal {
             Self::Misaligned => "misaligned",
             Self::ReadOnly => "read_only",
             Self::BadRanges => "bad_ranges",
+            Self::TooLong => "too_long",
+            Self::NotMapped => "not_mapped",
         }
     }
 }

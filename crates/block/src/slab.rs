@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use base::io::IoSlice;
-use queue::ChainBuf;
+use queue::{Batch, ChainBuf};
 use zerocopy::{FromBytes, FromZeros, IntoBytes, KnownLayout};
 
-use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, SERIAL_LEN_BYTES};
+use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, MAX_OP_SEGS, SERIAL_LEN_BYTES, WIDE_COUNT};
 use crate::placed::Head;
 use crate::request::{Range, Ranges};
 
@@ -19,9 +19,9 @@ pub(crate) struct IoVecs(pub Vec<IoSlice>);
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
-    /// An empty list with room for every legal chain.
+    /// An empty list with room for an operation's buffers.
     fn new() -> Self {
-        Self(Vec::with_capacity(base::limits::MAX_CHAIN_SEGS))
+        Self(Vec::with_capacity(MAX_OP_SEGS))
     }
 }
 
@@ -109,6 +109,8 @@ impl Job {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub chain: ChainBuf,
+    /// The slot's own list, while `chain` is a wide one.
+    pub own_chain: Option<ChainBuf>,
     pub iov: IoVecs,
     pub job: Job,
     pub ranges: Ranges,
@@ -135,13 +137,16 @@ pub(crate) struct Slab {
     pub free: Vec<u16>,
     /// Slots that wait for their turn at the disk.
     pub ready: VecDeque<u16>,
+    /// Lists for chains that a slot has no room for.
+    wide: Vec<ChainBuf>,
 }
 
 impl Slab {
     /// `count` free slots.
     pub fn new(count: u16) -> Self {
         let slot = |_| Slot {
-            chain: ChainBuf::new(base::limits::MAX_CHAIN_SEGS),
+            chain: ChainBuf::new(MAX_OP_SEGS),
+            own_chain: None,
             iov: IoVecs::new(),
             job: Job::new(Work::Flush, Range::default()),
             ranges: Ranges::default(),
@@ -157,7 +162,57 @@ impl Slab {
             slots: (0..count).map(slot).collect(),
             free: (0..count).rev().collect(),
             ready: VecDeque::with_capacity(usize::from(count)),
+            wide: (0..count.min(WIDE_COUNT))
+                .map(|_| ChainBuf::new(base::limits::MAX_CHAIN_SEGS))
+                .collect(),
         }
+    }
+
+    /// Whether a slot that is free has, or can borrow, room for the segments of this chain.
+    #[inline]
+    pub fn has_room(&self, batch: &Batch, index: usize) -> bool {
+        let chain = batch.get(index);
+        chain.readable.len() + chain.writable.len() <= MAX_OP_SEGS || !self.wide.is_empty()
+    }
+
+    /// Puts a chain into a slot. False where [`Slab::has_room`] is.
+    #[inline]
+    pub fn load(&mut self, slot: u16, batch: &Batch, index: usize) -> bool {
+        let s = &mut self.slots[usize::from(slot)];
+        s.chain.load(batch, index) || self.load_wide(slot, batch, index)
+    }
+
+    #[cold]
+    fn load_wide(&mut self, slot: u16, batch: &Batch, index: usize) -> bool {
+        let Some(wide) = self.wide.pop() else { return false };
+        let s = &mut self.slots[usize::from(slot)];
+        s.own_chain = Some(std::mem::replace(&mut s.chain, wide));
+        s.chain.load(batch, index)
+    }
+
+    /// Gives a slot's wide list back, if it has one.
+    #[inline]
+    pub fn narrow(&mut self, slot: u16) {
+        let s = &mut self.slots[usize::from(slot)];
+        if let Some(own) = s.own_chain.take() {
+            self.wide.push(std::mem::replace(&mut s.chain, own));
+        }
+    }
+
+    /// All lists that no request is in.
+    pub fn unused_chains(&mut self) -> impl Iterator<Item = &mut ChainBuf> {
+        let slots = self.slots.iter_mut();
+        let unused = slots.filter_map(|s| match s.taken {
+            true => s.own_chain.as_mut(),
+            false => Some(&mut s.chain),
+        });
+        unused.chain(&mut self.wide)
+    }
+
+    /// The lists of wide chains that are free.
+    #[cfg(test)]
+    pub fn free_wide(&self) -> usize {
+        self.wide.len()
     }
 
     /// All of it, which leaves nothing.

@@ -2,8 +2,8 @@
 //! delivered is this copy, so that nobody can change a header after it was judged.
 
 use base::counter::DropReason;
-use queue::Chain;
 use queue::seg::copy_out;
+use queue::{Chain, ChainFault};
 
 /// Length of `struct virtio_net_hdr_v1` (virtio 1.2, 5.1.6): what every frame starts with here.
 pub const VNET_LEN: usize = 12;
@@ -207,6 +207,15 @@ impl Vnet {
     }
 }
 
+/// Why a frame is dropped whose chain cannot be served.
+#[cold]
+fn drop_reason(fault: ChainFault) -> DropReason {
+    match fault {
+        ChainFault::TooManySegs | ChainFault::TooManyBytes => DropReason::TooBig,
+        ChainFault::NotMapped => DropReason::Malformed,
+    }
+}
+
 /// Our copy of a frame's beginning, in the layout it is delivered in.
 #[derive(Debug, Clone)]
 pub struct Head {
@@ -231,6 +240,9 @@ impl Head {
         vnet_len: usize,
         ok: Allowed,
     ) -> Result<(), DropReason> {
+        if let Some(fault) = chain.fault {
+            return Err(drop_reason(fault));
+        }
         self.set_len(chain.readable_len as usize, vnet_len)?;
         let end = VNET_LEN + self.head_len;
         let copied = if vnet_len == VNET_LEN {

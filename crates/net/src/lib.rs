@@ -57,6 +57,9 @@
 //!   buffers into crumbs, pays for them (from the uplink, that guest does).
 //! - 65,557 bytes per frame: the largest IP packet behind two VLAN tags.
 //! - 256 buffers per frame at the receiver: 64 KiB in the smallest buffers in use take 43.
+//! - 2,048 segments of a frame from a guest, 1,023 of one that leaves by the uplink (`writev` takes 1,024).
+//!   Frames with more, or with a buffer outside the VM's memory, are dropped as too big or malformed; receive
+//!   buffers like that go back empty, and end what one frame may take.
 //! - 128 segments when a super-packet is cut in software: 64 KiB at an MSS of 536 is 122.
 //! - Headers of a super-packet end within 128 bytes; third VLAN tags and longer IPv6 extension
 //!   headers make a super-packet, a packet of an IP-bound port, or one whose checksum is to be

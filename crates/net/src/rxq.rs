@@ -177,13 +177,37 @@ impl RxQueue {
         if left > 0 {
             self.vring.unpop(&mut self.batch, left);
         }
-        let n = self.vring.pop(&mut self.batch, max);
+        let popped = self.vring.pop(&mut self.batch, max);
+        self.next = 0;
+        let n = if self.batch.has_fault() { self.end_at_fault() } else { popped };
         let is_more = n > left;
-        (self.next, self.full) = (0, left > 0 && !is_more);
+        self.full = left > 0 && !is_more;
         if is_more {
             self.hold.end(now_ns);
         }
         is_more
+    }
+
+    /// A buffer that cannot be filled goes back empty when it is the first one, and else ends what is at
+    /// hand. Returns how many are. Only one goes back at a time: a driver may post them without end.
+    #[cold]
+    fn end_at_fault(&mut self) -> usize {
+        let good = (0..self.batch.len()).take_while(|&at| self.batch.get(at).fault.is_none());
+        let good = good.count();
+        let rest = self.batch.len() - good.max(1);
+        self.vring.unpop(&mut self.batch, rest);
+        if good > 0 {
+            return good;
+        }
+        let chain = self.batch.get(0);
+        let (done, segs) =
+            (Completion { id: chain.id, ndesc: chain.ndesc, written: 0 }, chain.segs());
+        self.publish_quietly();
+        self.vring.parts.stats.drop_one(DropReason::Malformed);
+        self.vring.push(&[done]);
+        self.segs += segs;
+        self.next = 1;
+        0
     }
 
     /// Whether all that can be at hand is.

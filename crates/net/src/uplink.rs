@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
 use base::io::{IoSlice, Wire};
-use base::limits::MAX_CHAIN_SEGS;
 use queue::seg::subrange;
 
 use crate::header::{GSO_UDP_L4, HEAD_LEN, VNET_LEN, Vnet};
 use crate::offload::Plan;
 use crate::rxq::{Body, Frame};
+
+/// Most pieces of a frame that leaves the switch: what `writev` takes (IOV_MAX).
+pub(crate) const MAX_PIECES: usize = 1024;
 
 /// A wire with what the switch keeps beside it.
 pub(crate) struct Uplink {
@@ -30,7 +32,7 @@ unsafe impl Send for Uplink {}
 
 impl Uplink {
     pub fn new(wire: Box<dyn Wire>, stats: Arc<QueueStats>, uso: bool) -> Self {
-        let bufs = Vec::with_capacity(MAX_CHAIN_SEGS + 2);
+        let bufs = Vec::with_capacity(MAX_PIECES);
         Self { wire, stats, uso, unfilled: false, bufs, unflushed: false }
     }
 

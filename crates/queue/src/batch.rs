@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::error::ChainFault;
 use crate::memory::GuestMemory;
 use crate::seg::Seg;
 
@@ -20,13 +21,17 @@ pub struct Chain<'b> {
     pub readable_len: u32,
     /// Bytes in `writable`.
     pub writable_len: u32,
+    /// Set on a chain that must not be served, only completed. Of its buffers it has at most the first
+    /// readable one, and the last byte when the device may write that.
+    pub fault: Option<ChainFault>,
+    skipped: u16,
 }
 
 impl Chain<'_> {
-    /// Segments of either kind: all of them were walked.
+    /// Segments of either kind that were walked, also those that a chain with a fault lacks.
     #[inline]
     pub fn segs(&self) -> u64 {
-        (self.readable.len() + self.writable.len()) as u64
+        (self.readable.len() + self.writable.len() + usize::from(self.skipped)) as u64
     }
 }
 
@@ -39,6 +44,9 @@ pub(crate) struct Entry {
     pub writable_segs: u16,
     pub readable_len: u32,
     pub writable_len: u32,
+    pub fault: Option<ChainFault>,
+    /// Buffers that were walked and are not kept.
+    pub skipped: u16,
 }
 
 impl Entry {
@@ -54,6 +62,8 @@ impl Entry {
             writable: &segs[middle..end],
             readable_len: self.readable_len,
             writable_len: self.writable_len,
+            fault: self.fault,
+            skipped: self.skipped,
         }
     }
 }
@@ -67,6 +77,8 @@ pub struct Batch {
     pub(crate) memory: Option<Arc<GuestMemory>>,
     pub(crate) max_chains: usize,
     pub(crate) max_segs: usize,
+    /// A chain with a fault is in it. One for each pop, because it costs a walk and no room.
+    pub(crate) has_fault: bool,
 }
 
 impl Batch {
@@ -80,6 +92,7 @@ impl Batch {
             memory: None,
             max_chains,
             max_segs,
+            has_fault: false,
         }
     }
 
@@ -93,6 +106,12 @@ impl Batch {
         self.entries.is_empty()
     }
 
+    /// True when a chain has a [`ChainFault`].
+    #[inline]
+    pub fn has_fault(&self) -> bool {
+        self.has_fault
+    }
+
     /// The chain at `index` (below [`Batch::len`]).
     #[inline]
     pub fn get(&self, index: usize) -> Chain<'_> {
@@ -103,15 +122,18 @@ impl Batch {
     /// are: its id, its descriptors and the buffer.
     #[inline]
     pub fn lone_writable(&self, index: usize) -> Option<(u16, u16, &[Seg])> {
-        let Entry { id, ndesc, first_seg, readable_segs, writable_segs, .. } = self.entries[index];
+        let Entry { id, ndesc, first_seg, readable_segs, writable_segs, fault, .. } =
+            self.entries[index];
         let at = first_seg as usize;
-        (readable_segs == 0 && writable_segs == 1).then(|| (id, ndesc, &self.segs[at..=at]))
+        let is_lone = readable_segs == 0 && writable_segs == 1 && fault.is_none();
+        is_lone.then(|| (id, ndesc, &self.segs[at..=at]))
     }
 
     /// Forgets all chains (they should have been completed or given back).
     pub fn clear(&mut self) {
         self.segs.clear();
         self.entries.clear();
+        self.has_fault = false;
     }
 
     /// Forgets all chains and lets go of the memory table: a VM that is gone must not keep its

@@ -93,6 +93,18 @@ pub enum MemoryError {
     },
 }
 
+/// Why a chain cannot be served although its ring is in order: the request has failed, the port goes on.
+/// Buffers may be named by programs of the guest (direct I/O), so a wrong one must not stop a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChainFault {
+    /// More segments than [`base::limits::MAX_CHAIN_SEGS`].
+    TooManySegs,
+    /// More bytes than [`base::limits::MAX_CHAIN_LEN_BYTES`].
+    TooManyBytes,
+    /// A buffer is not, or not wholly, in the VM's memory.
+    NotMapped,
+}
+
 /// A wrong ring. The port that has it stops.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 pub enum RingError {

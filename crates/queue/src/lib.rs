@@ -12,7 +12,9 @@
 //! in one file (`parts`); payload is copied by the functions of [`seg`] only. A number from the
 //! guest is used from our copy, never read again. The queue remembers the region that the last
 //! buffer was in, so that a translation is usually a subtraction and two comparisons. A broken rule
-//! is an error that stops the port ([`vring::PortHealth`]); the chains before it are still served.
+//! is an error that stops the port ([`vring::PortHealth`]); the chains before it are still served. A chain
+//! that is only too long, or has a buffer outside the VM's memory, is delivered with a [`ChainFault`], for the
+//! engine to fail that one request: its descriptors are walked to the end, since a disk's status byte is there.
 //! A file that its owner truncates under us raises SIGBUS: a process-wide handler (`sigbus`) puts
 //! zero pages there, and the port stops at its next batch.
 //!
@@ -36,9 +38,10 @@
 //! | what | number | why |
 //! |---|---|---|
 //! | descriptors of a queue | 32,768 ([`base::limits::MAX_QUEUE_SIZE`]) | what the specification allows; nothing of ours grows with it but inflight tracking, 10 to 20 bytes a descriptor |
-//! | segments of a chain | 256 ([`base::limits::MAX_CHAIN_SEGS`]) | more than any driver sends; bounds a batch |
-//! | bytes of a chain | 64 MiB ([`base::limits::MAX_CHAIN_LEN_BYTES`]) | 254 segments of 64 KiB fit; far from 32-bit overflow |
-//! | entries of an indirect table | 1,024 ([`base::limits::MAX_INDIRECT_ENTRIES`]) | each brings a segment |
+//! | segments of a chain | 2,048 ([`base::limits::MAX_CHAIN_SEGS`]) | 1,024 descriptors that each cross two regions; bounds a batch |
+//! | bytes of a chain | 64 MiB ([`base::limits::MAX_CHAIN_LEN_BYTES`]) | 1,024 segments of 64 KiB fit; far from 32-bit overflow |
+//! | entries of an indirect table | 4,096 | drivers send tables longer than the queue; of a chain beyond the limits the status byte is still found |
+//! | chains with a [`ChainFault`] of a pop | 1 | each costs a walk and no room in the batch |
 //! | descriptors of an inflight region | 131,072 in all queues ([`inflight::MAX_INFLIGHT_DESCS`]) | 4 MiB of ours for packed rings, 2 for split ones: 32 queues of 4,096 |
 //! | chains in flight | the queue's size | a driver has no more descriptors; engines can size by it |
 //! | memory regions of a VM | 64 ([`base::limits::MAX_MEMORY_REGIONS`]) | the number announced to the VMM |
@@ -82,7 +85,7 @@ pub mod vring;
 mod walk;
 
 pub use batch::{Batch, Chain, ChainBuf};
-pub use error::{MemoryError, RingError};
+pub use error::{ChainFault, MemoryError, RingError};
 pub use memory::GuestMemory;
 pub use ring::{Completion, Layout, Position, Queue, RingAddrs, RingSetup};
 pub use seg::Seg;

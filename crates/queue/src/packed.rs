@@ -189,13 +189,14 @@ impl PackedRing {
     ) -> Result<u16, Stop> {
         let mut build = Build::new(batch, self.avail.at);
         let recorded = walk.record.as_ref().map_or(0, |r| r.len());
-        match self.walk_chain(walk, batch, &mut build, first, self.size - in_flight) {
-            Ok((id, ndesc)) => {
-                batch.entries.push(build.entry(id, ndesc));
-                Ok(ndesc)
-            }
+        let walked = self.walk_chain(walk, batch, &mut build, first, self.size - in_flight);
+        let first_seg = build.first();
+        let taken =
+            walked.and_then(|(id, ndesc)| build.finish(walk, batch, id, ndesc).map(|()| ndesc));
+        match taken {
+            Ok(ndesc) => Ok(ndesc),
             Err(stop) => {
-                batch.segs.truncate(build.first());
+                batch.segs.truncate(first_seg);
                 if let Some(record) = &mut walk.record {
                     record.truncate(recorded);
                 }

@@ -69,8 +69,7 @@ impl Resubmit {
             match build_from(&mut build, walk, batch, request) {
                 Ok(()) => {
                     let id = request.descs.last().map_or(0, |d| d.tail);
-                    batch.entries.push(build.entry(id, request.descs.len() as u16));
-                    Ok(())
+                    build.finish(walk, batch, id, request.descs.len() as u16)
                 }
                 Err(stop) => {
                     batch.segs.truncate(build.first());

@@ -120,10 +120,7 @@ impl SplitRing {
     ) -> Result<(), Stop> {
         let mut build = Build::new(batch, head);
         match self.walk_chain(walk, batch, &mut build, first) {
-            Ok(ndesc) => {
-                batch.entries.push(build.entry(head, ndesc));
-                Ok(())
-            }
+            Ok(ndesc) => build.finish(walk, batch, head, ndesc),
             Err(stop) => {
                 batch.segs.truncate(build.first());
                 Err(stop)

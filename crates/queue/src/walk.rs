@@ -1,9 +1,9 @@
 //! Turns descriptors into segments of a batch, with every check on the way.
 
-use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS, MAX_INDIRECT_ENTRIES};
+use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS};
 
 use crate::batch::{Batch, Entry};
-use crate::error::{MemoryError, RingError};
+use crate::error::{ChainFault, MemoryError, RingError};
 use crate::memory::{GuestMemory, Window};
 use crate::parts::Desc;
 use crate::ring::Layout;
@@ -19,6 +19,9 @@ pub(crate) const F_INDIRECT: u16 = 4;
 /// Bytes of a descriptor, in every table.
 pub(crate) const DESC_BYTES: u32 = 16;
 
+/// Most entries of an indirect table: bounds the walk to the end of a chain that is too long.
+const MAX_TABLE_ENTRIES: u32 = 4096;
+
 /// Why a chain was not taken. Boxed: an error ends the port, success is the hot path.
 #[derive(Debug)]
 pub(crate) enum Stop {
@@ -26,6 +29,14 @@ pub(crate) enum Stop {
     Full,
     /// The ring is broken.
     Broken(Box<RingError>),
+}
+
+/// Why a buffer was not taken.
+enum Misfit {
+    /// No room left in the batch.
+    Full,
+    /// The chain with it cannot be served.
+    Fault(ChainFault),
 }
 
 impl From<RingError> for Stop {
@@ -58,6 +69,10 @@ pub(crate) struct Build {
     writable_segs: usize,
     readable_len: u64,
     writable_len: u64,
+    fault: Option<ChainFault>,
+    /// Of a chain with a fault: buffers walked, and the address of the last byte if it is writable.
+    walked: usize,
+    last_byte: Option<u64>,
 }
 
 impl Build {
@@ -70,6 +85,9 @@ impl Build {
             writable_segs: 0,
             readable_len: 0,
             writable_len: 0,
+            fault: None,
+            walked: 0,
+            last_byte: None,
         }
     }
 
@@ -79,10 +97,19 @@ impl Build {
         self.first
     }
 
-    /// The finished chain.
+    /// Appends the finished chain to the batch.
     #[inline]
-    pub fn entry(&self, id: u16, ndesc: u16) -> Entry {
-        Entry {
+    pub fn finish(
+        &mut self,
+        walk: &Walk<'_>,
+        batch: &mut Batch,
+        id: u16,
+        ndesc: u16,
+    ) -> Result<(), Stop> {
+        if self.fault.is_some() {
+            self.keep_last_byte(walk, batch)?;
+        }
+        batch.entries.push(Entry {
             id,
             ndesc,
             first_seg: self.first as u32,
@@ -90,7 +117,23 @@ impl Build {
             writable_segs: self.writable_segs as u16,
             readable_len: self.readable_len as u32,
             writable_len: self.writable_len as u32,
+            fault: self.fault,
+            skipped: self.walked as u16,
+        });
+        Ok(())
+    }
+
+    /// Of a chain with a fault: makes the last byte the only writable one. A disk's status is there.
+    #[cold]
+    fn keep_last_byte(&mut self, walk: &Walk<'_>, batch: &mut Batch) -> Result<(), Stop> {
+        (self.writable_segs, self.writable_len) = (0, 0);
+        let byte = self.last_byte.and_then(|addr| walk.memory.contiguous(addr, 1).ok());
+        if let Some(ptr) = byte {
+            push_seg(batch, self.first, ptr, 1).map_err(|_| Stop::Full)?;
+            (self.writable_segs, self.writable_len) = (1, 1);
         }
+        batch.has_fault = true;
+        Ok(())
     }
 
     /// Adds a buffer, or the buffers of an indirect table. `index` is for error texts.
@@ -120,25 +163,67 @@ impl Build {
         if desc.len == 0 {
             return Err(RingError::ZeroLength { head, index }.into());
         }
-        let total = self.readable_len + self.writable_len;
-        if total + u64::from(desc.len) > u64::from(MAX_CHAIN_LEN_BYTES) {
-            return Err(too_long(head, u64::from(MAX_CHAIN_LEN_BYTES), "bytes"));
+        let is_writable = desc.flags & F_WRITE != 0;
+        if !is_writable && self.writable_segs != 0 {
+            return Err(RingError::ReadableAfterWritable { head }.into());
         }
-        let segs = if let Some(ptr) = walk.window.get(desc.addr, desc.len) {
-            push_seg(batch, self.first, head, ptr, desc.len as usize)?;
-            1
-        } else {
-            usize::from(add_crossing(walk, batch, self.first, head, desc)?)
+        let segs = match self.place(walk, batch, desc) {
+            Ok(segs) => segs,
+            Err(Misfit::Full) => return Err(Stop::Full),
+            Err(Misfit::Fault(fault)) => return self.skip(batch, desc, fault),
         };
-        if desc.flags & F_WRITE != 0 {
+        if is_writable {
             self.writable_segs += segs;
             self.writable_len += u64::from(desc.len);
-        } else if self.writable_segs != 0 {
-            return Err(RingError::ReadableAfterWritable { head }.into());
         } else {
             self.readable_segs += segs;
             self.readable_len += u64::from(desc.len);
         }
+        Ok(())
+    }
+
+    /// Translates a buffer; returns the number of segments.
+    #[inline]
+    fn place(
+        &mut self,
+        walk: &mut Walk<'_>,
+        batch: &mut Batch,
+        desc: Desc,
+    ) -> Result<usize, Misfit> {
+        if let Some(fault) = self.fault {
+            return Err(Misfit::Fault(fault));
+        }
+        let total = self.readable_len + self.writable_len;
+        if total + u64::from(desc.len) > u64::from(MAX_CHAIN_LEN_BYTES) {
+            return Err(Misfit::Fault(ChainFault::TooManyBytes));
+        }
+        if let Some(ptr) = walk.window.get(desc.addr, desc.len) {
+            push_seg(batch, self.first, ptr, desc.len as usize)?;
+            return Ok(1);
+        }
+        add_crossing(walk, batch, self.first, desc)
+    }
+
+    /// Passes over a buffer of a chain with a fault, of which it keeps no more than the first one, if it
+    /// is readable: it has the header.
+    #[cold]
+    fn skip(&mut self, batch: &mut Batch, desc: Desc, fault: ChainFault) -> Result<(), Stop> {
+        if self.fault.is_none() {
+            if batch.has_fault {
+                return Err(Stop::Full);
+            }
+            self.fault = Some(fault);
+            self.walked = batch.segs.len() - self.first;
+            self.readable_segs = self.readable_segs.min(1);
+            batch.segs.truncate(self.first + self.readable_segs);
+            self.readable_len = batch.segs[self.first..].iter().map(|s| s.len as u64).sum();
+        }
+        self.walked += 1;
+        let is_writable = desc.flags & F_WRITE != 0;
+        // Counted for the order of buffers only.
+        self.writable_segs += usize::from(is_writable);
+        let last = desc.addr.wrapping_add(u64::from(desc.len) - 1);
+        self.last_byte = is_writable.then_some(last);
         Ok(())
     }
 
@@ -161,8 +246,8 @@ impl Build {
             return Err(bad("length is 0 or not a multiple of 16").into());
         }
         let count = table.len / DESC_BYTES;
-        if count > u32::from(MAX_INDIRECT_ENTRIES) {
-            return Err(bad("the table has more than 1024 entries").into());
+        if count > MAX_TABLE_ENTRIES {
+            return Err(bad("the table has more than 4096 entries").into());
         }
         let count = count as u16;
         match walk.layout {
@@ -241,15 +326,16 @@ pub(crate) fn add_single(walk: &Walk<'_>, batch: &mut Batch, id: u16, desc: Desc
     let write = desc.flags & F_WRITE != 0;
     let (writable_segs, readable_segs) = if write { (1, 0) } else { (0, 1) };
     let (writable_len, readable_len) = if write { (desc.len, 0) } else { (0, desc.len) };
-    let ndesc = 1;
     batch.entries.push(Entry {
         id,
-        ndesc,
+        ndesc: 1,
         first_seg,
         readable_segs,
         writable_segs,
         readable_len,
         writable_len,
+        fault: None,
+        skipped: 0,
     });
     true
 }
@@ -261,19 +347,13 @@ pub(crate) fn too_long(head: u16, limit: u64, unit: &'static str) -> Stop {
 
 /// Appends one segment of the chain that began at `first`.
 #[inline]
-fn push_seg(
-    batch: &mut Batch,
-    first: usize,
-    head: u16,
-    ptr: *mut u8,
-    len: usize,
-) -> Result<(), Stop> {
+fn push_seg(batch: &mut Batch, first: usize, ptr: *mut u8, len: usize) -> Result<(), Misfit> {
     let count = batch.segs.len();
     if count - first >= MAX_CHAIN_SEGS {
-        return Err(too_long(head, MAX_CHAIN_SEGS as u64, "segments"));
+        return Err(Misfit::Fault(ChainFault::TooManySegs));
     }
     if count >= batch.max_segs {
-        return Err(Stop::Full);
+        return Err(Misfit::Full);
     }
     batch.segs.push(Seg { ptr, len });
     Ok(())
@@ -286,9 +366,8 @@ fn add_crossing(
     walk: &mut Walk<'_>,
     batch: &mut Batch,
     first: usize,
-    head: u16,
     desc: Desc,
-) -> Result<u16, Stop> {
+) -> Result<usize, Misfit> {
     if let Some(window) = walk.memory.window(desc.addr) {
         *walk.window = window;
     }
@@ -296,13 +375,13 @@ fn add_crossing(
     let mut failed = None;
     let walked = walk.memory.pieces(desc.addr, u64::from(desc.len), |ptr, len| {
         segs += 1;
-        failed = push_seg(batch, first, head, ptr, len).err();
+        failed = push_seg(batch, first, ptr, len).err();
         failed.is_none()
     });
-    walked.map_err(|source| RingError::Memory { place: "descriptor", source })?;
-    match failed {
-        Some(stop) => Err(stop),
-        None => Ok(segs),
+    match (failed, walked) {
+        (Some(misfit), _) => Err(misfit),
+        (None, Err(_)) => Err(Misfit::Fault(ChainFault::NotMapped)),
+        (None, Ok(_)) => Ok(segs),
     }
 }
 

@@ -4,9 +4,9 @@
 use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS};
 use proptest::prelude::*;
 use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions};
-use queue::{Batch, Layout, RingError};
+use queue::{Batch, ChainFault, Layout, RingError};
 
-const QUEUE_SIZE: u16 = 512;
+const QUEUE_SIZE: u16 = 1024;
 /// Every descriptor may name the same buffer, so this need not hold the longest chain.
 const MEM_BYTES: usize = 4 << 20;
 const MAX_BUFFER_BYTES: u32 = 3 << 20;
@@ -40,7 +40,7 @@ fn shape() -> impl Strategy<Value = Shape> {
             let stray = stray.filter(|_| !packed && count > 1);
             Shape {
                 layout,
-                in_table,
+                in_table: in_table || count > usize::from(QUEUE_SIZE),
                 count,
                 readable: readable.index(count + 1),
                 len_bytes,
@@ -73,16 +73,14 @@ impl Shape {
         driver
     }
 
-    /// What must come of it: the first rule that the chain breaks, in the order of its descriptors.
-    fn broken_rule(&self) -> Option<&'static str> {
-        let bytes_for = MAX_CHAIN_LEN_BYTES / self.len_bytes;
-        let stray = self.stray.map_or(usize::MAX, |(place, _)| place + 2);
-        // Descriptor `n` (from 1) is the first that cannot be taken. Where two rules meet, the
-        // stray index is seen first: without it there is no next descriptor.
-        let first =
-            [(stray, "index"), (bytes_for as usize + 1, "bytes"), (MAX_CHAIN_SEGS + 1, "segments")];
-        let first = first.into_iter().min_by_key(|(n, _)| *n)?;
-        (first.0 <= self.count).then_some(first.1)
+    /// Which limit it breaks first, in the order of its descriptors.
+    fn fault(&self) -> Option<ChainFault> {
+        let bytes_for = (MAX_CHAIN_LEN_BYTES / self.len_bytes) as usize;
+        let (first, fault) = match bytes_for <= MAX_CHAIN_SEGS {
+            true => (bytes_for, ChainFault::TooManyBytes),
+            false => (MAX_CHAIN_SEGS, ChainFault::TooManySegs),
+        };
+        (first < self.count).then_some(fault)
     }
 }
 
@@ -94,16 +92,18 @@ proptest! {
         let driver = shape.offer();
         let mut batch = Batch::new(8, 64);
         let popped = driver.queue().pop(&mut batch, 8);
-        let broken = match &popped {
-            Ok(_) => None,
-            Err(RingError::ChainTooLong { unit, .. }) => Some(*unit),
-            Err(RingError::BadIndex { .. }) => Some("index"),
-            Err(other) => panic!("{other}"),
-        };
-        prop_assert_eq!(broken, shape.broken_rule(), "{:?}", popped);
-        if broken.is_none() {
-            let chain = batch.get(0);
-            let writable = shape.count - shape.readable;
+        if shape.stray.is_some() {
+            prop_assert!(matches!(popped, Err(RingError::BadIndex { .. })), "{:?}", popped);
+            return Ok(());
+        }
+        prop_assert_eq!(popped, Ok(1));
+        let chain = batch.get(0);
+        prop_assert_eq!(chain.fault, shape.fault());
+        let writable = shape.count - shape.readable;
+        if chain.fault.is_some() {
+            prop_assert!(chain.readable.len() <= 1);
+            prop_assert_eq!(chain.writable_len, u32::from(writable > 0));
+        } else {
             prop_assert_eq!((chain.readable.len(), chain.writable.len()), (shape.readable, writable));
             prop_assert_eq!(chain.readable_len, shape.readable as u32 * shape.len_bytes);
             prop_assert_eq!(chain.writable_len, writable as u32 * shape.len_bytes);

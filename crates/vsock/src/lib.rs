@@ -47,6 +47,8 @@
 //!
 //! # Limits
 //! All numbers, each with its reason, are in [`limits`]. Beyond those:
+//! - A packet of more than 2,048 segments or 64 MiB, or with a buffer outside the VM's memory, is dropped and
+//!   counted as malformed, and its connection is reset; receive buffers like that go back empty.
 //! - Streams only. Datagrams and `SOCK_SEQPACKET` are refused with a reset: QEMU 7.2 does not pass
 //!   the seqpacket feature on to vhost-user devices.
 //! - Connections do not outlive the daemon: their Unix sockets end with it. After a restart through

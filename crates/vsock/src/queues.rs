@@ -72,20 +72,29 @@ impl RxQueue {
 
     /// Ok when a buffer for header and payload is at hand and the port's share of the round is not
     /// used up. A buffer without room for one byte of payload breaks the port: no driver posts
-    /// such, and completing them empty would never end while the guest posts more.
+    /// such, and completing them empty would never end while the guest posts more. One that cannot be
+    /// filled ([`queue::ChainFault`]) goes back empty, as a packet of the round's share.
     pub fn ready(&mut self) -> Result<(), Wait> {
         if !self.vring.parts.health.is_live() {
             return Err(Wait::Buffers);
         }
-        if self.packets_left == 0 || self.bytes_left == 0 {
-            return Err(Wait::Round);
-        }
-        if self.next >= self.batch.len() {
-            self.push();
-            self.next = 0;
-            if self.vring.pop(&mut self.batch, BATCH) == 0 {
-                return Err(Wait::Buffers);
+        loop {
+            if self.packets_left == 0 || self.bytes_left == 0 {
+                return Err(Wait::Round);
             }
+            if self.next >= self.batch.len() {
+                self.push();
+                self.next = 0;
+                if self.vring.pop(&mut self.batch, BATCH) == 0 {
+                    return Err(Wait::Buffers);
+                }
+            }
+            if self.batch.get(self.next).fault.is_none() {
+                break;
+            }
+            self.vring.parts.stats.drop_one(DropReason::Malformed);
+            self.packets_left -= 1;
+            self.complete(0);
         }
         let chain = self.batch.get(self.next);
         if chain.writable_len > HEADER_LEN_BYTES {

@@ -48,12 +48,17 @@ impl Engine {
     /// since packets come in trains.
     fn take_packet(&mut self, port: Id, tx: &TxQueue, index: usize, last: &mut Option<(Key, Id)>) {
         let Some(p) = self.ports.get(port) else { return };
-        let readable = tx.batch.get(index).readable_len;
+        let chain = tx.batch.get(index);
         let Some(raw) = tx.header(index) else {
             return self.malformed(port, tx);
         };
-        // `header` found all its bytes, so there are not fewer.
-        let header = match raw.check(p.spec.cid, readable.saturating_sub(HEADER_LEN_BYTES)) {
+        // `header` found all its bytes, so there are not fewer. A chain that cannot be served has no
+        // payload: its connection ends, since the stream would have a gap.
+        let payload_bytes = match chain.fault {
+            None => chain.readable_len.saturating_sub(HEADER_LEN_BYTES),
+            Some(_) => 0,
+        };
+        let header = match raw.check(p.spec.cid, payload_bytes) {
             Ok(header) => header,
             Err(e) => {
                 self.malformed(port, tx);

@@ -71,6 +71,7 @@ impl Engine {
         let most = below.batch(self.mean_cost, by_thread);
         let bytes = allowance.bytes.min(below.bytes);
         let popped = self.vring.pop(&mut self.batch, most);
+        self.waits_for_list = false;
         self.suspects = popped > 0 && self.are_placeholders_known();
         for index in 0..popped {
             queue::seg::prefetch_head(self.batch.get(index).readable);
@@ -78,6 +79,10 @@ impl Engine {
         let mut spent = Spent::default();
         while (spent.requests as usize) < popped && spent.bytes < bytes {
             let index = spent.requests as usize;
+            if !self.flight.slab.has_room(&self.batch, index) {
+                self.waits_for_list = true;
+                break;
+            }
             // Read before the request may end: its segments were walked in any case.
             let segs = self.batch.get(index).segs();
             let least = least_charge_bytes(MIN_CHARGE_BYTES, segs);

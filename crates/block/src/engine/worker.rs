@@ -66,7 +66,8 @@ impl Engine {
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
         }
         // With every slot taken the next event is a completion, not a kick, or credit.
-        if (self.flight.slab.free.is_empty() && !self.waits) || self.drained.is_some() {
+        let is_full = self.flight.slab.free.is_empty() || self.waits_for_list;
+        if (is_full && !self.waits) || self.drained.is_some() {
             return due_ns.map_or(Arm::Idle, Arm::Until);
         }
         if let Some(until_ns) = ledger.until_ns(self.port.vm, now_ns) {

@@ -105,7 +105,7 @@ impl Qcow2Disk {
         let slot = |_| Slot { token: 0, op: DiskOp::Flush, state: State::Free, stay: None };
         let extra = |_| Extra {
             allocation: None,
-            bufs: Vec::with_capacity(base::limits::MAX_CHAIN_SEGS),
+            bufs: Vec::with_capacity(crate::limits::MAX_OP_SEGS),
             pieces: Pieces::new(),
             entries: [0; MAX_ENTRIES_LEN_BYTES],
         };

@@ -34,7 +34,7 @@ pub(super) struct Pieces {
 impl Pieces {
     pub fn new() -> Self {
         // Each piece cuts one buffer into two at most.
-        let list = Vec::with_capacity(base::limits::MAX_CHAIN_SEGS + MAX_PIECES);
+        let list = Vec::with_capacity(crate::limits::MAX_OP_SEGS + MAX_PIECES);
         Self { list, all: Default::default(), count: 0, left: 0, upto: 0, errno: libc::EIO }
     }
 
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn there_is_a_most_and_the_list_stays_where_it_is() {
-        let all = bufs(&[2; base::limits::MAX_CHAIN_SEGS]);
+        let all = bufs(&[2; crate::limits::MAX_OP_SEGS]);
         let mut pieces = Pieces::new();
         pieces.begin();
         let begin = pieces.list.as_ptr();

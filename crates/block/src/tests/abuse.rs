@@ -9,7 +9,7 @@ use sidecore::Worker;
 use crate::Refusal;
 use crate::backend::Demands;
 use crate::dropper;
-use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES};
+use crate::limits::{MAX_OP_SEGS, MAX_RANGE_SECTORS, MAX_RANGES};
 use crate::null::NullBackend;
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
@@ -402,7 +402,7 @@ fn abuse_R10_memory_of_a_queue_does_not_grow_with_what_guests_ask() {
         assert_eq!(rig.settle().len(), 40);
         assert_eq!(rig.engine.flight.slab.slots.len(), before);
         for slot in &rig.engine.flight.slab.slots {
-            assert_eq!(slot.iov.0.capacity(), base::limits::MAX_CHAIN_SEGS);
+            assert_eq!(slot.iov.0.capacity(), MAX_OP_SEGS);
         }
         drop(disk);
     }

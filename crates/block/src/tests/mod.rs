@@ -18,6 +18,8 @@ mod holding;
 mod in_place;
 mod latency;
 mod locks;
+#[allow(non_snake_case)]
+mod long_chains;
 mod memory_disks;
 #[allow(non_snake_case)]
 mod migration;

@@ -88,11 +88,11 @@ use std::sync::Arc;
 use base::clock::{Clock, MonotonicClock};
 use base::counter::{DropReason, QueueStats};
 use base::io::{IoSlice, Wire};
-use base::limits::MAX_CHAIN_SEGS;
 use queue::seg::subrange;
 use thiserror::Error;
 
 use crate::rxq::{Body, Frame};
+use crate::uplink::MAX_PIECES;
 pub use journal::Journal;
 pub use state::Shift;
 use table::FlowTable;
@@ -256,7 +256,7 @@ impl PortFlows {
             stats,
             slots: vec![[0; SLOT_LEN]; TWIN_SLOTS].into_boxed_slice(),
             used: 0,
-            pieces: Pieces(Vec::with_capacity(MAX_CHAIN_SEGS + 2)),
+            pieces: Pieces(Vec::with_capacity(MAX_PIECES)),
             is_lent: false,
             events: Vec::with_capacity(TWIN_SLOTS),
             resets: Vec::with_capacity(TWIN_SLOTS),

@@ -331,3 +331,94 @@ fn abuse_R1_a_looping_transmit_chain_breaks_only_its_port() {
     assert_eq!(lab.judge(1, &frame(mac(2), mac(1), 60)), None);
     assert_eq!(lab.guests[2].recv_all(0).len(), 1);
 }
+
+#[test]
+fn abuse_D4_a_frame_with_a_buffer_outside_memory_is_dropped_and_the_ring_goes_on() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 4, 1600, 1);
+    let stray = lab.guests[0].tx[0].unmapped_addr();
+    let head =
+        lab.guests[0].tx[0].buffer(&[&no_offload()[..], &frame(mac(1), mac(0), 60)].concat());
+    for chain in [vec![(stray, 100)], vec![head, (stray, 100)]] {
+        lab.guests[0].tx[0].offer(&chain, &[]);
+    }
+    while lab.poll() > 0 {}
+    assert_eq!(lab.drops(0, DropReason::Malformed), 2);
+    assert_eq!(std::iter::from_fn(|| lab.guests[0].tx[0].used()).count(), 2);
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 60)), None);
+    assert_eq!(lab.guests[1].recv_all(0).len(), 1);
+}
+
+#[test]
+fn abuse_B2_frames_in_a_thousand_pieces_pass_and_those_in_too_many_are_dropped() {
+    let mut lab = Lab::pair();
+    lab.guests[1].post(0, 8, 1600, 1);
+    let sent = frame(mac(1), mac(0), 1500);
+    let bytes = [&no_offload()[..], &sent].concat();
+    let driver = &mut lab.guests[0].tx[0];
+    let whole = driver.buffer(&bytes);
+    let pieces: Vec<_> = (0..bytes.len() as u64).map(|at| (whole.0 + at, 1)).collect();
+    driver.offer_indirect(&pieces, &[]);
+    lab.poll();
+    assert_eq!(lab.guests[1].recv(0).unwrap().1, sent);
+    let too_many = vec![(whole.0, 1); base::limits::MAX_CHAIN_SEGS + 1];
+    lab.guests[0].tx[0].offer_indirect(&too_many, &[]);
+    lab.poll();
+    assert_eq!(lab.drops(0, DropReason::TooBig), 1);
+    assert_eq!(lab.judge(0, &frame(mac(1), mac(0), 60)), None);
+    assert_eq!(lab.guests[1].recv_all(0).len(), 1);
+}
+
+/// A receive buffer that cannot be filled goes back empty, in its turn; frames wait or are dropped as where
+/// there are no buffers.
+#[test]
+fn abuse_D4_receive_buffers_outside_memory_go_back_empty() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut lab = Lab::new(vec![Spec::default(), Spec { layout, ..Spec::default() }]);
+        lab.introduce();
+        let stray = (lab.guests[1].rx[0].unmapped_addr(), 1600);
+        let long = frame(mac(1), mac(0), 60);
+        let mut expected = Vec::new();
+        for good in [0, 2, 1] {
+            for _ in 0..good {
+                let buffer = (lab.guests[1].rx[0].alloc(1600), 1600);
+                lab.guests[1].rx[0].offer(&[], &[buffer]);
+                expected.push((VNET_LEN + 60) as u32);
+            }
+            lab.guests[1].rx[0].offer(&[], &[stray]);
+            expected.push(0);
+        }
+        let buffer = (lab.guests[1].rx[0].alloc(1600), 1600);
+        lab.guests[1].rx[0].offer(&[], &[buffer]);
+        expected.push((VNET_LEN + 60) as u32);
+        for _ in 0..4 {
+            lab.guests[0].send(0, &no_offload(), &long, 1);
+        }
+        for _ in 0..16 {
+            lab.poll();
+        }
+        let used: Vec<u32> =
+            std::iter::from_fn(|| lab.guests[1].rx[0].used()).map(|(_, len)| len).collect();
+        assert_eq!(used, expected, "{layout:?}");
+        assert_eq!(lab.rx_drops(1, DropReason::Malformed), 3);
+        assert!(lab.guests[1].rx[0].health().is_live());
+    }
+}
+
+/// While a driver posts nothing else, senders wait no longer than they would for no buffers at all.
+#[test]
+fn abuse_D4_receive_buffers_outside_memory_hold_nobody_up_for_ever() {
+    let mut lab = Lab::pair();
+    let stray = (lab.guests[1].rx[0].unmapped_addr(), 1600);
+    lab.guests[0].send(0, &no_offload(), &frame(mac(1), mac(0), 60), 1);
+    let mut polls = 0;
+    while lab.guests[0].tx[0].used().is_none() {
+        lab.guests[1].rx[0].offer(&[], &[stray]);
+        while lab.guests[1].rx[0].used().is_some() {}
+        lab.advance(HOLD_NS / 4);
+        lab.poll();
+        polls += 1;
+        assert!(polls < 100, "the frame is held for ever");
+    }
+    assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 1);
+}

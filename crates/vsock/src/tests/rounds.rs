@@ -120,3 +120,51 @@ fn with_its_share_used_up_the_engine_does_not_sleep() {
     assert_eq!(world.engine.arm(world.now_ns, &mut world.ledger), sidecore::Arm::Busy);
     world.engine.disarm();
 }
+
+/// A packet that cannot be read whole would leave a gap in its stream: the connection ends, others go on.
+#[test]
+fn abuse_D4_a_packet_with_payload_outside_memory_ends_its_connection_only() {
+    let mut world = World::with_guests(1);
+    let (bad, _bad_stream) = world.connect_in(0, 80);
+    let (mut good, mut stream) = world.connect_in(0, 81);
+    let guest = &mut world.guests[0];
+    let stray = guest.tx.unmapped_addr();
+    let mut header = guest.header(bad.key, Op::Rw);
+    header.len = 100.into();
+    let head = guest.tx.buffer(header.as_bytes());
+    guest.tx.offer(&[head, (stray, 100)], &[]);
+    guest.tx.offer(&[(stray, 100)], &[]);
+    good.send(guest, Op::Rw, 0, b"still there");
+    for _ in 0..4 {
+        world.turn();
+    }
+    let packet = world.packet(0);
+    assert_eq!((packet.op(), packet.key()), (Op::Rst as u16, bad.key));
+    let mut got = [0; 11];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"still there");
+    let tx = &world.guests[0].tx;
+    assert_eq!(tx.stats().drops[base::counter::DropReason::Malformed as usize].get(), 2);
+    assert!(tx.health().is_live());
+}
+
+#[test]
+fn abuse_D4_receive_buffers_outside_memory_go_back_empty() {
+    let mut world = World::with_guests(1);
+    use_rx(&mut world, 0, 0, HEADER);
+    let guest = &mut world.guests[0];
+    let stray = (guest.rx.unmapped_addr(), 4096);
+    guest.rx.offer(&[], &[stray]);
+    guest.rx.offer(&[], &[stray]);
+    guest.refill = false;
+    guest.give_buffers(1, 4096);
+    let header =
+        guest.header(Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 }, Op::Request);
+    guest.send(&header, &[]);
+    world.engine.poll(1, &mut world.ledger);
+    let rx = &mut world.guests[0].rx;
+    let lens: Vec<u32> = std::iter::from_fn(|| rx.used()).map(|(_, len)| len).collect();
+    assert_eq!(lens, [0, 0, HEADER as u32]);
+    assert_eq!(rx.stats().drops[base::counter::DropReason::Malformed as usize].get(), 2);
+    assert!(rx.health().is_live());
+}
