@@ -72,16 +72,18 @@ impl Engine {
             last.filter(|(key, id)| *key == header.key && self.endpoints.get(*id).is_some());
         let known = cached.map(|(_, id)| id).or_else(|| p.keys.get(&header.key).copied());
         match known {
-            Some(id) if header.op != Op::Request => {
-                *last = Some((header.key, id));
-                self.on_packet(tx, index, id, &header);
-            }
-            Some(id) => {
-                // The guest has forgotten the old connection of this name (it was restarted).
+            Some(id) if header.op == Op::Request && self.is_closing(id) => {
+                // The guest is done with it, and uses its name again.
                 *last = None;
                 self.flush_run(tx);
                 self.reset_by_guest(id);
                 self.open_from_guest(port, &header);
+            }
+            // A second request of a name that lives, too: a guest that starts anew has reset its
+            // device, and with that all connections.
+            Some(id) => {
+                *last = Some((header.key, id));
+                self.on_packet(tx, index, id, &header);
             }
             None if header.op == Op::Request => self.open_from_guest(port, &header),
             None if header.op == Op::Rst => {}
@@ -90,6 +92,10 @@ impl Engine {
                 self.stray_reset(port, header.key, raw.kind.get());
             }
         }
+    }
+
+    fn is_closing(&self, id: Id) -> bool {
+        self.endpoints.get(id).is_some_and(|ep| ep.conn.phase() == Phase::Closing)
     }
 
     fn malformed(&mut self, port: Id, tx: &TxQueue) {

@@ -20,6 +20,7 @@ mod ftp;
 mod guard;
 mod guests;
 mod hostile;
+mod idle_move;
 mod module_copies;
 mod modules;
 mod moves;

@@ -274,17 +274,22 @@ fn abuse_D3_held_receive_buffers_move_to_a_changed_memory_table() {
 }
 
 #[test]
-fn a_guest_that_asks_again_under_the_same_name_has_forgotten_the_old_connection() {
+#[allow(non_snake_case)]
+fn abuse_V17_a_second_request_under_a_living_name_resets_the_connection() {
     let mut world = World::with_guests(1);
     let listener = world.listen(0, 52);
-    let (_, mut old) = world.connect_out(0, &listener, 1, 52);
-    let (mut sock, mut new) = world.connect_out(0, &listener, 1, 52);
-    assert!(is_closed(&mut old));
-    sock.send(&mut world.guests[0], Op::Rw, 0, b"new");
-    world.settle();
-    let mut got = Vec::new();
-    drain(&mut new, &mut got);
-    assert_eq!(got, b"new");
+    let (mut sock, mut old) = world.connect_out(0, &listener, 1, 52);
+    sock.send(&mut world.guests[0], Op::Request, 0, &[]);
+    world.feed(0, &mut sock);
+    assert!(sock.reset && is_closed(&mut old));
+    // Nobody else was connected for it.
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_err());
+    listener.set_nonblocking(false).unwrap();
+    assert_eq!(world.stats[0].violations.get(), 1);
+    assert_eq!(world.engine.endpoints.len(), 0);
+    // The name is free.
+    world.connect_out(0, &listener, 1, 52);
 }
 
 #[test]
