@@ -53,6 +53,8 @@ struct QueueState {
     is_told: bool,
     /// A driver began with it since the port is there.
     had_fresh_start: bool,
+    /// Counters of requests, from its first start on: a port may have many queues that nobody starts.
+    block_stats: Option<Arc<BlockStats>>,
 }
 
 /// See the module's text.
@@ -73,8 +75,8 @@ pub struct BlockPort {
     switched_off: AtomicBool,
     /// Features acknowledged by the driver.
     driver_features: AtomicU64,
+    queue_count: u16,
     queues: Mutex<Vec<QueueState>>,
-    block_stats: Vec<Arc<BlockStats>>,
     /// What queues that start are given.
     places: Mutex<Option<Arc<Places>>>,
     /// On the inflight region of the session.
@@ -167,7 +169,6 @@ impl BlockPort {
             left: Arc::default(),
             stages: Mutex::new(config.stages),
         });
-        let count = usize::from(config.queues);
         Ok(Arc::new(Self {
             name: config.name,
             state,
@@ -180,8 +181,8 @@ impl BlockPort {
             writeback: config.writeback,
             switched_off: AtomicBool::new(false),
             driver_features: AtomicU64::new(0),
-            queues: Mutex::new((0..count).map(|_| QueueState::default()).collect()),
-            block_stats: (0..count).map(|_| Arc::default()).collect(),
+            queue_count: config.queues,
+            queues: Mutex::new((0..config.queues).map(|_| QueueState::default()).collect()),
             places: Mutex::new(None),
             claim: Mutex::new(None),
             notifier: Mutex::new(None),
@@ -229,9 +230,13 @@ impl BlockPort {
 
     /// Requests that wait for their storage, with the error for which one was held last.
     pub fn held(&self) -> Option<(u64, std::io::Error)> {
-        let queues = || self.block_stats.iter().filter(|queue| queue.held.get() > 0);
-        let errno = queues().next()?.held_errno.get() as i32;
-        let count = queues().map(|queue| queue.held.get()).sum();
+        let queues = self.lock();
+        let holding = || {
+            let stats = queues.iter().filter_map(|queue| queue.block_stats.as_ref());
+            stats.filter(|stats| stats.held.get() > 0)
+        };
+        let errno = holding().next()?.held_errno.get() as i32;
+        let count = holding().map(|stats| stats.held.get()).sum();
         Some((count, std::io::Error::from_raw_os_error(errno)))
     }
 
@@ -256,17 +261,23 @@ impl BlockPort {
         Ok(())
     }
 
-    /// Counters, queue by queue.
+    /// Counters of each queue that ran since the port is there.
     pub fn stats(&self) -> Vec<QueueSnapshot> {
         let queues = self.lock();
-        let snapshot =
-            |(index, (queue, block)): (usize, (&QueueState, &Arc<BlockStats>))| QueueSnapshot {
+        let snapshot = |(index, queue): (usize, &QueueState)| {
+            Some(QueueSnapshot {
                 index: index as u16,
                 running: queue.worker.is_some(),
-                block: Arc::clone(block),
+                block: queue.block_stats.clone()?,
                 ring: queue.ring_stats.clone(),
-            };
-        queues.iter().zip(&self.block_stats).enumerate().map(snapshot).collect()
+            })
+        };
+        queues.iter().enumerate().filter_map(snapshot).collect()
+    }
+
+    /// The counters of a queue that starts.
+    fn stats_of(&self, index: usize) -> Arc<BlockStats> {
+        Arc::clone(self.lock()[index].block_stats.get_or_insert_default())
     }
 
     /// Looks at the size of the image again (`None`), or changes the size of a memory or null disk,
@@ -332,7 +343,7 @@ impl Device for BlockPort {
     }
 
     fn queue_count(&self) -> u16 {
-        self.block_stats.len() as u16
+        self.queue_count
     }
 
     fn wants_inflight(&self) -> bool {
@@ -403,7 +414,7 @@ impl Device for BlockPort {
 
     fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
         let index = usize::from(vring.parts.index);
-        let count = self.block_stats.len();
+        let count = usize::from(self.queue_count);
         if index >= count {
             let (what, value, limit) = ("disk queue", index as u64, count as u64 - 1);
             return Err(DeviceError::OutOfRange { what, value, limit });
@@ -426,11 +437,11 @@ impl Device for BlockPort {
             self.open_disk(depth, claim.as_deref())?
         };
         self.register(&mut *disk, index, &memory);
+        let stats = self.stats_of(index);
         let mut queues = self.lock();
         let queue = &mut queues[index];
         queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
         queue.depth = depth;
-        let stats = Arc::clone(&self.block_stats[index]);
         let near = core.make_near();
         let mut engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
             .map_err(DeviceError::failed)?;

@@ -66,6 +66,6 @@ pub struct QueueSnapshot {
     pub running: bool,
     /// Counters of requests.
     pub block: Arc<BlockStats>,
-    /// Counters of the ring (of the last time it ran); none when it never ran.
+    /// Counters of the ring (of the last time it ran); none while it starts for the first time.
     pub ring: Option<Arc<QueueStats>>,
 }

@@ -328,6 +328,8 @@ fn ports_have_defaults() {
     assert_eq!(disk.format, DiskFormat::Memory { len_bytes: 1 << 20 });
     assert_eq!((disk.block_size, disk.endpoint.mode), (BlockSize::Bytes(512), SocketMode::Dial));
     assert_eq!(disk.on_error, OnError::Enospc);
+    // What QEMU asks for goes by the VM's CPUs (B1).
+    assert_eq!(disk.queues, base::limits::MAX_QUEUES);
     for (word, on_error) in
         [("enospc", OnError::Enospc), ("hold", OnError::Hold), ("report", OnError::Report)]
     {

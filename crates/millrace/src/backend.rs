@@ -66,8 +66,8 @@ pub struct Blk {
     /// Pass by the page cache
     #[arg(long)]
     direct: bool,
-    /// Queues
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=32))]
+    /// Most queues that the front end may set up
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=32))]
     num_queues: u16,
     /// Serial number, at most 20 bytes
     #[arg(long, default_value = "")]

@@ -52,12 +52,25 @@ fn detail(port: &Value) -> String {
     }
     if let Some(disk) = port.get("disk") {
         let (format, path) = (cell(disk, "format"), cell(disk, "path"));
-        return format!("{format} {path} {} bytes{}", disk["len_bytes"], checked(&disk["image"]));
+        let (checked, most) = (checked(&disk["image"]), most_queues(port));
+        return format!("{format} {path} {} bytes{checked}{most}", disk["len_bytes"]);
     }
     if let Some(vsock) = port.get("vsock") {
         return format!("CID {}, {} connections", vsock["cid"], vsock["open_connections"]);
     }
     String::new()
+}
+
+/// QEMU asks for as many queues as the VM has CPUs, and ends at once where those are too many: said of disks
+/// with fewer than Millrace can serve that wait for their VMM.
+fn most_queues(port: &Value) -> String {
+    let most = u64::from(base::limits::MAX_QUEUES);
+    match port["queues"].as_u64() {
+        Some(queues) if queues < most && port["connected"] != Value::Bool(true) => {
+            format!(" (QEMU: num-queues={queues} or fewer)")
+        }
+        _ => String::new(),
+    }
 }
 
 /// What was mended of an image that was not closed.
@@ -325,6 +338,16 @@ mod tests {
         assert_eq!(detail(&json!({ "disk": disk })), mended);
         let disk = json!({"format": "raw", "path": "/a", "len_bytes": 512});
         assert_eq!(detail(&json!({ "disk": disk })), "raw /a 512 bytes");
+    }
+
+    #[test]
+    fn abuse_B1_a_disk_with_few_queues_says_what_qemu_is_to_be_told() {
+        let told = |queues: u16, connected: bool| {
+            let disk = json!({"format": "raw", "path": "/a", "len_bytes": 512});
+            detail(&json!({ "disk": disk, "queues": queues, "connected": connected }))
+        };
+        assert_eq!(told(2, false), "raw /a 512 bytes (QEMU: num-queues=2 or fewer)");
+        assert_eq!([told(2, true), told(32, false)], ["raw /a 512 bytes", "raw /a 512 bytes"]);
     }
 
     #[test]

@@ -79,8 +79,8 @@ impl BlockPort {
         if max_bytes == 0 {
             return;
         }
-        let used = &self.block_stats[index].registered;
-        if let Err(error) = registered::register(disk, memory, max_bytes, used) {
+        let stats = self.stats_of(index);
+        if let Err(error) = registered::register(disk, memory, max_bytes, &stats.registered) {
             let is_told = std::mem::replace(&mut self.lock()[index].is_told, true);
             if !is_told {
                 tracing::warn!(port = %self.name, queue = index, "{error}");

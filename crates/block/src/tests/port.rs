@@ -136,7 +136,9 @@ fn queues_stop_and_start_where_they_were() {
             assert_eq!(guest.request(kind::OUT, 3, &[round; 512], 0).0, 0);
             let vring = port.stop_queue(1).unwrap().unwrap();
             assert!(port.stop_queue(1).unwrap().is_none());
-            assert!(!port.stats()[1].running);
+            // The first queue never ran, and has no counters.
+            let stats = &port.stats()[0];
+            assert_eq!((stats.index, stats.running), (1, false));
             port.start_queue(vring).unwrap();
             assert_eq!(guest.request(kind::IN, 3, &[], 512), (0, vec![round; 512]));
         }
@@ -148,8 +150,24 @@ fn queues_stop_and_start_where_they_were() {
         port.update_memory(GuestMemory::empty()).unwrap();
         assert!(!guest.driver.health().is_live());
         port.reset();
-        assert!(!port.stats()[1].running);
+        assert!(!port.stats()[0].running);
     }
+}
+
+/// A VMM sets up as many queues as it likes, one for each CPU mostly. What it does not is nothing but a number.
+#[test]
+fn abuse_B1_queues_that_nobody_sets_up_have_no_worker_and_no_counters() {
+    let disk = BackendConfig::Memory { len_bytes: 1 << 20 };
+    let port = port(disk, |c| c.queues = base::limits::MAX_QUEUES);
+    assert_eq!((port.queue_count(), port.stats().len()), (32, 0));
+    let mut guest = Guest::new(Layout::Split);
+    port.start_queue(guest.driver.vring(0)).unwrap();
+    assert_eq!(guest.request(kind::OUT, 3, &[7; 512], 0).0, 0);
+    let stats = port.stats();
+    assert_eq!((stats.len(), stats[0].index), (1, 0));
+    assert!(port.held().is_none() && port.resume() == 0);
+    port.stop_queue(0).unwrap();
+    assert_eq!(port.stats()[0].block.writes.get(), 1, "kept when the queue stops");
 }
 
 /// Hands out a disk that holds its operations.

@@ -312,7 +312,7 @@ pub struct DiskConfig {
     pub format: DiskFormat,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Queues.
+    /// The most queues that a VMM may set up; those that it does not cost next to nothing.
     pub queues: u16,
     /// Logical block size.
     pub block_size: BlockSize,

@@ -136,7 +136,8 @@ pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
     let block_size = block_size(&mut r);
     let format = format(&mut r, block_size.least_bytes());
     let read_only = r.bool("read_only", false);
-    let queues = r.int("queues", 1, 1..=u64::from(MAX_QUEUES)) as u16;
+    let most = u64::from(MAX_QUEUES);
+    let queues = r.int("queues", most, 1..=most) as u16;
     let serial = r.string("serial").unwrap_or("").to_string();
     if serial.len() > MAX_SERIAL_LEN_BYTES || !serial.bytes().all(|b| (0x20..0x7f).contains(&b)) {
         r.bad("serial", format!("{serial:?} is no serial number"), "use at most 20 ASCII bytes");

@@ -1,5 +1,8 @@
 //! What the daemon shows of itself.
 
+use std::sync::Arc;
+
+use base::counter::QueueStats;
 use base::histogram::Snapshot;
 use control::config::{Config, DiskConfig, NetConfig, PortConfig, VsockConfig, format_mac};
 use control::plane::{
@@ -11,6 +14,7 @@ use control::sample::{Metrics, PortMetrics};
 
 use sidecore::Placer;
 use sidecore::placement::Reason;
+use vhost_user::QueueStatus;
 
 use super::cores::Core;
 use super::engine::Engine;
@@ -246,6 +250,18 @@ fn vsock_status(config: &VsockConfig, engine: Option<&Engine>) -> VsockStatus {
     VsockStatus { cid: config.cid, path: config.path.clone(), open_connections }
 }
 
+/// The counters of a port's queues up to the last one that runs, or ran: disks offer more queues than most
+/// VMMs set up.
+fn shown_queues(all: &[Arc<QueueStats>], states: &[QueueStatus]) -> Vec<Arc<QueueStats>> {
+    let is_used = |index: usize| {
+        let stats = &all[index];
+        states.get(index).is_some_and(|queue| queue.running)
+            || stats.batches.get() + stats.kicks.get() > 0
+    };
+    let count = (0..all.len()).rfind(|&index| is_used(index)).map_or(1, |last| last + 1);
+    all.iter().take(count).cloned().collect()
+}
+
 /// A port's counters, with those that only its engine has.
 pub fn port_metrics(port: &Port, all: &mut Metrics) {
     let live = port.live.as_ref().ok();
@@ -258,7 +274,7 @@ pub fn port_metrics(port: &Port, all: &mut Metrics) {
         healthy: live
             .is_some_and(|l| session.broken.is_none() && storage_trouble(&l.engine).is_none()),
         connections: session.sessions,
-        queues: live.map(|l| l.stats.clone()).unwrap_or_default(),
+        queues: live.map(|l| shown_queues(&l.stats, &session.queues)).unwrap_or_default(),
     });
     let labels = || vec![("vm", port.vm.clone()), ("port", port.config.name().to_owned())];
     match live.map(|l| &l.engine) {

@@ -251,7 +251,9 @@ fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), Vhos
     if saved.fd_count() != fds {
         return nonsense(format!("{fds} saved descriptors; {} expected", saved.fd_count()));
     }
-    if saved.vrings.len() != usize::from(port.device.queue_count()) {
+    // A front end that was told of fewer queues sets up no more. Position slots are as many as there were.
+    let queues = usize::from(port.device.queue_count());
+    if saved.vrings.len() > queues || (saved.has_slots && saved.vrings.len() < queues) {
         let (saved, now) = (saved.vrings.len(), port.device.queue_count());
         return nonsense(format!("the saved session has {saved} queues, the port has {now} now"));
     }
