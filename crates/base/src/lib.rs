@@ -14,6 +14,7 @@ pub mod cpu;
 pub mod doorbell;
 pub mod durable;
 pub mod event;
+pub mod folder;
 pub mod histogram;
 pub mod io;
 pub mod limits;

@@ -1,15 +1,24 @@
 //! Unix sockets at a path: for one owner from their first moment, replaced when nobody listens any
-//! more, and removed by who made them.
+//! more, and removed by who made them. Links of other users are not followed, neither to bind nor to
+//! connect: see [`crate::folder`].
 
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode};
+use rustix::fs::{AtFlags, Gid, Mode, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::folder::{self, Folder};
+
+/// Longest path of a socket: `sockaddr_un` with the zero at its end.
+const MAX_PATH_LEN_BYTES: usize = 107;
 
 /// Why a socket cannot be at a path.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +29,9 @@ pub enum SocketError {
     /// Somebody takes connections there.
     #[error("somebody listens there")]
     InUse,
+    /// Whoever owns the folder has put something else there.
+    #[error("somebody else put another file in its place")]
+    Swapped,
     /// A path of a socket has 107 bytes at most: `sockaddr_un`.
     #[error("the path has {0} bytes; 107 at most")]
     LongPath(usize),
@@ -43,14 +55,16 @@ impl SocketError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
+    folder: Folder,
+    name: OsString,
     identity: Identity,
 }
 
 /// Device, inode, and when it was made, where that is known: a file system gives numbers again.
 type Identity = (u64, u64, Option<SystemTime>);
 
-fn identity(path: &Path) -> io::Result<Identity> {
-    let meta = path.symlink_metadata()?;
+fn identity(file: &File) -> io::Result<Identity> {
+    let meta = file.metadata()?;
     Ok((meta.dev(), meta.ino(), meta.created().ok()))
 }
 
@@ -61,15 +75,25 @@ impl SocketFile {
     /// # Errors
     /// Something else is there, or the operating system refuses.
     pub fn bind(socket: &OwnedFd, path: &Path, mode: u32) -> Result<Self, SocketError> {
-        let address = address(path)?;
-        remove_stale(path, &address)?;
+        // Whoever connects has to give this path.
+        address(path)?;
+        let (folder, name) = Folder::of(path).map_err(SocketError::io("opening its folder"))?;
+        remove_stale(&folder, &name)?;
         let mode = Mode::from_raw_mode(mode & 0o777);
         // Before bind(2): the file takes the mode that its socket has. After it: the umask.
         rustix::fs::fchmod(socket, mode).map_err(SocketError::io("setting the mode"))?;
-        rustix::net::bind(socket, &address).map_err(SocketError::io("binding"))?;
-        rustix::fs::chmod(path, mode).map_err(SocketError::io("setting the mode"))?;
-        let identity = identity(path).map_err(SocketError::io("looking at it"))?;
-        Ok(Self { path: path.into(), identity })
+        bind_in(socket, &folder, &name)?;
+        let file = folder.look(&name).map_err(SocketError::io("looking at it"))?;
+        let meta = file.metadata().map_err(SocketError::io("looking at it"))?;
+        let own = meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() == 1;
+        if !own || !meta.file_type().is_socket() {
+            // The folder is another user's, who is at it. Theirs gets no mode of ours.
+            return Err(SocketError::Swapped);
+        }
+        rustix::fs::chmod(folder::path_of(&file), mode)
+            .map_err(SocketError::io("setting the mode"))?;
+        let identity = identity(&file).map_err(SocketError::io("looking at it"))?;
+        Ok(Self { path: path.into(), folder, name, identity })
     }
 
     /// Gives the file to a group, whose rights are those of the mode. Without CAP_CHOWN it has to be one
@@ -79,7 +103,7 @@ impl SocketFile {
     /// The operating system refuses.
     pub fn give_to_group(&self, group_id: u32) -> Result<(), SocketError> {
         let (flags, group) = (AtFlags::SYMLINK_NOFOLLOW, Some(Gid::from_raw(group_id)));
-        rustix::fs::chownat(CWD, &self.path, None, group, flags)
+        rustix::fs::chownat(&self.folder, &self.name, None, group, flags)
             .map_err(SocketError::io("giving it to its group"))
     }
 
@@ -92,9 +116,10 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+        let there = self.folder.look(&self.name).and_then(|file| identity(&file));
+        if there.is_ok_and(|identity| identity == self.identity) {
             // Left behind, it would be replaced by who binds next.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
         }
     }
 }
@@ -127,26 +152,69 @@ fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
     SocketAddrUnix::new(path).map_err(|_| SocketError::LongPath(path.as_os_str().len()))
 }
 
+/// Binds to a name in a folder. The path by which the folder is reached is longer than the folder's own may
+/// be; a name that does not fit comes by a short one.
+fn bind_in(socket: &OwnedFd, folder: &Folder, name: &OsStr) -> Result<(), SocketError> {
+    let bind = |name: &OsStr| -> Result<(), SocketError> {
+        let address = address(&folder.path_of(name))?;
+        rustix::net::bind(socket, &address).map_err(SocketError::io("binding"))
+    };
+    if folder.path_of(name).as_os_str().len() <= MAX_PATH_LEN_BYTES {
+        return bind(name);
+    }
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let short = OsString::from(format!(".new-{process}-{number}"));
+    bind(&short)?;
+    rustix::fs::renameat_with(folder, &short, folder, name, RenameFlags::NOREPLACE).map_err(|e| {
+        // Nobody knows it.
+        let _ = rustix::fs::unlinkat(folder, &short, AtFlags::empty());
+        SocketError::io("giving it its name")(e)
+    })
+}
+
+/// Connects `socket` to what a path leads to. No link is followed but root's and our own.
+///
+/// # Errors
+/// As of connect(2), and `PermissionDenied` for a link of another user.
+pub fn connect(socket: impl AsFd, path: &Path) -> io::Result<()> {
+    connect_to(socket, &folder::find(path)?)
+}
+
+/// As [`connect`], to a name in a folder that is open.
+///
+/// # Errors
+/// As there.
+pub fn connect_in(socket: impl AsFd, folder: &Folder, name: &OsStr) -> io::Result<()> {
+    connect_to(socket, &folder.find(name)?)
+}
+
+fn connect_to(socket: impl AsFd, file: &File) -> io::Result<()> {
+    let address = SocketAddrUnix::new(folder::path_of(file))?;
+    Ok(rustix::net::connect(socket, &address)?)
+}
+
 /// Removes a socket that a killed process left.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
-    let meta = match path.symlink_metadata() {
-        Ok(meta) => meta,
+fn remove_stale(folder: &Folder, name: &OsStr) -> Result<(), SocketError> {
+    let file = match folder.look(name) {
+        Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(SocketError::io("looking at it")(e)),
     };
+    let meta = file.metadata().map_err(SocketError::io("looking at it"))?;
     if !meta.file_type().is_socket() {
         return Err(SocketError::NotASocket);
     }
-    let connect = |kind| rustix::net::connect(of_kind(kind)?, address);
+    let address = address(&folder::path_of(&file))?;
+    let connect = |kind| rustix::net::connect(of_kind(kind)?, &address);
     // A listener of the other kind answers so as well.
     let result = match connect(SocketType::STREAM) {
         Err(Errno::PROTOTYPE) => connect(SocketType::SEQPACKET),
         other => other,
     };
     match result {
-        Err(Errno::CONNREFUSED) => {
-            std::fs::remove_file(path).map_err(SocketError::io("removing a stale socket"))
-        }
+        Err(Errno::CONNREFUSED) => rustix::fs::unlinkat(folder, name, AtFlags::empty())
+            .map_err(SocketError::io("removing a stale socket")),
         Err(Errno::NOENT) => Ok(()),
         // A full backlog is somebody's.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(SocketError::InUse),
@@ -206,6 +274,59 @@ mod tests {
         let _datagrams = UnixDatagram::bind(path("datagrams")).unwrap();
         for name in ["packets", "datagrams"] {
             assert!(matches!(listen(&path(name), 0o600, 1), Err(SocketError::InUse)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_path_of_any_length_that_fits_is_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let left = MAX_PATH_LEN_BYTES - dir.path().as_os_str().len() - 1;
+        let names = [1, left - 1, left].map(|len| "n".repeat(len));
+        let path = |name: &String| dir.path().join(name);
+        let bound: Vec<_> = names.iter().map(|n| listen(&path(n), 0o600, 1).unwrap()).collect();
+        for name in &names {
+            UnixStream::connect(path(name)).unwrap();
+            assert!(matches!(listen(&path(name), 0o600, 1), Err(SocketError::InUse)));
+        }
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 3);
+        drop(bound);
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+        // A folder whose own path is short, and a name that is long.
+        let short = tempfile::Builder::new().prefix("s").rand_bytes(3).tempdir_in("/tmp").unwrap();
+        let path = short.path().join("n".repeat(MAX_PATH_LEN_BYTES - 10));
+        let (_socket, file) = listen(&path, 0o660, 1).unwrap();
+        assert_eq!(mode(&path), 0o660);
+        UnixStream::connect(&path).unwrap();
+        drop(file);
+        assert_eq!(std::fs::read_dir(&short).unwrap().count(), 0);
+    }
+
+    #[test]
+    #[allow(non_snake_case)]
+    fn abuse_V5_a_socket_is_bound_and_reached_without_links_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("folder")).unwrap();
+        // The folder is opened once: what takes its place later is not looked at.
+        let (_socket, file) = listen(&at("folder/s"), 0o600, 1).unwrap();
+        std::fs::rename(at("folder"), at("moved")).unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        std::fs::write(at("folder/s"), "mine").unwrap();
+        drop(file);
+        assert!(!at("moved/s").exists() && at("folder/s").exists());
+        // A link in the place of a socket is no socket, whoever made it.
+        let (_socket, _file) = listen(&at("real"), 0o600, 1).unwrap();
+        std::os::unix::fs::symlink("real", at("link")).unwrap();
+        assert!(matches!(listen(&at("link"), 0o600, 1), Err(SocketError::NotASocket)));
+        let connect_to = |name: &str| connect(stream().unwrap(), &at(name));
+        connect_to("link").unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::lchown(at("link"), Some(65_534), None).unwrap();
+            let error = connect_to("link").unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            let (folder, _) = Folder::of(&at("real")).unwrap();
+            connect_in(stream().unwrap(), &folder, OsStr::new("link")).unwrap_err();
+            connect_in(stream().unwrap(), &folder, OsStr::new("real")).unwrap();
         }
     }
 

@@ -15,10 +15,7 @@ use std::time::{Duration, Instant};
 use base::event::Event;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
 
 use crate::error::QmpError;
@@ -257,18 +254,10 @@ fn bad(command: &'static str, why: String) -> QmpError {
 /// Connects without waiting: a socket whose backlog is full would keep us for as long as its first
 /// client likes.
 fn dial(path: &Path) -> Result<OwnedFd, QmpError> {
-    let failed = |what| {
-        move |error: Errno| QmpError::Connect {
-            path: path.to_owned(),
-            what,
-            source: io::Error::from(error),
-        }
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(failed("making a socket"))?;
-    let address = SocketAddrUnix::new(path).map_err(failed("its path"))?;
-    rustix::net::connect(&socket, &address).map_err(failed("connecting"))?;
+    let failed =
+        |what| move |source: io::Error| QmpError::Connect { path: path.to_owned(), what, source };
+    let socket = base::socket::stream().map_err(|e| failed("making a socket")(e.into()))?;
+    base::socket::connect(&socket, path).map_err(failed("connecting"))?;
     Ok(socket)
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use control::config::{Config, HolderConfig};
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::Signal;
 use vhost_user::holder::HolderKeeper;
 use vhost_user::{Keeper, NullKeeper};
@@ -140,7 +140,7 @@ pub fn end_own(path: &Path) {
 fn end(path: &Path) -> anyhow::Result<()> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?).context("reaching it")?;
+    base::socket::connect(&socket, path).context("reaching it")?;
     // The process that listens; it is alive, since it was connected to.
     let holder = socket_peercred(&socket).context("asking who it is")?;
     rustix::process::kill_process(holder.pid, Signal::TERM).context("ending its process")?;

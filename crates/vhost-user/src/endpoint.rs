@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use base::peer_fd::PeerFd;
 use base::socket::{self, SocketFile};
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, connect};
+use rustix::net::{SocketFlags, accept_with};
 
 use crate::error::VhostUserError;
 
@@ -38,10 +38,6 @@ impl Endpoint {
 
 pub(crate) fn refused(path: &Path, reason: impl std::fmt::Display) -> VhostUserError {
     VhostUserError::Socket { path: path.display().to_string(), reason: reason.to_string() }
-}
-
-fn address(path: &Path) -> Result<SocketAddrUnix, VhostUserError> {
-    SocketAddrUnix::new(path).map_err(|_| refused(path, "the path has more than 107 bytes"))
 }
 
 /// A listening socket. Its file goes when it is dropped, if it is still ours.
@@ -87,9 +83,8 @@ impl AsFd for Listener {
 /// One attempt to reach a front end that listens; none when nobody does (yet). Never blocks: a
 /// full backlog counts as nobody.
 pub(crate) fn dial(path: &Path) -> Result<Option<PeerFd>, VhostUserError> {
-    let address = address(path)?;
     let socket = socket::stream().map_err(VhostUserError::io("making a socket"))?;
-    match connect(&socket, &address) {
+    match socket::connect(&socket, path) {
         Ok(()) => Ok(Some(socket.into())),
         Err(e) => {
             tracing::debug!("dialling {}: {e}", path.display());

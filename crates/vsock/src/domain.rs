@@ -9,7 +9,7 @@ use sidecore::{Sidecore, WorkerRef};
 use crate::device::{VsockPort, VsockPortConfig};
 use crate::engine::{Engine, PortSpec};
 use crate::error::VsockError;
-use crate::host::Listener;
+use crate::host::{Listener, Programs};
 use crate::limits::{
     DEFAULT_DOMAIN_BUFFER_BYTES, HIGHEST_BUFFER_BYTES, HIGHEST_CID, HIGHEST_MAX_CONNECTIONS,
     LOWEST_BUFFER_BYTES, LOWEST_CID, MAX_PATH_BYTES, MAX_PORTS,
@@ -86,12 +86,13 @@ impl Domain {
             true => Some(Listener::bind(&config.name, &config.socket)?),
             false => None,
         };
+        let programs = Programs::at(&config.name, &config.socket)?;
         let stats = Arc::new(VsockStats::default());
         let spec = PortSpec {
             // `check` has seen that it fits.
             vm: config.vm,
             cid: config.cid as u32,
-            base: config.socket,
+            programs,
             max_connections: config.max_connections,
             max_half_open: config.max_half_open,
             buffer_bytes: config.buffer_bytes,

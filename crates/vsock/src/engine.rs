@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use queue::{Position, RingError, Vring};
@@ -13,7 +12,7 @@ use sidecore::{Arm, Ledger, VmId, Worker};
 use crate::buffer::ByteRing;
 use crate::connection::{Connection, NEVER_NS};
 use crate::device::HostPorts;
-use crate::host::{Iovecs, Listener};
+use crate::host::{Iovecs, Listener, Programs};
 use crate::limits::{BATCH, IDLE_LOOK_INTERVAL_NS, LOOK_INTERVAL_NS, MAX_STRAYS, SPARE_BUFFERS};
 use crate::metrics::VsockStats;
 use crate::packet::Key;
@@ -34,7 +33,7 @@ pub(crate) struct PortSpec {
     /// Whose account packets are charged to.
     pub vm: VmId,
     pub cid: u32,
-    pub base: PathBuf,
+    pub programs: Programs,
     pub max_connections: u32,
     pub max_half_open: u32,
     pub buffer_bytes: u32,

@@ -1,16 +1,18 @@
 //! The Unix side: sockets of host programs. The only file of this crate that hands guest memory
 //! to the kernel.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use base::folder::Folder;
 use base::io::IoSlice;
-use base::socket::{self, SocketFile};
+use base::socket::{self, SocketError, SocketFile};
 use queue::Seg;
 use queue::seg::subrange;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
 
 use crate::error::VsockError;
 use crate::limits::{LISTEN_BACKLOG, MAX_IOVECS, MAX_LINE_BYTES};
@@ -130,18 +132,31 @@ impl AsFd for Listener {
     }
 }
 
-/// Connects without waiting: a listener whose backlog is full answers `AGAIN`.
-pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Errno> {
-    let fd = socket::stream()?;
-    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-    Ok(fd)
+/// Where host programs listen for a guest's connections: `<path>_<port>`.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    folder: Folder,
+    base: OsString,
 }
 
-/// The path on which a host program listens for `port`: `<base>_<port>`.
-pub(crate) fn path_for_port(base: &Path, port: u32) -> PathBuf {
-    let mut path = base.as_os_str().to_owned();
-    path.push(format!("_{port}"));
-    path.into()
+impl Programs {
+    /// Opens the folder, which no guest waits for again.
+    pub fn at(name: &str, path: &Path) -> Result<Self, VsockError> {
+        let (folder, base) = Folder::of(path).map_err(|source| {
+            let source = SocketError::Io { what: "opening its folder", source };
+            VsockError::Socket { name: name.to_owned(), path: path.to_owned(), source }
+        })?;
+        Ok(Self { folder, base })
+    }
+
+    /// Connects without waiting: a listener whose backlog is full answers `AGAIN`.
+    pub fn connect(&self, port: u32) -> io::Result<OwnedFd> {
+        let mut name = self.base.clone();
+        name.push(format!("_{port}"));
+        let fd = socket::stream()?;
+        socket::connect_in(&fd, &self.folder, &name)?;
+        Ok(fd)
+    }
 }
 
 /// What is known of a `CONNECT` line.

@@ -10,7 +10,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::domain::in_range;
 use crate::engine::{Engine, PortSpec};
 use crate::error::VsockError;
-use crate::host;
 use crate::limits::{HIGHEST_PRIVILEGED_PORT, HIGHEST_SERVICE_PORT, MAX_SERVICES};
 use crate::packet::{HOST_CID, Key, TYPE_STREAM};
 use crate::table::Id;
@@ -73,7 +72,7 @@ impl PortSpec {
         if !self.host_ports.allows(number) {
             return None;
         }
-        let fd = host::connect(&host::path_for_port(&self.base, number)).ok()?;
+        let fd = self.programs.connect(number).ok()?;
         Some(Opened { fd, handover: None })
     }
 }

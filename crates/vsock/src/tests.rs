@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use crate::device::{HostPorts, VsockPortConfig};
 use crate::engine::{Engine, PortSpec, RX, TX};
-use crate::host::Listener;
+use crate::host::{Listener, Programs};
 use crate::limits::IDLE_LOOK_INTERVAL_NS;
 use crate::metrics::VsockStats;
 use crate::packet::{HEADER_LEN_BYTES, HOST_CID, Key, Op, RawHeader, TYPE_STREAM};
@@ -267,7 +267,7 @@ impl World {
             vm: sidecore::VmId::NONE,
             cid,
             listener: Some(Listener::bind(&config.name, &config.socket).unwrap()),
-            base: config.socket,
+            programs: Programs::at(&config.name, &config.socket).unwrap(),
             max_connections: config.max_connections,
             max_half_open: config.max_half_open,
             buffer_bytes: config.buffer_bytes,

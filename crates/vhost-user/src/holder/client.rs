@@ -7,9 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
-use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
-};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socket_with};
 
 use super::protocol::{Op, Packet, Received, receive, send};
 use crate::error::VhostUserError;
@@ -82,7 +80,6 @@ fn dial(path: &Path) -> Result<OwnedFd, VhostUserError> {
         path: path.display().to_string(),
         reason: format!("holder: {reason}"),
     };
-    let address = SocketAddrUnix::new(path).map_err(|e| failed(e.to_string()))?;
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(VhostUserError::io("making a socket"))?;
@@ -90,7 +87,7 @@ fn dial(path: &Path) -> Result<OwnedFd, VhostUserError> {
         set_socket_timeout(&socket, direction, Some(ANSWER_LIMIT))
             .map_err(VhostUserError::io("limiting the holder's time"))?;
     }
-    connect(&socket, &address).map_err(|e| failed(e.to_string()))?;
+    base::socket::connect(&socket, path).map_err(|e| failed(e.to_string()))?;
     let peer = socket_peercred(&socket).map_err(VhostUserError::io("asking who the holder is"))?;
     if peer.uid != rustix::process::geteuid() {
         return Err(failed(format!("it runs as user {}, not as ours", peer.uid.as_raw())));

@@ -1,4 +1,5 @@
 //! The `CONNECT` line, listeners, stale sockets.
+#![allow(non_snake_case)]
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -84,7 +85,7 @@ fn a_stale_socket_is_replaced_and_a_file_is_not() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let listener = Listener::bind("vm", &path).unwrap();
-    assert!(connect(&path).is_ok());
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
     drop(listener);
     std::fs::write(&path, "precious").unwrap();
     assert!(matches!(Listener::bind("vm", &path), Err(VsockError::Socket { .. })));
@@ -92,6 +93,23 @@ fn a_stale_socket_is_replaced_and_a_file_is_not() {
 }
 
 #[test]
-fn a_port_has_its_own_path() {
-    assert_eq!(path_for_port(Path::new("/run/vm"), 52), Path::new("/run/vm_52"));
+fn abuse_V5_a_port_has_its_own_path_which_no_link_of_another_user_leads_from() {
+    use std::os::unix::fs::{lchown, symlink};
+    use std::os::unix::net::UnixListener;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vm");
+    let programs = Programs::at("vm", &path).unwrap();
+    let _program = UnixListener::bind(dir.path().join("vm_52")).unwrap();
+    programs.connect(52).unwrap();
+    assert_eq!(programs.connect(53).unwrap_err().kind(), io::ErrorKind::NotFound);
+    let _other = UnixListener::bind(dir.path().join("other")).unwrap();
+    symlink("other", dir.path().join("vm_54")).unwrap();
+    programs.connect(54).unwrap();
+    if rustix::process::geteuid().is_root() {
+        lchown(dir.path().join("vm_54"), Some(65_534), None).unwrap();
+        let error = programs.connect(54).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+    let error = Programs::at("vm", &dir.path().join("missing/vm")).unwrap_err().to_string();
+    assert!(error.contains("opening its folder"), "{error}");
 }

@@ -178,7 +178,7 @@ fn bad_ports_are_refused_with_the_limit() {
     refused(|c| c.name = String::new(), "length of the name 0");
     refused(
         |c| c.socket = "/nowhere/at/all".into(),
-        "vm3: its Unix socket /nowhere/at/all: binding",
+        "vm3: its Unix socket /nowhere/at/all: opening its folder",
     );
     house.domain().add_port(house.config(3)).unwrap();
     let mut same = house.config(3);
