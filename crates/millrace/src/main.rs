@@ -17,6 +17,9 @@
 //!   it is a member, and tries to make it one every half minute at least.
 //! - The config is read at the start, and its modules by `millrace module load`; other changes go
 //!   through the control API.
+//! - A worker that panicked is made anew five times in a minute at most; after that its ports are broken until
+//!   `millrace start`. Counters of a switch and its uplink begin at zero then, and a TAP that the daemon made
+//!   loses its addresses.
 //! - VMs' modules begin one VM after the other, behind the ports.
 //! - `millrace top` samples every 100 ms at most: each answer takes milliseconds of the control thread
 //!   with 1,024 ports, and one call on the sidecore of each switch and network port, which wakes one

@@ -130,6 +130,11 @@ impl Switch {
         self.worker.core().index()
     }
 
+    /// Whether its worker is there: false after a panic, or when the sidecore has ended.
+    pub fn is_alive(&self) -> bool {
+        self.worker.call(|_, _| ()).is_ok()
+    }
+
     /// Its counters.
     pub fn stats(&self) -> &SwitchStats {
         &self.stats

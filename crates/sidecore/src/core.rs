@@ -38,6 +38,8 @@ pub struct SidecoreConfig {
     /// Give the CPU away between polls that found nothing: for hosts where the guests need the
     /// same cores. Costs one system call per empty round, none per busy one.
     pub yield_when_idle: bool,
+    /// Gets the name of each worker that panicked, once it is gone.
+    pub panicked: Option<mpsc::Sender<String>>,
 }
 
 /// Counters of a sidecore.
@@ -215,6 +217,13 @@ impl Sidecore {
     /// Forgets an account.
     pub fn expel(&self, vm: VmId) -> Result<(), SidecoreError> {
         self.ask(move |run| run.ledger().expel(vm))
+    }
+
+    /// Has its worker of this name panic between two rounds, as a bug would. Whether there is one.
+    #[cfg(feature = "testing")]
+    pub fn panic_in(&self, name: &str) -> bool {
+        let name = name.to_owned();
+        self.ask(move |run| run.panic_in(&name)).unwrap_or(false)
     }
 
     /// Ends the thread and waits until its workers are dropped. Later calls on its workers fail

@@ -42,8 +42,8 @@
 //!   are parked, never ended, while the daemon runs.
 //! - Load is time spent in rounds that did something. A sidecore that is given single packets shows
 //!   a high load that batches would lower; it is relieved all the same.
-//! - A worker that panics, in whatever it does, is dropped: its ports are dead until they are
-//!   attached anew.
+//! - A worker that panics, in whatever it does, is dropped, and its name told
+//!   ([`SidecoreConfig::panicked`]): to make it anew is a matter of whoever made it.
 //! - 64 wake-ups are taken from the kernel at once (one page of events); more take another call.
 //! - A sleep arms every worker and a wake-up disarms every worker, so its cost grows with the
 //!   number of workers.

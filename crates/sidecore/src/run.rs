@@ -281,13 +281,28 @@ impl Run {
         tracing::error!(
             sidecore = self.config.index,
             worker = slot.seat.name,
-            "worker panicked and was taken off; its ports are dead until re-attached"
+            "worker panicked and was taken off"
         );
         self.mailbox.stats.panics.add(1);
         self.show_seats();
         self.ledger.worker_left(self.clock.now_ns());
         self.unwatch(&slot);
+        let seat = Arc::clone(&slot.seat);
         drop_guarded(slot);
+        if let Some(panicked) = &self.config.panicked {
+            // Nobody listens any more when the daemon ends.
+            let _ = panicked.send(seat.name.clone());
+        }
+    }
+
+    /// Has the worker of a name panic, as a bug would. Whether there is one.
+    #[cfg(feature = "testing")]
+    pub(crate) fn panic_in(&mut self, name: &str) -> bool {
+        let Some(at) = self.slots.iter().position(|slot| slot.seat.name == name) else {
+            return false;
+        };
+        let _: Option<()> = self.guarded(at, |_, _| panic!("a test has {name} panic"));
+        true
     }
 
     fn relax(&self, idle_rounds: u32) {

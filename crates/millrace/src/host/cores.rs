@@ -1,6 +1,7 @@
 //! Sidecores: how many, where, and how long they poll.
 
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use anyhow::Context;
 use base::clock::Clock;
@@ -81,6 +82,7 @@ fn plan(wanted: &Wanted, cpus: usize) -> Vec<SidecoreConfig> {
             // A CPU that was named is the sidecore's own: nobody asks it back, and a yield costs the
             // latency of a system call. A shared one is asked back, by the guests.
             yield_when_idle: wanted.yields.unwrap_or(cpu.is_none()),
+            panicked: None,
         })
         .collect()
 }
@@ -94,12 +96,18 @@ fn node(nodes: &Nodes, pinned: Option<usize>, allowed: &[usize]) -> Option<Node>
 }
 
 /// Starts all sidecores; the limits say how many of them may be active.
-pub fn start(wanted: &Wanted, clock: &Arc<dyn Clock>) -> anyhow::Result<(Vec<Core>, Limits)> {
+/// `panicked` gets the names of workers that panicked.
+pub fn start(
+    wanted: &Wanted,
+    clock: &Arc<dyn Clock>,
+    panicked: &Sender<String>,
+) -> anyhow::Result<(Vec<Core>, Limits)> {
     let cpus = base::cpu::allowed_cpus().context("asking for the CPUs of this process")?;
     let Counts { min, max, .. } = counts(wanted, cpus.len());
     let mut cores = Vec::new();
     for mut config in plan(wanted, cpus.len()) {
         let (index, cpu) = (config.index, config.cpu);
+        config.panicked = Some(panicked.clone());
         config.node = node(Nodes::of_machine(), cpu, &cpus);
         let handle =
             Sidecore::spawn(config.clone(), Arc::clone(clock)).with_context(|| match cpu {

@@ -69,6 +69,13 @@ impl Domains {
         removed
     }
 
+    /// Drops the domain that is called so, which serves nobody any more. Whose it was.
+    pub fn drop_named(&mut self, name: &str) -> Option<Key> {
+        let key = self.0.keys().find(|key| key.config().name == name)?.clone();
+        self.0.remove(&key);
+        Some(key)
+    }
+
     /// Drops all domains.
     pub fn clear(&mut self) {
         self.0.clear();

@@ -9,9 +9,12 @@ pub mod engine;
 mod guard;
 pub mod kept;
 mod modules;
+#[cfg(test)]
+mod panic_tests;
 mod pipes;
 mod plane;
 mod port;
+mod renew;
 mod shortcuts;
 mod status;
 pub mod switches;
@@ -21,10 +24,9 @@ mod tests;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use block::CheckProgress;
 use control::config::{Config, DiskConfig, DiskFormat, PortConfig};
@@ -44,8 +46,9 @@ use self::kept::Kept;
 use self::modules::Modules;
 use self::pipes::Pipes;
 use self::port::{Live, Port, Ports, full_name};
+use self::renew::Renewals;
 use self::shortcuts::Shortcuts;
-use self::switches::SwitchEntry;
+use self::switches::Switches;
 use crate::process::describe;
 
 /// How long the end of the daemon waits for requests in disks; systemd kills it after 30 s. What is not
@@ -74,7 +77,7 @@ pub struct Host {
     placer: Mutex<Option<Placer>>,
     /// Where the next disk or domain goes.
     next_core: AtomicUsize,
-    switches: Vec<SwitchEntry>,
+    switches: Switches,
     keeper: Arc<dyn Keeper>,
     holder: Option<PathBuf>,
     change: Mutex<Change>,
@@ -83,6 +86,7 @@ pub struct Host {
     channels: Channels,
     modules: Modules,
     checks: Checks,
+    renewals: Renewals,
     stop: Notify,
     forget: AtomicBool,
 }
@@ -98,7 +102,8 @@ impl Host {
         holder: Option<PathBuf>,
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
-        let (cores, limits) = cores::start(&config.sidecore, &clock)?;
+        let (panicked, panics) = mpsc::channel();
+        let (cores, limits) = cores::start(&config.sidecore, &clock, &panicked)?;
         let watchdog = Watchdog::start(cores.iter().map(|c| c.handle.clone()).collect())?;
         let handles = cores.iter().map(|c| c.handle.clone()).collect();
         // With the other threads that stay: ports that come and go leave none.
@@ -107,7 +112,7 @@ impl Host {
         let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();
         for (i, wanted) in config.switches.iter().enumerate() {
-            switches.push(switches::start(wanted, active[i % active.len()], &clock)?);
+            switches.push(switches::start(wanted, &active[i % active.len()].handle, &clock)?);
         }
         let next_core = AtomicUsize::new(switches.len());
         let ports = Ports::default();
@@ -124,7 +129,7 @@ impl Host {
             accounts: Arc::clone(&accounts),
             placer: Mutex::new(Some(placer)),
             next_core,
-            switches,
+            switches: Switches::new(switches),
             keeper,
             holder,
             change: Mutex::new(Change { config, kept, domains: Domains::default() }),
@@ -133,10 +138,12 @@ impl Host {
             channels,
             modules,
             checks: Checks::default(),
+            renewals: Renewals::default(),
             stop: Notify::new(),
             forget: AtomicBool::new(false),
         };
         let host = Arc::new(host);
+        renew::watch(&host, panics)?;
         let to_check = host.start_ports();
         host.modules.begin();
         host.begin_checks(to_check);
@@ -274,8 +281,7 @@ impl Host {
         let account = self.account(&change.config, vm)?;
         match config {
             PortConfig::Net(net) => {
-                let entry = self.switches.iter().find(|s| s.switch.name() == net.switch);
-                let entry = entry.with_context(|| format!("switch {} does not run", net.switch))?;
+                let entry = self.living_switch(&change.config, &net.switch)?;
                 let engine = engine::net(name, account, net, &entry.switch)?;
                 if let Engine::Net(port, _) = &engine {
                     self.pipes.restore(&change.config, vm, &self.ports, port)?;

@@ -133,7 +133,7 @@ impl Plane for Host {
             sidecores: self.cores.iter().map(status::sidecore).collect(),
             workers: self.cores.iter().flat_map(status::workers).collect(),
             placement: self.placer().as_ref().map(status::placement).unwrap_or_default(),
-            switches: self.switches.iter().map(status::switch).collect(),
+            switches: self.switches.list().iter().map(|s| status::switch(s)).collect(),
             vms,
         }
     }
@@ -214,7 +214,8 @@ impl Plane for Host {
         if let Some(placer) = &*self.placer() {
             status::placer_metrics(placer, &mut all);
         }
-        self.switches.iter().for_each(|s| status::switch_metrics(s, &mut all));
+        self.switches.list().iter().for_each(|s| status::switch_metrics(s, &mut all));
+        self.renewals.metrics(&mut all);
         self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
         status::left_in_disks(&mut all);
         self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));

@@ -1,6 +1,6 @@
 //! Switches and their uplinks.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::Context;
 use base::clock::Clock;
@@ -8,9 +8,37 @@ use base::counter::QueueStats;
 use control::config::{SwitchConfig as Wanted, UplinkConfig};
 use net::tap::{Tap, TapConfig};
 use net::{NetError, Switch, SwitchConfig};
+use sidecore::Sidecore;
 
-use super::cores::Core;
 use super::engine::once_free;
+
+/// The daemon's switches, by their order in the config. One whose worker panicked is replaced.
+pub struct Switches(RwLock<Vec<Arc<SwitchEntry>>>);
+
+impl Switches {
+    /// Those of the start.
+    pub fn new(all: Vec<SwitchEntry>) -> Self {
+        Self(RwLock::new(all.into_iter().map(Arc::new).collect()))
+    }
+
+    /// All of them now.
+    pub fn list(&self) -> Vec<Arc<SwitchEntry>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The one of this name.
+    pub fn find(&self, name: &str) -> Option<Arc<SwitchEntry>> {
+        self.list().into_iter().find(|entry| entry.switch.name() == name)
+    }
+
+    /// Puts one in the place of that of its name.
+    pub fn replace(&self, entry: SwitchEntry) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = all.iter_mut().find(|e| e.switch.name() == entry.switch.name()) {
+            *place = Arc::new(entry);
+        }
+    }
+}
 
 /// A running switch.
 pub struct SwitchEntry {
@@ -21,15 +49,19 @@ pub struct SwitchEntry {
 }
 
 /// Starts a switch on `core`.
-pub fn start(wanted: &Wanted, core: &Core, clock: &Arc<dyn Clock>) -> anyhow::Result<SwitchEntry> {
+pub fn start(
+    wanted: &Wanted,
+    core: &Sidecore,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<SwitchEntry> {
     // Its tables and the uplink's buffers are for the sidecore.
-    let _near = core.handle.make_near();
+    let _near = core.make_near();
     let config = SwitchConfig {
         hold_us: wanted.hold_us,
         mac_age_s: wanted.mac_age_s,
         ..SwitchConfig::new(&wanted.name)
     };
-    let switch = Switch::new(&core.handle, config, Arc::clone(clock))
+    let switch = Switch::new(core, config, Arc::clone(clock))
         .with_context(|| format!("starting switch {}", wanted.name))?;
     let uplink = match &wanted.uplink {
         None => None,

@@ -8,21 +8,23 @@ use vhost_user::NullKeeper;
 
 use super::*;
 
-struct House {
-    host: Arc<Host>,
-    dir: tempfile::TempDir,
+pub(super) struct House {
+    pub(super) host: Arc<Host>,
+    pub(super) dir: tempfile::TempDir,
 }
 
 impl House {
     /// A host with the VMs described by `text`, in which `DIR` is the run directory.
-    fn new(text: &str) -> Self {
+    pub(super) fn new(text: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().to_str().unwrap();
         let daemon = format!("[daemon]\nrun_dir='{place}'\ncontrol_socket='{place}/c.sock'\n");
         let text = format!("{daemon}[sidecore]\ncount=1\n{}", text.replace("DIR", place));
-        let config = control::config::parse("m.toml".as_ref(), &text).unwrap();
+        let path = dir.path().join("m.toml");
+        std::fs::write(&path, &text).unwrap();
+        let config = control::config::load(&path).unwrap();
         let kept = Kept::load(dir.path());
-        let host = Host::start("m.toml".into(), config, kept, Arc::new(NullKeeper), None);
+        let host = Host::start(path, config, kept, Arc::new(NullKeeper), None);
         Self { host: host.unwrap(), dir }
     }
 
@@ -30,7 +32,7 @@ impl House {
         format!("{:?}", self.host.lock().config)
     }
 
-    fn domains(&self) -> usize {
+    pub(super) fn domains(&self) -> usize {
         self.host.lock().domains.len()
     }
 

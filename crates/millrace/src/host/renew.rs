@@ -1,0 +1,261 @@
+//! Workers that panicked are made anew, with all ports that they served.
+//!
+//! A panic is a bug of ours. Its worker is gone: a switch with all its ports, a vsock domain, a disk's queue.
+//! Each port goes the way that it goes over a restart of the daemon: its session is put down and taken up
+//! again, from the holder if there is one; without one its VMM sees a disconnect, and connects again.
+//! What panics again and again is left after [`MAX_RENEWALS`] times in a minute: its ports are shown as
+//! broken then, until somebody starts them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use control::config::{Config, PortConfig};
+use control::sample::Metrics;
+
+use super::domains::Key;
+use super::engine::Engine;
+use super::port::{Port, full_name};
+use super::switches::SwitchEntry;
+use super::{Change, Host, has_memory, switches};
+use crate::process::describe;
+
+/// Most renewals of a worker within [`PERIOD`].
+const MAX_RENEWALS: usize = 5;
+
+/// How long a renewal counts.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// The wait before the second renewal of a period; before each later one it is twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// What became of workers that panicked, by their names.
+#[derive(Default)]
+pub struct Renewals(Mutex<BTreeMap<String, History>>);
+
+#[derive(Default)]
+struct History {
+    /// Those of the last period, the oldest first.
+    recent: VecDeque<Instant>,
+    renewed: u64,
+    given_up: u64,
+}
+
+impl History {
+    /// One more panic: how long to wait before the worker is made anew; none to give it up.
+    fn panicked(&mut self, now: Instant) -> Option<Duration> {
+        while self.recent.front().is_some_and(|at| now.duration_since(*at) >= PERIOD) {
+            self.recent.pop_front();
+        }
+        let before = self.recent.len();
+        if before >= MAX_RENEWALS {
+            // Whoever starts it by hand begins with a clean slate.
+            self.recent.clear();
+            return None;
+        }
+        self.recent.push_back(now);
+        Some(before.checked_sub(1).map_or(Duration::ZERO, |n| FIRST_WAIT * (1 << n)))
+    }
+}
+
+impl Renewals {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, History>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn panicked(&self, worker: &str) -> Option<Duration> {
+        self.lock().entry(worker.into()).or_default().panicked(Instant::now())
+    }
+
+    /// Counts what became of a worker.
+    fn count(&self, worker: &str, is_renewed: bool) {
+        let mut all = self.lock();
+        let history = all.entry(worker.into()).or_default();
+        *if is_renewed { &mut history.renewed } else { &mut history.given_up } += 1;
+    }
+
+    /// Counters of each worker that ever panicked.
+    pub fn metrics(&self, all: &mut Metrics) {
+        for (worker, history) in &*self.lock() {
+            let mut add = |name: &str, help, value| {
+                let name = format!("millrace_worker_{name}_total");
+                all.sample(&name, help, vec![("worker", worker.clone())], value);
+            };
+            add("renewals", "Times it was made anew after a panic.", history.renewed);
+            add("given_up", "Times it was not, after too many panics.", history.given_up);
+        }
+    }
+}
+
+/// Makes workers of `host` anew whose names come by `panics`, until the sidecores have ended.
+pub fn watch(host: &Arc<Host>, panics: Receiver<String>) -> anyhow::Result<()> {
+    let host = Arc::downgrade(host);
+    let thread = std::thread::Builder::new().name("millrace-renew".into());
+    thread
+        .spawn(move || run(&host, &panics))
+        .context("starting a thread for workers that panic")?;
+    Ok(())
+}
+
+fn run(host: &Weak<Host>, panics: &Receiver<String>) {
+    while let Ok(worker) = panics.recv() {
+        let Some(wait) = host.upgrade().map(|host| host.renewals.panicked(&worker)) else { return };
+        std::thread::sleep(wait.unwrap_or_default());
+        let Some(host) = host.upgrade() else { return };
+        host.renew(&worker, wait.is_some());
+    }
+}
+
+/// What a worker served.
+enum Served {
+    Switch(String),
+    Domain(Key),
+    Disk(String),
+}
+
+impl Served {
+    fn is_port(&self, change: &Change, port: &Port) -> bool {
+        match (self, &port.config) {
+            (Self::Switch(name), PortConfig::Net(net)) => net.switch == *name,
+            (Self::Domain(key), PortConfig::Vsock(_)) => Key::of(&change.config, &port.vm) == *key,
+            (Self::Disk(name), PortConfig::Disk(disk)) => full_name(&port.vm, &disk.name) == *name,
+            _ => false,
+        }
+    }
+}
+
+impl Host {
+    /// Makes a worker anew, or shows its ports as broken.
+    fn renew(&self, worker: &str, again: bool) {
+        let mut change = self.lock();
+        let Some(served) = self.served(&mut change, worker) else {
+            tracing::error!(worker, "a worker that panicked is not made anew: it is unknown");
+            return;
+        };
+        let ports = self.list();
+        let ports: Vec<_> = ports
+            .into_iter()
+            .filter(|port| port.live.is_ok() && served.is_port(&change, port))
+            .collect();
+        // All of them first: none may find what is gone.
+        let ports: Vec<_> =
+            ports.into_iter().map(|port| self.put_down(&mut change, port)).collect();
+        let many =
+            format!("its worker panicked {MAX_RENEWALS} times within {} s", PERIOD.as_secs());
+        let renewed = match (&served, again) {
+            (_, false) => Err(anyhow::anyhow!("{many}; `millrace start` tries again")),
+            (Served::Switch(name), true) => self.renew_switch(&change.config, name),
+            _ => Ok(()),
+        };
+        let why = renewed.as_ref().err().map(describe);
+        let count = ports.len();
+        for (port, engine) in ports {
+            self.take_up(&mut change, &port, engine, why.clone());
+        }
+        self.renewals.count(worker, why.is_none());
+        match why {
+            None => tracing::warn!(worker, ports = count, "made anew after a panic"),
+            Some(why) => tracing::error!(worker, ports = count, "given up: {why}"),
+        }
+    }
+
+    /// What a worker of this name serves; a domain is dropped.
+    fn served(&self, change: &mut Change, worker: &str) -> Option<Served> {
+        if let Some(name) = worker.strip_prefix("switch ") {
+            return self.switches.find(name).map(|_| Served::Switch(name.into()));
+        }
+        if let Some(name) = worker.strip_prefix("vsock ") {
+            return change.domains.drop_named(name).map(Served::Domain);
+        }
+        let (disk, _) = worker.strip_prefix("disk ")?.rsplit_once(" queue ")?;
+        Some(Served::Disk(disk.into()))
+    }
+
+    /// The switch of this name, made anew where its worker had been given up.
+    pub(super) fn living_switch(
+        &self,
+        config: &Config,
+        name: &str,
+    ) -> anyhow::Result<Arc<SwitchEntry>> {
+        let entry = self.switches.find(name);
+        let entry = entry.with_context(|| format!("switch {name} does not run"))?;
+        if entry.switch.is_alive() {
+            return Ok(entry);
+        }
+        self.renew_switch(config, name)?;
+        self.switches.find(name).with_context(|| format!("switch {name} does not run"))
+    }
+
+    fn renew_switch(&self, config: &Config, name: &str) -> anyhow::Result<()> {
+        let wanted = config.switches.iter().find(|s| s.name == name);
+        let wanted = wanted.with_context(|| format!("the config has no switch {name}"))?;
+        let entry = switches::start(wanted, &self.cores_in_turn()[0], &self.clock)?;
+        self.switches.replace(entry);
+        Ok(())
+    }
+
+    /// Ends the session of a port whose worker is gone; the holder keeps it for the next one. The port that
+    /// is listed meanwhile, and the device where that has what cannot be opened again: the memory of a disk.
+    fn put_down(&self, change: &mut Change, port: Arc<Port>) -> (Arc<Port>, Option<Engine>) {
+        let (vm, config) = (&port.vm, &port.config);
+        let mut kept = None;
+        if let Ok(live) = &port.live {
+            live.stop(false);
+            self.pipes.forget(vm, &live.engine);
+            // A switch and a domain have gone with their worker.
+            if let Engine::Disk(_) = &live.engine {
+                self.drop_engine(change, vm, &live.engine);
+                kept = has_memory(config).then(|| live.engine.clone());
+            }
+        }
+        let why = "its worker panicked, and is made anew".into();
+        // The old one, which has its image locked, ends with this function.
+        (self.ports.replace(&port, Port::new(vm, config.clone(), Err(why))), kept)
+    }
+
+    /// Starts a port in the place of its old one, or shows why not.
+    fn take_up(
+        &self,
+        change: &mut Change,
+        port: &Arc<Port>,
+        engine: Option<Engine>,
+        why: Option<String>,
+    ) {
+        let (vm, config) = (&port.vm, &port.config);
+        let live = match (why, engine) {
+            (Some(why), _) => Err(why),
+            (None, Some(engine)) => {
+                self.serve_engine(change, vm, config, engine).map_err(|e| describe(&e))
+            }
+            (None, None) => self.start_port(change, vm, config).map_err(|e| describe(&e)),
+        };
+        if let Err(why) = &live {
+            let name = full_name(vm, config.name());
+            tracing::error!(port = %name, "not started: {why}");
+        }
+        let started = self.ports.replace(port, Port::new(vm, config.clone(), live));
+        self.announce(&started);
+        self.pipes.ports_changed(vm);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewals_wait_longer_and_longer_and_end() {
+        let mut history = History::default();
+        let begin = Instant::now();
+        let mut panicked = |after_s| history.panicked(begin + Duration::from_secs(after_s));
+        let waits: Vec<_> = (0..6).map(|n| panicked(n).map(|wait| wait.as_millis())).collect();
+        assert_eq!(waits, [Some(0), Some(100), Some(200), Some(400), Some(800), None]);
+        // Started by hand.
+        assert_eq!(panicked(7), Some(Duration::ZERO));
+        assert_eq!(panicked(8), Some(FIRST_WAIT));
+        assert_eq!(panicked(67), Some(FIRST_WAIT), "the one before the last is over a minute ago");
+        assert_eq!(panicked(200), Some(Duration::ZERO));
+    }
+}
