@@ -7,7 +7,7 @@
 //! [`api`] serves HTTP and JSON on a Unix socket and asks a [`plane::Plane`], which the binary
 //! implements over the engines. [`metrics`] prints counters that sidecores write and everybody may
 //! read. [`client`] is the other end of the API for the command line. [`attached`] and
-//! [`granted`] remember across a restart what was changed at run time. [`systemd`] tells the service manager how we are.
+//! [`granted`] remember across a restart what was changed at run time, [`holders`] who kept sessions. [`systemd`] tells the service manager how we are.
 //!
 //! The API runs on one thread of its own; work that waits for a device runs on tokio's blocking
 //! threads. Nothing here is on a data path.
@@ -32,6 +32,7 @@ pub mod client;
 pub mod config;
 mod error;
 pub mod granted;
+pub mod holders;
 pub mod metrics;
 pub mod plane;
 pub mod run_list;

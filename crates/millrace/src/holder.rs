@@ -14,8 +14,7 @@ use rustix::process::Signal;
 use vhost_user::holder::HolderKeeper;
 use vhost_user::{Keeper, NullKeeper};
 
-use crate::cli;
-use crate::{exit, log, process};
+use crate::{cli, exit, hand_over, log, process};
 
 /// How long a holder may take to listen: it does nothing else before.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,8 +35,30 @@ pub fn run(args: &cli::Holder) -> anyhow::Result<u8> {
     Ok(exit::OK)
 }
 
-/// Who keeps sessions for this daemon, and on which socket.
-pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBuf>)> {
+/// Who keeps sessions for this daemon.
+pub struct Holders {
+    /// For the ports.
+    pub keeper: Arc<dyn Keeper>,
+    /// The holder's socket, if there is one.
+    pub socket: Option<PathBuf>,
+    /// Sockets of holders that earlier daemons used, and that had something at the start.
+    pub before: Vec<PathBuf>,
+}
+
+/// Finds or starts the holder that the config names.
+pub fn keeper(config: &Config) -> anyhow::Result<Holders> {
+    let (keeper, socket) = configured(config)?;
+    let (run_dir, own) = (&config.daemon.run_dir, own_socket(config));
+    let (keeper, before) = hand_over::keeper(run_dir, &own, keeper, socket.as_deref());
+    Ok(Holders { keeper, socket, before })
+}
+
+/// Where a daemon starts a holder of its own.
+fn own_socket(config: &Config) -> PathBuf {
+    config.daemon.run_dir.join("holder.sock")
+}
+
+fn configured(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBuf>)> {
     let path = match &config.daemon.holder {
         HolderConfig::None => return Ok((Arc::new(NullKeeper), None)),
         HolderConfig::External(path) => {
@@ -51,7 +72,7 @@ pub fn keeper(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBu
             path.clone()
         }
         HolderConfig::Own => {
-            let path = config.daemon.run_dir.join("holder.sock");
+            let path = own_socket(config);
             start_own(&path)?;
             path
         }
@@ -127,6 +148,15 @@ fn wait_until_it_answers(
             return Err(last).context(late);
         }
         std::thread::sleep(START_POLL);
+    }
+}
+
+/// Ends a daemon's own holder that is not used any more, once it has nothing left.
+pub fn end_left(run_dir: &Path, before: &[PathBuf]) {
+    for path in before.iter().filter(|path| path.starts_with(run_dir)) {
+        if HolderKeeper::new(path.clone()).list().is_ok_and(|left| left.is_empty()) {
+            end_own(path);
+        }
     }
 }
 

@@ -30,6 +30,7 @@ mod cli;
 mod commands;
 mod copies;
 mod exit;
+mod hand_over;
 mod holder;
 mod host;
 mod journal;

@@ -60,11 +60,12 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     // Bound first: it is also the lock against a second daemon. Served when all is up.
     let api = ApiServer::bind(&config.daemon.control_socket)?;
     let readers = config.daemon.read_socket.as_ref().map(ApiServer::bind_read_only).transpose()?;
-    let (keeper, holder) = holder::keeper(&config)?;
+    let holders = holder::keeper(&config)?;
+    let holder = holders.socket.clone();
     let kept = Kept::load(&run_dir);
-    let host = Host::start(args.file.path(), config, kept, keeper, holder.clone())?;
-    if let Some(holder) = &holder {
-        holder::forget_others(holder, &host.names());
+    let host = Host::start(args.file.path(), config, kept, holders.keeper, holder.clone())?;
+    for socket in holder.iter().chain(&holders.before) {
+        holder::forget_others(socket, &host.names());
     }
     tell_ready(&host, &notifier);
     let watched = Arc::clone(&host);
@@ -95,6 +96,7 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     }
     served?;
     stopped.context("stopping the ports")?;
+    holder::end_left(&run_dir, &holders.before);
     if let Some(path) = holder.filter(|_| own_holder && forget) {
         holder::end_own(&path);
     }

@@ -397,6 +397,33 @@ fn stop_with_forget_ends_sessions_and_the_holder() {
     assert!(!place.socket("holder.sock").exists(), "{}", place.log());
 }
 
+/// The guest goes on until the daemon ends, which is as far as the config lets it.
+#[test]
+fn abuse_O2_a_holder_that_the_config_no_longer_names_has_its_sessions_taken_up() {
+    let place = place();
+    let _end = EndHolder(&place);
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    let mut ring = driver(Layout::Split);
+    front.start(BASIC, &ring);
+    sector(&mut ring, OUT, 7, 0x5a);
+    daemon.wait_port("a", "d", &[("held", json!(true))]);
+    daemon.kill();
+    let config = std::fs::read_to_string(place.path("m.toml")).unwrap();
+    std::fs::write(place.path("m.toml"), config.replace("holder=true", "holder=false")).unwrap();
+    let daemon = place.start();
+    let wanted = [("connected", json!(true)), ("resumed", json!(1)), ("held", json!(false))];
+    daemon.wait_port("a", "d", &wanted);
+    assert_eq!(sector(&mut ring, IN, 7, 0), 0x5a);
+    let log = place.log();
+    let told =
+        format!("daemon.holder was {} and is not any more", place.socket("holder.sock").display());
+    assert!(log.contains(&told) && log.contains("kept by nobody from now on"), "{log}");
+    assert_eq!(daemon.terminate().code(), Some(0), "{}", place.log());
+    assert!(front.try_reply().is_none(), "its VMM must not wait for ever");
+    assert!(!place.socket("holder.sock").exists(), "{}", place.log());
+}
+
 #[test]
 fn a_session_of_a_port_that_is_gone_is_dropped() {
     let place = place();

@@ -1,0 +1,109 @@
+//! From the holder that the config named before to the one that it names now, or to none: sessions are
+//! taken up once more, so that VMMs see no device that never answers.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use control::holders::HolderList;
+use vhost_user::holder::HolderKeeper;
+use vhost_user::keeper::SavedSession;
+use vhost_user::{Keeper, VhostUserError};
+
+/// Keeps what one keeper keeps; what that lacks is looked for in the holder of before, once.
+struct HandOver {
+    now: Arc<dyn Keeper>,
+    before: HolderKeeper,
+}
+
+impl Keeper for HandOver {
+    fn is_persistent(&self) -> bool {
+        self.now.is_persistent()
+    }
+
+    fn save(
+        &self,
+        port: &str,
+        state: &SavedSession,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), VhostUserError> {
+        self.now.save(port, state, fds)
+    }
+
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+        if let Some(found) = self.now.load(port)? {
+            return Ok(Some(found));
+        }
+        let Some((state, fds)) = self.before.load(port)? else { return Ok(None) };
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.now.save(port, &state, &borrowed)?;
+        self.before.forget(port)?;
+        Ok(Some((state, fds)))
+    }
+
+    fn forget(&self, port: &str) -> Result<(), VhostUserError> {
+        self.before.forget(port)?;
+        self.now.forget(port)
+    }
+
+    fn save_file(&self, port: &str, file: BorrowedFd<'_>) -> Result<(), VhostUserError> {
+        self.now.save_file(port, file)
+    }
+
+    fn load_file(&self, port: &str) -> Result<Option<OwnedFd>, VhostUserError> {
+        if let Some(found) = self.now.load_file(port)? {
+            return Ok(Some(found));
+        }
+        let Some(file) = self.before.load_file(port)? else { return Ok(None) };
+        self.now.save_file(port, file.as_fd())?;
+        self.before.forget_file(port)?;
+        Ok(Some(file))
+    }
+
+    fn forget_file(&self, port: &str) -> Result<(), VhostUserError> {
+        self.before.forget_file(port)?;
+        self.now.forget_file(port)
+    }
+}
+
+/// A keeper that also looks in the holders that earlier daemons used, and those of them that have
+/// something: for the next daemon they are noted in `run_dir`. `own` is where a daemon starts its own.
+pub fn keeper(
+    run_dir: &Path,
+    own: &Path,
+    mut keeper: Arc<dyn Keeper>,
+    now: Option<&Path>,
+) -> (Arc<dyn Keeper>, Vec<PathBuf>) {
+    let mut list = HolderList::load(run_dir).unwrap_or_else(|e| {
+        tracing::error!("{e}");
+        HolderList::empty(run_dir)
+    });
+    let mut used: Vec<PathBuf> = list.entries().iter().map(|used| used.socket.clone()).collect();
+    // One of before the list.
+    used.push(own.into());
+    used.sort();
+    used.dedup();
+    used.retain(|path| Some(path.as_path()) != now);
+    let mut before = Vec::new();
+    for path in used {
+        let holder = HolderKeeper::new(path.clone());
+        let kept = holder.list().unwrap_or_default().len();
+        if kept == 0 {
+            continue;
+        }
+        let holds =
+            if now.is_some() { "kept by the new one" } else { "kept by nobody from now on" };
+        tracing::warn!(
+            kept,
+            "daemon.holder was {} and is not any more: what it has is taken up once more, and {holds}",
+            path.display()
+        );
+        keeper = Arc::new(HandOver { now: keeper, before: holder });
+        before.push(path);
+    }
+    let noted = list.set(now.map(Into::into).into_iter().chain(before.iter().cloned()).collect());
+    if let Err(e) = noted {
+        tracing::error!("{e}; should daemon.holder change, sessions will be left where they are");
+    }
+    (keeper, before)
+}
