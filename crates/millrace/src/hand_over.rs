@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use base::peer_fd::PeerFd;
 use control::holders::HolderList;
 use vhost_user::holder::HolderKeeper;
 use vhost_user::keeper::SavedSession;
@@ -30,7 +31,7 @@ impl Keeper for HandOver {
         self.now.save(port, state, fds)
     }
 
-    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
         if let Some(found) = self.now.load(port)? {
             return Ok(Some(found));
         }

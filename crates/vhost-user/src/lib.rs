@@ -38,15 +38,18 @@
 //! # Limits
 //! - 4,096 bytes a message: the largest legal one has 2,056 ([`codec::MAX_PAYLOAD_LEN_BYTES`]).
 //! - 64 descriptors a message and 64 memory regions a VM ([`base::limits::MAX_MEMORY_REGIONS`]),
-//!   16 TiB together, 64 TiB for all ports ([`base::limits::MAX_MAPPED_BYTES`]).
+//!   16 TiB together; all ports of a VM have one share of the address space ([`MemoryShare`]), all VMs
+//!   64 TiB ([`base::limits::MAX_MAPPED_BYTES`]).
 //! - `GET_QUEUE_NUM` of a network port: queue pairs for QEMU's network device, which is known by
 //!   asking for protocol features before it is the owner, and rings for all others.
 //! - 32 queues a port, 32,768 descriptors a queue ([`base::limits`]), 131,072 in all queues of an
 //!   inflight region.
 //! - 256 bytes of config space in a message: QEMU's limit.
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
-//!   rings or watches it. An eventfd can be made blocking by its other owner; a sidecore that sleeps
-//!   in one is interrupted by its watchdog, and the port breaks.
+//!   rings or watches it. Its other owner can fill one and make it blocking; that holds up nobody
+//!   ([`base::doorbell`]). Nor does a descriptor whose `close` hangs ([`base::peer_fd`]).
+//! - 10,000 messages a second from a front end; more wait in its socket. 20 log lines at once that it
+//!   causes, then ten a minute ([`base::log_limit`]). A stop waits 25 s for a session's thread.
 //! - One front end a port; a second connection is closed at once.
 //! - 256 KiB of stack a port: there may be a thousand.
 //! - Holder: 1,024 ports, 64 KiB and 165 descriptors each (what 64 regions and 32 queues need), 16
@@ -73,6 +76,7 @@ mod error;
 mod fruitless;
 pub mod holder;
 pub mod keeper;
+mod pace;
 mod server;
 mod session;
 mod shared_memory;

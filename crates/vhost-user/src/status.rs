@@ -59,6 +59,8 @@ pub struct PortStatus {
     pub refused: u64,
     /// Sessions that panicked.
     pub panics: u64,
+    /// Times that the front end was made to wait, for sending too many messages.
+    pub slowed: u64,
     /// Log lines that the front end caused and that were left out: there is a limit for each port.
     pub log_lines_left_out: u64,
     /// Why the last session ended; none when it ended well.

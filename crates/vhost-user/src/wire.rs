@@ -13,6 +13,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use base::peer_fd::PeerFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -211,6 +212,15 @@ fn wait(
         [PollFd::from_borrowed_fd(fd, events), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
     retry(|| poll(&mut set, None::<&Timespec>)).map_err(VhostUserError::io("waiting"))?;
     Ok(set[1].revents().is_empty())
+}
+
+/// Waits for `limit`, or until `stop` fires.
+pub(crate) fn pause(stop: BorrowedFd<'_>, limit: Duration) -> Result<(), VhostUserError> {
+    let limit =
+        Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let mut set = [PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+    retry(|| poll(&mut set, Some(&limit))).map_err(VhostUserError::io("waiting"))?;
+    Ok(())
 }
 
 /// Descriptors collected over the pieces of one message.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use base::limits::MAX_MEMORY_BYTES;
+
 use super::channel::{channel, channels};
 use super::model::{
     Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, HolderConfig, PipesConfig,
@@ -204,6 +206,7 @@ fn vm(ctx: &mut Context, path: String, node: &Node, daemon: &DaemonConfig) -> Vm
     let name = r.name();
     let credit = credit(&mut r, CreditConfig::default());
     let trust_domain = trust_domain(&mut r);
+    let memory_limit_bytes = memory_limit(&mut r);
     let net_nodes = r.list("net");
     let disk_nodes = r.list("disk");
     let vsock_node = r.get("vsock");
@@ -219,7 +222,33 @@ fn vm(ctx: &mut Context, path: String, node: &Node, daemon: &DaemonConfig) -> Vm
         disk_nodes.into_iter().map(|(p, n)| ports::disk(Reader::new(ctx, p, n), &home)).collect();
     let vsock = vsock_node.map(|n| ports::vsock(Reader::new(ctx, vsock_path, n), &home));
     let from_file = true;
-    VmConfig { credit, trust_domain, nets, disks, vsock, pipes, channel, modules, name, from_file }
+    VmConfig {
+        name,
+        from_file,
+        credit,
+        trust_domain,
+        memory_limit_bytes,
+        nets,
+        disks,
+        vsock,
+        pipes,
+        channel,
+        modules,
+    }
+}
+
+/// Least `memory_limit`: below it no VM starts.
+const MIN_MEMORY_LIMIT_BYTES: u64 = 1 << 20;
+
+/// The optional `memory_limit` of a VM.
+fn memory_limit(r: &mut Reader<'_, '_>) -> Option<u64> {
+    let len_bytes = r.size("memory_limit")?;
+    if !(MIN_MEMORY_LIMIT_BYTES..=MAX_MEMORY_BYTES).contains(&len_bytes) {
+        let what = format!("is {len_bytes} bytes; 1 MiB to 16 TiB");
+        r.bad("memory_limit", what, "give what the VM has, hot-plugged memory included: \"8GiB\"");
+        return None;
+    }
+    Some(len_bytes)
 }
 
 /// The optional `[vm.pipes]`. Looked at here and not with the whole config in view: ports that are

@@ -180,6 +180,10 @@ pub struct VmConfig {
     /// host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,
+    /// Most bytes of memory that its front ends may share, all of its ports together; none: twice the
+    /// host's memory, 1 TiB at least. Of a config file only.
+    #[serde(rename = "memory_limit", skip_serializing_if = "Option::is_none")]
+    pub memory_limit_bytes: Option<u64>,
     /// Network ports.
     #[serde(rename = "net")]
     pub nets: Vec<NetConfig>,
@@ -494,6 +498,7 @@ impl VmConfig {
             from_file: false,
             credit: CreditConfig::default(),
             trust_domain: None,
+            memory_limit_bytes: None,
             nets: Vec::new(),
             disks: Vec::new(),
             vsock: None,

@@ -254,7 +254,7 @@ impl Host {
     ) -> anyhow::Result<Live> {
         let name = full_name(vm, config.name());
         let mode = change.config.daemon.socket_mode;
-        let share = self.memory_share(vm);
+        let share = self.memory_share(&change.config, vm);
         let serve =
             || Live::serve(&name, engine.clone(), config.endpoint(), mode, share, &self.keeper);
         let live = guarded(serve);
@@ -266,9 +266,12 @@ impl Host {
     }
 
     /// What the ports of a VM may map, all of them together: that of those which are there.
-    fn memory_share(&self, vm: &str) -> Arc<MemoryShare> {
+    fn memory_share(&self, config: &Config, vm: &str) -> Arc<MemoryShare> {
         let shares = self.ports.each_live(vm, |_, live| Some(Arc::clone(&live.memory_share)));
-        shares.into_iter().next().unwrap_or_else(MemoryShare::new)
+        shares.into_iter().next().unwrap_or_else(|| {
+            let limit = config.vms.iter().find(|v| v.name == vm).and_then(|v| v.memory_limit_bytes);
+            limit.map_or_else(MemoryShare::new, MemoryShare::with_limit)
+        })
     }
 
     fn engine(

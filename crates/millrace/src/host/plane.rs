@@ -216,7 +216,9 @@ impl Plane for Host {
         }
         self.switches.list().iter().for_each(|s| status::switch_metrics(s, &mut all));
         self.renewals.metrics(&mut all);
-        self.list().iter().for_each(|p| status::port_metrics(p, &mut all));
+        let ports = self.list();
+        ports.iter().for_each(|p| status::port_metrics(p, &mut all));
+        status::memory_metrics(&ports, &mut all);
         status::left_in_disks(&mut all);
         self.accounts.list().iter().for_each(|a| accounts::metrics(a, &mut all));
         self.pipes.metrics(&mut all);

@@ -1,5 +1,6 @@
 //! What the daemon shows of itself.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base::counter::QueueStats;
@@ -141,6 +142,26 @@ pub fn port(port: &Port) -> PortStatus {
     }
 }
 
+/// What the front ends of each VM share, against its limit.
+pub fn memory_metrics(ports: &[Arc<Port>], all: &mut Metrics) {
+    let mut shown = BTreeSet::new();
+    for port in ports {
+        let Ok(live) = &port.live else { continue };
+        if !shown.insert(&port.vm) {
+            continue;
+        }
+        let share = &live.memory_share;
+        let values = [
+            ("mapped_bytes", "Memory that its front ends share.", share.used_bytes()),
+            ("mapped_limit_bytes", "Most of it.", share.limit_bytes()),
+        ];
+        for (name, help, value) in values {
+            let labels = vec![("vm", port.vm.clone())];
+            all.sample(&format!("millrace_vm_{name}"), help, labels, value);
+        }
+    }
+}
+
 /// What a disk's storage has done to it, if anything.
 fn storage_trouble(engine: &Engine) -> Option<String> {
     let Engine::Disk(disk) = engine else { return None };
@@ -277,6 +298,23 @@ pub fn port_metrics(port: &Port, all: &mut Metrics) {
         queues: live.map(|l| shown_queues(&l.stats, &session.queues)).unwrap_or_default(),
     });
     let labels = || vec![("vm", port.vm.clone()), ("port", port.config.name().to_owned())];
+    let values = [
+        ("session_panics_total", "Sessions that panicked, a fault of Millrace.", session.panics),
+        (
+            "log_lines_left_out_total",
+            "Log lines that the front end caused and that were left out.",
+            session.log_lines_left_out,
+        ),
+        ("refused_total", "Connections sent away because a front end was there.", session.refused),
+        (
+            "slowed_total",
+            "Times that a front end was made to wait for sending too many messages.",
+            session.slowed,
+        ),
+    ];
+    for (name, help, value) in values {
+        all.sample(&format!("millrace_port_{name}"), help, labels(), value);
+    }
     match live.map(|l| &l.engine) {
         Some(Engine::Disk(disk)) => disk_metrics(disk, &labels, all),
         Some(Engine::Vsock(vsock)) => {

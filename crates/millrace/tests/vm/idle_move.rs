@@ -97,7 +97,7 @@ fn migrate(lab: &Lab, from: &Guest, name: &str, to: &Daemon) -> (Guest, Duration
 }
 
 #[test]
-fn O1_an_idle_vm_that_moves_is_found_at_once() {
+fn an_idle_vm_that_moves_is_found_at_once() {
     let _beside = beside_others();
     let moves = if std::env::var_os("MILLRACE_SOAK").is_some() { 10 } else { 2 };
     let lab = Lab::new().unwrap();

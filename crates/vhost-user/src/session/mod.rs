@@ -17,6 +17,7 @@ mod vring;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use base::counter::QueueStats;
 use base::event::Event;
@@ -31,6 +32,7 @@ use crate::codec::{Answer, Header, Request};
 use crate::device::{ConfigNotifier, Device};
 use crate::error::VhostUserError;
 use crate::keeper::Keeper;
+use crate::pace::Pace;
 use crate::status::{PortStatus, QueueStatus, RegionStatus};
 use crate::wire::{self, Incoming, Received};
 
@@ -129,6 +131,8 @@ pub(crate) struct Session {
     heard: bool,
     /// A queue ran.
     served: bool,
+    pace: Pace,
+    slowed: u64,
     /// Tells the port's owner what changed.
     publish: Box<dyn Fn(&Session) + Send>,
 }
@@ -177,6 +181,8 @@ impl Session {
             kept: false,
             heard: false,
             served: false,
+            pace: Pace::new(Instant::now()),
+            slowed: 0,
             publish,
         }
     }
@@ -210,7 +216,7 @@ impl Session {
                     Err(error) => break End::Failed(error),
                 },
                 Ok(Received::Message(message)) => match self.serve(message) {
-                    Ok(true) => {}
+                    Ok(true) => self.keep_pace(),
                     Ok(false) => break End::Stopped,
                     Err(error) => break End::Failed(error),
                 },
@@ -221,6 +227,14 @@ impl Session {
         };
         self.finish(&end);
         end
+    }
+
+    /// Waits, but not longer than until the stop, if the front end sends too much.
+    fn keep_pace(&mut self) {
+        let Some(left) = self.pace.note(Instant::now()) else { return };
+        self.slowed += 1;
+        // One that fails waits less.
+        let _ = wire::pause(self.port.stop.as_fd(), left);
     }
 
     /// One message from arrival to consumption; false when the port stopped meanwhile.
@@ -364,6 +378,7 @@ impl Session {
         status.packed = layout(features) == queue::Layout::Packed;
         status.logging = self.memory.is_logging();
         status.held = self.held;
+        status.slowed = self.slowed;
         status.queues = self
             .vrings
             .iter()
