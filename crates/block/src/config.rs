@@ -7,7 +7,8 @@ use stage::BlockStage;
 
 use crate::error::BlockError;
 use crate::limits::{
-    MAX_BLOCK_LEN_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_LEN_BYTES, SEG_MAX, SERIAL_LEN_BYTES,
+    MAX_BLOCK_LEN_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEG_MAX, SECTOR_LEN_BYTES, SEG_MAX,
+    SERIAL_LEN_BYTES,
 };
 use crate::qcow2::CheckProgress;
 use crate::slab::Work;
@@ -147,6 +148,9 @@ pub struct BlockPortConfig {
     pub read_only: bool,
     /// Virtqueues, 1 to [`base::limits::MAX_QUEUES`].
     pub queues: u16,
+    /// Data segments of a request that the driver is told of, 1 to [`MAX_SEG_MAX`]; two less than the ring
+    /// has descriptors, or some drivers do not start. Longer requests are served all the same.
+    pub seg_max: u32,
     /// Logical block size in bytes: a power of two, 512 to 4,096.
     pub block_size: u32,
     /// Larger blocks where direct I/O asks for them.
@@ -180,6 +184,7 @@ impl BlockPortConfig {
             backend,
             read_only: false,
             queues: 1,
+            seg_max: SEG_MAX,
             block_size: 512,
             auto_block_size: false,
             topology: Topology::default(),
@@ -206,6 +211,9 @@ impl BlockPortConfig {
         let limit = base::limits::MAX_QUEUES;
         if self.queues == 0 || self.queues > limit {
             return wrong("queues", self.queues.to_string(), format!("1 to {limit}"));
+        }
+        if !(1..=MAX_SEG_MAX).contains(&self.seg_max) {
+            return wrong("seg_max", self.seg_max.to_string(), format!("1 to {MAX_SEG_MAX}"));
         }
         if !self.block_size.is_power_of_two()
             || !(512..=MAX_BLOCK_LEN_BYTES).contains(&self.block_size)
@@ -265,6 +273,7 @@ pub const WRITEBACK_OFFSET: u32 = 32;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConfigSpace {
     pub len_bytes: u64,
+    pub seg_max: u32,
     pub block_size: u32,
     pub topology: Topology,
     pub writeback: bool,
@@ -278,7 +287,7 @@ impl ConfigSpace {
         let mut space = [0u8; SPACE_LEN_BYTES];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &(self.len_bytes / SECTOR_LEN_BYTES).to_le_bytes());
-        put(12, &SEG_MAX.to_le_bytes());
+        put(12, &self.seg_max.to_le_bytes());
         put(20, &self.block_size.to_le_bytes());
         put(24, &[self.topology.physical_block_exp, self.topology.alignment_offset]);
         put(26, &self.topology.min_io_blocks.to_le_bytes());
@@ -320,6 +329,7 @@ mod tests {
     fn space() -> ConfigSpace {
         ConfigSpace {
             len_bytes: 0x1234_5600,
+            seg_max: 77,
             block_size: 4096,
             topology: Topology {
                 physical_block_exp: 3,
@@ -340,7 +350,7 @@ mod tests {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()), 0x1234_5600 / 512);
         assert_eq!(u32_at(8), 0, "size_max is not offered");
-        assert_eq!(u32_at(12), 254);
+        assert_eq!(u32_at(12), 77);
         assert_eq!(u32_at(20), 4096);
         assert_eq!(bytes[24..28], [3, 1, 8, 0]);
         assert_eq!(u32_at(28), 64);
@@ -381,6 +391,8 @@ mod tests {
         };
         add("queues", &|c| c.queues = 0);
         add("queues", &|c| c.queues = 33);
+        add("seg_max", &|c| c.seg_max = 0);
+        add("seg_max", &|c| c.seg_max = 255);
         add("block_size", &|c| c.block_size = 0);
         add("block_size", &|c| c.block_size = 1000);
         add("block_size", &|c| c.block_size = 8192);
@@ -406,5 +418,16 @@ mod tests {
         let bits = config.features();
         assert_ne!(bits & feature::RO, 0);
         assert_eq!(bits & (feature::DISCARD | feature::WRITE_ZEROES), 0);
+    }
+
+    /// Linux before 4.14 and FreeBSD do not start where a request of `seg_max` segments, with header and status
+    /// byte, does not fit the ring; QEMU's has 128 descriptors.
+    #[test]
+    #[allow(non_snake_case)]
+    fn abuse_B3_what_is_announced_fits_the_smallest_usual_ring() {
+        let config = BlockPortConfig::new("d", BackendConfig::Null { len_bytes: 512 });
+        assert_eq!(config.seg_max + 2, 128);
+        let most = BlockPortConfig { seg_max: MAX_SEG_MAX, ..config };
+        assert!(most.check().is_ok());
     }
 }

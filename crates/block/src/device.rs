@@ -68,6 +68,7 @@ pub struct BlockPort {
     /// Of the queues of a port with stages, which share those.
     group: Option<Group>,
     features: u64,
+    seg_max: u32,
     topology: Topology,
     /// The write cache as configured: what a reset goes back to.
     writeback: bool,
@@ -177,6 +178,7 @@ impl BlockPort {
             cores: cores.to_vec(),
             group,
             features,
+            seg_max: config.seg_max,
             topology: config.topology,
             writeback: config.writeback,
             switched_off: AtomicBool::new(false),
@@ -357,6 +359,7 @@ impl Device for BlockPort {
     fn read_config(&self, offset: u32, out: &mut [u8]) -> Result<(), DeviceError> {
         let space = ConfigSpace {
             len_bytes: self.len_bytes(),
+            seg_max: self.seg_max,
             block_size: self.state.block_size,
             topology: self.topology,
             writeback: self.writeback(),

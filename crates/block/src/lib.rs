@@ -74,7 +74,8 @@
 //!   out not to have pays its first step twice.
 //! - 64 requests in a device while several VMs use it, and 2 of each queue in any case. Queues that
 //!   wait for a device without having anything in it look again every 50 µs.
-//! - 2,046 data segments and 64 MiB per request, counted after buffers are cut where they cross memory
+//! - 126 data segments of a request are announced, up to 254 by config ([`BlockPortConfig::seg_max`]);
+//!   2,046 and 64 MiB are served, counted after buffers are cut where they cross memory
 //!   regions; more, or a buffer outside the VM's memory, is an I/O error of that request. A request with no
 //!   status byte in reach (its last buffer is outside, too) is completed with nothing written.
 //! - 8 requests of a queue in flight that have more than 256 segments; the ring waits while others are next.

@@ -6,11 +6,16 @@ pub const SECTOR_LEN_BYTES: u64 = 512;
 /// Largest block of a disk: guests have no pages smaller than this, and Linux takes no larger ones.
 pub const MAX_BLOCK_LEN_BYTES: u32 = 4096;
 
-/// Most data segments of a request that we announce (`seg_max`).
-pub const SEG_MAX: u32 = 254;
+/// Most data segments of a request that we announce (`seg_max`) unless the config says otherwise: with the
+/// header and the status byte they fit the smallest usual ring, of 128 (QEMU's default). Linux before 4.14
+/// and FreeBSD insist on that.
+pub const SEG_MAX: u32 = 126;
+
+/// Most data segments that the config may have announced, for rings of 256 and more.
+pub const MAX_SEG_MAX: u32 = MAX_OP_SEGS as u32 - 2;
 
 /// Most buffers of one operation below us, and segments of a request that each slot has room for:
-/// with the header and the status byte, a request of `seg_max` segments.
+/// with the header and the status byte, a request of [`MAX_SEG_MAX`] segments.
 pub const MAX_OP_SEGS: usize = 256;
 
 /// Requests of a queue in flight with more segments than [`MAX_OP_SEGS`]: 256 KiB of lists. Such

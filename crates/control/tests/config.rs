@@ -330,6 +330,7 @@ fn ports_have_defaults() {
     assert_eq!(disk.on_error, OnError::Enospc);
     // What QEMU asks for goes by the VM's CPUs (B1).
     assert_eq!(disk.queues, base::limits::MAX_QUEUES);
+    assert_eq!(disk.seg_max, 126);
     for (word, on_error) in
         [("enospc", OnError::Enospc), ("hold", OnError::Hold), ("report", OnError::Report)]
     {

@@ -164,6 +164,7 @@ pub fn run_blk(args: &Blk) -> u8 {
         format,
         read_only: args.read_only,
         queues: args.num_queues,
+        seg_max: block::limits::SEG_MAX,
         block_size: BlockSize::Bytes(512),
         serial: args.serial.clone(),
         writeback: true,

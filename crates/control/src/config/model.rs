@@ -318,6 +318,8 @@ pub struct DiskConfig {
     pub read_only: bool,
     /// The most queues that a VMM may set up; those that it does not cost next to nothing.
     pub queues: u16,
+    /// Data segments of a request that the driver is told of, 1 to 254.
+    pub seg_max: u32,
     /// Logical block size.
     pub block_size: BlockSize,
     /// Serial number shown to the guest, at most 20 bytes.

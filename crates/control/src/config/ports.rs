@@ -138,6 +138,7 @@ pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
     let read_only = r.bool("read_only", false);
     let most = u64::from(MAX_QUEUES);
     let queues = r.int("queues", most, 1..=most) as u16;
+    let seg_max = r.int("seg_max", 126, 1..=254) as u32;
     let serial = r.string("serial").unwrap_or("").to_string();
     if serial.len() > MAX_SERIAL_LEN_BYTES || !serial.bytes().all(|b| (0x20..0x7f).contains(&b)) {
         r.bad("serial", format!("{serial:?} is no serial number"), "use at most 20 ASCII bytes");
@@ -152,6 +153,7 @@ pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
         format,
         read_only,
         queues,
+        seg_max,
         block_size,
         serial,
         writeback,

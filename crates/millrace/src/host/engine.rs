@@ -108,6 +108,7 @@ pub fn disk(
         vm,
         read_only: config.read_only,
         queues: config.queues,
+        seg_max: config.seg_max,
         block_size: config.block_size.least_bytes(),
         auto_block_size: config.block_size == BlockSize::AUTO,
         serial: config.serial.clone(),
