@@ -2,11 +2,12 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use base::counter::QueueStats;
 use base::doorbell::Doorbell;
+use base::event::Event;
 use base::log_limit::LogLimit;
 
 use crate::batch::Batch;
@@ -24,6 +25,7 @@ pub struct PortHealth {
     broken: AtomicBool,
     reason: Mutex<Option<String>>,
     log: LogLimit,
+    alarm: OnceLock<Event>,
 }
 
 impl PortHealth {
@@ -34,7 +36,13 @@ impl PortHealth {
             broken: AtomicBool::new(false),
             log: LogLimit::default(),
             reason: Mutex::new(None),
+            alarm: OnceLock::new(),
         })
+    }
+
+    /// An event to ring whenever the port breaks; the first one stays.
+    pub fn set_alarm(&self, alarm: Event) {
+        let _ = self.alarm.set(alarm);
     }
 
     /// The port's name (`vm/port`).
@@ -59,6 +67,8 @@ impl PortHealth {
                 tracing::error!(port = %self.name, left_out, "port stopped: {text}");
             }
             *self.reason.lock().unwrap_or_else(|e| e.into_inner()) = Some(text);
+            // An event of our own does not fail; the reason is there in any case.
+            let _ = self.alarm.get().map(Event::signal);
         }
     }
 

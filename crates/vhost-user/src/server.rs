@@ -89,14 +89,19 @@ pub fn serve_port(
         endpoint,
         ..PortStatus::default()
     };
+    let new_event = || Event::new().map_err(VhostUserError::std_io("making an eventfd"));
+    let alarm = new_event()?;
+    let health = PortHealth::new(&config.name);
+    health.set_alarm(alarm.try_clone().map_err(VhostUserError::std_io("duplicating an eventfd"))?);
     let port = Arc::new(Port {
-        health: PortHealth::new(&config.name),
+        health,
+        alarm,
         share: config.memory_share,
         name: config.name,
         device,
         stats,
         keeper,
-        stop: Event::new().map_err(VhostUserError::std_io("making an eventfd"))?,
+        stop: new_event()?,
         stopping: AtomicBool::new(false),
     });
     let (alive, ended) = channel();
@@ -484,13 +489,13 @@ impl Runner {
         }
     }
 
-    /// Waits until the session's socket has something, sending away whoever else comes.
+    /// Waits until the session's socket has something or the port breaks, sending away whoever else comes.
     fn idle(&self, socket: BorrowedFd<'_>) -> Result<(), VhostUserError> {
-        let stop = self.port.stop.as_fd();
+        let (stop, alarm) = (self.port.stop.as_fd(), self.port.alarm.as_fd());
         let Some(listener) = self.source.listener() else {
-            return wait_for(&[socket, stop], None).map(drop);
+            return wait_for(&[socket, stop, alarm], None).map(drop);
         };
-        let ready = wait_for(&[socket, stop, listener.as_fd()], None)?;
+        let ready = wait_for(&[socket, stop, listener.as_fd(), alarm], None)?;
         // What the session's socket says comes first: when the front end has hung up and come
         // again, the new connection is not a second one.
         if ready[0] || !ready[2] || self.port.is_stopping() {

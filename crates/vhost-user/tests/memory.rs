@@ -241,5 +241,9 @@ fn abuse_P9_memory_that_shrinks() {
     }
     assert!(server.status().broken.unwrap().contains("truncated"));
     assert!(driver.err_event().drain());
-    assert_eq!(front.get_u64(Request::GetStatus), 0, "the session lives");
+    assert_eq!(
+        front.get_u64(Request::GetStatus),
+        0x40,
+        "the session lives, the device needs a reset"
+    );
 }

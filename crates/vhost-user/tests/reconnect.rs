@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
@@ -247,6 +248,34 @@ fn a_broken_ring_is_reported_and_forgiven_after_a_reset() {
     front.start_ring(0, &driver, 0);
     driver.offer(&[(driver.alloc(8), 8)], &[]);
     assert_eq!(device.serve(0, 8), 1);
+}
+
+/// The driver is told that only a reset helps (virtio 1.2, 2.1.2), and to look.
+#[test]
+fn abuse_B8_a_broken_ring_sets_needs_reset_until_a_reset() {
+    let (device, _server, front) = simple(DeviceKind::Block);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    let (ours, theirs) = pair();
+    front.ok(Request::SetBackendReqFd, &[], &[theirs.as_fd()]);
+    front.ok(Request::SetStatus, &15u64.to_ne_bytes(), &[]);
+    assert_eq!(front.get_u64(Request::GetStatus), 15);
+    let channel = FrontEnd::on(ours);
+    for _ in 0..2 {
+        driver.set_avail_idx(100);
+        assert_eq!(device.serve(0, 8), 0);
+        assert_eq!(channel.reply().header.request, 2, "CONFIG_CHANGE");
+        assert_eq!(front.get_u64(Request::GetStatus), 0x4f);
+        // Writing the bit back, or more of the others, is no reset.
+        front.ok(Request::SetStatus, &0x4fu64.to_ne_bytes(), &[]);
+        assert_eq!(front.get_u64(Request::GetStatus), 0x4f);
+        front.ok(Request::SetStatus, &0u64.to_ne_bytes(), &[]);
+        assert_eq!(front.get_u64(Request::GetStatus), 0);
+        driver.set_avail_idx(0);
+        front.start_ring(0, &driver, 0);
+        front.ok(Request::SetStatus, &15u64.to_ne_bytes(), &[]);
+        assert_eq!(front.get_u64(Request::GetStatus), 15);
+    }
 }
 
 /// Half a message, and then silence: the port can still be stopped.

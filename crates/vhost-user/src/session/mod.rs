@@ -49,6 +49,8 @@ pub(crate) struct Port {
     pub health: Arc<PortHealth>,
     /// What the ports of its VM may map.
     pub share: Arc<MemoryShare>,
+    /// Is rung when the port breaks.
+    pub alarm: Event,
     /// Becomes readable when the port shall stop.
     pub stop: Event,
     /// Set before `stop` is rung, so that a flood of messages cannot hide it.
@@ -104,6 +106,9 @@ impl Reply {
         Self::Body(value.to_ne_bytes().to_vec())
     }
 }
+
+/// Device status: something went wrong that only a reset mends (virtio 1.2, 2.1).
+const DEVICE_NEEDS_RESET: u8 = 0x40;
 
 /// One connection.
 pub(crate) struct Session {
@@ -210,6 +215,7 @@ impl Session {
             if self.port.is_stopping() {
                 break End::Stopped;
             }
+            self.tell_if_broken();
             match wire::receive(self.socket.as_fd(), self.port.stop.as_fd()) {
                 Ok(Received::Nothing) => match idle(self.socket.as_fd()) {
                     Ok(()) => {}
@@ -235,6 +241,23 @@ impl Session {
         self.slowed += 1;
         // One that fails waits less.
         let _ = wire::pause(self.port.stop.as_fd(), left);
+    }
+
+    /// Has the driver look at the device's status once the port is broken: see [`Session::status`].
+    fn tell_if_broken(&self) {
+        if self.port.alarm.drain()
+            && !self.port.health.is_live()
+            && let Some(notifier) = self.notifier()
+        {
+            notifier.config_changed();
+        }
+    }
+
+    /// The device's status: what the front end set, and `DEVICE_NEEDS_RESET` while the port is broken (virtio
+    /// 1.2, 2.1.2).
+    fn status(&self) -> u8 {
+        let needs_reset = if self.port.health.is_live() { 0 } else { DEVICE_NEEDS_RESET };
+        self.device_status & !DEVICE_NEEDS_RESET | needs_reset
     }
 
     /// One message from arrival to consumption; false when the port stopped meanwhile.
@@ -303,7 +326,7 @@ impl Session {
             Request::SetConfig => self.set_config(payload),
             Request::ResetDevice => self.reset_device(),
             Request::SetStatus => self.set_status(payload),
-            Request::GetStatus => Ok(Reply::u64(u64::from(self.device_status))),
+            Request::GetStatus => Ok(Reply::u64(u64::from(self.status()))),
             Request::SetMemTable => self.set_mem_table(payload, fds),
             Request::GetMaxMemSlots => Ok(Reply::u64(base::limits::MAX_MEMORY_REGIONS as u64)),
             Request::AddMemReg => self.add_region(payload, fds),
