@@ -146,6 +146,31 @@ pub enum RingError {
         /// Queue size.
         size: u16,
     },
+    /// A start position outside the ring, or the used index of one.
+    #[error("base: {which} index {index} is outside the ring of {size}")]
+    BadStart {
+        /// available or used.
+        which: &'static str,
+        /// Given.
+        index: u16,
+        /// Ring size.
+        size: u16,
+    },
+    /// The base that the front end set does not go with the used index.
+    #[error(
+        "base {base} (the next available index) is {ahead} ahead of the used index {used}; the queue has \
+         {size}"
+    )]
+    BadBase {
+        /// As set.
+        base: u16,
+        /// In the ring.
+        used: u16,
+        /// Distance.
+        ahead: u16,
+        /// Queue size.
+        size: u16,
+    },
     /// A descriptor index outside its table.
     #[error("descriptor index {index} is outside the table of {size}")]
     BadIndex {

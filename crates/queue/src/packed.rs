@@ -85,16 +85,16 @@ impl PackedRing {
     pub fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<Self, RingError> {
         let parts = PackedParts::find(memory, setup)?;
         let (start, size) = (setup.start, setup.size);
-        for index in [start.avail, start.used] {
+        for (which, index) in [("available", start.avail), ("used", start.used)] {
             if index >= size {
-                return Err(RingError::BadIndex { index, size });
+                return Err(RingError::BadStart { which, index, size });
             }
         }
         let avail = Place { at: start.avail, wrap: start.avail_wrap };
         let used = Place { at: start.used, wrap: start.used_wrap };
         let ahead = used.distance(avail, size);
         if ahead > size {
-            return Err(RingError::AvailJump { avail: avail.at, seen: used.at, ahead, size });
+            return Err(RingError::BadBase { base: avail.at, used: used.at, ahead, size });
         }
         let event_idx = setup.event_idx;
         Ok(Self { parts, size, event_idx, avail, used, unsignalled: None, expected: 0 })
@@ -171,10 +171,7 @@ impl PackedRing {
             return Ok(0);
         }
         // A lone descriptor has its id, and no inflight region wants to know of it.
-        if walk.record.is_none()
-            && first.tail < self.size
-            && add_single(walk, batch, first.tail, first)
-        {
+        if walk.record.is_none() && add_single(walk, batch, first.tail, first) {
             return Ok(1);
         }
         self.take_chain(walk, batch, first, in_flight)
@@ -227,12 +224,8 @@ impl PackedRing {
                 record.push(desc);
             }
             if desc.flags & (F_NEXT | F_INDIRECT) != F_NEXT {
-                // The last descriptor has the id (2.8.6).
-                let id = desc.tail;
-                if id >= self.size {
-                    return Err(RingError::BadIndex { index: id, size: self.size }.into());
-                }
-                return Ok((id, ndesc));
+                // The last descriptor has the id, which may be any number (2.8.6).
+                return Ok((desc.tail, ndesc));
             }
             place.advance(1, self.size);
             desc = self.parts.desc(place.at);
@@ -307,7 +300,7 @@ impl PackedRing {
     pub fn finish(&mut self, next: Position, done: &[Completion]) -> Result<(), RingError> {
         let after = self.after(done);
         if (after.used, after.used_wrap) != (next.used, next.used_wrap) {
-            return Err(RingError::BadIndex { index: next.used, size: self.size });
+            return Err(RingError::BadStart { which: "saved", index: next.used, size: self.size });
         }
         // Published: the driver's side of the first descriptor says "used in this lap", or it was
         // made available again for the next lap, which leaves the used bit as it is.

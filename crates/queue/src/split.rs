@@ -31,7 +31,7 @@ impl SplitRing {
         let (avail, seen, size) = (setup.start.avail, setup.start.used, setup.size);
         let ahead = avail.wrapping_sub(seen);
         if ahead > size {
-            return Err(RingError::AvailJump { avail, seen, ahead, size });
+            return Err(RingError::BadBase { base: avail, used: seen, ahead, size });
         }
         Ok(Self {
             parts,

@@ -7,8 +7,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS};
+use queue::inflight::InflightRegion;
 use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions, RawDesc};
-use queue::{Batch, ChainFault, Completion, Layout, Queue, RingError, RingSetup};
+use queue::{Batch, ChainFault, Completion, Layout, Queue, RingError, RingSetup, Vring};
 
 const LAYOUTS: [Layout; 2] = [Layout::Split, Layout::Packed];
 const NEXT: u16 = 1;
@@ -111,14 +112,56 @@ fn abuse_R2_index_outside_the_table() {
     assert_eq!(broken(&driver, id), RingError::BadIndex { index: 2, size: 2 });
 }
 
+/// A driver may choose any id (virtio 1.2, 2.8.6), and gets back what it chose.
 #[test]
-fn abuse_R2_buffer_id_outside_the_ring() {
-    let mut driver = ModelDriver::new(Layout::Packed, 8);
-    let good = driver.buffer(b"good");
-    let id = driver.offer(&[good], &[]);
-    driver.offer(&[good], &[]);
-    driver.set_desc(1, RawDesc { tail: 8, ..driver.desc(1) });
-    assert_eq!(broken(&driver, id), RingError::BadIndex { index: 8, size: 8 });
+fn abuse_B10_buffer_ids_are_any_numbers() {
+    for (id, has_region) in [(8, false), (0xffff, false), (8, true), (0xffff, true), (7, true)] {
+        let mut driver = ModelDriver::new(Layout::Packed, 8);
+        let good = driver.buffer(b"good");
+        let staged = driver.stage(&[good, good], &[]);
+        driver.set_desc(1, RawDesc { tail: id, ..driver.desc(1) });
+        driver.publish();
+        let mut parts = driver.parts(0);
+        parts.inflight = has_region.then(|| InflightRegion::new(1, 8, Layout::Packed).unwrap());
+        let region = parts.inflight.clone();
+        let mut vring = Vring::new(driver.queue(), parts).unwrap();
+        let mut batch = Batch::new(8, 64);
+        assert_eq!(vring.pop(&mut batch, 8), 1);
+        assert_eq!((batch.get(0).id, batch.get(0).ndesc), (id, 2));
+        if let Some(region) = region {
+            // The next back end takes it again.
+            let mut parts = driver.parts(0);
+            parts.inflight = Some(region);
+            vring = Vring::new(driver.queue(), parts).unwrap();
+            assert_eq!(vring.pop(&mut batch, 8), 1);
+            assert_eq!((batch.get(0).id, batch.get(0).ndesc), (id, 2));
+        }
+        vring.push(&[Completion { id, ndesc: 2, written: 0 }]);
+        assert_eq!(driver.desc(0).tail, id);
+        assert!(driver.health().is_live() && staged < 8);
+    }
+}
+
+/// What is wrong with a start is called by its name.
+#[test]
+fn abuse_B10_a_base_that_makes_no_sense_is_called_base() {
+    for (layout, avail, used, text) in [
+        (Layout::Packed, 8, 0, "base: available index 8 is outside the ring of 8"),
+        (Layout::Packed, 0, 9, "base: used index 9 is outside the ring of 8"),
+        (Layout::Split, 9, 0, "base 9 (the next available index) is 9 ahead of the used index 0"),
+        (
+            Layout::Split,
+            0,
+            1,
+            "base 0 (the next available index) is 65535 ahead of the used index 1",
+        ),
+    ] {
+        let driver = ModelDriver::new(layout, 8);
+        let mut setup = driver.setup();
+        (setup.start.avail, setup.start.used) = (avail, used);
+        let error = Queue::new(driver.memory(), setup).unwrap_err().to_string();
+        assert!(error.starts_with(text), "{error}");
+    }
 }
 
 #[test]
@@ -402,7 +445,7 @@ fn abuse_R8_start_beyond_the_ring() {
     setup.start.avail = 9;
     assert!(matches!(
         Queue::new(driver.memory(), setup),
-        Err(RingError::AvailJump { ahead: 9, .. })
+        Err(RingError::BadBase { base: 9, used: 0, ahead: 9, size: 8 })
     ));
 }
 

@@ -29,8 +29,11 @@ const ENTRY_FLAGS: usize = 18;
 const ENTRY_LEN: usize = 20;
 const ENTRY_ADDR: usize = 24;
 
-/// No chain has this buffer id.
+/// No entry.
 const NONE: u16 = u16::MAX;
+
+/// Buffer ids: a driver may choose any (virtio 1.2, 2.8.6).
+const IDS: usize = 1 << 16;
 
 fn entry(index: u16, field: usize) -> usize {
     HEADER_BYTES + usize::from(index) * ENTRY_BYTES + field
@@ -48,7 +51,8 @@ struct Own {
 pub(crate) struct PackedTracker {
     region: QueueRegion,
     own: Box<[Own]>,
-    /// First entry of the chain with each buffer id.
+    /// One more than the first entry of the chain with each buffer id; 0: there is none. Most of it is never
+    /// touched, and so no memory.
     by_id: Box<[u16]>,
     free_head: u16,
     /// The position up to which everything is published and accounted for.
@@ -74,7 +78,7 @@ impl PackedTracker {
         let mut tracker = Self {
             region,
             own: vec![Own::default(); usize::from(size)].into(),
-            by_id: vec![NONE; usize::from(size)].into(),
+            by_id: vec![0; IDS].into(),
             free_head: 0,
             used: (0, true),
             counter: 0,
@@ -88,7 +92,7 @@ impl PackedTracker {
         found.sort_by_key(|f| f.counter);
         tracker.counter = found.last().map_or(0, |f| f.counter.wrapping_add(1));
         for f in &found {
-            tracker.adopt(f, size)?;
+            tracker.adopt(f)?;
         }
         tracker.relink(&found, size);
         let again = found.into_iter().map(|f| Redelivery { head: f.entries[0], descs: f.descs });
@@ -119,7 +123,9 @@ impl PackedTracker {
         let old = ((word >> 16) as u16, (word >> 40) & 0xff != 0);
         for (index, _) in [new, old] {
             if index >= size {
-                return Err(RingError::BadIndex { index, size });
+                return Err(RingError::BadInflight(format!(
+                    "used index {index} is outside the ring of {size}"
+                )));
             }
         }
         let published = new != old && queue.packed_is_used(old.0, old.1);
@@ -194,13 +200,14 @@ impl PackedTracker {
     }
 
     /// Takes a chain into our own books.
-    fn adopt(&mut self, found: &Found, size: u16) -> Result<(), RingError> {
+    fn adopt(&mut self, found: &Found) -> Result<(), RingError> {
         let (head, last) = (found.entries[0], found.entries[found.entries.len() - 1]);
         let id = found.descs[found.descs.len() - 1].tail;
-        if id >= size || self.by_id[usize::from(id)] != NONE {
-            return Err(bad(head, "a buffer id is out of range or in flight twice"));
+        if self.by_id[usize::from(id)] != 0 {
+            return Err(bad(head, "a buffer id is in flight twice"));
         }
-        self.by_id[usize::from(id)] = head;
+        // Entries are 1,024 at most.
+        self.by_id[usize::from(id)] = head + 1;
         for pair in found.entries.windows(2) {
             self.own[usize::from(pair[0])].next = pair[1];
         }
@@ -231,14 +238,14 @@ impl PackedTracker {
     pub(super) fn popped(&mut self, batch: &Batch, descs: &[Desc]) -> Result<(), RingError> {
         let mut descs = descs.iter();
         for e in &batch.entries {
-            if self.by_id[usize::from(e.id)] != NONE {
+            if self.by_id[usize::from(e.id)] != 0 {
                 return Err(offered_twice(e.id));
             }
             let head = self.free_head;
             if usize::from(head) >= self.own.len() {
                 return Err(bad(e.id, "more is in flight than the ring holds"));
             }
-            self.by_id[usize::from(e.id)] = head;
+            self.by_id[usize::from(e.id)] = head + 1;
             let region = &self.region;
             region.set_u64(entry(head, ENTRY_COUNTER), self.counter);
             region.set_u16(entry(head, ENTRY_NUM), e.ndesc);
@@ -270,7 +277,7 @@ impl PackedTracker {
 
     /// Puts the entries of a chain at the front of the free list; returns its first entry.
     fn free(&mut self, id: u16) -> Option<u16> {
-        let head = std::mem::replace(self.by_id.get_mut(usize::from(id))?, NONE);
+        let head = std::mem::take(self.by_id.get_mut(usize::from(id))?).checked_sub(1)?;
         let last = self.own.get(usize::from(head))?.last;
         self.own[usize::from(last)].next = self.free_head;
         self.region.set_u16(entry(last, ENTRY_NEXT), self.free_head);
