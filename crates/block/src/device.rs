@@ -160,7 +160,8 @@ impl BlockPort {
             len_bytes: AtomicU64::new(backend.len_bytes()),
             writeback: AtomicBool::new(config.writeback),
             read_only: config.read_only,
-            discard: features & feature::DISCARD != 0,
+            discard: AtomicBool::default(),
+            write_zeroes: AtomicBool::default(),
             block_size: config.block_size,
             serial: slab::serial(&config.serial),
             demands: backend.demands(),
@@ -411,6 +412,9 @@ impl Device for BlockPort {
 
     fn activate(&self, features: u64) -> Result<(), DeviceError> {
         self.driver_features.store(features, Ordering::Relaxed);
+        let has = |bit| features & self.features & bit != 0;
+        self.state.discard.store(has(feature::DISCARD), Ordering::Relaxed);
+        self.state.write_zeroes.store(has(feature::WRITE_ZEROES), Ordering::Relaxed);
         self.state.writeback.store(self.initial_writeback(features), Ordering::SeqCst);
         Ok(())
     }

@@ -296,27 +296,29 @@ impl Engine {
         queue::seg::copy_in(chain.writable, 0, &self.port.serial[..id_len]);
         queue::seg::fill_zero(chain.writable, id_len, room - id_len);
         self.stats.get_ids.add(1);
-        self.complete(slot, Status::Ok, room as u32 + 1);
+        self.complete(slot, Status::Ok, room as u32);
     }
 
     fn refuse(&mut self, slot: u16, status: Status, refusal: Refusal) {
         self.stats.refused[refusal as usize].add(1);
         self.log.refused(self.vring.parts.health.name(), self.vring.parts.index, refusal);
-        let has_status = self.flight.slab.slots[usize::from(slot)].chain.chain().writable_len > 0;
-        self.complete(slot, status, has_status.into());
+        self.complete(slot, status, 0);
     }
 
     /// Ends a request that was begun.
     fn finish(&mut self, slot: u16, status: Status) {
         let s = &self.flight.slab.slots[usize::from(slot)];
         let chain = s.chain.chain();
-        let mut written = 1;
+        let mut written = 0;
         match s.job.work {
             Work::Read => {
                 self.stats.reads.add(1);
                 if status == Status::Ok {
-                    written = chain.writable_len;
-                    self.count_bytes(u64::from(written) - 1, true);
+                    written = chain.writable_len - 1;
+                    self.count_bytes(u64::from(written), true);
+                } else {
+                    // Steps that were done, in order.
+                    written = s.job.done as u32;
                 }
             }
             Work::Write => {
@@ -342,14 +344,19 @@ impl Engine {
     }
 
     /// Writes the status byte, where there is one (of a chain with a fault it may be out of reach), and
-    /// frees the slot; the completion is published with its batch.
-    fn complete(&mut self, slot: u16, status: Status, written: u32) {
+    /// frees the slot; the completion is published with its batch. `data_len`: bytes of data that were written
+    /// from the first on. The used length is of bytes without a gap (virtio 1.2, 2.7.8.2): it counts the
+    /// status byte only when all before it was written.
+    fn complete(&mut self, slot: u16, status: Status, data_len: u32) {
         self.forget_probe(slot);
         let Slot { chain: held, taken_ns, .. } = &self.flight.slab.slots[usize::from(slot)];
         self.finished.add(*taken_ns);
         let chain = held.chain();
+        let mut written = data_len;
         if let Some(last) = chain.writable_len.checked_sub(1) {
             queue::seg::copy_in(chain.writable, last as usize, &[status as u8]);
+            // Of a chain with a fault, what lies before the status byte is not known here.
+            written += u32::from(last == data_len && chain.fault.is_none());
         }
         // The status byte is the last one, and failed reads may have written too: all is dirty.
         self.vring.queue.mark_held(held, chain.writable_len as usize);

@@ -293,11 +293,14 @@ impl Flight {
             }
             self.bounces.give(bounce);
         }
+        if !pass {
+            return false;
+        }
         job.done += u64::from(job.step_len);
         job.step_len = 0;
         job.step_done = 0;
         job.retries = 0;
-        pass
+        true
     }
 
     /// Waits until the disk uses none of our buffers any more, however long that takes.

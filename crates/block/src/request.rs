@@ -128,8 +128,9 @@ pub(crate) struct Geometry {
     /// Logical block size.
     pub block_size: u32,
     pub read_only: bool,
-    /// DISCARD is offered.
+    /// DISCARD and WRITE ZEROES were negotiated.
     pub discard: bool,
+    pub write_zeroes: bool,
 }
 
 /// Reads and checks the request in `chain`, whose writable part has room for a status byte.
@@ -161,7 +162,7 @@ pub(crate) fn parse(
             disk.writable().map_err(io_err)?;
             disk.ranges(chain.readable, data_out, false, ranges).map(Request::Discard)
         }
-        kind::WRITE_ZEROES => {
+        kind::WRITE_ZEROES if disk.write_zeroes || disk.read_only => {
             disk.writable().map_err(io_err)?;
             disk.ranges(chain.readable, data_out, true, ranges).map(Request::WriteZeroes)
         }

@@ -24,7 +24,9 @@ pub(crate) struct PortState {
     /// The write cache is on: writes are durable after a flush only.
     pub writeback: AtomicBool,
     pub read_only: bool,
-    pub discard: bool,
+    /// DISCARD and WRITE ZEROES were negotiated.
+    pub discard: AtomicBool,
+    pub write_zeroes: AtomicBool,
     pub block_size: u32,
     pub serial: Serial,
     pub demands: Demands,
@@ -46,7 +48,8 @@ impl PortState {
             len_bytes: self.len_bytes.load(Ordering::Relaxed),
             block_size: self.block_size,
             read_only: self.read_only,
-            discard: self.discard,
+            discard: self.discard.load(Ordering::Relaxed),
+            write_zeroes: self.write_zeroes.load(Ordering::Relaxed),
         }
     }
 

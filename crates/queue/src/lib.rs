@@ -48,7 +48,7 @@
 //! | memory of a VM | 16 TiB ([`base::limits::MAX_MEMORY_BYTES`]) | a sparse file costs its owner nothing, our address space is everybody's |
 //! | mapped for the ports of a VM | twice the host's memory, 1 to 16 TiB ([`MemoryShare`]); a file counts once | no VM takes it from the others |
 //! | mapped by the process | 64 TiB ([`base::limits::MAX_MAPPED_BYTES`]) | half of the address space |
-//! | files mapped | tmpfs (memfd), hugetlbfs, ramfs, ext4, xfs, btrfs, overlay | a page fault on FUSE or on the network waits for a server |
+//! | files mapped | regular ones on tmpfs (memfd), hugetlbfs, ramfs, ext4, xfs, btrfs, overlay | a page fault on FUSE or on the network waits for a server |
 //! | mappings of the process | 16,384 | the table of the SIGBUS handler is static |
 //! | dirty log | 2 GiB ([`dirty::MAX_LOG_BYTES`]) | tells of 64 TiB |
 //! | completions published at once with a slot | 504 | what a page holds; more are published in parts |

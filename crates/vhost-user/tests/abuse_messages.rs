@@ -126,21 +126,24 @@ fn abuse_P2_indexes_and_numbers_are_checked_before_they_are_narrowed() {
 
 #[test]
 fn abuse_R8_ring_sizes_over_the_socket() {
-    for num in [0u32, 0x8001, 0x1_0000, 0x1_0010, u32::MAX] {
+    // 15: no power of two, and no size for a split ring (B11).
+    for num in [0u32, 15, 0x8001, 0x1_0000, 0x1_0010, u32::MAX] {
         let (_device, server, front) = simple(DeviceKind::Net);
         front.hello(BASIC);
         let state = codec::VringState { index: 0, num };
         front.send(Request::SetVringNum, state.as_bytes(), &[]);
         assert_ends(server, &front, "SET_VRING_NUM");
     }
-    // Legal on the socket, but no size for a split ring: the port breaks, the session does not,
-    // and the VMM hears of it. A reset heals.
+    // A size for a packed ring, which turns out to be a split one: the port breaks, the session does
+    // not, and the VMM hears of it. A reset heals.
     let (device, server, front) = simple(DeviceKind::Net);
     let driver = ModelDriver::new(Layout::Split, 16);
-    front.hello(BASIC);
+    front.hello(BASIC | feature::RING_PACKED);
     front.set_memory(&driver);
     front.set_ring(0, &driver, 0);
     front.state(Request::SetVringNum, 0, 15);
+    let features = BASIC | feature::PROTOCOL_FEATURES;
+    front.ok(Request::SetFeatures, &features.to_ne_bytes(), &[]);
     front.set_doorbells(0, &driver);
     front.state(Request::SetVringEnable, 0, 1);
     assert!(server.status().broken.unwrap().contains("15"));

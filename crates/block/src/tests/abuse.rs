@@ -1,6 +1,7 @@
 //! What guests, files and disks may try (ABUSE.md).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use queue::{GuestMemory, Layout};
@@ -98,7 +99,7 @@ fn abuse_R9_C4_sector_sums_that_overflow_or_leave_the_disk() {
         let end = (LEN / 512) as u64;
         for sector in [end, end - 1, u64::MAX, u64::MAX / 512, u64::MAX / 512 + 1, 1 << 55] {
             let read = rig.ask(kind::IN, sector, 1024);
-            assert_eq!(rig.finish(read), (1, 1), "read at {sector}");
+            assert_eq!(rig.finish(read), (1, 0), "read at {sector}");
             assert_eq!(rig.driver.read(read.data, 1024), vec![0xee; 1024]);
             let write = rig.send(kind::OUT, sector, &[1; 1024]);
             assert_eq!(rig.finish(write), (1, 1), "write at {sector}");
@@ -109,7 +110,7 @@ fn abuse_R9_C4_sector_sums_that_overflow_or_leave_the_disk() {
         // Lengths that are no blocks.
         for len in [1, 511, 513] {
             let read = rig.ask(kind::IN, 0, len);
-            assert_eq!(rig.finish(read), (1, 1));
+            assert_eq!(rig.finish(read), (1, 0));
         }
         assert_eq!(disk.state().log.len(), 2);
         assert_eq!(rig.stats.refused[Refusal::OutOfRange as usize].get(), 12);
@@ -308,12 +309,20 @@ proptest::proptest! {
 }
 
 #[test]
-fn abuse_I_failed_reads_claim_nothing_but_the_status_byte() {
+fn abuse_I_B11_failed_reads_claim_only_what_was_written_from_the_first_byte_on() {
     for layout in BOTH {
         let (mut rig, disk) = rig(layout);
+        // The status byte lies behind data that was not written, and does not count.
         disk.state().script.push_back(Err(libc::EIO));
         let read = rig.ask(kind::IN, 0, 4096);
-        assert_eq!(rig.finish(read), (1, 1));
+        assert_eq!(rig.finish(read), (1, 0));
+        // Nor does that of a request that writes nothing and has room for data.
+        let flush = rig.ask(kind::FLUSH, 0, 16);
+        assert_eq!(rig.finish(flush), (0, 0));
+        // The second of two operations of a step fails.
+        disk.state().script.extend([Ok(512), Err(libc::EIO)]);
+        let read = rig.ask(kind::IN, 0, 4096);
+        assert_eq!(rig.finish(read), (1, 0));
         // A read that is short at the end of the file is zero-filled, not left as it was.
         disk.state().script.extend([Ok(512), Ok(0)]);
         disk.state().cache[..512].fill(3);
@@ -405,5 +414,33 @@ fn abuse_R10_memory_of_a_queue_does_not_grow_with_what_guests_ask() {
             assert_eq!(slot.iov.0.capacity(), MAX_OP_SEGS);
         }
         drop(disk);
+    }
+}
+
+/// Of a request in several steps, those that were done count.
+#[test]
+fn abuse_B11_a_read_that_fails_in_its_second_step_claims_the_first() {
+    for layout in BOTH {
+        let disk = ModelDisk::new(4 << 20);
+        let mut rig = Rig::with_disk(layout, disk.boxed(), RigOptions::default());
+        disk.state().script.extend([Ok(1 << 20), Err(libc::EIO)]);
+        let read = rig.ask(kind::IN, 0, 2 << 20);
+        assert_eq!(rig.finish(read), (1, 1 << 20));
+        assert_eq!(rig.driver.read(read.data + (1 << 20), 512), [0xee; 512]);
+    }
+}
+
+#[test]
+fn abuse_B11_discard_and_write_zeroes_are_unsupported_unless_negotiated() {
+    for layout in BOTH {
+        let (mut rig, disk) = rig(layout);
+        let port = rig.engine.port_state();
+        port.discard.store(false, Ordering::Relaxed);
+        port.write_zeroes.store(false, Ordering::Relaxed);
+        for kind in [kind::DISCARD, kind::WRITE_ZEROES] {
+            let offered = rig.send(kind, 0, &range(0, 8, 0));
+            assert_eq!(rig.finish(offered), (2, 1));
+        }
+        assert!(disk.state().log.is_empty());
     }
 }

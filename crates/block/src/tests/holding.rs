@@ -321,7 +321,7 @@ fn a_port_says_what_it_holds_goes_on_by_command_and_stops_at_once() {
     assert!(port.stop_queue(1).unwrap().is_some());
     assert_eq!(
         (guest.driver.used().map(|used| used.1), guest.driver.read(status, 1)),
-        (Some(1), vec![1])
+        (Some(0), vec![1])
     );
     assert!(port.held().is_none());
 }

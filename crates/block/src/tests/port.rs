@@ -14,7 +14,7 @@ use crate::config::feature;
 use crate::error::BlockError;
 use crate::request::kind;
 use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, UNTOUCHED, pattern};
+use crate::test_support::{BOTH, UNTOUCHED, pattern, range};
 use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 pub(super) fn cores(count: usize, spin_us: u32) -> Vec<Sidecore> {
@@ -168,6 +168,23 @@ fn abuse_B1_queues_that_nobody_sets_up_have_no_worker_and_no_counters() {
     assert!(port.held().is_none() && port.resume() == 0);
     port.stop_queue(0).unwrap();
     assert_eq!(port.stats()[0].block.writes.get(), 1, "kept when the queue stops");
+}
+
+#[test]
+fn abuse_B11_what_a_driver_did_not_take_is_unsupported() {
+    let port = port(BackendConfig::Memory { len_bytes: 1 << 20 }, |_| ());
+    for (taken, status) in [(false, 2), (true, 0), (false, 2)] {
+        let bits = feature::DISCARD | feature::WRITE_ZEROES;
+        let features = if taken { port.features() } else { port.features() & !bits };
+        port.activate(features).unwrap();
+        let mut guest = Guest::new(Layout::Split);
+        port.start_queue(guest.driver.vring(0)).unwrap();
+        for kind in [kind::DISCARD, kind::WRITE_ZEROES] {
+            assert_eq!(guest.request(kind, 0, &range(0, 8, 0), 0).0, status);
+        }
+        port.stop_queue(0).unwrap();
+        port.reset();
+    }
 }
 
 /// Hands out a disk that holds its operations.

@@ -8,6 +8,12 @@ use crate::codec::{Request, VRING_F_LOG, VringAddr, VringState as StateMessage, 
 use crate::device::DeviceKind;
 use crate::error::VhostUserError;
 
+/// The error of a queue size that cannot be.
+fn bad_size(num: u32, rule: String) -> Fault {
+    let (message, value) = (Request::SetVringNum.message(), u64::from(num));
+    VhostUserError::BadField { message, field: "size", value, rule }.into()
+}
+
 impl Session {
     /// A queue index from the wire, checked before it is narrowed.
     pub(super) fn index(&self, request: Request, index: u64) -> Result<usize, VhostUserError> {
@@ -57,16 +63,14 @@ impl Session {
         let (index, num) = self.state_message(request, bytes)?;
         let size = match u16::try_from(num) {
             Ok(size) if (1..=MAX_QUEUE_SIZE).contains(&size) => size,
-            _ => {
-                return Err(VhostUserError::BadField {
-                    message: request.message(),
-                    field: "size",
-                    value: u64::from(num),
-                    rule: format!("1 to {MAX_QUEUE_SIZE}"),
-                }
-                .into());
-            }
+            _ => return Err(bad_size(num, format!("1 to {MAX_QUEUE_SIZE}"))),
         };
+        // Before the features are known, the start of the queue finds it.
+        let is_split = self.features.is_some_and(|bits| layout(bits) == queue::Layout::Split);
+        if is_split && !size.is_power_of_two() {
+            let rule = format!("a power of two for a split ring, 1 to {MAX_QUEUE_SIZE}");
+            return Err(bad_size(num, rule));
+        }
         if self.vrings[index].size != Some(size) {
             self.still(request, index)?;
             self.vrings[index].size = Some(size);
