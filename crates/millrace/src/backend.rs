@@ -196,6 +196,7 @@ pub fn run_net(args: &Net) -> u8 {
         mtu: 1500,
         offloads: true,
         packed: true,
+        whole_device: false,
         endpoint: no_endpoint(),
     };
     let (tap, bridge) = (args.tap.clone(), args.bridge.clone());

@@ -14,6 +14,7 @@ use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::binding::BindMode;
 use crate::config_space::ConfigSpace;
+use crate::control::{self, ControlQueue};
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::features;
@@ -47,6 +48,8 @@ pub struct NetPortConfig {
     pub packed: bool,
     /// Offer in-order use of buffers.
     pub in_order: bool,
+    /// Offer control queue and config space also to a front end that seems to have its own.
+    pub whole_device: bool,
     /// Stages, the first next to the VM.
     pub stages: Vec<Box<dyn FrameStage>>,
 }
@@ -65,6 +68,7 @@ impl NetPortConfig {
             offloads: true,
             packed: true,
             in_order: true,
+            whole_device: false,
             stages: Vec::new(),
         }
     }
@@ -92,6 +96,7 @@ pub struct NetPort {
     pub(crate) name: String,
     pub(crate) offered: u64,
     pub(crate) queue_pairs: u16,
+    pub(crate) whole_device: bool,
     pub(crate) features: AtomicU64,
     pub(crate) link_up: AtomicBool,
     /// As configured.
@@ -127,7 +132,8 @@ impl NetPort {
         &self.name
     }
 
-    /// Counters of its queues: receive queue of pair `i` at `2 * i`, transmit queue behind it.
+    /// Counters of its queues: receive queue of pair `i` at `2 * i`, transmit queue behind it; the
+    /// control queue last.
     pub fn stats(&self) -> Vec<Arc<QueueStats>> {
         self.stats.clone()
     }
@@ -222,7 +228,10 @@ impl Kicks<'_> {
 /// Takes a queue off the port; on return nothing of it is in flight.
 pub(crate) fn take_queue(port: &mut Port, index: u16, kicks: &mut Kicks<'_>) -> Option<Vring> {
     let at = usize::from(index / 2);
-    let vring = if index.is_multiple_of(2) {
+    let is_control = |c: &mut Box<ControlQueue>| c.vring.parts.index == index;
+    let vring = if let Some(control) = port.control.take_if(is_control) {
+        control.vring
+    } else if index.is_multiple_of(2) {
         let rxq = port.rx.get_mut(at)?.take();
         port.find_running();
         rxq?.stop()
@@ -239,6 +248,7 @@ pub(crate) fn take_queue(port: &mut Port, index: u16, kicks: &mut Kicks<'_>) -> 
 enum Ready {
     Rx(Box<RxQueue>),
     Tx(Box<TxQueue>),
+    Control(Box<ControlQueue>),
 }
 
 impl Device for NetPort {
@@ -250,8 +260,17 @@ impl Device for NetPort {
         self.offered
     }
 
+    fn whole_device_features(&self) -> u64 {
+        if self.queue_pairs <= control::MAX_PAIRS { features::WHOLE_DEVICE } else { 0 }
+    }
+
+    fn is_whole_to_any_front_end(&self) -> bool {
+        self.whole_device
+    }
+
+    /// The pairs, and the control queue behind them.
     fn queue_count(&self) -> u16 {
-        self.queue_pairs * 2
+        queue_count(self.queue_pairs)
     }
 
     fn has_config(&self) -> bool {
@@ -306,7 +325,7 @@ impl Device for NetPort {
     fn activate(&self, features: u64) -> Result<(), DeviceError> {
         // Bits of the transport (30: protocol features, 26: dirty log) are the session's.
         let own = features & !(1 << 30 | 1 << 26);
-        let unknown = own & !self.offered;
+        let unknown = own & !(self.offered | self.whole_device_features());
         if unknown != 0 {
             return Err(DeviceError::Failed(format!(
                 "the driver acknowledged feature bits {unknown:#x}, which were not offered"
@@ -329,7 +348,12 @@ impl Device for NetPort {
         let features = self.negotiated();
         self.worker.works_on(self.place.serial, vring.queue.memory());
         let near = self.worker.core().make_near();
-        let ready = if index.is_multiple_of(2) {
+        let ready = if control::index(features, self.queue_pairs) == Some(index) {
+            Ready::Control(Box::new(ControlQueue::new(vring)))
+        } else if index >= 2 * self.queue_pairs {
+            let why = "a control queue that was not negotiated (VIRTIO_NET_F_CTRL_VQ)";
+            return Err(DeviceError::Unsupported(why));
+        } else if index.is_multiple_of(2) {
             let mergeable = features & features::MRG_RXBUF != 0;
             Ready::Rx(Box::new(RxQueue::new(vring, vnet_len(features), mergeable)))
         } else {
@@ -341,6 +365,7 @@ impl Device for NetPort {
             match ready {
                 Ready::Rx(_) if port.rx[at].is_some() => Err(running(index)),
                 Ready::Tx(_) if port.tx[at].is_some() => Err(running(index)),
+                Ready::Control(_) if port.control.is_some() => Err(running(index)),
                 Ready::Rx(mut rxq) => {
                     kicks.watch(&rxq.vring, place)?;
                     rxq.vring.disarm();
@@ -352,6 +377,13 @@ impl Device for NetPort {
                     kicks.watch(&txq.vring, place)?;
                     txq.vring.disarm();
                     port.tx[at] = Some(txq);
+                    Ok(())
+                }
+                Ready::Control(mut queue) => {
+                    kicks.watch(&queue.vring, place)?;
+                    queue.vring.disarm();
+                    control::start(port, &queue.vring);
+                    port.control = Some(queue);
                     Ok(())
                 }
             }
@@ -375,7 +407,11 @@ impl Device for NetPort {
                 q.batch.release();
                 &mut q.vring
             });
-            for vring in rx.chain(tx) {
+            let control = port.control.iter_mut().map(|q| {
+                q.batch.release();
+                &mut q.vring
+            });
+            for vring in rx.chain(tx).chain(control) {
                 if let Err(e) = vring.queue.set_memory(Arc::clone(&memory)) {
                     vring.fail(&e);
                     answer = Err(DeviceError::failed(e));
@@ -404,6 +440,11 @@ impl Device for NetPort {
             let _ = self.worker.call(move |engine, _| engine.forget_learned(place));
         }
     }
+}
+
+/// Virtqueues of a port: its pairs, and the control queue where there may be one.
+pub(crate) fn queue_count(pairs: u16) -> u16 {
+    2 * pairs + u16::from(pairs <= control::MAX_PAIRS)
 }
 
 fn running(index: u16) -> DeviceError {

@@ -89,6 +89,7 @@ impl Engine {
                 port.tx[index] = Some(txq);
             }
         }
+        work += self.poll_control(port, now_ns, ledger);
         work + self.poll_twins(port, now_ns, ledger)
     }
 
@@ -233,6 +234,10 @@ impl Worker for Engine {
                     tell_at_ns = tell_at_ns.min(now_ns + REFILL_AGAIN_NS);
                 }
             }
+            let control = ports[at].as_mut().and_then(|p| p.control.as_mut());
+            if control.is_some_and(|control| control.vring.arm()) {
+                return Arm::Busy;
+            }
             for index in 0..ports[at].as_ref().map_or(0, |p| p.tx.len()) {
                 let Some(txq) = ports[at].as_mut().and_then(|p| p.tx[index].as_mut()) else {
                     continue;
@@ -282,20 +287,17 @@ impl Worker for Engine {
             for rxq in port.rx.iter_mut().flatten() {
                 rxq.vring.disarm();
             }
+            if let Some(control) = &mut port.control {
+                control.vring.disarm();
+            }
         }
     }
 
     fn fired(&mut self, fd: RawFd) {
         let Some(&(port, queue)) = self.kicks.get(&fd) else { return };
         let Some(Some(port)) = self.fabric.ports.get_mut(usize::from(port)) else { return };
-        let at = usize::from(queue / 2);
-        let stats = if queue.is_multiple_of(2) {
-            port.rx[at].as_ref().map(|q| &q.vring.parts.stats)
-        } else {
-            port.tx[at].as_ref().map(|q| &q.vring.parts.stats)
-        };
-        if let Some(stats) = stats {
-            stats.kicks.add(1);
+        if let Some(vring) = port.vring(queue) {
+            vring.parts.stats.kicks.add(1);
         }
     }
 }

@@ -4,6 +4,8 @@
 pub const CSUM: u64 = 1 << 0;
 /// The driver takes frames with partial checksums.
 pub const GUEST_CSUM: u64 = 1 << 1;
+/// Receive offloads over the control queue.
+pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
 /// The MTU is announced.
 pub const MTU: u64 = 1 << 3;
 /// The MAC address is in config space.
@@ -24,13 +26,17 @@ pub const HOST_ECN: u64 = 1 << 13;
 pub const MRG_RXBUF: u64 = 1 << 15;
 /// Link state in config space.
 pub const STATUS: u64 = 1 << 16;
-/// Control queue (kept by the VMM).
+/// Control queue (kept by the VMM, or ours: see [`WHOLE_DEVICE`]).
 pub const CTRL_VQ: u64 = 1 << 17;
-/// Receive modes over the control queue (kept by the VMM).
+/// Receive modes over the control queue.
 pub const CTRL_RX: u64 = 1 << 18;
+/// VLAN filter over the control queue.
+pub const CTRL_VLAN: u64 = 1 << 19;
+/// More receive modes over the control queue.
+pub const CTRL_RX_EXTRA: u64 = 1 << 20;
 /// Several queue pairs.
 pub const MQ: u64 = 1 << 22;
-/// MAC address over the control queue (kept by the VMM).
+/// MAC address over the control queue.
 pub const CTRL_MAC_ADDR: u64 = 1 << 23;
 /// Descriptors may be laid out in any way (legacy drivers).
 pub const ANY_LAYOUT: u64 = 1 << 27;
@@ -64,8 +70,16 @@ pub const OFFLOADS: u64 = CSUM
     | GUEST_USO6
     | HOST_USO;
 
-/// What every port offers. MAC, STATUS' content and the control queue are the VMM's: it serves
-/// them from its own config space; without the bits here QEMU would not offer them to the driver.
+/// What a driver can take, and switch off over the control queue.
+pub const GUEST_OFFLOADS: u64 =
+    GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_USO4 | GUEST_USO6;
+
+/// What is offered besides to front ends that leave the control queue to us. A VMM with one of its own
+/// would not tell us what a driver asks of it.
+pub const WHOLE_DEVICE: u64 = CTRL_GUEST_OFFLOADS | CTRL_VLAN | CTRL_RX_EXTRA;
+
+/// What every port offers. STATUS' content and the control queue are the VMM's, where it has
+/// them: without the bits here QEMU would not offer them to the driver.
 pub const ALWAYS: u64 = VERSION_1
     | MRG_RXBUF
     | MTU

@@ -341,6 +341,12 @@ impl Head {
     pub fn src(&self) -> Mac {
         Mac::read(&self.raw[VNET_LEN + 6..])
     }
+
+    /// Whether a VLAN tag follows the addresses.
+    #[inline]
+    pub fn is_tagged(&self) -> bool {
+        matches!(be16(self.eth(), 12), Some(0x8100 | 0x88a8 | 0x9100))
+    }
 }
 
 /// An Ethernet address in the low 48 bits, first byte highest.

@@ -9,8 +9,10 @@ use stage::{Direction, FrameStage, FrameView, Verdict};
 
 use crate::backlog::Backlog;
 use crate::binding::Binding;
+use crate::control::ControlQueue;
 use crate::fdb::PortId;
 use crate::features;
+use crate::filter::Filter;
 use crate::flow::PortFlows;
 use crate::header::{Allowed, VNET_LEN};
 use crate::lately::Lately;
@@ -34,6 +36,9 @@ pub(crate) fn charge_bytes(chain: &Chain<'_>) -> u64 {
 
 /// Bytes in front of an IP packet that the MTU does not count: Ethernet and two VLAN tags.
 const L2_OVERHEAD: usize = 14 + 8;
+
+/// No limit to the queue pairs that receive but those that run.
+pub(crate) const ALL_PAIRS: u16 = u16::MAX;
 
 /// Which receive queue a sender waits for.
 pub(crate) type Awaited = (PortId, u16);
@@ -138,6 +143,8 @@ pub(crate) struct Port {
     pub link_up: bool,
     pub mtu: u16,
     pub features: u64,
+    /// Of these, those that count for what it receives: a driver can switch offloads off.
+    pub rx_features: u64,
     pub allowed: Allowed,
     pub tx_vnet_len: usize,
     pub binding: Binding,
@@ -147,12 +154,18 @@ pub(crate) struct Port {
     pub flows: Option<Box<PortFlows>>,
     pub tx: Vec<Option<Box<TxQueue>>>,
     pub rx: Vec<Option<Box<RxQueue>>>,
-    /// Indexes of the receive queues that run, ascending.
+    /// Indexes of the receive queues that run, and that the driver wants, ascending.
     pub rx_running: Vec<u16>,
     /// Frames from the uplink that it has no buffers for.
     pub backlog: Option<Backlog>,
     /// It let a backlog grow old, and has taken nothing since.
     pub is_stuck: bool,
+    /// Most queue pairs that receive.
+    pub wanted_pairs: u16,
+    /// Its control queue, where the front end leaves it to us.
+    pub control: Option<Box<ControlQueue>>,
+    /// Which frames it takes; none: all.
+    pub filter: Option<Box<Filter>>,
 }
 
 impl Port {
@@ -173,6 +186,7 @@ impl Port {
             link_up: true,
             mtu,
             features: 0,
+            rx_features: 0,
             allowed: allowed(0),
             tx_vnet_len: VNET_LEN,
             binding,
@@ -184,6 +198,9 @@ impl Port {
             rx_running: Vec::with_capacity(usize::from(pairs)),
             backlog: None,
             is_stuck: false,
+            wanted_pairs: ALL_PAIRS,
+            control: None,
+            filter: None,
         };
         port.set_features(0);
         port
@@ -191,8 +208,21 @@ impl Port {
 
     pub fn set_features(&mut self, features: u64) {
         self.features = features;
+        self.rx_features = features;
+        self.filter = None;
+        self.set_pairs(ALL_PAIRS);
         self.allowed = allowed(features);
         self.tx_vnet_len = vnet_len(features);
+    }
+
+    /// A running queue by its index in the session.
+    pub fn vring(&self, index: u16) -> Option<&Vring> {
+        let at = usize::from(index / 2);
+        match &self.control {
+            Some(control) if control.vring.parts.index == index => Some(&control.vring),
+            _ if index.is_multiple_of(2) => Some(&self.rx.get(at)?.as_ref()?.vring),
+            _ => Some(&self.tx.get(at)?.as_ref()?.vring),
+        }
     }
 
     /// The receive queue for frames of `lane` (the sender's transmit queue, or a flow's hash).
@@ -220,9 +250,21 @@ impl Port {
         usize::from(self.mtu) + L2_OVERHEAD
     }
 
+    /// How many queue pairs it has.
+    pub fn pairs(&self) -> u16 {
+        self.rx.len() as u16
+    }
+
+    /// From now on so many pairs receive at most.
+    pub fn set_pairs(&mut self, pairs: u16) {
+        self.wanted_pairs = pairs;
+        self.find_running();
+    }
+
     pub fn find_running(&mut self) {
         self.rx_running.clear();
-        let running = self.rx.iter().enumerate().filter(|(_, q)| q.is_some());
+        let wanted = self.rx.iter().take(self.wanted_pairs.into());
+        let running = wanted.enumerate().filter(|(_, q)| q.is_some());
         self.rx_running.extend(running.map(|(i, _)| i as u16));
     }
 }

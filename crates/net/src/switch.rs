@@ -14,7 +14,9 @@ use sidecore::{Sidecore, Watcher, WorkerRef};
 
 use crate::backlog::Backlogs;
 use crate::binding::{Binding, Tables};
-use crate::device::{Kicks, MIN_MTU, NetPort, NetPortConfig, Place, offered, take_queue};
+use crate::device::{
+    Kicks, MIN_MTU, NetPort, NetPortConfig, Place, offered, queue_count, take_queue,
+};
 use crate::engine::Engine;
 use crate::error::NetError;
 use crate::fdb::{Ip, Learn, PortId, Table, UPLINK};
@@ -178,6 +180,7 @@ impl Switch {
         in_range("queue_pairs", config.queue_pairs.into(), 1, u64::from(MAX_QUEUES / 2))?;
         in_range("mtu", config.mtu.into(), MIN_MTU.into(), u16::MAX.into())?;
         let (offered, pairs) = (offered(&config), config.queue_pairs);
+        let whole_device = config.whole_device;
         let serial = self.serials.fetch_add(1, Ordering::Relaxed);
         let NetPortConfig { name, vm, mac, addresses, bind, mtu, stages, .. } = config;
         let configured_mac = mac;
@@ -206,11 +209,12 @@ impl Switch {
             name,
             offered,
             queue_pairs: pairs,
+            whole_device,
             features: AtomicU64::new(0),
             link_up: AtomicBool::new(true),
             mac: configured_mac,
             mtu: AtomicU16::new(mtu),
-            stats: (0..pairs * 2).map(|_| Arc::default()).collect(),
+            stats: (0..queue_count(pairs)).map(|_| Arc::default()).collect(),
             stage_names,
             stage_drops,
             notifier: std::sync::Mutex::new(None),
@@ -329,7 +333,7 @@ impl Engine {
             return Vec::new();
         };
         let mut kicks = Kicks { kicks, watcher };
-        let count = port.rx.len() as u16 * 2;
+        let count = queue_count(port.pairs());
         (0..count).filter_map(|index| take_queue(port, index, &mut kicks)).collect()
     }
 

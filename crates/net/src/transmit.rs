@@ -166,7 +166,7 @@ impl Engine {
         let Fabric { ports, tables, touched, .. } = &mut self.fabric;
         let (first, dst) = (run.start, self.heads[run.start].dst());
         let Some(Dest::Port(to)) = port.lately.way(dst, tables) else { return 0 };
-        let Some((longest, queue, rxq)) = open(ports, to, lane) else { return 0 };
+        let Some((longest, untagged, queue, rxq)) = open(ports, to, lane, dst) else { return 0 };
         let mut at = first;
         while at < run.end && sent.cost_bytes < sent.most_bytes {
             let (head, chain) = (&self.heads[at], txq.batch.get(at));
@@ -174,6 +174,7 @@ impl Engine {
                 && head.vnet().is_plain()
                 && head.dst() == dst
                 && head.frame_len() <= longest
+                && !(untagged && head.is_tagged())
                 && port.lately.is_from(head);
             if !is_alike || !rxq.put_plain(&chain, head, now_ns) {
                 break;
@@ -305,21 +306,28 @@ fn destination(fabric: &Fabric, port: &mut Port, dst: Mac, now_ns: u64) -> Dest 
     dest
 }
 
-/// The queue of a port that takes plain frames as they come, with the length of the longest.
+/// The queue of a port that takes plain frames to `dst` as they come, with the length of the longest,
+/// and whether they must have no tag.
 #[inline]
 fn open(
     ports: &mut [Option<Box<Port>>],
     to: PortId,
     lane: usize,
-) -> Option<(usize, u16, &mut RxQueue)> {
+    dst: Mac,
+) -> Option<(usize, bool, u16, &mut RxQueue)> {
     let port = ports.get_mut(usize::from(to))?.as_deref_mut()?;
     if !port.link_up || !port.stages.is_empty() || port.flows.is_some() {
         return None;
     }
+    let untagged = match &port.filter {
+        None => false,
+        Some(filter) if !filter.takes_unicast(dst) => return None,
+        Some(filter) => filter.looks_at_tags(),
+    };
     let (longest, queue) = (port.longest(), port.rx_for(lane)?);
     let rxq = port.rx.get_mut(usize::from(queue))?.as_deref_mut()?;
     // Buffers that were at hand when it stopped are not filled any more.
-    rxq.vring.parts.health.is_live().then_some((longest, queue, rxq))
+    rxq.vring.parts.health.is_live().then_some((longest, untagged, queue, rxq))
 }
 
 /// The frame of a chain whose beginning is in `head`.

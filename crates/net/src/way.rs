@@ -31,15 +31,18 @@ impl Way {
         if !port.link_up {
             return Err(DropReason::LinkDown);
         }
+        if port.filter.as_ref().is_some_and(|filter| !filter.takes(frame.eth())) {
+            return Err(DropReason::NoDestination);
+        }
         let mut vnet = frame.vnet;
         let longest = port.longest();
         if !vnet.is_gso() && frame.len() > longest {
             return Err(DropReason::TooBig);
         }
-        if vnet.flags == F_DATA_VALID && port.features & features::GUEST_CSUM == 0 {
+        if vnet.flags == F_DATA_VALID && port.rx_features & features::GUEST_CSUM == 0 {
             vnet.flags = 0;
         }
-        let need = needed(&vnet, frame.eth(), port.features);
+        let need = needed(&vnet, frame.eth(), port.rx_features);
         let plan = match need {
             Need::Segments => Some(Plan::new(frame.eth(), frame.len(), &vnet)?),
             _ => None,

@@ -90,6 +90,12 @@ pub trait Device: Send + Sync {
     /// Whether the device has a config space to serve over vhost-user (`PROTOCOL_F_CONFIG`).
     fn has_config(&self) -> bool;
 
+    /// Feature bits that are offered besides, to a front end that leaves control queue and config
+    /// space of a network device to the port.
+    fn whole_device_features(&self) -> u64 {
+        0
+    }
+
     /// Whether config space and all queues of a network device are offered even to a front end that
     /// seems to keep them to itself, as QEMU's network device does: QEMU's generic
     /// `vhost-user-device` cannot be told from it.

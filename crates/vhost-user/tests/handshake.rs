@@ -114,6 +114,22 @@ fn config_space_of_a_network_port_is_for_front_ends_that_have_none() {
     device.wait_for(&Call::Notifier(true));
 }
 
+/// A VMM that keeps the control queue to itself would not pass on what a driver asks of it.
+#[test]
+fn abuse_N2_what_needs_a_control_queue_of_ours_is_offered_to_front_ends_that_leave_it_to_us() {
+    let offers = |front: &FrontEnd| front.get_u64(Request::GetFeatures) & WHOLE_DEVICE != 0;
+    let (_device, _server, front) = simple(DeviceKind::Net);
+    assert!(!offers(&front));
+    front.hello(BASIC);
+    assert!(!offers(&front), "QEMU looks at the second answer");
+    let (device, _server, front) = simple(DeviceKind::Net);
+    front.send(Request::SetOwner, &[], &[]);
+    assert!(offers(&front));
+    front.send(Request::SetFeatures, &(BASIC | WHOLE_DEVICE).to_ne_bytes(), &[]);
+    let own = feature::PROTOCOL_FEATURES;
+    device.wait_for(&Call::Activate((BASIC | WHOLE_DEVICE) & !own));
+}
+
 #[test]
 fn abuse_N1_more_queue_pairs_than_the_port_has_are_one_clear_error() {
     let (_device, server, front) = simple(DeviceKind::Net);

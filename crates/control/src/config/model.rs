@@ -297,6 +297,9 @@ pub struct NetConfig {
     pub offloads: bool,
     /// Whether packed rings are offered.
     pub packed: bool,
+    /// Whether control queue and config space are offered to QEMU too, whose own network device has
+    /// its own: its `vhost-user-device` has none.
+    pub whole_device: bool,
     /// The vhost-user socket.
     #[serde(flatten)]
     pub endpoint: EndpointConfig,

@@ -78,9 +78,22 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
     let mtu = r.int("mtu", 1500, 68..=65_535) as u16;
     let offloads = r.bool("offloads", true);
     let packed = r.bool("packed", true);
+    let whole_device = r.bool("whole_device", false);
     let endpoint = endpoint(&mut r, home, &name);
     r.finish();
-    NetConfig { name, switch, mac, addresses, bind, queue_pairs, mtu, offloads, packed, endpoint }
+    NetConfig {
+        name,
+        switch,
+        mac,
+        addresses,
+        bind,
+        queue_pairs,
+        mtu,
+        offloads,
+        packed,
+        whole_device,
+        endpoint,
+    }
 }
 
 fn mac(r: &mut Reader<'_, '_>) -> Option<[u8; 6]> {

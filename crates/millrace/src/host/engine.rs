@@ -68,6 +68,7 @@ pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow:
         mtu: config.mtu,
         offloads: config.offloads,
         packed: config.packed,
+        whole_device: config.whole_device,
         ..NetPortConfig::new(name)
     })?;
     Ok(Engine::Net(port, switch.clone()))

@@ -8,6 +8,7 @@ use base::clock::MonotonicClock;
 use base::counter::DropReason;
 use queue::Layout;
 use queue::testing::{GuestRam, ModelDriver, ModelOptions};
+use rustix::event::{PollFd, PollFlags, poll};
 use sidecore::{Sidecore, SidecoreConfig};
 use vhost_user::{ConfigNotifier, Device, DeviceKind};
 
@@ -78,7 +79,6 @@ impl Vm {
 }
 
 fn wait(driver: &ModelDriver) {
-    use rustix::event::{PollFd, PollFlags, poll};
     poll(&mut [PollFd::new(driver.call_event(), PollFlags::IN)], None).unwrap();
     driver.interrupted();
 }
@@ -260,7 +260,8 @@ fn wrong_settings_are_refused_with_their_limits() {
     assert!(port.set_mtu(67).is_err());
     port.set_mtu(9000).unwrap();
     let driver = ModelDriver::new(Layout::Split, 16);
-    assert!(port.start_queue(driver.vring(2)).unwrap_err().to_string().contains("limit 1"));
+    assert!(port.start_queue(driver.vring(3)).unwrap_err().to_string().contains("limit 2"));
+    assert!(port.start_queue(driver.vring(2)).unwrap_err().to_string().contains("CTRL_VQ"));
     port.start_queue(driver.vring(0)).unwrap();
     assert!(port.start_queue(driver.vring(0)).unwrap_err().to_string().contains("already"));
     assert!(port.activate(1 << 10).unwrap_err().to_string().contains("0x400"));
@@ -314,6 +315,44 @@ fn abuse_N5_a_guest_sees_its_carrier_go_and_come_where_its_vmm_lets_it() {
 }
 
 #[test]
+fn abuse_N2_a_control_queue_runs_where_a_front_end_gives_it() {
+    let core = core();
+    let switch = switch(&core);
+    let port = switch.add_port(NetPortConfig::new("p")).unwrap();
+    let rx_mode_off = |driver: &mut ModelDriver| {
+        let request = driver.buffer(&[0, 0, 0]);
+        let ack = driver.buffer(&[0xee]);
+        driver.offer(&[request], &[ack]);
+        driver.kick();
+        while driver.used().is_none() {
+            wait(driver);
+        }
+        driver.read(ack.0, 1)[0]
+    };
+    port.activate(MODERN | f::CTRL_VQ | f::CTRL_RX | port.whole_device_features()).unwrap();
+    let mut driver = ModelDriver::new(Layout::Split, 64);
+    port.start_queue(driver.vring(2)).unwrap();
+    let again = port.start_queue(driver.vring(2)).unwrap_err().to_string();
+    assert!(again.contains("running already"), "{again}");
+    assert_eq!(rx_mode_off(&mut driver), 0);
+    port.update_memory(driver.memory()).unwrap();
+    assert_eq!(rx_mode_off(&mut driver), 0);
+    let stopped = port.stop_queue(2).unwrap().unwrap();
+    assert_eq!((stopped.parts.index, stopped.queue.position().avail), (2, 2));
+    assert!(port.stop_queue(2).unwrap().is_none());
+    port.start_queue(stopped).unwrap();
+    assert_eq!(rx_mode_off(&mut driver), 0);
+    port.reset();
+    assert!(port.stop_queue(2).unwrap().is_none(), "a reset stops it too");
+
+    // Without room for one behind the pairs there is none.
+    let most = NetPortConfig { queue_pairs: 16, ..NetPortConfig::new("most") };
+    let most = switch.add_port(most).unwrap();
+    assert_eq!((most.queue_count(), most.whole_device_features()), (32, 0));
+    core.shutdown();
+}
+
+#[test]
 fn features_follow_the_configuration() {
     let core = core();
     let switch = switch(&core);
@@ -325,13 +364,13 @@ fn features_follow_the_configuration() {
     };
     let all = features(NetPortConfig { queue_pairs: 4, ..NetPortConfig::new("all") });
     assert_eq!(all.0, f::ALWAYS | f::OFFLOADS | f::RING_PACKED | f::IN_ORDER | f::MQ);
-    assert_eq!((all.1, all.2), (8, 8));
+    assert_eq!((all.1, all.2), (9, 9));
     let bare = NetPortConfig {
         offloads: false,
         packed: false,
         in_order: false,
         ..NetPortConfig::new("bare")
     };
-    assert_eq!(features(bare), (f::ALWAYS, 2, 2));
+    assert_eq!(features(bare), (f::ALWAYS, 3, 3));
     core.shutdown();
 }

@@ -7,6 +7,7 @@ mod announce;
 mod backlog;
 mod basic;
 mod checksum;
+mod control;
 mod credits;
 mod device;
 mod dirty;

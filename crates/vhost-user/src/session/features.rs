@@ -73,7 +73,12 @@ impl Session {
     }
 
     pub(super) fn offered_features(&self) -> u64 {
-        self.port.device.features() | feature::PROTOCOL_FEATURES | feature::LOG_ALL
+        let device = &self.port.device;
+        // QEMU's network device asks the first time before it can be told from others, and does not
+        // look at these bits then.
+        let is_whole = device.is_whole_to_any_front_end() || (self.owned && !self.keeps_device());
+        let more = if is_whole { device.whole_device_features() } else { 0 };
+        device.features() | more | feature::PROTOCOL_FEATURES | feature::LOG_ALL
     }
 
     pub(super) fn check_negotiated(&self, request: Request) -> Result<(), Fault> {

@@ -16,6 +16,7 @@ use super::vring::{Kick, VringState, layout};
 use super::{End, Port, Session};
 use crate::backend_channel::BackendChannel;
 use crate::codec::{Request, VringAddr, feature, protocol};
+use crate::device::DeviceKind;
 use crate::error::VhostUserError;
 use crate::keeper::{
     SAVED_VERSION, SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring,
@@ -251,14 +252,17 @@ fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), Vhos
     if saved.fd_count() != fds {
         return nonsense(format!("{fds} saved descriptors; {} expected", saved.fd_count()));
     }
-    // A front end that was told of fewer queues sets up no more. Position slots are as many as there were.
-    let queues = usize::from(port.device.queue_count());
-    if saved.vrings.len() > queues || (saved.has_slots && saved.vrings.len() < queues) {
-        let (saved, now) = (saved.vrings.len(), port.device.queue_count());
-        return nonsense(format!("the saved session has {saved} queues, the port has {now} now"));
+    // A front end that was told of fewer queues sets up no more. Position slots are as many as there were;
+    // older daemons offered network ports no control queue.
+    let (before, now) = (saved.vrings.len(), usize::from(port.device.queue_count()));
+    let lacks_control = port.device.kind() == DeviceKind::Net && before + 1 == now && now % 2 == 1;
+    if before > now || (before < now && saved.has_slots && !lacks_control) {
+        return nonsense(format!("the saved session has {before} queues, the port has {now} now"));
     }
     let own = feature::PROTOCOL_FEATURES | feature::LOG_ALL;
-    let lost = saved.features.unwrap_or(0) & !(port.device.features() | own);
+    let device = &port.device;
+    let now = device.features() | device.whole_device_features();
+    let lost = saved.features.unwrap_or(0) & !(now | own);
     if lost != 0 {
         return nonsense(format!("the driver uses features {lost:#x}, which the port lost"));
     }

@@ -40,6 +40,8 @@ pub struct FakeDevice {
 }
 
 pub const CONFIG_LEN: u32 = 60;
+/// What a whole network device offers besides.
+pub const WHOLE_DEVICE: u64 = 1 << 19;
 pub const MTU_LIMIT: u16 = 9000;
 
 /// The device panics when it is asked to announce this address.
@@ -142,6 +144,10 @@ impl Device for FakeDevice {
 
     fn wants_inflight(&self) -> bool {
         self.kind == DeviceKind::Block
+    }
+
+    fn whole_device_features(&self) -> u64 {
+        if self.kind == DeviceKind::Net { WHOLE_DEVICE } else { 0 }
     }
 
     fn has_config(&self) -> bool {

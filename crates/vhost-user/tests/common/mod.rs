@@ -27,7 +27,7 @@ use vhost_user::{
 use zerocopy::{FromBytes, IntoBytes};
 
 #[allow(unused_imports)]
-pub use device::{Call, FakeDevice, PANICS};
+pub use device::{Call, FakeDevice, PANICS, WHOLE_DEVICE};
 #[allow(unused_imports)]
 pub use judge::*;
 
