@@ -6,10 +6,14 @@
 //! that no other port owns. Judged are our own copies of the headers, behind up to two VLAN tags;
 //! a packet whose sender cannot be judged (headers beyond [`crate::header::HEAD_LEN`]) is dropped.
 
+use std::sync::Arc;
+
 use base::counter::DropReason;
 
 use crate::fdb::{Ip, Learn, LearnRules, PortId, Table};
 use crate::header::{Head, L4, Mac, be16, ether_type};
+use crate::metrics::SwitchStats;
+use crate::moves::Moves;
 
 /// How strictly a port's source addresses are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,6 +40,8 @@ pub(crate) struct Tables {
     pub max_macs_per_port: u32,
     /// Most learned MAC addresses of the uplink: it must leave room for the ports.
     pub max_macs_uplink: u32,
+    pub moves: Moves,
+    pub stats: Arc<SwitchStats>,
 }
 
 impl Tables {
@@ -43,6 +49,20 @@ impl Tables {
     #[inline]
     pub fn generation(&self) -> u64 {
         self.macs.generation() + self.ips.generation()
+    }
+
+    /// A frame from `mac` came from `owner`. Counts moves, and addresses without a place.
+    pub fn learn_mac(&mut self, mac: Mac, owner: PortId, now_ns: u64, rules: LearnRules) -> Learn {
+        let learned = self.macs.learn(mac, owner, now_ns, rules);
+        match learned {
+            Learn::Moved { from } => {
+                self.stats.mac_moves.add(1);
+                self.moves.note(mac, from, owner);
+            }
+            Learn::OwnerFull | Learn::TableFull => self.stats.unlearned.add(1),
+            Learn::Known | Learn::New | Learn::Taken => {}
+        }
+        learned
     }
 }
 
@@ -94,11 +114,10 @@ impl Binding {
             return Err(DropReason::Malformed);
         }
         let rules = LearnRules { owner_limit: tables.max_macs_per_port, may_move: true };
-        match tables.macs.learn(src, port, now_ns, rules) {
-            // A full table costs flooding, as in any switch; a full port costs the port.
-            Learn::Known | Learn::New | Learn::TableFull => Ok(()),
+        // A full table, or port, costs flooding, as in any switch.
+        match tables.learn_mac(src, port, now_ns, rules) {
             Learn::Taken => Err(DropReason::Spoofed),
-            Learn::OwnerFull => Err(DropReason::TableFull),
+            _ => Ok(()),
         }
     }
 

@@ -142,7 +142,7 @@ impl Engine {
         }
         // Bound addresses stay where they are; a full table only costs flooding.
         let rules = LearnRules { owner_limit: fabric.tables.max_macs_uplink, may_move: true };
-        if fabric.tables.macs.learn(src, UPLINK, now_ns, rules) == Learn::Taken
+        if fabric.tables.learn_mac(src, UPLINK, now_ns, rules) == Learn::Taken
             && !fabric.tables.macs.owner(src, now_ns).is_some_and(|owner| fabric.is_away(owner))
         {
             return Outcome::Dropped(DropReason::Spoofed);
@@ -197,6 +197,9 @@ impl Worker for Engine {
         work += self.drain_backlogs(now_ns);
         work += self.poll_uplink(now_ns, ledger);
         self.fabric.publish(now_ns);
+        if let Some(moved) = self.fabric.tables.moves.due(now_ns) {
+            self.fabric.tell_of(&moved);
+        }
         work
     }
 

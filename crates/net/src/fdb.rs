@@ -103,8 +103,13 @@ pub struct Listed<K> {
 pub enum Learn {
     /// It was there already, with this owner.
     Known,
-    /// It is new, or came from another owner.
+    /// It is new, or another owner has not shown it for so long that it has aged.
     New,
+    /// It came from another owner, who had it until now.
+    Moved {
+        /// That owner.
+        from: PortId,
+    },
     /// It belongs to another owner, who keeps it.
     Taken,
     /// The owner has as many as it may have.
@@ -210,9 +215,11 @@ impl<K: Key> Table<K> {
         if !self.owner_has_room(owner, now_ns, rules.owner_limit) {
             return Learn::OwnerFull;
         }
+        let moves = self.is_live(&entry, now_ns);
         // A sweep may just have freed this very place; either way it is ours now.
         self.free(at, way);
-        self.fill(at, way, key, owner, now_ns)
+        let learned = self.fill(at, way, key, owner, now_ns);
+        if moves { Learn::Moved { from: entry.owner } } else { learned }
     }
 
     fn insert(

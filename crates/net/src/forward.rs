@@ -12,6 +12,7 @@ use crate::binding::Tables;
 use crate::fdb::{PortId, UPLINK};
 use crate::header::{HEAD_LEN, MAX_FRAME, Mac, VNET_LEN, Vnet};
 use crate::metrics::SwitchStats;
+use crate::moves::Move;
 use crate::offload::Plan;
 use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
 use crate::rxq::{Body, Frame, RxQueue};
@@ -155,6 +156,25 @@ impl Fabric {
     pub fn is_away(&self, port: PortId) -> bool {
         let port = self.ports.get(usize::from(port)).and_then(Option::as_ref);
         port.is_none_or(|port| port.rx_running.is_empty())
+    }
+
+    /// Logs a move. Not inlined: at most once in ten seconds.
+    #[cold]
+    pub fn tell_of(&self, moved: &Move) {
+        let name = |port: PortId| {
+            let port = self.ports.get(usize::from(port)).and_then(Option::as_ref);
+            port.map_or("the uplink", |port| &port.name)
+        };
+        let (mac, count) = (moved.mac, moved.count);
+        let (from, to) = (name(moved.from), name(moved.to));
+        if count == 1 {
+            tracing::info!("MAC address {mac} moved from {from} to {to}");
+        } else {
+            tracing::warn!(
+                "{count} moves of MAC addresses since the last line, {mac} from {from} to {to} the \
+                 last: ports that are bridged to each other, or one address at two places?"
+            );
+        }
     }
 
     /// Whose account is charged for what `to` receives.

@@ -74,7 +74,8 @@
 //!   filled in, malformed. So does a checksum that would go in front of the transport header, into
 //!   a fragment or into what is not IP: it is written after the frame was judged.
 //! - 4,096 MAC addresses by default, 64 of them per port and half from the uplink, so that forged
-//!   ones from outside leave room for the ports. A bound or configured one takes the place of the
+//!   ones from outside leave room for the ports. Frames from more are passed, and answers to them are
+//!   flooded, which `unlearned` counts. A bound or configured one takes the place of the
 //!   learned one that was not seen for longest.
 //! - 16 learned IP addresses per port, 4,096 per
 //!   switch, kept for an hour of silence.
@@ -101,6 +102,7 @@ pub mod header;
 mod hold;
 mod lately;
 pub mod metrics;
+mod moves;
 pub mod offload;
 mod port;
 mod rxq;

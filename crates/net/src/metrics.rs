@@ -5,6 +5,10 @@ base::counter_set! {
     pub struct SwitchStats {
         /// Frames sent to every port: broadcast, multicast, unknown destination.
         floods,
+        /// Frames from addresses that found no place in the table: answers to them are flooded.
+        unlearned,
+        /// Addresses that moved from one port to another, the uplink being one.
+        mac_moves,
         /// Copies of flooded frames that a receiver had no buffers for.
         flood_drops,
         /// Times a sender was held because its receiver had no buffers.

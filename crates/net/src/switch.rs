@@ -22,6 +22,7 @@ use crate::error::NetError;
 use crate::fdb::{Ip, Learn, PortId, Table, UPLINK};
 use crate::header::Mac;
 use crate::metrics::SwitchStats;
+use crate::moves::Moves;
 use crate::port::{Port, Stages};
 use crate::uplink::Uplink;
 
@@ -252,6 +253,8 @@ fn engine(config: &SwitchConfig, stats: Arc<SwitchStats>) -> Engine {
         ips: Table::new(MAX_IPS, age_ns(IP_AGE_S), OsRandom.next_u64()),
         max_macs_per_port: config.max_macs_per_port,
         max_macs_uplink: (config.max_macs as u32).div_ceil(2),
+        moves: Moves::default(),
+        stats: Arc::clone(&stats),
     };
     let max_touched = MAX_PORTS * usize::from(MAX_QUEUES / 2);
     Engine::new(tables, u64::from(config.hold_us) * 1000, max_touched, stats)

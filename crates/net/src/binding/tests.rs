@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use base::counter::DropReason::{self, Malformed, Spoofed, TableFull};
+use base::counter::DropReason::{self, Malformed, Spoofed};
 use etherparse::PacketBuilder;
 
 use crate::binding::BindMode;
@@ -169,14 +169,20 @@ fn abuse_C3_a_live_learned_address_is_not_taken_by_a_first_frame() {
 }
 
 #[test]
-fn abuse_C3_mac_flooding_stops_at_the_ports_limit() {
+fn abuse_N9_more_addresses_than_a_port_may_have_cost_flooding_not_their_frames() {
     let free = Spec { bind: BindMode::Off, ..Spec::default() };
     let mut lab = Lab::new(vec![free, Spec::default()]);
     lab.guests[1].post(0, 32, 1600, 1);
     for n in 0..4 {
         assert_eq!(lab.judge(0, &frame(BROADCAST, mac(100 + n), 60)), None);
     }
-    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(200), 60)), Some(TableFull));
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(200), 60)), None);
+    assert_eq!(lab.stats.unlearned.get(), 1);
+    // Answers to it are flooded: they arrive.
+    lab.guests[0].post(0, 4, 1600, 1);
+    let floods = lab.stats.floods.get();
+    assert_eq!(lab.judge(1, &frame(mac(200), mac(1), 60)), None);
+    assert_eq!((lab.stats.floods.get(), lab.guests[0].recv_all(0).len()), (floods + 1, 1));
     assert_eq!(lab.judge(0, &frame(BROADCAST, mac(100), 60)), None);
     // Without a binding another's bound address still cannot be taken.
     assert_eq!(lab.judge(1, &frame(BROADCAST, mac(1), 60)), None);
@@ -184,6 +190,27 @@ fn abuse_C3_mac_flooding_stops_at_the_ports_limit() {
     // Aged ones make room.
     lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
     assert_eq!(lab.judge(0, &frame(BROADCAST, mac(200), 60)), None);
+}
+
+#[test]
+fn abuse_N10_an_address_that_flaps_between_ports_is_counted_and_told_of() {
+    let free = || Spec { bind: BindMode::Off, ..Spec::default() };
+    let mut lab = Lab::new(vec![free(), free(), Spec::default()]);
+    lab.guests[2].post(0, 32, 1600, 1);
+    for guest in [0, 1, 0, 1, 1] {
+        assert_eq!(lab.judge(guest, &frame(BROADCAST, mac(100), 60)), None);
+    }
+    assert_eq!(lab.stats.mac_moves.get(), 3);
+    let wire = lab.set_wire();
+    wire.lock().unwrap().incoming.push_back(
+        [&crate::tests::lab::no_offload()[..], &frame(BROADCAST, mac(100), 60)].concat(),
+    );
+    lab.poll();
+    assert_eq!(lab.stats.mac_moves.get(), 4);
+    // What has aged is new at its next place.
+    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    assert_eq!(lab.judge(0, &frame(BROADCAST, mac(100), 60)), None);
+    assert_eq!(lab.stats.mac_moves.get(), 4);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn learns_moves_and_ages() {
     assert_eq!(t.owner(mac(1), 302 * S), Some(1));
     assert_eq!(t.owner(mac(1), 302 * S + 1), None);
     assert_eq!(t.learn(mac(1), 2, 3 * S, STAY), Learn::Taken);
-    assert_eq!(t.learn(mac(1), 2, 3 * S, RULES), Learn::New);
+    assert_eq!(t.learn(mac(1), 2, 3 * S, RULES), Learn::Moved { from: 1 });
     assert_eq!(t.owner(mac(1), 3 * S), Some(2));
     // What has aged may move in any case.
     assert_eq!(t.learn(mac(1), 3, 400 * S, STAY), Learn::New);

@@ -105,8 +105,10 @@ impl Lab {
             ips: Table::new(256, MAC_AGE_NS, 2),
             max_macs_per_port: 4,
             max_macs_uplink: MAX_MACS / 2,
+            moves: crate::moves::Moves::default(),
+            stats: Arc::default(),
         };
-        let stats = Arc::new(SwitchStats::default());
+        let stats = Arc::clone(&tables.stats);
         let engine = Engine::new(tables, HOLD_NS, 1024, Arc::clone(&stats));
         let mut lab = Self {
             engine,
