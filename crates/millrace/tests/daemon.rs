@@ -274,6 +274,25 @@ fn abuse_S4_a_group_reads_metrics_on_a_socket_of_its_own() {
     assert!(!socket.exists());
 }
 
+/// libvirt and QEMU would wait for a socket that is not there without a word.
+#[test]
+fn abuse_O3_front_ends_of_a_port_that_was_not_started_are_turned_away_with_the_reason() {
+    let place = Place::new(ALL);
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("db-broken.sock"));
+    assert!(front.try_reply().is_none(), "its VMM sees the end");
+    let log = place.log();
+    let line = log.lines().find(|line| line.contains("turned away")).unwrap();
+    assert!(line.contains("ERROR") && line.contains("missing.img"), "{line}");
+    assert!(line.contains("port=db/broken"), "{line}");
+    std::fs::write(place.path("missing.img"), vec![0; 1 << 20]).unwrap();
+    assert_eq!(daemon.ask("POST", "/v1/vms/db/ports/broken/start", None).status, 200);
+    FrontEnd::dial(&place.socket("db-broken.sock")).start(BASIC, &driver(Layout::Split));
+    assert_eq!(daemon.terminate().code(), Some(0), "{}", place.log());
+    let left: Vec<_> = std::fs::read_dir(place.path("run")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn a_cable_is_pulled_and_a_second_daemon_is_refused() {
     let place = Place::new(ALL);

@@ -149,6 +149,7 @@ impl Host {
             Ok(_) => change.kept.attached(&change.config, vm, &port.config),
             Err(_) => {
                 self.ports.remove(started);
+                started.leave_socket();
                 self.forget_port(change, vm, name);
             }
         };
@@ -177,6 +178,7 @@ impl Host {
         let started = guarded(|| Ok(self.serve_checked(&mut change, port, engine)));
         let started = started.unwrap_or_else(|e| {
             let failed = Port::new(&port.vm, port.config.clone(), Err(describe(&e)));
+            let failed = failed.turn_away(&self.turned_away, change.config.daemon.socket_mode);
             self.ports.replace(port, failed)
         });
         if let Err(why) = &started.live {
@@ -210,7 +212,9 @@ impl Host {
         let (vm, config) = (&port.vm, &port.config);
         let live = engine.and_then(|engine| self.serve_engine(change, vm, config, engine));
         let live = live.map_err(|e| describe(&e));
-        let started = self.ports.replace(port, Port::new(vm, config.clone(), live));
+        let mode = change.config.daemon.socket_mode;
+        let started = Port::new(vm, config.clone(), live).turn_away(&self.turned_away, mode);
+        let started = self.ports.replace(port, started);
         if started.live.is_err() {
             self.release_account(vm);
         }

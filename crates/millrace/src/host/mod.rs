@@ -20,6 +20,7 @@ mod status;
 pub mod switches;
 #[cfg(test)]
 mod tests;
+mod turned_away;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -49,6 +50,7 @@ use self::port::{Live, Port, Ports, full_name};
 use self::renew::Renewals;
 use self::shortcuts::Shortcuts;
 use self::switches::Switches;
+use self::turned_away::TurnedAway;
 use crate::process::describe;
 
 /// How long the end of the daemon waits for requests in disks; systemd kills it after 30 s. What is not
@@ -87,6 +89,7 @@ pub struct Host {
     modules: Modules,
     checks: Checks,
     renewals: Renewals,
+    turned_away: TurnedAway,
     stop: Notify,
     forget: AtomicBool,
 }
@@ -139,6 +142,7 @@ impl Host {
             modules,
             checks: Checks::default(),
             renewals: Renewals::default(),
+            turned_away: TurnedAway::start()?,
             stop: Notify::new(),
             forget: AtomicBool::new(false),
         };
@@ -173,7 +177,8 @@ impl Host {
                 tracing::error!(port = %name, "not started: {why}");
                 why
             });
-            self.add(Port::new(&vm, config, live));
+            let mode = change.config.daemon.socket_mode;
+            self.add(Port::new(&vm, config, live).turn_away(&self.turned_away, mode));
         }
         to_check
     }
@@ -408,6 +413,7 @@ impl Host {
             }
         }
         for port in &ports {
+            port.leave_socket();
             if let Ok(live) = &port.live {
                 live.stop(forget);
             } else if forget {

@@ -74,6 +74,9 @@ impl Host {
         };
         let before = change.config.clone();
         change.config.put_port(vm, &config)?;
+        if let Ok(port) = &listed {
+            port.leave_socket();
+        }
         let put = |port| match &listed {
             Ok(old) => self.ports.replace(old, port),
             Err(_) => self.ports.push(port),
@@ -88,7 +91,8 @@ impl Host {
                 change.config = before;
                 return Err(PlaneError::Refused(why.clone()));
             }
-            let port = put(Port::new(vm, config, live));
+            let mode = change.config.daemon.socket_mode;
+            let port = put(Port::new(vm, config, live).turn_away(&self.turned_away, mode));
             self.announce(&port);
             self.pipes.ports_changed(vm);
             port
@@ -284,6 +288,7 @@ impl Plane for Host {
             let found = self.find("port", vm, port)?;
             // Nobody else finds it from here on; its name is taken until the end.
             self.ports.remove(&found);
+            found.leave_socket();
             self.pipes.ports_changed(vm);
             found
         };

@@ -8,6 +8,7 @@ use control::config::{EndpointConfig, PortConfig, SocketMode};
 use vhost_user::{Endpoint, Keeper, MemoryShare, PortServer, PortStatus, SharedRegion};
 
 use super::engine::Engine;
+use super::turned_away::{Closed, TurnedAway};
 
 /// A port that runs.
 pub struct Live {
@@ -31,18 +32,36 @@ pub struct Port {
     pub live: Result<Live, String>,
     /// How far the check of its image is; none once that is over, or if there is none.
     pub check: Option<CheckProgress>,
+    /// Its socket while it does not run.
+    closed: Mutex<Option<Closed>>,
 }
 
 impl Port {
     /// One that was started, or was not.
     pub fn new(vm: &str, config: PortConfig, live: Result<Live, String>) -> Self {
-        Self { vm: vm.into(), config, live, check: None }
+        Self { vm: vm.into(), config, live, check: None, closed: Mutex::default() }
     }
 
     /// One that starts when its image has been checked.
     pub fn checking(vm: &str, config: PortConfig, check: CheckProgress) -> Self {
         let why = "its image is being checked".into();
-        Self { vm: vm.into(), config, live: Err(why), check: Some(check) }
+        let (live, check) = (Err(why), Some(check));
+        Self { vm: vm.into(), config, live, check, closed: Mutex::default() }
+    }
+
+    /// Turns front ends away, if it was not started, at a socket of this mode.
+    pub fn turn_away(self, away: &TurnedAway, mode: u32) -> Self {
+        if let (Err(why), None) = (&self.live, &self.check) {
+            let name = full_name(&self.vm, self.config.name());
+            let closed = away.listen(&name, self.config.endpoint(), mode, why);
+            *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = closed;
+        }
+        self
+    }
+
+    /// Frees the socket of a port that was not started.
+    pub fn leave_socket(&self) {
+        drop(self.closed.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

@@ -235,7 +235,9 @@ impl Host {
             let name = full_name(vm, config.name());
             tracing::error!(port = %name, "not started: {why}");
         }
-        let started = self.ports.replace(port, Port::new(vm, config.clone(), live));
+        let mode = change.config.daemon.socket_mode;
+        let started = Port::new(vm, config.clone(), live).turn_away(&self.turned_away, mode);
+        let started = self.ports.replace(port, started);
         self.announce(&started);
         self.pipes.ports_changed(vm);
     }
