@@ -298,7 +298,7 @@ fn the_example_is_good_and_names_every_setting() {
 fn an_empty_config_has_defaults() {
     let config = parse(Path::new("m.toml"), "").unwrap();
     assert_eq!(config.daemon.control_socket, PathBuf::from("/run/millrace/control.sock"));
-    assert_eq!(config.daemon.holder, HolderConfig::None);
+    assert_eq!(config.daemon.holder, HolderConfig::Default);
     assert_eq!(config.sidecore, SidecoreConfig::default());
 }
 

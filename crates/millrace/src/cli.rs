@@ -116,6 +116,9 @@ pub struct Serve {
     /// Log as JSON, one object per line
     #[arg(long)]
     pub log_json: bool,
+    /// Holder where the config has no `holder`; without one that answers the daemon goes without
+    #[arg(long, value_name = "PATH")]
+    pub default_holder: Option<PathBuf>,
 }
 
 /// `check`.

@@ -45,9 +45,17 @@ pub struct Holders {
     pub before: Vec<PathBuf>,
 }
 
-/// Finds or starts the holder that the config names.
-pub fn keeper(config: &Config) -> anyhow::Result<Holders> {
-    let (keeper, socket) = configured(config)?;
+/// Finds or starts the holder that the config names. Where it names none, `default` is taken if it is there:
+/// that must not keep ports from their VMs.
+pub fn keeper(config: &Config, default: Option<&Path>) -> anyhow::Result<Holders> {
+    let (keeper, socket) = match (&config.daemon.holder, default) {
+        (HolderConfig::Default, Some(path)) => external(path).unwrap_or_else(|e| {
+            let why = process::describe(&e);
+            tracing::error!("{why}; a restart of the daemon will disconnect the VMMs");
+            nobody()
+        }),
+        _ => configured(config)?,
+    };
     let (run_dir, own) = (&config.daemon.run_dir, own_socket(config));
     let (keeper, before) = hand_over::keeper(run_dir, &own, keeper, socket.as_deref());
     Ok(Holders { keeper, socket, before })
@@ -58,19 +66,30 @@ fn own_socket(config: &Config) -> PathBuf {
     config.daemon.run_dir.join("holder.sock")
 }
 
-fn configured(config: &Config) -> anyhow::Result<(Arc<dyn Keeper>, Option<PathBuf>)> {
+/// A keeper, and the socket of its holder.
+type Configured = (Arc<dyn Keeper>, Option<PathBuf>);
+
+fn nobody() -> Configured {
+    (Arc::new(NullKeeper), None)
+}
+
+/// A holder that somebody else starts. One that was started with this daemon may not listen yet: its unit does
+/// not say when.
+fn external(path: &Path) -> anyhow::Result<Configured> {
+    let keeper = HolderKeeper::new(path.into());
+    let late = format!(
+        "no holder answers on {} (daemon.holder): start millrace-holder.service, or for a daemon run by \
+         hand write `holder = true`",
+        path.display()
+    );
+    wait_until_it_answers(&keeper, late, || Ok(()))?;
+    Ok((Arc::new(keeper), Some(path.into())))
+}
+
+fn configured(config: &Config) -> anyhow::Result<Configured> {
     let path = match &config.daemon.holder {
-        HolderConfig::None => return Ok((Arc::new(NullKeeper), None)),
-        HolderConfig::External(path) => {
-            // One that was started with this daemon may not listen yet: its unit does not say when.
-            let late = format!(
-                "no holder answers on {} (daemon.holder): start millrace-holder.service, or for a daemon \
-                 run by hand write `holder = true`",
-                path.display()
-            );
-            wait_until_it_answers(&HolderKeeper::new(path.clone()), late, || Ok(()))?;
-            path.clone()
-        }
+        HolderConfig::Default | HolderConfig::None => return Ok(nobody()),
+        HolderConfig::External(path) => return external(path),
         HolderConfig::Own => {
             let path = own_socket(config);
             start_own(&path)?;

@@ -60,7 +60,7 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     // Bound first: it is also the lock against a second daemon. Served when all is up.
     let api = ApiServer::bind(&config.daemon.control_socket)?;
     let readers = config.daemon.read_socket.as_ref().map(ApiServer::bind_read_only).transpose()?;
-    let holders = holder::keeper(&config)?;
+    let holders = holder::keeper(&config, args.default_holder.as_deref())?;
     let holder = holders.socket.clone();
     let kept = Kept::load(&run_dir);
     let host = Host::start(args.file.path(), config, kept, holders.keeper, holder.clone())?;

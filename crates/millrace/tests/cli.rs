@@ -108,6 +108,26 @@ fn a_back_end_needs_exactly_one_socket() {
     assert!(text(&missing.stderr).contains("/nonexistent"));
 }
 
+/// Else a daemon of a package would disconnect its VMMs at each restart.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_S2_the_units_name_one_holder() {
+    let read = |unit: &str| std::fs::read_to_string(packaging(unit)).unwrap();
+    let (daemon, holder) = (read("millrace.service"), read("millrace-holder.service"));
+    let argument = |unit: &str, option: &str| {
+        let mut words = unit.split_whitespace().skip_while(|word| *word != option);
+        words.nth(1).map(String::from)
+    };
+    let socket = argument(&daemon, "--default-holder").unwrap();
+    assert_eq!(argument(&holder, "--socket"), Some(socket));
+    assert!(daemon.contains("Wants=millrace-holder.service"));
+    // The example leaves it to the unit.
+    let example = packaging("millrace.toml.example");
+    let shown = run(&["check", "--json", example.to_str().unwrap()]);
+    let json: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(json["daemon"]["holder"], "default");
+}
+
 /// The subcommands that `--help` lists.
 fn subcommands() -> Vec<String> {
     let help = text(&run(&["--help"]).stdout);

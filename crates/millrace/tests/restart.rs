@@ -424,6 +424,39 @@ fn abuse_O2_a_holder_that_the_config_no_longer_names_has_its_sessions_taken_up()
     assert!(!place.socket("holder.sock").exists(), "{}", place.log());
 }
 
+/// As the packaged units start them, with a config that does not speak of a holder.
+#[test]
+fn abuse_S2_the_unit_has_a_holder_where_the_config_says_nothing() {
+    let place = Place::new(&HELD.replace("holder=true\n", ""));
+    std::fs::write(place.path("d.img"), vec![0u8; 1 << 20]).unwrap();
+    let socket = place.path("unit-holder.sock");
+    let start = || {
+        let log = std::fs::File::options().create(true).append(true).open(place.path("log"));
+        let args = ["--default-holder".as_ref(), socket.as_os_str()];
+        place.start_command(&args, &[], log.unwrap().into())
+    };
+    // Not there: the daemon says so, and serves.
+    let daemon = start();
+    assert_eq!(daemon.get("/v1/status")["holder"]["enabled"], json!(false));
+    assert!(place.log().contains("no holder answers on"), "{}", place.log());
+    assert!(place.log().contains("will disconnect the VMMs"), "{}", place.log());
+    daemon.kill();
+    let mut holder = common::millrace();
+    let mut holder = holder.arg("holder").arg("--socket").arg(&socket).spawn().unwrap();
+    let daemon = start();
+    assert_eq!(daemon.get("/v1/status")["holder"]["socket"], json!(socket));
+    let front = FrontEnd::dial(&place.socket("a-d.sock"));
+    let mut ring = driver(Layout::Split);
+    front.start(BASIC, &ring);
+    daemon.wait_port("a", "d", &[("held", json!(true))]);
+    daemon.kill();
+    let daemon = start();
+    daemon.wait_port("a", "d", &[("resumed", json!(1))]);
+    sector(&mut ring, OUT, 7, 0x5a);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+}
+
 #[test]
 fn a_session_of_a_port_that_is_gone_is_dropped() {
     let place = place();

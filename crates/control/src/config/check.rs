@@ -191,7 +191,7 @@ fn all_sockets(config: &Config) -> Vec<(PathBuf, String)> {
         all.push((read.path.clone(), "daemon.read_socket".into()));
     }
     match &daemon.holder {
-        HolderConfig::None => {}
+        HolderConfig::Default | HolderConfig::None => {}
         HolderConfig::Own => all.push((daemon.run_dir.join("holder.sock"), "daemon.holder".into())),
         HolderConfig::External(path) => all.push((path.clone(), "daemon.holder".into())),
     }

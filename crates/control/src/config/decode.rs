@@ -118,7 +118,8 @@ fn socket_mode(r: &mut Reader<'_, '_>) -> u32 {
 
 fn holder(r: &mut Reader<'_, '_>) -> HolderConfig {
     match r.get("holder").map(|n| &n.value) {
-        None | Some(Value::Bool(false)) => HolderConfig::None,
+        None => HolderConfig::Default,
+        Some(Value::Bool(false)) => HolderConfig::None,
         Some(Value::Bool(true)) => HolderConfig::Own,
         Some(Value::Str(path)) => {
             let path = PathBuf::from(path);

@@ -69,6 +69,8 @@ fn mode_text<S: Serializer>(mode: &u32, s: S) -> Result<S::Ok, S::Error> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HolderConfig {
+    /// As `serve --default-holder` says, which the packaged unit does; else nobody.
+    Default,
     /// Nobody: a restart disconnects the VMMs.
     None,
     /// A process that the daemon starts, at `run_dir/holder.sock`, and that outlives it.

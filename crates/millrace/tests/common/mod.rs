@@ -1,6 +1,7 @@
 //! A real daemon in a folder of its own, and disk requests of a scripted front end.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
+use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
@@ -111,9 +112,15 @@ impl Place {
 
     /// The same with its log elsewhere.
     pub fn start_to(&self, env: &[(&str, &Path)], log: Stdio) -> Daemon {
+        self.start_command(&[], env, log)
+    }
+
+    /// The same with more on its command line.
+    pub fn start_command(&self, args: &[&OsStr], env: &[(&str, &Path)], log: Stdio) -> Daemon {
         let mut child = millrace()
             .args(["serve", "-c"])
             .arg(self.path("m.toml"))
+            .args(args)
             .env("NOTIFY_SOCKET", self.path("notify"))
             .envs(env.iter().copied())
             .stdin(Stdio::null())
