@@ -39,7 +39,18 @@ struct call {
 	int is_little; /* what is left of the file does not pay */
 };
 
-enum socket_kind { NOT_TCP, BLOCKS, DOES_NOT_BLOCK };
+enum socket_kind { NO_PIPE, BLOCKS, DOES_NOT_BLOCK };
+
+/* Whether both sides may still send, as the agent wants it. Asked here, since a program that got EAGAIN while the
+ * agent was asked would see the end of its client first, and give up. */
+static int is_established(int fd)
+{
+	/* The first member of struct tcp_info. */
+	uint8_t state = 0;
+	socklen_t len = sizeof(state);
+
+	return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &state, &len) == 0 && state == TCP_ESTABLISHED;
+}
 
 /* A socket that blocks does so for ever in sendfile(2): so may a pipe. */
 static enum socket_kind kind_of(int fd)
@@ -49,17 +60,18 @@ static enum socket_kind kind_of(int fd)
 	struct timeval timeout = {0};
 	int flags;
 
-	if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) < 0 || protocol != IPPROTO_TCP)
-		return NOT_TCP;
+	if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) < 0 || protocol != IPPROTO_TCP ||
+	    !is_established(fd))
+		return NO_PIPE;
 	flags = fcntl(fd, F_GETFL);
 	if (flags < 0)
-		return NOT_TCP;
+		return NO_PIPE;
 	if (flags & O_NONBLOCK)
 		return DOES_NOT_BLOCK;
 	len = sizeof(timeout);
 	if (getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, &len) < 0 || timeout.tv_sec != 0 ||
 	    timeout.tv_usec != 0)
-		return NOT_TCP;
+		return NO_PIPE;
 	return BLOCKS;
 }
 
@@ -263,7 +275,7 @@ static int pipe_to_socket(struct call *call, ssize_t *result)
 	int is_done = 0;
 	int may_ask;
 
-	if (kind == NOT_TCP || !shim_lock())
+	if (kind == NO_PIPE || !shim_lock())
 		return 0;
 	entry = shim_find(call->out_fd);
 	may_ask = shim_may_ask(entry, &ends);

@@ -50,6 +50,21 @@ static void check_edges(void)
 	end(&world);
 }
 
+/* abuse_G1: an HTTP client that has said all closes its side. No agent takes such a connection: its program would
+ * hear of the end before it has sent a byte. */
+static void check_half_closed(void)
+{
+	uint32_t wish = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+	struct world world = new_world(wish, 5);
+
+	EXPECT(&world, EPOLLOUT, 5);
+	CHECK(shutdown(world.client, SHUT_WR) == 0);
+	EXPECT(&world, EPOLLIN | EPOLLOUT | EPOLLRDHUP, 5);
+	SENDS(&world, LEN);
+	SENDS(&world, LEN);
+	end(&world);
+}
+
 static void check_levels(void)
 {
 	struct world world = new_world(EPOLLIN, 5);
@@ -418,6 +433,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	check_edges();
+	check_half_closed();
 	check_levels();
 	check_once();
 	check_originals();
