@@ -341,6 +341,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(non_snake_case)]
     fn abuse_B1_a_disk_with_few_queues_says_what_qemu_is_to_be_told() {
         let told = |queues: u16, connected: bool| {
             let disk = json!({"format": "raw", "path": "/a", "len_bytes": 512});
