@@ -19,13 +19,13 @@ const STALLED_LOOKS: u32 = 2;
 
 /// A thread that looks after sidecores, until dropped.
 ///
-/// A worker must not block, but a front end shares its doorbells' open files with us: it can fill
-/// one, make it blocking again, and our next ring sleeps in it, with all VMs of that sidecore. So
-/// a sidecore that has neither slept nor finished a round for about a second gets a signal with a
-/// handler that does nothing: the system call fails with `EINTR`, and the ring's owner drops that
-/// doorbell. The signal comes again with each look, since one that arrives before the call does
-/// nothing. What no signal ends (a page of a file whose server is gone) is said in the log, counted,
-/// and shown by [`Sidecore::is_stalled`], for systemd's watchdog.
+/// A worker must not block: with it stand all VMs of its sidecore. Doorbells cannot make it
+/// ([`base::doorbell`]), but where the kernel gives no context for them, and by a fault of ours, a
+/// system call may sleep. So a sidecore that has neither slept nor finished a round for about a
+/// second gets a signal with a handler that does nothing: the call fails with `EINTR`. The signal
+/// comes again with each look, since one that arrives before the call does nothing. What no signal
+/// ends (a page of a file whose server is gone) is said in the log, counted, and shown by
+/// [`Sidecore::is_stalled`], for systemd's watchdog.
 #[derive(Debug)]
 pub struct Watchdog {
     /// Never used; its drop tells the thread to end.
