@@ -6,11 +6,18 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::limits::{MAX_MAPPED_BYTES, MAX_MEMORY_BYTES};
 use queue::memory::RegionSpec;
 use queue::{GuestMemory, MemoryError, MemoryShare};
+
+/// The limit of the process is one for all tests here.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(|e| e.into_inner())
+}
 
 /// A sparse file: it costs its owner nothing.
 fn sparse(len: u64) -> OwnedFd {
@@ -33,6 +40,7 @@ fn map(
 
 #[test]
 fn abuse_R10_memory_of_a_table_and_of_all_vms_is_limited() {
+    let _alone = alone();
     let fd = sparse(MAX_MEMORY_BYTES + 4096);
     let vm = || GuestMemory::of(MemoryShare::with_limit(MAX_MEMORY_BYTES));
     // One table.
@@ -57,6 +65,7 @@ fn abuse_R10_memory_of_a_table_and_of_all_vms_is_limited() {
 /// Four ports of one VM, each with a sparse file of its own, as large as it likes.
 #[test]
 fn abuse_V1_a_vm_takes_no_memory_from_the_others() {
+    let _alone = alone();
     let hostile = MemoryShare::new();
     assert!(hostile.limit_bytes() * 4 <= MAX_MAPPED_BYTES);
     let quarter = hostile.limit_bytes() / 4;
