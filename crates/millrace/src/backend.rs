@@ -193,6 +193,7 @@ pub fn run_net(args: &Net) -> u8 {
         // One VM and one wire: there is nobody else to protect.
         bind: control::config::BindMode::Off,
         queue_pairs: args.queue_pairs,
+        broadcasts_per_s: 0,
         mtu: 1500,
         offloads: true,
         packed: true,

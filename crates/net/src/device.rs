@@ -40,6 +40,8 @@ pub struct NetPortConfig {
     pub bind: BindMode,
     /// Queue pairs, 1 to 16.
     pub queue_pairs: u16,
+    /// Most broadcasts of the VM that are passed in a second; 0: no ceiling.
+    pub broadcasts_per_s: u32,
     /// Longest IP packet the VM takes, in bytes.
     pub mtu: u16,
     /// Offer checksum and segmentation offloads.
@@ -64,6 +66,7 @@ impl NetPortConfig {
             addresses: Vec::new(),
             bind: BindMode::default(),
             queue_pairs: 1,
+            broadcasts_per_s: 0,
             mtu: 1500,
             offloads: true,
             packed: true,

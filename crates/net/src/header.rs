@@ -383,6 +383,12 @@ impl Mac {
         self.0 & (1 << 40) != 0
     }
 
+    /// ff:ff:ff:ff:ff:ff.
+    #[inline]
+    pub fn is_broadcast(self) -> bool {
+        self.0 == (1 << 48) - 1
+    }
+
     /// All zeroes.
     pub fn is_zero(self) -> bool {
         self.0 == 0

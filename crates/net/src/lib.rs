@@ -79,6 +79,8 @@
 //!   learned one that was not seen for longest.
 //! - 16 learned IP addresses per port, 4,096 per
 //!   switch, kept for an hour of silence.
+//! - Broadcasts of a port have a ceiling where one is configured, with a burst of a tenth of a second;
+//!   multicasts and frames to unknown addresses have none.
 //! - IP addresses are bound per switch, not per VLAN.
 //! - 01-80-C2-00-00-0x (spanning tree, pause, LLDP) is never forwarded.
 //! - Stages run once per frame: room at the receiver is looked for before them. A frame whose
@@ -88,6 +90,7 @@
 mod announce;
 mod backlog;
 pub mod binding;
+mod ceiling;
 mod config_space;
 mod control;
 pub mod device;

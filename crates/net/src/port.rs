@@ -9,6 +9,7 @@ use stage::{Direction, FrameStage, FrameView, Verdict};
 
 use crate::backlog::Backlog;
 use crate::binding::Binding;
+use crate::ceiling::Ceiling;
 use crate::control::ControlQueue;
 use crate::fdb::PortId;
 use crate::features;
@@ -148,6 +149,8 @@ pub(crate) struct Port {
     pub allowed: Allowed,
     pub tx_vnet_len: usize,
     pub binding: Binding,
+    /// Of what its VM sends to all.
+    pub broadcasts: Ceiling,
     pub stages: Stages,
     pub lately: Lately,
     /// Its connections, when its VM has pipes.
@@ -190,6 +193,7 @@ impl Port {
             allowed: allowed(0),
             tx_vnet_len: VNET_LEN,
             binding,
+            broadcasts: Ceiling::default(),
             stages,
             lately: Lately::default(),
             flows: None,

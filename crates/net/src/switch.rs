@@ -14,6 +14,7 @@ use sidecore::{Sidecore, Watcher, WorkerRef};
 
 use crate::backlog::Backlogs;
 use crate::binding::{Binding, Tables};
+use crate::ceiling::Ceiling;
 use crate::device::{
     Kicks, MIN_MTU, NetPort, NetPortConfig, Place, offered, queue_count, take_queue,
 };
@@ -181,7 +182,7 @@ impl Switch {
         in_range("queue_pairs", config.queue_pairs.into(), 1, u64::from(MAX_QUEUES / 2))?;
         in_range("mtu", config.mtu.into(), MIN_MTU.into(), u16::MAX.into())?;
         let (offered, pairs) = (offered(&config), config.queue_pairs);
-        let whole_device = config.whole_device;
+        let (whole_device, broadcasts_per_s) = (config.whole_device, config.broadcasts_per_s);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed);
         let NetPortConfig { name, vm, mac, addresses, bind, mtu, stages, .. } = config;
         let configured_mac = mac;
@@ -199,7 +200,8 @@ impl Switch {
         let stages = Stages::new(stages);
         let (stage_names, stage_drops) = (stages.names(), stages.drops());
         let port = Port::new(serial, name.as_str().into(), pairs, mtu, binding, stages);
-        let port = Box::new(Port { vm, ..port });
+        let broadcasts = Ceiling::per_second(broadcasts_per_s);
+        let port = Box::new(Port { vm, broadcasts, ..port });
         let now_ns = self.clock.now_ns();
         let switch = self.config.name.clone();
         let id = self.worker.call(move |e, _| e.add_port(port, &addresses, &switch, now_ns))??;

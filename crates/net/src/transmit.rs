@@ -273,6 +273,9 @@ pub(crate) fn admit(
         return Err(DropReason::LinkDown);
     }
     port.binding.admit(port.id, head, tables, now_ns)?;
+    if head.dst().is_broadcast() && !port.broadcasts.take(now_ns) {
+        return Err(DropReason::Throttled);
+    }
     port.lately.note_source(head, port.binding.mode, tables);
     Ok(())
 }

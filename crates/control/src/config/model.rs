@@ -293,6 +293,8 @@ pub struct NetConfig {
     pub bind: BindMode,
     /// Pairs of queues.
     pub queue_pairs: u16,
+    /// Most broadcasts of the VM that are passed in a second; 0: no ceiling.
+    pub broadcasts_per_s: u32,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u16,
     /// Whether checksum and segmentation offloads are offered.

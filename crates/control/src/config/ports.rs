@@ -75,6 +75,7 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
         r.bad("addresses", "are checked only with bind = \"mac-and-ip\"", fix);
     }
     let queue_pairs = r.int("queue_pairs", 1, 1..=u64::from(MAX_QUEUES / 2)) as u16;
+    let broadcasts_per_s = r.int("broadcasts_per_s", 10_000, 0..=1_000_000_000) as u32;
     let mtu = r.int("mtu", 1500, 68..=65_535) as u16;
     let offloads = r.bool("offloads", true);
     let packed = r.bool("packed", true);
@@ -88,6 +89,7 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
         addresses,
         bind,
         queue_pairs,
+        broadcasts_per_s,
         mtu,
         offloads,
         packed,

@@ -65,6 +65,7 @@ pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow:
             BindMode::MacAndIp => net::BindMode::MacAndIp,
         },
         queue_pairs: config.queue_pairs,
+        broadcasts_per_s: config.broadcasts_per_s,
         mtu: config.mtu,
         offloads: config.offloads,
         packed: config.packed,

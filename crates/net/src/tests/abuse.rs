@@ -422,3 +422,21 @@ fn abuse_D4_receive_buffers_outside_memory_hold_nobody_up_for_ever() {
     }
     assert_eq!(lab.drops(0, DropReason::ReceiverStalled), 1);
 }
+
+/// Each broadcast is copied to every port: what one VM may cause there has a ceiling.
+#[test]
+fn abuse_N10_broadcasts_of_a_port_have_a_ceiling() {
+    let mut lab = Lab::pair();
+    lab.port(0).broadcasts = crate::ceiling::Ceiling::per_second(100);
+    let sent = |lab: &mut Lab, dst| {
+        (0..50).filter(|_| lab.judge(0, &frame(dst, mac(0), 60)).is_none()).count()
+    };
+    lab.guests[1].post(0, 200, 1600, 1);
+    assert_eq!(sent(&mut lab, BROADCAST), 10, "the burst");
+    assert_eq!(lab.drops(0, DropReason::Throttled), 40);
+    assert_eq!(sent(&mut lab, [1, 0, 0x5e, 0, 0, 1]), 50, "multicasts have none");
+    assert_eq!(sent(&mut lab, mac(1)), 50);
+    lab.advance(1_000_000_000);
+    assert_eq!(sent(&mut lab, BROADCAST), 10);
+    assert_eq!(lab.drops(1, DropReason::Throttled), 0);
+}
