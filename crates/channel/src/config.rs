@@ -89,6 +89,9 @@ pub struct MemberConfig {
     pub root_ports: String,
     /// Its memory.
     pub memory: MemberMemory,
+    /// Whether its memory file may be one that is not sealed against shrinking: whoever shortens it ends
+    /// the VMs of its peers.
+    pub allow_unsealed: bool,
     /// Its hardware addresses, at most [`MAX_MACS`].
     pub macs: Vec<[u8; 6]>,
     /// Its IP addresses, at most [`MAX_ADDRESSES`].

@@ -272,7 +272,7 @@ impl Control {
 
     /// A member that nobody knows yet.
     fn member(&mut self, config: MemberConfig, now: Instant) -> Result<Member, ChannelError> {
-        let memory = Memory::new(&config.vm, config.memory)?;
+        let memory = Memory::new(&config.vm, config.memory, config.allow_unsealed)?;
         let mailbox = Mailbox::new().map_err(ChannelError::io("making a mailbox"))?;
         self.last_serial += 1;
         Ok(Member {

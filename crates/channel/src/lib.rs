@@ -38,8 +38,9 @@
 //! - Peers see the largest power of two of bytes that fits into the memory file, from its beginning: a
 //!   VM with 3 GiB shows 2 GiB. The guest copies what lies outside. At least 1 MiB
 //!   ([`MIN_WINDOW_LEN_BYTES`]), at most 1 TiB.
-//! - A memory file that somebody shortens ends the VMs of its peers: it should be sealed (QEMU's
-//!   `memory-backend-memfd` does so), and there is a warning when it is not.
+//! - A memory file that somebody shortens ends the VMs of its peers: one that is not sealed against that
+//!   (QEMU's `memory-backend-memfd` is) is refused, unless [`MemberConfig::allow_unsealed`] takes it with a
+//!   warning.
 //! - Only the monitor says that a VM is gone. It serves one client at a time: a monitor for us alone.
 //! - A QEMU that can open `/proc/self/fd` of its own can open a peer's memory for writing, if it runs as
 //!   a user that may: the guest cannot, a QEMU that was taken over can.

@@ -52,8 +52,9 @@ pub(crate) fn window_len(file_len: u64) -> Option<u64> {
 }
 
 impl Memory {
-    /// Opens the file anew and checks everything.
-    pub fn new(vm: &str, memory: MemberMemory) -> Result<Self, ChannelError> {
+    /// Opens the file anew and checks everything. Whoever shortens a file that is not sealed ends the VMs that
+    /// have it mapped: it is taken only if that is allowed.
+    pub fn new(vm: &str, memory: MemberMemory, allow_unsealed: bool) -> Result<Self, ChannelError> {
         let file = read_only(&memory.file).map_err(|source| ChannelError::Memory {
             vm: vm.into(),
             what: "opening the memory file for reading",
@@ -86,6 +87,12 @@ impl Memory {
         }
         let sealed =
             rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if !sealed && !allow_unsealed {
+            let rule = "one that is sealed against shrinking is expected, as QEMU's \
+                        memory-backend-memfd is: whoever shortens another one ends the VMs of its \
+                        peers; `allow_unsealed = true` in its [vm.channel] takes it all the same";
+            return bad("the seals of the memory file", "no F_SEAL_SHRINK".into(), rule.into());
+        }
         if !sealed {
             tracing::warn!(
                 vm,
@@ -116,6 +123,8 @@ fn read_only(fd: &PeerFd) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(non_snake_case)]
+
     use proptest::prelude::*;
     use rustix::fs::MemfdFlags;
 
@@ -123,12 +132,32 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn memory(len: u64, regions: &[[u64; 3]]) -> Result<Memory, ChannelError> {
-        let file = rustix::fs::memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+    fn file(len: u64) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("memory", flags).unwrap();
         rustix::fs::ftruncate(&file, len).unwrap();
+        file
+    }
+
+    fn memory(len: u64, regions: &[[u64; 3]]) -> Result<Memory, ChannelError> {
+        let file = file(len);
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
         let regions =
             regions.iter().map(|[gpa, len, off]| MemoryRegion { gpa: *gpa, len: *len, off: *off });
-        Memory::new("a", MemberMemory { file: file.into(), regions: regions.collect() })
+        Memory::new("a", MemberMemory { file: file.into(), regions: regions.collect() }, false)
+    }
+
+    #[test]
+    fn abuse_V9_memory_that_can_be_shortened_is_taken_only_if_that_is_allowed() {
+        let memory = |allow| {
+            let regions = vec![MemoryRegion { gpa: 0, len: MIB, off: 0 }];
+            Memory::new("a", MemberMemory { file: file(MIB).into(), regions }, allow)
+        };
+        let error = memory(false).unwrap_err().to_string();
+        for words in ["VM a", "no F_SEAL_SHRINK", "memory-backend-memfd", "allow_unsealed = true"] {
+            assert!(error.contains(words), "{error}");
+        }
+        memory(true).unwrap();
     }
 
     proptest! {

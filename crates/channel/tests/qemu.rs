@@ -80,6 +80,7 @@ fn join(channels: &Channels, lab: &Lab, guest: &Guest) {
             file: file.into(),
             regions: vec![MemoryRegion { gpa: 0, len, off: 0 }],
         },
+        allow_unsealed: false,
         macs: Vec::new(),
         addresses: Vec::new(),
         excludes: Vec::new(),

@@ -109,14 +109,18 @@ fn channels_have_defaults() {
         macs: Vec::new(),
         addresses: Vec::new(),
         auto: true,
+        allow_unsealed: false,
     };
     assert_eq!(config.vms[0].channel.as_ref(), Some(&wanted));
     let slow = read("[channel]\nheartbeat_ms=1000\nvectors=9\ndrain_timeout_ms=20000").unwrap();
     assert_eq!((slow.channel.dead_after_ms, slow.channel.vectors), (4000, 9));
-    let config = read(&member("a", "macs=['02-00-00-00-00-0A']\naddresses=['::1']\nauto=false"));
+    let config = read(&member(
+        "a",
+        "macs=['02-00-00-00-00-0A']\naddresses=['::1']\nauto=false\nallow_unsealed=true",
+    ));
     let shown = serde_json::to_value(config.unwrap()).unwrap();
     let wanted = json!({"qmp": "/q/a", "root_ports": "millrace", "macs": ["02:00:00:00:00:0a"],
-                        "addresses": ["::1"], "auto": false});
+                        "addresses": ["::1"], "auto": false, "allow_unsealed": true});
     assert_eq!(shown["vm"][0]["channel"], wanted);
 }
 

@@ -54,8 +54,10 @@ impl World {
 
 /// A VM of the domain `t`.
 pub(crate) fn config(vm: &str, qemu: &FakeQemu) -> MemberConfig {
-    let file = rustix::fs::memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("memory", flags).unwrap();
     rustix::fs::ftruncate(&file, MEMORY_LEN).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
     MemberConfig {
         vm: vm.into(),
         domain: "t".into(),
@@ -65,6 +67,7 @@ pub(crate) fn config(vm: &str, qemu: &FakeQemu) -> MemberConfig {
             file: file.into(),
             regions: vec![MemoryRegion { gpa: 0, len: MEMORY_LEN, off: 0 }],
         },
+        allow_unsealed: false,
         macs: vec![[2, 0, 0, 0, 0, 1]],
         addresses: vec!["10.0.0.1".parse().unwrap()],
         excludes: Vec::new(),

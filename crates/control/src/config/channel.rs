@@ -59,6 +59,8 @@ pub struct ChannelConfig {
     pub addresses: Vec<IpAddr>,
     /// Whether it joins by itself.
     pub auto: bool,
+    /// Whether its memory file may be one that is not sealed against shrinking.
+    pub allow_unsealed: bool,
 }
 
 fn macs_text<S: Serializer>(macs: &[[u8; 6]], s: S) -> Result<S::Ok, S::Error> {
@@ -110,8 +112,9 @@ pub(super) fn channel(r: &mut Reader<'_, '_>, has_domain: bool) -> Option<Channe
     let macs = macs(&mut r);
     let addresses = ports::addresses(&mut r, MAX_ADDRESSES);
     let auto = r.bool("auto", true);
+    let allow_unsealed = r.bool("allow_unsealed", false);
     r.finish();
-    Some(ChannelConfig { qmp, root_ports, macs, addresses, auto })
+    Some(ChannelConfig { qmp, root_ports, macs, addresses, auto, allow_unsealed })
 }
 
 fn too_long(name: &str) -> String {

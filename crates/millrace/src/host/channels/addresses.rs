@@ -66,6 +66,7 @@ mod tests {
             root_ports: "r".into(),
             macs: vec![[2; 6]],
             addresses: vec!["10.0.0.9".parse().unwrap()],
+            allow_unsealed: false,
             auto: true,
         }
     }

@@ -283,6 +283,7 @@ impl Candidate {
             qmp: self.vm.config.qmp.clone(),
             root_ports: self.vm.config.root_ports.clone(),
             memory,
+            allow_unsealed: self.vm.config.allow_unsealed,
             macs: addresses.macs.clone(),
             addresses: addresses.ips.clone(),
             excludes,

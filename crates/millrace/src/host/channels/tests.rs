@@ -148,6 +148,7 @@ pub fn vm_named(name: &str) -> Vm {
         root_ports: "millrace".into(),
         macs: vec![[2; 6]],
         addresses: Vec::new(),
+        allow_unsealed: false,
         auto: true,
     };
     Vm { name: name.into(), domain: "t".into(), config }
