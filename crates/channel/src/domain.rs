@@ -24,6 +24,10 @@ const CONTROL: usize = 0;
 /// Members' calls are heard so often at most: a member that calls all the time keeps nobody else.
 const CALL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// So many times as long as makes one silent, a member may be silent while others leave: 30 s by default. A VM
+/// that is stopped for a moment loses nothing.
+const GIVE_UP_SILENT: u32 = 15;
+
 /// What members are told of time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
@@ -171,6 +175,7 @@ impl Domain {
     pub fn settle(&mut self, now: Instant, registry: &mut dyn Registry) {
         // Nothing is unplugged on an old word.
         self.hear(now);
+        self.give_up_silent(now);
         let jobs = self.reconcile();
         // Before the devices are there.
         self.record(registry);
@@ -184,6 +189,26 @@ impl Domain {
         self.publish();
         self.answer_waits(now);
         self.server.flush();
+    }
+
+    /// Members whose modules have been silent for long keep nobody from leaving: a VM that is stopped, or
+    /// one that will not speak. What they said is void, which ends the waiting of the leaver's module too:
+    /// in its table they are not who they were.
+    fn give_up_silent(&mut self, now: Instant) {
+        let limit_ms = self.timing.dead_after_ms.saturating_mul(GIVE_UP_SILENT);
+        let leavers: Vec<usize> = self
+            .members
+            .iter()
+            .filter(|(_, member)| member.is_leaving())
+            .map(|(index, _)| *index)
+            .collect();
+        for (index, member) in &mut self.members {
+            let keeps_somebody = leavers.iter().any(|leaver| leaver != index);
+            if keeps_somebody && member.is_silent(now, limit_ms) {
+                let why = format!("its module was silent for {limit_ms} ms while another left");
+                member.set_broken(why);
+            }
+        }
     }
 
     /// Compares what is plugged with what should be, and notes what is asked for.

@@ -26,7 +26,8 @@
 //! a time-out the leaver is told who still has what, and the rest goes on. **One that is dead** (its
 //! monitor was closed) is shown as such, and its memory stays in each peer until that says the same:
 //! a counted zombie, whose index nobody else gets. **One that speaks nonsense** is shown as leaving and
-//! its word counts no more.
+//! its word counts no more, and so is one whose module is silent for 15 times `dead_after_ms` while another one
+//! leaves: what it had of the leaver is taken back, whatever it would still do with it.
 //!
 //! **After a restart** of the daemon, the registry knows what was plugged where; it is unplugged when
 //! its VM joins again. [`Channels::stop`] shows everyone as leaving, and leaves the rest to this.
@@ -47,6 +48,8 @@
 //! - With ACPI's hot-plug (QEMU's default for q35) a guest lets a device go at once; with that of the
 //!   root ports Linux takes 5 s, and leaving 12 s: more than the default for it.
 //! - While a doorbell is plugged, QEMU refuses to migrate the VM.
+//! - A member that lives, and keeps what another one lent it, is waited for: `leave` says after its time-out who
+//!   that is. Only silence ends it.
 //! - Members that call are heard 100 times a second; a line of a monitor has 1 MiB, a command 10 s.
 //! - An unplugged doorbell is not quite gone in a QEMU without KVM: each time costs it about 15
 //!   descriptors (`plug`). A QEMU that was taken over can keep the eventfds of its number (`doorbell`)

@@ -146,6 +146,12 @@ impl Member {
         self.said.as_ref().is_none_or(|said| said.has_closed(index, id_of(index)))
     }
 
+    /// True while it, or its module, waits for others to let go of it.
+    pub fn is_leaving(&self) -> bool {
+        let module = self.said.as_ref().is_some_and(|said| said.state == ModuleState::Leaving);
+        self.life == Life::Leaving || module
+    }
+
     /// True when its module has not said for too long that it lives.
     pub fn is_silent(&self, now: Instant, dead_after_ms: u32) -> bool {
         let speaks = |said: &Said| matches!(said.state, ModuleState::Active | ModuleState::Leaving);

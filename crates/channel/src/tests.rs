@@ -1,5 +1,7 @@
 //! Members together: real mailboxes, doorbells and threads; monitors and modules are played.
 
+#![allow(non_snake_case)]
+
 use guest_abi::channel::{GUEST_OFF, guest_state, link_state, member_state};
 use serde_json::json;
 
@@ -157,6 +159,36 @@ fn who_keeps_a_leaver_is_named_and_it_leaves_later() {
     b.link(A, link_state::CLOSED, 0);
     qemu_b.wait_for("its doorbell to go", |books| books.chardevs.is_empty());
     qemu_a.wait_for("its memory to go", |books| !books.has_memory_of(B));
+}
+
+/// A peer that is stopped (SIGSTOP) says nothing more, and has three pages of the leaver.
+#[test]
+fn abuse_V10_a_frozen_peer_does_not_keep_a_member_from_leaving() {
+    let world = World::new(|config| (config.heartbeat_ms, config.dead_after_ms) = (10, 20));
+    let [(qemu_a, a), (qemu_b, mut b)] = linked(&world);
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| world.channels.leave("b"));
+        b.link(A, link_state::CLOSED, 0);
+        leaving.join().unwrap().unwrap();
+    });
+    // By the host's word: in the leaver's table it was not who it had been.
+    assert_eq!(world.info("a").state, "broken");
+    let why = world.info("a").why_broken.unwrap();
+    assert!(why.contains("its module was silent for 300 ms while another left"), "{why}");
+    assert_eq!(b.mailbox.member(A).generation.get(), 0);
+    assert!(!qemu_a.books().has_memory_of(B) && qemu_b.books().devices.is_empty());
+    // When it goes on, its own table tells it to leave.
+    assert_eq!(a.state(A), member_state::LEAVING);
+}
+
+#[test]
+fn a_member_that_nobody_waits_for_may_be_silent() {
+    let world = World::new(|config| (config.heartbeat_ms, config.dead_after_ms) = (10, 20));
+    let [(_qemu_a, a), (_qemu_b, _b)] = linked(&world);
+    while !world.info("a").is_silent {
+        std::thread::yield_now();
+    }
+    assert_eq!((world.info("a").state, a.state(A)), ("active", member_state::ACTIVE));
 }
 
 #[test]
