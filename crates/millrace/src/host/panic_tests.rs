@@ -2,11 +2,18 @@
 
 #![allow(non_snake_case)]
 
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
 use control::plane::{Health, Plane, PortStatus};
 use queue::Layout;
 use queue::testing::{ModelDriver, ModelOptions};
 use rustix::event::{PollFd, PollFlags};
 use serde_json::json;
+use vhost_user::codec::Request;
+use vhost_user::keeper::SavedSession;
+use vhost_user::{Keeper, VhostUserError};
 
 use self::session::{BASIC, FrontEnd};
 use super::tests::House;
@@ -48,6 +55,39 @@ fn sector(driver: &mut ModelDriver, kind: u32, fill: u8) -> u8 {
     }
     assert_eq!(driver.read(status.0, 1), [0], "the request failed");
     driver.read(data.0, 1)[0]
+}
+
+/// A holder in this process.
+#[derive(Default)]
+struct Held(Mutex<HashMap<String, (SavedSession, Vec<OwnedFd>)>>);
+
+impl Keeper for Held {
+    fn is_persistent(&self) -> bool {
+        true
+    }
+
+    fn save(
+        &self,
+        port: &str,
+        state: &SavedSession,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), VhostUserError> {
+        let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        self.0.lock().unwrap().insert(port.into(), (state.clone(), fds));
+        Ok(())
+    }
+
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+        let all = self.0.lock().unwrap();
+        Ok(all.get(port).map(|(state, fds)| {
+            (state.clone(), fds.iter().map(|fd| fd.try_clone().unwrap()).collect())
+        }))
+    }
+
+    fn forget(&self, port: &str) -> Result<(), VhostUserError> {
+        self.0.lock().unwrap().remove(port);
+        Ok(())
+    }
 }
 
 impl House {
@@ -121,6 +161,32 @@ fn abuse_S1_a_disk_that_panics_is_made_anew_with_its_bytes() {
         front.start(BASIC, &ring);
         assert_eq!(sector(&mut ring, IN, 0), 0x5a, "{name}");
     }
+}
+
+/// As over a restart of the daemon: the guest sees a pause.
+#[test]
+fn abuse_S1_with_a_holder_no_vmm_sees_that_a_worker_panicked() {
+    let house = House::with_keeper(VMS, Arc::<Held>::default());
+    let (disk, mut ring) = (house.dial("a", "d"), driver());
+    disk.start(BASIC, &ring);
+    let (net, tx) = (house.dial("a", "n"), driver());
+    net.start(BASIC, &tx);
+    sector(&mut ring, OUT, 0x5a);
+    for (times, worker, port) in
+        [(1, "disk a/d queue 0", "d"), (2, "disk a/d queue 0", "d"), (1, "switch lan", "n")]
+    {
+        while !house.port("a", port).held || house.port("a", port).queues_running == 0 {
+            std::thread::yield_now();
+        }
+        house.panic_in(worker);
+        house.wait_for("renewals", worker, times);
+        while house.port("a", port).resumed == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(sector(&mut ring, IN, 0), 0x5a);
+    }
+    // Their sessions answer still.
+    assert!(disk.get_u64(Request::GetFeatures) != 0 && net.get_u64(Request::GetFeatures) != 0);
 }
 
 #[test]

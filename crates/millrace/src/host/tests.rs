@@ -16,6 +16,11 @@ pub(super) struct House {
 impl House {
     /// A host with the VMs described by `text`, in which `DIR` is the run directory.
     pub(super) fn new(text: &str) -> Self {
+        Self::with_keeper(text, Arc::new(NullKeeper))
+    }
+
+    /// The same with a keeper of sessions.
+    pub(super) fn with_keeper(text: &str, keeper: Arc<dyn Keeper>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().to_str().unwrap();
         let daemon = format!("[daemon]\nrun_dir='{place}'\ncontrol_socket='{place}/c.sock'\n");
@@ -24,7 +29,7 @@ impl House {
         std::fs::write(&path, &text).unwrap();
         let config = control::config::load(&path).unwrap();
         let kept = Kept::load(dir.path());
-        let host = Host::start(path, config, kept, Arc::new(NullKeeper), None);
+        let host = Host::start(path, config, kept, keeper, None);
         Self { host: host.unwrap(), dir }
     }
 
