@@ -202,7 +202,8 @@ mod tests {
             assert!(error.contains(text) && error.contains("VM a"), "{error}");
         }
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        let error = Memory::new("a", MemberMemory { file: reader.into(), regions: Vec::new() });
+        let error =
+            Memory::new("a", MemberMemory { file: reader.into(), regions: Vec::new() }, false);
         assert!(error.unwrap_err().to_string().contains("regular file is expected"));
     }
 }
