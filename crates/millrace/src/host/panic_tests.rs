@@ -3,9 +3,10 @@
 #![allow(non_snake_case)]
 
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
+use base::peer_fd::PeerFd;
 use control::plane::{Health, Plane, PortStatus};
 use queue::Layout;
 use queue::testing::{ModelDriver, ModelOptions};
@@ -59,7 +60,7 @@ fn sector(driver: &mut ModelDriver, kind: u32, fill: u8) -> u8 {
 
 /// A holder in this process.
 #[derive(Default)]
-struct Held(Mutex<HashMap<String, (SavedSession, Vec<OwnedFd>)>>);
+struct Held(Mutex<HashMap<String, (SavedSession, Vec<PeerFd>)>>);
 
 impl Keeper for Held {
     fn is_persistent(&self) -> bool {
@@ -72,12 +73,12 @@ impl Keeper for Held {
         state: &SavedSession,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), VhostUserError> {
-        let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap().into()).collect();
         self.0.lock().unwrap().insert(port.into(), (state.clone(), fds));
         Ok(())
     }
 
-    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<OwnedFd>)>, VhostUserError> {
+    fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
         let all = self.0.lock().unwrap();
         Ok(all.get(port).map(|(state, fds)| {
             (state.clone(), fds.iter().map(|fd| fd.try_clone().unwrap()).collect())
