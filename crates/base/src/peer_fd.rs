@@ -7,7 +7,9 @@
 //! for those.
 //!
 //! # Limits
-//! - 16 threads at most, each with one descriptor at a time; they end when nothing came for 5 s.
+//! - 16 threads at most, each with one descriptor at a time; they end when nothing came for 5 s. As many
+//!   more for what was checked, which the former do not hold up.
+//! - A socket that waits is open for its peer: whoever wants it to see the end shuts it down first.
 //! - 1,024 descriptors wait for them at most. What comes when all threads hang and this is full is
 //!   closed by the thread that drops it: most likely the hostile peer's own.
 
@@ -34,9 +36,17 @@ const STACK_LEN_BYTES: usize = 64 << 10;
 pub struct PeerFd {
     /// None only within `drop` and `into_checked`.
     fd: Option<OwnedFd>,
+    closers: &'static Closers,
 }
 
 impl PeerFd {
+    /// The same, for who has made sure that its `close` ends: memory takes the time that its pages take.
+    /// It does not wait behind those of which nobody knows that.
+    pub fn checked(mut self) -> Self {
+        self.closers = &CHECKED;
+        self
+    }
+
     /// The descriptor alone, for who has made sure that its `close` does not wait.
     pub fn into_checked(mut self) -> OwnedFd {
         match self.fd.take() {
@@ -53,7 +63,7 @@ impl PeerFd {
 
 impl From<OwnedFd> for PeerFd {
     fn from(fd: OwnedFd) -> Self {
-        Self { fd: Some(fd) }
+        Self { fd: Some(fd), closers: &UNCHECKED }
     }
 }
 
@@ -69,27 +79,31 @@ impl AsFd for PeerFd {
 impl Drop for PeerFd {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
-            CLOSERS.close(fd);
+            self.closers.close(fd);
         }
     }
 }
 
 /// Waits until all that was dropped is closed: for tests that count descriptors.
 pub fn settle() {
-    while !CLOSERS.is_idle() {
+    while !(CHECKED.is_idle() && UNCHECKED.is_idle()) {
         std::thread::yield_now();
     }
 }
 
-/// The process's.
-static CLOSERS: Closers = Closers::new();
+/// Those of descriptors whose `close` ends.
+static CHECKED: Closers = Closers::new();
+/// Those of all others: a hostile peer can have all of them hang.
+static UNCHECKED: Closers = Closers::new();
 
 /// Threads that close descriptors.
+#[derive(Debug)]
 struct Closers {
     state: Mutex<State>,
     work: Condvar,
 }
 
+#[derive(Debug)]
 struct State {
     waiting: VecDeque<OwnedFd>,
     threads: usize,

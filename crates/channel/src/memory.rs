@@ -100,7 +100,11 @@ impl Memory {
                  VMs of its peers"
             );
         }
-        Ok(Self { file: Arc::new(file.into()), regions: memory.regions, window_len })
+        Ok(Self {
+            file: Arc::new(PeerFd::from(file).checked()),
+            regions: memory.regions,
+            window_len,
+        })
     }
 }
 

@@ -39,8 +39,9 @@ switch = 'lan'
 name = 'd'
 format = 'memory'
 size = '64MiB'
-[[vm.vsock]]
+[vm.vsock]
 cid = 9
+path = '@/guest'
 [[vm]]
 name = 'good'
 [[vm.disk]]

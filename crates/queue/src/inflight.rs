@@ -77,6 +77,7 @@ impl InflightRegion {
         // Only what we use: the rest of a larger region stays unmapped.
         let mapping = Mapping::new(fd.as_fd(), mmap_offset, needed, None)
             .map_err(|reason| unmappable(needed, mmap_offset, reason))?;
+        let fd = fd.checked();
         Ok(Arc::new(Self { mapping, fd, mmap_size, mmap_offset, num_queues, queue_size, layout }))
     }
 

@@ -16,6 +16,7 @@ use base::peer_fd::PeerFd;
 use queue::MemoryShare;
 use queue::vring::PortHealth;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::Shutdown;
 
 use crate::device::Device;
 use crate::endpoint::{Endpoint, Listener, dial};
@@ -503,8 +504,10 @@ impl Runner {
         }
         match listener.accept() {
             Ok(None) => {}
-            Ok(Some(_second)) => {
+            Ok(Some(second)) => {
                 lock(&self.status).refused += 1;
+                // It sees the end at once, whoever closes it when.
+                let _ = rustix::net::shutdown(&second, Shutdown::Both);
                 if let Some(left_out) = self.port.health.log().admit() {
                     tracing::warn!(
                         port = %self.port.name,

@@ -71,7 +71,7 @@ impl Pings {
         });
         let answers = self.answers.lock().unwrap();
         let first = answers.partition_point(|at| *at < from).saturating_sub(1);
-        answers[first..].windows(2).map(|pair| pair[1] - pair[0]).max().unwrap()
+        answers[first..].windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
     }
 }
 

@@ -60,7 +60,7 @@ impl MemoryTable {
         let mut next = Self { regions: Vec::new(), table, ..self.clone() };
         for (spec, fd) in regions {
             next.table = next.table.with_region(spec, &fd)?;
-            next.regions.push((spec, Arc::new(fd)));
+            next.regions.push((spec, Arc::new(fd.checked())));
         }
         Ok(next.with_log_applied())
     }
@@ -69,7 +69,7 @@ impl MemoryTable {
     pub fn with_region(&self, spec: RegionSpec, fd: PeerFd) -> Result<Self, MemoryError> {
         let mut next = self.clone();
         next.table = self.table.with_region(spec, &fd)?;
-        next.regions.push((spec, Arc::new(fd)));
+        next.regions.push((spec, Arc::new(fd.checked())));
         Ok(next)
     }
 
@@ -92,7 +92,7 @@ impl MemoryTable {
     /// Another dirty log.
     pub fn with_log(&self, fd: PeerFd, size: u64, offset: u64) -> Result<Self, MemoryError> {
         let map = Arc::new(DirtyLog::new(&fd, size, offset)?);
-        let log = LogArea { fd: Arc::new(fd), size, offset, map };
+        let log = LogArea { fd: Arc::new(fd.checked()), size, offset, map };
         Ok(Self { log: Some(log), ..self.clone() }.with_log_applied())
     }
 

@@ -26,6 +26,7 @@ use base::shm::SharedMemory;
 use queue::MemoryShare;
 use queue::memory::RegionSpec;
 use queue::vring::PortHealth;
+use rustix::net::Shutdown;
 
 use crate::backend_channel::BackendChannel;
 use crate::codec::{Answer, Header, Request};
@@ -136,6 +137,8 @@ pub(crate) struct Session {
     heard: bool,
     /// A queue ran.
     served: bool,
+    /// The socket goes on in the holder.
+    is_left: bool,
     pace: Pace,
     slowed: u64,
     /// Tells the port's owner what changed.
@@ -186,6 +189,7 @@ impl Session {
             kept: false,
             heard: false,
             served: false,
+            is_left: false,
             pace: Pace::new(Instant::now()),
             slowed: 0,
             publish,
@@ -381,6 +385,7 @@ impl Session {
     /// takes over stays in the holder as it was.
     fn finish(&mut self, end: &End) {
         let leave = matches!(end, End::Stopped) && self.held;
+        self.is_left = leave;
         // A region of our own goes with us, unless the holder has it.
         let is_kept = self.inflight.as_ref().is_some_and(|inflight| !inflight.private);
         self.port.device.session_ends(leave || is_kept);
@@ -431,6 +436,16 @@ impl Session {
         let config = self.protocol_features & crate::codec::protocol::CONFIG != 0;
         let channel = self.backend.as_ref().filter(|_| config)?;
         Some(Arc::clone(channel) as Arc<dyn ConfigNotifier>)
+    }
+}
+
+impl Drop for Session {
+    /// The front end sees the end at once, whoever closes the socket when.
+    fn drop(&mut self) {
+        if !self.is_left {
+            // One that is gone has seen it.
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        }
     }
 }
 

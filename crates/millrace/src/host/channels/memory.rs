@@ -26,6 +26,7 @@ pub fn of(table: &[SharedRegion]) -> anyhow::Result<(FileId, MemberMemory)> {
     };
     let Some(first) = regions.first() else { bail!("{}", refusal(&files)) };
     let file = first.file.try_clone().context("copying the descriptor of the VM's memory file")?;
+    let file = file.checked();
     Ok((*id, MemberMemory { file, regions: joined(regions) }))
 }
 

@@ -28,7 +28,10 @@ const FAMILIES: [(&str, u64); 5] =
     [("AF_UNIX", 1), ("AF_INET", 2), ("AF_INET6", 10), ("AF_NETLINK", 16), ("AF_VSOCK", 40)];
 /// They deny a program nothing, or nothing that one could do without the calls and capabilities that
 /// others take.
-const ELSEWHERE: [&str; 21] = [
+const ELSEWHERE: [&str; 24] = [
+    "Group",
+    "OOMPolicy",
+    "OOMScoreAdjust",
     "KillMode",
     "RuntimeDirectoryMode",
     "UMask",
