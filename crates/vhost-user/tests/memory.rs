@@ -161,8 +161,10 @@ fn log_file(len: usize) -> (SharedMemory, OwnedFd) {
 fn set_log(front: &FrontEnd, fd: &OwnedFd, size: u64) {
     let body = codec::Log { size, offset: 0 };
     front.send(Request::SetLogBase, body.as_bytes(), &[fd.as_fd()]);
-    // QEMU waits for this reply without having asked.
-    assert_eq!(front.reply().header.request, Request::SetLogBase as u32);
+    // QEMU and Cloud Hypervisor wait for this reply without having asked; the second reads it.
+    let reply = front.reply();
+    assert_eq!(reply.header.request, Request::SetLogBase as u32);
+    assert_eq!(reply.body, body.as_bytes());
 }
 
 /// As an engine does it: what was written into the guest is marked, then completed. The page.

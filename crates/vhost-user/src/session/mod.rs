@@ -29,7 +29,7 @@ use queue::vring::PortHealth;
 use rustix::net::Shutdown;
 
 use crate::backend_channel::BackendChannel;
-use crate::codec::{Answer, Header, Request};
+use crate::codec::{Answer, Header, Log, Request};
 use crate::device::{ConfigNotifier, Device};
 use crate::error::VhostUserError;
 use crate::keeper::Keeper;
@@ -365,9 +365,9 @@ impl Session {
             (_, Some(Reply::BodyWithFd(body, fd))) => (body, Some(fd)),
             // "Uses zero length of payload to indicate an error".
             (Answer::Body, None) if request == Request::GetConfig => (Vec::new(), None),
-            // Whoever waits for an answer has one, though it is not what was asked for.
+            // Whoever waits for an answer has one: a log of no bytes is none.
             (Answer::Body, None) if request == Request::SetLogBase => {
-                (1u64.to_ne_bytes().to_vec(), None)
+                (vec![0; size_of::<Log>()], None)
             }
             // No body to give, and no other way to say no: the caller ends the session.
             (Answer::Body, _) => return Ok(true),

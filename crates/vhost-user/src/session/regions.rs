@@ -2,6 +2,7 @@
 
 use base::peer_fd::PeerFd;
 use queue::memory::RegionSpec;
+use zerocopy::IntoBytes;
 
 use super::memory::MemoryTable;
 use super::vring::layout;
@@ -75,7 +76,8 @@ impl Session {
         Ok(Reply::Done)
     }
 
-    /// The reply is expected also without `need_reply` (QEMU waits for it).
+    /// The reply is expected also without `need_reply`. What is in it the specification leaves open: QEMU
+    /// looks at the header alone, crate `vhost` (Cloud Hypervisor) waits for the log's description.
     pub(super) fn set_log_base(&mut self, bytes: &[u8], fds: Vec<PeerFd>) -> Result<Reply, Fault> {
         let request = Request::SetLogBase;
         let log: Log = payload(request, bytes)?;
@@ -84,7 +86,7 @@ impl Session {
         };
         let next = self.memory.with_log(fd, log.size, log.offset).map_err(memory_error(request))?;
         self.change_memory(request, next)?;
-        Ok(Reply::u64(0))
+        Ok(Reply::Body(log.as_bytes().to_vec()))
     }
 
     /// Makes `next` the session's memory. Queues whose rings are no longer there, or somewhere
