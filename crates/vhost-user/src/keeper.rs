@@ -84,6 +84,9 @@ pub struct SavedVring {
     pub addrs: Option<SavedAddrs>,
     /// Where it starts (or stopped), as in `SET_VRING_BASE`.
     pub base: u32,
+    /// The front end (or the stop) said so. Earlier daemons did not save it.
+    #[serde(default = "yes")]
+    pub has_base: bool,
     /// `SET_VRING_ENABLE` as last seen.
     pub enabled: Option<bool>,
     /// The kick was set, but without a descriptor.
@@ -97,6 +100,10 @@ pub struct SavedVring {
     /// It was on a sidecore: its position is in the slot, the inflight region or the ring, not in
     /// `base`.
     pub running: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Ring addresses.

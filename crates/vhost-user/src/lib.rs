@@ -45,6 +45,9 @@
 //!   asking for protocol features before it is the owner, and rings for all others.
 //! - 32 queues a port, 32,768 descriptors a queue ([`base::limits`]), 131,072 in all queues of an
 //!   inflight region.
+//! - `SET_VRING_BASE` says where a ring begins only for a disk without inflight region. Elsewhere the
+//!   used index and the region know better, and front ends that leave it out after a reconnect are
+//!   served.
 //! - 256 bytes of config space in a message: QEMU's limit.
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
 //!   rings or watches it. Its other owner can fill one and make it blocking; that holds up nobody

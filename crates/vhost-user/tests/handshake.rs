@@ -386,3 +386,52 @@ fn abuse_N4_a_ring_of_32768_descriptors_is_served() {
         io(&device, &mut driver, 0, 40);
     }
 }
+
+/// Cloud Hypervisor names the available index in `SET_VRING_BASE`, also of a ring whose requests nobody
+/// took: before the first start, and after a move from another host.
+#[test]
+fn a_disk_with_an_inflight_region_is_offered_what_nobody_took() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let (device, _server, front) = simple(DeviceKind::Block);
+        let mut driver = ModelDriver::new(layout, 16);
+        let ids: Vec<_> = (0..3).map(|_| driver.offer(&[(driver.alloc(8), 8)], &[])).collect();
+        front.hello(if layout == Layout::Packed { BASIC | feature::RING_PACKED } else { BASIC });
+        front.set_memory(&driver);
+        let ask = codec::Inflight {
+            mmap_size: 0,
+            mmap_offset: 0,
+            num_queues: 1,
+            queue_size: 16,
+            padding: 0,
+        };
+        let reply = front.ask(Request::GetInflightFd, ask.as_bytes());
+        front.ok(Request::SetInflightFd, &reply.body, &[reply.fds[0].as_fd()]);
+        // A packed ring's base has both sides; used stands at the beginning.
+        let base = if layout == Layout::Packed { 0x8000_8003 } else { 3 };
+        front.start_ring(0, &driver, base);
+        assert_eq!(device.take(0, 8), ids, "{layout:?}");
+    }
+}
+
+/// Dragonball sends no `SET_VRING_BASE` when it comes back.
+#[test]
+fn a_ring_without_a_base_goes_on_at_its_used_index() {
+    for kind in [DeviceKind::Net, DeviceKind::Block] {
+        let mut driver = ModelDriver::new(Layout::Split, 16);
+        let (device, _server, front) = simple(kind);
+        front.start(BASIC, &driver);
+        io(&device, &mut driver, 0, 20);
+        drop(front);
+        device.wait_for(&Call::Connected(false));
+
+        let (device, _server, front) = simple(kind);
+        front.hello(BASIC);
+        front.set_memory(&driver);
+        let id = driver.offer(&[(driver.alloc(8), 8)], &[]);
+        front.state(Request::SetVringNum, 0, 16);
+        front.ok(Request::SetVringAddr, addr(0, &driver).as_bytes(), &[]);
+        front.set_doorbells(0, &driver);
+        front.state(Request::SetVringEnable, 0, 1);
+        assert_eq!(device.take(0, 8), [id], "{kind:?}");
+    }
+}

@@ -113,6 +113,7 @@ fn the_largest_port_fits() {
         size: Some(u16::MAX),
         addrs: Some(addrs),
         base: u32::MAX,
+        has_base: true,
         enabled: Some(false),
         polled: false,
         has_kick: true,

@@ -115,7 +115,7 @@ impl Session {
         let request = Request::SetVringBase;
         let (index, base) = self.state_message(request, bytes)?;
         self.still(request, index)?;
-        self.vrings[index].base = base;
+        self.vrings[index].base = Some(base);
         Ok(Reply::Done)
     }
 
@@ -126,7 +126,7 @@ impl Session {
         self.stop(index);
         let vring = &mut self.vrings[index];
         vring.kick = Default::default();
-        let state = StateMessage { index: index as u32, num: vring.base };
+        let state = StateMessage { index: index as u32, num: vring.base.unwrap_or(0) };
         if !self.is_any_running() {
             self.rings_were_reset();
         }

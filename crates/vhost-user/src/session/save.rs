@@ -299,7 +299,7 @@ fn refill_vring(
         avail: a.avail,
         log: a.log,
     });
-    vring.base = saved.base;
+    vring.base = saved.has_base.then_some(saved.base);
     vring.enabled = saved.enabled;
     if saved.has_kick {
         vring.kick = Kick::Event(next_event(fds)?);
@@ -337,7 +337,8 @@ fn saved_vring(vring: &VringState) -> SavedVring {
             avail: a.avail,
             log: a.log,
         }),
-        base: vring.base,
+        base: vring.base.unwrap_or(0),
+        has_base: vring.base.is_some(),
         enabled: vring.enabled,
         polled: matches!(vring.kick, Kick::Polled),
         has_kick: matches!(vring.kick, Kick::Event(_)),

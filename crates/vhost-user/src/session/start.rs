@@ -5,6 +5,7 @@ use queue::slot::PositionSlot;
 use queue::vring::VringParts;
 use queue::{Position, Queue, RingAddrs, RingError, RingSetup, Vring};
 
+use super::inflight::Inflight;
 use super::vring::{Kick, Running, VringState, layout};
 use super::{Fault, Session};
 use crate::codec::{Request, feature};
@@ -24,7 +25,9 @@ impl Session {
             return;
         }
         match self.port.device.stop_queue(index as u16) {
-            Ok(Some(stopped)) => vring.base = stopped.queue.position().to_vring_base(layout),
+            Ok(Some(stopped)) => {
+                vring.base = Some(stopped.queue.position().to_vring_base(layout));
+            }
             Ok(None) => {}
             Err(error) => self.port.health.fail(Some(index as u16), &error),
         }
@@ -132,12 +135,12 @@ impl Session {
         let queue = match &slot {
             Some(slot) if resume => Queue::resume(memory, setup, slot),
             _ => self
-                .start_position(&setup, resume)
+                .start_position(index, &setup, resume)
                 .and_then(|start| Queue::new(memory, RingSetup { start, ..setup })),
         }
         .map_err(ring_error)?;
         let vring = &self.vrings[index];
-        let inflight = self.inflight.as_ref().filter(|i| index < usize::from(i.num_queues));
+        let inflight = self.inflight_of(index);
         let parts = VringParts {
             index: index as u16,
             kick: kick_of(vring)?,
@@ -165,18 +168,34 @@ impl Session {
             in_order: features & feature::IN_ORDER != 0,
             indirect: features & feature::INDIRECT_DESC != 0,
             addrs,
-            start: Position::from_vring_base(layout, vring.base),
+            start: Position::from_vring_base(layout, vring.base.unwrap_or(0)),
             log_used_addr: vring.log_used_addr(),
         }
     }
 
-    /// Where a queue begins: `SET_VRING_BASE`, completed by the used index, which a split ring has
-    /// in its memory. What an earlier back end took and did not complete is taken again: from the
+    /// The inflight region, if it has a part for this queue.
+    fn inflight_of(&self, index: usize) -> Option<&Inflight> {
+        self.inflight.as_ref().filter(|i| index < usize::from(i.num_queues))
+    }
+
+    /// Where a queue begins: behind the last completed request, which a split ring has in its memory
+    /// (the used index). What an earlier back end took and did not complete is taken again: from the
     /// ring by a device that completes in order, else from the inflight region.
-    fn start_position(&self, setup: &RingSetup, resume: bool) -> Result<Position, RingError> {
+    ///
+    /// `SET_VRING_BASE` counts where neither is there. Front ends that give the region do not know
+    /// better than it: Cloud Hypervisor names the available index, behind requests that nobody took.
+    fn start_position(
+        &self,
+        index: usize,
+        setup: &RingSetup,
+        resume: bool,
+    ) -> Result<Position, RingError> {
         let mut start = setup.start;
         start.used = Queue::read_used_index(self.memory.table(), setup)?;
-        if resume || !self.port.device.wants_inflight() {
+        let in_order = !self.port.device.wants_inflight();
+        let is_tracked = self.inflight_of(index).is_some();
+        let has_base = self.vrings[index].base.is_some();
+        if resume || in_order || is_tracked || !has_base {
             (start.avail, start.avail_wrap) = (start.used, start.used_wrap);
         }
         Ok(start)

@@ -29,8 +29,8 @@ pub(crate) struct Running {
 pub(crate) struct VringState {
     pub size: Option<u16>,
     pub addrs: Option<VringAddr>,
-    /// As in `SET_VRING_BASE`.
-    pub base: u32,
+    /// As in `SET_VRING_BASE`, or where it stopped; none while nobody said.
+    pub base: Option<u32>,
     pub enabled: Option<bool>,
     pub kick: Kick,
     pub call: Option<Doorbell>,
@@ -62,7 +62,7 @@ impl VringState {
     pub fn forget_ring(&mut self) {
         self.size = None;
         self.addrs = None;
-        self.base = 0;
+        self.base = None;
         self.enabled = None;
         self.kick = Kick::Unset;
     }
