@@ -7,7 +7,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use queue::{GuestMemory, Position, Vring};
 use sidecore::{Group, Sidecore, WorkerRef};
-use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
+use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind, NotTold};
 
 use crate::backend::{Backend, ImageState};
 use crate::claim::Claim;
@@ -83,6 +83,10 @@ pub struct BlockPort {
     /// On the inflight region of the session.
     claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
+    /// A front end is there.
+    is_connected: AtomicBool,
+    /// It was not told of the size that the disk has.
+    is_untold: AtomicBool,
     ending: Mutex<Ending>,
     /// Of the session that ends: see [`Device::session_ends`].
     is_taken_again: AtomicBool,
@@ -189,6 +193,8 @@ impl BlockPort {
             places: Mutex::new(None),
             claim: Mutex::new(None),
             notifier: Mutex::new(None),
+            is_connected: AtomicBool::new(false),
+            is_untold: AtomicBool::new(false),
             ending: Mutex::default(),
             is_taken_again: AtomicBool::new(false),
         }))
@@ -284,18 +290,34 @@ impl BlockPort {
     }
 
     /// Looks at the size of the image again (`None`), or changes the size of a memory or null disk,
-    /// and tells the guest when it changed. Returns the size. Requests beyond a smaller size fail
-    /// from then on.
+    /// and tells the guest when it changed, or was not told before. Returns the size. Requests beyond a
+    /// smaller size fail from then on. With [`BlockError::GuestNotTold`] the disk has the new size as well.
     pub fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
         let len = self.backend.resize(new_len_bytes)?;
-        if self.state.len_bytes.swap(len, Ordering::Relaxed) != len {
+        let is_new = self.state.len_bytes.swap(len, Ordering::Relaxed) != len;
+        if is_new {
             tracing::info!(port = %self.name, len_bytes = len, "disk resized");
-            let notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            if let Some(notifier) = notifier {
-                notifier.config_changed();
-            }
+        }
+        if is_new || self.is_untold.load(Ordering::SeqCst) {
+            self.tell_size(len)?;
         }
         Ok(len)
+    }
+
+    /// Has the guest read its config space again. Where no front end is, there is nobody to tell.
+    fn tell_size(&self, len_bytes: u64) -> Result<(), BlockError> {
+        let notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let told = match notifier {
+            Some(notifier) => notifier.config_changed(),
+            None if self.is_connected.load(Ordering::SeqCst) => Err(NotTold::NoChannel),
+            None => Ok(()),
+        };
+        self.is_untold.store(told.is_err(), Ordering::SeqCst);
+        told.map_err(|source| BlockError::GuestNotTold {
+            port: self.name.clone(),
+            len_bytes,
+            source,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<QueueState>> {
@@ -509,6 +531,12 @@ impl Device for BlockPort {
 
     fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>) {
         *self.notifier.lock().unwrap_or_else(PoisonError::into_inner) = notifier;
+    }
+
+    fn connected(&self, up: bool) {
+        self.is_connected.store(up, Ordering::SeqCst);
+        // Whoever comes next reads the size first.
+        self.is_untold.fetch_and(up, Ordering::SeqCst);
     }
 
     fn session_ends(&self, is_taken_again: bool) {

@@ -118,6 +118,19 @@ pub enum BlockError {
         /// Why, with the limit.
         reason: String,
     },
+    /// The disk has its new size, of which its guest does not know.
+    #[error(
+        "disk {port} has {len_bytes} bytes now, but its guest was not told: {source}; the guest sees the size \
+         once its VMM has connected again or the VM was restarted, and another resize tries to tell it again"
+    )]
+    GuestNotTold {
+        /// The port's name.
+        port: String,
+        /// The size now.
+        len_bytes: u64,
+        /// Why.
+        source: vhost_user::NotTold,
+    },
 }
 
 impl BlockError {

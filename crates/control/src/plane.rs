@@ -92,7 +92,7 @@ pub trait Plane: Send + Sync + 'static {
     fn resume(&self, vm: &str, port: &str) -> Result<usize, PlaneError>;
 
     /// Takes over a disk's new size: that of the file, or `len_bytes` where there is none. Returns
-    /// the size in bytes.
+    /// the size in bytes. [`PlaneError::Conflict`]: the disk has it, but the guest could not be told.
     fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError>;
 
     /// Plugs the cable in or out. Returns whether a connected guest can see it at its carrier.

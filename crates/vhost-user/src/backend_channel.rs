@@ -3,12 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use base::peer_fd::PeerFd;
+use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 use zerocopy::IntoBytes;
 
 use crate::codec::{Header, Request};
-use crate::device::ConfigNotifier;
+use crate::device::{ConfigNotifier, NotTold};
 use crate::error::VhostUserError;
 use crate::wire::send_once;
 
@@ -44,12 +45,16 @@ impl AsFd for BackendChannel {
 }
 
 impl ConfigNotifier for BackendChannel {
-    fn config_changed(&self) {
+    fn config_changed(&self) -> Result<(), NotTold> {
         let header = Header::request(CONFIG_CHANGE, 0, false);
-        // A front end that does not read this channel has enough such messages in it already; one
-        // that is gone needs none.
-        if let Err(error) = send_once(self.socket.as_fd(), header.as_bytes(), &[]) {
-            tracing::warn!(port = %self.port, "config change not sent to the VMM: {error}");
-        }
+        let error = match send_once(self.socket.as_fd(), header.as_bytes(), &[]) {
+            Ok(sent) if sent == header.as_bytes().len() => return Ok(()),
+            // So small a message goes as a whole on a Unix socket; on anything else it is no message.
+            Ok(_) => NotTold::Dead { errno: Errno::IO.raw_os_error() },
+            Err(Errno::AGAIN) => NotTold::Full,
+            Err(errno) => NotTold::Dead { errno: errno.raw_os_error() },
+        };
+        tracing::warn!(port = %self.port, "config change not sent to the VMM: {error}");
+        Err(error)
     }
 }

@@ -60,8 +60,25 @@ impl DeviceError {
 /// Tells the VMM that the device's config space changed (disk resized, link state). Given to the
 /// device by the session; a no-op while no front end with a back-end channel is connected.
 pub trait ConfigNotifier: Send + Sync {
-    /// Sends `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
-    fn config_changed(&self);
+    /// Sends `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`; never blocks.
+    fn config_changed(&self) -> Result<(), NotTold>;
+}
+
+/// Why a VMM was not told of a config change.
+#[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
+pub enum NotTold {
+    /// It sent no `SET_BACKEND_REQ_FD`, or did not negotiate config space.
+    #[error("its VMM set up no back-end channel for config changes (SET_BACKEND_REQ_FD)")]
+    NoChannel,
+    /// The channel is full.
+    #[error("its VMM does not read its back-end channel, which is full")]
+    Full,
+    /// The channel is gone, or no socket.
+    #[error("the back-end channel of its VMM takes no message: {}", std::io::Error::from_raw_os_error(*.errno))]
+    Dead {
+        /// What sending gave.
+        errno: i32,
+    },
 }
 
 /// One port as its session sees it. Methods are called from the session's thread, one at a time;

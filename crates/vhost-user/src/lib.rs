@@ -87,7 +87,7 @@ mod shared_memory;
 mod status;
 mod wire;
 
-pub use device::{ConfigNotifier, Device, DeviceError, DeviceKind};
+pub use device::{ConfigNotifier, Device, DeviceError, DeviceKind, NotTold};
 pub use endpoint::Endpoint;
 pub use error::{MessageName, VhostUserError};
 pub use keeper::{Keeper, NullKeeper};

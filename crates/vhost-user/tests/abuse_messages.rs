@@ -363,7 +363,7 @@ fn abuse_P8_no_mappings_either_way() {
     // A VMM that "answers" or asks on that channel is not read at all.
     let channel = FrontEnd::on(ours);
     channel.send_id(9, &[0; 64], &[memfd(4096).as_fd()], true);
-    device.notifier().unwrap().config_changed();
+    device.notifier().unwrap().config_changed().unwrap();
     let sent = channel.reply();
     assert_eq!((sent.header.request, sent.fds.len()), (2, 0));
     for id in [33, 41, 42, 43, 44] {

@@ -12,7 +12,7 @@ use queue::testing::ModelDriver;
 use std::sync::Arc;
 
 use vhost_user::codec::{self, Request, feature, protocol};
-use vhost_user::{DeviceKind, Endpoint, NullKeeper};
+use vhost_user::{DeviceKind, Endpoint, NotTold, NullKeeper};
 use zerocopy::{FromBytes, IntoBytes};
 
 #[test]
@@ -262,13 +262,32 @@ fn config_changes_reach_the_vmm() {
     front.hello(BASIC);
     let (ours, theirs) = pair();
     front.ok(Request::SetBackendReqFd, &[], &[theirs.as_fd()]);
-    device.notifier().expect("no channel").config_changed();
+    let notifier = device.notifier().expect("no channel");
+    assert_eq!(notifier.config_changed(), Ok(()));
     let channel = FrontEnd::on(ours);
     let message = channel.reply();
     assert_eq!((message.header.request, message.header.flags, message.header.size), (2, 1, 0));
     drop(front);
     device.wait_for(&Call::Connected(false));
     assert!(device.notifier().is_none());
+}
+
+/// Whoever wants the VMM told hears that it was not: of a channel that nobody reads, and of one that is gone.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_B5_V15_a_config_change_that_is_not_sent_is_an_error() {
+    let (device, _server, front) = simple(DeviceKind::Block);
+    front.hello(BASIC);
+    let (ours, theirs) = pair();
+    front.ok(Request::SetBackendReqFd, &[], &[theirs.as_fd()]);
+    drop(theirs);
+    let notifier = device.notifier().expect("no channel");
+    let full = (0..1 << 20).find_map(|_| notifier.config_changed().err());
+    assert_eq!(full, Some(NotTold::Full));
+    drop(ours);
+    let gone = notifier.config_changed().unwrap_err();
+    assert_eq!(gone, NotTold::Dead { errno: rustix::io::Errno::PIPE.raw_os_error() });
+    assert!(gone.to_string().contains("Broken pipe"), "{gone}");
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! The whole port, on real sidecores.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 
 use base::clock::MonotonicClock;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::{GuestMemory, Layout};
 use sidecore::{Sidecore, SidecoreConfig};
-use vhost_user::{ConfigNotifier, Device, DeviceError};
+use vhost_user::{ConfigNotifier, Device, DeviceError, NotTold};
 
 use crate::backend::{Backend, Demands};
 use crate::config::feature;
@@ -86,11 +86,12 @@ impl Guest {
 }
 
 #[derive(Default)]
-struct Notices(AtomicU32);
+struct Notices(AtomicU32, AtomicBool);
 
 impl ConfigNotifier for Notices {
-    fn config_changed(&self) {
+    fn config_changed(&self) -> Result<(), NotTold> {
         self.0.fetch_add(1, Ordering::SeqCst);
+        if self.1.load(Ordering::SeqCst) { Err(NotTold::Full) } else { Ok(()) }
     }
 }
 
@@ -337,6 +338,37 @@ fn a_resize_reaches_guest_config_and_checks() {
         port.resize(Some(1 << 20)).unwrap();
         assert_eq!(notices.0.load(Ordering::SeqCst), 3);
     }
+}
+
+#[test]
+fn abuse_B5_a_resize_that_the_guest_was_not_told_of_says_so() {
+    let port = port(BackendConfig::Memory { len_bytes: 1 << 20 }, |_| {});
+    // Nobody is there to be told.
+    assert_eq!(port.resize(Some(2 << 20)).unwrap(), 2 << 20);
+    port.connected(true);
+    let text = port.resize(Some(3 << 20)).unwrap_err().to_string();
+    assert!(
+        text.contains("has 3145728 bytes now") && text.contains("no back-end channel"),
+        "{text}"
+    );
+    assert_eq!(port.len_bytes(), 3 << 20, "it was resized all the same");
+    assert!(port.resize(None).is_err(), "nor was it told meanwhile");
+    let notices = Arc::new(Notices::default());
+    port.set_notifier(Some(notices.clone()));
+    notices.1.store(true, Ordering::SeqCst);
+    let text = port.resize(None).unwrap_err().to_string();
+    assert!(text.contains("which is full"), "{text}");
+    notices.1.store(false, Ordering::SeqCst);
+    assert_eq!(port.resize(None).unwrap(), 3 << 20);
+    assert_eq!(port.resize(None).unwrap(), 3 << 20);
+    assert_eq!(notices.0.load(Ordering::SeqCst), 2, "once more, and then no more");
+    // A front end that connects anew reads the size.
+    notices.1.store(true, Ordering::SeqCst);
+    assert!(port.resize(Some(1 << 20)).is_err());
+    port.set_notifier(None);
+    port.connected(false);
+    port.connected(true);
+    assert_eq!(port.resize(None).unwrap(), 1 << 20);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use block::BlockPort;
+use block::{BlockError, BlockPort};
 use control::config::{CreditConfig, PortConfig};
 use control::plane::{
     ChannelStatus, CopyWork, Detached, HolderStatus, LogFilter, ModuleStatus, PipeStatus, Plane,
@@ -316,7 +316,10 @@ impl Plane for Host {
 
     fn resize(&self, vm: &str, port: &str, len_bytes: Option<u64>) -> Result<u64, PlaneError> {
         let disk = self.disk(vm, port)?;
-        disk.resize(len_bytes).map_err(|e| PlaneError::Refused(e.to_string()))
+        disk.resize(len_bytes).map_err(|e| match e {
+            BlockError::GuestNotTold { .. } => PlaneError::Conflict(e.to_string()),
+            _ => PlaneError::Refused(e.to_string()),
+        })
     }
 
     fn set_link(&self, vm: &str, port: &str, up: bool) -> Result<bool, PlaneError> {

@@ -253,7 +253,8 @@ impl Session {
             && !self.port.health.is_live()
             && let Some(notifier) = self.notifier()
         {
-            notifier.config_changed();
+            // The err descriptor and the log say so in any case.
+            let _ = notifier.config_changed();
         }
     }
 
