@@ -43,7 +43,8 @@ impl Bytes<'_> {
 
     fn desc(&mut self) -> RawDesc {
         let len = if self.u8().is_multiple_of(8) { self.u32() } else { u32::from(self.u8()) * 16 };
-        let flags = if self.u8().is_multiple_of(4) { self.u16() } else { u16::from(self.u8() & 0x87) };
+        let flags =
+            if self.u8().is_multiple_of(4) { self.u16() } else { u16::from(self.u8() & 0x87) };
         RawDesc { addr: self.addr(), len, flags, tail: u16::from(self.u8() % 20) }
     }
 }
@@ -124,8 +125,7 @@ fuzz_target!(|data: &[u8]| {
     let size = if layout == Layout::Split { 1 << (choice >> 4 & 3) } else { 1 + (choice >> 4) };
     let driver = ModelDriver::with_options(layout, u16::from(size), options);
     let mut queue = driver.queue();
-    let mut state =
-        State { batch: Batch::new(16, 64), held: ChainBuf::new(64), done: Vec::new() };
+    let mut state = State { batch: Batch::new(16, 64), held: ChainBuf::new(64), done: Vec::new() };
     for _ in 0..200 {
         if input.0.is_empty() {
             break;

@@ -17,7 +17,8 @@ use rustix::net::{
 };
 use vhost_user::codec::{Fds, Header, Request};
 use vhost_user::{
-    ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, NullKeeper, PortConfig, serve_port,
+    ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, MemoryShare, NullKeeper, PortConfig,
+    serve_port,
 };
 use zerocopy::IntoBytes;
 
@@ -114,8 +115,12 @@ fuzz_target!(|data: &[u8]| {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let device = Arc::new(Sink { block: first & 1 == 1, vrings: Mutex::default() });
-    let config =
-        PortConfig { name: "fuzz".to_owned(), endpoint: Endpoint::Fd(ours), socket_mode: 0 };
+    let config = PortConfig {
+        name: "fuzz".to_owned(),
+        endpoint: Endpoint::Fd(ours),
+        socket_mode: 0,
+        memory_share: MemoryShare::new(),
+    };
     let stats = (0..QUEUES).map(|_| Arc::default()).collect();
     let server = serve_port(config, device.clone(), stats, Arc::new(NullKeeper)).unwrap();
     let driver = ModelDriver::new(Layout::Split, 16);

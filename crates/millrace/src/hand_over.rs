@@ -37,13 +37,12 @@ impl Keeper for HandOver {
         }
         let Some((state, fds)) = self.before.load(port)? else { return Ok(None) };
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        self.now.save(port, &state, &borrowed)?;
-        self.before.forget(port)?;
+        self.moved(port, self.now.save(port, &state, &borrowed), Self::forget_session);
         Ok(Some((state, fds)))
     }
 
     fn forget(&self, port: &str) -> Result<(), VhostUserError> {
-        self.before.forget(port)?;
+        self.forget_session(port);
         self.now.forget(port)
     }
 
@@ -56,14 +55,37 @@ impl Keeper for HandOver {
             return Ok(Some(found));
         }
         let Some(file) = self.before.load_file(port)? else { return Ok(None) };
-        self.now.save_file(port, file.as_fd())?;
-        self.before.forget_file(port)?;
+        self.moved(port, self.now.save_file(port, file.as_fd()), Self::forget_kept_file);
         Ok(Some(file))
     }
 
     fn forget_file(&self, port: &str) -> Result<(), VhostUserError> {
-        self.before.forget_file(port)?;
+        self.forget_kept_file(port);
         self.now.forget_file(port)
+    }
+}
+
+impl HandOver {
+    /// What was found is used in any case; the holder of before lets go of it once the other has it.
+    fn moved(&self, port: &str, saved: Result<(), VhostUserError>, forget: fn(&Self, &str)) {
+        match saved {
+            Ok(()) => forget(self, port),
+            Err(error) => tracing::warn!(%port, "left with the holder of before: {error}"),
+        }
+    }
+
+    /// A holder that does not answer is gone, most likely, and with it what it had.
+    fn forget_session(&self, port: &str) {
+        if let Err(error) = self.before.forget(port) {
+            tracing::debug!(%port, "the holder of before: {error}");
+        }
+    }
+
+    /// As [`HandOver::forget_session`], of the file.
+    fn forget_kept_file(&self, port: &str) {
+        if let Err(error) = self.before.forget_file(port) {
+            tracing::debug!(%port, "the holder of before: {error}");
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! takes a session over does not know it, and delivers what any driver can take: see [`start`].
 
 use queue::seg::{copy_in, copy_out};
-use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
+use queue::{Batch, Chain, Completion, Position, RingError, Seg, Vring};
 use sidecore::{Ledger, Spent};
 
 use crate::binding::BindMode;
@@ -60,7 +60,7 @@ pub(crate) fn index(features: u64, pairs: u16) -> Option<u16> {
 pub(crate) fn start(port: &mut Port, vring: &Vring) {
     let has = |bit| port.features & bit != 0;
     let filters_vlans = has(features::CTRL_VLAN);
-    let is_used = vring.queue.position().avail != 0;
+    let is_used = vring.queue.position() != Position::fresh();
     if !is_used {
         port.filter = Some(Box::new(Filter::new(port.binding.mac, filters_vlans)));
         port.rx_features = port.features;
@@ -105,7 +105,7 @@ fn serve(
             vring.fail(&RingError::BadRequest { head: chain.id, what });
             break;
         }
-        let answer = if obey(port, &chain) { OK } else { ERR };
+        let answer = if chain.fault.is_none() && obey(port, &chain) { OK } else { ERR };
         copy_in(chain.writable, 0, &[answer]);
         vring.queue.mark_written(chain.writable, 1);
         vring.push(&[Completion { id: chain.id, ndesc: chain.ndesc, written: 1 }]);

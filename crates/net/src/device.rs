@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use base::clock::Clock;
 use base::counter::{Counter, QueueStats};
+use base::log_limit::LogLimit;
 use queue::{GuestMemory, Vring};
 use sidecore::{VmId, Watcher, WorkerRef};
 use stage::FrameStage;
@@ -96,6 +97,7 @@ pub struct NetPort {
     pub(crate) worker: WorkerRef<Engine>,
     pub(crate) place: Place,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) announcements: LogLimit,
     pub(crate) name: String,
     pub(crate) offered: u64,
     pub(crate) queue_pairs: u16,
@@ -297,6 +299,10 @@ impl Device for NetPort {
     /// Refused where the port may not send from `mac`, and then told in the log.
     fn announce(&self, mac: [u8; 6]) {
         let (place, now_ns) = (self.place, self.clock.now_ns());
+        // A VMM announces some five times after a move; each time is a frame for everybody.
+        if self.announcements.admit().is_none() {
+            return;
+        }
         let answer =
             self.worker.call(move |engine, _| engine.announce(place, Mac::new(mac), now_ns));
         let port = &self.name;

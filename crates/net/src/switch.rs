@@ -9,6 +9,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use base::io::Wire;
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_PORTS, MAX_QUEUES};
+use base::log_limit::LogLimit;
 use base::random::{OsRandom, Random};
 use sidecore::{Sidecore, Watcher, WorkerRef};
 
@@ -209,6 +210,7 @@ impl Switch {
             worker: self.worker.clone(),
             place: Place { id, serial },
             clock: Arc::clone(&self.clock),
+            announcements: LogLimit::default(),
             name,
             offered,
             queue_pairs: pairs,

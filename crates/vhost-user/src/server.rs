@@ -23,6 +23,7 @@ use crate::endpoint::{Endpoint, Listener, dial};
 use crate::error::VhostUserError;
 use crate::fruitless::Fruitless;
 use crate::keeper::Keeper;
+use crate::pace::Pace;
 use crate::session::{End, Port, Session};
 use crate::shared_memory::{MemoryCell, SharedRegion};
 use crate::status::PortStatus;
@@ -104,6 +105,7 @@ pub fn serve_port(
         keeper,
         stop: new_event()?,
         stopping: AtomicBool::new(false),
+        pace: Mutex::new(Pace::new(Instant::now())),
     });
     let (alive, ended) = channel();
     let mut server = PortServer {
@@ -351,7 +353,8 @@ impl Runner {
     }
 
     fn serve(&mut self, mut session: Session) {
-        let left_out = self.port.health.log().admit().filter(|_| self.fruitless.are_few());
+        let few = self.fruitless.are_few();
+        let left_out = few.then(|| self.port.health.log().admit()).flatten();
         let is_told = left_out.is_some();
         if is_told {
             tracing::info!(port = %self.port.name, left_out, "front end connected");

@@ -3,16 +3,16 @@
 //!
 //! One thread listens for all such ports.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use base::event::Event;
+use base::peer_fd::PeerFd;
 use base::socket::{self, SocketFile};
 use control::config::{EndpointConfig, SocketMode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SocketFlags;
+use rustix::net::{Shutdown, SocketFlags};
 
 /// Front ends that wait while another one of their port was just turned away.
 const BACKLOG: i32 = 8;
@@ -40,7 +40,8 @@ struct State {
 struct Door {
     name: String,
     why: String,
-    listener: OwnedFd,
+    /// With connections that were not taken, and what lies in them.
+    listener: PeerFd,
 }
 
 /// A port's socket while nothing is behind it. Its path is free once this is dropped.
@@ -82,7 +83,7 @@ impl TurnedAway {
         let (listener, _file) = bound
             .inspect_err(|e| tracing::debug!(port = %name, "no socket to turn away at: {e}"))
             .ok()?;
-        let door = Arc::new(Door { name: name.into(), why: why.into(), listener });
+        let door = Arc::new(Door { name: name.into(), why: why.into(), listener: listener.into() });
         self.0.change(|state| state.doors.push(Arc::clone(&door)));
         Some(Closed { shared: Arc::clone(&self.0), door, _file })
     }
@@ -116,7 +117,9 @@ impl Watched {
         self.open_at = now + PAUSE;
         let accepted = rustix::net::accept_with(&self.door.listener, SocketFlags::CLOEXEC);
         // It went by itself, or there is no descriptor for it: it is looked at again.
-        let Ok(_front_end) = accepted else { return };
+        let Ok(front_end) = accepted.map(PeerFd::from) else { return };
+        // It sees the end at once, whoever closes it when.
+        let _ = rustix::net::shutdown(&front_end, Shutdown::Both);
         self.count += 1;
         if self.log_at <= now {
             let Door { name, why, .. } = &*self.door;

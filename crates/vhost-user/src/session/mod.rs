@@ -15,8 +15,8 @@ mod start;
 mod vring;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use base::counter::QueueStats;
@@ -56,6 +56,8 @@ pub(crate) struct Port {
     pub stop: Event,
     /// Set before `stop` is rung, so that a flood of messages cannot hide it.
     pub stopping: AtomicBool,
+    /// Of all sessions: one that comes again does not begin anew.
+    pub pace: Mutex<Pace>,
 }
 
 impl Port {
@@ -139,7 +141,6 @@ pub(crate) struct Session {
     served: bool,
     /// The socket goes on in the holder.
     is_left: bool,
-    pace: Pace,
     slowed: u64,
     /// Tells the port's owner what changed.
     publish: Box<dyn Fn(&Session) + Send>,
@@ -190,7 +191,6 @@ impl Session {
             heard: false,
             served: false,
             is_left: false,
-            pace: Pace::new(Instant::now()),
             slowed: 0,
             publish,
         }
@@ -241,7 +241,9 @@ impl Session {
 
     /// Waits, but not longer than until the stop, if the front end sends too much.
     fn keep_pace(&mut self) {
-        let Some(left) = self.pace.note(Instant::now()) else { return };
+        let mut pace = self.port.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(left) = pace.note(Instant::now()) else { return };
+        drop(pace);
         self.slowed += 1;
         // One that fails waits less.
         let _ = wire::pause(self.port.stop.as_fd(), left);
