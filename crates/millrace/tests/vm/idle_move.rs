@@ -27,7 +27,7 @@ fn start(lab: &Lab, name: &str) -> Daemon {
 fn guest(name: &str, at: &Daemon) -> GuestBuilder {
     let mut net = Net::vhost_user(at.socket("a", "n"));
     net.mac = Some(mac_of("a", 0));
-    Guest::builder(name).net(net).address(format!("{GUEST}/24"))
+    Guest::builder(name).net(net)
 }
 
 /// Where the bridge sends what is for the guest.
@@ -104,7 +104,8 @@ fn an_idle_vm_that_moves_is_found_at_once() {
     lab.net().bridge("br0").unwrap();
     lab.net().address("br0", HOST).unwrap();
     let daemons = ["d", "e"].map(|name| start(&lab, name));
-    let mut at = guest("a0", &daemons[0]).start(&lab).unwrap();
+    let first = guest("a0", &daemons[0]).address(format!("{GUEST}/24"));
+    let mut at = first.start(&lab).unwrap();
     at.wait_ready(BOOT).unwrap();
     // What a kernel says by itself now and then.
     at.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap();

@@ -275,8 +275,9 @@ fn wrong_settings_are_refused_with_their_limits() {
 struct Notifier(AtomicUsize);
 
 impl ConfigNotifier for Notifier {
-    fn config_changed(&self) {
+    fn config_changed(&self) -> Result<(), vhost_user::NotTold> {
         self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 }
 
