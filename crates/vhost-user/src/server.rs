@@ -62,7 +62,7 @@ pub struct PortServer {
     forget: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     /// Closed by the thread as it ends.
-    ended: Receiver<()>,
+    ended: Mutex<Receiver<()>>,
 }
 
 impl std::fmt::Debug for PortServer {
@@ -114,7 +114,7 @@ pub fn serve_port(
         memory: Arc::default(),
         forget: Arc::default(),
         thread: None,
-        ended,
+        ended: Mutex::new(ended),
     };
     let (status, forget) = (server.status.clone(), server.forget.clone());
     let (memory, fruitless) = (server.memory.clone(), Fruitless::default());
@@ -202,13 +202,17 @@ impl PortServer {
     /// [`Endpoint::Fd`] does.
     pub fn wait(mut self) {
         // Never sent to: it returns when the thread ends.
-        let _ = self.ended.recv();
+        let _ = self.ended().recv();
         self.join();
+    }
+
+    fn ended(&mut self) -> &mut Receiver<()> {
+        self.ended.get_mut().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Waits for the end of the thread, but not for ever: whoever stops a port may hold up others.
     fn join(&mut self) {
-        if self.ended.recv_timeout(JOIN_LIMIT) == Err(RecvTimeoutError::Timeout) {
+        if self.ended().recv_timeout(JOIN_LIMIT) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(
                 port = %self.port.name,
                 "the session thread does not end within {} s; it is left behind, with what it has",
