@@ -271,7 +271,7 @@ fn vsock_status(config: &VsockConfig, engine: Option<&Engine>) -> VsockStatus {
     VsockStatus { cid: config.cid, path: config.path.clone(), open_connections }
 }
 
-/// The counters of a port's queues up to the last one that runs, or ran: disks offer more queues than most
+/// The counters of a disk's queues up to the last one that runs, or ran: disks offer more queues than most
 /// VMMs set up.
 fn shown_queues(all: &[Arc<QueueStats>], states: &[QueueStatus]) -> Vec<Arc<QueueStats>> {
     let is_used = |index: usize| {
@@ -295,7 +295,12 @@ pub fn port_metrics(port: &Port, all: &mut Metrics) {
         healthy: live
             .is_some_and(|l| session.broken.is_none() && storage_trouble(&l.engine).is_none()),
         connections: session.sessions,
-        queues: live.map(|l| shown_queues(&l.stats, &session.queues)).unwrap_or_default(),
+        queues: live
+            .map(|l| match l.engine {
+                Engine::Disk(_) => shown_queues(&l.stats, &session.queues),
+                _ => l.stats.clone(),
+            })
+            .unwrap_or_default(),
     });
     let labels = || vec![("vm", port.vm.clone()), ("port", port.config.name().to_owned())];
     let values = [
