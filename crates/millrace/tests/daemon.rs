@@ -62,7 +62,7 @@ fn the_daemon_shows_serves_and_ends_cleanly() {
         "millrace_switch_held_ns_total{switch=\"lan\"} 0",
         "millrace_worker_moves_total{worker=\"switch lan\",sidecore=\"0\"} 0",
         "millrace_worker_moves_total{worker=\"vsock shop\",sidecore=\"0\"} 0",
-        "millrace_disk_latency_nanoseconds_count{vm=\"web\",port=\"root\",queue=\"0\"} 0",
+        "millrace_disk_flush_failed{vm=\"web\",port=\"root\"} 0",
         "millrace_port_healthy{vm=\"db\",port=\"broken\",kind=\"disk\"} 0",
         "millrace_sidecore_panics_total{sidecore=\"0\"} 0",
     ] {
