@@ -21,7 +21,11 @@ pub mod limits;
 pub mod log_limit;
 pub mod notify;
 pub mod numa;
+pub mod panic;
 pub mod peer_fd;
 pub mod random;
 pub mod shm;
 pub mod socket;
+#[cfg(any(test, feature = "testing"))]
+#[allow(clippy::unwrap_used)]
+pub mod testing;

@@ -19,6 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::net::Shutdown;
+
 /// Most threads that close.
 const MAX_CLOSERS: usize = 16;
 
@@ -53,6 +55,12 @@ impl PeerFd {
             Some(fd) => fd,
             None => unreachable!("only taken when the value goes"),
         }
+    }
+
+    /// Has the peer of a socket see the end at once, whenever the descriptor is closed.
+    pub fn hang_up(&self) {
+        // One that is gone has seen it.
+        let _ = rustix::net::shutdown(self, Shutdown::Both);
     }
 
     /// A second descriptor of the same file.
@@ -173,26 +181,11 @@ impl Closers {
 #[cfg(test)]
 #[allow(non_snake_case)]
 mod tests {
-    use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::time::Instant;
 
     use super::*;
-
-    /// A socket whose close waits until its peer has read, for ten minutes at most.
-    fn lingering() -> (OwnedFd, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let theirs = listener.accept().unwrap().0;
-        ours.set_nonblocking(true).unwrap();
-        let chunk = [0u8; 64 << 10];
-        while ours.write(&chunk).is_ok() {}
-        ours.set_nonblocking(false).unwrap();
-        let linger = Some(Duration::from_secs(600));
-        rustix::net::sockopt::set_socket_linger(&ours, linger).unwrap();
-        (ours.into(), theirs)
-    }
+    use crate::testing::lingering;
 
     /// Waits until somebody has closed the other end.
     fn is_closed(reader: OwnedFd) {

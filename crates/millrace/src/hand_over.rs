@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base::peer_fd::PeerFd;
 use control::holders::HolderList;
 use vhost_user::holder::HolderKeeper;
-use vhost_user::keeper::SavedSession;
+use vhost_user::keeper::{SavedSession, file_key};
 use vhost_user::{Keeper, VhostUserError};
 
 /// Keeps what one keeper keeps; what that lacks is looked for in the holder of before, once.
@@ -37,12 +37,12 @@ impl Keeper for HandOver {
         }
         let Some((state, fds)) = self.before.load(port)? else { return Ok(None) };
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        self.moved(port, self.now.save(port, &state, &borrowed), Self::forget_session);
+        self.moved(port, self.now.save(port, &state, &borrowed));
         Ok(Some((state, fds)))
     }
 
     fn forget(&self, port: &str) -> Result<(), VhostUserError> {
-        self.forget_session(port);
+        self.forget_before(port);
         self.now.forget(port)
     }
 
@@ -55,36 +55,24 @@ impl Keeper for HandOver {
             return Ok(Some(found));
         }
         let Some(file) = self.before.load_file(port)? else { return Ok(None) };
-        self.moved(port, self.now.save_file(port, file.as_fd()), Self::forget_kept_file);
+        self.moved(&file_key(port), self.now.save_file(port, file.as_fd()));
         Ok(Some(file))
-    }
-
-    fn forget_file(&self, port: &str) -> Result<(), VhostUserError> {
-        self.forget_kept_file(port);
-        self.now.forget_file(port)
     }
 }
 
 impl HandOver {
     /// What was found is used in any case; the holder of before lets go of it once the other has it.
-    fn moved(&self, port: &str, saved: Result<(), VhostUserError>, forget: fn(&Self, &str)) {
+    fn moved(&self, key: &str, saved: Result<(), VhostUserError>) {
         match saved {
-            Ok(()) => forget(self, port),
-            Err(error) => tracing::warn!(%port, "left with the holder of before: {error}"),
+            Ok(()) => self.forget_before(key),
+            Err(error) => tracing::warn!(key, "left with the holder of before: {error}"),
         }
     }
 
     /// A holder that does not answer is gone, most likely, and with it what it had.
-    fn forget_session(&self, port: &str) {
-        if let Err(error) = self.before.forget(port) {
-            tracing::debug!(%port, "the holder of before: {error}");
-        }
-    }
-
-    /// As [`HandOver::forget_session`], of the file.
-    fn forget_kept_file(&self, port: &str) {
-        if let Err(error) = self.before.forget_file(port) {
-            tracing::debug!(%port, "the holder of before: {error}");
+    fn forget_before(&self, key: &str) {
+        if let Err(error) = self.before.forget(key) {
+            tracing::debug!(key, "the holder of before: {error}");
         }
     }
 }

@@ -63,12 +63,14 @@ impl Mapping {
     /// is a text that says why not.
     pub fn check(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, String> {
         let page_bytes = page_bytes(fd)?;
-        check_kind(fd)?;
+        let size = file_size(fd)?;
         if !offset.is_multiple_of(PAGE_BYTES) {
             return Err(format!("file offset {offset:#x} is not a multiple of {PAGE_BYTES}"));
         }
         let end = offset.checked_add(len).ok_or("file range wraps around")?;
-        check_size(fd, end)?;
+        if size < end {
+            return Err(format!("the file has {size:#x} bytes; {end:#x} are needed"));
+        }
         Ok(page_bytes)
     }
 
@@ -166,9 +168,9 @@ fn page_bytes(fd: BorrowedFd<'_>) -> Result<u64, String> {
     }
 }
 
-/// Files only, open for reading and writing. A device is none, whatever file system its node is on:
+/// Bytes of a file that is open for reading and writing; nothing else is memory. A device is none, whatever file system its node is on:
 /// pages that are read from `/dev/zero` are the daemon's own memory.
-fn check_kind(fd: BorrowedFd<'_>) -> Result<(), String> {
+fn file_size(fd: BorrowedFd<'_>) -> Result<u64, String> {
     let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
@@ -178,17 +180,7 @@ fn check_kind(fd: BorrowedFd<'_>) -> Result<(), String> {
     if flags & OFlags::RWMODE != OFlags::RDWR {
         return Err("the file is not open for reading and writing".into());
     }
-    Ok(())
-}
-
-/// The file must hold the whole range.
-fn check_size(fd: BorrowedFd<'_>, end: u64) -> Result<(), String> {
-    let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
-    let size = stat.st_size as u64;
-    if size < end {
-        return Err(format!("the file has {size:#x} bytes; {end:#x} are needed"));
-    }
-    Ok(())
+    Ok(stat.st_size as u64)
 }
 
 #[cfg(test)]

@@ -5,17 +5,9 @@
 
 use std::os::fd::AsFd;
 
-use base::event::Event;
+use base::testing::fill_and_block;
 use queue::testing::ModelDriver;
 use queue::{Batch, Completion, Layout, Queue, RingError, RingSetup, Vring};
-use rustix::fs::OFlags;
-
-/// Fills the eventfd and makes it blocking, as its other owner can at any time.
-fn block(event: &Event) {
-    rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    let flags = rustix::fs::fcntl_getfl(event).unwrap();
-    rustix::fs::fcntl_setfl(event, flags - OFlags::NONBLOCK).unwrap();
-}
 
 fn complete_one(driver: &mut ModelDriver, vring: &mut Vring) {
     let buffer = driver.buffer(b"x");
@@ -32,7 +24,7 @@ fn abuse_V2_a_full_blocking_call_holds_up_nobody() {
     for layout in [Layout::Split, Layout::Packed] {
         let mut driver = ModelDriver::new(layout, 32);
         let mut vring = driver.vring(0);
-        block(driver.call_event());
+        fill_and_block(driver.call_event());
         for _ in 0..20 {
             complete_one(&mut driver, &mut vring);
             vring.notify();
@@ -49,7 +41,7 @@ fn abuse_V2_a_full_blocking_call_does_not_hold_up_a_start() {
     let mut vring = driver.vring(0);
     complete_one(&mut driver, &mut vring);
     let start = vring.queue.position();
-    block(driver.call_event());
+    fill_and_block(driver.call_event());
     let setup = RingSetup { start, ..driver.setup() };
     let queue = Queue::new(driver.memory(), setup).unwrap();
     let vring = Vring::new(queue, driver.parts(0)).unwrap();
@@ -60,7 +52,7 @@ fn abuse_V2_a_full_blocking_call_does_not_hold_up_a_start() {
 fn abuse_V2_a_full_blocking_err_does_not_hold_up_a_break() {
     let driver = ModelDriver::new(Layout::Split, 8);
     let mut vring = driver.vring(0);
-    block(driver.err_event());
+    fill_and_block(driver.err_event());
     vring.fail(&RingError::BadInflight("a test".into()));
     assert!(!driver.health().is_live() && vring.parts.err.is_some());
 }

@@ -15,8 +15,6 @@ use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 use base::peer_fd::PeerFd;
 use queue::MemoryShare;
 use queue::vring::PortHealth;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::Shutdown;
 
 use crate::device::Device;
 use crate::endpoint::{Endpoint, Listener, dial};
@@ -27,7 +25,7 @@ use crate::pace::Pace;
 use crate::session::{End, Port, Session};
 use crate::shared_memory::{MemoryCell, SharedRegion};
 use crate::status::PortStatus;
-use crate::wire::retry;
+use crate::wire::wait_for;
 
 /// Stack of a session's thread: the deepest path (a message's control data, a JSON blob) needs
 /// about 30 KiB; there may be a thousand such threads.
@@ -241,14 +239,8 @@ impl Drop for PortServer {
 
 /// Runs `session` to its end, a panic included.
 fn guarded(session: impl FnOnce() -> End) -> End {
-    match catch_unwind(AssertUnwindSafe(session)) {
-        Ok(end) => end,
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            End::Panicked(text.unwrap_or_else(|| "no text".into()))
-        }
-    }
+    catch_unwind(AssertUnwindSafe(session))
+        .unwrap_or_else(|panic| End::Panicked(base::panic::message(&*panic).to_owned()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -513,8 +505,7 @@ impl Runner {
             Ok(None) => {}
             Ok(Some(second)) => {
                 lock(&self.status).refused += 1;
-                // It sees the end at once, whoever closes it when.
-                let _ = rustix::net::shutdown(&second, Shutdown::Both);
+                second.hang_up();
                 if let Some(left_out) = self.port.health.log().admit() {
                     tracing::warn!(
                         port = %self.port.name,
@@ -532,14 +523,4 @@ impl Runner {
         }
         Ok(())
     }
-}
-
-/// Which of the descriptors are readable (or hung up), waiting until one is.
-fn wait_for(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<Vec<bool>, VhostUserError> {
-    let mut set: Vec<PollFd<'_>> =
-        fds.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-    let limit = limit
-        .map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) });
-    retry(|| poll(&mut set, limit.as_ref())).map_err(VhostUserError::io("waiting"))?;
-    Ok(set.iter().map(|p| !p.revents().is_empty()).collect())
 }

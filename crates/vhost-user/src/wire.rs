@@ -214,13 +214,17 @@ fn wait(
     Ok(set[1].revents().is_empty())
 }
 
-/// Waits for `limit`, or until `stop` fires.
-pub(crate) fn pause(stop: BorrowedFd<'_>, limit: Duration) -> Result<(), VhostUserError> {
-    let limit =
-        Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-    let mut set = [PollFd::from_borrowed_fd(stop, PollFlags::IN)];
-    retry(|| poll(&mut set, Some(&limit))).map_err(VhostUserError::io("waiting"))?;
-    Ok(())
+/// Which of the descriptors are readable (or hung up), waiting until one is.
+pub(crate) fn wait_for(
+    fds: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+) -> Result<Vec<bool>, VhostUserError> {
+    let mut set: Vec<PollFd<'_>> =
+        fds.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    let limit = limit
+        .map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) });
+    retry(|| poll(&mut set, limit.as_ref())).map_err(VhostUserError::io("waiting"))?;
+    Ok(set.iter().map(|p| !p.revents().is_empty()).collect())
 }
 
 /// Descriptors collected over the pieces of one message.

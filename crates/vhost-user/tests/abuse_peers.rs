@@ -3,43 +3,17 @@
 
 mod common;
 
-use std::io::Write;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
+use base::testing::{fill_and_block, lingering};
 use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
-use rustix::fs::OFlags;
 use vhost_user::codec::{self, Request, feature};
 use vhost_user::{DeviceKind, Endpoint, NullKeeper};
 use zerocopy::IntoBytes;
-
-/// A socket whose close waits until its peer has read, for ten minutes at most; and the peer.
-fn lingering() -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let theirs = listener.accept().unwrap().0;
-    ours.set_nonblocking(true).unwrap();
-    let chunk = [0u8; 64 << 10];
-    while ours.write(&chunk).is_ok() {}
-    ours.set_nonblocking(false).unwrap();
-    let linger = Some(Duration::from_secs(600));
-    rustix::net::sockopt::set_socket_linger(&ours, linger).unwrap();
-    (ours.into(), theirs)
-}
-
-/// Fills an eventfd and makes it blocking, as its other owner can at any time.
-fn block(event: impl AsFd) {
-    // What was rung before.
-    let _ = rustix::io::read(&event, &mut [0u8; 8]);
-    rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    let flags = rustix::fs::fcntl_getfl(&event).unwrap();
-    rustix::fs::fcntl_setfl(&event, flags - OFlags::NONBLOCK).unwrap();
-}
 
 /// Descriptors whose close hangs are in messages before the session begins, and nowhere else: whoever
 /// closes them there is the last.
@@ -98,8 +72,8 @@ fn abuse_V2_full_blocking_doorbells_hold_up_no_session() {
     let mut driver = ModelDriver::new(Layout::Split, 16);
     front.start(BASIC, &driver);
     io(&device, &mut driver, 0, 3);
-    block(driver.call_event());
-    block(driver.err_event());
+    fill_and_block(driver.call_event());
+    fill_and_block(driver.err_event());
     let base = front.get_base(0);
     front.set_ring(0, &driver, base);
     front.set_doorbells(0, &driver);

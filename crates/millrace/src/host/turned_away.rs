@@ -12,7 +12,7 @@ use base::peer_fd::PeerFd;
 use base::socket::{self, SocketFile};
 use control::config::{EndpointConfig, SocketMode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{Shutdown, SocketFlags};
+use rustix::net::SocketFlags;
 
 /// Front ends that wait while another one of their port was just turned away.
 const BACKLOG: i32 = 8;
@@ -118,8 +118,6 @@ impl Watched {
         let accepted = rustix::net::accept_with(&self.door.listener, SocketFlags::CLOEXEC);
         // It went by itself, or there is no descriptor for it: it is looked at again.
         let Ok(front_end) = accepted.map(PeerFd::from) else { return };
-        // It sees the end at once, whoever closes it when.
-        let _ = rustix::net::shutdown(&front_end, Shutdown::Both);
         self.count += 1;
         if self.log_at <= now {
             let Door { name, why, .. } = &*self.door;
@@ -130,6 +128,8 @@ impl Watched {
             );
             (self.log_at, self.count) = (now + LOG_PAUSE, 0);
         }
+        // Last: who sees the end finds the reason in the log.
+        front_end.hang_up();
     }
 }
 

@@ -26,7 +26,6 @@ use base::shm::SharedMemory;
 use queue::MemoryShare;
 use queue::memory::RegionSpec;
 use queue::vring::PortHealth;
-use rustix::net::Shutdown;
 
 use crate::backend_channel::BackendChannel;
 use crate::codec::{Answer, Header, Log, Request};
@@ -246,7 +245,7 @@ impl Session {
         drop(pace);
         self.slowed += 1;
         // One that fails waits less.
-        let _ = wire::pause(self.port.stop.as_fd(), left);
+        let _ = wire::wait_for(&[self.port.stop.as_fd()], Some(left));
     }
 
     /// Has the driver look at the device's status once the port is broken: see [`Session::status`].
@@ -443,11 +442,9 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// The front end sees the end at once, whoever closes the socket when.
     fn drop(&mut self) {
         if !self.is_left {
-            // One that is gone has seen it.
-            let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+            self.socket.hang_up();
         }
     }
 }

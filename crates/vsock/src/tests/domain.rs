@@ -234,10 +234,7 @@ fn abuse_V3_a_call_that_would_block_holds_up_nobody() {
     let (mut bad, _bad_port) = house.running_guest(3);
     let (mut good, _good_port) = house.running_guest(4);
     // The VMM fills its eventfd, and takes back what we set when we got it.
-    let call = bad.rx.call_event();
-    let flags = rustix::fs::fcntl_getfl(call).unwrap();
-    rustix::fs::fcntl_setfl(call, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
-    rustix::io::write(call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    base::testing::fill_and_block(bad.rx.call_event());
     let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
     for guest in [&mut bad, &mut good] {
         let header = guest.header(key, Op::Request);
