@@ -56,6 +56,8 @@ macro_rules! counter_set {
 pub enum DropReason {
     /// The source address is not bound to the sending port.
     Spoofed,
+    /// Its kind is not what the sending port may send.
+    NotAllowed,
     /// The receiver had no buffers for longer than the hold time.
     ReceiverStalled,
     /// No port, no connection or no listener for the destination.
@@ -76,11 +78,12 @@ pub enum DropReason {
 
 impl DropReason {
     /// How many reasons there are.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 10;
 
     /// All reasons, in the order of their counters.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Spoofed,
+        Self::NotAllowed,
         Self::ReceiverStalled,
         Self::NoDestination,
         Self::TooBig,
@@ -95,6 +98,7 @@ impl DropReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::Spoofed => "spoofed",
+            Self::NotAllowed => "not_allowed",
             Self::ReceiverStalled => "receiver_stalled",
             Self::NoDestination => "no_destination",
             Self::TooBig => "too_big",

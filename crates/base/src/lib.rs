@@ -24,6 +24,7 @@ pub mod numa;
 pub mod panic;
 pub mod peer_fd;
 pub mod random;
+pub mod reject_log;
 pub mod shm;
 pub mod socket;
 #[cfg(any(test, feature = "testing"))]

@@ -94,6 +94,27 @@ fn bad_configs_are_told_with_place_and_fix() {
             &[("m.toml:8:11:", "no IP"), ("m.toml:8:11:", "no host"), ("m.toml:8:11:", "integer")],
         ),
         (
+            &format!(
+                "{lan}[[vm]]\nname='v'\n[[vm.net]]\nname='n'\nswitch='lan'\nmac='02:00:00:00:00:01'\nbind_also=['02:00:00:00:00:01', '224.0.0.1', 'x', 7]\nallow=['router', 'router', 'hub', '0x5ff', 3]"
+            ),
+            &[
+                ("m.toml:9:11: vm[0].net[0].bind_also:", "no port's `mac`"),
+                ("m.toml:9:11:", "belongs to no host"),
+                ("m.toml:9:11:", "\"x\""),
+                ("m.toml:9:11:", "has an integer"),
+                ("m.toml:10:7: vm[0].net[0].allow:", "names router twice"),
+                ("m.toml:10:7:", "\"hub\" is no role and no EtherType"),
+                ("m.toml:10:7:", "\"0x5ff\""),
+                ("m.toml:10:7:", "has an integer"),
+            ],
+        ),
+        (
+            &format!(
+                "{lan}[[vm]]\nname='v'\n[[vm.net]]\nname='n'\nswitch='lan'\nbind='mac'\nallow=['any']"
+            ),
+            &[("m.toml:9:7: vm[0].net[0].allow:", "limits only ports with bind")],
+        ),
+        (
             "[[vm]]\nname=\"v\"\n[[vm.disk]]\nname=\"d\"",
             &[("m.toml:3:1: vm[0].disk[0].format:", "never guessed")],
         ),

@@ -90,6 +90,8 @@ fn body() -> impl Strategy<Value = Value> {
         "switch",
         "mac",
         "addresses",
+        "bind_also",
+        "allow",
         "format",
         "size",
         "path",
@@ -117,7 +119,9 @@ fn good_body() -> impl Strategy<Value = Value> {
             let [a, b, c, d, e] = mac;
             let mac = format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}");
             json!({"net": {"name": "n", "switch": "lan", "mac": mac, "queue_pairs": queue_pairs,
-                           "mtu": mtu, "packed": packed, "addresses": ["10.0.0.1", "fe80::1"]}})
+                           "mtu": mtu, "packed": packed, "addresses": ["10.0.0.1", "fe80::1"],
+                           "bind_also": ["00:00:5e:00:01:07", "10.0.0.9"],
+                           "allow": ["dhcp-server", "llc", "0x8847"]}})
         },
     );
     let disk = (0u64..1 << 16, any::<bool>(), 0..3usize).prop_map(|(mib, read_only, kind)| {

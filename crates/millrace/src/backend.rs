@@ -192,6 +192,8 @@ pub fn run_net(args: &Net) -> u8 {
         addresses: Vec::new(),
         // One VM and one wire: there is nobody else to protect.
         bind: control::config::BindMode::Off,
+        bind_also: Default::default(),
+        allow: Vec::new(),
         queue_pairs: args.queue_pairs,
         broadcasts_per_s: 0,
         mtu: 1500,

@@ -3,8 +3,9 @@
 
 mod common;
 
+use common::net_guest::NetGuest;
 use common::session::FrontEnd;
-use common::{BASIC, IN, OUT, Place, driver, millrace, sector, text};
+use common::{BASIC, IN, OUT, Place, driver, millrace, sector, text, wait_used};
 use queue::Layout;
 use serde_json::{Value, json};
 
@@ -335,4 +336,36 @@ fn the_command_line_drives_the_daemon() {
     assert!(text(&run(&["metrics"]).stdout).contains("# TYPE millrace_build_info gauge"));
     assert_eq!(run(&["stop"]).status.code(), Some(0));
     assert_eq!(daemon.ended().code(), Some(0));
+}
+
+#[test]
+fn abuse_V18_the_first_bad_frames_of_a_kind_are_logged_with_their_reason() {
+    let place = Place::new(
+        "[[switch]]\nname='lan'\n[[vm]]\nname='a'\n[[vm.net]]\nname='n'\nswitch='lan'\n",
+    );
+    let daemon = place.start();
+    let mut guest = NetGuest::start(&place, "a", 1);
+    guest.send(0);
+    wait_used(&mut guest.tx);
+    for _ in 0..50 {
+        // A super-packet that nobody negotiated, a PPPoE frame, another's ARP, three bytes.
+        guest.send_with(&[1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0], 0x0800, 0);
+        guest.send_with(&[0; 12], 0x8864, 0);
+        guest.send_with(&[0; 12], 0x8035, 1);
+        guest.send_bytes(&[0; 15]);
+        for _ in 0..4 {
+            wait_used(&mut guest.tx);
+        }
+    }
+    daemon.wait_port("a", "n", &[("health", json!("ok"))]);
+    let log = place.log();
+    for (reason, what) in [
+        ("malformed", "EtherType 0x0800"),
+        ("not_allowed", "EtherType 0x8864"),
+        ("spoofed", "EtherType 0x8035"),
+    ] {
+        let lines: Vec<_> = log.lines().filter(|line| line.contains(reason)).collect();
+        assert_eq!(lines.len(), 1, "{reason}: {log}");
+        assert!(lines[0].contains(what) && lines[0].contains("a/n"), "{}", lines[0]);
+    }
 }

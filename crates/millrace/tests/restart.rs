@@ -3,11 +3,11 @@
 
 mod common;
 
+use common::net_guest::NetGuest;
 use common::session::FrontEnd;
 use common::strace::Strace;
 use common::{BASIC, Daemon, IN, OUT, Place, driver, offer_sector, sector, wait_used};
 use queue::Layout;
-use queue::testing::ModelDriver;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Signal, kill_process};
@@ -97,56 +97,6 @@ fn a_disk_survives_a_clean_restart() {
     disk_survives(Layout::Packed, BASIC | PACKED, |daemon| {
         assert_eq!(daemon.terminate().code(), Some(0));
     });
-}
-
-/// A network port's two rings in one memory, receive first.
-struct NetGuest {
-    _front: FrontEnd,
-    rx: ModelDriver,
-    tx: ModelDriver,
-    mac: [u8; 6],
-}
-
-impl NetGuest {
-    fn start(place: &Place, vm: &str, last_mac_byte: u8) -> Self {
-        let front = FrontEnd::dial(&place.socket(&format!("{vm}-n.sock")));
-        let rx = driver(Layout::Split);
-        let options = queue::testing::ModelOptions::default();
-        let tx = ModelDriver::in_ram(rx.ram().clone(), Layout::Split, 16, options);
-        // VIRTIO_NET_F_MRG_RXBUF is left out: one buffer takes one frame.
-        front.hello(BASIC);
-        front.set_memory(&rx);
-        front.start_ring(0, &rx, 0);
-        front.start_ring(1, &tx, 0);
-        Self { _front: front, rx, tx, mac: [2, 0, 0, 0, 0, last_mac_byte] }
-    }
-
-    /// Sends a broadcast frame of 60 bytes filled with `fill`.
-    fn send(&mut self, fill: u8) {
-        let mut frame = vec![0u8; 12];
-        frame.extend_from_slice(&[0xff; 6]);
-        frame.extend_from_slice(&self.mac);
-        frame.extend_from_slice(&[0x88, 0xb5]);
-        frame.resize(12 + 60, fill);
-        let buffer = self.tx.buffer(&frame);
-        self.tx.offer(&[buffer], &[]);
-        self.tx.kick();
-    }
-
-    /// Posts a receive buffer and returns where it is.
-    fn post(&mut self) -> u64 {
-        let buffer = self.rx.alloc(2048);
-        self.rx.offer(&[], &[(buffer, 2048)]);
-        self.rx.kick();
-        buffer
-    }
-
-    /// The last byte of the frame received in `buffer`.
-    fn receive(&mut self, buffer: u64) -> u8 {
-        let (_, len) = wait_used(&mut self.rx);
-        assert_eq!(len, 72);
-        self.rx.read(buffer, 72)[71]
-    }
 }
 
 #[test]

@@ -3,13 +3,15 @@
 //! A port with a binding owns one MAC address: the configured one, or the first it uses that nobody
 //! else is using. With
 //! [`BindMode::MacAndIp`] it also owns IP addresses: the configured ones, or the first few it uses
-//! that no other port owns. Judged are our own copies of the headers, behind up to two VLAN tags;
+//! that no other port owns. Ports may [share](Shared) addresses besides, which nobody else may use.
+//! Judged are our own copies of the headers, behind up to two VLAN tags;
 //! a packet whose sender cannot be judged (headers beyond [`crate::header::HEAD_LEN`]) is dropped.
 
 use std::sync::Arc;
 
 use base::counter::DropReason;
 
+use crate::allow::Allow;
 use crate::fdb::{Ip, Learn, LearnRules, PortId, Table};
 use crate::header::{Head, L4, Mac, be16, ether_type};
 use crate::metrics::SwitchStats;
@@ -22,8 +24,7 @@ pub enum BindMode {
     Off,
     /// One MAC address.
     Mac,
-    /// One MAC address and the port's own IP addresses; router advertisements and redirects from
-    /// the VM are dropped.
+    /// One MAC address and the port's own IP addresses, and nothing else that [`Allow`] does not name.
     #[default]
     MacAndIp,
 }
@@ -40,6 +41,8 @@ pub(crate) struct Tables {
     pub max_macs_per_port: u32,
     /// Most learned MAC addresses of the uplink: it must leave room for the ports.
     pub max_macs_uplink: u32,
+    /// Addresses that some ports share: no other port may use them.
+    pub shared: Shared,
     pub moves: Moves,
     pub stats: Arc<SwitchStats>,
 }
@@ -66,6 +69,17 @@ impl Tables {
     }
 }
 
+/// Addresses that ports may use besides their own, and that move to the port which used one last: of a
+/// bond, of a service that changes its host (VRRP, keepalived).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub macs: Vec<Mac>,
+    pub ips: Vec<Ip>,
+}
+
+/// A shared address is learned, however many the port has.
+const SHARED_RULES: LearnRules = LearnRules { owner_limit: u32::MAX, may_move: true };
+
 /// The binding of one port.
 #[derive(Debug, Clone)]
 pub(crate) struct Binding {
@@ -76,6 +90,10 @@ pub(crate) struct Binding {
     pub mac_configured: bool,
     /// No addresses configured: learn them.
     pub learn_ips: bool,
+    /// What it may use besides.
+    pub shared: Shared,
+    /// What it may send besides, with [`BindMode::MacAndIp`].
+    pub allow: Allow,
 }
 
 impl Binding {
@@ -90,10 +108,14 @@ impl Binding {
     ) -> Result<(), DropReason> {
         let src = head.src();
         if self.mode == BindMode::Off {
+            if tables.shared.macs.contains(&src) && !self.shared.macs.contains(&src) {
+                return Err(DropReason::Spoofed);
+            }
             return self.learn_mac(port, src, tables, now_ns);
         }
         match self.mac {
             Some(mac) if mac == src => {}
+            _ if tables.shared.macs.contains(&src) => self.use_shared(port, src, tables, now_ns)?,
             Some(_) => return Err(DropReason::Spoofed),
             None => self.bind_first(port, src, tables, now_ns)?,
         }
@@ -101,6 +123,20 @@ impl Binding {
             BindMode::MacAndIp => self.admit_ip(port, head.eth(), src, tables, now_ns),
             _ => Ok(()),
         }
+    }
+
+    /// A frame from a shared address, which is at this port from now on.
+    fn use_shared(
+        &self,
+        port: PortId,
+        src: Mac,
+        tables: &mut Tables,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        if !self.shared.macs.contains(&src) {
+            return Err(DropReason::Spoofed);
+        }
+        judged(tables.learn_mac(src, port, now_ns, SHARED_RULES) != Learn::Taken)
     }
 
     fn learn_mac(
@@ -156,37 +192,24 @@ impl Binding {
         let mut owns = |ip| self.owns(port, ip, tables, now_ns);
         match kind {
             0x0806 => admit_arp(&eth[at..], mac, &mut owns),
-            0x0800 => admit_v4(eth, &mut owns),
-            0x86dd => admit_v6(eth, mac, &mut owns),
-            // RARP claims addresses the way ARP does and no guest needs it (QEMU's announcement
-            // after a migration carries no IP address: 0.0.0.0).
-            0x8035 => match eth.get(at + 14..at + 18) {
-                Some([0, 0, 0, 0]) => Ok(()),
-                _ => Err(DropReason::Spoofed),
-            },
-            0..MIN_ETHER_TYPE => judged(!is_snap_of_ip(&eth[at..])),
-            _ => Ok(()),
+            0x0800 => admit_v4(eth, &self.allow, &mut owns),
+            0x86dd => admit_v6(eth, mac, &self.allow, &mut owns),
+            0x8035 => admit_rarp(&eth[at..], mac),
+            _ => self.allow.admit_other(kind, &eth[at..]),
         }
     }
 
     /// Whether the port may use `ip`, learning it when allowed.
     fn owns(&self, port: PortId, ip: Ip, tables: &mut Tables, now_ns: u64) -> bool {
+        if tables.shared.ips.contains(&ip) {
+            return self.shared.ips.contains(&ip)
+                && tables.ips.learn(ip, port, now_ns, SHARED_RULES) != Learn::Taken;
+        }
         let may_learn = self.learn_ips || is_v6_link_local(ip);
         let owner_limit = if may_learn { MAX_LEARNED_IPS } else { 0 };
         let rules = LearnRules { owner_limit, may_move: false };
         matches!(tables.ips.learn(ip, port, now_ns, rules), Learn::Known | Learn::New)
     }
-}
-
-/// Below it, the type is a length and an LLC header follows (IEEE 802.3, 3.2.6).
-const MIN_ETHER_TYPE: u16 = 0x600;
-
-/// Whether an LLC frame carries what is judged above, or tags, in SNAP (RFC 1042). Some systems
-/// take IP from such frames, none sends it on Ethernet: not worth a judgement of its own.
-fn is_snap_of_ip(llc: &[u8]) -> bool {
-    let kind = be16(llc, 6);
-    matches!(llc, [0xaa | 0xab, 0xaa | 0xab, ..])
-        && matches!(kind, Some(0x0800 | 0x0806 | 0x86dd | 0x8035 | 0x8100 | 0x88a8 | 0x9100))
 }
 
 fn is_v6_link_local(ip: Ip) -> bool {
@@ -232,7 +255,19 @@ fn admit_arp(arp: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<
     judged(!is_bad_v4_source(claimed) && owns(v4_key(claimed)))
 }
 
-fn admit_v4(eth: &[u8], owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
+/// RARP claims addresses the way ARP does and no guest needs it, but for the announcement after a
+/// migration: about the sender itself, without an IP address.
+fn admit_rarp(rarp: &[u8], mac: Mac) -> Result<(), DropReason> {
+    let body = rarp.get(8..28).ok_or(DropReason::Malformed)?;
+    let is_own = Mac::read(body) == mac && Mac::read(&body[10..]) == mac;
+    judged(is_own && body[6..10] == [0; 4])
+}
+
+fn admit_v4(
+    eth: &[u8],
+    allow: &Allow,
+    owns: &mut impl FnMut(Ip) -> bool,
+) -> Result<(), DropReason> {
     let l4 = L4::find(eth).ok_or(DropReason::Malformed)?;
     let src = ip_v4(&eth[l4.ip + 12..]).ok_or(DropReason::Malformed)?;
     if src == [0; 4] {
@@ -243,7 +278,8 @@ fn admit_v4(eth: &[u8], owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropRea
             && be16(eth, l4.offset + 2) == Some(67);
         return judged(dhcp || l4.proto == 2);
     }
-    judged(!is_bad_v4_source(src) && owns(v4_key(src)))
+    judged(!is_bad_v4_source(src) && owns(v4_key(src)))?;
+    allow.admit_v4(eth, l4)
 }
 
 /// ICMPv6 types that matter here (RFC 4861, RFC 2710, RFC 3810).
@@ -255,7 +291,12 @@ const REDIRECT: u8 = 137;
 const MLD_REPORT: u8 = 131;
 const MLD2_REPORT: u8 = 143;
 
-fn admit_v6(eth: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<(), DropReason> {
+fn admit_v6(
+    eth: &[u8],
+    mac: Mac,
+    allow: &Allow,
+    owns: &mut impl FnMut(Ip) -> bool,
+) -> Result<(), DropReason> {
     let l4 = L4::find(eth).ok_or(DropReason::Malformed)?;
     let src = ip_v6(&eth[l4.ip + 8..]).ok_or(DropReason::Malformed)?;
     let icmp = if l4.proto == 58 { Some(&eth[l4.offset.min(eth.len())..]) } else { None };
@@ -279,13 +320,13 @@ fn admit_v6(eth: &[u8], mac: Mac, owns: &mut impl FnMut(Ip) -> bool) -> Result<(
         return Err(DropReason::Spoofed);
     }
     match kind {
-        Some(ROUTER_ADVERT | REDIRECT) => Err(DropReason::Spoofed),
+        Some(ROUTER_ADVERT | REDIRECT) => allow.admit_router(),
         Some(ROUTER_SOLICIT) => judged(option_is_own(icmp, 8, 1, mac)?),
         Some(NEIGHBOUR_SOLICIT) => judged(option_is_own(icmp, 24, 1, mac)?),
         Some(NEIGHBOUR_ADVERT) => {
             judged(may_claim(target_of(icmp)?, owns) && option_is_own(icmp, 24, 2, mac)?)
         }
-        _ => Ok(()),
+        _ => allow.admit_v6(eth, l4),
     }
 }
 

@@ -194,9 +194,11 @@ fn read_table(segs: &[Seg], offset: usize) -> Option<(MacList, usize)> {
 /// The driver's new address. Not one that the port's binding would keep it from using.
 fn set_mac(port: &mut Port, segs: &[Seg]) -> Option<()> {
     let bound = port.binding.mac.filter(|_| port.binding.mode != BindMode::Off);
-    let filter = filter_with(port, features::CTRL_MAC_ADDR)?;
     let mac = Mac::new(read(segs, 2)?);
-    if mac.is_group() || mac.is_zero() || bound.is_some_and(|bound| bound != mac) {
+    let is_shared = port.binding.shared.macs.contains(&mac);
+    let filter = filter_with(port, features::CTRL_MAC_ADDR)?;
+    let is_foreign = !is_shared && bound.is_some_and(|bound| bound != mac);
+    if mac.is_group() || mac.is_zero() || is_foreign {
         return None;
     }
     filter.mac = Some(mac);

@@ -13,6 +13,7 @@ use sidecore::{VmId, Watcher, WorkerRef};
 use stage::FrameStage;
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
+use crate::allow::Allow;
 use crate::binding::BindMode;
 use crate::config_space::ConfigSpace;
 use crate::control::{self, ControlQueue};
@@ -39,6 +40,12 @@ pub struct NetPortConfig {
     pub addresses: Vec<IpAddr>,
     /// How strictly source addresses are checked.
     pub bind: BindMode,
+    /// MAC addresses that it may use besides its own, shared with the other ports that name them.
+    pub shared_macs: Vec<[u8; 6]>,
+    /// IP addresses that it may use besides its own, shared in the same way.
+    pub shared_addresses: Vec<IpAddr>,
+    /// What it may send besides ARP and IP, with [`BindMode::MacAndIp`].
+    pub allow: Allow,
     /// Queue pairs, 1 to 16.
     pub queue_pairs: u16,
     /// Most broadcasts of the VM that are passed in a second; 0: no ceiling.
@@ -66,6 +73,9 @@ impl NetPortConfig {
             mac: None,
             addresses: Vec::new(),
             bind: BindMode::default(),
+            shared_macs: Vec::new(),
+            shared_addresses: Vec::new(),
+            allow: Allow::default(),
             queue_pairs: 1,
             broadcasts_per_s: 0,
             mtu: 1500,

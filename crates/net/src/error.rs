@@ -36,7 +36,7 @@ pub enum NetError {
         port: String,
         /// The address.
         mac: String,
-        /// "a group address", "bound to another port" or "one more than the table holds".
+        /// "a group address", "bound to another port, or shared by others" or "one more than the table holds".
         why: &'static str,
     },
     /// A configured IP address that cannot be one port's own.

@@ -348,6 +348,12 @@ impl<K: Key> Table<K> {
         }
     }
 
+    /// Whether `key` is the fixed entry of another than `owner`.
+    pub fn is_fixed_elsewhere(&self, key: K, owner: PortId) -> bool {
+        let set = &self.sets[self.set_of(key)];
+        set.iter().any(|e| e.key == key && e.kind == Kind::Fixed && e.owner != owner)
+    }
+
     /// All live entries (allocates: for listings).
     pub fn list(&self, now_ns: u64) -> Vec<Listed<K>> {
         let live = self.sets.iter().flatten().filter(|e| self.is_live(e, now_ns));

@@ -4,6 +4,7 @@
 //! A finding holds while no table has changed an owner ([`Tables::generation`]) and for
 //! [`HOLDS_NS`]; then the tables are asked again, which also tells them that the address is alive.
 
+use crate::allow::{DHCP_SERVER, DHCPV6_SERVER};
 use crate::binding::{BindMode, Tables};
 use crate::forward::Dest;
 use crate::header::{Head, Mac, be16};
@@ -23,9 +24,10 @@ const IPPROTO_UDP: u8 = 17;
 enum Judged {
     /// The MAC address only.
     Mac,
-    /// An IPv4 packet without options, so that no header can lie beyond our copy.
+    /// An IPv4 packet of TCP or UDP without options, so that no header can lie beyond our copy, and not
+    /// from the port of a DHCP server: other packets are judged one by one.
     V4([u8; 4]),
-    /// An IPv6 packet of TCP or UDP: neighbour messages are judged one by one.
+    /// The same of IPv6.
     V6([u8; 16]),
 }
 
@@ -67,17 +69,27 @@ impl Source {
         match self.judged {
             Judged::Mac => (start ^ self.start) & MAC_BITS == 0,
             Judged::V4(ip) => {
-                start == self.start && eth.len() >= 34 && eth[14] == 0x45 && eth[26..30] == ip
+                start == self.start
+                    && eth.len() >= 36
+                    && eth[14] == 0x45
+                    && eth[26..30] == ip
+                    && is_a_hosts(eth[23], [eth[34], eth[35]], DHCP_SERVER)
             }
             Judged::V6(ip) => {
                 start == self.start
-                    && eth.len() >= 54
+                    && eth.len() >= 56
                     && eth[14] >> 4 == 6
-                    && matches!(eth[20], IPPROTO_TCP | IPPROTO_UDP)
                     && eth[22..38] == ip
+                    && is_a_hosts(eth[20], [eth[54], eth[55]], DHCPV6_SERVER)
             }
         }
     }
+}
+
+/// Whether a packet of this protocol and source port is what any host may send.
+#[inline]
+fn is_a_hosts(proto: u8, port: [u8; 2], server: u16) -> bool {
+    proto == IPPROTO_TCP || (proto == IPPROTO_UDP && u16::from_be_bytes(port) != server)
 }
 
 #[inline]

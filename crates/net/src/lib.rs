@@ -87,6 +87,7 @@
 //!   destination a stage changes is dropped when the new receiver has no room.
 //! - A TAP hands up one frame per system call on kernels before 6.4 (no `RWF_NOWAIT` there).
 
+pub mod allow;
 mod announce;
 mod backlog;
 pub mod binding;
@@ -108,6 +109,7 @@ pub mod metrics;
 mod moves;
 pub mod offload;
 mod port;
+mod rejects;
 mod rxq;
 pub mod switch;
 pub mod tap;
@@ -118,6 +120,7 @@ mod way;
 #[cfg(test)]
 mod tests;
 
+pub use allow::Allow;
 pub use binding::BindMode;
 pub use device::{NetPort, NetPortConfig};
 pub use error::NetError;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::counter::Counter;
+use base::reject_log::RejectLog;
 use queue::{Batch, Chain, Completion, Vring};
 use sidecore::{VmId, least_charge_bytes};
 use stage::{Direction, FrameStage, FrameView, Verdict};
@@ -149,6 +150,8 @@ pub(crate) struct Port {
     pub allowed: Allowed,
     pub tx_vnet_len: usize,
     pub binding: Binding,
+    /// What was told of its VM's frames that are dropped.
+    pub rejects: RejectLog,
     /// Of what its VM sends to all.
     pub broadcasts: Ceiling,
     pub stages: Stages,
@@ -193,6 +196,7 @@ impl Port {
             allowed: allowed(0),
             tx_vnet_len: VNET_LEN,
             binding,
+            rejects: RejectLog::default(),
             broadcasts: Ceiling::default(),
             stages,
             lately: Lately::default(),

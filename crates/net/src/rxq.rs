@@ -5,6 +5,7 @@
 //! together, so that all frames of a round become visible at once with one notification.
 
 use base::counter::DropReason;
+use base::reject_log::RejectLog;
 use queue::seg::{copy_across, copy_in, copy_out};
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 use sidecore::SEG_CHARGE_BYTES;
@@ -122,6 +123,8 @@ pub(crate) struct RxQueue {
     segs: u64,
     /// In the switch's list of queues to publish.
     pub touched: bool,
+    /// What was told of buffers that go back empty.
+    rejects: RejectLog,
 }
 
 impl RxQueue {
@@ -139,6 +142,7 @@ impl RxQueue {
             put_bytes: 0,
             segs: 0,
             touched: false,
+            rejects: RejectLog::default(),
         }
     }
 
@@ -179,7 +183,7 @@ impl RxQueue {
         }
         let popped = self.vring.pop(&mut self.batch, max);
         self.next = 0;
-        let n = if self.batch.has_fault() { self.end_at_fault() } else { popped };
+        let n = if self.batch.has_fault() { self.end_at_fault(now_ns) } else { popped };
         let is_more = n > left;
         self.full = left > 0 && !is_more;
         if is_more {
@@ -191,7 +195,7 @@ impl RxQueue {
     /// A buffer that cannot be filled goes back empty when it is the first one, and else ends what is at
     /// hand. Returns how many are. Only one goes back at a time: a driver may post them without end.
     #[cold]
-    fn end_at_fault(&mut self) -> usize {
+    fn end_at_fault(&mut self, now_ns: u64) -> usize {
         let good = (0..self.batch.len()).take_while(|&at| self.batch.get(at).fault.is_none());
         let good = good.count();
         let rest = self.batch.len() - good.max(1);
@@ -202,6 +206,16 @@ impl RxQueue {
         let chain = self.batch.get(0);
         let (done, segs) =
             (Completion { id: chain.id, ndesc: chain.ndesc, written: 0 }, chain.segs());
+        if let Some(left_out) = self.rejects.admit(DropReason::Malformed, now_ns) {
+            let parts = &self.vring.parts;
+            tracing::warn!(
+                port = parts.health.name(),
+                queue = parts.index,
+                left_out,
+                "a receive buffer went back empty: {segs} pieces, {:?}",
+                chain.fault
+            );
+        }
         self.publish_quietly();
         self.vring.parts.stats.drop_one(DropReason::Malformed);
         self.vring.push(&[done]);

@@ -14,7 +14,7 @@ use base::random::{OsRandom, Random};
 use sidecore::{Sidecore, Watcher, WorkerRef};
 
 use crate::backlog::Backlogs;
-use crate::binding::{Binding, Tables};
+use crate::binding::{Binding, Shared, Tables};
 use crate::ceiling::Ceiling;
 use crate::device::{
     Kicks, MIN_MTU, NetPort, NetPortConfig, Place, offered, queue_count, take_queue,
@@ -22,6 +22,7 @@ use crate::device::{
 use crate::engine::Engine;
 use crate::error::NetError;
 use crate::fdb::{Ip, Learn, PortId, Table, UPLINK};
+use crate::forward::Fabric;
 use crate::header::Mac;
 use crate::metrics::SwitchStats;
 use crate::moves::Moves;
@@ -185,10 +186,15 @@ impl Switch {
         let (offered, pairs) = (offered(&config), config.queue_pairs);
         let (whole_device, broadcasts_per_s) = (config.whole_device, config.broadcasts_per_s);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed);
-        let NetPortConfig { name, vm, mac, addresses, bind, mtu, stages, .. } = config;
+        let shared = Shared {
+            macs: config.shared_macs.iter().copied().map(Mac::new).collect(),
+            ips: config.shared_addresses.iter().copied().map(Ip::from).collect(),
+        };
+        let NetPortConfig { name, vm, mac, addresses, bind, allow, mtu, stages, .. } = config;
         let configured_mac = mac;
         let mac = mac.map(Mac::new);
-        if let Some(mac) = mac.filter(|m| m.is_group() || m.is_zero()) {
+        let mut all = mac.iter().chain(&shared.macs);
+        if let Some(mac) = all.find(|m| m.is_group() || m.is_zero()) {
             let why = "a group address or zero";
             return Err(NetError::BadMac { port: name, mac: mac.to_string(), why });
         }
@@ -197,6 +203,8 @@ impl Switch {
             mac,
             mac_configured: mac.is_some(),
             learn_ips: addresses.is_empty(),
+            shared,
+            allow,
         };
         let stages = Stages::new(stages);
         let (stage_names, stage_drops) = (stages.names(), stages.drops());
@@ -257,6 +265,7 @@ fn engine(config: &SwitchConfig, stats: Arc<SwitchStats>) -> Engine {
         ips: Table::new(MAX_IPS, age_ns(IP_AGE_S), OsRandom.next_u64()),
         max_macs_per_port: config.max_macs_per_port,
         max_macs_uplink: (config.max_macs as u32).div_ceil(2),
+        shared: Shared::default(),
         moves: Moves::default(),
         stats: Arc::clone(&stats),
     };
@@ -297,6 +306,7 @@ impl Engine {
             return Err(e);
         }
         self.fabric.ports[at] = Some(port);
+        self.collect_shared();
         Ok(id)
     }
 
@@ -312,6 +322,22 @@ impl Engine {
             _ => Some("one more than the table holds"),
         };
         let name = || port.name.to_string();
+        let (tables, own) = (&self.fabric.tables, &port.binding.shared);
+        // What is shared is bound to nobody, and what is bound is not shared.
+        let is_foreign = |mac: &&Mac| tables.shared.macs.contains(mac) && !own.macs.contains(mac);
+        let mut bound =
+            own.macs.iter().filter(|mac| tables.macs.is_fixed_elsewhere(**mac, port.id));
+        if let Some(mac) = bound.next().or(port.binding.mac.as_ref().filter(is_foreign)) {
+            let why = "bound to another port, or shared by others";
+            return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
+        }
+        let is_foreign = |ip: &Ip| tables.shared.ips.contains(ip) && !own.ips.contains(ip);
+        let mut bound = own.ips.iter().filter(|ip| tables.ips.is_fixed_elsewhere(**ip, port.id));
+        let mut addressed = addresses.iter().map(|ip| Ip::from(*ip)).filter(is_foreign);
+        if let Some(ip) = bound.next().copied().or(addressed.next()) {
+            let why = "bound to another port, or shared by others";
+            return Err(NetError::BadAddress { port: name(), address: ip.into(), why });
+        }
         if let Some(mac) = port.binding.mac
             && let Some(why) = why(self.fabric.tables.macs.fix(mac, port.id, now_ns))
         {
@@ -324,6 +350,16 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// The shared addresses of all ports.
+    fn collect_shared(&mut self) {
+        let Fabric { ports, tables, .. } = &mut self.fabric;
+        tables.shared = Shared::default();
+        for port in ports.iter().flatten() {
+            tables.shared.macs.extend(&port.binding.shared.macs);
+            tables.shared.ips.extend(&port.binding.shared.ips);
+        }
     }
 
     /// Forgets a port's addresses: all, or those that are not from the configuration.
@@ -379,6 +415,7 @@ impl Engine {
         self.forget(place.id, true);
         let mut port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
         self.fabric.backlogs.reclaim(&mut port);
+        self.collect_shared();
         if let Some(fd) = port.flows.as_ref().and_then(|flows| flows.event_fd()) {
             watcher.unwatch(fd);
         }

@@ -15,6 +15,7 @@ use crate::flow::{FlowVerdict, reply};
 use crate::forward::{Dest, Fabric, LONG_TURN_BYTES, Outcome, Staging, WhenFull};
 use crate::header::{HEAD_LEN, Head, Mac, VNET_LEN};
 use crate::port::{Awaited, Port, TX_BATCH, TxQueue, charge_bytes};
+use crate::rejects;
 use crate::rxq::{Body, Frame, RxQueue};
 
 /// Bytes taken from one transmit queue in a round, for a port whose VM has no account, and so no turn:
@@ -212,6 +213,8 @@ impl Engine {
             }
             Outcome::Dropped(reason) => {
                 txq.vring.parts.stats.drop_one(reason);
+                let frame = (&chain, &self.heads[at]);
+                rejects::tell(&mut port.rejects, &port.name, reason, frame, now_ns);
                 sent.cost_bytes += charge_bytes(&chain);
             }
             Outcome::Done => sent.count(&self.heads[at], &chain),

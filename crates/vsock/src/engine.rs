@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use base::reject_log::RejectLog;
 use queue::{Position, RingError, Vring};
 use rustix::event::epoll;
 use sidecore::{Arm, Ledger, VmId, Worker};
@@ -68,6 +69,8 @@ pub(crate) struct Port {
     /// Packets wait for receive buffers.
     pub starved: bool,
     pub next_host_port: u32,
+    /// What was told of packets that make no sense.
+    pub rejects: RejectLog,
 }
 
 /// What one guest has asked of another.
@@ -95,6 +98,7 @@ impl Port {
             accept_after_ns: 0,
             starved: false,
             next_host_port: crate::limits::FIRST_HOST_PORT,
+            rejects: RejectLog::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! A port's two virtqueues as the engine works on them.
 
 use base::counter::DropReason;
+use base::reject_log::RejectLog;
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 use sidecore::{Allowance, Spent, least_charge_bytes};
 use zerocopy::IntoBytes;
@@ -27,6 +28,10 @@ pub(crate) struct RxQueue {
     bytes_left: u32,
     /// Segments of the buffers that were filled in this round.
     segs: u64,
+    /// When the round began.
+    now_ns: u64,
+    /// What was told of buffers that go back empty.
+    rejects: RejectLog,
 }
 
 /// Why a packet cannot go to the guest now.
@@ -49,11 +54,14 @@ impl RxQueue {
             packets_left: ROUND_PACKETS,
             bytes_left: ROUND_BYTES,
             segs: 0,
+            now_ns: 0,
+            rejects: RejectLog::default(),
         }
     }
 
     /// A new round: the port's share of it is whole again.
-    pub fn begin_round(&mut self) {
+    pub fn begin_round(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
         (self.packets_left, self.bytes_left, self.segs) = (ROUND_PACKETS, ROUND_BYTES, 0);
     }
 
@@ -93,6 +101,7 @@ impl RxQueue {
                 break;
             }
             self.vring.parts.stats.drop_one(DropReason::Malformed);
+            self.tell_fault();
             self.packets_left -= 1;
             self.complete(0);
         }
@@ -105,6 +114,21 @@ impl RxQueue {
         let what = "a receive buffer has no room for a header and one byte";
         self.vring.fail(&RingError::BadRequest { head, what });
         Err(Wait::Buffers)
+    }
+
+    /// The next buffer goes back empty.
+    #[cold]
+    fn tell_fault(&mut self) {
+        let Some(left_out) = self.rejects.admit(DropReason::Malformed, self.now_ns) else { return };
+        let (parts, chain) = (&self.vring.parts, self.batch.get(self.next));
+        tracing::warn!(
+            port = parts.health.name(),
+            queue = parts.index,
+            left_out,
+            "a receive buffer went back empty: {} pieces, {:?}",
+            chain.segs(),
+            chain.fault
+        );
     }
 
     /// The buffer that is `ahead` places after the next one, if it is at hand, good, and within the

@@ -1,5 +1,7 @@
 //! From the guests: packets off the TX queues.
 
+use std::fmt::Display;
+
 use rustix::io::Errno;
 
 use base::counter::DropReason;
@@ -50,7 +52,8 @@ impl Engine {
         let Some(p) = self.ports.get(port) else { return };
         let chain = tx.batch.get(index);
         let Some(raw) = tx.header(index) else {
-            return self.malformed(port, tx);
+            let what = "it is shorter than a header, or not in the VM's memory";
+            return self.malformed(port, tx, &what);
         };
         // `header` found all its bytes, so there are not fewer. A chain that cannot be served has no
         // payload: its connection ends, since the stream would have a gap.
@@ -61,7 +64,7 @@ impl Engine {
         let header = match raw.check(p.spec.cid, payload_bytes) {
             Ok(header) => header,
             Err(e) => {
-                self.malformed(port, tx);
+                self.malformed(port, tx, &e);
                 if e.names_connection() && raw.op.get() != Op::Rst as u16 {
                     self.refuse_packet(port, tx, raw.key(), raw.kind.get());
                 }
@@ -98,10 +101,14 @@ impl Engine {
         self.endpoints.get(id).is_some_and(|ep| ep.conn.phase() == Phase::Closing)
     }
 
-    fn malformed(&mut self, port: Id, tx: &TxQueue) {
+    #[cold]
+    fn malformed(&mut self, port: Id, tx: &TxQueue, what: &dyn Display) {
         tx.vring.parts.stats.drop_one(DropReason::Malformed);
-        if let Some(p) = self.ports.get(port) {
-            p.spec.stats.malformed.add(1);
+        let Some(p) = self.ports.get_mut(port) else { return };
+        p.spec.stats.malformed.add(1);
+        if let Some(left_out) = p.rejects.admit(DropReason::Malformed, self.now_ns) {
+            let port = tx.vring.parts.health.name();
+            tracing::warn!(port, left_out, "dropped a packet of the guest's: {what}");
         }
     }
 

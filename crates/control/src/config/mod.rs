@@ -23,10 +23,10 @@ pub use channel::{ChannelConfig, ChannelsConfig, DEFAULT_ROOT_PORTS};
 pub use decode::{DEFAULT_RUN_DIR, DEFAULT_STATE_DIR, check_log_filter};
 pub use load::{DEFAULT_CONFIG, MAX_DROP_INS, MAX_FILE_LEN_BYTES, load, parse};
 pub use model::{
-    BindMode, BlockSize, Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig, DiskConfig,
-    DiskFormat, EndpointConfig, HolderConfig, NetConfig, OnError, PauseKind, PipesConfig,
-    Placement, PortConfig, ReadSocketConfig, SidecoreConfig, SocketMode, SpinKind, SwitchConfig,
-    UplinkConfig, VSOCK_PORT_NAME, VmConfig, VsockConfig,
+    Allowed, BindAlso, BindMode, BlockSize, Config, CreditConfig, DEFAULT_WEIGHT, DaemonConfig,
+    DiskConfig, DiskFormat, EndpointConfig, HolderConfig, NetConfig, OnError, PauseKind,
+    PipesConfig, Placement, PortConfig, ReadSocketConfig, SidecoreConfig, SocketMode, SpinKind,
+    SwitchConfig, UplinkConfig, VSOCK_PORT_NAME, VmConfig, VsockConfig,
 };
 pub use modules::{ModuleConfig, RingConfig, VmModulesConfig};
 pub use problem::{Location, MAX_PROBLEMS, Problem, Problems};

@@ -291,6 +291,12 @@ pub struct NetConfig {
     pub addresses: Vec<IpAddr>,
     /// What is checked of a frame's source.
     pub bind: BindMode,
+    /// What it may use besides, shared with the other ports that name it.
+    #[serde(skip_serializing_if = "BindAlso::is_empty")]
+    pub bind_also: BindAlso,
+    /// What it may send besides ARP and IP.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<Allowed>,
     /// Pairs of queues.
     pub queue_pairs: u16,
     /// Most broadcasts of the VM that are passed in a second; 0: no ceiling.
@@ -307,6 +313,67 @@ pub struct NetConfig {
     /// The vhost-user socket.
     #[serde(flatten)]
     pub endpoint: EndpointConfig,
+}
+
+/// `bind_also`: addresses that several ports may use.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BindAlso {
+    /// MAC addresses.
+    pub macs: Vec<[u8; 6]>,
+    /// IP addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl BindAlso {
+    /// Whether it names nothing.
+    pub fn is_empty(&self) -> bool {
+        self.macs.is_empty() && self.addresses.is_empty()
+    }
+}
+
+impl Serialize for BindAlso {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let macs = self.macs.iter().copied().map(format_mac);
+        s.collect_seq(macs.chain(self.addresses.iter().map(ToString::to_string)))
+    }
+}
+
+/// An entry of `allow`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allowed {
+    /// Answers of a DHCP server.
+    DhcpServer,
+    /// Router advertisements and redirects.
+    Router,
+    /// Packets in packets.
+    Tunnel,
+    /// Frames with a length and an LLC header.
+    Llc,
+    /// All EtherTypes.
+    Any,
+    /// One EtherType.
+    EtherType(u16),
+}
+
+impl Allowed {
+    /// Those with a name.
+    pub const NAMED: [(&'static str, Self); 5] = [
+        ("dhcp-server", Self::DhcpServer),
+        ("router", Self::Router),
+        ("tunnel", Self::Tunnel),
+        ("llc", Self::Llc),
+        ("any", Self::Any),
+    ];
+}
+
+impl Serialize for Allowed {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        if let Self::EtherType(kind) = self {
+            return s.collect_str(&format_args!("{kind:#06x}"));
+        }
+        let named = Self::NAMED.iter().find(|(_, named)| named == self);
+        s.serialize_str(named.map_or("", |(name, _)| name))
+    }
 }
 
 fn mac_text<S: Serializer>(mac: &Option<[u8; 6]>, s: S) -> Result<S::Ok, S::Error> {

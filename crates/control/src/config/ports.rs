@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 
 use super::model::{
-    BindMode, BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig, OnError, SocketMode,
-    VSOCK_PORT_NAME, VsockConfig,
+    Allowed, BindAlso, BindMode, BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig,
+    OnError, SocketMode, VSOCK_PORT_NAME, VsockConfig,
 };
 use super::node::Value;
 use super::reader::Reader;
@@ -24,6 +24,9 @@ const MAX_SERIAL_LEN_BYTES: usize = 20;
 
 /// Most IP addresses bound to one port.
 const MAX_ADDRESSES: usize = 64;
+
+/// Most entries of `allow`: each is compared with the type of a frame that is no IP.
+const MAX_ALLOWED: usize = 16;
 
 /// Bytes that `_4294967295`, the longest port, adds to the base of a vsock's Unix sockets.
 const VSOCK_SUFFIX_LEN_BYTES: usize = 11;
@@ -74,6 +77,12 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
         let fix = "write bind = \"mac-and-ip\", or take the addresses out";
         r.bad("addresses", "are checked only with bind = \"mac-and-ip\"", fix);
     }
+    let bind_also = bind_also(&mut r, mac);
+    let allow = allow(&mut r);
+    if !allow.is_empty() && bind != BindMode::MacAndIp {
+        let fix = "write bind = \"mac-and-ip\", or take it out: without it all may be sent";
+        r.bad("allow", "limits only ports with bind = \"mac-and-ip\"", fix);
+    }
     let queue_pairs = r.int("queue_pairs", 1, 1..=u64::from(MAX_QUEUES / 2)) as u16;
     let broadcasts_per_s = r.int("broadcasts_per_s", 10_000, 0..=1_000_000_000) as u32;
     let mtu = r.int("mtu", 1500, 68..=65_535) as u16;
@@ -88,6 +97,8 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
         mac,
         addresses,
         bind,
+        bind_also,
+        allow,
         queue_pairs,
         broadcasts_per_s,
         mtu,
@@ -96,6 +107,69 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
         whole_device,
         endpoint,
     }
+}
+
+/// `bind_also`: MAC and IP addresses, in any order.
+fn bind_also(r: &mut Reader<'_, '_>, own: Option<[u8; 6]>) -> BindAlso {
+    let mut also = BindAlso::default();
+    for (_, node) in r.list("bind_also") {
+        let Value::Str(text) = &node.value else {
+            let fix = "write strings: [\"00:00:5e:00:01:0a\", \"192.0.2.100\"]";
+            r.bad("bind_also", format!("has {}", node.value.kind()), fix);
+            continue;
+        };
+        match (text.parse::<IpAddr>(), check_mac(text)) {
+            (Ok(ip), _) if ip.is_multicast() || ip.is_unspecified() => {
+                r.bad("bind_also", format!("{ip} belongs to no host"), "write addresses of hosts");
+            }
+            (Ok(ip), _) => also.addresses.push(ip),
+            (_, Ok(mac)) if Some(mac) == own => {
+                let what = format!("names {text}, the port's own `mac`");
+                r.bad("bind_also", what, "an address that several ports use is no port's `mac`");
+            }
+            (_, Ok(mac)) => also.macs.push(mac),
+            (_, Err((what, _))) => {
+                r.bad("bind_also", what, "write MAC and IP addresses as strings");
+            }
+        }
+    }
+    if also.macs.len() + also.addresses.len() > MAX_ADDRESSES {
+        let what = format!("has {} entries", also.macs.len() + also.addresses.len());
+        r.bad("bind_also", what, format!("the limit is {MAX_ADDRESSES}"));
+    }
+    also
+}
+
+/// `allow`: names of roles, and EtherTypes as they are written everywhere: `"0x8847"`.
+fn allow(r: &mut Reader<'_, '_>) -> Vec<Allowed> {
+    let mut all = Vec::new();
+    for (_, node) in r.list("allow") {
+        let text = match &node.value {
+            Value::Str(text) => text.as_str(),
+            _ => "",
+        };
+        let named = Allowed::NAMED.iter().find(|(name, _)| *name == text).map(|(_, named)| *named);
+        let hex = text.strip_prefix("0x").and_then(|hex| u16::from_str_radix(hex, 16).ok());
+        match named.or(hex.filter(|kind| *kind >= 0x600).map(Allowed::EtherType)) {
+            Some(entry) if all.contains(&entry) => {
+                r.bad("allow", format!("names {text} twice"), "name it once");
+            }
+            Some(entry) => all.push(entry),
+            None => {
+                let names = Allowed::NAMED.map(|(name, _)| name).join("\", \"");
+                let what = match &node.value {
+                    Value::Str(text) => format!("{text:?} is no role and no EtherType"),
+                    other => format!("has {}", other.kind()),
+                };
+                r.bad("allow", what, format!("write \"{names}\", or an EtherType: \"0x8847\""));
+            }
+        }
+    }
+    if all.len() > MAX_ALLOWED {
+        let what = format!("has {} entries", all.len());
+        r.bad("allow", what, format!("the limit is {MAX_ALLOWED}; \"any\" names all EtherTypes"));
+    }
+    all
 }
 
 fn mac(r: &mut Reader<'_, '_>) -> Option<[u8; 6]> {

@@ -7,7 +7,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use block::memory::MemoryBackend;
 use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig, CheckProgress};
-use control::config::{BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig, OnError};
+use control::config::{Allowed, BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig, OnError};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
 use vhost_user::{Device, Keeper};
@@ -64,6 +64,9 @@ pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow:
             BindMode::Mac => net::BindMode::Mac,
             BindMode::MacAndIp => net::BindMode::MacAndIp,
         },
+        shared_macs: config.bind_also.macs.clone(),
+        shared_addresses: config.bind_also.addresses.clone(),
+        allow: allow(&config.allow),
         queue_pairs: config.queue_pairs,
         broadcasts_per_s: config.broadcasts_per_s,
         mtu: config.mtu,
@@ -73,6 +76,22 @@ pub fn net(name: &str, vm: VmId, config: &NetConfig, switch: &Switch) -> anyhow:
         ..NetPortConfig::new(name)
     })?;
     Ok(Engine::Net(port, switch.clone()))
+}
+
+/// What a bound port may send besides ARP and IP.
+fn allow(entries: &[Allowed]) -> net::Allow {
+    let mut allow = net::Allow::default();
+    for entry in entries {
+        match entry {
+            Allowed::DhcpServer => allow.dhcp_server = true,
+            Allowed::Router => allow.router = true,
+            Allowed::Tunnel => allow.tunnel = true,
+            Allowed::Llc => allow.llc = true,
+            Allowed::Any => allow.any_ether_type = true,
+            Allowed::EtherType(kind) => allow.ether_types.push(*kind),
+        }
+    }
+    allow
 }
 
 /// What a disk is opened with.

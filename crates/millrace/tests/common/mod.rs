@@ -22,6 +22,10 @@ pub mod session;
 
 pub use session::{BASIC, FrontEnd};
 
+/// A guest of a network port.
+#[path = "net_guest.rs"]
+pub mod net_guest;
+
 /// Strace on a daemon.
 #[path = "strace.rs"]
 pub mod strace;

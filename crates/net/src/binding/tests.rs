@@ -2,10 +2,12 @@
 
 use std::net::IpAddr;
 
-use base::counter::DropReason::{self, Malformed, Spoofed};
+use base::counter::DropReason::{self, Malformed, NotAllowed, Spoofed};
 use etherparse::PacketBuilder;
 
-use crate::binding::BindMode;
+use crate::allow::Allow;
+use crate::binding::{BindMode, Shared, v4_key};
+use crate::header::Mac;
 use crate::tests::lab::{BROADCAST, Lab, Spec, frame, mac};
 
 const V4: [u8; 4] = [10, 0, 0, 5];
@@ -90,14 +92,15 @@ fn bound(addresses: &[IpAddr]) -> Spec {
 }
 
 /// A bound port and a listener.
-fn lab(addresses: &[IpAddr]) -> Lab {
-    let mut lab = Lab::new(vec![bound(addresses), Spec::default()]);
-    lab.guests[1].post(0, 200, 1600, 1);
-    lab
+fn configured() -> Lab {
+    configured_with(Allow::default())
 }
 
-fn configured() -> Lab {
-    lab(&[IpAddr::from(V4), IpAddr::from(v6(5))])
+fn configured_with(allow: Allow) -> Lab {
+    let addresses = [IpAddr::from(V4), IpAddr::from(v6(5))];
+    let mut lab = Lab::new(vec![Spec { allow, ..bound(&addresses) }, Spec::default()]);
+    lab.guests[1].post(0, 200, 1600, 1);
+    lab
 }
 
 fn check(lab: &mut Lab, cases: &[(&str, Vec<u8>, Option<DropReason>)]) {
@@ -302,8 +305,8 @@ fn abuse_C3_ndp_poisoning() {
             ("the same from ::", icmp6([0; 16], 133, &router_solicit(mac(1))), Some(Spoofed)),
             ("listener reports", icmp6([0; 16], 143, &[0; 24]), None),
             ("other messages from ::", icmp6([0; 16], 128, b"ping"), Some(Spoofed)),
-            ("router advertisement", icmp6(link_local(1), 134, &[0; 12]), Some(Spoofed)),
-            ("redirect", icmp6(own, 137, &[0; 36]), Some(Spoofed)),
+            ("router advertisement", icmp6(link_local(1), 134, &[0; 12]), Some(NotAllowed)),
+            ("redirect", icmp6(own, 137, &[0; 36]), Some(NotAllowed)),
             ("advertisement cut short", icmp6(own, 136, &[0; 10]), Some(Malformed)),
             ("echo", icmp6(own, 128, b"ping"), None),
         ],
@@ -322,7 +325,7 @@ fn abuse_C3_ndp_poisoning() {
 
 #[test]
 fn abuse_C3_snap_hides_nothing() {
-    let mut lab = configured();
+    let mut lab = configured_with(Allow { llc: true, ..Allow::default() });
     let llc = |sap: u8, kind: [u8; 2], inner: &[u8]| {
         let len = (inner.len() + 8) as u16;
         let head = [&BROADCAST[..], &mac(0), &len.to_be_bytes()].concat();
@@ -436,4 +439,133 @@ fn abuse_C3_learned_addresses_belong_to_the_first() {
     }
     assert_eq!(lab.judge(0, &udp(mac(0), [10, 1, 0, 16])), Some(Spoofed));
     assert_eq!(lab.judge(0, &udp(mac(0), V4)), None);
+}
+
+/// keepalived moves a virtual IP and VRRP's MAC address while the old holder still lives.
+#[test]
+fn abuse_N8_shared_addresses_move_between_the_ports_that_name_them() {
+    const VRRP: [u8; 6] = [0, 0, 0x5e, 0, 1, 7];
+    const VIRTUAL: [u8; 4] = [10, 0, 0, 100];
+    let shared = Shared { macs: vec![Mac::new(VRRP)], ips: vec![v4_key(VIRTUAL)] };
+    let router = |n: usize| Spec {
+        bind: BindMode::MacAndIp,
+        mac: Some(mac(n)),
+        addresses: vec![[10, 0, 0, n as u8 + 1].into()],
+        shared: shared.clone(),
+        ..Spec::default()
+    };
+    let learns = |bind| Spec { bind, ..Spec::default() };
+    let mut lab =
+        Lab::new(vec![router(0), router(1), learns(BindMode::MacAndIp), learns(BindMode::Off)]);
+    lab.guests[2].post(0, 64, 1600, 1);
+    let owner = |lab: &Lab| lab.engine.fabric.tables.macs.owner(Mac::new(VRRP), lab.now_ns);
+    for n in [0, 1, 0, 1] {
+        assert_eq!(lab.judge(n, &udp(VRRP, VIRTUAL)), None, "{n}");
+        assert_eq!(owner(&lab), Some(n as u16));
+        assert_eq!(lab.judge(n, &udp(mac(n), VIRTUAL)), None, "from its own card too");
+        assert_eq!(lab.judge(n, &udp(mac(n), [10, 0, 0, n as u8 + 1])), None);
+        assert_eq!(lab.judge(n, &udp(mac(1 - n), VIRTUAL)), Some(Spoofed), "only what is named");
+    }
+    assert_eq!(lab.stats.mac_moves.get(), 3);
+    // Nobody else: neither by the first use, nor without a binding, nor while it is free.
+    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    for n in [2, 3] {
+        assert_eq!(lab.judge(n, &udp(VRRP, VIRTUAL)), Some(Spoofed), "{n}");
+    }
+    assert_eq!(lab.judge(2, &udp(mac(2), VIRTUAL)), Some(Spoofed));
+    assert_eq!(owner(&lab), None);
+    assert_eq!(lab.judge(0, &udp(VRRP, VIRTUAL)), None);
+}
+
+/// An active-backup bond has one address on both of its cards.
+#[test]
+fn abuse_N8_a_bond_fails_over_between_two_ports_of_a_vm() {
+    const BOND: [u8; 6] = [2, 0, 0, 0, 0xbb, 1];
+    let shared = Shared { macs: vec![Mac::new(BOND)], ..Shared::default() };
+    let card = || Spec { shared: shared.clone(), ..Spec::default() };
+    let mut lab = Lab::new(vec![card(), card(), Spec::default()]);
+    for active in [0, 1, 0] {
+        lab.guests[2].post(0, 1, 1600, 1);
+        assert_eq!(lab.judge(active, &frame(BROADCAST, BOND, 60)), None);
+        lab.guests[active].post(0, 1, 1600, 1);
+        assert_eq!(lab.judge(2, &frame(BOND, mac(2), 60)), None);
+        assert_eq!(lab.guests[active].recv_all(0).len(), 1, "{active}");
+    }
+}
+
+/// IPv4 or IPv6 with a payload of our choice.
+fn ip(v4: bool, proto: u8, payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let builder = PacketBuilder::ethernet2(mac(0), BROADCAST);
+    let proto = proto.into();
+    match v4 {
+        true => builder.ipv4(V4, [10, 0, 0, 9], 64).write(&mut out, proto, payload).unwrap(),
+        false => builder.ipv6(v6(5), v6(9), 64).write(&mut out, proto, payload).unwrap(),
+    }
+    out
+}
+
+fn of_type(kind: u16, payload: &[u8]) -> Vec<u8> {
+    [&BROADCAST[..], &mac(0), &kind.to_be_bytes(), payload].concat()
+}
+
+#[test]
+fn abuse_N11_a_bound_port_sends_what_it_is_allowed_to() {
+    let ports =
+        |from: u16, to: u16| [&from.to_be_bytes()[..], &to.to_be_bytes(), &[0; 20]].concat();
+    let rarp = |of: [u8; 6]| {
+        let head: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 3];
+        [&head[..], &mac(0), &[0; 4], &of, &[0; 4]].concat()
+    };
+    // Behind options that reach beyond our copy.
+    let mut far = ip(false, 60, &[&[17, 9][..], &[0; 78], &ports(547, 546)].concat());
+    far.extend([0; 32]);
+    // What, whether a host may, and who else may.
+    let role = |set: fn(&mut Allow)| {
+        let mut allow = Allow::default();
+        set(&mut allow);
+        Some(allow)
+    };
+    let [dhcp, router, tunnel] =
+        [role(|a| a.dhcp_server = true), role(|a| a.router = true), role(|a| a.tunnel = true)];
+    let mpls = role(|a| a.ether_types = vec![0x8847]);
+    let cases = [
+        ("DHCP client", ip(true, 17, &ports(68, 67)), None),
+        ("DHCP server", ip(true, 17, &ports(67, 68)), dhcp.clone()),
+        ("DHCPv6 server", ip(false, 17, &ports(547, 546)), dhcp.clone()),
+        ("tagged", tagged(&ip(true, 17, &ports(67, 68)), &[[0x81, 0, 0, 5]]), dhcp),
+        ("TCP from 67", ip(true, 6, &ports(67, 68)), None),
+        ("echo", ip(true, 1, &[8, 0, 0, 0]), None),
+        ("redirect", ip(true, 1, &[5, 0, 0, 0]), router.clone()),
+        ("advertisement", ip(true, 1, &[9, 0, 0, 0]), router.clone()),
+        ("of IPv6", icmp6(link_local(1), 134, &[0; 12]), router),
+        ("IPv6 in IPv4", ip(true, 41, &[0x60; 48]), tunnel.clone()),
+        ("IPv4 in IPv6", ip(false, 4, &[0x45; 48]), tunnel.clone()),
+        ("GRE", ip(true, 47, &[0; 48]), tunnel),
+        ("ESP", ip(true, 50, &[0; 48]), None),
+        ("MPLS", of_type(0x8847, &[0; 60]), mpls.clone()),
+        ("MPLS, tagged", tagged(&of_type(0x8847, &[0; 60]), &[[0x81, 0, 0, 5]]), mpls),
+        ("PPPoE", of_type(0x8864, &[0; 60]), role(|a| a.any_ether_type = true)),
+        ("a foreign tag", of_type(0x9200, &[0; 60]), role(|a| a.ether_types = vec![0x9200])),
+        ("length", of_type(46, &[0x42; 46]), role(|a| a.llc = true)),
+        ("channels' marks", of_type(0x88b5, &[0; 60]), None),
+        ("own announcement", of_type(0x8035, &rarp(mac(0))), None),
+    ];
+    for (name, bytes, who) in cases {
+        let wanted = who.as_ref().map(|_| NotAllowed);
+        check(&mut configured(), &[(name, bytes.clone(), wanted)]);
+        if let Some(allow) = who {
+            check(&mut configured_with(allow), &[(name, bytes, None)]);
+        }
+    }
+    check(
+        &mut configured_with(Allow { any_ether_type: true, ..Allow::default() }),
+        &[
+            ("another's RARP", of_type(0x8035, &rarp(mac(1))), Some(Spoofed)),
+            ("ports beyond our copy", far, Some(Malformed)),
+        ],
+    );
+    let mut far = Lab::new(vec![Spec { bind: BindMode::Mac, ..Spec::default() }, Spec::default()]);
+    far.guests[1].post(0, 8, 1600, 1);
+    assert_eq!(far.judge(0, &of_type(0x8847, &[0; 60])), None, "bound to its MAC address only");
 }

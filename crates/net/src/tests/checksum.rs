@@ -7,6 +7,7 @@ use base::counter::DropReason::{self, Malformed};
 use etherparse::PacketBuilder;
 
 use super::lab::{BROADCAST, Lab, MODERN, Spec, mac, vnet};
+use crate::allow::Allow;
 use crate::binding::BindMode;
 use crate::features;
 use crate::offload::tests::{make_partial, super_packet, verify};
@@ -23,6 +24,7 @@ fn lab() -> Lab {
         bind: BindMode::MacAndIp,
         mac: Some(mac(0)),
         addresses: vec![IpAddr::from(OWN), IpAddr::from(own6()), IpAddr::from([10, 0, 0, 1])],
+        allow: Allow { tunnel: true, ..Allow::default() },
         ..Spec::default()
     };
     let plain = Spec { features: MODERN & !features::OFFLOADS, ..Spec::default() };

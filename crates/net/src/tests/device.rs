@@ -271,6 +271,34 @@ fn wrong_settings_are_refused_with_their_limits() {
     core.shutdown();
 }
 
+#[test]
+fn shared_addresses_are_bound_to_nobody() {
+    let core = core();
+    let switch = switch(&core);
+    let shares = |name: &str| NetPortConfig {
+        shared_macs: vec![mac(9)],
+        shared_addresses: vec![[10, 0, 0, 100].into()],
+        ..NetPortConfig::new(name)
+    };
+    let first = switch.add_port(shares("first")).unwrap();
+    let _second = switch.add_port(shares("second")).unwrap();
+    let bound = NetPortConfig { mac: Some(mac(9)), ..NetPortConfig::new("third") };
+    let error = switch.add_port(bound).unwrap_err().to_string();
+    assert!(error.contains("shared by others"), "{error}");
+    let bound =
+        NetPortConfig { addresses: vec![[10, 0, 0, 100].into()], ..NetPortConfig::new("third") };
+    let error = switch.add_port(bound).unwrap_err().to_string();
+    assert!(error.contains("10.0.0.100 is bound to another port, or shared"), "{error}");
+    let group = NetPortConfig { shared_macs: vec![[1; 6]], ..NetPortConfig::new("third") };
+    assert!(switch.add_port(group).unwrap_err().to_string().contains("group"));
+    let owner = NetPortConfig { mac: Some(mac(3)), ..NetPortConfig::new("owner") };
+    let _owner = switch.add_port(owner).unwrap();
+    let late = NetPortConfig { shared_macs: vec![mac(3)], ..NetPortConfig::new("late") };
+    assert!(switch.add_port(late).is_err());
+    switch.remove_port(&first).unwrap();
+    core.shutdown();
+}
+
 #[derive(Default)]
 struct Notifier(AtomicUsize);
 

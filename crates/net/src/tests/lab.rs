@@ -12,7 +12,8 @@ use queue::Layout;
 use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use sidecore::{Ledger, Worker};
 
-use crate::binding::{BindMode, Binding, Tables};
+use crate::allow::Allow;
+use crate::binding::{BindMode, Binding, Shared, Tables};
 use crate::engine::{Engine, TX_TELL};
 use crate::fdb::{Ip, Table};
 use crate::features;
@@ -36,6 +37,8 @@ pub struct Spec {
     pub bind: BindMode,
     pub mac: Option<[u8; 6]>,
     pub addresses: Vec<IpAddr>,
+    pub shared: Shared,
+    pub allow: Allow,
     pub mtu: u16,
     pub stages: Vec<Box<dyn stage::FrameStage>>,
 }
@@ -51,6 +54,8 @@ impl Default for Spec {
             bind: BindMode::Mac,
             mac: None,
             addresses: Vec::new(),
+            shared: Shared::default(),
+            allow: Allow::default(),
             mtu: 1500,
             stages: Vec::new(),
         }
@@ -105,6 +110,7 @@ impl Lab {
             ips: Table::new(256, MAC_AGE_NS, 2),
             max_macs_per_port: 4,
             max_macs_uplink: MAX_MACS / 2,
+            shared: Shared::default(),
             moves: crate::moves::Moves::default(),
             stats: Arc::default(),
         };
@@ -137,7 +143,12 @@ impl Lab {
             mac: spec.mac.map(Mac::new),
             mac_configured: spec.mac.is_some(),
             learn_ips: spec.addresses.is_empty(),
+            shared: spec.shared.clone(),
+            allow: spec.allow.clone(),
         };
+        let all = &mut self.engine.fabric.tables.shared;
+        all.macs.extend(&spec.shared.macs);
+        all.ips.extend(&spec.shared.ips);
         if let Some(mac) = binding.mac {
             self.engine.fabric.tables.macs.fix(mac, id as u16, 0);
         }
