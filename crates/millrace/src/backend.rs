@@ -206,7 +206,7 @@ pub fn run_net(args: &Net) -> u8 {
     let uplink = UplinkConfig { tap, bridge, offloads: true };
     run("net", &args.convention, |core, clock| {
         let switch = Switch::new(core, SwitchConfig::new("net"), Arc::clone(clock))?;
-        switches::plug(&switch, &uplink)?;
+        switches::plug(&switch, &uplink, config.mtu)?;
         Ok((engine::net("net", VmId::NONE, &config, &switch)?, Keep::Nothing))
     })
 }

@@ -18,7 +18,7 @@ use io_uring::{IoUring, opcode, types};
 
 use crate::error::NetError;
 use crate::header::{MAX_FRAME, VNET_LEN};
-pub use setup::TapConfig;
+pub use setup::{TapConfig, mtu_of, raise_mtu};
 
 /// Receive buffers: what a switch takes from its uplink in a round.
 const BUFFERS: usize = 64;

@@ -192,7 +192,8 @@ fn make(vm: &str, mtu: u16) -> Result<(Namespace, Tap), PipeError> {
     for &(name, value) in SETTINGS.iter().chain(&attempts) {
         settle(vm, name, value)?;
     }
-    let config = TapConfig { name: TAP_NAME.into(), bridge: None, offloads: true, no_arp: true };
+    let config =
+        TapConfig { name: TAP_NAME.into(), offloads: true, no_arp: true, ..TapConfig::default() };
     let tap = Tap::open(&config).map_err(|source| PipeError::Tap { vm: vm.to_owned(), source })?;
     let netlink = Netlink::open().map_err(failed("opening a routing socket"))?;
     let link = index().map_err(failed("looking for the TAP"))?;

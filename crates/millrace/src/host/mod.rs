@@ -115,7 +115,12 @@ impl Host {
         let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();
         for (i, wanted) in config.switches.iter().enumerate() {
-            switches.push(switches::start(wanted, &active[i % active.len()].handle, &clock)?);
+            switches.push(switches::start(
+                &config,
+                wanted,
+                &active[i % active.len()].handle,
+                &clock,
+            )?);
         }
         let next_core = AtomicUsize::new(switches.len());
         let ports = Ports::default();
@@ -290,6 +295,7 @@ impl Host {
         match config {
             PortConfig::Net(net) => {
                 let entry = self.living_switch(&change.config, &net.switch)?;
+                entry.fit_uplink(net.mtu);
                 let engine = engine::net(name, account, net, &entry.switch)?;
                 if let Engine::Net(port, _) = &engine {
                     self.pipes.restore(&change.config, vm, &self.ports, port)?;

@@ -191,7 +191,7 @@ impl Host {
     fn renew_switch(&self, config: &Config, name: &str) -> anyhow::Result<()> {
         let wanted = config.switches.iter().find(|s| s.name == name);
         let wanted = wanted.with_context(|| format!("the config has no switch {name}"))?;
-        let entry = switches::start(wanted, &self.cores_in_turn()[0], &self.clock)?;
+        let entry = switches::start(config, wanted, &self.cores_in_turn()[0], &self.clock)?;
         self.switches.replace(entry);
         Ok(())
     }

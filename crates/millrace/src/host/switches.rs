@@ -5,8 +5,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use anyhow::Context;
 use base::clock::Clock;
 use base::counter::QueueStats;
-use control::config::{SwitchConfig as Wanted, UplinkConfig};
-use net::tap::{Tap, TapConfig};
+use control::config::{Config, SwitchConfig as Wanted, UplinkConfig};
+use net::tap::{self, Tap, TapConfig};
 use net::{NetError, Switch, SwitchConfig};
 use sidecore::Sidecore;
 
@@ -48,14 +48,50 @@ pub struct SwitchEntry {
     pub uplink: Option<(String, Arc<QueueStats>)>,
 }
 
-/// Starts a switch on `core`.
+impl SwitchEntry {
+    /// Has the uplink take what a port takes that is about to come. The port works without that, but for
+    /// long packets from the host.
+    pub fn fit_uplink(&self, mtu: u16) {
+        let Some((tap, _)) = &self.uplink else { return };
+        if let Err(e) = tap::raise_mtu(tap, mtu) {
+            let switch = self.switch.name();
+            tracing::warn!(
+                switch,
+                "packets of up to {mtu} bytes cannot come in by the uplink: {e}"
+            );
+        }
+    }
+}
+
+/// The longest packet that a port of this switch takes.
+fn longest_mtu(config: &Config, switch: &str) -> u16 {
+    let ports = config.vms.iter().flat_map(|vm| &vm.nets).filter(|net| net.switch == switch);
+    ports.map(|net| net.mtu).max().unwrap_or(0)
+}
+
+/// Tells of a bridge that ends long packets between uplink and wire.
+fn check_bridge(uplink: &UplinkConfig, mtu: u16) {
+    let Some(bridge) = &uplink.bridge else { return };
+    match tap::mtu_of(bridge) {
+        Ok(least) if least < mtu => tracing::warn!(
+            "bridge {bridge} passes packets of up to {least} bytes, ports have mtu = {mtu}: longer \
+             ones end there; give all its members that MTU (ip link set DEV mtu {mtu})"
+        ),
+        Ok(_) => {}
+        Err(e) => tracing::warn!("the MTU of bridge {bridge} is not known: {e}"),
+    }
+}
+
+/// Starts a switch of the config on `core`.
 pub fn start(
+    config: &Config,
     wanted: &Wanted,
     core: &Sidecore,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<SwitchEntry> {
     // Its tables and the uplink's buffers are for the sidecore.
     let _near = core.make_near();
+    let mtu = longest_mtu(config, &wanted.name);
     let config = SwitchConfig {
         hold_us: wanted.hold_us,
         mac_age_s: wanted.mac_age_s,
@@ -66,26 +102,32 @@ pub fn start(
     let uplink = match &wanted.uplink {
         None => None,
         Some(uplink) => Some(
-            plug(&switch, uplink)
+            plug(&switch, uplink, mtu)
                 .with_context(|| format!("the uplink of switch {}", wanted.name))?,
         ),
     };
     Ok(SwitchEntry { switch, uplink })
 }
 
-/// Opens the TAP and makes it the switch's way out.
-pub fn plug(switch: &Switch, uplink: &UplinkConfig) -> anyhow::Result<(String, Arc<QueueStats>)> {
+/// Opens the TAP, for packets of up to `mtu` bytes, and makes it the switch's way out.
+pub fn plug(
+    switch: &Switch,
+    uplink: &UplinkConfig,
+    mtu: u16,
+) -> anyhow::Result<(String, Arc<QueueStats>)> {
     let config = TapConfig {
         name: uplink.tap.clone(),
         bridge: uplink.bridge.clone(),
         offloads: uplink.offloads,
         no_arp: false,
+        mtu,
     };
     let is_held = |error: &NetError| match error {
         NetError::Tap { source, .. } => source.kind() == std::io::ErrorKind::ResourceBusy,
         _ => false,
     };
     let tap = once_free(|| Tap::open(&config), is_held)?;
+    check_bridge(uplink, mtu);
     let (name, uso) = (tap.name().to_owned(), tap.takes_uso());
     let stats = Arc::new(QueueStats::default());
     switch.set_uplink_with(Some(Box::new(tap)), Arc::clone(&stats), uso)?;

@@ -24,10 +24,18 @@ struct Options {
     packed: bool,
     mergeable: bool,
     kernel: KernelChoice,
+    /// More properties of QEMU's device.
+    device: &'static str,
 }
 
-const PLAIN: Options =
-    Options { net: "", queues: 1, packed: false, mergeable: true, kernel: KernelChoice::V6_1 };
+const PLAIN: Options = Options {
+    net: "",
+    queues: 1,
+    packed: false,
+    mergeable: true,
+    kernel: KernelChoice::V6_1,
+    device: "",
+};
 
 fn pair(options: Options) -> Pair {
     let lab = Lab::new().unwrap();
@@ -42,6 +50,7 @@ fn pair(options: Options) -> Pair {
         let mut net = Net::vhost_user(daemon.socket(name, "n"));
         (net.queues, net.packed, net.mergeable) =
             (options.queues, options.packed, options.mergeable);
+        net.properties = options.device.split_whitespace().map(str::to_owned).collect();
         Guest::builder(name)
             .kernel(options.kernel)
             // The driver uses as many queue pairs as it has CPUs.
@@ -88,6 +97,21 @@ fn through_the_uplink_to_a_host_namespace() {
         let send = || lab_agent::tools::xfer::run("send", "tcp", "connect", "10.0.0.2", content);
         lab.net().inside(send).unwrap().unwrap().json()
     });
+}
+
+/// N6: the whole way has the MTU, also for a packet that nobody may cut.
+#[test]
+fn jumbo_frames_through_the_uplink_to_a_host_namespace() {
+    let _alone = alone();
+    let options = Options { net: "mtu = 9000", device: "host_mtu=9000", ..PLAIN };
+    let Pair { a, b, daemon: _daemon, lab } = pair(options);
+    lab.net().address("up0", "10.0.0.254/24").unwrap();
+    assert_eq!(a.sh("cat /sys/class/net/eth0/mtu").unwrap(), "9000");
+    a.sh("ping -c 3 -s 8972 10.0.0.254").unwrap();
+    // Packets that came and went in pieces.
+    let pieces = a.sh("awk '/^Ip: [0-9]/ { print $15, $20 }' /proc/net/snmp").unwrap();
+    assert_eq!(pieces, "0 0", "reassembled, cut");
+    drop(b);
 }
 
 #[test]

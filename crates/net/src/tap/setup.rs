@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::NetError;
-use crate::header::VNET_LEN;
+use crate::header::{ETH_LEN, VNET_LEN};
 
 /// What the interface should be.
 #[derive(Debug, Clone, Default)]
@@ -21,7 +21,12 @@ pub struct TapConfig {
     /// The host asks nobody for addresses (ARP, neighbour discovery): all frames go to the
     /// interface's own.
     pub no_arp: bool,
+    /// The longest packet that the interface must take; 0: as it is.
+    pub mtu: u16,
 }
+
+/// Longest packet of a TAP interface: with its Ethernet header it may have 65,535 bytes.
+const MAX_TAP_MTU: u16 = u16::MAX - ETH_LEN as u16;
 
 pub(super) struct Opened {
     pub file: OwnedFd,
@@ -53,6 +58,8 @@ pub(super) fn open(config: &TapConfig) -> Result<Opened, NetError> {
     set(&file, libc::TUNSETVNETLE, &(1 as libc::c_int)).map_err(fail("setting byte order"))?;
     let uso = set_offloads(&file, config.offloads).map_err(fail("setting offloads"))?;
     let socket = control_socket().map_err(fail("opening a control socket"))?;
+    // Before it joins: a bridge takes the smallest MTU of its members, for all of them.
+    raise_mtu_by(&socket, &name, config.mtu).map_err(fail("setting its MTU"))?;
     if let Some(bridge) = &config.bridge {
         join(&socket, &name, bridge).map_err(fail("attaching it to its bridge"))?;
     }
@@ -112,6 +119,40 @@ fn set_offloads(file: &OwnedFd, wanted: bool) -> io::Result<bool> {
         (false, _) => ask(0)?,
     }
     Ok(uso)
+}
+
+/// Has an interface take packets of `mtu` bytes. Never fewer than it does already: others may use it.
+/// Returns the longest that it takes then.
+pub fn raise_mtu(name: &str, mtu: u16) -> Result<u16, NetError> {
+    let fail = |source| NetError::Tap { name: name.to_owned(), what: "setting its MTU", source };
+    let socket = control_socket().map_err(fail)?;
+    raise_mtu_by(&socket, name, mtu).map_err(fail)
+}
+
+/// Longest packet that an interface takes.
+pub fn mtu_of(name: &str) -> Result<u16, NetError> {
+    let fail = |source| NetError::Tap { name: name.to_owned(), what: "reading its MTU", source };
+    read_mtu(&control_socket().map_err(fail)?, name).map_err(fail)
+}
+
+fn read_mtu(socket: &OwnedFd, name: &str) -> io::Result<u16> {
+    let mut request = request(name)?;
+    ioctl(socket, libc::SIOCGIFMTU as libc::Ioctl, &raw mut request)?;
+    // SAFETY: the kernel has just filled it in.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    // Loopback's is longer than any packet.
+    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+}
+
+fn raise_mtu_by(socket: &OwnedFd, name: &str, mtu: u16) -> io::Result<u16> {
+    let (now, wanted) = (read_mtu(socket, name)?, mtu.min(MAX_TAP_MTU));
+    if wanted <= now {
+        return Ok(now);
+    }
+    let mut request = request(name)?;
+    request.ifr_ifru.ifru_mtu = wanted.into();
+    ioctl(socket, libc::SIOCSIFMTU as libc::Ioctl, &raw mut request)?;
+    Ok(wanted)
 }
 
 fn control_socket() -> io::Result<OwnedFd> {

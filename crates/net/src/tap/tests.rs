@@ -241,6 +241,39 @@ fn bridges_and_names() {
     });
 }
 
+/// A bridge has the MTU of the least of its members: a TAP must not be that one.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_N6_the_tap_takes_what_the_ports_take() {
+    in_namespace(|| {
+        ip("link add mrbr0 type bridge");
+        ip("link add mrnic type veth peer name mrfar");
+        ip("link set mrnic mtu 9000 master mrbr0 up");
+        ip("link set mrfar mtu 9000 up");
+        let config = |mtu| TapConfig {
+            name: "mrjumbo".into(),
+            bridge: Some("mrbr0".into()),
+            mtu,
+            ..TapConfig::default()
+        };
+        let mut tap = Tap::open(&config(9000)).unwrap();
+        let mtus = || ["mrjumbo", "mrbr0"].map(|name| mtu_of(name).unwrap());
+        assert_eq!(mtus(), [9000, 9000]);
+        ip("link set mrbr0 up");
+        ip("addr add 10.99.0.1/24 dev mrbr0");
+        ip("neigh add 10.99.0.2 lladdr 02:00:00:00:00:02 dev mrbr0");
+        let socket = UdpSocket::bind("10.99.0.1:4000").unwrap();
+        let payload = vec![7; 9000 - 28];
+        socket.send_to(&payload, "10.99.0.2:7").unwrap();
+        assert_eq!(next_udp(&mut tap).len(), VNET_LEN + 14 + 9000, "in one piece");
+        // More is taken for a port that comes, and never less.
+        assert_eq!(raise_mtu("mrjumbo", 1500).unwrap(), 9000);
+        assert_eq!(raise_mtu("mrjumbo", u16::MAX).unwrap(), u16::MAX - 14);
+        assert_eq!(mtus(), [u16::MAX - 14, 9000]);
+        assert!(raise_mtu("nosuch", 1500).unwrap_err().to_string().contains("TAP nosuch"));
+    });
+}
+
 #[test]
 fn without_arp_frames_go_to_the_interface_itself_and_nothing_goes_first() {
     in_namespace(|| {
