@@ -316,7 +316,7 @@ fn daemon(
     let store = folder.join("store");
     let disk = format!("format = \"raw\"\npath = {:?}\ndirect = {}", images.disk, setup.direct);
     let modules = format!(
-        "[vm.modules]\nuse = [\"table\"]\ndir = {store:?}\n\
+        "[vm.modules]\nuse = [\"table\"]\ndir = {store:?}\nguest_users = true\n\
          [vm.modules.ring]\npath = {ring:?}\nspin_us = {}\n",
         setup.spin_us
     );

@@ -195,6 +195,7 @@ fn what_is_left_out_has_a_default() {
         cpu_percent: 100,
         dir: "/var/lib/millrace/v".into(),
         socket: Some("/s/v".into()),
+        guest_users: false,
         ring: None,
     };
     assert_eq!(config.vms[0].modules, Some(wanted));
@@ -204,7 +205,7 @@ fn what_is_left_out_has_a_default() {
                         "memory": 256 << 20, "deadline_ms": 100});
     assert_eq!(shown["module"], json!([shown_module]));
     let modules = json!({"use": ["t"], "disk": 10u64 << 30, "cpu_percent": 100, "dir": "/var/lib/millrace/v",
-                         "socket": "/s/v"});
+                         "socket": "/s/v", "guest_users": false});
     assert_eq!(shown["vm"][0]["modules"], modules);
     let elsewhere = format!("[daemon]\nstate_dir='/d'\n{}{}", module("t"), vm("v", "disk='1TiB'"));
     let config = read(&elsewhere).unwrap();

@@ -60,6 +60,12 @@ pub const PORT: u32 = 28_018;
 /// First bytes of [`Hello`] and [`Welcome`]: `MLRCPIPE`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MLRCPIPE");
 
+/// Where QEMU's `-fw_cfg name=opt/millrace/secret,file=…` is in the guest, for root alone.
+pub const SECRET_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/millrace/secret/raw";
+
+/// Lengths of a VM's secret, in bytes, without the end of line that may follow it in its file.
+pub const SECRET_BYTES: core::ops::RangeInclusive<usize> = 16..=64;
+
 /// The version of this file.
 pub const VERSION: u16 = 1;
 
@@ -123,7 +129,7 @@ pub struct Refusal {
     pub count: U32,
 }
 
-/// The agent begins.
+/// The agent begins. The VM's secret follows, where the guest has one.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

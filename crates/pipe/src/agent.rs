@@ -120,6 +120,8 @@ pub(crate) struct Session {
     pub agent: Arc<Agent>,
     reader: Reader<UnixStream>,
     disks: Known,
+    /// What was agreed on.
+    version: u16,
 }
 
 impl Session {
@@ -128,10 +130,11 @@ impl Session {
         stream.set_write_timeout(Some(AGENT_TIMEOUT))?;
         stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
         let agent = Agent::new(&stream)?;
-        Ok(Self { agent: Arc::new(agent), reader: Reader::new(stream), disks: Known::default() })
+        let (agent, disks) = (Arc::new(agent), Known::default());
+        Ok(Self { agent, reader: Reader::new(stream), disks, version: 0 })
     }
 
-    /// Serves the agent until its stream ends.
+    /// Serves the agent, whose hello was right, until its stream ends.
     pub fn serve(mut self, vm: &VmPipes) -> MessageError {
         let ended = self.welcome(vm).and_then(|()| self.listen(vm));
         self.agent.close();
@@ -142,13 +145,18 @@ impl Session {
         }
     }
 
+    /// The first message, which must have the VM's secret, if that has one.
+    pub fn hear_hello(&mut self, secret: &[u8]) -> Result<(), MessageError> {
+        self.version = self.reader.hello(secret)?;
+        Ok(())
+    }
+
     fn welcome(&mut self, vm: &VmPipes) -> Result<(), MessageError> {
-        let version = self.reader.hello()?;
         self.reader.stream().set_read_timeout(None)?;
         vm.welcome();
         let welcome = pipe::Welcome {
             magic: U64::new(pipe::MAGIC),
-            version: U16::new(version),
+            version: U16::new(self.version),
             reserved: U16::ZERO,
             max_pipes: U32::new(vm.max_pipes()),
             max_len_bytes: U64::new(MAX_LEN_BYTES),

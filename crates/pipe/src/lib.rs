@@ -56,6 +56,7 @@
 //! - Only raw disks whose stages leave content alone are read and written ([`block::BlockPort::image`]).
 
 mod agent;
+mod arrivals;
 mod connection;
 mod copy;
 mod disks;

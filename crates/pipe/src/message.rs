@@ -154,11 +154,12 @@ impl<R: Read> Reader<R> {
         Ok(header)
     }
 
-    /// The hello; returns the version that is spoken from then on.
-    pub fn hello(&mut self) -> Result<u16, MessageError> {
+    /// The hello, with the secret behind it where there is one; returns the version that is spoken from
+    /// then on.
+    pub fn hello(&mut self, secret: &[u8]) -> Result<u16, MessageError> {
         let header = self.read()?;
         let hello = pipe::Hello::read_from_prefix(&self.body);
-        let (kind::HELLO, Ok((hello, _))) = (header.kind.get(), hello) else {
+        let (kind::HELLO, Ok((hello, told))) = (header.kind.get(), hello) else {
             return Err(MessageError::Hello("the first message is no hello".into()));
         };
         if hello.magic.get() != pipe::MAGIC {
@@ -171,7 +172,15 @@ impl<R: Read> Reader<R> {
                 "the agent speaks versions {lowest} to {highest}, this daemon {own}"
             )));
         }
-        Ok(pipe::VERSION)
+        match (secret.is_empty() || is_same(secret, told), told.is_empty()) {
+            (true, _) => Ok(pipe::VERSION),
+            (false, true) => Err(MessageError::Hello(
+                "the hello has no secret, and the VM's `secret` is set: is it in the guest's \
+                 opt/millrace/secret (fw_cfg), or given to the agent by --secret?"
+                    .into(),
+            )),
+            (false, false) => Err(MessageError::Hello("the hello has another secret".into())),
+        }
     }
 
     /// The next message, with its id.
@@ -290,6 +299,12 @@ pub(crate) fn socket(end: SocketEnd) -> Result<Socket, Reason> {
         remote_port: end.remote_port.get(),
     };
     Ok(Socket { key, end })
+}
+
+/// In a time that does not tell how much of it is right.
+fn is_same(secret: &[u8], told: &[u8]) -> bool {
+    let differences = secret.iter().zip(told).fold(0, |all, (a, b)| all | (a ^ b));
+    secret.len() == told.len() && differences == 0
 }
 
 #[cfg(test)]

@@ -168,12 +168,34 @@ fn a_hello_of_another_version_or_kind_is_refused() {
         highest: U16::new(highest),
         reserved: U32::ZERO,
     };
-    let say = |kind, hello: Hello| Reader::new(&message(kind, 0, hello.as_bytes())[..]).hello();
+    let say = |kind, hello: Hello| Reader::new(&message(kind, 0, hello.as_bytes())[..]).hello(&[]);
     assert_eq!(say(kind::HELLO, hello(pipe::MAGIC, 1, 3)).unwrap(), 1);
     assert!(say(kind::HELLO, hello(pipe::MAGIC, 2, 3)).is_err());
     assert!(say(kind::HELLO, hello(pipe::MAGIC, 3, 0)).is_err());
     assert!(say(kind::HELLO, hello(1, 1, 1)).is_err());
     assert!(say(kind::PIPE, hello(pipe::MAGIC, 1, 1)).is_err());
+}
+
+#[test]
+#[allow(non_snake_case)]
+fn abuse_V8_a_hello_without_the_secret_is_refused() {
+    let hello = Hello {
+        magic: U64::new(pipe::MAGIC),
+        lowest: U16::new(1),
+        highest: U16::new(1),
+        reserved: U32::ZERO,
+    };
+    let say = |told: &[u8], secret: &[u8]| {
+        let body = [hello.as_bytes(), told].concat();
+        Reader::new(&message(kind::HELLO, 0, &body)[..]).hello(secret).map_err(|e| e.to_string())
+    };
+    let secret = b"0123456789abcdef";
+    assert_eq!(say(secret, secret), Ok(1));
+    assert_eq!(say(secret, b""), Ok(1), "a VM without one");
+    assert!(say(b"", secret).unwrap_err().contains("has no secret"));
+    for wrong in [&secret[..15], b"0123456789abcdeg", b"0123456789abcdef\n", b"0"] {
+        assert!(say(wrong, secret).unwrap_err().contains("another secret"), "{wrong:?}");
+    }
 }
 
 proptest! {

@@ -21,6 +21,8 @@ pub struct PipeStats {
     pub detached: AtomicU64,
     /// Agents that were welcomed.
     pub agents: AtomicU64,
+    /// Connections whose hello was not an agent's of this VM.
+    pub unproved: AtomicU64,
     ended: ByReason,
     refused: ByReason,
     times: Mutex<Times>,

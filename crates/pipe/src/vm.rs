@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use base::counter::QueueStats;
@@ -14,7 +14,8 @@ use guest_abi::Reason;
 use net::NetPort;
 use net::flow::{FlowWatch, Journal};
 
-use crate::agent::{Agent, Session};
+use crate::agent::Agent;
+use crate::arrivals::{self, Arrival};
 use crate::disks::{Disks, Known, has_all};
 use crate::error::PipeError;
 use crate::given::Given;
@@ -50,6 +51,8 @@ pub struct PipesConfig {
     pub threads: u16,
     /// A folder of the daemon's own, for what is to be known of connections after it was killed.
     pub run_dir: PathBuf,
+    /// What its agent must know; empty: whoever connects from a low port is the agent.
+    pub secret: Vec<u8>,
 }
 
 impl PipesConfig {
@@ -60,6 +63,7 @@ impl PipesConfig {
             max_pipes: DEFAULT_MAX_PIPES,
             threads: DEFAULT_THREADS,
             run_dir: run_dir.into(),
+            secret: Vec::new(),
         }
     }
 }
@@ -104,7 +108,7 @@ pub struct VmPipes {
     /// Pipes that hold bytes in memory.
     buffered: Arc<AtomicUsize>,
     tokens: AtomicU64,
-    arrivals: SyncSender<Option<OwnedFd>>,
+    arrivals: SyncSender<Arrival>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -140,7 +144,7 @@ impl VmPipes {
         });
         let own = Arc::downgrade(&pipes);
         let builder = std::thread::Builder::new().name(format!("agent {}", pipes.config.vm));
-        match builder.spawn(move || accept(&own, &arriving)) {
+        match builder.spawn(move || arrivals::accept(&own, arriving)) {
             Ok(acceptor) => pipes.threads().push(acceptor),
             Err(error) => {
                 pipes.stop();
@@ -157,12 +161,24 @@ impl VmPipes {
     /// Takes the agent's connections; never waits. One too many is closed.
     pub fn sink(&self) -> Arc<dyn Fn(OwnedFd) + Send + Sync> {
         let arrivals = self.arrivals.clone();
-        Arc::new(move |fd| _ = arrivals.try_send(Some(fd)))
+        Arc::new(move |fd| _ = arrivals.try_send(Arrival::Stream(fd)))
     }
 
     /// Counters.
     pub fn stats(&self) -> &PipeStats {
         &self.stats
+    }
+
+    pub(crate) fn vm(&self) -> &str {
+        &self.config.vm
+    }
+
+    pub(crate) fn secret(&self) -> &[u8] {
+        &self.config.secret
+    }
+
+    pub(crate) fn arrivals(&self) -> &SyncSender<Arrival> {
+        &self.arrivals
     }
 
     /// Most pipes at a time.
@@ -401,7 +417,7 @@ impl VmPipes {
     pub fn stop(&self) {
         self.pool.drain(Reason::HostGone, STOP_TIMEOUT);
         // Full only with agents that wait: the acceptor takes them first.
-        let _ = self.arrivals.send(None);
+        let _ = self.arrivals.send(Arrival::Stop);
         self.pool.stop();
         let threads = std::mem::take(&mut *self.threads());
         for thread in threads {
@@ -417,35 +433,4 @@ impl VmPipes {
 fn journal_path(run_dir: &Path, net: &NetPort) -> PathBuf {
     // Names of VMs and ports are checked to be fit for files.
     run_dir.join(format!("{}.flows", net.name().replace('/', "-")))
-}
-
-/// One agent at a time: a new one takes the place of the last.
-fn accept(pipes: &Weak<VmPipes>, arriving: &Receiver<Option<OwnedFd>>) {
-    let mut current: Option<(Arc<Agent>, JoinHandle<()>)> = None;
-    while let Ok(arrival) = arriving.recv() {
-        if let Some((agent, thread)) = current.take() {
-            agent.close();
-            let _ = thread.join();
-        }
-        let (Some(fd), Some(pipes)) = (arrival, pipes.upgrade()) else { return };
-        let vm = pipes.config.vm.clone();
-        let session = match Session::new(fd) {
-            Ok(session) => session,
-            Err(error) => {
-                tracing::warn!(%vm, "the agent's stream: {error}");
-                continue;
-            }
-        };
-        let agent = Arc::clone(&session.agent);
-        let serve = move || {
-            let agent = Arc::clone(&session.agent);
-            let end = session.serve(&pipes);
-            tracing::info!(vm = %pipes.config.vm, "the agent has gone: {end}");
-            pipes.cancel(&agent, None, Reason::Cancelled);
-        };
-        match std::thread::Builder::new().name("agent".into()).spawn(serve) {
-            Ok(thread) => current = Some((agent, thread)),
-            Err(error) => tracing::warn!(%vm, "a thread for the agent: {error}"),
-        }
-    }
 }

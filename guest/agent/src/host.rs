@@ -81,10 +81,12 @@ impl Host {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(dial: impl Dial, heartbeat: Heartbeat) -> io::Result<Self> {
+    pub fn start(dial: impl Dial, heartbeat: Heartbeat, secret: Vec<u8>) -> io::Result<Self> {
         let host = Self(Arc::new(Mutex::new(State::Down(Reason::NotOffered))));
         let shared = host.clone();
-        thread::Builder::new().name("host".into()).spawn(move || shared.keep(&dial, heartbeat))?;
+        thread::Builder::new()
+            .name("host".into())
+            .spawn(move || shared.keep(&dial, heartbeat, &secret))?;
         Ok(host)
     }
 
@@ -107,12 +109,12 @@ impl Host {
         }
     }
 
-    fn keep(&self, dial: &impl Dial, heartbeat: Heartbeat) {
+    fn keep(&self, dial: &impl Dial, heartbeat: Heartbeat, secret: &[u8]) {
         let (mut told, mut generation) = (String::new(), 0);
         loop {
             generation += 1;
             let begun = Instant::now();
-            let (text, reason) = match connect(dial, generation, heartbeat) {
+            let (text, reason) = match connect(dial, generation, heartbeat, secret) {
                 Ok(line) => {
                     if !self.set(State::Up(line.clone())) {
                         return;
@@ -157,8 +159,13 @@ impl Host {
     }
 }
 
-/// Connects and agrees on a version.
-fn connect(dial: &impl Dial, generation: u64, heartbeat: Heartbeat) -> io::Result<Arc<Line>> {
+/// Connects, says the VM's secret if there is one, and agrees on a version.
+fn connect(
+    dial: &impl Dial,
+    generation: u64,
+    heartbeat: Heartbeat,
+    secret: &[u8],
+) -> io::Result<Arc<Line>> {
     let stream = dial.dial()?;
     let timeout = rustix::net::sockopt::set_socket_timeout;
     for direction in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
@@ -170,8 +177,8 @@ fn connect(dial: &impl Dial, generation: u64, heartbeat: Heartbeat) -> io::Resul
         highest: U16::new(VERSION),
         reserved: U32::ZERO,
     };
-    let header = Header::new(kind::HELLO, 0, size_of::<Hello>());
-    write_all(&stream, &[header.as_bytes(), hello.as_bytes()].concat())?;
+    let header = Header::new(kind::HELLO, 0, size_of::<Hello>() + secret.len());
+    write_all(&stream, &[header.as_bytes(), hello.as_bytes(), secret].concat())?;
     let (mut header, mut welcome) = (Header::new_zeroed(), Welcome::new_zeroed());
     read_all(&stream, header.as_mut_bytes())?;
     if header.kind.get() != kind::WELCOME || header.body_len() != Some(size_of::<Welcome>()) {

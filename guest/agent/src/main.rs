@@ -10,13 +10,15 @@ use agent::line::Heartbeat;
 use agent::say::say;
 use agent::{Agent, AgentError, Config, identity};
 use base::notify;
+use guest_abi::pipe::{SECRET_BYTES, SECRET_PATH};
 
 const HELP: &str = "\
-Usage: millrace-agent [--socket PATH] [--host-socket PATH]
+Usage: millrace-agent [--socket PATH] [--secret FILE] [--host-socket PATH]
 
 Takes pipes from this guest's programs and passes them to the host's daemon.
 
   --socket PATH       where programs connect (/run/millrace/agent.sock)
+  --secret FILE       what the daemon knows the agent by (opt/millrace/secret of fw_cfg, where it is)
   --host-socket PATH  the daemon's Unix socket instead of vsock, for tests
   --version           print the version
   --help              print this text
@@ -25,12 +27,13 @@ Takes pipes from this guest's programs and passes them to the host's daemon.
 /// What the command line says.
 #[derive(Debug)]
 enum Command {
-    Serve { socket: PathBuf, host: Option<PathBuf> },
+    Serve { socket: PathBuf, secret: Option<PathBuf>, host: Option<PathBuf> },
     Print(String),
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, AgentError> {
-    let (mut socket, mut host) = (PathBuf::from(guest_abi::program::SOCKET), None);
+    let mut socket = PathBuf::from(guest_abi::program::SOCKET);
+    let (mut secret, mut host) = (None, None);
     while let Some(word) = words.next() {
         let mut value = || {
             let missing = || AgentError::Usage(format!("{word} needs a value"));
@@ -38,6 +41,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, AgentError>
         };
         match word.as_str() {
             "--socket" => socket = value()?,
+            "--secret" => secret = Some(value()?),
             "--host-socket" => host = Some(value()?),
             "--version" => {
                 return Ok(Command::Print(format!(
@@ -49,7 +53,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, AgentError>
             _ => return Err(AgentError::Usage(format!("unknown argument {word:?}"))),
         }
     }
-    Ok(Command::Serve { socket, host })
+    Ok(Command::Serve { socket, secret, host })
 }
 
 fn main() -> ExitCode {
@@ -58,8 +62,8 @@ fn main() -> ExitCode {
             print!("{text}");
             Ok(())
         }
-        Command::Serve { socket, host: None } => serve(socket, Vsock),
-        Command::Serve { socket, host: Some(path) } => serve(socket, Unix(path)),
+        Command::Serve { socket, secret, host: None } => serve(socket, secret, Vsock),
+        Command::Serve { socket, secret, host: Some(path) } => serve(socket, secret, Unix(path)),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -70,8 +74,33 @@ fn main() -> ExitCode {
     }
 }
 
+/// What the daemon knows the agent by: in the file that is named, or handed in by the VMM, where it is.
+fn read_secret(named: Option<PathBuf>) -> Result<Vec<u8>, AgentError> {
+    let path = named.clone().unwrap_or_else(|| SECRET_PATH.into());
+    let mut secret = match (std::fs::read(&path), named) {
+        (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        (Err(source), _) => {
+            let what = format!("read the secret {}", path.display());
+            return Err(AgentError::Io { what, source });
+        }
+        (Ok(bytes), _) => bytes,
+    };
+    if secret.last() == Some(&b'\n') {
+        secret.pop();
+    }
+    if !SECRET_BYTES.contains(&secret.len()) {
+        let (least, most) = (SECRET_BYTES.start(), SECRET_BYTES.end());
+        let (path, len) = (path.display(), secret.len());
+        let text = format!("the secret {path} has {len} bytes; the limit is {least} to {most}");
+        return Err(AgentError::Usage(text));
+    }
+    Ok(secret)
+}
+
 /// Serves until SIGTERM or SIGINT.
-fn serve(socket: PathBuf, dial: impl Dial) -> Result<(), AgentError> {
+fn serve(socket: PathBuf, secret: Option<PathBuf>, dial: impl Dial) -> Result<(), AgentError> {
+    // Root's alone to read.
+    let secret = read_secret(secret)?;
     // Before there are other threads.
     identity::give_up_privileges().map_err(|error| AgentError::Io {
         what: "give up capabilities".into(),
@@ -83,8 +112,8 @@ fn serve(socket: PathBuf, dial: impl Dial) -> Result<(), AgentError> {
         let teller = teller.try_clone().map_err(io)?;
         signal_hook::low_level::pipe::register(signal, teller).map_err(io)?;
     }
-    let agent =
-        Agent::start(Config { socket, dial, any_device: false, heartbeat: Heartbeat::default() })?;
+    let heartbeat = Heartbeat::default();
+    let agent = Agent::start(Config { socket, dial, any_device: false, heartbeat, secret })?;
     tell("READY=1");
     told.read_exact(&mut [0]).map_err(io)?;
     tell("STOPPING=1");
@@ -108,12 +137,15 @@ mod tests {
 
     #[test]
     fn command_lines() {
-        let Ok(Command::Serve { socket, host: None }) = words("") else { panic!() };
+        let Ok(Command::Serve { socket, secret: None, host: None }) = words("") else { panic!() };
         assert_eq!(socket, PathBuf::from("/run/millrace/agent.sock"));
-        let Ok(Command::Serve { socket, host }) = words("--socket a --host-socket b") else {
+        let Ok(Command::Serve { socket, secret, host }) =
+            words("--socket a --host-socket b --secret c")
+        else {
             panic!()
         };
-        assert_eq!((socket, host), (PathBuf::from("a"), Some(PathBuf::from("b"))));
+        let path = PathBuf::from;
+        assert_eq!((socket, secret, host), (path("a"), Some(path("c")), Some(path("b"))));
         assert!(matches!(words("--help"), Ok(Command::Print(_))));
         for (wrong, why) in [("--socket", "--socket"), ("serve", "serve")] {
             assert!(words(wrong).unwrap_err().to_string().contains(why));

@@ -62,6 +62,8 @@ pub struct Config<D> {
     pub any_device: bool,
     /// How a daemon that has gone is noticed.
     pub heartbeat: Heartbeat,
+    /// What the daemon knows the agent by; empty: nothing.
+    pub secret: Vec<u8>,
 }
 
 /// An agent at work. It ends when dropped.
@@ -100,8 +102,8 @@ impl Agent {
     /// Another agent listens there; the socket cannot be made.
     pub fn start(config: Config<impl Dial>) -> Result<Self, AgentError> {
         let listener = listen_at(&config.socket)?;
-        let host =
-            Host::start(config.dial, config.heartbeat).map_err(AgentError::io("start a thread"))?;
+        let host = Host::start(config.dial, config.heartbeat, config.secret)
+            .map_err(AgentError::io("start a thread"))?;
         let shared = Shared {
             refusals: Refusals::start(host.clone()).map_err(AgentError::io("start a thread"))?,
             host,

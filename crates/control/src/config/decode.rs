@@ -268,8 +268,9 @@ fn pipes(r: &mut Reader<'_, '_>, has_vsock: bool, has_net: bool) -> Option<Pipes
     let mut r = Reader::new(&mut *r.ctx, path, node);
     let max = r.int("max", 256, 1..=MAX_PIPES) as u32;
     let threads = r.int("threads", 4, 1..=MAX_PIPE_THREADS) as u32;
+    let secret = r.path("secret");
     r.finish();
-    Some(PipesConfig { max, threads })
+    Some(PipesConfig { max, threads, secret })
 }
 
 /// The optional `trust_domain` of a VM.

@@ -208,12 +208,15 @@ pub struct VmConfig {
 
 /// `[vm.pipes]`: its presence switches pipes on. A VM from a file has a vsock and a network port
 /// with it, but both may be detached while it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PipesConfig {
     /// Most pipes at a time; more are refused.
     pub max: u32,
     /// Threads that move bytes.
     pub threads: u32,
+    /// The file with what its agent must know; none: root, and who may use low ports, is the agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<PathBuf>,
 }
 
 /// What a VM is granted of the host's I/O, network and disks together.

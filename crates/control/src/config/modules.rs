@@ -81,6 +81,9 @@ pub struct VmModulesConfig {
     /// Where programs of the host reach them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// Whether any user of the guest reaches them over vsock; else root and programs with
+    /// `CAP_NET_BIND_SERVICE`, and who may open the memory, where requests come by that alone.
+    pub guest_users: bool,
     /// Memory that its clients and modules share; none: they have sockets alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<RingConfig>,
@@ -191,6 +194,7 @@ pub(super) fn of_vm(
     if let Some(socket) = &socket {
         inner.socket_fits("socket", socket, 0);
     }
+    let guest_users = inner.bool("guest_users", false);
     let ring = ring(&mut inner);
     let reached = has_vsock || inner.get("socket").is_some();
     inner.finish();
@@ -202,7 +206,7 @@ pub(super) fn of_vm(
             "add a [vm.vsock] for the guest, or a `socket` for programs of the host",
         );
     }
-    Some(VmModulesConfig { names, disk_bytes, cpu_percent, dir, socket, ring })
+    Some(VmModulesConfig { names, disk_bytes, cpu_percent, dir, socket, guest_users, ring })
 }
 
 /// Reads the optional `[vm.modules.ring]`.

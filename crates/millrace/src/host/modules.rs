@@ -49,6 +49,8 @@ struct OfVm {
     config: VmModulesConfig,
     socket: Option<PathBuf>,
     ring: Option<config::RingConfig>,
+    /// Only root of the guest, and who may use low ports, reaches them over vsock.
+    privileged: bool,
     /// Of its file, when it is made.
     mode: u32,
     way: Arc<Mutex<Way>>,
@@ -118,6 +120,12 @@ fn listed(config: &Config, vm: &str) -> Option<Vec<modules::ModuleConfig>> {
     Some(all.into_iter().map(module).collect())
 }
 
+/// Whether only root of the guest reaches them over vsock. Where requests come by memory alone, whoever may
+/// open that may ask.
+fn privileged(used: &config::VmModulesConfig) -> bool {
+    !used.guest_users && !used.ring.as_ref().is_some_and(|ring| ring.required)
+}
+
 impl OfVm {
     fn new(config: &Config, vm: &str, charge: Charge) -> Option<Self> {
         let (used, _) = config.modules_of(vm)?;
@@ -140,6 +148,7 @@ impl OfVm {
             },
             socket: used.socket.clone(),
             ring: used.ring.clone(),
+            privileged: privileged(used),
             mode: config.daemon.socket_mode,
             way: Arc::new(Mutex::new(Way::Waiting(Vec::new()))),
             stand: Mutex::new(stand),
@@ -158,7 +167,7 @@ impl OfVm {
         let way = Arc::clone(&self.way);
         let gone: vsock::Gone = Arc::new(move || guest_gone(&way));
         let (port, sink) = (guest_abi::module::PORT, self.sink(true));
-        Service { port, privileged: false, sink, gone: Some(gone) }
+        Service { port, privileged: self.privileged, sink, gone: Some(gone) }
     }
 
     fn listen(&self) {
@@ -315,9 +324,10 @@ impl Modules {
             return conflict("has no [vm.modules] in the config now: restart the daemon");
         };
         let same = used.dir == of_vm.config.state_dir && used.socket == of_vm.socket;
-        if !same || used.ring != of_vm.ring {
+        if !same || used.ring != of_vm.ring || privileged(used) != of_vm.privileged {
             return conflict(
-                "has another `dir`, `socket` or `ring` in the config now: restart the daemon",
+                "has another `dir`, `socket`, `guest_users` or `ring` in the config now: restart the \
+                 daemon",
             );
         }
         let change = locked(&self.change);

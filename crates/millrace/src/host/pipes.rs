@@ -1,9 +1,12 @@
 //! Pipes of the VMs that have them: each with the service its agent connects to.
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use anyhow::{Context, ensure};
 use block::BlockPort;
 use control::config::Config;
 use control::plane::PipeStatus;
@@ -54,6 +57,23 @@ impl Devices for OfVm {
     }
 }
 
+/// What the file of a VM's secret has, without the end of its line.
+fn read_secret(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let limits = guest_abi::pipe::SECRET_BYTES;
+    let read = || -> anyhow::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        // An end of line, and one byte that says that there is more.
+        std::fs::File::open(path)?.take(*limits.end() as u64 + 2).read_to_end(&mut bytes)?;
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+        }
+        let (least, most) = (limits.start(), limits.end());
+        ensure!(limits.contains(&bytes.len()), "its length is not {least} to {most} bytes");
+        Ok(bytes)
+    };
+    read().with_context(|| format!("the secret of its agent, {}", path.display()))
+}
+
 impl Pipes {
     /// None yet. They leave alone what channels may take.
     pub fn new(shortcuts: Arc<Shortcuts>) -> Self {
@@ -67,7 +87,7 @@ impl Pipes {
     /// A VM's, started with its first port; none: it has no pipes.
     fn of(&self, config: &Config, vm: &str, ports: &Ports) -> anyhow::Result<Option<Arc<VmPipes>>> {
         let Some(entry) = config.vms.iter().find(|v| v.name == vm) else { return Ok(None) };
-        let Some(wanted) = entry.pipes else { return Ok(None) };
+        let Some(wanted) = &entry.pipes else { return Ok(None) };
         let mut all = self.lock();
         let pipes = match all.get(vm) {
             Some(pipes) => pipes,
@@ -77,6 +97,7 @@ impl Pipes {
                     max_pipes: wanted.max,
                     threads: u16::try_from(wanted.threads)?,
                     run_dir: config.daemon.run_dir.clone(),
+                    secret: wanted.secret.as_deref().map_or(Ok(Vec::new()), read_secret)?,
                 };
                 let devices = OfVm {
                     ports: ports.clone(),
@@ -187,6 +208,11 @@ fn metrics(vm: &str, stats: &PipeStats, open: u64, all: &mut Metrics) {
         ("started_total", stats.started.load(Relaxed), "Connections taken over."),
         ("moved_bytes_total", stats.moved_bytes.load(Relaxed), "Bytes that arrived."),
         ("agents_total", stats.agents.load(Relaxed), "Agents that were welcomed."),
+        (
+            "unproved_total",
+            stats.unproved.load(Relaxed),
+            "Connections from low ports that were no agent's: no hello, or not the VM's secret.",
+        ),
         ("open", open, "Pipes under way."),
     ];
     for (name, value, help) in values {

@@ -61,7 +61,7 @@ fn told(program: Running<'_>, piped: u64, sent: u64, reason: Reason) {
 #[test]
 fn what_cannot_be_piped_is_sent_and_the_reason_is_told() {
     let _beside = beside_others();
-    let bare = Machine { name: "bare", last: 2, disks_mib: &[64], pipes: "" };
+    let bare = Machine { name: "bare", last: 2, disks_mib: &[64], pipes: "", secret: None };
     let world = boot(&[Machine::srv(&[256, 256]), bare], with_tools(), &[]);
     sh(&world.guest, ext4_at_mnt());
     world.file("f", LEN_BYTES);

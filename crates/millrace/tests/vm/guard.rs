@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::common::{LONG, MIB, USER, alone, beside_others, until};
 use crate::hostile::{Hostile, Wish, block_of, hello, name, socket_end};
 use crate::pipe_world::{
-    Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh, world_with,
+    Client, Machine, READY, World, agent, boot, listening, recipe, report, reset, sh, world_of,
 };
 use crate::twins;
 
@@ -24,7 +24,9 @@ const LEN_BYTES: u64 = 300_001;
 #[test]
 fn a_user_gets_what_it_could_send_itself() {
     let _beside = beside_others();
-    let world = world_with(64, "ext4", recipe().program("setpriv"));
+    let srv = Machine { secret: Some("of root's alone, and the host's"), ..Machine::srv(&[64]) };
+    let world = world_of(srv, "ext4", recipe().program("setpriv").module("qemu_fw_cfg"));
+    sh(&world.guest, "modprobe qemu_fw_cfg");
     let _agent = world.agent();
     for (file, mode) in [("f", "644"), ("secret", "600"), ("inbox", "622")] {
         world.file(file, LEN_BYTES);
@@ -74,6 +76,16 @@ fn unprivileged_ports(world: &World) {
     fails(world, &format!("{USER} {}", relay(0)), reset);
     fails(world, &relay(1024), reset);
     assert_eq!(refused(), 2.0);
+    // V8: root may give a low port to others, and they do not know the VM's secret. The agent stays.
+    let unproved = || world.count("srv", "unproved");
+    assert_eq!(unproved(), 0.0);
+    fails(world, &format!("{USER} cat {}", guest_abi::pipe::SECRET_PATH), "Permission denied");
+    for (more, count) in [(&b""[..], 1.0), (b"of another, and of the same len", 2.0)] {
+        let (mut hostile, _relay) = Hostile::dial(world, 1000 + count as u32);
+        hostile.say(kind::HELLO, 0, &[hello().as_bytes(), more].concat());
+        hostile.wait_for_end();
+        until("who is no agent is counted", || unproved() == count);
+    }
 }
 
 #[track_caller]
@@ -93,8 +105,20 @@ const OTHERS: [u8; 32] = [0x52; 32];
 const SEED: u64 = 7;
 
 fn two_vms() -> World {
-    let evil = Machine { name: "evil", last: 1, disks_mib: &[16], pipes: "[vm.pipes]\nmax = 2\n" };
-    let good = Machine { name: "good", last: 2, disks_mib: &[64, 16], pipes: "[vm.pipes]\n" };
+    let evil = Machine {
+        name: "evil",
+        last: 1,
+        disks_mib: &[16],
+        pipes: "[vm.pipes]\nmax = 2\n",
+        secret: None,
+    };
+    let good = Machine {
+        name: "good",
+        last: 2,
+        disks_mib: &[64, 16],
+        pipes: "[vm.pipes]\n",
+        secret: None,
+    };
     let mut content = vec![0; MIB as usize];
     Stream::new(SEED).fill(&mut content);
     let (own, others) = (block_of(OWN), block_of(OTHERS));

@@ -7,7 +7,7 @@ const SERVER: &str = "10.0.0.1:7000";
 
 /// The server has a disk of files; the client asks.
 fn two_guests(disk_mib: u64) -> World {
-    let client = Machine { name: "cli", last: 2, disks_mib: &[], pipes: "" };
+    let client = Machine { name: "cli", last: 2, disks_mib: &[], pipes: "", secret: None };
     let disks: &'static [u64] = vec![disk_mib].leak();
     let world = boot(&[Machine::srv(disks), client], recipe(), &[]);
     sh(&world.guest, "mke2fs -q -t ext4 /dev/vda && mkdir -p /mnt && mount -t ext4 /dev/vda /mnt");

@@ -30,7 +30,7 @@ fn host(lab: &Lab, state: &Path, names: &[&str]) -> Daemon {
     let vms = (11..).zip(names).map(|(cid, name)| {
         let (path, is_first) = (ring(state, name), *name == names[0]);
         let ring = format!("[vm.modules.ring]\npath = {path:?}\nrequired = {is_first}\n");
-        let more = format!("[vm.modules]\nuse = ['table']\n{ring}");
+        let more = format!("[vm.modules]\nuse = ['table']\nguest_users = true\n{ring}");
         Vm::new(name, "").vsock(cid).more(&more)
     });
     vms.fold(start, |start, vm| start.vm(vm)).start(lab).unwrap()

@@ -25,12 +25,14 @@ pub struct Machine {
     pub disks_mib: &'static [u64],
     /// Of its configuration.
     pub pipes: &'static str,
+    /// What its agent must know, and is told by QEMU.
+    pub secret: Option<&'static str>,
 }
 
 impl Machine {
     /// The one that most tests are about.
     pub fn srv(disks_mib: &'static [u64]) -> Self {
-        Self { name: "srv", last: 1, disks_mib, pipes: "[vm.pipes]\n" }
+        Self { name: "srv", last: 1, disks_mib, pipes: "[vm.pipes]\n", secret: None }
     }
 
     fn cid(&self) -> u32 {
@@ -44,7 +46,12 @@ impl Machine {
             let path = lab.scratch(&format!("{}-{disk}.img", self.name), mib * MIB).unwrap();
             vm.disk(disk, &format!("format = \"raw\"\npath = {path:?}"))
         });
-        vm.vsock(self.cid()).more(self.pipes)
+        let secret = self.secret.map_or_else(String::new, |secret| {
+            let path = lab.path(&format!("{}.secret", self.name));
+            std::fs::write(&path, format!("{secret}\n")).unwrap();
+            format!("secret = {path:?}\n")
+        });
+        vm.vsock(self.cid()).more(&format!("{}{secret}", self.pipes))
     }
 
     fn start(&self, lab: &Lab, daemon: &Daemon, recipe: &ImageBuilder) -> Guest {
@@ -54,6 +61,8 @@ impl Machine {
             .net(Net::vhost_user(daemon.socket(self.name, "n")))
             .address(format!("10.0.0.{}/24", self.last))
             .address(format!("fd00::{}/64", self.last));
+        let secret = self.secret.map(|secret| format!("name=opt/millrace/secret,string={secret}"));
+        let builder = builder.qemu_args(secret.iter().flat_map(|text| ["-fw_cfg", text]));
         let disks = DISKS.iter().take(self.disks_mib.len());
         let socket = |disk| Disk::vhost_user(daemon.socket(self.name, disk));
         disks
@@ -109,7 +118,12 @@ pub fn world(disk_mib: u64, file_system: &str) -> World {
 /// The same with more in its image.
 pub fn world_with(disk_mib: u64, file_system: &str, recipe: ImageBuilder) -> World {
     let disks: &'static [u64] = vec![disk_mib].leak();
-    let world = boot(&[Machine::srv(disks)], recipe, &[]);
+    world_of(Machine::srv(disks), file_system, recipe)
+}
+
+/// The same with a VM of one's choice.
+pub fn world_of(machine: Machine, file_system: &str, recipe: ImageBuilder) -> World {
+    let world = boot(&[machine], recipe, &[]);
     let make = match file_system {
         "xfs" => "mkfs.xfs -q",
         _ => "mke2fs -q -t ext4",

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 #[test]
 fn the_next_stream_is_found_and_none_after_the_end() {
     let (streams, dial) = mpsc::channel();
-    let host = Host::start(Streams(dial), Heartbeat::default()).unwrap();
+    let host = Host::start(Streams(dial), Heartbeat::default(), Vec::new()).unwrap();
     assert_eq!(host.line().unwrap_err(), Reason::NotOffered);
     let daemon = greeted(&streams);
     let (line, wake) = (line(&host), Arc::new(Wake::new().unwrap()));

@@ -32,6 +32,9 @@ pub(crate) fn greeted(streams: &mpsc::Sender<UnixStream>) -> UnixStream {
     let header: Header = read(&mut ours);
     let hello: Hello = read(&mut ours);
     assert_eq!((header.kind.get(), hello.magic.get()), (kind::HELLO, MAGIC));
+    let mut secret = vec![0; header.body_len().unwrap() - size_of::<Hello>()];
+    ours.read_exact(&mut secret).unwrap();
+    assert!([&b""[..], b"its secret"].contains(&&secret[..]), "{secret:?}");
     let welcome = Welcome {
         magic: U64::new(MAGIC),
         version: U16::new(VERSION),
@@ -80,7 +83,7 @@ pub(crate) fn event(call: &Call) -> Event {
 /// A daemon and a line to it.
 fn pair(heartbeat: Heartbeat) -> (UnixStream, Arc<Line>, Host) {
     let (streams, dial) = mpsc::channel();
-    let host = Host::start(Streams(dial), heartbeat).unwrap();
+    let host = Host::start(Streams(dial), heartbeat, b"its secret".to_vec()).unwrap();
     let daemon = greeted(&streams);
     (daemon, line(&host), host)
 }

@@ -385,7 +385,13 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let (socket, host) = (folder.path().join("run/agent"), folder.path().join("host"));
         let daemons = UnixListener::bind(&host).unwrap();
-        let config = Config { socket: socket.clone(), dial: Unix(host), any_device, heartbeat };
+        let config = Config {
+            socket: socket.clone(),
+            dial: Unix(host),
+            any_device,
+            heartbeat,
+            secret: Vec::new(),
+        };
         let agent = Some(Agent::start(config).unwrap());
         Self { agent, socket, image: image.to_owned(), disk, daemons, _folder: folder }
     }
