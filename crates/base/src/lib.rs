@@ -30,3 +30,4 @@ pub mod socket;
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used)]
 pub mod testing;
+pub mod trim;

@@ -200,7 +200,10 @@ fn modules_are_loaded_again_from_the_config() {
     rewrite(&place, |text| text.replace("disk='1MiB'", "disk='1KiB'"));
     refused("m.toml:13:6: vm[0].modules.disk: is 1024 bytes", &["load", "db"]);
     rewrite(&place, |text| text.replace("disk='1KiB'", "dir='/elsewhere'"));
-    refused("has another `dir`, `socket`, `guest_users` or `ring` in the config now", &["load", "db"]);
+    refused(
+        "has another `dir`, `socket`, `guest_users` or `ring` in the config now",
+        &["load", "db"],
+    );
     rewrite(&place, |text| text.replace("dir='/elsewhere'\n", ""));
     refused("VM other had no [vm.modules] when the daemon started", &["load", "other"]);
     refused("there is no VM nobody", &["load", "nobody"]);

@@ -366,6 +366,7 @@ impl Runner {
         status.last_error = None;
         drop(status);
         self.memory.clear();
+        base::trim::note();
         match end {
             End::Closed => {
                 if is_told {

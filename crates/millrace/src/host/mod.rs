@@ -111,6 +111,7 @@ impl Host {
         let handles = cores.iter().map(|c| c.handle.clone()).collect();
         // With the other threads that stay: ports that come and go leave none.
         block::start_dropper();
+        base::trim::start().context("starting the thread that gives memory back")?;
         let placer = Placer::start(handles, limits, Arc::clone(&clock))?;
         let active: Vec<&Core> = cores.iter().filter(|c| c.handle.is_active()).collect();
         let mut switches = Vec::new();
