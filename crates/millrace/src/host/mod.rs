@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use block::CheckProgress;
 use control::config::{Config, DiskConfig, DiskFormat, PortConfig};
