@@ -9,6 +9,7 @@
 //! Limits: split rings, one queue pair, no offloads; see [`plan`] for the numbers.
 
 mod actor;
+mod attackers;
 pub mod plan;
 pub mod tally;
 
@@ -26,6 +27,8 @@ use crate::net::greet;
 use crate::port::Reach;
 use crate::report::run_delay_ns;
 use crate::ring::RingShape;
+
+use attackers::Attackers;
 
 use actor::{Actor, Disk, NetPort, RoundTrip, Sender, Senders, Sink, Stage};
 use plan::{Behaviour, DevicePlan, DiskPlan, LoadPlan, NetPlan, Plan, PortPlan};
@@ -63,10 +66,15 @@ struct Many {
 pub fn run(plan: &Plan) -> Result<ManyReport, FrontendError> {
     plan.check()?;
     let mut many = Many::connect(plan)?;
+    let attackers = Attackers::start(plan)?;
     let length_ns = plan.length_ms * 1_000_000;
     let delay_before_ns = run_delay_ns()?;
     let kicks_before = many.kicks(plan);
     many.go(length_ns)?;
+    let rounds = attackers.stop()?;
+    for (load, count) in rounds {
+        many.stage.tallies[load].add(0, count, 0);
+    }
     let cpu_delay_ns = run_delay_ns()?.saturating_sub(delay_before_ns);
     let seconds = many.stage.start.elapsed().as_secs_f64();
     let loads = many.finish(plan, &kicks_before)?;
@@ -86,6 +94,9 @@ impl Many {
                 tally = tally.with_latencies(length_ns, plan.latency_window_ms * 1_000_000);
             }
             many.stage.tallies.push(tally);
+            if entry.behaviour == Behaviour::HostileSession {
+                continue;
+            }
             match &entry.device {
                 DevicePlan::Net(net) => many.add_net(plan, load, entry, net)?,
                 DevicePlan::Disk(disk) => many.add_disk(plan, load, entry, disk)?,

@@ -56,6 +56,8 @@ pub enum Case {
     Newcomer(Medium),
     /// One VM at work among idle ones against the same one alone.
     Alone(Medium),
+    /// One VM at work beside one whose front ends attack, against the same one beside an idle one.
+    Attacked(Medium),
     /// Who waits for answers, beside a neighbour.
     Victim(Medium, Behaviour),
     /// Limits of a VM.
@@ -85,6 +87,7 @@ pub fn all() -> Vec<Case> {
     let mut all: Vec<Case> = media.into_iter().map(Case::Weights).collect();
     all.extend([Medium::Net, Medium::Disk].map(Case::Newcomer));
     all.extend([Medium::Net, Medium::Disk].map(Case::Alone));
+    all.extend([Medium::Net, Medium::Disk].map(Case::Attacked));
     for medium in [Medium::Net, Medium::Disk] {
         all.extend([Saturate, HostileFlood, Stall].map(|b| Case::Victim(medium, b)));
     }
@@ -126,6 +129,7 @@ impl Case {
             Case::Weights(m) => format!("weights_{}", m.name()),
             Case::Newcomer(m) => format!("newcomer_{}", m.name()),
             Case::Alone(m) => format!("alone_{}", m.name()),
+            Case::Attacked(m) => format!("attacked_{}", m.name()),
             Case::Victim(m, by) => {
                 let by = match by {
                     Behaviour::Saturate => "flood",
@@ -154,6 +158,10 @@ impl Case {
             Case::Alone(_) => {
                 q("MB/s", "no others", higher, 0.95, "one VM at work, two configured and idle")
             }
+            Case::Attacked(_) => {
+                let how = "one VM at work, three ports of another are attacked in all ways";
+                q("MB/s", "no attack", higher, 0.95, how)
+            }
             Case::Victim(..) => {
                 let how = "p99 beside a neighbour, median of nine windows; allowed: 20 % or 50 µs \
                            more than alone";
@@ -181,6 +189,18 @@ impl Case {
             Case::Alone(m) => [1, 3]
                 .map(|n| Setting { vms: vec![vm(100); n], deeds: m.saturated(0, 0), length_ms })
                 .to_vec(),
+            Case::Attacked(m) => {
+                let attack =
+                    |on| Deed { vm: 1, on, behaviour: Behaviour::HostileSession, start_ms: 0 };
+                let attacks = [On::Net(FRAME_BYTES), On::Disk(1)].map(attack).to_vec();
+                [Vec::new(), attacks]
+                    .map(|attacks| Setting {
+                        vms: vec![vm(100); 2],
+                        deeds: [m.saturated(0, 0), attacks].concat(),
+                        length_ms,
+                    })
+                    .to_vec()
+            }
             Case::Victim(m, by) => {
                 let on = if m == Medium::Disk { On::Disk(1) } else { On::Net(SMALL_BYTES) };
                 let victim = Deed { vm: 0, on, behaviour: Behaviour::RoundTrip, start_ms: 0 };
@@ -237,7 +257,7 @@ impl Case {
                 let ms = newcomer_ms(load, m.devices());
                 vec![found("", ms, NEWCOMER_LIMIT_MS, NEWCOMER_LIMIT_MS / ms)]
             }
-            (Case::Alone(_), [alone, among]) => {
+            (Case::Alone(_) | Case::Attacked(_), [alone, among]) => {
                 let [alone, among] = [alone, among].map(|l| l.charged(0, measured()) / 1e6);
                 vec![found("", among, alone, among / alone)]
             }

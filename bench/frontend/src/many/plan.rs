@@ -70,6 +70,8 @@ pub enum Behaviour {
     /// Broadcasts, multicasts and frames to unknown addresses, and a kick with every turn, wanted
     /// or not.
     HostileFlood,
+    /// Attacks the sessions of its device: see [`crate::hostile`].
+    HostileSession,
 }
 
 /// Devices.
@@ -132,6 +134,17 @@ impl LoadPlan {
     pub(super) fn span_ns(&self, length_ms: u64) -> std::ops::Range<u64> {
         let stop_ms = self.stop_ms.unwrap_or(length_ms).min(length_ms);
         self.start_ms * 1_000_000..stop_ms * 1_000_000
+    }
+
+    /// The sockets of its device.
+    pub(super) fn sockets(&self) -> Vec<&PathBuf> {
+        match &self.device {
+            DevicePlan::Net(net) => {
+                let to = net.to.iter().map(|port| &port.socket);
+                std::iter::once(&net.from.socket).chain(to).collect()
+            }
+            DevicePlan::Disk(disk) => vec![&disk.socket],
+        }
     }
 
     fn check(&self, length_ms: u64) -> Result<(), String> {
