@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use base::clock::Clock;
 use base::counter::QueueStats;
 use block::memory::MemoryBackend;
@@ -163,7 +164,10 @@ fn memory_disk(name: &str, len_bytes: u64, keeper: &dyn Keeper) -> anyhow::Resul
             Err(e) => tracing::error!(port = %name, "the disk begins empty: {e}"),
         },
         Ok(None) => {}
-        Err(e) => tracing::error!(port = %name, "the disk begins empty: {e}"),
+        // It may have the disk's content, and a driver under whose file systems that would be gone.
+        Err(e) => {
+            return Err(e).context("whether the holder has the disk's memory is not known");
+        }
     }
     let memory = MemoryBackend::new(len_bytes)?;
     if let Err(e) = keeper.save_file(name, memory.file()) {
@@ -185,5 +189,55 @@ pub fn once_free<T, E>(
             }
             other => return other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{BorrowedFd, OwnedFd};
+
+    use base::peer_fd::PeerFd;
+    use vhost_user::keeper::SavedSession;
+    use vhost_user::{NullKeeper, VhostUserError};
+
+    use super::*;
+
+    /// A holder that cannot be asked.
+    struct Unanswered;
+
+    impl Keeper for Unanswered {
+        fn is_persistent(&self) -> bool {
+            true
+        }
+
+        fn save(
+            &self,
+            port: &str,
+            state: &SavedSession,
+            fds: &[BorrowedFd<'_>],
+        ) -> Result<(), VhostUserError> {
+            NullKeeper.save(port, state, fds)
+        }
+
+        fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
+            NullKeeper.load(port)
+        }
+
+        fn forget(&self, port: &str) -> Result<(), VhostUserError> {
+            NullKeeper.forget(port)
+        }
+
+        fn load_file(&self, _port: &str) -> Result<Option<OwnedFd>, VhostUserError> {
+            let source = std::io::ErrorKind::TimedOut.into();
+            Err(VhostUserError::Io { what: "asking the holder", source })
+        }
+    }
+
+    #[test]
+    #[allow(non_snake_case)]
+    fn abuse_D3_a_memory_disk_does_not_begin_empty_because_the_holder_is_silent() {
+        let error = memory_disk("v/d", 1 << 20, &Unanswered).err().unwrap();
+        assert!(format!("{error:#}").contains("asking the holder"), "{error:#}");
+        assert!(memory_disk("v/d", 1 << 20, &NullKeeper).is_ok());
     }
 }
