@@ -90,6 +90,8 @@ fn hear_out(mut session: Session, pipes: &VmPipes, log: &LogLimit) {
         // Fails at the end only.
         Ok(()) => _ = pipes.arrivals().send(Arrival::Proved(Box::new(session))),
         Err(error) => {
+            // The acceptor has the stream as well.
+            session.agent.close();
             pipes.stats().unproved.fetch_add(1, Ordering::Relaxed);
             if let Some(left_out) = log.admit() {
                 tracing::warn!(vm = pipes.vm(), left_out, "no agent: {error}");

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use guest_abi::Reason;
@@ -39,6 +40,10 @@ impl Machine {
         6 + u32::from(self.last)
     }
 
+    fn secret_file(&self, lab: &Lab) -> PathBuf {
+        lab.path(&format!("{}.secret", self.name))
+    }
+
     fn vm(&self, lab: &Lab) -> Vm {
         let vm = Vm::new(self.name, "").net("n", "switch = \"lan\"");
         let disks = self.disks_mib.iter().zip(DISKS);
@@ -47,7 +52,7 @@ impl Machine {
             vm.disk(disk, &format!("format = \"raw\"\npath = {path:?}"))
         });
         let secret = self.secret.map_or_else(String::new, |secret| {
-            let path = lab.path(&format!("{}.secret", self.name));
+            let path = self.secret_file(lab);
             std::fs::write(&path, format!("{secret}\n")).unwrap();
             format!("secret = {path:?}\n")
         });
@@ -61,7 +66,9 @@ impl Machine {
             .net(Net::vhost_user(daemon.socket(self.name, "n")))
             .address(format!("10.0.0.{}/24", self.last))
             .address(format!("fd00::{}/64", self.last));
-        let secret = self.secret.map(|secret| format!("name=opt/millrace/secret,string={secret}"));
+        let secret = self
+            .secret
+            .map(|_| format!("name=opt/millrace/secret,file={}", self.secret_file(lab).display()));
         let builder = builder.qemu_args(secret.iter().flat_map(|text| ["-fw_cfg", text]));
         let disks = DISKS.iter().take(self.disks_mib.len());
         let socket = |disk| Disk::vhost_user(daemon.socket(self.name, disk));
