@@ -15,6 +15,8 @@
 
 use base::counter::DropReason;
 
+use sidecore::VmId;
+
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::forward::{Fabric, Outcome, WhenFull};
@@ -28,6 +30,8 @@ use crate::way::Way;
 const BUFFER_LEN_BYTES: usize = 512 << 10;
 /// Receivers of a switch that may have one at a time: 16 MiB, which are touched when they are used.
 const MAX_BUFFERS: usize = 32;
+/// Of one VM: with more, the ports of one that takes a frame a second could keep those of all others.
+const MAX_BUFFERS_PER_VM: usize = MAX_BUFFERS / 4;
 /// A receiver that takes nothing for so long is dead: Linux' first retransmission is long over then.
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// Frames of one receiver in a round: the others wait for their turn meanwhile.
@@ -178,15 +182,25 @@ impl Fabric {
         Some(self.keep(to, lane, frame, now_ns))
     }
 
+    /// Whether its VM has fewer buffers than one may have. Ports without a VM have no share.
+    fn may_have_backlog(&self, port: PortId) -> bool {
+        let vm = self.vm_of(port);
+        let of_vm = |other: &&PortId| self.vm_of(**other) == vm;
+        vm == VmId::NONE || self.backlogs.waiting.iter().filter(of_vm).count() < MAX_BUFFERS_PER_VM
+    }
+
     fn keep(&mut self, to: PortId, lane: usize, frame: &Frame<'_>, now_ns: u64) -> Outcome {
         let stalled = Outcome::Dropped(DropReason::ReceiverStalled);
+        let needs_one = |port: &Port| port.backlog.is_none() && !port.is_stuck;
+        let port = self.ports[usize::from(to)].as_deref();
+        let may_have_one = port.is_some_and(needs_one) && self.may_have_backlog(to);
         let Self { ports, backlogs, staging, .. } = self;
         let Some(port) = ports[usize::from(to)].as_deref_mut() else { return stalled };
         let way = match Way::find(port, lane, frame) {
             Ok(way) => way,
             Err(reason) => return Outcome::Dropped(reason),
         };
-        if port.backlog.is_none() && !port.is_stuck {
+        if may_have_one {
             port.backlog = backlogs.spare.pop();
             if let Some(backlog) = &mut port.backlog {
                 backlog.since_ns = now_ns;

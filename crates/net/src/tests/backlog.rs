@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use base::counter::DropReason;
-use sidecore::{Arm, Worker};
+use sidecore::{Arm, Settings, Worker};
 
 use super::lab::Model;
 use super::lab::{Lab, MODERN, Spec, frame, mac};
@@ -106,6 +106,26 @@ fn abuse_N12_a_dead_receiver_has_a_buffer_for_a_second_and_no_longer() {
     let burst: Vec<_> = (0..3).map(|n| frame(mac(0), OUTSIDE, 60 + n)).collect();
     burst.iter().for_each(|frame| come(&wire, wired(frame)));
     assert_eq!(take(&mut lab, 0, 3), burst);
+}
+
+/// One that takes a frame now and then keeps what it has: not all that there is.
+#[test]
+fn abuse_N12_the_ports_of_a_vm_do_not_take_all_buffers() {
+    let (mut lab, wire) = world(10);
+    super::credits::open(&mut lab, &[Settings::default()]);
+    let vm = lab.port(0).vm;
+    (1..9).for_each(|n| lab.port(n).vm = vm);
+    for n in 0..10 {
+        come(&wire, wired(&frame(mac(n), OUTSIDE, 60)));
+    }
+    while lab.poll() > 0 {}
+    assert_eq!(lab.engine.fabric.backlogs.waiting(), [0, 1, 2, 3, 4, 5, 6, 7, 9]);
+    assert_eq!(lost(&lab), 1);
+    // It may have more once it has taken what waits.
+    take(&mut lab, 0, 1);
+    come(&wire, wired(&frame(mac(8), OUTSIDE, 60)));
+    while lab.poll() > 0 {}
+    assert_eq!(take(&mut lab, 8, 1).len(), 1);
 }
 
 /// Each byte of the memory is somebody's for a while, and all of it comes back.
