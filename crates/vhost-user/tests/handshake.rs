@@ -73,21 +73,28 @@ fn the_device_sees_its_own_features_only() {
     device.wait_for(&Call::Activate(VERSION_1 | feature::INDIRECT_DESC));
 }
 
-/// QEMU asks for everything before `SET_OWNER`, and means queue pairs; Cloud Hypervisor and crosvm
-/// own first, and mean rings.
+/// QEMU asks for everything before `SET_OWNER`, takes all of it, and means queue pairs; Cloud
+/// Hypervisor and crosvm own first, libkrun takes little, and they mean rings.
 #[test]
 fn a_network_port_counts_queues_in_the_unit_of_its_front_end() {
-    let asks = |kind, queues, owns_first: bool| {
+    let asks_for = |kind, queues, owns_first: bool, wanted: u64| {
         let device = FakeDevice::new(kind, queues);
         let (_server, front) = connected(&device);
         if owns_first {
             front.send(Request::SetOwner, &[], &[]);
         }
-        let protocols = protocols(&front);
+        let protocols = protocols(&front) & wanted;
         front.send(Request::SetProtocolFeatures, &protocols.to_ne_bytes(), &[]);
         front.get_u64(Request::GetQueueNum)
     };
+    let asks = |kind, queues, owns_first| asks_for(kind, queues, owns_first, u64::MAX);
     for (queues, pairs) in [(2, 1), (8, 4), (32, 16)] {
+        // libkrun.
+        let few = protocol::MQ | protocol::CONFIG;
+        assert_eq!(asks_for(DeviceKind::Net, queues, false, few), u64::from(queues));
+        // QEMU 2.5, the first that counts queues.
+        let all = protocol::MQ | protocol::LOG_SHMFD | protocol::RARP;
+        assert_eq!(asks_for(DeviceKind::Net, queues, false, all), pairs);
         assert_eq!(asks(DeviceKind::Net, queues, false), pairs);
         assert_eq!(asks(DeviceKind::Net, queues, true), u64::from(queues));
         assert_eq!(asks(DeviceKind::Block, queues, false), u64::from(queues));
@@ -128,6 +135,24 @@ fn abuse_N2_what_needs_a_control_queue_of_ours_is_offered_to_front_ends_that_lea
     front.send(Request::SetFeatures, &(BASIC | WHOLE_DEVICE).to_ne_bytes(), &[]);
     let own = feature::PROTOCOL_FEATURES;
     device.wait_for(&Call::Activate((BASIC | WHOLE_DEVICE) & !own));
+}
+
+/// libkrun's driver was reset: it disables the rings, and starts with `SET_OWNER` again.
+#[test]
+fn a_front_end_may_own_again_while_no_queue_runs() {
+    let (device, _server, front) = simple(DeviceKind::Block);
+    let driver = ModelDriver::new(Layout::Split, 16);
+    front.start(BASIC, &driver);
+    assert_eq!(device.running(), [0]);
+    front.state(Request::SetVringEnable, 0, 0);
+    assert_eq!(device.running(), [] as [u16; 0]);
+    front.ok(Request::SetOwner, &[], &[]);
+    front.set_memory(&driver);
+    front.ok(Request::SetFeatures, &BASIC.to_ne_bytes(), &[]);
+    front.set_ring(0, &driver, 0);
+    front.set_doorbells(0, &driver);
+    front.state(Request::SetVringEnable, 0, 1);
+    assert_eq!(device.running(), [0]);
 }
 
 #[test]

@@ -44,12 +44,19 @@ impl Session {
 
     /// Whether the front end is a network device of its own, which keeps control queue and config
     /// space and leaves us the queue pairs: QEMU's. It asks for protocol features before it is the
-    /// owner; Cloud Hypervisor, crosvm and DPDK's virtio-user own first.
+    /// owner; Cloud Hypervisor, crosvm and DPDK's virtio-user own first. libkrun asks in QEMU's order,
+    /// and shows by what it takes that it is another: see [`Session::is_mistaken`].
     fn keeps_device(&self) -> bool {
         let device = &self.port.device;
         device.kind() == DeviceKind::Net
             && self.asked_before_owning
             && !device.is_whole_to_any_front_end()
+            && (self.protocol_features == 0 || !self.is_mistaken())
+    }
+
+    /// QEMU takes every protocol feature that it knows, `RARP` in all versions that count queues.
+    fn is_mistaken(&self) -> bool {
+        self.protocol_features & protocol::RARP == 0
     }
 
     /// The answer to `GET_QUEUE_NUM`. The specification speaks of queues; QEMU's network device
@@ -164,14 +171,29 @@ impl Session {
             let why = "protocol features changed while queues are running";
             return Err(Self::misplaced(Request::SetProtocolFeatures, why).into());
         }
+        let was_kept = self.keeps_device();
         self.protocol_features = wanted;
+        if was_kept
+            && !self.keeps_device()
+            && let Some(left_out) = self.port.health.log().admit()
+        {
+            tracing::warn!(
+                port = %self.port.name,
+                left_out,
+                "the front end asked as QEMU's network device does and is another: it was offered no \
+                 config space and no control queue; whole_device = true at the port offers them"
+            );
+        }
         self.port.device.set_notifier(self.notifier());
         Ok(Reply::Done)
     }
 
+    /// libkrun sends it at each start of a driver.
     pub(super) fn set_owner(&mut self) -> Result<Reply, Fault> {
-        if self.owned && !self.may_be_repeated {
-            return Err(Self::misplaced(Request::SetOwner, "the session has its owner").into());
+        if self.owned && self.is_any_running() && !self.may_be_repeated {
+            return Err(
+                Self::misplaced(Request::SetOwner, "queues of its owner are running").into()
+            );
         }
         self.owned = true;
         Ok(Reply::Done)
