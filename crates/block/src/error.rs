@@ -121,7 +121,8 @@ pub enum BlockError {
     /// The disk has its new size, of which its guest does not know.
     #[error(
         "disk {port} has {len_bytes} bytes now, but its guest was not told: {source}; the guest sees the size \
-         once its VMM has connected again or the VM was restarted, and another resize tries to tell it again"
+         once its VMM reads it again (Firecracker: PATCH /drives/ID), has connected again or was restarted, and \
+         another resize tries to tell it again"
     )]
     GuestNotTold {
         /// The port's name.
