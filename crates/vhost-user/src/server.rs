@@ -502,6 +502,10 @@ impl Runner {
         if ready[0] || !ready[2] || self.port.is_stopping() {
             return Ok(());
         }
+        // It may have done so while the poll went from the one to the other.
+        if wait_for(&[socket], Some(Duration::ZERO))?[0] {
+            return Ok(());
+        }
         match listener.accept() {
             Ok(None) => {}
             Ok(Some(second)) => {
