@@ -6,11 +6,8 @@ mod common;
 use common::net_guest::NetGuest;
 use common::session::FrontEnd;
 use common::strace::Strace;
-use common::{BASIC, Daemon, IN, OUT, Place, driver, offer_sector, sector, wait_used};
+use common::{BASIC, Daemon, EndHolder, IN, OUT, Place, driver, offer_sector, sector, wait_used};
 use queue::Layout;
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
 const HELD: &str = "
@@ -40,20 +37,6 @@ fn place() -> Place {
     let place = Place::new(HELD);
     std::fs::write(place.path("d.img"), vec![0u8; 1 << 20]).unwrap();
     place
-}
-
-/// Ends the holder that a test has started, however the test ends.
-struct EndHolder<'a>(&'a Place);
-
-impl Drop for EndHolder<'_> {
-    fn drop(&mut self) {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let address = SocketAddrUnix::new(self.0.socket("holder.sock")).unwrap();
-        if connect(&socket, &address).is_ok() {
-            kill_process(socket_peercred(&socket).unwrap().pid, Signal::TERM).unwrap();
-        }
-    }
 }
 
 fn disk_survives(layout: Layout, features: u64, end: impl Fn(Daemon)) {

@@ -13,6 +13,8 @@ use control::client::{Answer, Client};
 use queue::Layout;
 use queue::testing::{ModelDriver, ModelOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -230,6 +232,20 @@ impl Drop for Daemon {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
+        }
+    }
+}
+
+/// Ends the holder that a test has started, however the test ends.
+pub struct EndHolder<'a>(pub &'a Place);
+
+impl Drop for EndHolder<'_> {
+    fn drop(&mut self) {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let address = SocketAddrUnix::new(self.0.socket("holder.sock")).unwrap();
+        if connect(&socket, &address).is_ok() {
+            kill_process(socket_peercred(&socket).unwrap().pid, Signal::TERM).unwrap();
         }
     }
 }
