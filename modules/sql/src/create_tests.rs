@@ -75,6 +75,15 @@ fn what_cannot_be_kept_as_it_is_meant_is_refused() {
 }
 
 #[test]
+fn an_order_before_the_condition_is_refused() {
+    for text in
+        ["UPDATE t SET a = 1 ORDER BY a WHERE a = 1", "DELETE FROM t ORDER BY a WHERE a = 1"]
+    {
+        assert_eq!(plan(text.as_bytes()).unwrap_err().code, 1064, "{text}");
+    }
+}
+
+#[test]
 fn whatever_is_said_is_understood_or_refused() {
     for text in [
         "CREATE",

@@ -217,7 +217,8 @@ pub fn change(tokens: &[Token<'_>]) -> Result<Rewritten, SqlError> {
     if limit.is_none() {
         // An order alone changes nothing.
         if let Some(condition) = condition {
-            out.add(&tokens[condition..order.unwrap_or(tokens.len())])?;
+            let condition = tokens.get(condition..order.unwrap_or(tokens.len()));
+            out.add(condition.ok_or_else(|| SqlError::syntax("WHERE stands behind ORDER BY"))?)?;
         }
         return Ok(out);
     }
