@@ -12,11 +12,12 @@ MODULE_ROUNDS ?= 5
 MIB ?= 64
 NAME ?= peers
 FUZZ_SECONDS ?= 60
+FUZZ_SANITIZER ?= address
 FSX_MINUTES ?= 20
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare modules mariadb-plugin mariadb-suites build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz clean
+.PHONY: help prepare modules mariadb-plugin mariadb-suites build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz fuzz-short clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -83,7 +84,7 @@ bench-sim: prepare
 	$(CARGO) build --release --locked -p millrace-sim
 	@for s in $(SIM); do echo "== $$s"; ./target/release/sim $$s --out out || exit 1; done
 
-## make test              format, lints, unit, property, API and VM tests
+## make test              format, lints, unit, property, API and VM tests, with five seconds of each fuzz target
 test: lint modules mariadb-plugin
 	@# All at once: parts of the workspace, one after the other, would build most of it several times.
 	$(CARGO) test --locked --workspace
@@ -113,9 +114,9 @@ lint: prepare
 	@# WebAssembly modules are a workspace of their own, too: another compiler makes them.
 	cd modules && $(CARGO) fmt --all --check && \
 	    CARGO_TARGET_DIR=../target/modules/native $(CARGO) clippy --locked --all-targets -- -D warnings
-	@# Fuzz targets are a workspace of their own. Nothing is linked, so the runtime need not be there.
-	cd fuzz && CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=../target/fuzz \
-	    $(CARGO) clippy --locked --all-targets -- -D warnings
+	@# Fuzz targets have been looked at as fuzz/short and the module sql build them. As those of libFuzzer they are a
+	@# workspace of their own, of which nothing is built here.
+	cd fuzz && $(CARGO) tree --locked --depth 0 >/dev/null
 
 ## make unit              only the tests without VMs
 unit: prepare
@@ -140,11 +141,14 @@ soak: prepare
 	MILLRACE_FSX_MINUTES=$(FSX_MINUTES) $(CARGO) test --release --locked -p millrace --test vm -- \
 	    --ignored checked::long
 
-## make fuzz              every fuzz target for FUZZ_SECONDS each
+## make fuzz              every fuzz target with libFuzzer for FUZZ_SECONDS=60 each (g++; FUZZ_SANITIZER=address)
 fuzz: prepare
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
-	cd fuzz && for t in $$(cargo fuzz list); do \
-	    RUSTC_BOOTSTRAP=1 cargo fuzz run -s none $$t -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	CARGO=$(CARGO) FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_SANITIZER=$(FUZZ_SANITIZER) ./scripts/fuzz
+
+## make fuzz-short        every fuzz target for FUZZ_SECONDS=5 each on its seeds and on changes of them, without libFuzzer
+fuzz-short: prepare
+	CARGO=$(CARGO) ./scripts/fuzz-short
 
 ## make clean             remove what was built and made
 clean:

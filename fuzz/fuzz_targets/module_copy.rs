@@ -1,9 +1,9 @@
 //! Whatever is given to `module restore` or `module verify`: a whole copy, or an error; no panic, and no more memory
 //! than a record may have. The magic and the last record's hash are put in, so that the rest is looked at.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use modules::copy::{CopyError, MAGIC, pass};
 
 /// The input as records: heads whose kinds and lengths are near those that there may be.

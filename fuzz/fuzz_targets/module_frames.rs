@@ -2,10 +2,10 @@
 //! that changes something, and no more is kept than the limits say. Frames need the right hash to be looked
 //! at, so the input is taken as headers and bodies, too.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use guest_abi::module::Frame;
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};

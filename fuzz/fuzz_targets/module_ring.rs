@@ -1,7 +1,7 @@
 //! Memory that a guest and its modules share: whatever the guest writes there, the host stays within its ring.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use modules::fuzzing::Shared;
 
 thread_local! {

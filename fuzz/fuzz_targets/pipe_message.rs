@@ -1,10 +1,10 @@
 //! Whatever the guest's agent says: a hello and messages, or an error; never a panic, and nothing is
 //! kept beyond the limits.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use guest_abi::pipe::{MAX_EXTENTS, MAX_TAKE_BYTES};
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use pipe::message::{End, Message, Reader};
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,11 +1,11 @@
 //! A small qcow2 image with changed words, opened, served for a while and closed: no panic, no endless
 //! loop, and the guest's data never goes to where the header is.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::sync::Arc;
 
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use qcow2::testing::{Bytes, Recorder};
 use qcow2::{Chain, Clear, Image, Options, Plan, Scratch, Store};
 

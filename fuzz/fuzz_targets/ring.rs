@@ -1,9 +1,9 @@
 //! A hostile driver: arbitrary bytes in every part of a ring and in the memory around it, while the
 //! device pops, copies, completes and changes its memory table. Nothing may panic, and every byte
 //! that is touched must be guest memory.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use queue::seg::{copy_across, copy_in, copy_out, fill_zero};
 use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions, RawDesc};
 use queue::{Batch, ChainBuf, Completion, Layout, Queue};

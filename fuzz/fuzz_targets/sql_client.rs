@@ -1,8 +1,8 @@
 //! Whatever a client says to the SQL database: as bytes of its stream, and as statements. No panic.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     sql_module::fuzzing::statement(bytes);

@@ -1,9 +1,9 @@
 //! Whatever is in the store's files: it starts, or says that it cannot; no panic, and it never takes memory for
 //! what a length only claims.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use sdk::testing::TestHost;
 use sdk::{Host, Module, open};
 use table_module::Store;

@@ -1,9 +1,9 @@
 //! Whatever a client says to the table store: a reply to each request, or a parked one; no panic. The input is
 //! a list of requests, each with its length in front.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use harness::fuzz_target;
 use sdk::Module;
 use sdk::testing::{EventBytes, TestHost};
 use table_module::Store;

@@ -1,80 +1,27 @@
 //! A front end that says anything: the input is cut into messages, each with the descriptors that
 //! its shape asks for (or some others), or goes onto the socket as it is. The session must end
 //! without a panic, with its queues stopped.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
+
+#[path = "device/mod.rs"]
+mod device;
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use libfuzzer_sys::fuzz_target;
+use device::{QUEUES, Sink, port_config};
+use harness::fuzz_target;
+use queue::Layout;
 use queue::testing::ModelDriver;
-use queue::{GuestMemory, Layout, Vring};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
 };
 use vhost_user::codec::{Fds, Header, Request};
-use vhost_user::{
-    ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, MemoryShare, NullKeeper, PortConfig,
-    serve_port,
-};
+use vhost_user::{NullKeeper, serve_port};
 use zerocopy::IntoBytes;
-
-const QUEUES: u16 = 2;
-
-struct Sink {
-    block: bool,
-    vrings: Mutex<Vec<Vring>>,
-}
-
-impl Device for Sink {
-    fn kind(&self) -> DeviceKind {
-        if self.block { DeviceKind::Block } else { DeviceKind::Net }
-    }
-    fn features(&self) -> u64 {
-        1 << 28 | 1 << 29 | 1 << 32 | 1 << 34
-    }
-    fn queue_count(&self) -> u16 {
-        QUEUES
-    }
-    fn wants_inflight(&self) -> bool {
-        self.block
-    }
-    fn has_config(&self) -> bool {
-        self.block
-    }
-    fn read_config(&self, _offset: u32, out: &mut [u8]) -> Result<(), DeviceError> {
-        out.fill(1);
-        Ok(())
-    }
-    fn write_config(&self, _offset: u32, _data: &[u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn activate(&self, _features: u64) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn start_queue(&self, vring: Vring) -> Result<(), DeviceError> {
-        self.vrings.lock().unwrap().push(vring);
-        Ok(())
-    }
-    fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
-        let mut vrings = self.vrings.lock().unwrap();
-        let at = vrings.iter().position(|v| v.parts.index == index);
-        Ok(at.map(|at| vrings.remove(at)))
-    }
-    fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
-        for vring in self.vrings.lock().unwrap().iter_mut() {
-            vring.queue.set_memory(memory.clone()).expect("rings without memory run");
-        }
-        Ok(())
-    }
-    fn set_notifier(&self, _notifier: Option<Arc<dyn ConfigNotifier>>) {}
-    fn reset(&self) {
-        self.vrings.lock().unwrap().clear();
-    }
-}
 
 fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut room = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
@@ -114,13 +61,8 @@ fuzz_target!(|data: &[u8]| {
     let Some((&first, data)) = data.split_first() else { return };
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let device = Arc::new(Sink { block: first & 1 == 1, vrings: Mutex::default() });
-    let config = PortConfig {
-        name: "fuzz".to_owned(),
-        endpoint: Endpoint::Fd(ours),
-        socket_mode: 0,
-        memory_share: MemoryShare::new(),
-    };
+    let device = Arc::new(Sink::new(first & 1 == 1));
+    let config = port_config(ours);
     let stats = (0..QUEUES).map(|_| Arc::default()).collect();
     let server = serve_port(config, device.clone(), stats, Arc::new(NullKeeper)).unwrap();
     let driver = ModelDriver::new(Layout::Split, 16);
@@ -131,5 +73,5 @@ fuzz_target!(|data: &[u8]| {
     }
     drop(theirs);
     server.wait();
-    assert!(device.vrings.lock().unwrap().is_empty());
+    assert!(device.is_idle());
 });

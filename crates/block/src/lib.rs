@@ -159,6 +159,8 @@ pub use placed::{Placed, Placeholders, Way};
 pub use qcow2::CheckProgress;
 pub use request::Refusal;
 
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 #[cfg(test)]
 mod test_support;
 #[cfg(test)]

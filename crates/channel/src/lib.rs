@@ -75,6 +75,8 @@ mod wait;
 mod waits;
 mod worker;
 
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -125,7 +125,8 @@ impl Mailbox {
 }
 
 /// The other side of a mailbox, for tests.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
+#[allow(dead_code, clippy::unwrap_used)]
 pub(crate) mod testing {
     use std::os::fd::OwnedFd;
 

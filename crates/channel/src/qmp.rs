@@ -26,7 +26,7 @@ pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of a line.
 pub(crate) const MAX_LINE_LEN_BYTES: usize = 1 << 20;
 /// Most events that are kept; older ones are dropped.
-const MAX_EVENTS: usize = 256;
+pub(crate) const MAX_EVENTS: usize = 256;
 /// Bytes read at once.
 const READ_LEN_BYTES: usize = 4096;
 
@@ -55,9 +55,7 @@ impl Qmp {
     /// Connects, reads the greeting and leaves the negotiation behind. `timeout` is that of each
     /// command.
     pub fn connect(path: &Path, timeout: Duration, stop: Arc<Event>) -> Result<Self, QmpError> {
-        let socket = dial(path)?;
-        let buffer = Vec::new();
-        let mut qmp = Self { socket, stop, timeout, buffer, events: VecDeque::new(), last_id: 0 };
+        let mut qmp = Self::over(dial(path)?, stop, timeout);
         let command = "the greeting";
         let until = Instant::now() + timeout;
         let greeting = loop {
@@ -71,6 +69,18 @@ impl Qmp {
         }
         qmp.run("qmp_capabilities", json!({}))?;
         Ok(qmp)
+    }
+
+    /// Over a socket on which nothing was said.
+    pub(crate) fn over(socket: OwnedFd, stop: Arc<Event>, timeout: Duration) -> Self {
+        let (buffer, events) = Default::default();
+        Self { socket, stop, timeout, buffer, events, last_id: 0 }
+    }
+
+    /// Bytes that are no whole line yet.
+    #[cfg(feature = "testing")]
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.buffer.len()
     }
 
     /// Runs a command and returns what it returns.

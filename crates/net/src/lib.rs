@@ -117,6 +117,8 @@ mod transmit;
 mod uplink;
 mod way;
 
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 

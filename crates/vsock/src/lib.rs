@@ -91,5 +91,7 @@ pub use listing::{ConnectionInfo, Peer};
 pub use metrics::VsockStats;
 pub use service::{Gone, Service, Sink};
 
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -68,6 +68,8 @@ mod build;
 #[cfg(test)]
 mod case;
 mod fragment;
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 mod icmp;
 mod journal;
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! back to whoever asks with its own user id. One thread, no timers, no files besides its socket.
 
 mod client;
-mod protocol;
+pub mod protocol;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
