@@ -19,6 +19,14 @@ fn allowed(bits: u8) -> Allowed {
     }
 }
 
+/// The sum over a segment and its pseudo header; 0 if its checksum is right.
+fn pseudo_sum(frame: &[u8]) -> u16 {
+    let l4 = L4::find(frame).expect("a segment");
+    let addresses = if l4.v6 { l4.ip + 8..l4.ip + 40 } else { l4.ip + 12..l4.ip + 20 };
+    let pseudo = (frame.len() - l4.offset) as u64 + u64::from(l4.proto);
+    fold(sum(&frame[l4.offset..], sum(&frame[addresses], pseudo)))
+}
+
 /// Cuts a super-packet.
 fn cut(head: &Head, frame: &[u8]) {
     let vnet = head.vnet();
@@ -34,6 +42,7 @@ fn cut(head: &Head, frame: &[u8]) {
         let mut again = Head::default();
         assert_eq!(again.load_slice(&segment, Allowed::ALL), Ok(()));
         assert!(!again.vnet().is_gso());
+        assert_eq!(pseudo_sum(&segment[VNET_LEN..]), 0, "a sum that is not right");
     }
     assert_eq!(plan.hdr_len() + payload_len, frame.len());
 }

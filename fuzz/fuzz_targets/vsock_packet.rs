@@ -70,6 +70,18 @@ fn packet(domain: &Domain, input: &mut Input<'_>) -> RawHeader {
     header
 }
 
+/// The other guest takes all connections, and little of what they say.
+fn answer(domain: &mut Domain, came: &[(RawHeader, Vec<u8>)]) {
+    for (asked, _) in came.iter().filter(|(header, _)| header.op == 1) {
+        let (from, to) = (asked.dst_port.get(), asked.src_port.get());
+        let mut header = domain.guests[FRIEND].header(asked.src_cid.get(), 2, from, to);
+        header.buf_alloc = 256.into();
+        if domain.guests[FRIEND].tx.free_descriptors() > 2 {
+            domain.guests[FRIEND].send(&header, &[]);
+        }
+    }
+}
+
 /// A program of the host: reads what it gets, says it again, and goes at times.
 fn program(world: &World, streams: &mut Vec<UnixStream>, what: u8) {
     if let Ok((stream, _)) = world.listeners[HOSTILE].accept() {
@@ -130,7 +142,8 @@ fuzz_target!(|bytes: &[u8]| {
                 domain.guests[HOSTILE].send(&header, payload);
             } else {
                 let ns = ROUND_NS << (what >> 4 & 7) << (what >> 4 & 7);
-                domain.turn(ns, what & 4 == 0);
+                let [_, came] = domain.turn(ns, what & 4 == 0);
+                answer(&mut domain, &came);
                 program(world, &mut streams, what);
             }
         }

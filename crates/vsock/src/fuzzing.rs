@@ -117,6 +117,9 @@ impl Domain {
             assert!(port.open <= MAX_CONNECTIONS, "{} connections", port.open);
             assert!(port.half_open <= MAX_HALF_OPEN, "{} are half open", port.half_open);
             assert!(port.keys.len() <= MAX_CONNECTIONS as usize);
+            for end in port.keys.values().filter_map(|&id| self.engine.endpoints.get(id)) {
+                assert!(end.conn.unread() <= LOWEST_BUFFER_BYTES, "{} bytes", end.conn.unread());
+            }
         }
         let [hostile, friend] = &mut self.guests[..] else { return Default::default() };
         [hostile.collect(), friend.collect()]
