@@ -46,7 +46,8 @@ impl World {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("agent.sock");
         let heartbeat = Heartbeat::default();
-        let config = Config { socket, dial: Nobody, any_device: true, heartbeat };
+        let config =
+            Config { socket, dial: Nobody, any_device: true, heartbeat, secret: Vec::new() };
         let file = File::create_new(folder.path().join("file")).expect("a file");
         file.set_len(64 << 10).expect("a file");
         let (one, other) = UnixStream::pair().expect("sockets");

@@ -9,7 +9,7 @@ use pipe::message::{End, Message, Reader};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut reader = Reader::new(bytes);
-    if bytes.first() == Some(&16) && reader.hello().is_err() {
+    if bytes.first() == Some(&16) && reader.hello(b"").is_err() {
         return;
     }
     while let Ok((_, message)) = reader.receive() {

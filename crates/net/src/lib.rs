@@ -117,7 +117,8 @@ mod transmit;
 mod uplink;
 mod way;
 
-#[cfg(feature = "testing")]
+// The tests have the same file of helpers.
+#[cfg(all(feature = "testing", not(test)))]
 pub mod fuzzing;
 #[cfg(test)]
 mod tests;
