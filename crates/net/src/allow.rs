@@ -8,10 +8,10 @@ use base::counter::DropReason;
 
 use crate::header::{L4, be16};
 
-/// See the module's text. The default: nothing.
+/// See the module's text. The default: nothing but marks of channels.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Allow {
-    /// Answers of a DHCP server: UDP from port 67, over IPv6 from port 547.
+    /// Answers of a DHCP server: UDP from port 67 or to port 68, over IPv6 547 and 546.
     pub dhcp_server: bool,
     /// Router advertisements and redirects, of ICMP and ICMPv6.
     pub router: bool,
@@ -31,16 +31,32 @@ const MIN_ETHER_TYPE: u16 = 0x600;
 /// Modules of channels mark a change of way with such frames (`guest-abi`, `channel_net`).
 const CHANNEL_MARK: u16 = 0x88b5;
 
-/// UDP ports of DHCP servers (RFC 2131, RFC 8415).
-pub(crate) const DHCP_SERVER: u16 = 67;
-pub(crate) const DHCPV6_SERVER: u16 = 547;
+/// UDP ports of DHCP: a server's and a client's (RFC 2131, RFC 8415). Clients take an answer from any
+/// port, so both ends of it are judged.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DhcpPorts {
+    server: u16,
+    client: u16,
+}
+
+impl DhcpPorts {
+    pub const V4: Self = Self { server: 67, client: 68 };
+    pub const V6: Self = Self { server: 547, client: 546 };
+
+    /// Whether a datagram between these ports comes from a server.
+    #[inline]
+    pub fn is_a_servers(self, from: u16, to: u16) -> bool {
+        from == self.server || to == self.client
+    }
+}
 
 const ICMP: u8 = 1;
 const ICMP_REDIRECT: u8 = 5;
 const ICMP_ROUTER_ADVERT: u8 = 9;
 const UDP: u8 = 17;
-/// Protocols that carry whole packets: IPv4, IPv6, GRE, MPLS (RFC 2003, 4213, 2784, 4023).
-const TUNNELS: [u8; 4] = [4, 41, 47, 137];
+/// Protocols that carry whole packets or frames: IPv4, IPv6, GRE, IPIP, EtherIP, ENCAP, L2TP, MPLS (IANA's
+/// registry of protocol numbers).
+const TUNNELS: [u8; 8] = [4, 41, 47, 94, 97, 98, 115, 137];
 
 impl Allow {
     /// Whether frames of this type may be sent that are neither ARP nor IP. `payload` follows the type.
@@ -62,7 +78,7 @@ impl Allow {
                 &(ICMP_REDIRECT | ICMP_ROUTER_ADVERT) => allowed(self.router),
                 _ => Ok(()),
             },
-            UDP => self.admit_udp(eth, l4, DHCP_SERVER),
+            UDP => self.admit_udp(eth, l4, DhcpPorts::V4),
             proto => allowed(self.tunnel || !TUNNELS.contains(&proto)),
         }
     }
@@ -71,15 +87,16 @@ impl Allow {
     pub(crate) fn admit_v6(&self, eth: &[u8], l4: L4) -> Result<(), DropReason> {
         match l4.proto {
             _ if l4.later => Ok(()),
-            UDP => self.admit_udp(eth, l4, DHCPV6_SERVER),
+            UDP => self.admit_udp(eth, l4, DhcpPorts::V6),
             proto => allowed(self.tunnel || !TUNNELS.contains(&proto)),
         }
     }
 
     /// Ports that lie beyond our copy cannot be judged.
-    fn admit_udp(&self, eth: &[u8], l4: L4, server: u16) -> Result<(), DropReason> {
-        let port = be16(eth, l4.offset).ok_or(DropReason::Malformed)?;
-        allowed(self.dhcp_server || port != server)
+    fn admit_udp(&self, eth: &[u8], l4: L4, dhcp: DhcpPorts) -> Result<(), DropReason> {
+        let port = |at| be16(eth, at).ok_or(DropReason::Malformed);
+        let (from, to) = (port(l4.offset)?, port(l4.offset + 2)?);
+        allowed(self.dhcp_server || !dhcp.is_a_servers(from, to))
     }
 
     /// Whether router advertisements and redirects may be sent.

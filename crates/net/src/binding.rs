@@ -149,7 +149,8 @@ impl Binding {
         if src.is_group() || src.is_zero() {
             return Err(DropReason::Malformed);
         }
-        let rules = LearnRules { owner_limit: tables.max_macs_per_port, may_move: true };
+        let owner_limit = tables.max_macs_per_port + self.shared.macs.len() as u32;
+        let rules = LearnRules { owner_limit, may_move: true };
         // A full table, or port, costs flooding, as in any switch.
         match tables.learn_mac(src, port, now_ns, rules) {
             Learn::Taken => Err(DropReason::Spoofed),
@@ -206,7 +207,9 @@ impl Binding {
                 && tables.ips.learn(ip, port, now_ns, SHARED_RULES) != Learn::Taken;
         }
         let may_learn = self.learn_ips || is_v6_link_local(ip);
-        let owner_limit = if may_learn { MAX_LEARNED_IPS } else { 0 };
+        // Those that it shares are counted with them.
+        let most = MAX_LEARNED_IPS + self.shared.ips.len() as u32;
+        let owner_limit = if may_learn { most } else { 0 };
         let rules = LearnRules { owner_limit, may_move: false };
         matches!(tables.ips.learn(ip, port, now_ns, rules), Learn::Known | Learn::New)
     }

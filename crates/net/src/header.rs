@@ -36,6 +36,7 @@ pub const GSO_UDP_L4: u8 = 5;
 /// The TCP flow uses ECN (a flag on top of the type).
 pub const GSO_ECN: u8 = 0x80;
 
+const IPPROTO_ICMP: u8 = 1;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 const IPPROTO_ICMPV6: u8 = 58;
@@ -163,7 +164,7 @@ impl Vnet {
         let place_ok = match l4.proto {
             IPPROTO_TCP => start == l4.offset && offset == 16,
             IPPROTO_UDP => (start == l4.offset && offset == 6) || start >= l4.offset + 8,
-            IPPROTO_ICMPV6 => start == l4.offset && offset == 2,
+            IPPROTO_ICMP | IPPROTO_ICMPV6 => start == l4.offset && offset == 2,
             _ => start >= l4.offset,
         };
         place_ok && !l4.fragment && start + usize::from(offset) + 2 <= frame_len

@@ -4,7 +4,7 @@
 //! A finding holds while no table has changed an owner ([`Tables::generation`]) and for
 //! [`HOLDS_NS`]; then the tables are asked again, which also tells them that the address is alive.
 
-use crate::allow::{DHCP_SERVER, DHCPV6_SERVER};
+use crate::allow::DhcpPorts;
 use crate::binding::{BindMode, Tables};
 use crate::forward::Dest;
 use crate::header::{Head, Mac, be16};
@@ -70,26 +70,27 @@ impl Source {
             Judged::Mac => (start ^ self.start) & MAC_BITS == 0,
             Judged::V4(ip) => {
                 start == self.start
-                    && eth.len() >= 36
+                    && eth.len() >= 38
                     && eth[14] == 0x45
                     && eth[26..30] == ip
-                    && is_a_hosts(eth[23], [eth[34], eth[35]], DHCP_SERVER)
+                    && is_a_hosts(eth[23], &eth[34..38], DhcpPorts::V4)
             }
             Judged::V6(ip) => {
                 start == self.start
-                    && eth.len() >= 56
+                    && eth.len() >= 58
                     && eth[14] >> 4 == 6
                     && eth[22..38] == ip
-                    && is_a_hosts(eth[20], [eth[54], eth[55]], DHCPV6_SERVER)
+                    && is_a_hosts(eth[20], &eth[54..58], DhcpPorts::V6)
             }
         }
     }
 }
 
-/// Whether a packet of this protocol and source port is what any host may send.
+/// Whether a packet of this protocol, between these ports, is what any host may send.
 #[inline]
-fn is_a_hosts(proto: u8, port: [u8; 2], server: u16) -> bool {
-    proto == IPPROTO_TCP || (proto == IPPROTO_UDP && u16::from_be_bytes(port) != server)
+fn is_a_hosts(proto: u8, ports: &[u8], dhcp: DhcpPorts) -> bool {
+    let port = |at| u16::from_be_bytes([ports[at], ports[at + 1]]);
+    proto == IPPROTO_TCP || (proto == IPPROTO_UDP && !dhcp.is_a_servers(port(0), port(2)))
 }
 
 #[inline]

@@ -22,19 +22,20 @@ fn advice(reason: DropReason) -> Option<&'static str> {
     })
 }
 
-/// Tells of a frame of the VM behind `port` that was dropped. `head` is what was copied of it.
+/// Tells of a frame of the VM behind `port` that was dropped. `head` is what was copied of it,
+/// behind a virtio-net header of `vnet_len`.
 #[cold]
 pub(crate) fn tell(
     log: &mut RejectLog,
     port: &str,
     reason: DropReason,
-    (chain, head): (&Chain<'_>, &Head),
+    (chain, head, vnet_len): (&Chain<'_>, &Head, usize),
     now_ns: u64,
 ) {
     let Some(advice) = advice(reason) else { return };
     let Some(left_out) = log.admit(reason, now_ns) else { return };
     let (len_bytes, segs) = (chain.readable_len, chain.segs());
-    let lens = VNET_LEN + ETH_LEN..=VNET_LEN + MAX_FRAME;
+    let lens = vnet_len + ETH_LEN..=vnet_len + MAX_FRAME;
     if chain.fault.is_some() || !lens.contains(&(len_bytes as usize)) {
         // Nothing was read of it.
         let fault = chain.fault;

@@ -5,7 +5,6 @@
 //! together, so that all frames of a round become visible at once with one notification.
 
 use base::counter::DropReason;
-use base::reject_log::RejectLog;
 use queue::seg::{copy_across, copy_in, copy_out};
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 use sidecore::SEG_CHARGE_BYTES;
@@ -123,8 +122,6 @@ pub(crate) struct RxQueue {
     segs: u64,
     /// In the switch's list of queues to publish.
     pub touched: bool,
-    /// What was told of buffers that go back empty.
-    rejects: RejectLog,
 }
 
 impl RxQueue {
@@ -142,7 +139,6 @@ impl RxQueue {
             put_bytes: 0,
             segs: 0,
             touched: false,
-            rejects: RejectLog::default(),
         }
     }
 
@@ -183,7 +179,7 @@ impl RxQueue {
         }
         let popped = self.vring.pop(&mut self.batch, max);
         self.next = 0;
-        let n = if self.batch.has_fault() { self.end_at_fault(now_ns) } else { popped };
+        let n = if self.batch.has_fault() { self.end_at_fault() } else { popped };
         let is_more = n > left;
         self.full = left > 0 && !is_more;
         if is_more {
@@ -195,7 +191,7 @@ impl RxQueue {
     /// A buffer that cannot be filled goes back empty when it is the first one, and else ends what is at
     /// hand. Returns how many are. Only one goes back at a time: a driver may post them without end.
     #[cold]
-    fn end_at_fault(&mut self, now_ns: u64) -> usize {
+    fn end_at_fault(&mut self) -> usize {
         let good = (0..self.batch.len()).take_while(|&at| self.batch.get(at).fault.is_none());
         let good = good.count();
         let rest = self.batch.len() - good.max(1);
@@ -206,8 +202,9 @@ impl RxQueue {
         let chain = self.batch.get(0);
         let (done, segs) =
             (Completion { id: chain.id, ndesc: chain.ndesc, written: 0 }, chain.segs());
-        if let Some(left_out) = self.rejects.admit(DropReason::Malformed, now_ns) {
-            let parts = &self.vring.parts;
+        let parts = &self.vring.parts;
+        // The port's own limit: a queue can be started anew without an end.
+        if let Some(left_out) = parts.health.log().admit() {
             tracing::warn!(
                 port = parts.health.name(),
                 queue = parts.index,

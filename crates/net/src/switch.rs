@@ -324,16 +324,16 @@ impl Engine {
         let name = || port.name.to_string();
         let (tables, own) = (&self.fabric.tables, &port.binding.shared);
         // What is shared is bound to nobody, and what is bound is not shared.
-        let is_foreign = |mac: &&Mac| tables.shared.macs.contains(mac) && !own.macs.contains(mac);
+        let is_shared = |mac: &&Mac| tables.shared.macs.contains(mac) || own.macs.contains(mac);
         let mut bound =
             own.macs.iter().filter(|mac| tables.macs.is_fixed_elsewhere(**mac, port.id));
-        if let Some(mac) = bound.next().or(port.binding.mac.as_ref().filter(is_foreign)) {
+        if let Some(mac) = bound.next().or(port.binding.mac.as_ref().filter(is_shared)) {
             let why = "bound to another port, or shared by others";
             return Err(NetError::BadMac { port: name(), mac: mac.to_string(), why });
         }
-        let is_foreign = |ip: &Ip| tables.shared.ips.contains(ip) && !own.ips.contains(ip);
+        let is_shared = |ip: &Ip| tables.shared.ips.contains(ip) || own.ips.contains(ip);
         let mut bound = own.ips.iter().filter(|ip| tables.ips.is_fixed_elsewhere(**ip, port.id));
-        let mut addressed = addresses.iter().map(|ip| Ip::from(*ip)).filter(is_foreign);
+        let mut addressed = addresses.iter().map(|ip| Ip::from(*ip)).filter(is_shared);
         if let Some(ip) = bound.next().copied().or(addressed.next()) {
             let why = "bound to another port, or shared by others";
             return Err(NetError::BadAddress { port: name(), address: ip.into(), why });
@@ -356,9 +356,20 @@ impl Engine {
     fn collect_shared(&mut self) {
         let Fabric { ports, tables, .. } = &mut self.fabric;
         tables.shared = Shared::default();
+        let Shared { macs, ips } = &mut tables.shared;
         for port in ports.iter().flatten() {
-            tables.shared.macs.extend(&port.binding.shared.macs);
-            tables.shared.ips.extend(&port.binding.shared.ips);
+            let own = &port.binding.shared;
+            // Each once: frames are compared with all of them.
+            own.macs.iter().for_each(|mac| {
+                if !macs.contains(mac) {
+                    macs.push(*mac)
+                }
+            });
+            own.ips.iter().for_each(|ip| {
+                if !ips.contains(ip) {
+                    ips.push(*ip)
+                }
+            });
         }
     }
 

@@ -213,7 +213,7 @@ impl Engine {
             }
             Outcome::Dropped(reason) => {
                 txq.vring.parts.stats.drop_one(reason);
-                let frame = (&chain, &self.heads[at]);
+                let frame = (&chain, &self.heads[at], port.tx_vnet_len);
                 rejects::tell(&mut port.rejects, &port.name, reason, frame, now_ns);
                 sent.cost_bytes += charge_bytes(&chain);
             }

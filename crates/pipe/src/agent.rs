@@ -31,6 +31,8 @@ pub(crate) struct Agent {
     /// The same socket, to end it from outside.
     control: UnixStream,
     closed: AtomicBool,
+    /// Its hello was right.
+    proved: AtomicBool,
 }
 
 impl Agent {
@@ -39,6 +41,7 @@ impl Agent {
             stream: Mutex::new(stream.try_clone()?),
             control: stream.try_clone()?,
             closed: AtomicBool::new(false),
+            proved: AtomicBool::new(false),
         })
     }
 
@@ -75,6 +78,16 @@ impl Agent {
     /// Asks for bytes to be read.
     pub fn give(&self, id: u64, take: &Take) {
         self.say(kind::GIVE, id, &asked(take));
+    }
+
+    /// Whether its hello was right.
+    pub fn is_proved(&self) -> bool {
+        self.proved.load(Ordering::Relaxed)
+    }
+
+    /// Its hello was right.
+    pub fn prove(&self) {
+        self.proved.store(true, Ordering::Relaxed);
     }
 
     /// Whether nothing more is to be expected of it.

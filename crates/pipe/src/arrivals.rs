@@ -17,8 +17,8 @@ use guest_abi::Reason;
 use crate::agent::{Agent, Session};
 use crate::vm::VmPipes;
 
-/// Connections that are heard out at the same time. One more ends the oldest of them: agents speak at
-/// once.
+/// Connections that are heard out at the same time. One more ends the oldest of them, but for those
+/// whose hello was right: agents speak at once.
 const MAX_NEWCOMERS: usize = 4;
 
 /// What the acceptor is told.
@@ -55,17 +55,21 @@ pub(crate) fn accept(pipes: &Weak<VmPipes>, arriving: Receiver<Arrival>) {
             Arrival::Stop => break,
             Arrival::Stream(fd) => {
                 newcomers.retain(|newcomer| !newcomer.thread.is_finished());
-                if newcomers.len() == MAX_NEWCOMERS
-                    && let Some(oldest) = newcomers.pop_front()
-                {
+                if newcomers.len() == MAX_NEWCOMERS {
+                    let oldest = newcomers.iter().position(|n| !n.agent.is_proved());
                     // Joined by nobody: it may be handing itself over to this thread.
-                    oldest.agent.close();
+                    match oldest.and_then(|at| newcomers.remove(at)) {
+                        Some(oldest) => oldest.agent.close(),
+                        None => continue,
+                    }
                 }
                 let log = Arc::clone(&log);
                 newcomers.extend(start(&pipes.clone(), fd, move |session| {
                     hear_out(session, &pipes, &log);
                 }));
             }
+            // It was heard out as it was closed.
+            Arrival::Proved(session) if session.agent.is_closed() => {}
             Arrival::Proved(session) => {
                 if let Some(last) = current.take() {
                     last.end();
@@ -88,7 +92,10 @@ pub(crate) fn accept(pipes: &Weak<VmPipes>, arriving: Receiver<Arrival>) {
 fn hear_out(mut session: Session, pipes: &VmPipes, log: &LogLimit) {
     match session.hear_hello(pipes.secret()) {
         // Fails at the end only.
-        Ok(()) => _ = pipes.arrivals().send(Arrival::Proved(Box::new(session))),
+        Ok(()) => {
+            session.agent.prove();
+            _ = pipes.arrivals().send(Arrival::Proved(Box::new(session)));
+        }
         Err(error) => {
             // The acceptor has the stream as well.
             session.agent.close();

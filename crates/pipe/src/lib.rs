@@ -89,4 +89,4 @@ pub mod vm;
 pub use error::PipeError;
 pub use listing::PipeInfo;
 pub use metrics::PipeStats;
-pub use vm::{Devices, PipesConfig, VmPipes};
+pub use vm::{Devices, PipesConfig, Secret, VmPipes};

@@ -34,8 +34,8 @@ use crate::to_file::ToFile;
 use crate::to_socket::ToSocket;
 use crate::twin::{Twin, TwinState};
 
-/// Connections of agents that wait to be served: one, and one that takes its place.
-const WAITING_AGENTS: usize = 2;
+/// Connections of agents that wait to be heard out, and such that were.
+const WAITING_AGENTS: usize = 16;
 
 /// MTU of a twin's TAP: the largest there is. Segments are as long as the connection's MSS says.
 const TWIN_MTU: u16 = 65_521;
@@ -52,7 +52,17 @@ pub struct PipesConfig {
     /// A folder of the daemon's own, for what is to be known of connections after it was killed.
     pub run_dir: PathBuf,
     /// What its agent must know; empty: whoever connects from a low port is the agent.
-    pub secret: Vec<u8>,
+    pub secret: Secret,
+}
+
+/// What a VM's agent must know. Never shown.
+#[derive(Clone, Default)]
+pub struct Secret(pub Vec<u8>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "..." })
+    }
 }
 
 impl PipesConfig {
@@ -63,7 +73,7 @@ impl PipesConfig {
             max_pipes: DEFAULT_MAX_PIPES,
             threads: DEFAULT_THREADS,
             run_dir: run_dir.into(),
-            secret: Vec::new(),
+            secret: Secret::default(),
         }
     }
 }
@@ -174,7 +184,7 @@ impl VmPipes {
     }
 
     pub(crate) fn secret(&self) -> &[u8] {
-        &self.config.secret
+        &self.config.secret.0
     }
 
     pub(crate) fn arrivals(&self) -> &SyncSender<Arrival> {

@@ -1,7 +1,6 @@
 //! A port's two virtqueues as the engine works on them.
 
 use base::counter::DropReason;
-use base::reject_log::RejectLog;
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
 use sidecore::{Allowance, Spent, least_charge_bytes};
 use zerocopy::IntoBytes;
@@ -28,10 +27,6 @@ pub(crate) struct RxQueue {
     bytes_left: u32,
     /// Segments of the buffers that were filled in this round.
     segs: u64,
-    /// When the round began.
-    now_ns: u64,
-    /// What was told of buffers that go back empty.
-    rejects: RejectLog,
 }
 
 /// Why a packet cannot go to the guest now.
@@ -54,14 +49,11 @@ impl RxQueue {
             packets_left: ROUND_PACKETS,
             bytes_left: ROUND_BYTES,
             segs: 0,
-            now_ns: 0,
-            rejects: RejectLog::default(),
         }
     }
 
     /// A new round: the port's share of it is whole again.
-    pub fn begin_round(&mut self, now_ns: u64) {
-        self.now_ns = now_ns;
+    pub fn begin_round(&mut self) {
         (self.packets_left, self.bytes_left, self.segs) = (ROUND_PACKETS, ROUND_BYTES, 0);
     }
 
@@ -118,9 +110,10 @@ impl RxQueue {
 
     /// The next buffer goes back empty.
     #[cold]
-    fn tell_fault(&mut self) {
-        let Some(left_out) = self.rejects.admit(DropReason::Malformed, self.now_ns) else { return };
+    fn tell_fault(&self) {
         let (parts, chain) = (&self.vring.parts, self.batch.get(self.next));
+        // The port's own limit: a queue can be started anew without an end.
+        let Some(left_out) = parts.health.log().admit() else { return };
         tracing::warn!(
             port = parts.health.name(),
             queue = parts.index,

@@ -46,7 +46,7 @@ impl Engine {
         }
         // Before those who copy straight into the buffers in the next round: they get what is left,
         // so that a busy neighbour cannot keep the guest's other connections waiting.
-        rx.begin_round(self.now_ns);
+        rx.begin_round();
         let mut done = self.send_strays(port, &mut rx);
         let mut budget = READY_BUDGET;
         while budget > 0 {

@@ -13,7 +13,7 @@ use control::plane::PipeStatus;
 use control::sample::Metrics;
 use guest_abi::Reason;
 use net::NetPort;
-use pipe::{Devices, PipeInfo, PipeStats, PipesConfig, VmPipes};
+use pipe::{Devices, PipeInfo, PipeStats, PipesConfig, Secret, VmPipes};
 use vsock::Service;
 
 use super::engine::Engine;
@@ -97,7 +97,7 @@ impl Pipes {
                     max_pipes: wanted.max,
                     threads: u16::try_from(wanted.threads)?,
                     run_dir: config.daemon.run_dir.clone(),
-                    secret: wanted.secret.as_deref().map_or(Ok(Vec::new()), read_secret)?,
+                    secret: Secret(wanted.secret.as_deref().map_or(Ok(Vec::new()), read_secret)?),
                 };
                 let devices = OfVm {
                     ports: ports.clone(),

@@ -482,11 +482,13 @@ fn abuse_N8_shared_addresses_move_between_the_ports_that_name_them() {
 fn abuse_N8_a_bond_fails_over_between_two_ports_of_a_vm() {
     const BOND: [u8; 6] = [2, 0, 0, 0, 0xbb, 1];
     let shared = Shared { macs: vec![Mac::new(BOND)], ..Shared::default() };
-    let card = || Spec { shared: shared.clone(), ..Spec::default() };
+    let shared = Shared { ips: vec![v4_key(V4)], ..shared };
+    let bind = BindMode::MacAndIp;
+    let card = || Spec { bind, shared: shared.clone(), ..Spec::default() };
     let mut lab = Lab::new(vec![card(), card(), Spec::default()]);
     for active in [0, 1, 0] {
         lab.guests[2].post(0, 1, 1600, 1);
-        assert_eq!(lab.judge(active, &frame(BROADCAST, BOND, 60)), None);
+        assert_eq!(lab.judge(active, &udp(BOND, V4)), None);
         lab.guests[active].post(0, 1, 1600, 1);
         assert_eq!(lab.judge(2, &frame(BOND, mac(2), 60)), None);
         assert_eq!(lab.guests[active].recv_all(0).len(), 1, "{active}");
@@ -533,6 +535,9 @@ fn abuse_N11_a_bound_port_sends_what_it_is_allowed_to() {
         ("DHCP client", ip(true, 17, &ports(68, 67)), None),
         ("DHCP server", ip(true, 17, &ports(67, 68)), dhcp.clone()),
         ("DHCPv6 server", ip(false, 17, &ports(547, 546)), dhcp.clone()),
+        ("from another port", ip(true, 17, &ports(1067, 68)), dhcp.clone()),
+        ("DHCPv6, the same", ip(false, 17, &ports(1067, 546)), dhcp.clone()),
+        ("DHCPv6 client", ip(false, 17, &ports(546, 547)), None),
         ("tagged", tagged(&ip(true, 17, &ports(67, 68)), &[[0x81, 0, 0, 5]]), dhcp),
         ("TCP from 67", ip(true, 6, &ports(67, 68)), None),
         ("echo", ip(true, 1, &[8, 0, 0, 0]), None),

@@ -87,6 +87,19 @@ fn abuse_C1_checksum_placed_in_an_address() {
     assert_eq!(judge(&mut lab, &tcp, 34, 16), None);
 }
 
+/// The sum would be the type of the message: an echo that becomes a redirect.
+#[test]
+fn abuse_C1_checksum_placed_in_an_icmp_message() {
+    let mut lab = lab();
+    let mut eth = udp(&[0; 40]);
+    eth[23] = 1;
+    eth[34] = 8;
+    for (start, offset) in [(34, 0), (34, 4), (36, 0), (42, 0)] {
+        assert_eq!(judge(&mut lab, &eth, start, offset), Some(Malformed), "{start} {offset}");
+    }
+    assert_eq!(judge(&mut lab, &eth, 34, 2), None);
+}
+
 #[test]
 fn abuse_C1_checksum_placed_in_a_neighbour_message() {
     let mut lab = lab();

@@ -26,7 +26,7 @@ type Step = (usize, u64, Vec<Sent>);
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     // Runs of alike frames are what is remembered: most frames are of the first kind.
     let mostly = |n: u8| prop_oneof![4 => Just(0u8), 1 => 0..n];
-    let frame = (mostly(4), 0..5u8, mostly(9), mostly(4), 60..200usize)
+    let frame = (mostly(4), 0..5u8, mostly(11), mostly(4), 60..200usize)
         .prop_map(|(src, dst, kind, ip, len)| Sent { src, dst, kind, ip, len });
     let pause =
         prop_oneof![6 => Just(1_000u64), 1 => Just(150_000_000), 1 => Just(400_000_000_000)];
@@ -66,6 +66,9 @@ fn bytes(guest: usize, sent: &Sent) -> Vec<u8> {
         // From DHCP servers' ports.
         6 => out.extend([&[8, 0][..], &v4(5, [10, 0, 0, host]), &[0, 67, 0, 68]].concat()),
         7 => out.extend([&[0x86, 0xdd][..], &v6(17), &[2, 35, 2, 34]].concat()),
+        // To clients' ports.
+        8 => out.extend([&[8, 0][..], &v4(5, [10, 0, 0, host]), &[4, 67, 0, 68]].concat()),
+        9 => out.extend([&[0x86, 0xdd][..], &v6(17), &[4, 35, 2, 34]].concat()),
         _ => out.extend([0x88, 0xb5]),
     }
     out.resize(sent.len, 0);
