@@ -107,12 +107,18 @@ impl Drop for Process {
     }
 }
 
-/// Whether the kernel's table of Unix sockets has a listener (flag `__SO_ACCEPTCON`) at `path`.
+/// Whether the kernel's table of Unix sockets has a listener (flag `__SO_ACCEPTCON`) at `path`. Who binds
+/// by a descriptor of the folder, as we do, has another name for that: `/proc/self/fd/7/x.sock`.
 fn listens(table: &str, path: &Path) -> bool {
-    let path = path.to_string_lossy();
+    let is_there = |bound: &Path| {
+        bound == path
+            || (bound.starts_with("/proc/self/fd")
+                && bound.file_name() == path.file_name()
+                && path.exists())
+    };
     table.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace();
-        fields.nth(3) == Some("00010000") && fields.nth(3) == Some(&path)
+        fields.nth(3) == Some("00010000") && fields.nth(3).is_some_and(|p| is_there(Path::new(p)))
     })
 }
 
@@ -139,6 +145,11 @@ mod tests {
         assert!(listens(table, Path::new("/tmp/b")));
         assert!(!listens(table, Path::new("/tmp/a")));
         assert!(!listens(table, Path::new("/tmp")));
+        let dir = tempfile::tempdir().unwrap();
+        let table = "0: 00000002 00000000 00010000 0001 01 4168978 /proc/self/fd/7/d.sock\n";
+        assert!(!listens(table, &dir.path().join("d.sock")), "another folder's");
+        std::fs::write(dir.path().join("d.sock"), "").unwrap();
+        assert!(listens(table, &dir.path().join("d.sock")));
     }
 
     #[test]
