@@ -202,17 +202,7 @@ impl RxQueue {
         let chain = self.batch.get(0);
         let (done, segs) =
             (Completion { id: chain.id, ndesc: chain.ndesc, written: 0 }, chain.segs());
-        let parts = &self.vring.parts;
-        // The port's own limit: a queue can be started anew without an end.
-        if let Some(left_out) = parts.health.log().admit() {
-            tracing::warn!(
-                port = parts.health.name(),
-                queue = parts.index,
-                left_out,
-                "a receive buffer went back empty: {segs} pieces, {:?}",
-                chain.fault
-            );
-        }
+        self.vring.parts.tell_of_empty(&chain);
         self.publish_quietly();
         self.vring.parts.stats.drop_one(DropReason::Malformed);
         self.vring.push(&[done]);

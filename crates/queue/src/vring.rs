@@ -10,7 +10,7 @@ use base::doorbell::Doorbell;
 use base::event::Event;
 use base::log_limit::LogLimit;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Chain};
 use crate::error::{MemoryError, RingError};
 use crate::inflight::{InflightRegion, Tracker};
 use crate::ring::{Completion, Position, Queue};
@@ -108,6 +108,23 @@ pub struct VringParts {
     pub slot: Option<PositionSlot>,
     /// Inflight tracking, when negotiated.
     pub inflight: Option<Arc<InflightRegion>>,
+}
+
+impl VringParts {
+    /// Tells of a receive buffer that cannot be filled and goes back empty. Within the port's limit of
+    /// lines, and not one of the queue's: that can be started anew without an end.
+    #[cold]
+    pub fn tell_of_empty(&self, chain: &Chain<'_>) {
+        let Some(left_out) = self.health.log().admit() else { return };
+        tracing::warn!(
+            port = self.health.name(),
+            queue = self.index,
+            left_out,
+            "a receive buffer went back empty: {} pieces, {:?}",
+            chain.segs(),
+            chain.fault
+        );
+    }
 }
 
 /// How long completions may wait for a common notification.

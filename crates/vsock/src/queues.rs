@@ -93,7 +93,7 @@ impl RxQueue {
                 break;
             }
             self.vring.parts.stats.drop_one(DropReason::Malformed);
-            self.tell_fault();
+            self.vring.parts.tell_of_empty(&self.batch.get(self.next));
             self.packets_left -= 1;
             self.complete(0);
         }
@@ -106,22 +106,6 @@ impl RxQueue {
         let what = "a receive buffer has no room for a header and one byte";
         self.vring.fail(&RingError::BadRequest { head, what });
         Err(Wait::Buffers)
-    }
-
-    /// The next buffer goes back empty.
-    #[cold]
-    fn tell_fault(&self) {
-        let (parts, chain) = (&self.vring.parts, self.batch.get(self.next));
-        // The port's own limit: a queue can be started anew without an end.
-        let Some(left_out) = parts.health.log().admit() else { return };
-        tracing::warn!(
-            port = parts.health.name(),
-            queue = parts.index,
-            left_out,
-            "a receive buffer went back empty: {} pieces, {:?}",
-            chain.segs(),
-            chain.fault
-        );
     }
 
     /// The buffer that is `ahead` places after the next one, if it is at hand, good, and within the

@@ -63,31 +63,7 @@ mod vhost_user;
 #[path = "../../fuzz_targets/vsock_packet.rs"]
 mod vsock_packet;
 
-targets! {
-    agent_program
-    agent_stream
-    control_body
-    control_config
-    disk_request
-    holder_packet
-    mailbox
-    module_copy
-    module_frames
-    module_ring
-    net_flow
-    net_frame
-    net_header
-    pipe_message
-    qcow2_image
-    qmp_line
-    relay_session
-    ring
-    saved_session
-    table_log
-    table_request
-    vhost_user
-    vsock_packet
-}
+include!("../names.rs");
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);

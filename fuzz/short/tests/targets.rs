@@ -16,31 +16,7 @@ macro_rules! targets {
     };
 }
 
-targets! {
-    agent_program
-    agent_stream
-    control_body
-    control_config
-    disk_request
-    holder_packet
-    mailbox
-    module_copy
-    module_frames
-    module_ring
-    net_flow
-    net_frame
-    net_header
-    pipe_message
-    qcow2_image
-    qmp_line
-    relay_session
-    ring
-    saved_session
-    table_log
-    table_request
-    vhost_user
-    vsock_packet
-}
+include!("../names.rs");
 
 fn run(target: &str) {
     let out = Command::new(env!("CARGO_BIN_EXE_fuzz-short")).arg(target).output().unwrap();
