@@ -17,9 +17,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::disks::Known;
-use crate::file::drop_cached;
 use crate::limits::{AGENT_TIMEOUT, HEARD_PERIOD, MAX_HEARD, MAX_LEN_BYTES};
 use crate::message::{Message, MessageError, Reader};
+use crate::page_cache::drop_cached;
 use crate::places::Probe;
 use crate::takes::Take;
 use crate::vm::VmPipes;

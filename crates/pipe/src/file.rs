@@ -1,16 +1,15 @@
 //! A file of a guest as a pipe's source: extents of its disk's image, and holes.
 
 use std::io;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use guest_abi::pipe::{HOLE, MAX_EXTENTS};
-use rustix::fs::{Advice, MemfdFlags, SealFlags, fadvise};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::copy::read_all;
 use crate::error::PipeError;
+use crate::page_cache::{drop_cached, is_cached};
 
 /// Bytes of the file of zeroes that holes are read from. It has no pages: reading makes none.
 const ZEROES_BYTES: u64 = 1 << 20;
@@ -126,27 +125,6 @@ impl Source {
         self.sent_bytes += moved as u64;
         Ok(moved)
     }
-}
-
-/// Whether a byte of a file is in the page cache. (Where nobody can tell, it is.)
-pub(crate) fn is_cached(file: BorrowedFd<'_>, offset: u64) -> bool {
-    let mut byte = [0];
-    let into = &mut [io::IoSliceMut::new(&mut byte)];
-    preadv2(file, into, offset, ReadWriteFlags::NOWAIT) != Err(Errno::AGAIN)
-}
-
-/// Has these bytes of a file read from its disk anew: the pages that hold them are dropped.
-pub(crate) fn drop_cached(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) {
-    let (first, len_bytes) = whole_pages(offset, len_bytes, rustix::param::page_size() as u64);
-    // It cannot fail for a file or a block device.
-    let _ = fadvise(file, first, NonZeroU64::new(len_bytes), Advice::DontNeed);
-}
-
-/// Offset and length of the pages that hold some bytes: of one that is named in part, nothing is dropped.
-fn whole_pages(offset: u64, len_bytes: u64, page: u64) -> (u64, u64) {
-    let first = offset / page * page;
-    let last = offset.saturating_add(len_bytes).div_ceil(page).saturating_mul(page);
-    (first, last - first)
 }
 
 /// Everything an agent says of extents is checked here, once.

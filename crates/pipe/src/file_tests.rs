@@ -135,13 +135,3 @@ fn an_image_that_was_cut_off_is_an_error_and_not_an_end() {
     let error = source.send(sink.as_fd(), 9000).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
 }
-
-/// The kernel keeps a page of which not all is named.
-#[test]
-fn whole_pages_are_dropped() {
-    let pages = [(0, 1), (4095, 1), (4095, 2), (4096, 4096), (5000, 9000)];
-    let whole = pages.map(|(offset, len)| whole_pages(offset, len, 4096));
-    assert_eq!(whole, [(0, 4096), (0, 4096), (0, 8192), (4096, 4096), (4096, 12288)]);
-    let (first, len) = whole_pages(u64::MAX - 1, 1 << 40, 4096);
-    assert!(first.checked_add(len).is_some());
-}

@@ -14,10 +14,10 @@ use guest_abi::pipe::{Taken, take};
 use rustix::net::{SendFlags, send};
 
 use crate::feed::Fed;
-use crate::file::is_cached;
 use crate::job::Job;
 use crate::limits::{BUFFER_BYTES, MAX_PIECES, MIN_READ_BYTES, OPEN_TAKES, QUANTUM_BYTES};
 use crate::message::Said;
+use crate::page_cache::is_cached;
 use crate::places::{PlacedFile, fetch};
 use crate::takes::{self, Take};
 

@@ -307,7 +307,7 @@ fn what_the_guest_has_in_memory_and_the_host_does_not_is_not_read() {
     let disk = tempfile::tempfile_in("/var/tmp").unwrap();
     disk.write_all_at(&vec![7; 2 << 20], 0).unwrap();
     disk.sync_all().unwrap();
-    crate::file::drop_cached(disk.as_fd(), 0, 2 << 20);
+    crate::page_cache::drop_cached(disk.as_fd(), 0, 2 << 20);
     world.disk = disk;
     world.give();
     let (is_taken, read) = world.read(0, 512 << 10, TAG, Way::Read);

@@ -72,6 +72,7 @@ pub mod message;
 pub mod metrics;
 pub mod namespace;
 mod netlink;
+mod page_cache;
 mod places;
 mod pool;
 mod receiving;

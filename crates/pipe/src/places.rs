@@ -12,8 +12,8 @@ use block::{Placed, Placeholders, Way};
 use guest_abi::pipe::{PROBE_BLOCK_BYTES, ProbePlaces};
 
 use crate::copy::{read_all, write_all};
-use crate::file::drop_cached;
 use crate::limits::{MAX_WAITING, MIN_READ_BYTES, PROBE_TIMEOUT};
+use crate::page_cache::drop_cached;
 use crate::pool::Pool;
 
 /// Name of a pipe in its placeholders.
