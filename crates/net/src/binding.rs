@@ -301,6 +301,9 @@ fn admit_v6(
     owns: &mut impl FnMut(Ip) -> bool,
 ) -> Result<(), DropReason> {
     let l4 = L4::find(eth).ok_or(DropReason::Malformed)?;
+    if l4.fragment && !l4.later && !holds_chain_v6(eth, l4) {
+        return Err(DropReason::Malformed);
+    }
     let src = ip_v6(&eth[l4.ip + 8..]).ok_or(DropReason::Malformed)?;
     let icmp = if l4.proto == 58 { Some(&eth[l4.offset.min(eth.len())..]) } else { None };
     // A neighbour discovery message must not come in fragments (RFC 6980): where the type is out
@@ -331,6 +334,14 @@ fn admit_v6(
         }
         _ => allow.admit_v6(eth, l4),
     }
+}
+
+/// Whether a first fragment holds the whole chain of headers (RFC 7112): what its padding says in their
+/// place, the second fragment may say otherwise. No transport header that is judged is below eight bytes.
+fn holds_chain_v6(eth: &[u8], l4: L4) -> bool {
+    const MIN_TRANSPORT_BYTES: usize = 8;
+    let payload_len = be16(eth, l4.ip + 4).map_or(0, usize::from);
+    l4.offset + MIN_TRANSPORT_BYTES <= l4.ip + 40 + payload_len
 }
 
 /// The address that a neighbour solicitation or advertisement is about.

@@ -397,6 +397,7 @@ fn abuse_C3_fragments_pass_by_their_source() {
         let mut out = udp6(mac(0), src);
         out[20] = 44;
         out.splice(54..54, [17, 0, 0, 0xb9, 0, 0, 0, 1]);
+        out[19] += 8;
         out
     };
     check(
@@ -573,4 +574,26 @@ fn abuse_N11_a_bound_port_sends_what_it_is_allowed_to() {
     let mut far = Lab::new(vec![Spec { bind: BindMode::Mac, ..Spec::default() }, Spec::default()]);
     far.guests[1].post(0, 8, 1600, 1);
     assert_eq!(far.judge(0, &of_type(0x8847, &[0; 60])), None, "bound to its MAC address only");
+}
+
+/// What is behind its end is padding: the ports come with the second fragment, whatever stands there.
+#[test]
+fn abuse_N11_a_first_fragment_holds_its_headers() {
+    let options = [17, 0, 1, 4, 0, 0, 0, 0];
+    let of = |payload_len: u8| {
+        let first =
+            [&[60, 0, 0, 1, 0, 0, 0, 1][..], &options, &[3, 232, 7, 208], &[0; 44]].concat();
+        let mut bytes = ip(false, 44, &first);
+        bytes[18..20].copy_from_slice(&[0, payload_len]);
+        bytes
+    };
+    check(
+        &mut configured(),
+        &[
+            ("whole", of(64), None),
+            ("just the ports", of(24), None),
+            ("options only", of(16), Some(Malformed)),
+            ("nothing", of(0), Some(Malformed)),
+        ],
+    );
 }
