@@ -110,6 +110,16 @@ fn bad_configs_are_told_with_place_and_fix() {
         ),
         (
             &format!(
+                "{lan}[[vm]]\nname='v'\n[[vm.net]]\nname='n'\nswitch='lan'\nbind_also=['02:00:00:00:00:01', '10.0.0.1', '10.0.0.9']\n[[vm.net]]\nname='o'\nswitch='lan'\nmac='02:00:00:00:00:01'\naddresses=['10.0.0.1']\nbind_also=['10.0.0.1', '10.0.0.9']"
+            ),
+            &[
+                ("m.toml:8:11: vm[0].net[0].bind_also:", ":01 is taken by vm[0].net[1].mac"),
+                ("m.toml:8:11:", "10.0.0.1 is taken by vm[0].net[1].addresses"),
+                ("m.toml:14:11: vm[0].net[1].bind_also:", "10.0.0.1 is taken by vm[0].net[1].add"),
+            ],
+        ),
+        (
+            &format!(
                 "{lan}[[vm]]\nname='v'\n[[vm.net]]\nname='n'\nswitch='lan'\nbind='mac'\nallow=['any']"
             ),
             &[("m.toml:9:7: vm[0].net[0].allow:", "limits only ports with bind")],

@@ -26,12 +26,17 @@ impl<K: Eq + Hash> Taken<K> {
 
     /// Takes `key`, shown as `shown`, for `field`; a second taker is noted.
     pub(super) fn take(&mut self, ctx: &mut Context, key: K, shown: &str, field: &str) {
-        if let Some(first) = self.by.get(&key) {
-            let what = format!("{} {shown} is taken by", self.what);
-            ctx.conflict(&what, first, field, self.fix);
-        } else {
+        if !self.is_taken(ctx, &key, shown, field, self.fix) {
             self.by.insert(key, field.into());
         }
+    }
+
+    /// Notes it when somebody has taken `key`, of which `field` makes another use.
+    fn is_taken(&self, ctx: &mut Context, key: &K, shown: &str, field: &str, fix: &str) -> bool {
+        let Some(first) = self.by.get(key) else { return false };
+        let what = format!("{} {shown} is taken by", self.what);
+        ctx.conflict(&what, first, field, fix);
+        true
     }
 }
 
@@ -122,6 +127,18 @@ fn nets(ctx: &mut Context, config: &Config) {
             }
             for ip in &net.addresses {
                 ips.take(ctx, (switch, *ip), &ip.to_string(), &format!("{field}.addresses"));
+            }
+        }
+    }
+    let fix = "what several ports use is in `bind_also` of each, and no port's own";
+    for (i, vm) in config.vms.iter().enumerate() {
+        for (j, net) in vm.nets.iter().enumerate() {
+            let (switch, field) = (net.switch.as_str(), format!("vm[{i}].net[{j}].bind_also"));
+            for mac in &net.bind_also.macs {
+                macs.is_taken(ctx, &(switch, *mac), &format_mac(*mac), &field, fix);
+            }
+            for ip in &net.bind_also.addresses {
+                ips.is_taken(ctx, &(switch, *ip), &ip.to_string(), &field, fix);
             }
         }
     }
