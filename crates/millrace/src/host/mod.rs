@@ -15,6 +15,7 @@ mod pipes;
 mod plane;
 mod port;
 mod renew;
+mod secret;
 mod shortcuts;
 mod status;
 pub mod switches;

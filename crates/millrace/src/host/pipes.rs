@@ -1,12 +1,9 @@
 //! Pipes of the VMs that have them: each with the service its agent connects to.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, ensure};
 use block::BlockPort;
 use control::config::Config;
 use control::plane::PipeStatus;
@@ -18,6 +15,7 @@ use vsock::Service;
 
 use super::engine::Engine;
 use super::port::Ports;
+use super::secret;
 use super::shortcuts::Shortcuts;
 
 /// The pipes of all VMs.
@@ -57,23 +55,6 @@ impl Devices for OfVm {
     }
 }
 
-/// What the file of a VM's secret has, without the end of its line.
-fn read_secret(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let limits = guest_abi::pipe::SECRET_BYTES;
-    let read = || -> anyhow::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        // An end of line, and one byte that says that there is more.
-        std::fs::File::open(path)?.take(*limits.end() as u64 + 2).read_to_end(&mut bytes)?;
-        if bytes.last() == Some(&b'\n') {
-            bytes.pop();
-        }
-        let (least, most) = (limits.start(), limits.end());
-        ensure!(limits.contains(&bytes.len()), "its length is not {least} to {most} bytes");
-        Ok(bytes)
-    };
-    read().with_context(|| format!("the secret of its agent, {}", path.display()))
-}
-
 impl Pipes {
     /// None yet. They leave alone what channels may take.
     pub fn new(shortcuts: Arc<Shortcuts>) -> Self {
@@ -97,7 +78,7 @@ impl Pipes {
                     max_pipes: wanted.max,
                     threads: u16::try_from(wanted.threads)?,
                     run_dir: config.daemon.run_dir.clone(),
-                    secret: Secret(wanted.secret.as_deref().map_or(Ok(Vec::new()), read_secret)?),
+                    secret: Secret(wanted.secret.as_deref().map_or(Ok(Vec::new()), secret::read)?),
                 };
                 let devices = OfVm {
                     ports: ports.clone(),

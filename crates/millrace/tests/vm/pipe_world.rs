@@ -1,8 +1,10 @@
 //! What tests of pipes share: VMs with disks of files and an agent, and a peer on the host that compares
 //! every byte.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -54,6 +56,7 @@ impl Machine {
         let secret = self.secret.map_or_else(String::new, |secret| {
             let path = self.secret_file(lab);
             std::fs::write(&path, format!("{secret}\n")).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
             format!("secret = {path:?}\n")
         });
         vm.vsock(self.cid()).more(&format!("{}{secret}", self.pipes))
