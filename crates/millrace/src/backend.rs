@@ -16,7 +16,7 @@ use control::config::{
 use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
 use sidecore::{Sidecore, SidecoreConfig, VmId};
-use vhost_user::{Endpoint, MemoryShare, NullKeeper, PortConfig, PortServer};
+use vhost_user::{Endpoint, NullKeeper, PortConfig, PortServer, VmShare};
 use vsock::{Domain, DomainConfig, VsockPortConfig};
 
 use crate::host::engine::{self, Engine, Opening};
@@ -261,12 +261,8 @@ fn serve(
     let core = Sidecore::spawn(config, Arc::clone(&clock))?;
     let (engine, keep) = device(&core, &clock)?;
     let own = own_socket(&endpoint)?;
-    let config = PortConfig {
-        name: name.into(),
-        endpoint,
-        socket_mode: 0o600,
-        memory_share: MemoryShare::new(),
-    };
+    let config =
+        PortConfig { name: name.into(), endpoint, socket_mode: 0o600, share: VmShare::new() };
     let keeper = Arc::new(NullKeeper);
     let server = vhost_user::serve_port(config, engine.device(), engine.queue_stats(), keeper)?;
     Notifier::from_env().ready(&format!("serving one {name} device"));

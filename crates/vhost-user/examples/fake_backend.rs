@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use base::counter::QueueStats;
 use queue::seg::{copy_in, copy_out, fill_zero};
-use queue::{Batch, Completion, GuestMemory, MemoryShare, Vring};
+use queue::{Batch, Completion, GuestMemory, Vring};
 use vhost_user::{
     ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, Keeper, NullKeeper, PortConfig,
-    holder::HolderKeeper, serve_port,
+    VmShare, holder::HolderKeeper, serve_port,
 };
 
 const QUEUES: u16 = 1;
@@ -135,7 +135,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         name: "fake/disk".to_owned(),
         endpoint: Endpoint::Listen(PathBuf::from(path)),
         socket_mode: 0o600,
-        memory_share: MemoryShare::new(),
+        share: VmShare::new(),
     };
     let stats = (0..QUEUES).map(|_| Arc::new(QueueStats::default())).collect();
     let server = serve_port(config, fake.clone(), stats, keeper)?;

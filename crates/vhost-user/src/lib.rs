@@ -39,7 +39,7 @@
 //! # Limits
 //! - 4,096 bytes a message: the largest legal one has 2,056 ([`codec::MAX_PAYLOAD_LEN_BYTES`]).
 //! - 64 descriptors a message and 64 memory regions a VM ([`base::limits::MAX_MEMORY_REGIONS`]),
-//!   16 TiB together; all ports of a VM have one share of the address space ([`MemoryShare`]), all VMs
+//!   16 TiB together; all ports of a VM have one share of the address space ([`VmShare`]), all VMs
 //!   64 TiB ([`base::limits::MAX_MAPPED_BYTES`]).
 //! - `GET_QUEUE_NUM` of a network port: queue pairs for QEMU's network device, which is known by
 //!   asking for protocol features before it is the owner, and rings for all others.
@@ -52,8 +52,10 @@
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
 //!   rings or watches it. Its other owner can fill one and make it blocking; that holds up nobody
 //!   ([`base::doorbell`]). Nor does a descriptor whose `close` hangs ([`base::peer_fd`]).
-//! - 10,000 messages a second from a front end; more wait in its socket. 20 log lines at once that it
-//!   causes, then ten a minute ([`base::log_limit`]). A stop waits 25 s for a session's thread.
+//! - 10,000 messages a second from all front ends of a VM, and a hundredth of a CPU for them, of which 50 ms
+//!   may be used at once: what session threads compute, no guest's CPU does. More wait in their sockets.
+//! - 20 log lines at once that a front end causes, then ten a minute ([`base::log_limit`]). A stop waits
+//!   25 s for a session's thread.
 //! - One front end a port; a second connection is closed at once.
 //! - 256 KiB of stack a port: there may be a thousand.
 //! - Holder: 1,024 ports, 64 KiB and 165 descriptors each (what 64 regions and 32 queues need), 16
@@ -83,6 +85,7 @@ pub mod keeper;
 mod pace;
 mod server;
 mod session;
+mod share;
 mod shared_memory;
 mod status;
 mod wire;
@@ -91,7 +94,7 @@ pub use device::{ConfigNotifier, Device, DeviceError, DeviceKind, NotTold};
 pub use endpoint::Endpoint;
 pub use error::{MessageName, VhostUserError};
 pub use keeper::{Keeper, NullKeeper};
-pub use queue::MemoryShare;
 pub use server::{PortConfig, PortServer, serve_port};
+pub use share::VmShare;
 pub use shared_memory::SharedRegion;
 pub use status::{PortStatus, QueueStatus, RegionStatus};

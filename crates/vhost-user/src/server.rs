@@ -13,7 +13,6 @@ use base::counter::QueueStats;
 use base::event::Event;
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 use base::peer_fd::PeerFd;
-use queue::MemoryShare;
 use queue::vring::PortHealth;
 
 use crate::device::Device;
@@ -21,8 +20,8 @@ use crate::endpoint::{Endpoint, Listener, dial};
 use crate::error::VhostUserError;
 use crate::fruitless::Fruitless;
 use crate::keeper::Keeper;
-use crate::pace::Pace;
 use crate::session::{End, Port, Session};
+use crate::share::VmShare;
 use crate::shared_memory::{MemoryCell, SharedRegion};
 use crate::status::PortStatus;
 use crate::wire::wait_for;
@@ -48,8 +47,8 @@ pub struct PortConfig {
     pub endpoint: Endpoint,
     /// Mode of the socket file, for [`Endpoint::Listen`].
     pub socket_mode: u32,
-    /// What the ports of its VM may map, all of them together.
-    pub memory_share: Arc<MemoryShare>,
+    /// What it has in common with the other ports of its VM.
+    pub share: VmShare,
 }
 
 /// A port being served; its thread ends when this is dropped (as by [`PortServer::stop`]).
@@ -96,14 +95,13 @@ pub fn serve_port(
     let port = Arc::new(Port {
         health,
         alarm,
-        share: config.memory_share,
+        share: config.share,
         name: config.name,
         device,
         stats,
         keeper,
         stop: new_event()?,
         stopping: AtomicBool::new(false),
-        pace: Mutex::new(Pace::new(Instant::now())),
     });
     let (alive, ended) = channel();
     let mut server = PortServer {
@@ -381,8 +379,13 @@ impl Runner {
             End::Panicked(what) => self.bury(what),
         }
         self.note_fruitless(&session);
+        let mut meter = session.meter;
         // Last: a front end that sees the hang-up finds the reason in the status.
         drop(session);
+        // One that comes and goes does not send many messages, and has as much done.
+        if let Some(wait) = self.port.share.pace.note(Instant::now(), meter.lap()) {
+            self.pause(wait);
+        }
     }
 
     /// A session that panicked is a fault of ours: its queues stop, its front end may come again.

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
+use queue::Layout;
 use queue::testing::ModelDriver;
-use queue::{Layout, MemoryShare};
 use vhost_user::codec::Request;
-use vhost_user::{DeviceKind, Endpoint, NullKeeper, PortConfig, VhostUserError, serve_port};
+use vhost_user::{
+    DeviceKind, Endpoint, NullKeeper, PortConfig, VhostUserError, VmShare, serve_port,
+};
 
 fn listening(dir: &tempfile::TempDir) -> std::path::PathBuf {
     dir.path().join("port.sock")
@@ -164,7 +166,7 @@ fn try_listen(path: &std::path::Path) -> Result<vhost_user::PortServer, VhostUse
         name: "vm/port".to_owned(),
         endpoint,
         socket_mode: 0o660,
-        memory_share: MemoryShare::new(),
+        share: VmShare::new(),
     };
     serve_port(config, device, vec![Arc::default()], Arc::new(NullKeeper))
 }
@@ -212,7 +214,7 @@ fn a_port_that_makes_no_sense_is_refused() {
             name: name.to_owned(),
             endpoint: Endpoint::Fd(ours),
             socket_mode: 0,
-            memory_share: MemoryShare::new(),
+            share: VmShare::new(),
         };
         let device = FakeDevice::new(DeviceKind::Net, queues);
         let stats = (0..stats).map(|_| Arc::default()).collect();

@@ -4,9 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use queue::{GuestMemory, Vring};
-use vhost_user::{
-    ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, MemoryShare, PortConfig,
-};
+use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, PortConfig, VmShare};
 
 /// Queues of the device.
 pub const QUEUES: u16 = 2;
@@ -87,6 +85,6 @@ pub fn port_config(socket: OwnedFd) -> PortConfig {
         name: "fuzz".to_owned(),
         endpoint: Endpoint::Fd(socket),
         socket_mode: 0,
-        memory_share: MemoryShare::new(),
+        share: VmShare::new(),
     }
 }

@@ -36,7 +36,7 @@ use control::config::{Config, DiskConfig, DiskFormat, PortConfig};
 use control::plane::PlaneError;
 use sidecore::{Accounts, Placer, Sidecore, VmId, Watchdog};
 use tokio::sync::Notify;
-use vhost_user::{Keeper, MemoryShare};
+use vhost_user::{Keeper, VmShare};
 use vsock::{Domain, VsockPortConfig};
 
 use self::channels::Channels;
@@ -267,7 +267,7 @@ impl Host {
     ) -> anyhow::Result<Live> {
         let name = full_name(vm, config.name());
         let mode = change.config.daemon.socket_mode;
-        let share = self.memory_share(&change.config, vm);
+        let share = self.share(&change.config, vm);
         let serve =
             || Live::serve(&name, engine.clone(), config.endpoint(), mode, share, &self.keeper);
         let live = guarded(serve);
@@ -278,12 +278,12 @@ impl Host {
         live
     }
 
-    /// What the ports of a VM may map, all of them together: that of those which are there.
-    fn memory_share(&self, config: &Config, vm: &str) -> Arc<MemoryShare> {
-        let shares = self.ports.each_live(vm, |_, live| Some(Arc::clone(&live.memory_share)));
+    /// What the ports of a VM have in common: that of those which are there.
+    fn share(&self, config: &Config, vm: &str) -> VmShare {
+        let shares = self.ports.each_live(vm, |_, live| Some(live.share.clone()));
         shares.into_iter().next().unwrap_or_else(|| {
             let limit = config.vms.iter().find(|v| v.name == vm).and_then(|v| v.memory_limit_bytes);
-            limit.map_or_else(MemoryShare::new, MemoryShare::with_limit)
+            limit.map_or_else(VmShare::new, VmShare::with_memory_limit)
         })
     }
 
@@ -298,7 +298,7 @@ impl Host {
         match config {
             PortConfig::Net(net) => {
                 let entry = self.living_switch(&change.config, &net.switch)?;
-                entry.fit_uplink(net.mtu);
+                entry.fit_uplink(&change.config, net.mtu);
                 let engine = engine::net(name, account, net, &entry.switch)?;
                 if let Engine::Net(port, _) = &engine {
                     self.pipes.restore(&change.config, vm, &self.ports, port)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use base::counter::QueueStats;
 use block::CheckProgress;
 use control::config::{EndpointConfig, PortConfig, SocketMode};
-use vhost_user::{Endpoint, Keeper, MemoryShare, PortServer, PortStatus, SharedRegion};
+use vhost_user::{Endpoint, Keeper, PortServer, PortStatus, SharedRegion, VmShare};
 
 use super::engine::Engine;
 use super::turned_away::{Closed, TurnedAway};
@@ -18,8 +18,8 @@ pub struct Live {
     pub stats: Vec<Arc<QueueStats>>,
     /// The session's side; none once stopped.
     server: Mutex<Option<PortServer>>,
-    /// What the ports of its VM may map.
-    pub memory_share: Arc<MemoryShare>,
+    /// What it has in common with the other ports of its VM.
+    pub share: VmShare,
 }
 
 /// A port: running, with the reason why it could not be started, or not yet started.
@@ -129,7 +129,7 @@ impl Live {
         engine: Engine,
         endpoint: &EndpointConfig,
         socket_mode: u32,
-        memory_share: Arc<MemoryShare>,
+        share: VmShare,
         keeper: &Arc<dyn Keeper>,
     ) -> anyhow::Result<Self> {
         let socket = endpoint.socket.clone();
@@ -140,12 +140,12 @@ impl Live {
                 SocketMode::Dial => Endpoint::Dial(socket),
             },
             socket_mode,
-            memory_share: Arc::clone(&memory_share),
+            share: share.clone(),
         };
         let stats = engine.queue_stats();
         let server =
             vhost_user::serve_port(config, engine.device(), stats.clone(), Arc::clone(keeper))?;
-        Ok(Self { engine, stats, server: Mutex::new(Some(server)), memory_share })
+        Ok(Self { engine, stats, server: Mutex::new(Some(server)), share })
     }
 
     /// What the session says; none once stopped.

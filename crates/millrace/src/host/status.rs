@@ -150,7 +150,7 @@ pub fn memory_metrics(ports: &[Arc<Port>], all: &mut Metrics) {
         if !shown.insert(&port.vm) {
             continue;
         }
-        let share = &live.memory_share;
+        let share = &live.share.memory;
         let values = [
             ("mapped_bytes", "Memory that its front ends share.", share.used_bytes()),
             ("mapped_limit_bytes", "Most of it.", share.limit_bytes()),
@@ -313,7 +313,7 @@ pub fn port_metrics(port: &Port, all: &mut Metrics) {
         ("refused_total", "Connections sent away because a front end was there.", session.refused),
         (
             "slowed_total",
-            "Times that a front end was made to wait for sending too many messages.",
+            "Times that a front end was made to wait for having too much done.",
             session.slowed,
         ),
     ];

@@ -51,14 +51,21 @@ pub struct SwitchEntry {
 impl SwitchEntry {
     /// Has the uplink take what a port takes that is about to come. The port works without that, but for
     /// long packets from the host.
-    pub fn fit_uplink(&self, mtu: u16) {
-        let Some((tap, _)) = &self.uplink else { return };
+    pub fn fit_uplink(&self, config: &Config, mtu: u16) {
+        let (Some((tap, _)), switch) = (&self.uplink, self.switch.name()) else { return };
+        // The first of such ports is told of what it meets, not each.
+        let is_longest = tap::mtu_of(tap).is_ok_and(|mtu_now| mtu_now < mtu);
         if let Err(e) = tap::raise_mtu(tap, mtu) {
-            let switch = self.switch.name();
             tracing::warn!(
                 switch,
                 "packets of up to {mtu} bytes cannot come in by the uplink: {e}"
             );
+        }
+        let wanted = config.switches.iter().find(|wanted| wanted.name == switch);
+        if let Some(uplink) = wanted.and_then(|wanted| wanted.uplink.as_ref())
+            && is_longest
+        {
+            check_bridge(uplink, mtu);
         }
     }
 }

@@ -15,15 +15,14 @@ mod start;
 mod vring;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use base::counter::QueueStats;
 use base::event::Event;
 use base::peer_fd::PeerFd;
 use base::shm::SharedMemory;
-use queue::MemoryShare;
 use queue::memory::RegionSpec;
 use queue::vring::PortHealth;
 
@@ -32,7 +31,8 @@ use crate::codec::{Answer, Header, Log, Request};
 use crate::device::{ConfigNotifier, Device};
 use crate::error::VhostUserError;
 use crate::keeper::Keeper;
-use crate::pace::Pace;
+use crate::pace::Meter;
+use crate::share::VmShare;
 use crate::status::{PortStatus, QueueStatus, RegionStatus};
 use crate::wire::{self, Incoming, Received};
 
@@ -47,16 +47,14 @@ pub(crate) struct Port {
     pub stats: Vec<Arc<QueueStats>>,
     pub keeper: Arc<dyn Keeper>,
     pub health: Arc<PortHealth>,
-    /// What the ports of its VM may map.
-    pub share: Arc<MemoryShare>,
+    /// What it has in common with the other ports of its VM: sessions that come again begin nothing anew.
+    pub share: VmShare,
     /// Is rung when the port breaks.
     pub alarm: Event,
     /// Becomes readable when the port shall stop.
     pub stop: Event,
     /// Set before `stop` is rung, so that a flood of messages cannot hide it.
     pub stopping: AtomicBool,
-    /// Of all sessions: one that comes again does not begin anew.
-    pub pace: Mutex<Pace>,
 }
 
 impl Port {
@@ -141,6 +139,8 @@ pub(crate) struct Session {
     /// The socket goes on in the holder.
     is_left: bool,
     slowed: u64,
+    /// Of the thread since the last message.
+    pub meter: Meter,
     /// Tells the port's owner what changed.
     publish: Box<dyn Fn(&Session) + Send>,
 }
@@ -169,7 +169,7 @@ impl Session {
 
     fn blank(port: Arc<Port>, socket: PeerFd, publish: Box<dyn Fn(&Session) + Send>) -> Self {
         let queues = usize::from(port.device.queue_count());
-        let memory = MemoryTable::new(Arc::clone(&port.share));
+        let memory = MemoryTable::new(Arc::clone(&port.share.memory));
         Self {
             port,
             socket,
@@ -191,6 +191,7 @@ impl Session {
             served: false,
             is_left: false,
             slowed: 0,
+            meter: Meter::new(),
             publish,
         }
     }
@@ -240,9 +241,8 @@ impl Session {
 
     /// Waits, but not longer than until the stop, if the front end sends too much.
     fn keep_pace(&mut self) {
-        let mut pace = self.port.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(left) = pace.note(Instant::now()) else { return };
-        drop(pace);
+        let used = self.meter.lap();
+        let Some(left) = self.port.share.pace.note(Instant::now(), used) else { return };
         self.slowed += 1;
         // One that fails waits less.
         let _ = wire::wait_for(&[self.port.stop.as_fd()], Some(left));

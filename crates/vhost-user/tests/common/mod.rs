@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::counter::QueueStats;
-use queue::MemoryShare;
 use queue::testing::ModelDriver;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -22,7 +21,7 @@ use rustix::net::{
 };
 use vhost_user::codec::{self, Header, Request, feature, protocol};
 use vhost_user::{
-    Device, DeviceKind, Endpoint, Keeper, NullKeeper, PortConfig, PortServer, serve_port,
+    Device, DeviceKind, Endpoint, Keeper, NullKeeper, PortConfig, PortServer, VmShare, serve_port,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -275,7 +274,7 @@ pub fn serve(device: &Arc<FakeDevice>, endpoint: Endpoint, keeper: Arc<dyn Keepe
         name: "vm/port".to_owned(),
         endpoint,
         socket_mode: 0o600,
-        memory_share: MemoryShare::new(),
+        share: VmShare::new(),
     };
     let stats = (0..device.queue_count()).map(|_| Arc::new(QueueStats::default())).collect();
     serve_port(config, device.clone(), stats, keeper).unwrap()
