@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::access::Access;
 use crate::disk::{DiskLoad, DiskRun, Op};
 use crate::error::FrontendError;
+use crate::hostile;
 use crate::idle::Idle;
 use crate::many::plan::Plan;
 use crate::many::{self, ManyReport};
@@ -36,6 +37,12 @@ enum Load {
     Many(ManyArgs),
     /// Ports that are attached and left alone, until standard input ends
     Idle(IdleArgs),
+    /// Attacks on ports in all ways at once, until standard input ends; prints the rounds at each
+    Hostile {
+        /// The ports
+        #[arg(required = true)]
+        sockets: Vec<PathBuf>,
+    },
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -282,9 +289,16 @@ fn run_idle(args: &IdleArgs) -> Result<(), FrontendError> {
     };
     let ports = Idle::attach(&sockets(&args.net), &sockets(&args.disk))?;
     println!("{{\"attached\":{}}}", ports.count());
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())
-        .map_err(FrontendError::io("waiting for the end of standard input"))?;
+    stdin_ends().map_err(FrontendError::io("waiting for the end of standard input"))?;
     ports.detach()
+}
+
+fn stdin_ends() -> std::io::Result<()> {
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).map(drop)
+}
+
+fn run_hostile(sockets: &[PathBuf]) -> Result<Vec<u64>, FrontendError> {
+    hostile::attack_all(sockets, stdin_ends).map_err(FrontendError::io("attacking"))
 }
 
 fn json<T: Serialize>(report: &T) -> Result<String, FrontendError> {
@@ -299,6 +313,7 @@ pub fn main() -> ExitCode {
         Load::Disk(args) => run_disk(&args).and_then(|r| json(&r)),
         Load::Many(args) => run_many(&args).and_then(|r| json(&r)),
         Load::Idle(args) => run_idle(&args).map(|()| String::new()),
+        Load::Hostile { sockets } => run_hostile(&sockets).and_then(|rounds| json(&rounds)),
     };
     match text {
         Ok(text) => {

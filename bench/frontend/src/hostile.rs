@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -33,6 +33,35 @@ const MAX_HANGING: usize = 30;
 const MANY_FDS: usize = 100;
 /// VIRTIO_F_VERSION_1.
 const VERSION_1: u64 = 1 << 32;
+
+/// A hostile VM's own CPU time is for its control group to limit; what it has others do is the question. So
+/// it takes what they leave.
+const NICE: i32 = 19;
+
+/// Attacks the ports at these sockets, by a thread each, until `wait` is over. Rounds of each.
+///
+/// # Errors
+/// As [`attack`], and of `wait`.
+pub fn attack_all(
+    sockets: &[PathBuf],
+    wait: impl FnOnce() -> io::Result<()>,
+) -> io::Result<Vec<u64>> {
+    rustix::process::setpriority_process(None, NICE)?;
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let one = |socket| {
+            let rounds = AtomicU64::new(0);
+            attack(socket, &ended, &rounds).map(|()| rounds.into_inner())
+        };
+        let threads: Vec<_> =
+            sockets.iter().map(|socket| scope.spawn(move || one(socket))).collect();
+        let waited = wait();
+        ended.store(true, Ordering::Relaxed);
+        let rounds = threads.into_iter().map(|thread| thread.join().unwrap_or(Ok(0)));
+        let rounds: io::Result<Vec<u64>> = rounds.collect();
+        waited.and(rounds)
+    })
+}
 
 /// Attacks the port at `socket` until `ended`; counts the rounds.
 ///

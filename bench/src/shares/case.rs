@@ -9,6 +9,8 @@ use super::{Finding, Trace};
 
 /// Before anything counts: longer than a ceiling's burst.
 const WARM_UP_MS: u64 = 300;
+/// Before anything counts beside attackers: what a VM may have done at once is used up.
+const ATTACK_WARM_UP_MS: u64 = 2000;
 /// Shares and rates are taken over so long.
 const MEASURED_MS: u64 = 1000;
 /// When the newcomer comes, and how long it may take until it has its share.
@@ -193,6 +195,7 @@ impl Case {
                 let attack =
                     |on| Deed { vm: 1, on, behaviour: Behaviour::HostileSession, start_ms: 0 };
                 let attacks = [On::Net(FRAME_BYTES), On::Disk(1)].map(attack).to_vec();
+                let length_ms = ATTACK_WARM_UP_MS + MEASURED_MS;
                 [Vec::new(), attacks]
                     .map(|attacks| Setting {
                         vms: vec![vm(100); 2],
@@ -258,7 +261,10 @@ impl Case {
                 vec![found("", ms, NEWCOMER_LIMIT_MS, NEWCOMER_LIMIT_MS / ms)]
             }
             (Case::Alone(_) | Case::Attacked(_), [alone, among]) => {
-                let [alone, among] = [alone, among].map(|l| l.charged(0, measured()) / 1e6);
+                let is_attacked = matches!(self, Case::Attacked(_));
+                let windows =
+                    measured_after(if is_attacked { ATTACK_WARM_UP_MS } else { WARM_UP_MS });
+                let [alone, among] = [alone, among].map(|l| l.charged(0, windows.clone()) / 1e6);
                 vec![found("", among, alone, among / alone)]
             }
             (Case::Victim(..), [alone, beside]) => match (tail_us(alone), tail_us(beside)) {
@@ -307,7 +313,11 @@ impl Case {
 }
 
 fn measured() -> std::ops::Range<usize> {
-    (WARM_UP_MS / WINDOW_MS) as usize..((WARM_UP_MS + MEASURED_MS) / WINDOW_MS) as usize
+    measured_after(WARM_UP_MS)
+}
+
+fn measured_after(warm_up_ms: u64) -> std::ops::Range<usize> {
+    (warm_up_ms / WINDOW_MS) as usize..((warm_up_ms + MEASURED_MS) / WINDOW_MS) as usize
 }
 
 /// The part of all bytes that each VM has, each with so many devices.

@@ -1,61 +1,69 @@
-//! Loads that attack sessions: a thread for each socket, beside the one that plays all others.
+//! Loads that attack sessions: a process of its own for all of them, beside the one that plays the others.
+//!
+//! It is the back end that attacks are to slow down, not the front end of the good ones: in one process with
+//! it they would share its locks, and each unmapping would stop its CPU.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
 
 use crate::error::FrontendError;
-use crate::hostile;
 
 use super::plan::{Behaviour, Plan};
 
-/// Theirs is the time that the playing thread leaves: it is to be the back end that others' attacks slow
-/// down, and not the front end of the good ones.
-const NICE: i32 = 19;
-
-/// One socket's.
-struct Attacker {
-    load: usize,
-    rounds: Arc<AtomicU64>,
-    thread: JoinHandle<std::io::Result<()>>,
-}
-
-/// See the module's text.
+/// Runs this program's `hostile`.
 pub struct Attackers {
-    ended: Arc<AtomicBool>,
-    all: Vec<Attacker>,
+    process: Option<Child>,
+    /// The load of each socket.
+    loads: Vec<usize>,
 }
 
 impl Attackers {
     /// Begins at once.
     pub fn start(plan: &Plan) -> Result<Self, FrontendError> {
-        let ended = Arc::<AtomicBool>::default();
-        let mut all = Vec::new();
         let loads = plan.loads.iter().enumerate();
-        for (load, entry) in loads.filter(|l| l.1.behaviour == Behaviour::HostileSession) {
+        let hostile = loads.filter(|(_, entry)| entry.behaviour == Behaviour::HostileSession);
+        let (mut loads, mut sockets) = (Vec::new(), Vec::new());
+        for (load, entry) in hostile {
             for socket in entry.sockets() {
-                let (socket, rounds) = (socket.clone(), Arc::<AtomicU64>::default());
-                let (ended, counted) = (Arc::clone(&ended), Arc::clone(&rounds));
-                let run = move || {
-                    rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE)?;
-                    hostile::attack(&socket, &ended, &counted)
-                };
-                let thread = std::thread::Builder::new().spawn(run);
-                let thread = thread.map_err(FrontendError::io("starting a thread"))?;
-                all.push(Attacker { load, rounds, thread });
+                loads.push(load);
+                sockets.push(socket.clone());
             }
         }
-        Ok(Self { ended, all })
+        let mut all = Self { process: None, loads };
+        if !sockets.is_empty() {
+            let io = FrontendError::io("starting the attackers");
+            let program = std::env::current_exe().map_err(&io)?;
+            let mut command = Command::new(program);
+            command.arg("hostile").args(sockets).stdin(Stdio::piped()).stdout(Stdio::piped());
+            all.process = Some(command.spawn().map_err(io)?);
+        }
+        Ok(all)
     }
 
     /// Ends them. Load and rounds of each.
-    pub fn stop(self) -> Result<Vec<(usize, u64)>, FrontendError> {
-        self.ended.store(true, Ordering::Relaxed);
-        let stop = |attacker: Attacker| {
-            let ended = attacker.thread.join().unwrap_or(Ok(()));
-            ended.map_err(FrontendError::io("attacking"))?;
-            Ok((attacker.load, attacker.rounds.load(Ordering::Relaxed)))
-        };
-        self.all.into_iter().map(stop).collect()
+    pub fn stop(mut self) -> Result<Vec<(usize, u64)>, FrontendError> {
+        let Some(mut process) = self.process.take() else { return Ok(Vec::new()) };
+        // Its end tells them to stop.
+        drop(process.stdin.take());
+        let io = FrontendError::io("waiting for the attackers");
+        let mut text = String::new();
+        if let Some(mut out) = process.stdout.take() {
+            out.read_to_string(&mut text).map_err(&io)?;
+        }
+        process.wait().map_err(&io)?;
+        let rounds = serde_json::from_str::<Vec<u64>>(&text).ok();
+        let rounds = rounds.filter(|rounds| rounds.len() == self.loads.len());
+        let rounds = rounds.ok_or_else(|| io(std::io::Error::other("they failed")))?;
+        Ok(self.loads.iter().copied().zip(rounds).collect())
+    }
+}
+
+impl Drop for Attackers {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // It has ended by itself, else.
+            _ = process.kill();
+            _ = process.wait();
+        }
     }
 }
