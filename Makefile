@@ -141,6 +141,8 @@ build: prepare
 ##                        operations with a killed daemon: 24 cases of FSX_MINUTES=20, as many at a time as CPUs
 soak: prepare
 	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab -p millrace-qcow2
+	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab --test vm --test tools -- \
+	    --ignored channels quic
 	MILLRACE_FSX_MINUTES=$(FSX_MINUTES) $(CARGO) test --release --locked -p millrace --test vm -- \
 	    --ignored checked::long
 

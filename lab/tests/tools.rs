@@ -24,6 +24,7 @@ table ip nat {
 ";
 
 #[test]
+#[ignore = "a minute; channels are tested with both tools on both kernels: make soak"]
 fn quic_passes_the_packet_filter() {
     let lab = Lab::new().unwrap();
     lab.net().bridge("br0").unwrap();

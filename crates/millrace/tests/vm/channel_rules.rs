@@ -15,7 +15,7 @@ use crate::pipe_world::listening;
 const OLD: KernelChoice = KernelChoice::V6_1;
 const NEW: KernelChoice = KernelChoice::V6_12;
 /// Bytes that a QUIC connection sends there and back: seconds for an emulated Python.
-const QUIC_BYTES: u64 = 2_000_000;
+const QUIC_BYTES: u64 = 1_000_000;
 /// An emulated guest starts Python with its libraries, and works.
 const PYTHON: Duration = Duration::from_secs(300);
 
