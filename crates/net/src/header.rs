@@ -475,8 +475,10 @@ impl L4 {
         for _ in 0..5 {
             let len = match proto {
                 0 | 43 | 60 => (usize::from(*head.get(offset + 1)?) + 1) * 8,
+                // One in another: no receiver takes it, and each could be judged as what it is not.
+                44 if fragment => return None,
                 44 => {
-                    fragment |= be16(head, offset + 2)? & 0xfff9 != 0;
+                    fragment = be16(head, offset + 2)? & 0xfff9 != 0;
                     8
                 }
                 _ => return Some(Self { ip, offset, proto, v6: true, fragment, later: false }),

@@ -587,6 +587,9 @@ fn abuse_N11_a_first_fragment_holds_its_headers() {
         bytes[18..20].copy_from_slice(&[0, payload_len]);
         bytes
     };
+    let mut in_it = of(16);
+    in_it[62] = 44;
+    in_it[70..78].copy_from_slice(&[17, 0, 0, 0x10, 0, 0, 0, 2]);
     check(
         &mut configured(),
         &[
@@ -594,6 +597,7 @@ fn abuse_N11_a_first_fragment_holds_its_headers() {
             ("just the ports", of(24), None),
             ("options only", of(16), Some(Malformed)),
             ("nothing", of(0), Some(Malformed)),
+            ("a later one in it", in_it, Some(Malformed)),
         ],
     );
 }
