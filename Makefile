@@ -87,8 +87,9 @@ bench-sim: prepare
 ## make test              format, lints, unit, property, API and VM tests, with five seconds of each fuzz target
 test: prepare
 	@# Much of the plugin's build is for one core: beside all that is built before the first test needs it.
-	@./scripts/mariadb-plugin test & plugin=$$!; trap 'kill $$plugin 2>/dev/null' EXIT; \
-	    $(MAKE) lint modules && $(CARGO) test --locked --workspace --no-run && wait $$plugin
+	@./scripts/mariadb-plugin test & plugin=$$!; result=0; \
+	    { $(MAKE) lint modules && $(CARGO) test --locked --workspace --no-run; } || result=$$?; \
+	    wait $$plugin || result=$$?; exit $$result
 	@# All at once: parts of the workspace, one after the other, would build most of it several times.
 	$(CARGO) test --locked --workspace
 	cd modules && CARGO_TARGET_DIR=../target/modules/native $(CARGO) test --locked

@@ -14,14 +14,15 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
-    const OTHERS_READ: u32 = 0o004;
+    const OTHERS_READ_OR_WRITE: u32 = 0o006;
     let limits = guest_abi::pipe::SECRET_BYTES;
     // A pipe's other end would be waited for, and all changes of all VMs with it.
-    let flags = OFlags::NONBLOCK.bits() as i32;
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let meta = file.metadata()?;
     ensure!(meta.is_file(), "it is no file");
-    ensure!(meta.mode() & OTHERS_READ == 0, "anybody may read it; take that away with chmod o-r");
+    let is_ours = meta.mode() & OTHERS_READ_OR_WRITE == 0;
+    ensure!(is_ours, "anybody may read or write it; take that away with chmod o-rw");
     let mut bytes = Vec::new();
     // An end of line, and one byte that says that there is more.
     file.take(*limits.end() as u64 + 2).read_to_end(&mut bytes)?;
@@ -57,7 +58,8 @@ mod tests {
         };
         assert_eq!(of(b"0123456789abcdef\n", 0o640).unwrap(), b"0123456789abcdef");
         assert_eq!(of(&[b'x'; 64], 0o600).unwrap(), [b'x'; 64]);
-        refused(of(b"0123456789abcdef", 0o644), "anybody may read it");
+        refused(of(b"0123456789abcdef", 0o644), "anybody may read or write it");
+        refused(of(b"0123456789abcdef", 0o602), "anybody may read or write it");
         refused(of(&[b'x'; 15], 0o600), "16 to 64");
         refused(of(&[b'x'; 65], 0o600), "16 to 64");
         std::fs::remove_file(&path).unwrap();
