@@ -34,8 +34,9 @@ const LEAST_PERCENT: f64 = 0.001;
 const WARM_UP: u32 = 100;
 /// Memory may grow by so much over all attachments: an allocator's arena.
 const MEMORY_RATIO: f64 = 0.9;
-/// The API's helper threads end so long after the last request.
-const REST: Duration = Duration::from_secs(11);
+/// The API's helper threads end 11 s after the last request, and what sessions have freed is given back 20 s
+/// after the last of many.
+const REST: Duration = Duration::from_secs(22);
 
 /// What was asked for.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -49,17 +50,17 @@ pub fn attack_all(
     rustix::process::setpriority_process(None, NICE)?;
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let one = |socket| {
+        let one = |socket: &PathBuf| {
             let rounds = AtomicU64::new(0);
             attack(socket, &ended, &rounds).map(|()| rounds.into_inner())
         };
-        let threads: Vec<_> =
-            sockets.iter().map(|socket| scope.spawn(move || one(socket))).collect();
-        let waited = wait();
+        let begin = |socket| std::thread::Builder::new().spawn_scoped(scope, move || one(socket));
+        let threads: io::Result<Vec<_>> = sockets.iter().map(begin).collect();
+        let waited = threads.and_then(|threads| wait().map(|()| threads));
         ended.store(true, Ordering::Relaxed);
-        let rounds = threads.into_iter().map(|thread| thread.join().unwrap_or(Ok(0)));
-        let rounds: io::Result<Vec<u64>> = rounds.collect();
-        waited.and(rounds)
+        let panicked = || io::Error::other("an attacker panicked");
+        let join = |thread: ScopedJoinHandle<'_, _>| thread.join().map_err(|_| panicked())?;
+        waited?.into_iter().map(join).collect()
     })
 }
 

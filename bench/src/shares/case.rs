@@ -10,7 +10,7 @@ use super::{Finding, Trace};
 /// Before anything counts: longer than a ceiling's burst.
 const WARM_UP_MS: u64 = 300;
 /// Before anything counts beside attackers: what a VM may have done at once is used up.
-const ATTACK_WARM_UP_MS: u64 = 2000;
+const ATTACK_WARM_UP_MS: u64 = 4000;
 /// Shares and rates are taken over so long.
 const MEASURED_MS: u64 = 1000;
 /// When the newcomer comes, and how long it may take until it has its share.

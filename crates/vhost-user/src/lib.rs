@@ -52,8 +52,9 @@
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
 //!   rings or watches it. Its other owner can fill one and make it blocking; that holds up nobody
 //!   ([`base::doorbell`]). Nor does a descriptor whose `close` hangs ([`base::peer_fd`]).
-//! - 10,000 messages a second from all front ends of a VM, and a hundredth of a CPU for them, of which 50 ms
-//!   may be used at once: what session threads compute, no guest's CPU does. More wait in their sockets.
+//! - 10,000 messages a second from all front ends of a VM, and a hundredth of a CPU for them, of which
+//!   100 ms may be used at once: what session threads compute, no guest's CPU does. More wait in their
+//!   sockets, each for a tenth of a second to 1.1 s.
 //! - 20 log lines at once that a front end causes, then ten a minute ([`base::log_limit`]). A stop waits
 //!   25 s for a session's thread.
 //! - One front end a port; a second connection is closed at once.

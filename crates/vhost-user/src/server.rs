@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -102,6 +102,7 @@ pub fn serve_port(
         keeper,
         stop: new_event()?,
         stopping: AtomicBool::new(false),
+        slowed: AtomicU64::new(0),
     });
     let (alive, ended) = channel();
     let mut server = PortServer {
@@ -160,6 +161,7 @@ impl PortServer {
         let mut status = lock(&self.status).clone();
         status.broken = self.port.health.reason();
         status.log_lines_left_out = self.port.health.log().left_out();
+        status.slowed = self.port.slowed.load(Ordering::Relaxed);
         status
     }
 
@@ -379,13 +381,10 @@ impl Runner {
             End::Panicked(what) => self.bury(what),
         }
         self.note_fruitless(&session);
-        let mut meter = session.meter;
         // Last: a front end that sees the hang-up finds the reason in the status.
         drop(session);
         // One that comes and goes does not send many messages, and has as much done.
-        if let Some(wait) = self.port.share.pace.note(Instant::now(), meter.lap()) {
-            self.pause(wait);
-        }
+        self.port.keep_pace(0);
     }
 
     /// A session that panicked is a fault of ours: its queues stop, its front end may come again.
@@ -521,6 +520,7 @@ impl Runner {
                         "second connection refused: one front end is connected"
                     );
                 }
+                self.port.keep_pace(0);
             }
             Err(error) => {
                 // Out of descriptors or memory: no reason to end the session that works. The

@@ -59,7 +59,7 @@ pub struct PortStatus {
     pub refused: u64,
     /// Sessions that panicked.
     pub panics: u64,
-    /// Times that the front end was made to wait, for sending too many messages.
+    /// Times that a front end was made to wait, for having too much done.
     pub slowed: u64,
     /// Log lines that the front end caused and that were left out: there is a limit for each port.
     pub log_lines_left_out: u64,

@@ -42,7 +42,7 @@ impl Attackers {
 
     /// Ends them. Load and rounds of each.
     pub fn stop(mut self) -> Result<Vec<(usize, u64)>, FrontendError> {
-        let Some(mut process) = self.process.take() else { return Ok(Vec::new()) };
+        let Some(process) = &mut self.process else { return Ok(Vec::new()) };
         // Its end tells them to stop.
         drop(process.stdin.take());
         let io = FrontendError::io("waiting for the attackers");
@@ -61,7 +61,7 @@ impl Attackers {
 impl Drop for Attackers {
     fn drop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // It has ended by itself, else.
+            // Does nothing when it has been waited for.
             _ = process.kill();
             _ = process.wait();
         }

@@ -16,8 +16,7 @@ mod vring;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::counter::QueueStats;
 use base::event::Event;
@@ -31,7 +30,6 @@ use crate::codec::{Answer, Header, Log, Request};
 use crate::device::{ConfigNotifier, Device};
 use crate::error::VhostUserError;
 use crate::keeper::Keeper;
-use crate::pace::Meter;
 use crate::share::VmShare;
 use crate::status::{PortStatus, QueueStatus, RegionStatus};
 use crate::wire::{self, Incoming, Received};
@@ -55,11 +53,22 @@ pub(crate) struct Port {
     pub stop: Event,
     /// Set before `stop` is rung, so that a flood of messages cannot hide it.
     pub stopping: AtomicBool,
+    /// Times that a front end was made to wait.
+    pub slowed: AtomicU64,
 }
 
 impl Port {
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// After a message with so many descriptors, or what is as much work: waits, but not longer than until the
+    /// stop, if the VM's front ends have too much done.
+    pub fn keep_pace(&self, fds: usize) {
+        let Some(wait) = self.share.pace.note(fds) else { return };
+        self.slowed.fetch_add(1, Ordering::Relaxed);
+        // One that fails waits less.
+        let _ = wire::wait_for(&[self.stop.as_fd()], Some(wait));
     }
 }
 
@@ -138,9 +147,6 @@ pub(crate) struct Session {
     served: bool,
     /// The socket goes on in the holder.
     is_left: bool,
-    slowed: u64,
-    /// Of the thread since the last message.
-    pub meter: Meter,
     /// Tells the port's owner what changed.
     publish: Box<dyn Fn(&Session) + Send>,
 }
@@ -190,8 +196,6 @@ impl Session {
             heard: false,
             served: false,
             is_left: false,
-            slowed: 0,
-            meter: Meter::new(),
             publish,
         }
     }
@@ -225,11 +229,14 @@ impl Session {
                     Ok(()) => {}
                     Err(error) => break End::Failed(error),
                 },
-                Ok(Received::Message(message)) => match self.serve(message) {
-                    Ok(true) => self.keep_pace(),
-                    Ok(false) => break End::Stopped,
-                    Err(error) => break End::Failed(error),
-                },
+                Ok(Received::Message(message)) => {
+                    let fds = message.fds.len();
+                    match self.serve(message) {
+                        Ok(true) => self.port.keep_pace(fds),
+                        Ok(false) => break End::Stopped,
+                        Err(error) => break End::Failed(error),
+                    }
+                }
                 Ok(Received::Closed) => break End::Closed,
                 Ok(Received::Stopped) => break End::Stopped,
                 Err(error) => break End::Failed(error),
@@ -237,15 +244,6 @@ impl Session {
         };
         self.finish(&end);
         end
-    }
-
-    /// Waits, but not longer than until the stop, if the front end sends too much.
-    fn keep_pace(&mut self) {
-        let used = self.meter.lap();
-        let Some(left) = self.port.share.pace.note(Instant::now(), used) else { return };
-        self.slowed += 1;
-        // One that fails waits less.
-        let _ = wire::wait_for(&[self.port.stop.as_fd()], Some(left));
     }
 
     /// Has the driver look at the device's status once the port is broken: see [`Session::status`].
@@ -408,7 +406,6 @@ impl Session {
         status.packed = layout(features) == queue::Layout::Packed;
         status.logging = self.memory.is_logging();
         status.held = self.held;
-        status.slowed = self.slowed;
         status.queues = self
             .vrings
             .iter()
