@@ -49,31 +49,25 @@ impl Scratch {
 
 #[test]
 fn changed_sources_are_built_and_every_warning_is_told() {
-    for choice in KernelChoice::ALL {
-        let scratch = Scratch::new(choice);
-        scratch.write("\tpr_info(\"first\\n\");\n");
-        let first = scratch.build().unwrap();
-        assert_eq!(first, scratch.build().unwrap());
-        let module = fs::read(first.join("millrace_channel.ko")).unwrap();
-        assert!(String::from_utf8_lossy(&module).contains("first"));
-        assert_eq!(
-            fs::read_dir(scratch.folder.path()).unwrap().count(),
-            4,
-            "nothing is left there"
-        );
+    let scratch = Scratch::new(KernelChoice::V6_12);
+    scratch.write("\tpr_info(\"first\\n\");\n");
+    let first = scratch.build().unwrap();
+    assert_eq!(first, scratch.build().unwrap());
+    let module = fs::read(first.join("millrace_channel.ko")).unwrap();
+    assert!(String::from_utf8_lossy(&module).contains("first"));
+    assert_eq!(fs::read_dir(scratch.folder.path()).unwrap().count(), 4, "nothing is left there");
 
-        scratch.write("\tint unused;\n\n\tmissing();\n");
-        let error = scratch.build().unwrap_err().to_string();
-        let file = scratch.folder.path().join("channel_scratch.c");
-        assert!(error.contains(&format!("{}:6:", file.display())), "{error}");
-        assert!(error.contains("unused variable") && error.contains("‘missing’"), "{error}");
+    scratch.write("\tint unused;\n\n\tmissing();\n");
+    let error = scratch.build().unwrap_err().to_string();
+    let file = scratch.folder.path().join("channel_scratch.c");
+    assert!(error.contains(&format!("{}:6:", file.display())), "{error}");
+    assert!(error.contains("unused variable") && error.contains("‘missing’"), "{error}");
 
-        scratch.write("\tpr_info(\"second\\n\");\n");
-        let second = scratch.build().unwrap();
-        assert_ne!(first, second);
-        for built in [first, second] {
-            fs::remove_dir_all(built).unwrap();
-        }
+    scratch.write("\tpr_info(\"second\\n\");\n");
+    let second = scratch.build().unwrap();
+    assert_ne!(first, second);
+    for built in [first, second] {
+        fs::remove_dir_all(built).unwrap();
     }
 }
 

@@ -1,6 +1,9 @@
 //! CPU affinity, and what a CPU can.
 
 use std::io;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Pins the calling thread to one CPU. Fails when the CPU does not exist or is not allowed.
 pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
@@ -20,6 +23,12 @@ pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
 pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     let set = rustix::thread::sched_getaffinity(None)?;
     Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&c| set.is_set(c)).collect())
+}
+
+/// CPU time of the calling thread since its start.
+pub fn thread_time() -> Duration {
+    // It is never negative.
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Asks the scheduler for slices of `slice_ns` (100,000 to 100,000,000) for the calling thread, instead

@@ -34,7 +34,6 @@ use crate::lock;
 use crate::ring::{Region, Slots};
 use crate::sandbox;
 use crate::service::{Copied, Inbox, Service, Spec, Started, TellUsed, Told};
-use crate::share::CpuShare;
 
 /// Descriptors beside those of connections and files.
 const OWN_FILES: usize = 256;
@@ -110,7 +109,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     }
     crate::deadline::init()?;
     // The first look at a clock finds the kernel's page of them, by a call that is not allowed later.
-    let _ = CpuShare::thread_time();
+    let _ = base::cpu::thread_time();
     let (mut fds, mut parts) = (fds.into_iter(), Vec::new());
     for setup in &modules {
         let (Some(code), Some(folder)) = (fds.next(), fds.next()) else { return Ok(None) };

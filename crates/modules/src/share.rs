@@ -25,12 +25,6 @@ impl CpuShare {
         (percent < 100).then_some(Self { percent: percent.max(1), left_ns, at, used })
     }
 
-    /// The calling thread's CPU time.
-    pub fn thread_time() -> Duration {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        Duration::try_from(time).unwrap_or_default()
-    }
-
     /// What was computed up to now is not counted.
     pub fn skip(&mut self, used: Duration) {
         self.used = used;

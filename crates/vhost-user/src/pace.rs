@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use base::cpu::thread_time;
 
 /// Messages in a second, from all ports of a VM; as many at once.
 const MAX_MESSAGES_PER_S: u32 = 10_000;
@@ -80,8 +80,7 @@ impl Debt {
 /// CPU time of the thread since it asked last.
 fn lap() -> Duration {
     thread_local!(static LAST: Cell<Duration> = const { Cell::new(Duration::ZERO) });
-    // It is never negative.
-    let now = Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
+    let now = thread_time();
     now.saturating_sub(LAST.replace(now))
 }
 

@@ -42,7 +42,7 @@ fn a_peers_pages_can_be_spliced_to_the_ordinary_card() {
     let [a, p, b, q] = [0, 1, 2, 3].map(|at| &world.guests[at]);
     [a, p, q].into_iter().for_each(load);
     world.linked(&[a, p, q]);
-    let len = amount(GIB).max(64 * MIB);
+    let len = amount(GIB).max(32 * MIB);
     // b has no module; p and q are proxies of both kernels.
     for (proxy, at) in [(p, 1), (q, 3)] {
         proxy.put_bytes("/proxy.py", 0o644, PROXY.as_bytes()).unwrap();

@@ -27,7 +27,7 @@ fn by_channel(guest: &Guest, work: impl FnOnce()) {
 
 /// TCP over IPv4 and IPv6 and UDP, one way.
 fn exchange(a: &Guest, b: &Guest, of: (&str, &str)) {
-    let len = amount(GIB).max(64 * MIB);
+    let len = amount(GIB).max(32 * MIB);
     by_channel(a, || transfer(a, b, "tcp", of.0, len));
     by_channel(a, || transfer(a, b, "tcp", of.1, len));
     by_channel(a, || transfer(a, b, "udp", of.0, len / 4));
@@ -154,7 +154,7 @@ fn four_guests_of_all_kinds_talk_and_one_is_killed() {
     let all: Vec<&Guest> = world.guests.iter().collect();
     all.iter().for_each(|guest| load(guest));
     world.linked(&all);
-    let len = amount(GIB).max(32 * MIB);
+    let len = amount(GIB);
     for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
         by_channel(all[from], || transfer(all[from], all[to], "tcp", &address(to), len));
     }

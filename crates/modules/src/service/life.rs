@@ -9,7 +9,6 @@ use super::{Service, Spec, push_event};
 use crate::folder::Folder;
 use crate::instance::{Instance, Stopped};
 use crate::limits::{FIRST_RETRY, LONGEST_RETRY, MAX_FAILED_STARTS};
-use crate::share::CpuShare;
 
 /// How long the next instance waits after one of the first that did not start.
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
@@ -66,7 +65,7 @@ impl Service {
         let Spec { name, module, linker, limits, purse, .. } = &self.spec;
         let begun = Instance::start(linker, module, name, folder, limits, purse);
         if let Some(share) = &mut self.share {
-            share.skip(CpuShare::thread_time());
+            share.skip(base::cpu::thread_time());
         }
         match begun {
             Ok(mut instance) => {

@@ -7,7 +7,6 @@ use super::Service;
 use crate::control::Step;
 use crate::folder::written::Written;
 use crate::limits::HOLD_LEASE;
-use crate::share::CpuShare;
 
 /// How often what the thread computed is looked at between calls: that is a system call.
 const SHARE_LOOK: Duration = Duration::from_millis(1);
@@ -45,7 +44,7 @@ impl Service {
         let Some(share) = &mut self.share else { return };
         let now = Instant::now();
         self.share_at = now;
-        if let Some(rest) = share.rest(now, CpuShare::thread_time()) {
+        if let Some(rest) = share.rest(now, base::cpu::thread_time()) {
             self.rests_until = Some(now + rest);
             self.meter.told.rested_ns += rest.as_nanos() as u64;
         }
