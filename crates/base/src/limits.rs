@@ -28,6 +28,10 @@ pub const MAX_MEMORY_BYTES: u64 = 16 << 40;
 /// may be plugged in later, far more than there is, as a sparse file.
 pub const MIN_VM_MAPPED_BYTES: u64 = 1 << 40;
 
+/// Most mappings of one VM, its dirty logs among them: eight tables of [`MAX_MEMORY_REGIONS`], of which
+/// requests in flight keep the older ones. The process has 16,384.
+pub const MAX_VM_MAPPINGS: u64 = 512;
+
 /// Most bytes of other people's files that the process maps at a time: half of the 128 TiB that
 /// user space has on x86-64 and arm64. The rest is for our own rings, stacks and heap, whose failure
 /// to map would end more than one port.

@@ -1,10 +1,12 @@
 //! The dirty-page log of live migration (vhost-user `SET_LOG_BASE`).
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::MemoryError;
 use crate::mapping::Mapping;
+use crate::share::MemoryShare;
 
 /// Bytes of guest memory behind one bit (vhost-user, "Migration": `VHOST_LOG_PAGE`).
 pub const LOG_PAGE_BYTES: u64 = 4096;
@@ -17,14 +19,19 @@ pub const MAX_LOG_BYTES: u64 = 2 << 30;
 /// touched.
 #[derive(Debug)]
 pub struct DirtyLog {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     len_bytes: u64,
 }
 
 impl DirtyLog {
-    /// Maps the bitmap. Fails when size and offset wrap around, when the size is 0 or above
+    /// Maps the bitmap, at the expense of a VM's share. Fails when size and offset wrap around, when the size is 0 or above
     /// [`MAX_LOG_BYTES`], or when the file is shorter.
-    pub fn new(fd: impl AsFd, mmap_size: u64, mmap_offset: u64) -> Result<Self, MemoryError> {
+    pub fn new(
+        share: &MemoryShare,
+        fd: impl AsFd,
+        mmap_size: u64,
+        mmap_offset: u64,
+    ) -> Result<Self, MemoryError> {
         let unmappable = |reason: String| MemoryError::Unmappable {
             addr: mmap_offset,
             len: mmap_size,
@@ -36,7 +43,7 @@ impl DirtyLog {
         if mmap_size == 0 || mmap_size > MAX_LOG_BYTES {
             return Err(unmappable(format!("size 0 or above the limit {MAX_LOG_BYTES:#x}")));
         }
-        let mapping = Mapping::new(fd.as_fd(), mmap_offset, mmap_size, None).map_err(unmappable)?;
+        let mapping = share.map(fd.as_fd(), mmap_offset, mmap_size).map_err(unmappable)?;
         Ok(Self { mapping, len_bytes: mmap_size })
     }
 

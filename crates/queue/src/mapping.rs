@@ -2,12 +2,11 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::share::{Budget, Charge};
+use crate::share::{Charge, VmBudget};
 use crate::sigbus::Guarded;
 
 /// Page size of ordinary mappings.
@@ -80,7 +79,7 @@ impl Mapping {
         fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
-        vm: Option<&Arc<Budget>>,
+        vm: Option<&VmBudget>,
     ) -> Result<Self, String> {
         let page_bytes = Self::check(fd, offset, len)?;
         let end = offset + len;

@@ -2,47 +2,42 @@
 //!
 //! Each port of a VM is sent the same memory. It is mapped once: the ports of a VM have a
 //! [`MemoryShare`] in common, which knows parts of files that are mapped already. A sparse file costs
-//! its owner nothing, but our address space is everybody's, so there are two limits: one for each VM,
-//! and one for the process, which many VMs together reach and one cannot.
+//! its owner nothing, but our address space is everybody's, and so are the guards of mappings, so each has
+//! two limits: one for each VM, and one for the process, which many VMs together reach and one cannot.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-use base::limits::{MAX_MAPPED_BYTES, MAX_MEMORY_BYTES, MIN_VM_MAPPED_BYTES};
+use base::limits::{MAX_MAPPED_BYTES, MAX_MEMORY_BYTES, MAX_VM_MAPPINGS, MIN_VM_MAPPED_BYTES};
 
 use crate::mapping::Mapping;
 
-/// Bytes in use, against a limit.
+/// What is in use of something, against a limit.
 #[derive(Debug)]
-pub(crate) struct Budget {
-    /// Who has it, for errors.
-    owner: &'static str,
+struct Budget {
     used: AtomicU64,
     limit: u64,
 }
 
-/// The whole process's.
-static PROCESS: LazyLock<Arc<Budget>> =
-    LazyLock::new(|| Budget::new("the daemon", MAX_MAPPED_BYTES));
+/// Address space for the whole process.
+static PROCESS: LazyLock<Arc<Budget>> = LazyLock::new(|| Budget::new(MAX_MAPPED_BYTES));
 
 impl Budget {
-    fn new(owner: &'static str, limit: u64) -> Arc<Self> {
-        Arc::new(Self { owner, used: AtomicU64::new(0), limit })
+    fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { used: AtomicU64::new(0), limit })
     }
 
-    /// Takes `len_bytes` of it; the error says what is used and what the limit is.
-    fn take(self: &Arc<Self>, len_bytes: u64) -> Result<Taken, String> {
-        let more = |used: u64| used.checked_add(len_bytes).filter(|&sum| sum <= self.limit);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Taken { budget: Arc::clone(self), len_bytes }),
-            Err(used) => Err(format!(
-                "{len_bytes:#x} bytes more than the {used:#x} that are mapped now; the limit of {} \
-                 is {:#x}",
-                self.owner, self.limit
-            )),
-        }
+    fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Takes so much of it; the error is what is used.
+    fn take(self: &Arc<Self>, amount: u64) -> Result<Taken, u64> {
+        let more = |used: u64| used.checked_add(amount).filter(|&sum| sum <= self.limit);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)?;
+        Ok(Taken { budget: Arc::clone(self), amount })
     }
 }
 
@@ -50,27 +45,50 @@ impl Budget {
 #[derive(Debug)]
 struct Taken {
     budget: Arc<Budget>,
-    len_bytes: u64,
+    amount: u64,
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.len_bytes, Ordering::Relaxed);
+        self.budget.used.fetch_sub(self.amount, Ordering::Relaxed);
     }
+}
+
+/// What one VM may map.
+#[derive(Debug)]
+pub(crate) struct VmBudget {
+    bytes: Arc<Budget>,
+    mappings: Arc<Budget>,
 }
 
 /// What a mapping has of the budgets that it counts for.
 #[derive(Debug)]
 pub(crate) struct Charge {
     _process: Taken,
-    _vm: Option<Taken>,
+    _vm: Option<(Taken, Taken)>,
 }
 
 impl Charge {
-    /// Charges the process, and the VM where one is given.
-    pub fn take(len_bytes: u64, vm: Option<&Arc<Budget>>) -> Result<Self, String> {
-        let _vm = vm.map(|budget| budget.take(len_bytes)).transpose()?;
-        Ok(Self { _process: PROCESS.take(len_bytes)?, _vm })
+    /// Charges the process, and the VM where one is given. The error is a text that says which limit
+    /// stands in the way.
+    pub fn take(len_bytes: u64, vm: Option<&VmBudget>) -> Result<Self, String> {
+        let take_bytes = |budget: &Arc<Budget>, owner: &str| {
+            budget.take(len_bytes).map_err(|used| {
+                format!(
+                    "{len_bytes:#x} bytes more than the {used:#x} that are mapped now; the limit of \
+                     {owner} is {:#x}",
+                    budget.limit
+                )
+            })
+        };
+        let take_vm = |vm: &VmBudget| {
+            let mapping = vm.mappings.take(1).map_err(|used| {
+                format!("one mapping more than {used}; that is the limit of one VM")
+            })?;
+            Ok::<_, String>((take_bytes(&vm.bytes, "one VM")?, mapping))
+        };
+        let _vm = vm.map(take_vm).transpose()?;
+        Ok(Self { _process: take_bytes(&PROCESS, "the daemon")?, _vm })
     }
 }
 
@@ -79,7 +97,7 @@ type Part = (u64, u64, u64, u64);
 
 /// See the module's text. Ports of one VM have one in common.
 pub struct MemoryShare {
-    budget: Arc<Budget>,
+    budget: VmBudget,
     mapped: Mutex<Vec<(Part, Weak<Mapping>)>>,
 }
 
@@ -94,18 +112,19 @@ impl MemoryShare {
 
     /// A share of `limit_bytes`.
     pub fn with_limit(limit_bytes: u64) -> Arc<Self> {
-        let budget = Budget::new("one VM", limit_bytes);
+        let mappings = Budget::new(MAX_VM_MAPPINGS);
+        let budget = VmBudget { bytes: Budget::new(limit_bytes), mappings };
         Arc::new(Self { budget, mapped: Mutex::default() })
     }
 
     /// Bytes that the VM's ports map now. What several of them map counts once.
     pub fn used_bytes(&self) -> u64 {
-        self.budget.used.load(Ordering::Relaxed)
+        self.budget.bytes.used()
     }
 
     /// Most bytes that the VM's ports may map.
     pub fn limit_bytes(&self) -> u64 {
-        self.budget.limit
+        self.budget.bytes.limit
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Part, Weak<Mapping>)>> {
@@ -148,21 +167,41 @@ impl fmt::Debug for MemoryShare {
 #[cfg(test)]
 #[allow(non_snake_case)]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use base::shm::SharedMemory;
+
     use super::*;
 
     #[test]
     fn abuse_R10_a_budget_is_never_exceeded_and_comes_back() {
-        let small = Budget::new("a test", 100);
+        let small = Budget::new(100);
         let first = small.take(60).unwrap();
-        let text = small.take(41).unwrap_err();
-        assert!(text.contains("0x29") && text.contains("0x3c"), "{text}");
-        assert!(text.contains("the limit of a test is 0x64"), "{text}");
+        assert_eq!(small.take(41).unwrap_err(), 60);
         assert!(small.take(u64::MAX).is_err());
         let second = small.take(40).unwrap();
         drop(first);
         let third = small.take(60).unwrap();
         assert!(small.take(1).is_err());
         drop((second, third));
-        assert_eq!(small.used.load(Ordering::Relaxed), 0);
+        assert_eq!(small.used(), 0);
+    }
+
+    /// Guards of mappings are the process's: tables that requests in flight keep must not take all.
+    #[test]
+    fn abuse_V1_a_vm_has_so_many_mappings_and_others_have_theirs() {
+        let file = SharedMemory::new("share", 4096 * (MAX_VM_MAPPINGS as usize + 1)).unwrap();
+        let (vm, other) = (MemoryShare::new(), MemoryShare::with_limit(4096));
+        let map = |share: &MemoryShare, page: u64| share.map(file.as_fd(), page * 4096, 4096);
+        let mut held: Vec<_> = (0..MAX_VM_MAPPINGS).map(|page| map(&vm, page).unwrap()).collect();
+        let text = map(&vm, MAX_VM_MAPPINGS).unwrap_err();
+        assert!(text.contains("more than 512; that is the limit of one VM"), "{text}");
+        assert!(map(&vm, 7).is_ok(), "that is mapped already");
+        let _others = map(&other, 0).unwrap();
+        let text = map(&other, 1).unwrap_err();
+        assert!(text.contains("0x1000 bytes more than the 0x1000"), "{text}");
+        assert!(text.contains("the limit of one VM is 0x1000"), "{text}");
+        held.pop();
+        map(&vm, MAX_VM_MAPPINGS).unwrap();
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use queue::dirty::DirtyLog;
 use queue::inflight::InflightRegion;
 use queue::testing::{GUEST_BASE, ModelDriver};
-use queue::{Batch, Completion, Layout, Vring};
+use queue::{Batch, Completion, Layout, MemoryShare, Vring};
 
 const LAYOUTS: [Layout; 2] = [Layout::Split, Layout::Packed];
 
@@ -64,7 +64,8 @@ fn abuse_P9_a_truncated_dirty_log_breaks_the_port_only() {
         let mut driver = ModelDriver::new(layout, 8);
         let len = (GUEST_BASE + driver.region().len_bytes) / 4096 / 8 + 1;
         let fd = file(len);
-        let log = Arc::new(DirtyLog::new(fd.try_clone().unwrap(), len, 0).unwrap());
+        let log =
+            Arc::new(DirtyLog::new(&MemoryShare::new(), fd.try_clone().unwrap(), len, 0).unwrap());
         let mut vring = driver.vring(0);
         vring.queue.set_memory(driver.memory().with_log(Some(log))).unwrap();
         let mut batch = Batch::new(8, 8);

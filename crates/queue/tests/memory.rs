@@ -14,8 +14,8 @@ use queue::memory::RegionSpec;
 use queue::seg::{copy_across, copy_in, copy_out, fill_zero, subrange, total_len};
 use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions};
 use queue::{
-    Batch, ChainBuf, ChainFault, GuestMemory, Layout, MemoryError, Queue, RingError, RingSetup,
-    Vring,
+    Batch, ChainBuf, ChainFault, GuestMemory, Layout, MemoryError, MemoryShare, Queue, RingError,
+    RingSetup, Vring,
 };
 
 const PAGE: u64 = 4096;
@@ -255,7 +255,9 @@ fn byte(shm: &SharedMemory, at: usize) -> u8 {
 #[test]
 fn abuse_P3_log_size_and_offset() {
     let (_shm, fd) = shared(2 * 4096);
-    let log = |size, offset| DirtyLog::new(fd.try_clone().unwrap(), size, offset).err();
+    let log = |size, offset| {
+        DirtyLog::new(&MemoryShare::new(), fd.try_clone().unwrap(), size, offset).err()
+    };
     assert_eq!(log(4096, 4096), None);
     assert!(matches!(log(u64::MAX, 4096), Some(MemoryError::Wraps { .. })));
     assert!(matches!(log(4096, u64::MAX - 4095), Some(MemoryError::Wraps { .. })));
@@ -268,7 +270,7 @@ fn abuse_P3_log_size_and_offset() {
 fn abuse_P11_bits_beyond_the_log_are_ignored() {
     let (shm, fd) = shared(4096);
     // A log of 2 bytes tells of 16 pages.
-    let log = DirtyLog::new(fd, 2, 0).unwrap();
+    let log = DirtyLog::new(&MemoryShare::new(), fd, 2, 0).unwrap();
     log.mark(0, 1);
     log.mark(15 * LOG_PAGE_BYTES + 4095, 1);
     assert_eq!((byte(&shm, 0), byte(&shm, 1)), (0x01, 0x80));
@@ -294,7 +296,7 @@ fn writes_are_logged_while_a_migration_runs() {
             let page = addr / LOG_PAGE_BYTES;
             byte(&shm, (page / 8) as usize) >> (page % 8) & 1 == 1
         };
-        let log = Arc::new(DirtyLog::new(fd, pages / 8 + 1, 0).unwrap());
+        let log = Arc::new(DirtyLog::new(&MemoryShare::new(), fd, pages / 8 + 1, 0).unwrap());
         let device = driver.setup().addrs.device;
         let setup = RingSetup { log_used_addr: Some(device), ..driver.setup() };
         let mut queue = Queue::new(driver.memory(), setup).unwrap();

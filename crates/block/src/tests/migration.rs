@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use base::shm::SharedMemory;
-use queue::GuestMemory;
 use queue::dirty::{DirtyLog, LOG_PAGE_BYTES};
+use queue::{GuestMemory, MemoryShare};
 use sidecore::Worker;
 
 use crate::request::kind;
@@ -23,7 +23,7 @@ impl Bitmap {
         let len = (region.guest_addr + region.len_bytes) / LOG_PAGE_BYTES / 8 + 1;
         let shm = SharedMemory::new("log", len as usize).unwrap();
         let fd = shm.as_fd().try_clone_to_owned().unwrap();
-        Self(shm, Arc::new(DirtyLog::new(fd, len, 0).unwrap()))
+        Self(shm, Arc::new(DirtyLog::new(&MemoryShare::new(), fd, len, 0).unwrap()))
     }
 
     fn is_dirty(&self, addr: u64) -> bool {

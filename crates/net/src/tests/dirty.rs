@@ -5,9 +5,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use queue::Layout;
 use queue::dirty::{DirtyLog, LOG_PAGE_BYTES};
 use queue::testing::{GUEST_BASE, GuestRam};
+use queue::{Layout, MemoryShare};
 
 use super::lab::{Lab, Spec, frame, mac};
 
@@ -32,7 +32,7 @@ fn logged(layout: Layout) -> (Lab, Arc<GuestRam>) {
     let mut lab = Lab::new(vec![Spec::default(), receiver]);
     lab.introduce();
     let ram = GuestRam::new(LOG_BYTES);
-    let log = DirtyLog::new(ram.fd(), LOG_BYTES as u64, 0).unwrap();
+    let log = DirtyLog::new(&MemoryShare::new(), ram.fd(), LOG_BYTES as u64, 0).unwrap();
     let memory = lab.guests[1].ram.memory().with_log(Some(Arc::new(log)));
     let rxq = lab.port(1).rx[0].as_deref_mut().unwrap();
     rxq.vring.queue.set_memory(memory).unwrap();

@@ -91,7 +91,7 @@ impl MemoryTable {
 
     /// Another dirty log.
     pub fn with_log(&self, fd: PeerFd, size: u64, offset: u64) -> Result<Self, MemoryError> {
-        let map = Arc::new(DirtyLog::new(&fd, size, offset)?);
+        let map = Arc::new(DirtyLog::new(&self.share, &fd, size, offset)?);
         let log = LogArea { fd: Arc::new(fd.checked()), size, offset, map };
         Ok(Self { log: Some(log), ..self.clone() }.with_log_applied())
     }

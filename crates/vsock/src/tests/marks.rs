@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use queue::MemoryShare;
 use queue::dirty::DirtyLog;
 use rustix::fs::MemfdFlags;
 
@@ -21,7 +22,7 @@ impl Log {
         let file = File::from(rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(len).unwrap();
         let fd = file.try_clone().unwrap();
-        let log = Arc::new(DirtyLog::new(fd, len, 0).unwrap());
+        let log = Arc::new(DirtyLog::new(&MemoryShare::new(), fd, len, 0).unwrap());
         let memory = driver.memory().with_log(Some(log));
         world.engine.set_memory(world.ids[guest], &memory).unwrap();
         Self(file)
