@@ -143,7 +143,7 @@ build: prepare
 soak: prepare
 	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab -p millrace-qcow2
 	MILLRACE_SOAK=1 $(CARGO) test --release --locked -p millrace -p millrace-lab --test vm --test tools -- \
-	    --ignored channels quic
+	    --ignored channel quic
 	MILLRACE_FSX_MINUTES=$(FSX_MINUTES) $(CARGO) test --release --locked -p millrace --test vm -- \
 	    --ignored checked::long
 

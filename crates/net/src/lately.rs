@@ -121,7 +121,7 @@ impl Lately {
     /// change ends both.
     #[inline]
     pub fn is_from(&self, head: &Head) -> bool {
-        self.source.is_some_and(|source| source.is_of(head))
+        self.source.as_ref().is_some_and(|source| source.is_of(head))
     }
 
     /// The tables have just admitted this frame.

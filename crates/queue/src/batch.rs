@@ -24,6 +24,7 @@ pub struct Chain<'b> {
     /// Set on a chain that must not be served, only completed. Of its buffers it has at most the first
     /// readable one, and the last byte when the device may write that.
     pub fault: Option<ChainFault>,
+    /// Segments that were walked and are not here.
     skipped: u16,
 }
 
@@ -35,6 +36,15 @@ impl Chain<'_> {
     }
 }
 
+/// What a chain that must not be served is known by. Not a part of each [`Entry`]: those are written and read for
+/// every frame.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Faulty {
+    pub fault: ChainFault,
+    /// Segments that were walked and are not kept.
+    pub skipped: u16,
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Entry {
     pub id: u16,
@@ -44,14 +54,11 @@ pub(crate) struct Entry {
     pub writable_segs: u16,
     pub readable_len: u32,
     pub writable_len: u32,
-    pub fault: Option<ChainFault>,
-    /// Buffers that were walked and are not kept.
-    pub skipped: u16,
 }
 
 impl Entry {
     #[inline]
-    fn chain<'b>(&self, segs: &'b [Seg]) -> Chain<'b> {
+    fn chain<'b>(&self, segs: &'b [Seg], faulty: Option<Faulty>) -> Chain<'b> {
         let first = self.first_seg as usize;
         let middle = first + usize::from(self.readable_segs);
         let end = middle + usize::from(self.writable_segs);
@@ -62,8 +69,8 @@ impl Entry {
             writable: &segs[middle..end],
             readable_len: self.readable_len,
             writable_len: self.writable_len,
-            fault: self.fault,
-            skipped: self.skipped,
+            fault: faulty.map(|f| f.fault),
+            skipped: faulty.map_or(0, |f| f.skipped),
         }
     }
 }
@@ -77,8 +84,8 @@ pub struct Batch {
     pub(crate) memory: Option<Arc<GuestMemory>>,
     pub(crate) max_chains: usize,
     pub(crate) max_segs: usize,
-    /// A chain with a fault is in it. One for each pop, because it costs a walk and no room.
-    pub(crate) has_fault: bool,
+    /// The chain with a fault, by its index. One for each pop, because it costs a walk and no room.
+    pub(crate) faulty: Option<(usize, Faulty)>,
 }
 
 impl Batch {
@@ -92,7 +99,7 @@ impl Batch {
             memory: None,
             max_chains,
             max_segs,
-            has_fault: false,
+            faulty: None,
         }
     }
 
@@ -109,31 +116,38 @@ impl Batch {
     /// True when a chain has a [`ChainFault`].
     #[inline]
     pub fn has_fault(&self) -> bool {
-        self.has_fault
+        self.faulty.is_some()
+    }
+
+    #[inline]
+    fn faulty_at(&self, index: usize) -> Option<Faulty> {
+        match self.faulty {
+            Some((at, faulty)) if at == index => Some(faulty),
+            _ => None,
+        }
     }
 
     /// The chain at `index` (below [`Batch::len`]).
     #[inline]
     pub fn get(&self, index: usize) -> Chain<'_> {
-        self.entries[index].chain(&self.segs)
+        self.entries[index].chain(&self.segs, self.faulty_at(index))
     }
 
     /// The chain at `index` when it is a single buffer for the device to write, as receive buffers
-    /// are: its id, its descriptors and the buffer.
+    /// are: its id, its descriptors and the buffer. Not for a chain with a [`ChainFault`].
     #[inline]
     pub fn lone_writable(&self, index: usize) -> Option<(u16, u16, &[Seg])> {
-        let Entry { id, ndesc, first_seg, readable_segs, writable_segs, fault, .. } =
-            self.entries[index];
+        debug_assert!(self.faulty_at(index).is_none());
+        let Entry { id, ndesc, first_seg, readable_segs, writable_segs, .. } = self.entries[index];
         let at = first_seg as usize;
-        let is_lone = readable_segs == 0 && writable_segs == 1 && fault.is_none();
-        is_lone.then(|| (id, ndesc, &self.segs[at..=at]))
+        (readable_segs == 0 && writable_segs == 1).then(|| (id, ndesc, &self.segs[at..=at]))
     }
 
     /// Forgets all chains (they should have been completed or given back).
     pub fn clear(&mut self) {
         self.segs.clear();
         self.entries.clear();
-        self.has_fault = false;
+        self.faulty = None;
     }
 
     /// Forgets all chains and lets go of the memory table: a VM that is gone must not keep its
@@ -166,6 +180,7 @@ impl Batch {
 pub struct ChainBuf {
     pub(crate) segs: Box<[Seg]>,
     pub(crate) entry: Entry,
+    faulty: Option<Faulty>,
     pub(crate) memory: Option<Arc<GuestMemory>>,
 }
 
@@ -173,7 +188,7 @@ impl ChainBuf {
     /// Room for one chain of up to `max_segs` segments.
     pub fn new(max_segs: usize) -> Self {
         let segs = (0..max_segs).map(|_| Seg { ptr: std::ptr::null_mut(), len: 0 }).collect();
-        Self { segs, entry: Entry::default(), memory: None }
+        Self { segs, entry: Entry::default(), faulty: None, memory: None }
     }
 
     /// Takes chain `index` of `batch`; false when it has more segments than there is room for.
@@ -188,6 +203,7 @@ impl ChainBuf {
             *to = Seg { ptr: seg.ptr, len: seg.len };
         }
         self.entry = Entry { first_seg: 0, ..*from };
+        self.faulty = batch.faulty_at(index);
         // Nearly always the same table as last time: no atomic count then.
         match (&self.memory, &batch.memory) {
             (Some(ours), Some(theirs)) if Arc::ptr_eq(ours, theirs) => {}
@@ -198,21 +214,21 @@ impl ChainBuf {
 
     /// The chain; empty when nothing is loaded.
     pub fn chain(&self) -> Chain<'_> {
-        self.entry.chain(&self.segs)
+        self.entry.chain(&self.segs, self.faulty)
     }
 
     /// Forgets the chain (call when the request is done) and keeps its memory table for the next
     /// one: whoever changes the queue's table must [`ChainBuf::release`] those that are not in use.
     #[inline]
     pub fn retire(&mut self) {
-        self.entry = Entry::default();
+        (self.entry, self.faulty) = (Entry::default(), None);
     }
 
     /// Forgets the chain and lets go of the memory table. It is given to whoever wants to choose
     /// where it is dropped: it may be the last hold.
     pub fn release(&mut self) -> Option<Arc<GuestMemory>> {
         // The segments may not outlive the table that keeps them mapped.
-        self.entry = Entry::default();
+        (self.entry, self.faulty) = (Entry::default(), None);
         self.memory.take()
     }
 }

@@ -218,6 +218,7 @@ impl Queue {
             batch.segs.truncate(entry.first_seg as usize);
         }
         batch.entries.truncate(keep);
+        batch.faulty = batch.faulty.filter(|(at, _)| *at < keep);
     }
 
     /// Publishes completions, in the order given, all visible at once to the driver. The caller

@@ -122,6 +122,11 @@ impl MemoryShare {
         self.budget.bytes.used()
     }
 
+    /// Mappings of the VM's ports now, of [`MAX_VM_MAPPINGS`].
+    pub fn used_mappings(&self) -> u64 {
+        self.budget.mappings.used()
+    }
+
     /// Most bytes that the VM's ports may map.
     pub fn limit_bytes(&self) -> u64 {
         self.budget.bytes.limit
@@ -201,6 +206,7 @@ mod tests {
         let text = map(&other, 1).unwrap_err();
         assert!(text.contains("0x1000 bytes more than the 0x1000"), "{text}");
         assert!(text.contains("the limit of one VM is 0x1000"), "{text}");
+        assert_eq!(vm.used_mappings(), MAX_VM_MAPPINGS);
         held.pop();
         map(&vm, MAX_VM_MAPPINGS).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS};
 
-use crate::batch::{Batch, Entry};
+use crate::batch::{Batch, Entry, Faulty};
 use crate::error::{ChainFault, MemoryError, RingError};
 use crate::memory::{GuestMemory, Window};
 use crate::parts::Desc;
@@ -106,8 +106,10 @@ impl Build {
         id: u16,
         ndesc: u16,
     ) -> Result<(), Stop> {
-        if self.fault.is_some() {
+        if let Some(fault) = self.fault {
             self.keep_last_byte(walk, batch)?;
+            let faulty = Faulty { fault, skipped: self.walked as u16 };
+            batch.faulty = Some((batch.entries.len(), faulty));
         }
         batch.entries.push(Entry {
             id,
@@ -117,8 +119,6 @@ impl Build {
             writable_segs: self.writable_segs as u16,
             readable_len: self.readable_len as u32,
             writable_len: self.writable_len as u32,
-            fault: self.fault,
-            skipped: self.walked as u16,
         });
         Ok(())
     }
@@ -132,7 +132,6 @@ impl Build {
             push_seg(batch, self.first, ptr, 1).map_err(|_| Stop::Full)?;
             (self.writable_segs, self.writable_len) = (1, 1);
         }
-        batch.has_fault = true;
         Ok(())
     }
 
@@ -209,7 +208,7 @@ impl Build {
     #[cold]
     fn skip(&mut self, batch: &mut Batch, desc: Desc, fault: ChainFault) -> Result<(), Stop> {
         if self.fault.is_none() {
-            if batch.has_fault {
+            if batch.has_fault() {
                 return Err(Stop::Full);
             }
             self.fault = Some(fault);
@@ -334,8 +333,6 @@ pub(crate) fn add_single(walk: &Walk<'_>, batch: &mut Batch, id: u16, desc: Desc
         writable_segs,
         readable_len,
         writable_len,
-        fault: None,
-        skipped: 0,
     });
     true
 }

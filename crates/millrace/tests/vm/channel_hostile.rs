@@ -11,13 +11,15 @@ use guest_abi::channel::{
     DIR_MAGIC, DONE_LEN, Dir, Entry, LINK_MAGIC, Link, LinkQueue, QueueState, RING_LEN, SLOTS, Slot,
 };
 use lab::{Guest, GuestBuilder, KernelChoice};
+use rustix::process::{Pid, Signal, kill_process};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::channel_world::{
-    Machine, World, address, channel, is_sound, load, nothing_is_held, recipe, world_with,
+    Machine, World, address, channel, count, is_sound, load, nothing_is_held, recipe, unload,
+    world, world_with,
 };
-use crate::common::{MIB, READY, alone, transfer, until};
+use crate::common::{GIB, MIB, READY, alone, transfer, until};
 
 const SEED: u64 = 0x6d69_6c6c_7261_6365;
 /// How long the member is hostile.
@@ -234,4 +236,43 @@ fn abuse_a_hostile_member_spoils_only_its_own_traffic() {
     }
     let log = b.sh("dmesg").unwrap();
     assert!(log.contains("its link ends"), "nothing was refused");
+}
+
+/// The modules of a guest go while its peer is stopped, with pages of it in use. The host's half is a test of
+/// the crate channel.
+#[test]
+#[ignore = "a minute, most of it the host's patience with a silent peer: make soak"]
+#[allow(non_snake_case)]
+fn abuse_V10_modules_leave_a_frozen_peer() {
+    let _alone = alone();
+    let machines =
+        [Machine::new("a", KernelChoice::V6_12, 1), Machine::new("b", KernelChoice::V6_1, 1)];
+    let world = world(machines, &recipe());
+    let [a, b] = [&world.guests[0], &world.guests[1]];
+    [a, b].into_iter().for_each(load);
+    world.linked(&[a, b]);
+    let signal = |signal| kill_process(Pid::from_raw(b.pid() as i32).unwrap(), signal).unwrap();
+    let mut receiver =
+        b.spawn(&format!("agent xfer recv tcp listen {} {GIB}", address(1))).unwrap();
+    receiver.wait_line("listening", READY).unwrap();
+    let send = format!("agent xfer send tcp connect {} {GIB}", address(1));
+    let sender = a.spawn(&send).unwrap();
+    let before = count(a, "taken");
+    until("taken", || count(a, "taken") > before + 1000);
+    signal(Signal::STOP);
+    // What it sent lies in the peer's hands, and nobody gives it back.
+    until("lent", || channel(a, "queue", "lent") > 0);
+    sender.kill().unwrap();
+    unload(a);
+    let members = world.daemon.request("GET", "/v1/channels", None).unwrap();
+    let is_broken = |member: &serde_json::Value| member["vm"] == "b" && member["state"] == "broken";
+    assert!(members.as_array().unwrap().iter().any(is_broken), "{members}");
+    signal(Signal::CONT);
+    world.command("b", "leave");
+    world.command("b", "join");
+    load(a);
+    world.linked(&[a, b]);
+    transfer(a, b, "tcp", &address(1), 16 * MIB);
+    [a, b].into_iter().for_each(nothing_is_held);
+    [a, b].into_iter().for_each(is_sound);
 }
