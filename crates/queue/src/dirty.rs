@@ -24,8 +24,8 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps the bitmap, at the expense of a VM's share. Fails when size and offset wrap around, when the size is 0 or above
-    /// [`MAX_LOG_BYTES`], or when the file is shorter.
+    /// Maps the bitmap, at the expense of a VM's share. Fails when size and offset wrap around, when
+    /// the size is 0 or above [`MAX_LOG_BYTES`], or when the file is shorter.
     pub fn new(
         share: &MemoryShare,
         fd: impl AsFd,
