@@ -54,7 +54,7 @@
 //!   ([`base::doorbell`]). Nor does a descriptor whose `close` hangs ([`base::peer_fd`]).
 //! - 10,000 messages a second from all front ends of a VM, and a hundredth of a CPU for them, of which
 //!   100 ms may be used at once: what session threads compute, no guest's CPU does. More wait in their
-//!   sockets, each for a tenth of a second to 1.1 s.
+//!   sockets, each for a tenth of a second to 4.1 s.
 //! - 20 log lines at once that a front end causes, then ten a minute ([`base::log_limit`]). A stop waits
 //!   25 s for a session's thread.
 //! - One front end a port; a second connection is closed at once.
