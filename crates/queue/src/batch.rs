@@ -36,8 +36,8 @@ impl Chain<'_> {
     }
 }
 
-/// What a chain that must not be served is known by. Not a part of each [`Entry`]: those are written and read for
-/// every frame.
+/// What a chain that must not be served is known by. Not a part of each [`Entry`]: those are written and
+/// read for every frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Faulty {
     pub fault: ChainFault,

@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// A message may be sent a byte at a time: it counts as long as it took.
+    /// A message may be sent a byte at a time: it counts as long as it took, up to [`MAX_EACH`].
     #[test]
     #[allow(non_snake_case)]
     fn abuse_V6_messages_that_take_long_have_no_more() {

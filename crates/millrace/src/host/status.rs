@@ -154,7 +154,7 @@ pub fn memory_metrics(ports: &[Arc<Port>], all: &mut Metrics) {
         let values = [
             ("mapped_bytes", "Memory that its front ends share.", share.used_bytes()),
             ("mapped_limit_bytes", "Most of it.", share.limit_bytes()),
-            ("mappings", "Parts of files that they are, of 512.", share.used_mappings()),
+            ("mappings", "Parts of files that they are.", share.used_mappings()),
         ];
         for (name, help, value) in values {
             let labels = vec![("vm", port.vm.clone())];

@@ -266,9 +266,8 @@ fn abuse_V10_modules_leave_a_frozen_peer() {
     let ask = |vm: &str, what: &str| {
         world.daemon.request("POST", &format!("/v1/vms/{vm}/channel/{what}"), None)
     };
-    let members = || world.daemon.request("GET", "/v1/channels", None).unwrap();
     let state = |vm: &str| {
-        let all = members();
+        let all = world.daemon.request("GET", "/v1/channels", None).unwrap();
         let own = all.as_array().unwrap().iter().find(|member| member["vm"] == vm);
         own.unwrap()["state"].clone()
     };
