@@ -4,8 +4,15 @@
 /// default; QEMU and DPDK stop at 1,024 for network and disk. The rings lie in the guest's memory.
 pub const MAX_QUEUE_SIZE: u16 = 32_768;
 
-/// Most virtqueues of one port. 16 queue pairs, or 32 disk queues; vhost-user indexes fit in a byte.
-pub const MAX_QUEUES: u16 = 32;
+/// Most queue pairs of a network port: Linux asks for one per CPU, and hashes flows onto fewer as well.
+pub const MAX_QUEUE_PAIRS: u16 = 16;
+
+/// Most virtqueues of a disk: QEMU asks for one per CPU, and ends where those are too many.
+pub const MAX_DISK_QUEUES: u16 = 32;
+
+/// Most virtqueues of one port: all queue pairs and the control queue behind them. vhost-user indexes fit in
+/// a byte.
+pub const MAX_QUEUES: u16 = 2 * MAX_QUEUE_PAIRS + 1;
 
 /// Most segments (guest buffers after translation) of one descriptor chain. Linux sends at most 19
 /// for a frame and `seg_max` + 2 for a disk request; Windows drivers send up to 1,026 descriptors,

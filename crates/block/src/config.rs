@@ -146,7 +146,7 @@ pub struct BlockPortConfig {
     pub backend: BackendConfig,
     /// Refuse whatever would change the disk.
     pub read_only: bool,
-    /// Virtqueues, 1 to [`base::limits::MAX_QUEUES`].
+    /// Virtqueues, 1 to [`base::limits::MAX_DISK_QUEUES`].
     pub queues: u16,
     /// Data segments of a request that the driver is told of, 1 to [`MAX_SEG_MAX`]; two less than the ring
     /// has descriptors, or some drivers do not start. Longer requests are served all the same.
@@ -208,7 +208,7 @@ impl BlockPortConfig {
             let rule = format!("1 to {limit} bytes long");
             return wrong("the name's length", self.name.len().to_string(), rule);
         }
-        let limit = base::limits::MAX_QUEUES;
+        let limit = base::limits::MAX_DISK_QUEUES;
         if self.queues == 0 || self.queues > limit {
             return wrong("queues", self.queues.to_string(), format!("1 to {limit}"));
         }

@@ -64,7 +64,7 @@ fn detail(port: &Value) -> String {
 /// QEMU asks for as many queues as the VM has CPUs, and ends at once where those are too many: said of disks
 /// with fewer than Millrace can serve that wait for their VMM.
 fn most_queues(port: &Value) -> String {
-    let most = u64::from(base::limits::MAX_QUEUES);
+    let most = u64::from(base::limits::MAX_DISK_QUEUES);
     match port["queues"].as_u64() {
         Some(queues) if queues < most && port["connected"] != Value::Bool(true) => {
             format!(" (QEMU: num-queues={queues} or fewer)")

@@ -1,5 +1,6 @@
 //! The control queue (virtio 1.2, 5.1.6.5), for front ends that leave it to us: receive modes,
-//! address and VLAN filters, the number of queue pairs, receive offloads.
+//! address and VLAN filters, the number of queue pairs, receive offloads, that the guest has announced
+//! itself.
 //!
 //! A request is copied out once, checked, and changes what the switch delivers to the port from the
 //! next frame on. What makes no sense, or was not negotiated, is answered with an error and changes
@@ -23,9 +24,6 @@ const ROUND_REQUESTS: usize = 4;
 /// Segments of them: four descriptors each, and more where a driver cuts them up.
 const ROUND_SEGS: usize = base::limits::MAX_CHAIN_SEGS + 16;
 
-/// Most queue pairs of a port that has a control queue behind them.
-pub(crate) const MAX_PAIRS: u16 = (base::limits::MAX_QUEUES - 1) / 2;
-
 const OK: u8 = 0;
 const ERR: u8 = 1;
 
@@ -33,6 +31,7 @@ const ERR: u8 = 1;
 const CLASS_RX: u8 = 0;
 const CLASS_MAC: u8 = 1;
 const CLASS_VLAN: u8 = 2;
+const CLASS_ANNOUNCE: u8 = 3;
 const CLASS_MQ: u8 = 4;
 const CLASS_GUEST_OFFLOADS: u8 = 5;
 
@@ -51,7 +50,7 @@ impl ControlQueue {
 
 /// The index of the control queue of a port with so many pairs (virtio 1.2, 5.1.2).
 pub(crate) fn index(features: u64, pairs: u16) -> Option<u16> {
-    let has_queue = features & features::CTRL_VQ != 0 && pairs <= MAX_PAIRS;
+    let has_queue = features & features::CTRL_VQ != 0;
     let used_pairs = if features & features::MQ != 0 { pairs } else { 1 };
     has_queue.then_some(2 * used_pairs)
 }
@@ -65,12 +64,15 @@ pub(crate) fn start(port: &mut Port, vring: &Vring) {
         port.filter = Some(Box::new(Filter::new(port.binding.mac, filters_vlans)));
         port.rx_features = port.features;
         port.set_pairs(if has(features::MQ) { 1 } else { ALL_PAIRS });
+        port.ask_to_announce(false);
     } else if port.filter.is_none() {
         // An earlier daemon knew. All frames pass, as at first, and come as any driver takes them.
         port.filter = Some(Box::new(Filter::new(port.binding.mac, filters_vlans)));
         if has(features::CTRL_GUEST_OFFLOADS) {
             port.rx_features = port.features & !features::GUEST_OFFLOADS;
         }
+        // It came from somewhere else, or the switch is a new one: who talks to it has to find it.
+        port.ask_to_announce(has(features::GUEST_ANNOUNCE));
         port.set_pairs(ALL_PAIRS);
     }
 }
@@ -135,6 +137,7 @@ fn obey(port: &mut Port, chain: &Chain<'_>) -> bool {
         (CLASS_MAC, 0) => set_table(port, segs, data_len),
         (CLASS_MAC, 1) if data_len == 6 => set_mac(port, segs),
         (CLASS_VLAN, 0 | 1) if data_len == 2 => set_vlan(port, segs, command == 0),
+        (CLASS_ANNOUNCE, 0) if data_len == 0 => port.was_announced(),
         (CLASS_MQ, 0) if data_len == 2 => set_pairs(port, segs),
         (CLASS_GUEST_OFFLOADS, 0) if data_len == 8 => set_offloads(port, segs),
         _ => None,

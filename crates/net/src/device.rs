@@ -46,7 +46,7 @@ pub struct NetPortConfig {
     pub shared_addresses: Vec<IpAddr>,
     /// What it may send besides ARP and IP, with [`BindMode::MacAndIp`].
     pub allow: Allow,
-    /// Queue pairs, 1 to 16.
+    /// Queue pairs, 1 to [`base::limits::MAX_QUEUE_PAIRS`].
     pub queue_pairs: u16,
     /// Most broadcasts of the VM that are passed in a second; 0: no ceiling.
     pub broadcasts_per_s: u32,
@@ -114,6 +114,8 @@ pub struct NetPort {
     pub(crate) whole_device: bool,
     pub(crate) features: AtomicU64,
     pub(crate) link_up: AtomicBool,
+    /// Whether the driver is asked to announce itself; the port's own side takes it back.
+    pub(crate) announce: Arc<AtomicBool>,
     /// As configured.
     pub(crate) mac: Option<[u8; 6]>,
     pub(crate) mtu: AtomicU16,
@@ -174,8 +176,7 @@ impl NetPort {
     pub fn set_link(&self, up: bool) -> Result<bool, DeviceError> {
         self.with(move |port, _, _| port.link_up = up)?;
         let has_changed = self.link_up.swap(up, Ordering::Relaxed) != up;
-        let notifier = self.notifier.lock().unwrap_or_else(|e| e.into_inner()).clone();
-        let Some(notifier) = notifier else { return Ok(false) };
+        let Some(notifier) = self.notifier() else { return Ok(false) };
         if has_changed {
             // Its own log line says why not; the link is what the guest's frames see.
             let _ = notifier.config_changed();
@@ -194,6 +195,10 @@ impl NetPort {
             Some((mac, own.collect()))
         });
         answer.map_err(DeviceError::failed)?.ok_or_else(|| self.gone())
+    }
+
+    fn notifier(&self) -> Option<Arc<dyn ConfigNotifier>> {
+        self.notifier.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     fn gone(&self) -> DeviceError {
@@ -277,7 +282,7 @@ impl Device for NetPort {
     }
 
     fn whole_device_features(&self) -> u64 {
-        if self.queue_pairs <= control::MAX_PAIRS { features::WHOLE_DEVICE } else { 0 }
+        features::WHOLE_DEVICE
     }
 
     fn is_whole_to_any_front_end(&self) -> bool {
@@ -330,6 +335,7 @@ impl Device for NetPort {
         let space = ConfigSpace {
             mac: self.mac.unwrap_or_default(),
             link_up: self.link_up(),
+            announce: self.announce.load(Ordering::Relaxed),
             queue_pairs: self.queue_pairs,
             mtu: self.mtu.load(Ordering::Relaxed),
         };
@@ -366,9 +372,10 @@ impl Device for NetPort {
             });
         }
         let features = self.negotiated();
+        let is_control = control::index(features, self.queue_pairs) == Some(index);
         self.worker.works_on(self.place.serial, vring.queue.memory());
         let near = self.worker.core().make_near();
-        let ready = if control::index(features, self.queue_pairs) == Some(index) {
+        let ready = if is_control {
             Ready::Control(Box::new(ControlQueue::new(vring)))
         } else if index >= 2 * self.queue_pairs {
             let why = "a control queue that was not negotiated (VIRTIO_NET_F_CTRL_VQ)";
@@ -407,7 +414,15 @@ impl Device for NetPort {
                     Ok(())
                 }
             }
-        })?
+        })??;
+        if is_control
+            && self.announce.load(Ordering::Relaxed)
+            && let Some(notifier) = self.notifier()
+        {
+            // Without a way to say so the driver sees it with the next change.
+            let _ = notifier.config_changed();
+        }
+        Ok(())
     }
 
     fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
@@ -462,9 +477,9 @@ impl Device for NetPort {
     }
 }
 
-/// Virtqueues of a port: its pairs, and the control queue where there may be one.
+/// Virtqueues of a port: its pairs, and the control queue.
 pub(crate) fn queue_count(pairs: u16) -> u16 {
-    2 * pairs + u16::from(pairs <= control::MAX_PAIRS)
+    2 * pairs + 1
 }
 
 fn running(index: u16) -> DeviceError {

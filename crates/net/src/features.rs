@@ -34,6 +34,8 @@ pub const CTRL_RX: u64 = 1 << 18;
 pub const CTRL_VLAN: u64 = 1 << 19;
 /// More receive modes over the control queue.
 pub const CTRL_RX_EXTRA: u64 = 1 << 20;
+/// The driver announces itself when it is asked to in config space.
+pub const GUEST_ANNOUNCE: u64 = 1 << 21;
 /// Several queue pairs.
 pub const MQ: u64 = 1 << 22;
 /// MAC address over the control queue.
@@ -75,8 +77,8 @@ pub const GUEST_OFFLOADS: u64 =
     GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_USO4 | GUEST_USO6;
 
 /// What is offered besides to front ends that leave the control queue to us. A VMM with one of its own
-/// would not tell us what a driver asks of it.
-pub const WHOLE_DEVICE: u64 = CTRL_GUEST_OFFLOADS | CTRL_VLAN | CTRL_RX_EXTRA;
+/// would not tell us what a driver asks of it; and QEMU's would not have us send announcements.
+pub const WHOLE_DEVICE: u64 = CTRL_GUEST_OFFLOADS | CTRL_VLAN | CTRL_RX_EXTRA | GUEST_ANNOUNCE;
 
 /// What every port offers. STATUS' content and the control queue are the VMM's, where it has
 /// them: without the bits here QEMU would not offer them to the driver.

@@ -48,15 +48,16 @@
 //!
 //! **Control queue.** Theirs too, and served to the latter only ([`control`]): receive modes, address
 //! and VLAN filters act where frames are delivered ([`filter`]), so that a guest is not woken by
-//! floods that it does not want. Not offered: announcements (a session's `SEND_RARP` tells of a
-//! move), receive-side scaling and hash reports (a frame's queue is its sender's, see above).
+//! floods that it does not want. Where the queue is taken over from another daemon the driver is asked
+//! to announce itself; a VMM with a control queue of its own says it by `SEND_RARP`. Not offered:
+//! receive-side scaling and hash reports (a frame's queue is its sender's, see above).
 //!
 //! # Limits
 //! - One sidecore per switch; several switches spread over sidecores.
 //! - 1,024 ports ([`base::limits::MAX_PORTS`]), 16 queue pairs each: indexes of a session.
-//! - A control queue for ports of up to 15 queue pairs; 64 unicast and 64 multicast addresses in its
-//!   filter, with more all of the kind pass. Its state is lost when another daemon takes the session
-//!   over: then all frames pass and no offload is used for them, until the driver asks again.
+//! - 64 unicast and 64 multicast addresses in the filter of a control queue, with more all of the kind
+//!   pass. Its state is lost when another daemon takes the session over: then all frames pass and no
+//!   offload is used for them, until the driver asks again.
 //! - 64 frames or 256 KiB from one transmit queue per round, floods counted once per receiver:
 //!   fairness, and the cache; less where the VM's turn ends first. From the uplink 64 frames or
 //!   128 KiB, floods included.

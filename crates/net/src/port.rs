@@ -1,6 +1,7 @@
 //! A port as the switch's thread sees it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::counter::Counter;
 use base::reject_log::RejectLog;
@@ -172,6 +173,8 @@ pub(crate) struct Port {
     pub control: Option<Box<ControlQueue>>,
     /// Which frames it takes; none: all.
     pub filter: Option<Box<Filter>>,
+    /// Whether its driver is asked to announce itself: what config space says.
+    pub announce: Arc<AtomicBool>,
 }
 
 impl Port {
@@ -209,15 +212,28 @@ impl Port {
             wanted_pairs: ALL_PAIRS,
             control: None,
             filter: None,
+            announce: Arc::default(),
         };
         port.set_features(0);
         port
+    }
+
+    /// Asks the driver to announce itself, or takes that back.
+    pub fn ask_to_announce(&self, asks: bool) {
+        self.announce.store(asks, Ordering::Relaxed);
+    }
+
+    /// The driver has announced itself; none when that was not negotiated.
+    pub fn was_announced(&self) -> Option<()> {
+        let may = self.features & features::GUEST_ANNOUNCE != 0;
+        may.then(|| self.ask_to_announce(false))
     }
 
     pub fn set_features(&mut self, features: u64) {
         self.features = features;
         self.rx_features = features;
         self.filter = None;
+        self.ask_to_announce(false);
         self.set_pairs(ALL_PAIRS);
         self.allowed = allowed(features);
         self.tx_vnet_len = vnet_len(features);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use base::clock::Clock;
 use base::counter::QueueStats;
 use base::io::Wire;
-use base::limits::{MAX_NAME_LEN_BYTES, MAX_PORTS, MAX_QUEUES};
+use base::limits::{MAX_NAME_LEN_BYTES, MAX_PORTS, MAX_QUEUE_PAIRS};
 use base::log_limit::LogLimit;
 use base::random::{OsRandom, Random};
 use sidecore::{Sidecore, Watcher, WorkerRef};
@@ -181,7 +181,7 @@ impl Switch {
     /// A new port, without a driver yet.
     pub fn add_port(&self, config: NetPortConfig) -> Result<Arc<NetPort>, NetError> {
         in_range("port name (bytes)", config.name.len() as u64, 1, MAX_NAME_LEN_BYTES as u64)?;
-        in_range("queue_pairs", config.queue_pairs.into(), 1, u64::from(MAX_QUEUES / 2))?;
+        in_range("queue_pairs", config.queue_pairs.into(), 1, MAX_QUEUE_PAIRS.into())?;
         in_range("mtu", config.mtu.into(), MIN_MTU.into(), u16::MAX.into())?;
         let (offered, pairs) = (offered(&config), config.queue_pairs);
         let (whole_device, broadcasts_per_s) = (config.whole_device, config.broadcasts_per_s);
@@ -210,6 +210,7 @@ impl Switch {
         let (stage_names, stage_drops) = (stages.names(), stages.drops());
         let port = Port::new(serial, name.as_str().into(), pairs, mtu, binding, stages);
         let broadcasts = Ceiling::per_second(broadcasts_per_s);
+        let announce = Arc::clone(&port.announce);
         let port = Box::new(Port { vm, broadcasts, ..port });
         let now_ns = self.clock.now_ns();
         let switch = self.config.name.clone();
@@ -225,6 +226,7 @@ impl Switch {
             whole_device,
             features: AtomicU64::new(0),
             link_up: AtomicBool::new(true),
+            announce,
             mac: configured_mac,
             mtu: AtomicU16::new(mtu),
             stats: (0..queue_count(pairs)).map(|_| Arc::default()).collect(),
@@ -269,7 +271,7 @@ fn engine(config: &SwitchConfig, stats: Arc<SwitchStats>) -> Engine {
         moves: Moves::default(),
         stats: Arc::clone(&stats),
     };
-    let max_touched = MAX_PORTS * usize::from(MAX_QUEUES / 2);
+    let max_touched = MAX_PORTS * usize::from(MAX_QUEUE_PAIRS);
     Engine::new(tables, u64::from(config.hold_us) * 1000, max_touched, stats)
 }
 

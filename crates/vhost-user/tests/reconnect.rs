@@ -223,7 +223,8 @@ fn a_port_that_makes_no_sense_is_refused() {
     assert!(try_serve("vm/port", 2, 2).is_ok());
     assert!(try_serve("vm/port", 2, 1).unwrap_err().to_string().contains("counters"));
     assert!(try_serve("vm/port", 0, 0).unwrap_err().to_string().contains("queues"));
-    assert!(try_serve("vm/port", 33, 33).unwrap_err().to_string().contains("32"));
+    assert!(try_serve("vm/port", 33, 33).is_ok());
+    assert!(try_serve("vm/port", 34, 34).unwrap_err().to_string().contains("33"));
     assert!(try_serve("", 1, 1).is_err());
     assert!(try_serve(&"x".repeat(130), 1, 1).is_err());
 }

@@ -159,7 +159,7 @@ fn queues_stop_and_start_where_they_were() {
 #[test]
 fn abuse_B1_queues_that_nobody_sets_up_have_no_worker_and_no_counters() {
     let disk = BackendConfig::Memory { len_bytes: 1 << 20 };
-    let port = port(disk, |c| c.queues = base::limits::MAX_QUEUES);
+    let port = port(disk, |c| c.queues = base::limits::MAX_DISK_QUEUES);
     assert_eq!((port.queue_count(), port.stats().len()), (32, 0));
     let mut guest = Guest::new(Layout::Split);
     port.start_queue(guest.driver.vring(0)).unwrap();

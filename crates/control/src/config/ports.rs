@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
+use base::limits::{MAX_DISK_QUEUES, MAX_NAME_LEN_BYTES, MAX_QUEUE_PAIRS};
 
 use super::model::{
     Allowed, BindAlso, BindMode, BlockSize, DiskConfig, DiskFormat, EndpointConfig, NetConfig,
@@ -83,7 +83,7 @@ pub(crate) fn net(mut r: Reader<'_, '_>, home: &Home<'_>) -> NetConfig {
         let fix = "write bind = \"mac-and-ip\", or take it out: without it all may be sent";
         r.bad("allow", "limits only ports with bind = \"mac-and-ip\"", fix);
     }
-    let queue_pairs = r.int("queue_pairs", 1, 1..=u64::from(MAX_QUEUES / 2)) as u16;
+    let queue_pairs = r.int("queue_pairs", 1, 1..=u64::from(MAX_QUEUE_PAIRS)) as u16;
     let broadcasts_per_s = r.int("broadcasts_per_s", 10_000, 0..=1_000_000_000) as u32;
     let mtu = r.int("mtu", 1500, 68..=65_535) as u16;
     let offloads = r.bool("offloads", true);
@@ -225,7 +225,7 @@ pub(crate) fn disk(mut r: Reader<'_, '_>, home: &Home<'_>) -> DiskConfig {
     let block_size = block_size(&mut r);
     let format = format(&mut r, block_size.least_bytes());
     let read_only = r.bool("read_only", false);
-    let most = u64::from(MAX_QUEUES);
+    let most = u64::from(MAX_DISK_QUEUES);
     let queues = r.int("queues", most, 1..=most) as u16;
     let seg_max = r.int("seg_max", 126, 1..=254) as u32;
     let serial = r.string("serial").unwrap_or("").to_string();

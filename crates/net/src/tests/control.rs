@@ -1,6 +1,9 @@
 //! The control queue, and what its requests change.
 #![allow(non_snake_case)]
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
 use proptest::prelude::*;
 use queue::Layout;
 use queue::testing::{ModelDriver, ModelOptions};
@@ -15,6 +18,7 @@ const CONTROL: u64 = f::CTRL_VQ | f::CTRL_RX | f::CTRL_MAC_ADDR | f::WHOLE_DEVIC
 const RX: u8 = 0;
 const MAC: u8 = 1;
 const VLAN: u8 = 2;
+const ANNOUNCE: u8 = 3;
 const MQ: u8 = 4;
 const OFFLOADS: u8 = 5;
 const OK: Option<u8> = Some(0);
@@ -179,7 +183,7 @@ fn abuse_N2_queue_pairs_receive_as_far_as_the_driver_wants() {
     // Its control queue is the third then.
     assert_eq!(control::index(CONTROL, 4), Some(2));
     assert_eq!(control::index(CONTROL | f::MQ, 4), Some(8));
-    assert_eq!(control::index(CONTROL | f::MQ, 16), None);
+    assert_eq!(control::index(CONTROL | f::MQ, 16), Some(32));
     assert_eq!(control::index(0, 4), None);
 }
 
@@ -202,6 +206,45 @@ fn abuse_N2_receive_offloads_can_be_switched_off_and_on() {
     assert_eq!(bench.ask(OFFLOADS, 0, &(1u64 << 10).to_le_bytes()), ERR);
     assert_eq!(bench.ask(OFFLOADS, 0, &own.to_le_bytes()), OK);
     assert!(partial(&mut bench));
+}
+
+#[test]
+fn abuse_N2_a_driver_says_when_it_has_announced_itself() {
+    let mut bench = Bench::new(Spec::default());
+    let asks = Arc::clone(&bench.lab.port(0).announce);
+    assert!(!asks.load(Relaxed), "a driver that begins is known by its first frame");
+    assert_eq!(bench.ask(ANNOUNCE, 0, &[]), OK);
+    // Another daemon takes over.
+    let control = bench.lab.port(0).control.take().unwrap();
+    let features = bench.lab.port(0).features;
+    bench.lab.port(0).set_features(features);
+    control::start(bench.lab.port(0), &control.vring);
+    bench.lab.port(0).control = Some(control);
+    for (command, data) in [(1, &[][..]), (0, &[0])] {
+        assert_eq!((bench.ask(ANNOUNCE, command, data), asks.load(Relaxed)), (ERR, true));
+    }
+    assert_eq!((bench.ask(ANNOUNCE, 0, &[]), asks.load(Relaxed)), (OK, false));
+    // Who did not negotiate it is not asked.
+    bench.lab.port(0).set_features(features & !f::GUEST_ANNOUNCE);
+    let control = bench.lab.port(0).control.take().unwrap();
+    control::start(bench.lab.port(0), &control.vring);
+    bench.lab.port(0).control = Some(control);
+    assert_eq!((bench.ask(ANNOUNCE, 0, &[]), asks.load(Relaxed)), (ERR, false));
+}
+
+#[test]
+fn abuse_D4_B2_a_request_of_buffers_that_cannot_be_read_is_refused_and_the_next_is_served() {
+    let mut bench = Bench::new(Spec::default());
+    let ack = bench.driver.buffer(&[0xee]);
+    let outside = (bench.driver.unmapped_addr(), 3);
+    let piece = bench.driver.buffer(&[RX]);
+    for request in [vec![outside], vec![piece; base::limits::MAX_CHAIN_SEGS + 1]] {
+        bench.driver.offer_indirect(&request, &[ack]);
+        bench.lab.poll();
+        assert_eq!(bench.driver.used().unwrap().1, 1);
+        assert_eq!(bench.driver.read(ack.0, 1)[0], 1);
+    }
+    assert_eq!(bench.ask(RX, 0, &[0]), OK);
 }
 
 #[test]

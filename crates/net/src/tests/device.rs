@@ -358,6 +358,13 @@ fn abuse_N2_a_control_queue_runs_where_a_front_end_gives_it() {
         }
         driver.read(ack.0, 1)[0]
     };
+    let notifier = Arc::new(Notifier::default());
+    port.set_notifier(Some(notifier.clone()));
+    let status = || {
+        let mut status = [0];
+        port.read_config(6, &mut status).unwrap();
+        (status[0], notifier.0.load(Ordering::SeqCst))
+    };
     port.activate(MODERN | f::CTRL_VQ | f::CTRL_RX | port.whole_device_features()).unwrap();
     let mut driver = ModelDriver::new(Layout::Split, 64);
     port.start_queue(driver.vring(2)).unwrap();
@@ -371,13 +378,23 @@ fn abuse_N2_a_control_queue_runs_where_a_front_end_gives_it() {
     assert!(port.stop_queue(2).unwrap().is_none());
     port.start_queue(stopped).unwrap();
     assert_eq!(rx_mode_off(&mut driver), 0);
+    assert_eq!(status(), (1, 0), "the network knows where it is");
+    let moved = port.stop_queue(2).unwrap().unwrap();
     port.reset();
     assert!(port.stop_queue(2).unwrap().is_none(), "a reset stops it too");
+    // As a daemon that takes the session over sees it.
+    port.activate(MODERN | f::CTRL_VQ | f::CTRL_RX | port.whole_device_features()).unwrap();
+    port.start_queue(moved).unwrap();
+    assert_eq!(status(), (3, 1), "the driver is to announce itself");
+    port.reset();
+    assert_eq!(status(), (1, 1));
 
-    // Without room for one behind the pairs there is none.
+    // Behind as many pairs as there can be, too.
     let most = NetPortConfig { queue_pairs: 16, ..NetPortConfig::new("most") };
     let most = switch.add_port(most).unwrap();
-    assert_eq!((most.queue_count(), most.whole_device_features()), (32, 0));
+    assert_eq!((most.queue_count(), most.whole_device_features()), (33, f::WHOLE_DEVICE));
+    most.activate(MODERN | f::CTRL_VQ | f::CTRL_RX | f::MQ).unwrap();
+    most.start_queue(driver.vring(32)).unwrap();
     core.shutdown();
 }
 

@@ -22,7 +22,7 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"MRHL");
 pub const VERSION: u16 = 1;
 /// Most bytes of a port's name (`vm/port`).
 pub const MAX_PORT_LEN_BYTES: usize = 2 * MAX_NAME_LEN_BYTES + 1;
-/// Most bytes of a port's state: 64 regions of about 120 bytes and 32 queues of about 400 in JSON
+/// Most bytes of a port's state: 64 regions of about 120 bytes and 33 queues of about 400 in JSON
 /// are 21 KiB; a packet must also fit into a socket's default send buffer.
 pub const MAX_BLOB_LEN_BYTES: usize = 64 << 10;
 /// Most descriptors of a port: socket, slots, log, inflight, back-end channel, one per memory
