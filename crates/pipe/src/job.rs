@@ -222,6 +222,11 @@ impl Job {
         next
     }
 
+    /// Drops what it works with, in whatever state that is; its connection is lost.
+    pub fn give_up(&self) {
+        drop(lock(&self.work).take());
+    }
+
     /// Tells the agent, when it is over or nothing more is needed of the guest; only the first time.
     pub fn answer(&self, moved_bytes: u64, reason: Reason) {
         if self.is_answered.swap(true, Ordering::Relaxed) {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -285,7 +286,7 @@ impl Pool {
         while !self.stop.load(Ordering::Relaxed) {
             match self.next() {
                 Some(Due::Pipe(job)) => self.step(&job),
-                Some(Due::Task(task)) => task(),
+                Some(Due::Task(task)) => _ = alone(task),
                 None => {}
             }
         }
@@ -326,7 +327,12 @@ impl Pool {
     }
 
     fn step(&self, job: &Job) {
-        let again = match job.advance(self) {
+        // The other pipes keep their thread.
+        let next = alone(|| job.advance(self)).unwrap_or_else(|| {
+            alone(|| job.give_up());
+            Next::Over(job.moved_bytes.load(Ordering::Relaxed), Reason::Lost)
+        });
+        let again = match next {
             Next::Again => self.lock().end_step(job.token, None),
             Next::Wait(at) => self.lock().end_step(job.token, Some(at)),
             Next::Over(moved_bytes, reason) => {
@@ -339,6 +345,15 @@ impl Pool {
         };
         self.ring_if(again);
     }
+}
+
+/// Does something; none when it panicked, which is told.
+fn alone<R>(step: impl FnOnce() -> R) -> Option<R> {
+    let done = catch_unwind(AssertUnwindSafe(step)).ok();
+    if done.is_none() {
+        tracing::error!("a step of a pipe panicked; its connection is lost");
+    }
+    done
 }
 
 impl FlowWatch for Pool {

@@ -122,6 +122,28 @@ impl Drop for Told {
 }
 
 #[test]
+#[allow(non_snake_case)]
+fn abuse_S1_a_step_that_panics_ends_its_pipe_alone() {
+    let mut world = World::new(1);
+    let (told, heard) = channel();
+    let (own, kept) = (Told(told.clone()), Told(told));
+    world.add(2, move || {
+        let _own = &own;
+        panic!("a pipe's step");
+    });
+    heard.recv().unwrap();
+    world.pool.run(Box::new(|| panic!("a pipe's task")));
+    let (step, has_begun, go_on) = gate();
+    world.add(4, step);
+    has_begun.recv().unwrap();
+    assert_eq!((world.pool.len(), world.pool.find(&world.agent, 2).is_none()), (1, true));
+    go_on.send(()).unwrap();
+    // No thread panicked.
+    world.end();
+    drop(kept);
+}
+
+#[test]
 fn a_pool_that_has_ended_keeps_nothing() {
     let mut world = World::new(2);
     let (told, heard) = channel();
