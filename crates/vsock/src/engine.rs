@@ -297,6 +297,8 @@ impl Engine {
             rx.vring().queue.set_memory(Arc::clone(memory))?;
         }
         if let Some(tx) = &mut port.tx {
+            // A batch of the last turn keeps the old table, whose end would be this thread's work.
+            tx.batch.release();
             tx.vring.queue.set_memory(Arc::clone(memory))?;
         }
         if let Some(event) = &mut port.event {

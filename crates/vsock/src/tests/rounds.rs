@@ -149,6 +149,30 @@ fn abuse_D4_a_packet_with_payload_outside_memory_ends_its_connection_only() {
 }
 
 #[test]
+fn abuse_B2_a_packet_in_too_many_pieces_ends_its_connection_only() {
+    let mut world = World::with_guests(1);
+    let (bad, _bad_stream) = world.connect_in(0, 80);
+    let (mut good, mut stream) = world.connect_in(0, 81);
+    let guest = &mut world.guests[0];
+    let mut header = guest.header(bad.key, Op::Rw);
+    header.len = (base::limits::MAX_CHAIN_SEGS as u32).into();
+    let head = guest.tx.buffer(header.as_bytes());
+    let piece = guest.tx.buffer(b"x");
+    let pieces = std::iter::repeat_n(piece, base::limits::MAX_CHAIN_SEGS);
+    guest.tx.offer_indirect(&std::iter::once(head).chain(pieces).collect::<Vec<_>>(), &[]);
+    good.send(guest, Op::Rw, 0, b"still there");
+    for _ in 0..4 {
+        world.turn();
+    }
+    let packet = world.packet(0);
+    assert_eq!((packet.op(), packet.key()), (Op::Rst as u16, bad.key));
+    let mut got = [0; 11];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"still there");
+    assert!(world.guests[0].tx.health().is_live());
+}
+
+#[test]
 fn abuse_D4_receive_buffers_outside_memory_go_back_empty() {
     let mut world = World::with_guests(1);
     use_rx(&mut world, 0, 0, HEADER);
