@@ -29,6 +29,8 @@ pub(crate) const MAX_LINE_LEN_BYTES: usize = 1 << 20;
 pub(crate) const MAX_EVENTS: usize = 256;
 /// Bytes read at once.
 const READ_LEN_BYTES: usize = 4096;
+/// Reads of one look: a monitor that says more without an end is not heard to it.
+const MAX_READS: usize = 4;
 
 /// What QEMU says by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,15 +100,18 @@ impl Qmp {
         self.exchange(command, arguments, Some(fd))
     }
 
-    /// Reads what is there, without waiting.
-    pub fn look(&mut self) -> Result<(), QmpError> {
+    /// Reads what is there, without waiting, up to a limit. True when it was reached: there may be more.
+    pub fn look(&mut self) -> Result<bool, QmpError> {
         let command = "listening for events";
-        while self.read_some(command)? {
+        for _ in 0..MAX_READS {
+            if !self.read_some(command)? {
+                return Ok(false);
+            }
             while let Some(line) = self.take_line(command)? {
                 self.keep_event(&line);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The oldest event that nobody has taken.
@@ -195,12 +200,10 @@ impl Qmp {
         Ok(())
     }
 
-    /// Waits for more bytes and reads them.
+    /// Waits for more bytes and reads them. Not longer than `until`, however many there are.
     fn fill(&mut self, command: &'static str, until: Instant) -> Result<(), QmpError> {
-        if !self.read_some(command)? {
-            self.wait_for(PollFlags::IN, command, until)?;
-        }
-        Ok(())
+        self.wait_for(PollFlags::IN, command, until)?;
+        self.read_some(command).map(drop)
     }
 
     fn wait_for(
@@ -214,7 +217,7 @@ impl Qmp {
         if !fds[1].revents().is_empty() {
             return Err(QmpError::Stopped { command });
         }
-        if fds[0].revents().is_empty() && Instant::now() >= until {
+        if Instant::now() >= until {
             let timeout_ms = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX);
             return Err(QmpError::Timeout { command, timeout_ms });
         }

@@ -101,6 +101,28 @@ fn an_end_a_stop_and_a_timeout_are_told_apart() {
     assert_eq!(error.to_string(), "monitor: ask: no answer within 1 ms");
 }
 
+/// It says more, and faster, than is read.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_V2_a_monitor_that_says_much_is_left_all_the_same() {
+    let flood = |to: &mut UnixStream| {
+        let lines = "{}\n".repeat(10_000);
+        while to.write_all(lines.as_bytes()).is_ok() {}
+    };
+    let (_folder, path, _thread) = monitor(move |_, to| {
+        flood(to);
+        false
+    });
+    let stop = Arc::new(Event::new().unwrap());
+    let mut qmp = Qmp::connect(&path, Duration::from_millis(20), stop.clone()).unwrap();
+    let error = qmp.run("ask", json!({})).unwrap_err();
+    assert!(matches!(error, QmpError::Timeout { .. }), "{error}");
+    while !qmp.look().unwrap() {}
+    stop.signal().unwrap();
+    let error = qmp.run("ask", json!({})).unwrap_err();
+    assert!(matches!(error, QmpError::Stopped { .. }), "{error}");
+}
+
 #[test]
 fn a_socket_of_nobody_is_gone_and_a_busy_one_is_not() {
     let folder = TempDir::new().unwrap();

@@ -27,6 +27,8 @@ use crate::wait::wait;
 const UNPLUG_RETRY: Duration = Duration::from_secs(6);
 /// After this time QEMU is asked again to remove what was behind a device.
 const REST_RETRY: Duration = Duration::from_millis(100);
+/// Pause after a look at a monitor that says more than is read at once.
+const FLOOD_PAUSE: Duration = Duration::from_millis(10);
 /// Stack of the thread: the deepest path parses a line of JSON.
 const STACK_LEN_BYTES: usize = 512 << 10;
 
@@ -277,7 +279,13 @@ impl<R: Reports> Running<R> {
         if fds.last().is_some_and(|stop| !stop.revents().is_empty()) && fds.len() > 1 {
             return Err(QmpError::Stopped { command });
         }
-        self.qmp.look()
+        if self.qmp.look()? {
+            // It has a thread of ours, not a CPU.
+            let mut stop: Vec<_> = others.iter().map(|e| PollFd::new(*e, PollFlags::IN)).collect();
+            let until = Instant::now() + FLOOD_PAUSE;
+            wait(&mut stop, Some(until)).map_err(|source| QmpError::Io { command, source })?;
+        }
+        Ok(())
     }
 
     /// Hears what the monitor has said by itself; false when that was nothing.
