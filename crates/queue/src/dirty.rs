@@ -24,7 +24,7 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps the bitmap, at the expense of a VM's share. Fails when size and offset wrap around, when
+    /// Maps the bitmap, as one of a VM's mappings. Fails when size and offset wrap around, when
     /// the size is 0 or above [`MAX_LOG_BYTES`], or when the file is shorter.
     pub fn new(
         share: &MemoryShare,
@@ -43,7 +43,7 @@ impl DirtyLog {
         if mmap_size == 0 || mmap_size > MAX_LOG_BYTES {
             return Err(unmappable(format!("size 0 or above the limit {MAX_LOG_BYTES:#x}")));
         }
-        let mapping = share.map(fd.as_fd(), mmap_offset, mmap_size).map_err(unmappable)?;
+        let mapping = share.map_log(fd.as_fd(), mmap_offset, mmap_size).map_err(unmappable)?;
         Ok(Self { mapping, len_bytes: mmap_size })
     }
 

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::share::{Charge, VmBudget};
+use crate::share::{Charge, Counts, VmBudget};
 use crate::sigbus::Guarded;
 
 /// Page size of ordinary mappings.
@@ -79,7 +79,7 @@ impl Mapping {
         fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
-        vm: Option<&VmBudget>,
+        vm: Option<(&VmBudget, Counts)>,
     ) -> Result<Self, String> {
         let page_bytes = Self::check(fd, offset, len)?;
         let end = offset + len;

@@ -61,6 +61,15 @@ pub(crate) struct VmBudget {
     mappings: Arc<Budget>,
 }
 
+/// What a mapping is to its VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counts {
+    /// Its bytes are of those that it may have.
+    Memory,
+    /// A dirty log: a limit that is what the VM has must not end its move.
+    Log,
+}
+
 /// What a mapping has of the budgets that it counts for.
 #[derive(Debug)]
 pub(crate) struct Charge {
@@ -71,8 +80,8 @@ pub(crate) struct Charge {
 impl Charge {
     /// Charges the process, and the VM where one is given. The error is a text that says which limit
     /// stands in the way.
-    pub fn take(len_bytes: u64, vm: Option<&VmBudget>) -> Result<Self, String> {
-        let take_bytes = |budget: &Arc<Budget>, owner: &str| {
+    pub fn take(len_bytes: u64, vm: Option<(&VmBudget, Counts)>) -> Result<Self, String> {
+        let take_bytes = |budget: &Arc<Budget>, len_bytes: u64, owner: &str| {
             budget.take(len_bytes).map_err(|used| {
                 format!(
                     "{len_bytes:#x} bytes more than the {used:#x} that are mapped now; the limit of \
@@ -81,19 +90,20 @@ impl Charge {
                 )
             })
         };
-        let take_vm = |vm: &VmBudget| {
+        let take_vm = |(vm, counts): (&VmBudget, Counts)| {
             let mapping = vm.mappings.take(1).map_err(|used| {
                 format!("one mapping more than {used}; that is the limit of one VM")
             })?;
-            Ok::<_, String>((take_bytes(&vm.bytes, "one VM")?, mapping))
+            let memory_bytes = if counts == Counts::Memory { len_bytes } else { 0 };
+            Ok::<_, String>((take_bytes(&vm.bytes, memory_bytes, "one VM")?, mapping))
         };
         let _vm = vm.map(take_vm).transpose()?;
-        Ok(Self { _process: take_bytes(&PROCESS, "the daemon")?, _vm })
+        Ok(Self { _process: take_bytes(&PROCESS, len_bytes, "the daemon")?, _vm })
     }
 }
 
-/// A part of a file: device, inode, offset and length in bytes.
-type Part = (u64, u64, u64, u64);
+/// A part of a file: device, inode, offset and length in bytes, and what it is.
+type Part = (u64, u64, u64, u64, Counts);
 
 /// See the module's text. Ports of one VM have one in common.
 pub struct MemoryShare {
@@ -136,16 +146,36 @@ impl MemoryShare {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps `offset..offset + len` of a file, or finds it mapped. The error is a text that says why
-    /// not.
+    /// Maps `offset..offset + len` of a memory file, or finds it mapped. The error is a text that says
+    /// why not.
     pub(crate) fn map(
         &self,
         fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
     ) -> Result<Arc<Mapping>, String> {
+        self.map_as(Counts::Memory, fd, offset, len)
+    }
+
+    /// The same of a dirty log.
+    pub(crate) fn map_log(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Arc<Mapping>, String> {
+        self.map_as(Counts::Log, fd, offset, len)
+    }
+
+    fn map_as(
+        &self,
+        counts: Counts,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Arc<Mapping>, String> {
         let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
-        let part = (stat.st_dev as u64, stat.st_ino as u64, offset, len);
+        let part = (stat.st_dev as u64, stat.st_ino as u64, offset, len, counts);
         // Under the lock: two ports that are sent the same file at once must not map it twice. A
         // mapping keeps its file, so no other one has this inode meanwhile.
         let mut mapped = self.lock();
@@ -157,7 +187,7 @@ impl MemoryShare {
             Mapping::check(fd, offset, len)?;
             return Ok(mapping);
         }
-        let mapping = Arc::new(Mapping::new(fd, offset, len, Some(&self.budget))?);
+        let mapping = Arc::new(Mapping::new(fd, offset, len, Some((&self.budget, counts)))?);
         mapped.push((part, Arc::downgrade(&mapping)));
         Ok(mapping)
     }
@@ -190,6 +220,19 @@ mod tests {
         assert!(small.take(1).is_err());
         drop((second, third));
         assert_eq!(small.used(), 0);
+    }
+
+    /// A move needs a log of memory that is all that the VM may have.
+    #[test]
+    fn abuse_V1_a_dirty_log_is_none_of_the_bytes_of_a_vm() {
+        let file = SharedMemory::new("share", 2 * 4096).unwrap();
+        let vm = MemoryShare::with_limit(4096);
+        let _memory = vm.map(file.as_fd(), 0, 4096).unwrap();
+        let log = vm.map_log(file.as_fd(), 4096, 4096).unwrap();
+        assert!(Arc::ptr_eq(&log, &vm.map_log(file.as_fd(), 4096, 4096).unwrap()));
+        assert_eq!((vm.used_bytes(), vm.used_mappings()), (4096, 2));
+        // Not a way to have more.
+        assert!(vm.map(file.as_fd(), 4096, 4096).is_err());
     }
 
     /// Guards of mappings are the process's: tables that requests in flight keep must not take all.

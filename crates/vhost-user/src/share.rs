@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use base::limits::MAX_MEMORY_BYTES;
 use queue::MemoryShare;
 
 use crate::pace::Pace;
@@ -21,9 +22,10 @@ impl VmShare {
         Self::of(MemoryShare::new())
     }
 
-    /// The same, of a VM that may map so much.
+    /// The same, of a VM that may share so much, and map it twice: a VMM cuts the same file anew when it
+    /// plugs memory or its firmware opens a window, and its ports follow one after the other.
     pub fn with_memory_limit(limit_bytes: u64) -> Self {
-        Self::of(MemoryShare::with_limit(limit_bytes))
+        Self::of(MemoryShare::with_limit(limit_bytes.saturating_mul(2).min(MAX_MEMORY_BYTES)))
     }
 
     fn of(memory: Arc<MemoryShare>) -> Self {
