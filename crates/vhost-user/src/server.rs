@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,8 +34,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts to dial.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a stop waits for a session's thread: longer than disks are waited for, which give up
-/// before (20 s at a daemon's end).
+/// How long a stop waits for a session's thread, from its beginning: longer than disks are waited for,
+/// which give up before (20 s at a daemon's end).
 const JOIN_LIMIT: Duration = Duration::from_secs(25);
 
 /// How a port meets its front end.
@@ -60,6 +60,8 @@ pub struct PortServer {
     thread: Option<JoinHandle<()>>,
     /// Closed by the thread as it ends.
     ended: Mutex<Receiver<()>>,
+    /// When its stop began.
+    stop_began: OnceLock<Instant>,
 }
 
 impl std::fmt::Debug for PortServer {
@@ -112,6 +114,7 @@ pub fn serve_port(
         forget: Arc::default(),
         thread: None,
         ended: Mutex::new(ended),
+        stop_began: OnceLock::new(),
     };
     let (status, forget) = (server.status.clone(), server.forget.clone());
     let (memory, fruitless) = (server.memory.clone(), Fruitless::default());
@@ -192,8 +195,21 @@ impl PortServer {
     /// As [`PortServer::stop`], but the holder forgets the session: the front end sees a
     /// disconnect.
     pub fn stop_and_forget(self) {
-        self.forget.store(true, Ordering::SeqCst);
+        self.begin_stop(true);
         drop(self);
+    }
+
+    /// Begins what [`PortServer::stop`] waits for, or [`PortServer::stop_and_forget`]: of many ports that
+    /// end, one that is slow does not add its time to that of the others.
+    pub fn begin_stop(&self, forget: bool) {
+        self.stop_began.get_or_init(Instant::now);
+        if forget {
+            self.forget.store(true, Ordering::SeqCst);
+        }
+        self.port.stopping.store(true, Ordering::SeqCst);
+        if let Err(error) = self.port.stop.signal() {
+            tracing::error!(port = %self.port.name, "cannot stop the session thread: {error}");
+        }
     }
 
     /// Waits until the port serves no more by itself: only a port on a connected
@@ -210,7 +226,9 @@ impl PortServer {
 
     /// Waits for the end of the thread, but not for ever: whoever stops a port may hold up others.
     fn join(&mut self) {
-        if self.ended().recv_timeout(JOIN_LIMIT) == Err(RecvTimeoutError::Timeout) {
+        let waited = self.stop_began.get().map(Instant::elapsed).unwrap_or_default();
+        let limit = JOIN_LIMIT.saturating_sub(waited);
+        if self.ended().recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(
                 port = %self.port.name,
                 "the session thread does not end within {} s; it is left behind, with what it has",
@@ -228,11 +246,7 @@ impl PortServer {
 
 impl Drop for PortServer {
     fn drop(&mut self) {
-        self.port.stopping.store(true, Ordering::SeqCst);
-        if let Err(error) = self.port.stop.signal() {
-            tracing::error!(port = %self.port.name, "cannot stop the session thread: {error}");
-            return;
-        }
+        self.begin_stop(false);
         self.join();
     }
 }

@@ -421,8 +421,14 @@ impl Host {
                 disk.give_up_after(STOP_LIMIT);
             }
         }
+        // All at once: one that is slow does not add its time to that of the others.
         for port in &ports {
             port.leave_socket();
+            if let Ok(live) = &port.live {
+                live.begin_stop(forget);
+            }
+        }
+        for port in &ports {
             if let Ok(live) = &port.live {
                 live.stop(forget);
             } else if forget {

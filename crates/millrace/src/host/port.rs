@@ -170,6 +170,14 @@ impl Live {
         }
     }
 
+    /// Begins what [`Live::stop`] waits for.
+    pub fn begin_stop(&self, forget: bool) {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = server.as_ref() {
+            server.begin_stop(forget);
+        }
+    }
+
     /// Ends the session; with a holder it is left there for the next daemon, unless `forget`.
     pub fn stop(&self, forget: bool) {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
