@@ -107,7 +107,8 @@ impl AsRawFd for Doorbell {
     }
 }
 
-fn check_kind(fd: BorrowedFd<'_>) -> io::Result<()> {
+/// Whether it is an eventfd; looked up in the kernel alone.
+pub(crate) fn check_kind(fd: BorrowedFd<'_>) -> io::Result<()> {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let link = std::fs::read_link(&link)
         .map_err(|e| io::Error::new(e.kind(), format!("reading the link {link}: {e}")))?;

@@ -8,18 +8,23 @@
 //!
 //! # Limits
 //! - 16 threads at most, each with one descriptor at a time; they end when nothing came for 5 s. As many
-//!   more for what was checked, which the former do not hold up.
+//!   more for what is known to end, which the former do not hold up: what its owner has checked, memory
+//!   files, eventfds. One VM can have all of the former hang, and others' memory is to be free all the same.
 //! - A socket that waits is open for its peer: whoever wants it to see the end shuts it down first.
 //! - 1,024 descriptors wait for them at most. What comes when all threads hang and this is full is
-//!   closed by the thread that drops it: most likely the hostile peer's own.
+//!   closed by the thread that drops it: most likely the hostile peer's own. A process whose one thread is
+//!   everybody's says [`never_wait`].
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::net::Shutdown;
+
+use crate::doorbell;
 
 /// Most threads that close.
 const MAX_CLOSERS: usize = 16;
@@ -87,10 +92,24 @@ impl AsFd for PeerFd {
 impl Drop for PeerFd {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
-            self.closers.close(fd);
+            let closers = if is_quick(fd.as_fd()) { &CHECKED } else { self.closers };
+            closers.close(fd);
         }
     }
 }
+
+/// Whether it is of a kind whose `close` asks nobody: a file in memory, or an eventfd. Nor does this.
+fn is_quick(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok() || doorbell::check_kind(fd).is_ok()
+}
+
+/// From now on no thread of this process closes by itself what it drops: however many wait for those that
+/// do, it waits, too.
+pub fn never_wait() {
+    NEVER_WAIT.store(true, Ordering::Relaxed);
+}
+
+static NEVER_WAIT: AtomicBool = AtomicBool::new(false);
 
 /// Waits until all that was dropped is closed: for tests that count descriptors.
 pub fn settle() {
@@ -147,7 +166,8 @@ impl Closers {
                 state.threads -= 1;
             }
         }
-        if state.threads == 0 || state.waiting.len() >= MAX_WAITING {
+        let is_full = state.threads == 0 || state.waiting.len() >= MAX_WAITING;
+        if is_full && !NEVER_WAIT.load(Ordering::Relaxed) {
             drop(state);
             return drop(fd);
         }
@@ -207,6 +227,30 @@ mod tests {
             is_closed(reader);
         }
         assert!(SOME.lock().threads <= MAX_CLOSERS);
+        drop(peers);
+    }
+
+    /// One VM can have all threads hang that close what nobody checked: the memory of others is freed.
+    #[test]
+    fn abuse_V4_memory_and_eventfds_are_closed_beside_what_hangs() {
+        let (fds, peers): (Vec<_>, Vec<_>) =
+            std::iter::repeat_with(lingering).take(MAX_CLOSERS).unzip();
+        fds.into_iter().for_each(|fd| drop(PeerFd::from(fd)));
+        for _ in 0..100 {
+            let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            let link = format!("/proc/self/fd/{}", memory.as_raw_fd());
+            let inode = rustix::fs::fstat(&memory).unwrap().st_ino;
+            drop(PeerFd::from(memory));
+            // Closed, whatever has the number now.
+            let is_there = || rustix::fs::stat(&*link).is_ok_and(|stat| stat.st_ino == inode);
+            while is_there() {
+                std::thread::yield_now();
+            }
+            let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+            assert!(is_quick(bell.as_fd()));
+        }
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(!is_quick(reader.as_fd()));
         drop(peers);
     }
 

@@ -10,7 +10,7 @@ use control::config::{
     AttachBody, BindMode, BlockSize, Config, DiskFormat, HolderConfig, OnError, PauseKind,
     PipesConfig, Placement, Problems, SidecoreConfig, SocketMode, SpinKind, load, parse,
 };
-use problems::errors;
+use problems::{errors, expect};
 
 /// Each case: a config, and the problems it has, in order: where, and words of the text.
 #[test]
@@ -360,7 +360,7 @@ fn ports_have_defaults() {
     assert_eq!((disk.block_size, disk.endpoint.mode), (BlockSize::Bytes(512), SocketMode::Dial));
     assert_eq!(disk.on_error, OnError::Enospc);
     // What QEMU asks for goes by the VM's CPUs (B1).
-    assert_eq!(disk.queues, base::limits::MAX_QUEUES);
+    assert_eq!(disk.queues, base::limits::MAX_DISK_QUEUES);
     assert_eq!(disk.seg_max, 126);
     for (word, on_error) in
         [("enospc", OnError::Enospc), ("hold", OnError::Hold), ("report", OnError::Report)]
@@ -373,6 +373,39 @@ fn ports_have_defaults() {
     let error = parse(Path::new("m.toml"), &format!("{text}on_error='stop'\n")).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("on_error") && error.contains("\"stop\" is unknown"), "{error}");
+}
+
+#[test]
+fn abuse_V11_the_memory_of_a_vm_has_a_limit_if_one_is_given() {
+    let vm = |line: &str| format!("[[vm]]\nname='v'\n{line}\n");
+    let limit = |line: &str| {
+        parse(Path::new("m.toml"), &vm(line)).unwrap().vms.remove(0).memory_limit_bytes
+    };
+    for (line, bytes) in [
+        ("", None),
+        ("memory_limit='8GiB'", Some(8 << 30)),
+        ("memory_limit='1MiB'", Some(1 << 20)),
+        ("memory_limit=1048577", Some((1 << 20) + 1)),
+        ("memory_limit='16TiB'", Some(16 << 40)),
+    ] {
+        assert_eq!(limit(line), bytes, "{line}");
+    }
+    let shown =
+        serde_json::to_value(parse(Path::new("m.toml"), &vm("memory_limit='8GiB'")).unwrap());
+    assert_eq!(shown.unwrap()["vm"][0]["memory_limit"], 8u64 << 30);
+    let place = "m.toml:3:14: vm[0].memory_limit:";
+    for (written, words) in [
+        ("0", "is 0 bytes; 1 MiB to 16 TiB; give what the VM has, hot-plugged memory included"),
+        ("'1023KiB'", "is 1047552 bytes; 1 MiB to 16 TiB"),
+        ("'17TiB'", "is 18691697672192 bytes; 1 MiB to 16 TiB"),
+        ("'8GB'", "\"8GB\" is no size"),
+        ("'99999999999TiB'", "is no size"),
+        ("-1", "is -1"),
+        ("true", "\"64MiB\""),
+        ("['8GiB']", "\"64MiB\""),
+    ] {
+        expect(&vm(&format!("memory_limit={written}")), &[(place, words)]);
+    }
 }
 
 #[test]

@@ -3,11 +3,14 @@
 
 mod common;
 
+use std::os::fd::AsFd;
+
 use common::net_guest::NetGuest;
-use common::session::FrontEnd;
-use common::{BASIC, IN, OUT, Place, driver, millrace, sector, text, wait_used};
+use common::session::{self, FrontEnd};
+use common::{BASIC, IN, OUT, Place, TWO_VMS, driver, millrace, sector, text, wait_used};
 use queue::Layout;
 use serde_json::{Value, json};
+use vhost_user::codec::{Region, Request};
 
 const ALL: &str = "
 [[switch]]
@@ -294,6 +297,106 @@ fn abuse_O3_front_ends_of_a_port_that_was_not_started_are_turned_away_with_the_r
     assert_eq!(daemon.terminate().code(), Some(0), "{}", place.log());
     let left: Vec<_> = std::fs::read_dir(place.path("run")).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// QEMU asks for a queue per CPU of its VM, unless it is told `num-queues`, and ends where there are less.
+#[test]
+fn abuse_B1_a_disk_with_defaults_has_32_queues() {
+    let place = Place::new(ALL);
+    let daemon = place.start();
+    let front = FrontEnd::dial(&place.socket("web-root.sock"));
+    let mut ring = driver(Layout::Split);
+    front.hello(BASIC);
+    assert_eq!(front.get_u64(Request::GetQueueNum), 32);
+    // The last one is served as the first.
+    front.set_memory(&ring);
+    front.start_ring(31, &ring, 0);
+    sector(&mut ring, OUT, 3, 0x31);
+    assert_eq!(sector(&mut ring, IN, 3, 0), 0x31);
+    assert_eq!(daemon.port("web", "root")["health"], "ok");
+}
+
+const LIMITED: &str = "
+[[vm]]
+name='small'
+memory_limit='6MiB'
+[[vm.disk]]
+name='d'
+format='memory'
+size='1MiB'
+[[vm.disk]]
+name='e'
+format='memory'
+size='1MiB'
+[[vm]]
+name='other'
+[[vm.disk]]
+name='d'
+format='memory'
+size='1MiB'
+";
+
+/// What its front ends share, all of them together, is what the daemon can be made to pay for.
+#[test]
+fn abuse_V11_a_vm_beyond_its_memory_limit_is_refused_and_others_are_served() {
+    let place = Place::new(LIMITED);
+    let daemon = place.start();
+    let mapped = |vm: &str, what: &str, bytes: u64| {
+        let metrics = daemon.ask("GET", "/v1/metrics", None).body;
+        let series = format!("millrace_vm_mapped_{what}{{vm=\"{vm}\"}} {bytes}\n");
+        assert!(metrics.contains(&series), "{series} is not in\n{metrics}");
+    };
+    let serves = |name: &str| {
+        let (front, mut ring) = (FrontEnd::dial(&place.socket(name)), driver(Layout::Split));
+        front.start(BASIC, &ring);
+        sector(&mut ring, OUT, 1, 7);
+        (front, ring)
+    };
+    let (_first, mut first) = serves("small-d.sock");
+    let front = FrontEnd::dial(&place.socket("small-e.sock"));
+    front.hello(BASIC);
+    let (more, region) = (session::memfd(9 << 20), Region { len_bytes: 9 << 20, ..session::LOW });
+    let answer = front.ack(Request::SetMemTable, &session::table(&[region]), &[more.as_fd()]);
+    assert_eq!(answer, Some(1));
+    assert!(front.try_reply().is_none(), "its VMM sees the end");
+    // It may map twice what it may have: VMMs cut the same files anew.
+    let wanted = "SET_MEM_TABLE: memory region 0x0+0x900000 cannot be mapped: 0x900000 bytes more \
+                  than the 0x400000 that are mapped now; the limit of one VM is 0xc00000";
+    assert_eq!(daemon.port("small", "e")["last_error"], wanted);
+    let log = place.log();
+    let line = log.lines().find(|line| line.contains(wanted)).unwrap();
+    assert!(line.contains("WARN") && line.contains("port=small/e"), "{line}");
+    mapped("small", "limit_bytes", 12 << 20);
+    mapped("small", "bytes", 4 << 20);
+
+    // Its other port and other VMs do not notice; a file that both ports map counts once.
+    let _other = serves("other-d.sock");
+    let front = FrontEnd::dial(&place.socket("small-e.sock"));
+    front.hello(BASIC);
+    front.set_memory(&first);
+    assert_eq!(sector(&mut first, IN, 1, 0), 7);
+    mapped("small", "bytes", 4 << 20);
+    mapped("other", "bytes", 4 << 20);
+}
+
+/// Its VMM cut off the memory that its receive buffers are in. Queue 1 is the one that meets it.
+#[test]
+fn abuse_V13_a_receiver_whose_memory_was_truncated_stops_with_the_right_name() {
+    let place = Place::new(TWO_VMS);
+    let daemon = place.start();
+    let buffers = session::memfd(1 << 20);
+    let high = Region { guest_addr: 1 << 40, user_addr: 1 << 40, ..session::LOW };
+    let (mut a, mut b) = (NetGuest::start(&place, "a", 0xa), NetGuest::start(&place, "b", 0xb));
+    b.front.ok(Request::AddMemReg, &session::single(high), &[buffers.as_fd()]);
+    rustix::fs::ftruncate(&buffers, 0).unwrap();
+    b.rx.offer(&[], &[(high.guest_addr, 2048)]);
+    b.rx.kick();
+    a.send(1);
+    daemon.wait_port("b", "n", &[("health", json!("broken"))]);
+    let reason = "guest memory: memory region 0x10000000000+0x100000 was truncated by its owner";
+    assert_eq!(daemon.port("b", "n")["reason"], reason);
+    assert!(place.log().contains(&format!("port stopped: {reason} port=b/n")), "{}", place.log());
+    assert_eq!(daemon.port("a", "n")["health"], "ok");
 }
 
 #[test]

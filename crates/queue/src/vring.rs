@@ -11,7 +11,7 @@ use base::event::Event;
 use base::log_limit::LogLimit;
 
 use crate::batch::{Batch, Chain};
-use crate::error::{MemoryError, RingError};
+use crate::error::RingError;
 use crate::inflight::{InflightRegion, Tracker};
 use crate::ring::{Completion, Position, Queue};
 use crate::sigbus;
@@ -381,16 +381,11 @@ impl Vring {
     /// Breaks the port for a reason found by a device engine.
     #[cold]
     pub fn fail(&mut self, error: &RingError) {
-        // Memory is the whole VM's: the queue that met it first says nothing.
-        let is_everywhere = matches!(
-            error,
-            RingError::Memory {
-                source: MemoryError::Truncated { .. } | MemoryError::LogTruncated,
-                ..
-            }
-        );
-        let queue = (!is_everywhere).then_some(self.parts.index);
-        self.parts.health.fail(queue, error);
+        // Memory that is gone reads as zeroes: whatever is wrong in it, the driver did not write it. And it is
+        // the whole VM's: the queue that met it first says nothing.
+        let gone = self.queue.check_intact().err();
+        let queue = gone.is_none().then_some(self.parts.index);
+        self.parts.health.fail(queue, gone.as_ref().unwrap_or(error));
         if let Some(err) = &self.parts.err
             && err.ring().is_err()
         {

@@ -13,9 +13,10 @@ use queue::inflight::InflightRegion;
 use queue::memory::RegionSpec;
 use queue::seg::{copy_across, copy_in, copy_out, fill_zero, subrange, total_len};
 use queue::testing::{GUEST_BASE, ModelDriver, ModelOptions};
+use queue::vring::VringParts;
 use queue::{
-    Batch, ChainBuf, ChainFault, GuestMemory, Layout, MemoryError, MemoryShare, Queue, RingError,
-    RingSetup, Vring,
+    Batch, ChainBuf, ChainFault, Completion, GuestMemory, Layout, MemoryError, MemoryShare, Queue,
+    RingError, RingSetup, Vring,
 };
 
 const PAGE: u64 = 4096;
@@ -238,6 +239,56 @@ fn abuse_P9_the_ring_itself_is_truncated() {
     assert_eq!(vring.pop(&mut batch, 8), 0);
     assert_eq!(vring.pop(&mut batch, 8), 0);
     assert!(driver.health().reason().is_some_and(|r| r.contains("truncated")));
+}
+
+/// The buffers of queue 0 are gone. Queue 1, which is polled next, meets it and is not to blame.
+#[test]
+fn abuse_V13_truncated_memory_is_named_and_not_the_queue_that_meets_it() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let mut rx = ModelDriver::new(layout, 8);
+        let tx = ModelDriver::in_ram(rx.ram().clone(), layout, 8, ModelOptions::default());
+        let fd = file(PAGE);
+        let memory = rx.memory().with_region(spec(0, 0, PAGE), &fd).unwrap();
+        let vring = |driver: &ModelDriver, index| {
+            let queue = Queue::new(memory.clone(), driver.setup()).unwrap();
+            let health = rx.health().clone();
+            Vring::new(queue, VringParts { health, ..driver.parts(index) }).unwrap()
+        };
+        let (mut receive, mut send) = (vring(&rx, 0), vring(&tx, 1));
+        let mut batch = Batch::new(8, 64);
+        rx.offer(&[], &[(0, 64)]);
+        assert_eq!(receive.pop(&mut batch, 8), 1);
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        assert_eq!(copy_in(batch.get(0).writable, 0, &[7; 64]), 64);
+        for vring in [&mut send, &mut receive] {
+            assert_eq!(vring.pop(&mut batch, 8), 0);
+            let wanted = "guest memory: memory region 0x0+0x1000 was truncated by its owner";
+            assert_eq!(rx.health().reason().as_deref(), Some(wanted), "{layout:?}");
+        }
+    }
+}
+
+/// What is gone reads as zeroes: an index of 0 looks as if the driver had run ahead.
+#[test]
+fn abuse_V13_a_ring_whose_memory_was_truncated_is_called_that() {
+    let fd = file(64 * PAGE);
+    let memory = GuestMemory::empty().with_region(spec(0, 0, 64 * PAGE), &fd).unwrap();
+    let driver = ModelDriver::new(Layout::Split, 8);
+    let mut setup = driver.setup();
+    setup.addrs = queue::RingAddrs { desc: 0, driver: PAGE, device: 2 * PAGE };
+    let mut vring = Vring::new(Queue::new(memory, setup).unwrap(), driver.parts(1)).unwrap();
+    // Descriptor 0 is a buffer of 64 bytes, and the available index is 1.
+    let buffer = [&(8 * PAGE).to_le_bytes()[..], &64u32.to_le_bytes(), &[0; 4]].concat();
+    rustix::io::pwrite(&fd, &buffer, 0).unwrap();
+    rustix::io::pwrite(&fd, &1u16.to_le_bytes(), PAGE + 2).unwrap();
+    let mut batch = Batch::new(8, 64);
+    assert_eq!(vring.pop(&mut batch, 8), 1);
+    vring.push(&[Completion { id: 0, ndesc: 1, written: 0 }]);
+    rustix::fs::ftruncate(&fd, 0).unwrap();
+    assert_eq!(vring.pop(&mut batch, 8), 0);
+    let wanted = "guest memory: memory region 0x0+0x40000 was truncated by its owner";
+    assert_eq!(driver.health().reason().as_deref(), Some(wanted));
+    assert!(driver.err_event().drain());
 }
 
 fn shared(len: usize) -> (SharedMemory, OwnedFd) {

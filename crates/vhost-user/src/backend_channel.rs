@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use base::peer_fd::PeerFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown};
 use zerocopy::IntoBytes;
 
 use crate::codec::{Header, Request};
@@ -25,16 +25,26 @@ pub(crate) struct BackendChannel {
 }
 
 impl BackendChannel {
-    /// Only a Unix stream socket: anything else may block whoever writes to it.
+    /// Only a connected Unix stream socket: anything else may block whoever writes to it, or hold what
+    /// blocks whoever closes it.
     pub fn new(socket: PeerFd, port: &str) -> Result<Self, VhostUserError> {
+        let refuse = |why: &str| {
+            let (message, why) = (Request::SetBackendReqFd.message(), why.to_owned());
+            Err(VhostUserError::Misplaced { message, why })
+        };
         // What is no socket has neither.
         let kind = (socket_domain(&socket).ok(), socket_type(&socket).ok());
-        if kind == (Some(AddressFamily::UNIX), Some(SocketType::STREAM)) {
-            return Ok(Self { socket, port: port.to_owned() });
+        if kind != (Some(AddressFamily::UNIX), Some(SocketType::STREAM)) {
+            return refuse("the descriptor is not a Unix stream socket");
         }
-        let message = Request::SetBackendReqFd.message();
-        let why = "the descriptor is not a Unix stream socket".to_owned();
-        Err(VhostUserError::Misplaced { message, why })
+        if getpeername(&socket).is_err() || shutdown(&socket, Shutdown::Read).is_err() {
+            return refuse("the socket is not connected");
+        }
+        // From here on nobody can put descriptors into it, and none are in it: its close ends.
+        match rustix::io::ioctl_fionread(&socket) {
+            Ok(0) => Ok(Self { socket: socket.checked(), port: port.to_owned() }),
+            _ => refuse("something lies in the socket already; nothing is read from it"),
+        }
     }
 }
 

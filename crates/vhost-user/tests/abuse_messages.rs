@@ -34,6 +34,36 @@ fn abuse_P1_wrong_sizes_of_every_message() {
     }
 }
 
+/// A byte out of band is a byte: left where it is it would wake the session without an end.
+#[test]
+fn abuse_V6_a_byte_out_of_band_is_a_part_of_a_message() {
+    let (_device, server, front) = simple(DeviceKind::Net);
+    front.hello(BASIC);
+    let flags = rustix::net::SendFlags::OOB;
+    assert_eq!(rustix::net::send(&front.socket, b"x", flags), Ok(1));
+    let header = codec::Header::request(Request::GetFeatures as u32, 0, false);
+    let _ = front.send_raw(header.as_bytes(), &[]);
+    assert_ends(server, &front, "header flags");
+}
+
+/// What lies in a socket is closed with it, and may hang then.
+#[test]
+fn abuse_V4_nothing_can_be_put_into_a_back_end_channel() {
+    let (device, _server, front) = simple(DeviceKind::Block);
+    front.hello(BASIC);
+    let (ours, theirs) = pair();
+    front.ok(Request::SetBackendReqFd, &[], &[theirs.as_fd()]);
+    let put = |to: &OwnedFd| rustix::net::send(to, b"x", rustix::net::SendFlags::NOSIGNAL);
+    assert_eq!(put(&ours), Err(rustix::io::Errno::PIPE));
+    device.notifier().unwrap().config_changed().unwrap();
+    // Before, it could be.
+    let (ours, theirs) = pair();
+    assert_eq!(put(&ours), Ok(1));
+    let answer = front.ack(Request::SetBackendReqFd, &[], &[theirs.as_fd()]);
+    assert!(answer.is_some_and(|answer| answer != 0), "{answer:?}");
+    assert!(device.notifier().is_none());
+}
+
 /// A table that announces more (or fewer) regions than it has, or brings another number of
 /// descriptors.
 #[test]

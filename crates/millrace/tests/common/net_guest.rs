@@ -7,7 +7,7 @@ use super::{BASIC, FrontEnd, Place, driver, wait_used};
 
 /// A network port's two rings in one memory, receive first.
 pub struct NetGuest {
-    _front: FrontEnd,
+    pub front: FrontEnd,
     pub rx: ModelDriver,
     pub tx: ModelDriver,
     mac: [u8; 6],
@@ -24,7 +24,7 @@ impl NetGuest {
         front.set_memory(&rx);
         front.start_ring(0, &rx, 0);
         front.start_ring(1, &tx, 0);
-        Self { _front: front, rx, tx, mac: [2, 0, 0, 0, 0, last_mac_byte] }
+        Self { front, rx, tx, mac: [2, 0, 0, 0, 0, last_mac_byte] }
     }
 
     /// Sends a broadcast frame of 60 bytes filled with `fill`.

@@ -36,6 +36,8 @@ const MAX_CLIENTS: usize = 16;
 /// Serves until it is killed. Fails when the socket cannot be listened on: also when another
 /// holder is there.
 pub fn run(socket_path: &Path) -> Result<(), VhostUserError> {
+    // All ports' saves wait for this thread.
+    base::peer_fd::never_wait();
     let stop = Event::new().map_err(VhostUserError::std_io("making an eventfd"))?;
     run_until(socket_path, &stop)
 }
@@ -67,7 +69,8 @@ struct Kept {
 struct Holder {
     listener: OwnedFd,
     _file: SocketFile,
-    clients: Vec<OwnedFd>,
+    /// With descriptors of VMMs in their queues, perhaps.
+    clients: Vec<PeerFd>,
     ports: BTreeMap<String, Kept>,
 }
 
@@ -110,7 +113,7 @@ impl Holder {
     fn admit(&mut self) {
         let client = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         {
-            Ok(client) => client,
+            Ok(client) => PeerFd::from(client),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             Err(error) => return tracing::warn!("holder: no connection accepted: {error}"),
         };
@@ -126,7 +129,7 @@ impl Holder {
     }
 
     /// One request; false when the connection is over.
-    fn serve(&mut self, client: &OwnedFd) -> bool {
+    fn serve(&mut self, client: &PeerFd) -> bool {
         let packet = match receive(client.as_fd(), RecvFlags::DONTWAIT) {
             Ok(Received::Packet(packet)) => packet,
             Ok(Received::Nothing) => return true,

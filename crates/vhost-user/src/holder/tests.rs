@@ -1,6 +1,7 @@
 use std::os::fd::BorrowedFd;
 
 use base::doorbell::Doorbell;
+use base::testing::lingering;
 use rustix::net::{SocketAddrUnix, connect, send as send_bytes};
 use zerocopy::IntoBytes;
 
@@ -15,13 +16,21 @@ struct Running {
 
 impl Running {
     fn start() -> Self {
+        Self::start_after(|_| ())
+    }
+
+    /// A holder to which `say` has said something when it begins to look.
+    fn start_after(say: impl FnOnce(&Self)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let stop = std::sync::Arc::new(Event::new().unwrap());
         let path = dir.path().join("holder.sock");
         let mut holder = Holder::listen(&path).unwrap();
         let end = stop.clone();
+        let mut running = Self { dir, stop, thread: None };
+        say(&running);
         let thread = std::thread::spawn(move || while holder.turn(&end).unwrap() {});
-        Self { dir, stop, thread: Some(thread) }
+        running.thread = Some(thread);
+        running
     }
 
     fn keeper(&self) -> HolderKeeper {
@@ -136,6 +145,44 @@ fn the_largest_port_fits() {
     assert!(
         holder.keeper().save("vm/large", &session(), &vec![event.as_fd(); MAX_FDS + 1]).is_err()
     );
+}
+
+/// A VMM gave them to its port and has closed them since: the holder's are the last. A save that had to
+/// wait for their end would be an error.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_V4_descriptors_whose_close_hangs_hold_up_no_other_port() {
+    let holder = Running::start();
+    let keeper = holder.keeper();
+    let (fds, _peers): (Vec<_>, Vec<_>) = std::iter::repeat_with(lingering).take(2).unzip();
+    keeper.save("vm/a", &session(), &[fds[0].as_fd()]).unwrap();
+    keeper.save("vm/b", &session(), &[fds[1].as_fd()]).unwrap();
+    drop(fds);
+    let another_is_saved = || keeper.save("vm/c", &session(), &[]).unwrap();
+    keeper.save("vm/a", &session(), &[]).unwrap();
+    another_is_saved();
+    keeper.forget("vm/b").unwrap();
+    another_is_saved();
+    assert_eq!(keeper.list().unwrap(), ["vm/a", "vm/c"]);
+}
+
+/// The same in a packet that is refused, and in the queue of a connection whose daemon is gone: what came
+/// before it cannot be answered.
+#[test]
+#[allow(non_snake_case)]
+fn abuse_V4_packets_with_such_descriptors_hold_up_no_port() {
+    let ((refused, peer), (unread, other_peer)) = (lingering(), lingering());
+    let holder = Running::start_after(|holder| {
+        let (first, second) = (holder.raw(), holder.raw());
+        send(first.as_fd(), Op::Put, "", b"", &[refused.as_fd()]).unwrap();
+        send(second.as_fd(), Op::List, "", b"", &[]).unwrap();
+        send(second.as_fd(), Op::Put, "vm/a", b"", &[unread.as_fd()]).unwrap();
+        drop((refused, unread));
+    });
+    // They go first, should the holder hang.
+    let _peers = (peer, other_peer);
+    holder.keeper().save("vm/b", &session(), &[]).unwrap();
+    assert_eq!(holder.keeper().list().unwrap(), ["vm/b"]);
 }
 
 #[test]

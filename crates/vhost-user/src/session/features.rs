@@ -278,9 +278,9 @@ impl Session {
         let channel = channel.map(|fd| BackendChannel::new(fd, &self.port.name)).transpose();
         // The session can do without; what it had before is gone in any case.
         self.backend = None;
-        self.backend = channel.map_err(Fault::Refused)?.map(Arc::new);
+        let taken = channel.map(|channel| self.backend = channel.map(Arc::new));
         self.port.device.set_notifier(self.notifier());
-        Ok(Reply::Done)
+        taken.map(|()| Reply::Done).map_err(Fault::Refused)
     }
 
     /// Offset and content of a config message, checked: the whole lies in the 256 bytes that the

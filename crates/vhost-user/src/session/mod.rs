@@ -24,6 +24,7 @@ use base::peer_fd::PeerFd;
 use base::shm::SharedMemory;
 use queue::memory::RegionSpec;
 use queue::vring::PortHealth;
+use rustix::net::sockopt::set_socket_oobinline;
 
 use crate::backend_channel::BackendChannel;
 use crate::codec::{Answer, Header, Log, Request};
@@ -219,17 +220,27 @@ impl Session {
         self.save();
         self.port.device.connected(true);
         (self.publish)(self);
+        // A byte out of band would lie in front of no message, and wake us without an end.
+        let _ = set_socket_oobinline(&self.socket, true);
+        let mut was_idle = false;
         let end = loop {
             if self.port.is_stopping() {
                 break End::Stopped;
             }
             self.tell_if_broken();
             match wire::receive(self.socket.as_fd(), self.port.stop.as_fd()) {
-                Ok(Received::Nothing) => match idle(self.socket.as_fd()) {
-                    Ok(()) => {}
-                    Err(error) => break End::Failed(error),
-                },
+                Ok(Received::Nothing) => {
+                    // Whatever wakes it for nothing has its pace as well.
+                    if was_idle {
+                        self.port.keep_pace(0);
+                    }
+                    was_idle = true;
+                    if let Err(error) = idle(self.socket.as_fd()) {
+                        break End::Failed(error);
+                    }
+                }
                 Ok(Received::Message(message)) => {
+                    was_idle = false;
                     let fds = message.fds.len();
                     match self.serve(message) {
                         Ok(true) => self.port.keep_pace(fds),
