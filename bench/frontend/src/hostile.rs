@@ -15,6 +15,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::sockopt::{
+    set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, connect, sendmsg, socket_with,
@@ -30,6 +33,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const REFUSALS: usize = 3000;
 /// Sockets whose close hangs, at the same time.
 const MAX_HANGING: usize = 30;
+/// Buffers of those sockets, nearly the least that Linux takes.
+const SMALL_BUFFER_BYTES: usize = 4096;
 /// Descriptors on one byte of a header: more than any message may have.
 const MANY_FDS: usize = 100;
 /// VIRTIO_F_VERSION_1.
@@ -135,15 +140,19 @@ impl Connection {
 }
 
 /// A socket whose close waits until its peer has read, for ten minutes at most; and the peer.
+///
+/// Small buffers are as full as large ones, and to fill them takes less of the CPU that the good ones use.
 fn hanging_socket() -> io::Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
+    // Taken over by what it accepts.
+    set_socket_recv_buffer_size(&listener, SMALL_BUFFER_BYTES)?;
     let mut ours = TcpStream::connect(listener.local_addr()?)?;
     let theirs = listener.accept()?.0;
+    set_socket_send_buffer_size(&ours, SMALL_BUFFER_BYTES)?;
     ours.set_nonblocking(true)?;
-    while ours.write(&[0; 64 << 10]).is_ok() {}
+    while ours.write(&[0; SMALL_BUFFER_BYTES]).is_ok() {}
     ours.set_nonblocking(false)?;
-    let linger = Some(Duration::from_secs(600));
-    rustix::net::sockopt::set_socket_linger(&ours, linger)?;
+    set_socket_linger(&ours, Some(Duration::from_secs(600)))?;
     Ok((ours.into(), theirs))
 }
 
