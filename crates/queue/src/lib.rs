@@ -68,6 +68,7 @@ pub mod error;
 pub mod inflight;
 mod mapping;
 pub mod memory;
+mod mounted;
 mod packed;
 mod parts;
 mod position;

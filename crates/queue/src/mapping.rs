@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::mounted;
 use crate::share::{Charge, Counts, VmBudget};
 use crate::sigbus::Guarded;
 
@@ -61,6 +62,7 @@ impl Mapping {
     /// Whether `offset..offset + len` of the file may be mapped, and the size of its pages. The error
     /// is a text that says why not.
     pub fn check(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, String> {
+        mounted::may_be_asked(fd)?;
         let page_bytes = page_bytes(fd)?;
         let size = file_size(fd)?;
         if !offset.is_multiple_of(PAGE_BYTES) {

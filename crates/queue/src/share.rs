@@ -13,6 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use base::limits::{MAX_MAPPED_BYTES, MAX_MEMORY_BYTES, MAX_VM_MAPPINGS, MIN_VM_MAPPED_BYTES};
 
 use crate::mapping::Mapping;
+use crate::mounted;
 
 /// What is in use of something, against a limit.
 #[derive(Debug)]
@@ -174,6 +175,7 @@ impl MemoryShare {
         offset: u64,
         len: u64,
     ) -> Result<Arc<Mapping>, String> {
+        mounted::may_be_asked(fd)?;
         let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
         let part = (stat.st_dev as u64, stat.st_ino as u64, offset, len, counts);
         // Under the lock: two ports that are sent the same file at once must not map it twice. A
