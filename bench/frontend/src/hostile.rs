@@ -27,8 +27,8 @@ use zerocopy::IntoBytes;
 
 /// How long the back end is waited for where it may have something to say, or to take.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// Pause of an attacker that nobody takes.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Pause of an attacker that nobody takes: a back end that has it wait does so for 100 ms and more.
+const PAUSE: Duration = Duration::from_millis(50);
 /// Refusals in a row.
 const REFUSALS: usize = 3000;
 /// Sockets whose close hangs, at the same time.

@@ -9,8 +9,8 @@ use super::{Finding, Trace};
 
 /// Before anything counts: longer than a ceiling's burst.
 const WARM_UP_MS: u64 = 300;
-/// Before anything counts beside attackers: what a VM may have done at once is used up.
-const ATTACK_WARM_UP_MS: u64 = 4000;
+/// Before anything counts beside attackers: what a VM may have done at once is used up after 4 to 6 s.
+const ATTACK_WARM_UP_MS: u64 = 7000;
 /// Shares and rates are taken over so long.
 const MEASURED_MS: u64 = 1000;
 /// When the newcomer comes, and how long it may take until it has its share.
