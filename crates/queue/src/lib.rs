@@ -46,7 +46,7 @@
 //! | chains in flight | the queue's size | a driver has no more descriptors; engines can size by it |
 //! | memory regions of a VM | 64 ([`base::limits::MAX_MEMORY_REGIONS`]) | the number announced to the VMM |
 //! | memory of a VM | 16 TiB ([`base::limits::MAX_MEMORY_BYTES`]) | a sparse file costs its owner nothing, our address space is everybody's |
-//! | mapped for the ports of a VM | twice the host's memory, 1 to 16 TiB ([`MemoryShare`]); a file counts once | no VM takes it from the others |
+//! | mapped for the ports of a VM | twice the host's memory, 1 to 16 TiB, or as the config says ([`MemoryShare`]); a file counts once, dirty logs not | no VM takes it from the others |
 //! | mappings of a VM | 512 (`base::limits`) | eight tables of 64 regions: guards of mappings are the process's |
 //! | mapped by the process | 64 TiB ([`base::limits::MAX_MAPPED_BYTES`]) | half of the address space |
 //! | files mapped | regular ones on tmpfs (memfd), hugetlbfs, ramfs, ext4, xfs, btrfs, overlay | a page fault on FUSE or on the network waits for a server |

@@ -43,7 +43,7 @@
 //!   64 TiB ([`base::limits::MAX_MAPPED_BYTES`]).
 //! - `GET_QUEUE_NUM` of a network port: queue pairs for QEMU's network device, which is known by
 //!   asking for protocol features before it is the owner, and rings for all others.
-//! - 32 queues a port, 32,768 descriptors a queue ([`base::limits`]), 131,072 in all queues of an
+//! - 33 queues a port (16 queue pairs and their control queue), 32,768 descriptors a queue ([`base::limits`]), 131,072 in all queues of an
 //!   inflight region.
 //! - `SET_VRING_BASE` says where a ring begins only for a disk without inflight region. Elsewhere the
 //!   used index and the region know better, and front ends that leave it out after a reconnect are
@@ -59,7 +59,7 @@
 //!   25 s for a session's thread.
 //! - One front end a port; a second connection is closed at once.
 //! - 256 KiB of stack a port: there may be a thousand.
-//! - Holder: 1,024 ports, 64 KiB and 165 descriptors each (what 64 regions and 32 queues need), 16
+//! - Holder: 1,024 ports, 64 KiB and 168 descriptors each (what 64 regions and 33 queues need), 16
 //!   connections, 2 s for an answer: after that the session goes on unsaved, and says so.
 //! - Dialling again: after 50 ms, doubled up to 1 s; at once after a session of 1 s or more, after
 //!   50 ms when a shorter one brought a message.

@@ -139,6 +139,8 @@ impl Host {
             .into_iter()
             .filter(|port| port.live.is_ok() && served.is_port(&change, port))
             .collect();
+        // A session that is slow does not add its time to that of the others.
+        ports.iter().filter_map(|port| port.live.as_ref().ok()).for_each(|l| l.begin_stop(false));
         // All of them first: none may find what is gone.
         let ports: Vec<_> =
             ports.into_iter().map(|port| self.put_down(&mut change, port)).collect();

@@ -51,7 +51,7 @@ pub fn run_until(socket_path: &Path, stop: &Event) -> Result<(), VhostUserError>
     Ok(())
 }
 
-/// 1,024 ports of up to 165 descriptors are more than the usual soft limit of 1,024.
+/// 1,024 ports of up to 168 descriptors are more than the usual soft limit of 1,024.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
