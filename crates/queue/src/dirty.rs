@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::MemoryError;
 use crate::mapping::Mapping;
-use crate::share::MemoryShare;
+use crate::share::{Counts, MemoryShare};
 
 /// Bytes of guest memory behind one bit (vhost-user, "Migration": `VHOST_LOG_PAGE`).
 pub const LOG_PAGE_BYTES: u64 = 4096;
@@ -43,7 +43,8 @@ impl DirtyLog {
         if mmap_size == 0 || mmap_size > MAX_LOG_BYTES {
             return Err(unmappable(format!("size 0 or above the limit {MAX_LOG_BYTES:#x}")));
         }
-        let mapping = share.map_log(fd.as_fd(), mmap_offset, mmap_size).map_err(unmappable)?;
+        let mapping =
+            share.map(Counts::Log, fd.as_fd(), mmap_offset, mmap_size).map_err(unmappable)?;
         Ok(Self { mapping, len_bytes: mmap_size })
     }
 

@@ -9,7 +9,7 @@ use base::numa::{self, Located, Spread};
 use crate::dirty::DirtyLog;
 use crate::error::MemoryError;
 use crate::mapping::Mapping;
-use crate::share::MemoryShare;
+use crate::share::{Counts, MemoryShare};
 
 /// One region as a vhost-user front end describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,9 +102,13 @@ impl GuestMemory {
     /// file, the file must hold the whole region.
     pub fn with_region(&self, spec: RegionSpec, fd: &impl AsFd) -> Result<Arc<Self>, MemoryError> {
         self.check_new(&spec)?;
-        let mapping =
-            self.share.map(fd.as_fd(), spec.mmap_offset, spec.len_bytes).map_err(|reason| {
-                MemoryError::Unmappable { addr: spec.guest_addr, len: spec.len_bytes, reason }
+        let mapping = self
+            .share
+            .map(Counts::Memory, fd.as_fd(), spec.mmap_offset, spec.len_bytes)
+            .map_err(|reason| MemoryError::Unmappable {
+                addr: spec.guest_addr,
+                len: spec.len_bytes,
+                reason,
             })?;
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);

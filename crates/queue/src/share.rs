@@ -13,7 +13,6 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use base::limits::{MAX_MAPPED_BYTES, MAX_MEMORY_BYTES, MAX_VM_MAPPINGS, MIN_VM_MAPPED_BYTES};
 
 use crate::mapping::Mapping;
-use crate::mounted;
 
 /// What is in use of something, against a limit.
 #[derive(Debug)]
@@ -147,35 +146,17 @@ impl MemoryShare {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps `offset..offset + len` of a memory file, or finds it mapped. The error is a text that says
-    /// why not.
+    /// Maps `offset..offset + len` of a file, or finds it mapped. The error is a text that says why
+    /// not.
     pub(crate) fn map(
-        &self,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: u64,
-    ) -> Result<Arc<Mapping>, String> {
-        self.map_as(Counts::Memory, fd, offset, len)
-    }
-
-    /// The same of a dirty log.
-    pub(crate) fn map_log(
-        &self,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: u64,
-    ) -> Result<Arc<Mapping>, String> {
-        self.map_as(Counts::Log, fd, offset, len)
-    }
-
-    fn map_as(
         &self,
         counts: Counts,
         fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
     ) -> Result<Arc<Mapping>, String> {
-        mounted::may_be_asked(fd)?;
+        // First: it asks no file system that may wait.
+        Mapping::check(fd, offset, len)?;
         let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
         let part = (stat.st_dev as u64, stat.st_ino as u64, offset, len, counts);
         // Under the lock: two ports that are sent the same file at once must not map it twice. A
@@ -186,7 +167,6 @@ impl MemoryShare {
         let mut found = found.filter_map(|(_, mapping)| mapping.upgrade());
         // One that was truncated faults no more, whatever the file has become.
         if let Some(mapping) = found.find(|mapping| !mapping.was_truncated()) {
-            Mapping::check(fd, offset, len)?;
             return Ok(mapping);
         }
         let mapping = Arc::new(Mapping::new(fd, offset, len, Some((&self.budget, counts)))?);
@@ -229,12 +209,13 @@ mod tests {
     fn abuse_V1_a_dirty_log_is_none_of_the_bytes_of_a_vm() {
         let file = SharedMemory::new("share", 2 * 4096).unwrap();
         let vm = MemoryShare::with_limit(4096);
-        let _memory = vm.map(file.as_fd(), 0, 4096).unwrap();
-        let log = vm.map_log(file.as_fd(), 4096, 4096).unwrap();
-        assert!(Arc::ptr_eq(&log, &vm.map_log(file.as_fd(), 4096, 4096).unwrap()));
+        let map = |counts, offset| vm.map(counts, file.as_fd(), offset, 4096);
+        let _memory = map(Counts::Memory, 0).unwrap();
+        let log = map(Counts::Log, 4096).unwrap();
+        assert!(Arc::ptr_eq(&log, &map(Counts::Log, 4096).unwrap()));
         assert_eq!((vm.used_bytes(), vm.used_mappings()), (4096, 2));
         // Not a way to have more.
-        assert!(vm.map(file.as_fd(), 4096, 4096).is_err());
+        assert!(map(Counts::Memory, 4096).is_err());
     }
 
     /// Guards of mappings are the process's: tables that requests in flight keep must not take all.
@@ -242,7 +223,9 @@ mod tests {
     fn abuse_V1_a_vm_has_so_many_mappings_and_others_have_theirs() {
         let file = SharedMemory::new("share", 4096 * (MAX_VM_MAPPINGS as usize + 1)).unwrap();
         let (vm, other) = (MemoryShare::new(), MemoryShare::with_limit(4096));
-        let map = |share: &MemoryShare, page: u64| share.map(file.as_fd(), page * 4096, 4096);
+        let map = |share: &MemoryShare, page: u64| {
+            share.map(Counts::Memory, file.as_fd(), page * 4096, 4096)
+        };
         let mut held: Vec<_> = (0..MAX_VM_MAPPINGS).map(|page| map(&vm, page).unwrap()).collect();
         let text = map(&vm, MAX_VM_MAPPINGS).unwrap_err();
         assert!(text.contains("more than 512; that is the limit of one VM"), "{text}");

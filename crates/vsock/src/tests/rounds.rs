@@ -121,6 +121,18 @@ fn with_its_share_used_up_the_engine_does_not_sleep() {
     world.engine.disarm();
 }
 
+/// The connection of a bad packet is reset, and what another one sent behind it comes.
+fn resets_and_goes_on(world: &mut World, bad: Key, good: &mut UnixStream) {
+    for _ in 0..4 {
+        world.turn();
+    }
+    let packet = world.packet(0);
+    assert_eq!((packet.op(), packet.key()), (Op::Rst as u16, bad));
+    let mut got = [0; 11];
+    good.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"still there");
+}
+
 /// A packet that cannot be read whole would leave a gap in its stream: the connection ends, others go on.
 #[test]
 fn abuse_D4_a_packet_with_payload_outside_memory_ends_its_connection_only() {
@@ -135,14 +147,7 @@ fn abuse_D4_a_packet_with_payload_outside_memory_ends_its_connection_only() {
     guest.tx.offer(&[head, (stray, 100)], &[]);
     guest.tx.offer(&[(stray, 100)], &[]);
     good.send(guest, Op::Rw, 0, b"still there");
-    for _ in 0..4 {
-        world.turn();
-    }
-    let packet = world.packet(0);
-    assert_eq!((packet.op(), packet.key()), (Op::Rst as u16, bad.key));
-    let mut got = [0; 11];
-    stream.read_exact(&mut got).unwrap();
-    assert_eq!(&got, b"still there");
+    resets_and_goes_on(&mut world, bad.key, &mut stream);
     let tx = &world.guests[0].tx;
     assert_eq!(tx.stats().drops[base::counter::DropReason::Malformed as usize].get(), 2);
     assert!(tx.health().is_live());
@@ -161,14 +166,7 @@ fn abuse_B2_a_packet_in_too_many_pieces_ends_its_connection_only() {
     let pieces = std::iter::repeat_n(piece, base::limits::MAX_CHAIN_SEGS);
     guest.tx.offer_indirect(&std::iter::once(head).chain(pieces).collect::<Vec<_>>(), &[]);
     good.send(guest, Op::Rw, 0, b"still there");
-    for _ in 0..4 {
-        world.turn();
-    }
-    let packet = world.packet(0);
-    assert_eq!((packet.op(), packet.key()), (Op::Rst as u16, bad.key));
-    let mut got = [0; 11];
-    stream.read_exact(&mut got).unwrap();
-    assert_eq!(&got, b"still there");
+    resets_and_goes_on(&mut world, bad.key, &mut stream);
     assert!(world.guests[0].tx.health().is_live());
 }
 
