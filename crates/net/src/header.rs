@@ -279,6 +279,7 @@ impl Head {
         Ok(())
     }
 
+    #[inline]
     fn check(&mut self, ok: Allowed) -> Result<(), DropReason> {
         // The common case: nothing to be done to the frame.
         if self.raw[0] == 0 && self.raw[1] == GSO_NONE {
@@ -286,6 +287,13 @@ impl Head {
             self.raw[..VNET_LEN].copy_from_slice(&PLAIN);
             return Ok(());
         }
+        self.check_offload(ok)
+    }
+
+    /// [`Head::check`] of a frame that asks for something. Apart from the short way, as the seldom copies
+    /// are (`queue::seg`).
+    #[inline(never)]
+    fn check_offload(&mut self, ok: Allowed) -> Result<(), DropReason> {
         let mut raw = [0; VNET_LEN];
         raw.copy_from_slice(&self.raw[..VNET_LEN]);
         self.vnet = Vnet::check(&raw, self.eth(), self.frame_len, ok)?;
@@ -301,6 +309,15 @@ impl Head {
     /// The copied part of the frame, from the destination address on.
     pub fn eth(&self) -> &[u8] {
         &self.raw[VNET_LEN..VNET_LEN + self.head_len]
+    }
+
+    /// The first `N` bytes of [`Head::eth`], where there are as many.
+    #[inline]
+    pub fn first<const N: usize>(&self) -> Option<&[u8; N]> {
+        if self.head_len < N {
+            return None;
+        }
+        self.raw[VNET_LEN..].first_chunk()
     }
 
     /// As [`Head::eth`], for stages.
@@ -346,7 +363,8 @@ impl Head {
     /// Whether a VLAN tag follows the addresses.
     #[inline]
     pub fn is_tagged(&self) -> bool {
-        matches!(be16(self.eth(), 12), Some(0x8100 | 0x88a8 | 0x9100))
+        let kind = self.first::<14>().map(|eth| u16::from_be_bytes([eth[12], eth[13]]));
+        matches!(kind, Some(0x8100 | 0x88a8 | 0x9100))
     }
 }
 

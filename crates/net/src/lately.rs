@@ -33,7 +33,7 @@ enum Judged {
 
 /// The source of frames of which no more is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Source {
+pub(crate) struct Source {
     /// Source address and type: eight bytes of the Ethernet header.
     start: u64,
     judged: Judged,
@@ -46,7 +46,7 @@ impl Source {
     /// None when more than addresses is judged of such a frame.
     fn of(head: &Head, mode: BindMode) -> Option<Self> {
         let eth = head.eth();
-        let start = start_of(eth)?;
+        let start = start_of(head.first::<14>()?);
         if mode != BindMode::MacAndIp {
             return Some(Self { start, judged: Judged::Mac });
         }
@@ -62,25 +62,27 @@ impl Source {
         (!is_nobody && source.is_of(head)).then_some(source)
     }
 
-    #[inline]
-    fn is_of(&self, head: &Head) -> bool {
-        let eth = head.eth();
-        let Some(start) = start_of(eth) else { return false };
+    /// Whether the frame comes from there too.
+    #[inline(always)]
+    pub fn is_of(&self, head: &Head) -> bool {
         match self.judged {
-            Judged::Mac => (start ^ self.start) & MAC_BITS == 0,
+            Judged::Mac => {
+                let Some(eth) = head.first::<14>() else { return false };
+                (start_of(eth) ^ self.start) & MAC_BITS == 0
+            }
             Judged::V4(ip) => {
-                start == self.start
-                    && eth.len() >= 38
+                let Some(eth) = head.first::<38>() else { return false };
+                start_of(eth) == self.start
                     && eth[14] == 0x45
                     && eth[26..30] == ip
-                    && is_a_hosts(eth[23], &eth[34..38], DhcpPorts::V4)
+                    && is_a_hosts(eth[23], [eth[34], eth[35], eth[36], eth[37]], DhcpPorts::V4)
             }
             Judged::V6(ip) => {
-                start == self.start
-                    && eth.len() >= 58
+                let Some(eth) = head.first::<58>() else { return false };
+                start_of(eth) == self.start
                     && eth[14] >> 4 == 6
                     && eth[22..38] == ip
-                    && is_a_hosts(eth[20], &eth[54..58], DhcpPorts::V6)
+                    && is_a_hosts(eth[20], [eth[54], eth[55], eth[56], eth[57]], DhcpPorts::V6)
             }
         }
     }
@@ -88,14 +90,17 @@ impl Source {
 
 /// Whether a packet of this protocol, between these ports, is what any host may send.
 #[inline]
-fn is_a_hosts(proto: u8, ports: &[u8], dhcp: DhcpPorts) -> bool {
-    let port = |at| u16::from_be_bytes([ports[at], ports[at + 1]]);
-    proto == IPPROTO_TCP || (proto == IPPROTO_UDP && !dhcp.is_a_servers(port(0), port(2)))
+fn is_a_hosts(proto: u8, [a, b, c, d]: [u8; 4], dhcp: DhcpPorts) -> bool {
+    let (from, to) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+    proto == IPPROTO_TCP || (proto == IPPROTO_UDP && !dhcp.is_a_servers(from, to))
 }
 
+/// Source address and type of a frame (which has them).
 #[inline]
-fn start_of(eth: &[u8]) -> Option<u64> {
-    Some(u64::from_le_bytes(eth.get(6..14)?.try_into().ok()?))
+fn start_of(eth: &[u8]) -> u64 {
+    let mut start = [0; 8];
+    start.copy_from_slice(&eth[6..14]);
+    u64::from_le_bytes(start)
 }
 
 /// See the module's text. One per port.
@@ -117,11 +122,11 @@ impl Lately {
         }
     }
 
-    /// Whether the frame's source was admitted. Only while [`Lately::way`] finds something: the same
-    /// change ends both.
+    /// The source that was admitted last. Only while [`Lately::way`] finds something: the same change
+    /// ends both.
     #[inline]
-    pub fn is_from(&self, head: &Head) -> bool {
-        self.source.as_ref().is_some_and(|source| source.is_of(head))
+    pub fn source(&self) -> Option<Source> {
+        self.source
     }
 
     /// The tables have just admitted this frame.

@@ -44,7 +44,7 @@ struct Sent {
 
 impl Sent {
     /// A frame was sent.
-    #[inline]
+    #[inline(always)]
     fn count(&mut self, head: &Head, chain: &Chain<'_>) {
         self.bytes += head.frame_len() as u64;
         self.head_bytes += head.eth().len() as u64;
@@ -118,9 +118,9 @@ impl Engine {
     #[inline]
     fn load(&mut self, port: &Port, txq: &TxQueue, chunk: Range<usize>) {
         prefetch(&txq.batch, chunk.end);
-        for at in chunk {
-            let chain = txq.batch.get(at);
-            self.verdicts[at] = self.heads[at].load_chain(&chain, port.tx_vnet_len, port.allowed);
+        let (heads, verdicts) = (&mut self.heads[chunk.clone()], &mut self.verdicts[chunk.clone()]);
+        for ((head, verdict), at) in heads.iter_mut().zip(verdicts).zip(chunk) {
+            *verdict = head.load_chain(&txq.batch.get(at), port.tx_vnet_len, port.allowed);
         }
     }
 
@@ -165,29 +165,32 @@ impl Engine {
             return 0;
         }
         let Fabric { ports, tables, touched, .. } = &mut self.fabric;
-        let (first, dst) = (run.start, self.heads[run.start].dst());
+        let (heads, verdicts) = (&self.heads[run.clone()], &self.verdicts[run.clone()]);
+        let (Some(first), Some(source)) = (heads.first(), port.lately.source()) else { return 0 };
+        let dst = first.dst();
         let Some(Dest::Port(to)) = port.lately.way(dst, tables) else { return 0 };
         let Some((longest, untagged, queue, rxq)) = open(ports, to, lane, dst) else { return 0 };
-        let mut at = first;
-        while at < run.end && sent.cost_bytes < sent.most_bytes {
-            let (head, chain) = (&self.heads[at], txq.batch.get(at));
-            let is_alike = self.verdicts[at].is_ok()
+        let mut count = 0;
+        for ((head, verdict), at) in heads.iter().zip(verdicts).zip(run) {
+            let is_alike = sent.cost_bytes < sent.most_bytes
+                && verdict.is_ok()
                 && head.vnet().is_plain()
                 && head.dst() == dst
                 && head.frame_len() <= longest
                 && !(untagged && head.is_tagged())
-                && port.lately.is_from(head);
+                && source.is_of(head);
+            let chain = txq.batch.get(at);
             if !is_alike || !rxq.put_plain(&chain, head, now_ns) {
                 break;
             }
             txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
             sent.count(head, &chain);
-            at += 1;
+            count += 1;
         }
-        if at > first && !std::mem::replace(&mut rxq.touched, true) {
+        if count > 0 && !std::mem::replace(&mut rxq.touched, true) {
             touched.push((to, queue));
         }
-        at - first
+        count
     }
 
     /// Sends any frame. False when it has to stay where it is.

@@ -57,7 +57,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    #[inline]
+    #[inline(always)]
     fn chain<'b>(&self, segs: &'b [Seg], faulty: Option<Faulty>) -> Chain<'b> {
         let first = self.first_seg as usize;
         let middle = first + usize::from(self.readable_segs);
@@ -119,7 +119,7 @@ impl Batch {
         self.faulty.is_some()
     }
 
-    #[inline]
+    #[inline(always)]
     fn faulty_at(&self, index: usize) -> Option<Faulty> {
         match self.faulty {
             Some((at, faulty)) if at == index => Some(faulty),
@@ -128,7 +128,7 @@ impl Batch {
     }
 
     /// The chain at `index` (below [`Batch::len`]).
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, index: usize) -> Chain<'_> {
         self.entries[index].chain(&self.segs, self.faulty_at(index))
     }

@@ -141,6 +141,8 @@ impl PackedRing {
         batch: &mut Batch,
         max: usize,
     ) -> Result<(), Box<RingError>> {
+        // Descriptors that are not ours to complete. With none left, the next is one of ours: nothing new.
+        let mut free = self.size.saturating_sub(self.used.distance(self.avail, self.size));
         for taken in 0..max {
             if taken.is_multiple_of(PER_LINE)
                 && taken + usize::from(AHEAD) < usize::from(self.expected)
@@ -148,22 +150,23 @@ impl PackedRing {
                 // A position beyond the ring's end is only a wasted fetch.
                 self.parts.prefetch(self.avail.at + AHEAD);
             }
-            match self.take(walk, batch) {
+            match self.take(walk, batch, free) {
                 Ok(0) | Err(Stop::Full) => break,
-                Ok(ndesc) => self.avail.advance(ndesc, self.size),
+                Ok(ndesc) => {
+                    self.avail.advance(ndesc, self.size);
+                    free -= ndesc;
+                }
                 Err(Stop::Broken(error)) => return Err(error),
             }
         }
         Ok(())
     }
 
-    /// Appends the next chain to the batch, or leaves the batch as it was. Returns how many
-    /// descriptors it has; 0 when there is none.
+    /// Appends the next chain, of `free` descriptors at most, to the batch, or leaves the batch as it was.
+    /// Returns how many it has; 0 when there is none.
     #[inline]
-    fn take(&self, walk: &mut Walk<'_>, batch: &mut Batch) -> Result<u16, Stop> {
-        let in_flight = self.used.distance(self.avail, self.size);
-        if in_flight >= self.size {
-            // The descriptor here is one of ours that is not completed: nothing new.
+    fn take(&self, walk: &mut Walk<'_>, batch: &mut Batch, free: u16) -> Result<u16, Stop> {
+        if free == 0 {
             return Ok(0);
         }
         let first = self.parts.desc(self.avail.at);
@@ -174,7 +177,7 @@ impl PackedRing {
         if walk.record.is_none() && add_single(walk, batch, first.tail, first) {
             return Ok(1);
         }
-        self.take_chain(walk, batch, first, in_flight)
+        self.take_chain(walk, batch, first, free)
     }
 
     fn take_chain(
@@ -182,11 +185,11 @@ impl PackedRing {
         walk: &mut Walk<'_>,
         batch: &mut Batch,
         first: Desc,
-        in_flight: u16,
+        free: u16,
     ) -> Result<u16, Stop> {
         let mut build = Build::new(batch, self.avail.at);
         let recorded = walk.record.as_ref().map_or(0, |r| r.len());
-        let walked = self.walk_chain(walk, batch, &mut build, first, self.size - in_flight);
+        let walked = self.walk_chain(walk, batch, &mut build, first, free);
         let first_seg = build.first();
         let taken =
             walked.and_then(|(id, ndesc)| build.finish(walk, batch, id, ndesc).map(|()| ndesc));

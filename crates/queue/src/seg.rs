@@ -83,6 +83,15 @@ unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
                 dst.cast::<[u8; 64]>().write_unaligned(a);
                 dst_end.cast::<[u8; 64]>().write_unaligned(b);
             }
+            32..=63 => {
+                let (src_end, dst_end) = halves(32);
+                let (a, b) = (
+                    src.cast::<[u8; 32]>().read_unaligned(),
+                    src_end.cast::<[u8; 32]>().read_unaligned(),
+                );
+                dst.cast::<[u8; 32]>().write_unaligned(a);
+                dst_end.cast::<[u8; 32]>().write_unaligned(b);
+            }
             16..=31 => {
                 let (src_end, dst_end) = halves(16);
                 let (a, b) =
@@ -98,25 +107,52 @@ unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
 /// Copies guest bytes, from `offset` in `src`, into `dst`; returns how many there were.
 #[inline]
 pub fn copy_out(src: &[Seg], offset: usize, dst: &mut [u8]) -> usize {
-    let mut done = 0;
-    walk(src, offset, dst.len(), |ptr, len| {
-        // SAFETY: `ptr..ptr + len` lies in a segment, mapped while its owner lives; `done + len`
-        // is at most `dst.len()`; `dst` is ours and therefore not guest memory.
-        unsafe { copy(ptr, dst.as_mut_ptr().add(done), len) };
-        done += len;
-    });
+    let done = match in_first(src, offset, dst.len()) {
+        Some(ptr) => {
+            // SAFETY: `ptr..ptr + dst.len()` lies in a segment, mapped while its owner lives; `dst` is
+            // ours and therefore not guest memory.
+            unsafe { copy(ptr, dst.as_mut_ptr(), dst.len()) };
+            dst.len()
+        }
+        None => copy_out_pieces(src, offset, dst),
+    };
     // The guest may change the bytes at any time: nothing after this line may be answered from
     // the source again instead of from our copy.
     compiler_fence(Ordering::SeqCst);
     done
 }
 
+/// Apart from the short way: inlined beside it, its loop took the registers of every frame's values.
+#[inline(never)]
+fn copy_out_pieces(src: &[Seg], offset: usize, dst: &mut [u8]) -> usize {
+    let mut done = 0;
+    walk(src, offset, dst.len(), |ptr, len| {
+        // SAFETY: as in `copy_out`; `done + len` is at most `dst.len()`.
+        unsafe { copy(ptr, dst.as_mut_ptr().add(done), len) };
+        done += len;
+    });
+    done
+}
+
 /// Copies our bytes into the guest's, from `offset` in `dst`; returns how many fitted.
 #[inline]
 pub fn copy_in(dst: &[Seg], offset: usize, src: &[u8]) -> usize {
+    match in_first(dst, offset, src.len()) {
+        Some(ptr) => {
+            // SAFETY: as in `copy_out`, with the roles exchanged.
+            unsafe { copy(src.as_ptr(), ptr, src.len()) };
+            src.len()
+        }
+        None => copy_in_pieces(dst, offset, src),
+    }
+}
+
+/// See [`copy_out_pieces`].
+#[inline(never)]
+fn copy_in_pieces(dst: &[Seg], offset: usize, src: &[u8]) -> usize {
     let mut done = 0;
     walk(dst, offset, src.len(), |ptr, len| {
-        // SAFETY: as in `copy_out`, with the roles exchanged.
+        // SAFETY: as in `copy_out_pieces`, with the roles exchanged.
         unsafe { copy(src.as_ptr().add(done), ptr, len) };
         done += len;
     });
@@ -175,17 +211,16 @@ pub fn subrange(src: &[Seg], offset: usize, len: usize, out: &mut Vec<libc::iove
     done
 }
 
-/// Calls `piece` for the parts of `offset..offset + len`; returns how many bytes there were.
+/// Where a range is that lies in the first segment, as most headers and frames do.
 #[inline(always)]
+fn in_first(segs: &[Seg], offset: usize, len: usize) -> Option<*mut u8> {
+    let first = segs.first()?;
+    (offset <= first.len && len <= first.len - offset).then(|| first.ptr.wrapping_add(offset))
+}
+
+/// Calls `piece` for the parts of `offset..offset + len`; returns how many bytes there were.
+#[inline]
 fn walk(segs: &[Seg], offset: usize, len: usize, mut piece: impl FnMut(*mut u8, usize)) -> usize {
-    // Most headers and frames lie in the first segment.
-    if let Some(first) = segs.first()
-        && offset <= first.len
-        && len <= first.len - offset
-    {
-        piece(first.ptr.wrapping_add(offset), len);
-        return len;
-    }
     let mut cursor = Cursor::new(segs, offset);
     let mut done = 0;
     while done < len {
