@@ -353,10 +353,10 @@ impl Engine {
         self.finished.add(*taken_ns);
         let chain = held.chain();
         let mut written = data_len;
-        if let Some(last) = chain.writable_len.checked_sub(1) {
-            queue::seg::copy_in(chain.writable, last as usize, &[status as u8]);
+        if queue::seg::set_last_byte(chain.writable, status as u8) {
             // Of a chain with a fault, what lies before the status byte is not known here.
-            written += u32::from(last == data_len && chain.fault.is_none());
+            let is_whole = chain.writable_len - 1 == data_len && chain.fault.is_none();
+            written += u32::from(is_whole);
         }
         // The status byte is the last one, and failed reads may have written too: all is dirty.
         self.vring.queue.mark_held(held, chain.writable_len as usize);

@@ -112,6 +112,7 @@ impl Flight {
     }
 
     /// Frees a slot, its bounce buffer and its hold on guest memory.
+    #[inline]
     pub fn release(&mut self, slot: u16) {
         let s = &mut self.slab.slots[usize::from(slot)];
         if std::mem::take(&mut s.stale) {
@@ -137,6 +138,7 @@ impl Flight {
     }
 
     /// Moves on over ranges without bytes; true when nothing is left.
+    #[inline]
     pub fn skip_empty_ranges(&mut self, slot: u16) -> bool {
         let s = &mut self.slab.slots[usize::from(slot)];
         while s.job.range.len == s.job.done {
@@ -151,6 +153,7 @@ impl Flight {
     }
 
     /// Counts the first step of a request as paid. Returns its cost.
+    #[inline]
     pub fn prepay(&mut self, slot: u16, port: &PortState) -> u64 {
         let job = &mut self.slab.slots[usize::from(slot)].job;
         let len_bytes =
@@ -160,6 +163,7 @@ impl Flight {
     }
 
     /// Gives the request's next operation to the disk.
+    #[inline]
     pub fn issue(&mut self, slot: u16, port: &PortState) -> Issue {
         let s = &mut self.slab.slots[usize::from(slot)];
         if s.job.step_len == 0 && !s.job.is_flush() {
@@ -228,6 +232,7 @@ impl Flight {
     }
 
     /// Takes in the result of an operation.
+    #[inline]
     pub fn advance(
         &mut self,
         slot: u16,
@@ -278,6 +283,7 @@ impl Flight {
 
     /// A step is done: bounced data reaches the guest, the buffer is free for others. False when a
     /// stage does not let it pass.
+    #[inline]
     fn end_step(&mut self, slot: u16, port: &PortState) -> bool {
         let s = &mut self.slab.slots[usize::from(slot)];
         let job = &mut s.job;
@@ -390,6 +396,7 @@ fn recover(job: &mut Job, errno: i32) -> Recovery {
 }
 
 /// Whether the data of a request must go through a bounce buffer.
+#[inline]
 fn needs_bounce(s: &Slot, port: &PortState) -> bool {
     let chain = s.chain.chain();
     let (segs, skip) = match s.job.work {

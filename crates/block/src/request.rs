@@ -135,6 +135,7 @@ pub(crate) struct Geometry {
 
 /// Reads and checks the request in `chain`, whose writable part has room for a status byte.
 /// `ranges` receives those of DISCARD and WRITE ZEROES.
+#[inline]
 pub(crate) fn parse(
     chain: &Chain<'_>,
     disk: &Geometry,

@@ -193,6 +193,13 @@ impl Slab {
     /// Gives a slot's wide list back, if it has one.
     #[inline]
     pub fn narrow(&mut self, slot: u16) {
+        if self.slots[usize::from(slot)].own_chain.is_some() {
+            self.take_wide(slot);
+        }
+    }
+
+    #[cold]
+    fn take_wide(&mut self, slot: u16) {
         let s = &mut self.slots[usize::from(slot)];
         if let Some(own) = s.own_chain.take() {
             self.wide.push(std::mem::replace(&mut s.chain, own));

@@ -192,6 +192,7 @@ impl ChainBuf {
     }
 
     /// Takes chain `index` of `batch`; false when it has more segments than there is room for.
+    #[inline]
     pub fn load(&mut self, batch: &Batch, index: usize) -> bool {
         let from = &batch.entries[index];
         let first = from.first_seg as usize;
@@ -213,6 +214,7 @@ impl ChainBuf {
     }
 
     /// The chain; empty when nothing is loaded.
+    #[inline]
     pub fn chain(&self) -> Chain<'_> {
         self.entry.chain(&self.segs, self.faulty)
     }

@@ -159,6 +159,15 @@ fn copy_in_pieces(dst: &[Seg], offset: usize, src: &[u8]) -> usize {
     done
 }
 
+/// Writes the last byte of the last segment; false when there is none.
+#[inline]
+pub fn set_last_byte(dst: &[Seg], byte: u8) -> bool {
+    let Some(last) = dst.last().filter(|last| last.len > 0) else { return false };
+    // SAFETY: the address lies in a segment, mapped while its owner lives.
+    unsafe { last.ptr.add(last.len - 1).write(byte) };
+    true
+}
+
 /// Copies up to `len` bytes from one guest's buffers to another's; returns how many. The one copy
 /// of the switch.
 #[inline]

@@ -69,6 +69,8 @@ pub(crate) struct Build {
     writable_segs: usize,
     readable_len: u64,
     writable_len: u64,
+    /// Segments that the batch may have with this chain's; none more for one with a fault.
+    segs_end: usize,
     fault: Option<ChainFault>,
     /// Of a chain with a fault: buffers walked, and the address of the last byte if it is writable.
     walked: usize,
@@ -85,6 +87,7 @@ impl Build {
             writable_segs: 0,
             readable_len: 0,
             writable_len: 0,
+            segs_end: batch.max_segs.min(batch.segs.len() + MAX_CHAIN_SEGS),
             fault: None,
             walked: 0,
             last_byte: None,
@@ -136,7 +139,7 @@ impl Build {
     }
 
     /// Adds a buffer, or the buffers of an indirect table. `index` is for error texts.
-    #[inline]
+    #[inline(always)]
     pub fn add(
         &mut self,
         walk: &mut Walk<'_>,
@@ -150,7 +153,7 @@ impl Build {
         self.add_buffer(walk, batch, desc, index)
     }
 
-    #[inline]
+    #[inline(always)]
     fn add_buffer(
         &mut self,
         walk: &mut Walk<'_>,
@@ -166,10 +169,14 @@ impl Build {
         if !is_writable && self.writable_segs != 0 {
             return Err(RingError::ReadableAfterWritable { head }.into());
         }
-        let segs = match self.place(walk, batch, desc) {
-            Ok(segs) => segs,
-            Err(Misfit::Full) => return Err(Stop::Full),
-            Err(Misfit::Fault(fault)) => return self.skip(batch, desc, fault),
+        let segs = if self.place_whole(walk, batch, desc) {
+            1
+        } else {
+            match self.place(walk, batch, desc) {
+                Ok(segs) => segs,
+                Err(Misfit::Full) => return Err(Stop::Full),
+                Err(Misfit::Fault(fault)) => return self.skip(batch, desc, fault),
+            }
         };
         if is_writable {
             self.writable_segs += segs;
@@ -181,8 +188,21 @@ impl Build {
         Ok(())
     }
 
+    /// Translates a buffer that is in the region of the last one, as nearly all are. False: nothing was
+    /// done, and [`Build::place`] says more.
+    #[inline(always)]
+    fn place_whole(&self, walk: &Walk<'_>, batch: &mut Batch, desc: Desc) -> bool {
+        let total = self.readable_len + self.writable_len + u64::from(desc.len);
+        if batch.segs.len() >= self.segs_end || total > u64::from(MAX_CHAIN_LEN_BYTES) {
+            return false;
+        }
+        let Some(ptr) = walk.window.get(desc.addr, desc.len) else { return false };
+        batch.segs.push(Seg { ptr, len: desc.len as usize });
+        true
+    }
+
     /// Translates a buffer; returns the number of segments.
-    #[inline]
+    #[cold]
     fn place(
         &mut self,
         walk: &mut Walk<'_>,
@@ -196,10 +216,6 @@ impl Build {
         if total + u64::from(desc.len) > u64::from(MAX_CHAIN_LEN_BYTES) {
             return Err(Misfit::Fault(ChainFault::TooManyBytes));
         }
-        if let Some(ptr) = walk.window.get(desc.addr, desc.len) {
-            push_seg(batch, self.first, ptr, desc.len as usize)?;
-            return Ok(1);
-        }
         add_crossing(walk, batch, self.first, desc)
     }
 
@@ -211,7 +227,7 @@ impl Build {
             if batch.has_fault() {
                 return Err(Stop::Full);
             }
-            self.fault = Some(fault);
+            (self.fault, self.segs_end) = (Some(fault), 0);
             self.walked = batch.segs.len() - self.first;
             self.readable_segs = self.readable_segs.min(1);
             batch.segs.truncate(self.first + self.readable_segs);
