@@ -303,11 +303,11 @@ impl Ledger {
         entry.is_at_ceiling(now_ns).then(|| entry.until_ns())
     }
 
-    /// A number that differs from round to round without a pattern: where to begin, when not all
-    /// queues of a VM can be served.
+    /// A number below `count` (0 for none) that differs from round to round without a pattern: where to
+    /// begin, when not all queues of a VM can be served. Without a division: idle rounds ask, too.
     #[inline]
-    pub fn lot(&self) -> usize {
-        self.lot as usize
+    pub fn lot_below(&self, count: usize) -> usize {
+        ((u64::from(self.lot) * count as u64) >> 32) as usize
     }
 
     /// Times that the level rose because those with credit had nothing to do.
