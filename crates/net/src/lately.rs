@@ -63,6 +63,7 @@ impl Source {
     }
 
     /// Whether the frame comes from there too.
+    // Always: it is asked for every frame, and what it compares with stays in registers then.
     #[inline(always)]
     pub fn is_of(&self, head: &Head) -> bool {
         match self.judged {

@@ -128,6 +128,7 @@ impl Batch {
     }
 
     /// The chain at `index` (below [`Batch::len`]).
+    // Always: most callers want one field of it, and a call would compute all.
     #[inline(always)]
     pub fn get(&self, index: usize) -> Chain<'_> {
         self.entries[index].chain(&self.segs, self.faulty_at(index))
