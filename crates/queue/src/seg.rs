@@ -69,38 +69,31 @@ pub fn total_len(segs: &[Seg]) -> usize {
 /// As `copy_nonoverlapping`.
 #[inline(always)]
 unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
-    // Both halves may name the same bytes in the middle: they write the same.
-    // SAFETY: each half lies within the contract's range; a half is at most `len`.
+    // SAFETY: the caller's promise; `copy_ends` is given a length of one to two of its halves.
     unsafe {
-        let halves = |half: usize| (src.add(len - half), dst.add(len - half));
         match len {
-            64..=128 => {
-                let (src_end, dst_end) = halves(64);
-                let (a, b) = (
-                    src.cast::<[u8; 64]>().read_unaligned(),
-                    src_end.cast::<[u8; 64]>().read_unaligned(),
-                );
-                dst.cast::<[u8; 64]>().write_unaligned(a);
-                dst_end.cast::<[u8; 64]>().write_unaligned(b);
-            }
-            32..=63 => {
-                let (src_end, dst_end) = halves(32);
-                let (a, b) = (
-                    src.cast::<[u8; 32]>().read_unaligned(),
-                    src_end.cast::<[u8; 32]>().read_unaligned(),
-                );
-                dst.cast::<[u8; 32]>().write_unaligned(a);
-                dst_end.cast::<[u8; 32]>().write_unaligned(b);
-            }
-            16..=31 => {
-                let (src_end, dst_end) = halves(16);
-                let (a, b) =
-                    (src.cast::<u128>().read_unaligned(), src_end.cast::<u128>().read_unaligned());
-                dst.cast::<u128>().write_unaligned(a);
-                dst_end.cast::<u128>().write_unaligned(b);
-            }
+            64..=128 => copy_ends::<[u8; 64]>(src, dst, len),
+            32..=63 => copy_ends::<[u8; 32]>(src, dst, len),
+            16..=31 => copy_ends::<u128>(src, dst, len),
             _ => std::ptr::copy_nonoverlapping(src, dst, len),
         }
+    }
+}
+
+/// Copies the first and the last bytes, as many as a `Half` has. Both may name the same bytes in the
+/// middle: they write the same.
+///
+/// # Safety
+/// As `copy_nonoverlapping`; `len` is the size of one to two halves.
+#[inline(always)]
+unsafe fn copy_ends<Half: Copy>(src: *const u8, dst: *mut u8, len: usize) {
+    let end = len - size_of::<Half>();
+    // SAFETY: each half lies within the contract's range; it is at most `len`.
+    unsafe {
+        let first = src.cast::<Half>().read_unaligned();
+        let last = src.add(end).cast::<Half>().read_unaligned();
+        dst.cast::<Half>().write_unaligned(first);
+        dst.add(end).cast::<Half>().write_unaligned(last);
     }
 }
 
