@@ -80,7 +80,7 @@ impl Engine {
         let (mut work, count) = (0, port.tx.len());
         port.turn_bytes = 0;
         // Credit that is short goes to the first one: another each time.
-        let first = ledger.lot_below(count);
+        let first = ledger.draw_below(count);
         for k in 0..count {
             let index = if first + k < count { first + k } else { first + k - count };
             if let Some(mut txq) = port.tx[index].take() {

@@ -80,8 +80,9 @@ unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Copies the first and the last bytes, as many as a `Half` has. Both may name the same bytes in the
-/// middle: they write the same.
+/// Copies the first and the last bytes, as many as a `Half` has. Those in the middle are read twice: a
+/// guest that changes them meanwhile has one value or the other copied, as with any copy, and only the
+/// copy is looked at.
 ///
 /// # Safety
 /// As `copy_nonoverlapping`; `len` is the size of one to two halves.
@@ -278,5 +279,52 @@ impl<'a> Cursor<'a> {
     fn advance(&mut self, n: usize) {
         self.offset += n;
         self.settle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `bytes`, cut into segments of `step` bytes.
+    fn cut(bytes: &mut [u8], step: usize) -> Vec<Seg> {
+        bytes.chunks_mut(step).map(|part| Seg { ptr: part.as_mut_ptr(), len: part.len() }).collect()
+    }
+
+    /// All short lengths take ways of their own: each byte comes to its place, and no other is touched.
+    #[test]
+    fn bytes_of_each_length_come_to_their_place() {
+        let from: Vec<u8> = (0..=u8::MAX).collect();
+        for len in 0..=140 {
+            for (step, offset) in [(256, 0), (256, 7), (100, 5), (33, 40), (17, 3), (1, 1)] {
+                let mut guest = from.clone();
+                let segs = cut(&mut guest, step);
+                let mut out = vec![0xEE; len];
+                assert_eq!(copy_out(&segs, offset, &mut out), len);
+                assert_eq!(
+                    out,
+                    from[offset..offset + len],
+                    "{len} bytes out at {offset} of {step}"
+                );
+
+                let mut guest = vec![0xEE; 256];
+                let segs = cut(&mut guest, step);
+                assert_eq!(copy_in(&segs, offset, &from[1..=len]), len);
+                let mut due = vec![0xEE; 256];
+                due[offset..offset + len].copy_from_slice(&from[1..=len]);
+                assert_eq!(guest, due, "{len} bytes in at {offset} of {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_byte_is_that_of_the_last_segment() {
+        let mut guest = [0xEE; 5];
+        let mut segs = cut(&mut guest, 2);
+        assert!(set_last_byte(&segs, 1));
+        assert!(!set_last_byte(&[], 2));
+        segs.truncate(2);
+        assert!(set_last_byte(&segs, 3));
+        assert_eq!(guest, [0xEE, 0xEE, 0xEE, 3, 1]);
     }
 }

@@ -224,7 +224,7 @@ impl Run {
     fn round(&mut self, now_ns: u64) -> usize {
         let sampled = self.sampler.next();
         // From another one each time: credit that is short goes to the first of a VM's queues.
-        let first = self.ledger.lot_below(self.slots.len());
+        let first = self.ledger.draw_below(self.slots.len());
         let mut done = self.poll_workers(first, usize::MAX, now_ns, sampled);
         done += self.poll_workers(0, first, now_ns, sampled);
         // Who may go on after this round has work in the next one.

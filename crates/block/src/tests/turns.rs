@@ -59,7 +59,7 @@ fn all_queues_of_a_vm_have_one_turn_in_a_round_and_one_step_beyond() {
             ping.engine.poll(now_ns, &mut ledger);
             used(&mut ping);
         }
-        let first = ledger.lot_below(QUEUES);
+        let first = ledger.draw_below(QUEUES);
         for n in 0..QUEUES {
             rigs[(first + n) % QUEUES].engine.poll(now_ns, &mut ledger);
         }

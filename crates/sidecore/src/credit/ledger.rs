@@ -75,7 +75,7 @@ pub struct Ledger {
     /// In the last round some had to wait for others.
     contended: bool,
     turn: Turn,
-    lot: u32,
+    lot: u64,
     /// VMs that do something, to be looked at in turn.
     listed: VecDeque<VmId>,
     looked_ns: u64,
@@ -97,7 +97,7 @@ impl Default for Ledger {
             top_seen: 0,
             contended: false,
             turn: Turn::default(),
-            lot: 1,
+            lot: 0,
             listed: VecDeque::new(),
             looked_ns: 0,
             rises: 0,
@@ -303,11 +303,15 @@ impl Ledger {
         entry.is_at_ceiling(now_ns).then(|| entry.until_ns())
     }
 
-    /// A number below `count` (0 for none) that differs from round to round without a pattern: where to
-    /// begin, when not all queues of a VM can be served. Without a division: idle rounds ask, too.
+    /// A number below `count` (0 for none) that differs from draw to draw without a pattern: where to
+    /// begin, when not all queues of a VM can be served. Each draw is another one: a core draws among its
+    /// workers, then each worker among its queues, and were both one number, some queues would never come
+    /// first. Without a division: idle rounds ask, too.
     #[inline]
-    pub fn lot_below(&self, count: usize) -> usize {
-        ((u64::from(self.lot) * count as u64) >> 32) as usize
+    pub fn draw_below(&mut self, count: usize) -> usize {
+        // Knuth's linear congruential generator (MMIX); of its state the upper half is random.
+        self.lot = self.lot.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (((self.lot >> 32) * count as u64) >> 32) as usize
     }
 
     /// Times that the level rose because those with credit had nothing to do.
@@ -328,10 +332,6 @@ impl Ledger {
         self.last = crowd;
         self.number += 1;
         self.top = self.top.max(self.top_seen);
-        // Marsaglia's xorshift.
-        self.lot ^= self.lot << 13;
-        self.lot ^= self.lot >> 17;
-        self.lot ^= self.lot << 5;
         if now_ns.saturating_sub(self.looked_ns) >= LOOK_INTERVAL_NS {
             self.looked_ns = now_ns;
             self.top = std::mem::take(&mut self.top_seen);

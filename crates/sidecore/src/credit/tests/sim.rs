@@ -199,7 +199,7 @@ impl Core {
         let round_ns = self.now_ns;
         self.now_ns += 30;
         let (mut done, mut waiting) = (0, false);
-        let first = self.ledger.lot_below(self.queues.len());
+        let first = self.ledger.draw_below(self.queues.len());
         for k in 0..self.queues.len() {
             let at = (first + k) % self.queues.len();
             while self.in_device.front().is_some_and(|&at_ns| at_ns <= self.now_ns) {

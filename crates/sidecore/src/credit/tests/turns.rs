@@ -69,3 +69,23 @@ fn whose_turn_is_over_is_not_short_of_credit() {
     ledger.end_round(0);
     assert_eq!(ledger.rises(), rises, "who has credit and work is waited for");
 }
+
+#[test]
+fn each_queue_of_each_worker_comes_first_as_often() {
+    const ROUNDS: usize = 20_000;
+    for (workers, queues) in [(2, 2), (3, 2), (3, 4), (4, 3), (5, 1)] {
+        let mut ledger = Ledger::default();
+        let mut firsts = vec![0; workers * queues];
+        for round in 0..ROUNDS {
+            let worker = ledger.draw_below(workers);
+            // Other workers of this round draw as well, more of them in some rounds than in others.
+            for _ in 0..round % workers {
+                ledger.draw_below(queues);
+            }
+            firsts[worker * queues + ledger.draw_below(queues)] += 1;
+        }
+        let due = ROUNDS / firsts.len();
+        assert!(firsts.iter().all(|n| (due * 9 / 10..=due * 11 / 10).contains(n)), "{firsts:?}");
+    }
+    assert_eq!(Ledger::default().draw_below(0), 0);
+}
