@@ -150,7 +150,8 @@ impl MariaDb {
     }
 
     /// Starts the server in a guest and waits until it takes connections. `folder` gets the system tables
-    /// if it has none; `options` are more words of its command line. It listens on [`SOCKET`] alone.
+    /// if it has none; `options` are more words of its command line. It listens on [`SOCKET`] alone. An earlier
+    /// server's log goes: its words would be taken for this one's.
     ///
     /// # Errors
     /// It ends or is silent, with its log in the error.
@@ -170,12 +171,12 @@ impl MariaDb {
         };
         format!(
             "set -e; mkdir -p {folder} /run/mysqld; ip link set lo up; \
-             [ -d {folder}/mysql ] || tar -xzf {TABLES} -C {folder}; rm -f {SOCKET}; {ring}\
+             [ -d {folder}/mysql ] || tar -xzf {TABLES} -C {folder}; rm -f {SOCKET} {LOG}; {ring}\
              chown -R {user}:{user} {folder} /run/mysqld; \
              mariadbd --no-defaults --user={user} --datadir={folder} --socket={SOCKET} \
              --pid-file=/run/mysqld/mysqld.pid --skip-networking --tmpdir=/tmp {plugin} {} \
              > {LOG} 2>&1 < /dev/null & server=$!; \
-             until grep -q 'ready for connections' {LOG}; do \
+             until grep -qs 'ready for connections' {LOG}; do \
              kill -0 $server 2> /dev/null || {{ cat {LOG}; exit 1; }}; sleep 0.1; done",
             options.join(" ")
         )

@@ -22,6 +22,7 @@ mod guests;
 mod hostile;
 mod idle_move;
 mod module_copies;
+mod module_prepared;
 mod modules;
 mod moves;
 mod net;

@@ -12,13 +12,13 @@ use serde_json::Value;
 use crate::common::LONG;
 use crate::modules::{check, last_transfer_ends, make_accounts, sql, transfers};
 
-fn back_up(client: &Client, vm: &str, to: &Path) -> Summary {
+pub fn back_up(client: &Client, vm: &str, to: &Path) -> Summary {
     let from = client.download(&format!("/v1/vms/{vm}/modules/table/backup")).unwrap();
     let mut from = from.unwrap_or_else(|answer| panic!("{answer:?}"));
     pass(&mut from, &mut std::fs::File::create(to).unwrap()).unwrap()
 }
 
-fn restore(client: &Client, vm: &str, from: &Path) {
+pub fn restore(client: &Client, vm: &str, from: &Path) {
     let path = format!("/v1/vms/{vm}/modules/table/restore?replace=true");
     let answer = client.upload(&path, &mut std::fs::File::open(from).unwrap()).unwrap();
     assert!(answer.is_success(), "{answer:?}");

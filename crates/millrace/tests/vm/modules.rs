@@ -21,7 +21,7 @@ fn made(path: &str) -> PathBuf {
 }
 
 /// A daemon with the table store for VMs of these names. The first one's is reached by memory alone.
-fn host(lab: &Lab, state: &Path, names: &[&str]) -> Daemon {
+pub fn host(lab: &Lab, state: &Path, names: &[&str]) -> Daemon {
     let wasm = made("modules/table.wasm");
     let (_, hash) = read_wasm("table", &wasm).unwrap();
     let module =
@@ -54,13 +54,13 @@ fn by_ring(guest: &Guest) -> u64 {
         .unwrap()
 }
 
-/// Guests with a server that runs; the first has the memory before it.
-fn guests<const N: usize>(
+/// Guests with a server that is not started yet; the first has the memory before it.
+pub fn guests_only<const N: usize>(
     lab: &Lab,
     daemon: &Daemon,
     state: &Path,
     names: [&str; N],
-) -> [Guest; N] {
+) -> (MariaDb, [Guest; N]) {
     let server = MariaDb::with_plugin(&made("mariadb/ha_millrace.so")).unwrap();
     let image = server.add_to(Image::builder().program("setpriv"), lab.cache()).unwrap();
     let guest = |name: &str| {
@@ -71,13 +71,26 @@ fn guests<const N: usize>(
             false => guest,
         }
     };
-    let guests = boot(lab, names.map(guest));
+    (server, boot(lab, names.map(guest)))
+}
+
+/// The same with a server that runs.
+fn guests<const N: usize>(
+    lab: &Lab,
+    daemon: &Daemon,
+    state: &Path,
+    names: [&str; N],
+) -> [Guest; N] {
+    let (server, guests) = guests_only(lab, daemon, state, names);
     for guest in &guests {
         // The databases of InnoDB and the server's own files are in memory: what is durable is in the host.
-        server.start(guest, "/data", &["--innodb-buffer-pool-size=16M"]).unwrap();
+        server.start(guest, "/data", &[SMALL]).unwrap();
     }
     guests
 }
+
+/// A server's option: InnoDB takes little of a guest's memory.
+pub const SMALL: &str = "--innodb-buffer-pool-size=16M";
 
 pub fn sql(guest: &Guest, text: &str) -> String {
     mariadb::sql(guest, text).unwrap()
@@ -270,7 +283,7 @@ fn a_killed_vm_loses_nothing_committed() {
             .shared_memory(&ring(state.path(), "a"), RING_BYTES);
         let [guest] = boot(&lab, [guest]);
         guest.sh("mkdir -p /data; mount /dev/vda /data 2> /dev/null || { mke2fs -q -t ext4 /dev/vda && mount /dev/vda /data; }").unwrap();
-        server.start(&guest, "/data/db", &["--innodb-buffer-pool-size=16M"]).unwrap();
+        server.start(&guest, "/data/db", &[SMALL]).unwrap();
         guest
     };
     let mut guest = start();
@@ -313,7 +326,7 @@ const CORE: &str = "mkdir -p /tmp/core/suite && cd /tmp/core && all=/usr/share/m
 
 /// What mysql-test-run tells a server for these tests.
 const CORE_OPTIONS: [&str; 9] = [
-    "--innodb-buffer-pool-size=16M",
+    SMALL,
     "--character-set-server=latin1",
     "--collation-server=latin1_swedish_ci",
     "--sql-mode=NO_ENGINE_SUBSTITUTION",
