@@ -131,8 +131,8 @@ pub struct QemuFile {
 pub struct VhostUserDisk {
     /// The socket.
     pub socket: PathBuf,
-    /// Queues.
-    pub queues: u16,
+    /// Queues; none leaves it to QEMU, which sets up one for each CPU.
+    pub queues: Option<u16>,
     /// Offer packed rings.
     pub packed: bool,
     /// QEMU listens and the daemon dials.
@@ -157,13 +157,13 @@ impl Disk {
         }
     }
 
-    /// A vhost-user disk with one queue and split rings, QEMU connecting and reconnecting every
-    /// second.
+    /// A vhost-user disk with a queue for each CPU and split rings, QEMU connecting and reconnecting
+    /// every second.
     #[must_use]
     pub fn vhost_user(socket: impl Into<PathBuf>) -> VhostUserDisk {
         VhostUserDisk {
             socket: socket.into(),
-            queues: 1,
+            queues: None,
             packed: false,
             server: false,
             reconnect_s: 1,
@@ -281,10 +281,12 @@ impl Arguments {
                 let id = format!("dc{slot}");
                 self.add("chardev", chardev(&id, &disk.socket, disk.server, disk.reconnect_s));
                 let mut device = format!(
-                    "vhost-user-blk-pci,id=disk{slot},chardev={id},num-queues={},packed={}",
-                    disk.queues,
+                    "vhost-user-blk-pci,id=disk{slot},chardev={id},packed={}",
                     on(disk.packed)
                 );
+                if let Some(queues) = disk.queues {
+                    device.push_str(&format!(",num-queues={queues}"));
+                }
                 for property in &disk.properties {
                     device.push_str(&format!(",{property}"));
                 }

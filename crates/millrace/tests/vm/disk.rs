@@ -17,7 +17,7 @@ fn host(command: &str) -> String {
 fn guest(lab: &Lab, daemon: &Daemon, packed: bool, more: &[&str]) -> Guest {
     let disk = |port: &str| {
         let mut disk = Disk::vhost_user(daemon.socket("a", port));
-        (disk.packed, disk.queues) = (packed, 2);
+        (disk.packed, disk.queues) = (packed, Some(2));
         disk
     };
     let image = ["ext4", "xfs", "btrfs"]
