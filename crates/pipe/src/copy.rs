@@ -109,7 +109,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::test_support::pattern;
+    use crate::testing::pattern;
 
     fn file(bytes: &[u8]) -> std::fs::File {
         let file = tempfile::tempfile().unwrap();

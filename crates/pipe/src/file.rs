@@ -171,5 +171,4 @@ fn zeroes() -> io::Result<&'static OwnedFd> {
 }
 
 #[cfg(test)]
-#[path = "file_tests.rs"]
 mod tests;

@@ -257,5 +257,4 @@ fn is_any_cached(read: &Placed) -> bool {
 }
 
 #[cfg(test)]
-#[path = "given_tests.rs"]
 mod tests;

@@ -81,7 +81,7 @@ mod sockopt;
 mod supply;
 mod takes;
 #[cfg(test)]
-mod test_support;
+mod testing;
 mod to_file;
 mod to_socket;
 pub mod twin;

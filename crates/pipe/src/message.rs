@@ -308,5 +308,4 @@ fn is_same(secret: &[u8], told: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[path = "message_tests.rs"]
 mod tests;

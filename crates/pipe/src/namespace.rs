@@ -255,5 +255,4 @@ fn add_window_routes(netlink: &Netlink, link: u32, gateway: IpAddr) -> io::Resul
 }
 
 #[cfg(test)]
-#[path = "namespace_tests.rs"]
 mod tests;

@@ -369,5 +369,4 @@ impl FlowWatch for Pool {
 }
 
 #[cfg(test)]
-#[path = "pool_tests.rs"]
 mod tests;

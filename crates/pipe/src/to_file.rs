@@ -333,5 +333,4 @@ impl Work for ToFile {
 }
 
 #[cfg(test)]
-#[path = "to_file_tests.rs"]
 mod tests;

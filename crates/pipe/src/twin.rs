@@ -410,5 +410,4 @@ fn congestion(name: &[u8; 16]) -> Option<&'static str> {
 }
 
 #[cfg(test)]
-#[path = "twin_tests.rs"]
 mod tests;

@@ -15,7 +15,7 @@ use zerocopy::little_endian::U32;
 
 use crate::agent::Agent;
 use crate::places::{Places, Probe, Tag};
-use crate::test_support::pattern;
+use crate::testing::pattern;
 
 const TAG: Tag = [7; 16];
 const ID: u64 = 5;

@@ -18,7 +18,7 @@ use crate::agent::Agent;
 use crate::job::Next;
 use crate::places::{Places, Tag};
 use crate::pool::Pool;
-use crate::test_support::pattern;
+use crate::testing::pattern;
 
 const TAG: Tag = [7; 16];
 const TOKEN: u64 = 2;

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::namespace::Namespace;
-use crate::test_support::{ONLY_ACK, PATIENCE, Say, Seen, TapEnd, inside};
+use crate::testing::{ONLY_ACK, PATIENCE, Say, Seen, TapEnd, inside};
 use net::flow::TWIN_MAC;
 
 const MSS: usize = 1000;
@@ -441,5 +441,4 @@ fn the_timeout_is_a_second_or_some_round_trips() {
     assert_eq!(bounds, [1000, 1000, 1000, 2400, 120_000, 120_000]);
 }
 
-#[path = "twin_relief_tests.rs"]
 mod relief;

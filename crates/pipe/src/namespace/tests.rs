@@ -3,7 +3,7 @@
 use std::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::*;
-use crate::test_support::{TapEnd, inside};
+use crate::testing::{TapEnd, inside};
 
 fn namespace() -> (Namespace, TapEnd) {
     let (namespace, tap) = Namespace::new("test", 9000).unwrap();
