@@ -5,11 +5,11 @@
 
 use guest_abi::pipe::{MAX_EXTENTS, MAX_TAKE_BYTES};
 use harness::fuzz_target;
-use pipe::message::{End, Message, Reader};
+use pipe::message::{End, Message, MessageReader};
 
 fuzz_target!(|bytes: &[u8]| {
-    let mut reader = Reader::new(bytes);
-    if bytes.first() == Some(&16) && reader.hello(b"").is_err() {
+    let mut reader = MessageReader::new(bytes);
+    if bytes.first() == Some(&16) && reader.read_hello(b"").is_err() {
         return;
     }
     while let Ok((_, message)) = reader.receive() {
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
                 assert!(extents(&request.source) + extents(&request.sink) <= MAX_EXTENTS as usize);
                 assert!(request.len_bytes > 0);
             }
-            Message::Said(said) => assert!(said.len_bytes() <= MAX_TAKE_BYTES),
+            Message::Answer(answer) => assert!(answer.len_bytes() <= MAX_TAKE_BYTES),
             _ => {}
         }
     }

@@ -1,46 +1,86 @@
-//! A connection as the end of a pipe: what both its halves have in common.
+//! A guest's TCP connection as an end of a pipe. All that a pipe asks of the switch about a
+//! connection is asked here, and its twins are made here.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use guest_abi::Reason;
 use guest_abi::pipe::SocketEnd;
-use net::flow::{FlowError, FlowKey, FlowSnapshot};
+use net::flow::FlowError;
+pub(crate) use net::flow::{FlowKey, FlowSnapshot, ReceiveStart, Relief, Snapshot};
 
+use crate::config::Devices;
+use crate::epoll_set::EpollSet;
 use crate::message::Socket;
-use crate::pool::Pool;
 use crate::twin::{Twin, TwinState};
-use crate::vm::TwinPort;
+use crate::twin_port::TwinPort;
 
 /// A connection that is reserved for a pipe.
 pub(crate) struct Connection {
-    pub port: Arc<TwinPort>,
+    port: Arc<TwinPort>,
     pub socket: Socket,
-    /// Names the pipe, and this end of it, in events.
+    /// Name of this end of the pipe in events.
     pub token: u64,
 }
 
+/// Reserving and making twins: for both halves.
 impl Connection {
-    /// Who talks to whom.
-    pub fn key(&self) -> FlowKey {
-        self.socket.key
+    /// Reserves a connection that is written; also the switch's answer, which need not be asked for
+    /// twice.
+    pub fn reserve_sink(
+        ports: Vec<Arc<TwinPort>>,
+        socket: Socket,
+        token: u64,
+    ) -> Result<(Self, Snapshot), Reason> {
+        let sent_bytes = socket.end.sent_bytes.get();
+        find(ports, |port| port.net.flow_snapshot(socket.key, sent_bytes, token))
+            .map(|(port, snapshot)| (Self { port, socket, token }, snapshot))
     }
 
-    /// Its twin, which the pool knows.
-    pub fn twin(&self, taken: &FlowSnapshot, reads: bool, pool: &Pool) -> Result<Twin, Reason> {
-        self.new_twin(&twin_state(&self.socket, taken, reads)?, (&[], &[]), pool)
+    /// Reserves a connection that is read.
+    pub fn reserve_source(
+        ports: Vec<Arc<TwinPort>>,
+        socket: Socket,
+        token: u64,
+    ) -> Result<Self, Reason> {
+        let received_bytes = socket.end.received_bytes.get();
+        find(ports, |port| port.net.flow_receive_snapshot(socket.key, received_bytes, token))
+            .map(|(port, _)| Self { port, socket, token })
     }
 
-    /// A twin in the place of another that has gone, with copies of what that was given: first what it
-    /// had sent.
-    pub fn relief(
+    /// Whether all of the connection has passed its port, and will. To be asked once it is
+    /// reserved: who opens another way for it looks afterwards for those that are reserved
+    /// ([`net::NetPort::flows_bound`]).
+    pub fn passes_port(&self, devices: &dyn Devices) -> bool {
+        let key = self.socket.key;
+        match self.port.net.flow_free_since_ns(key) {
+            Ok(Some(since_ns)) => !devices.has_way_past(key.remote, since_ns),
+            // A shifted one is kept here, and one that is gone begins no pipe.
+            Ok(None) | Err(_) => true,
+        }
+    }
+
+    /// Makes the twin, and adds it to the pool's epoll set.
+    pub fn make_twin(
         &self,
-        taken: &FlowSnapshot,
-        given: (&[u8], &[u8]),
-        pool: &Pool,
+        snapshot: &FlowSnapshot,
+        reads: bool,
+        epoll: &EpollSet,
     ) -> Result<Twin, Reason> {
-        let twin = self.new_twin(&twin_state(&self.socket, taken, false)?, given, pool)?;
-        // Who is relieved has a slow peer. Else it waits not so long, and gives up earlier.
+        self.new_twin(&twin_state(&self.socket, snapshot, reads)?, (&[], &[]), epoll)
+    }
+
+    /// Makes a twin in the place of another that has gone, with copies of the bytes that the other
+    /// was given: those that it had sent, then those that it had not.
+    pub fn make_relief_twin(
+        &self,
+        snapshot: &FlowSnapshot,
+        given: (&[u8], &[u8]),
+        epoll: &EpollSet,
+    ) -> Result<Twin, Reason> {
+        let twin = self.new_twin(&twin_state(&self.socket, snapshot, false)?, given, epoll)?;
+        // A twin that is relieved has a slow peer. On failure this one waits less, and gives up
+        // earlier.
         let _ = twin.wait_as_usual();
         Ok(twin)
     }
@@ -49,39 +89,135 @@ impl Connection {
         &self,
         state: &TwinState,
         (sent, unsent): (&[u8], &[u8]),
-        pool: &Pool,
+        epoll: &EpollSet,
     ) -> Result<Twin, Reason> {
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             let port = self.port.net.name();
             tracing::warn!(port, "taking a connection over: {what}: {error}");
             Reason::TwinFailed
         };
-        let twin = self.port.namespace.twin(state, sent);
+        let twin = self.port.make_twin(state, sent);
         let twin = twin.map_err(|e| failed("making its twin", &e))?;
         if !unsent.is_empty() {
             let room = twin.make_room(sent.len() + unsent.len());
             let given = room.and_then(|()| twin.give_all(unsent));
             given.map_err(|e| failed("filling its twin", &e))?;
         }
-        pool.watch(self.token, twin.as_fd()).map_err(|e| failed("watching its twin", &e))?;
+        epoll.add(self.token, twin.as_fd()).map_err(|e| failed("watching its twin", &e))?;
         Ok(twin)
     }
 
-    /// It was reserved to be read, and is not needed.
-    pub fn release(&self) {
-        // One that is reset has no reservation.
-        let _ = self.port.net.flow_receive_finish(self.key(), self.token, 0);
-    }
-
-    /// Ends it for both sides: bytes of it are lost.
+    /// Resets the connection for both sides: bytes of it are lost.
     pub fn reset(&self) {
         // One that is reset already has nothing to be told.
-        let _ = self.port.net.flow_reset(self.key(), self.token);
+        let _ = self.port.net.flow_reset(self.socket.key, self.token);
     }
 }
 
-/// What a flow's error is to an agent.
-pub(crate) fn reason_of(error: FlowError) -> Reason {
+/// The half that the guest sends: a pipe's sink.
+impl Connection {
+    /// Asks how the connection stands, once the switch has seen all that the guest has sent.
+    pub fn sink_snapshot(&self) -> Result<Snapshot, Reason> {
+        let sent_bytes = self.socket.end.sent_bytes.get();
+        let answer = self.port.net.flow_snapshot(self.socket.key, sent_bytes, self.token);
+        answer.map_err(reason_of)
+    }
+
+    /// Steers the connection to its twin, for `len_bytes`.
+    pub fn start_sink(&self, snapshot: FlowSnapshot, len_bytes: u32) -> Result<(), Reason> {
+        let started = self.port.net.flow_start(self.socket.key, self.token, snapshot, len_bytes);
+        started.map_err(reason_of)
+    }
+
+    /// Tells the switch that the twin gets no more than these bytes. Whether it has seen all of
+    /// them acknowledged.
+    pub fn retarget_sink(&self, given_bytes: u64) -> bool {
+        self.port.net.flow_retarget(self.socket.key, self.token, given_bytes as u32) == Ok(true)
+    }
+
+    /// Asks what a twin must know that takes the place of the one that sends.
+    pub fn sink_relief(&self) -> Result<Relief, Reason> {
+        self.port.net.flow_relief(self.socket.key, self.token).map_err(reason_of)
+    }
+
+    /// Hands the connection back behind the bytes that the twin was given, which the peer has.
+    pub fn finish_sink(&self, given_bytes: u64) -> Result<(), Reason> {
+        match self.port.net.flow_finish(self.socket.key, self.token, given_bytes as u32) {
+            // It was reset with that.
+            Err(FlowError::Broken) => Err(Reason::FlowReset),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The half that the guest receives: a pipe's source.
+impl Connection {
+    /// Asks how the connection stands, for [`Connection::start_source`].
+    pub fn source_snapshot(&self) -> Result<FlowSnapshot, Reason> {
+        let received_bytes = self.socket.end.received_bytes.get();
+        let answer =
+            self.port.net.flow_receive_snapshot(self.socket.key, received_bytes, self.token);
+        answer.map_err(reason_of)
+    }
+
+    /// Steers at most `wanted_bytes` of the peer's to the twin; which they are.
+    pub fn start_source(
+        &self,
+        snapshot: FlowSnapshot,
+        wanted_bytes: u32,
+    ) -> Result<ReceiveStart, Reason> {
+        let (key, received_bytes) = (self.socket.key, self.socket.end.received_bytes.get());
+        let net = &self.port.net;
+        let start = net.flow_receive_start(key, self.token, snapshot, received_bytes, wanted_bytes);
+        start.map_err(reason_of)
+    }
+
+    /// Tells the switch that the guest has read the bytes in front of the twin's.
+    pub fn report_own_bytes_read(&self) {
+        // One that was reset is told so.
+        let _ = self.port.net.flow_receive_own(self.socket.key, self.token);
+    }
+
+    /// Gives the twin no more than what the peer was told to have arrived; how many bytes that is.
+    pub fn stop_source(&self, taken_bytes: u64) -> Result<u64, Reason> {
+        let (key, taken_bytes) = (self.socket.key, taken_bytes as u32);
+        let len_bytes = self.port.net.flow_receive_stop(key, self.token, taken_bytes);
+        Ok(u64::from(len_bytes.map_err(reason_of)?))
+    }
+
+    /// Hands the connection back behind the bytes that were taken out of the twin.
+    pub fn finish_source(&self, taken_bytes: u64) -> Result<(), Reason> {
+        match self.port.net.flow_receive_finish(self.socket.key, self.token, taken_bytes as u32) {
+            // It was reset with that.
+            Err(FlowError::Broken) => Err(Reason::FlowReset),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the reservation of a source that is not needed.
+    pub fn release_source(&self) {
+        // One that is reset has no reservation.
+        let _ = self.port.net.flow_receive_finish(self.socket.key, self.token, 0);
+    }
+}
+
+/// The port that knows a connection, and its answer.
+fn find<T>(
+    ports: Vec<Arc<TwinPort>>,
+    ask: impl Fn(&TwinPort) -> Result<T, FlowError>,
+) -> Result<(Arc<TwinPort>, T), Reason> {
+    for port in ports {
+        match ask(&port) {
+            Ok(answer) => return Ok((port, answer)),
+            Err(FlowError::Unknown | FlowError::Off) => {}
+            Err(error) => return Err(reason_of(error)),
+        }
+    }
+    Err(Reason::NoFlow)
+}
+
+/// The reason for the agent, by the switch's error.
+fn reason_of(error: FlowError) -> Reason {
     match error {
         FlowError::Unknown | FlowError::Off => Reason::NoFlow,
         FlowError::Closing => Reason::FlowClosed,
@@ -94,8 +230,8 @@ pub(crate) fn reason_of(error: FlowError) -> Reason {
 /// Largest window scale (RFC 7323, 2.3).
 const MAX_SCALE: u8 = 14;
 
-/// The twin's state, from what the agent says (checked) and what the switch saw.
-fn twin_state(socket: &Socket, taken: &FlowSnapshot, reads: bool) -> Result<TwinState, Reason> {
+/// State of a new twin, from the agent's description (checked) and the switch's snapshot.
+fn twin_state(socket: &Socket, snapshot: &FlowSnapshot, reads: bool) -> Result<TwinState, Reason> {
     let Socket { key, end } = socket;
     let &SocketEnd { options, send_scale, receive_scale, mss, congestion, .. } = end;
     if send_scale > MAX_SCALE || receive_scale > MAX_SCALE || mss.get() < 64 {
@@ -108,13 +244,13 @@ fn twin_state(socket: &Socket, taken: &FlowSnapshot, reads: bool) -> Result<Twin
         send_scale,
         receive_scale,
         mss: mss.get(),
-        send_seq: taken.send_seq,
-        receive_seq: taken.receive_seq,
+        send_seq: snapshot.send_seq,
+        receive_seq: snapshot.receive_seq,
         // The peer's window begins behind what it has acknowledged.
-        send_window_bytes: (u32::from(taken.send_window) << send_scale)
-            .saturating_sub(taken.send_seq.wrapping_sub(taken.acked_seq)),
-        receive_window_bytes: u32::from(taken.receive_window) << receive_scale,
-        timestamp: taken.timestamp,
+        send_window_bytes: (u32::from(snapshot.send_window) << send_scale)
+            .saturating_sub(snapshot.send_seq.wrapping_sub(snapshot.acked_seq)),
+        receive_window_bytes: u32::from(snapshot.receive_window) << receive_scale,
+        timestamp: snapshot.timestamp,
         congestion,
         cwnd: end.cwnd.get(),
         rtt_us: end.rtt_us.get(),

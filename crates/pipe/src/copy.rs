@@ -1,5 +1,5 @@
-//! Bytes from one file of the host to another, without passing through this process: shared where the
-//! file system can (reflink), copied once where it cannot.
+//! Copies from one file of the host to another, without passing through this process: shared where
+//! the file system can (reflink), copied once where it cannot.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ pub(crate) fn copy_range(
     Ok(())
 }
 
-/// The same through one of the kernel's pipes: pages of the source, copied into those of the sink.
+/// Copies a range through a pipe(2): pages of the source, copied into those of the sink.
 fn splice_range(
     (from, mut from_at): (BorrowedFd<'_>, u64),
     (to, mut to_at): (BorrowedFd<'_>, u64),
@@ -44,7 +44,7 @@ fn splice_range(
     while left > 0 {
         let want = left.min(SPLICE_BYTES);
         let got =
-            again(|| splice(from, Some(&mut from_at), &write_end, None, want, SpliceFlags::MOVE))?;
+            retry(|| splice(from, Some(&mut from_at), &write_end, None, want, SpliceFlags::MOVE))?;
         if got == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -52,7 +52,7 @@ fn splice_range(
         while held > 0 {
             let read_end = read_end.as_fd();
             let put =
-                again(|| splice(read_end, None, to, Some(&mut to_at), held, SpliceFlags::MOVE))?;
+                retry(|| splice(read_end, None, to, Some(&mut to_at), held, SpliceFlags::MOVE))?;
             if put == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
@@ -63,7 +63,7 @@ fn splice_range(
     Ok(())
 }
 
-/// One of the kernel's pipes, for [`SPLICE_BYTES`]: where bytes are read, and where they are written.
+/// Makes a pipe(2) for [`SPLICE_BYTES`]: its read end and its write end.
 pub(crate) fn kernel_pipe(flags: PipeFlags) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC | flags)?;
     // Refused: the smaller one will do.
@@ -71,7 +71,8 @@ pub(crate) fn kernel_pipe(flags: PipeFlags) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((read_end, write_end))
 }
 
-fn again(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
+/// Repeats a system call that was interrupted.
+fn retry(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {
             Err(Errno::INTR) => {}
@@ -83,7 +84,7 @@ fn again(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usiz
 /// Writes all of it.
 pub(crate) fn write_all(to: BorrowedFd<'_>, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        let n = again(|| rustix::io::pwrite(to, bytes, at))?;
+        let n = retry(|| rustix::io::pwrite(to, bytes, at))?;
         if n == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -95,7 +96,7 @@ pub(crate) fn write_all(to: BorrowedFd<'_>, mut at: u64, mut bytes: &[u8]) -> io
 /// Reads all of it. `UnexpectedEof`: there is less.
 pub(crate) fn read_all(from: BorrowedFd<'_>, mut at: u64, mut bytes: &mut [u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        let n = again(|| rustix::io::pread(from, &mut *bytes, at))?;
+        let n = retry(|| rustix::io::pread(from, &mut *bytes, at))?;
         if n == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -1,27 +1,28 @@
-//! The disks of a VM as its agent names them.
+//! The disks of a VM by the numbers that its agent knows.
 
 use std::sync::{Arc, Weak};
 
 use block::BlockPort;
 use guest_abi::Reason;
 
-use crate::file::Source;
+use crate::config::Devices;
+use crate::file_source::FileSource;
 use crate::limits::MAX_PROBED_DISKS;
-use crate::vm::VmPipes;
 
-/// Disks by the numbers that the agent was told. Not kept: one that is taken away is locked no more, and
-/// not to be had by its number.
+/// Disks by the numbers that an agent was told. They are not kept open: a disk that is taken away
+/// is unlocked, and cannot be had by its number.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Vec<Weak<BlockPort>>);
+pub(crate) struct DiskNumbers(Vec<Weak<BlockPort>>);
 
-impl Known {
-    /// One that the VM has still.
-    pub fn get(&self, vm: &VmPipes, number: u32) -> Option<Arc<BlockPort>> {
+impl DiskNumbers {
+    /// The disk of that number, if the VM still has it.
+    pub fn find(&self, devices: &dyn Devices, number: u32) -> Option<Arc<BlockPort>> {
         let known = self.0.get(number as usize)?.upgrade()?;
-        vm.disks().into_iter().find(|disk| Arc::ptr_eq(disk, &known))
+        devices.disks().into_iter().find(|disk| Arc::ptr_eq(disk, &known))
     }
 
-    /// The number of a disk, told now or before; none: too many were told. No number is told twice.
+    /// The number of a disk: the one that it has, or a new one. None: too many disks have one. No
+    /// number is given twice.
     pub fn number(&mut self, disk: &Arc<BlockPort>) -> Option<u32> {
         let is_it = |known: &Weak<BlockPort>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(disk));
         let at = self.0.iter().position(is_it).or_else(|| {
@@ -34,40 +35,42 @@ impl Known {
     }
 }
 
-/// Whether all of them are there still.
+/// Whether all used disks are among the live ones.
 pub(crate) fn has_all(live: &[Arc<BlockPort>], used: &[Weak<BlockPort>]) -> bool {
     used.iter().all(|used| live.iter().any(|live| Arc::as_ptr(live) == used.as_ptr()))
 }
 
-/// What a pipe uses of the disks that its agent knows.
-pub(crate) struct Disks<'a> {
-    vm: &'a VmPipes,
-    known: &'a Known,
+/// Disks that one pipe uses.
+pub(crate) struct PipeDisks<'a> {
+    devices: &'a dyn Devices,
+    numbers: &'a DiskNumbers,
     pub used: Vec<Weak<BlockPort>>,
 }
 
-impl<'a> Disks<'a> {
-    pub fn new(vm: &'a VmPipes, known: &'a Known) -> Self {
-        Self { vm, known, used: Vec::new() }
+impl<'a> PipeDisks<'a> {
+    /// No disk yet.
+    pub fn new(devices: &'a dyn Devices, numbers: &'a DiskNumbers) -> Self {
+        Self { devices, numbers, used: Vec::new() }
     }
 
-    /// By its number.
-    pub fn take(&mut self, number: u32) -> Result<Arc<BlockPort>, Reason> {
-        let disk = self.known.get(self.vm, number).ok_or(Reason::NoDisk)?;
+    /// Uses the disk of that number.
+    pub fn use_disk(&mut self, number: u32) -> Result<Arc<BlockPort>, Reason> {
+        let disk = self.numbers.find(self.devices, number).ok_or(Reason::NoDisk)?;
         self.used.push(Arc::downgrade(&disk));
         Ok(disk)
     }
 
-    /// A file that is read.
-    pub fn file(
+    /// Opens a file that is read by its extents. `is_cached`: the guest has it in memory, so it is
+    /// opened only if the host has it, too.
+    pub fn open_file(
         &mut self,
         disk: u32,
         extents: Vec<(u64, u64)>,
         len_bytes: u64,
         is_cached: bool,
-    ) -> Result<Source, Reason> {
-        let image = self.take(disk)?.image().map_err(|_| Reason::DiskFormat)?;
-        let source = Source::new(image.file, image.len_bytes, extents, len_bytes)
+    ) -> Result<FileSource, Reason> {
+        let image = self.use_disk(disk)?.image().map_err(|_| Reason::DiskFormat)?;
+        let source = FileSource::new(image.file, image.len_bytes, extents, len_bytes)
             .map_err(|_| Reason::BadExtents)?;
         if image.may_lag {
             source.drop_cached();

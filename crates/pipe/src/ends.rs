@@ -1,93 +1,86 @@
-//! The ends of a pipe that begins: what is asked for must be the VM's, and free.
+//! The ends of a pipe that begins: they must be the VM's, and free.
 
 use std::sync::Arc;
 
 use guest_abi::Reason;
 use guest_abi::pipe::{BLOCK_BYTES, PlacesEnd, option};
-use net::flow::FlowError;
 
-use crate::connection::{Connection, reason_of};
-use crate::disks::Disks;
+use crate::config::Devices;
+use crate::connection::Connection;
+use crate::disks::PipeDisks;
+use crate::file_source::FileSource;
 use crate::job::Side;
 use crate::message::Socket;
-use crate::places::{PlacedFile, Places, Tag};
-use crate::sending::Sending;
-use crate::vm::{TwinPort, VmPipes};
+use crate::placed_request::Direction;
+use crate::placeholders::{PlacedFile, PlaceholderTable};
+use crate::socket_sink::SocketSink;
+use crate::twin_port::TwinPorts;
 
-impl VmPipes {
-    /// The connection that is written, reserved for the pipe from now on.
-    pub(crate) fn sending(&self, socket: Socket, token: u64) -> Result<Sending, Reason> {
-        let token = Side::Sink.token(token);
-        for port in self.ports().clone() {
-            match port.net.flow_snapshot(socket.key, socket.end.sent_bytes.get(), token) {
-                Ok(answer) => {
-                    let passes = self.passes(&port, &socket);
-                    let mut sink = Sending::new(Connection { port, socket, token }, answer);
-                    if !passes {
-                        // It is not reserved any more.
-                        let _ = sink.finish();
-                        return Err(Reason::OnChannel);
-                    }
-                    return Ok(sink);
-                }
-                Err(FlowError::Unknown | FlowError::Off) => {}
-                Err(error) => return Err(reason_of(error)),
-            }
+/// Opens the ends of one pipe.
+pub(crate) struct EndOpener<'a> {
+    pub ports: &'a TwinPorts,
+    pub devices: &'a dyn Devices,
+    pub placeholders: &'a Arc<PlaceholderTable>,
+    pub disks: PipeDisks<'a>,
+    /// Token of the pipe.
+    pub token: u64,
+}
+
+impl EndOpener<'_> {
+    /// Opens a connection that is written. It is reserved for the pipe from now on.
+    pub fn socket_sink(&self, socket: Socket) -> Result<SocketSink, Reason> {
+        let token = Side::Sink.token(self.token);
+        let (connection, answer) = Connection::reserve_sink(self.ports.list(), socket, token)?;
+        let passes_port = connection.passes_port(self.devices);
+        let mut sink = SocketSink::new(connection, answer);
+        if !passes_port {
+            // It is not reserved any more.
+            let _ = sink.finish();
+            return Err(Reason::OnChannel);
         }
-        Err(Reason::NoFlow)
+        Ok(sink)
     }
 
-    /// The connection that is read.
-    pub(crate) fn connection(&self, socket: Socket, token: u64) -> Result<Connection, Reason> {
-        let token = Side::Source.token(token);
-        // A twin does not tell the peer of congestion; bytes in the peer's SYN count where the switch did
-        // not.
+    /// Opens a connection that is read.
+    pub fn socket_source(&self, socket: Socket) -> Result<Connection, Reason> {
+        let token = Side::Source.token(self.token);
+        // A twin does not tell the peer of congestion; bytes in the peer's SYN count where the
+        // switch did not.
         if socket.end.options & (option::ECN | option::SYN_DATA) != 0 {
             return Err(Reason::FlowOptions);
         }
-        let received = socket.end.received_bytes.get();
-        for port in self.ports().clone() {
-            match port.net.flow_receive_snapshot(socket.key, received, token) {
-                Ok(_) => {
-                    let passes = self.passes(&port, &socket);
-                    let source = Connection { port, socket, token };
-                    if !passes {
-                        source.release();
-                        return Err(Reason::OnChannel);
-                    }
-                    return Ok(source);
-                }
-                Err(FlowError::Unknown | FlowError::Off) => {}
-                Err(error) => return Err(reason_of(error)),
-            }
+        let source = Connection::reserve_source(self.ports.list(), socket, token)?;
+        if !source.passes_port(self.devices) {
+            source.release_source();
+            return Err(Reason::OnChannel);
         }
-        Err(Reason::NoFlow)
+        Ok(source)
     }
 
-    /// Whether all of a connection has passed the port, and will. Asked once it is reserved: who opens
-    /// another way for it looks afterwards for those that are ([`net::NetPort::flows_bound`]).
-    fn passes(&self, port: &TwinPort, socket: &Socket) -> bool {
-        match port.net.flow_free_since_ns(socket.key) {
-            Ok(Some(since_ns)) => !self.devices.has_way_past(socket.key.remote, since_ns),
-            // A shifted one is kept here, and one that is gone begins no pipe.
-            Ok(None) | Err(_) => true,
-        }
+    /// Opens a file that is read by its extents: see [`PipeDisks::open_file`].
+    pub fn file_source(
+        &mut self,
+        disk: u32,
+        extents: Vec<(u64, u64)>,
+        len_bytes: u64,
+        is_cached: bool,
+    ) -> Result<FileSource, Reason> {
+        self.disks.open_file(disk, extents, len_bytes, is_cached)
     }
 
-    /// A file that is written, or read, by placeholders.
-    pub(crate) fn placed(
-        &self,
+    /// Opens a file that is written, or read, by placeholders.
+    pub fn placed_file(
+        &mut self,
         end: &PlacesEnd,
-        disks: &mut Disks<'_>,
-        token: u64,
-        new: fn(&Arc<Places>, Tag, u64, u64) -> Option<PlacedFile>,
+        direction: Direction,
     ) -> Result<PlacedFile, Reason> {
-        let disk = disks.take(end.disk.get())?;
-        self.serve_places(&disk)?;
+        let disk = self.disks.use_disk(end.disk.get())?;
+        self.placeholders.serve(&disk)?;
         let skew_bytes = u64::from(end.skew_bytes.get());
         if skew_bytes >= BLOCK_BYTES as u64 {
             return Err(Reason::Malformed);
         }
-        new(&self.places, end.tag, skew_bytes, token).ok_or(Reason::Malformed)
+        let file = PlacedFile::new(self.placeholders, (end.tag, skew_bytes), self.token, direction);
+        file.ok_or(Reason::Malformed)
     }
 }

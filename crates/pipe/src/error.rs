@@ -1,4 +1,4 @@
-//! What can be wrong with a VM's pipes: every text names what, where and the limit.
+//! Errors of a VM's pipes: every text names what, where and the limit.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use net::NetError;
 use thiserror::Error;
 use vhost_user::DeviceError;
 
-/// Why something for pipes could not be made.
+/// Error of a VM's pipes.
 #[derive(Debug, Error)]
 pub enum PipeError {
     /// A system call failed.
@@ -15,7 +15,7 @@ pub enum PipeError {
     Io {
         /// The VM.
         vm: String,
-        /// What was tried.
+        /// Step that failed.
         what: &'static str,
         /// The error.
         source: io::Error,
@@ -27,12 +27,12 @@ pub enum PipeError {
         vm: String,
         /// The setting, below `/proc/sys/net`.
         name: String,
-        /// What it should be.
+        /// Value that was written.
         value: &'static str,
         /// The error.
         source: io::Error,
     },
-    /// The namespace's interface.
+    /// The namespace's interface could not be made.
     #[error("pipes of VM {vm}: {source}")]
     Tap {
         /// The VM.
@@ -40,7 +40,7 @@ pub enum PipeError {
         /// The error.
         source: NetError,
     },
-    /// No host has such an address.
+    /// An address that no VM can have.
     #[error("pipes of VM {vm}: {address} cannot be an address of a VM")]
     BadAddress {
         /// The VM.
@@ -65,7 +65,7 @@ pub enum PipeError {
         local: SocketAddr,
         /// The peer's end.
         remote: SocketAddr,
-        /// What was tried.
+        /// Step that failed.
         what: &'static str,
         /// The error.
         source: io::Error,
@@ -73,13 +73,13 @@ pub enum PipeError {
     /// Bytes of a file that cannot be where the agent says.
     #[error("extent {index} of {offset}+{len_bytes} bytes: {what} ({limit})")]
     BadExtent {
-        /// Its place among the others.
+        /// Index of the extent.
         index: usize,
-        /// From the beginning of the disk.
+        /// Offset from the beginning of the disk.
         offset: u64,
-        /// How many.
+        /// Length of the extent.
         len_bytes: u64,
-        /// What is wrong.
+        /// Fault of the extent.
         what: &'static str,
         /// The limit that it breaks.
         limit: u64,
@@ -89,7 +89,7 @@ pub enum PipeError {
     Port {
         /// The port.
         port: String,
-        /// Why.
+        /// Error of the port.
         source: DeviceError,
     },
 }

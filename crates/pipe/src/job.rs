@@ -1,5 +1,6 @@
-//! One pipe: from the agent's words to the answer. What it does is its [`Work`]; here is what all pipes
-//! have in common. Its steps run on the pool's threads, one at a time.
+//! One pipe as a job of the pool, from the agent's request to the last answer. What a pipe does is
+//! its [`Work`]; the job has what all pipes have in common. Its steps run on the pool's threads,
+//! one at a time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -8,34 +9,35 @@ use std::time::{Duration, Instant};
 
 use block::BlockPort;
 use guest_abi::Reason;
-use net::flow::FlowEvent;
 
-use crate::agent::Agent;
-use crate::limits::{CANCEL_TIMEOUT, DRAIN_TIMEOUT, MAX_SAID, MAX_SAID_BYTES, RELEASE_TIMEOUT};
-use crate::message::Said;
+use crate::epoll_set::EpollSet;
+use crate::limits::{
+    CANCEL_TIMEOUT, DRAIN_TIMEOUT, MAX_ANSWER_BYTES, MAX_ANSWERS, RELEASE_TIMEOUT,
+};
+use crate::line::Line;
+use crate::message::Answer;
 use crate::metrics::PipeStats;
-use crate::pool::Pool;
 
-/// What a step asks for.
-pub(crate) enum Next {
-    /// The next step, after those of others.
+/// Outcome of a step: when the next one is due.
+pub(crate) enum StepOutcome {
+    /// The next step is due after those of other pipes.
     Again,
-    /// Something will happen; then at the latest.
+    /// The next step is due when something happens, and at that time at the latest.
     Wait(Instant),
-    /// The answer can be given: so many bytes were moved, and why not more.
+    /// No step is due any more. The answer can be given: bytes moved, and why not more.
     Over(u64, Reason),
 }
 
-/// What a pipe does, step by step. A step never waits, and ends both ends before it says
-/// [`Next::Over`].
+/// Steps of a pipe. A step never waits, and closes both ends before it returns
+/// [`StepOutcome::Over`].
 pub(crate) trait Work: Send {
-    /// One step.
-    fn step(&mut self, job: &Job, pool: &Pool) -> Next;
-    /// One word about where it is.
+    /// Does one step.
+    fn step(&mut self, job: &Job, epoll: &EpollSet) -> StepOutcome;
+    /// Name of the stage, for listings.
     fn state(&self) -> &'static str;
 }
 
-/// The end of a pipe that an event is about: in the token's lowest bit.
+/// One end of a pipe, in the lowest bit of the tokens of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Source = 0,
@@ -43,49 +45,53 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    /// What the end is called in events.
+    /// Token of this end of a job, in events.
     pub fn token(self, job: u64) -> u64 {
         job | self as u64
     }
 
-    /// The pipe that an event's token is of.
+    /// Token of the job whose end an event is about.
     pub fn job(token: u64) -> u64 {
         token & !1
     }
 
-    fn of(token: u64) -> Self {
+    /// The end that an event is about.
+    pub fn of(token: u64) -> Self {
         if token & 1 == 0 { Self::Source } else { Self::Sink }
     }
 }
 
-/// Tokens of pipes differ by so much.
+/// Distance between the tokens of two jobs.
 pub(crate) const TOKEN_STEP: u64 = 2;
 
-/// Events that wait for the next step.
+/// Bits of [`Job::marks`]: events that the next step looks at.
 mod mark {
-    /// By the [`super::Side`].
+    /// The connection at that [`super::Side`] was reset.
     pub const RESET: [u32; 2] = [1, 2];
     pub const CANCELLED: u32 = 4;
     pub const ENDED: u32 = 8;
 }
 
-/// See the module's text.
+/// One pipe.
 pub(crate) struct Job {
     /// Unique in this daemon, and even.
     pub token: u64,
-    /// What the agent calls it.
+    /// Id of the pipe in the agent's messages.
     pub id: u64,
-    pub agent: Arc<Agent>,
-    /// For people.
+    /// Line to the agent that asked for it.
+    pub line: Arc<Line>,
+    /// Names of source and sink, for listings.
     pub ends: [String; 2],
     pub len_bytes: u64,
     begun: Instant,
     pub moved_bytes: AtomicU64,
     marks: AtomicU32,
+    /// Reason and time of its cancelling.
     cancelled: Mutex<Option<(Reason, Instant)>>,
-    said: Mutex<VecDeque<Said>>,
+    /// Answers of the agent that no step has seen.
+    answers: Mutex<VecDeque<Answer>>,
     work: Mutex<Option<Box<dyn Work>>>,
-    /// Its files' disks.
+    /// Disks of its files.
     pub disks: Vec<Weak<BlockPort>>,
     is_answered: AtomicBool,
     pub stats: Arc<PipeStats>,
@@ -99,7 +105,7 @@ impl Job {
     /// A pipe that has not begun.
     pub fn new(
         token: u64,
-        (id, agent): (u64, Arc<Agent>),
+        (id, line): (u64, Arc<Line>),
         (ends, len_bytes): ([String; 2], u64),
         (work, disks): (Box<dyn Work>, Vec<Weak<BlockPort>>),
         stats: Arc<PipeStats>,
@@ -107,14 +113,14 @@ impl Job {
         Self {
             token,
             id,
-            agent,
+            line,
             ends,
             len_bytes,
             begun: Instant::now(),
             moved_bytes: AtomicU64::default(),
             marks: AtomicU32::default(),
             cancelled: Mutex::default(),
-            said: Mutex::default(),
+            answers: Mutex::default(),
             work: Mutex::new(Some(work)),
             disks,
             is_answered: AtomicBool::new(false),
@@ -122,27 +128,27 @@ impl Job {
         }
     }
 
-    /// Whether it is that agent's, and what that one calls it. One that was answered is nobody's: its
-    /// name may be another's.
-    pub fn is_of(&self, agent: &Agent, id: Option<u64>) -> bool {
-        let is_its_own = std::ptr::eq(&*self.agent, agent) && id.is_none_or(|id| id == self.id);
+    /// Whether it is the pipe of that agent, and of that id (none: any). One that was answered is
+    /// nobody's: its id may be another's.
+    pub fn is_of(&self, line: &Line, id: Option<u64>) -> bool {
+        let is_its_own = std::ptr::eq(&*self.line, line) && id.is_none_or(|id| id == self.id);
         is_its_own && !self.is_answered.load(Ordering::Relaxed)
     }
 
-    /// One word about where it is; none while a step runs.
+    /// Name of its stage; none while a step runs.
     pub fn state(&self) -> Option<&'static str> {
         let work = self.work.try_lock().ok()?;
         Some(work.as_ref().map_or("over", |work| work.state()))
     }
 
-    /// An event of the switch.
-    pub fn note(&self, token: u64, event: FlowEvent) {
-        let mark = match event {
-            FlowEvent::Reset => mark::RESET[Side::of(token) as usize],
-            FlowEvent::Ended => mark::ENDED,
-            FlowEvent::Settled | FlowEvent::Acknowledged => return,
-        };
-        self.marks.fetch_or(mark, Ordering::Release);
+    /// Notes that the connection at that end was reset.
+    pub fn note_reset(&self, side: Side) {
+        self.marks.fetch_or(mark::RESET[side as usize], Ordering::Release);
+    }
+
+    /// Notes that the source's peer has sent all that it will ever send.
+    pub fn note_end(&self) {
+        self.marks.fetch_or(mark::ENDED, Ordering::Release);
     }
 
     fn has(&self, mark: u32) -> bool {
@@ -159,13 +165,13 @@ impl Job {
         self.has(mark::ENDED)
     }
 
-    /// It shall end soon.
+    /// Asks it to end soon, if nobody has asked before.
     pub fn cancel(&self, reason: Reason) {
         lock(&self.cancelled).get_or_insert_with(|| (reason, Instant::now()));
         self.marks.fetch_or(mark::CANCELLED, Ordering::Release);
     }
 
-    /// Whether nobody wants more of it, and why.
+    /// Reason why nobody wants more of it; none: somebody does.
     pub fn cancelled(&self) -> Option<Reason> {
         match self.has(mark::CANCELLED) {
             true => lock(&self.cancelled).map(|(reason, _)| reason),
@@ -178,10 +184,10 @@ impl Job {
         lock(&self.cancelled).is_some_and(|(_, since)| since.elapsed() > DRAIN_TIMEOUT)
     }
 
-    /// Whether a file that is read may have other bytes by now, and why: its lease went with the agent, or
-    /// the disk is the guest's no more.
+    /// Reason why a file that is read may have other bytes by now, if it may: its lease went with the agent,
+    /// or the disk is the guest's no more.
     pub fn has_lost_file(&self) -> Option<Reason> {
-        let is_closed = self.agent.is_closed().then_some(Reason::NoAgent);
+        let is_closed = self.line.is_closed().then_some(Reason::NoAgent);
         is_closed.or_else(|| self.cancelled().filter(|reason| *reason == Reason::NoDisk))
     }
 
@@ -198,46 +204,47 @@ impl Job {
         })
     }
 
-    /// What the agent says. False: it says too much.
-    pub fn say(&self, said: Said) -> bool {
-        let mut all = lock(&self.said);
-        all.push_back(said);
-        let len_bytes: usize = all.iter().map(Said::len_bytes).sum();
-        all.len() <= MAX_SAID && len_bytes <= MAX_SAID_BYTES
+    /// Adds an answer of the agent. False: too many wait.
+    pub fn push_answer(&self, answer: Answer) -> bool {
+        let mut all = lock(&self.answers);
+        all.push_back(answer);
+        let len_bytes: usize = all.iter().map(Answer::len_bytes).sum();
+        all.len() <= MAX_ANSWERS && len_bytes <= MAX_ANSWER_BYTES
     }
 
-    /// What the agent has said next.
-    pub fn heard(&self) -> Option<Said> {
-        lock(&self.said).pop_front()
+    /// Takes the oldest answer of the agent.
+    pub fn next_answer(&self) -> Option<Answer> {
+        lock(&self.answers).pop_front()
     }
 
-    /// One step.
-    pub fn advance(&self, pool: &Pool) -> Next {
+    /// Does one step.
+    pub fn advance(&self, epoll: &EpollSet) -> StepOutcome {
         let mut work = lock(&self.work);
-        let Some(doing) = work.as_mut() else { return Next::Wait(Instant::now()) };
-        let next = doing.step(self, pool);
-        if matches!(next, Next::Over(..)) {
+        let Some(doing) = work.as_mut() else { return StepOutcome::Wait(Instant::now()) };
+        let next = doing.step(self, epoll);
+        if matches!(next, StepOutcome::Over(..)) {
             *work = None;
         }
         next
     }
 
-    /// Drops what it works with, in whatever state that is; its connection is lost.
-    pub fn give_up(&self) {
+    /// Drops its work, in whatever state that is; its connection is lost.
+    pub fn drop_work(&self) {
         drop(lock(&self.work).take());
     }
 
-    /// Tells the agent, when it is over or nothing more is needed of the guest; only the first time.
+    /// Tells the agent, when it is over or nothing more is needed of the guest; only the first
+    /// time.
     pub fn answer(&self, moved_bytes: u64, reason: Reason) {
         if self.is_answered.swap(true, Ordering::Relaxed) {
             return;
         }
         self.moved_bytes.store(moved_bytes, Ordering::Relaxed);
         self.stats.end(reason, moved_bytes, self.begun.elapsed());
-        self.agent.done(self.id, moved_bytes, reason);
+        self.line.send_done(self.id, moved_bytes, reason);
     }
 
-    /// How long it has been there.
+    /// Time since it began.
     pub fn age(&self) -> Duration {
         self.begun.elapsed()
     }

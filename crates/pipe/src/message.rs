@@ -1,4 +1,4 @@
-//! What an agent says, taken from its stream: each message is copied, checked, and then is a value.
+//! Messages of an agent, read from its stream: each is copied, checked, and then is a value.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,7 +13,7 @@ use net::flow::FlowKey;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// Why a stream is given up.
+/// Error for which a stream is given up.
 #[derive(Debug, Error)]
 pub enum MessageError {
     /// The stream ended or failed.
@@ -22,118 +22,118 @@ pub enum MessageError {
     /// A body beyond the limit.
     #[error("a message of {len_bytes} bytes; the limit is {MAX_BODY_BYTES}")]
     TooLong {
-        /// As announced.
+        /// Length that was announced.
         len_bytes: u32,
     },
-    /// Not a hello of a version that we speak.
+    /// No hello, or none that fits.
     #[error("{0}")]
     Hello(String),
-    /// More said of a pipe than was asked.
-    #[error("more was said of a pipe than was asked for; the limit is {limit}")]
+    /// More answers about a pipe than its requests ask for.
+    #[error("more answers about a pipe than were asked for; the limit is {limit}")]
     TooMany {
-        /// Most messages that wait.
+        /// Most answers that wait.
         limit: usize,
     },
     /// A kind that agents do not send, or a body that is too short for it.
     #[error("a message of kind {kind} with {len_bytes} bytes makes no sense")]
     Malformed {
-        /// Its kind.
+        /// Kind of the message.
         kind: u16,
-        /// Its body's length.
+        /// Length of its body.
         len_bytes: usize,
     },
 }
 
-/// One message.
+/// A message of an agent.
 #[derive(Debug)]
 pub enum Message {
-    /// Where is this block?
+    /// Asks on which disk a block is.
     Probe(Probe),
-    /// Move bytes.
+    /// Asks for a pipe.
     Pipe(Box<Request>),
-    /// A pipe that makes no sense; the stream goes on.
+    /// Asks for a pipe that makes no sense: why. The stream goes on.
     Refused(Reason),
-    /// End that pipe.
+    /// Asks for the end of a pipe: why.
     Cancel(Reason),
-    /// A placeholder is about to be written.
+    /// Announces a self-test: placeholders are about to be written.
     ProbeWrite(ProbePlaces),
-    /// A placeholder is about to be read over.
+    /// Announces a self-test: placeholders are about to be read over.
     ProbeRead(ProbePlaces),
-    /// Of a pipe that is under way.
-    Said(Said),
-    /// Are you there?
+    /// Answers a request of a pipe that is under way.
+    Answer(Answer),
+    /// Asks for a sign of life.
     Ping,
-    /// Pipes that the agent refused itself: why, and how many.
+    /// Counts pipes that the agent has refused itself: why, and how many.
     Refusals(Vec<(Reason, u32)>),
 }
 
-/// What an agent says of a pipe that is under way.
+/// An agent's answer about a pipe that is under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said {
-    /// The guest's own bytes are where they belong; how the sink stands now, if it is a socket.
+pub enum Answer {
+    /// The guest has moved its own bytes to the sink; the sink as it is now, if it is a socket.
     Own(Option<SocketEnd>),
-    /// Bytes are written.
-    Taken(Taken),
-    /// Bytes are read; those that came with it, which are as many as it says or none.
-    Given(Taken, Vec<u8>),
+    /// The guest has written a range, or could not.
+    Written(Taken),
+    /// The guest has read a range, or could not; its bytes, as many as it says, or none.
+    Read(Taken, Vec<u8>),
 }
 
-impl Said {
-    /// Bytes of the pipe that came with it.
+impl Answer {
+    /// Number of the pipe's bytes that came with it.
     pub fn len_bytes(&self) -> usize {
         match self {
-            Self::Given(_, bytes) => bytes.len(),
-            Self::Own(_) | Self::Taken(_) => 0,
+            Self::Read(_, bytes) => bytes.len(),
+            Self::Own(_) | Self::Written(_) => 0,
         }
     }
 }
 
-/// One end of a pipe.
+/// An end of a pipe as the agent describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     /// A connection.
     Socket(Socket),
     /// A part of a file.
     File {
-        /// As in `Probed`.
+        /// Number of the disk, of an answer to a probe.
         disk: u32,
-        /// Offset on the disk (or a hole) and length.
+        /// Offset on the disk (or [`pipe::HOLE`]) and length of each.
         extents: Vec<(u64, u64)>,
     },
     /// A file that is written, or read without a lease.
     Places(PlacesEnd),
 }
 
-/// A connection as the agent describes it; its words are checked when a twin is made.
+/// A connection as the agent describes it; the description is checked when a twin is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Socket {
-    /// Who talks to whom.
+    /// Addresses and ports.
     pub key: FlowKey,
-    /// The rest.
+    /// The whole description.
     pub end: SocketEnd,
 }
 
 /// A pipe that is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Where bytes come from.
+    /// The end that bytes come from.
     pub source: End,
-    /// Where they go.
+    /// The end that bytes go to.
     pub sink: End,
-    /// How many.
+    /// Most bytes to be moved.
     pub len_bytes: u64,
-    /// The file that is read is in the guest's memory.
+    /// Whether the file that is read is in the guest's memory.
     pub is_cached: bool,
 }
 
-/// Reads messages.
-pub struct Reader<R> {
+/// Reader of an agent's messages.
+pub struct MessageReader<R> {
     stream: R,
     body: Vec<u8>,
 }
 
-impl<R: Read> Reader<R> {
-    /// From a stream.
+impl<R: Read> MessageReader<R> {
+    /// A reader of that stream.
     pub fn new(stream: R) -> Self {
         Self { stream, body: Vec::new() }
     }
@@ -154,12 +154,12 @@ impl<R: Read> Reader<R> {
         Ok(header)
     }
 
-    /// The hello, with the secret behind it where there is one; returns the version that is spoken from
-    /// then on.
-    pub fn hello(&mut self, secret: &[u8]) -> Result<u16, MessageError> {
+    /// Reads the hello, which must have the secret behind it, unless that is empty; returns the
+    /// version that is spoken from then on.
+    pub fn read_hello(&mut self, secret: &[u8]) -> Result<u16, MessageError> {
         let header = self.read()?;
         let hello = pipe::Hello::read_from_prefix(&self.body);
-        let (kind::HELLO, Ok((hello, told))) = (header.kind.get(), hello) else {
+        let (kind::HELLO, Ok((hello, secret_sent))) = (header.kind.get(), hello) else {
             return Err(MessageError::Hello("the first message is no hello".into()));
         };
         if hello.magic.get() != pipe::MAGIC {
@@ -172,7 +172,7 @@ impl<R: Read> Reader<R> {
                 "the agent speaks versions {lowest} to {highest}, this daemon {own}"
             )));
         }
-        match (secret.is_empty() || is_same(secret, told), told.is_empty()) {
+        match (secret.is_empty() || is_same(secret, secret_sent), secret_sent.is_empty()) {
             (true, _) => Ok(pipe::VERSION),
             (false, true) => Err(MessageError::Hello(
                 "the hello has no secret, and the VM's `secret` is set: is it in the guest's \
@@ -183,7 +183,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// The next message, with its id.
+    /// Reads the next message; also its id.
     pub fn receive(&mut self) -> Result<(u64, Message), MessageError> {
         let header = self.read()?;
         let bytes = &self.body[..];
@@ -191,19 +191,20 @@ impl<R: Read> Reader<R> {
             kind::PROBE => Probe::read_from_bytes(bytes).ok().map(Message::Probe),
             kind::CANCEL => pipe::Cancel::read_from_bytes(bytes)
                 .ok()
-                .map(|c| Message::Cancel(cancel_reason(c.reason.get()))),
+                .map(|cancel| Message::Cancel(cancel_reason(cancel.reason.get()))),
             kind::PIPE => {
-                Some(request(bytes).map_or_else(Message::Refused, |r| Message::Pipe(Box::new(r))))
+                let pipe = |request| Message::Pipe(Box::new(request));
+                Some(parse_request(bytes).map_or_else(Message::Refused, pipe))
             }
             kind::PROBE_WRITE => ProbePlaces::read_from_bytes(bytes).ok().map(Message::ProbeWrite),
             kind::PROBE_READ => ProbePlaces::read_from_bytes(bytes).ok().map(Message::ProbeRead),
-            kind::OWN => own(bytes).map(|end| Message::Said(Said::Own(end))),
-            kind::TAKEN => {
-                Taken::read_from_bytes(bytes).ok().map(|taken| Message::Said(Said::Taken(taken)))
-            }
-            kind::GIVEN => given(bytes).map(Message::Said),
+            kind::OWN => parse_own(bytes).map(|end| Message::Answer(Answer::Own(end))),
+            kind::TAKEN => Taken::read_from_bytes(bytes)
+                .ok()
+                .map(|written| Message::Answer(Answer::Written(written))),
+            kind::GIVEN => parse_read(bytes).map(Message::Answer),
             kind::PING => bytes.is_empty().then_some(Message::Ping),
-            kind::REFUSALS => refusals(bytes).map(Message::Refusals),
+            kind::REFUSALS => parse_refusals(bytes).map(Message::Refusals),
             _ => None,
         };
         let malformed =
@@ -212,13 +213,13 @@ impl<R: Read> Reader<R> {
     }
 }
 
-fn refusals(bytes: &[u8]) -> Option<Vec<(Reason, u32)>> {
+fn parse_refusals(bytes: &[u8]) -> Option<Vec<(Reason, u32)>> {
     let all = <[Refusal]>::ref_from_bytes(bytes).ok()?;
     let read = |one: &Refusal| (Reason::from_number(one.reason.get()), one.count.get());
     (1..=MAX_REFUSALS).contains(&all.len()).then(|| all.iter().map(read).collect())
 }
 
-fn own(bytes: &[u8]) -> Option<Option<SocketEnd>> {
+fn parse_own(bytes: &[u8]) -> Option<Option<SocketEnd>> {
     let (_, rest) = pipe::Own::read_from_prefix(bytes).ok()?;
     match rest {
         [] => Some(None),
@@ -226,13 +227,14 @@ fn own(bytes: &[u8]) -> Option<Option<SocketEnd>> {
     }
 }
 
-fn given(bytes: &[u8]) -> Option<Said> {
-    let (given, bytes) = Taken::read_from_prefix(bytes).ok()?;
-    let is_whole = bytes.len() == given.len_bytes.get() as usize && bytes.len() <= MAX_TAKE_BYTES;
-    (bytes.is_empty() || is_whole).then(|| Said::Given(given, bytes.to_vec()))
+fn parse_read(bytes: &[u8]) -> Option<Answer> {
+    let (read, bytes) = Taken::read_from_prefix(bytes).ok()?;
+    let is_whole = bytes.len() == read.len_bytes.get() as usize && bytes.len() <= MAX_TAKE_BYTES;
+    (bytes.is_empty() || is_whole).then(|| Answer::Read(read, bytes.to_vec()))
 }
 
-fn take<T>(bytes: &mut &[u8]) -> Result<T, Reason>
+/// Splits a value off the front.
+fn split_off<T>(bytes: &mut &[u8]) -> Result<T, Reason>
 where
     T: FromBytes + KnownLayout + Immutable + Unaligned,
 {
@@ -241,7 +243,7 @@ where
     Ok(value)
 }
 
-/// Why an agent ends a pipe: what only the daemon can find out about a connection is none of its reasons.
+/// The reason for which an agent ends a pipe: not one that only the daemon can find out.
 fn cancel_reason(number: u16) -> Reason {
     match Reason::from_number(number) {
         reason @ (Reason::TimedOut | Reason::LeaseBroken | Reason::SinkFailed | Reason::Unsent) => {
@@ -251,11 +253,11 @@ fn cancel_reason(number: u16) -> Reason {
     }
 }
 
-fn request(mut bytes: &[u8]) -> Result<Request, Reason> {
-    let head: pipe::Pipe = take(&mut bytes)?;
+fn parse_request(mut bytes: &[u8]) -> Result<Request, Reason> {
+    let head: pipe::Pipe = split_off(&mut bytes)?;
     let mut extents_left = MAX_EXTENTS;
-    let source = take_end(head.source, &mut bytes, &mut extents_left)?;
-    let sink = take_end(head.sink, &mut bytes, &mut extents_left)?;
+    let source = parse_end(head.source, &mut bytes, &mut extents_left)?;
+    let sink = parse_end(head.sink, &mut bytes, &mut extents_left)?;
     let len_bytes = head.len_bytes.get();
     if !bytes.is_empty() || len_bytes == 0 {
         return Err(Reason::Malformed);
@@ -264,25 +266,25 @@ fn request(mut bytes: &[u8]) -> Result<Request, Reason> {
     Ok(Request { source, sink, len_bytes, is_cached })
 }
 
-fn take_end(kind: u8, bytes: &mut &[u8], extents_left: &mut u32) -> Result<End, Reason> {
+fn parse_end(kind: u8, bytes: &mut &[u8], extents_left: &mut u32) -> Result<End, Reason> {
     match kind {
-        end::SOCKET => Ok(End::Socket(socket(take(bytes)?)?)),
+        end::SOCKET => Ok(End::Socket(parse_socket(split_off(bytes)?)?)),
         end::FILE => {
-            let FileEnd { disk, extents } = take(bytes)?;
+            let FileEnd { disk, extents } = split_off(bytes)?;
             *extents_left = extents_left.checked_sub(extents.get()).ok_or(Reason::Malformed)?;
             let extents = (0..extents.get()).map(|_| {
-                let extent: pipe::Extent = take(bytes)?;
+                let extent: pipe::Extent = split_off(bytes)?;
                 Ok((extent.offset.get(), extent.len_bytes.get()))
             });
             Ok(End::File { disk: disk.get(), extents: extents.collect::<Result<_, Reason>>()? })
         }
-        end::PLACES => Ok(End::Places(take(bytes)?)),
+        end::PLACES => Ok(End::Places(split_off(bytes)?)),
         _ => Err(Reason::PairUnsupported),
     }
 }
 
-/// Checks how a connection is described.
-pub(crate) fn socket(end: SocketEnd) -> Result<Socket, Reason> {
+/// Checks the description of a connection.
+pub(crate) fn parse_socket(end: SocketEnd) -> Result<Socket, Reason> {
     let address = |bytes: [u8; 16]| match end.family {
         family::V4 => {
             let [a, b, c, d, rest @ ..] = bytes;
@@ -301,10 +303,10 @@ pub(crate) fn socket(end: SocketEnd) -> Result<Socket, Reason> {
     Ok(Socket { key, end })
 }
 
-/// In a time that does not tell how much of it is right.
-fn is_same(secret: &[u8], told: &[u8]) -> bool {
-    let differences = secret.iter().zip(told).fold(0, |all, (a, b)| all | (a ^ b));
-    secret.len() == told.len() && differences == 0
+/// Whether two secrets are the same; found out in a time that does not tell how much of them is.
+fn is_same(secret: &[u8], sent: &[u8]) -> bool {
+    let differences = secret.iter().zip(sent).fold(0, |all, (a, b)| all | (a ^ b));
+    secret.len() == sent.len() && differences == 0
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What pipes did. Written by several threads, so these are atomics; none of them is per packet.
+//! Counters of a VM's pipes. Written by several threads, so these are atomics; none of them is per
+//! packet.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -11,7 +12,7 @@ use guest_abi::Reason;
 /// Counters of a VM's pipes.
 #[derive(Debug, Default)]
 pub struct PipeStats {
-    /// Pipes asked for.
+    /// Pipes that agents asked for.
     pub asked: AtomicU64,
     /// Pipes that began to move bytes.
     pub started: AtomicU64,
@@ -57,7 +58,7 @@ struct Times {
 }
 
 impl PipeStats {
-    /// A pipe ended.
+    /// Counts a pipe that ended.
     pub fn end(&self, reason: Reason, moved_bytes: u64, took: Duration) {
         self.ended.add(reason, 1);
         self.moved_bytes.fetch_add(moved_bytes, Ordering::Relaxed);
@@ -65,24 +66,24 @@ impl PipeStats {
         times.total.record(took.as_nanos() as u64);
     }
 
-    /// A connection was taken over; `took` is from knowing its numbers to steering it.
+    /// Counts a connection that was taken over; `took` is from knowing its numbers to steering it.
     pub fn hand_over(&self, took: Duration) {
         self.started.fetch_add(1, Ordering::Relaxed);
         let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         times.handover.record(took.as_nanos() as u64);
     }
 
-    /// How many pipes ended for each reason.
+    /// Number of pipes that ended, by reason.
     pub fn ended(&self) -> impl Iterator<Item = (Reason, u64)> {
         self.ended.all()
     }
 
-    /// The guest's agent says that it refused pipes itself.
+    /// Counts pipes that the guest's agent refused itself.
     pub fn refuse(&self, refusals: &[(Reason, u32)]) {
         refusals.iter().for_each(|&(reason, count)| self.refused.add(reason, count.into()));
     }
 
-    /// How many, and why: as the guest says.
+    /// Number of pipes that the agent refused, by reason: as the guest says.
     pub fn refused(&self) -> impl Iterator<Item = (Reason, u64)> {
         self.refused.all()
     }

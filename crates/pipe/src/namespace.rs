@@ -13,32 +13,34 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use crate::error::PipeError;
 use crate::netlink::{DefaultRoute, MAIN_TABLE, Netlink};
-use crate::twin::knows_rto_max;
+use crate::sockopt::knows_rto_max;
 
 /// Name of the TAP, in every namespace the same.
 pub const TAP_NAME: &str = "twin";
 
-/// Most addresses of a namespace: a port has 16 that were learned, or some that were configured. A
+/// Most addresses of a namespace. A port has 16 that were learned, or some that were configured. A
 /// guest that changes its addresses must not fill the kernel's tables.
 pub const MAX_ADDRESSES: usize = 64;
 
-/// Frames that wait for the switch: a few super-packets of as many twins as there may be. The
-/// kernel's 1,000 are too few for them, and what does not fit is sent again.
+/// Length of the TAP's queue of frames that wait for the switch: a few super-packets of as many
+/// twins as there may be. The kernel's 1,000 are too few for them, and what does not fit is sent
+/// again.
 const QUEUE_FRAMES: u32 = 4096;
 
-/// The loopback interface is the first of every namespace.
+/// Index of the loopback interface: it is the first of every namespace.
 const LOOPBACK: u32 = 1;
 
-/// Everything goes to this neighbour, so that a thousand peers need one entry of the host's
+/// Neighbour to which all IPv4 frames go, so that a thousand peers need one entry of the host's
 /// neighbour table and not a thousand. No host has the address (RFC 7600), and nobody asks for it.
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8));
 
-/// The same for IPv6.
+/// Neighbour to which all IPv6 frames go: see [`GATEWAY_V4`].
 const GATEWAY_V6: IpAddr =
     IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0x6d69, 0x6c6c, 0x7261, 0x6365));
 
-/// Congestion windows that twins can begin with, in segments, beside the kernel's own (10). A socket
-/// takes it from its route, and that from the socket's mark; the mark is the place here, from 1.
+/// Congestion windows that twins can begin with, in segments, beside the kernel's own (10). A
+/// socket takes it from its route, and that from the socket's mark; the mark is the place here,
+/// from 1.
 const FIRST_WINDOWS: [u32; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
 /// Settings below `/proc/sys/net`, written before there is an interface to follow them. Some
@@ -61,7 +63,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("ipv6/conf/{}/accept_dad", "0"),
     ("ipv6/conf/{}/router_solicitations", "0"),
     ("ipv6/conf/default/addr_gen_mode", "1"),
-    // Twins have their guests' ports, 80 for one, without a right of the daemon's that reaches further.
+    // Twins have their guests' ports, 80 for one, without a right of the daemon's that reaches
+    // further.
     ("ipv4/ip_unprivileged_port_start", "0"),
     // The peers' frames come from everywhere.
     ("ipv4/conf/{}/rp_filter", "0"),
@@ -75,8 +78,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("ipv4/ip_no_pmtu_disc", "0"),
 ];
 
-/// Where the retransmission timeout is bounded to a second or so ([`crate::twin`]), the kernel's 15
-/// attempts would be over after 14 seconds of silence. With these it is four minutes.
+/// Setting for more retransmissions. Where their timeout is bounded to a second or so
+/// ([`crate::twin`]), the kernel's 15 attempts would be over after 14 seconds of silence. With
+/// these it is four minutes.
 const ATTEMPTS: (&str, &str) = ("ipv4/tcp_retries2", "255");
 
 /// The smallest MTU of a link with IPv6 (RFC 8200).
@@ -114,8 +118,8 @@ impl Namespace {
         })
     }
 
-    /// Says, once, if none can be made: else that is first heard of when an agent comes.
-    pub fn tell_missing_rights(vm: &str) {
+    /// Logs, once, if none can be made: else that is first heard of when an agent comes.
+    pub fn report_missing_rights(vm: &str) {
         static TRIED: Once = Once::new();
         TRIED.call_once(|| {
             // It goes at once.
@@ -157,12 +161,13 @@ impl Namespace {
     }
 }
 
+/// Moves the calling thread into a namespace.
 fn enter(file: impl AsFd) -> io::Result<()> {
     let network = Some(LinkNameSpaceType::Network);
     Ok(rustix::thread::move_into_link_name_space(file.as_fd(), network)?)
 }
 
-/// What an interface of a VM can have: not a group, not a place in the host itself.
+/// Whether an interface of a VM can have this address: not a group, not a place in the host itself.
 fn is_of_a_host(address: IpAddr) -> bool {
     let is_reserved = match address {
         IpAddr::V4(v4) => v4.is_broadcast() || v4.octets()[0] == 0,
@@ -173,12 +178,12 @@ fn is_of_a_host(address: IpAddr) -> bool {
     !(is_reserved || is_gateway || is_special)
 }
 
-/// The mark of a socket that shall begin with at most this congestion window.
-pub(crate) fn mark_of_window(cwnd: u32) -> u32 {
+/// Mark of a socket that shall begin with at most this congestion window.
+pub(crate) fn window_mark(cwnd: u32) -> u32 {
     FIRST_WINDOWS.iter().take_while(|first| **first <= cwnd).count() as u32
 }
 
-/// Runs in a thread of its own, which stays in the namespace.
+/// Makes a namespace, in a thread of its own, which stays in it.
 fn make(vm: &str, mtu: u16) -> Result<(Namespace, Tap), PipeError> {
     let failed = |what| {
         let vm = vm.to_owned();
@@ -190,13 +195,13 @@ fn make(vm: &str, mtu: u16) -> Result<(Namespace, Tap), PipeError> {
     let file = File::open("/proc/thread-self/ns/net").map_err(failed("opening their namespace"))?;
     let attempts = knows_rto_max().then_some(ATTEMPTS);
     for &(name, value) in SETTINGS.iter().chain(&attempts) {
-        settle(vm, name, value)?;
+        write_setting(vm, name, value)?;
     }
     let config =
         TapConfig { name: TAP_NAME.into(), offloads: true, no_arp: true, ..TapConfig::default() };
     let tap = Tap::open(&config).map_err(|source| PipeError::Tap { vm: vm.to_owned(), source })?;
     let netlink = Netlink::open().map_err(failed("opening a routing socket"))?;
-    let link = index().map_err(failed("looking for the TAP"))?;
+    let link = tap_index().map_err(failed("looking for the TAP"))?;
     netlink
         .set_link(link, TWIN_MAC, mtu, QUEUE_FRAMES)
         .map_err(failed("setting the TAP's address, MTU and queue"))?;
@@ -207,14 +212,15 @@ fn make(vm: &str, mtu: u16) -> Result<(Namespace, Tap), PipeError> {
 }
 
 /// The TAP's number in the calling thread's namespace.
-pub(crate) fn index() -> io::Result<u32> {
+pub(crate) fn tap_index() -> io::Result<u32> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     Ok(netdevice::name_to_index(&socket, TAP_NAME)?)
 }
 
-/// Writes a setting; `{}` is for all interfaces that there are, and for those that come.
-fn settle(vm: &str, name: &str, value: &'static str) -> Result<(), PipeError> {
+/// Writes a setting. A name with `{}` stands for two: for all interfaces that there are, and for
+/// those that come.
+fn write_setting(vm: &str, name: &str, value: &'static str) -> Result<(), PipeError> {
     let names = if name.contains("{}") {
         vec![name.replace("{}", "all"), name.replace("{}", "default")]
     } else {

@@ -1,4 +1,4 @@
-//! A few requests to the kernel's routing, one at a time, each answered before the next.
+//! Requests to the kernel's routing (rtnetlink), one at a time, each answered before the next.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -22,11 +22,11 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 /// Room for an answer: an error carries the request, and ours are short.
 const ANSWER_BYTES: usize = 4096;
 
-/// A conversation with the network namespace in which it was opened, from wherever it is used.
+/// A socket to the network namespace in which it was opened, from wherever it is used.
 #[derive(Debug)]
 pub(crate) struct Netlink(Socket);
 
-/// What a default route is like.
+/// A default route.
 pub(crate) struct DefaultRoute {
     /// The table it goes into.
     pub table: u8,
@@ -38,13 +38,14 @@ pub(crate) struct DefaultRoute {
     pub first_cwnd: Option<u32>,
 }
 
-/// The table of what is not passed on but taken (`RT_TABLE_LOCAL`).
+/// Routing table of local addresses (`RT_TABLE_LOCAL`).
 const LOCAL_TABLE: u8 = 255;
 
 /// The main table.
 pub(crate) const MAIN_TABLE: u8 = RouteHeader::RT_TABLE_MAIN;
 
 impl Netlink {
+    /// Opens a socket in the calling thread's namespace.
     pub fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
@@ -79,12 +80,13 @@ impl Netlink {
         self.ask(RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    /// Gives an interface an address of its own, without a network around it. It has it on return.
+    /// Gives an interface an address, without a network around it. It takes packets for it on
+    /// return.
     pub fn add_address(&self, link: u32, address: IpAddr) -> io::Result<()> {
         if let IpAddr::V6(v6) = address {
-            // The kernel lets an IPv6 address send at once, and takes packets for it once one of its
-            // work queues has run: on a busy host the first acknowledgements would be lost.
-            already(self.add_local_route(link, v6))?;
+            // The kernel lets an IPv6 address send at once, and takes packets for it once one of
+            // its work queues has run: on a busy host the first acknowledgements would be lost.
+            allow_existing(self.add_local_route(link, v6))?;
         }
         let mut message = AddressMessage::default();
         message.header.index = link;
@@ -97,7 +99,9 @@ impl Netlink {
             message.header.flags = AddressHeaderFlags::Nodad;
             message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
         }
-        already(self.ask(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL))
+        allow_existing(
+            self.ask(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL),
+        )
     }
 
     fn add_local_route(&self, link: u32, address: Ipv6Addr) -> io::Result<()> {
@@ -115,7 +119,7 @@ impl Netlink {
         self.ask(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Adds a way to everywhere.
+    /// Adds a default route.
     pub fn add_default_route(&self, route: &DefaultRoute) -> io::Result<()> {
         let mut message = RouteMessage::default();
         message.header.address_family = family(route.gateway);
@@ -134,7 +138,7 @@ impl Netlink {
         self.ask(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Sends what has this mark by this table.
+    /// Adds a rule: packets with this mark go by this table.
     pub fn add_mark_rule(&self, like: IpAddr, mark: u32, table: u8) -> io::Result<()> {
         let mut message = RuleMessage::default();
         message.header.family = family(like);
@@ -164,8 +168,8 @@ impl Netlink {
     }
 }
 
-/// What is there already is fine.
-fn already(result: io::Result<()>) -> io::Result<()> {
+/// Takes an error that the thing exists already as success.
+fn allow_existing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,

@@ -1,4 +1,4 @@
-//! What the host's page cache holds of a file: asked, and dropped.
+//! Pages of a file in the host's page cache: looked for, and dropped.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -11,9 +11,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// Whether a byte of a file is in the page cache. (Where nobody can tell, it is.)
 ///
-/// A read that must not wait is not asked first: it begins to read what is missing, and finds it when the
-/// disk is fast. `mincore` reads nothing, but says that all is there of a file that is not the daemon's to
-/// write; then the read tells.
+/// A read that must not wait is not asked first: it begins to read what is missing, and finds it
+/// when the disk is fast. `mincore` reads nothing, but says that all is there of a file that is not
+/// the daemon's to write; then the read tells.
 pub(crate) fn is_cached(file: BorrowedFd<'_>, offset: u64) -> bool {
     is_in_core(file, offset) && {
         let mut byte = [0];
@@ -22,7 +22,8 @@ pub(crate) fn is_cached(file: BorrowedFd<'_>, offset: u64) -> bool {
     }
 }
 
-/// What `mincore` says of the page that holds a byte. (Of what cannot be mapped, that it is there.)
+/// Whether the page that holds a byte is in memory, by `mincore`. (A page that cannot be mapped
+/// is.)
 fn is_in_core(file: BorrowedFd<'_>, offset: u64) -> bool {
     let page_bytes = rustix::param::page_size();
     let start = offset - offset % page_bytes as u64;
@@ -39,14 +40,15 @@ fn is_in_core(file: BorrowedFd<'_>, offset: u64) -> bool {
     result != 0 || state & 1 != 0
 }
 
-/// Has these bytes of a file read from its disk anew: the pages that hold them are dropped.
+/// Drops the pages that hold these bytes of a file: they are read from its disk anew.
 pub(crate) fn drop_cached(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) {
     let (first, len_bytes) = whole_pages(offset, len_bytes, rustix::param::page_size() as u64);
     // It cannot fail for a file or a block device.
     let _ = fadvise(file, first, NonZeroU64::new(len_bytes), Advice::DontNeed);
 }
 
-/// Offset and length of the pages that hold some bytes: of one that is named in part, nothing is dropped.
+/// Offset and length of the pages that hold some bytes: of one that is named in part, nothing is
+/// dropped.
 fn whole_pages(offset: u64, len_bytes: u64, page: u64) -> (u64, u64) {
     let first = offset / page * page;
     let last = offset.saturating_add(len_bytes).div_ceil(page).saturating_mul(page);

@@ -1,9 +1,9 @@
-//! The threads of a VM's pipes. A pipe that has nothing to do costs no thread: it waits in the pool's
-//! epoll set for its twin, for an event of the switch, or for a time.
+//! The threads of a VM's pipes. A pipe that has nothing to do costs no thread: it waits for its
+//! twin (in the pool's epoll set), for an event of the switch, or for a time.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,43 +12,44 @@ use std::time::{Duration, Instant};
 
 use guest_abi::Reason;
 use net::flow::{FlowEvent, FlowWatch};
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use crate::agent::Agent;
-use crate::job::{Job, Next, Side};
+use crate::epoll_set::EpollSet;
+use crate::job::{Job, Side, StepOutcome};
+use crate::line::Line;
 
-/// The wake-up's place in the epoll set; tokens of pipes count from 2.
+/// Token of the wake-up in the epoll set; tokens of pipes count from 2.
 const WAKE: u64 = 0;
 
-/// Something that is no pipe's step.
+/// A task that is no pipe's step.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
     entries: HashMap<u64, Entry>,
-    /// Pipes that something happened to: each once.
+    /// Pipes whose next step is due because something happened: each once.
     ready: VecDeque<u64>,
-    /// Pipes to be looked at again, the next one first.
+    /// Pipes whose next step is due at a time, the next one first.
     timers: BTreeSet<(Instant, u64)>,
-    /// Nothing more is taken in.
+    /// New pipes and tasks are dropped.
     is_closed: bool,
 }
 
-/// A pipe, and whose turn it is.
+/// A pipe, with whose turn it is.
 struct Entry {
     job: Arc<Job>,
     turn: Turn,
     timer: Option<Instant>,
 }
 
-/// So one thread at a time works for a pipe, the others do not wait for it, and nothing that happens
-/// meanwhile is lost.
+/// Turn of a pipe. By it one thread at a time works for a pipe, the others do not wait for it, and
+/// nothing that happens meanwhile is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// It waits for an event.
+    /// The pipe waits for an event.
     Idle,
-    /// It is among those that are ready.
+    /// The pipe is among those that are ready.
     Ready,
     /// A thread does a step.
     Running,
@@ -56,14 +57,14 @@ enum Turn {
     RunningAgain,
 }
 
-/// What a thread is to do.
+/// Next thing for a thread to do.
 enum Due {
     Pipe(Arc<Job>),
     Task(Task),
 }
 
 impl Queue {
-    /// Something happened to a pipe. True: a thread is to look.
+    /// Notes that something happened to a pipe. True: a thread is to look.
     fn wake(&mut self, token: u64) -> bool {
         let Some(entry) = self.entries.get_mut(&token) else { return false };
         match entry.turn {
@@ -78,7 +79,7 @@ impl Queue {
         false
     }
 
-    /// The caller is to do the pipe's next step; none: another thread does it, or will.
+    /// Hands the pipe's next step to the caller; none: another thread does it, or will.
     fn begin(&mut self, token: u64, from: Turn) -> Option<Due> {
         let entry = self.entries.get_mut(&token)?;
         match entry.turn {
@@ -92,7 +93,7 @@ impl Queue {
         None
     }
 
-    /// The first pipe whose time has come.
+    /// Takes the first pipe whose time has come.
     fn due(&mut self) -> Option<Due> {
         let now = Instant::now();
         while let Some(&(at, token)) = self.timers.first().filter(|(at, _)| *at <= now) {
@@ -108,7 +109,7 @@ impl Queue {
         None
     }
 
-    /// A step has been done. True: a thread is to look again.
+    /// Ends a step; the next one is due at `at`, if not before. True: a thread is to look again.
     fn end_step(&mut self, token: u64, at: Option<Instant>) -> bool {
         let Some(entry) = self.entries.get_mut(&token) else { return false };
         let goes_on = entry.turn == Turn::RunningAgain || at.is_none();
@@ -128,26 +129,26 @@ impl Queue {
     }
 }
 
-/// See the module's text.
+/// The threads of a VM's pipes, and the queue of their steps.
 pub(crate) struct Pool {
     queue: Mutex<Queue>,
-    epoll: OwnedFd,
-    /// A semaphore: one for each entry of `ready`.
+    epoll: EpollSet,
+    /// Semaphore (eventfd): one for each entry of `ready`, and for each task.
     wake: OwnedFd,
-    /// A pipe has gone.
-    gone: Condvar,
+    /// Signalled when a pipe has ended.
+    pipe_ended: Condvar,
     stop: AtomicBool,
 }
 
 impl Pool {
     /// Starts the threads.
     pub fn start(vm: &str, threads: u16) -> io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = EpollSet::new()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
         let wake = eventfd(0, flags)?;
-        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let stop = AtomicBool::new(false);
-        let pool = Self { queue: Mutex::default(), epoll, wake, gone: Condvar::new(), stop };
+        epoll.add_waker(WAKE, &wake)?;
+        let (pipe_ended, stop) = (Condvar::new(), AtomicBool::new(false));
+        let pool = Self { queue: Mutex::default(), epoll, wake, pipe_ended, stop };
         let pool = Arc::new(pool);
         let mut handles = Vec::new();
         for index in 0..threads {
@@ -169,9 +170,9 @@ impl Pool {
         let _ = rustix::io::write(&self.wake, &1024u64.to_ne_bytes());
     }
 
-    /// Takes nothing more in, ends all pipes for that reason, and waits until they have ended, for so long
-    /// at most.
-    pub fn drain(&self, reason: Reason, time: Duration) {
+    /// Takes nothing more in, cancels all pipes for that reason, and waits until they have ended,
+    /// but not longer than `timeout`.
+    pub fn drain(&self, reason: Reason, timeout: Duration) {
         self.lock().is_closed = true;
         for job in self.jobs() {
             job.cancel(reason);
@@ -179,11 +180,12 @@ impl Pool {
         }
         let queue = self.lock();
         // Those that are left lose their connections.
-        let _ = self.gone.wait_timeout_while(queue, time, |queue| !queue.entries.is_empty());
+        let some = |queue: &mut Queue| !queue.entries.is_empty();
+        let _ = self.pipe_ended.wait_timeout_while(queue, timeout, some);
     }
 
-    /// Drops what is left when the threads have ended: pipes keep ports, and guests' writes that wait for
-    /// them must not wait for ever.
+    /// Drops pipes and tasks that are left when the threads have ended: pipes keep ports, and
+    /// guests' writes that wait for them must not wait for ever.
     pub fn clear(&self) {
         let left = {
             let mut queue = self.lock();
@@ -192,16 +194,16 @@ impl Pool {
         drop(left);
     }
 
-    /// How many pipes there are.
+    /// Number of pipes.
     pub fn len(&self) -> usize {
         self.lock().entries.len()
     }
 
     /// The agent's pipe of that id.
-    pub fn find(&self, agent: &Agent, id: u64) -> Option<Arc<Job>> {
+    pub fn find(&self, line: &Line, id: u64) -> Option<Arc<Job>> {
         let queue = self.lock();
         let mut jobs = queue.entries.values().map(|entry| &entry.job);
-        jobs.find(|job| job.is_of(agent, Some(id))).cloned()
+        jobs.find(|job| job.is_of(line, Some(id))).cloned()
     }
 
     /// All pipes.
@@ -209,7 +211,7 @@ impl Pool {
         self.lock().entries.values().map(|entry| Arc::clone(&entry.job)).collect()
     }
 
-    /// A new pipe; its first step comes soon. False: it is dropped, the pool takes no more.
+    /// Adds a pipe; its first step comes soon. False: it is dropped, as the pool takes no more.
     pub fn add(&self, job: Job) -> bool {
         let token = job.token;
         let mut queue = self.lock();
@@ -226,7 +228,7 @@ impl Pool {
         true
     }
 
-    /// Something happened to a pipe.
+    /// Wakes a pipe: something happened to it.
     pub fn nudge(&self, token: u64) {
         let is_new = self.lock().wake(token);
         self.ring_if(is_new);
@@ -243,33 +245,8 @@ impl Pool {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Has the pool look at the descriptor for its pipe; at nothing until [`Pool::arm`].
-    pub fn watch(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let flags = epoll::EventFlags::ONESHOT;
-        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
-    }
-
-    /// The pipe goes on when the descriptor takes bytes, or fails.
-    pub fn arm_for_output(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.arm(token, fd, epoll::EventFlags::OUT)
-    }
-
-    /// The pipe goes on when the descriptor has bytes, or fails.
-    pub fn arm_for_input(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.arm(token, fd, epoll::EventFlags::IN)
-    }
-
-    /// The pipe goes on when the descriptor fails.
-    pub fn arm_for_failure(&self, token: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.arm(token, fd, epoll::EventFlags::empty())
-    }
-
-    fn arm(&self, token: u64, fd: BorrowedFd<'_>, flags: epoll::EventFlags) -> io::Result<()> {
-        let flags = epoll::EventFlags::ONESHOT | flags;
-        Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
-    }
-
-    /// Has a thread of the pool do something that waits for a disk. It is dropped if the pool takes no more.
+    /// Has a thread of the pool do a task that waits for a disk. It is dropped if the pool takes no
+    /// more.
     pub fn run(&self, task: Task) {
         let mut queue = self.lock();
         if queue.is_closed {
@@ -286,14 +263,14 @@ impl Pool {
         while !self.stop.load(Ordering::Relaxed) {
             match self.next() {
                 Some(Due::Pipe(job)) => self.step(&job),
-                Some(Due::Task(task)) => _ = alone(task),
+                Some(Due::Task(task)) => _ = catch_panic(task),
                 None => {}
             }
         }
     }
 
-    /// Waits for the next thing to do. What is due goes before what is ready: of that there may always be
-    /// something.
+    /// Waits for the next thing to do. Pipes whose time has come go before those that are ready: of
+    /// these there may always be some.
     fn next(&self) -> Option<Due> {
         let until = {
             let mut queue = self.lock();
@@ -305,16 +282,9 @@ impl Pool {
         };
         let left = until.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut events = [epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        }];
-        let found = epoll::wait(&self.epoll, &mut events, timeout.as_ref()).unwrap_or(0);
-        if found == 0 {
-            return None;
-        }
-        if events[0].data.u64() != WAKE {
-            return self.lock().begin(Side::job(events[0].data.u64()), Turn::Idle);
+        let token = self.epoll.wait(timeout.as_ref())?;
+        if token != WAKE {
+            return self.lock().begin(Side::job(token), Turn::Idle);
         }
         // Another thread may have taken it: the queue tells.
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
@@ -328,17 +298,17 @@ impl Pool {
 
     fn step(&self, job: &Job) {
         // The other pipes keep their thread.
-        let next = alone(|| job.advance(self)).unwrap_or_else(|| {
-            alone(|| job.give_up());
-            Next::Over(job.moved_bytes.load(Ordering::Relaxed), Reason::Lost)
+        let outcome = catch_panic(|| job.advance(&self.epoll)).unwrap_or_else(|| {
+            catch_panic(|| job.drop_work());
+            StepOutcome::Over(job.moved_bytes.load(Ordering::Relaxed), Reason::Lost)
         });
-        let again = match next {
-            Next::Again => self.lock().end_step(job.token, None),
-            Next::Wait(at) => self.lock().end_step(job.token, Some(at)),
-            Next::Over(moved_bytes, reason) => {
+        let again = match outcome {
+            StepOutcome::Again => self.lock().end_step(job.token, None),
+            StepOutcome::Wait(at) => self.lock().end_step(job.token, Some(at)),
+            StepOutcome::Over(moved_bytes, reason) => {
                 if self.lock().remove(job.token) {
                     job.answer(moved_bytes, reason);
-                    self.gone.notify_all();
+                    self.pipe_ended.notify_all();
                 }
                 false
             }
@@ -347,8 +317,8 @@ impl Pool {
     }
 }
 
-/// Does something; none when it panicked, which is told.
-fn alone<R>(step: impl FnOnce() -> R) -> Option<R> {
+/// Calls a function; none when it panicked, which is logged.
+fn catch_panic<R>(step: impl FnOnce() -> R) -> Option<R> {
     let done = catch_unwind(AssertUnwindSafe(step)).ok();
     if done.is_none() {
         tracing::error!("a step of a pipe panicked; its connection is lost");
@@ -361,7 +331,11 @@ impl FlowWatch for Pool {
         let is_new = {
             let mut queue = self.lock();
             let Some(entry) = queue.entries.get(&Side::job(token)) else { return };
-            entry.job.note(token, event);
+            match event {
+                FlowEvent::Reset => entry.job.note_reset(Side::of(token)),
+                FlowEvent::Ended => entry.job.note_end(),
+                FlowEvent::Settled | FlowEvent::Acknowledged => {}
+            }
             queue.wake(Side::job(token))
         };
         self.ring_if(is_new);

@@ -1,4 +1,5 @@
-//! The switch's side of a namespace's TAP, and a peer for twins, both by hand; and content for files.
+//! Helpers of this crate's tests: the switch's side of a namespace's TAP, a peer for twins, both by
+//! hand, and content for files.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -16,7 +17,7 @@ use crate::twin::scoped;
 /// A virtio-net header of zeroes in front of an Ethernet frame.
 const VNET_LEN: usize = 12;
 
-/// How long a test waits for what must come, before it fails.
+/// Time that a test waits for what must come, before it fails.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A TCP segment (or super-packet) as the TAP handed it up.
@@ -45,10 +46,10 @@ pub struct Flags {
     pub rst: bool,
 }
 
-/// Nothing but an acknowledgement.
+/// Flags of a mere acknowledgement.
 pub const ONLY_ACK: Flags = Flags { ack: true, syn: false, fin: false, rst: false };
 
-/// What a peer says.
+/// A segment that a peer sends.
 #[derive(Debug, Clone, Default)]
 pub struct Say {
     pub seq: u32,
@@ -131,12 +132,12 @@ impl TapEnd {
         self.inject(&segment(from, to, say));
     }
 
-    /// Nothing was sent so far: what comes next is a datagram sent now.
+    /// Asserts that nothing was sent so far: what comes next is a datagram sent now.
     pub fn nothing_before(&mut self, namespace: &Namespace, local: IpAddr, remote: IpAddr) {
         assert_eq!(self.before(namespace, local, remote), []);
     }
 
-    /// What was sent so far: all that comes before a datagram sent now.
+    /// Segments that were sent so far: all that come before a datagram sent now.
     pub fn before(&mut self, namespace: &Namespace, local: IpAddr, remote: IpAddr) -> Vec<Seen> {
         inside(namespace, || {
             let on_link = |ip, port| scoped((ip, port).into()).unwrap();

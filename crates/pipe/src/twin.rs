@@ -1,4 +1,4 @@
-//! The twin of a guest's TCP connection: a socket of the host that begins in its midst.
+//! The twin of a guest's TCP connection: a socket of the host that goes on where the connection is.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -6,17 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use guest_abi::pipe::option;
-use libc::c_int;
 use rustix::net::{
     AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, socket_with, sockopt,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::PipeError;
-use crate::namespace::{index, mark_of_window};
-use crate::sockopt::{TCP_RTO_MAX_MS, get_tcp, queued_bytes, set, set_tcp};
+use crate::namespace::{tap_index, window_mark};
+use crate::sockopt::{TCP_RTO_MAX_MS, get_tcp, knows_rto_max, queued_bytes, set, set_tcp};
 
-/// What a twin begins with.
+/// State of a connection with which a twin begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TwinState {
     /// The guest's end.
@@ -35,11 +34,11 @@ pub struct TwinState {
     pub send_seq: u32,
     /// The peer's next byte.
     pub receive_seq: u32,
-    /// How much the peer takes.
+    /// Bytes that the peer takes.
     pub send_window_bytes: u32,
-    /// How much the guest takes.
+    /// Bytes that the guest takes.
     pub receive_window_bytes: u32,
-    /// The last timestamp that was sent: the twin's begin here.
+    /// The last timestamp that was sent: those of the twin begin here.
     pub timestamp: u32,
     /// Name of the congestion control, zero-filled. One that the host does not have ready is not
     /// loaded: the twin uses the host's own.
@@ -48,15 +47,15 @@ pub struct TwinState {
     pub cwnd: u32,
     /// The smoothed round trip time in microseconds.
     pub rtt_us: u32,
-    /// It is to receive: then its buffer is as large as the window that the peer was told.
+    /// Whether it is to receive: then its buffer is as large as the window that the peer was told.
     pub reads: bool,
 }
 
-/// A twin that receives has a buffer of at least so many bytes, with what the kernel adds for itself:
-/// as many as an ordinary socket begins with.
+/// Smallest buffer of a twin that receives, with what the kernel adds for itself: that with which
+/// an ordinary socket begins.
 const LOWEST_BUFFER_BYTES: u32 = 256 << 10;
 
-/// And of at most so many, as the kernel gives ordinary sockets.
+/// Largest buffer of a twin that receives: that which the kernel gives ordinary sockets.
 const HIGHEST_BUFFER_BYTES: u32 = 6 << 20;
 
 /// Bytes of the timestamp option with its padding, which count as payload for the kernel's MSS.
@@ -81,27 +80,28 @@ mod kind {
     pub const TIMESTAMPS: u32 = 8;
 }
 
-/// The kernel's limit of [`libc::TCP_MAXSEG`] (`MAX_TCP_WINDOW`). Longer segments are possible on an MTU
-/// of 64 KiB; these are long enough.
+/// The kernel's limit of [`libc::TCP_MAXSEG`] (`MAX_TCP_WINDOW`). Longer segments are possible on
+/// an MTU of 64 KiB; these are long enough.
 const HIGHEST_MAXSEG_BYTES: u32 = 32_767;
 
-/// The retransmission timeout begins with 3 s, since a twin has not measured a round trip yet; the
-/// kernel's bound of it brings that down, not below 1 s (RFC 6298, 2.1; and the kernel refuses less).
+/// Lowest bound of a twin's retransmission timeout. That begins with 3 s, since a twin has not
+/// measured a round trip yet; the kernel's bound of it brings it down, not below 1 s (RFC 6298,
+/// 2.1; and the kernel refuses less).
 const LOWEST_RTO_MAX_MS: u32 = 1_000;
 
 /// The kernel's own bound of the retransmission timeout.
 const HIGHEST_RTO_MAX_MS: u32 = 120_000;
 
-/// How many round trips the bound shall be at least: the timeout is above two of them.
+/// Lowest bound of the retransmission timeout in round trips: the timeout is above two of them.
 const RTO_MAX_ROUND_TRIPS: u32 = 4;
 
-/// A socket whose end nobody hears of: it goes as if it had never been there.
+/// A twin: a socket that is closed without a packet, as if it had never been there.
 #[derive(Debug)]
 pub struct Twin {
     socket: OwnedFd,
 }
 
-/// How a twin is doing, of `TCP_INFO`.
+/// A twin's state, from `TCP_INFO`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TwinInfo {
     /// The kernel's number of the state.
@@ -133,9 +133,10 @@ impl Twin {
         Self::create_with(state, &[])
     }
 
-    /// As [`Twin::create`], with bytes that were sent before and that the peer has not acknowledged: the
-    /// first of them is the first to be sent. If the window is closed for them by now, the answer to what
-    /// is sent again tells: with one that begins closed the kernel would send nothing, and give up.
+    /// Makes the twin like [`Twin::create`], with bytes that were sent before and that the peer has
+    /// not acknowledged: sequence numbers begin with the first of them. If the window is closed for
+    /// them by now, the answer to what is sent again tells: with one that begins closed the kernel
+    /// would send nothing, and give up.
     pub fn create_with(state: &TwinState, sent: &[u8]) -> Result<Self, PipeError> {
         let failed = |(what, source)| {
             let &TwinState { local, remote, .. } = state;
@@ -155,8 +156,9 @@ impl Twin {
         Ok(twin)
     }
 
-    /// From its first answer on it measures, and waits as long as any socket before it sends again. The
-    /// kernel also gives up a peer whose window is closed, and which does not answer for twice that time.
+    /// Lifts the bound of the retransmission timeout: once it has an answer, a twin measures, and
+    /// waits as long as any socket before it sends again. With the bound the kernel would also give
+    /// up a peer whose window is closed, and which does not answer for twice that time.
     pub fn wait_as_usual(&self) -> io::Result<()> {
         match knows_rto_max() {
             true => set_tcp(&self.socket, TCP_RTO_MAX_MS, &HIGHEST_RTO_MAX_MS),
@@ -164,14 +166,14 @@ impl Twin {
         }
     }
 
-    /// Makes room for so many bytes: all of them can be given at once.
+    /// Makes room for `len_bytes`: all of them can be given at once.
     pub fn make_room(&self, len_bytes: usize) -> io::Result<()> {
         // The kernel doubles it, for what it needs beside them.
         let bytes = u32::try_from(len_bytes).unwrap_or(u32::MAX).max(LOWEST_BUFFER_BYTES);
         set(&self.socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes)
     }
 
-    /// Gives all of it; there must be room.
+    /// Gives it all of these bytes; there must be room.
     pub fn give_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         while !bytes.is_empty() {
@@ -184,8 +186,8 @@ impl Twin {
         Ok(())
     }
 
-    /// The connection's place in the kernel. The numbers go first: a connection that has begun takes
-    /// none.
+    /// Gives the connection its place in the kernel. The sequence numbers are set first: a
+    /// connection that has begun takes none.
     fn connect(&self, state: &TwinState) -> Step {
         let fd = &self.socket;
         sockopt::set_socket_reuseaddr(fd, true).map_err(|e| ("SO_REUSEADDR", e.into()))?;
@@ -199,10 +201,10 @@ impl Twin {
             set(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
                 .map_err(|e| ("SO_RCVBUFFORCE", e))?;
         }
-        let mark = mark_of_window(state.cwnd);
+        let mark = window_mark(state.cwnd);
         set(fd, libc::SOL_SOCKET, libc::SO_MARK, &mark).map_err(|e| ("SO_MARK", e))?;
-        // The kernel goes by it when it connects; the one among the repair options changes nothing by
-        // itself. Segments of less than 88 bytes it does not make: no twin then.
+        // The kernel goes by it when it connects; the one among the repair options changes nothing
+        // by itself. Segments of less than 88 bytes it does not make: no twin then.
         let mss = whole_mss(state).min(HIGHEST_MAXSEG_BYTES);
         set_tcp(fd, libc::TCP_MAXSEG, &mss).map_err(|e| ("TCP_MAXSEG", e))?;
         for (queue, seq) in
@@ -217,7 +219,7 @@ impl Twin {
         rustix::net::connect(fd, &remote).map_err(|e| ("connect", e.into()))
     }
 
-    /// What was negotiated, and what has happened since.
+    /// Sets what was negotiated, and what has happened since.
     fn fill(&self, state: &TwinState, sent: &[u8]) -> Step {
         let fd = &self.socket;
         let has = |bit| state.options & bit != 0;
@@ -263,7 +265,7 @@ impl Twin {
         set_tcp(fd, libc::TCP_REPAIR_WINDOW, &window).map_err(|e| ("TCP_REPAIR_WINDOW", e))
     }
 
-    /// From here on the kernel runs it. (Buffers were not touched, so they need not be unlocked.)
+    /// Has the kernel run the connection. (Buffers were not touched, so they need not be unlocked.)
     fn wake(&self, state: &TwinState) -> Step {
         let fd = &self.socket;
         sockopt::set_tcp_nodelay(fd, true).map_err(|e| ("TCP_NODELAY", e.into()))?;
@@ -281,12 +283,12 @@ impl Twin {
         queued_bytes(&self.socket, false)
     }
 
-    /// Of these, bytes that were not even sent.
+    /// Bytes that were not even sent, among those that the peer has not acknowledged.
     pub fn unsent_bytes(&self) -> io::Result<u32> {
         queued_bytes(&self.socket, true)
     }
 
-    /// How it is doing.
+    /// State of the socket.
     pub fn info(&self) -> io::Result<TwinInfo> {
         let info: TcpInfo = get_tcp(&self.socket, libc::TCP_INFO)?;
         Ok(TwinInfo {
@@ -321,7 +323,7 @@ impl AsFd for Twin {
     }
 }
 
-/// What was tried, and how it failed.
+/// Result of a system call: its name, and how it failed.
 type Step = Result<(), (&'static str, io::Error)>;
 
 /// `struct tcp_repair_window`.
@@ -368,11 +370,11 @@ fn whole_mss(state: &TwinState) -> u32 {
     u32::from(state.mss) + if has_timestamps { TIMESTAMP_OPTION_BYTES } else { 0 }
 }
 
-/// Link-local addresses are those of the TAP's link.
+/// Adds the TAP's link to a link-local address.
 pub(crate) fn scoped(address: SocketAddr) -> io::Result<SocketAddr> {
     match (address, address.ip()) {
         (SocketAddr::V6(v6), IpAddr::V6(ip)) if ip.is_unicast_link_local() => {
-            Ok(SocketAddrV6::new(ip, v6.port(), 0, index()?).into())
+            Ok(SocketAddrV6::new(ip, v6.port(), 0, tap_index()?).into())
         }
         _ => Ok(address),
     }
@@ -388,17 +390,8 @@ fn rto_max_ms(rtt_us: u32) -> u32 {
     rtt_ms.saturating_mul(RTO_MAX_ROUND_TRIPS).clamp(LOWEST_RTO_MAX_MS, HIGHEST_RTO_MAX_MS)
 }
 
-/// Whether the kernel bounds the retransmission timeout of a socket.
-pub(crate) fn knows_rto_max() -> bool {
-    static KNOWS: OnceLock<bool> = OnceLock::new();
-    *KNOWS.get_or_init(|| {
-        socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .is_ok_and(|fd| get_tcp::<c_int>(&fd, TCP_RTO_MAX_MS).is_ok())
-    })
-}
-
 /// The guest's congestion control, if the host has it ready. (For a name that it does not know the
-/// kernel would look for a module of that name: not at a guest's wish.)
+/// kernel would look for a kernel module of that name: not at a guest's wish.)
 fn congestion(name: &[u8; 16]) -> Option<&'static str> {
     static READY: OnceLock<String> = OnceLock::new();
     let ready = READY.get_or_init(|| {

@@ -36,7 +36,7 @@ fn file_to_socket(extents: &[(u64, u64)], said: u32) -> Vec<u8> {
 fn a_pipe_is_read_as_it_was_meant() {
     let body = file_to_socket(&[(4096, 8192), (u64::MAX, 100)], 2);
     let bytes = message(kind::PIPE, 5, &body);
-    let (id, message) = Reader::new(&bytes[..]).receive().unwrap();
+    let (id, message) = MessageReader::new(&bytes[..]).receive().unwrap();
     let Message::Pipe(request) = message else { panic!("{message:?}") };
     assert_eq!((id, request.len_bytes, request.is_cached), (5, 8292, true));
     let extents = vec![(4096, 8192), (u64::MAX, 100)];
@@ -69,13 +69,15 @@ fn a_file_that_is_written_and_what_is_said_of_it() {
     ] {
         bytes.extend(message(kind, 1, body));
     }
-    let mut reader = Reader::new(&bytes[..]);
+    let mut reader = MessageReader::new(&bytes[..]);
     let mut next = || reader.receive().map(|(_, message)| message);
     let Message::Pipe(request) = next().unwrap() else { panic!() };
     assert_eq!((request.sink, request.is_cached), (End::Places(places), false));
-    assert!(matches!(next().unwrap(), Message::Said(Said::Own(None))));
-    assert!(matches!(next().unwrap(), Message::Said(Said::Own(Some(end))) if end == socket_end()));
-    assert!(matches!(next().unwrap(), Message::Said(Said::Taken(got)) if got == taken));
+    assert!(matches!(next().unwrap(), Message::Answer(Answer::Own(None))));
+    assert!(
+        matches!(next().unwrap(), Message::Answer(Answer::Own(Some(end))) if end == socket_end())
+    );
+    assert!(matches!(next().unwrap(), Message::Answer(Answer::Written(got)) if got == taken));
     assert!(matches!(next().unwrap(), Message::Ping));
     let Message::Refusals(all) = next().unwrap() else { panic!() };
     assert_eq!(all, [(Reason::Extents, 1), (Reason::Unknown, 2)]);
@@ -96,23 +98,23 @@ fn a_file_that_is_read_without_a_lease_and_what_is_said_of_it() {
     bytes.extend(message(kind::GIVEN, 1, given(1 << 20).as_bytes()));
     bytes.extend(message(kind::GIVEN, 1, &[given(3).as_bytes(), b"abc"].concat()));
     bytes.extend(message(kind::GIVEN, 1, &[given(2).as_bytes(), b"abc"].concat()));
-    let mut reader = Reader::new(&bytes[..]);
+    let mut reader = MessageReader::new(&bytes[..]);
     let mut next = || reader.receive().map(|(_, message)| message);
     let Message::Pipe(request) = next().unwrap() else { panic!() };
     assert_eq!(request.source, End::Places(places));
     assert!(matches!(next().unwrap(), Message::ProbeRead(probe) if probe.secret == [4; 32]));
     let mut said = || match next().unwrap() {
-        Message::Said(said) => said,
+        Message::Answer(said) => said,
         other => panic!("{other:?}"),
     };
-    assert_eq!(said(), Said::Given(given(1 << 20), Vec::new()));
-    assert_eq!(said(), Said::Given(given(3), b"abc".to_vec()));
+    assert_eq!(said(), Answer::Read(given(1 << 20), Vec::new()));
+    assert_eq!(said(), Answer::Read(given(3), b"abc".to_vec()));
     assert!(matches!(next(), Err(MessageError::Malformed { kind: kind::GIVEN, .. })));
     // More than was ever asked for at once.
     let len = MAX_TAKE_BYTES as u32 + 1;
     let body = [given(len).as_bytes(), &vec![0; len as usize]].concat();
     let bytes = message(kind::GIVEN, 1, &body);
-    let received = Reader::new(&bytes[..]).receive();
+    let received = MessageReader::new(&bytes[..]).receive();
     assert!(matches!(received, Err(MessageError::Malformed { kind: kind::GIVEN, .. })));
 }
 
@@ -123,7 +125,7 @@ fn abuse_R9_counts_that_do_not_fit_are_refused_and_the_stream_goes_on() {
     for said in [0, 2, MAX_EXTENTS, MAX_EXTENTS + 1, u32::MAX] {
         let mut bytes = message(kind::PIPE, 1, &file_to_socket(&one, said));
         bytes.extend(message(kind::CANCEL, 2, &[1, 0, 0, 0, 0, 0, 0, 0]));
-        let mut reader = Reader::new(&bytes[..]);
+        let mut reader = MessageReader::new(&bytes[..]);
         assert!(matches!(reader.receive().unwrap().1, Message::Refused(_)), "{said}");
         assert!(matches!(reader.receive().unwrap(), (2, Message::Cancel(Reason::Cancelled))));
     }
@@ -134,7 +136,7 @@ fn abuse_R9_counts_that_do_not_fit_are_refused_and_the_stream_goes_on() {
 fn abuse_R9_refusals_are_whole_and_not_too_many() {
     for len in [0, 1, 7, 9, 8 * pipe::MAX_REFUSALS + 8] {
         let bytes = message(kind::REFUSALS, 0, &vec![0; len]);
-        let heard = Reader::new(&bytes[..]).receive();
+        let heard = MessageReader::new(&bytes[..]).receive();
         assert!(matches!(heard, Err(MessageError::Malformed { kind: kind::REFUSALS, .. })));
     }
 }
@@ -144,7 +146,7 @@ fn agents_end_pipes_for_their_own_reasons_only() {
     for reason in Reason::ALL {
         let [low, high] = (*reason as u16).to_le_bytes();
         let bytes = message(kind::CANCEL, 2, &[low, high, 0, 0, 0, 0, 0, 0]);
-        let (_, heard) = Reader::new(&bytes[..]).receive().unwrap();
+        let (_, heard) = MessageReader::new(&bytes[..]).receive().unwrap();
         let own = [Reason::TimedOut, Reason::LeaseBroken, Reason::SinkFailed, Reason::Unsent];
         let want = if own.contains(reason) { *reason } else { Reason::Cancelled };
         assert!(matches!(heard, Message::Cancel(got) if got == want), "{reason:?}");
@@ -156,7 +158,7 @@ fn agents_end_pipes_for_their_own_reasons_only() {
 fn abuse_R10_a_body_beyond_the_limit_is_not_allocated() {
     let mut header = Header::new(kind::PIPE, 1, 0);
     header.len_bytes = U32::new(u32::MAX);
-    let error = Reader::new(header.as_bytes()).receive().unwrap_err().to_string();
+    let error = MessageReader::new(header.as_bytes()).receive().unwrap_err().to_string();
     assert!(error.contains("65536"), "{error}");
 }
 
@@ -168,7 +170,9 @@ fn a_hello_of_another_version_or_kind_is_refused() {
         highest: U16::new(highest),
         reserved: U32::ZERO,
     };
-    let say = |kind, hello: Hello| Reader::new(&message(kind, 0, hello.as_bytes())[..]).hello(&[]);
+    let say = |kind, hello: Hello| {
+        MessageReader::new(&message(kind, 0, hello.as_bytes())[..]).read_hello(&[])
+    };
     assert_eq!(say(kind::HELLO, hello(pipe::MAGIC, 1, 3)).unwrap(), 1);
     assert!(say(kind::HELLO, hello(pipe::MAGIC, 2, 3)).is_err());
     assert!(say(kind::HELLO, hello(pipe::MAGIC, 3, 0)).is_err());
@@ -187,7 +191,9 @@ fn abuse_V8_a_hello_without_the_secret_is_refused() {
     };
     let say = |told: &[u8], secret: &[u8]| {
         let body = [hello.as_bytes(), told].concat();
-        Reader::new(&message(kind::HELLO, 0, &body)[..]).hello(secret).map_err(|e| e.to_string())
+        MessageReader::new(&message(kind::HELLO, 0, &body)[..])
+            .read_hello(secret)
+            .map_err(|e| e.to_string())
     };
     let secret = b"0123456789abcdef";
     assert_eq!(say(secret, secret), Ok(1));
@@ -201,7 +207,7 @@ fn abuse_V8_a_hello_without_the_secret_is_refused() {
 proptest! {
     #[test]
     fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let mut reader = Reader::new(&bytes[..]);
+        let mut reader = MessageReader::new(&bytes[..]);
         while reader.receive().is_ok() {}
     }
 
@@ -218,7 +224,7 @@ proptest! {
             }
         }
         let bytes = message(kind::PIPE, 1, &body);
-        let (_, message) = Reader::new(&bytes[..]).receive().unwrap();
+        let (_, message) = MessageReader::new(&bytes[..]).receive().unwrap();
         prop_assert!(matches!(message, Message::Pipe(_) | Message::Refused(_)));
     }
 }

@@ -101,8 +101,8 @@ fn addresses_that_no_guest_can_have_are_refused() {
     }
 }
 
-/// Whatever a socket in there connects to, it does not get to the host's sockets: the packets come out
-/// of the TAP.
+/// Whatever a socket in there connects to, it does not get to the host's sockets: the packets come
+/// out of the TAP.
 #[test]
 fn abuse_the_host_is_not_reachable() {
     let (namespace, mut tap) = namespace();
@@ -169,6 +169,6 @@ fn a_thousand_peers_are_one_neighbour() {
 
 #[test]
 fn marks_are_those_of_the_next_smaller_window() {
-    let marks = [0, 1, 15, 16, 31, 32, 1023, 1024, u32::MAX].map(mark_of_window);
+    let marks = [0, 1, 15, 16, 31, 32, 1023, 1024, u32::MAX].map(window_mark);
     assert_eq!(marks, [0, 0, 0, 1, 1, 2, 6, 7, 7]);
 }

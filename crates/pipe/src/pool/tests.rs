@@ -10,8 +10,8 @@ use crate::job::Work;
 /// A pipe whose steps a test does.
 struct Step<F>(F);
 
-impl<F: FnMut() -> Next + Send> Work for Step<F> {
-    fn step(&mut self, _: &Job, _: &Pool) -> Next {
+impl<F: FnMut() -> StepOutcome + Send> Work for Step<F> {
+    fn step(&mut self, _: &Job, _: &EpollSet) -> StepOutcome {
         (self.0)()
     }
 
@@ -23,7 +23,7 @@ impl<F: FnMut() -> Next + Send> Work for Step<F> {
 struct World {
     pool: Arc<Pool>,
     threads: Vec<JoinHandle<()>>,
-    agent: Arc<Agent>,
+    line: Arc<Line>,
     _stream: UnixStream,
 }
 
@@ -31,14 +31,14 @@ impl World {
     fn new(threads: u16) -> Self {
         let (stream, own) = UnixStream::pair().unwrap();
         let (pool, threads) = Pool::start("t", threads).unwrap();
-        let agent = Arc::new(Agent::new(&own).unwrap());
-        Self { pool, threads, agent, _stream: stream }
+        let line = Arc::new(Line::new(&own).unwrap());
+        Self { pool, threads, line, _stream: stream }
     }
 
-    fn add(&self, token: u64, step: impl FnMut() -> Next + Send + 'static) -> bool {
-        let (agent, ends) = ((token, Arc::clone(&self.agent)), ["a".into(), "b".into()]);
+    fn add(&self, token: u64, step: impl FnMut() -> StepOutcome + Send + 'static) -> bool {
+        let (line, ends) = ((token, Arc::clone(&self.line)), ["a".into(), "b".into()]);
         let work = Box::new(Step(step));
-        self.pool.add(Job::new(token, agent, (ends, 1), (work, Vec::new()), Arc::default()))
+        self.pool.add(Job::new(token, line, (ends, 1), (work, Vec::new()), Arc::default()))
     }
 
     fn end(&mut self) {
@@ -58,12 +58,12 @@ fn far() -> Instant {
 }
 
 /// A step that tells that it runs, and ends when it is told.
-fn gate() -> (impl FnMut() -> Next + Send + 'static, Receiver<()>, Sender<()>) {
+fn gate() -> (impl FnMut() -> StepOutcome + Send + 'static, Receiver<()>, Sender<()>) {
     let ((begun, has_begun), (go_on, goes_on)) = (channel(), channel());
     let step = move || {
         begun.send(()).unwrap();
         goes_on.recv().unwrap();
-        Next::Wait(far())
+        StepOutcome::Wait(far())
     };
     (step, has_begun, go_on)
 }
@@ -78,7 +78,7 @@ fn a_pipe_that_is_busy_holds_one_thread() {
     let (told, heard) = channel();
     world.add(4, move || {
         told.send(()).unwrap();
-        Next::Wait(far())
+        StepOutcome::Wait(far())
     });
     heard.recv().unwrap();
     go_on.send(()).unwrap();
@@ -97,8 +97,8 @@ fn what_is_due_comes_before_what_is_ready() {
     let (steps, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let seen = Arc::clone(&is_over);
     world.add(2, move || match seen.load(Ordering::Relaxed) {
-        true => Next::Over(0, Reason::Complete),
-        false => Next::Again,
+        true => StepOutcome::Over(0, Reason::Complete),
+        false => StepOutcome::Again,
     });
     let (told, heard) = channel();
     let own = Arc::clone(&steps);
@@ -106,7 +106,7 @@ fn what_is_due_comes_before_what_is_ready() {
         if own.fetch_add(1, Ordering::Relaxed) == 3 {
             told.send(()).unwrap();
         }
-        Next::Wait(Instant::now() + Duration::from_millis(1))
+        StepOutcome::Wait(Instant::now() + Duration::from_millis(1))
     });
     heard.recv().unwrap();
     is_over.store(true, Ordering::Relaxed);
@@ -136,7 +136,7 @@ fn abuse_S1_a_step_that_panics_ends_its_pipe_alone() {
     let (step, has_begun, go_on) = gate();
     world.add(4, step);
     has_begun.recv().unwrap();
-    assert_eq!((world.pool.len(), world.pool.find(&world.agent, 2).is_none()), (1, true));
+    assert_eq!((world.pool.len(), world.pool.find(&world.line, 2).is_none()), (1, true));
     go_on.send(()).unwrap();
     // No thread panicked.
     world.end();
@@ -150,10 +150,10 @@ fn a_pool_that_has_ended_keeps_nothing() {
     let (first, second) = (Told(told.clone()), Told(told));
     world.add(2, move || {
         let _own = &first;
-        Next::Wait(far())
+        StepOutcome::Wait(far())
     });
     world.pool.drain(Reason::HostGone, Duration::ZERO);
-    assert!(!world.add(4, || Next::Wait(far())), "it takes nothing in");
+    assert!(!world.add(4, || StepOutcome::Wait(far())), "it takes nothing in");
     world.end();
     assert!(heard.try_recv().is_err());
     world.pool.clear();
@@ -166,9 +166,9 @@ fn a_pool_that_has_ended_keeps_nothing() {
 #[test]
 fn pipes_that_were_answered_are_nobodys() {
     let world = World::new(1);
-    world.add(2, || Next::Wait(far()));
-    let job = world.pool.find(&world.agent, 2).unwrap();
+    world.add(2, || StepOutcome::Wait(far()));
+    let job = world.pool.find(&world.line, 2).unwrap();
     job.answer(0, Reason::LeaseBroken);
-    assert!(world.pool.find(&world.agent, 2).is_none());
+    assert!(world.pool.find(&world.line, 2).is_none());
     assert_eq!(world.pool.len(), 1);
 }

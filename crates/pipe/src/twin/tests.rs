@@ -232,7 +232,7 @@ fn what_is_lost_is_sent_again() {
     let again = bed.tap.tcp();
     assert_eq!((again.seq, &again.payload), (first.seq, &first.payload));
     if knows_rto_max() {
-        assert_eq!(get_tcp::<c_int>(&twin, TCP_RTO_MAX_MS).unwrap(), 1000);
+        assert_eq!(get_tcp::<libc::c_int>(&twin, TCP_RTO_MAX_MS).unwrap(), 1000);
     }
     bed.acknowledge(&state, MSS as u32, &again);
     wait_acked(&twin, 0);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The peer has so many bytes, and takes the rest: what comes is all that was not sent before, and the
-/// others again when they are asked for.
+/// The peer has so many bytes, and takes the rest: what comes is all that was not sent before, and
+/// the others again when they are asked for.
 fn take_rest(bed: &mut Bed, (twin, state): (&Twin, &TwinState), bytes: &[u8], got: usize) {
     let mut have = vec![false; bytes.len()];
     have[..got].fill(true);
@@ -29,8 +29,8 @@ fn relief(bed: &Bed, state: &TwinState, bytes: &[u8], sent_bytes: usize) -> Twin
     twin
 }
 
-/// Another twin goes on where one was, with what that had sent and what it had not; also for a peer that
-/// has got more than the new one knows of.
+/// Another twin goes on where one was, with what that had sent and what it had not; also for a peer
+/// that has got more than the new one knows of.
 #[test]
 fn a_relief_goes_on_with_copies() {
     for got in [0, 3 * MSS, 5 * MSS] {
@@ -45,8 +45,8 @@ fn a_relief_goes_on_with_copies() {
     }
 }
 
-/// The peer took some of what was sent, and then no more: its window is closed, and it stays so for longer
-/// than the kernel waits for a peer in the beginning.
+/// The peer took some of what was sent, and then no more: its window is closed, and it stays so for
+/// longer than the kernel waits for a peer in the beginning.
 #[test]
 fn a_relief_outlives_a_closed_window() {
     let mut bed = bed(V4);

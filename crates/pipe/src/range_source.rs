@@ -1,32 +1,32 @@
-//! What a file is written with: another file, or what a connection has brought, in memory.
+//! Sources of a pipe into a file: a file, or a connection whose bytes wait in memory. Ranges of
+//! their bytes are put where the guest's file system wants them.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::net::RecvFlags;
 
 use crate::copy::{copy_range, write_all};
-use crate::file::Source;
-use crate::limits::BUFFER_BYTES;
-use crate::receiving::Receiving;
+use crate::epoll_set::EpollSet;
+use crate::file_source::FileSource;
+use crate::limits::{BUFFER_BYTES, MAX_OPEN_REQUESTS};
+use crate::socket_source::SocketSource;
 
-/// See the module's text. Offsets are those of the pipe.
-pub(crate) enum Supply {
-    /// A file: all of it is there.
-    File(Source, u64),
+/// A source whose bytes are had by ranges. Offsets are those of the pipe.
+pub(crate) enum RangeSource {
+    /// A file with its length: all of it is there.
+    File(FileSource, u64),
     /// A connection.
-    Socket(Buffered),
+    Socket(BufferedSocket),
 }
 
-impl Supply {
-    /// How far bytes are there.
+impl RangeSource {
+    /// Offset before which bytes are there.
     pub fn until(&self) -> u64 {
         match self {
             Self::File(_, len_bytes) => *len_bytes,
-            Self::Socket(buffered) => buffered.first + buffered.bytes.len() as u64,
+            Self::Socket(socket) => socket.first + socket.bytes.len() as u64,
         }
     }
 
@@ -34,8 +34,8 @@ impl Supply {
     pub fn put(&self, at: u64, len_bytes: u64, to: BorrowedFd<'_>, to_at: u64) -> io::Result<()> {
         let source = match self {
             Self::File(source, _) => source,
-            Self::Socket(buffered) => {
-                let (first, second) = buffered.range(at, len_bytes)?;
+            Self::Socket(socket) => {
+                let (first, second) = socket.range(at, len_bytes)?;
                 write_all(to, to_at, first)?;
                 return write_all(to, to_at + first.len() as u64, second);
             }
@@ -51,74 +51,65 @@ impl Supply {
     }
 
     /// Copies a range; not a long one.
-    pub fn read(&self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
+    pub fn copy(&self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
         match self {
             Self::File(source, _) => source.copy(at, len_bytes),
-            Self::Socket(buffered) => {
-                let (first, second) = buffered.range(at, len_bytes)?;
+            Self::Socket(socket) => {
+                let (first, second) = socket.range(at, len_bytes)?;
                 Ok([first, second].concat())
             }
         }
     }
 
-    /// Everything before is in its place and not needed any more.
+    /// Frees bytes before `until`: they are in their place.
     pub fn release(&mut self, until: u64) {
-        if let Self::Socket(buffered) = self {
-            let n = until.saturating_sub(buffered.first) as usize;
-            buffered.bytes.drain(..n.min(buffered.bytes.len()));
-            buffered.first += n as u64;
+        if let Self::Socket(socket) = self {
+            let n = until.saturating_sub(socket.first) as usize;
+            socket.bytes.drain(..n.min(socket.bytes.len()));
+            socket.first += n as u64;
+        }
+    }
+
+    /// Wakes the pipe when there is more to take in. False: it does not.
+    pub fn arm(&self, epoll: &EpollSet) -> bool {
+        match self {
+            Self::Socket(from) if from.has_room() && from.source.left_bytes() > 0 => {
+                from.source.arm(epoll)
+            }
+            _ => true,
         }
     }
 }
 
-/// A place among the pipes that hold bytes in memory.
-#[derive(Debug)]
-pub(crate) struct Room(Arc<AtomicUsize>);
-
-impl Room {
-    /// One of at most so many; none: all are taken.
-    pub fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let is_free = |n: usize| (n < most).then_some(n + 1);
-        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_free).ok()?;
-        Some(Self(Arc::clone(count)))
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A connection's bytes that are not in the file yet.
-pub(crate) struct Buffered {
-    pub source: Receiving,
+/// A connection with its bytes that are not in the file yet.
+pub(crate) struct BufferedSocket {
+    pub source: SocketSource,
     bytes: VecDeque<u8>,
-    /// Where the first of them belongs.
+    /// Offset of the first of them.
     first: u64,
-    /// Where the kernel puts them: not on a thread's stack.
+    /// Memory into which the kernel copies them: not on a thread's stack.
     landing: Box<[u8]>,
 }
 
-/// Taken out of a connection at once.
+/// Bytes taken out of a connection at a time.
 const LANDING_BYTES: usize = 256 << 10;
 
-/// Bytes that wait in memory: those that are being written, and as many again.
-const MOST_BYTES: usize = (crate::limits::OPEN_TAKES + 1) * BUFFER_BYTES;
+/// Most bytes that wait in memory: those that are being written, and as many again.
+const MAX_BUFFER_BYTES: usize = (MAX_OPEN_REQUESTS + 1) * BUFFER_BYTES;
 
-impl Buffered {
-    /// Its first byte is at that offset.
-    pub fn new(source: Receiving, first: u64) -> Self {
+impl BufferedSocket {
+    /// A connection whose first byte is at that offset.
+    pub fn new(source: SocketSource, first: u64) -> Self {
         let landing = vec![0; LANDING_BYTES].into_boxed_slice();
         Self { source, bytes: VecDeque::new(), first, landing }
     }
 
-    /// Whether more is taken in at the moment.
+    /// Whether more can be taken in at the moment.
     pub fn has_room(&self) -> bool {
-        self.bytes.len() + LANDING_BYTES <= MOST_BYTES
+        self.bytes.len() + LANDING_BYTES <= MAX_BUFFER_BYTES
     }
 
-    /// Takes in what is there; how many bytes. `WouldBlock`: none.
+    /// Takes in bytes that are there; how many. `WouldBlock`: none are.
     pub fn fill(&mut self) -> io::Result<usize> {
         let left = usize::try_from(self.source.left_bytes()).unwrap_or(usize::MAX);
         let want = left.min(self.landing.len());

@@ -14,23 +14,25 @@ use proptest::prelude::*;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use crate::agent::Agent;
-use crate::job::Next;
-use crate::places::{Places, Tag};
+use crate::epoll_set::EpollSet;
+use crate::job::StepOutcome;
+use crate::line::Line;
+use crate::placed_request::{Direction, Tag};
+use crate::placeholders::PlaceholderTable;
 use crate::pool::Pool;
 use crate::testing::pattern;
 
 const TAG: Tag = [7; 16];
 const TOKEN: u64 = 2;
 
-/// Where on the disk the file begins.
+/// Offset on the disk at which the file begins.
 const PLACE: u64 = 64 << 10;
 
-/// Nothing: the test does the steps.
+/// Work that does nothing: the test does the steps.
 struct Idle;
 
 impl crate::job::Work for Idle {
-    fn step(&mut self, _job: &Job, _pool: &Pool) -> Next {
+    fn step(&mut self, _job: &Job, _epoll: &EpollSet) -> StepOutcome {
         unreachable!()
     }
     fn state(&self) -> &'static str {
@@ -41,7 +43,7 @@ impl crate::job::Work for Idle {
 struct World {
     pool: Arc<Pool>,
     threads: Vec<std::thread::JoinHandle<()>>,
-    places: Arc<Places>,
+    table: Arc<PlaceholderTable>,
     job: Job,
     /// The guest's end of the agent's stream.
     stream: UnixStream,
@@ -49,7 +51,7 @@ struct World {
     skew: u64,
     /// The file from the pipe's beginning on.
     content: Vec<u8>,
-    given: Given,
+    source: PlacedSource,
     sink: (UnixStream, UnixStream),
     got: Vec<u8>,
 }
@@ -57,25 +59,25 @@ struct World {
 impl World {
     fn new(len: usize, skew: u64, is_cached: bool) -> Self {
         let (pool, threads) = Pool::start("t", 1).unwrap();
-        let places = Arc::new(Places::new(&pool));
+        let table = Arc::new(PlaceholderTable::new(&pool));
         let (stream, own) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
-        let agent = (5, Arc::new(Agent::new(&own).unwrap()));
+        let line = (5, Arc::new(Line::new(&own).unwrap()));
         let ends = ["a".into(), "b".into()];
         let work = (Box::new(Idle) as Box<_>, Vec::new());
-        let job = Job::new(TOKEN, agent, (ends, len as u64), work, Arc::default());
+        let job = Job::new(TOKEN, line, (ends, len as u64), work, Arc::default());
         let (disk, content) = (tempfile::tempfile().unwrap(), pattern(len));
         disk.write_all_at(&content, PLACE + skew).unwrap();
         disk.set_len(PLACE + (skew + len as u64).next_multiple_of(BLOCK_BYTES as u64)).unwrap();
-        let file = PlacedFile::read(&places, TAG, skew, TOKEN).unwrap();
-        let given = Given::new(file, len as u64, is_cached);
+        let file = PlacedFile::new(&table, (TAG, skew), TOKEN, Direction::Read).unwrap();
+        let source = PlacedSource::new(file, len as u64, is_cached);
         let sink = UnixStream::pair().unwrap();
         sink.1.set_nonblocking(true).unwrap();
         let got = Vec::new();
-        Self { pool, threads, places, job, stream, disk, skew, content, given, sink, got }
+        Self { pool, threads, table, job, stream, disk, skew, content, source, sink, got }
     }
 
-    /// What the guest is asked for next, if it is.
+    /// The next request to the guest, if there is one.
     fn asked(&mut self) -> Option<(u64, u64, u8)> {
         let mut header = [0; HEADER_BYTES];
         match self.stream.read_exact(&mut header) {
@@ -93,7 +95,10 @@ impl World {
     fn say(&self, at: u64, len: u64, errno: i32, bytes: &[u8]) {
         let (len_bytes, errno) = (U32::new(len as u32), U32::new(errno as u32));
         assert!(
-            self.job.say(Said::Given(Taken { at: at.into(), len_bytes, errno }, bytes.to_vec()))
+            self.job.push_answer(Answer::Read(
+                Taken { at: at.into(), len_bytes, errno },
+                bytes.to_vec()
+            ))
         );
     }
 
@@ -102,18 +107,18 @@ impl World {
         let from = (PLACE + self.skew + at, len);
         let disk = self.disk.try_clone().unwrap();
         let (read, answer) = Placed::detached(tag, at, from, way, disk).unwrap();
-        let is_taken = self.places.take(read).is_none();
-        self.given.turn(&self.job);
+        let is_taken = self.table.take(read).is_none();
+        self.source.turn(&self.job);
         (is_taken, answer.wait())
     }
 
-    /// What is there of a range.
+    /// Number of bytes of a range that the file has.
     fn there(&self, at: u64, len: u64) -> u64 {
         len.min((self.content.len() as u64).saturating_sub(at))
     }
 
-    /// The guest does what it was asked for, in reads of at most so many bytes; each `lost`th is none of a
-    /// disk that is known.
+    /// The guest does what it was asked for, in reads of at most so many bytes; each `lost`th is
+    /// none of a disk that is known.
     fn answer(
         &mut self,
         (at, len, how): (u64, u64, u8),
@@ -144,12 +149,12 @@ impl World {
     /// Gives the connection what is there. True: that was all.
     fn give(&mut self) -> bool {
         let end = loop {
-            self.given.turn(&self.job);
-            match self.given.give(self.sink.0.as_fd(), 300_000) {
-                Fed::Bytes(_) | Fed::Full => self.drink(),
-                Fed::Empty => break false,
-                Fed::End => break true,
-                Fed::Failed(error) => panic!("{error}"),
+            self.source.turn(&self.job);
+            match self.source.send(self.sink.0.as_fd(), 300_000) {
+                Transfer::Bytes(_) | Transfer::Full => self.drink(),
+                Transfer::Empty => break false,
+                Transfer::End => break true,
+                Transfer::Failed(error) => panic!("{error}"),
             }
         };
         self.drink();
@@ -161,7 +166,7 @@ impl World {
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
-    /// To the end.
+    /// Runs the source to its end.
     fn run(&mut self, most: u64, lost: usize) {
         let mut count = 0;
         while !self.give() {
@@ -189,7 +194,7 @@ proptest! {
     ) {
         let mut world = World::new(len, skew, false);
         world.run(most, lost);
-        prop_assert_eq!(world.given.ended(), None);
+        prop_assert_eq!(world.source.end_reason(), None);
         prop_assert!(world.got == world.content);
     }
 
@@ -204,7 +209,7 @@ proptest! {
         let left = left.min(len);
         world.content.truncate(left);
         world.run(512 << 10, lost);
-        prop_assert_eq!(world.given.ended(), (left < len).then_some(Reason::EndOfFile));
+        prop_assert_eq!(world.source.end_reason(), (left < len).then_some(Reason::EndOfFile));
         prop_assert!(world.got == world.content);
     }
 }
@@ -220,7 +225,7 @@ fn it_holds_no_more_than_three_pieces_and_asks_for_two() {
         world.answer(asked, 1 << 20, usize::MAX, &mut count);
     }
     // The peer takes nothing: one more is asked for.
-    world.given.turn(&world.job);
+    world.source.turn(&world.job);
     assert_eq!(world.asked(), Some((2 << 20, 1 << 20, take::PLACES)));
     assert_eq!(world.asked(), None);
     assert!(!world.give());
@@ -231,7 +236,7 @@ fn it_holds_no_more_than_three_pieces_and_asks_for_two() {
 #[test]
 fn reads_that_were_not_asked_for_are_ordinary_ones() {
     let mut world = World::new(2 << 20, 0, false);
-    assert!(world.places.are_any());
+    assert!(world.table.are_any());
     world.give();
     let write = Way::Write { sync: false };
     const LEN: u64 = MIN_READ_BYTES;
@@ -258,7 +263,7 @@ fn a_guest_that_cannot_read_ends_it_there() {
     world.say(second.0, second.1, libc::EIO, &[]);
     world.answer(first, 1 << 20, usize::MAX, &mut 0);
     assert!(world.give());
-    assert_eq!(world.given.ended(), Some(Reason::DiskFailed));
+    assert_eq!(world.source.end_reason(), Some(Reason::DiskFailed));
     assert!(world.got == world.content[..1 << 20]);
 }
 
@@ -289,14 +294,14 @@ fn abuse_R10_reads_without_end_leave_others_their_turn() {
     let answers: Vec<_> = (0..5)
         .map(|_| {
             let (read, answer) = read(&world.disk);
-            assert!(world.places.take(read).is_none());
+            assert!(world.table.take(read).is_none());
             answer
         })
         .collect();
     for (copied, has_more) in [(2, true), (2, true), (1, false)] {
-        world.given.turn(&world.job);
+        world.source.turn(&world.job);
         assert_eq!(answers.iter().filter_map(block::placed::Answer::get).count(), copied);
-        assert_eq!(world.given.has_more(), has_more);
+        assert_eq!(world.source.has_more(), has_more);
     }
 }
 
@@ -313,7 +318,7 @@ fn what_the_guest_has_in_memory_and_the_host_does_not_is_not_read() {
     let (is_taken, read) = world.read(0, 512 << 10, TAG, Way::Read);
     assert!(is_taken && read.is_ok());
     assert!(world.give());
-    assert_eq!((world.given.ended(), world.got.len()), (Some(Reason::Cached), 0));
+    assert_eq!((world.source.end_reason(), world.got.len()), (Some(Reason::Cached), 0));
 }
 
 #[test]
@@ -326,7 +331,7 @@ fn senseless_answers_end_it_and_lose_nothing_that_came_before() {
         world.say(at, len, errno, bytes);
         let end = world.give();
         assert!(world.got == world.content[..1 << 20]);
-        (end, world.given.ended())
+        (end, world.source.end_reason())
     };
     let ended = (true, Some(Reason::DiskFailed));
     assert_eq!(all(1 << 20, (1 << 20) + 1, 0, &[]), ended, "too long");
@@ -344,10 +349,10 @@ fn reads_of_a_pipe_that_is_over_end_too() {
     let disk = world.disk.try_clone().unwrap();
     let read = |disk| Placed::detached(TAG, 0, (PLACE, MIN_READ_BYTES), Way::Read, disk).unwrap();
     let (waiting, answer) = read(disk);
-    assert!(world.places.take(waiting).is_none());
-    let other = PlacedFile::read(&world.places, [9; 16], 0, 4).unwrap();
-    drop(std::mem::replace(&mut world.given, Given::new(other, 1, false)));
+    assert!(world.table.take(waiting).is_none());
+    let other = PlacedFile::new(&world.table, ([9; 16], 0), 4, Direction::Read).unwrap();
+    drop(std::mem::replace(&mut world.source, PlacedSource::new(other, 1, false)));
     answer.get().expect("answered").unwrap();
     let (late, _answer) = read(world.disk.try_clone().unwrap());
-    assert!(world.places.take(late).is_some());
+    assert!(world.table.take(late).is_some());
 }

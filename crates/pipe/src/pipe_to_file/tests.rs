@@ -9,12 +9,15 @@ use std::sync::Arc;
 
 use block::{Placed, Placeholders, Way};
 use guest_abi::frame::{HEADER_BYTES, Header};
-use guest_abi::pipe::{self, BLOCK_BYTES, Done, HOLE, kind};
+use guest_abi::pipe::{self, BLOCK_BYTES, Done, HOLE, Taken, kind, take};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use crate::agent::Agent;
-use crate::places::{Places, Probe, Tag};
+use crate::line::Line;
+use crate::placed_request::{Direction, Tag};
+use crate::placeholders::PlaceholderTable;
+use crate::pool::Pool;
+use crate::self_test::SelfTest;
 use crate::testing::pattern;
 
 const TAG: Tag = [7; 16];
@@ -25,41 +28,41 @@ const WRITE: Way = Way::Write { sync: false };
 struct World {
     pool: Arc<Pool>,
     threads: Vec<std::thread::JoinHandle<()>>,
-    places: Arc<Places>,
-    agent: Arc<Agent>,
+    table: Arc<PlaceholderTable>,
+    line: Arc<Line>,
     stream: UnixStream,
     sink: File,
     skew: u64,
 }
 
-/// What the daemon says.
+/// A message of the daemon.
 #[derive(Debug)]
 enum Heard {
     Take(pipe::Take, Vec<u8>),
     Done(u64, Reason),
 }
 
-/// Where in the sink's file the first byte goes.
+/// Offset in the sink's file at which the first byte goes.
 const PLACE: u64 = 64 << 10;
 
 impl World {
     fn new(skew: u64) -> Self {
         let (pool, threads) = Pool::start("t", 2).unwrap();
-        let places = Arc::new(Places::new(&pool));
+        let table = Arc::new(PlaceholderTable::new(&pool));
         let (stream, own) = UnixStream::pair().unwrap();
-        let agent = Arc::new(Agent::new(&own).unwrap());
-        Self { pool, threads, places, agent, stream, sink: tempfile::tempfile().unwrap(), skew }
+        let line = Arc::new(Line::new(&own).unwrap());
+        Self { pool, threads, table, line, stream, sink: tempfile::tempfile().unwrap(), skew }
     }
 
     fn begin(&self, bytes: &[u8], extents: Vec<(u64, u64)>, len_bytes: u64) {
         let image = tempfile::tempfile().unwrap();
         image.write_all_at(bytes, 0).unwrap();
-        let source = Source::new(image.into(), bytes.len() as u64, extents, len_bytes).unwrap();
-        let sink = PlacedFile::written(&self.places, TAG, self.skew, 2).unwrap();
-        let work = Box::new(ToFile::from_file(source, sink, len_bytes));
+        let source = FileSource::new(image.into(), bytes.len() as u64, extents, len_bytes).unwrap();
+        let sink = PlacedFile::new(&self.table, (TAG, self.skew), 2, Direction::Write).unwrap();
+        let work = Box::new(PipeToFile::from_file(source, sink, len_bytes));
         let ends = ["a".into(), "b".into()];
-        let agent = (ID, Arc::clone(&self.agent));
-        self.pool.add(Job::new(2, agent, (ends, len_bytes), (work, Vec::new()), Arc::default()));
+        let line = (ID, Arc::clone(&self.line));
+        self.pool.add(Job::new(2, line, (ends, len_bytes), (work, Vec::new()), Arc::default()));
     }
 
     fn hear(&mut self) -> Heard {
@@ -90,7 +93,7 @@ impl World {
     /// The guest writes placeholders; those that nobody knows are written as they are.
     fn write_places(&self, at: u64, len: u64) -> io::Result<()> {
         let (write, answer) = self.write(at, len);
-        match self.places.take(write) {
+        match self.table.take(write) {
             None => answer.wait(),
             Some(_) => {
                 let place = PLACE + self.skew + at;
@@ -101,8 +104,8 @@ impl World {
 
     fn taken(&self, take: &pipe::Take, errno: u32) {
         let taken = Taken { at: take.at, len_bytes: take.len_bytes, errno: U32::new(errno) };
-        let job = self.pool.find(&self.agent, ID).unwrap();
-        assert!(job.say(Said::Taken(taken)));
+        let job = self.pool.find(&self.line, ID).unwrap();
+        assert!(job.push_answer(Answer::Written(taken)));
         self.pool.nudge(job.token);
     }
 
@@ -112,8 +115,8 @@ impl World {
         bytes
     }
 
-    /// The guest does all that it is asked for, in writes of at most so many bytes, and forgets each
-    /// `lost`th.
+    /// The guest does all that it is asked for, in writes of at most so many bytes, and forgets
+    /// each `lost`th.
     fn serve(&mut self, most: u64, lost: Option<usize>) -> (u64, Reason) {
         let mut count = 0;
         loop {
@@ -166,7 +169,7 @@ fn a_file_with_holes_lands_at_any_offset() {
         world.begin(&bytes, extents.clone(), len);
         assert_eq!(world.serve(most, None), (len, Reason::Complete));
         assert!(world.content(want.len()) == want, "skew {skew}");
-        assert!(!world.places.are_any());
+        assert!(!world.table.are_any());
     }
 }
 
@@ -196,7 +199,7 @@ fn a_guest_that_cannot_write_is_told_how_far_it_came() {
     assert!(world.content(moved as usize) == bytes[..moved as usize]);
     // A write that comes too late is an ordinary one.
     let (write, _answer) = world.write(second.at.get(), 4096);
-    assert!(world.places.take(write).is_some());
+    assert!(world.table.take(write).is_some());
 }
 
 #[test]
@@ -205,7 +208,7 @@ fn a_cancelled_pipe_ends_behind_what_was_asked_for() {
     let mut world = World::new(0);
     world.begin(&bytes, vec![(0, 20 << 20)], 20 << 20);
     let Heard::Take(first, _) = world.hear() else { panic!() };
-    let job = world.pool.find(&world.agent, ID).unwrap();
+    let job = world.pool.find(&world.line, ID).unwrap();
     job.cancel(Reason::TimedOut);
     world.pool.nudge(job.token);
     world.write_places(first.at.get(), first.len_bytes.get().into()).unwrap();
@@ -223,16 +226,19 @@ fn a_cancelled_pipe_ends_behind_what_was_asked_for() {
 fn placeholders_that_were_not_asked_for_are_data() {
     let world = World::new(0);
     let (write, _answer) = world.write(0, 4096);
-    assert!(world.places.take(write).is_some(), "no pipe");
+    assert!(world.table.take(write).is_some(), "no pipe");
     world.begin(&pattern(1 << 20), vec![(0, 1 << 20)], 1 << 20);
     for (at, len) in [(1 << 20, 4096), (0, (1 << 20) + 512), (1 << 40, 512)] {
         let (write, _answer) = world.write(at, len);
-        assert!(world.places.take(write).is_some(), "{at} {len}");
+        assert!(world.table.take(write).is_some(), "{at} {len}");
     }
     let (other, _answer) =
         Placed::detached([8; 16], 0, (0, 4096), WRITE, tempfile::tempfile().unwrap()).unwrap();
-    assert!(world.places.take(other).is_some(), "another tag");
-    assert!(PlacedFile::written(&world.places, TAG, 0, 4).is_none(), "the tag is in use");
+    assert!(world.table.take(other).is_some(), "another tag");
+    assert!(
+        PlacedFile::new(&world.table, (TAG, 0), 4, Direction::Write).is_none(),
+        "the tag is in use"
+    );
 }
 
 #[test]
@@ -241,14 +247,14 @@ fn an_agent_that_has_gone_ends_it() {
     world.begin(&pattern(1 << 20), vec![(0, 1 << 20)], 1 << 20);
     let Heard::Take(..) = world.hear() else { panic!() };
     let (write, answer) = world.write(0, 4096);
-    world.agent.close();
-    let job = world.pool.find(&world.agent, ID).unwrap();
+    world.line.close();
+    let job = world.pool.find(&world.line, ID).unwrap();
     job.cancel(Reason::Cancelled);
     world.pool.nudge(job.token);
     world.pool.drain(Reason::HostGone, crate::limits::DRAIN_TIMEOUT);
     assert_eq!(world.pool.len(), 0);
     // Nobody waits for a placeholder for ever.
-    assert!(world.places.take(write).is_some());
+    assert!(world.table.take(write).is_some());
     assert!(answer.wait().is_err());
 }
 
@@ -260,12 +266,12 @@ fn a_daemon_that_stops_leaves_no_placeholder_waiting() {
     world.pool.stop();
     world.threads.drain(..).for_each(|thread| thread.join().unwrap());
     let (write, answer) = world.write(0, 4096);
-    assert!(world.places.take(write).is_none());
+    assert!(world.table.take(write).is_none());
     world.pool.clear();
     assert!(answer.wait().is_err());
-    assert!(!world.places.are_any());
+    assert!(!world.table.are_any());
     let (write, _answer) = world.write(0, 4096);
-    assert!(world.places.take(write).is_some());
+    assert!(world.table.take(write).is_some());
 }
 
 #[test]
@@ -277,15 +283,15 @@ fn a_self_test_is_answered_once() {
         tag: TAG,
         secret: [0x5a; 32],
     };
-    let probe = Probe { reads: false, asked };
-    world.places.expect(Some(probe));
-    assert!(world.places.are_any());
+    let probe = SelfTest { direction: Direction::Write, asked };
+    world.table.expect_self_test(Some(probe));
+    assert!(world.table.are_any());
     world.write_places(0, 4096).unwrap();
     assert_eq!(world.content(4096), [0x5a; 4096]);
-    assert!(!world.places.are_any());
+    assert!(!world.table.are_any());
     world.write_places(0, 4096).unwrap();
     assert_eq!(world.content(4096), [0xbb; 4096], "the second is data");
-    world.places.expect(Some(probe));
-    world.places.expect(None);
-    assert!(!world.places.are_any());
+    world.table.expect_self_test(Some(probe));
+    world.table.expect_self_test(None);
+    assert!(!world.table.are_any());
 }

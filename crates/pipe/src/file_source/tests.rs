@@ -51,7 +51,7 @@ proptest! {
         let (image, disk) = disk();
         let want = model(&disk, &extents);
         let len_bytes = total(&extents);
-        let mut source = Source::new(image, DISK_BYTES as u64, extents, len_bytes).unwrap();
+        let mut source = FileSource::new(image, DISK_BYTES as u64, extents, len_bytes).unwrap();
         let (sink, mut taker) = UnixStream::pair().unwrap();
         sink.set_nonblocking(true).unwrap();
         taker.set_nonblocking(true).unwrap();
@@ -103,7 +103,7 @@ proptest! {
 fn abuse_bad_extents_are_refused_with_the_reason() {
     let refused = |extents: Vec<(u64, u64)>, len_bytes| {
         let (image, _) = disk();
-        Source::new(image, DISK_BYTES as u64, extents, len_bytes).unwrap_err().to_string()
+        FileSource::new(image, DISK_BYTES as u64, extents, len_bytes).unwrap_err().to_string()
     };
     let disk_bytes = DISK_BYTES as u64;
     for (extents, len_bytes, text) in [
@@ -128,7 +128,7 @@ fn abuse_bad_extents_are_refused_with_the_reason() {
 fn an_image_that_was_cut_off_is_an_error_and_not_an_end() {
     let (image, _) = disk();
     let short = image.try_clone().unwrap();
-    let mut source = Source::new(image, DISK_BYTES as u64, vec![(1000, 3000)], 3000).unwrap();
+    let mut source = FileSource::new(image, DISK_BYTES as u64, vec![(1000, 3000)], 3000).unwrap();
     rustix::fs::ftruncate(&short, 2000).unwrap();
     let (sink, _taker) = UnixStream::pair().unwrap();
     assert_eq!(source.send(sink.as_fd(), 9000).unwrap(), 1000);

@@ -1,4 +1,4 @@
-//! Pipes as listings show them.
+//! A pipe as listings show it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::job::Job;
 use crate::message::End;
 
-/// One pipe that is under way.
+/// A pipe that is under way.
 #[derive(Debug, Clone)]
 pub struct PipeInfo {
     /// Unique in this daemon.
@@ -22,12 +22,12 @@ pub struct PipeInfo {
     pub moved_bytes: u64,
     /// `starting`, `settling`, `moving` or `draining`.
     pub state: &'static str,
-    /// How long it has been there.
+    /// Time since it began.
     pub age: Duration,
 }
 
 impl PipeInfo {
-    /// An end, for people.
+    /// Name of an end.
     pub(crate) fn name(end: &End) -> String {
         let End::Socket(socket) = end else { return "file".into() };
         let key = &socket.key;
@@ -35,6 +35,7 @@ impl PipeInfo {
         format!("{} to {}", SocketAddr::from(local), SocketAddr::from(remote))
     }
 
+    /// A pipe as it is now.
     pub(crate) fn of(job: &Job) -> Self {
         let [source, sink] = job.ends.clone();
         Self {

@@ -1,4 +1,4 @@
-//! A file of a guest as a pipe's source: extents of its disk's image, and holes.
+//! A file with a lease as a pipe's source: extents of its disk's image, and holes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,31 +17,31 @@ const ZEROES_BYTES: u64 = 1 << 20;
 /// Bytes of a file that are looked at to know whether it is in memory.
 const SAMPLES: u64 = 16;
 
-/// The bytes of a file, in their order, with a cursor.
+/// A file that is read by its extents, with a cursor.
 #[derive(Debug)]
-pub struct Source {
+pub struct FileSource {
     image: OwnedFd,
     extents: Vec<(u64, u64)>,
-    /// Where each of them ends in the file.
+    /// Offset in the file at which each of them ends.
     ends: Vec<u64>,
-    /// Bytes that have been sent.
+    /// Cursor: bytes before it have been sent.
     sent_bytes: u64,
 }
 
-/// Where bytes of a file are.
+/// Place of some bytes of a file on the host.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found<'a> {
-    /// The file that has them.
+pub(crate) struct FilePlace<'a> {
+    /// The host's file that has them.
     pub file: BorrowedFd<'a>,
-    /// Where they are in it.
+    /// Offset in the host's file.
     pub offset: u64,
-    /// How many, without a gap: at least 1.
+    /// Number of bytes without a gap, at least 1.
     pub len_bytes: u64,
 }
 
-impl Source {
-    /// `extents` are pairs of offset ([`HOLE`]: zeroes) and length; all of them together must have
-    /// `len_bytes` and lie in the first `disk_bytes` of the image.
+impl FileSource {
+    /// A file of `len_bytes`. `extents` are pairs of offset ([`HOLE`]: zeroes) and length; all of
+    /// them together must have `len_bytes` and lie in the first `disk_bytes` of the image.
     pub fn new(
         image: OwnedFd,
         disk_bytes: u64,
@@ -58,8 +58,8 @@ impl Source {
         Ok(Self { image, extents, ends, sent_bytes: 0 })
     }
 
-    /// Where the bytes from `at` on are; none: there are no more.
-    pub(crate) fn find(&self, at: u64) -> io::Result<Option<Found<'_>>> {
+    /// Finds the bytes from `at` on; none: there are no more.
+    pub(crate) fn find(&self, at: u64) -> io::Result<Option<FilePlace<'_>>> {
         let index = self.ends.partition_point(|end| *end <= at);
         let (Some(&(offset, len_bytes)), Some(end)) =
             (self.extents.get(index), self.ends.get(index))
@@ -69,19 +69,19 @@ impl Source {
         let left = end - at;
         if offset == HOLE {
             let len_bytes = left.min(ZEROES_BYTES);
-            return Ok(Some(Found { file: zeroes()?.as_fd(), offset: 0, len_bytes }));
+            return Ok(Some(FilePlace { file: zeroes()?.as_fd(), offset: 0, len_bytes }));
         }
         let offset = offset + (len_bytes - left);
-        Ok(Some(Found { file: self.image.as_fd(), offset, len_bytes: left }))
+        Ok(Some(FilePlace { file: self.image.as_fd(), offset, len_bytes: left }))
     }
 
-    /// Has its bytes read from the disk anew: nobody writes to them while it is read.
+    /// Has the kernel read its bytes from the disk anew: nobody writes to them while it is read.
     pub(crate) fn drop_cached(&self) {
         let in_image = self.extents.iter().filter(|(offset, _)| *offset != HOLE);
         in_image.for_each(|(offset, len)| drop_cached(self.image.as_fd(), *offset, *len));
     }
 
-    /// Copies bytes of it; not many.
+    /// Copies a range; not a long one.
     pub(crate) fn copy(&self, at: u64, len_bytes: u64) -> io::Result<Vec<u8>> {
         let len = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         let (mut bytes, mut done) = (vec![0; len], 0);
@@ -94,8 +94,8 @@ impl Source {
         Ok(bytes)
     }
 
-    /// Whether most of its bytes are in the host's page cache, as a sample says. (Where nobody can tell,
-    /// they are.)
+    /// Whether most of its bytes are in the host's page cache, as a sample says. (Where nobody can
+    /// tell, they are.)
     pub(crate) fn is_in_memory(&self, len_bytes: u64) -> bool {
         let step = (len_bytes / SAMPLES).max(1);
         let samples = (0..SAMPLES).map(|n| n * step).filter(|at| *at < len_bytes);
@@ -127,7 +127,7 @@ impl Source {
     }
 }
 
-/// Everything an agent says of extents is checked here, once.
+/// Checks the extents that an agent has sent, once for all.
 fn check(disk_bytes: u64, extents: &[(u64, u64)], len_bytes: u64) -> Result<(), PipeError> {
     let mut sum = 0u64;
     for (index, &(offset, len)) in extents.iter().enumerate() {
