@@ -52,7 +52,7 @@ struct ServedLine {
 impl ServedLine {
     fn end(self) {
         self.line.close();
-        // One that panicked has told so.
+        // A thread that panicked has logged it.
         let _ = self.thread.join();
     }
 }
@@ -152,7 +152,7 @@ fn accept_all(acceptor: &Weak<Acceptor>, arriving: Receiver<Arrival>) {
                 newcomers.retain(|newcomer| !newcomer.thread.is_finished());
                 if newcomers.len() == MAX_NEWCOMERS {
                     let oldest = newcomers.iter().position(|n| !n.line.is_proved());
-                    // Joined by nobody: it may be handing itself over to this thread.
+                    // Not joined: it may be handing itself over to this thread.
                     match oldest.and_then(|at| newcomers.remove(at)) {
                         Some(oldest) => oldest.line.close(),
                         None => continue,

@@ -89,18 +89,18 @@ impl AgentSession {
                 }
                 Message::Refused(reason) => pipes.refuse(&self.line, id, reason),
                 Message::Cancel(reason) => pipes.cancel(&self.line, Some(id), reason),
-                Message::ProbeWrite(asked) => {
+                Message::ProbeWrite(probe) => {
                     self.expect_self_test(
                         pipes,
                         id,
-                        SelfTest { direction: Direction::Write, asked },
+                        SelfTest { direction: Direction::Write, probe },
                     );
                 }
-                Message::ProbeRead(asked) => {
+                Message::ProbeRead(probe) => {
                     self.expect_self_test(
                         pipes,
                         id,
-                        SelfTest { direction: Direction::Read, asked },
+                        SelfTest { direction: Direction::Read, probe },
                     );
                 }
                 Message::Answer(answer) => pipes.deliver(&self.line, id, answer)?,
@@ -135,7 +135,7 @@ impl AgentSession {
 
     /// Expects a self-test: the next block of placeholders with its tag.
     fn expect_self_test(&mut self, pipes: &PipeSet, id: u64, test: SelfTest) {
-        let number = test.asked.disk.get();
+        let number = test.probe.disk.get();
         let disk = self.disks.find(pipes.devices(), number).ok_or(Reason::NoDisk);
         let len_bytes = disk.and_then(|disk| {
             pipes.placeholders().serve(&disk)?;

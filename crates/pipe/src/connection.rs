@@ -109,7 +109,7 @@ impl Connection {
 
     /// Resets the connection for both sides: bytes of it are lost.
     pub fn reset(&self) {
-        // One that is reset already has nothing to be told.
+        // Fails when it is reset already.
         let _ = self.port.net.flow_reset(self.socket.key, self.token);
     }
 }
@@ -174,7 +174,7 @@ impl Connection {
 
     /// Tells the switch that the guest has read the bytes in front of the twin's.
     pub fn report_own_bytes_read(&self) {
-        // One that was reset is told so.
+        // Fails when it was reset: an event tells that.
         let _ = self.port.net.flow_receive_own(self.socket.key, self.token);
     }
 

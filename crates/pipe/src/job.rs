@@ -184,8 +184,8 @@ impl Job {
         lock(&self.cancelled).is_some_and(|(_, since)| since.elapsed() > DRAIN_TIMEOUT)
     }
 
-    /// Reason why a file that is read may have other bytes by now, if it may: its lease went with the agent,
-    /// or the disk is the guest's no more.
+    /// Reason why a file that is read may have other bytes by now, if it may: its lease went with
+    /// the agent, or the disk is the guest's no more.
     pub fn has_lost_file(&self) -> Option<Reason> {
         let is_closed = self.line.is_closed().then_some(Reason::NoAgent);
         is_closed.or_else(|| self.cancelled().filter(|reason| *reason == Reason::NoDisk))

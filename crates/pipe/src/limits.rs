@@ -12,8 +12,9 @@ pub const MAX_LEN_BYTES: u64 = 1 << 30;
 /// millisecond from the page cache, and a disk likes it.
 pub const QUANTUM_BYTES: usize = 1 << 20;
 
-/// Time that the guest's last bytes may take from its socket to the switch. They are in its transmit
-/// ring; a guest that does not get a CPU for so long would not have sent the file soon either.
+/// Time that the guest's last bytes may take from its socket to the switch. They are in its
+/// transmit ring; a guest that does not get a CPU for so long would not have sent the file soon
+/// either.
 pub const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Period after which a pipe that waits is looked at without a reason: a net below the events.
@@ -60,8 +61,8 @@ pub const MAX_MESSAGES: u32 = 1000;
 /// Period of [`MAX_MESSAGES`].
 pub const MESSAGE_PERIOD: Duration = Duration::from_millis(100);
 
-/// Time that a self-test with placeholders is waited for, once it was announced: meanwhile the disks
-/// look at each write of the guest. An emulated guest on a busy host takes some seconds.
+/// Time that a self-test with placeholders is waited for, once it was announced: meanwhile the
+/// disks look at each write of the guest. An emulated guest on a busy host takes some seconds.
 pub const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Most disks that an agent can know: as many as a VM can have ports.

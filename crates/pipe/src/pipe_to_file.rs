@@ -102,11 +102,12 @@ impl PipeToFile {
         }
     }
 
-    /// Does one turn of putting in place, taking in and asking for. `why`: nobody wants more of it.
+    /// Does one turn of putting in place, taking in and asking for. `stop_reason`: nobody wants
+    /// more of it.
     fn turn(
         &mut self,
         mut source: RangeSource,
-        why: Option<Reason>,
+        stop_reason: Option<Reason>,
         job: &Job,
         epoll: &EpollSet,
     ) -> StepOutcome {
@@ -122,21 +123,21 @@ impl PipeToFile {
             }
         }
         source.release(self.sink.written());
-        let filled = match take_in(&mut source, why, job) {
+        let filled = match take_in(&mut source, stop_reason, job) {
             Ok(filled) => filled,
             Err(reason) => return self.lose(source, reason),
         };
-        if let Some(over) = self.try_end(&mut source, why) {
+        if let Some(over) = self.try_end(&mut source, stop_reason) {
             return over;
         }
         if job.is_overdue() || job.line.is_closed() {
-            return self.lose(source, why.unwrap_or(Reason::HostGone));
+            return self.lose(source, stop_reason.unwrap_or(Reason::HostGone));
         }
         let max_bytes = match &source {
             RangeSource::File(..) => WRITE_REQUEST_BYTES,
             RangeSource::Socket(_) => BUFFER_BYTES,
         };
-        self.sink.ask(&source, self.end(&source, why), max_bytes, job);
+        self.sink.ask(&source, self.end(&source, stop_reason), max_bytes, job);
         let goes_on = put || filled >= QUANTUM_BYTES;
         let next = if goes_on || !source.arm(epoll) {
             StepOutcome::Again
@@ -148,16 +149,20 @@ impl PipeToFile {
     }
 
     /// Offset of the pipe's end as far as it is known, and whether it is the last word.
-    fn end(&self, source: &RangeSource, why: Option<Reason>) -> (u64, bool) {
+    fn end(&self, source: &RangeSource, stop_reason: Option<Reason>) -> (u64, bool) {
         match source {
-            RangeSource::File(_, len_bytes) if why.is_none() => (*len_bytes, true),
+            RangeSource::File(_, len_bytes) if stop_reason.is_none() => (*len_bytes, true),
             RangeSource::File(..) => (self.sink.requested(), true),
             RangeSource::Socket(from) => (source.until(), from.source.left_bytes() == 0),
         }
     }
 
     /// Ends the pipe if everything is in the file, or the file has failed.
-    fn try_end(&self, source: &mut RangeSource, why: Option<Reason>) -> Option<StepOutcome> {
+    fn try_end(
+        &self,
+        source: &mut RangeSource,
+        stop_reason: Option<Reason>,
+    ) -> Option<StepOutcome> {
         let moved = self.sink.moved_bytes();
         let has_open_requests = self.sink.has_open_requests();
         if self.sink.has_failed() {
@@ -167,7 +172,7 @@ impl PipeToFile {
             }
             return (!has_open_requests).then_some(StepOutcome::Over(moved, Reason::SinkFailed));
         }
-        let (end, is_known) = self.end(source, why);
+        let (end, is_known) = self.end(source, stop_reason);
         if !is_known || self.sink.written() < end || has_open_requests {
             return None;
         }
@@ -179,7 +184,8 @@ impl PipeToFile {
             return Some(StepOutcome::Over(moved, reason));
         }
         let is_whole = end == self.len_bytes;
-        let reason = if is_whole { Reason::Complete } else { why.unwrap_or(Reason::Complete) };
+        let reason =
+            if is_whole { Reason::Complete } else { stop_reason.unwrap_or(Reason::Complete) };
         Some(StepOutcome::Over(moved, reason))
     }
 
@@ -194,9 +200,13 @@ impl PipeToFile {
 
 /// Takes in what a connection has brought; how many bytes. Also when the connection is to go back:
 /// what its peer believes to have arrived is written.
-fn take_in(source: &mut RangeSource, why: Option<Reason>, job: &Job) -> Result<usize, Reason> {
+fn take_in(
+    source: &mut RangeSource,
+    stop_reason: Option<Reason>,
+    job: &Job,
+) -> Result<usize, Reason> {
     let RangeSource::Socket(from) = source else { return Ok(0) };
-    if why.is_some() && !job.is_reset(Side::Source) {
+    if stop_reason.is_some() && !job.is_reset(Side::Source) {
         from.source.stop()?;
     }
     let mut filled = 0;
@@ -221,8 +231,8 @@ impl Work for PipeToFile {
         let state = std::mem::replace(&mut self.state, State::Over);
         let is_reset = job.is_reset(Side::Source).then_some(Reason::FlowReset);
         let ended = job.has_ended().then_some(Reason::EndOfFile);
-        let why = job.cancelled().or(is_reset).or(ended);
-        match (state, why) {
+        let stop_reason = job.cancelled().or(is_reset).or(ended);
+        match (state, stop_reason) {
             (State::Starting(source), None) => self.start(source, job, epoll),
             (State::Starting(source), Some(reason)) => {
                 source.release_source();
@@ -236,7 +246,7 @@ impl Work for PipeToFile {
                 from.source.refuse();
                 StepOutcome::Over(0, reason)
             }
-            (State::Moving(source), why) => self.turn(source, why, job, epoll),
+            (State::Moving(source), stop_reason) => self.turn(source, stop_reason, job, epoll),
             (State::Over, _) => StepOutcome::Over(0, Reason::Unknown),
         }
     }

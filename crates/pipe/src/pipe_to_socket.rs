@@ -342,8 +342,8 @@ impl Work for PipeToSocket {
             }
             return self.lose(state.into_source(), Reason::FlowReset);
         }
-        let why = job.cancelled().or(job.has_ended().then_some(Reason::EndOfFile));
-        match (state, why) {
+        let stop_reason = job.cancelled().or(job.has_ended().then_some(Reason::EndOfFile));
+        match (state, stop_reason) {
             (State::Starting(source), Some(reason)) => {
                 source.release_source();
                 self.hand_back(reason)

@@ -138,7 +138,7 @@ impl PlacedSource {
             self.end_at(0, Reason::Cached);
             return read.complete(Ok(()));
         }
-        // A read that is not asked for any more is missed by nobody. What cannot be read here the
+        // A read that is not asked for any more needs no bytes. What cannot be read here the
         // guest is asked for: then it is told what its disk says.
         let piece = self.pieces.iter_mut().find(|piece| piece.request.range.contains(&at));
         if let Some(piece) = piece

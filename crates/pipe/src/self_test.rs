@@ -17,7 +17,8 @@ use crate::placed_request::{Direction, Tag, fetch, fill};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SelfTest {
     pub direction: Direction,
-    pub asked: ProbePlaces,
+    /// The announcement.
+    pub probe: ProbePlaces,
 }
 
 /// The self-test of a VM that is expected now, if one is.
@@ -56,7 +57,7 @@ impl ExpectedSelfTest {
 
     /// Takes the expected self-test, if it has this tag and direction: it comes once.
     pub fn take(&self, tag: &Tag, direction: Direction) -> Option<SelfTest> {
-        let is_it = |test: &SelfTest| test.direction == direction && test.asked.tag == *tag;
+        let is_it = |test: &SelfTest| test.direction == direction && test.probe.tag == *tag;
         let mut expected = self.test.lock().unwrap_or_else(PoisonError::into_inner);
         let test = expected.take_if(|test| self.is_due() && is_it(test))?;
         self.until_ms.store(0, Ordering::Release);
@@ -68,7 +69,7 @@ impl SelfTest {
     /// Completes the guest's request: writes the block that the agent expects, or looks whether the
     /// disk has it.
     pub fn complete(&self, placed: Placed) {
-        let secret = self.asked.secret;
+        let secret = self.probe.secret;
         let block = secret.repeat(PROBE_BLOCK_BYTES / secret.len());
         let range = usize::try_from(placed.at()).ok().and_then(|at| {
             block.get(at..at.checked_add(usize::try_from(placed.len_bytes()).ok()?)?)

@@ -121,7 +121,7 @@ impl VmPipes {
 
 fn join_all(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
-        // One that panicked has told so.
+        // A thread that panicked has logged it.
         let _ = thread.join();
     }
 }

@@ -277,21 +277,21 @@ fn a_daemon_that_stops_leaves_no_placeholder_waiting() {
 #[test]
 fn a_self_test_is_answered_once() {
     let world = World::new(0);
-    let asked = guest_abi::pipe::ProbePlaces {
+    let probe = guest_abi::pipe::ProbePlaces {
         disk: U32::ZERO,
         reserved: U32::ZERO,
         tag: TAG,
         secret: [0x5a; 32],
     };
-    let probe = SelfTest { direction: Direction::Write, asked };
-    world.table.expect_self_test(Some(probe));
+    let test = SelfTest { direction: Direction::Write, probe };
+    world.table.expect_self_test(Some(test));
     assert!(world.table.are_any());
     world.write_places(0, 4096).unwrap();
     assert_eq!(world.content(4096), [0x5a; 4096]);
     assert!(!world.table.are_any());
     world.write_places(0, 4096).unwrap();
     assert_eq!(world.content(4096), [0xbb; 4096], "the second is data");
-    world.table.expect_self_test(Some(probe));
+    world.table.expect_self_test(Some(test));
     world.table.expect_self_test(None);
     assert!(!world.table.are_any());
 }
