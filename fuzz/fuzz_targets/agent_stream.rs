@@ -54,10 +54,12 @@ fn hear(bytes: &[u8]) {
         assert_eq!(events.iter().filter(|event| is_last(event)).count(), 1, "{events:?}");
         assert!(events.len() <= MAX_EVENTS + 1);
         let bytes = |event: &Event| match event {
-            Event::Take(taking) => {
-                assert!(taking.len_bytes > 0);
-                let bytes = taking.bytes.as_ref().map_or(0, Vec::len);
-                assert!(bytes <= MAX_TAKE_BYTES && [0, taking.len_bytes as usize].contains(&bytes));
+            Event::Write(request) => {
+                assert!(request.len_bytes > 0);
+                let bytes = request.bytes.as_ref().map_or(0, Vec::len);
+                assert!(
+                    bytes <= MAX_TAKE_BYTES && [0, request.len_bytes as usize].contains(&bytes)
+                );
                 bytes
             }
             _ => 0,

@@ -1,5 +1,5 @@
-//! Parts of a file that a program believes to be sent: as bytes in a socket's buffer they arrive, or the
-//! connection ends, whatever becomes of the program.
+//! Parts of a file that a program believes to be sent: as bytes in a socket's buffer they arrive,
+//! or the connection ends, whatever becomes of the program.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -10,31 +10,33 @@ use rustix::event::PollFlags;
 use rustix::io::{Errno, pread};
 use rustix::net::{SendFlags, send, sockopt};
 
-use crate::pipe::{Moved, try_pipe};
+use crate::pipe::{PipeOutcome, try_pipe};
 use crate::watch::Watch;
-use crate::{file, socket};
+use crate::{file_source, socket};
 
-/// A peer may take so long when the program has gone: the kernel gives up one that acknowledges nothing of a
-/// closed connection after about as much.
+/// Time that a peer has when the program has gone: the kernel gives up a peer that acknowledges
+/// nothing of a closed connection after about as much.
 pub const ALONE_TIME: Duration = Duration::from_secs(60);
-/// What was sent before the parts is on its way for so long at most: the program does not wait.
+/// Time that bytes which the program sent before may take to be sent: the program does not wait.
 pub const UNSENT_TIME: Duration = Duration::from_secs(1);
-/// Read and sent at a time.
+/// Bytes that are read and sent at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Moves them by a pipe, and sends what that does not move.
+/// Moves a part by a pipe, and sends what that does not move.
 ///
-/// Only a file of a file system that pipes know, and a TCP connection: what root reads elsewhere, or says
-/// on other sockets, is not what the program would have read or said.
-pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'_>) -> Moved {
-    if let Err(reason) = file::check_readable(source.as_fd()).and(socket::check_tcp(sink.as_fd())) {
+/// Only a file of a file system that pipes know, and a TCP connection: what root reads elsewhere,
+/// or says on other sockets, is not what the program would have read or said.
+pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'_>) -> PipeOutcome {
+    if let Err(reason) =
+        file_source::check_readable(source.as_fd()).and(socket::check_tcp(sink.as_fd()))
+    {
         return watch.shared.refuse(reason);
     }
     let watch = watch.behind(ALONE_TIME);
     let (at, len) = (request.source_offset.get(), request.len_bytes.get());
     let own = source.try_clone().and_then(|source| Ok((source, sink.try_clone()?)));
     let (Ok((own_source, own_sink)), true) = (own, at != OWN_POSITION) else {
-        return Moved::nothing(Reason::Malformed);
+        return PipeOutcome::nothing(Reason::Malformed);
     };
     let moved = try_pipe(request, (source, sink), &watch, UNSENT_TIME);
     // Of the last one nobody knows where it ended.
@@ -48,7 +50,7 @@ pub fn run(request: &Request, (source, sink): (OwnedFd, OwnedFd), watch: Watch<'
         // Nobody else tells the peer that bytes are missing. Fails when it knows.
         let _ = sockopt::set_socket_linger(&own_sink, Some(Duration::ZERO));
     }
-    Moved { bytes, ..moved }
+    PipeOutcome { bytes, ..moved }
 }
 
 /// Sends a part of a file; how many bytes.

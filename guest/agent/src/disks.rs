@@ -1,4 +1,4 @@
-//! Which disk a file system lies on, and where on it.
+//! The place of a file system on a disk of the VM, shown by self-tests.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -15,11 +15,11 @@ use crate::line::Line;
 use crate::say::say;
 use crate::self_test;
 
-/// File systems whose self-tests are remembered.
+/// Most file systems whose self-tests are remembered.
 pub const MAX_FILE_SYSTEMS: usize = 64;
-/// A failed self-test is not repeated for so long.
+/// Time for which a failed self-test is not repeated.
 pub const RETRY_TIME: Duration = Duration::from_secs(30);
-/// What the kernel counts partitions in.
+/// Unit in which the kernel counts partitions.
 const SECTOR_BYTES: u64 = 512;
 
 /// A file system's device.
@@ -28,60 +28,60 @@ struct Device {
     number: u64,
     /// The disk's sequence number: another disk in the same place has another one.
     sequence: u64,
-    /// Where the file system begins on it, in bytes.
+    /// Offset of the file system on the disk, in bytes.
     base: u64,
 }
 
-/// Where a file system is.
+/// Place of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The daemon's number of the disk.
     pub disk: u32,
-    /// Where the file system begins on it, in bytes.
+    /// Offset of the file system on the disk, in bytes.
     pub base: u64,
 }
 
-/// What the self-tests of a file system have shown, and for which stream to the daemon that holds.
+/// Results of a file system's self-tests, with the stream to the daemon for which they hold.
 #[derive(Debug)]
-struct Tests {
+struct SelfTests {
     generation: u64,
-    read: Test<u32>,
-    write: Option<Test<()>>,
-    read_over: Option<Test<()>>,
+    read: TestResult<u32>,
+    write: Option<TestResult<()>>,
+    read_over: Option<TestResult<()>>,
 }
 
-/// What a file system must be able to do.
+/// Ability of a file system that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     /// The daemon finds its files' bytes on a disk.
     Place,
-    /// They can be written by placeholders.
+    /// Its files can be written by placeholders.
     Write,
-    /// They can be read over placeholders.
+    /// Its files can be read over placeholders.
     ReadOver,
 }
 
 /// A self-test's result.
 #[derive(Debug, Clone, Copy)]
-struct Test<T> {
+struct TestResult<T> {
     result: Result<T, Reason>,
     at: Instant,
 }
 
-impl<T> Test<T> {
+impl<T> TestResult<T> {
     fn new(result: Result<T, Reason>) -> Self {
         Self { result, at: Instant::now() }
     }
 
-    /// False when it is to be tried again.
+    /// Whether it holds; else it is to be tried again.
     fn holds(&self) -> bool {
         self.result.is_ok() || self.at.elapsed() <= RETRY_TIME
     }
 }
 
-/// A whole disk that was found before: paths in `/sys` are slow.
+/// A whole disk that was found before; remembered because lookups in `/sys` are slow.
 #[derive(Debug)]
-struct Known {
+struct KnownDisk {
     device: Device,
     /// The open file of its sequence number, which cannot be read when the disk has gone.
     sequence: File,
@@ -90,56 +90,57 @@ struct Known {
 /// All file systems seen so far.
 #[derive(Debug, Default)]
 pub struct Disks {
-    known: Mutex<HashMap<u64, Arc<Known>>>,
-    tests: Mutex<HashMap<Device, Arc<Mutex<Option<Tests>>>>>,
+    known: Mutex<HashMap<u64, Arc<KnownDisk>>>,
+    tests: Mutex<HashMap<Device, Arc<Mutex<Option<SelfTests>>>>>,
     /// Held during a self-test with placeholders: the daemon expects one at a time.
     placing: Mutex<()>,
     any_device: bool,
 }
 
 impl Disks {
-    /// With `any_device` also what is stacked, such as a loop device, is believed if it passes the
-    /// self-test. Only for tests: a self-test says nothing of the blocks beside it.
+    /// No file systems yet. With `any_device` also a stacked device, such as a loop device, is
+    /// believed if it passes the self-test. Only for tests: a self-test says nothing of the blocks
+    /// beside it.
     pub fn new(any_device: bool) -> Self {
         Self { any_device, ..Self::default() }
     }
 
-    /// Where the file system of a device number is; tests it if it has not been.
+    /// Place of the file system of a device number; tests it if that was not done before.
     ///
     /// # Errors
     /// It is on no disk, not on one alone, or has failed the self-test.
     pub fn place_of(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
-        self.tested(number, line, Need::Place)
+        self.tested_place(number, line, Need::Place)
     }
 
-    /// The same, of one whose files can be written by placeholders.
+    /// Place of a file system whose files can be written by placeholders.
     ///
     /// # Errors
-    /// As before, also of the self-test for writing.
+    /// Those of [`Disks::place_of`], or the self-test for writing has failed.
     pub fn place_to_write(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
-        self.tested(number, line, Need::Write)
+        self.tested_place(number, line, Need::Write)
     }
 
-    /// The same, of one whose files can be read over placeholders.
+    /// Place of a file system whose files can be read over placeholders.
     ///
     /// # Errors
-    /// As before, also of the self-test for that.
+    /// Those of [`Disks::place_of`], or the self-test for that has failed.
     pub fn place_to_read_over(&self, number: u64, line: &Arc<Line>) -> Result<Place, Reason> {
-        self.tested(number, line, Need::ReadOver)
+        self.tested_place(number, line, Need::ReadOver)
     }
 
-    fn tested(&self, number: u64, line: &Arc<Line>, need: Need) -> Result<Place, Reason> {
+    fn tested_place(&self, number: u64, line: &Arc<Line>, need: Need) -> Result<Place, Reason> {
         let device = self.device(number)?;
         let tests = self.tests_of(device);
         // Others who ask for the same file system wait for the result.
         let mut tests = lock(&tests);
-        let holds = |tests: &Tests| tests.generation == line.generation && tests.read.holds();
+        let holds = |tests: &SelfTests| tests.generation == line.generation && tests.read.holds();
         let tests = match tests.take().filter(holds) {
             Some(known) => tests.insert(known),
             None => {
                 let read = self_test::read(number, device.base, line);
-                let read = Test::new(told(number, "no pipes", read));
-                tests.insert(Tests {
+                let read = TestResult::new(report_failure(number, "no pipes", read));
+                tests.insert(SelfTests {
                     generation: line.generation,
                     read,
                     write: None,
@@ -156,9 +157,9 @@ impl Disks {
                 (&mut tests.read_over, self_test::read_over, what)
             }
         };
-        let placed = known.filter(Test::holds).unwrap_or_else(|| {
+        let placed = known.filter(TestResult::holds).unwrap_or_else(|| {
             let _alone = lock(&self.placing);
-            Test::new(told(number, what, test(number, disk, line)))
+            TestResult::new(report_failure(number, what, test(number, disk, line)))
         });
         *known = Some(placed);
         placed.result.map(|()| Place { disk, base: device.base })
@@ -177,17 +178,17 @@ impl Disks {
             if known.len() >= MAX_FILE_SYSTEMS {
                 known.clear();
             }
-            known.insert(number, Arc::new(Known { device, sequence }));
+            known.insert(number, Arc::new(KnownDisk { device, sequence }));
         }
         Ok(device)
     }
 
-    /// The daemon does not know the disk any more: all are asked for again.
+    /// Forgets all self-tests: the daemon does not know a disk any more.
     pub fn forget(&self) {
         lock(&self.tests).clear();
     }
 
-    fn tests_of(&self, device: Device) -> Arc<Mutex<Option<Tests>>> {
+    fn tests_of(&self, device: Device) -> Arc<Mutex<Option<SelfTests>>> {
         let mut tests = lock(&self.tests);
         if tests.len() >= MAX_FILE_SYSTEMS && !tests.contains_key(&device) {
             tests.clear();
@@ -196,8 +197,8 @@ impl Disks {
     }
 }
 
-impl Known {
-    /// True while it is the same disk.
+impl KnownDisk {
+    /// Whether it is the same disk still.
     fn holds(&self) -> bool {
         // Of a decimal number.
         let mut bytes = [0; 24];
@@ -237,8 +238,8 @@ impl Device {
     }
 }
 
-/// Says that a self-test has failed.
-fn told<T>(number: u64, what: &str, result: Result<T, Reason>) -> Result<T, Reason> {
+/// Logs that a self-test has failed.
+fn report_failure<T>(number: u64, what: &str, result: Result<T, Reason>) -> Result<T, Reason> {
     result.inspect_err(|reason| {
         let (major, minor) = (major(number), minor(number));
         say(format_args!("file system {major}:{minor}: {what}: {}", reason.text()));
@@ -267,8 +268,8 @@ mod tests {
             assert_eq!(device.base, 0);
             if let Some(sequence) = sequence {
                 let other = Device { sequence: device.sequence + 1, ..device };
-                let same = Known { device, sequence: sequence.try_clone().unwrap() };
-                assert!(same.holds() && !Known { device: other, sequence }.holds());
+                let same = KnownDisk { device, sequence: sequence.try_clone().unwrap() };
+                assert!(same.holds() && !KnownDisk { device: other, sequence }.holds());
             }
             let disks = Disks::new(true);
             assert_eq!(disks.device(number), disks.device(number));

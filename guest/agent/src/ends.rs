@@ -6,40 +6,40 @@ use guest_abi::Reason;
 use guest_abi::pipe::end;
 use rustix::fs::{FileType, OFlags, Stat, fstat};
 
-use crate::file::{self, FileSource};
 use crate::file_sink::{self, FileSink};
+use crate::file_source::{self, FileSource};
 use crate::socket::{self, SocketSink, SocketSource, Use};
 
 /// A program's descriptor, after the cheap checks.
 #[derive(Debug)]
-pub enum Found {
+pub enum CheckedFd {
     /// A regular file that can be piped, and the descriptor's flags if it is a sink.
     File(OwnedFd, Box<Stat>, OFlags),
     /// A TCP socket.
     Socket(OwnedFd),
 }
 
-impl Found {
+impl CheckedFd {
     /// Looks at a descriptor.
     ///
     /// # Errors
     /// Why it is no end of a pipe.
-    pub fn new(fd: OwnedFd, to: Use) -> Result<Self, Reason> {
+    pub fn new(fd: OwnedFd, purpose: Use) -> Result<Self, Reason> {
         let stat = fstat(&fd).map_err(|_| Reason::NotPermitted)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
-                let flags = match to {
-                    Use::Source => file::check(fd.as_fd()).map(|()| OFlags::empty())?,
+                let flags = match purpose {
+                    Use::Source => file_source::check(fd.as_fd()).map(|()| OFlags::empty())?,
                     Use::Sink => file_sink::check(fd.as_fd())?,
                 };
                 Ok(Self::File(fd, Box::new(stat), flags))
             }
-            FileType::Socket => socket::check(fd.as_fd(), to).map(|()| Self::Socket(fd)),
+            FileType::Socket => socket::check(fd.as_fd(), purpose).map(|()| Self::Socket(fd)),
             _ => Err(Reason::NotAFile),
         }
     }
 
-    /// As messages name it, if it is a sink.
+    /// Kind of the end in messages, if it is a sink.
     pub fn sink_kind(&self) -> u8 {
         match self {
             Self::File(..) => end::PLACES,
@@ -47,7 +47,7 @@ impl Found {
         }
     }
 
-    /// That a file does not go into itself where it is read: as `copy_file_range(2)`.
+    /// Refuses a file that would go into itself where it is read, like `copy_file_range(2)`.
     ///
     /// # Errors
     /// [`Reason::Malformed`]: it would.
@@ -62,14 +62,14 @@ impl Found {
         if (stat.st_dev, stat.st_ino) != (into.st_dev, into.st_ino) {
             return Ok(());
         }
-        let from = file::start(fd, offset)?;
+        let from = file_source::start(fd, offset)?;
         let len = len_bytes.min((stat.st_size as u64).saturating_sub(from));
         let apart = from.saturating_add(len) <= start || start.saturating_add(len) <= from;
         if apart { Ok(()) } else { Err(Reason::Malformed) }
     }
 }
 
-/// What bytes come from.
+/// End of a pipe that bytes come from.
 #[derive(Debug)]
 pub enum Source {
     /// A part of a file.
@@ -78,7 +78,7 @@ pub enum Source {
     Socket(SocketSource),
 }
 
-/// Where bytes go.
+/// End of a pipe that bytes go to.
 #[derive(Debug)]
 pub enum Sink {
     /// A file.
@@ -88,15 +88,15 @@ pub enum Sink {
 }
 
 impl Source {
-    /// Why the pipe must end although nobody asked for it.
-    pub fn ends(&self) -> Option<Reason> {
+    /// Reason for which the pipe must end although nobody has asked for it.
+    pub fn end_reason(&self) -> Option<Reason> {
         match self {
             Self::File(file) => file.lease_broken().then_some(Reason::LeaseBroken),
             Self::Socket(_) => None,
         }
     }
 
-    /// As messages name it.
+    /// Kind of the end in messages.
     pub fn kind(&self) -> u8 {
         match self {
             Self::File(file) => file.kind(),
@@ -104,15 +104,15 @@ impl Source {
         }
     }
 
-    /// The reason when all of it was moved, which may be less than was asked for.
-    pub fn complete(&self) -> Reason {
+    /// Reason for the end when all of it was moved, which may be less than was asked for.
+    pub fn complete_reason(&self) -> Reason {
         match self {
             Self::File(file) if file.to_the_end() => Reason::EndOfFile,
             _ => Reason::Complete,
         }
     }
 
-    /// If it is one.
+    /// The file, if it is one.
     pub fn file(&self) -> Option<&FileSource> {
         match self {
             Self::File(file) => Some(file),
@@ -120,7 +120,7 @@ impl Source {
         }
     }
 
-    /// The same, to be read from.
+    /// The file to be read from, if it is one.
     pub fn file_mut(&mut self) -> Option<&mut FileSource> {
         match self {
             Self::File(file) => Some(file),
@@ -128,7 +128,7 @@ impl Source {
         }
     }
 
-    /// If it is one.
+    /// The connection, if it is one.
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::File(_) => None,
@@ -136,7 +136,7 @@ impl Source {
         }
     }
 
-    /// The program's position goes on.
+    /// Moves the program's position on.
     pub fn finish(self, moved_bytes: u64) {
         match self {
             Self::File(file) => file.finish(moved_bytes),
@@ -146,7 +146,7 @@ impl Source {
 }
 
 impl Sink {
-    /// The program's position goes on.
+    /// Moves the program's position on.
     pub fn finish(self, moved_bytes: u64) {
         match self {
             Self::File(file) => file.finish(moved_bytes),

@@ -1,16 +1,16 @@
-//! What ends the agent. Whatever concerns one request is a [`guest_abi::Reason`] instead.
+//! Errors that end the agent. Those of one request are a [`guest_abi::Reason`] instead.
 
 use std::io;
 
-/// The agent cannot start or go on.
+/// Error for which the agent cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, and on what.
+        /// Step that failed, and its object.
         what: String,
-        /// Why it failed.
+        /// Error of the system call.
         source: io::Error,
     },
     /// Another agent answers on the socket.
@@ -22,7 +22,7 @@ pub enum AgentError {
 }
 
 impl AgentError {
-    /// For `map_err`.
+    /// Makes an error of a failed step, for `map_err`.
     pub(crate) fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         move |source| Self::Io { what: what.into(), source: source.into() }
     }

@@ -1,4 +1,4 @@
-//! A pipe under way: what the daemon says of it, and what is done then.
+//! A pipe under way: the daemon's messages about it, and what is done then.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -10,87 +10,88 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::ends::{Sink, Source};
-use crate::line::{Call, Event, Taking};
-use crate::pipe::Moved;
+use crate::line::{Call, Event, WriteRequest};
+use crate::pipe::PipeOutcome;
 use crate::socket::{SocketSink, UNSENT_PAUSE};
 use crate::watch::Watch;
 
-/// Bytes of a connection that the guest moves itself at a time.
+/// Bytes of a connection that the guest moves itself, at a time.
 const OWN_PIECE_BYTES: usize = 64 << 10;
-/// What of them waits to be sent may take so long: until then the peer has not read.
+/// Time that the guest's own bytes may wait to be sent: so long the peer may not read.
 pub const OWN_UNSENT_TIME: Duration = Duration::from_secs(30);
-/// Looks at that come the less often, the longer it takes.
+/// Longest pause between two looks at unsent bytes: pauses grow with the time that it takes.
 const MAX_UNSENT_PAUSE: Duration = Duration::from_millis(16);
 
 /// Bytes of a source that the guest moves itself.
 #[derive(Debug, Default)]
-struct Own {
-    /// How many, when the daemon has said it.
+struct OwnBytes {
+    /// Number of them; none: the daemon has not told it yet.
     wanted: Option<u64>,
     moved: u64,
-    /// The daemon knows that it is done.
-    said: bool,
+    /// Whether the daemon was told that all are moved.
+    is_reported: bool,
 }
 
-/// Why the guest's own bytes are not all moved.
+/// Reason why the guest's own bytes are not all moved.
 enum Stop {
-    /// The daemon has something to say, which ends it.
-    Heard,
+    /// A message of the daemon waits, which ends it.
+    Message,
     /// The pipe is to end.
     Ends(Reason),
 }
 
-/// See the module's text.
+/// A pipe that the daemon was asked for, with both its ends.
 pub struct Exchange<'a> {
     watch: &'a Watch<'a>,
     call: Call,
     source: Source,
     sink: Sink,
     len_bytes: u64,
-    own: Own,
-    /// Why we have asked for the end.
+    own: OwnBytes,
+    /// Reason for which the agent has asked for the end.
     ended: Option<Reason>,
     /// The daemon does not make sense: its stream ends.
     is_senseless: bool,
 }
 
 impl<'a> Exchange<'a> {
-    /// Of a pipe that was asked for.
+    /// An exchange about a pipe that was asked for.
     pub fn new(
         watch: &'a Watch<'a>,
         call: Call,
         (source, sink): (Source, Sink),
         len_bytes: u64,
     ) -> Self {
-        let own = Own::default();
+        let own = OwnBytes::default();
         Self { watch, call, source, sink, len_bytes, own, ended: None, is_senseless: false }
     }
 
-    /// Until the daemon has said its last, or is lost; asks it to end the pipe when there is a reason.
-    pub fn run(mut self) -> Moved {
+    /// Runs until the last message of the daemon, or until that is lost; asks it to end the pipe
+    /// when there is a reason.
+    pub fn run(mut self) -> PipeOutcome {
         loop {
             match self.call.next() {
-                Some(Event::Done(done)) => return self.over(Some(&done)),
-                Some(Event::Lost) => return self.over(None),
+                Some(Event::Done(done)) => return self.finish(Some(&done)),
+                Some(Event::Lost) => return self.finish(None),
                 Some(event) => {
-                    if !self.is_senseless && !self.hear(event) {
+                    if !self.is_senseless && !self.handle(event) {
                         self.is_senseless = true;
                         self.call.give_up();
                     }
-                    self.look();
+                    self.check_end();
                 }
                 None => {
-                    self.look();
+                    self.check_end();
                     self.watch.wait(self.ended.is_none(), &self.call, None, None);
                 }
             }
         }
     }
 
-    /// Asks for the end when there is a reason.
-    fn look(&mut self) {
+    /// Asks for the end of the pipe if there is a reason.
+    fn check_end(&mut self) {
         if self.ended.is_none()
-            && let Some(reason) = self.watch.ends(&self.source)
+            && let Some(reason) = self.watch.end_reason(&self.source)
         {
             self.end(reason);
         }
@@ -101,29 +102,29 @@ impl<'a> Exchange<'a> {
         self.call.cancel(reason);
     }
 
-    /// False when it makes no sense.
-    fn hear(&mut self, event: Event) -> bool {
+    /// Handles a message of the daemon. False when it makes no sense.
+    fn handle(&mut self, event: Event) -> bool {
         match event {
             Event::Begun(own_bytes) => self.begun(own_bytes),
-            Event::Take(taking) => self.take(&taking),
-            Event::Give(giving) => {
-                let given = self.source.file_mut().and_then(|file| file.give(&giving));
-                given.inspect(|given| self.call.given(&giving, given)).is_some()
+            Event::Write(request) => self.serve_write(&request),
+            Event::Read(request) => {
+                let answer = self.source.file_mut().and_then(|file| file.serve(&request));
+                answer.inspect(|answer| self.call.answer_read(&request, answer)).is_some()
             }
             Event::Probed(_) | Event::Done(_) | Event::Lost => false,
         }
     }
 
-    /// Writes to the file. Also when the end is asked for: of what a connection has brought the peer
-    /// believes that it has arrived.
-    fn take(&mut self, taking: &Taking) -> bool {
-        let is_begun = self.source.socket().is_none() || self.own.said;
+    /// Writes a range to the file. Also when the end is asked for: the peer of a connection that is
+    /// read believes that its bytes have arrived.
+    fn serve_write(&mut self, request: &WriteRequest) -> bool {
+        let is_begun = self.source.socket().is_none() || self.own.is_reported;
         let Sink::File(file) = &mut self.sink else { return false };
-        if !is_begun || taking.at < self.own.moved {
+        if !is_begun || request.at < self.own.moved {
             return false;
         }
-        let errno = file.take(taking, self.len_bytes);
-        errno.inspect(|errno| self.call.taken(taking, *errno)).is_some()
+        let errno = file.serve(request, self.len_bytes);
+        errno.inspect(|errno| self.call.answer_write(request, *errno)).is_some()
     }
 
     fn begun(&mut self, own_bytes: u64) -> bool {
@@ -135,20 +136,20 @@ impl<'a> Exchange<'a> {
         if self.ended.is_some() {
             return true;
         }
-        match self.move_own(own_bytes).and_then(|()| self.say_own(own_bytes)) {
-            Ok(()) | Err(Stop::Heard) => {}
+        match self.move_own(own_bytes).and_then(|()| self.report_own_bytes(own_bytes)) {
+            Ok(()) | Err(Stop::Message) => {}
             Err(Stop::Ends(reason)) => self.end(reason),
         }
         true
     }
 
-    /// All of the pipe is the guest's: the daemon has no part in it any more.
+    /// Whether all bytes of the pipe are the guest's: the daemon has no part in it any more.
     fn is_all_own(&self) -> bool {
         self.own.wanted == Some(self.len_bytes)
     }
 
-    /// Moves the bytes that have come to the guest. They are taken out of the source only when they are
-    /// in the sink: none is lost when the pipe ends in between.
+    /// Moves the bytes that came to the guest before the pipe. They are taken out of the source
+    /// only when they are in the sink: none is lost when the pipe ends in between.
     fn move_own(&mut self, own_bytes: u64) -> Result<(), Stop> {
         let mut buffer = vec![0; own_bytes.min(OWN_PIECE_BYTES as u64) as usize];
         while self.own.moved < own_bytes {
@@ -173,20 +174,20 @@ impl<'a> Exchange<'a> {
                 Err(Errno::INTR) => {}
                 Err(_) => return Err(Stop::Ends(Reason::FlowReset)),
             }
-            self.still()?;
+            self.check_own_part()?;
         }
         Ok(())
     }
 
-    /// Whether the guest's own part goes on.
-    fn still(&self) -> Result<(), Stop> {
+    /// Checks that the guest's own part goes on.
+    fn check_own_part(&self) -> Result<(), Stop> {
         if !self.is_all_own() && self.call.has_next() {
-            return Err(Stop::Heard);
+            return Err(Stop::Message);
         }
-        self.watch.ends(&self.source).map_or(Ok(()), |reason| Err(Stop::Ends(reason)))
+        self.watch.end_reason(&self.source).map_or(Ok(()), |reason| Err(Stop::Ends(reason)))
     }
 
-    /// Gives bytes to the sink; how many it took, at least one.
+    /// Gives bytes to the sink; the number that it took, at least one.
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         let at = self.own.moved;
         if let Sink::File(file) = &mut self.sink {
@@ -203,22 +204,23 @@ impl<'a> Exchange<'a> {
                 Err(Errno::INTR) => {}
                 Err(_) => return Err(Stop::Ends(Reason::FlowReset)),
             }
-            self.still()?;
+            self.check_own_part()?;
         }
     }
 
-    /// Tells the daemon that its own bytes may follow, when nothing is in front of them.
-    fn say_own(&mut self, own_bytes: u64) -> Result<(), Stop> {
+    /// Tells the daemon that the guest's own bytes are moved, when all of them are sent: the
+    /// daemon's may follow.
+    fn report_own_bytes(&mut self, own_bytes: u64) -> Result<(), Stop> {
         if self.is_all_own() {
             return Ok(());
         }
         let end = self.settle_socket()?;
-        self.call.own(own_bytes, end.as_ref());
-        self.own.said = true;
+        self.call.answer_own(own_bytes, end.as_ref());
+        self.own.is_reported = true;
         Ok(())
     }
 
-    /// Waits until nothing of a socket is unsent; how it stands then.
+    /// Waits until nothing of a socket is unsent; its state then.
     fn settle_socket(&mut self) -> Result<Option<SocketEnd>, Stop> {
         let (until, mut pause) = (Instant::now() + OWN_UNSENT_TIME, UNSENT_PAUSE);
         loop {
@@ -231,20 +233,20 @@ impl<'a> Exchange<'a> {
             }
             self.watch.wait(true, &self.call, None, Some(pause));
             pause = (pause * 2).min(MAX_UNSENT_PAUSE);
-            self.still()?;
+            self.check_own_part()?;
         }
     }
 
-    /// The daemon's word, or none: how many bytes arrived, and why not more.
-    fn over(mut self, done: Option<&Done>) -> Moved {
+    /// Ends the exchange by the daemon's last message; none: the daemon is lost.
+    fn finish(mut self, done: Option<&Done>) -> PipeOutcome {
         let len = self.len_bytes;
         let theirs = match done {
             _ if self.is_all_own() => Some(0),
             // What is behind bytes that are missing does not count.
-            Some(_) if self.source.socket().is_some() && !self.own.said => Some(0),
+            Some(_) if self.source.socket().is_some() && !self.own.is_reported => Some(0),
             Some(done) => Some(done.moved_bytes.get().min(len - self.own.moved)),
             // It has not begun.
-            None if self.source.socket().is_some() && !self.own.said => Some(0),
+            None if self.source.socket().is_some() && !self.own.is_reported => Some(0),
             None => None,
         };
         let total = theirs.map(|theirs| self.own.moved + theirs);
@@ -253,9 +255,9 @@ impl<'a> Exchange<'a> {
             Sink::Socket(_) => (total.unwrap_or(0), None),
         };
         let reason = match done.map(|done| Reason::from_number(done.reason.get())) {
-            _ if bytes == len => self.source.complete(),
+            _ if bytes == len => self.source.complete_reason(),
             _ if errno.is_some() => Reason::SinkFailed,
-            // It was us who knew why.
+            // The agent cancelled it, and knows why.
             Some(Reason::Cancelled) => self.ended.unwrap_or(Reason::Cancelled),
             Some(Reason::Complete) => self.ended.unwrap_or(Reason::Unknown),
             Some(reason) => reason,
@@ -265,6 +267,6 @@ impl<'a> Exchange<'a> {
         self.source.finish(bytes);
         self.sink.finish(bytes);
         let errno = errno.map_or(reason.errno(), |errno| errno.raw_os_error() as u32);
-        Moved { bytes, reason, errno }
+        PipeOutcome { bytes, reason, errno }
     }
 }

@@ -1,4 +1,4 @@
-//! Where a file's bytes lie.
+//! Extents of a file on its disk (FIEMAP).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -19,13 +19,13 @@ const NOT_ALIGNED: u32 = 0x100;
 const DATA_INLINE: u32 = 0x200;
 const DATA_TAIL: u32 = 0x400;
 const UNWRITTEN: u32 = 0x800;
-/// Bytes that are not, or not as they are, in the extent's blocks.
+/// Flags of extents whose bytes are not in their blocks, or not as they are.
 const REFUSED: u32 =
     UNKNOWN | DELALLOC | ENCODED | DATA_ENCRYPTED | NOT_ALIGNED | DATA_INLINE | DATA_TAIL;
 
 /// The extents of a range from `start` on, at most `len_bytes` long and `max` in number: they cover
-/// the range without a gap, and less of it when there would be more of them. `base` is where the file
-/// system begins on the disk. The file's dirty pages are written first.
+/// the range without a gap, and less of it when there would be more of them. `base` is where the
+/// file system begins on the disk. The file's dirty pages are written first.
 ///
 /// # Errors
 /// [`Reason::Extents`]: a part has no place of its own, or the file system does not say.
@@ -98,7 +98,8 @@ impl List {
         Ok(self.push(offset, until.min(self.end)))
     }
 
-    /// Adds what lies at `offset` up to `until`, together with what is before it if it can be.
+    /// Adds the bytes up to `until`, which lie at `offset`, to the last extent if they follow it
+    /// there.
     fn push(&mut self, offset: u64, until: u64) -> bool {
         let len = until.saturating_sub(self.at);
         if len == 0 {
@@ -124,7 +125,7 @@ fn follows(last: &Extent, offset: u64) -> bool {
     }
 }
 
-/// The bytes of extents together.
+/// Length of all extents together.
 pub fn len_bytes(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.len_bytes.get()).sum()
 }

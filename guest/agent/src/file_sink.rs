@@ -1,10 +1,10 @@
-//! A file as the sink of a pipe: the file system is asked to write placeholders, in whose place the host
-//! puts the pipe's bytes. Whatever is not in whole blocks comes as bytes.
+//! A file as the sink of a pipe: the file system is asked to write placeholders, in whose place the
+//! host puts the pipe's bytes. Bytes that are not in whole blocks come in messages.
 //!
-//! A placeholder that nobody has replaced must not stay in the file. As long as the daemon is there it
-//! says which were not, by sending these bytes again. When it is lost, or the pipe ends before its end,
-//! the agent reads what it has written and looks for them itself: their tag is a secret of this pipe, so
-//! no content can be mistaken for one.
+//! A placeholder that nobody has replaced must not stay in the file. As long as the daemon is there
+//! it says which were not, by sending these bytes again. When it is lost, or the pipe ends before
+//! its end, the agent reads what it has written and looks for them itself: their tag is a secret of
+//! this pipe, so no content can be mistaken for one.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -22,9 +22,9 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use crate::disks::Disks;
-use crate::file::{self, FileSource};
+use crate::file_source::{self, FileSource};
 use crate::identity::Identity;
-use crate::line::{Line, Taking};
+use crate::line::{Line, WriteRequest};
 use crate::placed_source::read_up_to;
 use crate::placeholders::Blocks;
 use crate::ranges::Ranges;
@@ -34,11 +34,11 @@ use crate::sys;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most placeholders of one system call: a disk's requests are smaller.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Ranges with gaps between them that a pipe's writes may make. They come in order, but for those that
-/// are sent again, which lie in what was written.
+/// Ranges with gaps between them that a pipe's writes may make. They come in order, but for those
+/// that are sent again, which lie in what was written.
 pub const MAX_RANGES: usize = 64;
 
-/// What a pipe writes.
+/// A file that a pipe writes.
 #[derive(Debug)]
 pub struct FileSink {
     program: OwnedFd,
@@ -56,27 +56,28 @@ pub struct FileSink {
     tag: [u8; 16],
     disk: u32,
     blocks: Option<Blocks>,
-    /// What was written as placeholders, or may have been.
+    /// Ranges that were written as placeholders, or may have been.
     placed: Ranges,
-    /// What was written, in any way.
+    /// Ranges that were written, in any way.
     written: Ranges,
     errno: Option<Errno>,
 }
 
-/// A program's descriptor that may be written, of a file that may be piped to; its flags.
+/// Checks that a program's descriptor may be written, and its file be piped to; the descriptor's
+/// flags.
 pub fn check(program: BorrowedFd<'_>) -> Result<OFlags, Reason> {
     let flags = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
     // What is appended goes to another place than that asked for.
     if flags.intersects(OFlags::PATH | OFlags::APPEND) || flags & OFlags::RWMODE == OFlags::RDONLY {
         return Err(Reason::NotPermitted);
     }
-    file::check_content(program)?;
+    file_source::check_content(program)?;
     Ok(flags)
 }
 
 impl FileSink {
-    /// Opens the file for writing past the page cache; `stat` is the program's descriptor's, `flags` what
-    /// [`check`] returned.
+    /// Opens the file for writing past the page cache; `stat` is the program's descriptor's,
+    /// `flags` what [`check`] returned.
     ///
     /// # Errors
     /// Why it cannot be piped to.
@@ -88,7 +89,7 @@ impl FileSink {
         (disks, line): (&Disks, &Arc<Line>),
     ) -> Result<Self, Reason> {
         let own_position = offset == guest_abi::program::OWN_POSITION;
-        let start = file::start(&program, offset)?;
+        let start = file_source::start(&program, offset)?;
         // At the limit the ordinary way has its own answer, and a signal.
         let limit = identity.max_file_bytes().ok_or(Reason::NotPermitted)?.min(i64::MAX as u64);
         let max_bytes = limit.checked_sub(start).filter(|left| *left > 0);
@@ -123,34 +124,34 @@ impl FileSink {
         self.max_bytes
     }
 
-    /// Where its first byte goes.
+    /// Offset in the file at which the first byte goes.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// As the daemon wants it.
+    /// Appends the description of this end to a message.
     pub fn write_end(&self, body: &mut Vec<u8>) {
         let skew_bytes = U32::new((self.start % BLOCK) as u32);
         let end = PlacesEnd { tag: self.tag, skew_bytes, disk: U32::new(self.disk) };
         body.extend_from_slice(end.as_bytes());
     }
 
-    /// Why it could not be written.
+    /// Error for which it could not be written.
     pub fn errno(&self) -> Option<Errno> {
         self.errno
     }
 
-    /// Writes what the daemon asks for, in a pipe of `len_bytes`; the errno, 0 if all of it was written.
-    /// After an error nothing more is. None: the daemon makes no sense.
-    pub fn take(&mut self, taking: &Taking, len_bytes: u64) -> Option<u32> {
-        let (at, len) = (taking.at, u64::from(taking.len_bytes));
+    /// Writes a range that the daemon asks for, in a pipe of `len_bytes`; the errno, 0 if all of it
+    /// was written. After an error nothing more is. None: the request makes no sense.
+    pub fn serve(&mut self, request: &WriteRequest, len_bytes: u64) -> Option<u32> {
+        let (at, len) = (request.at, u64::from(request.len_bytes));
         let until = at.checked_add(len).filter(|until| *until <= len_bytes)?;
         let aligned = (self.start + at).is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
-        if taking.bytes.is_none() && !aligned {
+        if request.bytes.is_none() && !aligned {
             return None;
         }
         if self.errno.is_none() {
-            let written = match &taking.bytes {
+            let written = match &request.bytes {
                 Some(bytes) => self.write(at, bytes).map(|_| ()),
                 None => self.write_placeholders(at..until, len_bytes),
             };
@@ -184,9 +185,9 @@ impl FileSink {
         self.clean_cache(range).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// Takes care that no placeholder is in the page cache. File systems may do direct I/O through it
-    /// after all, when pages there are busy or the file begins in its inode: then the disk has the pipe's
-    /// bytes, and readers would see placeholders.
+    /// Takes care that no placeholder is in the page cache. File systems may do direct I/O through
+    /// it after all, when pages there are busy or the file begins in its inode: then the disk has
+    /// the pipe's bytes, and readers would see placeholders.
     fn clean_cache(&self, range: Range<u64>) -> io::Result<()> {
         let (from, until) = (self.start + range.start, self.start + range.end);
         for (cached, end) in sys::cached(self.direct.as_fd(), from, until)? {
@@ -222,7 +223,7 @@ impl FileSink {
     /// Writes bytes of the pipe from `at` on; how many, which is all.
     ///
     /// # Errors
-    /// As of `pwrite(2)`: then a part may be written, and nothing more is.
+    /// Those of `pwrite(2)`: then a part may be written, and nothing more is.
     pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let result = self.try_write(at, bytes);
         self.errno = self.errno.or(result.err());
@@ -258,9 +259,10 @@ impl FileSink {
         Ok(self.plain.get_or_init(|| file))
     }
 
-    /// Ends the writing: takes care that no placeholder stays in the file, and nothing behind the pipe's
-    /// bytes that was not there before. `moved_bytes` is what the daemon says, none if it is lost; `again`
-    /// is the source, if it can be read again. How many bytes are there from the pipe's beginning on.
+    /// Ends the writing: takes care that no placeholder stays in the file, and nothing behind the
+    /// pipe's bytes that was not there before. `moved_bytes` is what the daemon says, none if it is
+    /// lost; `again` is the source, if it can be read again. How many bytes are there from the
+    /// pipe's beginning on.
     pub fn settle(&mut self, moved_bytes: Option<u64>, again: Option<&FileSource>) -> u64 {
         let there = self.written.first_bytes();
         let mut moved = moved_bytes.unwrap_or(there).min(there);
@@ -287,8 +289,8 @@ impl FileSink {
         moved
     }
 
-    /// Takes away what the pipe has added to the file behind the bytes that it has moved. Unless somebody
-    /// else has gone on there.
+    /// Takes away what the pipe has added to the file behind the bytes that it has moved. Unless
+    /// somebody else has gone on there.
     fn cut(&self, moved_bytes: u64) {
         let _acting = self.identity.act();
         // Without a byte there was no write that could have made it longer.
@@ -304,8 +306,8 @@ impl FileSink {
         }
     }
 
-    /// Looks for placeholders in a range of whole sectors and puts the bytes there that they stand for, or
-    /// zeroes. What fails is told with its place.
+    /// Looks for placeholders in a range of whole sectors and puts the bytes there that they stand
+    /// for, or zeroes. What fails is told with its place.
     fn repair(
         &self,
         from: u64,
@@ -347,7 +349,7 @@ impl FileSink {
         Ok(())
     }
 
-    /// The program's position goes on by what was moved, if it was asked for.
+    /// Moves the program's position on by the bytes moved, if that was asked for.
     pub fn finish(self, moved_bytes: u64) {
         if self.own_position && moved_bytes > 0 {
             // A regular file's position inside its size can always be set.

@@ -18,8 +18,8 @@ use zerocopy::little_endian::U32;
 
 use crate::disks::Disks;
 use crate::lease::{Lease, Leases};
-use crate::line::{Giving, Line};
-use crate::placed_source::{Given, PlacedSource};
+use crate::line::{Line, ReadAnswer, ReadRequest};
+use crate::placed_source::PlacedSource;
 use crate::wake::Wake;
 use crate::{fiemap, sys};
 
@@ -29,10 +29,10 @@ const XFS: i64 = 0x5846_5342;
 /// Flags of single files: content that is encrypted (FIEMAP does not tell), or goes to the journal
 /// first and to its place at some later time.
 const REFUSED_FLAGS: u32 = 0x800 | 0x4000;
-/// On xfs: content on the realtime device, whose blocks are numbered as well.
+/// Flag of xfs: content on the realtime device, whose blocks have numbers of their own.
 const XFLAG_REALTIME: u32 = 1;
 
-/// What a pipe reads. The program's descriptor and the lease are held as long as this lives.
+/// A file that a pipe reads. The program's descriptor and the lease are held as long as this lives.
 #[derive(Debug)]
 pub struct FileSource {
     program: OwnedFd,
@@ -44,16 +44,16 @@ pub struct FileSource {
     way: Way,
 }
 
-/// How the host reads it.
+/// Way in which the host reads it.
 #[derive(Debug)]
 enum Way {
-    /// Where its bytes lie on a disk; they stay there under the lease.
+    /// Extents on a disk, which stay its bytes under the lease.
     Extents { lease: Lease, disk: u32, extents: Vec<Extent> },
-    /// As it is written meanwhile.
+    /// Placeholders, as it may be written meanwhile.
     Placed(Box<PlacedSource>),
 }
 
-/// A program's descriptor that may be read, of a file that may be piped.
+/// Checks that a program's descriptor may be read, and its file be piped.
 pub fn check(program: BorrowedFd<'_>) -> Result<(), Reason> {
     let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
     if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == OFlags::WRONLY {
@@ -62,7 +62,8 @@ pub fn check(program: BorrowedFd<'_>) -> Result<(), Reason> {
     check_content(program)
 }
 
-/// A program's descriptor of a regular file that it may read, on a file system that pipes know.
+/// Checks that a program's descriptor is of a regular file that it may read, on a file system that
+/// pipes know.
 pub fn check_readable(program: BorrowedFd<'_>) -> Result<(), Reason> {
     let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
     if mode.contains(OFlags::PATH) || mode & OFlags::RWMODE == OFlags::WRONLY {
@@ -77,7 +78,7 @@ pub fn check_readable(program: BorrowedFd<'_>) -> Result<(), Reason> {
     }
 }
 
-/// Whether a regular file's content is on the disk as it is.
+/// Checks that a regular file's content is on the disk as it is.
 pub fn check_content(program: BorrowedFd<'_>) -> Result<(), Reason> {
     let magic = fstatfs(program).map_err(|_| Reason::FileSystem)?.f_type as i64;
     let flags = || ioctl_getflags(program).unwrap_or(IFlags::empty()).bits();
@@ -92,7 +93,7 @@ pub fn check_content(program: BorrowedFd<'_>) -> Result<(), Reason> {
     }
 }
 
-/// Where a pipe begins in a file: at an offset, or the descriptor's own position.
+/// Offset in a file at which a pipe begins: the one asked for, or the descriptor's own position.
 pub fn start(program: &OwnedFd, offset: u64) -> Result<u64, Reason> {
     let start = match offset {
         OWN_POSITION => seek(program, SeekFrom::Current(0)).map_err(|_| Reason::NotAFile)?,
@@ -102,8 +103,9 @@ pub fn start(program: &OwnedFd, offset: u64) -> Result<u64, Reason> {
 }
 
 impl FileSource {
-    /// Takes a lease and asks where the bytes lie; at most `len_bytes` and `max_extents` of them. `device`
-    /// is the number of the file system's. Where there is no lease it may be read by placeholders.
+    /// Takes a lease and asks where the bytes lie; at most `len_bytes` and `max_extents` of them.
+    /// `device` is the number of the file system's device. Where no lease is to be had, the file
+    /// may be read over placeholders.
     ///
     /// # Errors
     /// Why they cannot be piped; [`Reason::EndOfFile`]: there are none.
@@ -152,7 +154,7 @@ impl FileSource {
         Ok(this)
     }
 
-    /// As messages name it.
+    /// Kind of the end in messages.
     pub fn kind(&self) -> u8 {
         match self.way {
             Way::Extents { .. } => end::FILE,
@@ -160,7 +162,7 @@ impl FileSource {
         }
     }
 
-    /// How many bytes, at least 1.
+    /// Length of the part that is read, at least 1.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -178,12 +180,12 @@ impl FileSource {
     /// True when somebody waits to write to the file.
     pub fn lease_broken(&self) -> bool {
         match &self.way {
-            Way::Extents { lease, .. } => lease.broken(),
+            Way::Extents { lease, .. } => lease.is_broken(),
             Way::Placed(_) => false,
         }
     }
 
-    /// As the daemon wants it.
+    /// Appends the description of this end to a message.
     pub fn write_end(&self, body: &mut Vec<u8>) {
         match &self.way {
             Way::Extents { disk, extents, .. } => {
@@ -196,11 +198,11 @@ impl FileSource {
         }
     }
 
-    /// Reads what the daemon asks for. None: it makes no sense.
-    pub fn give(&mut self, giving: &Giving) -> Option<Given> {
+    /// Reads a range that the daemon asks for. None: the request makes no sense.
+    pub fn serve(&mut self, request: &ReadRequest) -> Option<ReadAnswer> {
         match &mut self.way {
             Way::Extents { .. } => None,
-            Way::Placed(placed) => placed.give(giving, self.len_bytes),
+            Way::Placed(placed) => placed.serve(request, self.len_bytes),
         }
     }
 
@@ -209,7 +211,7 @@ impl FileSource {
         self.way.file().read_exact_at(into, self.start + at)
     }
 
-    /// The program's position goes on by what was moved, if it was asked for.
+    /// Moves the program's position on by the bytes moved, if that was asked for.
     pub fn finish(self, moved_bytes: u64) {
         if self.own_position && moved_bytes > 0 {
             let position = SeekFrom::Start(self.start.saturating_add(moved_bytes));
@@ -228,10 +230,11 @@ impl Way {
     }
 }
 
-/// Places of a file that are looked at.
+/// Number of places of a file that are looked at.
 const SAMPLES: u64 = 4;
 
-/// Whether a part of a file is in the guest's page cache, as a sample says: one that is not ends it.
+/// Whether a part of a file is in the guest's page cache, as a sample says: one that is not ends
+/// it.
 fn is_in_memory(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> bool {
     let step = len_bytes.div_ceil(SAMPLES);
     let mut samples = (0..SAMPLES).map(|n| n * step).filter(|at| *at < len_bytes);
@@ -242,7 +245,8 @@ fn is_in_memory(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> bool {
     })
 }
 
-/// An open file of our own for reading: a lease belongs to one, and the program's may be duplicated anywhere.
+/// Opens a file again, for reading: a lease belongs to an open file, and the program's may be
+/// duplicated anywhere.
 pub fn open_again(file: &impl AsFd, flags: OFlags) -> Result<File, Reason> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     // Not to wait for somebody's write lease.

@@ -17,16 +17,16 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::line::{Heartbeat, Line, senseless, write_all};
 use crate::say::say;
 
-/// Between two tries to reach the daemon.
+/// Pause between two tries to reach the daemon.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A daemon that takes no bytes, or does not answer the hello, for so long is gone.
+/// Time after which a daemon is gone that takes no bytes, or does not answer the hello.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Highest source port that only root's programs get.
 const HIGHEST_PRIVILEGED_PORT: u32 = 1023;
 
-/// How the daemon is reached.
+/// Way to reach the daemon.
 pub trait Dial: Send + 'static {
-    /// A connected byte stream.
+    /// Connects a byte stream.
     ///
     /// # Errors
     /// Nobody answers.
@@ -64,7 +64,7 @@ impl Dial for Unix {
     }
 }
 
-/// The way to the daemon, up or down.
+/// The connection to the daemon, up or down.
 #[derive(Debug, Clone)]
 pub struct Host(Arc<Mutex<State>>);
 
@@ -86,11 +86,11 @@ impl Host {
         let shared = host.clone();
         thread::Builder::new()
             .name("host".into())
-            .spawn(move || shared.keep(&dial, heartbeat, &secret))?;
+            .spawn(move || shared.run(&dial, heartbeat, &secret))?;
         Ok(host)
     }
 
-    /// The stream, or why there is none.
+    /// The line that is up, or why there is none.
     ///
     /// # Errors
     /// [`Reason::NotOffered`]: nobody answered; [`Reason::HostGone`]: somebody did before.
@@ -102,15 +102,16 @@ impl Host {
         }
     }
 
-    /// Ends the stream for good.
+    /// Ends the line for good.
     pub fn stop(&self) {
         if let State::Up(line) = std::mem::replace(&mut *lock(&self.0), State::Stopped) {
             line.end();
         }
     }
 
-    fn keep(&self, dial: &impl Dial, heartbeat: Heartbeat, secret: &[u8]) {
-        let (mut told, mut generation) = (String::new(), 0);
+    /// Connects again and again, until the agent stops.
+    fn run(&self, dial: &impl Dial, heartbeat: Heartbeat, secret: &[u8]) {
+        let (mut last_text, mut generation) = (String::new(), 0);
         loop {
             generation += 1;
             let begun = Instant::now();
@@ -119,7 +120,7 @@ impl Host {
                     if !self.set(State::Up(line.clone())) {
                         return;
                     }
-                    // Now: who reads it may ask for a pipe.
+                    // Only now: a reader of this line may ask for a pipe at once.
                     say(format_args!("connected to the host"));
                     let ended = line.read().err().map_or_else(String::new, |e| e.to_string());
                     line.end();
@@ -129,9 +130,9 @@ impl Host {
                 Err(error) => (format!("no pipes from the host: {error}"), self.refusal()),
             };
             // Once, not each second.
-            if text != told {
+            if text != last_text {
                 say(format_args!("{text}"));
-                told = text;
+                last_text = text;
             }
             if !self.set(State::Down(reason)) {
                 return;
@@ -143,12 +144,13 @@ impl Host {
         }
     }
 
-    /// A host that was there and is gone stays that, until it answers.
+    /// Reason for refusals without a daemon: one that was there and is gone stays gone until it
+    /// answers.
     fn refusal(&self) -> Reason {
         self.line().err().unwrap_or(Reason::NotOffered)
     }
 
-    /// False when the agent stops.
+    /// Sets the state. False when the agent stops.
     fn set(&self, state: State) -> bool {
         let mut now = lock(&self.0);
         let goes_on = !matches!(*now, State::Stopped);
@@ -159,7 +161,7 @@ impl Host {
     }
 }
 
-/// Connects, says the VM's secret if there is one, and agrees on a version.
+/// Connects, sends the VM's secret if there is one, and agrees on a version.
 fn connect(
     dial: &impl Dial,
     generation: u64,
@@ -205,7 +207,7 @@ fn read_all(stream: impl AsFd, mut bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A panic elsewhere does not spoil what is kept here.
+/// Locks a mutex: also after a panic, which leaves the values here whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Writing to files as the program would.
 //!
-//! The agent is root, and file systems treat root differently: it keeps setuid bits of files that it
-//! writes, gets the blocks reserved for it, and more than its quota. None of that belongs to the
+//! The agent is root, and file systems treat root differently: it keeps setuid bits of files that
+//! it writes, gets the blocks reserved for it, and more than its quota. None of that belongs to the
 //! program. So while the agent writes for it, the writing thread has the program's user for file
 //! systems (`setfsuid(2)`, which takes the capabilities that concern files along), and the two
 //! capabilities that still matter are given up when the agent starts.
@@ -14,23 +14,23 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::sys;
 
-/// Who a program is.
+/// Process, user and group of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// 0: of another PID namespace, in which it has none here.
+    /// Process; 0: in another PID namespace, so that it has no number here.
     pid: u32,
     uid: u32,
     gid: u32,
 }
 
-/// While it lives, this thread uses files as the program.
+/// Guard: while it lives, this thread uses files as the program.
 #[derive(Debug)]
-pub struct Acting {
+pub struct IdentityGuard {
     is_other: bool,
 }
 
 impl Identity {
-    /// Of the process that has connected a Unix socket, as it was then.
+    /// Identity of the process that has connected a Unix socket, as it was then.
     ///
     /// # Errors
     /// It is no such socket.
@@ -39,28 +39,29 @@ impl Identity {
         Ok(Self { pid, uid, gid })
     }
 
-    /// Acts as it until the result is dropped.
+    /// Has this thread use files as the program until the guard is dropped.
     ///
     /// # Errors
     /// The agent lacks `CAP_SETUID` or `CAP_SETGID`.
-    pub fn act(&self) -> Result<Acting, Errno> {
+    pub fn act(&self) -> Result<IdentityGuard, Errno> {
         let is_other = (self.uid, self.gid) != (0, 0);
         // Undone if it has failed half-way.
-        let acting = Acting { is_other };
+        let acting = IdentityGuard { is_other };
         if is_other && !sys::access_as(self.uid, self.gid) {
             return Err(Errno::PERM);
         }
         Ok(acting)
     }
 
-    /// Where its files must end (`RLIMIT_FSIZE`). None: nobody knows; it has gone, or `/proc` hides it.
+    /// Most bytes of its files (`RLIMIT_FSIZE`). None: not known, as it has gone, or `/proc` hides
+    /// it.
     pub fn max_file_bytes(&self) -> Option<u64> {
         // prlimit(2) would need CAP_SYS_RESOURCE.
         parse_limit(&fs::read_to_string(format!("/proc/{}/limits", self.pid)).ok()?)
     }
 }
 
-impl Drop for Acting {
+impl Drop for IdentityGuard {
     fn drop(&mut self) {
         // Going back to where the process as a whole is is always allowed.
         let back = !self.is_other || sys::access_as(0, 0);
@@ -68,7 +69,7 @@ impl Drop for Acting {
     }
 }
 
-/// `Max file size             unlimited            unlimited            bytes`: soft, hard.
+/// Reads the soft limit from the line `Max file size SOFT HARD bytes` of `/proc/PID/limits`.
 fn parse_limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max file size "))?;
     match line.split_whitespace().next()? {
@@ -77,8 +78,8 @@ fn parse_limit(limits: &str) -> Option<u64> {
     }
 }
 
-/// Gives up what would let the agent, or a thread of it that acts as root, write more than a program may.
-/// For the calling thread and those that it starts from then on.
+/// Gives up capabilities that would let the agent, or a thread of it that acts as root, write more
+/// than a program may: for the calling thread and those that it starts from then on.
 ///
 /// # Errors
 /// The kernel does not let it.

@@ -18,53 +18,55 @@ use crate::wake::Wake;
 
 /// A lease on a file that was opened for it alone; given up when dropped.
 #[derive(Debug)]
-pub struct Lease(Arc<Watched>);
+pub struct Lease(Arc<WatchedLease>);
 
-/// What the thread that hears of breaks sees of a lease. It may hold it a moment longer than the lease
-/// lasts.
+/// A lease as the thread sees it that hears of breaks. It may hold it a moment longer than the
+/// lease lasts.
 #[derive(Debug)]
-struct Watched {
+struct WatchedLease {
     file: File,
     wake: Arc<Wake>,
     broken: AtomicBool,
 }
 
 impl Lease {
-    /// The file.
+    /// The file under the lease.
     pub fn file(&self) -> &File {
         &self.0.file
     }
 
-    /// Somebody waits for it to be given up.
-    pub fn broken(&self) -> bool {
+    /// Whether somebody waits for it to be given up.
+    pub fn is_broken(&self) -> bool {
         self.0.broken.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // It would go with the file, but the thread that hears of breaks may keep that for a moment, and
-        // who waits for the pipe's answer opens the file at once. Fails when the kernel has taken it.
+        // It would go with the file, but the thread that hears of breaks may keep that for a
+        // moment, and who waits for the pipe's answer opens the file at once. Fails when the kernel
+        // has taken it.
         let _ = sys::give_lease(self.0.file.as_fd());
     }
 }
 
-impl Watched {
-    fn look(&self) {
+impl WatchedLease {
+    /// Asks the kernel whether the lease is to be broken, and wakes its holder then.
+    fn check(&self) {
         if !sys::lease_holds(self.file.as_fd()) && !self.broken.swap(true, Ordering::AcqRel) {
             self.wake.ring();
         }
     }
 }
 
-/// Takes leases and tells their holders of breaks. Signals say that there is a break; which lease it
-/// is the kernel is asked, so that none is missed when signals are merged.
+/// Takes leases and tells their holders of breaks. Signals say that there is a break; which lease
+/// it is the kernel is asked, so that none is missed when signals are merged.
 #[derive(Debug)]
 pub struct Leases {
-    held: Arc<Mutex<Vec<Weak<Watched>>>>,
+    held: Arc<Mutex<Vec<Weak<WatchedLease>>>>,
     signal: SigId,
     /// Ends the thread when dropped.
-    teller: UnixStream,
+    sender: UnixStream,
 }
 
 impl Leases {
@@ -73,19 +75,19 @@ impl Leases {
     /// # Errors
     /// No descriptor or thread is left.
     pub fn start() -> io::Result<Self> {
-        let (mut told, teller) = UnixStream::pair()?;
-        // The signal that the kernel sends if no other is asked for; unlike one of a queue it is never
-        // dropped.
-        let signal = signal_hook::low_level::pipe::register(libc::SIGIO, teller.try_clone()?)?;
-        let held: Arc<Mutex<Vec<Weak<Watched>>>> = Arc::default();
+        let (mut signalled, sender) = UnixStream::pair()?;
+        // The signal that the kernel sends if no other is asked for; unlike one of a queue it is
+        // never dropped.
+        let signal = signal_hook::low_level::pipe::register(libc::SIGIO, sender.try_clone()?)?;
+        let held: Arc<Mutex<Vec<Weak<WatchedLease>>>> = Arc::default();
         let looked = held.clone();
         thread::Builder::new().name("leases".into()).spawn(move || {
-            while told.read(&mut [0; 64]).is_ok_and(|len| len > 0) {
+            while signalled.read(&mut [0; 64]).is_ok_and(|len| len > 0) {
                 let held: Vec<_> = lock(&looked).iter().filter_map(Weak::upgrade).collect();
-                held.iter().for_each(|lease| lease.look());
+                held.iter().for_each(|lease| lease.check());
             }
         })?;
-        Ok(Self { held, signal, teller })
+        Ok(Self { held, signal, sender })
     }
 
     /// Takes a lease; `wake` is rung when it is to be broken.
@@ -95,13 +97,13 @@ impl Leases {
     pub fn take(&self, file: File, wake: &Arc<Wake>) -> Result<Lease, Reason> {
         sys::take_lease(file.as_fd()).map_err(|_| Reason::NoLease)?;
         let broken = AtomicBool::new(false);
-        let lease = Lease(Arc::new(Watched { file, wake: wake.clone(), broken }));
+        let lease = Lease(Arc::new(WatchedLease { file, wake: wake.clone(), broken }));
         let mut held = lock(&self.held);
         held.retain(|lease| lease.strong_count() > 0);
         held.push(Arc::downgrade(&lease.0));
         drop(held);
         // A break before it was in the list was told to nobody.
-        lease.0.look();
+        lease.0.check();
         Ok(lease)
     }
 }
@@ -110,7 +112,7 @@ impl Drop for Leases {
     fn drop(&mut self) {
         signal_hook::low_level::unregister(self.signal);
         // The clone that the signal wrote to went with it; ours ends the thread.
-        let _ = self.teller.shutdown(std::net::Shutdown::Both);
+        let _ = self.sender.shutdown(std::net::Shutdown::Both);
     }
 }
 
@@ -130,13 +132,13 @@ mod tests {
         // From a thread that ends: its signals must still come.
         let take = || leases.take(File::open(&path).unwrap(), &wake);
         let lease = thread::scope(|scope| scope.spawn(take).join().unwrap()).unwrap();
-        assert!(!lease.broken());
+        assert!(!lease.is_broken());
         let mut writing = OpenOptions::new();
         writing.write(true).custom_flags(libc::O_NONBLOCK);
         let refused = writing.open(&path).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         poll(&mut [PollFd::new(&wake, PollFlags::IN)], None).unwrap();
-        assert!(lease.broken());
+        assert!(lease.is_broken());
         drop(lease);
         let writer = writing.open(&path).unwrap();
         assert_eq!(take().unwrap_err(), Reason::NoLease);

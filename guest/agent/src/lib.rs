@@ -5,64 +5,74 @@
 //! having them is the permission, as for `sendfile(2)`. For each connection a thread waits for
 //! requests. It looks at the descriptors itself and believes nothing that it can see for itself:
 //!
-//! - a **socket** ([`socket`]) must be established TCP. As a sink it is pushed until nothing is unsent;
-//!   of a source it is told at one moment what was received and what the program has read of it. The
-//!   rest is read from `TCP_INFO`;
-//! - a **file that is read** ([`file`]) must be a regular one on ext4 or xfs. The agent opens it again and
-//!   takes a read lease ([`lease`]), so that nobody can write or truncate it, then asks where its bytes
-//!   lie ([`fiemap`]). Which disk of the VM that is, and that what is found there really is the file's
-//!   content, is shown once for each file system by a self-test ([`disks`], [`self_test`]): the agent
-//!   writes a secret into a file, and the daemon must find it on a disk at that place.
-//!   If somebody has it open for writing already there is no lease. Then the agent reads it with direct
-//!   I/O over placeholders, piece by piece ([`placed_source`]), where a self-test has shown that the
-//!   daemon sees them;
-//! - a **file that is written** ([`file_sink`]) is one, too. The agent opens it again for direct I/O and
-//!   writes placeholders, which the daemon's disk replaces by the pipe's bytes, as a second self-test
-//!   shows. It does so as the program's user ([`identity`]): root's privileges are not lent.
+//! - a **socket** ([`socket`]) must be established TCP. As a sink it is pushed until nothing is
+//!   unsent; of a source it is told at one moment what was received and what the program has read
+//!   of it. The rest is read from `TCP_INFO`;
+//! - a **file that is read** ([`file_source`]) must be a regular one on ext4 or xfs. The agent
+//!   opens it again and takes a read lease ([`lease`]), so that nobody can write or truncate it,
+//!   then asks where its bytes lie ([`fiemap`]). Which disk of the VM that is, and that what is
+//!   found there really is the file's content, is shown once for each file system by a self-test
+//!   ([`disks`], [`self_test`]): the agent writes a secret into a file, and the daemon must find it
+//!   on a disk at that place. If somebody has it open for writing already there is no lease. Then
+//!   the agent reads it with direct I/O over placeholders, piece by piece ([`placed_source`]),
+//!   where a self-test has shown that the daemon sees them;
+//! - a **file that is written** ([`file_sink`]) is one, too. The agent opens it again for direct
+//!   I/O and writes placeholders, which the daemon's disk replaces by the pipe's bytes, as a second
+//!   self-test shows. It does so as the program's user ([`identity`]): root's privileges are not
+//!   lent.
 //!
-//! Then it asks the daemon ([`host`], [`line`]), one stream for all requests, and does what the daemon
-//! asks for ([`exchange`]) until the end, or until the program goes, its time is over, somebody wants to
-//! write the file that is read, or nothing is heard of the daemon any more ([`watch`]). Lease and
-//! descriptors are held until the daemon has said that it needs them no more.
+//! Then it asks the daemon ([`host`], [`line`]), one stream for all requests, and does what the
+//! daemon asks for ([`exchange`]) until the end, or until the program goes, its time is over,
+//! somebody wants to write the file that is read, or nothing is heard of the daemon any more
+//! ([`watch`]). Lease and descriptors are held until the daemon has said that it needs them no
+//! more.
 //!
-//! Bytes of a socket that came to the guest before the pipe are the guest's to move: the agent reads
-//! just these, and takes them out of the socket only when they are in the sink.
+//! Bytes of a socket that came to the guest before the pipe are the guest's to move: the agent
+//! reads just these, and takes them out of the socket only when they are in the sink.
 //!
-//! Whatever the end, no placeholder stays in a file and no byte is told that is not there: what is in
-//! doubt is read again and looked at. With a file as the sink even a lost daemon is so a short count.
+//! Whatever the end, no placeholder stays in a file and no byte is told that is not there: what is
+//! in doubt is read again and looked at. With a file as the sink even a lost daemon is so a short
+//! count.
 //!
-//! How many bytes a pipe must have to pay is measured ([`measure`]) once for each stream to the daemon,
-//! after its first pipe of a file; programs can ask for it.
+//! How many bytes a pipe must have to pay is measured ([`measure`]) once for each stream to the
+//! daemon, after its first pipe of a file; programs can ask for it.
 //!
-//! Whatever is in the way has a [`guest_abi::Reason`], with which the program's library falls back to
-//! the ordinary system call; the daemon is told how often ([`refusals`]), to count it. One reason is not to be followed by that:
-//! [`guest_abi::Reason::Lost`], as nobody knows how much has arrived; with a count, so much has.
+//! Each obstacle has a [`guest_abi::Reason`], with which the program's library falls back
+//! to the ordinary system call; the daemon is told how often ([`refusals`]), to count it. One
+//! reason is not to be followed by that: [`guest_abi::Reason::Lost`], as nobody knows how much has
+//! arrived; with a count, so much has.
 //!
 //! # Limits
-//! | what | number | why |
-//! | --- | --- | --- |
-//! | connections of programs | 256 ([`serve::MAX_CONNECTIONS`]) | a thread each |
-//! | of one user but root | 128 ([`serve::MAX_USER_CONNECTIONS`]) | nobody takes all |
-//! | idle connection | 30 s ([`serve::IDLE_TIME`]) | they count, and libraries connect again |
-//! | unsent bytes | 200 ms ([`socket::UNSENT_TIME`]) | a client that does not read is no case for a pipe |
-//! | the same in front of a pipe from a socket | 30 s ([`exchange::OWN_UNSENT_TIME`]) | it has begun already |
-//! | messages that a pipe has not heard | 16, 240 KiB of bytes ([`line::MAX_EVENTS`]) | memory; a daemon has two writes or reads under way |
-//! | silence of the daemon while somebody waits | 12 s ([`line::Heartbeat`]) | vsock does not tell of a host that has gone |
-//! | gaps in what is written to a file | 64 ([`file_sink::MAX_RANGES`]) | memory; writes come in order |
-//! | memory of a pipe to a file | 1 MiB | a few requests of a disk |
-//! | the same from a file without a lease | 512 KiB | a request of a disk, with a segment for each page |
-//! | tidings of refused requests | one a second ([`refusals::PAUSE`]) | a program may ask without end |
-//! | self-tests remembered | 64 ([`disks::MAX_FILE_SYSTEMS`]) | memory |
-//! | failed self-test | 30 s ([`disks::RETRY_TIME`]) | it writes to the disk |
-//! | file systems | ext4, xfs on a disk or partition | others move blocks, or do not say where they are |
+//! - 256 connections of programs ([`serve::MAX_CONNECTIONS`]): each has a thread. 128 of one user
+//!   but root ([`serve::MAX_USER_CONNECTIONS`]): no user can take all.
+//! - An idle connection is closed after 30 s ([`serve::IDLE_TIME`]): it counts, and libraries
+//!   connect again.
+//! - Unsent bytes of a sink are waited for 200 ms ([`socket::UNSENT_TIME`]): a client that does not
+//!   read is no case for a pipe. In front of a pipe from a socket it is 30 s
+//!   ([`exchange::OWN_UNSENT_TIME`]): that has begun already.
+//! - 16 messages of the daemon, with 240 KiB of bytes, wait for a pipe ([`line::MAX_EVENTS`]):
+//!   memory. A daemon has two writes or reads under way.
+//! - A daemon that is silent for 12 s while somebody waits is gone ([`line::Heartbeat`]): vsock
+//!   does not tell of a host that has gone.
+//! - 64 gaps in what is written to a file ([`file_sink::MAX_RANGES`]): memory. Writes come in
+//!   order.
+//! - 1 MiB of memory for a pipe to a file: a few requests of a disk. 512 KiB for one from a file
+//!   without a lease: a request of a disk, with a segment for each page.
+//! - One message a second about refused requests ([`refusals::PAUSE`]): a program may ask without
+//!   end.
+//! - The self-tests of 64 file systems are remembered ([`disks::MAX_FILE_SYSTEMS`]): memory. A
+//!   failed one is not repeated for 30 s ([`disks::RETRY_TIME`]): it writes to the disk.
+//! - File systems are ext4 and xfs on a disk or a partition: others move blocks, or do not say
+//!   where they are.
 //!
-//! What the lease does not stop: on xfs with reflinks, deduplication of the very file, by its owner or
-//! root, exchanges blocks for equal ones; the old ones may be used anew while a pipe reads them.
+//! The lease does not stop deduplication: on xfs with reflinks, the file's owner or root can have
+//! its blocks exchanged for equal ones; the old ones may be used anew while a pipe reads them.
 //!
-//! A file that is written may not end behind the program's `RLIMIT_FSIZE`, which is read when the pipe
-//! begins; where `/proc` hides it there are no pipes into files. If the agent is killed and the daemon
-//! goes before it has replaced what was written last, placeholders stay there: the program then has no
-//! answer ([`guest_abi::Reason::Lost`]), and the file no more than a crash would leave.
+//! A file that is written may not end behind the program's `RLIMIT_FSIZE`, which is read when the
+//! pipe begins; where `/proc` hides it there are no pipes into files. If the agent is killed and
+//! the daemon goes before it has replaced what was written last, placeholders stay there: the
+//! program then has no answer ([`guest_abi::Reason::Lost`]), and the file no more than a crash
+//! would leave.
 //!
 //! The urgent byte of a connection that is read is noticed when it has come, not before.
 
@@ -71,8 +81,8 @@ pub mod disks;
 pub mod ends;
 pub mod exchange;
 pub mod fiemap;
-pub mod file;
 pub mod file_sink;
+pub mod file_source;
 pub mod host;
 pub mod identity;
 pub mod lease;

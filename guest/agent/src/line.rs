@@ -1,4 +1,5 @@
-//! One stream to the daemon that is up: messages, who waits for them, and whether anybody is there.
+//! The line to the daemon: one stream that is up, with its messages, the calls that wait for them,
+//! and the watch for a daemon that has gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, BufReader, Read};
@@ -18,26 +19,25 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::host::lock;
-use crate::placed_source::Given;
 use crate::say::say;
 use crate::wake::Wake;
 
-/// Messages of a pipe that wait for its thread. A daemon asks for two writes or reads at a time; one that
-/// says more than this does not listen.
+/// Most messages of a pipe that wait for its thread. A daemon asks for two writes or reads at a
+/// time; one that says more than this does not listen.
 pub const MAX_EVENTS: usize = 16;
-/// Bytes to be written among them.
+/// Most bytes to be written in messages that wait.
 pub const MAX_EVENT_BYTES: usize = 4 * MAX_TAKE_BYTES;
-/// Read from the stream at a time: the longest message.
+/// Bytes that are read from the stream at a time: the longest message.
 const READ_BYTES: usize = HEADER_BYTES + size_of::<Take>() + MAX_TAKE_BYTES;
 
-/// How a daemon is noticed that has gone without a word: vsock tells nothing when the host's side is
+/// Watch for a daemon that has gone without a message: vsock tells nothing when the host's side is
 /// just not served any more.
 #[derive(Debug, Clone, Copy)]
 pub struct Heartbeat {
-    /// While somebody waits, the stream is looked at each time that this is over; when nothing came
-    /// since the last look, the daemon is asked for a sign of life.
+    /// Period of the looks at the stream while somebody waits. When nothing came since the last
+    /// look, the daemon is asked for a sign of life.
     pub every: Duration,
-    /// So many looks at silence after that, and it is gone. Looks and not time: a guest that was
+    /// Looks at silence after that until the daemon is gone. Looks and not time: a guest that was
     /// stopped for a while is no reason.
     pub misses: u32,
 }
@@ -49,43 +49,54 @@ impl Default for Heartbeat {
     }
 }
 
-/// What the daemon has said, or not said.
+/// A message of the daemon to a call, or the loss of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Answer to a probe: the last one.
+    /// Answers a probe: the last event.
     Probed(Probed),
-    /// So many bytes of the source are the guest's to read.
+    /// Tells how many bytes of the source are the guest's to read.
     Begun(u64),
-    /// These bytes are to be written.
-    Take(Taking),
-    /// These bytes are to be read.
-    Give(Giving),
-    /// The end of a pipe: the last one.
+    /// Asks for a range to be written.
+    Write(WriteRequest),
+    /// Asks for a range to be read.
+    Read(ReadRequest),
+    /// Ends a pipe: the last event.
     Done(Done),
-    /// The stream has ended before: the last one.
+    /// Tells that the stream has ended before: the last event.
     Lost,
 }
 
-/// A [`Take`] with its bytes.
+/// A range of a pipe that is to be written: a [`Take`] with its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taking {
+pub struct WriteRequest {
     /// Offset in the pipe.
     pub at: u64,
-    /// How many, at least 1.
+    /// Length of the range, at least 1.
     pub len_bytes: u32,
-    /// None: placeholders.
+    /// Bytes to write; none: placeholders.
     pub bytes: Option<Vec<u8>>,
 }
 
-/// A [`Take`] of bytes that are wanted.
+/// A range of a pipe that is to be read: a [`Take`] of [`kind::GIVE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Giving {
+pub struct ReadRequest {
     /// Offset in the pipe.
     pub at: u64,
-    /// How many, at least 1.
+    /// Length of the range, at least 1.
     pub len_bytes: u32,
-    /// Over placeholders; else they are sent.
-    pub by_places: bool,
+    /// Whether it is read over placeholders. Else the bytes are sent.
+    pub by_placeholders: bool,
+}
+
+/// Answer to a [`ReadRequest`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ReadAnswer {
+    /// Number of bytes that were read. Less than asked for: the file ends there.
+    pub len_bytes: u32,
+    /// Error of the file system; 0: none.
+    pub errno: u32,
+    /// Bytes, if they were read without placeholders.
+    pub bytes: Vec<u8>,
 }
 
 impl Event {
@@ -104,17 +115,18 @@ impl Event {
                     take::BYTES if bytes.len() == len_bytes as usize => Some(bytes.to_vec()),
                     _ => return None,
                 };
-                (len_bytes > 0).then_some(Self::Take(Taking { at, len_bytes, bytes }))
+                (len_bytes > 0).then_some(Self::Write(WriteRequest { at, len_bytes, bytes }))
             }
             kind::GIVE => {
                 let wanted = Take::read_from_bytes(body).ok()?;
                 let (at, len_bytes) = (wanted.at.get(), wanted.len_bytes.get());
-                let by_places = match wanted.how {
+                let by_placeholders = match wanted.how {
                     take::PLACES => true,
                     take::BYTES => false,
                     _ => return None,
                 };
-                (len_bytes > 0).then_some(Self::Give(Giving { at, len_bytes, by_places }))
+                let request = ReadRequest { at, len_bytes, by_placeholders };
+                (len_bytes > 0).then_some(Self::Read(request))
             }
             _ => None,
         }
@@ -126,7 +138,7 @@ impl Event {
 
     fn bytes(&self) -> usize {
         match self {
-            Self::Take(taking) => taking.bytes.as_ref().map_or(0, Vec::len),
+            Self::Write(request) => request.bytes.as_ref().map_or(0, Vec::len),
             _ => 0,
         }
     }
@@ -140,7 +152,7 @@ fn longest(kind: u16) -> usize {
     }
 }
 
-/// What was said to one who waits.
+/// Events for one call.
 #[derive(Debug, Default)]
 struct Inbox {
     events: VecDeque<Event>,
@@ -148,7 +160,7 @@ struct Inbox {
 }
 
 impl Inbox {
-    /// False when there is no room.
+    /// Adds an event. False when there is no room.
     fn push(&mut self, event: Event) -> bool {
         let bytes = self.bytes + event.bytes();
         let fits = self.events.len() < MAX_EVENTS && bytes <= MAX_EVENT_BYTES;
@@ -162,17 +174,18 @@ impl Inbox {
 }
 
 /// Calls that are not answered; none when the stream has ended.
-type Calls = Option<HashMap<u64, Waiting>>;
+type Calls = Option<HashMap<u64, Waiter>>;
 
+/// Waiting side of a call.
 #[derive(Debug)]
-struct Waiting {
+struct Waiter {
     /// Kind of the last message.
     answer: u16,
     inbox: Arc<Mutex<Inbox>>,
     wake: Arc<Wake>,
 }
 
-impl Waiting {
+impl Waiter {
     fn expects(&self, kind: u16) -> bool {
         kind == self.answer
             || (self.answer == kind::DONE && matches!(kind, kind::BEGUN | kind::TAKE | kind::GIVE))
@@ -185,7 +198,7 @@ impl Waiting {
     }
 }
 
-/// When the daemon was heard of.
+/// State of the [`Heartbeat`].
 #[derive(Debug)]
 struct Beat {
     looked: Instant,
@@ -195,7 +208,7 @@ struct Beat {
     ping: Option<u64>,
 }
 
-/// One stream that is up.
+/// A stream to the daemon that is up.
 #[derive(Debug)]
 pub struct Line {
     stream: OwnedFd,
@@ -220,7 +233,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// What the daemon has said, one after the other. Whoever asked is woken when there is something.
+    /// Takes the oldest event. The thread that made the call is woken for each.
     pub fn next(&self) -> Option<Event> {
         let mut inbox = lock(&self.inbox);
         let event = inbox.events.pop_front()?;
@@ -228,52 +241,54 @@ impl Call {
         Some(event)
     }
 
-    /// True when something waits to be looked at.
+    /// Whether an event waits.
     pub fn has_next(&self) -> bool {
         !lock(&self.inbox).events.is_empty()
     }
 
-    /// Asks for the end of a pipe; its answer is still to come.
+    /// Asks for the end of a pipe; the last event is still to come.
     pub fn cancel(&self, reason: Reason) {
         let cancel = Cancel { reason: U16::new(reason as u16), reserved: [0; 6] };
         self.line.write(kind::CANCEL, self.id, &[cancel.as_bytes()]);
     }
 
-    /// The guest's own bytes are where they belong; how the sink stands now, if it is a socket.
-    pub fn own(&self, own_bytes: u64, sink: Option<&SocketEnd>) {
+    /// Answers that the guest has moved its own bytes to the sink; `sink` is its state now, if it
+    /// is a socket.
+    pub fn answer_own(&self, own_bytes: u64, sink: Option<&SocketEnd>) {
         let own = Own { own_bytes: U64::new(own_bytes) };
         let sink = sink.map_or(&[][..], |sink| sink.as_bytes());
         self.line.write(kind::OWN, self.id, &[own.as_bytes(), sink]);
     }
 
-    /// What was asked for is written, or why not.
-    pub fn taken(&self, taking: &Taking, errno: u32) {
-        let (at, len_bytes) = (U64::new(taking.at), U32::new(taking.len_bytes));
+    /// Answers that a range is written, or why not.
+    pub fn answer_write(&self, request: &WriteRequest, errno: u32) {
+        let (at, len_bytes) = (U64::new(request.at), U32::new(request.len_bytes));
         let taken = Taken { at, len_bytes, errno: U32::new(errno) };
         self.line.write(kind::TAKEN, self.id, &[taken.as_bytes()]);
     }
 
-    /// What was asked for is read.
-    pub fn given(&self, giving: &Giving, given: &Given) {
-        let len_bytes = U32::new(given.len_bytes);
-        let head = Taken { at: U64::new(giving.at), len_bytes, errno: U32::new(given.errno) };
-        self.line.write(kind::GIVEN, self.id, &[head.as_bytes(), &given.bytes]);
+    /// Answers that a range is read, or why not.
+    pub fn answer_read(&self, request: &ReadRequest, answer: &ReadAnswer) {
+        let len_bytes = U32::new(answer.len_bytes);
+        let head = Taken { at: U64::new(request.at), len_bytes, errno: U32::new(answer.errno) };
+        self.line.write(kind::GIVEN, self.id, &[head.as_bytes(), &answer.bytes]);
     }
 
-    /// The daemon makes no sense: the stream ends, and [`Event::Lost`] comes.
+    /// Ends the stream to a daemon that makes no sense; [`Event::Lost`] comes.
     pub fn give_up(&self) {
         say(format_args!("the host: a message about a pipe that makes no sense"));
         self.line.end();
     }
 
-    /// To be called by whoever waits, at the latest after the time that it returns. See [`Heartbeat`].
+    /// Looks for signs of life of the daemon, see [`Heartbeat`]. To be called by a thread that
+    /// waits, at the latest after the time that it returns.
     pub fn beat(&self) -> Duration {
         self.line.beat()
     }
 }
 
 impl Line {
-    /// Of a stream on which the handshake is done.
+    /// A line over a stream on which the handshake is done.
     pub fn new(
         stream: OwnedFd,
         generation: u64,
@@ -301,7 +316,8 @@ impl Line {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends a message whose last answer is of kind `answer`; `wake` is rung when something is there.
+    /// Sends a message whose last answer is of kind `answer`; `wake` is rung when something is
+    /// there.
     ///
     /// # Errors
     /// The stream has ended, and the message did not arrive as a whole.
@@ -313,9 +329,9 @@ impl Line {
         wake: &Arc<Wake>,
     ) -> Result<Call, Reason> {
         let (id, inbox) = (self.new_id(), Arc::default());
-        let waiting = Waiting { answer, inbox: Arc::clone(&inbox), wake: wake.clone() };
+        let waiting = Waiter { answer, inbox: Arc::clone(&inbox), wake: wake.clone() };
         self.calls().as_mut().ok_or(Reason::HostGone)?.insert(id, waiting);
-        self.waken();
+        self.restart_heartbeat();
         if self.write(kind, id, &[body]) {
             Ok(Call { line: self.clone(), id, inbox })
         } else {
@@ -323,12 +339,13 @@ impl Line {
         }
     }
 
-    /// Tells how many requests were refused here. False when the stream has ended.
+    /// Tells the daemon how many requests the agent has refused itself. False when the stream has
+    /// ended.
     pub fn tell_refusals(&self, refusals: &[Refusal]) -> bool {
         self.write(kind::REFUSALS, 0, &[refusals.as_bytes()])
     }
 
-    /// True when all of the message was taken by the kernel; else the stream ends.
+    /// Writes a message. True when the kernel has taken all of it; else the stream ends.
     fn write(&self, kind: u16, id: u64, parts: &[&[u8]]) -> bool {
         let len = parts.iter().map(|part| part.len()).sum();
         let mut message = Vec::with_capacity(HEADER_BYTES + len);
@@ -342,7 +359,7 @@ impl Line {
         written
     }
 
-    /// The reader notices and does the rest.
+    /// Ends the stream; its reader notices and does the rest.
     pub fn end(&self) {
         // Fails only when it has ended already.
         let _ = shutdown(&self.stream, Shutdown::Both);
@@ -386,15 +403,15 @@ impl Line {
         Some(told || is_last)
     }
 
-    /// Tells everybody who waits.
+    /// Tells all calls that the daemon is lost.
     pub fn lose(&self) {
         for waiting in self.calls().take().into_iter().flatten().map(|(_, waiting)| waiting) {
             waiting.tell(Event::Lost);
         }
     }
 
-    /// A time without anybody who waited says nothing of the daemon.
-    fn waken(&self) {
+    /// Begins the heartbeat anew if nobody has waited lately: that time says nothing of the daemon.
+    fn restart_heartbeat(&self) {
         let mut beat = lock(&self.beat);
         if beat.looked.elapsed() >= self.heartbeat.every {
             (beat.looked, beat.misses) = (Instant::now(), 0);
@@ -430,7 +447,7 @@ impl Line {
     }
 }
 
-/// For the standard library's reader.
+/// The stream as a reader of the standard library.
 struct Stream<'a>(BorrowedFd<'a>);
 
 impl Read for Stream<'_> {

@@ -24,7 +24,7 @@ Takes pipes from this guest's programs and passes them to the host's daemon.
   --help              print this text
 ";
 
-/// What the command line says.
+/// Command line.
 #[derive(Debug)]
 enum Command {
     Serve { socket: PathBuf, secret: Option<PathBuf>, host: Option<PathBuf> },
@@ -74,7 +74,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the daemon knows the agent by: in the file that is named, or handed in by the VMM, where it is.
+/// Reads the secret by which the daemon knows the agent: from the file that is named, or from where
+/// the VMM hands it in, if it does.
 fn read_secret(named: Option<PathBuf>) -> Result<Vec<u8>, AgentError> {
     let path = named.clone().unwrap_or_else(|| SECRET_PATH.into());
     let mut secret = match (std::fs::read(&path), named) {
@@ -107,15 +108,15 @@ fn serve(socket: PathBuf, secret: Option<PathBuf>, dial: impl Dial) -> Result<()
         source: error.into(),
     })?;
     let io = |source| AgentError::Io { what: "listen for signals".into(), source };
-    let (mut told, teller) = UnixStream::pair().map_err(io)?;
+    let (mut signalled, sender) = UnixStream::pair().map_err(io)?;
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        let teller = teller.try_clone().map_err(io)?;
-        signal_hook::low_level::pipe::register(signal, teller).map_err(io)?;
+        let sender = sender.try_clone().map_err(io)?;
+        signal_hook::low_level::pipe::register(signal, sender).map_err(io)?;
     }
     let heartbeat = Heartbeat::default();
     let agent = Agent::start(Config { socket, dial, any_device: false, heartbeat, secret })?;
     tell("READY=1");
-    told.read_exact(&mut [0]).map_err(io)?;
+    signalled.read_exact(&mut [0]).map_err(io)?;
     tell("STOPPING=1");
     drop(agent);
     Ok(())

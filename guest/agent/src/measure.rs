@@ -1,11 +1,11 @@
-//! From how many bytes on a pipe pays in this guest: what its start takes against what the guest's own
-//! way takes for each byte. Both are measured, once for each stream to the daemon, when the first file
-//! of it could be piped.
+//! The size from which on a pipe pays in this guest: the time that its start takes against the time
+//! that the guest's own way takes for each byte. Both are measured, once for each stream to the
+//! daemon, when the first file of it could be piped.
 //!
 //! The start is a whole request, as programs make it, of a file with one block into a loopback
 //! connection. The daemon knows no such connection and refuses it at its last step
-//! ([`guest_abi::Reason::NoFlow`]); it counts sixteen such pipes. The own way is `sendfile(2)` into the same
-//! connection, whose bytes are dropped at the other end.
+//! ([`guest_abi::Reason::NoFlow`]); it counts sixteen such pipes. The own way is `sendfile(2)` into
+//! the same connection, whose bytes are dropped at the other end.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
@@ -30,47 +30,50 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::say::say;
 use crate::self_test::temporary_file;
 
-/// Measured so often, after once to warm up. The quickest counts: whatever else runs in the guest and on
-/// its host makes a step slower, and medians of five differed by three times from boot to boot.
+/// Number of measurements, after one to warm up. The quickest counts: whatever else runs in the
+/// guest and on its host makes a step slower, and medians of five differed by three times from boot
+/// to boot.
 const ROUNDS: usize = 15;
-/// Of the own way: more than the buffers of a connection hold, and little enough to be quick.
+/// Bytes of the guest's own way: more than the buffers of a connection hold, and little enough to
+/// be quick.
 const COPY_BYTES: u64 = 1 << 20;
-/// Of the pipe that is refused.
+/// Bytes of the pipe that is refused.
 const BLOCK_BYTES: u64 = 4096;
-/// Nothing takes so long; then it is not known.
+/// Time limit of a step: nothing takes so long.
 const STEP_TIME: Duration = Duration::from_secs(5);
-/// A loopback costs the receiver's work as well, and a pipe has an end too: a pipe must save its start
-/// twice.
+/// Factor by which a pipe must save its start: a loopback costs the receiver's work as well, and a
+/// pipe has an end too.
 const MARGIN: u128 = 2;
-/// Below, a pipe was never seen to pay: what it saves is less than the noise of a measurement.
+/// Lowest result: below, a pipe was never seen to pay, as it saves less than the noise of a
+/// measurement.
 const MIN_KIB: u32 = 64;
-/// Above, pipes would be as good as forbidden by one bad measurement.
+/// Highest result: above, one bad measurement would as good as forbid pipes.
 const MAX_KIB: u32 = 64 << 10;
 
-/// What was measured, and for which stream to the daemon it holds.
+/// Result of the measurement, with the stream to the daemon for which it holds.
 #[derive(Debug, Default)]
-pub struct Least {
-    /// The generation that is measured, or was.
+pub struct BreakEven {
+    /// The last generation for which the measurement has begun.
     begun: AtomicU64,
     /// Generation in the high half, KiB in the low one.
     known: AtomicU64,
 }
 
-impl Least {
-    /// True for the first who asks on this stream: it is to be measured now.
+impl BreakEven {
+    /// Begins the measurement. True for the first caller on this stream, who is to do it.
     pub fn begin(&self, generation: u64) -> bool {
         // No generation is zero here.
         let mark = generation + 1;
         self.begun.fetch_max(mark, Ordering::AcqRel) < mark
     }
 
-    /// It was measured.
+    /// Sets the result.
     pub fn set(&self, generation: u64, kib: u32) {
         let stamp = (generation + 1) & u64::from(u32::MAX);
         self.known.store(stamp << 32 | u64::from(kib), Ordering::Release);
     }
 
-    /// In KiB; 0: not known on this stream.
+    /// The result in KiB; 0: not known on this stream.
     pub fn kib(&self, generation: u64) -> u32 {
         let known = self.known.load(Ordering::Acquire);
         let stamp = (generation + 1) & u64::from(u32::MAX);
@@ -78,8 +81,8 @@ impl Least {
     }
 }
 
-/// The smallest pipe that pays, in KiB: a multiple of [`MIN_KIB`]. `start` is what a pipe takes to begin, `copy`
-/// what the guest takes for `copied_bytes` of its own.
+/// The smallest pipe that pays, in KiB: a multiple of [`MIN_KIB`]. `start` is the time that a pipe
+/// takes to begin, `copy` the time that the guest takes for `copied_bytes` of its own.
 pub fn min_bytes_kib(start: Duration, copy: Duration, copied_bytes: u64) -> u32 {
     // A clock that has not moved: each byte is free.
     let copy_ns = copy.as_nanos().max(1);
@@ -138,7 +141,7 @@ fn loopback() -> io::Result<(TcpStream, TcpStream)> {
     }
 }
 
-/// Opened for reading alone: a lease would not be had otherwise.
+/// Makes a file in the page cache; opened for reading alone, as no lease would be had otherwise.
 fn cached_file(device: u64, len_bytes: u64) -> io::Result<File> {
     let refused = |reason: Reason| io::Error::other(reason.text());
     let mut file = temporary_file(device, OFlags::empty()).map_err(refused)?;
@@ -174,7 +177,8 @@ fn refused_pipe(program: &OwnedFd, file: &File, sink: &TcpStream) -> io::Result<
     }
 }
 
-/// The guest's own way, with the sender and the receiver on one CPU: in one thread.
+/// Copies the file in the guest's own way, with the sender and the receiver on one CPU: in one
+/// thread.
 fn copy(file: &File, sender: &TcpStream, receiver: &TcpStream) -> io::Result<()> {
     let (mut sent, mut received) = (0, 0);
     while received < COPY_BYTES {
@@ -191,7 +195,7 @@ fn copy(file: &File, sender: &TcpStream, receiver: &TcpStream) -> io::Result<()>
     Ok(())
 }
 
-/// Waits for bytes and takes what is there, without a copy; how many.
+/// Waits for bytes and takes those that are there, without a copy; how many.
 fn drop_bytes(receiver: &TcpStream) -> io::Result<u64> {
     let time = Timespec::try_from(STEP_TIME).ok();
     if poll(&mut [PollFd::new(receiver, PollFlags::IN)], time.as_ref())? == 0 {
@@ -222,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_measurement_holds_for_its_stream() {
-        let least = Least::default();
+        let least = BreakEven::default();
         assert!(least.begin(0) && !least.begin(0));
         assert_eq!(least.kib(0), 0);
         least.set(0, 128);

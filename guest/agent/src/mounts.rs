@@ -1,15 +1,15 @@
-//! Where file systems are mounted, from `/proc/self/mountinfo`.
+//! Mounts of file systems, from `/proc/self/mountinfo`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// One line.
+/// A mount: a line of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// Where it is.
+    /// Path at which it is mounted.
     pub point: PathBuf,
     /// Options of the file system itself.
     pub options: String,
@@ -20,7 +20,8 @@ pub fn parse(table: &str) -> Vec<Mount> {
     table.lines().filter_map(parse_line).collect()
 }
 
-/// `36 35 98:0 /root /point rw,noatime shared:1 - ext4 /dev/vda rw,data=ordered`
+/// Reads a line such as `36 35 98:0 /root /point rw,noatime shared:1 - ext4 /dev/vda
+/// rw,data=ordered`
 fn parse_line(line: &str) -> Option<Mount> {
     let (head, tail) = line.split_once(" - ")?;
     let mut words = head.split(' ').skip(2);
@@ -33,7 +34,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Blanks and backslashes are there as three octal digits.
+/// Replaces escapes: blanks and backslashes are written as three octal digits.
 fn unescape(word: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = word.as_bytes();

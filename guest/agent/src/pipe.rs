@@ -1,4 +1,4 @@
-//! One request of a program, from its descriptors to its answer.
+//! A request of a program, from its descriptors to its answer.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::behind;
 use crate::disks::Disks;
-use crate::ends::{Found, Sink, Source};
+use crate::ends::{CheckedFd, Sink, Source};
 use crate::exchange::Exchange;
-use crate::file::FileSource;
 use crate::file_sink::FileSink;
+use crate::file_source::FileSource;
 use crate::host::Host;
 use crate::identity::Identity;
 use crate::lease::Leases;
@@ -26,47 +26,47 @@ use crate::socket::{SocketSink, SocketSource, UNSENT_TIME, Use};
 use crate::wake::Wake;
 use crate::watch::Watch;
 
-/// What all requests share.
+/// State that all requests share.
 #[derive(Debug)]
 pub struct Shared {
     /// The daemon.
     pub host: Host,
-    /// Its disks.
+    /// Disks of the VM.
     pub disks: Disks,
     /// Leases on files.
     pub leases: Leases,
-    /// How often what was asked for was refused here.
+    /// Counts of requests that the agent has refused itself.
     pub refusals: Arc<Refusals>,
-    /// The agent ends: so do pipes.
+    /// Whether the agent ends: so do pipes.
     pub stopping: AtomicBool,
 }
 
 impl Shared {
-    /// A request that the daemon was not asked for.
-    pub fn refuse(&self, reason: Reason) -> Moved {
+    /// Refuses a request, of which the daemon does not hear.
+    pub fn refuse(&self, reason: Reason) -> PipeOutcome {
         self.refusals.count(reason);
-        Moved::nothing(reason)
+        PipeOutcome::nothing(reason)
     }
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moved {
-    /// So many bytes arrived.
+pub struct PipeOutcome {
+    /// Bytes that arrived.
     pub bytes: u64,
-    /// Why not more.
+    /// Reason why not more did.
     pub reason: Reason,
-    /// The nearest errno, for when nothing was.
+    /// The nearest errno, in case nothing was moved.
     pub errno: u32,
 }
 
-impl Moved {
-    /// Nothing was moved.
+impl PipeOutcome {
+    /// Outcome of a request for which nothing was moved.
     pub fn nothing(reason: Reason) -> Self {
         Self { bytes: 0, reason, errno: reason.errno() }
     }
 
-    /// As the program gets it.
+    /// The answer to the program.
     pub fn answer(self) -> Answer {
         let errno = if self.bytes > 0 { 0 } else { self.errno };
         Answer {
@@ -88,12 +88,12 @@ pub fn run(
     (source, sink): (OwnedFd, OwnedFd),
     program: BorrowedFd<'_>,
     wake: &Arc<Wake>,
-) -> Moved {
-    // From the beginning: the time covers whatever it takes.
+) -> PipeOutcome {
+    // From the beginning: the time limit covers all that it takes.
     let timeout = Duration::from_millis(request.timeout_ms.get().into());
     let deadline = (!timeout.is_zero()).then(|| Instant::now() + timeout);
     if request.len_bytes.get() == 0 {
-        return Moved::nothing(Reason::Complete);
+        return PipeOutcome::nothing(Reason::Complete);
     }
     let watch = Watch::new(shared, program, wake, deadline);
     if request.flags.get() & flag::BEHIND != 0 {
@@ -102,13 +102,14 @@ pub fn run(
     try_pipe(request, (source, sink), &watch, UNSENT_TIME)
 }
 
-/// The same, and what is not moved is not. Bytes that are unsent yet are waited for so long.
+/// Moves what a request asks for, without a second way for bytes that are not moved. Bytes that the
+/// sink has not sent yet are waited for as long as `unsent_time`.
 pub fn try_pipe(
     request: &Request,
     ends: (OwnedFd, OwnedFd),
     watch: &Watch<'_>,
     unsent_time: Duration,
-) -> Moved {
+) -> PipeOutcome {
     let shared = watch.shared;
     let (call, ends, len_bytes) = match begin(request, ends, watch, unsent_time) {
         Ok(begun) => begun,
@@ -121,16 +122,16 @@ pub fn try_pipe(
     moved
 }
 
-/// Looks at both ends and asks the daemon; how many bytes it was asked for. The cheap checks come first,
-/// and sockets are touched last, when all else is well: what they have received and sent must be told at
-/// once.
+/// Looks at both ends and asks the daemon; also the number of bytes that it was asked for. The
+/// cheap checks come first, and sockets are touched last, when all else is well: what they have
+/// received and sent must be told at once.
 fn begin(
     request: &Request,
     (source, sink): (OwnedFd, OwnedFd),
     &Watch { shared, program, wake, .. }: &Watch<'_>,
     unsent_time: Duration,
 ) -> Result<(Call, (Source, Sink), u64), Reason> {
-    let (source, sink) = (Found::new(source, Use::Source)?, Found::new(sink, Use::Sink)?);
+    let (source, sink) = (CheckedFd::new(source, Use::Source)?, CheckedFd::new(sink, Use::Sink)?);
     let sink_kind = sink.sink_kind();
     let line = shared.host.line()?;
     let disks = (&shared.disks, &line);
@@ -139,7 +140,7 @@ fn begin(
     let (mut source_end, mut sink_end) = (Vec::new(), Vec::new());
 
     let sink = match sink {
-        Found::File(fd, stat, flags) => {
+        CheckedFd::File(fd, stat, flags) => {
             let who = Identity::of(program).map_err(|_| Reason::NotPermitted)?;
             let file = FileSink::new(fd, (&stat, flags), offsets.1, who, disks)?;
             len = len.min(file.max_bytes());
@@ -147,12 +148,13 @@ fn begin(
             file.write_end(&mut sink_end);
             Opened::End(Sink::File(Box::new(file)))
         }
-        Found::Socket(fd) => Opened::Later(fd),
+        CheckedFd::Socket(fd) => Opened::Later(fd),
     };
     let source = match source {
-        Found::File(fd, stat, _) => {
+        CheckedFd::File(fd, stat, _) => {
             let range = (offsets.0, len, MAX_EXTENTS as usize);
-            // Its bytes wait in the host's memory, then, which only connections are written from.
+            // Bytes of a placed source wait in the host's memory, from which only connections are
+            // written.
             let may_place = sink_kind == end::SOCKET;
             let leases = (&shared.leases, wake, may_place);
             let file = FileSource::new(fd, stat.st_dev, range, disks, leases)?;
@@ -160,7 +162,7 @@ fn begin(
             file.write_end(&mut source_end);
             Opened::End(Source::File(file))
         }
-        Found::Socket(fd) => Opened::Later(fd),
+        CheckedFd::Socket(fd) => Opened::Later(fd),
     };
     let sink = sink.or_open(|fd| {
         let (socket, end) = SocketSink::new(fd, unsent_time)?;

@@ -1,7 +1,7 @@
-//! A file without a lease as the source of a pipe: the agent reads it with direct I/O, over placeholders,
-//! and the daemon copies the bytes where its disk is read. The file system keeps the blocks for the file
-//! while it does so, and writes first what is newer in the page cache. What the daemon has not seen goes
-//! to it as bytes.
+//! A file without a lease as the source of a pipe: the agent reads it with direct I/O, over
+//! placeholders, and the daemon copies the bytes where its disk is read. The file system keeps the
+//! blocks for the file while it does so, and writes first what is newer in the page cache. What the
+//! daemon has not seen goes to it as bytes.
 
 use std::fs::File;
 use std::io;
@@ -17,18 +17,18 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use crate::disks::Disks;
-use crate::line::{Giving, Line};
-use crate::placeholders::Over;
+use crate::line::{Line, ReadAnswer, ReadRequest};
+use crate::placeholders::OverReadBuffer;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most bytes of one system call. The memory is not where pages begin, so each page is a segment of the
-/// request, and a disk has 128 at least in practice; one that is cut elsewhere than between blocks is not
-/// seen by the daemon.
+/// Most bytes of one system call. The memory is not where pages begin, so each page is a segment of
+/// the request, and a disk has 128 at least in practice; one that is cut elsewhere than between
+/// blocks is not seen by the daemon.
 const PIECE_BYTES: u64 = 512 << 10;
 /// Most bytes that a daemon asks for at once, by far.
-const MAX_GIVE_BYTES: u64 = 64 << 20;
+const MAX_REQUEST_BYTES: u64 = 64 << 20;
 
-/// See the module's text.
+/// A file that is read over placeholders.
 #[derive(Debug)]
 pub struct PlacedSource {
     direct: File,
@@ -36,22 +36,12 @@ pub struct PlacedSource {
     start: u64,
     tag: [u8; 16],
     disk: u32,
-    over: Option<Over>,
-}
-
-/// What was read for the daemon.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Given {
-    /// How many bytes; less than asked for: the file ends there.
-    pub len_bytes: u32,
-    /// If they could not be read.
-    pub errno: u32,
-    /// Without placeholders.
-    pub bytes: Vec<u8>,
+    over: Option<OverReadBuffer>,
 }
 
 impl PlacedSource {
-    /// Of a file that is open for reading, from `start` on; `device` is the number of the file system's.
+    /// A source from `start` of a file that is open for reading; `device` is the number of its file
+    /// system's device.
     ///
     /// # Errors
     /// [`Reason::NoLease`], as there was none: it cannot be read so either. Or the host has gone.
@@ -66,13 +56,13 @@ impl PlacedSource {
             _ => Reason::NoLease,
         })?;
         let direct =
-            crate::file::open_again(&plain, OFlags::DIRECT).map_err(|_| Reason::NoLease)?;
+            crate::file_source::open_again(&plain, OFlags::DIRECT).map_err(|_| Reason::NoLease)?;
         let mut tag = [0; 16];
         getrandom(&mut tag, GetRandomFlags::empty()).map_err(|_| Reason::NoLease)?;
         Ok(Self { direct, plain, start, tag, disk: place.disk, over: None })
     }
 
-    /// As the daemon wants it.
+    /// Appends the description of this end to a message.
     pub fn write_end(&self, body: &mut Vec<u8>) {
         let skew_bytes = U32::new((self.start % BLOCK) as u32);
         let end = PlacesEnd { tag: self.tag, skew_bytes, disk: U32::new(self.disk) };
@@ -85,25 +75,27 @@ impl PlacedSource {
     }
 
     /// Reads what the daemon asks for, in a pipe of `len_bytes`. None: the daemon makes no sense.
-    pub fn give(&mut self, giving: &Giving, len_bytes: u64) -> Option<Given> {
-        let (at, len) = (giving.at, u64::from(giving.len_bytes));
+    pub fn serve(&mut self, request: &ReadRequest, len_bytes: u64) -> Option<ReadAnswer> {
+        let (at, len) = (request.at, u64::from(request.len_bytes));
         at.checked_add(len).filter(|until| *until <= len_bytes)?;
-        if !giving.by_places {
+        if !request.by_placeholders {
             return (len <= MAX_TAKE_BYTES as u64).then(|| self.bytes(at, len as usize));
         }
         let aligned = (self.start + at).is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
-        if !aligned || len > MAX_GIVE_BYTES {
+        if !aligned || len > MAX_REQUEST_BYTES {
             return None;
         }
         Some(match self.read_over(at, len) {
-            Ok(read) => Given { len_bytes: read as u32, ..Given::default() },
-            Err(errno) => Given { errno: errno.raw_os_error() as u32, ..Given::default() },
+            Ok(read) => ReadAnswer { len_bytes: read as u32, ..ReadAnswer::default() },
+            Err(errno) => {
+                ReadAnswer { errno: errno.raw_os_error() as u32, ..ReadAnswer::default() }
+            }
         })
     }
 
     fn read_over(&mut self, at: u64, len_bytes: u64) -> Result<u64, Errno> {
         let tag = self.tag;
-        let over = self.over.get_or_insert_with(|| Over::new(tag, PIECE_BYTES as usize));
+        let over = self.over.get_or_insert_with(|| OverReadBuffer::new(tag, PIECE_BYTES as usize));
         let mut done = 0;
         while done < len_bytes {
             let want = (len_bytes - done).min(PIECE_BYTES) as usize;
@@ -120,16 +112,16 @@ impl PlacedSource {
         Ok(done)
     }
 
-    fn bytes(&self, at: u64, len_bytes: usize) -> Given {
+    fn bytes(&self, at: u64, len_bytes: usize) -> ReadAnswer {
         let mut bytes = vec![0; len_bytes];
         match read_up_to(&self.plain, &mut bytes, self.start + at) {
             Ok(read) => {
                 bytes.truncate(read);
-                Given { len_bytes: read as u32, errno: 0, bytes }
+                ReadAnswer { len_bytes: read as u32, errno: 0, bytes }
             }
             Err(error) => {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                Given { errno: errno.raw_os_error() as u32, ..Given::default() }
+                ReadAnswer { errno: errno.raw_os_error() as u32, ..ReadAnswer::default() }
             }
         }
     }
@@ -153,16 +145,21 @@ pub fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize
 mod tests {
     use super::*;
 
-    /// On a file system with direct I/O. Nobody replaces anything here.
+    /// A source on a file system with direct I/O. Nobody replaces anything here.
     fn source(bytes: &[u8], start: u64) -> PlacedSource {
         let plain = tempfile::tempfile_in("/var/tmp").unwrap();
         plain.write_all_at(bytes, 0).unwrap();
-        let direct = crate::file::open_again(&plain, OFlags::DIRECT).unwrap();
+        let direct = crate::file_source::open_again(&plain, OFlags::DIRECT).unwrap();
         PlacedSource { direct, plain, start, tag: [3; 16], disk: 0, over: None }
     }
 
-    fn give(source: &mut PlacedSource, at: u64, len_bytes: u32, by_places: bool) -> Option<Given> {
-        source.give(&Giving { at, len_bytes, by_places }, 4 << 20)
+    fn serve(
+        source: &mut PlacedSource,
+        at: u64,
+        len_bytes: u32,
+        by_placeholders: bool,
+    ) -> Option<ReadAnswer> {
+        source.serve(&ReadRequest { at, len_bytes, by_placeholders }, 4 << 20)
     }
 
     #[test]
@@ -172,25 +169,25 @@ mod tests {
             let mut source = source(&bytes, start);
             let left = bytes.len() as u64 - start;
             let first = (4096 - start % 4096) % 4096;
-            let got = give(&mut source, first, 2 << 20, true).unwrap();
+            let got = serve(&mut source, first, 2 << 20, true).unwrap();
             assert_eq!((got.len_bytes, got.errno, got.bytes.len()), (2 << 20, 0, 0));
             let last = first + (2 << 20);
-            let got = give(&mut source, last, 1 << 20, true).unwrap();
+            let got = serve(&mut source, last, 1 << 20, true).unwrap();
             assert_eq!((u64::from(got.len_bytes), got.errno), (left - last, 0));
             // What nobody has seen.
-            let got = give(&mut source, last + 1, 60_000, false).unwrap();
+            let got = serve(&mut source, last + 1, 60_000, false).unwrap();
             assert_eq!((got.len_bytes, got.errno), (60_000, 0));
             assert!(got.bytes == bytes[(start + last) as usize + 1..][..60_000]);
-            let got = give(&mut source, left - 10, 4000, false).unwrap();
+            let got = serve(&mut source, left - 10, 4000, false).unwrap();
             assert_eq!(got.bytes, bytes[bytes.len() - 10..]);
-            assert_eq!(give(&mut source, left, 1, false).unwrap(), Given::default());
+            assert_eq!(serve(&mut source, left, 1, false).unwrap(), ReadAnswer::default());
         }
     }
 
     #[test]
     fn what_makes_no_sense_is_not_read() {
         let mut source = source(&[1; 100_000], 512);
-        for (at, len, by_places) in [
+        for (at, len, by_placeholders) in [
             (0, 4096, true),
             (3584, 512, true),
             (3584, 4 << 20, true),
@@ -198,14 +195,18 @@ mod tests {
             (0, 4 << 20, false),
             (0, MAX_TAKE_BYTES as u32 + 1, false),
         ] {
-            assert_eq!(give(&mut source, at, len, by_places), None, "{at} {len} {by_places}");
+            assert_eq!(
+                serve(&mut source, at, len, by_placeholders),
+                None,
+                "{at} {len} {by_placeholders}"
+            );
         }
-        assert!(give(&mut source, 3584, 4096, true).is_some());
+        assert!(serve(&mut source, 3584, 4096, true).is_some());
     }
 
     #[test]
     fn memory_that_is_read_over_begins_within_a_page() {
-        let mut over = Over::new([3; 16], 8192);
+        let mut over = OverReadBuffer::new([3; 16], 8192);
         let bytes = vec![9; 8192];
         let file = source(&bytes, 0).direct;
         assert_eq!(over.read(&file, 0, 4096, 8192), Ok(8192));

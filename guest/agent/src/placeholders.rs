@@ -1,4 +1,4 @@
-//! Blocks of placeholders, and what became of them: memory that direct I/O takes.
+//! Memory for placeholders that direct I/O takes: blocks to write, and a buffer to read over.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +16,13 @@ struct Sector {
     rest: [u8; SECTOR_BYTES - size_of::<Placeholder>()],
 }
 
-/// Direct I/O wants memory that begins where a page does.
+/// A block in memory that begins where a page does, as direct I/O wants it.
 #[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 struct Block([Sector; BLOCK_BYTES / SECTOR_BYTES]);
 
-/// Room for placeholders with one tag, or for reading: not for both, as what is behind a placeholder's
-/// head must stay zero.
+/// Blocks for placeholders with one tag, or for reading: not for both, as the bytes behind a
+/// placeholder's head must stay zero.
 #[derive(Debug)]
 pub struct Blocks {
     tag: [u8; 16],
@@ -30,22 +30,23 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Room for `len_bytes`, a multiple of [`BLOCK_BYTES`].
+    /// Blocks of `len_bytes`, a multiple of [`BLOCK_BYTES`].
     pub fn new(tag: [u8; 16], len_bytes: usize) -> Self {
         let blocks = (0..len_bytes / BLOCK_BYTES).map(|_| Block::new_zeroed()).collect();
         Self { tag, blocks }
     }
 
-    /// How many bytes there is room for.
+    /// Size of all blocks.
     pub fn room_bytes(&self) -> usize {
         self.blocks.len() * BLOCK_BYTES
     }
 
     /// Writes one piece of placeholders, which stand for bytes of the pipe from `at` on, at most
-    /// `len_bytes` of them: a multiple of a sector. How many bytes it was, also that.
+    /// `len_bytes` of them: a multiple of a sector. Returns the number of bytes written, also such
+    /// a multiple.
     ///
     /// # Errors
-    /// As of `pwrite(2)`.
+    /// Those of `pwrite(2)`.
     pub fn write(
         &mut self,
         file: &File,
@@ -67,10 +68,10 @@ impl Blocks {
         }
     }
 
-    /// Reads one piece of what was written so; its bytes.
+    /// Reads one piece of a range that was written so; its bytes.
     ///
     /// # Errors
-    /// As of `pread(2)`, also at the end of the file.
+    /// Those of `pread(2)`; also the end of the file.
     pub fn read(&mut self, file: &File, offset: u64, len_bytes: usize) -> io::Result<&[u8]> {
         let len = len_bytes.min(self.room_bytes());
         match pread(file, &mut self.blocks.as_mut_bytes()[..len], offset)? {
@@ -79,8 +80,8 @@ impl Blocks {
         }
     }
 
-    /// Offsets of sectors that were read and are still placeholders of this tag. Whoever has replaced
-    /// one did it as a whole, and no other bytes have the tag.
+    /// Offsets of sectors that were read and are still placeholders of this tag. The daemon
+    /// replaces a sector as a whole, and no other bytes have the tag.
     pub fn left(tag: [u8; 16], bytes: &[u8]) -> Vec<u64> {
         let is_left = |sector: &[u8]| {
             Placeholder::ref_from_prefix(sector)
@@ -94,16 +95,16 @@ impl Blocks {
     }
 }
 
-/// Memory with placeholders that is read over. It begins where no whole page does, see
+/// Memory with placeholders that is read over. It begins where no whole page does: see
 /// [`guest_abi::pipe`].
 #[derive(Debug)]
-pub struct Over {
+pub struct OverReadBuffer {
     tag: [u8; 16],
     blocks: Vec<Block>,
 }
 
-impl Over {
-    /// Room for `len_bytes`, a multiple of [`BLOCK_BYTES`].
+impl OverReadBuffer {
+    /// Memory of `len_bytes`, a multiple of [`BLOCK_BYTES`].
     pub fn new(tag: [u8; 16], len_bytes: usize) -> Self {
         // The last one has the part that does not fit into the first one.
         let blocks = (0..=len_bytes / BLOCK_BYTES).map(|_| Block::new_zeroed()).collect();
@@ -116,11 +117,12 @@ impl Over {
     }
 
     /// Reads one piece over placeholders, which stand for bytes of the pipe from `at` on; at most
-    /// `len_bytes` of them, a multiple of a block. How many bytes it was; fewer only at the end of the
-    /// file. What was read nobody may look at: whoever knows the tag has it.
+    /// `len_bytes` of them, a multiple of a block. Returns the number of bytes; fewer only at the
+    /// end of the file. Nobody may look at the memory then: the daemon, which knows the tag, has
+    /// the bytes.
     ///
     /// # Errors
-    /// As of `pread(2)`.
+    /// Those of `pread(2)`.
     pub fn read(
         &mut self,
         file: &File,

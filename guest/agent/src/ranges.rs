@@ -1,6 +1,6 @@
-//! Which bytes of a pipe something was done to.
+//! Sets of ranges of a pipe: bytes to which something was done.
 
-/// Ranges apart from each other, in order.
+/// A set of ranges, with gaps between them, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<(u64, u64)>);
 
@@ -19,22 +19,22 @@ impl Ranges {
         self.0.splice(first..behind, [(from, until)]);
     }
 
-    /// How many bytes there are from the pipe's beginning on without a gap.
+    /// Number of bytes from the pipe's beginning on without a gap.
     pub fn first_bytes(&self) -> u64 {
         self.0.first().filter(|range| range.0 == 0).map_or(0, |range| range.1)
     }
 
-    /// Where the last one ends.
+    /// End of the last range.
     pub fn end(&self) -> u64 {
         self.0.last().map_or(0, |range| range.1)
     }
 
-    /// How many ranges there are.
+    /// Number of ranges.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// What of them lies from `from` up to `until`: pairs of beginning and end.
+    /// Parts of them that lie from `from` up to `until`: pairs of beginning and end.
     pub fn between(&self, from: u64, until: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let cut = move |range: &(u64, u64)| (range.0.max(from), range.1.min(until));
         self.0.iter().map(cut).filter(|range| range.0 < range.1)

@@ -12,15 +12,15 @@ use zerocopy::little_endian::{U16, U32};
 
 use crate::host::{Host, lock};
 
-/// Between two messages: a program may ask without end for what is refused.
+/// Pause between two messages: a program may ask without end for what is refused.
 pub const PAUSE: Duration = Duration::from_secs(1);
 
 const _: () = assert!(Reason::ALL.len() <= MAX_REFUSALS);
 
-/// Since the daemon was told last.
+/// Counts of refused requests since the daemon was told last.
 #[derive(Debug)]
 pub struct Refusals {
-    /// In the order of [`Reason::ALL`].
+    /// Counts in the order of [`Reason::ALL`].
     counts: Box<[AtomicU32]>,
     state: Mutex<State>,
     changed: Condvar,
@@ -33,8 +33,8 @@ struct State {
 }
 
 impl Refusals {
-    /// Begins to tell the daemon, in a thread of its own. Without a daemon they are kept until one is
-    /// there and another request is refused.
+    /// Begins to tell the daemon, in a thread of its own. Without a daemon the counts are kept
+    /// until one is there and another request is refused.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -54,7 +54,8 @@ impl Refusals {
         Ok(refusals)
     }
 
-    /// A request was refused. What is at its end already, or ends well, is no such.
+    /// Counts a request that was refused. One that is at its end already, or ends well, is not
+    /// counted.
     pub fn count(&self, reason: Reason) {
         let at = Reason::ALL.iter().position(|&r| r == reason);
         let Some(at) = at.filter(|_| reason.errno() != 0) else { return };
@@ -69,7 +70,7 @@ impl Refusals {
         self.changed.notify_one();
     }
 
-    /// False at the end.
+    /// Waits for a refused request. False at the end.
     fn wait(&self) -> bool {
         let idle = |state: &mut State| !state.is_new && !state.is_over;
         let waited = self.changed.wait_while(lock(&self.state), idle);

@@ -1,5 +1,5 @@
-//! Self-tests of a file system: that the daemon finds on a disk what the file system says is there, that
-//! it can put bytes in the place of placeholders, and that it sees what is read over them.
+//! Self-tests of a file system: that the daemon finds on a disk what the file system says is there,
+//! that it can put bytes in the place of placeholders, and that it sees what is read over them.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -16,15 +16,15 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::line::{Call, Event, Line};
-use crate::placeholders::{Blocks, Over};
+use crate::placeholders::{Blocks, OverReadBuffer};
 use crate::wake::Wake;
 use crate::{fiemap, mounts};
 
 /// The daemon's time to answer.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
-/// Writes a secret into a file on a device and lets the daemon look for it; the disk's number. The file
-/// system begins at `base` on the disk.
+/// Writes a secret into a file on a device and lets the daemon look for it; the disk's number. The
+/// file system begins at `base` on the disk.
 ///
 /// # Errors
 /// The daemon has not found it, or it could not be tried.
@@ -63,16 +63,16 @@ pub fn write(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     if is_replaced { Ok(()) } else { Err(Reason::SelfTest) }
 }
 
-/// Reads a secret over placeholders and looks whether these are still there; the daemon looks whether it
-/// is the secret.
+/// Reads a secret over placeholders and looks whether these are still there; the daemon looks
+/// whether it is the secret.
 ///
 /// # Errors
 /// They are not, or it could not be tried.
 pub fn read_over(device: u64, disk: u32, line: &Arc<Line>) -> Result<(), Reason> {
     let ((file, secret), tag) = (secret_file(device)?, random()?);
-    let direct = crate::file::open_again(&file, OFlags::DIRECT)?;
+    let direct = crate::file_source::open_again(&file, OFlags::DIRECT)?;
     announce(kind::PROBE_READ, (disk, tag, secret), line)?;
-    let mut over = Over::new(tag, PROBE_BLOCK_BYTES);
+    let mut over = OverReadBuffer::new(tag, PROBE_BLOCK_BYTES);
     let read = over.read(&direct, 0, 0, PROBE_BLOCK_BYTES);
     let is_seen = read == Ok(PROBE_BLOCK_BYTES) && over.is_untouched(PROBE_BLOCK_BYTES);
     if is_seen { Ok(()) } else { Err(Reason::SelfTest) }

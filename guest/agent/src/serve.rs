@@ -29,40 +29,41 @@ use crate::disks::Disks;
 use crate::host::{Dial, Host, lock};
 use crate::lease::Leases;
 use crate::line::Heartbeat;
-use crate::measure::{self, Least};
-use crate::pipe::{self, Moved, Shared};
+use crate::measure::{self, BreakEven};
+use crate::pipe::{self, PipeOutcome, Shared};
 use crate::refusals::Refusals;
 use crate::say::say;
 use crate::sys;
 use crate::wake::Wake;
 
-/// Connections of programs at a time.
+/// Most connections of programs at a time.
 pub const MAX_CONNECTIONS: usize = 256;
-/// Of these, those of one user other than root.
+/// Most connections of one user other than root.
 pub const MAX_USER_CONNECTIONS: usize = 128;
-/// A connection without a request for so long is closed.
+/// Time after which a connection without a request is closed.
 pub const IDLE_TIME: Duration = Duration::from_secs(30);
-/// At the end of the agent, pipes have so long to be ended by the daemon.
+/// Time that pipes have, at the end of the agent, to be ended by the daemon.
 const STOP_TIME: Duration = Duration::from_secs(10);
 /// Waiting connections that the kernel keeps.
 const BACKLOG: i32 = 128;
-/// Out of descriptors, it looks again after so long.
+/// Pause before the next try when no descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Stack of a connection's thread: nothing large is on it.
 const STACK_BYTES: usize = 128 << 10;
 
-/// How an agent is to be.
+/// Settings of an agent.
 #[derive(Debug)]
 pub struct Config<D> {
-    /// Where programs connect.
+    /// Path of the socket to which programs connect.
     pub socket: PathBuf,
-    /// How the daemon is reached.
+    /// Way to reach the daemon.
     pub dial: D,
-    /// See [`Disks::new`]: only for tests. Then nothing is measured unasked: [`Agent::measure`].
+    /// Whether stacked devices are taken, see [`Disks::new`]: only for tests. Then nothing is
+    /// measured unasked: [`Agent::measure`].
     pub any_device: bool,
-    /// How a daemon that has gone is noticed.
+    /// Watch for a daemon that has gone.
     pub heartbeat: Heartbeat,
-    /// What the daemon knows the agent by; empty: nothing.
+    /// Secret by which the daemon knows the agent; empty: none.
     pub secret: Vec<u8>,
 }
 
@@ -78,16 +79,16 @@ pub struct Agent {
 struct Server {
     shared: Shared,
     users: Mutex<Users>,
-    /// A connection has ended.
+    /// Signalled when a connection has ended.
     left: Condvar,
     /// Wakes the accepting thread.
     wake: Wake,
-    least: Least,
-    /// Whether it is measured unasked.
+    break_even: BreakEven,
+    /// Whether the break-even size is measured unasked.
     measures: bool,
 }
 
-/// Who is connected.
+/// Users whose programs are connected.
 #[derive(Debug, Default)]
 struct Users {
     count: HashMap<u32, usize>,
@@ -112,9 +113,9 @@ impl Agent {
             stopping: AtomicBool::new(false),
         };
         let wake = Wake::new().map_err(AgentError::io("make an eventfd"))?;
-        let (users, left, least) = Default::default();
+        let (users, left, break_even) = Default::default();
         let measures = !config.any_device;
-        let server = Arc::new(Server { shared, users, left, wake, least, measures });
+        let server = Arc::new(Server { shared, users, left, wake, break_even, measures });
         let accepting = server.clone();
         let accepting = thread::Builder::new()
             .name("accept".into())
@@ -123,9 +124,9 @@ impl Agent {
         Ok(Self { server, accepting: Some(accepting), socket: config.socket })
     }
 
-    /// Measures on a file system, by its device number, from how many bytes on a pipe pays ([`measure`]),
-    /// in a thread; nothing if it was begun on this stream to the daemon. Happens unasked after the first
-    /// pipe of a file.
+    /// Measures on a file system, by its device number, from which size on a pipe pays
+    /// ([`measure`]), in a thread; nothing if it was begun on this stream to the daemon. Happens
+    /// unasked after the first pipe of a file.
     pub fn measure(&self, device: u64) {
         self.server.measure(device);
     }
@@ -156,7 +157,7 @@ impl Drop for Agent {
     }
 }
 
-/// Makes the folder and the socket; what a dead agent has left is taken away.
+/// Makes the folder and the socket; a socket that a dead agent has left is removed.
 fn listen_at(path: &Path) -> Result<OwnedFd, AgentError> {
     let what = format!("listen on {}", path.display());
     let errno = |error: Errno| AgentError::io(&what)(error);
@@ -214,10 +215,10 @@ impl Server {
         let started = wake.filter(|wake| lock(&self.users).enter(user, wake)).is_some_and(|wake| {
             let (server, program) = (self.clone(), program.clone());
             let thread = thread::Builder::new().name("program".into()).stack_size(STACK_BYTES);
-            let leave = Leave { server, user };
+            let slot = ConnectionSlot { server, user };
             thread
                 .spawn(move || {
-                    leave.server.serve(&program, &wake);
+                    slot.server.serve(&program, &wake);
                     drop(program);
                 })
                 .is_ok()
@@ -228,7 +229,7 @@ impl Server {
         }
     }
 
-    /// Requests of one program, one after the other.
+    /// Serves the requests of a program, one after the other.
     fn serve(self: &Arc<Self>, program: &OwnedFd, wake: &Arc<Wake>) {
         while self.wait_for_request(program, wake) {
             let Some((request, fds)) = receive(program) else { return };
@@ -236,7 +237,7 @@ impl Server {
             let device = fds.first().filter(|_| self.measures).and_then(device_of);
             let moved = self.handle(&request, fds, program, wake);
             let is_query = request.op.get() == op::QUERY && moved.reason == Reason::Complete;
-            let least = if is_query { self.least() } else { 0 };
+            let least = if is_query { self.break_even_kib() } else { 0 };
             if !answer(program, moved, least) {
                 return;
             }
@@ -247,20 +248,20 @@ impl Server {
         refuse(program);
     }
 
-    /// In KiB; 0: not known.
-    fn least(&self) -> u32 {
-        self.shared.host.line().map_or(0, |line| self.least.kib(line.generation))
+    /// Break-even size in KiB; 0: not known.
+    fn break_even_kib(&self) -> u32 {
+        self.shared.host.line().map_or(0, |line| self.break_even.kib(line.generation))
     }
 
-    /// See [`Agent::measure`].
+    /// Measures like [`Agent::measure`].
     fn measure(self: &Arc<Self>, device: u64) {
         let Ok(generation) = self.shared.host.line().map(|line| line.generation) else { return };
-        if !self.least.begin(generation) {
+        if !self.break_even.begin(generation) {
             return;
         }
         let server = self.clone();
         let measuring = move || match server.measured(device) {
-            Ok(kib) => server.least.set(generation, kib),
+            Ok(kib) => server.break_even.set(generation, kib),
             Err(error) => say(format_args!("from where on pipes pay is not known: {error}")),
         };
         if let Err(error) = thread::Builder::new().name("measure".into()).spawn(measuring) {
@@ -278,7 +279,7 @@ impl Server {
         measure::measure(device, &program)
     }
 
-    /// False when there is none for long, or the agent stops.
+    /// Waits for a request. False when there is none for long, or the agent stops.
     fn wait_for_request(&self, program: &OwnedFd, wake: &Arc<Wake>) -> bool {
         let time = Timespec::try_from(IDLE_TIME).ok();
         loop {
@@ -304,7 +305,7 @@ impl Server {
         fds: Vec<OwnedFd>,
         program: &OwnedFd,
         wake: &Arc<Wake>,
-    ) -> Moved {
+    ) -> PipeOutcome {
         let known = request.magic.get() == MAGIC && request.version.get() == VERSION;
         if !known || request.flags.get() & !flag::BEHIND != 0 {
             return self.shared.refuse(Reason::Malformed);
@@ -314,20 +315,20 @@ impl Server {
                 pipe::run(&self.shared, request, (source, sink), program.as_fd(), wake)
             }
             (op::QUERY, Err(fds)) if fds.is_empty() => {
-                Moved::nothing(self.shared.host.line().err().unwrap_or(Reason::Complete))
+                PipeOutcome::nothing(self.shared.host.line().err().unwrap_or(Reason::Complete))
             }
             _ => self.shared.refuse(Reason::Malformed),
         }
     }
 }
 
-/// A connection's place; free again when dropped.
-struct Leave {
+/// A connection's place among the limits; free again when dropped.
+struct ConnectionSlot {
     server: Arc<Server>,
     user: u32,
 }
 
-impl Drop for Leave {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         lock(&self.server.users).leave(self.user);
         self.server.left.notify_all();
@@ -357,8 +358,8 @@ impl Users {
     }
 }
 
-/// One request with its descriptors; nothing when the program has gone. What has another length, or
-/// more descriptors, becomes a request that makes no sense.
+/// Receives a request with its descriptors; none when the program has gone. One of another length,
+/// or with more descriptors, becomes a request that makes no sense.
 fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
     let mut bytes = [0; size_of::<Request>() + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -388,24 +389,25 @@ fn receive(program: &OwnedFd) -> Option<(Request, Vec<OwnedFd>)> {
     Some((request, fds))
 }
 
-/// Ends a connection. A program whose request is taken and not answered must believe that bytes were
-/// moved. So the kernel takes no more of them, those that are there are answered, and so is the one that
-/// may be tried next.
+/// Ends a connection. A program whose request is taken and not answered must believe that bytes
+/// were moved. So the kernel takes no more of them, those that are there are answered, and so is
+/// the one that may be tried next.
 fn refuse(program: &OwnedFd) {
     // Fails when the program has gone.
     let _ = shutdown(program, Shutdown::Read);
-    let busy = || answer(program, Moved::nothing(Reason::AgentBusy), 0);
+    let busy = || answer(program, PipeOutcome::nothing(Reason::AgentBusy), 0);
     while busy() && receive(program).is_some() {}
 }
 
-/// Of a regular file.
+/// Device number of the file system of a regular file.
 fn device_of(fd: &OwnedFd) -> Option<u64> {
     let stat = fstat(fd).ok()?;
     (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(stat.st_dev)
 }
 
-/// False when the program has gone. It never waits: a program that reads no answers has gone.
-fn answer(program: &OwnedFd, moved: Moved, min_bytes_kib: u32) -> bool {
+/// Sends an answer; false when the program has gone. It never waits: a program that reads no
+/// answers has gone.
+fn answer(program: &OwnedFd, moved: PipeOutcome, min_bytes_kib: u32) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let mut answer = moved.answer();
     answer.min_bytes_kib = U32::new(min_bytes_kib);

@@ -17,12 +17,13 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::sys::{self, TcpInfo};
 
-/// Bytes that wait to be sent for the first time are waited for so long.
+/// Time that bytes may wait to be sent for the first time.
 pub const UNSENT_TIME: Duration = Duration::from_millis(200);
-/// Between two looks at them: nothing of the socket's tells it without being set.
+/// Pause between two looks at unsent bytes: no event of the socket tells of them without a change
+/// of its settings.
 pub const UNSENT_PAUSE: Duration = Duration::from_millis(1);
-/// How often what was received and what was read are compared until nothing came in between. One look
-/// takes a microsecond.
+/// Most looks at the bytes received and unread, until nothing came in between. One look takes a
+/// microsecond.
 const LOOKS: usize = 64;
 
 const IPPROTO_TCP: u32 = 6;
@@ -30,16 +31,17 @@ const IPPROTO_MPTCP: u32 = 262;
 /// `TCP_ESTABLISHED`.
 const ESTABLISHED: u8 = 1;
 
-/// What a program may do with its descriptor.
+/// Use of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Read.
+    /// It is read.
     Source,
-    /// Write.
+    /// It is written.
     Sink,
 }
 
-/// A program's descriptor of a TCP socket, which may have a protocol above it in the kernel.
+/// Checks that a program's descriptor is of a TCP socket, which may have a protocol above it in the
+/// kernel.
 pub fn check_tcp(program: BorrowedFd<'_>) -> Result<(), Reason> {
     match check(program, Use::Sink) {
         Err(Reason::Ulp) => Ok(()),
@@ -47,8 +49,8 @@ pub fn check_tcp(program: BorrowedFd<'_>) -> Result<(), Reason> {
     }
 }
 
-/// A program's descriptor of a TCP socket that may be used so. Whether it is connected is seen later,
-/// when the rest is read.
+/// Checks that a program's descriptor is of a TCP socket that may be used so. Whether it is
+/// connected is seen later, when the rest is read.
 pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
     let mode = fcntl_getfl(program).map_err(|_| Reason::NotPermitted)?;
     let refused = if to == Use::Sink { OFlags::RDONLY } else { OFlags::WRONLY };
@@ -61,8 +63,9 @@ pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
         Some(IPPROTO_MPTCP) => return Err(Reason::Mptcp),
         _ => return Err(Reason::NotTcp),
     }
-    // Addresses and ports name a connection in its own namespace only. In another, which every user can
-    // make, a socket may have those of somebody else's connection: it would be that one's bytes.
+    // Addresses and ports name a connection in its own namespace only. In another, which every user
+    // can make, a socket may have those of somebody else's connection: it would be that one's
+    // bytes.
     let own = own_network().ok_or(Reason::OtherNetwork)?;
     if sys::network(program).ok() != Some(own) {
         return Err(Reason::OtherNetwork);
@@ -71,8 +74,8 @@ pub fn check(program: BorrowedFd<'_>, to: Use) -> Result<(), Reason> {
     if sys::has_ulp(program).map_err(|_| Reason::NotTcp)? { Err(Reason::Ulp) } else { Ok(()) }
 }
 
-/// The agent's network namespace, in which the daemon's network ports are looked for; none: the kernel does
-/// not tell.
+/// The agent's network namespace, in which the daemon's network ports are looked for; none: the
+/// kernel does not tell.
 fn own_network() -> Option<u64> {
     static OWN: OnceLock<u64> = OnceLock::new();
     if let Some(own) = OWN.get() {
@@ -89,18 +92,18 @@ fn established(socket: BorrowedFd<'_>) -> Result<TcpInfo, Reason> {
     if info.state == ESTABLISHED { Ok(info) } else { Err(Reason::NotEstablished) }
 }
 
-/// What a pipe reads. The descriptor is held as long as this lives.
+/// A connection that a pipe reads. The descriptor is held as long as this lives.
 #[derive(Debug)]
 pub struct SocketSource {
     program: OwnedFd,
 }
 
 impl SocketSource {
-    /// With what the daemon must know.
+    /// A source, with its description for the daemon.
     ///
     /// # Errors
-    /// Why it cannot be piped from. A peer that will send no more is one: the ordinary way reads the
-    /// rest.
+    /// Why it cannot be piped from. A peer that will send no more is one: the ordinary way reads
+    /// the rest.
     pub fn new(program: OwnedFd) -> Result<(Self, SocketEnd), Reason> {
         // A byte out of band is not where it is counted.
         if has_urgent(program.as_fd()) {
@@ -120,7 +123,7 @@ impl SocketSource {
     }
 }
 
-/// What a connection has received and what of it is unread, with nothing received in between.
+/// State of a connection and its unread bytes, with nothing received in between.
 fn at_one_moment(
     info: impl Fn() -> Result<TcpInfo, Reason>,
     unread: impl Fn() -> Result<u64, Reason>,
@@ -147,7 +150,8 @@ fn has_urgent(socket: BorrowedFd<'_>) -> bool {
     poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::PRI)
 }
 
-/// What a pipe writes to. It is uncorked if something waits, and corked again at the end if it was.
+/// A connection that a pipe writes to. It is uncorked if something waits, and corked again at the
+/// end if it was.
 #[derive(Debug)]
 pub struct SocketSink {
     program: OwnedFd,
@@ -155,7 +159,8 @@ pub struct SocketSink {
 }
 
 impl SocketSink {
-    /// Waits until nothing of it is unsent, so long at most; what the daemon must know.
+    /// Waits until nothing of it is unsent, at most `unsent_time`; a sink, with its description for
+    /// the daemon.
     ///
     /// # Errors
     /// Why it cannot be piped to.
@@ -173,7 +178,7 @@ impl SocketSink {
         }
     }
 
-    /// Pushes what is unsent; when there is nothing, what the daemon must know.
+    /// Pushes unsent bytes; when there are none, the description for the daemon.
     ///
     /// # Errors
     /// Why it cannot be piped to.
@@ -189,8 +194,8 @@ impl SocketSink {
         }
     }
 
-    /// Lets go of what Nagle's algorithm or the cork holds back: a header often waits so for the bytes
-    /// of this pipe.
+    /// Has the kernel send what Nagle's algorithm or the cork holds back: a header often waits so
+    /// for the bytes of this pipe.
     fn push(&mut self) -> rustix::io::Result<()> {
         if sockopt::tcp_cork(&self.program)? {
             self.corked = true;
@@ -247,7 +252,7 @@ fn describe(socket: BorrowedFd<'_>, info: &TcpInfo) -> Result<SocketEnd, Reason>
     Ok(end)
 }
 
-/// IPv4 inside of IPv6 is IPv4 on the wire.
+/// Family and bytes of an address: IPv4 inside of IPv6 is IPv4 on the wire.
 fn address(ip: IpAddr) -> (u8, [u8; 16]) {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {

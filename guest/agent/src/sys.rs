@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Extents asked for at a time.
+/// Most extents that are asked for at a time.
 pub const FIEMAP_EXTENTS: usize = 256;
 
 /// `struct fiemap_extent`.
@@ -36,17 +36,17 @@ struct Fiemap {
     extents: [FiemapExtent; FIEMAP_EXTENTS],
 }
 
-/// The number of the call counts the head alone.
+/// Number of the call, which has the size of the head alone.
 const FS_IOC_FIEMAP: Opcode = opcode::read_write::<[u64; 4]>(b'f', 11);
 const FIEMAP_FLAG_SYNC: u32 = 1;
 
-/// The first extents of a range of a file, after its dirty pages were written.
+/// Asks for the first extents of a range of a file, after its dirty pages were written.
 pub fn fiemap(file: BorrowedFd<'_>, start: u64, len_bytes: u64) -> io::Result<Vec<FiemapExtent>> {
     let mut map = Box::new(Fiemap::new_zeroed());
     (map.start, map.len_bytes) = (start, len_bytes);
     (map.flags, map.room) = (FIEMAP_FLAG_SYNC, FIEMAP_EXTENTS as u32);
-    // SAFETY: the call reads and writes `struct fiemap` and at most `room` extents behind it, which is
-    // what `Fiemap` has; any bytes are a valid value of it.
+    // SAFETY: the call reads and writes `struct fiemap` and at most `room` extents behind it, which
+    // is what `Fiemap` has; any bytes are a valid value of it.
     unsafe { ioctl(file, Updater::<FS_IOC_FIEMAP, Fiemap>::new(&mut map)) }?;
     Ok(map.extents[..FIEMAP_EXTENTS.min(map.mapped as usize)].to_vec())
 }
@@ -61,19 +61,20 @@ struct Fsxattr {
 
 const FS_IOC_FSGETXATTR: Opcode = opcode::read::<Fsxattr>(b'X', 31);
 
-/// A file's `FS_XFLAG_*`.
+/// Reads a file's `FS_XFLAG_*`.
 pub fn xflags(file: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: the call writes one `struct fsxattr`.
     Ok(unsafe { ioctl(file, Getter::<FS_IOC_FSGETXATTR, Fsxattr>::new()) }?.xflags)
 }
 
-/// Process, user and group of who has connected a Unix socket. Not by rustix: to it the process is never 0,
-/// which it is in another PID namespace.
+/// Process, user and group of the program that has connected a Unix socket. Not by rustix: to it
+/// the process is never 0, which it is in another PID namespace.
 pub fn peer(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
     let mut who = [0u32; 3];
     let mut len = size_of_val(&who) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: the call writes at most `len` bytes: a `struct ucred`, which is three numbers of 32 bits.
+    // SAFETY: the call writes at most `len` bytes: a `struct ucred`, which is three numbers of 32
+    // bits.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, who.as_mut_ptr().cast(), &raw mut len)
     };
@@ -83,10 +84,11 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
     }
 }
 
-/// `SO_NETNS_COOKIE` of Linux 5.14.
+/// Option `SO_NETNS_COOKIE` (Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// The number of the network namespace that a socket lives in: no two ever have the same. Not for Unix sockets.
+/// Number of the network namespace that a socket lives in: no two ever have the same. Not for Unix
+/// sockets.
 pub fn network(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut cookie = 0u64;
     let mut len = size_of_val(&cookie) as libc::socklen_t;
@@ -107,7 +109,7 @@ fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> i
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// The C library asks the kernel each time.
+/// Number of this process, kept: the C library asks the kernel each time.
 fn own_pid() -> libc::c_int {
     static OWN: OnceLock<u32> = OnceLock::new();
     *OWN.get_or_init(std::process::id) as libc::c_int
@@ -121,17 +123,17 @@ pub fn take_lease(file: BorrowedFd<'_>) -> io::Result<()> {
     fcntl(file, libc::F_SETLEASE, libc::F_RDLCK as libc::c_int).map(|_| ())
 }
 
-/// True while nobody wants the lease broken.
+/// Whether nobody wants the lease broken.
 pub fn lease_holds(file: BorrowedFd<'_>) -> bool {
     fcntl(file, libc::F_GETLEASE, 0).is_ok_and(|kind| kind == libc::F_RDLCK as libc::c_int)
 }
 
-/// Gives the lease up.
+/// Gives a lease up.
 pub fn give_lease(file: BorrowedFd<'_>) -> io::Result<()> {
     fcntl(file, libc::F_SETLEASE, libc::F_UNLCK as libc::c_int).map(|_| ())
 }
 
-/// The beginning of `struct tcp_info`; all of it is there since Linux 4.19.
+/// First part of `struct tcp_info`, which kernels have since Linux 4.19.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TcpInfo {
@@ -159,7 +161,7 @@ pub struct TcpInfo {
     pub bytes_retransmitted: u64,
 }
 
-/// Reads an option into bytes; how many there were.
+/// Reads a socket option into bytes; returns its length.
 fn getsockopt(fd: BorrowedFd<'_>, level: i32, name: i32, into: &mut [u8]) -> io::Result<usize> {
     let mut len = into.len() as libc::socklen_t;
     let at = into.as_mut_ptr().cast();
@@ -168,7 +170,7 @@ fn getsockopt(fd: BorrowedFd<'_>, level: i32, name: i32, into: &mut [u8]) -> io:
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(len as usize) }
 }
 
-/// `TCP_INFO`.
+/// Reads `TCP_INFO`.
 pub fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     let mut info = TcpInfo::new_zeroed();
     let len = getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_bytes())?;
@@ -185,10 +187,11 @@ pub fn has_ulp(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(len > 0 && name[0] != 0)
 }
 
-/// Most bytes of a page, on any machine that there is.
+/// Largest size of a page on any machine.
 const MAX_PAGE_BYTES: u64 = 64 << 10;
 
-/// Which parts of a range of a file are in the page cache: pairs of beginning and end, of whole pages.
+/// Parts of a range of a file that are in the page cache: pairs of beginning and end, of whole
+/// pages.
 pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u64, u64)>> {
     let from = from / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
     let len = (until - from) as usize;
@@ -196,8 +199,8 @@ pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u6
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let mut pages = vec![0_u8; len.div_ceil(page)];
     let (nothing, shared) = (libc::PROT_NONE, libc::MAP_SHARED);
-    // SAFETY: a new mapping where the kernel wants, which nobody reads and which ends below. `mincore`
-    // writes a byte for each page of it, as many as `pages` has.
+    // SAFETY: a new mapping where the kernel wants, which nobody reads and which ends below.
+    // `mincore` writes a byte for each page of it, as many as `pages` has.
     let known = unsafe {
         let fd = file.as_raw_fd();
         let at = libc::mmap(std::ptr::null_mut(), len, nothing, shared, fd, from as libc::off_t);
@@ -220,10 +223,10 @@ pub fn cached(file: BorrowedFd<'_>, from: u64, until: u64) -> io::Result<Vec<(u6
     Ok(found)
 }
 
-/// Makes this thread's access to file systems that of another user and group; false when that is not
+/// Gives this thread the access to file systems of another user and group; false when that is not
 /// allowed. Without the C library, which might do it to all threads.
 pub fn access_as(uid: u32, gid: u32) -> bool {
-    // No user has it: it only asks, and so does nothing.
+    // No user has this number: the call only asks.
     const NONE: u32 = u32::MAX;
     // SAFETY: both calls take a number and touch no memory. They return what was before.
     let now = unsafe {

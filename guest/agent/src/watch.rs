@@ -1,4 +1,4 @@
-//! What a pipe under way is watched for, besides the daemon's messages.
+//! The watch over a pipe under way: reasons to end it, besides the daemon's messages.
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -14,24 +14,24 @@ use crate::line::Call;
 use crate::pipe::Shared;
 use crate::wake::Wake;
 
-/// See the module's text.
+/// Watch over one request.
 pub struct Watch<'a> {
-    /// What all requests share.
+    /// State that all requests share.
     pub shared: &'a Shared,
     /// The socket of the program that has asked.
     pub program: BorrowedFd<'a>,
-    /// Of the calling thread.
+    /// Event that wakes the calling thread.
     pub wake: &'a Arc<Wake>,
-    /// When it ends at the latest.
+    /// Time at which the request ends at the latest.
     pub deadline: Option<Instant>,
-    /// The program may go: so long it goes on without it.
+    /// Time that the request goes on without its program; none: it ends with it.
     behind: Option<Duration>,
-    /// When the program went.
+    /// Time at which the program went.
     gone: Cell<Option<Instant>>,
 }
 
 impl<'a> Watch<'a> {
-    /// Of a request.
+    /// A watch over a request that ends with its program.
     pub fn new(
         shared: &'a Shared,
         program: BorrowedFd<'a>,
@@ -41,7 +41,8 @@ impl<'a> Watch<'a> {
         Self { shared, program, wake, deadline, behind: None, gone: Cell::new(None) }
     }
 
-    /// Of one that goes on for so long when its program has gone, and has no other time.
+    /// Makes it a watch over a request that goes on for `time` when its program has gone, and has
+    /// no other limit.
     pub fn behind(mut self, time: Duration) -> Self {
         (self.behind, self.deadline) = (Some(time), None);
         self
@@ -52,7 +53,7 @@ impl<'a> Watch<'a> {
         self.gone.get().is_some()
     }
 
-    /// The peer takes bytes: the time for it without a program begins anew.
+    /// Notes that the peer takes bytes: the time without a program begins anew.
     pub fn renew(&self) {
         if self.is_alone() {
             self.gone.set(Some(Instant::now()));
@@ -70,17 +71,17 @@ impl<'a> Watch<'a> {
         self.is_given_up() || self.shared.stopping.load(Ordering::Acquire)
     }
 
-    /// Why the pipe is to end, if it is.
-    pub fn ends(&self, source: &Source) -> Option<Reason> {
+    /// Reason for which the pipe is to end, if it is.
+    pub fn end_reason(&self, source: &Source) -> Option<Reason> {
         if self.is_unwanted() {
             return Some(Reason::Cancelled);
         }
         let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        source.ends().or(late.then_some(Reason::TimedOut))
+        source.end_reason().or(late.then_some(Reason::TimedOut))
     }
 
-    /// Sleeps until something may have happened, at the latest after `at_most`. Not interested in the
-    /// program and its time, it waits for the daemon alone. `also` may be waited for, too.
+    /// Sleeps until something may have happened, at the latest after `at_most`. Not interested in
+    /// the program and its time, it waits for the daemon alone. `also` may be waited for, too.
     pub fn wait(
         &self,
         interested: bool,
@@ -91,14 +92,14 @@ impl<'a> Watch<'a> {
         self.wait_for(interested, also, [at_most, Some(call.beat())].into_iter().flatten().min());
     }
 
-    /// The same without a daemon.
+    /// Waits like [`Watch::wait`], without a daemon.
     pub fn wait_for(
         &self,
         interested: bool,
         also: Option<(BorrowedFd<'_>, PollFlags)>,
         at_most: Option<Duration>,
     ) {
-        // One that has gone has nothing more to tell.
+        // A program that has gone has nothing more to tell.
         let listens = interested && self.gone.get().is_none();
         let mut fds = Vec::with_capacity(3);
         fds.push(PollFd::new(self.wake, PollFlags::IN));

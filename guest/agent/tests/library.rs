@@ -1,5 +1,5 @@
-//! The C library, the shim and `mrpipe`, compiled and run against the agent. Needs a C compiler, make,
-//! and root for the file system.
+//! The C library, the shim and `mrpipe`, compiled and run against the agent. Needs a C compiler,
+//! make, and root for the file system.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

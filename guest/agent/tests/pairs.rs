@@ -1,5 +1,5 @@
-//! The C library, the shim, `mrpipe` and the Python binding with all pairs of ends, over an agent that
-//! moves the bytes itself. Needs a C compiler, make and Python.
+//! The C library, the shim, `mrpipe` and the Python binding with all pairs of ends, over an agent
+//! that moves the bytes itself. Needs a C compiler, make and Python.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

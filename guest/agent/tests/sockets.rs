@@ -1,5 +1,5 @@
-//! Connections as sources: what came to the guest before the pipe, in front of what the daemon moves.
-//! Needs root for the file system.
+//! Connections as sources: what came to the guest before the pipe, in front of what the daemon
+//! moves. Needs root for the file system.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

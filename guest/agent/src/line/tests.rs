@@ -107,10 +107,10 @@ fn messages_find_their_calls_in_their_order() {
     say(&mut daemon, kind::DONE, ids[0], done(10).as_bytes());
     let bytes = Some(longest);
     let len_bytes = MAX_TAKE_BYTES as u32;
-    assert_eq!(event(&calls[0]), Event::Take(Taking { at: 5, len_bytes, bytes }));
+    assert_eq!(event(&calls[0]), Event::Write(WriteRequest { at: 5, len_bytes, bytes }));
     assert_eq!(event(&calls[0]), Event::Done(done(10)));
     assert_eq!(event(&calls[1]), Event::Begun(11));
-    assert_eq!(event(&calls[1]), Event::Take(Taking { at: 6, len_bytes: 1, bytes: None }));
+    assert_eq!(event(&calls[1]), Event::Write(WriteRequest { at: 6, len_bytes: 1, bytes: None }));
     assert!(calls[1].has_next());
     assert_eq!(event(&calls[1]), Event::Done(done(12)));
     assert!(!calls[0].has_next() && calls[1].next().is_none());
@@ -118,9 +118,9 @@ fn messages_find_their_calls_in_their_order() {
     let call = call();
     let (header, _): (Header, [u8; 4]) = (read(&mut daemon), read(&mut daemon));
     call.cancel(Reason::TimedOut);
-    call.own(7, None);
-    call.own(8, Some(&SocketEnd::new_zeroed()));
-    call.taken(&Taking { at: 9, len_bytes: 10, bytes: None }, 28);
+    call.answer_own(7, None);
+    call.answer_own(8, Some(&SocketEnd::new_zeroed()));
+    call.answer_write(&WriteRequest { at: 9, len_bytes: 10, bytes: None }, 28);
     let id = header.id.get();
     let (header, cancel): (Header, Cancel) = (read(&mut daemon), read(&mut daemon));
     assert_eq!((header.kind.get(), header.id.get()), (kind::CANCEL, id));
@@ -193,7 +193,7 @@ fn more_than_a_pipe_can_hear_ends_the_stream() {
         }
         // What is taken makes room.
         let mut want = (0..).map(|at| {
-            Event::Take(Taking {
+            Event::Write(WriteRequest {
                 at,
                 len_bytes: bytes.len().max(1) as u32,
                 bytes: Some(bytes.clone()).filter(|bytes| !bytes.is_empty()),

@@ -155,8 +155,8 @@ fn other_sockets_and_states_are_refused_with_their_reasons() {
     assert_eq!(check(file.as_fd(), Use::Source), Err(Reason::NotPermitted));
 }
 
-/// A user who has made a network of his own gives the addresses and ports of another's connection to a
-/// connection of his in it.
+/// A user who has made a network of his own gives the addresses and ports of another's connection
+/// to a connection of his in it.
 #[test]
 #[allow(non_snake_case)]
 fn abuse_R10_a_connection_of_another_network_is_not_the_one_of_its_name() {

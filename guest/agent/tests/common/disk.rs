@@ -1,5 +1,5 @@
-//! A disk that puts bytes in the place of placeholders, as the daemon's does: a file of FUSE, for a loop
-//! device on it.
+//! A disk that puts bytes in the place of placeholders, as the daemon's does: a file of FUSE, for a
+//! loop device on it.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -42,8 +42,8 @@ impl Disk {
     }
 
     fn serve_at(&self, store: &Path, path: &Path, ready: &Sender<()>) {
-        // Nobody else in this process may have the descriptor: if the process is killed while others of
-        // its threads wait for this disk, it must be closed before they can end.
+        // Nobody else in this process may have the descriptor: if the process is killed while
+        // others of its threads wait for this disk, it must be closed before they can end.
         close_all();
         let open = |path: &Path| File::options().read(true).write(true).open(path).unwrap();
         let (store, fuse) = (open(store), open(Path::new("/dev/fuse")));
@@ -142,8 +142,8 @@ impl Disk {
 /// Gives this thread descriptors of its own: the standard ones.
 fn close_all() {
     let (first, last) = (3, u32::MAX);
-    // SAFETY: what is closed are copies, as the thread's table is its own from then on; the thread has
-    // opened nothing yet, and drops nothing that others have opened.
+    // SAFETY: what is closed are copies, as the thread's table is its own from then on; the thread
+    // has opened nothing yet, and drops nothing that others have opened.
     let result =
         unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());

@@ -1,4 +1,5 @@
-//! An agent, a file system on a loop device, and a daemon that reads what it is told from the image.
+//! An agent, a file system on a loop device, and a daemon that reads what it is told from the
+//! image.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -57,7 +58,8 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// With a `make` command and mount options; on a partition that begins there, or the whole disk.
+    /// With a `make` command and mount options; on a partition that begins there, or the whole
+    /// disk.
     pub fn new(make: &str, options: &str, partition: Option<u32>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
