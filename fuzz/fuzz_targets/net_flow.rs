@@ -3,8 +3,8 @@
 
 #![cfg_attr(fuzzing, no_main)]
 
+use flow::fuzzing::Connection;
 use harness::{Input, fuzz_target};
-use net::flow::fuzzing::Connection;
 
 /// First numbers of the two directions: one of them is about to begin anew.
 const STARTS: [u32; 2] = [0xffff_ff00, 0x9000_0000];

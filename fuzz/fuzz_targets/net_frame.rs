@@ -3,12 +3,30 @@
 
 #![cfg_attr(fuzzing, no_main)]
 
+use std::sync::Arc;
+
+use flow::{FlowEvent, FlowWatch};
 use harness::{Input, fuzz_target};
+use net::PortHook;
 use net::fuzzing::Switch;
+use net::testing::model_wire;
+use pipe::PipeHook;
 
 /// Beginnings of frames of the hostile VM, so that what follows them is looked at: destination, source, kind.
 const OURS: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const FRIEND: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+
+/// Nobody's pipes.
+struct Unwatched;
+
+impl FlowWatch for Unwatched {
+    fn flow_event(&self, _: u64, _: FlowEvent) {}
+}
+
+fn pipes() -> Box<dyn PortHook> {
+    let (wire, _) = model_wire();
+    Box::new(PipeHook::new(Arc::new(Unwatched), wire, Arc::default(), None))
+}
 
 fn frame(input: &mut Input<'_>) -> Vec<u8> {
     let (how, len) = (input.u8(), usize::from(input.u8()));
@@ -35,7 +53,8 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
 
 fuzz_target!(|bytes: &[u8]| {
     let mut input = Input(bytes);
-    let mut switch = Switch::new(input.u8());
+    let choice = input.u8();
+    let mut switch = Switch::new(choice, (choice & 4 != 0).then(pipes));
     switch.turn(1);
     for _ in 0..40 {
         if input.is_empty() {

@@ -3,9 +3,11 @@
 
 #![cfg_attr(fuzzing, no_main)]
 
+use frame::{
+    Allowed, F_NEEDS_CSUM, HEAD_LEN, Head, L4, MAX_SEGMENTS, SegmentPlan, VNET_LEN,
+    complete_checksum, ether_type, flow_hash, fold, sum,
+};
 use harness::{Input, fuzz_target};
-use net::header::{Allowed, F_NEEDS_CSUM, HEAD_LEN, Head, L4, VNET_LEN, ether_type, flow_hash};
-use net::offload::{MAX_SEGMENTS, Plan, complete_checksum, fold, sum};
 
 fn allowed(bits: u8) -> Allowed {
     let has = |bit: u8| bits >> bit & 1 == 0;
@@ -30,7 +32,7 @@ fn pseudo_sum(frame: &[u8]) -> u16 {
 /// Cuts a super-packet.
 fn cut(head: &Head, frame: &[u8]) {
     let vnet = head.vnet();
-    let Ok(plan) = Plan::new(head.eth(), frame.len(), &vnet) else { return };
+    let Ok(plan) = SegmentPlan::new(head.eth(), frame.len(), &vnet) else { return };
     assert!((1..=MAX_SEGMENTS).contains(&plan.count()));
     let (mut room, mut payload_len) = ([0; HEAD_LEN], 0);
     for index in 0..plan.count() {

@@ -8,6 +8,8 @@
 //! reads, nobody waits. Limits that more than one crate needs are in [`limits`], each with its
 //! reason. What [`numa`] says of nodes are hints: unknown is always a good answer.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod alloc_count;
 pub mod clock;
 pub mod counter;
 pub mod cpu;

@@ -6,7 +6,7 @@
 
 use base::counter::DropReason;
 
-use crate::header::{L4, be16};
+use frame::{L4, be16};
 
 /// See the module's text. The default: nothing but marks of channels.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -10,10 +10,9 @@ use base::counter::DropReason;
 use crate::device::Place;
 use crate::engine::Engine;
 use crate::forward::{Dest, Outcome, WhenFull};
-use crate::header::{Allowed, Mac, VNET_LEN};
 use crate::port::Port;
-use crate::rxq::{Body, Frame};
 use crate::transmit::admit;
+use frame::{Allowed, Body, Frame, Mac, VNET_LEN};
 
 /// An Ethernet frame without its check sequence is not shorter (IEEE 802.3).
 const MIN_FRAME_LEN: usize = 60;
@@ -64,17 +63,18 @@ impl Engine {
         let (bytes, head) = (rarp(mac), &mut heads[0]);
         head.load_slice(&bytes, Allowed::ALL)?;
         admit(port, head, &mut fabric.tables, now_ns)?;
-        let wire = head.wire();
-        let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
-        // SAFETY: uplink and twins are flushed below, before the bytes go.
+        let start = head.bytes();
+        let body = Body::Ours(&bytes[start.len()..]);
+        let frame = Frame { vnet: head.vnet(), head: start, body };
+        // SAFETY: uplink and hooks are flushed below, before the bytes go.
         let outcome = unsafe { fabric.deliver(Dest::All, 0, &frame, WhenFull::Drop, now_ns) };
         fabric.flush_lent();
         fabric.flush_uplink();
         // Nobody is charged: the VM did not ask for it.
-        fabric.flooded_bytes = 0;
+        fabric.extra_cost_bytes = 0;
         match outcome {
             Outcome::Dropped(reason) => Err(reason),
-            Outcome::Done | Outcome::Hold(_) => Ok(()),
+            Outcome::Sent | Outcome::Consumed | Outcome::Hold(_) => Ok(()),
         }
     }
 }

@@ -11,20 +11,17 @@
 //! it, and gets no buffer again before it has taken a frame without. Where no buffer is left, frames are
 //! dropped as if there were none.
 //!
-//! Ports with stages or pipes have none: those look at a frame once, as it arrives.
+//! Ports with a hook have none: it looks at a frame once, as it arrives.
 
 use base::counter::DropReason;
-
+use frame::{Allowed, Body, Frame, HEAD_LEN, Head, SegmentPlan, VNET_LEN, Vnet};
 use sidecore::VmId;
 
+use crate::delivery::Delivery;
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::forward::{Fabric, Outcome, WhenFull};
-use crate::header::{Allowed, HEAD_LEN, Head, VNET_LEN, Vnet};
-use crate::offload::Plan;
 use crate::port::Port;
-use crate::rxq::{Body, Frame};
-use crate::way::Way;
 
 /// Bytes of one receiver's buffer: two windows of 256 KiB, the largest that boot loaders announce.
 const BUFFER_LEN_BYTES: usize = 512 << 10;
@@ -168,13 +165,13 @@ impl Fabric {
         now_ns: u64,
     ) -> Option<Outcome> {
         let port = self.ports.get(usize::from(to))?.as_deref()?;
-        if port.flows.is_some() || !port.stages.is_empty() {
+        if port.hook.is_some() {
             return None;
         }
         if port.backlog.is_none() {
             let outcome = self.send_to_guest(to, lane, frame, WhenFull::Keep, now_ns);
             let port = self.ports[usize::from(to)].as_deref_mut()?;
-            port.is_stuck &= outcome != Outcome::Done;
+            port.is_stuck &= outcome != Outcome::Sent;
             if !matches!(outcome, Outcome::Hold(_)) {
                 return Some(outcome);
             }
@@ -194,10 +191,10 @@ impl Fabric {
         let needs_one = |port: &Port| port.backlog.is_none() && !port.is_stuck;
         let port = self.ports[usize::from(to)].as_deref();
         let may_have_one = port.is_some_and(needs_one) && self.may_have_backlog(to);
-        let Self { ports, backlogs, staging, .. } = self;
+        let Self { ports, backlogs, buffer, .. } = self;
         let Some(port) = ports[usize::from(to)].as_deref_mut() else { return stalled };
-        let way = match Way::find(port, lane, frame) {
-            Ok(way) => way,
+        let delivery = match Delivery::find(port, lane, frame) {
+            Ok(delivery) => delivery,
             Err(reason) => return Outcome::Dropped(reason),
         };
         if may_have_one {
@@ -211,26 +208,31 @@ impl Fabric {
             port.drop_for(lane, 1);
             return stalled;
         };
-        let (kept, lost) = match way.plan() {
-            Some(plan) if staging.load(frame) => put_segments(backlog, lane, staging.eth(), plan),
+        let (kept, lost) = match delivery.plan() {
+            Some(plan) if buffer.load(frame) => put_segments(backlog, lane, buffer.eth(), plan),
             Some(_) => (0, 1),
             None => put_whole(backlog, lane, frame),
         };
         port.drop_for(lane, lost);
-        if kept > 0 { Outcome::Done } else { stalled }
+        if kept > 0 { Outcome::Sent } else { stalled }
     }
 }
 
 /// Copies a frame: how many are kept, and how many found no room.
 fn put_whole(backlog: &mut Backlog, lane: usize, frame: &Frame<'_>) -> (u64, u64) {
     match frame.body {
-        Body::Ours(rest) if backlog.push(lane, frame.wire, rest) => (1, 0),
+        Body::Ours(rest) if backlog.push(lane, frame.head, rest) => (1, 0),
         _ => (0, 1),
     }
 }
 
 /// As above, in the pieces that the receiver takes.
-fn put_segments(backlog: &mut Backlog, lane: usize, frame: &[u8], plan: &Plan) -> (u64, u64) {
+fn put_segments(
+    backlog: &mut Backlog,
+    lane: usize,
+    frame: &[u8],
+    plan: &SegmentPlan,
+) -> (u64, u64) {
     let mut wire = [0; VNET_LEN + HEAD_LEN];
     wire[..VNET_LEN].copy_from_slice(&Vnet::default().to_bytes(1));
     let count = plan.count() as u64;
@@ -271,7 +273,7 @@ impl Engine {
         {
             match send_kept(fabric, &mut heads[0], id, lane, bytes, now_ns) {
                 Outcome::Hold(_) => break,
-                Outcome::Done => backlog.since_ns = now_ns,
+                Outcome::Sent | Outcome::Consumed => backlog.since_ns = now_ns,
                 Outcome::Dropped(reason) => {
                     if let Some(uplink) = &fabric.uplink {
                         uplink.stats.drop_one(reason);
@@ -310,11 +312,12 @@ fn send_kept(
     if let Err(reason) = head.load_slice(bytes, Allowed::ALL) {
         return Outcome::Dropped(reason);
     }
-    let wire = head.wire();
-    let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
+    let start = head.bytes();
+    let body = Body::Ours(&bytes[start.len()..]);
+    let frame = Frame { vnet: head.vnet(), head: start, body };
     let outcome = fabric.send_to_guest(to, lane, &frame, WhenFull::Keep, now_ns);
     // Who sent it was charged when it came.
-    fabric.flooded_bytes = 0;
+    fabric.extra_cost_bytes = 0;
     outcome
 }
 

@@ -5,7 +5,7 @@
 //! [`BindMode::MacAndIp`] it also owns IP addresses: the configured ones, or the first few it uses
 //! that no other port owns. Ports may [share](Shared) addresses besides, which nobody else may use.
 //! Judged are our own copies of the headers, behind up to two VLAN tags;
-//! a packet whose sender cannot be judged (headers beyond [`crate::header::HEAD_LEN`]) is dropped.
+//! a packet whose sender cannot be judged (headers beyond [`frame::HEAD_LEN`]) is dropped.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use base::counter::DropReason;
 
 use crate::allow::Allow;
 use crate::fdb::{Ip, Learn, LearnRules, PortId, Table};
-use crate::header::{Head, L4, Mac, be16, ether_type};
 use crate::metrics::SwitchStats;
 use crate::moves::Moves;
+use frame::{Head, L4, Mac, be16, ether_type};
 
 /// How strictly a port's source addresses are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,8 +72,10 @@ impl Tables {
 /// Addresses that ports may use besides their own, and that move to the port which used one last: of a
 /// bond, of a service that changes its host (VRRP, keepalived).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Shared {
+pub struct Shared {
+    /// MAC addresses.
     pub macs: Vec<Mac>,
+    /// IP addresses.
     pub ips: Vec<Ip>,
 }
 

@@ -15,8 +15,8 @@ use crate::binding::BindMode;
 use crate::engine::Engine;
 use crate::features;
 use crate::filter::{Filter, MAX_FILTER_MACS, MacList};
-use crate::header::Mac;
 use crate::port::{ALL_PAIRS, MIN_CHARGE_BYTES, Port};
+use frame::Mac;
 
 /// Requests served in a round: they are rare, and frames wait meanwhile.
 const ROUND_REQUESTS: usize = 4;

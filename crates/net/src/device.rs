@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use base::clock::Clock;
-use base::counter::{Counter, QueueStats};
+use base::counter::QueueStats;
 use base::log_limit::LogLimit;
 use queue::{GuestMemory, Vring};
 use sidecore::{VmId, Watcher, WorkerRef};
-use stage::FrameStage;
 use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::allow::Allow;
@@ -20,9 +19,10 @@ use crate::control::{self, ControlQueue};
 use crate::engine::Engine;
 use crate::fdb::PortId;
 use crate::features;
-use crate::header::Mac;
+use crate::hook::{HookSlot, Outbox, PortHook};
 use crate::port::{Port, TxQueue};
 use crate::rxq::{RxQueue, vnet_len};
+use frame::Mac;
 
 /// Smallest MTU: what IPv4 asks of every link (RFC 791).
 pub const MIN_MTU: u16 = 68;
@@ -60,8 +60,6 @@ pub struct NetPortConfig {
     pub in_order: bool,
     /// Offer control queue and config space also to a front end that seems to have its own.
     pub whole_device: bool,
-    /// Stages, the first next to the VM.
-    pub stages: Vec<Box<dyn FrameStage>>,
 }
 
 impl NetPortConfig {
@@ -83,7 +81,6 @@ impl NetPortConfig {
             packed: true,
             in_order: true,
             whole_device: false,
-            stages: Vec::new(),
         }
     }
 }
@@ -120,8 +117,6 @@ pub struct NetPort {
     pub(crate) mac: Option<[u8; 6]>,
     pub(crate) mtu: AtomicU16,
     pub(crate) stats: Vec<Arc<QueueStats>>,
-    pub(crate) stage_names: Vec<String>,
-    pub(crate) stage_drops: Arc<[Counter]>,
     pub(crate) notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
 }
 
@@ -155,12 +150,6 @@ impl NetPort {
         self.stats.clone()
     }
 
-    /// Frames dropped by each of its stages.
-    pub fn stage_drops(&self) -> Vec<(String, u64)> {
-        let counts = self.stage_drops.iter().map(Counter::get);
-        self.stage_names.iter().cloned().zip(counts).collect()
-    }
-
     /// The features its driver negotiated; 0 while there is none.
     pub fn negotiated(&self) -> u64 {
         self.features.load(Ordering::Relaxed)
@@ -184,12 +173,43 @@ impl NetPort {
         Ok(self.negotiated() & features::STATUS != 0)
     }
 
+    /// Puts a hook between the guest and the switch. Fails on a port that has one, and gives the hook
+    /// back to nobody.
+    pub fn set_hook(&self, hook: Box<dyn PortHook>) -> Result<(), DeviceError> {
+        let slot = HookSlot::new(hook);
+        let (refused, answer) = self.with(move |port, kicks, _| {
+            if port.hook.is_some() {
+                return (Some(slot), Err("it has one already"));
+            }
+            if let Some(fd) = slot.hook.event_fd()
+                && kicks.watcher.watch(fd).is_err()
+            {
+                return (Some(slot), Err("its descriptor cannot be watched"));
+            }
+            port.hook = Some(slot);
+            (None, Ok(()))
+        })?;
+        // What it holds is not to be freed on the sidecore.
+        drop(refused);
+        answer.map_err(|why| DeviceError::Failed(format!("no hook on port {}: {why}", self.name())))
+    }
+
+    /// Runs `f` on the sidecore, between two frames, with the port's hook and an outbox, whose frames are
+    /// sent then. None: the port has gone, or has no hook of that type.
+    pub fn with_hook<H: PortHook, R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut H, &mut Outbox) -> R + Send + 'static,
+    ) -> Option<R> {
+        let place = self.place;
+        self.worker.call(move |engine, _| engine.with_hook(place, f)).ok().flatten()
+    }
+
     /// Its MAC address, once known, and the IP addresses bound to it.
     pub fn addresses(&self) -> Result<(Option<[u8; 6]>, Vec<IpAddr>), DeviceError> {
         let place = self.place;
         let answer = self.worker.call(move |engine, _| {
             let port = engine.port_mut(place)?;
-            let mac = port.binding.mac.map(crate::header::Mac::bytes);
+            let mac = port.binding.mac.map(frame::Mac::bytes);
             let all = engine.fabric.tables.ips.list(0);
             let own = all.into_iter().filter(|l| l.owner == place.id).map(|l| l.key.into());
             Some((mac, own.collect()))

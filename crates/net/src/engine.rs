@@ -6,17 +6,17 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
+use frame::{Allowed, Body, Frame, FrameBuffer, Head, flow_hash};
 use queue::Lazy;
 use sidecore::{Arm, Ledger, Spent, VmId, Worker};
 
 use crate::backlog::Backlogs;
 use crate::binding::Tables;
 use crate::fdb::{Learn, LearnRules, PortId, UPLINK};
-use crate::forward::{Dest, Fabric, Outcome, Staging, WhenFull, rx_mut};
-use crate::header::{Allowed, Head, flow_hash};
+use crate::forward::{Dest, Fabric, Outcome, WhenFull, rx_mut};
+use crate::hook::Hooks;
 use crate::metrics::SwitchStats;
 use crate::port::{MIN_CHARGE_BYTES, Port, TX_BATCH};
-use crate::rxq::{Body, Frame};
 use crate::uplink::Uplink;
 
 /// Frames taken from the uplink in a round.
@@ -42,8 +42,6 @@ pub(crate) struct Engine {
     pub heads: Box<[Head]>,
     /// Whether each of them makes sense.
     pub verdicts: Box<[Result<(), DropReason>]>,
-    /// A sender's whole frame, for its stages that want payload.
-    pub outgoing: Staging,
     /// Which port is polled first in this round.
     turn: usize,
     /// Which queue a kick belongs to.
@@ -57,12 +55,11 @@ impl Engine {
             uplink: None,
             tables,
             touched: Vec::with_capacity(max_touched),
-            staging: Staging::new(),
+            buffer: FrameBuffer::new(),
             hold_ns,
-            flooded_bytes: 0,
+            extra_cost_bytes: 0,
             unpublished_bytes: 0,
-            steered: Vec::with_capacity(base::limits::MAX_PORTS),
-            lent: Vec::with_capacity(base::limits::MAX_PORTS),
+            hooks: Hooks::new(base::limits::MAX_PORTS),
             backlogs: Backlogs::default(),
             stats,
         };
@@ -70,7 +67,6 @@ impl Engine {
             fabric,
             heads: vec![Head::default(); TX_BATCH].into_boxed_slice(),
             verdicts: vec![Ok(()); TX_BATCH].into_boxed_slice(),
-            outgoing: Staging::new(),
             turn: 0,
             kicks: HashMap::new(),
         }
@@ -90,7 +86,7 @@ impl Engine {
             }
         }
         work += self.poll_control(port, now_ns, ledger);
-        work + self.poll_twins(port, now_ns, ledger)
+        work + self.poll_hook(port, now_ns, ledger)
     }
 
     fn poll_uplink(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
@@ -112,7 +108,7 @@ impl Engine {
             if let Outcome::Dropped(reason) = self.inject(bytes, &uplink.stats, now_ns, ledger) {
                 uplink.stats.drop_one(reason);
             }
-            taken += std::mem::take(&mut self.fabric.flooded_bytes);
+            taken += std::mem::take(&mut self.fabric.extra_cost_bytes);
             self.fabric.flush_lent();
             uplink.wire.release();
             work += 1;
@@ -154,8 +150,9 @@ impl Engine {
             return Outcome::Dropped(DropReason::Throttled);
         }
         let lane = flow_hash(head.eth()) as usize;
-        let wire = head.wire();
-        let frame = Frame { vnet: head.vnet(), wire, body: Body::Ours(&bytes[wire.len()..]) };
+        let start = head.bytes();
+        let body = Body::Ours(&bytes[start.len()..]);
+        let frame = Frame { vnet: head.vnet(), head: start, body };
         // Never held: behind this frame are those for all other VMs.
         let kept = match dest {
             Dest::Port(to) => fabric.send_or_keep(to, lane, &frame, now_ns),
@@ -163,16 +160,16 @@ impl Engine {
         };
         let outcome = match kept {
             Some(outcome) => outcome,
-            // SAFETY: the uplink is not in the fabric now, and what twins have of the frame is
+            // SAFETY: the uplink is not in the fabric now, and what hooks have of the frame is
             // flushed before it is released.
             None => unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) },
         };
-        if outcome == Outcome::Done {
+        if matches!(outcome, Outcome::Sent | Outcome::Consumed) {
             stats.requests.add(1);
             stats.bytes.add(head.frame_len() as u64);
             let mut spent = Spent::default();
             // For one receiver: what its own buffers cost. For several: nobody is charged.
-            let bytes = head.frame_len() as u64 + fabric.flooded_bytes;
+            let bytes = head.frame_len() as u64 + fabric.extra_cost_bytes;
             spent.add(bytes, MIN_CHARGE_BYTES);
             ledger.debit(vm, spent, now_ns);
         }
@@ -220,8 +217,8 @@ impl Worker for Engine {
         for at in 0..ports.len() {
             let vm = ports[at].as_ref().map_or(VmId::NONE, |p| p.vm);
             let ceiling_ns = ledger.until_ns(vm, now_ns);
-            let flows = ports[at].as_mut().and_then(|p| p.flows.as_mut());
-            if let Some((ready, held_on, unfilled)) = flows.map(|flows| flows.waiting()) {
+            let hook = ports[at].as_mut().and_then(|p| p.hook.as_mut());
+            if let Some((ready, held_on, unfilled)) = hook.map(|slot| slot.waiting()) {
                 let busy = match held_on {
                     _ if ceiling_ns.is_some() => {
                         tell_at_ns = tell_at_ns.min(ceiling_ns.unwrap_or(u64::MAX));

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use base::limits::MAX_PORTS;
 
-use crate::header::Mac;
+use frame::Mac;
 
 /// Entries per set: two cache lines of MAC entries.
 const WAYS: usize = 8;

@@ -1,7 +1,7 @@
 //! Which frames a port takes: what its driver asked for over the control queue (virtio 1.2,
 //! 5.1.6.5.1 to 5.1.6.5.3). A port whose control queue is the VMM's has no filter, and takes all.
 
-use crate::header::{Mac, be16};
+use frame::{Mac, be16};
 
 /// Addresses of each kind that a driver can name; with more, all of that kind pass, as the
 /// specification allows.

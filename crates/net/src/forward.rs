@@ -3,21 +3,19 @@
 use std::sync::Arc;
 
 use base::counter::DropReason;
-use queue::seg::copy_out;
+use frame::{Frame, FrameBuffer, GSO_UDP_L4, HEAD_LEN, Mac, SegmentPlan, VNET_LEN};
 use sidecore::VmId;
-use stage::FrameView;
 
 use crate::backlog::Backlogs;
 use crate::binding::Tables;
+use crate::delivery::Delivery;
 use crate::fdb::{PortId, UPLINK};
-use crate::header::{HEAD_LEN, MAX_FRAME, Mac, VNET_LEN, Vnet};
+use crate::hook::Hooks;
 use crate::metrics::SwitchStats;
 use crate::moves::Move;
-use crate::offload::Plan;
 use crate::port::{Awaited, MIN_CHARGE_BYTES, Port};
-use crate::rxq::{Body, Frame, RxQueue};
+use crate::rxq::RxQueue;
 use crate::uplink::Uplink;
-use crate::way::Way;
 
 /// What may be moved while frames wait to be published, in bytes as they are charged: 2 µs. With
 /// less, receivers of small frames from many senders would be notified for a few each.
@@ -38,7 +36,7 @@ pub(crate) enum Dest {
 /// What a frame does at a receiver without buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// It may wait: see [`crate::hold`].
+    /// It may wait: see [`crate::backpressure`].
     Hold,
     /// It is dropped, and counted at the receiver too.
     Drop,
@@ -49,67 +47,14 @@ pub(crate) enum WhenFull {
 /// What became of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Sent, or dropped by a stage (which has counted it).
-    Done,
+    /// Sent, to one receiver at least, or kept for it.
+    Sent,
+    /// Ended by a hook.
+    Consumed,
     /// Its receiver has no buffers: keep it.
     Hold(Awaited),
     /// Not sent.
     Dropped(DropReason),
-}
-
-/// A frame in memory of ours, virtio-net header first.
-pub(crate) struct Staging {
-    bytes: Box<[u8]>,
-    len: usize,
-}
-
-impl Staging {
-    pub fn new() -> Self {
-        Self { bytes: vec![0; VNET_LEN + MAX_FRAME].into_boxed_slice(), len: VNET_LEN }
-    }
-
-    /// Copies a whole frame here. False when its sender's memory fell short.
-    pub fn load(&mut self, frame: &Frame<'_>) -> bool {
-        let (head, total) = (frame.wire.len(), VNET_LEN + frame.len());
-        self.bytes[..head].copy_from_slice(frame.wire);
-        self.len = total;
-        let rest = &mut self.bytes[head..total];
-        match frame.body {
-            Body::Guest { segs, offset, .. } => copy_out(segs, offset, rest) == rest.len(),
-            Body::Ours(bytes) => {
-                rest.copy_from_slice(bytes);
-                true
-            }
-        }
-    }
-
-    fn split(&self) -> usize {
-        self.len.min(VNET_LEN + HEAD_LEN)
-    }
-
-    /// The frame without virtio-net header.
-    pub fn eth(&self) -> &[u8] {
-        &self.bytes[VNET_LEN..self.len]
-    }
-
-    pub fn eth_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[VNET_LEN..self.len]
-    }
-
-    /// The frame, with this virtio-net header.
-    pub fn frame(&mut self, vnet: Vnet) -> Frame<'_> {
-        self.bytes[..VNET_LEN].copy_from_slice(&vnet.to_bytes(1));
-        let (wire, rest) = self.bytes[..self.len].split_at(self.split());
-        Frame { vnet, wire, body: Body::Ours(rest) }
-    }
-
-    /// As stages see it.
-    pub fn view(&mut self) -> FrameView<'_> {
-        let split = self.split();
-        let len_bytes = (self.len - VNET_LEN) as u32;
-        let (head, payload) = self.bytes[VNET_LEN..self.len].split_at_mut(split - VNET_LEN);
-        FrameView { header: head, payload, len_bytes }
-    }
 }
 
 /// Everything a sender's frames may go to. A sender is taken out of it while its frames are sent,
@@ -120,17 +65,15 @@ pub(crate) struct Fabric {
     pub tables: Tables,
     /// Receive queues with something to publish.
     pub touched: Vec<Awaited>,
-    pub staging: Staging,
+    /// Room for a frame that has to be seen or changed as a whole.
+    pub buffer: FrameBuffer,
     pub hold_ns: u64,
-    /// Cost of floods beyond their first copy, each with the least that a frame costs, and of receive
-    /// buffers in many pieces; whoever sent the frame takes and clears it.
-    pub flooded_bytes: u64,
+    /// What frames cost beyond themselves: copies of floods but the first, each with the least that a
+    /// frame costs, and receive buffers in many pieces. Whoever sent the frame takes and clears it.
+    pub extra_cost_bytes: u64,
     /// What was moved since queues were published the last time.
     pub unpublished_bytes: u64,
-    /// Ports with frames queued for their twins.
-    pub steered: Vec<PortId>,
-    /// Of these, those whose frames lie in memory of others.
-    pub lent: Vec<PortId>,
+    pub hooks: Hooks,
     pub backlogs: Backlogs,
     pub stats: Arc<SwitchStats>,
 }
@@ -216,7 +159,7 @@ impl Fabric {
             let to = to as PortId;
             // SAFETY: the caller's promise.
             match unsafe { self.send_to_port(to, lane, frame, WhenFull::Drop, now_ns) } {
-                Outcome::Done => receivers += 1,
+                Outcome::Sent | Outcome::Consumed => receivers += 1,
                 Outcome::Dropped(DropReason::LinkDown | DropReason::NoDestination) => {}
                 Outcome::Dropped(_) | Outcome::Hold(_) => {
                     receivers += 1;
@@ -235,8 +178,8 @@ impl Fabric {
             0 => Outcome::Dropped(DropReason::NoDestination),
             n => {
                 let copies = n as u64 - 1;
-                self.flooded_bytes += copies * (frame.len() as u64).max(MIN_CHARGE_BYTES);
-                Outcome::Done
+                self.extra_cost_bytes += copies * (frame.len() as u64).max(MIN_CHARGE_BYTES);
+                Outcome::Sent
             }
         }
     }
@@ -247,24 +190,7 @@ impl Fabric {
         }
     }
 
-    /// Whether a frame could be delivered to `to` now; `Done` means yes.
-    pub fn probe(&mut self, to: PortId, lane: usize, frame: &Frame<'_>, now_ns: u64) -> Outcome {
-        let hold_ns = self.hold_ns;
-        let stats = &self.stats;
-        match self.ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) {
-            Some(port) => match Way::find(port, lane, frame) {
-                Ok(way) => {
-                    let outcome = way.room(port, frame, WhenFull::Hold, now_ns, hold_ns, stats);
-                    self.flooded_bytes += way.excess(port, frame);
-                    outcome
-                }
-                Err(reason) => Outcome::Dropped(reason),
-            },
-            None => Outcome::Dropped(DropReason::NoDestination),
-        }
-    }
-
-    /// Sends a frame to one port, or to a twin there.
+    /// Sends a frame to one port, past its hook.
     ///
     /// # Safety
     /// As [`Fabric::deliver`].
@@ -277,19 +203,19 @@ impl Fabric {
         now_ns: u64,
     ) -> Outcome {
         let port = self.ports.get(usize::from(to)).and_then(Option::as_ref);
-        match port.is_some_and(|port| port.flows.is_some()) {
+        match port.is_some_and(|port| port.hook.is_some()) {
             // SAFETY: the caller's promise.
-            true => unsafe { self.send_steered(to, lane, frame, when_full, now_ns) },
+            true => unsafe { self.send_past_hook(to, lane, frame, when_full, now_ns) },
             false => self.send_to_guest(to, lane, frame, when_full, now_ns),
         }
     }
 
-    /// To a port whose VM has pipes. Not inlined: its buffer is nothing for all other frames.
+    /// To a port with a hook. Not inlined: its buffer is nothing for all other frames.
     ///
     /// # Safety
     /// As [`Fabric::deliver`].
     #[inline(never)]
-    unsafe fn send_steered(
+    unsafe fn send_past_hook(
         &mut self,
         to: PortId,
         lane: usize,
@@ -297,22 +223,23 @@ impl Fabric {
         when_full: WhenFull,
         now_ns: u64,
     ) -> Outcome {
-        let mut wire = [0; VNET_LEN + HEAD_LEN];
+        let mut head = [0; VNET_LEN + HEAD_LEN];
         // SAFETY: the caller's promise.
-        let Some(bound) = (unsafe { self.steer(to, frame, &mut wire, now_ns) }) else {
+        let Some(answer) = (unsafe { self.show(to, frame, &mut head, now_ns) }) else {
             return self.send_to_guest(to, lane, frame, when_full, now_ns);
         };
-        let Some((vnet, len)) = bound.guest else { return Outcome::Done };
-        let changed = frame.shortened(vnet, &wire[..frame.wire.len()], len);
-        // The twin has it: nothing behind it waits for a guest without buffers.
-        let when_full = if bound.may_miss { WhenFull::Drop } else { when_full };
+        let Some((vnet, len)) = answer.guest else { return Outcome::Consumed };
+        let changed = frame.shortened(vnet, &head[..frame.head.len()], len);
+        // The hook has it: nothing behind it waits for a guest without buffers.
+        let when_full = if answer.may_miss { WhenFull::Drop } else { when_full };
         let outcome = self.send_to_guest(to, lane, &changed, when_full, now_ns);
-        if let (Outcome::Done, Some(key)) = (outcome, bound.told) {
-            self.note_told(to, &key, frame);
+        if outcome == Outcome::Sent && answer.wants_receipt {
+            self.tell_delivered(to, frame);
         }
-        if bound.may_miss { Outcome::Done } else { outcome }
+        if answer.may_miss { Outcome::Consumed } else { outcome }
     }
 
+    /// Sends a frame to one port's guest, whatever its hook would say.
     pub(crate) fn send_to_guest(
         &mut self,
         to: PortId,
@@ -321,34 +248,34 @@ impl Fabric {
         when_full: WhenFull,
         now_ns: u64,
     ) -> Outcome {
-        let Self { ports, staging, touched, hold_ns, flooded_bytes, stats, .. } = self;
+        let Self { ports, buffer, touched, hold_ns, extra_cost_bytes, stats, .. } = self;
         let Some(port) = ports.get_mut(usize::from(to)).and_then(Option::as_deref_mut) else {
             return Outcome::Dropped(DropReason::NoDestination);
         };
-        let way = match Way::find(port, lane, frame) {
-            Ok(way) => way,
+        let delivery = match Delivery::find(port, lane, frame) {
+            Ok(delivery) => delivery,
             Err(reason) => return Outcome::Dropped(reason),
         };
-        let outcome = match way.room(port, frame, when_full, now_ns, *hold_ns, stats) {
-            Outcome::Done => way.pass(port, frame, staging, touched, stats),
-            other => other,
+        let outcome = match delivery.room(port, frame, when_full, now_ns, *hold_ns, stats) {
+            Ok(()) => delivery.put(port, frame, buffer, touched, stats),
+            Err(outcome) => outcome,
         };
-        *flooded_bytes += way.excess(port, frame);
+        *extra_cost_bytes += delivery.excess(port, frame);
         outcome
     }
 
     /// # Safety
     /// As [`Fabric::deliver`].
     unsafe fn send_to_uplink(&mut self, frame: &Frame<'_>) -> Outcome {
-        let Self { uplink, staging, stats, .. } = self;
+        let Self { uplink, buffer, stats, .. } = self;
         let Some(uplink) = uplink.as_deref_mut() else {
             return Outcome::Dropped(DropReason::NoDestination);
         };
-        let cut = frame.vnet.gso_kind() == crate::header::GSO_UDP_L4 && !uplink.uso;
+        let cut = frame.vnet.gso_kind() == GSO_UDP_L4 && !uplink.uso;
         let sent = if cut {
             stats.software_segmented.add(1);
-            match Plan::new(frame.eth(), frame.len(), &frame.vnet) {
-                Ok(plan) if staging.load(frame) => uplink.send_segments(staging.eth(), &plan),
+            match SegmentPlan::new(frame.eth(), frame.len(), &frame.vnet) {
+                Ok(plan) if buffer.load(frame) => uplink.send_segments(buffer.eth(), &plan),
                 Ok(_) => Err(DropReason::Malformed),
                 Err(reason) => Err(reason),
             }
@@ -357,15 +284,15 @@ impl Fabric {
             unsafe { uplink.send(frame) }
         };
         match sent {
-            Ok(()) => Outcome::Done,
+            Ok(()) => Outcome::Sent,
             Err(reason) => Outcome::Dropped(reason),
         }
     }
 
-    /// Hands twins what is queued for them in memory of others, whose owners want it back.
+    /// Has hooks hand on what they have queued in memory of others, whose owners want it back.
     #[inline]
     pub fn flush_lent(&mut self) {
-        if !self.lent.is_empty() {
+        if !self.hooks.lent.is_empty() {
             self.flush_lenders();
         }
     }
@@ -399,9 +326,9 @@ impl Fabric {
 
     /// Publishes every touched receive queue, with one notification each.
     pub fn publish(&mut self, now_ns: u64) {
-        debug_assert!(self.lent.is_empty(), "a sender has its memory back too early");
-        if !self.steered.is_empty() {
-            self.flush_twins();
+        debug_assert!(self.hooks.lent.is_empty(), "a sender has its memory back too early");
+        if self.hooks.has_queued() {
+            self.flush_hooks();
         }
         let Self { ports, touched, .. } = self;
         self.unpublished_bytes = 0;

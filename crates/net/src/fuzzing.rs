@@ -2,18 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code)]
-#[path = "tests/lab.rs"]
-mod lab;
-
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-use lab::{BROADCAST, Lab, Model, Spec, frame, mac, no_offload};
 use queue::Layout;
 
 use crate::binding::BindMode;
 use crate::features;
+use crate::hook::PortHook;
+use crate::testing::{BROADCAST, HOLD_NS, Lab, MODERN, Model, Spec, frame, mac, no_offload};
 
 /// The VM that sends what it likes. The others are [`FRIEND`] and one more.
 const HOSTILE: usize = 0;
@@ -32,14 +29,14 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// `choice` says with which features and rings.
+    /// `choice` says with which features and rings; `hook` is the hostile VM's.
     ///
     /// # Panics
     /// There is no memory.
     #[must_use]
-    pub fn new(choice: u8) -> Self {
+    pub fn new(choice: u8, hook: Option<Box<dyn PortHook>>) -> Self {
         let few = features::VERSION_1 | features::MRG_RXBUF;
-        let features = if choice & 1 == 0 { lab::MODERN } else { few };
+        let features = if choice & 1 == 0 { MODERN } else { few };
         let layout = if choice & 2 == 0 { Layout::Split } else { Layout::Packed };
         let spec = |n: usize| Spec { layout, ring: 64, mac: Some(mac(n)), ..Spec::default() };
         let addresses = ADDRESSES.map(|a| a.parse::<IpAddr>().unwrap()).to_vec();
@@ -47,8 +44,8 @@ impl Switch {
         let friend = Spec { features, ..spec(FRIEND) };
         let mut lab = Lab::new(vec![hostile, friend, spec(OTHER)]);
         let wire = lab.set_wire();
-        if choice & 4 != 0 {
-            drop(lab.set_pipes(HOSTILE));
+        if let Some(hook) = hook {
+            lab.set_hook(HOSTILE, hook);
         }
         Self { lab, wire }
     }
@@ -75,7 +72,7 @@ impl Switch {
         self.lab.poll();
         while self.lab.guests[HOSTILE].tx[0].used().is_some() {}
         let mut came = std::mem::take(&mut self.wire.lock().unwrap().sent);
-        came.iter_mut().for_each(|whole| drop(whole.drain(..crate::header::VNET_LEN)));
+        came.iter_mut().for_each(|whole| drop(whole.drain(..frame::VNET_LEN)));
         for guest in [FRIEND, OTHER] {
             came.extend(self.lab.guests[guest].recv_all(0));
             self.lab.guests[guest].post_up_to(0, BUFFERS, BUFFER_BYTES, 1);
@@ -94,7 +91,7 @@ impl Switch {
         self.wire.lock().unwrap().incoming.clear();
         // Whoever held something up has used up its time.
         for _ in 0..4 {
-            self.turn(lab::HOLD_NS);
+            self.turn(HOLD_NS);
         }
         for (from, to) in [(FRIEND, OTHER), (OTHER, FRIEND)] {
             let sent = frame(mac(to), mac(from), 80);

@@ -3,7 +3,7 @@
 //! # Theory of operation
 //! A [`Switch`] is one worker of one sidecore. In each round it takes a batch of frames from every
 //! transmit queue and from the uplink. For each frame it copies the virtio-net header and the
-//! first 128 bytes into memory of its own ([`header`]), checks that copy (never the guest's bytes
+//! first 128 bytes into memory of its own ([`frame::Head`]), checks that copy (never the guest's bytes
 //! again), asks the binding of the port whether it may send from these addresses ([`binding`]),
 //! looks the destination up ([`fdb`]; by MAC address alone, VLAN tags pass as they are) and fills
 //! receive buffers of the destination: our header bytes, then the rest straight from the sender's
@@ -12,9 +12,14 @@
 //! has a long turn. Super-packets and partial checksums pass untouched to
 //! receivers that negotiated them; for others the frame is finished in software ([`offload`]).
 //!
+//! **The seam.** A port may have a hook ([`PortHook`]): it sees each frame of the guest's before the switch
+//! looks for the destination, and each frame for the guest before it is delivered; it may change, answer
+//! or end them, and send frames of its own. The switch knows nothing of what it does. Pipes have theirs in
+//! the crate `pipe`.
+//!
 //! **The short way.** Nearly all frames need nothing done to them and follow others between the same
 //! two addresses. A port remembers what its last source was found to be and where its last
-//! destinations went ([`lately`]), until a table changes an owner; a run of such frames goes from
+//! destinations went ([`forward_cache`]), until a table changes an owner; a run of such frames goes from
 //! ring to ring in one loop ([`transmit`]). Everything else takes the long way through [`forward`].
 //!
 //! **No buffers.** A VM's frame for one receiver that has no buffers stays in its sender's ring,
@@ -22,7 +27,7 @@
 //! queue has a budget of `hold_us` for that: waiting spends it, taking frames (and, slowly, time)
 //! refills it. With none left the receiver is stalled: what finds no buffers is dropped and
 //! counted. So a busy receiver slows its senders down without loss, a dead one costs each sender
-//! one hold time, and one that posts a buffer now and then an eighth of the time ([`hold`]).
+//! one hold time, and one that posts a buffer now and then an eighth of the time ([`backpressure`]).
 //! Broadcasts, multicasts and frames to unknown addresses are never held: a full receiver misses
 //! them. Frames from the uplink for one receiver are not held either, but kept: copied, cut to what
 //! it takes, and handed over as it posts buffers ([`backlog`]).
@@ -84,28 +89,26 @@
 //!   multicasts and frames to unknown addresses have none.
 //! - IP addresses are bound per switch, not per VLAN.
 //! - 01-80-C2-00-00-0x (spanning tree, pause, LLDP) is never forwarded.
-//! - Stages run once per frame: room at the receiver is looked for before them. A frame whose
-//!   destination a stage changes is dropped when the new receiver has no room.
 //! - A TAP hands up one frame per system call on kernels before 6.4 (no `RWF_NOWAIT` there).
 
 pub mod allow;
 mod announce;
 mod backlog;
+mod backpressure;
 pub mod binding;
 mod ceiling;
 mod config_space;
 mod control;
+mod delivery;
 pub mod device;
 mod engine;
 pub mod error;
 pub mod fdb;
 pub mod features;
 mod filter;
-pub mod flow;
 mod forward;
-pub mod header;
-mod hold;
-mod lately;
+mod forward_cache;
+pub mod hook;
 pub mod metrics;
 mod moves;
 pub mod offload;
@@ -116,11 +119,11 @@ pub mod switch;
 pub mod tap;
 mod transmit;
 mod uplink;
-mod way;
 
-// The tests have the same file of helpers.
-#[cfg(all(feature = "testing", not(test)))]
+#[cfg(feature = "testing")]
 pub mod fuzzing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -128,5 +131,6 @@ pub use allow::Allow;
 pub use binding::BindMode;
 pub use device::{NetPort, NetPortConfig};
 pub use error::NetError;
+pub use hook::{FromGuest, Outbox, OutboxTo, Polled, PortHook, Queued, ToGuest};
 pub use metrics::SwitchStats;
 pub use switch::{MacEntry, Switch, SwitchConfig};

@@ -2,7 +2,7 @@
 //! ports are bridged to each other, or two VMs use one address.
 
 use crate::fdb::PortId;
-use crate::header::Mac;
+use frame::Mac;
 
 /// Between two lines in the log.
 const TELL_EVERY_NS: u64 = 10_000_000_000;

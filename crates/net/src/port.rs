@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::counter::Counter;
 use base::reject_log::RejectLog;
 use queue::{Batch, Chain, Completion, Vring};
 use sidecore::{VmId, least_charge_bytes};
-use stage::{Direction, FrameStage, FrameView, Verdict};
 
 use crate::backlog::Backlog;
 use crate::binding::Binding;
@@ -16,11 +14,11 @@ use crate::control::ControlQueue;
 use crate::fdb::PortId;
 use crate::features;
 use crate::filter::Filter;
-use crate::flow::PortFlows;
-use crate::header::{Allowed, VNET_LEN};
-use crate::lately::Lately;
+use crate::forward_cache::ForwardCache;
+use crate::hook::HookSlot;
 use crate::metrics::SwitchStats;
 use crate::rxq::{RxQueue, vnet_len};
+use frame::{Allowed, VNET_LEN};
 
 /// Frames taken from a transmit queue at once.
 pub const TX_BATCH: usize = 64;
@@ -92,48 +90,7 @@ impl TxQueue {
     }
 }
 
-/// The stages of a port and what they dropped.
-pub(crate) struct Stages {
-    list: Vec<Box<dyn FrameStage>>,
-    drops: Arc<[Counter]>,
-    pub want_payload: bool,
-}
-
-impl Stages {
-    pub fn new(list: Vec<Box<dyn FrameStage>>) -> Self {
-        let drops = list.iter().map(|_| Counter::default()).collect();
-        let want_payload = list.iter().any(|s| s.wants_payload());
-        Self { list, drops, want_payload }
-    }
-
-    pub fn drops(&self) -> Arc<[Counter]> {
-        Arc::clone(&self.drops)
-    }
-
-    pub fn names(&self) -> Vec<String> {
-        self.list.iter().map(|s| s.name().to_owned()).collect()
-    }
-
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
-    /// Whether the frame goes on. The VM's frames meet the stages in order, frames to the VM in
-    /// reverse order, so that the first stage is always next to the VM.
-    pub fn pass(&mut self, way: Direction, view: &mut FrameView<'_>) -> bool {
-        for k in 0..self.list.len() {
-            let at = if way == Direction::FromVm { k } else { self.list.len() - 1 - k };
-            if self.list[at].push(way, view) == Verdict::Drop {
-                self.drops[at].add(1);
-                return false;
-            }
-        }
-        true
-    }
-}
-
-/// See the module's text.
+/// A port of the switch.
 pub(crate) struct Port {
     pub id: PortId,
     /// Tells this port from an earlier one with the same number.
@@ -146,19 +103,18 @@ pub(crate) struct Port {
     pub link_up: bool,
     pub mtu: u16,
     pub features: u64,
-    /// Of these, those that count for what it receives: a driver can switch offloads off.
+    /// Those of `features` that count for what it receives: a driver can switch offloads off.
     pub rx_features: u64,
     pub allowed: Allowed,
     pub tx_vnet_len: usize,
     pub binding: Binding,
     /// What was told of its VM's frames that are dropped.
     pub rejects: RejectLog,
-    /// Of what its VM sends to all.
+    /// How many broadcasts its VM may send.
     pub broadcasts: Ceiling,
-    pub stages: Stages,
-    pub lately: Lately,
-    /// Its connections, when its VM has pipes.
-    pub flows: Option<Box<PortFlows>>,
+    pub forward_cache: ForwardCache,
+    /// What stands between its guest and the switch.
+    pub hook: Option<HookSlot>,
     pub tx: Vec<Option<Box<TxQueue>>>,
     pub rx: Vec<Option<Box<RxQueue>>>,
     /// Indexes of the receive queues that run, and that the driver wants, ascending.
@@ -178,14 +134,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub fn new(
-        serial: u64,
-        name: Arc<str>,
-        pairs: u16,
-        mtu: u16,
-        binding: Binding,
-        stages: Stages,
-    ) -> Self {
+    pub fn new(serial: u64, name: Arc<str>, pairs: u16, mtu: u16, binding: Binding) -> Self {
         let mut port = Self {
             id: 0,
             serial,
@@ -201,9 +150,8 @@ impl Port {
             binding,
             rejects: RejectLog::default(),
             broadcasts: Ceiling::default(),
-            stages,
-            lately: Lately::default(),
-            flows: None,
+            forward_cache: ForwardCache::default(),
+            hook: None,
             tx: (0..pairs).map(|_| None).collect(),
             rx: (0..pairs).map(|_| None).collect(),
             rx_running: Vec::with_capacity(usize::from(pairs)),
@@ -262,10 +210,7 @@ impl Port {
     /// Whether its frames may leave without a look at more than their addresses.
     #[inline]
     pub fn sends_plain(&self) -> bool {
-        self.link_up
-            && self.stages.is_empty()
-            && self.flows.is_none()
-            && self.tx_vnet_len == VNET_LEN
+        self.link_up && self.hook.is_none() && self.tx_vnet_len == VNET_LEN
     }
 
     /// Length of the longest frame that is not to be cut.

@@ -4,7 +4,7 @@ use base::counter::DropReason;
 use base::reject_log::RejectLog;
 use queue::Chain;
 
-use crate::header::{ETH_LEN, Head, MAX_FRAME, VNET_LEN, ether_type};
+use frame::{ETH_LEN, Head, MAX_FRAME, VNET_LEN, ether_type};
 
 /// What is to be known about frames that are dropped for this reason; none where load is the reason.
 fn advice(reason: DropReason) -> Option<&'static str> {
@@ -47,7 +47,7 @@ pub(crate) fn tell(
         );
         return;
     }
-    let vnet = &head.wire()[..VNET_LEN];
+    let vnet = &head.bytes()[..VNET_LEN];
     tracing::warn!(
         port,
         reason = reason.name(),

@@ -5,12 +5,12 @@
 //! together, so that all frames of a round become visible at once with one notification.
 
 use base::counter::DropReason;
+use frame::{Frame, Head, PLAIN, VNET_LEN, VNET_LEN_LEGACY, Vnet};
 use queue::seg::{copy_across, copy_in, copy_out};
-use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
+use queue::{Batch, Chain, Completion, RingError, Vring};
 use sidecore::SEG_CHARGE_BYTES;
 
-use crate::header::{Head, PLAIN, VNET_LEN, VNET_LEN_LEGACY, Vnet};
-use crate::hold::{Hold, Refusal};
+use crate::backpressure::{HoldBudget, Refusal};
 
 /// Chains taken from the ring at once: twice as many as the last round used, within these. A frame
 /// that comes alone does not wait until dozens of descriptors have come from another core's cache.
@@ -29,66 +29,6 @@ const RX_SEGS: usize = 2048;
 /// header's.
 const USUAL_SEGS: u64 = 20;
 
-/// A frame on its way to a receiver: our header bytes, then the rest where it lies.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Frame<'a> {
-    pub vnet: Vnet,
-    /// Virtio-net header (12 bytes, one buffer) and the first bytes of the frame.
-    pub wire: &'a [u8],
-    pub body: Body<'a>,
-}
-
-/// The part of a frame behind our copy.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Body<'a> {
-    /// In the sender's memory, from `offset` bytes on, `len` of them.
-    Guest { segs: &'a [Seg], offset: usize, len: usize },
-    /// In memory of ours.
-    Ours(&'a [u8]),
-}
-
-impl Frame<'_> {
-    /// Length of the whole frame without the virtio-net header.
-    #[inline]
-    pub fn len(&self) -> usize {
-        let body = match self.body {
-            Body::Guest { len, .. } => len,
-            Body::Ours(bytes) => bytes.len(),
-        };
-        self.wire.len() - VNET_LEN + body
-    }
-
-    /// The first `len` bytes of the frame (no more than it has), with the beginning and the header that
-    /// are in `wire`.
-    pub fn shortened<'a>(&self, vnet: Vnet, wire: &'a [u8], len: usize) -> Frame<'a>
-    where
-        Self: 'a,
-    {
-        let wire = &wire[..wire.len().min(VNET_LEN + len)];
-        let rest = len + VNET_LEN - wire.len();
-        let body = match self.body {
-            Body::Guest { segs, offset, .. } => Body::Guest { segs, offset, len: rest },
-            Body::Ours(bytes) => Body::Ours(&bytes[..rest]),
-        };
-        Frame { vnet, wire, body }
-    }
-
-    /// The copied part of the frame.
-    pub fn eth(&self) -> &[u8] {
-        &self.wire[VNET_LEN..]
-    }
-}
-
-impl Body<'_> {
-    #[inline]
-    fn put(&self, from: usize, len: usize, dst: &[Seg], at: usize) -> usize {
-        match *self {
-            Body::Guest { segs, offset, .. } => copy_across(segs, offset + from, dst, at, len),
-            Body::Ours(bytes) => copy_in(dst, at, &bytes[from..from + len]),
-        }
-    }
-}
-
 /// Whether frames fit now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -100,7 +40,7 @@ pub(crate) enum Room {
     No(DropReason),
 }
 
-/// One running receive queue; see the module's text.
+/// One running receive queue.
 #[derive(Debug)]
 pub(crate) struct RxQueue {
     pub vring: Vring,
@@ -114,7 +54,7 @@ pub(crate) struct RxQueue {
     done: Vec<Completion>,
     vnet_len: usize,
     mergeable: bool,
-    hold: Hold,
+    hold: HoldBudget,
     /// Bytes put since the last time that they were counted.
     put_bytes: u64,
     /// Segments that were used, or walked again, since they were counted the last time; not those of
@@ -135,7 +75,7 @@ impl RxQueue {
             done: Vec::with_capacity(RX_BATCH),
             vnet_len,
             mergeable,
-            hold: Hold::default(),
+            hold: HoldBudget::default(),
             put_bytes: 0,
             segs: 0,
             touched: false,
@@ -349,9 +289,9 @@ impl RxQueue {
     #[inline]
     fn put_whole(&mut self, frame: &Frame<'_>, need: usize) {
         let chain = self.batch.get(self.next);
-        let mut at = copy_in(chain.writable, 0, frame.wire);
+        let mut at = copy_in(chain.writable, 0, frame.head);
         if need > at {
-            at += frame.body.put(0, need - at, chain.writable, at);
+            at += frame.body.copy_to(0, need - at, chain.writable, at);
         }
         self.vring.queue.mark_written(chain.writable, at);
         self.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: at as u32 });
@@ -377,7 +317,7 @@ impl RxQueue {
                     copy_in(chain.writable, at, piece)
                 } else {
                     let from = put - self.vnet_len - eth.len();
-                    frame.body.put(from, end - put, chain.writable, at)
+                    frame.body.copy_to(from, end - put, chain.writable, at)
                 };
                 // Cannot be: the lengths were added up before. A stuck loop would be worse than a
                 // short frame.

@@ -23,11 +23,11 @@ use crate::engine::Engine;
 use crate::error::NetError;
 use crate::fdb::{Ip, Learn, PortId, Table, UPLINK};
 use crate::forward::Fabric;
-use crate::header::Mac;
 use crate::metrics::SwitchStats;
 use crate::moves::Moves;
-use crate::port::{Port, Stages};
+use crate::port::Port;
 use crate::uplink::Uplink;
+use frame::Mac;
 
 /// Most MAC addresses a switch can be told to hold: 64 entries per port of a full daemon.
 const MAX_MACS: usize = 65_536;
@@ -190,7 +190,7 @@ impl Switch {
             macs: config.shared_macs.iter().copied().map(Mac::new).collect(),
             ips: config.shared_addresses.iter().copied().map(Ip::from).collect(),
         };
-        let NetPortConfig { name, vm, mac, addresses, bind, allow, mtu, stages, .. } = config;
+        let NetPortConfig { name, vm, mac, addresses, bind, allow, mtu, .. } = config;
         let configured_mac = mac;
         let mac = mac.map(Mac::new);
         let mut all = mac.iter().chain(&shared.macs);
@@ -206,9 +206,7 @@ impl Switch {
             shared,
             allow,
         };
-        let stages = Stages::new(stages);
-        let (stage_names, stage_drops) = (stages.names(), stages.drops());
-        let port = Port::new(serial, name.as_str().into(), pairs, mtu, binding, stages);
+        let port = Port::new(serial, name.as_str().into(), pairs, mtu, binding);
         let broadcasts = Ceiling::per_second(broadcasts_per_s);
         let announce = Arc::clone(&port.announce);
         let port = Box::new(Port { vm, broadcasts, ..port });
@@ -230,8 +228,6 @@ impl Switch {
             mac: configured_mac,
             mtu: AtomicU16::new(mtu),
             stats: (0..queue_count(pairs)).map(|_| Arc::default()).collect(),
-            stage_names,
-            stage_drops,
             notifier: std::sync::Mutex::new(None),
         }))
     }
@@ -429,7 +425,7 @@ impl Engine {
         let mut port = self.fabric.ports.get_mut(usize::from(place.id))?.take()?;
         self.fabric.backlogs.reclaim(&mut port);
         self.collect_shared();
-        if let Some(fd) = port.flows.as_ref().and_then(|flows| flows.event_fd()) {
+        if let Some(fd) = port.hook.as_ref().and_then(|slot| slot.hook.event_fd()) {
             watcher.unwatch(fd);
         }
         Some((port, stopped))

@@ -17,7 +17,7 @@ use base::io::{IoSlice, Wire};
 use io_uring::{IoUring, opcode, types};
 
 use crate::error::NetError;
-use crate::header::{MAX_FRAME, VNET_LEN};
+use frame::{MAX_FRAME, VNET_LEN};
 pub use setup::{TapConfig, mtu_of, raise_mtu};
 
 /// Receive buffers: what a switch takes from its uplink in a round.

@@ -3,20 +3,19 @@
 use std::ops::Range;
 
 use base::counter::DropReason;
+use frame::{Body, Frame, HEAD_LEN, Head, Mac, VNET_LEN, Vnet};
 use queue::seg::prefetch_head;
 use queue::{Batch, Chain, Completion};
 use sidecore::{Allowance, Ledger, Spent};
-use stage::{Direction, FrameView};
 
 use crate::binding::Tables;
 use crate::engine::Engine;
 use crate::fdb::PortId;
-use crate::flow::{FlowVerdict, reply};
-use crate::forward::{Dest, Fabric, LONG_TURN_BYTES, Outcome, Staging, WhenFull};
-use crate::header::{HEAD_LEN, Head, Mac, VNET_LEN};
+use crate::forward::{Dest, Fabric, LONG_TURN_BYTES, Outcome, WhenFull};
+use crate::hook::FromGuest;
 use crate::port::{Awaited, Port, TX_BATCH, TxQueue, charge_bytes};
 use crate::rejects;
-use crate::rxq::{Body, Frame, RxQueue};
+use crate::rxq::{Room, RxQueue};
 
 /// Bytes taken from one transmit queue in a round, for a port whose VM has no account, and so no turn:
 /// four super-packets. More would push the other queues' frames out of the cache. A flood counts
@@ -26,6 +25,24 @@ const ROUND_BYTES: u64 = 256 << 10;
 /// Frames whose headers are fetched together: enough to wait for memory once for all of them, few
 /// enough that a round's end throws little away.
 const CHUNK: usize = 16;
+
+/// A transmit queue's turn with one batch of its frames.
+struct Turn<'a> {
+    port: &'a mut Port,
+    txq: &'a mut TxQueue,
+    /// The queue's number among the port's: it picks the receive queue.
+    lane: usize,
+    now_ns: u64,
+    sent: Sent,
+}
+
+impl Turn<'_> {
+    /// Whether it has sent as much as it may.
+    #[inline(always)]
+    fn is_over(&self) -> bool {
+        self.sent.cost_bytes >= self.sent.most_bytes
+    }
+}
 
 /// What became of a batch.
 #[derive(Default)]
@@ -79,16 +96,18 @@ impl Engine {
         if popped == 0 {
             return 0;
         }
-        let mut sent = Sent { most_bytes: allowance.bytes, ..Sent::default() };
-        port.lately.refresh(&self.fabric.tables, now_ns);
+        port.forward_cache.refresh(&self.fabric.tables, now_ns);
         prefetch(&txq.batch, 0);
+        let sent = Sent { most_bytes: allowance.bytes, ..Sent::default() };
+        let mut turn = Turn { port, txq, lane, now_ns, sent };
         for first in (0..popped).step_by(CHUNK) {
             let chunk = first..popped.min(first + CHUNK);
-            self.load(port, txq, chunk.clone());
-            if !self.send_chunk(port, txq, chunk, lane, now_ns, &mut sent) {
+            self.load(&turn, chunk.clone());
+            if !self.send_chunk(&mut turn, chunk) {
                 break;
             }
         }
+        let Turn { port, txq, sent, .. } = turn;
         let Sent { bytes, cost_bytes, wire_used, .. } = sent;
         txq.count_hold(was_held, now_ns, &self.fabric.stats);
         let stats = &txq.vring.parts.stats;
@@ -116,60 +135,47 @@ impl Engine {
     /// Copies the beginnings of a chunk's frames and judges them; those of the next chunk are on
     /// their way to the cache meanwhile.
     #[inline]
-    fn load(&mut self, port: &Port, txq: &TxQueue, chunk: Range<usize>) {
-        prefetch(&txq.batch, chunk.end);
+    fn load(&mut self, turn: &Turn<'_>, chunk: Range<usize>) {
+        let (port, batch) = (&*turn.port, &turn.txq.batch);
+        prefetch(batch, chunk.end);
         let (heads, verdicts) = (&mut self.heads[chunk.clone()], &mut self.verdicts[chunk.clone()]);
         for ((head, verdict), at) in heads.iter_mut().zip(verdicts).zip(chunk) {
-            *verdict = head.load_chain(&txq.batch.get(at), port.tx_vnet_len, port.allowed);
+            *verdict = head.load_chain(&batch.get(at), port.tx_vnet_len, port.allowed);
         }
     }
 
     /// Sends frames whose beginnings are loaded. False: enough for this round.
     #[inline]
-    fn send_chunk(
-        &mut self,
-        port: &mut Port,
-        txq: &mut TxQueue,
-        chunk: Range<usize>,
-        lane: usize,
-        now_ns: u64,
-        sent: &mut Sent,
-    ) -> bool {
+    fn send_chunk(&mut self, turn: &mut Turn<'_>, chunk: Range<usize>) -> bool {
         let mut at = chunk.start;
-        while at < chunk.end && sent.cost_bytes < sent.most_bytes {
-            at += self.send_run(port, txq, at..chunk.end, lane, now_ns, sent);
-            if at == chunk.end || sent.cost_bytes >= sent.most_bytes {
+        while at < chunk.end && !turn.is_over() {
+            at += self.send_run(turn, at..chunk.end);
+            if at == chunk.end || turn.is_over() {
                 break;
             }
-            if !self.send_one(port, txq, at, lane, now_ns, sent) {
+            if !self.send_one(turn, at) {
                 return false;
             }
             at += 1;
         }
-        sent.cost_bytes < sent.most_bytes
+        !turn.is_over()
     }
 
     /// Sends the first of these frames that need nothing done to them and go from and to the
     /// addresses that the last ones did: nearly all. Returns how many.
     #[inline]
-    fn send_run(
-        &mut self,
-        port: &Port,
-        txq: &mut TxQueue,
-        run: Range<usize>,
-        lane: usize,
-        now_ns: u64,
-        sent: &mut Sent,
-    ) -> usize {
+    fn send_run(&mut self, turn: &mut Turn<'_>, run: Range<usize>) -> usize {
+        let Turn { port, txq, lane, now_ns, sent } = turn;
         if !port.sends_plain() {
             return 0;
         }
         let Fabric { ports, tables, touched, .. } = &mut self.fabric;
         let (heads, verdicts) = (&self.heads[run.clone()], &self.verdicts[run.clone()]);
-        let (Some(first), Some(source)) = (heads.first(), port.lately.source()) else { return 0 };
+        let cache = &port.forward_cache;
+        let (Some(first), Some(source)) = (heads.first(), cache.source()) else { return 0 };
         let dst = first.dst();
-        let Some(Dest::Port(to)) = port.lately.way(dst, tables) else { return 0 };
-        let Some((longest, untagged, queue, rxq)) = open(ports, to, lane, dst) else { return 0 };
+        let Some(Dest::Port(to)) = cache.dest(dst, tables) else { return 0 };
+        let Some((longest, untagged, queue, rxq)) = open(ports, to, *lane, dst) else { return 0 };
         let mut count = 0;
         for ((head, verdict), at) in heads.iter().zip(verdicts).zip(run) {
             let is_alike = sent.cost_bytes < sent.most_bytes
@@ -180,7 +186,7 @@ impl Engine {
                 && !(untagged && head.is_tagged())
                 && source.is_of(head);
             let chain = txq.batch.get(at);
-            if !is_alike || !rxq.put_plain(&chain, head, now_ns) {
+            if !is_alike || !rxq.put_plain(&chain, head, *now_ns) {
                 break;
             }
             txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
@@ -194,21 +200,14 @@ impl Engine {
     }
 
     /// Sends any frame. False when it has to stay where it is.
-    fn send_one(
-        &mut self,
-        port: &mut Port,
-        txq: &mut TxQueue,
-        at: usize,
-        lane: usize,
-        now_ns: u64,
-        sent: &mut Sent,
-    ) -> bool {
+    fn send_one(&mut self, turn: &mut Turn<'_>, at: usize) -> bool {
+        let Turn { port, txq, lane, now_ns, sent } = turn;
         let chain = txq.batch.get(at);
         // SAFETY: the batch keeps the chain's memory mapped and `heads[at]` is not used again
-        // before uplink and twins are flushed, at the end of the batch.
-        let (outcome, to_wire) = unsafe { self.send(port, &chain, at, lane, now_ns) };
+        // before uplink and hooks are flushed, at the end of the batch.
+        let (outcome, to_wire) = unsafe { self.send(port, &chain, at, *lane, *now_ns) };
         sent.wire_used |= to_wire;
-        sent.cost_bytes += std::mem::take(&mut self.fabric.flooded_bytes);
+        sent.cost_bytes += std::mem::take(&mut self.fabric.extra_cost_bytes);
         match outcome {
             Outcome::Hold(awaited) => {
                 txq.held_on = Some(awaited);
@@ -217,10 +216,10 @@ impl Engine {
             Outcome::Dropped(reason) => {
                 txq.vring.parts.stats.drop_one(reason);
                 let frame = (&chain, &self.heads[at], port.tx_vnet_len);
-                rejects::tell(&mut port.rejects, &port.name, reason, frame, now_ns);
+                rejects::tell(&mut port.rejects, &port.name, reason, frame, *now_ns);
                 sent.cost_bytes += charge_bytes(&chain);
             }
-            Outcome::Done => sent.count(&self.heads[at], &chain),
+            Outcome::Sent | Outcome::Consumed => sent.count(&self.heads[at], &chain),
         }
         txq.done.push(Completion { id: chain.id, ndesc: chain.ndesc, written: 0 });
         true
@@ -229,7 +228,7 @@ impl Engine {
     /// Judges and delivers one chain of a sender; also says whether the uplink may be using it.
     ///
     /// # Safety
-    /// The chain stays mapped, and head `at` unused, until uplink and twins are flushed.
+    /// The chain stays mapped, and head `at` unused, until uplink and hooks are flushed.
     #[inline]
     unsafe fn send(
         &mut self,
@@ -239,17 +238,14 @@ impl Engine {
         lane: usize,
         now_ns: u64,
     ) -> (Outcome, bool) {
-        let Self { fabric, heads, verdicts, outgoing, .. } = self;
+        let Self { fabric, heads, verdicts, .. } = self;
         let head = &mut heads[at];
         let admitted = verdicts[at].and_then(|()| admit(port, head, &mut fabric.tables, now_ns));
         if let Err(reason) = admitted {
             return (Outcome::Dropped(reason), false);
         }
-        if port.flows.is_some() && !follow(port, head, &mut fabric.touched, now_ns) {
-            return (Outcome::Done, false);
-        }
-        if !port.stages.is_empty() {
-            return (staged(fabric, port, chain, head, outgoing, lane, now_ns), false);
+        if port.hook.is_some() && !pass_hook(port, head, &mut fabric.touched, now_ns) {
+            return (Outcome::Consumed, false);
         }
         let dest = destination(fabric, port, head.dst(), now_ns);
         let frame = chain_frame(chain, head, port.tx_vnet_len);
@@ -282,36 +278,50 @@ pub(crate) fn admit(
     if head.dst().is_broadcast() && !port.broadcasts.take(now_ns) {
         return Err(DropReason::Throttled);
     }
-    port.lately.note_source(head, port.binding.mode, tables);
+    port.forward_cache.note_source(head, port.binding.mode, tables);
     Ok(())
 }
 
-/// Tells the port's connections of a frame, and has them change it. False: it ends here.
-fn follow(port: &mut Port, head: &mut Head, touched: &mut Vec<Awaited>, now_ns: u64) -> bool {
-    let Some(flows) = port.flows.as_deref_mut() else { return true };
+/// Shows a frame to the port's hook, which may change it. False: it ends here.
+fn pass_hook(port: &mut Port, head: &mut Head, touched: &mut Vec<Awaited>, now_ns: u64) -> bool {
+    let Some(slot) = port.hook.as_mut() else { return true };
     let mut answer = [0; VNET_LEN + HEAD_LEN];
-    match flows.guest_sends(head, &mut answer, now_ns) {
-        FlowVerdict::Pass => true,
-        FlowVerdict::Swallow => false,
-        FlowVerdict::Answer(len) => {
+    match slot.hook.from_guest(head, &mut answer, now_ns) {
+        FromGuest::Pass => true,
+        FromGuest::Consume => false,
+        FromGuest::Reply(len) => {
             reply(port, touched, &answer[..len], now_ns);
             false
         }
-        FlowVerdict::AnswerAndPass(len) => {
+        FromGuest::ReplyAndPass(len) => {
             reply(port, touched, &answer[..len], now_ns);
             true
         }
     }
 }
 
+/// Puts a short frame of ours into a port's first receive queue, if there is room.
+fn reply(port: &mut Port, touched: &mut Vec<Awaited>, bytes: &[u8], now_ns: u64) {
+    let Some(queue) = port.rx_for(0) else { return };
+    let Some(rxq) = port.rx[usize::from(queue)].as_deref_mut() else { return };
+    let frame = Frame::short(bytes);
+    if !rxq.vring.parts.health.is_live() || rxq.room(1, frame.len(), now_ns) != Room::Yes {
+        return;
+    }
+    rxq.put(&frame, &Vnet::default());
+    if !std::mem::replace(&mut rxq.touched, true) {
+        touched.push((port.id, queue));
+    }
+}
+
 /// Where a port's frames to `dst` go.
 #[inline]
 fn destination(fabric: &Fabric, port: &mut Port, dst: Mac, now_ns: u64) -> Dest {
-    if let Some(dest) = port.lately.way(dst, &fabric.tables) {
+    if let Some(dest) = port.forward_cache.dest(dst, &fabric.tables) {
         return dest;
     }
     let dest = fabric.lookup(dst, port.id, now_ns);
-    port.lately.note_way(dst, dest, &fabric.tables);
+    port.forward_cache.note_dest(dst, dest, &fabric.tables);
     dest
 }
 
@@ -325,7 +335,7 @@ fn open(
     dst: Mac,
 ) -> Option<(usize, bool, u16, &mut RxQueue)> {
     let port = ports.get_mut(usize::from(to))?.as_deref_mut()?;
-    if !port.link_up || !port.stages.is_empty() || port.flows.is_some() {
+    if !port.link_up || port.hook.is_some() {
         return None;
     }
     let untagged = match &port.filter {
@@ -345,48 +355,5 @@ fn chain_frame<'a>(chain: &Chain<'a>, head: &'a Head, vnet_len: usize) -> Frame<
     let offset = vnet_len + head.eth().len();
     let len = head.frame_len() - head.eth().len();
     let body = Body::Guest { segs: chain.readable, offset, len };
-    Frame { vnet: head.vnet(), wire: head.wire(), body }
-}
-
-/// A frame of a port with stages. Stages judge a frame once, so room is looked for before; a frame
-/// that they redirect to a full receiver is dropped.
-fn staged(
-    fabric: &mut Fabric,
-    port: &mut Port,
-    chain: &Chain<'_>,
-    head: &mut Head,
-    outgoing: &mut Staging,
-    lane: usize,
-    now_ns: u64,
-) -> Outcome {
-    let frame = chain_frame(chain, head, port.tx_vnet_len);
-    if let Dest::Port(to) = fabric.lookup(head.dst(), port.id, now_ns) {
-        match fabric.probe(to, lane, &frame, now_ns) {
-            Outcome::Done => {}
-            other => return other,
-        }
-    }
-    let (vnet, len_bytes) = (frame.vnet, frame.len() as u32);
-    let passed = if port.stages.want_payload {
-        if !outgoing.load(&frame) {
-            return Outcome::Dropped(DropReason::Malformed);
-        }
-        port.stages.pass(Direction::FromVm, &mut outgoing.view())
-    } else {
-        let mut view = FrameView { header: head.eth_mut(), payload: &mut [], len_bytes };
-        port.stages.pass(Direction::FromVm, &mut view)
-    };
-    if !passed {
-        return Outcome::Done;
-    }
-    let frame = match port.stages.want_payload {
-        true => outgoing.frame(vnet),
-        false => chain_frame(chain, head, port.tx_vnet_len),
-    };
-    let dest = fabric.lookup(crate::header::Mac::read(frame.eth()), port.id, now_ns);
-    // SAFETY: flushed right here, while `outgoing`, `head` and the chain are still untouched.
-    let outcome = unsafe { fabric.deliver(dest, lane, &frame, WhenFull::Drop, now_ns) };
-    fabric.flush_uplink();
-    fabric.flush_lent();
-    outcome
+    Frame { vnet: head.vnet(), head: head.bytes(), body }
 }

@@ -5,14 +5,7 @@ use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
 use base::io::{IoSlice, Wire};
-use queue::seg::subrange;
-
-use crate::header::{GSO_UDP_L4, HEAD_LEN, VNET_LEN, Vnet};
-use crate::offload::Plan;
-use crate::rxq::{Body, Frame};
-
-/// Most pieces of a frame that leaves the switch: what `writev` takes (IOV_MAX).
-pub(crate) const MAX_PIECES: usize = 1024;
+use frame::{Body, Frame, GSO_UDP_L4, HEAD_LEN, MAX_SLICES, SegmentPlan, VNET_LEN, Vnet, io_slice};
 
 /// A wire with what the switch keeps beside it.
 pub(crate) struct Uplink {
@@ -32,7 +25,7 @@ unsafe impl Send for Uplink {}
 
 impl Uplink {
     pub fn new(wire: Box<dyn Wire>, stats: Arc<QueueStats>, uso: bool) -> Self {
-        let bufs = Vec::with_capacity(MAX_PIECES);
+        let bufs = Vec::with_capacity(MAX_SLICES);
         Self { wire, stats, uso, unfilled: false, bufs, unflushed: false }
     }
 
@@ -53,14 +46,14 @@ impl Uplink {
 
     /// Cuts a super-packet that the wire does not take, from memory of ours, and sends the pieces.
     /// `frame` has no virtio-net header.
-    pub fn send_segments(&mut self, frame: &[u8], plan: &Plan) -> Result<(), DropReason> {
-        let mut wire = [0; VNET_LEN + HEAD_LEN];
-        wire[..VNET_LEN].copy_from_slice(&Vnet::default().to_bytes(1));
+    pub fn send_segments(&mut self, frame: &[u8], plan: &SegmentPlan) -> Result<(), DropReason> {
+        let mut head = [0; VNET_LEN + HEAD_LEN];
+        head[..VNET_LEN].copy_from_slice(&Vnet::default().to_bytes(1));
         for index in 0..plan.count() {
-            let n = plan.headers(frame, index, &mut wire[VNET_LEN..]);
+            let n = plan.headers(frame, index, &mut head[VNET_LEN..]);
             let body = Body::Ours(plan.payload(frame, index));
-            let piece = Frame { vnet: Vnet::default(), wire: &wire[..VNET_LEN + n], body };
-            // SAFETY: flushed before `wire` changes or goes.
+            let piece = Frame { vnet: Vnet::default(), head: &head[..VNET_LEN + n], body };
+            // SAFETY: flushed before `head` changes or goes.
             let sent = unsafe { self.send(&piece) };
             self.flush();
             sent?;
@@ -72,17 +65,8 @@ impl Uplink {
     /// As [`Uplink::send`].
     unsafe fn queue(&mut self, frame: &Frame<'_>) -> Result<(), DropReason> {
         self.bufs.clear();
-        self.bufs.push(io_slice(frame.wire));
-        let mut whole = true;
-        match frame.body {
-            Body::Guest { len: 0, .. } => {}
-            Body::Guest { segs, offset, len } => {
-                whole = subrange(segs, offset, len, &mut self.bufs) == len;
-            }
-            Body::Ours([]) => {}
-            Body::Ours(bytes) => self.bufs.push(io_slice(bytes)),
-        }
-        if !whole {
+        self.bufs.push(io_slice(frame.head));
+        if !frame.body.slices(&mut self.bufs) {
             return Err(DropReason::TooBig);
         }
         // SAFETY: the caller's promise.
@@ -110,8 +94,4 @@ impl Uplink {
         };
         self.stats.drops[DropReason::WireError as usize].add(refused);
     }
-}
-
-fn io_slice(bytes: &[u8]) -> IoSlice {
-    IoSlice { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }

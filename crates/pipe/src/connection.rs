@@ -4,14 +4,15 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use flow::FlowError;
+pub(crate) use flow::{FlowKey, FlowSnapshot, ReceiveStart, Relief, Snapshot};
 use guest_abi::Reason;
 use guest_abi::pipe::SocketEnd;
-use net::flow::FlowError;
-pub(crate) use net::flow::{FlowKey, FlowSnapshot, ReceiveStart, Relief, Snapshot};
 
 use crate::config::Devices;
 use crate::epoll_set::EpollSet;
 use crate::message::Socket;
+use crate::net_flows::NetFlows;
 use crate::twin::{Twin, TwinState};
 use crate::twin_port::TwinPort;
 
@@ -50,7 +51,7 @@ impl Connection {
 
     /// Whether all of the connection has passed its port, and will. To be asked once it is
     /// reserved: who opens another way for it looks afterwards for those that are reserved
-    /// ([`net::NetPort::flows_bound`]).
+    /// ([`NetFlows::flows_bound`]).
     pub fn passes_port(&self, devices: &dyn Devices) -> bool {
         let key = self.socket.key;
         match self.port.net.flow_free_since_ns(key) {

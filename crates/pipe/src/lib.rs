@@ -41,7 +41,7 @@
 //!
 //! **Another way.** The switch cannot take over what it has not seen. A connection whose packets
 //! may have gone by a channel, now or since it began, is not piped; one that was shifted before
-//! there was a channel is kept off it ([`Devices::has_way_past`], [`net::NetPort::flows_bound`]).
+//! there was a channel is kept off it ([`Devices::has_way_past`], [`NetFlows::flows_bound`]).
 //!
 //! # Words
 //! Files and types have the same names as in the guest's agent (`guest/agent`), where there are
@@ -82,12 +82,14 @@ mod epoll_set;
 pub mod error;
 mod file_sink;
 pub mod file_source;
+pub mod hook;
 mod job;
 pub mod limits;
 mod line;
 pub mod message;
 pub mod metrics;
 pub mod namespace;
+mod net_flows;
 mod netlink;
 mod page_cache;
 pub mod pipe_info;
@@ -110,10 +112,13 @@ mod testing;
 mod transfer;
 pub mod twin;
 mod twin_port;
+mod twin_queue;
 pub mod vm;
 
 pub use config::{Devices, PipesConfig, Secret};
 pub use error::PipeError;
+pub use hook::PipeHook;
 pub use metrics::PipeStats;
+pub use net_flows::NetFlows;
 pub use pipe_info::PipeInfo;
 pub use vm::VmPipes;

@@ -3,13 +3,13 @@
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use flow::FlowKey;
 use guest_abi::Reason;
 use guest_abi::frame::{HEADER_BYTES, Header, MAX_BODY_BYTES};
 use guest_abi::pipe::{
     self, FileEnd, MAX_EXTENTS, MAX_REFUSALS, MAX_TAKE_BYTES, PlacesEnd, Probe, ProbePlaces,
     Refusal, SocketEnd, Taken, end, family, kind,
 };
-use net::flow::FlowKey;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 

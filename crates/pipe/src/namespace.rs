@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, Once, PoisonError};
 
-use net::flow::TWIN_MAC;
+use flow::TWIN_MAC;
 use net::tap::{Tap, TapConfig};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 

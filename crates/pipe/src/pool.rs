@@ -10,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use flow::{FlowEvent, FlowWatch};
 use guest_abi::Reason;
-use net::flow::{FlowEvent, FlowWatch};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::epoll_set::EpollSet;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::io::{IoSlice, Wire};
 use etherparse::{PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
-use net::flow::TWIN_MAC;
+use flow::TWIN_MAC;
 use net::tap::Tap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

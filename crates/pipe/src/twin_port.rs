@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::counter::QueueStats;
+use flow::{FlowWatch, Journal};
 use net::NetPort;
-use net::flow::{FlowWatch, Journal};
 
 use crate::error::PipeError;
 use crate::namespace::Namespace;
+use crate::net_flows::NetFlows;
 use crate::twin::{Twin, TwinState};
 
 /// MTU of a twin's TAP: the largest there is. Segments are as long as the connection's MSS says.

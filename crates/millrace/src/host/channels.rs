@@ -22,7 +22,8 @@ use channel::{ChannelError, Flow, MemberConfig, MemberInfo};
 use control::config::Config;
 use control::plane::{ChannelState, ChannelStatus, PlaneError};
 use control::sample::Metrics;
-use net::flow::FlowKey;
+use flow::FlowKey;
+use pipe::NetFlows;
 
 use self::addresses::{Addresses, NetAddresses};
 use self::candidate::{Candidate, FrontEnds, Session, Vm};

@@ -7,8 +7,8 @@ use etherparse::PacketBuilder;
 
 use crate::allow::Allow;
 use crate::binding::{BindMode, Shared, v4_key};
-use crate::header::Mac;
-use crate::tests::lab::{BROADCAST, Lab, Spec, frame, mac};
+use crate::testing::{BROADCAST, Lab, Spec, frame, mac};
+use frame::Mac;
 
 const V4: [u8; 4] = [10, 0, 0, 5];
 const OTHER: [u8; 4] = [10, 0, 0, 6];
@@ -167,7 +167,7 @@ fn abuse_C3_a_live_learned_address_is_not_taken_by_a_first_frame() {
     let hello = [&[0; 12][..], &frame(BROADCAST, gateway, 60)].concat();
     wire.lock().unwrap().incoming.push_back(hello);
     lab.poll();
-    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    lab.advance(crate::testing::MAC_AGE_NS + 1);
     assert_eq!(lab.judge(0, &frame(BROADCAST, gateway, 60)), None);
 }
 
@@ -191,7 +191,7 @@ fn abuse_N9_more_addresses_than_a_port_may_have_cost_flooding_not_their_frames()
     assert_eq!(lab.judge(1, &frame(BROADCAST, mac(1), 60)), None);
     assert_eq!(lab.judge(0, &frame(BROADCAST, mac(1), 60)), Some(Spoofed));
     // Aged ones make room.
-    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    lab.advance(crate::testing::MAC_AGE_NS + 1);
     assert_eq!(lab.judge(0, &frame(BROADCAST, mac(200), 60)), None);
 }
 
@@ -205,13 +205,14 @@ fn abuse_N10_an_address_that_flaps_between_ports_is_counted_and_told_of() {
     }
     assert_eq!(lab.stats.mac_moves.get(), 3);
     let wire = lab.set_wire();
-    wire.lock().unwrap().incoming.push_back(
-        [&crate::tests::lab::no_offload()[..], &frame(BROADCAST, mac(100), 60)].concat(),
-    );
+    wire.lock()
+        .unwrap()
+        .incoming
+        .push_back([&crate::testing::no_offload()[..], &frame(BROADCAST, mac(100), 60)].concat());
     lab.poll();
     assert_eq!(lab.stats.mac_moves.get(), 4);
     // What has aged is new at its next place.
-    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    lab.advance(crate::testing::MAC_AGE_NS + 1);
     assert_eq!(lab.judge(0, &frame(BROADCAST, mac(100), 60)), None);
     assert_eq!(lab.stats.mac_moves.get(), 4);
 }
@@ -469,7 +470,7 @@ fn abuse_N8_shared_addresses_move_between_the_ports_that_name_them() {
     }
     assert_eq!(lab.stats.mac_moves.get(), 3);
     // Nobody else: neither by the first use, nor without a binding, nor while it is free.
-    lab.advance(crate::tests::lab::MAC_AGE_NS + 1);
+    lab.advance(crate::testing::MAC_AGE_NS + 1);
     for n in [2, 3] {
         assert_eq!(lab.judge(n, &udp(VRRP, VIRTUAL)), Some(Spoofed), "{n}");
     }

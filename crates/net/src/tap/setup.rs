@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::NetError;
-use crate::header::{ETH_LEN, VNET_LEN};
+use frame::{ETH_LEN, VNET_LEN};
 
 /// What the interface should be.
 #[derive(Debug, Clone, Default)]

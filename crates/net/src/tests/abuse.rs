@@ -4,9 +4,9 @@
 use base::counter::DropReason;
 use queue::Layout;
 
-use super::lab::{BROADCAST, HOLD_NS, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
 use crate::features;
-use crate::header::{GSO_TCPV4, MAX_FRAME, VNET_LEN};
+use crate::testing::{BROADCAST, HOLD_NS, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
+use frame::{GSO_TCPV4, MAX_FRAME, VNET_LEN};
 
 const MALFORMED: Option<DropReason> = Some(DropReason::Malformed);
 

@@ -1,58 +1,15 @@
 //! The hot path allocates nothing.
 
-use std::alloc::{GlobalAlloc, Layout as Shape, System};
-use std::cell::Cell;
-
+use base::alloc_count::{Counting, allocations};
 use queue::Layout;
 use sidecore::Worker;
 
-use super::lab::{BROADCAST, HOLD_NS, Lab, MODERN, Spec, frame, mac, no_offload};
 use crate::features as f;
-use crate::offload::tests::{make_partial, super_packet};
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-fn count() {
-    // A thread that is ending has no counter any more, and none of these tests runs on it.
-    let _ = COUNT.try_with(|c| c.set(c.get() + 1));
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, shape: Shape) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(shape) }
-    }
-    unsafe fn alloc_zeroed(&self, shape: Shape) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(shape) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, shape: Shape, len: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(ptr, shape, len) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, shape: Shape) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, shape) }
-    }
-}
+use crate::testing::{BROADCAST, HOLD_NS, Lab, MODERN, Spec, frame, mac, no_offload};
+use frame::testing::{make_partial, super_packet};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-pub fn allocations(f: impl FnOnce()) -> u64 {
-    let before = COUNT.with(Cell::get);
-    f();
-    COUNT.with(Cell::get) - before
-}
 
 #[test]
 fn the_counter_counts() {

@@ -3,10 +3,10 @@
 
 use base::counter::DropReason;
 
-use super::lab::{Lab, Spec, mac, no_offload};
 use crate::binding::BindMode;
 use crate::device::Place;
-use crate::header::Mac;
+use crate::testing::{Lab, Spec, mac, no_offload};
+use frame::Mac;
 
 /// Has a guest's session announce `addr`.
 fn announce(lab: &mut Lab, guest: usize, addr: [u8; 6]) -> Result<(), DropReason> {

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use base::counter::DropReason;
 use sidecore::{Arm, Settings, Worker};
 
-use super::lab::Model;
-use super::lab::{Lab, MODERN, Spec, frame, mac};
 use super::uplink::wired;
 use crate::backlog::Backlogs;
 use crate::features as f;
-use crate::offload::tests::{make_partial, super_packet, verify};
+use crate::testing::Model;
+use crate::testing::{Lab, MODERN, Spec, frame, mac};
+use frame::testing::{make_partial, super_packet, verify};
 
 const OUTSIDE: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
 const SECOND_NS: u64 = 1_000_000_000;

@@ -4,10 +4,10 @@ use base::counter::DropReason;
 use queue::Layout;
 use queue::testing::ModelOptions;
 
-use super::lab::{BROADCAST, Lab, MAC_AGE_NS, MODERN, Spec, frame, mac, no_offload};
 use crate::binding::BindMode;
 use crate::features;
-use crate::header::Mac;
+use crate::testing::{BROADCAST, Lab, MAC_AGE_NS, MODERN, Spec, frame, mac, no_offload};
+use frame::Mac;
 
 /// Every kind of ring and buffer a driver may use.
 fn kinds() -> Vec<(Layout, bool, bool, bool)> {
@@ -161,7 +161,7 @@ fn each_transmit_queue_keeps_to_one_receive_queue() {
         }
     }
     assert_eq!(lab.poll(), 32);
-    let lens = |guest: &mut super::lab::Guest, q| -> Vec<usize> {
+    let lens = |guest: &mut crate::testing::Guest, q| -> Vec<usize> {
         let mut lens: Vec<usize> = guest.recv_all(q).iter().map(Vec::len).collect();
         // Each queue's frames come in order; any queue may be the first.
         for from in [0, 10, 20, 30] {
@@ -259,7 +259,7 @@ fn no_more_frames_are_taken_from_a_ring_than_may_be_sent() {
 
 #[test]
 fn the_header_is_right_whatever_was_in_the_buffer() {
-    let right = crate::header::PLAIN;
+    let right = frame::PLAIN;
     let mut wrong = right;
     wrong[10] = 2;
     for old in [right, wrong, [0xff; 12]] {

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use base::counter::DropReason::{self, Malformed};
 use etherparse::PacketBuilder;
 
-use super::lab::{BROADCAST, Lab, MODERN, Spec, mac, vnet};
 use crate::allow::Allow;
 use crate::binding::BindMode;
 use crate::features;
-use crate::offload::tests::{make_partial, super_packet, verify};
+use crate::testing::{BROADCAST, Lab, MODERN, Spec, mac, vnet};
+use frame::testing::{make_partial, super_packet, verify};
 
 const OWN: [u8; 4] = [10, 0, 5, 7];
 

@@ -8,11 +8,11 @@ use proptest::prelude::*;
 use queue::Layout;
 use queue::testing::{ModelDriver, ModelOptions};
 
-use super::lab::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
 use crate::BindMode;
 use crate::control::{self, ControlQueue};
 use crate::features as f;
-use crate::header::{F_NEEDS_CSUM, Mac};
+use crate::testing::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload, vnet};
+use frame::{F_NEEDS_CSUM, Mac};
 
 const CONTROL: u64 = f::CTRL_VQ | f::CTRL_RX | f::CTRL_MAC_ADDR | f::WHOLE_DEVICE;
 const RX: u8 = 0;

@@ -3,8 +3,8 @@
 use base::counter::DropReason;
 use sidecore::{Accounts, Arm, Settings, Worker};
 
-use super::lab::{BROADCAST, Lab, Spec, frame, mac, no_offload};
 use super::uplink::wired;
+use crate::testing::{BROADCAST, Lab, Spec, frame, mac, no_offload};
 
 /// Opens an account for each of the first guests.
 pub fn open(lab: &mut Lab, settings: &[Settings]) {

@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use sidecore::{Sidecore, SidecoreConfig};
 use vhost_user::{ConfigNotifier, Device, DeviceKind};
 
-use super::lab::{BROADCAST, MODERN, frame, mac, no_offload};
 use crate::features as f;
+use crate::testing::{BROADCAST, MODERN, frame, mac, no_offload};
 use crate::{BindMode, NetError, NetPort, NetPortConfig, Switch, SwitchConfig};
 
 fn core() -> Sidecore {

@@ -9,7 +9,7 @@ use queue::dirty::{DirtyLog, LOG_PAGE_BYTES};
 use queue::testing::{GUEST_BASE, GuestRam};
 use queue::{Layout, MemoryShare};
 
-use super::lab::{Lab, Spec, frame, mac};
+use crate::testing::{Lab, Spec, frame, mac};
 
 /// Room for the bits of 8 GiB of addresses: a model guest's memory starts at 4 GiB.
 const LOG_BYTES: usize = 256 << 10;
@@ -84,9 +84,9 @@ fn abuse_P11_pages_of_received_frames_are_logged() {
 #[test]
 fn abuse_P11_pages_of_frames_finished_in_software_are_logged() {
     use crate::features as f;
-    use crate::offload::tests::{make_partial, super_packet};
+    use frame::testing::{make_partial, super_packet};
     let (mut lab, log) = logged(Layout::Split);
-    lab.port(1).set_features(super::lab::MODERN & !f::OFFLOADS);
+    lab.port(1).set_features(crate::testing::MODERN & !f::OFFLOADS);
     let (mut bytes, vnet) = super_packet(false, false, 4200, 1400);
     bytes[..6].copy_from_slice(&mac(1));
     bytes[6..12].copy_from_slice(&mac(0));

@@ -2,22 +2,17 @@
 //! told to, one poll at a time.
 
 mod abuse;
-pub mod alloc;
+mod alloc;
 mod announce;
 mod backlog;
+mod backpressure;
 mod basic;
 mod checksum;
 mod control;
 mod credits;
 mod device;
 mod dirty;
-pub mod flows;
-mod flows_abuse;
-mod flows_receive;
-mod hold;
-pub mod lab;
-mod lately;
+mod forward_cache;
 mod offloads;
 mod pieces;
-mod stages;
 mod uplink;

@@ -2,10 +2,10 @@
 
 use base::counter::DropReason;
 
-use super::lab::{Lab, MODERN, Spec, mac};
 use crate::features as f;
-use crate::header::{GSO_ECN, Vnet};
-use crate::offload::tests::{make_partial, super_packet, verify};
+use crate::testing::{Lab, MODERN, Spec, mac};
+use frame::testing::{make_partial, super_packet, verify};
+use frame::{GSO_ECN, Vnet};
 
 /// Two guests; the second negotiated `features`.
 fn lab(features: u64) -> Lab {

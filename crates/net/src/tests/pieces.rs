@@ -4,10 +4,10 @@
 use sidecore::{SEG_CHARGE_BYTES, Settings};
 
 use super::credits::open;
-use super::lab::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload};
 use super::uplink::wired;
 use crate::features;
 use crate::port::MIN_CHARGE_BYTES;
+use crate::testing::{BROADCAST, Lab, MODERN, Spec, frame, mac, no_offload};
 
 /// What guest 0's last batch was charged for a frame.
 fn mean_cost(lab: &mut Lab) -> u64 {

@@ -4,12 +4,12 @@
 use base::counter::DropReason;
 use sidecore::{Arm, Worker};
 
-use super::lab::{BROADCAST, Lab, MAX_MACS, MODERN, Spec, frame, mac, no_offload, vnet};
 use crate::binding::BindMode;
 use crate::features as f;
-use crate::header::{F_DATA_VALID, Vnet};
-use crate::lately::HOLDS_NS;
-use crate::offload::tests::{make_partial, super_packet, verify};
+use crate::forward_cache::HOLDS_NS;
+use crate::testing::{BROADCAST, Lab, MAX_MACS, MODERN, Spec, frame, mac, no_offload, vnet};
+use frame::testing::{make_partial, super_packet, verify};
+use frame::{F_DATA_VALID, Vnet};
 
 const OUTSIDE: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
 

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::*;
 use crate::namespace::Namespace;
 use crate::testing::{ONLY_ACK, PATIENCE, Say, Seen, TapEnd, inside};
-use net::flow::TWIN_MAC;
+use flow::TWIN_MAC;
 
 const MSS: usize = 1000;
 const SEND_SEQ: u32 = 0xffff_fc00;

@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Context;
 use base::clock::{Clock, MonotonicClock};
 use channel::{ChannelError, Flow};
-use net::flow::FlowKey;
+use flow::FlowKey;
 
 use super::Members;
 use super::candidate::Vm;
 use crate::host::shortcuts::Shortcuts;
 
-/// Connections of a VM that have to pass its network ports ([`net::NetPort::flows_bound`]).
+/// Connections of a VM that have to pass its network ports ([`pipe::NetFlows::flows_bound`]).
 pub type Bound = dyn Fn(&str) -> Vec<FlowKey> + Send + Sync;
 
 /// By member; the same ones are always in the same order.

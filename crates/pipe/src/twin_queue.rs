@@ -1,0 +1,131 @@
+//! Segments for the twins of a port, queued for the TAP that leads to them.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use base::counter::{DropReason, QueueStats};
+use base::io::{IoSlice, Wire};
+use frame::{Body, Frame, MAX_SLICES};
+
+/// Segments that wait for the TAP's next flush. With more the first are handed on earlier.
+const SLOTS: usize = 64;
+
+/// Bytes of a segment that are copied, so that it can wait until others are flushed with it: an Ethernet
+/// frame with its virtio-net header. Copying these costs a tenth of the system call that it saves. Longer
+/// ones, and those in guests' memory, are lent for as long as their sender is busy with its batch.
+const SLOT_LEN: usize = 1536;
+
+/// Where the pieces of a frame are, only while it is queued.
+struct Slices(Vec<IoSlice>);
+
+// SAFETY: addresses in it are used by the call that put them there, and by no other.
+unsafe impl Send for Slices {}
+
+/// The queue, and the TAP.
+pub(crate) struct TwinQueue {
+    wire: Box<dyn Wire>,
+    pub stats: Arc<QueueStats>,
+    /// Copies that the wire reads from until it is flushed.
+    slots: Box<[[u8; SLOT_LEN]]>,
+    used: usize,
+    /// The pieces of one frame.
+    slices: Slices,
+    is_lent: bool,
+}
+
+impl TwinQueue {
+    pub fn new(wire: Box<dyn Wire>, stats: Arc<QueueStats>) -> Self {
+        let slots = vec![[0; SLOT_LEN]; SLOTS].into_boxed_slice();
+        let slices = Slices(Vec::with_capacity(MAX_SLICES));
+        Self { wire, stats, slots, used: 0, slices, is_lent: false }
+    }
+
+    /// Whether something waits.
+    pub fn has_queued(&self) -> bool {
+        self.used > 0
+    }
+
+    /// Whether some of it lies in memory of others.
+    pub fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
+    /// Queues a frame for the twin.
+    ///
+    /// # Safety
+    /// Its body stays valid until [`Self::flush`] when [`Self::is_lent`] afterwards.
+    pub unsafe fn push(&mut self, frame: &Frame<'_>) {
+        if self.used == SLOTS {
+            self.flush();
+        }
+        let slot = &mut self.slots[self.used];
+        let mut len = frame.head.len();
+        slot[..len].copy_from_slice(frame.head);
+        let copied = match frame.body {
+            Body::Ours(bytes) if len + bytes.len() <= SLOT_LEN => {
+                slot[len..len + bytes.len()].copy_from_slice(bytes);
+                len += bytes.len();
+                true
+            }
+            _ => frame.body.is_empty(),
+        };
+        let slices = &mut self.slices.0;
+        slices.clear();
+        slices.push(IoSlice { iov_base: slot.as_mut_ptr().cast(), iov_len: len });
+        if !copied {
+            if !frame.body.slices(slices) {
+                return self.stats.drop_one(DropReason::Malformed);
+            }
+            self.is_lent = true;
+        }
+        self.used += 1;
+        // SAFETY: the slot is not used again before `flush`, and stays where it is: it is boxed. The
+        // rest is the caller's promise.
+        let mut sent = unsafe { self.wire.send(slices) };
+        if matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            self.flush_wire();
+            // SAFETY: as above.
+            sent = unsafe { self.wire.send(&self.slices.0) };
+        }
+        if sent.is_err() {
+            self.stats.drop_one(DropReason::WireError);
+        }
+    }
+
+    /// Hands everything to the twins, in at most one system call.
+    pub fn flush(&mut self) {
+        self.is_lent = false;
+        if std::mem::take(&mut self.used) > 0 {
+            self.flush_wire();
+        }
+    }
+
+    fn flush_wire(&mut self) {
+        let refused = match self.wire.flush() {
+            Ok(refused) => u64::from(refused),
+            Err(_) => 1,
+        };
+        self.stats.drops[DropReason::WireError as usize].add(refused);
+    }
+
+    /// The oldest frame of a twin's; it stays until [`Self::release`].
+    pub fn receive(&mut self) -> Option<&[u8]> {
+        self.wire.receive()
+    }
+
+    /// That frame is not needed any more.
+    pub fn release(&mut self) {
+        self.wire.release();
+    }
+
+    /// Lets the TAP have its receive buffers back. False: it could not take them.
+    pub fn refill(&mut self) -> bool {
+        self.wire.refill().is_ok()
+    }
+
+    /// The TAP's descriptor.
+    pub fn event_fd(&self) -> Option<RawFd> {
+        self.wire.event_fd()
+    }
+}
