@@ -4,9 +4,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::budget::Purpose;
 use crate::error::MemoryError;
 use crate::mapping::Mapping;
-use crate::share::{Counts, MemoryShare};
+use crate::share::MemoryShare;
 
 /// Bytes of guest memory behind one bit (vhost-user, "Migration": `VHOST_LOG_PAGE`).
 pub const LOG_PAGE_BYTES: u64 = 4096;
@@ -44,7 +45,7 @@ impl DirtyLog {
             return Err(unmappable(format!("size 0 or above the limit {MAX_LOG_BYTES:#x}")));
         }
         let mapping =
-            share.map(Counts::Log, fd.as_fd(), mmap_offset, mmap_size).map_err(unmappable)?;
+            share.map(Purpose::Log, fd.as_fd(), mmap_offset, mmap_size).map_err(unmappable)?;
         Ok(Self { mapping, len_bytes: mmap_size })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //! [`memory::GuestMemory`] is an immutable table of mapped regions; a change makes a new table, and
-//! an `Arc` of the old one keeps it mapped while anything still uses it. [`ring::Queue`] walks
+//! an `Arc` of the old one keeps it mapped while anything still uses it. [`Queue`] walks
 //! split and packed rings: it copies each descriptor once, checks it, translates it into
 //! [`seg::Seg`]s of a preallocated [`batch::Batch`], and publishes completions in batches.
 //! [`vring::Vring`] adds the doorbells, the counters and the saved position to a queue: it is what
@@ -23,12 +23,12 @@
 //! index and the other side's wish to be notified stands a full fence, on both sides.
 //!
 //! **Death.** The daemon may be killed between any two instructions. Devices that complete in order
-//! keep a [`slot::PositionSlot`]: [`ring::Queue::resume`] takes unfinished chains again and finishes
+//! keep a [`slot::PositionSlot`]: [`Queue::resume`] takes unfinished chains again and finishes
 //! a publication that was begun. Devices that do not keep an [`inflight::InflightRegion`], in the
 //! layout of the vhost-user specification: [`vring::Vring::new`] delivers its requests first. A
 //! test kills the daemon before every store there is.
 //!
-//! **What is left to the engines.** The written length of a [`ring::Completion`] must not be above
+//! **What is left to the engines.** The written length of a [`Completion`] must not be above
 //! what was really written: the bytes beyond it are whatever the buffer held before. Chains given
 //! back with `unpop` must be the last popped.
 //!
@@ -62,19 +62,20 @@
 //! Little-endian guests only (virtio 1.x); no vIOMMU: addresses in rings are guest-physical.
 
 pub mod batch;
+mod budget;
 mod crash;
 pub mod dirty;
 pub mod error;
+mod file_system;
 pub mod inflight;
 mod mapping;
 pub mod memory;
-mod mounted;
 mod packed;
 mod parts;
-mod position;
-mod resubmit;
-pub mod ring;
+mod queue;
+mod redelivery;
 pub mod seg;
+mod setup;
 mod share;
 mod sigbus;
 pub mod slot;
@@ -86,10 +87,11 @@ mod tests;
 pub mod vring;
 mod walk;
 
+pub use crate::queue::Queue;
 pub use batch::{Batch, Chain, ChainBuf};
 pub use error::{ChainFault, MemoryError, RingError};
 pub use memory::GuestMemory;
-pub use ring::{Completion, Layout, Position, Queue, RingAddrs, RingSetup};
 pub use seg::Seg;
+pub use setup::{Completion, Layout, Position, RingAddrs, RingSetup};
 pub use share::MemoryShare;
 pub use vring::{Lazy, Vring};

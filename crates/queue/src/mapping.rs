@@ -6,39 +6,9 @@ use std::ptr::NonNull;
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::mounted;
-use crate::share::{Charge, Counts, VmBudget};
+use crate::budget::{Charge, Purpose, VmBudget};
+use crate::file_system::{self, PAGE_BYTES};
 use crate::sigbus::Guarded;
-
-/// Page size of ordinary mappings.
-const PAGE_BYTES: u64 = 4096;
-
-/// `f_type` of hugetlbfs (statfs(2)).
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-
-/// File systems whose pages come from memory or a local disk, by `f_type`. Memory files (memfds) are
-/// on the first two; QEMU's `memory-backend-file` may be on any. Overlay: what can be written there
-/// is on its upper layer, which the kernel wants local.
-const ALLOWED: [(u64, &str); 7] = [
-    (0x0102_1994, "tmpfs"),
-    (HUGETLBFS_MAGIC, "hugetlbfs"),
-    (0x8584_58f6, "ramfs"),
-    (0xef53, "ext4"),
-    (0x5846_5342, "xfs"),
-    (0x9123_683e, "btrfs"),
-    (0x794c_7630, "overlay"),
-];
-
-/// What is asked for most often beyond these, for the error.
-const REFUSED: [(u64, &str); 7] = [
-    (0x6573_5546, "FUSE"),
-    (0x6969, "NFS"),
-    (0xff53_4d42, "CIFS"),
-    (0xfe53_4d42, "SMB"),
-    (0x0102_1997, "9p"),
-    (0x00c3_6400, "Ceph"),
-    (0x9fa0, "proc"),
-];
 
 /// A shared, writable mapping of a part of somebody else's file, guarded against truncation.
 #[derive(Debug)]
@@ -62,8 +32,8 @@ impl Mapping {
     /// Whether `offset..offset + len` of the file may be mapped, and the size of its pages. The error
     /// is a text that says why not.
     pub fn check(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, String> {
-        mounted::may_be_asked(fd)?;
-        let page_bytes = page_bytes(fd)?;
+        file_system::check_never_waits(fd)?;
+        let page_bytes = file_system::page_bytes(fd)?;
         let size = file_size(fd)?;
         if !offset.is_multiple_of(PAGE_BYTES) {
             return Err(format!("file offset {offset:#x} is not a multiple of {PAGE_BYTES}"));
@@ -81,7 +51,7 @@ impl Mapping {
         fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
-        vm: Option<(&VmBudget, Counts)>,
+        vm: Option<(&VmBudget, Purpose)>,
     ) -> Result<Self, String> {
         let page_bytes = Self::check(fd, offset, len)?;
         let end = offset + len;
@@ -140,35 +110,6 @@ fn unmap(map: NonNull<u8>, map_len: usize) {
     let _ = unsafe { rustix::mm::munmap(map.as_ptr().cast(), map_len) };
 }
 
-/// Refuses file systems where a page fault waits for somebody: a sidecore that touches such a page
-/// stands still, with all VMs on it, for as long as a server on the network, or an attacker's own
-/// FUSE process, likes.
-fn check_file_system(magic: u64) -> Result<(), String> {
-    let named = |list: &[(u64, &'static str)]| list.iter().find(|f| f.0 == magic).map(|f| f.1);
-    if named(&ALLOWED).is_some() {
-        return Ok(());
-    }
-    let allowed = ALLOWED.map(|f| f.1).join(", ");
-    let name = named(&REFUSED).unwrap_or("another file system");
-    Err(format!("the file is on {name} (type {magic:#x}); allowed are {allowed}"))
-}
-
-fn page_bytes(fd: BorrowedFd<'_>) -> Result<u64, String> {
-    let stat = rustix::fs::fstatfs(fd).map_err(|e| format!("fstatfs: {e}"))?;
-    // The kernel's numbers have 32 bits; where the field is signed they may be extended.
-    let magic = stat.f_type as u64 & 0xffff_ffff;
-    check_file_system(magic)?;
-    if magic != HUGETLBFS_MAGIC {
-        return Ok(PAGE_BYTES);
-    }
-    let bytes = stat.f_bsize as u64;
-    if bytes.is_power_of_two() && bytes >= PAGE_BYTES {
-        Ok(bytes)
-    } else {
-        Err(format!("huge page size {bytes:#x} is not a power of two"))
-    }
-}
-
 /// Bytes of a file that is open for reading and writing; nothing else is memory. A device is none, whatever file system its node is on:
 /// pages that are read from `/dev/zero` are the daemon's own memory.
 fn file_size(fd: BorrowedFd<'_>) -> Result<u64, String> {
@@ -182,22 +123,4 @@ fn file_size(fd: BorrowedFd<'_>) -> Result<u64, String> {
         return Err("the file is not open for reading and writing".into());
     }
     Ok(stat.st_size as u64)
-}
-
-#[cfg(test)]
-#[allow(non_snake_case)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn abuse_P9_file_systems_that_wait_for_somebody_are_refused_by_name() {
-        for (magic, name) in [(0x6573_5546, "FUSE"), (0x6969, "NFS"), (0x0102_1997, "9p")] {
-            let text = check_file_system(magic).unwrap_err();
-            assert!(text.contains(name) && text.contains("allowed are tmpfs, hugetlbfs"), "{text}");
-        }
-        assert!(check_file_system(0xdead).unwrap_err().contains("0xdead"));
-        for (magic, _) in ALLOWED {
-            check_file_system(magic).unwrap();
-        }
-    }
 }

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::limits::{MAX_MEMORY_BYTES, MAX_MEMORY_REGIONS, MAX_QUEUES};
 use base::numa::{self, Located, Spread};
 
+use crate::budget::Purpose;
 use crate::dirty::DirtyLog;
 use crate::error::MemoryError;
 use crate::mapping::Mapping;
-use crate::share::{Counts, MemoryShare};
+use crate::share::MemoryShare;
 
 /// One region as a vhost-user front end describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +105,7 @@ impl GuestMemory {
         self.check_new(&spec)?;
         let mapping = self
             .share
-            .map(Counts::Memory, fd.as_fd(), spec.mmap_offset, spec.len_bytes)
+            .map(Purpose::Memory, fd.as_fd(), spec.mmap_offset, spec.len_bytes)
             .map_err(|reason| MemoryError::Unmappable {
                 addr: spec.guest_addr,
                 len: spec.len_bytes,

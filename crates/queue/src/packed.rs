@@ -13,13 +13,12 @@ use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::parts::{AHEAD, Desc, PackedParts};
-use crate::position::WRAP_BIT;
-use crate::ring::{Completion, Position, RingSetup};
+use crate::setup::{Completion, Position, RingSetup, WRAP_BIT};
 use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED` (2.8.1).
 const F_AVAIL: u16 = 1 << 7;
-pub(crate) const F_USED: u16 = 1 << 15;
+const F_USED: u16 = 1 << 15;
 
 /// Event suppression (2.8.14): on, off, at one descriptor.
 const EVENT_ENABLE: u16 = 0;
@@ -289,6 +288,11 @@ impl PackedRing {
     /// Flags of the descriptor at `index`, which is below the queue size.
     pub fn flags_at(&self, index: u16) -> u16 {
         self.parts.flags(index)
+    }
+
+    /// Whether the descriptor at `index` says "used" in the lap of `wrap`.
+    pub fn is_used(&self, index: u16, wrap: bool) -> bool {
+        (self.flags_at(index) & F_USED != 0) == wrap
     }
 
     /// Stands where `used` says, with the next `in_flight` descriptors taken.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use crate::crash;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
-use crate::ring::{Layout, RingSetup};
 use crate::seg::prefetch;
+use crate::setup::{Layout, RingSetup};
 
 /// Descriptors that are on their way to the cache while one is looked at: eight lines of them, since
 /// another core has just written each.

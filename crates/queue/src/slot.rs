@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::shm::SharedMemory;
 
 use crate::crash;
-use crate::ring::{Completion, Position};
+use crate::setup::{Completion, Position};
 
 /// Bytes per slot: one page, so that two sidecores never share a cache line and a batch's log fits.
 pub const SLOT_LEN_BYTES: usize = 4096;

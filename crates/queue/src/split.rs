@@ -7,7 +7,7 @@ use crate::dirty::DirtyLog;
 use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::parts::{AHEAD, Desc, SplitParts};
-use crate::ring::{Completion, Position, RingSetup};
+use crate::setup::{Completion, Position, RingSetup};
 use crate::walk::{Build, F_INDIRECT, F_NEXT, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY` (2.7.6, 2.7.8).

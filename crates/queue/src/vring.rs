@@ -13,7 +13,8 @@ use base::log_limit::LogLimit;
 use crate::batch::{Batch, Chain};
 use crate::error::RingError;
 use crate::inflight::{InflightRegion, Tracker};
-use crate::ring::{Completion, Position, Queue};
+use crate::queue::Queue;
+use crate::setup::{Completion, Position};
 use crate::sigbus;
 use crate::slot::PositionSlot;
 

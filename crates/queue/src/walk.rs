@@ -6,8 +6,8 @@ use crate::batch::{Batch, Entry, Faulty};
 use crate::error::{ChainFault, MemoryError, RingError};
 use crate::memory::{GuestMemory, Window};
 use crate::parts::Desc;
-use crate::ring::Layout;
 use crate::seg::Seg;
+use crate::setup::Layout;
 
 /// The buffer continues in another descriptor (virtio 2.7.5).
 pub(crate) const F_NEXT: u16 = 1;

@@ -4,15 +4,18 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::{AT_DESC_NUM, AT_VERSION, QueueRegion, Redelivery, VERSION, offered_twice};
+use super::region::{
+    AT_DESC_NUM, AT_VERSION, PACKED_ENTRY_BYTES, PACKED_HEADER_BYTES, QueueRegion, VERSION,
+    offered_twice,
+};
 use crate::batch::Batch;
 use crate::error::RingError;
 use crate::parts::Desc;
-use crate::ring::{Completion, Position, Queue};
+use crate::queue::Queue;
+use crate::redelivery::Redelivery;
+use crate::setup::{Completion, Position};
 
-// `QueueRegionPacked` and `DescStatePacked` of the specification.
-pub(super) const HEADER_BYTES: usize = 32;
-pub(super) const ENTRY_BYTES: usize = 32;
+// Further fields of `QueueRegionPacked` and `DescStatePacked` in the specification.
 const AT_FREE_HEAD: usize = 12;
 const AT_OLD_FREE_HEAD: usize = 14;
 /// used_idx, old_used_idx, used_wrap_counter, old_used_wrap_counter and two bytes of padding: one
@@ -36,7 +39,7 @@ const NONE: u16 = u16::MAX;
 const IDS: usize = 1 << 16;
 
 fn entry(index: u16, field: usize) -> usize {
-    HEADER_BYTES + usize::from(index) * ENTRY_BYTES + field
+    PACKED_HEADER_BYTES + usize::from(index) * PACKED_ENTRY_BYTES + field
 }
 
 /// Our own books of one entry.

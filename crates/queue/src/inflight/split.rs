@@ -2,14 +2,17 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::{AT_DESC_NUM, AT_VERSION, QueueRegion, Redelivery, VERSION, offered_twice};
+use super::region::{
+    AT_DESC_NUM, AT_VERSION, QueueRegion, SPLIT_ENTRY_BYTES, SPLIT_HEADER_BYTES, VERSION,
+    offered_twice,
+};
 use crate::batch::Batch;
 use crate::error::RingError;
-use crate::ring::{Completion, Queue};
+use crate::queue::Queue;
+use crate::redelivery::Redelivery;
+use crate::setup::Completion;
 
-// `QueueRegionSplit` and `DescStateSplit` of the specification.
-pub(super) const HEADER_BYTES: usize = 16;
-pub(super) const ENTRY_BYTES: usize = 16;
+// Further fields of `QueueRegionSplit` and `DescStateSplit` in the specification.
 const AT_LAST_BATCH_HEAD: usize = 12;
 const AT_USED_IDX: usize = 14;
 const ENTRY_INFLIGHT: usize = 0;
@@ -17,7 +20,7 @@ const ENTRY_NEXT: usize = 6;
 const ENTRY_COUNTER: usize = 8;
 
 fn entry(head: u16, field: usize) -> usize {
-    HEADER_BYTES + usize::from(head) * ENTRY_BYTES + field
+    SPLIT_HEADER_BYTES + usize::from(head) * SPLIT_ENTRY_BYTES + field
 }
 
 #[derive(Debug)]

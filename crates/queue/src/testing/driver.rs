@@ -10,7 +10,8 @@ use super::ram::GuestRam;
 use super::raw::RawDesc;
 use super::split::SplitSide;
 use crate::memory::{GuestMemory, RegionSpec};
-use crate::ring::{Layout, Position, Queue, RingAddrs, RingSetup};
+use crate::queue::Queue;
+use crate::setup::{Layout, Position, RingAddrs, RingSetup};
 use crate::vring::{PortHealth, Vring, VringParts};
 use crate::walk::{F_INDIRECT, F_NEXT, F_WRITE};
 

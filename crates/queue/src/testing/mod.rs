@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver;
+mod fields;
 mod packed;
 mod ram;
 mod raw;

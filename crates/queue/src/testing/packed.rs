@@ -2,7 +2,7 @@
 
 use super::ram::GuestRam;
 use super::raw::RawDesc;
-use crate::ring::{Layout, RingSetup};
+use crate::setup::{Layout, RingSetup};
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;

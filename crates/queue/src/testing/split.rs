@@ -2,7 +2,7 @@
 
 use super::ram::GuestRam;
 use super::raw::RawDesc;
-use crate::ring::{Layout, RingSetup};
+use crate::setup::{Layout, RingSetup};
 
 #[derive(Debug)]
 pub(super) struct SplitSide {

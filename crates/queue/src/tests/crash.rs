@@ -7,8 +7,9 @@ use base::shm::SharedMemory;
 
 use crate::crash::injected::run;
 use crate::inflight::InflightRegion;
-use crate::ring::{Completion, Layout, Queue};
+use crate::queue::Queue;
 use crate::seg::copy_out;
+use crate::setup::{Completion, Layout};
 use crate::slot::{PositionSlot, SLOT_LEN_BYTES};
 use crate::testing::{ModelDriver, ModelOptions};
 use crate::vring::Vring;

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use crate::ring::{Completion, Layout, Queue};
+use crate::queue::Queue;
 use crate::seg::{copy_in, copy_out};
+use crate::setup::{Completion, Layout};
 use crate::testing::{ModelDriver, ModelOptions};
 use crate::{Batch, Chain};
 

@@ -1,9 +1,18 @@
-//! Where a ring stands.
-
-use crate::ring::Layout;
+//! Facts that describe a ring: its format, its addresses, its position, and its completions.
+//!
+//! A ground file: it knows nothing of memory, descriptors or queues.
 
 /// The wrap counter's place beside a ring offset, in vring bases and event offsets.
 pub(crate) const WRAP_BIT: u16 = 1 << 15;
+
+/// Ring format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Virtio 1.x split virtqueue (2.7).
+    Split,
+    /// Virtio 1.1 packed virtqueue (2.8).
+    Packed,
+}
 
 /// Where both sides of a ring stand. Split: indices that wrap at 65,536 (wrap flags unused).
 /// Packed: ring offsets with their wrap counters.
@@ -59,6 +68,57 @@ impl Position {
             }
         }
     }
+}
+
+/// Guest-physical addresses of the three parts. Packed: descriptor ring, driver event suppression,
+/// device event suppression.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingAddrs {
+    /// Descriptor table or ring.
+    pub desc: u64,
+    /// Available ring or driver event suppression.
+    pub driver: u64,
+    /// Used ring or device event suppression.
+    pub device: u64,
+}
+
+impl RingAddrs {
+    /// The three addresses, in the order of the fields.
+    pub(crate) fn parts(&self) -> [u64; 3] {
+        [self.desc, self.driver, self.device]
+    }
+}
+
+/// Everything needed to make a [`Queue`].
+#[derive(Debug, Clone, Copy)]
+pub struct RingSetup {
+    /// Number of descriptors.
+    pub size: u16,
+    /// Split or packed.
+    pub layout: Layout,
+    /// VIRTIO_F_EVENT_IDX negotiated.
+    pub event_idx: bool,
+    /// VIRTIO_F_IN_ORDER negotiated.
+    pub in_order: bool,
+    /// VIRTIO_F_INDIRECT_DESC negotiated.
+    pub indirect: bool,
+    /// Where the parts are.
+    pub addrs: RingAddrs,
+    /// Where to go on.
+    pub start: Position,
+    /// VHOST_VRING_F_LOG: guest address at which writes to the used ring are logged.
+    pub log_used_addr: Option<u64>,
+}
+
+/// One finished chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// [`crate::Chain::id`].
+    pub id: u16,
+    /// [`crate::Chain::ndesc`].
+    pub ndesc: u16,
+    /// Bytes written into the chain's writable part (never more than are really written).
+    pub written: u32,
 }
 
 #[cfg(test)]

@@ -2,21 +2,28 @@
 
 use crate::batch::Batch;
 use crate::error::RingError;
-use crate::inflight::Redelivery;
-use crate::packed::PackedRing;
+use crate::parts::Desc;
 use crate::split::SplitRing;
 use crate::walk::{Build, Stop, Walk};
 
+/// A request to deliver again: its head (split), or its descriptors (packed: those in the ring may
+/// be overwritten).
+#[derive(Debug)]
+pub(crate) struct Redelivery {
+    pub head: u16,
+    pub descs: Vec<Desc>,
+}
+
 /// The requests, in the order in which they were taken.
 #[derive(Debug, Default)]
-pub(crate) struct Resubmit {
+pub(crate) struct Redeliveries {
     requests: Vec<Redelivery>,
     next: usize,
     /// The last pop delivered from here, so an unpop gives back to here.
     delivering: bool,
 }
 
-impl Resubmit {
+impl Redeliveries {
     pub fn new(requests: Vec<Redelivery>) -> Self {
         Self { requests, next: 0, delivering: false }
     }
@@ -106,11 +113,4 @@ fn build_from(
         build.add(walk, batch, *desc, i as u16)?;
     }
     Ok(())
-}
-
-impl PackedRing {
-    /// Whether the descriptor at `index` says "used" in the lap of `wrap`.
-    pub fn is_used(&self, index: u16, wrap: bool) -> bool {
-        (self.flags_at(index) & crate::packed::F_USED != 0) == wrap
-    }
 }

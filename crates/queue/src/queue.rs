@@ -7,74 +7,14 @@ use base::limits::MAX_QUEUE_SIZE;
 use crate::batch::{Batch, ChainBuf};
 use crate::dirty::DirtyLog;
 use crate::error::RingError;
-use crate::inflight::Redelivery;
 use crate::memory::{GuestMemory, Window};
 use crate::packed::PackedRing;
 use crate::parts::{Desc, SplitParts};
-pub use crate::position::Position;
-use crate::resubmit::Resubmit;
+use crate::redelivery::{Redeliveries, Redelivery};
+use crate::setup::{Completion, Layout, Position, RingSetup};
 use crate::slot::{PositionSlot, SLOT_LOG_ENTRIES};
 use crate::split::SplitRing;
 use crate::walk::Walk;
-
-/// Ring format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    /// Virtio 1.x split virtqueue (2.7).
-    Split,
-    /// Virtio 1.1 packed virtqueue (2.8).
-    Packed,
-}
-
-/// Guest-physical addresses of the three parts. Packed: descriptor ring, driver event suppression,
-/// device event suppression.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RingAddrs {
-    /// Descriptor table or ring.
-    pub desc: u64,
-    /// Available ring or driver event suppression.
-    pub driver: u64,
-    /// Used ring or device event suppression.
-    pub device: u64,
-}
-
-impl RingAddrs {
-    fn parts(&self) -> [u64; 3] {
-        [self.desc, self.driver, self.device]
-    }
-}
-
-/// Everything needed to make a [`Queue`].
-#[derive(Debug, Clone, Copy)]
-pub struct RingSetup {
-    /// Number of descriptors.
-    pub size: u16,
-    /// Split or packed.
-    pub layout: Layout,
-    /// VIRTIO_F_EVENT_IDX negotiated.
-    pub event_idx: bool,
-    /// VIRTIO_F_IN_ORDER negotiated.
-    pub in_order: bool,
-    /// VIRTIO_F_INDIRECT_DESC negotiated.
-    pub indirect: bool,
-    /// Where the parts are.
-    pub addrs: RingAddrs,
-    /// Where to go on.
-    pub start: Position,
-    /// VHOST_VRING_F_LOG: guest address at which writes to the used ring are logged.
-    pub log_used_addr: Option<u64>,
-}
-
-/// One finished chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
-    /// [`crate::Chain::id`].
-    pub id: u16,
-    /// [`crate::Chain::ndesc`].
-    pub ndesc: u16,
-    /// Bytes written into the chain's writable part (never more than are really written).
-    pub written: u32,
-}
 
 #[derive(Debug)]
 enum Ring {
@@ -91,7 +31,7 @@ pub struct Queue {
     window: Window,
     ring: Ring,
     /// What an earlier back end left unfinished.
-    resubmit: Resubmit,
+    redeliveries: Redeliveries,
     /// The ring descriptors of the chains popped last, where an inflight region needs them.
     record: Option<Vec<Desc>>,
     /// Completions published since the last `take_notify`.
@@ -112,7 +52,7 @@ impl Queue {
             setup,
             window: Window::NONE,
             ring,
-            resubmit: Resubmit::default(),
+            redeliveries: Redeliveries::default(),
             record: None,
             unsignalled: 0,
         })
@@ -164,7 +104,7 @@ impl Queue {
     pub fn pop(&mut self, batch: &mut Batch, max: usize) -> Result<usize, RingError> {
         // An empty look costs one load, and no count of the memory table's users.
         if !self.has_work() {
-            self.resubmit.pass();
+            self.redeliveries.pass();
             batch.release();
             return Ok(0);
         }
@@ -180,13 +120,13 @@ impl Queue {
             layout: self.setup.layout,
             record: self.record.as_mut(),
         };
-        let again = self.resubmit.is_pending();
+        let again = self.redeliveries.is_pending();
         if !again {
-            self.resubmit.pass();
+            self.redeliveries.pass();
         }
         let result = match &mut self.ring {
-            Ring::Split(ring) if again => self.resubmit.pop_split(ring, &mut walk, batch, max),
-            Ring::Packed(_) if again => self.resubmit.pop_packed(&mut walk, batch, max),
+            Ring::Split(ring) if again => self.redeliveries.pop_split(ring, &mut walk, batch, max),
+            Ring::Packed(_) if again => self.redeliveries.pop_packed(&mut walk, batch, max),
             Ring::Split(ring) => ring.pop(&mut walk, batch, max),
             Ring::Packed(ring) => ring.pop(&mut walk, batch, max),
         };
@@ -203,9 +143,9 @@ impl Queue {
     /// for the batch that was popped last, and only while none of the `n` has been completed.
     pub fn unpop(&mut self, batch: &mut Batch, n: usize) {
         let keep = batch.len().saturating_sub(n);
-        let again = self.resubmit.is_delivering();
+        let again = self.redeliveries.is_delivering();
         if again {
-            self.resubmit.unpop(batch.len() - keep);
+            self.redeliveries.unpop(batch.len() - keep);
         }
         for entry in &batch.entries[keep..] {
             match &mut self.ring {
@@ -309,7 +249,7 @@ impl Queue {
             Ring::Split(ring) => ring.has_work(),
             Ring::Packed(ring) => ring.has_work(),
         };
-        available || self.resubmit.is_pending()
+        available || self.redeliveries.is_pending()
     }
 
     /// Asks the driver for kicks. True when chains are (already) available: do not sleep.
@@ -437,7 +377,7 @@ impl Queue {
                 ring.restart(used, wrap, in_flight as u16);
             }
         }
-        self.resubmit = Resubmit::new(requests);
+        self.redeliveries = Redeliveries::new(requests);
     }
 
     /// From now on the ring descriptors of popped chains are kept until the next pop.
@@ -454,7 +394,7 @@ impl Queue {
     /// Whether the last pop delivered what an earlier back end left.
     #[inline]
     pub(crate) fn is_redelivering(&self) -> bool {
-        self.resubmit.is_delivering()
+        self.redeliveries.is_delivering()
     }
 }
 
