@@ -116,7 +116,6 @@
 //! - SECURE ERASE, zones and lifetime are not offered.
 
 pub mod backend;
-mod bytes;
 mod claim;
 pub mod config;
 mod cost;

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::io::{Disk, DiskDone, DiskOp};
 use base::shm::SharedMemory;
+use queue::iovec::{gather, scatter};
 use rustix::fs::FallocateFlags;
 
 use crate::backend::{Backend, Demands};
-use crate::bytes::{gather, scatter};
 use crate::done::DoneList;
 use crate::error::BlockError;
 use crate::limits::{MAX_MEMORY_DISK_LEN_BYTES, SECTOR_LEN_BYTES, STEP_LEN_BYTES};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::io::{Disk, DiskDone, DiskOp};
+use queue::iovec::zero_all;
 
 use crate::backend::Backend;
-use crate::bytes::zero_all;
 use crate::done::DoneList;
 use crate::error::BlockError;
 use crate::limits::MAX_DISK_LEN_BYTES;

@@ -68,6 +68,7 @@ pub mod dirty;
 pub mod error;
 mod file_system;
 pub mod inflight;
+pub mod iovec;
 mod mapping;
 pub mod memory;
 mod packed;

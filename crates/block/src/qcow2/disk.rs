@@ -21,12 +21,12 @@ use base::io::{Disk, DiskDone, DiskOp, IoSlice};
 use qcow2::chain::plan::MAX_ENTRIES_LEN_BYTES;
 use qcow2::map::epochs::Stay;
 use qcow2::{Allocation, ChainView, Place, Plan};
+use queue::iovec::zero_all;
 use queue::seg::prefetch;
 
 use super::files::Files;
 use super::pieces::{MAX_SPARE, Pieces, cut};
 use super::pool::{Job, Pool, Results};
-use crate::bytes::zero_all;
 use crate::flight::is_passing;
 
 /// Where an operation stands.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use base::event::Event;
 use base::io::{DiskDone, DiskOp};
 use qcow2::{Chain, ChainView, Clear, Scratch};
+use queue::iovec::{gather, scatter};
 
-use crate::bytes::{gather, scatter};
 use crate::error::errno;
 use crate::file::Image;
 

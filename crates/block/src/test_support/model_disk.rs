@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::io::{Disk, DiskDone, DiskOp};
 use base::random::{Random, Seeded};
-
-use crate::bytes::{gather, scatter};
+use queue::iovec::{gather, scatter};
 
 /// What a test sees of the disk.
 #[derive(Default)]
