@@ -18,11 +18,8 @@ use std::sync::{Once, OnceLock};
 use rustix::fs::MemfdFlags;
 use rustix::io::{ReadWriteFlags, preadv2};
 
-use crate::event::Event;
+use crate::event::{Event, check_eventfd};
 use crate::peer_fd::PeerFd;
-
-/// What `/proc/self/fd/N` of an eventfd says; the kernel lets no file of another kind say it.
-const EVENTFD_LINK: &str = "anon_inode:[eventfd]";
 
 /// `IOCB_CMD_PREAD` of `linux/aio_abi.h`.
 const IOCB_CMD_PREAD: u16 = 0;
@@ -47,7 +44,7 @@ impl Doorbell {
     /// Takes an eventfd received from elsewhere. Anything else is refused: a pipe, a socket or a file
     /// of somebody's own file system could block whoever rings or watches it.
     pub fn from_peer(fd: PeerFd) -> io::Result<Self> {
-        check_kind(fd.as_fd())?;
+        check_eventfd(fd.as_fd())?;
         // Nothing waits in the close of an eventfd.
         Ok(Self(fd.into_checked()))
     }
@@ -105,18 +102,6 @@ impl AsRawFd for Doorbell {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
-}
-
-/// Whether it is an eventfd; looked up in the kernel alone.
-pub(crate) fn check_kind(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let link = std::fs::read_link(&link)
-        .map_err(|e| io::Error::new(e.kind(), format!("reading the link {link}: {e}")))?;
-    if link.as_os_str() == EVENTFD_LINK {
-        return Ok(());
-    }
-    let found = format!("{} is not an eventfd", link.display());
-    Err(io::Error::new(io::ErrorKind::InvalidInput, found))
 }
 
 /// Makes ready what the calling thread rings by, so that its first ring costs no more than others.

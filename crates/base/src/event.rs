@@ -6,6 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+/// What `/proc/self/fd/N` of an eventfd says; the kernel lets no file of another kind say it.
+const EVENTFD_LINK: &str = "anon_inode:[eventfd]";
+
 /// A non-blocking eventfd that nobody else has.
 #[derive(Debug)]
 pub struct Event(OwnedFd);
@@ -52,6 +55,18 @@ impl AsRawFd for Event {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
+}
+
+/// Fails unless the descriptor is an eventfd; looked up in the kernel alone.
+pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let link = std::fs::read_link(&link)
+        .map_err(|e| io::Error::new(e.kind(), format!("reading the link {link}: {e}")))?;
+    if link.as_os_str() == EVENTFD_LINK {
+        return Ok(());
+    }
+    let found = format!("{} is not an eventfd", link.display());
+    Err(io::Error::new(io::ErrorKind::InvalidInput, found))
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ pub mod random;
 pub mod reject_log;
 pub mod shm;
 pub mod socket;
+pub mod sync;
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used)]
 pub mod testing;

@@ -4,9 +4,11 @@
 //! seen. So each port has a limit: some lines at once, then a few a minute. The next line says how many
 //! were left out.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::sync::lock;
 
 /// Lines at once: enough for the story of a session that fails.
 const BURST: u32 = 20;
@@ -41,7 +43,7 @@ impl LogLimit {
     }
 
     fn admit_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let since = *state.since.get_or_insert(now);
         let earned = (now.duration_since(since).as_nanos() / EVERY.as_nanos()) as u32;
         if earned > 0 {

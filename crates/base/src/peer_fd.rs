@@ -19,12 +19,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::net::Shutdown;
 
-use crate::doorbell;
+use crate::event::check_eventfd;
+use crate::sync::{self, lock};
 
 /// Most threads that close.
 const MAX_CLOSERS: usize = 16;
@@ -100,7 +101,7 @@ impl Drop for PeerFd {
 
 /// Whether it is of a kind whose `close` asks nobody: a file in memory, or an eventfd. Nor does this.
 fn is_quick(fd: BorrowedFd<'_>) -> bool {
-    rustix::fs::fcntl_get_seals(fd).is_ok() || doorbell::check_kind(fd).is_ok()
+    rustix::fs::fcntl_get_seals(fd).is_ok() || check_eventfd(fd).is_ok()
 }
 
 /// From now on no thread of this process closes by itself what it drops: however many wait for those that
@@ -145,7 +146,7 @@ impl Closers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn is_idle(&self) -> bool {
@@ -186,8 +187,7 @@ impl Closers {
                 continue;
             }
             state.idle += 1;
-            let (woken, timeout) =
-                self.work.wait_timeout(state, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+            let (woken, timeout) = sync::wait_timeout(&self.work, state, PATIENCE);
             state = woken;
             state.idle -= 1;
             if timeout.timed_out() && state.waiting.is_empty() {

@@ -1,10 +1,11 @@
 //! The table of a VM's memory regions.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::limits::{MAX_MEMORY_BYTES, MAX_MEMORY_REGIONS, MAX_QUEUES};
 use base::numa::{self, Located, Spread};
+use base::sync::lock;
 
 use crate::budget::Purpose;
 use crate::dirty::DirtyLog;
@@ -84,7 +85,7 @@ const MAX_RING_PARTS: usize = 3 * MAX_QUEUES as usize;
 
 impl Rings {
     fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

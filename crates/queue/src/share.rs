@@ -7,9 +7,10 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use base::limits::{MAX_MEMORY_BYTES, MIN_VM_MAPPED_BYTES};
+use base::sync::lock;
 
 use crate::budget::{Purpose, VmBudget};
 use crate::mapping::Mapping;
@@ -54,7 +55,7 @@ impl MemoryShare {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Part, Weak<Mapping>)>> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mapped)
     }
 
     /// Maps `offset..offset + len` of a file, or finds it mapped. The error is a text that says why

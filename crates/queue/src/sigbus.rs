@@ -10,6 +10,8 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use base::sync::lock;
+
 /// Most mappings at a time: 256 ports with all 64 regions, or 1,024 ports with 16 regions. The
 /// table is static, because a signal handler may not allocate.
 pub(crate) const MAX_MAPPINGS: usize = 16 * 1024;
@@ -64,7 +66,7 @@ impl Guarded {
     pub fn new(start: usize, len_bytes: usize, page_bytes: usize) -> Result<Self, String> {
         install()?;
         let index = {
-            let mut free = FREE.lock().unwrap_or_else(|e| e.into_inner());
+            let mut free = lock(&FREE);
             match free.pop() {
                 Some(index) => index,
                 None => {
@@ -97,7 +99,7 @@ impl Drop for Guarded {
         // The start goes first: see the reader in `find`.
         slot.start.store(0, Ordering::SeqCst);
         slot.end.store(0, Ordering::SeqCst);
-        FREE.lock().unwrap_or_else(|e| e.into_inner()).push(self.0);
+        lock(&FREE).push(self.0);
     }
 }
 

@@ -9,6 +9,7 @@ use base::counter::QueueStats;
 use base::doorbell::Doorbell;
 use base::event::Event;
 use base::log_limit::LogLimit;
+use base::sync::lock;
 
 use crate::batch::{Batch, Chain};
 use crate::error::RingError;
@@ -67,7 +68,7 @@ impl PortHealth {
             if let Some(left_out) = self.log.admit() {
                 tracing::error!(port = %self.name, left_out, "port stopped: {text}");
             }
-            *self.reason.lock().unwrap_or_else(|e| e.into_inner()) = Some(text);
+            *lock(&self.reason) = Some(text);
             // An event of our own does not fail; the reason is there in any case.
             let _ = self.alarm.get().map(Event::signal);
         }
@@ -80,12 +81,12 @@ impl PortHealth {
 
     /// Why the port is broken.
     pub fn reason(&self) -> Option<String> {
-        self.reason.lock().unwrap_or_else(|e| e.into_inner()).clone()
+        lock(&self.reason).clone()
     }
 
     /// A new session starts with a clean slate.
     pub fn reset(&self) {
-        *self.reason.lock().unwrap_or_else(|e| e.into_inner()) = None;
+        *lock(&self.reason) = None;
         self.broken.store(false, Ordering::SeqCst);
     }
 }

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use base::clock::Clock;
 use base::counter::Counter;
 use base::event::Event;
 use base::numa::{Near, Node, near};
+use base::sync::lock;
 
 use crate::credit::{Account, VmId};
 use crate::pause::Pause;
@@ -109,7 +110,7 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     fn jobs(&self) -> MutexGuard<'_, Option<mpsc::Sender<Job>>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.jobs)
     }
 
     /// Takes no more jobs.
@@ -118,7 +119,7 @@ impl Mailbox {
     }
 
     pub(crate) fn seats(&self) -> MutexGuard<'_, Vec<Arc<Seat>>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.seats)
     }
 }
 

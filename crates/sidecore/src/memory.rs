@@ -1,9 +1,10 @@
 //! Where the memory of workers is, and which sidecore is near it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use base::numa::{Located, Node, Spread};
+use base::sync::lock;
 
 use crate::core::Sidecore;
 use crate::placement::ROOM;
@@ -23,7 +24,7 @@ pub(crate) struct Memories(Mutex<BTreeMap<u64, Weak<dyn Located>>>);
 
 impl Memories {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<dyn Located>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(crate) fn set(&self, key: u64, memory: &Arc<dyn Located>) {

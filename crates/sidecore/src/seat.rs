@@ -3,10 +3,11 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use base::counter::Counter;
 use base::numa::Located;
+use base::sync::lock;
 
 use crate::core::Sidecore;
 use crate::memory::Memories;
@@ -40,7 +41,7 @@ impl Unit {
     }
 
     fn lock(&self) -> MutexGuard<'_, Home> {
-        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.home)
     }
 
     pub(crate) fn core(&self) -> Sidecore {
@@ -73,7 +74,7 @@ impl Unit {
             let (unit, task, f) = (Arc::clone(self), Arc::clone(&task), f.clone());
             let answer = core.ask(move |run| {
                 let here = unit.core();
-                let mut task = task.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut task = lock(&task);
                 f(run, &here, &mut task)
             });
             match answer {

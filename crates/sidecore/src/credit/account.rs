@@ -1,7 +1,9 @@
 //! Accounts: what VMs have been granted, and what they have used, over all sidecores.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use base::sync::lock;
 
 use super::bucket::Bucket;
 use super::{DEFAULT_WEIGHT, FLOOR_BURST_NS, MAX_WEIGHT, MIN_WEIGHT, Spent, VmId};
@@ -95,7 +97,7 @@ impl Account {
 
     /// What it is granted.
     pub fn settings(&self) -> Settings {
-        *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.settings)
     }
 
     pub(super) fn weight(&self) -> u32 {
@@ -105,7 +107,7 @@ impl Account {
     /// Grants something else. Sidecores go by it once they are told with
     /// [`crate::Sidecore::enrol`].
     pub fn set(&self, settings: Settings) {
-        let mut current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.settings);
         *current = settings;
         let weight = settings.weight.clamp(MIN_WEIGHT, MAX_WEIGHT);
         self.weight.store(weight, Ordering::Relaxed);
@@ -137,7 +139,7 @@ pub struct Accounts {
 impl Accounts {
     /// A new account. Sidecores know it once they are told with [`crate::Sidecore::enrol`].
     pub fn open(&self, name: &str, settings: Settings) -> Arc<Account> {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&self.list);
         let at = list.iter().position(Option::is_none).unwrap_or_else(|| {
             list.push(None);
             list.len() - 1
@@ -150,7 +152,7 @@ impl Accounts {
     /// Closes an account: its id may be given to another. Sidecores must have forgotten it
     /// ([`crate::Sidecore::expel`]).
     pub fn close(&self, id: VmId) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&self.list);
         if let Some(place) = list.get_mut(id.at()) {
             *place = None;
         }
@@ -158,7 +160,7 @@ impl Accounts {
 
     /// All that are open.
     pub fn list(&self) -> Vec<Arc<Account>> {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = lock(&self.list);
         list.iter().flatten().cloned().collect()
     }
 

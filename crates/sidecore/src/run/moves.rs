@@ -2,7 +2,9 @@
 
 use std::os::fd::RawFd;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use base::sync::lock;
 
 use super::{Run, Slot};
 use crate::core::Sidecore;
@@ -13,7 +15,7 @@ use crate::worker::{SidecoreError, WorkerId};
 type Parcel = Arc<Mutex<Vec<Slot>>>;
 
 fn unpack(parcel: &Parcel) -> Vec<Slot> {
-    std::mem::take(&mut *parcel.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *lock(parcel))
 }
 
 impl Run {
