@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 mod kernel;
 mod near;
 
-pub use near::{Near, near};
+pub use kernel::Node;
+pub use near::{NodePreference, prefer_node};
 
 /// Where Linux lists its nodes.
 const ROOT: &str = "/sys/devices/system/node";
@@ -21,9 +22,6 @@ pub const SAMPLES: u64 = 64;
 
 /// What pages of a node are counted in.
 const PAGE_BYTES: u64 = 4096;
-
-/// A node's number.
-pub type Node = u32;
 
 /// The nodes of a machine, and their CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -462,7 +462,7 @@ impl Device for BlockPort {
             None => Sidecore::for_memory(&self.cores, index, &*memory).clone(),
         };
         let mut disk = {
-            let _near = core.make_near();
+            let _near = core.prefer_node();
             self.open_disk(depth, claim.as_deref())?
         };
         self.register(&mut *disk, index, &memory);
@@ -471,7 +471,7 @@ impl Device for BlockPort {
         let queue = &mut queues[index];
         queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
         queue.depth = depth;
-        let near = core.make_near();
+        let near = core.prefer_node();
         let mut engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
             .map_err(DeviceError::failed)?;
         self.give_places(&mut engine, depth).map_err(DeviceError::failed)?;

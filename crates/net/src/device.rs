@@ -394,7 +394,7 @@ impl Device for NetPort {
         let features = self.negotiated();
         let is_control = control::index(features, self.queue_pairs) == Some(index);
         self.worker.works_on(self.place.serial, vring.queue.memory());
-        let near = self.worker.core().make_near();
+        let near = self.worker.core().prefer_node();
         let ready = if is_control {
             Ready::Control(Box::new(ControlQueue::new(vring)))
         } else if index >= 2 * self.queue_pairs {

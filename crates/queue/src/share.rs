@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use base::limits::{MAX_MEMORY_BYTES, MIN_VM_MAPPED_BYTES};
 use base::sync::lock;
@@ -54,10 +54,6 @@ impl MemoryShare {
         self.budget.limit_bytes()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Part, Weak<Mapping>)>> {
-        lock(&self.mapped)
-    }
-
     /// Maps `offset..offset + len` of a file, or finds it mapped. The error is a text that says why
     /// not.
     pub(crate) fn map(
@@ -73,7 +69,7 @@ impl MemoryShare {
         let part = (stat.st_dev as u64, stat.st_ino as u64, offset, len, purpose);
         // Under the lock: two ports that are sent the same file at once must not map it twice. A
         // mapping keeps its file, so no other one has this inode meanwhile.
-        let mut mapped = self.lock();
+        let mut mapped = lock(&self.mapped);
         mapped.retain(|(_, mapping)| mapping.strong_count() > 0);
         let found = mapped.iter().filter(|(other, _)| *other == part);
         let mut found = found.filter_map(|(_, mapping)| mapping.upgrade());

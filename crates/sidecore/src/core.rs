@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use base::clock::Clock;
 use base::counter::Counter;
 use base::event::Event;
-use base::numa::{Near, Node, near};
+use base::numa::{Node, NodePreference, prefer_node};
 use base::sync::lock;
 
 use crate::credit::{Account, VmId};
@@ -109,13 +109,9 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    fn jobs(&self) -> MutexGuard<'_, Option<mpsc::Sender<Job>>> {
-        lock(&self.jobs)
-    }
-
     /// Takes no more jobs.
     pub(crate) fn close(&self) {
-        *self.jobs() = None;
+        *lock(&self.jobs) = None;
     }
 
     pub(crate) fn seats(&self) -> MutexGuard<'_, Vec<Arc<Seat>>> {
@@ -191,9 +187,9 @@ impl Sidecore {
         self.node
     }
 
-    /// While the answer lives, memory that the calling thread makes is near this sidecore.
-    pub fn make_near(&self) -> Near {
-        near(self.node)
+    /// Has the calling thread take new memory from this sidecore's node, while the answer lives.
+    pub fn prefer_node(&self) -> NodePreference {
+        prefer_node(self.node)
     }
 
     /// Counters.
@@ -278,7 +274,7 @@ impl Sidecore {
     /// any other error it waits for somebody else to wake the thread.
     pub(crate) fn post(&self, job: Job) -> Result<(), SidecoreError> {
         let gone = || SidecoreError::Gone(self.index);
-        self.mailbox.jobs().as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(gone)?;
+        lock(&self.mailbox.jobs).as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(gone)?;
         self.mailbox.pending.store(true, Ordering::Release);
         self.mailbox
             .bell

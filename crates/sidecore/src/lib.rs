@@ -18,7 +18,7 @@
 //! On machines with several NUMA nodes a worker is best on the node of the memory that it works on
 //! ([`WorkerRef::works_on`]). The placer asks for the node of each unit every 10 s, and every second
 //! while it is unknown; new workers begin there where they can ([`Sidecore::for_memory`]), and what
-//! is made for them ([`Sidecore::make_near`]) is made there. A unit with the memory of many VMs, such
+//! is made for them ([`Sidecore::prefer_node`]) is made there. A unit with the memory of many VMs, such
 //! as a switch, belongs to the node of two thirds of it, or to none.
 //!
 //! Each sidecore has a [`Ledger`] that says which VM's work is done next when there is more than
@@ -66,21 +66,23 @@ mod placer;
 mod run;
 mod seat;
 mod spin;
+mod unit_nodes;
 pub mod watchdog;
 pub mod worker;
+mod worker_ref;
 
 pub use crate::core::{Sidecore, SidecoreConfig, SidecoreStats};
 pub use credit::{
     Account, Accounts, Allowance, Ledger, SEG_CHARGE_BYTES, Settings, Spent, VmId,
     least_charge_bytes,
 };
-pub use load::Smoothed;
 pub use pause::Pause;
 pub use placer::{Placer, PlacerStats};
-pub use seat::{Group, WorkerInfo, WorkerRef, WorkerStats};
+pub use seat::WorkerStats;
 pub use spin::Spin;
 pub use watchdog::Watchdog;
 pub use worker::{Arm, SidecoreError, Watcher, Worker};
+pub use worker_ref::{Group, WorkerInfo, WorkerRef};
 
 #[cfg(test)]
 mod tests;

@@ -1,144 +1,29 @@
-//! Where the memory of workers is, and which sidecore is near it.
+//! The guest memory that a worker works on.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use base::numa::{Located, Node, Spread};
+use base::numa::{Located, Spread};
 use base::sync::lock;
 
-use crate::core::Sidecore;
-use crate::placement::ROOM;
-use crate::seat::Unit;
-
-/// Looks from one question for the memory of a unit to the next: 10 s. Guests move their memory
-/// seldom, and a question for 1,000 VMs takes some 20 ms of the placer's thread.
-const ASK_EVERY: u64 = 100;
-
-/// The same while nothing is known: Linux tells of a page only once we have touched it.
-const ASK_UNKNOWN_EVERY: u64 = 10;
-
-/// The memory of one worker, by the keys of whoever told of it: one for a disk, one for each port of
-/// a switch. Not kept alive by this.
+/// The guest memory that one worker works on, by key: one for a disk, one for each port of a switch.
+/// Not kept alive by this.
 #[derive(Default)]
-pub(crate) struct Memories(Mutex<BTreeMap<u64, Weak<dyn Located>>>);
+pub(crate) struct WorkerMemory(Mutex<BTreeMap<u64, Weak<dyn Located>>>);
 
-impl Memories {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<dyn Located>>> {
-        lock(&self.0)
-    }
-
+impl WorkerMemory {
+    /// Replaces the memory of a key, and forgets what nobody else holds any more.
     pub(crate) fn set(&self, key: u64, memory: &Arc<dyn Located>) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         all.retain(|_, memory| memory.strong_count() > 0);
         all.insert(key, Arc::downgrade(memory));
     }
 
-    /// Not asked under the lock: each answer is a system call or more.
-    fn spread(&self, turn: u32) -> Spread {
-        let all: Vec<Arc<dyn Located>> = self.lock().values().filter_map(Weak::upgrade).collect();
+    /// The nodes of all of it. Not asked under the lock: each answer is a system call or more.
+    pub(crate) fn spread(&self, turn: u32) -> Spread {
+        let all: Vec<Arc<dyn Located>> = lock(&self.0).values().filter_map(Weak::upgrade).collect();
         let mut sum = Spread::default();
         all.iter().for_each(|memory| sum.add(&memory.spread(turn)));
         sum
     }
 }
-
-/// What the placer knows of units' nodes.
-#[derive(Debug, Default)]
-pub(crate) struct UnitNodes {
-    look: u64,
-    known: BTreeMap<u32, Known>,
-}
-
-/// What is known of one unit.
-#[derive(Debug, Clone, Copy, Default)]
-struct Known {
-    /// Where most of its memory is; none: on several, or unknown.
-    node: Option<Node>,
-    /// Some of it could be seen.
-    is_seen: bool,
-}
-
-impl UnitNodes {
-    /// One look: asks for the memory of new units, and of some of the others. Nothing is asked where
-    /// the answer would decide nothing.
-    pub(crate) fn look<'a>(
-        &mut self,
-        cores: &[Sidecore],
-        units: impl Iterator<Item = (&'a Arc<Unit>, usize)>,
-    ) {
-        if !is_worth_asking(cores) {
-            return;
-        }
-        self.look += 1;
-        let before = std::mem::take(&mut self.known);
-        for (unit, core) in units {
-            let known = before.get(&unit.id).copied();
-            let every =
-                if known.is_some_and(|k| k.is_seen) { ASK_EVERY } else { ASK_UNKNOWN_EVERY };
-            // In turns, so that each look asks few.
-            let is_due = (self.look + u64::from(unit.id)).is_multiple_of(every);
-            let known = match known {
-                Some(known) if !is_due => known,
-                _ => self.ask(&cores[core], unit, known.unwrap_or_default()),
-            };
-            self.known.insert(unit.id, known);
-        }
-    }
-
-    /// Where most of a unit's memory is. When none of it can be seen it is where it was.
-    fn ask(&self, core: &Sidecore, unit: &Arc<Unit>, before: Known) -> Known {
-        let mut sum = Spread::default();
-        for seat in core.seats().iter().filter(|seat| Arc::ptr_eq(&seat.unit, unit)) {
-            sum.add(&seat.memories.spread(self.look as u32));
-        }
-        if sum.is_unknown() { before } else { Known { node: sum.most(), is_seen: true } }
-    }
-
-    /// The node of most of a unit's memory.
-    pub(crate) fn of(&self, unit: u32) -> Option<Node> {
-        self.known.get(&unit).and_then(|known| known.node)
-    }
-}
-
-/// Whether sidecores are on several nodes.
-fn is_worth_asking(cores: &[Sidecore]) -> bool {
-    let mut known = cores.iter().filter_map(Sidecore::node);
-    known.next().is_some_and(|first| known.any(|node| node != first))
-}
-
-impl Sidecore {
-    /// The one of `cores` for a new worker on `memory`: that whose turn it is, or, when it is far, an
-    /// active one of the memory's node that has room.
-    pub fn for_memory<'a>(cores: &'a [Self], turn: usize, memory: &impl Located) -> &'a Self {
-        let turn = turn % cores.len();
-        if !is_worth_asking(cores) {
-            return &cores[turn];
-        }
-        let place = |core: &Self| Place {
-            node: core.node(),
-            is_open: core.is_active() && !core.is_stalled(),
-            load: core.stats().load_percent.get() as f64 / 100.0,
-        };
-        let places: Vec<Place> = cores.iter().map(place).collect();
-        &cores[choose(&places, turn, memory.spread(0).most())]
-    }
-}
-
-/// A sidecore, for a new worker.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    node: Option<Node>,
-    is_open: bool,
-    load: f64,
-}
-
-fn choose(places: &[Place], turn: usize, memory: Option<Node>) -> usize {
-    let is_far = places[turn].node.is_some() && places[turn].node != memory;
-    let is_good = |place: &Place| place.is_open && place.node == memory && place.load < ROOM;
-    let mut others = (turn..places.len()).chain(0..turn);
-    let near = others.find(|&at| is_good(&places[at]));
-    near.filter(|_| is_far && memory.is_some()).unwrap_or(turn)
-}
-
-#[cfg(test)]
-mod tests;

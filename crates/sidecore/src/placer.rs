@@ -9,9 +9,9 @@ use base::clock::Clock;
 use base::counter::Counter;
 
 use crate::core::Sidecore;
-use crate::memory::UnitNodes;
 use crate::placement::{CoreLoad, History, Limits, Meter, Plan, Reason, UnitReading, plan};
 use crate::seat::Unit;
+use crate::unit_nodes::UnitNodes;
 use crate::worker::SidecoreError;
 
 /// How often loads are measured: ten small wake-ups a second for the whole daemon. Sidecores are

@@ -1,10 +1,11 @@
-//! The three system calls.
+//! The three system calls about NUMA: `move_pages`, `get_mempolicy`, `set_mempolicy`.
 
 use std::io;
 
 use libc::{c_int, c_long, c_ulong, c_void};
 
-use super::Node;
+/// Number of a NUMA node.
+pub type Node = u32;
 
 /// Nodes that Linux can have (`CONFIG_NODES_SHIFT` is 10 at most).
 const MAX_NODES: usize = 1024;

@@ -5,31 +5,32 @@ use std::marker::PhantomData;
 use super::kernel::Policy;
 use super::{Node, Nodes};
 
-/// While it lives, pages that the calling thread touches first come from a node, if it has some free.
+/// Memory policy of the calling thread while it lives: pages that the thread touches first come from one
+/// node, if that has some free.
 #[derive(Debug)]
-pub struct Near {
+pub struct NodePreference {
     was: Option<Policy>,
-    /// It is the thread's that made it.
+    /// Not `Send`: the policy is that of the thread that made it.
     _here: PhantomData<*const ()>,
 }
 
-/// Makes new memory near `node`, for a thread that runs there. Does nothing when the node is unknown
+/// Has the calling thread take new memory from `node`, for a thread that runs there. Does nothing when the node is unknown
 /// or the only one. It works on pages that are new to the process: what the allocator has at hand is
 /// where it is.
-pub fn near(node: Option<Node>) -> Near {
-    near_of(Nodes::of_machine(), node)
+pub fn prefer_node(node: Option<Node>) -> NodePreference {
+    prefer_node_of(Nodes::of_machine(), node)
 }
 
-fn near_of(nodes: &Nodes, node: Option<Node>) -> Near {
+fn prefer_node_of(nodes: &Nodes, node: Option<Node>) -> NodePreference {
     let wanted = node.filter(|_| !nodes.is_one()).and_then(Policy::preferred);
     let was = wanted.and_then(|wanted| {
         let was = Policy::of_thread()?;
         wanted.apply().ok().map(|()| was)
     });
-    Near { was, _here: PhantomData }
+    NodePreference { was, _here: PhantomData }
 }
 
-impl Drop for Near {
+impl Drop for NodePreference {
     fn drop(&mut self) {
         if let Some(Err(e)) = self.was.map(|was| was.apply()) {
             // It was the thread's before; whatever refuses it now costs speed only.
@@ -49,12 +50,12 @@ mod tests {
         // Node 0 is there on every machine.
         let two = Fake::new("near", &[("node0", "0"), ("node1", "1")]).nodes();
         {
-            let _near = near_of(&two, Some(0));
+            let _near = prefer_node_of(&two, Some(0));
             assert_eq!(Policy::of_thread().and_then(|now| now.only_node()), Some(0));
         }
         assert_eq!(Policy::of_thread(), Some(before));
         for node in [None, Some(1023), Some(1024), Some(u32::MAX)] {
-            drop(near_of(&two, node));
+            drop(prefer_node_of(&two, node));
             assert_eq!(Policy::of_thread(), Some(before));
         }
     }
@@ -62,6 +63,6 @@ mod tests {
     #[test]
     fn one_node_is_left_alone() {
         let one = Fake::new("near-one", &[("node0", "0-1")]).nodes();
-        assert!(near_of(&one, Some(0)).was.is_none());
+        assert!(prefer_node_of(&one, Some(0)).was.is_none());
     }
 }

@@ -97,7 +97,7 @@ pub fn start(
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<SwitchEntry> {
     // Its tables and the uplink's buffers are for the sidecore.
-    let _near = core.make_near();
+    let _near = core.prefer_node();
     let mtu = longest_mtu(config, &wanted.name);
     let config = SwitchConfig {
         hold_us: wanted.hold_us,

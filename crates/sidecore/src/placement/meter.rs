@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{CoreLoad, UnitLoad};
+use super::load::{CoreLoad, UnitLoad};
 use crate::load::Smoothed;
 
 /// A unit's counters.

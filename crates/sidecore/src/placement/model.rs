@@ -1,6 +1,9 @@
 //! The load as it would be after the decisions so far.
 
-use super::{CoreLoad, History, Limits, Move, Plan, Reason, UnitLoad};
+use super::history::History;
+use super::limits::Limits;
+use super::load::{CoreLoad, UnitLoad};
+use super::steps::{Move, Plan, Reason};
 
 mod node;
 

@@ -1,5 +1,6 @@
 //! Placement in virtual looks.
 
+use base::numa::Node;
 use proptest::prelude::*;
 
 use super::*;

@@ -2,7 +2,9 @@
 //! is the one that leaves decisions to the load alone.
 
 use super::{LEAST_LOAD, Model};
-use crate::placement::{History, Reason, UnitLoad};
+use crate::placement::history::History;
+use crate::placement::load::UnitLoad;
+use crate::placement::steps::Reason;
 
 impl Model<'_> {
     /// Whether a unit's memory is known to be on another node than a sidecore.
