@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use base::io::{Disk, DiskDone};
-use queue::{Batch, Completion, Lazy, RingError, Vring};
+use queue::{Batch, Coalescing, Completion, RingError, Vring};
 use sidecore::Watcher;
 
 use crate::error::BlockError;
@@ -34,11 +34,11 @@ pub(crate) use placing::Placing;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
 /// when those finish.
-const TELL: Lazy = Lazy { max_pending: 16, max_wait_ns: 100_000 };
+const TELL: Coalescing = Coalescing { max_pending: 16, max_wait_ns: 100_000 };
 
 /// As [`TELL`], for the time that the driver's pile gives, see [`Pace`].
-const fn within(slack_ns: u64) -> Lazy {
-    Lazy { max_wait_ns: slack_ns, ..TELL }
+const fn within(slack_ns: u64) -> Coalescing {
+    Coalescing { max_wait_ns: slack_ns, ..TELL }
 }
 
 /// From so many requests in the disk on the queue counts as busy: completions gather, and the driver
@@ -421,14 +421,14 @@ impl Engine {
     /// Tells the driver of completions: at once, or together with those to come.
     fn tell(&mut self, now_ns: u64) {
         match self.lazy(now_ns) {
-            Some(lazy) => self.vring.notify_lazily(now_ns, lazy),
+            Some(lazy) => self.vring.notify_coalesced(now_ns, lazy),
             None => self.vring.notify(),
         }
         self.check_drained();
     }
 
     /// How long completions may gather now; none: not at all.
-    fn lazy(&mut self, now_ns: u64) -> Option<Lazy> {
+    fn lazy(&mut self, now_ns: u64) -> Option<Coalescing> {
         let slack_ns = self.slack_ns(now_ns);
         if slack_ns > 0 {
             return Some(within(slack_ns));
@@ -447,6 +447,6 @@ impl Engine {
 
     /// Requests that the driver sees as not done, but for those that are held.
     fn outstanding(&self) -> u32 {
-        (self.flight.slab.taken() - self.holding.count()) as u32 + self.vring.untold()
+        (self.flight.slab.taken() - self.holding.count()) as u32 + self.vring.unnotified()
     }
 }

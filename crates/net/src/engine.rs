@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base::counter::{DropReason, QueueStats};
 use frame::{Allowed, Body, Frame, FrameBuffer, Head, flow_hash};
-use queue::Lazy;
+use queue::Coalescing;
 use sidecore::{Arm, Ledger, Spent, VmId, Worker};
 
 use crate::backlog::Backlogs;
@@ -33,7 +33,7 @@ const REFILL_AGAIN_NS: u64 = 1_000_000;
 /// Nobody waits for the end of a transmission: drivers free the buffers, and Linux does so whenever
 /// it is told of received frames too. A request and its answer then cost each guest one interrupt
 /// and not two. 1 ms is what TCP small queues let a sender have in its device.
-pub(crate) const TX_TELL: Lazy = Lazy { max_pending: 16, max_wait_ns: 1_000_000 };
+pub(crate) const TX_TELL: Coalescing = Coalescing { max_pending: 16, max_wait_ns: 1_000_000 };
 
 /// See the module's text. Lives on one sidecore.
 pub(crate) struct Engine {
@@ -81,7 +81,7 @@ impl Engine {
             let index = if first + k < count { first + k } else { first + k - count };
             if let Some(mut txq) = port.tx[index].take() {
                 work += self.poll_tx(port, &mut txq, index, now_ns, ledger);
-                txq.vring.notify_lazily(now_ns, TX_TELL);
+                txq.vring.notify_coalesced(now_ns, TX_TELL);
                 port.tx[index] = Some(txq);
             }
         }

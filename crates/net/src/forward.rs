@@ -340,7 +340,7 @@ impl Fabric {
                 rxq.publish();
             }
             if let Some(Some(txq)) = port.tx.get_mut(usize::from(queue)) {
-                txq.vring.excuse(now_ns);
+                txq.vring.postpone_notify(now_ns);
             }
         }
     }

@@ -142,7 +142,7 @@ impl RxQueue {
         let chain = self.batch.get(0);
         let (done, segs) =
             (Completion { id: chain.id, ndesc: chain.ndesc, written: 0 }, chain.segs());
-        self.vring.parts.tell_of_empty(&chain);
+        self.vring.parts.log_unfilled(&chain);
         self.publish_quietly();
         self.vring.parts.stats.drop_one(DropReason::Malformed);
         self.vring.push(&[done]);

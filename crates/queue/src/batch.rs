@@ -1,4 +1,4 @@
-//! Preallocated room for popped descriptor chains.
+//! Preallocated batches of popped descriptor chains.
 
 use std::sync::Arc;
 
@@ -21,30 +21,32 @@ pub struct Chain<'b> {
     pub readable_len: u32,
     /// Bytes in `writable`.
     pub writable_len: u32,
-    /// Set on a chain that must not be served, only completed. Of its buffers it has at most the first
-    /// readable one, and the last byte when the device may write that.
+    /// Reason why this chain must not be served, only completed. It keeps at most its first
+    /// readable buffer, and its last byte when the device may write that.
     pub fault: Option<ChainFault>,
-    /// Segments that were walked and are not here.
+    /// Segments that were walked and not kept.
     skipped: u16,
 }
 
 impl Chain<'_> {
-    /// Segments of either kind that were walked, also those that a chain with a fault lacks.
+    /// Number of segments of either kind that were walked, also those that a chain with a fault
+    /// lacks.
     #[inline]
     pub fn segs(&self) -> u64 {
         (self.readable.len() + self.writable.len() + usize::from(self.skipped)) as u64
     }
 }
 
-/// What a chain that must not be served is known by. Not a part of each [`Entry`]: those are written and
+/// Fault of a chain that must not be served. Not a part of each [`Entry`], which is written and
 /// read for every frame.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Faulty {
+pub(crate) struct FaultEntry {
     pub fault: ChainFault,
     /// Segments that were walked and are not kept.
     pub skipped: u16,
 }
 
+/// Record of one chain in a batch; its segments are in the batch's list.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Entry {
     pub id: u16,
@@ -58,7 +60,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     #[inline(always)]
-    fn chain<'b>(&self, segs: &'b [Seg], faulty: Option<Faulty>) -> Chain<'b> {
+    fn chain<'b>(&self, segs: &'b [Seg], faulty: Option<FaultEntry>) -> Chain<'b> {
         let first = self.first_seg as usize;
         let middle = first + usize::from(self.readable_segs);
         let end = middle + usize::from(self.writable_segs);
@@ -84,8 +86,8 @@ pub struct Batch {
     pub(crate) memory: Option<Arc<GuestMemory>>,
     pub(crate) max_chains: usize,
     pub(crate) max_segs: usize,
-    /// The chain with a fault, by its index. One for each pop, because it costs a walk and no room.
-    pub(crate) faulty: Option<(usize, Faulty)>,
+    /// Chain with a fault, by its index. One for each pop, because it costs a walk and no room.
+    pub(crate) faulty: Option<(usize, FaultEntry)>,
 }
 
 impl Batch {
@@ -103,7 +105,7 @@ impl Batch {
         }
     }
 
-    /// Chains in the batch.
+    /// Number of chains in the batch.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -120,7 +122,7 @@ impl Batch {
     }
 
     #[inline(always)]
-    fn faulty_at(&self, index: usize) -> Option<Faulty> {
+    fn faulty_at(&self, index: usize) -> Option<FaultEntry> {
         match self.faulty {
             Some((at, faulty)) if at == index => Some(faulty),
             _ => None,
@@ -168,7 +170,7 @@ impl Batch {
         }
     }
 
-    /// Chains that still fit.
+    /// Number of chains that still fit.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.max_chains - self.entries.len()
@@ -181,7 +183,7 @@ impl Batch {
 pub struct ChainBuf {
     pub(crate) segs: Box<[Seg]>,
     pub(crate) entry: Entry,
-    faulty: Option<Faulty>,
+    faulty: Option<FaultEntry>,
     pub(crate) memory: Option<Arc<GuestMemory>>,
 }
 
@@ -227,8 +229,8 @@ impl ChainBuf {
         (self.entry, self.faulty) = (Entry::default(), None);
     }
 
-    /// Forgets the chain and lets go of the memory table. It is given to whoever wants to choose
-    /// where it is dropped: it may be the last hold.
+    /// Forgets the chain and returns the memory table, so that the caller chooses the thread on
+    /// which it is dropped: this may be its last owner.
     pub fn release(&mut self) -> Option<Arc<GuestMemory>> {
         // The segments may not outlive the table that keeps them mapped.
         (self.entry, self.faulty) = (Entry::default(), None);

@@ -5,14 +5,14 @@ use std::sync::{Arc, LazyLock};
 
 use base::limits::{MAX_MAPPED_BYTES, MAX_VM_MAPPINGS};
 
-/// What is in use of something, against a limit.
+/// Amount in use, against a limit.
 #[derive(Debug)]
 struct Budget {
     used: AtomicU64,
     limit: u64,
 }
 
-/// Address space for the whole process.
+/// Budget of address space of the whole process.
 static PROCESS: LazyLock<Arc<Budget>> = LazyLock::new(|| Budget::new(MAX_MAPPED_BYTES));
 
 impl Budget {
@@ -24,28 +24,28 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes so much of it; the error is what is used.
-    fn take(self: &Arc<Self>, amount: u64) -> Result<Taken, u64> {
+    /// Reserves `amount`; the error is the amount in use.
+    fn take(self: &Arc<Self>, amount: u64) -> Result<Reservation, u64> {
         let more = |used: u64| used.checked_add(amount).filter(|&sum| sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)?;
-        Ok(Taken { budget: Arc::clone(self), amount })
+        Ok(Reservation { budget: Arc::clone(self), amount })
     }
 }
 
-/// A part of a budget; given back when dropped.
+/// Reserved part of a budget; given back when dropped.
 #[derive(Debug)]
-struct Taken {
+struct Reservation {
     budget: Arc<Budget>,
     amount: u64,
 }
 
-impl Drop for Taken {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.amount, Ordering::Relaxed);
     }
 }
 
-/// What one VM may map.
+/// Budgets of one VM: bytes and mappings.
 #[derive(Debug)]
 pub(crate) struct VmBudget {
     bytes: Arc<Budget>,
@@ -74,25 +74,26 @@ impl VmBudget {
     }
 }
 
-/// What a mapping is to its VM.
+/// Purpose of a mapping, which decides whether its bytes count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Its bytes are of those that it may have.
+    /// Guest memory: its bytes count against the VM's budget.
     Memory,
-    /// A dirty log: a limit that is what the VM has must not end its move.
+    /// Dirty log: its bytes do not count. A VM that uses all of its budget can be moved all the
+    /// same.
     Log,
 }
 
-/// What a mapping has of the budgets that it purpose for.
+/// Reservations of one mapping in the budgets of the process and of its VM.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    _process: Taken,
-    _vm: Option<(Taken, Taken)>,
+    _process: Reservation,
+    _vm: Option<(Reservation, Reservation)>,
 }
 
 impl Charge {
-    /// Charges the process, and the VM where one is given. The error is a text that says which limit
-    /// stands in the way.
+    /// Charges the process, and the VM where one is given. The error is a text that names the limit
+    /// in the way.
     pub fn take(len_bytes: u64, vm: Option<(&VmBudget, Purpose)>) -> Result<Self, String> {
         let take_bytes = |budget: &Arc<Budget>, len_bytes: u64, owner: &str| {
             budget.take(len_bytes).map_err(|used| {

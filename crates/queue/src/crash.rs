@@ -1,7 +1,7 @@
-//! Where a test can kill the daemon: before every store into memory that outlives it. Nothing of
-//! this is in a product build.
+//! Points at which a test can kill the daemon: before every store into memory that outlives it.
+//! None of them is in a product build.
 
-/// A store into guest memory, a position slot or an inflight region comes next.
+/// Marks that a store into guest memory, a position slot or an inflight region comes next.
 #[inline(always)]
 pub(crate) fn point() {
     #[cfg(test)]

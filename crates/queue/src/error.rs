@@ -1,4 +1,4 @@
-//! What can be wrong with guest memory and with rings: every text names what, where and the limit.
+//! Errors of guest memory and of rings: every text names the fault, the place and the limit.
 
 use thiserror::Error;
 
@@ -32,7 +32,7 @@ pub enum MemoryError {
     /// Too many regions.
     #[error("{count} memory regions; the limit is {limit}")]
     TooMany {
-        /// Asked for.
+        /// Number of regions asked for.
         count: usize,
         /// Limit.
         limit: usize,
@@ -43,11 +43,11 @@ pub enum MemoryError {
          {limit:#x}"
     )]
     TooLarge {
-        /// First guest address of the region that is too much.
+        /// First guest address of the region that goes beyond the limit.
         addr: u64,
-        /// Its length in bytes.
+        /// Length of that region in bytes.
         len: u64,
-        /// All regions of the port.
+        /// Bytes of all regions of the port.
         total: u64,
         /// Limit.
         limit: u64,
@@ -67,7 +67,7 @@ pub enum MemoryError {
         addr: u64,
         /// Length in bytes.
         len: u64,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// The file of the dirty log is shorter than it was.
@@ -93,8 +93,8 @@ pub enum MemoryError {
     },
 }
 
-/// Why a chain cannot be served although its ring is in order: the request has failed, the port goes on.
-/// Buffers may be named by programs of the guest (direct I/O), so a wrong one must not stop a device.
+/// Fault of one chain in a ring that is in order: the request fails, the port goes on. Programs of
+/// the guest may name buffers (direct I/O), so a wrong buffer must not stop a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChainFault {
     /// More segments than [`base::limits::MAX_CHAIN_SEGS`].
@@ -111,7 +111,7 @@ pub enum RingError {
     /// Queue size outside the rules.
     #[error("queue size {size}: must be {rule} and at most {limit}")]
     BadSize {
-        /// Given.
+        /// Size asked for.
         size: u32,
         /// "a power of two" or "above 0".
         rule: &'static str,
@@ -121,7 +121,7 @@ pub enum RingError {
     /// A ring's address is not aligned as the specification says.
     #[error("{part} ring at {addr:#x} is not aligned to {align} bytes")]
     Misaligned {
-        /// descriptor, driver or device.
+        /// Part: descriptor, driver or device.
         part: &'static str,
         /// Address.
         addr: u64,
@@ -131,7 +131,7 @@ pub enum RingError {
     /// Ring parts overlap each other.
     #[error("{part} ring overlaps another part of the queue")]
     OverlappingParts {
-        /// Which.
+        /// Part: descriptor, driver or device.
         part: &'static str,
     },
     /// Available index ran ahead by more than the queue holds.
@@ -149,9 +149,9 @@ pub enum RingError {
     /// A start position outside the ring, or the used index of one.
     #[error("base: {which} index {index} is outside the ring of {size}")]
     BadStart {
-        /// available or used.
+        /// Side: available or used.
         which: &'static str,
-        /// Given.
+        /// Index of the position.
         index: u16,
         /// Ring size.
         size: u16,
@@ -162,9 +162,9 @@ pub enum RingError {
          {size}"
     )]
     BadBase {
-        /// As set.
+        /// Base that the front end set.
         base: u16,
-        /// In the ring.
+        /// Used index in the ring.
         used: u16,
         /// Distance.
         ahead: u16,
@@ -174,7 +174,7 @@ pub enum RingError {
     /// A descriptor index outside its table.
     #[error("descriptor index {index} is outside the table of {size}")]
     BadIndex {
-        /// Given.
+        /// Index in the chain.
         index: u16,
         /// Table size.
         size: u16,
@@ -186,7 +186,7 @@ pub enum RingError {
         head: u16,
         /// Limit.
         limit: u64,
-        /// segments, descriptors or bytes.
+        /// Unit of the limit: segments, descriptors or bytes.
         unit: &'static str,
     },
     /// A device-readable descriptor after a writable one.
@@ -206,23 +206,23 @@ pub enum RingError {
     /// An empty descriptor or chain.
     #[error("descriptor {index} in the chain at {head} has length 0")]
     ZeroLength {
-        /// Head.
+        /// Head index or buffer id.
         head: u16,
-        /// Descriptor.
+        /// Index of the descriptor.
         index: u16,
     },
     /// The driver used a feature that was not negotiated.
     #[error("driver uses {feature}, which was not negotiated")]
     NotNegotiated {
-        /// Which.
+        /// Name of the feature.
         feature: &'static str,
     },
-    /// Something a request needs is missing (found by a device engine).
+    /// A request that lacks a part it needs (found by a device engine).
     #[error("request at {head}: {what}")]
     BadRequest {
-        /// Head.
+        /// Head index or buffer id.
         head: u16,
-        /// What is wrong, with the limit.
+        /// Fault, with the limit.
         what: &'static str,
     },
     /// The inflight region (shared with the front end) makes no sense.
@@ -231,7 +231,7 @@ pub enum RingError {
     /// A memory error at a place.
     #[error("{place}: {source}")]
     Memory {
-        /// descriptor ring, descriptor, indirect table, …
+        /// Place: ring, indirect table, guest memory, inflight region.
         place: &'static str,
         /// The cause.
         source: MemoryError,

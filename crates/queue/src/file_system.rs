@@ -1,9 +1,10 @@
-//! On what kind of file system a peer's file is, learnt without asking that file system.
+//! File systems of peers' files: which of them may be asked, and which may be mapped.
 //!
-//! `fstat(2)` and `fstatfs(2)` of a FUSE file are requests to its server, which may be the attacker: they
-//! wait, also for a kill. The kernel knows by itself whether a file is in memory, and where it is mounted. A
-//! mount of another namespace is unknown here, and is asked: it may be a VMM's own view of a local disk.
-//! FUSE's kernel side lets only its own user ask, unless it is mounted with `allow_other`.
+//! `fstat(2)` and `fstatfs(2)` of a FUSE file are requests to its server, which may be the
+//! attacker: they wait, also for a kill. The kernel knows by itself whether a file is in memory,
+//! and where it is mounted, so this is looked up first. A mount of another namespace is unknown
+//! here, and is asked: it may be a VMM's own view of a local disk. FUSE's kernel side lets only its
+//! own user ask, unless it is mounted with `allow_other`.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -15,9 +16,9 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 /// `f_type` of hugetlbfs (statfs(2)).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// File systems whose pages come from memory or a local disk, by `f_type`. Memory files (memfds) are
-/// on the first two; QEMU's `memory-backend-file` may be on any. Overlay: what can be written there
-/// is on its upper layer, which the kernel wants local.
+/// File systems whose pages come from memory or a local disk, by `f_type`. Memory files (memfds)
+/// are on the first two; QEMU's `memory-backend-file` may be on any. Overlay: what can be written
+/// there is on its upper layer, which the kernel wants local.
 const ALLOWED: [(u64, &str); 7] = [
     (0x0102_1994, "tmpfs"),
     (HUGETLBFS_MAGIC, "hugetlbfs"),
@@ -28,7 +29,7 @@ const ALLOWED: [(u64, &str); 7] = [
     (0x794c_7630, "overlay"),
 ];
 
-/// What is asked for most often beyond these, for the error.
+/// Refused file systems that are met most often, by name for the error.
 const REFUSED: [(u64, &str); 7] = [
     (0x6573_5546, "FUSE"),
     (0x6969, "NFS"),
@@ -39,12 +40,13 @@ const REFUSED: [(u64, &str); 7] = [
     (0x9fa0, "proc"),
 ];
 
-/// Kinds that answer by themselves, as `/proc/self/mountinfo` names them, among those that have no block
-/// device: the others there wait for a server.
+/// File systems without a block device that the kernel serves by itself, as `/proc/self/mountinfo`
+/// names them. Others without a block device wait for a server.
 const KERNEL_SERVED: [&str; 8] =
     ["tmpfs", "devtmpfs", "hugetlbfs", "ramfs", "btrfs", "overlay", "proc", "zfs"];
 
-/// Whether the file's own file system may be asked. The error is a text that says why not.
+/// Fails when the file's own file system may wait before it answers; the error is a text that says
+/// why.
 pub(crate) fn check_never_waits(fd: BorrowedFd<'_>) -> Result<(), String> {
     // A file in memory, a memfd above all. Others have no seals.
     if rustix::fs::fcntl_get_seals(fd).is_ok() || is_on_block_device(fd) {
@@ -56,18 +58,19 @@ pub(crate) fn check_never_waits(fd: BorrowedFd<'_>) -> Result<(), String> {
     match kind.as_deref() {
         Some(kind) if KERNEL_SERVED.contains(&kind) => Ok(()),
         Some(kind) => Err(format!("the file is on {kind}, which may wait for somebody")),
-        // A pipe, a socket, an eventfd; or a mount of another namespace.
+        // A pipe(2), a socket, an eventfd; or a mount of another namespace.
         None => Ok(()),
     }
 }
 
-/// Only root mounts those, FUSE's kind of it included. What is cached is enough to tell: nobody is asked.
+/// Whether the file system has a block device: only root mounts those, `fuseblk` included. Cached
+/// attributes are enough to tell, so no file system is asked.
 fn is_on_block_device(fd: BorrowedFd<'_>) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     rustix::fs::statx(fd, c"", flags, StatxFlags::TYPE).is_ok_and(|stat| stat.stx_dev_major != 0)
 }
 
-/// The kind of the mount that `fdinfo` names, by `mountinfo` (proc(5)).
+/// File system type of the mount that `fdinfo` names, by `mountinfo` (proc(5)).
 fn kind_of(fdinfo: &str, mountinfo: &str) -> Option<String> {
     let mount = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
     let line = mountinfo.lines().find(|line| line.split(' ').next() == Some(mount))?;
@@ -75,9 +78,9 @@ fn kind_of(fdinfo: &str, mountinfo: &str) -> Option<String> {
     behind.split(' ').next().map(str::to_owned)
 }
 
-/// Refuses file systems where a page fault waits for somebody: a sidecore that touches such a page
-/// stands still, with all VMs on it, for as long as a server on the network, or an attacker's own
-/// FUSE process, likes.
+/// Fails for file systems where a page fault waits for a server. A sidecore that touches such a
+/// page stands still, with all VMs on it, for as long as a server on the network, or an attacker's
+/// own FUSE process, likes.
 fn check_file_system(magic: u64) -> Result<(), String> {
     let named = |list: &[(u64, &'static str)]| list.iter().find(|f| f.0 == magic).map(|f| f.1);
     if named(&ALLOWED).is_some() {

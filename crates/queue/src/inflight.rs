@@ -3,8 +3,8 @@
 //! tracking"), split and packed.
 //!
 //! The region is shared with the front end, so it is read only when a queue starts: everything is
-//! copied once, checked, and from then on our own books are the truth and the region is only
-//! written.
+//! copied once and checked. From then on the tracker's own memory is the truth, and the region is
+//! only written.
 
 mod packed;
 mod region;
@@ -22,7 +22,7 @@ use region::QueueRegion;
 pub use region::{InflightRegion, MAX_INFLIGHT_DESCS};
 use split::SplitTracker;
 
-/// Keeps one queue's part of the region.
+/// Inflight tracking of one queue: writes its part of the region.
 #[derive(Debug)]
 pub(crate) enum Tracker {
     /// For a split ring.
@@ -32,8 +32,8 @@ pub(crate) enum Tracker {
 }
 
 impl Tracker {
-    /// Reads what an earlier back end left, finishes its half-done completion, puts the queue where
-    /// it stood, and hands it the unfinished requests.
+    /// Reads the state that an earlier back end left, finishes its half-done completion, restores
+    /// the queue's position, and hands the unfinished requests to the queue.
     pub fn attach(
         region: Arc<InflightRegion>,
         index: u16,
@@ -46,20 +46,20 @@ impl Tracker {
         }
     }
 
-    /// The chains of `batch` were taken. An error is a driver that offers a chain twice.
-    pub fn popped(&mut self, batch: &Batch, queue: &Queue) -> Result<(), RingError> {
+    /// Records that the chains of `batch` were taken. Fails for a driver that offers a chain twice.
+    pub fn record_pop(&mut self, batch: &Batch, queue: &Queue) -> Result<(), RingError> {
         match self {
-            Self::Split(t) => t.popped(batch),
-            Self::Packed(t) => t.popped(batch, queue.recorded()),
+            Self::Split(t) => t.record_pop(batch),
+            Self::Packed(t) => t.record_pop(batch, queue.recorded()),
         }
     }
 
-    /// The last chains of `batch`, from `keep` on, are about to be given back.
-    pub fn unpopped(&mut self, batch: &Batch, keep: usize) {
+    /// Records that the last chains of `batch`, from `keep` on, are about to be given back.
+    pub fn record_unpop(&mut self, batch: &Batch, keep: usize) {
         for entry in batch.entries[keep..].iter().rev() {
             match self {
-                Self::Split(t) => t.unpopped(entry.id),
-                Self::Packed(t) => t.unpopped(entry.id),
+                Self::Split(t) => t.record_unpop(entry.id),
+                Self::Packed(t) => t.record_unpop(entry.id),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Mapping a front end's file, and checking it first.
+//! Mappings of front ends' files, which are checked first.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -8,16 +8,16 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::budget::{Charge, Purpose, VmBudget};
 use crate::file_system::{self, PAGE_BYTES};
-use crate::sigbus::Guarded;
+use crate::sigbus::SigbusGuard;
 
-/// A shared, writable mapping of a part of somebody else's file, guarded against truncation.
+/// A shared, writable mapping of a part of a peer's file, guarded against truncation.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// None only within `drop`.
-    guard: Option<Guarded>,
+    guard: Option<SigbusGuard>,
     map: NonNull<u8>,
     map_len: usize,
-    /// From the start of the mapping to the first byte asked for (huge pages only).
+    /// Bytes from the start of the mapping to the first byte asked for (huge pages only).
     head: usize,
     /// Given back after the unmapping: fields are dropped after `drop`.
     _charge: Charge,
@@ -29,8 +29,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Whether `offset..offset + len` of the file may be mapped, and the size of its pages. The error
-    /// is a text that says why not.
+    /// Checks that `offset..offset + len` of the file may be mapped; returns the size of its pages.
+    /// The error is a text that says why not.
     pub fn check(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, String> {
         file_system::check_never_waits(fd)?;
         let page_bytes = file_system::page_bytes(fd)?;
@@ -45,8 +45,8 @@ impl Mapping {
         Ok(page_bytes)
     }
 
-    /// Maps `offset..offset + len` of the file, at the expense of the process and of `vm`. The error is
-    /// a text that says why not.
+    /// Maps `offset..offset + len` of the file, at the expense of the process and of `vm`. The
+    /// error is a text that says why not.
     pub fn new(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -73,7 +73,7 @@ impl Mapping {
         };
         let map = map.map_err(|e| format!("mmap of {map_len:#x} bytes at {start:#x}: {e}"))?;
         let map = NonNull::new(map.cast::<u8>()).ok_or("mmap returned address 0")?;
-        match Guarded::new(map.as_ptr() as usize, map_len, page_bytes as usize) {
+        match SigbusGuard::new(map.as_ptr() as usize, map_len, page_bytes as usize) {
             Ok(guard) => {
                 let head = (offset - start) as usize;
                 Ok(Self { guard: Some(guard), map, map_len, head, _charge: charge })
@@ -93,7 +93,7 @@ impl Mapping {
 
     /// Whether an access found the file shorter than it was.
     pub fn was_truncated(&self) -> bool {
-        self.guard.as_ref().is_some_and(Guarded::was_hit)
+        self.guard.as_ref().is_some_and(SigbusGuard::was_hit)
     }
 }
 
@@ -110,8 +110,9 @@ fn unmap(map: NonNull<u8>, map_len: usize) {
     let _ = unsafe { rustix::mm::munmap(map.as_ptr().cast(), map_len) };
 }
 
-/// Bytes of a file that is open for reading and writing; nothing else is memory. A device is none, whatever file system its node is on:
-/// pages that are read from `/dev/zero` are the daemon's own memory.
+/// Size of a regular file that is open for reading and writing; any other descriptor is refused. A
+/// device is refused whatever file system its node is on: pages that are read from `/dev/zero` are
+/// the daemon's own memory.
 fn file_size(fd: BorrowedFd<'_>) -> Result<u64, String> {
     let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
     let kind = FileType::from_raw_mode(stat.st_mode);

@@ -32,7 +32,7 @@ struct Region {
     mapping: Arc<Mapping>,
 }
 
-/// One region as the hot path sees it: a range of guest addresses and where it is mapped.
+/// One region as the hot path sees it: a range of guest addresses and its host address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     start: u64,
@@ -75,8 +75,8 @@ pub struct GuestMemory {
     share: Arc<MemoryShare>,
 }
 
-/// Guest addresses of rings' parts. We touch these pages all the time, so Linux can tell their node,
-/// when it knows next to none of the others yet.
+/// Guest addresses of rings' parts. The daemon touches these pages all the time, so Linux can tell
+/// their node when it knows few of the others yet.
 #[derive(Debug, Default)]
 struct Rings(Mutex<Vec<u64>>);
 
@@ -90,18 +90,18 @@ impl Rings {
 }
 
 impl GuestMemory {
-    /// No memory at all, of a VM of its own.
+    /// An empty table, of a VM of its own.
     pub fn empty() -> Arc<Self> {
         Self::of(MemoryShare::new())
     }
 
-    /// No memory at all; what comes is mapped at the expense of a VM's share.
+    /// An empty table, whose regions will be charged to a VM's share.
     pub fn of(share: Arc<MemoryShare>) -> Arc<Self> {
         Arc::new(Self { regions: Vec::new(), log: None, rings: Rings::default(), share })
     }
 
-    /// This table and one region more. The file's offset must be page aligned and, for a regular
-    /// file, the file must hold the whole region.
+    /// Makes a table of this one and one region more. The file's offset must be page aligned and,
+    /// for a regular file, the file must hold the whole region.
     pub fn with_region(&self, spec: RegionSpec, fd: &impl AsFd) -> Result<Arc<Self>, MemoryError> {
         self.check_new(&spec)?;
         let mapping = self
@@ -115,7 +115,7 @@ impl GuestMemory {
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         regions.insert(at, Region { spec, mapping });
-        Ok(self.changed(regions, self.log.clone()))
+        Ok(self.with_regions(regions, self.log.clone()))
     }
 
     fn check_new(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
@@ -146,7 +146,7 @@ impl GuestMemory {
         if taken { Err(MemoryError::Overlaps { addr, len }) } else { Ok(()) }
     }
 
-    /// This table without the region that has these guest and user addresses and length.
+    /// Makes a table without the region that has these guest and user addresses and length.
     pub fn without_region(&self, spec: RegionSpec) -> Result<Arc<Self>, MemoryError> {
         let at = self.regions.iter().position(|r| {
             r.spec.guest_addr == spec.guest_addr
@@ -158,15 +158,15 @@ impl GuestMemory {
         };
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Ok(self.changed(regions, self.log.clone()))
+        Ok(self.with_regions(regions, self.log.clone()))
     }
 
-    /// The same regions, with dirty pages logged (or not any more).
+    /// Makes a table of the same regions, with dirty pages logged (or no longer logged).
     pub fn with_log(&self, log: Option<Arc<DirtyLog>>) -> Arc<Self> {
-        self.changed(self.regions.clone(), log)
+        self.with_regions(self.regions.clone(), log)
     }
 
-    fn changed(&self, regions: Vec<Region>, log: Option<Arc<DirtyLog>>) -> Arc<Self> {
+    fn with_regions(&self, regions: Vec<Region>, log: Option<Arc<DirtyLog>>) -> Arc<Self> {
         Arc::new(Self { regions, log, rings: Rings::default(), share: Arc::clone(&self.share) })
     }
 
@@ -175,8 +175,8 @@ impl GuestMemory {
         self.regions.iter().map(|r| r.spec).collect()
     }
 
-    /// Where the regions are mapped: for the kernel, which may prepare for buffers there. Addresses
-    /// only; they hold for as long as a table with these mappings.
+    /// Host ranges of the regions, for the kernel, which may prepare for buffers there. Addresses
+    /// only: they are valid for as long as a table with these mappings lives.
     pub fn mapped(&self) -> Vec<libc::iovec> {
         let mapped = |r: &Region| libc::iovec {
             iov_base: r.mapping.as_ptr().cast(),
@@ -192,7 +192,7 @@ impl GuestMemory {
             && self.regions.iter().zip(&other.regions).all(same)
     }
 
-    /// The guest-physical address behind a front-end user address, when the whole range is in one
+    /// Guest-physical address behind a front-end user address, when the whole range is in one
     /// region. Vring addresses arrive as user addresses.
     pub fn user_to_guest(&self, user_addr: u64, len_bytes: u64) -> Result<u64, MemoryError> {
         let (addr, len) = (user_addr, len_bytes);
@@ -219,8 +219,8 @@ impl GuestMemory {
         }
     }
 
-    /// A ring has parts at these guest addresses. Those of rings that ended stay noted until there
-    /// is another table: they are in the guest's memory still.
+    /// Notes that a ring has parts at these guest addresses. Addresses of ended rings stay noted
+    /// until there is another table: they are still in the guest's memory.
     pub(crate) fn note_ring(&self, parts: [u64; 3]) {
         let mut rings = self.rings.lock();
         for part in parts {
@@ -293,11 +293,11 @@ impl GuestMemory {
     }
 }
 
-/// Regions asked where they lie: the largest ones, and so many others by turns. One takes some 10 µs,
-/// and a front end may cut its memory into dozens.
+/// Regions whose NUMA node is asked at a time: this many of the largest, and as many others by
+/// turns. One takes some 10 µs, and a front end may cut its memory into dozens.
 const ASKED_REGIONS: usize = 4;
 
-fn asked_regions(regions: &[Region], turn: u32) -> Vec<usize> {
+fn choose_regions(regions: &[Region], turn: u32) -> Vec<usize> {
     let mut all: Vec<usize> = (0..regions.len()).collect();
     all.sort_by_key(|&at| std::cmp::Reverse(regions[at].spec.len_bytes));
     if let Some(others) = all.get_mut(ASKED_REGIONS..).filter(|others| !others.is_empty()) {
@@ -312,7 +312,7 @@ impl Located for GuestMemory {
     fn spread(&self, turn: u32) -> Spread {
         let rings = self.rings.lock().clone();
         let mut sum = Spread::default();
-        for &at in &asked_regions(&self.regions, turn) {
+        for &at in &choose_regions(&self.regions, turn) {
             let Region { spec, mapping } = &self.regions[at];
             let host = mapping.as_ptr().cast_const();
             let within = rings.iter().filter_map(|addr| addr.checked_sub(spec.guest_addr));

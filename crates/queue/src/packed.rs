@@ -14,7 +14,7 @@ use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::parts::{AHEAD, Desc, PackedParts};
 use crate::setup::{Completion, Position, RingSetup, WRAP_BIT};
-use crate::walk::{Build, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, add_single, too_long};
+use crate::walk::{ChainBuilder, F_INDIRECT, F_NEXT, F_WRITE, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED` (2.8.1).
 const F_AVAIL: u16 = 1 << 7;
@@ -28,7 +28,7 @@ const EVENT_DESC: u16 = 2;
 /// Descriptors of a line.
 const PER_LINE: usize = 4;
 
-/// A ring offset and the wrap counter of its lap.
+/// Ring offset with the wrap counter of its lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     at: u16,
@@ -55,7 +55,7 @@ impl Place {
         self.at -= n;
     }
 
-    /// From this place to `other`, which is ahead by at most one lap.
+    /// Descriptors from this place to `other`, which is ahead by at most one lap.
     #[inline]
     fn distance(self, other: Self, size: u16) -> u16 {
         if self.wrap == other.wrap {
@@ -76,7 +76,7 @@ pub(crate) struct PackedRing {
     /// Descriptors used since the driver's wishes were last looked at; none at the start, when the
     /// notification of an earlier daemon may be missing.
     unsignalled: Option<u32>,
-    /// Chains taken last time.
+    /// Chains taken by the last pop.
     expected: u16,
 }
 
@@ -140,7 +140,8 @@ impl PackedRing {
         batch: &mut Batch,
         max: usize,
     ) -> Result<(), Box<RingError>> {
-        // Descriptors that are not ours to complete. With none left, the next is one of ours: nothing new.
+        // Descriptors that are not ours to complete. With none left, the next is one of ours:
+        // nothing new.
         let mut free = self.size.saturating_sub(self.used.distance(self.avail, self.size));
         for taken in 0..max {
             if taken.is_multiple_of(PER_LINE)
@@ -161,8 +162,8 @@ impl PackedRing {
         Ok(())
     }
 
-    /// Appends the next chain, of `free` descriptors at most, to the batch, or leaves the batch as it was.
-    /// Returns how many it has; 0 when there is none.
+    /// Appends the next chain, of `free` descriptors at most, to the batch, or leaves the batch as
+    /// it was. Returns how many it has; 0 when there is none.
     #[inline]
     fn take(&self, walk: &mut Walk<'_>, batch: &mut Batch, free: u16) -> Result<u16, Stop> {
         if free == 0 {
@@ -186,7 +187,7 @@ impl PackedRing {
         first: Desc,
         free: u16,
     ) -> Result<u16, Stop> {
-        let mut build = Build::new(batch, self.avail.at);
+        let mut build = ChainBuilder::new(batch, self.avail.at);
         let recorded = walk.record.as_ref().map_or(0, |r| r.len());
         let walked = self.walk_chain(walk, batch, &mut build, first, free);
         let first_seg = build.first();
@@ -215,7 +216,7 @@ impl PackedRing {
         &self,
         walk: &mut Walk<'_>,
         batch: &mut Batch,
-        build: &mut Build,
+        build: &mut ChainBuilder,
         first: Desc,
         room: u16,
     ) -> Result<(u16, u16), Stop> {
@@ -261,8 +262,8 @@ impl PackedRing {
         self.used = place;
     }
 
-    /// How far a completion moves us. A chain has 1 to `size` descriptors; anything else in the
-    /// argument would be an engine's bug, which must not take us off the ring.
+    /// Descriptors that a completion covers. A chain has 1 to `size` descriptors; anything else in
+    /// the argument would be an engine's bug, which must not take us off the ring.
     #[inline]
     fn step(&self, completion: &Completion) -> u16 {
         completion.ndesc.clamp(1, self.size)
@@ -275,9 +276,9 @@ impl PackedRing {
         self.parts.set_used(place.at, completion.id, completion.written, lap | written);
     }
 
-    /// Where `push(done)` will take us.
+    /// Position after `push(done)`.
     #[inline]
-    pub fn after(&self, done: &[Completion]) -> Position {
+    pub fn position_after(&self, done: &[Completion]) -> Position {
         let mut place = self.used;
         for completion in done {
             place.advance(self.step(completion), self.size);
@@ -295,7 +296,7 @@ impl PackedRing {
         (self.flags_at(index) & F_USED != 0) == wrap
     }
 
-    /// Stands where `used` says, with the next `in_flight` descriptors taken.
+    /// Sets the position to `used`, with the next `in_flight` descriptors taken.
     pub fn restart(&mut self, used: u16, wrap: bool, in_flight: u16) {
         self.used = Place { at: used, wrap };
         self.avail = self.used;
@@ -305,7 +306,7 @@ impl PackedRing {
     /// Finishes the publication of `done` that an earlier daemon began at our position and meant to
     /// end at `next`. Idempotent until its last store, which the driver waits for.
     pub fn finish(&mut self, next: Position, done: &[Completion]) -> Result<(), RingError> {
-        let after = self.after(done);
+        let after = self.position_after(done);
         if (after.used, after.used_wrap) != (next.used, next.used_wrap) {
             return Err(RingError::BadStart { which: "saved", index: next.used, size: self.size });
         }
@@ -333,14 +334,14 @@ impl PackedRing {
     /// Whether the driver wants to hear of what was pushed (2.8.10).
     #[inline]
     pub fn take_notify(&mut self) -> bool {
-        // See `SplitRing::take_notify`.
+        // A full fence, as in `SplitRing::take_notify`.
         fence(Ordering::SeqCst);
         let pushed = self.unsignalled.replace(0);
         let (off_wrap, flags) = self.parts.driver_event();
         match flags & 3 {
             EVENT_DISABLE => false,
             EVENT_DESC if self.event_idx => match pushed {
-                Some(pushed) => self.passed(off_wrap, pushed),
+                Some(pushed) => self.has_passed(off_wrap, pushed),
                 None => true,
             },
             _ => true,
@@ -349,7 +350,7 @@ impl PackedRing {
 
     /// Whether the descriptor at `off_wrap` is among the last `pushed` used ones.
     #[inline]
-    fn passed(&self, off_wrap: u16, pushed: u32) -> bool {
+    fn has_passed(&self, off_wrap: u16, pushed: u32) -> bool {
         let same_lap = (off_wrap & WRAP_BIT != 0) == self.used.wrap;
         let lap = if same_lap { 0 } else { i64::from(self.size) };
         let event = i64::from(off_wrap & !WRAP_BIT) - lap;
@@ -371,7 +372,7 @@ impl PackedRing {
         } else {
             self.parts.set_device_event(None, EVENT_ENABLE);
         }
-        // See `SplitRing::enable_kicks`.
+        // A full fence, as in `SplitRing::enable_kicks`.
         fence(Ordering::SeqCst);
     }
 

@@ -9,8 +9,8 @@ use crate::memory::GuestMemory;
 use crate::seg::prefetch;
 use crate::setup::{Layout, RingSetup};
 
-/// Descriptors that are on their way to the cache while one is looked at: eight lines of them, since
-/// another core has just written each.
+/// Descriptors fetched ahead of the one that is walked: eight cache lines of them, since another
+/// core has just written each.
 pub(crate) const AHEAD: u16 = 32;
 
 /// Our copy of one descriptor. `tail` is the last field but flags: `next` (split) or `id` (packed).
@@ -47,7 +47,7 @@ impl Desc {
         Self { addr, len: rest as u32, flags: (rest >> 32) as u16, tail: (rest >> 48) as u16 }
     }
 
-    /// The same bytes read as a packed descriptor, where `id` comes before `flags`.
+    /// Reads the same bytes as a packed descriptor, where `id` comes before `flags`.
     #[inline]
     pub fn from_packed(split: Self) -> Self {
         Self { flags: split.tail, tail: split.flags, ..split }

@@ -1,4 +1,4 @@
-//! One virtqueue, split or packed.
+//! The virtqueue, split or packed: descriptor chains in, completions out.
 
 use std::sync::Arc;
 
@@ -22,17 +22,17 @@ enum Ring {
     Packed(PackedRing),
 }
 
-/// A virtqueue. Not a doorbell in sight: see [`crate::Vring`].
+/// A virtqueue without doorbells; [`crate::Vring`] adds them.
 #[derive(Debug)]
 pub struct Queue {
     memory: Arc<GuestMemory>,
     setup: RingSetup,
-    /// The region that the last buffer was in: the next one usually is, too.
+    /// Region of the last buffer; the next one usually is there, too.
     window: Window,
     ring: Ring,
-    /// What an earlier back end left unfinished.
+    /// Requests that an earlier back end left unfinished.
     redeliveries: Redeliveries,
-    /// The ring descriptors of the chains popped last, where an inflight region needs them.
+    /// Ring descriptors of the last popped chains, where an inflight region needs them.
     record: Option<Vec<Desc>>,
     /// Completions published since the last `take_notify`.
     unsignalled: u32,
@@ -58,8 +58,8 @@ impl Queue {
         })
     }
 
-    /// The used index in a split ring's memory: the `used` half of a start position, which vhost-user
-    /// does not carry. For a packed ring it is the one of `setup.start`.
+    /// Reads the used index of a split ring from guest memory: the `used` half of a start position,
+    /// which vhost-user does not carry. For a packed ring it is `setup.start.used`.
     pub fn read_used_index(memory: &GuestMemory, setup: &RingSetup) -> Result<u16, RingError> {
         check_size(setup)?;
         match setup.layout {
@@ -102,7 +102,7 @@ impl Queue {
     /// the broken one are in the batch and may be completed.
     #[inline]
     pub fn pop(&mut self, batch: &mut Batch, max: usize) -> Result<usize, RingError> {
-        // An empty look costs one load, and no count of the memory table's users.
+        // An empty ring costs one load, and no change of the memory table's reference count.
         if !self.has_work() {
             self.redeliveries.pass();
             batch.release();
@@ -178,8 +178,8 @@ impl Queue {
         self.log_used(before.used, done);
     }
 
-    /// As [`Queue::push`], keeping `slot` such that [`Queue::resume`] finds its way from every
-    /// instruction in between.
+    /// Publishes as [`Queue::push`], and keeps `slot` such that [`Queue::resume`] can go on from
+    /// every instruction in between.
     #[inline]
     pub(crate) fn push_saved(&mut self, done: &[Completion], slot: &PositionSlot) {
         if let Ring::Split(_) = self.ring {
@@ -189,7 +189,7 @@ impl Queue {
         }
         for part in done.chunks(SLOT_LOG_ENTRIES) {
             if let Ring::Packed(ring) = &self.ring {
-                slot.announce(ring.after(part), part);
+                slot.announce(ring.position_after(part), part);
             }
             self.push(part);
             slot.commit(self.position());
@@ -216,7 +216,8 @@ impl Queue {
         }
     }
 
-    /// As [`Queue::mark_written`], for a chain that was held: its memory table may be an older one.
+    /// Marks as [`Queue::mark_written`], for a chain that was held: its memory table may be an
+    /// older one.
     #[inline]
     pub fn mark_held(&self, held: &ChainBuf, written: usize) {
         if let (Some(log), Some(memory)) = (self.memory.log(), &held.memory) {
@@ -243,7 +244,7 @@ impl Queue {
         self.unsignalled != 0
     }
 
-    /// Whether chains wait to be popped. Takes the driver's word for it: popping them may fail.
+    /// Whether chains wait to be popped, as the driver says: popping them may fail.
     pub fn has_work(&self) -> bool {
         let available = match &self.ring {
             Ring::Split(ring) => ring.has_work(),
@@ -284,7 +285,7 @@ impl Queue {
         }
     }
 
-    /// Where the ring stands.
+    /// Position of the ring.
     #[inline]
     pub fn position(&self) -> Position {
         match &self.ring {
@@ -304,7 +305,7 @@ impl Queue {
         &self.memory
     }
 
-    /// What the queue was made from, with the position it stands at now.
+    /// Setup of the queue, with its position now.
     pub fn setup(&self) -> RingSetup {
         RingSetup { start: self.position(), ..self.setup }
     }
@@ -336,22 +337,22 @@ impl Queue {
     }
 }
 
-/// What the inflight region needs of a queue.
+/// Access for the inflight region.
 impl Queue {
     /// The ring's format.
     pub(crate) fn layout(&self) -> Layout {
         self.setup.layout
     }
 
-    /// Split: the available and used index in guest memory. Packed: zeroes.
-    pub(crate) fn split_indices(&self) -> (u16, u16) {
+    /// Available and used index of a split ring, as they are in guest memory. Packed: zeroes.
+    pub(crate) fn read_split_indices(&self) -> (u16, u16) {
         match &self.ring {
-            Ring::Split(ring) => ring.shared_indices(),
+            Ring::Split(ring) => ring.read_indices(),
             Ring::Packed(_) => (0, 0),
         }
     }
 
-    /// Packed: whether the descriptor at `index` (below the size) was used in the lap of `wrap`.
+    /// Whether the packed descriptor at `index` (below the size) was used in the lap of `wrap`.
     pub(crate) fn packed_is_used(&self, index: u16, wrap: bool) -> bool {
         match &self.ring {
             Ring::Split(_) => false,
@@ -359,16 +360,16 @@ impl Queue {
         }
     }
 
-    /// Where `push` of this completion will take us.
+    /// Position of a packed ring after `push` of this completion.
     #[inline]
-    pub(crate) fn packed_after(&self, done: &Completion) -> Position {
+    pub(crate) fn packed_position_after(&self, done: &Completion) -> Position {
         match &self.ring {
             Ring::Split(ring) => ring.position(),
-            Ring::Packed(ring) => ring.after(std::slice::from_ref(done)),
+            Ring::Packed(ring) => ring.position_after(std::slice::from_ref(done)),
         }
     }
 
-    /// Goes on at `used`, with `requests` in flight and to be delivered (again) first.
+    /// Sets the position to `used`, with `requests` in flight, which are delivered again first.
     pub(crate) fn resubmit(&mut self, used: u16, wrap: bool, requests: Vec<Redelivery>) {
         match &mut self.ring {
             Ring::Split(ring) => ring.restart(used, requests.len() as u16),
@@ -380,7 +381,7 @@ impl Queue {
         self.redeliveries = Redeliveries::new(requests);
     }
 
-    /// From now on the ring descriptors of popped chains are kept until the next pop.
+    /// Starts to keep the ring descriptors of popped chains until the next pop.
     pub(crate) fn start_recording(&mut self) {
         self.record = Some(Vec::with_capacity(usize::from(self.setup.size)));
     }

@@ -4,22 +4,22 @@ use crate::batch::Batch;
 use crate::error::RingError;
 use crate::parts::Desc;
 use crate::split::SplitRing;
-use crate::walk::{Build, Stop, Walk};
+use crate::walk::{ChainBuilder, Stop, Walk};
 
-/// A request to deliver again: its head (split), or its descriptors (packed: those in the ring may
-/// be overwritten).
+/// Request to deliver again: its head (split), or its descriptors (packed: those in the ring may be
+/// overwritten).
 #[derive(Debug)]
 pub(crate) struct Redelivery {
     pub head: u16,
     pub descs: Vec<Desc>,
 }
 
-/// The requests, in the order in which they were taken.
+/// Requests to deliver again, in the order in which they were taken.
 #[derive(Debug, Default)]
 pub(crate) struct Redeliveries {
     requests: Vec<Redelivery>,
     next: usize,
-    /// The last pop delivered from here, so an unpop gives back to here.
+    /// The last pop delivered from this list, so an unpop gives back to it.
     delivering: bool,
 }
 
@@ -34,7 +34,7 @@ impl Redeliveries {
         self.next < self.requests.len()
     }
 
-    /// Whether the last pop delivered from here.
+    /// Whether the last pop delivered from this list.
     #[inline]
     pub fn is_delivering(&self) -> bool {
         self.delivering
@@ -46,7 +46,7 @@ impl Redeliveries {
         self.delivering = false;
     }
 
-    /// Gives the last `n` delivered ones back.
+    /// Gives the last `n` delivered requests back.
     pub fn unpop(&mut self, n: usize) {
         self.next = self.next.saturating_sub(n);
     }
@@ -72,7 +72,7 @@ impl Redeliveries {
         max: usize,
     ) -> Result<(), Box<RingError>> {
         self.pop(max, |request| {
-            let mut build = Build::new(batch, request.head);
+            let mut build = ChainBuilder::new(batch, request.head);
             match build_from(&mut build, walk, batch, request) {
                 Ok(()) => {
                     let id = request.descs.last().map_or(0, |d| d.tail);
@@ -104,7 +104,7 @@ impl Redeliveries {
 }
 
 fn build_from(
-    build: &mut Build,
+    build: &mut ChainBuilder,
     walk: &mut Walk<'_>,
     batch: &mut Batch,
     request: &Redelivery,

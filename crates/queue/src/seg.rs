@@ -30,7 +30,7 @@ impl Seg {
     }
 }
 
-/// The segments as the kernel takes them (`readv`, io_uring).
+/// Segments as the kernel takes them (`readv`, io_uring).
 pub fn as_iovecs(segs: &[Seg]) -> &[libc::iovec] {
     // SAFETY: `Seg` is `repr(C)` with the fields of `iovec` in its order.
     unsafe { std::slice::from_raw_parts(segs.as_ptr().cast(), segs.len()) }
@@ -63,7 +63,7 @@ pub fn total_len(segs: &[Seg]) -> usize {
     segs.iter().map(|s| s.len).sum()
 }
 
-/// As `copy_nonoverlapping`, without a call for the lengths of headers and small frames.
+/// Copies as `copy_nonoverlapping`, without a call for the lengths of headers and small frames.
 ///
 /// # Safety
 /// As `copy_nonoverlapping`.
@@ -80,9 +80,9 @@ unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Copies the first and the last bytes, as many as a `Half` has. Those in the middle are read twice: a
-/// guest that changes them meanwhile has one value or the other copied, as with any copy, and only the
-/// copy is looked at.
+/// Copies the first and the last bytes, as many as a `Half` has. Bytes in the middle are read
+/// twice: a guest that changes them meanwhile has one value or the other copied, as with any copy,
+/// and only the copy is looked at.
 ///
 /// # Safety
 /// As `copy_nonoverlapping`; `len` is the size of one to two halves.
@@ -103,8 +103,8 @@ unsafe fn copy_ends<Half: Copy>(src: *const u8, dst: *mut u8, len: usize) {
 pub fn copy_out(src: &[Seg], offset: usize, dst: &mut [u8]) -> usize {
     let done = match in_first(src, offset, dst.len()) {
         Some(ptr) => {
-            // SAFETY: `ptr..ptr + dst.len()` lies in a segment, mapped while its owner lives; `dst` is
-            // ours and therefore not guest memory.
+            // SAFETY: `ptr..ptr + dst.len()` lies in a segment, mapped while its owner lives; `dst`
+            // is ours and therefore not guest memory.
             unsafe { copy(ptr, dst.as_mut_ptr(), dst.len()) };
             dst.len()
         }
@@ -116,7 +116,8 @@ pub fn copy_out(src: &[Seg], offset: usize, dst: &mut [u8]) -> usize {
     done
 }
 
-/// Apart from the short way: inlined beside it, its loop took the registers of every frame's values.
+/// Copies out of several segments. Never inlined: inlined beside the single copy, its loop took the
+/// registers of every frame's values.
 #[inline(never)]
 fn copy_out_pieces(src: &[Seg], offset: usize, dst: &mut [u8]) -> usize {
     let mut done = 0;
@@ -141,7 +142,7 @@ pub fn copy_in(dst: &[Seg], offset: usize, src: &[u8]) -> usize {
     }
 }
 
-/// See [`copy_out_pieces`].
+/// Copies into several segments. Never inlined, as [`copy_out_pieces`].
 #[inline(never)]
 fn copy_in_pieces(dst: &[Seg], offset: usize, src: &[u8]) -> usize {
     let mut done = 0;
@@ -214,7 +215,7 @@ pub fn subrange(src: &[Seg], offset: usize, len: usize, out: &mut Vec<libc::iove
     done
 }
 
-/// Where a range is that lies in the first segment, as most headers and frames do.
+/// Address of a range that lies in the first segment, as most headers and frames do.
 #[inline(always)]
 fn in_first(segs: &[Seg], offset: usize, len: usize) -> Option<*mut u8> {
     let first = segs.first()?;
@@ -291,7 +292,8 @@ mod tests {
         bytes.chunks_mut(step).map(|part| Seg { ptr: part.as_mut_ptr(), len: part.len() }).collect()
     }
 
-    /// All short lengths take ways of their own: each byte comes to its place, and no other is touched.
+    /// All short lengths take ways of their own: each byte comes to its place, and no other is
+    /// touched.
     #[test]
     fn bytes_of_each_length_come_to_their_place() {
         let from: Vec<u8> = (0..=u8::MAX).collect();

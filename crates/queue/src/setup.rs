@@ -2,7 +2,7 @@
 //!
 //! A ground file: it knows nothing of memory, descriptors or queues.
 
-/// The wrap counter's place beside a ring offset, in vring bases and event offsets.
+/// Bit of the wrap counter beside a ring offset, in vring bases and event offsets.
 pub(crate) const WRAP_BIT: u16 = 1 << 15;
 
 /// Ring format.
@@ -14,7 +14,7 @@ pub enum Layout {
     Packed,
 }
 
-/// Where both sides of a ring stand. Split: indices that wrap at 65,536 (wrap flags unused).
+/// Position of both sides of a ring. Split: indices that wrap at 65,536 (wrap flags unused).
 /// Packed: ring offsets with their wrap counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
@@ -34,12 +34,12 @@ impl Position {
         Self { avail: 0, used: 0, avail_wrap: true, used_wrap: true }
     }
 
-    /// From vhost-user `SET_VRING_BASE`: split = next avail index (used is read from the ring by
-    /// the caller), packed = avail in bits 0–15, used in bits 16–31, wrap counter in the top bit
-    /// of each half. Some front ends send 0 for a fresh packed ring: taken as fresh. DPDK's
-    /// virtio-user names the available side only and leaves the upper half 0: taken as "nothing in
-    /// flight". (Literally it would mean that a whole lap is in flight, which no back end hands
-    /// back.)
+    /// Decodes the base of vhost-user `SET_VRING_BASE`: split = next avail index (used is read from
+    /// the ring by the caller), packed = avail in bits 0–15, used in bits 16–31, wrap counter in
+    /// the top bit of each half. Some front ends send 0 for a fresh packed ring: taken as fresh.
+    /// DPDK's virtio-user names the available side only and leaves the upper half 0: taken as
+    /// "nothing in flight". (Literally it would mean that a whole lap is in flight, which no back
+    /// end hands back.)
     pub fn from_vring_base(layout: Layout, base: u32) -> Self {
         let (low, high) = (base as u16, (base >> 16) as u16);
         match layout {
@@ -58,7 +58,7 @@ impl Position {
         }
     }
 
-    /// For the reply to `GET_VRING_BASE`.
+    /// Encodes the base for the reply to `GET_VRING_BASE`.
     pub fn to_vring_base(self, layout: Layout) -> u32 {
         let half = |at: u16, wrap: bool| u32::from(at | if wrap { WRAP_BIT } else { 0 });
         match layout {
@@ -89,7 +89,7 @@ impl RingAddrs {
     }
 }
 
-/// Everything needed to make a [`Queue`].
+/// Description of a ring, to make a [`crate::Queue`] from.
 #[derive(Debug, Clone, Copy)]
 pub struct RingSetup {
     /// Number of descriptors.
@@ -102,15 +102,15 @@ pub struct RingSetup {
     pub in_order: bool,
     /// VIRTIO_F_INDIRECT_DESC negotiated.
     pub indirect: bool,
-    /// Where the parts are.
+    /// Addresses of the parts.
     pub addrs: RingAddrs,
-    /// Where to go on.
+    /// Position to start from.
     pub start: Position,
     /// VHOST_VRING_F_LOG: guest address at which writes to the used ring are logged.
     pub log_used_addr: Option<u64>,
 }
 
-/// One finished chain.
+/// Completion of one descriptor chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// [`crate::Chain::id`].

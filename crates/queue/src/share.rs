@@ -1,9 +1,10 @@
 //! A VM's share of the daemon's address space, and what its ports map of it.
 //!
 //! Each port of a VM is sent the same memory. It is mapped once: the ports of a VM have a
-//! [`MemoryShare`] in common, which knows parts of files that are mapped already. A sparse file costs
-//! its owner nothing, but our address space is everybody's, and so are the guards of mappings, so each has
-//! two limits: one for each VM, and one for the process, which many VMs together reach and one cannot.
+//! [`MemoryShare`] in common, which knows parts of files that are mapped already. A sparse file
+//! costs its owner nothing, but our address space is everybody's, and so are the guards of
+//! mappings, so each has two limits: one for each VM, and one for the process, which many VMs
+//! together reach and one cannot.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -15,10 +16,10 @@ use base::sync::lock;
 use crate::budget::{Purpose, VmBudget};
 use crate::mapping::Mapping;
 
-/// A part of a file: device, inode, offset and length in bytes, and what it is.
+/// Part of a file: device, inode, offset and length in bytes, and its purpose.
 type Part = (u64, u64, u64, u64, Purpose);
 
-/// See the module's text. Ports of one VM have one in common.
+/// A VM's share of the daemon's address space, common to all ports of the VM.
 pub struct MemoryShare {
     budget: VmBudget,
     mapped: Mutex<Vec<(Part, Weak<Mapping>)>>,
@@ -39,12 +40,12 @@ impl MemoryShare {
         Arc::new(Self { budget, mapped: Mutex::default() })
     }
 
-    /// Bytes that the VM's ports map now. What several of them map purpose once.
+    /// Bytes that the VM's ports map now. Memory that several of them map counts once.
     pub fn used_bytes(&self) -> u64 {
         self.budget.used_bytes()
     }
 
-    /// Mappings of the VM's ports now, of [`base::limits::MAX_VM_MAPPINGS`].
+    /// Number of mappings of the VM's ports now, of [`base::limits::MAX_VM_MAPPINGS`].
     pub fn used_mappings(&self) -> u64 {
         self.budget.used_mappings()
     }
@@ -63,7 +64,7 @@ impl MemoryShare {
         offset: u64,
         len: u64,
     ) -> Result<Arc<Mapping>, String> {
-        // First: it asks no file system that may wait.
+        // First: this check asks no file system that may wait.
         Mapping::check(fd, offset, len)?;
         let stat = rustix::fs::fstat(fd).map_err(|e| format!("fstat: {e}"))?;
         let part = (stat.st_dev as u64, stat.st_ino as u64, offset, len, purpose);

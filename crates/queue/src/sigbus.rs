@@ -1,9 +1,9 @@
 //! Files truncated under us: the SIGBUS handler.
 //!
 //! A VMM may shrink the file behind a VM's memory after we mapped it; the next access then raises
-//! SIGBUS, which would end the daemon and with it every other VM. One process-wide handler, put in
-//! place with the first mapping, replaces the lost pages by zero pages and notes which mapping was
-//! hit; the port then fails at its next batch.
+//! SIGBUS, which would end the daemon and with it every other VM. One process-wide handler,
+//! installed with the first mapping, replaces the lost pages by zero pages and notes which mapping
+//! was hit; the port then fails at its next batch.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -36,7 +36,7 @@ static SLOTS: [Slot; MAX_MAPPINGS] = [const {
 /// Slots below this were used at least once: bounds the handler's search.
 static HIGH_WATER: AtomicUsize = AtomicUsize::new(0);
 
-/// How many faults were absorbed so far, in the whole process.
+/// Faults absorbed so far, in the whole process.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// Free slots below the high-water mark.
@@ -49,18 +49,18 @@ static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::zeroed()));
 
 static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
 
-/// How many faults were absorbed so far. One relaxed load: a ring compares it per batch, and only
-/// looks closer when it moved.
+/// Number of faults absorbed so far. One relaxed load: a ring compares it per batch, and looks at
+/// its memory only when the number has changed.
 #[inline]
-pub(crate) fn faults() -> u64 {
+pub(crate) fn fault_count() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
 /// A mapping that the handler protects, until dropped.
 #[derive(Debug)]
-pub(crate) struct Guarded(usize);
+pub(crate) struct SigbusGuard(usize);
 
-impl Guarded {
+impl SigbusGuard {
     /// Protects `start..start + len_bytes`, mapped with pages of `page_bytes`. The error is a text
     /// for the operator.
     pub fn new(start: usize, len_bytes: usize, page_bytes: usize) -> Result<Self, String> {
@@ -93,7 +93,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for SigbusGuard {
     fn drop(&mut self) {
         let slot = &SLOTS[self.0];
         // The start goes first: see the reader in `find`.
@@ -151,7 +151,7 @@ extern "C" fn on_sigbus(
         let absorbed = (*info).si_code > 0 && absorb(addr);
         *errno = saved;
         if !absorbed {
-            chain(signal, info, context);
+            call_previous(signal, info, context);
         }
     }
 }
@@ -179,11 +179,15 @@ fn absorb(addr: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Hands a foreign fault to whoever was there before us.
+/// Hands a fault outside our mappings to the handler that was there before.
 ///
 /// # Safety
 /// The arguments are those of the signal handler.
-unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+unsafe fn call_previous(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: filled before the handler was installed, never changed after.
     let previous = unsafe { (*PREVIOUS.0.get()).assume_init_ref() };
     let handler = previous.sa_sigaction;

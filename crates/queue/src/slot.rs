@@ -1,11 +1,11 @@
-//! Where a queue's position survives the daemon: one slot per queue in a shared memory file that
-//! the holder keeps.
+//! Saved positions of queues, which survive the daemon: one slot per queue in a shared memory file
+//! that the holder keeps.
 //!
 //! A completion in a packed ring overwrites descriptors, and nothing in the ring tells a later
 //! daemon how far a batch got. So each batch is written down here first ([`PositionSlot`]'s log),
-//! then the position after it (`announced`), then it is published, then the position is `committed`.
-//! Whoever finds the two positions different repeats the publication from the log. That costs a
-//! store of 8 bytes per completion into memory that only we touch.
+//! then the position after it (`announced`), then it is published, then the position is
+//! `committed`. A daemon that finds the two positions different repeats the publication from the
+//! log. That costs a store of 8 bytes per completion into memory that only we touch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,19 +93,19 @@ impl PositionSlot {
         self.set(COMMITTED, 0);
     }
 
-    /// A queue starts at `position`: nothing is announced.
+    /// Notes that a queue starts at `position`: nothing is announced.
     pub(crate) fn begin(&self, position: Position) {
         self.set(ANNOUNCED, 0);
         self.commit(position);
     }
 
-    /// Everything up to `position` is published.
+    /// Notes that everything up to `position` is published.
     #[inline]
     pub(crate) fn commit(&self, position: Position) {
         self.set(COMMITTED, Self::encode(position));
     }
 
-    /// `done` (at most [`SLOT_LOG_ENTRIES`]) is about to be published, up to `next`.
+    /// Notes that `done` (at most [`SLOT_LOG_ENTRIES`]) is about to be published, up to `next`.
     #[inline]
     pub(crate) fn announce(&self, next: Position, done: &[Completion]) {
         let done = &done[..done.len().min(SLOT_LOG_ENTRIES)];

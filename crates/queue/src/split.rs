@@ -8,7 +8,7 @@ use crate::error::RingError;
 use crate::memory::GuestMemory;
 use crate::parts::{AHEAD, Desc, SplitParts};
 use crate::setup::{Completion, Position, RingSetup};
-use crate::walk::{Build, F_INDIRECT, F_NEXT, Stop, Walk, add_single, too_long};
+use crate::walk::{ChainBuilder, F_INDIRECT, F_NEXT, Stop, Walk, add_single, too_long};
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY` (2.7.6, 2.7.8).
 const F_QUIET: u16 = 1;
@@ -20,7 +20,7 @@ pub(crate) struct SplitRing {
     event_idx: bool,
     next_avail: u16,
     next_used: u16,
-    /// `next_used` when the driver's wishes were last looked at; none at the start, when the
+    /// `next_used` at the last look at the driver's event suppression; none at the start, when the
     /// notification of an earlier daemon may be missing.
     signalled_used: Option<u16>,
 }
@@ -81,7 +81,7 @@ impl SplitRing {
         Ok(())
     }
 
-    /// How many chains wait. With those in flight they cannot be more than the queue holds.
+    /// Number of chains that wait. With those in flight they cannot be more than the queue holds.
     #[inline]
     fn pending(&self) -> Result<u16, Box<RingError>> {
         let avail = self.parts.avail_idx();
@@ -118,7 +118,7 @@ impl SplitRing {
         head: u16,
         first: Desc,
     ) -> Result<(), Stop> {
-        let mut build = Build::new(batch, head);
+        let mut build = ChainBuilder::new(batch, head);
         match self.walk_chain(walk, batch, &mut build, first) {
             Ok(ndesc) => build.finish(walk, batch, head, ndesc),
             Err(stop) => {
@@ -133,7 +133,7 @@ impl SplitRing {
         &self,
         walk: &mut Walk<'_>,
         batch: &mut Batch,
-        build: &mut Build,
+        build: &mut ChainBuilder,
         first: Desc,
     ) -> Result<u16, Stop> {
         let (mut index, mut desc) = (build.head, first);
@@ -152,12 +152,12 @@ impl SplitRing {
         Err(too_long(build.head, u64::from(self.size), "descriptors"))
     }
 
-    /// The driver's available index, and ours in the used ring.
-    pub fn shared_indices(&self) -> (u16, u16) {
+    /// Available index of the driver, and used index of the device, as they are in guest memory.
+    pub fn read_indices(&self) -> (u16, u16) {
         (self.parts.avail_idx(), self.parts.used_idx())
     }
 
-    /// Stands where `used` says, with the next `in_flight` chains taken.
+    /// Sets the position to `used`, with the next `in_flight` chains taken.
     pub fn restart(&mut self, used: u16, in_flight: u16) {
         self.next_used = used;
         self.next_avail = used.wrapping_add(in_flight);

@@ -2,7 +2,7 @@
 
 use base::limits::{MAX_CHAIN_LEN_BYTES, MAX_CHAIN_SEGS};
 
-use crate::batch::{Batch, Entry, Faulty};
+use crate::batch::{Batch, Entry, FaultEntry};
 use crate::error::{ChainFault, MemoryError, RingError};
 use crate::memory::{GuestMemory, Window};
 use crate::parts::Desc;
@@ -11,7 +11,7 @@ use crate::setup::Layout;
 
 /// The buffer continues in another descriptor (virtio 2.7.5).
 pub(crate) const F_NEXT: u16 = 1;
-/// The device may write.
+/// The device may write the buffer.
 pub(crate) const F_WRITE: u16 = 2;
 /// The buffer is a table of descriptors.
 pub(crate) const F_INDIRECT: u16 = 4;
@@ -22,7 +22,7 @@ pub(crate) const DESC_BYTES: u32 = 16;
 /// Most entries of an indirect table: bounds the walk to the end of a chain that is too long.
 const MAX_TABLE_ENTRIES: u32 = 4096;
 
-/// Why a chain was not taken. Boxed: an error ends the port, success is the hot path.
+/// Reason why a chain was not taken. Boxed: an error ends the port, success is the hot path.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// No room left in the batch: take the chain next time.
@@ -31,7 +31,7 @@ pub(crate) enum Stop {
     Broken(Box<RingError>),
 }
 
-/// Why a buffer was not taken.
+/// Reason why a buffer was not taken.
 enum Misfit {
     /// No room left in the batch.
     Full,
@@ -46,21 +46,21 @@ impl From<RingError> for Stop {
     }
 }
 
-/// What walking a chain needs besides the ring.
+/// Context of a chain walk: memory and features, without the ring.
 pub(crate) struct Walk<'a> {
     pub memory: &'a GuestMemory,
     pub window: &'a mut Window,
     pub indirect: bool,
     pub layout: Layout,
-    /// Where a packed ring's descriptors are noted for the inflight region; never grows beyond the
-    /// queue size.
+    /// Copies of a packed ring's descriptors, for the inflight region; never grows beyond the queue
+    /// size.
     pub record: Option<&'a mut Vec<Desc>>,
 }
 
 /// A chain under construction at the end of a batch. Dropped segments are rolled back by the
 /// caller, who truncates `batch.segs` to `first`.
-pub(crate) struct Build {
-    /// For error texts.
+pub(crate) struct ChainBuilder {
+    /// Head index or buffer id, for error texts.
     pub head: u16,
     first: usize,
     // Wider than in an `Entry`, so that the compiler converts one by one: reading several fields at
@@ -69,15 +69,16 @@ pub(crate) struct Build {
     writable_segs: usize,
     readable_len: u64,
     writable_len: u64,
-    /// Segments that the batch may have with this chain's; none more for one with a fault.
+    /// Most segments of the batch with this chain's; no more are added for a chain with a fault.
     segs_end: usize,
     fault: Option<ChainFault>,
-    /// Of a chain with a fault: buffers walked, and the address of the last byte if it is writable.
+    /// Buffers walked, of a chain with a fault.
     walked: usize,
+    /// Address of the last byte, if it is writable, of a chain with a fault.
     last_byte: Option<u64>,
 }
 
-impl Build {
+impl ChainBuilder {
     #[inline]
     pub fn new(batch: &Batch, head: u16) -> Self {
         Self {
@@ -94,7 +95,7 @@ impl Build {
         }
     }
 
-    /// Where the chain's segments begin in the batch.
+    /// Index of the chain's first segment in the batch.
     #[inline]
     pub fn first(&self) -> usize {
         self.first
@@ -111,7 +112,7 @@ impl Build {
     ) -> Result<(), Stop> {
         if let Some(fault) = self.fault {
             self.keep_last_byte(walk, batch)?;
-            let faulty = Faulty { fault, skipped: self.walked as u16 };
+            let faulty = FaultEntry { fault, skipped: self.walked as u16 };
             batch.faulty = Some((batch.entries.len(), faulty));
         }
         batch.entries.push(Entry {
@@ -126,7 +127,8 @@ impl Build {
         Ok(())
     }
 
-    /// Of a chain with a fault: makes the last byte the only writable one. A disk's status is there.
+    /// Makes the last byte the only writable one, of a chain with a fault. A disk's status is
+    /// there.
     #[cold]
     fn keep_last_byte(&mut self, walk: &Walk<'_>, batch: &mut Batch) -> Result<(), Stop> {
         (self.writable_segs, self.writable_len) = (0, 0);
@@ -188,8 +190,8 @@ impl Build {
         Ok(())
     }
 
-    /// Translates a buffer that is in the region of the last one, as nearly all are. False: nothing was
-    /// done, and [`Build::place`] says more.
+    /// Translates a buffer that is in the region of the last one, as nearly all are. False: nothing
+    /// was done, and [`ChainBuilder::place`] has to look at it.
     #[inline(always)]
     fn place_whole(&self, walk: &Walk<'_>, batch: &mut Batch, desc: Desc) -> bool {
         let total = self.readable_len + self.writable_len + u64::from(desc.len);
@@ -219,8 +221,8 @@ impl Build {
         add_crossing(walk, batch, self.first, desc)
     }
 
-    /// Passes over a buffer of a chain with a fault, of which it keeps no more than the first one, if it
-    /// is readable: it has the header.
+    /// Passes over a buffer of a chain with a fault. Of such a chain only the first buffer is kept,
+    /// if it is readable: it has the header.
     #[cold]
     fn skip(&mut self, batch: &mut Batch, desc: Desc, fault: ChainFault) -> Result<(), Stop> {
         if self.fault.is_none() {
@@ -242,7 +244,7 @@ impl Build {
         Ok(())
     }
 
-    /// An indirect table (2.7.5.3, 2.8.7): the descriptor's own WRITE flag is ignored.
+    /// Adds the buffers of an indirect table (2.7.5.3, 2.8.7); its own WRITE flag is ignored.
     fn add_table(
         &mut self,
         walk: &mut Walk<'_>,
@@ -271,7 +273,7 @@ impl Build {
         }
     }
 
-    /// Split: the table's entries are linked by `next`, from entry 0.
+    /// Adds the entries of a split ring's table, linked by `next`, from entry 0.
     fn add_linked(
         &mut self,
         walk: &mut Walk<'_>,
@@ -295,7 +297,7 @@ impl Build {
         Err(too_long(head, u64::from(count), "descriptors"))
     }
 
-    /// Packed: every entry of the table, in order.
+    /// Adds every entry of a packed ring's table, in order.
     fn add_listed(
         &mut self,
         walk: &mut Walk<'_>,
@@ -325,8 +327,8 @@ impl Build {
     }
 }
 
-/// The common case: a chain of one buffer in the region that the last one was in. False: the long
-/// way has to look at it, which takes the same copy of the descriptor.
+/// Adds a chain of one buffer in the region of the last one: the common case. False: nothing was
+/// done, and [`ChainBuilder`] has to walk it, from the same copy of the descriptor.
 #[inline]
 pub(crate) fn add_single(walk: &Walk<'_>, batch: &mut Batch, id: u16, desc: Desc) -> bool {
     if desc.flags & (F_NEXT | F_INDIRECT) != 0 || desc.len == 0 || desc.len > MAX_CHAIN_LEN_BYTES {
@@ -372,8 +374,8 @@ fn push_seg(batch: &mut Batch, first: usize, ptr: *mut u8, len: usize) -> Result
     Ok(())
 }
 
-/// A buffer that is not in the last-hit region: moves the window there, or splits the buffer where
-/// it crosses from one region into the next. Returns the number of segments.
+/// Adds a buffer that is not in the window: moves the window there, or splits the buffer where it
+/// crosses from one region into the next. Returns the number of segments.
 #[cold]
 fn add_crossing(
     walk: &mut Walk<'_>,
@@ -412,7 +414,7 @@ fn read_entry(walk: &mut Walk<'_>, table: u64, index: u16) -> Result<Desc, Stop>
         .map_err(|source| RingError::Memory { place: "indirect table", source }.into())
 }
 
-/// As `read_entry`, for entries in another region, across two, or not aligned.
+/// Copies an entry as `read_entry` does, where it is in another region, across two, or not aligned.
 #[cold]
 fn read_entry_slow(memory: &GuestMemory, table: u64, addr: u64) -> Result<Desc, MemoryError> {
     if addr < table {

@@ -1,5 +1,5 @@
-//! Front ends that want all of the daemon's address space. A process of its own: the limit is one for
-//! all ports.
+//! Front ends that want all of the daemon's address space. A process of its own: the limit is one
+//! for all ports.
 #![allow(non_snake_case)]
 // Helpers of tests may unwrap as the tests themselves do.
 #![allow(clippy::unwrap_used)]

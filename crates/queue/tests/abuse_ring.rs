@@ -41,8 +41,8 @@ fn broken(driver: &ModelDriver, good: u16) -> RingError {
     error
 }
 
-/// A chain of `descs` between two good ones: its fault, after checking that the ring goes on, and what is
-/// left of it: lengths of its readable and writable part.
+/// A chain of `descs` between two good ones: its fault, after checking that the ring goes on, and
+/// what is left of it: lengths of its readable and writable part.
 fn faulty(driver: &mut ModelDriver, descs: &[RawDesc]) -> (ChainFault, u32, u32) {
     let good = driver.buffer(b"good");
     let before = driver.offer(&[good], &[]);
@@ -236,8 +236,8 @@ fn abuse_R5_range_not_fully_mapped() {
     }
 }
 
-/// D4: a program of the guest may name any address (direct I/O on a device's pages). What is left of
-/// such a chain is what a disk needs: the header, and the status byte.
+/// D4: a program of the guest may name any address (direct I/O on a device's pages). What is left
+/// of such a chain is what a disk needs: the header, and the status byte.
 #[test]
 fn abuse_D4_a_buffer_outside_memory_fails_its_chain_only() {
     for layout in LAYOUTS {
@@ -475,8 +475,8 @@ fn abuse_R9_too_many_bytes_or_segments() {
     }
 }
 
-/// As many descriptors as a table may have and drivers are known to send, as many segments as a chain may
-/// have, and more.
+/// As many descriptors as a table may have and drivers are known to send, as many segments as a
+/// chain may have, and more.
 #[test]
 fn abuse_B2_chains_of_a_thousand_descriptors_and_of_too_many() {
     for layout in LAYOUTS {

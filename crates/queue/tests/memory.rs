@@ -443,8 +443,8 @@ fn copies_respect_offsets_and_lengths() {
     assert_eq!(iovecs.len(), 1);
 }
 
-/// The limit of segments counts what buffers become where they cross memory regions: a thousand descriptors
-/// fit even if each of them does.
+/// The limit of segments counts what buffers become where they cross memory regions: a thousand
+/// descriptors fit even if each of them does.
 #[test]
 fn abuse_B2_a_thousand_buffers_that_each_cross_two_regions() {
     for layout in [Layout::Split, Layout::Packed] {

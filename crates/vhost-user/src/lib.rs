@@ -31,7 +31,7 @@
 //!
 //! What is wrong with a *message* ends the session, with a reason in the status and the log: the
 //! listener takes the next connection. What is wrong with a *ring* breaks the port
-//! ([`queue::vring::PortHealth`]): its queues stop, the err descriptor rings, the status says
+//! ([`queue::health::PortHealth`]): its queues stop, the err descriptor rings, the status says
 //! DEVICE_NEEDS_RESET and a config change has the driver look at it, the session stays,
 //! and a reset of the rings heals it. Refusals that a front end can live with (a memory slot that
 //! cannot be mapped, an MTU, a config write) are only told.

@@ -13,7 +13,7 @@ use base::counter::QueueStats;
 use base::event::Event;
 use base::limits::{MAX_NAME_LEN_BYTES, MAX_QUEUES};
 use base::peer_fd::PeerFd;
-use queue::vring::PortHealth;
+use queue::health::PortHealth;
 
 use crate::device::Device;
 use crate::endpoint::{Endpoint, Listener, dial};

@@ -409,7 +409,7 @@ impl Worker for Engine {
                     .flatten()
             {
                 if vring.kick_fd() == Some(fd) {
-                    vring.kicked();
+                    vring.count_kick();
                 }
             }
             0

@@ -93,7 +93,7 @@ impl RxQueue {
                 break;
             }
             self.vring.parts.stats.drop_one(DropReason::Malformed);
-            self.vring.parts.tell_of_empty(&self.batch.get(self.next));
+            self.vring.parts.log_unfilled(&self.batch.get(self.next));
             self.packets_left -= 1;
             self.complete(0);
         }

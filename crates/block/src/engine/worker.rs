@@ -34,7 +34,7 @@ impl Worker for Engine {
 
     fn fired(&mut self, fd: RawFd) {
         if self.vring.kick_fd() == Some(fd) {
-            self.vring.kicked();
+            self.vring.count_kick();
         }
     }
 }

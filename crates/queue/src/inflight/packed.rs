@@ -42,29 +42,29 @@ fn entry(index: u16, field: usize) -> usize {
     PACKED_HEADER_BYTES + usize::from(index) * PACKED_ENTRY_BYTES + field
 }
 
-/// Our own books of one entry.
+/// Links of one entry, in memory of ours.
 #[derive(Debug, Clone, Copy, Default)]
-struct Own {
+struct Links {
     next: u16,
-    /// Of a chain's first entry.
+    /// Last entry of the chain, on its first entry.
     last: u16,
 }
 
 #[derive(Debug)]
 pub(crate) struct PackedTracker {
     region: QueueRegion,
-    own: Box<[Own]>,
-    /// One more than the first entry of the chain with each buffer id; 0: there is none. Most of it is never
-    /// touched, and so no memory.
+    links: Box<[Links]>,
+    /// One more than the first entry of the chain with each buffer id; 0: no chain. Most of it is
+    /// never touched, and so takes no memory.
     by_id: Box<[u16]>,
     free_head: u16,
-    /// The position up to which everything is published and accounted for.
+    /// Position up to which everything is published and recorded.
     used: (u16, bool),
     counter: u64,
 }
 
 /// A chain found in the region.
-struct Found {
+struct FoundChain {
     counter: u64,
     entries: Vec<u16>,
     descs: Vec<Desc>,
@@ -80,7 +80,7 @@ impl PackedTracker {
         queue.start_recording();
         let mut tracker = Self {
             region,
-            own: vec![Own::default(); usize::from(size)].into(),
+            links: vec![Links::default(); usize::from(size)].into(),
             by_id: vec![0; IDS].into(),
             free_head: 0,
             used: (0, true),
@@ -118,7 +118,7 @@ impl PackedTracker {
         self.region.set_u16(AT_VERSION, VERSION);
     }
 
-    /// Commits or rolls back the completion that was under way; returns where the ring stands.
+    /// Commits or rolls back the completion that was under way; returns the position of the ring.
     fn settle(&mut self, queue: &Queue) -> Result<(u16, bool), RingError> {
         let (region, size) = (&self.region, queue.size());
         let word = u64::from_le(region.u64(AT_USED).load(Acquire));
@@ -155,7 +155,8 @@ impl PackedTracker {
         Ok(used)
     }
 
-    /// Says that the ring goes from `self.used` to `new` (or stands there, when they are the same).
+    /// Stores that the ring goes from `self.used` to `new` (or stands there, when they are the
+    /// same).
     fn store_used(&self, new: (u16, bool)) {
         let old = self.used;
         let word = u64::from(new.0)
@@ -166,7 +167,7 @@ impl PackedTracker {
     }
 
     /// Copies the chains in flight out of the region, each field once.
-    fn read(&self, size: u16) -> Result<Vec<Found>, RingError> {
+    fn read(&self, size: u16) -> Result<Vec<FoundChain>, RingError> {
         let region = &self.region;
         let mut found = Vec::new();
         let mut taken = vec![false; usize::from(size)];
@@ -197,13 +198,13 @@ impl PackedTracker {
                 });
                 index = region.u16(entry(index, ENTRY_NEXT)).load(Relaxed);
             }
-            found.push(Found { counter, entries, descs });
+            found.push(FoundChain { counter, entries, descs });
         }
         Ok(found)
     }
 
-    /// Takes a chain into our own books.
-    fn adopt(&mut self, found: &Found) -> Result<(), RingError> {
+    /// Takes a chain that was found in the region into our own links.
+    fn adopt(&mut self, found: &FoundChain) -> Result<(), RingError> {
         let (head, last) = (found.entries[0], found.entries[found.entries.len() - 1]);
         let id = found.descs[found.descs.len() - 1].tail;
         if self.by_id[usize::from(id)] != 0 {
@@ -212,21 +213,21 @@ impl PackedTracker {
         // Entries are 1,024 at most.
         self.by_id[usize::from(id)] = head + 1;
         for pair in found.entries.windows(2) {
-            self.own[usize::from(pair[0])].next = pair[1];
+            self.links[usize::from(pair[0])].next = pair[1];
         }
-        self.own[usize::from(head)].last = last;
+        self.links[usize::from(head)].last = last;
         Ok(())
     }
 
     /// Puts all entries that are in no chain on the free list. Only links among free entries
     /// change, so that a crash half-way loses no chain.
-    fn relink(&mut self, found: &[Found], size: u16) {
+    fn relink(&mut self, found: &[FoundChain], size: u16) {
         let mut taken = vec![false; usize::from(size)];
         found.iter().flat_map(|f| &f.entries).for_each(|&i| taken[usize::from(i)] = true);
         let mut next = size;
         for i in (0..size).rev().filter(|&i| !taken[usize::from(i)]) {
             self.region.set_u16(entry(i, ENTRY_NEXT), next);
-            self.own[usize::from(i)].next = next;
+            self.links[usize::from(i)].next = next;
             next = i;
         }
         self.set_free_head(next);
@@ -238,14 +239,14 @@ impl PackedTracker {
         self.region.set_u16(AT_FREE_HEAD, index);
     }
 
-    pub(super) fn popped(&mut self, batch: &Batch, descs: &[Desc]) -> Result<(), RingError> {
+    pub(super) fn record_pop(&mut self, batch: &Batch, descs: &[Desc]) -> Result<(), RingError> {
         let mut descs = descs.iter();
         for e in &batch.entries {
             if self.by_id[usize::from(e.id)] != 0 {
                 return Err(offered_twice(e.id));
             }
             let head = self.free_head;
-            if usize::from(head) >= self.own.len() {
+            if usize::from(head) >= self.links.len() {
                 return Err(bad(e.id, "more is in flight than the ring holds"));
             }
             self.by_id[usize::from(e.id)] = head + 1;
@@ -256,12 +257,12 @@ impl PackedTracker {
             self.counter = self.counter.wrapping_add(1);
             let mut index = head;
             for desc in descs.by_ref().take(usize::from(e.ndesc)) {
-                self.own[usize::from(head)].last = index;
+                self.links[usize::from(head)].last = index;
                 self.store_desc(index, desc);
                 // Entries are as many as descriptors, and the ring bounds those in flight.
-                index = self.own.get(usize::from(index)).map_or(NONE, |o| o.next);
+                index = self.links.get(usize::from(index)).map_or(NONE, |o| o.next);
             }
-            let last = self.own[usize::from(head)].last;
+            let last = self.links[usize::from(head)].last;
             self.region.set_u16(entry(head, ENTRY_LAST), last);
             self.set_free_head(index);
             // From here on the chain counts as taken.
@@ -281,14 +282,14 @@ impl PackedTracker {
     /// Puts the entries of a chain at the front of the free list; returns its first entry.
     fn free(&mut self, id: u16) -> Option<u16> {
         let head = std::mem::take(self.by_id.get_mut(usize::from(id))?).checked_sub(1)?;
-        let last = self.own.get(usize::from(head))?.last;
-        self.own[usize::from(last)].next = self.free_head;
+        let last = self.links.get(usize::from(head))?.last;
+        self.links[usize::from(last)].next = self.free_head;
         self.region.set_u16(entry(last, ENTRY_NEXT), self.free_head);
         self.set_free_head(head);
         Some(head)
     }
 
-    pub(super) fn unpopped(&mut self, id: u16) {
+    pub(super) fn record_unpop(&mut self, id: u16) {
         if let Some(head) = self.free(id) {
             self.region.set_u8(entry(head, ENTRY_INFLIGHT), 0);
             self.region.set_u16(AT_OLD_FREE_HEAD, head);
@@ -300,7 +301,7 @@ impl PackedTracker {
             let Some(head) = self.free(c.id) else {
                 continue;
             };
-            let next = queue.packed_after(c);
+            let next = queue.packed_position_after(c);
             self.store_used((next.used, next.used_wrap));
             queue.push(std::slice::from_ref(c));
             self.region.set_u8(entry(head, ENTRY_INFLIGHT), 0);

@@ -1,4 +1,4 @@
-//! The mapped inflight region, and typed access to one queue's part of it.
+//! The mapped inflight region, and typed access to each queue's part of it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::mapping::Mapping;
 use crate::queue::Queue;
 use crate::setup::Layout;
 
-/// The version of the layouts; 0 is a region that was never used.
+/// Version of the layouts; 0 is a region that was never used.
 pub(super) const VERSION: u16 = 1;
 
 /// Header fields that both layouts have.
@@ -29,7 +29,7 @@ pub(super) const SPLIT_ENTRY_BYTES: usize = 16;
 pub(super) const PACKED_HEADER_BYTES: usize = 32;
 pub(super) const PACKED_ENTRY_BYTES: usize = 32;
 
-/// Queue regions begin at multiples of this.
+/// Alignment of the queues' parts.
 const REGION_ALIGN: usize = 64;
 
 /// The mapped region for all queues of a port.
@@ -68,14 +68,14 @@ impl InflightRegion {
                 "{mmap_size} bytes for {num_queues} queues of {queue_size}; {needed} are needed"
             )));
         }
-        // Only what we use: the rest of a larger region stays unmapped.
+        // Only the part in use: the rest of a larger region stays unmapped.
         let mapping = Mapping::new(fd.as_fd(), mmap_offset, needed, None)
             .map_err(|reason| unmappable(needed, mmap_offset, reason))?;
         let fd = fd.checked();
         Ok(Arc::new(Self { mapping, fd, mmap_size, mmap_offset, num_queues, queue_size, layout }))
     }
 
-    /// The file, its size and offset: what goes to the front end and to the holder.
+    /// File, size and offset, as they go to the front end and to the holder.
     pub fn as_parts(&self) -> (BorrowedFd<'_>, u64, u64) {
         (self.fd.as_fd(), self.mmap_size, self.mmap_offset)
     }
@@ -99,8 +99,8 @@ fn unmappable(len: u64, addr: u64, reason: String) -> RingError {
     RingError::Memory { place: "inflight region", source }
 }
 
-/// Most descriptors of a region, in all its queues together. The region is our memory, and the front
-/// end chooses its size: 32 queues of 4,096 descriptors, or four of the largest.
+/// Most descriptors of a region, in all its queues together. The region is our memory, and the
+/// front end chooses its size: 32 queues of 4,096 descriptors, or four of the largest.
 pub const MAX_INFLIGHT_DESCS: u32 = 131_072;
 
 /// Bytes of one queue's region.

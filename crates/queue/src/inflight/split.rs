@@ -44,7 +44,7 @@ impl SplitTracker {
             counter: 0,
             last_batch_head: 0,
         };
-        let (avail, used) = queue.split_indices();
+        let (avail, used) = queue.read_split_indices();
         if !tracker.region.is_used(size)? {
             tracker.format(size, used);
             return Ok(tracker);
@@ -87,8 +87,8 @@ impl SplitTracker {
         region.set_u16(AT_VERSION, VERSION);
     }
 
-    /// The unfinished requests as (counter, head), with the last batch settled: when the ring's
-    /// used index is ahead of the region's, the batch between them was published.
+    /// Reads the unfinished requests as (counter, head), and settles the last batch: when the
+    /// ring's used index is ahead of the region's, the batch between them was published.
     fn read(&mut self, size: u16, used: u16) -> Vec<(u64, u16)> {
         let region = &self.region;
         let batch = used.wrapping_sub(region.u16(AT_USED_IDX).load(Acquire));
@@ -109,7 +109,7 @@ impl SplitTracker {
             .collect()
     }
 
-    pub(super) fn popped(&mut self, batch: &Batch) -> Result<(), RingError> {
+    pub(super) fn record_pop(&mut self, batch: &Batch) -> Result<(), RingError> {
         for e in &batch.entries {
             let mark = &mut self.in_flight[usize::from(e.id)];
             if std::mem::replace(mark, true) {
@@ -122,7 +122,7 @@ impl SplitTracker {
         Ok(())
     }
 
-    pub(super) fn unpopped(&mut self, head: u16) {
+    pub(super) fn record_unpop(&mut self, head: u16) {
         self.in_flight[usize::from(head)] = false;
         self.region.set_u8(entry(head, ENTRY_INFLIGHT), 0);
     }

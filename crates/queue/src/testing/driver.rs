@@ -9,10 +9,11 @@ use super::packed::PackedSide;
 use super::ram::GuestRam;
 use super::raw::RawDesc;
 use super::split::SplitSide;
+use crate::health::PortHealth;
 use crate::memory::{GuestMemory, RegionSpec};
 use crate::queue::Queue;
 use crate::setup::{Layout, Position, RingAddrs, RingSetup};
-use crate::vring::{PortHealth, Vring, VringParts};
+use crate::vring::{Vring, VringParts};
 use crate::walk::{F_INDIRECT, F_NEXT, F_WRITE};
 
 /// What the driver negotiated.

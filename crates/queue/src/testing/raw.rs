@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use super::ram::GuestRam;
 use crate::setup::Layout;
 
-/// A descriptor as the driver writes it. `tail` is `next` (split, indirect tables) or `id` (packed).
+/// A descriptor as the driver writes it. `tail` is `next` (split, indirect tables) or `id`
+/// (packed).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RawDesc {
     /// Guest address.

@@ -22,8 +22,8 @@ use base::counter::QueueStats;
 use base::event::Event;
 use base::peer_fd::PeerFd;
 use base::shm::SharedMemory;
+use queue::health::PortHealth;
 use queue::memory::RegionSpec;
-use queue::vring::PortHealth;
 use rustix::net::sockopt::set_socket_oobinline;
 
 use crate::backend_channel::BackendChannel;
