@@ -27,7 +27,7 @@ impl Counter {
     }
 }
 
-/// Makes a struct of [`Counter`]s whose one-line docs are also what a metrics page says of them.
+/// Makes a struct of [`Counter`]s whose one-line docs are also their help texts on a metrics page.
 #[macro_export]
 macro_rules! counter_set {
     (
@@ -41,7 +41,7 @@ macro_rules! counter_set {
         }
 
         impl $name {
-            /// Names, values and what they mean, for a metrics page.
+            /// Names, values and help texts, for a metrics page.
             pub fn values(&self) -> impl Iterator<Item = (&'static str, u64, &'static str)> {
                 let all = [$((stringify!($field), self.$field.get(), $help.trim_ascii())),+];
                 all.into_iter()
@@ -50,21 +50,21 @@ macro_rules! counter_set {
     };
 }
 
-/// Why a frame, packet or request was dropped or refused.
+/// Reason why a frame, packet or request was dropped or refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum DropReason {
     /// The source address is not bound to the sending port.
     Spoofed,
-    /// Its kind is not what the sending port may send.
+    /// The sending port may not send this kind.
     NotAllowed,
     /// The receiver had no buffers for longer than the hold time.
     ReceiverStalled,
     /// No port, no connection or no listener for the destination.
     NoDestination,
-    /// Larger than the receiver takes (MTU, buffer, or a limit of ours).
+    /// It is larger than the receiver takes (MTU, buffer, or a limit of ours).
     TooBig,
-    /// A header or length that makes no sense.
+    /// A header or length is invalid.
     Malformed,
     /// The receiver's link is down or its queue is not running.
     LinkDown,
@@ -77,7 +77,7 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    /// How many reasons there are.
+    /// Number of reasons.
     pub const COUNT: usize = 10;
 
     /// All reasons, in the order of their counters.

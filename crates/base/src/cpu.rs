@@ -1,4 +1,4 @@
-//! CPU affinity, and what a CPU can.
+//! CPU affinity, CPU time, time slices, and features of the CPU.
 
 use std::io;
 use std::time::Duration;
@@ -31,10 +31,11 @@ pub fn thread_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// Asks the scheduler for slices of `slice_ns` (100,000 to 100,000,000) for the calling thread, instead
-/// of its usual few milliseconds. Its share of a CPU stays what it was; but a thread that wakes with a
-/// shorter slice than the one that runs does not wait for that one's end (EEVDF, Linux 6.12: sched(7),
-/// `sched_runtime` in sched_setattr(2)). Older kernels take it and do nothing.
+/// Asks the scheduler for slices of `slice_ns` (100,000 to 100,000,000) for the calling thread,
+/// instead of its usual few milliseconds. Its share of a CPU stays the same; but a thread that
+/// wakes with a shorter slice than that of the running thread does not wait for the end of that
+/// slice (EEVDF, Linux 6.12: sched(7), `sched_runtime` in sched_setattr(2)). Older kernels accept
+/// the call and do nothing.
 pub fn shorten_slice(slice_ns: u64) -> io::Result<()> {
     // SAFETY: plain integers.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
@@ -58,7 +59,7 @@ pub fn has_waitpkg() -> bool {
     has_leaf_7 && __cpuid_count(7, 0).ecx & 1 << 5 != 0
 }
 
-/// Only x86 has it.
+/// Whether the CPU has `tpause`: only x86 has it.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn has_waitpkg() -> bool {
     false

@@ -1,4 +1,4 @@
-//! Doorbells: eventfds that a peer has too.
+//! Doorbells: eventfds that are shared with a peer.
 //!
 //! An eventfd's owner shares its flags and its count with us. It can fill the count and make the
 //! descriptor blocking, and a plain `write` then sleeps for as long as the owner likes; a look at
@@ -7,8 +7,8 @@
 //! (`io_submit(2)`), names the eventfd as the one to signal when it is over (`IOCB_FLAG_RESFD`). It
 //! is over at once, and the kernel's own signal adds to the count or finds it full; it never waits.
 //!
-//! The price is some 0.3 to 0.6 µs more than the `write` of eight bytes. What only this process
-//! has is an [`Event`] and costs a `write`.
+//! The price is some 0.3 to 0.6 µs more than the `write` of eight bytes. An eventfd that only this
+//! process has is an [`Event`] and costs a `write`.
 
 use std::cell::{Cell, OnceCell};
 use std::io::{self, IoSliceMut};
@@ -31,7 +31,7 @@ type IoEvent = [u64; 4];
 /// Rings whose completions wait in a thread's context: one more call takes all of them.
 const UNTAKEN_RINGS: u32 = 64;
 
-/// An eventfd that somebody else has too. No call on it waits, whatever its other owner does.
+/// An eventfd that is shared with a peer. No call on it waits, whatever its other owner does.
 #[derive(Debug)]
 pub struct Doorbell(OwnedFd);
 
@@ -41,8 +41,8 @@ impl Doorbell {
         Event::new().map(Self::from)
     }
 
-    /// Takes an eventfd received from elsewhere. Anything else is refused: a pipe, a socket or a file
-    /// of somebody's own file system could block whoever rings or watches it.
+    /// Takes an eventfd received from elsewhere. Anything else is refused: a pipe, a socket or a
+    /// file of a peer's own file system could block the thread that rings or watches it.
     pub fn from_peer(fd: PeerFd) -> io::Result<Self> {
         check_eventfd(fd.as_fd())?;
         // Nothing waits in the close of an eventfd.
@@ -62,7 +62,7 @@ impl Doorbell {
         }
     }
 
-    /// The way without asynchronous I/O. The owner can make it wait, by winning a race.
+    /// Rings without asynchronous I/O. The owner can make this wait, by winning a race.
     fn ring_by_write(&self) -> io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.0)?;
         rustix::fs::fcntl_setfl(&self.0, flags | rustix::fs::OFlags::NONBLOCK)?;
@@ -72,7 +72,7 @@ impl Doorbell {
         }
     }
 
-    /// Takes what was rung since the last time; false when nothing was.
+    /// Takes the rings since the last call; false when there were none.
     pub fn drain(&self) -> bool {
         let mut value = [0u8; 8];
         let mut into = [IoSliceMut::new(&mut value)];
@@ -104,7 +104,8 @@ impl AsRawFd for Doorbell {
     }
 }
 
-/// Makes ready what the calling thread rings by, so that its first ring costs no more than others.
+/// Makes the calling thread's context of asynchronous I/O, so that its first ring costs no more
+/// than others.
 pub fn prepare_thread() {
     RINGER.with(|ringer| {
         ringer.get_or_init(Ringer::new_or_warn);
@@ -112,7 +113,8 @@ pub fn prepare_thread() {
 }
 
 thread_local! {
-    /// Made at the thread's first ring, if not before; none where the kernel gives no context.
+    /// Context of the thread, made at its first ring, if not before; none where the kernel gives
+    /// none.
     static RINGER: OnceCell<Option<Ringer>> = const { OnceCell::new() };
 }
 
@@ -123,7 +125,7 @@ static EMPTY: OnceLock<OwnedFd> = OnceLock::new();
 struct Ringer {
     context: libc::c_ulong,
     empty: RawFd,
-    /// Completions in the context that were not taken.
+    /// Number of completions in the context that were not taken.
     untaken: Cell<u32>,
 }
 

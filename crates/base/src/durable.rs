@@ -1,4 +1,4 @@
-//! Files that are replaced whole, and durably: a power cut leaves the old one or the new one.
+//! Durable replacement of whole files: a power cut leaves the old file or the new one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// A step of replacing a file that failed. The file is as it was, or, where only flushing its folder
-/// failed, new and perhaps not durable.
+/// Failed step of replacing a file. The file is the old one, or, where only flushing its folder
+/// failed, the new one, which is perhaps not durable.
 #[derive(Debug, Error)]
 #[error("{what}: {source}")]
 pub struct ReplaceError {
-    /// Which step.
+    /// Name of the step.
     pub what: &'static str,
     /// The cause.
     pub source: io::Error,
@@ -26,7 +26,7 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = PathBuf::from(name);
-    // What a crash left there is of no use, and may be a link to somewhere else.
+    // A file that a crash left there is of no use, and may be a link to another place.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(failed("removing what an earlier change left")(error));

@@ -1,4 +1,4 @@
-//! Events between threads of this process. What a peer has too is a
+//! Events between threads of this process. An eventfd that is shared with a peer is a
 //! [`Doorbell`](crate::doorbell::Doorbell).
 
 use std::io;
@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What `/proc/self/fd/N` of an eventfd says; the kernel lets no file of another kind say it.
+/// Target of the link `/proc/self/fd/N` of an eventfd; no file of another kind has it.
 const EVENTFD_LINK: &str = "anon_inode:[eventfd]";
 
-/// A non-blocking eventfd that nobody else has.
+/// A non-blocking eventfd that only this process has.
 #[derive(Debug)]
 pub struct Event(OwnedFd);
 
@@ -19,7 +19,7 @@ impl Event {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Rings. An event that is already saturated counts as rung.
+    /// Signals. An event that is already saturated counts as signalled.
     pub fn signal(&self) -> io::Result<()> {
         match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
@@ -27,7 +27,7 @@ impl Event {
         }
     }
 
-    /// Takes what was rung since the last time; false when nothing was.
+    /// Takes the signals since the last call; false when there were none.
     pub fn drain(&self) -> bool {
         let mut value = [0u8; 8];
         matches!(rustix::io::read(&self.0, &mut value), Ok(8))

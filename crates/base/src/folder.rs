@@ -1,9 +1,9 @@
-//! Paths in folders of other users: no link is followed but root's and our own.
+//! Paths in folders of other users: only links that root or this user owns are followed.
 //!
-//! The owner of a folder may swap what is in it at any time, for a link to a file of somebody else's, say.
-//! So a path is walked name by name, each opened without following it, and a link is followed by hand if
-//! whoever made it may be believed. What was found is used by its descriptor, through `/proc/self/fd`, which
-//! must be there.
+//! The owner of a folder may swap its content at any time, for a link to a file of another user,
+//! say. So a path is walked name by name. Each name is opened without following it, and a link is
+//! followed by hand if its owner is trusted. The file that was found is used by its descriptor,
+//! through `/proc/self/fd`, which must be mounted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,19 +16,19 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Most links on the way, as of the kernel's own walk.
+/// Most links on the way, as in the kernel's own walk.
 const MAX_LINKS: usize = 40;
 
-/// An open folder. It stays the same one, whatever becomes of the path that led there.
+/// An open folder. It stays the same folder when its path leads elsewhere later.
 #[derive(Debug)]
 pub struct Folder(File);
 
 impl Folder {
-    /// The folder that `path` is in, and the last name of `path`.
+    /// Opens the folder that `path` is in; returns it with the last name of `path`.
     ///
     /// # Errors
     /// The path has no last name, leads through a link of another user, or cannot be walked.
-    pub fn of(path: &Path) -> io::Result<(Self, OsString)> {
+    pub fn open_parent(path: &Path) -> io::Result<(Self, OsString)> {
         let name = path.file_name().ok_or_else(|| io::Error::from(Errno::INVAL))?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let folder = walk(start(path)?, parent.unwrap_or(Path::new(".")))?;
@@ -38,17 +38,17 @@ impl Folder {
         Ok((Self(folder), name.to_owned()))
     }
 
-    /// What is there under a name; a link is itself.
+    /// Opens a name in it; a link is opened itself.
     pub(crate) fn look(&self, name: &OsStr) -> io::Result<File> {
         open(self.as_fd(), name)
     }
 
-    /// What a name leads to.
+    /// Opens the file that a name in it leads to.
     pub(crate) fn find(&self, name: &OsStr) -> io::Result<File> {
         walk(self.look(OsStr::new("."))?, Path::new(name))
     }
 
-    /// A path to a name in it, for calls that take no descriptor and do not follow the last name.
+    /// Path to a name in it, for calls that take no descriptor and do not follow the last name.
     pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
         path_of(&self.0).join(name)
     }
@@ -60,12 +60,12 @@ impl AsFd for Folder {
     }
 }
 
-/// What a path leads to.
+/// Opens the file that a path leads to.
 pub(crate) fn find(path: &Path) -> io::Result<File> {
     walk(start(path)?, path)
 }
 
-/// A path to what is open already: the kernel does not look for it anew.
+/// Path to an open file: the kernel does not look the file up again.
 pub(crate) fn path_of(open: &File) -> PathBuf {
     format!("/proc/self/fd/{}", open.as_raw_fd()).into()
 }
@@ -79,7 +79,7 @@ fn open(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<File> {
     Ok(rustix::fs::openat(at, name, flags, Mode::empty())?.into())
 }
 
-/// The names of a path, the first one last; `/` begins at the root.
+/// Names of a path, in reverse order; `/` begins at the root.
 fn names(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().rev().map(|name| name.as_os_str().to_owned())
 }
@@ -98,15 +98,15 @@ fn walk(mut at: File, path: &Path) -> io::Result<File> {
         if links > MAX_LINKS {
             return Err(Errno::LOOP.into());
         }
-        believe(&name, meta.uid())?;
+        check_link_owner(&name, meta.uid())?;
         let target = rustix::fs::readlinkat(&next, "", Vec::new())?;
         left.extend(names(Path::new(&OsString::from_vec(target.into_bytes()))));
     }
     Ok(at)
 }
 
-/// Whether a link of this user may lead us on.
-fn believe(name: &OsStr, owner: u32) -> io::Result<()> {
+/// Fails unless a link of this owner may be followed.
+fn check_link_owner(name: &OsStr, owner: u32) -> io::Result<()> {
     if owner == 0 || owner == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
@@ -141,7 +141,7 @@ mod tests {
             same(find(&at(path)), &at(path));
         }
         same(find(Path::new("Cargo.toml")), Path::new("Cargo.toml"));
-        let (folder, name) = Folder::of(&at("absolute/file")).unwrap();
+        let (folder, name) = Folder::open_parent(&at("absolute/file")).unwrap();
         same(folder.find(&name), &at("a/b/file"));
         assert!(folder.look(OsStr::new("up")).unwrap().metadata().unwrap().is_symlink());
         assert!(folder.path_of(&name).ends_with("file"));
@@ -156,9 +156,9 @@ mod tests {
         assert_eq!(error("circle"), Some(Errno::LOOP.raw_os_error()));
         assert_eq!(error("missing"), Some(Errno::NOENT.raw_os_error()));
         assert_eq!(error("file/x"), Some(Errno::NOTDIR.raw_os_error()));
-        Folder::of(&dir.path().join("file/x")).unwrap_err();
-        Folder::of(Path::new("/")).unwrap_err();
-        Folder::of(Path::new("a/..")).unwrap_err();
+        Folder::open_parent(&dir.path().join("file/x")).unwrap_err();
+        Folder::open_parent(Path::new("/")).unwrap_err();
+        Folder::open_parent(Path::new("a/..")).unwrap_err();
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
             assert!(error.to_string().contains("belongs to user 65534, not to root"), "{error}");
         }
-        let error = Folder::of(&at("folder/file")).unwrap_err().to_string();
+        let error = Folder::open_parent(&at("folder/file")).unwrap_err().to_string();
         assert!(error.contains("the link folder on the way"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use crate::counter::Counter;
 const STEPS: usize = 32;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
 
-/// Values from here on share the last bucket: 2^36 ns are more than a minute.
+/// Values of 2^36 and more share the last bucket: 2^36 ns are more than a minute.
 const MAX_BITS: u32 = 36;
 
 /// Buckets that [`Snapshot::coarse`] takes together.
@@ -14,8 +14,9 @@ const COARSE: usize = STEPS / 8;
 
 const BUCKETS: usize = (MAX_BITS - STEP_BITS + 1) as usize * STEPS;
 
-/// Counts values (nanoseconds, say) by size. Recording is two additions to memory of its own, so it
-/// belongs to one thread, as a [`Counter`] does; whoever reads sees a value that is a moment old.
+/// Counts values (nanoseconds, say) by size. Recording is two additions to memory of its own, so a
+/// histogram belongs to one thread, as a [`Counter`] does; readers see values that are a moment
+/// old.
 #[derive(Debug)]
 pub struct Histogram {
     buckets: Box<[Counter]>,
@@ -72,7 +73,7 @@ impl Histogram {
         self.sum.add(value.wrapping_mul(n));
     }
 
-    /// Its values now.
+    /// Values of the histogram now.
     pub fn snapshot(&self) -> Snapshot {
         let counts = self.buckets.iter().map(Counter::get).collect();
         Snapshot { counts, sum: self.sum.get() }
@@ -80,7 +81,7 @@ impl Histogram {
 }
 
 impl Snapshot {
-    /// How many values there are.
+    /// Number of values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -90,7 +91,7 @@ impl Snapshot {
         self.sum
     }
 
-    /// What came since `earlier`, a snapshot of the same histogram.
+    /// Values that came since `earlier`, a snapshot of the same histogram.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = earlier.counts.iter().copied().chain(std::iter::repeat(0));
         let counts = self.counts.iter().zip(before).map(|(n, b)| n.saturating_sub(b)).collect();
@@ -108,14 +109,14 @@ impl Snapshot {
         self.sum = self.sum.wrapping_add(other.sum);
     }
 
-    /// How many values are at most `bound`, give or take those within 1/32 above it.
+    /// Number of values up to `bound`; values within 1/32 above it may count as well.
     pub fn count_up_to(&self, bound: u64) -> u64 {
         let below = self.counts.len().min(bucket_of(bound) + 1);
         self.counts[..below].iter().sum()
     }
 
-    /// How many values there are by size, for readers who subtract: smallest value of a bucket and
-    /// its count, without empty buckets. Coarser than the histogram, to be short: 8 buckets in each
+    /// Number of values by size, for readers who subtract: smallest value of a bucket and its
+    /// count, without empty buckets. Coarser than the histogram, to be short: 8 buckets in each
     /// octave, so that a bucket from `low` on ends at `low` and an eighth of the power of two at or
     /// below it, or 4 where that is more.
     pub fn coarse(&self) -> impl Iterator<Item = (u64, u64)> {
@@ -125,8 +126,8 @@ impl Snapshot {
             .filter(|(_, count)| *count > 0)
     }
 
-    /// A snapshot that was told by [`Snapshot::coarse`]: as coarse as that. Whoever told it may have lied: it
-    /// has no more than `u64::MAX` values.
+    /// Makes a snapshot of the buckets of [`Snapshot::coarse`]. A peer may have sent wrong counts:
+    /// the snapshot has no more than `u64::MAX` values in all.
     #[must_use]
     pub fn from_coarse(buckets: &[(u64, u64)], sum: u64) -> Self {
         let (mut counts, mut room) = (vec![0u64; BUCKETS], u64::MAX);
@@ -138,7 +139,7 @@ impl Snapshot {
         Self { counts, sum }
     }
 
-    /// The value below which `share` (0 to 1) of all lie, to within 1/32; 0 when there are none.
+    /// Value below which `share` (0 to 1) of all values lie, to within 1/32; 0 when there are none.
     pub fn quantile(&self, share: f64) -> u64 {
         let want = ((self.count() as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;

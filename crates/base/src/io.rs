@@ -1,4 +1,4 @@
-//! The seams for disks and wires: what an engine asks of the world below it.
+//! The seams for disks and wires: the traits that device engines work on.
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -9,7 +9,7 @@ use crate::counter::Counter;
 /// One buffer of a vectored operation; the layout of `struct iovec`.
 pub type IoSlice = libc::iovec;
 
-/// What a disk is asked to do. Offsets and lengths are bytes.
+/// Operation of a disk. Offsets and lengths are bytes.
 #[derive(Debug, Clone, Copy)]
 pub enum DiskOp {
     /// Fill the buffers from `offset`.
@@ -91,9 +91,9 @@ pub trait Disk: Send {
         self.event_fd().is_none()
     }
 
-    /// Whether finished operations shall ring [`Disk::event_fd`]: off while the owner polls (a ring
-    /// nobody waits for costs time), on before it sleeps. What finished before this call may not
-    /// ring: the owner reaps once more after switching on. On at first.
+    /// Sets whether finished operations ring [`Disk::event_fd`]: off while the owner polls (a ring
+    /// that nobody waits for costs time), on before it sleeps. An operation that finished before
+    /// this call may not ring: the owner reaps once more after switching on. On at first.
     fn set_wakeups(&mut self, on: bool) {
         let _ = on;
     }
@@ -106,14 +106,14 @@ pub trait Disk: Send {
         Ok(())
     }
 
-    /// Tells, once and before the first operation, where most buffers will be, for disks that can
-    /// prepare for it. `used` counts the operations that gained by it. After an error the disk works
-    /// as without. No ranges at all, at any time: it forgets what it was told. Nothing to do for most
-    /// disks.
+    /// Sets, once and before the first operation, the ranges where most buffers will be, for disks
+    /// that can prepare for it. `used` counts the operations that gained by it. After an error the
+    /// disk works as without ranges. An empty list, at any time, makes it forget the ranges. Most
+    /// disks do nothing.
     ///
     /// # Safety
-    /// The ranges are mapped now. While operations are submitted, what is mapped at these addresses
-    /// is what is mapped there now, or nothing: the disk may go by what it saw.
+    /// The ranges are mapped now. While operations are submitted, these addresses hold the mappings
+    /// that they hold now, or none: the disk may remember the pages.
     unsafe fn set_memory(&mut self, memory: &[IoSlice], used: Arc<Counter>) -> io::Result<()> {
         let _ = (memory, used);
         Ok(())
@@ -143,8 +143,8 @@ pub trait Wire: Send {
     /// Gives back the frame last received, so that its buffer can take another.
     fn release(&mut self);
 
-    /// Hands empty buffers to the kernel: at most one system call, none when there is nothing to
-    /// hand.
+    /// Hands empty buffers to the kernel: at most one system call, none when there are no empty
+    /// buffers.
     fn refill(&mut self) -> io::Result<()>;
 
     /// A descriptor that becomes readable (edge) when a frame arrives.

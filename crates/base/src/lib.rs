@@ -1,4 +1,4 @@
-//! What every room of Millrace stands on: time, randomness, I/O seams, counters, limits.
+//! Ground of all crates: time, randomness, I/O seams, descriptors, locks, counters, limits.
 //!
 //! # Theory of operation
 //! The data path never asks the operating system for the time, for randomness, for a disk or for
@@ -6,7 +6,7 @@
 //! [`io::Wire`]. The product hands in the real ones; the simulator hands in its own and can replay
 //! a run from a seed. Counters ([`counter`]) are plain shared memory: one thread writes, everybody
 //! reads, nobody waits. Limits that more than one crate needs are in [`limits`], each with its
-//! reason. What [`numa`] says of nodes are hints: unknown is always a good answer.
+//! reason. Answers of [`numa`] about nodes are hints: "unknown" is always a valid one.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod alloc_count;

@@ -1,7 +1,7 @@
 //! Log lines that a peer can cause.
 //!
-//! A front end that is refused in a loop could fill a disk with lines: a hundred thousand a second were
-//! seen. So each port has a limit: some lines at once, then a few a minute. The next line says how many
+//! A front end that is refused in a loop could fill a disk with lines: 100,000 a second were seen.
+//! So each port has a limit: some lines at once, then a few a minute. The next line says how many
 //! were left out.
 
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use crate::sync::lock;
 
 /// Lines at once: enough for the story of a session that fails.
 const BURST: u32 = 20;
-/// Then one line in this time.
+/// Time in which one more line may be written after a burst.
 const EVERY: Duration = Duration::from_secs(6);
 
 /// A limit of log lines. May be asked from several threads.
@@ -26,7 +26,7 @@ pub struct LogLimit {
 struct State {
     /// Lines written that count against the burst.
     used: u32,
-    /// Since when one of them comes back in each [`EVERY`].
+    /// Time since which one of them comes back in each [`EVERY`].
     since: Option<Instant>,
     left_out: u64,
 }

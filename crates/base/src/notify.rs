@@ -1,4 +1,4 @@
-//! A word to the service manager: `sd_notify(3)` in a few lines.
+//! State notifications to the service manager, as `sd_notify(3)` sends them.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,10 +6,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells the service manager that `NOTIFY_SOCKET` names, if there is one.
+/// Sends a state to the service manager that `NOTIFY_SOCKET` names, if there is one.
 ///
 /// # Errors
-/// It does not listen there.
+/// The service manager does not listen there.
 pub fn tell(state: &str) -> io::Result<()> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(socket) => tell_at(&socket, state),
@@ -17,10 +17,10 @@ pub fn tell(state: &str) -> io::Result<()> {
     }
 }
 
-/// Tells the service manager at `socket`: a path, or `@` and an abstract name.
+/// Sends a state to the service manager at `socket`: a path, or `@` and an abstract name.
 ///
 /// # Errors
-/// As [`tell`].
+/// The service manager does not listen there.
 pub fn tell_at(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,

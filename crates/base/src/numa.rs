@@ -1,7 +1,7 @@
-//! NUMA: which node a CPU belongs to, which node memory lies on, and where new memory goes.
+//! NUMA nodes: of CPUs, of memory that is mapped, and of new memory.
 //!
-//! All answers are hints: whatever cannot be found out is unknown, and nothing depends on it but
-//! speed. Asking changes nothing: no page is brought in, moved or made.
+//! All answers are hints: a node that cannot be found out is unknown, and only speed depends on it.
+//! Asking changes nothing: no page is brought in, moved or made.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,14 +13,14 @@ mod near;
 pub use kernel::Node;
 pub use near::{NodePreference, prefer_node};
 
-/// Where Linux lists its nodes.
+/// Folder in which Linux lists its nodes.
 const ROOT: &str = "/sys/devices/system/node";
 
-/// Pages asked about per range, besides those that the caller names. A hint needs no more, and one
-/// call for so many takes some 10 µs.
+/// Pages asked for per range, besides those that the caller names. A hint needs no more, and one
+/// call for this many takes some 10 µs.
 pub const SAMPLES: u64 = 64;
 
-/// What pages of a node are counted in.
+/// Page size by which ranges are sampled.
 const PAGE_BYTES: u64 = 4096;
 
 /// The nodes of a machine, and their CPUs.
@@ -50,13 +50,13 @@ impl Nodes {
         Self { all, of_cpu }
     }
 
-    /// Those of this machine, read once.
+    /// Nodes of this machine, read once.
     pub fn of_machine() -> &'static Self {
         static MACHINE: OnceLock<Nodes> = OnceLock::new();
         MACHINE.get_or_init(|| Self::read(Path::new(ROOT)))
     }
 
-    /// Whether there is only one: then nothing here matters.
+    /// Whether there is only one node: then nodes decide nothing.
     pub fn is_one(&self) -> bool {
         self.all.len() == 1
     }
@@ -74,7 +74,7 @@ impl Nodes {
 /// Most CPUs that a list is believed to name: eight times what Linux supports.
 const MAX_CPU: usize = 65_536;
 
-/// The CPUs of a list such as `0-3,8`; what is not understood is left out.
+/// CPUs of a list such as `0-3,8`; parts that cannot be parsed are left out.
 fn cpus_of(list: &str) -> Vec<usize> {
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -84,7 +84,7 @@ fn cpus_of(list: &str) -> Vec<usize> {
     list.trim().split(',').filter_map(part).flatten().collect()
 }
 
-/// How many bytes lie on which node, as far as is known.
+/// Bytes on each node, as far as known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spread(BTreeMap<Node, u64>);
 
@@ -94,7 +94,7 @@ impl Spread {
         Self(BTreeMap::from([(node, len_bytes)]))
     }
 
-    /// Takes in another.
+    /// Adds the bytes of another spread.
     pub fn add(&mut self, other: &Self) {
         for (node, len_bytes) in &other.0 {
             let sum = self.0.entry(*node).or_default();
@@ -102,13 +102,13 @@ impl Spread {
         }
     }
 
-    /// Whether nothing is known.
+    /// Whether no byte has a known node.
     pub fn is_unknown(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The node of at least two thirds of the known bytes; none when they are mixed or unknown. With
-    /// half, two VMs of one size would be called to and fro.
+    /// Node of at least two thirds of the known bytes; none when they are mixed or unknown. With
+    /// half as the bound, a worker of two VMs of one size would move to and fro.
     pub fn most(&self) -> Option<Node> {
         let all: u128 = self.0.values().map(|&bytes| u128::from(bytes)).sum();
         let (&node, &most) = self.0.iter().max_by_key(|(_, bytes)| **bytes)?;
@@ -117,14 +117,15 @@ impl Spread {
 }
 
 /// Memory that can be asked for its node.
-pub trait Located: Send + Sync {
-    /// Where it lies now. Each `turn` looks at other pages.
+pub trait NumaMemory: Send + Sync {
+    /// Nodes that the memory is on now. Each `turn` looks at other pages.
     fn spread(&self, turn: u32) -> Spread;
 }
 
-/// Where a mapped range lies. Asked are [`SAMPLES`] of its pages, others in each `turn`, and those at
-/// `known`, addresses in it that are in use. Linux only knows pages that this process has touched
-/// itself; when that is none of them, the answer is the node that the range is bound to, if any.
+/// Nodes that a mapped range is on. Linux is asked for [`SAMPLES`] of its pages, others in each
+/// `turn`, and for those at `known`, addresses in it that are in use. Linux only knows pages that
+/// this process has touched itself; when these are none, the answer is the node that the range is
+/// bound to, if any.
 pub fn spread_of(start: *const u8, len_bytes: u64, turn: u32, known: &[*const u8]) -> Spread {
     let mut asked = samples(start, len_bytes, turn);
     asked.extend_from_slice(known);
@@ -144,7 +145,7 @@ pub fn spread_of(start: *const u8, len_bytes: u64, turn: u32, known: &[*const u8
     Spread(counts.into_iter().map(|(node, count)| (node, part(count))).collect())
 }
 
-/// Addresses in up to [`SAMPLES`] pages, evenly apart.
+/// Addresses in up to [`SAMPLES`] pages, evenly spaced.
 fn samples(start: *const u8, len_bytes: u64, turn: u32) -> Vec<*const u8> {
     let pages = len_bytes.div_ceil(PAGE_BYTES);
     let stride = pages.div_ceil(SAMPLES).max(1);

@@ -1,8 +1,8 @@
-//! What a panic said, for whoever catches it.
+//! Messages of caught panics.
 
 use std::any::Any;
 
-/// The text of a panic that was caught.
+/// Message of a caught panic.
 pub fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")

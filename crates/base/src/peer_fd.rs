@@ -1,19 +1,20 @@
-//! Descriptors that a peer gave, and how they are closed.
+//! Descriptors that came from a peer, and their close.
 //!
-//! A `close` can wait for as long as whoever made the file likes: a TCP socket that lingers, a file
-//! of a FUSE server that does not answer, a Unix socket in whose queue one of these lies. The last
-//! reference to a VM's memory takes a while, too: the kernel frees its pages. So what a peer gave is
-//! a [`PeerFd`], and its drop hands the descriptor to threads that do nothing but close. Nobody waits
-//! for those.
+//! A `close` can wait for as long as the maker of the file likes: a TCP socket that lingers, a file
+//! of a FUSE server that does not answer, a Unix socket with one of these in its queue. The last
+//! reference to a VM's memory takes a while, too: the kernel frees its pages. So a descriptor from
+//! a peer is a [`PeerFd`], and its drop hands the descriptor to threads that do nothing but close.
+//! Nothing waits for those threads.
 //!
 //! # Limits
-//! - 16 threads at most, each with one descriptor at a time; they end when nothing came for 5 s. As many
-//!   more for what is known to end, which the former do not hold up: what its owner has checked, memory
-//!   files, eventfds. One VM can have all of the former hang, and others' memory is to be free all the same.
-//! - A socket that waits is open for its peer: whoever wants it to see the end shuts it down first.
-//! - 1,024 descriptors wait for them at most. What comes when all threads hang and this is full is
-//!   closed by the thread that drops it: most likely the hostile peer's own. A process whose one thread is
-//!   everybody's says [`never_wait`].
+//! - 16 threads at most, each with one descriptor at a time; they end when nothing came for 5 s. As
+//!   many more are for descriptors whose `close` is known to end: those that their owner has
+//!   checked, memory files, eventfds. One VM can have all of the first 16 hang, and the memory of
+//!   other VMs is freed all the same.
+//! - A socket that waits for its close is open for its peer: [`PeerFd::hang_up`] ends it at once.
+//! - 1,024 descriptors wait at most. One that comes when all threads hang and the list is full is
+//!   closed by the thread that drops it, which most likely serves the hostile peer. A process with
+//!   one thread for all peers calls [`never_wait`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,7 +31,7 @@ use crate::sync::{self, lock};
 /// Most threads that close.
 const MAX_CLOSERS: usize = 16;
 
-/// Most descriptors that wait for a thread.
+/// Most descriptors that wait for a closing thread.
 const MAX_WAITING: usize = 1024;
 
 /// A thread without work ends after this.
@@ -48,14 +49,15 @@ pub struct PeerFd {
 }
 
 impl PeerFd {
-    /// The same, for who has made sure that its `close` ends: memory takes the time that its pages take.
-    /// It does not wait behind those of which nobody knows that.
+    /// Marks the descriptor as one whose `close` is known to end (memory takes the time that its
+    /// pages take). It does not wait behind others.
     pub fn checked(mut self) -> Self {
         self.closers = &CHECKED;
         self
     }
 
-    /// The descriptor alone, for who has made sure that its `close` does not wait.
+    /// Returns the plain descriptor, for a caller that has made sure that its `close` does not
+    /// wait.
     pub fn into_checked(mut self) -> OwnedFd {
         match self.fd.take() {
             Some(fd) => fd,
@@ -63,7 +65,7 @@ impl PeerFd {
         }
     }
 
-    /// Has the peer of a socket see the end at once, whenever the descriptor is closed.
+    /// Shuts a socket down: its peer sees the end at once, whenever the descriptor is closed.
     pub fn hang_up(&self) {
         // One that is gone has seen it.
         let _ = rustix::net::shutdown(self, Shutdown::Both);
@@ -99,29 +101,30 @@ impl Drop for PeerFd {
     }
 }
 
-/// Whether it is of a kind whose `close` asks nobody: a file in memory, or an eventfd. Nor does this.
+/// Whether the descriptor is of a kind whose `close` waits for nobody: a file in memory, or an
+/// eventfd. The check waits for nobody either.
 fn is_quick(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok() || check_eventfd(fd).is_ok()
 }
 
-/// From now on no thread of this process closes by itself what it drops: however many wait for those that
-/// do, it waits, too.
+/// Lifts the limit of waiting descriptors for the rest of this process: no thread that drops a
+/// descriptor ever closes it by itself.
 pub fn never_wait() {
     NEVER_WAIT.store(true, Ordering::Relaxed);
 }
 
 static NEVER_WAIT: AtomicBool = AtomicBool::new(false);
 
-/// Waits until all that was dropped is closed: for tests that count descriptors.
+/// Waits until all dropped descriptors are closed, for tests that count them.
 pub fn settle() {
     while !(CHECKED.is_idle() && UNCHECKED.is_idle()) {
         std::thread::yield_now();
     }
 }
 
-/// Those of descriptors whose `close` ends.
+/// Threads for descriptors whose `close` is known to end.
 static CHECKED: Closers = Closers::new();
-/// Those of all others: a hostile peer can have all of them hang.
+/// Threads for all other descriptors: a hostile peer can have all of them hang.
 static UNCHECKED: Closers = Closers::new();
 
 /// Threads that close descriptors.
@@ -230,7 +233,8 @@ mod tests {
         drop(peers);
     }
 
-    /// One VM can have all threads hang that close what nobody checked: the memory of others is freed.
+    /// One VM can have all threads hang that close what nobody checked: the memory of others is
+    /// freed.
     #[test]
     fn abuse_V4_memory_and_eventfds_are_closed_beside_what_hangs() {
         let (fds, peers): (Vec<_>, Vec<_>) =

@@ -1,24 +1,26 @@
-//! When the log is to say what a dropped frame or packet looked like.
+//! Limit of log lines about dropped frames and packets.
 //!
-//! Counters say how many; a line says what it was, which is what one looks for first. The first of each
-//! reason is told of, then one in [`EVERY_NS`] with how many came between. For the thread that drops
-//! them: no lock, no look at a clock.
+//! Counters say how many were dropped; a line shows one of them, which an operator looks for first.
+//! The first drop of each reason gets a line, then one in [`EVERY_NS`], with the number of drops
+//! between them. For the thread that drops: no lock, no look at a clock.
 
 use crate::counter::DropReason;
 
-/// Between two lines about one reason, in nanoseconds: ten minutes. Not a guest's to fill a disk with.
+/// Time between two lines about one reason, in nanoseconds: ten minutes, so that a guest cannot
+/// fill a disk with them.
 pub const EVERY_NS: u64 = 600_000_000_000;
 
-/// One per port, or per queue.
+/// Limit of lines of one port, or of one queue.
 #[derive(Debug, Default)]
 pub struct RejectLog {
-    /// When the next line may be written, by reason; none yet: at once.
+    /// Time of the next line, by reason; none: at once.
     next_at_ns: [Option<u64>; DropReason::COUNT],
     left_out: [u64; DropReason::COUNT],
 }
 
 impl RejectLog {
-    /// One was dropped at `now_ns`. Some when a line may be written: how many had none before it.
+    /// Counts a drop at `now_ns`. Some when a line may be written, with the number of drops before
+    /// it that had none.
     pub fn admit(&mut self, reason: DropReason, now_ns: u64) -> Option<u64> {
         let at = reason as usize;
         if self.next_at_ns[at].is_some_and(|next| now_ns < next) {

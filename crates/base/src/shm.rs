@@ -1,4 +1,4 @@
-//! Shared memory files: what outlives a daemon, in the holder (memfds) or by name.
+//! Shared memory files, which outlive a daemon: in the holder (memfds) or by name.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -47,21 +47,21 @@ impl SharedMemory {
     }
 
     /// Maps a file by its name, made with `len_bytes` (above 0) of zeroes if need be, for its owner
-    /// only. Nothing keeps others with the owner's rights from cutting it off: only for folders of the
-    /// daemon's own.
+    /// only. Other processes with the owner's rights can shorten it, and an access then faults:
+    /// only for folders of the daemon's own.
     pub fn in_file(path: &Path, len_bytes: usize) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
         if rustix::fs::fstat(&fd)?.st_size as usize != len_bytes {
-            // Of another version: of no use, and the zeroes must be ones.
+            // Written by another version: of no use, and all bytes must be zeroes.
             rustix::fs::ftruncate(&fd, 0)?;
             rustix::fs::ftruncate(&fd, len_bytes as u64)?;
         }
         Self::map(fd, len_bytes)
     }
 
-    /// Maps a file that is `len_bytes` long and that others have before them, too. Whoever cuts it off ends this
-    /// process, so that only those may be able to who could do that anyway.
+    /// Maps a file of `len_bytes` that other processes map as well. A process that shortens it ends
+    /// this one, so only processes that could do that anyway may have it.
     pub fn of_file(fd: OwnedFd, len_bytes: usize) -> io::Result<Self> {
         let is_bytes = rustix::fs::fstat(&fd)?.st_size;
         if len_bytes == 0 || usize::try_from(is_bytes) != Ok(len_bytes) {

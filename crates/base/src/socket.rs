@@ -1,6 +1,6 @@
-//! Unix sockets at a path: for one owner from their first moment, replaced when nobody listens any
-//! more, and removed by who made them. Links of other users are not followed, neither to bind nor to
-//! connect: see [`crate::folder`].
+//! Unix sockets at a path: bound with their mode from the first moment, replaced when nobody
+//! listens any more, and removed by their maker. Links of other users are not followed, neither to
+//! bind nor to connect: see [`crate::folder`].
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -20,16 +20,16 @@ use crate::folder::{self, Folder};
 /// Longest path of a socket: `sockaddr_un` with the zero at its end.
 const MAX_PATH_LEN_BYTES: usize = 107;
 
-/// Why a socket cannot be at a path.
+/// Error of a socket at a path.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another kind of file is left alone.
     #[error("there is a file that is not a socket")]
     NotASocket,
-    /// Somebody takes connections there.
+    /// Another process takes connections there.
     #[error("somebody listens there")]
     InUse,
-    /// Whoever owns the folder has put something else there.
+    /// The owner of the folder has put another file there.
     #[error("somebody else put another file in its place")]
     Swapped,
     /// A path of a socket has 107 bytes at most: `sockaddr_un`.
@@ -40,7 +40,7 @@ pub enum SocketError {
     Io {
         /// The step.
         what: &'static str,
-        /// Its reason.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -51,7 +51,8 @@ impl SocketError {
     }
 }
 
-/// The file of a bound socket. It goes when this is dropped, unless somebody has put another there.
+/// File of a bound socket. It is removed when this is dropped, unless another file has taken its
+/// place.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -60,7 +61,7 @@ pub struct SocketFile {
     identity: Identity,
 }
 
-/// Device, inode, and when it was made, where that is known: a file system gives numbers again.
+/// Device, inode, and creation time where that is known: a file system reuses inode numbers.
 type Identity = (u64, u64, Option<SystemTime>);
 
 fn identity(file: &File) -> io::Result<Identity> {
@@ -69,15 +70,16 @@ fn identity(file: &File) -> io::Result<Identity> {
 }
 
 impl SocketFile {
-    /// Binds `socket` to `path`. The file has these permission bits, whatever the umask is, and wider
-    /// ones at no time. A socket file that nobody listens on is replaced.
+    /// Binds `socket` to `path`. The file has these permission bits, whatever the umask is, and
+    /// wider ones at no time. A socket file that nobody listens on is replaced.
     ///
     /// # Errors
     /// Something else is there, or the operating system refuses.
     pub fn bind(socket: &OwnedFd, path: &Path, mode: u32) -> Result<Self, SocketError> {
-        // Whoever connects has to give this path.
+        // A client has to name this path, too.
         address(path)?;
-        let (folder, name) = Folder::of(path).map_err(SocketError::io("opening its folder"))?;
+        let (folder, name) =
+            Folder::open_parent(path).map_err(SocketError::io("opening its folder"))?;
         remove_stale(&folder, &name)?;
         let mode = Mode::from_raw_mode(mode & 0o777);
         // Before bind(2): the file takes the mode that its socket has. After it: the umask.
@@ -87,7 +89,8 @@ impl SocketFile {
         let meta = file.metadata().map_err(SocketError::io("looking at it"))?;
         let own = meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() == 1;
         if !own || !meta.file_type().is_socket() {
-            // The folder is another user's, who is at it. Theirs gets no mode of ours.
+            // The folder belongs to another user, who has swapped the file: theirs gets no mode of
+            // ours.
             return Err(SocketError::Swapped);
         }
         rustix::fs::chmod(folder::path_of(&file), mode)
@@ -96,8 +99,8 @@ impl SocketFile {
         Ok(Self { path: path.into(), folder, name, identity })
     }
 
-    /// Gives the file to a group, whose rights are those of the mode. Without CAP_CHOWN it has to be one
-    /// of this process's own groups.
+    /// Gives the file to a group, whose rights are those of the mode. Without CAP_CHOWN it has to
+    /// be one of this process's own groups.
     ///
     /// # Errors
     /// The operating system refuses.
@@ -107,7 +110,7 @@ impl SocketFile {
             .map_err(SocketError::io("giving it to its group"))
     }
 
-    /// Where it is.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -118,13 +121,13 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let there = self.folder.look(&self.name).and_then(|file| identity(&file));
         if there.is_ok_and(|identity| identity == self.identity) {
-            // Left behind, it would be replaced by who binds next.
+            // If it stays, the next to bind replaces it.
             let _ = rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
         }
     }
 }
 
-/// A stream socket that nothing waits for.
+/// Makes a non-blocking stream socket.
 ///
 /// # Errors
 /// No descriptor is left.
@@ -135,7 +138,7 @@ pub fn stream() -> Result<OwnedFd, Errno> {
 /// Listens for streams at `path`: see [`SocketFile::bind`].
 ///
 /// # Errors
-/// As there.
+/// Another file is there, or the operating system refuses.
 pub fn listen(path: &Path, mode: u32, backlog: i32) -> Result<(OwnedFd, SocketFile), SocketError> {
     let socket = stream().map_err(SocketError::io("making a socket"))?;
     let file = SocketFile::bind(&socket, path, mode)?;
@@ -152,8 +155,8 @@ fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
     SocketAddrUnix::new(path).map_err(|_| SocketError::LongPath(path.as_os_str().len()))
 }
 
-/// Binds to a name in a folder. The path by which the folder is reached is longer than the folder's own may
-/// be; a name that does not fit comes by a short one.
+/// Binds to a name in a folder. The path through `/proc/self/fd` may be longer than the folder's
+/// own: a name that does not fit is bound by a short name first, and renamed.
 fn bind_in(socket: &OwnedFd, folder: &Folder, name: &OsStr) -> Result<(), SocketError> {
     let bind = |name: &OsStr| -> Result<(), SocketError> {
         let address = address(&folder.path_of(name))?;
@@ -167,24 +170,24 @@ fn bind_in(socket: &OwnedFd, folder: &Folder, name: &OsStr) -> Result<(), Socket
     let short = OsString::from(format!(".new-{process}-{number}"));
     bind(&short)?;
     rustix::fs::renameat_with(folder, &short, folder, name, RenameFlags::NOREPLACE).map_err(|e| {
-        // Nobody knows it.
+        // Nobody knows the short name.
         let _ = rustix::fs::unlinkat(folder, &short, AtFlags::empty());
         SocketError::io("giving it its name")(e)
     })
 }
 
-/// Connects `socket` to what a path leads to. No link is followed but root's and our own.
+/// Connects `socket` to the socket at a path. Only links that root or this user owns are followed.
 ///
 /// # Errors
-/// As of connect(2), and `PermissionDenied` for a link of another user.
+/// Those of connect(2), and `PermissionDenied` for a link of another user.
 pub fn connect(socket: impl AsFd, path: &Path) -> io::Result<()> {
     connect_to(socket, &folder::find(path)?)
 }
 
-/// As [`connect`], to a name in a folder that is open.
+/// Connects as [`connect`], to a name in an open folder.
 ///
 /// # Errors
-/// As there.
+/// Those of connect(2), and `PermissionDenied` for a link of another user.
 pub fn connect_in(socket: impl AsFd, folder: &Folder, name: &OsStr) -> io::Result<()> {
     connect_to(socket, &folder.find(name)?)
 }
@@ -324,7 +327,7 @@ mod tests {
             std::os::unix::fs::lchown(at("link"), Some(65_534), None).unwrap();
             let error = connect_to("link").unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-            let (folder, _) = Folder::of(&at("real")).unwrap();
+            let (folder, _) = Folder::open_parent(&at("real")).unwrap();
             connect_in(stream().unwrap(), &folder, OsStr::new("link")).unwrap_err();
             connect_in(stream().unwrap(), &folder, OsStr::new("real")).unwrap();
         }

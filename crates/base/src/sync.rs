@@ -1,8 +1,8 @@
 //! Locks that go on after a panic.
 //!
-//! A panic of one thread while it holds a lock poisons the lock, and every later user would panic in
-//! turn. Here a panicked worker is dropped and the daemon goes on, so a poisoned lock is taken all the
-//! same. What it guards must hold its invariants between any two statements that may panic.
+//! A panic of one thread while it holds a lock poisons the lock, and every later user would panic
+//! in turn. Here a panicked worker is dropped and the daemon goes on, so a poisoned lock is taken
+//! all the same. What it guards must hold its invariants between any two statements that may panic.
 
 use std::sync::WaitTimeoutResult;
 use std::sync::{

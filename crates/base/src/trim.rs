@@ -1,16 +1,15 @@
-//! Memory that was freed goes back to the system.
+//! Return of freed memory to the operating system.
 //!
-//! The allocator keeps what it was given: after thousands of sessions that came and went it held 130 MB of
-//! pages in use by nobody, for good. Giving them back costs some milliseconds and a lock of the
-//! allocator's, so it is done on a thread of its own, some time after sessions have ended, and never on a
-//! sidecore.
+//! The allocator keeps freed pages: after thousands of ended sessions it held 130 MB of unused
+//! pages for good. Giving them back costs some milliseconds and a lock of the allocator's, so it is
+//! done on a thread of its own, some time after sessions have ended, and never on a sidecore.
 
 use std::io;
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-/// How long after a session's end: those that end together are trimmed for once.
+/// Pause after a session's end: sessions that end together are trimmed for once.
 const PAUSE: Duration = Duration::from_secs(10);
 
 static NOTES: OnceLock<SyncSender<()>> = OnceLock::new();
@@ -18,7 +17,7 @@ static NOTES: OnceLock<SyncSender<()>> = OnceLock::new();
 /// Starts the thread. A second call does nothing.
 ///
 /// # Errors
-/// There is no thread to be had.
+/// The thread cannot be started.
 pub fn start() -> io::Result<()> {
     let (notes, noted) = sync_channel(1);
     let run = move || {
@@ -35,15 +34,15 @@ pub fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Much may have been freed. Never waits.
+/// Notes that much may have been freed. Never waits.
 pub fn note() {
     if let Some(notes) = NOTES.get() {
-        // Full: it is noted.
+        // Full: a note waits already.
         let _ = notes.try_send(());
     }
 }
 
-/// Gives back what is free, in all arenas.
+/// Gives free pages of all arenas back.
 fn now() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes a number and touches the allocator's own memory alone, under its locks.

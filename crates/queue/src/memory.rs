@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::limits::{MAX_MEMORY_BYTES, MAX_MEMORY_REGIONS, MAX_QUEUES};
-use base::numa::{self, Located, Spread};
+use base::numa::{self, NumaMemory, Spread};
 use base::sync::lock;
 
 use crate::budget::Purpose;
@@ -308,7 +308,7 @@ fn choose_regions(regions: &[Region], turn: u32) -> Vec<usize> {
     all
 }
 
-impl Located for GuestMemory {
+impl NumaMemory for GuestMemory {
     fn spread(&self, turn: u32) -> Spread {
         let rings = self.rings.lock().clone();
         let mut sum = Spread::default();

@@ -16,30 +16,31 @@ use crate::run::Run;
 use crate::seat::Seat;
 use crate::worker::{Poller, SidecoreError};
 
-/// Time slice of a sidecore's thread. Where guests run on its CPU too, it is woken for some 20 µs of
-/// work at a time; the scheduler lets who asks for less than the running thread in at once.
+/// Time slice of a sidecore's thread. Where guests run on its CPU too, it is woken for some 20 µs
+/// of work at a time, and the scheduler runs a thread with a shorter slice than the running one at
+/// once.
 const SLICE_NS: u64 = 200_000;
 
-/// How a sidecore runs. The default sleeps at once.
+/// Configuration of a sidecore. The default sleeps at once.
 #[derive(Debug, Clone, Default)]
 pub struct SidecoreConfig {
     /// Number, for names and metrics.
     pub index: usize,
     /// CPU to pin to; none: the scheduler decides.
     pub cpu: Option<usize>,
-    /// NUMA node of the CPUs that it may run on, where that is one and known.
+    /// NUMA node of the CPUs that it may run on, where they are on one node and that is known.
     pub node: Option<Node>,
     /// Longest poll without work before sleeping, in microseconds; 0 sleeps at once. See
     /// [`crate::Spin`] for how the time adapts.
     pub spin_us: u32,
     /// Always poll for `spin_us`.
     pub fixed_spin: bool,
-    /// How to wait between two empty rounds.
+    /// Wait between two empty rounds.
     pub pause: Pause,
     /// Give the CPU away between polls that found nothing: for hosts where the guests need the
     /// same cores. Costs one system call per empty round, none per busy one.
     pub yield_when_idle: bool,
-    /// Gets the name of each worker that panicked, once it is gone.
+    /// Receives the name of each worker that panicked, once the worker is dropped.
     pub panicked: Option<mpsc::Sender<String>>,
 }
 
@@ -50,11 +51,11 @@ pub struct SidecoreStats {
     pub rounds: Counter,
     /// Rounds in which something was done.
     pub busy_rounds: Counter,
-    /// Times it went to sleep.
+    /// Number of sleeps.
     pub sleeps: Counter,
-    /// Times that something woke it: a watched descriptor or a call, not a deadline.
+    /// Wake-ups by a watched descriptor or a call, not by a deadline.
     pub wakeups: Counter,
-    /// Times that work was found by polling on, which else would have had to wake it.
+    /// Times that work was found by polling on, which would have had to wake it otherwise.
     pub spin_hits: Counter,
     /// Nanoseconds spent in rounds that did something.
     pub busy_ns: Counter,
@@ -62,28 +63,28 @@ pub struct SidecoreStats {
     pub spin_ns: Counter,
     /// Nanoseconds asleep, falling asleep and waking up included.
     pub asleep_ns: Counter,
-    /// How long it polls now before it sleeps, in nanoseconds (a gauge).
+    /// Polling time before a sleep now, in nanoseconds (a gauge).
     pub spin_limit_ns: Counter,
     /// Workers on it now.
     pub workers: Counter,
     /// Workers that were taken off because they panicked (a bug of ours).
     pub panics: Counter,
-    /// 1 while it takes workers, 0 while it is parked. Written by the [`crate::Placer`], where there
-    /// is one.
+    /// 1 while it takes workers, 0 while it is parked. Written by the [`crate::Placer`], where
+    /// there is one.
     pub active: Counter,
-    /// How busy it was in the last look of the [`crate::Placer`], in percent (a gauge); 0 without one.
+    /// Load at the last look of the [`crate::Placer`], in percent (a gauge); 0 without one.
     pub load_percent: Counter,
     /// Times that it neither slept nor finished a round for about a second. Counted by the
     /// [`crate::Watchdog`], where there is one.
     pub stalls: Counter,
 }
 
-/// What a [`crate::Watchdog`] goes by, besides the counters of rounds and sleeps.
+/// Signs of life that a [`crate::Watchdog`] reads, besides the counters of rounds and sleeps.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
-    /// The thread; 0 before it runs.
+    /// Number of the thread; 0 before it runs.
     pub(crate) thread: AtomicI32,
-    /// It sleeps, or has ended as it should: nothing is to be expected of it.
+    /// The thread sleeps, or has ended as it should: no progress is expected.
     pub(crate) rests: AtomicBool,
     /// The watchdog's verdict.
     pub(crate) stalled: AtomicBool,
@@ -92,9 +93,10 @@ pub(crate) struct Pulse {
 /// A closure for the sidecore's thread.
 pub(crate) type Job = Box<dyn FnOnce(&mut Run) + Send>;
 
-/// What the handles share with the thread.
+/// State that the handles share with the thread.
 pub(crate) struct Mailbox {
-    /// The way to the inbox; none once it has stopped, so that nothing is left there unseen.
+    /// Sender of jobs to the thread; none once the thread has stopped, so that no job is left
+    /// unseen.
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
     /// Set when a job may be waiting; read once per round.
     pub(crate) pending: AtomicBool,
@@ -102,14 +104,15 @@ pub(crate) struct Mailbox {
     pub(crate) bell: Event,
     pub(crate) stats: SidecoreStats,
     pub(crate) pulse: Pulse,
-    /// What wakes the thread. Here, so that a worker's descriptors can be watched before it comes.
+    /// Epoll set that wakes the thread. It is shared so that a worker's descriptors can be watched
+    /// before the worker comes.
     pub(crate) poller: Poller,
-    /// Who is on it, for readers; changed by the thread, and never in a round.
+    /// Places of the workers on it, for readers; changed by the thread, and never in a round.
     seats: Mutex<Vec<Arc<Seat>>>,
 }
 
 impl Mailbox {
-    /// Takes no more jobs.
+    /// Closes the mailbox: it takes no more jobs.
     pub(crate) fn close(&self) {
         *lock(&self.jobs) = None;
     }
@@ -155,7 +158,8 @@ impl Sidecore {
             .name(format!("sidecore-{index}"))
             .spawn(move || {
                 let pinned = config.cpu.map_or(Ok(()), base::cpu::pin_current_thread);
-                // Some kernels and sandboxes know no slices: then guests on the same CPU make it wait.
+                // Some kernels and sandboxes have no slices: then guests on the same CPU make it
+                // wait.
                 if let Err(error) = base::cpu::shorten_slice(SLICE_NS) {
                     tracing::debug!(sidecore = index, %error, "keeping the usual time slice");
                 }
@@ -177,7 +181,7 @@ impl Sidecore {
         Ok(Self { index, node, mailbox })
     }
 
-    /// Number.
+    /// Number of the sidecore.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -206,7 +210,7 @@ impl Sidecore {
         &self.mailbox.pulse
     }
 
-    /// Takes an account into the ledger of this sidecore, or takes over its new settings.
+    /// Takes an account into the ledger of this sidecore, or updates its settings there.
     pub fn enrol(&self, account: Arc<Account>) -> Result<(), SidecoreError> {
         self.ask(move |run| run.ledger().enrol(account))
     }
@@ -216,7 +220,8 @@ impl Sidecore {
         self.ask(move |run| run.ledger().expel(vm))
     }
 
-    /// Has its worker of this name panic between two rounds, as a bug would. Whether there is one.
+    /// Makes its worker of this name panic between two rounds, as a bug would. False when there is
+    /// none.
     #[cfg(feature = "testing")]
     pub fn panic_in(&self, name: &str) -> bool {
         let name = name.to_owned();
@@ -230,7 +235,7 @@ impl Sidecore {
         let _ = self.ask(Run::stop);
     }
 
-    /// Whether it is to be given workers; false while it is parked.
+    /// Whether it takes workers; false while it is parked.
     pub fn is_active(&self) -> bool {
         self.mailbox.stats.active.get() != 0
     }

@@ -1,11 +1,11 @@
-//! What one thread does to another: a signal that does nothing but end whatever system call it
-//! sleeps in; and its CPU time.
+//! Interruption and CPU time of other threads. The signal ends the system call that a thread sleeps
+//! in, and does nothing else.
 
 use std::io;
 use std::sync::OnceLock;
 
-/// Ignored where nobody handles it, so that one that comes astray, or one for a program that we
-/// start, kills nobody; used by nothing else here.
+/// Signal that is ignored where no handler is installed: one that goes astray, or reaches a program
+/// that the daemon starts, kills nothing. The daemon uses it for nothing else.
 const SIGNAL: i32 = libc::SIGURG;
 
 static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
@@ -27,7 +27,7 @@ pub(crate) fn install() -> io::Result<()> {
     installed.map_err(io::Error::from_raw_os_error)
 }
 
-/// Lets the signal through to the calling thread: who started the daemon may have blocked it, and
+/// Unblocks the signal for the calling thread: the parent of the daemon may have blocked it, and
 /// masks are inherited.
 pub(crate) fn accept() {
     // SAFETY: both calls only fill the set that is given, which lives here.
@@ -40,8 +40,8 @@ pub(crate) fn accept() {
     }
 }
 
-/// Interrupts a thread of this process. One that has ended is left alone, as is a stranger that got
-/// its number: the process is part of the address.
+/// Interrupts a thread of this process. A thread of another process that got the number of an ended
+/// one is left alone: the process is part of the address.
 pub(crate) fn send(thread: i32) {
     // SAFETY: three numbers; no memory is involved.
     let _ = unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, SIGNAL) };

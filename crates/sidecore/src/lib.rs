@@ -2,36 +2,39 @@
 //!
 //! # Theory of operation
 //! A [`Sidecore`] is one thread, pinned when the config says so, that owns a set of [`Worker`]s and
-//! runs them round robin, each to completion of one batch. Nothing is shared between sidecores:
-//! whoever wants to change a worker sends a closure ([`WorkerRef::call`]) that the sidecore runs
-//! between two rounds; an atomic flag tells it that one is waiting, so that a busy round costs one
-//! relaxed load and no lock. When no worker has had work for a while ([`Spin`] adapts it, up to
+//! runs them round robin, each to completion of one batch. Nothing is shared between sidecores: a
+//! thread that wants to change a worker sends a closure ([`WorkerRef::call`]) that the sidecore
+//! runs between two rounds; an atomic flag tells it that one is waiting, so that a busy round costs
+//! one relaxed load and no lock. When no worker has had work for a while ([`Spin`] adapts it, up to
 //! `spin_us`), every worker arms its kicks (and says if work came meanwhile), and the thread sleeps
 //! in `epoll_wait`. Descriptors are watched edge-triggered: a kick costs no `read`.
 //!
 //! A worker may move to another sidecore between two rounds, alone or with its [`Group`]; handles
 //! follow it, and its descriptors are watched by both for a moment, so that no kick is lost. Every
-//! 32nd round or so the time of each worker is taken. The [`Placer`] goes by that: it moves workers
-//! from busy to less busy sidecores, and lets as many be active as the load needs
+//! 32nd round or so the time of each worker is measured. The [`Placer`] decides by that: it moves
+//! workers from busy to less busy sidecores, and lets as many be active as the load needs
 //! ([`placement`] has the rules). A parked one has no workers and sleeps.
 //!
 //! On machines with several NUMA nodes a worker is best on the node of the memory that it works on
-//! ([`WorkerRef::works_on`]). The placer asks for the node of each unit every 10 s, and every second
-//! while it is unknown; new workers begin there where they can ([`Sidecore::for_memory`]), and what
-//! is made for them ([`Sidecore::prefer_node`]) is made there. A unit with the memory of many VMs, such
-//! as a switch, belongs to the node of two thirds of it, or to none.
+//! ([`WorkerRef::works_on`]). The placer asks for the node of each unit every 10 s, and every
+//! second while it is unknown. New workers begin there where they can ([`Sidecore::for_memory`]),
+//! and their memory is taken from there ([`Sidecore::prefer_node`]). A unit with the memory of many
+//! VMs, such as a switch, belongs to the node of two thirds of it, or to none.
 //!
 //! Each sidecore has a [`Ledger`] that says which VM's work is done next when there is more than
-//! fits: see [`credit`]. A round begins with another worker each time, and a round after which
-//! somebody may go on who was held back counts as busy.
+//! fits: see [`credit`]. A round begins with another worker each time, and a round after which a VM
+//! that was held back may go on counts as busy.
 //!
-//! Workers never block, but a doorbell shared with a hostile VMM may make them. A [`Watchdog`]
-//! interrupts a sidecore that neither slept nor finished a round for about a second.
+//! Workers never block, but a doorbell shared with a hostile VMM may make them block. A
+//! [`Watchdog`] interrupts a sidecore that neither slept nor finished a round for about a second.
+//!
+//! Three files know each other: `core` (the handle), `run` (the thread) and `seat` (the places of
+//! workers on it). Everything else stands above them or below.
 //!
 //! # Limits
-//! - A worker is the least that moves. A switch or a vsock domain is one worker however many ports
-//!   it has: all of them move, and none of them gets more than one sidecore. A disk queue is one;
-//!   all queues of a disk with stages are a group, since they share the stages.
+//! - A worker is the smallest unit that moves. A switch or a vsock domain is one worker however
+//!   many ports it has: all of them move, and none of them gets more than one sidecore. A disk
+//!   queue is one; all queues of a disk with stages are a group, since they share the stages.
 //! - A call waits for the end of the current round: at most one batch of every worker there, and
 //!   one more such round for each 16 calls before it. A move waits for two sidecores; its worker is
 //!   not polled meanwhile.
@@ -43,16 +46,16 @@
 //! - Load is time spent in rounds that did something. A sidecore that is given single packets shows
 //!   a high load that batches would lower; it is relieved all the same.
 //! - A worker that panics, in whatever it does, is dropped, and its name told
-//!   ([`SidecoreConfig::panicked`]): to make it anew is a matter of whoever made it.
+//!   ([`SidecoreConfig::panicked`]): its maker has to make it anew.
 //! - 64 wake-ups are taken from the kernel at once (one page of events); more take another call.
 //! - A sleep arms every worker and a wake-up disarms every worker, so its cost grows with the
 //!   number of workers.
-//! - Shares hold per resource: of each sidecore's bytes, and of each device. Over sidecores they hold
-//!   up to the sixteenth of its share that a VM keeps everywhere, whatever it does elsewhere.
+//! - Shares hold per resource: of each sidecore's bytes, and of each device. Over sidecores they
+//!   hold up to the sixteenth of its share that a VM keeps everywhere, whatever it does elsewhere.
 //! - A VM's floor is not checked against what the host can do, nor against the others' floors.
-//! - What was made for a worker (rings of its own, slabs, buffers) does not follow when it moves to
-//!   another node, and what the allocator had at hand is wherever it is. Guests' memory is never
-//!   moved. A sidecore that may run on CPUs of several nodes has none.
+//! - Memory that was made for a worker (rings of its own, slabs, buffers) does not follow when it
+//!   moves to another node, and memory that the allocator reuses stays where it is. Guests' memory
+//!   is never moved. A sidecore that may run on CPUs of several nodes has no node.
 //! - Workers are numbered with 32 bits: 4 billion over the life of the daemon, then numbers repeat.
 
 pub mod core;

@@ -1,4 +1,4 @@
-//! Whose time a sidecore's time is: which rounds are sampled, and how samples are smoothed.
+//! Sampling of workers' time on a sidecore, and smoothing of the samples.
 
 /// Rounds from one sample to the next, on average. A sample costs a clock reading (20 to 30 ns) per
 /// worker; a round with work takes that long per packet.
@@ -20,7 +20,8 @@ impl Default for Sampler {
 }
 
 impl Sampler {
-    /// Called once per round: for how many rounds this one stands, when it is to be sampled.
+    /// Counts a round. Some when the round is to be sampled: the number of rounds that it stands
+    /// for.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<u64> {
         self.left -= 1;
@@ -43,15 +44,15 @@ impl Sampler {
     }
 }
 
-/// A share of time, smoothed over looks: an exponentially weighted mean.
+/// Moving average of a share of time over looks: an exponentially weighted mean.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
-pub struct Smoothed(Option<f64>);
+pub struct MovingAverage(Option<f64>);
 
-/// The newest look's part: the last three looks weigh seven eighths.
+/// Weight of the newest look: the last three looks weigh seven eighths.
 const NEWEST: f64 = 0.5;
 
-impl Smoothed {
-    /// Takes in one look. The first one counts fully.
+impl MovingAverage {
+    /// Adds one look. The first one counts fully.
     pub fn add(&mut self, value: f64) {
         self.0 = Some(self.0.map_or(value, |old| old + NEWEST * (value - old)));
     }
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn smoothing_follows() {
-        let mut load = Smoothed::default();
+        let mut load = MovingAverage::default();
         assert_eq!(load.get(), 0.0);
         load.add(0.5);
         assert_eq!(load.get(), 0.5);

@@ -1,11 +1,11 @@
-//! What a polling thread does between two looks that found nothing.
+//! Waits of a polling thread between two empty rounds.
 
 use base::cpu::has_waitpkg;
 
-/// How to wait between two empty rounds.
+/// Kind of wait between two empty rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pause {
-    /// The best that the CPU has: `C01` where there is WAITPKG, else `Spin`.
+    /// Best wait of the CPU: `C01` where there is WAITPKG, else `Spin`.
     #[default]
     Auto,
     /// The instruction `pause`: some ten to hundred cycles, no power saved to speak of.
@@ -16,7 +16,7 @@ pub enum Pause {
     C02,
 }
 
-/// Empty rounds that are polled at full speed: a packet on its way is met at once.
+/// Empty rounds that are polled at full speed: a packet that comes soon is met at once.
 const EAGER_ROUNDS: u32 = 64;
 
 /// Length of one `tpause` in cycles of the time-stamp counter: about a microsecond, which is added
@@ -25,7 +25,7 @@ const EAGER_ROUNDS: u32 = 64;
 const PAUSE_TSC_CYCLES: u64 = 2000;
 
 impl Pause {
-    /// The same, as far as this CPU can: never `Auto`.
+    /// Resolves it to a wait that this CPU has: never `Auto`.
     pub fn resolve(self) -> Self {
         match self {
             Self::Auto | Self::C01 if has_waitpkg() => Self::C01,
@@ -51,7 +51,8 @@ impl Pause {
 fn tpause(state: u32) {
     // SAFETY: reads a counter; every x86-64 has it.
     let until = unsafe { std::arch::x86_64::_rdtsc() }.wrapping_add(PAUSE_TSC_CYCLES);
-    // SAFETY: reached only where `has_waitpkg` said yes; it touches no memory and changes flags only.
+    // SAFETY: reached only where `has_waitpkg` said yes; it touches no memory and changes flags
+    // only.
     unsafe {
         std::arch::asm!(
             "tpause {state:e}",

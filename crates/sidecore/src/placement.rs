@@ -1,4 +1,4 @@
-//! Which worker runs where, and how many sidecores are active: decided from measured load.
+//! Placement: decides from measured load which worker runs where and how many sidecores are active.
 //!
 //! Everything here is a function of its arguments, so that a simulation can drive it in virtual
 //! time. One *look* is one call of [`plan`], ten a second in the product. A *unit* is what moves as
@@ -15,11 +15,11 @@
 //! A unit whose memory is on another node than its sidecore is *remote*: each of its accesses is
 //! slower, so it has more to do for the same work. Evenness makes no unit remote. Saturation and
 //! parking do, where nothing else helps: a full sidecore is worse than a far one, and a sidecore of
-//! its own for little load is a waste. Where all sidecores are on one node, or the node of a unit is
-//! unknown, nodes decide nothing.
+//! its own for little load is a waste. Where all sidecores are on one node, or the node of a unit
+//! is unknown, nodes decide nothing.
 //!
-//! What keeps it calm: conditions must hold in several looks, a unit that moved stays for a while,
-//! a move must gain something, and the room that parking asks for is far from saturation.
+//! Against swinging: conditions must hold in several looks, a unit that moved stays for a while, a
+//! move must gain something, and the load limit of parking is far from saturation.
 
 mod history;
 mod limits;

@@ -14,11 +14,11 @@ use crate::seat::Unit;
 use crate::unit_nodes::UnitNodes;
 use crate::worker::SidecoreError;
 
-/// How often loads are measured: ten small wake-ups a second for the whole daemon. Sidecores are
+/// Time between two looks at loads: ten small wake-ups a second for the whole daemon. Sidecores are
 /// not woken for it, only their counters are read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What was decided so far. Written by the placer's thread.
+/// Counters of the placer's decisions. Written by the placer's thread.
 #[derive(Debug, Default)]
 pub struct PlacerStats {
     /// Units moved, by [`Reason`].
@@ -36,7 +36,7 @@ pub struct PlacerStats {
 /// Moves workers by measured load, and lets the number of active sidecores follow it, until
 /// dropped. See [`crate::placement`] for the rules.
 ///
-/// It has a thread of its own: a move waits for two sidecores, and the [`crate::Watchdog`] is who
+/// It has a thread of its own: a move waits for two sidecores, and only the [`crate::Watchdog`]
 /// frees one that hangs.
 #[derive(Debug)]
 pub struct Placer {
@@ -89,7 +89,7 @@ impl Placer {
         Ok(Self { stats, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// What was decided so far.
+    /// Counters of the decisions so far.
     pub fn stats(&self) -> &PlacerStats {
         &self.stats
     }
@@ -103,12 +103,12 @@ impl Drop for Placer {
     }
 }
 
-/// A sidecore's times at the last look.
+/// Times of a sidecore at the last look.
 #[derive(Debug, Clone, Copy, Default)]
 struct Times {
     busy_ns: u64,
     cpu_ns: u64,
-    /// Sum of what was less of the two, look by look.
+    /// Sum over looks of the lesser of the two.
     load_ns: u64,
 }
 
@@ -145,8 +145,8 @@ impl Looks {
         }
     }
 
-    /// Busy time of each sidecore, less what the scheduler gave to others meanwhile: a thread that
-    /// waits for its CPU is not relieved by another that waits for one.
+    /// Busy time of each sidecore, less the time that the scheduler gave to other threads: a thread
+    /// that waits for its CPU is not relieved by another that waits for one.
     fn busy_ns(&mut self) -> Vec<u64> {
         let load = |(core, last): (&Sidecore, &mut Times)| {
             let busy_ns = core.stats().busy_ns.get();
@@ -159,7 +159,7 @@ impl Looks {
         self.cores.iter().zip(&mut self.times).map(load).collect()
     }
 
-    /// All units with their counters: the sums over their workers.
+    /// Units with their counters, which are the sums over their workers.
     fn units(&self) -> Vec<(UnitReading, Arc<Unit>)> {
         let mut all: Vec<(UnitReading, Arc<Unit>)> = Vec::new();
         for (core, handle) in self.cores.iter().enumerate() {
@@ -179,7 +179,7 @@ impl Looks {
         all
     }
 
-    /// The names of a unit's workers, for the log.
+    /// Names of a unit's workers, for the log.
     fn names(&self, core: usize, unit: &Arc<Unit>) -> String {
         let seats = self.cores[core].seats();
         let mine = seats.iter().filter(|seat| Arc::ptr_eq(&seat.unit, unit));

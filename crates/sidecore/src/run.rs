@@ -21,7 +21,7 @@ use crate::worker::{Arm, Watcher, Worker, WorkerId};
 /// Wake-ups taken from the kernel at once; more simply take another call.
 const WAKE_EVENTS: usize = 64;
 
-/// Jobs run between two rounds; more wait for the next gap. A front end can make its session send
+/// Most jobs between two rounds; more wait for the next gap. A front end can make its session send
 /// jobs without an end, and the workers must go on all the same.
 pub(crate) const JOBS_PER_ROUND: usize = 16;
 
@@ -46,7 +46,7 @@ impl<W: Worker> AnyWorker for W {
     }
 }
 
-/// A worker with what moves along.
+/// A worker on this thread, with the state that moves along.
 pub(crate) struct Slot {
     seat: Arc<Seat>,
     worker: Box<dyn AnyWorker>,
@@ -135,13 +135,13 @@ impl Run {
         }
     }
 
-    /// The credits of this thread.
+    /// Ledger of this thread.
     pub(crate) fn ledger(&mut self) -> &mut Ledger {
         &mut self.ledger
     }
 
-    /// Its descriptors outlive it where a VMM has them too: without this they would wake the thread
-    /// for nobody.
+    /// Stops watching a worker's descriptors. They outlive the worker where a VMM has them too, and
+    /// would go on to wake the thread.
     fn unwatch(&self, slot: &Slot) {
         for &fd in slot.watched.borrow().iter() {
             self.mailbox.poller.unwatch(fd);
@@ -164,7 +164,7 @@ impl Run {
         self.show_seats();
     }
 
-    /// Until stopped: rounds while there is work, a while longer, then sleep.
+    /// Runs until stopped: rounds while there is work and a while longer, then a sleep.
     pub(crate) fn run(&mut self) {
         crate::interrupt::accept();
         base::doorbell::prepare_thread();
@@ -215,23 +215,25 @@ impl Run {
         }
     }
 
-    /// Whether jobs wait that no bell may tell of: what a drain left, or what came since.
+    /// Whether jobs wait for which the bell may not ring: left by a drain, or sent since.
     fn has_jobs(&self) -> bool {
         self.mailbox.pending.load(Ordering::Relaxed)
     }
 
-    /// One poll of every worker. In some rounds the time that each of them takes is measured.
+    /// Polls every worker once. In some rounds the time of each worker is measured.
     fn round(&mut self, now_ns: u64) -> usize {
         let sampled = self.sampler.next();
-        // From another one each time: credit that is short goes to the first of a VM's queues.
+        // The first worker is another one each time: short credit goes to the first of a VM's
+        // queues.
         let first = self.ledger.draw_below(self.slots.len());
         let mut done = self.poll_workers(first, usize::MAX, now_ns, sampled);
         done += self.poll_workers(0, first, now_ns, sampled);
-        // Who may go on after this round has work in the next one.
+        // A VM that may go on after this round has work in the next one.
         done + usize::from(self.ledger.end_round(now_ns))
     }
 
-    /// Polls the workers from `at` up to `end`. `sampled`: for how many rounds their times stand.
+    /// Polls the workers from `at` up to `end`. `sampled`: number of rounds that their times stand
+    /// for.
     fn poll_workers(
         &mut self,
         mut at: usize,
@@ -243,7 +245,7 @@ impl Run {
         let mut start_ns = sampled.map_or(0, |_| self.clock.now_ns());
         while at < end.min(self.slots.len()) {
             let Some(n) = self.guarded(at, |worker, ledger| worker.poll(now_ns, ledger)) else {
-                // Gone; the next one is in its place.
+                // Dropped; the next one is in its place.
                 end -= 1;
                 continue;
             };
@@ -258,8 +260,7 @@ impl Run {
         done
     }
 
-    /// Has a worker do something. One that panics is a bug of ours: it goes (none), and the others
-    /// stay.
+    /// Calls a worker. One that panics, by a bug, is dropped (none), and the others stay.
     fn guarded<R>(
         &mut self,
         at: usize,
@@ -295,7 +296,7 @@ impl Run {
         }
     }
 
-    /// Has the worker of a name panic, as a bug would. Whether there is one.
+    /// Makes the worker of a name panic, as a bug would. False when there is none.
     #[cfg(feature = "testing")]
     pub(crate) fn panic_in(&mut self, name: &str) -> bool {
         let Some(at) = self.slots.iter().position(|slot| slot.seat.name == name) else {
@@ -318,10 +319,10 @@ impl Run {
         self.mailbox.pending.swap(false, Ordering::Acquire);
         for _ in 0..JOBS_PER_ROUND {
             let Ok(job) = self.inbox.try_recv() else { return };
-            // Whoever asked sees its answer's channel close. A worker that panicked in it is gone
-            // already; what else can panic is the making or dropping of one.
+            // The caller sees its answer's mpsc close. A worker that panicked in the job is dropped
+            // already; only the making or dropping of one can panic besides.
             if catch_unwind(AssertUnwindSafe(|| job(self))).is_err() {
-                tracing::error!(sidecore = self.config.index, "a call panicked");
+                tracing::error!(sidecore = self.config.index, "call on the sidecore panicked");
             }
             if self.stopping {
                 return;
@@ -330,7 +331,8 @@ impl Run {
         self.mailbox.pending.store(true, Ordering::Relaxed);
     }
 
-    /// Arms every worker, sleeps unless one is busy, disarms those that were armed. Whether it slept.
+    /// Arms every worker, sleeps unless one is busy, and disarms the armed ones. True when it
+    /// slept.
     fn sleep(&mut self, now_ns: u64) -> bool {
         self.ledger.settle(now_ns);
         let mut wake_at_ns = None;
@@ -338,7 +340,7 @@ impl Run {
         let mut busy = false;
         while armed < self.slots.len() && !busy {
             match self.guarded(armed, |worker, ledger| worker.arm(now_ns, ledger)) {
-                // Gone; the next one is in its place.
+                // Dropped; the next one is in its place.
                 None => continue,
                 Some(Arm::Busy) => busy = true,
                 Some(Arm::Idle) => {}
@@ -382,7 +384,7 @@ impl Run {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => self.mailbox.stats.wakeups.add(1),
             Err(e) => {
-                // Only a bug of ours gets here; do not burn the core over it.
+                // Only a bug leads here; the core must not spin on it.
                 tracing::error!(sidecore = self.config.index, "epoll_wait: {e}");
                 std::thread::yield_now();
             }
@@ -410,7 +412,7 @@ mod moves;
 /// The time since there was work.
 struct Idle {
     last_work_ns: u64,
-    /// From when to count the polling before a sleep: a sleep or a call begins it anew.
+    /// Start of the polling before a sleep: a sleep or a call begins it anew.
     since_ns: u64,
     rounds: u32,
     slept: bool,
@@ -421,12 +423,12 @@ impl Idle {
         Self { last_work_ns: now_ns, since_ns: now_ns, rounds: 0, slept: false }
     }
 
-    /// The last round had work: between it and the next there is no pause and no sleep.
+    /// Whether the last round had work: there was no pause and no sleep since.
     fn is_fresh(&self) -> bool {
         self.rounds == 0 && !self.slept
     }
 
-    /// Work came in the round that began at `now_ns`.
+    /// Counts work that came in the round that began at `now_ns`.
     fn end(&self, now_ns: u64, spin: &mut Spin, stats: &SidecoreStats) {
         if self.slept {
             spin.woke_to_work(now_ns - self.last_work_ns);

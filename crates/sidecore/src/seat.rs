@@ -11,19 +11,19 @@ use crate::memory::WorkerMemory;
 use crate::run::Run;
 use crate::worker::{SidecoreError, WorkerId};
 
-/// What moves as one: a worker, or a group of them that must share a sidecore.
+/// Unit of moves: a worker, or a group of workers that must share a sidecore.
 pub(crate) struct Unit {
-    /// For logs, and for those who plan moves.
+    /// Number of the unit, for logs and for the placer.
     pub(crate) id: u32,
     pinned: bool,
-    /// Where its workers are. Changed on the thread that they leave.
+    /// Sidecore of its workers. Changed on the thread that they leave.
     home: Mutex<Home>,
 }
 
 #[derive(Clone)]
 struct Home {
     core: Sidecore,
-    /// How often it changed: one may move away and back while nobody looks.
+    /// Number of changes: a unit may move away and back between two looks.
     moves: u64,
 }
 
@@ -56,8 +56,8 @@ impl Unit {
         task: T,
         f: impl Fn(&mut Run, &Sidecore, &mut Option<T>) -> Option<R> + Clone + Send + 'static,
     ) -> Result<R, SidecoreError> {
-        // Kept outside of the job: a job that is never run, or runs where the unit was, must not
-        // take it along.
+        // Kept outside of the job: a job that is never run, or runs on the sidecore that the unit
+        // has left, must not consume it.
         let task = Arc::new(Mutex::new(Some(task)));
         loop {
             let Home { core, moves } = lock(&self.home).clone();
@@ -76,7 +76,8 @@ impl Unit {
         }
     }
 
-    /// Moves all its workers, and waits until they are polled there. Already there is no error.
+    /// Moves all its workers, and waits until they are polled there. No error when they are there
+    /// already.
     pub(crate) fn move_to(self: &Arc<Self>, target: &Sidecore) -> Result<(), SidecoreError> {
         if self.pinned {
             return Err(SidecoreError::Pinned(self.core().index()));
@@ -105,7 +106,7 @@ pub struct WorkerStats {
     pub moves: Counter,
 }
 
-/// A worker's place, shared by its slot and its handles.
+/// Place of a worker, shared by its slot and its handles.
 pub(crate) struct Seat {
     pub(crate) id: WorkerId,
     pub(crate) name: String,

@@ -1,12 +1,13 @@
-//! How long to poll without work before sleeping: no clock of its own, so a simulation can drive it.
+//! Polling time without work before a sleep. It has no clock of its own, so a simulation can drive
+//! it.
 
 /// First polling time after none: about what a sleep and a wake-up cost.
 const FIRST_NS: u64 = 10_000;
 
 /// The polling time of one sidecore, between 0 and a maximum, as KVM adapts its halt polling
-/// (`grow_halt_poll_ns` and `shrink_halt_poll_ns` in virt/kvm/kvm_main.c): work that came soon after
-/// a sleep began doubles it, since a little more polling would have caught it; a sleep longer than
-/// the maximum halves it, since no polling would have.
+/// (`grow_halt_poll_ns` and `shrink_halt_poll_ns` in virt/kvm/kvm_main.c): work that came soon
+/// after a sleep began doubles it, since a little more polling would have caught it; a sleep longer
+/// than the maximum halves it, since no polling would have.
 #[derive(Debug, Clone)]
 pub struct Spin {
     max_ns: u64,
@@ -20,12 +21,12 @@ impl Spin {
         Self { max_ns, adapts, limit_ns: max_ns }
     }
 
-    /// How long to poll now before sleeping.
+    /// Polling time before a sleep now.
     pub fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// Work came after a sleep, `idle_ns` after the last work was done.
+    /// Adapts to work that came after a sleep, `idle_ns` after the last work was done.
     pub fn woke_to_work(&mut self, idle_ns: u64) {
         if !self.adapts || idle_ns <= self.limit_ns {
             // Slept though polling would have caught it: the thread was late, not the limit.

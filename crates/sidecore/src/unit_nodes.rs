@@ -3,38 +3,39 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::numa::{Located, Node, Spread};
+use base::numa::{Node, NumaMemory, Spread};
 
 use crate::core::Sidecore;
 use crate::placement::ROOM;
 use crate::seat::Unit;
 
-/// Looks from one question for the memory of a unit to the next: 10 s. Guests move their memory
+/// Looks between two questions for the node of a unit's memory: 10 s. Guests move their memory
 /// seldom, and a question for 1,000 VMs takes some 20 ms of the placer's thread.
 const ASK_EVERY: u64 = 100;
 
-/// The same while nothing is known: Linux tells of a page only once we have touched it.
+/// Looks between two questions while the node is unknown: Linux knows a page only once this process
+/// has touched it.
 const ASK_UNKNOWN_EVERY: u64 = 10;
 
-/// What the placer knows of units' nodes.
+/// Nodes of units, as far as the placer knows them.
 #[derive(Debug, Default)]
 pub(crate) struct UnitNodes {
     look: u64,
     known: BTreeMap<u32, Known>,
 }
 
-/// What is known of one unit.
+/// Node of one unit, as far as known.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
-    /// Where most of its memory is; none: on several, or unknown.
+    /// Node of most of its memory; none: on several, or unknown.
     node: Option<Node>,
-    /// Some of it could be seen.
+    /// Linux knew some of its pages.
     is_seen: bool,
 }
 
 impl UnitNodes {
-    /// One look: asks for the memory of new units, and of some of the others. Nothing is asked where
-    /// the answer would decide nothing.
+    /// Asks, once a look, for the memory of new units, and of some of the others. Nothing is asked
+    /// where the answer would decide nothing.
     pub(crate) fn look<'a>(
         &mut self,
         cores: &[Sidecore],
@@ -59,7 +60,8 @@ impl UnitNodes {
         }
     }
 
-    /// Where most of a unit's memory is. When none of it can be seen it is where it was.
+    /// Asks for the node of a unit's memory. When none of its pages is known, the last answer
+    /// stays.
     fn ask(&self, core: &Sidecore, unit: &Arc<Unit>, before: Known) -> Known {
         let mut sum = Spread::default();
         for seat in core.seats().iter().filter(|seat| Arc::ptr_eq(&seat.unit, unit)) {
@@ -68,7 +70,7 @@ impl UnitNodes {
         if sum.is_unknown() { before } else { Known { node: sum.most(), is_seen: true } }
     }
 
-    /// The node of most of a unit's memory.
+    /// Node of most of a unit's memory.
     pub(crate) fn of(&self, unit: u32) -> Option<Node> {
         self.known.get(&unit).and_then(|known| known.node)
     }
@@ -81,9 +83,9 @@ fn is_worth_asking(cores: &[Sidecore]) -> bool {
 }
 
 impl Sidecore {
-    /// The one of `cores` for a new worker on `memory`: that whose turn it is, or, when it is far, an
-    /// active one of the memory's node that has room.
-    pub fn for_memory<'a>(cores: &'a [Self], turn: usize, memory: &impl Located) -> &'a Self {
+    /// Chooses one of `cores` for a new worker on `memory`: the one whose turn it is, or, when that
+    /// is on another node, an active one of the memory's node that has room.
+    pub fn for_memory<'a>(cores: &'a [Self], turn: usize, memory: &impl NumaMemory) -> &'a Self {
         let turn = turn % cores.len();
         if !is_worth_asking(cores) {
             return &cores[turn];
@@ -98,7 +100,7 @@ impl Sidecore {
     }
 }
 
-/// A sidecore, for a new worker.
+/// A sidecore as a place for a new worker.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     node: Option<Node>,

@@ -1,4 +1,4 @@
-//! Sees sidecores that hang, and gets them free where that is possible.
+//! Detection of sidecores that hang, and their interruption.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -9,18 +9,18 @@ use crate::core::Sidecore;
 use crate::interrupt;
 use crate::worker::SidecoreError;
 
-/// How often all sidecores are looked at: two wake-ups a second for the whole daemon.
+/// Time between two looks at all sidecores: two wake-ups a second for the whole daemon.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// So many looks without a sign of life are a stall: a second, which no round takes, and which is
-/// less than a guest's own time-outs. Looks are counted, not time: when the whole process was
-/// stopped, nobody hung.
+/// Looks without a sign of life that make a stall: a second, which no round takes, and which is
+/// less than a guest's own time-outs. Looks are counted, not time: a process that was stopped has
+/// no stall.
 const STALLED_LOOKS: u32 = 2;
 
 /// A thread that looks after sidecores, until dropped.
 ///
-/// A worker must not block: with it stand all VMs of its sidecore. Doorbells cannot make it
-/// ([`base::doorbell`]), but where the kernel gives no context for them, and by a fault of ours, a
+/// A worker must not block: all VMs of its sidecore would stand still. Doorbells cannot make it
+/// block ([`base::doorbell`]); but where the kernel gives no context for them, or by a bug, a
 /// system call may sleep. So a sidecore that has neither slept nor finished a round for about a
 /// second gets a signal with a handler that does nothing: the call fails with `EINTR`. The signal
 /// comes again with each look, since one that arrives before the call does nothing. What no signal
@@ -68,9 +68,9 @@ impl Drop for Watchdog {
 /// One sidecore under watch.
 struct Watch {
     core: Sidecore,
-    /// Its rounds and sleeps at the last look that found it alive.
+    /// Rounds and sleeps of the sidecore at the last look that found it alive.
     seen: u64,
-    /// Looks since that found nothing new.
+    /// Number of looks since then without progress.
     looks: u32,
 }
 
@@ -85,7 +85,7 @@ impl Watch {
         let sidecore = self.core.index();
         if progress != self.seen || pulse.rests.load(Ordering::Relaxed) {
             if pulse.stalled.swap(false, Ordering::Relaxed) {
-                tracing::warn!(sidecore, "the sidecore that hung goes on");
+                tracing::warn!(sidecore, "sidecore that hung goes on");
             }
             (self.seen, self.looks) = (progress, 0);
             return;

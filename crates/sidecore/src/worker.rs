@@ -1,4 +1,4 @@
-//! What runs on a sidecore.
+//! The trait of workers, which run on sidecores, and the descriptors that wake them.
 
 use std::cell::RefCell;
 use std::io;
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::credit::Ledger;
 
-/// Names a worker in the process; never reused, so that a late event cannot reach a stranger.
+/// Number of a worker in the process; not reused, so that a late event cannot reach another worker.
 pub(crate) type WorkerId = u32;
 
 /// A worker's answer to "may we sleep?".
@@ -19,14 +19,14 @@ pub enum Arm {
     Busy,
     /// Kicks are on; nothing to do until a watched descriptor fires.
     Idle,
-    /// As `Idle`, but wake at this time (of the sidecore's clock) at the latest.
+    /// Kicks are on, as in `Idle`, but wake at this time (of the sidecore's clock) at the latest.
     Until(u64),
 }
 
 /// One thing to poll: a switch, a disk queue, a vsock domain. One thread at a time has it; between
 /// two rounds it may move to another sidecore, with its watched descriptors and with kicks off.
 pub trait Worker: Send + 'static {
-    /// Asked once, when it is added: true keeps it on its sidecore for ever.
+    /// Whether it stays on its sidecore for ever. Asked once, when it is added.
     fn is_pinned(&self) -> bool {
         false
     }
@@ -37,23 +37,23 @@ pub trait Worker: Send + 'static {
     /// It asks `ledger` before it takes a VM's work, and charges what it took.
     fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize;
 
-    /// The sidecore wants to sleep: turn kicks on, then look again. Work of a VM that `ledger` holds
-    /// back until some time is no reason to stay awake.
+    /// Turns kicks on, then looks for work again, before the sidecore sleeps. Work of a VM that
+    /// `ledger` holds back until some time is no reason to stay awake.
     fn arm(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm;
 
-    /// The sidecore is awake (always called after an [`Worker::arm`]): turn kicks off.
+    /// Turns kicks off, after the sidecore has woken (always called after an [`Worker::arm`]).
     fn disarm(&mut self);
 
-    /// A watched descriptor fired (for counters; the next poll finds the work).
+    /// Notes that a watched descriptor fired (for counters; the next poll finds the work).
     fn fired(&mut self, fd: RawFd) {
         let _ = fd;
     }
 }
 
-/// Why a sidecore did not do what it was asked.
+/// Error of a call to a sidecore.
 #[derive(Debug, Error)]
 pub enum SidecoreError {
-    /// Its thread has ended.
+    /// The thread of the sidecore has ended.
     #[error("sidecore {0} has stopped")]
     Gone(usize),
     /// The worker was removed.
@@ -62,10 +62,10 @@ pub enum SidecoreError {
     /// The worker says that it must stay, see [`Worker::is_pinned`].
     #[error("the worker is pinned to sidecore {0}")]
     Pinned(usize),
-    /// The operating system refused.
+    /// The operating system refused a step.
     #[error("sidecore: {what}: {source}")]
     Io {
-        /// What was tried.
+        /// The step.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -77,7 +77,7 @@ pub enum SidecoreError {
 pub struct Watcher<'a> {
     pub(crate) poller: &'a Poller,
     pub(crate) id: WorkerId,
-    /// They move with the worker.
+    /// Descriptors that are watched for this worker; they move with it.
     pub(crate) watched: &'a RefCell<Vec<RawFd>>,
 }
 

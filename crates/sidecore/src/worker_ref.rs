@@ -4,23 +4,23 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use base::numa::Located;
+use base::numa::NumaMemory;
 
 use crate::core::Sidecore;
 use crate::seat::{Seat, Unit, WorkerStats};
 use crate::worker::{SidecoreError, Watcher, Worker};
 
-/// The name of a worker that was given none.
+/// Name of a worker that was added without one.
 const UNNAMED: &str = "worker";
 
-/// What [`Sidecore::workers`] tells of each.
+/// Listing of one worker, by [`Sidecore::workers`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerInfo {
-    /// The name that it was added with.
+    /// Name that the worker was added with.
     pub name: String,
-    /// See [`WorkerStats::busy_ns`].
+    /// Busy time, as [`WorkerStats::busy_ns`].
     pub busy_ns: u64,
-    /// See [`WorkerStats::moves`].
+    /// Number of moves, as [`WorkerStats::moves`].
     pub moves: u64,
     /// Whether it stays on its sidecore.
     pub is_pinned: bool,
@@ -32,7 +32,7 @@ impl Sidecore {
         self.add_named(UNNAMED, worker)
     }
 
-    /// As [`Sidecore::add`], with a name for listings, metrics and logs.
+    /// Adds as [`Sidecore::add`], with a name for listings, metrics and logs.
     pub fn add_named<W: Worker>(
         &self,
         name: impl Into<String>,
@@ -41,8 +41,8 @@ impl Sidecore {
         Group { unit: Unit::new(self, worker.is_pinned()) }.add_named(name, worker)
     }
 
-    /// The workers on it now, in the order in which they are polled. No call of the thread: what is
-    /// read may be a moment old, and a worker on its way may be on none.
+    /// Lists the workers on it now, in the order in which they are polled. This does not call the
+    /// thread: the list may be a moment old, and a worker that is moving may be on no sidecore.
     pub fn workers(&self) -> Vec<WorkerInfo> {
         let info = |seat: &Arc<Seat>| WorkerInfo {
             name: seat.name.clone(),
@@ -72,7 +72,7 @@ impl Group {
         Self { unit: Unit::new(core, false) }
     }
 
-    /// The sidecore that it is on now.
+    /// The sidecore that the group is on now.
     pub fn core(&self) -> Sidecore {
         self.unit.core()
     }
@@ -82,7 +82,7 @@ impl Group {
         self.add_named(UNNAMED, worker)
     }
 
-    /// As [`Group::add`], with a name for listings, metrics and logs.
+    /// Adds as [`Group::add`], with a name for listings, metrics and logs.
     pub fn add_named<W: Worker>(
         &self,
         name: impl Into<String>,
@@ -147,20 +147,20 @@ impl<W: Worker> WorkerRef<W> {
         self.seat.unit.move_to(target)
     }
 
-    /// It works on this memory from now on, instead of what it was given with the same key: it is
-    /// best on a sidecore of the NUMA node with most of it. Memory that nobody else holds any more
-    /// is forgotten.
-    pub fn works_on(&self, key: u64, memory: &Arc<impl Located + 'static>) {
-        let memory: Arc<dyn Located> = Arc::clone(memory) as _;
+    /// Sets the guest memory that the worker works on, in place of earlier memory with the same
+    /// key: it is best on a sidecore of the NUMA node with most of it. Memory that nobody else
+    /// holds any more is forgotten.
+    pub fn works_on(&self, key: u64, memory: &Arc<impl NumaMemory + 'static>) {
+        let memory: Arc<dyn NumaMemory> = Arc::clone(memory) as _;
         self.seat.memory.set(key, &memory);
     }
 
-    /// The sidecore it lives on now.
+    /// The sidecore that the worker is on now.
     pub fn core(&self) -> Sidecore {
         self.seat.unit.core()
     }
 
-    /// Its counters; they go with it when it moves.
+    /// Counters of the worker; they go with it when it moves.
     pub fn stats(&self) -> &WorkerStats {
         &self.seat.stats
     }

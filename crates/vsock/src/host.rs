@@ -142,7 +142,7 @@ pub(crate) struct Programs {
 impl Programs {
     /// Opens the folder, which no guest waits for again.
     pub fn at(name: &str, path: &Path) -> Result<Self, VsockError> {
-        let (folder, base) = Folder::of(path).map_err(|source| {
+        let (folder, base) = Folder::open_parent(path).map_err(|source| {
             let source = SocketError::Io { what: "opening its folder", source };
             VsockError::Socket { name: name.to_owned(), path: path.to_owned(), source }
         })?;

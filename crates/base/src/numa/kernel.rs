@@ -13,12 +13,12 @@ const MAX_NODES: usize = 1024;
 /// Linux counts the bits of a mask from one.
 const MASK_LEN: c_ulong = MAX_NODES as c_ulong + 1;
 
-/// Not that of the thread, but that of an address (linux/mempolicy.h).
+/// Flag of `get_mempolicy`: the policy of an address, not of the thread (linux/mempolicy.h).
 const MPOL_F_ADDR: c_ulong = 1 << 1;
 
 type Mask = [u64; MAX_NODES / 64];
 
-/// Where pages of a thread, or of a range, are to come from: a mode and its nodes.
+/// NUMA memory policy of a thread or of a range: a mode and its nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Policy {
     mode: c_int,
@@ -26,7 +26,8 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    /// From `node` while it has free pages, from others then. None: the number is too high.
+    /// Policy that takes pages from `node` while it has free ones, then from others. None: the
+    /// number is too high.
     pub(super) fn preferred(node: Node) -> Option<Self> {
         let (word, bit) = (node as usize / 64, node % 64);
         let mut mask = [0; MAX_NODES / 64];
@@ -34,19 +35,19 @@ impl Policy {
         Some(Self { mode: libc::MPOL_PREFERRED, mask })
     }
 
-    /// The node, if it names a single one.
+    /// Node of the policy, if it names a single one.
     pub(super) fn only_node(&self) -> Option<Node> {
         let word = self.mask.iter().position(|word| *word != 0)?;
         let bits: u32 = self.mask.iter().map(|word| word.count_ones()).sum();
         (bits == 1).then(|| word as Node * 64 + self.mask[word].trailing_zeros())
     }
 
-    /// That of the calling thread.
+    /// Policy of the calling thread.
     pub(super) fn of_thread() -> Option<Self> {
         get(std::ptr::null(), 0)
     }
 
-    /// Makes it that of the calling thread.
+    /// Makes this the policy of the calling thread.
     pub(super) fn apply(&self) -> io::Result<()> {
         let mode = c_long::from(self.mode);
         // SAFETY: the mask is MAX_NODES bits long, and only read; the call changes where the
@@ -57,7 +58,7 @@ impl Policy {
     }
 }
 
-/// What the range with `address` is bound to: by us, or, for shared memory, by any other process.
+/// Policy of the range with `address`: set by us, or, for shared memory, by any other process.
 pub(super) fn policy_of(address: *const u8) -> Option<Policy> {
     get(address, MPOL_F_ADDR)
 }
@@ -73,8 +74,8 @@ fn get(address: *const u8, flags: c_ulong) -> Option<Policy> {
     got.ok().map(|()| policy)
 }
 
-/// The node of each page, or a negative error number. Linux looks them up in the page table: no page
-/// is brought in.
+/// Node of each page, or a negative error number. Linux looks them up in the page table: no page is
+/// brought in.
 pub(super) fn statuses(pages: &[*const u8]) -> io::Result<Vec<c_int>> {
     let mut statuses: Vec<c_int> = vec![-libc::ENOENT; pages.len()];
     let nowhere: *const c_int = std::ptr::null();

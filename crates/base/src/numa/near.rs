@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use super::kernel::Policy;
 use super::{Node, Nodes};
 
-/// Memory policy of the calling thread while it lives: pages that the thread touches first come from one
-/// node, if that has some free.
+/// Memory policy of the calling thread while it lives: pages that the thread touches first come
+/// from one node, if that has some free.
 #[derive(Debug)]
 pub struct NodePreference {
     was: Option<Policy>,
@@ -14,9 +14,9 @@ pub struct NodePreference {
     _here: PhantomData<*const ()>,
 }
 
-/// Has the calling thread take new memory from `node`, for a thread that runs there. Does nothing when the node is unknown
-/// or the only one. It works on pages that are new to the process: what the allocator has at hand is
-/// where it is.
+/// Has the calling thread take new memory from `node`, for a thread that runs there. Does nothing
+/// when the node is unknown or the only one. It works on pages that are new to the process: what
+/// the allocator has at hand is where it is.
 pub fn prefer_node(node: Option<Node>) -> NodePreference {
     prefer_node_of(Nodes::of_machine(), node)
 }

@@ -1,4 +1,4 @@
-//! Accounts: what VMs have been granted, and what they have used, over all sidecores.
+//! Accounts: settings and use of each VM, over all sidecores.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,18 +8,18 @@ use base::sync::lock;
 use super::bucket::Bucket;
 use super::{DEFAULT_WEIGHT, FLOOR_BURST_NS, MAX_WEIGHT, MIN_WEIGHT, Spent, VmId};
 
-/// What a VM is granted.
+/// Credit settings of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Its share under contention: 1 to 10,000. Values beyond are taken as the nearest.
+    /// Share under contention: 1 to 10,000. Values beyond are taken as the nearest.
     pub weight: u32,
-    /// What it is never kept from by its weight, in bytes per second; 0: nothing.
+    /// Floor, in bytes per second: below it the weight never holds the VM back; 0: no floor.
     pub floor_bytes_per_s: u64,
-    /// What it is kept from exceeding, in bytes per second; 0: no ceiling.
+    /// Ceiling, in bytes per second; 0: no ceiling.
     pub ceiling_bytes_per_s: u64,
-    /// As `ceiling_bytes_per_s`, for requests: frames, packets, disk operations.
+    /// Ceiling, in requests (frames, packets, disk operations) per second; 0: no ceiling.
     pub ceiling_ops_per_s: u64,
-    /// Milliseconds of both ceilings that it may use at once after a pause; at least 1.
+    /// Milliseconds of both ceilings that the VM may use at once after a pause; at least 1.
     pub ceiling_burst_ms: u32,
 }
 
@@ -43,19 +43,19 @@ pub struct AccountStats {
     pub charged_bytes: AtomicU64,
     /// Requests charged.
     pub charged_requests: AtomicU64,
-    /// Times it came to new credit.
+    /// Times that the VM had credit again after it ran out.
     pub refills: AtomicU64,
-    /// Times it was held back for want of credit.
+    /// Times that the VM was held back for want of credit.
     pub held_by_weight: AtomicU64,
-    /// Nanoseconds of that.
+    /// Nanoseconds held back for want of credit.
     pub held_by_weight_ns: AtomicU64,
-    /// Times it was held back at its ceiling.
+    /// Times that the VM was held back at its ceiling.
     pub held_by_ceiling: AtomicU64,
-    /// Nanoseconds of that.
+    /// Nanoseconds held back at the ceiling.
     pub held_by_ceiling_ns: AtomicU64,
 }
 
-/// One VM's account; shared by all ledgers.
+/// Account of one VM; shared by all ledgers.
 #[derive(Debug)]
 pub struct Account {
     id: VmId,
@@ -85,17 +85,17 @@ impl Account {
         Arc::new(account)
     }
 
-    /// Its name in ledgers.
+    /// Id of the account in ledgers.
     pub fn id(&self) -> VmId {
         self.id
     }
 
-    /// The VM's name.
+    /// Name of the VM.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it is granted.
+    /// Settings of the VM now.
     pub fn settings(&self) -> Settings {
         *lock(&self.settings)
     }
@@ -104,8 +104,7 @@ impl Account {
         self.weight.load(Ordering::Relaxed)
     }
 
-    /// Grants something else. Sidecores go by it once they are told with
-    /// [`crate::Sidecore::enrol`].
+    /// Changes the settings. Each sidecore applies them at the next [`crate::Sidecore::enrol`].
     pub fn set(&self, settings: Settings) {
         let mut current = lock(&self.settings);
         *current = settings;
@@ -117,11 +116,11 @@ impl Account {
         self.requests.set(settings.ceiling_ops_per_s, burst_ns);
     }
 
-    /// Charges what was moved for the VM outside of all sidecores, such as what its modules wrote to
-    /// their disk. It is done, so nothing is refused: a sidecore on which the VM has work keeps it back
-    /// from what the VM earns there, and the ceilings come first to what they are owed, a second of
-    /// theirs at most. To be told in pieces of about 1 MiB: what is beyond four bursts at once is
-    /// forgotten.
+    /// Charges bytes that were moved for the VM outside of all sidecores, such as writes of its
+    /// modules to their disk. They have been moved, so nothing is refused: a sidecore on which the
+    /// VM has work keeps them back from the VM's earnings there, and the ceilings are paid first,
+    /// up to a second of theirs. Call it in pieces of about 1 MiB: bytes beyond four bursts at once
+    /// are forgotten.
     pub fn charge(&self, spent: Spent, now_ns: u64) {
         self.stats.charged_bytes.fetch_add(spent.bytes, Ordering::Relaxed);
         self.stats.charged_requests.fetch_add(spent.requests.into(), Ordering::Relaxed);
@@ -130,14 +129,14 @@ impl Account {
     }
 }
 
-/// All accounts of the process.
+/// Accounts of all VMs of the process.
 #[derive(Debug, Default)]
 pub struct Accounts {
     list: Mutex<Vec<Option<Arc<Account>>>>,
 }
 
 impl Accounts {
-    /// A new account. Sidecores know it once they are told with [`crate::Sidecore::enrol`].
+    /// Opens an account. Sidecores know it after [`crate::Sidecore::enrol`].
     pub fn open(&self, name: &str, settings: Settings) -> Arc<Account> {
         let mut list = lock(&self.list);
         let at = list.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -158,13 +157,13 @@ impl Accounts {
         }
     }
 
-    /// All that are open.
+    /// Lists the open accounts.
     pub fn list(&self) -> Vec<Arc<Account>> {
         let list = lock(&self.list);
         list.iter().flatten().cloned().collect()
     }
 
-    /// The open account of that name.
+    /// Finds the open account of a VM by name.
     pub fn find(&self, name: &str) -> Option<Arc<Account>> {
         self.list().into_iter().find(|a| a.name() == name)
     }

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// See the module's text. All its state is the moment at which it was empty; what has come in since
-/// then is there, up to the burst.
+/// Token bucket. Its only state is the time at which it was empty: the tokens that came in since
+/// then are there, up to the burst.
 #[derive(Debug, Default)]
 pub struct Bucket {
     /// Tokens per second; 0: no bucket at all.
@@ -15,7 +15,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Sets rate (0: off) and burst. Tokens that are there stay.
+    /// Sets rate (0: off) and burst. Tokens in the bucket stay.
     pub fn set(&self, per_s: u64, burst_ns: u64) {
         self.burst_ns.store(burst_ns, Ordering::Relaxed);
         self.per_s.store(per_s, Ordering::Relaxed);
@@ -27,7 +27,7 @@ impl Bucket {
         Some(self.per_s.load(Ordering::Relaxed)).filter(|&rate| rate > 0)
     }
 
-    /// How long `tokens` take to come in, in nanoseconds, rounded up.
+    /// Time in which `tokens` come in, in nanoseconds, rounded up.
     fn time_ns(tokens: u64, per_s: u64) -> u64 {
         let ns = (u128::from(tokens) * SECOND_NS).div_ceil(u128::from(per_s.max(1)));
         u64::try_from(ns).unwrap_or(u64::MAX)
@@ -48,7 +48,7 @@ impl Bucket {
         empty_at_ns.max(now_ns.saturating_sub(self.burst_ns.load(Ordering::Relaxed)))
     }
 
-    /// Tokens that are there.
+    /// Tokens in the bucket.
     pub fn available(&self, now_ns: u64) -> u64 {
         let since_ns = self.since_ns(self.empty_at_ns.load(Ordering::Relaxed), now_ns);
         Self::in_ns(now_ns.saturating_sub(since_ns), self.per_s.load(Ordering::Relaxed))
@@ -79,8 +79,8 @@ impl Bucket {
         }
     }
 
-    /// Takes tokens, also such that are still to come: those of the next second at most, so that a
-    /// higher rate that is set meanwhile counts soon. Returns how many.
+    /// Takes tokens, also those still to come, of the next second at most: a higher rate that is
+    /// set meanwhile counts soon. Returns how many it took.
     pub fn owe(&self, tokens: u64, now_ns: u64) -> u64 {
         let Some(per_s) = self.rate().filter(|_| tokens > 0) else { return 0 };
         let latest_ns = now_ns.saturating_add(SECOND_NS as u64);
@@ -97,7 +97,7 @@ impl Bucket {
         tokens.min(Self::in_ns(due_ns - since_ns, per_s))
     }
 
-    /// When `tokens` will be there, if nobody takes any.
+    /// Time at which `tokens` will be there, if none are taken.
     pub fn when_ns(&self, tokens: u64, now_ns: u64) -> u64 {
         let since_ns = self.since_ns(self.empty_at_ns.load(Ordering::Relaxed), now_ns);
         since_ns.saturating_add(Self::time_ns(tokens, self.per_s.load(Ordering::Relaxed)))

@@ -1,4 +1,4 @@
-//! One VM in one ledger.
+//! Entry of one VM in one ledger.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,12 +13,12 @@ use super::{
 /// for each unit of it.
 const LEVEL_BITS: u32 = 8;
 
-/// Largest rise of the level that is told from a larger one: it fills every debt there can be.
+/// Largest rise of the level that counts: it fills every debt there can be.
 const MAX_RISE: u64 = 1 << 44;
 
-/// What happened here and was not told to the account yet.
+/// Counts that were not reported to the account yet.
 #[derive(Debug, Default)]
-struct Untold {
+struct Unreported {
     bytes: u64,
     requests: u64,
     refills: u64,
@@ -28,7 +28,7 @@ struct Untold {
     held_by_ceiling_ns: u64,
 }
 
-/// Where one ceiling stands.
+/// Debts to the ceilings: bytes and requests that their buckets have not given yet.
 #[derive(Debug, Default, Clone, Copy)]
 struct Debts {
     bytes: u64,
@@ -42,16 +42,16 @@ impl Debts {
     }
 }
 
-/// Work that waits for the same reason, and since when.
+/// Wait of a VM's work for one reason, with its start.
 #[derive(Debug, Default, Clone, Copy)]
 struct Wait {
     since_ns: Option<u64>,
-    /// Somebody found it waiting since the last look.
+    /// A worker found it waiting since the last look.
     seen: bool,
 }
 
 impl Wait {
-    /// It waits. True when it did not before.
+    /// Notes that it waits. True when it did not wait before.
     fn go_on(&mut self, now_ns: u64) -> bool {
         self.seen = true;
         let is_new = self.since_ns.is_none();
@@ -63,13 +63,13 @@ impl Wait {
         self.since_ns.is_some()
     }
 
-    /// It waits no longer: for how long it did.
+    /// Ends the wait; returns its time.
     fn end(&mut self, now_ns: u64) -> u64 {
         self.since_ns.take().map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
     }
 
-    /// How long it has waited since the last look. One that nobody found waiting since then is over:
-    /// its queue was stopped.
+    /// Returns the time that it has waited since the last look. A wait that no worker found since
+    /// then is over: its queue was stopped.
     fn look(&mut self, now_ns: u64) -> u64 {
         let waits = std::mem::take(&mut self.seen) && self.is_on();
         let waited_ns = self.end(now_ns);
@@ -78,45 +78,45 @@ impl Wait {
     }
 }
 
-/// The part of `of` that falls to `weight` beside `top`.
+/// Part of `of` in proportion of `weight` to `top`.
 fn part(of: i64, weight: i64, top: u32) -> i64 {
     (of * weight / i64::from(top.max(1))).min(of)
 }
 
-/// See the module's text.
+/// Credit of one VM in one ledger.
 #[derive(Debug)]
 pub(super) struct Entry {
     weight: i64,
     burst: i64,
-    /// The level at which it was last looked at.
+    /// Level of the ledger at the last refill.
     seen: u64,
     balance: i64,
-    /// Ran out of credit, and has not earned a quantum since.
+    /// It ran out of credit, and has not earned a quantum since.
     low: bool,
     has_floor: bool,
     has_ceiling: bool,
-    /// What it was charged elsewhere, and what came by itself.
+    /// Bytes that it was charged elsewhere, and bytes that it did not request.
     owed: i64,
-    /// What went beyond the floor's last allowance.
+    /// Bytes beyond the floor's last allowance.
     floor_debt: u64,
-    /// At its ceiling until then.
+    /// Time until which it is at its ceiling.
     until_ns: u64,
-    /// What the ceilings' buckets have not given yet.
+    /// Bytes and requests that the ceilings' buckets have not given yet.
     debts: Debts,
     by_weight: Wait,
     by_ceiling: Wait,
-    untold: Untold,
-    /// The account's total when it was last looked at.
+    unreported: Unreported,
+    /// Total of the account at the last look.
     seen_total: u64,
-    /// Did anything since the last look.
+    /// It was active since the last look.
     pub(super) active: bool,
-    /// The last round in which it had more to do than it was served, with credit left.
+    /// Last round in which it had more to do than it was served, with credit left.
     pub(super) backlogged_in: u64,
-    /// The last round in which it was charged, and how much then.
+    /// Last round in which it was charged, and the bytes charged in it.
     turn: (u64, u64),
-    /// In the list of those to look at.
+    /// It is in the list of VMs to look at.
     pub(super) listed: bool,
-    /// In the ledger of a device, beside that of the sidecore.
+    /// It is in the ledger of a device, beside that of the sidecore.
     is_device: bool,
     pub(super) account: Arc<Account>,
 }
@@ -137,7 +137,7 @@ impl Entry {
             debts: Debts::default(),
             by_weight: Wait::default(),
             by_ceiling: Wait::default(),
-            untold: Untold::default(),
+            unreported: Unreported::default(),
             seen_total: 0,
             active: false,
             backlogged_in: 0,
@@ -148,7 +148,7 @@ impl Entry {
         }
     }
 
-    /// Takes over the account's settings. `top`: the largest weight in the ledger.
+    /// Applies the account's settings. `top`: the largest weight in the ledger.
     pub(super) fn scale(&mut self, top: u32, level: u64) {
         self.refill(level, top);
         let weight = i64::from(self.account.weight());
@@ -159,15 +159,14 @@ impl Entry {
         self.has_floor = floor.rate().is_some();
         // Counted once, by the sidecore's ledger.
         self.has_ceiling = !self.is_device && (bytes.rate().is_some() || requests.rate().is_some());
-        // Found again below, from what is owed by the new rate.
+        // Set anew by the next settlement, by the new rate.
         self.until_ns = 0;
         if !self.has_ceiling {
             self.debts = Debts::default();
         }
     }
 
-    /// Takes in what was earned since the level was last looked at. `top`: see
-    /// [`Entry::quantum`].
+    /// Adds the credit that was earned since the last refill. `top`: see [`Entry::quantum`].
     #[inline]
     pub(super) fn refill(&mut self, level: u64, top: u32) {
         let rise = level.wrapping_sub(self.seen);
@@ -182,7 +181,7 @@ impl Entry {
         self.balance = (self.balance + earned - kept_back).min(self.burst);
         if self.low && self.balance >= self.quantum(top) {
             self.low = false;
-            self.untold.refills += 1;
+            self.unreported.refills += 1;
         }
     }
 
@@ -190,35 +189,35 @@ impl Entry {
         ((earned.max(1) as u64) << LEVEL_BITS).div_ceil(self.weight as u64)
     }
 
-    /// The rise of the level that brings it up to `balance`, with what is kept back.
+    /// Rise of the level that brings it up to `balance`, with the part that is kept back.
     fn rise_to(&self, balance: i64) -> u64 {
         let short = (balance - self.balance).max(1);
         self.rise_for(short + self.owed.min(short * (OWED_SHARE - 1)))
     }
 
-    /// What it must have to go on after it ran out. `top`: the largest weight of those that do
-    /// anything.
+    /// Balance that it needs to go on after it ran out. `top`: the largest weight of the active
+    /// VMs.
     fn quantum(&self, top: u32) -> i64 {
         part(QUANTUM_BYTES, self.weight, top).max(MIN_QUANTUM_BYTES)
     }
 
-    /// The rise of the level that lets it go on.
+    /// Rise of the level that lets it go on.
     pub(super) fn need(&self, top: u32) -> u64 {
         self.rise_to(self.quantum(top))
     }
 
-    /// The rise of the level that fills it up.
+    /// Rise of the level that fills it up to its burst.
     pub(super) fn need_for_burst(&self) -> u64 {
         self.rise_to(self.burst)
     }
 
-    /// The rise of the level after which it may receive again.
+    /// Rise of the level after which it may receive again.
     pub(super) fn need_to_receive(&self) -> u64 {
         let over = (self.owed - self.burst).max(1);
         self.rise_for(over + over / (OWED_SHARE - 1) + 1)
     }
 
-    /// Whether it has used up the better part of what it can have saved.
+    /// Whether it has less than half of its burst.
     #[inline]
     pub(super) fn is_short(&self) -> bool {
         self.balance < self.burst / 2
@@ -242,13 +241,13 @@ impl Entry {
         self.until_ns
     }
 
-    /// Whether it owes so much that nothing more should come by itself.
+    /// Whether it owes more than a burst: it should not be given bytes that it did not request.
     #[inline]
     pub(super) fn owes_much(&self) -> bool {
         self.owed > self.burst
     }
 
-    /// What it may take now, as the only one that wants anything.
+    /// Allowance now, of the only VM that wants anything.
     pub(super) fn allowance_alone(&mut self, now_ns: u64) -> Allowance {
         if self.by_weight.is_on() {
             self.let_go_by_weight(now_ns);
@@ -256,7 +255,7 @@ impl Entry {
         if self.has_ceiling { self.below_ceiling(now_ns) } else { Allowance::UNLIMITED }
     }
 
-    /// What it may take now by weight, floor and ceiling; it was refilled.
+    /// Allowance now by weight, floor and ceiling; the entry was refilled.
     #[inline]
     pub(super) fn allowance(&mut self, now_ns: u64) -> Allowance {
         let mut allowance = Allowance::UNLIMITED;
@@ -279,14 +278,14 @@ impl Entry {
 
     #[cold]
     fn let_go_by_weight(&mut self, now_ns: u64) {
-        self.untold.held_by_weight_ns += self.by_weight.end(now_ns);
+        self.unreported.held_by_weight_ns += self.by_weight.end(now_ns);
     }
 
     fn let_go_by_ceiling(&mut self, now_ns: u64) {
-        self.untold.held_by_ceiling_ns += self.by_ceiling.end(now_ns);
+        self.unreported.held_by_ceiling_ns += self.by_ceiling.end(now_ns);
     }
 
-    /// What its floor gives: worth a batch, or nothing.
+    /// Bytes that the floor allows: worth a batch, or none.
     fn below_floor(&self, now_ns: u64) -> u64 {
         let floor = &self.account.floor;
         let here = floor.available(now_ns).saturating_sub(self.floor_debt);
@@ -324,14 +323,14 @@ impl Entry {
             }
             *debt -= bucket.owe(*debt, now_ns);
             if *debt > 0 || bucket.available(now_ns) == 0 {
-                // What comes in beyond a burst is lost: a long debt is paid second by second.
+                // Tokens beyond a burst are lost: a long debt is paid second by second.
                 let enough = if *debt > 0 { 1 } else { bucket.pace(PACE_NS) };
                 self.until_ns = self.until_ns.max(bucket.when_ns(enough, now_ns));
             }
         }
     }
 
-    /// What is left of its turn of `most` bytes in round `number`.
+    /// Bytes left of its turn of `most` bytes in round `number`.
     #[inline]
     pub(super) fn turn_left(&self, most: u64, number: u64) -> u64 {
         let (charged_in, bytes) = self.turn;
@@ -357,16 +356,17 @@ impl Entry {
         }
     }
 
-    /// Uses up what there is of the floor, whether it was needed or not. It is charged as well, but
-    /// makes no more than a burst of debt: what is granted need not be paid back later. Returns
-    /// what was charged.
+    /// Uses up the bytes of the floor, whether they were needed or not. They are charged as well,
+    /// but make no more than a burst of debt: granted bytes need not be paid back later. Returns
+    /// the bytes charged.
     fn pay_from_floor(&mut self, bytes: u64, now_ns: u64) -> i64 {
         let due = bytes.saturating_add(self.floor_debt);
         let floor = &self.account.floor;
-        // Counted once, by the sidecore's ledger; what the device's lets through is covered by it.
+        // Counted once, by the sidecore's ledger, which also covers the bytes that the device's
+        // allows.
         let paid =
             if self.is_device { due.min(floor.available(now_ns)) } else { floor.take(due, now_ns) };
-        // Only what the floor let through is its debt.
+        // Only bytes that the floor allowed are its debt.
         self.floor_debt = if self.low { due - paid } else { 0 };
         let paid = paid.min(bytes) as i64;
         let lowest = self.balance.min(-self.burst);
@@ -374,7 +374,7 @@ impl Entry {
         paid
     }
 
-    /// Charges what came by itself.
+    /// Charges bytes that it did not request.
     #[inline]
     pub(super) fn debit(&mut self, spent: Spent, now_ns: u64) {
         self.count(spent);
@@ -393,27 +393,27 @@ impl Entry {
     fn count(&mut self, spent: Spent) {
         self.active = true;
         if !self.is_device {
-            self.untold.bytes += spent.bytes;
-            self.untold.requests += u64::from(spent.requests);
+            self.unreported.bytes += spent.bytes;
+            self.unreported.requests += u64::from(spent.requests);
         }
     }
 
-    /// It has work and may not do it. True when that is for want of credit.
+    /// Notes that it has work which it may not do. True when that is for want of credit.
     pub(super) fn hold(&mut self, now_ns: u64) -> bool {
         self.active = true;
         if self.is_at_ceiling(now_ns) {
-            self.untold.held_by_ceiling += u64::from(self.by_ceiling.go_on(now_ns));
+            self.unreported.held_by_ceiling += u64::from(self.by_ceiling.go_on(now_ns));
             return false;
         }
         if self.low {
-            self.untold.held_by_weight += u64::from(self.by_weight.go_on(now_ns));
+            self.unreported.held_by_weight += u64::from(self.by_weight.go_on(now_ns));
         }
         self.low
     }
 
-    /// It may have no work here any more: it does not wait until it is found waiting again, and
-    /// whoever is charged next, here or elsewhere, finds what the ceilings' buckets have not given
-    /// yet.
+    /// Notes that it may have no work here any more. It does not wait until it is found waiting
+    /// again, and its debts to the ceilings go to the shared buckets, for the next charge, here or
+    /// elsewhere.
     pub(super) fn leave(&mut self, now_ns: u64) {
         self.let_go_by_weight(now_ns);
         self.let_go_by_ceiling(now_ns);
@@ -422,39 +422,40 @@ impl Entry {
         self.account.requests.owe(requests, now_ns);
     }
 
-    /// Begins to count what others charge it.
+    /// Begins to count the charges of other ledgers.
     pub(super) fn begin_looks(&mut self) {
         self.seen_total = self.account.stats.charged_bytes.load(Ordering::Relaxed);
     }
 
-    /// Tells the account what happened here, and owes what it was charged elsewhere meanwhile.
+    /// Reports the counts to the account, and owes the bytes that it was charged elsewhere
+    /// meanwhile.
     pub(super) fn look(&mut self, now_ns: u64) {
         self.active = false;
-        self.untold.held_by_weight_ns += self.by_weight.look(now_ns);
-        self.untold.held_by_ceiling_ns += self.by_ceiling.look(now_ns);
-        let untold = std::mem::take(&mut self.untold);
+        self.unreported.held_by_weight_ns += self.by_weight.look(now_ns);
+        self.unreported.held_by_ceiling_ns += self.by_ceiling.look(now_ns);
+        let unreported = std::mem::take(&mut self.unreported);
         let stats = &self.account.stats;
         let add = |counter: &AtomicU64, n: u64| {
             if n > 0 {
                 counter.fetch_add(n, Ordering::Relaxed);
             }
         };
-        add(&stats.charged_requests, untold.requests);
-        add(&stats.refills, untold.refills);
-        add(&stats.held_by_weight, untold.held_by_weight);
-        add(&stats.held_by_weight_ns, untold.held_by_weight_ns);
-        add(&stats.held_by_ceiling, untold.held_by_ceiling);
-        add(&stats.held_by_ceiling_ns, untold.held_by_ceiling_ns);
+        add(&stats.charged_requests, unreported.requests);
+        add(&stats.refills, unreported.refills);
+        add(&stats.held_by_weight, unreported.held_by_weight);
+        add(&stats.held_by_weight_ns, unreported.held_by_weight_ns);
+        add(&stats.held_by_ceiling, unreported.held_by_ceiling);
+        add(&stats.held_by_ceiling_ns, unreported.held_by_ceiling_ns);
         if self.is_device {
             return;
         }
         // Not a counter of one writer: every ledger adds, once in a look.
-        let before = stats.charged_bytes.fetch_add(untold.bytes, Ordering::Relaxed);
+        let before = stats.charged_bytes.fetch_add(unreported.bytes, Ordering::Relaxed);
         let elsewhere = before.wrapping_sub(self.seen_total);
-        self.seen_total = before.wrapping_add(untold.bytes);
+        self.seen_total = before.wrapping_add(unreported.bytes);
         let elsewhere = i64::try_from(elsewhere).unwrap_or(0).min(i64::MAX / 4);
-        // What could not be kept back within two looks is forgotten, so that a VM that is busy
-        // elsewhere while nobody competes here does not pay for it for long.
+        // Bytes that could not be kept back within two looks are forgotten, so that a VM that is
+        // busy elsewhere while no other competes here does not pay for it for long.
         self.owed = (self.owed + elsewhere).min((2 * elsewhere).max(4 * self.burst));
     }
 }

@@ -9,12 +9,12 @@ use super::entry::Entry;
 use super::turn::Turn;
 use super::{Allowance, LONE_TURN_BYTES, LOOK_INTERVAL_NS, LOOK_VMS, Spent, VmId};
 
-/// Which VMs took part in a round.
+/// VMs that took part in a round.
 #[derive(Debug, Clone, Copy)]
 struct Crowd {
-    /// The first one.
+    /// First VM of the round.
     first: VmId,
-    /// There was another.
+    /// There was another VM.
     many: bool,
 }
 
@@ -35,13 +35,13 @@ impl Crowd {
     }
 }
 
-/// What the ledger has seen since the round began.
+/// State of the round so far.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     crowd: Crowd,
     /// VMs with credit that have more to do than they were served.
     backlogged: usize,
-    /// The least rise of the level that lets a VM go on that was held back; 0: none was.
+    /// Least rise of the level that lets a held-back VM go on; 0: none was held back.
     needed: u64,
 }
 
@@ -56,7 +56,8 @@ impl Round {
     }
 }
 
-/// See the module's text. Belongs to one thread, which hands it to its workers.
+/// Ledger of one sidecore: the credits of every VM there. It belongs to one thread, which hands it
+/// to its workers.
 #[derive(Debug)]
 pub struct Ledger {
     /// Bytes earned per unit of weight, with fraction bits; wraps around, which costs a VM that
@@ -68,19 +69,19 @@ pub struct Ledger {
     /// Number of the round.
     number: u64,
     last: Crowd,
-    /// The largest weight of those that did anything lately.
+    /// Largest weight of the VMs that were active at the last look.
     top: u32,
-    /// Of those since the last look.
+    /// Largest weight of the VMs that were active since the last look.
     top_seen: u32,
-    /// In the last round some had to wait for others.
+    /// VMs had to wait for others in the last round.
     contended: bool,
     turn: Turn,
     lot: u64,
-    /// VMs that do something, to be looked at in turn.
+    /// Active VMs, to be looked at in turn.
     listed: VecDeque<VmId>,
     looked_ns: u64,
     rises: u64,
-    /// Of a device: it only knows weights.
+    /// Ledger of a device: it only knows weights.
     is_device: bool,
     pub(super) devices: Devices,
 }
@@ -108,7 +109,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Takes an account in, or takes over its new settings. Not for the data path: it allocates,
+    /// Takes an account in, or updates its settings. Not for the data path: it allocates,
     /// and looks at every account.
     pub fn enrol(&mut self, account: Arc<Account>) {
         let id = account.id();
@@ -169,7 +170,7 @@ impl Ledger {
         self.entries.iter().any(Option::is_some)
     }
 
-    /// Nobody did anything in the last round, or waits, or has something to tell.
+    /// Whether no VM was active in the last round, or waits, or has counts to report.
     pub(super) fn is_idle(&self) -> bool {
         self.last.first == VmId::NONE && self.listed.is_empty()
     }
@@ -179,9 +180,9 @@ impl Ledger {
         self.entries.get_mut(vm.at())?.as_deref_mut()
     }
 
-    /// What `vm` may take now. Asked once before a batch is taken from one of its queues. Whoever
-    /// finds that work waits and nothing is allowed tells so by [`Ledger::held_back`]. A VM that is
-    /// not enrolled may take everything.
+    /// Allowance of `vm` now. Asked once before a batch is taken from one of its queues. A worker
+    /// that finds work while nothing is allowed calls [`Ledger::held_back`]. A VM that is not
+    /// enrolled may take everything.
     #[inline]
     pub fn allowance(&mut self, vm: VmId, now_ns: u64) -> Allowance {
         let is_alone = self.last.is_only(vm) && self.round.crowd.is_only(vm);
@@ -194,7 +195,7 @@ impl Ledger {
         if !is_alone {
             return entry.allowance(now_ns).within(turn);
         }
-        // Nobody else wants anything: nobody is to be waited for.
+        // No other VM wants anything: none has to be waited for.
         if entry.is_short() {
             level = level.wrapping_add(entry.need_for_burst());
             entry.refill(level, top);
@@ -204,13 +205,13 @@ impl Ledger {
         allowance
     }
 
-    /// Whether more than one VM did anything lately. A device has its own order.
+    /// Whether more than one VM is active. A device has its own order.
     #[inline]
     pub fn is_crowded(&self) -> bool {
         self.listed.len() > 1 && !self.is_device
     }
 
-    /// Work of `vm` waits that [`Ledger::allowance`] does not allow.
+    /// Notes that work of `vm` waits which [`Ledger::allowance`] does not allow.
     pub fn held_back(&mut self, vm: VmId, now_ns: u64) {
         let top = self.top;
         let Some(entry) = self.entry(vm) else { return };
@@ -251,8 +252,8 @@ impl Ledger {
         }
     }
 
-    /// Work of `vm` waits for something else than credit, such as the device below: who has none
-    /// must not get some for that.
+    /// Notes that work of `vm` waits for something else than credit, such as the device below: a VM
+    /// without credit must not get some for that.
     pub fn blocked(&mut self, vm: VmId) {
         let (level, top, number) = (self.level, self.top, self.number);
         let Some(entry) = self.entry(vm) else { return };
@@ -265,8 +266,8 @@ impl Ledger {
         self.round.backlogged += usize::from(is_new);
     }
 
-    /// Whether `vm` may be given something that came by itself. False when it owes more than a
-    /// burst while others have to wait, or is at its ceiling.
+    /// Whether `vm` may be given bytes that it did not request, such as frames from outside. False
+    /// when it owes more than a burst while others have to wait, or is at its ceiling.
     #[inline]
     pub fn may_receive(&mut self, vm: VmId, now_ns: u64) -> bool {
         let (level, top, contended) = (self.level, self.top, self.contended);
@@ -284,7 +285,7 @@ impl Ledger {
         !contended
     }
 
-    /// Charges what came by itself.
+    /// Charges bytes that the VM did not request, such as frames from outside.
     #[inline]
     pub fn debit(&mut self, vm: VmId, spent: Spent, now_ns: u64) {
         self.turn.charge(spent.bytes);
@@ -297,16 +298,16 @@ impl Ledger {
         }
     }
 
-    /// Until when `vm` is held back by its ceiling: its queues need not be looked at before.
+    /// Time until which `vm` is held back by its ceiling: its queues need not be looked at before.
     pub fn until_ns(&mut self, vm: VmId, now_ns: u64) -> Option<u64> {
         let entry = self.entry(vm)?;
         entry.is_at_ceiling(now_ns).then(|| entry.until_ns())
     }
 
-    /// A number below `count` (0 for none) that differs from draw to draw without a pattern: where to
-    /// begin, when not all queues of a VM can be served. Each draw is another one: a core draws among its
-    /// workers, then each worker among its queues, and were both one number, some queues would never come
-    /// first. Without a division: idle rounds ask, too.
+    /// A number below `count` (0 for none) that differs from draw to draw without a pattern: where
+    /// to begin, when not all queues of a VM can be served. Each draw advances the generator: a
+    /// core draws among its workers, then each worker among its queues, and with one number for
+    /// both, some queues would never come first. Without a division: idle rounds draw, too.
     #[inline]
     pub fn draw_below(&mut self, count: usize) -> usize {
         // Knuth's linear congruential generator (MMIX); of its state the upper half is random.
@@ -314,13 +315,13 @@ impl Ledger {
         (((self.lot >> 32) * count as u64) >> 32) as usize
     }
 
-    /// Times that the level rose because those with credit had nothing to do.
+    /// Times that the level rose because the VMs with credit had nothing to do.
     pub fn rises(&self) -> u64 {
         self.rises
     }
 
-    /// Every worker was asked once. True when somebody who was held back may go on: the next round
-    /// has work.
+    /// Ends a round, after every worker was polled once. True when a VM that was held back may go
+    /// on: the next round has work.
     pub fn end_round(&mut self, now_ns: u64) -> bool {
         let Round { crowd, backlogged, needed } = std::mem::replace(&mut self.round, Round::EMPTY);
         let rise = needed > 0 && backlogged == 0;
@@ -341,21 +342,22 @@ impl Ledger {
         self.devices.end_round(now_ns) || rise
     }
 
-    /// The round took so long, with nothing else in it: see [`super::turn`]. None: there was.
+    /// Measures the time of a round for [`super::turn`]; none when a pause, a sleep or a call is in
+    /// it.
     #[inline]
     pub(crate) fn round_took(&mut self, took_ns: Option<u64>) {
         self.turn.end_round(took_ns);
     }
 
-    /// The sidecore goes to sleep: what was counted is told.
+    /// Reports all counts to the accounts, before the sidecore sleeps.
     pub fn settle(&mut self, now_ns: u64) {
         self.devices.awake().for_each(|device| device.settle(now_ns));
         self.look(usize::MAX, now_ns);
     }
 
-    /// Between two rounds a worker went away, maybe to another sidecore, with requests in flight or
-    /// held back. Its VMs' work may be all there was of them here. Not for the data path: it looks
-    /// at every account.
+    /// Notes, between two rounds, that a worker went away, maybe to another sidecore, with requests
+    /// in flight or held back. It may have had all the work of its VMs here. Not for the data path:
+    /// it looks at every account.
     pub fn worker_left(&mut self, now_ns: u64) {
         self.devices.awake().for_each(|device| device.worker_left(now_ns));
         self.devices.drop_idle();
@@ -372,7 +374,8 @@ impl Ledger {
         }
     }
 
-    /// Looks at the next `max` of those listed; who did nothing since the last look is taken off.
+    /// Looks at the next `max` of the listed VMs; one that was not active since the last look is
+    /// taken off.
     fn look(&mut self, max: usize, now_ns: u64) {
         for _ in 0..self.listed.len().min(max) {
             let Some(vm) = self.listed.pop_front() else { return };

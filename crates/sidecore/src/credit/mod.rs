@@ -1,4 +1,4 @@
-//! Credits: who may move how many bytes next.
+//! Credits: the VM that may move bytes next, and how many.
 //!
 //! # Theory of operation
 //! Every VM has one [`Account`], whatever its devices are and wherever they run; [`Accounts`] names
@@ -15,32 +15,33 @@
 //! rises by what the next of those held back needs. So nothing waits for VMs that are idle, and a
 //! VM that was alone in two rounds is not even made to wait for the end of its round.
 //!
-//! **Turns.** Each VM may take only a *turn* in a round, from all its queues together, so that a round
-//! is short for those who wait for answers ([`turn`]); a longer one as long as it is the only one that
-//! does anything. Who has credit for more goes on in the next round: turns do not change shares.
+//! **Turns.** Each VM may take only a *turn* in a round, from all its queues together, so that a
+//! round is short for VMs that wait for answers ([`turn`]). A VM that is the only active one has a
+//! longer turn. A VM with credit for more goes on in the next round: turns do not change shares.
 //!
-//! **Devices.** What waits for a slow device below does not wait for the thread. So a ledger has one
-//! more of its kind for each such device ([`Ledger::device`]), with weights and floors only: a VM
-//! has its share of each resource by itself, and of the thread for everything together.
+//! **Devices.** Work that waits for a slow device does not wait for the thread. So a ledger has
+//! another ledger for each such device ([`Ledger::device`]), with weights and floors only: a VM has
+//! its share of each resource by itself, and of the thread for everything together.
 //!
 //! **Several ledgers.** About once a millisecond a ledger publishes what it charged, and finds what
-//! the same VMs were charged elsewhere. That is *owed*: it is kept back from what the VM earns here,
-//! up to [`OWED_SHARE`] of it, so that no queue starves.
+//! the same VMs were charged elsewhere. That is *owed*: it is kept back from what the VM earns
+//! here, up to [`OWED_SHARE`] of it, so that no queue starves.
 //!
-//! **Bytes that came by themselves** (frames from outside) are owed as well. Beyond a burst of debt,
-//! and only while others have to wait, they are refused ([`Ledger::may_receive`]).
+//! **Unrequested bytes** (frames from outside) are owed as well. Beyond a burst of debt, and only
+//! while others have to wait, they are refused ([`Ledger::may_receive`]).
 //!
-//! **Floor.** A VM that moved less than its floor lately is never held back by its weight.
+//! **Floor.** A VM that moved less than its floor within the last 10 ms is never held back by its
+//! weight.
 //!
-//! **Ceiling.** Bytes and requests per second, in token buckets that all ledgers share and draw from
-//! once per batch. A VM at its ceiling is held back until a time that is known, so that its
+//! **Ceiling.** Bytes and requests per second, in token buckets that all ledgers share and draw
+//! from once per batch. A VM at its ceiling is held back until a time that is known, so that its
 //! sidecore can sleep.
 //!
 //! **Moves.** A worker keeps nothing of a ledger from one round to the next, and a place in a
 //! device's depth is its own: so it moves like any other. The ledger that it leaves
-//! ([`Ledger::worker_left`]) tells what it has counted, and hands what a ceiling has not paid yet to
-//! the shared bucket. Earned credit and debts stay behind: where the worker comes, its VM has what
-//! it has there, a burst if it was never seen.
+//! ([`Ledger::worker_left`]) tells what it has counted, and hands what a ceiling has not paid yet
+//! to the shared bucket. Earned credit and debts stay behind: where the worker comes, its VM has
+//! what it has there, a burst if it was never seen.
 
 pub mod account;
 pub mod bucket;
@@ -60,10 +61,10 @@ pub use ledger::Ledger;
 pub struct VmId(pub(crate) u32);
 
 impl VmId {
-    /// Nobody: never charged, never held back.
+    /// No VM: never charged, never held back.
     pub const NONE: Self = Self(u32::MAX);
 
-    /// A number that no other open account has.
+    /// Number, which no other open account has.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -79,7 +80,8 @@ impl Default for VmId {
     }
 }
 
-/// What a VM may take now. The last request may go beyond `bytes`: what is missing is a debt.
+/// Bytes and requests that a VM may take now. The last request may go beyond `bytes`: the excess is
+/// a debt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
     /// Bytes, each request counted with its minimum.
@@ -100,13 +102,13 @@ impl Allowance {
         self.bytes == 0 || self.requests == 0
     }
 
-    /// At most so many bytes of it.
+    /// The allowance, limited to `bytes`.
     #[inline]
     fn within(self, bytes: u64) -> Self {
         Self { bytes: self.bytes.min(bytes), ..self }
     }
 
-    /// How many requests of about `each` bytes to take from a queue, `max` at most.
+    /// Number of requests of about `each` bytes to take from a queue, `max` at most.
     #[inline]
     pub fn batch(&self, each: u64, max: usize) -> usize {
         let by_bytes = match self.bytes / each.max(1) {
@@ -117,7 +119,7 @@ impl Allowance {
     }
 }
 
-/// What a batch cost.
+/// Cost of a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Spent {
     /// Bytes, each request counted with its minimum.
@@ -135,72 +137,72 @@ impl Spent {
     }
 }
 
-/// What each segment of a request is charged at least, of what sends it and of what takes it: a
-/// descriptor takes about 4 ns to walk, where a frame that is charged 512 bytes takes 50. Rounded down
-/// to what no driver notices: the 19 pieces that Linux sends at most for a frame are 608 bytes, and so
-/// are usual frames of up to 16. A turn (40 KiB) is then at most 1,280 segments, and those are 5 µs.
+/// Least charge of each segment of a request, of the sender's and of the receiver's: a descriptor
+/// takes about 4 ns to walk, where a frame that is charged 512 bytes takes 50. Rounded down to what
+/// no driver notices: the 19 pieces that Linux sends at most for a frame are 608 bytes, and so are
+/// usual frames of up to 16. A turn (40 KiB) is then at most 1,280 segments, and those are 5 µs.
 pub const SEG_CHARGE_BYTES: u64 = 32;
 
-/// What a request of `segs` segments is charged at least, where its engine charges `min_bytes` for the
+/// Least charge of a request of `segs` segments, where its engine charges `min_bytes` for the
 /// smallest.
 #[inline]
 pub fn least_charge_bytes(min_bytes: u64, segs: u64) -> u64 {
     min_bytes.max(segs * SEG_CHARGE_BYTES)
 }
 
-/// Lowest, highest and usual weight.
+/// Lowest weight of a VM.
 pub const MIN_WEIGHT: u32 = 1;
-/// See [`MIN_WEIGHT`].
+/// Highest weight of a VM.
 pub const MAX_WEIGHT: u32 = 10_000;
-/// See [`MIN_WEIGHT`].
+/// Usual weight of a VM.
 pub const DEFAULT_WEIGHT: u32 = 100;
 
-/// What a VM that ran out of credit must earn to go on: this for the largest weight among those that
-/// do anything, in proportion for others. One
-/// super-packet, or two batches of small frames: large enough for full batches, small enough that
-/// three VMs take turns in well under 0.1 ms at the speed of a core.
+/// Quantum: bytes that a VM that ran out of credit must earn to go on. This is for the largest
+/// weight among the active VMs, in proportion for others. One super-packet, or two batches of small
+/// frames: large enough for full batches, small enough that three VMs take turns in well under 0.1
+/// ms at the speed of a core.
 const QUANTUM_BYTES: i64 = 64 << 10;
 
 /// Least quantum, for VMs of small weight: batches of 10 frames still pay.
 const MIN_QUANTUM_BYTES: i64 = 16 << 10;
 
-/// What a VM may take in one round while others do anything, and less where that takes long ([`turn`]):
-/// who waits for an answer waits for the turns of all others, on each way. 26 frames of the usual MTU,
-/// 4 µs of a fast core; one super-packet goes beyond it. Measured there, beside a sender that saturates
-/// and one that floods: with 64 KiB the tails of others are half as long again, with 32 KiB the sender
-/// loses a seventh of its throughput.
+/// Turn: bytes that a VM may take in one round while others are active, and less where that takes
+/// long ([`turn`]). A VM that waits for an answer waits for the turns of all others, on each way.
+/// 26 frames of the usual MTU, 4 µs of a fast core; one super-packet goes beyond it. Measured
+/// there, beside a sender that saturates and one that floods: with 64 KiB the tails of others are
+/// half as long again, with 32 KiB the sender loses a seventh of its throughput.
 const TURN_BYTES: u64 = 40 << 10;
 
-/// The same for a VM that is the only one: another one's first request waits for so much, 30 µs, and
-/// a round's cost is not seen in it.
+/// Turn of a VM that is the only active one. The first request of another VM waits for it, 30 µs,
+/// and the cost of a round is small beside it.
 const LONE_TURN_BYTES: u64 = 256 << 10;
 
-/// What the VM of the largest weight can have saved; others in proportion. It bridges the time in
-/// which a driver has not refilled its ring: 100 µs at the 10 GB/s of a fast core.
+/// Burst: bytes that the VM of the largest weight can save; others in proportion. It bridges the
+/// time in which a driver has not refilled its ring: 100 µs at the 10 GB/s of a fast core.
 const BURST_BYTES: i64 = 1 << 20;
 
 /// Least burst: a few super-packets.
 const MIN_BURST_BYTES: i64 = 256 << 10;
 
-/// All but one part in so many of what a VM earns may be kept back for what it owes.
+/// Share of its earnings that a VM keeps whatever it owes: one part in 16.
 const OWED_SHARE: i64 = 16;
 
-/// How often a ledger looks at the others.
+/// Time between two looks of a ledger at the others.
 const LOOK_INTERVAL_NS: u64 = 1_000_000;
 
 /// VMs looked at each time, so that a look costs a few microseconds at most: with 1,000 busy VMs on
 /// a sidecore each is looked at every 16 ms.
 const LOOK_VMS: usize = 64;
 
-/// What a VM with a ceiling may receive before its buckets are asked: they are shared with other
-/// threads, and frames from outside come one by one.
+/// Bytes that a VM with a ceiling may receive before its buckets are asked: they are shared with
+/// other threads, and frames from outside come one by one.
 const UNSETTLED_BYTES: u64 = 32 << 10;
-/// As [`UNSETTLED_BYTES`].
+/// Requests that a VM with a ceiling may receive before its buckets are asked.
 const UNSETTLED_REQUESTS: u64 = 32;
 
-/// A VM at its ceiling is let on when tokens for so long are there, and not for each single request:
-/// each time may be a wake-up. Half a burst, where that is less.
+/// Pace of a VM at its ceiling: it goes on when there are tokens for this time, and not for each
+/// single request, since each time may be a wake-up. Half a burst, where that is less.
 const PACE_NS: u64 = 500_000;
 
-/// Burst of a floor: what was not used within this time is lost.
+/// Burst of a floor: bytes that were not used within this time are lost.
 const FLOOR_BURST_NS: u64 = 10_000_000;

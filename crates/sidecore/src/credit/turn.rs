@@ -1,33 +1,34 @@
-//! How long a turn may be: what a VM may take in a round while others do anything.
+//! Length of a turn: the bytes that a VM may take in a round while others are active.
 //!
 //! # Theory of operation
-//! Who waits for an answer waits for the turns of all others, so a turn is meant to take [`TURN_NS`].
-//! It is counted in bytes as they are charged, and what a byte takes differs: between CPUs and their
-//! clocks, and between a frame for one and a broadcast. So the rounds lately tell it: their time,
-//! without what a round takes in which nothing is charged, over what they charged. Only rounds right
-//! after a busy one count: no pause, no sleep and no calls are in their time.
+//! A VM that waits for an answer waits for the turns of all others, so a turn should take
+//! [`TURN_NS`]. A turn is counted in bytes as they are charged, and the time of a byte differs:
+//! between CPUs and their clocks, and between a frame for one receiver and a broadcast. So it is
+//! measured in the rounds of the last millisecond: their time, without the time of a round in which
+//! nothing is charged, over the bytes that they charged. Only rounds right after a busy one count:
+//! their time has no pause, no sleep and no call in it.
 //!
 //! # Limits
-//! - One figure for all VMs and engines of a sidecore: a VM whose bytes take long shortens the turns of
-//!   all, by 2.5 at most. That costs throughput; shares stay as they are.
-//! - Bytes that a device moves count as if the thread did: beside many large reads turns are longer
-//!   than they need be, [`TURN_BYTES`] at most.
-//! - What an empty round takes is as old as the last one. Until the next it may be too little, after
-//!   many queues came, and turns shorter than they need be.
+//! - One figure for all VMs and engines of a sidecore: a VM whose bytes take long shortens the
+//!   turns of all, by 2.5 at most. That costs throughput; shares stay as they are.
+//! - Bytes that a device moves count as if the thread moved them: beside many large reads turns are
+//!   longer than they need be, [`TURN_BYTES`] at most.
+//! - The time of an empty round is that of the last one. After many queues came it may be too short
+//!   until the next empty round, and turns shorter than they need be.
 
 use super::{LONE_TURN_BYTES, LOOK_INTERVAL_NS, TURN_BYTES};
 
-/// What a turn should take. [`TURN_BYTES`] take less on a fast core.
+/// Time that a turn should take. [`TURN_BYTES`] take less on a fast core.
 const TURN_NS: u64 = 5_000;
 
 /// Least turn: ten frames of the usual MTU. Below, a round's own cost is most of it.
 const MIN_TURN_BYTES: u64 = 16 << 10;
 
-/// Rounds that charged less tell little of what a byte takes.
+/// Least bytes of a round that is measured: smaller rounds say little about the time of a byte.
 const TELLING_BYTES: u64 = 8 << 10;
 
-/// A round that took longer was interrupted, by the scheduler or the hypervisor, or stood in a guest's
-/// page fault: it tells nothing of bytes.
+/// Longest time of a round that is measured: a longer one was interrupted, by the scheduler or the
+/// hypervisor, or waited in a guest's page fault.
 const INTERRUPTED_NS: u64 = LOOK_INTERVAL_NS;
 
 /// Bytes and time of some rounds.
@@ -38,17 +39,18 @@ struct Sum {
     rounds: u64,
 }
 
-/// What a turn may be on one sidecore.
+/// Length of a turn on one sidecore, and its measurement.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// Now.
+    /// Length of a turn now.
     most_bytes: u64,
-    /// Charged since the round began.
+    /// Bytes charged since the round began.
     charged: u64,
-    /// Rounds that tell something, since the last look.
+    /// Sum of the measured rounds since the last look.
     telling: Sum,
-    /// The shortest round without a charge: since the last look (the most there is: none), and before.
+    /// Shortest round without a charge since the last look; `u64::MAX`: none.
     empty_ns: u64,
+    /// Shortest round without a charge, of the last look that had one.
     fixed_ns: u64,
 }
 
@@ -71,13 +73,14 @@ impl Turn {
         self.most_bytes
     }
 
-    /// A batch was charged. No thread moves more than [`LONE_TURN_BYTES`] at once: a device does.
+    /// Counts a charged batch. No thread moves more than [`LONE_TURN_BYTES`] at once: a device
+    /// does.
     #[inline]
     pub fn charge(&mut self, bytes: u64) {
         self.charged = self.charged.saturating_add(bytes.min(LONE_TURN_BYTES));
     }
 
-    /// A round is over. How long it took, if that is all its own.
+    /// Ends a round. `took_ns`: its time, if no pause, sleep or call is in it.
     #[inline]
     pub fn end_round(&mut self, took_ns: Option<u64>) {
         let charged = std::mem::take(&mut self.charged);
@@ -91,7 +94,7 @@ impl Turn {
         }
     }
 
-    /// About once a millisecond: draws the conclusion. Without telling rounds it stays as it is.
+    /// Sets the length from the measured rounds, about once a millisecond. Without any it stays.
     pub fn look(&mut self) {
         match std::mem::replace(&mut self.empty_ns, u64::MAX) {
             u64::MAX => {}

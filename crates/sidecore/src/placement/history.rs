@@ -1,25 +1,25 @@
-//! What placement remembers from look to look.
+//! Memory of placement from look to look.
 
 use std::collections::BTreeMap;
 
 use super::limits::Limits;
 use super::load::{CoreLoad, UnitLoad};
 
-/// What is remembered from look to look.
+/// State from look to look: active sidecores, conditions that held, recent moves.
 #[derive(Debug, Clone)]
 pub struct History {
     pub(super) look: u64,
-    /// Which sidecores are active.
+    /// Whether each sidecore is active.
     pub(super) active: Vec<bool>,
-    /// For each sidecore, newest look in the lowest bit: was it saturated?
+    /// Saturation of each sidecore, a bit for each look, the newest in the lowest bit.
     pub(super) saturated: Vec<u32>,
-    /// The same for the evenness of all.
+    /// Unevenness of all sidecores, a bit for each look.
     pub(super) uneven: u32,
-    /// The same for remote units that have a place at home.
+    /// Remote units that have a place on their memory's node, a bit for each look.
     pub(super) remote: u32,
     /// Looks in a row in which one sidecore could have been parked; not always the same one.
     pub(super) spare: u32,
-    /// When each unit was moved.
+    /// Look in which each unit was moved.
     pub(super) moved: BTreeMap<u32, u64>,
 }
 
@@ -37,7 +37,7 @@ impl History {
         }
     }
 
-    /// Which sidecores are active.
+    /// Whether each sidecore is active.
     pub fn active(&self) -> &[bool] {
         &self.active
     }

@@ -9,28 +9,28 @@ pub struct Limits {
     pub max_active: usize,
     /// Load from which a sidecore is saturated: queues grow fast from here on.
     pub saturated: f64,
-    /// Load up to which a sidecore may be filled when another is to be parked, or to bring a unit to
-    /// its memory.
+    /// Load up to which a sidecore may be filled when another is to be parked, or to bring a unit
+    /// to its memory.
     pub room: f64,
     /// Load below which a sidecore is not worth relieving for evenness.
     pub even_above: f64,
-    /// By how much the busier of two sidecores must get better for the moves between them.
+    /// Load that the busier of two sidecores must lose by the moves between them.
     pub min_gain: f64,
     /// Looks for which a unit stays where it was moved to, unless one is activated for it.
     pub min_stay_looks: u64,
-    /// Of the last [`Limits::window_looks`] looks, so many must show saturation, unevenness or a
+    /// Looks among the last [`Limits::window_looks`] that must show saturation, unevenness or a
     /// remote unit.
     pub needed_looks: u32,
-    /// See [`Limits::needed_looks`]; at most 32.
+    /// Looks among which [`Limits::needed_looks`] are counted; at most 32.
     pub window_looks: u32,
     /// Looks in a row that must show that one sidecore fewer would do.
     pub park_looks: u32,
-    /// Most moves of one look: each costs two sidecores the length of a call. Enough for half of the
-    /// workers of a sidecore that has hundreds.
+    /// Most moves of one look: each costs two sidecores the length of a call. Enough for half of
+    /// the workers of a sidecore that has hundreds.
     pub max_moves: usize,
 }
 
-/// See [`Limits::room`]. A unit that costs a third more on another node still stays below
+/// Value of [`Limits::room`]. A unit that costs a third more on another node still stays below
 /// saturation when parking has sent it there.
 pub(crate) const ROOM: f64 = 0.6;
 

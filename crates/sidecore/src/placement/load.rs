@@ -5,7 +5,7 @@ use base::numa::Node;
 /// One sidecore in a look.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoreLoad {
-    /// Part of the time it was busy, 0 to 1.
+    /// Busy part of its time, 0 to 1.
     pub load: f64,
     /// False while it hangs: nothing can be moved to or from it.
     pub usable: bool,
@@ -16,11 +16,11 @@ pub struct CoreLoad {
 /// One unit in a look.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UnitLoad {
-    /// Its number.
+    /// Number of the unit.
     pub id: u32,
     /// The sidecore it is on.
     pub core: usize,
-    /// Its part of that sidecore's time, 0 to 1.
+    /// Part of that sidecore's time, 0 to 1.
     pub load: f64,
     /// False when it must stay where it is.
     pub movable: bool,

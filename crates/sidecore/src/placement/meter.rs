@@ -1,14 +1,14 @@
-//! From counters to loads.
+//! Measurement of loads from counters.
 
 use std::collections::BTreeMap;
 
 use super::load::{CoreLoad, UnitLoad};
-use crate::load::Smoothed;
+use crate::load::MovingAverage;
 
 /// A unit's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnitReading {
-    /// Its number.
+    /// Number of the unit.
     pub id: u32,
     /// The sidecore it is on.
     pub core: usize,
@@ -18,8 +18,8 @@ pub struct UnitReading {
     pub movable: bool,
 }
 
-/// Turns counters, look by look, into loads. Those of units are smoothed, those of sidecores are
-/// not: what is decided from them must hold in several looks anyway.
+/// Turns counters, look by look, into loads. Loads of units are smoothed, loads of sidecores are
+/// not: decisions from them must hold in several looks anyway.
 ///
 /// A sidecore's busy time is exact; that of its units is sampled. So the samples only say how the
 /// sidecore's time is shared out.
@@ -33,14 +33,14 @@ pub struct Meter {
 #[derive(Debug, Default)]
 struct Unit {
     busy_ns: u64,
-    load: Smoothed,
+    load: MovingAverage,
     seen: u64,
 }
 
 impl Meter {
-    /// Takes in the counters after another `elapsed_ns`: the busy time of each sidecore since it
-    /// began, and the units. All are usable in the answer, and no nodes known. The first look answers
-    /// zeroes.
+    /// Reads the counters after another `elapsed_ns`: the busy time of each sidecore since it
+    /// began, and the units. All sidecores are usable in the answer, and no nodes known. The first
+    /// look answers zeroes.
     pub fn read(
         &mut self,
         elapsed_ns: u64,

@@ -1,4 +1,4 @@
-//! The load as it would be after the decisions so far.
+//! Model of the load as it would be after the decisions so far.
 
 use super::history::History;
 use super::limits::Limits;
@@ -15,7 +15,7 @@ pub(super) struct Model<'a> {
     pub(super) plan: Plan,
 }
 
-/// Moves that would be good together: places in the list of units, target.
+/// Moves that would be good together: indices of units, and their target.
 struct Candidate {
     units: Vec<usize>,
     to: usize,
@@ -23,12 +23,12 @@ struct Candidate {
     fills: f64,
 }
 
-/// Which units may move.
+/// Restriction of the units that may move.
 #[derive(Clone, Copy)]
-struct Which {
-    /// Not those that moved lately.
+struct MoveFilter {
+    /// Leave out units that moved a short time ago.
     settled: bool,
-    /// Not those that would become remote.
+    /// Leave out units that would become remote.
     near: bool,
 }
 
@@ -81,9 +81,10 @@ impl<'a> Model<'a> {
         self.plan.moves.len() < self.limits.max_moves
     }
 
-    /// The units of `from` whose move to the least busy of `targets` evens the two, largest first,
-    /// but last those that become remote; none when the busier of them would gain too little.
-    fn best_moves(&self, from: usize, targets: &[usize], which: Which) -> Option<Candidate> {
+    /// Finds the units of `from` whose move to the least busy of `targets` evens the two, largest
+    /// first, but units that become remote last; none when the busier of the two would gain too
+    /// little.
+    fn best_moves(&self, from: usize, targets: &[usize], which: MoveFilter) -> Option<Candidate> {
         let to = *targets
             .iter()
             .filter(|&&core| core != from)
@@ -118,15 +119,15 @@ impl<'a> Model<'a> {
         (gain >= self.limits.min_gain).then_some(Candidate { units, to, fills })
     }
 
-    /// As [`Model::best_moves`], to the least busy of the targets of one node, for each node; no
-    /// unit becomes remote. Those that are `good`.
+    /// Finds the first [`Model::best_moves`] that are `good`, node by node, to the least busy
+    /// target of each node; no unit becomes remote.
     fn near_moves(
         &self,
         from: usize,
         targets: &[usize],
         good: impl Fn(&Candidate) -> bool,
     ) -> Option<Candidate> {
-        let which = Which { settled: true, near: true };
+        let which = MoveFilter { settled: true, near: true };
         let others = targets.iter().rev().copied().filter(|&core| core != from);
         self.first_of_nodes(others).into_iter().find_map(|first| {
             let alike = |&&core: &&usize| self.cores[core].node == self.cores[first].node;
@@ -139,8 +140,8 @@ impl<'a> Model<'a> {
         moves.units.iter().for_each(|&unit| self.shift(unit, moves.to, reason));
     }
 
-    /// Units on parked sidecores go to the least busy active one, of their node if it has room; one
-    /// that must stay activates its sidecore.
+    /// Moves units on parked sidecores to the least busy active one, of their node if it has room;
+    /// a unit that must stay activates its sidecore.
     pub(super) fn leave_parked(&mut self) {
         for unit in 0..self.units.len() {
             let UnitLoad { core, movable, .. } = self.units[unit];
@@ -159,7 +160,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Saturated sidecores give away, busiest first.
+    /// Moves units away from saturated sidecores, busiest first.
     pub(super) fn relieve(&mut self) {
         for core in self.by_load() {
             if !History::holds(self.history.saturated[core], self.limits) {
@@ -174,12 +175,12 @@ impl<'a> Model<'a> {
     fn relieve_one(&mut self, core: usize) -> bool {
         let order = self.by_load();
         let has_room = |moves: &Candidate| moves.fills < self.limits.saturated;
-        // Half of the load: what was asked of a saturated sidecore is more than it could show. It
-        // cannot swing back before one is parked, so what moved lately may move again: without that
-        // many small units would spread one sidecore a second.
+        // Half of the load: the demand on a saturated sidecore is more than its load can show. It
+        // cannot swing back before one is parked, so units that moved a short time ago may move
+        // again: otherwise many small units would spread to one more sidecore a second.
         let parked = self.parked_for(core);
-        let fresh = |near| self.best_moves(core, &[parked?], Which { settled: false, near });
-        let far = || self.best_moves(core, &order, Which { settled: true, near: false });
+        let fresh = |near| self.best_moves(core, &[parked?], MoveFilter { settled: false, near });
+        let far = || self.best_moves(core, &order, MoveFilter { settled: true, near: false });
         // A sidecore more before a far one: that costs each request.
         let found = self
             .near_moves(core, &order, has_room)
@@ -194,7 +195,7 @@ impl<'a> Model<'a> {
         true
     }
 
-    /// The busiest, or the busiest of a node, gives to the least busy.
+    /// Moves units from the busiest sidecore, or the busiest of a node, to the least busy.
     pub(super) fn even(&mut self) {
         let order = self.by_load();
         let busiest = self.first_of_nodes(order.iter().copied());
@@ -210,8 +211,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The least busy give everything to the others and park: one after the other, as long as that
-    /// leaves room, once it has been so for a while.
+    /// Parks the least busy sidecores, after their units have moved to the others: one after the
+    /// other, as long as that leaves room, once that has held for some looks.
     pub(super) fn consolidate(&mut self) {
         if !self.plan.is_empty() || self.spare().is_none() {
             self.history.spare = 0;
@@ -233,7 +234,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A sidecore that is not needed, and where each of its units has a place.
+    /// Finds a sidecore that is not needed, and a place for each of its units.
     fn spare(&self) -> Option<(usize, Vec<(usize, usize)>)> {
         if self.active_count() <= self.limits.min_active {
             return None;
@@ -245,8 +246,8 @@ impl<'a> Model<'a> {
         first(true).or_else(|| first(false))
     }
 
-    /// A place for each unit of `core`, largest first, with room to spare. `near`: no unit may become
-    /// remote.
+    /// Finds a place for each unit of `core`, largest first, with room to spare. `near`: no unit
+    /// may become remote.
     fn fit(&self, core: usize, order: &[usize], near: bool) -> Option<Vec<(usize, usize)>> {
         let mut mine: Vec<usize> =
             (0..self.units.len()).filter(|&u| self.units[u].core == core).collect();

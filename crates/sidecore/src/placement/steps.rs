@@ -1,18 +1,18 @@
 //! Steps that a look leads to: sidecores activated, units moved, sidecores parked.
 
-/// Why a unit moves.
+/// Reason of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Reason {
-    /// Its sidecore was saturated.
+    /// The unit's sidecore was saturated.
     Saturated,
-    /// Its sidecore had much more to do than another.
+    /// The unit's sidecore had much more to do than another.
     Even,
-    /// Its sidecore is parked, since the others have room.
+    /// The unit's sidecore is parked, since the others have room.
     Consolidate,
-    /// It had been put onto a parked sidecore.
+    /// The unit had been put onto a parked sidecore.
     Parked,
-    /// Its memory is on the node of the other sidecore.
+    /// The unit's memory is on the node of the other sidecore.
     Node,
 }
 
@@ -33,7 +33,7 @@ impl Reason {
     }
 }
 
-/// One move.
+/// Move of one unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// The unit.
@@ -42,11 +42,11 @@ pub struct Move {
     pub from: usize,
     /// The sidecore it goes to.
     pub to: usize,
-    /// Why.
+    /// Reason.
     pub reason: Reason,
 }
 
-/// What is to be done: activate, then move, then park.
+/// Steps of one look: activate, then move, then park.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
     /// Parked sidecores that become active.

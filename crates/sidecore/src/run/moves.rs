@@ -1,4 +1,4 @@
-//! Workers that leave for another sidecore, and those that come.
+//! Moves of workers to another sidecore, and from one.
 
 use std::os::fd::RawFd;
 use std::sync::mpsc::SyncSender;
@@ -45,7 +45,7 @@ impl Run {
             let parcel = Arc::clone(&parcel);
             Box::new(move |run: &mut Self| {
                 run.move_in(unpack(&parcel));
-                // Whoever moves them may have ended.
+                // The mover may have ended.
                 let _ = settled.send(());
             })
         };
@@ -86,7 +86,7 @@ impl Run {
         self.show_seats();
     }
 
-    /// The target is gone, and with it its epoll set's use: they stay here.
+    /// Takes workers back whose target has ended.
     fn take_back(&mut self, slots: Vec<Slot>) {
         for slot in slots {
             let id: WorkerId = slot.seat.id;

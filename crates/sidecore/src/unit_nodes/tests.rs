@@ -28,7 +28,7 @@ impl Guest {
     }
 }
 
-impl Located for Guest {
+impl NumaMemory for Guest {
     fn spread(&self, _turn: u32) -> Spread {
         match self.0.load(Ordering::Relaxed) {
             9 => Spread::default(),
@@ -97,7 +97,7 @@ fn a_unit_is_where_most_of_its_workers_memory_is() {
 #[test]
 fn nothing_is_asked_where_there_is_one_node() {
     struct Never;
-    impl Located for Never {
+    impl NumaMemory for Never {
         fn spread(&self, _turn: u32) -> Spread {
             panic!("asked");
         }

@@ -3,8 +3,8 @@
 use super::sim::{MS, NET, Queue, SECOND, Sim};
 use crate::{Settings, Spent};
 
-/// Runs for a second, in which VM 0 is charged `bytes` outside, in 200 pieces. Returns what both had in
-/// all.
+/// Runs for a second, in which VM 0 is charged `bytes` outside, in 200 pieces. Returns what both
+/// had in all.
 fn second(sim: &mut Sim, bytes: u64) -> [u64; 2] {
     let account = sim.accounts.find("vm0").unwrap();
     let mut sum = [0; 2];

@@ -1,5 +1,5 @@
-//! What NUMA nodes have to do with it. Where they are all the same, or unknown, every answer here
-//! is the one that leaves decisions to the load alone.
+//! NUMA nodes in the model. Where they are all the same, or unknown, every answer here leaves
+//! decisions to the load alone.
 
 use super::{LEAST_LOAD, Model};
 use crate::placement::history::History;
@@ -13,12 +13,12 @@ impl Model<'_> {
         matches!(nodes, (Some(memory), Some(core)) if memory != core)
     }
 
-    /// Whether a unit would become remote that is not so where it is.
+    /// Whether a unit that is not remote now would become remote.
     pub(super) fn makes_far(&self, unit: usize, to: usize) -> bool {
         self.is_far(unit, to) && !self.is_far(unit, self.units[unit].core)
     }
 
-    /// The first sidecore of each node in a list.
+    /// First sidecore of each node in a list.
     pub(super) fn first_of_nodes(&self, cores: impl Iterator<Item = usize>) -> Vec<usize> {
         let mut first: Vec<usize> = Vec::new();
         for core in cores {
@@ -29,8 +29,8 @@ impl Model<'_> {
         first
     }
 
-    /// A parked sidecore that is to relieve `core`, if there may be one more: the one that is far
-    /// for the least load; of equals the lower number.
+    /// Chooses a parked sidecore that is to relieve `core`, if one more may be active: the one that
+    /// is far for the least load; of equals the lower number.
     pub(super) fn parked_for(&self, core: usize) -> Option<usize> {
         if self.active_count() >= self.limits.max_active {
             return None;
@@ -53,9 +53,9 @@ impl Model<'_> {
         self.by_load().into_iter().rev().find(good)
     }
 
-    /// One that is remote the other way round, with whom a remote unit may change places: the busier
-    /// of the two sidecores must not get much busier, unless there is room. A little is noise, and
-    /// both ask for less at home.
+    /// Finds a unit that is remote the other way round, for a remote unit to change places with:
+    /// the busier of the two sidecores must not get much busier, unless there is room. A little is
+    /// noise, and both units ask for less at home.
     fn partner(&self, unit: usize, remote: &[usize]) -> Option<usize> {
         let UnitLoad { core: from, load, node, .. } = self.units[unit];
         let here = self.cores[from];
@@ -71,8 +71,8 @@ impl Model<'_> {
         })
     }
 
-    /// The moves that bring a remote unit home, each with its target; none: there is no room.
-    fn way_home(&self, unit: usize, remote: &[usize]) -> Vec<(usize, usize)> {
+    /// Finds the moves that bring a remote unit home, each with its target; none: there is no room.
+    fn moves_home(&self, unit: usize, remote: &[usize]) -> Vec<(usize, usize)> {
         if let Some(to) = self.home_with_room(unit) {
             return vec![(unit, to)];
         }
@@ -93,22 +93,23 @@ impl Model<'_> {
         remote
     }
 
-    /// Remote units go to their memory's node, where there is room or one to change places with.
+    /// Moves remote units to their memory's node, where there is room or a unit to change places
+    /// with.
     pub(in crate::placement) fn go_home(&mut self) {
         let mut remote = self.remote();
-        let finds = remote.iter().any(|&unit| !self.way_home(unit, &remote).is_empty());
+        let finds = remote.iter().any(|&unit| !self.moves_home(unit, &remote).is_empty());
         self.history.remote = self.history.remote << 1 | u32::from(finds);
         if !finds || !History::holds(self.history.remote, self.limits) {
             return;
         }
         self.history.remote = 0;
         while let Some(&unit) = remote.first() {
-            let way = self.way_home(unit, &remote);
-            if self.plan.moves.len() + way.len() > self.limits.max_moves {
+            let moves = self.moves_home(unit, &remote);
+            if self.plan.moves.len() + moves.len() > self.limits.max_moves {
                 return;
             }
-            remote.retain(|&other| other != unit && way.iter().all(|(moved, _)| *moved != other));
-            way.into_iter().for_each(|(unit, to)| self.shift(unit, to, Reason::Node));
+            remote.retain(|&other| other != unit && moves.iter().all(|(moved, _)| *moved != other));
+            moves.into_iter().for_each(|(unit, to)| self.shift(unit, to, Reason::Node));
         }
     }
 }
