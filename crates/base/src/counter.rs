@@ -62,7 +62,7 @@ pub enum DropReason {
     ReceiverStalled,
     /// No port, no connection or no listener for the destination.
     NoDestination,
-    /// It is larger than the receiver takes (MTU, buffer, or a limit of ours).
+    /// Larger than the receiver takes (MTU, buffer, or a limit of ours).
     TooBig,
     /// A header or length is invalid.
     Malformed,

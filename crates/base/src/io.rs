@@ -18,7 +18,7 @@ pub enum DiskOp {
         offset: u64,
         /// First of the buffers.
         bufs: *const IoSlice,
-        /// How many buffers.
+        /// Number of buffers.
         count: u32,
         /// Bytes in all buffers.
         len_bytes: u32,
@@ -29,7 +29,7 @@ pub enum DiskOp {
         offset: u64,
         /// First of the buffers.
         bufs: *const IoSlice,
-        /// How many buffers.
+        /// Number of buffers.
         count: u32,
         /// Bytes in all buffers.
         len_bytes: u32,

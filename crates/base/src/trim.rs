@@ -56,7 +56,7 @@ fn now() {
 mod tests {
     use super::*;
 
-    /// Of memory that is no file's.
+    /// Resident bytes of memory that belongs to no file.
     fn resident_bytes() -> u64 {
         let text = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

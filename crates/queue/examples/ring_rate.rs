@@ -1,4 +1,4 @@
-//! How fast chains go through a queue: pop, push, notify check, against a driver in the same
+//! Rate of chains through a queue: pop, push, notify check, against a driver in the same
 //! thread. Prints nanoseconds per chain on the device's side (the driver's time is not counted).
 //!
 //! `cargo run --release -p millrace-queue --features testing --example ring_rate`

@@ -31,10 +31,10 @@ pub trait Worker: Send + 'static {
         false
     }
 
-    /// Does at most one batch per queue. Returns how much was done (0: idle). Never blocks, never
-    /// allocates, takes no lock; system calls only once per batch and only where a device below
-    /// needs one.
-    /// It asks `ledger` before it takes a VM's work, and charges what it took.
+    /// Does at most one batch per queue. Returns the amount of work done (0: idle). Never blocks,
+    /// never allocates, takes no lock; system calls only once per batch and only where a device
+    /// below needs one. Asks `ledger` before it takes a VM's work, and charges the work that it
+    /// took.
     fn poll(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize;
 
     /// Turns kicks on, then looks for work again, before the sidecore sleeps. Work of a VM that

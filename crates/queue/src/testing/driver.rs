@@ -1,4 +1,4 @@
-//! The model driver.
+//! The model driver: one ring, and the books of its chains.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::setup::{Layout, Position, RingAddrs, RingSetup};
 use crate::vring::{Vring, VringParts};
 use crate::walk::{F_INDIRECT, F_NEXT, F_WRITE};
 
-/// What the driver negotiated.
+/// Features that the driver negotiated.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelOptions {
     /// VIRTIO_F_EVENT_IDX.
@@ -173,7 +173,7 @@ impl ModelDriver {
         &self.call
     }
 
-    /// Where the device reports a broken ring.
+    /// Event by which the device reports a broken ring.
     pub fn err_event(&self) -> &Event {
         &self.err
     }
@@ -208,7 +208,7 @@ impl ModelDriver {
         id
     }
 
-    /// As [`ModelDriver::offer`], through an indirect table.
+    /// Offers as [`ModelDriver::offer`], through an indirect table.
     pub fn offer_indirect(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> u16 {
         let mut descs = descriptors(readable, writable);
         let count = descs.len();
@@ -231,12 +231,13 @@ impl ModelDriver {
         id
     }
 
-    /// As [`ModelDriver::offer`], not yet visible: several staged chains are published together.
+    /// Stages a chain as [`ModelDriver::offer`] takes it, not yet visible: several staged chains
+    /// are published together.
     pub fn stage(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> u16 {
         self.stage_raw(&descriptors(readable, writable))
     }
 
-    /// As [`ModelDriver::offer_raw`], not yet visible.
+    /// Stages descriptors as [`ModelDriver::offer_raw`] takes them, not yet visible.
     pub fn stage_raw(&mut self, descs: &[RawDesc]) -> u16 {
         let linked: Vec<RawDesc> = descs
             .iter()
@@ -260,7 +261,7 @@ impl ModelDriver {
         }
     }
 
-    /// Descriptors free for offers.
+    /// Number of descriptors free for offers.
     pub fn free_descriptors(&self) -> usize {
         match &self.side {
             Side::Split(side) => side.free(),

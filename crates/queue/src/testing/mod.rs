@@ -1,4 +1,4 @@
-//! The driver's side of a ring, for tests: what a guest does, and what a hostile guest may do.
+//! The driver's side of a ring, for tests: acts of a guest, and of a hostile guest.
 //!
 //! Everything here panics on misuse; nothing of it is in a product build (feature `testing`).
 #![allow(clippy::unwrap_used)]

@@ -74,7 +74,7 @@ impl GuestRam {
         GUEST_BASE + start
     }
 
-    /// What the next [`GuestRam::alloc`] would begin at: for [`GuestRam::free_to`].
+    /// Offset at which the next [`GuestRam::alloc`] would begin, for [`GuestRam::free_to`].
     pub fn mark(&self) -> u64 {
         self.next.load(Ordering::SeqCst)
     }

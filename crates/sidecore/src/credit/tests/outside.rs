@@ -1,4 +1,4 @@
-//! What is moved for a VM outside of all sidecores.
+//! Bytes that are moved for a VM outside of all sidecores.
 
 use super::sim::{MS, NET, Queue, SECOND, Sim};
 use crate::{Settings, Spent};

@@ -1,4 +1,4 @@
-//! How much of a round is one VM's.
+//! One VM's part of a round.
 
 use crate::credit::{LONE_TURN_BYTES, TURN_BYTES, VmId};
 use crate::{Accounts, Allowance, Ledger, Settings, Spent};
