@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use sidecore::VmId;
 use stage::BlockStage;
 
+use crate::check_progress::CheckProgress;
 use crate::error::BlockError;
 use crate::limits::{
     MAX_BLOCK_LEN_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEG_MAX, SECTOR_LEN_BYTES, SEG_MAX,
     SERIAL_LEN_BYTES,
 };
-use crate::qcow2::CheckProgress;
 use crate::slab::Work;
 
 /// Feature bits of virtio-blk (virtio 1.2, 5.2.3) and of rings (6).

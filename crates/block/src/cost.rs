@@ -7,11 +7,11 @@
 //! thread's because a VM's ceilings are there, and because data of files may be copied within the
 //! call that starts it.
 
+use crate::backend::Demands;
 use crate::limits::{
     BOUNCE_LEN_BYTES, DISCARD_SHARE, DISCARD_STEP_LEN_BYTES, MIN_CHARGE_BYTES, ZERO_STEP_LEN_BYTES,
 };
 use crate::slab::{Job, Work};
-use crate::state::PortState;
 
 /// The cost of a step of so many bytes. `within_call`: ranges are done while the sidecore waits.
 ///
@@ -28,10 +28,10 @@ pub(crate) fn of_step(job: &Job, len_bytes: u64, within_call: bool) -> u64 {
 }
 
 /// Most bytes of the next step; `step_len_bytes` of one that moves data, or counts as if it did.
-pub(crate) fn longest_step(job: &Job, port: &PortState, step_len_bytes: u32) -> u64 {
+pub(crate) fn longest_step(job: &Job, demands: &Demands, step_len_bytes: u32) -> u64 {
     let step = u64::from(step_len_bytes);
-    let range = if port.demands.within_call() { step } else { u64::MAX };
-    let range = range.min(port.demands.max_range_bytes);
+    let range = if demands.within_call() { step } else { u64::MAX };
+    let range = range.min(demands.max_range_bytes);
     match (job.work, job.bouncing) {
         (Work::Discard, _) => range.min(DISCARD_STEP_LEN_BYTES),
         (Work::WriteZeroes, _) if job.is_native() => range.min(ZERO_STEP_LEN_BYTES),

@@ -23,10 +23,10 @@ use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
 use crate::placed::Places;
+use crate::port_state::PortState;
 use crate::qcow2::{Qcow2Backend, Qcow2Options};
 use crate::raw::RawBackend;
 use crate::slab;
-use crate::state::PortState;
 
 mod in_place;
 mod queues;
@@ -172,7 +172,7 @@ impl BlockPort {
             has_stages: !config.stages.is_empty(),
             on_error: config.on_error,
             flush_errno: AtomicI32::new(0),
-            left: Arc::default(),
+            orphans: Arc::default(),
             stages: Mutex::new(config.stages),
         });
         Ok(Arc::new(Self {

@@ -17,16 +17,16 @@ use queue::{Batch, Coalescing, Completion, RingError, Vring};
 use sidecore::Watcher;
 
 use crate::error::BlockError;
-use crate::flight::{Flight, Next};
 use crate::gate::Pass;
+use crate::in_flight::{InFlight, Next};
 use crate::latency::Finished;
 use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES};
 use crate::log::ErrorLog;
 use crate::metrics::BlockStats;
 use crate::pace::Pace;
+use crate::port_state::PortState;
 use crate::request::{self, Refusal, Request, Status};
 use crate::slab::{Bounces, Job, Slab, Slot, Work};
-use crate::state::PortState;
 
 use flushing::Flushes;
 use holding::Holding;
@@ -55,7 +55,7 @@ const LOOK_AGAIN_NS: u64 = 50_000;
 /// The worker of one queue.
 pub(crate) struct Engine {
     pub vring: Vring,
-    pub(crate) flight: Flight,
+    pub(crate) in_flight: InFlight,
     flushes: Flushes,
     holding: Holding,
     port: Arc<PortState>,
@@ -97,16 +97,16 @@ impl Engine {
         let bounce = port.has_stages || port.demands.mem_align.max(port.demands.offset_align) > 1;
         let pass = Pass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
-        let flight = Flight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.left));
+        let in_flight = InFlight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.orphans));
         // Of an earlier worker, which may have ended without a word.
         stats.held.set(0);
-        let batch_max = if flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
+        let batch_max = if in_flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
         Ok(Self {
             vring,
             batch_max,
             flushes: Flushes::new(depth),
             holding: Holding::new(depth),
-            flight,
+            in_flight,
             port,
             stats,
             batch: Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8),
@@ -150,7 +150,7 @@ impl Engine {
     pub fn set_memory(&mut self, memory: Arc<queue::GuestMemory>) {
         // The batch is empty between polls, but holds the table of its last chains.
         self.batch = Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8);
-        self.flight.forget_tables();
+        self.in_flight.forget_tables();
         if let Err(e) = self.vring.queue.set_memory(memory) {
             self.vring.fail(&e);
         }
@@ -166,9 +166,9 @@ impl Engine {
     ) -> io::Result<()> {
         let mut watched = Ok(());
         if let Some(disk) = disk {
-            self.flight.disk.event_fd().into_iter().for_each(|fd| watcher.unwatch(fd));
+            self.in_flight.disk.event_fd().into_iter().for_each(|fd| watcher.unwatch(fd));
             self.replace_disk(disk);
-            watched = self.flight.disk.event_fd().map_or(Ok(()), |fd| watcher.watch(fd));
+            watched = self.in_flight.disk.event_fd().map_or(Ok(()), |fd| watcher.watch(fd));
         }
         self.set_memory(memory);
         watched
@@ -178,13 +178,18 @@ impl Engine {
     fn replace_disk(&mut self, mut disk: Box<dyn Disk>) {
         // We are awake; before a sleep it is told otherwise.
         disk.set_wakeups(false);
-        self.flight.disk.succeed(disk, self.flight.in_disk);
+        self.in_flight.disk.succeed(disk, self.in_flight.in_disk);
     }
 
     /// Descriptors that wake this worker.
     pub fn watched(&self) -> Vec<RawFd> {
         let answers = self.placing.as_ref().map(|p| p.answers.event.as_raw_fd());
-        self.vring.kick_fd().into_iter().chain(self.flight.disk.event_fd()).chain(answers).collect()
+        self.vring
+            .kick_fd()
+            .into_iter()
+            .chain(self.in_flight.disk.event_fd())
+            .chain(answers)
+            .collect()
     }
 
     /// As a driver does it.
@@ -205,7 +210,7 @@ impl Engine {
     }
 
     fn check_drained(&mut self) {
-        if self.flight.slab.taken() == 0
+        if self.in_flight.slab.taken() == 0
             && let Some(notice) = &self.drained
         {
             // A second notice finds nobody listening, or a channel that is read once.
@@ -215,21 +220,21 @@ impl Engine {
 
     /// Loads a popped chain into a slot and begins its request. Returns the cost of its first step.
     fn start(&mut self, index: usize, now_ns: u64) -> u64 {
-        let Some(slot) = self.flight.slab.free.pop() else { return 0 };
+        let Some(slot) = self.in_flight.slab.free.pop() else { return 0 };
         // Cannot be: `take` looked for room.
-        if !self.flight.slab.load(slot, &self.batch, index) {
-            self.flight.slab.free.push(slot);
+        if !self.in_flight.slab.load(slot, &self.batch, index) {
+            self.in_flight.slab.free.push(slot);
             self.break_port(index, "no room for its segments");
             return 0;
         }
-        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         (s.taken, s.taken_ns) = (true, now_ns);
         if let Some(fault) = s.chain.chain().fault {
             self.refuse(slot, Status::IoErr, fault.into());
             return 0;
         }
         if s.chain.chain().writable_len == 0 {
-            self.flight.release(slot);
+            self.in_flight.release(slot);
             self.break_port(index, "no room for the status byte");
             return 0;
         }
@@ -248,7 +253,7 @@ impl Engine {
     }
 
     fn begin(&mut self, slot: u16, request: Request) -> u64 {
-        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let first = s.ranges[0];
         s.job = match request {
             Request::Read(range) => {
@@ -272,7 +277,7 @@ impl Engine {
                 ..Job::new(Work::WriteZeroes, first)
             },
         };
-        if s.job.work != Work::Flush && self.flight.skip_empty_ranges(slot) {
+        if s.job.work != Work::Flush && self.in_flight.skip_empty_ranges(slot) {
             // Nothing to move, but write-through still promises durability: nothing was written.
             self.finish(slot, Status::Ok);
             return 0;
@@ -284,13 +289,13 @@ impl Engine {
         if self.suspects && matches!(request, Request::Read(_) | Request::Write(_)) {
             self.look_first(slot);
         }
-        self.flight.slab.ready.push_back(slot);
-        self.flight.prepay(slot, &self.port)
+        self.in_flight.slab.ready.push_back(slot);
+        self.in_flight.prepay(slot, &self.port)
     }
 
     /// GET ID: the serial number, then zeroes up to the status byte.
     fn get_id(&mut self, slot: u16) {
-        let chain = self.flight.slab.slots[usize::from(slot)].chain.chain();
+        let chain = self.in_flight.slab.slots[usize::from(slot)].chain.chain();
         let room = chain.writable_len as usize - 1;
         let id_len = self.port.serial.len().min(room);
         queue::seg::copy_in(chain.writable, 0, &self.port.serial[..id_len]);
@@ -307,7 +312,7 @@ impl Engine {
 
     /// Ends a request that was begun.
     fn finish(&mut self, slot: u16, status: Status) {
-        let s = &self.flight.slab.slots[usize::from(slot)];
+        let s = &self.in_flight.slab.slots[usize::from(slot)];
         let chain = s.chain.chain();
         let mut written = 0;
         match s.job.work {
@@ -349,7 +354,7 @@ impl Engine {
     /// status byte only when all before it was written.
     fn complete(&mut self, slot: u16, status: Status, data_len: u32) {
         self.forget_probe(slot);
-        let Slot { chain: held, taken_ns, .. } = &self.flight.slab.slots[usize::from(slot)];
+        let Slot { chain: held, taken_ns, .. } = &self.in_flight.slab.slots[usize::from(slot)];
         self.finished.add(*taken_ns);
         let chain = held.chain();
         let mut written = data_len;
@@ -361,22 +366,22 @@ impl Engine {
         // The status byte is the last one, and failed reads may have written too: all is dirty.
         self.vring.queue.mark_held(held, chain.writable_len as usize);
         self.completions.push(Completion { id: chain.id, ndesc: chain.ndesc, written });
-        self.flight.release(slot);
+        self.in_flight.release(slot);
     }
 
     /// Starts what was issued and takes in what has finished.
     fn collect(&mut self) -> usize {
         let placed = self.collect_placed();
-        if self.flight.in_disk == 0 {
+        if self.in_flight.in_disk == 0 {
             return placed;
         }
-        if let Err(e) = self.flight.disk.flush_submissions() {
+        if let Err(e) = self.in_flight.disk.flush_submissions() {
             self.log.broken_disk(self.vring.parts.health.name(), self.vring.parts.index, &e);
         }
         self.done.clear();
-        self.flight.disk.reap(&mut self.done);
+        self.in_flight.disk.reap(&mut self.done);
         // All of them first: whatever becomes of one, the others are not with the disk any more.
-        self.done.retain(|done| self.flight.returned(done.token).is_some());
+        self.done.retain(|done| self.in_flight.returned(done.token).is_some());
         for k in 0..self.done.len() {
             let DiskDone { token, result } = self.done[k];
             self.advance(token as u16, result);
@@ -386,12 +391,12 @@ impl Engine {
 
     /// One operation finished: the request goes on, or ends.
     fn advance(&mut self, slot: u16, result: Result<u32, i32>) {
-        let is_flush = self.flight.is_flush(slot);
-        let next = self.flight.advance(slot, result, &self.port, &self.stats, &self.vring);
+        let is_flush = self.in_flight.is_flush(slot);
+        let next = self.in_flight.advance(slot, result, &self.port, &self.stats, &self.vring);
         self.got_on(slot, &next);
         match next {
-            Next::Again => self.flight.slab.ready.push_front(slot),
-            Next::Step => self.flight.slab.ready.push_back(slot),
+            Next::Again => self.in_flight.slab.ready.push_front(slot),
+            Next::Step => self.in_flight.slab.ready.push_back(slot),
             Next::Finished if is_flush => self.flushed(slot, None),
             Next::Finished => self.finish(slot, Status::Ok),
             Next::StageRefused => {
@@ -404,13 +409,13 @@ impl Engine {
     }
 
     fn is_busy(&self) -> bool {
-        self.flight.in_disk >= BUSY_DEPTH && self.drained.is_none() && !self.pace.is_large()
+        self.in_flight.in_disk >= BUSY_DEPTH && self.drained.is_none() && !self.pace.is_large()
     }
 
     /// Makes this poll's completions visible.
     fn publish(&mut self) {
-        self.stats.in_flight.set(self.flight.slab.taken() as u64);
-        self.pass.hold(self.flight.slab.taken() - self.holding.count());
+        self.stats.in_flight.set(self.in_flight.slab.taken() as u64);
+        self.pass.hold(self.in_flight.slab.taken() - self.holding.count());
         if self.completions.is_empty() {
             return;
         }
@@ -447,6 +452,6 @@ impl Engine {
 
     /// Requests that the driver sees as not done, but for those that are held.
     fn outstanding(&self) -> u32 {
-        (self.flight.slab.taken() - self.holding.count()) as u32 + self.vring.unnotified()
+        (self.in_flight.slab.taken() - self.holding.count()) as u32 + self.vring.unnotified()
     }
 }

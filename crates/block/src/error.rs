@@ -171,6 +171,11 @@ impl BlockError {
     }
 }
 
+/// Whether an errno says nothing of the storage: the operation is tried again.
+pub(crate) fn is_transient(errno: i32) -> bool {
+    matches!(errno, libc::EINTR | libc::EAGAIN)
+}
+
 /// The errno of an error, which often wraps one without a number; never 0.
 pub(crate) fn errno(e: &io::Error) -> i32 {
     e.raw_os_error().filter(|&errno| errno > 0).unwrap_or(match e.kind() {

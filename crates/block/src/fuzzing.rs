@@ -12,8 +12,8 @@ use crate::config::OnError;
 use crate::engine::Engine;
 use crate::error::BlockError;
 use crate::memory::MemoryBackend;
+use crate::port_state::PortState;
 use crate::slab;
-use crate::state::PortState;
 
 /// Polls after which every request must be done: one is done in steps, each of which is a poll.
 const MAX_POLLS: u64 = 10_000;
@@ -63,7 +63,7 @@ impl DiskQueue {
             stages: Vec::new().into(),
             on_error: OnError::Report,
             flush_errno: AtomicI32::new(0),
-            left: Arc::default(),
+            orphans: Arc::default(),
         });
         let disk = backend.open_queue(64)?;
         let engine = Engine::new(driver.vring(0), port, Arc::default(), disk)?;
@@ -84,10 +84,10 @@ impl DiskQueue {
         for _ in 0..MAX_POLLS {
             self.now_ns += 1_000_000;
             let work = self.engine.poll(self.now_ns, &mut self.ledger);
-            if work == 0 && self.engine.flight.slab.taken() == 0 {
+            if work == 0 && self.engine.in_flight.slab.taken() == 0 {
                 return;
             }
         }
-        panic!("{} requests are not done", self.engine.flight.slab.taken());
+        panic!("{} requests are not done", self.engine.in_flight.slab.taken());
     }
 }

@@ -33,7 +33,7 @@
 //! says otherwise: see [`OnError`] and `engine/holding.rs`.
 //!
 //! A queue that ends with operations in its disk leaves them, with all that they use, to a thread that
-//! waits for them; the image stays locked so long: see `left.rs`.
+//! waits for them; the image stays locked so long: see `orphans.rs`.
 //!
 //! Files on tmpfs are the exception to one system call per batch: each operation is a call, which is
 //! cheaper there than the kernel thread that io_uring would use (see `resident.rs`).
@@ -116,46 +116,47 @@
 //! - SECURE ERASE, zones and lifetime are not offered.
 
 pub mod backend;
+mod check_progress;
 mod claim;
 pub mod config;
 mod cost;
 mod device;
 mod disks;
-mod done;
 mod dropper;
 mod engine;
 pub mod error;
 mod file;
-mod flight;
 mod gate;
+mod immediate;
+mod in_flight;
 mod latency;
-mod left;
 pub mod limits;
 mod lock;
 mod log;
 pub mod memory;
 pub mod metrics;
 pub mod null;
+mod orphans;
 mod pace;
 pub mod placed;
+mod port_state;
 pub mod qcow2;
 pub mod raw;
 mod registered;
 mod request;
 mod resident;
 mod slab;
-mod state;
 
 pub use backend::{Backend, Demands, ImageState};
+pub use check_progress::CheckProgress;
 pub use config::{BackendConfig, BlockPortConfig, OnError, Topology};
 pub use device::{BlockPort, Image, NoPlaceholders, NotInPlace};
 pub use dropper::start as start_dropper;
 pub use error::BlockError;
 pub use gate::Gate;
-pub use left::left_in_disks;
 pub use metrics::{BlockStats, QueueSnapshot};
+pub use orphans::left_in_disks;
 pub use placed::{Placed, Placeholders, Way};
-pub use qcow2::CheckProgress;
 pub use request::Refusal;
 
 #[cfg(feature = "testing")]

@@ -8,18 +8,18 @@
 //! file's last page says how long the disk is.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::io::{Disk, DiskDone, DiskOp};
+use base::io::{Disk, DiskOp};
 use base::shm::SharedMemory;
 use queue::iovec::{gather, scatter};
 use rustix::fs::FallocateFlags;
 
 use crate::backend::{Backend, Demands};
-use crate::done::DoneList;
 use crate::error::BlockError;
+use crate::immediate::{Executor, ImmediateDisk};
 use crate::limits::{MAX_MEMORY_DISK_LEN_BYTES, SECTOR_LEN_BYTES, STEP_LEN_BYTES};
 
 /// Ranges from this size on are given back to the kernel; smaller ones are overwritten.
@@ -48,7 +48,7 @@ struct Shared {
     is_new: bool,
 }
 
-/// See the module's text.
+/// The memory back end of a port: a mapped memory file.
 #[derive(Debug)]
 pub struct MemoryBackend(Arc<Shared>);
 
@@ -150,7 +150,7 @@ impl Backend for MemoryBackend {
     }
 
     fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
-        Ok(Box::new(MemoryDisk { shared: Arc::clone(&self.0), done: DoneList::new(depth) }))
+        Ok(Box::new(ImmediateDisk::new(MemoryQueue(Arc::clone(&self.0)), depth)))
     }
 
     fn len_bytes(&self) -> u64 {
@@ -188,17 +188,14 @@ impl Backend for MemoryBackend {
 }
 
 /// One queue's view.
-struct MemoryDisk {
-    shared: Arc<Shared>,
-    done: DoneList,
-}
+struct MemoryQueue(Arc<Shared>);
 
-impl MemoryDisk {
-    /// Does one operation.
-    ///
-    /// # Safety
-    /// As [`Disk::submit`].
-    unsafe fn run(&self, op: DiskOp) -> Result<u32, i32> {
+impl Executor for MemoryQueue {
+    const BATCHES: bool = false;
+
+    #[inline]
+    unsafe fn execute(&self, op: DiskOp) -> Result<u32, i32> {
+        let shared = &self.0;
         let (offset, len) = match op {
             DiskOp::Read { offset, len_bytes, .. } | DiskOp::Write { offset, len_bytes, .. } => {
                 (offset, u64::from(len_bytes))
@@ -207,46 +204,24 @@ impl MemoryDisk {
             DiskOp::WriteZeroes { offset, len_bytes, .. } => (offset, len_bytes),
             DiskOp::Flush => return Ok(0),
         };
-        if !self.shared.holds(offset, len) {
+        if !shared.holds(offset, len) {
             return Err(libc::EIO);
         }
         // The offset fits: `holds` compared it with a mapping's length.
-        let at = self.shared.memory.as_ptr().wrapping_add(offset as usize);
+        let at = shared.memory.as_ptr().wrapping_add(offset as usize);
         match op {
             // SAFETY: the caller vouches for the buffers, which hold `len` bytes together; `at` is
             // valid for `len` bytes (checked above); guest memory is never this private mapping.
             DiskOp::Read { bufs, count, .. } => unsafe { scatter(at, bufs, count) },
             // SAFETY: as for reads.
             DiskOp::Write { bufs, count, .. } => unsafe { gather(bufs, count, at) },
-            _ => return self.shared.zero(offset, len).map(|()| 0),
+            _ => return shared.zero(offset, len).map(|()| 0),
         }
         Ok(len as u32)
     }
-}
-
-impl Disk for MemoryDisk {
-    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
-        self.done.check_room()?;
-        // SAFETY: the same contract.
-        let result = unsafe { self.run(op) };
-        self.done.push(DiskDone { token, result });
-        Ok(())
-    }
-
-    fn flush_submissions(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        self.done.reap(done);
-    }
-
-    fn event_fd(&self) -> Option<RawFd> {
-        None
-    }
 
     fn len_bytes(&self) -> u64 {
-        self.shared.len_bytes()
+        self.0.len_bytes()
     }
 }
 

@@ -1,20 +1,18 @@
 //! A disk without bytes, for measurements of everything around it: writes vanish, reads give
 //! zeroes (a buffer that keeps its old bytes would break the promise of `written`).
 
-use std::io;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::io::{Disk, DiskDone, DiskOp};
-use queue::iovec::zero_all;
+use base::io::{Disk, DiskOp};
 
 use crate::backend::Backend;
-use crate::done::DoneList;
 use crate::error::BlockError;
+use crate::immediate::{Executor, ImmediateDisk};
 use crate::limits::MAX_DISK_LEN_BYTES;
+use queue::iovec::zero_all;
 
-/// See the module's text.
+/// The null back end of a port: only the size of its disk.
 #[derive(Debug)]
 pub struct NullBackend {
     len_bytes: Arc<AtomicU64>,
@@ -42,8 +40,7 @@ impl Backend for NullBackend {
     }
 
     fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
-        let len_bytes = Arc::clone(&self.len_bytes);
-        Ok(Box::new(NullDisk { len_bytes, done: DoneList::new(depth) }))
+        Ok(Box::new(ImmediateDisk::new(NullQueue(Arc::clone(&self.len_bytes)), depth)))
     }
 
     fn len_bytes(&self) -> u64 {
@@ -64,15 +61,14 @@ impl Backend for NullBackend {
 }
 
 /// One queue's view.
-struct NullDisk {
-    len_bytes: Arc<AtomicU64>,
-    done: DoneList,
-}
+struct NullQueue(Arc<AtomicU64>);
 
-impl Disk for NullDisk {
-    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
-        self.done.check_room()?;
-        let result = match op {
+impl Executor for NullQueue {
+    const BATCHES: bool = false;
+
+    #[inline]
+    unsafe fn execute(&self, op: DiskOp) -> Result<u32, i32> {
+        Ok(match op {
             DiskOp::Read { bufs, count, len_bytes, .. } => {
                 // SAFETY: the caller vouches for the list and its buffers until the operation is
                 // reaped, which is after this.
@@ -81,24 +77,10 @@ impl Disk for NullDisk {
             }
             DiskOp::Write { len_bytes, .. } => len_bytes,
             DiskOp::Flush | DiskOp::Discard { .. } | DiskOp::WriteZeroes { .. } => 0,
-        };
-        self.done.push(DiskDone { token, result: Ok(result) });
-        Ok(())
-    }
-
-    fn flush_submissions(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        self.done.reap(done);
-    }
-
-    fn event_fd(&self) -> Option<RawFd> {
-        None
+        })
     }
 
     fn len_bytes(&self) -> u64 {
-        self.len_bytes.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed)
     }
 }

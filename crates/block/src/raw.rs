@@ -217,7 +217,7 @@ impl Backend for RawBackend {
     fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
         if self.resident {
             let (file, len) = (Arc::clone(&self.file), Arc::clone(&self.len_bytes));
-            return Ok(Box::new(ResidentDisk::new(file, len, depth)));
+            return Ok(Box::new(ResidentDisk::on_image(file, len, depth)));
         }
         let own = Opening::take(&self.spare, &self.file);
         let len_bytes = Arc::clone(&self.len_bytes);

@@ -10,50 +10,37 @@
 //! what the CPU knew of it), and what plans the next request would find its caches full of the data
 //! of the last.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::io::{Disk, DiskDone, DiskOp};
+use base::io::DiskOp;
 
-use crate::done::DoneList;
 use crate::file::Image;
+use crate::immediate::{Executor, ImmediateDisk};
+
+/// One queue's disk on such a file.
+pub(crate) type ResidentDisk = ImmediateDisk<ResidentQueue>;
 
 /// One queue's view.
-pub(crate) struct ResidentDisk {
+pub(crate) struct ResidentQueue {
     image: Arc<Image>,
     len_bytes: Arc<AtomicU64>,
-    /// Submitted and not handed over.
-    waiting: VecDeque<(u32, DiskOp)>,
-    done: DoneList,
 }
 
-// SAFETY: the addresses in `waiting` are used under the contract of `Disk::submit`, on any thread.
-unsafe impl Send for ResidentDisk {}
-
 impl ResidentDisk {
-    pub fn new(image: Arc<Image>, len_bytes: Arc<AtomicU64>, depth: u16) -> Self {
-        let waiting = VecDeque::with_capacity(usize::from(depth));
-        Self { image, len_bytes, waiting, done: DoneList::new(depth) }
+    /// A disk with room for `depth` operations on an open image.
+    pub fn on_image(image: Arc<Image>, len_bytes: Arc<AtomicU64>, depth: u16) -> Self {
+        Self::new(ResidentQueue { image, len_bytes }, depth)
     }
+}
 
-    /// Does the next operation that was submitted, for who takes the results as they come.
-    #[inline]
-    pub fn run_next(&mut self) -> Option<DiskDone> {
-        let (token, op) = self.waiting.pop_front()?;
-        // SAFETY: the contract of its submission, which has not been reaped.
-        let result = unsafe { self.run(op) };
-        Some(DiskDone { token, result })
-    }
+impl Executor for ResidentQueue {
+    const BATCHES: bool = true;
 
-    /// Does one operation: bytes moved, or errno.
-    ///
-    /// # Safety
-    /// As [`Disk::submit`].
     #[inline(always)]
-    unsafe fn run(&self, op: DiskOp) -> Result<u32, i32> {
+    unsafe fn execute(&self, op: DiskOp) -> Result<u32, i32> {
         let fd = self.image.get().as_raw_fd();
         let moved = match op {
             // One buffer needs no list, which the kernel would copy first.
@@ -85,6 +72,10 @@ impl ResidentDisk {
         };
         u32::try_from(moved).map_err(|_| last_errno())
     }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Relaxed)
+    }
 }
 
 fn last_errno() -> i32 {
@@ -101,33 +92,5 @@ fn allocate(fd: RawFd, mode: i32, offset: u64, len: u64) -> Result<u32, i32> {
     match unsafe { libc::fallocate(fd, mode, signed(offset)?, signed(len)?) } {
         0 => Ok(0),
         _ => Err(last_errno()),
-    }
-}
-
-impl Disk for ResidentDisk {
-    unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
-        self.done.check_room_for(self.waiting.len() + 1)?;
-        self.waiting.push_back((token, op));
-        Ok(())
-    }
-
-    #[inline]
-    fn flush_submissions(&mut self) -> io::Result<()> {
-        while let Some(done) = self.run_next() {
-            self.done.push(done);
-        }
-        Ok(())
-    }
-
-    fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        self.done.reap(done);
-    }
-
-    fn event_fd(&self) -> Option<RawFd> {
-        None
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.len_bytes.load(Ordering::Relaxed)
     }
 }

@@ -153,7 +153,7 @@ impl BlockPort {
                 )));
             }
             let rest = |engine: &mut Engine, _: &Watcher<'_>| {
-                (engine.flight.slab.taken(), engine.flight.in_disk)
+                (engine.in_flight.slab.taken(), engine.in_flight.in_disk)
             };
             let (taken, in_disk) = worker.call(rest).map_err(DeviceError::failed)?;
             if taken == 0 || (in_disk > 0 && by.is_some_and(|by| until(by).is_zero())) {
@@ -182,13 +182,13 @@ impl BlockPort {
 
     /// Operations that queues which ended left in the disk, and that are not over yet.
     pub fn left_in_disk(&self) -> usize {
-        self.state.left.wait(Duration::ZERO)
+        self.state.orphans.wait(Duration::ZERO)
     }
 
     /// As [`BlockPort::left_in_disk`], to be waited for.
     #[cfg(test)]
-    pub(crate) fn left(&self) -> Arc<crate::left::Left> {
-        Arc::clone(&self.state.left)
+    pub(crate) fn orphans(&self) -> Arc<crate::orphans::Orphans> {
+        Arc::clone(&self.state.orphans)
     }
 
     fn ending(&self) -> MutexGuard<'_, Ending> {
@@ -198,7 +198,7 @@ impl BlockPort {
     /// A queue may start only when nothing of an earlier one of this port is in the disk: it takes the
     /// same requests again.
     pub(super) fn check_nothing_left(&self) -> Result<(), DeviceError> {
-        match self.state.left.wait(claim::LIMIT) {
+        match self.state.orphans.wait(claim::LIMIT) {
             0 => Ok(()),
             left => Err(DeviceError::Failed(format!(
                 "disk {}: after {:?} requests of a queue that ended are still in the disk: {left}",

@@ -6,7 +6,7 @@
 //! next one: it begins after all that they want to be durable. (Kernels merge the flushes of a device
 //! in the same way.) Queues do not share openings: see `raw.rs`.
 //!
-//! Once one failed, all fail: see [`PortState::flush_failure`](crate::state::PortState).
+//! Once one failed, all fail: see [`PortState::flush_failure`](crate::port_state::PortState).
 
 use std::sync::atomic::Ordering;
 
@@ -51,7 +51,7 @@ impl Engine {
         if self.port.flush_failure().is_none() {
             return false;
         }
-        match self.flight.slab.slots[usize::from(slot)].job.work {
+        match self.in_flight.slab.slots[usize::from(slot)].job.work {
             Work::Flush => true,
             Work::Read => false,
             _ => !self.port.writeback.load(Ordering::Relaxed),
@@ -102,7 +102,7 @@ impl Engine {
             ended = self.flushes.shared.pop();
         }
         if let Some(next) = self.flushes.next.pop() {
-            self.flight.slab.ready.push_front(next);
+            self.in_flight.slab.ready.push_front(next);
         }
     }
 }

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use sidecore::Arm;
 
 use super::Engine;
-use crate::flight::Next;
+use crate::in_flight::Next;
 use crate::limits::{HOLD_MAX_NS, HOLD_MIN_NS};
 use crate::request::Status;
 
@@ -70,7 +70,7 @@ impl Holding {
 impl Engine {
     /// The disk refused or failed: the request is held, or the guest sees an I/O error.
     pub(super) fn fail(&mut self, slot: u16, errno: i32) {
-        let work = self.flight.slab.slots[usize::from(slot)].job.work;
+        let work = self.in_flight.slab.slots[usize::from(slot)].job.work;
         if !self.port.on_error.holds(work, errno) {
             return self.report(slot, errno);
         }
@@ -82,14 +82,14 @@ impl Engine {
 
     fn hold(&mut self, slot: u16, errno: i32) {
         let now_ns = self.log.now_ns;
-        self.flight.rewind(slot);
+        self.in_flight.rewind(slot);
         let holding = &mut self.holding;
         if holding.probe.take_if(|probe| *probe == slot).is_some() {
             holding.pause_ns = (holding.pause_ns * 2).min(HOLD_MAX_NS);
             holding.retry_at_ns = now_ns + holding.pause_ns;
         } else if !std::mem::replace(&mut holding.is_holding, true) {
             holding.retry_at_ns = now_ns + holding.pause_ns;
-            let job = &self.flight.slab.slots[usize::from(slot)].job;
+            let job = &self.in_flight.slab.slots[usize::from(slot)].job;
             self.log.held(self.vring.parts.health.name(), self.vring.parts.index, job, errno);
         }
         holding.slots.push_back(slot);
@@ -120,7 +120,7 @@ impl Engine {
             return 0;
         }
         *probe = slots.pop_front();
-        self.flight.slab.ready.extend(*probe);
+        self.in_flight.slab.ready.extend(*probe);
         self.show_held();
         1
     }
@@ -132,7 +132,7 @@ impl Engine {
             let is_done = match next {
                 Next::Step | Next::Finished => true,
                 // The data is there, or the same step goes on.
-                Next::Again => self.flight.is_flush(slot),
+                Next::Again => self.in_flight.is_flush(slot),
                 Next::StageRefused | Next::Failed(_) => false,
             };
             if is_done {
@@ -146,7 +146,7 @@ impl Engine {
     pub fn resume_held(&mut self) -> usize {
         let holding = &mut self.holding;
         let count = holding.slots.len() + usize::from(holding.probe.take().is_some());
-        self.flight.slab.ready.extend(holding.slots.drain(..));
+        self.in_flight.slab.ready.extend(holding.slots.drain(..));
         (holding.is_holding, holding.pause_ns) = (false, HOLD_MIN_NS);
         if count > 0 {
             self.log.resumed(self.vring.parts.health.name(), self.vring.parts.index, count);
@@ -174,7 +174,7 @@ impl Engine {
 
     fn end_held(&mut self, slot: u16, errno: i32) {
         match self.holding.stays_inflight {
-            true => self.flight.release(slot),
+            true => self.in_flight.release(slot),
             false => self.report(slot, errno),
         }
     }
@@ -191,7 +191,7 @@ impl Engine {
         if errno == libc::ENOSPC || errno == libc::EDQUOT {
             self.stats.no_space.add(1);
         }
-        let job = self.flight.slab.slots[usize::from(slot)].job;
+        let job = self.in_flight.slab.slots[usize::from(slot)].job;
         self.log.failed(self.vring.parts.health.name(), self.vring.parts.index, &job, errno);
         self.finish(slot, Status::IoErr);
     }

@@ -16,7 +16,7 @@ use queue::Seg;
 
 use super::Engine;
 use crate::cost;
-use crate::flight::Sent;
+use crate::in_flight::Sent;
 use crate::placed::{Answers, Head, Placed, Places, Way, are_placeholders};
 use crate::request::{HEADER_LEN_BYTES, Status};
 use crate::slab::{Slot, Work};
@@ -58,7 +58,7 @@ impl Engine {
     /// A read or write begins: notes what its first sector says if it is a placeholder.
     pub(super) fn look_first(&mut self, slot: u16) {
         let Some(placing) = &self.placing else { return };
-        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let range = s.job.range;
         let (segs, skip) = data(s);
         // See "Old memory" and "Two ways to one file".
@@ -83,24 +83,24 @@ impl Engine {
     /// front of those that wait for the disk: to their end, or to who takes it.
     pub(super) fn look_on(&mut self, slot: u16) -> Option<Sent> {
         let longest = {
-            let job = &self.flight.slab.slots[usize::from(slot)].job;
-            cost::longest_step(job, &self.port, self.flight.step_len_bytes)
+            let job = &self.in_flight.slab.slots[usize::from(slot)].job;
+            cost::longest_step(job, &self.port.demands, self.in_flight.step_len_bytes)
         };
-        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let left = s.job.range.len - s.looked;
         let len = left.min(longest);
         let (segs, skip) = data(s);
         let goes_on = are_placeholders(segs, skip, &s.head, s.looked, len);
         s.looked += len;
         if !goes_on || (len == left && !self.park(slot)) {
-            self.flight.slab.slots[usize::from(slot)].job.is_suspect = false;
+            self.in_flight.slab.slots[usize::from(slot)].job.is_suspect = false;
             return None;
         }
-        self.flight.slab.ready.pop_front();
+        self.in_flight.slab.ready.pop_front();
         if len < left {
-            self.flight.slab.ready.push_back(slot);
+            self.in_flight.slab.ready.push_back(slot);
         }
-        let job = &mut self.flight.slab.slots[usize::from(slot)].job;
+        let job = &mut self.in_flight.slab.slots[usize::from(slot)].job;
         job.is_suspect = len < left;
         let cost = cost::of_step(job, len, self.port.demands.within_call());
         let paid = job.paid.min(cost);
@@ -111,7 +111,7 @@ impl Engine {
     /// Offers a request; true when it was taken.
     fn park(&mut self, slot: u16) -> bool {
         let Some(placing) = &mut self.placing else { return false };
-        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let range = (s.job.range.offset, s.job.range.len);
         let way = match s.job.work {
             Work::Read => Way::Read,
@@ -149,7 +149,7 @@ impl Engine {
     }
 
     fn answered(&mut self, slot: u16, errno: Option<i32>) {
-        let s = &mut self.flight.slab.slots[usize::from(slot)];
+        let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         if !std::mem::take(&mut s.job.is_parked) {
             return;
         }
@@ -166,15 +166,15 @@ impl Engine {
         self.stats.placed.add(1);
         if !synced && !self.port.writeback.load(Ordering::Relaxed) {
             // The cache was switched off meanwhile: as for a write that the disk did.
-            self.flight.slab.slots[usize::from(slot)].job.flushing = true;
-            return self.flight.slab.ready.push_front(slot);
+            self.in_flight.slab.slots[usize::from(slot)].job.flushing = true;
+            return self.in_flight.slab.ready.push_front(slot);
         }
         self.finish(slot, Status::Ok);
     }
 
     /// Before a sleep, and after it.
     pub(super) fn set_wakeups(&mut self, on: bool) {
-        self.flight.disk.set_wakeups(on);
+        self.in_flight.disk.set_wakeups(on);
         if let Some(placing) = &self.placing {
             placing.answers.set_wakeups(on);
         }

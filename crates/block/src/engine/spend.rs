@@ -3,7 +3,7 @@
 use sidecore::{Ledger, Spent, least_charge_bytes};
 
 use super::Engine;
-use crate::flight::Issue;
+use crate::in_flight::Issue;
 use crate::limits::{MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
 use crate::request::Status;
 
@@ -11,9 +11,9 @@ impl Engine {
     /// Has requests go on that wait for their next step, and takes new ones: in turn first, so that a
     /// request behind a large one waits for a step and not for all of it.
     pub(super) fn spend(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
-        self.flight.choose_step(ledger.is_crowded());
+        self.in_flight.choose_step(ledger.is_crowded());
         let mut budget = POLL_BUDGET_BYTES;
-        let goes_on = !self.flight.slab.ready.is_empty();
+        let goes_on = !self.in_flight.slab.ready.is_empty();
         let new_first = goes_on && self.new_first;
         let mut work = 0;
         if goes_on && !new_first {
@@ -21,11 +21,11 @@ impl Engine {
             self.new_first = work > 0;
         }
         if budget > 0 {
-            let waiting = self.flight.slab.ready.len();
+            let waiting = self.in_flight.slab.ready.len();
             let taken = self.take(budget, now_ns, ledger);
             if taken > 0 {
                 self.new_first &= !new_first;
-                self.flight.slab.ready.rotate_left(waiting);
+                self.in_flight.slab.ready.rotate_left(waiting);
                 work += taken + self.issue(&mut budget, 0, now_ns, ledger);
             }
         }
@@ -45,7 +45,7 @@ impl Engine {
         // A queue that ends does so soon, at a ceiling too: a step in each poll, which is owed.
         let ends = self.drained.is_some();
         let work = self.issue(budget, credit.max(ends.into()), now_ns, ledger);
-        if is_held && !ends && !self.flight.slab.ready.is_empty() {
+        if is_held && !ends && !self.in_flight.slab.ready.is_empty() {
             self.wait(now_ns, ledger, allowance.is_none());
         }
         work
@@ -53,7 +53,7 @@ impl Engine {
 
     /// Takes from the ring what the first steps of fit into `budget`, but for the last one.
     fn take(&mut self, budget: u64, now_ns: u64, ledger: &mut Ledger) -> usize {
-        let free = self.flight.slab.free.len().min(self.batch_max);
+        let free = self.in_flight.slab.free.len().min(self.batch_max);
         if free == 0 || self.drained.is_some() {
             return 0;
         }
@@ -79,7 +79,7 @@ impl Engine {
         let mut spent = Spent::default();
         while (spent.requests as usize) < popped && spent.bytes < bytes {
             let index = spent.requests as usize;
-            if !self.flight.slab.has_room(&self.batch, index) {
+            if !self.in_flight.slab.has_room(&self.batch, index) {
                 self.waits_for_list = true;
                 break;
             }
@@ -118,24 +118,24 @@ impl Engine {
     fn issue(&mut self, budget: &mut u64, credit: u64, now_ns: u64, ledger: &mut Ledger) -> usize {
         let (mut issued, mut due) = (0, Spent::default());
         while *budget > 0 {
-            let Some(&slot) = self.flight.slab.ready.front() else { break };
-            if due.bytes >= credit && !self.flight.is_paid(slot) {
+            let Some(&slot) = self.in_flight.slab.ready.front() else { break };
+            if due.bytes >= credit && !self.in_flight.is_paid(slot) {
                 break;
             }
-            let is_suspect = self.flight.slab.slots[usize::from(slot)].job.is_suspect;
+            let is_suspect = self.in_flight.slab.slots[usize::from(slot)].job.is_suspect;
             if is_suspect && let Some(looked) = self.look_on(slot) {
                 *budget = budget.saturating_sub(looked.bytes);
                 due.bytes += looked.due;
                 issued += 1;
                 continue;
             }
-            let is_flush = self.flight.is_flush(slot);
+            let is_flush = self.in_flight.is_flush(slot);
             if is_flush && self.joins_flush(slot) {
-                self.flight.slab.ready.pop_front();
+                self.in_flight.slab.ready.pop_front();
                 issued += 1;
                 continue;
             }
-            match self.flight.issue(slot, &self.port) {
+            match self.in_flight.issue(slot, &self.port) {
                 Issue::Sent(sent) => {
                     if is_flush {
                         self.flushes.lead(slot);
@@ -152,11 +152,11 @@ impl Engine {
                 Issue::Failed(errno) if is_flush => self.flushed(slot, Some(errno)),
                 Issue::Failed(errno) => self.fail(slot, errno),
             }
-            self.flight.slab.ready.pop_front();
+            self.in_flight.slab.ready.pop_front();
             issued += 1;
         }
         if due.bytes > 0 {
-            let more = !self.flight.slab.ready.is_empty() || self.vring.has_work();
+            let more = !self.in_flight.slab.ready.is_empty() || self.vring.has_work();
             ledger.charge(self.port.vm, due, more, now_ns);
             self.pass.charge(ledger, due, more, now_ns);
         }

@@ -49,7 +49,7 @@ impl Engine {
             self.tell(now_ns);
             return Arm::Busy;
         }
-        if !self.flight.slab.ready.is_empty() && self.flight.in_disk == 0 && !self.waits {
+        if !self.in_flight.slab.ready.is_empty() && self.in_flight.in_disk == 0 && !self.waits {
             return Arm::Busy;
         }
         let slack_ns = self.slack_ns(now_ns);
@@ -61,12 +61,12 @@ impl Engine {
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.clamp(now_ns, look_ns)));
         }
         let due_ns = self.vring.notify_due_ns(TELL);
-        if self.flight.disk.has_former() {
+        if self.in_flight.disk.has_former() {
             let look_ns = now_ns + LOOK_AGAIN_NS;
             return Arm::Until(due_ns.map_or(look_ns, |due_ns| due_ns.min(look_ns)));
         }
         // With every slot taken the next event is a completion, not a kick, or credit.
-        let is_full = self.flight.slab.free.is_empty() || self.waits_for_list;
+        let is_full = self.in_flight.slab.free.is_empty() || self.waits_for_list;
         if (is_full && !self.waits) || self.drained.is_some() {
             return due_ns.map_or(Arm::Idle, Arm::Until);
         }

@@ -27,7 +27,7 @@ use queue::seg::prefetch;
 use super::files::Files;
 use super::pieces::{MAX_SPARE, Pieces, cut};
 use super::pool::{Job, Pool, Results};
-use crate::flight::is_passing;
+use crate::error::is_transient;
 
 /// Where an operation stands.
 #[derive(Clone, Copy)]
@@ -424,7 +424,7 @@ impl Qcow2Disk {
             State::Data(_) => self.abandon(at, false),
             State::Entries(_) => self.abandon(at, true),
             // Tried again by whoever asked: nothing is lost yet.
-            State::Flush(..) if is_passing(errno) => {}
+            State::Flush(..) if is_transient(errno) => {}
             State::Flush(..) => self.pool.chain().flush_failed(),
             _ => {}
         }

@@ -31,7 +31,7 @@ impl OpenFile {
     fn open(&self, event: &Arc<Event>, depth: u16) -> io::Result<FileDisk> {
         let image = Arc::clone(&self.image);
         if file::is_resident(image.get()) {
-            return Ok(FileDisk::Resident(ResidentDisk::new(image, Arc::default(), depth)));
+            return Ok(FileDisk::Resident(ResidentDisk::on_image(image, Arc::default(), depth)));
         }
         let own = match self.is_buffered {
             true => Opening::take_buffered(&self.spare, &image)?,

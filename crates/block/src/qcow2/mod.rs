@@ -10,9 +10,7 @@ mod pieces;
 mod pool;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base::io::Disk;
 use qcow2::{ChainView, Opened};
@@ -23,6 +21,7 @@ use self::open::Parts;
 use self::pieces::MAX_SPARE;
 use self::pool::{Pool, Results};
 use crate::backend::{Backend, Demands, ImageState};
+use crate::check_progress::CheckProgress;
 use crate::error::BlockError;
 use crate::file;
 use crate::gate::Gate;
@@ -43,21 +42,6 @@ pub struct Qcow2Options<'a> {
     pub read_only: bool,
     /// Is told how far the check of an image is.
     pub progress: CheckProgress,
-}
-
-/// How far the check of an image is that was not closed, for whoever waits for it.
-#[derive(Debug, Clone, Default)]
-pub struct CheckProgress(Arc<AtomicU32>);
-
-impl CheckProgress {
-    /// Percent of its tables that were counted; 100 while what was found is mended, too.
-    pub fn percent(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn set(&self, share: f64) {
-        self.0.store((share * 100.0) as u32, Ordering::Relaxed);
-    }
 }
 
 /// Whether the image's header says that it is checked when it is opened for writing. Only a hint: nothing is

@@ -19,9 +19,9 @@ use crate::config::OnError;
 use crate::engine::Engine;
 use crate::gate::Gate;
 use crate::metrics::BlockStats;
+use crate::port_state::PortState;
 use crate::registered;
 use crate::slab;
-use crate::state::PortState;
 
 pub(crate) const BOTH: [Layout; 2] = [Layout::Split, Layout::Packed];
 
@@ -103,7 +103,7 @@ impl Rig {
             let (memory, used) = (rig.driver.memory(), &rig.stats.registered);
             // Some tests want it refused.
             let _ = registered::register(&mut *disk, &memory, max_bytes, used);
-            rig.engine.flight.disk.succeed(disk, 0);
+            rig.engine.in_flight.disk.succeed(disk, 0);
         }
         rig
     }
@@ -148,11 +148,11 @@ impl Rig {
         loop {
             now_ns += 1;
             let work = self.engine.poll(now_ns, &mut self.ledger);
-            if work == 0 && self.engine.flight.slab.taken() == 0 {
+            if work == 0 && self.engine.in_flight.slab.taken() == 0 {
                 break;
             }
             if work == 0 {
-                let fd = self.engine.flight.disk.event_fd().expect("stuck without an event");
+                let fd = self.engine.in_flight.disk.event_fd().expect("stuck without an event");
                 // SAFETY: the disk lives as long as the engine.
                 let fd = unsafe { BorrowedFd::borrow_raw(fd) };
                 let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
@@ -206,7 +206,7 @@ pub(crate) fn state(len_bytes: u64, options: RigOptions) -> Arc<PortState> {
         stages: options.stages.into(),
         on_error: options.on_error,
         flush_errno: AtomicI32::new(0),
-        left: Arc::default(),
+        orphans: Arc::default(),
     })
 }
 

@@ -140,7 +140,7 @@ fn abuse_D2_an_image_stays_locked_until_the_last_request_of_its_port_is_over() {
         session.join().unwrap();
         assert_eq!(bench.port.left_in_disk(), 2);
         assert!(crate::left_in_disks() >= 2);
-        let left = bench.port.left();
+        let left = bench.port.orphans();
         let Bench { _dir, path, disk, port, cores } = bench;
         assert_eq!((Arc::strong_count(&port), cores[0].stats().workers.get()), (1, 0));
         drop(port);
@@ -182,7 +182,7 @@ fn abuse_D2_a_worker_that_panics_holds_up_no_sidecore_and_leaves_the_image_locke
     let text = bench.port.start_queue(guest.driver.vring(0)).unwrap_err().to_string();
     assert!(text.contains("still in the disk: 1"), "{text}");
     bench.disk.let_go();
-    assert_eq!(bench.port.left().wait(LIMIT), 0);
+    assert_eq!(bench.port.orphans().wait(LIMIT), 0);
     bench.port.start_queue(guest.driver.vring(0)).unwrap();
     assert!(!bench.disk.state().abandoned);
 }

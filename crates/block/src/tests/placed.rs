@@ -79,7 +79,7 @@ fn a_placed_write_waits_without_the_disk_and_ends_from_another_thread() {
         let stats = &bench.rig.stats;
         assert_eq!((stats.writes.get(), stats.placed.get()), (2, 1));
         assert_eq!(stats.written_bytes.get(), 512 + 8192);
-        assert_eq!(bench.rig.engine.flight.slab.taken(), 0);
+        assert_eq!(bench.rig.engine.in_flight.slab.taken(), 0);
     }
 }
 
@@ -366,7 +366,7 @@ fn an_answer_after_the_queues_end_reaches_nobody() {
         next.poll(0, &mut bench.rig.ledger);
         assert_eq!(bench.rig.driver.used(), None);
         assert_eq!(bench.rig.driver.read(offered.status, 1), [UNTOUCHED]);
-        assert_eq!(next.flight.slab.taken(), 0);
+        assert_eq!(next.in_flight.slab.taken(), 0);
     }
 }
 

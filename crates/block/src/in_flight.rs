@@ -19,12 +19,13 @@ use stage::Direction;
 use crate::cost;
 use crate::disks::Disks;
 use crate::dropper;
-use crate::left::{self, Left};
+use crate::error::is_transient;
 use crate::limits::{MAX_OP_SEGS, MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
+use crate::orphans::Orphans;
+use crate::port_state::PortState;
 use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
-use crate::state::PortState;
 
 /// How often the disks of a queue that ended are looked at, besides when they ring.
 const SETTLE_LOOK: Duration = Duration::from_millis(100);
@@ -67,12 +68,12 @@ pub(crate) enum Next {
 }
 
 /// The disk of a queue with the requests that it works on.
-pub(crate) struct Flight {
-    /// Dropped before the buffers it uses, or with them when it is done: see [`crate::left`].
+pub(crate) struct InFlight {
+    /// Dropped before the buffers it uses, or with them when it is done: see [`crate::orphans`].
     pub disk: ManuallyDrop<Disks>,
     pub slab: Slab,
     bounces: Bounces,
-    left: Arc<Left>,
+    orphans: Arc<Orphans>,
     /// Operations with the disk.
     pub in_disk: usize,
     /// The disk works while the sidecore waits.
@@ -81,13 +82,13 @@ pub(crate) struct Flight {
     pub step_len_bytes: u32,
 }
 
-impl Flight {
-    /// `left`: where the port counts what stays in its disks.
-    pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces, left: Arc<Left>) -> Self {
+impl InFlight {
+    /// `orphans`: the port's count of operations that outlive their queue.
+    pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces, orphans: Arc<Orphans>) -> Self {
         let is_immediate = disk.is_immediate();
         let disk = ManuallyDrop::new(Disks::new(disk));
         let step_len_bytes = STEP_LEN_BYTES;
-        Self { disk, slab, bounces, left, in_disk: 0, is_immediate, step_len_bytes }
+        Self { disk, slab, bounces, orphans, in_disk: 0, is_immediate, step_len_bytes }
     }
 
     /// Steps are short while others wait for what is done within the call. `is_crowded`: others may.
@@ -156,8 +157,11 @@ impl Flight {
     #[inline]
     pub fn prepay(&mut self, slot: u16, port: &PortState) -> u64 {
         let job = &mut self.slab.slots[usize::from(slot)].job;
-        let len_bytes =
-            (job.range.len - job.done).min(cost::longest_step(job, port, self.step_len_bytes));
+        let len_bytes = (job.range.len - job.done).min(cost::longest_step(
+            job,
+            &port.demands,
+            self.step_len_bytes,
+        ));
         job.paid = cost::of_step(job, len_bytes, port.demands.within_call());
         job.paid
     }
@@ -191,7 +195,7 @@ impl Flight {
         };
         // SAFETY: list and buffers belong to the slot: guest memory held by its `ChainBuf`, a
         // bounce buffer it has taken, or the static zeroes. None is touched or freed while
-        // `in_disk` is set, and a `Flight` that is dropped then lives on until the disk is done.
+        // `in_disk` is set, and a `InFlight` that is dropped then lives on until the disk is done.
         match unsafe { self.disk.submit(u32::from(slot), op) } {
             Ok(()) => {
                 s.job.in_disk = true;
@@ -341,7 +345,7 @@ fn wait_for(disk: &Disks) {
     let _ = rustix::io::read(fd, &mut [0u8; 8]);
 }
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
         // SAFETY: taken here only, and not used afterwards.
         let disk = unsafe { ManuallyDrop::take(&mut self.disk) };
@@ -354,12 +358,12 @@ impl Drop for Flight {
             disk: ManuallyDrop::new(disk),
             slab: self.slab.take(),
             bounces: std::mem::replace(&mut self.bounces, Bounces::none()),
-            left: Arc::clone(&self.left),
+            orphans: Arc::clone(&self.orphans),
             in_disk: self.in_disk,
             is_immediate: self.is_immediate,
             step_len_bytes: self.step_len_bytes,
         };
-        left::take_over(rest, Arc::clone(&self.left));
+        Arc::clone(&self.orphans).adopt(self.in_disk, rest, InFlight::settle);
     }
 }
 
@@ -369,14 +373,9 @@ enum Recovery {
     Fail,
 }
 
-/// Says nothing of the storage: the operation is tried again.
-pub(crate) fn is_passing(errno: i32) -> bool {
-    matches!(errno, libc::EINTR | libc::EAGAIN)
-}
-
 /// What to do about an errno.
 fn recover(job: &mut Job, errno: i32) -> Recovery {
-    if is_passing(errno) && job.retries < MAX_RETRIES {
+    if is_transient(errno) && job.retries < MAX_RETRIES {
         job.retries += 1;
         return Recovery::Retry;
     }
@@ -442,7 +441,8 @@ fn begin_step(
     step_len_bytes: u32,
 ) -> Result<(), Issue> {
     let job = &mut s.job;
-    let len = (job.range.len - job.done).min(cost::longest_step(job, port, step_len_bytes)) as u32;
+    let len = (job.range.len - job.done).min(cost::longest_step(job, &port.demands, step_len_bytes))
+        as u32;
     if job.bouncing && !job.is_native() {
         let bounce = bounces.take().ok_or(Issue::Blocked)?;
         s.bounce = Some(bounce);

@@ -9,7 +9,7 @@ use stage::{BlockStage, Direction, Verdict};
 use crate::backend::Demands;
 use crate::config::OnError;
 use crate::gate::Gate;
-use crate::left::Left;
+use crate::orphans::Orphans;
 use crate::request::Geometry;
 use crate::slab::Serial;
 
@@ -38,8 +38,8 @@ pub(crate) struct PortState {
     pub on_error: OnError,
     /// The errno of the first flush that failed; 0: none did. See [`PortState::flush_failure`].
     pub flush_errno: AtomicI32,
-    /// What queues that ended left in the disk.
-    pub left: Arc<Left>,
+    /// Operations that queues which ended left in the disk.
+    pub orphans: Arc<Orphans>,
 }
 
 impl PortState {
