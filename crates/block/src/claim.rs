@@ -18,10 +18,10 @@ use rustix::io::Errno;
 
 /// How long an earlier daemon's requests are waited for. It takes milliseconds, unless the disk
 /// hangs; a front end that locks its own region holds up its own session only.
-pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// How often we look: the kernel tells nobody without waiting for ever.
-const LOOK: Duration = Duration::from_millis(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
 /// See the module's text.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Claim {
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Some(Self { file, id })),
-                Err(Errno::AGAIN) if begin.elapsed() < limit => std::thread::sleep(LOOK),
+                Err(Errno::AGAIN) if begin.elapsed() < limit => std::thread::sleep(RETRY_INTERVAL),
                 Err(error) => return Err(error.into()),
             }
         }

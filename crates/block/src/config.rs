@@ -11,7 +11,7 @@ use crate::limits::{
     MAX_BLOCK_LEN_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEG_MAX, SECTOR_LEN_BYTES, SEG_MAX,
     SERIAL_LEN_BYTES,
 };
-use crate::slab::Work;
+use crate::slab::JobKind;
 
 /// Feature bits of virtio-blk (virtio 1.2, 5.2.3) and of rings (6).
 pub mod feature {
@@ -118,7 +118,7 @@ pub enum OnError {
 
 impl OnError {
     /// Whether a request is held for this error.
-    pub(crate) fn holds(self, work: Work, errno: i32) -> bool {
+    pub(crate) fn holds(self, kind: JobKind, errno: i32) -> bool {
         let is_final = matches!(
             errno,
             libc::EFAULT
@@ -131,7 +131,7 @@ impl OnError {
         match self {
             Self::Report => false,
             Self::Hold => !is_final,
-            Self::Enospc => work != Work::Read && matches!(errno, libc::ENOSPC | libc::EDQUOT),
+            Self::Enospc => kind != JobKind::Read && matches!(errno, libc::ENOSPC | libc::EDQUOT),
         }
     }
 }

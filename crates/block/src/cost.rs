@@ -11,30 +11,30 @@ use crate::backend::Demands;
 use crate::limits::{
     BOUNCE_LEN_BYTES, DISCARD_SHARE, DISCARD_STEP_LEN_BYTES, MIN_CHARGE_BYTES, ZERO_STEP_LEN_BYTES,
 };
-use crate::slab::{Job, Work};
+use crate::slab::{Job, JobKind};
 
 /// The cost of a step of so many bytes. `within_call`: ranges are done while the sidecore waits.
 ///
 /// Zeroes are charged in full whatever the disk makes of them: whether it writes them or only notes
 /// them, and which of the two the file system's fallback is, we are not told.
 #[inline]
-pub(crate) fn of_step(job: &Job, len_bytes: u64, within_call: bool) -> u64 {
-    let bytes = match job.work {
-        Work::Flush => 0,
-        Work::Discard if !within_call => len_bytes / DISCARD_SHARE,
+pub(crate) fn step_charge_bytes(job: &Job, len_bytes: u64, within_call: bool) -> u64 {
+    let bytes = match job.kind {
+        JobKind::Flush => 0,
+        JobKind::Discard if !within_call => len_bytes / DISCARD_SHARE,
         _ => len_bytes,
     };
     bytes.max(MIN_CHARGE_BYTES)
 }
 
 /// Most bytes of the next step; `step_len_bytes` of one that moves data, or counts as if it did.
-pub(crate) fn longest_step(job: &Job, demands: &Demands, step_len_bytes: u32) -> u64 {
+pub(crate) fn max_step_len_bytes(job: &Job, demands: &Demands, step_len_bytes: u32) -> u64 {
     let step = u64::from(step_len_bytes);
     let range = if demands.within_call() { step } else { u64::MAX };
     let range = range.min(demands.max_range_bytes);
-    match (job.work, job.bouncing) {
-        (Work::Discard, _) => range.min(DISCARD_STEP_LEN_BYTES),
-        (Work::WriteZeroes, _) if job.is_native() => range.min(ZERO_STEP_LEN_BYTES),
+    match (job.kind, job.is_bouncing) {
+        (JobKind::Discard, _) => range.min(DISCARD_STEP_LEN_BYTES),
+        (JobKind::WriteZeroes, _) if job.is_native() => range.min(ZERO_STEP_LEN_BYTES),
         (_, true) => step.min(BOUNCE_LEN_BYTES.into()),
         _ => step,
     }

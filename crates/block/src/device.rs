@@ -16,9 +16,9 @@ use crate::config::{
     feature,
 };
 use crate::dropper;
-use crate::engine::Engine;
+use crate::engine::QueueEngine;
 use crate::error::BlockError;
-use crate::log::ErrorLog;
+use crate::error_log::ErrorLog;
 use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
@@ -41,7 +41,7 @@ const MEMORY: u64 = 0;
 /// One queue as the port knows it.
 #[derive(Default)]
 struct QueueState {
-    worker: Option<WorkerRef<Engine>>,
+    worker: Option<WorkerRef<QueueEngine>>,
     ring_stats: Option<Arc<QueueStats>>,
     /// The table whose memory the disk knows; only while the queue runs, and where disks want it.
     known: Option<Arc<GuestMemory>>,
@@ -456,7 +456,7 @@ impl Device for BlockPort {
         self.check_nothing_left()?;
         let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let memory = Arc::clone(vring.queue.memory());
-        let depth = Engine::depth(&vring);
+        let depth = QueueEngine::depth(&vring);
         let core = match &self.group {
             Some(group) => group.core(),
             None => Sidecore::for_memory(&self.cores, index, &*memory).clone(),
@@ -472,7 +472,7 @@ impl Device for BlockPort {
         queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
         queue.depth = depth;
         let near = core.prefer_node();
-        let mut engine = Engine::new(vring, Arc::clone(&self.state), stats, disk)
+        let mut engine = QueueEngine::new(vring, Arc::clone(&self.state), stats, disk)
             .map_err(DeviceError::failed)?;
         self.give_places(&mut engine, depth).map_err(DeviceError::failed)?;
         drop(near);
@@ -487,7 +487,7 @@ impl Device for BlockPort {
             .call(|engine, watcher| {
                 // The sidecore is awake: a driver that never lets it sleep would kick for ever.
                 engine.vring.disarm();
-                engine.watched().into_iter().try_for_each(|fd| watcher.watch(fd))
+                engine.watched_fds().into_iter().try_for_each(|fd| watcher.watch(fd))
             })
             .map_err(DeviceError::failed)
             .and_then(|r| r.map_err(|e| DeviceError::Failed(format!("watching a kick: {e}"))));

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use base::io::Disk;
 use queue::GuestMemory;
 
-enum Thing {
+enum DropJob {
     // Only dropped.
     Disk {
         _disk: Box<dyn Disk>,
@@ -23,16 +23,16 @@ enum Thing {
 }
 
 /// One for the process; none where no thread could be had.
-fn sender() -> Option<&'static Sender<Thing>> {
-    static SENDER: OnceLock<Option<Sender<Thing>>> = OnceLock::new();
+fn sender() -> Option<&'static Sender<DropJob>> {
+    static SENDER: OnceLock<Option<Sender<DropJob>>> = OnceLock::new();
     SENDER.get_or_init(start_thread).as_ref()
 }
 
-fn start_thread() -> Option<Sender<Thing>> {
-    let (sender, things) = mpsc::channel();
+fn start_thread() -> Option<Sender<DropJob>> {
+    let (sender, jobs) = mpsc::channel();
     let work = move || {
-        for thing in things {
-            if let Thing::Mark(reached) = thing {
+        for job in jobs {
+            if let DropJob::Mark(reached) = job {
                 // Who no longer waits need not be told.
                 let _ = reached.send(());
             }
@@ -50,24 +50,24 @@ pub fn start() {
 }
 
 /// Drops a disk, soon.
-pub(crate) fn disk(disk: Box<dyn Disk>) {
-    send(Thing::Disk { _disk: disk });
+pub(crate) fn drop_disk(disk: Box<dyn Disk>) {
+    send(DropJob::Disk { _disk: disk });
 }
 
 /// Lets go of a memory table, soon: it may be the last hold.
-pub(crate) fn table(table: Arc<GuestMemory>) {
-    send(Thing::Table { _table: table });
+pub(crate) fn drop_table(table: Arc<GuestMemory>) {
+    send(DropJob::Table { _table: table });
 }
 
 /// Without a thread it is dropped here.
-fn send(thing: Thing) {
-    let _ = sender().map(|sender| sender.send(thing));
+fn send(job: DropJob) {
+    let _ = sender().map(|sender| sender.send(job));
 }
 
 /// Waits until all that was to be dropped before is gone: a disk keeps its image locked.
 pub(crate) fn wait() {
     let (reached, wait) = mpsc::sync_channel(1);
-    send(Thing::Mark(reached));
+    send(DropJob::Mark(reached));
     // Without a thread the mark is gone at once.
     let _ = wait.recv();
 }
@@ -82,7 +82,7 @@ mod tests {
         let options = ModelOptions::default();
         let memory = ModelDriver::with_options(queue::Layout::Split, 4, options).memory();
         let held = Arc::downgrade(&memory);
-        table(memory);
+        drop_table(memory);
         wait();
         assert_eq!(held.strong_count(), 0);
     }

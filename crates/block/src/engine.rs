@@ -3,8 +3,8 @@
 
 mod flushing;
 mod holding;
+mod intake;
 mod placing;
-mod spend;
 mod worker;
 
 use std::io;
@@ -16,17 +16,17 @@ use base::io::{Disk, DiskDone};
 use queue::{Batch, Coalescing, Completion, RingError, Vring};
 use sidecore::Watcher;
 
+use crate::driver_pace::DriverPace;
 use crate::error::BlockError;
-use crate::gate::Pass;
-use crate::in_flight::{InFlight, Next};
-use crate::latency::Finished;
+use crate::error_log::ErrorLog;
+use crate::gate::GatePass;
+use crate::in_flight::{InFlight, OpOutcome};
+use crate::latency::LatencyRecorder;
 use crate::limits::{BATCH_CHAINS, MAX_IN_FLIGHT, MIN_CHARGE_BYTES};
-use crate::log::ErrorLog;
 use crate::metrics::BlockStats;
-use crate::pace::Pace;
 use crate::port_state::PortState;
 use crate::request::{self, Refusal, Request, Status};
-use crate::slab::{Bounces, Job, Slab, Slot, Work};
+use crate::slab::{Bounces, Job, JobKind, Slab, Slot};
 
 use flushing::Flushes;
 use holding::Holding;
@@ -34,11 +34,11 @@ pub(crate) use placing::Placing;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
 /// when those finish.
-const TELL: Coalescing = Coalescing { max_pending: 16, max_wait_ns: 100_000 };
+const GATHERING: Coalescing = Coalescing { max_pending: 16, max_wait_ns: 100_000 };
 
-/// As [`TELL`], for the time that the driver's pile gives, see [`Pace`].
-const fn within(slack_ns: u64) -> Coalescing {
-    Coalescing { max_wait_ns: slack_ns, ..TELL }
+/// As [`GATHERING`], for the time that the driver's pile gives, see [`DriverPace`].
+const fn gather_within(slack_ns: u64) -> Coalescing {
+    Coalescing { max_wait_ns: slack_ns, ..GATHERING }
 }
 
 /// From so many requests in the disk on the queue counts as busy: completions gather, and the driver
@@ -53,7 +53,7 @@ const IMMEDIATE_BATCH: usize = 16;
 const LOOK_AGAIN_NS: u64 = 50_000;
 
 /// The worker of one queue.
-pub(crate) struct Engine {
+pub(crate) struct QueueEngine {
     pub vring: Vring,
     pub(crate) in_flight: InFlight,
     flushes: Flushes,
@@ -65,27 +65,27 @@ pub(crate) struct Engine {
     batch_max: usize,
     done: Vec<DiskDone>,
     completions: Vec<Completion>,
-    finished: Finished,
+    latencies: LatencyRecorder,
     log: ErrorLog,
-    pace: Pace,
-    pass: Pass,
+    pace: DriverPace,
+    pass: GatePass,
     /// None on ports that no pipe writes to, or reads so.
     pub(crate) placing: Option<Placing>,
     /// Requests of this batch may be of placeholders.
-    suspects: bool,
+    may_have_placeholders: bool,
     /// Requests wait for credit, or for room in the device.
-    waits: bool,
+    is_waiting: bool,
     /// The next request waits for a list that has room for it.
-    waits_for_list: bool,
+    is_waiting_for_list: bool,
     /// While requests wait for their next step: new ones go before them next.
-    new_first: bool,
+    takes_new_first: bool,
     /// What a request of the last batch was charged.
     mean_cost: u64,
     /// Told when the last request is done; from then on nothing is taken.
-    drained: Option<Sender<()>>,
+    drain_notice: Option<Sender<()>>,
 }
 
-impl Engine {
+impl QueueEngine {
     /// Allocates everything that the queue will ever need.
     pub fn new(
         vring: Vring,
@@ -95,7 +95,7 @@ impl Engine {
     ) -> Result<Self, BlockError> {
         let depth = Self::depth(&vring);
         let bounce = port.has_stages || port.demands.mem_align.max(port.demands.offset_align) > 1;
-        let pass = Pass::new(port.gate.clone(), port.vm);
+        let pass = GatePass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
         let in_flight = InFlight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.orphans));
         // Of an earlier worker, which may have ended without a word.
@@ -112,17 +112,17 @@ impl Engine {
             batch: Batch::new(BATCH_CHAINS, BATCH_CHAINS * 8),
             done: Vec::with_capacity(usize::from(depth)),
             completions: Vec::with_capacity(usize::from(depth)),
-            finished: Finished::new(depth),
+            latencies: LatencyRecorder::new(depth),
             log: ErrorLog::default(),
-            pace: Pace::default(),
+            pace: DriverPace::default(),
             pass,
             placing: None,
-            suspects: false,
-            waits: false,
-            waits_for_list: false,
-            new_first: false,
+            may_have_placeholders: false,
+            is_waiting: false,
+            is_waiting_for_list: false,
+            takes_new_first: false,
             mean_cost: MIN_CHARGE_BYTES,
-            drained: None,
+            drain_notice: None,
         })
     }
 
@@ -134,14 +134,14 @@ impl Engine {
     /// Takes no more requests; tells `notice` when those in flight are done. `stays_inflight`: what is
     /// held stays in the inflight region, see [`holding`].
     pub fn drain(&mut self, notice: Sender<()>, stays_inflight: bool) {
-        self.drained = Some(notice);
+        self.drain_notice = Some(notice);
         self.end_all_held(stays_inflight);
         self.check_drained();
     }
 
     /// Has who waits for the end of a drain look again.
-    pub fn remind(&self) {
-        if let Some(notice) = &self.drained {
+    pub fn wake_drain(&self) {
+        if let Some(notice) = &self.drain_notice {
             let _ = notice.send(());
         }
     }
@@ -157,7 +157,7 @@ impl Engine {
     }
 
     /// Moves the queue to a changed memory table and, in the same step, to a disk that knows it: see
-    /// [`crate::registered`].
+    /// [`crate::registered_memory`].
     pub fn move_to(
         &mut self,
         memory: Arc<queue::GuestMemory>,
@@ -178,11 +178,11 @@ impl Engine {
     fn replace_disk(&mut self, mut disk: Box<dyn Disk>) {
         // We are awake; before a sleep it is told otherwise.
         disk.set_wakeups(false);
-        self.in_flight.disk.succeed(disk, self.in_flight.in_disk);
+        self.in_flight.disk.replace(disk, self.in_flight.in_disk);
     }
 
     /// Descriptors that wake this worker.
-    pub fn watched(&self) -> Vec<RawFd> {
+    pub fn watched_fds(&self) -> Vec<RawFd> {
         let answers = self.placing.as_ref().map(|p| p.answers.event.as_raw_fd());
         self.vring
             .kick_fd()
@@ -211,7 +211,7 @@ impl Engine {
 
     fn check_drained(&mut self) {
         if self.in_flight.slab.taken() == 0
-            && let Some(notice) = &self.drained
+            && let Some(notice) = &self.drain_notice
         {
             // A second notice finds nobody listening, or a channel that is read once.
             let _ = notice.send(());
@@ -228,7 +228,7 @@ impl Engine {
             return 0;
         }
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
-        (s.taken, s.taken_ns) = (true, now_ns);
+        (s.is_taken, s.taken_ns) = (true, now_ns);
         if let Some(fault) = s.chain.chain().fault {
             self.refuse(slot, Status::IoErr, fault.into());
             return 0;
@@ -257,36 +257,36 @@ impl Engine {
         let first = s.ranges[0];
         s.job = match request {
             Request::Read(range) => {
-                self.pace.began(range.len);
-                Job::new(Work::Read, range)
+                self.pace.note_request(range.len);
+                Job::new(JobKind::Read, range)
             }
             Request::Write(range) => {
-                self.pace.began(range.len);
-                Job::new(Work::Write, range)
+                self.pace.note_request(range.len);
+                Job::new(JobKind::Write, range)
             }
-            Request::Flush => Job::new(Work::Flush, request::Range::default()),
+            Request::Flush => Job::new(JobKind::Flush, request::Range::default()),
             Request::GetId => {
                 self.get_id(slot);
                 return 0;
             }
-            Request::Discard(n) => Job { range_count: n, ..Job::new(Work::Discard, first) },
+            Request::Discard(n) => Job { range_count: n, ..Job::new(JobKind::Discard, first) },
             Request::WriteZeroes(n) => Job {
                 range_count: n,
                 // Stages see what is written: zeroes then pass through them as data.
-                by_writing: self.port.has_stages,
-                ..Job::new(Work::WriteZeroes, first)
+                writes_zeroes: self.port.has_stages,
+                ..Job::new(JobKind::WriteZeroes, first)
             },
         };
-        if s.job.work != Work::Flush && self.in_flight.skip_empty_ranges(slot) {
+        if s.job.kind != JobKind::Flush && self.in_flight.skip_empty_ranges(slot) {
             // Nothing to move, but write-through still promises durability: nothing was written.
             self.finish(slot, Status::Ok);
             return 0;
         }
-        if self.is_lost(slot) {
-            self.fail_lost(slot);
+        if self.needs_failed_flush(slot) {
+            self.fail_for_flush(slot);
             return 0;
         }
-        if self.suspects && matches!(request, Request::Read(_) | Request::Write(_)) {
+        if self.may_have_placeholders && matches!(request, Request::Read(_) | Request::Write(_)) {
             self.look_first(slot);
         }
         self.in_flight.slab.ready.push_back(slot);
@@ -315,8 +315,8 @@ impl Engine {
         let s = &self.in_flight.slab.slots[usize::from(slot)];
         let chain = s.chain.chain();
         let mut written = 0;
-        match s.job.work {
-            Work::Read => {
+        match s.job.kind {
+            JobKind::Read => {
                 self.stats.reads.add(1);
                 if status == Status::Ok {
                     written = chain.writable_len - 1;
@@ -326,15 +326,15 @@ impl Engine {
                     written = s.job.done as u32;
                 }
             }
-            Work::Write => {
+            JobKind::Write => {
                 self.stats.writes.add(1);
                 if status == Status::Ok {
                     self.count_bytes(s.job.range.len, false);
                 }
             }
-            Work::Flush => self.stats.flushes.add(1),
-            Work::Discard => self.stats.discards.add(1),
-            Work::WriteZeroes => self.stats.write_zeroes.add(1),
+            JobKind::Flush => self.stats.flushes.add(1),
+            JobKind::Discard => self.stats.discards.add(1),
+            JobKind::WriteZeroes => self.stats.write_zeroes.add(1),
         }
         self.complete(slot, status, written);
     }
@@ -355,7 +355,7 @@ impl Engine {
     fn complete(&mut self, slot: u16, status: Status, data_len: u32) {
         self.forget_probe(slot);
         let Slot { chain: held, taken_ns, .. } = &self.in_flight.slab.slots[usize::from(slot)];
-        self.finished.add(*taken_ns);
+        self.latencies.add(*taken_ns);
         let chain = held.chain();
         let mut written = data_len;
         if queue::seg::set_last_byte(chain.writable, status as u8) {
@@ -393,23 +393,23 @@ impl Engine {
     fn advance(&mut self, slot: u16, result: Result<u32, i32>) {
         let is_flush = self.in_flight.is_flush(slot);
         let next = self.in_flight.advance(slot, result, &self.port, &self.stats, &self.vring);
-        self.got_on(slot, &next);
+        self.note_progress(slot, &next);
         match next {
-            Next::Again => self.in_flight.slab.ready.push_front(slot),
-            Next::Step => self.in_flight.slab.ready.push_back(slot),
-            Next::Finished if is_flush => self.flushed(slot, None),
-            Next::Finished => self.finish(slot, Status::Ok),
-            Next::StageRefused => {
+            OpOutcome::Again => self.in_flight.slab.ready.push_front(slot),
+            OpOutcome::NextStep => self.in_flight.slab.ready.push_back(slot),
+            OpOutcome::Finished if is_flush => self.end_flush(slot, None),
+            OpOutcome::Finished => self.finish(slot, Status::Ok),
+            OpOutcome::StageRefused => {
                 self.stats.stage_refused.add(1);
                 self.finish(slot, Status::IoErr);
             }
-            Next::Failed(errno) if is_flush => self.flushed(slot, Some(errno)),
-            Next::Failed(errno) => self.fail(slot, errno),
+            OpOutcome::Failed(errno) if is_flush => self.end_flush(slot, Some(errno)),
+            OpOutcome::Failed(errno) => self.fail(slot, errno),
         }
     }
 
     fn is_busy(&self) -> bool {
-        self.in_flight.in_disk >= BUSY_DEPTH && self.drained.is_none() && !self.pace.is_large()
+        self.in_flight.in_disk >= BUSY_DEPTH && self.drain_notice.is_none() && !self.pace.is_large()
     }
 
     /// Makes this poll's completions visible.
@@ -424,8 +424,8 @@ impl Engine {
     }
 
     /// Tells the driver of completions: at once, or together with those to come.
-    fn tell(&mut self, now_ns: u64) {
-        match self.lazy(now_ns) {
+    fn notify(&mut self, now_ns: u64) {
+        match self.gathering(now_ns) {
             Some(lazy) => self.vring.notify_coalesced(now_ns, lazy),
             None => self.vring.notify(),
         }
@@ -433,17 +433,17 @@ impl Engine {
     }
 
     /// How long completions may gather now; none: not at all.
-    fn lazy(&mut self, now_ns: u64) -> Option<Coalescing> {
+    fn gathering(&mut self, now_ns: u64) -> Option<Coalescing> {
         let slack_ns = self.slack_ns(now_ns);
         if slack_ns > 0 {
-            return Some(within(slack_ns));
+            return Some(gather_within(slack_ns));
         }
-        self.is_busy().then_some(TELL)
+        self.is_busy().then_some(GATHERING)
     }
 
-    /// See [`Pace`].
+    /// See [`DriverPace`].
     fn slack_ns(&mut self, now_ns: u64) -> u64 {
-        if self.drained.is_some() {
+        if self.drain_notice.is_some() {
             return 0;
         }
         let outstanding = self.outstanding();

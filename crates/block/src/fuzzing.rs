@@ -9,7 +9,7 @@ use sidecore::{Ledger, VmId, Worker};
 
 use crate::backend::Backend;
 use crate::config::OnError;
-use crate::engine::Engine;
+use crate::engine::QueueEngine;
 use crate::error::BlockError;
 use crate::memory::MemoryBackend;
 use crate::port_state::PortState;
@@ -22,7 +22,7 @@ const MAX_POLLS: u64 = 10_000;
 pub struct DiskQueue {
     /// What the guest has.
     pub driver: ModelDriver,
-    engine: Engine,
+    engine: QueueEngine,
     ledger: Ledger,
     now_ns: u64,
 }
@@ -66,7 +66,7 @@ impl DiskQueue {
             orphans: Arc::default(),
         });
         let disk = backend.open_queue(64)?;
-        let engine = Engine::new(driver.vring(0), port, Arc::default(), disk)?;
+        let engine = QueueEngine::new(driver.vring(0), port, Arc::default(), disk)?;
         Ok(Self { driver, engine, ledger: Ledger::default(), now_ns: 0 })
     }
 

@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use sidecore::{Allowance, Ledger, Spent, VmId};
 
 /// Requests in a device while several VMs use it: what an SSD needs to work at its full rate.
-const DEPTH: u32 = 64;
+const SHARED_DEPTH: u32 = 64;
 
 /// Requests that every queue may have in the device, however full it is: who has few at a time does
 /// not wait for those who have many.
-const OWN: u32 = 2;
+const MIN_PER_QUEUE: u32 = 2;
 
 /// So long after a device last changed hands it counts as shared.
 const SHARED_NS: u64 = 100_000_000;
@@ -74,13 +74,13 @@ impl Gate {
 
 /// One queue's place at a gate; it gives back what it holds when it goes.
 #[derive(Debug)]
-pub(crate) struct Pass {
+pub(crate) struct GatePass {
     gate: Option<Arc<Gate>>,
     vm: VmId,
     held: u32,
 }
 
-impl Pass {
+impl GatePass {
     /// `gate`: none where nothing waits below us.
     pub fn new(gate: Option<Arc<Gate>>, vm: VmId) -> Self {
         Self { gate, vm, held: 0 }
@@ -92,8 +92,8 @@ impl Pass {
         if now_ns >= gate.shared_until_ns.load(Ordering::Relaxed) {
             return u32::MAX;
         }
-        let room = DEPTH.saturating_sub(gate.in_flight.load(Ordering::Relaxed));
-        room.max(OWN.saturating_sub(self.held))
+        let room = SHARED_DEPTH.saturating_sub(gate.in_flight.load(Ordering::Relaxed));
+        room.max(MIN_PER_QUEUE.saturating_sub(self.held))
     }
 
     /// What the VM may give to the device now.
@@ -102,16 +102,16 @@ impl Pass {
         Allowance { requests: credit.requests.min(self.room(now_ns)), ..credit }
     }
 
-    /// As [`Pass::allowance`], for requests that have their place there.
+    /// As [`GatePass::allowance`], for requests that have their place there.
     pub fn credit(&self, ledger: &mut Ledger, now_ns: u64) -> Allowance {
         let Some(gate) = &self.gate else { return Allowance::UNLIMITED };
         ledger.device(gate.device, self.vm).allowance(self.vm, now_ns)
     }
 
-    /// Work waits that [`Pass::allowance`] does not allow.
+    /// Work waits that [`GatePass::allowance`] does not allow.
     pub fn wait(&self, ledger: &mut Ledger, now_ns: u64) {
         let Some(gate) = &self.gate else { return };
-        self.uses(gate, now_ns);
+        self.note_use(gate, now_ns);
         let ledger = ledger.device(gate.device, self.vm);
         match ledger.allowance(self.vm, now_ns).is_none() {
             true => ledger.held_back(self.vm, now_ns),
@@ -122,11 +122,11 @@ impl Pass {
     /// Charges what is given to the device.
     pub fn charge(&self, ledger: &mut Ledger, spent: Spent, more: bool, now_ns: u64) {
         let Some(gate) = &self.gate else { return };
-        self.uses(gate, now_ns);
+        self.note_use(gate, now_ns);
         ledger.device(gate.device, self.vm).charge(self.vm, spent, more, now_ns);
     }
 
-    fn uses(&self, gate: &Gate, now_ns: u64) {
+    fn note_use(&self, gate: &Gate, now_ns: u64) {
         let (before, now) = (gate.user.load(Ordering::Relaxed), self.vm.number());
         if before != now {
             gate.user.store(now, Ordering::Relaxed);
@@ -147,7 +147,7 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for GatePass {
     fn drop(&mut self) {
         self.hold(0);
     }
@@ -164,11 +164,11 @@ mod tests {
         let accounts = Accounts::default();
         let vm = |name| accounts.open(name, Settings::default()).id();
         let gate = Arc::new(Gate::new(1));
-        let [mut a, mut b] = ["a", "b"].map(|name| Pass::new(Some(gate.clone()), vm(name)));
-        a.uses(&gate, 0);
+        let [mut a, mut b] = ["a", "b"].map(|name| GatePass::new(Some(gate.clone()), vm(name)));
+        a.note_use(&gate, 0);
         a.hold(200);
         assert_eq!(a.room(0), u32::MAX);
-        b.uses(&gate, 10);
+        b.note_use(&gate, 10);
         assert_eq!((a.room(10), b.room(10)), (0, 2));
         b.hold(1);
         assert_eq!(b.room(10), 1);

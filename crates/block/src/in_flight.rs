@@ -17,24 +17,24 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use stage::Direction;
 
 use crate::cost;
-use crate::disks::Disks;
 use crate::dropper;
 use crate::error::is_transient;
 use crate::limits::{MAX_OP_SEGS, MAX_RETRIES, SHORT_STEP_LEN_BYTES, STEP_LEN_BYTES};
 use crate::metrics::BlockStats;
 use crate::orphans::Orphans;
 use crate::port_state::PortState;
+use crate::queue_disks::QueueDisks;
 use crate::request::HEADER_LEN_BYTES;
-use crate::slab::{Bounces, Job, Slab, Slot, Work, ZEROES};
+use crate::slab::{Bounces, Job, JobKind, Slab, Slot, ZEROES};
 
 /// How often the disks of a queue that ended are looked at, besides when they ring.
 const SETTLE_LOOK: Duration = Duration::from_millis(100);
 
 /// What became of an attempt to give a request to the disk.
 #[derive(Debug)]
-pub(crate) enum Issue {
+pub(crate) enum IssueOutcome {
     /// The disk has it.
-    Sent(Sent),
+    Sent(IssuedOp),
     /// No bounce buffer, or the disk is full: try again when something finishes.
     Blocked,
     /// A stage does not let the data pass.
@@ -45,7 +45,7 @@ pub(crate) enum Issue {
 
 /// What was given to the disk.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sent {
+pub(crate) struct IssuedOp {
     /// Bytes that move while the sidecore waits, or as if it did.
     pub bytes: u64,
     /// To be charged: the cost of a step that begins, without what was paid for it before.
@@ -54,11 +54,11 @@ pub(crate) struct Sent {
 
 /// How a request goes on after an operation.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum OpOutcome {
     /// The same step goes on, or the flush after the last one.
     Again,
     /// The next step, after others had their turn and when there is credit for it.
-    Step,
+    NextStep,
     /// All done.
     Finished,
     /// A stage does not let the data pass.
@@ -70,7 +70,7 @@ pub(crate) enum Next {
 /// The disk of a queue with the requests that it works on.
 pub(crate) struct InFlight {
     /// Dropped before the buffers it uses, or with them when it is done: see [`crate::orphans`].
-    pub disk: ManuallyDrop<Disks>,
+    pub disk: ManuallyDrop<QueueDisks>,
     pub slab: Slab,
     bounces: Bounces,
     orphans: Arc<Orphans>,
@@ -86,7 +86,7 @@ impl InFlight {
     /// `orphans`: the port's count of operations that outlive their queue.
     pub fn new(disk: Box<dyn Disk>, slab: Slab, bounces: Bounces, orphans: Arc<Orphans>) -> Self {
         let is_immediate = disk.is_immediate();
-        let disk = ManuallyDrop::new(Disks::new(disk));
+        let disk = ManuallyDrop::new(QueueDisks::new(disk));
         let step_len_bytes = STEP_LEN_BYTES;
         Self { disk, slab, bounces, orphans, in_disk: 0, is_immediate, step_len_bytes }
     }
@@ -108,21 +108,21 @@ impl InFlight {
     #[inline]
     pub fn is_paid(&self, slot: u16) -> bool {
         let job = &self.slab.slots[usize::from(slot)].job;
-        let in_step = job.step_len > 0 && job.due == 0;
-        job.paid > 0 || in_step || job.is_flush()
+        let in_step = job.step_len > 0 && job.due_bytes == 0;
+        job.paid_bytes > 0 || in_step || job.is_flush()
     }
 
     /// Frees a slot, its bounce buffer and its hold on guest memory.
     #[inline]
     pub fn release(&mut self, slot: u16) {
         let s = &mut self.slab.slots[usize::from(slot)];
-        if std::mem::take(&mut s.stale) {
-            s.chain.release().into_iter().for_each(dropper::table);
+        if std::mem::take(&mut s.has_old_table) {
+            s.chain.release().into_iter().for_each(dropper::drop_table);
         } else {
             s.chain.retire();
         }
         s.iov.0.clear();
-        s.taken = false;
+        s.is_taken = false;
         if let Some(bounce) = s.bounce.take() {
             self.bounces.give(bounce);
         }
@@ -132,9 +132,9 @@ impl InFlight {
 
     /// The queue's memory table has changed: no slot keeps the old one for longer than its request.
     pub fn forget_tables(&mut self) {
-        self.slab.unused_chains().filter_map(ChainBuf::release).for_each(dropper::table);
-        for slot in self.slab.slots.iter_mut().filter(|slot| slot.taken) {
-            slot.stale = true;
+        self.slab.unused_chains().filter_map(ChainBuf::release).for_each(dropper::drop_table);
+        for slot in self.slab.slots.iter_mut().filter(|slot| slot.is_taken) {
+            slot.has_old_table = true;
         }
     }
 
@@ -157,30 +157,31 @@ impl InFlight {
     #[inline]
     pub fn prepay(&mut self, slot: u16, port: &PortState) -> u64 {
         let job = &mut self.slab.slots[usize::from(slot)].job;
-        let len_bytes = (job.range.len - job.done).min(cost::longest_step(
+        let len_bytes = (job.range.len - job.done).min(cost::max_step_len_bytes(
             job,
             &port.demands,
             self.step_len_bytes,
         ));
-        job.paid = cost::of_step(job, len_bytes, port.demands.within_call());
-        job.paid
+        job.paid_bytes = cost::step_charge_bytes(job, len_bytes, port.demands.within_call());
+        job.paid_bytes
     }
 
     /// Gives the request's next operation to the disk.
     #[inline]
-    pub fn issue(&mut self, slot: u16, port: &PortState) -> Issue {
+    pub fn issue(&mut self, slot: u16, port: &PortState) -> IssueOutcome {
         let s = &mut self.slab.slots[usize::from(slot)];
         if s.job.step_len == 0 && !s.job.is_flush() {
             if s.job.done == 0 && s.job.range_index == 0 {
-                s.job.bouncing = needs_bounce(s, port);
+                s.job.is_bouncing = needs_bounce(s, port);
             }
             if let Err(refused) = begin_step(s, &mut self.bounces, port, self.step_len_bytes) {
                 return refused;
             }
             let job = &mut s.job;
-            let cost = cost::of_step(job, job.step_len.into(), port.demands.within_call());
-            let paid = job.paid.min(cost);
-            (job.paid, job.due) = (job.paid - paid, cost - paid);
+            let cost =
+                cost::step_charge_bytes(job, job.step_len.into(), port.demands.within_call());
+            let paid = job.paid_bytes.min(cost);
+            (job.paid_bytes, job.due_bytes) = (job.paid_bytes - paid, cost - paid);
         }
         let op = next_op(s, &mut self.bounces);
         let bytes = match op {
@@ -198,12 +199,14 @@ impl InFlight {
         // `in_disk` is set, and a `InFlight` that is dropped then lives on until the disk is done.
         match unsafe { self.disk.submit(u32::from(slot), op) } {
             Ok(()) => {
-                s.job.in_disk = true;
+                s.job.is_in_disk = true;
                 self.in_disk += 1;
-                Issue::Sent(Sent { bytes, due: std::mem::take(&mut s.job.due) })
+                IssueOutcome::Sent(IssuedOp { bytes, due: std::mem::take(&mut s.job.due_bytes) })
             }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.in_disk > 0 => Issue::Blocked,
-            Err(e) => Issue::Failed(e.raw_os_error().unwrap_or(libc::EIO)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.in_disk > 0 => {
+                IssueOutcome::Blocked
+            }
+            Err(e) => IssueOutcome::Failed(e.raw_os_error().unwrap_or(libc::EIO)),
         }
     }
 
@@ -221,14 +224,14 @@ impl InFlight {
             self.bounces.give(bounce);
         }
         (s.job.step_len, s.job.step_done, s.job.retries) = (0, 0, 0);
-        (s.job.paid, s.job.due) = (0, 0);
+        (s.job.paid_bytes, s.job.due_bytes) = (0, 0);
     }
 
     /// The slot of a finished operation; none for a token that is not with the disk.
     pub fn returned(&mut self, token: u32) -> Option<u16> {
         let slot = u16::try_from(token).ok()?;
         let job = &mut self.slab.slots.get_mut(usize::from(slot))?.job;
-        if !std::mem::take(&mut job.in_disk) {
+        if !std::mem::take(&mut job.is_in_disk) {
             return None;
         }
         self.in_disk -= 1;
@@ -244,25 +247,25 @@ impl InFlight {
         port: &PortState,
         stats: &BlockStats,
         vring: &Vring,
-    ) -> Next {
+    ) -> OpOutcome {
         let s = &mut self.slab.slots[usize::from(slot)];
         let moved = match result {
             Ok(moved) => moved,
             Err(errno) => match recover(&mut s.job, errno) {
-                Recovery::Retry => return Next::Again,
+                Recovery::Retry => return OpOutcome::Again,
                 Recovery::Ignore => s.job.step_len,
-                Recovery::Fail => return Next::Failed(errno),
+                Recovery::Fail => return OpOutcome::Failed(errno),
             },
         };
         if s.job.is_flush() {
-            return Next::Finished;
+            return OpOutcome::Finished;
         }
         if let Err(errno) = move_on(s, moved, &mut self.bounces, port.demands.offset_align) {
-            return Next::Failed(errno);
+            return OpOutcome::Failed(errno);
         }
         if s.job.step_done < s.job.step_len {
             stats.short_ops.add(1);
-            return Next::Again;
+            return OpOutcome::Again;
         }
         if s.bounce.is_some() {
             if s.job.done == 0 {
@@ -271,18 +274,18 @@ impl InFlight {
             vring.parts.stats.copied_bytes.add(u64::from(s.job.step_len));
         }
         if !self.end_step(slot, port) {
-            return Next::StageRefused;
+            return OpOutcome::StageRefused;
         }
         if !self.skip_empty_ranges(slot) {
-            return Next::Step;
+            return OpOutcome::NextStep;
         }
         let job = &mut self.slab.slots[usize::from(slot)].job;
-        if job.work != Work::Read && !port.writeback.load(std::sync::atomic::Ordering::Relaxed) {
-            job.flushing = true;
+        if job.kind != JobKind::Read && !port.writeback.load(std::sync::atomic::Ordering::Relaxed) {
+            job.is_flushing = true;
             // It costs nothing, and does not wait behind what does.
-            return Next::Again;
+            return OpOutcome::Again;
         }
-        Next::Finished
+        OpOutcome::Finished
     }
 
     /// A step is done: bounced data reaches the guest, the buffer is free for others. False when a
@@ -293,7 +296,7 @@ impl InFlight {
         let job = &mut s.job;
         let mut pass = true;
         if let Some(bounce) = s.bounce.take() {
-            if job.work == Work::Read {
+            if job.kind == JobKind::Read {
                 let data = &mut self.bounces.bytes(bounce)[..job.step_len as usize];
                 let offset = job.range.offset + job.done;
                 pass = !port.has_stages || port.run_stages(Direction::ToVm, offset, data);
@@ -333,7 +336,7 @@ impl InFlight {
 }
 
 /// Waits until the disk's event is readable; for a while at most, since former disks have none.
-fn wait_for(disk: &Disks) {
+fn wait_for(disk: &QueueDisks) {
     let Some(fd) = disk.event_fd() else { return std::thread::sleep(SETTLE_LOOK) };
     // SAFETY: the descriptor belongs to the disk, which is borrowed for the length of this call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -381,11 +384,11 @@ fn recover(job: &mut Job, errno: i32) -> Recovery {
     }
     // EINVAL: block devices and some file systems answer so where they lack the operation.
     let missing = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY | libc::EINVAL);
-    match job.work {
+    match job.kind {
         // A discard is a hint.
-        Work::Discard if missing && !job.flushing => Recovery::Ignore,
-        Work::WriteZeroes if missing && !job.flushing && !job.by_writing => {
-            job.by_writing = true;
+        JobKind::Discard if missing && !job.is_flushing => Recovery::Ignore,
+        JobKind::WriteZeroes if missing && !job.is_flushing && !job.writes_zeroes => {
+            job.writes_zeroes = true;
             job.step_len = 0;
             job.step_done = 0;
             Recovery::Retry
@@ -398,11 +401,11 @@ fn recover(job: &mut Job, errno: i32) -> Recovery {
 #[inline]
 fn needs_bounce(s: &Slot, port: &PortState) -> bool {
     let chain = s.chain.chain();
-    let (segs, skip) = match s.job.work {
-        Work::Read => (chain.writable, 0),
-        Work::Write => (chain.readable, HEADER_LEN_BYTES),
-        Work::WriteZeroes => return port.has_stages,
-        Work::Flush | Work::Discard => return false,
+    let (segs, skip) = match s.job.kind {
+        JobKind::Read => (chain.writable, 0),
+        JobKind::Write => (chain.readable, HEADER_LEN_BYTES),
+        JobKind::WriteZeroes => return port.has_stages,
+        JobKind::Flush | JobKind::Discard => return false,
     };
     let demands = &port.demands;
     // More segments than an operation takes: it ends with one of them, and at a whole block then.
@@ -439,26 +442,29 @@ fn begin_step(
     bounces: &mut Bounces,
     port: &PortState,
     step_len_bytes: u32,
-) -> Result<(), Issue> {
+) -> Result<(), IssueOutcome> {
     let job = &mut s.job;
-    let len = (job.range.len - job.done).min(cost::longest_step(job, &port.demands, step_len_bytes))
-        as u32;
-    if job.bouncing && !job.is_native() {
-        let bounce = bounces.take().ok_or(Issue::Blocked)?;
+    let len = (job.range.len - job.done).min(cost::max_step_len_bytes(
+        job,
+        &port.demands,
+        step_len_bytes,
+    )) as u32;
+    if job.is_bouncing && !job.is_native() {
+        let bounce = bounces.take().ok_or(IssueOutcome::Blocked)?;
         s.bounce = Some(bounce);
         let data = &mut bounces.bytes(bounce)[..len as usize];
-        match job.work {
-            Work::Write => {
+        match job.kind {
+            JobKind::Write => {
                 let from = HEADER_LEN_BYTES + job.done as usize;
                 queue::seg::copy_out(s.chain.chain().readable, from, data);
             }
-            Work::WriteZeroes => data.fill(0),
+            JobKind::WriteZeroes => data.fill(0),
             _ => {}
         }
         let offset = job.range.offset + job.done;
-        let write = job.work != Work::Read;
+        let write = job.kind != JobKind::Read;
         if write && port.has_stages && !port.run_stages(Direction::FromVm, offset, data) {
-            return Err(Issue::StageRefused);
+            return Err(IssueOutcome::StageRefused);
         }
     }
     job.step_len = len;
@@ -469,16 +475,16 @@ fn begin_step(
 /// The operation that continues the step in work.
 fn next_op(s: &mut Slot, bounces: &mut Bounces) -> DiskOp {
     let job = &s.job;
-    if job.flushing {
+    if job.is_flushing {
         return DiskOp::Flush;
     }
     let offset = job.range.offset + job.done + u64::from(job.step_done);
     let left = job.step_len - job.step_done;
     let (range, may_unmap) = (u64::from(left), job.range.unmap);
-    match job.work {
-        Work::Flush => return DiskOp::Flush,
-        Work::Discard => return DiskOp::Discard { offset, len_bytes: range },
-        Work::WriteZeroes if job.is_native() => {
+    match job.kind {
+        JobKind::Flush => return DiskOp::Flush,
+        JobKind::Discard => return DiskOp::Discard { offset, len_bytes: range },
+        JobKind::WriteZeroes if job.is_native() => {
             return DiskOp::WriteZeroes { offset, len_bytes: range, may_unmap };
         }
         _ => {}
@@ -487,21 +493,23 @@ fn next_op(s: &mut Slot, bounces: &mut Bounces) -> DiskOp {
     iov.clear();
     let at = job.done as usize + job.step_done as usize;
     let chain = s.chain.chain();
-    let len_bytes = match (s.bounce, job.work) {
+    let len_bytes = match (s.bounce, job.kind) {
         (Some(bounce), _) => {
             let data = &mut bounces.bytes(bounce)[job.step_done as usize..job.step_len as usize];
             iov.push(IoSlice { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() });
             left
         }
-        (None, Work::Read) => queue::seg::subrange(chain.writable, at, left as usize, iov) as u32,
-        (None, Work::WriteZeroes) => ZEROES.describe(left, iov),
+        (None, JobKind::Read) => {
+            queue::seg::subrange(chain.writable, at, left as usize, iov) as u32
+        }
+        (None, JobKind::WriteZeroes) => ZEROES.describe(left, iov),
         (None, _) => {
             queue::seg::subrange(chain.readable, HEADER_LEN_BYTES + at, left as usize, iov) as u32
         }
     };
     let (bufs, count) = (iov.as_ptr(), iov.len() as u32);
-    match job.work {
-        Work::Read => DiskOp::Read { offset, bufs, count, len_bytes },
+    match job.kind {
+        JobKind::Read => DiskOp::Read { offset, bufs, count, len_bytes },
         _ => DiskOp::Write { offset, bufs, count, len_bytes },
     }
 }
@@ -511,11 +519,11 @@ fn move_on(s: &mut Slot, moved: u32, bounces: &mut Bounces, align: u32) -> Resul
     let job = &mut s.job;
     let left = job.step_len - job.step_done;
     let mut moved = moved.min(left);
-    match job.work {
+    match job.kind {
         // These report no bytes.
-        Work::Discard => moved = left,
-        Work::WriteZeroes if !job.by_writing => moved = left,
-        Work::Read => {
+        JobKind::Discard => moved = left,
+        JobKind::WriteZeroes if !job.writes_zeroes => moved = left,
+        JobKind::Read => {
             // Nothing, or an odd rest from a direct read: the file ends here, the disk does not.
             if moved < left && (moved == 0 || !moved.is_multiple_of(align)) {
                 let from = job.step_done + moved;

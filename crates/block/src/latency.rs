@@ -9,16 +9,16 @@ use base::histogram::Histogram;
 /// was. So a time has the rest of the round in it: on a sidecore with many workers that much too
 /// much, and never too little. The last completions of a queue that stops are not counted.
 #[derive(Debug)]
-pub(crate) struct Finished(Vec<Taken>);
+pub(crate) struct LatencyRecorder(Vec<PollGroup>);
 
 /// Requests taken by the same poll.
 #[derive(Debug, Clone, Copy)]
-struct Taken {
+struct PollGroup {
     at_ns: u64,
     count: u64,
 }
 
-impl Finished {
+impl LatencyRecorder {
     /// For a queue with up to `depth` requests in flight.
     pub fn new(depth: u16) -> Self {
         // A slot that a failed request leaves may be taken and left again by the same poll.
@@ -34,7 +34,7 @@ impl Finished {
             last.count += 1;
         } else if self.0.len() < self.0.capacity() {
             // Never so full; if it were, it would lose a time and not grow.
-            self.0.push(Taken { at_ns, count: 1 });
+            self.0.push(PollGroup { at_ns, count: 1 });
         }
     }
 
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn each_request_counts_once_with_its_own_time() {
-        let (mut finished, times) = (Finished::new(2), Histogram::default());
+        let (mut finished, times) = (LatencyRecorder::new(2), Histogram::default());
         [10, 10, 12].into_iter().for_each(|at_ns| finished.add(at_ns));
         finished.record(20, &times);
         finished.record(30, &times);
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn it_never_grows() {
-        let mut finished = Finished::new(4);
+        let mut finished = LatencyRecorder::new(4);
         let room = finished.0.capacity();
         (0..1000).for_each(|at_ns| finished.add(at_ns));
         assert_eq!(finished.0.capacity(), room);

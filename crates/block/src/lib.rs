@@ -38,10 +38,10 @@
 //! Files on tmpfs are the exception to one system call per batch: each operation is a call, which is
 //! cheaper there than the kernel thread that io_uring would use (see `resident.rs`).
 //!
-//! On request the guest's memory is registered with each queue's io_uring: see `registered.rs`.
+//! On request the guest's memory is registered with each queue's io_uring: see `registered_memory.rs`.
 //!
 //! A driver that works through a pile of completions is neither interrupted for each further one nor
-//! asked to kick: see `pace.rs`.
+//! asked to kick: see `driver_pace.rs`.
 //!
 //! A queue asks its VM's account before it takes requests or begins further steps of them, and
 //! charges each step by what it moves, at least 4 KiB: zeroes by their length, see `cost.rs`. While
@@ -121,28 +121,28 @@ mod claim;
 pub mod config;
 mod cost;
 mod device;
-mod disks;
+mod driver_pace;
 mod dropper;
 mod engine;
 pub mod error;
-mod file;
+mod error_log;
 mod gate;
+mod image_file;
 mod immediate;
 mod in_flight;
 mod latency;
 pub mod limits;
 mod lock;
-mod log;
 pub mod memory;
 pub mod metrics;
 pub mod null;
 mod orphans;
-mod pace;
 pub mod placed;
 mod port_state;
 pub mod qcow2;
+mod queue_disks;
 pub mod raw;
-mod registered;
+mod registered_memory;
 mod request;
 mod resident;
 mod slab;
@@ -162,6 +162,6 @@ pub use request::Refusal;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
 #[cfg(test)]
-mod test_support;
+mod testing;
 #[cfg(test)]
 mod tests;

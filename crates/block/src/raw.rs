@@ -23,25 +23,25 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::backend::{Backend, Demands};
 use crate::error::BlockError;
-use crate::file::{self, Image, OpenMode};
 use crate::gate::Gate;
+use crate::image_file::{self, ImageFile, OpenMode};
 use crate::limits::{MAX_BLOCK_LEN_BYTES, MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
-use crate::registered::Buffers;
+use crate::registered_memory::RegisteredBuffers;
 use crate::resident::ResidentDisk;
 
 /// The registered file of each ring that operations are done on.
-const FILE: types::Fixed = types::Fixed(0);
+const IO_FILE: types::Fixed = types::Fixed(0);
 
 /// The place of the file that is only kept open ([`Disk::keep_open`]); empty at first.
-const KEPT: u32 = 1;
+const CLAIM_FILE: u32 = 1;
 
 /// The place of the opening that has the image's lock: the kernel closes it, and so unlocks the image of
 /// a killed daemon, when the ring's last request is done.
-const LOCKED: usize = 2;
+const LOCK_FILE: usize = 2;
 
 /// Operations that are handed over before the rest of their batch, to a device that has nothing to
 /// do. One that has is given half as many as it has: as busy as it can be, and in few calls.
-const WORTH_STARTING: u32 = 2;
+const MIN_START_OPS: u32 = 2;
 
 /// Which blocks a disk has.
 #[derive(Debug, Clone, Copy)]
@@ -53,49 +53,49 @@ enum BlockSize {
 /// See the module's text.
 #[derive(Debug)]
 pub struct RawBackend {
-    file: Arc<Image>,
+    file: Arc<ImageFile>,
     path: PathBuf,
     len_bytes: Arc<AtomicU64>,
     /// The disk has whole blocks of so many bytes, whatever the length of its file.
     block_size: u32,
     demands: Demands,
     /// On tmpfs or ramfs.
-    resident: bool,
+    is_resident: bool,
     gate: Option<Arc<Gate>>,
-    spare: Arc<Spare>,
+    spare: Arc<SpareFiles>,
 }
 
 /// Openings of the image that rings had for themselves. What the kernel has to tell one of them waits
 /// for the next ring that has it.
-pub(crate) type Spare = Mutex<Vec<File>>;
+pub(crate) type SpareFiles = Mutex<Vec<File>>;
 
 /// A ring's own opening of the image.
 ///
 /// The kernel tells each opening once that pages could not be written (errseq_t). Were one shared,
 /// another queue's flush could take the error, and this one's succeed and be answered first.
-pub(crate) struct Opening {
+pub(crate) struct RingFile {
     /// None: the image's own is shared.
     file: Option<File>,
-    spare: Arc<Spare>,
+    spare: Arc<SpareFiles>,
 }
 
-impl Opening {
+impl RingFile {
     /// One that no ring has, or a new one.
-    pub(crate) fn take(spare: &Arc<Spare>, image: &Image) -> Self {
+    pub(crate) fn take(spare: &Arc<SpareFiles>, image: &ImageFile) -> Self {
         let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Self { file: free.or_else(|| open_again(image)), spare: Arc::clone(spare) }
     }
 
-    /// As [`Opening::take`], for those who know that it can be had: through the page cache, whatever
+    /// As [`RingFile::take`], for those who know that it can be had: through the page cache, whatever
     /// the image itself does.
-    pub(crate) fn take_buffered(spare: &Arc<Spare>, image: &Image) -> io::Result<Self> {
+    pub(crate) fn take_buffered(spare: &Arc<SpareFiles>, image: &ImageFile) -> io::Result<Self> {
         let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let file = free.map_or_else(|| file::open_buffered(image), Ok)?;
+        let file = free.map_or_else(|| image_file::open_buffered(image), Ok)?;
         Ok(Self { file: Some(file), spare: Arc::clone(spare) })
     }
 }
 
-impl Drop for Opening {
+impl Drop for RingFile {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
             self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(file);
@@ -106,7 +106,7 @@ impl Drop for Opening {
 /// Opens an image once more, without a lock of its own. None for one that nobody writes, and where the
 /// system refuses it (no /proc, or the file is another user's by now): then the queues share an
 /// opening, and only the first failed flush of two at the same time is sure to be told.
-fn open_again(image: &Image) -> Option<File> {
+fn open_again(image: &ImageFile) -> Option<File> {
     let itself = format!("/proc/self/fd/{}", image.get().as_raw_fd());
     let flags = rustix::fs::fcntl_getfl(image.get()).ok()?;
     if flags & OFlags::ACCMODE == OFlags::RDONLY {
@@ -140,7 +140,7 @@ impl RawBackend {
         block_size: u32,
     ) -> Result<Self, BlockError> {
         let backend = Self::open_with(path, direct, read_only, BlockSize::AtLeast(block_size))?;
-        let table = file::partition_table_block_size(backend.file.get())
+        let table = image_file::partition_table_block_size(backend.file.get())
             .map_err(BlockError::file("cannot read the partition table of", path))?;
         match table.filter(|&table| table != backend.block_size) {
             Some(table) => Err(BlockError::ForeignBlockSize {
@@ -164,13 +164,13 @@ impl RawBackend {
         block_size: BlockSize,
     ) -> Result<Self, BlockError> {
         let (BlockSize::Fixed(mut bytes) | BlockSize::AtLeast(mut bytes)) = block_size;
-        let file = file::open_image(path, OpenMode { read_only, direct })?;
+        let file = image_file::open_image(path, OpenMode { read_only, direct })?;
         // Such a disk is served while the sidecore waits: zeroing goes in small pieces.
         let max_range_bytes =
-            if file::is_resident(file.get()) { u64::from(STEP_LEN_BYTES) } else { u64::MAX };
+            if image_file::is_resident(file.get()) { u64::from(STEP_LEN_BYTES) } else { u64::MAX };
         let mut demands = Demands { max_range_bytes, ..Demands::NONE };
         if direct {
-            let (mem_align, offset_align) = file::direct_alignment(file.get());
+            let (mem_align, offset_align) = image_file::direct_alignment(file.get());
             let may_raise = matches!(block_size, BlockSize::AtLeast(_));
             if offset_align > bytes && !(may_raise && offset_align <= MAX_BLOCK_LEN_BYTES) {
                 let (path, align) = (path.to_path_buf(), offset_align);
@@ -179,11 +179,11 @@ impl RawBackend {
             bytes = bytes.max(offset_align);
             demands = Demands { mem_align, offset_align, ..demands };
         }
-        let resident = file::is_resident(file.get());
+        let is_resident = image_file::is_resident(file.get());
         // A tmpfs is no device: nothing waits there.
-        let gate = if resident { None } else { Gate::of(file.get()).ok() };
+        let gate = if is_resident { None } else { Gate::of(file.get()).ok() };
         let this = Self {
-            resident,
+            is_resident,
             gate,
             file: Arc::new(file),
             path: path.to_path_buf(),
@@ -204,7 +204,7 @@ impl RawBackend {
 
     /// Its disks register guest memory of at most so much. Those on tmpfs do not: they have no ring.
     pub fn registering_memory(mut self, max_bytes: u64) -> Self {
-        self.demands.max_registered_bytes = if self.resident { 0 } else { max_bytes };
+        self.demands.max_registered_bytes = if self.is_resident { 0 } else { max_bytes };
         self
     }
 }
@@ -215,14 +215,16 @@ impl Backend for RawBackend {
     }
 
     fn open_queue(&self, depth: u16) -> Result<Box<dyn Disk>, BlockError> {
-        if self.resident {
+        if self.is_resident {
             let (file, len) = (Arc::clone(&self.file), Arc::clone(&self.len_bytes));
             return Ok(Box::new(ResidentDisk::on_image(file, len, depth)));
         }
-        let own = Opening::take(&self.spare, &self.file);
+        let io_file = RingFile::take(&self.spare, &self.file);
         let len_bytes = Arc::clone(&self.len_bytes);
         let disk = Event::new()
-            .and_then(|e| RawDisk::new(Arc::clone(&self.file), own, len_bytes, depth, Arc::new(e)))
+            .and_then(|e| {
+                RawDisk::new(Arc::clone(&self.file), io_file, len_bytes, depth, Arc::new(e))
+            })
             .map_err(BlockError::resource("making an io_uring"))?;
         Ok(Box::new(disk))
     }
@@ -247,13 +249,14 @@ impl Backend for RawBackend {
     /// part is a whole one of the disk, as with QEMU: what is missing reads as zeroes, and a write of
     /// it makes the file longer.
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
-        let file_len = file::len_bytes(self.file.get())
+        let file_len = image_file::len_bytes(self.file.get())
             .map_err(BlockError::file("cannot read the size of", &self.path))?;
         if file_len == 0 {
             return Err(BlockError::Empty { path: self.path.clone() });
         }
         // A device cannot grow: its end stays where it is.
-        let unit = if file::is_regular(self.file.get()) { u64::from(self.block_size) } else { 1 };
+        let unit =
+            if image_file::is_regular(self.file.get()) { u64::from(self.block_size) } else { 1 };
         let len = file_len.min(MAX_DISK_LEN_BYTES).next_multiple_of(unit);
         if let Some(asked) = new_len_bytes.filter(|asked| ![len, file_len].contains(asked)) {
             let reason = format!("the file has {file_len} bytes; change the file, then ask again");
@@ -272,42 +275,42 @@ impl Backend for RawBackend {
 pub(crate) struct RawDisk {
     ring: IoUring,
     event: Arc<Event>,
-    _own: Opening,
+    _io_file: RingFile,
     /// Open (and locked) as long as any ring uses it.
-    _file: Arc<Image>,
+    _file: Arc<ImageFile>,
     len_bytes: Arc<AtomicU64>,
     /// Operations taken and not reaped, at most `depth`: the completion ring cannot overflow.
     in_flight: u32,
     depth: u32,
-    buffers: Buffers,
+    buffers: RegisteredBuffers,
 }
 
 impl RawDisk {
     /// A ring on an opening of its own of the image `file`, which has the lock: the kernel keeps both
     /// until the last operation is over. It rings `event`, which others may ring, too.
     pub(crate) fn new(
-        file: Arc<Image>,
-        own: Opening,
+        file: Arc<ImageFile>,
+        io_file: RingFile,
         len_bytes: Arc<AtomicU64>,
         depth: u16,
         event: Arc<Event>,
     ) -> io::Result<Self> {
         let depth = u32::from(depth.max(1));
         let ring = build_ring(depth)?;
-        let mut files = [-1; LOCKED + 1];
-        files[LOCKED] = file.get().as_raw_fd();
-        files[FILE.0 as usize] = own.file.as_ref().unwrap_or(file.get()).as_raw_fd();
+        let mut files = [-1; LOCK_FILE + 1];
+        files[LOCK_FILE] = file.get().as_raw_fd();
+        files[IO_FILE.0 as usize] = io_file.file.as_ref().unwrap_or(file.get()).as_raw_fd();
         ring.submitter().register_files(&files)?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(Self {
             ring,
             event,
-            _own: own,
+            _io_file: io_file,
             _file: file,
             len_bytes,
             in_flight: 0,
             depth,
-            buffers: Buffers::default(),
+            buffers: RegisteredBuffers::default(),
         })
     }
 }
@@ -331,12 +334,12 @@ fn build_ring(depth: u32) -> io::Result<IoUring> {
 fn entry(op: DiskOp) -> squeue::Entry {
     match op {
         DiskOp::Read { offset, bufs, count, .. } => {
-            opcode::Readv::new(FILE, bufs, count).offset(offset).build()
+            opcode::Readv::new(IO_FILE, bufs, count).offset(offset).build()
         }
         DiskOp::Write { offset, bufs, count, .. } => {
-            opcode::Writev::new(FILE, bufs, count).offset(offset).build()
+            opcode::Writev::new(IO_FILE, bufs, count).offset(offset).build()
         }
-        DiskOp::Flush => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
+        DiskOp::Flush => opcode::Fsync::new(IO_FILE).flags(types::FsyncFlags::DATASYNC).build(),
         DiskOp::Discard { offset, len_bytes } => {
             fallocate(offset, len_bytes, libc::FALLOC_FL_PUNCH_HOLE)
         }
@@ -351,7 +354,7 @@ fn entry(op: DiskOp) -> squeue::Entry {
 /// Both modes read as zeroes afterwards, on files and on block devices; the size stays.
 fn fallocate(offset: u64, len: u64, mode: i32) -> squeue::Entry {
     let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-    opcode::Fallocate::new(FILE, len).offset(offset).mode(mode).build()
+    opcode::Fallocate::new(IO_FILE, len).offset(offset).mode(mode).build()
 }
 
 /// A single buffer needs no list: the kernel then copies no `iovec`; in a registered one it has no
@@ -359,7 +362,7 @@ fn fallocate(offset: u64, len: u64, mode: i32) -> squeue::Entry {
 ///
 /// # Safety
 /// `bufs` points at `count` buffers.
-unsafe fn single(op: DiskOp, buffers: &Buffers) -> Option<squeue::Entry> {
+unsafe fn single(op: DiskOp, buffers: &RegisteredBuffers) -> Option<squeue::Entry> {
     match op {
         DiskOp::Read { offset, bufs, count: 1, .. } => {
             // SAFETY: by the contract there is one.
@@ -367,8 +370,8 @@ unsafe fn single(op: DiskOp, buffers: &Buffers) -> Option<squeue::Entry> {
             let len = u32::try_from(buf.iov_len).ok()?;
             let base = buf.iov_base.cast();
             Some(match buffers.find(&buf) {
-                Some(at) => opcode::ReadFixed::new(FILE, base, len, at).offset(offset).build(),
-                None => opcode::Read::new(FILE, base, len).offset(offset).build(),
+                Some(at) => opcode::ReadFixed::new(IO_FILE, base, len, at).offset(offset).build(),
+                None => opcode::Read::new(IO_FILE, base, len).offset(offset).build(),
             })
         }
         DiskOp::Write { offset, bufs, count: 1, .. } => {
@@ -377,8 +380,8 @@ unsafe fn single(op: DiskOp, buffers: &Buffers) -> Option<squeue::Entry> {
             let len = u32::try_from(buf.iov_len).ok()?;
             let base = buf.iov_base.cast_const().cast();
             Some(match buffers.find(&buf) {
-                Some(at) => opcode::WriteFixed::new(FILE, base, len, at).offset(offset).build(),
-                None => opcode::Write::new(FILE, base, len).offset(offset).build(),
+                Some(at) => opcode::WriteFixed::new(IO_FILE, base, len, at).offset(offset).build(),
+                None => opcode::Write::new(IO_FILE, base, len).offset(offset).build(),
             })
         }
         _ => None,
@@ -399,7 +402,7 @@ impl Disk for RawDisk {
             .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
         self.in_flight += 1;
         let waiting = self.ring.submission().len() as u32;
-        if waiting >= WORTH_STARTING.max((self.in_flight - waiting) / 2) {
+        if waiting >= MIN_START_OPS.max((self.in_flight - waiting) / 2) {
             // An error comes again, and is told, at the end of the batch.
             let _ = self.flush_submissions();
         }
@@ -416,7 +419,7 @@ impl Disk for RawDisk {
         match self.ring.submit() {
             Ok(_) => Ok(()),
             // Nothing is lost: what was not taken is still in the ring for the next call.
-            Err(e) if transient(&e) => Ok(()),
+            Err(e) if is_passing(&e) => Ok(()),
             Err(e) => Err(e),
         }
     }
@@ -450,16 +453,16 @@ impl Disk for RawDisk {
 
     /// The kernel closes registered files when the ring's last request is done.
     fn keep_open(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.ring.submitter().register_files_update(KEPT, &[file.as_raw_fd()]).map(drop)
+        self.ring.submitter().register_files_update(CLAIM_FILE, &[file.as_raw_fd()]).map(drop)
     }
 
     /// The kernel pins the pages until the ring's last request is done.
     unsafe fn set_memory(&mut self, memory: &[IoSlice], used: Arc<Counter>) -> io::Result<()> {
         if memory.is_empty() {
-            self.buffers = Buffers::default();
+            self.buffers = RegisteredBuffers::default();
             return Ok(());
         }
-        let (list, buffers) = Buffers::cut(memory, used)?;
+        let (list, buffers) = RegisteredBuffers::cut(memory, used)?;
         // SAFETY: mapped, says the caller; the pages stay the ring's whatever becomes of the
         // addresses, and the caller says that nothing else is submitted under these.
         unsafe { self.ring.submitter().register_buffers(&list) }?;
@@ -472,7 +475,7 @@ impl Disk for RawDisk {
     }
 }
 
-fn transient(e: &io::Error) -> bool {
+fn is_passing(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
@@ -485,10 +488,10 @@ mod tests {
         // On a file system that has io_uring at work.
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         let mode = OpenMode { read_only: false, direct: false };
-        let image = file::open_image(file.path(), mode).unwrap();
-        let own = Opening::take(&Arc::default(), &image);
+        let image = image_file::open_image(file.path(), mode).unwrap();
+        let io_file = RingFile::take(&Arc::default(), &image);
         let event = Arc::new(Event::new().unwrap());
-        let mut disk = RawDisk::new(Arc::new(image), own, Arc::default(), 32, event).unwrap();
+        let mut disk = RawDisk::new(Arc::new(image), io_file, Arc::default(), 32, event).unwrap();
         let mut handed_over = Vec::new();
         for n in 0..32 {
             // SAFETY: a flush has no buffers.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::io::DiskOp;
 
-use crate::file::Image;
+use crate::image_file::ImageFile;
 use crate::immediate::{Executor, ImmediateDisk};
 
 /// One queue's disk on such a file.
@@ -25,13 +25,13 @@ pub(crate) type ResidentDisk = ImmediateDisk<ResidentQueue>;
 
 /// One queue's view.
 pub(crate) struct ResidentQueue {
-    image: Arc<Image>,
+    image: Arc<ImageFile>,
     len_bytes: Arc<AtomicU64>,
 }
 
 impl ResidentDisk {
     /// A disk with room for `depth` operations on an open image.
-    pub fn on_image(image: Arc<Image>, len_bytes: Arc<AtomicU64>, depth: u16) -> Self {
+    pub fn on_image(image: Arc<ImageFile>, len_bytes: Arc<AtomicU64>, depth: u16) -> Self {
         Self::new(ResidentQueue { image, len_bytes }, depth)
     }
 }

@@ -27,7 +27,7 @@ impl IoVecs {
 
 /// What a slot is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum JobKind {
     Read,
     Write,
     Flush,
@@ -39,7 +39,7 @@ pub(crate) enum Work {
 /// several operations when the disk moves less than asked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Job {
-    pub work: Work,
+    pub kind: JobKind,
     /// The range in work (READ and WRITE have one).
     pub range: Range,
     /// Ranges of the slot that are done, and how many there are.
@@ -52,55 +52,55 @@ pub(crate) struct Job {
     /// Bytes of the step that are done.
     pub step_done: u32,
     /// The data is there, a flush makes it durable (write-through).
-    pub flushing: bool,
+    pub is_flushing: bool,
     /// WRITE ZEROES: the disk has no such operation, zeroes are written.
-    pub by_writing: bool,
+    pub writes_zeroes: bool,
     /// The data goes through a bounce buffer.
-    pub bouncing: bool,
+    pub is_bouncing: bool,
     /// Repeats after EINTR or EAGAIN.
     pub retries: u8,
     /// An operation is with the disk.
-    pub in_disk: bool,
+    pub is_in_disk: bool,
     /// It began with a placeholder, and is looked at: see [`crate::placed`].
     pub is_suspect: bool,
     /// A placed request that is not answered yet.
     pub is_parked: bool,
     /// Charged for steps to come: see [`crate::cost`].
-    pub paid: u64,
+    pub paid_bytes: u64,
     /// To be charged for the step that was begun, when the disk has it.
-    pub due: u64,
+    pub due_bytes: u64,
 }
 
 impl Job {
     /// The disk has an operation for it that takes no data.
     pub fn is_native(&self) -> bool {
-        self.work == Work::Discard || (self.work == Work::WriteZeroes && !self.by_writing)
+        self.kind == JobKind::Discard || (self.kind == JobKind::WriteZeroes && !self.writes_zeroes)
     }
 
     /// What it waits for now is a flush.
     pub fn is_flush(&self) -> bool {
-        self.flushing || self.work == Work::Flush
+        self.is_flushing || self.kind == JobKind::Flush
     }
 
     /// A request of one range (or none).
-    pub fn new(work: Work, range: Range) -> Self {
+    pub fn new(kind: JobKind, range: Range) -> Self {
         Self {
-            work,
+            kind,
             range,
             range_index: 0,
             range_count: 1,
             done: 0,
             step_len: 0,
             step_done: 0,
-            flushing: false,
-            by_writing: false,
-            bouncing: false,
+            is_flushing: false,
+            writes_zeroes: false,
+            is_bouncing: false,
             retries: 0,
-            in_disk: false,
+            is_in_disk: false,
             is_suspect: false,
             is_parked: false,
-            paid: 0,
-            due: 0,
+            paid_bytes: 0,
+            due_bytes: 0,
         }
     }
 }
@@ -119,9 +119,9 @@ pub(crate) struct Slot {
     /// When its request was taken from the ring.
     pub taken_ns: u64,
     /// It holds a request.
-    pub taken: bool,
+    pub is_taken: bool,
     /// The memory table of its request is not the queue's any more.
-    pub stale: bool,
+    pub has_old_table: bool,
     /// Of a write that may be a placed one: what its first sector says, and bytes that were looked at.
     pub head: Head,
     pub looked: u64,
@@ -148,12 +148,12 @@ impl Slab {
             chain: ChainBuf::new(MAX_OP_SEGS),
             own_chain: None,
             iov: IoVecs::new(),
-            job: Job::new(Work::Flush, Range::default()),
+            job: Job::new(JobKind::Flush, Range::default()),
             ranges: Ranges::default(),
             bounce: None,
             taken_ns: 0,
-            taken: false,
-            stale: false,
+            is_taken: false,
+            has_old_table: false,
             head: Head::default(),
             looked: 0,
             synced: false,
@@ -209,7 +209,7 @@ impl Slab {
     /// All lists that no request is in.
     pub fn unused_chains(&mut self) -> impl Iterator<Item = &mut ChainBuf> {
         let slots = self.slots.iter_mut();
-        let unused = slots.filter_map(|s| match s.taken {
+        let unused = slots.filter_map(|s| match s.is_taken {
             true => s.own_chain.as_mut(),
             false => Some(&mut s.chain),
         });

@@ -11,7 +11,7 @@ use sidecore::{Watcher, WorkerRef};
 use thiserror::Error;
 
 use super::BlockPort;
-use crate::engine::Engine;
+use crate::engine::QueueEngine;
 use crate::error::BlockError;
 use crate::placed::{Answers, Place, Placeholders, Places};
 
@@ -137,7 +137,11 @@ impl BlockPort {
     }
 
     /// Has an engine that is about to start offer placed requests, if the port does.
-    pub(super) fn give_places(&self, engine: &mut Engine, depth: u16) -> Result<(), BlockError> {
+    pub(super) fn give_places(
+        &self,
+        engine: &mut QueueEngine,
+        depth: u16,
+    ) -> Result<(), BlockError> {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(places) = places else { return Ok(()) };
         let resource = BlockError::resource("an event for placed requests");
@@ -168,7 +172,7 @@ impl BlockPort {
 
 /// Has a running queue offer placed requests.
 fn offer_to(
-    worker: &WorkerRef<Engine>,
+    worker: &WorkerRef<QueueEngine>,
     places: &Arc<Places>,
     depth: u16,
 ) -> Result<(), BlockError> {
@@ -176,7 +180,7 @@ fn offer_to(
     let places = Arc::clone(places);
     let answers = Answers::new(depth).map(Arc::new);
     let set = answers.map(|answers| {
-        let set = move |engine: &mut Engine, watcher: &Watcher<'_>| {
+        let set = move |engine: &mut QueueEngine, watcher: &Watcher<'_>| {
             engine.set_places(places, answers, Some(watcher))
         };
         // A queue whose sidecore has gone offers nothing. What comes back is dropped here.

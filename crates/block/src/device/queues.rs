@@ -15,9 +15,9 @@ use vhost_user::DeviceError;
 use super::BlockPort;
 use crate::claim::{self, Claim};
 use crate::dropper;
-use crate::engine::Engine;
+use crate::engine::QueueEngine;
 use crate::error::BlockError;
-use crate::registered;
+use crate::registered_memory;
 
 /// How often the end of a queue says that it still waits for its disk.
 const DRAIN_REPORT: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ pub(super) struct Ending {
     /// Until when disks are waited for; none: for ever.
     by: Option<Instant>,
     /// Queues that wait for their disks now.
-    waiting: Vec<(usize, WorkerRef<Engine>)>,
+    waiting: Vec<(usize, WorkerRef<QueueEngine>)>,
 }
 
 impl BlockPort {
@@ -37,12 +37,12 @@ impl BlockPort {
         let (fd, ..) = region.as_parts();
         let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         if !claim.as_ref().is_some_and(|c| c.is_on(fd)) {
-            let new = Claim::new(fd, claim::LIMIT).map_err(|e| {
+            let new = Claim::new(fd, claim::MAX_WAIT).map_err(|e| {
                 DeviceError::Failed(format!(
                     "disk {}: requests of an earlier daemon have not ended within {:?} (its inflight \
                      region is locked): {e}",
                     self.name,
-                    claim::LIMIT
+                    claim::MAX_WAIT
                 ))
             })?;
             *claim = new.map(Arc::new);
@@ -52,7 +52,7 @@ impl BlockPort {
 
     /// The worker of a queue that runs, to be moved.
     #[cfg(test)]
-    pub(crate) fn worker(&self, index: usize) -> WorkerRef<Engine> {
+    pub(crate) fn worker(&self, index: usize) -> WorkerRef<QueueEngine> {
         self.lock()[index].worker.clone().unwrap()
     }
 
@@ -80,7 +80,8 @@ impl BlockPort {
             return;
         }
         let stats = self.stats_of(index);
-        if let Err(error) = registered::register(disk, memory, max_bytes, &stats.registered) {
+        if let Err(error) = registered_memory::register(disk, memory, max_bytes, &stats.registered)
+        {
             let is_told = std::mem::replace(&mut self.lock()[index].is_told, true);
             if !is_told {
                 tracing::warn!(port = %self.name, queue = index, "{error}");
@@ -112,14 +113,16 @@ impl BlockPort {
     pub(super) fn take_off(
         &self,
         index: usize,
-        worker: &WorkerRef<Engine>,
+        worker: &WorkerRef<QueueEngine>,
     ) -> Result<Vring, DeviceError> {
         self.ending().waiting.push((index, worker.clone()));
         let left = self.drain(index, worker);
         self.ending().waiting.retain(|(other, _)| *other != index);
         let left = left?;
         worker
-            .call(|engine, watcher| engine.watched().into_iter().for_each(|fd| watcher.unwatch(fd)))
+            .call(|engine, watcher| {
+                engine.watched_fds().into_iter().for_each(|fd| watcher.unwatch(fd))
+            })
             .map_err(DeviceError::failed)?;
         let vring = worker.remove().map_err(DeviceError::failed)?.into_vring();
         if left > 0 {
@@ -136,7 +139,7 @@ impl BlockPort {
 
     /// Has a queue end its requests. Returns how many are left in the disk, see
     /// [`BlockPort::give_up_after`].
-    fn drain(&self, index: usize, worker: &WorkerRef<Engine>) -> Result<usize, DeviceError> {
+    fn drain(&self, index: usize, worker: &WorkerRef<QueueEngine>) -> Result<usize, DeviceError> {
         let (notice, woken) = mpsc::channel();
         let stays_inflight = self.is_taken_again.load(Ordering::Relaxed);
         worker
@@ -152,7 +155,7 @@ impl BlockPort {
                     self.name
                 )));
             }
-            let rest = |engine: &mut Engine, _: &Watcher<'_>| {
+            let rest = |engine: &mut QueueEngine, _: &Watcher<'_>| {
                 (engine.in_flight.slab.taken(), engine.in_flight.in_disk)
             };
             let (taken, in_disk) = worker.call(rest).map_err(DeviceError::failed)?;
@@ -176,7 +179,7 @@ impl BlockPort {
         };
         for (_, worker) in waiting {
             // One that has ended needs no word.
-            let _ = worker.call(|engine, _| engine.remind());
+            let _ = worker.call(|engine, _| engine.wake_drain());
         }
     }
 
@@ -198,12 +201,12 @@ impl BlockPort {
     /// A queue may start only when nothing of an earlier one of this port is in the disk: it takes the
     /// same requests again.
     pub(super) fn check_nothing_left(&self) -> Result<(), DeviceError> {
-        match self.state.orphans.wait(claim::LIMIT) {
+        match self.state.orphans.wait(claim::MAX_WAIT) {
             0 => Ok(()),
             left => Err(DeviceError::Failed(format!(
                 "disk {}: after {:?} requests of a queue that ended are still in the disk: {left}",
                 self.name,
-                claim::LIMIT
+                claim::MAX_WAIT
             ))),
         }
     }

@@ -10,10 +10,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Engine;
-use crate::log::ErrorLog;
+use super::QueueEngine;
+use crate::error_log::ErrorLog;
 use crate::request::Status;
-use crate::slab::Work;
+use crate::slab::JobKind;
 
 /// Who waits for which flush. Lists never grow beyond the queue's depth.
 pub(super) struct Flushes {
@@ -44,43 +44,43 @@ impl Flushes {
     }
 }
 
-impl Engine {
+impl QueueEngine {
     /// Whether a request needs a flush to succeed that cannot.
     #[inline]
-    pub(super) fn is_lost(&self, slot: u16) -> bool {
+    pub(super) fn needs_failed_flush(&self, slot: u16) -> bool {
         if self.port.flush_failure().is_none() {
             return false;
         }
-        match self.in_flight.slab.slots[usize::from(slot)].job.work {
-            Work::Flush => true,
-            Work::Read => false,
+        match self.in_flight.slab.slots[usize::from(slot)].job.kind {
+            JobKind::Flush => true,
+            JobKind::Read => false,
             _ => !self.port.writeback.load(Ordering::Relaxed),
         }
     }
 
     /// Answers such a request. The log has told of it.
     #[cold]
-    pub(super) fn fail_lost(&mut self, slot: u16) {
+    pub(super) fn fail_for_flush(&mut self, slot: u16) {
         self.stats.io_errors.add(1);
         self.finish(slot, Status::IoErr);
     }
 
     /// A request is to be flushed now: true when the disk need not be asked for it, since it shares
     /// another's flush or has failed.
-    pub(super) fn joins_flush(&mut self, slot: u16) -> bool {
+    pub(super) fn join_flush(&mut self, slot: u16) -> bool {
         if self.flushes.is_led_by_other(slot) {
             self.flushes.next.push(slot);
             return true;
         }
         let is_lost = self.port.flush_failure().is_some();
         if is_lost {
-            self.flushed(slot, None);
+            self.end_flush(slot, None);
         }
         is_lost
     }
 
     /// The leader's flush has ended: answers all that it was for, and has the next one begin.
-    pub(super) fn flushed(&mut self, slot: u16, errno: Option<i32>) {
+    pub(super) fn end_flush(&mut self, slot: u16, errno: Option<i32>) {
         if let Some(errno) = errno {
             let parts = &self.vring.parts;
             if self.port.fail_flushes(errno) {
@@ -96,7 +96,7 @@ impl Engine {
         let mut ended = Some(slot);
         while let Some(slot) = ended {
             match is_lost {
-                true => self.fail_lost(slot),
+                true => self.fail_for_flush(slot),
                 false => self.finish(slot, Status::Ok),
             }
             ended = self.flushes.shared.pop();

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 
 use sidecore::Arm;
 
-use super::Engine;
-use crate::in_flight::Next;
+use super::QueueEngine;
+use crate::in_flight::OpOutcome;
 use crate::limits::{HOLD_MAX_NS, HOLD_MIN_NS};
 use crate::request::Status;
 
@@ -67,14 +67,14 @@ impl Holding {
     }
 }
 
-impl Engine {
+impl QueueEngine {
     /// The disk refused or failed: the request is held, or the guest sees an I/O error.
     pub(super) fn fail(&mut self, slot: u16, errno: i32) {
-        let work = self.in_flight.slab.slots[usize::from(slot)].job.work;
+        let work = self.in_flight.slab.slots[usize::from(slot)].job.kind;
         if !self.port.on_error.holds(work, errno) {
             return self.report(slot, errno);
         }
-        match self.drained {
+        match self.drain_notice {
             None => self.hold(slot, errno),
             Some(_) => self.end_held(slot, errno),
         }
@@ -95,7 +95,7 @@ impl Engine {
         holding.slots.push_back(slot);
         self.stats.held_errno.set(errno as u64);
         self.stats.held_total.add(1);
-        self.show_held();
+        self.show_held_count();
     }
 
     /// A request is answered: if it is the one that was tried again, and none got on by it, the next
@@ -108,7 +108,7 @@ impl Engine {
             if self.holding.slots.is_empty() {
                 (self.holding.is_holding, self.holding.pause_ns) = (false, HOLD_MIN_NS);
             }
-            self.show_held();
+            self.show_held_count();
         }
     }
 
@@ -121,19 +121,19 @@ impl Engine {
         }
         *probe = slots.pop_front();
         self.in_flight.slab.ready.extend(*probe);
-        self.show_held();
+        self.show_held_count();
         1
     }
 
     /// A request got on: if it is the one that was tried again, all others do as well.
     #[inline]
-    pub(super) fn got_on(&mut self, slot: u16, next: &Next) {
+    pub(super) fn note_progress(&mut self, slot: u16, next: &OpOutcome) {
         if self.holding.probe == Some(slot) {
             let is_done = match next {
-                Next::Step | Next::Finished => true,
+                OpOutcome::NextStep | OpOutcome::Finished => true,
                 // The data is there, or the same step goes on.
-                Next::Again => self.in_flight.is_flush(slot),
-                Next::StageRefused | Next::Failed(_) => false,
+                OpOutcome::Again => self.in_flight.is_flush(slot),
+                OpOutcome::StageRefused | OpOutcome::Failed(_) => false,
             };
             if is_done {
                 self.resume_held();
@@ -151,7 +151,7 @@ impl Engine {
         if count > 0 {
             self.log.resumed(self.vring.parts.health.name(), self.vring.parts.index, count);
         }
-        self.show_held();
+        self.show_held_count();
         count
     }
 
@@ -161,13 +161,13 @@ impl Engine {
         self.holding.stays_inflight = stays_inflight && self.vring.parts.inflight.is_some();
         self.holding.probe = None;
         if self.holding.slots.is_empty() {
-            return self.show_held();
+            return self.show_held_count();
         }
         let errno = self.stats.held_errno.get() as i32;
         while let Some(slot) = self.holding.slots.pop_front() {
             self.end_held(slot, errno);
         }
-        self.show_held();
+        self.show_held_count();
         self.publish();
         self.vring.notify();
     }
@@ -179,7 +179,7 @@ impl Engine {
         }
     }
 
-    fn show_held(&self) {
+    fn show_held_count(&self) {
         self.stats
             .held
             .set(self.holding.slots.len() as u64 + u64::from(self.holding.probe.is_some()));

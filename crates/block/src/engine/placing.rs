@@ -14,12 +14,12 @@ use sidecore::Watcher;
 use guest_abi::pipe::{BLOCK_BYTES, READ_SKEW_BYTES};
 use queue::Seg;
 
-use super::Engine;
+use super::QueueEngine;
 use crate::cost;
-use crate::in_flight::Sent;
+use crate::in_flight::IssuedOp;
 use crate::placed::{Answers, Head, Placed, Places, Way, are_placeholders};
 use crate::request::{HEADER_LEN_BYTES, Status};
-use crate::slab::{Slot, Work};
+use crate::slab::{JobKind, Slot};
 
 /// What a queue needs for it; see [`crate::BlockPort::set_placeholders`].
 pub(crate) struct Placing {
@@ -30,7 +30,7 @@ pub(crate) struct Placing {
     pub parked: usize,
 }
 
-impl Engine {
+impl QueueEngine {
     /// Offers placed requests from now on. What is not needed any more comes back, to be dropped
     /// elsewhere.
     pub fn set_places(
@@ -62,8 +62,8 @@ impl Engine {
         let range = s.job.range;
         let (segs, skip) = data(s);
         // See "Old memory" and "Two ways to one file".
-        let is_fit = match s.job.work {
-            Work::Read => {
+        let is_fit = match s.job.kind {
+            JobKind::Read => {
                 let is_whole = range.len.is_multiple_of(BLOCK_BYTES as u64);
                 is_whole && begins_in_page(segs) == READ_SKEW_BYTES
             }
@@ -81,10 +81,10 @@ impl Engine {
 
     /// Looks at the next part of such a request. None: it is an ordinary one. Else it has gone from the
     /// front of those that wait for the disk: to their end, or to who takes it.
-    pub(super) fn look_on(&mut self, slot: u16) -> Option<Sent> {
+    pub(super) fn look_on(&mut self, slot: u16) -> Option<IssuedOp> {
         let longest = {
             let job = &self.in_flight.slab.slots[usize::from(slot)].job;
-            cost::longest_step(job, &self.port.demands, self.in_flight.step_len_bytes)
+            cost::max_step_len_bytes(job, &self.port.demands, self.in_flight.step_len_bytes)
         };
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let left = s.job.range.len - s.looked;
@@ -102,10 +102,10 @@ impl Engine {
         }
         let job = &mut self.in_flight.slab.slots[usize::from(slot)].job;
         job.is_suspect = len < left;
-        let cost = cost::of_step(job, len, self.port.demands.within_call());
-        let paid = job.paid.min(cost);
-        job.paid -= paid;
-        Some(Sent { bytes: len, due: cost - paid })
+        let cost = cost::step_charge_bytes(job, len, self.port.demands.within_call());
+        let paid = job.paid_bytes.min(cost);
+        job.paid_bytes -= paid;
+        Some(IssuedOp { bytes: len, due: cost - paid })
     }
 
     /// Offers a request; true when it was taken.
@@ -113,8 +113,8 @@ impl Engine {
         let Some(placing) = &mut self.placing else { return false };
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let range = (s.job.range.offset, s.job.range.len);
-        let way = match s.job.work {
-            Work::Read => Way::Read,
+        let way = match s.job.kind {
+            JobKind::Read => Way::Read,
             _ => Way::Write { sync: !self.port.writeback.load(Ordering::Relaxed) },
         };
         // Of what is read nothing has to be made durable.
@@ -160,13 +160,13 @@ impl Engine {
         if let Some(errno) = errno {
             return self.report(slot, errno);
         }
-        if self.is_lost(slot) {
-            return self.fail_lost(slot);
+        if self.needs_failed_flush(slot) {
+            return self.fail_for_flush(slot);
         }
         self.stats.placed.add(1);
         if !synced && !self.port.writeback.load(Ordering::Relaxed) {
             // The cache was switched off meanwhile: as for a write that the disk did.
-            self.in_flight.slab.slots[usize::from(slot)].job.flushing = true;
+            self.in_flight.slab.slots[usize::from(slot)].job.is_flushing = true;
             return self.in_flight.slab.ready.push_front(slot);
         }
         self.finish(slot, Status::Ok);
@@ -183,8 +183,8 @@ impl Engine {
 
 /// A request's data, and how many bytes are in front of it.
 fn data(slot: &Slot) -> (&[Seg], usize) {
-    match slot.job.work {
-        Work::Read => (slot.chain.chain().writable, 0),
+    match slot.job.kind {
+        JobKind::Read => (slot.chain.chain().writable, 0),
         _ => (slot.chain.chain().readable, HEADER_LEN_BYTES),
     }
 }

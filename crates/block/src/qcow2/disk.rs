@@ -26,12 +26,12 @@ use queue::seg::prefetch;
 
 use super::files::Files;
 use super::pieces::{MAX_SPARE, Pieces, cut};
-use super::pool::{Job, Pool, Results};
+use super::pool::{HelperJob, Pool, Results};
 use crate::error::is_transient;
 
 /// Where an operation stands.
 #[derive(Clone, Copy)]
-enum State {
+enum OpState {
     Free,
     /// Not begun.
     Waiting,
@@ -46,7 +46,7 @@ enum State {
     /// A flush of the files from this one on; what it covers.
     Flush(u32, u64),
     /// With a helper.
-    Helped,
+    WithHelper,
     /// Somebody else changes the same entry.
     Blocked,
 }
@@ -56,12 +56,12 @@ enum State {
 struct Slot {
     token: u32,
     op: DiskOp,
-    state: State,
+    state: OpState,
     stay: Option<Stay>,
 }
 
 /// What a slot has for operations that are not done in one piece where they are.
-struct Extra {
+struct SlotExtra {
     /// New clusters, while data or entries are on their way.
     allocation: Option<Allocation>,
     /// Buffers of a part of the operation, or of the entries.
@@ -78,17 +78,17 @@ pub(super) struct Qcow2Disk {
     view: ChainView,
     results: Arc<Results>,
     slots: Vec<Slot>,
-    extras: Vec<Extra>,
+    extras: Vec<SlotExtra>,
     free: Vec<u16>,
     /// Submitted and not begun.
     waiting: VecDeque<u16>,
     /// On the way from there.
-    in_hand: Option<u16>,
+    starting: Option<u16>,
     /// Pieces after the first that the disks have room for.
-    spare: u16,
+    free_pieces: u16,
     blocked: Vec<u16>,
     /// For helpers, not handed over yet.
-    jobs: Vec<Job>,
+    jobs: Vec<HelperJob>,
     /// Something was begun below, or is for helpers, since the last [`Qcow2Disk::start`].
     has_begun: bool,
     done: Vec<DiskDone>,
@@ -102,8 +102,8 @@ unsafe impl Send for Qcow2Disk {}
 impl Qcow2Disk {
     /// For `depth` operations at a time; the disks in `files` are for [`MAX_SPARE`] more.
     pub fn new(pool: Arc<Pool>, files: Files, results: Arc<Results>, depth: u16) -> Self {
-        let slot = |_| Slot { token: 0, op: DiskOp::Flush, state: State::Free, stay: None };
-        let extra = |_| Extra {
+        let slot = |_| Slot { token: 0, op: DiskOp::Flush, state: OpState::Free, stay: None };
+        let extra = |_| SlotExtra {
             allocation: None,
             bufs: Vec::with_capacity(crate::limits::MAX_OP_SEGS),
             pieces: Pieces::new(),
@@ -121,8 +121,8 @@ impl Qcow2Disk {
             extras: (0..depth).map(extra).collect(),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::with_capacity(room),
-            in_hand: None,
-            spare: MAX_SPARE,
+            starting: None,
+            free_pieces: MAX_SPARE,
             blocked: Vec::with_capacity(room),
             jobs: Vec::with_capacity(room),
             has_begun: false,
@@ -134,15 +134,15 @@ impl Qcow2Disk {
     /// Begins what was submitted.
     #[inline]
     fn begin_waiting(&mut self) {
-        if let Some(at) = self.in_hand.take() {
+        if let Some(at) = self.starting.take() {
             self.end_panicked(at);
         }
         while let Some(at) = self.waiting.pop_front() {
-            self.in_hand = Some(at);
+            self.starting = Some(at);
             let stay = self.pool.chain().enter(&mut self.view);
             self.slots[usize::from(at)].stay = stay;
             self.begin(at);
-            self.in_hand = None;
+            self.starting = None;
         }
     }
 
@@ -150,7 +150,7 @@ impl Qcow2Disk {
     /// to a file it ends by itself.
     #[cold]
     fn end_panicked(&mut self, at: u16) {
-        if matches!(self.slots[usize::from(at)].state, State::Waiting) {
+        if matches!(self.slots[usize::from(at)].state, OpState::Waiting) {
             self.finish(at, Err(libc::EIO));
         }
     }
@@ -162,7 +162,7 @@ impl Qcow2Disk {
             DiskOp::Read { offset, len_bytes, .. } => self.begin_read(at, offset, len_bytes),
             DiskOp::Write { offset, len_bytes, .. } => self.begin_write(at, offset, len_bytes),
             DiskOp::Flush => self.begin_flush(at, 0, self.pool.chain().flush_begins()),
-            DiskOp::Discard { .. } | DiskOp::WriteZeroes { .. } => self.help(at),
+            DiskOp::Discard { .. } | DiskOp::WriteZeroes { .. } => self.send_to_helper(at),
         }
     }
 
@@ -172,28 +172,28 @@ impl Qcow2Disk {
             return self.finish(at, Ok(0));
         }
         if !self.files.fits(offset, len.into()) {
-            return self.help(at);
+            return self.send_to_helper(at);
         }
         match self.pool.chain().find(&mut self.view, offset, len.into()) {
             Place::Zero(n) | Place::File { len: n, .. } if n < len.into() => {
                 self.begin_pieces(at, offset, len);
             }
             Place::Zero(_) => {
-                let (bufs, count) = self.part(at, 0, len);
+                let (bufs, count) = self.buffers(at, 0, len);
                 // SAFETY: the buffers of an operation that is not done.
                 unsafe { zero_all(bufs, count) };
                 self.finish(at, Ok(len));
             }
             Place::File { layer, host, len: n } if self.files.fits(host, n) => {
-                self.slots[usize::from(at)].state = State::Mapped(len);
-                let (bufs, count) = self.part(at, 0, len);
+                self.slots[usize::from(at)].state = OpState::Mapped(len);
+                let (bufs, count) = self.buffers(at, 0, len);
                 let op = DiskOp::Read { offset: host, bufs, count, len_bytes: len };
                 self.submit_to(self.files.of_layer(layer), at.into(), op);
             }
             Place::File { .. }
             | Place::Compressed { .. }
             | Place::Miss { .. }
-            | Place::Bad { .. } => self.help(at),
+            | Place::Bad { .. } => self.send_to_helper(at),
         }
     }
 
@@ -203,34 +203,34 @@ impl Qcow2Disk {
             return self.finish(at, Ok(0));
         }
         if !self.files.fits(offset, len.into()) {
-            return self.help(at);
+            return self.send_to_helper(at);
         }
         match self.pool.chain().plan(&mut self.view, offset, len.into()) {
             Plan::InPlace { len: n, .. } if n < len.into() => self.begin_pieces(at, offset, len),
             Plan::InPlace { host, len: n } if self.files.fits(host, n) => {
-                self.slots[usize::from(at)].state = State::Mapped(len);
+                self.slots[usize::from(at)].state = OpState::Mapped(len);
                 self.write_data(at, 0, len, host);
             }
             Plan::Allocate(allocation) => {
                 self.extras[usize::from(at)].allocation = Some(allocation);
-                self.go_on(at, 0);
+                self.write_new_clusters(at, 0);
             }
             Plan::Busy => {
-                self.slots[usize::from(at)].state = State::Blocked;
+                self.slots[usize::from(at)].state = OpState::Blocked;
                 self.blocked.push(at);
             }
-            Plan::InPlace { .. } | Plan::Slow => self.help(at),
+            Plan::InPlace { .. } | Plan::Slow => self.send_to_helper(at),
         }
     }
 
     /// Begins as many pieces of an operation as can be moved as they are.
     fn begin_pieces(&mut self, at: u16, offset: u64, len: u32) {
-        self.slots[usize::from(at)].state = State::Pieces;
+        self.slots[usize::from(at)].state = OpState::Pieces;
         self.extras[usize::from(at)].pieces.begin();
         while self.begin_piece(at, offset, len) {}
         let pieces = &mut self.extras[usize::from(at)].pieces;
         if pieces.len_bytes() == 0 {
-            return self.help(at);
+            return self.send_to_helper(at);
         }
         if let Some(result) = pieces.all_begun() {
             self.finish(at, result);
@@ -240,7 +240,7 @@ impl Qcow2Disk {
     /// Begins the next piece of an operation; false where there is none, or no room for it.
     fn begin_piece(&mut self, at: u16, offset: u64, len: u32) -> bool {
         let done = self.extras[usize::from(at)].pieces.len_bytes();
-        if done >= len || done > 0 && self.spare == 0 {
+        if done >= len || done > 0 && self.free_pieces == 0 {
             return false;
         }
         let op = self.slots[usize::from(at)].op;
@@ -262,7 +262,7 @@ impl Qcow2Disk {
             pieces.end(n, Ok(len));
             return true;
         };
-        self.spare -= u16::from(n > 0);
+        self.free_pieces -= u16::from(n > 0);
         let op = match is_read {
             true => DiskOp::Read { offset, bufs, count, len_bytes: len },
             false => DiskOp::Write { offset, bufs, count, len_bytes: len },
@@ -296,8 +296,8 @@ impl Qcow2Disk {
     }
 
     /// A piece is over. A file that ends within a cluster has zeroes there.
-    fn piece_returned(&mut self, at: u16, n: usize, mut result: Result<u32, i32>) {
-        self.spare += u16::from(n > 0);
+    fn end_piece(&mut self, at: u16, n: usize, mut result: Result<u32, i32>) {
+        self.free_pieces += u16::from(n > 0);
         let pieces = &mut self.extras[usize::from(at)].pieces;
         if result == Ok(0) && matches!(self.slots[usize::from(at)].op, DiskOp::Read { .. }) {
             let (bufs, count) = pieces.bufs(n);
@@ -312,17 +312,17 @@ impl Qcow2Disk {
 
     /// Writes bytes `from..to` of an operation's data to `host`.
     fn write_data(&mut self, at: u16, from: u32, to: u32, host: u64) {
-        let (bufs, count) = self.part(at, from, to);
+        let (bufs, count) = self.buffers(at, from, to);
         let op = DiskOp::Write { offset: host, bufs, count, len_bytes: to - from };
         self.submit_to(self.files.data(), at.into(), op);
     }
 
     /// Writes the data of new clusters from byte `done` on, or their entries after the last.
-    fn go_on(&mut self, at: u16, done: u32) {
+    fn write_new_clusters(&mut self, at: u16, done: u32) {
         let Some(allocation) = &self.extras[usize::from(at)].allocation else { return };
         let (len, host) = (allocation.len as u32, allocation.host + u64::from(done));
         if done < len {
-            self.slots[usize::from(at)].state = State::Data(done);
+            self.slots[usize::from(at)].state = OpState::Data(done);
             self.write_data(at, done, len, host);
         } else {
             self.write_entries(at, 0);
@@ -331,14 +331,14 @@ impl Qcow2Disk {
 
     /// Writes the entries of new clusters from byte `from` on, or ends the operation after the last.
     fn write_entries(&mut self, at: u16, from: u32) {
-        let Extra { allocation, bufs, entries, .. } = &mut self.extras[usize::from(at)];
+        let SlotExtra { allocation, bufs, entries, .. } = &mut self.extras[usize::from(at)];
         let Some(allocation) = allocation else { return };
         let len = allocation.encode(entries) as u32;
         if from >= len {
             return self.commit(at);
         }
         let offset = allocation.entries_offset() + u64::from(from);
-        self.slots[usize::from(at)].state = State::Entries(from);
+        self.slots[usize::from(at)].state = OpState::Entries(from);
         bufs.clear();
         let base = entries[from as usize..].as_mut_ptr().cast();
         bufs.push(IoSlice { iov_base: base, iov_len: (len - from) as usize });
@@ -354,10 +354,10 @@ impl Qcow2Disk {
     }
 
     fn begin_flush(&mut self, at: u16, file: u32, covers: u64) {
-        self.slots[usize::from(at)].state = State::Flush(file, covers);
+        self.slots[usize::from(at)].state = OpState::Flush(file, covers);
         match self.files.to_sync(file as usize) {
             Some(disk) => self.submit_to(disk, at.into(), DiskOp::Flush),
-            None if !self.pool.chain().flush_ended(covers) => self.failed(at, libc::EIO),
+            None if !self.pool.chain().flush_ended(covers) => self.fail(at, libc::EIO),
             None => {
                 // What was freed before may have to be looked after now.
                 self.has_begun = true;
@@ -374,44 +374,44 @@ impl Qcow2Disk {
         // until the operation is done.
         let submitted = unsafe { self.files.disk(disk).submit(token, op) };
         if let Err(e) = submitted {
-            self.returned(token, Err(e.raw_os_error().unwrap_or(libc::EIO)));
+            self.end_file_op(token, Err(e.raw_os_error().unwrap_or(libc::EIO)));
         }
     }
 
     /// Hands an operation to a helper.
-    fn help(&mut self, at: u16) {
+    fn send_to_helper(&mut self, at: u16) {
         let slot = &mut self.slots[usize::from(at)];
-        slot.state = State::Helped;
+        slot.state = OpState::WithHelper;
         self.has_begun = true;
         let results = Arc::clone(&self.results);
-        self.jobs.push(Job { token: at.into(), op: slot.op, results });
+        self.jobs.push(HelperJob { token: at.into(), op: slot.op, results });
     }
 
     /// An operation of a file's disk is over.
-    fn returned(&mut self, token: u32, result: Result<u32, i32>) {
+    fn end_file_op(&mut self, token: u32, result: Result<u32, i32>) {
         let at = token as u16;
-        if matches!(self.slots[usize::from(at)].state, State::Pieces) {
-            return self.piece_returned(at, (token >> 16) as usize, result);
+        if matches!(self.slots[usize::from(at)].state, OpState::Pieces) {
+            return self.end_piece(at, (token >> 16) as usize, result);
         }
         let moved = match result {
             Ok(moved) => moved,
-            Err(errno) => return self.failed(at, errno),
+            Err(errno) => return self.fail(at, errno),
         };
         match self.slots[usize::from(at)].state {
-            State::Mapped(len) => self.mapped(at, moved, len),
-            State::Data(_) | State::Entries(_) if moved == 0 => self.failed(at, libc::EIO),
-            State::Data(before) => self.go_on(at, before + moved),
-            State::Entries(before) => self.write_entries(at, before + moved),
-            State::Flush(file, covers) => self.begin_flush(at, file + 1, covers),
-            State::Helped => self.finish(at, Ok(moved)),
-            State::Free | State::Waiting | State::Blocked | State::Pieces => {}
+            OpState::Mapped(len) => self.end_mapped(at, moved, len),
+            OpState::Data(_) | OpState::Entries(_) if moved == 0 => self.fail(at, libc::EIO),
+            OpState::Data(before) => self.write_new_clusters(at, before + moved),
+            OpState::Entries(before) => self.write_entries(at, before + moved),
+            OpState::Flush(file, covers) => self.begin_flush(at, file + 1, covers),
+            OpState::WithHelper => self.finish(at, Ok(moved)),
+            OpState::Free | OpState::Waiting | OpState::Blocked | OpState::Pieces => {}
         }
     }
 
     /// Data in one piece was read or written. A file that ends within a cluster has zeroes there.
-    fn mapped(&mut self, at: u16, moved: u32, len: u32) {
+    fn end_mapped(&mut self, at: u16, moved: u32, len: u32) {
         if moved == 0 && matches!(self.slots[usize::from(at)].op, DiskOp::Read { .. }) {
-            let (bufs, count) = self.part(at, 0, len);
+            let (bufs, count) = self.buffers(at, 0, len);
             // SAFETY: the buffers of an operation that is not done.
             unsafe { zero_all(bufs, count) };
             return self.finish(at, Ok(len));
@@ -419,13 +419,13 @@ impl Qcow2Disk {
         self.finish(at, Ok(moved.min(len)));
     }
 
-    fn failed(&mut self, at: u16, errno: i32) {
+    fn fail(&mut self, at: u16, errno: i32) {
         match self.slots[usize::from(at)].state {
-            State::Data(_) => self.abandon(at, false),
-            State::Entries(_) => self.abandon(at, true),
+            OpState::Data(_) => self.abandon(at, false),
+            OpState::Entries(_) => self.abandon(at, true),
             // Tried again by whoever asked: nothing is lost yet.
-            State::Flush(..) if is_transient(errno) => {}
-            State::Flush(..) => self.pool.chain().flush_failed(),
+            OpState::Flush(..) if is_transient(errno) => {}
+            OpState::Flush(..) => self.pool.chain().flush_failed(),
             _ => {}
         }
         self.finish(at, Err(errno));
@@ -439,7 +439,7 @@ impl Qcow2Disk {
 
     /// The buffers of bytes `from..to` of an operation's data: a list that stays until it is done.
     #[inline]
-    fn part(&mut self, at: u16, from: u32, to: u32) -> (*const IoSlice, u32) {
+    fn buffers(&mut self, at: u16, from: u32, to: u32) -> (*const IoSlice, u32) {
         match self.slots[usize::from(at)].op {
             DiskOp::Read { bufs, count, len_bytes, .. }
             | DiskOp::Write { bufs, count, len_bytes, .. } => {
@@ -460,7 +460,7 @@ impl Qcow2Disk {
     #[inline]
     fn finish(&mut self, at: u16, result: Result<u32, i32>) {
         let slot = &mut self.slots[usize::from(at)];
-        slot.state = State::Free;
+        slot.state = OpState::Free;
         self.pool.chain().leave(&mut self.view, slot.stay.take());
         self.done.push(DiskDone { token: slot.token, result });
         self.free.push(at);
@@ -468,14 +468,14 @@ impl Qcow2Disk {
 
     /// Takes in what has finished below.
     #[inline]
-    fn take_in(&mut self) {
+    fn collect(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         for disk in 0..self.files.count() {
             self.files.disk(disk).reap(&mut finished);
         }
         self.results.reap(&mut finished);
         for DiskDone { token, result } in finished.drain(..) {
-            self.returned(token, result);
+            self.end_file_op(token, result);
         }
         self.finished = finished;
         if !self.blocked.is_empty() && self.results.take_woken() {
@@ -505,7 +505,7 @@ impl Qcow2Disk {
         }
         for disk in 0..self.files.count() {
             while let Some(DiskDone { token, result }) = self.files.disk(disk).run_next() {
-                self.returned(token, result);
+                self.end_file_op(token, result);
             }
         }
         self.files.flush_submissions()
@@ -521,7 +521,7 @@ impl Disk for Qcow2Disk {
             prefetch(entry);
         }
         let slot = &mut self.slots[usize::from(at)];
-        (slot.token, slot.op, slot.state) = (token, op, State::Waiting);
+        (slot.token, slot.op, slot.state) = (token, op, OpState::Waiting);
         self.waiting.push_back(at);
         self.has_begun = true;
         Ok(())
@@ -532,12 +532,12 @@ impl Disk for Qcow2Disk {
     }
 
     fn reap(&mut self, done: &mut Vec<DiskDone>) {
-        self.take_in();
+        self.collect();
         while self.has_begun {
             // What goes on must not wait for the next round: its owner may sleep before that. An
             // error comes again, and is told, at the next start.
             let _ = self.start();
-            self.take_in();
+            self.collect();
         }
         let n = self.done.len().min(done.capacity() - done.len());
         done.extend(self.done.drain(..n));

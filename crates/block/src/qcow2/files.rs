@@ -7,35 +7,35 @@ use std::sync::Arc;
 use base::event::Event;
 use base::io::{Disk, DiskDone, DiskOp};
 
-use crate::file::{self, Image};
-use crate::raw::{Opening, RawDisk, Spare};
+use crate::image_file::{self, ImageFile};
+use crate::raw::{RawDisk, RingFile, SpareFiles};
 use crate::resident::ResidentDisk;
 
 /// An open file of a chain, and how it is used.
 #[derive(Debug, Clone)]
 pub(super) struct OpenFile {
     /// Has the lock.
-    image: Arc<Image>,
+    image: Arc<ImageFile>,
     /// For entries of a map: through the page cache, even where the image passes by it.
     is_buffered: bool,
     /// Openings of rings that are gone.
-    spare: Arc<Spare>,
+    spare: Arc<SpareFiles>,
 }
 
 impl OpenFile {
-    pub fn new(image: Arc<Image>, is_buffered: bool) -> Self {
+    pub fn new(image: Arc<ImageFile>, is_buffered: bool) -> Self {
         Self { image, is_buffered, spare: Arc::default() }
     }
 
     /// A disk of one queue.
     fn open(&self, event: &Arc<Event>, depth: u16) -> io::Result<FileDisk> {
         let image = Arc::clone(&self.image);
-        if file::is_resident(image.get()) {
+        if image_file::is_resident(image.get()) {
             return Ok(FileDisk::Resident(ResidentDisk::on_image(image, Arc::default(), depth)));
         }
         let own = match self.is_buffered {
-            true => Opening::take_buffered(&self.spare, &image)?,
-            false => Opening::take(&self.spare, &image),
+            true => RingFile::take_buffered(&self.spare, &image)?,
+            false => RingFile::take(&self.spare, &image),
         };
         let disk = RawDisk::new(image, own, Arc::default(), depth, Arc::clone(event))?;
         Ok(FileDisk::Raw(Box::new(disk)))
@@ -100,7 +100,7 @@ impl FileDisk {
 
 /// Which file is for what.
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(super) struct FileLayout {
     pub files: Vec<OpenFile>,
     /// Of each layer: the index of the file with its data.
     pub layers: Vec<usize>,
@@ -115,15 +115,15 @@ pub(super) struct Layout {
 /// See the module's text.
 pub(super) struct Files {
     disks: Vec<FileDisk>,
-    layout: Arc<Layout>,
-    /// The file with the image's own data; whether data can be moved there as it is, see [`Layout`].
+    layout: Arc<FileLayout>,
+    /// The file with the image's own data; whether data can be moved there as it is, see [`FileLayout`].
     data: usize,
     align: u64,
 }
 
 impl Files {
     /// Disks for `depth` operations each, which ring `event`.
-    pub fn open(layout: Arc<Layout>, event: &Arc<Event>, depth: u16) -> io::Result<Self> {
+    pub fn open(layout: Arc<FileLayout>, event: &Arc<Event>, depth: u16) -> io::Result<Self> {
         let disks = layout.files.iter().map(|file| file.open(event, depth));
         let disks = disks.collect::<io::Result<_>>()?;
         Ok(Self { disks, data: layout.layers[0], align: layout.align, layout })

@@ -16,15 +16,15 @@ use base::io::Disk;
 use qcow2::{ChainView, Opened};
 
 use self::disk::Qcow2Disk;
-use self::files::{Files, Layout};
-use self::open::Parts;
+use self::files::{FileLayout, Files};
+use self::open::OpenChain;
 use self::pieces::MAX_SPARE;
 use self::pool::{Pool, Results};
 use crate::backend::{Backend, Demands, ImageState};
 use crate::check_progress::CheckProgress;
 use crate::error::BlockError;
-use crate::file;
 use crate::gate::Gate;
+use crate::image_file;
 
 /// How a qcow2 image is opened.
 #[derive(Debug, Clone, Default)]
@@ -53,7 +53,7 @@ pub fn needs_check(path: &Path) -> bool {
 /// See the module's text.
 pub struct Qcow2Backend {
     pool: Arc<Pool>,
-    layout: Arc<Layout>,
+    layout: Arc<FileLayout>,
     path: PathBuf,
     gate: Option<Arc<Gate>>,
     demands: Demands,
@@ -66,10 +66,11 @@ impl Qcow2Backend {
     /// Opens the image and, below `backing_dir`, what it stands on; checks an image that was not
     /// closed, and starts the helpers.
     pub fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Self, BlockError> {
-        let Parts { chain, opened, layout, images, demands } = open::open(path, options)?;
+        let OpenChain { chain, opened, layout, images, demands } = open::open(path, options)?;
         // The image's own device: all writes go there, and reads of what was written. As with raw
         // images, a tmpfs is none.
-        let own = images.first().map(|image| image.get()).filter(|file| !file::is_resident(file));
+        let own =
+            images.first().map(|image| image.get()).filter(|file| !image_file::is_resident(file));
         let gate = own.and_then(|file| Gate::of(file).ok());
         let view = Mutex::new(chain.view(Arc::new(|| {})));
         let pool = Pool::start(chain, images)
@@ -132,7 +133,5 @@ impl Backend for Qcow2Backend {
     }
 }
 
-#[cfg(test)]
-mod malformed;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -17,10 +17,10 @@ use qcow2::{Chain, FileStore, Header, Image as Qcow2, Layer, Opened, Options, St
 use rustix::fs::{Mode, OFlags};
 
 use super::Qcow2Options;
-use super::files::{Layout, OpenFile};
+use super::files::{FileLayout, OpenFile};
 use crate::backend::Demands;
 use crate::error::BlockError;
-use crate::file::{self, Image, OpenMode};
+use crate::image_file::{self, ImageFile, OpenMode};
 
 /// Longest chain of images: each is a file held open and a lookup per read; tools that make chains
 /// collapse them long before.
@@ -30,27 +30,27 @@ const MAX_CHAIN: usize = 8;
 const REPORT: Duration = Duration::from_secs(5);
 
 /// An open image with everything it stands on.
-pub(super) struct Parts {
+pub(super) struct OpenChain {
     pub chain: Chain,
     pub opened: Opened,
-    pub layout: Layout,
+    pub layout: FileLayout,
     /// Keeps the locks.
-    pub images: Vec<Arc<Image>>,
+    pub images: Vec<Arc<ImageFile>>,
     pub demands: Demands,
 }
 
 /// Opens `path` as qcow2.
-pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, BlockError> {
+pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<OpenChain, BlockError> {
     let mode = OpenMode { read_only: options.read_only, direct: options.direct };
-    let image = Arc::new(file::open_image(path, mode)?);
+    let image = Arc::new(image_file::open_image(path, mode)?);
     let rule = BackingRule::new(options.backing_dir, options.direct)?;
     // Relative backing names start at the image, wherever links to it are.
     let real = fs::canonicalize(path).map_err(BlockError::file("cannot resolve", path))?;
-    let mut opening = Opening { rule, images: Vec::new(), data: Vec::new() };
-    let store = opening.add(image, &real)?;
+    let mut builder = ChainBuilder { rule, images: Vec::new(), data: Vec::new() };
+    let store = builder.add(image, &real)?;
     let header = qcow2::read_header(&*store).map_err(|e| refused(path, e.to_string()))?;
     let data = options.data_file.map(|data| open_data_file(data, mode)).transpose()?;
-    let below = opening.open_below(&header, &real)?;
+    let below = builder.open_below(&header, &real)?;
     let data_path = options.data_file.unwrap_or(path);
     let data_store = data.as_ref().map(|data| store_of(data, data_path)).transpose()?;
     let cache_len_bytes = match options.cache_len_bytes {
@@ -71,12 +71,12 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<Parts, Blo
     };
     let cluster_len = header.geometry.cluster_len();
     let (layout, demands) =
-        opening.layout(data, options.direct, cluster_len).map_err(|why| refused(path, why))?;
+        builder.layout(data, options.direct, cluster_len).map_err(|why| refused(path, why))?;
     // The last step: it marks the image as open.
     let (top, opened) = Qcow2::open(store, data_store, &settings, &mut progress)
         .map_err(|e| refused(path, e.to_string()))?;
     tell(path, &opened, begin.elapsed());
-    Ok(Parts { chain: Chain::new(top, below), opened, layout, images: opening.images, demands })
+    Ok(OpenChain { chain: Chain::new(top, below), opened, layout, images: builder.images, demands })
 }
 
 /// See [`super::needs_check`].
@@ -102,13 +102,13 @@ fn tell(path: &Path, opened: &Opened, took: Duration) {
     }
 }
 
-fn open_data_file(path: &Path, mode: OpenMode) -> Result<Arc<Image>, BlockError> {
-    file::open_image(path, mode).map(Arc::new)
+fn open_data_file(path: &Path, mode: OpenMode) -> Result<Arc<ImageFile>, BlockError> {
+    image_file::open_image(path, mode).map(Arc::new)
 }
 
 /// The map's view of an open image; the lock stays with ours.
-fn store_of(image: &Image, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
-    let again = file::open_buffered(image)
+fn store_of(image: &ImageFile, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
+    let again = image_file::open_buffered(image)
         .map_err(BlockError::file("cannot open again, by the page cache,", path))?;
     Ok(Arc::new(FileStore::new(again).map_err(BlockError::file("cannot use", path))?))
 }
@@ -130,7 +130,7 @@ impl BackingRule {
     }
 
     /// Opens the backing file that `image` names; gives its path too.
-    fn open(&self, image: &Path, name: &str) -> Result<(Image, PathBuf), BlockError> {
+    fn open(&self, image: &Path, name: &str) -> Result<(ImageFile, PathBuf), BlockError> {
         let refuse = |why: String| refused(image, format!("its backing file {name:?} {why}"));
         let Some((dir, fd)) = &self.dir else {
             return Err(refuse("is refused: no backing directory is configured".into()));
@@ -150,7 +150,7 @@ impl BackingRule {
             return Err(refuse("is the backing directory itself".into()));
         }
         let mode = OpenMode { read_only: true, direct: self.direct };
-        Ok((file::open_beneath(fd, relative, mode)?, real))
+        Ok((image_file::open_beneath(fd, relative, mode)?, real))
     }
 }
 
@@ -164,17 +164,17 @@ fn refused(image: &Path, reason: String) -> BlockError {
 }
 
 /// A chain as it is opened.
-struct Opening {
+struct ChainBuilder {
     rule: BackingRule,
     /// Files with locks, the image's first.
-    images: Vec<Arc<Image>>,
+    images: Vec<Arc<ImageFile>>,
     /// Of each layer: its data's file.
-    data: Vec<Arc<Image>>,
+    data: Vec<Arc<ImageFile>>,
 }
 
-impl Opening {
+impl ChainBuilder {
     /// Adds a layer's file.
-    fn add(&mut self, image: Arc<Image>, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
+    fn add(&mut self, image: Arc<ImageFile>, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
         if self.images.len() >= MAX_CHAIN {
             let text = format!("more than {MAX_CHAIN} images in its backing chain");
             return Err(refused(path, text));
@@ -219,10 +219,10 @@ impl Opening {
     /// Which file is for what, and what they ask for; or why they cannot be served so.
     fn layout(
         &self,
-        data: Option<Arc<Image>>,
+        data: Option<Arc<ImageFile>>,
         direct: bool,
         cluster_len: u64,
-    ) -> Result<(Layout, Demands), String> {
+    ) -> Result<(FileLayout, Demands), String> {
         let mut demands = Demands::NONE;
         let mut offset_align = 1;
         let mut files: Vec<OpenFile> = Vec::new();
@@ -230,8 +230,8 @@ impl Opening {
         for (n, own) in self.data.iter().enumerate() {
             let image = if n == 0 { data.as_ref().unwrap_or(own) } else { own };
             // Those in memory have no other way than the page cache.
-            if direct && !file::is_resident(image.get()) {
-                let (mem, offset) = file::direct_alignment(image.get());
+            if direct && !image_file::is_resident(image.get()) {
+                let (mem, offset) = image_file::direct_alignment(image.get());
                 demands.mem_align = demands.mem_align.max(mem);
                 // Not the guest's concern: what does not fit goes through the page cache. So a page is
                 // the least: one that is written both ways loses one of the two.
@@ -253,7 +253,7 @@ impl Opening {
                  {cluster_len}: switch direct off"
             ));
         }
-        Ok((Layout { files, layers, map, synced, align }, demands))
+        Ok((FileLayout { files, layers, map, synced, align }, demands))
     }
 }
 

@@ -25,9 +25,9 @@ pub(super) struct Pieces {
     list: Vec<IoSlice>,
     all: [Piece; MAX_PIECES],
     count: usize,
-    left: usize,
+    pending: usize,
     /// Up to here all is done, if those under way are.
-    upto: u32,
+    len_bytes: u32,
     errno: i32,
 }
 
@@ -35,19 +35,19 @@ impl Pieces {
     pub fn new() -> Self {
         // Each piece cuts one buffer into two at most.
         let list = Vec::with_capacity(crate::limits::MAX_OP_SEGS + MAX_PIECES);
-        Self { list, all: Default::default(), count: 0, left: 0, upto: 0, errno: libc::EIO }
+        Self { list, all: Default::default(), count: 0, pending: 0, len_bytes: 0, errno: libc::EIO }
     }
 
     /// Before the first piece.
     pub fn begin(&mut self) {
         self.list.clear();
         // One for whoever adds pieces, see `all_begun`.
-        (self.count, self.left, self.upto, self.errno) = (0, 1, 0, libc::EIO);
+        (self.count, self.pending, self.len_bytes, self.errno) = (0, 1, 0, libc::EIO);
     }
 
     /// Bytes that have a piece.
     pub fn len_bytes(&self) -> u32 {
-        self.upto
+        self.len_bytes
     }
 
     /// The next `len` bytes of an operation with the buffers `bufs`: the number of their piece, which is
@@ -57,12 +57,12 @@ impl Pieces {
             return None;
         }
         let (n, first_buf) = (self.count, self.list.len());
-        cut(bufs, self.upto as usize, len as usize, &mut self.list);
+        cut(bufs, self.len_bytes as usize, len as usize, &mut self.list);
         let bufs = (self.list.len() - first_buf) as u32;
-        self.all[n] = Piece { from: self.upto, len, first_buf, bufs };
+        self.all[n] = Piece { from: self.len_bytes, len, first_buf, bufs };
         self.count += 1;
-        self.left += 1;
-        self.upto += len;
+        self.pending += 1;
+        self.len_bytes += len;
         Some(n)
     }
 
@@ -79,12 +79,12 @@ impl Pieces {
 
     /// No piece comes any more; as [`Pieces::end`].
     pub fn all_begun(&mut self) -> Option<Result<u32, i32>> {
-        self.left -= 1;
-        (self.left == 0).then(|| self.result())
+        self.pending -= 1;
+        (self.pending == 0).then(|| self.result())
     }
 
     fn result(&self) -> Result<u32, i32> {
-        if self.upto == 0 { Err(self.errno) } else { Ok(self.upto) }
+        if self.len_bytes == 0 { Err(self.errno) } else { Ok(self.len_bytes) }
     }
 
     /// A piece is over. Once the last one is: the bytes done before the first that is missing, or the
@@ -93,13 +93,13 @@ impl Pieces {
         let piece = self.all[n];
         let moved = result.map_or(0, |moved| moved.min(piece.len));
         if moved < piece.len {
-            self.upto = self.upto.min(piece.from + moved);
+            self.len_bytes = self.len_bytes.min(piece.from + moved);
             if let (0, Err(errno)) = (piece.from, result) {
                 self.errno = errno;
             }
         }
-        self.left -= 1;
-        (self.left == 0).then(|| self.result())
+        self.pending -= 1;
+        (self.pending == 0).then(|| self.result())
     }
 }
 

@@ -14,7 +14,7 @@ use qcow2::{Chain, ChainView, Clear, Scratch};
 use queue::iovec::{gather, scatter};
 
 use crate::error::errno;
-use crate::file::Image;
+use crate::image_file::ImageFile;
 
 /// Helpers of one image: enough to keep a disk busy, few enough for many images.
 const HELPERS: usize = 4;
@@ -23,7 +23,7 @@ const HELPERS: usize = 4;
 const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
 /// One operation on its way to a helper.
-pub(super) struct Job {
+pub(super) struct HelperJob {
     pub token: u32,
     pub op: DiskOp,
     pub results: Arc<Results>,
@@ -31,7 +31,7 @@ pub(super) struct Job {
 
 // SAFETY: the addresses in `op` are valid on any thread until its result has been reaped; that is
 // the contract of `Disk::submit`.
-unsafe impl Send for Job {}
+unsafe impl Send for HelperJob {}
 
 /// Where the results of one queue's operations come back.
 pub(super) struct Results {
@@ -56,7 +56,7 @@ impl Results {
     }
 
     fn add(&self, done: DiskDone) {
-        let mut list = guard(&self.list);
+        let mut list = lock(&self.list);
         list.push(done);
         self.count.store(list.len(), Ordering::SeqCst);
         drop(list);
@@ -86,7 +86,7 @@ impl Results {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let mut list = guard(&self.list);
+        let mut list = lock(&self.list);
         let n = list.len().min(done.capacity() - done.len());
         done.extend(list.drain(..n));
         self.count.store(list.len(), Ordering::SeqCst);
@@ -97,27 +97,27 @@ impl Results {
     }
 }
 
-fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the helpers share.
 struct Shared {
-    jobs: Mutex<Jobs>,
-    some: Condvar,
+    jobs: Mutex<JobQueue>,
+    changed: Condvar,
     chain: Chain,
     /// Looking after the map failed last time: told once.
     is_failing: AtomicBool,
     /// The locks of the image and its backing files.
-    _images: Vec<Arc<Image>>,
+    _images: Vec<Arc<ImageFile>>,
 }
 
 #[derive(Default)]
-struct Jobs {
-    queue: VecDeque<Job>,
+struct JobQueue {
+    queue: VecDeque<HelperJob>,
     /// The map is to be looked after.
     maintain: bool,
-    is_over: bool,
+    is_closing: bool,
 }
 
 /// The helpers; they end with it, and the image is closed then.
@@ -127,15 +127,15 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub fn start(chain: Chain, images: Vec<Arc<Image>>) -> io::Result<Self> {
-        let jobs = Mutex::new(Jobs { maintain: true, ..Jobs::default() });
-        let (some, is_failing) = (Condvar::new(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { jobs, some, chain, is_failing, _images: images });
+    pub fn start(chain: Chain, images: Vec<Arc<ImageFile>>) -> io::Result<Self> {
+        let jobs = Mutex::new(JobQueue { maintain: true, ..JobQueue::default() });
+        let (changed, is_failing) = (Condvar::new(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { jobs, changed, chain, is_failing, _images: images });
         let mut pool = Self { shared, helpers: Vec::with_capacity(HELPERS) };
         for i in 0..HELPERS {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("qcow2-{i}"));
-            pool.helpers.push(builder.spawn(move || help(&shared))?);
+            pool.helpers.push(builder.spawn(move || run_helper(&shared))?);
         }
         Ok(pool)
     }
@@ -146,27 +146,27 @@ impl Pool {
     }
 
     /// Gives a batch to the helpers.
-    pub fn hand_over(&self, batch: &mut Vec<Job>) {
+    pub fn hand_over(&self, batch: &mut Vec<HelperJob>) {
         let many = batch.len() > 1;
-        guard(&self.shared.jobs).queue.extend(batch.drain(..));
+        lock(&self.shared.jobs).queue.extend(batch.drain(..));
         if many {
-            self.shared.some.notify_all();
+            self.shared.changed.notify_all();
         } else {
-            self.shared.some.notify_one();
+            self.shared.changed.notify_one();
         }
     }
 
     /// Has the map looked after.
     pub fn maintain(&self) {
-        guard(&self.shared.jobs).maintain = true;
-        self.shared.some.notify_one();
+        lock(&self.shared.jobs).maintain = true;
+        self.shared.changed.notify_one();
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        guard(&self.shared.jobs).is_over = true;
-        self.shared.some.notify_all();
+        lock(&self.shared.jobs).is_closing = true;
+        self.shared.changed.notify_all();
         for helper in self.helpers.drain(..) {
             // A helper cannot panic: what it does is caught.
             let _ = helper.join();
@@ -182,38 +182,43 @@ impl Drop for Pool {
 }
 
 /// What a helper has in hand.
-enum Work {
-    Job(Job),
+enum HelperTask {
+    Run(HelperJob),
     Maintain,
     /// Freed clusters have waited long enough.
     Sync,
 }
 
 /// A helper's life.
-fn help(shared: &Shared) {
-    let mut hands = Hands {
+fn run_helper(shared: &Shared) {
+    let mut state = HelperState {
         view: shared.chain.view(Arc::new(|| {})),
         scratch: Scratch::default(),
         buffer: Vec::new(),
     };
-    while let Some(work) = next(shared) {
+    while let Some(work) = wait_for_task(shared) {
         match work {
-            Work::Job(job) => {
-                let result = caught(shared, || hands.run(&shared.chain, job.op));
+            HelperTask::Run(job) => {
+                let result = catch_panic(shared, || state.run(&shared.chain, job.op));
                 job.results
                     .add(DiskDone { token: job.token, result: result.map_err(|e| errno(&e)) });
             }
-            Work::Maintain => report(shared, caught(shared, || shared.chain.top().maintain())),
-            Work::Sync => {
+            HelperTask::Maintain => {
+                report_upkeep(shared, catch_panic(shared, || shared.chain.top().maintain()))
+            }
+            HelperTask::Sync => {
                 let image = shared.chain.top();
-                report(shared, caught(shared, || image.sync().and_then(|()| image.maintain())));
+                report_upkeep(
+                    shared,
+                    catch_panic(shared, || image.sync().and_then(|()| image.maintain())),
+                );
             }
         }
     }
 }
 
 /// A panic is an error of what was asked for, not a request that never ends.
-fn caught<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+fn catch_panic<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         shared.chain.top().panicked();
         Err(io::Error::other("it panicked, which is a bug"))
@@ -221,7 +226,7 @@ fn caught<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::Result
 }
 
 /// Requests that need what could not be had will find the same error.
-fn report(shared: &Shared, result: io::Result<()>) {
+fn report_upkeep(shared: &Shared, result: io::Result<()>) {
     let was_failing = shared.is_failing.swap(result.is_err(), Ordering::Relaxed);
     if let Err(e) = result
         && !was_failing
@@ -231,41 +236,41 @@ fn report(shared: &Shared, result: io::Result<()>) {
 }
 
 /// Waits for work; none at the end.
-fn next(shared: &Shared) -> Option<Work> {
-    let mut jobs = guard(&shared.jobs);
+fn wait_for_task(shared: &Shared) -> Option<HelperTask> {
+    let mut jobs = lock(&shared.jobs);
     loop {
         if std::mem::take(&mut jobs.maintain) {
-            return Some(Work::Maintain);
+            return Some(HelperTask::Maintain);
         }
         if let Some(job) = jobs.queue.pop_front() {
-            return Some(Work::Job(job));
+            return Some(HelperTask::Run(job));
         }
-        if jobs.is_over {
+        if jobs.is_closing {
             return None;
         }
         if shared.chain.has_pending() {
             let (guard, wait) = shared
-                .some
+                .changed
                 .wait_timeout(jobs, RELEASE_AFTER)
                 .unwrap_or_else(PoisonError::into_inner);
             jobs = guard;
             if wait.timed_out() && jobs.queue.is_empty() && shared.chain.has_pending() {
-                return Some(Work::Sync);
+                return Some(HelperTask::Sync);
             }
         } else {
-            jobs = shared.some.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            jobs = shared.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
 /// What a helper works with.
-struct Hands {
+struct HelperState {
     view: ChainView,
     scratch: Scratch,
     buffer: Vec<u8>,
 }
 
-impl Hands {
+impl HelperState {
     fn run(&mut self, chain: &Chain, op: DiskOp) -> io::Result<u32> {
         let Self { view, scratch, buffer } = self;
         match op {

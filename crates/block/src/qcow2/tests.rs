@@ -11,8 +11,10 @@ use crate::backend::Backend;
 use crate::error::BlockError;
 use crate::raw::RawBackend;
 use crate::request::kind;
-use crate::test_support::{BOTH, Rig, pattern, range};
+use crate::testing::{BOTH, Rig, pattern, range};
 use base::io::{Disk, DiskDone, DiskOp, IoSlice};
+
+mod malformed;
 
 const LEN: u64 = 8 << 20;
 

@@ -13,8 +13,8 @@ use crate::dropper;
 use crate::limits::{MAX_OP_SEGS, MAX_RANGE_SECTORS, MAX_RANGES};
 use crate::null::NullBackend;
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, pattern, range};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Rig, RigOptions, UNTOUCHED, pattern, range};
 
 const LEN: usize = 1 << 20;
 

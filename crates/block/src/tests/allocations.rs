@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::null::NullBackend;
 use crate::raw::RawBackend;
 use crate::request::kind;
-use crate::test_support::{BOTH, Rig, alloc};
+use crate::testing::{BOTH, Rig, alloc};
 
 /// Rounds of 32 reads and writes; the polls' allocations after the first round.
 fn allocations(backend: &dyn Backend) {

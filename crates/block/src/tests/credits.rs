@@ -9,9 +9,9 @@ use crate::backend::{Backend, Demands};
 use crate::gate::Gate;
 use crate::memory::MemoryBackend;
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::places::{AtOnce, TAG, offer_to, sectors};
-use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, range};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::places::{AtOnce, TAG, offer_to, sectors};
+use crate::testing::{BOTH, Rig, RigOptions, UNTOUCHED, range};
 
 /// Enough for more than a share in each round.
 const DEPTH: usize = 80;

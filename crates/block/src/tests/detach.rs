@@ -14,8 +14,8 @@ use crate::backend::Backend;
 use crate::error::BlockError;
 use crate::raw::RawBackend;
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, UNTOUCHED};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, UNTOUCHED};
 use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 /// Long enough for anything that ends.

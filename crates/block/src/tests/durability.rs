@@ -6,8 +6,8 @@ use queue::Layout;
 use sidecore::Worker;
 
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Offered, Rig, RigOptions};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Offered, Rig, RigOptions};
 
 const BLOCKS: u64 = 16;
 

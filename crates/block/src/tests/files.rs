@@ -12,7 +12,7 @@ use crate::backend::Backend;
 use crate::qcow2::{Qcow2Backend, Qcow2Options};
 use crate::raw::RawBackend;
 use crate::request::kind;
-use crate::test_support::{Rig, RigOptions, pattern};
+use crate::testing::{Rig, RigOptions, pattern};
 
 fn open(path: &Path, read_only: bool) -> Result<RawBackend, BlockError> {
     RawBackend::open(path, false, read_only, 512)
@@ -70,7 +70,7 @@ fn a_file_that_direct_io_cannot_serve_in_small_blocks_is_refused() {
     let path = dir.path().join("disk.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
     let file = File::open(&path).unwrap();
-    let (_, align) = crate::file::direct_alignment(&file);
+    let (_, align) = crate::image_file::direct_alignment(&file);
     match RawBackend::open(&path, true, false, 512) {
         Ok(_) => assert!(align <= 512),
         Err(BlockError::DirectAlignment { align: told, .. }) => assert_eq!(told, align),
@@ -129,11 +129,11 @@ fn abuse_X_a_full_file_system_is_an_error_and_heals() {
         assert_eq!(rig.finish(write), (1, 1));
         assert_eq!(rig.stats.no_space.get(), 1);
         // Give the space back, and go on.
-        let discard = rig.send(kind::DISCARD, 0, &crate::test_support::range(0, 16384, 0));
+        let discard = rig.send(kind::DISCARD, 0, &crate::testing::range(0, 16384, 0));
         assert_eq!(rig.finish(discard), (0, 1));
         rig.write(2048, &pattern(2, 65536));
         assert!(rig.read(2048, 65536) == pattern(2, 65536));
-        let discard = rig.send(kind::DISCARD, 0, &crate::test_support::range(0, 16384, 0));
+        let discard = rig.send(kind::DISCARD, 0, &crate::testing::range(0, 16384, 0));
         assert_eq!(rig.finish(discard), (0, 1));
     }
 }

@@ -15,8 +15,8 @@ use super::port::{Guest, Held, cores, port};
 use crate::backend::Backend;
 use crate::raw::RawBackend;
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Offered, Rig, RigOptions, pattern, state};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Offered, Rig, RigOptions, pattern, state};
 use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 /// Queues of one port on one disk.
@@ -63,7 +63,7 @@ fn abuse_D1_in_write_through_mode_every_write_fails_from_then_on() {
         for rig in &mut rigs {
             for (kind, data) in [
                 (kind::OUT, vec![2; 512]),
-                (kind::WRITE_ZEROES, crate::test_support::range(0, 1, 0)),
+                (kind::WRITE_ZEROES, crate::testing::range(0, 1, 0)),
                 (kind::FLUSH, Vec::new()),
             ] {
                 let offered = rig.send(kind, 0, &data);

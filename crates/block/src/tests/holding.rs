@@ -15,8 +15,8 @@ use crate::config::OnError;
 use crate::gate::Gate;
 use crate::limits::{BOUNCE_COUNT, HOLD_MAX_NS, HOLD_MIN_NS};
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Offered, Rig, RigOptions, UNTOUCHED, pattern, range};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Offered, Rig, RigOptions, UNTOUCHED, pattern, range};
 use crate::{BackendConfig, BlockPort, BlockPortConfig, Demands};
 
 const LEN: usize = 1 << 20;

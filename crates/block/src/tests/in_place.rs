@@ -12,8 +12,8 @@ use vhost_user::Device;
 
 use super::port::{Guest, cores, port};
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, pattern, range};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, pattern, range};
 use crate::{BackendConfig, BlockError, BlockPort, BlockPortConfig, Image, NotInPlace};
 
 const LEN: u64 = 1 << 20;

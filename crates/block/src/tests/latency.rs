@@ -3,8 +3,8 @@
 use sidecore::Worker;
 
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Rig, RigOptions};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Rig, RigOptions};
 
 #[test]
 fn a_request_takes_from_its_poll_to_the_poll_after_its_completion() {

@@ -12,8 +12,8 @@ use crate::limits::{MAX_OP_SEGS, WIDE_COUNT};
 use crate::null::NullBackend;
 use crate::raw::RawBackend;
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, alloc, pattern};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Rig, RigOptions, UNTOUCHED, alloc, pattern};
 
 const LEN: usize = 4 << 20;
 

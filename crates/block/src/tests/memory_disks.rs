@@ -8,7 +8,7 @@ use vhost_user::{Device, DeviceError};
 use super::port::{Guest, cores};
 use crate::memory::MemoryBackend;
 use crate::request::kind;
-use crate::test_support::{BOTH, pattern};
+use crate::testing::{BOTH, pattern};
 use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 const LEN: u64 = 1 << 20;

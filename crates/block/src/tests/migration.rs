@@ -9,8 +9,8 @@ use queue::{GuestMemory, MemoryShare};
 use sidecore::Worker;
 
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Offered, Rig, RigOptions, range};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Offered, Rig, RigOptions, range};
 
 const LEN: usize = 1 << 20;
 

@@ -33,7 +33,7 @@ mod placed_reads;
 #[allow(non_snake_case)]
 mod port;
 #[allow(non_snake_case)]
-mod registered;
+mod registered_memory;
 mod requests;
 mod steps;
 mod turns;

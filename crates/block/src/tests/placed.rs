@@ -13,9 +13,9 @@ use crate::backend::Demands;
 use crate::limits::BOUNCE_COUNT;
 use crate::placed::{Placed, Placeholders, Way};
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::places::{AtOnce, Knows, TAG, known, offer_to, sector, sectors};
-use crate::test_support::{BOTH, Offered, Rig, RigOptions, UNTOUCHED, alloc, pattern};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::places::{AtOnce, Knows, TAG, known, offer_to, sector, sectors};
+use crate::testing::{BOTH, Offered, Rig, RigOptions, UNTOUCHED, alloc, pattern};
 
 const LEN: usize = 16 << 20;
 
@@ -424,7 +424,7 @@ fn a_queue_that_sleeps_is_rung_and_one_that_polls_is_not() {
     assert_eq!(rig.engine.arm(0, &mut rig.ledger), Arm::Idle);
     write.complete(Ok(()));
     assert!(answers.event.drain(), "it sleeps");
-    assert!(rig.engine.watched().contains(&std::os::fd::AsRawFd::as_raw_fd(&answers.event)));
+    assert!(rig.engine.watched_fds().contains(&std::os::fd::AsRawFd::as_raw_fd(&answers.event)));
     rig.engine.disarm();
     assert_eq!(rig.finish(offered), (0, 1));
     let (_, write) = one(&mut rig);

@@ -5,7 +5,7 @@ use queue::Layout;
 
 use super::placed::Bench;
 use crate::request::kind;
-use crate::test_support::places::{TAG, sector};
+use crate::testing::places::{TAG, sector};
 
 /// What a write must be taken as, from its bytes alone: tag and offset in the pipe.
 fn oracle(data: &[u8]) -> Option<([u8; 16], u64)> {

@@ -15,9 +15,9 @@ use super::port::{Guest, Held, cores, port};
 use crate::backend::Backend;
 use crate::placed::{Answers, Head, Place, Way};
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::places::{Knows, TAG, sectors};
-use crate::test_support::{BOTH, UNTOUCHED, pattern};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::places::{Knows, TAG, sectors};
+use crate::testing::{BOTH, UNTOUCHED, pattern};
 use crate::{
     BackendConfig, BlockError, BlockPort, BlockPortConfig, NoPlaceholders, NotInPlace, Placed,
 };

@@ -6,8 +6,8 @@ use queue::Layout;
 use super::placed::Bench;
 use crate::placed::{Placed, Way};
 use crate::request::kind;
-use crate::test_support::places::{TAG, sectors};
-use crate::test_support::{BOTH, Offered, Rig, UNTOUCHED, pattern};
+use crate::testing::places::{TAG, sectors};
+use crate::testing::{BOTH, Offered, Rig, UNTOUCHED, pattern};
 
 /// Offers a read into memory that begins at `skew` of a page and has these bytes, in parts of `part`.
 fn ask(rig: &mut Rig, sector: u64, skew: usize, bytes: &[u8], part: usize) -> Offered {

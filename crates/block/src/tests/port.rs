@@ -13,8 +13,8 @@ use crate::backend::{Backend, Demands};
 use crate::config::feature;
 use crate::error::BlockError;
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, UNTOUCHED, pattern, range};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, UNTOUCHED, pattern, range};
 use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 pub(super) fn cores(count: usize, spin_us: u32) -> Vec<Sidecore> {

@@ -7,7 +7,7 @@ use crate::memory::MemoryBackend;
 use crate::null::NullBackend;
 use crate::raw::RawBackend;
 use crate::request::kind;
-use crate::test_support::{BOTH, Rig, RigOptions, pattern, range};
+use crate::testing::{BOTH, Rig, RigOptions, pattern, range};
 
 const LEN: u64 = 8 << 20;
 

@@ -13,8 +13,8 @@ use stage::{BlockStage, Direction, Verdict};
 use crate::backend::Demands;
 use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, POLL_BUDGET_BYTES};
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED, pattern, range};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Rig, RigOptions, UNTOUCHED, pattern, range};
 
 const LEN: usize = 16 << 20;
 

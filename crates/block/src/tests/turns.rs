@@ -8,8 +8,8 @@ use crate::backend::Backend;
 use crate::limits::{POLL_BUDGET_BYTES, SHORT_STEP_LEN_BYTES};
 use crate::memory::MemoryBackend;
 use crate::request::kind;
-use crate::test_support::model_disk::ModelDisk;
-use crate::test_support::{BOTH, Rig, RigOptions, UNTOUCHED};
+use crate::testing::model_disk::ModelDisk;
+use crate::testing::{BOTH, Rig, RigOptions, UNTOUCHED};
 
 const MIB: u64 = 1 << 20;
 

@@ -3,7 +3,7 @@
 //! For a registered buffer the kernel need not look up and hold the pages of each operation. It
 //! looks at the pages that were there when it registered them, not at the address: so a ring's
 //! buffers are those of one memory table and never change. A queue whose table changes gets a new
-//! ring (`disks.rs`), made and registered by the session's thread, since pinning takes long, and what
+//! ring (`queue_disks.rs`), made and registered by the session's thread, since pinning takes long, and what
 //! is in flight ends on the old one, which keeps the old pages until then. The two change together,
 //! between two polls: no request of the new table meets the old buffers, whatever its address. A
 //! request of the old table that goes on meets the new ones only at addresses that both tables map,
@@ -32,13 +32,13 @@ struct Window {
 
 /// The buffers of a ring; none at first.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers {
+pub(crate) struct RegisteredBuffers {
     /// Largest first: that is where most requests are.
     windows: Vec<Window>,
     used: Arc<Counter>,
 }
 
-impl Buffers {
+impl RegisteredBuffers {
     /// Cuts memory into buffers that the kernel takes: the list for it, and ours. `used` counts the
     /// operations that find one.
     pub fn cut(memory: &[IoSlice], used: Arc<Counter>) -> io::Result<(Vec<IoSlice>, Self)> {
@@ -87,7 +87,7 @@ impl Buffers {
 
 /// Why a table's memory is not registered: for the log.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unregistered {
+pub(crate) enum RegistrationError {
     /// More than the administrator allows.
     #[error(
         "the guest has {mib} MiB of memory and `registered_memory` allows {max_mib} MiB: nothing is \
@@ -123,13 +123,13 @@ pub(crate) fn register(
     memory: &GuestMemory,
     max_bytes: u64,
     used: &Arc<Counter>,
-) -> Result<(), Unregistered> {
+) -> Result<(), RegistrationError> {
     let mapped = memory.mapped();
     let len_bytes = mapped.iter().map(|m| m.iov_len as u64).sum::<u64>();
     let mib = len_bytes >> 20;
     // Before anything is filled: what a front end declares costs it nothing, and us all of it.
     if len_bytes > max_bytes {
-        return Err(Unregistered::TooMuch { mib, max_mib: max_bytes >> 20 });
+        return Err(RegistrationError::TooMuch { mib, max_mib: max_bytes >> 20 });
     }
     fill(&mapped)
         // SAFETY: the table maps these ranges now, and the caller gives the disk a successor before
@@ -138,7 +138,7 @@ pub(crate) fn register(
         .map_err(|source| {
             let limit = rustix::process::getrlimit(Resource::Memlock).current;
             let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
-            Unregistered::Refused { mib, regions: mapped.len(), limit, source }
+            RegistrationError::Refused { mib, regions: mapped.len(), limit, source }
         })
 }
 
@@ -176,8 +176,12 @@ mod tests {
     #[test]
     fn what_is_more_than_io_uring_takes_is_refused_with_the_limit() {
         let all = |count: usize| [slice(1 << 40, count * BUFFER_LEN_BYTES)];
-        assert_eq!(Buffers::cut(&all(MAX_BUFFERS), Arc::default()).unwrap().0.len(), MAX_BUFFERS);
-        let text = Buffers::cut(&all(MAX_BUFFERS + 1), Arc::default()).unwrap_err().to_string();
+        assert_eq!(
+            RegisteredBuffers::cut(&all(MAX_BUFFERS), Arc::default()).unwrap().0.len(),
+            MAX_BUFFERS
+        );
+        let text =
+            RegisteredBuffers::cut(&all(MAX_BUFFERS + 1), Arc::default()).unwrap_err().to_string();
         assert!(text.contains("16385") && text.contains("16384"), "{text}");
     }
 
@@ -204,7 +208,7 @@ mod tests {
             regions in regions(),
             buf in (1usize..100, -2isize..3, 0usize..5),
         ) {
-            let (list, buffers) = Buffers::cut(&regions, Arc::default()).unwrap();
+            let (list, buffers) = RegisteredBuffers::cut(&regions, Arc::default()).unwrap();
             let covered = |all: &[IoSlice]| all.iter().map(|m| m.iov_len).sum::<usize>();
             prop_assert_eq!(covered(&list), covered(&regions));
             prop_assert!(list.iter().all(|m| m.iov_len <= BUFFER_LEN_BYTES));

@@ -2,48 +2,48 @@
 
 use sidecore::{Ledger, Spent, least_charge_bytes};
 
-use super::Engine;
-use crate::in_flight::Issue;
+use super::QueueEngine;
+use crate::in_flight::IssueOutcome;
 use crate::limits::{MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
 use crate::request::Status;
 
-impl Engine {
+impl QueueEngine {
     /// Has requests go on that wait for their next step, and takes new ones: in turn first, so that a
     /// request behind a large one waits for a step and not for all of it.
-    pub(super) fn spend(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
+    pub(super) fn take_and_issue(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         self.in_flight.choose_step(ledger.is_crowded());
         let mut budget = POLL_BUDGET_BYTES;
         let goes_on = !self.in_flight.slab.ready.is_empty();
-        let new_first = goes_on && self.new_first;
+        let new_first = goes_on && self.takes_new_first;
         let mut work = 0;
         if goes_on && !new_first {
-            work = self.go_on(&mut budget, now_ns, ledger);
-            self.new_first = work > 0;
+            work = self.issue_steps(&mut budget, now_ns, ledger);
+            self.takes_new_first = work > 0;
         }
         if budget > 0 {
             let waiting = self.in_flight.slab.ready.len();
             let taken = self.take(budget, now_ns, ledger);
             if taken > 0 {
-                self.new_first &= !new_first;
+                self.takes_new_first &= !new_first;
                 self.in_flight.slab.ready.rotate_left(waiting);
                 work += taken + self.issue(&mut budget, 0, now_ns, ledger);
             }
         }
         if new_first {
-            work += self.go_on(&mut budget, now_ns, ledger);
+            work += self.issue_steps(&mut budget, now_ns, ledger);
         }
         work
     }
 
     /// Begins further steps of requests, as far as there is credit. Asked for again and not once for
     /// a request: else the steps of all queues would run beside the turn.
-    fn go_on(&mut self, budget: &mut u64, now_ns: u64, ledger: &mut Ledger) -> usize {
+    fn issue_steps(&mut self, budget: &mut u64, now_ns: u64, ledger: &mut Ledger) -> usize {
         let allowance = ledger.allowance(self.port.vm, now_ns);
         let below = self.pass.credit(ledger, now_ns);
         let is_held = allowance.is_none() || below.is_none();
         let credit = if is_held { 0 } else { allowance.bytes.min(below.bytes) };
         // A queue that ends does so soon, at a ceiling too: a step in each poll, which is owed.
-        let ends = self.drained.is_some();
+        let ends = self.drain_notice.is_some();
         let work = self.issue(budget, credit.max(ends.into()), now_ns, ledger);
         if is_held && !ends && !self.in_flight.slab.ready.is_empty() {
             self.wait(now_ns, ledger, allowance.is_none());
@@ -54,7 +54,7 @@ impl Engine {
     /// Takes from the ring what the first steps of fit into `budget`, but for the last one.
     fn take(&mut self, budget: u64, now_ns: u64, ledger: &mut Ledger) -> usize {
         let free = self.in_flight.slab.free.len().min(self.batch_max);
-        if free == 0 || self.drained.is_some() {
+        if free == 0 || self.drain_notice.is_some() {
             return 0;
         }
         let vm = self.port.vm;
@@ -71,8 +71,8 @@ impl Engine {
         let most = below.batch(self.mean_cost, by_thread);
         let bytes = allowance.bytes.min(below.bytes);
         let popped = self.vring.pop(&mut self.batch, most);
-        self.waits_for_list = false;
-        self.suspects = popped > 0 && self.are_placeholders_known();
+        self.is_waiting_for_list = false;
+        self.may_have_placeholders = popped > 0 && self.are_placeholders_known();
         for index in 0..popped {
             queue::seg::prefetch_head(self.batch.get(index).readable);
         }
@@ -80,7 +80,7 @@ impl Engine {
         while (spent.requests as usize) < popped && spent.bytes < bytes {
             let index = spent.requests as usize;
             if !self.in_flight.slab.has_room(&self.batch, index) {
-                self.waits_for_list = true;
+                self.is_waiting_for_list = true;
                 break;
             }
             // Read before the request may end: its segments were walked in any case.
@@ -99,14 +99,14 @@ impl Engine {
             self.pass.charge(ledger, spent, popped == most, now_ns);
             self.mean_cost = spent.bytes / u64::from(spent.requests.max(1));
             let outstanding = self.outstanding();
-            self.pace.took(now_ns, taken, outstanding);
+            self.pace.note_batch(now_ns, taken, outstanding);
         }
         taken
     }
 
     /// What waits may not go on: says so.
     fn wait(&mut self, now_ns: u64, ledger: &mut Ledger, by_thread: bool) {
-        self.waits = true;
+        self.is_waiting = true;
         match by_thread {
             true => ledger.held_back(self.port.vm, now_ns),
             false => self.pass.wait(ledger, now_ns),
@@ -130,13 +130,13 @@ impl Engine {
                 continue;
             }
             let is_flush = self.in_flight.is_flush(slot);
-            if is_flush && self.joins_flush(slot) {
+            if is_flush && self.join_flush(slot) {
                 self.in_flight.slab.ready.pop_front();
                 issued += 1;
                 continue;
             }
             match self.in_flight.issue(slot, &self.port) {
-                Issue::Sent(sent) => {
+                IssueOutcome::Sent(sent) => {
                     if is_flush {
                         self.flushes.lead(slot);
                     }
@@ -144,13 +144,13 @@ impl Engine {
                     due.bytes += sent.due;
                     self.stats.disk_ops.add(1);
                 }
-                Issue::Blocked => break,
-                Issue::StageRefused => {
+                IssueOutcome::Blocked => break,
+                IssueOutcome::StageRefused => {
                     self.stats.stage_refused.add(1);
                     self.finish(slot, Status::IoErr);
                 }
-                Issue::Failed(errno) if is_flush => self.flushed(slot, Some(errno)),
-                Issue::Failed(errno) => self.fail(slot, errno),
+                IssueOutcome::Failed(errno) if is_flush => self.end_flush(slot, Some(errno)),
+                IssueOutcome::Failed(errno) => self.fail(slot, errno),
             }
             self.in_flight.slab.ready.pop_front();
             issued += 1;

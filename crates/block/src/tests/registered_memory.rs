@@ -17,9 +17,9 @@ use vhost_user::Device;
 
 use crate::backend::Backend;
 use crate::raw::RawBackend;
-use crate::registered;
+use crate::registered_memory;
 use crate::request::kind;
-use crate::test_support::{BOTH, Rig, UNTOUCHED, pattern};
+use crate::testing::{BOTH, Rig, UNTOUCHED, pattern};
 use crate::{BackendConfig, BlockPort, BlockPortConfig};
 
 const MIB: u64 = 1 << 20;
@@ -302,10 +302,10 @@ fn memory_that_cannot_be_locked_is_told_and_the_disk_works_without() {
         // SAFETY: the table outlives the disk.
         let error = unsafe { disk.set_memory(&mapped, Arc::clone(&used)) }.unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}");
-        let error = registered::register(&mut *disk, &rig.driver.memory(), u64::MAX, &used);
+        let error = registered_memory::register(&mut *disk, &rig.driver.memory(), u64::MAX, &used);
         let text = error.unwrap_err().to_string();
         assert!(text.contains("Cannot allocate memory") && text.contains("LimitMEMLOCK"), "{text}");
-        rig.engine.in_flight.disk.succeed(disk, 0);
+        rig.engine.in_flight.disk.replace(disk, 0);
         rig.write(0, &pattern(9, 65536));
         assert!(rig.read(0, 65536) == pattern(9, 65536));
         assert_eq!(used.get() + rig.stats.registered.get(), 0);
@@ -321,7 +321,8 @@ fn abuse_R12_more_memory_than_is_allowed_is_neither_filled_nor_registered() {
     let mut rig = Rig::new(Layout::Split, &backend);
     let (memory, used) = (rig.driver.memory(), Arc::default());
     let mut disk = backend.open_queue(64).unwrap();
-    let error = registered::register(&mut *disk, &memory, 1 << 20, &used).unwrap_err().to_string();
+    let error =
+        registered_memory::register(&mut *disk, &memory, 1 << 20, &used).unwrap_err().to_string();
     assert!(error.contains("`registered_memory` allows 1 MiB"), "{error}");
     rig.write(0, &pattern(9, 65536));
     assert!(rig.read(0, 65536) == pattern(9, 65536));

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::Qcow2Backend;
-use super::tests::{create, open_as};
+use super::super::Qcow2Backend;
+use super::{create, open_as};
 use crate::error::BlockError;
 
 /// Where the extensions of a version 3 header begin: at its length.

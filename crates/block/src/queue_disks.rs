@@ -13,43 +13,43 @@ use crate::dropper;
 use crate::limits::MAX_FORMER_DISKS;
 
 /// A disk that gets no more operations.
-struct Former {
+struct FormerDisk {
     disk: Box<dyn Disk>,
     /// Operations that it has: dropped after the last.
     in_flight: usize,
 }
 
 /// See the module's text.
-pub(crate) struct Disks {
-    now: Box<dyn Disk>,
+pub(crate) struct QueueDisks {
+    current: Box<dyn Disk>,
     /// Hardly ever more than one, for milliseconds: until the operations are done that were in
     /// flight when the memory table changed.
-    former: Vec<Former>,
+    former: Vec<FormerDisk>,
 }
 
-impl Disks {
+impl QueueDisks {
     pub fn new(disk: Box<dyn Disk>) -> Self {
-        Self { now: disk, former: Vec::new() }
+        Self { current: disk, former: Vec::new() }
     }
 
     /// All operations go to `disk` from now on. `in_flight`: those of all disks. With
     /// [`MAX_FORMER_DISKS`] before it they go where they went, and that disk forgets the memory that
     /// it knows.
-    pub fn succeed(&mut self, disk: Box<dyn Disk>, in_flight: usize) {
+    pub fn replace(&mut self, disk: Box<dyn Disk>, in_flight: usize) {
         if self.former.len() >= MAX_FORMER_DISKS {
             // SAFETY: no ranges. It cannot fail then.
-            let _ = unsafe { self.now.set_memory(&[], Arc::default()) };
-            dropper::disk(disk);
+            let _ = unsafe { self.current.set_memory(&[], Arc::default()) };
+            dropper::drop_disk(disk);
             return;
         }
-        let mut disk = std::mem::replace(&mut self.now, disk);
+        let mut disk = std::mem::replace(&mut self.current, disk);
         let in_flight = in_flight - self.former.iter().map(|f| f.in_flight).sum::<usize>();
         if in_flight > 0 {
             // Nobody waits for its event any more, see `has_former`.
             disk.set_wakeups(false);
-            self.former.push(Former { disk, in_flight });
+            self.former.push(FormerDisk { disk, in_flight });
         } else {
-            dropper::disk(disk);
+            dropper::drop_disk(disk);
         }
     }
 
@@ -65,17 +65,17 @@ impl Disks {
     #[inline]
     pub unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.now.submit(token, op) }
+        unsafe { self.current.submit(token, op) }
     }
 
     /// As [`Disk::flush_submissions`].
     #[inline]
     pub fn flush_submissions(&mut self) -> io::Result<()> {
         if self.former.is_empty() {
-            return self.now.flush_submissions();
+            return self.current.flush_submissions();
         }
         // Each of them, whatever became of another.
-        let mut all = self.now.flush_submissions();
+        let mut all = self.current.flush_submissions();
         for former in &mut self.former {
             all = all.and(former.disk.flush_submissions());
         }
@@ -88,7 +88,7 @@ impl Disks {
         if !self.former.is_empty() {
             self.reap_former(done);
         }
-        self.now.reap(done);
+        self.current.reap(done);
     }
 
     #[cold]
@@ -102,20 +102,20 @@ impl Disks {
             if former.in_flight > 0 {
                 at += 1;
             } else {
-                dropper::disk(self.former.swap_remove(at).disk);
+                dropper::drop_disk(self.former.swap_remove(at).disk);
             }
         }
     }
 
     /// As [`Disk::event_fd`], of the newest.
     pub fn event_fd(&self) -> Option<RawFd> {
-        self.now.event_fd()
+        self.current.event_fd()
     }
 
     /// As [`Disk::set_wakeups`], of the newest.
     #[inline]
     pub fn set_wakeups(&mut self, on: bool) {
-        self.now.set_wakeups(on);
+        self.current.set_wakeups(on);
     }
 }
 
@@ -123,9 +123,9 @@ impl Disks {
 #[allow(non_snake_case)]
 mod tests {
     use super::*;
-    use crate::test_support::model_disk::ModelDisk;
+    use crate::testing::model_disk::ModelDisk;
 
-    fn tokens(disks: &mut Disks) -> Vec<u32> {
+    fn tokens(disks: &mut QueueDisks) -> Vec<u32> {
         let mut done = Vec::with_capacity(8);
         disks.flush_submissions().unwrap();
         disks.reap(&mut done);
@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn what_was_in_flight_comes_back_from_the_disk_that_has_it() {
         let all = [0; 3].map(|_| ModelDisk::new(4096));
-        let mut disks = Disks::new(all[0].boxed());
+        let mut disks = QueueDisks::new(all[0].boxed());
         for (n, disk) in all.iter().enumerate() {
             disk.state().hold = true;
             if n > 0 {
-                disks.succeed(disk.boxed(), n);
+                disks.replace(disk.boxed(), n);
             }
             // SAFETY: a flush has no buffers.
             unsafe { disks.submit(n as u32, DiskOp::Flush) }.unwrap();
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(tokens(&mut disks), [0]);
         assert!(!disks.has_former());
         // One that has nothing to do goes at once.
-        disks.succeed(all[0].boxed(), 0);
+        disks.replace(all[0].boxed(), 0);
         assert!(!disks.has_former());
         dropper::wait();
         assert!(all.iter().all(|disk| !disk.state().abandoned));
@@ -166,13 +166,13 @@ mod tests {
     fn abuse_R11_disks_that_do_not_end_do_not_pile_up() {
         let all = [0; MAX_FORMER_DISKS + 4].map(|_| ModelDisk::new(4096));
         all.iter().for_each(|disk| disk.state().hold = true);
-        let mut disks = Disks::new(all[0].boxed());
+        let mut disks = QueueDisks::new(all[0].boxed());
         let many = MAX_FORMER_DISKS as u32 + 3;
         for n in 0..many {
             // SAFETY: a flush has no buffers.
             unsafe { disks.submit(n, DiskOp::Flush) }.unwrap();
             disks.flush_submissions().unwrap();
-            disks.succeed(all[n as usize + 1].boxed(), n as usize + 1);
+            disks.replace(all[n as usize + 1].boxed(), n as usize + 1);
             assert!(disks.former.len() <= MAX_FORMER_DISKS);
         }
         all.iter().for_each(ModelDisk::let_go);

@@ -19,7 +19,7 @@ const MAX_SLACK_NS: u64 = 300_000;
 const MIN_SLACK_NS: u64 = 20_000;
 
 /// Fewer requests in the driver's hands may be chance.
-const MIN_HELD: u32 = 4;
+const MIN_BACKLOG: u32 = 4;
 
 /// Without a request for so many usual gaps the driver does something else, or nothing.
 const IDLE_GAPS: u64 = 4;
@@ -35,28 +35,28 @@ const OLD_WEIGHT: u64 = 7;
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct DriverPace {
     /// Mean time between two requests while the driver had completions in hand.
     gap_ns: u64,
     last_take_ns: u64,
     /// Mean bytes of a request.
     len_bytes: u64,
-    held: u32,
+    backlog: u32,
     /// Most requests outstanding in the last and in this period.
     peaks: [u32; 2],
     period_end_ns: u64,
 }
 
-impl Pace {
+impl DriverPace {
     /// A request of that size began.
     #[inline]
-    pub fn began(&mut self, len_bytes: u64) {
+    pub fn note_request(&mut self, len_bytes: u64) {
         self.len_bytes = (self.len_bytes * OLD_WEIGHT + len_bytes) / (OLD_WEIGHT + 1);
     }
 
     /// `taken` requests came; with them `outstanding` are in our hands, those included that are done
     /// and not told.
-    pub fn took(&mut self, now_ns: u64, taken: usize, outstanding: u32) {
+    pub fn note_batch(&mut self, now_ns: u64, taken: usize, outstanding: u32) {
         if now_ns >= self.period_end_ns {
             let skipped = now_ns - self.period_end_ns >= PERIOD_NS;
             self.peaks = [if skipped { 0 } else { self.peaks[1] }, 0];
@@ -64,7 +64,7 @@ impl Pace {
         }
         self.peaks[1] = self.peaks[1].max(outstanding);
         // A gap in which the driver waited for us says nothing of its speed.
-        if self.held > 0 {
+        if self.backlog > 0 {
             let gap_ns = now_ns.saturating_sub(self.last_take_ns) / taken.max(1) as u64;
             // A pause is not the driver's speed, and a mean that took it in would hide the next one.
             // Longer gaps than this give no more slack in any case.
@@ -75,20 +75,20 @@ impl Pace {
             };
         }
         self.last_take_ns = now_ns;
-        self.note(outstanding);
+        self.update_backlog(outstanding);
     }
 
     /// How long the driver can be left alone; 0: it may be waiting for us.
     pub fn slack_ns(&mut self, now_ns: u64, outstanding: u32) -> u64 {
-        self.note(outstanding);
+        self.update_backlog(outstanding);
         let quiet_ns = now_ns.saturating_sub(self.last_take_ns);
         // With nothing in our hands there is nothing to tell: only the next kick is saved.
         let is_idle =
             quiet_ns > IDLE_GAPS * self.gap_ns || (outstanding == 0 && quiet_ns > MAX_SLACK_NS);
-        if self.held < MIN_HELD || is_idle || self.is_large() {
+        if self.backlog < MIN_BACKLOG || is_idle || self.is_large() {
             return 0;
         }
-        let slack_ns = (u64::from(self.held) * self.gap_ns / 2).min(MAX_SLACK_NS);
+        let slack_ns = (u64::from(self.backlog) * self.gap_ns / 2).min(MAX_SLACK_NS);
         if slack_ns < MIN_SLACK_NS { 0 } else { slack_ns }
     }
 
@@ -97,8 +97,8 @@ impl Pace {
         self.len_bytes > LARGE_BYTES
     }
 
-    fn note(&mut self, outstanding: u32) {
-        self.held = self.peaks[0].max(self.peaks[1]).saturating_sub(outstanding);
+    fn update_backlog(&mut self, outstanding: u32) {
+        self.backlog = self.peaks[0].max(self.peaks[1]).saturating_sub(outstanding);
     }
 }
 
@@ -109,14 +109,14 @@ mod tests {
     const GAP_NS: u64 = 50_000;
 
     /// A driver that had 32 requests outstanding and brings one each gap while we keep `ours`.
-    fn pile(ours: u32, gap_ns: u64) -> (Pace, u64) {
-        let mut pace = Pace::default();
+    fn pile(ours: u32, gap_ns: u64) -> (DriverPace, u64) {
+        let mut pace = DriverPace::default();
         let mut now_ns = 1_000_000;
-        pace.took(now_ns, 32, 32);
+        pace.note_batch(now_ns, 32, 32);
         pace.slack_ns(now_ns, ours);
         for _ in 0..50 {
             now_ns += gap_ns;
-            pace.took(now_ns, 1, ours + 1);
+            pace.note_batch(now_ns, 1, ours + 1);
             pace.slack_ns(now_ns, ours);
             // Without a full queue now and then the peak would be forgotten.
             pace.peaks[1] = 32;
@@ -126,9 +126,9 @@ mod tests {
 
     #[test]
     fn one_request_at_a_time_has_no_slack() {
-        let mut pace = Pace::default();
+        let mut pace = DriverPace::default();
         for k in 0..100 {
-            pace.took(k * GAP_NS, 1, 1);
+            pace.note_batch(k * GAP_NS, 1, 1);
             assert_eq!(pace.slack_ns(k * GAP_NS + 10_000, 1), 0, "in the disk");
             assert_eq!(pace.slack_ns(k * GAP_NS + 20_000, 1), 0, "done and not told");
         }
@@ -153,11 +153,11 @@ mod tests {
 
     #[test]
     fn a_pause_is_not_the_speed_of_the_driver() {
-        let mut pace = Pace::default();
+        let mut pace = DriverPace::default();
         let mut now_ns = 1_000_000;
         // Bursts with a minute in between, each done at once.
         for _ in 0..3 {
-            pace.took(now_ns, 8, 8);
+            pace.note_batch(now_ns, 8, 8);
             pace.slack_ns(now_ns, 0);
             let later_ns = now_ns + MAX_SLACK_NS + 1;
             assert_eq!(pace.slack_ns(later_ns, 0), 0, "nothing to tell, and no request came");
@@ -169,10 +169,10 @@ mod tests {
     #[test]
     fn large_requests_never_wait() {
         let (mut pace, now_ns) = pile(22, GAP_NS);
-        pace.began(4096);
+        pace.note_request(4096);
         assert!(pace.slack_ns(now_ns, 22) > 0);
         for _ in 0..20 {
-            pace.began(1 << 20);
+            pace.note_request(1 << 20);
         }
         assert_eq!(pace.slack_ns(now_ns, 22), 0);
     }
@@ -181,7 +181,7 @@ mod tests {
     fn old_peaks_are_forgotten() {
         let (mut pace, now_ns) = pile(2, GAP_NS);
         let later_ns = now_ns + 3 * PERIOD_NS;
-        pace.took(later_ns, 1, 1);
+        pace.note_batch(later_ns, 1, 1);
         assert_eq!(pace.slack_ns(later_ns, 0), 0);
     }
 }

@@ -16,11 +16,11 @@ use stage::BlockStage;
 
 use crate::backend::{Backend, Demands};
 use crate::config::OnError;
-use crate::engine::Engine;
+use crate::engine::QueueEngine;
 use crate::gate::Gate;
 use crate::metrics::BlockStats;
 use crate::port_state::PortState;
-use crate::registered;
+use crate::registered_memory;
 use crate::slab;
 
 pub(crate) const BOTH: [Layout; 2] = [Layout::Split, Layout::Packed];
@@ -54,7 +54,7 @@ impl Default for RigOptions {
 
 pub(crate) struct Rig {
     pub driver: ModelDriver,
-    pub engine: Engine,
+    pub engine: QueueEngine,
     pub ledger: Ledger,
     pub stats: Arc<BlockStats>,
 }
@@ -85,12 +85,12 @@ impl Rig {
         let model = ModelOptions { event_idx: true, mem_bytes: 256 << 20, ..Default::default() };
         let driver = ModelDriver::with_options(layout, size, model);
         let stats = Arc::new(BlockStats::default());
-        let engine = Engine::new(driver.vring(0), port, Arc::clone(&stats), disk).unwrap();
+        let engine = QueueEngine::new(driver.vring(0), port, Arc::clone(&stats), disk).unwrap();
         Self { driver, engine, ledger: Ledger::default(), stats }
     }
 
     /// An engine around a vring that the test made.
-    pub fn around(vring: Vring, disk: &model_disk::ModelDisk, options: RigOptions) -> Engine {
+    pub fn around(vring: Vring, disk: &model_disk::ModelDisk, options: RigOptions) -> QueueEngine {
         engine(vring, disk.boxed(), options, Arc::default())
     }
 
@@ -102,8 +102,8 @@ impl Rig {
             let mut disk = backend.open_queue(64).unwrap();
             let (memory, used) = (rig.driver.memory(), &rig.stats.registered);
             // Some tests want it refused.
-            let _ = registered::register(&mut *disk, &memory, max_bytes, used);
-            rig.engine.in_flight.disk.succeed(disk, 0);
+            let _ = registered_memory::register(&mut *disk, &memory, max_bytes, used);
+            rig.engine.in_flight.disk.replace(disk, 0);
         }
         rig
     }
@@ -215,9 +215,9 @@ fn engine(
     disk: Box<dyn Disk>,
     options: RigOptions,
     stats: Arc<BlockStats>,
-) -> Engine {
+) -> QueueEngine {
     let port = state(disk.len_bytes(), options);
-    Engine::new(vring, port, stats, disk).unwrap()
+    QueueEngine::new(vring, port, stats, disk).unwrap()
 }
 
 /// Bytes that differ from block to block and from seed to seed.

@@ -42,7 +42,7 @@ impl ErrorLog {
         if let Some(left_out) = self.admit() {
             let error = io::Error::from_raw_os_error(errno);
             let offset = job.range.offset + job.done;
-            tracing::warn!(port, queue, work = ?job.work, offset, %error, left_out, "disk I/O failed");
+            tracing::warn!(port, queue, work = ?job.kind, offset, %error, left_out, "disk I/O failed");
         }
     }
 
@@ -66,7 +66,7 @@ impl ErrorLog {
             tracing::warn!(
                 port,
                 queue,
-                work = ?job.work,
+                work = ?job.kind,
                 offset,
                 %error,
                 left_out,

@@ -35,16 +35,16 @@ impl OpenMode {
 
 /// An open, checked and locked image.
 #[derive(Debug)]
-pub(crate) struct Image(File);
+pub(crate) struct ImageFile(File);
 
-impl Image {
+impl ImageFile {
     /// The file.
     pub fn get(&self) -> &File {
         &self.0
     }
 }
 
-impl Drop for Image {
+impl Drop for ImageFile {
     fn drop(&mut self) {
         // Closing would release the lock too, but the kernel takes a ring apart in the background
         // and holds the file until then: the next daemon must not find it locked.
@@ -54,7 +54,7 @@ impl Drop for Image {
 
 /// Opens, checks and locks an image that the administrator named. Symbolic links are followed:
 /// volume managers name block devices by them.
-pub(crate) fn open_image(path: &Path, mode: OpenMode) -> Result<Image, BlockError> {
+pub(crate) fn open_image(path: &Path, mode: OpenMode) -> Result<ImageFile, BlockError> {
     let fd = rustix::fs::open(path, mode.flags(), Mode::empty())
         .map_err(|e| BlockError::file("cannot open", path)(e.into()))?;
     admit(fd, path, mode)
@@ -66,7 +66,7 @@ pub(crate) fn open_beneath(
     dir: &OwnedFd,
     relative: &Path,
     mode: OpenMode,
-) -> Result<Image, BlockError> {
+) -> Result<ImageFile, BlockError> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let fd = rustix::fs::openat2(dir, relative, mode.flags(), Mode::empty(), resolve)
         .map_err(|e| BlockError::file("cannot open the backing file", relative)(e.into()))?;
@@ -75,7 +75,7 @@ pub(crate) fn open_beneath(
 
 /// Type check, lock, and back to blocking: io_uring fails operations on non-blocking files with
 /// EAGAIN instead of waiting for the disk.
-fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Image, BlockError> {
+fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<ImageFile, BlockError> {
     let stat =
         rustix::fs::fstat(&fd).map_err(|e| BlockError::file("cannot stat", path)(e.into()))?;
     let found = match FileType::from_raw_mode(stat.st_mode) {
@@ -93,11 +93,11 @@ fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Image, BlockError> 
     let clear = rustix::fs::fcntl_getfl(&fd)
         .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags & !OFlags::NONBLOCK));
     clear.map_err(|e| BlockError::file("cannot set flags of", path)(e.into()))?;
-    Ok(Image(File::from(fd)))
+    Ok(ImageFile(File::from(fd)))
 }
 
 /// Opens an image once more, through the page cache, to read and write as it may be; without a lock.
-pub(crate) fn open_buffered(image: &Image) -> io::Result<File> {
+pub(crate) fn open_buffered(image: &ImageFile) -> io::Result<File> {
     let link = format!("/proc/self/fd/{}", image.get().as_raw_fd());
     let writable = rustix::fs::fcntl_getfl(image.get())?.contains(OFlags::RDWR);
     File::options().read(true).write(writable).open(link)
