@@ -22,7 +22,7 @@ use crate::error_log::ErrorLog;
 use crate::memory::MemoryBackend;
 use crate::metrics::{BlockStats, QueueSnapshot};
 use crate::null::NullBackend;
-use crate::placed::Places;
+use crate::placeholder::PlaceholderConfig;
 use crate::port_state::PortState;
 use crate::qcow2::{Qcow2Backend, Qcow2Options};
 use crate::raw::RawBackend;
@@ -33,7 +33,7 @@ mod queues;
 
 use queues::Ending;
 
-pub use in_place::{Image, NoPlaceholders, NotInPlace};
+pub use in_place::{Image, InPlaceError, PlaceholderError};
 
 /// What a queue's worker knows its memory by: it has that of one VM.
 const MEMORY: u64 = 0;
@@ -79,7 +79,7 @@ pub struct BlockPort {
     queue_count: u16,
     queues: Mutex<Vec<QueueState>>,
     /// What queues that start are given.
-    places: Mutex<Option<Arc<Places>>>,
+    placeholder_config: Mutex<Option<Arc<PlaceholderConfig>>>,
     /// On the inflight region of the session.
     claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
@@ -190,7 +190,7 @@ impl BlockPort {
             driver_features: AtomicU64::new(0),
             queue_count: config.queues,
             queues: Mutex::new((0..config.queues).map(|_| QueueState::default()).collect()),
-            places: Mutex::new(None),
+            placeholder_config: Mutex::new(None),
             claim: Mutex::new(None),
             notifier: Mutex::new(None),
             is_connected: AtomicBool::new(false),
@@ -474,7 +474,7 @@ impl Device for BlockPort {
         let near = core.prefer_node();
         let mut engine = QueueEngine::new(vring, Arc::clone(&self.state), stats, disk)
             .map_err(DeviceError::failed)?;
-        self.give_places(&mut engine, depth).map_err(DeviceError::failed)?;
+        self.give_placeholder_config(&mut engine, depth).map_err(DeviceError::failed)?;
         drop(near);
         let name = format!("disk {} queue {index}", self.name);
         let worker = match &self.group {

@@ -4,7 +4,7 @@
 mod flushing;
 mod holding;
 mod intake;
-mod placing;
+mod placeholders;
 mod worker;
 
 use std::io;
@@ -30,7 +30,7 @@ use crate::slab::{Bounces, Job, JobKind, Slab, Slot};
 
 use flushing::Flushes;
 use holding::Holding;
-pub(crate) use placing::Placing;
+pub(crate) use placeholders::PlaceholderQueue;
 
 /// While other requests are in the disk, completions gather: the driver would only be told again
 /// when those finish.
@@ -70,7 +70,7 @@ pub(crate) struct QueueEngine {
     pace: DriverPace,
     pass: GatePass,
     /// None on ports that no pipe writes to, or reads so.
-    pub(crate) placing: Option<Placing>,
+    pub(crate) placeholders: Option<PlaceholderQueue>,
     /// Requests of this batch may be of placeholders.
     may_have_placeholders: bool,
     /// Requests wait for credit, or for room in the device.
@@ -116,7 +116,7 @@ impl QueueEngine {
             log: ErrorLog::default(),
             pace: DriverPace::default(),
             pass,
-            placing: None,
+            placeholders: None,
             may_have_placeholders: false,
             is_waiting: false,
             is_waiting_for_list: false,
@@ -183,7 +183,7 @@ impl QueueEngine {
 
     /// Descriptors that wake this worker.
     pub fn watched_fds(&self) -> Vec<RawFd> {
-        let answers = self.placing.as_ref().map(|p| p.answers.event.as_raw_fd());
+        let answers = self.placeholders.as_ref().map(|p| p.answers.event.as_raw_fd());
         self.vring
             .kick_fd()
             .into_iter()
@@ -287,7 +287,7 @@ impl QueueEngine {
             return 0;
         }
         if self.may_have_placeholders && matches!(request, Request::Read(_) | Request::Write(_)) {
-            self.look_first(slot);
+            self.inspect_head(slot);
         }
         self.in_flight.slab.ready.push_back(slot);
         self.in_flight.prepay(slot, &self.port)
@@ -371,7 +371,7 @@ impl QueueEngine {
 
     /// Starts what was issued and takes in what has finished.
     fn collect(&mut self) -> usize {
-        let placed = self.collect_placed();
+        let placed = self.collect_answers();
         if self.in_flight.in_disk == 0 {
             return placed;
         }

@@ -56,7 +56,7 @@
 //!
 //! A pipe that writes a file of the guest is told of the guest's writes of placeholders, and writes its
 //! bytes in their place: such a write waits with its slot, without an operation of the disk, until the
-//! pipe answers it from a thread of its own. See [`placed`] and [`BlockPort::set_placeholders`]. Where no
+//! pipe answers it from a thread of its own. See [`placeholder`] and [`BlockPort::set_placeholder_handler`]. Where no
 //! pipe is, this costs nothing; where none writes now, a load for each batch.
 //!
 //! A qcow2 image is a disk over the disks of its files: the crate `qcow2` has the map, the module
@@ -137,7 +137,7 @@ pub mod memory;
 pub mod metrics;
 pub mod null;
 mod orphans;
-pub mod placed;
+pub mod placeholder;
 mod port_state;
 pub mod qcow2;
 mod queue_disks;
@@ -150,13 +150,13 @@ mod slab;
 pub use backend::{Backend, Demands, ImageState};
 pub use check_progress::CheckProgress;
 pub use config::{BackendConfig, BlockPortConfig, OnError, Topology};
-pub use device::{BlockPort, Image, NoPlaceholders, NotInPlace};
+pub use device::{BlockPort, Image, InPlaceError, PlaceholderError};
 pub use dropper::start as start_dropper;
 pub use error::BlockError;
 pub use gate::Gate;
 pub use metrics::{BlockStats, QueueSnapshot};
-pub use orphans::left_in_disks;
-pub use placed::{Placed, Placeholders, Way};
+pub use orphans::orphaned_operations;
+pub use placeholder::{PlaceholderHandler, PlaceholderOp, PlaceholderRequest};
 pub use request::Refusal;
 
 #[cfg(feature = "testing")]

@@ -23,7 +23,7 @@ pub struct BlockStats {
     /// GET ID requests completed.
     pub get_ids: Counter,
     /// Of the READ and WRITE requests, those in whose place a pipe's bytes were read or written.
-    pub placed: Counter,
+    pub placeholders: Counter,
     /// Bytes read by the guest.
     pub read_bytes: Counter,
     /// Bytes written by the guest.

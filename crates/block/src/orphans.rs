@@ -18,7 +18,7 @@ static TOTAL: AtomicU64 = AtomicU64::new(0);
 
 /// Operations of this process whose queues ended while their disks had not answered. The images of
 /// their ports stay locked until they are over.
-pub fn left_in_disks() -> u64 {
+pub fn orphaned_operations() -> u64 {
     TOTAL.load(Ordering::Relaxed)
 }
 

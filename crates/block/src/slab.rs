@@ -7,7 +7,7 @@ use queue::{Batch, ChainBuf};
 use zerocopy::{FromBytes, FromZeros, IntoBytes, KnownLayout};
 
 use crate::limits::{BOUNCE_COUNT, BOUNCE_LEN_BYTES, MAX_OP_SEGS, SERIAL_LEN_BYTES, WIDE_COUNT};
-use crate::placed::Head;
+use crate::placeholder::PlaceholderHead;
 use crate::request::{Range, Ranges};
 
 /// Segment lists handed to the disk; at fixed addresses, because they never grow.
@@ -61,8 +61,8 @@ pub(crate) struct Job {
     pub retries: u8,
     /// An operation is with the disk.
     pub is_in_disk: bool,
-    /// It began with a placeholder, and is looked at: see [`crate::placed`].
-    pub is_suspect: bool,
+    /// It began with a placeholder, and is looked at: see [`crate::placeholder`].
+    pub may_be_placeholder: bool,
     /// A placed request that is not answered yet.
     pub is_parked: bool,
     /// Charged for steps to come: see [`crate::cost`].
@@ -97,7 +97,7 @@ impl Job {
             is_bouncing: false,
             retries: 0,
             is_in_disk: false,
-            is_suspect: false,
+            may_be_placeholder: false,
             is_parked: false,
             paid_bytes: 0,
             due_bytes: 0,
@@ -123,10 +123,10 @@ pub(crate) struct Slot {
     /// The memory table of its request is not the queue's any more.
     pub has_old_table: bool,
     /// Of a write that may be a placed one: what its first sector says, and bytes that were looked at.
-    pub head: Head,
-    pub looked: u64,
+    pub placeholder_head: PlaceholderHead,
+    pub inspected_bytes: u64,
     /// Of a placed write: it is durable when it is answered.
-    pub synced: bool,
+    pub is_durable: bool,
 }
 
 /// All slots of a queue, made once.
@@ -154,9 +154,9 @@ impl Slab {
             taken_ns: 0,
             is_taken: false,
             has_old_table: false,
-            head: Head::default(),
-            looked: 0,
-            synced: false,
+            placeholder_head: PlaceholderHead::default(),
+            inspected_bytes: 0,
+            is_durable: false,
         };
         Self {
             slots: (0..count).map(slot).collect(),

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use block::{Placed, Way};
+use block::{PlaceholderOp, PlaceholderRequest};
 
 use crate::copy::read_all;
 use crate::page_cache::drop_cached;
@@ -21,11 +21,11 @@ pub(crate) enum Direction {
     Write,
 }
 
-impl From<Way> for Direction {
-    fn from(way: Way) -> Self {
+impl From<PlaceholderOp> for Direction {
+    fn from(way: PlaceholderOp) -> Self {
         match way {
-            Way::Read => Self::Read,
-            Way::Write { .. } => Self::Write,
+            PlaceholderOp::Read => Self::Read,
+            PlaceholderOp::Write { .. } => Self::Write,
         }
     }
 }
@@ -33,18 +33,18 @@ impl From<Way> for Direction {
 /// Has `put` put a write's bytes into their place (a file and an offset), and makes them durable if
 /// the guest wants it.
 pub(crate) fn fill(
-    write: &Placed,
+    write: &PlaceholderRequest,
     put: impl FnOnce(BorrowedFd<'_>, u64) -> io::Result<()>,
 ) -> io::Result<()> {
     put(write.file().as_fd(), write.offset())?;
-    match write.way() {
-        Way::Write { sync: true } => Ok(rustix::fs::fdatasync(write.file())?),
+    match write.op() {
+        PlaceholderOp::Write { sync: true } => Ok(rustix::fs::fdatasync(write.file())?),
         _ => Ok(()),
     }
 }
 
 /// Copies a read's bytes from the disk; `into` is as long as the read.
-pub(crate) fn fetch(read: &Placed, into: &mut [u8]) -> io::Result<()> {
+pub(crate) fn fetch(read: &PlaceholderRequest, into: &mut [u8]) -> io::Result<()> {
     let file = read.file().as_fd();
     if read.may_lag() {
         drop_cached(file, read.offset(), read.len_bytes());

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use block::Placed;
+use block::PlaceholderRequest;
 use guest_abi::Reason;
 use guest_abi::pipe::{Taken, take};
 use rustix::net::{SendFlags, send};
@@ -131,7 +131,7 @@ impl PlacedSource {
     }
 
     /// Copies the bytes of a read over placeholders.
-    fn copy(&mut self, read: Placed) {
+    fn copy(&mut self, read: PlaceholderRequest) {
         let (at, len) = (read.at(), read.len_bytes());
         let is_first = !std::mem::replace(&mut self.has_copied, true);
         if self.is_cached && is_first && !is_any_cached(&read) {
@@ -255,7 +255,7 @@ impl PlacedSource {
 }
 
 /// Whether some bytes of a read are in the host's page cache.
-fn is_any_cached(read: &Placed) -> bool {
+fn is_any_cached(read: &PlaceholderRequest) -> bool {
     let (file, last) = (read.file().as_fd(), read.len_bytes() - 1);
     [0, last / 2, last].iter().any(|at| is_cached(file, read.offset() + at))
 }

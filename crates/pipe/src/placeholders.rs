@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use block::{BlockPort, Placed, Placeholders};
+use block::{BlockPort, PlaceholderHandler, PlaceholderRequest};
 use guest_abi::Reason;
 
 use crate::limits::{MAX_WAITING_REQUESTS, MIN_READ_BYTES};
@@ -36,7 +36,7 @@ struct Inner {
     /// Ranges of the pipe that may be written, or read, now: offset and length.
     open: Vec<(u64, u64)>,
     /// Requests that wait for the pipe.
-    waiting: Vec<Placed>,
+    waiting: Vec<PlaceholderRequest>,
 }
 
 impl std::fmt::Debug for PlaceholderTable {
@@ -62,8 +62,8 @@ impl PlaceholderTable {
 
     /// Has a disk look for these placeholders from now on.
     pub fn serve(self: &Arc<Self>, disk: &BlockPort) -> Result<(), Reason> {
-        let table = Arc::clone(self) as Arc<dyn Placeholders>;
-        disk.set_placeholders(table).map_err(|_| Reason::DiskFormat)
+        let table = Arc::clone(self) as Arc<dyn PlaceholderHandler>;
+        disk.set_placeholder_handler(table).map_err(|_| Reason::DiskFormat)
     }
 
     /// Adds a pipe. None: another has that tag.
@@ -100,13 +100,13 @@ impl PlaceholderTable {
     }
 }
 
-impl Placeholders for PlaceholderTable {
-    fn are_any(&self) -> bool {
+impl PlaceholderHandler for PlaceholderTable {
+    fn has_any(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0 || self.self_test.is_due()
     }
 
-    fn take(&self, placed: Placed) -> Option<Placed> {
-        let (tag, direction) = (placed.tag(), Direction::from(placed.way()));
+    fn take(&self, placed: PlaceholderRequest) -> Option<PlaceholderRequest> {
+        let (tag, direction) = (placed.tag(), Direction::from(placed.op()));
         let Some(pool) = self.pool.upgrade() else { return Some(placed) };
         let queue = lock(&self.pipes).get(&tag).cloned();
         if let Some(queue) = queue {
@@ -152,7 +152,7 @@ impl PlaceholderQueue {
     }
 
     /// Takes a request that waits.
-    pub fn next(&self) -> Option<Placed> {
+    pub fn next(&self) -> Option<PlaceholderRequest> {
         lock(&self.inner).waiting.pop()
     }
 }

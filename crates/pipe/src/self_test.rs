@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use block::Placed;
+use block::PlaceholderRequest;
 use guest_abi::pipe::{PROBE_BLOCK_BYTES, ProbePlaces};
 
 use crate::copy::write_all;
@@ -68,7 +68,7 @@ impl ExpectedSelfTest {
 impl SelfTest {
     /// Completes the guest's request: writes the block that the agent expects, or looks whether the
     /// disk has it.
-    pub fn complete(&self, placed: Placed) {
+    pub fn complete(&self, placed: PlaceholderRequest) {
         let secret = self.probe.secret;
         let block = secret.repeat(PROBE_BLOCK_BYTES / secret.len());
         let range = usize::try_from(placed.at()).ok().and_then(|at| {

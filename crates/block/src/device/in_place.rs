@@ -13,7 +13,7 @@ use thiserror::Error;
 use super::BlockPort;
 use crate::engine::QueueEngine;
 use crate::error::BlockError;
-use crate::placed::{Answers, Place, Placeholders, Places};
+use crate::placeholder::{Answers, PlaceholderConfig, PlaceholderHandler, TargetFile};
 
 /// A disk's bytes, byte by byte as the guest sees them, in a file.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Image {
 
 /// Why a disk cannot be read, or written, in place.
 #[derive(Debug, Error)]
-pub enum NotInPlace {
+pub enum InPlaceError {
     /// The bytes lie elsewhere in the file, or there is none.
     #[error("disk {port}: its format is {kind}; only raw disks are read in place")]
     Format {
@@ -63,10 +63,10 @@ pub enum NotInPlace {
 
 /// Why no placeholders can be written to a disk.
 #[derive(Debug, Error)]
-pub enum NoPlaceholders {
+pub enum PlaceholderError {
     /// Nobody can write the bytes where the guest sees them.
     #[error(transparent)]
-    NotInPlace(#[from] NotInPlace),
+    NotInPlace(#[from] InPlaceError),
     /// Nothing is written to it.
     #[error("disk {port}: it is read-only, so no placeholders are written to it")]
     ReadOnly {
@@ -86,12 +86,12 @@ pub enum NoPlaceholders {
 impl BlockPort {
     /// The disk's file, for reading in place; for use outside of sidecores. Each call opens it anew,
     /// by its descriptor: what has come to its path meanwhile does not matter.
-    pub fn image(&self) -> Result<Image, NotInPlace> {
+    pub fn image(&self) -> Result<Image, InPlaceError> {
         let file = self.open_again(OFlags::RDONLY)?;
         let may_lag = self.may_lag(&file)?;
         let mut len_bytes = self.state.len_bytes.load(Ordering::Relaxed);
         let stat = rustix::fs::fstat(&file)
-            .map_err(|source| NotInPlace::Open { port: self.name.clone(), source })?;
+            .map_err(|source| InPlaceError::Open { port: self.name.clone(), source })?;
         let in_file = stat.st_size as u64;
         let missing = len_bytes.saturating_sub(in_file);
         let is_file = FileType::from_raw_mode(stat.st_mode).is_file();
@@ -102,8 +102,8 @@ impl BlockPort {
     }
 
     /// Whether cached pages of the disk's file may be old: then nothing is read ahead from now on.
-    fn may_lag(&self, file: &OwnedFd) -> Result<bool, NotInPlace> {
-        let open = |source| NotInPlace::Open { port: self.name.clone(), source };
+    fn may_lag(&self, file: &OwnedFd) -> Result<bool, InPlaceError> {
+        let open = |source| InPlaceError::Open { port: self.name.clone(), source };
         let kind = FileType::from_raw_mode(rustix::fs::fstat(file).map_err(open)?.st_mode);
         let may_lag = kind == FileType::BlockDevice && self.is_direct();
         if may_lag {
@@ -113,40 +113,44 @@ impl BlockPort {
     }
 
     /// From now on requests of placeholders are offered to who knows what they stand for: see
-    /// [`crate::placed`]. Holds for queues that run and for those to come, as long as the port;
+    /// [`crate::placeholder`]. Holds for queues that run and for those to come, as long as the port;
     /// another call replaces it, but for what was taken. For use outside of sidecores.
-    pub fn set_placeholders(&self, knows: Arc<dyn Placeholders>) -> Result<(), NoPlaceholders> {
+    pub fn set_placeholder_handler(
+        &self,
+        handler: Arc<dyn PlaceholderHandler>,
+    ) -> Result<(), PlaceholderError> {
         if self.state.read_only {
-            return Err(NoPlaceholders::ReadOnly { port: self.name.clone() });
+            return Err(PlaceholderError::ReadOnly { port: self.name.clone() });
         }
         let file = self.open_again(OFlags::RDWR)?;
         // See "Two ways to one file".
         let align = if self.is_direct() { rustix::param::page_size() } else { SECTOR_BYTES };
         let may_lag = self.may_lag(&file)?;
-        let place = Place::new(file.into(), may_lag, Some(Arc::clone(&self.backend)));
-        let places = Arc::new(Places { knows, place, align_bytes: align as u64 });
+        let target = TargetFile::new(file.into(), may_lag, Some(Arc::clone(&self.backend)));
+        let config = Arc::new(PlaceholderConfig { handler, target, align_bytes: align as u64 });
         // A queue that starts meanwhile does so before, or waits and sees them.
         let queues = self.lock();
-        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&places));
+        *self.placeholder_config.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Arc::clone(&config));
         for queue in queues.iter() {
             let Some(worker) = &queue.worker else { continue };
-            offer_to(worker, &places, queue.depth)
-                .map_err(|source| NoPlaceholders::Resource { port: self.name.clone(), source })?;
+            offer_to(worker, &config, queue.depth)
+                .map_err(|source| PlaceholderError::Resource { port: self.name.clone(), source })?;
         }
         Ok(())
     }
 
     /// Has an engine that is about to start offer placed requests, if the port does.
-    pub(super) fn give_places(
+    pub(super) fn give_placeholder_config(
         &self,
         engine: &mut QueueEngine,
         depth: u16,
     ) -> Result<(), BlockError> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(places) = places else { return Ok(()) };
+        let config = self.placeholder_config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(config) = config else { return Ok(()) };
         let resource = BlockError::resource("an event for placed requests");
         let answers = Answers::new(depth).map(Arc::new);
-        answers.and_then(|a| engine.set_places(places, a, None)).map(drop).map_err(resource)
+        answers.and_then(|a| engine.set_placeholders(config, a, None)).map(drop).map_err(resource)
     }
 
     /// Whether its queues go past the page cache. (Where nobody can tell, they do.)
@@ -156,32 +160,32 @@ impl BlockPort {
     }
 
     /// The disk's file, opened anew.
-    fn open_again(&self, access: OFlags) -> Result<OwnedFd, NotInPlace> {
+    fn open_again(&self, access: OFlags) -> Result<OwnedFd, InPlaceError> {
         let port = || self.name.clone();
         let Some(file) = self.backend.in_place() else {
-            return Err(NotInPlace::Format { port: port(), kind: self.backend.kind() });
+            return Err(InPlaceError::Format { port: port(), kind: self.backend.kind() });
         };
         if let Some(stage) = &self.changed_by {
-            return Err(NotInPlace::Stage { port: port(), stage: stage.clone() });
+            return Err(InPlaceError::Stage { port: port(), stage: stage.clone() });
         }
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
         rustix::fs::open(itself, access | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
-            .map_err(|source| NotInPlace::Open { port: port(), source })
+            .map_err(|source| InPlaceError::Open { port: port(), source })
     }
 }
 
 /// Has a running queue offer placed requests.
 fn offer_to(
     worker: &WorkerRef<QueueEngine>,
-    places: &Arc<Places>,
+    config: &Arc<PlaceholderConfig>,
     depth: u16,
 ) -> Result<(), BlockError> {
     let resource = BlockError::resource("an event for placed requests");
-    let places = Arc::clone(places);
+    let config = Arc::clone(config);
     let answers = Answers::new(depth).map(Arc::new);
     let set = answers.map(|answers| {
         let set = move |engine: &mut QueueEngine, watcher: &Watcher<'_>| {
-            engine.set_places(places, answers, Some(watcher))
+            engine.set_placeholders(config, answers, Some(watcher))
         };
         // A queue whose sidecore has gone offers nothing. What comes back is dropped here.
         worker.call(set).map_or(Ok(None), |set| set)

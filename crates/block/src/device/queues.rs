@@ -169,7 +169,7 @@ impl BlockPort {
     }
 
     /// The port is to end soon: its queues wait so long at most for their disks. What is in them then
-    /// stays there, with the image locked: see [`BlockPort::left_in_disk`]. Requests that a pipe has
+    /// stays there, with the image locked: see [`BlockPort::orphaned_operations`]. Requests that a pipe has
     /// are waited for in any case.
     pub fn give_up_after(&self, limit: Duration) {
         let waiting = {
@@ -184,11 +184,11 @@ impl BlockPort {
     }
 
     /// Operations that queues which ended left in the disk, and that are not over yet.
-    pub fn left_in_disk(&self) -> usize {
+    pub fn orphaned_operations(&self) -> usize {
         self.state.orphans.wait(Duration::ZERO)
     }
 
-    /// As [`BlockPort::left_in_disk`], to be waited for.
+    /// As [`BlockPort::orphaned_operations`], to be waited for.
     #[cfg(test)]
     pub(crate) fn orphans(&self) -> Arc<crate::orphans::Orphans> {
         Arc::clone(&self.state.orphans)

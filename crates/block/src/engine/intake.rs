@@ -72,7 +72,7 @@ impl QueueEngine {
         let bytes = allowance.bytes.min(below.bytes);
         let popped = self.vring.pop(&mut self.batch, most);
         self.is_waiting_for_list = false;
-        self.may_have_placeholders = popped > 0 && self.are_placeholders_known();
+        self.may_have_placeholders = popped > 0 && self.has_known_placeholders();
         for index in 0..popped {
             queue::seg::prefetch_head(self.batch.get(index).readable);
         }
@@ -122,8 +122,9 @@ impl QueueEngine {
             if due.bytes >= credit && !self.in_flight.is_paid(slot) {
                 break;
             }
-            let is_suspect = self.in_flight.slab.slots[usize::from(slot)].job.is_suspect;
-            if is_suspect && let Some(looked) = self.look_on(slot) {
+            let may_be_placeholder =
+                self.in_flight.slab.slots[usize::from(slot)].job.may_be_placeholder;
+            if may_be_placeholder && let Some(looked) = self.inspect_next_part(slot) {
                 *budget = budget.saturating_sub(looked.bytes);
                 due.bytes += looked.due;
                 issued += 1;

@@ -2,7 +2,7 @@
 
 pub(crate) mod alloc;
 pub(crate) mod model_disk;
-pub(crate) mod places;
+pub(crate) mod placeholders;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

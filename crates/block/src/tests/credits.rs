@@ -10,7 +10,7 @@ use crate::gate::Gate;
 use crate::memory::MemoryBackend;
 use crate::request::kind;
 use crate::testing::model_disk::ModelDisk;
-use crate::testing::places::{AtOnce, TAG, offer_to, sectors};
+use crate::testing::placeholders::{ImmediateHandler, TAG, offer_to, sectors};
 use crate::testing::{BOTH, Rig, RigOptions, UNTOUCHED, range};
 
 /// Enough for more than a share in each round.
@@ -203,7 +203,7 @@ fn placed_writes_are_charged_like_the_writes_that_they_are() {
     ledger.enrol(account.clone());
     let options = RigOptions { vm: account.id(), ..RigOptions::default() };
     let mut rig = Rig::sized(BOTH[0], 256, ModelDisk::new(4 * MIB).boxed(), options);
-    offer_to(&mut rig, Arc::new(AtOnce));
+    offer_to(&mut rig, Arc::new(ImmediateHandler));
     // The last two are given back: the one with three steps after two of them were paid.
     let other = [9; 16];
     for (tag, len, charge) in [
@@ -216,7 +216,7 @@ fn placed_writes_are_charged_like_the_writes_that_they_are() {
         rig.send(kind::OUT, 0, &sectors(tag, 0, len));
         assert_eq!(charge_of(&mut rig, &mut ledger, &account), charge as u64, "{tag:?} {len}");
     }
-    assert_eq!((rig.stats.placed.get(), rig.stats.writes.get()), (3, 5));
+    assert_eq!((rig.stats.placeholders.get(), rig.stats.writes.get()), (3, 5));
 }
 
 #[test]

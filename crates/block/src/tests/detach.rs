@@ -138,8 +138,8 @@ fn abuse_D2_an_image_stays_locked_until_the_last_request_of_its_port_is_over() {
         let text = stopped.recv_timeout(LIMIT).unwrap().unwrap_err().to_string();
         assert!(text.contains("left in the disk: 2"), "{text}");
         session.join().unwrap();
-        assert_eq!(bench.port.left_in_disk(), 2);
-        assert!(crate::left_in_disks() >= 2);
+        assert_eq!(bench.port.orphaned_operations(), 2);
+        assert!(crate::orphaned_operations() >= 2);
         let left = bench.port.orphans();
         let Bench { _dir, path, disk, port, cores } = bench;
         assert_eq!((Arc::strong_count(&port), cores[0].stats().workers.get()), (1, 0));
@@ -176,7 +176,7 @@ fn abuse_D2_a_worker_that_panics_holds_up_no_sidecore_and_leaves_the_image_locke
         assert_eq!(neighbour.request(kind::FLUSH, 0, &[], 0).0, 0);
     }
     assert_eq!(bench.cores[0].stats().panics.get(), 1);
-    assert_eq!(bench.port.left_in_disk(), 1);
+    assert_eq!(bench.port.orphaned_operations(), 1);
     bench.port.stop_queue(0).unwrap_err();
     // The same requests are not taken again meanwhile.
     let text = bench.port.start_queue(guest.driver.vring(0)).unwrap_err().to_string();
@@ -200,5 +200,5 @@ fn a_disk_that_answers_in_time_leaves_nothing() {
     bench.disk.let_go();
     assert!(session.join().unwrap());
     assert_eq!(guest.driver.read(status, 1), [0]);
-    assert_eq!(bench.port.left_in_disk(), 0);
+    assert_eq!(bench.port.orphaned_operations(), 0);
 }

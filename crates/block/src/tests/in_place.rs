@@ -14,7 +14,7 @@ use super::port::{Guest, cores, port};
 use crate::request::kind;
 use crate::testing::model_disk::ModelDisk;
 use crate::testing::{BOTH, pattern, range};
-use crate::{BackendConfig, BlockError, BlockPort, BlockPortConfig, Image, NotInPlace};
+use crate::{BackendConfig, BlockError, BlockPort, BlockPortConfig, Image, InPlaceError};
 
 const LEN: u64 = 1 << 20;
 
@@ -143,7 +143,7 @@ fn other_formats_are_not_read_in_place() {
     ];
     for (name, backend) in others {
         let error = port(backend, |_| {}).image().unwrap_err();
-        assert!(matches!(error, NotInPlace::Format { kind, .. } if kind == name));
+        assert!(matches!(error, InPlaceError::Format { kind, .. } if kind == name));
         let expected =
             format!("disk vm/disk: its format is {name}; only raw disks are read in place");
         assert_eq!(error.to_string(), expected);
@@ -152,7 +152,7 @@ fn other_formats_are_not_read_in_place() {
     let config = BlockPortConfig::new("vm/disk", BackendConfig::Null { len_bytes: 0 });
     let held = Arc::new(super::port::Held(ModelDisk::new(LEN as usize)));
     let port = BlockPort::with_backend(config, held, &cores(1, 0)).unwrap();
-    assert!(matches!(port.image(), Err(NotInPlace::Format { kind: "held", .. })));
+    assert!(matches!(port.image(), Err(InPlaceError::Format { kind: "held", .. })));
 }
 
 struct Marked(&'static str, bool);
@@ -176,7 +176,7 @@ fn a_stage_that_changes_content_forbids_it() {
     assert!(with(vec![Box::new(Marked("watch", false))]).image().is_ok());
     let port = with(vec![Box::new(Marked("watch", false)), Box::new(Marked("cipher", true))]);
     let error = port.image().unwrap_err();
-    assert!(matches!(&error, NotInPlace::Stage { stage, .. } if stage == "cipher"), "{error}");
+    assert!(matches!(&error, InPlaceError::Stage { stage, .. } if stage == "cipher"), "{error}");
     assert!(error.to_string().contains("stage cipher changes the content"), "{error}");
 }
 

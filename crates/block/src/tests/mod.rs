@@ -23,13 +23,13 @@ mod long_chains;
 mod memory_disks;
 #[allow(non_snake_case)]
 mod migration;
+mod placeholder_bytes;
 #[allow(non_snake_case)]
-mod placed;
-mod placed_bytes;
+mod placeholder_port;
 #[allow(non_snake_case)]
-mod placed_port;
+mod placeholder_reads;
 #[allow(non_snake_case)]
-mod placed_reads;
+mod placeholders;
 #[allow(non_snake_case)]
 mod port;
 #[allow(non_snake_case)]

@@ -35,7 +35,7 @@ fn end_session(live: &Live) -> Detached {
     };
     disk.give_up_after(DETACH_LIMIT);
     live.stop(true);
-    Detached { requests_in_disk: disk.left_in_disk() }
+    Detached { requests_in_disk: disk.orphaned_operations() }
 }
 
 impl Host {

@@ -367,7 +367,7 @@ fn disk_metrics(
         let values = [
             ("reads_total", "Reads completed.", b.reads.get()),
             ("writes_total", "Writes completed.", b.writes.get()),
-            ("placed_total", "Of both, in whose place a pipe read or wrote.", b.placed.get()),
+            ("placed_total", "Of both, in whose place a pipe read or wrote.", b.placeholders.get()),
             ("flushes_total", "Flushes completed.", b.flushes.get()),
             ("discards_total", "Discards completed.", b.discards.get()),
             ("write_zeroes_total", "Write-zeroes requests completed.", b.write_zeroes.get()),
@@ -394,7 +394,7 @@ fn disk_metrics(
 /// What detached disks have not answered.
 pub fn left_in_disks(all: &mut Metrics) {
     let help = "Requests of detached disks that the storage has not answered.";
-    all.sample("millrace_disk_left_in_disk", help, Vec::new(), block::left_in_disks());
+    all.sample("millrace_disk_left_in_disk", help, Vec::new(), block::orphaned_operations());
 }
 
 /// What the placer decided.

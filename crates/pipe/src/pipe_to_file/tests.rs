@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use block::{Placed, Placeholders, Way};
+use block::{PlaceholderHandler, PlaceholderOp, PlaceholderRequest};
 use guest_abi::frame::{HEADER_BYTES, Header};
 use guest_abi::pipe::{self, BLOCK_BYTES, Done, HOLE, Taken, kind, take};
 use zerocopy::FromBytes;
@@ -22,7 +22,7 @@ use crate::testing::pattern;
 
 const TAG: Tag = [7; 16];
 const ID: u64 = 5;
-const WRITE: Way = Way::Write { sync: false };
+const WRITE: PlaceholderOp = PlaceholderOp::Write { sync: false };
 
 /// The guest's side, and both files.
 struct World {
@@ -85,9 +85,9 @@ impl World {
         }
     }
 
-    fn write(&self, at: u64, len: u64) -> (Placed, block::placed::Answer) {
+    fn write(&self, at: u64, len: u64) -> (PlaceholderRequest, block::placeholder::Answer) {
         let to = (PLACE + self.skew + at, len);
-        Placed::detached(TAG, at, to, WRITE, self.sink.try_clone().unwrap()).unwrap()
+        PlaceholderRequest::detached(TAG, at, to, WRITE, self.sink.try_clone().unwrap()).unwrap()
     }
 
     /// The guest writes placeholders; those that nobody knows are written as they are.
@@ -169,7 +169,7 @@ fn a_file_with_holes_lands_at_any_offset() {
         world.begin(&bytes, extents.clone(), len);
         assert_eq!(world.serve(most, None), (len, Reason::Complete));
         assert!(world.content(want.len()) == want, "skew {skew}");
-        assert!(!world.table.are_any());
+        assert!(!world.table.has_any());
     }
 }
 
@@ -233,7 +233,8 @@ fn placeholders_that_were_not_asked_for_are_data() {
         assert!(world.table.take(write).is_some(), "{at} {len}");
     }
     let (other, _answer) =
-        Placed::detached([8; 16], 0, (0, 4096), WRITE, tempfile::tempfile().unwrap()).unwrap();
+        PlaceholderRequest::detached([8; 16], 0, (0, 4096), WRITE, tempfile::tempfile().unwrap())
+            .unwrap();
     assert!(world.table.take(other).is_some(), "another tag");
     assert!(
         PlacedFile::new(&world.table, (TAG, 0), 4, Direction::Write).is_none(),
@@ -269,7 +270,7 @@ fn a_daemon_that_stops_leaves_no_placeholder_waiting() {
     assert!(world.table.take(write).is_none());
     world.pool.clear();
     assert!(answer.wait().is_err());
-    assert!(!world.table.are_any());
+    assert!(!world.table.has_any());
     let (write, _answer) = world.write(0, 4096);
     assert!(world.table.take(write).is_some());
 }
@@ -285,13 +286,13 @@ fn a_self_test_is_answered_once() {
     };
     let test = SelfTest { direction: Direction::Write, probe };
     world.table.expect_self_test(Some(test));
-    assert!(world.table.are_any());
+    assert!(world.table.has_any());
     world.write_places(0, 4096).unwrap();
     assert_eq!(world.content(4096), [0x5a; 4096]);
-    assert!(!world.table.are_any());
+    assert!(!world.table.has_any());
     world.write_places(0, 4096).unwrap();
     assert_eq!(world.content(4096), [0xbb; 4096], "the second is data");
     world.table.expect_self_test(Some(test));
     world.table.expect_self_test(None);
-    assert!(!world.table.are_any());
+    assert!(!world.table.has_any());
 }

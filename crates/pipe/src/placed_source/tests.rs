@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use block::{Placeholders, Way};
+use block::{PlaceholderHandler, PlaceholderOp};
 use guest_abi::frame::{HEADER_BYTES, Header};
 use guest_abi::pipe::{self, BLOCK_BYTES, MAX_TAKE_BYTES, kind};
 use proptest::prelude::*;
@@ -103,10 +103,10 @@ impl World {
     }
 
     /// The guest reads over placeholders; whether the disk's engine took it.
-    fn read(&mut self, at: u64, len: u64, tag: Tag, way: Way) -> (bool, io::Result<()>) {
+    fn read(&mut self, at: u64, len: u64, tag: Tag, way: PlaceholderOp) -> (bool, io::Result<()>) {
         let from = (PLACE + self.skew + at, len);
         let disk = self.disk.try_clone().unwrap();
-        let (read, answer) = Placed::detached(tag, at, from, way, disk).unwrap();
+        let (read, answer) = PlaceholderRequest::detached(tag, at, from, way, disk).unwrap();
         let is_taken = self.table.take(read).is_none();
         self.source.turn(&self.job);
         (is_taken, answer.wait())
@@ -139,7 +139,7 @@ impl World {
             *count += 1;
             if !count.is_multiple_of(lost) {
                 let len = most.min(end - at);
-                let (is_taken, read) = self.read(at, len, TAG, Way::Read);
+                let (is_taken, read) = self.read(at, len, TAG, PlaceholderOp::Read);
                 assert_eq!((is_taken, read.is_ok()), (len >= MIN_READ_BYTES, is_taken));
             }
         }
@@ -236,22 +236,22 @@ fn it_holds_no_more_than_three_pieces_and_asks_for_two() {
 #[test]
 fn reads_that_were_not_asked_for_are_ordinary_ones() {
     let mut world = World::new(2 << 20, 0, false);
-    assert!(world.table.are_any());
+    assert!(world.table.has_any());
     world.give();
-    let write = Way::Write { sync: false };
+    let write = PlaceholderOp::Write { sync: false };
     const LEN: u64 = MIN_READ_BYTES;
     let asked = [
-        (2 << 20, LEN, TAG, Way::Read),
-        (0, LEN, [8; 16], Way::Read),
+        (2 << 20, LEN, TAG, PlaceholderOp::Read),
+        (0, LEN, [8; 16], PlaceholderOp::Read),
         (0, LEN, TAG, write),
         // It may be of anybody whose memory was ours.
-        (0, LEN - 4096, TAG, Way::Read),
+        (0, LEN - 4096, TAG, PlaceholderOp::Read),
     ];
     for (at, len, tag, way) in asked {
         // Given back, it is nobody's: dropped.
         assert!(!world.read(at, len, tag, way).0);
     }
-    assert!(world.read(0, LEN, TAG, Way::Read).0);
+    assert!(world.read(0, LEN, TAG, PlaceholderOp::Read).0);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn what_cannot_be_read_here_the_guest_is_asked_for() {
     world.give();
     let asked = world.asked().unwrap();
     for at in [0, MIN_READ_BYTES] {
-        let (is_taken, read) = world.read(at, MIN_READ_BYTES, TAG, Way::Read);
+        let (is_taken, read) = world.read(at, MIN_READ_BYTES, TAG, PlaceholderOp::Read);
         assert!(is_taken && read.is_ok());
     }
     world.say(asked.0, asked.1, 0, &[]);
@@ -289,7 +289,7 @@ fn abuse_R10_reads_without_end_leave_others_their_turn() {
     world.give();
     let read = |disk: &File| {
         let disk = disk.try_clone().unwrap();
-        Placed::detached(TAG, 0, (PLACE, 512 << 10), Way::Read, disk).unwrap()
+        PlaceholderRequest::detached(TAG, 0, (PLACE, 512 << 10), PlaceholderOp::Read, disk).unwrap()
     };
     let answers: Vec<_> = (0..5)
         .map(|_| {
@@ -300,7 +300,7 @@ fn abuse_R10_reads_without_end_leave_others_their_turn() {
         .collect();
     for (copied, has_more) in [(2, true), (2, true), (1, false)] {
         world.source.turn(&world.job);
-        assert_eq!(answers.iter().filter_map(block::placed::Answer::get).count(), copied);
+        assert_eq!(answers.iter().filter_map(block::placeholder::Answer::get).count(), copied);
         assert_eq!(world.source.has_more(), has_more);
     }
 }
@@ -315,7 +315,7 @@ fn what_the_guest_has_in_memory_and_the_host_does_not_is_not_read() {
     crate::page_cache::drop_cached(disk.as_fd(), 0, 2 << 20);
     world.disk = disk;
     world.give();
-    let (is_taken, read) = world.read(0, 512 << 10, TAG, Way::Read);
+    let (is_taken, read) = world.read(0, 512 << 10, TAG, PlaceholderOp::Read);
     assert!(is_taken && read.is_ok());
     assert!(world.give());
     assert_eq!((world.source.end_reason(), world.got.len()), (Some(Reason::Cached), 0));
@@ -347,7 +347,10 @@ fn reads_of_a_pipe_that_is_over_end_too() {
     let mut world = World::new(1 << 20, 0, false);
     world.give();
     let disk = world.disk.try_clone().unwrap();
-    let read = |disk| Placed::detached(TAG, 0, (PLACE, MIN_READ_BYTES), Way::Read, disk).unwrap();
+    let read = |disk| {
+        PlaceholderRequest::detached(TAG, 0, (PLACE, MIN_READ_BYTES), PlaceholderOp::Read, disk)
+            .unwrap()
+    };
     let (waiting, answer) = read(disk);
     assert!(world.table.take(waiting).is_none());
     let other = PlacedFile::new(&world.table, ([9; 16], 0), 4, Direction::Read).unwrap();

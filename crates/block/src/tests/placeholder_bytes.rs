@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use queue::Layout;
 
-use super::placed::Bench;
+use super::placeholders::Bench;
 use crate::request::kind;
-use crate::testing::places::{TAG, sector};
+use crate::testing::placeholders::{TAG, sector};
 
 /// What a write must be taken as, from its bytes alone: tag and offset in the pipe.
 fn oracle(data: &[u8]) -> Option<([u8; 16], u64)> {

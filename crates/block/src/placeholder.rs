@@ -3,7 +3,7 @@
 //!
 //! The guest's file system decides where bytes go and writes placeholders there, or reads over them; the
 //! bytes never enter the guest. A request all of whose sectors are consecutive placeholders of one tag is
-//! offered to [`Placeholders`], who may take it. It then waits, without anything of the guest's memory but
+//! offered to [`PlaceholderHandler`], who may take it. It then waits, without anything of the guest's memory but
 //! its status byte, until the pipe's bytes are in the file, or were read from there. What is not taken is
 //! an ordinary request: nobody but the pipe's owner knows the tag, and to everyone else a placeholder is
 //! data like any other, or memory to be read over.
@@ -41,7 +41,7 @@ use std::io;
 use std::sync::Arc;
 
 pub(crate) use answers::Answers;
-pub(crate) use head::{Head, are_placeholders};
+pub(crate) use head::{PlaceholderHead, are_placeholders};
 
 use crate::backend::Backend;
 use crate::error::errno;
@@ -49,33 +49,33 @@ use crate::error::errno;
 /// Who knows what placeholders stand for. Called on sidecores: must not wait, nor allocate.
 ///
 /// A port that was told of it keeps it: it must not keep the port.
-pub trait Placeholders: Send + Sync + fmt::Debug {
+pub trait PlaceholderHandler: Send + Sync + fmt::Debug {
     /// Whether any are known now: an atomic. While there are none nothing is looked at.
-    fn are_any(&self) -> bool;
+    fn has_any(&self) -> bool;
 
     /// A request all of whose sectors are consecutive placeholders of one tag. It is taken (none comes
     /// back) and completed later, on any thread, or given back: then the sectors are written as they
     /// are, or read over. A queue that stops waits for those that were taken.
-    fn take(&self, placed: Placed) -> Option<Placed>;
+    fn take(&self, placed: PlaceholderRequest) -> Option<PlaceholderRequest>;
 }
 
-/// What a port and its queues share, once [`crate::BlockPort::set_placeholders`] was called.
-pub(crate) struct Places {
-    pub knows: Arc<dyn Placeholders>,
-    pub place: Arc<Place>,
+/// What a port and its queues share, once [`crate::BlockPort::set_placeholder_handler`] was called.
+pub(crate) struct PlaceholderConfig {
+    pub handler: Arc<dyn PlaceholderHandler>,
+    pub target: Arc<TargetFile>,
     /// Offsets and lengths of placed writes are multiples of this.
     pub align_bytes: u64,
 }
 
 /// Where placed bytes go.
-pub(crate) struct Place {
+pub(crate) struct TargetFile {
     file: File,
     may_lag: bool,
     /// Its lock on the image keeps other daemons out as long as anyone may write to the file.
     _backend: Option<Arc<dyn Backend>>,
 }
 
-impl Place {
+impl TargetFile {
     /// `may_lag`: see [`crate::Image`].
     pub fn new(file: File, may_lag: bool, backend: Option<Arc<dyn Backend>>) -> Arc<Self> {
         Arc::new(Self { file, may_lag, _backend: backend })
@@ -84,7 +84,7 @@ impl Place {
 
 /// What is done with a pipe's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum PlaceholderOp {
     /// They are read from the disk.
     Read,
     /// They are written to it.
@@ -95,18 +95,18 @@ pub enum Way {
 }
 
 /// A request that stands for a pipe's bytes. Dropped without an answer it is an I/O error for the guest.
-pub struct Placed {
-    head: Head,
+pub struct PlaceholderRequest {
+    head: PlaceholderHead,
     len_bytes: u64,
     offset: u64,
-    way: Way,
+    op: PlaceholderOp,
     // Dropped before the answer is given: who waits for that may close the disk, and finds it unlocked.
-    place: Arc<Place>,
-    due: Due,
+    target: Arc<TargetFile>,
+    answer: PendingAnswer,
 }
 
 /// Gives the answer when it is dropped.
-struct Due {
+struct PendingAnswer {
     /// None: it is not placed any more.
     answers: Option<Arc<Answers>>,
     slot: u16,
@@ -114,7 +114,7 @@ struct Due {
     errno: i32,
 }
 
-impl Drop for Due {
+impl Drop for PendingAnswer {
     fn drop(&mut self) {
         if let Some(answers) = &self.answers {
             answers.give(self.slot, self.errno);
@@ -122,17 +122,17 @@ impl Drop for Due {
     }
 }
 
-impl Placed {
+impl PlaceholderRequest {
     /// The request of a queue's slot: as its head says, for so many bytes from `offset`.
     pub(crate) fn new(
-        head: Head,
+        head: PlaceholderHead,
         (offset, len_bytes): (u64, u64),
-        way: Way,
-        place: Arc<Place>,
+        op: PlaceholderOp,
+        target: Arc<TargetFile>,
         (answers, slot): (Arc<Answers>, u16),
     ) -> Self {
-        let due = Due { answers: Some(answers), slot, errno: libc::EIO };
-        Self { head, len_bytes, offset, way, place, due }
+        let answer = PendingAnswer { answers: Some(answers), slot, errno: libc::EIO };
+        Self { head, len_bytes, offset, op, target, answer }
     }
 
     /// One without a queue, and where its answer comes: for tests and simulators of who takes it.
@@ -140,13 +140,13 @@ impl Placed {
         tag: [u8; 16],
         at: u64,
         (offset, len_bytes): (u64, u64),
-        way: Way,
+        op: PlaceholderOp,
         file: File,
     ) -> io::Result<(Self, Answer)> {
         let answers = Arc::new(Answers::new(1)?);
         answers.set_wakeups(true);
-        let (place, own) = (Place::new(file, false, None), (Arc::clone(&answers), 0));
-        let this = Self::new(Head { tag, at }, (offset, len_bytes), way, place, own);
+        let (target, own) = (TargetFile::new(file, false, None), (Arc::clone(&answers), 0));
+        let this = Self::new(PlaceholderHead { tag, at }, (offset, len_bytes), op, target, own);
         Ok((this, Answer(answers)))
     }
 
@@ -166,7 +166,7 @@ impl Placed {
         self.len_bytes
     }
 
-    /// Where the bytes are in [`Placed::file`]; a multiple of 512. All of it is on the disk.
+    /// Where the bytes are in [`PlaceholderRequest::file`]; a multiple of 512. All of it is on the disk.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -174,43 +174,43 @@ impl Placed {
     /// The disk's file or device, for reading and writing through the page cache. Only this request's
     /// range may be touched, and only before the answer.
     pub fn file(&self) -> &File {
-        &self.place.file
+        &self.target.file
     }
 
     /// Cached pages of the file may be older than what the guest has written: see
     /// [`crate::Image::may_lag`].
     pub fn may_lag(&self) -> bool {
-        self.place.may_lag
+        self.target.may_lag
     }
 
     /// What is to be done.
-    pub fn way(&self) -> Way {
-        self.way
+    pub fn op(&self) -> PlaceholderOp {
+        self.op
     }
 
     /// The bytes are in the file, or are not needed there any more, or that could not be done: the guest
     /// gets its status, if its queue still runs. May be called on any thread; wakes the sidecore if it
     /// sleeps.
     pub fn complete(mut self, result: io::Result<()>) {
-        self.due.errno = result.err().map_or(0, |e| errno(&e));
+        self.answer.errno = result.err().map_or(0, |e| errno(&e));
     }
 
     /// Whether it is the one of this slot.
     pub(crate) fn is_of(&self, answers: &Arc<Answers>, slot: u16) -> bool {
         let same = |ours: &Arc<Answers>| Arc::ptr_eq(ours, answers);
-        self.due.slot == slot && self.due.answers.as_ref().is_some_and(same)
+        self.answer.slot == slot && self.answer.answers.as_ref().is_some_and(same)
     }
 
     /// It is an ordinary request from now on.
     pub(crate) fn forget(mut self) {
-        self.due.answers = None;
+        self.answer.answers = None;
     }
 }
 
-impl fmt::Debug for Placed {
+impl fmt::Debug for PlaceholderRequest {
     /// Without the tag: it is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Placed")
+        f.debug_struct("PlaceholderRequest")
             .field("at", &self.head.at)
             .field("len_bytes", &self.len_bytes)
             .field("offset", &self.offset)
@@ -218,7 +218,7 @@ impl fmt::Debug for Placed {
     }
 }
 
-/// The answer to a [`Placed::detached`].
+/// The answer to a [`PlaceholderRequest::detached`].
 #[derive(Debug)]
 pub struct Answer(Arc<Answers>);
 
@@ -249,9 +249,16 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn write() -> (Placed, Answer) {
+    fn write() -> (PlaceholderRequest, Answer) {
         let file = tempfile::tempfile().unwrap();
-        Placed::detached([7; 16], 1024, (512, 2048), Way::Write { sync: true }, file).unwrap()
+        PlaceholderRequest::detached(
+            [7; 16],
+            1024,
+            (512, 2048),
+            PlaceholderOp::Write { sync: true },
+            file,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -259,7 +266,7 @@ mod tests {
         let (write, answer) = write();
         assert_eq!((write.tag(), write.at()), ([7; 16], 1024));
         assert_eq!((write.offset(), write.len_bytes()), (512, 2048));
-        assert_eq!((write.way(), write.may_lag()), (Way::Write { sync: true }, false));
+        assert_eq!((write.op(), write.may_lag()), (PlaceholderOp::Write { sync: true }, false));
         assert!(!format!("{write:?}").contains("7, 7"), "the tag is a secret");
         assert!(answer.get().is_none());
         write.complete(Ok(()));

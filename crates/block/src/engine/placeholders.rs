@@ -1,4 +1,4 @@
-//! A queue's requests that stand for a pipe's bytes: see [`crate::placed`].
+//! A queue's requests that stand for a pipe's bytes: see [`crate::placeholder`].
 //!
 //! A request whose first sector is a placeholder is looked at in steps as long as those that data is
 //! written in, and each is charged as one: it costs about as much, and others have their turn in
@@ -17,14 +17,17 @@ use queue::Seg;
 use super::QueueEngine;
 use crate::cost;
 use crate::in_flight::IssuedOp;
-use crate::placed::{Answers, Head, Placed, Places, Way, are_placeholders};
+use crate::placeholder::{
+    Answers, PlaceholderConfig, PlaceholderHead, PlaceholderOp, PlaceholderRequest,
+    are_placeholders,
+};
 use crate::request::{HEADER_LEN_BYTES, Status};
 use crate::slab::{JobKind, Slot};
 
-/// What a queue needs for it; see [`crate::BlockPort::set_placeholders`].
-pub(crate) struct Placing {
-    pub places: Arc<Places>,
-    /// Stays with the queue: answers to what an earlier `places` took come here too.
+/// What a queue needs for it; see [`crate::BlockPort::set_placeholder_handler`].
+pub(crate) struct PlaceholderQueue {
+    pub config: Arc<PlaceholderConfig>,
+    /// Stays with the queue: answers to what an earlier `config` took come here too.
     pub answers: Arc<Answers>,
     /// Requests that were taken and are not answered yet.
     pub parked: usize,
@@ -33,31 +36,31 @@ pub(crate) struct Placing {
 impl QueueEngine {
     /// Offers placed requests from now on. What is not needed any more comes back, to be dropped
     /// elsewhere.
-    pub fn set_places(
+    pub fn set_placeholders(
         &mut self,
-        places: Arc<Places>,
+        config: Arc<PlaceholderConfig>,
         answers: Arc<Answers>,
         watcher: Option<&Watcher<'_>>,
-    ) -> std::io::Result<Option<(Arc<Places>, Arc<Answers>)>> {
-        if let Some(placing) = &mut self.placing {
-            return Ok(Some((std::mem::replace(&mut placing.places, places), answers)));
+    ) -> std::io::Result<Option<(Arc<PlaceholderConfig>, Arc<Answers>)>> {
+        if let Some(queue) = &mut self.placeholders {
+            return Ok(Some((std::mem::replace(&mut queue.config, config), answers)));
         }
         if let Some(watcher) = watcher {
             watcher.watch(std::os::fd::AsRawFd::as_raw_fd(&answers.event))?;
         }
-        self.placing = Some(Placing { places, answers, parked: 0 });
+        self.placeholders = Some(PlaceholderQueue { config, answers, parked: 0 });
         Ok(None)
     }
 
     /// Whether requests are looked at now: asked once for a batch, and after it was taken from the ring.
     /// Who knows a tag before the guest writes it is known to us then.
-    pub(super) fn are_placeholders_known(&self) -> bool {
-        self.placing.as_ref().is_some_and(|p| p.places.knows.are_any())
+    pub(super) fn has_known_placeholders(&self) -> bool {
+        self.placeholders.as_ref().is_some_and(|p| p.config.handler.has_any())
     }
 
     /// A read or write begins: notes what its first sector says if it is a placeholder.
-    pub(super) fn look_first(&mut self, slot: u16) {
-        let Some(placing) = &self.placing else { return };
+    pub(super) fn inspect_head(&mut self, slot: u16) {
+        let Some(queue) = &self.placeholders else { return };
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let range = s.job.range;
         let (segs, skip) = data(s);
@@ -67,33 +70,33 @@ impl QueueEngine {
                 let is_whole = range.len.is_multiple_of(BLOCK_BYTES as u64);
                 is_whole && begins_in_page(segs) == READ_SKEW_BYTES
             }
-            _ => (range.offset | range.len).is_multiple_of(placing.places.align_bytes),
+            _ => (range.offset | range.len).is_multiple_of(queue.config.align_bytes),
         };
         if !is_fit {
             return;
         }
-        let head = Head::of_first(segs, skip, range.len);
+        let head = PlaceholderHead::read_first(segs, skip, range.len);
         if let Some(head) = head {
-            (s.head, s.looked) = (head, 0);
-            s.job.is_suspect = true;
+            (s.placeholder_head, s.inspected_bytes) = (head, 0);
+            s.job.may_be_placeholder = true;
         }
     }
 
     /// Looks at the next part of such a request. None: it is an ordinary one. Else it has gone from the
     /// front of those that wait for the disk: to their end, or to who takes it.
-    pub(super) fn look_on(&mut self, slot: u16) -> Option<IssuedOp> {
+    pub(super) fn inspect_next_part(&mut self, slot: u16) -> Option<IssuedOp> {
         let longest = {
             let job = &self.in_flight.slab.slots[usize::from(slot)].job;
             cost::max_step_len_bytes(job, &self.port.demands, self.in_flight.step_len_bytes)
         };
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
-        let left = s.job.range.len - s.looked;
+        let left = s.job.range.len - s.inspected_bytes;
         let len = left.min(longest);
         let (segs, skip) = data(s);
-        let goes_on = are_placeholders(segs, skip, &s.head, s.looked, len);
-        s.looked += len;
-        if !goes_on || (len == left && !self.park(slot)) {
-            self.in_flight.slab.slots[usize::from(slot)].job.is_suspect = false;
+        let goes_on = are_placeholders(segs, skip, &s.placeholder_head, s.inspected_bytes, len);
+        s.inspected_bytes += len;
+        if !goes_on || (len == left && !self.offer_to_handler(slot)) {
+            self.in_flight.slab.slots[usize::from(slot)].job.may_be_placeholder = false;
             return None;
         }
         self.in_flight.slab.ready.pop_front();
@@ -101,7 +104,7 @@ impl QueueEngine {
             self.in_flight.slab.ready.push_back(slot);
         }
         let job = &mut self.in_flight.slab.slots[usize::from(slot)].job;
-        job.is_suspect = len < left;
+        job.may_be_placeholder = len < left;
         let cost = cost::step_charge_bytes(job, len, self.port.demands.within_call());
         let paid = job.paid_bytes.min(cost);
         job.paid_bytes -= paid;
@@ -109,53 +112,53 @@ impl QueueEngine {
     }
 
     /// Offers a request; true when it was taken.
-    fn park(&mut self, slot: u16) -> bool {
-        let Some(placing) = &mut self.placing else { return false };
+    fn offer_to_handler(&mut self, slot: u16) -> bool {
+        let Some(queue) = &mut self.placeholders else { return false };
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         let range = (s.job.range.offset, s.job.range.len);
-        let way = match s.job.kind {
-            JobKind::Read => Way::Read,
-            _ => Way::Write { sync: !self.port.writeback.load(Ordering::Relaxed) },
+        let op = match s.job.kind {
+            JobKind::Read => PlaceholderOp::Read,
+            _ => PlaceholderOp::Write { sync: !self.port.writeback.load(Ordering::Relaxed) },
         };
         // Of what is read nothing has to be made durable.
-        s.synced = way != Way::Write { sync: false };
-        let place = Arc::clone(&placing.places.place);
-        let own = (Arc::clone(&placing.answers), slot);
-        let placed = Placed::new(s.head, range, way, place, own);
-        match placing.places.knows.take(placed) {
-            Some(back) if back.is_of(&placing.answers, slot) => {
+        s.is_durable = op != PlaceholderOp::Write { sync: false };
+        let target = Arc::clone(&queue.config.target);
+        let own = (Arc::clone(&queue.answers), slot);
+        let placed = PlaceholderRequest::new(s.placeholder_head, range, op, target, own);
+        match queue.config.handler.take(placed) {
+            Some(back) if back.is_of(&queue.answers, slot) => {
                 back.forget();
                 false
             }
             // Another one than was offered would be a mistake of theirs, and fails where it belongs.
             _ => {
                 s.job.is_parked = true;
-                placing.parked += 1;
+                queue.parked += 1;
                 true
             }
         }
     }
 
     /// Takes in the answers that have come. Returns how many.
-    pub(super) fn collect_placed(&mut self) -> usize {
-        let Some(placing) = self.placing.as_ref().filter(|p| p.parked > 0) else { return 0 };
+    pub(super) fn collect_answers(&mut self) -> usize {
+        let Some(queue) = self.placeholders.as_ref().filter(|p| p.parked > 0) else { return 0 };
         self.done.clear();
-        placing.answers.reap(&mut self.done);
+        queue.answers.reap(&mut self.done);
         for k in 0..self.done.len() {
             let done = self.done[k];
-            self.answered(done.token as u16, done.result.err());
+            self.end_placeholder(done.token as u16, done.result.err());
         }
         self.done.len()
     }
 
-    fn answered(&mut self, slot: u16, errno: Option<i32>) {
+    fn end_placeholder(&mut self, slot: u16, errno: Option<i32>) {
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
         if !std::mem::take(&mut s.job.is_parked) {
             return;
         }
-        let synced = s.synced;
-        if let Some(placing) = &mut self.placing {
-            placing.parked -= 1;
+        let is_durable = s.is_durable;
+        if let Some(queue) = &mut self.placeholders {
+            queue.parked -= 1;
         }
         if let Some(errno) = errno {
             return self.report(slot, errno);
@@ -163,8 +166,8 @@ impl QueueEngine {
         if self.needs_failed_flush(slot) {
             return self.fail_for_flush(slot);
         }
-        self.stats.placed.add(1);
-        if !synced && !self.port.writeback.load(Ordering::Relaxed) {
+        self.stats.placeholders.add(1);
+        if !is_durable && !self.port.writeback.load(Ordering::Relaxed) {
             // The cache was switched off meanwhile: as for a write that the disk did.
             self.in_flight.slab.slots[usize::from(slot)].job.is_flushing = true;
             return self.in_flight.slab.ready.push_front(slot);
@@ -175,8 +178,8 @@ impl QueueEngine {
     /// Before a sleep, and after it.
     pub(super) fn set_wakeups(&mut self, on: bool) {
         self.in_flight.disk.set_wakeups(on);
-        if let Some(placing) = &self.placing {
-            placing.answers.set_wakeups(on);
+        if let Some(queue) = &self.placeholders {
+            queue.answers.set_wakeups(on);
         }
     }
 }

@@ -11,10 +11,12 @@ use sidecore::{Arm, Worker};
 
 use crate::backend::Demands;
 use crate::limits::BOUNCE_COUNT;
-use crate::placed::{Placed, Placeholders, Way};
+use crate::placeholder::{PlaceholderHandler, PlaceholderOp, PlaceholderRequest};
 use crate::request::kind;
 use crate::testing::model_disk::ModelDisk;
-use crate::testing::places::{AtOnce, Knows, TAG, known, offer_to, sector, sectors};
+use crate::testing::placeholders::{
+    ImmediateHandler, TAG, TagHandler, known, offer_to, sector, sectors,
+};
 use crate::testing::{BOTH, Offered, Rig, RigOptions, UNTOUCHED, alloc, pattern};
 
 const LEN: usize = 16 << 20;
@@ -22,8 +24,8 @@ const LEN: usize = 16 << 20;
 pub(super) struct Bench {
     pub rig: Rig,
     pub disk: ModelDisk,
-    pub knows: Arc<Knows>,
-    pub taken: Receiver<Placed>,
+    pub handler: Arc<TagHandler>,
+    pub taken: Receiver<PlaceholderRequest>,
 }
 
 impl Bench {
@@ -31,8 +33,8 @@ impl Bench {
         let disk = ModelDisk::new(LEN);
         let options = RigOptions { writeback, ..RigOptions::default() };
         let mut rig = Rig::with_disk(layout, disk.boxed(), options);
-        let (knows, taken) = known(&mut rig);
-        Self { rig, disk, knows, taken }
+        let (handler, taken) = known(&mut rig);
+        Self { rig, disk, handler, taken }
     }
 
     pub fn poll(&mut self) {
@@ -40,7 +42,7 @@ impl Bench {
     }
 
     /// Sends placeholders and gives what was taken.
-    fn place(&mut self, sector: u64, at: u64, len: usize) -> (Offered, Placed) {
+    fn place(&mut self, sector: u64, at: u64, len: usize) -> (Offered, PlaceholderRequest) {
         let offered = self.rig.send(kind::OUT, sector, &sectors(TAG, at, len));
         self.poll();
         (offered, self.taken.try_recv().unwrap())
@@ -65,7 +67,7 @@ fn a_placed_write_waits_without_the_disk_and_ends_from_another_thread() {
         let mut bench = Bench::new(layout, true);
         let (offered, write) = bench.place(24, 1024, 8192);
         assert_eq!((write.tag(), write.at(), write.len_bytes()), (TAG, 1024, 8192));
-        assert_eq!((write.offset(), write.way()), (24 * 512, Way::Write { sync: false }));
+        assert_eq!((write.offset(), write.op()), (24 * 512, PlaceholderOp::Write { sync: false }));
         bench.poll();
         assert_eq!(bench.rig.driver.used(), None);
         assert_eq!(bench.rig.status(offered), UNTOUCHED);
@@ -77,7 +79,7 @@ fn a_placed_write_waits_without_the_disk_and_ends_from_another_thread() {
         assert_eq!(bench.rig.finish(offered), (0, 1));
         assert_eq!(bench.log(), ["write"], "the other one");
         let stats = &bench.rig.stats;
-        assert_eq!((stats.writes.get(), stats.placed.get()), (2, 1));
+        assert_eq!((stats.writes.get(), stats.placeholders.get()), (2, 1));
         assert_eq!(stats.written_bytes.get(), 512 + 8192);
         assert_eq!(bench.rig.engine.in_flight.slab.taken(), 0);
     }
@@ -92,7 +94,7 @@ fn all_slots_may_wait_and_end_in_any_order() {
         for n in 0..21 {
             open.push(bench.place(n, n * 512, 512));
         }
-        let parked = |bench: &Bench| bench.rig.engine.placing.as_ref().unwrap().parked;
+        let parked = |bench: &Bench| bench.rig.engine.placeholders.as_ref().unwrap().parked;
         assert_eq!(parked(&bench), 21);
         let mut ids = Vec::new();
         for (n, (offered, write)) in open.into_iter().rev().enumerate() {
@@ -108,7 +110,10 @@ fn all_slots_may_wait_and_end_in_any_order() {
         ids.dedup();
         assert_eq!((ids.len(), parked(&bench)), (21, 0));
         let stats = &bench.rig.stats;
-        assert_eq!((stats.io_errors.get(), stats.no_space.get(), stats.placed.get()), (7, 7, 14));
+        assert_eq!(
+            (stats.io_errors.get(), stats.no_space.get(), stats.placeholders.get()),
+            (7, 7, 14)
+        );
     }
 }
 
@@ -118,7 +123,7 @@ fn a_dropped_write_is_an_io_error() {
     let (offered, write) = bench.place(0, 0, 4096);
     drop(write);
     assert_eq!(bench.rig.finish(offered), (1, 1));
-    assert_eq!((bench.rig.stats.io_errors.get(), bench.rig.stats.placed.get()), (1, 0));
+    assert_eq!((bench.rig.stats.io_errors.get(), bench.rig.stats.placeholders.get()), (1, 0));
     assert!(bench.log().is_empty());
 }
 
@@ -163,11 +168,11 @@ fn what_is_given_back_is_written_as_it_is() {
         for len in [512, 4096, 3 << 20] {
             bench.is_ordinary(&sectors(unknown, 1 << 40, len));
         }
-        assert_eq!(bench.rig.stats.placed.get(), 0);
+        assert_eq!(bench.rig.stats.placeholders.get(), 0);
         // Nothing is looked at while none are known.
-        bench.knows.any.store(false, Ordering::Relaxed);
+        bench.handler.any.store(false, Ordering::Relaxed);
         bench.is_ordinary(&sectors(TAG, 0, 4096));
-        bench.knows.any.store(true, Ordering::Relaxed);
+        bench.handler.any.store(true, Ordering::Relaxed);
         let (offered, write) = bench.place(0, 0, 4096);
         write.complete(Ok(()));
         assert_eq!(bench.rig.finish(offered), (0, 1));
@@ -193,7 +198,7 @@ fn reads_and_other_requests_are_not_looked_at() {
 fn without_a_write_cache_whoever_takes_it_makes_it_durable() {
     let mut bench = Bench::new(Layout::Split, false);
     let (offered, write) = bench.place(0, 0, 4096);
-    assert_eq!(write.way(), Way::Write { sync: true });
+    assert_eq!(write.op(), PlaceholderOp::Write { sync: true });
     write.complete(Ok(()));
     assert_eq!(bench.rig.finish(offered), (0, 1));
     assert!(bench.log().is_empty(), "it is durable");
@@ -204,7 +209,7 @@ fn a_cache_that_is_switched_off_meanwhile_is_flushed() {
     for outcome in [Ok(0), Err(libc::EIO)] {
         let mut bench = Bench::new(Layout::Packed, true);
         let (offered, write) = bench.place(0, 0, 4096);
-        assert_eq!(write.way(), Way::Write { sync: false });
+        assert_eq!(write.op(), PlaceholderOp::Write { sync: false });
         bench.rig.engine.set_writeback(false);
         bench.disk.state().script.push_back(outcome);
         write.complete(Ok(()));
@@ -316,13 +321,13 @@ fn abuse_R4_a_large_one_leaves_turns_to_others() {
 
 /// Answers another one than it was offered.
 #[derive(Debug)]
-struct Confused(Mutex<Option<Placed>>);
+struct Confused(Mutex<Option<PlaceholderRequest>>);
 
-impl Placeholders for Confused {
-    fn are_any(&self) -> bool {
+impl PlaceholderHandler for Confused {
+    fn has_any(&self) -> bool {
         true
     }
-    fn take(&self, write: Placed) -> Option<Placed> {
+    fn take(&self, write: PlaceholderRequest) -> Option<PlaceholderRequest> {
         self.0.lock().unwrap().replace(write)
     }
 }
@@ -343,8 +348,14 @@ fn another_one_that_comes_back_fails_and_nothing_else_does() {
     held.complete(Ok(()));
     assert_eq!(bench.rig.finish(second), (0, 1));
     // One that is nobody's.
-    let stray =
-        Placed::detached(TAG, 0, (0, 512), Way::Read, tempfile::tempfile().unwrap()).unwrap();
+    let stray = PlaceholderRequest::detached(
+        TAG,
+        0,
+        (0, 512),
+        PlaceholderOp::Read,
+        tempfile::tempfile().unwrap(),
+    )
+    .unwrap();
     *confused.0.lock().unwrap() = Some(stray.0);
     let third = bench.rig.send(kind::OUT, 0, &sectors(TAG, 0, 512));
     bench.poll();
@@ -402,11 +413,11 @@ fn a_changed_memory_table_does_not_touch_what_waits() {
 #[test]
 fn a_queue_that_sleeps_is_rung_and_one_that_polls_is_not() {
     let mut bench = Bench::new(Layout::Split, true);
-    let answers = offer_to(&mut bench.rig, bench.knows.clone());
+    let answers = offer_to(&mut bench.rig, bench.handler.clone());
     assert!(!answers.event.drain());
     let disk = ModelDisk::new(4096);
     let mut rig = Rig::with_disk(Layout::Split, disk.boxed(), RigOptions::default());
-    let answers = offer_to(&mut rig, bench.knows.clone());
+    let answers = offer_to(&mut rig, bench.handler.clone());
     let one = |rig: &mut Rig| {
         let offered = rig.send(kind::OUT, 0, &sectors(TAG, 0, 512));
         rig.engine.poll(0, &mut rig.ledger);
@@ -437,10 +448,10 @@ fn no_allocation_whether_placeholders_are_known_or_not() {
     for layout in BOTH {
         let disk = crate::null::NullBackend::new(1 << 30).unwrap();
         let mut rig = Rig::new(layout, &disk);
-        let (idle, _taken) = Knows::new();
+        let (idle, _taken) = TagHandler::new();
         idle.any.store(false, Ordering::Relaxed);
-        for knows in [idle as Arc<dyn Placeholders>, Arc::new(AtOnce)] {
-            offer_to(&mut rig, knows);
+        for handler in [idle as Arc<dyn PlaceholderHandler>, Arc::new(ImmediateHandler)] {
+            offer_to(&mut rig, handler);
             for round in 0..20u64 {
                 let mark = rig.driver.ram().mark();
                 rig.send(kind::OUT, 0, &sectors(TAG, 0, 4096));
@@ -460,6 +471,6 @@ fn no_allocation_whether_placeholders_are_known_or_not() {
                 rig.driver.ram().free_to(mark);
             }
         }
-        assert_eq!(rig.stats.placed.get(), 40);
+        assert_eq!(rig.stats.placeholders.get(), 40);
     }
 }

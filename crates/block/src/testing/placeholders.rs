@@ -8,30 +8,32 @@ use guest_abi::pipe::{PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
 use zerocopy::IntoBytes;
 
 use super::Rig;
-use crate::placed::{Answers, Place, Placed, Placeholders, Places};
+use crate::placeholder::{
+    Answers, PlaceholderConfig, PlaceholderHandler, PlaceholderRequest, TargetFile,
+};
 
 pub(crate) const TAG: [u8; 16] = *b"0123456789abcdef";
 
 /// Knows [`TAG`]. What it takes it sends.
 #[derive(Debug)]
-pub(crate) struct Knows {
+pub(crate) struct TagHandler {
     pub any: AtomicBool,
-    taken: Mutex<Sender<Placed>>,
+    taken: Mutex<Sender<PlaceholderRequest>>,
 }
 
-impl Knows {
-    pub fn new() -> (Arc<Self>, Receiver<Placed>) {
+impl TagHandler {
+    pub fn new() -> (Arc<Self>, Receiver<PlaceholderRequest>) {
         let (taken, receiver) = mpsc::channel();
         (Arc::new(Self { any: AtomicBool::new(true), taken: Mutex::new(taken) }), receiver)
     }
 }
 
-impl Placeholders for Knows {
-    fn are_any(&self) -> bool {
+impl PlaceholderHandler for TagHandler {
+    fn has_any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    fn take(&self, write: Placed) -> Option<Placed> {
+    fn take(&self, write: PlaceholderRequest) -> Option<PlaceholderRequest> {
         if write.tag() != TAG {
             return Some(write);
         }
@@ -42,13 +44,13 @@ impl Placeholders for Knows {
 
 /// Ends what it takes at once, and keeps nothing.
 #[derive(Debug)]
-pub(crate) struct AtOnce;
+pub(crate) struct ImmediateHandler;
 
-impl Placeholders for AtOnce {
-    fn are_any(&self) -> bool {
+impl PlaceholderHandler for ImmediateHandler {
+    fn has_any(&self) -> bool {
         true
     }
-    fn take(&self, write: Placed) -> Option<Placed> {
+    fn take(&self, write: PlaceholderRequest) -> Option<PlaceholderRequest> {
         if write.tag() != TAG {
             return Some(write);
         }
@@ -58,19 +60,19 @@ impl Placeholders for AtOnce {
 }
 
 /// Has a rig's engine offer placed writes.
-pub(crate) fn offer_to(rig: &mut Rig, knows: Arc<dyn Placeholders>) -> Arc<Answers> {
-    let place = Place::new(tempfile::tempfile().unwrap(), false, None);
-    let places = Arc::new(Places { knows, place, align_bytes: SECTOR_BYTES as u64 });
+pub(crate) fn offer_to(rig: &mut Rig, handler: Arc<dyn PlaceholderHandler>) -> Arc<Answers> {
+    let target = TargetFile::new(tempfile::tempfile().unwrap(), false, None);
+    let config = Arc::new(PlaceholderConfig { handler, target, align_bytes: SECTOR_BYTES as u64 });
     let answers = Arc::new(Answers::new(256).unwrap());
-    rig.engine.set_places(places, Arc::clone(&answers), None).unwrap();
+    rig.engine.set_placeholders(config, Arc::clone(&answers), None).unwrap();
     answers
 }
 
 /// [`offer_to`] one who knows [`TAG`].
-pub(crate) fn known(rig: &mut Rig) -> (Arc<Knows>, Receiver<Placed>) {
-    let (knows, taken) = Knows::new();
-    offer_to(rig, knows.clone());
-    (knows, taken)
+pub(crate) fn known(rig: &mut Rig) -> (Arc<TagHandler>, Receiver<PlaceholderRequest>) {
+    let (handler, taken) = TagHandler::new();
+    offer_to(rig, handler.clone());
+    (handler, taken)
 }
 
 /// One sector.

@@ -1,4 +1,4 @@
-//! Placed writes on real ports, sidecores and files.
+//! PlaceholderRequest writes on real ports, sidecores and files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,13 +13,14 @@ use vhost_user::Device;
 
 use super::port::{Guest, Held, cores, port};
 use crate::backend::Backend;
-use crate::placed::{Answers, Head, Place, Way};
+use crate::placeholder::{Answers, PlaceholderHead, PlaceholderOp, TargetFile};
 use crate::request::kind;
 use crate::testing::model_disk::ModelDisk;
-use crate::testing::places::{Knows, TAG, sectors};
+use crate::testing::placeholders::{TAG, TagHandler, sectors};
 use crate::testing::{BOTH, UNTOUCHED, pattern};
 use crate::{
-    BackendConfig, BlockError, BlockPort, BlockPortConfig, NoPlaceholders, NotInPlace, Placed,
+    BackendConfig, BlockError, BlockPort, BlockPortConfig, InPlaceError, PlaceholderError,
+    PlaceholderRequest,
 };
 
 const LEN: u64 = 4 << 20;
@@ -36,7 +37,7 @@ fn raw(path: &Path, direct: bool) -> BackendConfig {
 }
 
 /// Writes the bytes of [`pattern`] 1 at the offsets in the pipe, until the end of the port.
-fn pipe(taken: Receiver<Placed>) -> std::thread::JoinHandle<u64> {
+fn pipe(taken: Receiver<PlaceholderRequest>) -> std::thread::JoinHandle<u64> {
     let bytes = pattern(1, LEN as usize);
     std::thread::spawn(move || {
         let mut count = 0;
@@ -62,14 +63,14 @@ fn bytes_land(place: &str, direct: bool) {
         let (_dir, path) = image(place);
         let port = port(raw(&path, direct), |c| c.block_size = 512.max(4096 * u32::from(direct)));
         port.activate(port.features()).unwrap();
-        let (knows, taken) = Knows::new();
+        let (handler, taken) = TagHandler::new();
         let mut guest = Guest::new(layout);
         // Before the queue runs and again while it does, or only then.
         if layout == Layout::Split {
-            port.set_placeholders(Arc::new(NoneKnown)).unwrap();
+            port.set_placeholder_handler(Arc::new(NoneKnown)).unwrap();
         }
         port.start_queue(guest.driver.vring(0)).unwrap();
-        port.set_placeholders(knows).unwrap();
+        port.set_placeholder_handler(handler).unwrap();
         let pipe = pipe(taken);
         let (bytes, image) = (pattern(1, LEN as usize), port.image().unwrap());
         let image = File::from(image.file);
@@ -98,7 +99,7 @@ fn bytes_land(place: &str, direct: bool) {
             assert!(read == wanted, "round {round} in place");
         }
         let stats = port.stats()[0].block.clone();
-        assert_eq!((stats.placed.get(), stats.io_errors.get()), (40, 0));
+        assert_eq!((stats.placeholders.get(), stats.io_errors.get()), (40, 0));
         assert!(port.stop_queue(0).unwrap().is_some());
         drop(port);
         assert_eq!(pipe.join().unwrap(), 40);
@@ -109,11 +110,11 @@ fn bytes_land(place: &str, direct: bool) {
 #[derive(Debug)]
 struct NoneKnown;
 
-impl crate::Placeholders for NoneKnown {
-    fn are_any(&self) -> bool {
+impl crate::PlaceholderHandler for NoneKnown {
+    fn has_any(&self) -> bool {
         false
     }
-    fn take(&self, write: Placed) -> Option<Placed> {
+    fn take(&self, write: PlaceholderRequest) -> Option<PlaceholderRequest> {
         Some(write)
     }
 }
@@ -140,15 +141,15 @@ struct Parked {
     port: Arc<BlockPort>,
     guest: Guest,
     status: u64,
-    write: Placed,
+    write: PlaceholderRequest,
 }
 
 impl Parked {
     fn new(layout: Layout) -> Self {
         let (dir, path) = image("/var/tmp");
         let port = port(raw(&path, false), |_| {});
-        let (knows, taken) = Knows::new();
-        port.set_placeholders(knows).unwrap();
+        let (handler, taken) = TagHandler::new();
+        port.set_placeholder_handler(handler).unwrap();
         let mut guest = Guest::new(layout);
         port.start_queue(guest.driver.vring(0)).unwrap();
         let (_, status) = guest.offer(kind::OUT, 8, &sectors(TAG, 0, 4096), 0);
@@ -166,8 +167,8 @@ fn stopping_a_queue_waits_for_placed_writes_without_holding_up_its_sidecore() {
         let (_dir, path) = image("/var/tmp");
         let config = BlockPortConfig::new("vm/disk", raw(&path, false));
         let port = BlockPort::new(config, &cores, Arc::new(MonotonicClock)).unwrap();
-        let (knows, taken) = Knows::new();
-        port.set_placeholders(knows).unwrap();
+        let (handler, taken) = TagHandler::new();
+        port.set_placeholder_handler(handler).unwrap();
         let (mut guest, mut neighbour) = (Guest::new(layout), Guest::new(Layout::Packed));
         port.start_queue(guest.driver.vring(0)).unwrap();
         other.start_queue(neighbour.driver.vring(0)).unwrap();
@@ -231,17 +232,17 @@ fn past_the_page_cache_only_whole_pages_are_placed() {
     let (_dir, path) = image("/var/tmp");
     let with = |direct: bool| {
         let port = port(raw(&path, direct), |_| {});
-        let (knows, taken) = Knows::new();
-        port.set_placeholders(knows).unwrap();
+        let (handler, taken) = TagHandler::new();
+        port.set_placeholder_handler(handler).unwrap();
         let mut guest = Guest::new(Layout::Split);
         port.start_queue(guest.driver.vring(0)).unwrap();
         let pipe = pipe(taken);
         let mut placed = Vec::new();
         for (sector, len) in [(0, 4096), (8, 8192), (1, 4096), (8, 4608), (7, 4608), (8, 512)] {
-            let before = port.stats()[0].block.placed.get();
+            let before = port.stats()[0].block.placeholders.get();
             let holders = sectors(TAG, 0, len);
             assert_eq!(guest.request(kind::OUT, sector, &holders, 0).0, 0);
-            let is_placed = port.stats()[0].block.placed.get() > before;
+            let is_placed = port.stats()[0].block.placeholders.get() > before;
             let wanted = if is_placed { pattern(1, len) } else { holders };
             assert!(guest.request(kind::IN, sector, &[], len).1 == wanted);
             placed.push(is_placed);
@@ -272,23 +273,23 @@ impl BlockStage for Marked {
 #[test]
 fn placeholders_need_a_raw_disk_that_is_written_and_not_changed() {
     let (_dir, path) = image("/var/tmp");
-    let set = |port: Arc<BlockPort>| port.set_placeholders(Knows::new().0);
+    let set = |port: Arc<BlockPort>| port.set_placeholder_handler(TagHandler::new().0);
     assert!(matches!(
         set(port(BackendConfig::Memory { len_bytes: LEN }, |_| {})),
-        Err(NoPlaceholders::NotInPlace(NotInPlace::Format { kind: "memory", .. }))
+        Err(PlaceholderError::NotInPlace(InPlaceError::Format { kind: "memory", .. }))
     ));
     let error = set(port(raw(&path, false), |c| c.read_only = true)).unwrap_err();
     let expected = "disk vm/disk: it is read-only, so no placeholders are written to it";
-    assert!(matches!(error, NoPlaceholders::ReadOnly { .. }) && error.to_string() == expected);
+    assert!(matches!(error, PlaceholderError::ReadOnly { .. }) && error.to_string() == expected);
     assert!(matches!(
         set(port(raw(&path, false), |c| c.stages = vec![Box::new(Marked(true))])),
-        Err(NoPlaceholders::NotInPlace(NotInPlace::Stage { .. }))
+        Err(PlaceholderError::NotInPlace(InPlaceError::Stage { .. }))
     ));
     set(port(raw(&path, false), |c| c.stages = vec![Box::new(Marked(false))])).unwrap();
     let config = BlockPortConfig::new("vm/disk", BackendConfig::Null { len_bytes: 0 });
     let held = Arc::new(Held(ModelDisk::new(LEN as usize)));
     let other = BlockPort::with_backend(config, held, &cores(1, 0)).unwrap();
-    assert!(matches!(set(other), Err(NoPlaceholders::NotInPlace(NotInPlace::Format { .. }))));
+    assert!(matches!(set(other), Err(PlaceholderError::NotInPlace(InPlaceError::Format { .. }))));
 }
 
 /// The file of a write is the image, opened through the page cache, whatever came to its path.
@@ -302,8 +303,8 @@ fn abuse_F2_the_file_of_a_write_is_the_disks() {
         let other = dir.path().join("other.img");
         std::fs::write(&other, [8; 4096]).unwrap();
         std::fs::rename(&other, &path).unwrap();
-        let (knows, taken) = Knows::new();
-        port.set_placeholders(knows).unwrap();
+        let (handler, taken) = TagHandler::new();
+        port.set_placeholder_handler(handler).unwrap();
         let mut guest = Guest::new(Layout::Split);
         port.start_queue(guest.driver.vring(0)).unwrap();
         guest.offer(kind::OUT, 8, &sectors(TAG, 0, 4096), 0);
@@ -324,8 +325,8 @@ fn abuse_D3_a_write_without_a_queue_keeps_the_image_locked_and_its_answer_reache
     let cores = cores(1, 0);
     let config = || BlockPortConfig::new("vm/disk", raw(&path, false));
     let port = BlockPort::new(config(), &cores, Arc::new(MonotonicClock)).unwrap();
-    let (knows, taken) = Knows::new();
-    port.set_placeholders(knows).unwrap();
+    let (handler, taken) = TagHandler::new();
+    port.set_placeholder_handler(handler).unwrap();
     let mut guest = Guest::new(Layout::Packed);
     port.start_queue(guest.driver.vring(0)).unwrap();
     let (_, status) = guest.offer(kind::OUT, 8, &sectors(TAG, 0, 4096), 0);
@@ -374,9 +375,10 @@ fn the_image_is_unlocked_when_the_answer_comes() {
     let answers = Arc::new(Answers::new(1).unwrap());
     let (tell, went) = mpsc::channel();
     let last = Arc::new(Last(Arc::clone(&answers), tell));
-    let place = Place::new(tempfile::tempfile().unwrap(), false, Some(last));
+    let place = TargetFile::new(tempfile::tempfile().unwrap(), false, Some(last));
     let own = (Arc::clone(&answers), 0);
-    Placed::new(Head::default(), (0, 512), Way::Read, place, own).complete(Ok(()));
+    PlaceholderRequest::new(PlaceholderHead::default(), (0, 512), PlaceholderOp::Read, place, own)
+        .complete(Ok(()));
     assert!(!went.recv().unwrap(), "the answer came first");
     let mut given = Vec::new();
     answers.reap(&mut given);

@@ -6,16 +6,16 @@ use zerocopy::FromBytes;
 
 /// What the first sector of a write says: copied once, everything else is compared with it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct PlaceholderHead {
     pub tag: [u8; 16],
     /// Any number: a pipe may begin anywhere in its file.
     pub at: u64,
 }
 
-impl Head {
+impl PlaceholderHead {
     /// The head of a write of `len_bytes` (which begins after `skip` bytes of the segments) when its
     /// first sector is a placeholder.
-    pub fn of_first(segs: &[Seg], skip: usize, len_bytes: u64) -> Option<Self> {
+    pub fn read_first(segs: &[Seg], skip: usize, len_bytes: u64) -> Option<Self> {
         let sector = SECTOR_BYTES as u64;
         if len_bytes == 0 || !len_bytes.is_multiple_of(sector) {
             return None;
@@ -32,7 +32,7 @@ impl Head {
 pub(crate) fn are_placeholders(
     segs: &[Seg],
     skip: usize,
-    head: &Head,
+    head: &PlaceholderHead,
     from: u64,
     len_bytes: u64,
 ) -> bool {

@@ -3,10 +3,10 @@
 use guest_abi::pipe::{BLOCK_BYTES, READ_SKEW_BYTES};
 use queue::Layout;
 
-use super::placed::Bench;
-use crate::placed::{Placed, Way};
+use super::placeholders::Bench;
+use crate::placeholder::{PlaceholderOp, PlaceholderRequest};
 use crate::request::kind;
-use crate::testing::places::{TAG, sectors};
+use crate::testing::placeholders::{TAG, sectors};
 use crate::testing::{BOTH, Offered, Rig, UNTOUCHED, pattern};
 
 /// Offers a read into memory that begins at `skew` of a page and has these bytes, in parts of `part`.
@@ -26,7 +26,7 @@ fn ask(rig: &mut Rig, sector: u64, skew: usize, bytes: &[u8], part: usize) -> Of
 }
 
 impl Bench {
-    fn is_taken(&mut self, at: u64, len: usize, part: usize) -> (Offered, Placed) {
+    fn is_taken(&mut self, at: u64, len: usize, part: usize) -> (Offered, PlaceholderRequest) {
         let offered = ask(&mut self.rig, 24, READ_SKEW_BYTES, &sectors(TAG, at, len), part);
         self.poll();
         (offered, self.taken.try_recv().unwrap())
@@ -50,14 +50,14 @@ fn a_placed_read_waits_without_the_disk_and_leaves_the_memory_alone() {
             let mut bench = Bench::new(layout, true);
             let (offered, read) = bench.is_taken(1024, 8192, part);
             assert_eq!((read.tag(), read.at(), read.len_bytes()), (TAG, 1024, 8192));
-            assert_eq!((read.offset(), read.way()), (24 * 512, Way::Read));
+            assert_eq!((read.offset(), read.op()), (24 * 512, PlaceholderOp::Read));
             bench.poll();
             assert_eq!((bench.rig.driver.used(), bench.rig.status(offered)), (None, UNTOUCHED));
             read.complete(Ok(()));
             assert_eq!(bench.rig.finish(offered), (0, 8193));
             assert!(bench.rig.driver.read(offered.data, 8192) == sectors(TAG, 1024, 8192));
             assert!(bench.log().is_empty());
-            assert_eq!((bench.rig.stats.reads.get(), bench.rig.stats.placed.get()), (1, 1));
+            assert_eq!((bench.rig.stats.reads.get(), bench.rig.stats.placeholders.get()), (1, 1));
         }
     }
 }
@@ -96,7 +96,7 @@ fn abuse_I_memory_that_had_placeholders_is_read_over() {
 #[test]
 fn without_a_pipe_nothing_is_looked_at() {
     let mut bench = Bench::new(Layout::Split, true);
-    bench.knows.any.store(false, std::sync::atomic::Ordering::Relaxed);
+    bench.handler.any.store(false, std::sync::atomic::Ordering::Relaxed);
     bench.is_read(8, READ_SKEW_BYTES, &sectors(TAG, 0, 8192));
 }
 
