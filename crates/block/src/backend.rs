@@ -1,4 +1,4 @@
-//! What a port needs from the world below: one [`Disk`] per queue, over the same bytes.
+//! The seam below a port: a back end gives each queue a [`Disk`] over the same bytes.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,26 +8,26 @@ use base::io::Disk;
 use crate::error::BlockError;
 use crate::gate::Gate;
 
-/// How the disks of a back end want to be used.
+/// Demands of a back end's disks on those who use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demands {
-    /// Buffers must start at, and be, multiples of this; 1: no demand. Else data that a guest did
-    /// not align goes through bounce buffers.
+    /// Alignment of the addresses and lengths of buffers; 1: no demand. Data that a guest did not
+    /// align so goes through bounce buffers.
     pub mem_align: u32,
-    /// Offsets and lengths must be multiples of this (never more than the port's block size).
+    /// Alignment of offsets and lengths; never more than the port's block size.
     pub offset_align: u32,
     /// Most bytes of one DISCARD or WRITE ZEROES operation. Disks that do them while the sidecore
-    /// waits ask for little.
+    /// waits name a small number.
     pub max_range_bytes: u64,
-    /// Each operation copies data with the CPU (for the counters).
+    /// Whether each operation copies data with the CPU (for the counters).
     pub copies: bool,
-    /// The disks want to know the guest's memory ([`Disk::set_memory`]) if it is at most so much; 0:
-    /// they do not. A queue whose memory table changes gets a new one.
+    /// Most guest memory that the disks register ([`Disk::set_memory`]); 0: they register none. A
+    /// queue whose memory table changes gets a new disk.
     pub max_registered_bytes: u64,
 }
 
 impl Demands {
-    /// DISCARD and WRITE ZEROES are done while the sidecore waits.
+    /// Whether DISCARD and WRITE ZEROES are done while the sidecore waits.
     pub fn within_call(&self) -> bool {
         self.max_range_bytes != u64::MAX
     }
@@ -42,16 +42,16 @@ impl Demands {
     };
 }
 
-/// How an image with a map is, beyond its bytes.
+/// State of an image that has a map (qcow2), for the administrator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ImageState {
-    /// It was not closed before this opening, and was checked.
+    /// Whether the image was not closed before this opening, and so was checked.
     pub was_checked: bool,
-    /// Reference counts that were raised then: they were too low.
+    /// Reference counts that the check raised: they were too low.
     pub mended_counts: u64,
-    /// Clusters that were freed then: nothing referred to them.
+    /// Clusters that the check freed: nothing referred to them.
     pub freed_leaks: u64,
-    /// Its tables contradict each other: nothing is written any more.
+    /// Whether the image's tables contradict each other: nothing is written any more.
     pub is_damaged: bool,
     /// Memory that the map takes now, in bytes.
     pub map_len_bytes: u64,
@@ -84,7 +84,7 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// How the image is, where it has a map.
+    /// State of the image, where it has a map.
     fn image_state(&self) -> Option<ImageState> {
         None
     }
@@ -95,8 +95,8 @@ pub trait Backend: Send + Sync {
     /// Makes all completed writes durable; waits for it.
     fn sync(&self) -> Result<(), BlockError>;
 
-    /// Its bytes began as zeroes with this daemon: a driver that was served by an earlier one has lost
-    /// what it wrote.
+    /// Whether the bytes began as zeroes with this daemon: a driver that was served by an earlier
+    /// one has lost what it wrote.
     fn began_empty(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! How far the check of an image is.
+//! Progress of the check of an image, shared between its back end and those who wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! One daemon at a time on a port's inflight region.
+//! Claim on a port's inflight region: one daemon at a time may start queues on it.
 //!
 //! A killed daemon's reads may still be in the disk, aimed at guest memory, when the next daemon
 //! finds them in the inflight region and does them again: the guest would have its answer, use the
@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// How long an earlier daemon's requests are waited for. It takes milliseconds, unless the disk
+/// Longest wait for an earlier daemon's requests. They end within milliseconds, unless the disk
 /// hangs; a front end that locks its own region holds up its own session only.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(5);
 
-/// How often we look: the kernel tells nobody without waiting for ever.
+/// Interval between two tries to take the lock: the kernel offers no wait with a limit.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// See the module's text.
+/// Lock on an inflight region's file, held by an opening of its own.
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: File,
@@ -32,9 +32,9 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Claims the region's file. None when it cannot be opened a second time (the front end's file,
-    /// in another user's hands): then there is no protection. An error of kind `WouldBlock` when
-    /// somebody else has it after `limit`.
+    /// Claims the region's file. `None` when it cannot be opened a second time (the front end's
+    /// file, in another user's hands): then there is no protection. An error of kind `WouldBlock`
+    /// when another daemon still has it after `limit`.
     pub fn new(region: BorrowedFd<'_>, limit: Duration) -> io::Result<Option<Self>> {
         let id = id(region)?;
         let path = format!("/proc/self/fd/{}", region.as_raw_fd());
@@ -55,7 +55,7 @@ impl Claim {
         }
     }
 
-    /// Whether it is a claim on this region.
+    /// Whether this claim is on `region`.
     pub fn is_on(&self, region: BorrowedFd<'_>) -> bool {
         id(region).is_ok_and(|id| id == self.id)
     }

@@ -1,4 +1,4 @@
-//! What a port is made of, and the config space that its driver sees.
+//! Config of a port, and the virtio config space that its driver sees.
 
 use std::path::PathBuf;
 
@@ -43,10 +43,11 @@ pub mod feature {
     pub const RING_PACKED: u64 = 1 << 34;
 }
 
-/// Hints on how the disk likes to be used. Lengths are in blocks of the port's block size.
+/// Hints for the driver about good sizes of operations. Lengths are in blocks of the port's block
+/// size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// Log2 of how many blocks make one physical block.
+    /// Log2 of the number of blocks in a physical block.
     pub physical_block_exp: u8,
     /// Block at which the first physical block begins.
     pub alignment_offset: u8,
@@ -56,61 +57,61 @@ pub struct Topology {
     pub opt_io_blocks: u32,
 }
 
-/// Where a disk's bytes are.
+/// Back end of a disk: the place of its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackendConfig {
     /// A file or block device that holds the disk byte by byte.
     Raw {
         /// The image.
         path: PathBuf,
-        /// Past the host's page cache (O_DIRECT).
+        /// Whether I/O goes past the host's page cache (O_DIRECT).
         direct: bool,
-        /// Register the guest's memory with the kernel, which pins it, if it is at most so much; 0:
-        /// never. Only with `direct`. For VMs whose VMM never takes memory back (no balloon): it
-        /// would be read and written still.
+        /// Most guest memory that is registered with the kernel, which pins it; 0: none. Only with
+        /// `direct`. For VMs whose VMM never takes memory back (no balloon): the kernel would go on
+        /// reading and writing the old pages.
         registered_memory_bytes: u64,
     },
     /// A qcow2 image.
     Qcow2 {
         /// The image.
         path: PathBuf,
-        /// The only directory (with those below it) from which backing files may come; none: an
+        /// The only directory (with those below it) from which backing files may come. `None`: an
         /// image that names a backing file is refused.
         backing_dir: Option<PathBuf>,
-        /// The file with the data of an image that keeps it apart.
+        /// External data file, for an image whose data is not in its own file.
         data_file: Option<PathBuf>,
-        /// Bytes of mapping entries kept in memory; 0: the usual amount.
+        /// Bytes of mapping entries kept in memory; 0: the default.
         cache_len_bytes: u64,
-        /// Past the host's page cache (O_DIRECT).
+        /// Whether I/O goes past the host's page cache (O_DIRECT).
         direct: bool,
     },
-    /// Memory of the daemon; gone when it ends, unless somebody keeps its file
+    /// Memory of the daemon. It is gone when the daemon ends, unless another process keeps its file
     /// ([`crate::memory::MemoryBackend::file`]).
     Memory {
         /// Size of the disk.
         len_bytes: u64,
     },
-    /// Nothing: writes vanish, reads give zeroes. For measurements.
+    /// Null device, for measurements: writes vanish, reads give zeroes.
     Null {
         /// Size of the disk.
         len_bytes: u64,
     },
 }
 
-/// What becomes of a request that the storage fails (EIO, ENOSPC, …).
+/// Policy for a request that the storage fails (EIO, ENOSPC, …).
 ///
 /// Held requests are not answered: the guest waits, and nothing of it is lost. They are tried again
-/// with pauses of up to 5 s, and go on when one of them succeeds, or by [`crate::BlockPort::resume`].
-/// Flushes are never held: what a failed one lost cannot be written again. Nor are requests that a
-/// pipe answers, that the guest should not have made (memory that is not there), or that meet a
-/// contradiction in an image: no second try mends it.
+/// with pauses of up to 5 s, and go on when one of them succeeds, or by
+/// [`crate::BlockPort::resume`]. Flushes are never held: what a failed one lost cannot be written
+/// again. Nor are requests that a pipe answers, that name memory which is not there, or that meet a
+/// contradiction in an image: no second try mends those.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnError {
     /// The guest sees every error.
     Report,
     /// Hold every request that fails.
     Hold,
-    /// Hold what would write and finds no space (ENOSPC, EDQUOT), report the rest: the default of
+    /// Hold requests that write and find no space (ENOSPC, EDQUOT), report the rest: the default of
     /// QEMU's `werror` and `rerror`.
     #[default]
     Enospc,
@@ -136,41 +137,42 @@ impl OnError {
     }
 }
 
-/// Everything needed to make a [`crate::BlockPort`].
+/// Config of a [`crate::BlockPort`].
 pub struct BlockPortConfig {
     /// `vm/port`, for logs and metrics.
     pub name: String,
     /// The VM's account.
     pub vm: VmId,
-    /// Where the bytes are.
+    /// The place of the bytes.
     pub backend: BackendConfig,
-    /// Refuse whatever would change the disk.
+    /// Whether requests that would change the disk are refused.
     pub read_only: bool,
     /// Virtqueues, 1 to [`base::limits::MAX_DISK_QUEUES`].
     pub queues: u16,
-    /// Data segments of a request that the driver is told of, 1 to [`MAX_SEG_MAX`]; two less than the ring
-    /// has descriptors, or some drivers do not start. Longer requests are served all the same.
+    /// Data segments of a request that the driver is told of, 1 to [`MAX_SEG_MAX`]; two less than
+    /// the ring has descriptors, or some drivers do not start. Longer requests are served all the
+    /// same.
     pub seg_max: u32,
     /// Logical block size in bytes: a power of two, 512 to 4,096.
     pub block_size: u32,
-    /// Larger blocks where direct I/O asks for them.
+    /// Whether blocks may be larger than `block_size` where direct I/O demands that.
     pub auto_block_size: bool,
     /// Hints for the driver.
     pub topology: Topology,
     /// Serial number (GET ID), at most 20 bytes.
     pub serial: String,
-    /// Start with the write cache on; else every write is durable before it completes.
+    /// Whether the write cache is on at first; else every write is durable before it completes.
     pub writeback: bool,
-    /// What becomes of requests that the storage fails.
+    /// Policy for requests that the storage fails.
     pub on_error: OnError,
-    /// Offer packed rings.
+    /// Whether packed rings are offered.
     pub packed: bool,
-    /// Offer the event index.
+    /// Whether the event index is offered.
     pub event_idx: bool,
-    /// Is told how far the check of an image is that was not closed (qcow2).
+    /// Progress of the check of an image that was not closed (qcow2).
     pub check_progress: CheckProgress,
-    /// Interposition, first to last on the way from the VM. With any, data passes through buffers
-    /// of ours, and all queues run on one sidecore.
+    /// Interposition, first to last on the way from the VM. With any, data passes through bounce
+    /// buffers, and all queues run on one sidecore.
     pub stages: Vec<Box<dyn BlockStage>>,
 }
 
@@ -238,7 +240,7 @@ impl BlockPortConfig {
         Ok(())
     }
 
-    /// The feature bits that such a port offers.
+    /// Feature bits that the port offers.
     pub(crate) fn features(&self) -> u64 {
         let mut bits = feature::VERSION_1
             | feature::INDIRECT_DESC
@@ -269,7 +271,7 @@ pub const MAX_CONFIG_LEN_BYTES: u32 = 256;
 /// Offset of `writeback`, the one field a driver may write.
 pub const WRITEBACK_OFFSET: u32 = 32;
 
-/// The changing and fixed values of a config space.
+/// Values of a config space.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConfigSpace {
     pub len_bytes: u64,
@@ -420,8 +422,8 @@ mod tests {
         assert_eq!(bits & (feature::DISCARD | feature::WRITE_ZEROES), 0);
     }
 
-    /// Linux before 4.14 and FreeBSD do not start where a request of `seg_max` segments, with header and status
-    /// byte, does not fit the ring; QEMU's has 128 descriptors.
+    /// Linux before 4.14 and FreeBSD do not start where a request of `seg_max` segments, with
+    /// header and status byte, does not fit the ring; QEMU's has 128 descriptors.
     #[test]
     #[allow(non_snake_case)]
     fn abuse_B3_what_is_announced_fits_the_smallest_usual_ring() {

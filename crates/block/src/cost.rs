@@ -1,9 +1,9 @@
-//! How long the steps of a request are, and what it is charged: each step by what it moves, when it
-//! begins.
+//! Length of the steps of a request, and their charge: each step is charged when it begins, by the
+//! bytes that it moves.
 //!
 //! The first step is paid when the request is taken, so that a request within one step costs one
-//! charge, in its batch. Requests that go on are charged as they go: what is charged is what was
-//! done, and a request of 16 GiB is no debt of 16 GiB. Both ledgers are charged the same, the
+//! charge, in its batch. Longer requests are charged step by step: a request of 16 GiB is no debt
+//! of 16 GiB. Both ledgers are charged the same, the
 //! thread's because a VM's ceilings are there, and because data of files may be copied within the
 //! call that starts it.
 
@@ -13,10 +13,10 @@ use crate::limits::{
 };
 use crate::slab::{Job, JobKind};
 
-/// The cost of a step of so many bytes. `within_call`: ranges are done while the sidecore waits.
+/// Charge for a step of `len_bytes`. `within_call`: ranges are done while the sidecore waits.
 ///
-/// Zeroes are charged in full whatever the disk makes of them: whether it writes them or only notes
-/// them, and which of the two the file system's fallback is, we are not told.
+/// Zeroes are charged in full: whether the disk, or the file system's fallback, writes them or only
+/// notes them is not known here.
 #[inline]
 pub(crate) fn step_charge_bytes(job: &Job, len_bytes: u64, within_call: bool) -> u64 {
     let bytes = match job.kind {
@@ -27,7 +27,8 @@ pub(crate) fn step_charge_bytes(job: &Job, len_bytes: u64, within_call: bool) ->
     bytes.max(MIN_CHARGE_BYTES)
 }
 
-/// Most bytes of the next step; `step_len_bytes` of one that moves data, or counts as if it did.
+/// Most bytes of the next step. `step_len_bytes`: the limit for steps that move data, or that are
+/// charged as if they did.
 pub(crate) fn max_step_len_bytes(job: &Job, demands: &Demands, step_len_bytes: u32) -> u64 {
     let step = u64::from(step_len_bytes);
     let range = if demands.within_call() { step } else { u64::MAX };

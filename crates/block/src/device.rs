@@ -1,4 +1,4 @@
-//! A disk port: what a session sees, and the hands of the administrator.
+//! A disk port: the vhost-user device of a session, and the administrator's operations on it.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,29 +35,30 @@ use queues::Ending;
 
 pub use in_place::{Image, InPlaceError, PlaceholderError};
 
-/// What a queue's worker knows its memory by: it has that of one VM.
+/// Key of a worker's memory: a queue's worker has the memory of one VM.
 const MEMORY: u64 = 0;
 
-/// One queue as the port knows it.
+/// State of one queue, running or not.
 #[derive(Default)]
 struct QueueState {
     worker: Option<WorkerRef<QueueEngine>>,
     ring_stats: Option<Arc<QueueStats>>,
-    /// The table whose memory the disk knows; only while the queue runs, and where disks want it.
+    /// Table whose memory is registered with the disk; only while the queue runs, and where disks
+    /// want it.
     known: Option<Arc<GuestMemory>>,
-    /// Room of its disk.
+    /// Operations that its disk has room for.
     depth: u16,
-    /// What its disks keep open; only while the queue runs.
+    /// Claim that its disks keep open; only while the queue runs.
     claim: Option<Arc<Claim>>,
-    /// The log says that its memory could not be registered.
+    /// Whether the log says that its memory could not be registered.
     is_told: bool,
-    /// A driver began with it since the port is there.
+    /// Whether a driver has begun with a fresh ring since the port is there.
     had_fresh_start: bool,
-    /// Counters of requests, from its first start on: a port may have many queues that nobody starts.
+    /// Counters of requests, made at the first start: a port may have many queues that never start.
     block_stats: Option<Arc<BlockStats>>,
 }
 
-/// See the module's text.
+/// A disk of a VM.
 pub struct BlockPort {
     name: String,
     state: Arc<PortState>,
@@ -65,30 +66,30 @@ pub struct BlockPort {
     /// The first stage that changes content.
     changed_by: Option<String>,
     cores: Vec<Sidecore>,
-    /// Of the queues of a port with stages, which share those.
+    /// Group that keeps the queues of a port with stages on one sidecore.
     group: Option<Group>,
     features: u64,
     seg_max: u32,
     topology: Topology,
-    /// The write cache as configured: what a reset goes back to.
+    /// Whether the config switches the write cache on.
     writeback: bool,
-    /// A driver switched the write cache off, and none has switched it on since.
+    /// Whether a driver switched the write cache off, and none has switched it on since.
     switched_off: AtomicBool,
     /// Features acknowledged by the driver.
     driver_features: AtomicU64,
     queue_count: u16,
     queues: Mutex<Vec<QueueState>>,
-    /// What queues that start are given.
+    /// Handler of placeholder requests, for queues that start.
     placeholder_config: Mutex<Option<Arc<PlaceholderConfig>>>,
-    /// On the inflight region of the session.
+    /// Claim on the inflight region of the session.
     claim: Mutex<Option<Arc<Claim>>>,
     notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
-    /// A front end is there.
+    /// Whether a front end is connected.
     is_connected: AtomicBool,
-    /// It was not told of the size that the disk has.
+    /// Whether the front end was not told of the disk's current size.
     is_untold: AtomicBool,
     ending: Mutex<Ending>,
-    /// Of the session that ends: see [`Device::session_ends`].
+    /// Whether the next session takes held requests again: see [`Device::session_ends`].
     is_taken_again: AtomicBool,
 }
 
@@ -215,12 +216,12 @@ impl BlockPort {
         self.state.len_bytes.load(Ordering::Relaxed)
     }
 
-    /// How the image is, where it has a map.
+    /// State of the image, where it has a map.
     pub fn image_state(&self) -> Option<ImageState> {
         self.backend.image_state()
     }
 
-    /// Bytes of the disk's blocks.
+    /// Bytes of a block of the disk.
     pub fn block_size(&self) -> u32 {
         self.state.block_size
     }
@@ -230,14 +231,15 @@ impl BlockPort {
         self.state.writeback.load(Ordering::Relaxed)
     }
 
-    /// Has the requests go on that wait for their storage, see [`crate::OnError`]. Returns how many.
+    /// Lets the requests go on that wait for their storage, see [`crate::OnError`]. Returns their
+    /// number.
     pub fn resume(&self) -> usize {
         let workers: Vec<_> = self.lock().iter().filter_map(|q| q.worker.clone()).collect();
         // A worker that is gone holds nothing.
         workers.iter().filter_map(|w| w.call(|engine, _| engine.resume_held()).ok()).sum()
     }
 
-    /// Requests that wait for their storage, with the error for which one was held last.
+    /// Number of requests that wait for their storage, with the error of the last one.
     pub fn held(&self) -> Option<(u64, std::io::Error)> {
         let queues = self.lock();
         let holding = || {
@@ -249,13 +251,14 @@ impl BlockPort {
         Some((count, std::io::Error::from_raw_os_error(errno)))
     }
 
-    /// Why flushes of the image fail until it is opened anew, if one failed: what was written before
-    /// may be lost, and no later flush says so.
+    /// Error of the first failed flush. From then on all flushes fail until the image is opened
+    /// anew: earlier writes may be lost, and no later flush would say so.
     pub fn flush_failure(&self) -> Option<std::io::Error> {
         self.state.flush_failure().map(std::io::Error::from_raw_os_error)
     }
 
-    /// Makes what completed durable, by no queue's doing. As a flush of a queue it fails once for all.
+    /// Makes all completed writes durable, without a queue. Its failure fails all later flushes, as
+    /// a queue's does.
     fn sync(&self) -> Result<(), BlockError> {
         if let Some(source) = self.flush_failure() {
             return Err(BlockError::FlushFailed { port: self.name.clone(), source });
@@ -284,14 +287,15 @@ impl BlockPort {
         queues.iter().enumerate().filter_map(snapshot).collect()
     }
 
-    /// The counters of a queue that starts.
+    /// Counters of a queue that starts.
     fn stats_of(&self, index: usize) -> Arc<BlockStats> {
         Arc::clone(self.lock()[index].block_stats.get_or_insert_default())
     }
 
     /// Looks at the size of the image again (`None`), or changes the size of a memory or null disk,
-    /// and tells the guest when it changed, or was not told before. Returns the size. Requests beyond a
-    /// smaller size fail from then on. With [`BlockError::GuestNotTold`] the disk has the new size as well.
+    /// and tells the guest when it changed, or was not told before. Returns the size. Requests
+    /// beyond a smaller size fail from then on. With [`BlockError::GuestNotTold`] the disk has the
+    /// new size as well.
     pub fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
         let len = self.backend.resize(new_len_bytes)?;
         let is_new = self.state.len_bytes.swap(len, Ordering::Relaxed) != len;
@@ -304,7 +308,7 @@ impl BlockPort {
         Ok(len)
     }
 
-    /// Has the guest read its config space again. Where no front end is, there is nobody to tell.
+    /// Makes the guest read its config space again. Without a front end there is nobody to tell.
     fn tell_size(&self, len_bytes: u64) -> Result<(), BlockError> {
         let notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let told = match notifier {
@@ -324,19 +328,19 @@ impl BlockPort {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The write cache that holds for a driver with these features, until it says otherwise. A
+    /// Whether the write cache is on for a driver with these features, until it says otherwise. A
     /// driver that cannot flush gets write-through (virtio 1.2, 5.2.6.2).
     ///
     /// What a driver switched off stays off over resets and reconnects. QEMU keeps a copy of the
-    /// config space that it changes on writes of the driver only, over resets of the device too: the
-    /// next driver reads "off" there and never flushes.
+    /// config space that it changes on writes of the driver only, over resets of the device too:
+    /// the next driver reads "off" there and never flushes.
     fn initial_writeback(&self, features: u64) -> bool {
         self.default_writeback() && features & feature::FLUSH != 0
     }
 
-    /// Refuses a driver that used this queue in an earlier daemon, if the disk's bytes went with that:
-    /// its file system would be served zeroes. A driver that begins anew (a VM that was started or
-    /// reset) is welcome.
+    /// Refuses a driver that used this queue in an earlier daemon, if the disk's bytes were lost
+    /// with that daemon: its file system would be served zeroes. A driver that begins anew (a VM
+    /// that was started or reset) is welcome.
     fn check_not_lost(&self, index: usize, vring: &Vring) -> Result<(), DeviceError> {
         if !self.backend.began_empty() {
             return Ok(());
@@ -417,7 +421,8 @@ impl Device for BlockPort {
         self.state.writeback.store(value == 1, Ordering::SeqCst);
         if value == 0 {
             // What completed while the cache was on must not stay volatile now that the driver
-            // believes in write-through. Also when it is off already: the last sync may have failed.
+            // believes in write-through. Also when it is off already: the last sync may have
+            // failed.
             self.sync().map_err(DeviceError::failed)?;
         }
         Ok(())
@@ -452,7 +457,7 @@ impl Device for BlockPort {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
         self.check_not_lost(index, &vring)?;
-        // Without the lock, which whoever asks for counters takes: all of these may take long.
+        // Without the lock, which readers of counters take: all of these may take long.
         self.check_nothing_left()?;
         let claim = vring.parts.inflight.as_deref().map(|r| self.claim(r)).transpose()?.flatten();
         let memory = Arc::clone(vring.queue.memory());
@@ -492,7 +497,7 @@ impl Device for BlockPort {
             .map_err(DeviceError::failed)
             .and_then(|r| r.map_err(|e| DeviceError::Failed(format!("watching a kick: {e}"))));
         if let Err(e) = watched {
-            // Not started is not half started.
+            // A queue that did not start leaves nothing behind.
             let _ = worker.remove();
             return Err(e);
         }
@@ -535,7 +540,7 @@ impl Device for BlockPort {
 
     fn connected(&self, up: bool) {
         self.is_connected.store(up, Ordering::SeqCst);
-        // Whoever comes next reads the size first.
+        // The next front end reads the size first.
         self.is_untold.fetch_and(up, Ordering::SeqCst);
     }
 

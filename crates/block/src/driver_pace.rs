@@ -1,39 +1,39 @@
-//! How busy the driver is: whether it would even notice what it is told.
+//! Estimate of the driver's pace: how long it can do without an interrupt or a kick.
 //!
 //! A guest that keeps many requests in flight works through completions one by one: for each it
-//! wakes a program and submits the next request. While it has a pile of them in hand, one more
-//! interrupt only delays that work, and so does each kick that we ask for. How high the pile is
-//! follows from what we see: the most requests that were lately outstanding, less those that are
-//! outstanding now. How fast it shrinks is the time between two requests. Half the time that the
-//! pile will last is the driver's *slack*: for so long completions may gather and new requests may
-//! wait, and it never runs dry.
+//! wakes a program and submits the next request. While it has a backlog of them, one more interrupt
+//! only delays that work, and so does each kick that we ask for. The height of the backlog is the
+//! most requests that were outstanding in the last periods, less those that are outstanding now. It
+//! shrinks by one in the time between two requests. Half the time that the backlog will last is the
+//! driver's *slack*: that long completions may gather and new requests may wait, and the driver
+//! never runs dry.
 //!
-//! Where the guess is wrong (the program ended, or waits for exactly these completions), they come
-//! at most [`MAX_SLACK_NS`] late. A driver with one request at a time never has slack, nor one with
-//! large requests: there the storage is what must not run dry.
+//! Where the estimate is wrong (the program ended, or waits for exactly these completions), they
+//! come at most [`MAX_SLACK_NS`] late. A driver with one request at a time never has slack, nor one
+//! with large requests: there the storage is what must not run dry.
 
-/// Most slack: what a completion may be late when the guess is wrong.
+/// Most slack: a completion comes that late when the estimate is wrong.
 const MAX_SLACK_NS: u64 = 300_000;
 
-/// Less is no slack: a timer costs as much.
+/// Least slack: below it a timer costs as much as it saves.
 const MIN_SLACK_NS: u64 = 20_000;
 
-/// Fewer requests in the driver's hands may be chance.
+/// Least backlog: fewer requests may be chance.
 const MIN_BACKLOG: u32 = 4;
 
-/// Without a request for so many usual gaps the driver does something else, or nothing.
+/// Gaps of the usual length without a request after which the driver counts as idle.
 const IDLE_GAPS: u64 = 4;
 
 /// Requests of more bytes on average keep the storage busy for longer than an interrupt takes.
 const LARGE_BYTES: u64 = 64 << 10;
 
-/// The peak is that of this and of the last period.
+/// Length of a period. The peak is that of the current and of the last period.
 const PERIOD_NS: u64 = 10_000_000;
 
-/// Weight of what was before against a new gap, of 8.
+/// Weight of the old mean against a new gap, of 8.
 const OLD_WEIGHT: u64 = 7;
 
-/// See the module's text.
+/// Means and peaks of one queue from which its driver's slack follows.
 #[derive(Debug, Default)]
 pub(crate) struct DriverPace {
     /// Mean time between two requests while the driver had completions in hand.
@@ -48,14 +48,14 @@ pub(crate) struct DriverPace {
 }
 
 impl DriverPace {
-    /// A request of that size began.
+    /// Notes the size of a request that began.
     #[inline]
     pub fn note_request(&mut self, len_bytes: u64) {
         self.len_bytes = (self.len_bytes * OLD_WEIGHT + len_bytes) / (OLD_WEIGHT + 1);
     }
 
-    /// `taken` requests came; with them `outstanding` are in our hands, those included that are done
-    /// and not told.
+    /// Notes that `taken` requests came. `outstanding`: all that the driver sees as not done, so
+    /// those included that are done but not announced.
     pub fn note_batch(&mut self, now_ns: u64, taken: usize, outstanding: u32) {
         if now_ns >= self.period_end_ns {
             let skipped = now_ns - self.period_end_ns >= PERIOD_NS;
@@ -66,8 +66,8 @@ impl DriverPace {
         // A gap in which the driver waited for us says nothing of its speed.
         if self.backlog > 0 {
             let gap_ns = now_ns.saturating_sub(self.last_take_ns) / taken.max(1) as u64;
-            // A pause is not the driver's speed, and a mean that took it in would hide the next one.
-            // Longer gaps than this give no more slack in any case.
+            // A pause is not the driver's speed, and a mean that took it in would hide the next
+            // one. Longer gaps than this give no more slack in any case.
             let gap_ns = gap_ns.min(MAX_SLACK_NS);
             self.gap_ns = match self.gap_ns {
                 0 => gap_ns,
@@ -78,7 +78,7 @@ impl DriverPace {
         self.update_backlog(outstanding);
     }
 
-    /// How long the driver can be left alone; 0: it may be waiting for us.
+    /// Time for which the driver can be left alone; 0: it may be waiting for us.
     pub fn slack_ns(&mut self, now_ns: u64, outstanding: u32) -> u64 {
         self.update_backlog(outstanding);
         let quiet_ns = now_ns.saturating_sub(self.last_take_ns);
@@ -92,7 +92,7 @@ impl DriverPace {
         if slack_ns < MIN_SLACK_NS { 0 } else { slack_ns }
     }
 
-    /// Requests are so large that each is worth a kick and an interrupt.
+    /// Whether requests are so large that each is worth a kick and an interrupt.
     pub fn is_large(&self) -> bool {
         self.len_bytes > LARGE_BYTES
     }

@@ -1,8 +1,8 @@
 //! Drops, on a thread of its own, what the kernel takes long to take apart.
 //!
 //! A ring and a memory table end in munmap(2). It takes as long as they have pages, and waits for
-//! whoever maps or fills memory of this process meanwhile: another VM's session, say, that registers
-//! a gigabyte. A sidecore must not.
+//! whoever maps or fills memory of this process meanwhile: another VM's session, say, that
+//! registers a gigabyte. A sidecore must not.
 
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, OnceLock};
@@ -11,18 +11,18 @@ use base::io::Disk;
 use queue::GuestMemory;
 
 enum DropJob {
-    // Only dropped.
+    // Held only to be dropped.
     Disk {
         _disk: Box<dyn Disk>,
     },
     Table {
         _table: Arc<GuestMemory>,
     },
-    /// Told when it was reached.
+    /// Mark in the queue: its sender gets a message when all jobs before it are done.
     Mark(SyncSender<()>),
 }
 
-/// One for the process; none where no thread could be had.
+/// Sender to the process's dropper; `None` where its thread could not be started.
 fn sender() -> Option<&'static Sender<DropJob>> {
     static SENDER: OnceLock<Option<Sender<DropJob>>> = OnceLock::new();
     SENDER.get_or_init(start_thread).as_ref()
@@ -33,7 +33,7 @@ fn start_thread() -> Option<Sender<DropJob>> {
     let work = move || {
         for job in jobs {
             if let DropJob::Mark(reached) = job {
-                // Who no longer waits need not be told.
+                // A caller that no longer waits needs no message.
                 let _ = reached.send(());
             }
         }
@@ -43,28 +43,28 @@ fn start_thread() -> Option<Sender<DropJob>> {
     Some(sender)
 }
 
-/// Starts the thread that drops what the kernel takes long to take apart (rings, memory tables), if
-/// it does not run; one serves all disks. Else the first port does it.
+/// Starts the thread that drops rings and memory tables, which the kernel takes long to take apart,
+/// if it does not run yet. One thread serves all disks; the first port starts it at the latest.
 pub fn start() {
     let _ = sender();
 }
 
-/// Drops a disk, soon.
+/// Hands a disk to the dropper.
 pub(crate) fn drop_disk(disk: Box<dyn Disk>) {
     send(DropJob::Disk { _disk: disk });
 }
 
-/// Lets go of a memory table, soon: it may be the last hold.
+/// Hands a reference to a memory table to the dropper: it may be the last one.
 pub(crate) fn drop_table(table: Arc<GuestMemory>) {
     send(DropJob::Table { _table: table });
 }
 
-/// Without a thread it is dropped here.
+/// Sends a job to the dropper; without a thread it is dropped here.
 fn send(job: DropJob) {
     let _ = sender().map(|sender| sender.send(job));
 }
 
-/// Waits until all that was to be dropped before is gone: a disk keeps its image locked.
+/// Waits until everything that was handed over before is dropped: a disk keeps its image locked.
 pub(crate) fn wait() {
     let (reached, wait) = mpsc::sync_channel(1);
     send(DropJob::Mark(reached));

@@ -1,5 +1,5 @@
-//! One virtqueue of a disk on its sidecore: takes requests, drives them through the disk, completes
-//! them in whatever order they finish.
+//! Engine of one virtqueue of a disk, on its sidecore: takes requests, drives them through the
+//! disk, completes them in any order.
 
 mod flushing;
 mod holding;
@@ -32,24 +32,24 @@ use flushing::Flushes;
 use holding::Holding;
 pub(crate) use placeholders::PlaceholderQueue;
 
-/// While other requests are in the disk, completions gather: the driver would only be told again
-/// when those finish.
+/// Limits of gathering completions while other requests are in the disk: the driver would only be
+/// notified again when those finish.
 const GATHERING: Coalescing = Coalescing { max_pending: 16, max_wait_ns: 100_000 };
 
-/// As [`GATHERING`], for the time that the driver's pile gives, see [`DriverPace`].
+/// Limits of gathering completions while the driver has slack, see [`DriverPace`].
 const fn gather_within(slack_ns: u64) -> Coalescing {
     Coalescing { max_wait_ns: slack_ns, ..GATHERING }
 }
 
-/// From so many requests in the disk on the queue counts as busy: completions gather, and the driver
-/// need not kick, since new requests are found when one of those finishes.
+/// Least requests in the disk of a busy queue: its completions gather, and its driver need not
+/// kick, since new requests are found when one of those finishes.
 const BUSY_DEPTH: usize = 2;
 
 /// Most requests taken at once for a disk that finishes them within the call: there is no system
-/// call to share, and the driver works through one batch while we do the next.
+/// call to share, and the driver works through one batch while the next one is done.
 const IMMEDIATE_BATCH: usize = 16;
 
-/// How long new requests of a busy queue may go unseen.
+/// Longest time for which new requests of a busy queue go unseen.
 const LOOK_AGAIN_NS: u64 = 50_000;
 
 /// The worker of one queue.
@@ -69,24 +69,24 @@ pub(crate) struct QueueEngine {
     log: ErrorLog,
     pace: DriverPace,
     pass: GatePass,
-    /// None on ports that no pipe writes to, or reads so.
+    /// Handler of placeholder requests; `None` on ports without one.
     pub(crate) placeholders: Option<PlaceholderQueue>,
-    /// Requests of this batch may be of placeholders.
+    /// Whether requests of this batch may be placeholders.
     may_have_placeholders: bool,
-    /// Requests wait for credit, or for room in the device.
+    /// Whether requests wait for credit, or for room in the device.
     is_waiting: bool,
-    /// The next request waits for a list that has room for it.
+    /// Whether the next request waits for a segment list that has room for it.
     is_waiting_for_list: bool,
-    /// While requests wait for their next step: new ones go before them next.
+    /// Whether new requests go before those that wait for their next step, the next time.
     takes_new_first: bool,
-    /// What a request of the last batch was charged.
+    /// Mean charge of a request of the last batch.
     mean_cost: u64,
-    /// Told when the last request is done; from then on nothing is taken.
+    /// Gets a message when the last request is done. While it is set, no request is taken.
     drain_notice: Option<Sender<()>>,
 }
 
 impl QueueEngine {
-    /// Allocates everything that the queue will ever need.
+    /// An engine with everything allocated that the queue will ever need.
     pub fn new(
         vring: Vring,
         port: Arc<PortState>,
@@ -98,7 +98,7 @@ impl QueueEngine {
         let pass = GatePass::new(port.gate.clone(), port.vm);
         let bounces = Bounces::new(bounce).map_err(BlockError::resource("bounce buffers"))?;
         let in_flight = InFlight::new(disk, Slab::new(depth), bounces, Arc::clone(&port.orphans));
-        // Of an earlier worker, which may have ended without a word.
+        // An earlier worker may have ended without resetting it.
         stats.held.set(0);
         let batch_max = if in_flight.is_immediate { IMMEDIATE_BATCH } else { BATCH_CHAINS };
         Ok(Self {
@@ -131,15 +131,15 @@ impl QueueEngine {
         vring.queue.size().clamp(1, MAX_IN_FLIGHT)
     }
 
-    /// Takes no more requests; tells `notice` when those in flight are done. `stays_inflight`: what is
-    /// held stays in the inflight region, see [`holding`].
+    /// Takes no more requests; sends to `notice` when those in flight are done. `stays_inflight`:
+    /// held requests stay in the inflight region, see [`holding`].
     pub fn drain(&mut self, notice: Sender<()>, stays_inflight: bool) {
         self.drain_notice = Some(notice);
         self.end_all_held(stays_inflight);
         self.check_drained();
     }
 
-    /// Has who waits for the end of a drain look again.
+    /// Wakes the thread that waits for the end of a drain.
     pub fn wake_drain(&self) {
         if let Some(notice) = &self.drain_notice {
             let _ = notice.send(());
@@ -156,8 +156,8 @@ impl QueueEngine {
         }
     }
 
-    /// Moves the queue to a changed memory table and, in the same step, to a disk that knows it: see
-    /// [`crate::registered_memory`].
+    /// Moves the queue to a changed memory table and, in the same step, to a disk that knows it:
+    /// see [`crate::registered_memory`].
     pub fn move_to(
         &mut self,
         memory: Arc<queue::GuestMemory>,
@@ -174,7 +174,7 @@ impl QueueEngine {
         watched
     }
 
-    /// Hands the requests to come to another disk.
+    /// Sends all further operations to another disk.
     fn replace_disk(&mut self, mut disk: Box<dyn Disk>) {
         // We are awake; before a sleep it is told otherwise.
         disk.set_wakeups(false);
@@ -192,19 +192,19 @@ impl QueueEngine {
             .collect()
     }
 
-    /// As a driver does it.
+    /// Switches the write cache, as a driver does.
     #[cfg(test)]
     pub fn set_writeback(&self, on: bool) {
         self.port.writeback.store(on, std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// What it shares with the port's other queues.
+    /// State that it shares with the port's other queues.
     #[cfg(test)]
     pub fn port_state(&self) -> Arc<PortState> {
         Arc::clone(&self.port)
     }
 
-    /// The queue, after a drain.
+    /// The vring, after a drain.
     pub fn into_vring(self) -> Vring {
         self.vring
     }
@@ -213,7 +213,7 @@ impl QueueEngine {
         if self.in_flight.slab.taken() == 0
             && let Some(notice) = &self.drain_notice
         {
-            // A second notice finds nobody listening, or a channel that is read once.
+            // A second notice finds no receiver, or one that reads once.
             let _ = notice.send(());
         }
     }
@@ -221,7 +221,7 @@ impl QueueEngine {
     /// Loads a popped chain into a slot and begins its request. Returns the cost of its first step.
     fn start(&mut self, index: usize, now_ns: u64) -> u64 {
         let Some(slot) = self.in_flight.slab.free.pop() else { return 0 };
-        // Cannot be: `take` looked for room.
+        // Cannot fail: `take` looked for room.
         if !self.in_flight.slab.load(slot, &self.batch, index) {
             self.in_flight.slab.free.push(slot);
             self.break_port(index, "no room for its segments");
@@ -348,10 +348,10 @@ impl QueueEngine {
         }
     }
 
-    /// Writes the status byte, where there is one (of a chain with a fault it may be out of reach), and
-    /// frees the slot; the completion is published with its batch. `data_len`: bytes of data that were written
-    /// from the first on. The used length is of bytes without a gap (virtio 1.2, 2.7.8.2): it counts the
-    /// status byte only when all before it was written.
+    /// Writes the status byte, where there is one (of a chain with a fault it may be out of reach),
+    /// and frees the slot; the completion is published with its batch. `data_len`: bytes of data
+    /// that were written from the first on. The used length is of bytes without a gap (virtio 1.2,
+    /// 2.7.8.2): it counts the status byte only when all before it was written.
     fn complete(&mut self, slot: u16, status: Status, data_len: u32) {
         self.forget_probe(slot);
         let Slot { chain: held, taken_ns, .. } = &self.in_flight.slab.slots[usize::from(slot)];
@@ -369,7 +369,7 @@ impl QueueEngine {
         self.in_flight.release(slot);
     }
 
-    /// Starts what was issued and takes in what has finished.
+    /// Starts issued operations and takes in finished ones. Returns their number.
     fn collect(&mut self) -> usize {
         let placed = self.collect_answers();
         if self.in_flight.in_disk == 0 {
@@ -380,7 +380,7 @@ impl QueueEngine {
         }
         self.done.clear();
         self.in_flight.disk.reap(&mut self.done);
-        // All of them first: whatever becomes of one, the others are not with the disk any more.
+        // All of them first: an error of one must not leave the others marked as in the disk.
         self.done.retain(|done| self.in_flight.returned(done.token).is_some());
         for k in 0..self.done.len() {
             let DiskDone { token, result } = self.done[k];
@@ -389,7 +389,7 @@ impl QueueEngine {
         placed + self.done.len()
     }
 
-    /// One operation finished: the request goes on, or ends.
+    /// Takes in a finished operation: its request goes on, or ends.
     fn advance(&mut self, slot: u16, result: Result<u32, i32>) {
         let is_flush = self.in_flight.is_flush(slot);
         let next = self.in_flight.advance(slot, result, &self.port, &self.stats, &self.vring);
@@ -423,7 +423,7 @@ impl QueueEngine {
         self.completions.clear();
     }
 
-    /// Tells the driver of completions: at once, or together with those to come.
+    /// Notifies the driver of completions: at once, or together with later ones.
     fn notify(&mut self, now_ns: u64) {
         match self.gathering(now_ns) {
             Some(lazy) => self.vring.notify_coalesced(now_ns, lazy),
@@ -432,7 +432,7 @@ impl QueueEngine {
         self.check_drained();
     }
 
-    /// How long completions may gather now; none: not at all.
+    /// Limits of gathering completions now; `None`: they do not gather.
     fn gathering(&mut self, now_ns: u64) -> Option<Coalescing> {
         let slack_ns = self.slack_ns(now_ns);
         if slack_ns > 0 {
@@ -441,7 +441,7 @@ impl QueueEngine {
         self.is_busy().then_some(GATHERING)
     }
 
-    /// See [`DriverPace`].
+    /// Slack of the driver, see [`DriverPace`].
     fn slack_ns(&mut self, now_ns: u64) -> u64 {
         if self.drain_notice.is_some() {
             return 0;
@@ -450,7 +450,7 @@ impl QueueEngine {
         self.pace.slack_ns(now_ns, outstanding)
     }
 
-    /// Requests that the driver sees as not done, but for those that are held.
+    /// Number of requests that the driver sees as not done, without held ones.
     fn outstanding(&self) -> u32 {
         (self.in_flight.slab.taken() - self.holding.count()) as u32 + self.vring.unnotified()
     }

@@ -1,11 +1,11 @@
-//! What can be wrong with a disk port: every text names what, where and the limit.
+//! Errors of disk ports: every text names the value, the place and the limit.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a disk port could not be made or changed.
+/// Error of making or changing a disk port.
 #[derive(Debug, Error)]
 pub enum BlockError {
     /// A value of the config is outside its limits.
@@ -13,9 +13,9 @@ pub enum BlockError {
     Config {
         /// The port's name.
         port: String,
-        /// Which value.
+        /// Name of the value.
         what: &'static str,
-        /// What was given.
+        /// The value in the config.
         value: String,
         /// The rule it breaks, with the limit.
         rule: String,
@@ -23,9 +23,9 @@ pub enum BlockError {
     /// The operating system refused something about a file.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The attempt that failed.
         what: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -33,25 +33,25 @@ pub enum BlockError {
     /// Neither a regular file nor a block device.
     #[error("{} is a {found}; a disk image must be a regular file or a block device", path.display())]
     NotAFile {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Type of the file.
         found: &'static str,
     },
-    /// Someone else serves this image.
+    /// The image is in use by another process.
     #[error("{} is in use: {obstacle}{holders}", path.display())]
     Locked {
-        /// Which file.
+        /// The image.
         path: PathBuf,
-        /// What stands against opening it.
+        /// The lock that stands against opening it.
         obstacle: &'static str,
-        /// Which processes have it locked, once [`BlockError::naming_holders`] has looked.
+        /// Processes that have it locked, once [`BlockError::naming_holders`] has looked.
         holders: String,
     },
     /// A disk without a sector.
     #[error("{} is empty; a disk has at least one sector of 512 bytes (truncate -s SIZE)", path.display())]
     Empty {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// Direct I/O needs larger blocks than the disk has.
@@ -62,7 +62,7 @@ pub enum BlockError {
         path.display()
     )]
     DirectAlignment {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Unit of the file system, in bytes.
         align: u32,
@@ -76,30 +76,30 @@ pub enum BlockError {
         path.display()
     )]
     ForeignBlockSize {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Block size of the table, in bytes.
         table: u32,
         /// Block size of the port, in bytes.
         block_size: u32,
     },
-    /// A qcow2 image that is refused.
+    /// A qcow2 image is refused.
     #[error("qcow2 image {}: {reason}", path.display())]
     Image {
-        /// Which file.
+        /// The image.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A memory file, an io_uring, an event or a thread could not be made.
     #[error("disk back end: {what}: {source}")]
     Resource {
-        /// What was tried.
+        /// The attempt that failed.
         what: &'static str,
         /// The cause.
         source: io::Error,
     },
-    /// A flush failed earlier, and what it lost no later one finds.
+    /// A flush failed earlier: no later flush finds the writes that it lost.
     #[error(
         "disk port {port}: a flush failed before ({source}), and what was written may be lost; flushes \
          fail until the port is detached and attached again"
@@ -107,7 +107,7 @@ pub enum BlockError {
     FlushFailed {
         /// The port's name.
         port: String,
-        /// Why the flush failed.
+        /// The error of that flush.
         source: io::Error,
     },
     /// The new size is not possible.
@@ -115,10 +115,10 @@ pub enum BlockError {
     Resize {
         /// The size asked for.
         len_bytes: u64,
-        /// Why, with the limit.
+        /// The reason, with the limit.
         reason: String,
     },
-    /// The disk has its new size, of which its guest does not know.
+    /// The disk has its new size, but its guest could not be told.
     #[error(
         "disk {port} has {len_bytes} bytes now, but its guest was not told: {source}; the guest sees the size \
          once its VMM reads it again (Firecracker: PATCH /drives/ID), has connected again or was restarted, and \
@@ -129,14 +129,14 @@ pub enum BlockError {
         port: String,
         /// The size now.
         len_bytes: u64,
-        /// Why.
+        /// The cause.
         source: vhost_user::NotTold,
     },
 }
 
 impl BlockError {
-    /// Has an image that is in use say by which processes, as far as this user may know. Looks at
-    /// all descriptors of the host: for an error that is final, not for each try.
+    /// Adds the processes that use the image to [`BlockError::Locked`], as far as this user may see
+    /// them. Looks at all descriptors of the host: for a final error, not for each try.
     #[must_use]
     pub fn naming_holders(self) -> Self {
         match self {
@@ -148,7 +148,7 @@ impl BlockError {
         }
     }
 
-    /// The errno behind it; EIO where there is none.
+    /// Errno of the cause; EIO where there is none.
     pub(crate) fn errno(&self) -> i32 {
         match self {
             Self::File { source, .. } | Self::Resource { source, .. } => errno(source),
@@ -156,7 +156,7 @@ impl BlockError {
         }
     }
 
-    /// For `map_err` on file operations.
+    /// Closure for `map_err` on file operations.
     pub(crate) fn file(
         what: &'static str,
         path: &std::path::Path,
@@ -165,7 +165,7 @@ impl BlockError {
         move |source| BlockError::File { what, path, source }
     }
 
-    /// For `map_err` on everything else the system may refuse.
+    /// Closure for `map_err` on other system calls.
     pub(crate) fn resource(what: &'static str) -> impl FnOnce(io::Error) -> BlockError {
         move |source| BlockError::Resource { what, source }
     }
@@ -176,13 +176,13 @@ pub(crate) fn is_transient(errno: i32) -> bool {
     matches!(errno, libc::EINTR | libc::EAGAIN)
 }
 
-/// The errno of an error, which often wraps one without a number; never 0.
+/// Errno of an I/O error, also of one without a number; never 0.
 pub(crate) fn errno(e: &io::Error) -> i32 {
     e.raw_os_error().filter(|&errno| errno > 0).unwrap_or(match e.kind() {
         io::ErrorKind::StorageFull => libc::ENOSPC,
         io::ErrorKind::QuotaExceeded => libc::EDQUOT,
         io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
-        // What an image contradicts itself in.
+        // An image that contradicts itself.
         io::ErrorKind::InvalidData => libc::EUCLEAN,
         _ => libc::EIO,
     })

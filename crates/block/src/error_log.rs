@@ -1,5 +1,5 @@
-//! Log lines about failed requests, at most one a second and queue: a guest can cause as many
-//! failures as it likes.
+//! Log lines about failed requests: at most one a second for each queue, since a guest can cause as
+//! many failures as it likes.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use crate::limits::LOG_INTERVAL_NS;
 use crate::request::Refusal;
 use crate::slab::Job;
 
-/// See the module's text.
+/// Rate-limited log of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorLog {
     /// Time of this poll.
     pub now_ns: u64,
-    /// Time of the last line; none: never.
+    /// Time of the last line; `None` before the first.
     last_ns: Option<u64>,
     left_out: u64,
 }
 
 impl ErrorLog {
-    /// Whether a line may be written now, and how many were left out before it.
+    /// Asks for a line: the number of lines left out before it, or `None` where it is too early.
     fn admit(&mut self) -> Option<u64> {
         let early = |last: u64| self.now_ns.saturating_sub(last) < LOG_INTERVAL_NS;
         if self.last_ns.is_some_and(early) {
@@ -29,7 +29,7 @@ impl ErrorLog {
         Some(std::mem::take(&mut self.left_out))
     }
 
-    /// The guest asked for something it cannot have.
+    /// Logs a request that was refused.
     pub fn refused(&mut self, port: &str, queue: u16, refusal: Refusal) {
         if let Some(left_out) = self.admit() {
             let reason = refusal.name();
@@ -37,7 +37,7 @@ impl ErrorLog {
         }
     }
 
-    /// The back end failed.
+    /// Logs a request that the back end failed.
     pub fn failed(&mut self, port: &str, queue: u16, job: &Job, errno: i32) {
         if let Some(left_out) = self.admit() {
             let error = io::Error::from_raw_os_error(errno);
@@ -46,7 +46,7 @@ impl ErrorLog {
         }
     }
 
-    /// The first flush of an image failed: told in any case, and once.
+    /// Logs the first failed flush of an image: never left out.
     pub fn flush_failed(port: &str, queue: Option<u16>, errno: i32) {
         let error = io::Error::from_raw_os_error(errno);
         tracing::error!(
@@ -58,7 +58,7 @@ impl ErrorLog {
         );
     }
 
-    /// A request is held, the first one for now.
+    /// Logs that requests are held from now on.
     pub fn held(&mut self, port: &str, queue: u16, job: &Job, errno: i32) {
         if let Some(left_out) = self.admit() {
             let error = io::Error::from_raw_os_error(errno);
@@ -76,14 +76,14 @@ impl ErrorLog {
         }
     }
 
-    /// Held requests go on.
+    /// Logs that held requests go on.
     pub fn resumed(&mut self, port: &str, queue: u16, requests: usize) {
         if let Some(left_out) = self.admit() {
             tracing::info!(port, queue, requests, left_out, "held disk requests go on");
         }
     }
 
-    /// The disk cannot start anything.
+    /// Logs that the disk takes no operations.
     pub fn broken_disk(&mut self, port: &str, queue: u16, error: &io::Error) {
         if let Some(left_out) = self.admit() {
             tracing::error!(port, queue, %error, left_out, "disk takes no operations");

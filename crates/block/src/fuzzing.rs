@@ -1,4 +1,4 @@
-//! One queue of a memory disk and its driver, on one thread, for the fuzzer.
+//! Queue of a memory disk with its driver, on one thread, for the fuzzer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
@@ -18,9 +18,9 @@ use crate::slab;
 /// Polls after which every request must be done: one is done in steps, each of which is a poll.
 const MAX_POLLS: u64 = 10_000;
 
-/// See the module's text.
+/// Queue of a memory disk with its driver.
 pub struct DiskQueue {
-    /// What the guest has.
+    /// The guest's side of the queue.
     pub driver: ModelDriver,
     engine: QueueEngine,
     ledger: Ledger,

@@ -1,10 +1,11 @@
-//! How much of a device's time waits inside of it.
+//! Gates of devices: a limit of requests in a device that several VMs share.
 //!
 //! Requests that were given to a disk are out of our hands: whatever the weights of their VMs, it
-//! serves them as it likes. So while several VMs use one device, only so many requests are given to
-//! it at a time; the rest waits in the rings, where who has credit goes next (SFQ(D): Jin, Chase and
-//! Kaur, SIGMETRICS 2004). That is credit of the device's own ledger: see [`Ledger::device`]. A VM that is alone on a device is not limited. A gate is shared by all
-//! disks on a device and by all sidecores: one atomic addition for each poll that changes anything.
+//! serves them as it likes. So while several VMs use one device, a limited number of requests is in
+//! it; the rest waits in the rings, and the VM that has credit goes next (SFQ(D): Jin, Chase and
+//! Kaur, SIGMETRICS 2004). That is credit of the device's own ledger: see [`Ledger::device`]. A VM
+//! that is alone on a device is not limited. A gate is shared by all disks on a device and by all
+//! sidecores: one atomic addition for each poll that changes anything.
 
 use std::fs::File;
 use std::os::linux::fs::MetadataExt;
@@ -13,25 +14,26 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use sidecore::{Allowance, Ledger, Spent, VmId};
 
-/// Requests in a device while several VMs use it: what an SSD needs to work at its full rate.
+/// Most requests in a device while several VMs use it: an SSD needs as many for its full rate.
 const SHARED_DEPTH: u32 = 64;
 
-/// Requests that every queue may have in the device, however full it is: who has few at a time does
-/// not wait for those who have many.
+/// Requests that every queue may have in the device, however full it is: a queue with few at a time
+/// does not wait for those with many.
 const MIN_PER_QUEUE: u32 = 2;
 
-/// So long after a device last changed hands it counts as shared.
+/// Time for which a device counts as shared after another VM used it.
 const SHARED_NS: u64 = 100_000_000;
 
-/// The gate of a device. See the module's text.
+/// Gate of one device.
 #[derive(Debug)]
 pub struct Gate {
     /// The device's number.
     device: u64,
     in_flight: AtomicU32,
-    /// Who used it last, as [`VmId::number`], and until when it counts as shared. Writes of several
-    /// threads may cross: then it is seen as shared a poll later.
+    /// VM that used the device last ([`VmId::number`]). Stores of several threads to this and the
+    /// next field may cross: then the device counts as shared a poll later.
     user: AtomicU32,
+    /// Time until which the device counts as shared.
     shared_until_ns: AtomicU64,
 }
 
@@ -72,7 +74,7 @@ impl Gate {
     }
 }
 
-/// One queue's place at a gate; it gives back what it holds when it goes.
+/// Place of one queue at a gate. Dropping it gives back its part of the gate's limit.
 #[derive(Debug)]
 pub(crate) struct GatePass {
     gate: Option<Arc<Gate>>,
@@ -81,12 +83,12 @@ pub(crate) struct GatePass {
 }
 
 impl GatePass {
-    /// `gate`: none where nothing waits below us.
+    /// `gate`: `None` where requests wait in no device.
     pub fn new(gate: Option<Arc<Gate>>, vm: VmId) -> Self {
         Self { gate, vm, held: 0 }
     }
 
-    /// How many more requests may be given to the device.
+    /// Number of requests that may still be given to the device.
     fn room(&self, now_ns: u64) -> u32 {
         let Some(gate) = &self.gate else { return u32::MAX };
         if now_ns >= gate.shared_until_ns.load(Ordering::Relaxed) {
@@ -96,19 +98,19 @@ impl GatePass {
         room.max(MIN_PER_QUEUE.saturating_sub(self.held))
     }
 
-    /// What the VM may give to the device now.
+    /// Allowance of the VM on the device: its credit, and the gate's room.
     pub fn allowance(&self, ledger: &mut Ledger, now_ns: u64) -> Allowance {
         let credit = self.credit(ledger, now_ns);
         Allowance { requests: credit.requests.min(self.room(now_ns)), ..credit }
     }
 
-    /// As [`GatePass::allowance`], for requests that have their place there.
+    /// Credit of the VM on the device, for requests that have their place in it already.
     pub fn credit(&self, ledger: &mut Ledger, now_ns: u64) -> Allowance {
         let Some(gate) = &self.gate else { return Allowance::UNLIMITED };
         ledger.device(gate.device, self.vm).allowance(self.vm, now_ns)
     }
 
-    /// Work waits that [`GatePass::allowance`] does not allow.
+    /// Notes that work waits which [`GatePass::allowance`] does not allow.
     pub fn wait(&self, ledger: &mut Ledger, now_ns: u64) {
         let Some(gate) = &self.gate else { return };
         self.note_use(gate, now_ns);
@@ -119,7 +121,7 @@ impl GatePass {
         }
     }
 
-    /// Charges what is given to the device.
+    /// Charges the VM for requests that are given to the device.
     pub fn charge(&self, ledger: &mut Ledger, spent: Spent, more: bool, now_ns: u64) {
         let Some(gate) = &self.gate else { return };
         self.note_use(gate, now_ns);
@@ -136,7 +138,7 @@ impl GatePass {
         }
     }
 
-    /// So many of the queue's requests are with the device now.
+    /// Sets the number of the queue's requests that are with the device.
     pub fn hold(&mut self, count: usize) {
         let Some(gate) = &self.gate else { return };
         let count = u32::try_from(count).unwrap_or(u32::MAX);

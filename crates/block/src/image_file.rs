@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use crate::error::BlockError;
 use crate::lock;
 
-/// How to open an image.
+/// Mode of opening an image.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OpenMode {
     pub read_only: bool,
@@ -96,7 +96,8 @@ fn admit(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<ImageFile, BlockErr
     Ok(ImageFile(File::from(fd)))
 }
 
-/// Opens an image once more, through the page cache, to read and write as it may be; without a lock.
+/// Opens an image once more, through the page cache and without a lock. The new opening may write
+/// where the old one may.
 pub(crate) fn open_buffered(image: &ImageFile) -> io::Result<File> {
     let link = format!("/proc/self/fd/{}", image.get().as_raw_fd());
     let writable = rustix::fs::fcntl_getfl(image.get())?.contains(OFlags::RDWR);
@@ -130,7 +131,7 @@ pub(crate) fn is_resident(file: &File) -> bool {
 }
 
 /// Alignment of memory and of offsets that direct I/O asks for, as the kernel reports it (Linux
-/// 6.1); else what every disk accepts for memory, and 512 for offsets.
+/// 6.1); else 4,096 for memory, which every disk accepts, and 512 for offsets.
 pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {
     let unknown = (4096, 512);
     let mask = StatxFlags::from_bits_retain(libc::STATX_DIOALIGN);
@@ -142,8 +143,8 @@ pub(crate) fn direct_alignment(file: &File) -> (u32, u32) {
     }
 }
 
-/// Block size of the disk's GPT, whose header is in the second block and names its own place; none
-/// where there is none. Guests find it by their block size alone.
+/// Block size of the disk's GPT, whose header is in the second block and names its own place;
+/// `None` without a GPT. Guests find it by their block size alone.
 pub(crate) fn partition_table_block_size(file: &File) -> io::Result<Option<u32>> {
     #[repr(C, align(4096))]
     struct Blocks([u8; 8192]);

@@ -9,9 +9,9 @@ use std::os::fd::RawFd;
 
 use base::io::{Disk, DiskDone, DiskOp};
 
-/// One queue's way to bytes that a call can reach.
+/// Access of one queue to bytes that a call can reach.
 pub(crate) trait Executor: Send {
-    /// Operations are done when their batch is handed over, else each where it is submitted.
+    /// Whether operations are done when their batch is handed over, instead of at their submission.
     const BATCHES: bool;
 
     /// Does one operation: bytes moved (0 for flush, discard and zeroes), or the errno.
@@ -24,7 +24,7 @@ pub(crate) trait Executor: Send {
     fn len_bytes(&self) -> u64;
 }
 
-/// One queue of a disk that an [`Executor`] serves.
+/// Disk of one queue that an [`Executor`] serves.
 pub(crate) struct ImmediateDisk<E> {
     executor: E,
     /// Submitted operations that were not handed over; empty unless [`Executor::BATCHES`].

@@ -1,8 +1,8 @@
 //! Requests on their way through the disk: steps, bounce buffers, short operations, fallbacks.
 //!
 //! A range is done in steps of at most [`STEP_LEN_BYTES`] (or a bounce buffer), and a step in as
-//! many operations as the disk needs: one that moves less than asked goes on where it stopped. Steps
-//! are the unit of fairness between requests; within a step nothing else of the request is in
+//! many operations as the disk needs: one that moves less than asked goes on where it stopped.
+//! Steps are the unit of fairness between requests; within a step nothing else of the request is in
 //! flight.
 
 use std::io;
@@ -27,10 +27,10 @@ use crate::queue_disks::QueueDisks;
 use crate::request::HEADER_LEN_BYTES;
 use crate::slab::{Bounces, Job, JobKind, Slab, Slot, ZEROES};
 
-/// How often the disks of a queue that ended are looked at, besides when they ring.
+/// Longest pause between two looks at the disks of a queue that ended: former disks ring no event.
 const SETTLE_LOOK: Duration = Duration::from_millis(100);
 
-/// What became of an attempt to give a request to the disk.
+/// Outcome of an attempt to give a request to the disk.
 #[derive(Debug)]
 pub(crate) enum IssueOutcome {
     /// The disk has it.
@@ -43,16 +43,16 @@ pub(crate) enum IssueOutcome {
     Failed(i32),
 }
 
-/// What was given to the disk.
+/// Operation that was given to the disk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IssuedOp {
     /// Bytes that move while the sidecore waits, or as if it did.
     pub bytes: u64,
-    /// To be charged: the cost of a step that begins, without what was paid for it before.
+    /// Bytes to be charged: the cost of a step that begins, less the part that was paid before.
     pub due: u64,
 }
 
-/// How a request goes on after an operation.
+/// Outcome of an operation for its request.
 #[derive(Debug)]
 pub(crate) enum OpOutcome {
     /// The same step goes on, or the flush after the last one.
@@ -67,16 +67,17 @@ pub(crate) enum OpOutcome {
     Failed(i32),
 }
 
-/// The disk of a queue with the requests that it works on.
+/// Requests of a queue that are in flight, with the disk that works on them.
 pub(crate) struct InFlight {
-    /// Dropped before the buffers it uses, or with them when it is done: see [`crate::orphans`].
+    /// The queue's disk. Dropped before the buffers that it uses. With operations left in it, both
+    /// live on until those are over: see [`crate::orphans`].
     pub disk: ManuallyDrop<QueueDisks>,
     pub slab: Slab,
     bounces: Bounces,
     orphans: Arc<Orphans>,
-    /// Operations with the disk.
+    /// Number of operations that the disk has.
     pub in_disk: usize,
-    /// The disk works while the sidecore waits.
+    /// Whether the disk works while the sidecore waits.
     pub is_immediate: bool,
     /// Most bytes of a step that begins now.
     pub step_len_bytes: u32,
@@ -91,20 +92,21 @@ impl InFlight {
         Self { disk, slab, bounces, orphans, in_disk: 0, is_immediate, step_len_bytes }
     }
 
-    /// Steps are short while others wait for what is done within the call. `is_crowded`: others may.
+    /// Chooses the length of steps: short ones where the sidecore waits for the disk and others
+    /// wait for the sidecore (`is_crowded`).
     #[inline]
     pub fn choose_step(&mut self, is_crowded: bool) {
         let is_short = self.is_immediate && is_crowded;
         self.step_len_bytes = if is_short { SHORT_STEP_LEN_BYTES } else { STEP_LEN_BYTES };
     }
 
-    /// Whether a request waits for a flush now.
+    /// Whether the next operation of a request is a flush.
     #[inline]
     pub fn is_flush(&self, slot: u16) -> bool {
         self.slab.slots[usize::from(slot)].job.is_flush()
     }
 
-    /// Whether a request may go on without a charge.
+    /// Whether the next operation of a request needs no charge.
     #[inline]
     pub fn is_paid(&self, slot: u16) -> bool {
         let job = &self.slab.slots[usize::from(slot)].job;
@@ -130,7 +132,7 @@ impl InFlight {
         self.slab.free.push(slot);
     }
 
-    /// The queue's memory table has changed: no slot keeps the old one for longer than its request.
+    /// Lets go of the queue's old memory table: no slot keeps it for longer than its request.
     pub fn forget_tables(&mut self) {
         self.slab.unused_chains().filter_map(ChainBuf::release).for_each(dropper::drop_table);
         for slot in self.slab.slots.iter_mut().filter(|slot| slot.is_taken) {
@@ -138,7 +140,7 @@ impl InFlight {
         }
     }
 
-    /// Moves on over ranges without bytes; true when nothing is left.
+    /// Skips ranges without bytes; true when no range is left.
     #[inline]
     pub fn skip_empty_ranges(&mut self, slot: u16) -> bool {
         let s = &mut self.slab.slots[usize::from(slot)];
@@ -216,8 +218,7 @@ impl InFlight {
         self.bounces.free_count()
     }
 
-    /// The step in work is forgotten, to begin anew at some later time: its bounce buffer is for others
-    /// meanwhile.
+    /// Forgets the step in work, which will begin anew later, and frees its bounce buffer.
     pub fn rewind(&mut self, slot: u16) {
         let s = &mut self.slab.slots[usize::from(slot)];
         if let Some(bounce) = s.bounce.take() {
@@ -227,7 +228,7 @@ impl InFlight {
         (s.job.paid_bytes, s.job.due_bytes) = (0, 0);
     }
 
-    /// The slot of a finished operation; none for a token that is not with the disk.
+    /// Slot of a finished operation; `None` for a token that is not with the disk.
     pub fn returned(&mut self, token: u32) -> Option<u16> {
         let slot = u16::try_from(token).ok()?;
         let job = &mut self.slab.slots.get_mut(usize::from(slot))?.job;
@@ -288,8 +289,8 @@ impl InFlight {
         OpOutcome::Finished
     }
 
-    /// A step is done: bounced data reaches the guest, the buffer is free for others. False when a
-    /// stage does not let it pass.
+    /// Ends a step: bounced data reaches the guest, and the buffer is free. False when a stage does
+    /// not let the data pass.
     #[inline]
     fn end_step(&mut self, slot: u16, port: &PortState) -> bool {
         let s = &mut self.slab.slots[usize::from(slot)];
@@ -316,7 +317,7 @@ impl InFlight {
         true
     }
 
-    /// Waits until the disk uses none of our buffers any more, however long that takes.
+    /// Waits until the disk uses no buffer any more, however long that takes.
     pub fn settle(&mut self) {
         let mut done: Vec<DiskDone> = Vec::with_capacity(self.slab.slots.len());
         self.disk.set_wakeups(true);
@@ -335,7 +336,7 @@ impl InFlight {
     }
 }
 
-/// Waits until the disk's event is readable; for a while at most, since former disks have none.
+/// Waits until the disk's event is readable, at most for [`SETTLE_LOOK`].
 fn wait_for(disk: &QueueDisks) {
     let Some(fd) = disk.event_fd() else { return std::thread::sleep(SETTLE_LOOK) };
     // SAFETY: the descriptor belongs to the disk, which is borrowed for the length of this call.
@@ -355,8 +356,8 @@ impl Drop for InFlight {
         if self.in_disk == 0 {
             return;
         }
-        // The kernel may still write to these buffers. Nothing is asked of the disk here: this may be a
-        // sidecore, and a disk that has just panicked.
+        // The kernel may still write to these buffers. Nothing is asked of the disk here: this may
+        // be a sidecore, and a disk that has just panicked.
         let rest = Self {
             disk: ManuallyDrop::new(disk),
             slab: self.slab.take(),
@@ -376,7 +377,7 @@ enum Recovery {
     Fail,
 }
 
-/// What to do about an errno.
+/// Chooses how a request goes on after an errno.
 fn recover(job: &mut Job, errno: i32) -> Recovery {
     if is_transient(errno) && job.retries < MAX_RETRIES {
         job.retries += 1;

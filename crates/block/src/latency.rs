@@ -1,9 +1,9 @@
-//! How long requests take, from the poll that took them to the poll after their completion.
+//! Latency of requests, from the poll that took them to the poll after their completion.
 
 use base::histogram::Histogram;
 
-/// Requests of one queue that have just been completed, by when they were taken. It knows the time
-/// of each poll and reads no clock of its own.
+/// Completed requests of one queue whose time is not known yet, by the poll that took them. The
+/// recorder is given the time of each poll and reads no clock.
 ///
 /// What a poll completes is visible when it ends, and the next poll is the first to know when that
 /// was. So a time has the rest of the round in it: on a sidecore with many workers that much too
@@ -19,13 +19,13 @@ struct PollGroup {
 }
 
 impl LatencyRecorder {
-    /// For a queue with up to `depth` requests in flight.
+    /// A recorder for a queue with up to `depth` requests in flight.
     pub fn new(depth: u16) -> Self {
         // A slot that a failed request leaves may be taken and left again by the same poll.
         Self(Vec::with_capacity(usize::from(depth) * 2))
     }
 
-    /// A request that was taken at `at_ns` is completed.
+    /// Adds a completed request that was taken at `at_ns`.
     #[inline]
     pub fn add(&mut self, at_ns: u64) {
         if let Some(last) = self.0.last_mut()
@@ -38,7 +38,7 @@ impl LatencyRecorder {
         }
     }
 
-    /// What was added since the last call had become visible by `now_ns`.
+    /// Records all that were added since the last call: they became visible by `now_ns`.
     #[inline]
     pub fn record(&mut self, now_ns: u64, into: &Histogram) {
         for taken in self.0.drain(..) {

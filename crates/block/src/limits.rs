@@ -6,9 +6,9 @@ pub const SECTOR_LEN_BYTES: u64 = 512;
 /// Largest block of a disk: guests have no pages smaller than this, and Linux takes no larger ones.
 pub const MAX_BLOCK_LEN_BYTES: u32 = 4096;
 
-/// Most data segments of a request that we announce (`seg_max`) unless the config says otherwise: with the
-/// header and the status byte they fit the smallest usual ring, of 128 (QEMU's default). Linux before 4.14
-/// and FreeBSD insist on that.
+/// Most data segments of a request that we announce (`seg_max`) unless the config says otherwise:
+/// with the header and the status byte they fit the smallest usual ring, of 128 (QEMU's default).
+/// Linux before 4.14 and FreeBSD insist on that.
 pub const SEG_MAX: u32 = 126;
 
 /// Most data segments that the config may have announced, for rings of 256 and more.
@@ -34,30 +34,30 @@ pub const BATCH_CHAINS: usize = 64;
 /// hold up a sidecore for the time of a 64 MiB copy.
 pub const STEP_LEN_BYTES: u32 = 1 << 20;
 
-/// As [`STEP_LEN_BYTES`], for disks that work while the sidecore waits (memory, tmpfs, null) and while
-/// others on it may want something: 13 µs of copying, the most by which a VM goes beyond its turn of
-/// a round. Less would be a system call of tmpfs for too few bytes.
+/// Most bytes of an operation of a disk that works while the sidecore waits (memory, tmpfs, null),
+/// and while others on the sidecore may want something: 13 µs of copying, the most by which a VM
+/// goes beyond its turn of a round. Less would be a system call of tmpfs for too few bytes.
 pub const SHORT_STEP_LEN_BYTES: u32 = 128 << 10;
 
 /// Bytes started in one poll, for the same reason: about 100 µs of copying. A step that was begun
 /// below it is still started.
 pub const POLL_BUDGET_BYTES: u64 = 1 << 20;
 
-/// What a request is charged at least: taking one through its steps costs about as much as copying
-/// so many bytes.
+/// Least charge of a request: taking one through its steps costs about as much as copying 4 KiB.
 pub const MIN_CHARGE_BYTES: u64 = 4096;
 
 /// Bytes of a DISCARD that are charged as one, where it goes to a device or a file system. It moves
-/// no data: extents or mappings are struck out, 1 GiB in one to a few milliseconds, in which the same
-/// device moves 4 MiB or more. So the largest request (16 GiB) is charged what the largest read is.
-/// Disks in memory free page after page while the sidecore waits: there it is charged in full.
+/// no data: extents or mappings are struck out, 1 GiB in one to a few milliseconds, in which the
+/// same device moves 4 MiB or more. So the largest request (16 GiB) is charged what the largest
+/// read is. Disks in memory free page after page while the sidecore waits: there it is charged in
+/// full.
 pub const DISCARD_SHARE: u64 = 256;
 
 /// Most bytes of one DISCARD below us: a whole range, so that the device is told in one go.
 pub const DISCARD_STEP_LEN_BYTES: u64 = 1 << 30;
 
-/// Most bytes of one WRITE ZEROES below us. Each step is charged before the next one begins: as much
-/// as the largest read, 16 calls for the largest range.
+/// Most bytes of one WRITE ZEROES below us. Each step is charged before the next one begins: as
+/// much as the largest read, 16 calls for the largest range.
 pub const ZERO_STEP_LEN_BYTES: u64 = 64 << 20;
 
 /// Length of a bounce buffer: 128 KiB is what file systems read ahead and disks take at once.
@@ -81,8 +81,8 @@ pub const BUFFER_LEN_BYTES: usize = 1 << 30;
 pub const FILL_LEN_BYTES: usize = 4 << 20;
 
 /// Most disks of a queue that end their operations after a change of its memory table. A table
-/// changes when memory is plugged, and operations end in milliseconds: more is a front end that plays
-/// with it, and each keeps a whole VM's memory pinned.
+/// changes when memory is plugged, and operations end in milliseconds: more is a front end that
+/// plays with it, and each keeps a whole VM's memory pinned.
 pub const MAX_FORMER_DISKS: usize = 4;
 
 /// Most registered buffers of a queue: io_uring's own limit (IORING_MAX_REG_BUFFERS), 16 TiB of
@@ -96,8 +96,8 @@ pub const MAX_RETRIES: u8 = 8;
 /// pause is twice as long: a full file system is not freed faster than somebody notices.
 pub const HOLD_MIN_NS: u64 = 100_000_000;
 
-/// Most nanoseconds between two tries of held requests: how late a guest goes on at most when there is
-/// room again and nobody says so. A try every so often costs nothing.
+/// Most nanoseconds between two tries of held requests: how late a guest goes on at most when there
+/// is room again and nobody says so. A try every 5 s costs nothing.
 pub const HOLD_MAX_NS: u64 = 5_000_000_000;
 
 /// Bytes of a serial number (virtio 1.2, 5.2.6: VIRTIO_BLK_ID_BYTES).

@@ -1,14 +1,15 @@
 //! QEMU's image locks: QEMU, its tools and we keep each other out of an image as two QEMUs do.
 //!
 //! Byte 100 + n of the image is locked for reading by each opening that holds permission n, byte
-//! 200 + n by each that does not share it (QEMU, block/file-posix.c). Such locks do not conflict with
-//! each other: an opening first takes all of its own, then tests whether one of another stands
-//! against them, and lets go if so. Of two that come at once both may be refused, and neither waits.
+//! 200 + n by each that does not share it (QEMU, block/file-posix.c). Such locks do not conflict
+//! with each other: an opening first takes all of its own, then tests whether one of another stands
+//! against them, and lets go if so. Of two that come at once both may be refused, and neither
+//! waits.
 //!
-//! Daemons before this protocol locked the whole file, for writing or for reading. A whole-file read
-//! lock does not conflict with those above, so a writer also has one byte for itself
-//! ([`WRITER_BYTE`]): old readers then find the image locked. It also decides between two writers of
-//! ours that come at once.
+//! Daemons before this protocol locked the whole file, for writing or for reading. A whole-file
+//! read lock does not conflict with those above, so a writer also has one byte for itself
+//! ([`WRITER_BYTE`]): old readers then find the image locked. It also decides between two writers
+//! of ours that come at once.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -23,22 +24,23 @@ const WRITE: u64 = 1;
 /// Changes the length of the file: qcow2 grows, a raw image is padded to whole blocks.
 const RESIZE: u64 = 3;
 
-/// Where the bytes of held permissions begin (QEMU: `RAW_LOCK_PERM_BASE`).
+/// First byte of held permissions (QEMU: `RAW_LOCK_PERM_BASE`).
 const HELD_BASE: u64 = 100;
-/// Where the bytes of permissions that are not shared begin (QEMU: `RAW_LOCK_SHARED_BASE`).
+/// First byte of permissions that are not shared (QEMU: `RAW_LOCK_SHARED_BASE`).
 const UNSHARED_BASE: u64 = 200;
-/// Locked for writing by our writers only; QEMU has no use for it.
+/// Byte that only our writers lock, for writing; QEMU has no use for it.
 const WRITER_BYTE: u64 = 300;
 
-/// What a writer holds: QEMU's for a guest's disk, and the right to grow the file.
+/// Permissions of a writer: QEMU's for a guest's disk, and the right to grow the file.
 const WRITER_HOLDS: &[u64] = &[CONSISTENT_READ, WRITE, RESIZE];
-/// What a reader holds, of a disk as of a backing file.
+/// Permissions of a reader, of a disk as of a backing file.
 const READER_HOLDS: &[u64] = &[CONSISTENT_READ];
-/// What neither shares. Both share reading: images that are not written have many readers.
+/// Permissions that neither shares. Both share reading: images that are not written have many
+/// readers.
 const UNSHARED: &[u64] = &[WRITE, RESIZE];
 
-/// Takes the locks of a reader or a writer, or says what stands against them. They belong to the
-/// opening: the kernel releases them with its last descriptor, also after `kill -9`.
+/// Takes the locks of a reader or a writer, or names the lock that stands against them. They belong
+/// to the opening: the kernel releases them with its last descriptor, also after `kill -9`.
 pub(crate) fn take(fd: &impl AsRawFd, path: &Path, read_only: bool) -> Result<(), BlockError> {
     let result = try_take(fd, if read_only { READER_HOLDS } else { WRITER_HOLDS }, read_only);
     let error = match result {
@@ -80,7 +82,8 @@ fn try_take(fd: &impl AsRawFd, holds: &[u64], read_only: bool) -> io::Result<Opt
     test(fd, holds)
 }
 
-/// What another has locked that stands against holding these permissions and sharing no [`UNSHARED`].
+/// Looks for a lock of another opening that stands against holding these permissions and not
+/// sharing [`UNSHARED`].
 fn test(fd: &impl AsRawFd, holds: &[u64]) -> io::Result<Option<&'static str>> {
     let against_ours = UNSHARED.iter().map(|permission| HELD_BASE + permission);
     for byte in against_ours.chain(holds.iter().map(|permission| UNSHARED_BASE + permission)) {
@@ -94,7 +97,7 @@ fn test(fd: &impl AsRawFd, holds: &[u64]) -> io::Result<Option<&'static str>> {
 
 const WHOLE_FILE: &str = "another program locks the whole file, as older versions of millrace do";
 
-/// What somebody else's lock on this byte means; none: there is none.
+/// Meaning of another opening's lock on this byte; `None` without such a lock.
 fn obstacle(fd: &impl AsRawFd, byte: u64) -> io::Result<Option<&'static str>> {
     let mut lock = request(libc::F_WRLCK, byte, 1);
     // SAFETY: the descriptor is open and `lock` a valid `struct flock` that the call may change.

@@ -4,8 +4,8 @@
 //! Ranges that are discarded or zeroed are given back to the kernel when they are large: one system
 //! call for such a request, the only one of this back end.
 //!
-//! Whoever keeps the file open keeps the bytes, over the end of the daemon too: the holder does. The
-//! file's last page says how long the disk is.
+//! A process that keeps the file open keeps the bytes, over the end of the daemon too: the holder
+//! does. The file's last page says how long the disk is.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,14 +28,14 @@ const PUNCH_LEN_BYTES: u64 = 64 << 10;
 /// Length of the file: the largest disk, and a page that says what is in it.
 const FILE_LEN_BYTES: usize = MAX_MEMORY_DISK_LEN_BYTES as usize + 4096;
 
-/// Says that a file is a disk of this form: "MRMEMDK1".
+/// Mark of a file that is a disk of this form: "MRMEMDK1".
 const MAGIC: u64 = u64::from_le_bytes(*b"MRMEMDK1");
 
 /// The last page of the file.
 #[repr(C)]
 struct Label {
     magic: AtomicU64,
-    /// Size that the config named when the disk was last opened.
+    /// Size in the config when the disk was last opened.
     configured_bytes: AtomicU64,
     /// Size now.
     len_bytes: AtomicU64,
@@ -44,7 +44,7 @@ struct Label {
 #[derive(Debug)]
 struct Shared {
     memory: SharedMemory,
-    /// Made by this daemon, and empty then.
+    /// Whether this daemon made the file, which was empty then.
     is_new: bool,
 }
 
@@ -66,8 +66,9 @@ impl MemoryBackend {
         Ok(Self(Arc::new(shared)))
     }
 
-    /// The disk of an earlier daemon, by the file that [`MemoryBackend::file`] gave. It has the size
-    /// that it had, unless the config, which says `configured_bytes`, says something else than then.
+    /// The disk of an earlier daemon, by the file that [`MemoryBackend::file`] gave. It has the
+    /// size that it had, unless the config, which says `configured_bytes`, says something else than
+    /// then.
     pub fn from_file(file: OwnedFd, configured_bytes: u64) -> Result<Self, BlockError> {
         check_len(configured_bytes)?;
         let memory = SharedMemory::from_fd(file)
@@ -94,7 +95,7 @@ impl MemoryBackend {
         Ok(backend)
     }
 
-    /// The file with the disk's bytes: whoever keeps it open keeps them.
+    /// File with the disk's bytes: a process that keeps it open keeps them.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.0.memory.as_fd()
     }
@@ -114,8 +115,9 @@ fn check_len(len_bytes: u64) -> Result<(), BlockError> {
 
 impl Shared {
     fn label(&self) -> &Label {
-        // SAFETY: the mapping has a page there, aligned, that lives as long as `self` and holds nothing
-        // else; atomics may be changed through shared references, and all their values are valid.
+        // SAFETY: the mapping has a page there, aligned, that lives as long as `self` and holds
+        // nothing else; atomics may be changed through shared references, and all their values are
+        // valid.
         unsafe { &*self.memory.as_ptr().add(MAX_MEMORY_DISK_LEN_BYTES as usize).cast::<Label>() }
     }
 
@@ -138,7 +140,7 @@ impl Shared {
         Ok(())
     }
 
-    /// True when the range is on the disk (the engine checked; this guards the mapping).
+    /// Whether the range is within the mapping (the engine checked it against the disk's size).
     fn holds(&self, offset: u64, len: u64) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= MAX_MEMORY_DISK_LEN_BYTES)
     }
@@ -187,7 +189,7 @@ impl Backend for MemoryBackend {
     }
 }
 
-/// One queue's view.
+/// Access of one queue to the memory file.
 struct MemoryQueue(Arc<Shared>);
 
 impl Executor for MemoryQueue {

@@ -22,7 +22,8 @@ pub struct BlockStats {
     pub write_zeroes: Counter,
     /// GET ID requests completed.
     pub get_ids: Counter,
-    /// Of the READ and WRITE requests, those in whose place a pipe's bytes were read or written.
+    /// READ and WRITE requests that were placeholders: a pipe's bytes were read or written for
+    /// them.
     pub placeholders: Counter,
     /// Bytes read by the guest.
     pub read_bytes: Counter,
@@ -40,13 +41,13 @@ pub struct BlockStats {
     pub short_ops: Counter,
     /// Requests that failed because the back end did: EIO and the like.
     pub io_errors: Counter,
-    /// Of those, because there was no space.
+    /// Requests that failed for lack of space, a part of `io_errors`.
     pub no_space: Counter,
     /// Requests held now, until the storage takes them: see [`crate::OnError`].
     pub held: Counter,
     /// Times that a request was held.
     pub held_total: Counter,
-    /// The errno for which one was held last; 0: none was.
+    /// Errno of the request that was held last; 0: none was.
     pub held_errno: Counter,
     /// Requests refused, by [`Refusal`].
     pub refused: [Counter; Refusal::COUNT],
@@ -57,7 +58,7 @@ pub struct BlockStats {
     pub latency_ns: Histogram,
 }
 
-/// What [`crate::BlockPort::stats`] gives for each queue.
+/// Counters of one queue, see [`crate::BlockPort::stats`].
 #[derive(Debug, Clone)]
 pub struct QueueSnapshot {
     /// Index of the queue.
@@ -66,6 +67,6 @@ pub struct QueueSnapshot {
     pub running: bool,
     /// Counters of requests.
     pub block: Arc<BlockStats>,
-    /// Counters of the ring (of the last time it ran); none while it starts for the first time.
+    /// Counters of the ring (of the last time it ran); `None` while it starts for the first time.
     pub ring: Option<Arc<QueueStats>>,
 }

@@ -60,7 +60,7 @@ impl Backend for NullBackend {
     }
 }
 
-/// One queue's view.
+/// Null disk of one queue: its size.
 struct NullQueue(Arc<AtomicU64>);
 
 impl Executor for NullQueue {

@@ -1,12 +1,14 @@
 //! Orphaned operations: a queue that ends with operations in its disk leaves them to a thread.
 //!
-//! A disk may hang for as long as it likes, and the kernel reads and writes guest memory until it has
-//! answered. So a queue that ends early hands the rest of its requests ([`crate::in_flight::InFlight`]:
-//! their buffers, their hold on guest memory and the open image) to a thread of its own. The thread
-//! drops all of it after the last operation, and the image's lock goes last: nobody else can open the
-//! image before. Neither a sidecore nor a change of the daemon waits for it.
+//! A disk may hang for as long as it likes, and the kernel reads and writes guest memory until it
+//! has answered. So a queue that ends early hands the rest of its requests
+//! ([`crate::in_flight::InFlight`]: their buffers, their hold on guest memory and the open image)
+//! to a thread of its own. The thread drops all of it after the last operation, and the image's
+//! lock goes last: nobody else can open the image before. Neither a sidecore nor a change of the
+//! daemon waits for it.
 //!
-//! It takes a disk that hangs while its port is detached, or a bug of ours (a worker that panicked).
+//! It takes a disk that hangs while its port is detached, or a bug of ours (a worker that
+//! panicked).
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,8 +50,8 @@ impl Orphans {
         self.changed.notify_all();
     }
 
-    /// Gives `count` operations, with `owner` of all that they use, to a thread, which drops the owner
-    /// when `settle` has waited for them. Does not wait.
+    /// Gives `count` operations, with `owner` of all that they use, to a thread, which drops the
+    /// owner when `settle` has waited for them. Does not wait.
     pub fn adopt<T: Send + 'static>(
         self: Arc<Self>,
         count: usize,
@@ -61,8 +63,8 @@ impl Orphans {
             operations = count,
             "left in a disk; its image stays locked until they are over"
         );
-        // Without a thread, or if it panics, all of it is leaked: memory and a lock that are lost are
-        // better than memory and an image that others use at the same time (D3).
+        // Without a thread, or if it panics, all of it is leaked: memory and a lock that are lost
+        // are better than memory and an image that others use at the same time (D3).
         let mut owner = ManuallyDrop::new(owner);
         let work = move || {
             settle(&mut owner);

@@ -1,4 +1,4 @@
-//! What all queues of a port share.
+//! State that all queues of a port share.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,28 +13,29 @@ use crate::orphans::Orphans;
 use crate::request::Geometry;
 use crate::slab::Serial;
 
-/// See the module's text. Written by the session's thread, read by sidecores.
+/// State of a port, written by the session's thread and read by sidecores.
 pub(crate) struct PortState {
-    /// Whose account requests are charged to.
+    /// VM whose account is charged for requests.
     pub vm: VmId,
-    /// Of the device below.
+    /// Gate of the device below.
     pub gate: Option<Arc<Gate>>,
     /// Size of the disk.
     pub len_bytes: AtomicU64,
-    /// The write cache is on: writes are durable after a flush only.
+    /// Whether the write cache is on: then writes are durable after a flush only.
     pub writeback: AtomicBool,
     pub read_only: bool,
-    /// DISCARD and WRITE ZEROES were negotiated.
+    /// Whether DISCARD was negotiated.
     pub discard: AtomicBool,
+    /// Whether WRITE ZEROES was negotiated.
     pub write_zeroes: AtomicBool,
     pub block_size: u32,
     pub serial: Serial,
     pub demands: Demands,
-    /// First to last on the way from the VM. All queues of a port with stages are on one sidecore,
-    /// so this lock is never waited for; ports without stages never take it.
+    /// Stages, first to last on the way from the VM. All queues of a port with stages are on one
+    /// sidecore, so this lock is never waited for; ports without stages never take it.
     pub stages: Mutex<Vec<Box<dyn BlockStage>>>,
     pub has_stages: bool,
-    /// What becomes of requests that the storage fails.
+    /// Policy for requests that the storage fails.
     pub on_error: OnError,
     /// The errno of the first flush that failed; 0: none did. See [`PortState::flush_failure`].
     pub flush_errno: AtomicI32,
@@ -53,21 +54,21 @@ impl PortState {
         }
     }
 
-    /// Why no flush of the image succeeds any more, if one failed.
+    /// Errno of the first failed flush: since then no flush of the image succeeds.
     ///
-    /// Linux marks pages that it could not write as clean: a later fsync(2) has nothing left to write,
-    /// and returns 0. So one failure holds for all queues until the image is opened anew.
+    /// Linux marks pages that it could not write as clean: a later fsync(2) has nothing left to
+    /// write, and returns 0. So one failure holds for all queues until the image is opened anew.
     #[inline]
     pub fn flush_failure(&self) -> Option<i32> {
-        // The driver that knows of a failure by a queue's answer is answered by every queue so: ring
-        // and flag are written in this order.
+        // A driver that learns of the failure from one queue gets it from every queue: the flag is
+        // written before the answer.
         match self.flush_errno.load(Ordering::Relaxed) {
             0 => None,
             errno => Some(errno),
         }
     }
 
-    /// A flush failed. True for the first one.
+    /// Records a failed flush. True for the first one.
     pub fn fail_flushes(&self, errno: i32) -> bool {
         let errno = if errno == 0 { libc::EIO } else { errno };
         self.flush_errno.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed).is_ok()

@@ -1,7 +1,7 @@
-//! A queue's disk, and those that it had before and that still have operations.
+//! A queue's current disk, and its former disks that still have operations.
 //!
-//! Tokens name slots of the queue: a request whose operation comes back from an earlier disk goes on
-//! with the newest one.
+//! Tokens name slots of the queue: a request whose operation comes back from an earlier disk goes
+//! on with the newest one.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -19,11 +19,11 @@ struct FormerDisk {
     in_flight: usize,
 }
 
-/// See the module's text.
+/// Current disk of a queue, with its former ones.
 pub(crate) struct QueueDisks {
     current: Box<dyn Disk>,
-    /// Hardly ever more than one, for milliseconds: until the operations are done that were in
-    /// flight when the memory table changed.
+    /// Former disks: hardly ever more than one, for milliseconds, until the operations are done
+    /// that were in flight when the memory table changed.
     former: Vec<FormerDisk>,
 }
 
@@ -32,9 +32,8 @@ impl QueueDisks {
         Self { current: disk, former: Vec::new() }
     }
 
-    /// All operations go to `disk` from now on. `in_flight`: those of all disks. With
-    /// [`MAX_FORMER_DISKS`] before it they go where they went, and that disk forgets the memory that
-    /// it knows.
+    /// Sends all operations to `disk` from now on. `in_flight`: the operations of all disks. With
+    /// [`MAX_FORMER_DISKS`] the current disk stays instead, and forgets the memory that it knows.
     pub fn replace(&mut self, disk: Box<dyn Disk>, in_flight: usize) {
         if self.former.len() >= MAX_FORMER_DISKS {
             // SAFETY: no ranges. It cannot fail then.
@@ -53,22 +52,22 @@ impl QueueDisks {
         }
     }
 
-    /// Operations come back that ring no event: the owner has to look.
+    /// Whether operations come back that ring no event: the owner has to look.
     pub fn has_former(&self) -> bool {
         !self.former.is_empty()
     }
 
-    /// As [`Disk::submit`].
+    /// Gives an operation to the current disk: [`Disk::submit`].
     ///
     /// # Safety
-    /// As there.
+    /// The same contract.
     #[inline]
     pub unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.current.submit(token, op) }
     }
 
-    /// As [`Disk::flush_submissions`].
+    /// Starts the operations of all disks: [`Disk::flush_submissions`].
     #[inline]
     pub fn flush_submissions(&mut self) -> io::Result<()> {
         if self.former.is_empty() {
@@ -82,7 +81,7 @@ impl QueueDisks {
         all
     }
 
-    /// As [`Disk::reap`].
+    /// Takes finished operations of all disks: [`Disk::reap`].
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<DiskDone>) {
         if !self.former.is_empty() {
@@ -107,12 +106,12 @@ impl QueueDisks {
         }
     }
 
-    /// As [`Disk::event_fd`], of the newest.
+    /// Event of the current disk: [`Disk::event_fd`].
     pub fn event_fd(&self) -> Option<RawFd> {
         self.current.event_fd()
     }
 
-    /// As [`Disk::set_wakeups`], of the newest.
+    /// Switches the event of the current disk: [`Disk::set_wakeups`].
     #[inline]
     pub fn set_wakeups(&mut self, on: bool) {
         self.current.set_wakeups(on);

@@ -1,12 +1,12 @@
 //! A file or block device that holds the disk byte by byte, through io_uring.
 //!
-//! Guest memory goes into the kernel directly: no copy of ours. Each queue has its own ring. A batch
-//! is handed over in parts that grow, so that the device begins with the first requests while the
-//! last ones are still on their way to it: at most one `io_uring_enter` more each time that what it
-//! has in hand grows by a half. Completions are read from the shared ring; with cooperative task
-//! running the kernel does not interrupt the polling sidecore, it sets a flag that the next
-//! [`Disk::flush_submissions`] answers with an enter. The ring rings an eventfd only while its owner
-//! sleeps.
+//! Guest memory goes into the kernel directly: no copy of ours. Each queue has its own ring. A
+//! batch is handed over in parts that grow, so that the device begins with the first requests while
+//! the last ones are still on their way to it: at most one `io_uring_enter` more each time that
+//! what it has in hand grows by a half. Completions are read from the shared ring; with cooperative
+//! task running the kernel does not interrupt the polling sidecore, it sets a flag that the next
+//! [`Disk::flush_submissions`] answers with an enter. The ring rings an eventfd only while its
+//! owner sleeps.
 
 use std::fs::File;
 use std::io;
@@ -29,13 +29,13 @@ use crate::limits::{MAX_BLOCK_LEN_BYTES, MAX_DISK_LEN_BYTES, STEP_LEN_BYTES};
 use crate::registered_memory::RegisteredBuffers;
 use crate::resident::ResidentDisk;
 
-/// The registered file of each ring that operations are done on.
+/// Slot of the registered file that a ring's operations are done on.
 const IO_FILE: types::Fixed = types::Fixed(0);
 
-/// The place of the file that is only kept open ([`Disk::keep_open`]); empty at first.
+/// Slot of the claim's file, which is only kept open ([`Disk::keep_open`]); empty at first.
 const CLAIM_FILE: u32 = 1;
 
-/// The place of the opening that has the image's lock: the kernel closes it, and so unlocks the image of
+/// Slot of the opening that has the image's lock: the kernel closes it, and so unlocks the image of
 /// a killed daemon, when the ring's last request is done.
 const LOCK_FILE: usize = 2;
 
@@ -43,30 +43,30 @@ const LOCK_FILE: usize = 2;
 /// do. One that has is given half as many as it has: as busy as it can be, and in few calls.
 const MIN_START_OPS: u32 = 2;
 
-/// Which blocks a disk has.
+/// Block size of a disk, as the config gives it.
 #[derive(Debug, Clone, Copy)]
 enum BlockSize {
     Fixed(u32),
     AtLeast(u32),
 }
 
-/// See the module's text.
+/// The raw back end of a port: one image file or block device.
 #[derive(Debug)]
 pub struct RawBackend {
     file: Arc<ImageFile>,
     path: PathBuf,
     len_bytes: Arc<AtomicU64>,
-    /// The disk has whole blocks of so many bytes, whatever the length of its file.
+    /// Bytes of a block. The disk has whole blocks, whatever the length of its file.
     block_size: u32,
     demands: Demands,
-    /// On tmpfs or ramfs.
+    /// Whether the file is on tmpfs or ramfs.
     is_resident: bool,
     gate: Option<Arc<Gate>>,
     spare: Arc<SpareFiles>,
 }
 
-/// Openings of the image that rings had for themselves. What the kernel has to tell one of them waits
-/// for the next ring that has it.
+/// Openings of the image that no ring uses now. A write-back error that the kernel has for one of
+/// them waits for the next ring that takes it.
 pub(crate) type SpareFiles = Mutex<Vec<File>>;
 
 /// A ring's own opening of the image.
@@ -74,20 +74,20 @@ pub(crate) type SpareFiles = Mutex<Vec<File>>;
 /// The kernel tells each opening once that pages could not be written (errseq_t). Were one shared,
 /// another queue's flush could take the error, and this one's succeed and be answered first.
 pub(crate) struct RingFile {
-    /// None: the image's own is shared.
+    /// `None`: the ring shares the image's own opening.
     file: Option<File>,
     spare: Arc<SpareFiles>,
 }
 
 impl RingFile {
-    /// One that no ring has, or a new one.
+    /// Takes a spare opening, or makes a new one.
     pub(crate) fn take(spare: &Arc<SpareFiles>, image: &ImageFile) -> Self {
         let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Self { file: free.or_else(|| open_again(image)), spare: Arc::clone(spare) }
     }
 
-    /// As [`RingFile::take`], for those who know that it can be had: through the page cache, whatever
-    /// the image itself does.
+    /// Takes or makes an opening that goes through the page cache, whatever the image itself does.
+    /// It is never shared: an error where it cannot be made.
     pub(crate) fn take_buffered(spare: &Arc<SpareFiles>, image: &ImageFile) -> io::Result<Self> {
         let free = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let file = free.map_or_else(|| image_file::open_buffered(image), Ok)?;
@@ -103,8 +103,8 @@ impl Drop for RingFile {
     }
 }
 
-/// Opens an image once more, without a lock of its own. None for one that nobody writes, and where the
-/// system refuses it (no /proc, or the file is another user's by now): then the queues share an
+/// Opens an image once more, without a lock of its own. None for one that nobody writes, and where
+/// the system refuses it (no /proc, or the file is another user's by now): then the queues share an
 /// opening, and only the first failed flush of two at the same time is sure to be told.
 fn open_again(image: &ImageFile) -> Option<File> {
     let itself = format!("/proc/self/fd/{}", image.get().as_raw_fd());
@@ -120,7 +120,8 @@ fn open_again(image: &ImageFile) -> Option<File> {
 }
 
 impl RawBackend {
-    /// Opens and locks the image. Refused where direct I/O asks for larger blocks than `block_size`.
+    /// Opens and locks the image. Refused where direct I/O asks for larger blocks than
+    /// `block_size`.
     pub fn open(
         path: &Path,
         direct: bool,
@@ -130,9 +131,9 @@ impl RawBackend {
         Self::open_with(path, direct, read_only, BlockSize::Fixed(block_size))
     }
 
-    /// As [`RawBackend::open`]; blocks are of `block_size`, or larger where direct I/O asks for that
-    /// ([`RawBackend::block_size`]). Refused if the image has a partition table of other blocks: its guest
-    /// would not find its partitions any more.
+    /// Opens and locks the image; blocks are of `block_size`, or larger where direct I/O asks for
+    /// that ([`RawBackend::block_size`]). Refused if the image has a partition table of other
+    /// blocks: its guest would not find its partitions any more.
     pub fn open_auto(
         path: &Path,
         direct: bool,
@@ -202,7 +203,8 @@ impl RawBackend {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Its disks register guest memory of at most so much. Those on tmpfs do not: they have no ring.
+    /// Has its disks register guest memory of at most `max_bytes`. Disks on tmpfs do not: they have
+    /// no ring.
     pub fn registering_memory(mut self, max_bytes: u64) -> Self {
         self.demands.max_registered_bytes = if self.is_resident { 0 } else { max_bytes };
         self
@@ -245,9 +247,9 @@ impl Backend for RawBackend {
         Some(self.file.get().as_fd())
     }
 
-    /// Only looks again: whoever owns the file changes its size. A last block that the file has in
-    /// part is a whole one of the disk, as with QEMU: what is missing reads as zeroes, and a write of
-    /// it makes the file longer.
+    /// Looks at the size again: the owner of the file changes it. A last block that the file has in
+    /// part is a whole one of the disk, as with QEMU: the missing part reads as zeroes, and a write
+    /// of it makes the file longer.
     fn resize(&self, new_len_bytes: Option<u64>) -> Result<u64, BlockError> {
         let file_len = image_file::len_bytes(self.file.get())
             .map_err(BlockError::file("cannot read the size of", &self.path))?;
@@ -271,7 +273,7 @@ impl Backend for RawBackend {
     }
 }
 
-/// One queue's ring on a file.
+/// Ring of one queue on a file.
 pub(crate) struct RawDisk {
     ring: IoUring,
     event: Arc<Event>,
@@ -286,8 +288,8 @@ pub(crate) struct RawDisk {
 }
 
 impl RawDisk {
-    /// A ring on an opening of its own of the image `file`, which has the lock: the kernel keeps both
-    /// until the last operation is over. It rings `event`, which others may ring, too.
+    /// A ring on an opening of its own of the image `file`, which has the lock: the kernel keeps
+    /// both until the last operation is over. It rings `event`, which others may ring, too.
     pub(crate) fn new(
         file: Arc<ImageFile>,
         io_file: RingFile,
@@ -351,14 +353,15 @@ fn entry(op: DiskOp) -> squeue::Entry {
     }
 }
 
-/// Both modes read as zeroes afterwards, on files and on block devices; the size stays.
+/// A `fallocate` operation. With both modes the range reads as zeroes afterwards, on files and on
+/// block devices; the size stays.
 fn fallocate(offset: u64, len: u64, mode: i32) -> squeue::Entry {
     let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
     opcode::Fallocate::new(IO_FILE, len).offset(offset).mode(mode).build()
 }
 
-/// A single buffer needs no list: the kernel then copies no `iovec`; in a registered one it has no
-/// pages to look up either.
+/// Entry of an operation with a single buffer, which needs no list: the kernel then copies no
+/// `iovec`. In a registered buffer it has no pages to look up either.
 ///
 /// # Safety
 /// `bufs` points at `count` buffers.

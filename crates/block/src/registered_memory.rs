@@ -3,11 +3,12 @@
 //! For a registered buffer the kernel need not look up and hold the pages of each operation. It
 //! looks at the pages that were there when it registered them, not at the address: so a ring's
 //! buffers are those of one memory table and never change. A queue whose table changes gets a new
-//! ring (`queue_disks.rs`), made and registered by the session's thread, since pinning takes long, and what
-//! is in flight ends on the old one, which keeps the old pages until then. The two change together,
-//! between two polls: no request of the new table meets the old buffers, whatever its address. A
-//! request of the old table that goes on meets the new ones only at addresses that both tables map,
-//! which are the same pages: its own mappings stay as long as it lasts, so no others can be there.
+//! ring (`queue_disks.rs`), made and registered by the session's thread, since pinning takes long,
+//! and what is in flight ends on the old one, which keeps the old pages until then. The two change
+//! together, between two polls: no request of the new table meets the old buffers, whatever its
+//! address. A request of the old table that goes on meets the new ones only at addresses that both
+//! tables map, which are the same pages: its own mappings stay as long as it lasts, so no others
+//! can be there.
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ struct Window {
     first: u16,
 }
 
-/// The buffers of a ring; none at first.
+/// Registered buffers of a ring; empty at first.
 #[derive(Debug, Default)]
 pub(crate) struct RegisteredBuffers {
     /// Largest first: that is where most requests are.
@@ -39,8 +40,8 @@ pub(crate) struct RegisteredBuffers {
 }
 
 impl RegisteredBuffers {
-    /// Cuts memory into buffers that the kernel takes: the list for it, and ours. `used` counts the
-    /// operations that find one.
+    /// Cuts memory into buffers that the kernel takes. Returns its list and ours. `used` counts the
+    /// operations that find a buffer.
     pub fn cut(memory: &[IoSlice], used: Arc<Counter>) -> io::Result<(Vec<IoSlice>, Self)> {
         let mut memory = memory.to_vec();
         memory.sort_by_key(|m| std::cmp::Reverse(m.iov_len));
@@ -61,7 +62,7 @@ impl RegisteredBuffers {
         Ok((list, Self { windows, used }))
     }
 
-    /// The buffer in which all of `buf` lies; counted.
+    /// Finds, and counts, the buffer in which all of `buf` lies.
     #[inline]
     pub fn find(&self, buf: &IoSlice) -> Option<u16> {
         for window in &self.windows {
@@ -85,7 +86,7 @@ impl RegisteredBuffers {
     }
 }
 
-/// Why a table's memory is not registered: for the log.
+/// Reason why a table's memory is not registered, for the log.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistrationError {
     /// More than the administrator allows.
@@ -94,7 +95,7 @@ pub(crate) enum RegistrationError {
          registered, the disk works without"
     )]
     TooMuch {
-        /// What there is.
+        /// Guest memory.
         mib: u64,
         /// The limit.
         max_mib: u64,
@@ -106,9 +107,9 @@ pub(crate) enum RegistrationError {
          must be within RLIMIT_MEMLOCK, which is {limit} (LimitMEMLOCK= of the service)"
     )]
     Refused {
-        /// What there is.
+        /// Guest memory.
         mib: u64,
-        /// In so many pieces.
+        /// Number of its regions.
         regions: usize,
         /// RLIMIT_MEMLOCK.
         limit: String,
@@ -127,7 +128,7 @@ pub(crate) fn register(
     let mapped = memory.mapped();
     let len_bytes = mapped.iter().map(|m| m.iov_len as u64).sum::<u64>();
     let mib = len_bytes >> 20;
-    // Before anything is filled: what a front end declares costs it nothing, and us all of it.
+    // Before anything is filled: memory that a front end only declares costs it nothing, but us.
     if len_bytes > max_bytes {
         return Err(RegistrationError::TooMuch { mib, max_mib: max_bytes >> 20 });
     }
@@ -142,14 +143,15 @@ pub(crate) fn register(
         })
 }
 
-/// Fills memory before the kernel pins it: it would do that under a lock that whoever maps memory of
-/// this process waits for, a whole buffer at a time. Does nothing before Linux 5.14.
+/// Fills memory before the kernel pins it. The kernel would fill a whole buffer at a time under a
+/// lock that every thread of this process waits for when it maps memory. Does nothing before Linux
+/// 5.14.
 fn fill(memory: &[IoSlice]) -> io::Result<()> {
     for m in memory {
         for at in (0..m.iov_len).step_by(FILL_LEN_BYTES) {
             let (start, len) = (m.iov_base.wrapping_byte_add(at), m.iov_len - at);
-            // SAFETY: mapped, and shared with the guest: it has the pages as if it had touched them.
-            // Where the file ends the call fails.
+            // SAFETY: mapped, and shared with the guest: it has the pages as if it had touched
+            // them. Where the file ends the call fails.
             let filled = unsafe {
                 rustix::mm::madvise(start, len.min(FILL_LEN_BYTES), Advice::LinuxPopulateWrite)
             };

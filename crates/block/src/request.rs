@@ -1,4 +1,4 @@
-//! What a request asks for: the one place that reads the bytes of a virtio-blk request.
+//! Parser of virtio-blk requests: the one place that reads their bytes.
 //!
 //! Header and ranges are copied once out of guest memory, then checked, then used (D1). Every
 //! number is checked against the disk with sums that cannot overflow (C4, R9).
@@ -32,7 +32,7 @@ pub(crate) enum Status {
     Unsupported = 2,
 }
 
-/// Why a request was refused before any I/O.
+/// Reason for which a request is refused before any I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Refusal {
@@ -65,7 +65,7 @@ impl From<ChainFault> for Refusal {
 }
 
 impl Refusal {
-    /// How many there are.
+    /// Number of reasons.
     pub const COUNT: usize = 8;
 
     /// All, in the order of their counters.
@@ -95,12 +95,12 @@ impl Refusal {
     }
 }
 
-/// One range of the disk, in bytes.
+/// Range of the disk, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Range {
     pub offset: u64,
     pub len: u64,
-    /// WRITE ZEROES: the blocks may be given back.
+    /// Whether WRITE ZEROES may give the blocks back.
     pub unmap: bool,
 }
 
@@ -114,13 +114,13 @@ pub(crate) enum Request {
     Write(Range),
     Flush,
     GetId,
-    /// That many ranges.
+    /// Number of ranges to discard.
     Discard(u8),
-    /// That many ranges.
+    /// Number of ranges to zero.
     WriteZeroes(u8),
 }
 
-/// What requests are checked against.
+/// Size and abilities of a disk, against which requests are checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry {
     /// Size of the disk now.
@@ -128,8 +128,9 @@ pub(crate) struct Geometry {
     /// Logical block size.
     pub block_size: u32,
     pub read_only: bool,
-    /// DISCARD and WRITE ZEROES were negotiated.
+    /// Whether DISCARD was negotiated.
     pub discard: bool,
+    /// Whether WRITE ZEROES was negotiated.
     pub write_zeroes: bool,
 }
 
@@ -180,7 +181,7 @@ impl Geometry {
         if self.read_only { Err(Refusal::ReadOnly) } else { Ok(()) }
     }
 
-    /// `len` bytes from `sector`: wholly on the disk, whole blocks.
+    /// Checks that `len` bytes from `sector` are on the disk, and whole blocks.
     fn range(&self, sector: u64, len: u64) -> Result<Range, Refusal> {
         let offset = sector.checked_mul(SECTOR_LEN_BYTES).ok_or(Refusal::OutOfRange)?;
         let end = offset.checked_add(len).ok_or(Refusal::OutOfRange)?;

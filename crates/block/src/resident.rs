@@ -20,10 +20,10 @@ use base::io::DiskOp;
 use crate::image_file::ImageFile;
 use crate::immediate::{Executor, ImmediateDisk};
 
-/// One queue's disk on such a file.
+/// Disk of one queue on a file in memory.
 pub(crate) type ResidentDisk = ImmediateDisk<ResidentQueue>;
 
-/// One queue's view.
+/// Access of one queue to the file.
 pub(crate) struct ResidentQueue {
     image: Arc<ImageFile>,
     len_bytes: Arc<AtomicU64>,

@@ -25,7 +25,7 @@ impl IoVecs {
     }
 }
 
-/// What a slot is doing.
+/// Kind of a request that the disk works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobKind {
     Read,
@@ -35,49 +35,51 @@ pub(crate) enum JobKind {
     WriteZeroes,
 }
 
-/// Where a request stands. A request is a list of ranges; a range is done in steps; a step may take
+/// Progress of a request. A request is a list of ranges; a range is done in steps; a step may take
 /// several operations when the disk moves less than asked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Job {
     pub kind: JobKind,
     /// The range in work (READ and WRITE have one).
     pub range: Range,
-    /// Ranges of the slot that are done, and how many there are.
+    /// Number of ranges that are done.
     pub range_index: u8,
+    /// Number of ranges.
     pub range_count: u8,
     /// Bytes of the range that are done.
     pub done: u64,
-    /// Bytes of the step in work; 0: none is begun.
+    /// Bytes of the step in work; 0: no step has begun.
     pub step_len: u32,
     /// Bytes of the step that are done.
     pub step_done: u32,
-    /// The data is there, a flush makes it durable (write-through).
+    /// Whether the data is written and a flush makes it durable (write-through).
     pub is_flushing: bool,
-    /// WRITE ZEROES: the disk has no such operation, zeroes are written.
+    /// Whether WRITE ZEROES writes zeroes as data: the disk has no such operation.
     pub writes_zeroes: bool,
-    /// The data goes through a bounce buffer.
+    /// Whether the data goes through a bounce buffer.
     pub is_bouncing: bool,
     /// Repeats after EINTR or EAGAIN.
     pub retries: u8,
-    /// An operation is with the disk.
+    /// Whether the disk has an operation of the request.
     pub is_in_disk: bool,
-    /// It began with a placeholder, and is looked at: see [`crate::placeholder`].
+    /// Whether its first sector is a placeholder and the rest is to be inspected: see
+    /// [`crate::placeholder`].
     pub may_be_placeholder: bool,
-    /// A placed request that is not answered yet.
+    /// Whether a handler has it, as a placeholder request, and has not answered.
     pub is_parked: bool,
-    /// Charged for steps to come: see [`crate::cost`].
+    /// Bytes charged for steps to come: see [`crate::cost`].
     pub paid_bytes: u64,
-    /// To be charged for the step that was begun, when the disk has it.
+    /// Bytes to be charged for the step that was begun, once the disk has it.
     pub due_bytes: u64,
 }
 
 impl Job {
-    /// The disk has an operation for it that takes no data.
+    /// Whether the disk has an operation for it that takes no data.
     pub fn is_native(&self) -> bool {
         self.kind == JobKind::Discard || (self.kind == JobKind::WriteZeroes && !self.writes_zeroes)
     }
 
-    /// What it waits for now is a flush.
+    /// Whether its next operation is a flush.
     pub fn is_flush(&self) -> bool {
         self.is_flushing || self.kind == JobKind::Flush
     }
@@ -105,7 +107,7 @@ impl Job {
     }
 }
 
-/// One request in flight.
+/// Slot for one request in flight.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub chain: ChainBuf,
@@ -116,16 +118,17 @@ pub(crate) struct Slot {
     pub ranges: Ranges,
     /// The bounce buffer it holds.
     pub bounce: Option<u16>,
-    /// When its request was taken from the ring.
+    /// Time at which its request was taken from the ring.
     pub taken_ns: u64,
-    /// It holds a request.
+    /// Whether it holds a request.
     pub is_taken: bool,
-    /// The memory table of its request is not the queue's any more.
+    /// Whether the memory table of its request is not the queue's any more.
     pub has_old_table: bool,
-    /// Of a write that may be a placed one: what its first sector says, and bytes that were looked at.
+    /// Head of a request that may be a placeholder.
     pub placeholder_head: PlaceholderHead,
+    /// Bytes of such a request that were inspected.
     pub inspected_bytes: u64,
-    /// Of a placed write: it is durable when it is answered.
+    /// Whether a placeholder request needs no flush after its answer.
     pub is_durable: bool,
 }
 
@@ -175,7 +178,7 @@ impl Slab {
         chain.readable.len() + chain.writable.len() <= MAX_OP_SEGS || !self.wide.is_empty()
     }
 
-    /// Puts a chain into a slot. False where [`Slab::has_room`] is.
+    /// Puts a chain into a slot. False where [`Slab::has_room`] says so.
     #[inline]
     pub fn load(&mut self, slot: u16, batch: &Batch, index: usize) -> bool {
         let s = &mut self.slots[usize::from(slot)];
@@ -222,7 +225,7 @@ impl Slab {
         self.wide.len()
     }
 
-    /// All of it, which leaves nothing.
+    /// Takes all slots, and leaves none.
     pub fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new(0))
     }
@@ -233,7 +236,7 @@ impl Slab {
     }
 }
 
-/// One page of a bounce buffer, aligned as strictly as any disk asks for.
+/// Page of a bounce buffer, aligned as strictly as any disk asks for.
 #[derive(FromBytes, IntoBytes, KnownLayout)]
 #[repr(C, align(4096))]
 struct Page([u8; 4096]);
@@ -245,7 +248,7 @@ pub(crate) struct Bounces {
 }
 
 impl Bounces {
-    /// [`BOUNCE_COUNT`] buffers when they are `wanted`; else none.
+    /// Allocates [`BOUNCE_COUNT`] buffers when they are `wanted`; else none.
     pub fn new(wanted: bool) -> Result<Self, std::io::Error> {
         let count = if wanted { BOUNCE_COUNT } else { 0 };
         let pages = usize::from(count) * BOUNCE_LEN_BYTES as usize / size_of::<Page>();
@@ -259,7 +262,7 @@ impl Bounces {
         Self { pages: Box::default(), free: Vec::new() }
     }
 
-    /// How many nobody has.
+    /// Number of free buffers.
     #[cfg(test)]
     pub fn free_count(&self) -> usize {
         self.free.len()
@@ -275,7 +278,7 @@ impl Bounces {
         self.free.push(index);
     }
 
-    /// The bytes of a buffer (one that was taken).
+    /// Bytes of a buffer that was taken.
     pub fn bytes(&mut self, index: u16) -> &mut [u8] {
         let len = BOUNCE_LEN_BYTES as usize;
         let all = self.pages.as_mut_bytes();
@@ -290,7 +293,8 @@ pub(crate) struct Zeroes([u8; 65536]);
 pub(crate) static ZEROES: Zeroes = Zeroes([0; 65536]);
 
 impl Zeroes {
-    /// Describes `len_bytes` of zeroes in `out`, as far as its capacity goes; returns how many.
+    /// Describes `len_bytes` of zeroes in `out`, as far as its capacity goes. Returns the bytes
+    /// described.
     pub fn describe(&'static self, len_bytes: u32, out: &mut Vec<IoSlice>) -> u32 {
         let mut left = len_bytes;
         while left > 0 && out.len() < out.capacity() {

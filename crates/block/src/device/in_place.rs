@@ -1,4 +1,4 @@
-//! What others of the daemon may read of a disk without asking its queues, and write for them.
+//! Access of other parts of the daemon to a disk's image, past the disk's queues.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -15,35 +15,38 @@ use crate::engine::QueueEngine;
 use crate::error::BlockError;
 use crate::placeholder::{Answers, PlaceholderConfig, PlaceholderHandler, TargetFile};
 
-/// A disk's bytes, byte by byte as the guest sees them, in a file.
+/// File with a disk's bytes, byte by byte as the guest sees them.
 #[derive(Debug)]
 pub struct Image {
-    /// The file or block device, opened for reading through the page cache whatever the disk's own
-    /// way is. What a guest was told is written is seen, but see `may_lag`; what it is writing may be.
-    /// Not locked: a holder must not keep it longer than the port, whose lock keeps other daemons out.
+    /// File or block device, opened for reading through the page cache, also where the disk's own
+    /// I/O goes past it. Reads see completed writes of the guest (but see `may_lag`), and may see
+    /// writes under way. Not locked: it must be closed before the port, whose lock keeps other
+    /// daemons out.
     pub file: OwnedFd,
-    /// What somebody has read through the page cache may be older than what the guest has written: a
-    /// block device that the disk's queues write past it. The kernel drops cached pages before such a
-    /// write and not behind it, so one that was read meanwhile stays. Nothing is read ahead of what is asked
-    /// for; who knows that nobody writes to some bytes has them dropped before he reads them.
+    /// Whether cached pages may be older than the guest's writes: the case of a block device that
+    /// the disk's queues write past the page cache. The kernel drops cached pages before such a
+    /// write and not behind it, so a page that was read meanwhile stays. Read-ahead is off. A
+    /// reader that knows that nobody writes to some bytes can drop their pages before it reads
+    /// them.
     pub may_lag: bool,
-    /// The disk's size as the guest was told it, when this was asked for, but for the padding of a last
-    /// block that the file had in part only. The file may be longer, and shorter if its owner cut it off.
+    /// Size of the disk that the guest was told, when the image was asked for, without the padding
+    /// of a last block that the file has in part. The file may be longer, and shorter if its owner
+    /// cut it off.
     pub len_bytes: u64,
 }
 
-/// Why a disk cannot be read, or written, in place.
+/// Reason why a disk cannot be read, or written, in place.
 #[derive(Debug, Error)]
 pub enum InPlaceError {
-    /// The bytes lie elsewhere in the file, or there is none.
+    /// The format has the bytes elsewhere in the file, or has no file.
     #[error("disk {port}: its format is {kind}; only raw disks are read in place")]
     Format {
         /// The port's name.
         port: String,
-        /// Its back end.
+        /// Format of its image.
         kind: &'static str,
     },
-    /// The file's bytes are not what the guest sees.
+    /// A stage changes the bytes between the file and the guest.
     #[error("disk {port}: its stage {stage} changes the content, so the file has other bytes")]
     Stage {
         /// The port's name.
@@ -61,19 +64,19 @@ pub enum InPlaceError {
     },
 }
 
-/// Why no placeholders can be written to a disk.
+/// Reason why a disk cannot serve placeholder requests.
 #[derive(Debug, Error)]
 pub enum PlaceholderError {
-    /// Nobody can write the bytes where the guest sees them.
+    /// The bytes cannot be written in place.
     #[error(transparent)]
     NotInPlace(#[from] InPlaceError),
-    /// Nothing is written to it.
+    /// The disk is read-only.
     #[error("disk {port}: it is read-only, so no placeholders are written to it")]
     ReadOnly {
         /// The port's name.
         port: String,
     },
-    /// No event, or it cannot be watched.
+    /// An event could not be made, or not watched.
     #[error("disk {port}: {source}")]
     Resource {
         /// The port's name.
@@ -84,8 +87,8 @@ pub enum PlaceholderError {
 }
 
 impl BlockPort {
-    /// The disk's file, for reading in place; for use outside of sidecores. Each call opens it anew,
-    /// by its descriptor: what has come to its path meanwhile does not matter.
+    /// Opens the disk's file for reading in place; for use outside of sidecores. Each call opens it
+    /// anew, by its descriptor: another file at its path does not matter.
     pub fn image(&self) -> Result<Image, InPlaceError> {
         let file = self.open_again(OFlags::RDONLY)?;
         let may_lag = self.may_lag(&file)?;
@@ -112,9 +115,9 @@ impl BlockPort {
         Ok(may_lag)
     }
 
-    /// From now on requests of placeholders are offered to who knows what they stand for: see
-    /// [`crate::placeholder`]. Holds for queues that run and for those to come, as long as the port;
-    /// another call replaces it, but for what was taken. For use outside of sidecores.
+    /// Offers placeholder requests to `handler` from now on: see [`crate::placeholder`]. This holds
+    /// for running queues and for later ones, as long as the port lives. Another call replaces the
+    /// handler, but not for requests that it has taken. For use outside of sidecores.
     pub fn set_placeholder_handler(
         &self,
         handler: Arc<dyn PlaceholderHandler>,
@@ -128,7 +131,8 @@ impl BlockPort {
         let may_lag = self.may_lag(&file)?;
         let target = TargetFile::new(file.into(), may_lag, Some(Arc::clone(&self.backend)));
         let config = Arc::new(PlaceholderConfig { handler, target, align_bytes: align as u64 });
-        // A queue that starts meanwhile does so before, or waits and sees them.
+        // A queue that starts meanwhile is in the list, or waits for this lock and sees the
+        // handler.
         let queues = self.lock();
         *self.placeholder_config.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Arc::clone(&config));
@@ -140,7 +144,8 @@ impl BlockPort {
         Ok(())
     }
 
-    /// Has an engine that is about to start offer placed requests, if the port does.
+    /// Gives an engine that is about to start the port's handler of placeholder requests, if there
+    /// is one.
     pub(super) fn give_placeholder_config(
         &self,
         engine: &mut QueueEngine,
@@ -153,13 +158,13 @@ impl BlockPort {
         answers.and_then(|a| engine.set_placeholders(config, a, None)).map(drop).map_err(resource)
     }
 
-    /// Whether its queues go past the page cache. (Where nobody can tell, they do.)
+    /// Whether its queues go past the page cache; true where that is not known.
     fn is_direct(&self) -> bool {
         let flags = self.backend.in_place().and_then(|file| rustix::fs::fcntl_getfl(file).ok());
         flags.is_none_or(|flags| flags.contains(OFlags::DIRECT))
     }
 
-    /// The disk's file, opened anew.
+    /// Opens the disk's file anew.
     fn open_again(&self, access: OFlags) -> Result<OwnedFd, InPlaceError> {
         let port = || self.name.clone();
         let Some(file) = self.backend.in_place() else {
@@ -174,7 +179,7 @@ impl BlockPort {
     }
 }
 
-/// Has a running queue offer placed requests.
+/// Gives a running queue a handler of placeholder requests.
 fn offer_to(
     worker: &WorkerRef<QueueEngine>,
     config: &Arc<PlaceholderConfig>,

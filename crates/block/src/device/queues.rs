@@ -1,4 +1,4 @@
-//! What a queue is started with, what it moves to, and its end.
+//! Disks and claims of a port's queues: at their start, at a change of memory, and at their end.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -19,13 +19,13 @@ use crate::engine::QueueEngine;
 use crate::error::BlockError;
 use crate::registered_memory;
 
-/// How often the end of a queue says that it still waits for its disk.
+/// Interval of log lines about a queue's end that still waits for its disk.
 const DRAIN_REPORT: Duration = Duration::from_secs(10);
 
 /// The end of a port's queues.
 #[derive(Default)]
 pub(super) struct Ending {
-    /// Until when disks are waited for; none: for ever.
+    /// Time until which disks are waited for; `None`: for ever.
     by: Option<Instant>,
     /// Queues that wait for their disks now.
     waiting: Vec<(usize, WorkerRef<QueueEngine>)>,
@@ -71,9 +71,9 @@ impl BlockPort {
         Ok(disk)
     }
 
-    /// Registers the memory that a queue's table is, or will be, with its new disk, if that is wanted:
-    /// takes as long as the kernel needs to fill and pin it. What fails is told once, and the disk
-    /// works without.
+    /// Registers the memory of a queue's table with its new disk, if the config asks for it. It
+    /// takes as long as the kernel needs to fill and pin the memory. A failure is logged once, and
+    /// the disk works without.
     pub(super) fn register(&self, disk: &mut dyn Disk, index: usize, memory: &GuestMemory) {
         let max_bytes = self.state.demands.max_registered_bytes;
         if max_bytes == 0 {
@@ -89,8 +89,8 @@ impl BlockPort {
         }
     }
 
-    /// The disk for a running queue that moves to `memory`; none where it can keep the one it has:
-    /// when only the dirty log of a migration comes or goes nothing is pinned again.
+    /// New disk for a running queue that moves to `memory`. `None` where the queue can keep its
+    /// disk: when only the dirty log of a migration comes or goes, nothing is pinned again.
     pub(super) fn successor(
         &self,
         index: usize,
@@ -109,7 +109,7 @@ impl BlockPort {
     }
 
     /// Waits for the requests in flight, then takes the worker off its sidecore. After
-    /// [`BlockPort::give_up_after`] what is in the disk is left there at last, which is an error.
+    /// [`BlockPort::give_up_after`] operations are left in the disk in the end, which is an error.
     pub(super) fn take_off(
         &self,
         index: usize,
@@ -132,13 +132,13 @@ impl BlockPort {
                 self.name
             )));
         }
-        // Whoever comes next finds the image unlocked.
+        // The next user of the image finds it unlocked.
         dropper::wait();
         Ok(vring)
     }
 
-    /// Has a queue end its requests. Returns how many are left in the disk, see
-    /// [`BlockPort::give_up_after`].
+    /// Waits until a queue has ended its requests. Returns the number of operations left in the
+    /// disk, see [`BlockPort::give_up_after`].
     fn drain(&self, index: usize, worker: &WorkerRef<QueueEngine>) -> Result<usize, DeviceError> {
         let (notice, woken) = mpsc::channel();
         let stays_inflight = self.is_taken_again.load(Ordering::Relaxed);
@@ -168,9 +168,9 @@ impl BlockPort {
         }
     }
 
-    /// The port is to end soon: its queues wait so long at most for their disks. What is in them then
-    /// stays there, with the image locked: see [`BlockPort::orphaned_operations`]. Requests that a pipe has
-    /// are waited for in any case.
+    /// Limits the time for which ending queues wait for their disks. Operations that are in a disk
+    /// then stay there, with the image locked: see [`BlockPort::orphaned_operations`]. Requests
+    /// that a pipe has are waited for in any case.
     pub fn give_up_after(&self, limit: Duration) {
         let waiting = {
             let mut ending = self.ending();
@@ -178,7 +178,7 @@ impl BlockPort {
             ending.waiting.clone()
         };
         for (_, worker) in waiting {
-            // One that has ended needs no word.
+            // A queue that has ended needs no message.
             let _ = worker.call(|engine, _| engine.wake_drain());
         }
     }
@@ -188,7 +188,7 @@ impl BlockPort {
         self.state.orphans.wait(Duration::ZERO)
     }
 
-    /// As [`BlockPort::orphaned_operations`], to be waited for.
+    /// Count behind [`BlockPort::orphaned_operations`], to be waited for.
     #[cfg(test)]
     pub(crate) fn orphans(&self) -> Arc<crate::orphans::Orphans> {
         Arc::clone(&self.state.orphans)
@@ -198,8 +198,8 @@ impl BlockPort {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue may start only when nothing of an earlier one of this port is in the disk: it takes the
-    /// same requests again.
+    /// Checks that no operation of an earlier queue of this port is in the disk: a queue that
+    /// starts takes the same requests again.
     pub(super) fn check_nothing_left(&self) -> Result<(), DeviceError> {
         match self.state.orphans.wait(claim::MAX_WAIT) {
             0 => Ok(()),

@@ -1,10 +1,10 @@
 //! A queue's flushes: one at a time in the disk, shared by all requests that wait for one.
 //!
-//! The kernel tells an opening of a file of a write-back error once. Of two flushes at the same time
-//! one would hear of it and the other succeed, and whichever is answered first decides what the guest
+//! The kernel reports a write-back error once to each opening of a file. Of two flushes at the same
+//! time one would get it and the other succeed, and the first answer decides what the guest
 //! believes. So a queue has one flush in the disk. Requests that come meanwhile wait, and share the
-//! next one: it begins after all that they want to be durable. (Kernels merge the flushes of a device
-//! in the same way.) Queues do not share openings: see `raw.rs`.
+//! next one: it begins after all writes that they cover. (Kernels merge the flushes of a device in
+//! the same way.) Queues do not share openings: see `raw.rs`.
 //!
 //! Once one failed, all fail: see [`PortState::flush_failure`](crate::port_state::PortState).
 
@@ -15,37 +15,37 @@ use crate::error_log::ErrorLog;
 use crate::request::Status;
 use crate::slab::JobKind;
 
-/// Who waits for which flush. Lists never grow beyond the queue's depth.
+/// Slots that wait for a flush. The lists never grow beyond the queue's depth.
 pub(super) struct Flushes {
-    /// The slot whose flush is in the disk.
+    /// Slot whose flush is in the disk.
     leader: Option<u16>,
-    /// Slots that this flush is for as well.
+    /// Other slots that share this flush.
     shared: Vec<u16>,
-    /// Slots that came while it was in the disk: for the next one.
+    /// Slots that came while it was in the disk: they share the next one.
     next: Vec<u16>,
 }
 
 impl Flushes {
-    /// For a queue with up to `depth` requests in flight.
+    /// Lists for a queue with up to `depth` requests in flight.
     pub fn new(depth: u16) -> Self {
         let list = || Vec::with_capacity(usize::from(depth));
         Self { leader: None, shared: list(), next: list() }
     }
 
-    /// The disk has been given a flush for this slot: it is for all that wait.
+    /// Notes that the disk has a flush for this slot: all that wait share it.
     pub fn lead(&mut self, slot: u16) {
         self.leader = Some(slot);
         self.shared.append(&mut self.next);
     }
 
-    /// Another slot's flush is in the disk.
+    /// Whether another slot's flush is in the disk.
     fn is_led_by_other(&self, slot: u16) -> bool {
         self.leader.is_some_and(|leader| leader != slot)
     }
 }
 
 impl QueueEngine {
-    /// Whether a request needs a flush to succeed that cannot.
+    /// Whether a request needs a flush, which cannot succeed any more.
     #[inline]
     pub(super) fn needs_failed_flush(&self, slot: u16) -> bool {
         if self.port.flush_failure().is_none() {
@@ -58,15 +58,15 @@ impl QueueEngine {
         }
     }
 
-    /// Answers such a request. The log has told of it.
+    /// Ends a request that needs a flush with an error. The log has the failure already.
     #[cold]
     pub(super) fn fail_for_flush(&mut self, slot: u16) {
         self.stats.io_errors.add(1);
         self.finish(slot, Status::IoErr);
     }
 
-    /// A request is to be flushed now: true when the disk need not be asked for it, since it shares
-    /// another's flush or has failed.
+    /// Lets a request wait for another's flush, or fail after a failed one. False when the disk
+    /// must be given a flush for it.
     pub(super) fn join_flush(&mut self, slot: u16) -> bool {
         if self.flushes.is_led_by_other(slot) {
             self.flushes.next.push(slot);
@@ -79,7 +79,7 @@ impl QueueEngine {
         is_lost
     }
 
-    /// The leader's flush has ended: answers all that it was for, and has the next one begin.
+    /// Ends the leader's flush: answers all that share it, and lets the next one begin.
     pub(super) fn end_flush(&mut self, slot: u16, errno: Option<i32>) {
         if let Some(errno) = errno {
             let parts = &self.vring.parts;

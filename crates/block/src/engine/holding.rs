@@ -1,15 +1,15 @@
 //! Requests that wait for their storage after an error, as the disk's `on_error` says.
 //!
-//! Such a request keeps its slot, and nothing is answered. From time to time one of them is tried
-//! again, with longer and longer pauses: when it gets on, all do. So a full file system costs an
-//! operation every few seconds, and no poll but the one that it is due in. An administrator need not
-//! wait: see [`crate::BlockPort::resume`].
+//! A held request keeps its slot and is not answered. From time to time one of them, the probe, is
+//! tried again, with longer and longer pauses: when it succeeds, all go on. So a full file system
+//! costs an operation every few seconds, and only the poll in which it is due. An administrator
+//! need not wait: see [`crate::BlockPort::resume`].
 //!
-//! Flushes are never held (see [`super::flushing`]): what a failed one lost cannot be written again.
-//! Nor are requests that a pipe answers: their bytes are the pipe's.
+//! Flushes are never held (see [`super::flushing`]): writes that a failed one lost cannot be
+//! repeated. Nor are requests that a pipe answers: their bytes are the pipe's.
 //!
-//! When the queue ends, held requests end with an I/O error, since a driver or a migration waits for
-//! all of them. Where the session ends and whoever serves it next takes them again by the inflight
+//! When the queue ends, held requests end with an I/O error, since a driver or a migration waits
+//! for all of them. Where the session ends and the next one takes requests again from the inflight
 //! region, they are left in there.
 
 use std::collections::VecDeque;
@@ -21,22 +21,22 @@ use crate::in_flight::OpOutcome;
 use crate::limits::{HOLD_MAX_NS, HOLD_MIN_NS};
 use crate::request::Status;
 
-/// See the module's text. The list never grows beyond the queue's depth.
+/// Held requests of a queue. The list never grows beyond the queue's depth.
 pub(super) struct Holding {
-    /// Slots of the requests that wait: longest ago tried first.
+    /// Slots of the held requests, in the order of their last try.
     slots: VecDeque<u16>,
-    /// The one that is tried again now.
+    /// Slot that is tried again now.
     probe: Option<u16>,
     retry_at_ns: u64,
     pause_ns: u64,
-    /// Since a request was held, none got on.
+    /// Whether no request has succeeded since one was held.
     is_holding: bool,
-    /// At the end of the queue they stay in the inflight region.
+    /// Whether held requests stay in the inflight region at the end of the queue.
     stays_inflight: bool,
 }
 
 impl Holding {
-    /// For a queue with up to `depth` requests in flight.
+    /// A list for a queue with up to `depth` requests in flight.
     pub fn new(depth: u16) -> Self {
         Self {
             slots: VecDeque::with_capacity(usize::from(depth)),
@@ -48,13 +48,13 @@ impl Holding {
         }
     }
 
-    /// Requests that wait.
+    /// Number of held requests, without the probe.
     #[inline]
     pub fn count(&self) -> usize {
         self.slots.len()
     }
 
-    /// Sleeps no longer than until the next try.
+    /// Shortens a sleep to the time of the next try.
     pub fn bound(&self, arm: Arm) -> Arm {
         if self.slots.is_empty() || self.probe.is_some() {
             return arm;
@@ -68,7 +68,7 @@ impl Holding {
 }
 
 impl QueueEngine {
-    /// The disk refused or failed: the request is held, or the guest sees an I/O error.
+    /// Takes in a failure of the disk: the request is held, or the guest sees an I/O error.
     pub(super) fn fail(&mut self, slot: u16, errno: i32) {
         let work = self.in_flight.slab.slots[usize::from(slot)].job.kind;
         if !self.port.on_error.holds(work, errno) {
@@ -98,8 +98,8 @@ impl QueueEngine {
         self.show_held_count();
     }
 
-    /// A request is answered: if it is the one that was tried again, and none got on by it, the next
-    /// try is another's.
+    /// Notes that a request is answered. If it is the probe, which did not succeed, the next try is
+    /// another's.
     #[inline]
     pub(super) fn forget_probe(&mut self, slot: u16) {
         if self.holding.probe == Some(slot) {
@@ -112,7 +112,7 @@ impl QueueEngine {
         }
     }
 
-    /// Tries one of the held requests again when it is time. Returns whether it does.
+    /// Tries one of the held requests again when it is time. Returns the number of tries.
     #[cold]
     pub(super) fn retry_held(&mut self, now_ns: u64) -> usize {
         let Holding { slots, probe, retry_at_ns, .. } = &mut self.holding;
@@ -125,7 +125,7 @@ impl QueueEngine {
         1
     }
 
-    /// A request got on: if it is the one that was tried again, all others do as well.
+    /// Notes the progress of a request: when the probe succeeds, all held requests go on.
     #[inline]
     pub(super) fn note_progress(&mut self, slot: u16, next: &OpOutcome) {
         if self.holding.probe == Some(slot) {
@@ -141,7 +141,7 @@ impl QueueEngine {
         }
     }
 
-    /// Has all held requests go on. Returns how many.
+    /// Lets all held requests go on. Returns their number.
     #[cold]
     pub fn resume_held(&mut self) -> usize {
         let holding = &mut self.holding;
@@ -155,8 +155,8 @@ impl QueueEngine {
         count
     }
 
-    /// The queue ends. `stays_inflight`: whoever serves the front end next takes again what the
-    /// inflight region says.
+    /// Ends all held requests, at the end of the queue. `stays_inflight`: the next session takes
+    /// them again from the inflight region.
     pub(super) fn end_all_held(&mut self, stays_inflight: bool) {
         self.holding.stays_inflight = stays_inflight && self.vring.parts.inflight.is_some();
         self.holding.probe = None;
@@ -185,7 +185,7 @@ impl QueueEngine {
             .set(self.holding.slots.len() as u64 + u64::from(self.holding.probe.is_some()));
     }
 
-    /// The guest sees an I/O error, the log sees the cause.
+    /// Ends a request with an I/O error, and logs the cause.
     pub(super) fn report(&mut self, slot: u16, errno: i32) {
         self.stats.io_errors.add(1);
         if errno == libc::ENOSPC || errno == libc::EDQUOT {

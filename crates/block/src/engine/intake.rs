@@ -1,4 +1,4 @@
-//! What a queue takes from its ring and gives to its disk, and what that is charged.
+//! Intake of a queue: requests from its ring, operations to its disk, and their charges.
 
 use sidecore::{Ledger, Spent, least_charge_bytes};
 
@@ -8,8 +8,8 @@ use crate::limits::{MIN_CHARGE_BYTES, POLL_BUDGET_BYTES};
 use crate::request::Status;
 
 impl QueueEngine {
-    /// Has requests go on that wait for their next step, and takes new ones: in turn first, so that a
-    /// request behind a large one waits for a step and not for all of it.
+    /// Begins next steps of requests and takes new requests. The two go first in turns, so that a
+    /// request behind a large one waits for a step and not for all of it. Returns the work done.
     pub(super) fn take_and_issue(&mut self, now_ns: u64, ledger: &mut Ledger) -> usize {
         self.in_flight.choose_step(ledger.is_crowded());
         let mut budget = POLL_BUDGET_BYTES;
@@ -35,8 +35,8 @@ impl QueueEngine {
         work
     }
 
-    /// Begins further steps of requests, as far as there is credit. Asked for again and not once for
-    /// a request: else the steps of all queues would run beside the turn.
+    /// Begins further steps of requests, as far as there is credit. Each step needs credit anew:
+    /// else the steps of all queues would run beside the VM's turn.
     fn issue_steps(&mut self, budget: &mut u64, now_ns: u64, ledger: &mut Ledger) -> usize {
         let allowance = ledger.allowance(self.port.vm, now_ns);
         let below = self.pass.credit(ledger, now_ns);
@@ -51,7 +51,8 @@ impl QueueEngine {
         work
     }
 
-    /// Takes from the ring what the first steps of fit into `budget`, but for the last one.
+    /// Takes requests from the ring whose first steps fit into `budget`; the last one may exceed
+    /// it.
     fn take(&mut self, budget: u64, now_ns: u64, ledger: &mut Ledger) -> usize {
         let free = self.in_flight.slab.free.len().min(self.batch_max);
         if free == 0 || self.drain_notice.is_some() {
@@ -94,7 +95,7 @@ impl QueueEngine {
         }
         if taken > 0 {
             self.batch.clear();
-            // Who waits for the device does not wait for this thread.
+            // A queue that waits for the device does not wait for this thread.
             ledger.charge(vm, spent, popped == by_thread || taken < popped, now_ns);
             self.pass.charge(ledger, spent, popped == most, now_ns);
             self.mean_cost = spent.bytes / u64::from(spent.requests.max(1));
@@ -104,7 +105,7 @@ impl QueueEngine {
         taken
     }
 
-    /// What waits may not go on: says so.
+    /// Tells the ledger that requests wait for the thread, or for the device.
     fn wait(&mut self, now_ns: u64, ledger: &mut Ledger, by_thread: bool) {
         self.is_waiting = true;
         match by_thread {

@@ -1,10 +1,10 @@
-//! A queue's requests that stand for a pipe's bytes: see [`crate::placeholder`].
+//! Placeholder requests of a queue: see [`crate::placeholder`].
 //!
-//! A request whose first sector is a placeholder is looked at in steps as long as those that data is
-//! written in, and each is charged as one: it costs about as much, and others have their turn in
-//! between. The request is offered when all of it was looked at. From then on it waits with its slot and
-//! nothing else, like an operation with the disk. One that turns out to be ordinary begins there and
-//! then, and pays like any other; what it paid for earlier looks is lost.
+//! A request whose first sector is a placeholder is inspected in steps as long as those of a write,
+//! and each is charged as one: it costs about as much, and others have their turn in between. The
+//! request is offered to the handler when all of it was inspected. From then on it waits with its
+//! slot and nothing else, like an operation with the disk. A request that turns out to be ordinary
+//! begins at once, and pays like any other; its charge for earlier inspection is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,18 +24,18 @@ use crate::placeholder::{
 use crate::request::{HEADER_LEN_BYTES, Status};
 use crate::slab::{JobKind, Slot};
 
-/// What a queue needs for it; see [`crate::BlockPort::set_placeholder_handler`].
+/// Placeholder requests of one queue; see [`crate::BlockPort::set_placeholder_handler`].
 pub(crate) struct PlaceholderQueue {
     pub config: Arc<PlaceholderConfig>,
-    /// Stays with the queue: answers to what an earlier `config` took come here too.
+    /// Answers to the queue's requests, also from the handler of an earlier `config`.
     pub answers: Arc<Answers>,
-    /// Requests that were taken and are not answered yet.
+    /// Requests that a handler has taken and not answered.
     pub parked: usize,
 }
 
 impl QueueEngine {
-    /// Offers placed requests from now on. What is not needed any more comes back, to be dropped
-    /// elsewhere.
+    /// Offers placeholder requests to a handler from now on. Returns the former config and the
+    /// answers that are not needed, to be dropped outside of the sidecore.
     pub fn set_placeholders(
         &mut self,
         config: Arc<PlaceholderConfig>,
@@ -52,13 +52,14 @@ impl QueueEngine {
         Ok(None)
     }
 
-    /// Whether requests are looked at now: asked once for a batch, and after it was taken from the ring.
-    /// Who knows a tag before the guest writes it is known to us then.
+    /// Whether the handler expects placeholders. Asked once for each batch, after the batch was
+    /// taken from the ring: a tag that the handler knew before the guest wrote it is known then.
     pub(super) fn has_known_placeholders(&self) -> bool {
         self.placeholders.as_ref().is_some_and(|p| p.config.handler.has_any())
     }
 
-    /// A read or write begins: notes what its first sector says if it is a placeholder.
+    /// Inspects the first sector of a read or write that begins, and notes its head if it is a
+    /// placeholder.
     pub(super) fn inspect_head(&mut self, slot: u16) {
         let Some(queue) = &self.placeholders else { return };
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
@@ -82,8 +83,8 @@ impl QueueEngine {
         }
     }
 
-    /// Looks at the next part of such a request. None: it is an ordinary one. Else it has gone from the
-    /// front of those that wait for the disk: to their end, or to who takes it.
+    /// Inspects the next part of a request. `None`: it is an ordinary one. Else it has gone from
+    /// the front of the requests that wait for the disk: to their end, or to the handler.
     pub(super) fn inspect_next_part(&mut self, slot: u16) -> Option<IssuedOp> {
         let longest = {
             let job = &self.in_flight.slab.slots[usize::from(slot)].job;
@@ -111,7 +112,7 @@ impl QueueEngine {
         Some(IssuedOp { bytes: len, due: cost - paid })
     }
 
-    /// Offers a request; true when it was taken.
+    /// Offers a request to the handler; true when it was taken.
     fn offer_to_handler(&mut self, slot: u16) -> bool {
         let Some(queue) = &mut self.placeholders else { return false };
         let s = &mut self.in_flight.slab.slots[usize::from(slot)];
@@ -120,7 +121,7 @@ impl QueueEngine {
             JobKind::Read => PlaceholderOp::Read,
             _ => PlaceholderOp::Write { sync: !self.port.writeback.load(Ordering::Relaxed) },
         };
-        // Of what is read nothing has to be made durable.
+        // A read has nothing to make durable.
         s.is_durable = op != PlaceholderOp::Write { sync: false };
         let target = Arc::clone(&queue.config.target);
         let own = (Arc::clone(&queue.answers), slot);
@@ -130,7 +131,8 @@ impl QueueEngine {
                 back.forget();
                 false
             }
-            // Another one than was offered would be a mistake of theirs, and fails where it belongs.
+            // A handler that returns another request has a bug: that request fails when it is
+            // dropped.
             _ => {
                 s.job.is_parked = true;
                 queue.parked += 1;
@@ -139,7 +141,7 @@ impl QueueEngine {
         }
     }
 
-    /// Takes in the answers that have come. Returns how many.
+    /// Takes in the answers that have come. Returns their number.
     pub(super) fn collect_answers(&mut self) -> usize {
         let Some(queue) = self.placeholders.as_ref().filter(|p| p.parked > 0) else { return 0 };
         self.done.clear();
@@ -168,14 +170,14 @@ impl QueueEngine {
         }
         self.stats.placeholders.add(1);
         if !is_durable && !self.port.writeback.load(Ordering::Relaxed) {
-            // The cache was switched off meanwhile: as for a write that the disk did.
+            // The cache was switched off meanwhile: flush, as after a write of the disk.
             self.in_flight.slab.slots[usize::from(slot)].job.is_flushing = true;
             return self.in_flight.slab.ready.push_front(slot);
         }
         self.finish(slot, Status::Ok);
     }
 
-    /// Before a sleep, and after it.
+    /// Switches the events of the disk and of answers, before a sleep and after it.
     pub(super) fn set_wakeups(&mut self, on: bool) {
         self.in_flight.disk.set_wakeups(on);
         if let Some(queue) = &self.placeholders {
@@ -184,7 +186,7 @@ impl QueueEngine {
     }
 }
 
-/// A request's data, and how many bytes are in front of it.
+/// Segments with a request's data, and the number of bytes in front of it.
 fn data(slot: &Slot) -> (&[Seg], usize) {
     match slot.job.kind {
         JobKind::Read => (slot.chain.chain().writable, 0),
@@ -192,7 +194,7 @@ fn data(slot: &Slot) -> (&[Seg], usize) {
     }
 }
 
-/// Where in a page of the guest the first byte is. Regions of its memory are mapped by pages.
+/// Offset of the first byte in its page of the guest. Regions of its memory are mapped by pages.
 fn begins_in_page(segs: &[Seg]) -> usize {
     queue::seg::as_iovecs(segs).first().map_or(0, |first| first.iov_base as usize % BLOCK_BYTES)
 }

@@ -40,10 +40,10 @@ impl Worker for QueueEngine {
 }
 
 impl QueueEngine {
-    /// How long the queue may sleep, but for what it holds.
+    /// Longest sleep of the queue, held requests aside.
     fn until_next(&mut self, now_ns: u64, ledger: &mut Ledger) -> Arm {
         self.set_wakeups(true);
-        // What finished before the disk was told to ring.
+        // Operations that finished before the disk was told to ring.
         if self.collect() > 0 {
             self.publish();
             self.notify(now_ns);

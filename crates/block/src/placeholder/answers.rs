@@ -1,4 +1,4 @@
-//! Answers to placed writes on their way to the queue, from any thread, without a lock.
+//! Answers to placeholder requests on their way to the queue, from any thread, without a lock.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use base::event::Event;
 use base::io::DiskDone;
 
-/// The answers that a queue has not taken in yet: at most one for each of its slots, which has no
-/// other write before it was taken in. A queue that starts again has a new one: what comes too late
-/// for the old one is seen by nobody.
+/// Answers that a queue has not taken in yet: at most one for each of its slots, which has no other
+/// request before. A queue that starts again has a new list: answers that come too late for the old
+/// one are lost.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    /// A bit for each slot.
+    /// A bit for each slot that has an answer.
     given: Box<[AtomicU64]>,
-    /// What each slot was told: 0, or an errno.
+    /// Answer to each slot: 0, or an errno.
     errnos: Box<[AtomicI32]>,
-    /// The owner sleeps, or is about to.
+    /// Whether the owner sleeps, or is about to.
     wakeups: AtomicBool,
-    /// Rung by answers that come while it does.
+    /// Event that answers ring while it does.
     pub event: Event,
 }
 
@@ -32,7 +32,7 @@ impl Answers {
         })
     }
 
-    /// A slot's answer.
+    /// Gives a slot its answer.
     pub fn give(&self, slot: u16, errno: i32) {
         let slot = usize::from(slot);
         self.errnos[slot].store(errno, Ordering::Relaxed);
@@ -45,8 +45,8 @@ impl Answers {
         }
     }
 
-    /// Moves answers into `done`, which has room for one of each slot: the slot as token, no bytes or
-    /// the errno. No system call.
+    /// Moves answers into `done`, which has room for one of each slot: the slot as token, no bytes
+    /// or the errno. No system call.
     pub fn reap(&self, done: &mut Vec<DiskDone>) {
         for (word, given) in self.given.iter().enumerate() {
             if given.load(Ordering::SeqCst) == 0 {

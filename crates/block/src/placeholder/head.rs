@@ -1,20 +1,21 @@
-//! Which writes are of placeholders: the one place that looks at their sectors.
+//! Parser of placeholder sectors: the one place that reads them.
 
 use guest_abi::pipe::{PLACEHOLDER_MAGIC, Placeholder, SECTOR_BYTES};
 use queue::Seg;
 use zerocopy::FromBytes;
 
-/// What the first sector of a write says: copied once, everything else is compared with it.
+/// Head of a request: its first sector's tag and offset, copied once. All other sectors are
+/// compared with it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PlaceholderHead {
     pub tag: [u8; 16],
-    /// Any number: a pipe may begin anywhere in its file.
+    /// Offset in the pipe's file; any number, since a pipe may begin anywhere.
     pub at: u64,
 }
 
 impl PlaceholderHead {
-    /// The head of a write of `len_bytes` (which begins after `skip` bytes of the segments) when its
-    /// first sector is a placeholder.
+    /// Reads the head of a request of `len_bytes`, which begins after `skip` bytes of the segments;
+    /// `None` when its first sector is no placeholder.
     pub fn read_first(segs: &[Seg], skip: usize, len_bytes: u64) -> Option<Self> {
         let sector = SECTOR_BYTES as u64;
         if len_bytes == 0 || !len_bytes.is_multiple_of(sector) {
@@ -27,8 +28,8 @@ impl PlaceholderHead {
     }
 }
 
-/// Whether the sectors in `from..from + len_bytes` of a write with this head follow on it. The first of
-/// all is not looked at again: the guest may have changed it. One cache line for each sector.
+/// Whether the sectors in `from..from + len_bytes` of a request continue its head. The first sector
+/// is not read again: the guest may have changed it. One cache line is read for each sector.
 pub(crate) fn are_placeholders(
     segs: &[Seg],
     skip: usize,
@@ -55,7 +56,7 @@ pub(crate) fn are_placeholders(
     })
 }
 
-/// A copy of what a sector begins with, if it is a placeholder. It may lie in several segments.
+/// Copies the beginning of a sector, if it is a placeholder. It may lie in several segments.
 fn placeholder(segs: &[Seg], offset: usize) -> Option<Placeholder> {
     let mut bytes = [0u8; size_of::<Placeholder>()];
     if queue::seg::copy_out(segs, offset, &mut bytes) < bytes.len() {

@@ -1,16 +1,16 @@
-//! One queue of a qcow2 image: a disk over the disks of its files.
+//! Disk of one queue on a qcow2 image, over the disks of the image's files.
 //!
-//! Reads and writes of mapped clusters go straight to the file's own disk (`raw.rs`, `resident.rs`):
-//! no copy, no thread. A write into new clusters is two operations there, the data and then its
-//! entries, and is answered after the second. Everything else is a helper's: slices that are not in
-//! memory, compressed clusters, what replaces content, discards and zeroes.
+//! Reads and writes of mapped clusters go straight to the file's own disk (`raw.rs`,
+//! `resident.rs`): no copy, no thread. A write into new clusters is two operations there, the data
+//! and then its entries, and is answered after the second. Everything else is a helper's: slices
+//! that are not in memory, compressed clusters, writes that replace clusters, discards and zeroes.
 //!
-//! Operations are begun when their batch is handed over: until then the cache fetches their entries,
-//! which the data of earlier ones drove out of it.
+//! Operations are begun when their batch is handed over: until then the cache fetches their
+//! entries, which the data of earlier ones drove out of it.
 //!
-//! The pieces of an operation that are in several places of the files are moved at the same time. An
-//! operation that goes on otherwise than it begins is done up to there and comes back short: whoever
-//! asked goes on with the rest.
+//! The pieces of an operation that are in several places of the files are moved at the same time.
+//! An operation whose rest must be done in another way than its beginning comes back short: the
+//! engine goes on with the rest.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,29 +29,29 @@ use super::pieces::{MAX_SPARE, Pieces, cut};
 use super::pool::{HelperJob, Pool, Results};
 use crate::error::is_transient;
 
-/// Where an operation stands.
+/// State of an operation.
 #[derive(Clone, Copy)]
 enum OpState {
     Free,
-    /// Not begun.
+    /// Submitted and not begun.
     Waiting,
-    /// Data in one piece, of so many bytes.
+    /// Data in one piece under way; its bytes.
     Mapped(u32),
-    /// Data in several.
+    /// Data in several pieces under way.
     Pieces,
-    /// Data on its way into new clusters, so many bytes of it written.
+    /// Data on its way into new clusters; bytes written.
     Data(u32),
-    /// The entries on their way, so many bytes of them written.
+    /// Entries on their way; bytes written.
     Entries(u32),
-    /// A flush of the files from this one on; what it covers.
+    /// Flush of the files from this one on, and the count of `flush_begins` that it covers.
     Flush(u32, u64),
-    /// With a helper.
+    /// Operation with a helper thread.
     WithHelper,
-    /// Somebody else changes the same entry.
+    /// Waiting: another operation changes the same entry.
     Blocked,
 }
 
-/// An operation of the queue: what all of them have, in one cache line.
+/// Operation of the queue: the part that every operation needs, in one cache line.
 #[repr(align(64))]
 struct Slot {
     token: u32,
@@ -60,7 +60,7 @@ struct Slot {
     stay: Option<Stay>,
 }
 
-/// What a slot has for operations that are not done in one piece where they are.
+/// Part of a slot for operations that are not one piece of mapped data.
 struct SlotExtra {
     /// New clusters, while data or entries are on their way.
     allocation: Option<Allocation>,
@@ -70,7 +70,7 @@ struct SlotExtra {
     entries: [u8; MAX_ENTRIES_LEN_BYTES],
 }
 
-/// See the module's text.
+/// Disk of one queue on a qcow2 image.
 pub(super) struct Qcow2Disk {
     // Dropped before the buffers that it uses.
     files: Files,
@@ -82,17 +82,18 @@ pub(super) struct Qcow2Disk {
     free: Vec<u16>,
     /// Submitted and not begun.
     waiting: VecDeque<u16>,
-    /// On the way from there.
+    /// Operation that is being begun, for the case of a panic.
     starting: Option<u16>,
-    /// Pieces after the first that the disks have room for.
+    /// Number of pieces after the first that the disks have room for.
     free_pieces: u16,
     blocked: Vec<u16>,
-    /// For helpers, not handed over yet.
+    /// Operations for helpers that were not handed over yet.
     jobs: Vec<HelperJob>,
-    /// Something was begun below, or is for helpers, since the last [`Qcow2Disk::start`].
+    /// Whether operations of the files were begun, or are for helpers, since the last
+    /// [`Qcow2Disk::start`].
     has_begun: bool,
     done: Vec<DiskDone>,
-    /// What a file's disk finished.
+    /// Finished operations of the files and helpers, while they are taken in.
     finished: Vec<DiskDone>,
 }
 
@@ -100,7 +101,8 @@ pub(super) struct Qcow2Disk {
 unsafe impl Send for Qcow2Disk {}
 
 impl Qcow2Disk {
-    /// For `depth` operations at a time; the disks in `files` are for [`MAX_SPARE`] more.
+    /// A disk with room for `depth` operations; the disks in `files` have room for [`MAX_SPARE`]
+    /// more.
     pub fn new(pool: Arc<Pool>, files: Files, results: Arc<Results>, depth: u16) -> Self {
         let slot = |_| Slot { token: 0, op: DiskOp::Flush, state: OpState::Free, stay: None };
         let extra = |_| SlotExtra {
@@ -146,8 +148,8 @@ impl Qcow2Disk {
         }
     }
 
-    /// The beginning of an operation panicked, and the queue's owner waits for what is left. If it got
-    /// to a file it ends by itself.
+    /// Ends an operation whose beginning panicked: the queue's owner waits for it. An operation
+    /// that got to a file ends by itself.
     #[cold]
     fn end_panicked(&mut self, at: u16) {
         if matches!(self.slots[usize::from(at)].state, OpState::Waiting) {
@@ -268,12 +270,12 @@ impl Qcow2Disk {
             false => DiskOp::Write { offset, bufs, count, len_bytes: len },
         };
         self.submit_to(disk, u32::from(at) | (n as u32) << 16, op);
-        // One that was refused took itself back, and ends the row.
+        // A piece that was refused took itself back, and no other follows.
         self.extras[usize::from(at)].pieces.len_bytes() > done
     }
 
-    /// In which file, and where, the next bytes are and how many; in none: they are zero. None at all
-    /// where they cannot be moved as they are.
+    /// Finds the next bytes: their file and offset (`None`: they are zero) and their number. `None`
+    /// at all where they cannot be moved as they are.
     fn place(
         &mut self,
         is_read: bool,
@@ -295,7 +297,7 @@ impl Qcow2Disk {
         self.files.fits(host, len).then_some((Some((disk, host)), len as u32))
     }
 
-    /// A piece is over. A file that ends within a cluster has zeroes there.
+    /// Ends a piece. A file that ends within a cluster has zeroes there.
     fn end_piece(&mut self, at: u16, n: usize, mut result: Result<u32, i32>) {
         self.free_pieces += u16::from(n > 0);
         let pieces = &mut self.extras[usize::from(at)].pieces;
@@ -329,7 +331,8 @@ impl Qcow2Disk {
         }
     }
 
-    /// Writes the entries of new clusters from byte `from` on, or ends the operation after the last.
+    /// Writes the entries of new clusters from byte `from` on, or ends the operation after the
+    /// last.
     fn write_entries(&mut self, at: u16, from: u32) {
         let SlotExtra { allocation, bufs, entries, .. } = &mut self.extras[usize::from(at)];
         let Some(allocation) = allocation else { return };
@@ -359,7 +362,7 @@ impl Qcow2Disk {
             Some(disk) => self.submit_to(disk, at.into(), DiskOp::Flush),
             None if !self.pool.chain().flush_ended(covers) => self.fail(at, libc::EIO),
             None => {
-                // What was freed before may have to be looked after now.
+                // The map may have to look after clusters that were freed before.
                 self.has_begun = true;
                 self.finish(at, Ok(0));
             }
@@ -387,7 +390,7 @@ impl Qcow2Disk {
         self.jobs.push(HelperJob { token: at.into(), op: slot.op, results });
     }
 
-    /// An operation of a file's disk is over.
+    /// Takes in a finished operation of a file's disk, or of a helper.
     fn end_file_op(&mut self, token: u32, result: Result<u32, i32>) {
         let at = token as u16;
         if matches!(self.slots[usize::from(at)].state, OpState::Pieces) {
@@ -408,7 +411,7 @@ impl Qcow2Disk {
         }
     }
 
-    /// Data in one piece was read or written. A file that ends within a cluster has zeroes there.
+    /// Ends data in one piece. A file that ends within a cluster has zeroes there.
     fn end_mapped(&mut self, at: u16, moved: u32, len: u32) {
         if moved == 0 && matches!(self.slots[usize::from(at)].op, DiskOp::Read { .. }) {
             let (bufs, count) = self.buffers(at, 0, len);
@@ -423,7 +426,7 @@ impl Qcow2Disk {
         match self.slots[usize::from(at)].state {
             OpState::Data(_) => self.abandon(at, false),
             OpState::Entries(_) => self.abandon(at, true),
-            // Tried again by whoever asked: nothing is lost yet.
+            // The engine tries it again: nothing is lost yet.
             OpState::Flush(..) if is_transient(errno) => {}
             OpState::Flush(..) => self.pool.chain().flush_failed(),
             _ => {}
@@ -437,7 +440,7 @@ impl Qcow2Disk {
         }
     }
 
-    /// The buffers of bytes `from..to` of an operation's data: a list that stays until it is done.
+    /// Buffers of bytes `from..to` of an operation's data: a list that stays until it is done.
     #[inline]
     fn buffers(&mut self, at: u16, from: u32, to: u32) -> (*const IoSlice, u32) {
         match self.slots[usize::from(at)].op {
@@ -466,7 +469,7 @@ impl Qcow2Disk {
         self.free.push(at);
     }
 
-    /// Takes in what has finished below.
+    /// Takes in finished operations of files and helpers, and begins blocked ones again.
     #[inline]
     fn collect(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
@@ -492,7 +495,7 @@ impl Qcow2Disk {
         self.blocked = list;
     }
 
-    /// Starts what was begun below, and hands over what is for helpers.
+    /// Begins waiting operations, starts those of the files, and hands over those for helpers.
     #[inline]
     fn start(&mut self) -> io::Result<()> {
         self.begin_waiting();
@@ -534,8 +537,8 @@ impl Disk for Qcow2Disk {
     fn reap(&mut self, done: &mut Vec<DiskDone>) {
         self.collect();
         while self.has_begun {
-            // What goes on must not wait for the next round: its owner may sleep before that. An
-            // error comes again, and is told, at the next start.
+            // Operations that go on must not wait for the next round: the owner may sleep before
+            // that. An error comes again, and is returned, at the next start.
             let _ = self.start();
             self.collect();
         }
@@ -547,7 +550,7 @@ impl Disk for Qcow2Disk {
         Some(self.results.event.as_raw_fd())
     }
 
-    /// Helpers are for few.
+    /// True also with helpers: few operations need one.
     fn is_immediate(&self) -> bool {
         self.files.are_immediate()
     }
@@ -568,7 +571,7 @@ impl Disk for Qcow2Disk {
 
 impl Drop for Qcow2Disk {
     fn drop(&mut self) {
-        // Whoever drops a disk has waited for its operations: nothing is claimed any more.
+        // The owner has waited for its operations: nothing is claimed any more.
         for slot in &mut self.slots {
             self.pool.chain().leave(&mut self.view, slot.stay.take());
         }

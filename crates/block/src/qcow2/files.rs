@@ -14,11 +14,12 @@ use crate::resident::ResidentDisk;
 /// An open file of a chain, and how it is used.
 #[derive(Debug, Clone)]
 pub(super) struct OpenFile {
-    /// Has the lock.
+    /// Image, with its lock.
     image: Arc<ImageFile>,
-    /// For entries of a map: through the page cache, even where the image passes by it.
+    /// Whether it goes through the page cache even where the image goes past it: for entries of a
+    /// map.
     is_buffered: bool,
-    /// Openings of rings that are gone.
+    /// Spare openings of rings that are gone.
     spare: Arc<SpareFiles>,
 }
 
@@ -49,10 +50,10 @@ pub(super) enum FileDisk {
 }
 
 impl FileDisk {
-    /// As [`Disk::submit`].
+    /// Takes one operation: [`Disk::submit`].
     ///
     /// # Safety
-    /// As there.
+    /// The same contract.
     #[inline]
     pub unsafe fn submit(&mut self, token: u32, op: DiskOp) -> io::Result<()> {
         match self {
@@ -63,7 +64,8 @@ impl FileDisk {
         }
     }
 
-    /// As [`Disk::reap`], of those that are not done one by one, see [`FileDisk::run_next`].
+    /// Takes finished operations of a ring: [`Disk::reap`]. Other files: see
+    /// [`FileDisk::run_next`].
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<DiskDone>) {
         if let Self::Raw(disk) = self {
@@ -80,7 +82,7 @@ impl FileDisk {
         }
     }
 
-    /// As [`Disk::flush_submissions`], of the others.
+    /// Starts the operations of a ring: [`Disk::flush_submissions`].
     #[inline]
     fn flush_submissions(&mut self) -> io::Result<()> {
         match self {
@@ -98,26 +100,27 @@ impl FileDisk {
     }
 }
 
-/// Which file is for what.
+/// Files of an image, and their uses.
 #[derive(Debug, Clone)]
 pub(super) struct FileLayout {
     pub files: Vec<OpenFile>,
-    /// Of each layer: the index of the file with its data.
+    /// Index of the file with the data, for each layer.
     pub layers: Vec<usize>,
-    /// The file with the map.
+    /// Index of the file with the map.
     pub map: usize,
-    /// Those that a FLUSH syncs.
+    /// Indices of the files that a FLUSH syncs.
     pub synced: Vec<usize>,
-    /// What offsets and lengths of direct I/O must be multiples of; else 1.
+    /// Alignment of offsets and lengths of direct I/O; else 1.
     pub align: u64,
 }
 
-/// See the module's text.
+/// Disks of one queue, one for each file of the image.
 pub(super) struct Files {
     disks: Vec<FileDisk>,
     layout: Arc<FileLayout>,
-    /// The file with the image's own data; whether data can be moved there as it is, see [`FileLayout`].
+    /// Index of the file with the image's own data.
     data: usize,
+    /// Alignment, see [`FileLayout`].
     align: u64,
 }
 

@@ -1,7 +1,7 @@
-//! qcow2 images: the crate `qcow2` says what is where, the disks of the files move it.
+//! qcow2 images: the crate `qcow2` maps clusters to places, the disks of the files move the data.
 //!
-//! Mapped clusters are served as a raw disk is, see `disk.rs`; what has to wait for the disk below
-//! goes to a few helper threads of the image, see `pool.rs`.
+//! Mapped clusters are served as a raw disk is, see `disk.rs`; operations that have to wait for the
+//! disk below go to a few helper threads of the image, see `pool.rs`.
 
 mod disk;
 mod files;
@@ -26,38 +26,39 @@ use crate::error::BlockError;
 use crate::gate::Gate;
 use crate::image_file;
 
-/// How a qcow2 image is opened.
+/// Options of opening a qcow2 image.
 #[derive(Debug, Clone, Default)]
 pub struct Qcow2Options<'a> {
-    /// The only directory (with those below it) from which backing files may come; none: an image
+    /// The only directory (with those below it) from which backing files may come. `None`: an image
     /// that names a backing file is refused.
     pub backing_dir: Option<&'a Path>,
-    /// The file with the data of an image that keeps it apart. The name in the image is not used.
+    /// External data file. The name in the image is not used.
     pub data_file: Option<&'a Path>,
-    /// Bytes of mapping entries kept in memory; 0: the usual amount.
+    /// Bytes of mapping entries kept in memory; 0: the default.
     pub cache_len_bytes: u64,
-    /// Past the host's page cache (O_DIRECT). The map goes through it in any case.
+    /// Whether data goes past the host's page cache (O_DIRECT). The map goes through it in any
+    /// case.
     pub direct: bool,
-    /// Refuse whatever would change the image.
+    /// Whether operations that would change the image are refused.
     pub read_only: bool,
-    /// Is told how far the check of an image is.
+    /// Progress of the check of the image.
     pub progress: CheckProgress,
 }
 
-/// Whether the image's header says that it is checked when it is opened for writing. Only a hint: nothing is
-/// locked, and one that cannot be read gets its error when it is opened.
+/// Whether the image's header says that it is checked when it is opened for writing. Only a hint:
+/// nothing is locked, and one that cannot be read gets its error when it is opened.
 pub fn needs_check(path: &Path) -> bool {
     open::needs_check(path).unwrap_or(false)
 }
 
-/// See the module's text.
+/// The qcow2 back end of a port: an image with its backing files.
 pub struct Qcow2Backend {
     pool: Arc<Pool>,
     layout: Arc<FileLayout>,
     path: PathBuf,
     gate: Option<Arc<Gate>>,
     demands: Demands,
-    /// For changes of the size.
+    /// View of the map for changes of the size.
     view: Mutex<ChainView>,
     opened: Opened,
 }

@@ -26,7 +26,7 @@ use crate::image_file::{self, ImageFile, OpenMode};
 /// collapse them long before.
 const MAX_CHAIN: usize = 8;
 
-/// How often the check of an image that was not closed says how far it is.
+/// Interval of log lines about the check of an image that was not closed.
 const REPORT: Duration = Duration::from_secs(5);
 
 /// An open image with everything it stands on.
@@ -34,7 +34,7 @@ pub(super) struct OpenChain {
     pub chain: Chain,
     pub opened: Opened,
     pub layout: FileLayout,
-    /// Keeps the locks.
+    /// Open files with their locks.
     pub images: Vec<Arc<ImageFile>>,
     pub demands: Demands,
 }
@@ -79,9 +79,9 @@ pub(super) fn open(path: &Path, options: &Qcow2Options<'_>) -> Result<OpenChain,
     Ok(OpenChain { chain: Chain::new(top, below), opened, layout, images: builder.images, demands })
 }
 
-/// See [`super::needs_check`].
+/// Reads the header of an image: see [`super::needs_check`]. `None` where it cannot be read.
 pub(super) fn needs_check(path: &Path) -> Option<bool> {
-    // A pipe's end without the other would keep us here.
+    // Opening a FIFO without a writer would block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
     let store = FileStore::new(fd.into()).ok()?;
@@ -106,14 +106,14 @@ fn open_data_file(path: &Path, mode: OpenMode) -> Result<Arc<ImageFile>, BlockEr
     image_file::open_image(path, mode).map(Arc::new)
 }
 
-/// The map's view of an open image; the lock stays with ours.
+/// Opens an image once more, for its map; the lock stays with the first opening.
 fn store_of(image: &ImageFile, path: &Path) -> Result<Arc<dyn Store>, BlockError> {
     let again = image_file::open_buffered(image)
         .map_err(BlockError::file("cannot open again, by the page cache,", path))?;
     Ok(Arc::new(FileStore::new(again).map_err(BlockError::file("cannot use", path))?))
 }
 
-/// Where backing files may be.
+/// Rule for the places of backing files.
 struct BackingRule {
     dir: Option<(PathBuf, OwnedFd)>,
     direct: bool,
@@ -163,12 +163,12 @@ fn refused(image: &Path, reason: String) -> BlockError {
     BlockError::Image { path: image.to_path_buf(), reason }
 }
 
-/// A chain as it is opened.
+/// Builder of a chain of images, with their files.
 struct ChainBuilder {
     rule: BackingRule,
     /// Files with locks, the image's first.
     images: Vec<Arc<ImageFile>>,
-    /// Of each layer: its data's file.
+    /// File with the data, for each layer.
     data: Vec<Arc<ImageFile>>,
 }
 
@@ -185,7 +185,7 @@ impl ChainBuilder {
         Ok(store)
     }
 
-    /// Opens what an image stands on, down to the last.
+    /// Opens the backing files of an image, down to the last.
     fn open_below(&mut self, header: &Header, path: &Path) -> Result<Vec<Layer>, BlockError> {
         let mut layers = Vec::new();
         let (mut header, mut path) = (header.clone(), path.to_path_buf());
@@ -216,7 +216,7 @@ impl ChainBuilder {
         Ok(layers)
     }
 
-    /// Which file is for what, and what they ask for; or why they cannot be served so.
+    /// Lays out the files with their uses and demands, or says why they cannot be served so.
     fn layout(
         &self,
         data: Option<Arc<ImageFile>>,
@@ -229,12 +229,13 @@ impl ChainBuilder {
         let mut layers = Vec::new();
         for (n, own) in self.data.iter().enumerate() {
             let image = if n == 0 { data.as_ref().unwrap_or(own) } else { own };
-            // Those in memory have no other way than the page cache.
+            // Files in memory have no direct I/O.
             if direct && !image_file::is_resident(image.get()) {
                 let (mem, offset) = image_file::direct_alignment(image.get());
                 demands.mem_align = demands.mem_align.max(mem);
-                // Not the guest's concern: what does not fit goes through the page cache. So a page is
-                // the least: one that is written both ways loses one of the two.
+                // Not a demand on the guest: operations that do not fit go through the page cache.
+                // So the least alignment is a page: one that is written both ways loses one of the
+                // two.
                 offset_align = offset_align.max(offset).max(rustix::param::page_size() as u32);
             }
             layers.push(files.len());

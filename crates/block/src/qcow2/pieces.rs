@@ -1,4 +1,5 @@
-//! An operation whose data is in several places of the files: they are moved at the same time.
+//! Pieces of an operation whose data is in several places of the files: they are moved at the same
+//! time.
 
 use base::io::IoSlice;
 
@@ -9,7 +10,7 @@ pub(super) const MAX_PIECES: usize = 16;
 /// after the first. 64 keep any device busy, and a ring stays small.
 pub(super) const MAX_SPARE: u16 = 64;
 
-/// Bytes of the operation, and where their buffers are in the list.
+/// Piece of an operation: its bytes, and the place of its buffers in the list.
 #[derive(Debug, Clone, Copy, Default)]
 struct Piece {
     from: u32,
@@ -26,7 +27,7 @@ pub(super) struct Pieces {
     all: [Piece; MAX_PIECES],
     count: usize,
     pending: usize,
-    /// Up to here all is done, if those under way are.
+    /// Bytes before the first that is known to be missing.
     len_bytes: u32,
     errno: i32,
 }
@@ -38,10 +39,10 @@ impl Pieces {
         Self { list, all: Default::default(), count: 0, pending: 0, len_bytes: 0, errno: libc::EIO }
     }
 
-    /// Before the first piece.
+    /// Forgets all pieces, for a new operation.
     pub fn begin(&mut self) {
         self.list.clear();
-        // One for whoever adds pieces, see `all_begun`.
+        // One is pending until `all_begun`.
         (self.count, self.pending, self.len_bytes, self.errno) = (0, 1, 0, libc::EIO);
     }
 
@@ -50,8 +51,8 @@ impl Pieces {
         self.len_bytes
     }
 
-    /// The next `len` bytes of an operation with the buffers `bufs`: the number of their piece, which is
-    /// under way now. None: there are as many as there may be.
+    /// Adds a piece for the next `len` bytes of an operation with the buffers `bufs`. Returns its
+    /// number; `None` when there are [`MAX_PIECES`] already.
     pub fn add(&mut self, bufs: &[IoSlice], len: u32) -> Option<usize> {
         if self.count == MAX_PIECES {
             return None;
@@ -66,7 +67,7 @@ impl Pieces {
         Some(n)
     }
 
-    /// The buffers of a piece; they stay where they are until the next [`Pieces::begin`].
+    /// Buffers of a piece; they stay where they are until the next [`Pieces::begin`].
     pub fn bufs(&self, n: usize) -> (*const IoSlice, u32) {
         let piece = self.all[n];
         (self.list[piece.first_buf..].as_ptr(), piece.bufs)
@@ -77,7 +78,7 @@ impl Pieces {
         self.all[n].len
     }
 
-    /// No piece comes any more; as [`Pieces::end`].
+    /// Notes that no piece follows. Returns the result once all have ended, as [`Pieces::end`].
     pub fn all_begun(&mut self) -> Option<Result<u32, i32>> {
         self.pending -= 1;
         (self.pending == 0).then(|| self.result())
@@ -87,8 +88,8 @@ impl Pieces {
         if self.len_bytes == 0 { Err(self.errno) } else { Ok(self.len_bytes) }
     }
 
-    /// A piece is over. Once the last one is: the bytes done before the first that is missing, or the
-    /// errno of the very first.
+    /// Ends a piece. After the last one returns the bytes done before the first that is missing, or
+    /// the errno of the first piece.
     pub fn end(&mut self, n: usize, result: Result<u32, i32>) -> Option<Result<u32, i32>> {
         let piece = self.all[n];
         let moved = result.map_or(0, |moved| moved.min(piece.len));

@@ -1,4 +1,4 @@
-//! The helper threads of a qcow2 image: whatever has to wait for the disk.
+//! Helper threads of a qcow2 image, for operations that have to wait for the disk.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,13 +16,13 @@ use queue::iovec::{gather, scatter};
 use crate::error::errno;
 use crate::image_file::ImageFile;
 
-/// Helpers of one image: enough to keep a disk busy, few enough for many images.
+/// Number of helpers of one image: enough to keep a disk busy, few enough for many images.
 const HELPERS: usize = 4;
 
-/// How long freed clusters wait for a FLUSH of the guest's before we sync for them.
+/// Time for which freed clusters wait for a FLUSH of the guest before a helper syncs for them.
 const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
-/// One operation on its way to a helper.
+/// Operation on its way to a helper.
 pub(super) struct HelperJob {
     pub token: u32,
     pub op: DiskOp,
@@ -33,13 +33,13 @@ pub(super) struct HelperJob {
 // the contract of `Disk::submit`.
 unsafe impl Send for HelperJob {}
 
-/// Where the results of one queue's operations come back.
+/// Results of one queue's operations on their way back.
 pub(super) struct Results {
     list: Mutex<Vec<DiskDone>>,
     /// Length of the list, so that looking at an empty one takes no lock.
     count: AtomicUsize,
     wakeups: AtomicBool,
-    /// A claim that the queue wanted is free.
+    /// Whether a claim that the queue wanted is free.
     is_woken: AtomicBool,
     pub event: Arc<Event>,
 }
@@ -70,13 +70,13 @@ impl Results {
         }
     }
 
-    /// A claim is free.
+    /// Wakes the queue: a claim is free.
     pub fn wake(&self) {
         self.is_woken.store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    /// Whether one was; asked once, answered once.
+    /// Whether the queue was woken since the last call.
     pub fn take_woken(&self) -> bool {
         self.is_woken.swap(false, Ordering::SeqCst)
     }
@@ -101,26 +101,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the helpers share.
+/// State that the helpers share.
 struct Shared {
     jobs: Mutex<JobQueue>,
     changed: Condvar,
     chain: Chain,
-    /// Looking after the map failed last time: told once.
+    /// Whether the last upkeep of the map failed: logged once.
     is_failing: AtomicBool,
-    /// The locks of the image and its backing files.
+    /// Files of the image and its backing files, with their locks.
     _images: Vec<Arc<ImageFile>>,
 }
 
 #[derive(Default)]
 struct JobQueue {
     queue: VecDeque<HelperJob>,
-    /// The map is to be looked after.
+    /// Whether upkeep of the map is due.
     maintain: bool,
     is_closing: bool,
 }
 
-/// The helpers; they end with it, and the image is closed then.
+/// Helpers of an image. Dropping it ends them and closes the image.
 pub(super) struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
@@ -156,7 +156,7 @@ impl Pool {
         }
     }
 
-    /// Has the map looked after.
+    /// Asks for upkeep of the map.
     pub fn maintain(&self) {
         lock(&self.shared.jobs).maintain = true;
         self.shared.changed.notify_one();
@@ -168,7 +168,7 @@ impl Drop for Pool {
         lock(&self.shared.jobs).is_closing = true;
         self.shared.changed.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper cannot panic: what it does is caught.
+            // A helper cannot panic: its work runs in `catch_panic`.
             let _ = helper.join();
         }
         let image = self.shared.chain.top();
@@ -181,7 +181,7 @@ impl Drop for Pool {
     }
 }
 
-/// What a helper has in hand.
+/// Task of a helper.
 enum HelperTask {
     Run(HelperJob),
     Maintain,
@@ -189,7 +189,7 @@ enum HelperTask {
     Sync,
 }
 
-/// A helper's life.
+/// Runs a helper until the pool closes.
 fn run_helper(shared: &Shared) {
     let mut state = HelperState {
         view: shared.chain.view(Arc::new(|| {})),
@@ -217,7 +217,7 @@ fn run_helper(shared: &Shared) {
     }
 }
 
-/// A panic is an error of what was asked for, not a request that never ends.
+/// Runs a task; a panic is its error, and not an operation that never ends.
 fn catch_panic<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         shared.chain.top().panicked();
@@ -225,7 +225,7 @@ fn catch_panic<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::R
     })
 }
 
-/// Requests that need what could not be had will find the same error.
+/// Logs the first failure of upkeep. Requests that depend on it get the same error.
 fn report_upkeep(shared: &Shared, result: io::Result<()>) {
     let was_failing = shared.is_failing.swap(result.is_err(), Ordering::Relaxed);
     if let Err(e) = result
@@ -235,7 +235,7 @@ fn report_upkeep(shared: &Shared, result: io::Result<()>) {
     }
 }
 
-/// Waits for work; none at the end.
+/// Waits for a task; `None` when the pool closes.
 fn wait_for_task(shared: &Shared) -> Option<HelperTask> {
     let mut jobs = lock(&shared.jobs);
     loop {
@@ -263,7 +263,7 @@ fn wait_for_task(shared: &Shared) -> Option<HelperTask> {
     }
 }
 
-/// What a helper works with.
+/// View and buffers of a helper.
 struct HelperState {
     view: ChainView,
     scratch: Scratch,
@@ -277,8 +277,8 @@ impl HelperState {
             DiskOp::Read { offset, bufs, count, len_bytes } => {
                 buffer.resize(len_bytes as usize, 0);
                 chain.read(view, scratch, buffer, offset)?;
-                // SAFETY: the list and its buffers (together `len_bytes`) are valid until the result
-                // is reaped; `buffer` is ours.
+                // SAFETY: the list and its buffers (together `len_bytes`) are valid until the
+                // result is reaped; `buffer` is ours.
                 unsafe { scatter(buffer.as_ptr(), bufs, count) };
                 Ok(len_bytes)
             }

@@ -25,7 +25,7 @@ use crate::slab;
 
 pub(crate) const BOTH: [Layout; 2] = [Layout::Split, Layout::Packed];
 
-/// How a [`Rig`]'s port is.
+/// Options of a [`Rig`]'s port.
 pub(crate) struct RigOptions {
     pub block_size: u32,
     pub read_only: bool,
@@ -80,7 +80,7 @@ impl Rig {
         Self::of_port(layout, size, disk, port)
     }
 
-    /// One queue of a port, with a driver and a memory of its own.
+    /// Queue of a port, with a driver and a memory of its own.
     pub fn of_port(layout: Layout, size: u16, disk: Box<dyn Disk>, port: Arc<PortState>) -> Self {
         let model = ModelOptions { event_idx: true, mem_bytes: 256 << 20, ..Default::default() };
         let driver = ModelDriver::with_options(layout, size, model);
@@ -189,7 +189,7 @@ impl Rig {
     }
 }
 
-/// The port of an engine without one.
+/// Port state for an engine without a port.
 pub(crate) fn state(len_bytes: u64, options: RigOptions) -> Arc<PortState> {
     Arc::new(PortState {
         vm: options.vm,
@@ -232,7 +232,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// One range of DISCARD or WRITE ZEROES.
+/// Bytes of a range of DISCARD or WRITE ZEROES.
 pub(crate) fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     let mut bytes = sector.to_le_bytes().to_vec();
     bytes.extend_from_slice(&sectors.to_le_bytes());

@@ -1,4 +1,5 @@
-//! A disk whose every misdeed is told to it: order, short operations, errors, a volatile cache.
+//! Model of a disk whose misdeeds a test chooses: order, short operations, errors, a volatile
+//! cache.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,12 +10,12 @@ use base::io::{Disk, DiskDone, DiskOp};
 use base::random::{Random, Seeded};
 use queue::iovec::{gather, scatter};
 
-/// What a test sees of the disk.
+/// State of a model disk, for tests to look at and change.
 #[derive(Default)]
 pub(crate) struct State {
-    /// What reads give.
+    /// Bytes that reads give.
     pub cache: Vec<u8>,
-    /// What a power cut leaves.
+    /// Bytes that a power cut leaves.
     pub durable: Vec<u8>,
     /// Ranges that are in the cache only. As Linux does with pages that it could not write, a flush
     /// that fails forgets them: the next one finds nothing to do.
@@ -27,15 +28,15 @@ pub(crate) struct State {
     pub log: Vec<(&'static str, u64, u64)>,
     /// Hold operations until [`ModelDisk::finish_one`].
     pub hold: bool,
-    /// The next end of it that is opened panics when it is looked at.
+    /// Whether the next end that is opened panics at its first reap.
     pub panics: bool,
-    /// Reads and what writes fail so; with [`libc::ENOSPC`] and [`libc::EDQUOT`] only what writes.
+    /// Errno of all operations but flushes; [`libc::ENOSPC`] and [`libc::EDQUOT`] spare reads.
     pub full: Option<i32>,
-    /// What the back end's own sync gives.
+    /// Errno of the back end's own sync.
     pub sync_error: Option<i32>,
     /// Move only part of what is asked, in multiples of 512 bytes.
     pub short: Option<Seeded>,
-    /// The engine let go of the disk while operations were held.
+    /// Whether the engine dropped the disk while operations were held.
     pub abandoned: bool,
     done: Vec<DiskDone>,
 }
@@ -161,7 +162,7 @@ impl State {
     }
 }
 
-/// What an engine holds; notes when it is dropped too early.
+/// The engine's end of a model disk; notes when it is dropped too early.
 struct EngineSide(ModelDisk);
 
 impl Drop for EngineSide {

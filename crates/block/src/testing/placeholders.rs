@@ -1,4 +1,4 @@
-//! One who knows placeholders, as a test wants.
+//! Handlers of placeholder requests, for tests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -14,7 +14,7 @@ use crate::placeholder::{
 
 pub(crate) const TAG: [u8; 16] = *b"0123456789abcdef";
 
-/// Knows [`TAG`]. What it takes it sends.
+/// Handler that takes requests with [`TAG`], and sends them to a test.
 #[derive(Debug)]
 pub(crate) struct TagHandler {
     pub any: AtomicBool,
@@ -42,7 +42,7 @@ impl PlaceholderHandler for TagHandler {
     }
 }
 
-/// Ends what it takes at once, and keeps nothing.
+/// Handler that completes requests at once.
 #[derive(Debug)]
 pub(crate) struct ImmediateHandler;
 
@@ -59,7 +59,7 @@ impl PlaceholderHandler for ImmediateHandler {
     }
 }
 
-/// Has a rig's engine offer placed writes.
+/// Gives a rig's engine a handler.
 pub(crate) fn offer_to(rig: &mut Rig, handler: Arc<dyn PlaceholderHandler>) -> Arc<Answers> {
     let target = TargetFile::new(tempfile::tempfile().unwrap(), false, None);
     let config = Arc::new(PlaceholderConfig { handler, target, align_bytes: SECTOR_BYTES as u64 });
@@ -68,14 +68,14 @@ pub(crate) fn offer_to(rig: &mut Rig, handler: Arc<dyn PlaceholderHandler>) -> A
     answers
 }
 
-/// [`offer_to`] one who knows [`TAG`].
+/// Gives a rig's engine a [`TagHandler`].
 pub(crate) fn known(rig: &mut Rig) -> (Arc<TagHandler>, Receiver<PlaceholderRequest>) {
     let (handler, taken) = TagHandler::new();
     offer_to(rig, handler.clone());
     (handler, taken)
 }
 
-/// One sector.
+/// A placeholder sector.
 pub(crate) fn sector(tag: [u8; 16], at: u64) -> Vec<u8> {
     let head = Placeholder { magic: PLACEHOLDER_MAGIC.into(), at: at.into(), tag };
     let mut bytes = head.as_bytes().to_vec();
@@ -83,7 +83,7 @@ pub(crate) fn sector(tag: [u8; 16], at: u64) -> Vec<u8> {
     bytes
 }
 
-/// So many bytes of placeholders.
+/// `len` bytes of placeholder sectors.
 pub(crate) fn sectors(tag: [u8; 16], at: u64, len: usize) -> Vec<u8> {
     (0..len as u64).step_by(SECTOR_BYTES).flat_map(|done| sector(tag, at + done)).collect()
 }

@@ -301,7 +301,8 @@ fn auto_takes_the_blocks_that_direct_io_asks_for_and_never_others_than_the_guest
     }
 }
 
-/// Sectors of 512 bytes are served where direct I/O works in 4 KiB: what does not fit takes a longer way.
+/// Sectors of 512 bytes are served where direct I/O works in 4 KiB: what does not fit takes a
+/// longer way.
 #[test]
 fn a_qcow2_image_past_the_page_cache_has_its_own_sectors() {
     let Some(large) = LargeSectors::mount() else {

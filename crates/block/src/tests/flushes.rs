@@ -1,4 +1,5 @@
-//! A flush that failed stays failed: for the image, on all queues, whatever later flushes would say.
+//! A flush that failed stays failed: for the image, on all queues, whatever later flushes would
+//! say.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -229,7 +230,8 @@ fn abuse_D1_the_ports_own_sync_fails_and_is_failed_like_a_queues() {
     port.write_config(32, &[0]).unwrap_err();
 }
 
-/// A block device that fails: a loop device over a sparse file that its file system has no room for.
+/// A block device that fails: a loop device over a sparse file that its file system has no room
+/// for.
 struct FailingDevice {
     mount: tempfile::TempDir,
     path: PathBuf,

@@ -1,7 +1,7 @@
 //! Images beside QEMU and its tools: they and we exclude and admit each other as two QEMUs do.
 //!
-//! The judge is QEMU: each of our ways to open an image is compared with a QEMU that opens it so, in
-//! front of the same peer, in both orders.
+//! The judge is QEMU: each of our ways to open an image is compared with a QEMU that opens it so,
+//! in front of the same peer, in both orders.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,5 +1,5 @@
-//! Requests of more segments than a slot has room for, of more than are served, and with buffers that are
-//! not there.
+//! Requests of more segments than a slot has room for, of more than are served, and with buffers
+//! that are not there.
 
 use base::limits::MAX_CHAIN_SEGS;
 use queue::{GuestMemory, Layout};
@@ -121,8 +121,8 @@ fn abuse_B2_too_many_segments_are_an_error_and_the_ring_goes_on() {
     }
 }
 
-/// A guest's program may splice a device's page into a file with O_DIRECT: its address is in no memory
-/// table.
+/// A guest's program may splice a device's page into a file with O_DIRECT: its address is in no
+/// memory table.
 #[test]
 fn abuse_D4_a_data_buffer_outside_memory_is_an_error_of_its_request() {
     for layout in BOTH {

@@ -9,7 +9,8 @@ use crate::request::kind;
 use crate::testing::placeholders::{TAG, sectors};
 use crate::testing::{BOTH, Offered, Rig, UNTOUCHED, pattern};
 
-/// Offers a read into memory that begins at `skew` of a page and has these bytes, in parts of `part`.
+/// Offers a read into memory that begins at `skew` of a page and has these bytes, in parts of
+/// `part`.
 fn ask(rig: &mut Rig, sector: u64, skew: usize, bytes: &[u8], part: usize) -> Offered {
     let header = rig.header(kind::IN, sector);
     let page = rig.driver.ram().alloc_aligned(skew + bytes.len(), BLOCK_BYTES as u64);

@@ -155,7 +155,8 @@ fn queues_stop_and_start_where_they_were() {
     }
 }
 
-/// A VMM sets up as many queues as it likes, one for each CPU mostly. What it does not is nothing but a number.
+/// A VMM sets up as many queues as it likes, one for each CPU mostly. What it does not is nothing
+/// but a number.
 #[test]
 fn abuse_B1_queues_that_nobody_sets_up_have_no_worker_and_no_counters() {
     let disk = BackendConfig::Memory { len_bytes: 1 << 20 };
