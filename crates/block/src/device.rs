@@ -7,7 +7,7 @@ use base::clock::Clock;
 use base::counter::QueueStats;
 use queue::{GuestMemory, Position, Vring};
 use sidecore::{Group, Sidecore, WorkerRef};
-use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind, NotTold};
+use vhost_user::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
 use crate::backend::{Backend, ImageState};
 use crate::claim::Claim;
@@ -30,8 +30,12 @@ use crate::slab;
 
 mod in_place;
 mod queues;
+mod size_notice;
+mod write_cache;
 
 use queues::Ending;
+use size_notice::SizeNotice;
+use write_cache::WriteCache;
 
 pub use in_place::{Image, InPlaceError, PlaceholderError};
 
@@ -41,21 +45,26 @@ const MEMORY: u64 = 0;
 /// State of one queue, running or not.
 #[derive(Default)]
 struct QueueState {
-    worker: Option<WorkerRef<QueueEngine>>,
+    running: Option<RunningQueue>,
+    /// Counters of the ring, of the last time that the queue ran.
     ring_stats: Option<Arc<QueueStats>>,
-    /// Table whose memory is registered with the disk; only while the queue runs, and where disks
-    /// want it.
-    known: Option<Arc<GuestMemory>>,
-    /// Operations that its disk has room for.
-    depth: u16,
-    /// Claim that its disks keep open; only while the queue runs.
-    claim: Option<Arc<Claim>>,
     /// Whether the log says that its memory could not be registered.
-    is_told: bool,
+    is_refusal_logged: bool,
     /// Whether a driver has begun with a fresh ring since the port is there.
     had_fresh_start: bool,
     /// Counters of requests, made at the first start: a port may have many queues that never start.
     block_stats: Option<Arc<BlockStats>>,
+}
+
+/// A queue that runs.
+struct RunningQueue {
+    worker: WorkerRef<QueueEngine>,
+    /// Operations that its disk has room for.
+    depth: u16,
+    /// Table whose memory is registered with the disk; only where disks want it.
+    known: Option<Arc<GuestMemory>>,
+    /// Claim that its disks keep open.
+    claim: Option<Arc<Claim>>,
 }
 
 /// A disk of a VM.
@@ -71,10 +80,7 @@ pub struct BlockPort {
     features: u64,
     seg_max: u32,
     topology: Topology,
-    /// Whether the config switches the write cache on.
-    writeback: bool,
-    /// Whether a driver switched the write cache off, and none has switched it on since.
-    switched_off: AtomicBool,
+    write_cache: WriteCache,
     /// Features acknowledged by the driver.
     driver_features: AtomicU64,
     queue_count: u16,
@@ -83,11 +89,7 @@ pub struct BlockPort {
     placeholder_config: Mutex<Option<Arc<PlaceholderConfig>>>,
     /// Claim on the inflight region of the session.
     claim: Mutex<Option<Arc<Claim>>>,
-    notifier: Mutex<Option<Arc<dyn ConfigNotifier>>>,
-    /// Whether a front end is connected.
-    is_connected: AtomicBool,
-    /// Whether the front end was not told of the disk's current size.
-    is_untold: AtomicBool,
+    size_notice: SizeNotice,
     ending: Mutex<Ending>,
     /// Whether the next session takes held requests again: see [`Device::session_ends`].
     is_taken_again: AtomicBool,
@@ -186,16 +188,13 @@ impl BlockPort {
             features,
             seg_max: config.seg_max,
             topology: config.topology,
-            writeback: config.writeback,
-            switched_off: AtomicBool::new(false),
+            write_cache: WriteCache::new(config.writeback),
             driver_features: AtomicU64::new(0),
             queue_count: config.queues,
             queues: Mutex::new((0..config.queues).map(|_| QueueState::default()).collect()),
             placeholder_config: Mutex::new(None),
             claim: Mutex::new(None),
-            notifier: Mutex::new(None),
-            is_connected: AtomicBool::new(false),
-            is_untold: AtomicBool::new(false),
+            size_notice: SizeNotice::default(),
             ending: Mutex::default(),
             is_taken_again: AtomicBool::new(false),
         }))
@@ -234,7 +233,8 @@ impl BlockPort {
     /// Lets the requests go on that wait for their storage, see [`crate::OnError`]. Returns their
     /// number.
     pub fn resume(&self) -> usize {
-        let workers: Vec<_> = self.lock().iter().filter_map(|q| q.worker.clone()).collect();
+        let workers: Vec<_> =
+            self.lock().iter().filter_map(|q| Some(q.running.as_ref()?.worker.clone())).collect();
         // A worker that is gone holds nothing.
         workers.iter().filter_map(|w| w.call(|engine, _| engine.resume_held()).ok()).sum()
     }
@@ -279,7 +279,7 @@ impl BlockPort {
         let snapshot = |(index, queue): (usize, &QueueState)| {
             Some(QueueSnapshot {
                 index: index as u16,
-                running: queue.worker.is_some(),
+                running: queue.running.is_some(),
                 block: queue.block_stats.clone()?,
                 ring: queue.ring_stats.clone(),
             })
@@ -302,40 +302,18 @@ impl BlockPort {
         if is_new {
             tracing::info!(port = %self.name, len_bytes = len, "disk resized");
         }
-        if is_new || self.is_untold.load(Ordering::SeqCst) {
-            self.tell_size(len)?;
+        if is_new || self.size_notice.is_pending() {
+            self.size_notice.send().map_err(|source| BlockError::GuestNotTold {
+                port: self.name.clone(),
+                len_bytes: len,
+                source,
+            })?;
         }
         Ok(len)
     }
 
-    /// Makes the guest read its config space again. Without a front end there is nobody to tell.
-    fn tell_size(&self, len_bytes: u64) -> Result<(), BlockError> {
-        let notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let told = match notifier {
-            Some(notifier) => notifier.config_changed(),
-            None if self.is_connected.load(Ordering::SeqCst) => Err(NotTold::NoChannel),
-            None => Ok(()),
-        };
-        self.is_untold.store(told.is_err(), Ordering::SeqCst);
-        told.map_err(|source| BlockError::GuestNotTold {
-            port: self.name.clone(),
-            len_bytes,
-            source,
-        })
-    }
-
     fn lock(&self) -> MutexGuard<'_, Vec<QueueState>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the write cache is on for a driver with these features, until it says otherwise. A
-    /// driver that cannot flush gets write-through (virtio 1.2, 5.2.6.2).
-    ///
-    /// What a driver switched off stays off over resets and reconnects. QEMU keeps a copy of the
-    /// config space that it changes on writes of the driver only, over resets of the device too:
-    /// the next driver reads "off" there and never flushes.
-    fn initial_writeback(&self, features: u64) -> bool {
-        self.default_writeback() && features & feature::FLUSH != 0
     }
 
     /// Refuses a driver that used this queue in an earlier daemon, if the disk's bytes were lost
@@ -355,10 +333,6 @@ impl BlockPort {
              them); restart the VM to begin with an empty disk"
                 .into(),
         ))
-    }
-
-    fn default_writeback(&self) -> bool {
-        self.writeback && !self.switched_off.load(Ordering::SeqCst)
     }
 }
 
@@ -417,7 +391,7 @@ impl Device for BlockPort {
             let (what, limit) = ("write cache", 1);
             return Err(DeviceError::OutOfRange { what, value: value.into(), limit });
         }
-        self.switched_off.store(value == 0, Ordering::SeqCst);
+        self.write_cache.switch(value == 1);
         self.state.writeback.store(value == 1, Ordering::SeqCst);
         if value == 0 {
             // What completed while the cache was on must not stay volatile now that the driver
@@ -429,11 +403,11 @@ impl Device for BlockPort {
     }
 
     fn writes_through(&self) -> bool {
-        self.switched_off.load(Ordering::SeqCst)
+        self.write_cache.is_switched_off()
     }
 
     fn keep_writing_through(&self) {
-        self.switched_off.store(true, Ordering::SeqCst);
+        self.write_cache.switch(false);
         self.state.writeback.store(false, Ordering::SeqCst);
     }
 
@@ -442,7 +416,7 @@ impl Device for BlockPort {
         let has = |bit| features & self.features & bit != 0;
         self.state.discard.store(has(feature::DISCARD), Ordering::Relaxed);
         self.state.write_zeroes.store(has(feature::WRITE_ZEROES), Ordering::Relaxed);
-        self.state.writeback.store(self.initial_writeback(features), Ordering::SeqCst);
+        self.state.writeback.store(self.write_cache.is_on_for(features), Ordering::SeqCst);
         Ok(())
     }
 
@@ -453,7 +427,7 @@ impl Device for BlockPort {
             let (what, value, limit) = ("disk queue", index as u64, count as u64 - 1);
             return Err(DeviceError::OutOfRange { what, value, limit });
         }
-        if self.lock()[index].worker.is_some() {
+        if self.lock()[index].running.is_some() {
             return Err(DeviceError::Failed(format!("queue {index} is already running")));
         }
         self.check_not_lost(index, &vring)?;
@@ -475,7 +449,6 @@ impl Device for BlockPort {
         let mut queues = self.lock();
         let queue = &mut queues[index];
         queue.ring_stats = Some(Arc::clone(&vring.parts.stats));
-        queue.depth = depth;
         let near = core.prefer_node();
         let mut engine = QueueEngine::new(vring, Arc::clone(&self.state), stats, disk)
             .map_err(DeviceError::failed)?;
@@ -501,23 +474,21 @@ impl Device for BlockPort {
             let _ = worker.remove();
             return Err(e);
         }
-        queue.worker = Some(worker);
-        queue.claim = claim;
-        queue.known = (self.state.demands.max_registered_bytes > 0).then_some(memory);
+        let known = (self.state.demands.max_registered_bytes > 0).then_some(memory);
+        queue.running = Some(RunningQueue { worker, depth, known, claim });
         Ok(())
     }
 
     fn stop_queue(&self, index: u16) -> Result<Option<Vring>, DeviceError> {
         let index = usize::from(index);
-        let worker = self.lock().get_mut(index).and_then(|q| {
-            (q.known, q.claim) = (None, None);
-            q.worker.take()
-        });
+        let running = self.lock().get_mut(index).and_then(|q| q.running.take());
+        let worker = running.map(|running| running.worker);
         worker.map(|w| self.take_off(index, &w)).transpose()
     }
 
     fn update_memory(&self, memory: Arc<GuestMemory>) -> Result<(), DeviceError> {
-        let workers: Vec<_> = self.lock().iter().map(|q| q.worker.clone()).collect();
+        let workers: Vec<_> =
+            self.lock().iter().map(|q| Some(q.running.as_ref()?.worker.clone())).collect();
         for (index, worker) in workers.into_iter().enumerate() {
             let Some(worker) = worker else { continue };
             worker.works_on(MEMORY, &memory);
@@ -527,7 +498,9 @@ impl Device for BlockPort {
                 .call(move |engine, watcher| engine.move_to(table, disk, watcher))
                 .map_err(DeviceError::failed)?
                 .map_err(|e| DeviceError::Failed(format!("watching a disk: {e}")))?;
-            if let Some(known) = &mut self.lock()[index].known {
+            if let Some(running) = &mut self.lock()[index].running
+                && let Some(known) = &mut running.known
+            {
                 *known = Arc::clone(&memory);
             }
         }
@@ -535,13 +508,11 @@ impl Device for BlockPort {
     }
 
     fn set_notifier(&self, notifier: Option<Arc<dyn ConfigNotifier>>) {
-        *self.notifier.lock().unwrap_or_else(PoisonError::into_inner) = notifier;
+        self.size_notice.set_notifier(notifier);
     }
 
     fn connected(&self, up: bool) {
-        self.is_connected.store(up, Ordering::SeqCst);
-        // The next front end reads the size first.
-        self.is_untold.fetch_and(up, Ordering::SeqCst);
+        self.size_notice.set_connected(up);
     }
 
     fn session_ends(&self, is_taken_again: bool) {
@@ -557,7 +528,7 @@ impl Device for BlockPort {
         self.is_taken_again.store(false, Ordering::Relaxed);
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.driver_features.store(0, Ordering::Relaxed);
-        self.state.writeback.store(self.default_writeback(), Ordering::SeqCst);
+        self.state.writeback.store(self.write_cache.is_on_without_driver(), Ordering::SeqCst);
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sidecore::{Watcher, WorkerRef};
 use thiserror::Error;
 
-use super::BlockPort;
+use super::{BlockPort, RunningQueue};
 use crate::engine::QueueEngine;
 use crate::error::BlockError;
 use crate::placeholder::{Answers, PlaceholderConfig, PlaceholderHandler, TargetFile};
@@ -137,8 +137,8 @@ impl BlockPort {
         *self.placeholder_config.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Arc::clone(&config));
         for queue in queues.iter() {
-            let Some(worker) = &queue.worker else { continue };
-            offer_to(worker, &config, queue.depth)
+            let Some(RunningQueue { worker, depth, .. }) = &queue.running else { continue };
+            offer_to(worker, &config, *depth)
                 .map_err(|source| PlaceholderError::Resource { port: self.name.clone(), source })?;
         }
         Ok(())

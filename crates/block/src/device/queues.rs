@@ -53,7 +53,7 @@ impl BlockPort {
     /// The worker of a queue that runs, to be moved.
     #[cfg(test)]
     pub(crate) fn worker(&self, index: usize) -> WorkerRef<QueueEngine> {
-        self.lock()[index].worker.clone().unwrap()
+        self.lock()[index].running.as_ref().unwrap().worker.clone()
     }
 
     /// A disk for a queue.
@@ -82,8 +82,8 @@ impl BlockPort {
         let stats = self.stats_of(index);
         if let Err(error) = registered_memory::register(disk, memory, max_bytes, &stats.registered)
         {
-            let is_told = std::mem::replace(&mut self.lock()[index].is_told, true);
-            if !is_told {
+            let is_logged = std::mem::replace(&mut self.lock()[index].is_refusal_logged, true);
+            if !is_logged {
                 tracing::warn!(port = %self.name, queue = index, "{error}");
             }
         }
@@ -97,8 +97,9 @@ impl BlockPort {
         memory: &GuestMemory,
     ) -> Result<Option<Box<dyn Disk>>, DeviceError> {
         let (depth, known, claim) = {
-            let queue = &self.lock()[index];
-            (queue.depth, queue.known.clone(), queue.claim.clone())
+            let queues = self.lock();
+            let Some(running) = &queues[index].running else { return Ok(None) };
+            (running.depth, running.known.clone(), running.claim.clone())
         };
         if known.is_none_or(|known| known.shares_mappings(memory)) {
             return Ok(None);

@@ -13,6 +13,7 @@
 //! region, they are left in there.
 
 use std::collections::VecDeque;
+use std::collections::vec_deque::Drain;
 
 use sidecore::Arm;
 
@@ -46,6 +47,57 @@ impl Holding {
             is_holding: false,
             stays_inflight: false,
         }
+    }
+
+    /// Adds a request that failed now. True for the first one since requests were held.
+    fn add(&mut self, slot: u16, now_ns: u64) -> bool {
+        let mut is_first = false;
+        if self.probe.take_if(|probe| *probe == slot).is_some() {
+            self.pause_ns = (self.pause_ns * 2).min(HOLD_MAX_NS);
+            self.retry_at_ns = now_ns + self.pause_ns;
+        } else if !std::mem::replace(&mut self.is_holding, true) {
+            self.retry_at_ns = now_ns + self.pause_ns;
+            is_first = true;
+        }
+        self.slots.push_back(slot);
+        is_first
+    }
+
+    /// Whether the request is the one that is tried again now.
+    #[inline]
+    fn is_probe(&self, slot: u16) -> bool {
+        self.probe == Some(slot)
+    }
+
+    /// Makes the next held request the probe, if it is time.
+    fn begin_probe(&mut self, now_ns: u64) -> bool {
+        if self.probe.is_some() || now_ns < self.retry_at_ns {
+            return false;
+        }
+        self.probe = self.slots.pop_front();
+        true
+    }
+
+    /// Ends the probe, which did not succeed and is not held again.
+    fn end_probe(&mut self, now_ns: u64) {
+        self.probe = None;
+        self.retry_at_ns = now_ns + self.pause_ns;
+        if self.slots.is_empty() {
+            (self.is_holding, self.pause_ns) = (false, HOLD_MIN_NS);
+        }
+    }
+
+    /// Releases all held requests. Returns their number, with the probe, and the slots without it.
+    fn release(&mut self) -> (usize, Drain<'_, u16>) {
+        let count = self.total();
+        self.probe = None;
+        (self.is_holding, self.pause_ns) = (false, HOLD_MIN_NS);
+        (count, self.slots.drain(..))
+    }
+
+    /// Number of held requests, with the probe.
+    fn total(&self) -> usize {
+        self.slots.len() + usize::from(self.probe.is_some())
     }
 
     /// Number of held requests, without the probe.
@@ -83,16 +135,10 @@ impl QueueEngine {
     fn hold(&mut self, slot: u16, errno: i32) {
         let now_ns = self.log.now_ns;
         self.in_flight.rewind(slot);
-        let holding = &mut self.holding;
-        if holding.probe.take_if(|probe| *probe == slot).is_some() {
-            holding.pause_ns = (holding.pause_ns * 2).min(HOLD_MAX_NS);
-            holding.retry_at_ns = now_ns + holding.pause_ns;
-        } else if !std::mem::replace(&mut holding.is_holding, true) {
-            holding.retry_at_ns = now_ns + holding.pause_ns;
+        if self.holding.add(slot, now_ns) {
             let job = &self.in_flight.slab.slots[usize::from(slot)].job;
             self.log.held(self.vring.parts.health.name(), self.vring.parts.index, job, errno);
         }
-        holding.slots.push_back(slot);
         self.stats.held_errno.set(errno as u64);
         self.stats.held_total.add(1);
         self.show_held_count();
@@ -102,12 +148,8 @@ impl QueueEngine {
     /// another's.
     #[inline]
     pub(super) fn forget_probe(&mut self, slot: u16) {
-        if self.holding.probe == Some(slot) {
-            self.holding.probe = None;
-            self.holding.retry_at_ns = self.log.now_ns + self.holding.pause_ns;
-            if self.holding.slots.is_empty() {
-                (self.holding.is_holding, self.holding.pause_ns) = (false, HOLD_MIN_NS);
-            }
+        if self.holding.is_probe(slot) {
+            self.holding.end_probe(self.log.now_ns);
             self.show_held_count();
         }
     }
@@ -115,12 +157,10 @@ impl QueueEngine {
     /// Tries one of the held requests again when it is time. Returns the number of tries.
     #[cold]
     pub(super) fn retry_held(&mut self, now_ns: u64) -> usize {
-        let Holding { slots, probe, retry_at_ns, .. } = &mut self.holding;
-        if probe.is_some() || now_ns < *retry_at_ns {
+        if !self.holding.begin_probe(now_ns) {
             return 0;
         }
-        *probe = slots.pop_front();
-        self.in_flight.slab.ready.extend(*probe);
+        self.in_flight.slab.ready.extend(self.holding.probe);
         self.show_held_count();
         1
     }
@@ -128,7 +168,7 @@ impl QueueEngine {
     /// Notes the progress of a request: when the probe succeeds, all held requests go on.
     #[inline]
     pub(super) fn note_progress(&mut self, slot: u16, next: &OpOutcome) {
-        if self.holding.probe == Some(slot) {
+        if self.holding.is_probe(slot) {
             let is_done = match next {
                 OpOutcome::NextStep | OpOutcome::Finished => true,
                 // The data is there, or the same step goes on.
@@ -144,10 +184,8 @@ impl QueueEngine {
     /// Lets all held requests go on. Returns their number.
     #[cold]
     pub fn resume_held(&mut self) -> usize {
-        let holding = &mut self.holding;
-        let count = holding.slots.len() + usize::from(holding.probe.take().is_some());
-        self.in_flight.slab.ready.extend(holding.slots.drain(..));
-        (holding.is_holding, holding.pause_ns) = (false, HOLD_MIN_NS);
+        let (count, slots) = self.holding.release();
+        self.in_flight.slab.ready.extend(slots);
         if count > 0 {
             self.log.resumed(self.vring.parts.health.name(), self.vring.parts.index, count);
         }
@@ -180,9 +218,7 @@ impl QueueEngine {
     }
 
     fn show_held_count(&self) {
-        self.stats
-            .held
-            .set(self.holding.slots.len() as u64 + u64::from(self.holding.probe.is_some()));
+        self.stats.held.set(self.holding.total() as u64);
     }
 
     /// Ends a request with an I/O error, and logs the cause.
