@@ -1,29 +1,29 @@
-//! What can be wrong with an image: every text says what, and which command helps.
+//! Errors of images: every text names the fault, and a command that helps.
 
 use std::io;
 
 use thiserror::Error;
 
-/// Why an image is not served.
+/// Reason why an image is not served.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The file cannot be read or written.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempt that failed.
         what: &'static str,
         /// The cause.
         source: io::Error,
     },
-    /// Not a qcow2 image, or one of a version that is not served.
+    /// The file is no qcow2 image, or one of a version that is not served.
     #[error("{0}")]
     NotServed(String),
     /// A number in the header is outside its limits.
     #[error("{what} is {value}; it must be {rule}")]
     Header {
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
-        /// What it says.
+        /// Number in the field.
         value: u64,
         /// The rule that it breaks.
         rule: String,
@@ -36,13 +36,13 @@ pub enum Error {
     Damaged {
         /// The first contradiction.
         what: String,
-        /// How many there are.
+        /// Number of contradictions.
         count: u64,
     },
 }
 
 impl Error {
-    /// For `map_err` on file operations.
+    /// Closure for `map_err` on file operations.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }
     }
@@ -57,17 +57,17 @@ pub(crate) fn contradiction(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Contradiction(what.into()))
 }
 
-/// Whether an error is one.
+/// Whether an error is a [`contradiction`].
 pub(crate) fn is_contradiction(e: &io::Error) -> bool {
     e.get_ref().is_some_and(|cause| cause.is::<Contradiction>())
 }
 
-/// An error of a request on what cannot be read, and says nothing of the image's own tables.
+/// An error of a request on data that cannot be read; it says nothing of the image's own tables.
 pub(crate) fn unreadable(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
-/// See [`contradiction`].
+/// Cause of an error of [`contradiction`].
 #[derive(Debug, Error)]
 #[error("the image contradicts itself: {0}")]
 pub struct Contradiction(pub String);

@@ -17,8 +17,8 @@ pub const MAX_SNAPSHOTS: u32 = 65_536;
 /// Most bytes of the snapshot table, QEMU's limit.
 pub const MAX_SNAPSHOT_TABLE_LEN_BYTES: u64 = 64 << 20;
 
-/// Most entries of all snapshots' L1 tables together: each L2 table of a snapshot is remembered with
-/// 8 bytes, so that nothing is written over it.
+/// Most entries of all snapshots' L1 tables together: each L2 table of a snapshot is remembered
+/// with 8 bytes, so that nothing is written over it.
 pub const MAX_SNAPSHOT_TABLES: u64 = 16 << 20;
 
 /// Most bitmaps, QEMU's limit.
@@ -30,7 +30,8 @@ pub const MAX_BITMAP_DIRECTORY_LEN_BYTES: u64 = 64 << 20;
 /// Most bytes of a bitmap, QEMU's limit.
 pub const MAX_BITMAP_LEN_BYTES: u64 = 512 << 20;
 
-/// Longest name of a backing file, in bytes: it has to fit the first cluster, and QEMU takes no more.
+/// Longest name of a backing file, in bytes: it has to fit the first cluster, and QEMU takes no
+/// more.
 pub const MAX_BACKING_NAME_LEN_BYTES: u32 = 1023;
 
 /// Largest disk: 2^56 is what an entry can say of a file, and sums stay in range.
@@ -61,9 +62,9 @@ pub const MAX_RUN_CLUSTERS: u64 = 64;
 /// soon the next one is twice as large, or eight times where nothing was left of it.
 pub const MIN_RESERVE_LEN_BYTES: u64 = 1 << 20;
 
-/// Most bytes reserved at a time: the half that is left when the next ones are asked for lasts a fast
-/// writer for 30 ms. They are holes of the file; a killed daemon leaves them as leaks until the next
-/// opening.
+/// Most bytes reserved at a time: the half that is left when the next ones are asked for lasts a
+/// fast writer for 30 ms. They are holes of the file; a killed daemon leaves them as leaks until
+/// the next opening.
 pub const MAX_RESERVE_LEN_BYTES: u64 = 128 << 20;
 
 /// Most clusters reserved at a time: so many refcounts are written in one go.
@@ -73,15 +74,15 @@ pub const MAX_RESERVE_CLUSTERS: u64 = 8192;
 /// takes no room.
 pub const MIN_EXTENSION_LEN_BYTES: u64 = 64 << 20;
 
-/// See [`MIN_EXTENSION_LEN_BYTES`].
+/// Most bytes of an extension of the file, see [`MIN_EXTENSION_LEN_BYTES`].
 pub const MAX_EXTENSION_LEN_BYTES: u64 = 1 << 30;
 
 /// Most clusters of a file that can be checked: a byte of memory each. 64 TiB with the usual
 /// clusters.
 pub const MAX_CHECK_CLUSTERS: u64 = 1 << 30;
 
-/// Most clusters with 255 references and more that can be checked: 512 MiB of memory. Only images with so
-/// many snapshots have them, 1 TiB of each with the usual clusters.
+/// Most clusters with 255 references and more that can be checked: 512 MiB of memory. Only images
+/// with so many snapshots have them, 1 TiB of each with the usual clusters.
 pub const MAX_CHECK_SHARED_CLUSTERS: usize = 1 << 24;
 
 /// Clusters freed by the guest that may wait for its next FLUSH, in bytes; with more we sync.

@@ -39,8 +39,8 @@ pub trait Store: Send + Sync + Debug {
     /// Makes a range within the file read as zeroes. `may_unmap`: its room may be given back.
     fn zero(&self, offset: u64, len_bytes: u64, may_unmap: bool) -> io::Result<()>;
 
-    /// Whether a range may hold anything but zeroes. A guess where the file system does not tell, so
-    /// that a table of terabytes which is a hole is not read.
+    /// Whether a range may hold anything but zeroes. A guess where the file system does not tell,
+    /// so that a table of terabytes which is a hole is not read.
     fn may_have_data(&self, offset: u64, len_bytes: u64) -> bool {
         let _ = (offset, len_bytes);
         true

@@ -1,5 +1,6 @@
-//! Kills and power cuts at every point of random operations, on many kinds of image: nothing that was
-//! acknowledged is lost at a kill, nothing that was flushed at a cut, and `qemu-img check` agrees.
+//! Kills and power cuts at every point of random operations, on many kinds of image: nothing that
+//! was acknowledged is lost at a kill, nothing that was flushed at a cut, and `qemu-img check`
+//! agrees.
 //!
 //! `MILLRACE_CUTS` is the number of cut points (2,000; the 100,000 in `make soak`), and
 //! `MILLRACE_SEED` the seed; `MILLRACE_KIND` is one kind's name.

@@ -1,5 +1,5 @@
-//! A disk that is full, or fails, at every point of random operations: whatever was acknowledged is there,
-//! a sync that failed stays failed, and what is left is mended clean.
+//! A disk that is full, or fails, at every point of random operations: whatever was acknowledged is
+//! there, a sync that failed stays failed, and what is left is mended clean.
 
 #![allow(clippy::unwrap_used)]
 
@@ -208,7 +208,8 @@ fn a_full_disk_loses_nothing_that_was_acknowledged() {
     }
 }
 
-/// A change fails, and is in the file nevertheless: what comes after must not go by what memory says.
+/// A change fails, and is in the file nevertheless: what comes after must not go by what memory
+/// says.
 #[test]
 fn a_change_that_failed_and_was_made_undoes_nothing() {
     for name in CHOSEN {

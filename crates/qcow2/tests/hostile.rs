@@ -31,8 +31,8 @@ fn is_corrupt(store: &Recorder) -> bool {
     get_u64(&store.bytes(), at::INCOMPATIBLE) & CORRUPT != 0
 }
 
-/// Q5. A cluster that is referred to more often than a refcount can say is found in the second block,
-/// after a count in the first was found to be too low.
+/// Q5. A cluster that is referred to more often than a refcount can say is found in the second
+/// block, after a count in the first was found to be too low.
 #[test]
 fn what_cannot_be_mended_is_not_mended_in_part() {
     let dir = tempfile::tempdir().unwrap();
@@ -115,7 +115,8 @@ impl<S: Store> Store for Counted<S> {
     }
 }
 
-/// A million tables of 2 MiB, all of them in a hole: 2 TiB to read, and to read again for the marks.
+/// A million tables of 2 MiB, all of them in a hole: 2 TiB to read, and to read again for the
+/// marks.
 #[test]
 fn tables_that_are_holes_are_not_read() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -139,8 +140,8 @@ fn tables_that_are_holes_are_not_read() {
     assert!(read < 3 << 30, "{read} bytes were read");
 }
 
-/// An L1 table whose entries all point at the same table of 2 MiB: with the largest L1 table it would
-/// be 8 TiB to read.
+/// An L1 table whose entries all point at the same table of 2 MiB: with the largest L1 table it
+/// would be 8 TiB to read.
 #[test]
 fn a_table_that_many_entries_point_at_is_read_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -157,7 +158,8 @@ fn a_table_that_many_entries_point_at_is_read_once() {
     assert!(read < 32 << 20, "{read} bytes were read");
 }
 
-/// An L1 table, without a count, where the refcount table's reach ends: a larger table would go there.
+/// An L1 table, without a count, where the refcount table's reach ends: a larger table would go
+/// there.
 #[test]
 fn a_larger_refcount_table_goes_over_no_table() {
     let dir = tempfile::tempdir().unwrap();
@@ -230,8 +232,8 @@ fn a_compressed_cluster_of_garbage_fails_its_requests_and_no_others() {
     chain.top().close().unwrap();
 }
 
-/// The header cannot be written while the L1 table moves, or an error says so and it was: entries that
-/// come later must be where the header says.
+/// The header cannot be written while the L1 table moves, or an error says so and it was: entries
+/// that come later must be where the header says.
 #[test]
 fn a_disk_that_could_not_be_grown_keeps_what_is_written_to_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! Images with faults of all kinds, opened and worked on: nothing panics, runs for ever or takes memory
-//! without bound; tables are never written over with the guest's data; what is refused is untouched;
-//! and what QEMU can read of them is what we can read.
+//! Images with faults of all kinds, opened and worked on: nothing panics, runs for ever or takes
+//! memory without bound; tables are never written over with the guest's data; what is refused is
+//! untouched; and what QEMU can read of them is what we can read.
 //!
 //! `MILLRACE_IMAGES` is their number (200; 5,000 in a soak run), `MILLRACE_SEED` the first seed.
 
@@ -192,7 +192,8 @@ fn by_qemu(dir: &Path, cluster: u64) -> Result<ByQemu, String> {
         let commands = part.iter().flat_map(|read| ["-c", read]);
         let args: Vec<&str> = ["-r", "-f", "qcow2"].into_iter().chain(commands).collect();
         let (_, text) = run("qemu-io", &[&args[..], &[image]].concat());
-        // On standard output each read has a line, `read N/N bytes` or `read failed`, in their order.
+        // On standard output each read has a line, `read N/N bytes` or `read failed`, in their
+        // order.
         let results: Vec<&str> = text.lines().filter(|line| line.starts_with("read ")).collect();
         assert_eq!(results.len(), part.len(), "{text}");
         let bad = results.iter().enumerate().filter(|(_, line)| line.starts_with("read failed"));

@@ -1,5 +1,5 @@
-//! The order in which an image's file changes, rule by rule, seen in the events themselves. The tests of
-//! deaths find most breaks of it; here are those that a second rule would hide.
+//! The order in which an image's file changes, rule by rule, seen in the events themselves. The
+//! tests of deaths find most breaks of it; here are those that a second rule would hide.
 
 #![allow(clippy::unwrap_used)]
 

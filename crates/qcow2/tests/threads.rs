@@ -1,5 +1,6 @@
-//! Several threads on one image on a real file: each has sectors of its own, in clusters that it shares
-//! with the others, and knows what they hold; others read everything, and look after the map.
+//! Several threads on one image on a real file: each has sectors of its own, in clusters that it
+//! shares with the others, and knows what they hold; others read everything, and look after the
+//! map.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! The same image changed by QEMU and by us in turns, with snapshots and chains made by `qemu-img` in
-//! between: after each turn `qemu-img check` is clean and the content is the model's.
+//! The same image changed by QEMU and by us in turns, with snapshots and chains made by `qemu-img`
+//! in between: after each turn `qemu-img check` is clean and the content is the model's.
 //!
 //! `MILLRACE_TURNS` is the number of turns (one for each kind; 200 and more in a soak run), and
 //! `MILLRACE_SEED` the seed.

@@ -13,14 +13,14 @@ use crate::format::entry::{self, COPIED, Kind, ZERO};
 use crate::map::slices::{Pair, Slice};
 use crate::map::view::{Look, Piece};
 
-/// What becomes of a range.
+/// Way of clearing a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clear {
-    /// Its content is no longer needed.
+    /// The content is no longer needed.
     Discard,
-    /// It reads as zeroes.
+    /// The range reads as zeroes.
     Zero {
-        /// Its room may be given back.
+        /// Whether its room may be given back.
         may_unmap: bool,
     },
 }
@@ -48,7 +48,7 @@ impl Chain {
         self.clear_upto(view, scratch, range.start..end, upto, how)
     }
 
-    /// As [`Chain::clear`]; clusters count as whole up to `upto`.
+    /// Clears a range; clusters count as whole up to `upto`, the end of the disk's last one.
     pub(super) fn clear_upto(
         &self,
         view: &mut ChainView,
@@ -150,7 +150,8 @@ impl Chain {
         }
     }
 
-    /// Version 2 over a backing file: there are no clusters that read as zeroes, so they are written.
+    /// Version 2 over a backing file: there are no clusters that read as zeroes, so they are
+    /// written.
     fn clear_old(
         &self,
         view: &mut ChainView,

@@ -1,8 +1,8 @@
 //! An image with what it stands on, and where each byte of the disk is.
 //!
-//! [`Chain::find`] and [`Chain::plan`] are for sidecores: they look at memory only, take no lock for
-//! longer than a list operation, and say when somebody else has to go a longer way. That way is in
-//! [`read`], [`write`] and [`clear`]: plain calls that wait for the disk.
+//! [`Chain::find`] and [`Chain::plan`] are for sidecores: they look at memory only, take no lock
+//! for longer than a list operation, and say when somebody else has to go a longer way. That way is
+//! in [`read`], [`write`] and [`clear`]: plain calls that wait for the disk.
 
 pub mod clear;
 pub mod plan;
@@ -19,16 +19,16 @@ use crate::map::image::Image;
 use crate::map::view::{Look, Piece, View};
 use crate::store::Store;
 
-/// One image of a chain.
+/// Layer of a chain: one image.
 #[derive(Debug)]
 pub enum Layer {
-    /// With a map.
+    /// A qcow2 image, which has a map.
     Qcow2(Box<Image>),
-    /// Byte by byte; behind its end there are zeroes.
+    /// A raw image; behind its end there are zeroes.
     Raw {
         /// The file.
         store: Arc<dyn Store>,
-        /// Its length.
+        /// Length of the file.
         len_bytes: u64,
     },
 }
@@ -41,7 +41,7 @@ impl Layer {
         }
     }
 
-    /// Where data is.
+    /// File with the layer's data.
     pub(crate) fn data(&self) -> &dyn Store {
         match self {
             Self::Qcow2(image) => &*image.data,
@@ -57,40 +57,40 @@ pub struct Chain {
     below: Vec<Layer>,
 }
 
-/// Where some bytes of the disk are.
+/// Place of some bytes of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// So many are zero.
+    /// Zeroes; their number.
     Zero(u64),
-    /// In a file.
+    /// Bytes in a file.
     File {
-        /// Of which layer.
+        /// Index of the layer.
         layer: usize,
-        /// Where in the layer's data file.
+        /// Offset in the layer's data file.
         host: u64,
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
-    /// In a compressed cluster of a layer.
+    /// Bytes in a compressed cluster of a layer.
     Compressed {
-        /// Which layer.
+        /// Index of the layer.
         layer: usize,
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
     /// The slice of a layer is not in memory.
     Miss {
-        /// Which layer.
+        /// Index of the layer.
         layer: usize,
     },
     /// A layer contradicts itself there.
     Bad {
-        /// Which layer.
+        /// Index of the layer.
         layer: usize,
     },
 }
 
-/// How a queue, or a helper, looks at a chain.
+/// View of a chain, for one queue or one helper.
 pub struct ChainView {
     views: Vec<Option<View>>,
     pub(crate) party: Arc<Party>,
@@ -148,7 +148,7 @@ impl Chain {
         ChainView { views, party, waker }
     }
 
-    /// Where the bytes from `offset` on are, at most `max` of them (not 0). No I/O.
+    /// Finds the bytes from `offset` on, at most `max` of them (not 0). No I/O.
     #[inline]
     pub fn find(&self, view: &mut ChainView, offset: u64, max: u64) -> Place {
         if let Some(top) = view.top()
@@ -161,14 +161,14 @@ impl Chain {
         self.find_from(0, view, offset, max)
     }
 
-    /// Where in memory the image's own entry of a byte of the disk is, if it is there: for who wants it
-    /// in the cache before it looks.
+    /// Where in memory the image's own entry of a byte of the disk is, if it is there: for who
+    /// wants it in the cache before it looks.
     #[inline]
     pub fn entry_address(&self, view: &mut ChainView, offset: u64) -> Option<*const u8> {
         view.top()?.entry_address(&self.top, offset)
     }
 
-    /// As [`Chain::find`], without the layers above `layer`.
+    /// Finds bytes without the layers above `layer`, see [`Chain::find`].
     pub(crate) fn find_from(
         &self,
         layer: usize,

@@ -1,8 +1,9 @@
 //! Writes as a sidecore plans them: in place, or into new clusters that replace nothing.
 //!
-//! A write to space that reads as zeroes takes clusters of the reserve, which are zero: the data goes
-//! there from the guest's memory, then the entries go to the file, then everybody sees them. Nothing
-//! is copied and nothing is synced. Whatever replaces content goes the longer way ([`super::write`]).
+//! A write to space that reads as zeroes takes clusters of the reserve, which are zero: the data
+//! goes there from the guest's memory, then the entries go to the file, then everybody sees them.
+//! Nothing is copied and nothing is synced. Whatever replaces content goes the longer way
+//! ([`super::write`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,35 +16,35 @@ use crate::map::epochs::Stay;
 use crate::map::slices::{Pinned, Slice};
 use crate::map::view::{Piece, View, may_write, piece};
 
-/// How a write begins.
+/// Plan of a write: the way in which it begins.
 #[derive(Debug)]
 pub enum Plan {
-    /// So many bytes go where the old ones are.
+    /// The bytes go where the old ones are.
     InPlace {
-        /// Where in the data file.
+        /// Offset in the data file.
         host: u64,
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
-    /// So many bytes go into new clusters.
+    /// The bytes go into new clusters.
     Allocate(Allocation),
-    /// Somebody else is about to change the entry; the view's waker is rung after that.
+    /// Another write is about to change the entry; the view's waker is rung after that.
     Busy,
     /// [`Chain::write`] has to do it.
     Slow,
 }
 
-/// New clusters for a write: claimed, and in nobody's sight before [`Chain::commit`].
+/// New clusters for a write: claimed, and visible to nobody before [`Chain::commit`].
 #[derive(Debug)]
 #[must_use]
 pub struct Allocation {
     slice: Pinned,
     index: usize,
-    /// Of the disk.
+    /// Clusters of the disk.
     clusters: Range<u64>,
-    /// The first of the file.
+    /// First of the new clusters of the file.
     first: u64,
-    /// Where the data goes.
+    /// Offset of the data in the data file.
     pub host: u64,
     /// Bytes of data.
     pub len: u64,
@@ -54,7 +55,7 @@ pub struct Allocation {
 pub const MAX_ENTRIES_LEN_BYTES: usize = MAX_RUN_CLUSTERS as usize * 8;
 
 impl Allocation {
-    /// Where in the image file its entries go.
+    /// Offset of the entries in the image file.
     pub fn entries_offset(&self) -> u64 {
         self.slice.offset + self.index as u64 * 8
     }
@@ -74,14 +75,14 @@ impl Allocation {
 }
 
 impl Chain {
-    /// Before an operation looks at the map: what it finds stays where it is until
-    /// [`Chain::leave`].
+    /// Enters an epoch, before an operation looks at the map: the clusters that it finds are not
+    /// freed until [`Chain::leave`].
     #[inline]
     pub fn enter(&self, view: &mut ChainView) -> Option<Stay> {
         self.top.writer.as_ref().map(|writer| writer.epochs.enter(&view.party))
     }
 
-    /// After the last operation on what was found.
+    /// Leaves the epoch, after the last operation on the clusters found.
     #[inline]
     pub fn leave(&self, view: &mut ChainView, stay: Option<Stay>) {
         if let (Some(writer), Some(stay)) = (&self.top.writer, stay) {
@@ -89,7 +90,7 @@ impl Chain {
         }
     }
 
-    /// How a write of `max` bytes (not 0) at `offset` begins. No I/O.
+    /// Plans a write of `max` bytes (not 0) at `offset`. No I/O.
     #[inline]
     pub fn plan(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
         match self.find_in_place(view, offset, max) {
@@ -98,8 +99,8 @@ impl Chain {
         }
     }
 
-    /// Where the bytes from `offset` on, at most `max` of them (not 0), may be written as they are, and
-    /// how many. No I/O, and nothing is taken.
+    /// Finds a place where bytes from `offset` on, at most `max` of them (not 0), may be written as
+    /// they are: offset in the data file, and number. No I/O, and no cluster is taken.
     #[inline]
     pub fn find_in_place(&self, view: &mut ChainView, offset: u64, max: u64) -> Option<(u64, u64)> {
         let top = view.top()?;
@@ -112,7 +113,7 @@ impl Chain {
         (found.in_place && !self.is_damaged()).then_some((found.host, found.len))
     }
 
-    /// What is at `offset`, with the slice that says so; none where that is not in memory.
+    /// Piece at `offset`, with its slice; `None` where the slice is not in memory.
     fn top_piece<'a>(
         &self,
         top: &'a mut View,
@@ -125,7 +126,7 @@ impl Chain {
         Some((slice, found))
     }
 
-    /// As [`Chain::plan`], for what cannot be written where it is.
+    /// Plans a write that cannot go where the old bytes are.
     fn plan_new(&self, view: &mut ChainView, offset: u64, max: u64) -> Plan {
         let geometry = self.top.geometry();
         let found = view.top().and_then(|top| self.top_piece(top, offset, max));
@@ -208,8 +209,8 @@ impl Chain {
         writer.claims.release(allocation.clusters);
     }
 
-    /// The data, or the entries, could not be written: the disk stays as it is. `entries_tried`: the
-    /// file may have the entries nevertheless, so the clusters stay in use until it is checked.
+    /// The data, or the entries, could not be written: the disk stays as it is. `entries_tried`:
+    /// the file may have the entries nevertheless, so the clusters stay in use until it is checked.
     pub fn abandon(&self, allocation: Allocation, entries_tried: bool) {
         if !entries_tried {
             return self.unclaim(allocation);
@@ -235,19 +236,19 @@ impl Chain {
         true
     }
 
-    /// Whether [`Image::maintain`](crate::Image::maintain) has something to do; asked once, answered
-    /// once.
+    /// Whether [`Image::maintain`](crate::Image::maintain) has something to do; asked once,
+    /// answered once.
     #[inline]
     pub fn take_work(&self) -> bool {
         self.top.writer.as_ref().is_some_and(|writer| writer.claims.take_work())
     }
 
-    /// See [`crate::map::writer::Writer::flush_begins`].
+    /// Begins a flush: see [`crate::map::writer::Writer::flush_begins`].
     pub fn flush_begins(&self) -> u64 {
         self.top.writer.as_ref().map_or(0, |writer| writer.flush_begins())
     }
 
-    /// A flush failed: so does every sync from now on.
+    /// Notes a failed flush: every sync fails from now on.
     pub fn flush_failed(&self) {
         if let Some(writer) = &self.top.writer {
             writer.syncs.fail();
@@ -259,8 +260,8 @@ impl Chain {
         self.top.writer.as_ref().is_some_and(|writer| writer.pending() > 0)
     }
 
-    /// See [`crate::map::writer::Writer::flush_ended`]. False where another sync has failed: what that
-    /// one should have made durable may be lost, whatever this one says.
+    /// Ends a flush: see [`crate::map::writer::Writer::flush_ended`]. False where another sync has
+    /// failed: writes that it should have made durable may be lost, whatever this flush says.
     pub fn flush_ended(&self, covers: u64) -> bool {
         let Some(writer) = &self.top.writer else { return true };
         let has_failed = writer.syncs.has_failed();

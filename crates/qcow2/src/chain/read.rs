@@ -6,11 +6,12 @@ use super::{Chain, ChainView, Place};
 use crate::error::{contradiction, is_contradiction, unreadable};
 use crate::format::{compressed, entry};
 
-/// What a helper keeps between requests: the cluster that it expanded last.
+/// Memory of a helper between requests: the cluster that it expanded last.
 #[derive(Debug, Default)]
 pub struct Scratch {
     cluster: Vec<u8>,
-    /// Layer and entry that it is of. An entry of a compressed cluster never comes back for another.
+    /// Layer and entry of that cluster. An entry of a compressed cluster never comes back for
+    /// another.
     of: Option<(usize, u64)>,
 }
 
@@ -26,7 +27,7 @@ impl Chain {
         self.read_from(0, view, scratch, buf, offset)
     }
 
-    /// As [`Chain::read`], without the layers above `layer`.
+    /// Reads without the layers above `layer`, see [`Chain::read`].
     pub(crate) fn read_from(
         &self,
         layer: usize,
@@ -119,8 +120,8 @@ impl Chain {
     }
 }
 
-/// What a backing file contradicts itself in fails requests; it is no contradiction of the image
-/// above, which goes on, and is not marked.
+/// Maps errors of a layer: a contradiction in a backing file fails requests, but is none of the
+/// image above, which goes on, and is not marked.
 fn of_layer<T>(layer: usize, result: io::Result<T>) -> io::Result<T> {
     result
         .map_err(|e| if layer > 0 && is_contradiction(&e) { unreadable(e.to_string()) } else { e })

@@ -1,8 +1,8 @@
 //! Writing the longer way: what replaces content, in the order that loses nothing.
 //!
 //! Data and what must be copied with it go to new clusters; they are made durable, since the entry
-//! may reach the disk before them; then the entries are written, then seen; then the old clusters are
-//! released. Several at a time share a sync.
+//! may reach the disk before them; then the entries are written, then seen; then the old clusters
+//! are released. Several at a time share a sync.
 
 use std::io;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::map::writer::{Meta, Writer};
 /// A cluster on its way to the file.
 struct Filled {
     pair: Pair,
-    /// It stood for content, or for space that is not zero in the file.
+    /// Whether its old entry stood for content, or for space that is not zero in the file.
     needs_sync: bool,
 }
 
@@ -37,13 +37,13 @@ impl Part<'_> {
     }
 }
 
-/// Where a cluster's data goes.
+/// Place for a cluster's data.
 #[derive(Clone, Copy)]
 struct Home {
     host: u64,
-    /// Not the cluster that it had.
+    /// Whether it is another cluster than before.
     is_new: bool,
-    /// It reads as zeroes, durably.
+    /// Whether it reads as zeroes, durably.
     is_zero: bool,
 }
 
@@ -238,7 +238,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Writes a part, with what belongs to its pieces, to where it is to be. Returns the entry for it.
+    /// Writes a part, with what belongs to its pieces, to where it is to be. Returns the entry for
+    /// it.
     fn fill(
         &self,
         view: &mut ChainView,

@@ -12,20 +12,20 @@ use crate::map::open::{Tables, read_words};
 use crate::map::slices::Pair;
 use crate::store::Store;
 
-/// How often each cluster of the file is referred to.
+/// Count of references to each cluster of the file.
 pub struct Counts {
-    /// Up to 254 in place.
+    /// Counts up to 254; [`MANY`] for larger ones.
     small: Vec<u8>,
-    /// The rest: 255 in `small`.
+    /// Larger counts.
     large: HashMap<u64, u64>,
-    /// Contradictions that cannot be mended: the first, and how many.
+    /// Contradictions that cannot be mended: the first, and their number.
     damage: Option<(String, u64)>,
     /// Clusters that can be referred to.
     file_clusters: u64,
     reader: TableReader,
 }
 
-/// In `small`: look into `large`.
+/// Mark in `small` of a count that is in `large`.
 const MANY: u8 = 255;
 
 /// Contradictions after which nothing more is counted.
@@ -120,7 +120,7 @@ impl Counts {
         self.small.len() as u64
     }
 
-    /// So many more references; clusters behind the end are added.
+    /// Adds references to a cluster; clusters behind the end are added.
     pub fn add(&mut self, cluster: u64, times: u64) {
         if cluster >= self.clusters() {
             self.small.resize(cluster as usize + 1, 0);
@@ -180,7 +180,7 @@ impl Counts {
         true
     }
 
-    /// Everything but L2 tables and data.
+    /// Counts everything but L2 tables and data.
     fn fixed(&mut self, store: &dyn Store, header: &Header, tables: &Tables) -> Result<(), Error> {
         let geometry = &header.geometry;
         let bits = geometry.cluster_bits;

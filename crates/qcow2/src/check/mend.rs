@@ -10,8 +10,8 @@ use crate::format::refcount;
 use crate::map::open::Tables;
 use crate::store::Store;
 
-/// Mends the image and makes it durable. Counts go up before marks are set, and nothing is freed that
-/// is referred to, so that a kill in between leaves what the next opening mends.
+/// Mends the image and makes it durable. Counts go up before marks are set, and nothing is freed
+/// that is referred to, so that a kill in between leaves what the next opening mends.
 pub(super) fn mend(
     store: &dyn Store,
     header: &Header,

@@ -1,9 +1,9 @@
 //! Checking an image that was not closed, and mending what a kill or a power cut can leave.
 //!
-//! Counts are rebuilt from the tables: every reference is counted, and what the refcounts say is made
-//! equal to that. Too few are raised, leaks are freed, marks of sole ownership are set right. Entries
-//! that make no sense are not mended: no order of ours leaves such, and to drop them is to lose data.
-//! Then nothing is changed at all.
+//! Counts are rebuilt from the tables: every reference is counted, and what the refcounts say is
+//! made equal to that. Too few are raised, leaks are freed, marks of sole ownership are set right.
+//! Entries that make no sense are not mended: no order of ours leaves such, and to drop them is to
+//! lose data. Then nothing is changed at all.
 
 mod count;
 mod mend;
@@ -17,7 +17,7 @@ use crate::store::Store;
 
 pub use count::Counts;
 
-/// What a check found and mended.
+/// Errors that a check found and mended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Refcounts that were too low: raised.

@@ -5,7 +5,7 @@ use super::{u16_at, u32_at, u64_at};
 /// Bytes of the fixed part of a directory entry.
 const FIXED_LEN_BYTES: u64 = 24;
 
-/// Where in an entry its flags are.
+/// Offset of the flags in a directory entry.
 pub const FLAGS_AT: usize = 12;
 
 /// Flag: the bitmap may not be right (QEMU calls it inconsistent).
@@ -14,9 +14,9 @@ pub const IN_USE: u32 = 1;
 /// A bitmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bitmap {
-    /// Where its directory entry is, in the directory.
+    /// Offset of its entry in the directory.
     pub at: usize,
-    /// Where its table is.
+    /// Offset of its table.
     pub table_offset: u64,
     /// Entries of the table, of 8 bytes.
     pub table_entries: u32,

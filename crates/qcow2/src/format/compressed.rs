@@ -22,9 +22,9 @@ pub fn expand(kind: Compression, stored: &[u8], out: &mut [u8]) -> io::Result<()
     }
 }
 
-/// One or more zstd frames. What follows them is of another cluster. As QEMU has it, the last one ends with
-/// the cluster, and gives what it says that it gives. Checksums of frames are not compared, and
-/// skippable frames not known: QEMU writes neither.
+/// Expands one or more zstd frames. Bytes after them are another cluster's. As in QEMU, the last
+/// frame ends with the cluster, and has the length that its header says. Checksums of frames are
+/// not compared, and skippable frames not known: QEMU writes neither.
 fn unpack(stored: &[u8], out: &mut [u8]) -> io::Result<()> {
     let (mut rest, mut at) = (stored, 0);
     while at < out.len() {
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(expanded(Compression::Zstd, &other), None);
     }
 
-    /// As zlib has it: a stream whose end mark is missing has given all that was asked for.
+    /// A stream without its end mark has given all bytes of the cluster, as in zlib.
     #[test]
     fn a_stream_without_its_end_mark_is_whole_when_the_cluster_is() {
         let mut stored = vec![0, 0x00, 0x10, 0xff, 0xef];

@@ -1,7 +1,7 @@
 //! Entries of L1 and L2 tables.
 //!
-//! In memory an entry is as it is in the file, without its reserved bits, three of which are used for
-//! what we know of it: [`BAD`], [`NO_WRITE`] and [`UNSURE`].
+//! In memory an entry is as it is in the file, without its reserved bits, three of which are used
+//! for what we know of it: [`BAD`], [`NO_WRITE`] and [`UNSURE`].
 
 use super::geometry::Geometry;
 
@@ -11,12 +11,13 @@ pub const COPIED: u64 = 1 << 63;
 pub const COMPRESSED: u64 = 1 << 62;
 /// The cluster reads as zeroes (version 3, standard entries).
 pub const ZERO: u64 = 1;
-/// In memory only: the entry makes no sense, neither reads nor writes go there.
+/// Mark, in memory only: the entry is invalid, neither reads nor writes go there.
 pub const BAD: u64 = 1 << 1;
-/// In memory only: it points at metadata. Reads are harmless, writes are not done.
+/// Mark, in memory only: the entry points at metadata. Reads are harmless, writes are not done.
 pub const NO_WRITE: u64 = 1 << 2;
-/// In memory only: the file may say something else, since writing another entry there failed. Whatever
-/// changes the cluster, or finds it as it should be already, writes the entry first.
+/// Mark, in memory only: the entry in the file may differ, since writing another entry there
+/// failed. An operation that changes the cluster, or finds it as it should be already, writes the
+/// entry first.
 pub const UNSURE: u64 = 1 << 3;
 
 /// Bits 9 to 55: an offset in the file.
@@ -37,22 +38,22 @@ pub fn clean(raw: u64, geometry: &Geometry) -> u64 {
     raw & (OFFSET_MASK | COPIED | zero)
 }
 
-/// What one piece of a cluster is: a subcluster, or the whole of it.
+/// Kind of a piece of a cluster: of a subcluster, or of the whole cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing is here: the backing file shows, or zeroes.
+    /// No data here: the backing file shows, or zeroes.
     Unallocated,
-    /// It reads as zeroes.
+    /// The piece reads as zeroes.
     Zero,
-    /// Its data is in the cluster.
+    /// The data is in the cluster.
     Data,
-    /// Its data is in a compressed cluster.
+    /// The data is in a compressed cluster.
     Compressed,
     /// The entry contradicts itself.
     Bad,
 }
 
-/// What piece `sub` of a cluster with this entry is. `bitmap` is that of an extended entry.
+/// Kind of piece `sub` of a cluster with this entry. `bitmap` is that of an extended entry.
 #[inline]
 pub fn kind(entry: u64, bitmap: u64, sub: u32, geometry: &Geometry) -> Kind {
     // All other bits of a compressed entry are its offset and length.

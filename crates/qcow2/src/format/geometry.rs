@@ -2,7 +2,7 @@
 
 use crate::limits::SLICE_LEN_BYTES;
 
-/// How the clusters of an image are compressed.
+/// Compression of the clusters of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
     /// Raw deflate with a window of 4 KiB.
@@ -11,7 +11,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// What does not change while an image is open, resizing included.
+/// Sizes and features that do not change while an image is open, resizing included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// 2 or 3.
@@ -20,11 +20,11 @@ pub struct Geometry {
     pub cluster_bits: u32,
     /// Log2 of a refcount's bits.
     pub refcount_order: u32,
-    /// Entries have 16 bytes and clusters 32 subclusters.
+    /// Whether entries have 16 bytes and clusters 32 subclusters.
     pub extended_l2: bool,
-    /// Data is in another file, each cluster at its own offset.
+    /// Whether data is in another file, each cluster at its own offset.
     pub data_file: bool,
-    /// Of compressed clusters.
+    /// Format of compressed clusters.
     pub compression: Compression,
 }
 

@@ -1,7 +1,8 @@
 //! The header of an image and its extensions.
 //!
 //! Read once at opening, checked as a whole, and from then on changed in place by single small
-//! writes, each within one sector. Nothing else of it is ever written, so what we do not know stays.
+//! writes, each within one sector. Nothing else of it is ever written, so what we do not know
+//! stays.
 
 use super::geometry::{Compression, Geometry};
 use super::{u32_at, u64_at};
@@ -19,7 +20,7 @@ const V2_LEN_BYTES: u32 = 72;
 /// Least bytes of a version 3 header.
 const V3_LEN_BYTES: u32 = 104;
 
-/// Where in the header the fields are that we change.
+/// Offsets in the header of the fields that are changed.
 pub mod place {
     /// Size of the disk, then encryption, L1 entries, L1 offset: 24 bytes.
     pub const SIZE: u64 = 24;
@@ -63,11 +64,11 @@ mod extension {
 /// The bitmaps extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bitmaps {
-    /// How many.
+    /// Number of bitmaps.
     pub count: u32,
     /// Bytes of the directory.
     pub directory_len: u64,
-    /// Where it is.
+    /// Offset of the directory.
     pub directory_offset: u64,
 }
 
@@ -80,15 +81,15 @@ pub struct Header {
     pub len_bytes: u64,
     /// Entries of the L1 table.
     pub l1_entries: u32,
-    /// Where it is.
+    /// Offset of the L1 table.
     pub l1_offset: u64,
-    /// Where the refcount table is.
+    /// Offset of the refcount table.
     pub refcount_table_offset: u64,
-    /// Clusters of it.
+    /// Clusters of the refcount table.
     pub refcount_table_clusters: u32,
-    /// Snapshots.
+    /// Number of snapshots.
     pub snapshots: u32,
-    /// Where their table is.
+    /// Offset of the snapshot table.
     pub snapshots_offset: u64,
     /// Incompatible features.
     pub incompatible: u64,
@@ -362,7 +363,7 @@ fn feature_name(names: &[u8], bit: u8) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// What the extensions say that we look at.
+/// Values of the extensions that are used.
 #[derive(Default)]
 struct Extensions {
     backing_format: Option<String>,

@@ -11,19 +11,19 @@ pub mod header;
 pub mod refcount;
 pub mod snapshot;
 
-/// The big endian number at `at`; none when `bytes` is too short.
+/// Reads the big endian number at `at`; `None` when `bytes` is too short.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// As [`u32_at`].
+/// Reads the big endian number of 8 bytes at `at`, see [`u32_at`].
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(8)?)?;
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// As [`u32_at`].
+/// Reads the big endian number of 2 bytes at `at`, see [`u32_at`].
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..at.checked_add(2)?)?;
     Some(u16::from_be_bytes(bytes.try_into().ok()?))

@@ -9,9 +9,9 @@ const FIXED_LEN_BYTES: usize = 40;
 /// An internal snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Where its L1 table is.
+    /// Offset of its L1 table.
     pub l1_offset: u64,
-    /// Entries of it.
+    /// Entries of that table.
     pub l1_entries: u32,
 }
 

@@ -1,4 +1,5 @@
-//! Who changes which cluster's entry now, and which clusters of the file are ready to be used.
+//! Claims on entries that are about to change, and the reserve of clusters that are ready to be
+//! used.
 //!
 //! Both are behind one lock that is held for a few list operations, never while anything is read,
 //! written or waited for: a sidecore may take it.
@@ -8,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Rings when a claim that somebody wanted is gone.
+/// Callback of a queue, for the end of a claim that it waits for.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// Claims and reserve of an image.
@@ -16,7 +17,7 @@ pub type Waker = Arc<dyn Fn() + Send + Sync>;
 pub struct Claims {
     state: Mutex<State>,
     free: Condvar,
-    /// Somebody shall look after the map: the reserve runs low, or clusters can be freed.
+    /// Whether upkeep of the map is due: the reserve runs low, or clusters can be freed.
     has_work: AtomicBool,
     reserved: AtomicU64,
 }
@@ -27,13 +28,13 @@ struct State {
     claimed: HashSet<u64>,
     /// Clusters of the file that are counted as used, within the file, and durably zero.
     reserve: VecDeque<Range<u64>>,
-    /// How many.
+    /// Number of clusters in the reserve.
     reserved: u64,
-    /// Below so many the reserve is low.
+    /// Number of clusters at which the reserve is low.
     low: u64,
     /// Clusters that were taken from the reserve and not used, and may not be zero any more.
     soiled: Vec<Range<u64>>,
-    /// Threads that wait for a claim.
+    /// Number of threads that wait for a claim.
     waiting: usize,
     wakers: Vec<Waker>,
 }
@@ -44,12 +45,12 @@ impl std::fmt::Debug for Claims {
     }
 }
 
-/// What became of a try to claim clusters and take as many of the reserve.
+/// Outcome of a try to claim clusters and take as many of the reserve.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// So many clusters are claimed, and these of the file are the caller's.
+    /// As many clusters are claimed, and these of the file are the caller's.
     Clusters(Range<u64>),
-    /// Somebody else has the first one; the waker is rung when that is over.
+    /// The first one is claimed already; the waker is rung when that claim ends.
     Busy,
     /// The reserve is empty.
     Empty,
@@ -109,7 +110,7 @@ impl Claims {
         wakers.iter().for_each(|wake| wake());
     }
 
-    /// Up to `max` clusters in a row of the reserve.
+    /// Takes up to `max` clusters in a row of the reserve.
     pub fn take(&self, max: u64) -> Option<Range<u64>> {
         let mut state = self.lock();
         let taken = state.take(max);
@@ -177,7 +178,7 @@ pub struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// Which they are.
+    /// The claimed clusters.
     pub fn clusters(&self) -> Range<u64> {
         self.clusters.clone()
     }

@@ -1,8 +1,9 @@
-//! When a freed cluster has no reader or writer left.
+//! Epochs: they tell when a freed cluster has no reader or writer left.
 //!
-//! A request that was planned before a cluster was freed may still read or write it. So requests are
-//! counted by the epoch in which they were planned, each queue by itself, and the epoch goes on only
-//! when nobody is left in the one before. What was freed in epoch *e* is untouched from *e* + 2 on.
+//! A request that was planned before a cluster was freed may still read or write it. So requests
+//! are counted by the epoch in which they were planned, each queue by itself, and the epoch
+//! advances only when no request is left in the one before. A cluster freed in epoch *e* is
+//! untouched from *e* + 2 on.
 
 use std::sync::atomic::{
     AtomicU64,
@@ -17,7 +18,7 @@ pub struct Epochs {
     parties: Mutex<Vec<Weak<Party>>>,
 }
 
-/// Who plans requests: a queue, or a helper thread. Written by one thread.
+/// Planner of requests: a queue, or a helper thread. Written by one thread.
 #[derive(Debug, Default)]
 pub struct Party {
     /// Requests planned in even and in odd epochs.
@@ -25,7 +26,7 @@ pub struct Party {
 }
 
 impl Party {
-    /// Of odd epochs, or of even ones.
+    /// Count of odd epochs, or of even ones.
     #[inline]
     fn side(&self, is_odd: bool) -> &AtomicU64 {
         &self.active[usize::from(is_odd)]
@@ -38,7 +39,7 @@ impl Party {
 pub struct Stay(bool);
 
 impl Epochs {
-    /// A new party; it ends with the last hold on it.
+    /// Adds a party; it ends with the last reference to it.
     pub fn join(&self) -> Arc<Party> {
         let party = Arc::new(Party::default());
         let mut parties = self.parties.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +48,7 @@ impl Epochs {
         party
     }
 
-    /// Before a request looks at the map. For the party's own thread.
+    /// Enters the current epoch, before a request looks at the map. For the party's own thread.
     #[inline]
     pub fn enter(&self, party: &Party) -> Stay {
         loop {
@@ -68,7 +69,7 @@ impl Epochs {
         }
     }
 
-    /// When its last operation is done. For the party's own thread.
+    /// Leaves an epoch, when the request's last operation is done. For the party's own thread.
     #[inline]
     pub fn leave(&self, party: &Party, stay: Stay) {
         let side = party.side(stay.0);

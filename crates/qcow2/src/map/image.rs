@@ -1,4 +1,4 @@
-//! One image of a chain: its tables in memory, and the only way to them.
+//! Image of a chain: its tables in memory, and the only way to them.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,25 +19,25 @@ use crate::store::Store;
 pub struct L1 {
     /// Offsets of L2 tables, and whether they are the image's own.
     pub entries: Box<[AtomicU64]>,
-    /// Where it is in the file.
+    /// Offset of the table in the file.
     pub offset: u64,
 }
 
-/// An open image, without what it stands on.
+/// An open image, without its backing files.
 #[derive(Debug)]
 pub struct Image {
-    /// For logs.
+    /// Name in logs.
     pub(crate) name: String,
     pub(crate) header: Header,
     pub(crate) store: Arc<dyn Store>,
-    /// Where data clusters are: the same, or the data file.
+    /// File with the data clusters: `store`, or the data file.
     pub(crate) data: Arc<dyn Store>,
     pub(crate) len_bytes: AtomicU64,
     pub(crate) l1: RwLock<Arc<L1>>,
     /// Counts the exchanges of `l1`.
     pub(crate) l1_generation: AtomicU64,
     pub(crate) slices: Slices,
-    /// None: read-only.
+    /// Parts for writing; `None`: read-only.
     pub(crate) writer: Option<Writer>,
 }
 
@@ -59,25 +59,25 @@ impl Image {
         &self.header
     }
 
-    /// For logs: the name that it was opened with.
+    /// Name in logs, as given at opening.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The L1 table of now.
+    /// The current L1 table.
     pub(crate) fn l1(&self) -> Arc<L1> {
         Arc::clone(&self.l1.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The parts for writing; an error where there are none, or where the image has turned out to be
-    /// damaged.
+    /// The parts for writing; an error where there are none, or where the image has turned out to
+    /// be damaged.
     pub(crate) fn writer(&self) -> io::Result<&Writer> {
         let writer = self.writer.as_ref().ok_or_else(read_only)?;
         writer.check()?;
         Ok(writer)
     }
 
-    /// The slice, read if need be; none where there is no table. Takes the lock of the map.
+    /// Gets a slice, read if need be; `None` where there is no table. Takes the lock of the map.
     pub(crate) fn slice(&self, number: u64) -> io::Result<Option<Arc<Slice>>> {
         if let Some(slice) = self.slices.get(number) {
             return Ok(Some(slice));
@@ -91,7 +91,7 @@ impl Image {
         }
     }
 
-    /// As [`Image::slice`], under the lock of the map where there is one.
+    /// Gets a slice under the lock of the map, where there is one: see [`Image::slice`].
     pub(crate) fn slice_with(
         &self,
         number: u64,
@@ -119,8 +119,9 @@ impl Image {
         Ok(Some(self.slices.add(slice)))
     }
 
-    /// Sees to it that the slice's data may be overwritten where it is: a cluster that is counted as free
-    /// may become a table at any time, or has become one. For the first write only: reads need no counts.
+    /// Sees to it that the slice's data may be overwritten where it is: a cluster that is counted
+    /// as free may become a table at any time, or has become one. For the first write only: reads
+    /// need no counts.
     pub(crate) fn check_counts(&self, slice: &Slice, meta: &mut Meta) -> io::Result<()> {
         let geometry = *self.geometry();
         if slice.is_counted() {
@@ -192,7 +193,7 @@ impl Image {
     }
 }
 
-/// Of an entry of the L1 table that is [`BAD`].
+/// Error of an entry of the L1 table that is [`BAD`].
 pub(crate) fn points_nowhere(index: u64) -> io::Error {
     contradiction(format!("entry {index} of the L1 table points at no table"))
 }

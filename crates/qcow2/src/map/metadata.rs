@@ -1,4 +1,4 @@
-//! Which clusters of the file hold metadata: nothing of the guest's is ever written there.
+//! Clusters of the file that hold metadata: no data of the guest is ever written there.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;

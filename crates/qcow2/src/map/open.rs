@@ -22,19 +22,19 @@ use crate::limits::{
 };
 use crate::store::Store;
 
-/// How an image is opened.
+/// Options of opening an image.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// For logs.
+    /// Name in logs.
     pub name: String,
-    /// It is written.
+    /// Whether it may be written.
     pub writable: bool,
     /// Bytes of mapping entries that are kept in memory.
     pub cache_len_bytes: u64,
 }
 
 impl Options {
-    /// The usual cache.
+    /// Options with the default cache.
     pub fn new(name: impl Into<String>, writable: bool) -> Self {
         Self { name: name.into(), writable, cache_len_bytes: DEFAULT_CACHE_LEN_BYTES }
     }
@@ -116,7 +116,7 @@ impl Tables {
         self.file_len.div_ceil(header.geometry.cluster_len())
     }
 
-    /// What is where, for all but L2 tables and refcount blocks. False with a contradiction.
+    /// Adds all metadata but L2 tables and refcount blocks. False with a contradiction.
     fn add_ranges(&self, header: &Header, all: &mut Metadata) -> bool {
         let bits = header.geometry.cluster_bits;
         let mut add = |offset: u64, len: u64| {
@@ -188,12 +188,12 @@ fn read_bitmaps(store: &dyn Store, header: &Header) -> Result<Vec<Bitmap>, Error
     }
 }
 
-/// What was done at opening, for logs and `ports`.
+/// Work done at opening, for logs and `ports`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Opened {
-    /// The image was not closed, and was checked.
+    /// Whether the image was not closed, and was checked.
     pub was_checked: bool,
-    /// What was mended.
+    /// Errors that were mended.
     pub outcome: Outcome,
 }
 
@@ -354,8 +354,8 @@ fn snapshot_tables(tables: &Tables, geometry: &crate::format::geometry::Geometry
     offsets.map(|offset| offset >> geometry.cluster_bits).collect()
 }
 
-/// Says in the file that it is open, durably: counts may be wrong from now on, bitmaps are, and what
-/// we do not know how to keep up to date is cleared. Returns the incompatible features.
+/// Says in the file that it is open, durably: counts may be wrong from now on, bitmaps are, and
+/// what we do not know how to keep up to date is cleared. Returns the incompatible features.
 fn mark_open(store: &dyn Store, header: &Header, tables: &Tables) -> io::Result<u64> {
     if let Some(bitmaps) = &header.bitmaps {
         for bitmap in &tables.bitmaps {

@@ -1,8 +1,8 @@
 //! Reference counts: which clusters of the file are in use, and how often.
 //!
-//! Blocks of counts are kept in memory, a few at a time, and each change is in the file when the call
-//! returns: so a block can be forgotten at any time. What a block says is checked against what else is
-//! known before a cluster is handed out.
+//! Blocks of counts are kept in memory, a few at a time, and each change is in the file when the
+//! call returns: so a block can be forgotten at any time. What a block says is checked against what
+//! else is known before a cluster is handed out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,7 +17,7 @@ use crate::format::refcount;
 use crate::limits::{MAX_REFCOUNT_TABLE_LEN_BYTES, REFCOUNT_CACHE_LEN_BYTES};
 use crate::store::Store;
 
-/// In memory only: a table entry that points nowhere sensible.
+/// Mark, in memory only, of an invalid entry of the table.
 const BAD: u64 = 1;
 
 /// A refcount block in memory.
@@ -26,17 +26,17 @@ struct Block {
     bytes: Box<[u8]>,
 }
 
-/// See the module's text.
+/// Refcounts of an image: the table, and some blocks in memory.
 pub struct Refcounts {
     store: Arc<dyn Store>,
     geometry: Geometry,
-    /// Offsets of blocks; 0: none.
+    /// Offsets of blocks; 0: no block.
     table: Vec<u64>,
     table_offset: u64,
     table_clusters: u64,
-    /// The table has no gap below this index. Blocks come and do not go.
+    /// Index below which the table has no gap. Blocks come and do not go.
     full_upto: usize,
-    /// Least lately used first.
+    /// Cached blocks, the least recently used first.
     blocks: VecDeque<Block>,
     max_blocks: usize,
 }
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Refcounts {
 }
 
 impl Refcounts {
-    /// Over a table that was read and checked ([`check_table`]).
+    /// Refcounts of a table that was read and checked ([`check_table`]).
     pub fn new(store: Arc<dyn Store>, geometry: Geometry, offset: u64, table: Vec<u64>) -> Self {
         let max_blocks = (REFCOUNT_CACHE_LEN_BYTES >> geometry.cluster_bits).max(2) as usize;
         let table_clusters = (table.len() as u64 * 8) >> geometry.cluster_bits;
@@ -123,8 +123,8 @@ impl Refcounts {
         Ok(self.block(index)?.map_or(0, |block| refcount::get(&block.bytes, order, at)))
     }
 
-    /// The first of some clusters, in their order, that is not counted as used. Reads these counts, with
-    /// what is between them, and keeps none: they are of places all over the file.
+    /// The first of some clusters, in their order, that is not counted as used. Reads these counts,
+    /// with what is between them, and keeps none: they are of places all over the file.
     pub fn first_uncounted(&self, clusters: &[u64]) -> io::Result<Option<u64>> {
         let (entries, order) = (self.geometry.block_entries(), self.geometry.refcount_order);
         for same in clusters.chunk_by(|a, b| a / entries == b / entries) {
@@ -148,7 +148,8 @@ impl Refcounts {
         Ok(None)
     }
 
-    /// Sets the refcounts of clusters in a row, in memory and in the file. There is a block for each.
+    /// Sets the refcounts of clusters in a row, in memory and in the file. There is a block for
+    /// each.
     pub fn set(&mut self, clusters: Range<u64>, value: u64) -> io::Result<()> {
         let order = self.geometry.refcount_order;
         let mut at = clusters.start;
@@ -246,8 +247,8 @@ impl Refcounts {
         self.block_of(cluster).0 < self.table.len() as u64
     }
 
-    /// The clusters that a larger table takes: blocks for itself, then the table. It begins with the
-    /// first cluster that the table of today does not reach.
+    /// The clusters that a larger table takes: blocks for itself, then the table. It begins with
+    /// the first cluster that the table of today does not reach.
     pub fn larger_table(&self) -> io::Result<LargerTable> {
         let entries = self.geometry.block_entries();
         let clusters = (self.table_clusters * 2).max(self.table_clusters + 1);
@@ -308,7 +309,7 @@ fn block_bytes(blocks: &VecDeque<Block>) -> &[u8] {
     blocks.back().map_or(&[], |block| &block.bytes)
 }
 
-/// See [`Refcounts::larger_table`].
+/// Place and size of a larger table: see [`Refcounts::larger_table`].
 #[derive(Debug, Clone, Copy)]
 pub struct LargerTable {
     /// First cluster.

@@ -2,7 +2,8 @@
 //!
 //! A slice is read by any thread without a lock, and each of its entries is changed by whoever has
 //! claimed that cluster. There is one at a time of each piece: who evicts one marks it as retired
-//! first, and who is about to change an entry pins the slice first, so that neither misses the other.
+//! first, and who is about to change an entry pins the slice first, so that neither misses the
+//! other.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, Range};
@@ -16,20 +17,20 @@ use crate::format::geometry::Geometry;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slice {
-    /// Counted over all tables.
+    /// Number of the slice, counted over all tables.
     pub number: u64,
-    /// One for each cluster, or two: entry and bitmap.
+    /// A word for each cluster, or two: entry and bitmap.
     entries: Box<[AtomicU64]>,
-    /// The table is this image's own: its refcount is one.
+    /// Whether the table is this image's own: its refcount is one.
     pub is_own: bool,
-    /// Its data is known to be counted as used, see [`super::image::Image::check_counts`].
+    /// Whether its data is known to be counted as used, see [`super::image::Image::check_counts`].
     is_counted: AtomicBool,
     is_extended: bool,
     is_retired: AtomicBool,
-    /// Looked at since the evictor last came by.
+    /// Whether it was used since the last eviction passed by.
     is_used: AtomicBool,
     pins: AtomicU32,
-    /// Where it is in the file.
+    /// Offset of the slice in the file.
     pub offset: u64,
     /// Changes of extended entries, begun and done.
     changes: AtomicU64,
@@ -39,17 +40,17 @@ pub struct Slice {
 /// Slices in use that an eviction passes by: some microseconds.
 const MAX_SPARED: usize = 256;
 
-/// Numbers of slices: a bit each, where there are any.
+/// Set of slice numbers, a bit for each, in words of 64.
 #[derive(Debug, Default)]
 pub struct Numbers(HashMap<u64, u64>);
 
 impl Numbers {
-    /// Adds one.
+    /// Adds a number.
     pub fn add(&mut self, number: u64) {
         *self.0.entry(number / 64).or_default() |= 1 << (number % 64);
     }
 
-    /// Whether it was added.
+    /// Whether a number was added.
     pub fn contains(&self, number: u64) -> bool {
         self.0.get(&(number / 64)).is_some_and(|bits| bits >> (number % 64) & 1 != 0)
     }
@@ -64,7 +65,7 @@ impl Numbers {
 pub type Pair = (u64, u64);
 
 impl Slice {
-    /// From the bytes of the table.
+    /// A slice from the bytes of the table.
     pub fn new(
         number: u64,
         offset: u64,
@@ -115,7 +116,7 @@ impl Slice {
         }
     }
 
-    /// Where the entry at `index` is in memory, for who wants it near before it looks.
+    /// Address of the entry at `index`, to be prefetched.
     #[inline]
     pub fn address(&self, index: usize) -> Option<*const u8> {
         let at = self.entries.get(index << u32::from(self.is_extended))?;
@@ -151,8 +152,9 @@ impl Slice {
         self.is_counted.store(true, Ordering::Release);
     }
 
-    /// The file may have other entries than these: writing others there failed. The caller has claimed
-    /// their clusters. A compressed cluster is never changed in place, so its entry is always written.
+    /// The file may have other entries than these: writing others there failed. The caller has
+    /// claimed their clusters. A compressed cluster is never changed in place, so its entry is
+    /// always written.
     pub fn mark_unsure(&self, indices: Range<usize>) {
         for index in indices {
             let (entry, bitmap) = self.get(index);
@@ -209,7 +211,7 @@ impl Slice {
 pub struct Pinned(Arc<Slice>);
 
 impl Pinned {
-    /// None where it was evicted already.
+    /// Pins a slice; `None` where it was evicted already.
     pub fn new(slice: Arc<Slice>) -> Option<Self> {
         slice.pin().then(|| Self(slice))
     }
@@ -295,8 +297,8 @@ impl Slices {
 }
 
 impl State {
-    /// The clock: whoever was used since gets another round, but for the first after [`MAX_SPARED`] of
-    /// them: a queue may wait for the lock. False when all are pinned.
+    /// The clock: whoever was used since gets another round, but for the first after [`MAX_SPARED`]
+    /// of them: a queue may wait for the lock. False when all are pinned.
     fn evict_one(&mut self) -> bool {
         for n in 0..self.order.len() * 2 {
             let Some(number) = self.order.pop_front() else { return false };
@@ -330,8 +332,8 @@ mod tests {
         Slice::new(number, 0, true, &[0; 64], &GEOMETRY, |_, entry| entry)
     }
 
-    /// A reader of an extended entry never sees one entry's cluster with another one's bitmap: it would
-    /// take data for zeroes, or for what the backing file has.
+    /// A reader of an extended entry never sees one entry's cluster with another one's bitmap: it
+    /// would take data for zeroes, or for what the backing file has.
     #[test]
     fn an_extended_entry_is_seen_whole() {
         let geometry = Geometry { extended_l2: true, data_file: true, ..GEOMETRY };

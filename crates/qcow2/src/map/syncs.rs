@@ -1,7 +1,7 @@
 //! Syncs of the file, shared by all that need one at the same time.
 //!
-//! A sync that failed stays failed: the kernel has dropped what it could not write, and the next one
-//! would say that all is well.
+//! A sync that failed stays failed: the kernel has dropped the pages that it could not write, and
+//! the next one would succeed.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -9,10 +9,10 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::store::Store;
 
-/// See the module's text.
+/// Syncs of an image's files.
 #[derive(Debug, Default)]
 pub struct Syncs {
-    /// Counts who asked.
+    /// Number of requests for a sync.
     asked: AtomicU64,
     has_failed: AtomicBool,
     state: Mutex<State>,
@@ -21,13 +21,13 @@ pub struct Syncs {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whoever asked up to here has it.
+    /// Number of the last request that a sync has covered.
     done: u64,
     is_running: bool,
 }
 
 impl Syncs {
-    /// Makes durable what the caller wrote before.
+    /// Makes all earlier writes of the caller durable.
     pub fn sync(&self, stores: &[&dyn Store]) -> io::Result<()> {
         let mine = self.asked.fetch_add(1, SeqCst) + 1;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,16 +54,16 @@ impl Syncs {
             Err(_) => self.fail(),
         }
         self.over.notify_all();
-        // Another way may have found meanwhile that it cannot be synced.
+        // A flush of a queue may have failed meanwhile.
         if self.has_failed() { result.and(Err(failed())) } else { result }
     }
 
-    /// Another way than this one found that the file cannot be synced.
+    /// Notes that the file cannot be synced, found by a flush of a queue.
     pub fn fail(&self) {
         self.has_failed.store(true, SeqCst);
     }
 
-    /// Whether one failed.
+    /// Whether a sync failed.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(SeqCst)
     }

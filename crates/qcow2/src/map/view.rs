@@ -12,24 +12,24 @@ use crate::limits::QUEUE_SLICES;
 /// A piece of the disk that is of one kind and, where it has data, in one piece in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// What it is.
+    /// Kind of the piece.
     pub kind: Kind,
-    /// Where its data is, for [`Kind::Data`].
+    /// Offset of its data, for [`Kind::Data`].
     pub host: u64,
     /// Bytes, at most as many as were asked for.
     pub len: u64,
-    /// Data that may be overwritten where it is.
+    /// Whether its data may be overwritten where it is.
     pub in_place: bool,
-    /// The file is known to say the same, see [`entry::UNSURE`].
+    /// Whether the entry in the file is known to be the same, see [`entry::UNSURE`].
     pub is_sure: bool,
 }
 
-/// What a look at the map gives.
+/// Result of a look at the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// The answer.
     Piece(Piece),
-    /// The slice is not in memory: somebody has to read it.
+    /// The slice is not in memory and must be read.
     Miss,
 }
 
@@ -48,8 +48,8 @@ impl View {
         Self { slices: vec![None; QUEUE_SLICES], l1: image.l1(), l1_generation }
     }
 
-    /// The entry of a cluster that has data and all of the bytes, and whether its table is the image's
-    /// own, and counted. None for the few requests that are not so: look the longer way.
+    /// The entry of a cluster that has data and all of the bytes, and whether its table is the
+    /// image's own, and counted. None for the few requests that are not so: look the longer way.
     #[inline(always)]
     pub(crate) fn data_entry(
         &mut self,
@@ -69,7 +69,7 @@ impl View {
         is_data.then_some((entry, is_ours))
     }
 
-    /// Where in memory the entry of a byte of the disk is, if it is there.
+    /// Address of the entry of a byte of the disk, if it is in memory.
     #[inline]
     pub(crate) fn entry_address(&mut self, image: &Image, offset: u64) -> Option<*const u8> {
         let geometry = image.geometry();
@@ -111,7 +111,7 @@ impl View {
         self.l1.entries.get(index).is_some_and(|e| e.load(Ordering::Acquire) != 0)
     }
 
-    /// What is at `offset`, for at most `max` bytes, which is not 0.
+    /// Looks for the piece at `offset`, of at most `max` bytes, which is not 0.
     pub fn look(&mut self, image: &Image, offset: u64, max: u64) -> Look {
         let geometry = *image.geometry();
         let number = geometry.slice_of(geometry.cluster_of(offset));
@@ -125,14 +125,14 @@ impl View {
     }
 }
 
-/// Where there is no table nothing is allocated, up to the end of the slice.
+/// Piece at `offset` where there is no table: nothing is allocated, up to the end of the slice.
 pub(crate) fn unmapped(geometry: &Geometry, offset: u64, max: u64) -> Piece {
     let span = 1u64 << (geometry.slice_bits() + geometry.cluster_bits);
     let len = max.min(span - (offset & (span - 1)));
     Piece { kind: Kind::Unallocated, host: 0, len, in_place: false, is_sure: true }
 }
 
-/// What the slice says of `offset`, for at most `max` bytes and up to the slice's end.
+/// Piece at `offset` in a slice, of at most `max` bytes and up to the slice's end.
 pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -> Piece {
     let sub_bits = geometry.sub_bits();
     let subs_bits = geometry.cluster_bits - sub_bits;
@@ -155,7 +155,7 @@ pub(crate) fn piece(slice: &Slice, geometry: &Geometry, offset: u64, max: u64) -
     Piece { host: begin.host + in_sub, len, ..begin }
 }
 
-/// One subcluster, from its begin.
+/// Piece of a subcluster, from its beginning.
 fn one(entry: u64, bitmap: u64, sub: u32, is_ours: bool, geometry: &Geometry) -> Piece {
     let kind = entry::kind(entry, bitmap, sub, geometry);
     let host = match kind {

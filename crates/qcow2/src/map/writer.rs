@@ -1,10 +1,10 @@
-//! What an image that is written has besides: free clusters, the reserve, and what was freed.
+//! Parts of an image that is written: free clusters, the reserve, and released clusters.
 //!
-//! Clusters come from the *reserve*: counted as used, within the file, and zero, all of it so durable
-//! that an entry may refer to them at any time. So a write to space that was never written needs no
-//! other order than data before entry. They go by *release*: when no entry refers to a cluster any
-//! more, that is durable, and nobody who saw the old entry is still at work, its count goes down, and
-//! at zero its room goes back to the host.
+//! Clusters come from the *reserve*: counted as used, within the file, and zero, all of it so
+//! durable that an entry may refer to them at any time. So a write to space that was never written
+//! needs no other order than data before entry. They go by *release*: when no entry refers to a
+//! cluster any more, that is durable, and no request that saw the old entry is under way, its count
+//! goes down, and at zero its room goes back to the host.
 
 use std::io;
 use std::ops::Range;
@@ -25,58 +25,58 @@ use crate::limits::{
     MIN_EXTENSION_LEN_BYTES, MIN_RESERVE_LEN_BYTES,
 };
 
-/// See the module's text.
+/// Parts of an image for writing.
 #[derive(Debug)]
 pub struct Writer {
-    /// Who changes which entry; the reserve.
+    /// Claims on entries, and the reserve.
     pub claims: Claims,
-    /// When those who saw an old entry are gone.
+    /// Epochs of requests, after which freed clusters are untouched.
     pub epochs: Epochs,
     /// Syncs of the file.
     pub syncs: Syncs,
     meta: Mutex<Meta>,
-    /// Counts releases.
+    /// Number of releases.
     changes: AtomicU64,
     /// Releases up to here are durable: no entry refers to them after a power cut.
     synced: AtomicU64,
-    /// Clusters that wait to be freed.
+    /// Number of clusters that wait to be freed.
     pending: AtomicU64,
     is_damaged: AtomicBool,
     /// Bytes, see [`Writer::memory_len`].
     memory: AtomicU64,
-    /// A change failed: clusters may be counted as used, and nothing may refer to them.
+    /// Whether a change failed: clusters may be counted as used with nothing that refers to them.
     may_leak: AtomicBool,
     /// Incompatible features as they are in the file.
     incompatible: AtomicU64,
 }
 
-/// What is only touched under the lock of the map.
+/// State that is only touched under the lock of the map.
 #[derive(Debug)]
 pub struct Meta {
-    /// Of the file's clusters.
+    /// Refcounts of the file's clusters.
     pub refcounts: Refcounts,
-    /// Clusters that nothing of the guest's is written to.
+    /// Clusters that no data of the guest is written to.
     pub metadata: Metadata,
-    /// Nothing is free below this cluster.
+    /// Cluster below which none is free.
     pub hint: u64,
-    /// From this cluster on the file has never been written, and nothing is in use.
+    /// Cluster from which on the file has never been written, and none is in use.
     pub fresh: u64,
-    /// Clusters that the file durably has.
+    /// Number of clusters that the file durably has.
     pub end: u64,
-    /// Clusters of the next reserve.
+    /// Number of clusters of the next reserve.
     pub reserve: u64,
-    /// With so many left in the reserve it is low: half of those that came last.
+    /// Number of clusters at which the reserve is low: half of the last refill.
     pub low: u64,
-    /// Somebody is at filling it.
+    /// Whether a thread is filling the reserve.
     pub is_refilling: bool,
-    /// Freed, and not yet counted so.
+    /// Released clusters that are not yet counted as free.
     pub released: Vec<Release>,
     /// Slices whose data is counted as used, see [`Image::check_counts`].
     pub counted: Numbers,
-    /// What no block counts is free: the image was checked at opening, or it is on a device, where
-    /// nothing else can be had.
+    /// Whether clusters that no block counts are free: the image was checked at opening, or it is
+    /// on a device, which has no other space.
     pub uses_gaps: bool,
-    /// The file's length at opening, to which it goes back where nothing came.
+    /// Length of the file at opening, to which it goes back where no cluster was added.
     pub opened_len: u64,
 }
 
@@ -84,13 +84,13 @@ pub struct Meta {
 #[derive(Debug)]
 pub struct Release {
     clusters: Range<u64>,
-    /// Its number: durable when that is.
+    /// Number of the release: durable when that is.
     change: u64,
     epoch: u64,
 }
 
 impl Meta {
-    /// A contradiction where one of the clusters, which were the guest's, holds metadata.
+    /// Checks that none of the clusters, which were the guest's, holds metadata.
     pub fn check_no_table(&self, clusters: Range<u64>) -> io::Result<()> {
         match self.metadata.first_of(clusters) {
             Some(taken) => Err(contradiction(format!("cluster {taken} is data, and has tables"))),
@@ -122,7 +122,7 @@ impl Writer {
         }
     }
 
-    /// After a change that failed: the next opening has to look for leaks.
+    /// Notes a change that failed: the next opening has to look for leaks.
     pub(crate) fn note_leaks(&self) {
         self.may_leak.store(true, Ordering::Relaxed);
     }
@@ -131,8 +131,8 @@ impl Writer {
         self.meta.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of memory that counts and metadata take, about: as last seen while the lock is held over
-    /// I/O, so that whoever asks does not wait for the disk.
+    /// Bytes of memory that counts and metadata take, about: as last seen while the lock is held
+    /// over I/O, so that whoever asks does not wait for the disk.
     pub(crate) fn memory_len(&self) -> u64 {
         if let Ok(meta) = self.meta.try_lock() {
             self.memory.store(meta.memory_len(), Ordering::Relaxed);
@@ -176,12 +176,12 @@ impl Writer {
         meta.released.push(Release { clusters, change, epoch: self.epochs.now() });
     }
 
-    /// What a flush that begins now covers, for [`Writer::flush_ended`].
+    /// Number of releases that a flush covers which begins now, for [`Writer::flush_ended`].
     pub fn flush_begins(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// A flush that covered so much is done.
+    /// Notes that a flush is done which covered that many releases.
     pub fn flush_ended(&self, covers: u64) {
         self.synced.fetch_max(covers, Ordering::SeqCst);
         if self.pending() > 0 {
@@ -204,8 +204,8 @@ impl Image {
         Ok(())
     }
 
-    /// Looks after the map: frees what can be freed, fills the reserve. To be called by a thread that
-    /// may wait, when [`Claims::take_work`] says so.
+    /// Looks after the map: frees what can be freed, fills the reserve. To be called by a thread
+    /// that may wait, when [`Claims::take_work`] says so.
     pub fn maintain(&self) -> io::Result<()> {
         let writer = self.writer()?;
         self.noticed(self.maintain_inner(writer))
@@ -249,8 +249,8 @@ impl Image {
         writer.claims.reserved() <= meta.low
     }
 
-    /// Up to `max` clusters in a row, counted as used, durably zero and within the file. Waits where
-    /// the reserve is empty.
+    /// Takes up to `max` clusters in a row, counted as used, durably zero and within the file.
+    /// Waits where the reserve is empty.
     pub(crate) fn take_clusters(
         &self,
         writer: &Writer,
@@ -285,7 +285,7 @@ impl Image {
         }
     }
 
-    /// As [`Image::take_row`], where the file cannot grow.
+    /// Takes clusters in a row where the file cannot grow, see [`Image::take_row`].
     fn take_old_row(&self, writer: &Writer, meta: &mut Meta, count: u64) -> io::Result<u64> {
         let mut from = 0;
         while let Some(found) = self.find_old(writer, meta, from, count)? {
@@ -298,8 +298,8 @@ impl Image {
         Err(io::Error::from_raw_os_error(libc::ENOSPC))
     }
 
-    /// Free clusters from `from` on, where the file may have been written before. On a device, and in
-    /// what a kill left behind, there are such that no block counts yet.
+    /// Free clusters from `from` on, where the file may have been written before. On a device, and
+    /// in what a kill left behind, there are such that no block counts yet.
     fn find_old(
         &self,
         writer: &Writer,
@@ -317,7 +317,8 @@ impl Image {
         }
     }
 
-    /// Makes a block for the first clusters that none counts, which are free then. Returns the first.
+    /// Makes a block for the first clusters that none counts, which are free then. Returns the
+    /// first.
     fn fill_gap(&self, writer: &Writer, meta: &mut Meta) -> io::Result<Option<u64>> {
         let gap = meta.refcounts.first_without_block().filter(|&gap| gap < meta.fresh);
         let Some(gap) = gap.filter(|_| meta.uses_gaps) else { return Ok(None) };
@@ -496,7 +497,8 @@ impl Image {
             if less == 0 {
                 (at..end).for_each(|cluster| meta.metadata.remove(cluster));
                 meta.hint = meta.hint.min(at);
-                // Its room is the host's again. What cannot be unmapped is zeroed when it is reused.
+                // Its room is the host's again. What cannot be unmapped is zeroed when it is
+                // reused.
                 let _ = self.store.zero(at << bits, (end - at) << bits, true);
             }
             at = end;
@@ -541,8 +543,8 @@ impl Image {
     }
 
     /// Ends writing: nothing is reserved, freed clusters are counted so, and the file says that it
-    /// was closed. Nobody uses the image any more. After an error, or where writing failed before, it
-    /// stays marked as not closed.
+    /// was closed. Nobody uses the image any more. After an error, or where writing failed before,
+    /// it stays marked as not closed.
     pub fn close(&self) -> io::Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
         if writer.is_damaged() {
@@ -591,15 +593,15 @@ impl Image {
         Ok(())
     }
 
-    /// The clusters that the first reserve has.
+    /// Number of clusters of the first reserve.
     pub(crate) fn first_reserve(cluster_bits: u32) -> u64 {
         (MIN_RESERVE_LEN_BYTES >> cluster_bits).clamp(4, MAX_RESERVE_CLUSTERS)
     }
 }
 
-/// See [`Image::pick`].
+/// Clusters that [`Image::pick`] found.
 struct Picked {
     ranges: Vec<Range<u64>>,
-    /// Before they are used.
+    /// Whether a sync must come before their use.
     needs_sync: bool,
 }

@@ -1,4 +1,4 @@
-//! The bytes of a sparse file in memory; a copy shares what is the same.
+//! Bytes of a sparse file in memory; a copy shares the chunks that are the same.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Bytes that are kept together.
 const CHUNK: u64 = 4096;
 
-/// See the module's text.
+/// Bytes of a sparse file, in shared chunks.
 #[derive(Debug, Clone, Default)]
 pub struct Bytes {
     chunks: BTreeMap<u64, Arc<[u8]>>,
@@ -18,7 +18,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// Those of a file.
+    /// Loads the bytes of a file.
     pub fn load(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let mut this = Self { chunks: BTreeMap::new(), len: file.metadata()?.len() };

@@ -1,4 +1,4 @@
-//! What a kill and a power cut leave of a file.
+//! States of a file after a kill and after a power cut.
 
 use std::collections::HashSet;
 
@@ -7,21 +7,21 @@ use base::random::Random;
 use super::bytes::Bytes;
 use super::recorder::{Event, apply};
 
-/// What reaches the disk at once.
+/// Bytes that reach the disk at once.
 const SECTOR_LEN_BYTES: u64 = 512;
 
 /// Stands for the file's length among the sectors.
 const LENGTH: u64 = u64::MAX;
 
-/// After a kill everything that was done is there: the kernel has it.
+/// State after a kill: every event is there, since the kernel has it.
 pub fn killed_at(before: &Bytes, log: &[Event]) -> Bytes {
     let mut bytes = before.clone();
     log.iter().for_each(|event| apply(&mut bytes, event));
     bytes
 }
 
-/// After a power cut everything up to the last sync is there. Of what came after it each sector has
-/// any of its states, and the length any of its own.
+/// State after a power cut: every event up to the last sync is there. Each sector that was written
+/// later has any of its states, and the length any of its own.
 pub fn power_cut_at(before: &Bytes, log: &[Event], random: &mut dyn Random) -> Bytes {
     let synced = log.iter().rposition(|e| *e == Event::Sync).map_or(0, |n| n + 1);
     let mut bytes = killed_at(before, &log[..synced]);

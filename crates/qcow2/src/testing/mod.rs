@@ -1,4 +1,5 @@
-//! For tests of this and other crates: a file in memory that records, and what deaths leave of it.
+//! Helpers for tests of this and other crates: a recording file in memory, and its states after
+//! kills.
 
 mod bytes;
 mod death;

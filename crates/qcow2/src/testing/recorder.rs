@@ -7,21 +7,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::bytes::Bytes;
 use crate::store::Store;
 
-/// What was done to a file.
+/// Event of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Bytes were written.
     Write {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
-        /// Which.
+        /// The bytes.
         data: Vec<u8>,
     },
     /// A range was zeroed.
     Zero {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
-        /// How long.
+        /// Length of the range.
         len_bytes: u64,
     },
     /// The length was set.
@@ -30,7 +30,7 @@ pub enum Event {
     Sync,
 }
 
-/// See the module's text.
+/// Recording file in memory.
 #[derive(Debug, Default)]
 pub struct Recorder {
     /// Counts the events of this file, and of those beside it.
@@ -42,11 +42,11 @@ pub struct Recorder {
 struct State {
     bytes: Bytes,
     log: Vec<Event>,
-    /// When each of them was.
+    /// Clock's time of each event.
     times: Vec<u64>,
     /// Calls that may succeed before one fails.
     fail_after: Option<u64>,
-    /// As [`Recorder::fail_one_made`] says.
+    /// Changes before one that is made and fails, see [`Recorder::fail_one_made`].
     fail_made_after: Option<u64>,
     fail_syncs: bool,
     is_device: bool,
@@ -58,7 +58,7 @@ impl Recorder {
         Self::at(Arc::default(), bytes)
     }
 
-    /// Another file with the same clock, so that it is known what came first.
+    /// A second file with the same clock, so that the order of events is known.
     pub fn beside(&self, bytes: Bytes) -> Self {
         Self::at(Arc::clone(&self.clock), bytes)
     }
@@ -101,17 +101,17 @@ impl Recorder {
         self.lock().bytes.clone()
     }
 
-    /// After so many more changes every change fails with ENOSPC; none: no more.
+    /// Lets every change fail with ENOSPC after `changes` more; `None`: changes succeed again.
     pub fn fail_after(&self, changes: Option<u64>) {
         self.lock().fail_after = changes;
     }
 
-    /// After so many more changes one fails with EIO that is made nevertheless.
+    /// Lets one change fail with EIO after `changes` more; it is made nevertheless.
     pub fn fail_one_made(&self, changes: u64) {
         self.lock().fail_made_after = Some(changes);
     }
 
-    /// From now on its length is what it is.
+    /// Fixes the length, as of a device.
     pub fn be_device(&self) {
         self.lock().is_device = true;
     }

@@ -373,7 +373,8 @@ impl World {
         );
     }
 
-    /// Dies at `count` points of what was done, by a kill and by a power cut each. Returns how often.
+    /// Dies at `count` points of what was done, by a kill and by a power cut each. Returns how
+    /// often.
     pub fn die_everywhere(&mut self, count: u64) -> u64 {
         let end = self.image.store.now();
         for n in 0..count {
