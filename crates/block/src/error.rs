@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::lock_holders;
+
 /// Error of making or changing a disk port.
 #[derive(Debug, Error)]
 pub enum BlockError {
@@ -141,7 +143,7 @@ impl BlockError {
     pub fn naming_holders(self) -> Self {
         match self {
             Self::Locked { path, obstacle, .. } => {
-                let holders = crate::lock::holders(&path);
+                let holders = lock_holders::describe(&path);
                 Self::Locked { path, obstacle, holders }
             }
             other => other,

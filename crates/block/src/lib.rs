@@ -135,6 +135,7 @@ mod in_flight;
 mod latency;
 pub mod limits;
 mod lock;
+mod lock_holders;
 pub mod memory;
 pub mod metrics;
 pub mod null;
