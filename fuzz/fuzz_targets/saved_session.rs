@@ -17,8 +17,8 @@ use queue::Layout;
 use queue::testing::{GUEST_BASE, ModelDriver};
 use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-use vhost_user::keeper::{SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring};
-use vhost_user::{Keeper, VhostUserError, serve_port};
+use vhost_user::session_store::{SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring};
+use vhost_user::{SessionStore, VhostUserError, serve_port};
 
 /// Bytes of files that are no memory of the guest.
 const FILE_BYTES: u64 = 64 << 10;
@@ -28,7 +28,7 @@ type Saved = (SavedSession, Vec<PeerFd>);
 /// Gives back once what it has.
 struct Once(Mutex<Option<Saved>>);
 
-impl Keeper for Once {
+impl SessionStore for Once {
     fn is_persistent(&self) -> bool {
         true
     }
@@ -179,8 +179,8 @@ fuzz_target!(|bytes: &[u8]| {
     // The port itself has a connection whose other end is gone.
     let device = Arc::new(Sink::new(first & 1 == 1));
     let stats = (0..QUEUES).map(|_| Arc::default()).collect();
-    let keeper = Arc::new(Once(Mutex::new(Some((saved, fds)))));
-    let server = serve_port(port_config(pair().0), device.clone(), stats, keeper);
+    let session_store = Arc::new(Once(Mutex::new(Some((saved, fds)))));
+    let server = serve_port(port_config(pair().0), device.clone(), stats, session_store);
     let server = server.expect("a port");
     server.wait();
     assert!(device.is_idle());

@@ -20,7 +20,7 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 use vhost_user::codec::{Fds, Header, Request};
-use vhost_user::{NullKeeper, serve_port};
+use vhost_user::{NullStore, serve_port};
 use zerocopy::IntoBytes;
 
 fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -64,7 +64,7 @@ fuzz_target!(|data: &[u8]| {
     let device = Arc::new(Sink::new(first & 1 == 1));
     let config = port_config(ours);
     let stats = (0..QUEUES).map(|_| Arc::default()).collect();
-    let server = serve_port(config, device.clone(), stats, Arc::new(NullKeeper)).unwrap();
+    let server = serve_port(config, device.clone(), stats, Arc::new(NullStore)).unwrap();
     let driver = ModelDriver::new(Layout::Split, 16);
     if first & 2 == 2 {
         send(&theirs, data, &[]);

@@ -16,7 +16,7 @@ use control::config::{
 use control::systemd::Notifier;
 use net::{Switch, SwitchConfig};
 use sidecore::{Sidecore, SidecoreConfig, VmId};
-use vhost_user::{Endpoint, NullKeeper, PortConfig, PortServer, VmShare};
+use vhost_user::{Endpoint, NullStore, PortConfig, PortServer, VmShare};
 use vsock::{Domain, DomainConfig, VsockPortConfig};
 
 use crate::host::engine::{self, Engine, Opening};
@@ -176,7 +176,7 @@ pub fn run_blk(args: &Blk) -> u8 {
         let opening = Opening {
             cores: std::slice::from_ref(core),
             clock,
-            keeper: &NullKeeper,
+            session_store: &NullStore,
             progress: CheckProgress::default(),
         };
         Ok((engine::disk("blk", VmId::NONE, &config, opening)?, Keep::Nothing))
@@ -263,8 +263,9 @@ fn serve(
     let own = own_socket(&endpoint)?;
     let config =
         PortConfig { name: name.into(), endpoint, socket_mode: 0o600, share: VmShare::new() };
-    let keeper = Arc::new(NullKeeper);
-    let server = vhost_user::serve_port(config, engine.device(), engine.queue_stats(), keeper)?;
+    let session_store = Arc::new(NullStore);
+    let server =
+        vhost_user::serve_port(config, engine.device(), engine.queue_stats(), session_store)?;
     Notifier::from_env().ready(&format!("serving one {name} device"));
     runtime.block_on(until_told(signals, server, own))?;
     match keep {

@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use base::peer_fd::PeerFd;
 use control::holders::HolderList;
-use vhost_user::holder::HolderKeeper;
-use vhost_user::keeper::{SavedSession, file_key};
-use vhost_user::{Keeper, VhostUserError};
+use vhost_user::holder::HolderStore;
+use vhost_user::session_store::{SavedSession, file_key};
+use vhost_user::{SessionStore, VhostUserError};
 
-/// Keeps what one keeper keeps; what that lacks is looked for in the holder of before, once.
+/// Session store that also looks in the holder of the earlier configuration, once for each port.
 struct HandOver {
-    now: Arc<dyn Keeper>,
-    before: HolderKeeper,
+    now: Arc<dyn SessionStore>,
+    before: HolderStore,
 }
 
-impl Keeper for HandOver {
+impl SessionStore for HandOver {
     fn is_persistent(&self) -> bool {
         self.now.is_persistent()
     }
@@ -77,14 +77,14 @@ impl HandOver {
     }
 }
 
-/// A keeper that also looks in the holders that earlier daemons used, and those of them that have
+/// Makes a session store that also looks in the holders that earlier daemons used, and those of them that have
 /// something: for the next daemon they are noted in `run_dir`. `own` is where a daemon starts its own.
-pub fn keeper(
+pub fn with_earlier_holders(
     run_dir: &Path,
     own: &Path,
-    mut keeper: Arc<dyn Keeper>,
+    mut session_store: Arc<dyn SessionStore>,
     now: Option<&Path>,
-) -> (Arc<dyn Keeper>, Vec<PathBuf>) {
+) -> (Arc<dyn SessionStore>, Vec<PathBuf>) {
     let mut list = HolderList::load(run_dir).unwrap_or_else(|e| {
         tracing::error!("{e}");
         HolderList::empty(run_dir)
@@ -97,7 +97,7 @@ pub fn keeper(
     used.retain(|path| Some(path.as_path()) != now);
     let mut before = Vec::new();
     for path in used {
-        let holder = HolderKeeper::new(path.clone());
+        let holder = HolderStore::new(path.clone());
         let kept = holder.list().unwrap_or_default().len();
         if kept == 0 {
             continue;
@@ -109,12 +109,12 @@ pub fn keeper(
             "daemon.holder was {} and is not any more: what it has is taken up once more, and {holds}",
             path.display()
         );
-        keeper = Arc::new(HandOver { now: keeper, before: holder });
+        session_store = Arc::new(HandOver { now: session_store, before: holder });
         before.push(path);
     }
     let noted = list.set(now.map(Into::into).into_iter().chain(before.iter().cloned()).collect());
     if let Err(e) = noted {
         tracing::error!("{e}; should daemon.holder change, sessions will be left where they are");
     }
-    (keeper, before)
+    (session_store, before)
 }

@@ -11,8 +11,8 @@ use control::config::{Config, HolderConfig};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::Signal;
-use vhost_user::holder::HolderKeeper;
-use vhost_user::{Keeper, NullKeeper};
+use vhost_user::holder::HolderStore;
+use vhost_user::{NullStore, SessionStore};
 
 use crate::{cli, exit, hand_over, log, process};
 
@@ -38,7 +38,7 @@ pub fn run(args: &cli::Holder) -> anyhow::Result<u8> {
 /// Who keeps sessions for this daemon.
 pub struct Holders {
     /// For the ports.
-    pub keeper: Arc<dyn Keeper>,
+    pub session_store: Arc<dyn SessionStore>,
     /// The holder's socket, if there is one.
     pub socket: Option<PathBuf>,
     /// Sockets of holders that earlier daemons used, and that had something at the start.
@@ -47,8 +47,8 @@ pub struct Holders {
 
 /// Finds or starts the holder that the config names. Where it names none, `default` is taken if it is there:
 /// that must not keep ports from their VMs.
-pub fn keeper(config: &Config, default: Option<&Path>) -> anyhow::Result<Holders> {
-    let (keeper, socket) = match (&config.daemon.holder, default) {
+pub fn open_session_store(config: &Config, default: Option<&Path>) -> anyhow::Result<Holders> {
+    let (session_store, socket) = match (&config.daemon.holder, default) {
         (HolderConfig::Default, Some(path)) => external(path).unwrap_or_else(|e| {
             let why = process::describe(&e);
             tracing::error!("{why}; a restart of the daemon will disconnect the VMMs");
@@ -57,8 +57,9 @@ pub fn keeper(config: &Config, default: Option<&Path>) -> anyhow::Result<Holders
         _ => configured(config)?,
     };
     let (run_dir, own) = (&config.daemon.run_dir, own_socket(config));
-    let (keeper, before) = hand_over::keeper(run_dir, &own, keeper, socket.as_deref());
-    Ok(Holders { keeper, socket, before })
+    let (session_store, before) =
+        hand_over::with_earlier_holders(run_dir, &own, session_store, socket.as_deref());
+    Ok(Holders { session_store, socket, before })
 }
 
 /// Where a daemon starts a holder of its own.
@@ -66,24 +67,24 @@ fn own_socket(config: &Config) -> PathBuf {
     config.daemon.run_dir.join("holder.sock")
 }
 
-/// A keeper, and the socket of its holder.
-type Configured = (Arc<dyn Keeper>, Option<PathBuf>);
+/// Session store, and the socket of its holder.
+type Configured = (Arc<dyn SessionStore>, Option<PathBuf>);
 
 fn nobody() -> Configured {
-    (Arc::new(NullKeeper), None)
+    (Arc::new(NullStore), None)
 }
 
 /// A holder that somebody else starts. One that was started with this daemon may not listen yet: its unit does
 /// not say when.
 fn external(path: &Path) -> anyhow::Result<Configured> {
-    let keeper = HolderKeeper::new(path.into());
+    let session_store = HolderStore::new(path.into());
     let late = format!(
         "no holder answers on {} (daemon.holder): start millrace-holder.service, or for a daemon run by \
          hand write `holder = true`",
         path.display()
     );
-    wait_until_it_answers(&keeper, late, || Ok(()))?;
-    Ok((Arc::new(keeper), Some(path.into())))
+    wait_until_it_answers(&session_store, late, || Ok(()))?;
+    Ok((Arc::new(session_store), Some(path.into())))
 }
 
 fn configured(config: &Config) -> anyhow::Result<Configured> {
@@ -96,20 +97,20 @@ fn configured(config: &Config) -> anyhow::Result<Configured> {
             path
         }
     };
-    Ok((Arc::new(HolderKeeper::new(path.clone())), Some(path)))
+    Ok((Arc::new(HolderStore::new(path.clone())), Some(path)))
 }
 
 /// Drops kept sessions whose port is not in `names` any more: their VMMs see a disconnect instead
 /// of a device that never answers.
 pub fn forget_others(path: &Path, names: &HashSet<String>) {
-    let keeper = HolderKeeper::new(path.into());
-    let kept = keeper.list().unwrap_or_else(|e| {
+    let session_store = HolderStore::new(path.into());
+    let kept = session_store.list().unwrap_or_else(|e| {
         tracing::error!("listing the holder's sessions: {e}");
         Vec::new()
     });
     for name in kept.iter().filter(|n| !names.contains(*n)) {
         tracing::warn!(port = %name, "the holder has a session of a port that is gone; dropped");
-        if let Err(e) = keeper.forget(name) {
+        if let Err(e) = session_store.forget(name) {
             tracing::error!(port = %name, "dropping the session: {e}");
         }
     }
@@ -117,8 +118,8 @@ pub fn forget_others(path: &Path, names: &HashSet<String>) {
 
 /// Finds the holder of an earlier daemon, or starts one.
 fn start_own(path: &Path) -> anyhow::Result<()> {
-    let keeper = HolderKeeper::new(path.into());
-    if keeper.list().is_ok() {
+    let session_store = HolderStore::new(path.into());
+    if session_store.list().is_ok() {
         tracing::info!("found the holder on {}", path.display());
         return Ok(());
     }
@@ -135,7 +136,7 @@ fn start_own(path: &Path) -> anyhow::Result<()> {
         .spawn()
         .with_context(|| format!("starting {} holder", program.display()))?;
     let late = "the holder does not answer".into();
-    let answers = wait_until_it_answers(&keeper, late, || {
+    let answers = wait_until_it_answers(&session_store, late, || {
         match child.try_wait().context("waiting for the holder")? {
             Some(status) => bail!("the holder ended at once: {status}"),
             None => Ok(()),
@@ -153,13 +154,13 @@ fn start_own(path: &Path) -> anyhow::Result<()> {
 
 /// Ends early, with its error, when `check` fails; after [`START_TIMEOUT`] the error begins with `late`.
 fn wait_until_it_answers(
-    keeper: &HolderKeeper,
+    session_store: &HolderStore,
     late: String,
     mut check: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let begin = Instant::now();
     loop {
-        let Err(last) = keeper.list() else {
+        let Err(last) = session_store.list() else {
             return Ok(());
         };
         check()?;
@@ -173,7 +174,7 @@ fn wait_until_it_answers(
 /// Ends a daemon's own holder that is not used any more, once it has nothing left.
 pub fn end_left(run_dir: &Path, before: &[PathBuf]) {
     for path in before.iter().filter(|path| path.starts_with(run_dir)) {
-        if HolderKeeper::new(path.clone()).list().is_ok_and(|left| left.is_empty()) {
+        if HolderStore::new(path.clone()).list().is_ok_and(|left| left.is_empty()) {
             end_own(path);
         }
     }

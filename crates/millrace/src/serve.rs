@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind};
 
 use crate::cli::Serve;
 use crate::host::Host;
-use crate::host::kept::Kept;
+use crate::host::runtime_changes::RuntimeChanges;
 use crate::process::EndSignals;
 use crate::{exit, holder, journal, log, process};
 
@@ -60,10 +60,16 @@ async fn run(args: &Serve, config: Config) -> anyhow::Result<()> {
     // Bound first: it is also the lock against a second daemon. Served when all is up.
     let api = ApiServer::bind(&config.daemon.control_socket)?;
     let readers = config.daemon.read_socket.as_ref().map(ApiServer::bind_read_only).transpose()?;
-    let holders = holder::keeper(&config, args.default_holder.as_deref())?;
+    let holders = holder::open_session_store(&config, args.default_holder.as_deref())?;
     let holder = holders.socket.clone();
-    let kept = Kept::load(&run_dir);
-    let host = Host::start(args.file.path(), config, kept, holders.keeper, holder.clone())?;
+    let runtime_changes = RuntimeChanges::load(&run_dir);
+    let host = Host::start(
+        args.file.path(),
+        config,
+        runtime_changes,
+        holders.session_store,
+        holder.clone(),
+    )?;
     for socket in holder.iter().chain(&holders.before) {
         holder::forget_others(socket, &host.names());
     }

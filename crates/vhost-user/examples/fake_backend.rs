@@ -11,8 +11,8 @@ use base::counter::QueueStats;
 use queue::seg::{copy_in, copy_out, fill_zero};
 use queue::{Batch, Completion, GuestMemory, Vring};
 use vhost_user::{
-    ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, Keeper, NullKeeper, PortConfig,
-    VmShare, holder::HolderKeeper, serve_port,
+    ConfigNotifier, Device, DeviceError, DeviceKind, Endpoint, NullStore, PortConfig, SessionStore,
+    VmShare, holder::HolderStore, serve_port,
 };
 
 const QUEUES: u16 = 1;
@@ -126,9 +126,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let socket = args.next().ok_or("usage: fake_backend --holder HOLDER-SOCKET")?;
         return Ok(vhost_user::holder::run(&PathBuf::from(socket))?);
     }
-    let keeper: Arc<dyn Keeper> = match args.next() {
-        Some(holder) => Arc::new(HolderKeeper::new(PathBuf::from(holder))),
-        None => Arc::new(NullKeeper),
+    let session_store: Arc<dyn SessionStore> = match args.next() {
+        Some(holder) => Arc::new(HolderStore::new(PathBuf::from(holder))),
+        None => Arc::new(NullStore),
     };
     let fake = Arc::new(Fake::default());
     let config = PortConfig {
@@ -138,7 +138,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         share: VmShare::new(),
     };
     let stats = (0..QUEUES).map(|_| Arc::new(QueueStats::default())).collect();
-    let server = serve_port(config, fake.clone(), stats, keeper)?;
+    let server = serve_port(config, fake.clone(), stats, session_store)?;
     let running = AtomicBool::new(true);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -14,7 +14,7 @@
 //! memory is back.
 //!
 //! Each message goes through the same steps: *peeked* at in the socket, checked ([`codec`]: size,
-//! number of descriptors, version; then every field), obeyed, *saved* with the [`Keeper`], answered,
+//! number of descriptors, version; then every field), obeyed, *saved* with the [`SessionStore`], answered,
 //! and only then taken off the socket. A daemon killed at any of these steps leaves the message to
 //! the next one, and messages may be obeyed twice without harm.
 //!
@@ -25,7 +25,7 @@
 //! stood: devices that complete in order find it in the position slot or in the ring; others in the
 //! inflight region, which the session makes itself when the front end has none.
 //!
-//! Beside a session the holder may keep one file of a port's device ([`Keeper::save_file`]): the memory
+//! Beside a session the holder may keep one file of a port's device ([`SessionStore::save_file`]): the memory
 //! of a disk, which it has whether or not a front end is connected. A holder that was started again
 //! has none until the daemon is.
 //!
@@ -72,7 +72,7 @@
 //!   killed meanwhile loses it. Real front ends send each message in one write.
 //! - Not offered: postcopy, IOMMU, in-band notifications, host notifiers, cross-endian, crypto,
 //!   shared objects and device state. The eventfd of `SET_LOG_FD` is accepted and never rung (it is
-//!   optional). A systemd fd store is not used; [`Keeper`] is where it would go.
+//!   optional). A systemd fd store is not used; [`SessionStore`] is where it would go.
 
 mod backend_channel;
 pub mod capabilities;
@@ -82,10 +82,10 @@ mod endpoint;
 mod error;
 mod fruitless;
 pub mod holder;
-pub mod keeper;
 mod pace;
 mod server;
 mod session;
+pub mod session_store;
 mod share;
 mod shared_memory;
 mod status;
@@ -94,8 +94,8 @@ mod wire;
 pub use device::{ConfigNotifier, Device, DeviceError, DeviceKind, NotTold};
 pub use endpoint::Endpoint;
 pub use error::{MessageName, VhostUserError};
-pub use keeper::{Keeper, NullKeeper};
 pub use server::{PortConfig, PortServer, serve_port};
+pub use session_store::{NullStore, SessionStore};
 pub use share::VmShare;
 pub use shared_memory::SharedRegion;
 pub use status::{PortStatus, QueueStatus, RegionStatus};

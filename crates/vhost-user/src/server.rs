@@ -19,8 +19,8 @@ use crate::device::Device;
 use crate::endpoint::{Endpoint, Listener, dial};
 use crate::error::VhostUserError;
 use crate::fruitless::Fruitless;
-use crate::keeper::Keeper;
 use crate::session::{End, Port, Session};
+use crate::session_store::SessionStore;
 use crate::share::VmShare;
 use crate::shared_memory::{MemoryCell, SharedRegion};
 use crate::status::PortStatus;
@@ -70,7 +70,7 @@ impl std::fmt::Debug for PortServer {
     }
 }
 
-/// Serves `device` at the configured place, from its own thread. A session that `keeper` has for
+/// Serves `device` at the configured place, from its own thread. A session that `session_store` has for
 /// this name is gone on with first. `stats` has one entry per queue.
 ///
 /// Fails when the configuration is wrong or the socket cannot be listened on; everything later is
@@ -79,7 +79,7 @@ pub fn serve_port(
     config: PortConfig,
     device: Arc<dyn Device>,
     stats: Vec<Arc<QueueStats>>,
-    keeper: Arc<dyn Keeper>,
+    session_store: Arc<dyn SessionStore>,
 ) -> Result<PortServer, VhostUserError> {
     check_port(&config, device.as_ref(), stats.len())?;
     let endpoint = config.endpoint.describe();
@@ -101,7 +101,7 @@ pub fn serve_port(
         name: config.name,
         device,
         stats,
-        keeper,
+        session_store,
         stop: new_event()?,
         stopping: AtomicBool::new(false),
         slowed: AtomicU64::new(0),
@@ -329,7 +329,7 @@ impl Runner {
             }
         }
         if self.forget.load(Ordering::SeqCst)
-            && let Err(error) = self.port.keeper.forget(&self.port.name)
+            && let Err(error) = self.port.session_store.forget(&self.port.name)
         {
             tracing::warn!(port = %self.port.name, "the holder still has the session: {error}");
         }
@@ -339,7 +339,7 @@ impl Runner {
     /// The session of an earlier daemon, if the holder has one that can be gone on with.
     fn take_over(&mut self) -> Option<Session> {
         let name = &self.port.name;
-        let (saved, fds) = match self.port.keeper.load(name) {
+        let (saved, fds) = match self.port.session_store.load(name) {
             Ok(found) => found?,
             Err(error) => {
                 self.note_error(&error);
@@ -354,7 +354,7 @@ impl Runner {
             }
             Err(error) => {
                 self.note_error(&error);
-                if let Err(error) = self.port.keeper.forget(name) {
+                if let Err(error) = self.port.session_store.forget(name) {
                     self.note_error(&error);
                 }
                 None
@@ -418,7 +418,7 @@ impl Runner {
         if let End::Panicked(what) = ended {
             tracing::error!(port = %self.port.name, "the device panicked, too: {what}");
         }
-        if let Err(error) = self.port.keeper.forget(&self.port.name) {
+        if let Err(error) = self.port.session_store.forget(&self.port.name) {
             self.note_error(&error);
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use vhost_user::codec::Request;
-use vhost_user::{DeviceKind, Endpoint, NullKeeper};
+use vhost_user::{DeviceKind, Endpoint, NullStore};
 
 /// Sets how many descriptors there may be; gives the old number.
 fn limit(soft: libc::rlim_t) -> libc::rlim_t {
@@ -28,7 +28,7 @@ fn abuse_P10_a_stranger_that_cannot_be_accepted_does_not_end_the_session() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("port.sock");
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullStore));
     let front = FrontEnd::dial(&path);
     front.hello(BASIC);
     let stranger =

@@ -12,7 +12,7 @@ use common::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::codec::{self, Request, feature};
-use vhost_user::{DeviceKind, Endpoint, NullKeeper};
+use vhost_user::{DeviceKind, Endpoint, NullStore};
 use zerocopy::IntoBytes;
 
 /// Descriptors whose close hangs are in messages before the session begins, and nowhere else: whoever
@@ -33,7 +33,7 @@ fn abuse_V4_descriptors_whose_close_hangs_hold_up_no_session() {
         front.send_id(request as u32, &legal_body(request), &[fd.as_fd()], false);
         drop(fd);
         let device = FakeDevice::new(DeviceKind::Net, 2);
-        let server = serve(&device, Endpoint::Fd(ours), Arc::new(NullKeeper));
+        let server = serve(&device, Endpoint::Fd(ours), Arc::new(NullStore));
         drop(front);
         device.wait_for(&Call::Connected(false));
         server.stop();
@@ -103,7 +103,7 @@ fn V7_a_session_that_panics_ends_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("port.sock");
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullStore));
     let front = FrontEnd::dial(&path);
     let driver = ModelDriver::new(Layout::Split, 16);
     front.start(BASIC, &driver);

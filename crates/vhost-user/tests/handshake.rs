@@ -12,7 +12,7 @@ use queue::testing::ModelDriver;
 use std::sync::Arc;
 
 use vhost_user::codec::{self, Request, feature, protocol};
-use vhost_user::{DeviceKind, Endpoint, NotTold, NullKeeper};
+use vhost_user::{DeviceKind, Endpoint, NotTold, NullStore};
 use zerocopy::{FromBytes, IntoBytes};
 
 #[test]
@@ -170,7 +170,7 @@ fn abuse_N1_a_front_end_that_leaves_again_and_again_is_told_of_with_the_likely_r
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("port");
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullStore));
     let leaves = || {
         let front = FrontEnd::dial(&path);
         let protocols = protocols(&front);

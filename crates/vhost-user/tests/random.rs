@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::codec::{self, Request, feature, protocol};
-use vhost_user::{DeviceKind, NullKeeper};
+use vhost_user::{DeviceKind, NullStore};
 use zerocopy::IntoBytes;
 
 /// One message: near to right, so that many get through.
@@ -149,7 +149,7 @@ fn bytes(body: &Body, driver: &ModelDriver) -> Vec<u8> {
 /// Sends everything without waiting, reads whatever comes, and sees the session end.
 fn converse(kind: DeviceKind, hello: bool, messages: &[Message], tail: &[u8]) {
     let device = FakeDevice::new(kind, 2);
-    let (server, front) = connected_with(&device, std::sync::Arc::new(NullKeeper));
+    let (server, front) = connected_with(&device, std::sync::Arc::new(NullStore));
     let driver = ModelDriver::new(Layout::Split, 16);
     if hello {
         front.start(BASIC, &driver);

@@ -14,7 +14,7 @@ use queue::Layout;
 use queue::testing::ModelDriver;
 use vhost_user::codec::Request;
 use vhost_user::{
-    DeviceKind, Endpoint, NullKeeper, PortConfig, VhostUserError, VmShare, serve_port,
+    DeviceKind, Endpoint, NullStore, PortConfig, VhostUserError, VmShare, serve_port,
 };
 
 fn listening(dir: &tempfile::TempDir) -> std::path::PathBuf {
@@ -26,7 +26,7 @@ fn a_listening_port_takes_one_front_end_after_the_other() {
     let dir = tempfile::tempdir().unwrap();
     let path = listening(&dir);
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullStore));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     for round in 1..=3 {
         let driver = ModelDriver::new(Layout::Split, 16);
@@ -49,7 +49,7 @@ fn abuse_P10_a_front_end_that_comes_back_at_once_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let path = listening(&dir);
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullStore));
     for _ in 0..100 {
         let front = FrontEnd::dial(&path);
         front.hello(BASIC);
@@ -63,7 +63,7 @@ fn abuse_P10_a_second_front_end_is_sent_away_and_the_first_lives() {
     let dir = tempfile::tempdir().unwrap();
     let path = listening(&dir);
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullStore));
     let first = FrontEnd::dial(&path);
     first.hello(BASIC);
     for n in 1..=3 {
@@ -92,7 +92,7 @@ fn a_dialling_port_waits_for_its_front_end_and_dials_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = listening(&dir);
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Dial(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Dial(path.clone()), Arc::new(NullStore));
     let listener = UnixListener::bind(&path).unwrap();
     for round in 1..=2 {
         let (socket, _) = listener.accept().unwrap();
@@ -114,7 +114,7 @@ fn abuse_P10_a_front_end_that_hangs_up_at_once_is_dialled_ever_more_seldom() {
     let listener = UnixListener::bind(&path).unwrap();
     let device = FakeDevice::new(DeviceKind::Net, 2);
     let begin = Instant::now();
-    let server = serve(&device, Endpoint::Dial(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Dial(path.clone()), Arc::new(NullStore));
     for _ in 0..5 {
         drop(listener.accept().unwrap());
     }
@@ -144,7 +144,7 @@ fn a_listening_descriptor_may_be_handed_in() {
     let path = listening(&dir);
     let listener = UnixListener::bind(&path).unwrap();
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let _server = serve(&device, Endpoint::Fd(listener.into()), Arc::new(NullKeeper));
+    let _server = serve(&device, Endpoint::Fd(listener.into()), Arc::new(NullStore));
     for _ in 0..2 {
         FrontEnd::dial(&path).hello(BASIC);
     }
@@ -168,7 +168,7 @@ fn try_listen(path: &std::path::Path) -> Result<vhost_user::PortServer, VhostUse
         socket_mode: 0o660,
         share: VmShare::new(),
     };
-    serve_port(config, device, vec![Arc::default()], Arc::new(NullKeeper))
+    serve_port(config, device, vec![Arc::default()], Arc::new(NullStore))
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn a_port_that_makes_no_sense_is_refused() {
         };
         let device = FakeDevice::new(DeviceKind::Net, queues);
         let stats = (0..stats).map(|_| Arc::default()).collect();
-        serve_port(config, device, stats, Arc::new(NullKeeper)).map(drop)
+        serve_port(config, device, stats, Arc::new(NullStore)).map(drop)
     };
     assert!(try_serve("vm/port", 2, 2).is_ok());
     assert!(try_serve("vm/port", 2, 1).unwrap_err().to_string().contains("counters"));
@@ -293,7 +293,7 @@ fn abuse_P7_half_a_message_holds_nobody_up() {
         // And a connection that ends there ends the session with a reason.
         let (ours, theirs) = pair();
         let device = FakeDevice::new(DeviceKind::Net, 1);
-        let server = serve(&device, Endpoint::Fd(ours), Arc::new(NullKeeper));
+        let server = serve(&device, Endpoint::Fd(ours), Arc::new(NullStore));
         FrontEnd::on(theirs).send_raw(bytes, &[]).unwrap();
         device.wait_for(&Call::Connected(false));
         let server = Arc::new(server);
@@ -307,7 +307,7 @@ fn abuse_P7_half_a_message_holds_nobody_up() {
 fn a_message_in_pieces_is_put_together() {
     let (ours, theirs) = pair();
     let device = FakeDevice::new(DeviceKind::Net, 1);
-    let _server = serve(&device, Endpoint::Fd(ours), Arc::new(NullKeeper));
+    let _server = serve(&device, Endpoint::Fd(ours), Arc::new(NullStore));
     let front = FrontEnd::on(theirs);
     for byte in [1u8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0] {
         front.send_raw(&[byte], &[]).unwrap();

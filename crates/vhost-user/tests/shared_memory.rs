@@ -12,7 +12,7 @@ use queue::Layout;
 use queue::testing::ModelDriver;
 use rustix::fs::fstat;
 use vhost_user::codec::Request;
-use vhost_user::{DeviceKind, Endpoint, NullKeeper, PortServer};
+use vhost_user::{DeviceKind, Endpoint, NullStore, PortServer};
 
 fn watch(server: &PortServer) -> Receiver<()> {
     let (told, changes) = channel();
@@ -32,7 +32,7 @@ fn the_table_is_seen_with_its_files_for_as_long_as_the_front_end_is_there() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("port.sock");
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullKeeper));
+    let server = serve(&device, Endpoint::Listen(path.clone()), Arc::new(NullStore));
     let changes = watch(&server);
     assert!(server.memory().is_none());
 

@@ -13,7 +13,7 @@ use common::*;
 use queue::testing::ModelDriver;
 use queue::{Batch, Completion, Layout};
 use vhost_user::codec::feature;
-use vhost_user::holder::{HolderKeeper, run};
+use vhost_user::holder::{HolderStore, run};
 use vhost_user::{DeviceKind, Endpoint};
 
 const DIR: &str = "MILLRACE_TEST_DIR";
@@ -28,8 +28,8 @@ fn child_daemon() {
     let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
     let block = std::env::var(KIND).unwrap() == "block";
     let device = FakeDevice::new(if block { DeviceKind::Block } else { DeviceKind::Net }, 1);
-    let keeper = Arc::new(HolderKeeper::new(dir.join("holder")));
-    let _server = serve(&device, Endpoint::Listen(dir.join("port")), keeper);
+    let session_store = Arc::new(HolderStore::new(dir.join("holder")));
+    let _server = serve(&device, Endpoint::Listen(dir.join("port")), session_store);
     println!("serving");
     let mut batch = Batch::new(8, 256);
     loop {
@@ -99,8 +99,8 @@ fn daemon(dir: &Path, kind: &str) -> Process {
 fn endure(kind: &str, layout: Layout, bits: u64) {
     let dir = tempfile::tempdir().unwrap();
     let _holder = Process::start("child_holder", dir.path(), kind);
-    let keeper = HolderKeeper::new(dir.path().join("holder"));
-    while keeper.list().is_err() {
+    let session_store = HolderStore::new(dir.path().join("holder"));
+    while session_store.list().is_err() {
         std::thread::yield_now();
     }
     let mut child = daemon(dir.path(), kind);

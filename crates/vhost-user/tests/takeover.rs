@@ -14,9 +14,9 @@ use common::*;
 use queue::testing::ModelDriver;
 use queue::{Completion, Layout};
 use vhost_user::codec::{self, Request, feature};
-use vhost_user::holder::{self, HolderKeeper};
-use vhost_user::keeper::SavedSession;
-use vhost_user::{DeviceKind, Endpoint, Keeper, VhostUserError};
+use vhost_user::holder::{self, HolderStore};
+use vhost_user::session_store::SavedSession;
+use vhost_user::{DeviceKind, Endpoint, SessionStore, VhostUserError};
 use zerocopy::IntoBytes;
 
 /// A holder on a thread of this process.
@@ -44,7 +44,7 @@ impl Holder {
         stop.drain();
         self.thread = Some(std::thread::spawn(move || holder::run_until(&path, &stop).unwrap()));
         // It listens when the first question is answered.
-        while self.keeper().list().is_err() {
+        while self.session_store().list().is_err() {
             std::thread::yield_now();
         }
     }
@@ -54,8 +54,8 @@ impl Holder {
         self.thread.take().unwrap().join().unwrap();
     }
 
-    fn keeper(&self) -> Arc<HolderKeeper> {
-        Arc::new(HolderKeeper::new(self.path()))
+    fn session_store(&self) -> Arc<HolderStore> {
+        Arc::new(HolderStore::new(self.path()))
     }
 }
 
@@ -69,11 +69,11 @@ impl Drop for Holder {
 
 /// Saves as the holder does, up to a moment: what a daemon killed then would have left.
 struct Until {
-    inner: Arc<HolderKeeper>,
+    inner: Arc<HolderStore>,
     left: Mutex<usize>,
 }
 
-impl Keeper for Until {
+impl SessionStore for Until {
     fn is_persistent(&self) -> bool {
         true
     }
@@ -117,7 +117,7 @@ fn a_network_port_goes_on_where_the_killed_daemon_was() {
     for (layout, bits) in layouts() {
         let holder = Holder::start();
         let device = FakeDevice::new(DeviceKind::Net, 2);
-        let (server, front) = connected_with(&device, holder.keeper());
+        let (server, front) = connected_with(&device, holder.session_store());
         let mut driver = ModelDriver::new(layout, 16);
         front.start(BASIC | bits | feature::LOG_ALL, &driver);
         front.ok(Request::NetSetMtu, &1400u64.to_ne_bytes(), &[]);
@@ -135,7 +135,7 @@ fn a_network_port_goes_on_where_the_killed_daemon_was() {
         driver.interrupted();
 
         let device = FakeDevice::new(DeviceKind::Net, 2);
-        let server = serve(&device, nowhere(), holder.keeper());
+        let server = serve(&device, nowhere(), holder.session_store());
         device.wait_for(&Call::Start(0));
         assert!(driver.interrupted(), "the dead daemon may have owed the driver an interrupt");
         assert_eq!(device.take(0, 8), ids);
@@ -158,7 +158,7 @@ fn a_network_port_goes_on_where_the_killed_daemon_was() {
         drop(front);
         device.wait_for(&Call::Connected(false));
         server.wait();
-        assert!(holder.keeper().list().unwrap().is_empty(), "an ended session is forgotten");
+        assert!(holder.session_store().list().unwrap().is_empty(), "an ended session is forgotten");
     }
 }
 
@@ -168,7 +168,7 @@ fn a_disk_without_an_inflight_region_loses_and_doubles_nothing() {
     for (layout, bits) in layouts() {
         let holder = Holder::start();
         let device = FakeDevice::new(DeviceKind::Block, 1);
-        let (server, front) = connected_with(&device, holder.keeper());
+        let (server, front) = connected_with(&device, holder.session_store());
         let mut driver = ModelDriver::new(layout, 16);
         front.start(BASIC | bits, &driver);
         let ids: Vec<u16> = (0..4).map(|_| offer(&mut driver)).collect();
@@ -180,7 +180,7 @@ fn a_disk_without_an_inflight_region_loses_and_doubles_nothing() {
 
         // The next daemon may serve more queues than the front end was told of (B1).
         let device = FakeDevice::new(DeviceKind::Block, 4);
-        let _server = serve(&device, nowhere(), holder.keeper());
+        let _server = serve(&device, nowhere(), holder.session_store());
         device.wait_for(&Call::Start(0));
         assert_eq!(device.take(0, 8), [ids[0], ids[2]], "{layout:?}: the unfinished come first");
         assert_eq!(device.take(0, 8), [ids[3]], "{layout:?}: then the new");
@@ -202,7 +202,7 @@ fn a_disk_without_an_inflight_region_loses_and_doubles_nothing() {
 fn abuse_X_a_write_cache_that_is_off_stays_off_in_the_next_daemon() {
     let holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Block, 1);
-    let (server, front) = connected_with(&device, holder.keeper());
+    let (server, front) = connected_with(&device, holder.session_store());
     let driver = ModelDriver::new(Layout::Split, 16);
     front.start(BASIC, &driver);
     let set_cache = |value: u8| {
@@ -215,7 +215,7 @@ fn abuse_X_a_write_cache_that_is_off_stays_off_in_the_next_daemon() {
     server.stop();
     for _ in 0..2 {
         let device = FakeDevice::new(DeviceKind::Block, 1);
-        let server = serve(&device, nowhere(), holder.keeper());
+        let server = serve(&device, nowhere(), holder.session_store());
         device.wait_for(&Call::Start(0));
         let calls = device.calls();
         let at = |call: &Call| calls.iter().position(|c| c == call);
@@ -225,12 +225,12 @@ fn abuse_X_a_write_cache_that_is_off_stays_off_in_the_next_daemon() {
         server.stop();
     }
     let device = FakeDevice::new(DeviceKind::Block, 1);
-    let server = serve(&device, nowhere(), holder.keeper());
+    let server = serve(&device, nowhere(), holder.session_store());
     set_cache(1);
     device.vanish();
     server.stop();
     let device = FakeDevice::new(DeviceKind::Block, 1);
-    let _server = serve(&device, nowhere(), holder.keeper());
+    let _server = serve(&device, nowhere(), holder.session_store());
     device.wait_for(&Call::Start(0));
     assert!(!device.calls().contains(&Call::KeepWritingThrough));
 }
@@ -240,13 +240,13 @@ fn abuse_X_a_write_cache_that_is_off_stays_off_in_the_next_daemon() {
 fn abuse_X_a_write_cache_that_is_off_stays_off_when_the_session_does_not_fit() {
     let holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Block, 2);
-    let (server, front) = connected_with(&device, holder.keeper());
+    let (server, front) = connected_with(&device, holder.session_store());
     front.hello(BASIC);
     let header = codec::ConfigHeader { offset: 32, size: 1, flags: 0 };
     front.ok(Request::SetConfig, &[header.as_bytes(), &[0]].concat(), &[]);
     server.stop();
     let device = FakeDevice::new(DeviceKind::Block, 1);
-    serve(&device, nowhere(), holder.keeper()).wait();
+    serve(&device, nowhere(), holder.session_store()).wait();
     assert!(device.calls().contains(&Call::KeepWritingThrough));
 }
 
@@ -257,14 +257,14 @@ fn abuse_P10_a_daemon_killed_within_any_message_of_the_handshake() {
     for kind in [DeviceKind::Net, DeviceKind::Block] {
         for survives in 1..14 {
             let holder = Holder::start();
-            let keeper = Until { inner: holder.keeper(), left: Mutex::new(survives) };
+            let session_store = Until { inner: holder.session_store(), left: Mutex::new(survives) };
             let device = FakeDevice::new(kind, 1);
             let (ours, theirs) = pair();
             // Our own copy of the daemon's end: what the kernel queues there outlives the daemon.
             let front = Arc::new(FrontEnd::on(theirs));
             let mut driver = ModelDriver::new(Layout::Packed, 16);
             let messages = handshake(&driver);
-            let server = serve(&device, Endpoint::Fd(ours), Arc::new(keeper));
+            let server = serve(&device, Endpoint::Fd(ours), Arc::new(session_store));
             // The save before the first message is number 1.
             device.wait_for(&Call::Connected(true));
             for (i, (request, body, fd)) in messages.iter().enumerate() {
@@ -278,7 +278,7 @@ fn abuse_P10_a_daemon_killed_within_any_message_of_the_handshake() {
             server.stop();
 
             let device = FakeDevice::new(kind, 1);
-            let _server = serve(&device, nowhere(), holder.keeper());
+            let _server = serve(&device, nowhere(), holder.session_store());
             // The message in which it died is sent again by nobody: it is in the socket already
             // when it was peeked. Here it was not yet sent, or (last) everything was.
             for (request, body, fd) in messages.iter().skip(survives - 1) {
@@ -323,7 +323,7 @@ fn handshake(driver: &ModelDriver) -> Vec<Step> {
 fn abuse_P10_a_message_left_in_the_socket_is_answered_by_the_next_daemon() {
     let holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Net, 1);
-    let (server, front) = connected_with(&device, holder.keeper());
+    let (server, front) = connected_with(&device, holder.session_store());
     let driver = ModelDriver::new(Layout::Split, 16);
     front.start(BASIC, &driver);
     server.stop();
@@ -338,7 +338,7 @@ fn abuse_P10_a_message_left_in_the_socket_is_answered_by_the_next_daemon() {
         let fds: Vec<BorrowedFd<'_>> = fd.iter().map(AsFd::as_fd).collect();
         front.send_id(request as u32, &body, &fds, true);
         let device = FakeDevice::new(DeviceKind::Net, 1);
-        let server = serve(&device, nowhere(), holder.keeper());
+        let server = serve(&device, nowhere(), holder.session_store());
         assert_eq!(front.reply().u64(), 0, "{request:?} repeated");
         assert_eq!(device.running(), [0]);
         server.stop();
@@ -349,7 +349,7 @@ fn abuse_P10_a_message_left_in_the_socket_is_answered_by_the_next_daemon() {
 fn a_holder_that_is_restarted_gets_the_sessions_again() {
     let mut holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let (server, front) = connected_with(&device, holder.keeper());
+    let (server, front) = connected_with(&device, holder.session_store());
     let driver = ModelDriver::new(Layout::Split, 16);
     front.start(BASIC, &driver);
     holder.kill();
@@ -360,21 +360,21 @@ fn a_holder_that_is_restarted_gets_the_sessions_again() {
     holder.run();
     front.state(Request::SetVringEnable, 0, 1);
     assert!(server.status().held);
-    assert_eq!(holder.keeper().list().unwrap(), ["vm/port"]);
+    assert_eq!(holder.session_store().list().unwrap(), ["vm/port"]);
 }
 
 #[test]
 fn a_session_that_does_not_fit_the_port_any_more_is_dropped() {
     let holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let (server, front) = connected_with(&device, holder.keeper());
+    let (server, front) = connected_with(&device, holder.session_store());
     front.hello(BASIC);
     server.stop();
     let device = FakeDevice::new(DeviceKind::Net, 4);
-    let server = serve(&device, nowhere(), holder.keeper());
+    let server = serve(&device, nowhere(), holder.session_store());
     assert!(front.try_reply().is_none(), "the VMM must be able to connect anew");
     server.wait();
-    assert!(holder.keeper().list().unwrap().is_empty());
+    assert!(holder.session_store().list().unwrap().is_empty());
 }
 
 /// The VMM ended while no daemon was there: nobody owns the memory that the queues would write.
@@ -382,7 +382,7 @@ fn a_session_that_does_not_fit_the_port_any_more_is_dropped() {
 fn abuse_X_the_queues_of_a_dead_front_end_do_not_run_again() {
     let holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Block, 1);
-    let (server, front) = connected_with(&device, holder.keeper());
+    let (server, front) = connected_with(&device, holder.session_store());
     let mut driver = ModelDriver::new(Layout::Split, 16);
     front.start(BASIC, &driver);
     offer(&mut driver);
@@ -393,18 +393,18 @@ fn abuse_X_the_queues_of_a_dead_front_end_do_not_run_again() {
     front.send(Request::GetFeatures, &[], &[]);
     drop(front);
     let device = FakeDevice::new(DeviceKind::Block, 1);
-    serve(&device, nowhere(), holder.keeper()).wait();
+    serve(&device, nowhere(), holder.session_store()).wait();
     assert!(!device.calls().contains(&Call::Start(0)), "{:?}", device.calls());
-    assert!(holder.keeper().list().unwrap().is_empty());
+    assert!(holder.session_store().list().unwrap().is_empty());
 }
 
 /// Refuses saves from a number on, as a holder that is full does.
 struct Full {
-    inner: Arc<HolderKeeper>,
+    inner: Arc<HolderStore>,
     left: Mutex<usize>,
 }
 
-impl Keeper for Full {
+impl SessionStore for Full {
     fn is_persistent(&self) -> bool {
         true
     }
@@ -430,10 +430,10 @@ impl Keeper for Full {
 fn abuse_X_a_state_that_cannot_be_saved_takes_the_older_one_with_it() {
     let holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let keeper = Full { inner: holder.keeper(), left: Mutex::new(3) };
-    let (server, front) = connected_with(&device, Arc::new(keeper));
+    let session_store = Full { inner: holder.session_store(), left: Mutex::new(3) };
+    let (server, front) = connected_with(&device, Arc::new(session_store));
     front.hello(BASIC);
-    assert_eq!(holder.keeper().list().unwrap(), [] as [&str; 0]);
+    assert_eq!(holder.session_store().list().unwrap(), [] as [&str; 0]);
     assert!(!server.status().held);
     assert_ne!(front.get_u64(Request::GetFeatures), 0);
 }
@@ -442,10 +442,10 @@ fn abuse_X_a_state_that_cannot_be_saved_takes_the_older_one_with_it() {
 fn a_port_that_is_taken_away_is_forgotten() {
     let holder = Holder::start();
     let device = FakeDevice::new(DeviceKind::Net, 2);
-    let (server, front) = connected_with(&device, holder.keeper());
+    let (server, front) = connected_with(&device, holder.session_store());
     front.hello(BASIC);
-    assert_eq!(holder.keeper().list().unwrap(), ["vm/port"]);
+    assert_eq!(holder.session_store().list().unwrap(), ["vm/port"]);
     server.stop_and_forget();
-    assert!(holder.keeper().list().unwrap().is_empty());
+    assert!(holder.session_store().list().unwrap().is_empty());
     assert!(front.try_reply().is_none());
 }

@@ -146,7 +146,7 @@ impl Host {
     pub(super) fn attach_checked(&self, port: &Arc<Port>) -> Result<Arc<Port>, PlaneError> {
         let (vm, name) = (&port.vm, port.config.name());
         let settle = |change: &mut Change, started: &Arc<Port>| match &started.live {
-            Ok(_) => change.kept.attached(&change.config, vm, &port.config),
+            Ok(_) => change.runtime_changes.record_attach(&change.config, vm, &port.config),
             Err(_) => {
                 self.ports.remove(started);
                 started.leave_socket();

@@ -11,7 +11,7 @@ use block::{BackendConfig, BlockError, BlockPort, BlockPortConfig, CheckProgress
 use control::config::{Allowed, BindMode, BlockSize, DiskConfig, DiskFormat, NetConfig, OnError};
 use net::{NetPort, NetPortConfig, Switch};
 use sidecore::{Sidecore, VmId};
-use vhost_user::{Device, Keeper};
+use vhost_user::{Device, SessionStore};
 use vsock::VsockPort;
 
 /// How long the lock (or the TAP) of a killed daemon may outlive it. The kernel takes its io_uring apart in the
@@ -102,7 +102,7 @@ pub struct Opening<'a> {
     /// The daemon's.
     pub clock: &'a Arc<dyn Clock>,
     /// Has the memory of a memory disk, too.
-    pub keeper: &'a dyn Keeper,
+    pub session_store: &'a dyn SessionStore,
     /// Is told how far the check of its image is.
     pub progress: CheckProgress,
 }
@@ -114,7 +114,7 @@ pub fn disk(
     config: &DiskConfig,
     opening: Opening<'_>,
 ) -> anyhow::Result<Engine> {
-    let Opening { cores, clock, keeper, progress } = opening;
+    let Opening { cores, clock, session_store, progress } = opening;
     let backend = match config.format.clone() {
         DiskFormat::Raw { path, direct, registered_memory_bytes } => {
             BackendConfig::Raw { path, direct, registered_memory_bytes }
@@ -145,7 +145,7 @@ pub fn disk(
         ..BlockPortConfig::new(name, backend.clone())
     };
     if let BackendConfig::Memory { len_bytes } = backend {
-        let memory = Arc::new(memory_disk(name, len_bytes, keeper)?);
+        let memory = Arc::new(memory_disk(name, len_bytes, session_store)?);
         return Ok(Engine::Disk(BlockPort::with_backend(port_config(), memory, cores)?));
     }
     let open = || BlockPort::new(port_config(), cores, Arc::clone(clock));
@@ -153,9 +153,14 @@ pub fn disk(
     Ok(Engine::Disk(port.map_err(BlockError::naming_holders)?))
 }
 
-/// The memory of a disk: an earlier daemon's, if the keeper has it, else a new one, kept from now on.
-fn memory_disk(name: &str, len_bytes: u64, keeper: &dyn Keeper) -> anyhow::Result<MemoryBackend> {
-    match keeper.load_file(name) {
+/// Memory of a disk: an earlier daemon's, if the session store has it, else a new one, saved from
+/// now on.
+fn memory_disk(
+    name: &str,
+    len_bytes: u64,
+    session_store: &dyn SessionStore,
+) -> anyhow::Result<MemoryBackend> {
+    match session_store.load_file(name) {
         Ok(Some(file)) => match MemoryBackend::from_file(file, len_bytes) {
             Ok(memory) => {
                 tracing::info!(port = %name, "going on with the memory disk of an earlier daemon");
@@ -170,7 +175,7 @@ fn memory_disk(name: &str, len_bytes: u64, keeper: &dyn Keeper) -> anyhow::Resul
         }
     }
     let memory = MemoryBackend::new(len_bytes)?;
-    if let Err(e) = keeper.save_file(name, memory.file()) {
+    if let Err(e) = session_store.save_file(name, memory.file()) {
         tracing::warn!(port = %name, "a restart of the daemon will lose this memory disk: {e}");
     }
     Ok(memory)
@@ -197,15 +202,15 @@ mod tests {
     use std::os::fd::{BorrowedFd, OwnedFd};
 
     use base::peer_fd::PeerFd;
-    use vhost_user::keeper::SavedSession;
-    use vhost_user::{NullKeeper, VhostUserError};
+    use vhost_user::session_store::SavedSession;
+    use vhost_user::{NullStore, VhostUserError};
 
     use super::*;
 
     /// A holder that cannot be asked.
     struct Unanswered;
 
-    impl Keeper for Unanswered {
+    impl SessionStore for Unanswered {
         fn is_persistent(&self) -> bool {
             true
         }
@@ -216,15 +221,15 @@ mod tests {
             state: &SavedSession,
             fds: &[BorrowedFd<'_>],
         ) -> Result<(), VhostUserError> {
-            NullKeeper.save(port, state, fds)
+            NullStore.save(port, state, fds)
         }
 
         fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError> {
-            NullKeeper.load(port)
+            NullStore.load(port)
         }
 
         fn forget(&self, port: &str) -> Result<(), VhostUserError> {
-            NullKeeper.forget(port)
+            NullStore.forget(port)
         }
 
         fn load_file(&self, _port: &str) -> Result<Option<OwnedFd>, VhostUserError> {
@@ -238,6 +243,6 @@ mod tests {
     fn abuse_D3_a_memory_disk_does_not_begin_empty_because_the_holder_is_silent() {
         let error = memory_disk("v/d", 1 << 20, &Unanswered).err().unwrap();
         assert!(format!("{error:#}").contains("asking the holder"), "{error:#}");
-        assert!(memory_disk("v/d", 1 << 20, &NullKeeper).is_ok());
+        assert!(memory_disk("v/d", 1 << 20, &NullStore).is_ok());
     }
 }

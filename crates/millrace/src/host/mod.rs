@@ -7,7 +7,6 @@ mod cores;
 mod domains;
 pub mod engine;
 mod guard;
-pub mod kept;
 mod modules;
 #[cfg(test)]
 mod panic_tests;
@@ -15,6 +14,7 @@ mod pipes;
 mod plane;
 mod port;
 mod renew;
+pub mod runtime_changes;
 mod secret;
 mod shortcuts;
 mod status;
@@ -36,7 +36,7 @@ use control::config::{Config, DiskConfig, DiskFormat, PortConfig};
 use control::plane::PlaneError;
 use sidecore::{Accounts, Placer, Sidecore, VmId, Watchdog};
 use tokio::sync::Notify;
-use vhost_user::{Keeper, VmShare};
+use vhost_user::{SessionStore, VmShare};
 use vsock::{Domain, VsockPortConfig};
 
 use self::channels::Channels;
@@ -45,11 +45,11 @@ use self::cores::Core;
 use self::domains::{Domains, Key};
 use self::engine::Engine;
 use self::guard::guarded;
-use self::kept::Kept;
 use self::modules::Modules;
 use self::pipes::Pipes;
 use self::port::{Live, Port, Ports, full_name};
 use self::renew::Renewals;
+use self::runtime_changes::RuntimeChanges;
 use self::shortcuts::Shortcuts;
 use self::switches::Switches;
 use self::turned_away::TurnedAway;
@@ -63,7 +63,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(20);
 /// take it.
 struct Change {
     config: Config,
-    kept: Kept,
+    runtime_changes: RuntimeChanges,
     domains: Domains,
 }
 
@@ -82,7 +82,7 @@ pub struct Host {
     /// Where the next disk or domain goes.
     next_core: AtomicUsize,
     switches: Switches,
-    keeper: Arc<dyn Keeper>,
+    session_store: Arc<dyn SessionStore>,
     holder: Option<PathBuf>,
     change: Mutex<Change>,
     ports: Ports,
@@ -102,8 +102,8 @@ impl Host {
     pub fn start(
         config_path: PathBuf,
         config: Config,
-        kept: Kept,
-        keeper: Arc<dyn Keeper>,
+        runtime_changes: RuntimeChanges,
+        session_store: Arc<dyn SessionStore>,
         holder: Option<PathBuf>,
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
@@ -141,9 +141,9 @@ impl Host {
             placer: Mutex::new(Some(placer)),
             next_core,
             switches: Switches::new(switches),
-            keeper,
+            session_store,
             holder,
-            change: Mutex::new(Change { config, kept, domains: Domains::default() }),
+            change: Mutex::new(Change { config, runtime_changes, domains: Domains::default() }),
             ports,
             pipes: Pipes::new(shortcuts),
             channels,
@@ -166,8 +166,8 @@ impl Host {
     fn start_ports(&self) -> Vec<Arc<Port>> {
         let mut to_check = Vec::new();
         let mut change = self.lock();
-        let Change { config, kept, .. } = &mut *change;
-        kept.restore(config);
+        let Change { config, runtime_changes, .. } = &mut *change;
+        runtime_changes.restore(config);
         let all: Vec<(String, PortConfig)> = change
             .config
             .vms
@@ -268,8 +268,9 @@ impl Host {
         let name = full_name(vm, config.name());
         let mode = change.config.daemon.socket_mode;
         let share = self.share(&change.config, vm);
-        let serve =
-            || Live::serve(&name, engine.clone(), config.endpoint(), mode, share, &self.keeper);
+        let serve = || {
+            Live::serve(&name, engine.clone(), config.endpoint(), mode, share, &self.session_store)
+        };
         let live = guarded(serve);
         if live.is_err() {
             self.drop_engine(change, vm, &engine);
@@ -332,7 +333,7 @@ impl Host {
         let opening = engine::Opening {
             cores: &self.cores_in_turn(),
             clock: &self.clock,
-            keeper: &*self.keeper,
+            session_store: &*self.session_store,
             progress,
         };
         engine::disk(name, account, config, opening)
@@ -371,7 +372,8 @@ impl Host {
         let ports = self.list();
         let sessions = ports.iter().map(|p| full_name(&p.vm, p.config.name()));
         let files = ports.iter().filter(|p| has_memory(&p.config));
-        let files = files.map(|p| vhost_user::keeper::file_key(&full_name(&p.vm, p.config.name())));
+        let files =
+            files.map(|p| vhost_user::session_store::file_key(&full_name(&p.vm, p.config.name())));
         sessions.chain(files).collect()
     }
 
@@ -379,7 +381,7 @@ impl Host {
     fn forget_memory(&self, port: &Port) {
         let name = full_name(&port.vm, port.config.name());
         if has_memory(&port.config)
-            && let Err(e) = self.keeper.forget_file(&name)
+            && let Err(e) = self.session_store.forget_file(&name)
         {
             tracing::warn!(port = %name, "the holder still has the disk's memory: {e}");
         }
@@ -388,7 +390,7 @@ impl Host {
     /// Has the holder drop what an earlier daemon left there for a port that was not started.
     fn forget_session(&self, port: &Port) {
         let name = full_name(&port.vm, port.config.name());
-        if let Err(e) = self.keeper.forget(&name) {
+        if let Err(e) = self.session_store.forget(&name) {
             tracing::warn!(port = %name, "the holder still has the session: {e}");
         }
     }

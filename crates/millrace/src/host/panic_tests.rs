@@ -13,8 +13,8 @@ use queue::testing::{ModelDriver, ModelOptions};
 use rustix::event::{PollFd, PollFlags};
 use serde_json::json;
 use vhost_user::codec::Request;
-use vhost_user::keeper::SavedSession;
-use vhost_user::{Keeper, VhostUserError};
+use vhost_user::session_store::SavedSession;
+use vhost_user::{SessionStore, VhostUserError};
 
 use self::session::{BASIC, FrontEnd};
 use super::tests::House;
@@ -62,7 +62,7 @@ fn sector(driver: &mut ModelDriver, kind: u32, fill: u8) -> u8 {
 #[derive(Default)]
 struct Held(Mutex<HashMap<String, (SavedSession, Vec<PeerFd>)>>);
 
-impl Keeper for Held {
+impl SessionStore for Held {
     fn is_persistent(&self) -> bool {
         true
     }
@@ -167,7 +167,7 @@ fn abuse_S1_a_disk_that_panics_is_made_anew_with_its_bytes() {
 /// As over a restart of the daemon: the guest sees a pause.
 #[test]
 fn abuse_S1_with_a_holder_no_vmm_sees_that_a_worker_panicked() {
-    let house = House::with_keeper(VMS, Arc::<Held>::default());
+    let house = House::with_session_store(VMS, Arc::<Held>::default());
     let (disk, mut ring) = (house.dial("a", "d"), driver());
     disk.start(BASIC, &ring);
     let (net, tx) = (house.dial("a", "n"), driver());

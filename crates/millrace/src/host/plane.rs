@@ -46,9 +46,9 @@ impl Host {
         }
         self.channels.ports_changed(vm);
         self.release_account(vm);
-        let Change { config, kept, .. } = change;
+        let Change { config, runtime_changes, .. } = change;
         config.detach(vm, port);
-        kept.detached(config, vm, port);
+        runtime_changes.record_detach(config, vm, port);
     }
 
     /// Starts a port that does not run: as the file has it, or as it is listed.
@@ -265,8 +265,8 @@ impl Plane for Host {
                 return Err(refused(&e));
             }
         };
-        let Change { config: all, kept, .. } = &mut *change;
-        kept.attached(all, vm, &config);
+        let Change { config: all, runtime_changes, .. } = &mut *change;
+        runtime_changes.record_attach(all, vm, &config);
         tracing::info!(port = %full_name(vm, config.name()), "attached");
         let port = self.add(Port::new(vm, config, Ok(live)));
         self.pipes.ports_changed(vm);
@@ -340,7 +340,7 @@ impl Plane for Host {
             return Err(PlaneError::NotFound { what: "VM", name: vm.into() });
         };
         self.grant(vm, &credit).map_err(|e| PlaneError::Failed(describe(&e)))?;
-        change.kept.granted(vm, was, credit);
+        change.runtime_changes.record_grant(vm, was, credit);
         tracing::info!(%vm, ?credit, "granted");
         Ok(credit)
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use base::counter::QueueStats;
 use block::CheckProgress;
 use control::config::{EndpointConfig, PortConfig, SocketMode};
-use vhost_user::{Endpoint, Keeper, PortServer, PortStatus, SharedRegion, VmShare};
+use vhost_user::{Endpoint, PortServer, PortStatus, SessionStore, SharedRegion, VmShare};
 
 use super::engine::Engine;
 use super::turned_away::{Closed, TurnedAway};
@@ -130,7 +130,7 @@ impl Live {
         endpoint: &EndpointConfig,
         socket_mode: u32,
         share: VmShare,
-        keeper: &Arc<dyn Keeper>,
+        session_store: &Arc<dyn SessionStore>,
     ) -> anyhow::Result<Self> {
         let socket = endpoint.socket.clone();
         let config = vhost_user::PortConfig {
@@ -143,8 +143,12 @@ impl Live {
             share: share.clone(),
         };
         let stats = engine.queue_stats();
-        let server =
-            vhost_user::serve_port(config, engine.device(), stats.clone(), Arc::clone(keeper))?;
+        let server = vhost_user::serve_port(
+            config,
+            engine.device(),
+            stats.clone(),
+            Arc::clone(session_store),
+        )?;
         Ok(Self { engine, stats, server: Mutex::new(Some(server)), share })
     }
 

@@ -4,7 +4,7 @@
 
 use control::plane::{Health, Plane};
 use serde_json::{Value, json};
-use vhost_user::NullKeeper;
+use vhost_user::NullStore;
 
 use super::*;
 
@@ -16,11 +16,11 @@ pub(super) struct House {
 impl House {
     /// A host with the VMs described by `text`, in which `DIR` is the run directory.
     pub(super) fn new(text: &str) -> Self {
-        Self::with_keeper(text, Arc::new(NullKeeper))
+        Self::with_session_store(text, Arc::new(NullStore))
     }
 
-    /// The same with a keeper of sessions.
-    pub(super) fn with_keeper(text: &str, keeper: Arc<dyn Keeper>) -> Self {
+    /// A house whose host saves sessions in `session_store`.
+    pub(super) fn with_session_store(text: &str, session_store: Arc<dyn SessionStore>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().to_str().unwrap();
         let daemon = format!("[daemon]\nrun_dir='{place}'\ncontrol_socket='{place}/c.sock'\n");
@@ -28,8 +28,8 @@ impl House {
         let path = dir.path().join("m.toml");
         std::fs::write(&path, &text).unwrap();
         let config = control::config::load(&path).unwrap();
-        let kept = Kept::load(dir.path());
-        let host = Host::start(path, config, kept, keeper, None);
+        let runtime_changes = RuntimeChanges::load(dir.path());
+        let host = Host::start(path, config, runtime_changes, session_store, None);
         Self { host: host.unwrap(), dir }
     }
 

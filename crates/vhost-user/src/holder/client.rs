@@ -1,4 +1,4 @@
-//! The daemon's side: a [`Keeper`] on a holder.
+//! The daemon's side of the holder: a [`SessionStore`] over its socket.
 
 use base::peer_fd::PeerFd;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,27 +11,27 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socket_with
 
 use super::protocol::{Op, Packet, Received, receive, send};
 use crate::error::VhostUserError;
-use crate::keeper::{Keeper, SavedSession, file_key};
+use crate::session_store::{SavedSession, SessionStore, file_key};
 
-/// How long a holder may take to answer. It does no work of its own, so this is the time of a
-/// machine in deep trouble; a stopped holder must not stop a session.
+/// Time limit for a holder's answer. A holder does no work of its own, so only a machine in deep
+/// trouble takes this long; a stopped holder must not stop a session.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// Sessions in a holder process. Connects when needed, and again after a failure: a holder that
-/// was restarted gets the next save of each port.
+/// Session store in a holder process. Connects when needed, and again after a failure: a holder
+/// that was restarted gets the next save of each port.
 #[derive(Debug)]
-pub struct HolderKeeper {
+pub struct HolderStore {
     path: PathBuf,
     socket: Mutex<Option<OwnedFd>>,
 }
 
-impl HolderKeeper {
-    /// A keeper on the holder that listens on `path`; it need not be there yet.
+impl HolderStore {
+    /// Makes a store on the holder that listens on `path`; it need not be there yet.
     pub fn new(path: PathBuf) -> Self {
         Self { path, socket: Mutex::new(None) }
     }
 
-    /// The ports for which the holder has something.
+    /// Lists the ports for which the holder has a session or a file.
     pub fn list(&self) -> Result<Vec<String>, VhostUserError> {
         let answer = self.ask(Op::List, "", &[], &[])?;
         let text = String::from_utf8(answer.blob)
@@ -39,8 +39,8 @@ impl HolderKeeper {
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    /// One request and its answer. A connection that fails is tried once more, fresh: the holder
-    /// may have been restarted since.
+    /// Sends one request and returns its answer. A connection that fails is tried once more, fresh:
+    /// the holder may have been restarted since.
     fn ask(
         &self,
         op: Op,
@@ -113,7 +113,7 @@ fn exchange(
     }
 }
 
-impl Keeper for HolderKeeper {
+impl SessionStore for HolderStore {
     fn is_persistent(&self) -> bool {
         true
     }

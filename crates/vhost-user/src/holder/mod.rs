@@ -27,7 +27,7 @@ use crate::error::VhostUserError;
 use crate::wire::retry;
 use protocol::{Op, Packet, Received, receive, send};
 
-pub use client::HolderKeeper;
+pub use client::HolderStore;
 pub use protocol::{MAX_BLOB_LEN_BYTES, MAX_FDS};
 
 /// Most connections at once: a daemon, the one that replaces it, a few tools.

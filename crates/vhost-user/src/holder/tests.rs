@@ -6,7 +6,7 @@ use rustix::net::{SocketAddrUnix, connect, send as send_bytes};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::keeper::{Keeper, SavedSession, SavedVring, file_key};
+use crate::session_store::{SavedSession, SavedVring, SessionStore, file_key};
 
 struct Running {
     dir: tempfile::TempDir,
@@ -33,8 +33,8 @@ impl Running {
         running
     }
 
-    fn keeper(&self) -> HolderKeeper {
-        HolderKeeper::new(self.dir.path().join("holder.sock"))
+    fn session_store(&self) -> HolderStore {
+        HolderStore::new(self.dir.path().join("holder.sock"))
     }
 
     fn raw(&self) -> OwnedFd {
@@ -63,17 +63,17 @@ fn session() -> SavedSession {
 fn a_ports_file_is_kept_beside_its_session() {
     let holder = Running::start();
     let (event, other) = (Event::new().unwrap(), Event::new().unwrap());
-    assert!(holder.keeper().load_file("vm/a").unwrap().is_none());
-    holder.keeper().save("vm/a", &session(), &[other.as_fd(), other.as_fd()]).unwrap();
-    holder.keeper().save_file("vm/a", event.as_fd()).unwrap();
+    assert!(holder.session_store().load_file("vm/a").unwrap().is_none());
+    holder.session_store().save("vm/a", &session(), &[other.as_fd(), other.as_fd()]).unwrap();
+    holder.session_store().save_file("vm/a", event.as_fd()).unwrap();
     // The session goes, the file stays.
-    holder.keeper().forget("vm/a").unwrap();
+    holder.session_store().forget("vm/a").unwrap();
     event.signal().unwrap();
-    let back = holder.keeper().load_file("vm/a").unwrap().unwrap();
+    let back = holder.session_store().load_file("vm/a").unwrap().unwrap();
     assert!(Doorbell::from_peer(back.into()).unwrap().drain());
-    assert_eq!(holder.keeper().list().unwrap(), [file_key("vm/a")]);
-    holder.keeper().forget_file("vm/a").unwrap();
-    assert!(holder.keeper().load_file("vm/a").unwrap().is_none());
+    assert_eq!(holder.session_store().list().unwrap(), [file_key("vm/a")]);
+    holder.session_store().forget_file("vm/a").unwrap();
+    assert!(holder.session_store().load_file("vm/a").unwrap().is_none());
 }
 
 #[test]
@@ -82,22 +82,22 @@ fn what_is_put_comes_back_with_its_descriptors() {
     let events: Vec<Event> = (0..3).map(|_| Event::new().unwrap()).collect();
     let fds: Vec<BorrowedFd<'_>> = events.iter().map(AsFd::as_fd).collect();
     assert_eq!(session().fd_count(), fds.len());
-    holder.keeper().save("vm/a", &session(), &fds).unwrap();
-    holder.keeper().save("vm/b", &session(), &fds[..1]).unwrap();
-    holder.keeper().save("vm/b", &session(), &fds[1..]).unwrap();
-    assert_eq!(holder.keeper().list().unwrap(), ["vm/a", "vm/b"]);
+    holder.session_store().save("vm/a", &session(), &fds).unwrap();
+    holder.session_store().save("vm/b", &session(), &fds[..1]).unwrap();
+    holder.session_store().save("vm/b", &session(), &fds[1..]).unwrap();
+    assert_eq!(holder.session_store().list().unwrap(), ["vm/a", "vm/b"]);
 
-    let (state, back) = holder.keeper().load("vm/a").unwrap().unwrap();
+    let (state, back) = holder.session_store().load("vm/a").unwrap().unwrap();
     assert_eq!((state, back.len()), (session(), 3));
     events[2].signal().unwrap();
     let twin = Doorbell::from_peer(back.into_iter().nth(2).unwrap()).unwrap();
     assert!(twin.drain());
 
-    assert_eq!(holder.keeper().load("vm/b").unwrap().unwrap().1.len(), 2);
-    holder.keeper().forget("vm/a").unwrap();
-    holder.keeper().forget("vm/a").unwrap();
-    assert!(holder.keeper().load("vm/a").unwrap().is_none());
-    assert_eq!(holder.keeper().list().unwrap(), ["vm/b"]);
+    assert_eq!(holder.session_store().load("vm/b").unwrap().unwrap().1.len(), 2);
+    holder.session_store().forget("vm/a").unwrap();
+    holder.session_store().forget("vm/a").unwrap();
+    assert!(holder.session_store().load("vm/a").unwrap().is_none());
+    assert_eq!(holder.session_store().list().unwrap(), ["vm/b"]);
 }
 
 #[test]
@@ -105,13 +105,13 @@ fn the_largest_port_fits() {
     let holder = Running::start();
     let event = Event::new().unwrap();
     let fds = vec![event.as_fd(); MAX_FDS];
-    let region = crate::keeper::SavedRegion {
+    let region = crate::session_store::SavedRegion {
         guest_addr: u64::MAX,
         user_addr: u64::MAX,
         len_bytes: u64::MAX,
         mmap_offset: u64::MAX,
     };
-    let addrs = crate::keeper::SavedAddrs {
+    let addrs = crate::session_store::SavedAddrs {
         flags: 1,
         desc: u64::MAX,
         used: u64::MAX,
@@ -139,11 +139,14 @@ fn the_largest_port_fits() {
         ..session()
     };
     assert!(state.fd_count() <= MAX_FDS);
-    holder.keeper().save("vm/large", &state, &fds).unwrap();
-    let (back, fds) = holder.keeper().load("vm/large").unwrap().unwrap();
+    holder.session_store().save("vm/large", &state, &fds).unwrap();
+    let (back, fds) = holder.session_store().load("vm/large").unwrap().unwrap();
     assert_eq!((back, fds.len()), (state, MAX_FDS));
     assert!(
-        holder.keeper().save("vm/large", &session(), &vec![event.as_fd(); MAX_FDS + 1]).is_err()
+        holder
+            .session_store()
+            .save("vm/large", &session(), &vec![event.as_fd(); MAX_FDS + 1])
+            .is_err()
     );
 }
 
@@ -153,17 +156,17 @@ fn the_largest_port_fits() {
 #[allow(non_snake_case)]
 fn abuse_V4_descriptors_whose_close_hangs_hold_up_no_other_port() {
     let holder = Running::start();
-    let keeper = holder.keeper();
+    let session_store = holder.session_store();
     let (fds, _peers): (Vec<_>, Vec<_>) = std::iter::repeat_with(lingering).take(2).unzip();
-    keeper.save("vm/a", &session(), &[fds[0].as_fd()]).unwrap();
-    keeper.save("vm/b", &session(), &[fds[1].as_fd()]).unwrap();
+    session_store.save("vm/a", &session(), &[fds[0].as_fd()]).unwrap();
+    session_store.save("vm/b", &session(), &[fds[1].as_fd()]).unwrap();
     drop(fds);
-    let another_is_saved = || keeper.save("vm/c", &session(), &[]).unwrap();
-    keeper.save("vm/a", &session(), &[]).unwrap();
+    let another_is_saved = || session_store.save("vm/c", &session(), &[]).unwrap();
+    session_store.save("vm/a", &session(), &[]).unwrap();
     another_is_saved();
-    keeper.forget("vm/b").unwrap();
+    session_store.forget("vm/b").unwrap();
     another_is_saved();
-    assert_eq!(keeper.list().unwrap(), ["vm/a", "vm/c"]);
+    assert_eq!(session_store.list().unwrap(), ["vm/a", "vm/c"]);
 }
 
 /// The same in a packet that is refused, and in the queue of a connection whose daemon is gone: what came
@@ -181,16 +184,16 @@ fn abuse_V4_packets_with_such_descriptors_hold_up_no_port() {
     });
     // They go first, should the holder hang.
     let _peers = (peer, other_peer);
-    holder.keeper().save("vm/b", &session(), &[]).unwrap();
-    assert_eq!(holder.keeper().list().unwrap(), ["vm/b"]);
+    holder.session_store().save("vm/b", &session(), &[]).unwrap();
+    assert_eq!(holder.session_store().list().unwrap(), ["vm/b"]);
 }
 
 #[test]
 fn nonsense_closes_its_own_connection_only() {
     let holder = Running::start();
-    let keeper = holder.keeper();
+    let session_store = holder.session_store();
     let event = Event::new().unwrap();
-    keeper.save("vm/a", &session(), &[event.as_fd()]).unwrap();
+    session_store.save("vm/a", &session(), &[event.as_fd()]).unwrap();
     let header = |magic: u32, version: u16, op: u16, name: u32, blob: u32| {
         let mut bytes = Vec::new();
         bytes.extend_from_slice(magic.as_bytes());
@@ -225,26 +228,26 @@ fn nonsense_closes_its_own_connection_only() {
         };
         assert_eq!(answer.op, Op::Refused);
     }
-    assert_eq!(keeper.list().unwrap(), ["vm/a"]);
+    assert_eq!(session_store.list().unwrap(), ["vm/a"]);
 }
 
 #[test]
 fn the_number_of_ports_and_of_connections_is_limited() {
     let holder = Running::start();
-    let keeper = holder.keeper();
+    let session_store = holder.session_store();
     for i in 0..MAX_PORTS {
-        keeper.save(&format!("vm{i}/p"), &session(), &[]).unwrap();
+        session_store.save(&format!("vm{i}/p"), &session(), &[]).unwrap();
     }
-    let error = keeper.save("one/more", &session(), &[]).unwrap_err().to_string();
+    let error = session_store.save("one/more", &session(), &[]).unwrap_err().to_string();
     assert!(error.contains("1024"), "{error}");
-    keeper.save("vm0/p", &session(), &[]).unwrap();
-    assert_eq!(keeper.list().unwrap().len(), MAX_PORTS);
+    session_store.save("vm0/p", &session(), &[]).unwrap();
+    assert_eq!(session_store.list().unwrap().len(), MAX_PORTS);
 
     let mut others: Vec<OwnedFd> = (0..MAX_CLIENTS).map(|_| holder.raw()).collect();
     let last = others.pop().unwrap();
     let answer = receive(last.as_fd(), RecvFlags::empty()).unwrap();
     assert!(matches!(answer, Received::Closed));
-    assert!(keeper.list().is_ok());
+    assert!(session_store.list().is_ok());
 }
 
 #[test]

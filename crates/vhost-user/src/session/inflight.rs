@@ -105,7 +105,7 @@ impl Session {
                 return Err(Self::misplaced(request, why).into());
             }
         }
-        if !self.port.device.wants_inflight() || !self.port.keeper.is_persistent() {
+        if !self.port.device.wants_inflight() || !self.port.session_store.is_persistent() {
             return Ok(());
         }
         let sizes = self.vrings.iter().filter_map(|v| v.size);

@@ -30,7 +30,7 @@ use crate::backend_channel::BackendChannel;
 use crate::codec::{Answer, Header, Log, Request};
 use crate::device::{ConfigNotifier, Device};
 use crate::error::VhostUserError;
-use crate::keeper::Keeper;
+use crate::session_store::SessionStore;
 use crate::share::VmShare;
 use crate::status::{PortStatus, QueueStatus, RegionStatus};
 use crate::wire::{self, Incoming, Received};
@@ -44,7 +44,7 @@ pub(crate) struct Port {
     pub name: String,
     pub device: Arc<dyn Device>,
     pub stats: Vec<Arc<QueueStats>>,
-    pub keeper: Arc<dyn Keeper>,
+    pub session_store: Arc<dyn SessionStore>,
     pub health: Arc<PortHealth>,
     /// What it has in common with the other ports of its VM: sessions that come again begin nothing anew.
     pub share: VmShare,
@@ -160,7 +160,7 @@ impl Session {
         publish: Box<dyn Fn(&Session) + Send>,
     ) -> Result<Self, VhostUserError> {
         let queues = usize::from(port.device.queue_count());
-        let slots = if port.keeper.is_persistent() && !port.device.wants_inflight() {
+        let slots = if port.session_store.is_persistent() && !port.device.wants_inflight() {
             let len_bytes = queues.max(1) * queue::slot::SLOT_LEN_BYTES;
             let shm = SharedMemory::new("millrace-positions", len_bytes)
                 .map_err(VhostUserError::std_io("making the positions file"))?;
@@ -404,7 +404,7 @@ impl Session {
         self.port.device.set_notifier(None);
         self.port.device.connected(false);
         self.port.device.reset();
-        if !leave && let Err(error) = self.port.keeper.forget(&self.port.name) {
+        if !leave && let Err(error) = self.port.session_store.forget(&self.port.name) {
             tracing::warn!(port = %self.port.name, "the holder still has a session that ended: {error}");
         }
     }

@@ -18,7 +18,7 @@ use crate::backend_channel::BackendChannel;
 use crate::codec::{Request, VringAddr, feature, protocol};
 use crate::device::DeviceKind;
 use crate::error::VhostUserError;
-use crate::keeper::{
+use crate::session_store::{
     SAVED_VERSION, SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring,
 };
 use crate::wire::retry;
@@ -28,11 +28,11 @@ impl Session {
     /// after death, not its life: an older state is taken away, since the next daemon would go on
     /// with memory and rings that are no longer so.
     pub(super) fn save(&mut self) {
-        if !self.port.keeper.is_persistent() {
+        if !self.port.session_store.is_persistent() {
             return;
         }
         let state = self.saved();
-        let result = self.port.keeper.save(&self.port.name, &state, &self.saved_fds());
+        let result = self.port.session_store.save(&self.port.name, &state, &self.saved_fds());
         if let Err(error) = &result {
             tracing::warn!(port = %self.port.name, "session not saved: {error}");
         }
@@ -40,7 +40,7 @@ impl Session {
         // A save that failed on the way may have arrived.
         let was_kept = std::mem::replace(&mut self.kept, true);
         if !self.held && was_kept {
-            match self.port.keeper.forget(&self.port.name) {
+            match self.port.session_store.forget(&self.port.name) {
                 Ok(()) => self.kept = false,
                 Err(error) => {
                     tracing::warn!(port = %self.port.name, "an older state may be left: {error}");

@@ -21,7 +21,8 @@ use rustix::net::{
 };
 use vhost_user::codec::{self, Header, Request, feature, protocol};
 use vhost_user::{
-    Device, DeviceKind, Endpoint, Keeper, NullKeeper, PortConfig, PortServer, VmShare, serve_port,
+    Device, DeviceKind, Endpoint, NullStore, PortConfig, PortServer, SessionStore, VmShare,
+    serve_port,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -261,15 +262,22 @@ pub fn pair() -> (OwnedFd, OwnedFd) {
 
 /// A port on a socket pair, and the front end on its other end.
 pub fn connected(device: &Arc<FakeDevice>) -> (PortServer, FrontEnd) {
-    connected_with(device, Arc::new(NullKeeper))
+    connected_with(device, Arc::new(NullStore))
 }
 
-pub fn connected_with(device: &Arc<FakeDevice>, keeper: Arc<dyn Keeper>) -> (PortServer, FrontEnd) {
+pub fn connected_with(
+    device: &Arc<FakeDevice>,
+    session_store: Arc<dyn SessionStore>,
+) -> (PortServer, FrontEnd) {
     let (ours, theirs) = pair();
-    (serve(device, Endpoint::Fd(ours), keeper), FrontEnd::on(theirs))
+    (serve(device, Endpoint::Fd(ours), session_store), FrontEnd::on(theirs))
 }
 
-pub fn serve(device: &Arc<FakeDevice>, endpoint: Endpoint, keeper: Arc<dyn Keeper>) -> PortServer {
+pub fn serve(
+    device: &Arc<FakeDevice>,
+    endpoint: Endpoint,
+    session_store: Arc<dyn SessionStore>,
+) -> PortServer {
     let config = PortConfig {
         name: "vm/port".to_owned(),
         endpoint,
@@ -277,7 +285,7 @@ pub fn serve(device: &Arc<FakeDevice>, endpoint: Endpoint, keeper: Arc<dyn Keepe
         share: VmShare::new(),
     };
     let stats = (0..device.queue_count()).map(|_| Arc::new(QueueStats::default())).collect();
-    serve_port(config, device.clone(), stats, keeper).unwrap()
+    serve_port(config, device.clone(), stats, session_store).unwrap()
 }
 
 /// A device and a connected front end in one.

@@ -1,4 +1,4 @@
-//! What was changed at run time and outlives the daemon: attached ports, and what VMs are granted.
+//! Changes made at run time that outlive the daemon: attached ports, and credit granted to VMs.
 
 use std::path::Path;
 
@@ -10,20 +10,20 @@ use control::run_list::{Kept as Entry, RunList};
 
 use super::port::full_name;
 
-/// See the module's text.
+/// Attached ports and granted credit, as the run folder's lists have them.
 #[derive(Debug)]
-pub struct Kept {
+pub struct RuntimeChanges {
     attached: AttachedList,
     granted: GrantList,
 }
 
-impl Kept {
-    /// What an earlier daemon left. A list that cannot be read is put aside.
+impl RuntimeChanges {
+    /// Reads the lists of an earlier daemon. A list that cannot be read is put aside.
     pub fn load(run_dir: &Path) -> Self {
         Self { attached: load(run_dir), granted: load(run_dir) }
     }
 
-    /// Changes the config as an earlier daemon's was. What no longer fits is left out.
+    /// Applies the changes to the config. A change that no longer fits is left out.
     pub(super) fn restore(&mut self, config: &mut Config) {
         for entry in self.attached.entries() {
             let port = full_name(&entry.vm, &entry.port);
@@ -44,8 +44,8 @@ impl Kept {
         }
     }
 
-    /// Notes a port for the next daemon. When that fails the port runs all the same.
-    pub(super) fn attached(&mut self, config: &Config, vm: &str, port: &PortConfig) {
+    /// Records a port for the next daemon. When that fails the port runs all the same.
+    pub(super) fn record_attach(&mut self, config: &Config, vm: &str, port: &PortConfig) {
         let entry = config.vms.iter().find(|v| v.name == vm);
         let made_with = self.granted.was(vm).or(entry.map(|v| v.credit));
         let body = serde_json::to_value(AttachBody {
@@ -63,8 +63,8 @@ impl Kept {
         }
     }
 
-    /// A port is gone, and its VM with it if the config no longer has that.
-    pub(super) fn detached(&mut self, config: &Config, vm: &str, port: &str) {
+    /// Drops a port from the lists, and its VM's credit if the config no longer has the VM.
+    pub(super) fn record_detach(&mut self, config: &Config, vm: &str, port: &str) {
         if let Err(e) = self.attached.remove(vm, port) {
             tracing::error!("{e}; a restart will bring {vm}/{port} back");
         }
@@ -75,8 +75,8 @@ impl Kept {
         }
     }
 
-    /// A VM that had `was` has `is`.
-    pub(super) fn granted(&mut self, vm: &str, was: CreditConfig, is: CreditConfig) {
+    /// Records that a VM's credit changed from `was` to `is`.
+    pub(super) fn record_grant(&mut self, vm: &str, was: CreditConfig, is: CreditConfig) {
         if let Err(e) = self.granted.grant(vm, was, is) {
             tracing::error!(%vm, "{e}; it holds until the daemon ends");
         }

@@ -1,4 +1,4 @@
-//! What outlives the daemon, and who keeps it.
+//! Saved sessions, which outlive the daemon, and the interface of the stores that have them.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -11,94 +11,94 @@ use crate::error::VhostUserError;
 /// Version of [`SavedSession`]; a session of another version is not taken over.
 pub const SAVED_VERSION: u32 = 1;
 
-/// A session as the next daemon finds it. The descriptors come beside it, in the order of
-/// [`SavedSession::fd_count`]'s text.
+/// State of a session for the next daemon. Its descriptors come beside it, in the order that
+/// [`SavedSession::fd_count`] describes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedSession {
-    /// [`SAVED_VERSION`].
+    /// Version of this structure, [`SAVED_VERSION`].
     pub version: u32,
     /// Protocol features negotiated.
     pub protocol_features: u64,
     /// Features negotiated, with the session's own bits.
     pub features: Option<u64>,
-    /// `SET_OWNER` was seen.
+    /// Whether `SET_OWNER` was seen.
     pub owned: bool,
     /// Device status as last set.
     pub status: u8,
     /// MTU as last set.
     pub mtu: Option<u16>,
-    /// A slots file is there (one position slot per queue).
+    /// Whether a slots file is there (one position slot per queue).
     pub has_slots: bool,
     /// Memory regions.
     pub regions: Vec<SavedRegion>,
-    /// The dirty log's size and offset.
+    /// Size and offset of the dirty log.
     pub log: Option<(u64, u64)>,
-    /// The inflight region.
+    /// Inflight region.
     pub inflight: Option<SavedInflight>,
-    /// A back-end channel is there.
+    /// Whether a back-end channel is there.
     pub has_backend: bool,
-    /// The driver switched the write cache off (see [`crate::Device::writes_through`]).
+    /// Whether the driver switched the write cache off (see [`crate::Device::writes_through`]).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub write_through: bool,
-    /// The queues.
+    /// Queues, in the order of their indices.
     pub vrings: Vec<SavedVring>,
 }
 
-/// A memory region.
+/// Saved memory region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedRegion {
     /// First guest-physical address.
     pub guest_addr: u64,
     /// First address in the front end.
     pub user_addr: u64,
-    /// Bytes.
+    /// Length.
     pub len_bytes: u64,
     /// Offset in the file.
     pub mmap_offset: u64,
 }
 
-/// An inflight region.
+/// Saved inflight region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedInflight {
-    /// Bytes.
+    /// Length of the region in the file.
     pub mmap_size: u64,
     /// Offset in the file.
     pub mmap_offset: u64,
-    /// Queues.
+    /// Number of queues.
     pub num_queues: u16,
     /// Descriptors per queue.
     pub queue_size: u16,
-    /// Packed rings.
+    /// Whether the rings are packed.
     pub packed: bool,
-    /// Ours alone: the front end knows nothing of it.
+    /// Whether the region is ours alone: the front end knows nothing of it.
     pub private: bool,
 }
 
-/// A queue.
+/// Saved queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedVring {
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: Option<u16>,
     /// Ring addresses as the front end gave them.
     pub addrs: Option<SavedAddrs>,
-    /// Where it starts (or stopped), as in `SET_VRING_BASE`.
+    /// Position at which the queue starts (or stopped), as in `SET_VRING_BASE`.
     pub base: u32,
-    /// The front end (or the stop) said so. Earlier daemons did not save it.
+    /// Whether `base` comes from the front end or from a stop. Earlier daemons did not save it.
     #[serde(default = "yes")]
     pub has_base: bool,
     /// `SET_VRING_ENABLE` as last seen.
     pub enabled: Option<bool>,
-    /// The kick was set, but without a descriptor.
+    /// Whether the kick was set without a descriptor.
     pub polled: bool,
-    /// A kick descriptor is there.
+    /// Whether a kick descriptor is there.
     pub has_kick: bool,
-    /// A call descriptor is there.
+    /// Whether a call descriptor is there.
     pub has_call: bool,
-    /// An err descriptor is there.
+    /// Whether an err descriptor is there.
     pub has_err: bool,
-    /// It was on a sidecore: its position is in the slot, the inflight region or the ring, not in
-    /// `base`.
+    /// Whether the queue was on a sidecore: its position is then in the slot, the inflight region
+    /// or the ring, not in `base`.
     pub running: bool,
 }
 
@@ -106,10 +106,10 @@ fn yes() -> bool {
     true
 }
 
-/// Ring addresses.
+/// Saved ring addresses, in the front end's address space.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedAddrs {
-    /// `VHOST_VRING_F_LOG`.
+    /// Flags: `VHOST_VRING_F_LOG` or none.
     pub flags: u32,
     /// Descriptor table or ring.
     pub desc: u64,
@@ -117,14 +117,14 @@ pub struct SavedAddrs {
     pub used: u64,
     /// Available ring.
     pub avail: u64,
-    /// Guest address for logging.
+    /// Guest address at which writes to the used ring are logged.
     pub log: u64,
 }
 
 impl SavedSession {
-    /// How many descriptors belong to this state. Their order: the session's socket, the slots
-    /// file, one per memory region, the dirty log, the inflight region, the back-end channel, then
-    /// each queue's kick, call and err, as far as they are there.
+    /// Number of descriptors that belong to this state. Their order: the session's socket, the
+    /// slots file, one per memory region, the dirty log, the inflight region, the back-end channel,
+    /// then each queue's kick, call and err, as far as they are there.
     pub fn fd_count(&self) -> usize {
         let fixed = 1
             + usize::from(self.has_slots)
@@ -139,12 +139,12 @@ impl SavedSession {
     }
 }
 
-/// Keeps sessions beyond the daemon's life.
-pub trait Keeper: Send + Sync {
-    /// Whether anything is kept at all. A session spares itself the work when not.
+/// Store of sessions that outlives the daemon.
+pub trait SessionStore: Send + Sync {
+    /// Whether the store saves anything at all. A session spares itself the work when not.
     fn is_persistent(&self) -> bool;
 
-    /// Replaces what is kept for `port`, wholly or not at all.
+    /// Replaces the session saved for `port`, wholly or not at all.
     fn save(
         &self,
         port: &str,
@@ -152,39 +152,39 @@ pub trait Keeper: Send + Sync {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), VhostUserError>;
 
-    /// What is kept for `port`.
+    /// Loads the session saved for `port`; the store still has it afterwards.
     fn load(&self, port: &str) -> Result<Option<(SavedSession, Vec<PeerFd>)>, VhostUserError>;
 
-    /// Drops what is kept for `port`.
+    /// Drops the session saved for `port`.
     fn forget(&self, port: &str) -> Result<(), VhostUserError>;
 
-    /// Keeps a file of the device of `port`, with or without a session: the memory of a disk. A keeper
-    /// without room for such files keeps none.
+    /// Saves a file of the device of `port`, with or without a session: the memory of a disk. A
+    /// store without room for such files saves none.
     fn save_file(&self, _port: &str, _file: BorrowedFd<'_>) -> Result<(), VhostUserError> {
         Ok(())
     }
 
-    /// The file that is kept for the device of `port`.
+    /// Loads the file saved for the device of `port`.
     fn load_file(&self, _port: &str) -> Result<Option<OwnedFd>, VhostUserError> {
         Ok(None)
     }
 
-    /// Drops the file that is kept for the device of `port`.
+    /// Drops the file saved for the device of `port`.
     fn forget_file(&self, port: &str) -> Result<(), VhostUserError> {
         self.forget(&file_key(port))
     }
 }
 
-/// What the holder knows the file of a port's device by. No port has such a name.
+/// Name under which the holder has the file of a port's device. No port has such a name.
 pub fn file_key(port: &str) -> String {
     format!("{port}#file")
 }
 
-/// Keeps nothing: front ends see a disconnect when the daemon ends.
+/// Store that saves nothing: front ends see a disconnect when the daemon ends.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct NullKeeper;
+pub struct NullStore;
 
-impl Keeper for NullKeeper {
+impl SessionStore for NullStore {
     fn is_persistent(&self) -> bool {
         false
     }
