@@ -132,7 +132,7 @@ pub enum BlockError {
         /// The size now.
         len_bytes: u64,
         /// The cause.
-        source: vhost_user::NotTold,
+        source: vhost_user::ConfigNotifyError,
     },
 }
 

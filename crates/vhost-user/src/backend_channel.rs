@@ -1,4 +1,4 @@
-//! The channel on which we talk first: config changes.
+//! Back-end channel, on which we send messages to the VMM: config changes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,14 +9,14 @@ use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown};
 use zerocopy::IntoBytes;
 
 use crate::codec::{Header, Request};
-use crate::device::{ConfigNotifier, NotTold};
+use crate::device::{ConfigNotifier, ConfigNotifyError};
 use crate::error::VhostUserError;
 use crate::wire::send_once;
 
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
 const CONFIG_CHANGE: u32 = 2;
 
-/// The socket of `SET_BACKEND_REQ_FD`. We never ask for replies, so nothing is ever read from it;
+/// Socket of `SET_BACKEND_REQ_FD`. We never ask for replies, so nothing is ever read from it;
 /// host notifiers, shared objects and shared memory are neither sent nor answered.
 #[derive(Debug)]
 pub(crate) struct BackendChannel {
@@ -25,7 +25,7 @@ pub(crate) struct BackendChannel {
 }
 
 impl BackendChannel {
-    /// Only a connected Unix stream socket: anything else may block whoever writes to it, or hold what
+    /// Takes a connected Unix stream socket only: anything else may block its writer, or hold what
     /// blocks whoever closes it.
     pub fn new(socket: PeerFd, port: &str) -> Result<Self, VhostUserError> {
         let refuse = |why: &str| {
@@ -55,14 +55,14 @@ impl AsFd for BackendChannel {
 }
 
 impl ConfigNotifier for BackendChannel {
-    fn config_changed(&self) -> Result<(), NotTold> {
+    fn config_changed(&self) -> Result<(), ConfigNotifyError> {
         let header = Header::request(CONFIG_CHANGE, 0, false);
         let error = match send_once(self.socket.as_fd(), header.as_bytes(), &[]) {
             Ok(sent) if sent == header.as_bytes().len() => return Ok(()),
-            // So small a message goes as a whole on a Unix socket; on anything else it is no message.
-            Ok(_) => NotTold::Dead { errno: Errno::IO.raw_os_error() },
-            Err(Errno::AGAIN) => NotTold::Full,
-            Err(errno) => NotTold::Dead { errno: errno.raw_os_error() },
+            // A message this small goes as a whole on a Unix socket; a part of one is no message.
+            Ok(_) => ConfigNotifyError::Dead { errno: Errno::IO.raw_os_error() },
+            Err(Errno::AGAIN) => ConfigNotifyError::Full,
+            Err(errno) => ConfigNotifyError::Dead { errno: errno.raw_os_error() },
         };
         tracing::warn!(port = %self.port, "config change not sent to the VMM: {error}");
         Err(error)

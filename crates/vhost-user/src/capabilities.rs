@@ -1,15 +1,15 @@
-//! What a back-end program says of itself: `--print-capabilities`, and the description files that
-//! VMM managers read (QEMU's `docs/interop/vhost-user.json`, `VHostUserBackendCapabilities` and
+//! Capabilities of a back-end program: `--print-capabilities`, and the description files that VMM
+//! managers read (QEMU's `docs/interop/vhost-user.json`, `VHostUserBackendCapabilities` and
 //! `VhostUserBackend`).
 
 use serde::Serialize;
 
 use crate::device::DeviceKind;
 
-/// The answer to `--print-capabilities`.
+/// Answer to `--print-capabilities`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
-    /// The schema's device type: `net`, `block` or `vsock`.
+    /// Device type of the schema: `net`, `block` or `vsock`.
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// Optional features that the schema knows for this type.
@@ -17,19 +17,19 @@ pub struct Capabilities {
     pub features: &'static [&'static str],
 }
 
-/// A description file.
+/// Content of a description file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Description {
-    /// For people.
+    /// Text for people.
     pub description: String,
-    /// As in [`Capabilities`].
+    /// Device type, as in [`Capabilities`].
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// Absolute path of the program.
     pub binary: String,
 }
 
-/// What our back end of this kind can do.
+/// Returns the capabilities of our back end for this kind of device.
 pub fn capabilities(kind: DeviceKind) -> Capabilities {
     let features: &[&str] = match kind {
         DeviceKind::Block => &["read-only", "blk-file"],
@@ -39,12 +39,12 @@ pub fn capabilities(kind: DeviceKind) -> Capabilities {
     Capabilities { kind: kind.name(), features }
 }
 
-/// The line that `--print-capabilities` prints.
+/// Returns the line that `--print-capabilities` prints.
 pub fn capabilities_json(kind: DeviceKind) -> Result<String, serde_json::Error> {
     serde_json::to_string(&capabilities(kind))
 }
 
-/// The content of a description file for a back end installed at `binary`.
+/// Returns the content of a description file for a back end installed at `binary`.
 pub fn description_json(kind: DeviceKind, binary: &str) -> Result<String, serde_json::Error> {
     serde_json::to_string_pretty(&Description {
         description: format!("Millrace vhost-user {} back end", kind.name()),

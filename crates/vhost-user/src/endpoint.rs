@@ -1,4 +1,4 @@
-//! Where front ends come from: a socket we listen on, a socket we dial, or a descriptor.
+//! Endpoints, from which front ends come: a socket we listen on, a socket we dial, a descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,19 +14,19 @@ use crate::error::VhostUserError;
 /// Connections that the kernel queues for us: a port has one front end.
 const BACKLOG: i32 = 8;
 
-/// Where the front end of a port is.
+/// Place where a port meets its front end.
 #[derive(Debug)]
 pub enum Endpoint {
-    /// We listen; front ends may come and go.
+    /// Socket on which we listen; front ends may come and go.
     Listen(PathBuf),
-    /// We dial, and dial again (QEMU `server=on`).
+    /// Socket that we dial, and dial again (QEMU `server=on`).
     Dial(PathBuf),
-    /// A connected socket, or a listening one, handed to us.
+    /// Connected or listening socket that was handed to us.
     Fd(OwnedFd),
 }
 
 impl Endpoint {
-    /// For `status` and logs.
+    /// Text for `status` and logs.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::Listen(path) => format!("listen:{}", path.display()),
@@ -40,11 +40,11 @@ pub(crate) fn refused(path: &Path, reason: impl std::fmt::Display) -> VhostUserE
     VhostUserError::Socket { path: path.display().to_string(), reason: reason.to_string() }
 }
 
-/// A listening socket. Its file goes when it is dropped, if it is still ours.
+/// Listening socket. Its file is removed when this is dropped, if it is still ours.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: PeerFd,
-    /// None of a socket that somebody else made.
+    /// None where another process made the socket.
     _file: Option<SocketFile>,
 }
 
@@ -56,14 +56,14 @@ impl Listener {
         Ok(Self { socket: socket.into(), _file: Some(file) })
     }
 
-    /// A listening socket that somebody else made (socket activation).
+    /// Takes a listening socket that another process made (socket activation).
     pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&socket)?;
         rustix::fs::fcntl_setfl(&socket, flags | rustix::fs::OFlags::NONBLOCK)?;
         Ok(Self { socket: socket.into(), _file: None })
     }
 
-    /// The next connection; none when there is none (any more).
+    /// Accepts the next connection; none when there is none (any more).
     pub fn accept(&self) -> Result<Option<PeerFd>, VhostUserError> {
         match accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(fd) => Ok(Some(fd.into())),
@@ -80,8 +80,8 @@ impl AsFd for Listener {
     }
 }
 
-/// One attempt to reach a front end that listens; none when nobody does (yet). Never blocks: a
-/// full backlog counts as nobody.
+/// Tries once to reach a front end that listens; none when none does (yet). Never blocks: a
+/// full backlog counts as none.
 pub(crate) fn dial(path: &Path) -> Result<Option<PeerFd>, VhostUserError> {
     let socket = socket::stream().map_err(VhostUserError::io("making a socket"))?;
     match socket::connect(&socket, path) {

@@ -1,4 +1,4 @@
-//! What can go wrong with a port's socket, its messages, its holder.
+//! Errors of a port's socket, its messages, its holder.
 
 use std::io;
 
@@ -6,25 +6,26 @@ use queue::{MemoryError, RingError};
 use thiserror::Error;
 
 use crate::device::DeviceError;
+use crate::request::MessageName;
 
-/// Why a port could not be served, a session ended, or a message was refused. No text shows an
-/// address of the front end's own process.
+/// Reason why a port could not be served, a session ended, or a message was refused. No text shows
+/// an address of the front end's own process.
 #[derive(Debug, Error)]
 pub enum VhostUserError {
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// Action that failed.
         what: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// A socket path that cannot be listened on or dialled.
     #[error("socket {path}: {reason}")]
     Socket {
-        /// The path.
+        /// Path of the socket.
         path: String,
-        /// Why not.
+        /// Reason.
         reason: String,
     },
     /// The port's configuration makes no sense.
@@ -32,11 +33,11 @@ pub enum VhostUserError {
     BadPort {
         /// The port's name.
         port: String,
-        /// Which part.
+        /// Part of the configuration.
         what: &'static str,
-        /// Given.
+        /// Value that was given.
         value: String,
-        /// What is allowed.
+        /// Rule that the value breaks.
         rule: String,
     },
     /// The front end closed the connection in the middle of a message.
@@ -50,7 +51,7 @@ pub enum VhostUserError {
     /// Header flags that are not version 1, or a reply where a request belongs.
     #[error("{message}: header flags {flags:#x}; version 1 and no reply bit expected")]
     BadFlags {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
         /// Flags as received.
         flags: u32,
@@ -58,110 +59,110 @@ pub enum VhostUserError {
     /// A payload of the wrong size.
     #[error("{message}: payload of {got} bytes; {want} expected")]
     BadSize {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
         /// Bytes announced.
         got: u32,
-        /// The rule.
+        /// Rule that the message breaks.
         want: String,
     },
     /// The wrong number of file descriptors; all of them were closed.
     #[error("{message}: {got} file descriptors; {want} expected")]
     BadFds {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
-        /// How many came ("more than N" when the kernel cut the control data off).
+        /// Number that came ("more than N" when the kernel cut the control data off).
         got: String,
-        /// The rule.
+        /// Rule that the message breaks.
         want: String,
     },
     /// More file descriptors than any message has, on a part of one; all of them were closed.
     #[error("{got} file descriptors on a part of a header; a message has {limit} at most")]
     FdsOnPart {
-        /// How many came.
+        /// Number that came.
         got: String,
-        /// Most of a message.
+        /// Most descriptors of a message.
         limit: usize,
     },
     /// A message id that we do not know or do not offer.
     #[error("{message} is not supported")]
     Unsupported {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
     },
     /// A message that needs a protocol feature which was not negotiated.
     #[error("{message} needs the protocol feature {feature}, which was not negotiated")]
     NotNegotiated {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
-        /// The feature.
+        /// Feature that is missing.
         feature: &'static str,
     },
     /// A message at the wrong moment.
     #[error("{message}: {why}")]
     Misplaced {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
-        /// What is wrong with the moment.
+        /// What the message clashes with.
         why: String,
     },
     /// A field outside its limit.
     #[error("{message}: {field} is {value:#x}; {rule}")]
     BadField {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// Given.
+        /// Value that was given.
         value: u64,
-        /// What is allowed.
+        /// Rule that the value breaks.
         rule: String,
     },
     /// A doorbell that is no eventfd.
     #[error("{message}: port {port}, queue {queue}: {source}")]
     BadDoorbell {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
         /// The port's name.
         port: String,
-        /// Which queue.
+        /// Index of the queue.
         queue: usize,
-        /// What it is instead.
+        /// Reason, with the kind of file it is.
         source: io::Error,
     },
     /// The memory table refused a change.
     #[error("{message}: {source}")]
     Memory {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
-        /// The cause.
+        /// Cause.
         source: MemoryError,
     },
     /// The inflight region was refused.
     #[error("{message}: {source}")]
     Ring {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
-        /// The cause.
+        /// Cause.
         source: RingError,
     },
     /// The device refused.
     #[error("{message}: {source}")]
     Device {
-        /// The message.
+        /// Message that was refused.
         message: MessageName,
-        /// The cause.
+        /// Cause.
         source: DeviceError,
     },
     /// A front end comes and goes, and never gets as far as a running queue.
     #[error("{count} sessions in a row ended before a queue ran; the last: {reason}")]
     Fruitless {
-        /// Sessions.
+        /// Number of sessions.
         count: u64,
-        /// Why the last one ended, as far as can be said.
+        /// Likely reason why the last one ended.
         reason: String,
     },
-    /// A fault of ours.
+    /// The session panicked: a fault of ours.
     #[error("the session panicked and was dropped (a fault of Millrace): {0}")]
     Panicked(String),
     /// The holder refused, is gone, or gave back nonsense.
@@ -170,26 +171,13 @@ pub enum VhostUserError {
 }
 
 impl VhostUserError {
-    /// An operating system error with its place.
+    /// Makes an operating system error with the action that failed.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |e| Self::Io { what, source: e.into() }
     }
 
-    /// As [`VhostUserError::io`], for `std::io` errors.
+    /// Does the same as [`VhostUserError::io`], for `std::io` errors.
     pub(crate) fn std_io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }
-    }
-}
-
-/// A message's number, shown with its name in the specification.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MessageName(pub u32);
-
-impl std::fmt::Display for MessageName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match crate::codec::Request::from_id(self.0) {
-            Some(request) => write!(f, "{}", request.name()),
-            None => write!(f, "message {}", self.0),
-        }
     }
 }

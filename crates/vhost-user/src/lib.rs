@@ -14,9 +14,9 @@
 //! memory is back.
 //!
 //! Each message goes through the same steps: *peeked* at in the socket, checked ([`codec`]: size,
-//! number of descriptors, version; then every field), obeyed, *saved* with the [`SessionStore`], answered,
-//! and only then taken off the socket. A daemon killed at any of these steps leaves the message to
-//! the next one, and messages may be obeyed twice without harm.
+//! number of descriptors, version; then every field), obeyed, *saved* with the [`SessionStore`],
+//! answered, and only then taken off the socket. A daemon killed at any of these steps leaves the
+//! message to the next one, and messages may be obeyed twice without harm.
 //!
 //! The [`holder`] is a separate, tiny process. Per port it keeps a JSON state and the descriptors:
 //! the session's own socket, memory, doorbells, the inflight region, and a file with the rings'
@@ -25,9 +25,9 @@
 //! stood: devices that complete in order find it in the position slot or in the ring; others in the
 //! inflight region, which the session makes itself when the front end has none.
 //!
-//! Beside a session the holder may keep one file of a port's device ([`SessionStore::save_file`]): the memory
-//! of a disk, which it has whether or not a front end is connected. A holder that was started again
-//! has none until the daemon is.
+//! Beside a session the holder may keep one file of a port's device ([`SessionStore::save_file`]):
+//! the memory of a disk, which it has whether or not a front end is connected. A holder that was
+//! started again has none until the daemon is.
 //!
 //! What is wrong with a *message* ends the session, with a reason in the status and the log: the
 //! listener takes the next connection. What is wrong with a *ring* breaks the port
@@ -43,20 +43,20 @@
 //!   64 TiB ([`base::limits::MAX_MAPPED_BYTES`]).
 //! - `GET_QUEUE_NUM` of a network port: queue pairs for QEMU's network device, which is known by
 //!   asking for protocol features before it is the owner, and rings for all others.
-//! - 33 queues a port (16 queue pairs and their control queue), 32,768 descriptors a queue ([`base::limits`]), 131,072 in all queues of an
-//!   inflight region.
-//! - `SET_VRING_BASE` says where a ring begins only for a disk without inflight region. Elsewhere the
-//!   used index and the region know better, and front ends that leave it out after a reconnect are
-//!   served.
+//! - 33 queues a port (16 queue pairs and their control queue), 32,768 descriptors a queue
+//!   ([`base::limits`]), 131,072 in all queues of an inflight region.
+//! - `SET_VRING_BASE` says where a ring begins only for a disk without inflight region. Elsewhere
+//!   the used index and the region know better, and front ends that leave it out after a reconnect
+//!   are served.
 //! - 256 bytes of config space in a message: QEMU's limit.
 //! - Kick, call and err are eventfds, nothing else: a pipe, a socket or a file could block whoever
 //!   rings or watches it. Its other owner can fill one and make it blocking; that holds up nobody
 //!   ([`base::doorbell`]). Nor does a descriptor whose `close` hangs ([`base::peer_fd`]).
-//! - 10,000 messages a second from all front ends of a VM, and a hundredth of a CPU for them, of which
-//!   100 ms may be used at once: what session threads compute, no guest's CPU does. More wait in their
-//!   sockets, each for a tenth of a second to 4.1 s.
-//! - 20 log lines at once that a front end causes, then ten a minute ([`base::log_limit`]). A stop waits
-//!   25 s for a session's thread.
+//! - 10,000 messages a second from all front ends of a VM, and a hundredth of a CPU for them, of
+//!   which 100 ms may be used at once: what session threads compute, no guest's CPU does. More wait
+//!   in their sockets, each for a tenth of a second to 4.1 s.
+//! - 20 log lines at once that a front end causes, then ten a minute ([`base::log_limit`]). A stop
+//!   waits 25 s for a session's thread.
 //! - One front end a port; a second connection is closed at once.
 //! - 256 KiB of stack a port: there may be a thousand.
 //! - Holder: 1,024 ports, 64 KiB and 168 descriptors each (what 64 regions and 33 queues need), 16
@@ -80,9 +80,11 @@ pub mod codec;
 pub mod device;
 mod endpoint;
 mod error;
-mod fruitless;
+mod failed_sessions;
 pub mod holder;
 mod pace;
+mod port_context;
+mod request;
 mod server;
 mod session;
 pub mod session_store;
@@ -91,9 +93,10 @@ mod shared_memory;
 mod status;
 mod wire;
 
-pub use device::{ConfigNotifier, Device, DeviceError, DeviceKind, NotTold};
+pub use device::{ConfigNotifier, ConfigNotifyError, Device, DeviceError, DeviceKind};
 pub use endpoint::Endpoint;
-pub use error::{MessageName, VhostUserError};
+pub use error::VhostUserError;
+pub use request::MessageName;
 pub use server::{PortConfig, PortServer, serve_port};
 pub use session_store::{NullStore, SessionStore};
 pub use share::VmShare;

@@ -1,9 +1,9 @@
-//! How much the front ends of a VM may have its session threads do.
+//! Budget of messages and CPU time that the front ends of a VM may use in session threads.
 //!
-//! Each message is a few system calls, and with a holder some more in that process, which serves all
-//! ports; and what a session's thread computes, no guest's CPU does. A VMM sends some hundred messages at a
-//! start or a move, and a few when a guest masks an interrupt; one that sends without an end is made to
-//! wait. It is not told: its socket fills.
+//! Each message is a few system calls, and with a holder some more in that process, which serves
+//! all ports; and a session's thread computes on the host's account, not on a guest's CPU. A VMM
+//! sends some hundred messages at a start or a move, and a few when a guest masks an interrupt; one
+//! that sends without an end is made to wait. No message says so: its socket fills.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 
 use base::cpu::thread_time;
 
-/// Messages in a second, from all ports of a VM; as many at once.
+/// Most messages in a second from all ports of a VM, and most at once.
 const MAX_MESSAGES_PER_S: u32 = 10_000;
-/// Session threads of a VM use one part in so many of a CPU.
+/// Divisor of a CPU: the session threads of a VM use one part in 100.
 const CPU_PART: u32 = 100;
-/// CPU time at once, of a VM that used none for a while: twice what sixteen ports of sixteen pairs of queues
-/// take for a start.
+/// CPU time at once, for a VM that used none for a while: twice the time in which sixteen ports of
+/// sixteen queue pairs start.
 const CPU_BURST: Duration = Duration::from_millis(100);
-/// For a descriptor, which comes twice and is closed by threads of nobody's: each of those is woken and takes
-/// 6 to 8 µs where they come one by one.
+/// CPU time charged for a descriptor. It comes twice, and threads outside of every budget close it:
+/// each is woken and takes 6 to 8 µs where descriptors come one by one.
 const CLOSE: Duration = Duration::from_micros(10);
-/// Who has to wait waits so much longer: many messages are then served together, by one wake-up.
+/// Time added to each wait: many messages are then served together, by one wake-up.
 const MIN_WAIT: Duration = Duration::from_millis(100);
-/// For what it did, a message costs a wait of a second at most, more is forgiven: to let go of much memory
-/// takes long, and a VM does it at its end or in a move.
+/// Longest wait that one message costs, the rest is forgiven: to unmap much memory takes long, and
+/// a VM does it at its end or in a move.
 const MAX_EACH: Duration = Duration::from_secs(1);
-/// Longest wait beyond the limits. Each port waits for itself, so with it sixteen ports whose messages cost
+/// Longest wait beyond the limits. Each port waits for itself, so sixteen ports whose messages cost
 /// [`MAX_EACH`] have four hundredths of a CPU, and four ports have one.
 const MAX_OVER: Duration = Duration::from_secs(4);
 
-/// See the module's text. Ports of one VM have one in common.
+/// Budget of session threads, one for all ports of a VM.
 #[derive(Debug)]
 pub struct Pace(Mutex<Debts>);
 
@@ -40,20 +40,20 @@ struct Debts {
     cpu: Debt,
 }
 
-/// What was used, as the time that it takes until so much may have been used.
+/// Use of one budget, as the time at which it is paid off.
 #[derive(Debug)]
 struct Debt {
     paid_at: Instant,
 }
 
 impl Pace {
-    /// Of a VM that has sent nothing.
+    /// Makes the budget of a VM that has sent nothing.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::new(Debts::new(Instant::now()))))
     }
 
-    /// A message with so many descriptors was served, by the thread that calls: how long it has to wait
-    /// before the next one.
+    /// Charges a message with `fds` descriptors, which the calling thread served. Returns how long
+    /// the thread must wait before the next one.
     pub(crate) fn note(&self, fds: usize) -> Option<Duration> {
         let used = lap() + CLOSE * u32::try_from(fds).unwrap_or(u32::MAX);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now(), used)
@@ -74,7 +74,7 @@ impl Debts {
 }
 
 impl Debt {
-    /// By how much it is beyond its limit then.
+    /// Adds `time`. Returns by how much the debt is then beyond `limit`.
     fn add(&mut self, now: Instant, time: Duration, limit: Duration) -> Option<Duration> {
         let paid_at = self.paid_at.max(now) + time.min(MAX_EACH);
         self.paid_at = paid_at.min(now + limit + MAX_OVER);
@@ -83,7 +83,7 @@ impl Debt {
     }
 }
 
-/// CPU time of the thread since it asked last.
+/// CPU time of the calling thread since its last call.
 fn lap() -> Duration {
     thread_local!(static LAST: Cell<Duration> = const { Cell::new(Duration::ZERO) });
     let now = thread_time();

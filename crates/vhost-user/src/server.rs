@@ -1,4 +1,4 @@
-//! A port's thread: connections one after the other, sessions on them.
+//! Thread of a port: takes one connection after the other, and runs a session on each.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +18,9 @@ use queue::health::PortHealth;
 use crate::device::Device;
 use crate::endpoint::{Endpoint, Listener, dial};
 use crate::error::VhostUserError;
-use crate::fruitless::Fruitless;
-use crate::session::{End, Port, Session};
+use crate::failed_sessions::FailedSessions;
+use crate::port_context::PortContext;
+use crate::session::{End, FrontEndSession, Publisher};
 use crate::session_store::SessionStore;
 use crate::share::VmShare;
 use crate::shared_memory::{MemoryCell, SharedRegion};
@@ -34,33 +35,33 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts to dial.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a stop waits for a session's thread, from its beginning: longer than disks are waited for,
+/// Time limit of a stop for the session's thread: longer than the limit for disks,
 /// which give up before (20 s at a daemon's end).
 const JOIN_LIMIT: Duration = Duration::from_secs(25);
 
-/// How a port meets its front end.
+/// Configuration of a port: its name, its endpoint, its budgets.
 #[derive(Debug)]
 pub struct PortConfig {
-    /// The port's name (`vm/port`): in logs, and in the holder.
+    /// Name of the port (`vm/port`): in logs, and in the holder.
     pub name: String,
-    /// Where the front end is.
+    /// Endpoint of the front end.
     pub endpoint: Endpoint,
     /// Mode of the socket file, for [`Endpoint::Listen`].
     pub socket_mode: u32,
-    /// What it has in common with the other ports of its VM.
+    /// Budgets shared with the other ports of the VM.
     pub share: VmShare,
 }
 
-/// A port being served; its thread ends when this is dropped (as by [`PortServer::stop`]).
+/// Port with its thread, which ends when this is dropped (as by [`PortServer::stop`]).
 pub struct PortServer {
-    port: Arc<Port>,
+    port: Arc<PortContext>,
     status: Arc<Mutex<PortStatus>>,
     memory: Arc<MemoryCell>,
     forget: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     /// Closed by the thread as it ends.
     ended: Mutex<Receiver<()>>,
-    /// When its stop began.
+    /// Time when the stop began.
     stop_began: OnceLock<Instant>,
 }
 
@@ -70,8 +71,8 @@ impl std::fmt::Debug for PortServer {
     }
 }
 
-/// Serves `device` at the configured place, from its own thread. A session that `session_store` has for
-/// this name is gone on with first. `stats` has one entry per queue.
+/// Serves `device` at the configured place, from its own thread. A session that `session_store` has
+/// for this name is gone on with first. `stats` has one entry per queue.
 ///
 /// Fails when the configuration is wrong or the socket cannot be listened on; everything later is
 /// in [`PortServer::status`].
@@ -94,7 +95,7 @@ pub fn serve_port(
     let alarm = new_event()?;
     let health = PortHealth::new(&config.name);
     health.set_alarm(alarm.try_clone().map_err(VhostUserError::std_io("duplicating an eventfd"))?);
-    let port = Arc::new(Port {
+    let port = Arc::new(PortContext {
         health,
         alarm,
         share: config.share,
@@ -117,8 +118,8 @@ pub fn serve_port(
         stop_began: OnceLock::new(),
     };
     let (status, forget) = (server.status.clone(), server.forget.clone());
-    let (memory, fruitless) = (server.memory.clone(), Fruitless::default());
-    let mut runner = Runner { port, status, memory, forget, source, fruitless };
+    let (memory, failed) = (server.memory.clone(), FailedSessions::default());
+    let mut runner = Runner { port, status, memory, forget, source, failed };
     let thread = std::thread::Builder::new()
         .name("vhost-user".to_owned())
         .stack_size(STACK_LEN_BYTES)
@@ -159,7 +160,7 @@ fn check_port(
 }
 
 impl PortServer {
-    /// What the port says of itself now.
+    /// Returns the port's status.
     pub fn status(&self) -> PortStatus {
         let mut status = lock(&self.status).clone();
         status.broken = self.port.health.reason();
@@ -168,20 +169,20 @@ impl PortServer {
         status
     }
 
-    /// The memory table of the connected front end, empty before it has sent one; none while nobody
-    /// is connected.
+    /// Returns the memory table of the connected front end, empty before it has sent one; none
+    /// while none is connected.
     pub fn memory(&self) -> Option<Arc<[SharedRegion]>> {
         self.memory.get()
     }
 
-    /// Calls `watcher` from the session's thread whenever [`PortServer::memory`] has changed, and so
-    /// also when a front end connects or is gone. It must not wait. What was before is not told: look
-    /// once after this. There is one watcher; another one replaces it.
+    /// Calls `watcher` from the session's thread whenever [`PortServer::memory`] has changed, and
+    /// so also when a front end connects or is gone. It must not wait. What was before is not told:
+    /// look once after this. There is one watcher; another one replaces it.
     pub fn watch_memory(&self, watcher: Arc<dyn Fn() + Send + Sync>) {
         self.memory.watch(watcher);
     }
 
-    /// Whether the port works; shared with its queues.
+    /// Health of the port, shared with its queues.
     pub fn health(&self) -> Arc<PortHealth> {
         self.port.health.clone()
     }
@@ -199,8 +200,8 @@ impl PortServer {
         drop(self);
     }
 
-    /// Begins what [`PortServer::stop`] waits for, or [`PortServer::stop_and_forget`]: of many ports that
-    /// end, one that is slow does not add its time to that of the others.
+    /// Begins what [`PortServer::stop`] waits for, or [`PortServer::stop_and_forget`]: of many
+    /// ports that end, one that is slow does not add its time to that of the others.
     pub fn begin_stop(&self, forget: bool) {
         self.stop_began.get_or_init(Instant::now);
         if forget {
@@ -262,7 +263,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Where the next connection comes from.
+/// Source of the next connection.
 enum Source {
     Listener(Listener),
     Dial { path: PathBuf, pause: Duration },
@@ -297,14 +298,14 @@ impl Source {
     }
 }
 
-/// The thread's own.
+/// State of the port's thread.
 struct Runner {
-    port: Arc<Port>,
+    port: Arc<PortContext>,
     status: Arc<Mutex<PortStatus>>,
     memory: Arc<MemoryCell>,
     forget: Arc<AtomicBool>,
     source: Source,
-    fruitless: Fruitless,
+    failed: FailedSessions,
 }
 
 impl Runner {
@@ -323,7 +324,7 @@ impl Runner {
                     continue;
                 }
             };
-            match Session::new(self.port.clone(), socket, self.publisher()) {
+            match FrontEndSession::new(self.port.clone(), socket, self.publisher()) {
                 Ok(session) => self.serve(session),
                 Err(error) => self.note_error(&error),
             }
@@ -336,8 +337,8 @@ impl Runner {
         lock(&self.status).finished = true;
     }
 
-    /// The session of an earlier daemon, if the holder has one that can be gone on with.
-    fn take_over(&mut self) -> Option<Session> {
+    /// Takes over the session of an earlier daemon, if the store has one that can go on.
+    fn take_over(&mut self) -> Option<FrontEndSession> {
         let name = &self.port.name;
         let (saved, fds) = match self.port.session_store.load(name) {
             Ok(found) => found?,
@@ -346,7 +347,7 @@ impl Runner {
                 return None;
             }
         };
-        match Session::restore(self.port.clone(), &saved, fds, self.publisher()) {
+        match FrontEndSession::restore(self.port.clone(), &saved, fds, self.publisher()) {
             Ok(session) => {
                 tracing::info!(port = %name, "going on with the session of an earlier daemon");
                 lock(&self.status).resumed += 1;
@@ -362,11 +363,11 @@ impl Runner {
         }
     }
 
-    fn serve(&mut self, mut session: Session) {
-        let few = self.fruitless.are_few();
+    fn serve(&mut self, mut session: FrontEndSession) {
+        let few = self.failed.is_few();
         let left_out = few.then(|| self.port.health.log().admit()).flatten();
-        let is_told = left_out.is_some();
-        if is_told {
+        let is_logged = left_out.is_some();
+        if is_logged {
             tracing::info!(port = %self.port.name, left_out, "front end connected");
         }
         let mut status = lock(&self.status);
@@ -383,26 +384,26 @@ impl Runner {
         base::trim::note();
         match end {
             End::Closed => {
-                if is_told {
+                if is_logged {
                     tracing::info!(port = %self.port.name, "front end disconnected");
                 }
-                self.shorten_pause(begin.elapsed(), session.was_heard());
+                self.shorten_pause(begin.elapsed(), session.is_heard());
             }
             End::Stopped => {}
             // The pause goes on growing: dialling a front end that we cannot talk to is no use.
-            End::Failed(error) if is_told => self.note_error(&error),
+            End::Failed(error) if is_logged => self.note_error(&error),
             End::Failed(error) => lock(&self.status).last_error = Some(error.to_string()),
-            End::Panicked(what) => self.bury(what),
+            End::Panicked(what) => self.clean_up_after_panic(what),
         }
-        self.note_fruitless(&session);
+        self.note_failed(&session);
         // Last: a front end that sees the hang-up finds the reason in the status.
         drop(session);
         // One that comes and goes does not send many messages, and has as much done.
         self.port.keep_pace(0);
     }
 
-    /// A session that panicked is a fault of ours: its queues stop, its front end may come again.
-    fn bury(&self, what: String) {
+    /// Cleans up after a session that panicked: its queues stop, its front end may come again.
+    fn clean_up_after_panic(&self, what: String) {
         let error = VhostUserError::Panicked(what);
         self.port.health.fail(None, &error);
         self.note_error(&error);
@@ -423,24 +424,24 @@ impl Runner {
         }
     }
 
-    /// A front end that comes and goes for ever is told of now and then, with the likely reason.
-    fn note_fruitless(&mut self, session: &Session) {
+    /// Logs now and then that a front end comes and goes for ever, with the likely reason.
+    fn note_failed(&mut self, session: &FrontEndSession) {
         let has_served = session.has_served() || self.port.is_stopping();
-        let is_due = self.fruitless.note(has_served, Instant::now());
-        if self.fruitless.are_few() {
+        let is_due = self.failed.note(has_served, Instant::now());
+        if self.failed.is_few() {
             return;
         }
         let mut status = lock(&self.status);
         let reason = status.last_error.take().unwrap_or_else(|| session.reason_to_leave());
-        let error = VhostUserError::Fruitless { count: self.fruitless.count(), reason };
+        let error = VhostUserError::Fruitless { count: self.failed.count(), reason };
         if is_due {
             tracing::warn!(port = %self.port.name, "{error}");
         }
         status.last_error = Some(error.to_string());
     }
 
-    /// After a session that was one: dial again at once, or, when it was a short one, soon. A front
-    /// end that accepts, says nothing and closes is dialled ever more seldom.
+    /// Shortens the pause after a real session: dial again at once, or soon when it was short. A
+    /// front end that accepts, says nothing and closes is dialled ever more seldom.
     fn shorten_pause(&mut self, lived: Duration, heard: bool) {
         if let Source::Dial { pause, .. } = &mut self.source {
             match (lived >= LONGEST_PAUSE, heard) {
@@ -458,7 +459,7 @@ impl Runner {
         lock(&self.status).last_error = Some(error.to_string());
     }
 
-    fn publisher(&self) -> Box<dyn Fn(&Session) + Send> {
+    fn publisher(&self) -> Publisher {
         let (status, memory) = (self.status.clone(), self.memory.clone());
         Box::new(move |session| {
             session.describe(&mut lock(&status));
@@ -466,9 +467,9 @@ impl Runner {
         })
     }
 
-    /// The next connection; none when there will be none any more.
+    /// Waits for the next connection; none when there will be none any more.
     fn next_connection(&mut self) -> Result<Option<PeerFd>, VhostUserError> {
-        self.pause(self.fruitless.pause());
+        self.pause(self.failed.pause());
         loop {
             if self.port.is_stopping() {
                 return Ok(None);
@@ -506,7 +507,8 @@ impl Runner {
         }
     }
 
-    /// Waits until the session's socket has something or the port breaks, sending away whoever else comes.
+    /// Waits until the session's socket has something or the port breaks, sending away whoever else
+    /// comes.
     fn idle(&self, socket: BorrowedFd<'_>) -> Result<(), VhostUserError> {
         let (stop, alarm) = (self.port.stop.as_fd(), self.port.alarm.as_fd());
         let Some(listener) = self.source.listener() else {
@@ -539,7 +541,7 @@ impl Runner {
             Err(error) => {
                 // Out of descriptors or memory: no reason to end the session that works. The
                 // stranger stays in the queue, so it is not looked at for a while.
-                tracing::warn!(port = %self.port.name, "a second connection: {error}");
+                tracing::warn!(port = %self.port.name, "second connection not accepted: {error}");
                 wait_for(&[socket, stop], Some(LONGEST_PAUSE))?;
             }
         }

@@ -1,4 +1,4 @@
-//! What the front ends of one VM have in common: a VM has no more of it for having more ports.
+//! Budgets that the front ends of one VM share: more ports do not give a VM more.
 
 use std::sync::Arc;
 
@@ -7,23 +7,24 @@ use queue::MemoryShare;
 
 use crate::pace::Pace;
 
-/// See the module's text. A clone is the same share.
+/// Budgets of one VM, for mappings and for session threads. A clone is the same share.
 #[derive(Debug, Clone)]
 pub struct VmShare {
-    /// What its ports may map.
+    /// Budget of memory that its ports may map.
     pub memory: Arc<MemoryShare>,
-    /// What its session threads may do.
+    /// Budget of messages and CPU time of its session threads.
     pub pace: Arc<Pace>,
 }
 
 impl VmShare {
-    /// The share of a VM that may map what is usual.
+    /// Makes the share of a VM with the usual limit of mapped memory.
     pub fn new() -> Self {
         Self::of(MemoryShare::new())
     }
 
-    /// The same, of a VM that may share so much, and map it twice: a VMM cuts the same file anew when it
-    /// plugs memory or its firmware opens a window, and its ports follow one after the other.
+    /// Makes the share of a VM with `limit_bytes` of memory, which it may map twice: a VMM cuts the
+    /// same file anew when it plugs memory or its firmware opens a window, and its ports follow one
+    /// after the other.
     pub fn with_memory_limit(limit_bytes: u64) -> Self {
         Self::of(MemoryShare::with_limit(limit_bytes.saturating_mul(2).min(MAX_MEMORY_BYTES)))
     }

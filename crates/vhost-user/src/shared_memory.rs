@@ -1,21 +1,21 @@
-//! The memory that a front end shares, as the rest of the daemon may look at it.
+//! Memory table of a front end, as the rest of the daemon may read it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::peer_fd::PeerFd;
 use queue::memory::RegionSpec;
 
-/// A region of a front end's memory table, with the file it is in. The file stays open for as long as
-/// this is kept, and with it the VM's memory: keep it no longer than needed.
+/// Region of a front end's memory table, with its file. The file stays open for as long as this
+/// lives, and with it the VM's memory: keep it no longer than needed.
 #[derive(Debug, Clone)]
 pub struct SharedRegion {
     /// First guest-physical address.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Length.
     pub len_bytes: u64,
-    /// Where it begins in the file.
+    /// Offset of the region in the file.
     pub mmap_offset: u64,
-    /// The file, as the front end sent it: it may be writable.
+    /// File as the front end sent it: it may be writable.
     pub file: Arc<PeerFd>,
 }
 
@@ -27,21 +27,21 @@ impl SharedRegion {
     }
 }
 
-/// Who is told of changes.
+/// Function that is called after each change.
 pub(crate) type Watcher = Arc<dyn Fn() + Send + Sync>;
 
-/// What a port's session shares now. Written by the session's thread when the front end changes
-/// something, which is far from the data path.
+/// Current memory table of a port's front end. The session's thread writes it when the front end
+/// changes the table, which is far from the data path.
 #[derive(Default)]
 pub(crate) struct MemoryCell {
-    now: Mutex<Option<Arc<[SharedRegion]>>>,
+    table: Mutex<Option<Arc<[SharedRegion]>>>,
     watcher: Mutex<Option<Watcher>>,
 }
 
 impl MemoryCell {
-    /// The table of the connected front end.
+    /// Returns the table of the connected front end.
     pub fn get(&self) -> Option<Arc<[SharedRegion]>> {
-        lock(&self.now).clone()
+        lock(&self.table).clone()
     }
 
     /// Calls `watcher` after each change, instead of an earlier one.
@@ -49,10 +49,10 @@ impl MemoryCell {
         *lock(&self.watcher) = Some(watcher);
     }
 
-    /// A front end is connected and has this table.
+    /// Sets the table of the connected front end.
     pub fn publish(&self, regions: &[(RegionSpec, Arc<PeerFd>)]) {
-        let mut now = lock(&self.now);
-        let same = now.as_ref().is_some_and(|old| {
+        let mut table = lock(&self.table);
+        let same = table.as_ref().is_some_and(|old| {
             old.len() == regions.len()
                 && old.iter().zip(regions).all(|(old, (spec, file))| old.is(spec, file))
         });
@@ -65,21 +65,21 @@ impl MemoryCell {
             mmap_offset: spec.mmap_offset,
             file: Arc::clone(file),
         };
-        *now = Some(regions.iter().map(region).collect());
-        drop(now);
-        self.tell();
+        *table = Some(regions.iter().map(region).collect());
+        drop(table);
+        self.notify();
     }
 
-    /// The front end is gone.
+    /// Drops the table: the front end is gone.
     pub fn clear(&self) {
-        let had = lock(&self.now).take();
-        if had.is_some() {
-            self.tell();
+        let old = lock(&self.table).take();
+        if old.is_some() {
+            self.notify();
         }
     }
 
-    fn tell(&self) {
-        // Not called under the lock: a watcher may look at once.
+    fn notify(&self) {
+        // Not called under the lock: a watcher may read the table at once.
         let watcher = lock(&self.watcher).clone();
         if let Some(watcher) = watcher {
             watcher();

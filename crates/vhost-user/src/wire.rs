@@ -30,18 +30,18 @@ use crate::error::VhostUserError;
 /// Room for the control data of [`MAX_FDS`] descriptors and one more, so that one too many shows.
 const CONTROL_LEN_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_FDS + 1));
 
-/// A message with its descriptors.
+/// Message with its descriptors.
 #[derive(Debug)]
 pub struct Incoming {
-    /// What it is.
+    /// Kind of the message.
     pub request: Request,
-    /// Its header.
+    /// Header.
     pub header: Header,
-    /// Its payload, copied out of the socket once.
+    /// Payload, copied out of the socket once.
     pub payload: Vec<u8>,
-    /// Its descriptors; closed when dropped.
+    /// Descriptors, closed when dropped.
     pub fds: Vec<PeerFd>,
-    /// Descriptors that the message may have had, as far as was seen.
+    /// Number of descriptors that the peek showed.
     fd_count: usize,
     /// Bytes still in the socket.
     pending_len_bytes: usize,
@@ -76,21 +76,21 @@ impl Incoming {
     }
 }
 
-/// What a look at the socket brought.
+/// Result of a look at the socket.
 #[derive(Debug)]
 pub enum Received {
-    /// A message.
+    /// Message, checked.
     Message(Incoming),
-    /// Nothing yet.
+    /// No message yet.
     Nothing,
     /// The front end is gone, between two messages.
     Closed,
-    /// The caller's `stop` fired while we waited for the rest of a message.
+    /// The caller's `stop` was rung while we waited for the rest of a message.
     Stopped,
 }
 
-/// One message, if there is one. Waits only for the rest of a message that has begun, and then
-/// also for `stop`.
+/// Receives one message, if there is one. Waits only for the rest of a message that has begun, and
+/// then also for `stop`.
 pub fn receive(socket: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> Result<Received, VhostUserError> {
     let mut header = [0u8; HEADER_LEN_BYTES];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -127,7 +127,7 @@ pub fn receive(socket: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> Result<Received,
     finish(request, header, &bytes, rights, total).map(Received::Message)
 }
 
-/// The slow way: consumes as it goes.
+/// Receives a message piece by piece, which consumes it.
 fn receive_in_pieces(
     socket: BorrowedFd<'_>,
     stop: BorrowedFd<'_>,
@@ -214,7 +214,7 @@ fn wait(
     Ok(set[1].revents().is_empty())
 }
 
-/// Which of the descriptors are readable (or hung up), waiting until one is.
+/// Waits until a descriptor is readable (or hung up), and returns which are.
 pub(crate) fn wait_for(
     fds: &[BorrowedFd<'_>],
     limit: Option<Duration>,
@@ -239,14 +239,14 @@ impl Rights {
         self.fds.is_empty() && !self.truncated
     }
 
-    /// For errors.
+    /// Number of descriptors, for errors.
     fn count(&self) -> String {
         let n = self.fds.len();
         if self.truncated { format!("more than {n}") } else { n.to_string() }
     }
 }
 
-/// One `recvmsg`. Without `rights` the kernel throws descriptors away (and says so, which is
+/// Makes one `recvmsg`. Without `rights` the kernel throws descriptors away (and says so, which is
 /// ignored).
 pub(crate) fn recv_into(
     socket: BorrowedFd<'_>,
@@ -303,7 +303,7 @@ pub fn send(
     Ok(true)
 }
 
-/// One `sendmsg` that never blocks and never raises SIGPIPE.
+/// Makes one `sendmsg`, which never blocks and never raises SIGPIPE.
 pub(crate) fn send_once(
     socket: BorrowedFd<'_>,
     bytes: &[u8],

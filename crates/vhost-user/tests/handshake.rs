@@ -12,7 +12,7 @@ use queue::testing::ModelDriver;
 use std::sync::Arc;
 
 use vhost_user::codec::{self, Request, feature, protocol};
-use vhost_user::{DeviceKind, Endpoint, NotTold, NullStore};
+use vhost_user::{ConfigNotifyError, DeviceKind, Endpoint, NullStore};
 use zerocopy::{FromBytes, IntoBytes};
 
 #[test]
@@ -308,10 +308,10 @@ fn abuse_B5_V15_a_config_change_that_is_not_sent_is_an_error() {
     drop(theirs);
     let notifier = device.notifier().expect("no channel");
     let full = (0..1 << 20).find_map(|_| notifier.config_changed().err());
-    assert_eq!(full, Some(NotTold::Full));
+    assert_eq!(full, Some(ConfigNotifyError::Full));
     drop(ours);
     let gone = notifier.config_changed().unwrap_err();
-    assert_eq!(gone, NotTold::Dead { errno: rustix::io::Errno::PIPE.raw_os_error() });
+    assert_eq!(gone, ConfigNotifyError::Dead { errno: rustix::io::Errno::PIPE.raw_os_error() });
     assert!(gone.to_string().contains("Broken pipe"), "{gone}");
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vhost_user::{ConfigNotifier, NotTold};
+use vhost_user::{ConfigNotifier, ConfigNotifyError};
 
 /// The way to the front end for a port's notices.
 #[derive(Default)]
@@ -34,11 +34,11 @@ impl SizeNotice {
     }
 
     /// Makes the guest read its config space again. Without a front end there is nobody to tell.
-    pub fn send(&self) -> Result<(), NotTold> {
+    pub fn send(&self) -> Result<(), ConfigNotifyError> {
         let notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let told = match notifier {
             Some(notifier) => notifier.config_changed(),
-            None if self.is_connected.load(Ordering::SeqCst) => Err(NotTold::NoChannel),
+            None if self.is_connected.load(Ordering::SeqCst) => Err(ConfigNotifyError::NoChannel),
             None => Ok(()),
         };
         self.is_pending.store(told.is_err(), Ordering::SeqCst);

@@ -7,7 +7,7 @@ use base::clock::MonotonicClock;
 use queue::testing::{ModelDriver, ModelOptions};
 use queue::{GuestMemory, Layout};
 use sidecore::{Sidecore, SidecoreConfig};
-use vhost_user::{ConfigNotifier, Device, DeviceError, NotTold};
+use vhost_user::{ConfigNotifier, ConfigNotifyError, Device, DeviceError};
 
 use crate::backend::{Backend, Demands};
 use crate::config::feature;
@@ -89,9 +89,9 @@ impl Guest {
 struct Notices(AtomicU32, AtomicBool);
 
 impl ConfigNotifier for Notices {
-    fn config_changed(&self) -> Result<(), NotTold> {
+    fn config_changed(&self) -> Result<(), ConfigNotifyError> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        if self.1.load(Ordering::SeqCst) { Err(NotTold::Full) } else { Ok(()) }
+        if self.1.load(Ordering::SeqCst) { Err(ConfigNotifyError::Full) } else { Ok(()) }
     }
 }
 

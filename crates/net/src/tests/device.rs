@@ -303,7 +303,7 @@ fn shared_addresses_are_bound_to_nobody() {
 struct Notifier(AtomicUsize);
 
 impl ConfigNotifier for Notifier {
-    fn config_changed(&self) -> Result<(), vhost_user::NotTold> {
+    fn config_changed(&self) -> Result<(), vhost_user::ConfigNotifyError> {
         self.0.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }

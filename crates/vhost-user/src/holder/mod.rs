@@ -1,7 +1,7 @@
-//! The holder: a tiny process that keeps sessions while no daemon runs.
+//! Holder: a tiny process that keeps sessions while no daemon runs.
 //!
 //! It knows nothing of vhost-user: per port it keeps a blob and some descriptors, and gives them
-//! back to whoever asks with its own user id. One thread, no timers, no files besides its socket.
+//! back to every client with its own user id. One thread, no timers, no files besides its socket.
 
 mod client;
 pub mod protocol;
@@ -42,12 +42,12 @@ pub fn run(socket_path: &Path) -> Result<(), VhostUserError> {
     run_until(socket_path, &stop)
 }
 
-/// As [`run`], until `stop` is rung; then everything kept is dropped.
+/// Serves as [`run`] does, until `stop` is rung; then drops everything it keeps.
 pub fn run_until(socket_path: &Path, stop: &Event) -> Result<(), VhostUserError> {
     raise_descriptor_limit();
     let mut holder = Holder::listen(socket_path)?;
     tracing::info!("holder listens on {}", socket_path.display());
-    while holder.turn(stop)? {}
+    while holder.serve_event(stop)? {}
     Ok(())
 }
 
@@ -61,7 +61,7 @@ fn raise_descriptor_limit() {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct HeldSession {
     blob: Vec<u8>,
     fds: Vec<PeerFd>,
 }
@@ -69,9 +69,9 @@ struct Kept {
 struct Holder {
     listener: OwnedFd,
     _file: SocketFile,
-    /// With descriptors of VMMs in their queues, perhaps.
+    /// Connections; descriptors of VMMs may lie in their sockets.
     clients: Vec<PeerFd>,
-    ports: BTreeMap<String, Kept>,
+    ports: BTreeMap<String, HeldSession>,
 }
 
 impl Holder {
@@ -85,8 +85,8 @@ impl Holder {
         Ok(Self { listener, _file, clients: Vec::new(), ports: BTreeMap::new() })
     }
 
-    /// Waits for something and deals with it; false when `stop` was rung.
-    fn turn(&mut self, stop: &Event) -> Result<bool, VhostUserError> {
+    /// Waits for an event and handles it; false when `stop` was rung.
+    fn serve_event(&mut self, stop: &Event) -> Result<bool, VhostUserError> {
         let mut set: Vec<PollFd<'_>> = [stop.as_fd(), self.listener.as_fd()]
             .into_iter()
             .chain(self.clients.iter().map(AsFd::as_fd))
@@ -120,15 +120,15 @@ impl Holder {
         let ours = rustix::process::geteuid();
         match socket_peercred(&client) {
             Ok(peer) if peer.uid != ours => {
-                tracing::warn!("holder: user {} sent away", peer.uid.as_raw());
+                tracing::warn!("holder: connection of user {} refused", peer.uid.as_raw());
             }
             Ok(_) if self.clients.len() < MAX_CLIENTS => self.clients.push(client),
             Ok(_) => tracing::warn!("holder: connection refused, {MAX_CLIENTS} are open"),
-            Err(error) => tracing::warn!("holder: who is it? {error}"),
+            Err(error) => tracing::warn!("holder: user of a connection unknown: {error}"),
         }
     }
 
-    /// One request; false when the connection is over.
+    /// Serves one request; false when the connection is over.
     fn serve(&mut self, client: &PeerFd) -> bool {
         let packet = match receive(client.as_fd(), RecvFlags::DONTWAIT) {
             Ok(Received::Packet(packet)) => packet,
@@ -160,11 +160,11 @@ impl Holder {
                 if !self.ports.contains_key(&port) && self.ports.len() >= MAX_PORTS {
                     return Err(format!("{MAX_PORTS} ports are kept already"));
                 }
-                self.ports.insert(port, Kept { blob, fds });
+                self.ports.insert(port, HeldSession { blob, fds });
                 Ok(Answer::done())
             }
             Op::Get => Ok(match self.ports.get(&port) {
-                Some(kept) => Answer { op: Op::Done, blob: kept.blob.clone(), fds: &kept.fds },
+                Some(held) => Answer { op: Op::Done, blob: held.blob.clone(), fds: &held.fds },
                 None => Answer { op: Op::Nothing, ..Answer::done() },
             }),
             Op::Forget => {
@@ -176,7 +176,7 @@ impl Holder {
         }
     }
 
-    /// As many names as an answer holds: all of 1,024 of usual length, half of the longest.
+    /// Lists as many names as an answer holds: 1,024 of usual length, half of that of the longest.
     fn names(&self) -> Vec<u8> {
         let mut blob = Vec::new();
         for name in self.ports.keys() {

@@ -1,4 +1,4 @@
-//! What daemon and holder say to each other: one packet per request and per answer, on a Unix
+//! Protocol of daemon and holder: one packet per request and per answer, on a Unix
 //! SEQPACKET socket. A packet is a header, the port's name, and a blob; descriptors go beside it.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::error::VhostUserError;
 use crate::wire::retry;
 
-/// "MRHL", so that a stranger's packet is known for one.
+/// Magic number "MRHL", by which a packet of another protocol is recognized.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"MRHL");
 /// Version of this protocol; the holder may be older than the daemon.
 pub const VERSION: u16 = 1;
@@ -34,7 +34,7 @@ const HEADER_LEN_BYTES: usize = size_of::<Header>();
 const PACKET_LEN_BYTES: usize = HEADER_LEN_BYTES + MAX_PORT_LEN_BYTES + MAX_BLOB_LEN_BYTES + 1;
 const CONTROL_LEN_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 
-/// What is asked, and how it went.
+/// Request to the holder, or kind of its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Op {
@@ -72,27 +72,27 @@ struct Header {
     blob_len: u32,
 }
 
-/// One request or answer.
+/// Request or answer.
 #[derive(Debug)]
 pub struct Packet {
-    /// What.
+    /// Request or kind of answer.
     pub op: Op,
-    /// For which port; empty where none is meant.
+    /// Name of the port; empty where the request is about none.
     pub port: String,
-    /// Opaque to the holder.
+    /// State of the session, opaque to the holder.
     pub blob: Vec<u8>,
-    /// Descriptors.
+    /// Descriptors of the session.
     pub fds: Vec<PeerFd>,
 }
 
-/// What came in.
+/// Result of a receive.
 #[derive(Debug)]
 pub enum Received {
-    /// A packet.
+    /// Packet, checked.
     Packet(Packet),
     /// The other side is gone.
     Closed,
-    /// Nothing (yet), or the time is over.
+    /// Nothing came (yet), or the time is over.
     Nothing,
 }
 

@@ -150,8 +150,8 @@ fn the_largest_port_fits() {
     );
 }
 
-/// A VMM gave them to its port and has closed them since: the holder's are the last. A save that had to
-/// wait for their end would be an error.
+/// A VMM gave them to its port and has closed them since: the holder's are the last. A save that
+/// had to wait for their end would be an error.
 #[test]
 #[allow(non_snake_case)]
 fn abuse_V4_descriptors_whose_close_hangs_hold_up_no_other_port() {
@@ -169,8 +169,8 @@ fn abuse_V4_descriptors_whose_close_hangs_hold_up_no_other_port() {
     assert_eq!(session_store.list().unwrap(), ["vm/a", "vm/c"]);
 }
 
-/// The same in a packet that is refused, and in the queue of a connection whose daemon is gone: what came
-/// before it cannot be answered.
+/// The same in a packet that is refused, and in the queue of a connection whose daemon is gone:
+/// what came before it cannot be answered.
 #[test]
 #[allow(non_snake_case)]
 fn abuse_V4_packets_with_such_descriptors_hold_up_no_port() {

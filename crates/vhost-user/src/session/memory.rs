@@ -1,5 +1,5 @@
-//! The memory table of a session, with the descriptors it came from. Every change makes a new
-//! value, so that a change that fails leaves nothing behind.
+//! Memory table of a session, with the descriptors it came from. Every change makes a new value, so
+//! that a change that fails leaves nothing behind.
 
 use std::sync::Arc;
 
@@ -8,20 +8,21 @@ use queue::dirty::{DirtyLog, LOG_PAGE_BYTES};
 use queue::memory::RegionSpec;
 use queue::{GuestMemory, Layout, MemoryError, MemoryShare, RingAddrs};
 
-use crate::codec::{Region, VringAddr};
+use crate::codec::{Region, Request, SingleRegion, VringAddr, payload};
+use crate::error::VhostUserError;
 
-/// The dirty log and where it came from.
+/// Dirty log with the file and place that it was mapped from.
 #[derive(Debug, Clone)]
-pub(crate) struct LogArea {
+pub(super) struct LogArea {
     pub fd: Arc<PeerFd>,
     pub size: u64,
     pub offset: u64,
     map: Arc<DirtyLog>,
 }
 
-/// See the module's text.
+/// Memory table: the mapped regions, their descriptors, the dirty log.
 #[derive(Debug, Clone)]
-pub(crate) struct MemoryTable {
+pub(super) struct MemoryTable {
     share: Arc<MemoryShare>,
     table: Arc<GuestMemory>,
     pub regions: Vec<(RegionSpec, Arc<PeerFd>)>,
@@ -30,13 +31,13 @@ pub(crate) struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// No memory, of a VM with this share.
+    /// Makes an empty table that maps at the expense of `share`.
     pub fn new(share: Arc<MemoryShare>) -> Self {
         let table = GuestMemory::of(Arc::clone(&share));
         Self { share, table, regions: Vec::new(), log: None, logging: false }
     }
 
-    /// The table for devices.
+    /// Mapped memory, as devices take it.
     pub fn table(&self) -> &Arc<GuestMemory> {
         &self.table
     }
@@ -54,7 +55,7 @@ impl MemoryTable {
         self.logging && self.log.is_some()
     }
 
-    /// These regions instead of ours, with the same log.
+    /// Copy with other regions and the same log.
     pub fn replaced(&self, regions: Vec<(RegionSpec, PeerFd)>) -> Result<Self, MemoryError> {
         let table = GuestMemory::of(Arc::clone(&self.share));
         let mut next = Self { regions: Vec::new(), table, ..self.clone() };
@@ -65,7 +66,7 @@ impl MemoryTable {
         Ok(next.with_log_applied())
     }
 
-    /// One region more.
+    /// Copy with one region more.
     pub fn with_region(&self, spec: RegionSpec, fd: PeerFd) -> Result<Self, MemoryError> {
         let mut next = self.clone();
         next.table = self.table.with_region(spec, &fd)?;
@@ -73,12 +74,12 @@ impl MemoryTable {
         Ok(next)
     }
 
-    /// Whether exactly this region is there.
+    /// Whether the table has exactly this region.
     pub fn has(&self, spec: &RegionSpec) -> bool {
         self.regions.iter().any(|(s, _)| s == spec)
     }
 
-    /// One region less; the file offset does not matter.
+    /// Copy without one region; the file offset does not matter.
     pub fn without_region(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
         let mut next = self.clone();
         next.table = self.table.without_region(spec)?;
@@ -89,20 +90,20 @@ impl MemoryTable {
         Ok(next)
     }
 
-    /// Another dirty log.
+    /// Copy with another dirty log.
     pub fn with_log(&self, fd: PeerFd, size: u64, offset: u64) -> Result<Self, MemoryError> {
         let map = Arc::new(DirtyLog::new(&self.share, &fd, size, offset)?);
         let log = LogArea { fd: Arc::new(fd.checked()), size, offset, map };
         Ok(Self { log: Some(log), ..self.clone() }.with_log_applied())
     }
 
-    /// Logging on or off; without a log, on has no effect until one comes.
+    /// Copy with logging on or off; without a log, on has no effect until one comes.
     pub fn with_logging(&self, on: bool) -> Self {
         Self { logging: on, ..self.clone() }.with_log_applied()
     }
 
-    /// Whether the log, while it is written to, tells of all memory (a bit for each 4 KiB page). A page
-    /// behind its end would be lost without a word.
+    /// Checks that the log, while it is written to, covers all memory (a bit for each 4 KiB page).
+    /// A page behind its end would be lost silently.
     pub fn check_log(&self) -> Result<(), MemoryError> {
         let Some(log) = self.log.as_ref().filter(|_| self.logging) else { return Ok(()) };
         // `GuestMemory` refuses regions that wrap around.
@@ -120,8 +121,8 @@ impl MemoryTable {
         self
     }
 
-    /// Guest addresses of a ring of `size`; the error names the part that is outside (never the
-    /// front end's address).
+    /// Translates a ring's addresses into guest addresses, for `size` descriptors; the error names
+    /// the part that is outside (never the front end's address).
     pub fn resolve(
         &self,
         addrs: &VringAddr,
@@ -143,8 +144,8 @@ impl MemoryTable {
 }
 
 impl Region {
-    /// As crate queue wants it.
-    pub(crate) fn spec(&self) -> RegionSpec {
+    /// Region as crate `queue` takes it.
+    fn spec(&self) -> RegionSpec {
         RegionSpec {
             guest_addr: self.guest_addr,
             user_addr: self.user_addr,
@@ -152,4 +153,38 @@ impl Region {
             mmap_offset: self.mmap_offset,
         }
     }
+}
+
+/// Regions out of `SET_MEM_TABLE`, with their descriptors.
+pub(super) fn parse_table(
+    bytes: &[u8],
+    fds: Vec<PeerFd>,
+) -> Result<Vec<(RegionSpec, PeerFd)>, VhostUserError> {
+    let request = Request::SetMemTable;
+    let count: u32 = payload(request, bytes)?;
+    let want = 8 + u64::from(count) * size_of::<Region>() as u64;
+    if bytes.len() as u64 != want {
+        return Err(VhostUserError::BadSize {
+            message: request.message(),
+            got: bytes.len() as u32,
+            want: format!("{want} (for {count} regions)"),
+        });
+    }
+    let mut regions = Vec::with_capacity(fds.len());
+    for (chunk, fd) in bytes[8..].chunks_exact(size_of::<Region>()).zip(fds) {
+        let region: Region = payload(request, chunk)?;
+        regions.push((region.spec(), fd));
+    }
+    Ok(regions)
+}
+
+/// Region out of `ADD_MEM_REG` or `REM_MEM_REG`.
+pub(super) fn parse_region(request: Request, bytes: &[u8]) -> Result<RegionSpec, VhostUserError> {
+    let single: SingleRegion = payload(request, bytes)?;
+    Ok(single.region.spec())
+}
+
+/// Makes the error of a message about memory from the table's.
+pub(super) fn memory_error(request: Request) -> impl Fn(MemoryError) -> VhostUserError {
+    move |source| VhostUserError::Memory { message: request.message(), source }
 }

@@ -1,4 +1,4 @@
-//! A session into the holder's hands and out of them.
+//! Saving of a session in the store, and its restoration by the next daemon.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -7,49 +7,53 @@ use base::doorbell::Doorbell;
 use base::peer_fd::PeerFd;
 use base::shm::SharedMemory;
 use queue::Layout;
-use queue::inflight::InflightRegion;
 use queue::memory::RegionSpec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::inflight::Inflight;
-use super::vring::{Kick, VringState, layout};
-use super::{End, Port, Session};
+use super::outcome::{End, misplaced};
+use super::vring::{Kick, VringState};
+use super::{FrontEndSession, Publisher};
 use crate::backend_channel::BackendChannel;
-use crate::codec::{Request, VringAddr, feature, protocol};
+use crate::codec::{Inflight as InflightMessage, Request, VringAddr, feature, protocol};
 use crate::device::DeviceKind;
 use crate::error::VhostUserError;
+use crate::port_context::PortContext;
 use crate::session_store::{
     SAVED_VERSION, SavedAddrs, SavedInflight, SavedRegion, SavedSession, SavedVring,
 };
 use crate::wire::retry;
 
-impl Session {
-    /// Gives the holder what the next daemon needs. A holder that fails costs the session its life
-    /// after death, not its life: an older state is taken away, since the next daemon would go on
+impl FrontEndSession {
+    /// Saves the session for the next daemon. A store that fails costs the session its life after
+    /// the daemon's, not its life: an older state is taken away, since the next daemon would go on
     /// with memory and rings that are no longer so.
     pub(super) fn save(&mut self) {
         if !self.port.session_store.is_persistent() {
             return;
         }
-        let state = self.saved();
+        let state = self.saved_state();
         let result = self.port.session_store.save(&self.port.name, &state, &self.saved_fds());
         if let Err(error) = &result {
             tracing::warn!(port = %self.port.name, "session not saved: {error}");
         }
-        self.held = result.is_ok();
+        self.saved.is_current = result.is_ok();
         // A save that failed on the way may have arrived.
-        let was_kept = std::mem::replace(&mut self.kept, true);
-        if !self.held && was_kept {
+        let may_have_existed = std::mem::replace(&mut self.saved.may_exist, true);
+        if !self.saved.is_current && may_have_existed {
             match self.port.session_store.forget(&self.port.name) {
-                Ok(()) => self.kept = false,
+                Ok(()) => self.saved.may_exist = false,
                 Err(error) => {
-                    tracing::warn!(port = %self.port.name, "an older state may be left: {error}");
+                    tracing::warn!(
+                        port = %self.port.name,
+                        "the holder may still have an older state of the session: {error}"
+                    );
                 }
             }
         }
     }
 
-    fn saved(&self) -> SavedSession {
+    fn saved_state(&self) -> SavedSession {
         let region = |(s, _): &(RegionSpec, Arc<PeerFd>)| SavedRegion {
             guest_addr: s.guest_addr,
             user_addr: s.user_addr,
@@ -58,30 +62,30 @@ impl Session {
         };
         SavedSession {
             version: SAVED_VERSION,
-            protocol_features: self.protocol_features,
-            features: self.features,
-            owned: self.owned,
-            status: self.device_status,
-            mtu: self.mtu,
-            has_slots: self.slots.is_some(),
+            protocol_features: self.negotiation.protocol_features,
+            features: self.negotiation.features,
+            owned: self.negotiation.is_owned,
+            status: self.negotiation.device_status,
+            mtu: self.negotiation.mtu,
+            has_slots: self.rings.slots.is_some(),
             regions: self.memory.regions.iter().map(region).collect(),
             log: self.memory.log.as_ref().map(|l| (l.size, l.offset)),
-            inflight: self.inflight.as_ref().map(saved_inflight),
-            has_backend: self.backend.is_some(),
+            inflight: self.rings.inflight.as_ref().map(saved_inflight),
+            has_backend: self.back_end.is_some(),
             write_through: self.port.device.writes_through(),
-            vrings: self.vrings.iter().map(saved_vring).collect(),
+            vrings: self.rings.vrings.iter().map(saved_vring).collect(),
         }
     }
 
-    /// In the order that [`SavedSession::fd_count`] names.
+    /// Descriptors of the session, in the order that [`SavedSession::fd_count`] describes.
     fn saved_fds(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.socket.as_fd()];
-        fds.extend(self.slots.as_ref().map(|s| s.as_fd()));
+        fds.extend(self.rings.slots.as_ref().map(|s| s.as_fd()));
         fds.extend(self.memory.regions.iter().map(|(_, fd)| fd.as_fd()));
         fds.extend(self.memory.log.as_ref().map(|l| l.fd.as_fd()));
-        fds.extend(self.inflight.as_ref().map(|i| i.region.as_parts().0));
-        fds.extend(self.backend.as_ref().map(|b| b.as_fd()));
-        for vring in &self.vrings {
+        fds.extend(self.rings.inflight.as_ref().map(|i| i.region.as_parts().0));
+        fds.extend(self.back_end.as_ref().map(|b| b.as_fd()));
+        for vring in &self.rings.vrings {
             if let Kick::Event(kick) = &vring.kick {
                 fds.push(kick.as_fd());
             }
@@ -91,14 +95,15 @@ impl Session {
         fds
     }
 
-    /// Goes on with the session of an earlier daemon: its queues run again on return.
+    /// Takes over the session of an earlier daemon: its queues run again on return.
     pub fn restore(
-        port: Arc<Port>,
+        port: Arc<PortContext>,
         saved: &SavedSession,
         fds: Vec<PeerFd>,
-        publish: Box<dyn Fn(&Session) + Send>,
+        publish: Publisher,
     ) -> Result<Self, VhostUserError> {
-        // First: also a driver whose session cannot go on, and whose VMM connects anew, relies on it.
+        // First: also a driver whose session cannot go on, and whose VMM connects anew, relies on
+        // it.
         if saved.write_through {
             port.device.keep_writing_through();
         }
@@ -106,7 +111,7 @@ impl Session {
         let mut fds = fds.into_iter();
         let socket = next(&mut fds)?;
         if has_hung_up(&socket) {
-            // Nobody waits for what its queues would do: not even for the requests begun.
+            // Nobody waits for its queues, not even for the requests begun.
             let why = format!("{}: the front end of the saved session is gone", port.name);
             return Err(VhostUserError::Holder(why));
         }
@@ -117,7 +122,7 @@ impl Session {
             return Err(error);
         }
         session.may_be_repeated = true;
-        session.kept = true;
+        session.saved.may_exist = true;
         Ok(session)
     }
 
@@ -126,24 +131,24 @@ impl Session {
         saved: &SavedSession,
         fds: &mut impl Iterator<Item = PeerFd>,
     ) -> Result<(), VhostUserError> {
-        self.protocol_features = saved.protocol_features;
-        self.owned = saved.owned;
-        // The order of the handshake is not saved. Of the front ends that are known, those who ask
-        // first are those who take this one.
-        self.asked_before_owning = saved.protocol_features & protocol::RARP != 0;
-        self.device_status = saved.status;
+        self.negotiation.protocol_features = saved.protocol_features;
+        self.negotiation.is_owned = saved.owned;
+        // The order of the handshake is not saved. Of the known front ends, those that ask before
+        // they own are those that take this feature.
+        self.negotiation.asked_before_owning = saved.protocol_features & protocol::RARP != 0;
+        self.negotiation.device_status = saved.status;
         if saved.has_slots {
             // A file of our own making, sealed against shrinking.
             let shm = SharedMemory::from_fd(next(fds)?.into_checked())
                 .map_err(VhostUserError::std_io("mapping the positions file"))?;
-            self.slots = Some(Arc::new(shm));
+            self.rings.slots = Some(Arc::new(shm));
         }
         self.refill_memory(saved, fds)?;
         self.refill_inflight(saved, fds)?;
         if saved.has_backend {
-            self.backend = Some(Arc::new(BackendChannel::new(next(fds)?, &self.port.name)?));
+            self.back_end = Some(Arc::new(BackendChannel::new(next(fds)?, &self.port.name)?));
         }
-        for (vring, saved) in self.vrings.iter_mut().zip(&saved.vrings) {
+        for (vring, saved) in self.rings.vrings.iter_mut().zip(&saved.vrings) {
             refill_vring(vring, saved, fds)?;
         }
         self.refill_device(saved)?;
@@ -183,21 +188,14 @@ impl Session {
     ) -> Result<(), VhostUserError> {
         let Some(i) = saved.inflight else { return Ok(()) };
         let layout = if i.packed { Layout::Packed } else { Layout::Split };
-        let (num_queues, queue_size) = (i.num_queues, i.queue_size);
-        let region = InflightRegion::from_fd(
-            next(fds)?,
-            i.mmap_size,
-            i.mmap_offset,
-            num_queues,
-            queue_size,
-            layout,
-        )
-        .map_err(|source| VhostUserError::Ring {
-            message: Request::SetInflightFd.message(),
-            source,
-        })?;
-        self.inflight =
-            Some(Inflight { region, num_queues, queue_size, layout, private: i.private });
+        let message = InflightMessage {
+            mmap_size: i.mmap_size,
+            mmap_offset: i.mmap_offset,
+            num_queues: i.num_queues,
+            queue_size: i.queue_size,
+            padding: 0,
+        };
+        self.rings.inflight = Some(Inflight::open(&message, next(fds)?, layout, i.private)?);
         Ok(())
     }
 
@@ -210,40 +208,42 @@ impl Session {
                 source,
             })?;
         }
-        self.features = saved.features;
+        self.negotiation.features = saved.features;
         if let Some(mtu) = saved.mtu {
             device.set_mtu(mtu).map_err(|source| VhostUserError::Device {
                 message: Request::NetSetMtu.message(),
                 source,
             })?;
-            self.mtu = Some(mtu);
+            self.negotiation.mtu = Some(mtu);
         }
         device.set_notifier(self.notifier());
         Ok(())
     }
 
-    /// Every queue that ran runs again.
+    /// Runs every queue again that ran.
     fn restart(&mut self, saved: &SavedSession) -> Result<(), VhostUserError> {
-        let layout = layout(self.features.unwrap_or(0));
+        let layout = self.negotiation.layout();
+        let features = self.negotiation.feature_bits();
         let mut ready = Vec::new();
         for (index, vring) in saved.vrings.iter().enumerate().filter(|(_, v)| v.running) {
-            let message = Request::SetVringAddr.message();
-            let misplaced = |why: String| VhostUserError::Misplaced { message, why };
-            let (Some(size), Some(addrs)) = (vring.size, self.vrings[index].addrs) else {
-                return Err(misplaced(format!("saved queue {index} has no size or addresses")));
+            let request = Request::SetVringAddr;
+            let (Some(size), Some(addrs)) = (vring.size, self.rings.vrings[index].addrs) else {
+                let why = format!("saved queue {index} has no size or addresses");
+                return Err(misplaced(request, why));
             };
             let addrs = self.memory.resolve(&addrs, size, layout).map_err(|part| {
-                misplaced(format!("the {part} of saved queue {index} is not in the VM's memory"))
+                let why = format!("the {part} of saved queue {index} is not in the VM's memory");
+                misplaced(request, why)
             })?;
-            ready.push(self.build(index, addrs, true)?);
+            ready.push(self.rings.build(index, addrs, features, &self.memory, true)?);
         }
-        self.start_prepared(ready);
+        self.has_served |= self.rings.start_prepared(ready);
         Ok(())
     }
 }
 
-/// What would make the take-over wrong, before anything is touched.
-fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), VhostUserError> {
+/// Checks that a saved session can be taken over, before anything is touched.
+fn check_saved(port: &PortContext, saved: &SavedSession, fds: usize) -> Result<(), VhostUserError> {
     let nonsense = |text: String| Err(VhostUserError::Holder(format!("{}: {text}", port.name)));
     if saved.version != SAVED_VERSION {
         let version = saved.version;
@@ -252,8 +252,8 @@ fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), Vhos
     if saved.fd_count() != fds {
         return nonsense(format!("{fds} saved descriptors; {} expected", saved.fd_count()));
     }
-    // A front end that was told of fewer queues sets up no more. Position slots are as many as there were;
-    // older daemons offered network ports no control queue.
+    // A front end that was told of fewer queues sets up no more. There are as many position slots
+    // as the earlier daemon had queues; older daemons offered network ports no control queue.
     let (before, now) = (saved.vrings.len(), usize::from(port.device.queue_count()));
     let lacks_control = port.device.kind() == DeviceKind::Net && before + 1 == now && now % 2 == 1;
     if before > now || (before < now && saved.has_slots && !lacks_control) {
@@ -269,7 +269,7 @@ fn check_saved(port: &Port, saved: &SavedSession, fds: usize) -> Result<(), Vhos
     Ok(())
 }
 
-/// Whether the other end is closed. What it said before may still be in the socket.
+/// Whether the other end is closed. Messages that it sent before may still be in the socket.
 fn has_hung_up(socket: &PeerFd) -> bool {
     let mut set = [PollFd::new(socket, PollFlags::empty())];
     let polled = retry(|| poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })));
@@ -323,7 +323,7 @@ fn saved_inflight(i: &Inflight) -> SavedInflight {
         num_queues: i.num_queues,
         queue_size: i.queue_size,
         packed: i.layout == Layout::Packed,
-        private: i.private,
+        private: i.is_private,
     }
 }
 

@@ -1,44 +1,44 @@
-//! What the front end said of one queue.
+//! Settings of one queue, as the front end gave them.
 
 use base::doorbell::Doorbell;
 use queue::{Layout, RingAddrs};
 
 use crate::codec::{VRING_F_LOG, VringAddr, feature};
 
-/// The driver's doorbell.
+/// Doorbell on which the driver announces requests.
 #[derive(Debug, Default)]
-pub(crate) enum Kick {
+pub(super) enum Kick {
     /// Not set since the last stop: the ring stays stopped.
     #[default]
     Unset,
-    /// The front end has none: the ring is polled.
+    /// Set without a descriptor: the ring is polled.
     Polled,
-    /// An eventfd.
+    /// Eventfd that the front end gave.
     Event(Doorbell),
 }
 
-/// What a running queue was started with.
+/// Addresses that a running queue was started with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Running {
+pub(super) struct RunningRing {
     pub addrs: RingAddrs,
     pub log_used_addr: Option<u64>,
 }
 
-/// One queue.
+/// Settings of one queue, and whether it runs.
 #[derive(Debug, Default)]
-pub(crate) struct VringState {
+pub(super) struct VringState {
     pub size: Option<u16>,
     pub addrs: Option<VringAddr>,
-    /// As in `SET_VRING_BASE`, or where it stopped; none while nobody said.
+    /// Position as in `SET_VRING_BASE`, or where the queue stopped; none before either.
     pub base: Option<u32>,
     pub enabled: Option<bool>,
     pub kick: Kick,
     pub call: Option<Doorbell>,
     pub err: Option<Doorbell>,
-    /// Set while it is on a sidecore.
-    pub running: Option<Running>,
-    /// A doorbell changed under the running queue: it must be started anew.
-    pub stale: bool,
+    /// Set while the queue is on a sidecore.
+    pub running: Option<RunningRing>,
+    /// Whether a doorbell changed under the running queue, which must then be started anew.
+    pub is_stale: bool,
 }
 
 impl VringState {
@@ -53,12 +53,12 @@ impl VringState {
         !matches!(self.kick, Kick::Unset) && self.is_enabled(features)
     }
 
-    /// `VHOST_VRING_F_LOG`'s address.
+    /// Guest address at which writes to the used ring are logged (`VHOST_VRING_F_LOG`).
     pub fn log_used_addr(&self) -> Option<u64> {
         self.addrs.filter(|a| a.flags & VRING_F_LOG != 0).map(|a| a.log)
     }
 
-    /// Everything but the doorbells back to the beginning (device reset).
+    /// Forgets all settings but the call and err doorbells (device reset).
     pub fn forget_ring(&mut self) {
         self.size = None;
         self.addrs = None;
@@ -68,7 +68,7 @@ impl VringState {
     }
 }
 
-/// The ring format that was negotiated.
-pub(crate) fn layout(features: u64) -> Layout {
+/// Ring format that these features ask for.
+pub(super) fn layout(features: u64) -> Layout {
     if features & feature::RING_PACKED != 0 { Layout::Packed } else { Layout::Split }
 }
