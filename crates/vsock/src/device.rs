@@ -1,99 +1,32 @@
-//! A port as its vhost-user session sees it.
+//! vsock device of one guest, for its vhost-user session.
 
 use std::fmt;
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use queue::{GuestMemory, Vring};
-use sidecore::{SidecoreError, VmId, WorkerRef};
+use sidecore::{SidecoreError, WorkerRef};
 use vhost_user::device::{ConfigNotifier, Device, DeviceError, DeviceKind};
 
-use crate::engine::{EVENT, Engine};
-use crate::limits::{DEFAULT_BUFFER_BYTES, DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_HALF_OPEN};
+use crate::engine::{EVENT, VsockEngine};
 use crate::listing::ConnectionInfo;
 use crate::metrics::VsockStats;
-use crate::service::Service;
-use crate::table::Id;
+use crate::slab::SlabId;
 
 /// Ring features: VERSION_1 (32), INDIRECT_DESC (28), EVENT_IDX (29), RING_PACKED (34), IN_ORDER
 /// (35). No device feature: without any of its own, a vsock device serves streams (virtio 1.2,
 /// 5.10.3).
 const FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29 | 1 << 34 | 1 << 35;
 
-/// Receive, transmit, event (virtio 1.2, 5.10.2). QEMU keeps the event queue to itself.
+/// Queues: receive, transmit, event (virtio 1.2, 5.10.2). QEMU keeps the event queue to itself.
 const QUEUES: u16 = 3;
 
-/// Which ports of the host a guest may connect to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HostPorts {
-    /// Every port somebody listens on.
-    All,
-    /// Only these.
-    Only(Vec<RangeInclusive<u32>>),
-}
-
-impl HostPorts {
-    /// True when the guest may connect to `port`.
-    pub fn allows(&self, port: u32) -> bool {
-        match self {
-            Self::All => true,
-            Self::Only(ranges) => ranges.iter().any(|r| r.contains(&port)),
-        }
-    }
-}
-
-/// How a port is set up; [`VsockPortConfig::new`] has the defaults.
-#[derive(Debug, Clone)]
-pub struct VsockPortConfig {
-    /// The port's name (`vm/port`), unique in the domain.
-    pub name: String,
-    /// The VM's account.
-    pub vm: VmId,
-    /// The guest's CID: 3 to 2^32 - 2, unique in the domain.
-    pub cid: u64,
-    /// Where host programs connect with `CONNECT <port>`; they listen at `<socket>_<port>`.
-    pub socket: PathBuf,
-    /// Most connections at a time.
-    pub max_connections: u32,
-    /// Most connections that wait for an answer at a time.
-    pub max_half_open: u32,
-    /// Buffer per connection, which is the credit that the guest sees.
-    pub buffer_bytes: u32,
-    /// Which ports of the host the guest may connect to, [`Self::services`] aside.
-    pub host_ports: HostPorts,
-    /// Whether host programs may connect to the guest; without, nothing listens at `socket`.
-    pub host_connects: bool,
-    /// Ports of the host that the daemon answers itself; at most
-    /// [`crate::limits::MAX_SERVICES`].
-    pub services: Vec<Service>,
-}
-
-impl VsockPortConfig {
-    /// A port with default limits that may connect, and be connected to, freely.
-    pub fn new(name: impl Into<String>, cid: u64, socket: impl Into<PathBuf>) -> Self {
-        Self {
-            name: name.into(),
-            vm: VmId::NONE,
-            cid,
-            socket: socket.into(),
-            max_connections: DEFAULT_MAX_CONNECTIONS,
-            max_half_open: DEFAULT_MAX_HALF_OPEN,
-            buffer_bytes: DEFAULT_BUFFER_BYTES,
-            host_ports: HostPorts::All,
-            host_connects: true,
-            services: Vec::new(),
-        }
-    }
-}
-
-/// One guest's vsock device. Made by [`crate::Domain::add_port`].
+/// vsock device of one guest. Made by [`crate::Domain::add_port`].
 pub struct VsockPort {
     name: String,
     cid: u64,
-    id: Id,
-    worker: WorkerRef<Engine>,
+    id: SlabId,
+    worker: WorkerRef<VsockEngine>,
     stats: Arc<VsockStats>,
     features: AtomicU64,
 }
@@ -108,19 +41,19 @@ impl VsockPort {
     pub(crate) fn new(
         name: String,
         cid: u64,
-        id: Id,
-        worker: WorkerRef<Engine>,
+        id: SlabId,
+        worker: WorkerRef<VsockEngine>,
         stats: Arc<VsockStats>,
     ) -> Self {
         Self { name, cid, id, worker, stats, features: AtomicU64::new(0) }
     }
 
-    /// The port's name.
+    /// Name of the port.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The guest's CID.
+    /// CID of the guest.
     pub fn cid(&self) -> u64 {
         self.cid
     }
@@ -130,24 +63,24 @@ impl VsockPort {
         &self.stats
     }
 
-    /// The features that the driver took.
+    /// Features that the driver took.
     pub fn driver_features(&self) -> u64 {
         self.features.load(Ordering::Relaxed)
     }
 
-    /// The port's connections now. Fails when the sidecore or the domain is gone.
+    /// Lists the port's connections. Fails when the sidecore or the domain is gone.
     pub fn connections(&self) -> Result<Vec<ConnectionInfo>, SidecoreError> {
         let id = self.id;
         self.worker.call(move |engine, _| engine.connections(id))
     }
 
-    pub(crate) fn id(&self) -> Id {
+    pub(crate) fn id(&self) -> SlabId {
         self.id
     }
 
     fn call<R: Send + 'static>(
         &self,
-        f: impl FnOnce(&mut Engine, &sidecore::Watcher<'_>) -> R + Send + 'static,
+        f: impl FnOnce(&mut VsockEngine, &sidecore::Watcher<'_>) -> R + Send + 'static,
     ) -> Result<R, DeviceError> {
         self.worker.call(f).map_err(|e| self.failed(e))
     }
@@ -175,8 +108,8 @@ impl Device for VsockPort {
         true
     }
 
-    /// The guest's CID (virtio 1.2, 5.10.4), and zeroes behind it, where guests may read as well: front
-    /// ends of crate `vhost` would wait for ever for the bytes that a refusal lacks.
+    /// The guest's CID (virtio 1.2, 5.10.4), and zeroes behind it, where guests may read as well:
+    /// front ends of crate `vhost` would wait for ever for the bytes that a refusal lacks.
     fn read_config(&self, offset: u32, out: &mut [u8]) -> Result<(), DeviceError> {
         let config = self.cid.to_le_bytes();
         for (at, byte) in (offset as usize..).zip(out) {

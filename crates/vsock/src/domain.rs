@@ -1,4 +1,4 @@
-//! A trust domain: one worker on one sidecore that serves all its vsock ports.
+//! Trust domain: one worker on one sidecore that serves all its vsock ports.
 
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,18 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use base::clock::Clock;
 use sidecore::{Sidecore, WorkerRef};
 
-use crate::device::{VsockPort, VsockPortConfig};
-use crate::engine::{Engine, PortSpec};
+use crate::device::VsockPort;
+use crate::engine::VsockEngine;
 use crate::error::VsockError;
-use crate::host::{Listener, Programs};
-use crate::limits::{
-    DEFAULT_DOMAIN_BUFFER_BYTES, HIGHEST_BUFFER_BYTES, HIGHEST_CID, HIGHEST_MAX_CONNECTIONS,
-    LOWEST_BUFFER_BYTES, LOWEST_CID, MAX_PATH_BYTES, MAX_PORTS,
-};
+use crate::limits::{DEFAULT_DOMAIN_BUFFER_BYTES, MAX_PORTS};
 use crate::metrics::VsockStats;
-use crate::service;
+use crate::port::PortSpec;
+use crate::port_config::{VsockPortConfig, check, in_range};
+use crate::unix_socket::{Listener, ProgramSockets};
 
-/// How a domain is set up; [`DomainConfig::new`] has the defaults.
+/// Configuration of a domain; [`DomainConfig::new`] has the defaults.
 #[derive(Debug, Clone)]
 pub struct DomainConfig {
     /// Name, for errors and logs.
@@ -29,17 +27,18 @@ pub struct DomainConfig {
 }
 
 impl DomainConfig {
-    /// A domain with the default limit.
+    /// Makes the configuration of a domain with the default limit.
     pub fn new(name: impl Into<String>, guest_to_guest: bool) -> Self {
         Self { name: name.into(), guest_to_guest, max_buffer_bytes: DEFAULT_DOMAIN_BUFFER_BYTES }
     }
 }
 
-/// See the module's text. Dropping it takes the worker off its sidecore and closes everything.
+/// Trust domain of guests. Dropping it takes the worker off its sidecore and closes all
+/// connections.
 #[derive(Debug)]
 pub struct Domain {
     name: String,
-    worker: WorkerRef<Engine>,
+    worker: WorkerRef<VsockEngine>,
     ports: Mutex<Vec<Arc<VsockPort>>>,
 }
 
@@ -54,8 +53,9 @@ impl Domain {
             let name = config.name.clone();
             move |source| VsockError::Io { name, what, source }
         };
-        let engine = Engine::new(config.guest_to_guest, config.max_buffer_bytes, clock.now_ns())
-            .map_err(io("making its epoll set"))?;
+        let engine =
+            VsockEngine::new(config.guest_to_guest, config.max_buffer_bytes, clock.now_ns())
+                .map_err(io("making its epoll set"))?;
         let worker = core.add_named(format!("vsock {}", config.name), engine)?;
         worker
             .call(|engine, watcher| watcher.watch(engine.epoll.as_raw_fd()))?
@@ -63,7 +63,7 @@ impl Domain {
         Ok(Self { name: config.name, worker, ports: Mutex::new(Vec::new()) })
     }
 
-    /// The domain's name.
+    /// Name of the domain.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -86,7 +86,7 @@ impl Domain {
             true => Some(Listener::bind(&config.name, &config.socket)?),
             false => None,
         };
-        let programs = Programs::at(&config.name, &config.socket)?;
+        let programs = ProgramSockets::at(&config.name, &config.socket)?;
         let stats = Arc::new(VsockStats::default());
         let spec = PortSpec {
             // `check` has seen that it fits.
@@ -125,7 +125,7 @@ impl Domain {
         Ok(())
     }
 
-    /// The domain's ports.
+    /// Ports of the domain.
     pub fn ports(&self) -> Vec<Arc<VsockPort>> {
         self.lock().clone()
     }
@@ -141,47 +141,4 @@ impl Drop for Domain {
         // Already gone with its sidecore is what we want.
         let _ = self.worker.remove();
     }
-}
-
-fn check(config: &VsockPortConfig) -> Result<(), VsockError> {
-    let name = &config.name;
-    if !(LOWEST_CID..=HIGHEST_CID).contains(&config.cid) {
-        return Err(VsockError::BadCid {
-            name: name.clone(),
-            cid: config.cid,
-            lowest: LOWEST_CID,
-            highest: HIGHEST_CID,
-        });
-    }
-    let most = HIGHEST_MAX_CONNECTIONS.into();
-    in_range(name, "max_connections", config.max_connections.into(), 1, most)?;
-    let most = config.max_connections.into();
-    in_range(name, "max_half_open", config.max_half_open.into(), 1, most)?;
-    let (least, most) = (LOWEST_BUFFER_BYTES.into(), HIGHEST_BUFFER_BYTES.into());
-    in_range(name, "buffer_bytes", config.buffer_bytes.into(), least, most)?;
-    service::check(name, &config.services)?;
-    let len = config.socket.as_os_str().len();
-    if len > MAX_PATH_BYTES {
-        return Err(VsockError::PathTooLong { name: name.clone(), len, limit: MAX_PATH_BYTES });
-    }
-    in_range(
-        name,
-        "length of the name",
-        name.len() as u64,
-        1,
-        base::limits::MAX_NAME_LEN_BYTES as u64,
-    )
-}
-
-pub(crate) fn in_range(
-    name: &str,
-    what: &'static str,
-    value: u64,
-    lowest: u64,
-    highest: u64,
-) -> Result<(), VsockError> {
-    if (lowest..=highest).contains(&value) {
-        return Ok(());
-    }
-    Err(VsockError::OutOfRange { name: name.to_owned(), what, value, lowest, highest })
 }

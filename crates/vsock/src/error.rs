@@ -1,4 +1,4 @@
-//! What can be wrong with a domain, a port or a packet: every text names what, where and the limit.
+//! Errors of a domain, a port or a packet: every text names the value, its place and its limit.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use base::socket::SocketError;
 use sidecore::SidecoreError;
 use thiserror::Error;
 
-/// Why a domain or a port could not be made or changed.
+/// Reason why a domain or a port could not be made or changed.
 #[derive(Debug, Error)]
 pub enum VsockError {
     /// The CID is reserved or above 32 bits (virtio 1.2, 5.10.4).
@@ -15,7 +15,7 @@ pub enum VsockError {
     BadCid {
         /// Port.
         name: String,
-        /// Asked for.
+        /// CID that was asked for.
         cid: u64,
         /// Lowest allowed.
         lowest: u64,
@@ -27,9 +27,9 @@ pub enum VsockError {
     CidTaken {
         /// Port.
         name: String,
-        /// Asked for.
+        /// CID that was asked for.
         cid: u64,
-        /// Who has it.
+        /// Name of the port that has it.
         taken_by: String,
     },
     /// A number in the configuration is outside its limits.
@@ -37,9 +37,9 @@ pub enum VsockError {
     OutOfRange {
         /// Domain or port.
         name: String,
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
-        /// Given.
+        /// Value that was given.
         value: u64,
         /// Lowest allowed.
         lowest: u64,
@@ -51,9 +51,9 @@ pub enum VsockError {
     PathTooLong {
         /// Port.
         name: String,
-        /// Given, in bytes.
+        /// Length that was given.
         len: usize,
-        /// Limit, in bytes.
+        /// Limit of the length.
         limit: usize,
     },
     /// Two services of a port have the same number.
@@ -64,14 +64,14 @@ pub enum VsockError {
         /// The service's number.
         port: u32,
     },
-    /// It cannot listen there: something else is there, or the operating system refused.
+    /// The port cannot listen on its socket: the path is in use, or the operating system refused.
     #[error("port {name}: its Unix socket {path}: {source}")]
     Socket {
         /// Port.
         name: String,
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// The cause.
+        /// Cause.
         source: SocketError,
     },
     /// The operating system refused.
@@ -79,9 +79,9 @@ pub enum VsockError {
     Io {
         /// Domain or port.
         name: String,
-        /// What was tried.
+        /// Action that failed.
         what: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// The port is not (or no longer) in this domain.
@@ -92,8 +92,8 @@ pub enum VsockError {
     Sidecore(#[from] SidecoreError),
 }
 
-/// Why a packet of a guest is refused. The port goes on; the packet's connection, if it can be
-/// named, is reset.
+/// Reason why a packet of a guest is refused. The port goes on; the packet's connection, if it can
+/// be named, is reset.
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 pub enum PacketError {
     /// The chain is too short for a header.
@@ -107,15 +107,15 @@ pub enum PacketError {
     /// The source is not this guest (spoofed).
     #[error("source CID {cid} is not this guest's ({expected})")]
     ForeignSource {
-        /// Claimed.
+        /// CID that the packet claims.
         cid: u64,
-        /// The port's.
+        /// CID of the port.
         expected: u32,
     },
     /// The destination cannot be a CID.
     #[error("destination CID {cid} is above the limit {limit}")]
     BadDestination {
-        /// Given.
+        /// Value that was given.
         cid: u64,
         /// Limit.
         limit: u32,
@@ -123,29 +123,29 @@ pub enum PacketError {
     /// More payload announced than the chain has.
     #[error("payload of {len} bytes announced, the chain has {have}")]
     BeyondChain {
-        /// Announced.
+        /// Length that the header announces.
         len: u32,
-        /// In the chain after the header.
+        /// Length in the chain after the header.
         have: u32,
     },
     /// More payload than a packet may have.
     #[error("payload of {len} bytes; the limit is {limit}")]
     TooLong {
-        /// Announced.
+        /// Length that the header announces.
         len: u32,
         /// Limit.
         limit: u32,
     },
-    /// Neither stream nor anything else that we serve.
+    /// The socket type is not one that we serve.
     #[error("socket type {0} is not served (1, stream, is)")]
     UnknownType(u16),
-    /// No such operation.
+    /// The operation does not exist.
     #[error("operation {0} does not exist (1 to 7 do)")]
     UnknownOp(u16),
 }
 
 impl PacketError {
-    /// True when the header was whole and honest about its source, so that a reset can be sent to
+    /// Whether the header was whole and honest about its source, so that a reset can be sent to
     /// the connection it names.
     pub fn names_connection(self) -> bool {
         !matches!(

@@ -9,41 +9,42 @@ use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use sidecore::{Ledger, VmId, Worker};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::device::HostPorts;
-use crate::engine::{Engine, PortSpec, RX, TX};
-use crate::host::Programs;
-use crate::limits::{DRAIN_TIMEOUT_NS, IDLE_LOOK_INTERVAL_NS, LOWEST_BUFFER_BYTES};
+use crate::engine::{RX, TX, VsockEngine};
+use crate::limits::{DRAIN_TIMEOUT_NS, IDLE_SOCKET_POLL_INTERVAL_NS, LOWEST_BUFFER_BYTES};
 use crate::metrics::VsockStats;
 use crate::packet::{HEADER_LEN_BYTES, RawHeader};
-use crate::table::Id;
+use crate::port::PortSpec;
+use crate::port_config::HostPorts;
+use crate::slab::SlabId;
+use crate::unix_socket::ProgramSockets;
 
 /// Most connections of a guest.
 const MAX_CONNECTIONS: u32 = 8;
-/// Most of those that wait for an answer.
+/// Most connections that wait for an answer.
 const MAX_HALF_OPEN: u32 = 4;
-/// Descriptors of a ring.
+/// Number of descriptors of a ring.
 const RING: u16 = 64;
 /// Receive buffers of a guest, and their length.
 const BUFFERS: usize = 24;
 const BUFFER_BYTES: usize = HEADER_LEN_BYTES as usize + 1024;
 
-/// A guest's driver.
+/// Driver of one guest.
 pub struct Guest {
-    /// Its packets.
+    /// Transmit queue.
     pub tx: ModelDriver,
     rx: ModelDriver,
     cid: u32,
-    id: Id,
+    id: SlabId,
     buffers: HashMap<u16, (u64, u32)>,
     /// Receive buffers that are not offered.
     spare: Vec<(u64, u32)>,
 }
 
-/// See the module's text.
+/// Trust domain of two guests for the fuzzer.
 pub struct Domain {
-    /// The first is the hostile one.
+    /// Guests; the first is the hostile one.
     pub guests: Vec<Guest>,
-    engine: Engine,
+    engine: VsockEngine,
     ledger: Ledger,
     now_ns: u64,
 }
@@ -55,16 +56,16 @@ impl std::fmt::Debug for Domain {
 }
 
 impl Domain {
-    /// Two guests; host programs listen at `<folder>/vm<cid>_<port>`.
+    /// Makes a domain of two guests; host programs listen at `<folder>/vm<cid>_<port>`.
     ///
     /// # Errors
     /// No descriptor is left.
     pub fn new(layout: Layout, folder: &Path) -> std::io::Result<Self> {
-        let engine = Engine::new(true, 1 << 20, 0)?;
+        let engine = VsockEngine::new(true, 1 << 20, 0)?;
         let ledger = Ledger::default();
         let mut domain = Self { guests: Vec::new(), engine, ledger, now_ns: 0 };
         for cid in [3, 4] {
-            let programs = Programs::at("fuzz", &folder.join(format!("vm{cid}")));
+            let programs = ProgramSockets::at("fuzz", &folder.join(format!("vm{cid}")));
             let spec = PortSpec {
                 vm: VmId::NONE,
                 cid,
@@ -98,14 +99,14 @@ impl Domain {
         Ok(domain)
     }
 
-    /// A round: what each guest has got. Buffers that were used are offered again, but by the hostile guest only if
-    /// `takes`.
+    /// Runs a round. Returns the packets that each guest got. Used buffers are offered again, but
+    /// by the hostile guest only if `is_reading`.
     ///
     /// # Panics
     /// A guest got what is no packet for it, or has more connections than there may be.
-    pub fn turn(&mut self, ns: u64, takes: bool) -> [Vec<(RawHeader, Vec<u8>)>; 2] {
+    pub fn turn(&mut self, ns: u64, is_reading: bool) -> [Vec<(RawHeader, Vec<u8>)>; 2] {
         for (at, guest) in self.guests.iter_mut().enumerate() {
-            while guest.buffers.len() < BUFFERS && (takes || at > 0) {
+            while guest.buffers.len() < BUFFERS && (is_reading || at > 0) {
                 guest.offer();
             }
         }
@@ -125,11 +126,11 @@ impl Domain {
         [hostile.collect(), friend.collect()]
     }
 
-    /// Rounds until all connections of the hostile guest that only wait are over.
+    /// Runs rounds until all connections of the hostile guest that only wait are over.
     pub fn settle(&mut self) {
         for _ in 0..8 {
             self.turn(DRAIN_TIMEOUT_NS, true);
-            self.turn(IDLE_LOOK_INTERVAL_NS, true);
+            self.turn(IDLE_SOCKET_POLL_INTERVAL_NS, true);
         }
     }
 }
@@ -148,7 +149,7 @@ impl Guest {
         self.tx.offer(&[buffer], &[]);
     }
 
-    /// A header from this guest, with room for answers.
+    /// Makes a header from this guest, with room for answers.
     #[must_use]
     pub fn header(&self, dst_cid: u64, op: u16, src_port: u32, dst_port: u32) -> RawHeader {
         RawHeader {

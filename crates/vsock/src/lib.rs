@@ -9,8 +9,8 @@
 //! reaches whoever listens at `<socket>_P`; a program that connects to `<socket>` and writes
 //! `CONNECT P\n` reaches the guest's port P and reads `OK <port>\n` once the guest has accepted.
 //!
-//! *Services* are ports of CID 2 that the daemon answers itself ([`Service`]): the engine makes a
-//! pair of sockets instead of connecting to a path, and hands over one of them. From there on the
+//! *Services* are ports of CID 2 that the daemon answers itself ([`HostService`]): the engine makes
+//! a pair of sockets instead of connecting to a path, and hands over one of them. From there on the
 //! connection is like any other.
 //!
 //! *Credit ends here.* Towards each guest the device is the other end of every connection
@@ -26,12 +26,12 @@
 //! once, and take turns. Resets for packets of no connection have a small fixed queue. When a guest
 //! gives no receive buffers, everything waits in that bounded state, and only towards that guest.
 //!
-//! *Rounds are short* whatever a guest posts: what is taken from its ring ends with its allowance, by
-//! bytes (the packet that exceeds it is the last one), and packets and bytes towards one guest in one round have
-//! an upper bound ([`limits::ROUND_PACKETS`], [`limits::ROUND_BYTES`]). Its connections draw on it
-//! in turn; other guests copy straight into its buffers with what is left, and else through the
-//! buffer of the sending connection. A receive buffer without room for a header and a byte stops
-//! the port.
+//! *Rounds are short* whatever a guest posts: what is taken from its ring ends with its allowance,
+//! by bytes (the packet that exceeds it is the last one), and packets and bytes towards one guest
+//! in one round have an upper bound ([`limits::ROUND_PACKETS`], [`limits::ROUND_BYTES`]). Its
+//! connections draw on it in turn; other guests copy straight into its buffers with what is left,
+//! and else through the buffer of the sending connection. A receive buffer without room for a
+//! header and a byte stops the port.
 //!
 //! *Nobody takes it all.* Of a domain's buffers each port is sure of an equal share and may borrow
 //! what the others' shares leave; of a port's connections another guest gets as many as it leaves
@@ -47,14 +47,15 @@
 //!
 //! # Limits
 //! All numbers, each with its reason, are in [`limits`]. Beyond those:
-//! - A packet of more than 2,048 segments or 64 MiB, or with a buffer outside the VM's memory, is dropped and
-//!   counted as malformed, and its connection is reset; receive buffers like that go back empty.
+//! - A packet of more than 2,048 segments or 64 MiB, or with a buffer outside the VM's memory, is
+//!   dropped and counted as malformed, and its connection is reset; receive buffers like that go
+//!   back empty.
 //! - Streams only. Datagrams and `SOCK_SEQPACKET` are refused with a reset: QEMU 7.2 does not pass
 //!   the seqpacket feature on to vhost-user devices.
 //! - Connections do not outlive the daemon: their Unix sockets end with it. After a restart through
 //!   the holder the device goes on and answers packets of old connections with resets, so a guest
-//!   sees `ECONNRESET` on the next thing it sends; one that only waits sees nothing, but for clients of
-//!   privileged services on the four highest ports, which are told.
+//!   sees `ECONNRESET` on the next thing it sends; one that only waits sees nothing, but for
+//!   clients of privileged services on the four highest ports, which are told.
 //! - Nor do they survive migration; vsock devices are unplugged around it.
 //! - A paused VM whose ring indices stand exactly where a fresh ring's do is taken for one that
 //!   starts anew, and its connections end: one pause in 65,536 (split) or in twice the ring's size
@@ -64,32 +65,36 @@
 //! - A guest cannot connect to its own CID through the device; Linux does that by itself.
 //! - CIDs are unique within a domain; keeping them unique in a host is the configuration's task.
 
-mod buffer;
+mod byte_ring;
 pub mod connection;
 pub mod device;
 pub mod domain;
+mod endpoint;
 mod engine;
 pub mod error;
-mod host;
-mod hostio;
-mod life;
+mod lifecycle;
 pub mod limits;
 pub mod listing;
 pub mod metrics;
 pub mod packet;
+mod port;
+mod port_config;
 mod queues;
 mod rx;
 mod service;
-mod table;
+mod slab;
+mod socket_events;
 mod tx;
+mod unix_socket;
 
-pub use device::{HostPorts, VsockPort, VsockPortConfig};
+pub use device::VsockPort;
 pub use domain::{Domain, DomainConfig};
-pub use engine::Engine;
+pub use engine::VsockEngine;
 pub use error::{PacketError, VsockError};
 pub use listing::{ConnectionInfo, Peer};
 pub use metrics::VsockStats;
-pub use service::{Gone, Service, Sink};
+pub use port_config::{HostPorts, VsockPortConfig};
+pub use service::{GuestResetHook, HostService, ServiceSink};
 
 #[cfg(feature = "testing")]
 pub mod fuzzing;

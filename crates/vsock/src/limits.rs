@@ -49,31 +49,31 @@ pub const MAX_HANDSHAKES: u32 = 64;
 /// Longest `CONNECT <port>` line, with its newline; the longest sensible one has 19 bytes.
 pub const MAX_LINE_BYTES: usize = 32;
 
-/// How long a host program may take for its `CONNECT` line.
+/// Time limit of a host program for its `CONNECT` line.
 pub const HANDSHAKE_TIMEOUT_NS: u64 = 5_000_000_000;
 
-/// How long a guest may take to answer a connection request. Linux itself gives up after 2 s.
+/// Time limit of a guest for its answer to a connection request. Linux itself gives up after 2 s.
 pub const CONNECT_TIMEOUT_NS: u64 = 10_000_000_000;
 
-/// How long a guest may take to confirm that both directions are shut. Linux itself waits 8 s.
+/// Time limit of a guest to confirm that both directions are shut. Linux itself waits 8 s.
 pub const CLOSE_TIMEOUT_NS: u64 = 8_000_000_000;
 
-/// How long bytes of a guest that has closed wait for a host program that does not read; every
-/// byte taken starts it anew.
+/// Time for which bytes of a guest that has closed wait for a host program that does not read;
+/// every byte taken starts it anew.
 pub const DRAIN_TIMEOUT_NS: u64 = 30_000_000_000;
 
-/// Least time between two looks at all deadlines: a look costs a walk over all connections.
+/// Least time between two scans of all deadlines: a scan costs a walk over all connections.
 pub const SCAN_INTERVAL_NS: u64 = 100_000_000;
 
-/// Least time between two looks at the Unix sockets while polling: one system call each.
-pub const LOOK_INTERVAL_NS: u64 = 20_000;
+/// Least time between two polls of the Unix sockets: one system call each.
+pub const SOCKET_POLL_INTERVAL_NS: u64 = 20_000;
 
-/// The same while there are only listeners: a new connection can wait a little on a sidecore that
-/// never sleeps, and the other devices on it need not pay for looking.
-pub const IDLE_LOOK_INTERVAL_NS: u64 = 1_000_000;
+/// Least time between two polls while there are only listeners: a new connection can wait a little
+/// on a sidecore that never sleeps, and the other devices on it need not pay for polling.
+pub const IDLE_SOCKET_POLL_INTERVAL_NS: u64 = 1_000_000;
 
-/// Unix socket events taken per look.
-pub const LOOK_EVENTS: usize = 64;
+/// Unix socket events taken per poll.
+pub const SOCKET_POLL_EVENTS: usize = 64;
 
 /// New Unix connections accepted per port and round.
 pub const ACCEPT_BATCH: u32 = 16;
@@ -81,10 +81,10 @@ pub const ACCEPT_BATCH: u32 = 16;
 /// Longest queue of Unix connections not yet accepted.
 pub const LISTEN_BACKLOG: i32 = 128;
 
-/// What a packet is charged at least: handling one takes as long as copying so much.
+/// Least charge of a packet: handling one takes as long as copying this many bytes.
 pub const MIN_CHARGE_BYTES: u64 = 512;
 
-/// Packets are guessed to be about so long before there was one: what was taken too many is given
+/// Guessed length of packets before there was one: surplus packets are given
 /// back.
 pub const TYPICAL_BYTES: u64 = 4096;
 
@@ -94,9 +94,9 @@ pub const BATCH: usize = 64;
 /// Most bytes that one connection moves to its guest before the next one's turn.
 pub const QUANTUM_BYTES: u32 = 128 << 10;
 
-/// Most packets that go to one guest per round, whatever buffers it posts and whoever sends them: a
-/// guest may post buffers with room for a single byte, and would else keep the sidecore in one round
-/// for as long as it likes. Four batches: what a guest with Linux' 4 KiB buffers takes of
+/// Most packets that go to one guest per round, whatever buffers it posts and from every sender: a
+/// guest may post buffers with room for a single byte, and would else keep the sidecore in one
+/// round for as long as it likes. Four batches: what a guest with Linux' 4 KiB buffers takes of
 /// [`ROUND_BYTES`] is a quarter of that.
 pub const ROUND_PACKETS: u32 = 256;
 
@@ -109,7 +109,7 @@ pub const READY_BUDGET: usize = 256;
 
 /// Resets owed to a guest for packets that belong to no connection. More are dropped and counted:
 /// only a guest that gives no receive buffers gets there.
-pub const MAX_STRAYS: usize = 256;
+pub const MAX_STRAY_RESETS: usize = 256;
 
 /// Most services of one port: each request for a connection to the host looks through them.
 pub const MAX_SERVICES: usize = 8;
@@ -117,8 +117,8 @@ pub const MAX_SERVICES: usize = 8;
 /// Highest number of a service: 2^32 - 1 means "any".
 pub const HIGHEST_SERVICE_PORT: u32 = u32::MAX - 1;
 
-/// Highest port that a guest's kernel gives to root, and to programs with `CAP_NET_BIND_SERVICE`, alone
-/// (Linux: `LAST_RESERVED_PORT` of `net/vmw_vsock/af_vsock.c`).
+/// Highest port that a guest's kernel gives to root, and to programs with `CAP_NET_BIND_SERVICE`,
+/// alone (Linux: `LAST_RESERVED_PORT` of `net/vmw_vsock/af_vsock.c`).
 pub const HIGHEST_PRIVILEGED_PORT: u32 = 1023;
 
 /// Most buffers in one system call (Linux' `UIO_MAXIOV`).

@@ -1,30 +1,31 @@
-//! What is connected to what, for `status` commands.
+//! List of connections, for `status` commands.
 
 use crate::connection::Phase;
-use crate::engine::{Engine, Far};
-use crate::table::Id;
+use crate::endpoint::FarEnd;
+use crate::engine::VsockEngine;
+use crate::slab::SlabId;
 
-/// What is behind a connection.
+/// Far end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
-    /// A program of the host.
+    /// Program of the host.
     Host,
     /// The guest with this CID.
     Guest(u32),
-    /// It has closed already.
+    /// Far end that has closed already.
     Gone,
 }
 
-/// One connection of a port.
+/// Connection of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionInfo {
-    /// The guest's port number.
+    /// Port number of the guest.
     pub guest_port: u32,
-    /// What is at the other end.
+    /// Far end.
     pub peer: Peer,
-    /// The other end's port number.
+    /// Port number of the far end.
     pub peer_port: u32,
-    /// `connecting`, `open` or `closing`.
+    /// State: `connecting`, `open` or `closing`.
     pub state: &'static str,
     /// Payload bytes that the guest sent.
     pub bytes_from_guest: u64,
@@ -32,13 +33,13 @@ pub struct ConnectionInfo {
     pub bytes_to_guest: u64,
     /// Bytes of the guest that the other end has not taken.
     pub buffered_bytes: u64,
-    /// Time since it was asked for.
+    /// Time since the connection was asked for.
     pub age_ms: u64,
 }
 
-impl Engine {
-    /// A port's connections, in no order that means anything.
-    pub(crate) fn connections(&self, port: Id) -> Vec<ConnectionInfo> {
+impl VsockEngine {
+    /// Lists a port's connections, in no meaningful order.
+    pub(crate) fn connections(&self, port: SlabId) -> Vec<ConnectionInfo> {
         let ids = (0..self.endpoints.slots()).filter_map(|i| self.endpoints.id_at(i));
         ids.filter_map(|id| self.endpoints.get(id))
             .filter(|ep| ep.port == port)
@@ -47,13 +48,13 @@ impl Engine {
                 ConnectionInfo {
                     guest_port: key.guest_port,
                     peer: match ep.far {
-                        Far::Host(_) => Peer::Host,
-                        Far::Guest(_) => Peer::Guest(key.peer_cid),
-                        Far::Gone => Peer::Gone,
+                        FarEnd::Host(_) => Peer::Host,
+                        FarEnd::Guest(_) => Peer::Guest(key.peer_cid),
+                        FarEnd::Gone => Peer::Gone,
                     },
                     peer_port: key.peer_port,
                     state: match ep.conn.phase() {
-                        Phase::Asking | Phase::Answering => "connecting",
+                        Phase::Requesting | Phase::Responding => "connecting",
                         Phase::Open => "open",
                         Phase::Closing => "closing",
                     },

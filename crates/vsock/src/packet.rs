@@ -1,4 +1,4 @@
-//! The header of a vsock packet (virtio 1.2, 5.10.6), copied once and then checked.
+//! Header of a vsock packet (virtio 1.2, 5.10.6), copied once and then checked.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -23,10 +23,10 @@ pub const SHUT_RECEIVE: u8 = 1;
 /// `VIRTIO_VSOCK_SHUTDOWN_F_SEND`: the sender sends no more data.
 pub const SHUT_SEND: u8 = 2;
 
-/// Both directions.
+/// Flags of both directions.
 pub const SHUT_BOTH: u8 = SHUT_RECEIVE | SHUT_SEND;
 
-/// What a packet is for (virtio 1.2, 5.10.6).
+/// Operation of a packet (virtio 1.2, 5.10.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Op {
@@ -61,7 +61,7 @@ impl Op {
     }
 }
 
-/// The header as it lies in guest memory.
+/// Header as it lies in guest memory.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawHeader {
@@ -87,44 +87,44 @@ pub struct RawHeader {
     pub fwd_cnt: U32,
 }
 
-/// A connection as one guest sees it; unique within its port.
+/// Key of a connection as one guest sees it; unique within its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
-    /// The guest's own port number.
+pub struct ConnectionKey {
+    /// Port number of the guest.
     pub guest_port: u32,
-    /// The other end: 2 for the host, or another guest's CID.
+    /// CID of the other end: 2 for the host, or another guest's.
     pub peer_cid: u32,
-    /// The other end's port number.
+    /// Port number of the other end.
     pub peer_port: u32,
 }
 
-/// A checked header of a packet that a guest sent.
+/// Checked header of a packet that a guest sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Its connection.
-    pub key: Key,
+    /// Connection of the packet.
+    pub key: ConnectionKey,
     /// Operation.
     pub op: Op,
     /// Payload bytes, at most [`MAX_PAYLOAD_BYTES`] and what the chain has.
     pub len: u32,
     /// Flags.
     pub flags: u32,
-    /// The guest's receive buffer.
+    /// Size of the guest's receive buffer.
     pub buf_alloc: u32,
-    /// What the guest's application has taken.
+    /// Number of bytes that the guest's application has taken, modulo 2^32.
     pub fwd_cnt: u32,
 }
 
 impl RawHeader {
-    /// A header from the bytes of one.
+    /// Makes a header of its bytes.
     pub fn from_wire(bytes: &[u8; HEADER_LEN_BYTES as usize]) -> Self {
         zerocopy::transmute!(*bytes)
     }
 
-    /// The connection named by a packet that a guest sent. CIDs above 32 bits are reserved, so the
+    /// Connection that a guest's packet names. CIDs above 32 bits are reserved, so the
     /// cut never makes two different ones equal once [`RawHeader::check`] has passed the addresses.
-    pub fn key(&self) -> Key {
-        Key {
+    pub fn key(&self) -> ConnectionKey {
+        ConnectionKey {
             guest_port: self.src_port.get(),
             peer_cid: self.dst_cid.get() as u32,
             peer_port: self.dst_port.get(),
@@ -163,13 +163,13 @@ impl RawHeader {
         })
     }
 
-    /// A reset for `key`, to the guest `cid`, in answer to a packet of socket type `kind`.
-    pub fn reset(key: Key, cid: u32, kind: u16) -> Self {
+    /// Makes a reset for `key`, to the guest `cid`, in answer to a packet of socket type `kind`.
+    pub fn reset(key: ConnectionKey, cid: u32, kind: u16) -> Self {
         Self { kind: kind.into(), ..Self::to_guest(key, cid, Op::Rst) }
     }
 
-    /// A header to the guest `cid` without payload, flags and credit.
-    pub fn to_guest(key: Key, cid: u32, op: Op) -> Self {
+    /// Makes a header to the guest `cid` without payload, flags and credit.
+    pub fn to_guest(key: ConnectionKey, cid: u32, op: Op) -> Self {
         Self {
             src_cid: u64::from(key.peer_cid).into(),
             dst_cid: u64::from(cid).into(),
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_good_header_passes_and_keeps_its_values() {
         let h = good().check(5, 10).unwrap();
-        assert_eq!(h.key, Key { guest_port: 1000, peer_cid: 2, peer_port: 52 });
+        assert_eq!(h.key, ConnectionKey { guest_port: 1000, peer_cid: 2, peer_port: 52 });
         assert_eq!((h.op, h.len, h.buf_alloc, h.fwd_cnt), (Op::Rw, 10, 4096, 7));
     }
 

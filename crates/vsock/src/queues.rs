@@ -1,4 +1,4 @@
-//! A port's two virtqueues as the engine works on them.
+//! Virtqueues of a port as the engine works on them.
 
 use base::counter::DropReason;
 use queue::{Batch, Chain, Completion, RingError, Seg, Vring};
@@ -13,14 +13,15 @@ const HEADER: usize = HEADER_LEN_BYTES as usize;
 /// Segments of a batch: Linux uses one or two per packet; bigger chains just make smaller batches.
 const BATCH_SEGS: usize = BATCH * 4;
 
-/// Device → driver. Takes empty buffers in batches, keeps those not needed yet, completes in order.
+/// Receive queue (device → driver). Takes empty buffers in batches, keeps those not needed yet,
+/// completes in order.
 #[derive(Debug)]
 pub(crate) struct RxQueue {
     vring: Vring,
     batch: Batch,
     next: usize,
     done: Vec<Completion>,
-    /// Completions were pushed since the last notification.
+    /// Whether completions were pushed since the last notification.
     owes_notify: bool,
     /// Packets and payload bytes that may still go to the guest in this round.
     packets_left: u32,
@@ -29,9 +30,9 @@ pub(crate) struct RxQueue {
     segs: u64,
 }
 
-/// Why a packet cannot go to the guest now.
+/// Reason why a packet cannot go to the guest now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum WaitReason {
     /// The guest has posted no buffers.
     Buffers,
     /// The port has had its share of this round.
@@ -52,12 +53,12 @@ impl RxQueue {
         }
     }
 
-    /// A new round: the port's share of it is whole again.
+    /// Begins a new round: the port's share of it is whole again.
     pub fn begin_round(&mut self) {
         (self.packets_left, self.bytes_left, self.segs) = (ROUND_PACKETS, ROUND_BYTES, 0);
     }
 
-    /// What went to the guest since the round began.
+    /// Packets and bytes that went to the guest since the round began.
     pub fn spent(&self) -> Spent {
         let requests = ROUND_PACKETS - self.packets_left;
         let bytes = u64::from(ROUND_BYTES - self.bytes_left);
@@ -65,28 +66,28 @@ impl RxQueue {
         Spent { bytes: bytes.max(least), requests }
     }
 
-    /// Payload bytes that may still go to the guest in this round.
+    /// Number of payload bytes that may still go to the guest in this round.
     pub fn bytes_left(&self) -> u32 {
         self.bytes_left
     }
 
-    /// Ok when a buffer for header and payload is at hand and the port's share of the round is not
-    /// used up. A buffer without room for one byte of payload breaks the port: no driver posts
-    /// such, and completing them empty would never end while the guest posts more. One that cannot be
-    /// filled ([`queue::ChainFault`]) goes back empty, as a packet of the round's share.
-    pub fn ready(&mut self) -> Result<(), Wait> {
+    /// Makes sure that a buffer for header and payload is at hand and the port's share of the round
+    /// is not used up. A buffer without room for one byte of payload breaks the port: no driver
+    /// posts such, and completing them empty would never end while the guest posts more. One that
+    /// cannot be filled ([`queue::ChainFault`]) goes back empty, as a packet of the round's share.
+    pub fn ensure_buffer(&mut self) -> Result<(), WaitReason> {
         if !self.vring.parts.health.is_live() {
-            return Err(Wait::Buffers);
+            return Err(WaitReason::Buffers);
         }
         loop {
             if self.packets_left == 0 || self.bytes_left == 0 {
-                return Err(Wait::Round);
+                return Err(WaitReason::Round);
             }
             if self.next >= self.batch.len() {
                 self.push();
                 self.next = 0;
                 if self.vring.pop(&mut self.batch, BATCH) == 0 {
-                    return Err(Wait::Buffers);
+                    return Err(WaitReason::Buffers);
                 }
             }
             if self.batch.get(self.next).fault.is_none() {
@@ -105,11 +106,11 @@ impl RxQueue {
         self.vring.parts.stats.drop_one(DropReason::Malformed);
         let what = "a receive buffer has no room for a header and one byte";
         self.vring.fail(&RingError::BadRequest { head, what });
-        Err(Wait::Buffers)
+        Err(WaitReason::Buffers)
     }
 
-    /// The buffer that is `ahead` places after the next one, if it is at hand, good, and within the
-    /// port's share of the round.
+    /// Returns the buffer that is `ahead` places after the next one, if it is at hand, good, and
+    /// within the port's share of the round.
     pub fn peek(&self, ahead: usize) -> Option<Chain<'_>> {
         let at = self.next + ahead;
         if at >= self.batch.len() || ahead >= self.packets_left as usize {
@@ -119,7 +120,7 @@ impl RxQueue {
     }
 
     /// Completes the next buffer with `header` and `payload_len` bytes that lie behind it already.
-    /// Call only after [`RxQueue::ready`] or [`RxQueue::peek`] found it.
+    /// Call only after [`RxQueue::ensure_buffer`] or [`RxQueue::peek`] found it.
     pub fn put(&mut self, header: &RawHeader, payload_len: u32) {
         let chain = self.batch.get(self.next);
         // Fewer only if the buffer were smaller than `ready` saw it.
@@ -166,7 +167,7 @@ impl RxQueue {
         self.next = 0;
     }
 
-    /// The ring, with nothing of it in use.
+    /// Returns the ring, with nothing of it in use.
     pub fn into_vring(mut self) -> Vring {
         self.give_back();
         self.vring
@@ -181,13 +182,13 @@ impl RxQueue {
     }
 }
 
-/// Driver → device. A batch is taken, worked off and completed within one poll.
+/// Transmit queue (driver → device). A batch is taken, worked off and completed within one poll.
 #[derive(Debug)]
 pub(crate) struct TxQueue {
     pub vring: Vring,
     pub batch: Batch,
     done: Vec<Completion>,
-    /// What a packet of the last batch was charged on average: not many more are taken from the ring
+    /// Average charge of a packet of the last batch: not many more are taken from the ring
     /// than are allowed.
     mean_cost: u64,
 }
@@ -204,7 +205,7 @@ impl TxQueue {
 
     /// Takes the next packets until the allowance is spent, which the last one may exceed. Returns
     /// what they are charged, and whether there may be more.
-    pub fn take(&mut self, allowance: Allowance) -> (Spent, bool) {
+    pub fn take_batch(&mut self, allowance: Allowance) -> (Spent, bool) {
         let most = allowance.batch(self.mean_cost, BATCH);
         let popped = if most > 0 { self.vring.pop(&mut self.batch, most) } else { 0 };
         let (mut spent, mut count) = (Spent::default(), 0);
@@ -221,7 +222,7 @@ impl TxQueue {
         (spent, popped == most || count < popped)
     }
 
-    /// Our copy of a packet's header, made once; none when the packet is shorter.
+    /// Copies a packet's header, once; none when the packet is shorter.
     pub fn header(&self, index: usize) -> Option<RawHeader> {
         let chain = self.batch.get(index);
         let mut bytes = [0u8; HEADER];
@@ -229,7 +230,7 @@ impl TxQueue {
             .then(|| RawHeader::from_wire(&bytes))
     }
 
-    /// The bytes of a packet; payload starts at [`HEADER_LEN_BYTES`].
+    /// Bytes of a packet; payload starts at [`HEADER_LEN_BYTES`].
     pub fn bytes(&self, index: usize) -> &[Seg] {
         self.batch.get(index).readable
     }

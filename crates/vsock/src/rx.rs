@@ -1,4 +1,4 @@
-//! To the guests: packets into the buffers of the RX queues.
+//! Packets to the guests, into the buffers of their receive queues.
 
 use std::os::fd::AsFd;
 
@@ -6,65 +6,67 @@ use queue::seg::copy_in;
 use rustix::io::Errno;
 use sidecore::Ledger;
 
-use crate::engine::{Engine, Far};
+use crate::endpoint::FarEnd;
+use crate::engine::VsockEngine;
 use crate::limits::{QUANTUM_BYTES, READY_BUDGET};
 use crate::packet::{HEADER_LEN_BYTES, Op, RawHeader, SHUT_SEND};
-use crate::queues::{RxQueue, Wait};
-use crate::table::Id;
+use crate::queues::{RxQueue, WaitReason};
+use crate::slab::SlabId;
 use crate::tx::send_payload;
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
 
-/// What became of a connection's turn.
+/// Result of a connection's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// Nothing more for now.
+enum ConnectionTurn {
+    /// The connection has nothing more for now.
     Idle,
-    /// It has more than its share.
+    /// The connection has more than its share.
     More,
-    /// No receive buffers.
+    /// The guest has posted no receive buffers.
     Starved,
     /// The port has had its share of this round.
     Spent,
 }
 
-impl From<Wait> for Turn {
-    fn from(wait: Wait) -> Self {
+impl From<WaitReason> for ConnectionTurn {
+    fn from(wait: WaitReason) -> Self {
         match wait {
-            Wait::Buffers => Self::Starved,
-            Wait::Round => Self::Spent,
+            WaitReason::Buffers => Self::Starved,
+            WaitReason::Round => Self::Spent,
         }
     }
 }
 
-impl Engine {
-    /// One round towards a port's guest. Returns how many packets and connections were served.
-    pub(crate) fn serve_rx(&mut self, port: Id, ledger: &mut Ledger) -> usize {
+impl VsockEngine {
+    /// Serves one round towards a port's guest. Returns how many packets and connections were
+    /// served.
+    pub(crate) fn serve_rx(&mut self, port: SlabId, ledger: &mut Ledger) -> usize {
         let Some(mut rx) = self.ports.get_mut(port).and_then(|p| p.rx.take()) else { return 0 };
         if let Some(p) = self.ports.get_mut(port) {
-            p.starved = false;
+            p.is_starved = false;
         }
         // Before those who copy straight into the buffers in the next round: they get what is left,
         // so that a busy neighbour cannot keep the guest's other connections waiting.
         rx.begin_round();
-        let mut done = self.send_strays(port, &mut rx);
+        let mut done = self.send_stray_resets(port, &mut rx);
         let mut budget = READY_BUDGET;
         while budget > 0 {
             budget -= 1;
             let Some(p) = self.ports.get_mut(port) else { break };
             let Some(id) = p.ready.pop_front(&mut self.endpoints) else { break };
             match self.serve_connection(&mut rx, id) {
-                Turn::Idle => {}
-                Turn::More => self.enqueue(id),
-                Turn::Spent => {
+                ConnectionTurn::Idle => {}
+                ConnectionTurn::More => self.enqueue(id),
+                ConnectionTurn::Spent => {
                     self.enqueue(id);
                     break;
                 }
-                Turn::Starved => {
+                ConnectionTurn::Starved => {
                     if let Some(p) = self.ports.get_mut(port) {
                         p.ready.push_front(&mut self.endpoints, id);
                         p.spec.stats.buffer_waits.add(1);
-                        p.starved = true;
+                        p.is_starved = true;
                     }
                     break;
                 }
@@ -83,79 +85,79 @@ impl Engine {
         done
     }
 
-    fn send_strays(&mut self, port: Id, rx: &mut RxQueue) -> usize {
+    fn send_stray_resets(&mut self, port: SlabId, rx: &mut RxQueue) -> usize {
         let Some(p) = self.ports.get_mut(port) else { return 0 };
         let mut done = 0;
-        while let Some(&(key, kind)) = p.strays.front() {
-            if let Err(wait) = rx.ready() {
-                p.starved = wait == Wait::Buffers;
+        while let Some(&(key, kind)) = p.stray_resets.front() {
+            if let Err(wait) = rx.ensure_buffer() {
+                p.is_starved = wait == WaitReason::Buffers;
                 break;
             }
             rx.put(&RawHeader::reset(key, p.spec.cid, kind), 0);
             p.spec.stats.resets_sent.add(1);
-            p.strays.pop_front();
+            p.stray_resets.pop_front();
             done += 1;
         }
         done
     }
 
-    /// True when bytes of the other end wait for the guest.
-    fn far_has_bytes(&self, id: Id) -> bool {
+    /// Whether bytes of the other end wait for the guest.
+    fn far_has_bytes(&self, id: SlabId) -> bool {
         match self.endpoints.get(id).map(|ep| &ep.far) {
-            Some(Far::Guest(peer)) => {
+            Some(FarEnd::Guest(peer)) => {
                 self.endpoints.get(*peer).is_some_and(|other| !other.ring.is_empty())
             }
             _ => false,
         }
     }
 
-    /// True when there is a packet to send to the guest, buffers aside.
-    pub(crate) fn has_work(&self, id: Id) -> bool {
+    /// Whether there is a packet to send to the guest, buffers aside.
+    pub(crate) fn has_work(&self, id: SlabId) -> bool {
         let Some(ep) = self.endpoints.get(id) else { return false };
         let bytes = self.far_has_bytes(id);
-        let readable = matches!(&ep.far, Far::Host(end) if end.readable);
+        let readable = matches!(&ep.far, FarEnd::Host(end) if end.readable);
         ep.conn.next_op(!bytes).is_some() || ((bytes || readable) && ep.conn.send_room() > 0)
     }
 
-    fn serve_connection(&mut self, rx: &mut RxQueue, id: Id) -> Turn {
+    fn serve_connection(&mut self, rx: &mut RxQueue, id: SlabId) -> ConnectionTurn {
         let mut moved = 0;
         loop {
             if let Some(turn) = self.send_ops(rx, id) {
                 return turn;
             }
             if moved >= QUANTUM_BYTES {
-                return Turn::More;
+                return ConnectionTurn::More;
             }
             let far_has_bytes = self.far_has_bytes(id);
-            let Some(ep) = self.endpoints.get_mut(id) else { return Turn::Idle };
-            let readable = matches!(&ep.far, Far::Host(end) if end.readable);
+            let Some(ep) = self.endpoints.get_mut(id) else { return ConnectionTurn::Idle };
+            let readable = matches!(&ep.far, FarEnd::Host(end) if end.readable);
             if !(readable || far_has_bytes) || !ep.conn.may_send() {
-                return Turn::Idle;
+                return ConnectionTurn::Idle;
             }
             let room = ep.conn.send_room().min(QUANTUM_BYTES - moved);
             if room == 0 {
-                ep.conn.want_credit();
+                ep.conn.request_credit();
                 if ep.conn.next_op(false).is_none() {
-                    return Turn::Idle;
+                    return ConnectionTurn::Idle;
                 }
                 if let Some(p) = self.ports.get(ep.port) {
                     p.spec.stats.credit_waits.add(1);
                 }
                 continue;
             }
-            if let Err(wait) = rx.ready() {
+            if let Err(wait) = rx.ensure_buffer() {
                 return wait.into();
             }
             let room = room.min(rx.bytes_left());
             let n = match &ep.far {
-                Far::Guest(peer) => {
+                FarEnd::Guest(peer) => {
                     let peer = *peer;
                     self.send_buffered(rx, id, peer, room)
                 }
                 _ => self.send_from_host(rx, id, room),
             };
             if n == 0 && far_has_bytes {
-                return Turn::Idle;
+                return ConnectionTurn::Idle;
             }
             moved += n;
             if let Some(p) = self.endpoints.get(id).and_then(|ep| self.ports.get(ep.port)) {
@@ -165,32 +167,32 @@ impl Engine {
     }
 
     /// Sends the packets without payload that are due. Some: the turn is over.
-    fn send_ops(&mut self, rx: &mut RxQueue, id: Id) -> Option<Turn> {
+    fn send_ops(&mut self, rx: &mut RxQueue, id: SlabId) -> Option<ConnectionTurn> {
         loop {
             let far_empty = !self.far_has_bytes(id);
-            let Some(ep) = self.endpoints.get_mut(id) else { return Some(Turn::Idle) };
+            let Some(ep) = self.endpoints.get_mut(id) else { return Some(ConnectionTurn::Idle) };
             ep.conn.next_op(far_empty)?;
-            if let Err(wait) = rx.ready() {
+            if let Err(wait) = rx.ensure_buffer() {
                 return Some(wait.into());
             }
-            let Some(p) = self.ports.get(ep.port) else { return Some(Turn::Idle) };
+            let Some(p) = self.ports.get(ep.port) else { return Some(ConnectionTurn::Idle) };
             let (op, header) = ep.conn.take_op(far_empty, p.spec.cid, self.now_ns)?;
             rx.put(&header, 0);
             if op == Op::Rst {
                 p.spec.stats.resets_sent.add(1);
-                self.guest_done(id);
-                return Some(Turn::Idle);
+                self.release(id);
+                return Some(ConnectionTurn::Idle);
             }
             let deadline_ns = ep.conn.deadline_ns();
             self.note_deadline(deadline_ns);
         }
     }
 
-    /// Bytes out of the sending guest's buffer, up to `room`; one receive buffer is at hand.
-    fn send_buffered(&mut self, rx: &mut RxQueue, id: Id, peer: Id, room: u32) -> u32 {
+    /// Sends bytes out of the sending guest's buffer, up to `room`; one receive buffer is at hand.
+    fn send_buffered(&mut self, rx: &mut RxQueue, id: SlabId, peer: SlabId, room: u32) -> u32 {
         let Some(cid) = self.cid_of(id) else { return 0 };
         let mut moved = 0;
-        while moved < room && rx.ready().is_ok() {
+        while moved < room && rx.ensure_buffer().is_ok() {
             let Some(sender) = self.endpoints.get_mut(peer).filter(|s| !s.ring.is_empty()) else {
                 break;
             };
@@ -200,7 +202,7 @@ impl Engine {
             let mut n = copy_in(chain.writable, HEADER, a);
             n += copy_in(chain.writable, HEADER + n, b);
             sender.ring.consume(n);
-            sender.conn.passed_on(n as u32);
+            sender.conn.note_forwarded(n as u32);
             let Some(ep) = self.endpoints.get_mut(id) else { break };
             send_payload(rx, ep, cid, n as u32);
             rx.count_copied(n as u32);
@@ -213,17 +215,17 @@ impl Engine {
         moved
     }
 
-    pub(crate) fn cid_of(&self, id: Id) -> Option<u32> {
+    pub(crate) fn cid_of(&self, id: SlabId) -> Option<u32> {
         let ep = self.endpoints.get(id)?;
         self.ports.get(ep.port).map(|p| p.spec.cid)
     }
 
-    /// Bytes straight from the Unix socket into the guest's buffers, up to `room`: one system call
-    /// for as many buffers as are at hand.
-    fn send_from_host(&mut self, rx: &mut RxQueue, id: Id, room: u32) -> u32 {
+    /// Receives bytes straight from the Unix socket into the guest's buffers, up to `room`: one
+    /// system call for as many buffers as are at hand.
+    fn send_from_host(&mut self, rx: &mut RxQueue, id: SlabId, room: u32) -> u32 {
         let Some(cid) = self.cid_of(id) else { return 0 };
         let Some(ep) = self.endpoints.get_mut(id) else { return 0 };
-        let Far::Host(end) = &mut ep.far else { return 0 };
+        let FarEnd::Host(end) = &mut ep.far else { return 0 };
         self.iovecs.clear();
         let mut asked = 0;
         let mut ahead = 0;

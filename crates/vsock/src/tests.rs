@@ -13,13 +13,14 @@ use queue::testing::{GuestRam, ModelDriver, ModelOptions};
 use sidecore::{Ledger, Worker};
 use zerocopy::IntoBytes;
 
-use crate::device::{HostPorts, VsockPortConfig};
-use crate::engine::{Engine, PortSpec, RX, TX};
-use crate::host::{Listener, Programs};
-use crate::limits::IDLE_LOOK_INTERVAL_NS;
+use crate::engine::{RX, TX, VsockEngine};
+use crate::limits::IDLE_SOCKET_POLL_INTERVAL_NS;
 use crate::metrics::VsockStats;
-use crate::packet::{HEADER_LEN_BYTES, HOST_CID, Key, Op, RawHeader, TYPE_STREAM};
-use crate::table::Id;
+use crate::packet::{ConnectionKey, HEADER_LEN_BYTES, HOST_CID, Op, RawHeader, TYPE_STREAM};
+use crate::port::PortSpec;
+use crate::port_config::{HostPorts, VsockPortConfig};
+use crate::slab::SlabId;
+use crate::unix_socket::{Listener, ProgramSockets};
 
 mod abuse;
 mod credits;
@@ -46,8 +47,8 @@ impl Packet {
     }
 
     /// The connection, named as the guest names it.
-    pub fn key(&self) -> Key {
-        Key {
+    pub fn key(&self) -> ConnectionKey {
+        ConnectionKey {
             guest_port: self.header.dst_port.get(),
             peer_cid: self.header.src_cid.get() as u32,
             peer_port: self.header.src_port.get(),
@@ -134,7 +135,7 @@ impl Guest {
     }
 
     /// A header from this guest.
-    pub fn header(&self, key: Key, op: Op) -> RawHeader {
+    pub fn header(&self, key: ConnectionKey, op: Op) -> RawHeader {
         RawHeader {
             src_cid: u64::from(self.cid).into(),
             dst_cid: u64::from(key.peer_cid).into(),
@@ -150,7 +151,7 @@ impl Guest {
 
 /// A stream socket of a guest, as its kernel keeps it.
 pub struct Sock {
-    pub key: Key,
+    pub key: ConnectionKey,
     pub buf_alloc: u32,
     tx_cnt: u32,
     peer_buf_alloc: u32,
@@ -165,7 +166,7 @@ pub struct Sock {
 }
 
 impl Sock {
-    pub fn new(key: Key) -> Self {
+    pub fn new(key: ConnectionKey) -> Self {
         Self {
             key,
             buf_alloc: 256 << 10,
@@ -220,20 +221,20 @@ impl Sock {
     }
 }
 
-pub struct World {
-    pub engine: Engine,
+pub struct TestDomain {
+    pub engine: VsockEngine,
     pub ledger: Ledger,
     pub guests: Vec<Guest>,
-    pub ids: Vec<Id>,
+    pub ids: Vec<SlabId>,
     pub stats: Vec<Arc<VsockStats>>,
     pub now_ns: u64,
     pub dir: tempfile::TempDir,
 }
 
-impl World {
+impl TestDomain {
     pub fn new() -> Self {
         Self {
-            engine: Engine::new(true, 512 << 20, 0).unwrap(),
+            engine: VsockEngine::new(true, 512 << 20, 0).unwrap(),
             ledger: Ledger::default(),
             guests: Vec::new(),
             ids: Vec::new(),
@@ -267,7 +268,7 @@ impl World {
             vm: sidecore::VmId::NONE,
             cid,
             listener: Some(Listener::bind(&config.name, &config.socket).unwrap()),
-            programs: Programs::at(&config.name, &config.socket).unwrap(),
+            programs: ProgramSockets::at(&config.name, &config.socket).unwrap(),
             max_connections: config.max_connections,
             max_half_open: config.max_half_open,
             buffer_bytes: config.buffer_bytes,
@@ -299,7 +300,7 @@ impl World {
         let mut quiet = 0;
         for _ in 0..100_000 {
             // Three of them are longer than any pause between looks at Unix sockets.
-            self.now_ns += IDLE_LOOK_INTERVAL_NS / 2;
+            self.now_ns += IDLE_SOCKET_POLL_INTERVAL_NS / 2;
             let done = self.engine.poll(self.now_ns, &mut self.ledger);
             self.guests.iter_mut().for_each(Guest::collect);
             quiet = if done == 0 { quiet + 1 } else { 0 };
@@ -357,7 +358,8 @@ impl World {
         from: u32,
         to: u32,
     ) -> (Sock, UnixStream) {
-        let mut sock = Sock::new(Key { guest_port: from, peer_cid: HOST_CID, peer_port: to });
+        let mut sock =
+            Sock::new(ConnectionKey { guest_port: from, peer_cid: HOST_CID, peer_port: to });
         sock.send(&mut self.guests[guest], Op::Request, 0, &[]);
         self.feed(guest, &mut sock);
         assert!(sock.open, "refused");

@@ -1,4 +1,4 @@
-//! From the guests: packets off the TX queues.
+//! Packets from the guests, off their transmit queues.
 
 use std::fmt::Display;
 
@@ -10,23 +10,24 @@ use queue::seg::copy_across;
 use sidecore::{Ledger, VmId};
 
 use crate::connection::{Event, Phase};
-use crate::engine::{Endpoint, Engine, Far};
-use crate::host;
-use crate::packet::{HEADER_LEN_BYTES, Header, Key, Op, SHUT_RECEIVE, SHUT_SEND};
-use crate::queues::{RxQueue, TxQueue, Wait};
-use crate::table::Id;
+use crate::endpoint::{Endpoint, FarEnd};
+use crate::engine::VsockEngine;
+use crate::packet::{ConnectionKey, HEADER_LEN_BYTES, Header, Op, SHUT_RECEIVE, SHUT_SEND};
+use crate::queues::{RxQueue, TxQueue, WaitReason};
+use crate::slab::SlabId;
+use crate::unix_socket;
 
 const HEADER: usize = HEADER_LEN_BYTES as usize;
 
-impl Engine {
-    /// One batch of a port's packets. Returns how many there were.
-    pub(crate) fn serve_tx(&mut self, port: Id, ledger: &mut Ledger) -> usize {
+impl VsockEngine {
+    /// Serves one batch of a port's packets. Returns how many there were.
+    pub(crate) fn serve_tx(&mut self, port: SlabId, ledger: &mut Ledger) -> usize {
         // Taken out of the table for the batch, so that its packets can be read while other ports
         // and connections change. A guest never sends to itself through here.
         let Some(mut tx) = self.ports.get_mut(port).and_then(|p| p.tx.take()) else { return 0 };
         let vm = self.ports.get(port).map_or(VmId::NONE, |p| p.spec.vm);
         let allowance = ledger.allowance(vm, self.now_ns);
-        let (spent, is_more) = tx.take(allowance);
+        let (spent, is_more) = tx.take_batch(allowance);
         if allowance.is_none() && tx.vring.has_work() {
             ledger.held_back(vm, self.now_ns);
         }
@@ -48,15 +49,21 @@ impl Engine {
 
     /// Checks one packet and finds its connection. `last`: the connection of the packet before,
     /// since packets come in trains.
-    fn take_packet(&mut self, port: Id, tx: &TxQueue, index: usize, last: &mut Option<(Key, Id)>) {
+    fn take_packet(
+        &mut self,
+        port: SlabId,
+        tx: &TxQueue,
+        index: usize,
+        last: &mut Option<(ConnectionKey, SlabId)>,
+    ) {
         let Some(p) = self.ports.get(port) else { return };
         let chain = tx.batch.get(index);
         let Some(raw) = tx.header(index) else {
             let what = "it is shorter than a header, or not in the VM's memory";
             return self.malformed(port, tx, &what);
         };
-        // `header` found all its bytes, so there are not fewer. A chain that cannot be served has no
-        // payload: its connection ends, since the stream would have a gap.
+        // `header` found all its bytes, so there are not fewer. A chain that cannot be served has
+        // no payload: its connection ends, since the stream would have a gap.
         let payload_bytes = match chain.fault {
             None => chain.readable_len.saturating_sub(HEADER_LEN_BYTES),
             Some(_) => 0,
@@ -92,17 +99,17 @@ impl Engine {
             None if header.op == Op::Rst => {}
             None => {
                 tx.vring.parts.stats.drop_one(DropReason::NoDestination);
-                self.stray_reset(port, header.key, raw.kind.get());
+                self.queue_stray_reset(port, header.key, raw.kind.get());
             }
         }
     }
 
-    fn is_closing(&self, id: Id) -> bool {
+    fn is_closing(&self, id: SlabId) -> bool {
         self.endpoints.get(id).is_some_and(|ep| ep.conn.phase() == Phase::Closing)
     }
 
     #[cold]
-    fn malformed(&mut self, port: Id, tx: &TxQueue, what: &dyn Display) {
+    fn malformed(&mut self, port: SlabId, tx: &TxQueue, what: &dyn Display) {
         tx.vring.parts.stats.drop_one(DropReason::Malformed);
         let Some(p) = self.ports.get_mut(port) else { return };
         p.spec.stats.malformed.add(1);
@@ -112,24 +119,25 @@ impl Engine {
         }
     }
 
-    /// A packet that names a connection and makes no sense: the connection, if there is one, ends.
-    fn refuse_packet(&mut self, port: Id, tx: &TxQueue, key: Key, kind: u16) {
+    /// Refuses a packet that names a connection and makes no sense: the connection, if there is
+    /// one, ends.
+    fn refuse_packet(&mut self, port: SlabId, tx: &TxQueue, key: ConnectionKey, kind: u16) {
         let known = self.ports.get(port).and_then(|p| p.keys.get(&key).copied());
         match known.filter(|_| kind == crate::packet::TYPE_STREAM) {
             Some(id) => {
                 self.flush_run(tx);
                 self.reset(id);
             }
-            None => self.stray_reset(port, key, kind),
+            None => self.queue_stray_reset(port, key, kind),
         }
     }
 
-    fn on_packet(&mut self, tx: &TxQueue, index: usize, id: Id, header: &Header) {
+    fn on_packet(&mut self, tx: &TxQueue, index: usize, id: SlabId, header: &Header) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
         let port = ep.port;
         let event = ep.conn.on_packet(header);
         // Packets of one connection stay in order: its data goes out before anything else acts.
-        if !matches!(event, Event::Data(_) | Event::Nothing) && self.run.endpoint == Some(id) {
+        if !matches!(event, Event::Data(_) | Event::Nothing) && self.send_run.endpoint == Some(id) {
             self.flush_run(tx);
         }
         match event {
@@ -157,18 +165,18 @@ impl Engine {
         }
     }
 
-    fn on_accepted(&mut self, id: Id) {
+    fn on_accepted(&mut self, id: SlabId) {
         self.settle_half_open(id);
         let Some(ep) = self.endpoints.get_mut(id) else { return };
         match &mut ep.far {
-            Far::Host(end) => {
-                let told = !std::mem::take(&mut end.awaits_ok)
-                    || host::send_ok(&end.fd, ep.conn.key().peer_port);
-                if !told {
+            FarEnd::Host(end) => {
+                let is_sent = !std::mem::take(&mut end.awaits_ok)
+                    || unix_socket::send_ok(&end.fd, ep.conn.key().peer_port);
+                if !is_sent {
                     self.reset(id);
                 }
             }
-            Far::Guest(peer) => {
+            FarEnd::Guest(peer) => {
                 let peer = *peer;
                 if let Some(other) = self.endpoints.get_mut(peer) {
                     other.conn.accept();
@@ -176,11 +184,11 @@ impl Engine {
                 self.settle_half_open(peer);
                 self.enqueue(peer);
             }
-            Far::Gone => self.reset(id),
+            FarEnd::Gone => self.reset(id),
         }
     }
 
-    fn on_data(&mut self, tx: &TxQueue, index: usize, id: Id, len: u32) {
+    fn on_data(&mut self, tx: &TxQueue, index: usize, id: SlabId, len: u32) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
         ep.bytes_from_guest += u64::from(len);
         tx.vring.parts.stats.bytes.add(u64::from(len));
@@ -188,32 +196,32 @@ impl Engine {
             p.spec.stats.bytes_from_guest.add(u64::from(len));
         }
         match ep.far {
-            Far::Host(_) if ep.conn.far_shut() & SHUT_RECEIVE == 0 => {
-                if self.run.endpoint != Some(id) {
+            FarEnd::Host(_) if ep.conn.far_shut() & SHUT_RECEIVE == 0 => {
+                if self.send_run.endpoint != Some(id) {
                     self.flush_run(tx);
-                    self.run.endpoint = Some(id);
-                    self.run.pieces.clear();
+                    self.send_run.endpoint = Some(id);
+                    self.send_run.pieces.clear();
                 }
-                self.run.pieces.push((index, len));
+                self.send_run.pieces.push((index, len));
             }
-            Far::Guest(peer) => self.pass_to_guest(tx, index, id, peer, len),
+            FarEnd::Guest(peer) => self.pass_to_guest(tx, index, id, peer, len),
             // Nobody takes bytes any more; the guest has been told or is about to be.
-            Far::Host(_) | Far::Gone => ep.conn.passed_on(len),
+            FarEnd::Host(_) | FarEnd::Gone => ep.conn.note_forwarded(len),
         }
     }
 
     /// Sends the packets gathered for one Unix socket: one system call, unless they have more
     /// pieces than it takes. What does not fit goes to the connection's buffer.
     pub(crate) fn flush_run(&mut self, tx: &TxQueue) {
-        let Some(id) = self.run.endpoint.take() else { return };
-        let total: u32 = self.run.pieces.iter().map(|(_, len)| len).sum();
+        let Some(id) = self.send_run.endpoint.take() else { return };
+        let total: u32 = self.send_run.pieces.iter().map(|(_, len)| len).sum();
         let Some(ep) = self.endpoints.get_mut(id) else { return };
         let mut sent = 0;
         let mut broken = false;
-        if let Far::Host(end) = &mut ep.far {
+        if let FarEnd::Host(end) = &mut ep.far {
             while ep.ring.is_empty() && end.writable && sent < total {
                 self.iovecs.clear();
-                let wanted = gather(&self.run.pieces, sent, |i, offset, len| {
+                let wanted = gather(&self.send_run.pieces, sent, |i, offset, len| {
                     self.iovecs.add(tx.bytes(i), offset, len)
                 });
                 // SAFETY: the buffers are those of `tx`'s batch, which keeps them mapped.
@@ -230,21 +238,21 @@ impl Engine {
                 }
             }
         }
-        ep.conn.passed_on(sent);
+        ep.conn.note_forwarded(sent);
         if broken {
-            return self.host_takes_no_more(id);
+            return self.stop_sending_to_host(id);
         }
         if sent < total {
             let ring = &mut ep.ring;
-            let kept = gather(&self.run.pieces, sent, |i, offset, len| {
+            let buffered = gather(&self.send_run.pieces, sent, |i, offset, len| {
                 ring.push(tx.bytes(i), offset, len)
             });
-            self.count_buffered(tx, id, kept);
+            self.count_buffered(tx, id, buffered);
         }
     }
 
-    /// Bytes that went through a connection's buffer were copied once more.
-    fn count_buffered(&self, tx: &TxQueue, id: Id, bytes: usize) {
+    /// Counts bytes that went through a connection's buffer, which is one more copy.
+    fn count_buffered(&self, tx: &TxQueue, id: SlabId, bytes: usize) {
         tx.vring.parts.stats.copied_bytes.add(bytes as u64);
         let port = self.endpoints.get(id).and_then(|ep| self.ports.get(ep.port));
         if let Some(p) = port {
@@ -252,37 +260,38 @@ impl Engine {
         }
     }
 
-    /// From guest to guest: one copy when the receiver has buffers and gives credit, else through
-    /// the sender's buffer, which its credit never exceeds.
-    fn pass_to_guest(&mut self, tx: &TxQueue, index: usize, id: Id, peer: Id, len: u32) {
+    /// Passes a packet from guest to guest: one copy when the receiver has buffers and gives
+    /// credit, else through the sender's buffer, which its credit never exceeds.
+    fn pass_to_guest(&mut self, tx: &TxQueue, index: usize, id: SlabId, peer: SlabId, len: u32) {
         let other = self.endpoints.get(peer);
-        let takes = other.is_some_and(|o| {
+        let is_receiving = other.is_some_and(|o| {
             o.conn.phase() == Phase::Open && o.conn.guest_shut() & SHUT_RECEIVE == 0
         });
-        let behind = self.endpoints.get(id).is_some_and(|ep| !ep.ring.is_empty());
+        let has_backlog = self.endpoints.get(id).is_some_and(|ep| !ep.ring.is_empty());
         let mut done = 0;
-        if takes && !behind {
+        if is_receiving && !has_backlog {
             done = self.copy_to_guest(tx, index, peer, len);
         }
         let Some(ep) = self.endpoints.get_mut(id) else { return };
-        if !takes {
-            return ep.conn.passed_on(len);
+        if !is_receiving {
+            return ep.conn.note_forwarded(len);
         }
-        ep.conn.passed_on(done);
+        ep.conn.note_forwarded(done);
         if done < len {
-            let kept = ep.ring.push(tx.bytes(index), HEADER + done as usize, (len - done) as usize);
-            self.count_buffered(tx, id, kept);
+            let buffered =
+                ep.ring.push(tx.bytes(index), HEADER + done as usize, (len - done) as usize);
+            self.count_buffered(tx, id, buffered);
             self.enqueue(peer);
         }
     }
 
     /// Copies a packet's payload into the receiver's buffers, as far as there are buffers, credit
     /// and something left of the receiver's share of the round. Returns how many bytes went.
-    fn copy_to_guest(&mut self, tx: &TxQueue, index: usize, peer: Id, len: u32) -> u32 {
+    fn copy_to_guest(&mut self, tx: &TxQueue, index: usize, peer: SlabId, len: u32) -> u32 {
         let Some(other) = self.endpoints.get_mut(peer) else { return 0 };
         let Some(port) = self.ports.get_mut(other.port) else { return 0 };
         // Those who waited longer for buffers come first.
-        if port.starved {
+        if port.is_starved {
             return 0;
         }
         let Some(rx) = &mut port.rx else { return 0 };
@@ -292,8 +301,8 @@ impl Engine {
             if room == 0 {
                 break;
             }
-            if let Err(wait) = rx.ready() {
-                port.starved = wait == Wait::Buffers;
+            if let Err(wait) = rx.ensure_buffer() {
+                port.is_starved = wait == WaitReason::Buffers;
                 break;
             }
             let Some(chain) = rx.peek(0) else { break };
@@ -311,43 +320,43 @@ impl Engine {
         done
     }
 
-    fn on_shutdown(&mut self, id: Id, new: u8) {
+    fn on_shutdown(&mut self, id: SlabId, new: u8) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
         match ep.far {
-            Far::Host(_) => self.shut_host(id, new),
-            Far::Guest(peer) => {
+            FarEnd::Host(_) => self.shut_host(id, new),
+            FarEnd::Guest(peer) => {
                 if let Some(other) = self.endpoints.get_mut(peer) {
                     other.conn.far_shutdown(new);
                     if new & SHUT_RECEIVE != 0 {
                         // What waits there for this guest is for nobody.
-                        other.conn.passed_on(other.ring.len() as u32);
+                        other.conn.note_forwarded(other.ring.len() as u32);
                         other.ring.clear();
                     }
                 }
                 self.try_free(peer);
                 self.enqueue(peer);
             }
-            Far::Gone => {}
+            FarEnd::Gone => {}
         }
         self.enqueue(id);
     }
 
-    fn shut_host(&mut self, id: Id, new: u8) {
+    fn shut_host(&mut self, id: SlabId, new: u8) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
         let closing = ep.conn.phase() == Phase::Closing;
-        let Far::Host(end) = &mut ep.far else { return };
+        let FarEnd::Host(end) = &mut ep.far else { return };
         if new & SHUT_RECEIVE != 0 {
             end.readable = false;
-            host::shut(&end.fd, rustix::net::Shutdown::Read);
+            unix_socket::shut(&end.fd, rustix::net::Shutdown::Read);
             if end.hung_up {
                 ep.conn.far_shutdown(crate::packet::SHUT_BOTH);
             }
         }
         if new & SHUT_SEND != 0 && ep.ring.is_empty() {
-            host::shut(&end.fd, rustix::net::Shutdown::Write);
+            unix_socket::shut(&end.fd, rustix::net::Shutdown::Write);
         }
         if closing && ep.ring.is_empty() {
-            ep.far = Far::Gone;
+            ep.far = FarEnd::Gone;
         }
     }
 }
@@ -356,7 +365,7 @@ impl Engine {
 pub(crate) fn send_payload(rx: &mut RxQueue, ep: &mut Endpoint, cid: u32, len: u32) {
     let header = ep.conn.header(Op::Rw, cid, len);
     rx.put(&header, len);
-    ep.conn.sent(len);
+    ep.conn.note_sent(len);
     ep.bytes_to_guest += u64::from(len);
 }
 

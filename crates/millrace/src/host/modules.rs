@@ -20,7 +20,7 @@ use control::config::{self, Config};
 use control::plane::{ModuleStatus, PlaneError};
 use control::sample::Metrics;
 use modules::{Charge, ModulesError, RingConfig, RingSetup, VmModules, VmModulesConfig, engine};
-use vsock::Service;
+use vsock::HostService;
 
 use self::listener::Listener;
 use self::show::{STATS_TIMEOUT, Stand};
@@ -157,17 +157,17 @@ impl OfVm {
         })
     }
 
-    fn sink(&self, of_guest: bool) -> vsock::Sink {
+    fn sink(&self, of_guest: bool) -> vsock::ServiceSink {
         let way = Arc::clone(&self.way);
         Arc::new(move |fd| take(&way, fd, of_guest))
     }
 
     /// What its vsock port serves.
-    fn service(&self) -> Service {
+    fn service(&self) -> HostService {
         let way = Arc::clone(&self.way);
-        let gone: vsock::Gone = Arc::new(move || guest_gone(&way));
+        let gone: vsock::GuestResetHook = Arc::new(move || guest_gone(&way));
         let (port, sink) = (guest_abi::module::PORT, self.sink(true));
-        Service { port, privileged: self.privileged, sink, gone: Some(gone) }
+        HostService { port, privileged: self.privileged, sink, on_guest_reset: Some(gone) }
     }
 
     fn listen(&self) {
@@ -310,7 +310,7 @@ impl Modules {
     }
 
     /// What a VM's vsock port serves: the modules' port, when the VM has some.
-    pub fn services(&self, vm: &str) -> impl Iterator<Item = Service> {
+    pub fn services(&self, vm: &str) -> impl Iterator<Item = HostService> {
         self.find(vm).map(|of_vm| of_vm.service()).into_iter()
     }
 

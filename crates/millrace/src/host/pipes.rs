@@ -11,7 +11,7 @@ use control::sample::Metrics;
 use guest_abi::Reason;
 use net::NetPort;
 use pipe::{Devices, PipeInfo, PipeStats, PipesConfig, Secret, VmPipes};
-use vsock::Service;
+use vsock::HostService;
 
 use super::engine::Engine;
 use super::port::Ports;
@@ -99,11 +99,11 @@ impl Pipes {
         config: &Config,
         vm: &str,
         ports: &Ports,
-    ) -> anyhow::Result<Vec<Service>> {
+    ) -> anyhow::Result<Vec<HostService>> {
         let port = guest_abi::pipe::PORT;
         let service = |pipes: Arc<VmPipes>| {
             let sink = pipes.sink();
-            Service { port, privileged: true, sink, gone: None }
+            HostService { port, privileged: true, sink, on_guest_reset: None }
         };
         Ok(self.of(config, vm, ports)?.map(service).into_iter().collect())
     }

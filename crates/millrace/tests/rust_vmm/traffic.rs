@@ -12,7 +12,7 @@ use block::config::feature;
 use frontend::frame::{STATION_A, STATION_B, Station, write_headers, write_payload};
 use queue::dirty::LOG_PAGE_BYTES;
 use serde_json::{Value, json};
-use vsock::packet::{HEADER_LEN_BYTES, HOST_CID, Key, Op, RawHeader};
+use vsock::packet::{ConnectionKey, HEADER_LEN_BYTES, HOST_CID, Op, RawHeader};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::common::{Daemon, IN, OUT, Place};
@@ -312,7 +312,7 @@ impl Traffic {
     }
 
     fn send(&mut self, guest_port: u32, op: Op, content: &[u8]) {
-        let key = Key { guest_port, peer_cid: HOST_CID, peer_port: HOST_PORT };
+        let key = ConnectionKey { guest_port, peer_cid: HOST_CID, peer_port: HOST_PORT };
         let back = RawHeader::to_guest(key, CID, op);
         let header = RawHeader {
             src_cid: back.dst_cid,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const KEY: Key = Key { guest_port: 1, peer_cid: 2, peer_port: 3 };
+const KEY: ConnectionKey = ConnectionKey { guest_port: 1, peer_cid: 2, peer_port: 3 };
 const BUFFER: u32 = 8192;
 
 fn packet(op: Op, len: u32) -> Header {
@@ -56,7 +56,7 @@ fn data_beyond_our_credit_is_a_violation() {
     assert!(matches!(c.on_packet(&packet(Op::Rw, 1)), Event::Violation(_)));
     let mut c = open();
     c.on_packet(&packet(Op::Rw, BUFFER));
-    c.passed_on(10);
+    c.note_forwarded(10);
     assert_eq!(c.on_packet(&packet(Op::Rw, 10)), Event::Data(10));
 }
 
@@ -73,9 +73,9 @@ fn data_after_the_guest_shut_that_half_is_a_violation() {
 fn credit_is_told_when_half_the_buffer_is_free_again() {
     let mut c = open();
     c.on_packet(&packet(Op::Rw, BUFFER));
-    c.passed_on(BUFFER / 2 - 1);
+    c.note_forwarded(BUFFER / 2 - 1);
     assert_eq!(c.next_op(true), None);
-    c.passed_on(1);
+    c.note_forwarded(1);
     let (op, header) = c.take_op(true, 5, 0).unwrap();
     assert_eq!((op, header.fwd_cnt.get()), (Op::CreditUpdate, BUFFER / 2));
     assert_eq!(c.next_op(true), None);
@@ -85,11 +85,11 @@ fn credit_is_told_when_half_the_buffer_is_free_again() {
 fn the_guests_credit_is_kept_and_asked_for_once() {
     let mut c = open();
     assert_eq!(c.send_room(), 1000);
-    c.sent(1000);
+    c.note_sent(1000);
     assert_eq!(c.send_room(), 0);
-    c.want_credit();
+    c.request_credit();
     assert_eq!(c.take_op(true, 5, 0).map(|(op, _)| op), Some(Op::CreditRequest));
-    c.want_credit();
+    c.request_credit();
     assert_eq!(c.next_op(true), None);
     c.on_packet(&Header { fwd_cnt: 400, ..packet(Op::CreditUpdate, 0) });
     assert_eq!(c.send_room(), 400);
@@ -126,7 +126,7 @@ fn both_halves_shut_by_the_guest_are_confirmed_with_a_reset() {
     assert_eq!((c.phase(), c.unread()), (Phase::Closing, 100));
     assert_eq!(c.take_op(true, 5, 0).map(|(op, _)| op), Some(Op::Rst));
     assert_eq!(c.next_op(true), None);
-    c.passed_on(100);
+    c.note_forwarded(100);
     assert_eq!(c.next_op(true), None);
 }
 
@@ -175,7 +175,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     accepted: u64,
-    passed_on: u64,
+    forwarded: u64,
     sent: u64,
     taken: u64,
     /// The guest lied about its counts: only our own limits can be checked.
@@ -202,17 +202,17 @@ fn apply(c: &mut Connection, m: &mut Model, step: Step) {
         Step::Accept => c.accept(),
         Step::PassOn(n) => {
             let n = n.checked_rem(c.unread() + 1).unwrap_or(0);
-            c.passed_on(n);
-            m.passed_on += u64::from(n);
+            c.note_forwarded(n);
+            m.forwarded += u64::from(n);
         }
         Step::Send(n) => {
             let room = c.send_room();
             let n = n.checked_rem(room.saturating_add(1)).unwrap_or(0);
-            c.sent(n);
+            c.note_sent(n);
             m.sent += u64::from(n);
         }
         Step::FarShut(flags) => c.far_shutdown(flags),
-        Step::WantCredit => c.want_credit(),
+        Step::WantCredit => c.request_credit(),
         Step::TakeOp(far_empty) => {
             let next = c.next_op(far_empty);
             let taken = c.take_op(far_empty, 5, 1);
@@ -223,7 +223,7 @@ fn apply(c: &mut Connection, m: &mut Model, step: Step) {
         }
         Step::Abort => {
             c.abort();
-            m.passed_on = m.accepted;
+            m.forwarded = m.accepted;
         }
     }
 }
@@ -243,7 +243,7 @@ proptest! {
         for step in steps {
             apply(&mut c, &mut m, step);
             prop_assert!(c.unread() <= BUFFER, "the buffer can overflow");
-            prop_assert_eq!(u64::from(c.unread()), m.accepted - m.passed_on);
+            prop_assert_eq!(u64::from(c.unread()), m.accepted - m.forwarded);
             if !m.lied {
                 prop_assert!(m.sent - m.taken <= 1000, "the guest's credit was exceeded");
             }

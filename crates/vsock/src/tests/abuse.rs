@@ -3,15 +3,15 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine::Asked;
-use crate::limits::{MAX_HANDSHAKES, MAX_STRAYS};
+use crate::limits::{MAX_HANDSHAKES, MAX_STRAY_RESETS};
+use crate::port::PeerUsage;
 
 /// The tables agree with each other and with the counters.
-fn check_books(world: &World) {
+fn check_books(world: &TestDomain) {
     let e = &world.engine;
     let mut buffers = 0;
-    let mut open: HashMap<Id, (u32, u32)> = HashMap::new();
-    let mut asked: HashMap<(Id, u32), Asked> = HashMap::new();
+    let mut open: HashMap<SlabId, (u32, u32)> = HashMap::new();
+    let mut asked: HashMap<(SlabId, u32), PeerUsage> = HashMap::new();
     for id in (0..e.endpoints.slots()).filter_map(|i| e.endpoints.id_at(i)) {
         let ep = e.endpoints.get(id).unwrap();
         assert_eq!(ep.ring.len(), ep.conn.unread() as usize, "buffer and credit agree");
@@ -19,29 +19,29 @@ fn check_books(world: &World) {
         buffers += ep.ring.capacity() as u64;
         let count = open.entry(ep.port).or_default();
         *count = (count.0 + 1, count.1 + u32::from(ep.counted_half_open));
-        if let Some(cid) = ep.asked_by {
+        if let Some(cid) = ep.requester_cid {
             let asked = asked.entry((ep.port, cid)).or_default();
             asked.open += 1;
             asked.half_open += u32::from(ep.counted_half_open);
         }
         let port = e.ports.get(ep.port).unwrap();
         let named = port.keys.get(&ep.conn.key()) == Some(&id);
-        assert!(named || ep.guest_done, "a connection the guest knows has its name");
+        assert!(named || ep.is_released, "a connection the guest knows has its name");
     }
-    assert_eq!(buffers, e.buffer_bytes);
+    assert_eq!(buffers, e.buffers.used_bytes);
     for &id in &world.ids {
         let port = e.ports.get(id).unwrap();
         assert_eq!((port.open, port.half_open), open.get(&id).copied().unwrap_or_default());
         assert!(port.open <= port.spec.max_connections);
         assert!(port.keys.len() <= port.open as usize);
-        assert!(port.strays.len() <= MAX_STRAYS);
+        assert!(port.stray_resets.len() <= MAX_STRAY_RESETS);
         let of_port = asked.iter().filter(|((at, _), _)| *at == id);
-        let of_port: HashMap<u32, Asked> = of_port.map(|((_, cid), n)| (*cid, *n)).collect();
-        assert_eq!(port.asked_by, of_port);
+        let of_port: HashMap<u32, PeerUsage> = of_port.map(|((_, cid), n)| (*cid, *n)).collect();
+        assert_eq!(port.peer_usage, of_port);
     }
 }
 
-fn resets(world: &mut World, guest: usize) -> usize {
+fn resets(world: &mut TestDomain, guest: usize) -> usize {
     world.settle();
     let inbox = std::mem::take(&mut world.guests[guest].inbox);
     inbox.iter().filter(|p| p.op() == 3).count()
@@ -55,7 +55,7 @@ fn send_pieces(guest: &mut Guest, pieces: &[&[u8]]) {
 
 #[test]
 fn abuse_R3_packets_shorter_than_a_header_are_dropped() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     for guest in 0..2 {
         for len in [1, 2, 43] {
             send_pieces(&mut world.guests[guest], &[&vec![0xff; len]]);
@@ -69,8 +69,8 @@ fn abuse_R3_packets_shorter_than_a_header_are_dropped() {
 
 #[test]
 fn abuse_R3_a_header_in_many_pieces_is_one_header() {
-    let mut world = World::with_guests(1);
-    let key = Key { guest_port: 9, peer_cid: HOST_CID, peer_port: 99 };
+    let mut world = TestDomain::with_guests(1);
+    let key = ConnectionKey { guest_port: 9, peer_cid: HOST_CID, peer_port: 99 };
     let header = world.guests[0].header(key, Op::Request);
     let bytes = header.as_bytes();
     send_pieces(&mut world.guests[0], &[&bytes[..1], &bytes[1..20], &bytes[20..43], &bytes[43..]]);
@@ -81,7 +81,7 @@ fn abuse_R3_a_header_in_many_pieces_is_one_header() {
 #[test]
 fn abuse_D1_a_length_that_changes_is_read_once() {
     use std::sync::atomic::{AtomicBool, Ordering};
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let (sock, mut stream) = world.connect_out(0, &listener, 1, 52);
     let mut header = world.guests[0].header(sock.key, Op::Rw);
@@ -115,11 +115,11 @@ fn abuse_D1_a_length_that_changes_is_read_once() {
 
 #[test]
 fn abuse_R10_connections_end_at_their_limit() {
-    let mut world = World::new();
+    let mut world = TestDomain::new();
     world.add_guest(Layout::Split, |c| c.max_connections = 20);
     let listener = world.listen(0, 52);
     for guest_port in 0..100 {
-        let key = Key { guest_port, peer_cid: HOST_CID, peer_port: 52 };
+        let key = ConnectionKey { guest_port, peer_cid: HOST_CID, peer_port: 52 };
         let header = world.guests[0].header(key, Op::Request);
         world.guests[0].send(&header, &[]);
         world.settle();
@@ -132,11 +132,11 @@ fn abuse_R10_connections_end_at_their_limit() {
 
 #[test]
 fn abuse_R10_buffers_end_at_the_domains_limit() {
-    let mut world = World::with_guests(1);
-    world.engine.max_buffer_bytes = 3 * (128 << 10);
+    let mut world = TestDomain::with_guests(1);
+    world.engine.buffers.max_bytes = 3 * (128 << 10);
     let _listener = world.listen(0, 52);
     for guest_port in 0..5 {
-        let key = Key { guest_port, peer_cid: HOST_CID, peer_port: 52 };
+        let key = ConnectionKey { guest_port, peer_cid: HOST_CID, peer_port: 52 };
         let header = world.guests[0].header(key, Op::Request);
         world.guests[0].send(&header, &[]);
     }
@@ -146,13 +146,13 @@ fn abuse_R10_buffers_end_at_the_domains_limit() {
 
 #[test]
 fn abuse_R10_unanswered_requests_end_at_their_limit() {
-    let mut world = World::new();
+    let mut world = TestDomain::new();
     for layout in [Layout::Split, Layout::Packed] {
         world.add_guest(layout, |c| c.max_half_open = 5);
     }
     for guest_port in 0..20 {
         let header = world.guests[0]
-            .header(Key { guest_port, peer_cid: 4, peer_port: guest_port }, Op::Request);
+            .header(ConnectionKey { guest_port, peer_cid: 4, peer_port: guest_port }, Op::Request);
         world.guests[0].send(&header, &[]);
     }
     // As many as one guest leaves free of another's five.
@@ -162,9 +162,9 @@ fn abuse_R10_unanswered_requests_end_at_their_limit() {
 }
 
 /// Guest `from` asks guest `to` for `count` connections, which are accepted; how many it gets.
-fn ask_for(world: &mut World, from: usize, to: usize, count: u32) -> usize {
+fn ask_for(world: &mut TestDomain, from: usize, to: usize, count: u32) -> usize {
     for guest_port in 0..count {
-        let key = Key { guest_port, peer_cid: world.guests[to].cid, peer_port: 80 };
+        let key = ConnectionKey { guest_port, peer_cid: world.guests[to].cid, peer_port: 80 };
         let header = world.guests[from].header(key, Op::Request);
         world.guests[from].send(&header, &[]);
         world.settle();
@@ -181,7 +181,7 @@ fn ask_for(world: &mut World, from: usize, to: usize, count: u32) -> usize {
 
 #[test]
 fn abuse_R10_a_guest_leaves_connections_of_another_to_the_others() {
-    let mut world = World::new();
+    let mut world = TestDomain::new();
     for layout in [Layout::Split, Layout::Packed, Layout::Split] {
         world.add_guest(layout, |c| c.max_connections = 20);
     }
@@ -202,12 +202,12 @@ fn abuse_R10_a_guest_leaves_connections_of_another_to_the_others() {
 
 #[test]
 fn abuse_R10_a_guest_leaves_buffers_to_the_others() {
-    let mut world = World::with_guests(3);
-    world.engine.max_buffer_bytes = 12 * (128 << 10);
+    let mut world = TestDomain::with_guests(3);
+    world.engine.buffers.max_bytes = 12 * (128 << 10);
     let listeners = [world.listen(0, 52), world.listen(1, 52)];
-    let ask = |world: &mut World, guest: usize| {
+    let ask = |world: &mut TestDomain, guest: usize| {
         for guest_port in 0..12 {
-            let key = Key { guest_port, peer_cid: HOST_CID, peer_port: 52 };
+            let key = ConnectionKey { guest_port, peer_cid: HOST_CID, peer_port: 52 };
             let header = world.guests[guest].header(key, Op::Request);
             world.guests[guest].send(&header, &[]);
         }
@@ -230,21 +230,21 @@ fn abuse_R10_a_guest_leaves_buffers_to_the_others() {
 
 #[test]
 fn abuse_R10_a_guest_that_comes_late_has_its_share_of_the_buffers() {
-    let mut world = World::with_guests(1);
-    world.engine.max_buffer_bytes = 4 * (128 << 10);
+    let mut world = TestDomain::with_guests(1);
+    world.engine.buffers.max_bytes = 4 * (128 << 10);
     let listener = world.listen(0, 52);
     let early: Vec<_> = (0..4).map(|from| world.connect_out(0, &listener, from, 52)).collect();
     world.add_guest(Layout::Split, |_| {});
     let listener = world.listen(1, 52);
     let late: Vec<_> = (0..2).map(|from| world.connect_out(1, &listener, from, 52)).collect();
-    assert_eq!(world.engine.buffer_bytes, 6 * (128 << 10));
+    assert_eq!(world.engine.buffers.used_bytes, 6 * (128 << 10));
     check_books(&world);
     drop((early, late));
 }
 
 #[test]
 fn abuse_R10_handshakes_end_at_their_limit_and_go_on() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let mut silent: Vec<_> =
         (0..MAX_HANDSHAKES).map(|_| UnixStream::connect(world.base(0)).unwrap()).collect();
     world.settle();
@@ -259,27 +259,27 @@ fn abuse_R10_handshakes_end_at_their_limit_and_go_on() {
 
 #[test]
 fn abuse_R10_resets_owed_to_a_guest_without_buffers_end_at_their_limit() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     world.guests[0].refill = false;
-    for round in 0..(2 * MAX_STRAYS as u32) {
-        let key = Key { guest_port: round, peer_cid: HOST_CID, peer_port: 99 };
+    for round in 0..(2 * MAX_STRAY_RESETS as u32) {
+        let key = ConnectionKey { guest_port: round, peer_cid: HOST_CID, peer_port: 99 };
         let header = world.guests[0].header(key, Op::Rw);
         world.guests[0].send(&header, &[]);
         world.turn();
     }
     let port = world.engine.ports.get(world.ids[0]).unwrap();
-    assert_eq!(port.strays.len(), MAX_STRAYS);
-    assert_eq!(world.stats[0].resets_dropped.get(), MAX_STRAYS as u64 - 64);
+    assert_eq!(port.stray_resets.len(), MAX_STRAY_RESETS);
+    assert_eq!(world.stats[0].resets_dropped.get(), MAX_STRAY_RESETS as u64 - 64);
     assert_eq!(world.stats[0].connections.get(), 0);
 }
 
 #[test]
 fn abuse_R10_opening_and_closing_without_buffers_piles_nothing_up() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     world.guests[0].refill = false;
     for _ in 0..1000 {
-        let key = Key { guest_port: 7, peer_cid: HOST_CID, peer_port: 52 };
+        let key = ConnectionKey { guest_port: 7, peer_cid: HOST_CID, peer_port: 52 };
         for op in [Op::Request, Op::Rst] {
             let header = world.guests[0].header(key, op);
             world.guests[0].send(&header, &[]);
@@ -293,10 +293,10 @@ fn abuse_R10_opening_and_closing_without_buffers_piles_nothing_up() {
 
 #[test]
 fn abuse_I_a_reused_buffer_shows_nothing_of_its_last_user() {
-    let mut world = World::with_guests(3);
+    let mut world = TestDomain::with_guests(3);
     world.guests[1].refill = false;
     let secret = vec![b'S'; 300_000];
-    let mut a = Sock::new(Key { guest_port: 1, peer_cid: 4, peer_port: 80 });
+    let mut a = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 4, peer_port: 80 });
     a.send(&mut world.guests[0], Op::Request, 0, &[]);
     let request = world.packet(1);
     let mut b = Sock::new(request.key());
@@ -309,10 +309,10 @@ fn abuse_I_a_reused_buffer_shows_nothing_of_its_last_user() {
     }
     a.send(&mut world.guests[0], Op::Rst, 0, &[]);
     world.settle();
-    assert!(!world.engine.spare.is_empty(), "the buffer is kept for the next connection");
+    assert!(!world.engine.buffers.spare.is_empty(), "the buffer is kept for the next connection");
     // The next one is between others, and goes through the buffer as well.
     world.guests[1].refill = true;
-    let mut c = Sock::new(Key { guest_port: 1, peer_cid: 3, peer_port: 80 });
+    let mut c = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 3, peer_port: 80 });
     c.send(&mut world.guests[2], Op::Request, 0, &[]);
     let request = world.packet(0);
     let mut d = Sock::new(request.key());
@@ -331,7 +331,7 @@ fn abuse_I_a_reused_buffer_shows_nothing_of_its_last_user() {
 
 #[test]
 fn abuse_I_bytes_behind_the_used_length_are_untouched() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let id = world.ids[0];
     drop(world.engine.stop_queue(id, RX));
     let mut rx = ModelDriver::new(Layout::Split, 16);
@@ -339,7 +339,7 @@ fn abuse_I_bytes_behind_the_used_length_are_untouched() {
     rx.write(addr, &[0xaa; HEADER + 4096]);
     rx.offer(&[], &[(addr, HEADER as u32 + 4096)]);
     world.engine.start_queue(id, rx.vring(RX)).unwrap();
-    let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+    let key = ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
     let header = world.guests[0].header(key, Op::Request);
     world.guests[0].send(&header, &[]);
     world.settle();
@@ -349,8 +349,8 @@ fn abuse_I_bytes_behind_the_used_length_are_untouched() {
 
 #[test]
 fn abuse_C3_a_forged_source_reaches_nobody() {
-    let mut world = World::with_guests(2);
-    let key = Key { guest_port: 1, peer_cid: 4, peer_port: 80 };
+    let mut world = TestDomain::with_guests(2);
+    let key = ConnectionKey { guest_port: 1, peer_cid: 4, peer_port: 80 };
     for cid in [0u64, 2, 4, 99, (1 << 32) | 3] {
         let mut header = world.guests[0].header(key, Op::Request);
         header.src_cid = cid.into();
@@ -363,7 +363,7 @@ fn abuse_C3_a_forged_source_reaches_nobody() {
 
 #[test]
 fn abuse_R1_a_broken_ring_stops_only_its_port() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut sock, mut stream) = world.connect_in(1, 1);
     // A chain of a buffer without bytes.
     world.guests[0].tx.offer(&[(0, 0)], &[]);
@@ -420,12 +420,12 @@ proptest! {
     fn abuse_R10_random_packets_of_two_guests_never_spoil_the_books(
         packets in prop::collection::vec(wild(), 1..120),
     ) {
-        let mut world = World::with_guests(2);
+        let mut world = TestDomain::with_guests(2);
         let listener = world.listen(0, 52);
         listener.set_nonblocking(true).unwrap();
         let mut programs = Vec::new();
         for w in packets {
-            let key = Key { guest_port: w.guest_port, peer_cid: w.peer, peer_port: w.peer_port };
+            let key = ConnectionKey { guest_port: w.guest_port, peer_cid: w.peer, peer_port: w.peer_port };
             let mut header = world.guests[w.guest].header(key, Op::Rw);
             header.op = w.op.into();
             header.kind = w.kind.into();
@@ -452,6 +452,6 @@ proptest! {
             world.engine.reset_port(id);
         }
         prop_assert_eq!(world.engine.endpoints.len(), 0);
-        prop_assert_eq!(world.engine.buffer_bytes, 0);
+        prop_assert_eq!(world.engine.buffers.used_bytes, 0);
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::limits::MIN_CHARGE_BYTES;
 
 /// Opens an account for each guest.
-fn open(world: &mut World) -> Vec<Arc<Account>> {
+fn open(world: &mut TestDomain) -> Vec<Arc<Account>> {
     let accounts = Accounts::default();
     let ids = world.ids.clone();
     let open = ids.into_iter().enumerate().map(|(n, id)| {
@@ -21,17 +21,17 @@ fn open(world: &mut World) -> Vec<Arc<Account>> {
 
 /// A packet that belongs to no connection: it costs what it is long.
 fn send_stray(guest: &mut Guest, len: usize) {
-    let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+    let key = ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
     let mut header = guest.header(key, Op::Rw);
     header.len = (len as u32).into();
     guest.send(&header, &vec![7; len]);
 }
 
-fn taken(world: &World, guest: usize) -> u64 {
+fn taken(world: &TestDomain, guest: usize) -> u64 {
     world.guests[guest].tx.stats().requests.get()
 }
 
-fn round(world: &mut World) {
+fn round(world: &mut TestDomain) {
     world.turn();
     world.ledger.end_round(world.now_ns);
 }
@@ -42,7 +42,7 @@ fn round(world: &mut World) {
 fn abuse_R10_long_packets_keep_to_the_turn() {
     const LONG: usize = 64 << 10;
     for layout in [Layout::Split, Layout::Packed] {
-        let mut world = World::new();
+        let mut world = TestDomain::new();
         world.add_guest(layout, |_| {});
         world.add_guest(layout, |_| {});
         let accounts = open(&mut world);
@@ -78,11 +78,11 @@ fn abuse_R10_long_packets_keep_to_the_turn() {
 fn abuse_R10_packets_in_pieces_are_charged_for_each() {
     const PIECES: u64 = 100;
     for layout in [Layout::Split, Layout::Packed] {
-        let mut world = World::new();
+        let mut world = TestDomain::new();
         world.add_guest(layout, |_| {});
         let accounts = open(&mut world);
         let guest = &mut world.guests[0];
-        let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+        let key = ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
         let header = guest.header(key, Op::Rst);
         let addr = guest.slots.pop().unwrap();
         guest.tx.write(addr, header.as_bytes());

@@ -125,7 +125,7 @@ fn a_sleeping_sidecore_wakes_for_guests_and_host_programs() {
 fn queues_stop_and_come_back_as_they_were() {
     let house = House::new();
     let (mut guest, port) = house.running_guest(3);
-    let mut sock = Sock::new(Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 9 });
+    let mut sock = Sock::new(ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 9 });
     send(&mut sock, &mut guest, Op::Request, &[]);
     assert_eq!(packet(&mut guest).op(), 3);
     let rx = port.stop_queue(RX).unwrap().unwrap();
@@ -235,7 +235,7 @@ fn abuse_V3_a_call_that_would_block_holds_up_nobody() {
     let (mut good, _good_port) = house.running_guest(4);
     // The VMM fills its eventfd, and takes back what we set when we got it.
     base::testing::fill_and_block(bad.rx.call_event());
-    let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+    let key = ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
     for guest in [&mut bad, &mut good] {
         let header = guest.header(key, Op::Request);
         guest.send(&header, &[]);

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The sockets of a connection from guest 0 (port 1000) to guest 1 (port 80), both open.
-fn join(world: &mut World) -> (Sock, Sock) {
+fn join(world: &mut TestDomain) -> (Sock, Sock) {
     let (mut a, request) = ask(world, 1000, 80);
     let mut b = Sock::new(request.key());
     b.on(&request);
@@ -14,16 +14,21 @@ fn join(world: &mut World) -> (Sock, Sock) {
 }
 
 /// Guest 0's request, and what guest 1 gets.
-fn ask(world: &mut World, from: u32, to: u32) -> (Sock, Packet) {
-    let mut a = Sock::new(Key { guest_port: from, peer_cid: 4, peer_port: to });
+fn ask(world: &mut TestDomain, from: u32, to: u32) -> (Sock, Packet) {
+    let mut a = Sock::new(ConnectionKey { guest_port: from, peer_cid: 4, peer_port: to });
     a.send(&mut world.guests[0], Op::Request, 0, &[]);
     let request = world.packet(1);
     assert_eq!(request.op(), 1);
-    assert_eq!(request.key(), Key { guest_port: to, peer_cid: 3, peer_port: from });
+    assert_eq!(request.key(), ConnectionKey { guest_port: to, peer_cid: 3, peer_port: from });
     (a, request)
 }
 
-fn move_bytes(world: &mut World, from: (usize, &mut Sock), to: (usize, &mut Sock), data: &[u8]) {
+fn move_bytes(
+    world: &mut TestDomain,
+    from: (usize, &mut Sock),
+    to: (usize, &mut Sock),
+    data: &[u8],
+) {
     let (mut sent, have) = (0, to.1.received.len());
     for _ in 0..100_000 {
         while sent < data.len() && world.guests[from.0].can_send() {
@@ -52,7 +57,7 @@ fn move_bytes(world: &mut World, from: (usize, &mut Sock), to: (usize, &mut Sock
 
 #[test]
 fn guests_stream_to_each_other() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, mut b) = join(&mut world);
     let (up, down) = (pattern(4 << 20, 1), pattern((3 << 20) + 5, 2));
     move_bytes(&mut world, (0, &mut a), (1, &mut b), &up);
@@ -63,7 +68,7 @@ fn guests_stream_to_each_other() {
 
 #[test]
 fn with_room_at_the_receiver_there_is_one_copy() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, mut b) = join(&mut world);
     let data = pattern(100_000, 7);
     a.send(&mut world.guests[0], Op::Rw, 0, &data[..60_000]);
@@ -78,7 +83,7 @@ fn with_room_at_the_receiver_there_is_one_copy() {
 
 #[test]
 fn a_receiver_without_buffers_or_credit_loses_nothing() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, mut b) = join(&mut world);
     world.guests[1].refill = false;
     let mut sent = Vec::new();
@@ -122,7 +127,7 @@ fn a_receiver_without_buffers_or_credit_loses_nothing() {
 
 #[test]
 fn new_bytes_never_overtake_those_that_wait() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, mut b) = join(&mut world);
     a.buf_alloc = 10;
     a.send(&mut world.guests[0], Op::CreditUpdate, 0, &[]);
@@ -141,7 +146,7 @@ fn new_bytes_never_overtake_those_that_wait() {
 
 #[test]
 fn a_refusing_guest_is_a_reset_for_the_asking_one() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, request) = ask(&mut world, 1000, 81);
     let header = world.guests[1].header(request.key(), Op::Rst);
     world.guests[1].send(&header, &[]);
@@ -152,7 +157,7 @@ fn a_refusing_guest_is_a_reset_for_the_asking_one() {
 
 #[test]
 fn closing_delivers_what_was_sent_and_forgets_both_sides() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, mut b) = join(&mut world);
     b.buf_alloc = 1000;
     b.send(&mut world.guests[1], Op::CreditUpdate, 0, &[]);
@@ -174,12 +179,12 @@ fn closing_delivers_what_was_sent_and_forgets_both_sides() {
     b.send(&mut world.guests[1], Op::Rst, 0, &[]);
     world.no_packet(0);
     assert_eq!((world.stats[0].connections.get(), world.stats[1].connections.get()), (0, 0));
-    assert_eq!(world.engine.buffer_bytes, 0);
+    assert_eq!(world.engine.buffers.used_bytes, 0);
 }
 
 #[test]
 fn halves_close_one_after_the_other() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, mut b) = join(&mut world);
     a.send(&mut world.guests[0], Op::Rw, 0, b"ask");
     a.send(&mut world.guests[0], Op::Shutdown, 2, &[]);
@@ -195,7 +200,7 @@ fn halves_close_one_after_the_other() {
 
 #[test]
 fn a_reset_on_one_side_is_a_reset_on_the_other() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let (mut a, mut b) = join(&mut world);
     b.send(&mut world.guests[1], Op::Rst, 0, &[]);
     world.feed(0, &mut a);
@@ -205,9 +210,9 @@ fn a_reset_on_one_side_is_a_reset_on_the_other() {
 
 #[test]
 fn guests_that_are_kept_apart_are_a_reset() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     world.engine.guest_to_guest = false;
-    let mut a = Sock::new(Key { guest_port: 1, peer_cid: 4, peer_port: 80 });
+    let mut a = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 4, peer_port: 80 });
     a.send(&mut world.guests[0], Op::Request, 0, &[]);
     world.feed(0, &mut a);
     assert!(a.reset);
@@ -216,11 +221,11 @@ fn guests_that_are_kept_apart_are_a_reset() {
 
 #[test]
 fn unknown_guests_stopped_guests_and_oneself_are_a_reset() {
-    let mut world = World::with_guests(3);
+    let mut world = TestDomain::with_guests(3);
     let stopped = world.ids[2];
     world.engine.stop_queue(stopped, RX).unwrap();
     for peer_cid in [0, 1, 3, 5, 6, u32::MAX] {
-        let mut a = Sock::new(Key { guest_port: 1, peer_cid, peer_port: 80 });
+        let mut a = Sock::new(ConnectionKey { guest_port: 1, peer_cid, peer_port: 80 });
         a.send(&mut world.guests[0], Op::Request, 0, &[]);
         world.feed(0, &mut a);
         assert!(a.reset, "CID {peer_cid}");

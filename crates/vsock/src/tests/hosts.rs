@@ -3,7 +3,12 @@
 use super::*;
 
 /// Moves `data` from the guest to the host program; returns what arrived.
-fn upload(world: &mut World, sock: &mut Sock, stream: &mut UnixStream, data: &[u8]) -> Vec<u8> {
+fn upload(
+    world: &mut TestDomain,
+    sock: &mut Sock,
+    stream: &mut UnixStream,
+    data: &[u8],
+) -> Vec<u8> {
     let (mut sent, mut got) = (0, Vec::new());
     for _ in 0..200_000 {
         while sent < data.len() && world.guests[0].can_send() {
@@ -27,7 +32,7 @@ fn upload(world: &mut World, sock: &mut Sock, stream: &mut UnixStream, data: &[u
 }
 
 /// Moves `data` from the host program to the guest, which takes it at once.
-fn download(world: &mut World, sock: &mut Sock, stream: &mut UnixStream, data: &[u8]) {
+fn download(world: &mut TestDomain, sock: &mut Sock, stream: &mut UnixStream, data: &[u8]) {
     let mut sent = 0;
     let have = sock.received.len();
     for _ in 0..200_000 {
@@ -52,7 +57,7 @@ fn download(world: &mut World, sock: &mut Sock, stream: &mut UnixStream, data: &
 }
 
 fn stream_both_ways(layout: Layout) {
-    let mut world = World::new();
+    let mut world = TestDomain::new();
     world.add_guest(layout, |_| {});
     let listener = world.listen(0, 52);
     let (mut sock, mut stream) = world.connect_out(0, &listener, 1000, 52);
@@ -78,7 +83,7 @@ fn a_guest_streams_to_and_from_the_host_packed() {
 
 #[test]
 fn a_host_program_streams_to_and_from_a_guest() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (mut sock, mut stream) = world.connect_in(0, 7777);
     let data = pattern(3 << 20, 3);
     download(&mut world, &mut sock, &mut stream, &data);
@@ -88,7 +93,7 @@ fn a_host_program_streams_to_and_from_a_guest() {
 
 #[test]
 fn bytes_behind_the_connect_line_reach_the_guest() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let mut stream = UnixStream::connect(world.base(0)).unwrap();
     stream.write_all(b"connect 9\nhello").unwrap();
     let request = world.packet(0);
@@ -100,7 +105,7 @@ fn bytes_behind_the_connect_line_reach_the_guest() {
 
 #[test]
 fn a_connect_line_may_come_in_pieces() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let mut stream = UnixStream::connect(world.base(0)).unwrap();
     for piece in ["CON", "NECT 1", "2"] {
         stream.write_all(piece.as_bytes()).unwrap();
@@ -112,8 +117,8 @@ fn a_connect_line_may_come_in_pieces() {
 
 #[test]
 fn a_missing_listener_is_a_reset() {
-    let mut world = World::with_guests(1);
-    let mut sock = Sock::new(Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 });
+    let mut world = TestDomain::with_guests(1);
+    let mut sock = Sock::new(ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 });
     sock.send(&mut world.guests[0], Op::Request, 0, &[]);
     world.feed(0, &mut sock);
     assert!(sock.reset && !sock.open);
@@ -122,13 +127,14 @@ fn a_missing_listener_is_a_reset() {
 
 #[test]
 fn a_listener_with_a_full_backlog_is_a_reset_and_blocks_nobody() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 5);
     // Linux clamps to at least one waiting connection; then the next would have to wait.
     rustix::net::listen(&listener, 0).unwrap();
     let mut outcomes = Vec::new();
     for port in 0..4 {
-        let mut sock = Sock::new(Key { guest_port: port, peer_cid: HOST_CID, peer_port: 5 });
+        let mut sock =
+            Sock::new(ConnectionKey { guest_port: port, peer_cid: HOST_CID, peer_port: 5 });
         sock.send(&mut world.guests[0], Op::Request, 0, &[]);
         world.feed(0, &mut sock);
         assert!(sock.open != sock.reset);
@@ -139,11 +145,11 @@ fn a_listener_with_a_full_backlog_is_a_reset_and_blocks_nobody() {
 
 #[test]
 fn ports_that_are_not_allowed_are_a_reset() {
-    let mut world = World::new();
+    let mut world = TestDomain::new();
     world.add_guest(Layout::Split, |c| c.host_ports = HostPorts::Only(vec![10..=20]));
     let _forbidden = world.listen(0, 52);
     let allowed = world.listen(0, 20);
-    let mut sock = Sock::new(Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 52 });
+    let mut sock = Sock::new(ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 52 });
     sock.send(&mut world.guests[0], Op::Request, 0, &[]);
     world.feed(0, &mut sock);
     assert!(sock.reset);
@@ -152,7 +158,7 @@ fn ports_that_are_not_allowed_are_a_reset() {
 
 #[test]
 fn a_guest_that_refuses_closes_the_host_program() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let mut stream = UnixStream::connect(world.base(0)).unwrap();
     stream.write_all(b"CONNECT 9\n").unwrap();
     let request = world.packet(0);
@@ -166,7 +172,7 @@ fn a_guest_that_refuses_closes_the_host_program() {
 
 #[test]
 fn halves_close_one_after_the_other() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let (mut sock, mut stream) = world.connect_out(0, &listener, 1000, 52);
     // The guest ends its half: the program reads the bytes, then the end.
@@ -191,7 +197,7 @@ fn halves_close_one_after_the_other() {
 
 #[test]
 fn the_end_of_a_programs_bytes_is_told_after_them() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (mut sock, mut stream) = world.connect_in(0, 1);
     stream.write_all(&pattern(100_000, 5)).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -211,9 +217,9 @@ fn the_end_of_a_programs_bytes_is_told_after_them() {
 
 #[test]
 fn bytes_wait_for_credit_and_go_on_with_it() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
-    let mut sock = Sock::new(Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 52 });
+    let mut sock = Sock::new(ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 52 });
     sock.buf_alloc = 1000;
     sock.send(&mut world.guests[0], Op::Request, 0, &[]);
     world.feed(0, &mut sock);
@@ -232,7 +238,7 @@ fn bytes_wait_for_credit_and_go_on_with_it() {
 
 #[test]
 fn a_program_that_does_not_read_stops_its_guest_only() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let (mut slow, mut slow_stream) = world.connect_out(0, &listener, 1, 52);
     let (mut quick, mut quick_stream) = world.connect_out(0, &listener, 2, 52);

@@ -36,7 +36,7 @@ fn a_thousand_connections_leave_nothing_behind() {
 #[test]
 #[ignore = "run by a_thousand_connections_leave_nothing_behind, in a process of its own"]
 fn alone_a_thousand_connections() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let before = open_descriptors();
     for port in 0..500 {
@@ -59,7 +59,7 @@ fn alone_a_thousand_connections() {
     let stats = &world.stats[0];
     assert_eq!((stats.opened_by_guest.get(), stats.opened_to_guest.get()), (500, 500));
     assert_eq!((stats.connections.get(), stats.half_open.get()), (0, 0));
-    assert_eq!((world.engine.endpoints.len(), world.engine.buffer_bytes), (0, 0));
+    assert_eq!((world.engine.endpoints.len(), world.engine.buffers.used_bytes), (0, 0));
     assert_eq!(world.engine.handshakes.len(), 0);
     assert!(world.engine.ports.get(world.ids[0]).unwrap().keys.is_empty());
     // One at a time: the tables never grew.
@@ -74,7 +74,7 @@ fn many_connections_at_a_time_give_their_descriptors_back() {
 #[test]
 #[ignore = "run by many_connections_at_a_time_give_their_descriptors_back, as above"]
 fn alone_many_connections() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let before = open_descriptors();
     let mut programs: Vec<_> = (0..200).map(|port| world.connect_in(0, port)).collect();
     assert_eq!(world.stats[0].connections.get(), 200);
@@ -92,7 +92,7 @@ fn alone_many_connections() {
 
 #[test]
 fn a_silent_handshake_ends_after_its_time() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let mut stream = UnixStream::connect(world.base(0)).unwrap();
     stream.set_nonblocking(true).unwrap();
     stream.write_all(b"CONN").unwrap();
@@ -108,13 +108,13 @@ fn a_silent_handshake_ends_after_its_time() {
 
 #[test]
 fn a_guest_that_never_answers_ends_after_its_time() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     let mut stream = UnixStream::connect(world.base(0)).unwrap();
     stream.set_nonblocking(true).unwrap();
     stream.write_all(b"CONNECT 9\n").unwrap();
     assert_eq!(world.packet(0).op(), 1);
     // The same between guests.
-    let mut a = Sock::new(Key { guest_port: 1, peer_cid: 4, peer_port: 80 });
+    let mut a = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 4, peer_port: 80 });
     a.send(&mut world.guests[0], Op::Request, 0, &[]);
     assert_eq!(world.packet(1).op(), 1);
     assert_eq!(world.stats[0].half_open.get(), 2);
@@ -134,7 +134,7 @@ fn a_guest_that_never_answers_ends_after_its_time() {
 
 #[test]
 fn a_guest_that_does_not_confirm_the_end_is_reset() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (mut sock, stream) = world.connect_in(0, 1);
     drop(stream);
     world.feed(0, &mut sock);
@@ -146,7 +146,7 @@ fn a_guest_that_does_not_confirm_the_end_is_reset() {
 }
 
 /// A closed guest connection whose bytes a program has not taken.
-fn closed_with_bytes(world: &mut World, listener: &UnixListener) -> (UnixStream, usize) {
+fn closed_with_bytes(world: &mut TestDomain, listener: &UnixListener) -> (UnixStream, usize) {
     let (mut sock, stream) = world.connect_out(0, listener, 1, 52);
     let mut sent = 0;
     while sock.room() > 0 {
@@ -163,7 +163,7 @@ fn closed_with_bytes(world: &mut World, listener: &UnixListener) -> (UnixStream,
 
 #[test]
 fn bytes_of_a_guest_that_closed_reach_a_slow_program() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let (mut stream, sent) = closed_with_bytes(&mut world, &listener);
     assert_eq!(world.engine.endpoints.len(), 1);
@@ -179,17 +179,17 @@ fn bytes_of_a_guest_that_closed_reach_a_slow_program() {
 
 #[test]
 fn a_program_that_never_reads_is_given_up() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let (_stream, _) = closed_with_bytes(&mut world, &listener);
     world.wait_ns(DRAIN_TIMEOUT_NS + SCAN_INTERVAL_NS);
-    assert_eq!((world.engine.endpoints.len(), world.engine.buffer_bytes), (0, 0));
+    assert_eq!((world.engine.endpoints.len(), world.engine.buffers.used_bytes), (0, 0));
     assert_eq!(world.stats[0].timeouts.get(), 1);
 }
 
 #[test]
 fn nothing_is_lost_or_piled_up_while_a_guest_gives_no_buffers() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (mut sock, mut stream) = world.connect_in(0, 1);
     world.guests[0].refill = false;
     let data = pattern(400_000, 4);
@@ -229,7 +229,7 @@ fn nothing_is_lost_or_piled_up_while_a_guest_gives_no_buffers() {
 
 #[test]
 fn a_paused_guest_keeps_its_connections_and_a_restarted_one_does_not() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (mut sock, mut stream) = world.connect_in(0, 1);
     let id = world.ids[0];
     let (rx, tx) = (world.engine.stop_queue(id, RX), world.engine.stop_queue(id, TX));
@@ -256,7 +256,7 @@ fn a_paused_guest_keeps_its_connections_and_a_restarted_one_does_not() {
 
 #[test]
 fn abuse_D3_held_receive_buffers_move_to_a_changed_memory_table() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (mut sock, mut stream) = world.connect_in(0, 1);
     let id = world.ids[0];
     let old = world.guests[0].rx.memory();
@@ -280,7 +280,7 @@ fn abuse_D3_held_receive_buffers_move_to_a_changed_memory_table() {
 #[test]
 #[allow(non_snake_case)]
 fn abuse_V17_a_second_request_under_a_living_name_resets_the_connection() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let listener = world.listen(0, 52);
     let (mut sock, mut old) = world.connect_out(0, &listener, 1, 52);
     sock.send(&mut world.guests[0], Op::Request, 0, &[]);
@@ -298,7 +298,7 @@ fn abuse_V17_a_second_request_under_a_living_name_resets_the_connection() {
 
 #[test]
 fn a_program_that_leaves_before_the_answer_resets_the_guest() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let mut stream = UnixStream::connect(world.base(0)).unwrap();
     stream.write_all(b"CONNECT 9\n").unwrap();
     assert_eq!(world.packet(0).op(), 1);
@@ -309,7 +309,7 @@ fn a_program_that_leaves_before_the_answer_resets_the_guest() {
 
 #[test]
 fn a_host_program_finds_no_guest_while_no_driver_runs() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let id = world.ids[0];
     world.engine.reset_port(id);
     let mut stream = UnixStream::connect(world.base(0)).unwrap();

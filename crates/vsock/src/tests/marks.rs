@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 struct Log(File);
 
 impl Log {
-    fn begin(world: &mut World, guest: usize) -> Self {
+    fn begin(world: &mut TestDomain, guest: usize) -> Self {
         let driver = &world.guests[guest].rx;
         let region = driver.region();
         let len = (region.guest_addr + region.len_bytes) / PAGE / 8 + 1;
@@ -37,11 +37,11 @@ impl Log {
 }
 
 /// Rounds; checks that what they wrote to a guest is in the log. Returns how many payload bytes.
-fn logged_bytes(world: &mut World, guest: usize, log: &Log) -> u32 {
+fn logged_bytes(world: &mut TestDomain, guest: usize, log: &Log) -> u32 {
     let mut bytes = 0;
     let mut packets = 0;
     for _ in 0..10 {
-        world.now_ns += IDLE_LOOK_INTERVAL_NS;
+        world.now_ns += IDLE_SOCKET_POLL_INTERVAL_NS;
         world.engine.poll(world.now_ns, &mut world.ledger);
         while let Some((id, written)) = world.guests[guest].rx.used() {
             let (addr, _) = world.guests[guest].buffers.remove(&id).unwrap();
@@ -63,10 +63,10 @@ fn logged_bytes(world: &mut World, guest: usize, log: &Log) -> u32 {
 #[test]
 fn abuse_P11_a_reset_is_in_the_dirty_log() {
     for layout in [Layout::Split, Layout::Packed] {
-        let mut world = World::new();
+        let mut world = TestDomain::new();
         world.add_guest(layout, |_| {});
         let log = Log::begin(&mut world, 0);
-        let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+        let key = ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
         let header = world.guests[0].header(key, Op::Request);
         world.guests[0].send(&header, &[]);
         assert_eq!(logged_bytes(&mut world, 0, &log), 0);
@@ -75,7 +75,7 @@ fn abuse_P11_a_reset_is_in_the_dirty_log() {
 
 #[test]
 fn abuse_P11_bytes_of_a_host_program_are_in_the_dirty_log() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (_sock, mut stream) = world.connect_in(0, 80);
     let log = Log::begin(&mut world, 0);
     stream.write_all(&[7; 10_000]).unwrap();
@@ -84,8 +84,8 @@ fn abuse_P11_bytes_of_a_host_program_are_in_the_dirty_log() {
 
 #[test]
 fn abuse_P11_bytes_of_another_guest_are_in_the_dirty_log() {
-    let mut world = World::with_guests(2);
-    let mut a = Sock::new(Key { guest_port: 1, peer_cid: 4, peer_port: 80 });
+    let mut world = TestDomain::with_guests(2);
+    let mut a = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 4, peer_port: 80 });
     a.send(&mut world.guests[0], Op::Request, 0, &[]);
     let mut b = Sock::new(world.packet(1).key());
     b.buf_alloc = 10_000;

@@ -5,7 +5,7 @@ use crate::limits::{ROUND_BYTES, ROUND_PACKETS};
 
 /// Gives a guest another receive ring, with `count` buffers of `len` bytes. Call it before there
 /// are connections: a fresh ring ends them.
-fn use_rx(world: &mut World, guest: usize, count: usize, len: usize) {
+fn use_rx(world: &mut TestDomain, guest: usize, count: usize, len: usize) {
     let id = world.ids[guest];
     drop(world.engine.stop_queue(id, RX));
     let guest = &mut world.guests[guest];
@@ -18,7 +18,12 @@ fn use_rx(world: &mut World, guest: usize, count: usize, len: usize) {
 
 /// Rounds until all of `socks` together have `want` bytes; the most packets with payload, and
 /// bytes, of a round.
-fn most_per_round(world: &mut World, guest: usize, socks: &mut [Sock], want: usize) -> (u32, u32) {
+fn most_per_round(
+    world: &mut TestDomain,
+    guest: usize,
+    socks: &mut [Sock],
+    want: usize,
+) -> (u32, u32) {
     let mut most = (0, 0);
     for _ in 0..10_000 {
         world.turn();
@@ -43,9 +48,9 @@ fn most_per_round(world: &mut World, guest: usize, socks: &mut [Sock], want: usi
 #[test]
 fn abuse_R3_a_receive_buffer_without_room_stops_only_its_port() {
     for len in [1, 43, 44] {
-        let mut world = World::with_guests(2);
+        let mut world = TestDomain::with_guests(2);
         use_rx(&mut world, 0, 4, len);
-        let key = Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
+        let key = ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 };
         for guest in &mut world.guests {
             let header = guest.header(key, Op::Request);
             guest.send(&header, &[]);
@@ -64,7 +69,7 @@ fn abuse_R3_a_receive_buffer_without_room_stops_only_its_port() {
 
 #[test]
 fn abuse_R10_tiny_receive_buffers_do_not_make_long_rounds() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     use_rx(&mut world, 0, 1000, HEADER + 1);
     let (mut sock, mut stream) = world.connect_in(0, 80);
     let data = pattern(5_000, 5);
@@ -76,9 +81,9 @@ fn abuse_R10_tiny_receive_buffers_do_not_make_long_rounds() {
 
 #[test]
 fn abuse_R10_tiny_receive_buffers_do_not_hold_up_the_guest_that_sends() {
-    let mut world = World::with_guests(2);
+    let mut world = TestDomain::with_guests(2);
     use_rx(&mut world, 1, 1000, HEADER + 1);
-    let mut a = Sock::new(Key { guest_port: 1, peer_cid: 4, peer_port: 80 });
+    let mut a = Sock::new(ConnectionKey { guest_port: 1, peer_cid: 4, peer_port: 80 });
     a.send(&mut world.guests[0], Op::Request, 0, &[]);
     let request = world.packet(1);
     let mut b = Sock::new(request.key());
@@ -95,7 +100,7 @@ fn abuse_R10_tiny_receive_buffers_do_not_hold_up_the_guest_that_sends() {
 
 #[test]
 fn abuse_R10_a_guest_with_many_connections_takes_its_share_of_a_round() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     use_rx(&mut world, 0, 200, HEADER + 16_384);
     let (mut socks, streams): (Vec<_>, Vec<_>) =
         (0..8).map(|port| world.connect_in(0, 80 + port)).unzip();
@@ -110,7 +115,7 @@ fn abuse_R10_a_guest_with_many_connections_takes_its_share_of_a_round() {
 
 #[test]
 fn with_its_share_used_up_the_engine_does_not_sleep() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     use_rx(&mut world, 0, 1000, HEADER + 1);
     let (_sock, mut stream) = world.connect_in(0, 80);
     stream.write_all(&[7; 1000]).unwrap();
@@ -122,7 +127,7 @@ fn with_its_share_used_up_the_engine_does_not_sleep() {
 }
 
 /// The connection of a bad packet is reset, and what another one sent behind it comes.
-fn resets_and_goes_on(world: &mut World, bad: Key, good: &mut UnixStream) {
+fn resets_and_goes_on(world: &mut TestDomain, bad: ConnectionKey, good: &mut UnixStream) {
     for _ in 0..4 {
         world.turn();
     }
@@ -136,7 +141,7 @@ fn resets_and_goes_on(world: &mut World, bad: Key, good: &mut UnixStream) {
 /// A packet that cannot be read whole would leave a gap in its stream: the connection ends, others go on.
 #[test]
 fn abuse_D4_a_packet_with_payload_outside_memory_ends_its_connection_only() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (bad, _bad_stream) = world.connect_in(0, 80);
     let (mut good, mut stream) = world.connect_in(0, 81);
     let guest = &mut world.guests[0];
@@ -155,7 +160,7 @@ fn abuse_D4_a_packet_with_payload_outside_memory_ends_its_connection_only() {
 
 #[test]
 fn abuse_B2_a_packet_in_too_many_pieces_ends_its_connection_only() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     let (bad, _bad_stream) = world.connect_in(0, 80);
     let (mut good, mut stream) = world.connect_in(0, 81);
     let guest = &mut world.guests[0];
@@ -172,7 +177,7 @@ fn abuse_B2_a_packet_in_too_many_pieces_ends_its_connection_only() {
 
 #[test]
 fn abuse_D4_receive_buffers_outside_memory_go_back_empty() {
-    let mut world = World::with_guests(1);
+    let mut world = TestDomain::with_guests(1);
     use_rx(&mut world, 0, 0, HEADER);
     let guest = &mut world.guests[0];
     let stray = (guest.rx.unmapped_addr(), 4096);
@@ -180,8 +185,8 @@ fn abuse_D4_receive_buffers_outside_memory_go_back_empty() {
     guest.rx.offer(&[], &[stray]);
     guest.refill = false;
     guest.give_buffers(1, 4096);
-    let header =
-        guest.header(Key { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 }, Op::Request);
+    let header = guest
+        .header(ConnectionKey { guest_port: 1, peer_cid: HOST_CID, peer_port: 99 }, Op::Request);
     guest.send(&header, &[]);
     world.engine.poll(1, &mut world.ledger);
     let rx = &mut world.guests[0].rx;

@@ -8,27 +8,27 @@ use rustix::fs::OFlags;
 
 use super::*;
 use crate::limits::{HIGHEST_PRIVILEGED_PORT, MAX_SERVICES};
-use crate::{Domain, DomainConfig, Gone, Service, VsockError};
+use crate::{Domain, DomainConfig, GuestResetHook, HostService, VsockError};
 
 const PORT: u32 = 28_018;
 
 /// A service whose connections come out of a channel.
-fn service(privileged: bool) -> (Service, Receiver<OwnedFd>) {
+fn service(privileged: bool) -> (HostService, Receiver<OwnedFd>) {
     let (sender, receiver) = sync_channel(4);
     let sink = Arc::new(move |fd| drop(sender.try_send(fd)));
-    (Service { port: PORT, privileged, sink, gone: None }, receiver)
+    (HostService { port: PORT, privileged, sink, on_guest_reset: None }, receiver)
 }
 
 /// A world whose only guest has a service.
-fn world(privileged: bool) -> (World, Receiver<OwnedFd>) {
-    let (mut world, (service, receiver)) = (World::new(), service(privileged));
+fn world(privileged: bool) -> (TestDomain, Receiver<OwnedFd>) {
+    let (mut world, (service, receiver)) = (TestDomain::new(), service(privileged));
     world.add_guest(Layout::Split, |config| config.services = vec![service]);
     (world, receiver)
 }
 
 /// What comes of a request of a guest.
-fn request(world: &mut World, guest: usize, from: u32, peer_cid: u32) -> Sock {
-    let mut sock = Sock::new(Key { guest_port: from, peer_cid, peer_port: PORT });
+fn request(world: &mut TestDomain, guest: usize, from: u32, peer_cid: u32) -> Sock {
+    let mut sock = Sock::new(ConnectionKey { guest_port: from, peer_cid, peer_port: PORT });
     sock.send(&mut world.guests[guest], Op::Request, 0, &[]);
     world.feed(guest, &mut sock);
     sock
@@ -85,11 +85,11 @@ fn a_service_is_told_that_the_guest_begins_anew() {
     let (service, receiver) = service(false);
     let told = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&told);
-    let gone: Gone = Arc::new(move || {
+    let gone: GuestResetHook = Arc::new(move || {
         count.fetch_add(1, Ordering::Relaxed);
     });
-    let mut world = World::new();
-    let service = Service { gone: Some(gone), ..service };
+    let mut world = TestDomain::new();
+    let service = HostService { on_guest_reset: Some(gone), ..service };
     world.add_guest(Layout::Split, |config| config.services = vec![service]);
     // Its rings are new.
     let before = told.load(Ordering::Relaxed);
@@ -136,13 +136,14 @@ fn abuse_I_another_guest_does_not_reach_a_service() {
     // Its own host has no such port.
     assert!(request(&mut world, 1, 7, HOST_CID).reset);
     // Under the first guest's CID there is the first guest, who is asked.
-    let mut sock = Sock::new(Key { guest_port: 8, peer_cid: 3, peer_port: PORT });
+    let mut sock = Sock::new(ConnectionKey { guest_port: 8, peer_cid: 3, peer_port: PORT });
     sock.send(&mut world.guests[1], Op::Request, 0, &[]);
     let asked = world.packet(0);
     assert_eq!((asked.op(), asked.key().peer_cid, asked.key().guest_port), (1, 4, PORT));
     assert!(receiver.try_recv().is_err());
     // Nor does it by a lie about who it is.
-    let mut header = world.guests[1].header(Key { peer_cid: HOST_CID, ..sock.key }, Op::Request);
+    let mut header =
+        world.guests[1].header(ConnectionKey { peer_cid: HOST_CID, ..sock.key }, Op::Request);
     header.src_cid = 3.into();
     world.guests[1].send(&header, &[]);
     world.settle();
@@ -152,7 +153,7 @@ fn abuse_I_another_guest_does_not_reach_a_service() {
 
 #[test]
 fn abuse_R10_a_service_has_no_more_connections_than_the_port() {
-    let (mut world, (service, receiver)) = (World::new(), service(true));
+    let (mut world, (service, receiver)) = (TestDomain::new(), service(true));
     world.add_guest(Layout::Split, |config| {
         config.services = vec![service];
         config.max_connections = 2;
@@ -164,7 +165,7 @@ fn abuse_R10_a_service_has_no_more_connections_than_the_port() {
 
 #[test]
 fn allowed_host_ports_do_not_matter_to_services() {
-    let (mut world, (service, receiver)) = (World::new(), service(true));
+    let (mut world, (service, receiver)) = (TestDomain::new(), service(true));
     world.add_guest(Layout::Packed, |config| {
         config.services = vec![service];
         config.host_ports = HostPorts::Only(Vec::new());
@@ -182,7 +183,7 @@ fn services_that_cannot_be_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let add = |ports: &[u32]| {
         let mut config = VsockPortConfig::new("vm", 3, dir.path().join("vm"));
-        let numbered = |&port| Service { port, ..service(true).0 };
+        let numbered = |&port| HostService { port, ..service(true).0 };
         config.services = ports.iter().map(numbered).collect();
         domain.add_port(config)
     };

@@ -26,7 +26,7 @@ pub struct Listener {
 impl Listener {
     /// Listens at `path` for the owner only, and hands over what connects. A socket that nobody listens
     /// on any more is replaced.
-    pub fn start(vm: &str, path: &Path, sink: vsock::Sink) -> Result<Self, SocketError> {
+    pub fn start(vm: &str, path: &Path, sink: vsock::ServiceSink) -> Result<Self, SocketError> {
         let io = |what| move |source| SocketError::Io { what, source };
         let (socket, file) = socket::listen(path, 0o600, BACKLOG)?;
         let end =
@@ -50,7 +50,7 @@ impl Drop for Listener {
     }
 }
 
-fn accept_all(socket: &OwnedFd, end: &OwnedFd, sink: &vsock::Sink) {
+fn accept_all(socket: &OwnedFd, end: &OwnedFd, sink: &vsock::ServiceSink) {
     loop {
         let mut fds = [PollFd::new(socket, PollFlags::IN), PollFd::new(end, PollFlags::IN)];
         match poll(&mut fds, None) {
@@ -89,7 +89,7 @@ mod tests {
         let path = dir.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
         let (sender, receiver) = sync_channel(2);
-        let sink: vsock::Sink = Arc::new(move |fd| sender.send(fd).unwrap());
+        let sink: vsock::ServiceSink = Arc::new(move |fd| sender.send(fd).unwrap());
         let listener = Listener::start("v", &path, Arc::clone(&sink)).unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
         let streams = [0; 2].map(|_| UnixStream::connect(&path).unwrap());

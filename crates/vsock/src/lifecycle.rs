@@ -1,69 +1,24 @@
-//! Birth and death of connections.
+//! Opening and ending of connections.
 
-use crate::buffer::ByteRing;
-use crate::connection::{Connection, NEVER_NS};
-use crate::engine::{Asked, Endpoint, Engine, Far, HostEnd, Port};
-use crate::limits::{
-    CONNECT_TIMEOUT_NS, DRAIN_TIMEOUT_NS, FIRST_HOST_PORT, MAX_STRAYS, SCAN_INTERVAL_NS,
-    SPARE_BUFFERS,
-};
-use crate::packet::{HOST_CID, Header, Key, SHUT_BOTH, TYPE_STREAM};
-use crate::table::{Id, Links, Tag};
 use std::os::fd::{AsFd, OwnedFd};
 
-impl Port {
-    pub(crate) fn has_room(&self, half_open: bool) -> bool {
-        self.open < self.spec.max_connections
-            && (!half_open || self.half_open < self.spec.max_half_open)
-    }
+use crate::connection::{Connection, NEVER_NS};
+use crate::endpoint::{Endpoint, FarEnd, HostEnd};
+use crate::engine::VsockEngine;
+use crate::limits::{
+    CONNECT_TIMEOUT_NS, DRAIN_TIMEOUT_NS, HIGHEST_PRIVILEGED_PORT, MAX_STRAY_RESETS,
+    SCAN_INTERVAL_NS,
+};
+use crate::packet::{ConnectionKey, HOST_CID, Header, SHUT_BOTH, TYPE_STREAM};
+use crate::port::HostSocket;
+use crate::slab::{EpollTag, Links, SlabId};
 
-    /// Whether the guest `cid` may have one more connection here. It may have as many as it leaves
-    /// free, so that there is always something left for the next one: a single guest gets half of
-    /// the port's limits, two a third each.
-    fn has_room_for(&self, cid: u32) -> bool {
-        let asked = self.asked_by.get(&cid).copied().unwrap_or_default();
-        asked.open < self.spec.max_connections.saturating_sub(self.open)
-            && asked.half_open < self.spec.max_half_open.saturating_sub(self.half_open)
-    }
+/// Highest guest ports, of which the next clients of privileged services take the first free one.
+const CLIENT_PORTS: u32 = 4;
 
-    /// Bytes of its connections' buffers.
-    fn buffer_bytes(&self) -> u64 {
-        u64::from(self.open) * u64::from(self.spec.buffer_bytes)
-    }
-
-    /// One connection less that another guest asked for, or one half-open one.
-    fn uncount_asked(&mut self, by: Option<u32>, uncount: impl FnOnce(&mut Asked)) {
-        let Some(cid) = by else { return };
-        if let Some(asked) = self.asked_by.get_mut(&cid) {
-            uncount(asked);
-            if *asked == Asked::default() {
-                self.asked_by.remove(&cid);
-            }
-        }
-    }
-
-    fn count(&self) {
-        self.spec.stats.connections.set(u64::from(self.open));
-        self.spec.stats.half_open.set(u64::from(self.half_open));
-    }
-
-    /// A number for the host's side of a connection to `guest_port` that is not in use.
-    fn free_host_port(&mut self, guest_port: u32) -> Key {
-        loop {
-            let peer_port = self.next_host_port;
-            self.next_host_port = FIRST_HOST_PORT | (peer_port.wrapping_add(1) & !(3 << 30));
-            let key = Key { guest_port, peer_cid: HOST_CID, peer_port };
-            // Ends: there are fewer connections than numbers.
-            if !self.keys.contains_key(&key) {
-                return key;
-            }
-        }
-    }
-}
-
-impl Engine {
-    /// A guest asks for a connection. Every refusal is a reset.
-    pub(crate) fn open_from_guest(&mut self, port: Id, request: &Header) {
+impl VsockEngine {
+    /// Opens a connection that a guest asks for. Every refusal is a reset.
+    pub(crate) fn open_from_guest(&mut self, port: SlabId, request: &Header) {
         let opened = if request.key.peer_cid == HOST_CID {
             self.open_to_host(port, request)
         } else {
@@ -76,16 +31,35 @@ impl Engine {
             }
             p.spec.stats.refused.add(1);
         }
-        self.stray_reset(port, request.key, TYPE_STREAM);
+        self.queue_stray_reset(port, request.key, TYPE_STREAM);
     }
 
-    /// A connection of the guest to what is behind `fd`, open from the start.
-    pub(crate) fn connect_host(&mut self, port: Id, request: &Header, fd: OwnedFd) -> Option<Id> {
+    /// Opens a connection of a guest to the host; none when refused.
+    pub(crate) fn open_to_host(&mut self, port: SlabId, request: &Header) -> Option<SlabId> {
+        let p = self.ports.get(port)?;
+        if !p.has_room(false) {
+            return None;
+        }
+        let HostSocket { fd, handover } = p.spec.open(request.key)?;
+        let id = self.connect_host(port, request, fd)?;
+        if let Some((sink, other)) = handover {
+            sink(other);
+        }
+        Some(id)
+    }
+
+    /// Opens a connection of the guest to the socket `fd`, established from the start.
+    pub(crate) fn connect_host(
+        &mut self,
+        port: SlabId,
+        request: &Header,
+        fd: OwnedFd,
+    ) -> Option<SlabId> {
         let p = self.ports.get(port)?;
         let conn = Connection::incoming(request, p.spec.buffer_bytes, NEVER_NS);
-        let id = self.insert(port, conn, Far::Gone)?;
+        let id = self.insert(port, conn, FarEnd::Gone)?;
         if !self.attach_host(id, fd, false, false) {
-            self.forget(id);
+            self.remove_connection(id);
             return None;
         }
         self.endpoints.get_mut(id)?.conn.accept();
@@ -94,10 +68,10 @@ impl Engine {
         Some(id)
     }
 
-    fn open_to_guest(&mut self, port: Id, request: &Header) -> Option<Id> {
+    fn open_to_guest(&mut self, port: SlabId, request: &Header) -> Option<SlabId> {
         let p = self.ports.get(port)?;
         let peer = *self.by_cid.get(&request.key.peer_cid).filter(|_| self.guest_to_guest)?;
-        let peer_key = Key {
+        let peer_key = ConnectionKey {
             guest_port: request.key.peer_port,
             peer_cid: p.spec.cid,
             peer_port: request.key.guest_port,
@@ -115,19 +89,20 @@ impl Engine {
         let near = Connection::incoming(request, p.spec.buffer_bytes, deadline_ns);
         let away = Connection::outgoing(peer_key, q.spec.buffer_bytes, deadline_ns);
         q.spec.stats.opened_to_guest.add(1);
-        let id = self.insert(port, near, Far::Gone)?;
-        let Some(peer_id) = self.insert(peer, away, Far::Guest(id)) else {
-            self.forget(id);
+        let id = self.insert(port, near, FarEnd::Gone)?;
+        let Some(peer_id) = self.insert(peer, away, FarEnd::Guest(id)) else {
+            self.remove_connection(id);
             return None;
         };
-        self.endpoints.get_mut(id)?.far = Far::Guest(peer_id);
+        self.endpoints.get_mut(id)?.far = FarEnd::Guest(peer_id);
         self.note_deadline(deadline_ns);
         self.enqueue(peer_id);
         Some(id)
     }
 
-    /// A host program asks for `guest_port`. False: refused, the socket is closed.
-    pub(crate) fn open_from_host(&mut self, port: Id, fd: OwnedFd, guest_port: u32) -> bool {
+    /// Opens a connection of a host program to `guest_port`. False when refused: the socket is
+    /// closed.
+    pub(crate) fn open_from_host(&mut self, port: SlabId, fd: OwnedFd, guest_port: u32) -> bool {
         let Some(p) = self.ports.get_mut(port).filter(|p| p.has_room(true) && p.is_running())
         else {
             return false;
@@ -136,9 +111,9 @@ impl Engine {
         let deadline_ns = self.now_ns.saturating_add(CONNECT_TIMEOUT_NS);
         let conn = Connection::outgoing(key, p.spec.buffer_bytes, deadline_ns);
         p.spec.stats.opened_to_guest.add(1);
-        let Some(id) = self.insert(port, conn, Far::Gone) else { return false };
+        let Some(id) = self.insert(port, conn, FarEnd::Gone) else { return false };
         if !self.attach_host(id, fd, true, true) {
-            self.forget(id);
+            self.remove_connection(id);
             return false;
         }
         self.note_deadline(deadline_ns);
@@ -147,12 +122,12 @@ impl Engine {
     }
 
     /// Puts the Unix socket behind a connection. `known`: it is in the epoll set already.
-    fn attach_host(&mut self, id: Id, fd: OwnedFd, known: bool, awaits_ok: bool) -> bool {
-        if self.watch(fd.as_fd(), Tag::Endpoint(id), known).is_err() {
+    fn attach_host(&mut self, id: SlabId, fd: OwnedFd, known: bool, awaits_ok: bool) -> bool {
+        if self.watch(fd.as_fd(), EpollTag::Endpoint(id), known).is_err() {
             return false;
         }
         if let Some(ep) = self.endpoints.get_mut(id) {
-            ep.far = Far::Host(HostEnd {
+            ep.far = FarEnd::Host(HostEnd {
                 fd,
                 readable: false,
                 writable: true,
@@ -164,38 +139,36 @@ impl Engine {
         true
     }
 
-    fn insert(&mut self, port: Id, conn: Connection, far: Far) -> Option<Id> {
+    fn insert(&mut self, port: SlabId, conn: Connection, far: FarEnd) -> Option<SlabId> {
         if !self.has_buffer_for(port) {
             return None;
         }
-        let asked_by = match far {
-            Far::Guest(near) => self.cid_of(near),
-            Far::Host(_) | Far::Gone => None,
+        let requester_cid = match far {
+            FarEnd::Guest(near) => self.cid_of(near),
+            FarEnd::Host(_) | FarEnd::Gone => None,
         };
         let p = self.ports.get_mut(port)?;
         let len = u64::from(p.spec.buffer_bytes);
-        let spare = self.spare.pop().filter(|r| r.capacity() as u64 == len);
         let key = conn.key();
         let half = conn.is_half_open();
         let id = self.endpoints.insert(Endpoint {
             port,
             conn,
             far,
-            ring: spare.unwrap_or_else(|| ByteRing::new(len as usize)),
+            ring: self.buffers.take(len),
             links: Links::default(),
-            guest_done: false,
+            is_released: false,
             counted_half_open: half,
-            asked_by,
+            requester_cid,
             opened_ns: self.now_ns,
             bytes_from_guest: 0,
             bytes_to_guest: 0,
         });
-        self.buffer_bytes += len;
         p.keys.insert(key, id);
         p.open += 1;
         p.half_open += u32::from(half);
-        if let Some(cid) = asked_by {
-            let asked = p.asked_by.entry(cid).or_default();
+        if let Some(cid) = requester_cid {
+            let asked = p.peer_usage.entry(cid).or_default();
             asked.open += 1;
             asked.half_open += u32::from(half);
         }
@@ -205,9 +178,9 @@ impl Engine {
 
     /// Whether a port may have one more buffer: within its share of the domain's always, beyond it
     /// as long as that leaves every other port its own share.
-    fn has_buffer_for(&self, port: Id) -> bool {
+    fn has_buffer_for(&self, port: SlabId) -> bool {
         let Some(p) = self.ports.get(port) else { return false };
-        let share = self.max_buffer_bytes / self.ports.len().max(1) as u64;
+        let share = self.buffers.max_bytes / self.ports.len().max(1) as u64;
         let wanted = p.buffer_bytes() + u64::from(p.spec.buffer_bytes);
         if wanted <= share {
             return true;
@@ -217,84 +190,104 @@ impl Engine {
             .filter_map(|id| self.ports.get(id))
             .map(|other| other.buffer_bytes().max(share))
             .sum::<u64>();
-        others.saturating_add(wanted) <= self.max_buffer_bytes
+        others.saturating_add(wanted) <= self.buffers.max_bytes
     }
 
-    /// Owes the guest a reset for a packet of no connection.
-    pub(crate) fn stray_reset(&mut self, port: Id, key: Key, kind: u16) {
+    /// Resets old clients of a guest that goes on after a restart of the daemon or a pause. Its
+    /// clients of privileged services, which choose their own ports from the highest down, may wait
+    /// for an answer that never comes: they get resets for connections that we do not know.
+    pub(crate) fn reset_old_clients(&mut self, id: SlabId) {
+        let Some(port) = self.ports.get(id) else { return };
+        let lowest = HIGHEST_PRIVILEGED_PORT + 1 - CLIENT_PORTS;
+        let services = port.spec.services.iter().filter(|service| service.privileged);
+        let unknown: Vec<ConnectionKey> = services
+            .flat_map(|service| {
+                (lowest..=HIGHEST_PRIVILEGED_PORT).map(|guest_port| ConnectionKey {
+                    guest_port,
+                    peer_cid: HOST_CID,
+                    peer_port: service.port,
+                })
+            })
+            .filter(|key| !port.keys.contains_key(key))
+            .collect();
+        unknown.into_iter().for_each(|key| self.queue_stray_reset(id, key, TYPE_STREAM));
+    }
+
+    /// Queues a reset for a packet of no connection.
+    pub(crate) fn queue_stray_reset(&mut self, port: SlabId, key: ConnectionKey, kind: u16) {
         let Some(p) = self.ports.get_mut(port) else { return };
-        if p.strays.len() < MAX_STRAYS {
-            p.strays.push_back((key, kind));
+        if p.stray_resets.len() < MAX_STRAY_RESETS {
+            p.stray_resets.push_back((key, kind));
         } else {
             p.spec.stats.resets_dropped.add(1);
         }
     }
 
-    /// The connection is no longer half-open: takes it out of that count.
-    pub(crate) fn settle_half_open(&mut self, id: Id) {
+    /// Takes a connection that is no longer half-open out of that count.
+    pub(crate) fn settle_half_open(&mut self, id: SlabId) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
-        if !ep.counted_half_open || (ep.conn.is_half_open() && !ep.guest_done) {
+        if !ep.counted_half_open || (ep.conn.is_half_open() && !ep.is_released) {
             return;
         }
         ep.counted_half_open = false;
-        let asked_by = ep.asked_by;
+        let requester_cid = ep.requester_cid;
         if let Some(p) = self.ports.get_mut(ep.port) {
             p.half_open -= 1;
-            p.uncount_asked(asked_by, |asked| asked.half_open -= 1);
+            p.uncount_peer(requester_cid, |asked| asked.half_open -= 1);
             p.count();
         }
     }
 
-    /// The connection has something for its guest.
-    pub(crate) fn enqueue(&mut self, id: Id) {
+    /// Puts a connection with something for its guest into the ready list.
+    pub(crate) fn enqueue(&mut self, id: SlabId) {
         let Some(ep) = self.endpoints.get(id) else { return };
-        if let Some(p) = self.ports.get_mut(ep.port).filter(|_| !ep.guest_done) {
+        if let Some(p) = self.ports.get_mut(ep.port).filter(|_| !ep.is_released) {
             p.ready.push_back(&mut self.endpoints, id);
         }
     }
 
-    /// We end a connection, both ways, without waiting for bytes.
-    pub(crate) fn reset(&mut self, id: Id) {
-        let far = self.cut(id);
-        if let Far::Guest(peer) = far {
-            self.cut(peer);
-            self.close_or_tell(peer);
+    /// Ends a connection, both ways, without waiting for bytes.
+    pub(crate) fn reset(&mut self, id: SlabId) {
+        let far = self.abort_side(id);
+        if let FarEnd::Guest(peer) = far {
+            self.abort_side(peer);
+            self.release_or_reset(peer);
         }
-        self.close_or_tell(id);
+        self.release_or_reset(id);
     }
 
-    /// The guest ended a connection.
-    pub(crate) fn reset_by_guest(&mut self, id: Id) {
-        if let Far::Guest(peer) = self.cut(id) {
-            self.cut(peer);
-            self.close_or_tell(peer);
+    /// Ends a connection that the guest reset.
+    pub(crate) fn reset_by_guest(&mut self, id: SlabId) {
+        if let FarEnd::Guest(peer) = self.abort_side(id) {
+            self.abort_side(peer);
+            self.release_or_reset(peer);
         }
-        self.guest_done(id);
+        self.release(id);
     }
 
-    /// Aborts one side; its far end is let go of (a Unix socket closes here) and returned.
-    fn cut(&mut self, id: Id) -> Far {
-        let Some(ep) = self.endpoints.get_mut(id) else { return Far::Gone };
+    /// Aborts one side of a connection. Returns its far end, which is detached.
+    fn abort_side(&mut self, id: SlabId) -> FarEnd {
+        let Some(ep) = self.endpoints.get_mut(id) else { return FarEnd::Gone };
         ep.conn.abort();
         ep.ring.clear();
-        let far = std::mem::replace(&mut ep.far, Far::Gone);
+        let far = std::mem::replace(&mut ep.far, FarEnd::Gone);
         self.settle_half_open(id);
         far
     }
 
-    fn close_or_tell(&mut self, id: Id) {
+    fn release_or_reset(&mut self, id: SlabId) {
         let Some(ep) = self.endpoints.get(id) else { return };
-        if ep.guest_done || ep.conn.next_op(true).is_none() {
-            self.guest_done(id);
+        if ep.is_released || ep.conn.next_op(true).is_none() {
+            self.release(id);
         } else {
             self.enqueue(id);
         }
     }
 
-    /// The guest knows the connection no more: its name is free.
-    pub(crate) fn guest_done(&mut self, id: Id) {
+    /// Releases a connection that the guest has forgotten: its key is free.
+    pub(crate) fn release(&mut self, id: SlabId) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
-        ep.guest_done = true;
+        ep.is_released = true;
         let (port, key) = (ep.port, ep.conn.key());
         if let Some(p) = self.ports.get_mut(port) {
             p.ready.remove(&mut self.endpoints, id);
@@ -307,25 +300,25 @@ impl Engine {
     }
 
     /// Frees a connection that the guest has forgotten, unless the far end is still to get bytes.
-    pub(crate) fn try_free(&mut self, id: Id) {
+    pub(crate) fn try_free(&mut self, id: SlabId) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
-        if !ep.guest_done {
+        if !ep.is_released {
             return;
         }
-        if !ep.ring.is_empty() && !matches!(ep.far, Far::Gone) {
+        if !ep.ring.is_empty() && !matches!(ep.far, FarEnd::Gone) {
             let at_ns = self.now_ns.saturating_add(DRAIN_TIMEOUT_NS);
             ep.conn.set_deadline_ns(at_ns);
             self.note_deadline(at_ns);
             return;
         }
-        let far = std::mem::replace(&mut ep.far, Far::Gone);
-        self.forget(id);
-        if let Far::Guest(peer) = far
+        let far = std::mem::replace(&mut ep.far, FarEnd::Gone);
+        self.remove_connection(id);
+        if let FarEnd::Guest(peer) = far
             && let Some(other) = self.endpoints.get_mut(peer)
         {
-            other.far = Far::Gone;
+            other.far = FarEnd::Gone;
             other.conn.far_shutdown(SHUT_BOTH);
-            if other.guest_done {
+            if other.is_released {
                 self.try_free(peer);
             } else {
                 self.enqueue(peer);
@@ -334,10 +327,10 @@ impl Engine {
     }
 
     /// Takes a connection out of every table.
-    fn forget(&mut self, id: Id) {
+    fn remove_connection(&mut self, id: SlabId) {
         let Some(ep) = self.endpoints.get_mut(id) else { return };
-        ep.guest_done = true;
-        let (port, key, asked_by) = (ep.port, ep.conn.key(), ep.asked_by);
+        ep.is_released = true;
+        let (port, key, requester_cid) = (ep.port, ep.conn.key(), ep.requester_cid);
         self.settle_half_open(id);
         if let Some(p) = self.ports.get_mut(port) {
             p.ready.remove(&mut self.endpoints, id);
@@ -345,20 +338,16 @@ impl Engine {
                 p.keys.remove(&key);
             }
             p.open -= 1;
-            p.uncount_asked(asked_by, |asked| asked.open -= 1);
+            p.uncount_peer(requester_cid, |asked| asked.open -= 1);
             p.count();
         }
-        if let Some(mut ep) = self.endpoints.remove(id) {
-            self.buffer_bytes -= ep.ring.capacity() as u64;
-            if self.spare.len() < SPARE_BUFFERS {
-                ep.ring.clear();
-                self.spare.push(ep.ring);
-            }
+        if let Some(ep) = self.endpoints.remove(id) {
+            self.buffers.give_back(ep.ring);
         }
     }
 
     /// Ends all connections of a port whose guest knows none of them (any more).
-    pub(crate) fn drop_connections(&mut self, port: Id) {
+    pub(crate) fn drop_connections(&mut self, port: SlabId) {
         for index in 0..self.endpoints.slots() {
             let Some(id) = self.endpoints.id_at(index) else { continue };
             if self.endpoints.get(id).is_some_and(|ep| ep.port == port) {
@@ -366,13 +355,17 @@ impl Engine {
             }
         }
         if let Some(p) = self.ports.get_mut(port) {
-            p.strays.clear();
-            p.starved = false;
-            p.spec.services.iter().filter_map(|s| s.gone.as_ref()).for_each(|gone| gone());
+            p.stray_resets.clear();
+            p.is_starved = false;
+            p.spec
+                .services
+                .iter()
+                .filter_map(|s| s.on_guest_reset.as_ref())
+                .for_each(|gone| gone());
         }
     }
 
-    pub(crate) fn drop_handshakes(&mut self, port: Id) {
+    pub(crate) fn drop_handshakes(&mut self, port: SlabId) {
         for index in 0..self.handshakes.slots() {
             let Some(id) = self.handshakes.id_at(index) else { continue };
             if self.handshakes.get(id).is_some_and(|h| h.port == port) {
@@ -381,10 +374,11 @@ impl Engine {
         }
     }
 
-    /// Looks at all deadlines.
-    pub(crate) fn scan(&mut self) {
+    /// Ends all connections and handshakes that are past their deadlines, and finds the next
+    /// deadline.
+    pub(crate) fn expire_overdue(&mut self) {
         let mut next_ns = NEVER_NS;
-        // What is noted while deadlines pass is kept.
+        // Deadlines that are noted while connections expire count as well.
         self.next_deadline_ns = NEVER_NS;
         for index in 0..self.endpoints.slots() {
             let Some(id) = self.endpoints.id_at(index) else { continue };
@@ -416,7 +410,7 @@ impl Engine {
         }
     }
 
-    fn expire(&mut self, id: Id) {
+    fn expire(&mut self, id: SlabId) {
         if let Some(p) = self.endpoints.get(id).and_then(|ep| self.ports.get(ep.port)) {
             p.spec.stats.timeouts.add(1);
         }

@@ -1,4 +1,4 @@
-//! The Unix side: sockets of host programs. The only file of this crate that hands guest memory
+//! Unix sockets of host programs. The only file of this crate that hands guest memory
 //! to the kernel.
 
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
 use crate::error::VsockError;
 use crate::limits::{LISTEN_BACKLOG, MAX_IOVECS, MAX_LINE_BYTES};
 
-/// Buffers of one system call. Filled and used within one function call.
+/// Buffers of one system call, filled and used within one function call.
 #[derive(Debug)]
 pub(crate) struct Iovecs(Vec<IoSlice>);
 
@@ -88,7 +88,7 @@ fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
     }
 }
 
-/// Sends two pieces of ours; never blocks, never raises SIGPIPE.
+/// Sends two pieces of our memory; never blocks, never raises SIGPIPE.
 pub(crate) fn send_pieces(fd: &OwnedFd, pieces: (&[u8], &[u8])) -> Result<usize, Errno> {
     let bufs = [io::IoSlice::new(pieces.0), io::IoSlice::new(pieces.1)];
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -96,13 +96,13 @@ pub(crate) fn send_pieces(fd: &OwnedFd, pieces: (&[u8], &[u8])) -> Result<usize,
     rustix::io::retry_on_intr(|| rustix::net::sendmsg(fd, &bufs, &mut none, flags))
 }
 
-/// Half of a socket, or both, ends.
+/// Shuts one direction of a socket, or both.
 pub(crate) fn shut(fd: &OwnedFd, how: Shutdown) {
     // Fails only when the other end is gone, and then it is shut anyway.
     let _ = rustix::net::shutdown(fd, how);
 }
 
-/// A listening socket at a path that is removed with it.
+/// Listening socket at a path that is removed with it.
 #[derive(Debug)]
 pub(crate) struct Listener {
     fd: OwnedFd,
@@ -110,7 +110,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens for the owner only. A socket file that nobody listens on any more is replaced.
+    /// Listens for the owner only. A stale socket file without a listener is replaced.
     pub fn bind(name: &str, path: &Path) -> Result<Self, VsockError> {
         let failed = |source| {
             let (name, path) = (name.to_owned(), path.to_owned());
@@ -120,7 +120,7 @@ impl Listener {
         Ok(Self { fd, _file })
     }
 
-    /// The next connection; `AGAIN` when there is none.
+    /// Accepts the next connection; `AGAIN` when there is none.
     pub fn accept(&self) -> Result<OwnedFd, Errno> {
         rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
     }
@@ -132,15 +132,15 @@ impl AsFd for Listener {
     }
 }
 
-/// Where host programs listen for a guest's connections: `<path>_<port>`.
+/// Sockets on which host programs listen for a guest's connections: `<path>_<port>`.
 #[derive(Debug)]
-pub(crate) struct Programs {
+pub(crate) struct ProgramSockets {
     folder: Folder,
     base: OsString,
 }
 
-impl Programs {
-    /// Opens the folder, which no guest waits for again.
+impl ProgramSockets {
+    /// Opens the folder once, so that no guest waits for it again.
     pub fn at(name: &str, path: &Path) -> Result<Self, VsockError> {
         let (folder, base) = Folder::open_parent(path).map_err(|source| {
             let source = SocketError::Io { what: "opening its folder", source };
@@ -159,44 +159,45 @@ impl Programs {
     }
 }
 
-/// What is known of a `CONNECT` line.
+/// Result of reading a `CONNECT` line.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line {
-    /// The guest's port that the host program wants.
+pub(crate) enum ConnectLine {
+    /// Port of the guest that the host program wants.
     Port(u32),
-    /// Not all there yet.
+    /// The line is not complete yet.
     Partial,
-    /// Not such a line, too long, or the program has gone.
+    /// The line is another one or too long, or the program has gone.
     Bad(&'static str),
 }
 
 /// Reads the `CONNECT <port>` line, and nothing behind it. A line in pieces is left in the socket
 /// until it is whole, so that no memory of ours is needed.
-pub(crate) fn read_line(fd: &OwnedFd) -> Line {
+pub(crate) fn read_line(fd: &OwnedFd) -> ConnectLine {
     let mut bytes = [0u8; MAX_LINE_BYTES];
     let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let have = match rustix::net::recv(fd, &mut bytes, peek) {
-        Ok((0, _)) => return Line::Bad("closed before its CONNECT line"),
+        Ok((0, _)) => return ConnectLine::Bad("closed before its CONNECT line"),
         Ok((n, _)) => n.min(MAX_LINE_BYTES),
-        Err(Errno::AGAIN | Errno::INTR) => return Line::Partial,
-        Err(_) => return Line::Bad("the socket failed"),
+        Err(Errno::AGAIN | Errno::INTR) => return ConnectLine::Partial,
+        Err(_) => return ConnectLine::Bad("the socket failed"),
     };
     let Some(end) = bytes[..have].iter().position(|&b| b == b'\n') else {
         return if have == MAX_LINE_BYTES {
-            Line::Bad("no newline within the limit of 32 bytes")
+            ConnectLine::Bad("no newline within the limit of 32 bytes")
         } else {
-            Line::Partial
+            ConnectLine::Partial
         };
     };
     let line = &mut [0u8; MAX_LINE_BYTES][..end + 1];
     match rustix::net::recv(fd, line, RecvFlags::DONTWAIT) {
         Ok((n, _)) if n == end + 1 => {}
-        _ => return Line::Bad("the socket failed"),
+        _ => return ConnectLine::Bad("the socket failed"),
     }
-    parse_connect(&bytes[..end]).map_or(Line::Bad("not CONNECT <port>"), Line::Port)
+    parse_connect(&bytes[..end]).map_or(ConnectLine::Bad("not CONNECT <port>"), ConnectLine::Port)
 }
 
-/// The port of `CONNECT <port>` (any case, blanks around the number as other devices take them).
+/// Parses the port of `CONNECT <port>` (any case, blanks around the number as other devices take
+/// them).
 fn parse_connect(line: &[u8]) -> Option<u32> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let command = words.next()?;

@@ -1,9 +1,11 @@
-//! The fixed buffer of a connection: bytes that a guest sent and the other end does not take yet.
+//! Fixed buffer of a connection: bytes that a guest sent and the other end does not take yet.
 
 use queue::Seg;
 use queue::seg::copy_out;
 
-/// A byte ring. Only bytes that were pushed ever come out: a buffer that served another connection
+use crate::limits::SPARE_BUFFERS;
+
+/// Byte ring. Only bytes that were pushed ever come out: a buffer that served another connection
 /// before shows nothing of it.
 #[derive(Debug)]
 pub(crate) struct ByteRing {
@@ -13,7 +15,7 @@ pub(crate) struct ByteRing {
 }
 
 impl ByteRing {
-    /// An empty ring. Large ones come zeroed from the kernel and cost no memory until used.
+    /// Makes an empty ring. Large ones come zeroed from the kernel and cost no memory until used.
     pub fn new(capacity_bytes: usize) -> Self {
         Self { bytes: vec![0; capacity_bytes].into_boxed_slice(), head: 0, len: 0 }
     }
@@ -49,7 +51,7 @@ impl ByteRing {
         done
     }
 
-    /// The oldest bytes, up to `max`, in two pieces.
+    /// Returns the oldest bytes, up to `max`, in two pieces.
     pub fn front(&self, max: usize) -> (&[u8], &[u8]) {
         let len = self.len.min(max);
         let first = len.min(self.capacity() - self.head);
@@ -61,5 +63,38 @@ impl ByteRing {
         let len = len.min(self.len);
         self.len -= len;
         self.head = if self.len == 0 { 0 } else { (self.head + len) % self.capacity() };
+    }
+}
+
+/// Memory of a domain for the buffers of its connections.
+#[derive(Debug)]
+pub(crate) struct BufferPool {
+    /// Most bytes of all buffers in use.
+    pub max_bytes: u64,
+    /// Bytes of all buffers in use.
+    pub used_bytes: u64,
+    /// Freed buffers for the next connections.
+    pub spare: Vec<ByteRing>,
+}
+
+impl BufferPool {
+    pub fn new(max_bytes: u64) -> Self {
+        Self { max_bytes, used_bytes: 0, spare: Vec::with_capacity(SPARE_BUFFERS) }
+    }
+
+    /// Takes an empty buffer: a spare one of this size, or a new one.
+    pub fn take(&mut self, len_bytes: u64) -> ByteRing {
+        let spare = self.spare.pop().filter(|r| r.capacity() as u64 == len_bytes);
+        self.used_bytes += len_bytes;
+        spare.unwrap_or_else(|| ByteRing::new(len_bytes as usize))
+    }
+
+    /// Gives a buffer back.
+    pub fn give_back(&mut self, mut ring: ByteRing) {
+        self.used_bytes -= ring.capacity() as u64;
+        if self.spare.len() < SPARE_BUFFERS {
+            ring.clear();
+            self.spare.push(ring);
+        }
     }
 }

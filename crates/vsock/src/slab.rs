@@ -1,23 +1,23 @@
-//! Where connections live: a table with names that are never reused, and lists through it.
+//! Table of connections whose ids are never reused, and lists through it.
 
-/// Names an entry of a [`Slab`]; a late name never reaches a later entry (until 2^30 reuses).
+/// Id of an entry of a [`Slab`]; an old id never reaches a later entry (until 2^30 reuses).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Id {
+pub(crate) struct SlabId {
     pub index: u32,
     age: u32,
 }
 
 const AGE_MASK: u32 = (1 << 30) - 1;
 
-/// What an epoll event is about.
+/// Subject of an epoll event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tag {
-    Listener(Id),
-    Handshake(Id),
-    Endpoint(Id),
+pub(crate) enum EpollTag {
+    Listener(SlabId),
+    Handshake(SlabId),
+    Endpoint(SlabId),
 }
 
-impl Tag {
+impl EpollTag {
     pub fn to_u64(self) -> u64 {
         let (tag, id) = match self {
             Self::Listener(id) => (0u64, id),
@@ -28,7 +28,7 @@ impl Tag {
     }
 
     pub fn from_u64(data: u64) -> Self {
-        let id = Id { index: data as u32, age: (data >> 32) as u32 & AGE_MASK };
+        let id = SlabId { index: data as u32, age: (data >> 32) as u32 & AGE_MASK };
         match data >> 62 {
             0 => Self::Listener(id),
             1 => Self::Handshake(id),
@@ -43,7 +43,7 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// Entries with stable names. Grows when an entry is added to a full table, never otherwise.
+/// Table of entries with stable ids. Grows when an entry is added to a full table, never otherwise.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
@@ -60,39 +60,39 @@ impl<T> Slab<T> {
         self.len
     }
 
-    /// Slots, used or not: indices for [`Slab::id_at`] are below.
+    /// Number of slots, used or not: indices for [`Slab::id_at`] are below.
     pub fn slots(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// The entry in a slot.
-    pub fn id_at(&self, index: u32) -> Option<Id> {
+    /// Id of the entry in a slot.
+    pub fn id_at(&self, index: u32) -> Option<SlabId> {
         let slot = self.slots.get(index as usize)?;
-        slot.value.as_ref().map(|_| Id { index, age: slot.age })
+        slot.value.as_ref().map(|_| SlabId { index, age: slot.age })
     }
 
-    pub fn insert(&mut self, value: T) -> Id {
+    pub fn insert(&mut self, value: T) -> SlabId {
         self.len += 1;
         if let Some(index) = self.free.pop() {
             let slot = &mut self.slots[index as usize];
             slot.value = Some(value);
-            return Id { index, age: slot.age };
+            return SlabId { index, age: slot.age };
         }
         self.slots.push(Slot { age: 0, value: Some(value) });
         // Freeing must never allocate.
         self.free.reserve(self.slots.len());
-        Id { index: self.slots.len() as u32 - 1, age: 0 }
+        SlabId { index: self.slots.len() as u32 - 1, age: 0 }
     }
 
-    pub fn get(&self, id: Id) -> Option<&T> {
+    pub fn get(&self, id: SlabId) -> Option<&T> {
         self.slots.get(id.index as usize).filter(|s| s.age == id.age)?.value.as_ref()
     }
 
-    pub fn get_mut(&mut self, id: Id) -> Option<&mut T> {
+    pub fn get_mut(&mut self, id: SlabId) -> Option<&mut T> {
         self.slots.get_mut(id.index as usize).filter(|s| s.age == id.age)?.value.as_mut()
     }
 
-    pub fn remove(&mut self, id: Id) -> Option<T> {
+    pub fn remove(&mut self, id: SlabId) -> Option<T> {
         let slot = self.slots.get_mut(id.index as usize).filter(|s| s.age == id.age)?;
         let value = slot.value.take()?;
         slot.age = (slot.age + 1) & AGE_MASK;
@@ -102,25 +102,25 @@ impl<T> Slab<T> {
     }
 }
 
-/// A place in a [`ReadyList`].
+/// Links of an entry in a [`ReadyList`].
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     queued: bool,
-    prev: Option<Id>,
-    next: Option<Id>,
+    prev: Option<SlabId>,
+    next: Option<SlabId>,
 }
 
-/// What can be in a [`ReadyList`].
+/// Entry that can be in a [`ReadyList`].
 pub(crate) trait Linked {
     fn links(&mut self) -> &mut Links;
 }
 
-/// A first-in first-out list through the entries of a slab: an entry is in it at most once and can
+/// First-in first-out list through the entries of a slab: an entry is in it at most once and can
 /// leave from the middle, so that its length is bounded by the table and not by what guests do.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyList {
-    head: Option<Id>,
-    tail: Option<Id>,
+    head: Option<SlabId>,
+    tail: Option<SlabId>,
 }
 
 impl ReadyList {
@@ -128,8 +128,8 @@ impl ReadyList {
         self.head.is_none()
     }
 
-    /// At the end, unless it is in the list.
-    pub fn push_back<T: Linked>(&mut self, slab: &mut Slab<T>, id: Id) {
+    /// Adds an entry at the end, unless it is in the list.
+    pub fn push_back<T: Linked>(&mut self, slab: &mut Slab<T>, id: SlabId) {
         let tail = self.tail;
         let Some(links) = slab.get_mut(id).map(T::links) else { return };
         if links.queued {
@@ -143,8 +143,8 @@ impl ReadyList {
         self.tail = Some(id);
     }
 
-    /// At the start, unless it is in the list.
-    pub fn push_front<T: Linked>(&mut self, slab: &mut Slab<T>, id: Id) {
+    /// Adds an entry at the start, unless it is in the list.
+    pub fn push_front<T: Linked>(&mut self, slab: &mut Slab<T>, id: SlabId) {
         let head = self.head;
         let Some(links) = slab.get_mut(id).map(T::links) else { return };
         if links.queued {
@@ -158,14 +158,14 @@ impl ReadyList {
         self.head = Some(id);
     }
 
-    pub fn pop_front<T: Linked>(&mut self, slab: &mut Slab<T>) -> Option<Id> {
+    pub fn pop_front<T: Linked>(&mut self, slab: &mut Slab<T>) -> Option<SlabId> {
         let id = self.head?;
         self.remove(slab, id);
         Some(id)
     }
 
-    /// Takes it out, if it is in.
-    pub fn remove<T: Linked>(&mut self, slab: &mut Slab<T>, id: Id) {
+    /// Takes an entry out, if it is in the list.
+    pub fn remove<T: Linked>(&mut self, slab: &mut Slab<T>, id: SlabId) {
         let Some(links) = slab.get_mut(id).map(T::links) else { return };
         if !links.queued {
             return;
@@ -210,9 +210,9 @@ mod tests {
 
     #[test]
     fn tags_survive_the_kernel() {
-        let id = Id { index: u32::MAX, age: AGE_MASK };
-        for tag in [Tag::Listener(id), Tag::Handshake(id), Tag::Endpoint(id)] {
-            assert_eq!(Tag::from_u64(tag.to_u64()), tag);
+        let id = SlabId { index: u32::MAX, age: AGE_MASK };
+        for tag in [EpollTag::Listener(id), EpollTag::Handshake(id), EpollTag::Endpoint(id)] {
+            assert_eq!(EpollTag::from_u64(tag.to_u64()), tag);
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
     fn the_list_keeps_order_and_lets_go_of_the_middle() {
         let mut slab = Slab::new();
         let mut list = ReadyList::default();
-        let ids: Vec<Id> = (0..4).map(|_| slab.insert(Item::default())).collect();
+        let ids: Vec<SlabId> = (0..4).map(|_| slab.insert(Item::default())).collect();
         for &id in &ids[..3] {
             list.push_back(&mut slab, id);
             list.push_back(&mut slab, id);
@@ -228,7 +228,7 @@ mod tests {
         list.push_front(&mut slab, ids[3]);
         list.remove(&mut slab, ids[1]);
         list.remove(&mut slab, ids[1]);
-        let order: Vec<Id> = std::iter::from_fn(|| list.pop_front(&mut slab)).collect();
+        let order: Vec<SlabId> = std::iter::from_fn(|| list.pop_front(&mut slab)).collect();
         assert_eq!(order, [ids[3], ids[0], ids[2]]);
         assert!(list.is_empty());
         list.push_back(&mut slab, ids[1]);

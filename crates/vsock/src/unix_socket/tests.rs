@@ -39,11 +39,11 @@ fn pair() -> (OwnedFd, UnixStream) {
 #[test]
 fn a_line_leaves_what_follows_and_waits_for_its_end() {
     let (ours, mut theirs) = pair();
-    assert_eq!(read_line(&ours), Line::Partial);
+    assert_eq!(read_line(&ours), ConnectLine::Partial);
     theirs.write_all(b"CONNECT 5").unwrap();
-    assert_eq!(read_line(&ours), Line::Partial);
+    assert_eq!(read_line(&ours), ConnectLine::Partial);
     theirs.write_all(b"\nrest").unwrap();
-    assert_eq!(read_line(&ours), Line::Port(5));
+    assert_eq!(read_line(&ours), ConnectLine::Port(5));
     let mut rest = [0; 10];
     assert_eq!(rustix::net::recv(&ours, &mut rest, RecvFlags::DONTWAIT).unwrap().1, 4);
     assert_eq!(&rest[..4], b"rest");
@@ -53,16 +53,16 @@ fn a_line_leaves_what_follows_and_waits_for_its_end() {
 fn a_line_is_at_most_32_bytes() {
     let (ours, mut theirs) = pair();
     theirs.write_all(&[b' '; MAX_LINE_BYTES - 1]).unwrap();
-    assert_eq!(read_line(&ours), Line::Partial);
+    assert_eq!(read_line(&ours), ConnectLine::Partial);
     theirs.write_all(b" ").unwrap();
-    assert!(matches!(read_line(&ours), Line::Bad(_)));
+    assert!(matches!(read_line(&ours), ConnectLine::Bad(_)));
 }
 
 #[test]
 fn a_program_that_goes_is_not_waited_for() {
     let (ours, theirs) = pair();
     drop(theirs);
-    assert!(matches!(read_line(&ours), Line::Bad(_)));
+    assert!(matches!(read_line(&ours), ConnectLine::Bad(_)));
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn abuse_V5_a_port_has_its_own_path_which_no_link_of_another_user_leads_from() {
     use std::os::unix::net::UnixListener;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vm");
-    let programs = Programs::at("vm", &path).unwrap();
+    let programs = ProgramSockets::at("vm", &path).unwrap();
     let _program = UnixListener::bind(dir.path().join("vm_52")).unwrap();
     programs.connect(52).unwrap();
     assert_eq!(programs.connect(53).unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -110,6 +110,6 @@ fn abuse_V5_a_port_has_its_own_path_which_no_link_of_another_user_leads_from() {
         let error = programs.connect(54).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     }
-    let error = Programs::at("vm", &dir.path().join("missing/vm")).unwrap_err().to_string();
+    let error = ProgramSockets::at("vm", &dir.path().join("missing/vm")).unwrap_err().to_string();
     assert!(error.contains("opening its folder"), "{error}");
 }
