@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* What a scan wants, as the host's store can check it: pieces of an entry's key or of its row, compared with
- * bytes. table_filter.rs says what the terms mean.
+ * bytes. table/filter.rs says what the terms mean.
  *
  * The server checks its whole condition again for each row that comes. So a filter may let through what does
  * not match, and must never stop what does: a term that is not sure, or has no room, is left out. */

@@ -271,7 +271,7 @@ struct RowHeader {
     U32 primary_bytes;
     U32 value_bytes;
 };
-/* table_filter.rs */
+/* table/filter.rs */
 namespace part {
 enum : uint8_t {
     KEY = 0,

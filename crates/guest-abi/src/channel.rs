@@ -1,8 +1,8 @@
-//! Channels: what members and their host keep in memory that another party reads.
+//! Channels: memory of members and their host that another party reads.
 //!
-//! The Rust side of `guest/kmod/include/millrace_abi.h`, which says what is where and who writes it;
-//! a test compares the two. Names are the header's without their prefix; offsets and lengths are
-//! bytes.
+//! The Rust side of `guest/kmod/include/millrace_abi.h`, which says what is where and who writes
+//! it; a test compares the two. Names are the header's without their prefix; offsets and lengths
+//! are bytes.
 //!
 //! - The *mailbox* ([`Host`], [`Member`], [`Exclude`], [`Guest`]): the host and one member have it.
 //! - The member's own memory ([`Dir`] and what it leads to): its peers read it.
@@ -10,7 +10,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The version of this file.
+/// Version of these structures.
 pub const VERSION: u32 = 4;
 
 /// Magic number of [`Host`].
@@ -24,11 +24,11 @@ pub const LINK_MAGIC: u64 = u64::from_le_bytes(*b"MRLINK\0\0");
 
 /// Bytes of a mailbox.
 pub const MAILBOX_LEN: usize = 65_536;
-/// Where the member's half begins.
+/// Offset of the member's half.
 pub const GUEST_OFF: usize = 32_768;
-/// The member table, in the host's half.
+/// Offset of the member table, in the host's half.
 pub const TABLE_OFF: usize = 4_096;
-/// Flows that may not be taken, in the host's half.
+/// Offset of flows that may not be taken, in the host's half.
 pub const EXCLUDE_OFF: usize = 24_576;
 
 /// Most members of one trust domain: a member maps all others.
@@ -48,7 +48,7 @@ pub const NAME_LEN: usize = 64;
 
 /// Bytes of a page.
 pub const PAGE_LEN: u64 = 4_096;
-/// Rings, slots and FIFOs are made of such pieces.
+/// Bytes of a chunk, of which rings, slots and FIFOs are made.
 pub const CHUNK_LEN: usize = 65_536;
 /// Most rings of a link, in one direction.
 pub const MAX_QUEUES: usize = 8;
@@ -73,13 +73,13 @@ pub const MAX_MESSAGE_LEN: u32 = 65_920;
 pub mod member_state {
     /// Entry not used.
     pub const NONE: u32 = 0;
-    /// Has a doorbell; its module has not spoken yet.
+    /// Member has a doorbell; its kernel module has not spoken yet.
     pub const JOINED: u32 = 1;
     /// `generation` and `dir_off` are valid: links may be made.
     pub const ACTIVE: u32 = 2;
-    /// Send no more, give its pages back.
+    /// Member leaves: send no more, give its pages back.
     pub const LEAVING: u32 = 3;
-    /// Its VM is gone: it reads nothing any more.
+    /// VM is gone: it reads nothing any more.
     pub const DEAD: u32 = 4;
 }
 
@@ -87,23 +87,23 @@ pub mod member_state {
 pub mod guest_state {
     /// The module has not begun.
     pub const NONE: u32 = 0;
-    /// It makes links.
+    /// Kernel module makes links.
     pub const ACTIVE: u32 = 1;
     /// Draining, by itself or because it was told to.
     pub const LEAVING: u32 = 2;
-    /// Nothing of it is used any more, and it uses nothing.
+    /// Kernel module has left: nothing of it is used any more, and it uses nothing.
     pub const LEFT: u32 = 3;
 }
 
 /// Values of [`LinkStatus::state`] and [`Link::state`].
 pub mod link_state {
-    /// There is none.
+    /// No link.
     pub const NONE: u32 = 0;
     /// Offered; the peer's offer is awaited.
     pub const OPENING: u32 = 1;
     /// Messages go both ways.
     pub const UP: u32 = 2;
-    /// Sends no more; waits for pages lent and borrowed.
+    /// Draining: sends no more; waits for pages lent and borrowed.
     pub const DRAINING: u32 = 3;
     /// Nothing is lent or borrowed: the peer's memory can be unplugged.
     pub const CLOSED: u32 = 4;
@@ -113,7 +113,7 @@ pub mod link_state {
 pub mod kind {
     /// All bytes are in the FIFO.
     pub const COPY: u8 = 1;
-    /// A slot says where they are.
+    /// Bytes are where a slot says.
     pub const REFERENCE: u8 = 2;
 }
 
@@ -129,7 +129,7 @@ pub mod client {
     pub const MAX: u8 = 15;
 }
 
-/// A range of guest-physical memory and where it is in the member's memory file.
+/// Range of guest-physical memory and its place in the member's memory file.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -139,11 +139,11 @@ pub struct Region {
     pub gpa: U64,
     /// Bytes.
     pub len: U64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub off: U64,
 }
 
-/// At offset 0 of the mailbox. Written by the host.
+/// Header at offset 0 of the mailbox. Written by the host.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -153,17 +153,17 @@ pub struct Host {
     pub magic: U64,
     /// [`VERSION`].
     pub version: U32,
-    /// This member's number at the doorbell server.
+    /// Id of this member at the doorbell server.
     pub member_id: U32,
-    /// Ring this number to call the host.
+    /// Id of the host at the doorbell server, to call it.
     pub host_id: U32,
     /// Doorbells of every member, 2 to [`MAX_VECTORS`].
     pub vectors: U32,
-    /// How often heartbeats are counted up.
+    /// Interval at which heartbeats are counted up.
     pub heartbeat_ms: U32,
-    /// A heartbeat that stands still for so long means death.
+    /// Time after which a heartbeat that stands still means death.
     pub dead_after_ms: U32,
-    /// The host's.
+    /// Heartbeat of the host.
     pub heartbeat: U64,
     /// Odd while table, regions or excludes are being written.
     pub table_seq: U32,
@@ -171,7 +171,7 @@ pub struct Host {
     pub regions_len: U32,
     /// Bytes of this member's memory file that peers see, from 0.
     pub window_len: U64,
-    /// Where its memory is.
+    /// Places of its memory.
     pub regions: [Region; MAX_REGIONS],
     /// Used entries at [`EXCLUDE_OFF`].
     pub excludes_len: U32,
@@ -181,19 +181,19 @@ pub struct Host {
     pub domain: [u8; NAME_LEN],
 }
 
-/// An entry of the member table: [`MAX_MEMBERS`] of them at [`TABLE_OFF`], this member's included.
+/// Entry of the member table: [`MAX_MEMBERS`] of them at [`TABLE_OFF`], this member's included.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Member {
-    /// Its number at the doorbell server.
+    /// Id of the member at the doorbell server.
     pub id: U32,
-    /// See [`member_state`].
+    /// State: see [`member_state`].
     pub state: U32,
-    /// The member's own number for this load of its module.
+    /// Number of the member for this load of its kernel module.
     pub generation: U64,
-    /// Its directory page.
+    /// Offset of its directory page.
     pub dir_off: U64,
     /// Bytes of its memory that can be seen.
     pub window_len: U64,
@@ -209,51 +209,51 @@ pub struct Member {
     pub name: [u8; NAME_LEN],
     /// Six bytes each, two of padding.
     pub macs: [[u8; 8]; MAX_MACS],
-    /// IPv6, or IPv4 as `::ffff:a.b.c.d`.
+    /// IPv6 addresses, or IPv4 ones as `::ffff:a.b.c.d`.
     pub addresses: [[u8; 16]; MAX_ADDRESSES],
     /// Zero.
     pub reserved: [u8; 80],
 }
 
-/// A flow that has to take the ordinary way, from this member's view. Ports in host order.
+/// Flow that has to take the ordinary way, from this member's view. Ports in host order.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Exclude {
-    /// The member's address, as in [`Member::addresses`].
+    /// Address of the member, as in [`Member::addresses`].
     pub local: [u8; 16],
-    /// The other end's.
+    /// Address or port of the other end.
     pub remote: [u8; 16],
-    /// The member's port.
+    /// Port of the member.
     pub local_port: U16,
-    /// The other end's.
+    /// Address or port of the other end.
     pub remote_port: U16,
-    /// `IPPROTO_TCP`.
+    /// Protocol: `IPPROTO_TCP`.
     pub protocol: U32,
 }
 
-/// How a member's link to one peer stands.
+/// Status of a member's link to one peer.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct LinkStatus {
-    /// The peer's number at the doorbell server.
+    /// Id of the peer at the doorbell server.
     pub peer_id: U32,
-    /// See [`link_state`].
+    /// State: see [`link_state`].
     pub state: U32,
     /// Pages of the peer that are in use here.
     pub borrowed: U32,
     /// Messages of this member that the peer still refers to.
     pub lent: U32,
-    /// Messages.
+    /// Number of messages.
     pub sent: U64,
-    /// Messages.
+    /// Number of messages.
     pub received: U64,
-    /// Bytes of what was sent.
+    /// Bytes sent.
     pub sent_bytes: U64,
-    /// Of those: passed by reference.
+    /// Bytes sent by reference.
     pub referred_bytes: U64,
     /// Messages of the peer that were wrong.
     pub refused: U64,
@@ -261,7 +261,8 @@ pub struct LinkStatus {
     pub reserved: U64,
 }
 
-/// At [`GUEST_OFF`] of the mailbox. Written by the member; the host copies it and believes nothing.
+/// Header at [`GUEST_OFF`] of the mailbox. Written by the member; the host copies it and believes
+/// nothing.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -271,40 +272,40 @@ pub struct Guest {
     pub magic: U64,
     /// [`VERSION`].
     pub version: U32,
-    /// See [`guest_state`].
+    /// State: see [`guest_state`].
     pub state: U32,
-    /// Another number with each load of the module.
+    /// Number of this load of the kernel module, another one each time.
     pub generation: U64,
-    /// Where its [`Dir`] is.
+    /// Offset of its [`Dir`].
     pub dir_off: U64,
-    /// Counted up.
+    /// Heartbeat, counted up.
     pub heartbeat: U64,
-    /// The excludes that hold: no packet of those flows is taken any more. What was taken before may
-    /// still be on its way.
+    /// The excludes that hold: no packet of those flows is taken any more. What was taken before
+    /// may still be on its way.
     pub excludes_seq: U32,
     /// Zero.
     pub reserved: U32,
-    /// By index of the peer in the table.
+    /// Links, by the index of the peer in the table.
     pub links: [LinkStatus; MAX_MEMBERS],
 }
 
-/// An entry of the directory: where the link to one peer is.
+/// Entry of the directory: the place of the link to one peer.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct DirEntry {
-    /// The peer.
+    /// Id of the peer.
     pub peer_id: U32,
     /// Zero.
     pub reserved: U32,
-    /// That the link is meant for.
+    /// Generation of the peer that the link is meant for.
     pub peer_generation: U64,
-    /// 0: no link.
+    /// Offset of the link; 0: no link.
     pub link_off: U64,
 }
 
-/// The directory page: the root of everything that peers read.
+/// Directory page: the root of everything that peers read.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -314,37 +315,37 @@ pub struct Dir {
     pub magic: U64,
     /// [`VERSION`].
     pub version: U32,
-    /// The owner.
+    /// Id of the owner.
     pub member_id: U32,
-    /// The owner's.
+    /// Number of the owner for this load.
     pub generation: U64,
     /// Counted up every [`Host::heartbeat_ms`].
     pub heartbeat: U64,
-    /// By index of the peer in the owner's table.
+    /// Entries, by the index of the peer in the owner's table.
     pub links: [DirEntry; MAX_MEMBERS],
 }
 
-/// Where the parts of one ring are.
+/// Places of the parts of one ring.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct LinkQueue {
-    /// A [`QueueState`], a page.
+    /// Offset of a [`QueueState`], a page.
     pub state_off: U64,
-    /// [`RING_LEN`] of [`Entry`].
+    /// Offset of the ring: [`RING_LEN`] of [`Entry`].
     pub ring_off: U64,
-    /// [`SLOTS`] of [`Slot`].
+    /// Offset of the slots: [`SLOTS`] of [`Slot`].
     pub slots_off: U64,
     /// Used entries of `fifo_off`.
     pub fifo_chunks: U32,
     /// Zero.
     pub reserved: U32,
-    /// Where the chunks of the FIFO are.
+    /// Offsets of the chunks of the FIFO.
     pub fifo_off: [U64; MAX_FIFO_CHUNKS],
 }
 
-/// The header page of a link from the owner to one peer.
+/// Header page of a link from the owner to one peer.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -354,25 +355,25 @@ pub struct Link {
     pub magic: U64,
     /// [`VERSION`].
     pub version: U32,
-    /// See [`link_state`]: the owner's.
+    /// State of the owner's side: see [`link_state`].
     pub state: U32,
-    /// The owner.
+    /// Id of the owner.
     pub from_id: U32,
-    /// The peer.
+    /// Id of the peer.
     pub to_id: U32,
-    /// The owner's.
+    /// Number of the owner for this load.
     pub from_generation: U64,
-    /// The peer's that is meant.
+    /// Number of the peer's load that is meant.
     pub to_generation: U64,
-    /// 1 to [`MAX_QUEUES`].
+    /// Number of rings, 1 to [`MAX_QUEUES`].
     pub queues: U32,
-    /// Bits of [`client`]: whose messages the owner takes now.
+    /// Bits of [`client`]s whose messages the owner takes now.
     pub clients: U32,
-    /// The rings.
+    /// Rings of the link.
     pub queue: [LinkQueue; MAX_QUEUES],
 }
 
-/// What the owner says about one pair of rings: its own that it fills, and the peer's of the same
+/// State of one pair of rings, by the owner: its own that it fills, and the peer's of the same
 /// number that it empties. Indices run freely; events are as in the virtio specification, 2.7.10.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -381,61 +382,61 @@ pub struct Link {
 pub struct QueueState {
     /// Entries of the own ring.
     pub produced: U32,
-    /// To the next line.
+    /// Padding to the next cache line.
     pub pad0: [u8; 60],
-    /// Ring when `taken` passes this: the own ring was full.
+    /// Position of `taken` at which to ring: the own ring was full.
     pub taken_event: U32,
-    /// Ring when `done` passes this: slots are scarce.
+    /// Position of `done` at which to ring: slots are scarce.
     pub done_event: U32,
-    /// To the next line.
+    /// Padding to the next cache line.
     pub pad1: [u8; 56],
     /// Entries of the peer's ring.
     pub taken: U32,
     /// Entries of `done_slots`.
     pub done: U32,
-    /// To the next line.
+    /// Padding to the next cache line.
     pub pad2: [u8; 56],
-    /// Ring when the peer's `produced` passes this.
+    /// Position of the peer's `produced` at which to ring.
     pub produced_event: U32,
-    /// Not 0: send no references, the receiver has a backlog.
+    /// Whether (not 0) to send no references, since the receiver has a backlog.
     pub want_copies: U32,
-    /// To the next line.
+    /// Padding to the next cache line.
     pub pad3: [u8; 56],
-    /// The peer's slots that were released.
+    /// Slots of the peer that were released.
     pub done_slots: [U16; DONE_LEN],
 }
 
-/// An entry of a ring.
+/// Entry of a ring.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Entry {
-    /// See [`kind`].
+    /// Kind: see [`kind`].
     pub kind: u8,
-    /// See [`client`].
+    /// Client: see [`client`].
     pub client: u8,
-    /// By reference: which.
+    /// Number of the slot, by reference.
     pub slot: U16,
     /// Bytes of the message without `meta`.
     pub len: U32,
-    /// By copy: where it begins; a position runs freely.
+    /// Position in the FIFO at which a copy begins; it runs freely.
     pub fifo_pos: U32,
-    /// The FIFO's position after this entry, of either kind.
+    /// Position of the FIFO after this entry, of either kind.
     pub fifo_end: U32,
-    /// The client's.
+    /// Data of the client.
     pub meta: [u8; META_LEN],
     /// Zero.
     pub reserved: [u8; 16],
 }
 
-/// Bytes of the owner's memory. Never across the end of a page.
+/// Piece of the owner's memory. Never across the end of a page.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Seg {
-    /// Where.
+    /// Offset in the memory file.
     pub off: U64,
     /// Bytes.
     pub len: U32,
@@ -443,7 +444,7 @@ pub struct Seg {
     pub reserved: U32,
 }
 
-/// A message by reference: `head_len` bytes of `head`, then the segments.
+/// Message by reference: `head_len` bytes of `head`, then the segments.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -455,12 +456,11 @@ pub struct Slot {
     pub segs_len: U32,
     /// Headers.
     pub head: [u8; MAX_HEAD_LEN],
-    /// The rest.
+    /// Segments with the rest.
     pub segs: [Seg; MAX_SEGS],
     /// Zero.
     pub reserved: [u8; 24],
 }
 
 #[cfg(test)]
-#[path = "channel_tests.rs"]
 mod tests;

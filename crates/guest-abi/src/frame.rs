@@ -1,4 +1,4 @@
-//! Messages on a byte stream: a header that says how long the body is, and what.
+//! Messages on a byte stream: a header with the length and kind of the body, then the body.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Longest body in bytes. See the crate's limits.
 pub const MAX_BODY_BYTES: u32 = 64 << 10;
 
-/// In front of each body.
+/// Header in front of each body.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -14,11 +14,11 @@ pub const MAX_BODY_BYTES: u32 = 64 << 10;
 pub struct Header {
     /// Bytes of the body.
     pub len_bytes: U32,
-    /// What the body is.
+    /// Kind of the body.
     pub kind: U16,
     /// Zero.
     pub reserved: U16,
-    /// Which exchange it belongs to: chosen by whoever began it, repeated in the answer.
+    /// Id of the exchange: chosen by the side that began it, repeated in the answer.
     pub id: U64,
 }
 
@@ -26,7 +26,7 @@ pub struct Header {
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
 impl Header {
-    /// The header of a body.
+    /// Makes the header of a body.
     pub fn new(kind: u16, id: u64, len_bytes: usize) -> Self {
         Self {
             len_bytes: U32::new(len_bytes as u32),
@@ -36,7 +36,7 @@ impl Header {
         }
     }
 
-    /// The body's length, if it is within [`MAX_BODY_BYTES`].
+    /// Length of the body, if it is within [`MAX_BODY_BYTES`].
     pub fn body_len(&self) -> Option<usize> {
         let len = self.len_bytes.get();
         (len <= MAX_BODY_BYTES).then_some(len as usize)

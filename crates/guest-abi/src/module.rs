@@ -3,8 +3,8 @@
 //! # Frames
 //! A program connects to port [`PORT`] of the host (vsock), or to a Unix socket that stands for it.
 //! Both sides send [`Frame`]s, each with a body behind it. Everything is little-endian. A frame's
-//! `check` is XXH3-64 of the body, with the frame's first 16 bytes as seed ([`Frame::seed`]); a frame
-//! that is wrong in any way ends the connection, after a [`kind::GOODBYE`] that says why.
+//! `check` is XXH3-64 of the body, with the frame's first 16 bytes as seed ([`Frame::seed`]); a
+//! frame that is wrong in any way ends the connection, after a [`kind::GOODBYE`] that says why.
 //!
 //! | client says | host answers | |
 //! | --- | --- | --- |
@@ -18,33 +18,35 @@
 //! # Sequence numbers
 //! A client numbers its requests 1, 2, 3, …, sends them in that order, and has at most
 //! [`Welcome::max_in_flight`] of them unanswered. So a request tells the host that the client has
-//! all replies up to `seq - max_in_flight`, and the host keeps no more than so many. Replies come in
-//! any order.
+//! all replies up to `seq - max_in_flight`, and the host keeps no more than so many. Replies come
+//! in any order.
 //!
 //! # A broken connection
-//! A client has an id, random and its own secret. When its connection breaks it connects again, says
-//! [`Hello`] with the same id within [`Welcome::linger_ms`], and sends all requests again to which it
-//! has no reply: the same bytes, the same numbers, in order, with [`flag::AGAIN`]. The host executes
-//! none twice: it answers with the reply that it kept, or with the one that is still to come. Requests
-//! with [`flag::REPEATABLE`] change nothing: their replies are not kept, they are executed again. Of the others'
-//! replies the host keeps [`KEPT_BYTES`] at most, and when its memory for all clients is used up only some 16 KiB
-//! of each; a request whose reply is not kept any more is answered with
-//! [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] or [`failure::RING`] says: connect again, and send
-//! again; [`failure::RING_ONLY`] says so to those who can have a ring. Any other is the end.
-//! [`Welcome::max_in_flight`] is the same in all welcomes of a client.
+//! A client has an id, random and its own secret. When its connection breaks it connects again,
+//! says [`Hello`] with the same id within [`Welcome::linger_ms`], and sends all requests again to
+//! which it has no reply: the same bytes, the same numbers, in order, with [`flag::AGAIN`]. The
+//! host executes none twice: it answers with the reply that it kept, or with the one that is still
+//! to come. Requests with [`flag::REPEATABLE`] change nothing: their replies are not kept, they are
+//! executed again. Of the others' replies the host keeps [`KEPT_BYTES`] at most, and when its
+//! memory for all clients is used up only some 16 KiB of each; a request whose reply is not kept
+//! any more is answered with [`failure::OUT_OF_ORDER`]. A goodbye with [`failure::ENDING`] or
+//! [`failure::RING`] says: connect again, and send again; [`failure::RING_ONLY`] says so to those
+//! who can have a ring. Any other is the end. [`Welcome::max_in_flight`] is the same in all
+//! welcomes of a client.
 //!
-//! When the guest itself ends or begins anew, nothing of its clients is kept: there is nobody to connect again.
+//! When the guest itself ends or begins anew, nothing of its clients is kept: there is nobody to
+//! connect again.
 //!
 //! A host that ends before its welcome says nothing: the client connects again.
 //!
 //! [`Welcome::instance`] changes when the module lost its memory: it was replaced, or the host's
 //! process ended. What a module had promised to keep (commits) it still has, and it knows the
-//! requests that made them, so these may be sent again, too; all else (open transactions) is gone, and
-//! requests that build on it are answered with an error.
+//! requests that made them, so these may be sent again, too; all else (open transactions) is gone,
+//! and requests that build on it are answered with an error.
 //!
 //! # Errors
-//! A reply with [`flag::FAILED`] comes from the host and not from the module; its body is a [`Failure`]
-//! with a text behind it. Errors of a module are in its own replies.
+//! A reply with [`flag::FAILED`] comes from the host and not from the module; its body is a
+//! [`Failure`] with a text behind it. Errors of a module are in its own replies.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -86,11 +88,11 @@ pub mod kind {
     pub const HELLO: u16 = 1;
     /// [`super::Welcome`] and [`super::ModuleInfo`]s, its answer.
     pub const WELCOME: u16 = 2;
-    /// For the module.
+    /// Request to the module.
     pub const REQUEST: u16 = 3;
-    /// Its answer.
+    /// Reply to a request.
     pub const REPLY: u16 = 4;
-    /// Of the request with that `seq`; no body.
+    /// Cancel of the request with that `seq`; no body.
     pub const CANCEL: u16 = 5;
     /// The sender ends the connection. From the host: [`super::Failure`] and a text; from a client:
     /// no body.
@@ -105,15 +107,15 @@ pub mod kind {
 
 /// Flags of frames.
 pub mod flag {
-    /// Of a request: it changes nothing, and may be executed again.
+    /// Request that changes nothing, and may be executed again.
     pub const REPEATABLE: u16 = 1;
-    /// Of a request: it may have been sent before, on a connection that broke.
+    /// Request that may have been sent before, on a connection that broke.
     pub const AGAIN: u16 = 2;
-    /// Of a reply: the body is a [`super::Failure`].
+    /// Reply whose body is a [`super::Failure`].
     pub const FAILED: u16 = 4;
 }
 
-/// In front of each body.
+/// Header in front of each body.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -186,13 +188,13 @@ pub struct Welcome {
     pub magic: U64,
     /// The version of all that follows.
     pub version: U16,
-    /// How many [`ModuleInfo`]s follow.
+    /// Number of [`ModuleInfo`]s that follow.
     pub modules: U16,
     /// Most requests without a reply.
     pub max_in_flight: U32,
     /// Longest body.
     pub max_body_bytes: U32,
-    /// How long the client's state outlives its connection.
+    /// Time for which the client's state outlives its connection.
     pub linger_ms: U32,
     /// Which life of the module this is; 0 when none was asked for.
     pub instance: U64,
@@ -232,14 +234,14 @@ pub mod failure {
     pub const VERSION: u32 = 2;
     /// The VM has no such module.
     pub const NO_MODULE: u32 = 3;
-    /// Too many clients, connections, or bytes in flight. Of a reply: the request was executed, and what
-    /// the module answered found no room. Only replies of more than 256 bytes are refused so.
+    /// Too many clients, connections, or bytes in flight. Of a reply: the request was executed, and
+    /// what the module answered found no room. Only replies of more than 256 bytes are refused so.
     pub const LIMIT: u32 = 4;
     /// The module was stopped by its deadline or its limit of memory, or trapped, while it had this
     /// request. It was replaced.
     pub const STOPPED: u32 = 5;
-    /// The module cannot be started; the text says why. It is tried again, ever more rarely, at least
-    /// once a minute.
+    /// The module cannot be started; the text says why. It is tried again, ever more rarely, at
+    /// least once a minute.
     pub const BROKEN: u32 = 6;
     /// The same client connected once more.
     pub const REPLACED: u32 = 7;
@@ -249,14 +251,13 @@ pub mod failure {
     pub const ENDING: u32 = 9;
     /// The request is one whose reply the host does not keep any more, or which it cannot have.
     pub const OUT_OF_ORDER: u32 = 10;
-    /// There is no ring for this client. Of a goodbye: what came by its ring is damaged, maybe by another program;
-    /// connect again, without one.
+    /// There is no ring for this client. Of a goodbye: what came by its ring is damaged, maybe by
+    /// another program; connect again, without one.
     pub const RING: u32 = 11;
-    /// Requests are taken by rings alone, and this one came by a socket. A client that can have a ring connects
-    /// again, asks for one, also after [`RING`], and sends again.
+    /// Requests are taken by rings alone, and this one came by a socket. A client that can have a
+    /// ring connects again, asks for one, also after [`RING`], and sends again.
     pub const RING_ONLY: u32 = 12;
 }
 
 #[cfg(test)]
-#[path = "module_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! A WebAssembly module and the process that runs it.
+//! Interface between a WebAssembly module and the process that runs it.
 //!
 //! # What a module exports
 //! | name | type | |
@@ -10,16 +10,17 @@
 //! | `millrace_serve` | `(len: i32) -> i32` | takes the events in that buffer. 0, or a negative errno: its memory is not to be trusted any more, replace it |
 //!
 //! One thread calls these, one after the other. A call that computes for longer than the module's
-//! deadline (CPU time), that traps or that exceeds the limit of memory ends the instance; a new one is
-//! started. A module that has much to do does some of it and asks to be woken.
+//! deadline (CPU time), that traps or that exceeds the limit of memory ends the instance; a new one
+//! is started. A module that has much to do does some of it and asks to be woken.
 //!
 //! # Events
-//! The buffer holds [`Event`]s, each with its body, filled up to [`ALIGN`]. They are what came since
-//! the last call, in order. The module answers requests with the import `reply`, in any order, now or
-//! in a later call.
+//! The buffer holds [`Event`]s, each with its body, filled up to [`ALIGN`]. They are what came
+//! since the last call, in order. The module answers requests with the import `reply`, in any
+//! order, now or in a later call.
 //!
 //! # What a module may import, all from `millrace`
-//! Pointers are offsets in the module's memory. Whatever can fail returns a negative errno of Linux.
+//! Pointers are offsets in the module's memory. Whatever can fail returns a negative errno of
+//! Linux.
 //!
 //! | name | type | |
 //! | --- | --- | --- |
@@ -40,24 +41,25 @@
 //! | `wake_after` | `(ms: i32) -> i32` | `millrace_serve` is called again by then, with [`event::WAKE`] if nothing else came; the soonest counts |
 //! | `log` | `(level: i32, ptr: i32, len: i32) -> i32` | [`log`] |
 //!
-//! What an earlier life of the module wrote may not be durable: a file that was there when it was opened is
-//! synced with the others before the next [`reply::DURABLE`] leaves. `file_remove` is durable with the next sync
-//! of any file; a handle of a file that was removed stays good, and its bytes count until it is closed. After a
-//! sync that failed every other one fails, and the module is started anew once its files are written anew.
+//! What an earlier life of the module wrote may not be durable: a file that was there when it was
+//! opened is synced with the others before the next [`reply::DURABLE`] leaves. `file_remove` is
+//! durable with the next sync of any file; a handle of a file that was removed stays good, and its
+//! bytes count until it is closed. After a sync that failed every other one fails, and the module
+//! is started anew once its files are written anew.
 //!
-//! Names of files are 1 to [`MAX_FILE_NAME_BYTES`] of `a-z 0-9 . _ -`, not beginning with a dot, in a
-//! folder that this VM and this module have for themselves.
+//! Names of files are 1 to [`MAX_FILE_NAME_BYTES`] of `a-z 0-9 . _ -`, not beginning with a dot, in
+//! a folder that this VM and this module have for themselves.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The version of this file.
+/// Version of this interface.
 pub const VERSION: u32 = 1;
 
 /// Name of the imports' module.
 pub const IMPORTS: &str = "millrace";
 
-/// Events begin at multiples of so many bytes.
+/// Alignment of events, in bytes.
 pub const ALIGN: usize = 8;
 
 /// Longest name of a file.
@@ -66,7 +68,8 @@ pub const MAX_FILE_NAME_BYTES: usize = 64;
 /// Most open files of an instance.
 pub const MAX_FILES: usize = 256;
 
-/// Most files in the folder of a module: a listing of them stays short. One more is refused with `ENOSPC`.
+/// Most files in the folder of a module: a listing of them stays short. One more is refused with
+/// `ENOSPC`.
 pub const MAX_FOLDER_FILES: usize = 4096;
 
 /// Longest line of `log`; more is cut.
@@ -82,7 +85,7 @@ pub mod event {
     pub const CANCEL: u16 = 3;
     /// A client has gone for good; requests of it need no reply. Its number is used again.
     pub const CLOSED: u16 = 4;
-    /// It was asked for by `wake_after`.
+    /// Wake-up that `wake_after` asked for.
     pub const WAKE: u16 = 5;
     /// The process is about to end: finish what is half done, soon.
     pub const ENDING: u16 = 6;
@@ -96,7 +99,7 @@ pub mod event_flag {
     pub const REPEATABLE: u16 = 2;
 }
 
-/// In front of each event's body.
+/// Header in front of each event's body.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -141,6 +144,6 @@ pub mod log {
     pub const WARN: u32 = 2;
     /// Something happened.
     pub const INFO: u32 = 3;
-    /// For those who look for a fault.
+    /// Detail for those who look for a fault.
     pub const DEBUG: u32 = 4;
 }

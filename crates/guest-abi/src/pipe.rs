@@ -1,8 +1,9 @@
-//! The guest's agent and the daemon.
+//! Messages between the guest's agent and the daemon.
 //!
 //! The agent connects from a privileged vsock port (below 1,024, which the guest's kernel gives to
-//! root, and to whom root gives `CAP_NET_BIND_SERVICE`) to port [`PORT`] of the host, says [`Hello`] and is
-//! told [`Welcome`], or the stream ends. Then it may have many exchanges at a time, each with an id of its own:
+//! root, and to whom root gives `CAP_NET_BIND_SERVICE`) to port [`PORT`] of the host, says
+//! [`Hello`] and is told [`Welcome`], or the stream ends. Then it may have many exchanges at a
+//! time, each with an id of its own:
 //!
 //! | agent says | daemon answers | |
 //! | --- | --- | --- |
@@ -26,24 +27,25 @@
 //! | [`Take`] ([`kind::GIVE`]) | [`Taken`] ([`kind::GIVEN`]) | of a file without a lease that is read: these bytes are wanted |
 //!
 //! # A file that is written
-//! The guest's file system decides where bytes go, so the guest writes, and the bytes never enter it.
-//! The agent writes *placeholders* with direct I/O: sectors of [`SECTOR_BYTES`] that begin with a
-//! [`Placeholder`]. The disk's engine knows them by their tag, which is the pipe's secret, and writes
-//! the pipe's bytes instead. What it has not seen by the [`Taken`] it sends again as bytes, and the
-//! agent writes them as ordinary ones; so also what is not a whole block of [`BLOCK_BYTES`] of the
-//! file. [`Done`] comes after the last [`Taken`].
+//! The guest's file system decides where bytes go, so the guest writes, and the bytes never enter
+//! it. The agent writes *placeholders* with direct I/O: sectors of [`SECTOR_BYTES`] that begin with
+//! a [`Placeholder`]. The disk's engine knows them by their tag, which is the pipe's secret, and
+//! writes the pipe's bytes instead. What it has not seen by the [`Taken`] it sends again as bytes,
+//! and the agent writes them as ordinary ones; so also what is not a whole block of [`BLOCK_BYTES`]
+//! of the file. [`Done`] comes after the last [`Taken`].
 //!
 //! # A file without a lease that is read
-//! Somebody has it open for writing, so what lies where may change at any time. The guest's file system
-//! reads, and the bytes never enter the guest: the agent asks for them with direct I/O, into memory that
-//! is filled with placeholders. The disk's engine knows them as above, hands the range of the disk over
-//! and ends the request without touching that memory, once the daemon has a copy. Until then the file
-//! system keeps the blocks for the file. What the engine has not seen by the [`Taken`] (holes, what is
-//! in the guest's memory alone) is wanted again as bytes, and so is what is not in whole blocks.
+//! Somebody has it open for writing, so what lies where may change at any time. The guest's file
+//! system reads, and the bytes never enter the guest: the agent asks for them with direct I/O, into
+//! memory that is filled with placeholders. The disk's engine knows them as above, hands the range
+//! of the disk over and ends the request without touching that memory, once the daemon has a copy.
+//! Until then the file system keeps the blocks for the file. What the engine has not seen by the
+//! [`Taken`] (holes, what is in the guest's memory alone) is wanted again as bytes, and so is what
+//! is not in whole blocks.
 //!
-//! Memory that is used for something else later still has placeholders in it, and a file system may read
-//! over them. So those of a read begin at [`READ_SKEW_BYTES`] of a page, where nobody else's reads of
-//! whole blocks begin; others are not followed.
+//! Memory that is used for something else later still has placeholders in it, and a file system may
+//! read over them. So those of a read begin at [`READ_SKEW_BYTES`] of a page, where nobody else's
+//! reads of whole blocks begin; others are not followed.
 //!
 //! # A socket that is read
 //! What has come to the guest when the pipe begins is the guest's to read: [`Begun`] says how many
@@ -54,19 +56,19 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The host's vsock port for agents.
+/// Vsock port of the host for agents.
 pub const PORT: u32 = 28_018;
 
 /// First bytes of [`Hello`] and [`Welcome`]: `MLRCPIPE`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MLRCPIPE");
 
-/// Where QEMU's `-fw_cfg name=opt/millrace/secret,file=…` is in the guest, for root alone.
+/// Path of QEMU's `-fw_cfg name=opt/millrace/secret,file=…` in the guest, for root alone.
 pub const SECRET_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/millrace/secret/raw";
 
 /// Lengths of a VM's secret, in bytes, without the end of line that may follow it in its file.
 pub const SECRET_BYTES: core::ops::RangeInclusive<usize> = 16..=64;
 
-/// The version of this file.
+/// Version of these messages.
 pub const VERSION: u16 = 1;
 
 /// Most extents of a pipe, both ends together.
@@ -95,15 +97,16 @@ pub mod kind {
     pub const PROBE_WRITE: u16 = 8;
     /// [`super::Begun`], daemon to agent.
     pub const BEGUN: u16 = 9;
-    /// [`super::Own`], its answer; the sink's [`super::SocketEnd`] as it is then follows, if it is one.
+    /// [`super::Own`], its answer; the sink's [`super::SocketEnd`] as it is then follows, if it is
+    /// one.
     pub const OWN: u16 = 10;
     /// [`super::Take`], daemon to agent; the bytes follow if [`super::take::BYTES`].
     pub const TAKE: u16 = 11;
     /// [`super::Taken`], its answer.
     pub const TAKEN: u16 = 12;
-    /// Agent to daemon, with an id and without a body.
+    /// Ping, agent to daemon, with an id and without a body.
     pub const PING: u16 = 13;
-    /// Its answer, with the same id.
+    /// Answer to a ping, with the same id.
     pub const PONG: u16 = 14;
     /// [`super::Refusal`]s, 1 to [`super::MAX_REFUSALS`], agent to daemon, without an answer.
     pub const REFUSALS: u16 = 15;
@@ -115,7 +118,7 @@ pub mod kind {
     pub const GIVEN: u16 = 18;
 }
 
-/// Pipes that the agent did not ask for, of one reason, since it told of them last.
+/// Count of pipes that the agent did not ask for, for one reason, since its last such message.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -125,11 +128,11 @@ pub struct Refusal {
     pub reason: U16,
     /// Zero.
     pub reserved: U16,
-    /// How many.
+    /// Number of pipes.
     pub count: U32,
 }
 
-/// The agent begins. The VM's secret follows, where the guest has one.
+/// First message of the agent. The VM's secret follows, where the guest has one.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -145,7 +148,7 @@ pub struct Hello {
     pub reserved: U32,
 }
 
-/// The daemon agrees.
+/// Answer of the daemon that agrees.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -153,7 +156,7 @@ pub struct Hello {
 pub struct Welcome {
     /// [`MAGIC`].
     pub magic: U64,
-    /// The version of all that follows.
+    /// Version of all later messages.
     pub version: U16,
     /// Zero.
     pub reserved: U16,
@@ -173,35 +176,35 @@ pub const PROBE_BLOCK_BYTES: usize = 4096;
 )]
 #[repr(C)]
 pub struct Probe {
-    /// Where the block should be, in bytes from the beginning of the disk.
+    /// Offset of the block, in bytes from the beginning of the disk.
     pub offset: U64,
-    /// Random.
+    /// Random bytes.
     pub secret: [u8; 32],
 }
 
-/// Which disk it is.
+/// Answer to a probe: the disk that has the block.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Probed {
-    /// The disk's number in later messages; holds as long as the stream. [`NO_DISK`]: none.
+    /// Number of the disk in later messages; holds as long as the stream. [`NO_DISK`]: none.
     pub disk: U32,
-    /// [`crate::Reason`], when there is none.
+    /// Reason when there is none: a number of [`crate::Reason`].
     pub reason: U16,
     /// Zero.
     pub reserved: U16,
-    /// The disk's size.
+    /// Size of the disk.
     pub len_bytes: U64,
 }
 
-/// No disk has the block.
+/// Disk number that says that no disk has the block.
 pub const NO_DISK: u32 = u32::MAX;
 
-/// What is to be known of a [`Pipe`].
+/// Flags of a [`Pipe`].
 pub mod flag {
-    /// The file that is read is in the guest's memory. If its disk would have to be read for the pipe, it
-    /// ends with [`crate::Reason::Cached`]: the guest's own way is the shorter one.
+    /// The file that is read is in the guest's memory. If its disk would have to be read for the
+    /// pipe, it ends with [`crate::Reason::Cached`]: the guest's own way is the shorter one.
     pub const CACHED: u8 = 1;
 }
 
@@ -215,7 +218,7 @@ pub mod end {
     pub const PLACES: u8 = 3;
 }
 
-/// Moves bytes. The source's end follows, then the sink's.
+/// Request to move bytes. The source's end follows, then the sink's.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -241,7 +244,7 @@ pub mod family {
     pub const V6: u8 = 6;
 }
 
-/// What was negotiated when the connection began; the kernel's `TCPI_OPT_*`.
+/// Options negotiated when the connection began; the kernel's `TCPI_OPT_*`.
 pub mod option {
     /// Timestamps (RFC 7323).
     pub const TIMESTAMPS: u8 = 1;
@@ -257,8 +260,8 @@ pub mod option {
     pub const SYN_DATA: u8 = 32;
 }
 
-/// An established TCP connection, as `TCP_INFO` has it. Nothing of it waits to be sent for the first
-/// time.
+/// An established TCP connection, as `TCP_INFO` has it. Nothing of it waits to be sent for the
+/// first time.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -274,22 +277,22 @@ pub struct SocketEnd {
     pub receive_scale: u8,
     /// Most payload bytes of a segment that is sent, without options (`tcpi_snd_mss`).
     pub mss: U16,
-    /// The guest's port.
+    /// Port of the guest.
     pub local_port: U16,
-    /// The peer's port.
+    /// Port of the peer.
     pub remote_port: U16,
     /// Zero.
     pub reserved: U16,
-    /// The congestion window in segments.
+    /// Congestion window in segments.
     pub cwnd: U32,
-    /// The smoothed round trip time in microseconds.
+    /// Smoothed round trip time in microseconds.
     pub rtt_us: U32,
-    /// Of a source: payload bytes received that the program has not read (`SIOCINQ`), at the same moment
-    /// as `received_bytes`. Of a sink: zero.
+    /// Payload bytes received that the program of a source has not read (`SIOCINQ`), at the same
+    /// moment as `received_bytes`. Of a sink: zero.
     pub unread_bytes: U32,
-    /// The guest's address; IPv4 in the first four bytes.
+    /// Address of the guest; IPv4 in the first four bytes.
     pub local: [u8; 16],
-    /// The peer's address.
+    /// Address of the peer.
     pub remote: [u8; 16],
     /// Payload bytes sent, each once: `tcpi_bytes_sent` less `tcpi_bytes_retrans`.
     pub sent_bytes: U64,
@@ -299,19 +302,19 @@ pub struct SocketEnd {
     pub congestion: [u8; 16],
 }
 
-/// Where a part of a file lies; its [`Extent`]s follow, in the order of the file.
+/// Part of a file that is read in place; its [`Extent`]s follow, in the order of the file.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct FileEnd {
-    /// From [`Probed`].
+    /// Number of the disk, from [`Probed`].
     pub disk: U32,
-    /// How many extents.
+    /// Number of extents.
     pub extents: U32,
 }
 
-/// Bytes that lie together. All of a [`FileEnd`] together have the pipe's length.
+/// Extent: bytes that lie together on a disk. All of a [`FileEnd`] together have the pipe's length.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -319,11 +322,11 @@ pub struct FileEnd {
 pub struct Extent {
     /// Bytes from the beginning of the disk; [`HOLE`]: nowhere, they are zeroes.
     pub offset: U64,
-    /// How many, at least 1.
+    /// Number of bytes, at least 1.
     pub len_bytes: U64,
 }
 
-/// See [`Extent::offset`].
+/// Offset of an extent that lies nowhere: see [`Extent::offset`].
 pub const HOLE: u64 = u64::MAX;
 
 /// Bytes of a sector: what is written begins with a [`Placeholder`] in each.
@@ -335,8 +338,8 @@ pub const BLOCK_BYTES: usize = 4096;
 /// First bytes of a [`Placeholder`]: `MLRCHOLD`.
 pub const PLACEHOLDER_MAGIC: u64 = u64::from_le_bytes(*b"MLRCHOLD");
 
-/// The beginning of a sector in whose place the pipe's bytes are to be written, or read. The rest of a
-/// written one is zero.
+/// Placeholder: beginning of a sector that the disk's engine replaces with the pipe's bytes. The
+/// rest of a written one is zero.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -350,79 +353,81 @@ pub struct Placeholder {
     pub tag: [u8; 16],
 }
 
-/// Where in a page the memory of a read begins that is filled with placeholders.
+/// Offset in a page at which the memory of a read with placeholders begins.
 pub const READ_SKEW_BYTES: usize = SECTOR_BYTES;
 
-/// A file that is written, or read without a lease.
+/// File that is written, or read without a lease.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct PlacesEnd {
-    /// Random, for this pipe alone.
+    /// Random tag, for this pipe alone.
     pub tag: [u8; 16],
-    /// Where the pipe's first byte is: its offset in the file, modulo [`BLOCK_BYTES`].
+    /// Offset of the pipe's first byte in the file, modulo [`BLOCK_BYTES`].
     pub skew_bytes: U32,
-    /// The daemon's number of the file's disk ([`Probed`]).
+    /// Number of the file's disk ([`Probed`]).
     pub disk: U32,
 }
 
-/// A file system's self-test for placeholders with this tag. For writing: the agent is going to write a
-/// block of [`PROBE_BLOCK_BYTES`] of them, and reads it then from the disk, where it must be made of the
-/// secret. For reading: it has written a block made of the secret, and is going to read it over
-/// placeholders, which must still be there then; if the disk has other bytes, the read fails.
+/// A file system's self-test for placeholders with this tag. For writing: the agent is going to
+/// write a block of [`PROBE_BLOCK_BYTES`] of them, and reads it then from the disk, where it must
+/// be made of the secret. For reading: it has written a block made of the secret, and is going to
+/// read it over placeholders, which must still be there then; if the disk has other bytes, the read
+/// fails.
 ///
-/// Answered by [`Probed`], once the daemon knows it: with [`crate::Reason::Complete`] and the disk, or
-/// why not. Forgotten with the next one, and with the stream.
+/// Answered by [`Probed`], once the daemon knows it: with [`crate::Reason::Complete`] and the disk,
+/// or why not. Forgotten with the next one, and with the stream.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct ProbePlaces {
-    /// The disk, as [`Probed`] named it.
+    /// Number of the disk ([`Probed`]).
     pub disk: U32,
     /// Zero.
     pub reserved: U32,
-    /// Random.
+    /// Random bytes.
     pub tag: [u8; 16],
-    /// Random.
+    /// Random bytes.
     pub secret: [u8; 32],
 }
 
-/// Of a socket that is read: from here on the daemon receives.
+/// Notice that the daemon receives from here on, for a socket that is read.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Begun {
-    /// Bytes of the pipe that come to the guest, in front of the daemon's. All of them: then the daemon
-    /// gets none.
+    /// Bytes of the pipe that come to the guest, in front of the daemon's. All of them: then the
+    /// daemon gets none.
     pub own_bytes: U64,
 }
 
-/// The bytes of [`Begun`] are read, and written to the sink: to a socket so that nothing of it is
-/// unsent. A [`SocketEnd`] follows if the sink is one. If it failed, the agent says [`Cancel`] instead.
+/// Answer that the bytes of [`Begun`] are read, and written to the sink: to a socket so that
+/// nothing of it is unsent. A [`SocketEnd`] follows if the sink is one. If it failed, the agent
+/// says [`Cancel`] instead.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Own {
-    /// As in [`Begun`].
+    /// Number of bytes, as in [`Begun`].
     pub own_bytes: U64,
 }
 
-/// How the bytes of a [`Take`] come.
+/// Ways in which the bytes of a [`Take`] come.
 pub mod take {
-    /// By placeholders: the range is of whole blocks of the file.
+    /// Placeholders: the range is of whole blocks of the file.
     pub const PLACES: u8 = 1;
-    /// They follow in the message, at most [`super::MAX_TAKE_BYTES`].
+    /// Bytes in the message, at most [`super::MAX_TAKE_BYTES`].
     pub const BYTES: u8 = 2;
 }
 
 /// Most bytes that follow a [`Take`].
 pub const MAX_TAKE_BYTES: usize = 60 << 10;
 
-/// Bytes of the pipe are there, and are to be written; or are wanted, and to be read.
+/// Range of the pipe's bytes that are there, and to be written; or are wanted, and to be read.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -430,29 +435,29 @@ pub const MAX_TAKE_BYTES: usize = 60 << 10;
 pub struct Take {
     /// Offset in the pipe.
     pub at: U64,
-    /// How many, at least 1.
+    /// Number of bytes, at least 1.
     pub len_bytes: U32,
-    /// [`take`].
+    /// Way in which the bytes come: see [`take`].
     pub how: u8,
     /// Zero.
     pub reserved: [u8; 3],
 }
 
-/// A [`Take`] is done: whether all of it was written, or read.
+/// Answer to a [`Take`]: whether all of it was written, or read.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Taken {
-    /// As in [`Take`].
+    /// Offset in the pipe, as in [`Take`].
     pub at: U64,
-    /// As in [`Take`]. Of what was read it may be less, also 0: the file ends there.
+    /// Number of bytes, as in [`Take`]. A read may have fewer, also 0: the file ends there.
     pub len_bytes: U32,
-    /// 0, or the errno of the file system: the pipe ends then.
+    /// Errno of the file system, after which the pipe ends; or 0.
     pub errno: U32,
 }
 
-/// The end of a pipe.
+/// Answer at the end of a pipe.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -460,13 +465,13 @@ pub struct Taken {
 pub struct Done {
     /// Bytes that arrived.
     pub moved_bytes: U64,
-    /// [`crate::Reason`]: why not all of them, or [`crate::Reason::Complete`].
+    /// Reason why not all arrived, or [`crate::Reason::Complete`].
     pub reason: U16,
     /// Zero.
     pub reserved: [u8; 6],
 }
 
-/// Ends a pipe. What it has moved is not taken back.
+/// Request to end a pipe. Bytes that it has moved are not taken back.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -479,5 +484,4 @@ pub struct Cancel {
 }
 
 #[cfg(test)]
-#[path = "pipe_tests.rs"]
 mod tests;

@@ -1,9 +1,10 @@
-//! Why a pipe ended, or never began.
+//! Reasons why a pipe ended, or never began.
 
 /// Makes the enumeration with everything that is said about a reason in one place.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $errno:literal, $key:literal, $text:literal;)*) => {
-        /// The numbers of version 1. New ones are added at the end of their group.
+        /// Reason why a pipe ended, by the numbers of version 1. New ones are added at the end of
+        /// their group.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u16)]
         pub enum Reason {
@@ -11,10 +12,10 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// All of them.
+            /// All reasons.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// From its number; numbers of a newer version are [`Reason::Unknown`].
+            /// Reason with this number; numbers of a newer version are [`Reason::Unknown`].
             pub fn from_number(number: u16) -> Self {
                 match number {
                     $($number => Self::$name,)*
@@ -27,7 +28,7 @@ macro_rules! reasons {
                 match self { $(Self::$name => $key,)* }
             }
 
-            /// For people.
+            /// Text for people.
             pub fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
@@ -78,7 +79,7 @@ reasons! {
     /// The disk could not be read or written.
     DiskFailed = 35, 5, "disk_failed", "the disk failed";
 
-    /// As many pipes as the VM may have.
+    /// Limit of the VM's pipes.
     TooMany = 48, 11, "too_many", "as many pipes as this VM may have are under way";
     /// The daemon does not offer this pair of ends.
     PairUnsupported = 49, 95, "pair_unsupported", "this pair of ends is not supported";
@@ -91,21 +92,21 @@ reasons! {
     /// The daemon went in the middle: not to be followed by an ordinary system call.
     Lost = 53, 5, "lost", "the host's daemon went in the middle; how much arrived is not known";
 
-    /// Not a TCP socket.
+    /// Socket that is not TCP.
     NotTcp = 64, 95, "not_tcp", "not a TCP socket";
     /// MPTCP.
     Mptcp = 65, 95, "mptcp", "an MPTCP socket";
     /// A protocol on top of TCP in the kernel, such as kTLS.
     Ulp = 66, 95, "ulp", "a socket with kTLS or another protocol in the kernel";
-    /// Not established.
+    /// Connection that is not established.
     NotEstablished = 67, 107, "not_established", "the connection is not established";
     /// Bytes wait to be sent for the first time.
     Unsent = 68, 11, "unsent", "earlier bytes wait to be sent";
-    /// Its addresses may be another connection's in the agent's network namespace. (A kernel before 5.14
-    /// does not tell: then it is every socket.)
+    /// Addresses that may be another connection's in the agent's network namespace. (A kernel
+    /// before 5.14 does not tell: then it is every socket.)
     OtherNetwork = 69, 95, "other_network", "a socket of another network namespace";
 
-    /// Not a regular file on a disk.
+    /// File that is not a regular one on a disk.
     NotAFile = 80, 95, "not_a_file", "not a regular file on a disk";
     /// A file system whose blocks may move, or that is not known.
     FileSystem = 81, 95, "file_system", "a file system that is not supported";
@@ -132,7 +133,7 @@ reasons! {
     TooSmall = 97, 95, "too_small", "too few bytes for a pipe to pay";
     /// The guest has no agent.
     NoAgent = 98, 95, "no_agent", "no agent runs in this guest";
-    /// As many requests as the agent takes.
+    /// Limit of the agent's requests.
     AgentBusy = 99, 11, "agent_busy", "the agent has as many requests as it takes";
 }
 

@@ -2,19 +2,19 @@
 //!
 //! # Tables
 //! A table has a name, a definition that only its clients understand, and 1 to [`MAX_INDEXES`]
-//! *indexes*: ordered maps from keys to values, both opaque bytes. Keys are ordered as `memcmp` orders
-//! them, a prefix first. Index 0 is the primary one: its values are rows. The value of an entry in
-//! another index is the primary key of its row, so that the store can fetch the row
-//! ([`op_flag::FETCH`]). Clients keep indexes in step themselves: a row inserted is an insert into each
-//! index. An index is unique if its keys are; where equal keys are allowed, the client appends the
-//! primary key.
+//! *indexes*: ordered maps from keys to values, both opaque bytes. Keys are ordered as `memcmp`
+//! orders them, a prefix first. Index 0 is the primary one: its values are rows. The value of an
+//! entry in another index is the primary key of its row, so that the store can fetch the row
+//! ([`op_flag::FETCH`]). Clients keep indexes in step themselves: a row inserted is an insert into
+//! each index. An index is unique if its keys are; where equal keys are allowed, the client appends
+//! the primary key.
 //!
 //! # Requests
 //! The body of a request is a [`Batch`] and its [`Op`]s, each with its key and its value behind it.
-//! They are executed in order, up to the first that fails; a client's requests, too, one after the other, so one
-//! that waits for a lock holds up those behind it. The reply is a [`Reply`], a text of
-//! [`Reply::text_bytes`] that says what, where and the limit, and the [`Answer`]s of those ops that
-//! have one and were done, in order.
+//! They are executed in order, up to the first that fails; a client's requests, too, one after the
+//! other, so one that waits for a lock holds up those behind it. The reply is a [`Reply`], a text
+//! of [`Reply::text_bytes`] that says what, where and the limit, and the [`Answer`]s of those ops
+//! that have one and were done, in order.
 //!
 //! | op | key | value | `extra` | answer |
 //! | --- | --- | --- | --- | --- |
@@ -49,59 +49,60 @@
 //! | [`op::VERSION`] | | | | [`Speaks`] |
 //!
 //! # Versions
-//! This page is version [`VERSION`]. A store refuses a batch with anything that it does not know with
-//! [`status::BAD_REQUEST`], before any of it is done: so a client asks once for [`op::VERSION`] on each
-//! connection, and takes that answer for version 1. Version 2 adds, and changes nothing else:
+//! This page is version [`VERSION`]. A store refuses a batch with anything that it does not know
+//! with [`status::BAD_REQUEST`], before any of it is done: so a client asks once for
+//! [`op::VERSION`] on each connection, and takes that answer for version 1. Version 2 adds, and
+//! changes nothing else:
 //! - [`op::SYNC`], [`op::RELEASE`], [`op::VERSION`];
 //! - filters ([`op_flag::FILTER`], [`Filter`]);
 //! - numbers of savepoints in any order, and one that is there already;
 //! - [`op::NEXT_AUTO`] and [`op::RAISE_AUTO`] beside other ops, and in transactions.
 //!
 //! # Transactions
-//! A client has one transaction at a time. A batch with [`batch_flag::BEGIN`] begins it, with a number
-//! that the client chooses and has not used before; the batches that follow name it. A batch with
-//! number 0 is a transaction of its own, beside an open one, if there is one: if it writes, its last op is
-//! [`op::COMMIT`], [`op::PREPARE`] or [`op::ROLLBACK`], else it only reads. A batch whose op failed leaves its
-//! transaction open, with what was done before it, also one that begins it; not so with number 0, with
-//! [`batch_flag::ALL_OR_NOTHING`], and after [`status::DEADLOCK`] and [`status::CONFLICT`]: the reply has
-//! [`reply_flag::ENDED`] then.
+//! A client has one transaction at a time. A batch with [`batch_flag::BEGIN`] begins it, with a
+//! number that the client chooses and has not used before; the batches that follow name it. A batch
+//! with number 0 is a transaction of its own, beside an open one, if there is one: if it writes,
+//! its last op is [`op::COMMIT`], [`op::PREPARE`] or [`op::ROLLBACK`], else it only reads. A batch
+//! whose op failed leaves its transaction open, with what was done before it, also one that begins
+//! it; not so with number 0, with [`batch_flag::ALL_OR_NOTHING`], and after [`status::DEADLOCK`]
+//! and [`status::CONFLICT`]: the reply has [`reply_flag::ENDED`] then.
 //!
-//! *Savepoints* have a number each. Rolling back to one undoes what was done after it, forgets those that
-//! came after it, and keeps locks and the savepoint. A number that is there already moves: the old
-//! savepoint is forgotten, the others stay. Releasing one forgets it and those that came after it, and
-//! undoes nothing. (In version 1 numbers grow, and there is no release.)
+//! *Savepoints* have a number each. Rolling back to one undoes what was done after it, forgets
+//! those that came after it, and keeps locks and the savepoint. A number that is there already
+//! moves: the old savepoint is forgotten, the others stay. Releasing one forgets it and those that
+//! came after it, and undoes nothing. (In version 1 numbers grow, and there is no release.)
 //!
-//! *Counters* are no part of a transaction: values that were taken are gone, also if it is rolled back or an
-//! op behind fails. [`op::NEXT_AUTO`] and [`op::RAISE_AUTO`] may be anywhere in a batch (in version 1:
-//! alone, with number 0).
+//! *Counters* are no part of a transaction: values that were taken are gone, also if it is rolled
+//! back or an op behind fails. [`op::NEXT_AUTO`] and [`op::RAISE_AUTO`] may be anywhere in a batch
+//! (in version 1: alone, with number 0).
 //!
 //! *Isolation.* Reads without a lock see a snapshot: what was committed when the transaction first
-//! read, or when its last batch with [`batch_flag::NEW_SNAPSHOT`] began; and its own writes. Reads with
-//! [`op_flag::SHARED`] or [`op_flag::EXCLUSIVE`], and all writes, see what was committed last, and lock
-//! the key until the transaction ends: also a key that is not there. They wait for the locks of
-//! others, at most [`Batch::wait_ms`]. Ranges are not locked, so other rows may appear in one. With
-//! [`batch_flag::STRICT`] a lock of a key that somebody changed after the transaction's snapshot fails
-//! with [`status::CONFLICT`]: snapshot isolation. Without it and with the default snapshot it is what
-//! InnoDB calls REPEATABLE READ, without gap locks; with a new snapshot for each statement it is READ
-//! COMMITTED. Locks of whole tables ([`op::LOCK`]) make it SERIALIZABLE: the client locks every table
-//! that it reads SHARED, and every one that it writes EXCLUSIVE.
+//! read, or when its last batch with [`batch_flag::NEW_SNAPSHOT`] began; and its own writes. Reads
+//! with [`op_flag::SHARED`] or [`op_flag::EXCLUSIVE`], and all writes, see what was committed last,
+//! and lock the key until the transaction ends: also a key that is not there. They wait for the
+//! locks of others, at most [`Batch::wait_ms`]. Ranges are not locked, so other rows may appear in
+//! one. With [`batch_flag::STRICT`] a lock of a key that somebody changed after the transaction's
+//! snapshot fails with [`status::CONFLICT`]: snapshot isolation. Without it and with the default
+//! snapshot it is what InnoDB calls REPEATABLE READ, without gap locks; with a new snapshot for
+//! each statement it is READ COMMITTED. Locks of whole tables ([`op::LOCK`]) make it SERIALIZABLE:
+//! the client locks every table that it reads SHARED, and every one that it writes EXCLUSIVE.
 //!
 //! *Durability.* The reply to a batch with a commit comes when it is durable, unless
 //! [`op_flag::RELAXED`]. Transactions that commit at the same time share one write and one sync. A
-//! transaction that reads what another has just committed may commit earlier than that one is durable,
-//! never more durably: the log has one order. The reply to [`op::SYNC`] comes when all is durable whose
-//! replies had left before it came, whoever committed it: relaxed commits, too.
+//! transaction that reads what another has just committed may commit earlier than that one is
+//! durable, never more durably: the log has one order. The reply to [`op::SYNC`] comes when all is
+//! durable whose replies had left before it came, whoever committed it: relaxed commits, too.
 //!
-//! *Prepared* transactions have a name, at most [`MAX_XID_BYTES`], and belong to no client any more.
-//! They outlive everything but their commit or rollback.
+//! *Prepared* transactions have a name, at most [`MAX_XID_BYTES`], and belong to no client any
+//! more. They outlive everything but their commit or rollback.
 //!
 //! # Once
-//! A batch that commits something, prepares or changes tables leaves its client's id and `seq` in the log with
-//! it. Sent again after the store lost its memory, it is answered with [`reply_flag::REPLAYED`] and
-//! without answers if it was done; else it is executed if it begins its transaction itself, and
-//! fails with [`status::LOST`] if not. The store knows the last [`MAX_REMEMBERED`] clients so.
+//! A batch that commits something, prepares or changes tables leaves its client's id and `seq` in
+//! the log with it. Sent again after the store lost its memory, it is answered with
+//! [`reply_flag::REPLAYED`] and without answers if it was done; else it is executed if it begins
+//! its transaction itself, and fails with [`status::LOST`] if not. The store knows the last
+//! [`MAX_REMEMBERED`] clients so.
 
-#[path = "table_filter.rs"]
 mod filter;
 
 pub use filter::{Filter, MAX_FILTER_BYTES, MAX_TERMS, Term, part, test};
@@ -145,7 +146,7 @@ pub const MAX_REMEMBERED: usize = 4_096;
 /// Most prepared transactions.
 pub const MAX_PREPARED: usize = 1_024;
 
-/// In front of the ops.
+/// Header in front of the ops.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -153,13 +154,13 @@ pub const MAX_PREPARED: usize = 1_024;
 pub struct Batch {
     /// The transaction; 0: one of its own.
     pub tx: U64,
-    /// How many ops, at most [`MAX_OPS`].
+    /// Number of ops, at most [`MAX_OPS`].
     pub ops: U32,
     /// [`batch_flag`]s.
     pub flags: U16,
     /// Zero.
     pub reserved: U16,
-    /// How long an op may wait for a lock.
+    /// Longest time that an op waits for a lock.
     pub wait_ms: U32,
     /// Zero.
     pub reserved2: U32,
@@ -195,12 +196,12 @@ pub struct Op {
     pub key_bytes: U32,
     /// Bytes of the value.
     pub value_bytes: U32,
-    /// As the list of ops says.
+    /// Extra word, as the list of ops says.
     pub extra: U64,
 }
 
-/// `extra` of a scan: most rows in the lower half, most bytes of keys and values in the upper. One row
-/// comes in any case. A zero stands for what fits in a reply.
+/// `extra` of a scan: most rows in the lower half, most bytes of keys and values in the upper. One
+/// row comes in any case. A zero stands for what fits in a reply.
 pub fn limits(rows: u32, bytes: u32) -> u64 {
     u64::from(rows) | u64::from(bytes) << 32
 }
@@ -248,7 +249,8 @@ pub mod op {
     pub const DROP: u8 = 19;
     /// Gives it another name, also while transactions have locks in it.
     pub const RENAME: u8 = 20;
-    /// Empties it, as [`DROP`] and [`CREATE`] would, with the same number. Its counter begins at 1 again.
+    /// Empties it, as [`DROP`] and [`CREATE`] would, with the same number. Its counter begins at 1
+    /// again.
     pub const TRUNCATE: u8 = 21;
     /// Replaces its definition.
     pub const REDEFINE: u8 = 22;
@@ -274,9 +276,9 @@ pub mod op_flag {
     pub const LOW_OPEN: u16 = 1;
     /// The high bound itself is not meant.
     pub const HIGH_OPEN: u16 = 2;
-    /// There is no high bound. An empty low bound is none in any case.
+    /// No high bound. An empty low bound is none in any case.
     pub const NO_HIGH: u16 = 4;
-    /// From the high bound down.
+    /// Scan from the high bound down.
     pub const BACKWARD: u16 = 8;
     /// With the rows that the entries' values are the primary keys of.
     pub const FETCH: u16 = 16;
@@ -288,20 +290,20 @@ pub mod op_flag {
     pub const EXCLUSIVE: u16 = 128;
     /// Keys that begin with the high bound are below it, whatever [`HIGH_OPEN`] says.
     pub const HIGH_PREFIX: u16 = 256;
-    /// Of a commit: the reply does not wait until it is durable.
+    /// Commit whose reply does not wait until it is durable.
     pub const RELAXED: u16 = 512;
-    /// Of a lock: fails with [`super::status::TIMEOUT`] instead of waiting.
+    /// Lock that fails with [`super::status::TIMEOUT`] instead of waiting.
     pub const NO_WAIT: u16 = 1024;
-    /// Of a lock in a scan: passes over what others have locked.
+    /// Lock in a scan that passes over entries that others have locked.
     pub const SKIP_LOCKED: u16 = 2048;
-    /// Of a write in another index than the primary one: the key is the client's own, made unique by the
-    /// primary key. It is not locked, since the row is.
+    /// Write in another index than the primary one: the key is the client's own, made unique
+    /// by the primary key. It is not locked, since the row is.
     pub const NO_LOCK: u16 = 4096;
-    /// Of a scan: the value is a [`super::Filter`] with the high bound and the terms.
+    /// Scan whose value is a [`super::Filter`] with the high bound and the terms.
     pub const FILTER: u16 = 8192;
 }
 
-/// In front of a reply's text and answers.
+/// Header in front of a reply's text and answers.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -311,29 +313,29 @@ pub struct Reply {
     pub status: U16,
     /// [`reply_flag`]s.
     pub flags: U16,
-    /// How many ops were done; the next one failed.
+    /// Number of ops that were done; the next one failed.
     pub done: U32,
     /// Bytes of the text that follows.
     pub text_bytes: U32,
-    /// How many [`Answer`]s follow.
+    /// Number of [`Answer`]s that follow.
     pub answers: U32,
 }
 
 /// Flags of a [`Reply`].
 pub mod reply_flag {
-    /// There is no transaction any more.
+    /// Transaction has ended.
     pub const ENDED: u16 = 1;
-    /// It was done when it was sent first; what its ops answered is not known any more.
+    /// Batch was done when it was sent first; the answers of its ops are not known any more.
     pub const REPLAYED: u16 = 2;
 }
 
-/// What became of a batch.
+/// Status of a batch.
 pub mod status {
     /// All of it was done.
     pub const OK: u16 = 0;
-    /// There is such a key.
+    /// Key exists already.
     pub const EXISTS: u16 = 1;
-    /// There is no such key, or no such prepared transaction.
+    /// No such key, or no such prepared transaction.
     pub const NOT_FOUND: u16 = 2;
     /// Two transactions wait for each other; this one was rolled back.
     pub const DEADLOCK: u16 = 3;
@@ -343,18 +345,18 @@ pub mod status {
     pub const CONFLICT: u16 = 5;
     /// The client cancelled it.
     pub const CANCELLED: u16 = 6;
-    /// There is no such transaction: it was lost with the store's memory, or rolled back.
+    /// No such transaction: it was lost with the store's memory, or rolled back.
     pub const LOST: u16 = 7;
-    /// There is no such table, or index.
+    /// No such table, or index.
     pub const NO_TABLE: u16 = 8;
-    /// There is such a table.
+    /// Table exists already.
     pub const TABLE_EXISTS: u16 = 9;
     /// Transactions have locks in the table.
     pub const BUSY: u16 = 10;
     /// A limit of this page, or the store's memory.
     pub const LIMIT: u16 = 11;
-    /// The disk is full. Reads, deletions and all that frees space go on; other changes fail until there is
-    /// space again.
+    /// The disk is full. Reads, deletions and all that frees space go on; other changes fail until
+    /// there is space again.
     pub const NO_SPACE: u16 = 12;
     /// The storage failed.
     pub const STORAGE: u16 = 13;
@@ -362,7 +364,7 @@ pub mod status {
     pub const BAD_REQUEST: u16 = 14;
 }
 
-/// In front of what an op answers.
+/// Header in front of an op's answer.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -372,10 +374,10 @@ pub struct Answer {
     pub len_bytes: U32,
     /// Which op of the batch.
     pub op: U32,
-    /// How many [`Row`]s.
+    /// Number of [`Row`]s.
     pub rows: U32,
-    /// 1: there are more than the limits allowed. 2: a filter has looked at as many as it may, and the key
-    /// to go on behind follows the rows.
+    /// 1: there are more than the limits allowed. 2: a filter has looked at as many as it may, and
+    /// the key to go on behind follows the rows.
     pub more: U32,
 }
 
@@ -411,9 +413,9 @@ pub struct Count {
 )]
 #[repr(C)]
 pub struct Opened {
-    /// Its number in ops; never used again for another table.
+    /// Number of the table in ops; never used again for another table.
     pub table: U32,
-    /// How many indexes.
+    /// Number of indexes.
     pub indexes: U32,
     /// The counter's next value.
     pub next_auto: U64,
@@ -456,5 +458,4 @@ pub struct Speaks {
 }
 
 #[cfg(test)]
-#[path = "table_tests.rs"]
 mod tests;

@@ -278,7 +278,7 @@ static void test_replies()
     check(true, "damaged replies");
 }
 
-/* What the host makes of a filter's terms, by table_filter.rs; reads the value of a scan. */
+/* What the host makes of a filter's terms, by table/filter.rs; reads the value of a scan. */
 static bool passes(const Bytes &value, const Bytes &row)
 {
     FilterHeader header;
