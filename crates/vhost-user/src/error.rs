@@ -103,7 +103,7 @@ pub enum VhostUserError {
     Misplaced {
         /// Message that was refused.
         message: MessageName,
-        /// What the message clashes with.
+        /// Reason why the message does not fit the moment.
         why: String,
     },
     /// A field outside its limit.

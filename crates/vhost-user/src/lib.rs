@@ -1,4 +1,4 @@
-//! vhost-user sessions: what stands between a VMM's socket and a device engine.
+//! vhost-user sessions, which connect a VMM's socket with a device engine.
 //!
 //! # Theory of operation
 //! [`serve_port`] gives a port one thread that sleeps in `poll`. The thread takes one connection
@@ -7,11 +7,11 @@
 //! front end, makes [`queue::Vring`]s of them and hands these to a [`Device`], which runs them on
 //! its sidecores.
 //!
-//! A session is a list of what the front end said. A message changes the list; queues that must not
-//! run any more are stopped; then every queue that has all it needs (features, size, addresses in
-//! memory, a kick, enabled) and does not run is started. So the order of messages matters only
-//! where the specification says so, and a ring whose memory was taken away starts again when the
-//! memory is back.
+//! A session is a record of the front end's settings. A message changes the record; queues that
+//! must not run any more are stopped; then every queue that has all it needs (features, size,
+//! addresses in memory, a kick, enabled) and does not run is started. So the order of messages
+//! matters only where the specification says so, and a ring whose memory was taken away starts
+//! again when the memory is back.
 //!
 //! Each message goes through the same steps: *peeked* at in the socket, checked ([`codec`]: size,
 //! number of descriptors, version; then every field), obeyed, *saved* with the [`SessionStore`],
@@ -29,12 +29,12 @@
 //! the memory of a disk, which it has whether or not a front end is connected. A holder that was
 //! started again has none until the daemon is.
 //!
-//! What is wrong with a *message* ends the session, with a reason in the status and the log: the
-//! listener takes the next connection. What is wrong with a *ring* breaks the port
+//! A wrong *message* ends the session, with a reason in the status and the log: the listener takes
+//! the next connection. A fault of a *ring* breaks the port
 //! ([`queue::health::PortHealth`]): its queues stop, the err descriptor rings, the status says
 //! DEVICE_NEEDS_RESET and a config change has the driver look at it, the session stays,
 //! and a reset of the rings heals it. Refusals that a front end can live with (a memory slot that
-//! cannot be mapped, an MTU, a config write) are only told.
+//! cannot be mapped, an MTU, a config write) are answered and logged, and the session goes on.
 //!
 //! # Limits
 //! - 4,096 bytes a message: the largest legal one has 2,056 ([`codec::MAX_PAYLOAD_LEN_BYTES`]).

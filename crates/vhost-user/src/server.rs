@@ -84,7 +84,7 @@ pub fn serve_port(
 ) -> Result<PortServer, VhostUserError> {
     check_port(&config, device.as_ref(), stats.len())?;
     let endpoint = config.endpoint.describe();
-    let source = Source::new(config.endpoint, config.socket_mode)?;
+    let source = ConnectionSource::new(config.endpoint, config.socket_mode)?;
     let status = PortStatus {
         name: config.name.clone(),
         kind: device.kind().name(),
@@ -119,13 +119,13 @@ pub fn serve_port(
     };
     let (status, forget) = (server.status.clone(), server.forget.clone());
     let (memory, failed) = (server.memory.clone(), FailedSessions::default());
-    let mut runner = Runner { port, status, memory, forget, source, failed };
+    let mut port_thread = PortThread { port, status, memory, forget, source, failed };
     let thread = std::thread::Builder::new()
         .name("vhost-user".to_owned())
         .stack_size(STACK_LEN_BYTES)
         .spawn(move || {
-            runner.run();
-            drop((runner, alive));
+            port_thread.run();
+            drop((port_thread, alive));
         })
         .map_err(VhostUserError::std_io("starting a session thread"))?;
     server.thread = Some(thread);
@@ -193,7 +193,7 @@ impl PortServer {
         drop(self);
     }
 
-    /// As [`PortServer::stop`], but the holder forgets the session: the front end sees a
+    /// Stops as [`PortServer::stop`] does, but the holder forgets the session: the front end sees a
     /// disconnect.
     pub fn stop_and_forget(self) {
         self.begin_stop(true);
@@ -263,14 +263,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Source of the next connection.
-enum Source {
+/// ConnectionSource of the next connection.
+enum ConnectionSource {
     Listener(Listener),
     Dial { path: PathBuf, pause: Duration },
     Socket(Option<PeerFd>),
 }
 
-impl Source {
+impl ConnectionSource {
     fn new(endpoint: Endpoint, mode: u32) -> Result<Self, VhostUserError> {
         Ok(match endpoint {
             Endpoint::Listen(path) => Self::Listener(Listener::bind(&path, mode)?),
@@ -299,16 +299,16 @@ impl Source {
 }
 
 /// State of the port's thread.
-struct Runner {
+struct PortThread {
     port: Arc<PortContext>,
     status: Arc<Mutex<PortStatus>>,
     memory: Arc<MemoryCell>,
     forget: Arc<AtomicBool>,
-    source: Source,
+    source: ConnectionSource,
     failed: FailedSessions,
 }
 
-impl Runner {
+impl PortThread {
     fn run(&mut self) {
         if let Some(session) = self.take_over() {
             self.serve(session);
@@ -443,7 +443,7 @@ impl Runner {
     /// Shortens the pause after a real session: dial again at once, or soon when it was short. A
     /// front end that accepts, says nothing and closes is dialled ever more seldom.
     fn shorten_pause(&mut self, lived: Duration, heard: bool) {
-        if let Source::Dial { pause, .. } = &mut self.source {
+        if let ConnectionSource::Dial { pause, .. } = &mut self.source {
             match (lived >= LONGEST_PAUSE, heard) {
                 (true, _) => *pause = Duration::ZERO,
                 (false, true) => *pause = FIRST_PAUSE,
@@ -475,15 +475,15 @@ impl Runner {
                 return Ok(None);
             }
             let (path, wait) = match &mut self.source {
-                Source::Socket(socket) => return Ok(socket.take()),
-                Source::Listener(listener) => match listener.accept()? {
+                ConnectionSource::Socket(socket) => return Ok(socket.take()),
+                ConnectionSource::Listener(listener) => match listener.accept()? {
                     Some(socket) => return Ok(Some(socket)),
                     None => {
                         wait_for(&[listener.as_fd(), self.port.stop.as_fd()], None)?;
                         continue;
                     }
                 },
-                Source::Dial { path, pause } => {
+                ConnectionSource::Dial { path, pause } => {
                     let wait = *pause;
                     *pause = (*pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
                     (path.clone(), wait)

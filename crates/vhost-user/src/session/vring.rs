@@ -8,7 +8,7 @@ use crate::codec::{VRING_F_LOG, VringAddr, feature};
 /// Doorbell on which the driver announces requests.
 #[derive(Debug, Default)]
 pub(super) enum Kick {
-    /// Not set since the last stop: the ring stays stopped.
+    /// No kick since the last stop: the ring stays stopped.
     #[default]
     Unset,
     /// Set without a descriptor: the ring is polled.

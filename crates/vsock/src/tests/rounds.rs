@@ -138,7 +138,8 @@ fn resets_and_goes_on(world: &mut TestDomain, bad: ConnectionKey, good: &mut Uni
     assert_eq!(&got, b"still there");
 }
 
-/// A packet that cannot be read whole would leave a gap in its stream: the connection ends, others go on.
+/// A packet that cannot be read whole would leave a gap in its stream: the connection ends, others
+/// go on.
 #[test]
 fn abuse_D4_a_packet_with_payload_outside_memory_ends_its_connection_only() {
     let mut world = TestDomain::with_guests(1);
