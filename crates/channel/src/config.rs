@@ -1,4 +1,4 @@
-//! What channels are told, and its limits.
+//! Settings of channels, and their limits.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
@@ -12,33 +12,33 @@ use crate::memory::MemberMemory;
 
 /// Doorbells of a member: control and four queues.
 pub const DEFAULT_VECTORS: u32 = 5;
-/// How often heartbeats are counted up.
+/// Interval at which heartbeats are counted up.
 pub const DEFAULT_HEARTBEAT_MS: u32 = 500;
-/// A heartbeat that stands still for so long means death.
+/// Time after which a heartbeat that stands still means death.
 pub const DEFAULT_DEAD_AFTER_MS: u32 = 2_000;
 /// Time for a member to leave.
 pub const DEFAULT_DRAIN_TIMEOUT_MS: u64 = 10_000;
 /// Time for a member to say that it keeps flows off the channel.
 pub const DEFAULT_EXCLUDE_TIMEOUT_MS: u64 = 2_000;
-/// How ids of the root ports begin that are for channels.
+/// Prefix of the ids of root ports for channels.
 pub const DEFAULT_ROOT_PORTS: &str = "millrace";
-/// The file below `run_dir`.
+/// Name of the registry's file in `run_dir`.
 pub(crate) const REGISTRY_FILE: &str = "channels.json";
 /// Longest path of a Unix socket.
-const MAX_PATH_LEN_BYTES: usize = registry::MAX_PATH_LEN_BYTES;
+const MAX_PATH_LEN_BYTES: usize = crate::registry::MAX_PATH_LEN_BYTES;
 /// Longest time that can be set: an hour.
 const MAX_TIMEOUT_MS: u64 = 3_600_000;
 
 /// Settings of all channels of a daemon.
 #[derive(Debug, Clone)]
 pub struct ChannelsConfig {
-    /// Where memberships are kept; should be on a `tmpfs`.
+    /// Folder of the registry; should be on a `tmpfs`.
     pub run_dir: PathBuf,
     /// Doorbells of each member, 2 to [`MAX_VECTORS`]: 0 is for control, the others for queues.
     pub vectors: u32,
-    /// How often heartbeats are counted up, 10 to 60,000.
+    /// Interval at which heartbeats are counted up, 10 to 60,000.
     pub heartbeat_ms: u32,
-    /// A heartbeat that stands still for so long means death: at least twice `heartbeat_ms`.
+    /// Time after which a heartbeat that stands still means death: at least twice `heartbeat_ms`.
     pub dead_after_ms: u32,
     /// Time for a member to leave.
     pub drain_timeout_ms: u64,
@@ -47,7 +47,7 @@ pub struct ChannelsConfig {
 }
 
 impl ChannelsConfig {
-    /// The defaults, with memberships kept in `run_dir`.
+    /// Makes the default settings, with the registry in `run_dir`.
     pub fn new(run_dir: impl Into<PathBuf>) -> Self {
         Self {
             run_dir: run_dir.into(),
@@ -76,33 +76,33 @@ impl ChannelsConfig {
     }
 }
 
-/// A VM that is to take part in channels.
+/// Settings of a VM that is to join.
 #[derive(Debug)]
 pub struct MemberConfig {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
-    /// Its trust domain: its memory is shown to all members of it.
+    /// Trust domain: all its members see the VM's memory.
     pub domain: String,
-    /// Its monitor's socket, which QEMU listens on and nobody else is connected to.
+    /// Socket of the VM's monitor, on which QEMU listens and to which no one else is connected.
     pub qmp: PathBuf,
-    /// How the ids of its root ports for channels begin: one for the doorbell, one for each peer.
+    /// Prefix of the ids of its root ports for channels: one for the doorbell, one for each peer.
     pub root_ports: String,
-    /// Its memory.
+    /// Memory of the VM.
     pub memory: MemberMemory,
-    /// Whether its memory file may be one that is not sealed against shrinking: whoever shortens it ends
-    /// the VMs of its peers.
+    /// Whether its memory file may be one that is not sealed against shrinking: whoever shortens it
+    /// ends the VMs of its peers.
     pub allow_unsealed: bool,
-    /// Its hardware addresses, at most [`MAX_MACS`].
+    /// Hardware addresses, at most [`MAX_MACS`].
     pub macs: Vec<[u8; 6]>,
-    /// Its IP addresses, at most [`MAX_ADDRESSES`].
+    /// IP addresses, at most [`MAX_ADDRESSES`].
     pub addresses: Vec<IpAddr>,
-    /// Flows of its that never come onto the channel until [`crate::Channels::exclude`] says others, at
-    /// most [`MAX_EXCLUDES`].
+    /// Flows that stay off the channel from the start until [`crate::Channels::exclude`] names
+    /// others, at most [`MAX_EXCLUDES`].
     pub excludes: Vec<Flow>,
 }
 
 impl MemberConfig {
-    /// Everything but the memory.
+    /// Checks all settings but the memory.
     pub(crate) fn check(&self) -> Result<(), ChannelError> {
         let bad = |what, value: String, rule: String| {
             Err(ChannelError::BadMember { vm: self.vm.clone(), what, value, rule })
@@ -130,7 +130,7 @@ impl MemberConfig {
     }
 }
 
-/// As many addresses as the table holds.
+/// Checks that the table holds the addresses.
 pub(crate) fn check_addresses(
     vm: &str,
     macs: &[[u8; 6]],
@@ -140,7 +140,7 @@ pub(crate) fn check_addresses(
     check_count(vm, "the number of IP addresses", addresses.len(), MAX_ADDRESSES)
 }
 
-/// As many flows as the mailbox holds.
+/// Checks that the mailbox holds the flows.
 pub(crate) fn check_flows(vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
     check_count(vm, "the number of flows to exclude", flows.len(), MAX_EXCLUDES)
 }
@@ -158,12 +158,12 @@ fn check_count(
     Err(ChannelError::BadMember { vm: vm.into(), what, value, rule })
 }
 
-/// A TCP connection, from a member's view.
+/// TCP connection, from a member's view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// The member's end.
+    /// End of the member.
     pub local: SocketAddr,
-    /// The other end.
+    /// End of its peer.
     pub remote: SocketAddr,
 }
 

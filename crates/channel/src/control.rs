@@ -1,4 +1,4 @@
-//! The control thread: it alone touches members, and waits for nothing but descriptors and moments.
+//! Control thread: it alone touches members, and waits for nothing but descriptors and deadlines.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -7,83 +7,82 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::time::{Duration, Instant};
 
+use crate::registry::{Membership, PluggedDevice, Registry};
 use base::event::Event;
 use guest_abi::channel::MAX_MEMBERS;
-use registry::{Membership, PluggedDevice, Registry};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::config::{ChannelsConfig, Flow, MemberConfig};
-use crate::domain::{Domain, Timing};
+use crate::domain::{Timing, TrustDomain};
 use crate::error::ChannelError;
-use crate::info::{MemberInfo, list};
 use crate::mailbox::Mailbox;
-use crate::member::{Life, Member, Plug, Reply, Wait};
+use crate::member::{Member, MemberStage, PlugState, Reply, Waiter, answer};
+use crate::member_info::{MemberInfo, list};
 use crate::memory::Memory;
-use crate::plug::Part;
+use crate::plug::DevicePart;
+use crate::poll_until::poll_until;
 use crate::qmp::is_gone;
-use crate::wait::wait;
-use crate::waits::answer;
-use crate::worker::{Report, Reports, Start, Worker};
+use crate::worker::{MonitorWorker, ReportSink, WorkerReport, WorkerStart};
 
-/// What the control thread is told.
+/// Input of the control thread: a call, or a worker's report.
 #[derive(Debug)]
-pub(crate) enum Input {
+pub(crate) enum ControlInput {
     Join(Box<MemberConfig>, Reply),
     Leave(String, Reply),
     SetAddresses(String, Vec<[u8; 6]>, Vec<IpAddr>, Reply),
     Exclude(String, Vec<Flow>, Reply),
     List(SyncSender<Vec<MemberInfo>>),
-    /// Of the member with this serial number.
-    Report(u64, Report),
+    /// Report of the worker of the member with this serial number.
+    WorkerReport(u64, WorkerReport),
     Stop,
 }
 
-/// The way to the control thread.
+/// Sender of inputs to the control thread.
 #[derive(Debug, Clone)]
-pub(crate) struct Inputs {
-    pub sender: Sender<Input>,
+pub(crate) struct ControlSender {
+    pub sender: Sender<ControlInput>,
     pub wake: Arc<Event>,
 }
 
-impl Inputs {
-    /// False when the thread has ended.
-    pub fn send(&self, input: Input) -> bool {
+impl ControlSender {
+    /// Sends an input; false when the thread has ended.
+    pub fn send(&self, input: ControlInput) -> bool {
         self.sender.send(input).is_ok() && self.wake.signal().is_ok()
     }
 }
 
-/// The way of one member's worker.
+/// Sender of reports of one member's worker.
 #[derive(Debug, Clone)]
 struct MemberReports {
-    inputs: Inputs,
+    inputs: ControlSender,
     serial: u64,
 }
 
-impl Reports for MemberReports {
-    fn report(&self, report: Report) {
-        // Nobody listens when everything stops.
-        self.inputs.send(Input::Report(self.serial, report));
+impl ReportSink for MemberReports {
+    fn report(&self, report: WorkerReport) {
+        // A report is lost when the control thread has ended.
+        self.inputs.send(ControlInput::WorkerReport(self.serial, report));
     }
 }
 
-/// All domains.
-pub(crate) struct Control {
+/// State of the control thread: all trust domains.
+pub(crate) struct ControlThread {
     config: ChannelsConfig,
-    domains: BTreeMap<String, Domain>,
+    domains: BTreeMap<String, TrustDomain>,
     registry: Box<dyn Registry>,
-    inputs: Inputs,
-    queue: Receiver<Input>,
+    inputs: ControlSender,
+    queue: Receiver<ControlInput>,
     next_beat: Instant,
     last_serial: u64,
 }
 
-impl Control {
-    /// Begins without members. Memberships of VMs that are gone are forgotten.
+impl ControlThread {
+    /// Makes the thread's state, without members. Memberships of VMs that are gone are forgotten.
     pub fn new(
         config: ChannelsConfig,
         mut registry: Box<dyn Registry>,
-        inputs: Inputs,
-        queue: Receiver<Input>,
+        inputs: ControlSender,
+        queue: Receiver<ControlInput>,
     ) -> Result<Self, ChannelError> {
         for membership in registry.memberships() {
             if is_gone(&membership.qmp) {
@@ -94,16 +93,16 @@ impl Control {
         Ok(Self { config, domains, registry, inputs, queue, next_beat, last_serial: 0 })
     }
 
-    /// Until it is stopped.
+    /// Runs until it is stopped.
     pub fn run(mut self) {
         loop {
             self.inputs.wake.drain();
             while let Ok(input) = self.queue.try_recv() {
-                if matches!(input, Input::Stop) {
-                    self.say_farewell();
+                if matches!(input, ControlInput::Stop) {
+                    self.announce_leaving();
                     return;
                 }
-                self.take(input);
+                self.handle(input);
             }
             let now = Instant::now();
             let beats = now >= self.next_beat;
@@ -119,7 +118,7 @@ impl Control {
             }
             self.domains.retain(|_, domain| !domain.members.is_empty());
             if let Err(error) = self.wait() {
-                tracing::error!("channels: waiting for members: {error}");
+                tracing::error!("channels stop: waiting for members failed: {error}");
                 return;
             }
         }
@@ -129,7 +128,7 @@ impl Control {
         let mut fds = vec![PollFd::new(&*self.inputs.wake, PollFlags::IN)];
         let mut until = self.next_beat;
         for domain in self.domains.values() {
-            if domain.deaf_until.is_none() {
+            if domain.calls_muted_until.is_none() {
                 fds.push(PollFd::new(domain.server.host(), PollFlags::IN));
             }
             for fd in domain.server.waiting() {
@@ -137,81 +136,83 @@ impl Control {
             }
             until = domain.deadline().map_or(until, |deadline| until.min(deadline));
         }
-        wait(&mut fds, Some(until)).map(|_| ())
+        poll_until(&mut fds, Some(until)).map(|_| ())
     }
 
-    fn take(&mut self, input: Input) {
+    fn handle(&mut self, input: ControlInput) {
         let now = Instant::now();
         match input {
-            Input::Join(config, reply) => {
+            ControlInput::Join(config, reply) => {
                 if let Err(error) = self.join(*config, &reply, now) {
                     answer(reply, Err(error));
                 }
             }
-            Input::Leave(vm, reply) => {
+            ControlInput::Leave(vm, reply) => {
                 let until = now + Duration::from_millis(self.config.drain_timeout_ms);
-                self.with(&vm, reply, |member, reply| {
-                    member.life = Life::Leaving;
-                    member.waits.push(Wait::Leave(reply, until));
+                self.with_member(&vm, reply, |member, reply| {
+                    member.stage = MemberStage::Leaving;
+                    member.waiters.push(Waiter::Leave(reply, until));
                 });
             }
-            Input::SetAddresses(vm, macs, addresses, reply) => {
-                self.with(&vm, reply, |member, reply| {
+            ControlInput::SetAddresses(vm, macs, addresses, reply) => {
+                self.with_member(&vm, reply, |member, reply| {
                     (member.macs, member.addresses) = (macs, addresses);
                     answer(reply, Ok(()));
                 });
             }
-            Input::Exclude(vm, flows, reply) => {
+            ControlInput::Exclude(vm, flows, reply) => {
                 let until = now + Duration::from_millis(self.config.exclude_timeout_ms);
-                self.with(&vm, reply, |member, reply| {
+                self.with_member(&vm, reply, |member, reply| {
                     member.excludes = flows;
                     member.excludes_seq = member.excludes_seq.wrapping_add(1);
-                    member.waits.push(Wait::Exclude(reply, member.excludes_seq, until));
+                    member.waiters.push(Waiter::Exclude(reply, member.excludes_seq, until));
                 });
             }
-            Input::List(reply) => {
+            ControlInput::List(reply) => {
                 let all = self.domains.values_mut().flat_map(|domain| {
-                    domain.hear(now);
+                    domain.read_report(now);
                     list(domain, now)
                 });
                 let all = all.collect();
-                // Who does not wait any more does not hear it.
+                // A caller that has given up gets no answer.
                 let _ = reply.try_send(all);
             }
-            Input::Report(serial, report) => self.report(serial, report),
-            Input::Stop => {}
+            ControlInput::WorkerReport(serial, report) => self.report(serial, report),
+            ControlInput::Stop => {}
         }
     }
 
-    /// Does something with the member of a VM.
-    fn with(&mut self, vm: &str, reply: Reply, act: impl FnOnce(&mut Member, Reply)) {
+    /// Calls `act` with the member of a VM.
+    fn with_member(&mut self, vm: &str, reply: Reply, act: impl FnOnce(&mut Member, Reply)) {
         match self.domains.values_mut().find_map(|domain| domain.find(vm)) {
             Some(member) => act(member, reply),
             None => answer(reply, Err(ChannelError::NotMember { vm: vm.into() })),
         }
     }
 
-    fn report(&mut self, serial: u64, report: Report) {
+    fn report(&mut self, serial: u64, report: WorkerReport) {
         for domain in self.domains.values_mut() {
             let found = domain.members.values().find(|member| member.serial == serial);
             let Some(member) = found else { continue };
             let index = member.index;
             let mut membership = member.membership(&domain.name);
             membership.devices.clone_from(&member.recorded);
-            let keep = matches!(report, Report::Bell(Err(_))) && !membership.devices.is_empty();
-            if domain.note(index, report) {
+            let keep =
+                matches!(report, WorkerReport::Bell(Err(_))) && !membership.devices.is_empty();
+            if domain.apply_report(index, report) {
                 self.forget(membership, keep);
             }
             return;
         }
     }
 
-    /// A member is gone: so is its membership, unless devices of an earlier daemon may be left.
+    /// Forgets the membership of a member that is gone, unless devices of an earlier daemon may be
+    /// left.
     fn forget(&mut self, membership: Membership, keep: bool) {
         let changed =
             if keep { self.registry.put(membership) } else { self.registry.remove(&membership.vm) };
         if let Err(error) = changed {
-            tracing::error!("{error}");
+            tracing::error!("membership not recorded: {error}");
         }
     }
 
@@ -232,7 +233,7 @@ impl Control {
         let root_ports = config.root_ports.clone();
         let mut member = self.member(config, now)?;
         member.recorded.clone_from(&leftovers);
-        member.waits.push(Wait::Join(reply.clone()));
+        member.waiters.push(Waiter::Join(reply.clone()));
         let domain = self.domain(&name)?;
         let Some(index) = domain.free_index() else {
             return Err(ChannelError::Full { vm, domain: name, limit: MAX_MEMBERS });
@@ -245,7 +246,7 @@ impl Control {
         let vectors = domain.server.vectors();
         let serial = member.serial;
         domain.members.insert(index, member);
-        // Before anybody reads the mailbox.
+        // Before the member reads the mailbox.
         domain.publish();
         let devices = with_bell(&leftovers);
         let leftover_timeout = Duration::from_millis(self.config.drain_timeout_ms);
@@ -255,9 +256,15 @@ impl Control {
             .map_err(ChannelError::from)
             .and_then(|()| {
                 let reports = MemberReports { inputs: self.inputs.clone(), serial };
-                let start =
-                    Start { qmp, root_ports, connection, vectors, leftovers, leftover_timeout };
-                Worker::start(start, reports)
+                let start = WorkerStart {
+                    qmp,
+                    root_ports,
+                    connection,
+                    vectors,
+                    leftovers,
+                    leftover_timeout,
+                };
+                MonitorWorker::start(start, reports)
             });
         let domain = self.domain(&name)?;
         match started {
@@ -270,7 +277,7 @@ impl Control {
         Ok(())
     }
 
-    /// A member that nobody knows yet.
+    /// Makes a member, which is in no domain yet.
     fn member(&mut self, config: MemberConfig, now: Instant) -> Result<Member, ChannelError> {
         let memory = Memory::new(&config.vm, config.memory, config.allow_unsealed)?;
         let mailbox = Mailbox::new().map_err(ChannelError::io("making a mailbox"))?;
@@ -285,22 +292,22 @@ impl Control {
             addresses: config.addresses,
             mailbox,
             worker: None,
-            life: Life::Joining,
+            stage: MemberStage::Joining,
             why_broken: None,
-            bell: Some(Plug::Plugging(Part::Bell.new_id())),
+            bell: Some(PlugState::Plugging(DevicePart::Bell.new_id())),
             peers: BTreeMap::new(),
-            said: None,
-            heard_at: now,
+            report: None,
+            heartbeat_changed_at: now,
             // A module that has seen no list yet has that of number 0.
             excludes_seq: u32::from(!config.excludes.is_empty()),
             excludes: config.excludes,
             recorded: Vec::new(),
-            waits: Vec::new(),
+            waiters: Vec::new(),
         })
     }
 
-    /// The domain of a name, made when there is none.
-    fn domain(&mut self, name: &str) -> Result<&mut Domain, ChannelError> {
+    /// Finds the domain with a name, or makes it.
+    fn domain(&mut self, name: &str) -> Result<&mut TrustDomain, ChannelError> {
         match self.domains.entry(name.to_owned()) {
             Entry::Occupied(domain) => Ok(domain.into_mut()),
             Entry::Vacant(place) => {
@@ -310,18 +317,18 @@ impl Control {
                     drain_timeout_ms: self.config.drain_timeout_ms,
                     exclude_timeout_ms: self.config.exclude_timeout_ms,
                 };
-                Ok(place.insert(Domain::new(name, self.config.vectors, timing)?))
+                Ok(place.insert(TrustDomain::new(name, self.config.vectors, timing)?))
             }
         }
     }
 
-    /// Members stop sending at once, without waiting for heartbeats. What is plugged stays for the
+    /// Shows all members as leaving, so that they stop sending at once. Their devices stay for the
     /// next daemon to unplug.
-    fn say_farewell(&mut self) {
+    fn announce_leaving(&mut self) {
         for domain in self.domains.values_mut() {
             for member in domain.members.values_mut() {
-                if member.life != Life::Dead {
-                    member.life = Life::Leaving;
+                if member.stage != MemberStage::Dead {
+                    member.stage = MemberStage::Leaving;
                 }
             }
             domain.publish();
@@ -329,9 +336,9 @@ impl Control {
     }
 }
 
-/// What an earlier daemon left, and the doorbell that is about to be plugged.
+/// Devices of an earlier daemon, and the doorbell that is about to be plugged.
 fn with_bell(leftovers: &[PluggedDevice]) -> Vec<PluggedDevice> {
-    let bell = Part::Bell.record(&Part::Bell.new_id(), None);
+    let bell = DevicePart::Bell.record(&DevicePart::Bell.new_id(), None);
     let mut devices = leftovers.to_vec();
     if !devices.iter().any(|device| device.device == bell.device) {
         devices.push(bell);

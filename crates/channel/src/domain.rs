@@ -1,34 +1,33 @@
-//! A trust domain: what follows for each member from how all of them are.
+//! Trust domain: the devices and tables of each member follow from the states of all.
 //!
-//! Whatever happens is noted first; [`Domain::settle`] then compares what is plugged with what should
-//! be, gives jobs, writes the tables that have changed, and answers who waits. It may be called at
-//! any time.
+//! Each event is noted first; [`TrustDomain::settle`] then compares the plugged devices with those
+//! that should be, gives jobs, writes the tables that have changed, and answers callers. It may be
+//! called at any time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::registry::Registry;
 use guest_abi::channel::{Host, MAX_MEMBERS};
-use registry::Registry;
 use zerocopy::FromZeros;
 
-use crate::doorbell::{HOST_ID, Server};
+use crate::doorbell::{DoorbellServer, HOST_ID};
 use crate::error::{ChannelError, PlugError};
-use crate::member::{Life, Member, Plug, Wait, id_of};
-use crate::plug::{Part, Place};
+use crate::member::{Member, MemberStage, PlugState, Waiter, answer, id_of};
+use crate::plug::{DeviceLocation, DevicePart};
 use crate::table::Table;
-use crate::waits::answer;
-use crate::worker::{Job, Report, Worker};
+use crate::worker::{MonitorJob, MonitorWorker, WorkerReport};
 
-/// The vector of a member that means "look at the table".
+/// Vector of a member that means "read the table".
 const CONTROL: usize = 0;
-/// Members' calls are heard so often at most: a member that calls all the time keeps nobody else.
+/// Least time between two looks at members' calls: one that calls all the time delays no other.
 const CALL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// So many times as long as makes one silent, a member may be silent while others leave: 30 s by default. A VM
-/// that is stopped for a moment loses nothing.
-const GIVE_UP_SILENT: u32 = 15;
+/// Factor of `dead_after_ms` for which a member may be silent while others leave: 30 s by default.
+/// A VM that is stopped for a moment loses nothing.
+const SILENCE_FACTOR: u32 = 15;
 
-/// What members are told of time.
+/// Times of the heartbeat and of the waiting for members.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
     pub heartbeat_ms: u32,
@@ -37,27 +36,27 @@ pub(crate) struct Timing {
     pub exclude_timeout_ms: u64,
 }
 
-/// A trust domain.
+/// Trust domain with its members and its doorbell server.
 #[derive(Debug)]
-pub(crate) struct Domain {
+pub(crate) struct TrustDomain {
     pub name: String,
-    pub server: Server,
+    pub server: DoorbellServer,
     pub members: BTreeMap<usize, Member>,
     pub timing: Timing,
     next_index: usize,
-    /// Calls are not heard until then.
-    pub deaf_until: Option<Instant>,
+    /// Time until which calls are not looked at.
+    pub calls_muted_until: Option<Instant>,
 }
 
-impl Domain {
-    /// One without members.
+impl TrustDomain {
+    /// Makes a domain without members.
     pub fn new(name: &str, vectors: u32, timing: Timing) -> Result<Self, ChannelError> {
-        let server = Server::new(vectors).map_err(ChannelError::io("making an eventfd"))?;
+        let server = DoorbellServer::new(vectors).map_err(ChannelError::io("making an eventfd"))?;
         let (members, name) = (BTreeMap::new(), name.to_owned());
-        Ok(Self { name, server, members, timing, next_index: 0, deaf_until: None })
+        Ok(Self { name, server, members, timing, next_index: 0, calls_muted_until: None })
     }
 
-    /// An index that nobody has; the one that was given back last comes last.
+    /// Finds a free index; the one that was freed last comes last.
     pub fn free_index(&mut self) -> Option<usize> {
         let free = (0..MAX_MEMBERS)
             .map(|step| (self.next_index + step) % MAX_MEMBERS)
@@ -66,19 +65,21 @@ impl Domain {
         Some(free)
     }
 
-    /// The member of a VM that is not gone.
+    /// Finds the member of a VM that is not gone.
     pub fn find(&mut self, vm: &str) -> Option<&mut Member> {
-        self.members.values_mut().find(|member| member.vm == vm && member.life != Life::Dead)
+        self.members
+            .values_mut()
+            .find(|member| member.vm == vm && member.stage != MemberStage::Dead)
     }
 
-    /// The member's monitor is being asked.
-    pub fn set_worker(&mut self, index: usize, worker: Worker) {
+    /// Sets the worker of a member.
+    pub fn set_worker(&mut self, index: usize, worker: MonitorWorker) {
         if let Some(member) = self.members.get_mut(&index) {
             member.worker = Some(worker);
         }
     }
 
-    /// Takes back a member that nobody was told of.
+    /// Removes a member that no peer knows of.
     pub fn discard(&mut self, index: usize) {
         if let Some(member) = self.members.remove(&index) {
             self.server.remove(member.id());
@@ -90,56 +91,56 @@ impl Domain {
         self.members.values_mut().for_each(|member| member.mailbox.beat());
     }
 
-    /// Reads what members say of themselves.
-    pub fn hear(&mut self, now: Instant) {
-        self.members.values_mut().for_each(|member| member.hear(now));
+    /// Reads all members' reports.
+    pub fn read_report(&mut self, now: Instant) {
+        self.members.values_mut().for_each(|member| member.read_report(now));
     }
 
-    /// Takes calls off the doorbell, for [`Domain::settle`] to hear who has called.
+    /// Takes calls off the doorbell; [`TrustDomain::settle`] then reads the members' reports.
     pub fn take_calls(&mut self, now: Instant) {
-        if self.deaf_until.is_some_and(|until| now < until) {
+        if self.calls_muted_until.is_some_and(|until| now < until) {
             return;
         }
-        self.deaf_until = None;
+        self.calls_muted_until = None;
         if self.server.take_calls() {
-            self.deaf_until = Some(now + CALL_INTERVAL);
+            self.calls_muted_until = Some(now + CALL_INTERVAL);
         }
     }
 
-    /// Notes what a member's worker says. True when it concerns the member as a whole: the registry
+    /// Applies a report of a member's worker. True when it ends the member as a whole: the registry
     /// forgets it.
-    pub fn note(&mut self, index: usize, report: Report) -> bool {
+    pub fn apply_report(&mut self, index: usize, report: WorkerReport) -> bool {
         let Some(member) = self.members.get_mut(&index) else { return false };
         match report {
-            Report::Bell(Ok(place)) => {
-                member.bell = Some(Plug::In(place));
-                if member.life == Life::Joining {
-                    member.life = Life::Joined;
+            WorkerReport::Bell(Ok(place)) => {
+                member.bell = Some(PlugState::Plugged(place));
+                if member.stage == MemberStage::Joining {
+                    member.stage = MemberStage::Joined;
                 }
             }
-            Report::Bell(Err(error)) => {
+            WorkerReport::Bell(Err(error)) => {
                 self.refuse(index, error);
                 return true;
             }
-            Report::Memory(peer, result) => note_memory(member, peer, result),
-            Report::Unplugged(part) => note_unplugged(member, part),
-            Report::UnplugLate(part, asked) => {
+            WorkerReport::Memory(peer, result) => note_memory(member, peer, result),
+            WorkerReport::Unplugged(part) => note_unplugged(member, part),
+            WorkerReport::UnplugLate(part, asked) => {
                 let plug = match part {
-                    Part::Bell => member.bell.as_mut(),
-                    Part::Memory(peer) => member.peers.get_mut(&peer),
+                    DevicePart::Bell => member.bell.as_mut(),
+                    DevicePart::Memory(peer) => member.peers.get_mut(&peer),
                 };
-                if let Some(Plug::Unplugging(_, times)) = plug {
+                if let Some(PlugState::Unplugging(_, times)) = plug {
                     *times = asked;
                 }
-                tracing::warn!(vm = %member.vm, ?part, asked, "not unplugged yet");
+                tracing::warn!(vm = %member.vm, ?part, asked, "a device of this member is not unplugged yet");
             }
-            Report::GuestEnded(how) => {
+            WorkerReport::GuestEnded(how) => {
                 tracing::info!(vm = %member.vm, how, "a member's guest has ended");
                 member.forget_guest();
             }
-            Report::Gone(error) => {
+            WorkerReport::Gone(error) => {
                 tracing::info!(vm = %member.vm, "a member is gone: {error}");
-                member.life = Life::Dead;
+                member.stage = MemberStage::Dead;
                 member.worker = None;
                 member.bell = None;
                 member.peers.clear();
@@ -151,51 +152,51 @@ impl Domain {
         false
     }
 
-    /// Ends a membership that has not begun.
+    /// Ends a membership that has not begun, and answers its callers.
     pub fn refuse(&mut self, index: usize, error: PlugError) {
         let Some(member) = self.members.remove(&index) else { return };
         self.server.remove(member.id());
         tracing::warn!(vm = %member.vm, "cannot join: {error}");
         let mut error = Some(ChannelError::Plug { vm: member.vm.clone(), source: error });
-        for wait in member.waits {
+        for wait in member.waiters {
             match wait {
-                Wait::Join(reply) => {
+                Waiter::Join(reply) => {
                     let gone = || ChannelError::Gone { vm: member.vm.clone() };
                     answer(reply, Err(error.take().unwrap_or_else(gone)));
                 }
-                Wait::Leave(reply, _) => answer(reply, Ok(())),
-                Wait::Exclude(reply, ..) => {
+                Waiter::Leave(reply, _) => answer(reply, Ok(())),
+                Waiter::Exclude(reply, ..) => {
                     answer(reply, Err(ChannelError::Gone { vm: member.vm.clone() }));
                 }
             }
         }
     }
 
-    /// Makes everything follow from what was noted.
+    /// Brings devices, tables and answers in line with the members' states.
     pub fn settle(&mut self, now: Instant, registry: &mut dyn Registry) {
-        // Nothing is unplugged on an old word.
-        self.hear(now);
-        self.give_up_silent(now);
+        // No device is unplugged on an old report.
+        self.read_report(now);
+        self.break_silent_members(now);
         let jobs = self.reconcile();
-        // Before the devices are there.
-        self.record(registry);
+        // Before the devices are plugged.
+        self.record_memberships(registry);
         for (index, job) in jobs {
             if let Some(worker) = self.members.get(&index).and_then(|member| member.worker.as_ref())
             {
                 worker.send(job);
             }
         }
-        self.bury(registry);
+        self.remove_departed(registry);
         self.publish();
-        self.answer_waits(now);
+        self.answer_waiters(now);
         self.server.flush();
     }
 
-    /// Members whose modules have been silent for long keep nobody from leaving: a VM that is stopped, or
-    /// one that will not speak. What they said is void, which ends the waiting of the leaver's module too:
-    /// in its table they are not who they were.
-    fn give_up_silent(&mut self, now: Instant) {
-        let limit_ms = self.timing.dead_after_ms.saturating_mul(GIVE_UP_SILENT);
+    /// Breaks members whose modules have been silent for long while another leaves: a VM that is
+    /// stopped, or one that will not speak. Their reports are void, which ends the waiting of the
+    /// leaver's module too: in its table they are not who they were.
+    fn break_silent_members(&mut self, now: Instant) {
+        let limit_ms = self.timing.dead_after_ms.saturating_mul(SILENCE_FACTOR);
         let leavers: Vec<usize> = self
             .members
             .iter()
@@ -211,22 +212,23 @@ impl Domain {
         }
     }
 
-    /// Compares what is plugged with what should be, and notes what is asked for.
-    fn reconcile(&mut self) -> Vec<(usize, Job)> {
-        let takes_part: BTreeSet<usize> = self
+    /// Compares the plugged devices with those that should be. Returns the jobs, noted as begun.
+    fn reconcile(&mut self) -> Vec<(usize, MonitorJob)> {
+        let joined: BTreeSet<usize> = self
             .members
             .iter()
-            .filter(|(_, member)| member.takes_part())
+            .filter(|(_, member)| member.is_joined())
             .map(|(index, _)| *index)
             .collect();
         let mut jobs = Vec::new();
-        for index in takes_part.iter().copied() {
-            for peer in takes_part.iter().copied().filter(|peer| *peer != index) {
+        for index in joined.iter().copied() {
+            for peer in joined.iter().copied().filter(|peer| *peer != index) {
                 jobs.extend(self.plug(index, peer).map(|job| (index, job)));
             }
         }
         for (index, member) in &mut self.members {
-            let wanted = |peer: &usize| member.life == Life::Joined && takes_part.contains(peer);
+            let wanted =
+                |peer: &usize| member.stage == MemberStage::Joined && joined.contains(peer);
             let unwanted: Vec<usize> =
                 member.peers.keys().copied().filter(|peer| !wanted(peer)).collect();
             for peer in unwanted {
@@ -236,39 +238,40 @@ impl Domain {
         let held: BTreeSet<usize> = self.held();
         for (index, member) in &mut self.members {
             let alone = member.peers.is_empty() && !held.contains(index);
-            if let (Life::Leaving, true, Some(Plug::In(place))) = (member.life, alone, &member.bell)
+            if let (MemberStage::Leaving, true, Some(PlugState::Plugged(place))) =
+                (member.stage, alone, &member.bell)
             {
-                jobs.push((*index, Job::Unplug(Part::Bell, place.id.clone())));
-                member.bell = Some(Plug::Unplugging(place.clone(), 0));
-                self.server.hush(member.id());
+                jobs.push((*index, MonitorJob::Unplug(DevicePart::Bell, place.id.clone())));
+                member.bell = Some(PlugState::Unplugging(place.clone(), 0));
+                self.server.silence(member.id());
             }
         }
         jobs
     }
 
-    /// Asks for the memory of `peer` in `index`, unless that was done.
-    fn plug(&mut self, index: usize, peer: usize) -> Option<Job> {
+    /// Makes the job that plugs the memory of `peer` into `index`, unless that was done.
+    fn plug(&mut self, index: usize, peer: usize) -> Option<MonitorJob> {
         let memory = &self.members.get(&peer)?.memory;
         let (file, window_len) = (memory.file.clone(), memory.window_len);
         let holder = self.members.get_mut(&index)?;
         if holder.peers.contains_key(&peer) {
             return None;
         }
-        let id = Part::Memory(peer).new_id();
-        holder.peers.insert(peer, Plug::Plugging(id.clone()));
-        Some(Job::PlugMemory { index: peer, id, file, window_len })
+        let id = DevicePart::Memory(peer).new_id();
+        holder.peers.insert(peer, PlugState::Plugging(id.clone()));
+        Some(MonitorJob::PlugMemory { index: peer, id, file, window_len })
     }
 
-    /// Indices whose memory is plugged somewhere, or may be.
+    /// Indices of members whose memory is plugged somewhere, or may be.
     pub fn held(&self) -> BTreeSet<usize> {
         self.members.values().flat_map(|member| member.peers.keys().copied()).collect()
     }
 
-    /// Lets the registry know what is plugged.
-    fn record(&mut self, registry: &mut dyn Registry) {
+    /// Records the plugged devices in the registry.
+    fn record_memberships(&mut self, registry: &mut dyn Registry) {
         for member in self.members.values_mut() {
-            // One that joins is recorded with what an earlier daemon left.
-            if matches!(member.life, Life::Dead | Life::Joining) {
+            // A member that joins is recorded with the devices of an earlier daemon.
+            if matches!(member.stage, MemberStage::Dead | MemberStage::Joining) {
                 continue;
             }
             let membership = member.membership(&self.name);
@@ -277,17 +280,17 @@ impl Domain {
             }
             member.recorded.clone_from(&membership.devices);
             if let Err(error) = registry.put(membership) {
-                tracing::error!(vm = %member.vm, "a later daemon will not know its devices: {error}");
+                tracing::error!(vm = %member.vm, "registry not written, a later daemon will not know this member's devices: {error}");
             }
         }
     }
 
-    /// Removes members that are gone for everyone.
-    fn bury(&mut self, registry: &mut dyn Registry) {
+    /// Removes members that are gone and whose memory no peer has.
+    fn remove_departed(&mut self, registry: &mut dyn Registry) {
         let held = self.held();
-        let over = |member: &Member| match member.life {
-            Life::Dead => true,
-            Life::Leaving => member.peers.is_empty() && member.bell.is_none(),
+        let over = |member: &Member| match member.stage {
+            MemberStage::Dead => true,
+            MemberStage::Leaving => member.peers.is_empty() && member.bell.is_none(),
             _ => false,
         };
         let over: Vec<usize> = self
@@ -299,16 +302,16 @@ impl Domain {
         for index in over {
             let Some(member) = self.members.remove(&index) else { continue };
             self.server.remove(member.id());
-            if member.life == Life::Leaving
+            if member.stage == MemberStage::Leaving
                 && let Err(error) = registry.remove(&member.vm)
             {
-                tracing::error!(vm = %member.vm, "{error}");
+                tracing::error!(vm = %member.vm, "membership not removed: {error}");
             }
             tracing::info!(vm = %member.vm, domain = %self.name, "a member has left");
-            for wait in member.waits {
+            for wait in member.waiters {
                 match wait {
-                    Wait::Leave(reply, _) => answer(reply, Ok(())),
-                    Wait::Join(reply) | Wait::Exclude(reply, ..) => {
+                    Waiter::Leave(reply, _) => answer(reply, Ok(())),
+                    Waiter::Join(reply) | Waiter::Exclude(reply, ..) => {
                         answer(reply, Err(ChannelError::Gone { vm: member.vm.clone() }));
                     }
                 }
@@ -316,14 +319,16 @@ impl Domain {
         }
     }
 
-    /// Writes the tables that have changed, and calls who has one.
+    /// Writes the tables that have changed, and calls their members.
     pub fn publish(&mut self) {
         let entry_at = |holder: &Member, member: &Member| {
-            let place = holder.peers.get(&member.index).and_then(Plug::place);
+            let place = holder.peers.get(&member.index).and_then(PlugState::place);
             member.entry(place.map_or(0, |place| place.slot))
         };
         let mut changed = Vec::new();
-        for (index, member) in self.members.iter().filter(|(_, member)| member.life != Life::Dead) {
+        for (index, member) in
+            self.members.iter().filter(|(_, member)| member.stage != MemberStage::Dead)
+        {
             let mut host = Host::new_zeroed();
             host.member_id = u32::from(member.id()).into();
             host.host_id = u32::from(HOST_ID).into();
@@ -334,7 +339,7 @@ impl Domain {
             let (excludes, seq) = (&member.excludes, member.excludes_seq);
             let mut table = Table::new(host, &self.name, &member.memory.regions, excludes, seq);
             for (other, entry) in &self.members {
-                if entry.life != Life::Joining {
+                if entry.stage != MemberStage::Joining {
                     table.set(*other, &entry_at(member, entry));
                 }
             }
@@ -349,51 +354,51 @@ impl Domain {
     }
 }
 
-/// The memory of `peer` is plugged into a member, or could not be.
-fn note_memory(member: &mut Member, peer: usize, result: Result<Place, PlugError>) {
+/// Notes that the memory of `peer` was plugged into a member, or could not be.
+fn note_memory(member: &mut Member, peer: usize, result: Result<DeviceLocation, PlugError>) {
     let plug = match result {
-        Ok(place) => Plug::In(place),
+        Ok(place) => PlugState::Plugged(place),
         Err(error) => {
             tracing::warn!(vm = %member.vm, "a peer's memory cannot be plugged: {error}");
-            Plug::Failed(error.to_string())
+            PlugState::Failed(error.to_string())
         }
     };
     member.peers.insert(peer, plug);
 }
 
-/// A device is gone: because we wanted it, or because the guest did.
-fn note_unplugged(member: &mut Member, part: Part) {
-    let asked = |plug: Option<&Plug>| matches!(plug, Some(Plug::Unplugging(..)));
+/// Notes that a device is gone, by our request or by the guest's own act.
+fn note_unplugged(member: &mut Member, part: DevicePart) {
+    let asked = |plug: Option<&PlugState>| matches!(plug, Some(PlugState::Unplugging(..)));
     match part {
-        Part::Bell => {
+        DevicePart::Bell => {
             if !asked(member.bell.as_ref()) {
                 member.set_broken("its guest has ejected the doorbell".into());
             }
             member.bell = None;
         }
-        Part::Memory(peer) if asked(member.peers.get(&peer)) => {
+        DevicePart::Memory(peer) if asked(member.peers.get(&peer)) => {
             member.peers.remove(&peer);
             member.forget_failures();
         }
-        Part::Memory(peer) => {
+        DevicePart::Memory(peer) => {
             let why = "its guest has ejected the peer's memory".to_owned();
             tracing::warn!(vm = %member.vm, peer, "{why}");
-            member.peers.insert(peer, Plug::Failed(why));
+            member.peers.insert(peer, PlugState::Failed(why));
         }
     }
 }
 
-/// Asks for the memory of `peer` to go, if nothing of it is in use.
-fn unplug(member: &mut Member, peer: usize) -> Option<Job> {
+/// Makes the job that unplugs the memory of `peer`, if nothing of it is in use.
+fn unplug(member: &mut Member, peer: usize) -> Option<MonitorJob> {
     match member.peers.get(&peer)? {
-        Plug::Failed(_) => {
+        PlugState::Failed(_) => {
             member.peers.remove(&peer);
             None
         }
-        Plug::In(place) if member.has_closed(peer) => {
+        PlugState::Plugged(place) if member.has_closed(peer) => {
             let place = place.clone();
-            let job = Job::Unplug(Part::Memory(peer), place.id.clone());
-            member.peers.insert(peer, Plug::Unplugging(place, 0));
+            let job = MonitorJob::Unplug(DevicePart::Memory(peer), place.id.clone());
+            member.peers.insert(peer, PlugState::Unplugging(place, 0));
             Some(job)
         }
         _ => None,

@@ -1,23 +1,23 @@
-//! The server side of the ivshmem protocol, version 0 (QEMU documentation, `specs/ivshmem-spec`).
+//! Server side of the ivshmem protocol, version 0 (QEMU documentation, `specs/ivshmem-spec`).
 //!
-//! A message is a number of eight bytes, little-endian, some with a descriptor. A new member is told
-//! the version, its id, and the shared memory (-1); then for itself, the host and each peer as many
-//! times the id as it has vectors, each with the eventfd that rings it. The peers are told of the new
-//! member the same way. Members say nothing.
+//! A message is a number of eight bytes, little-endian, some with a descriptor. A new member is
+//! told the version, its id, and the shared memory (-1); then for itself, the host and each peer as
+//! many times the id as it has vectors, each with the eventfd that rings it. The peers are told of
+//! the new member the same way. Members say nothing.
 //!
-//! Unlike other servers, ours gives each member a memory of its own: its mailbox. The host is a peer,
-//! too, with the id [`HOST_ID`]; all of its vectors ring the same eventfd.
+//! Unlike other servers, ours gives each member a memory of its own: its mailbox. The host is a
+//! peer, too, with the id [`HOST_ID`]; all of its vectors ring the same eventfd.
 //!
-//! Nobody is told that a member has left (an id without a descriptor): QEMU, 7.2 and today's, frees its
-//! eventfds then, and once more with the device; and it uses them after that when the id comes back. So
-//! the eventfds belong to the id. Whoever has the id next gets the same ones, and who was told of them
-//! is not told again.
+//! No member is told that another has left (an id without a descriptor): QEMU, 7.2 and today's,
+//! frees its eventfds then, and once more with the device; and it uses them after that when the id
+//! comes back. So the eventfds belong to the id. The next member with the id gets the same ones,
+//! and a peer that was told of them is not told again.
 //!
 //! Connections are socket pairs whose other end goes to QEMU through its monitor, so there is no
 //! socket file, and who somebody is comes from the monitor.
 //!
-//! QEMU makes every descriptor that it receives blocking, and with it ours, which is the same one: all
-//! of them are [`Doorbell`]s, which do not mind.
+//! QEMU makes every descriptor that it receives blocking, and with it ours, which is the same one:
+//! all of them are [`Doorbell`]s, which do not mind.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,21 +34,21 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 
-/// The host's id.
+/// Id of the host.
 pub(crate) const HOST_ID: u16 = 0;
-/// The protocol's version.
+/// Version of the protocol.
 const PROTOCOL_VERSION: i64 = 0;
-/// Says that the descriptor is the shared memory.
+/// Number of the message whose descriptor is the shared memory.
 const SHARED_MEMORY: i64 = -1;
 
-/// A descriptor that goes with a message.
+/// Descriptor that goes with a message.
 #[derive(Debug, Clone)]
-enum Attached {
+enum Attachment {
     Memory(Arc<SharedMemory>),
     Bell(Arc<Doorbell>),
 }
 
-impl AsFd for Attached {
+impl AsFd for Attachment {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Memory(memory) => memory.as_fd(),
@@ -57,43 +57,43 @@ impl AsFd for Attached {
     }
 }
 
-/// A member's connection.
+/// Connection of one member, and the messages that wait for it.
 #[derive(Debug)]
-struct Seat {
-    /// None when it was given up.
+struct MemberConnection {
+    /// Socket; none when it was given up.
     connection: Option<OwnedFd>,
-    /// Nothing more is to be said.
-    is_hushed: bool,
-    /// Whose eventfds it has.
-    told: BTreeSet<u16>,
-    /// What is to be said: at most once the eventfds of each id.
-    queue: VecDeque<(i64, Option<Attached>)>,
+    /// Whether no more messages go to the member.
+    is_silenced: bool,
+    /// Ids whose eventfds the member has.
+    announced: BTreeSet<u16>,
+    /// Messages to be sent: at most once the eventfds of each id.
+    queue: VecDeque<(i64, Option<Attachment>)>,
 }
 
-/// The server of one trust domain.
+/// Doorbell server of one trust domain.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct DoorbellServer {
     vectors: u32,
     host: Arc<Doorbell>,
-    /// Of each id that was used.
+    /// Doorbells of each id that was used.
     bells: BTreeMap<u16, Vec<Arc<Doorbell>>>,
-    seats: BTreeMap<u16, Seat>,
+    seats: BTreeMap<u16, MemberConnection>,
 }
 
-impl Server {
-    /// One without members, all of which will have so many vectors.
+impl DoorbellServer {
+    /// Makes a server without members; each will have this number of vectors.
     pub fn new(vectors: u32) -> io::Result<Self> {
         let host = Arc::new(Doorbell::new()?);
         Ok(Self { vectors, host, bells: BTreeMap::new(), seats: BTreeMap::new() })
     }
 
-    /// Doorbells of each member.
+    /// Number of doorbells of each member.
     pub fn vectors(&self) -> u32 {
         self.vectors
     }
 
-    /// Seats a member and tells everyone. Returns the other end of its connection, in which all that
-    /// it must be told at the beginning is already.
+    /// Adds a member and tells its peers. Returns the other end of its connection, in which all
+    /// that it must be told at the beginning is already.
     pub fn add(&mut self, id: u16, mailbox: Arc<SharedMemory>) -> io::Result<OwnedFd> {
         let bells = match self.bells.entry(id) {
             Entry::Occupied(bells) => bells.into_mut(),
@@ -102,30 +102,31 @@ impl Server {
                 place.insert((0..self.vectors).map(|_| new()).collect::<io::Result<_>>()?)
             }
         };
-        // Not for the new one.
+        // Calls for the former member with this id are not for the new one.
         for bell in bells.iter() {
             bell.drain();
         }
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        let (told, queue) = Default::default();
-        let mut seat = Seat { connection: Some(ours), is_hushed: false, told, queue };
-        seat.say(PROTOCOL_VERSION, None);
-        seat.say(id.into(), None);
-        seat.say(SHARED_MEMORY, Some(Attached::Memory(mailbox)));
+        let (announced, queue) = Default::default();
+        let mut seat =
+            MemberConnection { connection: Some(ours), is_silenced: false, announced, queue };
+        seat.enqueue(PROTOCOL_VERSION, None);
+        seat.enqueue(id.into(), None);
+        seat.enqueue(SHARED_MEMORY, Some(Attachment::Memory(mailbox)));
         // Its own first: QEMU goes on to watch the numbers of these descriptors when the device is
         // gone, and the next device's should be the same.
-        seat.introduce(id, bells);
+        seat.announce(id, bells);
         for _ in 0..self.vectors {
-            seat.say(HOST_ID.into(), Some(Attached::Bell(self.host.clone())));
+            seat.enqueue(HOST_ID.into(), Some(Attachment::Bell(self.host.clone())));
         }
         for (other, peer) in &mut self.seats {
-            peer.introduce(id, bells);
-            seat.told.insert(*other);
+            peer.announce(id, bells);
+            seat.announced.insert(*other);
         }
-        for other in seat.told.clone().into_iter().filter(|other| *other != id) {
+        for other in seat.announced.clone().into_iter().filter(|other| *other != id) {
             for bell in self.bells.get(&other).into_iter().flatten() {
-                seat.say(other.into(), Some(Attached::Bell(bell.clone())));
+                seat.enqueue(other.into(), Some(Attachment::Bell(bell.clone())));
             }
         }
         self.seats.insert(id, seat);
@@ -133,23 +134,23 @@ impl Server {
         Ok(theirs)
     }
 
-    /// Says nothing more to a member and rings it no more: its device is about to go, and QEMU uses
-    /// what is gone when it hears something then.
-    pub fn hush(&mut self, id: u16) {
+    /// Silences a member: no more messages and calls, since its device is about to go, and QEMU
+    /// uses freed memory when a message comes then.
+    pub fn silence(&mut self, id: u16) {
         if let Some(seat) = self.seats.get_mut(&id) {
-            seat.is_hushed = true;
+            seat.is_silenced = true;
             seat.queue.clear();
         }
     }
 
-    /// Takes a member's seat.
+    /// Removes a member's connection.
     pub fn remove(&mut self, id: u16) {
         self.seats.remove(&id);
     }
 
     /// Rings a doorbell of a member.
     pub fn ring(&self, id: u16, vector: usize) {
-        if self.seats.get(&id).is_none_or(|seat| seat.is_hushed) {
+        if self.seats.get(&id).is_none_or(|seat| seat.is_silenced) {
             return;
         }
         let bell = self.bells.get(&id).and_then(|bells| bells.get(vector));
@@ -158,7 +159,7 @@ impl Server {
         }
     }
 
-    /// The host's own doorbell, to wait for.
+    /// Doorbell of the host, to wait for.
     pub fn host(&self) -> &Doorbell {
         &self.host
     }
@@ -168,13 +169,13 @@ impl Server {
         self.host.drain()
     }
 
-    /// Connections that could not take all that was to be said.
+    /// Connections that could not take all messages yet.
     pub fn waiting(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let waits = |seat: &&Seat| !seat.queue.is_empty();
+        let waits = |seat: &&MemberConnection| !seat.queue.is_empty();
         self.seats.values().filter(waits).filter_map(|seat| Some(seat.connection.as_ref()?.as_fd()))
     }
 
-    /// Says what connections take now.
+    /// Sends the messages that connections take now.
     pub fn flush(&mut self) {
         for (id, seat) in &mut self.seats {
             if let Err(error) = seat.flush() {
@@ -190,16 +191,16 @@ impl Server {
     }
 }
 
-impl Seat {
-    fn say(&mut self, value: i64, attached: Option<Attached>) {
+impl MemberConnection {
+    fn enqueue(&mut self, value: i64, attached: Option<Attachment>) {
         self.queue.push_back((value, attached));
     }
 
-    /// Tells of an id's eventfds, unless it was told of them before.
-    fn introduce(&mut self, id: u16, bells: &[Arc<Doorbell>]) {
-        if !self.is_hushed && self.told.insert(id) {
+    /// Announces an id's eventfds, unless that was done before.
+    fn announce(&mut self, id: u16, bells: &[Arc<Doorbell>]) {
+        if !self.is_silenced && self.announced.insert(id) {
             for bell in bells {
-                self.say(id.into(), Some(Attached::Bell(bell.clone())));
+                self.enqueue(id.into(), Some(Attachment::Bell(bell.clone())));
             }
         }
     }
@@ -224,7 +225,7 @@ impl Seat {
 }
 
 /// Sends a message whole or not at all: one of eight bytes is never cut.
-fn send(connection: &OwnedFd, value: i64, attached: Option<&Attached>) -> Result<(), Errno> {
+fn send(connection: &OwnedFd, value: i64, attached: Option<&Attachment>) -> Result<(), Errno> {
     let bytes = value.to_le_bytes();
     let fds = attached.map(|attached| [attached.as_fd()]);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -240,7 +241,7 @@ fn send(connection: &OwnedFd, value: i64, attached: Option<&Attached>) -> Result
     }
 }
 
-/// QEMU's end, for tests.
+/// Other end of a connection, QEMU's, for tests.
 #[cfg(test)]
 pub(crate) mod testing {
     use std::io::IoSliceMut;
@@ -249,7 +250,7 @@ pub(crate) mod testing {
 
     use super::*;
 
-    /// The next message, as QEMU reads it; none when there is none.
+    /// Receives the next message, as QEMU reads it; none when there is none.
     pub(crate) fn receive(connection: BorrowedFd<'_>) -> Option<(i64, Option<OwnedFd>)> {
         let mut bytes = [0; 8];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -271,12 +272,11 @@ pub(crate) mod testing {
         Some((i64::from_le_bytes(bytes), fds.pop()))
     }
 
-    /// All messages that are there.
+    /// Receives all messages that are there.
     pub(crate) fn receive_all(connection: BorrowedFd<'_>) -> Vec<(i64, Option<OwnedFd>)> {
         std::iter::from_fn(|| receive(connection)).collect()
     }
 }
 
 #[cfg(test)]
-#[path = "doorbell_tests.rs"]
 mod tests;

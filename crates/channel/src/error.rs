@@ -1,122 +1,123 @@
-//! What can be wrong with channels: every text names what, where and the limit.
+//! Errors of channels: every text names the value, its place and its limit.
 
 use std::io;
 use std::path::PathBuf;
 
-use registry::RegistryError;
+use crate::registry::RegistryError;
 use thiserror::Error;
 
-/// Why something about channels did not work.
+/// Reason why a call about channels failed.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// The operating system refused something.
     #[error("channels: {what}: {source}")]
     Io {
-        /// What was tried.
+        /// Action that failed.
         what: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// A setting makes no sense.
     #[error("channels: {what} is {value}; {rule}")]
     BadConfig {
-        /// Which.
+        /// Name of the setting.
         what: &'static str,
-        /// Given.
+        /// Value that was given.
         value: String,
-        /// What is allowed.
+        /// Rule that the value breaks.
         rule: String,
     },
-    /// Something that was said of a member makes no sense.
+    /// A setting of a member makes no sense.
     #[error("channels of VM {vm}: {what} is {value}; {rule}")]
     BadMember {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// Which.
+        /// Name of the setting.
         what: &'static str,
-        /// Given.
+        /// Value that was given.
         value: String,
-        /// What is allowed.
+        /// Rule that the value breaks.
         rule: String,
     },
-    /// A member's memory file.
+    /// The memory file of a member cannot be used.
     #[error("channels of VM {vm}: {what}: {source}")]
     Memory {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// What was tried.
+        /// Action that failed.
         what: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// The VM has joined already.
     #[error("channels of VM {vm}: it is a member already, of trust domain {domain}")]
     AlreadyMember {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// Where.
+        /// Trust domain of which it is a member.
         domain: String,
     },
     /// The VM has not joined, or has left.
     #[error("channels of VM {vm}: it is no member")]
     NotMember {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
     },
     /// The domain has as many members as it may have, with those that are gone and whose memory is
     /// still plugged somewhere.
     #[error("channels of VM {vm}: trust domain {domain} has {limit} members already, the most")]
     Full {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The domain.
+        /// Name of the domain.
         domain: String,
-        /// Most members.
+        /// Limit of members.
         limit: usize,
     },
-    /// The VM's monitor.
+    /// The VM's monitor failed or refused.
     #[error("channels of VM {vm}: {source}")]
     Plug {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The cause.
+        /// Cause.
         source: PlugError,
     },
-    /// A member did not give back in time what it has of others, or others what they have of it.
+    /// A member did not give back its peers' memory in time, or its peers did not give back its
+    /// own.
     #[error("channels of VM {vm}: leaving took more than {timeout_ms} ms: {holders}")]
     DrainTimeout {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The limit.
+        /// Time limit.
         timeout_ms: u64,
-        /// Who still has what.
+        /// Memory that is still in use, and by which member.
         holders: String,
     },
     /// A member did not say that it keeps flows off the channel.
     #[error("channels of VM {vm}: it did not answer to exclude {seq} within {timeout_ms} ms")]
     ExcludeTimeout {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The number of the request.
+        /// Number of the request.
         seq: u32,
-        /// The limit.
+        /// Time limit.
         timeout_ms: u64,
     },
     /// The member's half of its mailbox is nonsense.
     #[error("channels of VM {vm}: it is broken: {why}")]
     Broken {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// What it said.
+        /// Reason.
         why: String,
     },
     /// The VM ended meanwhile.
     #[error("channels of VM {vm}: the VM is gone")]
     Gone {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
     },
-    /// What has to outlive the daemon.
+    /// The registry of memberships failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The channels were stopped.
@@ -125,102 +126,102 @@ pub enum ChannelError {
 }
 
 impl ChannelError {
-    /// An operating system error with its place.
+    /// Makes an operating system error with the action that failed.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }
     }
 }
 
-/// Why a monitor did not do what it was asked for.
+/// Reason why a monitor did not run a command.
 #[derive(Debug, Error)]
 pub enum QmpError {
-    /// No connection.
+    /// The monitor cannot be connected to.
     #[error("monitor {path}: {what}: {source}", path = path.display())]
     Connect {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What was tried.
+        /// Action that failed.
         what: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// The socket failed.
     #[error("monitor: {command}: {source}")]
     Io {
-        /// During what.
+        /// Command, or what else was under way.
         command: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// QEMU closed the monitor: it has ended.
     #[error("monitor: closed by QEMU during {command}")]
     Closed {
-        /// During what.
+        /// Command, or what else was under way.
         command: &'static str,
     },
     /// No answer in time. When not even the greeting comes, somebody else may be connected: a
     /// monitor's socket serves one at a time.
     #[error("monitor: {command}: no answer within {timeout_ms} ms")]
     Timeout {
-        /// The command.
+        /// Command.
         command: &'static str,
-        /// The limit.
+        /// Time limit.
         timeout_ms: u64,
     },
     /// QEMU refused a command.
     #[error("monitor: {command}: {class}: {text}")]
     Refused {
-        /// The command.
+        /// Command.
         command: &'static str,
-        /// QEMU's class of errors.
+        /// Error class of QEMU.
         class: String,
-        /// QEMU's own text.
+        /// Text of QEMU.
         text: String,
     },
     /// A line that is too long or not of the protocol.
     #[error("monitor: {command}: {why}")]
     BadLine {
-        /// During what.
+        /// Command, or what else was under way.
         command: &'static str,
-        /// What is wrong.
+        /// Reason.
         why: String,
     },
-    /// We stop.
+    /// The member's worker was stopped.
     #[error("monitor: stopped during {command}")]
     Stopped {
-        /// During what.
+        /// Command, or what else was under way.
         command: &'static str,
     },
 }
 
 impl QmpError {
-    /// True when nothing can be asked of this monitor any more.
+    /// Whether the monitor takes no more commands.
     #[must_use]
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::Timeout { .. } | Self::Refused { .. })
     }
 }
 
-/// Why a device could not be plugged.
+/// Reason why a device could not be plugged.
 #[derive(Debug, Error)]
 pub enum PlugError {
-    /// The monitor.
+    /// The monitor failed or refused.
     #[error(transparent)]
     Qmp(#[from] QmpError),
     /// No root port is free.
     #[error("none of {count} root ports whose id begins with {prefix:?} is free")]
     NoPort {
-        /// How the ids begin.
+        /// Prefix of the root ports' ids.
         prefix: String,
-        /// How many there are.
+        /// Number of root ports with the prefix.
         count: usize,
     },
-    /// What an earlier daemon plugged could not be unplugged.
+    /// Devices that an earlier daemon plugged could not be unplugged.
     #[error("devices of an earlier daemon are not unplugged after {timeout_ms} ms: {devices}")]
     Leftover {
-        /// Their ids.
+        /// Ids of the devices.
         devices: String,
-        /// The limit.
+        /// Time limit.
         timeout_ms: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! What monitors and members say, for the fuzzer.
+//! Monitors and members that send arbitrary bytes, for the fuzzer.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 use crate::error::QmpError;
 use crate::mailbox::testing::MemberSide;
 use crate::mailbox::{HOST_WORDS, Mailbox};
+use crate::member_report::{MemberReport, ModuleState};
 use crate::qmp::{MAX_EVENTS, MAX_LINE_LEN_BYTES, Qmp};
-use crate::said::{ModuleState, Said};
 
-/// A monitor that says `bytes` and ends, whatever it is asked. Returns the answer to the first command.
+/// Runs a monitor that sends `bytes` and ends, for any command. Returns the answer to the first
+/// command.
 ///
 /// # Errors
 /// There is no answer.
@@ -28,20 +29,21 @@ pub fn qmp(bytes: &[u8]) -> Result<Value, QmpError> {
     let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let (ours, theirs) = pair.map_err(|error| io(error.into()))?;
     let stop = Arc::new(Event::new().map_err(io)?);
-    // What does not fit into the socket is not said.
+    // Bytes that do not fit into the socket are not sent.
     let _ = rustix::net::send(&theirs, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     let _ = rustix::net::shutdown(&theirs, Shutdown::Write);
     let mut qmp = Qmp::over(ours, stop, Duration::from_secs(10));
     let answer = qmp.run("fuzz", json!({}));
     // It ends with the socket, or with nonsense.
-    while qmp.look().is_ok() {}
+    while qmp.read_available().is_ok() {}
     assert!(qmp.kept_bytes() <= MAX_LINE_LEN_BYTES + bytes.len());
     let events = std::iter::from_fn(|| qmp.take_event()).count();
     assert!(events <= MAX_EVENTS, "{events} events");
     answer
 }
 
-/// A member that writes words of `bytes`, each with its place in front, anywhere into its mailbox.
+/// Runs a member that writes words of `bytes`, each with its place in front, anywhere into its
+/// mailbox.
 ///
 /// # Errors
 /// There is no memory.
@@ -62,13 +64,13 @@ pub fn mailbox(bytes: &[u8], window_len: u64) -> io::Result<()> {
             mailbox.publish(&half);
             check_host(&member, &half);
         }
-        check_said(&mailbox, window_len);
+        check_report(&mailbox, window_len);
     }
     half[HOST_WORDS - 1] = u64::MAX;
     mailbox.publish(&half);
     check_host(&member, &half);
     mailbox.clear_guest();
-    assert!(matches!(Said::check(&mailbox.guest(), window_len), Ok(None)));
+    assert!(matches!(MemberReport::check(&mailbox.guest(), window_len), Ok(None)));
     Ok(())
 }
 
@@ -80,21 +82,21 @@ fn check_host(member: &MemberSide, half: &[u64; HOST_WORDS]) {
     assert_eq!(member.word(last), half[HOST_WORDS - 1]);
 }
 
-fn check_said(mailbox: &Mailbox, window_len: u64) {
+fn check_report(mailbox: &Mailbox, window_len: u64) {
     let guest = mailbox.guest();
-    match Said::check(&guest, window_len) {
-        Ok(Some(said)) => {
-            let is_inside = said.dir_off.checked_add(4096).is_some_and(|end| end <= window_len);
-            assert!(said.state != ModuleState::Active || is_inside);
+    match MemberReport::check(&guest, window_len) {
+        Ok(Some(report)) => {
+            let is_inside = report.dir_off.checked_add(4096).is_some_and(|end| end <= window_len);
+            assert!(report.state != ModuleState::Active || is_inside);
             for (index, status) in guest.links.iter().enumerate() {
-                let link = said.link(index);
-                let told = (status.borrowed.get(), status.lent.get());
-                assert_eq!((link.borrowed, link.lent), told);
+                let link = report.link(index);
+                let announced = (status.borrowed.get(), status.lent.get());
+                assert_eq!((link.borrowed, link.lent), announced);
                 let is_free = link.borrowed == 0 && link.lent == 0;
-                let gone = matches!(said.state, ModuleState::None | ModuleState::Left)
+                let gone = matches!(report.state, ModuleState::None | ModuleState::Left)
                     || link.state == crate::LinkState::None;
                 let id = link.peer_id as u16;
-                assert!(gone || is_free || !said.has_closed(index, id));
+                assert!(gone || is_free || !report.has_closed(index, id));
             }
         }
         Ok(None) => assert_eq!(guest.magic, 0),

@@ -1,78 +1,83 @@
 //! Channels, host side: members, doorbell server, hot-plug, heartbeats.
 //!
 //! # Theory of operation
-//! Members of a trust domain read each other's memory and ring each other's doorbells. What they say
-//! there, by rings in their own memory, is their modules' business ([`guest_abi::channel`]); the host
-//! brings them together and apart.
+//! Members of a trust domain read each other's memory and ring each other's doorbells. Their
+//! messages, by rings in their own memory, are the business of their kernel modules
+//! ([`guest_abi::channel`]); the host plugs and unplugs.
 //!
 //! **A member** is a VM under QEMU that has root ports to spare. Joining plugs a doorbell into it
-//! (`ivshmem-doorbell`), whose shared memory is the *mailbox* (`mailbox`): one file for each member,
-//! which it has in common with the host alone. The host's half has the table of all members (`table`),
-//! the member's half what its module says of itself; that is copied once and checked (`said`). Then the
-//! memory of every other member is plugged into it (`ivshmem-plain`), and its own into theirs, for
-//! reading only: QEMU gets a descriptor that cannot be written (`memory`).
+//! (`ivshmem-doorbell`), whose shared memory is the *mailbox* (`mailbox`): one file for each
+//! member, which it has in common with the host alone. The host's half has the table of all members
+//! (`table`), the member's half its kernel module's report, which is copied once and checked
+//! (`member_report`). Then the memory of every other member is plugged into it (`ivshmem-plain`),
+//! and its own into theirs, for reading only: QEMU gets a descriptor that cannot be written
+//! (`memory`).
 //!
 //! **Who is who** comes from the monitors. The doorbell server (`doorbell`) has no socket file: its
 //! connections are handed to each QEMU over QMP (`qmp`, `plug`), as are the descriptors of memory
 //! files. The host is a peer of every domain, with number 0, so members can call it.
 //!
-//! **One thread** ([`Channels`], `control`) has all members. It counts heartbeats, hears calls, and
-//! after whatever happens compares what is plugged with what should be (`domain`). What is asked of a
-//! monitor is done by a thread of that member (`worker`), because a guest may take seconds to let a
-//! device go.
+//! **One thread** ([`Channels`], `control`) has all members. It counts heartbeats, takes calls, and
+//! after each event compares the plugged devices with those that should be (`domain`). A thread of
+//! each member runs the commands of its monitor (`worker`), because a guest may take seconds to let
+//! a device go.
 //!
-//! **A member that leaves** is shown as such to everyone. Its memory is unplugged from a peer when that
-//! peer says that it uses none of it, and peers' memory from it likewise; the doorbell goes last. After
-//! a time-out the leaver is told who still has what, and the rest goes on. **One that is dead** (its
-//! monitor was closed) is shown as such, and its memory stays in each peer until that says the same:
-//! a counted zombie, whose index nobody else gets. **One that speaks nonsense** is shown as leaving and
-//! its word counts no more, and so is one whose module is silent for 15 times `dead_after_ms` while another one
-//! leaves: what it had of the leaver is taken back, whatever it would still do with it.
+//! **A member that leaves** is shown as such to everyone. Its memory is unplugged from a peer when
+//! that peer says that it uses none of it, and peers' memory from it likewise; the doorbell goes
+//! last. After a time-out the caller is told which members still have which memory, and the rest
+//! goes on. **One that is dead** (its monitor was closed) is shown as such, and its memory stays in
+//! each peer until that says the same: a counted zombie, whose index nobody else gets. **One that
+//! speaks nonsense** is shown as leaving and its report counts no more, and so is one whose kernel
+//! module is silent for 15 times `dead_after_ms` while another one leaves: the leaver's memory is
+//! taken back from it, even if it still uses it.
 //!
-//! **After a restart** of the daemon, the registry knows what was plugged where; it is unplugged when
-//! its VM joins again. [`Channels::stop`] shows everyone as leaving, and leaves the rest to this.
+//! **After a restart** of the daemon, the registry knows the devices of each VM; they are unplugged
+//! when the VM joins again. [`Channels::stop`] shows everyone as leaving, and leaves the rest to
+//! this.
 //!
 //! # Limits
-//! - 32 members of a domain, with zombies ([`guest_abi::channel::MAX_MEMBERS`]); 64 root ports of a VM
-//!   are looked at. A VM needs one for the doorbell and one for each peer, with `pref64-reserve` of at
-//!   least a peer's window.
-//! - Peers see the largest power of two of bytes that fits into the memory file, from its beginning: a
-//!   VM with 3 GiB shows 2 GiB. The guest copies what lies outside. At least 1 MiB
+//! - 32 members of a domain, with zombies ([`guest_abi::channel::MAX_MEMBERS`]); 64 root ports of a
+//!   VM are looked at. A VM needs one for the doorbell and one for each peer, with `pref64-reserve`
+//!   of at least a peer's window.
+//! - Peers see the largest power of two of bytes that fits into the memory file, from its
+//!   beginning: a VM with 3 GiB shows 2 GiB. The guest copies what lies outside. At least 1 MiB
 //!   ([`MIN_WINDOW_LEN_BYTES`]), at most 1 TiB.
-//! - A memory file that somebody shortens ends the VMs of its peers: one that is not sealed against that
-//!   (QEMU's `memory-backend-memfd` is) is refused, unless [`MemberConfig::allow_unsealed`] takes it with a
-//!   warning.
-//! - Only the monitor says that a VM is gone. It serves one client at a time: a monitor for us alone.
-//! - A QEMU that can open `/proc/self/fd` of its own can open a peer's memory for writing, if it runs as
-//!   a user that may: the guest cannot, a QEMU that was taken over can.
-//! - With ACPI's hot-plug (QEMU's default for q35) a guest lets a device go at once; with that of the
-//!   root ports Linux takes 5 s, and leaving 12 s: more than the default for it.
+//! - A memory file that somebody shortens ends the VMs of its peers: one that is not sealed against
+//!   that (QEMU's `memory-backend-memfd` is) is refused, unless [`MemberConfig::allow_unsealed`]
+//!   takes it with a warning.
+//! - Only the monitor says that a VM is gone. It serves one client at a time: a monitor for us
+//!   alone.
+//! - A QEMU that can open `/proc/self/fd` of its own can open a peer's memory for writing, if it
+//!   runs as a user that may: the guest cannot, a QEMU that was taken over can.
+//! - With ACPI's hot-plug (QEMU's default for q35) a guest lets a device go at once; with that of
+//!   the root ports Linux takes 5 s, and leaving 12 s: more than the default for it.
 //! - While a doorbell is plugged, QEMU refuses to migrate the VM.
-//! - A member that lives, and keeps what another one lent it, is waited for: `leave` says after its time-out who
-//!   that is. Only silence ends it.
+//! - A member that lives, and keeps what another one lent it, is waited for: `leave` says after its
+//!   time-out who that is. Only silence ends it.
 //! - Members that call are heard 100 times a second; a line of a monitor has 1 MiB, a command 10 s.
 //! - An unplugged doorbell is not quite gone in a QEMU without KVM: each time costs it about 15
-//!   descriptors (`plug`). A QEMU that was taken over can keep the eventfds of its number (`doorbell`)
-//!   and swallow calls of whoever has it next, or hold the control thread with one that is full and
-//!   blocking.
-//! - A guest that ejects a peer's memory gets it back when a root port becomes free, one that ejects
-//!   its doorbell is broken until it leaves.
+//!   descriptors (`plug`). A QEMU that was taken over can keep the eventfds of its number
+//!   (`doorbell`) and swallow calls of whoever has it next, or hold the control thread with one
+//!   that is full and blocking.
+//! - A guest that ejects a peer's memory gets it back when a root port becomes free, one that
+//!   ejects its doorbell is broken until it leaves.
 
 mod config;
 mod control;
 mod domain;
 mod doorbell;
 pub mod error;
-mod info;
 mod mailbox;
 mod member;
+mod member_info;
+mod member_report;
 mod memory;
 mod plug;
+mod poll_until;
 mod qmp;
-mod said;
+pub mod registry;
 mod table;
-mod wait;
-mod waits;
+mod waiters;
 mod worker;
 
 #[cfg(feature = "testing")]
@@ -87,24 +92,24 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::thread::JoinHandle;
 
+use crate::registry::{FileRegistry, Registry};
 use base::event::Event;
-use registry::{FileRegistry, Registry};
 
 pub use config::{
     ChannelsConfig, DEFAULT_DEAD_AFTER_MS, DEFAULT_DRAIN_TIMEOUT_MS, DEFAULT_EXCLUDE_TIMEOUT_MS,
     DEFAULT_HEARTBEAT_MS, DEFAULT_ROOT_PORTS, DEFAULT_VECTORS, Flow, MemberConfig,
 };
 pub use error::{ChannelError, PlugError, QmpError};
-pub use info::{LinkInfo, MemberInfo};
+pub use member_info::{LinkInfo, MemberInfo};
+pub use member_report::{Link, LinkState};
 pub use memory::{MAX_WINDOW_LEN_BYTES, MIN_WINDOW_LEN_BYTES, MemberMemory, MemoryRegion};
-pub use said::{Link, LinkState};
 
-use control::{Control, Input, Inputs};
+use control::{ControlInput, ControlSender, ControlThread};
 
-/// All channels of a daemon. Its calls wait; it may be shared between threads. Dropping it stops it.
+/// Channels of a daemon. Its calls wait; it may be shared between threads. Dropping it stops it.
 #[derive(Debug)]
 pub struct Channels {
-    inputs: Inputs,
+    inputs: ControlSender,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -118,7 +123,7 @@ impl Channels {
         Self::start_with(config, Box::new(registry))
     }
 
-    /// As [`Channels::start`], with memberships kept somewhere else.
+    /// Starts as [`Channels::start`] does, with another registry.
     ///
     /// # Errors
     /// A setting out of its limits; the registry fails.
@@ -129,8 +134,8 @@ impl Channels {
         config.check()?;
         let wake = Event::new().map_err(ChannelError::io("making an eventfd"))?;
         let (sender, queue) = channel();
-        let inputs = Inputs { sender, wake: Arc::new(wake) };
-        let control = Control::new(config, registry, inputs.clone(), queue)?;
+        let inputs = ControlSender { sender, wake: Arc::new(wake) };
+        let control = ControlThread::new(config, registry, inputs.clone(), queue)?;
         let thread = std::thread::Builder::new()
             .name("channels".to_owned())
             .spawn(move || control.run())
@@ -142,21 +147,21 @@ impl Channels {
     /// plugged. A peer whose memory could not be plugged is no error: see [`LinkInfo::why_failed`].
     ///
     /// # Errors
-    /// Something out of its limits; it is a member already; its domain is full; its monitor cannot be
-    /// reached or refuses; no root port is free; what an earlier daemon plugged does not go.
+    /// Something out of its limits; it is a member already; its domain is full; its monitor cannot
+    /// be reached or refuses; no root port is free; what an earlier daemon plugged does not go.
     pub fn join(&self, config: MemberConfig) -> Result<(), ChannelError> {
         config.check()?;
-        self.ask(|reply| Input::Join(Box::new(config), reply))
+        self.ask(|reply| ControlInput::Join(Box::new(config), reply))
     }
 
-    /// Ends a membership: waits until nothing of the VM is in use by others and nothing of others in
-    /// it, and all of it is unplugged.
+    /// Ends a membership: waits until nothing of the VM is in use by others and nothing of others
+    /// in it, and all of it is unplugged.
     ///
     /// # Errors
-    /// It is no member. [`ChannelError::DrainTimeout`]: it is still leaving, and will have left as soon
-    /// as it can; another call waits for that again.
+    /// It is no member. [`ChannelError::DrainTimeout`]: it is still leaving, and will have left as
+    /// soon as it can; another call waits for that again.
     pub fn leave(&self, vm: &str) -> Result<(), ChannelError> {
-        self.ask(|reply| Input::Leave(vm.into(), reply))
+        self.ask(|reply| ControlInput::Leave(vm.into(), reply))
     }
 
     /// Changes a VM's addresses in all tables.
@@ -170,7 +175,9 @@ impl Channels {
         addresses: &[IpAddr],
     ) -> Result<(), ChannelError> {
         config::check_addresses(vm, macs, addresses)?;
-        self.ask(|reply| Input::SetAddresses(vm.into(), macs.into(), addresses.into(), reply))
+        self.ask(|reply| {
+            ControlInput::SetAddresses(vm.into(), macs.into(), addresses.into(), reply)
+        })
     }
 
     /// Takes flows off the channel, from the VM's side: these and no others. Waits until the member
@@ -180,14 +187,14 @@ impl Channels {
     /// Too many; it is no member; it is broken; it does not answer in time.
     pub fn exclude(&self, vm: &str, flows: &[Flow]) -> Result<(), ChannelError> {
         config::check_flows(vm, flows)?;
-        self.ask(|reply| Input::Exclude(vm.into(), flows.into(), reply))
+        self.ask(|reply| ControlInput::Exclude(vm.into(), flows.into(), reply))
     }
 
-    /// All members, dead ones included whose memory others still have.
+    /// Lists all members, dead ones included whose memory others still have.
     #[must_use]
     pub fn list(&self) -> Vec<MemberInfo> {
         let (reply, answer) = sync_channel(1);
-        self.inputs.send(Input::List(reply));
+        self.inputs.send(ControlInput::List(reply));
         answer.recv().unwrap_or_default()
     }
 
@@ -196,21 +203,22 @@ impl Channels {
         drop(self);
     }
 
-    fn ask(&self, input: impl FnOnce(member::Reply) -> Input) -> Result<(), ChannelError> {
+    fn ask(&self, input: impl FnOnce(member::Reply) -> ControlInput) -> Result<(), ChannelError> {
         let (reply, answer) = sync_channel(1);
         self.inputs.send(input(reply));
         wait_for(&answer)
     }
 }
 
-/// An input that nobody takes any more is dropped, and its reply with it.
+/// Waits for an answer. An input that the ended thread does not take is dropped, and its reply with
+/// it.
 fn wait_for(answer: &Receiver<Result<(), ChannelError>>) -> Result<(), ChannelError> {
     answer.recv().unwrap_or(Err(ChannelError::Stopped))
 }
 
 impl Drop for Channels {
     fn drop(&mut self) {
-        self.inputs.send(Input::Stop);
+        self.inputs.send(ControlInput::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

@@ -1,9 +1,9 @@
-//! The mailbox: a sealed memory file that the host and one member have.
+//! Mailbox: a sealed memory file that the host and one member have.
 //!
 //! Both sides may write anywhere at any time, so the host reads nothing of its own half back: it
-//! keeps what it wrote, and writes all of it again with each change. `table_seq` is odd meanwhile; a
-//! reader that sees it odd, or another number afterwards, reads again. The member's half is copied
-//! once, word by word.
+//! keeps what it wrote, and writes all of it again with each change. `table_seq` is odd meanwhile;
+//! a reader that sees it odd, or another number afterwards, reads again. The member's half is
+//! copied once, word by word.
 
 use std::io;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use guest_abi::channel::{GUEST_OFF, Guest, HOST_MAGIC, MAILBOX_LEN};
 use rustix::fs::SealFlags;
 use zerocopy::{FromBytes, FromZeros};
 
-/// Bytes of a word: what is read and written at once.
+/// Bytes of a word, which is read and written at once.
 const WORD: usize = size_of::<u64>();
 const WORDS: usize = MAILBOX_LEN / WORD;
 /// Words of the host's half.
 pub(crate) const HOST_WORDS: usize = GUEST_OFF / WORD;
 const GUEST_WORDS: usize = size_of::<Guest>() / WORD;
 
-// Where the host's words are that are not written with the others: see `guest_abi::channel::Host`.
+// Indices of the host's words that are not written with the others: see `guest_abi::channel::Host`.
 const MAGIC: usize = 0;
 const HEARTBEAT: usize = std::mem::offset_of!(guest_abi::channel::Host, heartbeat) / WORD;
-/// `table_seq` in the lower half, `regions_len` in the upper one.
+/// Word with `table_seq` in the lower half and `regions_len` in the upper one.
 const SEQ: usize = std::mem::offset_of!(guest_abi::channel::Host, table_seq) / WORD;
 const SEQ_MASK: u64 = 0xffff_ffff;
 
-/// What the host says: the words of its half.
+/// Words of the host's half.
 pub(crate) type HostHalf = [u64; HOST_WORDS];
 
-/// A mailbox, mapped.
+/// Mailbox, mapped.
 pub(crate) struct Mailbox {
     memory: Arc<SharedMemory>,
-    /// What was published last; none before the first time.
+    /// Half that was published last; none before the first time.
     last: Option<Box<HostHalf>>,
     seq: u32,
     heartbeat: u64,
@@ -47,19 +47,20 @@ impl std::fmt::Debug for Mailbox {
 }
 
 impl Mailbox {
-    /// A new one, of zeroes. Its file can be neither shortened nor lengthened, so no access faults.
+    /// Makes a mailbox of zeroes. Its file can be neither shortened nor lengthened, so no access
+    /// faults.
     pub fn new() -> io::Result<Self> {
         let memory = SharedMemory::new("millrace-mailbox", MAILBOX_LEN)?;
         rustix::fs::fcntl_add_seals(&memory, SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Self::over(memory))
     }
 
-    /// `memory` has [`MAILBOX_LEN`] bytes.
+    /// Makes a mailbox of `memory`, which has [`MAILBOX_LEN`] bytes.
     fn over(memory: SharedMemory) -> Self {
         Self { memory: Arc::new(memory), last: None, seq: 0, heartbeat: 0 }
     }
 
-    /// Its file, for the member.
+    /// File of the mailbox, for the member.
     pub fn file(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
@@ -103,7 +104,7 @@ impl Mailbox {
         self.words()[HEARTBEAT].store(self.heartbeat.to_le(), Ordering::Release);
     }
 
-    /// A copy of the member's half; what it says is to be checked.
+    /// Copies the member's half, unchecked.
     pub fn guest(&self) -> Guest {
         let half = &self.words()[HOST_WORDS..][..GUEST_WORDS];
         let mut bytes = [0; GUEST_WORDS * WORD];
@@ -116,7 +117,7 @@ impl Mailbox {
         Guest::read_from_bytes(&bytes).unwrap_or_else(|_| Guest::new_zeroed())
     }
 
-    /// Forgets what the member said: the one that said it runs no more.
+    /// Clears the member's half: the guest that wrote it runs no more.
     pub fn clear_guest(&mut self) {
         for word in &self.words()[HOST_WORDS..] {
             word.store(0, Ordering::Relaxed);
@@ -124,7 +125,7 @@ impl Mailbox {
     }
 }
 
-/// The other side of a mailbox, for tests.
+/// Member's side of a mailbox, for tests.
 #[cfg(any(test, feature = "testing"))]
 #[allow(dead_code, clippy::unwrap_used)]
 pub(crate) mod testing {
@@ -134,7 +135,7 @@ pub(crate) mod testing {
 
     use super::*;
 
-    /// A member's view of its mailbox.
+    /// Mailbox as its member has it.
     pub(crate) struct MemberSide(Mailbox);
 
     impl MemberSide {
@@ -146,7 +147,7 @@ pub(crate) mod testing {
             u64::from_le(self.0.words()[off / WORD].load(Ordering::Acquire))
         }
 
-        /// The host's half as a careful reader gets it.
+        /// Copies the host's half as a careful reader does.
         pub fn host_bytes(&self) -> Vec<u8> {
             loop {
                 let before = self.word(SEQ * WORD) & SEQ_MASK;
@@ -173,7 +174,7 @@ pub(crate) mod testing {
         }
 
         /// Writes the member's half, its magic number last.
-        pub fn say(&self, guest: &Guest) {
+        pub fn enqueue(&self, guest: &Guest) {
             let words = guest.as_bytes().chunks_exact(WORD).enumerate().rev();
             for (index, bytes) in words {
                 let value = u64::from_ne_bytes(bytes.try_into().unwrap());
@@ -189,5 +190,4 @@ pub(crate) mod testing {
 }
 
 #[cfg(test)]
-#[path = "mailbox_tests.rs"]
 mod tests;

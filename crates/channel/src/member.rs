@@ -1,4 +1,4 @@
-//! A member: what is known of a VM that takes part, and what is plugged into it.
+//! Member: a VM that takes part in channels, its state, and the devices plugged into it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,73 +6,78 @@ use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
+use crate::registry::{Membership, PluggedDevice};
 use guest_abi::channel::{self, member_state};
-use registry::{Membership, PluggedDevice};
 
 use crate::config::Flow;
 use crate::error::ChannelError;
 use crate::mailbox::Mailbox;
+use crate::member_report::{MemberReport, ModuleState};
 use crate::memory::Memory;
-use crate::plug::{Part, Place};
-use crate::said::{ModuleState, Said};
+use crate::plug::{DeviceLocation, DevicePart};
 use crate::table;
-use crate::worker::Worker;
+use crate::worker::MonitorWorker;
 
-/// Where the answer to somebody who waits goes.
+/// Channel for the answer to a caller (mpsc).
 pub(crate) type Reply = SyncSender<Result<(), ChannelError>>;
 
-/// What a member is, from the host's view.
+/// Answers a caller. One that has given up gets no answer.
+pub(crate) fn answer(reply: Reply, result: Result<(), ChannelError>) {
+    let _ = reply.try_send(result);
+}
+
+/// Stage of a membership, from the host's view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Life {
-    /// Its doorbell is being plugged; nobody else knows of it.
+pub(crate) enum MemberStage {
+    /// The doorbell is being plugged; no peer knows of the member.
     Joining,
-    /// It takes part.
+    /// The member takes part.
     Joined,
-    /// Its half of the mailbox is nonsense: nothing is plugged for it any more.
+    /// The member's half of the mailbox is nonsense: nothing is plugged for it any more.
     Broken,
-    /// It was told to leave.
+    /// The member was told to leave.
     Leaving,
-    /// Its VM is gone; peers still have its memory.
+    /// The VM is gone; peers still have its memory.
     Dead,
 }
 
-/// A device in a member's VM.
+/// State of a device of ours in a member's VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Plug {
-    /// Asked for, with this id.
+pub(crate) enum PlugState {
+    /// The device is being plugged, with this id.
     Plugging(String),
-    /// There.
-    In(Place),
-    /// Asked to go, so many times beyond the first.
-    Unplugging(Place, u32),
-    /// Not there, and this is why.
+    /// The device is plugged.
+    Plugged(DeviceLocation),
+    /// The device is being unplugged; the number counts repeated requests.
+    Unplugging(DeviceLocation, u32),
+    /// The device is not plugged, for this reason.
     Failed(String),
 }
 
-impl Plug {
-    /// Where it is, if it is there.
-    pub fn place(&self) -> Option<&Place> {
+impl PlugState {
+    /// Location of the device, if it is plugged.
+    pub fn place(&self) -> Option<&DeviceLocation> {
         match self {
-            Self::In(place) | Self::Unplugging(place, _) => Some(place),
+            Self::Plugged(place) | Self::Unplugging(place, _) => Some(place),
             Self::Plugging(_) | Self::Failed(_) => None,
         }
     }
 
-    /// For people.
+    /// Name of the state, for people.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Plugging(_) => "plugging",
-            Self::In(_) => "plugged",
+            Self::Plugged(_) => "plugged",
             Self::Unplugging(..) => "unplugging",
             Self::Failed(_) => "failed",
         }
     }
 
-    /// As the registry keeps it; none if it is not there.
-    fn record(&self, part: Part) -> Option<PluggedDevice> {
+    /// Record for the registry; none if the device is not plugged.
+    fn record(&self, part: DevicePart) -> Option<PluggedDevice> {
         match self {
             Self::Plugging(id) => Some(part.record(id, None)),
-            Self::In(place) | Self::Unplugging(place, _) => {
+            Self::Plugged(place) | Self::Unplugging(place, _) => {
                 Some(part.record(&place.id, Some(&place.port)))
             }
             Self::Failed(_) => None,
@@ -84,23 +89,23 @@ impl Plug {
     }
 }
 
-/// Somebody who waits for a member.
+/// Caller who waits for a member.
 #[derive(Debug)]
-pub(crate) enum Wait {
-    /// For its doorbell, and for its memory and that of its peers to be plugged.
+pub(crate) enum Waiter {
+    /// Waits for the doorbell, and for the memory of the member and its peers to be plugged.
     Join(Reply),
-    /// For it to be gone.
+    /// Waits for the member to be gone.
     Leave(Reply, Instant),
-    /// For it to keep flows off the channel.
+    /// Waits for the member to keep flows off the channel.
     Exclude(Reply, u32, Instant),
 }
 
-/// A member.
+/// Member of a trust domain.
 #[derive(Debug)]
 pub(crate) struct Member {
     /// Unique in this daemon: tells reports on a former member with this index apart.
     pub serial: u64,
-    /// Its place in every table of the domain.
+    /// Index in every table of the domain.
     pub index: usize,
     pub vm: String,
     pub qmp: PathBuf,
@@ -108,106 +113,110 @@ pub(crate) struct Member {
     pub macs: Vec<[u8; 6]>,
     pub addresses: Vec<IpAddr>,
     pub mailbox: Mailbox,
-    /// None before it was started, and when the VM is gone.
-    pub worker: Option<Worker>,
-    pub life: Life,
-    /// What was nonsense.
+    /// Worker for the monitor; none before it was started, and when the VM is gone.
+    pub worker: Option<MonitorWorker>,
+    pub stage: MemberStage,
+    /// Reason why the member is broken.
     pub why_broken: Option<String>,
-    /// Its doorbell; none when there is none (any more).
-    pub bell: Option<Plug>,
-    /// The memory of others, by their index.
-    pub peers: BTreeMap<usize, Plug>,
-    /// What it said last; none when it has not spoken or it was nonsense.
-    pub said: Option<Said>,
-    /// When its heartbeat was another one.
-    pub heard_at: Instant,
+    /// State of the doorbell; none when there is none (any more).
+    pub bell: Option<PlugState>,
+    /// States of peers' memory, by their index.
+    pub peers: BTreeMap<usize, PlugState>,
+    /// Last report; none when the member has not spoken or the report was nonsense.
+    pub report: Option<MemberReport>,
+    /// Time at which the heartbeat last changed.
+    pub heartbeat_changed_at: Instant,
     pub excludes: Vec<Flow>,
     pub excludes_seq: u32,
-    /// What the registry knows of it.
+    /// Devices that the registry has recorded.
     pub recorded: Vec<PluggedDevice>,
-    pub waits: Vec<Wait>,
+    pub waiters: Vec<Waiter>,
 }
 
 impl Member {
-    /// Its number at the doorbell server: above the host's, and the same for as long as the index.
+    /// Id at the doorbell server: above the host's, and the same for as long as the index.
     pub fn id(&self) -> u16 {
         id_of(self.index)
     }
 
-    /// True when peers' memory is to be plugged into it and its own into theirs.
-    pub fn takes_part(&self) -> bool {
-        self.life == Life::Joined
+    /// Whether peers' memory is to be plugged into it and its own into theirs.
+    pub fn is_joined(&self) -> bool {
+        self.stage == MemberStage::Joined
     }
 
-    /// True when nothing of the member with this index is in use here, as far as it says. One that
-    /// has not spoken uses nothing; one that speaks nonsense is not believed, and only its own guest
-    /// is hurt when it loses what it still uses.
+    /// Whether nothing of the member with this index is in use here, by this member's report. One
+    /// that has not spoken uses nothing; one that speaks nonsense is not believed, and only its own
+    /// guest is hurt when it loses what it still uses.
     pub fn has_closed(&self, index: usize) -> bool {
-        self.said.as_ref().is_none_or(|said| said.has_closed(index, id_of(index)))
+        self.report.as_ref().is_none_or(|report| report.has_closed(index, id_of(index)))
     }
 
-    /// True while it, or its module, waits for others to let go of it.
+    /// Whether the member, or its module, waits for others to let go of it.
     pub fn is_leaving(&self) -> bool {
-        let module = self.said.as_ref().is_some_and(|said| said.state == ModuleState::Leaving);
-        self.life == Life::Leaving || module
+        let module =
+            self.report.as_ref().is_some_and(|report| report.state == ModuleState::Leaving);
+        self.stage == MemberStage::Leaving || module
     }
 
-    /// True when its module has not said for too long that it lives.
+    /// Whether its module's heartbeat has stood still for too long.
     pub fn is_silent(&self, now: Instant, dead_after_ms: u32) -> bool {
-        let speaks = |said: &Said| matches!(said.state, ModuleState::Active | ModuleState::Leaving);
-        let since = now.saturating_duration_since(self.heard_at).as_millis();
-        self.said.as_ref().is_some_and(speaks) && since > u128::from(dead_after_ms)
+        let speaks = |report: &MemberReport| {
+            matches!(report.state, ModuleState::Active | ModuleState::Leaving)
+        };
+        let since = now.saturating_duration_since(self.heartbeat_changed_at).as_millis();
+        self.report.as_ref().is_some_and(speaks) && since > u128::from(dead_after_ms)
     }
 
     /// Copies and checks its half of the mailbox.
-    pub fn hear(&mut self, now: Instant) {
-        if !matches!(self.life, Life::Joined | Life::Leaving) {
+    pub fn read_report(&mut self, now: Instant) {
+        if !matches!(self.stage, MemberStage::Joined | MemberStage::Leaving) {
             return;
         }
-        match Said::check(&self.mailbox.guest(), self.memory.window_len) {
-            Ok(said) => {
-                let beat = |said: &Option<Said>| said.as_ref().map(|said| said.heartbeat);
-                if beat(&said) != beat(&self.said) {
-                    self.heard_at = now;
+        match MemberReport::check(&self.mailbox.guest(), self.memory.window_len) {
+            Ok(report) => {
+                let beat =
+                    |report: &Option<MemberReport>| report.as_ref().map(|report| report.heartbeat);
+                if beat(&report) != beat(&self.report) {
+                    self.heartbeat_changed_at = now;
                 }
-                self.said = said;
+                self.report = report;
             }
             Err(why) => self.set_broken(why),
         }
     }
 
-    /// It is not believed any more.
+    /// Breaks the member: its reports are not believed any more.
     pub fn set_broken(&mut self, why: String) {
         tracing::error!(vm = %self.vm, "a member of a channel is broken: {why}");
-        if self.life == Life::Joined {
-            self.life = Life::Broken;
+        if self.stage == MemberStage::Joined {
+            self.stage = MemberStage::Broken;
         }
-        self.said = None;
+        self.report = None;
         self.why_broken = Some(why);
     }
 
-    /// What ran in the guest runs no more, and what it said is void.
+    /// Forgets the guest's report: what ran in the guest runs no more.
     pub fn forget_guest(&mut self) {
         self.mailbox.clear_guest();
-        self.said = None;
-        if self.life == Life::Broken && self.bell.is_some() {
-            self.life = Life::Joined;
+        self.report = None;
+        if self.stage == MemberStage::Broken && self.bell.is_some() {
+            self.stage = MemberStage::Joined;
             self.why_broken = None;
         }
     }
 
-    /// Root ports may be free again: what could not be plugged may be tried again.
+    /// Forgets failures to plug, since root ports may be free again.
     pub fn forget_failures(&mut self) {
         self.peers.retain(|_, plug| !plug.is_failed());
     }
 
-    /// Its state as tables have it.
+    /// State of the member as tables have it.
     pub fn state(&self) -> u32 {
-        match self.life {
-            Life::Joining => member_state::NONE,
-            Life::Broken | Life::Leaving => member_state::LEAVING,
-            Life::Dead => member_state::DEAD,
-            Life::Joined => match self.said.as_ref().map(|said| said.state) {
+        match self.stage {
+            MemberStage::Joining => member_state::NONE,
+            MemberStage::Broken | MemberStage::Leaving => member_state::LEAVING,
+            MemberStage::Dead => member_state::DEAD,
+            MemberStage::Joined => match self.report.as_ref().map(|report| report.state) {
                 Some(ModuleState::Active) => member_state::ACTIVE,
                 Some(ModuleState::Leaving) => member_state::LEAVING,
                 Some(ModuleState::None | ModuleState::Left) | None => member_state::JOINED,
@@ -215,11 +224,11 @@ impl Member {
         }
     }
 
-    /// Its state for people.
+    /// Name of the member's state, for people.
     pub fn state_name(&self) -> &'static str {
-        match (self.life, self.state()) {
-            (Life::Joining, _) => "joining",
-            (Life::Broken, _) => "broken",
+        match (self.stage, self.state()) {
+            (MemberStage::Joining, _) => "joining",
+            (MemberStage::Broken, _) => "broken",
             (_, member_state::ACTIVE) => "active",
             (_, member_state::LEAVING) => "leaving",
             (_, member_state::DEAD) => "dead",
@@ -227,28 +236,28 @@ impl Member {
         }
     }
 
-    /// Its entry in a table, in which its memory is plugged into a slot.
+    /// Entry of the member for a peer's table; its memory is plugged into `slot` there.
     pub fn entry(&self, slot: u32) -> channel::Member {
         let mut entry = table::entry(&self.vm, &self.macs, &self.addresses);
         entry.id = u32::from(self.id()).into();
         entry.state = self.state().into();
         entry.window_len = self.memory.window_len.into();
         entry.slot = slot.into();
-        if let Some(said) = &self.said {
-            entry.generation = said.generation.into();
-            entry.dir_off = said.dir_off.into();
+        if let Some(report) = &self.report {
+            entry.generation = report.generation.into();
+            entry.dir_off = report.dir_off.into();
         }
         entry
     }
 
-    /// What is plugged into its VM, or may be.
+    /// Devices that are plugged into the VM, or may be.
     pub fn devices(&self) -> Vec<PluggedDevice> {
-        let bell = self.bell.iter().map(|plug| (Part::Bell, plug));
-        let peers = self.peers.iter().map(|(index, plug)| (Part::Memory(*index), plug));
+        let bell = self.bell.iter().map(|plug| (DevicePart::Bell, plug));
+        let peers = self.peers.iter().map(|(index, plug)| (DevicePart::Memory(*index), plug));
         bell.chain(peers).filter_map(|(part, plug)| plug.record(part)).collect()
     }
 
-    /// As the registry keeps it.
+    /// Membership for the registry.
     pub fn membership(&self, domain: &str) -> Membership {
         Membership {
             vm: self.vm.clone(),
@@ -259,7 +268,7 @@ impl Member {
     }
 }
 
-/// The number at the doorbell server of the member with this index.
+/// Id at the doorbell server of the member with this index.
 pub(crate) fn id_of(index: usize) -> u16 {
     // Indices are below MAX_MEMBERS.
     u16::try_from(index + 1).unwrap_or(u16::MAX)

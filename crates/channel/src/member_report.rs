@@ -1,4 +1,4 @@
-//! What a member says of itself: checked, and used from then on.
+//! Report of a member: its half of the mailbox, copied and checked.
 
 use guest_abi::channel::{
     GUEST_MAGIC, Guest, LinkStatus, MAX_MEMBERS, MAX_QUEUES, MAX_SEGS, PAGE_LEN, SLOTS, VERSION,
@@ -10,7 +10,7 @@ const MAX_LENT: u32 = (MAX_QUEUES * SLOTS) as u32;
 /// Most pages that can be in use: all of those messages' pieces.
 const MAX_BORROWED: u32 = MAX_LENT * MAX_SEGS as u32;
 
-/// How a member's module is.
+/// State of a member's kernel module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModuleState {
     None,
@@ -19,24 +19,24 @@ pub(crate) enum ModuleState {
     Left,
 }
 
-/// How a member's link to a peer stands.
+/// State of a member's link to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LinkState {
-    /// There is none.
+    /// No link.
     #[default]
     None,
-    /// Offered; the peer's offer is awaited.
+    /// The link is offered; the peer's offer is awaited.
     Opening,
     /// Messages go both ways.
     Up,
-    /// Waits for pages lent and borrowed.
+    /// The link waits for pages lent and borrowed.
     Draining,
     /// Nothing is lent or borrowed.
     Closed,
 }
 
 impl LinkState {
-    /// For people.
+    /// Name of the state, for people.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,32 +60,32 @@ impl LinkState {
     }
 }
 
-/// A link as its member told it; counters are the member's word alone.
+/// Link as its member reports it; counters are the member's word alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Link {
-    /// The peer's id that it is about.
+    /// Id of the peer.
     pub peer_id: u32,
-    /// How it stands.
+    /// State of the link.
     pub state: LinkState,
-    /// Pages of the peer that are in use.
+    /// Number of the peer's pages that are in use.
     pub borrowed: u32,
-    /// Messages that the peer still refers to.
+    /// Number of messages that the peer still refers to.
     pub lent: u32,
-    /// Messages.
+    /// Number of messages.
     pub sent: u64,
-    /// Messages.
+    /// Number of messages.
     pub received: u64,
-    /// Bytes of what was sent.
+    /// Bytes sent.
     pub sent_bytes: u64,
-    /// Of those: passed by reference.
+    /// Bytes sent by reference.
     pub referred_bytes: u64,
-    /// Messages of the peer that were wrong.
+    /// Number of the peer's messages that were wrong.
     pub refused: u64,
 }
 
-/// A member's half of the mailbox.
+/// Report of a member, out of its half of the mailbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct MemberReport {
     pub state: ModuleState,
     pub generation: u64,
     pub dir_off: u64,
@@ -94,8 +94,9 @@ pub(crate) struct Said {
     links: Vec<Link>,
 }
 
-impl Said {
-    /// Checks a copy of the member's half. None: it has not spoken. The error says what is nonsense.
+impl MemberReport {
+    /// Checks a copy of the member's half; none when it has not spoken. The error says what is
+    /// nonsense.
     pub fn check(guest: &Guest, window_len: u64) -> Result<Option<Self>, String> {
         if guest.magic == 0 {
             return Ok(None);
@@ -136,12 +137,12 @@ impl Said {
         }))
     }
 
-    /// The link to the peer with this index.
+    /// Link to the peer with this index.
     pub fn link(&self, index: usize) -> Link {
         self.links.get(index).copied().unwrap_or_default()
     }
 
-    /// True when nothing of the peer with this index and id is in use here, as far as this member
+    /// Whether nothing of the peer with this index and id is in use here, as far as this member
     /// says.
     pub fn has_closed(&self, index: usize, id: u16) -> bool {
         if matches!(self.state, ModuleState::None | ModuleState::Left) {
@@ -209,7 +210,7 @@ mod tests {
         let says = |change: fn(&mut Guest)| {
             let mut guest = guest();
             change(&mut guest);
-            Said::check(&guest, WINDOW).unwrap_err()
+            MemberReport::check(&guest, WINDOW).unwrap_err()
         };
         for (error, text) in [
             (says(|g| g.magic = 1.into()), "magic number is 0x1;"),
@@ -229,7 +230,8 @@ mod tests {
     #[test]
     fn a_link_is_closed_when_it_says_so_and_holds_nothing() {
         let mut guest = guest();
-        let closed = |guest: &Guest| Said::check(guest, WINDOW).unwrap().unwrap().has_closed(2, 3);
+        let closed =
+            |guest: &Guest| MemberReport::check(guest, WINDOW).unwrap().unwrap().has_closed(2, 3);
         assert!(closed(&guest));
         let link = &mut guest.links[2];
         link.peer_id = 3.into();
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn silence_is_no_nonsense() {
-        assert_eq!(Said::check(&Guest::new_zeroed(), WINDOW), Ok(None));
+        assert_eq!(MemberReport::check(&Guest::new_zeroed(), WINDOW), Ok(None));
     }
 
     proptest! {
@@ -259,9 +261,9 @@ mod tests {
                 bytes[..12].copy_from_slice(&zerocopy::IntoBytes::as_bytes(&guest())[..12]);
             }
             let guest = Guest::read_from_bytes(&bytes).unwrap();
-            if let Ok(Some(said)) = Said::check(&guest, WINDOW) {
-                prop_assert!(said.state != ModuleState::Active || said.dir_off < WINDOW);
-                prop_assert!(said.links.iter().all(|link| link.borrowed <= MAX_BORROWED));
+            if let Ok(Some(report)) = MemberReport::check(&guest, WINDOW) {
+                prop_assert!(report.state != ModuleState::Active || report.dir_off < WINDOW);
+                prop_assert!(report.links.iter().all(|link| link.borrowed <= MAX_BORROWED));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A member's memory file, as peers get it: for reading only.
+//! Memory file of a member, as peers get it: for reading only.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,12 +10,12 @@ use rustix::fs::{FileType, Mode, OFlags, SealFlags};
 
 use crate::error::ChannelError;
 
-/// Least window: a smaller memory file is none of a VM.
+/// Least window: no VM has a smaller memory file.
 pub const MIN_WINDOW_LEN_BYTES: u64 = 1 << 20;
 /// Most window: more does not fit into a guest's address space beside others.
 pub const MAX_WINDOW_LEN_BYTES: u64 = 1 << 40;
 
-/// A range of guest-physical memory and where it is in the memory file. All in bytes, in whole
+/// Range of guest-physical memory and its place in the memory file. All in bytes, in whole
 /// pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryRegion {
@@ -27,16 +27,16 @@ pub struct MemoryRegion {
     pub off: u64,
 }
 
-/// A VM's memory: one shared file.
+/// Memory of a VM: one shared file.
 #[derive(Debug)]
 pub struct MemberMemory {
-    /// The file. It is opened anew for reading; this descriptor may be writable.
+    /// File, which is opened anew for reading; this descriptor may be writable.
     pub file: PeerFd,
-    /// What of the guest-physical memory lies where, 1 to [`MAX_REGIONS`].
+    /// Regions of guest-physical memory, 1 to [`MAX_REGIONS`].
     pub regions: Vec<MemoryRegion>,
 }
 
-/// A memory file that can only be read, and how much of it peers see.
+/// Memory file that can only be read, with the window that peers see.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub file: Arc<PeerFd>,
@@ -44,16 +44,16 @@ pub(crate) struct Memory {
     pub window_len: u64,
 }
 
-/// Bytes of a memory file that peers see, from its beginning. QEMU ends itself over a BAR whose size
-/// is no power of two, and over one that is larger than the file nothing good is known.
+/// Length of a memory file's window for peers, from its beginning. QEMU ends itself over a BAR
+/// whose size is no power of two, and over one that is larger than the file nothing good is known.
 pub(crate) fn window_len(file_len: u64) -> Option<u64> {
     let len = 1u64 << file_len.checked_ilog2()?;
     (len >= MIN_WINDOW_LEN_BYTES).then_some(len.min(MAX_WINDOW_LEN_BYTES))
 }
 
 impl Memory {
-    /// Opens the file anew and checks everything. Whoever shortens a file that is not sealed ends the VMs that
-    /// have it mapped: it is taken only if that is allowed.
+    /// Opens the file anew and checks its settings. Shortening a file that is not sealed ends the
+    /// VMs that have it mapped: it is taken only if that is allowed.
     pub fn new(vm: &str, memory: MemberMemory, allow_unsealed: bool) -> Result<Self, ChannelError> {
         let file = read_only(&memory.file).map_err(|source| ChannelError::Memory {
             vm: vm.into(),
@@ -114,7 +114,7 @@ fn is_fine(region: &MemoryRegion, file_len: u64) -> bool {
     whole && inside && region.len > 0 && region.gpa.checked_add(region.len).is_some()
 }
 
-/// A second open file of the same file, for reading only: a duplicate would share the rights.
+/// Opens the same file anew, for reading only: a duplicate would share the rights.
 fn read_only(fd: &PeerFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;

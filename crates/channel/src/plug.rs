@@ -1,46 +1,46 @@
 //! Hot-plug over QMP, into root ports that the VM was started with.
 //!
-//! A VM has `pcie-root-port`s whose ids begin with a prefix; each takes one device. What we plug can be
-//! told by its id ([`Part::of`]), so that a later daemon finds it.
+//! A VM has `pcie-root-port`s whose ids begin with a prefix; each takes one device. What we plug
+//! can be told by its id ([`DevicePart::of`]), so that a later daemon finds it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::registry::PluggedDevice;
 use base::event::Event;
-use registry::PluggedDevice;
 use serde_json::{Value, json};
 
 use crate::error::{PlugError, QmpError};
 use crate::qmp::Qmp;
 
-/// The doorbell's id.
+/// Id of the doorbell.
 const BELL_ID: &str = "millrace-bell";
-/// How ids of peers' memory begin; the peer's index and a number follow.
+/// Prefix of the ids of peers' memory; the peer's index and a number follow.
 const MEMORY_PREFIX: &str = "millrace-peer";
 /// Most root ports of a VM that are looked at.
 const MAX_PORTS: usize = 64;
-/// Descriptor numbers that are occupied beyond those that matter: QEMU gives out the lowest first.
+/// Descriptor numbers to occupy beyond those that matter: QEMU gives out the lowest first.
 const SPARE_NUMBERS: u32 = 10;
-/// Where QEMU keeps devices with an id.
+/// Path of devices with an id in QEMU.
 const PERIPHERAL: &str = "/machine/peripheral";
-/// The type of a root port there.
+/// Type of a root port there.
 const ROOT_PORT: &str = "child<pcie-root-port>";
 
-/// A device of ours in a VM.
+/// Device of ours in a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Part {
-    /// The doorbell, with the mailbox.
+pub(crate) enum DevicePart {
+    /// Doorbell, with the mailbox.
     Bell,
-    /// The memory of the member with this index.
+    /// Memory of the member with this index.
     Memory(usize),
 }
 
-impl Part {
-    /// An id for the device, and for the character device or memory object behind it. QEMU ends
-    /// itself over memory with the name of one that it has not quite forgotten, which may be long after
-    /// its object and device are gone: so each memory has a new name. (A doorbell's character device is
-    /// not let go before all of it is gone.)
+impl DevicePart {
+    /// Makes an id for the device, and for the character device or memory object behind it. QEMU
+    /// ends itself over memory with the name of one that it has not quite forgotten, which may be
+    /// long after its object and device are gone: so each memory has a new name. (A doorbell's
+    /// character device is not let go before all of it is gone.)
     pub fn new_id(self) -> String {
         match self {
             Self::Bell => BELL_ID.into(),
@@ -48,7 +48,7 @@ impl Part {
         }
     }
 
-    /// The part with this id; none if it is none of ours.
+    /// Finds the part with this id; none if it is none of ours.
     pub fn of(id: &str) -> Option<Self> {
         if id == BELL_ID {
             return Some(Self::Bell);
@@ -57,7 +57,7 @@ impl Part {
         Some(Self::Memory(index.parse().ok()?))
     }
 
-    /// As the registry keeps it.
+    /// Record for the registry.
     pub fn record(self, id: &str, root_port: Option<&str>) -> PluggedDevice {
         let behind = Some(id.to_owned());
         let (object, chardev) = match self {
@@ -69,7 +69,7 @@ impl Part {
     }
 }
 
-/// A number that no other call has returned, in this daemon or an earlier one.
+/// Makes a number that no other call has returned, in this daemon or an earlier one.
 fn unique() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -79,19 +79,19 @@ fn unique() -> u64 {
         .map_or(now, |last| now.max(last + 1))
 }
 
-/// Where a device is.
+/// Location of a plugged device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// The device's id.
+pub(crate) struct DeviceLocation {
+    /// Id of the device.
     pub id: String,
-    /// The root port's id.
+    /// Id of the root port.
     pub port: String,
-    /// Its physical slot number.
+    /// Physical slot number of the root port.
     pub slot: u32,
 }
 
-/// The first free root port, for a device with this id.
-fn free_port(qmp: &mut Qmp, prefix: &str, id: &str) -> Result<Place, PlugError> {
+/// Finds the first free root port, for a device with this id.
+fn free_port(qmp: &mut Qmp, prefix: &str, id: &str) -> Result<DeviceLocation, PlugError> {
     let mut ports: Vec<String> = list(qmp, PERIPHERAL)?
         .into_iter()
         .filter(|(name, kind)| kind == ROOT_PORT && name.starts_with(prefix))
@@ -111,12 +111,12 @@ fn free_port(qmp: &mut Qmp, prefix: &str, id: &str) -> Result<Place, PlugError> 
         let slot = slot.as_u64().and_then(|slot| u32::try_from(slot).ok());
         let slot =
             slot.ok_or_else(|| unexpected("qom-get", "a root port without a slot number"))?;
-        return Ok(Place { id: id.into(), port: port.clone(), slot });
+        return Ok(DeviceLocation { id: id.into(), port: port.clone(), slot });
     }
     Err(PlugError::NoPort { prefix: prefix.into(), count: ports.len() })
 }
 
-/// Names and types below a path of QEMU's objects.
+/// Lists names and types below a path of QEMU's objects.
 fn list(qmp: &mut Qmp, path: &str) -> Result<Vec<(String, String)>, QmpError> {
     let answer = qmp.run("qom-list", json!({"path": path}))?;
     let entries = answer.as_array().ok_or_else(|| unexpected("qom-list", "no list"))?;
@@ -128,15 +128,15 @@ fn unexpected(command: &'static str, why: &str) -> QmpError {
     QmpError::BadLine { command, why: format!("the answer is {why}") }
 }
 
-/// Plugs the doorbell, whose server is at the other end of `connection`. What the server says at the
-/// beginning must be there already: QEMU waits for it with everything stopped.
+/// Plugs the doorbell, whose server is at the other end of `connection`. What the server says at
+/// the beginning must be there already: QEMU waits for it with everything stopped.
 pub(crate) fn plug_bell(
     qmp: &mut Qmp,
     prefix: &str,
     connection: BorrowedFd<'_>,
     vectors: u32,
-) -> Result<Place, PlugError> {
-    let id = Part::Bell.new_id();
+) -> Result<DeviceLocation, PlugError> {
+    let id = DevicePart::Bell.new_id();
     let place = free_port(qmp, prefix, &id)?;
     qmp.run_with_fd("getfd", json!({"fdname": id}), connection)?;
     let address = json!({"type": "fd", "data": {"str": id}});
@@ -165,7 +165,7 @@ pub(crate) fn plug_memory(
     id: &str,
     file: BorrowedFd<'_>,
     window_len: u64,
-) -> Result<Place, PlugError> {
+) -> Result<DeviceLocation, PlugError> {
     let place = free_port(qmp, prefix, id)?;
     let added = qmp.run_with_fd("add-fd", json!({}), file.as_fd())?;
     let fd = added["fd"].as_u64().ok_or_else(|| unexpected("add-fd", "without a number"))?;
@@ -195,8 +195,8 @@ pub(crate) fn is_emulated(qmp: &mut Qmp) -> Result<bool, QmpError> {
 
 /// Occupies descriptor numbers that an unplugged doorbell had. Without KVM, QEMU (7.2 and today's)
 /// goes on to watch the numbers of a doorbell's eventfds after it has closed them and freed what it
-/// would do then: the first readable file with such a number ends it. So silent ones get the numbers,
-/// for as long as this QEMU lives.
+/// would do then: the first readable file with such a number ends it. So silent ones get the
+/// numbers, for as long as this QEMU lives.
 pub(crate) fn occupy_numbers(qmp: &mut Qmp, vectors: u32) -> Result<(), QmpError> {
     let silent = Event::new().map_err(|source| QmpError::Io { command: "getfd", source })?;
     for _ in 0..vectors + SPARE_NUMBERS {
@@ -204,7 +204,9 @@ pub(crate) fn occupy_numbers(qmp: &mut Qmp, vectors: u32) -> Result<(), QmpError
         let name = format!("millrace-hold-{:x}", unique());
         match qmp.run_with_fd("getfd", json!({"fdname": name}), silent.as_fd()) {
             Err(error) if error.is_final() => return Err(error),
-            Err(error) => tracing::warn!("{error}"),
+            Err(error) => {
+                tracing::warn!("descriptor number of an unplugged doorbell not occupied: {error}")
+            }
             Ok(_) => {}
         }
     }
@@ -241,12 +243,12 @@ pub(crate) fn remove_rest(qmp: &mut Qmp, device: &PluggedDevice) -> Result<bool,
     Ok(done)
 }
 
-/// Devices with identifiers of ours, and memory objects without a device.
+/// Finds devices with identifiers of ours, and memory objects without a device.
 pub(crate) fn leftovers(qmp: &mut Qmp) -> Result<Vec<PluggedDevice>, QmpError> {
     let mut found = Vec::new();
     for path in [PERIPHERAL, "/objects"] {
         for (name, _) in list(qmp, path)? {
-            let Some(part) = Part::of(&name) else { continue };
+            let Some(part) = DevicePart::of(&name) else { continue };
             let record = part.record(&name, None);
             if !found.contains(&record) {
                 found.push(record);
@@ -262,16 +264,16 @@ mod tests {
 
     #[test]
     fn ids_are_new_and_known_again() {
-        assert_eq!(Part::of(&Part::Bell.new_id()), Some(Part::Bell));
-        let ids = [Part::Memory(31).new_id(), Part::Memory(31).new_id()];
+        assert_eq!(DevicePart::of(&DevicePart::Bell.new_id()), Some(DevicePart::Bell));
+        let ids = [DevicePart::Memory(31).new_id(), DevicePart::Memory(31).new_id()];
         assert_ne!(ids[0], ids[1]);
-        assert!(ids.iter().all(|id| Part::of(id) == Some(Part::Memory(31))));
+        assert!(ids.iter().all(|id| DevicePart::of(id) == Some(DevicePart::Memory(31))));
         for foreign in ["millrace0", "millrace-bell2", "millrace-peer1", "millrace-peer-1", "bell"]
         {
-            assert_eq!(Part::of(foreign), None, "{foreign}");
+            assert_eq!(DevicePart::of(foreign), None, "{foreign}");
         }
-        let record = Part::Memory(2).record(&ids[0], Some("millrace1"));
-        assert!(record.device.len() <= registry::MAX_NAME_LEN_BYTES);
+        let record = DevicePart::Memory(2).record(&ids[0], Some("millrace1"));
+        assert!(record.device.len() <= crate::registry::MAX_NAME_LEN_BYTES);
         assert_eq!((&record.object, record.chardev), (&Some(ids[0].clone()), None));
     }
 }

@@ -1,4 +1,4 @@
-//! A client of QEMU's monitor (QEMU documentation, `interop/qmp-spec`): one JSON object a line.
+//! Client of QEMU's monitor (QEMU documentation, `interop/qmp-spec`): one JSON object a line.
 //!
 //! Answers are matched by `id`, so an answer that comes after its time-out is not taken for another
 //! command's. Descriptors go with the bytes of the command that uses them. Events that we know are
@@ -19,7 +19,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use serde_json::{Value, json};
 
 use crate::error::QmpError;
-use crate::wait::wait;
+use crate::poll_until::poll_until;
 
 /// Time for a command: QEMU answers from its main loop, which a slow disk can hold up.
 pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,23 +29,23 @@ pub(crate) const MAX_LINE_LEN_BYTES: usize = 1 << 20;
 pub(crate) const MAX_EVENTS: usize = 256;
 /// Bytes read at once.
 const READ_LEN_BYTES: usize = 4096;
-/// Reads of one look: a monitor that says more without an end is not heard to it.
+/// Most reads in a row: a monitor that sends without an end is not read to it.
 const MAX_READS: usize = 4;
 
-/// What QEMU says by itself.
+/// Event that QEMU sends by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum QmpEvent {
-    /// `DEVICE_DELETED` of a device with an id.
+    /// Event `DEVICE_DELETED` of a device with an id.
     DeviceDeleted(String),
-    /// `RESET` or `SHUTDOWN`: what ran in the guest runs no more.
+    /// Event `RESET` or `SHUTDOWN`: what ran in the guest runs no more.
     GuestEnded(&'static str),
 }
 
-/// A monitor connection.
+/// Connection with a monitor.
 #[derive(Debug)]
 pub(crate) struct Qmp {
     socket: OwnedFd,
-    /// Ends whatever is being waited for.
+    /// Ends any wait when it is rung.
     stop: Arc<Event>,
     timeout: Duration,
     buffer: Vec<u8>,
@@ -73,13 +73,13 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Over a socket on which nothing was said.
+    /// Makes a connection of a fresh socket.
     pub(crate) fn over(socket: OwnedFd, stop: Arc<Event>, timeout: Duration) -> Self {
         let (buffer, events) = Default::default();
         Self { socket, stop, timeout, buffer, events, last_id: 0 }
     }
 
-    /// Bytes that are no whole line yet.
+    /// Number of bytes that are no whole line yet.
     #[cfg(feature = "testing")]
     pub(crate) fn kept_bytes(&self) -> usize {
         self.buffer.len()
@@ -90,7 +90,7 @@ impl Qmp {
         self.exchange(command, arguments, None)
     }
 
-    /// As [`Qmp::run`], for a command that takes a descriptor (`getfd`, `add-fd`).
+    /// Runs a command that takes a descriptor (`getfd`, `add-fd`).
     pub fn run_with_fd(
         &mut self,
         command: &'static str,
@@ -100,8 +100,8 @@ impl Qmp {
         self.exchange(command, arguments, Some(fd))
     }
 
-    /// Reads what is there, without waiting, up to a limit. True when it was reached: there may be more.
-    pub fn look(&mut self) -> Result<bool, QmpError> {
+    /// Reads lines without waiting, up to a limit. True when it was reached: there may be more.
+    pub fn read_available(&mut self) -> Result<bool, QmpError> {
         let command = "listening for events";
         for _ in 0..MAX_READS {
             if !self.read_some(command)? {
@@ -114,7 +114,7 @@ impl Qmp {
         Ok(true)
     }
 
-    /// The oldest event that nobody has taken.
+    /// Takes the oldest event.
     pub fn take_event(&mut self) -> Option<QmpEvent> {
         self.events.pop_front()
     }
@@ -133,7 +133,8 @@ impl Qmp {
         self.send(command, line.as_bytes(), fd, until)?;
         let mut result = None;
         loop {
-            // Lines behind the answer are events: none may stay in the buffer, where no poll sees it.
+            // Lines behind the answer are events: none may stay in the buffer, where no poll sees
+            // it.
             while let Some(mut line) = self.take_line(command)? {
                 if line.get("id").and_then(Value::as_u64) != Some(id) {
                     self.keep_event(&line);
@@ -213,7 +214,7 @@ impl Qmp {
         until: Instant,
     ) -> Result<(), QmpError> {
         let mut fds = [PollFd::new(&self.socket, flags), PollFd::new(&*self.stop, PollFlags::IN)];
-        wait(&mut fds, Some(until)).map_err(|source| QmpError::Io { command, source })?;
+        poll_until(&mut fds, Some(until)).map_err(|source| QmpError::Io { command, source })?;
         if !fds[1].revents().is_empty() {
             return Err(QmpError::Stopped { command });
         }
@@ -238,7 +239,7 @@ impl Qmp {
         }
     }
 
-    /// The next whole line, if there is one.
+    /// Takes the next whole line, if there is one.
     fn take_line(&mut self, command: &'static str) -> Result<Option<Value>, QmpError> {
         let end = self.buffer.iter().position(|byte| *byte == b'\n');
         if end.unwrap_or(self.buffer.len()) > MAX_LINE_LEN_BYTES {
@@ -274,7 +275,7 @@ fn dial(path: &Path) -> Result<OwnedFd, QmpError> {
     Ok(socket)
 }
 
-/// True when nobody listens there: the VM of an earlier daemon is gone.
+/// Whether the monitor's socket has no listener: the VM of an earlier daemon is gone.
 pub(crate) fn is_gone(path: &Path) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound};
     let refused = |source: &io::Error| matches!(source.kind(), NotFound | ConnectionRefused);
@@ -282,5 +283,4 @@ pub(crate) fn is_gone(path: &Path) -> bool {
 }
 
 #[cfg(test)]
-#[path = "qmp_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! The host's half of a mailbox, put together from what the host knows.
+//! Host's half of a mailbox, built from the members' states.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -12,15 +12,15 @@ use crate::config::Flow;
 use crate::mailbox::{HOST_WORDS, HostHalf};
 use crate::memory::MemoryRegion;
 
-/// `IPPROTO_TCP`.
+/// Protocol number of TCP (`IPPROTO_TCP`).
 const TCP: u32 = 6;
 
-/// The half of a mailbox as bytes, being filled.
+/// Host's half of a mailbox as bytes, while it is built.
 #[derive(Debug)]
 pub(crate) struct Table(Vec<u8>);
 
 impl Table {
-    /// Begins with what does not depend on others.
+    /// Makes a table with the parts that do not depend on other members.
     pub fn new(
         mut host: Host,
         domain: &str,
@@ -55,7 +55,7 @@ impl Table {
         self.put(TABLE_OFF + index * size_of::<Member>(), member.as_bytes());
     }
 
-    /// The words for the mailbox.
+    /// Returns the words for the mailbox.
     pub fn words(&self) -> HostHalf {
         let mut words = [0; HOST_WORDS];
         for (word, bytes) in words.iter_mut().zip(self.0.as_chunks::<8>().0) {
@@ -72,7 +72,7 @@ impl Table {
     }
 }
 
-/// An entry with names and addresses; the rest is zero.
+/// Makes an entry with names and addresses; the rest is zero.
 pub(crate) fn entry(vm: &str, macs: &[[u8; 6]], addresses: &[IpAddr]) -> Member {
     let mut entry = Member::new_zeroed();
     entry.name = name(vm);
@@ -93,7 +93,7 @@ fn exclude(flow: &Flow) -> Exclude {
     Exclude { local, remote, local_port, remote_port, protocol: TCP.into() }
 }
 
-/// IPv6, or IPv4 as `::ffff:a.b.c.d`.
+/// Octets of an IPv6 address, or of an IPv4 one as `::ffff:a.b.c.d`.
 fn octets(address: IpAddr) -> [u8; 16] {
     let address: Ipv6Addr = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -102,7 +102,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
     address.octets()
 }
 
-/// At least one zero remains: names are checked where they come in.
+/// Copies a name. At least one zero remains: names are checked where they come in.
 fn name(name: &str) -> [u8; NAME_LEN] {
     let mut bytes = [0; NAME_LEN];
     for (to, from) in bytes[..NAME_LEN - 1].iter_mut().zip(name.bytes()) {

@@ -1,5 +1,5 @@
-//! From the holder that the config named before to the one that it names now, or to none: sessions are
-//! taken up once more, so that VMMs see no device that never answers.
+//! From the holder that the config named before to the one that it names now, or to none: sessions
+//! are taken up once more, so that VMMs see no device that never answers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,8 @@ impl SessionStore for HandOver {
 }
 
 impl HandOver {
-    /// What was found is used in any case; the holder of before lets go of it once the other has it.
+    /// What was found is used in any case; the holder of before lets go of it once the other has
+    /// it.
     fn moved(&self, key: &str, saved: Result<(), VhostUserError>) {
         match saved {
             Ok(()) => self.forget_before(key),
@@ -77,8 +78,9 @@ impl HandOver {
     }
 }
 
-/// Makes a session store that also looks in the holders that earlier daemons used, and those of them that have
-/// something: for the next daemon they are noted in `run_dir`. `own` is where a daemon starts its own.
+/// Makes a session store that also looks in the holders that earlier daemons used, and those of
+/// them that have something: for the next daemon they are noted in `run_dir`. `own` is where a
+/// daemon starts its own.
 pub fn with_earlier_holders(
     run_dir: &Path,
     own: &Path,

@@ -19,7 +19,7 @@ fn heard(connection: &OwnedFd) -> Vec<(i64, bool)> {
 
 #[test]
 fn a_member_is_greeted_and_introduced() {
-    let mut server = Server::new(2).unwrap();
+    let mut server = DoorbellServer::new(2).unwrap();
     let (mine, others) = (memory(), memory());
     let first = server.add(1, mine.clone()).unwrap();
     let greeting = receive_all(first.as_fd());
@@ -46,7 +46,7 @@ fn a_member_is_greeted_and_introduced() {
 
 #[test]
 fn who_has_an_id_next_has_its_bells_and_nobody_is_told_twice() {
-    let mut server = Server::new(2).unwrap();
+    let mut server = DoorbellServer::new(2).unwrap();
     let first = server.add(1, memory()).unwrap();
     drop(server.add(2, memory()).unwrap());
     let of_second = |fds: Vec<(i64, Option<OwnedFd>)>| -> Vec<Doorbell> {
@@ -66,7 +66,7 @@ fn who_has_an_id_next_has_its_bells_and_nobody_is_told_twice() {
 
 #[test]
 fn everyone_rings_the_one_that_is_meant() {
-    let mut server = Server::new(3).unwrap();
+    let mut server = DoorbellServer::new(3).unwrap();
     let first = server.add(1, memory()).unwrap();
     let second = server.add(2, memory()).unwrap();
     let bells = |connection: &OwnedFd, id| -> Vec<Doorbell> {
@@ -96,11 +96,11 @@ fn everyone_rings_the_one_that_is_meant() {
 
 #[test]
 fn a_member_whose_device_is_about_to_go_hears_nothing() {
-    let mut server = Server::new(2).unwrap();
+    let mut server = DoorbellServer::new(2).unwrap();
     let going = server.add(1, memory()).unwrap();
     let mut greeting = receive_all(going.as_fd()).into_iter().skip(3);
     let bell = Doorbell::from_peer(greeting.next().unwrap().1.unwrap().into()).unwrap();
-    server.hush(1);
+    server.silence(1);
     server.ring(1, 0);
     let _second = server.add(2, memory()).unwrap();
     assert!(!bell.drain() && heard(&going).is_empty());
@@ -108,7 +108,7 @@ fn a_member_whose_device_is_about_to_go_hears_nothing() {
 
 #[test]
 fn bells_that_a_member_made_blocking_do_not_block() {
-    let mut server = Server::new(2).unwrap();
+    let mut server = DoorbellServer::new(2).unwrap();
     let connection = server.add(1, memory()).unwrap();
     let bells: Vec<OwnedFd> =
         receive_all(connection.as_fd()).into_iter().skip(3).filter_map(|(_, fd)| fd).collect();
@@ -124,7 +124,7 @@ fn bells_that_a_member_made_blocking_do_not_block() {
 
 #[test]
 fn a_member_that_has_closed_its_end_is_given_up_and_nobody_else() {
-    let mut server = Server::new(9).unwrap();
+    let mut server = DoorbellServer::new(9).unwrap();
     drop(server.add(1, memory()).unwrap());
     let good = server.add(2, memory()).unwrap();
     assert!(server.seats[&1].connection.is_none());
@@ -135,7 +135,7 @@ fn a_member_that_has_closed_its_end_is_given_up_and_nobody_else() {
 
 #[test]
 fn what_does_not_fit_is_said_later() {
-    let mut server = Server::new(9).unwrap();
+    let mut server = DoorbellServer::new(9).unwrap();
     let slow = server.add(1, memory()).unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(
         server.seats[&1].connection.as_ref().unwrap(),
@@ -160,7 +160,7 @@ proptest! {
         steps in proptest::collection::vec((1u16..6, any::<bool>()), 1..40),
         vectors in 2u32..6,
     ) {
-        let mut server = Server::new(vectors).unwrap();
+        let mut server = DoorbellServer::new(vectors).unwrap();
         let mut there: BTreeMap<u16, (OwnedFd, BTreeMap<i64, u32>)> = BTreeMap::new();
         for (id, comes) in steps {
             match (comes, there.contains_key(&id)) {

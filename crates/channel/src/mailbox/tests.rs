@@ -92,7 +92,7 @@ fn the_members_half_is_what_it_wrote_until_it_is_forgotten() {
     guest.magic = GUEST_MAGIC.into();
     guest.dir_off = 4096.into();
     guest.links[31].reserved = 9.into();
-    member.say(&guest);
+    member.enqueue(&guest);
     assert_eq!(mailbox.guest(), guest);
     mailbox.clear_guest();
     assert!(mailbox.guest().as_bytes().iter().all(|byte| *byte == 0));

@@ -52,7 +52,7 @@ fn answers_are_matched_and_known_events_kept() {
     let mut qmp = connect(&path, LONG).unwrap();
     assert_eq!(qmp.run("ask", json!({"x": 3})).unwrap(), json!({"x": 3}));
     thread.join().unwrap();
-    assert!(matches!(qmp.look(), Err(QmpError::Closed { .. })));
+    assert!(matches!(qmp.read_available(), Err(QmpError::Closed { .. })));
     assert_eq!(qmp.take_event(), Some(QmpEvent::DeviceDeleted("d".into())));
     assert_eq!(qmp.take_event(), Some(QmpEvent::GuestEnded("RESET")));
     assert_eq!(qmp.take_event(), None);
@@ -117,7 +117,7 @@ fn abuse_V2_a_monitor_that_says_much_is_left_all_the_same() {
     let mut qmp = Qmp::connect(&path, Duration::from_millis(20), stop.clone()).unwrap();
     let error = qmp.run("ask", json!({})).unwrap_err();
     assert!(matches!(error, QmpError::Timeout { .. }), "{error}");
-    while !qmp.look().unwrap() {}
+    while !qmp.read_available().unwrap() {}
     stop.signal().unwrap();
     let error = qmp.run("ask", json!({})).unwrap_err();
     assert!(matches!(error, QmpError::Stopped { .. }), "{error}");

@@ -1,41 +1,41 @@
-//! What can be wrong with what is kept.
+//! Errors of the registry.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why the registry could not be read or changed.
+/// Reason why the registry could not be read or changed.
 #[derive(Debug, Error)]
 pub enum RegistryError {
     /// The operating system refused something.
     #[error("registry {path}: {what}: {source}", path = path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was tried.
+        /// Action that failed.
         what: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// The file is not a registry of this version.
     #[error("registry {path}: {why}", path = path.display())]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// More than can be kept.
+    /// The registry would be over a limit.
     #[error("registry {path}: {what} is {value}; the limit is {limit}", path = path.display())]
     TooMuch {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What there is too much of.
+        /// Name of the number.
         what: String,
-        /// How much it would be.
+        /// Value of the number.
         value: u64,
-        /// Most of it.
+        /// Limit of the number.
         limit: u64,
     },
 }

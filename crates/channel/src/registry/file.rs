@@ -1,4 +1,4 @@
-//! Memberships in one JSON file.
+//! Registry in one JSON file.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use super::error::RegistryError;
+use super::membership::{
     MAX_DEVICES, MAX_FILE_LEN_BYTES, MAX_MEMBERSHIPS, MAX_NAME_LEN_BYTES, MAX_PATH_LEN_BYTES,
-    Membership, Registry, RegistryError,
+    Membership, Registry,
 };
 
-/// Says that a file is ours.
+/// Format by which a file is known as ours.
 const FORMAT: &str = "millrace-registry";
-/// The version of [`Content`].
+/// Version of [`Content`].
 const VERSION: u32 = 1;
 
-/// What the file says.
+/// Content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
@@ -27,7 +28,7 @@ struct Content {
     memberships: Vec<Membership>,
 }
 
-/// The registry of one host: a file that is replaced with each change.
+/// Registry of one host: a file that is replaced with each change.
 #[derive(Debug)]
 pub struct FileRegistry {
     path: PathBuf,
@@ -38,8 +39,8 @@ impl FileRegistry {
     /// Reads the file; none is an empty registry.
     ///
     /// # Errors
-    /// The file cannot be read, is not a registry of this version, or is over a limit. It is left as
-    /// it is.
+    /// The file cannot be read, is not a registry of this version, or is over a limit. It is left
+    /// as it is.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, RegistryError> {
         let path = path.into();
         let mut memberships = BTreeMap::new();
@@ -63,7 +64,7 @@ impl FileRegistry {
         Ok(registry)
     }
 
-    /// Where it is kept.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -73,7 +74,7 @@ impl FileRegistry {
         limit(&self.path, || "the number of memberships".into(), count, MAX_MEMBERSHIPS)
     }
 
-    /// Writes what would be so, then makes it so.
+    /// Writes the new memberships, then takes them over.
     fn replace(&mut self, next: BTreeMap<String, Membership>) -> Result<(), RegistryError> {
         let content = Content {
             format: FORMAT.into(),
@@ -140,7 +141,7 @@ fn limit(
     Err(RegistryError::TooMuch { path: path.to_owned(), what: what(), value, limit })
 }
 
-/// Everything of a membership has a limit.
+/// Checks every part of a membership against its limit.
 fn check(path: &Path, membership: &Membership) -> Result<(), RegistryError> {
     let vm = &membership.vm;
     let name = |what: &str, name: &str| {
@@ -163,7 +164,7 @@ fn check(path: &Path, membership: &Membership) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// The file's bytes, at most as many as it may have; none if there is no file.
+/// Reads the file's bytes, at most as many as it may have; none if there is no file.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, RegistryError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -179,5 +180,4 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, RegistryError> {
 }
 
 #[cfg(test)]
-#[path = "file_tests.rs"]
 mod tests;

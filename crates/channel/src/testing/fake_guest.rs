@@ -58,7 +58,7 @@ impl FakeGuest {
 
     /// Says what it has to say, and calls the host.
     pub fn call(&self) {
-        self.mailbox.say(&self.says);
+        self.mailbox.enqueue(&self.says);
         self.bells[&0][0].ring().unwrap();
     }
 

@@ -3,7 +3,7 @@ use std::fs;
 use tempfile::TempDir;
 
 use super::*;
-use crate::PluggedDevice;
+use crate::registry::PluggedDevice;
 
 fn membership(vm: &str) -> Membership {
     Membership {
