@@ -1,25 +1,26 @@
-//! The tables.
+//! Catalog: the tables and their indexes.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::deed::{Change, change};
 use crate::fail::{Fail, fail};
 use crate::map::Index;
+use crate::record_body::{Change, change};
+use crate::segment::Usage;
 
-/// A table.
+/// Table.
 #[derive(Debug)]
 pub struct Table {
-    /// Its name.
+    /// Name.
     pub name: Box<[u8]>,
-    /// What its clients say of it.
+    /// Definition, of which only clients know what it means.
     pub definition: Box<[u8]>,
-    /// Its indexes, the primary one first.
+    /// Indexes, the primary one first.
     pub indexes: Vec<Index>,
-    /// The counter.
+    /// Next value of the counter.
     pub next_auto: u64,
-    /// A restart begins here.
+    /// Value of the counter after a restart.
     pub logged_auto: u64,
 }
 
@@ -35,31 +36,31 @@ impl Table {
     }
 }
 
-/// All of them.
+/// All tables.
 #[derive(Debug, Default)]
 pub struct Catalog {
-    /// By number.
+    /// Tables by number.
     pub tables: BTreeMap<u32, Table>,
-    /// Numbers by name.
+    /// Numbers of tables by name.
     pub names: BTreeMap<Box<[u8]>, u32>,
-    /// No table has had this number yet.
+    /// Lowest number that no table has had.
     pub next: u32,
-    /// What is left of tables that are gone.
-    pub graves: Vec<Index>,
+    /// Indexes of tables that are gone, which are freed a piece at a time.
+    pub dropped_indexes: Vec<Index>,
 }
 
 impl Catalog {
-    /// A table.
+    /// Finds a table by number.
     pub fn table(&self, table: u32) -> Result<&Table, Fail> {
         self.tables.get(&table).ok_or_else(|| fail!(NO_TABLE, "there is no table {table}"))
     }
 
-    /// A table.
+    /// Finds a table by number, to change it.
     pub fn table_mut(&mut self, table: u32) -> Result<&mut Table, Fail> {
         self.tables.get_mut(&table).ok_or_else(|| fail!(NO_TABLE, "there is no table {table}"))
     }
 
-    /// An index.
+    /// Finds an index.
     pub fn index(&self, table: u32, index: u8) -> Result<&Index, Fail> {
         let indexes = &self.table(table)?.indexes;
         indexes.get(usize::from(index)).ok_or_else(|| {
@@ -67,25 +68,26 @@ impl Catalog {
         })
     }
 
-    /// An index, if it is there.
+    /// Finds an index, if it is there, to change it.
     pub fn index_mut(&mut self, table: u32, index: u8) -> Option<&mut Index> {
         self.tables.get_mut(&table)?.indexes.get_mut(usize::from(index))
     }
 
-    /// What a table costs beside its entries, about.
-    pub fn weight(&self, table: u32) -> u64 {
+    /// Memory that a table costs beside its entries, about.
+    pub fn memory_of(&self, table: u32) -> u64 {
         let Some(table) = self.tables.get(&table) else { return 0 };
         let names = 2 * table.name.len() + table.definition.len();
         (names + size_of::<Table>() + table.indexes.len() * size_of::<Index>()) as u64
     }
 
-    /// The number that has a name.
+    /// Finds the number of a table by its name.
     pub fn find(&self, name: &[u8]) -> Result<u32, Fail> {
         let found = self.names.get(name).copied();
         found.ok_or_else(|| fail!(NO_TABLE, "there is no table {:?}", text(name)))
     }
 
-    /// Does what the log says. Names are only right once all of it is done ([`Catalog::name_all`]).
+    /// Applies a change that is in the log. While the log is read, names are right only after the last
+    /// change ([`Catalog::rebuild_names`]).
     pub fn apply(&mut self, change: &Change<'_>) {
         let number = change.table;
         match change.kind {
@@ -98,7 +100,7 @@ impl Catalog {
             change::DROP => {
                 if let Some(table) = self.tables.remove(&number) {
                     self.names.remove(&table.name);
-                    self.graves.extend(table.indexes);
+                    self.dropped_indexes.extend(table.indexes);
                 }
             }
             _ => self.alter(change),
@@ -116,7 +118,7 @@ impl Catalog {
             change::TRUNCATE => {
                 let indexes = table.indexes.len();
                 let new = (0..indexes).map(|_| Index::default()).collect();
-                self.graves.extend(core::mem::replace(&mut table.indexes, new));
+                self.dropped_indexes.extend(core::mem::replace(&mut table.indexes, new));
                 (table.next_auto, table.logged_auto) = (1, 1);
             }
             change::REDEFINE => table.definition = change.definition.into(),
@@ -127,13 +129,26 @@ impl Catalog {
         }
     }
 
-    /// Finds names anew.
-    pub fn name_all(&mut self) {
+    /// Builds the list of names from the tables.
+    pub fn rebuild_names(&mut self) {
         self.names = self.tables.iter().map(|(n, t)| (t.name.clone(), *n)).collect();
+    }
+
+    /// Frees indexes of tables that are gone, as far as `steps` go.
+    pub fn free_dropped(&mut self, usage: &mut Usage, steps: &mut u64) {
+        while *steps > 0
+            && let Some(index) = self.dropped_indexes.last_mut()
+        {
+            let done = index.remove_some(*steps, usage);
+            *steps = steps.saturating_sub(done.max(1));
+            if index.map.is_empty() {
+                self.dropped_indexes.pop();
+            }
+        }
     }
 }
 
-/// A name in an error's text.
+/// Name as an error's text shows it.
 pub fn text(name: &[u8]) -> alloc::string::String {
     let mut text = alloc::string::String::from_utf8_lossy(name).into_owned();
     if text.len() > 128 {

@@ -1,12 +1,13 @@
-//! Checkpoints: the index in memory written to a file, a piece at a time, so that a start need not read
-//! the whole log.
+//! Checkpoints: the indexes in memory, written to a file a piece at a time, so that a start need not
+//! read the whole log.
 //!
 //! While the pieces are written, serving goes on: each shows another moment. Replay of the log from
-//! where the checkpoint began makes them one: whatever changed since is in that part of the log. What
-//! cannot be repaired so (prepared transactions) is written at once, at the beginning. A transaction
-//! that has put ops into the log and is not committed yet moves the place where replay begins back to
-//! the first of them.
+//! where the checkpoint began makes them one: whatever changed since is in that part of the log.
+//! Prepared transactions cannot be repaired so: they are written at once, at the beginning. A
+//! transaction that has put ops into the log and is not committed yet moves the place where replay
+//! begins back to the first of them.
 
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -16,44 +17,46 @@ use guest_abi::module_call::log as level;
 use guest_abi::table::status;
 use sdk::{File, Host, open};
 
-use crate::clients::Done;
-use crate::deed::{Change, Deed, Note, change};
+use crate::catalog::Table;
+use crate::database::Database;
 use crate::entry;
 use crate::fail::Fail;
 use crate::log::Place;
-use crate::record::{self, HEAD_BYTES, Reader, Stop, kind, u32_at, u64_at};
-use crate::replay::{Broken, Replay, broken};
+use crate::map::{Index, IndexId};
+use crate::record::{self, kind};
+use crate::record_body::{Change, RequestId, TxHead, change};
 use crate::reserve::Purpose;
-use crate::store::Store;
-use crate::tx::Where;
 
-/// Of the format.
-const VERSION: u32 = 1;
-/// A piece has so many bytes, about.
+/// Version of the format.
+pub const VERSION: u32 = 1;
+/// Bytes of a piece, about.
 const PIECE_BYTES: usize = 64 << 10;
-/// After so many bytes the file is made durable, so that the end has not much left to do.
+/// Bytes after which the file is made durable, so that the end has not much left to do.
 const SYNC_BYTES: u64 = 4 << 20;
-/// So many writes of prepared transactions are written at the beginning: all, unless one is large.
+/// Writes of prepared transactions that are written at the beginning: all, unless one is large.
 const PREPARED_STEPS: u64 = 4096;
-/// Of these so many bytes are one record.
+/// Bytes of a record of such writes, about.
 const PREPARED_BYTES: usize = 1 << 20;
-/// After a failure the next try waits.
+/// Wait for the next try after a failure.
 const PAUSE_MS: u64 = 1000;
 
-/// A checkpoint that is being written.
+/// Checkpoint that is being written.
 #[derive(Debug)]
 pub struct Checkpoint {
     number: u64,
     file: File,
+    /// Place in the log from which on replay will read.
     replay_from: Place,
+    /// Bytes appended to the log when it began.
     log_at: u64,
-    /// Prepared transactions that are still to be written, and the last key of the first that was. If one
-    /// of them ends before, the checkpoint is worth nothing.
+    /// Prepared transactions that are still to be written. If one of them ends before, the checkpoint is
+    /// worth nothing.
     prepared: Vec<u64>,
-    in_prepared: Option<(Where, Vec<u8>)>,
-    /// The next entries: table, index, those after a key.
+    /// Last write that is there of the prepared transaction in the middle of which the last piece ended.
+    in_prepared: Option<(IndexId, Vec<u8>)>,
+    /// Position in the maps: table, index, and the key after which it goes on.
     next: Option<(u32, u8, Vec<u8>)>,
-    /// The table's own record is written.
+    /// Whether the table's own record is written.
     in_table: bool,
     records: u64,
     len: u64,
@@ -61,7 +64,8 @@ pub struct Checkpoint {
     buffer: Vec<u8>,
 }
 
-fn name(number: u64) -> String {
+/// Name of a checkpoint's file.
+pub fn name(number: u64) -> String {
     format!("checkpoint-{number:016x}")
 }
 
@@ -88,40 +92,218 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Gives it up.
+    fn abandon(&self, host: &mut dyn Host) {
+        host.close(self.file);
+        let _ = host.remove(&format!("{}.new", name(self.number)));
+    }
+
     fn sync(&mut self, host: &mut dyn Host) -> Result<(), Fail> {
         self.unsynced = 0;
         host.sync(self.file).map_err(|errno| Fail::storage("the checkpoint's sync", errno))
     }
+
+    fn put_head(&mut self, db: &Database, captured: Place) {
+        let at = self.begin();
+        let (from, out) = (self.replay_from, &mut self.buffer);
+        for part in [VERSION, from.segment, from.offset, captured.segment, captured.offset] {
+            out.extend_from_slice(&part.to_le_bytes());
+        }
+        out.extend_from_slice(&db.catalog.next.to_le_bytes());
+        out.extend_from_slice(&db.versions.last_commit.to_le_bytes());
+        out.extend_from_slice(&db.txs.last.to_le_bytes());
+        out.extend_from_slice(&db.log.next_number().to_le_bytes());
+        self.seal(at, kind::CHECKPOINT);
+    }
+
+    fn put_segments(&mut self, db: &Database) {
+        let at = self.begin();
+        for (number, segment) in &db.log.usage.segments {
+            self.buffer.extend_from_slice(&number.to_le_bytes());
+            self.buffer.extend_from_slice(&segment.values.to_le_bytes());
+        }
+        self.seal(at, kind::SEGMENTS);
+    }
+
+    fn put_clients(&mut self, db: &Database) {
+        let at = self.begin();
+        for (client, done) in &db.remembered.clients {
+            self.buffer.extend_from_slice(client);
+            for part in [done.highest, done.mask, done.stamp] {
+                self.buffer.extend_from_slice(&part.to_le_bytes());
+            }
+        }
+        self.seal(at, kind::CLIENTS);
+    }
+
+    /// Writes up to `left` of the writes of prepared transactions, about.
+    fn put_prepared(&mut self, db: &Database, mut left: u64) {
+        while left > 0
+            && let Some(id) = self.prepared.pop()
+        {
+            let name = db.txs.prepared.iter().find(|(_, tx)| **tx == id).map(|(name, _)| name);
+            let (Some(name), Some(tx)) = (name, db.txs.parked.get(&id)) else { continue };
+            let head = TxHead { commit: 0, tx: id, request_id: RequestId::default(), name };
+            let at = self.begin();
+            head.put(&mut self.buffer);
+            let (from, after) = self.in_prepared.take().unzip();
+            let from = from.unwrap_or((0, 0));
+            'writes: for (index, writes) in tx.writes.range(from..) {
+                let low = match &after {
+                    Some(after) if *index == from => Bound::Excluded(&**after),
+                    _ => Bound::Unbounded,
+                };
+                for (key, write) in writes.range::<[u8], _>((low, Bound::Unbounded)) {
+                    let slot = tx.settle(write.slot.clone());
+                    self.buffer.extend_from_slice(&index.0.to_le_bytes());
+                    self.buffer.push(index.1);
+                    entry::put(&mut self.buffer, key, 0, write.locked, &slot);
+                    left = left.saturating_sub(1);
+                    if left == 0 || self.buffer.len() - at > PREPARED_BYTES {
+                        self.in_prepared = Some((*index, key.to_vec()));
+                        self.prepared.push(id);
+                        break 'writes;
+                    }
+                }
+            }
+            self.seal(at, kind::PREPARED);
+        }
+    }
+
+    fn put_piece(&mut self, db: &Database, next: (u32, u8, Vec<u8>), steps: u64) {
+        let (mut number, mut index, mut key) = next;
+        let mut left = steps.max(1);
+        while left > 0 && self.buffer.len() < PIECE_BYTES {
+            left -= 1;
+            let Some((found, table)) = db.catalog.tables.range(number..).next() else {
+                self.next = None;
+                return;
+            };
+            if *found != number {
+                (number, index, self.in_table) = (*found, 0, false);
+                key.clear();
+            }
+            if !self.in_table {
+                self.put_table(number, table);
+                self.in_table = true;
+            }
+            let Some(entries) = table.indexes.get(usize::from(index)) else {
+                (number, index, self.in_table) = (number.saturating_add(1), 0, false);
+                key.clear();
+                continue;
+            };
+            match self.put_entries((number, index), entries, &key, &mut left) {
+                Some(last) => key = last,
+                None => {
+                    index = index.saturating_add(1);
+                    key.clear();
+                }
+            }
+        }
+        self.next = Some((number, index, key));
+    }
+
+    fn put_table(&mut self, number: u32, table: &Table) {
+        let at = self.begin();
+        let change = Change {
+            kind: change::CREATE,
+            indexes: table.indexes.len() as u8,
+            table: number,
+            auto: table.logged_auto,
+            request_id: RequestId::default(),
+            name: &table.name,
+            definition: &table.definition,
+        };
+        change.put(&mut self.buffer);
+        self.seal(at, kind::TABLE);
+    }
+
+    /// Writes entries after a key. If there are more, returns the last key.
+    fn put_entries(
+        &mut self,
+        (table, index): IndexId,
+        entries: &Index,
+        after: &[u8],
+        left: &mut u64,
+    ) -> Option<Vec<u8>> {
+        // The empty key is a key, too: it comes first.
+        let low = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
+        let at = self.begin();
+        self.buffer.extend_from_slice(&table.to_le_bytes());
+        self.buffer.push(index);
+        let mut last: Option<&[u8]> = None;
+        let mut full = false;
+        for (key, chain) in entries.map.range::<[u8], _>((low, Bound::Unbounded)) {
+            if full {
+                self.seal(at, kind::ENTRIES);
+                return last.map(<[u8]>::to_vec);
+            }
+            if let Some(version) = chain.head()
+                && version.slot.is_there()
+            {
+                entry::put(&mut self.buffer, key, version.commit, true, &version.slot);
+            }
+            *left = left.saturating_sub(1);
+            last = Some(&**key);
+            full = !key.is_empty() && (*left == 0 || self.buffer.len() - at > PIECE_BYTES);
+        }
+        self.seal(at, kind::ENTRIES);
+        None
+    }
 }
 
-impl Store {
-    /// Whether one is to be begun.
-    pub(crate) fn wants_checkpoint(&mut self, host: &mut dyn Host) -> bool {
-        let since = self.log.appended.saturating_sub(self.checkpoint_at);
-        let many = since >= self.config.checkpoint_bytes.max(2 * self.checkpoint_len);
-        (many || self.checkpoint_wanted)
-            && self.applies.is_empty()
-            && self.log.writable().is_ok()
-            && host.now_ms() >= self.checkpoint_after_ms
+/// Checkpoints: the last one, the one that is being written, and when the next one is due.
+#[derive(Debug, Default)]
+pub struct Checkpoints {
+    /// Checkpoint that is being written.
+    pub current: Option<Box<Checkpoint>>,
+    /// Number of the last one.
+    pub number: u64,
+    /// Length of the last one in bytes.
+    pub len: u64,
+    /// Place in the log at which replay begins, by the last one.
+    pub replay_from: Place,
+    /// Bytes appended to the log when the last one began.
+    log_at: u64,
+    /// Whether another one would make segments removable.
+    pub is_wanted: bool,
+    /// Time before which none is begun, since the last try failed.
+    after_ms: u64,
+}
+
+impl Checkpoints {
+    /// Whether another one is to be begun. `has_applies`: commits are in the log and not in memory.
+    pub fn is_due(&self, host: &mut dyn Host, db: &Database, has_applies: bool) -> bool {
+        let since = db.log.appended.saturating_sub(self.log_at);
+        let many = since >= db.config.checkpoint_bytes.max(2 * self.len);
+        (many || self.is_wanted)
+            && !has_applies
+            && db.log.check_writable().is_ok()
+            && host.now_ms() >= self.after_ms
+    }
+
+    /// Wants another one if it would free enough.
+    pub fn want_if_worth(&mut self, db: &Database) {
+        let segments = db.log.usage.segments.values();
+        let unused: u64 = segments.filter(|s| s.is_unused()).map(|s| s.len).sum();
+        self.is_wanted |= unused >= 2 * db.config.segment_bytes.max(self.len);
     }
 
     /// Begins one.
-    pub(crate) fn begin_checkpoint(&mut self, host: &mut dyn Host) {
-        let number = self.checkpoint_number + 1;
+    pub fn begin(&mut self, host: &mut dyn Host, db: &mut Database) {
+        let number = self.number + 1;
         let file = host.open(&format!("{}.new", name(number)), open::CREATE | open::TRUNCATE);
         let file = match file {
             Ok(file) => file,
-            Err(errno) => {
-                return self.checkpoint_failed(host, &Fail::storage("a checkpoint", errno));
-            }
+            Err(errno) => return self.fail(host, db, &Fail::storage("a checkpoint", errno)),
         };
-        let captured = self.log.end();
+        let captured = db.log.end();
         let mut checkpoint = Checkpoint {
             number,
             file,
-            replay_from: self.replay_would_begin(),
-            log_at: self.log.appended,
-            prepared: self.prepared.values().copied().collect(),
+            replay_from: db.replay_would_begin(),
+            log_at: db.log.appended,
+            prepared: db.txs.prepared.values().copied().collect(),
             in_prepared: None,
             next: Some((0, 0, Vec::new())),
             in_table: false,
@@ -130,359 +312,103 @@ impl Store {
             unsynced: 0,
             buffer: Vec::new(),
         };
-        self.put_head(&mut checkpoint, captured);
-        self.put_segments(&mut checkpoint);
-        self.put_clients(&mut checkpoint);
-        self.put_prepared(&mut checkpoint, PREPARED_STEPS.min(self.config.steps));
-        self.checkpoint_wanted = false;
-        self.checkpoint = Some(checkpoint.into());
+        checkpoint.put_head(db, captured);
+        checkpoint.put_segments(db);
+        checkpoint.put_clients(db);
+        checkpoint.put_prepared(db, PREPARED_STEPS.min(db.config.steps));
+        self.is_wanted = false;
+        self.current = Some(checkpoint.into());
     }
 
-    /// Where replay would begin after a checkpoint that began now.
-    pub(crate) fn replay_would_begin(&self) -> Place {
-        let is_prepared = |id: &u64| self.prepared.values().any(|p| p == id);
-        let open = self.txs.iter().filter(|(id, _)| !is_prepared(id));
-        let first = open.filter_map(|(_, tx)| tx.begun).min();
-        first.map_or(self.log.end(), |first| first.min(self.log.end()))
-    }
-
-    fn put_head(&self, checkpoint: &mut Checkpoint, captured: Place) {
-        let at = checkpoint.begin();
-        let (from, out) = (checkpoint.replay_from, &mut checkpoint.buffer);
-        for part in [VERSION, from.segment, from.offset, captured.segment, captured.offset] {
-            out.extend_from_slice(&part.to_le_bytes());
-        }
-        out.extend_from_slice(&self.catalog.next.to_le_bytes());
-        out.extend_from_slice(&self.last_commit.to_le_bytes());
-        out.extend_from_slice(&self.next_tx.to_le_bytes());
-        out.extend_from_slice(&self.log.next_number().to_le_bytes());
-        checkpoint.seal(at, kind::CHECKPOINT);
-    }
-
-    fn put_segments(&self, checkpoint: &mut Checkpoint) {
-        let at = checkpoint.begin();
-        for (number, segment) in &self.log.books.segments {
-            checkpoint.buffer.extend_from_slice(&number.to_le_bytes());
-            checkpoint.buffer.extend_from_slice(&segment.values.to_le_bytes());
-        }
-        checkpoint.seal(at, kind::SEGMENTS);
-    }
-
-    fn put_clients(&self, checkpoint: &mut Checkpoint) {
-        let at = checkpoint.begin();
-        for (client, done) in &self.remembered.clients {
-            checkpoint.buffer.extend_from_slice(client);
-            for part in [done.highest, done.mask, done.stamp] {
-                checkpoint.buffer.extend_from_slice(&part.to_le_bytes());
-            }
-        }
-        checkpoint.seal(at, kind::CLIENTS);
-    }
-
-    /// Writes so many of the writes of prepared transactions, about.
-    fn put_prepared(&self, checkpoint: &mut Checkpoint, mut left: u64) {
-        while left > 0
-            && let Some(id) = checkpoint.prepared.pop()
-        {
-            let name = self.prepared.iter().find(|(_, tx)| **tx == id).map(|(name, _)| name);
-            let (Some(name), Some(tx)) = (name, self.txs.get(&id)) else { continue };
-            let deed = Deed { commit: 0, tx: id, note: Note::default(), name };
-            let at = checkpoint.begin();
-            deed.put(&mut checkpoint.buffer);
-            let (from, after) = checkpoint.in_prepared.take().unzip();
-            let from = from.unwrap_or((0, 0));
-            'writes: for (place, writes) in tx.writes.range(from..) {
-                let low = match &after {
-                    Some(after) if *place == from => Bound::Excluded(&**after),
-                    _ => Bound::Unbounded,
-                };
-                for (key, write) in writes.range::<[u8], _>((low, Bound::Unbounded)) {
-                    let slot = tx.settle(write.slot.clone());
-                    checkpoint.buffer.extend_from_slice(&place.0.to_le_bytes());
-                    checkpoint.buffer.push(place.1);
-                    entry::put(&mut checkpoint.buffer, key, 0, write.locked, &slot);
-                    left = left.saturating_sub(1);
-                    if left == 0 || checkpoint.buffer.len() - at > PREPARED_BYTES {
-                        checkpoint.in_prepared = Some((*place, key.to_vec()));
-                        checkpoint.prepared.push(id);
-                        break 'writes;
-                    }
-                }
-            }
-            checkpoint.seal(at, kind::PREPARED);
+    /// Gives up a checkpoint that has not all yet of a prepared transaction which ends.
+    pub fn end_prepared(&mut self, host: &mut dyn Host, tx: u64) {
+        if let Some(checkpoint) = self.current.take_if(|c| c.prepared.contains(&tx)) {
+            checkpoint.abandon(host);
+            self.is_wanted = true;
         }
     }
 
-    /// A prepared transaction ends. A checkpoint that has not all of it yet is given up.
-    pub(crate) fn prepared_ends(&mut self, host: &mut dyn Host, id: u64) {
-        if let Some(checkpoint) = self.checkpoint.take_if(|c| c.prepared.contains(&id)) {
-            host.close(checkpoint.file);
-            let _ = host.remove(&format!("{}.new", name(checkpoint.number)));
-            self.checkpoint_wanted = true;
-        }
-    }
-
-    /// Writes one more piece.
-    pub(crate) fn go_on_checkpoint(&mut self, host: &mut dyn Host, steps: u64) {
-        let Some(mut checkpoint) = self.checkpoint.take() else { return };
+    /// Writes one more piece. `compacted`: a segment that is being read stays.
+    pub fn go_on(
+        &mut self,
+        host: &mut dyn Host,
+        db: &mut Database,
+        compacted: Option<u32>,
+        steps: u64,
+    ) {
+        let Some(mut checkpoint) = self.current.take() else { return };
         let step = match checkpoint.next.clone() {
             _ if !checkpoint.prepared.is_empty() => {
-                self.put_prepared(&mut checkpoint, steps);
+                checkpoint.put_prepared(db, steps);
                 checkpoint.write(host).map(|()| false)
             }
             Some(next) => {
-                self.put_piece(&mut checkpoint, next, steps);
+                checkpoint.put_piece(db, next, steps);
                 checkpoint.write(host).map(|()| false)
             }
-            None => self.end_checkpoint(host, &mut checkpoint).map(|()| true),
+            None => self.finish(host, db, &mut checkpoint, compacted).map(|()| true),
         };
         match step {
             Ok(true) => {}
-            Ok(false) => self.checkpoint = Some(checkpoint),
+            Ok(false) => self.current = Some(checkpoint),
             Err(fail) => {
-                host.close(checkpoint.file);
-                let _ = host.remove(&format!("{}.new", name(checkpoint.number)));
-                self.checkpoint_failed(host, &fail);
+                checkpoint.abandon(host);
+                self.fail(host, db, &fail);
             }
         }
     }
 
-    fn checkpoint_failed(&mut self, host: &mut dyn Host, fail: &Fail) {
+    fn fail(&mut self, host: &mut dyn Host, db: &mut Database, fail: &Fail) {
         host.log(level::WARN, &format!("no checkpoint was made: {}", fail.text));
-        self.checkpoint_after_ms = host.now_ms() + PAUSE_MS;
+        self.after_ms = host.now_ms() + PAUSE_MS;
         if fail.status == status::NO_SPACE {
-            self.checkpoint_wanted = self.log.reserve.give(host, Purpose::Checkpoint);
-            if !self.checkpoint_wanted {
-                self.log.reserve.take_back();
+            self.is_wanted = db.log.reserve.give(host, Purpose::Checkpoint);
+            if !self.is_wanted {
+                db.log.reserve.take_back();
             }
         }
     }
 
-    fn put_piece(&self, checkpoint: &mut Checkpoint, next: (u32, u8, Vec<u8>), steps: u64) {
-        let (mut number, mut index, mut key) = next;
-        let mut left = steps.max(1);
-        while left > 0 && checkpoint.buffer.len() < PIECE_BYTES {
-            left -= 1;
-            let Some((found, table)) = self.catalog.tables.range(number..).next() else {
-                checkpoint.next = None;
-                return;
-            };
-            if *found != number {
-                (number, index, checkpoint.in_table) = (*found, 0, false);
-                key.clear();
-            }
-            if !checkpoint.in_table {
-                put_table(checkpoint, number, table);
-                checkpoint.in_table = true;
-            }
-            let Some(entries) = table.indexes.get(usize::from(index)) else {
-                (number, index, checkpoint.in_table) = (number.saturating_add(1), 0, false);
-                key.clear();
-                continue;
-            };
-            match put_entries(checkpoint, (number, index), entries, &key, &mut left) {
-                Some(last) => key = last,
-                None => {
-                    index = index.saturating_add(1);
-                    key.clear();
-                }
-            }
-        }
-        checkpoint.next = Some((number, index, key));
-    }
-
-    fn end_checkpoint(
+    fn finish(
         &mut self,
         host: &mut dyn Host,
+        db: &mut Database,
         checkpoint: &mut Checkpoint,
+        compacted: Option<u32>,
     ) -> Result<(), Fail> {
         let at = checkpoint.begin();
         checkpoint.seal(at, kind::END);
         checkpoint.write(host)?;
-        // It says where values are: these must be there as surely as it is.
-        self.log.sync(host)?;
+        // The checkpoint says where values are: these must be there as surely as it is.
+        db.log.sync(host)?;
         checkpoint.sync(host)?;
         let (number, fail) = (checkpoint.number, |errno| Fail::storage("the checkpoint", errno));
         host.rename(&format!("{}.new", name(number)), &name(number)).map_err(fail)?;
         host.close(checkpoint.file);
-        if self.checkpoint_number > 0 {
-            let _ = host.remove(&name(self.checkpoint_number));
+        if self.number > 0 {
+            let _ = host.remove(&name(self.number));
         }
-        self.checkpoint_number = number;
-        self.checkpoint_len = checkpoint.len;
-        self.checkpoint_at = checkpoint.log_at;
+        self.number = number;
+        self.len = checkpoint.len;
+        self.log_at = checkpoint.log_at;
         self.replay_from = checkpoint.replay_from;
-        self.remove_segments(host);
-        self.log.reserve.take_back();
+        self.remove_segments(host, db, compacted);
+        db.log.reserve.take_back();
         Ok(())
     }
 
     /// Removes segments that nothing refers to and no replay needs. The log is durable: so is what made
     /// them needless.
-    fn remove_segments(&mut self, host: &mut dyn Host) {
-        let first = self.replay_from.segment;
-        let old = self.log.books.segments.range(..first);
-        let dead = old.filter(|(_, s)| s.live == 0 && s.pins == 0).map(|(n, _)| *n);
-        for number in dead.collect::<Vec<_>>() {
-            if self.compaction.as_ref().is_some_and(|c| c.segment == number) {
+    fn remove_segments(&self, host: &mut dyn Host, db: &mut Database, compacted: Option<u32>) {
+        let old = db.log.usage.segments.range(..self.replay_from.segment);
+        let unused = old.filter(|(_, s)| s.is_unused()).map(|(n, _)| *n);
+        for number in unused.collect::<Vec<_>>() {
+            if compacted == Some(number) {
                 continue;
             }
-            if let Err(errno) = self.log.books.remove(host, number) {
+            if let Err(errno) = db.log.usage.remove(host, number) {
                 host.log(level::WARN, &format!("segment {number} cannot be removed: {errno}"));
             }
         }
     }
-}
-
-fn put_table(checkpoint: &mut Checkpoint, number: u32, table: &crate::catalog::Table) {
-    let at = checkpoint.begin();
-    let change = Change {
-        kind: change::CREATE,
-        indexes: table.indexes.len() as u8,
-        table: number,
-        auto: table.logged_auto,
-        note: Note::default(),
-        name: &table.name,
-        definition: &table.definition,
-    };
-    change.put(&mut checkpoint.buffer);
-    checkpoint.seal(at, kind::TABLE);
-}
-
-/// Writes entries after a key; the last of them, if there are more.
-fn put_entries(
-    checkpoint: &mut Checkpoint,
-    (table, index): Where,
-    entries: &crate::map::Index,
-    after: &[u8],
-    left: &mut u64,
-) -> Option<Vec<u8>> {
-    // The empty key is a key, too: it comes first.
-    let low = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
-    let at = checkpoint.begin();
-    checkpoint.buffer.extend_from_slice(&table.to_le_bytes());
-    checkpoint.buffer.push(index);
-    let mut last: Option<&[u8]> = None;
-    let mut full = false;
-    for (key, chain) in entries.map.range::<[u8], _>((low, Bound::Unbounded)) {
-        if full {
-            checkpoint.seal(at, kind::ENTRIES);
-            return last.map(<[u8]>::to_vec);
-        }
-        if let Some(version) = chain.head()
-            && version.slot.is_there()
-        {
-            entry::put(&mut checkpoint.buffer, key, version.commit, true, &version.slot);
-        }
-        *left = left.saturating_sub(1);
-        last = Some(&**key);
-        full = !key.is_empty() && (*left == 0 || checkpoint.buffer.len() - at > PIECE_BYTES);
-    }
-    checkpoint.seal(at, kind::ENTRIES);
-    None
-}
-
-impl Replay {
-    /// Reads a checkpoint.
-    pub(crate) fn load(&mut self, host: &mut dyn Host, number: u64) -> Result<(), Broken> {
-        let file = host.open(&name(number), 0)?;
-        let mut reader = Reader::new(host, file, number as u32, 0)?;
-        let wrong = |at: u64, why: &str| broken(format!("{}, byte {at}: {why}", name(number)));
-        let (mut count, mut whole) = (0, false);
-        loop {
-            let at = reader.at;
-            let head = match reader.next(host) {
-                Ok((head, _)) => head,
-                Err(Stop::End) if whole => break,
-                Err(Stop::End | Stop::Torn) => return Err(wrong(at, "its end is missing")),
-                Err(Stop::Damaged(text)) => return Err(broken(format!("checkpoint: {text}"))),
-                Err(Stop::Failed(errno)) => return Err(errno.into()),
-            };
-            if head.number != count || whole {
-                return Err(wrong(at, "a record that does not belong there"));
-            }
-            self.store.check_start()?;
-            count += 1;
-            whole = head.kind == kind::END;
-            self.piece(head.kind, reader.body()).ok_or_else(|| wrong(at, "a record is wrong"))?;
-        }
-        host.close(file);
-        self.store.checkpoint_number = number;
-        self.store.checkpoint_len = reader.file_len();
-        Ok(())
-    }
-
-    fn piece(&mut self, kind: u32, body: &[u8]) -> Option<()> {
-        match kind {
-            kind::CHECKPOINT => self.head(body)?,
-            kind::SEGMENTS => {
-                (0..body.len() / 12).for_each(|i| self.put_segment(body, i * 12));
-            }
-            kind::CLIENTS => self.clients(body),
-            kind::PREPARED => self.prepared(body)?,
-            kind::TABLE => {
-                let change = Change::read(body)?;
-                self.store.catalog.apply(&change);
-                let table = self.store.catalog.tables.get_mut(&change.table)?;
-                (table.next_auto, table.logged_auto) = (change.auto, change.auto);
-            }
-            kind::ENTRIES => self.entries(body)?,
-            kind::END => {}
-            _ => return None,
-        }
-        Some(())
-    }
-
-    fn head(&mut self, body: &[u8]) -> Option<()> {
-        let place = |at| Place { segment: u32_at(body, at), offset: u32_at(body, at + 4) };
-        if body.len() != 48 || u32_at(body, 0) != VERSION {
-            return None;
-        }
-        self.store.replay_from = place(4);
-        self.captured = place(12);
-        self.store.catalog.next = u32_at(body, 20);
-        self.store.last_commit = u64_at(body, 24);
-        self.store.next_tx = u64_at(body, 32);
-        self.captured_number = u64_at(body, 40);
-        Some(())
-    }
-
-    fn clients(&mut self, body: &[u8]) {
-        for known in body.chunks_exact(40) {
-            let mut client = [0; 16];
-            client.copy_from_slice(&known[..16]);
-            let (highest, mask, stamp) = (u64_at(known, 16), u64_at(known, 24), u64_at(known, 32));
-            self.store.remembered.put(client, Done { highest, mask, stamp });
-        }
-    }
-
-    fn prepared(&mut self, body: &[u8]) -> Option<()> {
-        let (deed, mut at) = Deed::read(body)?;
-        self.keep_name(deed.tx, deed.name);
-        while at < body.len() {
-            let place = (u32_at(body, at), *body.get(at + 4)?);
-            let (entry, next) = entry::read(body, at + 5)?;
-            let write = crate::map::Write { slot: entry.slot, locked: entry.locked };
-            self.keep_prepared(deed.tx, deed.name, place, entry.key.into(), write);
-            at = next;
-        }
-        Some(())
-    }
-
-    fn entries(&mut self, body: &[u8]) -> Option<()> {
-        let place = (u32_at(body, 0), *body.get(4)?);
-        let mut at = 5;
-        while at < body.len() {
-            let (entry, next) = entry::read(body, at)?;
-            let version = crate::map::Version { commit: entry.commit, slot: entry.slot };
-            self.put(place, entry.key.into(), version);
-            at = next;
-        }
-        Some(())
-    }
-}
-
-/// Where a record begins whose body is at a place.
-pub fn record_place(body: Place) -> Place {
-    Place { offset: body.offset.saturating_sub(HEAD_BYTES as u32), ..body }
 }

@@ -1,177 +1,292 @@
-//! Clients: what they wait for, and what they have done.
+//! Clients: their requests, whose turn it is, where replies go.
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use guest_abi::table::MAX_REMEMBERED;
+use sdk::{Host, reply};
 
-use crate::deed::Note;
-use crate::wire::{Head, Range};
+use crate::lock::Granted;
+use crate::record_body::RequestId;
+use crate::transactions::Transactions;
+use crate::wire::{self, FIRST_OP, Head, Outcome, Range};
 
-/// A request that waits for its turn.
+/// Request that waits for its turn.
 #[derive(Debug)]
-pub struct Queued {
-    /// Its number.
+pub struct QueuedRequest {
+    /// Number of the request.
     pub seq: u64,
-    /// `guest_abi::module_call::event_flag`.
+    /// Flags: `guest_abi::module_call::event_flag`.
     pub flags: u16,
-    /// What it says.
+    /// Bytes of the batch.
     pub body: Vec<u8>,
-    /// The client gave up.
+    /// Whether the client gave up.
     pub cancelled: bool,
 }
 
-/// Where a scan goes on.
+/// Position of a scan that goes on later.
 #[derive(Debug)]
 pub struct Cursor {
-    /// What is left of its range.
+    /// Rest of its range.
     pub range: Range,
-    /// Where its answer begins.
+    /// Offset of its answer in the reply.
     pub answer_at: usize,
-    /// Rows that it has.
+    /// Number of rows in the answer.
     pub rows: u32,
-    /// Bytes of keys and values that it has.
+    /// Bytes of keys and values in the answer.
     pub bytes: u64,
-    /// Entries that a filter was tried on.
+    /// Number of entries that a filter was tried on.
     pub examined: u32,
 }
 
-/// Where a reply goes.
+/// Destination of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct To {
+pub struct ReplyTo {
     /// The host's number for the client.
     pub client: u32,
-    /// Which client with that number.
+    /// Count of clients when it opened: numbers are used again.
     pub epoch: u64,
-    /// The request.
+    /// Number of the request.
     pub seq: u64,
-    /// It waits until all is durable.
+    /// Whether it waits until all is durable.
     pub durable: bool,
 }
 
-/// A request that is executed.
+/// Request that is being executed, or waits in the middle of it.
 #[derive(Debug)]
-pub struct Running {
-    /// Where its reply goes.
-    pub to: To,
-    /// The batch.
+pub struct ActiveRequest {
+    /// Destination of its reply.
+    pub to: ReplyTo,
+    /// Head of the batch.
     pub head: Head,
-    /// The next op's place in the body.
+    /// Offset of the next op in the body.
     pub at: usize,
-    /// The next op.
+    /// Number of the next op.
     pub op: u32,
-    /// The reply so far.
+    /// Reply so far.
     pub out: Vec<u8>,
-    /// Answers in it.
+    /// Number of answers in the reply.
     pub answers: u32,
-    /// The transaction.
+    /// The store's number of its transaction.
     pub tx: u64,
-    /// Until when the op waits.
+    /// Time until which the op waits for a lock.
     pub deadline_ms: Option<u64>,
-    /// That moment is over.
+    /// Whether that time is over.
     pub timed_out: bool,
-    /// Its transaction's snapshot is the right one.
-    pub begun: bool,
-    /// The client gave up.
+    /// Whether its transaction has the snapshot that the batch wants.
+    pub has_snapshot: bool,
+    /// Whether the client gave up.
     pub cancelled: bool,
-    /// Of the op, if it is a scan.
+    /// Position of the op, if it is a scan.
     pub cursor: Option<Cursor>,
-    /// Who, for the log.
-    pub note: Note,
-    /// What it says; empty while it is executed.
+    /// Client and number, for the log.
+    pub request_id: RequestId,
+    /// Bytes of the batch; empty while it is executed.
     pub body: Vec<u8>,
 }
 
-/// A client.
+/// Client.
 #[derive(Debug)]
 pub struct Client {
-    /// Its own id.
+    /// Id that it gave itself.
     pub id: [u8; 16],
-    /// Which client with the host's number.
+    /// Count of clients when it opened.
     pub epoch: u64,
-    /// Its transaction: its own number for it, and the store's.
+    /// Open transaction: the client's number, and the store's.
     pub tx: Option<(u64, u64)>,
-    /// What comes next.
-    pub queue: VecDeque<Queued>,
-    /// What was begun and waits.
-    pub active: Option<Box<Running>>,
-    /// A commit waits for the log.
+    /// Requests that wait for their turn.
+    pub queue: VecDeque<QueuedRequest>,
+    /// Request that was begun and waits.
+    pub active: Option<Box<ActiveRequest>>,
+    /// Whether a commit waits for the log, or an end for its locks.
     pub busy: bool,
-    /// Its turn comes.
+    /// Whether it is in the list of clients whose turn comes.
     pub is_ready: bool,
 }
 
-/// Which of the last 64 requests of a client were done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Done {
-    /// The highest.
-    pub highest: u64,
-    /// Bit n: `highest - n`.
-    pub mask: u64,
-    /// When the last was; a higher number is later.
-    pub stamp: u64,
-}
-
-impl Done {
-    /// One more.
-    pub fn add(&mut self, seq: u64) {
-        if seq > self.highest {
-            let shift = u32::try_from(seq - self.highest).unwrap_or(u32::MAX);
-            self.mask = self.mask.checked_shl(shift).unwrap_or(0) | 1;
-            self.highest = seq;
-        } else if let Ok(bit @ 0..64) = u32::try_from(self.highest - seq) {
-            self.mask |= 1 << bit;
+impl ActiveRequest {
+    /// Begins a request. `out` becomes its reply.
+    pub fn begin(to: ReplyTo, head: Head, request_id: RequestId, out: Vec<u8>) -> Self {
+        Self {
+            to,
+            head,
+            at: FIRST_OP,
+            op: 0,
+            out,
+            answers: 0,
+            tx: 0,
+            deadline_ms: None,
+            timed_out: false,
+            has_snapshot: false,
+            cancelled: false,
+            cursor: None,
+            request_id,
+            body: Vec::new(),
         }
     }
 
-    /// Whether it was done.
-    pub fn has(&self, seq: u64) -> bool {
-        let bit = self.highest.checked_sub(seq).and_then(|bit| u32::try_from(bit).ok());
-        bit.is_some_and(|bit| bit < 64 && self.mask >> bit & 1 == 1)
+    /// Outcome of a batch with so many ops done.
+    pub fn outcome(&self, status: u16, done: u32, ended: bool) -> Outcome {
+        Outcome { status, done, ended, replayed: false, answers: self.answers }
     }
 }
 
-/// The clients that did something last.
+impl Client {
+    /// Whether it has no request that was begun, so that the next one may begin.
+    pub fn is_free(&self) -> bool {
+        self.active.is_none() && !self.busy
+    }
+}
+
+/// Largest buffer for replies that is kept.
+const KEPT_BYTES: usize = 1 << 20;
+
+/// All clients, and whose turn it is.
 #[derive(Debug, Default)]
-pub struct Remembered {
-    /// By their own id.
-    pub clients: BTreeMap<[u8; 16], Done>,
-    stamp: u64,
+pub struct Clients {
+    /// Clients by the host's number.
+    open: BTreeMap<u32, Client>,
+    /// Number of clients that have opened since the start.
+    epoch: u64,
+    /// Clients that can get on.
+    ready: VecDeque<u32>,
+    /// Clients that wait for a lock, by the time at which they stop.
+    timers: BTreeSet<(u64, u32)>,
+    /// Buffer for the next reply.
+    spare: Vec<u8>,
 }
 
-/// When so many more than necessary are known, the oldest are forgotten.
-const SPARE: usize = 256;
-
-impl Remembered {
-    /// It was done.
-    pub fn add(&mut self, note: Note) {
-        self.stamp += 1;
-        let done = self.clients.entry(note.client).or_default();
-        done.add(note.seq);
-        done.stamp = self.stamp;
-        self.trim();
+impl Clients {
+    /// Adds a client.
+    pub fn open(&mut self, client: u32, id: [u8; 16]) {
+        self.epoch += 1;
+        let (epoch, queue) = (self.epoch, VecDeque::new());
+        let (tx, active, busy, is_ready) = (None, None, false, false);
+        self.open.insert(client, Client { id, epoch, tx, queue, active, busy, is_ready });
     }
 
-    /// Puts back what a checkpoint knows.
-    pub fn put(&mut self, client: [u8; 16], done: Done) {
-        self.stamp = self.stamp.max(done.stamp);
-        self.clients.insert(client, done);
-        self.trim();
+    /// Removes a client.
+    pub fn close(&mut self, client: u32) -> Option<Client> {
+        self.open.remove(&client)
     }
 
-    fn trim(&mut self) {
-        if self.clients.len() <= MAX_REMEMBERED + SPARE {
-            return;
+    /// Finds a client.
+    pub fn get(&self, client: u32) -> Option<&Client> {
+        self.open.get(&client)
+    }
+
+    /// Finds a client, to change it.
+    pub fn get_mut(&mut self, client: u32) -> Option<&mut Client> {
+        self.open.get_mut(&client)
+    }
+
+    /// Finds the client of a reply, unless another one has its number now.
+    pub fn get_same(&mut self, to: ReplyTo) -> Option<&mut Client> {
+        self.open.get_mut(&to.client).filter(|client| client.epoch == to.epoch)
+    }
+
+    /// Whether a client has no open transaction.
+    pub fn has_no_tx(&self, client: u32) -> bool {
+        self.open.get(&client).is_none_or(|client| client.tx.is_none())
+    }
+
+    /// Puts a client into the list of those whose turn comes, once.
+    pub fn make_ready(&mut self, client: u32) {
+        if let Some(known) = self.open.get_mut(&client).filter(|known| !known.is_ready) {
+            known.is_ready = true;
+            self.ready.push_back(client);
         }
-        let mut stamps: Vec<u64> = self.clients.values().map(|d| d.stamp).collect();
-        stamps.sort_unstable();
-        let from = stamps.get(stamps.len() - MAX_REMEMBERED).copied().unwrap_or(0);
-        self.clients.retain(|_, d| d.stamp >= from);
     }
 
-    /// Whether it was done.
-    pub fn has(&self, note: Note) -> bool {
-        self.clients.get(&note.client).is_some_and(|done| done.has(note.seq))
+    /// Makes a client ready that is free and has more requests.
+    pub fn make_ready_if_free(&mut self, client: u32) {
+        if self.open.get(&client).is_some_and(|known| known.is_free() && !known.queue.is_empty()) {
+            self.make_ready(client);
+        }
+    }
+
+    /// Takes the next client whose turn it is.
+    pub fn pop_ready(&mut self) -> Option<u32> {
+        self.ready.pop_front()
+    }
+
+    /// Whether a client can get on.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Hands out locks to the transactions that waited for them: their clients go on.
+    pub fn grant(&mut self, granted: Vec<Granted>, txs: &mut Transactions) {
+        for lock in granted {
+            if let Some(client) = txs.add_lock(lock) {
+                self.make_ready(client);
+            }
+        }
+    }
+
+    /// Starts the timer of a request that waits for a lock.
+    pub fn start_timer(&mut self, request: &ActiveRequest) {
+        if let Some(deadline_ms) = request.deadline_ms {
+            self.timers.insert((deadline_ms, request.to.client));
+        }
+    }
+
+    /// Stops the timer of a request.
+    pub fn stop_timer(&mut self, request: &ActiveRequest) {
+        if let Some(deadline_ms) = request.deadline_ms {
+            self.timers.remove(&(deadline_ms, request.to.client));
+        }
+    }
+
+    /// First time at which a client stops waiting.
+    pub fn first_deadline_ms(&self) -> Option<u64> {
+        self.timers.first().map(|(deadline_ms, _)| *deadline_ms)
+    }
+
+    /// Takes the next client whose time is over.
+    pub fn pop_expired(&mut self, now_ms: u64) -> Option<u32> {
+        let (deadline_ms, client) = self.timers.first().copied()?;
+        (deadline_ms <= now_ms).then(|| self.timers.pop_first())?;
+        Some(client)
+    }
+
+    /// Buffer for a reply, with room for its head.
+    pub fn take_buffer(&mut self) -> Vec<u8> {
+        let mut out = core::mem::take(&mut self.spare);
+        out.clear();
+        out.resize(wire::REPLY_BYTES, 0);
+        out
+    }
+
+    /// Keeps a buffer for the next reply, unless it is too large.
+    pub fn keep_buffer(&mut self, buffer: Vec<u8>) {
+        if buffer.capacity() <= KEPT_BYTES {
+            self.spare = buffer;
+        }
+    }
+
+    /// Keeps a buffer if it is larger than the one that is kept.
+    pub fn keep_larger_buffer(&mut self, buffer: Vec<u8>) {
+        if self.spare.capacity() < buffer.capacity() {
+            self.keep_buffer(buffer);
+        }
+    }
+
+    /// Sends a reply, unless its client is gone. The client is free for its next request.
+    pub fn send(&mut self, host: &mut dyn Host, to: ReplyTo, bytes: &[u8]) {
+        let Some(client) = self.get_same(to) else { return };
+        client.busy = false;
+        send_reply(host, to, bytes);
+    }
+}
+
+/// Hands a reply to the host.
+pub fn send_reply(host: &mut dyn Host, to: ReplyTo, bytes: &[u8]) {
+    let flags = if to.durable { reply::DURABLE } else { 0 };
+    if let Err(errno) = host.reply(to.client, to.seq, flags, bytes) {
+        host.log(
+            2,
+            &alloc::format!("reply to request {} of client {}: {errno}", to.seq, to.client),
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Compaction: values that are still wanted move out of segments that hold mostly others.
+//! Compaction: values that are still in use move out of segments that hold mostly others.
 //!
 //! A segment behind the last checkpoint, less than half of whose values are live, is read record by
 //! record. Each value that a version refers to is copied to the log's end, with the version's commit;
@@ -12,88 +12,115 @@ use alloc::vec::Vec;
 use guest_abi::module_call::log as level;
 use sdk::Host;
 
-use crate::deed::{Deed, log_op, op_at, put_op};
+use crate::catalog::Catalog;
+use crate::database::Database;
 use crate::fail::Fail;
 use crate::log::Place;
-use crate::map::{INLINE_BYTES, Loc, Slot};
+use crate::map::IndexId;
 use crate::record::{Reader, Stop, kind};
+use crate::record_body::{TxHead, log_op, op_at, put_op};
 use crate::reserve::Purpose;
 use crate::segment::name;
-use crate::store::Store;
-use crate::tx::Where;
+use crate::slot::{INLINE_BYTES, Loc, Slot};
 
-/// After a failure the next try waits.
+/// Wait for the next try after a failure.
 const PAUSE_MS: u64 = 1000;
-/// Copies are appended in pieces of so many bytes, about.
+/// Bytes of a piece of copies that is appended, about.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A segment that is emptied.
+/// Segment that is being emptied.
 #[derive(Debug)]
 pub struct Compaction {
-    /// Which.
-    pub segment: u32,
+    segment: u32,
     reader: Reader,
-    copies: Vec<Copy>,
+    /// Values that are to be copied.
+    copies: Vec<MovedValue>,
+    /// Body of the record that copies them.
     body: Vec<u8>,
 }
 
+/// Value that moves.
 #[derive(Debug)]
-struct Copy {
-    place: Where,
+struct MovedValue {
+    index: IndexId,
     key: Box<[u8]>,
     commit: u64,
     old: Loc,
+    /// Offset of the value in the record's body.
     at: usize,
 }
 
-impl Store {
-    /// Finds a segment that is worth it.
-    pub(crate) fn begin_compaction(&mut self, host: &mut dyn Host) {
-        if self.log.appended < self.compact_at || host.now_ms() < self.compact_after_ms {
+/// Compaction: the segment that is being emptied, and when another one is looked for.
+#[derive(Debug, Default)]
+pub struct Compactor {
+    /// Segment that is being emptied.
+    pub current: Option<Box<Compaction>>,
+    /// Bytes appended to the log from which on another one is looked for.
+    look_at: u64,
+    /// Time before which none is looked for, since the last try failed.
+    after_ms: u64,
+}
+
+impl Compactor {
+    /// Number of the segment that is being emptied.
+    pub fn segment(&self) -> Option<u32> {
+        self.current.as_ref().map(|compaction| compaction.segment)
+    }
+
+    /// Looks for another segment at the next occasion.
+    pub fn look_again(&mut self) {
+        self.look_at = 0;
+    }
+
+    /// Finds a segment before `replay_from` that is worth it, and begins with it.
+    pub fn begin(&mut self, host: &mut dyn Host, db: &mut Database, replay_from: Place) {
+        let log = &mut db.log;
+        if log.appended < self.look_at || host.now_ms() < self.after_ms {
             return;
         }
-        let old = self.log.books.segments.range(..self.replay_from.segment);
+        let old = log.usage.segments.range(..replay_from.segment);
         let sparse = old.filter(|(_, s)| s.pins == 0 && s.live > 0 && s.live * 2 < s.values);
         let worst = sparse.min_by_key(|(_, s)| s.live).map(|(n, _)| *n);
         let Some(segment) = worst else {
-            self.compact_at = self.log.appended + self.config.segment_bytes / 16;
+            self.look_at = log.appended + db.config.segment_bytes / 16;
             return;
         };
-        let file = self.log.books.file(host, segment);
+        let file = log.usage.file(host, segment);
         match file.and_then(|file| Reader::new(host, file, segment, 0)) {
             Ok(reader) => {
                 let (copies, body) = (Vec::new(), Vec::new());
-                self.compaction = Some(Box::new(Compaction { segment, reader, copies, body }));
+                self.current = Some(Box::new(Compaction { segment, reader, copies, body }));
             }
-            Err(errno) => self.compaction_failed(host, segment, &Fail::storage("it", errno)),
+            Err(errno) => self.fail(host, db, segment, &Fail::storage("it", errno)),
         }
     }
 
-    fn compaction_failed(&mut self, host: &mut dyn Host, segment: u32, fail: &Fail) {
+    fn fail(&mut self, host: &mut dyn Host, db: &mut Database, segment: u32, fail: &Fail) {
         let segment = name(segment);
         host.log(level::WARN, &format!("{segment} is not compacted: {}", fail.text));
-        self.compact_after_ms = host.now_ms() + PAUSE_MS;
+        self.after_ms = host.now_ms() + PAUSE_MS;
         // If part of it was copied, a checkpoint cannot free anything yet.
-        self.log.reserve.take_back();
+        db.log.reserve.take_back();
     }
 
-    /// Reads so many bytes of the segment, at least, and copies what is live.
-    pub(crate) fn go_on_compaction(&mut self, host: &mut dyn Host, bytes: u64) {
-        let Some(mut compaction) = self.compaction.take() else { return };
+    /// Reads so many bytes of the segment, at least, and copies what is live. True: nothing is left in it.
+    pub fn go_on(&mut self, host: &mut dyn Host, db: &mut Database, bytes: u64) -> bool {
+        let Some(mut compaction) = self.current.take() else { return false };
         let segment = compaction.segment;
         // Files are closed when there are many: it may be another handle now.
-        let file = match self.log.books.file(host, segment) {
+        let file = match db.log.usage.file(host, segment) {
             Ok(file) => file,
             Err(errno) => {
-                return self.compaction_failed(host, segment, &Fail::storage("it", errno));
+                self.fail(host, db, segment, &Fail::storage("it", errno));
+                return false;
             }
         };
-        compaction.reader.reopened(file);
+        compaction.reader.set_file(file);
         let until = compaction.reader.at + bytes;
         let mut over = false;
         while compaction.reader.at < until && compaction.body.len() < PIECE_BYTES {
             match compaction.reader.next(host) {
-                Ok((head, at)) => self.find_live(&mut compaction, head.kind, at),
+                Ok((head, at)) => compaction.find_live(&mut db.catalog, head.kind, at),
                 Err(Stop::End) => {
                     over = true;
                     break;
@@ -101,27 +128,30 @@ impl Store {
                 Err(stop) => {
                     host.log(level::ERROR, &format!("{}: {stop:?}", name(segment)));
                     // It is left alone from now on.
-                    self.log.books.segments.entry(segment).or_default().values = 0;
+                    db.log.usage.segments.entry(segment).or_default().values = 0;
                     over = true;
                     break;
                 }
             }
         }
-        if let Err(fail) = self.copy(host, &mut compaction) {
-            return self.compaction_failed(host, segment, &fail);
+        if let Err(fail) = compaction.move_values(host, db) {
+            self.fail(host, db, segment, &fail);
+            return false;
         }
-        if over {
-            self.want_checkpoint();
-        } else {
-            self.compaction = Some(compaction);
+        if !over {
+            self.current = Some(compaction);
         }
+        over
     }
+}
 
-    fn find_live(&mut self, compaction: &mut Compaction, kind: u32, body_at: u64) {
-        let Compaction { segment, reader, copies, body: out } = compaction;
+impl Compaction {
+    /// Collects the values of a record that a version refers to.
+    fn find_live(&mut self, catalog: &mut Catalog, kind: u32, body_at: u64) {
+        let Self { segment, reader, copies, body: out } = self;
         let body = reader.body();
         let (mut at, skip) = match kind {
-            kind::COMMIT | kind::PREPARE => (Deed::read(body).map_or(body.len(), |d| d.1), 0),
+            kind::COMMIT | kind::PREPARE => (TxHead::read(body).map_or(body.len(), |d| d.1), 0),
             kind::SPILL => (8, 0),
             kind::MOVED => (0, 8),
             _ => return,
@@ -134,50 +164,43 @@ impl Store {
             }
             let offset = (body_at + op.value_at as u64) as u32;
             let old = Loc { segment: *segment, offset, len: op.value.len() as u32 };
-            let index = self.catalog.index_mut(op.table, op.index);
+            let index = catalog.index_mut(op.table, op.index);
             let Some(chain) = index.and_then(|index| index.map.get_mut(op.key)) else { continue };
             for version in chain.versions_mut() {
                 if version.slot != Slot::At(old) {
                     continue;
                 }
                 out.extend_from_slice(&version.commit.to_le_bytes());
-                let place = (op.table, op.index);
-                let at = put_op(out, log_op::PUT, place, 0, op.key, op.value);
+                let index = (op.table, op.index);
+                let at = put_op(out, log_op::PUT, index, 0, op.key, op.value);
                 let (key, commit) = (op.key.into(), version.commit);
-                copies.push(Copy { place, key, commit, old, at });
+                copies.push(MovedValue { index, key, commit, old, at });
             }
         }
     }
 
-    /// Appends the copies, and refers to them.
-    fn copy(&mut self, host: &mut dyn Host, compaction: &mut Compaction) -> Result<(), Fail> {
-        let body = core::mem::take(&mut compaction.body);
-        let copies = core::mem::take(&mut compaction.copies);
+    /// Appends the copies to the log, and makes versions refer to them.
+    fn move_values(&mut self, host: &mut dyn Host, db: &mut Database) -> Result<(), Fail> {
+        let body = core::mem::take(&mut self.body);
+        let copies = core::mem::take(&mut self.copies);
         if copies.is_empty() {
             return Ok(());
         }
         let Place { segment, offset } =
-            self.log.write(host, kind::MOVED, Purpose::Move, |out| out.extend_from_slice(&body))?;
+            db.log.write(host, kind::MOVED, Purpose::Move, |out| out.extend_from_slice(&body))?;
         for copy in copies {
             let new = Loc { segment, offset: offset + copy.at as u32, ..copy.old };
-            let books = &mut self.log.books;
-            books.segments.entry(segment).or_default().values += u64::from(new.len);
-            let Some(index) = self.catalog.index_mut(copy.place.0, copy.place.1) else { continue };
+            let usage = &mut db.log.usage;
+            usage.segments.entry(segment).or_default().values += u64::from(new.len);
+            let Some(index) = db.catalog.index_mut(copy.index.0, copy.index.1) else { continue };
             let Some(chain) = index.map.get_mut(&copy.key) else { continue };
             let versions = chain.versions_mut().iter_mut();
             for version in versions.filter(|v| v.commit == copy.commit) {
-                books.forget(&version.slot);
+                usage.forget(&version.slot);
                 version.slot = Slot::At(new);
-                books.keep(&version.slot);
+                usage.keep(&version.slot);
             }
         }
         Ok(())
-    }
-
-    /// If another checkpoint would free enough, it is made.
-    pub(crate) fn want_checkpoint(&mut self) {
-        let segments = self.log.books.segments.values();
-        let dead: u64 = segments.filter(|s| s.live == 0 && s.pins == 0).map(|s| s.len).sum();
-        self.checkpoint_wanted |= dead >= 2 * self.config.segment_bytes.max(self.checkpoint_len);
     }
 }

@@ -1,10 +1,10 @@
-//! Entries in checkpoints: keys, with where their values are.
+//! Entries in checkpoints: keys with their values, or the places of these.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::map::{Loc, Slot};
 use crate::record::{u32_at, u64_at};
+use crate::slot::{Loc, Slot};
 
 const DELETED: u8 = 0;
 const INLINE: u8 = 1;
@@ -12,16 +12,16 @@ const AT: u8 = 2;
 const HEAD_BYTES: usize = 18;
 const LOC_BYTES: usize = 12;
 
-/// An entry.
+/// Entry of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The key.
+    /// Key.
     pub key: &'a [u8],
-    /// The commit.
+    /// Number of the commit.
     pub commit: u64,
-    /// Whether its key is locked, in a prepared transaction.
+    /// Whether the key is locked, in a prepared transaction.
     pub locked: bool,
-    /// The value.
+    /// Value.
     pub slot: Slot,
 }
 
@@ -48,7 +48,7 @@ pub fn put(out: &mut Vec<u8>, key: &[u8], commit: u64, locked: bool, slot: &Slot
     }
 }
 
-/// The entry at `at`, and where the next one is.
+/// Reads the entry at `at`; with it the offset of the next one.
 pub fn read(bytes: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
     let head = bytes.get(at..)?.get(..HEAD_BYTES)?;
     let (key_len, len) = (u32_at(head, 2) as usize, u32_at(head, 6) as usize);

@@ -1,16 +1,16 @@
-//! Why an op failed.
+//! Failures: of an op, and of the start.
 
 use alloc::string::String;
 
 use guest_abi::table::status;
 use sdk::Errno;
 
-/// What the reply says.
+/// Failure of an op, as its reply has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fail {
-    /// `guest_abi::table::status`.
+    /// Status: `guest_abi::table::status`.
     pub status: u16,
-    /// What, where, and the limit.
+    /// Text: what failed, where, and the limit.
     pub text: String,
 }
 
@@ -25,8 +25,28 @@ macro_rules! fail {
 }
 pub(crate) use fail;
 
+/// Reason why the store cannot start.
+#[derive(Debug)]
+pub struct StartError {
+    pub(crate) errno: Errno,
+    pub(crate) text: String,
+}
+
+impl StartError {
+    /// Files that are not as they must be.
+    pub(crate) fn damaged(text: String) -> Self {
+        Self { errno: Errno::BADMSG, text }
+    }
+}
+
+impl From<Errno> for StartError {
+    fn from(errno: Errno) -> Self {
+        Self { errno, text: alloc::format!("{errno}") }
+    }
+}
+
 impl Fail {
-    /// Of a file.
+    /// Failure of a file.
     pub fn storage(what: &str, errno: Errno) -> Self {
         match errno {
             Errno::NOSPC => fail!(NO_SPACE, "{what}: the disk is full"),

@@ -1,4 +1,4 @@
-//! Filters: which entries a scan wants. `guest_abi::table::Filter` says what they mean.
+//! Filters: which entries a scan wants. Their meaning is described at `guest_abi::table::Filter`.
 
 use core::cmp::Ordering;
 
@@ -8,38 +8,38 @@ use guest_abi::table::{
 use zerocopy::FromBytes;
 
 use crate::fail::{Fail, fail};
-use crate::wire::OpRef;
+use crate::op::OpRef;
 
 const HEAD_BYTES: usize = size_of::<abi::Filter>();
 
-/// Most bytes of a scan's value.
+/// Length of the longest value of a scan.
 pub const MAX_BYTES: usize = HEAD_BYTES + MAX_KEY_BYTES + MAX_FILTER_BYTES;
 
-/// A filter.
+/// Filter of a scan.
 #[derive(Debug, Clone, Copy)]
 pub struct Filter<'a> {
     terms: &'a [u8],
-    /// Most entries that the scan looks at.
+    /// Limit of entries that the scan looks at.
     pub examine: u32,
     /// Whether it needs more of an entry than its key.
     pub wants_values: bool,
 }
 
-/// The head, the high bound, the terms.
+/// Splits the value of a scan: head, high bound, terms.
 fn split(value: &[u8]) -> Option<(abi::Filter, &[u8], &[u8])> {
     let (head, rest) = abi::Filter::read_from_prefix(value).ok()?;
     let high = rest.get(..head.high_bytes.get() as usize)?;
     Some((head, high, &rest[high.len()..]))
 }
 
-/// The first term, its operand, and what follows.
+/// Splits terms: the first one, its operand, the others.
 fn next_term(terms: &[u8]) -> Option<(abi::Term, &[u8], &[u8])> {
     let (term, rest) = abi::Term::read_from_prefix(terms).ok()?;
     let operand = rest.get(..term.operand_bytes.get() as usize)?;
     Some((term, operand, &rest[operand.len()..]))
 }
 
-/// The high bound of a scan or an estimate.
+/// High bound of a scan or an estimate.
 pub fn high<'a>(op: &OpRef<'a>) -> &'a [u8] {
     if !op.has(op_flag::FILTER) {
         return op.value;
@@ -111,7 +111,7 @@ fn is_true(term: &abi::Term, operand: &[u8], whole: &[u8]) -> bool {
 }
 
 impl<'a> Filter<'a> {
-    /// That of a scan which was checked, if it has one.
+    /// Filter of a scan which was checked, if it has one.
     pub fn of(op: &OpRef<'a>) -> Option<Self> {
         if !op.has(op_flag::FILTER) {
             return None;
@@ -136,12 +136,12 @@ impl<'a> Filter<'a> {
         self.terms().filter(|(term, _)| term.part == part).all(|(t, o)| is_true(&t, o, whole))
     }
 
-    /// Whether all is true that it says of keys.
+    /// Whether all its terms about keys are true.
     pub fn takes_key(&self, key: &[u8]) -> bool {
         self.all(part::KEY, key)
     }
 
-    /// Whether all is true that it says of values.
+    /// Whether all its terms about values are true.
     pub fn takes_value(&self, value: &[u8]) -> bool {
         self.all(part::VALUE, value)
     }

@@ -78,65 +78,43 @@ extern crate alloc;
 
 mod catalog;
 mod checkpoint;
-mod chores;
 mod clients;
-mod commit;
 mod compact;
-mod deed;
+mod config;
+mod database;
+mod endings;
 mod entry;
-mod exec_admin;
-mod exec_filter;
-mod exec_lock;
-mod exec_read;
-mod exec_write;
+mod exec;
 mod fail;
 mod filter;
+mod load;
 mod lock;
 mod log;
 mod map;
 mod memory;
+mod op;
 mod record;
+mod record_body;
+mod remembered;
 mod replay;
 mod reserve;
-mod run;
+mod restored;
 mod segment;
+mod slot;
+mod staging;
 mod store;
+mod transactions;
 mod tx;
+mod upkeep;
+mod versions;
 mod wire;
 
-pub use store::{Config, Store};
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use config::Config;
+pub use store::Store;
 
 sdk::export!(Store);
-
-#[cfg(test)]
-mod basic_tests;
-#[cfg(test)]
-mod beside_tests;
-#[cfg(test)]
-mod chores_tests;
-#[cfg(test)]
-mod crash_tests;
-#[cfg(test)]
-mod damage_tests;
-#[cfg(test)]
-mod filter_tests;
-#[cfg(test)]
-mod full_tests;
-#[cfg(test)]
-mod isolation_tests;
-#[cfg(test)]
-mod kit;
-#[cfg(test)]
-mod lock_tests;
-#[cfg(test)]
-mod log_tests;
-#[cfg(test)]
-mod model_tests;
-#[cfg(test)]
-mod prepared_tests;
-#[cfg(test)]
-mod reserve_tests;
-#[cfg(test)]
-mod savepoint_tests;
-#[cfg(test)]
-mod torn_tests;

@@ -9,35 +9,35 @@ use alloc::vec::Vec;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What is locked.
+/// Resource of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
-    /// A table, by its number.
+    /// Table, by its number.
     Table(u32),
-    /// A key, by its hash.
+    /// Key, by its hash.
     Key(u64),
 }
 
 impl Resource {
-    /// A key of an index.
+    /// Resource of a key of an index.
     pub fn key(table: u32, index: u8, key: &[u8]) -> Self {
         Self::Key(xxh3_64_with_seed(key, u64::from(table) << 8 | u64::from(index)))
     }
 }
 
-/// Ways to lock; a holder may have several.
+/// Modes of locks; a holder may have several.
 pub mod mode {
-    /// Keys of the table are locked shared.
+    /// Keys of the table are to be locked shared.
     pub const INTEND_SHARED: u8 = 1;
-    /// Keys of the table are locked exclusive.
+    /// Keys of the table are to be locked exclusive.
     pub const INTEND_EXCLUSIVE: u8 = 2;
-    /// Nobody changes it.
+    /// Nobody else may change it.
     pub const SHARED: u8 = 4;
-    /// Nobody else has it.
+    /// Nobody else may read or change it.
     pub const EXCLUSIVE: u8 = 8;
 }
 
-/// What a lock of some modes gives.
+/// Modes that a lock of some modes implies.
 fn implied(held: u8) -> u8 {
     let mut all = held;
     if held & mode::EXCLUSIVE != 0 {
@@ -49,12 +49,12 @@ fn implied(held: u8) -> u8 {
     all
 }
 
-/// Whether what is held is enough.
+/// Whether the modes that are held suffice.
 pub fn covers(held: u8, want: u8) -> bool {
     want & !implied(held) == 0
 }
 
-/// What others must not have.
+/// Modes that others must not have.
 fn conflicts(want: u8) -> u8 {
     let mut with = 0;
     if want & mode::INTEND_SHARED != 0 {
@@ -88,7 +88,7 @@ impl Lock {
         self.holders.iter().all(|(t, m)| *t == tx || m & with == 0)
     }
 
-    /// True: it is new to the holder.
+    /// Grants it. True: it is new to the holder.
     fn grant(&mut self, tx: u64, want: u8) -> bool {
         if let Some((_, held)) = self.holders.iter_mut().find(|(t, _)| *t == tx) {
             *held |= want;
@@ -99,21 +99,21 @@ impl Lock {
     }
 }
 
-/// What became of a request.
+/// Result of asking for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// It was held before.
+    /// The lock was held before.
     Held,
-    /// It is held now.
+    /// The lock is held now.
     New,
-    /// Others have it, or wait for it before us.
+    /// Others have the lock, or wait for it already.
     Busy,
 }
 
-/// A lock that a waiter has got: the transaction, the lock, whether it is new to it.
+/// Lock that a waiter has got: the transaction, the lock, whether it is new to the transaction.
 pub type Granted = (u64, Resource, bool);
 
-/// All locks.
+/// Locks of all transactions.
 #[derive(Debug, Default)]
 pub struct Locks {
     locks: BTreeMap<Resource, Lock>,
@@ -121,7 +121,7 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// How many.
+    /// Number of resources that are locked or waited for.
     pub fn len(&self) -> usize {
         self.locks.len()
     }
@@ -131,7 +131,7 @@ impl Locks {
         self.locks.contains_key(&resource)
     }
 
-    /// Takes it if that is possible at once.
+    /// Takes a lock if that is possible at once.
     pub fn ask(&mut self, tx: u64, resource: Resource, want: u8) -> Asked {
         let lock = self.locks.entry(resource).or_default();
         let held = lock.held(tx);
@@ -144,7 +144,7 @@ impl Locks {
         Asked::Busy
     }
 
-    /// Waits for it, after [`Asked::Busy`]. False: nobody would ever get on, so it does not wait.
+    /// Waits for a lock, after [`Asked::Busy`]. False: that would be a deadlock, so it does not wait.
     pub fn wait(&mut self, tx: u64, resource: Resource, want: u8) -> bool {
         let lock = self.locks.entry(resource).or_default();
         if lock.held(tx) != 0 {
@@ -153,7 +153,7 @@ impl Locks {
             lock.queue.push_back((tx, want));
         }
         self.waits.insert(tx, resource);
-        if self.is_circle(tx) {
+        if self.is_deadlock(tx) {
             self.give_up(tx, &mut Vec::new());
             return false;
         }
@@ -161,7 +161,7 @@ impl Locks {
     }
 
     /// Whether a transaction waits for itself, through others.
-    fn is_circle(&self, tx: u64) -> bool {
+    fn is_deadlock(&self, tx: u64) -> bool {
         let mut seen = BTreeSet::new();
         let mut next = self.blockers(tx);
         while let Some(other) = next.pop() {
@@ -175,7 +175,7 @@ impl Locks {
         false
     }
 
-    /// Who keeps it from going on: those who hold the lock, and who is before it.
+    /// Transactions that one waits for: those that hold the lock, and the one before it in the queue.
     fn blockers(&self, tx: u64) -> Vec<u64> {
         let lock = self.waits.get(&tx).and_then(|resource| self.locks.get(resource));
         let Some(lock) = lock else { return Vec::new() };
@@ -186,7 +186,7 @@ impl Locks {
         holders.map(|(t, _)| *t).chain(before).collect()
     }
 
-    /// Waits no longer. Others may get on by that.
+    /// Stops waiting. Others may get on by that.
     pub fn give_up(&mut self, tx: u64, granted: &mut Vec<Granted>) {
         let Some(resource) = self.waits.remove(&tx) else { return };
         if let Some(lock) = self.locks.get_mut(&resource) {
@@ -195,7 +195,7 @@ impl Locks {
         self.serve(resource, granted);
     }
 
-    /// Whether it waits.
+    /// Whether a transaction waits.
     pub fn is_waiting(&self, tx: u64) -> bool {
         self.waits.contains_key(&tx)
     }

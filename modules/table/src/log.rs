@@ -1,4 +1,4 @@
-//! The log: what is appended to it.
+//! Log: records staged, appended, made durable.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -7,79 +7,80 @@ use core::ops::Range;
 use guest_abi::table::status;
 use sdk::{Errno, File, Host, open};
 
-use crate::deed::CHECK_BYTES;
+use crate::config::Config;
 use crate::fail::{Fail, fail};
-use crate::map::Loc;
 use crate::record::{self, HEAD_BYTES, TAIL_BYTES, kind};
-use crate::reserve::{Purpose, Reserve};
-use crate::segment::{Books, name};
+use crate::record_body::CHECK_BYTES;
+use crate::reserve::{Purpose, Reserve, StoreSize};
+use crate::segment::{Usage, name};
+use crate::slot::Loc;
 
-/// A place in the log.
+/// Place in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Place {
-    /// Which segment.
+    /// Number of the segment.
     pub segment: u32,
-    /// Where in it.
+    /// Byte of the segment.
     pub offset: u32,
 }
 
-/// The log.
+/// Log.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// What is known of its files.
-    pub books: Books,
+    /// Use of its segments, and of memory.
+    pub usage: Usage,
     /// Records that are not appended yet.
     staged: Vec<u8>,
-    /// Where each of them is among these, and what for.
+    /// Range of each staged record in `staged`, and its purpose.
     ranges: Vec<(Range<usize>, Purpose)>,
-    /// The segment that is written.
+    /// Number of the segment that is appended to.
     current: u32,
-    /// Its bytes.
+    /// Length of the current segment in bytes.
     len: u64,
-    /// Its bytes that are durable for certain.
+    /// Bytes of the current segment that are durable for certain.
     synced: u64,
-    /// Of the next record.
+    /// Number of the next record.
     number: u64,
-    /// Bytes appended in this life.
+    /// Bytes appended since the start.
     pub appended: u64,
-    /// Why nothing can be written any more.
+    /// Reason why nothing can be written any more.
     failed: Option<String>,
-    /// When another segment is begun.
+    /// Length of the current segment from which on another one is begun.
     pub segment_bytes: u64,
-    /// For when the disk is full.
+    /// Space for records that free space on a full disk.
     pub reserve: Reserve,
 }
 
 impl Log {
-    /// After its files were read.
+    /// Goes on after a segment that was read at the start.
     pub fn resume(&mut self, segment: u32, len: u64, number: u64) {
         (self.current, self.len, self.synced, self.number) = (segment, len, len, number);
     }
 
-    /// Where the next record will be, once all staged ones are appended.
+    /// Place of the next record, once all staged ones are appended.
     pub fn end(&self) -> Place {
         Place { segment: self.current, offset: self.len as u32 }
     }
 
-    /// Of the next record.
+    /// Number of the next record.
     pub fn next_number(&self) -> u64 {
         self.number
     }
 
-    /// Fails if nothing can be written.
-    pub fn writable(&self) -> Result<(), Fail> {
+    /// Fails if nothing can be written any more.
+    pub fn check_writable(&self) -> Result<(), Fail> {
         match &self.failed {
             Some(why) => Err(fail!(STORAGE, "the log cannot be written since: {why}")),
             None => Ok(()),
         }
     }
 
-    /// When something is to be done for the reserve, if anything.
+    /// Time at which something is to be done for the reserve, if there is anything.
     pub fn reserve_due_ms(&self) -> Option<u64> {
         self.reserve.due_ms(self.appended).filter(|_| self.failed.is_none())
     }
 
-    /// Bytes that wait to be appended.
+    /// Bytes of the staged records.
     pub fn staged_bytes(&self) -> usize {
         self.staged.len()
     }
@@ -106,7 +107,7 @@ impl Log {
                 return Err(self.failed("a new segment of the log", errno));
             }
         };
-        self.books.add(host, next, file);
+        self.usage.add(host, next, file);
         (self.current, self.synced) = (next, 0);
         self.len = (HEAD_BYTES + TAIL_BYTES) as u64;
         self.number += 1;
@@ -131,14 +132,14 @@ impl Log {
 
     fn set_len(&mut self) {
         let (current, len) = (self.current, self.len);
-        self.books.segments.entry(current).or_default().len = len;
+        self.usage.segments.entry(current).or_default().len = len;
     }
 
     /// Makes the current segment durable.
     pub fn sync(&mut self, host: &mut dyn Host) -> Result<(), Fail> {
-        self.writable()?;
+        self.check_writable()?;
         let current = self.current;
-        let synced = self.books.file(host, current).and_then(|file| host.sync(file));
+        let synced = self.usage.file(host, current).and_then(|file| host.sync(file));
         synced.map_err(|errno| self.failed("the log's sync", errno))?;
         self.synced = self.len;
         Ok(())
@@ -152,12 +153,15 @@ impl Log {
         purpose: Purpose,
         body: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), Fail> {
-        self.writable()?;
+        self.check_writable()?;
         self.reserve.check(purpose)?;
         if self.staged.is_empty() && (self.current == 0 || self.len >= self.segment_bytes) {
             let rotated = self.rotate(host);
             // Without room for another one this one goes on, for a while.
-            if self.current == 0 || self.writable().is_err() || self.len > u64::from(u32::MAX / 2) {
+            if self.current == 0
+                || self.check_writable().is_err()
+                || self.len > u64::from(u32::MAX / 2)
+            {
                 rotated?;
             }
         }
@@ -169,8 +173,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends all staged records; for each, where its body is, or why it is not there. If they do not
-    /// fit together, each is tried alone.
+    /// Appends all staged records, and returns for each the place of its body, or why it is not there. If
+    /// they do not fit together, each is tried alone.
     pub fn flush(&mut self, host: &mut dyn Host) -> Vec<Result<Place, Fail>> {
         let mut staged = core::mem::take(&mut self.staged);
         let ranges = core::mem::take(&mut self.ranges);
@@ -233,9 +237,9 @@ impl Log {
     }
 
     fn append(&mut self, host: &mut dyn Host, bytes: &[u8]) -> Result<u64, Fail> {
-        self.writable()?;
+        self.check_writable()?;
         let current = self.current;
-        let file = self.books.file(host, current);
+        let file = self.usage.file(host, current);
         let file = file.map_err(|errno| self.failed("the log", errno))?;
         match host.append(file, bytes) {
             Ok(at) if at == self.len => {
@@ -258,7 +262,7 @@ impl Log {
         }
     }
 
-    /// After an append that failed: cuts off what there may be of it.
+    /// Cuts off what an append that failed may have left.
     fn cut(&mut self, host: &mut dyn Host, file: File) {
         let len = self.len;
         let cut = match host.len(file) {
@@ -270,9 +274,20 @@ impl Log {
             self.failed.get_or_insert_with(|| alloc::format!("the log's tail: {errno}"));
         }
     }
+
+    /// Adjusts the reserve to the store's size, and takes some of what is missing of it.
+    pub fn keep_reserve(&mut self, host: &mut dyn Host, config: &Config) {
+        let size = StoreSize {
+            appended: self.appended,
+            log: self.usage.segments.values().map(|s| s.len).sum(),
+            has_old_segments: self.usage.segments.len() > 1,
+            memory: self.usage.memory,
+        };
+        self.reserve.keep(host, &size, config);
+    }
 }
 
-/// Why a value cannot be had.
+/// Failure to read a value.
 pub fn unreadable(loc: Loc, errno: Errno) -> Fail {
     let Loc { segment, offset, len } = loc;
     let why = if errno == Errno::BADMSG { "its bytes were changed" } else { "it cannot be read" };
@@ -280,7 +295,7 @@ pub fn unreadable(loc: Loc, errno: Errno) -> Fail {
 }
 
 /// Whether a value and the check behind it belong together.
-pub fn proven(bytes: &[u8]) -> bool {
+pub fn is_intact(bytes: &[u8]) -> bool {
     let Some((value, check)) = bytes.split_last_chunk::<CHECK_BYTES>() else { return false };
-    crate::deed::check_value(value) == *check
+    crate::record_body::check_value(value) == *check
 }

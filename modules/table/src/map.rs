@@ -1,80 +1,36 @@
-//! An index in memory: keys and the versions of their values.
+//! Index of a table in memory: keys and the versions of their values.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, btree_map};
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use crate::segment::Books;
+use crate::segment::Usage;
+use crate::slot::Slot;
 
-/// Values up to so many bytes stay in memory.
-pub const INLINE_BYTES: usize = 64;
+/// An index: number of the table, number of the index in it.
+pub type IndexId = (u32, u8);
 
-/// What a key costs beside its bytes, about.
+/// Memory that a key costs beside its bytes, about.
 pub const ENTRY_BYTES: u64 = 72;
-/// What one more version costs.
+/// Memory that one more version costs.
 const VERSION_BYTES: u64 = 32;
 
-/// Where a value is in the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Loc {
-    /// Which segment.
-    pub segment: u32,
-    /// Where in it.
-    pub offset: u32,
-    /// How long.
-    pub len: u32,
-}
-
-/// A value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Slot {
-    /// There is none.
-    Deleted,
-    /// A small one.
-    Inline(Box<[u8]>),
-    /// In the log.
-    At(Loc),
-    /// Among the ops that a transaction has written, by the byte of all of them.
-    Own {
-        /// Where.
-        at: u64,
-        /// How long.
-        len: u32,
-    },
-}
-
-impl Slot {
-    /// Bytes of the value.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Deleted => 0,
-            Self::Inline(bytes) => bytes.len(),
-            Self::At(Loc { len, .. }) | Self::Own { len, .. } => *len as usize,
-        }
-    }
-
-    /// Whether there is a value.
-    pub fn is_there(&self) -> bool {
-        !matches!(self, Self::Deleted)
-    }
-}
-
-/// What a commit made of a key.
+/// Value that a commit gave a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
-    /// The commit.
+    /// Number of the commit.
     pub commit: u64,
-    /// The value.
+    /// Its value.
     pub slot: Slot,
 }
 
-/// All versions of a key that somebody may want, oldest first.
+/// Versions of a key that a reader may still want, oldest first.
 #[derive(Debug, Clone)]
 pub enum Chain {
-    /// The usual case.
+    /// One version: the usual case.
     One(Version),
-    /// At least two.
+    /// Two versions or more.
     Many(Vec<Version>),
 }
 
@@ -86,7 +42,7 @@ impl Chain {
         }
     }
 
-    /// For compaction: a value that moves.
+    /// Versions of the key, for compaction, which moves values.
     pub fn versions_mut(&mut self) -> &mut [Version] {
         match self {
             Self::One(version) => core::slice::from_mut(version),
@@ -94,12 +50,12 @@ impl Chain {
         }
     }
 
-    /// The newest of all.
+    /// Newest version.
     pub fn head(&self) -> Option<&Version> {
         self.versions().last()
     }
 
-    /// The newest that a snapshot shows.
+    /// Newest version that a snapshot shows.
     pub fn version_at(&self, snapshot: u64) -> Option<&Version> {
         let versions = self.versions();
         match versions.last() {
@@ -108,7 +64,7 @@ impl Chain {
         }
     }
 
-    /// The value that a snapshot shows.
+    /// Value that a snapshot shows.
     pub fn at(&self, snapshot: u64) -> Option<&Slot> {
         self.version_at(snapshot).map(|v| &v.slot).filter(|s| s.is_there())
     }
@@ -123,15 +79,15 @@ impl Chain {
         }
     }
 
-    /// Forgets what nobody may want: all but the newest that `oldest` shows, and newer ones. True: nothing
-    /// is left of the key.
-    fn prune(&mut self, oldest: u64, books: &mut Books) -> bool {
+    /// Forgets versions that no reader may want: all but the newest that `oldest` shows, and newer ones.
+    /// True: nothing is left of the key.
+    fn prune(&mut self, oldest: u64, usage: &mut Usage) -> bool {
         if let Self::Many(versions) = self {
             let shown = versions.partition_point(|v| v.commit <= oldest);
             let keep = shown.saturating_sub(1);
             for version in versions.drain(..keep) {
-                books.forget(&version.slot);
-                books.memory = books.memory.saturating_sub(VERSION_BYTES);
+                usage.forget(&version.slot);
+                usage.memory = usage.memory.saturating_sub(VERSION_BYTES);
             }
             if versions.len() == 1
                 && let Some(last) = versions.pop()
@@ -147,16 +103,16 @@ impl Chain {
     }
 }
 
-/// One index.
+/// Index of a table.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// Its keys.
+    /// Versions by key.
     pub map: BTreeMap<Box<[u8]>, Chain>,
-    /// Keys with a value.
+    /// Number of keys with a value.
     pub entries: u64,
-    /// Bytes of these keys.
+    /// Bytes of the keys that have a value.
     pub key_bytes: u64,
-    /// Bytes of their values.
+    /// Bytes of the values.
     pub value_bytes: u64,
 }
 
@@ -174,21 +130,21 @@ impl Index {
         }
     }
 
-    /// Puts a version in. True: something is left to be pruned later.
+    /// Puts a version in. True: old versions are left to be pruned later.
     pub fn install(
         &mut self,
         key: Box<[u8]>,
         version: Version,
         oldest: u64,
-        books: &mut Books,
+        usage: &mut Usage,
     ) -> bool {
         let there = |slot: &Slot| slot.is_there().then(|| slot.len());
         let (key_len, new) = (key.len(), there(&version.slot));
-        books.keep(&version.slot);
-        let (old, left) = match self.map.entry(key) {
+        usage.keep(&version.slot);
+        let (old, has_garbage) = match self.map.entry(key) {
             btree_map::Entry::Vacant(_) if new.is_none() => return false,
             btree_map::Entry::Vacant(vacant) => {
-                books.memory += ENTRY_BYTES + key_len as u64;
+                usage.memory += ENTRY_BYTES + key_len as u64;
                 vacant.insert(Chain::One(version));
                 (None, false)
             }
@@ -200,69 +156,70 @@ impl Index {
                     Chain::One(only)
                         if version.commit <= oldest || only.commit == version.commit =>
                     {
-                        books.forget(&only.slot);
+                        usage.forget(&only.slot);
                         *only = version;
                     }
                     _ => {
-                        books.memory += VERSION_BYTES;
+                        usage.memory += VERSION_BYTES;
                         chain.push(version);
                     }
                 }
-                let gone = chain.prune(oldest, books);
-                let left = !gone && !chain.is_settled();
+                let gone = chain.prune(oldest, usage);
+                let has_garbage = !gone && !chain.is_settled();
                 if gone {
                     occupied.remove();
-                    books.memory = books.memory.saturating_sub(ENTRY_BYTES + key_len as u64);
+                    usage.memory = usage.memory.saturating_sub(ENTRY_BYTES + key_len as u64);
                 }
-                (old, left)
+                (old, has_garbage)
             }
         };
         self.count(key_len, old, new);
-        left
+        has_garbage
     }
 
-    /// Prunes a key. True: something is left to be pruned later.
-    pub fn prune(&mut self, key: &[u8], oldest: u64, books: &mut Books) -> bool {
+    /// Prunes a key. True: old versions are left to be pruned later.
+    pub fn prune(&mut self, key: &[u8], oldest: u64, usage: &mut Usage) -> bool {
         let Some(chain) = self.map.get_mut(key) else { return false };
-        if chain.prune(oldest, books) {
+        if chain.prune(oldest, usage) {
             self.map.remove(key);
-            books.memory = books.memory.saturating_sub(ENTRY_BYTES + key.len() as u64);
+            usage.memory = usage.memory.saturating_sub(ENTRY_BYTES + key.len() as u64);
             return false;
         }
         !chain.is_settled()
     }
 
-    /// Removes up to so many keys; for an index that is not in use any more. How many there were.
-    pub fn wither(&mut self, most: u64, books: &mut Books) -> u64 {
+    /// Removes up to `most` keys of an index that is not in use any more, and returns their number.
+    pub fn remove_some(&mut self, most: u64, usage: &mut Usage) -> u64 {
         let mut done = 0;
         while done < most
             && let Some((key, chain)) = self.map.pop_first()
         {
-            books.memory = books.memory.saturating_sub(ENTRY_BYTES + key.len() as u64);
+            usage.memory = usage.memory.saturating_sub(ENTRY_BYTES + key.len() as u64);
             for version in chain.versions() {
-                books.forget(&version.slot);
+                usage.forget(&version.slot);
             }
             let more = chain.versions().len().saturating_sub(1) as u64;
-            books.memory = books.memory.saturating_sub(more * VERSION_BYTES);
+            usage.memory = usage.memory.saturating_sub(more * VERSION_BYTES);
             done += 1;
         }
         done
     }
 }
 
-/// A transaction's own write.
+/// Write of a transaction that is not committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// The value.
+    /// Value that it gives the key.
     pub slot: Slot,
     /// Whether its key is locked.
     pub locked: bool,
 }
 
-/// A transaction's own writes in one index.
+/// Writes of a transaction in one index, by key.
 pub type Writes = BTreeMap<Box<[u8]>, Write>;
 
-/// Keys between two bounds, as a transaction sees them: what is committed, and its own writes over it.
+/// Walk over the keys between two bounds, as a transaction sees them: committed values, and its own
+/// writes over them.
 pub struct Merge<'a> {
     base: Option<btree_map::Range<'a, Box<[u8]>, Chain>>,
     own: Option<btree_map::Range<'a, Box<[u8]>, Write>>,
@@ -270,15 +227,15 @@ pub struct Merge<'a> {
     own_next: Option<(&'a [u8], &'a Write)>,
     backward: bool,
     snapshot: u64,
-    /// Keys that were looked at.
+    /// Number of committed keys that were looked at.
     pub steps: u64,
 }
 
-/// Borrowed bounds.
+/// Bounds of a walk.
 pub type Bounds<'b> = (Bound<&'b [u8]>, Bound<&'b [u8]>);
 
 impl<'a> Merge<'a> {
-    /// Begins. `range` must not be one that the maps panic on.
+    /// Begins a walk. `range` must not be one that the maps panic on.
     pub fn new(
         index: &'a Index,
         own: Option<&'a Writes>,
@@ -308,7 +265,7 @@ impl<'a> Merge<'a> {
         self.own_next = next.map(|(k, w)| (&**k, w));
     }
 
-    /// The next key, with the value that is seen, if one is.
+    /// Next key, with the value that the transaction sees, if there is one.
     pub fn step(&mut self) -> Option<(&'a [u8], Option<&'a Slot>)> {
         let own_first = match (self.base_next, self.own_next) {
             (None, None) => return None,

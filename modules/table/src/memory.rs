@@ -1,54 +1,47 @@
-//! How much memory there is in use, and whether there is more.
+//! Limit of memory: how much is in use, and whether there is more.
 //!
-//! What is in use is an estimate. The limit is the host's, which does not say how much it is: so before the
-//! estimate grows by [`STEP_BYTES`] the allocator is asked for [`ROOM_BYTES`] at once, which it keeps for
-//! what comes. If it has none, what is in use then is the limit, until it has some again.
+//! The memory in use is an estimate. The limit is the host's, which does not tell it: so before the
+//! estimate grows by [`STEP_BYTES`] the allocator is asked for [`ROOM_BYTES`] at once, which it keeps
+//! for later. If it has none, the memory in use then is the limit, until it has some again.
 
 use alloc::format;
-use alloc::vec::Vec;
 
 use sdk::Errno;
 
-use crate::fail::{Fail, fail};
-use crate::replay::Broken;
-use crate::store::Store;
+use crate::config::Config;
+use crate::fail::{Fail, StartError, fail};
 
-/// What deletions and locks may use beyond the limit: they give it back.
+/// Bytes that deletions and locks may use beyond the limit: they give them back.
 pub const SPARE_BYTES: u64 = 16 << 20;
-/// What a lock costs, about.
+/// Memory that a lock costs, about.
 pub const LOCK_BYTES: u64 = 96;
-/// What must be there for the next step: estimates are wrong, and there are buffers that they do not know.
+/// Bytes that must be free for the next step: estimates are wrong, and there are buffers that they do
+/// not know.
 pub const ROOM_BYTES: usize = 64 << 20;
-/// A step.
+/// Growth of the estimate after which the allocator is asked again.
 pub const STEP_BYTES: u64 = 16 << 20;
 
-/// Whether the allocator has so many bytes.
-pub fn has_room(bytes: usize) -> bool {
-    let mut room = Vec::<u8>::new();
-    let is_there = room.try_reserve_exact(bytes).is_ok();
-    // Compilers may leave out what is allocated for nothing, and take it for granted.
-    core::hint::black_box(room.as_ptr());
-    is_there
+/// Limit of memory, as far as it was found.
+#[derive(Debug, Default)]
+pub struct MemoryLimit {
+    /// Bytes that may be in use without another question to the allocator.
+    proven_bytes: u64,
+    /// Bytes that were in use when the allocator had no more.
+    found_bytes: Option<u64>,
 }
 
-impl Store {
-    /// About how much is in use.
-    pub(crate) fn memory(&self) -> u64 {
-        self.log.books.memory + self.locks.len() as u64 * LOCK_BYTES
-    }
-
-    /// Fails if so many bytes more are too many.
-    pub(crate) fn check_memory(&mut self, more: u64) -> Result<(), Fail> {
-        let used = self.memory();
+impl MemoryLimit {
+    /// Fails if `more` bytes are too many while `used` bytes are in use.
+    pub fn check(&mut self, used: u64, more: u64, config: &Config) -> Result<(), Fail> {
         let is_over = |limit: u64| used.saturating_add(more) > limit.saturating_add(SPARE_BYTES);
         if used > self.proven_bytes || self.found_bytes.is_some_and(is_over) {
-            if (self.config.has_room)(ROOM_BYTES) {
+            if (config.has_room)(ROOM_BYTES) {
                 (self.proven_bytes, self.found_bytes) = (used + STEP_BYTES, None);
             } else {
                 self.found_bytes = Some(self.found_bytes.map_or(used, |found| found.min(used)));
             }
         }
-        let limit = self.found_bytes.unwrap_or(u64::MAX).min(self.config.memory_bytes);
+        let limit = self.found_bytes.unwrap_or(u64::MAX).min(config.memory_bytes);
         if is_over(limit) {
             return Err(fail!(
                 LIMIT,
@@ -59,16 +52,16 @@ impl Store {
         Ok(())
     }
 
-    /// At the start there is less to spare: what ran with so much memory must start with it.
-    pub(crate) fn check_start(&mut self) -> Result<(), Broken> {
-        let used = self.log.books.memory;
+    /// Fails if the memory in use at the start is too much. Less is spared than later: a store that ran
+    /// with a limit must start with it.
+    pub fn check_start(&mut self, used: u64, config: &Config) -> Result<(), StartError> {
         if used < self.proven_bytes {
             return Ok(());
         }
-        if !(self.config.has_room)(STEP_BYTES as usize) {
+        if !(config.has_room)(STEP_BYTES as usize) {
             let text =
                 format!("memory: {used} bytes are in use, and the module is allowed no more");
-            return Err(Broken { errno: Errno::NOMEM, text });
+            return Err(StartError { errno: Errno::NOMEM, text });
         }
         self.proven_bytes = used + STEP_BYTES / 2;
         Ok(())

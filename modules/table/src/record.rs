@@ -1,4 +1,4 @@
-//! Records: how the log and checkpoints frame what is in them.
+//! Records: the frames of the log and of checkpoints.
 //!
 //! | bytes | | |
 //! | --- | --- | --- |
@@ -26,11 +26,11 @@ use alloc::vec::Vec;
 use sdk::{Errno, File, Host};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes before a body.
+/// Bytes of a record before its body.
 pub const HEAD_BYTES: usize = 40;
-/// Bytes after it.
+/// Bytes of a record after its body.
 pub const TAIL_BYTES: usize = 4;
-/// Longest body: a value with its key, a transaction's buffer, and heads.
+/// Length of the longest body: a value with its key, a transaction's buffer, and heads.
 pub const MAX_RECORD_BYTES: usize = 48 << 20;
 const MAGIC: [u8; 4] = *b"MLTR";
 const TAIL: [u8; 4] = *b"rtlm";
@@ -39,52 +39,52 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 /// Kinds of records.
 pub mod kind {
-    /// The first of a segment.
+    /// First record of a segment.
     pub const SEGMENT: u32 = 1;
-    /// A transaction: [`crate::deed`].
+    /// Commit of a transaction: [`crate::record_body`].
     pub const COMMIT: u32 = 2;
     /// Ops of a transaction that is not committed yet.
     pub const SPILL: u32 = 3;
-    /// A transaction that has been prepared.
+    /// Transaction that has been prepared.
     pub const PREPARE: u32 = 4;
-    /// Its end.
+    /// Commit of a prepared transaction.
     pub const COMMIT_PREPARED: u32 = 5;
-    /// Its other end.
+    /// Rollback of a prepared transaction.
     pub const ROLLBACK_PREPARED: u32 = 6;
-    /// A change of tables.
+    /// Change of tables.
     pub const CATALOG: u32 = 7;
     /// Values that were copied from a segment that is to go.
     pub const MOVED: u32 = 8;
-    /// The first of a checkpoint.
+    /// First record of a checkpoint.
     pub const CHECKPOINT: u32 = 16;
-    /// A table of a checkpoint.
+    /// Table.
     pub const TABLE: u32 = 17;
     /// Entries of an index.
     pub const ENTRIES: u32 = 18;
     /// Remembered clients.
     pub const CLIENTS: u32 = 19;
-    /// A prepared transaction.
+    /// Prepared transaction.
     pub const PREPARED: u32 = 20;
-    /// What is known of segments.
+    /// Statistics of segments.
     pub const SEGMENTS: u32 = 21;
-    /// The last of a checkpoint.
+    /// Last record of a checkpoint.
     pub const END: u32 = 22;
 }
 
-/// A record's head.
+/// Head of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// [`kind`].
+    /// Kind: [`kind`].
     pub kind: u32,
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub len: u32,
-    /// Known to be durable.
+    /// Bytes of the file that were durable when the record was made.
     pub synced: u32,
-    /// In order.
+    /// Number: one more than that of the record before.
     pub number: u64,
-    /// Of the body.
+    /// Hash of the body.
     pub hash: u64,
-    /// The file.
+    /// Low half of the file's number.
     pub file: u32,
 }
 
@@ -92,20 +92,20 @@ fn check_of(head: &[u8]) -> u32 {
     xxh3_64(head) as u32 | 0x0101_0101
 }
 
-/// A number in little-endian order, 0 if it is not there.
+/// Reads 32 bits in little-endian order, 0 if they are not there.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let four = bytes.get(at..).and_then(|b| b.first_chunk::<4>());
     four.map_or(0, |b| u32::from_le_bytes(*b))
 }
 
-/// A number in little-endian order, 0 if it is not there.
+/// Reads 64 bits in little-endian order, 0 if they are not there.
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let eight = bytes.get(at..).and_then(|b| b.first_chunk::<8>());
     eight.map_or(0, |b| u64::from_le_bytes(*b))
 }
 
 impl Head {
-    /// In bytes.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC);
@@ -120,7 +120,7 @@ impl Head {
         bytes
     }
 
-    /// From bytes, if they are one.
+    /// Decodes it; None: the bytes are no head.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..HEAD_BYTES)?;
         let fine = bytes.starts_with(&MAGIC) && u32_at(bytes, 36) == check_of(&bytes[..36]);
@@ -135,7 +135,7 @@ impl Head {
     }
 }
 
-/// Begins a record in a buffer; the body follows.
+/// Begins a record in a buffer, and returns its offset. The body follows.
 pub fn begin(buffer: &mut Vec<u8>) -> usize {
     let at = buffer.len();
     buffer.resize(at + HEAD_BYTES, 0);
@@ -159,26 +159,26 @@ pub fn renumber(record: &mut [u8], number: u64) {
     }
 }
 
-/// Why there is no next record.
+/// Reason why there is no next record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
     /// The file ends here.
     End,
-    /// What follows was not wholly written.
+    /// The next record was not wholly written.
     Torn,
-    /// What follows was changed.
+    /// The next record was changed.
     Damaged(String),
-    /// It cannot be read.
+    /// The next record cannot be read.
     Failed(Errno),
 }
 
-/// Reads a file's records, one after the other.
+/// Reader of a file's records, one after the other.
 #[derive(Debug)]
 pub struct Reader {
     file: File,
     number: u32,
     len: u64,
-    /// Where the next one is.
+    /// Offset of the next record.
     pub at: u64,
     buffer: Vec<u8>,
     buffer_at: u64,
@@ -186,23 +186,23 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// From a place of a file on. `number` is what its records' heads say.
+    /// Begins at a place of a file. `number` is the file's number in the heads of its records.
     pub fn new(host: &mut dyn Host, file: File, number: u32, at: u64) -> Result<Self, Errno> {
         let len = host.len(file)?;
         Ok(Self { file, number, len, at, buffer: Vec::new(), buffer_at: at, body: 0..0 })
     }
 
-    /// Its file has another handle.
-    pub fn reopened(&mut self, file: File) {
+    /// Goes on with another handle of the file.
+    pub fn set_file(&mut self, file: File) {
         self.file = file;
     }
 
-    /// The file's length.
+    /// Length of the file in bytes.
     pub fn file_len(&self) -> u64 {
         self.len
     }
 
-    /// Bytes of the file, as many as there are.
+    /// Reads bytes of the file, as many as there are.
     fn fill(&mut self, host: &mut dyn Host, at: u64, want: usize) -> Result<&[u8], Errno> {
         let want = want.min(self.len.saturating_sub(at) as usize);
         let end = self.buffer_at + self.buffer.len() as u64;
@@ -218,7 +218,7 @@ impl Reader {
         Ok(self.buffer.get(from..to).unwrap_or(&[]))
     }
 
-    /// The next record: its head, and where its body is in the file.
+    /// Reads the next record: its head, and the offset of its body in the file.
     pub fn next(&mut self, host: &mut dyn Host) -> Result<(Head, u64), Stop> {
         let at = self.at;
         if at >= self.len {
@@ -249,13 +249,13 @@ impl Reader {
         Ok((head, at + HEAD_BYTES as u64))
     }
 
-    /// The body of the record that was read last.
+    /// Body of the record that was read last.
     pub fn body(&self) -> &[u8] {
         self.buffer.get(self.body.clone()).unwrap_or(&[])
     }
 
-    /// Whether a whole record follows somewhere that was made when the byte at `self.at` was durable
-    /// already: then what is wrong there is damage, whatever it looks like.
+    /// Whether a whole record follows that was made when the byte at `self.at` was durable already: then
+    /// the bytes there are damaged, whatever they look like.
     pub fn was_durable(&mut self, host: &mut dyn Host) -> Result<bool, Errno> {
         let (bad, mut at) = (self.at, self.at + 1);
         while at < self.len {

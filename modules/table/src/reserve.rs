@@ -15,64 +15,78 @@ use alloc::vec::Vec;
 use guest_abi::module_call::log as level;
 use sdk::{Errno, File, Host, open};
 
+use crate::config::Config;
 use crate::fail::{Fail, fail};
-use crate::store::Store;
 
-/// What is written, and how long it may go on when the disk is full: the longer the higher.
+/// Purpose of what is written: the higher, the longer it may go on when the disk is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
-    /// A change that needs space.
+    /// Change that needs space.
     Change,
-    /// A deletion, the end of a prepared transaction: what frees space.
+    /// Deletion, or the end of a prepared transaction: it frees space.
     Free,
     /// Compaction.
     Move,
-    /// A checkpoint.
+    /// Checkpoint.
     Checkpoint,
 }
 
-/// The files, in the order of [`Purpose`].
+/// Names of the files, in the order of [`Purpose`].
 const NAMES: [&str; 3] = ["reserve-log", "reserve-moved", "reserve-checkpoint"];
 const LOG: usize = 0;
 const MOVED: usize = 1;
 const CHECKPOINT: usize = 2;
-/// The log's part is a sixteenth of the log.
+/// Size of the log by that of the log's part.
 const SHARE: u64 = 16;
-/// Lengths are multiples of such a part of the largest that the log's part may have.
+/// Largest length of the log's part by the unit of all lengths.
 const UNITS: u64 = 64;
-/// Most bytes that are written at a time.
+/// Limit of bytes that are written at a time.
 const PIECE_BYTES: u64 = 64 << 10;
-/// After a failure the next try waits.
+/// Wait for the next try after a failure.
 const PAUSE_MS: u64 = 1000;
 
-/// One of the files.
+/// File of the reserve.
 #[derive(Debug, Default)]
 struct Part {
     file: Option<File>,
     len: u64,
+    /// Length that it is to have.
     want: u64,
-    /// It was given away, and what it was given for is not done.
+    /// Whether it was given away, and what it was given for is not done.
     is_given: bool,
 }
 
-/// The reserve.
+/// Size of the store, from which the lengths of the parts follow.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreSize {
+    /// Bytes appended to the log since the start.
+    pub appended: u64,
+    /// Bytes of all segments of the log.
+    pub log: u64,
+    /// Whether there are segments beside the one that is written.
+    pub has_old_segments: bool,
+    /// Bytes of memory in use.
+    pub memory: u64,
+}
+
+/// Reserve of space.
 #[derive(Debug, Default)]
 pub struct Reserve {
     parts: [Part; 3],
-    /// The disk was full, and not all of it is there again.
+    /// Whether the disk was full, and not all of the reserve is there again.
     is_short: bool,
-    /// A record did not fit: perhaps something can be removed.
+    /// Whether a record did not fit: perhaps something can be removed.
     was_full: bool,
-    /// Its files fail: there is none.
+    /// Whether its files failed: there is no reserve.
     is_off: bool,
-    /// Not before this time.
+    /// Time before which nothing is tried.
     after_ms: u64,
-    /// How long the parts must be is looked at again when so much is in the log.
-    look_at: u64,
+    /// Bytes appended to the log from which on the lengths are computed again.
+    resize_at: u64,
 }
 
 impl Reserve {
-    /// Fails if the disk is full, as far as that purpose goes.
+    /// Fails if the disk is full and the purpose has to wait.
     pub fn check(&self, purpose: Purpose) -> Result<(), Fail> {
         let given = self.parts.iter().rposition(|part| part.is_given).map_or(0, |part| part + 1);
         if purpose as usize >= given && (purpose > Purpose::Change || !self.is_short) {
@@ -90,7 +104,7 @@ impl Reserve {
         self.parts.iter().map(|part| part.want.saturating_sub(part.len)).sum()
     }
 
-    /// Something did not fit. True: some of the reserve is there for it now, its own part first.
+    /// Gives space to a record that did not fit, from its own part first. True: there was some.
     pub fn give(&mut self, host: &mut dyn Host, purpose: Purpose) -> bool {
         self.was_full = true;
         let parts = self.parts.get_mut(..purpose as usize).unwrap_or(&mut []);
@@ -102,30 +116,31 @@ impl Reserve {
         if let Some(own) = parts.last_mut() {
             own.is_given = true;
         }
-        self.falls_short(host);
+        self.become_short(host);
         true
     }
 
-    fn falls_short(&mut self, host: &mut dyn Host) {
+    fn become_short(&mut self, host: &mut dyn Host) {
         if !core::mem::replace(&mut self.is_short, true) {
             host.log(level::WARN, "the disk is full: only what frees space is written from now on");
         }
         self.after_ms = host.now_ms() + PAUSE_MS;
     }
 
-    /// What was given away has done its work, or is not enough: what is free is for all again that free space.
+    /// Ends what parts were given for: it is done, or they do not suffice. Free space is for all again that
+    /// free some.
     pub fn take_back(&mut self) {
         self.parts.iter_mut().for_each(|part| part.is_given = false);
     }
 
-    /// When something is to be done, if anything.
+    /// Time at which something is to be done, if there is anything.
     pub fn due_ms(&self, appended: u64) -> Option<u64> {
-        let changed = self.was_full || appended >= self.look_at;
-        let wants = self.is_short || self.missing() > 0 || changed;
-        (wants && !self.is_off).then_some(self.after_ms)
+        let changed = self.was_full || appended >= self.resize_at;
+        let is_due = self.is_short || self.missing() > 0 || changed;
+        (is_due && !self.is_off).then_some(self.after_ms)
     }
 
-    /// Takes some of what is missing.
+    /// Takes some of what is missing of the parts.
     fn take(&mut self, host: &mut dyn Host) -> Result<(), Errno> {
         for (which, part) in self.parts.iter_mut().enumerate().rev() {
             let file = match part.file {
@@ -149,66 +164,51 @@ impl Reserve {
         }
         Ok(())
     }
-}
 
-/// Bytes that no disk makes smaller.
-fn noise(from: u64, len: u64) -> Vec<u8> {
-    let words = (from..from + len).step_by(8);
-    let bytes = words.flat_map(|at| xxhash_rust::xxh3::xxh3_64(&at.to_le_bytes()).to_le_bytes());
-    bytes.take(len as usize).collect()
-}
+    /// Whether a record did not fit lately, or the reserve is short. The first is asked once.
+    pub fn is_pressed(&mut self) -> bool {
+        core::mem::take(&mut self.was_full) || self.is_short
+    }
 
-impl Store {
-    /// Sees to it that the reserve is as large as it must be.
-    pub(crate) fn keep_reserve(&mut self, host: &mut dyn Host) {
-        let appended = self.log.appended;
-        if self.log.reserve_due_ms().is_none_or(|due_ms| host.now_ms() < due_ms) {
-            return;
-        }
-        if core::mem::take(&mut self.log.reserve.was_full) || self.log.reserve.is_short {
-            self.checkpoint_wanted |= self.removable_bytes() > 0;
-            // What frees space comes first.
-            if self.checkpoint_wanted || self.checkpoint.is_some() || self.compaction.is_some() {
-                self.log.reserve.after_ms = host.now_ms() + PAUSE_MS;
-                return;
-            }
-        }
-        let most = self.config.reserve_bytes;
+    /// Waits before the next try.
+    pub fn postpone(&mut self, now_ms: u64) {
+        self.after_ms = now_ms + PAUSE_MS;
+    }
+
+    /// Computes the lengths of the parts, and takes some of what is missing.
+    pub fn keep(&mut self, host: &mut dyn Host, size: &StoreSize, config: &Config) {
+        let most = config.reserve_bytes;
         let unit = (most / UNITS).max(1);
-        let is_long = self.log.books.segments.len() > 1;
-        let log: u64 = self.log.books.segments.values().map(|s| s.len).sum();
-        let memory = self.log.books.memory;
-        let reserve = &mut self.log.reserve;
-        reserve.look_at = appended + unit;
+        self.resize_at = size.appended + unit;
         if most > 0 {
-            reserve.parts[LOG].want = (log / SHARE).next_multiple_of(unit).clamp(unit, most);
+            self.parts[LOG].want = (size.log / SHARE).next_multiple_of(unit).clamp(unit, most);
             // Of a segment that is compacted, less than half is copied. The last one never is.
-            let half = self.config.segment_bytes / 2;
-            reserve.parts[MOVED].want = if is_long { half } else { 0 };
-            // What a checkpoint has of an entry is less than what the entry costs in memory.
-            let step = unit.max(memory.next_power_of_two() / SHARE);
-            reserve.parts[CHECKPOINT].want = memory.next_multiple_of(step).max(unit);
+            let half = config.segment_bytes / 2;
+            self.parts[MOVED].want = if size.has_old_segments { half } else { 0 };
+            // An entry is shorter in a checkpoint than what it costs in memory.
+            let step = unit.max(size.memory.next_power_of_two() / SHARE);
+            self.parts[CHECKPOINT].want = size.memory.next_multiple_of(step).max(unit);
         }
-        match reserve.take(host) {
-            Ok(()) if reserve.missing() > 0 => {}
+        match self.take(host) {
+            Ok(()) if self.missing() > 0 => {}
             Ok(()) => {
-                if core::mem::take(&mut reserve.is_short) {
+                if core::mem::take(&mut self.is_short) {
                     host.log(level::INFO, "there is space on the disk again");
                 }
             }
-            Err(Errno::NOSPC) => reserve.falls_short(host),
+            Err(Errno::NOSPC) => self.become_short(host),
             Err(errno) => {
-                *reserve = Reserve { is_off: true, ..Reserve::default() };
+                *self = Self { is_off: true, ..Self::default() };
                 let text = alloc::format!("there is no reserve for a full disk: {errno}");
                 host.log(level::WARN, &text);
             }
         }
     }
+}
 
-    /// What the next checkpoint would free.
-    fn removable_bytes(&self) -> u64 {
-        let first = self.replay_would_begin().segment;
-        let old = self.log.books.segments.range(..first);
-        old.filter(|(_, s)| s.live == 0 && s.pins == 0).map(|(_, s)| s.len).sum()
-    }
+/// Bytes that no disk can compress.
+fn noise(from: u64, len: u64) -> Vec<u8> {
+    let words = (from..from + len).step_by(8);
+    let bytes = words.flat_map(|at| xxhash_rust::xxh3::xxh3_64(&at.to_le_bytes()).to_le_bytes());
+    bytes.take(len as usize).collect()
 }

@@ -1,4 +1,4 @@
-//! What is known of each segment of the log: how much of it is still wanted.
+//! Segments of the log: their files, and how much of each is still in use.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -6,44 +6,52 @@ use alloc::string::String;
 
 use sdk::{Errno, File, Host};
 
-use crate::map::{Loc, Slot};
+use crate::slot::{Loc, Slot};
 
-/// Most segments that are open at a time.
+/// Limit of segments that are open at a time.
 const MAX_OPEN: usize = 128;
 
-/// One file of the log.
+/// Segment: one file of the log.
 #[derive(Debug, Default)]
 pub struct Segment {
     file: Option<File>,
+    /// When it was used last, by `Usage::clock`.
     used: u64,
-    /// Its bytes.
+    /// Length of the file in bytes.
     pub len: u64,
-    /// Bytes of all values in it that are not kept in memory.
+    /// Bytes of all values in it that are not in memory.
     pub values: u64,
-    /// Of these, what a key still refers to.
+    /// Bytes of the values that a key still refers to.
     pub live: u64,
-    /// Transactions without an end that have values in it.
+    /// Number of transactions without an end that have values in it.
     pub pins: u32,
 }
 
-/// All of them, and the estimate of memory.
+impl Segment {
+    /// Whether nothing refers to it.
+    pub fn is_unused(&self) -> bool {
+        self.live == 0 && self.pins == 0
+    }
+}
+
+/// Use of the log's segments and of memory.
 #[derive(Debug, Default)]
-pub struct Books {
-    /// By number.
+pub struct Usage {
+    /// Segments by number.
     pub segments: BTreeMap<u32, Segment>,
-    /// Bytes of memory, about.
+    /// Estimate of the memory in use, in bytes, without locks.
     pub memory: u64,
     open: usize,
     clock: u64,
 }
 
-/// The name of a segment's file.
+/// Name of a segment's file.
 pub fn name(segment: u32) -> String {
     format!("log-{segment:016x}")
 }
 
-impl Books {
-    /// A version is there.
+impl Usage {
+    /// Counts the value of a version that is there now.
     pub fn keep(&mut self, slot: &Slot) {
         match slot {
             Slot::At(loc) => {
@@ -54,7 +62,7 @@ impl Books {
         }
     }
 
-    /// A version is not there any more.
+    /// Discounts the value of a version that is gone.
     pub fn forget(&mut self, slot: &Slot) {
         match slot {
             Slot::At(loc) => {
@@ -69,20 +77,20 @@ impl Books {
         }
     }
 
-    /// A transaction has values there.
+    /// Keeps a segment from removal: a transaction without an end has values in it.
     pub fn pin(&mut self, segment: u32) {
         let pins = &mut self.segments.entry(segment).or_default().pins;
         *pins = pins.saturating_add(1);
     }
 
-    /// It has ended.
+    /// Takes one pin of a segment back: the transaction has ended.
     pub fn unpin(&mut self, segment: u32) {
         if let Some(segment) = self.segments.get_mut(&segment) {
             segment.pins = segment.pins.saturating_sub(1);
         }
     }
 
-    /// Its file, opened.
+    /// Opens a segment's file, if it is not open.
     pub fn file(&mut self, host: &mut dyn Host, number: u32) -> Result<File, Errno> {
         self.clock += 1;
         let clock = self.clock;
@@ -97,7 +105,7 @@ impl Books {
         Ok(file)
     }
 
-    /// A new segment with an open file.
+    /// Adds a new segment, whose file is open.
     pub fn add(&mut self, host: &mut dyn Host, number: u32, file: File) {
         self.clock += 1;
         let segment = self.segments.entry(number).or_default();
@@ -105,7 +113,7 @@ impl Books {
         self.opened(host, number);
     }
 
-    /// One more is open: if there are too many, another one is closed.
+    /// Counts one more open file, and closes another one if there are too many.
     fn opened(&mut self, host: &mut dyn Host, number: u32) {
         self.open += 1;
         if self.open > MAX_OPEN {
@@ -134,7 +142,7 @@ impl Books {
         host.remove(&name(number))
     }
 
-    /// Reads a piece of a segment, all of it.
+    /// Reads bytes of a segment: all of `into`, or it fails.
     pub fn read(&mut self, host: &mut dyn Host, loc: Loc, into: &mut [u8]) -> Result<(), Errno> {
         let file = self.file(host, loc.segment)?;
         let read = host.read(file, u64::from(loc.offset), into)?;

@@ -1,32 +1,30 @@
-//! A transaction: its writes, how they are undone, what it holds.
+//! Transaction: its writes, how they are undone, the locks that it holds.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::deed::{LOCKED, log_op, put_op};
 use crate::lock::{Resource, covers};
 use crate::log::Place;
-use crate::map::{ENTRY_BYTES, INLINE_BYTES, Loc, Slot, Write, Writes};
+use crate::map::{ENTRY_BYTES, IndexId, Write, Writes};
+use crate::record_body::{LOCKED, log_op, put_op};
 use crate::reserve::Purpose;
-use crate::segment::Books;
+use crate::segment::Usage;
+use crate::slot::{INLINE_BYTES, Loc, Slot};
 
-/// An index of a table.
-pub type Where = (u32, u8);
-
-/// Ops that are in the log.
+/// Ops of a transaction that are in the log before its commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spill {
-    /// The first of their bytes, counted over all ops of the transaction.
+    /// First of their bytes, counted over all ops of the transaction.
     pub at: u64,
-    /// Where that is in the log.
+    /// Place of that byte in the log.
     pub place: Place,
 }
 
-/// What a write replaced.
+/// Value that a write replaced.
 #[derive(Debug)]
 struct Undo {
-    place: Where,
+    index: IndexId,
     key: Box<[u8]>,
     old: Option<Write>,
 }
@@ -39,13 +37,13 @@ impl Undo {
 
 const SAVEPOINT_BYTES: u64 = size_of::<Savepoint>() as u64;
 
-/// So many savepoints are looked at in a step.
-const FEW: u64 = 256;
+/// Savepoints that are looked at in a step.
+const SAVEPOINTS_PER_STEP: u64 = 256;
 
-/// A moment to go back to.
+/// Savepoint: a moment of a transaction to go back to.
 #[derive(Debug, Clone, Copy)]
 pub struct Savepoint {
-    /// The client's number for it.
+    /// Number that the client gave it.
     pub number: u64,
     undo: usize,
     count: u32,
@@ -53,46 +51,46 @@ pub struct Savepoint {
     bytes: u64,
 }
 
-/// A transaction.
+/// Transaction.
 #[derive(Debug, Default)]
 pub struct Tx {
-    /// The store's own number for it.
+    /// Number that the store gave it.
     pub id: u64,
-    /// Whose it is; meaningless once it is prepared.
+    /// Client that it belongs to; meaningless once it is prepared.
     pub client: u32,
-    /// What its reads see.
+    /// Commit up to which its reads see.
     pub snapshot: Option<u64>,
-    /// Its writes, by index.
-    pub writes: BTreeMap<Where, Writes>,
-    /// The ops since the last spill, as the log will have them.
+    /// Writes by index.
+    pub writes: BTreeMap<IndexId, Writes>,
+    /// Ops since the last spill, as the log will have them.
     pub ops: Vec<u8>,
-    /// How many bytes of ops there were before these.
+    /// Bytes of ops that were spilled before these.
     ops_at: u64,
-    /// How many ops count.
+    /// Number of ops that count.
     count: u32,
-    /// How many of them give an entry a value.
+    /// Number of ops that give an entry a value.
     puts: u32,
-    /// Bytes of large values in `ops`.
-    large: u64,
-    /// What is in the log already.
+    /// Bytes of the values in `ops` that do not stay in memory.
+    large_bytes: u64,
+    /// Ops that are in the log already.
     pub spills: Vec<Spill>,
-    /// Where the log's first record of it begins, while it is not committed.
+    /// Beginning of its first record in the log, while it is not committed.
     pub begun: Option<Place>,
     undo: Vec<Undo>,
-    /// In the order of their moments.
+    /// Savepoints in the order of their moments.
     savepoints: Vec<Savepoint>,
-    /// No savepoint has had a higher number.
+    /// Highest number that a savepoint has had.
     highest: u64,
-    /// Its locks.
+    /// Locks that it holds.
     pub held: Vec<Resource>,
-    /// Its tables' locks, once more.
+    /// Tables that it has locked, with the modes.
     pub tables: Vec<(u32, u8)>,
-    /// What it costs, about.
+    /// Estimate of the memory it costs, in bytes.
     pub memory: u64,
 }
 
 impl Tx {
-    /// One of a client.
+    /// Begins a transaction of a client.
     pub fn new(id: u64, client: u32) -> Self {
         Self { id, client, ..Self::default() }
     }
@@ -102,12 +100,12 @@ impl Tx {
         !self.writes.is_empty() || !self.spills.is_empty()
     }
 
-    /// What its records are for.
+    /// Purpose of its records.
     pub fn purpose(&self) -> Purpose {
         if self.puts == 0 { Purpose::Free } else { Purpose::Change }
     }
 
-    /// How it has locked a table.
+    /// Modes in which it has locked a table.
     pub fn table_mode(&self, table: u32) -> u8 {
         self.tables.iter().find(|(t, _)| *t == table).map_or(0, |(_, m)| *m)
     }
@@ -117,81 +115,82 @@ impl Tx {
         covers(self.table_mode(table), mode)
     }
 
-    /// Notes a lock of a table.
-    pub fn locked_table(&mut self, table: u32, mode: u8) {
+    /// Adds a lock of a table.
+    pub fn add_table_lock(&mut self, table: u32, mode: u8) {
         match self.tables.iter_mut().find(|(t, _)| *t == table) {
             Some((_, held)) => *held |= mode,
             None => self.tables.push((table, mode)),
         }
     }
 
-    /// Its own write of a key.
-    pub fn own(&self, place: Where, key: &[u8]) -> Option<&Write> {
-        self.writes.get(&place)?.get(key)
+    /// Its write of a key, if there is one.
+    pub fn write_of(&self, index: IndexId, key: &[u8]) -> Option<&Write> {
+        self.writes.get(&index)?.get(key)
     }
 
-    /// Writes a value, or that there is none.
+    /// Writes a value, or a deletion.
     pub fn put(
         &mut self,
-        place: Where,
+        index: IndexId,
         key: &[u8],
         value: Option<&[u8]>,
         locked: bool,
-        books: &mut Books,
+        usage: &mut Usage,
     ) {
         let flags = if locked { LOCKED } else { 0 };
         let kind = if value.is_some() { log_op::PUT } else { log_op::DELETE };
-        let at = put_op(&mut self.ops, kind, place, flags, key, value.unwrap_or(&[]));
+        let at = put_op(&mut self.ops, kind, index, flags, key, value.unwrap_or(&[]));
         self.count = self.count.saturating_add(1);
         self.puts = self.puts.saturating_add(u32::from(value.is_some()));
         let slot = match value {
             None => Slot::Deleted,
             Some(value) if value.len() <= INLINE_BYTES => Slot::Inline(value.into()),
             Some(value) => {
-                self.large += value.len() as u64;
+                self.large_bytes += value.len() as u64;
                 Slot::Own { at: self.ops_at + at as u64, len: value.len() as u32 }
             }
         };
         let cost = ENTRY_BYTES + (key.len() + slot_cost(&slot)) as u64;
-        let old = self.writes.entry(place).or_default().insert(key.into(), Write { slot, locked });
+        let old = self.writes.entry(index).or_default().insert(key.into(), Write { slot, locked });
         let mut more = if old.is_none() { cost } else { 0 };
         if value.is_some_and(|value| value.len() > INLINE_BYTES) {
             more += value.map_or(0, <[u8]>::len) as u64;
         }
         if !self.savepoints.is_empty() {
-            let undo = Undo { place, key: key.into(), old };
+            let undo = Undo { index, key: key.into(), old };
             more += undo.cost();
             self.undo.push(undo);
         }
         self.memory += more;
-        books.memory += more;
+        usage.memory += more;
     }
 
-    /// Gives this moment a number; the moment that had it is forgotten.
-    pub fn save(&mut self, number: u64, steps: &mut u64, books: &mut Books) {
+    /// Makes a savepoint; one that had the number before is forgotten.
+    pub fn save(&mut self, number: u64, steps: &mut u64, usage: &mut Usage) {
         // Numbers that grow are not looked for.
         if number <= self.highest
             && let Some(place) = self.savepoints.iter().rposition(|s| s.number == number)
         {
-            *steps = steps.saturating_sub((self.savepoints.len() - place) as u64 / FEW);
+            *steps =
+                steps.saturating_sub((self.savepoints.len() - place) as u64 / SAVEPOINTS_PER_STEP);
             self.savepoints.remove(place);
-            self.give_back(SAVEPOINT_BYTES, books);
+            self.give_back(SAVEPOINT_BYTES, usage);
         }
         self.highest = self.highest.max(number);
         let (undo, count, puts) = (self.undo.len(), self.count, self.puts);
         let bytes = self.ops_at + self.ops.len() as u64;
         self.savepoints.push(Savepoint { number, undo, count, puts, bytes });
         self.memory += SAVEPOINT_BYTES;
-        books.memory += SAVEPOINT_BYTES;
+        usage.memory += SAVEPOINT_BYTES;
     }
 
-    fn give_back(&mut self, bytes: u64, books: &mut Books) {
+    fn give_back(&mut self, bytes: u64, usage: &mut Usage) {
         self.memory = self.memory.saturating_sub(bytes);
-        books.memory = books.memory.saturating_sub(bytes);
+        usage.memory = usage.memory.saturating_sub(bytes);
     }
 
     /// Forgets a savepoint and those after it. False: there is no such savepoint.
-    pub fn release(&mut self, number: u64, steps: &mut u64, books: &mut Books) -> bool {
+    pub fn release(&mut self, number: u64, steps: &mut u64, usage: &mut Usage) -> bool {
         let Some(place) = self.savepoints.iter().rposition(|s| s.number == number) else {
             return false;
         };
@@ -205,12 +204,12 @@ impl Tx {
             *steps -= 1;
             bytes += undo.cost();
         }
-        self.give_back(bytes, books);
+        self.give_back(bytes, usage);
         true
     }
 
-    /// Undoes what was done since a savepoint, in up to so many steps, which are taken from `steps`. None:
-    /// there is no such savepoint. False: there is more to undo.
+    /// Undoes the writes since a savepoint, as far as `steps` go. None: there is no such savepoint. False:
+    /// there is more to undo.
     pub fn roll_back_to(&mut self, number: u64, steps: &mut u64) -> Option<bool> {
         let place = self.savepoints.iter().rposition(|s| s.number == number)?;
         let to = *self.savepoints.get(place)?;
@@ -220,13 +219,13 @@ impl Tx {
             }
             *steps -= 1;
             let Some(undo) = self.undo.pop() else { break };
-            let Some(writes) = self.writes.get_mut(&undo.place) else { continue };
+            let Some(writes) = self.writes.get_mut(&undo.index) else { continue };
             match undo.old {
                 Some(old) => drop(writes.insert(undo.key, old)),
                 None => drop(writes.remove(&undo.key)),
             }
             if writes.is_empty() {
-                self.writes.remove(&undo.place);
+                self.writes.remove(&undo.index);
             }
         }
         self.savepoints.truncate(place + 1);
@@ -240,19 +239,19 @@ impl Tx {
         Some(true)
     }
 
-    /// The ops are in the log.
-    pub fn spilled(&mut self, place: Place, books: &mut Books) {
-        books.pin(place.segment);
-        books.segments.entry(place.segment).or_default().values += self.large;
+    /// Moves the ops out of memory: they are in the log.
+    pub fn move_ops_to_log(&mut self, place: Place, usage: &mut Usage) {
+        usage.pin(place.segment);
+        usage.segments.entry(place.segment).or_default().values += self.large_bytes;
         self.spills.push(Spill { at: self.ops_at, place });
         self.ops_at += self.ops.len() as u64;
         self.ops = Vec::new();
-        self.memory = self.memory.saturating_sub(self.large);
-        books.memory = books.memory.saturating_sub(self.large);
-        self.large = 0;
+        self.memory = self.memory.saturating_sub(self.large_bytes);
+        usage.memory = usage.memory.saturating_sub(self.large_bytes);
+        self.large_bytes = 0;
     }
 
-    /// Where in the log a value of its own is, if it is there already.
+    /// Place in the log of a value of its own, if it is there already.
     pub fn resolve(&self, at: u64, len: u32) -> Option<Loc> {
         let after = self.spills.partition_point(|s| s.at <= at);
         if at >= self.ops_at {
@@ -263,13 +262,13 @@ impl Tx {
         Some(Loc { segment: spill.place.segment, offset: offset as u32, len })
     }
 
-    /// The bytes of a value of its own that is not in the log yet.
+    /// Bytes of a value of its own that is not in the log yet.
     pub fn bytes(&self, at: u64, len: u32) -> Option<&[u8]> {
         let from = at.checked_sub(self.ops_at)? as usize;
         self.ops.get(from..from + len as usize)
     }
 
-    /// What a value of its own is for others.
+    /// Value of its own as others refer to it.
     pub fn settle(&self, slot: Slot) -> Slot {
         match slot {
             Slot::Own { at, len } => self.resolve(at, len).map_or(Slot::Deleted, Slot::At),
@@ -277,8 +276,8 @@ impl Tx {
         }
     }
 
-    /// Forgets up to so many of its writes; true: none is left.
-    pub fn wither(&mut self, steps: &mut u64) -> bool {
+    /// Forgets its writes, as far as `steps` go. True: none is left.
+    pub fn forget_writes(&mut self, steps: &mut u64) -> bool {
         while *steps > 0 {
             let Some(mut first) = self.writes.first_entry() else { break };
             match first.get_mut().pop_first() {
@@ -290,6 +289,20 @@ impl Tx {
         *steps -= (self.undo.len() - keep) as u64;
         self.undo.truncate(keep);
         self.writes.is_empty() && self.undo.is_empty()
+    }
+}
+
+impl Tx {
+    /// Takes one of its writes out.
+    pub fn pop_write(&mut self) -> Option<(IndexId, Box<[u8]>, Write)> {
+        loop {
+            let mut first = self.writes.first_entry()?;
+            let index = *first.key();
+            match first.get_mut().pop_first() {
+                Some((key, write)) => return Some((index, key, write)),
+                None => drop(first.remove()),
+            }
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Requests taken apart and checked, replies put together.
+//! Batches checked, replies put together.
 
 use alloc::vec::Vec;
 use core::ops::Bound;
@@ -6,66 +6,36 @@ use core::ops::Bound;
 use guest_abi::module::MAX_BODY_BYTES;
 use guest_abi::table::{
     Answer, Batch, MAX_DEFINITION_BYTES, MAX_INDEXES, MAX_KEY_BYTES, MAX_OPS, MAX_TABLE_NAME_BYTES,
-    MAX_VALUE_BYTES, MAX_XID_BYTES, Op, Reply, Row, batch_flag, op, op_flag, reply_flag,
+    MAX_VALUE_BYTES, MAX_XID_BYTES, Reply, Row, batch_flag, op, op_flag, reply_flag,
 };
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fail::{Fail, fail};
 use crate::filter;
+use crate::op::{OpRef, op_at};
 
-/// Bytes of a [`Reply`].
+/// Length of a [`Reply`] in bytes.
 pub const REPLY_BYTES: usize = size_of::<Reply>();
-/// Bytes of an [`Answer`].
+/// Length of an [`Answer`] in bytes.
 pub const ANSWER_BYTES: usize = size_of::<Answer>();
-/// Bytes of a [`Row`].
+/// Length of a [`Row`] in bytes.
 pub const ROW_BYTES: usize = size_of::<Row>();
-/// Longest reply, with room for a text.
+/// Length of the longest reply, with room left for a text.
 pub const MAX_REPLY_BYTES: usize = MAX_BODY_BYTES as usize - 1024;
 
-/// An op of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OpRef<'a> {
-    /// `guest_abi::table::op`.
-    pub kind: u8,
-    /// Of the table.
-    pub index: u8,
-    /// `guest_abi::table::op_flag`.
-    pub flags: u16,
-    /// Its number.
-    pub table: u32,
-    /// Or the low bound, or a name.
-    pub key: &'a [u8],
-    /// Or the high bound, or a definition.
-    pub value: &'a [u8],
-    /// As the list of ops says.
-    pub extra: u64,
-}
-
-impl OpRef<'_> {
-    /// Whether it has a flag.
-    pub fn has(&self, flag: u16) -> bool {
-        self.flags & flag != 0
-    }
-
-    /// Whether it locks what it reads.
-    pub fn locks(&self) -> bool {
-        self.has(op_flag::SHARED | op_flag::EXCLUSIVE)
-    }
-}
-
-/// A batch, checked as a whole.
+/// Head of a batch that was checked as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// The transaction.
+    /// The client's number of the transaction.
     pub tx: u64,
-    /// How many ops.
+    /// Number of ops.
     pub ops: u32,
-    /// `guest_abi::table::batch_flag`.
+    /// Flags: `guest_abi::table::batch_flag`.
     pub flags: u16,
-    /// For locks.
+    /// Longest wait for a lock.
     pub wait_ms: u32,
-    /// The last op's kind.
+    /// Kind of the last op.
     pub last: u8,
     /// Whether it writes entries.
     pub writes: bool,
@@ -78,7 +48,7 @@ impl Head {
     }
 
     /// Whether the batch leaves its number in the log.
-    pub fn is_deed(&self) -> bool {
+    pub fn is_logged(&self) -> bool {
         use op::{COMMIT, COMMIT_PREPARED, CREATE, DROP, PREPARE};
         use op::{REDEFINE, RENAME, ROLLBACK_PREPARED, TRUNCATE};
         matches!(
@@ -96,44 +66,26 @@ impl Head {
     }
 }
 
-/// Where the first op is.
+/// Offset of the first op.
 pub const FIRST_OP: usize = size_of::<Batch>();
 
-/// The op at an offset, and where the next one is.
-pub fn op_at(body: &[u8], at: usize) -> Option<(OpRef<'_>, usize)> {
-    let (head, rest) = Op::read_from_prefix(body.get(at..)?).ok()?;
-    let (key_bytes, value_bytes) = (head.key_bytes.get() as usize, head.value_bytes.get() as usize);
-    let key = rest.get(..key_bytes)?;
-    let value = rest.get(key_bytes..)?.get(..value_bytes)?;
-    let next = at + size_of::<Op>() + key_bytes + value_bytes;
-    let op = OpRef {
-        kind: head.kind,
-        index: head.index,
-        flags: head.flags.get(),
-        table: head.table.get(),
-        key,
-        value,
-        extra: head.extra.get(),
-    };
-    Some((op, next))
-}
-
-/// What may be in an op of a kind.
+/// Limits of an op of a kind.
 struct Rule {
     name: &'static str,
     flags: u16,
     key_bytes: usize,
     value_bytes: usize,
-    place: Place,
+    position: Position,
 }
 
+/// Position that an op may have in a batch.
 #[derive(PartialEq, Eq)]
-enum Place {
+enum Position {
     Any,
     Last,
     Alone,
     /// Alone, in a batch with number 0.
-    Apart,
+    AloneWithoutTx,
 }
 
 const WRITE_FLAGS: u16 = op_flag::NO_LOCK | op_flag::NO_WAIT;
@@ -144,10 +96,11 @@ const READ_FLAGS: u16 = op_flag::FETCH | op_flag::KEYS_ONLY | LOCK_FLAGS;
 const SCAN_FLAGS: u16 =
     READ_FLAGS | BOUND_FLAGS | op_flag::BACKWARD | op_flag::SKIP_LOCKED | op_flag::FILTER;
 
+/// Limits of an op of a kind, if there is such a kind.
 fn rule(kind: u8) -> Option<Rule> {
-    use Place::{Alone, Any, Apart, Last};
-    let of = |name, flags, key_bytes, value_bytes, place| {
-        Some(Rule { name, flags, key_bytes, value_bytes, place })
+    use Position::{Alone, AloneWithoutTx, Any, Last};
+    let of = |name, flags, key_bytes, value_bytes, position| {
+        Some(Rule { name, flags, key_bytes, value_bytes, position })
     };
     let (key, name) = (MAX_KEY_BYTES, MAX_TABLE_NAME_BYTES);
     match kind {
@@ -168,18 +121,18 @@ fn rule(kind: u8) -> Option<Rule> {
         op::COMMIT_PREPARED => of("COMMIT_PREPARED", op_flag::RELAXED, MAX_XID_BYTES, 0, Alone),
         op::ROLLBACK_PREPARED => of("ROLLBACK_PREPARED", op_flag::RELAXED, MAX_XID_BYTES, 0, Alone),
         op::LIST_PREPARED => of("LIST_PREPARED", 0, 0, 0, Alone),
-        op::CREATE => of("CREATE", 0, name, MAX_DEFINITION_BYTES, Apart),
-        op::OPEN => of("OPEN", 0, name, 0, Apart),
-        op::DROP => of("DROP", 0, name, 0, Apart),
-        op::RENAME => of("RENAME", 0, name, name, Apart),
-        op::TRUNCATE => of("TRUNCATE", 0, 0, 0, Apart),
-        op::REDEFINE => of("REDEFINE", 0, 0, MAX_DEFINITION_BYTES, Apart),
-        op::LIST => of("LIST", 0, name, 0, Apart),
-        op::STAT => of("STAT", 0, 0, 0, Apart),
+        op::CREATE => of("CREATE", 0, name, MAX_DEFINITION_BYTES, AloneWithoutTx),
+        op::OPEN => of("OPEN", 0, name, 0, AloneWithoutTx),
+        op::DROP => of("DROP", 0, name, 0, AloneWithoutTx),
+        op::RENAME => of("RENAME", 0, name, name, AloneWithoutTx),
+        op::TRUNCATE => of("TRUNCATE", 0, 0, 0, AloneWithoutTx),
+        op::REDEFINE => of("REDEFINE", 0, 0, MAX_DEFINITION_BYTES, AloneWithoutTx),
+        op::LIST => of("LIST", 0, name, 0, AloneWithoutTx),
+        op::STAT => of("STAT", 0, 0, 0, AloneWithoutTx),
         op::NEXT_AUTO => of("NEXT_AUTO", 0, 0, 0, Any),
         op::RAISE_AUTO => of("RAISE_AUTO", 0, 0, 0, Any),
-        op::SYNC => of("SYNC", 0, 0, 0, Apart),
-        op::VERSION => of("VERSION", 0, 0, 0, Apart),
+        op::SYNC => of("SYNC", 0, 0, 0, AloneWithoutTx),
+        op::VERSION => of("VERSION", 0, 0, 0, AloneWithoutTx),
         _ => None,
     }
 }
@@ -255,13 +208,13 @@ fn check_op(op: &OpRef<'_>, i: u32, head: &Head) -> Result<(), Fail> {
         return Err(fail!(LIMIT, "op {i}, {name}: value of {len} bytes, the limit is {most}"));
     }
     let last = i + 1 == head.ops;
-    let placed = match rule.place {
-        Place::Any => true,
-        Place::Last => last,
-        Place::Alone => head.ops == 1,
-        Place::Apart => head.ops == 1 && head.tx == 0,
+    let is_in_place = match rule.position {
+        Position::Any => true,
+        Position::Last => last,
+        Position::Alone => head.ops == 1,
+        Position::AloneWithoutTx => head.ops == 1 && head.tx == 0,
     };
-    if !placed {
+    if !is_in_place {
         return Err(fail!(BAD_REQUEST, "op {i}, {name}: not at this place in a batch"));
     }
     check_special(op, i, name)
@@ -292,10 +245,10 @@ fn check_special(op: &OpRef<'_>, i: u32, name: &str) -> Result<(), Fail> {
     }
 }
 
-/// The bounds of a range.
+/// Bounds of a range.
 pub type Range = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// The bounds that a scan or an estimate means.
+/// Bounds of a scan or an estimate.
 pub fn bounds(op: &OpRef<'_>) -> Range {
     let low = match op.key {
         [] => Bound::Unbounded,
@@ -314,7 +267,7 @@ pub fn bounds(op: &OpRef<'_>) -> Range {
     (low, high)
 }
 
-/// The lowest key above all that begin with a prefix.
+/// Lowest key above all that begin with a prefix.
 fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let len = prefix.iter().rposition(|&b| b != 0xFF)? + 1;
     let mut next = prefix[..len].to_vec();
@@ -322,7 +275,7 @@ fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(next)
 }
 
-/// Whether nothing can be between them. (The standard library's maps panic on some of these.)
+/// Whether nothing can be between two bounds. (The standard library's maps panic on some of these.)
 pub fn is_empty(range: &Range) -> bool {
     use Bound::{Excluded, Included};
     match range {
@@ -334,14 +287,14 @@ pub fn is_empty(range: &Range) -> bool {
     }
 }
 
-/// Begins an answer; where it is, for [`end_answer`].
+/// Begins an answer, and returns its offset for [`end_answer`].
 pub fn begin_answer(out: &mut Vec<u8>) -> usize {
     let at = out.len();
     out.resize(at + ANSWER_BYTES, 0);
     at
 }
 
-/// Ends it.
+/// Ends an answer.
 pub fn end_answer(out: &mut [u8], at: usize, op: u32, rows: u32, more: u32) {
     let len = out.len().saturating_sub(at + ANSWER_BYTES);
     let head = Answer {
@@ -355,7 +308,7 @@ pub fn end_answer(out: &mut [u8], at: usize, op: u32, rows: u32, more: u32) {
     }
 }
 
-/// Appends a row's head.
+/// Appends the head of a row.
 pub fn put_row(out: &mut Vec<u8>, key: usize, primary: usize, value: usize) {
     let row = Row {
         key_bytes: U32::new(key as u32),
@@ -365,18 +318,18 @@ pub fn put_row(out: &mut Vec<u8>, key: usize, primary: usize, value: usize) {
     out.extend_from_slice(row.as_bytes());
 }
 
-/// What a reply begins with.
+/// Outcome of a batch: the head of its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
-    /// `guest_abi::table::status`.
+    /// Status: `guest_abi::table::status`.
     pub status: u16,
-    /// Ops done.
+    /// Number of ops done.
     pub done: u32,
-    /// There is no transaction any more.
+    /// Whether there is no transaction any more.
     pub ended: bool,
-    /// It was done before.
+    /// Whether the batch was done before.
     pub replayed: bool,
-    /// Answers in the buffer.
+    /// Number of answers.
     pub answers: u32,
 }
 
