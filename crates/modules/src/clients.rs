@@ -1,4 +1,4 @@
-//! Who sends requests, which of them have no reply yet, and which replies may be wanted again.
+//! Clients: their requests without a reply, and the replies that may be wanted again.
 //!
 //! A client is known by its id and outlives its connections by [`LINGER`]. The rules are those of
 //! `guest_abi::module`: numbers grow; a number that was seen is executed again only if it changes nothing.
@@ -13,47 +13,47 @@ use crate::budget::{Charge, Purse};
 use crate::conn::Bytes;
 use crate::limits::{FRAME_OVERHEAD_BYTES, KEPT_ANYWAY_BYTES, KEPT_BYTES, LINGER, MAX_CLIENTS};
 
-/// A client's own number.
+/// Id that a client gave itself.
 pub(crate) type ClientId = [u8; 16];
 
-/// A request without a reply.
+/// Request without a reply.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Waiting {
-    /// It changes nothing.
+pub(crate) struct PendingRequest {
+    /// Whether it changes nothing.
     pub repeatable: bool,
-    /// When it came.
+    /// Time when it came.
     pub since: Instant,
 }
 
-/// One client.
+/// Client of a module.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub id: ClientId,
-    /// Its connection, if it has one.
+    /// Place of its connection, if it has one.
     pub conn: Option<usize>,
-    /// It is a program of the guest.
+    /// Whether it is a program of the guest.
     pub of_guest: bool,
-    /// Since when it has none.
+    /// Time since which it has no connection.
     since: Instant,
-    /// The highest number that came.
+    /// Highest number of a request that came.
     pub highest: u64,
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, PendingRequest>,
     kept: VecDeque<(u64, Bytes)>,
     kept_bytes: usize,
-    /// What these take of the process's memory.
+    /// Memory of the process that the kept replies take.
     charge: Charge,
 }
 
-/// What is to be done with a request.
+/// Verdict on a request.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// The module gets it.
     Execute,
-    /// It was answered so.
+    /// The request was answered: the reply is sent again.
     Resend(Bytes),
-    /// It is being executed.
+    /// The request is being executed.
     Wait,
-    /// It may not be executed: code and text.
+    /// The request may not be executed: code and text.
     Refuse(u32, String),
     /// The client does not keep to the rules.
     Bad(String),
@@ -100,12 +100,12 @@ impl Client {
             return Verdict::Bad(format!("more than {MAX_IN_FLIGHT} requests without a reply"));
         }
         self.highest = self.highest.max(seq);
-        self.waiting.insert(seq, Waiting { repeatable, since: now });
+        self.waiting.insert(seq, PendingRequest { repeatable, since: now });
         self.forget_old();
         Verdict::Execute
     }
 
-    /// Replies that the client must have.
+    /// Forgets replies that the client must have.
     fn forget_old(&mut self) {
         while let Some((seq, _)) = self.kept.front()
             && seq.saturating_add(MAX_IN_FLIGHT.into()) <= self.highest
@@ -137,8 +137,8 @@ impl Client {
         }
     }
 
-    /// A request is answered. None: there is no such request.
-    pub fn answered(&mut self, seq: u64) -> Option<Waiting> {
+    /// Takes a request that is answered. None: there is no such request.
+    pub fn take_answered(&mut self, seq: u64) -> Option<PendingRequest> {
         self.waiting.remove(&seq)
     }
 
@@ -157,7 +157,7 @@ impl Client {
         self.waiting.contains_key(&seq)
     }
 
-    /// The requests without a reply.
+    /// Numbers of the requests without a reply.
     pub fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
         self.waiting.keys().copied()
     }
@@ -172,12 +172,12 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// None yet. What is kept for them is counted in that purse.
+    /// Begins without any. What is kept for them is counted in `purse`.
     pub fn new(purse: &Arc<Purse>) -> Self {
         Self { purse: Arc::clone(purse), slots: Vec::new(), ids: HashMap::new() }
     }
 
-    /// How many there are.
+    /// Number of clients.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
@@ -186,7 +186,7 @@ impl Clients {
         self.slots.get_mut(number as usize)?.as_mut()
     }
 
-    /// Finds or makes a client. Its number, and whether it is new; none: there are too many, all connected.
+    /// Finds or makes a client: its number, and whether it is new. None: there are too many.
     pub fn find(&mut self, id: ClientId, now: Instant) -> Option<(u32, bool)> {
         if let Some(number) = self.ids.get(&id) {
             return Some((*number, false));
@@ -204,7 +204,7 @@ impl Clients {
         Some((at as u32, true))
     }
 
-    /// Its connection has gone.
+    /// Notes that a client's connection has gone.
     pub fn disconnected(&mut self, number: u32, now: Instant) {
         if let Some(client) = self.get_mut(number) {
             (client.conn, client.since) = (None, now);
@@ -218,7 +218,7 @@ impl Clients {
         Some(client)
     }
 
-    /// The client that has been without a connection for longest, once there is no room.
+    /// Finds the client that has been without a connection for longest.
     pub fn longest_gone(&self) -> Option<u32> {
         self.gone().min_by_key(|(_, since)| *since).map(|(number, _)| number)
     }
@@ -228,7 +228,7 @@ impl Clients {
         (0..).zip(&self.slots).filter_map(move |(n, c)| Some((n, gone(c.as_ref()?)?)))
     }
 
-    /// Those whose time without a connection is over, and when the next one's is.
+    /// Finds clients whose time without a connection is over, and the time at which the next one's is.
     pub fn expired(&self, now: Instant) -> (Vec<u32>, Option<Instant>) {
         let over = |since: Instant| now.saturating_duration_since(since) >= LINGER;
         let expired = self.gone().filter(|(_, since)| over(*since)).map(|(number, _)| number);
@@ -236,12 +236,11 @@ impl Clients {
         (expired.collect(), next.min())
     }
 
-    /// All of them, with their numbers.
+    /// Iterates over all clients, with their numbers.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Client)> {
         (0..).zip(&mut self.slots).filter_map(|(number, client)| Some((number, client.as_mut()?)))
     }
 }
 
 #[cfg(test)]
-#[path = "clients_tests.rs"]
 mod tests;

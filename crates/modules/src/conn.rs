@@ -8,16 +8,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use guest_abi::module::{
-    FRAME_BYTES, Failure, Frame, MAX_BODY_BYTES, MAX_PING_BYTES, MAX_TEXT_BYTES, flag, kind,
+    FRAME_BYTES, Failure, Frame, MAGIC, MAX_BODY_BYTES, MAX_IN_FLIGHT, MAX_PING_BYTES,
+    MAX_TEXT_BYTES, VERSION, Welcome, flag, kind,
 };
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::budget::{Charge, Purse};
-use crate::limits::{FRAME_OVERHEAD_BYTES, IDLE_BYTES, READ_BYTES, WAITING_BYTES, WRITE_PIECES};
+use crate::limits::{
+    FRAME_OVERHEAD_BYTES, IDLE_BYTES, LINGER, READ_BYTES, WAITING_BYTES, WRITE_PIECES,
+};
 use crate::ring::{Damaged, Ring};
 
 /// A whole frame that waits to be written, shared with whoever keeps it.
@@ -42,6 +45,22 @@ pub(crate) fn frame(kind: u16, flags: u16, seq: u64, parts: &[&[u8]]) -> Bytes {
     finish(bytes, kind, flags, seq)
 }
 
+/// Welcome: the answer to a hello. `list` has the modules.
+pub(crate) fn welcome(instance: u64, known_seq: u64, list: &[u8]) -> Bytes {
+    let modules = list.len() / size_of::<guest_abi::module::ModuleInfo>();
+    let welcome = Welcome {
+        magic: U64::new(MAGIC),
+        version: U16::new(VERSION),
+        modules: U16::new(modules as u16),
+        max_in_flight: U32::new(MAX_IN_FLIGHT),
+        max_body_bytes: U32::new(MAX_BODY_BYTES),
+        linger_ms: U32::new(LINGER.as_millis() as u32),
+        instance: U64::new(instance),
+        known_seq: U64::new(known_seq),
+    };
+    frame(kind::WELCOME, 0, 0, &[welcome.as_bytes(), list])
+}
+
 /// A failed reply, or a goodbye.
 pub(crate) fn failure(kind: u16, seq: u64, code: u32, text: &str) -> Bytes {
     finish(unfinished(code, text), kind, flag::FAILED, seq)
@@ -62,7 +81,7 @@ pub(crate) fn unfinished(code: u32, text: &str) -> Vec<u8> {
 
 /// What is wrong with a peer's bytes, for its goodbye.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Bad(pub String);
+pub(crate) struct BadFrame(pub String);
 
 /// Why a connection is of no use any more.
 #[derive(Debug, PartialEq, Eq)]
@@ -86,22 +105,22 @@ impl From<Damaged> for Lost {
 }
 
 /// The frame at the beginning of these bytes, if it is there in whole. Checks its length and its hash.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, Bad> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, BadFrame> {
     parse_stamped(bytes, 0)
 }
 
 /// The same by a ring with this stamp.
-fn parse_stamped(bytes: &[u8], stamp: u64) -> Result<Option<(Frame, &[u8])>, Bad> {
+fn parse_stamped(bytes: &[u8], stamp: u64) -> Result<Option<(Frame, &[u8])>, BadFrame> {
     let Ok((mut frame, rest)) = Frame::read_from_prefix(bytes) else { return Ok(None) };
     frame.check ^= U64::new(stamp);
     let len = frame.len_bytes.get();
     if len > MAX_BODY_BYTES {
-        return Err(Bad(format!("a frame of {len} bytes, the limit is {MAX_BODY_BYTES}")));
+        return Err(BadFrame(format!("a frame of {len} bytes, the limit is {MAX_BODY_BYTES}")));
     }
     let Some(body) = rest.get(..len as usize) else { return Ok(None) };
     if xxh3_64_with_seed(body, frame.seed()) != frame.check.get() {
         let (kind, seq) = (frame.kind.get(), frame.seq.get());
-        return Err(Bad(format!("the check of frame {seq} of kind {kind} is wrong")));
+        return Err(BadFrame(format!("the check of frame {seq} of kind {kind} is wrong")));
     }
     Ok(Some((frame, body)))
 }
@@ -252,7 +271,7 @@ impl Conn {
     }
 
     /// The next whole frame.
-    pub fn next(&self) -> Result<Option<(Frame, &[u8])>, Bad> {
+    pub fn next(&self) -> Result<Option<(Frame, &[u8])>, BadFrame> {
         let stamp = self.ring.as_ref().map_or(0, |ring| ring.stamp);
         parse_stamped(&self.input[self.begin..], stamp)
     }
@@ -423,5 +442,4 @@ pub(crate) fn is_clients(kind: u16) -> bool {
 }
 
 #[cfg(test)]
-#[path = "conn_tests.rs"]
 mod tests;

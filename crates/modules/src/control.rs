@@ -84,7 +84,7 @@ pub(crate) enum ToProcess {
         /// Which answer is meant.
         turn: u64,
         /// What is to be done.
-        step: Step,
+        step: CopyStep,
     },
     /// Finish, and end.
     End,
@@ -93,12 +93,12 @@ pub(crate) enum ToProcess {
 /// A step of a copy of a module's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Step {
+pub enum CopyStep {
     /// From now on what is written is logged.
     Begin,
     /// What was written since the last step.
     Look,
-    /// The same, and nothing more is written until [`Step::End`], or for too long.
+    /// The same, and nothing more is written until [`CopyStep::End`], or for too long.
     Hold,
     /// It is over. An error: the files were not held still up to now.
     End,
@@ -129,7 +129,7 @@ pub(crate) enum FromProcess {
         last: bool,
     },
     /// What a module did with its files since it said so last.
-    Used(Used),
+    Used(DiskUse),
     /// What was written, as the step of this turn asked for.
     Copied {
         /// Which.
@@ -141,14 +141,14 @@ pub(crate) enum FromProcess {
 
 /// What the disk had to do for a VM's modules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Used {
+pub struct DiskUse {
     /// Bytes read and written, and [`SYNC_CHARGE_BYTES`] for each sync.
     pub bytes: u64,
     /// Syncs: what is written in front of one is one request for the disk.
     pub requests: u32,
 }
 
-impl Used {
+impl DiskUse {
     /// What was done between two moments.
     pub(crate) fn between(before: Counts, now: Counts) -> Self {
         let bytes = |c: Counts| c.written_bytes.saturating_add(c.read_bytes);

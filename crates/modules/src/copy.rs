@@ -29,13 +29,13 @@
 //! - Holes of files are kept where nothing was written since the copy began.
 
 mod format;
+mod locked_folder;
 mod put;
-mod still;
 mod take;
 
 pub use format::{About, FileEntry, MAGIC, Summary, pass};
+pub use locked_folder::LockedFolder;
 pub use put::{Put, Received, put};
-pub use still::Still;
 pub use take::{Steps, take};
 
 use std::io;

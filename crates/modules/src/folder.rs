@@ -387,5 +387,4 @@ impl Folder {
 }
 
 #[cfg(test)]
-#[path = "folder_tests.rs"]
 mod tests;

@@ -40,7 +40,7 @@ pub fn frames(mut bytes: &[u8]) -> usize {
                 repeatable += usize::from(again);
                 assert!(first || again, "request {seq} was executed twice");
                 if body.first().is_some_and(|b| b % 2 == 1)
-                    && client.answered(seq).is_some_and(|waiting| !waiting.repeatable)
+                    && client.take_answered(seq).is_some_and(|waiting| !waiting.repeatable)
                 {
                     client.keep(seq, &frame(kind::REPLY, 0, seq, &[body]));
                 }

@@ -1,6 +1,6 @@
-//! The daemon's side: a VM's process of modules, started, watched, replaced.
+//! Host's side of modules: a VM's process, started, watched, replaced.
 //!
-//! One thread per VM does it all ([`keeper`]). It starts the process, hands it the guest's connections, and
+//! One thread per VM does it all ([`supervisor`]). It starts the process, hands it the guest's connections, and
 //! starts another one when it ends. Connections that come while there is none wait, a bounded number of them.
 //! What the process logs comes by a pipe ([`log`]).
 //!
@@ -8,9 +8,9 @@
 //! kernel has done away with it, so that the next one cannot serve them too early.
 
 mod child;
-mod keeper;
+mod drain;
 mod log;
-mod pause;
+mod supervisor;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -22,41 +22,41 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use self::keeper::Keeper;
-use crate::control::{ModuleSetup, RingSetup, Step, Used};
+use self::supervisor::Supervisor;
+use crate::control::{CopyStep, DiskUse, ModuleSetup, RingSetup};
 use crate::engine::{self, Hash};
 use crate::folder::written::Written;
 use crate::limits::STEP_TIMEOUT;
 use crate::{ModuleStats, ModulesError};
 
-/// Connections that wait for a process.
+/// Limit of connections that wait for a process.
 const MAX_WAITING: usize = 256;
 
-/// How long whoever asks for counters waits.
+/// Limit of the wait for counters.
 const STATS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A module as the config has it.
+/// Module as the config has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleConfig {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its WebAssembly.
+    /// File with its WebAssembly.
     pub path: PathBuf,
-    /// What the file's SHA-256 must be.
+    /// SHA-256 that the file must have.
     pub hash: Hash,
-    /// CPU time of a call.
+    /// Limit of the CPU time of a call.
     pub deadline_ms: u32,
     /// Share of a core that its thread may take, in percent.
     pub cpu_percent: u32,
-    /// Most memory.
+    /// Limit of its memory.
     pub memory_bytes: u64,
-    /// Most bytes of files.
+    /// Limit of the bytes of its files.
     pub disk_bytes: u64,
 }
 
-/// Charges a VM for what its modules did with their files.
+/// Charge of a VM for what its modules did with their files.
 #[derive(Clone)]
-pub struct Charge(pub Arc<dyn Fn(Used) + Send + Sync>);
+pub struct Charge(pub Arc<dyn Fn(DiskUse) + Send + Sync>);
 
 impl std::fmt::Debug for Charge {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,56 +74,57 @@ impl Default for Charge {
 /// Memory that a VM and its modules share.
 #[derive(Debug, Clone)]
 pub struct RingConfig {
-    /// Its file, as of [`crate::ring::open`].
+    /// File with it, as [`crate::ring::open`] makes it.
     pub file: Arc<OwnedFd>,
-    /// How it is to be used.
+    /// Setup of its use.
     pub setup: RingSetup,
 }
 
-/// A VM's modules.
+/// Modules of a VM, as the config has them.
 #[derive(Debug, Clone)]
 pub struct VmModulesConfig {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// Its modules.
+    /// Modules.
     pub modules: Vec<ModuleConfig>,
-    /// The folder of this VM's files: one below for each module.
+    /// Folder of this VM's files, with one folder for each module.
     pub state_dir: PathBuf,
-    /// Where native code is kept, for all VMs.
+    /// Folder of native code, for all VMs.
     pub code_dir: PathBuf,
-    /// The command that runs a process: program and arguments. Its standard input is the socket.
+    /// Command that runs a process: program and arguments. Its standard input is the socket.
     pub command: Vec<String>,
-    /// Is told what the disk had to do.
+    /// Charge for what the disk had to do.
     pub charge: Charge,
-    /// Clients may go by rings.
+    /// Memory for rings, if clients may use them.
     pub ring: Option<RingConfig>,
-    /// Those of the guest must: what comes by their sockets is not taken, also if there are no rings.
+    /// Whether clients of the guest must use rings: requests by their sockets are not taken, also if there
+    /// are no rings.
     pub needs_ring: bool,
-    /// No process is started before [`VmModules::resume`].
+    /// Whether no process is started before [`VmModules::resume`].
     pub drained: bool,
 }
 
-/// What the thread is asked.
+/// Request to the thread.
 #[derive(Debug)]
-enum Asked {
+enum Request {
     /// Whether it is the guest's.
     Connection(OwnedFd, bool),
     GuestGone,
     Stats(SyncSender<Vec<ModuleStats>>),
     Load(Vec<ModuleConfig>, SyncSender<Result<(), String>>),
-    Copy(String, Step, SyncSender<Result<Written, String>>),
+    Copy(String, CopyStep, SyncSender<Result<Written, String>>),
     Drain(SyncSender<Result<(), String>>),
     Resume(SyncSender<Result<(), String>>),
 }
 
 #[derive(Debug)]
 struct Inbox {
-    asked: SyncSender<Asked>,
+    requests: SyncSender<Request>,
     event: OwnedFd,
-    /// Why no process is ready, when the last one ended in front of that.
+    /// Reason why no process is ready, when the last one ended before that.
     trouble: Mutex<Option<String>>,
     stopping: AtomicBool,
-    /// Lines of processes that were not logged.
+    /// Number of lines of processes that were not logged.
     dropped: Arc<AtomicU64>,
 }
 
@@ -146,22 +147,22 @@ impl Inbox {
     }
 
     /// Waits for room, however many connections come: the thread takes all that there is with each turn.
-    fn ask_surely(&self, asked: Asked) -> Result<(), ModulesError> {
+    fn ask_surely(&self, request: Request) -> Result<(), ModulesError> {
         self.ring();
-        self.asked.send(asked).map_err(|_| ModulesError::Control("it has ended".into()))?;
+        self.requests.send(request).map_err(|_| ModulesError::Control("it has ended".into()))?;
         self.ring();
         Ok(())
     }
 
     /// False: there is no room.
-    fn ask(&self, asked: Asked) -> bool {
-        let taken = self.asked.try_send(asked).is_ok();
+    fn ask(&self, request: Request) -> bool {
+        let taken = self.requests.try_send(request).is_ok();
         self.ring();
         taken
     }
 }
 
-/// The modules of one VM.
+/// Modules of one VM.
 #[derive(Debug)]
 pub struct VmModules {
     inbox: Arc<Inbox>,
@@ -175,20 +176,20 @@ impl VmModules {
     /// A module's file is not there, not the one of the config, or no module.
     pub fn start(config: VmModulesConfig) -> Result<Arc<Self>, ModulesError> {
         let prepared = prepare(&config, &config.modules)?;
-        let (asked, answers) = sync_channel(MAX_WAITING);
+        let (requests, receiver) = sync_channel(MAX_WAITING);
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(ModulesError::io("making an event"))?;
         let inbox = Arc::new(Inbox {
-            asked,
+            requests,
             event,
             trouble: Mutex::default(),
             stopping: AtomicBool::new(false),
             dropped: Arc::default(),
         });
-        let keeper = Keeper::new(config, prepared, Arc::clone(&inbox), answers);
+        let supervisor = Supervisor::new(config, prepared, Arc::clone(&inbox), receiver);
         let thread = std::thread::Builder::new()
-            .name(format!("modules-{}", keeper.config.vm))
-            .spawn(move || keeper.run())
+            .name(format!("modules-{}", supervisor.config.vm))
+            .spawn(move || supervisor.run())
             .map_err(ModulesError::io("starting a thread for modules"))?;
         Ok(Arc::new(Self { inbox, thread: Mutex::new(Some(thread)) }))
     }
@@ -196,38 +197,38 @@ impl VmModules {
     /// Takes a connection, of the guest or else of a program of the host; never blocks.
     pub fn connect(&self, fd: OwnedFd, of_guest: bool) {
         // One that finds no room is closed: its program connects again.
-        self.inbox.ask(Asked::Connection(fd, of_guest));
+        self.inbox.ask(Request::Connection(fd, of_guest));
     }
 
     /// The guest has gone, or begun anew: its clients do not linger. Never blocks; where there is no room to
     /// be told so, they linger after all.
     pub fn guest_gone(&self) {
-        self.inbox.ask(Asked::GuestGone);
+        self.inbox.ask(Request::GuestGone);
     }
 
-    /// What the modules did; empty while there is no process, or a busy one.
+    /// Counters of the modules; empty while there is no process, or a busy one.
     #[must_use]
     pub fn stats(&self) -> Vec<ModuleStats> {
         self.ask_stats().recv_timeout(STATS_TIMEOUT).unwrap_or_default()
     }
 
-    /// As [`VmModules::stats`], for who asks several and waits then: the answer, or nothing, comes here. It
-    /// ends at once while there is no process that is ready.
+    /// Asks for [`VmModules::stats`] without waiting, to ask several at a time. The receiver ends at once while
+    /// there is no process that is ready.
     #[must_use]
     pub fn ask_stats(&self) -> Receiver<Vec<ModuleStats>> {
         let (sender, receiver) = sync_channel(1);
         // No room: the sender goes, and the receiver ends.
-        self.inbox.ask(Asked::Stats(sender));
+        self.inbox.ask(Request::Stats(sender));
         receiver
     }
 
-    /// Why there is no process that is ready, when the last one ended in front of that.
+    /// Reason why no process is ready, when the last one ended before that.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         self.inbox.trouble()
     }
 
-    /// Lines of the processes' log that were too many for the daemon's.
+    /// Number of lines of the processes' log that were too many for the daemon's.
     #[must_use]
     pub fn dropped_lines(&self) -> u64 {
         self.inbox.dropped.load(Ordering::Relaxed)
@@ -237,9 +238,9 @@ impl VmModules {
     /// the old one. On error the old modules go on; they begin again if they had ended for the new ones.
     ///
     /// # Errors
-    /// As of [`VmModules::start`]; the new process ended, or a module did not start, or not in time.
+    /// See [`VmModules::start`]; the new process ended, or a module did not start, or not in time.
     pub fn load(&self, modules: Vec<ModuleConfig>) -> Result<(), ModulesError> {
-        self.ask_and_wait(|to| Asked::Load(modules, to))
+        self.ask_and_wait(|to| Request::Load(modules, to))
     }
 
     /// Ends the process, once it has finished what it does, and starts no other one before
@@ -248,7 +249,7 @@ impl VmModules {
     /// # Errors
     /// Other modules are being loaded, or all is to end.
     pub fn drain(&self) -> Result<(), ModulesError> {
-        self.ask_and_wait(Asked::Drain)
+        self.ask_and_wait(Request::Drain)
     }
 
     /// Starts the process again, and returns once all modules have started.
@@ -256,32 +257,32 @@ impl VmModules {
     /// # Errors
     /// A module did not start, or not in time; it is tried again all the same.
     pub fn resume(&self) -> Result<(), ModulesError> {
-        self.ask_and_wait(Asked::Resume)
+        self.ask_and_wait(Request::Resume)
     }
 
-    /// As [`VmModules::resume`], and does not wait: a folder that another process has may take long.
+    /// Begins [`VmModules::resume`], and does not wait: a folder that another process has may take long.
     pub fn begin_resume(&self) {
         // Who has ended does not go on.
-        let _ = self.inbox.ask_surely(Asked::Resume(sync_channel(1).0));
+        let _ = self.inbox.ask_surely(Request::Resume(sync_channel(1).0));
     }
 
     fn ask_and_wait(
         &self,
-        asked: impl FnOnce(SyncSender<Result<(), String>>) -> Asked,
+        request: impl FnOnce(SyncSender<Result<(), String>>) -> Request,
     ) -> Result<(), ModulesError> {
         let (sender, receiver) = sync_channel(1);
-        self.inbox.ask_surely(asked(sender))?;
+        self.inbox.ask_surely(request(sender))?;
         let told = receiver.recv().map_err(|_| ModulesError::Control("it has ended".into()))?;
         told.map_err(ModulesError::Control)
     }
 
-    /// A step of a copy of a module's files; waits for the end of the call that it is in.
+    /// Does a step of a copy of a module's files, after the call that it is in.
     ///
     /// # Errors
     /// There is no process, or it ends; its files cannot be copied now.
-    pub fn copy_step(&self, module: &str, step: Step) -> Result<Written, ModulesError> {
+    pub fn copy_step(&self, module: &str, step: CopyStep) -> Result<Written, ModulesError> {
         let (sender, receiver) = sync_channel(1);
-        self.inbox.ask_surely(Asked::Copy(module.into(), step, sender))?;
+        self.inbox.ask_surely(Request::Copy(module.into(), step, sender))?;
         let told = receiver.recv_timeout(STEP_TIMEOUT).map_err(|e| {
             ModulesError::Control(match e {
                 RecvTimeoutError::Timeout => {
@@ -293,7 +294,7 @@ impl VmModules {
         told.map_err(|why| ModulesError::Control(format!("module {module}: {why}")))
     }
 
-    /// As [`VmModules::stop`], and does not wait. Whoever waits in [`VmModules::load`] is told.
+    /// Begins [`VmModules::stop`], and does not wait. Whoever waits in [`VmModules::load`] is told.
     pub fn begin_stop(&self) {
         self.inbox.stopping.store(true, Ordering::Release);
         self.inbox.ring();
@@ -306,7 +307,7 @@ impl VmModules {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
         if thread.join().is_err() {
-            tracing::error!("a thread of modules panicked");
+            tracing::error!("the thread that supervises modules panicked");
         }
     }
 }
@@ -317,7 +318,7 @@ impl Drop for VmModules {
     }
 }
 
-/// A module whose native code is there.
+/// Module whose native code is there.
 #[derive(Debug)]
 struct Prepared {
     setup: ModuleSetup,

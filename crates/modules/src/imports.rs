@@ -1,4 +1,5 @@
-//! What a module may call: each import checks its arguments, which are a guest's word in the end.
+//! Imports: the functions that a module may call. Each checks its arguments, which are a guest's word in
+//! the end.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,19 +11,19 @@ use wasmtime::{Caller, Linker};
 
 use crate::conn::unfinished as failed;
 use crate::folder::Folder;
-use crate::instance::{Given, State, split};
+use crate::instance_state::{ModuleReply, State, split};
 use crate::limits::{FRAME_OVERHEAD_BYTES, GIVEN_REPLIES, SMALL_BYTES};
 
-/// Most bytes of one call: the longest row with its headers.
+/// Limit of bytes of one call: the longest row with its headers.
 const MAX_RANGE_BYTES: usize = 17 << 20;
 
-/// Most random bytes of one call: keys and seeds.
+/// Limit of random bytes of one call: keys and seeds.
 const MAX_RANDOM_BYTES: usize = 4096;
 
 type At<'a, 'b> = &'a mut Caller<'b, State>;
 
-/// The part of a memory that a pointer and a length name. A call's work is bounded by it: what the host does
-/// for a module is not interrupted.
+/// Range of a memory that a pointer and a length name. It bounds a call's work: what the host does for a
+/// module is not interrupted.
 fn range(memory: &[u8], ptr: i32, len: i32) -> Result<Range<usize>, Errno> {
     // Both are unsigned, as far as the module is concerned.
     let (ptr, len) = (ptr as u32 as usize, len as u32 as usize);
@@ -48,7 +49,13 @@ fn done(result: Result<(), Errno>) -> i32 {
     short(result.map(|()| 0))
 }
 
-fn give(at: At<'_, '_>, seq: i64, client: i32, flags: i32, body: (i32, i32)) -> Result<(), Errno> {
+fn take_reply(
+    at: At<'_, '_>,
+    seq: i64,
+    client: i32,
+    flags: i32,
+    body: (i32, i32),
+) -> Result<(), Errno> {
     let flags = flags as u32;
     if flags & !reply::DURABLE != 0 {
         return Err(Errno::INVAL);
@@ -58,10 +65,10 @@ fn give(at: At<'_, '_>, seq: i64, client: i32, flags: i32, body: (i32, i32)) -> 
     if body.len() > MAX_BODY_BYTES as usize {
         return Err(Errno::MSGSIZE);
     }
-    if state.given.len() >= GIVEN_REPLIES {
+    if state.replies.len() >= GIVEN_REPLIES {
         return Err(Errno::NOBUFS);
     }
-    let mut given = Given {
+    let mut reply_frame = ModuleReply {
         client: client as u32,
         seq: seq as u64,
         durable: flags & reply::DURABLE != 0,
@@ -71,21 +78,21 @@ fn give(at: At<'_, '_>, seq: i64, client: i32, flags: i32, body: (i32, i32)) -> 
     let len_bytes = FRAME_BYTES + body.len();
     let room = body.len() <= SMALL_BYTES || len_bytes <= state.held.purse().room_bytes();
     if room {
-        given.frame.reserve_exact(len_bytes);
-        given.frame.resize(FRAME_BYTES, 0);
-        given.frame.extend_from_slice(body);
+        reply_frame.frame.reserve_exact(len_bytes);
+        reply_frame.frame.resize(FRAME_BYTES, 0);
+        reply_frame.frame.extend_from_slice(body);
     } else {
         // The module has done it, and cannot be told.
         let text = format!("its reply of {} bytes found no room in the host", body.len());
-        (given.flags, given.frame) = (flag::FAILED, failed(failure::LIMIT, &text));
+        (reply_frame.flags, reply_frame.frame) = (flag::FAILED, failed(failure::LIMIT, &text));
     }
-    state.held.set(state.held.bytes() + given.frame.len() + FRAME_OVERHEAD_BYTES);
-    state.given.push(given);
+    state.held.set(state.held.bytes() + reply_frame.frame.len() + FRAME_OVERHEAD_BYTES);
+    state.replies.push(reply_frame);
     Ok(())
 }
 
-/// A call on the folder with one name.
-fn named<T>(
+/// Calls a function of the folder with one name.
+fn with_name<T>(
     at: At<'_, '_>,
     (ptr, len): (i32, i32),
     call: impl FnOnce(&mut Folder, &[u8]) -> Result<T, Errno>,
@@ -156,7 +163,7 @@ fn wake_after(state: &mut State, ms: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// All imports of [`guest_abi::module_call`].
+/// Adds all imports of [`guest_abi::module_call`].
 pub(crate) fn add(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     files(linker)?;
     linker.func_wrap(
@@ -164,8 +171,8 @@ pub(crate) fn add(linker: &mut Linker<State>) -> wasmtime::Result<()> {
         "reply",
         |mut at: Caller<'_, State>, client: i32, seq: i64, flags: i32, ptr: i32, len: i32| {
             // A module that goes on without it would leave a client waiting for ever.
-            let given = give(&mut at, seq, client, flags, (ptr, len));
-            given.map(|()| 0).map_err(|e| wasmtime::Error::msg(format!("reply {seq}: {e}")))
+            let taken = take_reply(&mut at, seq, client, flags, (ptr, len));
+            taken.map(|()| 0).map_err(|e| wasmtime::Error::msg(format!("reply {seq}: {e}")))
         },
     )?;
     linker.func_wrap(IMPORTS, "clock_ms", |at: Caller<'_, State>| -> i64 {
@@ -212,7 +219,7 @@ fn names(linker: &mut Linker<State>) -> wasmtime::Result<()> {
         "file_open",
         |mut at: Caller<'_, State>, ptr: i32, len: i32, flags: i32| {
             let open = |folder: &mut Folder, name: &[u8]| folder.open(name, flags as u32);
-            short(named(&mut at, (ptr, len), open).map(|handle| handle as u64))
+            short(with_name(&mut at, (ptr, len), open).map(|handle| handle as u64))
         },
     )?;
     linker.func_wrap(
@@ -223,7 +230,7 @@ fn names(linker: &mut Linker<State>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(IMPORTS, "file_remove", |mut at: Caller<'_, State>, ptr: i32, len: i32| {
-        done(named(&mut at, (ptr, len), Folder::remove))
+        done(with_name(&mut at, (ptr, len), Folder::remove))
     })?;
     linker.func_wrap(IMPORTS, "file_list", |mut at: Caller<'_, State>, ptr: i32, len: i32| {
         short(list(&mut at, ptr, len))

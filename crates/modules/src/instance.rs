@@ -1,148 +1,56 @@
-//! One life of a module: its memory, its calls, and what they asked for.
+//! Instance of a module: its memory, its start, its calls.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_abi::module_call as abi;
-use wasmtime::{
-    Caller, Engine, Extern, Linker, Memory, Module, ResourceLimiter, Store, Trap, TypedFunc,
-};
+use wasmtime::{Engine, Extern, Linker, Memory, Module, Store, Trap, TypedFunc};
 
 use crate::ModulesError;
-use crate::budget::{Charge, Purse};
+use crate::budget::Purse;
 use crate::deadline::ticks;
 use crate::folder::Folder;
 use crate::imports;
-use crate::limits::{LOG_LINES_PER_S, START_DEADLINE};
+use crate::instance_state::State;
+use crate::limits::START_DEADLINE;
 
-/// How a module is run.
+/// Limits of a module.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// CPU time of a call.
+    /// Limit of the CPU time of a call.
     pub deadline: Duration,
-    /// Its memory.
+    /// Limit of its memory.
     pub memory_bytes: u64,
 }
 
-/// A reply that a module gave.
-#[derive(Debug)]
-pub struct Given {
-    /// Whose.
-    pub client: u32,
-    /// Of which request.
-    pub seq: u64,
-    /// The client gets it once all is durable.
-    pub durable: bool,
-    /// Of its frame.
-    pub flags: u16,
-    /// Its body, with room for a frame's header in front.
-    pub frame: Vec<u8>,
-}
-
-/// What the imports work on.
-#[derive(Debug)]
-pub(crate) struct State {
-    pub memory: Option<Memory>,
-    pub folder: Folder,
-    pub given: Vec<Given>,
-    /// What the replies of this call take of the process's memory.
-    pub held: Charge,
-    pub wake: Option<Instant>,
-    pub began: Instant,
-    pub name: String,
-    lines: Lines,
-    memory_bytes: u64,
-}
-
-/// Bounds what a module logs.
-#[derive(Debug, Default)]
-struct Lines {
-    second: u64,
-    told: u32,
-    dropped: u64,
-}
-
-impl State {
-    /// Whether one more line may be logged.
-    pub fn may_log(&mut self) -> bool {
-        let second = self.began.elapsed().as_secs();
-        if second != self.lines.second {
-            let dropped = std::mem::take(&mut self.lines.dropped);
-            if dropped > 0 {
-                tracing::warn!(module = %self.name, dropped, "it logs too much");
-            }
-            self.lines = Lines { second, ..Lines::default() };
-        }
-        self.lines.told += 1;
-        let may = self.lines.told <= LOG_LINES_PER_S;
-        self.lines.dropped += u64::from(!may);
-        may
-    }
-}
-
-impl ResourceLimiter for State {
-    fn memory_growing(
-        &mut self,
-        _: usize,
-        wanted: usize,
-        _: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        Ok(wanted as u64 <= self.memory_bytes)
-    }
-
-    fn table_growing(
-        &mut self,
-        _: usize,
-        wanted: usize,
-        _: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        Ok(wanted <= MAX_TABLE)
-    }
-
-    fn memories(&self) -> usize {
-        1
-    }
-
-    fn tables(&self) -> usize {
-        1
-    }
-
-    fn instances(&self) -> usize {
-        1
-    }
-}
-
-/// Elements of a module's table: its functions that are called through pointers.
-const MAX_TABLE: usize = 100_000;
-
-/// Why an instance is of no use any more.
+/// Reason why an instance is of no use any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stopped {
+pub enum StopReason {
     /// A call took too long.
     Deadline,
-    /// It trapped: a panic, most often.
+    /// The module trapped: a panic, most often.
     Trap,
-    /// It says so itself: a negative errno.
-    Gave(i32),
-    /// It does not export what it should.
+    /// The module returned a negative errno.
+    Returned(i32),
+    /// The module does not export what it should.
     Exports,
     /// A sync of its files failed.
     Storage,
 }
 
-impl std::fmt::Display for Stopped {
+impl std::fmt::Display for StopReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Deadline => f.write_str("it computed for longer than its deadline"),
             Self::Trap => f.write_str("it trapped"),
-            Self::Gave(errno) => write!(f, "it returned {errno}"),
+            Self::Returned(errno) => write!(f, "it returned {errno}"),
             Self::Storage => f.write_str("the host's storage failed"),
             Self::Exports => f.write_str("its exports or imports are not those of a module"),
         }
     }
 }
 
-/// A running module.
+/// Running instance of a module.
 pub struct Instance {
     store: Store<State>,
     memory: Memory,
@@ -157,7 +65,7 @@ impl std::fmt::Debug for Instance {
     }
 }
 
-/// The imports, once per process.
+/// Links the imports, once per process.
 ///
 /// # Errors
 /// Never, with the names of this crate.
@@ -176,75 +84,66 @@ impl Instance {
         folder: Folder,
         limits: &Limits,
         purse: &Arc<Purse>,
-    ) -> Result<Self, (Stopped, Box<Folder>)> {
-        let state = State {
-            memory: None,
-            folder,
-            given: Vec::new(),
-            held: Charge::new(purse),
-            wake: None,
-            began: Instant::now(),
-            name: name.into(),
-            lines: Lines::default(),
-            memory_bytes: limits.memory_bytes,
-        };
+    ) -> Result<Self, (StopReason, Box<Folder>)> {
+        let state = State::new(name, folder, limits.memory_bytes, purse);
         let mut store = Store::new(module.engine(), state);
         store.limiter(|state| state);
-        match Self::entered(&mut store, linker, module) {
+        match Self::enter(&mut store, linker, module) {
             Ok((memory, buffer, serve)) => {
                 Ok(Self { store, memory, buffer, serve, deadline: limits.deadline })
             }
-            Err(stopped) => Err((stopped, Box::new(closed(store.into_data())))),
+            Err(stopped) => Err((stopped, Box::new(close_files(store.into_data())))),
         }
     }
 
     #[expect(clippy::type_complexity, reason = "the parts of an instance, once")]
-    fn entered(
+    fn enter(
         store: &mut Store<State>,
         linker: &Linker<State>,
         module: &Module,
-    ) -> Result<(Memory, TypedFunc<i32, i32>, TypedFunc<i32, i32>), Stopped> {
+    ) -> Result<(Memory, TypedFunc<i32, i32>, TypedFunc<i32, i32>), StopReason> {
         // A start function is the module's code as well.
         store.set_epoch_deadline(ticks(START_DEADLINE));
         let instance = linker.instantiate(&mut *store, module).map_err(|e| {
-            tracing::error!(module = %store.data().name, "instantiating: {e:#}");
-            Stopped::Exports
+            let name = &store.data().name;
+            tracing::error!(module = %name, "module {name} cannot be instantiated: {e:#}");
+            StopReason::Exports
         })?;
         let Some(Extern::Memory(memory)) = instance.get_export(&mut *store, "memory") else {
-            return Err(Stopped::Exports);
+            return Err(StopReason::Exports);
         };
         store.data_mut().memory = Some(memory);
         let function = |store: &mut Store<State>, name| {
-            instance.get_typed_func::<i32, i32>(store, name).map_err(|_| Stopped::Exports)
+            instance.get_typed_func::<i32, i32>(store, name).map_err(|_| StopReason::Exports)
         };
         let buffer = function(store, "millrace_buffer")?;
         let serve = function(store, "millrace_serve")?;
         let no_arguments = |store: &mut Store<State>, name| {
-            instance.get_typed_func::<(), i32>(store, name).map_err(|_| Stopped::Exports)
+            instance.get_typed_func::<(), i32>(store, name).map_err(|_| StopReason::Exports)
         };
         let version = no_arguments(store, "millrace_abi")?;
         let start = no_arguments(store, "millrace_start")?;
-        if version.call(&mut *store, ()).map_err(|e| why(&e))? != abi::VERSION as i32 {
-            return Err(Stopped::Exports);
+        if version.call(&mut *store, ()).map_err(|e| stop_reason(&e))? != abi::VERSION as i32 {
+            return Err(StopReason::Exports);
         }
-        match start.call(&mut *store, ()).map_err(|e| why(&e))? {
+        match start.call(&mut *store, ()).map_err(|e| stop_reason(&e))? {
             0 => Ok((memory, buffer, serve)),
-            errno => Err(Stopped::Gave(errno)),
+            errno => Err(StopReason::Returned(errno)),
         }
     }
 
-    /// Hands events over. What came of them is in the state, also after an error.
-    pub(crate) fn serve(&mut self, events: &[u8]) -> Result<(), Stopped> {
+    /// Calls the module with events. Its replies are in the state, also after an error.
+    pub(crate) fn serve(&mut self, events: &[u8]) -> Result<(), StopReason> {
         let state = self.store.data_mut();
         state.wake = None;
-        let len = i32::try_from(events.len()).map_err(|_| Stopped::Exports)?;
+        let len = i32::try_from(events.len()).map_err(|_| StopReason::Exports)?;
         self.store.set_epoch_deadline(ticks(self.deadline));
-        let at = self.buffer.call(&mut self.store, len).map_err(|e| why(&e))?;
-        let at = usize::try_from(at).ok().filter(|at| *at != 0).ok_or(Stopped::Trap)?;
-        self.memory.write(&mut self.store, at, events).map_err(|_| Stopped::Trap)?;
-        match self.serve.call(&mut self.store, len).map_err(|e| why(&e))? {
+        let at = self.buffer.call(&mut self.store, len).map_err(|e| stop_reason(&e))?;
+        let at = usize::try_from(at).ok().filter(|at| *at != 0).ok_or(StopReason::Trap)?;
+        self.memory.write(&mut self.store, at, events).map_err(|_| StopReason::Trap)?;
+        match self.serve.call(&mut self.store, len).map_err(|e| stop_reason(&e))? {
             0 => Ok(()),
-            errno => Err(Stopped::Gave(errno)),
+            errno => Err(StopReason::Returned(errno)),
         }
     }
 
@@ -252,37 +151,29 @@ impl Instance {
         self.store.data_mut()
     }
 
-    /// Bytes of its memory now.
+    /// Size of its memory in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory.data_size(&self.store) as u64
     }
 
     /// Ends it; its files are closed.
     pub(crate) fn end(self) -> Folder {
-        closed(self.store.into_data())
+        close_files(self.store.into_data())
     }
 }
 
-fn closed(state: State) -> Folder {
+fn close_files(state: State) -> Folder {
     let mut folder = state.folder;
     folder.close_all();
     folder
 }
 
-fn why(error: &wasmtime::Error) -> Stopped {
+fn stop_reason(error: &wasmtime::Error) -> StopReason {
     match error.downcast_ref::<Trap>() {
-        Some(Trap::Interrupt) => Stopped::Deadline,
+        Some(Trap::Interrupt) => StopReason::Deadline,
         _ => {
             tracing::debug!("a module trapped: {error:#}");
-            Stopped::Trap
+            StopReason::Trap
         }
     }
-}
-
-/// A module's memory, with the state.
-pub(crate) fn split<'a>(
-    caller: &'a mut Caller<'_, State>,
-) -> Result<(&'a mut [u8], &'a mut State), rustix::io::Errno> {
-    let memory = caller.data().memory.ok_or(rustix::io::Errno::FAULT)?;
-    Ok(memory.data_and_store_mut(caller))
 }

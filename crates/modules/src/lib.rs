@@ -83,10 +83,11 @@ mod error;
 pub mod folder;
 #[doc(hidden)]
 pub mod fuzzing;
-mod greet;
+mod handshake;
 pub mod host;
 mod imports;
 pub mod instance;
+mod instance_state;
 pub mod limits;
 mod lock;
 pub mod process;
@@ -97,7 +98,7 @@ mod share;
 mod spin;
 mod stats;
 
-pub use control::{ModuleSetup, RingSetup, Step, Used};
+pub use control::{CopyStep, DiskUse, ModuleSetup, RingSetup};
 pub use error::ModulesError;
 pub use host::{Charge, ModuleConfig, RingConfig, VmModules, VmModulesConfig};
 pub use stats::ModuleStats;

@@ -19,13 +19,14 @@ use zerocopy::IntoBytes;
 use crate::ModulesError;
 use crate::budget::{Pot, Purse};
 use crate::control::{
-    self, FromProcess, ModuleSetup, RingSetup, STATS_OF_MESSAGE, Step, ToProcess,
+    self, CopyStep, FromProcess, ModuleSetup, RingSetup, STATS_OF_MESSAGE, ToProcess,
 };
 use crate::engine;
 use crate::folder::Folder;
 use crate::folder::written::Written;
-use crate::greet::{Greeting, Heard, refuse, tell_list};
-use crate::instance::{self, Limits, State};
+use crate::handshake::{Handshake, HelloResult, refuse, send_list};
+use crate::instance::{self, Limits};
+use crate::instance_state::State;
 use crate::limits::{
     HELLO_TIMEOUT, MAX_CLIENTS, MAX_GREETING, MODULE_MEMORY_BYTES, OWN_MEMORY_BYTES, POT_BYTES,
     SHARE_BYTES,
@@ -33,16 +34,16 @@ use crate::limits::{
 use crate::lock;
 use crate::ring::{Region, Slots};
 use crate::sandbox;
-use crate::service::{Copied, Inbox, Service, Spec, Started, TellUsed, Told};
+use crate::service::{CopyAnswer, Inbox, Message, ReportDiskUse, ReportStart, Service, Spec};
 
-/// Descriptors beside those of connections and files.
+/// Number of descriptors beside those of connections and files.
 const OWN_FILES: usize = 256;
 
-/// How long a module's thread may take to tell its counters.
+/// Limit of the time in which a module's thread tells its counters.
 const STATS_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A module that runs.
-struct Running {
+/// Thread of a module.
+struct ModuleThread {
     inbox: Arc<Inbox>,
     thread: JoinHandle<()>,
 }
@@ -64,7 +65,7 @@ pub fn run(control: OwnedFd) -> Result<(), ModulesError> {
         }
     };
     control::send(&*control, &FromProcess::Ready, &[], SendFlags::empty())?;
-    Greeter { control, modules, greeting: Vec::new() }.run();
+    Acceptor { control, modules, handshakes: Vec::new() }.run();
     Ok(())
 }
 
@@ -78,14 +79,14 @@ impl Drop for Abort {
     }
 }
 
-/// What all modules have in common.
+/// Modules of the process.
 struct Modules {
-    running: HashMap<String, Running>,
-    /// As a welcome lists them.
+    threads: HashMap<String, ModuleThread>,
+    /// List of them, as a welcome has it.
     list: Arc<Vec<u8>>,
 }
 
-/// What can be had without a module's folder: an engine for each, whose epoch its deadlines count up.
+/// Code of a module, loaded: with an engine of its own, whose epoch its deadlines count up.
 struct Loaded {
     module: Module,
     linker: Arc<Linker<State>>,
@@ -128,7 +129,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
         Some((setup, fd)) => begin_rings(*setup, fd),
         None => None,
     };
-    let list = Arc::new(listed(&modules)?);
+    let list = Arc::new(list_modules(&modules)?);
     let memory_bytes = modules
         .iter()
         .map(|m| m.memory_bytes + MODULE_MEMORY_BYTES + SHARE_BYTES as u64)
@@ -142,7 +143,7 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     // In front of the threads, which inherit it.
     sandbox::leave_folders(parts.iter().map(|(_, folder)| folder.as_fd()))?;
     let barrier = Arc::new(Barrier::new(modules.len() + 1));
-    let (mut running, pot) = (HashMap::new(), Pot::new(POT_BYTES));
+    let (mut threads, pot) = (HashMap::new(), Pot::new(POT_BYTES));
     for (setup, (loaded, folder)) in modules.into_iter().zip(parts) {
         let name = setup.name.clone();
         let Loaded { module, linker } = loaded;
@@ -159,28 +160,30 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
             purse: Purse::new(&pot, SHARE_BYTES),
             ring: ring.clone(),
             needs_ring,
-            started: telling(&name, control),
-            used: telling_used(control),
+            report_start: report_start(&name, control),
+            report_disk_use: report_disk_use(control),
         };
-        running.insert(name, start(spec, folder, setup.disk_bytes, &barrier)?);
+        threads.insert(name, start(spec, folder, setup.disk_bytes, &barrier)?);
     }
     // A thread that has just begun gives itself a name and a stack for signals: that is over here.
     barrier.wait();
     sandbox::leave_calls()?;
     // Only now a module's own code may run.
     barrier.wait();
-    tracing::debug!(%vm, "its modules are confined");
-    Ok(Some(Modules { running, list }))
+    tracing::debug!(%vm, "modules of {vm} are confined");
+    Ok(Some(Modules { threads, list }))
 }
 
-/// The slots of a region, and how long to look at them. Without them clients have their sockets, at most.
+/// Maps a region for rings: its slots, and how long to look at them. Without it clients have their sockets,
+/// at most.
 fn begin_rings(setup: RingSetup, fd: &OwnedFd) -> Option<(Arc<Slots>, Duration)> {
     let region = fd.try_clone().and_then(|fd| Region::map(fd, setup.bytes));
-    let region = region.inspect_err(|e| tracing::error!("no rings: {e}")).ok()?;
+    let region =
+        region.inspect_err(|e| tracing::error!("memory for rings cannot be mapped: {e}")).ok()?;
     Some((Slots::begin(region), Duration::from_micros(setup.spin_us.into())))
 }
 
-fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {
+fn list_modules(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {
     let mut list = Vec::new();
     for setup in modules {
         let mut name = [0; MAX_NAME_BYTES];
@@ -195,8 +198,8 @@ fn listed(modules: &[ModuleSetup]) -> Result<Vec<u8>, ModulesError> {
     Ok(list)
 }
 
-/// Tells the daemon how a module's first start went.
-fn telling(name: &str, control: &Arc<OwnedFd>) -> Started {
+/// Reports to the daemon how a module's first start went.
+fn report_start(name: &str, control: &Arc<OwnedFd>) -> ReportStart {
     let (module, control) = (name.to_owned(), Arc::clone(control));
     Some(Box::new(move |went: Result<(), String>| {
         let told = FromProcess::Started { module, failed: went.err() };
@@ -205,8 +208,8 @@ fn telling(name: &str, control: &Arc<OwnedFd>) -> Started {
     }))
 }
 
-/// Tells the daemon what was done with files. A daemon that is busy is told later.
-fn telling_used(control: &Arc<OwnedFd>) -> TellUsed {
+/// Reports to the daemon what was done with files. A daemon that is busy is told later.
+fn report_disk_use(control: &Arc<OwnedFd>) -> ReportDiskUse {
     let control = Arc::clone(control);
     Box::new(move |used| {
         control::send(&*control, &FromProcess::Used(used), &[], SendFlags::DONTWAIT).is_ok()
@@ -218,7 +221,7 @@ fn start(
     folder: OwnedFd,
     disk_bytes: u64,
     barrier: &Arc<Barrier>,
-) -> Result<Running, ModulesError> {
+) -> Result<ModuleThread, ModulesError> {
     let name = spec.name.clone();
     let inbox = Arc::new(Inbox::new()?);
     let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
@@ -238,24 +241,24 @@ fn start(
             }
         })
         .map_err(ModulesError::io("starting a module's thread"))?;
-    Ok(Running { inbox, thread })
+    Ok(ModuleThread { inbox, thread })
 }
 
-/// Takes connections until their hello is there.
-struct Greeter {
+/// Acceptor: takes connections until their hello is there.
+struct Acceptor {
     control: Arc<OwnedFd>,
     modules: Modules,
-    greeting: Vec<Greeting>,
+    handshakes: Vec<Handshake>,
 }
 
-impl Greeter {
+impl Acceptor {
     fn run(mut self) {
         while self.turn() {}
-        let Modules { running, .. } = self.modules;
-        running.values().for_each(|module| module.inbox.tell(Told::End));
-        for (name, module) in running {
+        let Modules { threads, .. } = self.modules;
+        threads.values().for_each(|module| module.inbox.send(Message::End));
+        for (name, module) in threads {
             if module.thread.join().is_err() {
-                tracing::error!(module = %name, "its thread panicked");
+                tracing::error!(module = %name, "the thread of module {name} panicked");
             }
         }
     }
@@ -263,10 +266,10 @@ impl Greeter {
     /// Waits for the daemon and for hellos. False: it is over.
     fn turn(&mut self) -> bool {
         let now = Instant::now();
-        self.greeting.retain(|g| now.duration_since(g.since) < HELLO_TIMEOUT);
+        self.handshakes.retain(|g| now.duration_since(g.since) < HELLO_TIMEOUT);
         let mut fds = vec![PollFd::new(&*self.control, PollFlags::IN)];
-        fds.extend(self.greeting.iter().map(|g| PollFd::new(&g.fd, PollFlags::IN)));
-        let oldest = self.greeting.iter().map(|g| g.since + HELLO_TIMEOUT).min();
+        fds.extend(self.handshakes.iter().map(|g| PollFd::new(&g.fd, PollFlags::IN)));
+        let oldest = self.handshakes.iter().map(|g| g.since + HELLO_TIMEOUT).min();
         let timeout = oldest.and_then(|at| {
             let left = at.saturating_duration_since(now) + Duration::from_millis(1);
             Timespec::try_from(left).ok()
@@ -282,7 +285,7 @@ impl Greeter {
         drop(fds);
         // In order of their coming: the last one of a client is the one that counts.
         let mut gone = 0;
-        for at in 0..self.greeting.len() {
+        for at in 0..self.handshakes.len() {
             if ready[at + 1] && self.hear(at - gone) {
                 gone += 1;
             }
@@ -290,20 +293,21 @@ impl Greeter {
         !ready[0] || self.on_daemon()
     }
 
-    /// True: it is not greeting any more.
+    /// Reads a hello. True: the handshake is over.
     fn hear(&mut self, at: usize) -> bool {
-        let heard = self.greeting[at].hear(|module| self.modules.running.contains_key(module));
-        if matches!(heard, Heard::Partial) {
+        let heard =
+            self.handshakes[at].read_hello(|module| self.modules.threads.contains_key(module));
+        if matches!(heard, HelloResult::Partial) {
             return false;
         }
-        let Greeting { fd, of_guest, .. } = self.greeting.remove(at);
+        let Handshake { fd, of_guest, .. } = self.handshakes.remove(at);
         match heard {
-            Heard::Partial | Heard::Gone => {}
-            Heard::List => tell_list(&fd, &self.modules.list),
-            Heard::Refused(code, text) => refuse(&fd, code, &text),
-            Heard::Client { module, client } => {
-                if let Some(running) = self.modules.running.get(&module) {
-                    running.inbox.tell(Told::Connection { fd, client, of_guest });
+            HelloResult::Partial | HelloResult::Gone => {}
+            HelloResult::List => send_list(&fd, &self.modules.list),
+            HelloResult::Refused(code, text) => refuse(&fd, code, &text),
+            HelloResult::Client { module, client } => {
+                if let Some(thread) = self.modules.threads.get(&module) {
+                    thread.inbox.send(Message::Connection { fd, client, of_guest });
                 }
             }
         }
@@ -314,16 +318,16 @@ impl Greeter {
         match control::receive::<ToProcess>(&*self.control) {
             Ok(Some((ToProcess::Connection { of_guest }, fds))) => {
                 for fd in fds {
-                    if self.greeting.len() >= MAX_GREETING {
-                        self.greeting.remove(0);
+                    if self.handshakes.len() >= MAX_GREETING {
+                        self.handshakes.remove(0);
                     }
-                    self.greeting.push(Greeting::new(fd, of_guest));
+                    self.handshakes.push(Handshake::new(fd, of_guest));
                 }
                 true
             }
             Ok(Some((ToProcess::GuestGone, _))) => {
-                self.greeting.retain(|greeting| !greeting.of_guest);
-                self.modules.running.values().for_each(|m| m.inbox.tell(Told::GuestGone));
+                self.handshakes.retain(|handshake| !handshake.of_guest);
+                self.modules.threads.values().for_each(|m| m.inbox.send(Message::GuestGone));
                 true
             }
             Ok(Some((ToProcess::Stats, _))) => self.tell_stats(),
@@ -340,23 +344,23 @@ impl Greeter {
     }
 
     /// A module that is in a call answers after it.
-    fn copy(&self, module: &str, turn: u64, step: Step) {
+    fn copy(&self, module: &str, turn: u64, step: CopyStep) {
         let control = Arc::clone(&self.control);
         let tell = move |written: Result<Written, String>| {
             let told = FromProcess::Copied { turn, written };
             // A daemon that has gone is noticed elsewhere.
             let _ = control::send(&*control, &told, &[], SendFlags::empty());
         };
-        match self.modules.running.get(module) {
-            Some(running) => running.inbox.tell(Told::Copy(step, Copied(Box::new(tell)))),
+        match self.modules.threads.get(module) {
+            Some(thread) => thread.inbox.send(Message::Copy(step, CopyAnswer(Box::new(tell)))),
             None => tell(Err(format!("there is no module {module}"))),
         }
     }
 
     fn tell_stats(&mut self) -> bool {
-        let (sender, receiver) = sync_channel(self.modules.running.len());
-        let ask = |to: &SyncSender<_>, m: &Running| m.inbox.tell(Told::Stats(to.clone()));
-        self.modules.running.values().for_each(|module| ask(&sender, module));
+        let (sender, receiver) = sync_channel(self.modules.threads.len());
+        let ask = |to: &SyncSender<_>, m: &ModuleThread| m.inbox.send(Message::Stats(to.clone()));
+        self.modules.threads.values().for_each(|module| ask(&sender, module));
         drop(sender);
         let until = Instant::now() + STATS_TIMEOUT;
         let mut all = Vec::new();

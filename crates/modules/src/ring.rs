@@ -426,5 +426,4 @@ impl Slots {
 }
 
 #[cfg(test)]
-#[path = "ring_tests.rs"]
 mod tests;

@@ -213,5 +213,4 @@ fn arguments(number: i64) -> Result<Vec<SeccompRule>, seccompiler::BackendError>
 }
 
 #[cfg(test)]
-#[path = "sandbox_tests.rs"]
 mod tests;

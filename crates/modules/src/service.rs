@@ -8,43 +8,44 @@
 //!
 //! Clients whose connection goes by a ring are looked at, for a while, before the thread sleeps ([`rings`]).
 
-mod calls;
-mod frames;
+mod connections;
+mod disk_report;
+mod event_buffer;
+mod eviction;
 mod inbox;
 mod life;
+mod pausing;
 mod rings;
-mod room;
-mod still;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::random::{OsRandom, Random};
-use guest_abi::module::{MAGIC, MAX_BODY_BYTES, MAX_IN_FLIGHT, VERSION, Welcome, failure, kind};
-use guest_abi::module_call::{ALIGN, Event, event};
+use guest_abi::module::failure;
+use guest_abi::module_call::event;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 use wasmtime::{Linker, Module};
-use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::ModulesError;
+use self::connections::Connections;
+use self::disk_report::DiskReport;
+use self::life::{Life, retry_pause};
+use self::pausing::Pausing;
+use self::rings::Look;
 use crate::budget::Purse;
-use crate::clients::{Client, ClientId, Clients};
-use crate::conn::{Bytes, Conn, failure as failed, frame};
-use crate::control::Used;
+use crate::control::{CopyStep, DiskUse};
 use crate::deadline::Ticker;
-use crate::folder::{Counts, Folder};
-use crate::instance::{Limits, State};
-use crate::limits::{LINGER, READ_BYTES};
+use crate::folder::Folder;
+use crate::folder::written::Written;
+use crate::instance::{Instance, Limits, StopReason};
+use crate::instance_state::{ModuleReply, State};
+use crate::limits::{HOLD_LEASE, MAX_FAILED_STARTS};
 use crate::ring::Slots;
 use crate::share::CpuShare;
-use crate::stats::Meter;
+use crate::{ModuleStats, ModulesError};
 
-pub(crate) use self::inbox::{Copied, Inbox, Told};
-use self::life::Life;
-use self::rings::{Look, Rings};
+pub(crate) use self::inbox::{CopyAnswer, Inbox, Message};
 
 /// A module as a process runs it.
 pub(crate) struct Spec {
@@ -54,27 +55,36 @@ pub(crate) struct Spec {
     pub limits: Limits,
     /// Share of a core, in percent.
     pub cpu_percent: u32,
-    /// The modules of this VM, as a welcome lists them.
+    /// Modules of this VM, as a welcome lists them.
     pub list: Arc<Vec<u8>>,
-    /// What its clients make it hold.
+    /// Budget of what its clients make it hold.
     pub purse: Arc<Purse>,
     /// Memory that clients may use in place of their sockets, and how long to look at it before sleeping.
     pub ring: Option<(Arc<Slots>, Duration)>,
-    /// Requests of the guest are taken by it alone.
+    /// Whether requests of the guest are taken by rings alone.
     pub needs_ring: bool,
-    /// Is told how the first start went; an error: why it failed.
-    pub started: Started,
-    /// Is told what it did with its files.
-    pub used: TellUsed,
+    /// Reports the result of the first start.
+    pub report_start: ReportStart,
+    /// Reports what it did with its files.
+    pub report_disk_use: ReportDiskUse,
 }
 
-/// Is told now and then; false: it could not be, and hears more later.
-pub(crate) type TellUsed = Box<dyn FnMut(Used) -> bool + Send>;
+/// Reports, now and then, what a module did with its files; false: it could not be reported, and is later.
+pub(crate) type ReportDiskUse = Box<dyn FnMut(DiskUse) -> bool + Send>;
 
-/// Is told once.
-pub(crate) type Started = Option<Box<dyn FnOnce(Result<(), String>) + Send>>;
+/// Reports once how the first start of a module went; an error: why it failed.
+pub(crate) type ReportStart = Option<Box<dyn FnOnce(Result<(), String>) + Send>>;
 
-/// The event of the inbox; connections have their place in the list.
+/// Code of a module, and what is needed to start instances of it.
+struct Program {
+    name: String,
+    module: Module,
+    linker: Arc<Linker<State>>,
+    limits: Limits,
+    purse: Arc<Purse>,
+}
+
+/// Event of the inbox in the kernel's set; connections have their place in the list.
 const INBOX: u64 = u64::MAX;
 
 /// Events of the kernel that are taken at a time.
@@ -82,42 +92,18 @@ const READY: usize = 256;
 
 /// One module's thread.
 pub(crate) struct Service {
-    spec: Spec,
+    program: Program,
+    report_start: ReportStart,
     inbox: Arc<Inbox>,
-    epoll: OwnedFd,
     life: Life,
-    /// Which life it is: random, and counted up.
-    instance: u64,
-    conns: Vec<Option<Conn>>,
-    rings: Rings,
-    clients: Clients,
-    /// The connection whose frames are taken first.
-    first: usize,
-    /// Connections that have frames which did not fit in the last call.
-    more: bool,
-    /// Clients may have been without a connection for too long at this time.
-    look_at: Option<Instant>,
-    events: Vec<u8>,
-    purse: Arc<Purse>,
-    /// What a connection is read into at first.
-    read: Box<[u8]>,
-    meter: Meter,
-    /// What was told to be used of the disk, and when.
-    told_used: (Counts, Instant),
-    /// Bytes that went by rings since then.
-    ring_bytes: u64,
-    /// Nothing is called up to here: somebody copies the files.
-    held_until: Option<Instant>,
-    share: Option<CpuShare>,
-    /// Nothing is called up to here: it has computed too much.
-    rests_until: Option<Instant>,
-    /// When that was last looked at.
-    share_at: Instant,
+    connections: Connections,
+    pausing: Pausing,
+    disk_report: DiskReport,
     ending: bool,
 }
 
 impl Service {
-    /// On the thread that will run it. `epoll` is a set of its own.
+    /// Makes it on the thread that will run it. `epoll` is a set of its own.
     pub fn new(
         spec: Spec,
         folder: Folder,
@@ -126,79 +112,100 @@ impl Service {
     ) -> Result<Self, ModulesError> {
         epoll::add(&epoll, &*inbox, epoll::EventData::new_u64(INBOX), EventFlags::IN)
             .map_err(ModulesError::io("watching the inbox"))?;
-        let mut meter = Meter::default();
-        meter.told.name.clone_from(&spec.name);
         let share = CpuShare::new(spec.cpu_percent);
-        let purse = Arc::clone(&spec.purse);
         // What it looks for in vain would be taken off its share.
         let spin = spec.ring.as_ref().filter(|_| share.is_none()).map(|(_, spin)| *spin);
-        let rings = Rings::new(spin.unwrap_or_default());
+        // Room for counting up, and never 0.
+        let instance = OsRandom.next_u64() >> 1 | 1;
+        let connections = Connections::new(&spec, epoll, spin.unwrap_or_default(), instance);
+        let Spec { name, module, linker, limits, purse, .. } = spec;
         Ok(Self {
-            spec,
+            program: Program { name, module, linker, limits, purse },
+            report_start: spec.report_start,
             inbox,
-            epoll,
-            life: Life::soon(folder),
-            // Room for counting up, and never 0.
-            instance: OsRandom.next_u64() >> 1 | 1,
-            conns: Vec::new(),
-            rings,
-            clients: Clients::new(&purse),
-            first: 0,
-            more: false,
-            look_at: None,
-            events: Vec::new(),
-            purse,
-            read: vec![0; READ_BYTES].into(),
-            meter,
-            told_used: (Counts::default(), Instant::now()),
-            ring_bytes: 0,
-            held_until: None,
-            share,
-            rests_until: None,
-            share_at: Instant::now(),
+            life: Life::waiting(folder),
+            connections,
+            pausing: Pausing::new(share),
+            disk_report: DiskReport::new(spec.report_disk_use),
             ending: false,
         })
     }
 
     /// Serves until it is told to end. An error: without deadlines nothing is run.
     pub fn run(&mut self) -> Result<(), ModulesError> {
-        let _ticker = Ticker::new(self.spec.module.engine())?;
+        let _ticker = Ticker::new(self.program.module.engine())?;
         while !self.ending {
             self.end_pause();
             self.keep_alive();
             self.wait();
-            self.expire();
+            self.connections.expire();
             self.collect();
             self.call();
-            self.flush_all();
+            self.connections.flush_all();
             self.rest_between_calls();
-            self.tell_used();
-            self.keep_room();
+            self.report_disk_use();
+            self.connections.keep_room();
         }
         self.finish();
         Ok(())
     }
 
-    /// When there is something to do, whatever happens.
+    /// Whether requests wait: there is no instance to take them, or a pause.
+    fn holds_requests(&self) -> bool {
+        self.pausing.until().is_some() || self.life.holds_requests()
+    }
+
+    /// Goes on after a pause.
+    fn end_pause(&mut self) {
+        self.connections.more |= self.pausing.end_if_over(&self.program.name);
+    }
+
+    /// Takes frames of all connections, up to what a call may have.
+    fn collect(&mut self) {
+        if !self.holds_requests() {
+            self.connections.collect();
+        }
+    }
+
+    /// Delays the next call if the thread has computed too much.
+    fn rest(&mut self) {
+        let rest = self.pausing.rest();
+        self.count_rest(rest);
+    }
+
+    fn rest_between_calls(&mut self) {
+        let rest = self.pausing.rest_between_calls();
+        self.count_rest(rest);
+    }
+
+    fn count_rest(&mut self, rest: Option<Duration>) {
+        if let Some(rest) = rest {
+            self.connections.meter.stats.rested_ns += rest.as_nanos() as u64;
+        }
+    }
+
+    /// Time at which there is something to do, whatever happens.
     fn due(&mut self) -> Option<Instant> {
-        if self.more && !self.holds_requests() {
+        if self.connections.more && !self.holds_requests() {
             return Some(Instant::now());
         }
-        let pause = self.pause();
+        let pause = self.pausing.until();
         let wake = match &mut self.life {
             _ if pause.is_some() => pause,
             Life::Running(instance) => instance.state().wake,
             Life::Waiting { until, .. } => Some(*until),
             Life::Over => None,
         };
-        [wake, self.look_at].into_iter().flatten().min()
+        [wake, self.connections.expires_at].into_iter().flatten().min()
     }
 
     /// Sleeps until something happens, and takes it.
     fn wait(&mut self) {
         let until = self.due();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let timeout = match self.look_at_rings(until) {
+        // In a pause rings stay awake, and are looked at after it.
+        let holds = self.holds_requests();
+        let timeout = match self.connections.look_at_rings(until, holds) {
             Look::No => return,
             Look::Now => Some(Duration::ZERO),
             Look::Wait => until.map(left),
@@ -209,210 +216,245 @@ impl Service {
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let mut room = [const { std::mem::MaybeUninit::uninit() }; READY];
         let ready: Vec<(u64, EventFlags)> =
-            match epoll::wait(&self.epoll, &mut room[..], timeout.as_ref()) {
+            match epoll::wait(self.connections.epoll(), &mut room[..], timeout.as_ref()) {
                 Ok((events, _)) => events.iter().map(|e| (e.data.u64(), e.flags)).collect(),
                 Err(_) => return,
             };
         for (data, flags) in ready {
             if data == INBOX {
-                self.inbox.take().into_iter().for_each(|told| self.take(told));
+                self.inbox.take().into_iter().for_each(|message| self.take(message));
             } else {
-                self.on_ready(data as usize, flags);
+                self.connections.on_ready(data as usize, flags);
             }
         }
     }
 
-    fn take(&mut self, told: Told) {
-        match told {
-            Told::Connection { fd, client, of_guest } => self.connect(fd, client, of_guest),
-            Told::GuestGone => self.guest_gone(),
-            Told::Stats(to) => {
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Connection { fd, client, of_guest } => {
+                self.connections.connect(fd, client, of_guest);
+            }
+            Message::GuestGone => self.connections.guest_gone(),
+            Message::Stats(to) => {
                 // Whoever asked may have given up.
                 let _ = to.try_send(self.stats());
             }
-            Told::Copy(step, to) => (to.0)(self.copy_step(step)),
-            Told::End => self.ending = true,
+            Message::Copy(step, to) => (to.0)(self.copy_step(step)),
+            Message::End => self.ending = true,
         }
     }
 
-    fn on_ready(&mut self, at: usize, flags: EventFlags) {
-        let Some(Some(conn)) = self.conns.get_mut(at) else { return };
-        let readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
-        if conn.has_ring() {
-            return self.on_bell(at);
+    /// Starts an instance where there is none.
+    fn keep_alive(&mut self) {
+        let due = matches!(&self.life, Life::Waiting { until, .. } if *until <= Instant::now());
+        if !due || self.pausing.until().is_some() {
+            return;
         }
-        self.more = true;
-        if readable {
-            self.fill(at);
-        }
-    }
-
-    /// A connection said hello.
-    fn connect(&mut self, fd: OwnedFd, id: ClientId, of_guest: bool) {
-        let now = Instant::now();
-        let found = self.clients.find(id, now).or_else(|| {
-            let oldest = self.clients.longest_gone()?;
-            self.close_client(oldest);
-            self.clients.find(id, now)
-        });
-        let Some((number, new)) = found else {
-            let text = "too many clients of this module are connected";
-            let _ = crate::conn::last_words(&fd, &failed(kind::GOODBYE, 0, failure::LIMIT, text));
+        let Life::Waiting { mut folder, .. } = std::mem::replace(&mut self.life, Life::Over) else {
             return;
         };
-        if let Some(old) = self.clients.get_mut(number).and_then(|c| c.conn) {
-            self.goodbye(old, failure::REPLACED, "the same client has connected again");
+        if let Err(e) = folder.mend() {
+            return self
+                .note_failed_start(&format!("its files cannot be written anew: {e}"), folder);
         }
-        let at = self.conns.iter().position(Option::is_none).unwrap_or(self.conns.len());
-        let data = epoll::EventData::new_u64(at as u64);
-        if let Err(e) = epoll::add(&self.epoll, &fd, data, EventFlags::IN) {
-            if new {
-                // Nobody was told of it.
-                self.clients.remove(number);
+        let Program { name, module, linker, limits, purse } = &self.program;
+        let begun = Instance::start(linker, module, name, folder, limits, purse);
+        self.pausing.skip_computing();
+        match begun {
+            Ok(mut instance) => {
+                if instance.state().folder.has_failed() {
+                    return self.note_failed_start("the host's storage failed", instance.end());
+                }
+                self.note_start(instance);
             }
-            return tracing::warn!(module = %self.spec.name, "watching a connection: {e}");
-        }
-        let mut conn = Conn::new(fd, number, &self.purse);
-        conn.needs_ring = self.spec.needs_ring && of_guest;
-        let Some(client) = self.clients.get_mut(number) else { return };
-        (client.conn, client.of_guest) = (Some(at), of_guest);
-        conn.push(welcome(self.instance, client.highest, &self.spec.list));
-        match self.conns.get_mut(at) {
-            Some(free) => *free = Some(conn),
-            None => self.conns.push(Some(conn)),
-        }
-        if new {
-            self.tell(event::OPENED, number, 0, &id);
+            Err((reason, folder)) => self.note_failed_start(&reason.to_string(), *folder),
         }
     }
 
-    /// Says why, and closes once that is written, as far as it can be written at once.
-    fn goodbye(&mut self, at: usize, code: u32, text: &str) {
-        if let Some(conn) = self.conns.get_mut(at).and_then(Option::as_mut) {
-            conn.push(failed(kind::GOODBYE, 0, code, text));
-            let _ = conn.flush();
+    fn note_start(&mut self, instance: Instance) {
+        self.life = Life::Running(Box::new(instance));
+        self.connections.instance += 1;
+        self.connections.has_instance = true;
+        let failed_starts = std::mem::take(&mut self.connections.meter.stats.failed_starts);
+        if failed_starts >= MAX_FAILED_STARTS.into() {
+            let name = &self.program.name;
+            tracing::info!(module = %name, "module {name} started after {failed_starts} failed attempts");
         }
-        self.disconnect(at);
-    }
-
-    fn disconnect(&mut self, at: usize) {
-        let Some(conn) = self.conns.get_mut(at).and_then(Option::take) else { return };
-        self.rings.forget(at);
-        self.meter.told.bells += conn.bells;
-        self.ring_bytes += conn.ring_bytes;
-        let _ = epoll::delete(&self.epoll, conn.as_fd());
-        let now = Instant::now();
-        self.clients.disconnected(conn.client, now);
-        self.look_at.get_or_insert(now + LINGER);
-    }
-
-    /// What a guest's clients have ends with the guest: locks of transactions, too.
-    fn guest_gone(&mut self) {
-        let of_guest = |(number, client): (u32, &mut Client)| client.of_guest.then_some(number);
-        let gone: Vec<u32> = self.clients.iter_mut().filter_map(of_guest).collect();
-        for number in gone {
-            if let Some(at) = self.clients.get_mut(number).and_then(|client| client.conn) {
-                self.disconnect(at);
-            }
-            self.close_client(number);
+        if let Some(report) = self.report_start.take() {
+            report(Ok(()));
+        }
+        let Connections { clients, events, .. } = &mut self.connections;
+        for (number, client) in clients.iter_mut() {
+            events.push(event::OPENED, 0, number, 0, &client.id);
         }
     }
 
-    /// A client has gone for good.
-    fn close_client(&mut self, number: u32) {
-        if self.clients.remove(number).is_some() {
-            self.tell(event::CLOSED, number, 0, &[]);
+    fn note_failed_start(&mut self, why: &str, folder: Folder) {
+        let stats = &mut self.connections.meter.stats;
+        stats.failed_starts += 1;
+        let failed_starts = u32::try_from(stats.failed_starts).unwrap_or(u32::MAX);
+        let (name, next) = (&self.program.name, retry_pause(failed_starts));
+        tracing::error!(module = %name, failed_starts, ?next, "module {name} failed to start: {why}");
+        let text = format!("module {name} cannot be started: {why}");
+        if let Some(report) = self.report_start.take() {
+            report(Err(text.clone()));
         }
+        let broken = (failed_starts >= MAX_FAILED_STARTS).then_some(text);
+        self.connections.more |= broken.is_some();
+        self.life = Life::Waiting { folder, until: Instant::now() + next, broken };
     }
 
-    /// Tells an instance, if there is one: the next one is told which clients there are.
-    fn tell(&mut self, kind: u16, client: u32, seq: u64, body: &[u8]) {
-        if matches!(self.life, Life::Running(_)) {
-            push_event(&mut self.events, kind, 0, client, seq, body);
+    /// Replaces an instance that is of no use any more: all that it had not answered fails.
+    fn replace(&mut self, reason: StopReason) {
+        self.connections.meter.stats.stopped += 1;
+        let name = &self.program.name;
+        tracing::warn!(module = %name, "module {name} was stopped and is replaced: {reason}");
+        let code = if reason == StopReason::Storage { failure::STORAGE } else { failure::STOPPED };
+        self.connections.fail_all(code, &format!("the module was stopped: {reason}"));
+        if let Life::Running(instance) = std::mem::replace(&mut self.life, Life::Over) {
+            self.life = Life::waiting(instance.end());
         }
+        self.connections.has_instance = false;
     }
 
-    fn expire(&mut self) {
-        let now = Instant::now();
-        if self.look_at.is_none_or(|at| now < at) {
+    /// Calls the module, if there is anything for it.
+    fn call(&mut self) {
+        if self.pausing.until().is_some() {
             return;
         }
-        let (expired, next) = self.clients.expired(now);
-        expired.into_iter().for_each(|number| self.close_client(number));
-        self.look_at = next;
-    }
-
-    fn flush_all(&mut self) {
-        for at in 0..self.conns.len() {
-            let Some(conn) = &mut self.conns[at] else { continue };
-            let had_output = conn.has_output();
-            if had_output && let Err(lost) = conn.flush() {
-                self.lost(at, &lost);
-                continue;
+        let Life::Running(instance) = &mut self.life else { return self.refuse_requests() };
+        let events = &mut self.connections.events;
+        if events.is_empty() {
+            if instance.state().wake.is_none_or(|at| Instant::now() < at) {
+                return;
             }
-            self.ring_bytes += std::mem::take(&mut conn.ring_bytes);
-            if conn.has_ring() && (had_output || conn.has_ring_input()) {
-                self.rings.wake(at);
-            }
-            self.watch(at);
+            events.push(event::WAKE, 0, 0, 0, &[]);
+        }
+        self.connections.meter.stats.calls += 1;
+        let served = instance.serve(events.bytes());
+        events.clear();
+        let replies = std::mem::take(&mut instance.state().replies);
+        self.hand_out(replies);
+        self.rest();
+        let Life::Running(instance) = &mut self.life else { return };
+        // Handed out: they count where they wait.
+        instance.state().held.set(0);
+        // What it believes to be in its files may not be there.
+        let failed = instance.state().folder.has_failed().then_some(StopReason::Storage);
+        if let Some(reason) = failed.or(served.err()) {
+            self.replace(reason);
         }
     }
 
-    /// Watches a connection for what it is to do next.
-    fn watch(&mut self, at: usize) {
-        let Some(conn) = &mut self.conns[at] else { return };
-        if conn.ended {
-            // It would be ready for ever, and may have to wait until its last frames are taken.
-            if !std::mem::replace(&mut conn.forgotten, true) {
-                let _ = epoll::delete(&self.epoll, conn.as_fd());
-            }
+    /// Fails requests that no instance can take, unless they wait for the next one.
+    fn refuse_requests(&mut self) {
+        if let Life::Waiting { broken: Some(why), .. } = &self.life {
+            self.connections.events.clear();
+            self.connections.fail_all(failure::BROKEN, why);
+        }
+    }
+
+    /// Sends replies: those that promise nothing first, the others when it is true.
+    fn hand_out(&mut self, replies: Vec<ModuleReply>) {
+        let (durable, now): (Vec<ModuleReply>, Vec<ModuleReply>) =
+            replies.into_iter().partition(|reply| reply.durable);
+        let waits = !durable.is_empty() && !now.is_empty();
+        now.into_iter().for_each(|reply| self.connections.reply(reply));
+        if durable.is_empty() {
             return;
         }
-        // Bells are heard in any case.
-        let by_ring = conn.has_ring();
-        let wanted = (by_ring || conn.may_read(), !by_ring && conn.has_output());
-        if wanted == conn.watched {
-            return;
+        if waits {
+            self.connections.flush_all();
         }
-        let mut flags = EventFlags::empty();
-        flags.set(EventFlags::IN, wanted.0);
-        flags.set(EventFlags::OUT, wanted.1);
-        let data = epoll::EventData::new_u64(at as u64);
-        if epoll::modify(&self.epoll, conn.as_fd(), data, flags).is_ok() {
-            conn.watched = wanted;
-        } else {
-            self.disconnect(at);
+        let Life::Running(instance) = &mut self.life else { return };
+        match instance.state().folder.sync_all() {
+            Ok(()) => durable.into_iter().for_each(|reply| self.connections.reply(reply)),
+            Err(e) => {
+                self.log_failed_sync(&e);
+                let text = format!("the host's storage failed: {e}");
+                for reply in durable {
+                    self.connections.fail(reply.client, reply.seq, failure::STORAGE, &text);
+                }
+            }
         }
     }
-}
 
-/// Adds an event to the buffer of a call.
-fn push_event(into: &mut Vec<u8>, kind: u16, flags: u16, client: u32, seq: u64, body: &[u8]) {
-    let head = Event {
-        len_bytes: U32::new(body.len() as u32),
-        kind: U16::new(kind),
-        flags: U16::new(flags),
-        client: U32::new(client),
-        reserved: U32::ZERO,
-        seq: U64::new(seq),
-    };
-    into.extend_from_slice(head.as_bytes());
-    into.extend_from_slice(body);
-    into.resize(into.len().next_multiple_of(ALIGN), 0);
-}
+    fn log_failed_sync(&self, error: &impl std::fmt::Display) {
+        let name = &self.program.name;
+        tracing::error!(module = %name, "files of module {name} cannot be made durable: {error}");
+    }
 
-/// The answer to a hello. `list` has the modules.
-pub(crate) fn welcome(instance: u64, known_seq: u64, list: &[u8]) -> Bytes {
-    let modules = list.len() / size_of::<guest_abi::module::ModuleInfo>();
-    let welcome = Welcome {
-        magic: U64::new(MAGIC),
-        version: U16::new(VERSION),
-        modules: U16::new(modules as u16),
-        max_in_flight: U32::new(MAX_IN_FLIGHT),
-        max_body_bytes: U32::new(MAX_BODY_BYTES),
-        linger_ms: U32::new(LINGER.as_millis() as u32),
-        instance: U64::new(instance),
-        known_seq: U64::new(known_seq),
-    };
-    frame(kind::WELCOME, 0, 0, &[welcome.as_bytes(), list])
+    /// Reports what was done with the files, now and then.
+    fn report_disk_use(&mut self) {
+        let Some(now) = self.life.folder().map(|folder| folder.counts()) else { return };
+        if self.disk_report.report(now, self.connections.ring_bytes) {
+            self.connections.ring_bytes = 0;
+        }
+    }
+
+    /// Does a step of a copy, between two calls.
+    fn copy_step(&mut self, step: CopyStep) -> Result<Written, String> {
+        let folder = self.life.folder().ok_or("it has ended")?;
+        if folder.has_failed() && step != CopyStep::End {
+            return Err("a sync of its files failed, and they are not written anew yet".into());
+        }
+        let nothing = Written::Extents(Vec::new());
+        let missing = || "nobody has begun a copy".to_owned();
+        match step {
+            CopyStep::Begin => {
+                folder.log_written(true);
+                Ok(nothing)
+            }
+            CopyStep::Look => folder.take_written().ok_or_else(missing),
+            CopyStep::Hold => {
+                let written = folder.take_written().ok_or_else(missing)?;
+                self.pausing.hold();
+                Ok(written)
+            }
+            CopyStep::End => {
+                folder.log_written(false);
+                let held = self.pausing.release();
+                // What came meanwhile is not told again.
+                self.connections.more = true;
+                held.then_some(nothing).ok_or_else(|| {
+                    format!("its files were held for longer than {} ms", HOLD_LEASE.as_millis())
+                })
+            }
+        }
+    }
+
+    fn stats(&mut self) -> ModuleStats {
+        let meter = &self.connections.meter;
+        let mut stats = meter.stats.clone();
+        self.connections.add_to_stats(&mut stats);
+        stats.state = self.life.describe(stats.failed_starts);
+        if let Life::Running(instance) = &mut self.life {
+            stats.memory_bytes = instance.memory_bytes();
+        }
+        if let Some(folder) = self.life.folder() {
+            stats.stored_bytes = folder.used_bytes();
+            stats.files = folder.counts();
+        }
+        let latency = meter.latency.snapshot();
+        stats.latency_p50_ns = latency.quantile(0.5);
+        stats.latency_p99_ns = latency.quantile(0.99);
+        stats.latency = latency.coarse().collect();
+        stats.latency_sum_ns = latency.sum();
+        stats
+    }
+
+    /// Calls the module a last time, and ends all connections.
+    fn finish(&mut self) {
+        // Whoever copies the files sees that the process has gone.
+        self.pausing.end();
+        self.connections.events.push(event::ENDING, 0, 0, 0, &[]);
+        self.call();
+        self.connections.fail_all(failure::ENDING, "the service of modules ends");
+        self.connections.end_all(failure::ENDING, "the service of modules ends");
+        if let Life::Running(instance) = &mut self.life
+            && let Err(e) = instance.state().folder.sync_all()
+        {
+            self.log_failed_sync(&e);
+        }
+    }
 }

@@ -1,27 +1,27 @@
-//! What a module did, for whoever asks.
+//! Counters of a module.
 
 use base::histogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::folder::Counts;
 
-/// Counted by the module's thread.
+/// Counters as the module's thread keeps them.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
-    pub told: ModuleStats,
+    pub stats: ModuleStats,
     pub latency: Histogram,
 }
 
-/// What a module did since its process began.
+/// Counters of a module since its process began.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ModuleStats {
-    /// Its name.
+    /// Name of the module.
     pub name: String,
-    /// `running`, or why not.
+    /// State: `running`, or why not.
     pub state: String,
-    /// Clients, connected or not.
+    /// Number of clients, connected or not.
     pub clients: u64,
-    /// Of their connections, those that go by a ring.
+    /// Number of connections that go by a ring.
     pub rings: u64,
     /// Bells that were rung for clients that slept.
     pub bells: u64,
@@ -33,7 +33,7 @@ pub struct ModuleStats {
     pub failed: u64,
     /// Calls of the module; each takes what came meanwhile.
     pub calls: u64,
-    /// How long it had to rest, having computed more than its share of a core.
+    /// Time that it had to rest, having computed more than its share of a core.
     pub rested_ns: u64,
     /// Instances that were stopped.
     pub stopped: u64,
@@ -47,18 +47,18 @@ pub struct ModuleStats {
     pub received_bytes: u64,
     /// Bytes of replies.
     pub sent_bytes: u64,
-    /// Its memory.
+    /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Its files.
+    /// Bytes of its files.
     pub stored_bytes: u64,
-    /// What it did with them.
+    /// Counters of its files.
     pub files: Counts,
-    /// From a request's coming to its reply, in nanoseconds: of half of them less than this.
+    /// Median of the time from a request's coming to its reply.
     pub latency_p50_ns: u64,
-    /// The same of 99 in a hundred.
+    /// 99th percentile of that time.
     pub latency_p99_ns: u64,
-    /// All of them: smallest value of a bucket, and how many are in it (`Snapshot::coarse`).
+    /// Histogram of that time: smallest value of a bucket, and count (`Snapshot::coarse`).
     pub latency: Vec<(u64, u64)>,
-    /// Their sum.
+    /// Sum of that time.
     pub latency_sum_ns: u64,
 }

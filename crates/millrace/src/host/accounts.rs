@@ -61,7 +61,7 @@ pub fn metrics(account: &Account, all: &mut Metrics) {
 /// Charges a VM for what its modules did with their files; nobody while it has no port.
 pub fn charge(accounts: &Arc<Accounts>, clock: &Arc<dyn Clock>, vm: &str) -> Charge {
     let (accounts, clock, vm) = (Arc::clone(accounts), Arc::clone(clock), vm.to_owned());
-    Charge(Arc::new(move |used: modules::Used| {
+    Charge(Arc::new(move |used: modules::DiskUse| {
         if let Some(account) = accounts.find(&vm) {
             let spent = Spent { bytes: used.bytes, requests: used.requests };
             account.charge(spent, clock.now_ns());

@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use modules::copy::{About, Put, Steps, Still, put, take};
+use modules::copy::{About, LockedFolder, Put, Steps, put, take};
 use modules::folder::written::{Extent, Written};
-use modules::{Step, VmModules};
+use modules::{CopyStep, VmModules};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::Client;
@@ -19,7 +19,7 @@ fn about(module: &str) -> About {
 struct Serving<'a>(&'a VmModules);
 
 impl Steps for Serving<'_> {
-    fn step(&mut self, step: Step) -> Result<Written, String> {
+    fn step(&mut self, step: CopyStep) -> Result<Written, String> {
         self.0.copy_step("a", step).map_err(|e| e.to_string())
     }
 }
@@ -93,19 +93,19 @@ fn what_was_answered_before_a_copy_is_in_it_and_requests_go_on() {
 fn held(world: &World, client: &mut Client, seq: u64) -> Option<()> {
     let nothing = Written::Extents(Vec::new());
     let step = |step| world.modules.copy_step("a", step);
-    assert_eq!(step(Step::Begin).unwrap(), nothing);
+    assert_eq!(step(CopyStep::Begin).unwrap(), nothing);
     durable(client, seq);
     let meta = world.file("a").metadata().unwrap();
     let first =
         Extent { inode: std::os::unix::fs::MetadataExt::ino(&meta), at: 0, len_bytes: 4096 };
-    assert_eq!(step(Step::Look).unwrap(), Written::Extents(vec![first]));
-    assert_eq!(step(Step::Hold).unwrap(), nothing);
+    assert_eq!(step(CopyStep::Look).unwrap(), Written::Extents(vec![first]));
+    assert_eq!(step(CopyStep::Hold).unwrap(), nothing);
     let (len, calls) = (meta.len(), world.modules.stats()[0].calls);
     client.request(seq + 1, 0, b"dmore");
     // Another module has its own.
     assert_eq!(world.client(seq as u8, "b").ask(1, b"hello"), b"hello");
     let (now, called) = (world.file("a").metadata().unwrap().len(), world.modules.stats()[0].calls);
-    let ended = step(Step::End);
+    let ended = step(CopyStep::End);
     assert_eq!(client.reply(seq + 1).body, len.to_le_bytes());
     assert_eq!(ended.ok()?, nothing);
     assert_eq!((now, called), (len, calls));
@@ -118,7 +118,7 @@ fn nothing_is_written_while_files_are_held_and_then_it_goes_on() {
     let mut client = world.client(1, "a");
     let mut tries = (1..100).step_by(2);
     while held(&world, &mut client, tries.next().unwrap()).is_none() {}
-    let text = world.modules.copy_step("a", Step::Look).unwrap_err().to_string();
+    let text = world.modules.copy_step("a", CopyStep::Look).unwrap_err().to_string();
     assert!(text.ends_with("module a: nobody has begun a copy"), "{text}");
 }
 
@@ -126,13 +126,13 @@ fn nothing_is_written_while_files_are_held_and_then_it_goes_on() {
 fn who_holds_files_for_too_long_holds_them_no_more() {
     let world = World::start();
     let mut client = world.client(1, "a");
-    world.modules.copy_step("a", Step::Begin).unwrap();
-    world.modules.copy_step("a", Step::Hold).unwrap();
+    world.modules.copy_step("a", CopyStep::Begin).unwrap();
+    world.modules.copy_step("a", CopyStep::Hold).unwrap();
     // Answered once the time is over.
     durable(&mut client, 1);
-    let text = world.modules.copy_step("a", Step::End).unwrap_err().to_string();
+    let text = world.modules.copy_step("a", CopyStep::End).unwrap_err().to_string();
     assert!(text.ends_with("its files were held for longer than 2000 ms"), "{text}");
-    let text = world.modules.copy_step("c", Step::Begin).unwrap_err().to_string();
+    let text = world.modules.copy_step("c", CopyStep::Begin).unwrap_err().to_string();
     assert!(text.ends_with("there is no module c"), "{text}");
 }
 
@@ -141,14 +141,14 @@ fn a_process_that_dies_ends_the_copy_and_nothing_else() {
     let world = World::start();
     let mut client = world.client(1, "a");
     durable(&mut client, 1);
-    world.modules.copy_step("a", Step::Begin).unwrap();
-    world.modules.copy_step("a", Step::Hold).unwrap();
+    world.modules.copy_step("a", CopyStep::Begin).unwrap();
+    world.modules.copy_step("a", CopyStep::Hold).unwrap();
     kill_process(Pid::from_raw(world.pid()).unwrap(), Signal::KILL).unwrap();
-    while world.modules.copy_step("a", Step::End).is_ok() {}
+    while world.modules.copy_step("a", CopyStep::End).is_ok() {}
     // The next process knows of no copy, and serves.
     let mut client = world.client(1, "a");
     assert_eq!(durable(&mut client, 2), 9);
-    let text = world.modules.copy_step("a", Step::Look).unwrap_err().to_string();
+    let text = world.modules.copy_step("a", CopyStep::Look).unwrap_err().to_string();
     assert!(text.ends_with("nobody has begun a copy"), "{text}");
 }
 
@@ -161,8 +161,8 @@ fn drained_modules_wait_and_their_folder_is_free() {
     world.modules.drain().unwrap();
     world.modules.drain().unwrap();
     assert!(world.modules.stats().is_empty());
-    let still = Still::new(&folder(&world)).unwrap();
-    let text = world.modules.copy_step("a", Step::Begin).unwrap_err().to_string();
+    let still = LockedFolder::new(&folder(&world)).unwrap();
+    let text = world.modules.copy_step("a", CopyStep::Begin).unwrap_err().to_string();
     assert!(text.ends_with("there is no process, or it has ended"), "{text}");
     let text = world.modules.load(world.configs()).unwrap_err().to_string();
     assert!(text.ends_with("the modules are drained: resume them first"), "{text}");

@@ -130,7 +130,7 @@ fn files_that_a_module_does_not_start_with_are_put_back() {
 
 /// A whole copy of a module `a` whose log says `dx`.
 fn bad_copy(path: &Path) {
-    use modules::copy::{About, Still, take};
+    use modules::copy::{About, LockedFolder, take};
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("log"), "dx").unwrap();
     let about = About {
@@ -142,7 +142,7 @@ fn bad_copy(path: &Path) {
     };
     let folder = OwnedFd::from(std::fs::File::open(folder.path()).unwrap());
     let mut to = std::fs::File::create(path).unwrap();
-    take(&folder, &mut Still::new(&folder).unwrap(), &about, &mut to).unwrap();
+    take(&folder, &mut LockedFolder::new(&folder).unwrap(), &about, &mut to).unwrap();
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn a_folder_that_another_process_serves_is_not_drained() {
     let taken = std::thread::scope(|scope| {
         let take = scope.spawn(|| {
             loop {
-                if let Ok(still) = modules::copy::Still::lock(&folder) {
+                if let Ok(still) = modules::copy::LockedFolder::lock(&folder) {
                     return still;
                 }
                 std::thread::yield_now();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use modules::ring::Region;
-use modules::{Charge, ModuleConfig, RingConfig, RingSetup, Used, VmModules, VmModulesConfig};
+use modules::{Charge, DiskUse, ModuleConfig, RingConfig, RingSetup, VmModules, VmModulesConfig};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sha2::{Digest, Sha256};
 
@@ -24,7 +24,7 @@ pub struct World {
     _folder: tempfile::TempDir,
     pub modules: Arc<VmModules>,
     config: VmModulesConfig,
-    used: Mutex<Receiver<Used>>,
+    used: Mutex<Receiver<DiskUse>>,
     /// The memory for rings, as a guest has it.
     pub region: Arc<Region>,
     /// Clients go by rings.
@@ -150,7 +150,7 @@ impl World {
     }
 
     /// What the VM is charged next.
-    pub fn charged(&self) -> Used {
+    pub fn charged(&self) -> DiskUse {
         self.used.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap()
     }
 

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::CopyError;
 use super::format::{About, FileEntry, MAX_COPIED, Writer};
-use crate::control::Step;
+use crate::control::CopyStep;
 use crate::folder::written::{Extent, MAX_EXTENTS, Written};
 use crate::limits::{COPY_BYTES, COPY_ROUNDS, HELD_BYTES, LITTLE_BYTES};
 
@@ -20,7 +20,7 @@ use crate::limits::{COPY_BYTES, COPY_ROUNDS, HELD_BYTES, LITTLE_BYTES};
 /// say is only where to read.
 pub trait Steps {
     /// Does a step; an error: why it cannot.
-    fn step(&mut self, step: Step) -> Result<Written, String>;
+    fn step(&mut self, step: CopyStep) -> Result<Written, String>;
 }
 
 /// Takes a part of a file: the file's number, where, and its bytes.
@@ -66,9 +66,9 @@ struct Holding<'a> {
 }
 
 impl Holding<'_> {
-    fn step(&mut self, step: Step) -> Result<Written, CopyError> {
+    fn step(&mut self, step: CopyStep) -> Result<Written, CopyError> {
         let written = self.steps.step(step).map_err(CopyError::Module)?;
-        self.held = step == Step::Hold;
+        self.held = step == CopyStep::Hold;
         Ok(written)
     }
 }
@@ -77,7 +77,7 @@ impl Drop for Holding<'_> {
     fn drop(&mut self) {
         if self.held {
             // It goes on by itself, too.
-            let _ = self.steps.step(Step::End);
+            let _ = self.steps.step(CopyStep::End);
         }
     }
 }
@@ -113,11 +113,11 @@ impl Taking<'_> {
         writer: &mut Writer<'_>,
     ) -> Result<Vec<FileEntry>, CopyError> {
         let mut holding = Holding { steps, held: false };
-        let _ = holding.step(Step::Begin)?;
+        let _ = holding.step(CopyStep::Begin)?;
         self.pass_on(&self.list()?, true, writer)?;
         let mut rounds = 0;
         loop {
-            let (before, written) = (self.read_bytes, holding.step(Step::Look)?);
+            let (before, written) = (self.read_bytes, holding.step(CopyStep::Look)?);
             let list = self.list()?;
             self.owe(written)?;
             self.pass_on(&list, false, writer)?;
@@ -126,9 +126,9 @@ impl Taking<'_> {
                 break;
             }
         }
-        let written = holding.step(Step::Hold)?;
+        let written = holding.step(CopyStep::Hold)?;
         let held = self.hold(written)?;
-        let _ = holding.step(Step::End)?;
+        let _ = holding.step(CopyStep::End)?;
         held.gone.iter().try_for_each(|file| writer.gone(*file))?;
         held.parts.iter().try_for_each(|(file, at, bytes)| writer.data(*file, *at, bytes))?;
         Ok(held.files)

@@ -12,8 +12,8 @@ use guest_abi::module_call::open;
 use proptest::prelude::*;
 
 use super::format::{DATA, MAX_DATA_BYTES, Writer};
-use super::{About, CopyError, Put, Steps, Still, pass, put, take};
-use crate::control::Step;
+use super::{About, CopyError, LockedFolder, Put, Steps, pass, put, take};
+use crate::control::CopyStep;
 use crate::folder::Folder;
 use crate::folder::written::{Extent, MAX_EXTENTS, Written};
 use crate::limits::HELD_BYTES;
@@ -168,20 +168,20 @@ impl Write for Busy {
 struct Asked(Rc<RefCell<Module>>);
 
 impl Steps for Asked {
-    fn step(&mut self, step: Step) -> Result<Written, String> {
+    fn step(&mut self, step: CopyStep) -> Result<Written, String> {
         let mut module = self.0.borrow_mut();
         match step {
-            Step::Begin => {
+            CopyStep::Begin => {
                 module.folder.log_written(true);
                 Ok(Written::Extents(Vec::new()))
             }
-            Step::Look => Ok(module.folder.take_written().unwrap()),
-            Step::Hold => {
+            CopyStep::Look => Ok(module.folder.take_written().unwrap()),
+            CopyStep::Hold => {
                 module.held = true;
                 module.then = Some(files(&module.path()));
                 Ok(module.folder.take_written().unwrap())
             }
-            Step::End => {
+            CopyStep::End => {
                 module.held = false;
                 module.folder.log_written(false);
                 Ok(Written::Extents(Vec::new()))
@@ -292,7 +292,7 @@ fn holes_stay_and_blocks_of_zeroes_stay_blocks() {
     module.folder.write(handle, 0, &vec![0; 4 << 20]).unwrap();
     let folder = OwnedFd::from(File::open(module.path()).unwrap());
     let mut copy = Vec::new();
-    take(&folder, &mut Still::new(&folder).unwrap(), &about(), &mut copy).unwrap();
+    take(&folder, &mut LockedFolder::new(&folder).unwrap(), &about(), &mut copy).unwrap();
     assert!(copy.len() < 8192, "{}", copy.len());
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("m")).unwrap();
@@ -344,8 +344,8 @@ fn a_file_that_is_renamed_before_it_is_opened_is_copied_all_the_same() {
 fn a_process_that_lies_about_extents_is_not_believed() {
     struct Lies(Vec<Extent>, std::path::PathBuf);
     impl Steps for Lies {
-        fn step(&mut self, step: Step) -> Result<Written, String> {
-            if step == Step::Hold {
+        fn step(&mut self, step: CopyStep) -> Result<Written, String> {
+            if step == CopyStep::Hold {
                 // It grows after it was said how long it is.
                 File::options().write(true).open(&self.1).unwrap().set_len(HELD_BYTES + 1).unwrap();
             }
@@ -406,9 +406,9 @@ fn a_stream_that_takes_more_room_than_there_may_be_is_refused() {
 fn a_copy_that_failed_says_why() {
     struct Refuses;
     impl Steps for Refuses {
-        fn step(&mut self, step: Step) -> Result<Written, String> {
+        fn step(&mut self, step: CopyStep) -> Result<Written, String> {
             match step {
-                Step::Begin => Ok(Written::All),
+                CopyStep::Begin => Ok(Written::All),
                 _ => Err("module m: it has ended".into()),
             }
         }
@@ -427,10 +427,10 @@ fn files_are_not_held_for_more_than_a_moment_takes() {
     /// It writes all of a large file, all the time.
     struct Writes(u64);
     impl Steps for Writes {
-        fn step(&mut self, step: Step) -> Result<Written, String> {
+        fn step(&mut self, step: CopyStep) -> Result<Written, String> {
             match step {
-                Step::Begin | Step::End => Ok(Written::Extents(Vec::new())),
-                Step::Look | Step::Hold => {
+                CopyStep::Begin | CopyStep::End => Ok(Written::Extents(Vec::new())),
+                CopyStep::Look | CopyStep::Hold => {
                     self.0 += 1;
                     Ok(Written::All)
                 }
@@ -453,12 +453,12 @@ fn files_are_not_held_for_more_than_a_moment_takes() {
 fn a_folder_that_somebody_serves_or_whose_sync_failed_is_not_still() {
     let module = Module::new(Vec::new());
     let open = || OwnedFd::from(File::open(module.path()).unwrap());
-    let first = Still::new(&open()).unwrap();
-    let text = Still::new(&open()).unwrap_err().to_string();
+    let first = LockedFolder::new(&open()).unwrap();
+    let text = LockedFolder::new(&open()).unwrap_err().to_string();
     assert!(text.starts_with("the module's folder is locked by process "), "{text}");
     drop(first);
     std::fs::write(module.path().join(".suspect"), "").unwrap();
-    let text = Still::new(&open()).unwrap_err().to_string();
+    let text = LockedFolder::new(&open()).unwrap_err().to_string();
     assert!(text.starts_with("a sync of its files failed"), "{text}");
 }
 
@@ -470,7 +470,7 @@ fn links_and_folders_are_no_files_of_a_module() {
     std::fs::write(module.path().join("Upper"), "x").unwrap();
     let folder = OwnedFd::from(File::open(module.path()).unwrap());
     let mut copy = Vec::new();
-    take(&folder, &mut Still::new(&folder).unwrap(), &about(), &mut copy).unwrap();
+    take(&folder, &mut LockedFolder::new(&folder).unwrap(), &about(), &mut copy).unwrap();
     assert_eq!(pass(&mut &copy[..], &mut io::sink()).unwrap().files, 0);
 }
 

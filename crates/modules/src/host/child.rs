@@ -17,10 +17,10 @@ use crate::folder::written::Written;
 use crate::limits::END_TIMEOUT;
 use crate::{ModuleStats, ModulesError};
 
-/// How often it is told that a killed process has not ended.
+/// Time between two logs of a killed process that has not ended.
 const REMIND: Duration = Duration::from_secs(30);
 
-/// A process that runs.
+/// Process of modules.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -29,18 +29,18 @@ pub(super) struct Process {
     pub log: LogPipe,
     pub since: Instant,
     pub ready: bool,
-    /// Who waits for counters.
-    pub asked: Vec<SyncSender<Vec<ModuleStats>>>,
-    /// Those that have come already.
-    pub told: Vec<ModuleStats>,
-    /// Who waits for a step of a copy.
-    pub copying: Option<Copying>,
+    /// Answers to who waits for counters.
+    pub stats_requests: Vec<SyncSender<Vec<ModuleStats>>>,
+    /// Counters that have come already.
+    pub stats: Vec<ModuleStats>,
+    /// Step of a copy that is waited for.
+    pub pending_copy: Option<PendingCopy>,
 }
 
-/// Who waits for a step of a copy.
+/// Step of a copy that is waited for.
 #[derive(Debug)]
-pub(super) struct Copying {
-    /// Which answer is meant: earlier ones may come late.
+pub(super) struct PendingCopy {
+    /// Number of the step: answers to earlier ones may come late.
     pub turn: u64,
     pub to: SyncSender<Result<Written, String>>,
 }
@@ -102,9 +102,9 @@ impl Process {
                 log,
                 since: Instant::now(),
                 ready: false,
-                asked: Vec::new(),
-                told: Vec::new(),
-                copying: None,
+                stats_requests: Vec::new(),
+                stats: Vec::new(),
+                pending_copy: None,
             }),
             Err(e) => {
                 // It has had nothing to do yet: it ends at once.
@@ -120,12 +120,18 @@ impl Process {
     }
 
     /// Tells it to end: in time if it serves, at once otherwise.
-    pub fn end(self) -> Ending {
+    pub fn end(self) -> EndingProcess {
         let told = self.ready
             && control::send(&self.control, &ToProcess::End, &[], SendFlags::DONTWAIT).is_ok();
         let patience = if told { END_TIMEOUT } else { Duration::ZERO };
         let now = Instant::now();
-        Ending { process: self, told: now, next: now + patience, patient: told, killed: false }
+        EndingProcess {
+            process: self,
+            told: now,
+            next: now + patience,
+            patient: told,
+            killed: false,
+        }
     }
 }
 
@@ -134,30 +140,30 @@ fn reopened(file: &OwnedFd) -> std::io::Result<OwnedFd> {
     Ok(std::fs::OpenOptions::new().read(true).write(true).open(path)?.into())
 }
 
-/// A process that is to end, and is killed if it does not.
+/// Process that is to end, and is killed if it does not.
 #[derive(Debug)]
-pub(super) struct Ending {
+pub(super) struct EndingProcess {
     pub process: Process,
     told: Instant,
-    /// When it is killed, or told of again.
+    /// Time at which it is killed, or logged again.
     next: Instant,
-    /// It was given time.
+    /// Whether it was given time.
     patient: bool,
     killed: bool,
 }
 
-impl Ending {
+impl EndingProcess {
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.process.pidfd.as_fd()
     }
 
-    /// When it is to be looked at in any case.
+    /// Time at which it is to be looked at.
     pub fn due(&self) -> Instant {
         self.next
     }
 
-    /// Its status, once it has ended.
-    pub fn look(&mut self, vm: &str, now: Instant) -> Option<std::io::Result<ExitStatus>> {
+    /// Status, once it has ended.
+    pub fn poll_status(&mut self, vm: &str, now: Instant) -> Option<std::io::Result<ExitStatus>> {
         if let Some(ended) = self.process.child.try_wait().transpose() {
             self.process.log.read(now);
             return Some(ended);
@@ -165,9 +171,9 @@ impl Ending {
         if now >= self.next {
             let (pid, waited) = (self.process.pid(), now - self.told);
             if self.killed {
-                tracing::error!(%vm, pid, ?waited, "a killed process of modules does not end: its folders stay locked");
+                tracing::error!(%vm, pid, ?waited, "killed process of modules of {vm} does not end: its folders stay locked");
             } else if self.patient {
-                tracing::warn!(%vm, pid, ?waited, "a process of modules does not end and is killed");
+                tracing::warn!(%vm, pid, ?waited, "process of modules of {vm} does not end and is killed");
             }
             // It is our child, and not waited for yet: the number is still its own.
             let _ = self.process.child.kill();

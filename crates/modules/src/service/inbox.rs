@@ -1,4 +1,4 @@
-//! What other threads tell a module's thread.
+//! Inbox of a module's thread: messages of other threads.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -6,44 +6,44 @@ use std::sync::{Mutex, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clients::ClientId;
-use crate::control::Step;
+use crate::control::CopyStep;
 use crate::folder::written::Written;
 use crate::limits::MAX_CLIENTS;
 use crate::{ModuleStats, ModulesError};
 
-/// What other threads tell a module's thread.
+/// Message of another thread to a module's thread.
 #[derive(Debug)]
-pub(crate) enum Told {
-    /// A connection that said hello.
+pub(crate) enum Message {
+    /// Connection that said hello.
     Connection {
         fd: OwnedFd,
         client: ClientId,
-        /// Else it is one of a program of the host.
+        /// Whether it is the guest's; else it is one of a program of the host.
         of_guest: bool,
     },
-    /// Clients of the guest are no more.
+    /// Clients of the guest are gone.
     GuestGone,
-    /// Whoever asks gets the counters.
+    /// Wants the counters.
     Stats(std::sync::mpsc::SyncSender<ModuleStats>),
-    /// A step of a copy of the files, and who is told.
-    Copy(Step, Copied),
-    /// Finish, and end.
+    /// Wants a step of a copy of the files.
+    Copy(CopyStep, CopyAnswer),
+    /// Wants it to finish, and to end.
     End,
 }
 
-/// Is told what a step of a copy said.
-pub(crate) struct Copied(pub Box<dyn FnOnce(Result<Written, String>) + Send>);
+/// Takes the result of a step of a copy.
+pub(crate) struct CopyAnswer(pub Box<dyn FnOnce(Result<Written, String>) + Send>);
 
-impl std::fmt::Debug for Copied {
+impl std::fmt::Debug for CopyAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Copied")
+        f.write_str("CopyAnswer")
     }
 }
 
-/// Where they tell it.
+/// Inbox of a module's thread.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    told: Mutex<Vec<Told>>,
+    messages: Mutex<Vec<Message>>,
     event: OwnedFd,
 }
 
@@ -51,29 +51,30 @@ impl Inbox {
     pub fn new() -> Result<Self, ModulesError> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(ModulesError::io("making an event"))?;
-        Ok(Self { told: Mutex::default(), event })
+        Ok(Self { messages: Mutex::default(), event })
     }
 
-    pub fn tell(&self, told: Told) {
-        let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(told, Told::GuestGone) {
-            // However often it is told so: what came before is over, and takes no room.
-            let over =
-                |t: &Told| matches!(t, Told::GuestGone | Told::Connection { of_guest: true, .. });
+    pub fn send(&self, message: Message) {
+        let mut all = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(message, Message::GuestGone) {
+            // However often it is sent: what came before is over, and takes no room.
+            let over = |t: &Message| {
+                matches!(t, Message::GuestGone | Message::Connection { of_guest: true, .. })
+            };
             all.retain(|t| !over(t));
         }
         // A connection that finds no room is closed: its program connects again.
-        if all.len() < MAX_CLIENTS || !matches!(told, Told::Connection { .. }) {
-            all.push(told);
+        if all.len() < MAX_CLIENTS || !matches!(message, Message::Connection { .. }) {
+            all.push(message);
         }
         drop(all);
         // Full: then it is told already.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    pub fn take(&self) -> Vec<Told> {
+    pub fn take(&self) -> Vec<Message> {
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
-        std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use control::plane::{CopyWork, PlaneError, Restored};
-use modules::copy::{self, About, Put, Received, Steps, Still};
+use modules::copy::{self, About, LockedFolder, Put, Received, Steps};
 use modules::folder::written::Written;
-use modules::{ModuleConfig, Step, VmModules, engine};
+use modules::{CopyStep, ModuleConfig, VmModules, engine};
 
 use super::{Modules, OfVm, locked, refused};
 
@@ -42,7 +42,7 @@ struct Serving {
 }
 
 impl Steps for Serving {
-    fn step(&mut self, step: Step) -> Result<Written, String> {
+    fn step(&mut self, step: CopyStep) -> Result<Written, String> {
         self.modules.copy_step(&self.name, step).map_err(|e| e.to_string())
     }
 }
@@ -82,7 +82,7 @@ impl OfVm {
     fn steps(&self, name: &str, folder: &OwnedFd) -> Result<Box<dyn Steps + Send>, PlaneError> {
         let stand = locked(&self.stand);
         match &stand.modules {
-            _ if stand.drained => Ok(Box::new(Still::new(folder).map_err(refused)?)),
+            _ if stand.drained => Ok(Box::new(LockedFolder::new(folder).map_err(refused)?)),
             Some(modules) => {
                 Ok(Box::new(Serving { modules: Arc::clone(modules), name: name.into() }))
             }
@@ -242,6 +242,6 @@ fn exchange(received: &mut Received, place: &Put<'_>) -> Result<(), PlaneError> 
     let opened = std::fs::File::open(&folder).map(OwnedFd::from);
     let opened =
         opened.map_err(|e| PlaneError::Refused(format!("opening {}: {e}", folder.display())))?;
-    let _lock = Still::lock(&opened).map_err(refused)?;
+    let _lock = LockedFolder::lock(&opened).map_err(refused)?;
     received.exchange(place).map_err(refused)
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use control::plane::PlaneError;
 use modules::ModuleConfig;
-use modules::copy::Still;
+use modules::copy::LockedFolder;
 
 use super::{Modules, OfVm, locked, refused};
 
@@ -58,12 +58,14 @@ impl OfVm {
     }
 
     /// The locks of all its folders: another daemon's process may have them, on this host at least.
-    fn nobody_serves(&self) -> Result<Vec<Still>, String> {
+    fn nobody_serves(&self) -> Result<Vec<LockedFolder>, String> {
         let list = locked(&self.stand).list.clone();
         let lock = |module: &ModuleConfig| {
             let path = self.config.state_dir.join(&module.name);
             match File::open(&path) {
-                Ok(folder) => Still::lock(&folder.into()).map(Some).map_err(|e| e.to_string()),
+                Ok(folder) => {
+                    LockedFolder::lock(&folder.into()).map(Some).map_err(|e| e.to_string())
+                }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(e) => Err(format!("opening {}: {e}", path.display())),
             }

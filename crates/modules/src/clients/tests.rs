@@ -17,12 +17,12 @@ fn a_request_is_executed_once_and_its_reply_told_again() {
     let (mut client, now) = (client(), Instant::now());
     assert!(matches!(client.accept(1, 0, now), Verdict::Execute));
     assert!(matches!(client.accept(1, flag::AGAIN, now), Verdict::Wait));
-    assert!(client.answered(1).is_some());
+    assert!(client.take_answered(1).is_some());
     client.keep(1, &reply(1, 10));
     assert!(matches!(client.accept(1, flag::AGAIN, now), Verdict::Resend(b) if b.len() == 34));
     // Not sent again, and not after the one before.
     assert!(matches!(client.accept(1, 0, now), Verdict::Bad(_)));
-    assert!(client.answered(1).is_none());
+    assert!(client.take_answered(1).is_none());
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn what_changes_nothing_is_executed_again() {
     let (mut client, now) = (client(), Instant::now());
     let flags = flag::REPEATABLE;
     assert!(matches!(client.accept(5, flags, now), Verdict::Execute));
-    assert!(client.answered(5).is_some_and(|w| w.repeatable));
+    assert!(client.take_answered(5).is_some_and(|w| w.repeatable));
     assert!(matches!(client.accept(5, flags | flag::AGAIN, now), Verdict::Execute));
 }
 
@@ -39,7 +39,7 @@ fn replies_are_kept_up_to_a_limit() {
     let (mut client, now) = (client(), Instant::now());
     for seq in 1..=3 {
         assert!(matches!(client.accept(seq, 0, now), Verdict::Execute));
-        client.answered(seq);
+        client.take_answered(seq);
         client.keep(seq, &reply(seq, KEPT_BYTES / 2 - 100));
     }
     let again = |client: &mut Client, seq| client.accept(seq, flag::AGAIN, now);
@@ -54,7 +54,7 @@ fn the_largest_number_is_no_end() {
     assert!(matches!(client.accept(u64::MAX, 0, now), Verdict::Bad(_)));
     let last = i64::MAX as u64;
     assert!(matches!(client.accept(last, 0, now), Verdict::Execute));
-    client.answered(last);
+    client.take_answered(last);
     client.keep(last, &reply(last, 8));
     let again = flag::AGAIN | flag::REPEATABLE;
     assert!(matches!(client.accept(7, again, now), Verdict::Execute));
@@ -121,7 +121,7 @@ proptest! {
                 2 if !pending.is_empty() => {
                     let seq = *pending.iter().nth(at.index(pending.len())).unwrap();
                     pending.remove(&seq);
-                    let waiting = client.answered(seq).unwrap();
+                    let waiting = client.take_answered(seq).unwrap();
                     if !waiting.repeatable {
                         client.keep(seq, &reply(seq, 8));
                     }

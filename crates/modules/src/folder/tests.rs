@@ -207,7 +207,7 @@ fn after_a_failed_sync_all_is_written_anew() {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum CopyStep {
     Open(u8, bool),
     Close(usize),
     Append(usize, u16),
@@ -218,18 +218,18 @@ enum Step {
     End,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = CopyStep> {
     let (name, len) = (0u8..5, 0u16..500);
     let at = 0usize..6;
     prop_oneof![
-        3 => (name.clone(), any::<bool>()).prop_map(|(n, cut)| Step::Open(n, cut)),
-        2 => at.clone().prop_map(Step::Close),
-        3 => (at.clone(), len.clone()).prop_map(|(h, len)| Step::Append(h, len)),
-        3 => (at.clone(), len.clone(), len.clone()).prop_map(|(h, at, len)| Step::Write(h, at, len)),
-        1 => (at, len).prop_map(|(h, len)| Step::Truncate(h, len)),
-        2 => (name.clone(), name.clone()).prop_map(|(a, b)| Step::Rename(a, b)),
-        2 => name.prop_map(Step::Remove),
-        1 => Just(Step::End),
+        3 => (name.clone(), any::<bool>()).prop_map(|(n, cut)| CopyStep::Open(n, cut)),
+        2 => at.clone().prop_map(CopyStep::Close),
+        3 => (at.clone(), len.clone()).prop_map(|(h, len)| CopyStep::Append(h, len)),
+        3 => (at.clone(), len.clone(), len.clone()).prop_map(|(h, at, len)| CopyStep::Write(h, at, len)),
+        1 => (at, len).prop_map(|(h, len)| CopyStep::Truncate(h, len)),
+        2 => (name.clone(), name.clone()).prop_map(|(a, b)| CopyStep::Rename(a, b)),
+        2 => name.prop_map(CopyStep::Remove),
+        1 => Just(CopyStep::End),
     ]
 }
 
@@ -258,21 +258,21 @@ proptest! {
             let handle = |at: usize| open.get(at).map_or(-1, |(handle, _)| *handle);
             let more = vec![1; 500];
             match step {
-                Step::Open(n, cut) => {
+                CopyStep::Open(n, cut) => {
                     let flags = open::CREATE | if cut { open::TRUNCATE } else { 0 };
                     let handle = files.open(&name(n), flags).unwrap();
                     let path = temp.path().join(String::from_utf8(name(n)).unwrap());
                     open.push((handle, fs::File::open(path).unwrap()));
                 }
-                Step::Close(at) => if files.close(handle(at)).is_ok() {
+                CopyStep::Close(at) => if files.close(handle(at)).is_ok() {
                     open.remove(at);
                 }
-                Step::Append(at, len) => drop(files.append(handle(at), &more[..len.into()])),
-                Step::Write(at, to, len) => drop(files.write(handle(at), to.into(), &more[..len.into()])),
-                Step::Truncate(at, len) => drop(files.truncate(handle(at), len.into())),
-                Step::Rename(a, b) => drop(files.rename(&name(a), &name(b))),
-                Step::Remove(n) => drop(files.remove(&name(n))),
-                Step::End => {
+                CopyStep::Append(at, len) => drop(files.append(handle(at), &more[..len.into()])),
+                CopyStep::Write(at, to, len) => drop(files.write(handle(at), to.into(), &more[..len.into()])),
+                CopyStep::Truncate(at, len) => drop(files.truncate(handle(at), len.into())),
+                CopyStep::Rename(a, b) => drop(files.rename(&name(a), &name(b))),
+                CopyStep::Remove(n) => drop(files.remove(&name(n))),
+                CopyStep::End => {
                     files.close_all();
                     open.clear();
                 }

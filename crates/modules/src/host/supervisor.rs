@@ -1,5 +1,5 @@
-//! The thread that keeps a VM's process of modules. It never waits for a process: all that it waits for
-//! is one `poll`.
+//! Supervisor: the thread that keeps a VM's process of modules alive. It never waits for a process: it
+//! waits in one `poll` for all of them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -9,88 +9,92 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
-use super::child::{Copying, Ending, Process};
-use super::pause::Waiting;
-use super::{Asked, Inbox, MAX_WAITING, ModuleConfig, Prepared, VmModulesConfig, prepare};
-use crate::control::{self, FromProcess, Step, ToProcess};
+use super::child::{EndingProcess, PendingCopy, Process};
+use super::drain::Drain;
+use super::{Inbox, MAX_WAITING, ModuleConfig, Prepared, Request, VmModulesConfig, prepare};
+use crate::control::{self, CopyStep, FromProcess, ToProcess};
 use crate::folder::written::Written;
 use crate::limits::{END_TIMEOUT, KILL_TIMEOUT, LOAD_TIMEOUT, LOG_LINE_BYTES};
 use crate::{ModuleStats, ModulesError};
 
-/// Pause in front of a new process after one that ended soon; doubled each time.
+/// Pause before a new process after one that ended soon; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// Limit of that pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Modules whose counters a process tells: more than there can be.
+/// Limit of modules whose counters a process tells: more than there can be.
 const MAX_TOLD: usize = 64;
 
-/// A process that lived so long did not end soon.
+/// Life from which on a process did not end soon.
 const LONG_LIFE: Duration = Duration::from_millis(500);
 
-/// Other modules that are to take the place of those that run.
+/// Swap: other modules that are to take the place of those that run.
 pub(super) struct Swap {
     process: Process,
     modules: Vec<ModuleConfig>,
     prepared: Vec<Prepared>,
-    /// Who asked for it.
+    /// Answer to who asked for it.
     to: SyncSender<Result<(), String>>,
     until: Instant,
-    /// The old process was told to end: connections are for this one.
+    /// Whether the old process was told to end: connections are for this one.
     took_over: bool,
-    /// Modules that have started.
+    /// Number of modules that have started.
     started: usize,
 }
 
-pub(super) struct Keeper {
+/// Supervisor of a VM's process of modules.
+pub(super) struct Supervisor {
     pub config: VmModulesConfig,
     pub prepared: Vec<Prepared>,
     pub inbox: Arc<Inbox>,
-    pub asked: Receiver<Asked>,
-    pub(super) current: Option<Process>,
-    pub(super) swap: Option<Box<Swap>>,
-    pub(super) ending: Vec<Ending>,
-    /// Each with whether it is the guest's.
+    requests: Receiver<Request>,
+    /// Process that serves.
+    current: Option<Process>,
+    /// Process that is to take its place.
+    swap: Option<Box<Swap>>,
+    /// Processes that are to end.
+    ending: Vec<EndingProcess>,
+    /// Connections that wait for a process, each with whether it is the guest's.
     waiting: Vec<(OwnedFd, bool)>,
-    pub(super) pause: Duration,
-    pub(super) not_before: Instant,
-    /// No process is started.
-    pub(super) drained: bool,
-    /// Who waits for that the folders are free, and until when.
-    pub(super) draining: Vec<(SyncSender<Result<(), String>>, Instant)>,
-    pub(super) resuming: Option<Waiting>,
-    /// Steps of copies that were asked for.
+    /// Pause before the next process.
+    pause: Duration,
+    /// Time before which none is started.
+    not_before: Instant,
+    drain: Drain,
+    /// Number of steps of copies that were asked for.
     turns: u64,
 }
 
-/// What there is to hear.
+/// Source of what `poll` reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
+enum Source {
+    /// Process that serves.
     Current,
+    /// Process that is to take its place.
     Next,
-    Else,
+    /// Inbox, logs, or the end of a process.
+    Other,
 }
 
-impl Keeper {
+impl Supervisor {
     pub fn new(
         config: VmModulesConfig,
         prepared: Vec<Prepared>,
         inbox: Arc<Inbox>,
-        asked: Receiver<Asked>,
+        requests: Receiver<Request>,
     ) -> Self {
         Self {
-            drained: config.drained,
+            drain: Drain::new(config.drained),
             config,
             prepared,
             inbox,
-            asked,
+            requests,
             current: None,
             swap: None,
             ending: Vec::new(),
             waiting: Vec::new(),
             pause: Duration::ZERO,
             not_before: Instant::now(),
-            draining: Vec::new(),
-            resuming: None,
             turns: 0,
         }
     }
@@ -99,24 +103,25 @@ impl Keeper {
         while !self.inbox.is_stopping() {
             self.keep_alive();
             self.wait();
-            while let Ok(asked) = self.asked.try_recv() {
-                self.take(asked);
+            while let Ok(request) = self.requests.try_recv() {
+                self.take(request);
             }
         }
         self.end();
     }
 
     fn keep_alive(&mut self) {
-        let busy = self.current.is_some() || self.swap.is_some() || self.drained;
+        let busy = self.current.is_some() || self.swap.is_some() || self.drain.is_on;
         if busy || Instant::now() < self.not_before {
             return;
         }
         match Process::spawn(&self.config, &self.prepared, &self.inbox.dropped) {
             Ok(process) => self.current = Some(process),
             Err(e) => {
-                tracing::error!(vm = %self.config.vm, "starting its process of modules: {e}");
+                let vm = &self.config.vm;
+                tracing::error!(%vm, "process of modules of {vm} failed to start: {e}");
                 self.inbox.note(Some(e.to_string()));
-                self.resumed(Err(e.to_string()));
+                self.drain.finish_resume(Err(e.to_string()));
                 self.delay();
             }
         }
@@ -127,21 +132,14 @@ impl Keeper {
         self.not_before = Instant::now() + self.pause;
     }
 
-    /// When there is something to do, whatever is heard.
+    /// Time at which there is something to do, whatever is ready.
     fn due(&self) -> Option<Instant> {
         let next = self.swap.as_ref().map(|swap| swap.until);
-        let starts = self.current.is_none() && self.swap.is_none() && !self.drained;
+        let starts = self.current.is_none() && self.swap.is_none() && !self.drain.is_on;
         let start = starts.then_some(self.not_before);
         let logs = self.processes().filter_map(|process| process.log.due());
-        let ends = self.ending.iter().map(Ending::due);
-        let resume = self.resuming.as_ref().map(Waiting::due);
-        next.into_iter()
-            .chain(start)
-            .chain(resume)
-            .chain(self.drain_due())
-            .chain(logs)
-            .chain(ends)
-            .min()
+        let ends = self.ending.iter().map(EndingProcess::due);
+        next.into_iter().chain(start).chain(self.drain.due()).chain(logs).chain(ends).min()
     }
 
     fn processes(&self) -> impl Iterator<Item = &Process> {
@@ -149,38 +147,38 @@ impl Keeper {
         self.current.iter().chain(next).chain(self.ending.iter().map(|ending| &ending.process))
     }
 
-    /// Waits until something happens, and hears it.
+    /// Waits until something happens, and takes it.
     fn wait(&mut self) {
         let timeout = self.due().and_then(|at| {
             // Rounded up: a moment too early would be a turn for nothing.
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
             Timespec::try_from(left).ok()
         });
-        let mut watched: Vec<(Heard, BorrowedFd<'_>)> =
-            vec![(Heard::Else, self.inbox.event.as_fd())];
-        watched.extend(self.current.iter().map(|p| (Heard::Current, p.control.as_fd())));
-        watched.extend(self.swap.iter().map(|s| (Heard::Next, s.process.control.as_fd())));
-        watched.extend(self.processes().filter_map(|p| Some((Heard::Else, p.log.watched()?))));
-        watched.extend(self.ending.iter().map(|ending| (Heard::Else, ending.pidfd())));
+        let mut watched: Vec<(Source, BorrowedFd<'_>)> =
+            vec![(Source::Other, self.inbox.event.as_fd())];
+        watched.extend(self.current.iter().map(|p| (Source::Current, p.control.as_fd())));
+        watched.extend(self.swap.iter().map(|s| (Source::Next, s.process.control.as_fd())));
+        watched.extend(self.processes().filter_map(|p| Some((Source::Other, p.log.watched()?))));
+        watched.extend(self.ending.iter().map(|ending| (Source::Other, ending.pidfd())));
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let _ = poll(&mut fds, timeout.as_ref());
-        let heard: Vec<Heard> = watched
+        let ready: Vec<Source> = watched
             .iter()
             .zip(&fds)
             .filter(|(_, fd)| !fd.revents().is_empty())
-            .map(|((heard, _), _)| *heard)
+            .map(|((ready, _), _)| *ready)
             .collect();
         let _ = rustix::io::read(&self.inbox.event, &mut [0u8; 8]);
         // What a process says last explains its end.
         self.read_logs();
-        if heard.contains(&Heard::Current) {
-            self.hear_current();
+        if ready.contains(&Source::Current) {
+            self.take_from_current();
         }
-        if heard.contains(&Heard::Next) {
-            self.hear_next();
+        if ready.contains(&Source::Next) {
+            self.take_from_next();
         }
-        self.look_at_time();
+        self.check_times();
     }
 
     fn read_logs(&mut self) {
@@ -190,53 +188,57 @@ impl Keeper {
         self.current.iter_mut().chain(next).chain(ending).for_each(|p| p.log.read(now));
     }
 
-    fn look_at_time(&mut self) {
+    fn check_times(&mut self) {
         let now = Instant::now();
         if self.swap.as_ref().is_some_and(|swap| swap.until <= now) {
             self.swap_failed(&format!("they did not start within {} s", LOAD_TIMEOUT.as_secs()));
         }
         let (vm, inbox) = (&self.config.vm, &self.inbox);
         self.ending.retain_mut(|ending| {
-            let Some(ended) = ending.look(vm, now) else { return true };
+            let Some(ended) = ending.poll_status(vm, now) else { return true };
             let status = ended.map_or_else(|e| e.to_string(), |status| status.to_string());
-            tracing::info!(%vm, pid = ending.process.pid(), "a process of modules ended: {status}");
+            tracing::info!(%vm, pid = ending.process.pid(), "process of modules of {vm} ended: {status}");
             // What it said itself says more.
             if !ending.process.ready && inbox.trouble().is_none() {
                 inbox.note(Some(format!("its process ended: {status}")));
             }
             false
         });
-        self.look_at_drain(now);
-        self.look_at_resume(now);
+        self.drain.check_folders(now, self.ending.iter().map(|ending| ending.process.pid()));
+        self.drain.check_resume(now);
     }
 
-    fn hear_current(&mut self) {
+    fn take_from_current(&mut self) {
         let Some(process) = &mut self.current else { return };
         let told: Result<Option<(FromProcess, _)>, ModulesError> =
             control::receive(&process.control);
         if let Ok(Some((told, _))) = &told {
-            self.hear_of_start(told);
+            self.drain.take(told, self.prepared.len());
         }
         let Some(process) = &mut self.current else { return };
         match told {
             Ok(Some((FromProcess::Loaded | FromProcess::Started { .. }, _))) => {}
-            Ok(Some((FromProcess::Copied { turn, written }, _))) => copied(process, turn, written),
+            Ok(Some((FromProcess::Copied { turn, written }, _))) => {
+                answer_copy(process, turn, written)
+            }
             Ok(Some((FromProcess::Ready, _))) => self.is_ready(),
-            Ok(Some((FromProcess::Stats { stats, last }, _))) => answer(process, stats, last),
+            Ok(Some((FromProcess::Stats { stats, last }, _))) => answer_stats(process, stats, last),
             Ok(Some((FromProcess::Used(used), _))) => (self.config.charge.0)(used),
             Ok(Some((FromProcess::Failed(why), _))) => {
-                tracing::error!(vm = %self.config.vm, "its process of modules: {why}");
+                let vm = &self.config.vm;
+                tracing::error!(%vm, "process of modules of {vm} failed: {why}");
                 self.inbox.note(Some(why));
             }
             Ok(None) => self.ended(),
             Err(e) => {
-                tracing::error!(vm = %self.config.vm, "{e}");
+                let vm = &self.config.vm;
+                tracing::error!(%vm, "process of modules of {vm} sent no message: {e}");
                 self.ended();
             }
         }
     }
 
-    /// The process that connections are for.
+    /// Process that connections are for.
     fn serving(&mut self) -> Option<&mut Process> {
         match &mut self.swap {
             Some(swap) if swap.took_over => Some(&mut swap.process),
@@ -248,19 +250,20 @@ impl Keeper {
         let vm = self.config.vm.clone();
         let Some(process) = self.serving() else { return };
         process.ready = true;
-        tracing::info!(%vm, pid = process.pid(), "modules are ready");
+        tracing::info!(%vm, pid = process.pid(), "modules of {vm} are ready");
         self.inbox.note(None);
         let waiting = std::mem::take(&mut self.waiting);
         waiting.into_iter().for_each(|(fd, of_guest)| self.connect(fd, of_guest));
     }
 
-    /// The process has gone, or is of no use.
+    /// Gives up the process that serves: it has gone, or is of no use.
     fn ended(&mut self) {
         let Some(process) = self.current.take() else { return };
         let lived = process.since.elapsed();
-        tracing::warn!(vm = %self.config.vm, pid = process.pid(), ?lived, "its process of modules has gone");
+        let vm = &self.config.vm;
+        tracing::warn!(%vm, pid = process.pid(), ?lived, "process of modules of {vm} has gone");
         self.give_up(process);
-        self.resumed(Err("their process has ended".into()));
+        self.drain.finish_resume(Err("their process has ended".into()));
         if lived >= LONG_LIFE {
             self.pause = Duration::ZERO;
             self.not_before = Instant::now();
@@ -269,21 +272,40 @@ impl Keeper {
         }
     }
 
-    /// It is killed, unless it has ended.
+    /// Kills a process, unless it has ended.
     fn give_up(&mut self, process: Process) {
         let _ = rustix::net::shutdown(&process.control, rustix::net::Shutdown::Both);
         self.ending.push(process.end());
     }
 
-    fn take(&mut self, asked: Asked) {
-        match asked {
-            Asked::Connection(fd, of_guest) => self.connect(fd, of_guest),
-            Asked::GuestGone => self.guest_gone(),
-            Asked::Stats(to) => self.ask_stats(to),
-            Asked::Load(modules, to) => self.load(modules, to),
-            Asked::Copy(module, step, to) => self.copy(module, step, to),
-            Asked::Drain(to) => self.drain(to),
-            Asked::Resume(to) => self.resume(to),
+    /// Ends the process, and starts no other one. `to` is answered once the folders are free.
+    fn begin_drain(&mut self, to: SyncSender<Result<(), String>>) {
+        if self.swap.is_some() {
+            let _ = to.try_send(Err("other modules are being loaded".into()));
+            return;
+        }
+        self.ending.extend(self.current.take().map(Process::end));
+        let now = Instant::now();
+        self.drain.begin(to, now);
+        self.drain.check_folders(now, self.ending.iter().map(|ending| ending.process.pid()));
+    }
+
+    /// Starts the process again.
+    fn end_drain(&mut self, to: SyncSender<Result<(), String>>) {
+        if self.drain.end(to) {
+            (self.pause, self.not_before) = (Duration::ZERO, Instant::now());
+        }
+    }
+
+    fn take(&mut self, request: Request) {
+        match request {
+            Request::Connection(fd, of_guest) => self.connect(fd, of_guest),
+            Request::GuestGone => self.guest_gone(),
+            Request::Stats(to) => self.ask_stats(to),
+            Request::Load(modules, to) => self.load(modules, to),
+            Request::Copy(module, step, to) => self.copy(module, step, to),
+            Request::Drain(to) => self.begin_drain(to),
+            Request::Resume(to) => self.end_drain(to),
         }
     }
 
@@ -298,17 +320,17 @@ impl Keeper {
         let (message, fds) = (ToProcess::Connection { of_guest }, [fd.as_fd()]);
         let sent = control::send(&process.control, &message, &fds, SendFlags::DONTWAIT);
         if let Err(e) = sent {
-            tracing::warn!(vm = %self.config.vm, "handing a connection to its modules: {e}");
+            tracing::warn!(vm = %self.config.vm, "a connection cannot be handed to modules: {e}");
         }
     }
 
-    /// In the order of what is told: connections that come later are the next guest's.
+    /// Tells the process that the guest has gone: connections that come later are the next guest's.
     fn guest_gone(&mut self) {
         self.waiting.retain(|(_, of_guest)| !of_guest);
         let Some(process) = self.serving().filter(|process| process.ready) else { return };
         let flags = SendFlags::DONTWAIT;
         if let Err(e) = control::send(&process.control, &ToProcess::GuestGone, &[], flags) {
-            tracing::warn!(vm = %self.config.vm, "telling its modules that the guest has gone: {e}");
+            tracing::warn!(vm = %self.config.vm, "modules cannot be told that the guest has gone: {e}");
         }
     }
 
@@ -316,12 +338,12 @@ impl Keeper {
         let Some(process) = self.serving().filter(|process| process.ready) else { return };
         let asked = control::send(&process.control, &ToProcess::Stats, &[], SendFlags::DONTWAIT);
         if asked.is_ok() {
-            process.asked.push(to);
+            process.stats_requests.push(to);
         }
     }
 
-    /// A process that is being replaced is not copied: its files change hands.
-    fn copy(&mut self, module: String, step: Step, to: SyncSender<Result<Written, String>>) {
+    /// Asks for a step of a copy. A process that is being replaced is not copied: its files change hands.
+    fn copy(&mut self, module: String, step: CopyStep, to: SyncSender<Result<Written, String>>) {
         if self.swap.is_some() {
             let _ = to.try_send(Err("other modules are being loaded".into()));
             return;
@@ -331,7 +353,7 @@ impl Keeper {
         let turn = self.turns;
         let asked = ToProcess::Copy { module, turn, step };
         if control::send(&process.control, &asked, &[], SendFlags::DONTWAIT).is_ok() {
-            process.copying = Some(Copying { turn, to });
+            process.pending_copy = Some(PendingCopy { turn, to });
         }
     }
 
@@ -342,7 +364,7 @@ impl Keeper {
             let _ = to.try_send(Err("other modules are being loaded".into()));
             return;
         }
-        if self.drained {
+        if self.drain.is_on {
             let _ = to.try_send(Err("the modules are drained: resume them first".into()));
             return;
         }
@@ -360,7 +382,7 @@ impl Keeper {
         }
     }
 
-    fn hear_next(&mut self) {
+    fn take_from_next(&mut self) {
         let Some(swap) = &mut self.swap else { return };
         let told: Result<Option<(FromProcess, _)>, ModulesError> =
             control::receive(&swap.process.control);
@@ -373,7 +395,7 @@ impl Keeper {
             }
             Ok(Some((FromProcess::Ready, _))) => self.is_ready(),
             Ok(Some((FromProcess::Stats { stats, last }, _))) => {
-                answer(&mut swap.process, stats, last);
+                answer_stats(&mut swap.process, stats, last);
             }
             // Nobody has asked it.
             Ok(Some((FromProcess::Copied { .. }, _))) => {}
@@ -398,7 +420,7 @@ impl Keeper {
     fn swapped(&mut self) {
         let Some(swap) = self.swap.take() else { return };
         let Swap { process, modules, prepared, to, .. } = *swap;
-        tracing::info!(vm = %self.config.vm, pid = process.pid(), "modules replaced");
+        tracing::info!(vm = %self.config.vm, pid = process.pid(), "modules of the VM were replaced");
         (self.config.modules, self.prepared) = (modules, prepared);
         self.current = Some(process);
         let _ = to.try_send(Ok(()));
@@ -410,7 +432,8 @@ impl Keeper {
         let Swap { process, to, took_over, .. } = *swap;
         let what = if took_over { "are started again" } else { "go on" };
         let text = format!("{why}; the modules from before {what}");
-        tracing::error!(vm = %self.config.vm, "new modules: {text}");
+        let vm = &self.config.vm;
+        tracing::error!(%vm, "new modules of {vm} failed to start: {text}");
         // Nobody has been promised anything that is not on the disk.
         self.give_up(process);
         (self.pause, self.not_before) = (Duration::ZERO, Instant::now());
@@ -431,35 +454,36 @@ impl Keeper {
         }
         for ending in &self.ending {
             let pid = ending.process.pid();
-            tracing::error!(vm = %self.config.vm, pid, "a process of modules is left: it does not end");
+            tracing::error!(vm = %self.config.vm, pid, "a process of modules is left behind: it does not end");
         }
     }
 }
 
-/// What a step said goes to whoever waits for it.
-fn copied(process: &mut Process, turn: u64, written: Result<Written, String>) {
-    if let Some(copying) = process.copying.take_if(|copying| copying.turn == turn) {
+/// Answers who waits for a step of a copy.
+fn answer_copy(process: &mut Process, turn: u64, written: Result<Written, String>) {
+    if let Some(copy) = process.pending_copy.take_if(|copy| copy.turn == turn) {
         // Whoever asked may have given up.
-        let _ = copying.to.try_send(written.map_err(|why| plain(&why)));
+        let _ = copy.to.try_send(written.map_err(|why| plain(&why)));
     }
 }
 
-/// What a process says, fit to be shown: no longer than a line, and without what moves cursors.
+/// Makes a process's text fit to be shown: no longer than a line, and without control characters.
 fn plain(text: &str) -> String {
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(LOG_LINE_BYTES / 4).map(shown).collect()
 }
 
-fn answer(process: &mut Process, stats: Vec<ModuleStats>, last: bool) {
+/// Adds counters that came, and answers who waits for them once all are there.
+fn answer_stats(process: &mut Process, stats: Vec<ModuleStats>, last: bool) {
     // A process says no more than it has modules.
-    process.told.extend(stats);
+    process.stats.extend(stats);
     if !last {
-        process.told.truncate(MAX_TOLD);
+        process.stats.truncate(MAX_TOLD);
         return;
     }
-    let told = std::mem::take(&mut process.told);
-    for asked in process.asked.drain(..) {
+    let stats = std::mem::take(&mut process.stats);
+    for to in process.stats_requests.drain(..) {
         // Whoever asked may have given up.
-        let _ = asked.try_send(told.clone());
+        let _ = to.try_send(stats.clone());
     }
 }

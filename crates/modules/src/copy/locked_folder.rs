@@ -1,31 +1,31 @@
-//! A folder that no process serves.
+//! Locked folder: one that no process serves.
 
 use std::os::fd::OwnedFd;
 
 use super::CopyError;
 use super::take::Steps;
-use crate::control::Step;
+use crate::control::CopyStep;
 use crate::folder;
 use crate::folder::written::Written;
 
-/// A folder that is locked for us, until this is dropped: nobody writes in it.
+/// Folder of a module, locked until this is dropped: nobody writes in it.
 #[derive(Debug)]
-pub struct Still {
+pub struct LockedFolder {
     _lock: OwnedFd,
 }
 
-impl Still {
+impl LockedFolder {
     /// Locks it, to copy it.
     ///
     /// # Errors
-    /// As of [`Still::lock`]; a sync of its files failed, and what is in it is not to be believed.
+    /// See [`LockedFolder::lock`]; or a sync of its files failed, and what is in it is not to be believed.
     pub fn new(folder: &OwnedFd) -> Result<Self, CopyError> {
-        let still = Self::lock(folder)?;
+        let locked = Self::lock(folder)?;
         if folder::is_suspect(folder) {
             let text = "a sync of its files failed: resume the module, which writes them anew";
             return Err(CopyError::Module(text.into()));
         }
-        Ok(still)
+        Ok(locked)
     }
 
     /// Locks it.
@@ -47,8 +47,8 @@ impl Still {
     }
 }
 
-impl Steps for Still {
-    fn step(&mut self, _: Step) -> Result<Written, String> {
+impl Steps for LockedFolder {
+    fn step(&mut self, _: CopyStep) -> Result<Written, String> {
         Ok(Written::Extents(Vec::new()))
     }
 }
