@@ -1,16 +1,16 @@
-//! Memory of a process that its clients can make it hold: requests that have not come in whole, replies that
-//! are not taken, replies that are kept.
+//! Memory of a process that its clients can make it hold: requests that have not come in whole,
+//! replies that are not taken, replies that are kept.
 //!
-//! Each module has a share of its own, and all have one pot for what goes beyond: however many clients a
-//! guest opens, and of whatever modules, the process keeps within its bounds. Who finds no room makes some,
-//! at the cost of the client that holds most (`service::room`).
+//! Each module has a share of its own, and all have one pot for what goes beyond: however many
+//! clients a guest opens, and of whatever modules, the process keeps within its bounds. Who finds
+//! no room makes some, at the cost of the client that holds most (`service::room`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::limits::{POT_BYTES, SHARE_BYTES};
 
-/// What all modules of a process have together.
+/// Pot that all modules of a process share.
 #[derive(Debug)]
 pub(crate) struct Pot {
     used_bytes: AtomicUsize,
@@ -23,7 +23,8 @@ impl Pot {
     }
 }
 
-/// One module's bytes: its share, and what it takes of the pot. Only the module's thread changes it.
+/// Purse of one module: its share, and what it takes of the pot. Only the module's thread changes
+/// it.
 #[derive(Debug)]
 pub(crate) struct Purse {
     used_bytes: AtomicUsize,
@@ -37,7 +38,7 @@ impl Purse {
         Arc::new(Self { used_bytes: AtomicUsize::new(0), share_bytes, pot })
     }
 
-    /// As if there were one module.
+    /// Makes a purse as if there were one module.
     pub fn alone() -> Arc<Self> {
         Self::new(&Pot::new(POT_BYTES), SHARE_BYTES)
     }
@@ -47,8 +48,8 @@ impl Purse {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may still be had. Two modules may be told of the same ones: what they take is a few
-    /// buffers more, at most.
+    /// Bytes that may still be had. Two modules may be told of the same ones: what they take is a
+    /// few buffers more, at most.
     pub fn room_bytes(&self) -> usize {
         let pot = self.pot.limit_bytes.saturating_sub(self.pot.used_bytes.load(Ordering::Relaxed));
         self.share_bytes.saturating_sub(self.used_bytes()) + pot
@@ -87,7 +88,7 @@ impl Charge {
         self.bytes
     }
 
-    /// It holds so many now. Whether there is room is asked before.
+    /// Sets the bytes that are held. Whether there is room is asked before.
     pub fn set(&mut self, bytes: usize) {
         if bytes != self.bytes {
             self.purse.change(std::mem::replace(&mut self.bytes, bytes), bytes);

@@ -1,7 +1,8 @@
 //! Clients: their requests without a reply, and the replies that may be wanted again.
 //!
 //! A client is known by its id and outlives its connections by [`LINGER`]. The rules are those of
-//! `guest_abi::module`: numbers grow; a number that was seen is executed again only if it changes nothing.
+//! `guest_abi::module`: numbers grow; a number that was seen is executed again only if it changes
+//! nothing.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -228,7 +229,8 @@ impl Clients {
         (0..).zip(&self.slots).filter_map(move |(n, c)| Some((n, gone(c.as_ref()?)?)))
     }
 
-    /// Finds clients whose time without a connection is over, and the time at which the next one's is.
+    /// Finds clients whose time without a connection is over, and the time at which the next one's
+    /// is.
     pub fn expired(&self, now: Instant) -> (Vec<u32>, Option<Instant>) {
         let over = |since: Instant| now.saturating_duration_since(since) >= LINGER;
         let expired = self.gone().filter(|(_, since)| over(*since)).map(|(number, _)| number);

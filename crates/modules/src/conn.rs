@@ -1,4 +1,4 @@
-//! A connection: bytes to frames and back.
+//! Connection: bytes to frames and back.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -23,7 +23,7 @@ use crate::limits::{
 };
 use crate::ring::{Damaged, Ring};
 
-/// A whole frame that waits to be written, shared with whoever keeps it.
+/// Whole frame that waits to be written, shared with whoever keeps it.
 pub(crate) type Bytes = Rc<Vec<u8>>;
 
 /// Fills in the header of a frame whose body is there already.
@@ -38,7 +38,7 @@ pub(crate) fn finish(mut bytes: Vec<u8>, kind: u16, flags: u16, seq: u64) -> Byt
     Rc::new(bytes)
 }
 
-/// A frame with this body.
+/// Makes a frame with a body.
 pub(crate) fn frame(kind: u16, flags: u16, seq: u64, parts: &[&[u8]]) -> Bytes {
     let mut bytes = vec![0; FRAME_BYTES];
     parts.iter().for_each(|part| bytes.extend_from_slice(part));
@@ -61,12 +61,12 @@ pub(crate) fn welcome(instance: u64, known_seq: u64, list: &[u8]) -> Bytes {
     frame(kind::WELCOME, 0, 0, &[welcome.as_bytes(), list])
 }
 
-/// A failed reply, or a goodbye.
+/// Makes a failed reply, or a goodbye.
 pub(crate) fn failure(kind: u16, seq: u64, code: u32, text: &str) -> Bytes {
     finish(unfinished(code, text), kind, flag::FAILED, seq)
 }
 
-/// The same, with its header still to be filled in.
+/// Makes a failed reply whose header is still to be filled in.
 pub(crate) fn unfinished(code: u32, text: &str) -> Vec<u8> {
     let mut len = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(len) {
@@ -79,16 +79,16 @@ pub(crate) fn unfinished(code: u32, text: &str) -> Vec<u8> {
     bytes
 }
 
-/// What is wrong with a peer's bytes, for its goodbye.
+/// Fault in a peer's bytes, for its goodbye.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadFrame(pub String);
 
-/// Why a connection is of no use any more.
+/// Reason why a connection is of no use any more.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// It has ended.
+    /// The connection has ended.
     Gone,
-    /// Its ring is no ring any more.
+    /// The ring is no ring any more.
     Damaged(Damaged),
 }
 
@@ -104,12 +104,13 @@ impl From<Damaged> for Lost {
     }
 }
 
-/// The frame at the beginning of these bytes, if it is there in whole. Checks its length and its hash.
+/// Parses the frame at the beginning of bytes, if it is there in whole. Checks its length and its
+/// hash.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, BadFrame> {
     parse_stamped(bytes, 0)
 }
 
-/// The same by a ring with this stamp.
+/// Parses a frame that came by a ring with a stamp.
 fn parse_stamped(bytes: &[u8], stamp: u64) -> Result<Option<(Frame, &[u8])>, BadFrame> {
     let Ok((mut frame, rest)) = Frame::read_from_prefix(bytes) else { return Ok(None) };
     frame.check ^= U64::new(stamp);
@@ -125,36 +126,36 @@ fn parse_stamped(bytes: &[u8], stamp: u64) -> Result<Option<(Frame, &[u8])>, Bad
     Ok(Some((frame, body)))
 }
 
-/// A stream of frames that does not block.
+/// Connection: a stream of frames that does not block.
 #[derive(Debug)]
 pub(crate) struct Conn {
     fd: OwnedFd,
-    /// What frames go by; the socket then only has bells.
+    /// Ring that frames go by; the socket then only has bells.
     ring: Option<Ring>,
-    /// Bells that were rung.
+    /// Number of bells that were rung.
     pub bells: u64,
     /// Bytes that were read of its ring, and not counted yet.
     pub ring_bytes: u64,
-    /// Which client it is.
+    /// Number of the client.
     pub client: u32,
-    /// Its requests are taken by a ring alone.
+    /// Whether its requests are taken by a ring alone.
     pub needs_ring: bool,
     input: Vec<u8>,
-    /// Where the next frame begins in `input`.
+    /// Offset of the next frame in `input`.
     begin: usize,
     output: VecDeque<Bytes>,
     /// Bytes of the first frame of `output` that are written.
     written: usize,
     waiting_bytes: usize,
-    /// What its buffers take of the process's memory.
+    /// Memory of the process that its buffers take.
     charge: Charge,
-    /// Since when that is more than an idle connection's.
+    /// Time since which that is more than an idle connection's.
     holds_since: Option<Instant>,
-    /// Its peer sends no more.
+    /// Whether its peer sends no more.
     pub ended: bool,
-    /// It is watched for something to read, and for room to write.
+    /// Whether it is watched for something to read, and for room to write.
     pub watched: (bool, bool),
-    /// It has ended, and is not watched at all any more.
+    /// Whether it has ended and is not watched any more.
     pub forgotten: bool,
 }
 
@@ -190,7 +191,8 @@ impl Conn {
         Frame::read_from_prefix(&self.input[self.begin..]).ok().map(|(head, _)| head)
     }
 
-    /// Whether its next frame may come by a ring alone. Its header is enough: nothing is kept for who has none.
+    /// Whether its next frame may come by a ring alone. Its header is enough: nothing is kept for
+    /// who has none.
     pub fn asks_too_early(&self) -> bool {
         let is_request = |head: Frame| {
             head.kind.get() == kind::REQUEST || head.len_bytes.get() as usize > MAX_PING_BYTES
@@ -255,7 +257,7 @@ impl Conn {
         Ok(())
     }
 
-    /// What the socket has; none: nothing.
+    /// Reads what the socket has; none: nothing.
     fn receive(&self, room: &mut [u8]) -> Result<Option<usize>, Errno> {
         match rustix::net::recv(&self.fd, room, RecvFlags::DONTWAIT) {
             Ok((n, _)) => Ok(Some(n)),
@@ -276,7 +278,7 @@ impl Conn {
         parse_stamped(&self.input[self.begin..], stamp)
     }
 
-    /// That frame was taken.
+    /// Removes a frame that was taken.
     pub fn advance(&mut self, body_bytes: usize) {
         self.begin = (self.begin + FRAME_BYTES + body_bytes).min(self.input.len());
         if self.begin == self.input.len() {
@@ -357,7 +359,7 @@ impl Conn {
         self.ring.is_some()
     }
 
-    /// Nothing is on its way: it can go on by a ring.
+    /// Whether nothing is on its way, so that it can go on by a ring.
     pub fn may_change_over(&self) -> bool {
         self.ring.is_none() && self.held_bytes() == 0 && !self.has_output()
     }
@@ -375,15 +377,16 @@ impl Conn {
         self.may_read() && self.ring.as_ref().is_some_and(|ring| ring.reader.has_some())
     }
 
-    /// Its client rings from now on; false: there is something. One that must not be read sleeps, too: it is looked
-    /// at when its client has taken its replies, which rings.
+    /// Puts the ring to sleep: its client rings from now on. False: there is something. One that
+    /// must not be read sleeps, too: it is looked at when its client has taken its replies, which
+    /// rings.
     pub fn ring_sleeps(&self) -> bool {
         let Some(ring) = &self.ring else { return true };
         ring.reader.sleep() || !self.may_read()
     }
 
-    /// Takes the bells that the socket has, by way of `room`: one that rings on and on has a turn for all that fit
-    /// there. A peer that closed it without hearing ours has ended as any other.
+    /// Takes the bells that the socket has, by way of `room`: one that rings on and on has a turn
+    /// for all that fit there. A peer that closed it without hearing ours has ended as any other.
     pub fn hear_bells(&mut self, room: &mut [u8]) {
         self.ended |= matches!(self.receive(room), Ok(Some(0)) | Err(_));
         if let Some(ring) = &self.ring {
@@ -424,7 +427,7 @@ impl Conn {
         Ok(())
     }
 
-    /// A socket that takes no bell has some that were not heard.
+    /// Rings. A socket that takes no bell has some that were not heard.
     fn ring_bell(&mut self) {
         let _ = rustix::net::send(&self.fd, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         self.bells += 1;

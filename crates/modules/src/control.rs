@@ -1,5 +1,5 @@
-//! What the daemon and a VM's process of modules say to each other: one packet, one message, as JSON, with
-//! descriptors where it says so.
+//! Messages between the daemon and a VM's process of modules: one packet each, as JSON, some with
+//! descriptors.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,139 +17,141 @@ use crate::folder::written::Written;
 use crate::limits::SYNC_CHARGE_BYTES;
 use crate::{ModuleStats, ModulesError};
 
-/// Longest message: settings of 16 modules.
+/// Limit of the length of a message: settings of 16 modules.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
-/// Modules whose counters are in one message: with histograms that have a value in each bucket they take
-/// 8 KiB each.
+/// Modules whose counters are in one message: with histograms that have a value in each bucket they
+/// take 8 KiB each.
 pub(crate) const STATS_OF_MESSAGE: usize = 4;
 
-/// Most descriptors of a message: code and folder of 16 modules, and a region for rings.
+/// Limit of the descriptors of a message: code and folder of 16 modules, and a region for rings.
 const MAX_FDS: usize = 33;
 
-/// How a module is to be run.
+/// Setup of a module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleSetup {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// SHA-256 of its WebAssembly, in hexadecimal digits.
     pub hash: String,
-    /// CPU time of a call.
+    /// Limit of the CPU time of a call.
     pub deadline_ms: u32,
     /// Share of a core that its thread may take, in percent.
     pub cpu_percent: u32,
-    /// Most memory.
+    /// Limit of its memory.
     pub memory_bytes: u64,
-    /// Most bytes of files.
+    /// Limit of the bytes of its files.
     pub disk_bytes: u64,
 }
 
-/// A region for rings.
+/// Setup of a region for rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingSetup {
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// How long modules look at rings before they sleep.
+    /// Time for which modules look at rings before they sleep.
     pub spin_us: u32,
 }
 
-/// Daemon to process.
+/// Message of the daemon to a process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ToProcess {
-    /// First. With the descriptors of each module's code and folder, in turn, and of the region for rings.
+    /// Sets the process up, first of all. With the descriptors of each module's code and folder, in
+    /// turn, and of the region for rings.
     Setup {
-        /// Whose process it is.
+        /// Name of the VM.
         vm: String,
-        /// What it runs.
+        /// Modules.
         modules: Vec<ModuleSetup>,
-        /// None: there is no region.
+        /// Region for rings, if there is one.
         ring: Option<RingSetup>,
-        /// The guest's requests come by rings alone.
+        /// Whether the guest's requests come by rings alone.
         needs_ring: bool,
     },
-    /// A connection, with its descriptor.
+    /// Connection, with its descriptor.
     Connection {
-        /// Of the guest; else of a program of the host.
+        /// Whether it is the guest's; else it is one of a program of the host.
         of_guest: bool,
     },
-    /// The guest has gone, or begun anew: all that was its is over, and nothing of it lingers.
+    /// Tells that the guest has gone, or begun anew: its clients go, and do not linger.
     GuestGone,
     /// Asks for [`FromProcess::Stats`].
     Stats,
-    /// A step of a copy of a module's files, answered by [`FromProcess::Copied`] between two calls.
+    /// Asks for a step of a copy of a module's files, answered by [`FromProcess::Copied`] between
+    /// two calls.
     Copy {
-        /// Whose files.
+        /// Name of the module.
         module: String,
-        /// Which answer is meant.
+        /// Number of the step, for its answer.
         turn: u64,
-        /// What is to be done.
+        /// Step.
         step: CopyStep,
     },
-    /// Finish, and end.
+    /// Tells the process to finish, and to end.
     End,
 }
 
-/// A step of a copy of a module's files.
+/// Step of a copy of a module's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CopyStep {
-    /// From now on what is written is logged.
+    /// Begin to log what is written.
     Begin,
-    /// What was written since the last step.
+    /// Tell what was written since the last step.
     Look,
-    /// The same, and nothing more is written until [`CopyStep::End`], or for too long.
+    /// Tell the same, and write nothing until [`CopyStep::End`], or for too long.
     Hold,
-    /// It is over. An error: the files were not held still up to now.
+    /// End the copy. An error: the files were not held still up to now.
     End,
 }
 
-/// Process to daemon.
+/// Message of a process to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FromProcess {
-    /// It has loaded the code, and waits for the folders.
+    /// The process has loaded the code, and waits for the folders.
     Loaded,
-    /// It is confined, and takes connections.
+    /// The process is confined, and takes connections.
     Ready,
-    /// How the first start of a module went.
+    /// Result of the first start of a module.
     Started {
-        /// Which.
+        /// Name of the module.
         module: String,
-        /// Why it failed; none: it did not.
+        /// Reason of a failure; none: it started.
         failed: Option<String>,
     },
-    /// It cannot: why. It ends.
+    /// The process cannot run, for this reason, and ends.
     Failed(String),
-    /// Of some modules: all that a message has room for, in any case ([`STATS_OF_MESSAGE`]).
+    /// Counters of modules: as many as a message has room for ([`STATS_OF_MESSAGE`]).
     Stats {
-        /// Theirs.
+        /// Counters.
         stats: Vec<ModuleStats>,
-        /// The others were told before.
+        /// Whether it is the last message of the answer.
         last: bool,
     },
-    /// What a module did with its files since it said so last.
+    /// Use of the disk by a module since its last report.
     Used(DiskUse),
-    /// What was written, as the step of this turn asked for.
+    /// Answer to a step of a copy.
     Copied {
-        /// Which.
+        /// Number of the step.
         turn: u64,
-        /// An error: why it cannot be copied.
+        /// Parts that were written; an error: why the files cannot be copied.
         written: Result<Written, String>,
     },
 }
 
-/// What the disk had to do for a VM's modules.
+/// Use of the disk by a VM's modules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskUse {
     /// Bytes read and written, and [`SYNC_CHARGE_BYTES`] for each sync.
     pub bytes: u64,
-    /// Syncs: what is written in front of one is one request for the disk.
+    /// Number of syncs: what is written before one is one request for the disk.
     pub requests: u32,
 }
 
 impl DiskUse {
-    /// What was done between two moments.
+    /// Use between two moments.
     pub(crate) fn between(before: Counts, now: Counts) -> Self {
         let bytes = |c: Counts| c.written_bytes.saturating_add(c.read_bytes);
         let syncs = now.syncs.saturating_sub(before.syncs);

@@ -1,31 +1,34 @@
 //! Copies of a module's files: taken while it serves, checked, and put in place.
 //!
 //! # Theory of operation
-//! *What a copy is.* All files of one module of one VM, as they are between two calls of it. All that was
-//! answered is in its files then (what promises to be durable was synced before that), so the copy is what a
-//! kill of the process at that moment would have left: a module that survives that survives a restore.
+//! *What a copy is.* All files of one module of one VM, as they are between two calls of it. All
+//! that was answered is in its files then (what promises to be durable was synced before that), so
+//! the copy is what a kill of the process at that moment would have left: a module that survives
+//! that survives a restore.
 //!
-//! *Taking one* ([`take`]) is like moving a VM's memory. The process logs which parts of which files are written
-//! from now on; all files are copied; then what was written meanwhile is copied, again and again, until that
-//! is little. Then the module is held still between two calls, the rest is read into memory, and it goes on.
-//! That takes milliseconds; it goes on by itself after [`HOLD_LEASE`], and the copy fails then. The daemon reads
-//! the files, through the kernel's page cache as the module wrote them; no byte passes the process.
-//! Files are known by inode, so one that is renamed meanwhile is not copied again, and one that could not be
-//! opened by its name, being renamed, stays owed until the next round. A file that gets the inode of one that was
+//! *Taking one* ([`take`]) is like moving a VM's memory. The process logs which parts of which
+//! files are written from now on; all files are copied; then what was written meanwhile is copied,
+//! again and again, until that is little. Then the module is held still between two calls, the rest
+//! is read into memory, and it goes on. That takes milliseconds; it goes on by itself after
+//! [`HOLD_LEASE`], and the copy fails then. The daemon reads the files, through the kernel's page
+//! cache as the module wrote them; no byte passes the process. Files are known by inode, so one
+//! that is renamed meanwhile is not copied again, and one that could not be opened by its name,
+//! being renamed, stays owed until the next round. A file that gets the inode of one that was
 //! removed begins with no bytes, and each that it has was logged.
 //!
-//! *The stream* ([`format`]) has parts of files, later ones above earlier ones, then the names and lengths, then a
-//! SHA-256 of all that. So it needs no room beside where it goes to, can be piped anywhere, and one that
-//! is cut short is never taken for a whole one. One that fails says why, in its last record.
+//! *The stream* ([`format`]) has parts of files, later ones above earlier ones, then the names and
+//! lengths, then a SHA-256 of all that. So it needs no room beside where it goes to, can be piped
+//! anywhere, and one that is cut short is never taken for a whole one. One that fails says why, in
+//! its last record.
 //!
-//! *Putting one in place* ([`put`]) writes a folder beside the module's, checks it all, makes it durable, and
-//! only then has the two folders change places, at once.
+//! *Putting one in place* ([`put`]) writes a folder beside the module's, checks it all, makes it
+//! durable, and only then has the two folders change places, at once.
 //!
 //! # Limits
-//! - A module that writes faster than its copy is taken is not held for longer: beyond [`HELD_BYTES`] the copy
-//!   fails. Take it to a file on this host then, and send that.
-//! - Each module's copy is of a moment of its own: two modules of a VM that know of each other may differ by
-//!   what happened between.
+//! - A module that writes faster than its copy is taken is not held for longer: beyond
+//!   [`HELD_BYTES`] the copy fails. Take it to a file on this host then, and send that.
+//! - Each module's copy is of a moment of its own: two modules of a VM that know of each other may
+//!   differ by what happened between.
 //! - Holes of files are kept where nothing was written since the copy began.
 
 mod format;
@@ -43,15 +46,15 @@ use std::io;
 #[cfg(doc)]
 use crate::limits::{HELD_BYTES, HOLD_LEASE};
 
-/// Why there is no copy, or it is not put in place.
+/// Failure to take a copy, or to put it in place.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The files cannot be read or written.
     #[error("{what}: {source}")]
     Files {
-        /// What was tried.
+        /// Action that failed.
         what: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
     /// The stream cannot be read.
@@ -63,29 +66,29 @@ pub enum CopyError {
     /// The stream is not a copy, or not a whole one.
     #[error("this is no whole copy of a module: at byte {at}: {what}")]
     Damaged {
-        /// Where.
+        /// Byte of the stream.
         at: u64,
-        /// What is wrong.
+        /// Fault.
         what: String,
     },
-    /// It says itself that it is not whole.
+    /// The stream says itself that the copy failed.
     #[error("the copy failed when it was taken: {0}")]
     Failed(String),
     /// The module's process does not let itself be copied.
     #[error("{0}")]
     Module(String),
-    /// It is written faster than it is copied.
+    /// The files are written faster than they are copied.
     #[error(
         "{left_bytes} bytes were written while the last ones were copied, and files are held still for {limit_bytes} \
          at most: copy to a faster place"
     )]
     TooFast {
-        /// What is left.
+        /// Bytes that are left.
         left_bytes: u64,
         /// The limit.
         limit_bytes: u64,
     },
-    /// It is another module's, or does not fit.
+    /// The copy is another module's, or does not fit.
     #[error("{0}")]
     Unfit(String),
 }

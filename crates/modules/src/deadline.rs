@@ -1,8 +1,9 @@
 //! The deadline of a call, in CPU time of the thread that makes it.
 //!
-//! The kernel's timer of a thread's CPU time ticks only while the thread computes: a module that waits for a
-//! disk is not late, a machine with much else to do does not make it late, and a thread without work costs
-//! nothing. Each tick counts the engine's epoch up; a call ends when its own number of ticks is over.
+//! The kernel's timer of a thread's CPU time ticks only while the thread computes: a module that
+//! waits for a disk is not late, a machine with much else to do does not make it late, and a thread
+//! without work costs nothing. Each tick counts the engine's epoch up; a call ends when its own
+//! number of ticks is over.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -21,8 +22,8 @@ fn signal() -> c_int {
 }
 
 extern "C" fn tick(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-    // SAFETY: the kernel hands over the value of the timer, which is an engine that is never freed. Counting
-    // up is an atomic addition, allowed in a handler.
+    // SAFETY: the kernel hands over the value of the timer, which is an engine that is never freed.
+    // Counting up is an atomic addition, allowed in a handler.
     unsafe {
         let engine = (*info).si_value().sival_ptr.cast::<Engine>();
         if let Some(engine) = engine.as_ref() {
@@ -36,8 +37,8 @@ extern "C" fn tick(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
 /// # Errors
 /// The signal cannot be had.
 pub fn init() -> Result<(), ModulesError> {
-    // SAFETY: all zeroes is a valid `sigaction`; the handler is a function for the life of the process, and
-    // does nothing that is not allowed in one.
+    // SAFETY: all zeroes is a valid `sigaction`; the handler is a function for the life of the
+    // process, and does nothing that is not allowed in one.
     let done = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = tick as *const () as libc::sighandler_t;
@@ -57,7 +58,8 @@ fn check(done: c_int, what: &str) -> Result<(), ModulesError> {
 pub struct Ticker(libc::timer_t);
 
 impl Ticker {
-    /// For the calling thread and the engine that it runs, both for the life of the process. After [`init`].
+    /// Makes a ticker for the calling thread and the engine that it runs, both for the life of the
+    /// process, after [`init`].
     ///
     /// # Errors
     /// There are no more timers.
@@ -65,8 +67,8 @@ impl Ticker {
         // A tick may be under way when the ticker goes: the engine stays.
         let engine: &'static Engine = Box::leak(Box::new(engine.clone()));
         let mut timer = MaybeUninit::uninit();
-        // SAFETY: all zeroes is a valid `sigevent`; the thread named is this one, and the id is read only if
-        // the call filled it in.
+        // SAFETY: all zeroes is a valid `sigevent`; the thread named is this one, and the id is
+        // read only if the call filled it in.
         let timer = unsafe {
             let mut event: libc::sigevent = std::mem::zeroed();
             event.sigev_notify = libc::SIGEV_THREAD_ID;

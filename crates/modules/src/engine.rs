@@ -14,13 +14,13 @@ use crate::limits::{MAX_WASM_BYTES, STACK_BYTES};
 /// A SHA-256.
 pub type Hash = [u8; 32];
 
-/// In lower case hexadecimal digits.
+/// Encodes a hash in lower case hexadecimal digits.
 #[must_use]
 pub fn hex(hash: &Hash) -> String {
     hash.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// From [`hex`].
+/// Decodes a hash from [`hex`].
 #[must_use]
 pub fn from_hex(text: &str) -> Option<Hash> {
     if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -33,8 +33,8 @@ pub fn from_hex(text: &str) -> Option<Hash> {
     Some(hash)
 }
 
-/// An engine. Calls are interrupted by its epoch, which a timer of the calling thread's CPU time counts
-/// up ([`crate::deadline`]).
+/// An engine. Calls are interrupted by its epoch, which a timer of the calling thread's CPU time
+/// counts up ([`crate::deadline`]).
 ///
 /// # Errors
 /// This machine cannot run it.
@@ -64,7 +64,7 @@ pub fn read_wasm(name: &str, path: &Path) -> Result<(Vec<u8>, Hash), ModulesErro
     Ok((bytes, hash))
 }
 
-/// Where native code of a module is kept.
+/// Path of a module's native code.
 #[must_use]
 pub fn compiled_path(folder: &Path, hash: &Hash) -> PathBuf {
     folder.join(format!("{}.cwasm", hex(hash)))
@@ -72,8 +72,8 @@ pub fn compiled_path(folder: &Path, hash: &Hash) -> PathBuf {
 
 /// Compiles a module's bytes into `folder`, unless that was done before, by this version; the path.
 ///
-/// The result is native code and runs with the rights of whoever loads it: the folder belongs to the
-/// daemon alone.
+/// The result is native code and runs with the rights of whoever loads it: the folder belongs to
+/// the daemon alone.
 ///
 /// # Errors
 /// It is no WebAssembly, or the folder cannot be written.
@@ -125,10 +125,10 @@ pub fn load(engine: &Engine, name: &str, path: &Path) -> Result<Module, ModulesE
     load_open(engine, name, file)
 }
 
-/// The same of an open file.
+/// Loads native code from an open file.
 ///
 /// # Errors
-/// As [`load`].
+/// See [`load`].
 pub fn load_open(engine: &Engine, name: &str, file: File) -> Result<Module, ModulesError> {
     // SAFETY: the file is one that `compile` made, in a folder where only the daemon's user writes.
     unsafe { Module::deserialize_open_file(engine, file) }.map_err(ModulesError::module(name))

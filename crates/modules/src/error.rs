@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,9 +9,9 @@ pub enum ModulesError {
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// Action that failed.
         what: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
     /// A module's file is not the one that the config names.
@@ -19,7 +19,7 @@ pub enum ModulesError {
     Hash {
         /// The module's name.
         name: String,
-        /// Its file.
+        /// Path of its file.
         path: PathBuf,
         /// The file's hash.
         found: String,
@@ -31,19 +31,19 @@ pub enum ModulesError {
     TooLong {
         /// The module's name.
         name: String,
-        /// Its file.
+        /// Path of its file.
         path: PathBuf,
-        /// Its length.
+        /// Length of the file in bytes.
         len_bytes: u64,
         /// The limit.
         limit_bytes: u64,
     },
-    /// It cannot be compiled or loaded.
+    /// A module cannot be compiled or loaded.
     #[error("module {name}: {why}")]
     Module {
         /// The module's name.
         name: String,
-        /// What the compiler, or the loader, says.
+        /// Text of the compiler, or of the loader.
         why: String,
     },
     /// The process cannot be confined.
@@ -55,13 +55,13 @@ pub enum ModulesError {
 }
 
 impl ModulesError {
-    /// For `map_err`.
+    /// Makes an error of an action, for `map_err`.
     pub(crate) fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
         |source| Self::Io { what, source: source.into() }
     }
 
-    /// For `map_err` on what the WebAssembly runtime says.
+    /// Makes an error of the WebAssembly runtime's, for `map_err`.
     pub(crate) fn module(name: &str) -> impl FnOnce(wasmtime::Error) -> Self + use<> {
         let name = name.to_owned();
         move |why| Self::Module { name, why: format!("{why:#}") }

@@ -1,12 +1,12 @@
 //! The files of one module of one VM.
 //!
-//! All are in one folder, opened before the process confines itself, and named by plain names: no slash, no
-//! dot in front, so no name leads out of it. They are opened without following links all the same. What is
-//! in the folder is bounded: writes beyond end with `ENOSPC`, as on a full disk.
+//! All are in one folder, opened before the process confines itself, and named by plain names: no
+//! slash, no dot in front, so no name leads out of it. They are opened without following links all
+//! the same. What is in the folder is bounded: writes beyond end with `ENOSPC`, as on a full disk.
 //!
-//! *Bytes are counted by inode*: a file that is open twice is one file, and one that was removed while it was
-//! open counts until its last handle is closed. What is durable, and what happens when a disk fails, is
-//! in [`durable`].
+//! *Bytes are counted by inode*: a file that is open twice is one file, and one that was removed
+//! while it was open counts until its last handle is closed. What is durable, and what happens when
+//! a disk fails, is in [`durable`].
 //!
 //! *What is written is logged* while somebody copies the files ([`written`]).
 
@@ -33,7 +33,7 @@ struct Node {
     file: File,
     len_bytes: u64,
     handles: usize,
-    /// It still has a name.
+    /// Whether it still has a name.
     linked: bool,
     /// Something was written that is not durable.
     dirty: bool,
@@ -43,7 +43,7 @@ struct Node {
 #[derive(Debug)]
 pub struct Folder {
     folder: OwnedFd,
-    /// Which inode a handle is.
+    /// Inode of each handle.
     handles: BTreeMap<i32, u64>,
     nodes: BTreeMap<u64, Node>,
     /// Inodes that may hold what is not durable: whoever wrote it has ended before that.
@@ -57,12 +57,12 @@ pub struct Folder {
     names_dirty: bool,
     /// A sync failed: what is on the disk is not known, until [`Folder::mend`] has written it anew.
     failed: bool,
-    /// What is written, while somebody wants to know.
+    /// Log of what is written, during a copy.
     written: Option<WrittenLog>,
     counts: Counts,
 }
 
-/// What was done, since the process began.
+/// Counters since the process began.
 #[derive(Debug, Clone, Copy, Default, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     /// Bytes written.
@@ -94,7 +94,7 @@ fn len_of(stat: &Stat) -> u64 {
 }
 
 impl Folder {
-    /// Of an open folder, in which nobody else writes.
+    /// Begins with an open folder, in which nobody else writes.
     ///
     /// # Errors
     /// It cannot be read.
@@ -124,7 +124,7 @@ impl Folder {
         Ok(this)
     }
 
-    /// What was done.
+    /// Counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -141,7 +141,7 @@ impl Folder {
         self.written = on.then(WrittenLog::new);
     }
 
-    /// What was written since the log was begun or taken; none: there is no log.
+    /// Takes the log of what was written since it was begun or taken; none: there is no log.
     pub fn take_written(&mut self) -> Option<Written> {
         self.written.as_mut().map(WrittenLog::take)
     }
@@ -153,8 +153,8 @@ impl Folder {
         }
     }
 
-    /// An instance has gone: its handles are closed. What it wrote is read by the next one, which opens the
-    /// files and finds them not durable yet.
+    /// An instance has gone: its handles are closed. What it wrote is read by the next one, which
+    /// opens the files and finds them not durable yet.
     pub fn close_all(&mut self) {
         self.handles.clear();
         for (inode, node) in std::mem::take(&mut self.nodes) {
@@ -226,8 +226,8 @@ impl Folder {
         Ok(handle)
     }
 
-    /// Closes it. What was written, in this life or an earlier one, is made durable first: nobody looks after
-    /// it later.
+    /// Closes it. What was written, in this life or an earlier one, is made durable first: nobody
+    /// looks after it later.
     pub fn close(&mut self, handle: i32) -> Result<(), Errno> {
         let node = self.get(handle)?;
         // Nobody will ever read what has no name.
@@ -250,7 +250,7 @@ impl Folder {
         }
     }
 
-    /// Its length.
+    /// Length of a file in bytes.
     pub fn len(&mut self, handle: i32) -> Result<u64, Errno> {
         Ok(self.get(handle)?.len_bytes)
     }
@@ -306,7 +306,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Asks how long a file is, after something failed half way.
+    /// Reads the length of a file anew, after something failed half way.
     fn measure(&mut self, handle: i32) -> Result<(), Errno> {
         let stat = rustix::fs::fstat(&self.get(handle)?.file)?;
         self.has_len(handle, len_of(&stat))

@@ -1,4 +1,4 @@
-//! What a guest's bytes go through, for the fuzzer: frames, what a client may do, and memory that it shares.
+//! Entry points for the fuzzer: frames, requests of a client, and memory that it shares.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +12,8 @@ use crate::clients::{Clients, Verdict};
 use crate::conn::{frame, is_clients, parse};
 use crate::ring::{Damaged, Region, Ring, Slots};
 
-/// Takes bytes as those of one connection after its hello, as far as they are frames; each request is answered
-/// at once if the first byte of its body is odd. Returns how many were executed.
+/// Takes bytes as those of one connection after its hello, as far as they are frames; each request
+/// is answered at once if the first byte of its body is odd. Returns how many were executed.
 ///
 /// # Panics
 /// Something is kept beyond the limits, or executed twice.
@@ -61,7 +61,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// One of three slots.
+    /// Makes memory with three slots, of which one is used.
     ///
     /// # Errors
     /// There is no memory.
@@ -72,8 +72,8 @@ impl Shared {
         Ok(Self { slots: Slots::begin(Region::map(file, MIN_REGION_BYTES)?), guests })
     }
 
-    /// What a guest does, and in between the host, with one slot: nine bytes say one thing. Returns how many bytes
-    /// the host read.
+    /// Does what the bytes say: things that a guest does with one slot, and the host in between,
+    /// nine bytes each. Returns the number of bytes that the host read.
     ///
     /// # Panics
     /// The host read or wrote more than there can be.

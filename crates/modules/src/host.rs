@@ -1,11 +1,11 @@
 //! Host's side of modules: a VM's process, started, watched, replaced.
 //!
-//! One thread per VM does it all ([`supervisor`]). It starts the process, hands it the guest's connections, and
-//! starts another one when it ends. Connections that come while there is none wait, a bounded number of them.
-//! What the process logs comes by a pipe ([`log`]).
+//! One thread per VM does it all ([`supervisor`]). It starts the process, hands it the guest's
+//! connections, and starts another one when it ends. Connections that come while there is none
+//! wait, a bounded number of them. What the process logs comes by a pipe ([`log`]).
 //!
-//! A process that is to end and does not is killed, and never waited for: the folders are locked until the
-//! kernel has done away with it, so that the next one cannot serve them too early.
+//! A process that is to end and does not is killed, and never waited for: the folders are locked
+//! until the kernel has done away with it, so that the next one cannot serve them too early.
 
 mod child;
 mod drain;
@@ -97,8 +97,8 @@ pub struct VmModulesConfig {
     pub charge: Charge,
     /// Memory for rings, if clients may use them.
     pub ring: Option<RingConfig>,
-    /// Whether clients of the guest must use rings: requests by their sockets are not taken, also if there
-    /// are no rings.
+    /// Whether clients of the guest must use rings: requests by their sockets are not taken, also
+    /// if there are no rings.
     pub needs_ring: bool,
     /// Whether no process is started before [`VmModules::resume`].
     pub drained: bool,
@@ -146,7 +146,8 @@ impl Inbox {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
-    /// Waits for room, however many connections come: the thread takes all that there is with each turn.
+    /// Waits for room, however many connections come: the thread takes all that there is with each
+    /// turn.
     fn ask_surely(&self, request: Request) -> Result<(), ModulesError> {
         self.ring();
         self.requests.send(request).map_err(|_| ModulesError::Control("it has ended".into()))?;
@@ -200,8 +201,8 @@ impl VmModules {
         self.inbox.ask(Request::Connection(fd, of_guest));
     }
 
-    /// The guest has gone, or begun anew: its clients do not linger. Never blocks; where there is no room to
-    /// be told so, they linger after all.
+    /// The guest has gone, or begun anew: its clients do not linger. Never blocks; where there is
+    /// no room to be told so, they linger after all.
     pub fn guest_gone(&self) {
         self.inbox.ask(Request::GuestGone);
     }
@@ -212,8 +213,8 @@ impl VmModules {
         self.ask_stats().recv_timeout(STATS_TIMEOUT).unwrap_or_default()
     }
 
-    /// Asks for [`VmModules::stats`] without waiting, to ask several at a time. The receiver ends at once while
-    /// there is no process that is ready.
+    /// Asks for [`VmModules::stats`] without waiting, to ask several at a time. The receiver ends
+    /// at once while there is no process that is ready.
     #[must_use]
     pub fn ask_stats(&self) -> Receiver<Vec<ModuleStats>> {
         let (sender, receiver) = sync_channel(1);
@@ -234,8 +235,9 @@ impl VmModules {
         self.inbox.dropped.load(Ordering::Relaxed)
     }
 
-    /// Replaces all modules by these, and returns once all have started: a new process takes the place of
-    /// the old one. On error the old modules go on; they begin again if they had ended for the new ones.
+    /// Replaces all modules by these, and returns once all have started: a new process takes the
+    /// place of the old one. On error the old modules go on; they begin again if they had ended for
+    /// the new ones.
     ///
     /// # Errors
     /// See [`VmModules::start`]; the new process ended, or a module did not start, or not in time.
@@ -260,7 +262,8 @@ impl VmModules {
         self.ask_and_wait(Request::Resume)
     }
 
-    /// Begins [`VmModules::resume`], and does not wait: a folder that another process has may take long.
+    /// Begins [`VmModules::resume`], and does not wait: a folder that another process has may take
+    /// long.
     pub fn begin_resume(&self) {
         // Who has ended does not go on.
         let _ = self.inbox.ask_surely(Request::Resume(sync_channel(1).0));
@@ -300,8 +303,8 @@ impl VmModules {
         self.inbox.ring();
     }
 
-    /// Ends the process, once it has finished what it does; one that does not end is killed, and left if
-    /// even that does not end it.
+    /// Ends the process, once it has finished what it does; one that does not end is killed, and
+    /// left if even that does not end it.
     pub fn stop(&self) {
         self.begin_stop();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,5 +1,5 @@
-//! Imports: the functions that a module may call. Each checks its arguments, which are a guest's word in
-//! the end.
+//! Imports: the functions that a module may call. Each checks its arguments, which are a guest's
+//! word in the end.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -22,8 +22,8 @@ const MAX_RANDOM_BYTES: usize = 4096;
 
 type At<'a, 'b> = &'a mut Caller<'b, State>;
 
-/// Range of a memory that a pointer and a length name. It bounds a call's work: what the host does for a
-/// module is not interrupted.
+/// Range of a memory that a pointer and a length name. It bounds a call's work: what the host does
+/// for a module is not interrupted.
 fn range(memory: &[u8], ptr: i32, len: i32) -> Result<Range<usize>, Errno> {
     // Both are unsigned, as far as the module is concerned.
     let (ptr, len) = (ptr as u32 as usize, len as u32 as usize);

@@ -2,23 +2,24 @@
 
 use std::time::Duration;
 
-/// How long a client's state outlives its connection: a guest's program that lost it connects again at
-/// once; transactions with locks should not wait much longer.
+/// Time for which a client's state outlives its connection: a guest's program that lost it connects
+/// again at once; transactions with locks should not wait much longer.
 pub const LINGER: Duration = Duration::from_secs(10);
 
-/// Clients of a module: a database has one for each of its sessions.
+/// Limit of clients of a module: a database has one for each of its sessions.
 pub const MAX_CLIENTS: usize = 4096;
 
-/// Connections of a VM that have not said hello.
+/// Limit of connections of a VM that have not said hello.
 pub const MAX_GREETING: usize = 64;
 
-/// How long a hello may take.
+/// Time that a hello may take.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes of replies that are kept for a client. Commits answer with a few dozen bytes.
 pub use guest_abi::module::KEPT_BYTES;
 
-/// Bytes of replies that wait for a client that does not read: then no request of it is read either.
+/// Bytes of replies that wait for a client that does not read: then no request of it is read
+/// either.
 pub const WAITING_BYTES: usize = 1 << 20;
 
 /// Bytes of events of one call of a module: 64 rows of 64 KiB. One request fits in any case.
@@ -30,21 +31,22 @@ pub const GIVEN_REPLIES: usize = MAX_CLIENTS * guest_abi::module::MAX_IN_FLIGHT 
 /// Bytes that are read of a connection at a time.
 pub const READ_BYTES: usize = 256 << 10;
 
-/// Bytes of a process that hold what came of clients, what waits for them and what is kept for them, beyond
-/// each module's [`SHARE_BYTES`]: 16 of the longest requests.
+/// Bytes of a process that hold what came of clients, what waits for them and what is kept for
+/// them, beyond each module's [`SHARE_BYTES`]: 16 of the longest requests.
 pub const POT_BYTES: usize = 256 << 20;
 
-/// Such bytes that each module has in any case, so that clients of one cannot starve another: a longest
-/// request, with room for its buffer to grow.
+/// Bytes of that kind that each module has in any case, so that clients of one cannot starve
+/// another: a longest request, with room for its buffer to grow.
 pub const SHARE_BYTES: usize = 32 << 20;
 
-/// Room that is made in front of a call, at the cost of the client that holds most: a longest reply.
+/// Room that is made in front of a call, at the cost of the client that holds most: a longest
+/// reply.
 pub const ROOM_BYTES: usize = 17 << 20;
 
 /// A buffer of a connection that is empty keeps no more: thousands of them may be idle.
 pub const IDLE_BYTES: usize = 4 << 10;
 
-/// What a frame takes beside its bytes: its place in lists, and the allocator's own.
+/// Memory that a frame takes beside its bytes: its place in lists, and the allocator's own.
 pub const FRAME_OVERHEAD_BYTES: usize = 96;
 
 /// Replies up to here are taken when there is no room, too: they say what became of a transaction.
@@ -56,17 +58,18 @@ pub const KEPT_ANYWAY_BYTES: usize = 16 << 10;
 /// Memory of a process beside all this and its modules' own: code, stacks, the allocator's slack.
 pub const OWN_MEMORY_BYTES: u64 = 512 << 20;
 
-/// The same for each module: the batch of a call while its buffer grows, and small replies of all clients.
+/// Memory of a process for each module: the batch of a call while its buffer grows, and small
+/// replies of all clients.
 pub const MODULE_MEMORY_BYTES: u64 = 192 << 20;
 
-/// Most pieces of one `writev`.
+/// Limit of pieces of one `writev`.
 pub const WRITE_PIECES: usize = 64;
 
 /// CPU time between two looks at a call: a timer of the kernel, as fine as its tick of 4 ms allows.
 pub const TICK: Duration = Duration::from_millis(10);
 
-/// CPU time that a module may take for its start, when it reads its files: 1 GiB of log at 100 MB/s, six
-/// times over.
+/// CPU time that a module may take for its start, when it reads its files: 1 GiB of log at 100
+/// MB/s, six times over.
 pub const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Instances that may fail one after the other while they start, before requests are told so.
@@ -78,17 +81,17 @@ pub const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The longest such pause: whatever was mended is noticed soon.
 pub const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
-/// What a sync is charged at least: as a disk's smallest request.
+/// Least charge for a sync: as a disk's smallest request.
 pub const SYNC_CHARGE_BYTES: u64 = 4096;
 
-/// What a module did with its files is told to the daemon, which charges it, in pieces of about so much:
+/// Use of the disk, about, after which it is reported to the daemon, which charges it:
 /// ledgers forget larger ones in part.
 pub const USED_BYTES: u64 = 1 << 20;
 
-/// After so long less is told, too, if anything is done at all then.
+/// Time after which less is reported, too.
 pub const USED_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Lines a module may log per second; more are counted.
+/// Lines that a module may log per second; more are counted.
 pub const LOG_LINES_PER_S: u32 = 20;
 
 /// Longest file of WebAssembly. Compiling takes about a second per MiB.
@@ -103,39 +106,42 @@ pub const STACK_BYTES: usize = 1 << 20;
 /// Bytes that are copied at a time where files are written anew.
 pub const COPY_BYTES: usize = 1 << 20;
 
-/// How long a new process waits for a folder that another one has locked: longer than that one is given to
-/// end before it is killed.
+/// Time for which a new process waits for a folder that another one has locked: longer than that
+/// one is given to end before it is killed.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// After this it says whom it waits for.
+/// Time after which it logs whom it waits for.
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a process may take to end once it was told to; then it is killed.
+/// Time that a process may take to end once it was told to; then it is killed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a killed process is waited for when all is to end: one whose disk hangs does not end.
+/// Time for which a killed process is waited for when all is to end: one whose disk hangs does not
+/// end.
 pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long other modules may take to load their code, take over the folders and start, until it is given up
-/// and the old ones go on.
+/// Time that other modules may take to load their code, take over the folders and start; then they
+/// are given up, and the old ones go on.
 pub const LOAD_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// How long a copy may hold a module's files still: it reads [`HELD_BYTES`] in a tenth of that.
+/// Time for which a copy may hold a module's files still: it reads [`HELD_BYTES`] in a tenth of
+/// that.
 pub const HOLD_LEASE: Duration = Duration::from_secs(2);
 
-/// How long a module may take to come to the end of a call, when a copy waits for that.
+/// Time that a module may take to come to the end of a call, when a copy waits for that.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Most bytes that are copied while the files are held still. They wait in memory until they are written.
+/// Limit of bytes that are copied while the files are held still. They wait in memory until they
+/// are written.
 pub const HELD_BYTES: u64 = 64 << 20;
 
 /// The files are held once no more than this was written while what was written before was copied.
 pub const LITTLE_BYTES: u64 = 4 << 20;
 
-/// After so many times of copying what was written meanwhile the files are held anyway.
+/// Rounds of copying what was written meanwhile after which the files are held anyway.
 pub const COPY_ROUNDS: u32 = 30;
 
-/// Longest line of a process's log; the rest of it is dropped.
+/// Limit of a line of a process's log; the rest of it is dropped.
 pub const LOG_LINE_BYTES: usize = 2048;
 
 /// Lines of a process that reach the daemon's log per second; more are counted.

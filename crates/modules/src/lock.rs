@@ -1,5 +1,5 @@
-//! A folder belongs to one process at a time: the kernel sees to it, and lets go of it when the process has
-//! ended, however it did.
+//! A folder belongs to one process at a time: the kernel sees to it, and lets go of it when the
+//! process has ended, however it did.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::ModulesError;
 use crate::limits::{LOCK_PATIENCE, LOCK_TIMEOUT};
 
-/// How often a folder is looked at that another process has.
+/// Time between two looks at a folder that another process has.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// Takes a folder for this process alone; false: another one has it.
@@ -23,7 +23,8 @@ pub(crate) fn lock(folder: &OwnedFd) -> Result<bool, ModulesError> {
     }
 }
 
-/// Waits until an earlier process has let go of something that modules have. False: the daemon has gone meanwhile.
+/// Waits until an earlier process has let go of something that modules have. False: the daemon has
+/// gone meanwhile.
 ///
 /// # Errors
 /// The other process does not let go: which one it is.
@@ -55,7 +56,7 @@ pub(crate) fn wait_for(
     Ok(true)
 }
 
-/// Who has the lock, as the kernel tells it.
+/// Holder of the lock, as the kernel tells it.
 pub(crate) fn holder(folder: &OwnedFd) -> String {
     let inode = rustix::fs::fstat(folder).map(|stat| stat.st_ino).unwrap_or_default();
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A VM's process of modules: a thread for each of them, and this one, which takes connections from the
-//! daemon and reads their hellos.
+//! A VM's process of modules: a thread for each of them, and this one, which takes connections from
+//! the daemon and reads their hellos.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -69,8 +69,8 @@ pub fn run(control: OwnedFd) -> Result<(), ModulesError> {
     Ok(())
 }
 
-/// Ends the process, should a module's thread end when it was not told to, by a panic for example: the daemon
-/// starts another process, and would else hand connections to nobody.
+/// Ends the process, should a module's thread end when it was not told to, by a panic for example:
+/// the daemon starts another process, and would else hand connections to nobody.
 struct Abort;
 
 impl Drop for Abort {
@@ -109,7 +109,8 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
         return Err(ModulesError::Control(format!("{} descriptors", fds.len())));
     }
     crate::deadline::init()?;
-    // The first look at a clock finds the kernel's page of them, by a call that is not allowed later.
+    // The first look at a clock finds the kernel's page of them, by a call that is not allowed
+    // later.
     let _ = base::cpu::thread_time();
     let (mut fds, mut parts) = (fds.into_iter(), Vec::new());
     for setup in &modules {
@@ -174,8 +175,8 @@ fn set_up(control: &Arc<OwnedFd>) -> Result<Option<Modules>, ModulesError> {
     Ok(Some(Modules { threads, list }))
 }
 
-/// Maps a region for rings: its slots, and how long to look at them. Without it clients have their sockets,
-/// at most.
+/// Maps a region for rings: its slots, and how long to look at them. Without it clients have their
+/// sockets, at most.
 fn begin_rings(setup: RingSetup, fd: &OwnedFd) -> Option<(Arc<Slots>, Duration)> {
     let region = fd.try_clone().and_then(|fd| Region::map(fd, setup.bytes));
     let region =

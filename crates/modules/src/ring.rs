@@ -1,12 +1,13 @@
-//! Rings of memory that clients and modules share (`guest_abi::module_ring`): the region, its slots, and what one
-//! side of a slot does.
+//! Rings of memory that clients and modules share (`guest_abi::module_ring`): the region, its
+//! slots, and what one side of a slot does.
 //!
 //! # Theory of operation
-//! A ring is a stream of bytes in memory, with one writer and one reader. Each side keeps the word that it alone
-//! writes, reads the other's once, checks it, and copies bytes before anybody looks at them, so a guest that
-//! writes anything at any time changes no more than its own stream. Whoever finds nothing to do sets a flag,
-//! looks again, and may sleep; the other side sees the flag after what it did. Both have a full barrier between
-//! storing and looking, so that at least one of them sees the other.
+//! A ring is a stream of bytes in memory, with one writer and one reader. Each side keeps the word
+//! that it alone writes, reads the other's once, checks it, and copies bytes before anybody looks
+//! at them, so a guest that writes anything at any time changes no more than its own stream.
+//! Whoever finds nothing to do sets a flag, looks again, and may sleep; the other side sees the
+//! flag after what it did. Both have a full barrier between storing and looking, so that at least
+//! one of them sees the other.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -35,9 +36,9 @@ pub struct Damaged {
     pub bytes: u64,
 }
 
-/// Opens the file of a region, made with `bytes` if it is not there: QEMU, which has it before it as well, may
-/// have made it. A new one is of this mode. All of its memory is taken now, so that nobody finds later that there
-/// is none.
+/// Opens the file of a region, made with `bytes` if it is not there: QEMU, which has it before it
+/// as well, may have made it. A new one is of this mode. All of its memory is taken now, so that
+/// nobody finds later that there is none.
 ///
 /// # Errors
 /// It cannot be made, or is of another length: then somebody else has it.
@@ -107,13 +108,13 @@ impl Region {
         Ok(Self { memory: SharedMemory::of_file(fd, len)?, slots })
     }
 
-    /// What is at its beginning.
+    /// Head of the region.
     #[must_use]
     pub fn head(&self) -> RegionHead {
         let mut head = RegionHead::new_zeroed();
         let bytes = head.as_mut_bytes();
-        // SAFETY: the mapping is longer than a head, and lives as long as `self`; the copy is ours alone. Others may
-        // write the mapping meanwhile: any bytes will do.
+        // SAFETY: the mapping is longer than a head, and lives as long as `self`; the copy is ours
+        // alone. Others may write the mapping meanwhile: any bytes will do.
         unsafe {
             std::ptr::copy_nonoverlapping(self.memory.as_ptr(), bytes.as_mut_ptr(), bytes.len());
         }
@@ -125,8 +126,8 @@ impl Region {
         let magic = REGION_MAGIC.to_le_bytes();
         let head = head_of(self.slots, id, 0);
         let bytes = head.as_bytes();
-        // SAFETY: the mapping is longer than a head, and lives as long as `self`; the source is ours alone. The
-        // magic number is written when all else is there.
+        // SAFETY: the mapping is longer than a head, and lives as long as `self`; the source is
+        // ours alone. The magic number is written when all else is there.
         unsafe {
             let to = self.memory.as_ptr();
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -141,9 +142,9 @@ impl Region {
     }
 
     fn u64_at(&self, slot: u32, off: usize) -> &AtomicU64 {
-        // SAFETY: inside of the mapping, which `self` keeps, and aligned: mappings and slots begin at pages, and the
-        // offsets are multiples of 64. All processes of the host access it atomically; what the guest does there can
-        // only change its value.
+        // SAFETY: inside of the mapping, which `self` keeps, and aligned: mappings and slots begin
+        // at pages, and the offsets are multiples of 64. All processes of the host access it
+        // atomically; what the guest does there can only change its value.
         unsafe { AtomicU64::from_ptr(self.word(slot, off).cast()) }
     }
 
@@ -156,13 +157,13 @@ impl Region {
 
 /// One direction of a slot, as either side sees it.
 #[derive(Debug)]
-struct Way {
+struct HalfRing {
     region: Arc<Region>,
     slot: u32,
     at: Direction,
 }
 
-impl Way {
+impl HalfRing {
     fn u64_at(&self, off: usize) -> &AtomicU64 {
         self.region.u64_at(self.slot, off)
     }
@@ -173,13 +174,13 @@ impl Way {
         unsafe { AtomicU32::from_ptr(self.region.word(self.slot, off + 8).cast()) }
     }
 
-    /// Where this byte of the stream is, and how many follow it up to the ring's end.
+    /// Address of a byte of the stream, and the number of bytes from it up to the ring's end.
     fn data_at(&self, index: u64) -> (*mut u8, usize) {
         let at = (index % DATA_BYTES as u64) as usize;
         (self.region.word(self.slot, self.at.data_off + at), DATA_BYTES - at)
     }
 
-    /// What the other side asked for is taken away; true: it did ask.
+    /// Takes the other side's wish for a bell away. True: there was one.
     fn take_flag(&self, off: usize) -> bool {
         fence(Ordering::SeqCst);
         let flag = self.flag_at(off);
@@ -200,14 +201,14 @@ fn filled(tail: u64, head: u64) -> Result<usize, Damaged> {
 /// The end of a direction that writes.
 #[derive(Debug)]
 pub struct Writer {
-    way: Way,
+    half: HalfRing,
     tail: u64,
 }
 
 impl Writer {
     /// Bytes for which there is room.
     fn room(&self) -> Result<usize, Damaged> {
-        let head = self.way.u64_at(self.way.at.head_off).load(Ordering::Acquire);
+        let head = self.half.u64_at(self.half.at.head_off).load(Ordering::Acquire);
         Ok(DATA_BYTES - filled(self.tail, head)?)
     }
 
@@ -217,35 +218,35 @@ impl Writer {
     /// The reader says that it read what was never written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Damaged> {
         let len = self.room()?.min(bytes.len());
-        let (to, straight) = self.way.data_at(self.tail);
+        let (to, straight) = self.half.data_at(self.tail);
         let (first, second) = bytes[..len].split_at(len.min(straight));
-        let (begin, _) = self.way.data_at(0);
-        // SAFETY: `to` has room for `straight` bytes, and `begin` for all of the ring; `len` is no more than that.
-        // The source is not part of the mapping.
+        let (begin, _) = self.half.data_at(0);
+        // SAFETY: `to` has room for `straight` bytes, and `begin` for all of the ring; `len` is no
+        // more than that. The source is not part of the mapping.
         unsafe {
             std::ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
             std::ptr::copy_nonoverlapping(second.as_ptr(), begin, second.len());
         }
         self.tail = self.tail.wrapping_add(len as u64);
-        self.way.u64_at(self.way.at.tail_off).store(self.tail, Ordering::Release);
+        self.half.u64_at(self.half.at.tail_off).store(self.tail, Ordering::Release);
         Ok(len)
     }
 
     /// After writing: whether the reader is to be rung.
     #[must_use]
     pub fn must_ring(&self) -> bool {
-        self.way.take_flag(self.way.at.head_off)
+        self.half.take_flag(self.half.at.head_off)
     }
 
     /// Asks to be rung when there is room. False: there is some.
     ///
     /// # Errors
-    /// As of [`Writer::write`].
+    /// See [`Writer::write`].
     pub fn wait(&self) -> Result<bool, Damaged> {
-        self.way.set_flag(self.way.at.tail_off, true);
+        self.half.set_flag(self.half.at.tail_off, true);
         let is_full = self.room()? == 0;
         if !is_full {
-            self.way.set_flag(self.way.at.tail_off, false);
+            self.half.set_flag(self.half.at.tail_off, false);
         }
         Ok(is_full)
     }
@@ -254,13 +255,13 @@ impl Writer {
 /// The end of a direction that reads.
 #[derive(Debug)]
 pub struct Reader {
-    way: Way,
+    half: HalfRing,
     head: u64,
 }
 
 impl Reader {
     fn there(&self) -> Result<usize, Damaged> {
-        filled(self.way.u64_at(self.way.at.tail_off).load(Ordering::Acquire), self.head)
+        filled(self.half.u64_at(self.half.at.tail_off).load(Ordering::Acquire), self.head)
     }
 
     /// Whether there is something to read, or a writer that lies: reading tells.
@@ -275,12 +276,13 @@ impl Reader {
     /// The writer says that it wrote more than there is room for.
     pub fn read(&mut self, into: &mut Vec<u8>, most: usize) -> Result<usize, Damaged> {
         let len = self.there()?.min(most);
-        let (from, straight) = self.way.data_at(self.head);
-        let (begin, _) = self.way.data_at(0);
+        let (from, straight) = self.half.data_at(self.head);
+        let (begin, _) = self.half.data_at(0);
         into.reserve(len);
         let first = len.min(straight);
-        // SAFETY: `from` is followed by `straight` bytes of the ring, `begin` by all of it, and `into` has room for
-        // `len` more, which are all written before they count. Others may write the ring meanwhile: any bytes do.
+        // SAFETY: `from` is followed by `straight` bytes of the ring, `begin` by all of it, and
+        // `into` has room for `len` more, which are all written before they count. Others may write
+        // the ring meanwhile: any bytes do.
         unsafe {
             let to = into.as_mut_ptr().add(into.len());
             std::ptr::copy_nonoverlapping(from, to, first);
@@ -288,20 +290,20 @@ impl Reader {
             into.set_len(into.len() + len);
         }
         self.head = self.head.wrapping_add(len as u64);
-        self.way.u64_at(self.way.at.head_off).store(self.head, Ordering::Release);
+        self.half.u64_at(self.half.at.head_off).store(self.head, Ordering::Release);
         Ok(len)
     }
 
     /// After reading: whether the writer is to be rung.
     #[must_use]
     pub fn must_ring(&self) -> bool {
-        self.way.take_flag(self.way.at.tail_off)
+        self.half.take_flag(self.half.at.tail_off)
     }
 
     /// Asks to be rung when there is something. False: there is.
     #[must_use]
     pub fn sleep(&self) -> bool {
-        self.way.set_flag(self.way.at.head_off, true);
+        self.half.set_flag(self.half.at.head_off, true);
         let may = !self.has_some();
         if !may {
             self.wake();
@@ -311,18 +313,18 @@ impl Reader {
 
     /// Needs no bell any more.
     pub fn wake(&self) {
-        self.way.set_flag(self.way.at.head_off, false);
+        self.half.set_flag(self.half.at.head_off, false);
     }
 }
 
 /// Both directions of a slot, as one side sees it.
 #[derive(Debug)]
 pub struct Ring {
-    /// To the other side.
+    /// Writer to the other side.
     pub writer: Writer,
-    /// From it.
+    /// Reader from the other side.
     pub reader: Reader,
-    /// Whose the slot is.
+    /// Stamp of the connection that has the slot.
     pub stamp: u64,
     /// Given back with it.
     _place: Option<Place>,
@@ -335,16 +337,16 @@ impl Ring {
         (out, back): (Direction, Direction),
         stamp: u64,
     ) -> Self {
-        let way = |at| Way { region: Arc::clone(region), slot, at };
+        let half = |at| HalfRing { region: Arc::clone(region), slot, at };
         Self {
-            writer: Writer { way: way(out), tail: 0 },
-            reader: Reader { way: way(back), head: 0 },
+            writer: Writer { half: half(out), tail: 0 },
+            reader: Reader { half: half(back), head: 0 },
             stamp,
             _place: None,
         }
     }
 
-    /// What a client makes of a slot that it was just given; none: there is no such slot.
+    /// Attaches a client to a slot that it was just given; none: there is no such slot.
     #[must_use]
     pub fn of_client(region: &Arc<Region>, slot: u32, stamp: u64) -> Option<Self> {
         (slot < region.slots).then(|| Self::new(region, slot, (TO_HOST, TO_CLIENT), stamp))
@@ -353,7 +355,7 @@ impl Ring {
     /// Whether the slot is still this connection's, as a client sees it.
     #[must_use]
     pub fn is_mine(&self) -> bool {
-        self.reader.way.u64_at(STAMP_OFF).load(Ordering::Acquire) == self.stamp
+        self.reader.half.u64_at(STAMP_OFF).load(Ordering::Acquire) == self.stamp
     }
 }
 
@@ -375,8 +377,8 @@ impl Drop for Place {
 pub struct Slots {
     region: Arc<Region>,
     id: [u8; 16],
-    /// The one that is free for the longest time is the next: a client that does not know yet that its connection
-    /// has ended may still write into its slot.
+    /// The one that is free for the longest time is the next: a client that does not know yet that
+    /// its connection has ended may still write into its slot.
     free: Mutex<VecDeque<u32>>,
 }
 
@@ -413,10 +415,10 @@ impl Slots {
         self.region.write_word(slot, STAMP_OFF, 0);
         fence(Ordering::SeqCst);
         let mut ring = Ring::new(&self.region, slot, (TO_CLIENT, TO_HOST), stamp);
-        for way in [&ring.writer.way, &ring.reader.way] {
-            for off in [way.at.tail_off, way.at.head_off] {
-                way.u64_at(off).store(0, Ordering::Relaxed);
-                way.set_flag(off, false);
+        for half in [&ring.writer.half, &ring.reader.half] {
+            for off in [half.at.tail_off, half.at.head_off] {
+                half.u64_at(off).store(0, Ordering::Relaxed);
+                half.set_flag(off, false);
             }
         }
         self.region.write_word(slot, STAMP_OFF, stamp);

@@ -1,8 +1,8 @@
-//! What a process of modules may still do, once it is set up.
+//! Sandbox: the rights that a process of modules keeps, once it is set up.
 //!
-//! Two fences, either of which would do: landlock leaves the folders of the VM's modules and nothing else of
-//! any file system, and seccomp leaves the system calls of [`CALLS`] and ends the process at any other. No
-//! capabilities, no new memory that can be executed.
+//! Two fences, either of which would do: landlock leaves the folders of the VM's modules and
+//! nothing else of any file system, and seccomp leaves the system calls of [`CALLS`] and ends the
+//! process at any other. No capabilities, no new memory that can be executed.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -23,12 +23,12 @@ use crate::ModulesError;
 /// A system call that is allowed, and what for.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// Its number.
+    /// Number of the call.
     pub number: i64,
-    /// Its name, as strace has it.
+    /// Name of the call, as strace has it.
     pub name: &'static str,
-    /// It is needed where things go wrong, or in another version of the C library, so that a run without
-    /// trouble does not show it.
+    /// Whether it is needed only where things go wrong, or in another version of the C library, so
+    /// that a run without trouble does not show it.
     pub rare: bool,
 }
 
@@ -115,7 +115,8 @@ pub(crate) fn leave_folders<'a>(
     folders: impl Iterator<Item = BorrowedFd<'a>>,
 ) -> Result<(), ModulesError> {
     let failed = failed("landlock");
-    // Newer kernels know more kinds of access, older ones fewer: all that this one knows is fenced off.
+    // Newer kernels know more kinds of access, older ones fewer: all that this one knows is fenced
+    // off.
     let abi = ABI::V6;
     let allowed = AccessFs::ReadFile
         | AccessFs::WriteFile
@@ -186,7 +187,7 @@ pub(crate) fn leave_calls() -> Result<(), ModulesError> {
     seccompiler::apply_filter_all_threads(&program).map_err(|e| failed(&e))
 }
 
-/// What a call's arguments must be; empty: anything.
+/// Conditions on a call's arguments; empty: none.
 fn arguments(number: i64) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let is =
         |argument, how, value| SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, value);

@@ -1,12 +1,14 @@
-//! One module's thread: connections in, calls of the module, replies out.
+//! Service of a module: its thread takes connections, calls the module, and sends replies.
 //!
 //! # Theory of operation
-//! The thread sleeps until a connection has something, or the module asked to be woken. It reads what came
-//! on all of them and hands it over in one call, as one batch; so transactions that commit at the same time
-//! are one batch, and the sync after it makes all of them durable at once. While a sync runs, what comes
-//! next waits in the sockets and is the next batch. Replies that need no sync leave before it.
+//! The thread sleeps until a connection has something, or the module asked to be woken. It reads
+//! what came on all of them and hands it over in one call, as one batch; so transactions that
+//! commit at the same time are one batch, and the sync after it makes all of them durable at once.
+//! While a sync runs, what comes next waits in the sockets and is the next batch. Replies that need
+//! no sync leave before it.
 //!
-//! Clients whose connection goes by a ring are looked at, for a while, before the thread sleeps ([`rings`]).
+//! Clients whose connection goes by a ring are looked at, for a while, before the thread sleeps
+//! ([`rings`]).
 
 mod connections;
 mod disk_report;
@@ -47,7 +49,7 @@ use crate::{ModuleStats, ModulesError};
 
 pub(crate) use self::inbox::{CopyAnswer, Inbox, Message};
 
-/// A module as a process runs it.
+/// Specification of a module, as a process runs it.
 pub(crate) struct Spec {
     pub name: String,
     pub module: Module,
@@ -59,7 +61,8 @@ pub(crate) struct Spec {
     pub list: Arc<Vec<u8>>,
     /// Budget of what its clients make it hold.
     pub purse: Arc<Purse>,
-    /// Memory that clients may use in place of their sockets, and how long to look at it before sleeping.
+    /// Memory that clients may use in place of their sockets, and how long to look at it before
+    /// sleeping.
     pub ring: Option<(Arc<Slots>, Duration)>,
     /// Whether requests of the guest are taken by rings alone.
     pub needs_ring: bool,
@@ -69,7 +72,8 @@ pub(crate) struct Spec {
     pub report_disk_use: ReportDiskUse,
 }
 
-/// Reports, now and then, what a module did with its files; false: it could not be reported, and is later.
+/// Reports, now and then, what a module did with its files; false: it could not be reported, and is
+/// later.
 pub(crate) type ReportDiskUse = Box<dyn FnMut(DiskUse) -> bool + Send>;
 
 /// Reports once how the first start of a module went; an error: why it failed.
@@ -90,7 +94,7 @@ const INBOX: u64 = u64::MAX;
 /// Events of the kernel that are taken at a time.
 const READY: usize = 256;
 
-/// One module's thread.
+/// Service of a module, on a thread of its own.
 pub(crate) struct Service {
     program: Program,
     report_start: ReportStart,

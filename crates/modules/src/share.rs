@@ -1,12 +1,12 @@
-//! A module's share of a core: what its thread may compute, as a bucket that fills with time. The start of an
-//! instance is not counted: a store that reads its files has its own limit for that.
+//! Share of a core: what a module's thread may compute, as a bucket that fills with time. The start
+//! of an instance is not counted: a store that reads its files has its own limit for that.
 
 use std::time::{Duration, Instant};
 
-/// What may be computed at once after a pause: a few calls, and no more than a person notices.
+/// CPU time that may be used at once after a pause: a few calls, and no more than a person notices.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The bucket of one thread.
+/// Bucket of one thread's CPU time.
 #[derive(Debug)]
 pub(crate) struct CpuShare {
     percent: u32,
@@ -18,14 +18,14 @@ pub(crate) struct CpuShare {
 }
 
 impl CpuShare {
-    /// None: it may have all of a core, which one thread cannot exceed.
+    /// Makes a bucket; none: the module may have all of a core, which one thread cannot exceed.
     pub fn new(percent: u32) -> Option<Self> {
         let (at, used) = (Instant::now(), Duration::ZERO);
         let left_ns = BURST.as_nanos() as i64;
         (percent < 100).then_some(Self { percent: percent.max(1), left_ns, at, used })
     }
 
-    /// What was computed up to now is not counted.
+    /// Leaves out what was computed up to now.
     pub fn skip(&mut self, used: Duration) {
         self.used = used;
     }

@@ -1,16 +1,18 @@
-//! How long a thread looks at rings before it sleeps, as KVM halts: longer where that would have caught what woke it,
-//! shorter where it waited in vain, and not at all where others want the CPU.
+//! Spinning: how long a thread looks at rings before it sleeps. As in KVM's halt polling, that is
+//! longer where it would have caught what woke the thread, shorter where it looked in vain, and
+//! nothing where others want the CPU.
 
 use std::time::Duration;
 
 /// Below this part of the longest time it does not look at all.
 const LEAST_PART: u32 = 8;
 
-/// Giving the CPU away takes less where nobody wants it: a system call, and what of the kernel's comes between.
+/// Giving the CPU away takes less where nobody wants it: a system call, and what of the kernel's
+/// comes between.
 const HICCUP: Duration = Duration::from_micros(20);
 
-/// Others want the CPU when they had it for longer than this, and for more than half of the time: an interrupt is
-/// shorter, another thread's work is not.
+/// Others want the CPU when they had it for longer than this, and for more than half of the time:
+/// an interrupt is shorter, another thread's work is not.
 const CROWDED: Duration = Duration::from_micros(100);
 
 /// The time of one thread.
@@ -18,28 +20,28 @@ const CROWDED: Duration = Duration::from_micros(100);
 pub(crate) struct Spin {
     most: Duration,
     now: Duration,
-    /// What others had of the CPU meanwhile.
+    /// CPU time that others had meanwhile.
     given: Duration,
 }
 
 impl Spin {
-    /// At most so long; zero: never.
+    /// Begins with a limit; zero: it never spins.
     pub fn new(most: Duration) -> Self {
         Self { most, now: Duration::ZERO, given: Duration::ZERO }
     }
 
-    /// How long it is worth while.
+    /// Time for which looking is worth while.
     pub fn time(&self) -> Duration {
         self.now
     }
 
-    /// There is nothing more to do.
+    /// Begins to spin: there is nothing more to do.
     pub fn begin(&mut self) {
         self.given = Duration::ZERO;
     }
 
-    /// It gave the CPU away, and had it again after `took`, so long after it had nothing more to do. Where others
-    /// want it, it looks no more before a bell comes soon again.
+    /// Notes that the thread gave the CPU away for `took`, a time after it had nothing more to do.
+    /// Where others want the CPU, it looks no more before a bell comes soon again.
     pub fn gave_way(&mut self, took: Duration, waited: Duration) {
         if took > HICCUP {
             self.given += took;
@@ -49,7 +51,7 @@ impl Spin {
         }
     }
 
-    /// It slept, and was rung this long after it had nothing more to do.
+    /// Notes that the thread slept, and was rung a time after it had nothing more to do.
     pub fn slept(&mut self, waited: Duration) {
         self.now = if waited <= self.most {
             self.most

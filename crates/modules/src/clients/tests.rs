@@ -99,8 +99,8 @@ fn there_is_a_limit_of_clients() {
 }
 
 proptest! {
-    /// A client that keeps to the rules, breaks now and then and sends everything again: each of its
-    /// requests is executed at least once, and more often only if it changes nothing.
+    /// A client that keeps to the rules, breaks now and then and sends everything again: each of
+    /// its requests is executed at least once, and more often only if it changes nothing.
     #[test]
     fn breaks_double_nothing(steps in proptest::collection::vec((0u8..4, any::<bool>(), any::<prop::sample::Index>()), 1..400)) {
         let (mut client, now) = (client(), Instant::now());

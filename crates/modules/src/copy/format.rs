@@ -1,6 +1,7 @@
 //! The stream of a copy.
 //!
-//! [`MAGIC`], then records: a [`Head`] (little endian) and a body of `len` bytes, but for [`ZERO`], which has none.
+//! [`MAGIC`], then records: a [`Head`] (little endian) and a body of `len` bytes, but for [`ZERO`],
+//! which has none.
 //!
 //! | kind | file | at | len | body |
 //! | --- | --- | --- | --- | --- |
@@ -12,8 +13,8 @@
 //! | 6 `FAILED`, last | 0 | 0 | of the body | text: why there is no whole copy |
 //! | 7 `GONE` | which | 0 | 0 | none: it was removed while the copy was taken, and is not named again |
 //!
-//! Later records are above earlier ones. A file ends where `END` says, and one that it does not name is none, as
-//! if it were `GONE`. Nothing comes behind the last record.
+//! Later records are above earlier ones. A file ends where `END` says, and one that it does not
+//! name is none, as if it were `GONE`. Nothing comes behind the last record.
 
 use std::io::{self, Read, Write};
 
@@ -25,7 +26,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::CopyError;
 
-/// What a copy begins with; the last digit is the version.
+/// Beginning of a copy; the last digit is the version.
 pub const MAGIC: [u8; 16] = *b"millrace-copy-1\n";
 
 pub const ABOUT: u32 = 1;
@@ -45,7 +46,7 @@ const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Longest reason of `FAILED`.
 const MAX_REASON_BYTES: usize = 4096;
 
-/// Most files of a copy, with those that were removed meanwhile.
+/// Limit of files of a copy, with those that were removed meanwhile.
 pub const MAX_COPIED: u32 = 16 * MAX_FOLDER_FILES as u32;
 
 /// The head of a record.
@@ -60,17 +61,17 @@ pub struct Head {
 
 const HEAD_BYTES: usize = size_of::<Head>();
 
-/// What a copy is of.
+/// Origin of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Whose files.
+    /// Name of the VM.
     pub vm: String,
     /// The module.
     pub module: String,
     /// SHA-256 of the WebAssembly that served them, in hexadecimal digits.
     #[serde(rename = "sha256")]
     pub hash: String,
-    /// When it was begun, in seconds since 1970.
+    /// Time when it was begun, in seconds since 1970.
     pub begun_s: u64,
     /// The version that took it.
     pub version: String,
@@ -79,18 +80,18 @@ pub struct About {
 /// A file of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its number in the stream.
+    /// Number of the file in the stream.
     pub file: u32,
-    /// Its name in the folder.
+    /// Name of the file in the folder.
     pub name: String,
-    /// Its length.
+    /// Length of the file in bytes.
     pub len_bytes: u64,
 }
 
-/// What is in a copy.
+/// Summary of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// What it is of.
+    /// Origin.
     #[serde(flatten)]
     pub about: About,
     /// Files.
@@ -207,12 +208,12 @@ pub struct Reader<'a> {
     body: Vec<u8>,
     /// Kinds that may come now.
     may: &'static [u32],
-    /// What was read of it is written here as well.
+    /// Sink for a duplicate of what is read.
     tee: Option<&'a mut dyn Write>,
 }
 
 impl<'a> Reader<'a> {
-    /// Of a stream that is at its beginning.
+    /// Begins with a stream that is at its beginning.
     pub fn new(from: &'a mut dyn Read) -> Self {
         let (hash, body) = (Sha256::new(), Vec::new());
         Self { from, hash, at: 0, body, may: &[ABOUT], tee: None }

@@ -18,7 +18,8 @@ impl LockedFolder {
     /// Locks it, to copy it.
     ///
     /// # Errors
-    /// See [`LockedFolder::lock`]; or a sync of its files failed, and what is in it is not to be believed.
+    /// See [`LockedFolder::lock`]; or a sync of its files failed, and what is in it is not to be
+    /// believed.
     pub fn new(folder: &OwnedFd) -> Result<Self, CopyError> {
         let locked = Self::lock(folder)?;
         if folder::is_suspect(folder) {

@@ -13,17 +13,17 @@ use super::format::{About, FileEntry, Reader, Record};
 /// Zeroes that are written at a time.
 const ZEROES: &[u8] = &[0; 64 << 10];
 
-/// What is written at most before it is made durable.
+/// Limit of bytes that are written before they are made durable.
 const SYNC_BYTES: usize = 64 << 20;
 
-/// What a copy must be to fit.
+/// Place for a copy, and what the copy must be to fit.
 #[derive(Debug, Clone)]
 pub struct Put<'a> {
     /// The folder of the VM's modules.
     pub state_dir: &'a Path,
     /// The module.
     pub module: &'a str,
-    /// Most bytes of its files.
+    /// Limit of the bytes of its files.
     pub disk_bytes: u64,
 }
 
@@ -35,9 +35,9 @@ pub struct Put<'a> {
 pub struct Received {
     folder: PathBuf,
     has_old: bool,
-    /// What it is of.
+    /// Origin of the copy.
     pub about: About,
-    /// Its files.
+    /// Summary of its files.
     pub files: u64,
     /// Their lengths together.
     pub files_bytes: u64,
@@ -55,11 +55,12 @@ impl Drop for Received {
 }
 
 impl Received {
-    /// Has the module's folder and this one change places. Once more, and all is as it was. The module's folder is
-    /// to be locked by nobody else.
+    /// Has the module's folder and this one change places. Once more, and all is as it was. The
+    /// module's folder is to be locked by nobody else.
     ///
     /// # Errors
-    /// The file system refuses, and nothing has changed; or not even that can be had, and it says so.
+    /// The file system refuses, and nothing has changed; or not even that can be had, and it says
+    /// so.
     pub fn exchange(&mut self, place: &Put<'_>) -> Result<(), CopyError> {
         let target = place.state_dir.join(place.module);
         let state_dir =
@@ -88,7 +89,7 @@ impl Received {
         self.has_old
     }
 
-    /// Where it is, for people.
+    /// Path of it, for people.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -104,15 +105,18 @@ fn rename(from: &Path, to: &Path, how: RenameFlags) -> Result<(), rustix::io::Er
     rustix::fs::renameat_with(CWD, from, CWD, to, how)
 }
 
-/// Where files are that a copy took the place of, until that is known to be good. No module is named so.
+/// Path of the files that a copy took the place of, until the copy is known to be good. No module
+/// is named so.
 fn old_folder(place: &Put<'_>) -> PathBuf {
     place.state_dir.join(format!(".restore-{}", place.module))
 }
 
-/// Reads a copy, checks it, and makes it durable beside the module's folder. Nothing of that changes.
+/// Reads a copy, checks it, and makes it durable beside the module's folder. Nothing of that
+/// changes.
 ///
 /// # Errors
-/// See [`CopyError`]: it is damaged, another module's, or too long; an earlier one was put in place half way.
+/// See [`CopyError`]: it is damaged, another module's, or too long; an earlier one was put in place
+/// half way.
 pub fn put(place: &Put<'_>, from: &mut dyn Read) -> Result<Received, CopyError> {
     let old = old_folder(place);
     if old.symlink_metadata().is_ok() {
@@ -211,7 +215,7 @@ impl Files<'_> {
         Ok(())
     }
 
-    /// Its room is free again.
+    /// Removes it, and frees its room.
     fn gone(&mut self, number: u32) -> Result<(), CopyError> {
         self.open = None;
         if let Some(end) = self.ends.get_mut(number as usize) {

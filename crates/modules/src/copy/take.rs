@@ -16,8 +16,8 @@ use crate::control::CopyStep;
 use crate::folder::written::{Extent, MAX_EXTENTS, Written};
 use crate::limits::{COPY_BYTES, COPY_ROUNDS, HELD_BYTES, LITTLE_BYTES};
 
-/// What a copy asks of who writes the files. The answers are of the process, which may lie: what they
-/// say is only where to read.
+/// Steps of a copy, done by the process that writes the files. It may lie: its answers only say
+/// where to read.
 pub trait Steps {
     /// Does a step; an error: why it cannot.
     fn step(&mut self, step: CopyStep) -> Result<Written, String>;
@@ -46,13 +46,13 @@ struct Taking<'a> {
 
 /// An inode that the copy has.
 struct Known {
-    /// Its number in the stream.
+    /// Number of the file in the stream.
     number: u32,
     /// Parts that it does not have yet; all of a file at first.
     owed: Vec<(u64, u64)>,
 }
 
-/// What was read while the files were held still.
+/// Parts that were read while the files were held still.
 struct Held {
     parts: Vec<(u32, u64, Vec<u8>)>,
     gone: Vec<u32>,
@@ -82,7 +82,8 @@ impl Drop for Holding<'_> {
     }
 }
 
-/// Takes a copy; returns the bytes of files that were read for it. When it fails, the stream says why.
+/// Takes a copy; returns the bytes of files that were read for it. When it fails, the stream says
+/// why.
 ///
 /// # Errors
 /// See [`CopyError`].
@@ -134,8 +135,8 @@ impl Taking<'_> {
         Ok(held.files)
     }
 
-    /// Notes what was written. Files that the copy does not have yet are owed whole, whatever is written of
-    /// them.
+    /// Notes what was written. Files that the copy does not have yet are owed whole, whatever is
+    /// written of them.
     fn owe(&mut self, written: Written) -> Result<(), CopyError> {
         match written {
             Written::All => {
@@ -253,8 +254,8 @@ impl Taking<'_> {
         Ok((stat.st_ino == file.inode).then(|| File::from(fd)))
     }
 
-    /// Gives what is owed of these files. Bytes behind a file's end are not there. What cannot be opened by its name
-    /// now stays owed: it was renamed, most likely.
+    /// Gives what is owed of these files. Bytes behind a file's end are not there. What cannot be
+    /// opened by its name now stays owed: it was renamed, most likely.
     fn pay(
         &mut self,
         list: &[Named],

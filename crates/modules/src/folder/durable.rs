@@ -1,14 +1,16 @@
-//! What is durable, and what is done after a disk failed.
+//! Durability of a folder, and what is done after a disk failed.
 //!
-//! A sync that fails tells of lost pages once: the kernel takes them for clean from then on, serves them from
-//! its memory, and the next sync succeeds. So what is read after a failed sync says nothing about the disk.
-//! From that moment nothing is called durable here, and the folder has a mark that outlives the process. The
-//! instance ends, since what it believes may not be there; before the next one begins, [`Folder::mend`]
-//! copies each file into a new one, syncs that, and gives it the name: what is read then is what is on the
-//! disk, whatever became of the old pages. The mark goes last.
+//! A sync that fails tells of lost pages once: the kernel takes them for clean from then on, serves
+//! them from its memory, and the next sync succeeds. So what is read after a failed sync says
+//! nothing about the disk. From that moment nothing is called durable here, and the folder has a
+//! mark that outlives the process. The instance ends, since what it believes may not be there;
+//! before the next one begins, [`Folder::mend`] copies each file into a new one, syncs that, and
+//! gives it the name: what is read then is what is on the disk, whatever became of the old pages.
+//! The mark goes last.
 //!
-//! The mark need not be durable itself: a machine that fails loses the pages with it. Where not even the mark
-//! can be made, a process that is killed before it could mend takes the knowledge with it.
+//! The mark need not be durable itself: a machine that fails loses the pages with it. Where not
+//! even the mark can be made, a process that is killed before it could mend takes the knowledge
+//! with it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -107,7 +109,8 @@ impl Folder {
         self.sync_names()
     }
 
-    /// Writes all files anew, if a sync failed; none may be open. Until it has succeeded nothing is durable.
+    /// Writes all files anew, if a sync failed; none may be open. Until it has succeeded nothing is
+    /// durable.
     ///
     /// # Errors
     /// The disk fails still, or has no room for a copy of the longest file.

@@ -1,9 +1,9 @@
-//! Which parts of which files were written since somebody asked: what a copy that is made meanwhile has to
-//! take again.
+//! Log of the parts of files that are written: those that a copy which is being made has to take
+//! again.
 //!
-//! As a hypervisor logs dirty pages while it moves a VM. The log is bounded: when it has too many extents it
-//! tells blocks that are twice as long, which is more than was written and never less; and when that does not
-//! help, it tells that all must be taken again.
+//! A hypervisor logs dirty pages so while it moves a VM. The log is bounded: when it has too many
+//! extents it tells blocks that are twice as long, which is more than was written and never less;
+//! and when that does not help, it tells that all must be taken again.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Extents of a log: a message of them, as text, stays below the longest there may be.
 pub const MAX_EXTENTS: usize = 512;
 
-/// What is told at the finest. Smaller writes are mostly appended next to each other.
+/// Length of the smallest part that is told. Smaller writes are mostly appended next to each other.
 const BLOCK_BYTES: u64 = 4096;
 
 /// Blocks get no longer than this: a file that has one of them is told whole, or nearly.
@@ -24,21 +24,21 @@ pub struct Extent {
     /// The file's inode.
     #[serde(rename = "i")]
     pub inode: u64,
-    /// Where it begins.
+    /// Byte at which it begins.
     #[serde(rename = "a")]
     pub at: u64,
-    /// Its length; it may reach beyond the file's end.
+    /// Length in bytes; it may reach beyond the file's end.
     #[serde(rename = "n")]
     pub len_bytes: u64,
 }
 
-/// What was written since it was told last.
+/// Parts that were written since they were told last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Written {
-    /// These.
+    /// Extents.
     Extents(Vec<Extent>),
-    /// It is not known: all must be taken again.
+    /// The parts are not known: all must be taken again.
     All,
 }
 
@@ -100,7 +100,7 @@ impl WrittenLog {
         }
     }
 
-    /// What is in it; it is empty then.
+    /// Takes what is in it.
     pub fn take(&mut self) -> Written {
         let log = std::mem::replace(self, Self::new());
         if log.all {

@@ -1,5 +1,5 @@
-//! Drain: modules that are to have no process for a while. Their folders are copied back, or handed to
-//! another host.
+//! Drain: modules that are to have no process for a while. Their folders are copied back, or handed
+//! to another host.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
@@ -45,8 +45,8 @@ impl Drain {
         self.waiting.push((to, now + END_TIMEOUT + KILL_TIMEOUT));
     }
 
-    /// Answers who waits for the folders, which the processes `pids` still lock. A process that hangs in the
-    /// kernel keeps them: then all is as if nobody had asked.
+    /// Answers who waits for the folders, which the processes `pids` still lock. A process that
+    /// hangs in the kernel keeps them: then all is as if nobody had asked.
     pub fn check_folders(&mut self, now: Instant, pids: impl Iterator<Item = u32>) {
         let pids: Vec<u32> = pids.collect();
         if pids.is_empty() {
@@ -61,8 +61,8 @@ impl Drain {
         self.waiting.drain(..).for_each(|(to, _)| drop(to.try_send(result.clone())));
     }
 
-    /// Ends the drain: `to` is answered once all modules have started. False: there was none, and it is
-    /// answered.
+    /// Ends the drain: `to` is answered once all modules have started. False: there was none, and
+    /// it is answered.
     pub fn end(&mut self, to: Answer) -> bool {
         if !self.is_on {
             let _ = to.try_send(Ok(()));

@@ -1,5 +1,5 @@
-//! What a process writes to its standard error reaches the daemon's log, line by line, with its VM's name: so
-//! long, and so much of it.
+//! Log of a process: its standard error reaches the daemon's log, line by line, with its VM's name
+//! and within limits.
 
 use std::io::PipeReader;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,12 +20,12 @@ const READ_BYTES: usize = 16 << 10;
 /// The daemon's end of a process's standard error.
 #[derive(Debug)]
 pub(super) struct LogPipe {
-    /// None: it has ended.
+    /// Reading end; none: the pipe has ended.
     pipe: Option<PipeReader>,
     vm: String,
     pid: u32,
     line: Vec<u8>,
-    /// When the second began that is counted.
+    /// Beginning of the second that is counted.
     second: Instant,
     lines: u32,
     bytes: usize,
@@ -51,12 +51,12 @@ impl LogPipe {
         }
     }
 
-    /// What to wait for; none while it has had its bytes of this second.
+    /// Descriptor to wait for; none while it has had its bytes of this second.
     pub fn watched(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.as_ref().filter(|_| self.bytes < PROCESS_LOG_BYTES_PER_S).map(AsFd::as_fd)
     }
 
-    /// When there is something to do here in any case.
+    /// Time at which there is something to do in any case.
     pub fn due(&self) -> Option<Instant> {
         let waits = self.dropped > 0 || self.bytes >= PROCESS_LOG_BYTES_PER_S;
         (waits && self.pipe.is_some()).then(|| self.second + SECOND)
@@ -92,7 +92,7 @@ impl LogPipe {
     fn tell_dropped(&mut self) {
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
-            tracing::warn!(vm = %self.vm, pid = self.pid, dropped, "its process of modules logs too much");
+            tracing::warn!(vm = %self.vm, pid = self.pid, dropped, "process of modules of {} logs too much", self.vm);
         }
     }
 
@@ -133,13 +133,13 @@ struct Line {
     text: String,
 }
 
-/// Whatever it says stays on one line.
+/// Keeps a text on one line.
 fn plain(text: &str) -> String {
     text.replace(|c: char| c.is_control(), " ")
 }
 
 impl Line {
-    /// One of `tracing`, as JSON; or what a panic, a library or the loader wrote.
+    /// Parses a line of `tracing`, as JSON, or one that a panic, a library or the loader wrote.
     fn parse(line: &[u8]) -> Self {
         let told = |value: &Value| plain(value.as_str().unwrap_or(&value.to_string()));
         let Ok(Value::Object(mut whole)) = serde_json::from_slice::<Value>(line) else {

@@ -1,5 +1,5 @@
-//! Supervisor: the thread that keeps a VM's process of modules alive. It never waits for a process: it
-//! waits in one `poll` for all of them.
+//! Supervisor: the thread that keeps a VM's process of modules alive. It never waits for a process:
+//! it waits in one `poll` for all of them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -342,7 +342,8 @@ impl Supervisor {
         }
     }
 
-    /// Asks for a step of a copy. A process that is being replaced is not copied: its files change hands.
+    /// Asks for a step of a copy. A process that is being replaced is not copied: its files change
+    /// hands.
     fn copy(&mut self, module: String, step: CopyStep, to: SyncSender<Result<Written, String>>) {
         if self.swap.is_some() {
             let _ = to.try_send(Err("other modules are being loaded".into()));

@@ -61,7 +61,8 @@ fn a_client_sees_that_its_slot_is_somebody_elses() {
     let mut old = Ring::of_client(&region, slot, ring.stamp).unwrap();
     ring.writer.write(b"last words").unwrap();
     drop(ring);
-    // The connection has ended, by its socket: what was said last can be read until somebody has the slot.
+    // The connection has ended, by its socket: what was said last can be read until somebody has
+    // the slot.
     let mut words = Vec::new();
     assert!(old.is_mine() && old.reader.read(&mut words, 99).is_ok() && words == b"last words");
     let (again, ring) = slots.take().unwrap();
@@ -161,7 +162,8 @@ fn hear(bell: &UnixStream) {
     assert_ne!(heard.unwrap().0, 0);
 }
 
-/// Two threads that sleep whenever they can: a bell that is lost leaves both asleep, and the test ends by its limit.
+/// Two threads that sleep whenever they can: a bell that is lost leaves both asleep, and the test
+/// ends by its limit.
 #[test]
 fn no_bell_is_lost() {
     let (mut host, client) = pair();

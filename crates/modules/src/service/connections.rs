@@ -1,7 +1,8 @@
 //! Connections of a module's clients: frames in, frames out.
 //!
-//! A client is known by its id and outlives its connections. Connections have places in a list, which the
-//! kernel's events name. Frames that are requests become events for the next call of the module.
+//! A client is known by its id and outlives its connections. Connections have places in a list,
+//! which the kernel's events name. Frames that are requests become events for the next call of the
+//! module.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -134,6 +135,7 @@ impl Connections {
         }
     }
 
+    /// Takes what the kernel reports of a connection.
     pub fn on_ready(&mut self, at: usize, flags: EventFlags) {
         let Some(Some(conn)) = self.conns.get_mut(at) else { return };
         let readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
@@ -146,7 +148,7 @@ impl Connections {
         }
     }
 
-    /// A connection said hello.
+    /// Adds a connection that said hello.
     pub fn connect(&mut self, fd: OwnedFd, id: ClientId, of_guest: bool) {
         let now = Instant::now();
         let found = self.clients.find(id, now).or_else(|| {
@@ -169,7 +171,7 @@ impl Connections {
                 // Nobody was told of it.
                 self.clients.remove(number);
             }
-            return tracing::warn!(module = %self.name, "watching a connection: {e}");
+            return tracing::warn!(module = %self.name, "a connection cannot be watched: {e}");
         }
         let mut conn = Conn::new(fd, number, &self.purse);
         conn.needs_ring = self.needs_ring && of_guest;
@@ -185,7 +187,7 @@ impl Connections {
         }
     }
 
-    /// Says why, and closes once that is written, as far as it can be written at once.
+    /// Sends a reason, as far as it can be written at once, and closes.
     pub fn goodbye(&mut self, at: usize, code: u32, text: &str) {
         if let Some(conn) = self.conns.get_mut(at).and_then(Option::as_mut) {
             conn.push(failed(kind::GOODBYE, 0, code, text));
@@ -194,6 +196,7 @@ impl Connections {
         self.disconnect(at);
     }
 
+    /// Closes a connection. Its client stays for a while.
     fn disconnect(&mut self, at: usize) {
         let Some(conn) = self.conns.get_mut(at).and_then(Option::take) else { return };
         self.rings.forget(at);
@@ -205,7 +208,7 @@ impl Connections {
         self.expires_at.get_or_insert(now + LINGER);
     }
 
-    /// What a guest's clients have ends with the guest: locks of transactions, too.
+    /// Closes all clients of the guest: what they have ends with it, locks of transactions, too.
     pub fn guest_gone(&mut self) {
         let of_guest = |(number, client): (u32, &mut Client)| client.of_guest.then_some(number);
         let gone: Vec<u32> = self.clients.iter_mut().filter_map(of_guest).collect();
@@ -217,20 +220,22 @@ impl Connections {
         }
     }
 
-    /// A client has gone for good.
+    /// Forgets a client for good.
     pub fn close_client(&mut self, number: u32) {
         if self.clients.remove(number).is_some() {
             self.tell(event::CLOSED, number, 0, &[]);
         }
     }
 
-    /// Tells an instance, if there is one: the next one is told which clients there are.
+    /// Tells an instance of a client, if there is one: the next one is told which clients there
+    /// are.
     fn tell(&mut self, kind: u16, client: u32, seq: u64, body: &[u8]) {
         if self.has_instance {
             self.events.push(kind, 0, client, seq, body);
         }
     }
 
+    /// Closes clients that have been without a connection for too long.
     pub fn expire(&mut self) {
         let now = Instant::now();
         if self.expires_at.is_none_or(|at| now < at) {
@@ -241,12 +246,13 @@ impl Connections {
         self.expires_at = next;
     }
 
+    /// Writes what clients take, and watches connections for what they are to do next.
     pub fn flush_all(&mut self) {
         for at in 0..self.conns.len() {
             let Some(conn) = &mut self.conns[at] else { continue };
             let had_output = conn.has_output();
             if had_output && let Err(lost) = conn.flush() {
-                self.lost(at, &lost);
+                self.end_lost(at, &lost);
                 continue;
             }
             self.ring_bytes += std::mem::take(&mut conn.ring_bytes);
@@ -298,6 +304,7 @@ impl Connections {
         }
     }
 
+    /// Takes frames of one connection.
     fn collect_of(&mut self, at: usize, now: Instant) {
         loop {
             if self.events.is_full() {
@@ -335,7 +342,7 @@ impl Connections {
             self.conns[at] = Some(conn);
             match done {
                 FrameOutcome::Nothing | FrameOutcome::Say(_) => {}
-                FrameOutcome::Bad(BadFrame(text)) => self.bad(at, &text),
+                FrameOutcome::Bad(BadFrame(text)) => self.end_bad(at, &text),
                 FrameOutcome::Ring(wanted) => self.grant_ring(at, &wanted),
                 FrameOutcome::RingOnly => {
                     self.meter.stats.bad += 1;
@@ -410,18 +417,19 @@ impl Connections {
         }
     }
 
-    /// What a connection sent is no frame, or not one that may be sent.
-    fn bad(&mut self, at: usize, text: &str) {
+    /// Ends a connection that sent something that is no frame, or not one that may be sent.
+    fn end_bad(&mut self, at: usize, text: &str) {
         self.meter.stats.bad += 1;
         let by_ring = self.conns.get(at).and_then(Option::as_ref).is_some_and(Conn::has_ring);
         // Another program of the guest may have written there.
         self.goodbye(at, if by_ring { failure::RING } else { failure::BAD_FRAME }, text);
     }
 
-    fn lost(&mut self, at: usize, lost: &Lost) {
+    /// Ends a connection that is of no use any more.
+    fn end_lost(&mut self, at: usize, lost: &Lost) {
         match lost {
             Lost::Gone => self.disconnect(at),
-            Lost::Damaged(damaged) => self.bad(at, &damaged.to_string()),
+            Lost::Damaged(damaged) => self.end_bad(at, &damaged.to_string()),
         }
     }
 
@@ -468,6 +476,7 @@ impl Connections {
         }
     }
 
+    /// Notes the time of a look at the sockets.
     fn looks_at_sockets(&mut self, now: Instant) -> Look {
         self.rings.looked = now;
         Look::Now
@@ -488,7 +497,7 @@ impl Connections {
         some
     }
 
-    /// A client asks for a ring.
+    /// Gives a client the ring that it asks for.
     fn grant_ring(&mut self, at: usize, wanted: &[u8]) {
         let Some(conn) = &mut self.conns[at] else { return };
         let wanted = RingWanted::read_from_bytes(wanted).ok();
@@ -517,7 +526,7 @@ impl Connections {
         }
     }
 
-    /// A client rings, or its socket has ended.
+    /// Takes a bell of a client, or the end of its socket.
     fn on_bell(&mut self, at: usize) {
         let Some(conn) = &mut self.conns[at] else { return };
         let may_read = conn.may_read();
@@ -535,27 +544,28 @@ impl Connections {
 
     /// Reads a connection, once there is room for what it may send.
     fn fill(&mut self, at: usize) {
-        let growth = |service: &Self| service.conns[at].as_ref().map_or(0, |c| c.growth_bytes());
+        let growth =
+            |connections: &Self| connections.conns[at].as_ref().map_or(0, |c| c.growth_bytes());
         self.make_room(growth(self));
         if self.purse.room_bytes() < growth(self) {
-            self.crowded_out(at);
+            self.evict(at);
         }
         // It may have been the one that made room.
         let Some(conn) = &mut self.conns[at] else { return };
         match conn.fill(&mut self.read) {
             Ok(()) if conn.has_ring() => self.rings.wake(at),
             Ok(()) => {}
-            Err(lost) => self.lost(at, &lost),
+            Err(lost) => self.end_lost(at, &lost),
         }
         self.more = true;
     }
 
-    /// Sees to it that replies of the next call find room.
+    /// Makes room for the replies of the next call.
     pub fn keep_room(&mut self) {
         self.make_room(ROOM_BYTES);
     }
 
-    /// Whoever holds much lets go of it, until there is room: kept replies are dropped but for the small
+    /// Makes room: whoever holds most lets go of it. Kept replies are dropped but for the small
     /// ones, connections end.
     fn make_room(&mut self, wanted: usize) {
         while self.purse.room_bytes() < wanted {
@@ -565,13 +575,14 @@ impl Connections {
                         client.drop_spare();
                     }
                 }
-                Some(Holding::Conn(at)) => self.crowded_out(at),
+                Some(Holding::Conn(at)) => self.evict(at),
                 None => return,
             }
         }
     }
 
-    fn crowded_out(&mut self, at: usize) {
+    /// Ends a connection for want of room.
+    fn evict(&mut self, at: usize) {
         let bytes = self.conns[at].as_ref().map_or(0, |conn| conn.charged_bytes());
         self.meter.stats.crowded += 1;
         tracing::debug!(module = %self.name, bytes, "a connection ends for want of room");
@@ -590,10 +601,11 @@ impl Connections {
         Some(waiting)
     }
 
+    /// Sends a reply that the module gave.
     pub fn reply(&mut self, reply: ModuleReply) {
         let ModuleReply { client, seq, frame, flags, .. } = reply;
         let Some(waiting) = self.take_answered(client, seq) else {
-            return tracing::debug!(module = %self.name, client, seq, "a reply to no request");
+            return tracing::debug!(module = %self.name, client, seq, "the module replied to no request");
         };
         if flags & flag::FAILED != 0 {
             self.meter.stats.failed += 1;
@@ -603,6 +615,7 @@ impl Connections {
         self.send(client, seq, &bytes, !waiting.repeatable);
     }
 
+    /// Fails a request.
     pub fn fail(&mut self, number: u32, seq: u64, code: u32, text: &str) {
         if self.take_answered(number, seq).is_some() {
             self.meter.stats.failed += 1;
@@ -623,6 +636,7 @@ impl Connections {
         }
     }
 
+    /// Fails all requests that have no reply.
     pub fn fail_all(&mut self, code: u32, text: &str) {
         let waiting: Vec<(u32, u64)> = self
             .clients

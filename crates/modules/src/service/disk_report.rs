@@ -20,8 +20,8 @@ impl DiskReport {
         Self { report, reported: (Counts::default(), Instant::now()) }
     }
 
-    /// Makes a report if there is enough to tell. `ring_bytes` went by rings since the last one. True: it was
-    /// made.
+    /// Makes a report if there is enough to tell. `ring_bytes` went by rings since the last one.
+    /// True: it was made.
     pub fn report(&mut self, now: Counts, ring_bytes: u64) -> bool {
         let (before, at) = self.reported;
         let mut used = DiskUse::between(before, now);

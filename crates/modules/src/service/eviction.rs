@@ -26,9 +26,9 @@ pub(super) fn find_largest(conns: &[Option<Conn>], clients: &mut Clients) -> Opt
     }
 }
 
-/// Finds the slowest connection: of those that hold at least half of what the largest one does, the one
-/// that does so for the longest time. Whoever sends a long request, or takes a long reply, without a pause
-/// is through by then. Returns its bytes and its place.
+/// Finds the slowest connection: of those that hold at least half of what the largest one does, the
+/// one that does so for the longest time. Whoever sends a long request, or takes a long reply,
+/// without a pause is through by then. Returns its bytes and its place.
 fn find_slowest(conns: &[Option<Conn>]) -> Option<(usize, usize)> {
     let holding = || {
         let holds = |(at, conn): (usize, &Option<Conn>)| -> Option<(usize, (usize, Instant))> {

@@ -1,5 +1,6 @@
-//! Pauses: times when the module is not called. Its files are held still for a copy of them, or it has
-//! computed more than its share of a core. Requests wait meanwhile, as far as there is room for them.
+//! Pauses: times when the module is not called. Its files are held still for a copy of them, or it
+//! has computed more than its share of a core. Requests wait meanwhile, as far as there is room for
+//! them.
 
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,10 @@
 //! Rings of connections: which are looked at, and for how long.
 //!
 //! # Theory of operation
-//! A ring that has been read lately is *awake*: it is looked at in every turn, and its client rings no bell. When
-//! nothing comes for as long as [`Spin`] finds worth while, all that are awake are put to sleep, and the thread
-//! sleeps with them. Sockets and the daemon are looked at meanwhile, but not in each turn ([`LOOK`]): that is a
-//! system call.
+//! A ring that has been read lately is *awake*: it is looked at in every turn, and its client rings
+//! no bell. When nothing comes for as long as [`Spin`] finds worth while, all that are awake are
+//! put to sleep, and the thread sleeps with them. Sockets and the daemon are looked at meanwhile,
+//! but not in each turn ([`LOOK`]): that is a system call.
 
 use std::time::{Duration, Instant};
 
