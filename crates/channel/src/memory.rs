@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_get_a_file_that_cannot_be_written() {
+    fn abuse_I_peers_get_a_file_that_cannot_be_written() {
         let memory = memory(3 * MIB, &[[0, 3 * MIB, 0]]).unwrap();
         assert_eq!(memory.window_len, 2 * MIB);
         assert!(rustix::io::write(&*memory.file, b"x").is_err());

@@ -192,7 +192,7 @@ fn a_member_that_nobody_waits_for_may_be_silent() {
 }
 
 #[test]
-fn a_dead_member_is_a_zombie_until_its_peer_lets_go() {
+fn abuse_X_a_dead_member_is_a_zombie_until_its_peer_lets_go() {
     let world = World::new(|_| ());
     let [(qemu_a, mut a), (qemu_b, b)] = linked(&world);
     drop(b);
@@ -217,7 +217,7 @@ fn a_dead_member_is_a_zombie_until_its_peer_lets_go() {
 }
 
 #[test]
-fn nonsense_costs_a_member_its_links_and_nobody_else() {
+fn abuse_I_nonsense_costs_a_member_its_links_and_nobody_else() {
     let world = World::new(|_| ());
     let [(qemu_a, mut a), (qemu_b, mut b)] = linked(&world);
     b.announce(24, 1);
@@ -304,7 +304,7 @@ fn a_member_that_does_not_answer_is_named() {
 }
 
 #[test]
-fn the_next_daemon_unplugs_what_is_left() {
+fn abuse_X_the_next_daemon_unplugs_what_is_left() {
     let world = World::new(|_| ());
     let [(qemu_a, a), (qemu_b, _b)] = linked(&world);
     let world = world.restart();
@@ -416,7 +416,7 @@ fn refusals_and_strange_requests_are_named_and_leave_nothing() {
 }
 
 #[test]
-fn domains_do_not_know_each_other() {
+fn abuse_I_domains_do_not_know_each_other() {
     let world = World::new(|_| ());
     let (_qemu_a, a) = world.vm("a", 2);
     let qemu = FakeQemu::new(2);

@@ -5,7 +5,7 @@
 //! `MILLRACE_CUTS` is the number of cut points (2,000; the 100,000 in `make soak`), and
 //! `MILLRACE_SEED` the seed; `MILLRACE_KIND` is one kind's name.
 
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -16,7 +16,7 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn what_was_acknowledged_survives_kills_and_what_was_flushed_power_cuts() {
+fn abuse_X_what_was_acknowledged_survives_kills_and_what_was_flushed_power_cuts() {
     let soak = std::env::var_os("MILLRACE_SOAK").is_some();
     let cuts = number("MILLRACE_CUTS", if soak { 100_000 } else { 2_000 });
     let seed = number("MILLRACE_SEED", 1);

@@ -26,7 +26,7 @@ fn used(trace: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_is_allowed_is_used_and_nothing_else_is() {
+fn abuse_M_what_is_allowed_is_used_and_nothing_else_is() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
     let mut traced: Vec<String> = ["strace", "-f", "-qq", "-o"].map(String::from).to_vec();

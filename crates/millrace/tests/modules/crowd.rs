@@ -12,7 +12,7 @@ const HOGS: u8 = 40;
 const PART_BYTES: usize = 12 << 20;
 
 #[test]
-fn requests_that_do_not_come_in_whole_find_no_more_room_at_last() {
+fn abuse_M_requests_that_do_not_come_in_whole_find_no_more_room_at_last() {
     let world = World::start();
     let pid = Pid::from_raw(world.pid()).unwrap();
     let (mut small, mut other) = (world.client(201, "a"), world.client(202, "b"));
@@ -54,7 +54,7 @@ fn requests_that_do_not_come_in_whole_find_no_more_room_at_last() {
 }
 
 #[test]
-fn replies_that_nobody_takes_find_no_more_room_at_last() {
+fn abuse_M_replies_that_nobody_takes_find_no_more_room_at_last() {
     let world = World::start();
     let pid = world.pid();
     let mut small = world.client(201, "a");

@@ -21,7 +21,7 @@ fn goodbye_to(world: &World, bytes: &[u8]) -> (u32, String) {
 }
 
 #[test]
-fn broken_frames_end_their_connection_and_say_why() {
+fn abuse_M_broken_frames_end_their_connection_and_say_why() {
     let world = World::start();
     let mut other = world.client(1, "a");
     let mut flipped = frame(kind::REQUEST, 0, 1, b"body");
@@ -45,7 +45,7 @@ fn broken_frames_end_their_connection_and_say_why() {
 }
 
 #[test]
-fn broken_hellos_are_refused() {
+fn abuse_M_broken_hellos_are_refused() {
     let world = World::start();
     let refused = |bytes: &[u8]| {
         let mut client = world.connect();
@@ -97,32 +97,32 @@ fn stopped_by(body: &[u8], text: &str) {
 }
 
 #[test]
-fn a_module_that_spins_is_stopped() {
+fn abuse_M_a_module_that_spins_is_stopped() {
     stopped_by(b"s", "the module was stopped: it computed for longer than its deadline");
 }
 
 #[test]
-fn a_module_that_grows_is_stopped() {
+fn abuse_M_a_module_that_grows_is_stopped() {
     stopped_by(b"g", "the module was stopped: it computed for longer than its deadline");
 }
 
 #[test]
-fn a_module_that_traps_is_replaced() {
+fn abuse_M_a_module_that_traps_is_replaced() {
     stopped_by(b"t", "the module was stopped: it trapped");
 }
 
 #[test]
-fn a_module_that_calls_itself_for_ever_is_replaced() {
+fn abuse_M_a_module_that_calls_itself_for_ever_is_replaced() {
     stopped_by(b"r", "the module was stopped: it trapped");
 }
 
 #[test]
-fn a_module_that_gives_up_is_replaced() {
+fn abuse_M_a_module_that_gives_up_is_replaced() {
     stopped_by(b"e", "the module was stopped: it returned -5");
 }
 
 #[test]
-fn memory_has_a_limit() {
+fn abuse_M_memory_has_a_limit() {
     let world = World::start();
     let mut client = world.client(1, "a");
     let pages = client.ask(1, b"m123");
@@ -130,7 +130,7 @@ fn memory_has_a_limit() {
 }
 
 #[test]
-fn a_second_reply_is_none() {
+fn abuse_M_a_second_reply_is_none() {
     let world = World::start();
     let mut client = world.client(1, "a");
     assert_eq!(client.ask(1, b"x"), b"x");
@@ -138,7 +138,7 @@ fn a_second_reply_is_none() {
 }
 
 #[test]
-fn files_have_a_limit() {
+fn abuse_M_files_have_a_limit() {
     let world = World::start();
     let mut client = world.client(1, "a");
     let mut body = vec![b'd'; 400 << 10];
@@ -151,7 +151,7 @@ fn files_have_a_limit() {
 }
 
 #[test]
-fn a_killed_process_is_replaced_and_what_was_durable_is_there() {
+fn abuse_X_a_killed_process_is_replaced_and_what_was_durable_is_there() {
     let world = World::start();
     let mut len = 0;
     for round in 1..=5u64 {
@@ -186,7 +186,7 @@ fn a_module_that_cannot_start_says_so() {
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_up_nobody() {
+fn abuse_M_a_client_that_does_not_read_holds_up_nobody() {
     let world = World::start();
     let (mut deaf, mut other) = (world.client(1, "a"), world.client(2, "a"));
     let body = vec![b'z'; 1 << 20];
@@ -204,7 +204,7 @@ fn a_client_that_does_not_read_holds_up_nobody() {
 }
 
 #[test]
-fn who_has_computed_more_than_its_share_rests_and_others_do_not() {
+fn abuse_M_who_has_computed_more_than_its_share_rests_and_others_do_not() {
     let folder = tempfile::tempdir().unwrap();
     let a = ModuleConfig { cpu_percent: 10, ..write(folder.path(), "a", MODULE) };
     let b = write(folder.path(), "b", MODULE);

@@ -1,6 +1,6 @@
 //! Processes of modules, as the daemon starts them: real processes, real confinement, modules written for
 //! the test.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, non_snake_case)]
 
 mod calls;
 mod client;

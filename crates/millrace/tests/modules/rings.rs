@@ -128,7 +128,7 @@ fn whoever_must_have_one_reaches_nothing_without() {
 }
 
 #[test]
-fn a_region_that_a_guest_destroys_harms_nobody_else() {
+fn abuse_M_a_region_that_a_guest_destroys_harms_nobody_else() {
     let world = World::by_ring();
     for (id, off) in [(1, TO_HOST.tail_off), (2, TO_CLIENT.head_off)] {
         let (mut bad, mut other) = (world.client(id, "a"), world.by_socket(100 + id).unwrap());

@@ -123,7 +123,7 @@ fn a_client_that_connects_again_ends_its_old_connection() {
 }
 
 #[test]
-fn modules_and_vms_have_folders_of_their_own() {
+fn abuse_M_modules_and_vms_have_folders_of_their_own() {
     let world = World::start();
     let neighbour = world.neighbour();
     for (seq, world) in [&world, &neighbour].into_iter().enumerate() {
@@ -139,7 +139,7 @@ fn modules_and_vms_have_folders_of_their_own() {
 }
 
 #[test]
-fn modules_are_replaced_while_they_serve() {
+fn abuse_M_modules_are_replaced_while_they_serve() {
     let world = World::start();
     let before = world.pid();
     let mut client = world.client(1, "a");

@@ -56,7 +56,7 @@ fn a_module_that_could_not_start_is_tried_again() {
 }
 
 #[test]
-fn modules_that_do_not_start_leave_the_old_ones() {
+fn abuse_M_modules_that_do_not_start_leave_the_old_ones() {
     let world = World::start();
     let mut client = world.client(1, "a");
     client.ask(1, b"done once");
@@ -92,7 +92,7 @@ fn a_process_that_ends_in_front_of_its_folders_leaves_the_old_one_running() {
 
 /// It takes as long as a process is given to end.
 #[test]
-fn a_process_that_hangs_is_killed_and_replaced() {
+fn abuse_M_a_process_that_hangs_is_killed_and_replaced() {
     let world = World::start();
     let mut client = world.client(1, "a");
     assert_eq!(client.ask(1, b"d234"), 0u64.to_le_bytes());
@@ -105,7 +105,7 @@ fn a_process_that_hangs_is_killed_and_replaced() {
 }
 
 #[test]
-fn what_a_process_writes_is_bounded() {
+fn abuse_M_what_a_process_writes_is_bounded() {
     let script =
         "i=0; while [ $i -lt 1000 ]; do echo much to say >&2; i=$((i+1)); done; exec \"$@\"";
     let shell = ["sh", "-c", script, "sh"].map(String::from).to_vec();

@@ -187,7 +187,8 @@ fn be_hostile(world: &World, guest: &Guest, until: Instant) -> (u64, u64) {
 }
 
 #[test]
-fn abuse_a_hostile_member_spoils_only_its_own_traffic() {
+#[allow(non_snake_case)]
+fn abuse_I_a_hostile_member_spoils_only_its_own_traffic() {
     let _alone = alone();
     // QEMU 7.2, emulating two CPUs, has hung and ended by itself here: not where each change is tested.
     let soak = std::env::var_os("MILLRACE_SOAK").is_some();

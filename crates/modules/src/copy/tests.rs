@@ -1,4 +1,5 @@
 //! Copies of files that are written, renamed and removed meanwhile.
+#![allow(non_snake_case)]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -341,7 +342,7 @@ fn a_file_that_is_renamed_before_it_is_opened_is_copied_all_the_same() {
 }
 
 #[test]
-fn a_process_that_lies_about_extents_is_not_believed() {
+fn abuse_M_a_process_that_lies_about_extents_is_not_believed() {
     struct Lies(Vec<Extent>, std::path::PathBuf);
     impl Steps for Lies {
         fn step(&mut self, step: CopyStep) -> Result<Written, String> {

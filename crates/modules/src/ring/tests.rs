@@ -1,3 +1,5 @@
+#![allow(non_snake_case)]
+
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -203,7 +205,7 @@ fn no_bell_is_lost() {
 
 proptest! {
     #[test]
-    fn whatever_a_guest_writes_the_host_stays_within_its_ring(
+    fn abuse_M_whatever_a_guest_writes_the_host_stays_within_its_ring(
         bytes in proptest::collection::vec(any::<u8>(), 0..900)
     ) {
         let _ = crate::fuzzing::Shared::new().unwrap().ring(&bytes);

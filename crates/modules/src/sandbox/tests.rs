@@ -1,3 +1,5 @@
+#![allow(non_snake_case)]
+
 use super::*;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
@@ -87,7 +89,7 @@ fn attempt(what: &str, folder: &Path, fd: &std::fs::File) -> bool {
 }
 
 #[test]
-fn only_what_is_its_own_can_be_had() {
+fn abuse_M_only_what_is_its_own_can_be_had() {
     let all = tempfile::tempdir().unwrap();
     let folder = all.path().join("own");
     std::fs::create_dir(&folder).unwrap();
