@@ -293,7 +293,7 @@ fn abuse_D1_the_first_sector_is_copied_once() {
 }
 
 #[test]
-fn abuse_R4_a_large_one_leaves_turns_to_others() {
+fn abuse_R10_a_large_one_leaves_turns_to_others() {
     for layout in BOTH {
         let mut bench = Bench::new(layout, true);
         let large = bench.rig.send(kind::OUT, 0, &sectors(TAG, 0, 8 << 20));

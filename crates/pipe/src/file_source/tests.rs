@@ -1,3 +1,5 @@
+#![allow(non_snake_case)]
+
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -100,7 +102,7 @@ proptest! {
 }
 
 #[test]
-fn abuse_bad_extents_are_refused_with_the_reason() {
+fn abuse_C4_bad_extents_are_refused_with_the_reason() {
     let refused = |extents: Vec<(u64, u64)>, len_bytes| {
         let (image, _) = disk();
         FileSource::new(image, DISK_BYTES as u64, extents, len_bytes).unwrap_err().to_string()

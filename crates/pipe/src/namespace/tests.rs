@@ -1,4 +1,5 @@
 //! Against the kernel; needs root.
+#![allow(non_snake_case)]
 
 use std::net::{TcpListener, TcpStream, UdpSocket};
 
@@ -104,7 +105,7 @@ fn addresses_that_no_guest_can_have_are_refused() {
 /// Whatever a socket in there connects to, it does not get to the host's sockets: the packets come
 /// out of the TAP.
 #[test]
-fn abuse_the_host_is_not_reachable() {
+fn abuse_I_the_host_is_not_reachable() {
     let (namespace, mut tap) = namespace();
     let local = "10.7.0.2".parse().unwrap();
     namespace.add_address(local).unwrap();
@@ -135,7 +136,7 @@ fn abuse_the_host_is_not_reachable() {
 
 /// A frame for another address than the namespace's goes nowhere, not even back.
 #[test]
-fn abuse_nothing_is_passed_on() {
+fn abuse_I_nothing_is_passed_on() {
     let (namespace, mut tap) = namespace();
     let local: IpAddr = "10.7.0.2".parse().unwrap();
     namespace.add_address(local).unwrap();

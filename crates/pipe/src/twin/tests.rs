@@ -1,4 +1,5 @@
 //! Against the kernel; needs root. The peer is played by hand, at the TAP.
+#![allow(non_snake_case)]
 
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
@@ -406,7 +407,7 @@ fn the_first_congestion_window_is_near_the_guests() {
 
 /// A guest names what it likes; only what is there already is used, and nothing is loaded.
 #[test]
-fn abuse_unknown_congestion_controls_are_ignored() {
+fn abuse_P7_unknown_congestion_controls_are_ignored() {
     let bed = bed(V4);
     for (port, (name, used)) in (4000..).zip([
         (*b"reno\0\0\0\0\0\0\0\0\0\0\0\0", Some("reno")),
