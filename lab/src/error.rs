@@ -131,10 +131,12 @@ impl LabError {
 
 #[cfg(test)]
 mod tests {
+    #![allow(non_snake_case)]
+
     use super::*;
 
     #[test]
-    fn the_emulators_own_faults_are_known() {
+    fn abuse_G2_the_emulators_own_faults_are_known() {
         let death = |why: &str, stderr: &str| LabError::GuestDied {
             name: "a".into(),
             why: why.into(),

@@ -223,7 +223,7 @@ fn in_order(trace: &str, wanted: &[&str]) -> bool {
 }
 
 #[test]
-fn what_was_changed_at_run_time_is_durable_before_the_answer() {
+fn abuse_D5_what_was_changed_at_run_time_is_durable_before_the_answer() {
     let place = Place::new("[[vm]]\nname='a'\n");
     let daemon = place.start();
     let disk = json!({"disk": {"name": "d", "format": "null", "size": "1MiB"}});

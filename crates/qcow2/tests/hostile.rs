@@ -1,7 +1,7 @@
 //! Images made to do harm, one fault each: what is refused stays as it is, nothing is taken without
 //! bound, and a layer's damage is not another's.
 
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -34,7 +34,7 @@ fn is_corrupt(store: &Recorder) -> bool {
 /// Q5. A cluster that is referred to more often than a refcount can say is found in the second
 /// block, after a count in the first was found to be too low.
 #[test]
-fn what_cannot_be_mended_is_not_mended_in_part() {
+fn abuse_Q5_what_cannot_be_mended_is_not_mended_in_part() {
     let dir = tempfile::tempdir().unwrap();
     let options = "refcount_bits=1,cluster_size=512";
     let mut bytes = sample::image(dir.path(), options, "4M", &["write -P 1 0 4M"]);
@@ -161,7 +161,7 @@ fn a_table_that_many_entries_point_at_is_read_once() {
 /// An L1 table, without a count, where the refcount table's reach ends: a larger table would go
 /// there.
 #[test]
-fn a_larger_refcount_table_goes_over_no_table() {
+fn abuse_Q4_a_larger_refcount_table_goes_over_no_table() {
     let dir = tempfile::tempdir().unwrap();
     let options = "refcount_bits=64,cluster_size=512";
     let mut bytes = sample::image(dir.path(), options, "4M", &["write -P 1 0 1M"]);
@@ -334,7 +334,7 @@ fn an_image_on_a_device_grows() {
 
 /// Places near the end of what 64 bits can say.
 #[test]
-fn numbers_that_overflow_are_damage() {
+fn abuse_Q3_numbers_that_overflow_are_damage() {
     let dir = tempfile::tempdir().unwrap();
     for options in ["cluster_size=512", "compat=0.10"] {
         let mut bytes = sample::image(dir.path(), options, "1M", &["write 0 64k"]);
@@ -446,7 +446,7 @@ fn an_image_that_was_written_is_closed_without_leaks() {
 
 /// Entries of L2 tables that point at tables: Q4.
 #[test]
-fn no_write_goes_where_tables_are() {
+fn abuse_Q4_no_write_goes_where_tables_are() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
     let table = get_u64(&bytes, at::REFCOUNT_TABLE);
@@ -476,7 +476,7 @@ fn no_write_goes_where_tables_are() {
 
 /// Compressed clusters that are where tables are: to free them would be to free the tables.
 #[test]
-fn no_table_is_freed_with_a_compressed_cluster() {
+fn abuse_Q4_no_table_is_freed_with_a_compressed_cluster() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 1M"]);
     let (refcounts, l2) = (get_u64(&bytes, at::REFCOUNT_TABLE), sample::l2_table(&bytes, 0));
@@ -513,7 +513,7 @@ fn no_table_is_freed_with_a_compressed_cluster() {
 
 /// A cluster of data that is not counted as used may become a table at any time.
 #[test]
-fn no_write_goes_where_nothing_is_counted() {
+fn abuse_Q4_no_write_goes_where_nothing_is_counted() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = sample::image(dir.path(), "", "1M", &["write -P 9 0 128k"]);
     let block = get_u64(&bytes, get_u64(&bytes, at::REFCOUNT_TABLE)) & OFFSET;
@@ -532,7 +532,7 @@ fn no_write_goes_where_nothing_is_counted() {
 
 /// As above, and it has become a table before the first write: its count is right by now.
 #[test]
-fn no_write_goes_where_a_table_has_come() {
+fn abuse_Q4_no_write_goes_where_a_table_has_come() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = sample::image(dir.path(), "cluster_size=512", "8M", &["write -P 9 0 8k"]);
     let block = get_u64(&bytes, get_u64(&bytes, at::REFCOUNT_TABLE)) & OFFSET;

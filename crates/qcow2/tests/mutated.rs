@@ -4,7 +4,7 @@
 //!
 //! `MILLRACE_IMAGES` is their number (200; 5,000 in a soak run), `MILLRACE_SEED` the first seed.
 
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -108,7 +108,7 @@ impl Original {
 }
 
 #[test]
-fn a_mutated_image_does_no_harm_and_is_read_as_qemu_reads_it() {
+fn abuse_Q3_a_mutated_image_does_no_harm_and_is_read_as_qemu_reads_it() {
     let soak = std::env::var_os("MILLRACE_SOAK").is_some();
     let count = number("MILLRACE_IMAGES", if soak { 5000 } else { 200 });
     let first = number("MILLRACE_SEED", 1);

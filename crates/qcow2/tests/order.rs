@@ -1,7 +1,7 @@
 //! The order in which an image's file changes, rule by rule, seen in the events themselves. The
 //! tests of deaths find most breaks of it; here are those that a second rule would hide.
 
-#![allow(clippy::unwrap_used)]
+#![allow(non_snake_case, clippy::unwrap_used)]
 
 mod common;
 
@@ -99,7 +99,7 @@ fn a_freed_cluster_stays_while_somebody_who_saw_it_is_at_work() {
 
 /// Free clusters that hold something, as a power cut may leave them: enough for a whole reserve.
 #[test]
-fn a_free_cluster_is_zeroed_counted_and_synced_before_it_is_used() {
+fn abuse_Q1_a_free_cluster_is_zeroed_counted_and_synced_before_it_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = sample::image(dir.path(), "", "4M", &["write -P 9 0 4M"]);
     let host = host_of(&bytes, 3);
@@ -121,7 +121,7 @@ fn a_free_cluster_is_zeroed_counted_and_synced_before_it_is_used() {
 
 /// Nothing tells QEMU that an image of version 2 was not closed.
 #[test]
-fn in_version_2_a_count_is_durable_before_an_entry_needs_it() {
+fn abuse_Q1_in_version_2_a_count_is_durable_before_an_entry_needs_it() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = sample::image(dir.path(), "compat=0.10", "1M", &["write -P 9 0 64k"]);
     let (entry, free) = (l2_table(&bytes, 0) + 8, bytes.len());
@@ -140,7 +140,7 @@ fn in_version_2_a_count_is_durable_before_an_entry_needs_it() {
 
 /// The same for a new block of counts, which the table refers to.
 #[test]
-fn in_version_2_a_block_of_counts_is_durable_before_the_table_has_it() {
+fn abuse_Q1_in_version_2_a_block_of_counts_is_durable_before_the_table_has_it() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = sample::image(dir.path(), "compat=0.10,cluster_size=512", "1M", &[]);
     let table = get_u64(&bytes, at::REFCOUNT_TABLE);

@@ -99,7 +99,7 @@ fn abuse_V6_refusals_in_a_loop_are_few_lines() {
 }
 
 #[test]
-fn V7_a_session_that_panics_ends_alone() {
+fn abuse_V7_a_session_that_panics_ends_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("port.sock");
     let device = FakeDevice::new(DeviceKind::Net, 2);

@@ -190,7 +190,7 @@ fn abuse_N1_a_front_end_that_leaves_again_and_again_is_told_of_with_the_likely_r
 }
 
 #[test]
-fn bits_that_a_vmm_adds_by_itself_are_ignored() {
+fn abuse_N3_bits_that_a_vmm_adds_by_itself_are_ignored() {
     let (device, _server, front) = simple(DeviceKind::Net);
     front.hello(BASIC);
     let more = BASIC | feature::HARMLESS | feature::NET_MAC;
@@ -300,7 +300,7 @@ fn config_changes_reach_the_vmm() {
 /// Whoever wants the VMM told hears that it was not: of a channel that nobody reads, and of one that is gone.
 #[test]
 #[allow(non_snake_case)]
-fn abuse_B5_V15_a_config_change_that_is_not_sent_is_an_error() {
+fn abuse_V15_B5_a_config_change_that_is_not_sent_is_an_error() {
     let (device, _server, front) = simple(DeviceKind::Block);
     front.hello(BASIC);
     let (ours, theirs) = pair();

@@ -347,7 +347,8 @@ fn room(path: &Path) -> u64 {
 }
 
 #[test]
-fn discards_and_zeroes_give_the_host_its_room_back() {
+#[allow(non_snake_case)]
+fn abuse_Q7_discards_and_zeroes_give_the_host_its_room_back() {
     let dirs = dirs();
     for (n, (options, zeroes)) in
         [("compat=1.1", false), ("compat=0.10", false), ("compat=1.1", true)]

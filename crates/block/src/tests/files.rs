@@ -149,7 +149,7 @@ fn odd_files(len_bytes: usize) -> Vec<(tempfile::NamedTempFile, bool)> {
 }
 
 #[test]
-fn a_file_that_ends_within_a_block_is_padded() {
+fn abuse_Q8_a_file_that_ends_within_a_block_is_padded() {
     for (len, block_size) in
         [((1_usize << 20) + 300, 512_usize), (300, 512), ((1 << 20) + 300, 4096), (1, 4096)]
     {
@@ -213,7 +213,7 @@ fn a_resize_counts_whole_blocks_too() {
 }
 
 #[test]
-fn an_empty_file_is_refused_by_name() {
+fn abuse_Q8_an_empty_file_is_refused_by_name() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for read_only in [false, true] {
         let text = open(file.path(), read_only).unwrap_err().to_string();
@@ -256,7 +256,7 @@ impl Drop for LargeSectors {
 }
 
 #[test]
-fn auto_takes_the_blocks_that_direct_io_asks_for_and_never_others_than_the_guests() {
+fn abuse_B6_auto_takes_the_blocks_that_direct_io_asks_for_and_never_others_than_the_guests() {
     let Some(large) = LargeSectors::mount() else {
         eprintln!("not run: no loop device of 4 KiB sectors to be had");
         return;

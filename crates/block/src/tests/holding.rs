@@ -48,7 +48,7 @@ fn write(rig: &mut Rig, sector: u64, fill: u8) -> Offered {
 }
 
 #[test]
-fn a_write_without_space_waits_and_goes_on_by_itself_when_there_is_some() {
+fn abuse_B4_a_write_without_space_waits_and_goes_on_by_itself_when_there_is_some() {
     for layout in BOTH {
         let (mut rig, disk) = rig(layout, holding(OnError::Enospc));
         disk.state().full = Some(libc::ENOSPC);
@@ -327,7 +327,7 @@ fn a_port_says_what_it_holds_goes_on_by_command_and_stops_at_once() {
 }
 
 #[test]
-fn a_guest_waits_while_its_images_file_system_is_full() {
+fn abuse_B4_a_guest_waits_while_its_images_file_system_is_full() {
     let Some(small) = SmallDisk::mount() else {
         eprintln!("not run: mounting a tmpfs needs root");
         return;

@@ -178,7 +178,7 @@ fn is_lock_error(text: &str) -> bool {
 }
 
 #[test]
-fn whoever_comes_beside_us_is_admitted_as_beside_qemu() {
+fn abuse_Q6_whoever_comes_beside_us_is_admitted_as_beside_qemu() {
     let images = Images::new();
     let peers = peers(&images);
     let all = |holder: &str| {
@@ -213,7 +213,7 @@ fn whoever_comes_beside_us_is_admitted_as_beside_qemu() {
 }
 
 #[test]
-fn we_are_admitted_beside_others_as_qemu_is() {
+fn abuse_Q6_we_are_admitted_beside_others_as_qemu_is() {
     let images = Images::new();
     let mut admitted = 0;
     for (name, start) in peers(&images) {
@@ -231,7 +231,7 @@ fn we_are_admitted_beside_others_as_qemu_is() {
 }
 
 #[test]
-fn two_of_ours_are_admitted_as_two_qemus_are() {
+fn abuse_Q6_two_of_ours_are_admitted_as_two_qemus_are() {
     let images = Images::new();
     for first in ROLES {
         for second in ROLES {

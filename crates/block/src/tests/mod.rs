@@ -13,10 +13,12 @@ mod durability;
 mod files;
 #[allow(non_snake_case)]
 mod flushes;
+#[allow(non_snake_case)]
 mod holding;
 #[allow(non_snake_case)]
 mod in_place;
 mod latency;
+#[allow(non_snake_case)]
 mod locks;
 #[allow(non_snake_case)]
 mod long_chains;

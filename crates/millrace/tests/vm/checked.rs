@@ -2,6 +2,8 @@
 //! guest and not in the image. `lab/fsx` does the operations in the guest. `make soak` runs every format
 //! with every file system.
 
+#![allow(non_snake_case)]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -292,19 +294,19 @@ fn no_byte_is_wrong(case: Case, span: Span) {
 }
 
 #[test]
-fn raw_with_ext4_keeps_every_byte_over_kills() {
+fn abuse_D0_raw_with_ext4_keeps_every_byte_over_kills() {
     let case = Case { format: Format::Raw, on: On::Ext4, vcpus: 2, seed: 1 };
     no_byte_is_wrong(case, Span::Short { kills: 4 });
 }
 
 #[test]
-fn qcow2_keeps_every_byte_over_kills() {
+fn abuse_D0_qcow2_keeps_every_byte_over_kills() {
     let case = Case { format: Format::Qcow2, on: On::Device, vcpus: 1, seed: 2 };
     no_byte_is_wrong(case, Span::Short { kills: 4 });
 }
 
 #[test]
-fn qcow2_on_a_backing_file_with_xfs_keeps_every_byte_over_kills() {
+fn abuse_D0_qcow2_on_a_backing_file_with_xfs_keeps_every_byte_over_kills() {
     let case = Case { format: Format::Qcow2OnQcow2, on: On::Xfs, vcpus: 2, seed: 3 };
     no_byte_is_wrong(case, Span::Short { kills: 4 });
 }

@@ -1,5 +1,7 @@
 //! A copy of a database's tables in which transactions are prepared: who ends them, and how, once it is put back.
 
+#![allow(non_snake_case)]
+
 use lab::mariadb::{CLIENT, LOG, MariaDb};
 use lab::{Guest, Lab};
 
@@ -40,7 +42,7 @@ fn ids(guest: &Guest) -> String {
 }
 
 #[test]
-fn prepared_transactions_of_a_copy_end_as_the_log_says_or_as_is_decided() {
+fn abuse_S8_prepared_transactions_of_a_copy_end_as_the_log_says_or_as_is_decided() {
     let _beside = beside_others();
     let (lab, state) = (Lab::new().unwrap(), tempfile::tempdir().unwrap());
     let daemon = host(&lab, state.path(), &["a"]);

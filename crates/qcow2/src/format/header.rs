@@ -433,6 +433,8 @@ fn bitmaps(data: &[u8]) -> Result<Bitmaps, Error> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(non_snake_case)]
+
     use super::*;
 
     /// Place, value and length.
@@ -531,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_is_refused_beyond_its_limit_by_name() {
+    fn abuse_Q10_every_field_is_refused_beyond_its_limit_by_name() {
         let all: [(&str, &[Field]); 32] = [
             ("not a qcow2 image", &[(0, 0x5146_49fa, 4)]),
             ("version 1;", &[(4, 1, 4)]),
@@ -617,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_features_are_named_as_the_image_names_them() {
+    fn abuse_Q9_unknown_features_are_named_as_the_image_names_them() {
         let mut names = [0; 96];
         names[..13].copy_from_slice(b"\0\x05time\ttravel");
         // A compatible feature's name is not that of an incompatible one.
