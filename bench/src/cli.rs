@@ -16,6 +16,7 @@ use crate::progress::Progress;
 use crate::report::{self, Context};
 use crate::results::Results;
 use crate::runner::{Outcome, Plan, compare};
+use crate::summary;
 use crate::table::{self, Section};
 
 mod channels;
@@ -90,14 +91,27 @@ enum Command {
         from: PathBuf,
         /// Document whose part between `<!-- bench:SECTION -->` and `<!-- /bench:SECTION -->` is
         /// rewritten.
-        #[arg(long)]
-        readme: Option<PathBuf>,
+        #[arg(long, alias = "readme")]
+        document: Option<PathBuf>,
         /// Which section, and so which kind of table.
         #[arg(long, value_enum, default_value_t = Section::Demo)]
         section: Section,
         /// Print Markdown.
         #[arg(long)]
         markdown: bool,
+    },
+    /// Write the README's summary and its plot from the tables of the document of results.
+    Summary {
+        /// Document with the tables.
+        #[arg(long, default_value = "docs/results.md")]
+        results: PathBuf,
+        /// Document whose part between `<!-- bench:summary -->` and `<!-- /bench:summary -->` is
+        /// rewritten.
+        #[arg(long, default_value = "README.md")]
+        readme: PathBuf,
+        /// Plot to write.
+        #[arg(long, default_value = "docs/results.svg")]
+        plot: PathBuf,
     },
 }
 
@@ -159,8 +173,11 @@ pub fn main() -> ExitCode {
         Command::Modules(args) => modules::run(&args),
         Command::Tap(args) => peers::tap(&args).map(|()| 0),
         Command::VirtioUser(args) => peers::virtio_user(&args).map(|()| 0),
-        Command::Table { from, readme, section, markdown } => {
-            print_table(&from, readme.as_deref(), section, markdown).map(|()| 0)
+        Command::Table { from, document, section, markdown } => {
+            print_table(&from, document.as_deref(), section, markdown).map(|()| 0)
+        }
+        Command::Summary { results, readme, plot } => {
+            summary::write(&results, &readme, &plot).map(|()| 0)
         }
     };
     match done {
@@ -174,7 +191,7 @@ pub fn main() -> ExitCode {
 
 fn print_table(
     from: &Path,
-    readme: Option<&Path>,
+    document: Option<&Path>,
     section: Section,
     markdown: bool,
 ) -> Result<(), BenchError> {
@@ -188,7 +205,7 @@ fn print_table(
             (section.markdown(&results), table::terminal(section, &results))
         }
     };
-    match readme {
+    match document {
         Some(path) => table::rewrite_file(path, section, &text)?,
         None if markdown => print!("{text}"),
         None => print!("{plain}"),

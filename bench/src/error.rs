@@ -33,6 +33,21 @@ pub enum BenchError {
         /// Second marker.
         end: &'static str,
     },
+    /// A table has no row of a comparison that the summary shows.
+    #[error(
+        "{path}: no row `{case}` against {peer} below `{section}`, as `bench table --document` writes it",
+        path = path.display()
+    )]
+    NoTableRow {
+        /// The document.
+        path: PathBuf,
+        /// First marker of the table.
+        section: &'static str,
+        /// Case name.
+        case: &'static str,
+        /// The peer's name.
+        peer: &'static str,
+    },
     /// A round gave a number that no ratio can be made of.
     #[error("{case}, round {round}, {side}: measured {value}, which is no rate above zero")]
     Value {

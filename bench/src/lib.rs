@@ -57,6 +57,7 @@ pub mod shares;
 pub mod spinner;
 pub mod stats;
 pub mod steal;
+pub mod summary;
 pub mod svg;
 pub mod table;
 

@@ -102,7 +102,7 @@ impl Canvas {
 }
 
 /// Distance between grid lines: 1, 2 or 5 times a power of ten, at most eight lines.
-fn grid_step(most: f64) -> f64 {
+pub(crate) fn grid_step(most: f64) -> f64 {
     let mut step = 10f64.powf((most / 8.0).log10().floor());
     for factor in [2.0, 2.5, 2.0] {
         if most / step <= 8.0 {
@@ -150,7 +150,7 @@ pub fn ratios(results: &Results) -> String {
     c.finish(height, "Ratio of Millrace to its peer for each case")
 }
 
-fn trimmed(v: f64) -> String {
+pub(crate) fn trimmed(v: f64) -> String {
     let text = format!("{v:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }

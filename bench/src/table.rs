@@ -12,6 +12,8 @@ pub enum Section {
     Demo,
     /// The same with `bench:peers`: a line for each case with all of its peers; of qcow2 rates only.
     Peers,
+    /// The same with `bench:qcow2`, for a run of `peers` with the rows of images alone.
+    Qcow2,
     /// The same with `bench:consolidate`: a line for each value.
     Consolidate,
     /// The same with `bench:events`, in a form of its own ([`crate::events::output`]).
@@ -34,6 +36,7 @@ impl Section {
         match self {
             Section::Demo => "<!-- bench:demo -->",
             Section::Peers => "<!-- bench:peers -->",
+            Section::Qcow2 => "<!-- bench:qcow2 -->",
             Section::Consolidate => "<!-- bench:consolidate -->",
             Section::Events => "<!-- bench:events -->",
             Section::Shares => "<!-- bench:shares -->",
@@ -49,6 +52,7 @@ impl Section {
         match self {
             Section::Demo => "<!-- /bench:demo -->",
             Section::Peers => "<!-- /bench:peers -->",
+            Section::Qcow2 => "<!-- /bench:qcow2 -->",
             Section::Consolidate => "<!-- /bench:consolidate -->",
             Section::Events => "<!-- /bench:events -->",
             Section::Shares => "<!-- /bench:shares -->",
@@ -210,7 +214,9 @@ pub fn by_case(section: Section, results: &Results) -> String {
     );
     let listed = |r: &&Row| match section {
         Section::Channels => !r.case.ends_with("_p50") && !r.case.ends_with("_p99"),
-        Section::Peers => !(r.case.starts_with("qcow2_") && r.case.ends_with("_p99")),
+        Section::Peers | Section::Qcow2 => {
+            !(r.case.starts_with("qcow2_") && r.case.ends_with("_p99"))
+        }
         Section::Modules => r.case.starts_with("insert_") || r.case.ends_with("_durable"),
         _ => true,
     };
@@ -315,13 +321,23 @@ pub fn terminal(section: Section, results: &Results) -> String {
 /// Puts the table between the section's markers in `document`; the markers stay. `None` without
 /// markers.
 pub fn replace(document: &str, section: Section, table: &str) -> Option<String> {
+    replace_between(document, section.begin(), section.end(), table)
+}
+
+/// Puts the table between two marker lines in `document`; a second `first` ends it as well.
+pub(crate) fn replace_between(
+    document: &str,
+    first: &str,
+    last: &str,
+    table: &str,
+) -> Option<String> {
     let is = |line: &str, marker: &str| line.trim() == marker;
     let mut offset = 0;
     let mut begin = None;
     for line in document.split_inclusive('\n') {
         match begin {
-            None if is(line, section.begin()) => begin = Some(offset + line.len()),
-            Some(start) if is(line, section.end()) || is(line, section.begin()) => {
+            None if is(line, first) => begin = Some(offset + line.len()),
+            Some(start) if is(line, last) || is(line, first) => {
                 let head = document[..start].trim_end_matches('\n');
                 let tail = &document[offset..];
                 return Some(format!("{head}\n{}\n{tail}", table.trim_end()));
@@ -335,11 +351,21 @@ pub fn replace(document: &str, section: Section, table: &str) -> Option<String> 
 
 /// Rewrites the section of the file at `path`.
 pub fn rewrite_file(path: &Path, section: Section, table: &str) -> Result<(), BenchError> {
+    rewrite_between(path, section.begin(), section.end(), table)
+}
+
+/// Rewrites what is between two marker lines of the file at `path`.
+pub(crate) fn rewrite_between(
+    path: &Path,
+    begin: &'static str,
+    end: &'static str,
+    table: &str,
+) -> Result<(), BenchError> {
     let old = std::fs::read_to_string(path).map_err(|e| BenchError::file("read", path, e))?;
-    let new = replace(&old, section, table).ok_or_else(|| BenchError::Markers {
+    let new = replace_between(&old, begin, end, table).ok_or_else(|| BenchError::Markers {
         path: path.to_owned(),
-        begin: section.begin(),
-        end: section.end(),
+        begin,
+        end,
     })?;
     if new == old {
         return Ok(());

@@ -69,7 +69,7 @@ fn abuse_S8_prepared_transactions_of_a_copy_end_as_the_log_says_or_as_is_decided
     assert_eq!(ids(&guest), "1 2");
     stop(&guest);
 
-    // Without it somebody has to decide, as docs/operations.md says.
+    // Without it somebody has to decide, as docs/operate/modules.md says.
     restore(&client, "a", &copy);
     let said = refused(&server, &guest, &[SMALL]);
     assert!(said.contains("Found 1 prepared transactions!"), "{said}");
