@@ -14,11 +14,11 @@ pub const BEGIN: &str = "<!-- bench:summary -->";
 /// Second marker line of the summary.
 pub const END: &str = "<!-- /bench:summary -->";
 
-const LEFT: f64 = 330.0;
+const LEFT: f64 = 280.0;
 const RIGHT: f64 = 70.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 28.0;
-const ROW_HEIGHT: f64 = 44.0;
+const ROW_HEIGHT: f64 = 58.0;
 
 /// One comparison of the summary: where it stands in the tables, and how people call it.
 #[derive(Debug)]
@@ -147,7 +147,7 @@ fn svg(lines: &[Line]) -> String {
     let bottom = height - BOTTOM;
     let mut c = Canvas { body: String::new() };
     c.text(16.0, 26.0, "mr-text mr-title", "Millrace against a host without it");
-    c.text(16.0, 44.0, "mr-small", "ratio of medians of rounds; right is better; 1 is equal");
+    c.text(16.0, 44.0, "mr-small", "median of the rounds' own ratios; right is better; 1 is equal");
     let step = grid_step(most);
     let mut at = 0.0;
     while at <= most {
@@ -159,13 +159,14 @@ fn svg(lines: &[Line]) -> String {
     c.line((LEFT + scale, TOP - 6.0), (LEFT + scale, bottom), "mr-one");
     for (i, line) in lines.iter().enumerate() {
         let top = TOP + i as f64 * ROW_HEIGHT;
-        let mid = top + 20.0;
+        let mid = top + 26.0;
         let pick = line.pick;
-        c.text(LEFT - 12.0, mid - 3.0, "mr-text mr-end", pick.way);
-        let what = format!("{}; {}", pick.load, pick.against);
-        c.text(LEFT - 12.0, mid + 12.0, "mr-small mr-end", &what);
+        c.text(LEFT - 12.0, mid - 10.0, "mr-text mr-end", pick.way);
+        c.text(LEFT - 12.0, mid + 5.0, "mr-small mr-end", pick.load);
+        let against = format!("against {}", pick.against);
+        c.text(LEFT - 12.0, mid + 19.0, "mr-small mr-end", &against);
         let class = if line.ratio < 1.0 { "mr-bad" } else { "mr-good" };
-        c.bar((LEFT, top + 8.0), (line.ratio * scale, 24.0), class);
+        c.bar((LEFT, mid - 13.0), (line.ratio * scale, 26.0), class);
         c.text(
             LEFT + line.ratio * scale + 8.0,
             mid + 5.0,
