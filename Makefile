@@ -17,7 +17,7 @@ FSX_MINUTES ?= 20
 
 SIM = consolidate scale shares nodes sleep
 
-.PHONY: help prepare modules mariadb-plugin mariadb-suites build test lint unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz fuzz-short clean
+.PHONY: help prepare modules mariadb-plugin mariadb-suites build test lint tidy unit vm demo bench bench-sim bench-demo bench-peers bench-events bench-consolidate bench-shares bench-idle bench-pipes bench-channels bench-channels-programs bench-modules soak fuzz fuzz-short clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -121,6 +121,10 @@ lint: prepare
 	@# Fuzz targets have been looked at as fuzz/short and the module sql build them. As those of libFuzzer they are a
 	@# workspace of their own, of which nothing is built here.
 	cd fuzz && $(CARGO) tree --locked --depth 0 >/dev/null
+
+## make tidy              report of the tree's rules: circles of imports, lengths, comments, links (a test of make test)
+tidy: prepare
+	$(CARGO) run --quiet --locked -p millrace-tidy
 
 ## make unit              only the tests without VMs
 unit: prepare
