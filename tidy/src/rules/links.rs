@@ -1,9 +1,8 @@
 //! `links`: files of the tree that comments and Markdown name exist.
 //!
-//! Looked at are relative links of Markdown, and words such as `docs/…` in Markdown and in comments
-//! of Rust.
+//! Looked at are relative links of Markdown, and words such as `docs/…` in Markdown and comments.
 
-use crate::config::Config;
+use crate::config::{Config, is_under};
 use crate::facts::Facts;
 use crate::finding::Finding;
 use crate::packages::{join, parent};
@@ -16,7 +15,8 @@ pub const NAME: &str = "links";
 pub fn find(facts: &Facts, config: &Config, out: &mut Vec<Finding>) {
     let roots = &config.words.link_roots;
     let mut check = |file: &SourceFile, line: usize, path: &str| {
-        if !path.is_empty() && !facts.tree.paths.contains(path) {
+        let is_made = config.skip.iter().any(|made| is_under(path, made));
+        if !path.is_empty() && !is_made && !facts.tree.paths.contains(path) {
             let text = format!("`{path}` is not in the tree");
             out.push(Finding::new(NAME, &file.path, line, text));
         }
@@ -25,6 +25,13 @@ pub fn find(facts: &Facts, config: &Config, out: &mut Vec<Finding>) {
         for comment in &rust.text.comments {
             for path in paths(&comment.text, roots) {
                 check(file, comment.line, path);
+            }
+        }
+    }
+    for file in &facts.tree.files {
+        for (i, line) in file.text.lines().enumerate() {
+            for path in paths(comment_of(line, file.language), roots) {
+                check(file, i + 1, path);
             }
         }
     }
@@ -39,6 +46,17 @@ pub fn find(facts: &Facts, config: &Config, out: &mut Vec<Finding>) {
             }
         }
     }
+}
+
+/// Part of a line that is a comment, in languages other than Rust, as far as one line shows it.
+fn comment_of(line: &str, language: Language) -> &str {
+    let marks: &[&str] = match language {
+        Language::C if line.trim_start().starts_with('*') => return line,
+        Language::C => &["/*", "//"],
+        Language::Python | Language::Shell | Language::Toml => &["# "],
+        _ => return "",
+    };
+    marks.iter().find_map(|mark| line.find(mark).map(|at| &line[at..])).unwrap_or_default()
 }
 
 /// Relative targets of Markdown links, without their anchors.
@@ -86,6 +104,18 @@ mod tests {
                 "docs/a.md:1: `docs/b.md` is not in the tree",
                 "docs/a.md:1: `docs/i.md` is not in the tree",
             ]
+        );
+    }
+
+    #[test]
+    fn comments_of_other_languages_are_seen() {
+        let c = "/*\n * docs/gone.md\n */\nf(\"docs/gone.md\"); // docs/gone.md\n";
+        let shell = "#!/bin/sh\ncat docs/gone.md # docs/gone.md\n";
+        let seen = found(NAME, &[("docs/a.md", ""), ("b.c", c), ("c", shell)]);
+        let text = "`docs/gone.md` is not in the tree";
+        assert_eq!(
+            seen,
+            [format!("b.c:2: {text}"), format!("b.c:4: {text}"), format!("c:2: {text}")]
         );
     }
 
