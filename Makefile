@@ -14,6 +14,7 @@ NAME ?= peers
 FUZZ_SECONDS ?= 60
 FUZZ_SANITIZER ?= address
 FSX_MINUTES ?= 20
+DENY_VERSION = 0.20.2
 
 SIM = consolidate scale shares nodes sleep
 
@@ -111,7 +112,7 @@ mariadb-suites: mariadb-plugin modules
 	$(CARGO) build --locked -p millrace
 	./scripts/mariadb-suites
 
-## make lint              only format and lints
+## make lint              only format, lints, and rules for other people's crates (deny.toml)
 lint: prepare
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -121,6 +122,12 @@ lint: prepare
 	@# Fuzz targets have been looked at as fuzz/short and the module sql build them. As those of libFuzzer they are a
 	@# workspace of their own, of which nothing is built here.
 	cd fuzz && $(CARGO) tree --locked --depth 0 >/dev/null
+	@# Other people's crates: licences, sources, versions.
+	@$(CARGO) deny --version >/dev/null 2>&1 || \
+	    $(CARGO) install --quiet --locked --debug cargo-deny --version $(DENY_VERSION)
+	@for workspace in . modules fuzz; do \
+	    $(CARGO) deny --locked --manifest-path $$workspace/Cargo.toml --config $(CURDIR)/deny.toml \
+	        check --hide-inclusion-graph -A unmatched-skip bans licenses sources || exit 1; done
 
 ## make tidy              report of the tree's rules: circles of imports, lengths, comments, links (a test of make test)
 tidy: prepare
