@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::domain::{Timing, TrustDomain};
 use crate::error::ChannelError;
-use crate::member::{Member, MemberStage, PlugState, Reply, Waiter, answer};
+use crate::member::{Member, MemberStage, PlugState, Waiter, answer};
 use crate::member_report::ModuleState;
 
 impl TrustDomain {

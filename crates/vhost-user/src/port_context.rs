@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::counter::QueueStats;
 use base::event::Event;
-use queue::vring::PortHealth;
+use queue::health::PortHealth;
 
 use crate::device::Device;
 use crate::session_store::SessionStore;

@@ -28,7 +28,7 @@ impl Running {
         let end = stop.clone();
         let mut running = Self { dir, stop, thread: None };
         say(&running);
-        let thread = std::thread::spawn(move || while holder.turn(&end).unwrap() {});
+        let thread = std::thread::spawn(move || while holder.serve_event(&end).unwrap() {});
         running.thread = Some(thread);
         running
     }
